@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * A netmap program with no unetmap code, for the benchmarks preload-* and node-*:
+ * A netmap program with no unetmap code, for the benchmarks preload-*, node-* and vale-overload:
  *
  *	preload tx PORT CPU BATCH	sends packets of 60 bytes
- *	preload rx PORT CPU	receives; prints a line of JSON every 20 ms
+ *	preload rx PORT CPU [WORK]	receives; prints a line of JSON every 20 ms; counts to WORK for each packet
  *	preload ready PORT CPU	measures a poll of a ring with free slots
  *	preload poll CPU	measures poll of a file that is not netmap's,
  *			as programs call it, and of the C library alone
@@ -169,8 +169,18 @@ report(void *none)
 	return none;
 }
 
+/* Counts to work, as a program that computes something for each packet. */
 static void
-receive_all(struct nm_desc *d)
+count_to(uint32_t work)
+{
+	volatile uint32_t i;
+
+	for (i = 0; i < work; i++)
+		;
+}
+
+static void
+receive_all(struct nm_desc *d, uint32_t work)
 {
 	struct netmap_ring *ring = NETMAP_RXRING(d->nifp, 0);
 	pthread_t reporter;
@@ -187,8 +197,10 @@ receive_all(struct nm_desc *d)
 			struct netmap_slot *slot = &ring->slot[at], *end = slot + contiguous(ring, at, left);
 
 			left -= (uint32_t)(end - slot);
-			for (; slot < end; slot++)
+			for (; slot < end; slot++) {
 				bytes += slot->len;
+				count_to(work);
+			}
 			at = after(ring, end);
 		}
 		if (bytes != n * BYTES) {
@@ -278,9 +290,9 @@ main(int argc, char **argv)
 	if (argc == 5 && strcmp(argv[1], "tx") == 0) {
 		pin(argv[3]);
 		send_all(port(argv[2]), (uint32_t)atoi(argv[4]));
-	} else if (argc == 4 && strcmp(argv[1], "rx") == 0) {
+	} else if ((argc == 4 || argc == 5) && strcmp(argv[1], "rx") == 0) {
 		pin(argv[3]);
-		receive_all(port(argv[2]));
+		receive_all(port(argv[2]), argc == 5 ? (uint32_t)atoi(argv[4]) : 0);
 	} else if (argc == 4 && strcmp(argv[1], "ready") == 0) {
 		pin(argv[3]);
 		ready_polls(port(argv[2]));

@@ -44,6 +44,9 @@ pub enum Bench {
     Vale1Core,
     /// 60 B to 16 addresses behind four receivers.
     ValeFan,
+    /// The share of its best rate that a slow reader gets from a sender at full speed, with batches of 1, 8, 64 and
+    /// 512: a row each.
+    ValeOverload,
     /// The median round trip over a switch, busy-waiting and sleeping, against a pipe.
     ValeRtt,
     /// 60 B over a switch with 64 additional idle ports.
@@ -70,7 +73,7 @@ pub enum Bench {
 
 impl Bench {
     /// All benchmarks.
-    pub const ALL: [Bench; 36] = [
+    pub const ALL: [Bench; 37] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeOneCore,
@@ -88,6 +91,7 @@ impl Bench {
         Bench::Vale60Swap,
         Bench::Vale1Core,
         Bench::ValeFan,
+        Bench::ValeOverload,
         Bench::ValeRtt,
         Bench::ValeIdlePorts,
         Bench::NicTx,
@@ -129,6 +133,7 @@ impl Bench {
             Bench::Vale60Swap => "vale-60-swap",
             Bench::Vale1Core => "vale-1core",
             Bench::ValeFan => "vale-fan",
+            Bench::ValeOverload => "vale-overload",
             Bench::ValeRtt => "vale-rtt",
             Bench::ValeIdlePorts => "vale-idle-ports",
             Bench::NicTx => "nic-tx",
@@ -146,7 +151,7 @@ impl Bench {
 
     /// Returns true if the benchmark uses a switch, with a daemon of its own.
     pub(crate) fn is_vale(self) -> bool {
-        self.traffic().is_some() || matches!(self, Bench::ValeFan | Bench::ValeRtt)
+        self.traffic().is_some() || matches!(self, Bench::ValeFan | Bench::ValeOverload | Bench::ValeRtt)
     }
 
     /// Returns the stream over a switch, for the benchmarks that measure one stream.
@@ -164,7 +169,7 @@ impl Bench {
     /// Returns the slots of a switch port's rings, and of the second row with other rings, if there is one.
     pub(crate) fn slots(self) -> [u32; 2] {
         match self {
-            Bench::ValeRtt | Bench::Vale1500Copy => [DEFAULT_SLOTS, MAX_SLOTS],
+            Bench::ValeOverload | Bench::ValeRtt | Bench::Vale1500Copy => [DEFAULT_SLOTS, MAX_SLOTS],
             _ => [MAX_SLOTS, DEFAULT_SLOTS],
         }
     }

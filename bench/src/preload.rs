@@ -98,6 +98,11 @@ impl NetmapProgram {
     }
 
     fn start(&self, args: &[&str]) -> Result<Running, String> {
+        Running::start(format!("the netmap program ({})", args[0]), &mut self.command(args))
+    }
+
+    /// Returns the command that runs the program.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let program = self.folder.path().join("preload");
         let mut command = match &self.unetmap {
             Some(unetmap) => {
@@ -108,7 +113,7 @@ impl NetmapProgram {
             None => Command::new(program),
         };
         command.args(args);
-        Running::start(format!("the netmap program ({})", args[0]), &mut command)
+        command
     }
 }
 

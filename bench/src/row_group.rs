@@ -25,6 +25,8 @@ use crate::{Networks, Options, labels, note, one_core, rtt, session};
 const BATCHES: [u32; 5] = [1, 8, 64, 256, 512];
 /// The sender's batches of `preload-pipe`, packets.
 const FEW_BATCHES: [u32; 3] = [1, 64, 512];
+/// The sender's batches of `vale-overload`, packets.
+const OVERLOAD_BATCHES: [u32; 4] = [1, 8, 64, 512];
 /// Time that the built-in peer runs for one sample, the same as pkt-gen's.
 const PEER_TIMES: MeasureTimes =
     MeasureTimes { warm_up: Duration::from_millis(20), measure: Duration::from_millis(60) };
@@ -74,6 +76,7 @@ pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
         }
         Bench::PipeBatch => BATCHES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PreloadPipe => FEW_BATCHES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into(),
+        Bench::ValeOverload => OVERLOAD_BATCHES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PipeRtt | Bench::PipePing | Bench::ValeRtt => vec![group(bench.name().into(), 1)],
         Bench::Pcap => {
             let of = |task: PcapTask| RowGroup { task: Some(task), ..group(task.name().into(), 512) };
@@ -101,6 +104,7 @@ impl RowGroup {
             Bench::PreloadPoll => vec![row("", "ns"), row("-added", "ns")],
             Bench::HostTcp | Bench::HostRtt => host::rows(self.bench, &self.name),
             Bench::ValeRtt => vec![row("", "ns"), row("-asleep", "ns")],
+            Bench::ValeOverload => vec![row("", "%")],
             _ if self.measures_loss() => vec![row("", "Mpps"), row("-lost", "%")],
             Bench::Pcap if self.task == Some(PcapTask::Tcpdump) => vec![row("", "Mpps"), row("-arrived", "%")],
             _ => vec![row("", "Mpps")],
@@ -210,6 +214,10 @@ impl RowGroup {
             Bench::ValeFan => {
                 let switch = Switch::new(cores, self.slots)?;
                 Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![switch.fan()?]))
+            }
+            Bench::ValeOverload => {
+                let (switch, reader) = (Switch::new(cores, self.slots)?, NetmapProgram::new(cores)?);
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![switch.overload(&reader, batch)?]))
             }
             Bench::ValeRtt => {
                 let switch = Switch::new(cores, self.slots)?;
@@ -420,8 +428,8 @@ mod tests {
             "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, pipe-open, idle-100, \
              preload-pipe, preload-poll, \
              node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-60-swap, vale-1core, vale-fan, \
-             vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub, \
-             scale, scale-ports, scale-senders, scale-addresses, scale-flood, scale-rings, scale-pairs, scale-ls, \
+             vale-overload, vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt, pcap, lb, \
+             scrub, scale, scale-ports, scale-senders, scale-addresses, scale-flood, scale-rings, scale-pairs, scale-ls, \
              scale-close)"
         );
         let names: Vec<_> = row_groups(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();

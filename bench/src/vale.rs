@@ -23,6 +23,7 @@ use tempfile::TempDir;
 use unetmap_sys::process;
 
 use crate::pkt_gen::{self, median_rtt};
+use crate::preload::NetmapProgram;
 use crate::probe::Cores;
 use crate::program::{INTERVAL, Running, TIMEOUT, parse_json, steady_mpps, stop_all};
 
@@ -42,6 +43,11 @@ const SEARCH_STEPS: u32 = 5;
 const PINGS: u32 = 5_000;
 const SLEEPING_PINGS: u32 = 100;
 const SLEEPING_RATE: u32 = 500;
+
+/// What the reader of `vale-overload` counts to for each packet, so that it reads some 3 million packets per second.
+const READER_WORK: &str = "150";
+/// The rates that are offered to it, packets per second: its best rate is the highest that it reads at one of them.
+const OFFERED_RATES: [u64; 6] = [500_000, 1_000_000, 1_500_000, 2_000_000, 3_000_000, 4_000_000];
 
 /// A daemon for switches. A program with an open port keeps it running.
 pub(crate) struct Switch {
@@ -212,6 +218,32 @@ impl Switch {
             }
         }
         Ok(best)
+    }
+
+    /// Measures a slow reader while a sender with batches of `batch` sends as fast as it can; returns the percentage of
+    /// the reader's best rate.
+    pub(crate) fn overload(&self, reader: &NetmapProgram, batch: u32) -> Result<f64, String> {
+        let mut best: f64 = 0.0;
+        for rate in OFFERED_RATES {
+            best = best.max(self.slow_reader(reader, batch, rate)?);
+        }
+        let flooded = self.slow_reader(reader, batch, 0)?;
+        Ok(100.0 * flooded / best.max(flooded))
+    }
+
+    /// Measures the rate of a slow reader at an offered rate (packets per second; 0: as many as possible), Mpps.
+    fn slow_reader(&self, reader: &NetmapProgram, batch: u32, rate: u64) -> Result<f64, String> {
+        let switch = self.new_switch_name();
+        let (from, to, cpu) = (format!("{switch}:a"), format!("{switch}:b"), self.cores.rx.to_string());
+        let mut command = reader.command(&["rx", &to, &cpu, READER_WORK]);
+        let mut receiver = Running::start("the slow reader", command.env("UNETMAP_SOCKET", self.socket()))?;
+        // The first line of its report means that the port is open.
+        receiver.line()?;
+        let (batch, rate) = (batch.to_string(), rate.to_string());
+        let sender = self.start("tx", &from, Some(self.cores.tx), &["-T", "0", "-b", &batch, "-R", &rate])?;
+        let mut programs = [sender, receiver];
+        let mpps = steady_mpps(|| programs[1].line());
+        stop_all(mpps, &mut programs)
     }
 
     /// Opens idle ports of a switch.

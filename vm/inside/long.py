@@ -54,11 +54,27 @@ def memory_on_node(device):
         maps = Path(f"/proc/{daemon()}/numa_maps").read_text()
     finally:
         program.finish()
+    switch_on_node(device, node, daemon)
     pages = {}
     for of_node, count in re.findall(r" N(\d+)=(\d+)", "".join(line for line in maps.splitlines() if "memfd:" in line)):
         pages[int(of_node)] = pages.get(int(of_node), 0) + int(count)
     if pages.get(node, 0) < 0.95 * sum(pages.values()) or not pages:
         raise Failed(f"pages on each node: {pages}; the card's node is {node}")
+
+
+def switch_on_node(device, node, daemon):
+    """The thread of a switch runs on the processors of the node of the interface that is attached to it."""
+    port = f"vale9:{device.name}"
+    run(["vale-ctl", "-a", port])
+    try:
+        threads = Path(f"/proc/{daemon()}/task").iterdir()
+        thread = next(task for task in threads if (task / "comm").read_text().startswith("switch"))
+        allowed = re.search(r"Cpus_allowed_list:\s*(\S+)", (thread / "status").read_text())[1]
+        wanted = Path(f"/sys/devices/system/node/node{node}/cpulist").read_text().strip()
+        if allowed != wanted:
+            raise Failed(f"the switch's thread runs on CPUs {allowed}, those of the card's node are {wanted}")
+    finally:
+        run(["vale-ctl", "-d", port])
 
 
 def many(one, other):

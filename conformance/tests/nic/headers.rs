@@ -101,7 +101,11 @@ fn packets_have_headers(home: &Home, (name, policy, admode): (&str, &str, &str))
             assert_same(&tap.collect(1), &sent[..1]);
             let ports = home.snapshot().ports;
             let lost = ports.into_iter().find(|port| port.kind == "mediated").expect("the port").lost;
-            assert_eq!(lost, [("bad", 1), ("long", 0), ("short", 1)].map(|(why, n)| (why.to_owned(), n)).into(), "{name}");
+            assert_eq!(
+                lost,
+                [("bad", 1), ("long", 0), ("short", 1)].map(|(why, n)| (why.to_owned(), n)).into(),
+                "{name}"
+            );
             drop(open);
             conformance::until("the interface is closed", || set(&net, "va", 0) == Ok(()));
         }

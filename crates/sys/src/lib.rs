@@ -25,6 +25,7 @@ pub mod map;
 pub mod memfd;
 pub mod memory_helper;
 pub mod netns;
+pub mod numa;
 pub mod probe;
 pub mod process;
 pub mod sandbox;

@@ -278,9 +278,11 @@ struct DoctorArgs {
 /// VALE switches, with a daemon that the first pkt-gen starts: `vale-60-copy`, `vale-512-copy`, `vale-1500-copy`: one
 /// sender and one receiver; also the share of lost packets, and the highest rate at which at most one packet in a
 /// thousand is lost. `vale-60-swap`: ports that share a region. `vale-1core`: all on one core. `vale-fan`: 16 addresses
-/// behind four receivers. `vale-rtt`: the median of pkt-gen's pings, busy-waiting and sleeping. Peer: a pipe.
-/// `vale-idle-ports`: with 64 more ports. Peer: no additional ports. Streams use rings of 4096 slots; streams of 1500
-/// B, and round trips, rings of 1024 slots. A row name that ends in a number uses rings of that many slots.
+/// behind four receivers. `vale-overload`: the share of its best rate that a slow C program gets from a sender at full
+/// speed, with batches of 1, 8, 64 and 512. `vale-rtt`: the median of pkt-gen's pings, busy-waiting and sleeping. Peer:
+/// a pipe. `vale-idle-ports`: with 64 more ports. Peer: no additional ports. Streams use rings of 4096 slots; overload,
+/// streams of 1500 B, and round trips, rings of 1024 slots. A row name that ends in a number uses rings of that many
+/// slots.
 ///
 /// Interfaces, in network namespaces that the benchmark creates (needs root): `nic-tx`: pkt-gen sends 60 B frames from
 /// one queue. `nic-rx`: pkt-gen receives while the other end of the veth pair sends as fast as it can. `nic-fwd`:

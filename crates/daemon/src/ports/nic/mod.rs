@@ -131,6 +131,8 @@ pub(crate) struct Nic {
     /// The interface has other queues than the port has rings: for people.
     other_queues: Option<String>,
     admode: Admode,
+    /// The NUMA node of its device.
+    pub(in crate::ports) numa_node: Option<u32>,
     /// Whether it is up. Packets move only then.
     up: bool,
     /// What [`link::tx_dropped`] returned when it was opened.
@@ -178,6 +180,7 @@ impl Nic {
             umem: region.region.umem(),
             filter: None,
             busy_poll: None,
+            numa_node: None,
             forwards: false,
             queues,
             xdp: None,

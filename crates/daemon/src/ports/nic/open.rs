@@ -265,10 +265,10 @@ fn create(
     let created = caller.netns.clone().map_or_else(no_such_interface, |netns| {
         watch(daemon, &netns)?;
         let record = daemon.registry.regions.existing_mut(region)?;
-        if let Ok(Ok(Some(node))) = netns.run(|| link::numa_node(&link.name)) {
-            record.prefer_node(node);
-        }
-        Nic::create(record, (key, scope), netns, link, (shape, admode))
+        let node = netns.run(|| link::numa_node(&link.name)).ok().and_then(|node| node.ok().flatten());
+        node.into_iter().for_each(|node| record.prefer_node(node));
+        let nic = Nic::create(record, (key, scope), netns, link, (shape, admode))?;
+        Ok(Nic { numa_node: node, ..nic })
     });
     let mut nic = created.inspect_err(|_| {
         daemon.registry.free_region_if_unused(region);

@@ -14,7 +14,7 @@ use unetmap_core::errno::{ENXIO, EPERM};
 use super::{ValeKey, ValePort, create};
 use crate::caller::Caller;
 use crate::ports::mediator::{self, Directions, MediatorThread};
-use crate::ports::nic::no_such_interface;
+use crate::ports::nic::{Nic, no_such_interface};
 use crate::ports::{Daemon, EndpointKey, PortKey};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, Scope};
@@ -105,9 +105,12 @@ pub(super) fn connect(
         }
     }
     tracing::info!(port = key.name(), "attached");
+    let node = daemon.registry.get::<Nic>(interface).and_then(|nic| nic.numa_node);
     let Some(port) = daemon.registry.get_mut::<ValePort>(&switch_port) else { return no_such_interface() };
     port.attachment = Some(AttachedInterface { interface: interface.clone(), side, threads, polling: false });
-    Ok((port.id.clone(), port.index().into()))
+    let (id, index) = (port.id.clone(), port.index());
+    daemon.vale.set_node(key, index, node);
+    Ok((id, index.into()))
 }
 
 /// Detaches an interface, or its host rings.

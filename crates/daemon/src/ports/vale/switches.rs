@@ -40,6 +40,8 @@ pub(super) struct Switch {
     pub(super) members: Vec<Option<Arc<SwitchPort>>>,
     /// The thread that serves each port; `None`: none yet.
     pub(super) threads: Vec<Option<usize>>,
+    /// The NUMA node of each port's interface; `None`: it is no interface, or the node is unknown.
+    nodes: Vec<Option<u32>>,
     /// When the addresses in its table age by a step; `None`: not scheduled yet, or they do not age.
     pub(super) next_tick: Option<Instant>,
 }
@@ -79,15 +81,34 @@ impl ValeState {
             table: Arc::new(persistent::table_of(key, self.addresses)),
             members: vec![None; MAX_PORTS],
             threads: vec![None; MAX_PORTS],
+            nodes: vec![None; MAX_PORTS],
             next_tick: None,
         });
         switch.members[usize::from(port.index())] = Some(port.clone());
         switch.threads[usize::from(port.index())] = None;
+        switch.nodes[usize::from(port.index())] = None;
+    }
+
+    /// Sets the NUMA node of the interface that is attached as a port of a switch: threads that are not pinned run on
+    /// its processors.
+    pub(super) fn set_node(&mut self, key: &ValeKey, index: u8, node: Option<u32>) {
+        if let Some(switch) = self.switches.get_mut(&key.switch_key()) {
+            switch.nodes[usize::from(index)] = node;
+            self.place_threads();
+        }
+    }
+
+    /// Moves the threads to the processors of the plan or of their interfaces' node.
+    fn place_threads(&mut self) {
+        let ports = self.switches.values().flat_map(|switch| switch.threads.iter().zip(&switch.nodes));
+        let nodes: Vec<(usize, u32)> = ports.filter_map(|(thread, node)| Some(((*thread)?, (*node)?))).collect();
+        self.workers.place(&nodes);
     }
 
     pub(super) fn remove(&mut self, key: &ValeKey, port: &SwitchPort) {
         let Some(switch) = self.switches.get_mut(&key.switch_key()) else { return };
         switch.members[usize::from(port.index())] = None;
+        switch.nodes[usize::from(port.index())] = None;
         let (table, empty) = (switch.table.clone(), switch.members.iter().all(Option::is_none));
         if empty {
             self.switches.remove(&key.switch_key());
@@ -125,6 +146,7 @@ impl ValeState {
         let switches = &self.switches;
         let configs = |n| switches.values().filter_map(|switch| switch.config_for(n)).collect();
         let confirmed = self.workers.publish(configs);
+        self.place_threads();
         moved.iter().for_each(|port| port.wake_worker());
         if confirmed { Ok(()) } else { refuse(ENOMEM, "a thread of the switches does not respond") }
     }

@@ -5,6 +5,8 @@
 //! plan            how many, and where: the configuration file's, until the daemon's owner sets another
 //! balance         a new port goes to the thread with the fewest rings; a port moves if that makes them more even
 //! ```
+//! A thread that the plan does not pin runs on the processors of its interfaces' NUMA node, if they are on one.
+//!
 //! A change is published to all threads before the main thread waits for any of them. When it has waited for all, no
 //! thread uses the state before.
 //!
@@ -21,6 +23,7 @@ use serde::Serialize;
 use unetmap_core::control::vale::ThreadConfig;
 use unetmap_core::errno::{EINVAL, ENOMEM, EPERM};
 use unetmap_switch::worker::{self, Mailbox, SwitchConfig};
+use unetmap_sys::numa::cpus_of_node;
 use unetmap_sys::process;
 use unetmap_sys::thread::cpu_of;
 
@@ -40,8 +43,45 @@ pub(super) struct Workers {
 struct Worker {
     mailbox: Arc<Mailbox>,
     thread: JoinHandle<()>,
-    /// The processor to which it is pinned.
-    cpu: Option<u16>,
+    place: Place,
+}
+
+/// The processors on which a thread may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// All that the daemon may use.
+    Anywhere,
+    /// Those of the NUMA node that the thread's interfaces are on.
+    Node(u32),
+    /// The one of the plan.
+    Cpu(u16),
+}
+
+impl Place {
+    /// Chooses the place of thread `thread`, for which the plan has processor `planned`. `nodes` are the threads of the
+    /// ports that are interfaces, with the interfaces' nodes. If one thread has several nodes it may run anywhere.
+    fn choose(planned: Option<u16>, thread: usize, nodes: &[(usize, u32)]) -> Place {
+        let mut own = nodes.iter().filter(|(of, _)| *of == thread).map(|(_, node)| *node);
+        match (planned, own.next()) {
+            (Some(cpu), _) => Place::Cpu(cpu),
+            (None, Some(node)) if own.all(|other| other == node) => Place::Node(node),
+            (None, _) => Place::Anywhere,
+        }
+    }
+
+    /// Returns its processors of those that the daemon may use; all of them if it has none of the node's, or the node
+    /// is unknown.
+    fn cpus(self, allowed: Vec<usize>, of_node: impl FnOnce(u32) -> io::Result<Vec<usize>>) -> Vec<usize> {
+        match self {
+            Place::Anywhere => allowed,
+            Place::Cpu(cpu) => vec![cpu.into()],
+            Place::Node(node) => {
+                let of_node = of_node(node).unwrap_or_default();
+                let near: Vec<usize> = allowed.iter().copied().filter(|cpu| of_node.contains(cpu)).collect();
+                if near.is_empty() { allowed } else { near }
+            }
+        }
+    }
 }
 
 /// What balancing needs to know of a port.
@@ -94,20 +134,20 @@ impl Workers {
         for worker in self.running.drain(usize::from(self.plan.threads).min(self.running.len())..) {
             worker.stop();
         }
-        self.pin();
         all
     }
 
-    /// Pins the threads to the processors of the plan.
-    fn pin(&mut self) {
+    /// Pins the threads to the processors of the plan, and lets others run on the NUMA node of their interfaces:
+    /// `nodes`, as in [`Place::choose`].
+    pub(super) fn place(&mut self, nodes: &[(usize, u32)]) {
         for (n, worker) in self.running.iter_mut().enumerate() {
-            let wanted = self.plan.cpu_of(n);
-            if worker.cpu == wanted {
+            let wanted = Place::choose(self.plan.cpu_of(n), n, nodes);
+            if worker.place == wanted {
                 continue;
             }
-            let cpus = wanted.map_or_else(process::cpus_allowed, |cpu| vec![cpu.into()]);
+            let cpus = wanted.cpus(process::cpus_allowed(), cpus_of_node);
             match process::run_thread_on_cpus(worker.mailbox.tid(), &cpus) {
-                Ok(()) => worker.cpu = wanted,
+                Ok(()) => worker.place = wanted,
                 Err(e) => tracing::warn!(thread = n, ?wanted, "the switch's thread cannot be moved: {e}"),
             }
         }
@@ -133,7 +173,7 @@ impl Worker {
             confine_packet_thread();
             worker::run(&of_thread);
         })?;
-        Ok(Worker { mailbox, thread, cpu: None })
+        Ok(Worker { mailbox, thread, place: Place::Anywhere })
     }
 
     fn stop(self) {
@@ -194,6 +234,9 @@ pub(crate) struct WorkerSnapshot {
     cpu: Option<usize>,
     /// The processor to which it is pinned.
     pinned: Option<u16>,
+    /// The NUMA node whose processors it runs on, as its interfaces are there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<u32>,
     /// Ports that it serves, and their transmit rings.
     ports: usize,
     rings: usize,
@@ -208,7 +251,8 @@ pub(crate) fn worker_snapshots(daemon: &Daemon) -> Vec<WorkerSnapshot> {
             thread: n,
             tid: worker.mailbox.tid(),
             cpu: workers.cpu_of(n),
-            pinned: worker.cpu,
+            pinned: if let Place::Cpu(cpu) = worker.place { Some(cpu) } else { None },
+            node: if let Place::Node(node) = worker.place { Some(node) } else { None },
             ports: own().count(),
             rings: own().map(|load| load.rings).sum(),
         }
@@ -280,6 +324,30 @@ mod tests {
         let before = ports;
         balance(&mut ports, 2);
         assert_eq!(ports, before);
+    }
+
+    #[test]
+    fn threads_run_on_the_node_of_their_interfaces_unless_they_are_pinned() {
+        let nodes = [(0, 1), (1, 0), (0, 1), (2, 0), (2, 1)];
+        let place = |thread| Place::choose(None, thread, &nodes);
+        assert_eq!([place(0), place(1)], [Place::Node(1), Place::Node(0)]);
+        assert_eq!([place(2), place(3)], [Place::Anywhere; 2], "two nodes, and no interface");
+        assert_eq!(Place::choose(Some(5), 0, &nodes), Place::Cpu(5));
+        // Two nodes of four processors each, of which the daemon may not use the last.
+        let of_node = |node| match node {
+            0 => Ok(vec![0, 1, 2, 3]),
+            1 => Ok(vec![4, 5, 6, 7]),
+            2 => Ok(vec![7]),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        };
+        let cpus = |place: Place| place.cpus((0..7).collect(), of_node);
+        assert_eq!((cpus(Place::Node(0)), cpus(Place::Node(1))), (vec![0, 1, 2, 3], vec![4, 5, 6]));
+        let all: Vec<usize> = (0..7).collect();
+        assert_eq!(
+            [cpus(Place::Node(2)), cpus(Place::Node(3)), cpus(Place::Anywhere)],
+            [all.clone(), all.clone(), all]
+        );
+        assert_eq!(cpus(Place::Cpu(5)), [5]);
     }
 
     proptest! {
