@@ -17,6 +17,7 @@ mod node;
 mod offsets;
 mod policy;
 mod ports;
+mod privileged;
 mod refusal;
 mod region;
 mod registry;

@@ -4,10 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
-use unetmap_sys::link::{self, AttachedXdp};
+use unetmap_sys::link::AttachedXdp;
 use unetmap_sys::xdp::dispatcher::{self, Attached};
 use unetmap_sys::xdp::{Mark, Mode, Xdp};
-use unetmap_sys::{kernel, probe, process};
+use unetmap_sys::{kernel, process};
 
 use super::filter::refuse_filter;
 use super::keeper::{Change, UndoOnDrop};
@@ -15,6 +15,7 @@ use super::offloads;
 use super::settings::StoredFilter;
 use super::{Nic, libc_errno};
 use crate::knobs::Admode;
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
 impl Nic {
@@ -29,7 +30,7 @@ impl Nic {
     /// Attaches the XDP program: in the driver if it supports XDP, else before the stack (generic mode).
     pub(super) fn attach(&mut self) -> Result<(), Refusal> {
         // A kernel without AF_XDP has no map of such sockets either; its error would not name the reason.
-        if let Err(e) = self.netns.run(probe::xdp_socket).and_then(|made| made)
+        if let Err(e) = privileged::probe_xdp_sockets(&self.netns)
             && e.raw_os_error() == Some(libc_errno::EAFNOSUPPORT)
         {
             return self.explain(0, &e);
@@ -37,11 +38,11 @@ impl Nic {
         let (index, queues) = (self.key.index, u32::from(self.endpoint.shape.rx_rings));
         let taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc_errno::EBUSY | libc_errno::EEXIST));
         // Some drivers run XDP programs but cannot redirect frames to sockets.
-        let features = self.netns.run(|| link::xdp_features(index)).and_then(|read| read);
+        let features = privileged::xdp_features(&self.netns, index);
         let mut cannot_redirect = features.is_ok_and(|known| known.is_some_and(|f| f.basic && !f.redirect));
-        let link = self.netns.run(|| link::by_index(index)).and_then(|read| read);
+        let link = privileged::link(&self.netns, index);
         cannot_redirect |= link.is_ok_and(|link| link.is_some_and(|link| !link.redirects_natively()));
-        let driver = self.netns.run(|| link::driver(&self.name)).and_then(|read| read).ok().flatten();
+        let driver = privileged::driver(&self.netns, &self.name).ok().flatten();
         let loses_program = driver.is_some_and(|driver| !driver.keeps_native_program());
         let first = match self.admode {
             Admode::Best if cannot_redirect || loses_program => Mode::Generic,
@@ -52,7 +53,7 @@ impl Nic {
         let name = &self.name;
         let xdp = attached.or_else(|e| match e.raw_os_error() {
             _ if taken(&e) => {
-                let link = self.netns.run(|| link::by_index(index)).ok().and_then(Result::ok).flatten();
+                let link = privileged::link(&self.netns, index).ok().flatten();
                 refuse(EBUSY, conflicting_program(name, link.and_then(|link| link.xdp)))
             }
             // The error is a sentence about the dispatcher.
@@ -83,7 +84,7 @@ impl Nic {
     /// Attaches the XDP program in mode `first`, or before the stack if the driver refuses it: as a member of a
     /// dispatcher where others share the interface in this way, or may do so later; else directly.
     fn attach_in(&mut self, first: Mode, place: (u32, u32)) -> io::Result<Xdp> {
-        let attached = self.netns.run(|| dispatcher::attached(place.0)).and_then(|read| read);
+        let attached = privileged::attached_xdp(&self.netns, place.0);
         match attached {
             Ok(Attached::Dispatcher(mode)) => {
                 let wanted = match self.admode {
@@ -119,19 +120,18 @@ impl Nic {
         })
     }
 
-    fn attach_directly(&mut self, mode: Mode, (index, queues): (u32, u32)) -> io::Result<Xdp> {
-        self.netns.run(|| Xdp::attach(index, queues, mode))?
+    fn attach_directly(&mut self, mode: Mode, place: (u32, u32)) -> io::Result<Xdp> {
+        privileged::attach_xdp(&self.netns, place, mode)
     }
 
-    fn join(&mut self, mode: Mode, (index, queues): (u32, u32)) -> io::Result<Xdp> {
+    fn join(&mut self, mode: Mode, place: (u32, u32)) -> io::Result<Xdp> {
         let (netns, keeper, mut membership) = (self.netns.id(), &self.keeper, None);
         let mut announce = |program| {
             membership = Some(UndoOnDrop::new(Change::Member { netns, program }, keeper)?);
             Ok(())
         };
         let extras = mode == Mode::Generic || self.filter.is_some();
-        let joined =
-            self.netns.run(|| Xdp::join(index, queues, (mode, extras), &mut announce)).and_then(|joined| joined);
+        let joined = privileged::join_xdp(&self.netns, place, (mode, extras), &mut announce);
         // On failure the program leaves the dispatcher, should it be in one.
         self.membership = membership.filter(|_| joined.is_ok());
         joined
@@ -140,7 +140,7 @@ impl Nic {
     /// Attaches again with a filter, which the program in a dispatcher does not support without need. Meanwhile frames
     /// go to the stack.
     fn attach_with_filter(&mut self, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
-        Xdp::try_filter(&filter.filter.program).or_else(|e| refuse_filter(&e))?;
+        privileged::try_filter(&filter.filter.program).or_else(|e| refuse_filter(&e))?;
         let before = self.filter.replace(filter);
         (self.xdp, self.membership) = (None, None);
         let attached = self.attach();
@@ -188,7 +188,7 @@ fn conflicting_program(name: &str, attached: Option<AttachedXdp>) -> String {
         return format!("{WHAT} (unetmap doctor {name} shows whose, and how to detach it)");
     };
     // Only a daemon with CAP_SYS_ADMIN may read the name.
-    let called = match probe::program_name(prog_id) {
+    let called = match privileged::program_name(prog_id) {
         Ok(called) if !called.is_empty() => format!("{called}, id {prog_id}"),
         _ => format!("id {prog_id}"),
     };

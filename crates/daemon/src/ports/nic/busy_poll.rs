@@ -9,13 +9,14 @@ use serde::Serialize;
 use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
 use unetmap_sys::link::Link;
-use unetmap_sys::xsk::{self, BusyPoll};
+use unetmap_sys::xsk::BusyPoll;
 
 use super::Nic;
 use super::open::{check_may_set, refuse_persistent};
 use crate::caller::Caller;
 use crate::policy::Access;
 use crate::ports::{Daemon, PortKey};
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
 /// The kernel does not have the option.
@@ -55,7 +56,7 @@ pub(super) fn set_busy_poll(
             refuse_persistent(daemon, "busy polling", link, caller)?;
             let Some(netns) = &caller.netns else { return refuse(ENXIO, "no such interface (ip link shows them)") };
             // Also tried where no socket is open yet: a setting that cannot be used is not stored.
-            let tried = netns.run(|| xsk::try_busy_poll(busy_poll)).and_then(|tried| tried);
+            let tried = privileged::try_busy_poll(netns, busy_poll);
             tried.or_else(|e| refuse_busy_poll(&e))?;
             daemon.nics.settings.store_busy_poll(netns, link.index, busy_poll)?;
             tracing::info!(name, uid, usec, budget, "busy polling set");

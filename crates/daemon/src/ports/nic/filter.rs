@@ -10,7 +10,6 @@ use unetmap_core::control::ControlRequest;
 use unetmap_core::control::nic::{Filter, NicAction, NicRequest};
 use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::link::Link;
-use unetmap_sys::xdp::Xdp;
 use unetmap_sys::xsk;
 
 use super::Nic;
@@ -22,6 +21,7 @@ use crate::endpoint::PortRing;
 use crate::policy::Access;
 use crate::ports::mediated::Mediated;
 use crate::ports::{Daemon, PortKey, Session};
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::DAEMON_UID;
 
@@ -145,7 +145,7 @@ fn set_filter(
     let nic = open.and_then(|key| registry.get_mut::<Nic>(&key));
     let settings = &mut nics.settings;
     // Also tried where no XDP program is attached yet: a filter that cannot be used is not stored.
-    Xdp::try_filter(&filter.program).or_else(|e| refuse_filter(&e))?;
+    privileged::try_filter(&filter.program).or_else(|e| refuse_filter(&e))?;
     let (before, stored) = (settings.filter_of(netns_id, link.index), Arc::new(StoredFilter { filter, uid }));
     settings.store_filter(netns, link.index, stored.clone())?;
     if let Some(nic) = nic

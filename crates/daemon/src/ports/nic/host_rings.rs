@@ -29,6 +29,7 @@ use unetmap_sys::xdp::{Mark, Mode, Xdp};
 use unetmap_sys::xsk::{Queue, Umem, UnboundXsk};
 
 use super::keep_alive::KeepAlive;
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
 /// The far end's name, in a namespace of its own.
@@ -65,7 +66,7 @@ impl HostRings {
             return Ok(());
         }
         let nic = self.nic;
-        let attached = self.netns.run(|| Tcx::attach(nic)).and_then(|attached| attached);
+        let attached = privileged::attach_tcx(&self.netns, nic);
         let tcx = attached.or_else(|e| explain(&e))?;
         let kept = keep_alive.add(tcx.deadline());
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the host's frames cannot be redirected: {e}")))?;
@@ -114,7 +115,7 @@ impl HostRings {
     ) -> io::Result<UnboundXsk<'a>> {
         let Some(veth) = &self.veth else { return Err(io::ErrorKind::NotFound.into()) };
         let queue = Queue { ifindex: veth.far, ..queue };
-        veth.far_netns.run(|| UnboundXsk::new(queue, umem, shared))?
+        privileged::open_xsk(&veth.far_netns, queue, umem, shared)
     }
 
     /// The XDP program of the far end, which redirects frames to its sockets.
@@ -143,7 +144,7 @@ impl HostRings {
         }
         let near = pair.near;
         // The end of its namespace would remove it too, but later.
-        if let Ok(Err(e)) = self.netns.run(|| veth::delete(near)) {
+        if let Err(e) = privileged::delete_veth(&self.netns, near) {
             tracing::debug!("the veth pair was removed already: {e}");
         }
     }
@@ -190,7 +191,7 @@ impl HostVeth {
         match far.and_then(|far| far) {
             Ok((far, xdp)) => Ok(HostVeth { near, far_netns, far, xdp }),
             Err(e) => {
-                let _ = netns.run(|| veth::delete(near));
+                let _ = privileged::delete_veth(netns, near);
                 Err(e)
             }
         }

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED, FRAGS};
 use unetmap_core::errno::{EINVAL, ENXIO};
 use unetmap_mem::TxFramesPage;
-use unetmap_sys::link::{self, Link};
+use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::{Mark, Mode, Xdp};
@@ -42,6 +42,7 @@ use super::{Daemon, Description, Port};
 use crate::budget::{Amounts, Resource};
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::knobs::Admode;
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
 use crate::registry::{BufferRepair, PortRecord};
@@ -548,7 +549,7 @@ impl Port for Nic {
 
 /// The interface's own count of frames that it did not send; 0 if it cannot be read.
 fn interface_tx_dropped(netns: &Netns, index: u32) -> u64 {
-    netns.run(|| link::tx_dropped(index)).ok().and_then(Result::ok).flatten().unwrap_or(0)
+    privileged::tx_dropped(netns, index).ok().flatten().unwrap_or(0)
 }
 
 /// Error numbers of the kernel that callers distinguish.

@@ -9,7 +9,6 @@ use unetmap_core::errno::{EACCES, EBUSY, EINVAL, ENETDOWN, ENXIO, EOPNOTSUPP, EP
 use unetmap_mem::Slots;
 use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
-use unetmap_sys::xsk;
 
 use super::keep_alive::KeepAlive;
 use super::keeper::Keeper;
@@ -23,6 +22,7 @@ use crate::policy::Access;
 use crate::ports::mediated::{self, Mediated};
 use crate::ports::vale::{attach_requests, persistent};
 use crate::ports::{Daemon, EndpointKey, Port, PortKey, Registry, monitor};
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, Scope};
 use crate::shape::EndpointShape;
@@ -114,7 +114,7 @@ pub(crate) fn check_default_route(
             Some(nic) => nic.host_is_bound() || nic.forwards,
             None => daemon.knobs.fwd(),
         };
-    let routes = netns.run(link::default_routes).and_then(|found| found);
+    let routes = privileged::default_routes(netns);
     if host_is_served || !routes.is_ok_and(|routes| routes.contains(&link.index)) {
         return Ok(());
     }
@@ -172,7 +172,7 @@ fn usable_access(daemon: &mut Daemon, access: Access, link: &Link, caller: &Call
         return Access::Mediated;
     }
     let Some(netns) = caller.netns.as_ref().filter(|_| access == Access::Direct) else { return access };
-    let shares_rings = netns.run(|| xsk::maps_bound_rings(link.index)).and_then(|tried| tried);
+    let shares_rings = privileged::maps_bound_rings(netns, link.index);
     // If it cannot be tried, opening the socket fails for the same reason, and says so.
     if shares_rings.unwrap_or(true) { Access::Direct } else { Access::Mediated }
 }
@@ -265,7 +265,7 @@ fn create(
     let created = caller.netns.clone().map_or_else(no_such_interface, |netns| {
         watch(daemon, &netns)?;
         let record = daemon.registry.regions.existing_mut(region)?;
-        let node = netns.run(|| link::numa_node(&link.name)).ok().and_then(|node| node.ok().flatten());
+        let node = privileged::numa_node(&netns, &link.name).ok().flatten();
         node.into_iter().for_each(|node| record.prefer_node(node));
         let nic = Nic::create(record, (key, scope), netns, link, (shape, admode))?;
         Ok(Nic { numa_node: node, ..nic })
@@ -304,7 +304,7 @@ pub(crate) fn watch(daemon: &mut Daemon, netns: &Arc<Netns>) -> Result<(), Refus
     if daemon.nics.watches.contains_key(&netns.id()) {
         return Ok(());
     }
-    let watch = netns.run(LinkWatch::new).and_then(|created| created);
+    let watch = privileged::watch_links(netns);
     let watch = watch.or_else(|e| refuse(ENXIO, format!("its changes cannot be watched: {e}")))?;
     let watch = NamespaceWatch { watch, netns: netns.clone(), in_event_loop: false };
     daemon.nics.watches.insert(netns.id(), watch);
@@ -361,7 +361,7 @@ fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
 /// Compares all open interfaces of a namespace with those that exist, after events were lost.
 fn compare_all_links(daemon: &mut Daemon, netns: u64) {
     let Some(watched) = daemon.nics.watches.get(&netns) else { return };
-    let Ok(Ok(links)) = watched.netns.run(link::all) else { return };
+    let Ok(links) = privileged::links(&watched.netns) else { return };
     let nics = daemon.registry.all::<Nic>().filter(|nic| nic.key.netns == netns);
     let mut open: Vec<u32> = nics.map(|nic| nic.key.index).collect();
     open.extend(daemon.vale.persistent.hidden_links(netns));
@@ -408,13 +408,10 @@ pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Ref
     let Some(netns) = &caller.netns else {
         return refuse(EPERM, "the daemon cannot see your network namespace: give it CAP_NET_ADMIN");
     };
-    match netns.run(|| link::by_name(name)) {
-        Ok(found) => found.or_else(|e| refuse(ENXIO, format!("looking for the interface: {e}"))),
-        Err(e) if e.raw_os_error() == Some(EPERM) => {
-            refuse(EPERM, "the daemon may not enter your network namespace: give it CAP_SYS_ADMIN")
-        }
-        Err(e) => refuse(ENXIO, format!("entering your network namespace: {e}")),
-    }
+    privileged::link_named(netns, name).or_else(|e| match e.raw_os_error() {
+        Some(EPERM) => refuse(EPERM, "the daemon may not enter your network namespace: give it CAP_SYS_ADMIN"),
+        _ => refuse(ENXIO, format!("looking for the interface in your network namespace: {e}")),
+    })
 }
 
 /// Returns the shape of a port on an interface that is not open yet.
@@ -446,7 +443,7 @@ pub(crate) fn new_shape(
 /// Returns the number of queues of an interface in the caller's namespace.
 pub(super) fn queues(link: &Link, caller: &Caller) -> Result<link::Channels, Refusal> {
     let Some(netns) = &caller.netns else { return no_such_interface() };
-    let found = netns.run(|| link::channels(&link.name)).and_then(|found| found);
+    let found = privileged::channels(netns, &link.name);
     found.or_else(|e| refuse(ENXIO, format!("reading the number of its queues: {e}")))
 }
 

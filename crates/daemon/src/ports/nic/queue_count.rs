@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use unetmap_core::errno::EAGAIN;
-use unetmap_sys::link::{self, Channels};
+use unetmap_sys::link::Channels;
 
 use super::Nic;
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
 /// Most rings of a direction.
@@ -55,7 +56,7 @@ pub(super) fn rings(queues: u32) -> u16 {
 impl Nic {
     /// The interface's queues now; `None` if they cannot be read.
     pub(super) fn count_queues(&self) -> Option<Channels> {
-        self.netns.run(|| link::channels(&self.name)).and_then(|read| read).ok()
+        privileged::channels(&self.netns, &self.name).ok()
     }
 
     /// Compares the port's rings with the interface's queues, after an XDP program was attached; there were `without`

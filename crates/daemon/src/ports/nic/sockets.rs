@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
-use unetmap_sys::link;
 use unetmap_sys::xsk::{self, BindMode, Queue, SocketRings, UnboundXsk};
 
 use super::busy_poll::refuse_busy_poll;
@@ -14,6 +13,7 @@ use super::open::interface_down;
 use super::queue::OpenQueue;
 use super::{HEADER, Nic, XdpConfig, libc_errno};
 use crate::endpoint::RingSelection;
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
 impl Nic {
@@ -107,7 +107,7 @@ impl Nic {
         let queue_config = self.queue(self.key.index, queue, queue, (config.bind_mode, config.frags));
         let (umem, shared) =
             (self.umem.clone(), self.shared_with(0..self.endpoint.shape.nic_pairs(), queue_config.headroom));
-        let unbound = self.netns.run(|| UnboundXsk::new(queue_config, umem, shared))??;
+        let unbound = privileged::open_xsk(&self.netns, queue_config, umem, shared)?;
         self.start_queue(queue, unbound)
     }
 
@@ -156,7 +156,7 @@ impl Nic {
     /// Refuses an interface whose longest frames do not fit a buffer.
     fn check_mtu(&self, queue: usize, config: XdpConfig) -> Result<(), Refusal> {
         let (buffer, index) = (self.umem.receive_bytes(self.requested_headroom(queue)), self.key.index);
-        let mtu = self.netns.run(|| link::by_index(index)).ok().and_then(Result::ok).flatten().map_or(0, |l| l.mtu);
+        let mtu = privileged::link(&self.netns, index).ok().flatten().map_or(0, |l| l.mtu);
         if config.frags || mtu + HEADER <= buffer {
             return Ok(());
         }

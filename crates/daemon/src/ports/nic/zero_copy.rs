@@ -2,23 +2,24 @@
 
 use std::io;
 
-use unetmap_sys::link::{self, Link};
+use unetmap_sys::link::Link;
 use unetmap_sys::xdp::Mode;
 use unetmap_sys::xsk::{BindMode, ZERO_COPY_BUFFER, ZeroCopyObstacle};
 
 use super::Nic;
 use crate::caller::Caller;
+use crate::privileged;
 
 /// Whether the driver of an interface says that it supports zero copy. Kernels before Linux 6.3 say nothing.
 pub(crate) fn driver_offers_it(link: &Link, caller: &Caller) -> bool {
     let Some(netns) = &caller.netns else { return false };
-    let features = netns.run(|| link::xdp_features(link.index)).and_then(|read| read);
+    let features = privileged::xdp_features(netns, link.index);
     features.is_ok_and(|known| known.is_some_and(|features| features.zerocopy))
 }
 
 /// Whether the driver of any interface in the caller's namespace does.
 pub(crate) fn any_driver_offers_it(caller: &Caller) -> bool {
-    let links = caller.netns.as_ref().map(|netns| netns.run(link::all).and_then(|links| links));
+    let links = caller.netns.as_ref().map(|netns| privileged::links(netns));
     links.and_then(Result::ok).is_some_and(|links| links.iter().any(|link| driver_offers_it(link, caller)))
 }
 
@@ -26,7 +27,7 @@ impl Nic {
     /// Why zero copy is not tried, if it is not.
     pub(super) fn zero_copy_obstacle(&self, mode: Mode, headroom: u32) -> Option<String> {
         let (index, buffer) = (self.key.index, self.umem.buffer);
-        let features = self.netns.run(|| link::xdp_features(index)).and_then(|read| read).ok().flatten();
+        let features = privileged::xdp_features(&self.netns, index).ok().flatten();
         let obstacle = match features {
             _ if mode != Mode::Native => ZeroCopyObstacle::NotNative,
             Some(features) if !features.zerocopy => ZeroCopyObstacle::Unsupported,
@@ -41,7 +42,7 @@ impl Nic {
 
     /// What it means that a socket could not be bound with zero copy.
     pub(super) fn zero_copy_refusal(&self, error: &io::Error) -> String {
-        let driver = self.netns.run(|| link::driver(&self.name)).and_then(|read| read).ok().flatten();
+        let driver = privileged::driver(&self.netns, &self.name).ok().flatten();
         ZeroCopyObstacle::Refused { driver: driver.as_ref().map(|driver| &*driver.name), error }.to_string()
     }
 

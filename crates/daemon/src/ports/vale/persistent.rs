@@ -32,6 +32,7 @@ use super::{MAX_RINGS, ValeKey, ValePort, ValeState};
 use crate::caller::Caller;
 use crate::ports::nic::{self, find_link, no_such_interface};
 use crate::ports::{Daemon, EndpointKey, Port, PortKey, monitor};
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, Scope};
 use crate::shape::EndpointShape;
@@ -273,7 +274,7 @@ pub(crate) fn find_or_create(
 pub(crate) fn of_link(daemon: &Daemon, link: &Link, caller: &Caller) -> Result<Option<u32>, Refusal> {
     let state = &daemon.vale.persistent;
     let (Some(hidden_namespace), Some(netns)) = (&state.hidden_namespace, &caller.netns) else { return Ok(None) };
-    let hidden = netns.run(|| veth::peer_index_in(link.index, hidden_namespace)).and_then(|end| end);
+    let hidden = privileged::veth_end_in(netns, link.index, hidden_namespace);
     let hidden = hidden.or_else(|e| refuse(ENXIO, format!("looking for the other end of the interface: {e}")))?;
     Ok(hidden.filter(|hidden| state.get(*hidden).is_some()))
 }
@@ -412,7 +413,7 @@ fn create_in(
     let key = PersistentPort::idle_key(hidden, name);
     let host_end = create_host_end(daemon, hidden, (&key, &request), caller);
     let host_end = host_end.inspect_err(|_| {
-        let _ = hidden_namespace.run(|| veth::delete(hidden));
+        let _ = privileged::delete_veth(&hidden_namespace, hidden);
     })?;
     daemon.registry.regions.existing_mut(region)?.persistent_ports += 1;
     daemon.vale.persistent.ports.push(PersistentPort {
@@ -436,7 +437,7 @@ fn create_host_end(
     caller: &Caller,
 ) -> Result<PortKey, Refusal> {
     let Some(hidden_namespace) = daemon.vale.persistent.hidden_namespace.clone() else { return no_such_interface() };
-    let link = hidden_namespace.run(|| link::by_index(hidden)).ok().and_then(Result::ok).flatten();
+    let link = privileged::link(&hidden_namespace, hidden).ok().flatten();
     let Some(link) = link else { return no_such_interface() };
     let in_namespace = Caller { netns: Some(hidden_namespace), ..Caller::daemon() };
     // What the host sends is received here.
@@ -470,7 +471,7 @@ pub(crate) fn delete(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result
     if daemon.registry.is_open(&id) {
         return refuse(EBUSY, "a program has it open");
     }
-    let removed = hidden_namespace.run(|| veth::delete(hidden)).and_then(|done| done);
+    let removed = privileged::delete_veth(&hidden_namespace, hidden);
     removed.or_else(|e| refuse(ENXIO, format!("removing it: {e}")))?;
     interface_gone(daemon, hidden_namespace.id(), hidden);
     Ok(())
