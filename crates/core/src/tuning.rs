@@ -119,6 +119,8 @@ pub(crate) const SINK_SLEEP_MAX: Duration = Duration::from_millis(500);
 /// System calls that one sync makes at most to have its packets sent. Each sends 32 in copy mode, 256 since Linux 6.17:
 /// enough for the largest ring.
 pub(crate) const MAX_KICKS: u32 = 256;
+/// Packets that such a call sends in copy mode: Linux's `TX_BATCH_SIZE`.
+pub(crate) const SENT_PER_KICK: u32 = 32;
 
 // Sync loops by control blocks (`port::csb`).
 

@@ -100,16 +100,16 @@ impl Ring {
         self.slots.pos(counted & (self.slots.get() - 1)).unwrap_or(Pos::ZERO)
     }
 
-    /// Entries between consumer and producer; `None` if more than the ring has.
+    /// Entries between consumer and producer; `None` if more than `rings` times those that the ring has.
     #[inline(always)]
-    fn pending(&self) -> Option<u32> {
+    fn pending(&self, rings: u32) -> Option<u32> {
         // Acquire: entries that the kernel has produced are read, and slots that it has consumed are written, after
         // this.
         let n = self
             .word(self.producer)
             .load(Ordering::Acquire)
             .wrapping_sub(self.word(self.consumer).load(Ordering::Acquire));
-        (n <= self.slots.get()).then_some(n)
+        (n <= rings * self.slots.get()).then_some(n)
     }
 
     /// Advances `word`, one that this side writes, by `n`.
@@ -233,10 +233,12 @@ impl XskTxRings {
         self.tx.advance(self.tx.producer, n);
     }
 
-    /// Submitted entries that the kernel has not consumed; 0 if the positions are invalid.
+    /// Submitted entries that the kernel has not published as consumed; 0 if the positions are invalid. Linux before
+    /// 6.17 publishes them in copy mode when it has consumed all that it knew of. As completed entries are used again
+    /// meanwhile, there may be twice as many as the ring has.
     #[inline(always)]
     pub fn tx_pending(&self) -> u32 {
-        self.tx.pending().unwrap_or(0)
+        self.tx.pending(2).unwrap_or(0)
     }
 
     /// Whether the kernel requires a system call to process new entries.
@@ -248,7 +250,7 @@ impl XskTxRings {
     /// Completions that [`XskTxRings::reap_completions`] has not read; 0 if the positions are invalid.
     #[inline(always)]
     pub fn completions_pending(&self) -> u32 {
-        self.completion.pending().unwrap_or(0)
+        self.completion.pending(1).unwrap_or(0)
     }
 
     /// Whether slot `p` was submitted and is complete, by the completions read so far.
@@ -367,7 +369,7 @@ impl XskRxRings {
     /// Received packets in the rx ring; 0 if the positions are invalid.
     #[inline(always)]
     pub fn rx_available(&self) -> u32 {
-        self.rx.pending().unwrap_or(0)
+        self.rx.pending(1).unwrap_or(0)
     }
 
     /// The rx entry `n` entries after the first: buffer and offset, or `None` if there is no such buffer; the length,

@@ -18,7 +18,8 @@ use unetmap_sys::{Doorbell, xsk};
 
 use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
 use crate::control::binding::FRAGS;
-use crate::tuning::{MAX_KICKS, TX_COMPLETION_POLL};
+use crate::error::errno::EAGAIN;
+use crate::tuning::{MAX_KICKS, SENT_PER_KICK, TX_COMPLETION_POLL};
 
 /// The shortest frame that is sent, bytes: an Ethernet header. The driver pads frames as the hardware requires.
 const MIN_FRAME: u16 = 14;
@@ -134,22 +135,29 @@ impl NicTx {
         (written, bad)
     }
 
-    /// Makes the kernel send the descriptors that it has not read. In copy mode one call sends a part of them.
-    fn kick(&self) {
+    /// Makes the kernel send the descriptors that it has not read, of which `new` were just written. In copy mode a
+    /// call sends a part of them and fails with `EAGAIN`, as it does when it can send nothing now. Progress shows in
+    /// the rings, but before Linux 6.17 the kernel publishes what it has read only when it has read all: then as many
+    /// calls are made as the new descriptors need.
+    fn kick(&self, new: u32) {
         if !self.half.busy && !self.rings.needs_wakeup() {
             return;
         }
-        let mut left = self.rings.tx_pending();
+        let seen = || (self.rings.tx_pending(), self.rings.completions_pending());
+        let (mut before, mut calls) = (seen(), new.div_ceil(SENT_PER_KICK));
         for _ in 0..MAX_KICKS {
-            if left == 0 {
+            if before.0 == 0 {
                 return;
             }
             let result = xsk::kick_tx(&self.half.socket);
-            let now = self.rings.tx_pending();
-            if result.is_err() && now == left {
-                return;
+            let now = seen();
+            if now == before {
+                if calls == 0 || result.map_err(|e| e.raw_os_error()) != Err(EAGAIN) {
+                    return;
+                }
+                calls -= 1;
             }
-            left = now;
+            before = now;
         }
     }
 }
@@ -171,7 +179,7 @@ impl Tx for NicTx {
         let (written, bad) = self.put(from, span.to);
         if written > 0 {
             self.rings.submit(written);
-            self.kick();
+            self.kick(written);
         }
         bad
     }
@@ -189,7 +197,7 @@ impl Tx for NicTx {
         }
         // An interface that was down, or a driver that was busy, left descriptors unread.
         if self.rings.tx_pending() > 0 {
-            self.kick();
+            self.kick(0);
         }
         Ok(self.rings.reap_completions(known, published))
     }

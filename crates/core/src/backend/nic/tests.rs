@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
-use unetmap_mem::{Geometry, Region, RingShape, RingView, UmemLayout};
+use unetmap_mem::{Geometry, MappedRange, Region, RingShape, RingView, TxFramesPage, UmemLayout};
 use unetmap_sys::xsk::RingMap;
 use unetmap_sys::{Mapping, memfd};
 
@@ -120,6 +120,25 @@ impl Fixture {
         let slots = self.view.slots();
         (0..SLOTS).map(|raw| slots.buf_idx(slots.slots().pos(raw).unwrap())).collect()
     }
+}
+
+/// Linux before 6.17 publishes the descriptors that it has read when it has read all that it knows of; their slots are
+/// complete, and used again, before.
+#[test]
+fn packets_are_pending_until_the_kernel_publishes_that_it_has_read_them() {
+    let slots = Slots::new(SLOTS).unwrap();
+    let (packets, completions) = (Memory::new(16), Memory::new(8));
+    let fd = memfd::create_sealed("test", 4096).unwrap();
+    let frames = TxFramesPage::new(MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), 4096).unwrap())));
+    let umem = UmemLayout { size: BUFFER, count: 40, headroom: 0 };
+    let rings = XskTxRings::new(&packets.map, &completions.map, slots, umem, frames, 0).unwrap();
+    rings.submit(SLOTS);
+    rings.submit(SLOTS);
+    assert_eq!(rings.tx_pending(), 2 * SLOTS);
+    (0..SLOTS).for_each(|_| assert!(packets.take().is_some()));
+    assert_eq!(rings.tx_pending(), SLOTS);
+    rings.submit(2 * SLOTS);
+    assert_eq!(rings.tx_pending(), 0, "invalid positions");
 }
 
 proptest! {
