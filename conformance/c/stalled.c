@@ -9,6 +9,9 @@
  *		Makes a request at the node whose body is in a page of a file of its
  *		own file system (FUSE), whose server does not reply to READ. Succeeds
  *		if the request fails with ERRNO.
+ *	stalled UID write FD
+ *		Prints the id of a process that writes to the open file FD from such
+ *		a page.
  *	stalled UID flush SOCKET
  *		Sends the daemon a descriptor of such a file; the server does not
  *		reply to FLUSH when the daemon closes it.
@@ -208,6 +211,22 @@ send_descriptors(uid_t uid, const char *what, const char *path)
 	return 0;
 }
 
+static int
+write_page(uid_t uid, int fd)
+{
+	void *page = map_page(open_file(uid));
+	char id[16];
+	pid_t writer = fork();
+
+	CHECK(writer >= 0);
+	/* It cannot be killed before the server ends, which ends with this process. */
+	if (writer == 0)
+		_exit(pwrite(fd, page, BYTES, 0) == BYTES ? 0 : 1);
+	snprintf(id, sizeof(id), "%d", writer);
+	wait_for_line(id);
+	return 0;
+}
+
 int
 main(int argc, char **argv)
 {
@@ -218,6 +237,8 @@ main(int argc, char **argv)
 	if (argc != 3 && argc != 4)
 		return 2;
 	uid = (uid_t)atoi(argv[1]);
+	if (argc == 4 && strcmp(argv[2], "write") == 0)
+		return write_page(uid, atoi(argv[3]));
 	if (argc == 4)
 		return send_descriptors(uid, argv[2], argv[3]);
 	expected = atoi(argv[2]);

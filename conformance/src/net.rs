@@ -181,6 +181,18 @@ impl Net {
 /// Starts a daemon with the test's policy; returns when it listens.
 #[track_caller]
 pub fn start_daemon(home: &Home, args: &[&str]) -> Guard {
+    run_daemon(home, args, None)
+}
+
+/// The same, with a policy of its own and a fault, which daemons that are built for debugging have (`UNETMAP_FAULT`).
+#[track_caller]
+pub fn start_faulty_daemon(home: &Home, policy: &str, fault: &str) -> Guard {
+    set_policy(home, policy);
+    run_daemon(home, &[], Some(fault))
+}
+
+#[track_caller]
+fn run_daemon(home: &Home, args: &[&str], fault: Option<&str>) -> Guard {
     let log = File::options().append(true).create(true).open(home.log()).expect("a file for the daemon's log");
     let daemon = Guard::spawn(
         Command::new(program("unetmapd"))
@@ -189,6 +201,7 @@ pub fn start_daemon(home: &Home, args: &[&str]) -> Guard {
             .arg("--policy")
             .arg(policy_file(home))
             .args(args)
+            .envs(fault.map(|fault| ("UNETMAP_FAULT", fault)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log),

@@ -55,6 +55,17 @@ pub struct Daemon {
     pub pid: u32,
     /// Number of connections, including the one that requested the snapshot.
     pub connections: usize,
+    /// How long its work for users took.
+    pub work: Work,
+}
+
+/// What the daemon did for users, since it was started: requests, and ends of connections.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Work {
+    /// How many.
+    pub pieces: u64,
+    /// The longest, in microseconds.
+    pub longest_us: u64,
 }
 
 /// A region.

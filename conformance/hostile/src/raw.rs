@@ -210,7 +210,12 @@ impl RawPort {
     /// As [`RawPort::open`], with all fields of the request.
     #[track_caller]
     pub fn open_as(socket: &Path, name: &str, fields: NmreqRegister) -> RawPort {
-        let raw = ControlConnection::connect(socket).expect("a daemon that listens");
+        RawPort::open_on(ControlConnection::connect(socket).expect("a daemon that listens"), name, fields)
+    }
+
+    /// As [`RawPort::open_as`], on a connection, which may be another user's.
+    #[track_caller]
+    pub fn open_on(raw: ControlConnection, name: &str, fields: NmreqRegister) -> RawPort {
         let register = NmreqRegister { nr_mode: unetmap::abi::NR_REG_ALL_NIC, ..fields };
         let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, register.as_bytes()).expect("a short name");
         let (errno, answer, fds) = raw.request(&request);
@@ -267,11 +272,10 @@ impl RawPort {
         self.endpoint_states.write_all_at(&value.to_ne_bytes(), at).expect("inside the endpoint state page");
     }
 
-    /// Removes all pages of the region, as any program that has the file can.
-    pub fn punch_hole(&self) {
+    /// Removes all pages of the region; false if that is forbidden.
+    pub fn punch_hole(&self) -> bool {
         use rustix::fs::{FallocateFlags, fallocate};
         let bytes = self.region.metadata().expect("a file").len();
-        fallocate(self.region.as_fd(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)
-            .expect("the kernel lets everybody punch holes");
+        fallocate(self.region.as_fd(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes).is_ok()
     }
 }

@@ -3,17 +3,18 @@
 use std::io;
 use std::path::Path;
 
-use unetmap_sys::process;
 use unetmap_sys::sandbox::{self, Access, Capability};
+use unetmap_sys::{memfd, process};
 
 use crate::tuning::confinement::OOM_SCORE;
 
-/// What root's daemon needs: to read the policy and the accounts (1, 2), interfaces and their sockets (11 to 13),
-/// memory that the kernel pins for them (14), the namespaces and the memory of the node's programs (19), mounts,
-/// namespaces and BPF on old kernels (21), its niceness and limits (23, 24), BPF (38, 39).
-const ROOT: [Capability; 12] = [
+/// What root's daemon needs: to read the policy and the accounts (1, 2), memory whose pages stay (9), interfaces and
+/// their sockets (11 to 13), memory that the kernel pins for them (14), the namespaces and the memory of the node's
+/// programs (19), mounts, namespaces and BPF on old kernels (21), its niceness and limits (23, 24), BPF (38, 39).
+const ROOT: [Capability; 13] = [
     Capability::DacOverride,
     Capability::DacReadSearch,
+    Capability::LinuxImmutable,
     Capability::NetBroadcast,
     Capability::NetAdmin,
     Capability::NetRaw,
@@ -34,6 +35,7 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
         report("oom_score_adj", sandbox::set_oom_score(OOM_SCORE));
         report("capabilities", sandbox::keep_capabilities(&ROOT));
         report("seccomp", sandbox::allow_calls(sandbox::ROOT_MAIN));
+        keep_pages();
         return;
     }
     report("capabilities", sandbox::keep_capabilities(&[]));
@@ -50,6 +52,18 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
     files.extend(config.iter().map(|folder| (&**folder, Access::Read)));
     report("landlock", sandbox::allow_files(&files));
     report("seccomp", sandbox::allow_calls(sandbox::MAIN));
+}
+
+/// Has programs keep all pages of the memory that they share with the daemon, which would wait for those that are being
+/// removed.
+fn keep_pages() {
+    // In builds for debugging, UNETMAP_FAULT=removable leaves them removable, as on Linux before 6.0.
+    if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|fault| fault == "removable") {
+        return;
+    }
+    if let Err(e) = memfd::keep_pages() {
+        tracing::info!("programs can delay the daemon by removing pages of their regions: {e}");
+    }
 }
 
 /// Confines a process that accesses other processes' memory.

@@ -28,9 +28,11 @@ mod service;
 mod shape;
 #[cfg(test)]
 mod tests;
+mod thread_waits;
 mod tuning;
 mod turns;
 mod user_arena;
+mod work_times;
 
 use std::ffi::OsString;
 use std::fs;

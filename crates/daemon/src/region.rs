@@ -119,6 +119,8 @@ pub(crate) struct RegionRecord {
     pub(crate) sessions: u32,
     /// Persistent ports of this region, open or not.
     pub(crate) persistent_ports: u32,
+    /// Switch ports of this region that were removed and that a thread may still use.
+    pub(crate) retired_ports: u32,
     /// Extra buffers that those sessions hold.
     pub(crate) extra: u32,
 }
@@ -162,6 +164,7 @@ impl RegionRecord {
             bufs: BufPool::new(geometry.bufs.count),
             sessions: 0,
             persistent_ports: 0,
+            retired_ports: 0,
             extra: 0,
         })
     }
@@ -175,6 +178,11 @@ impl RegionRecord {
             Ok(()) => self.node = Some(node),
             Err(e) => tracing::debug!(self.mem_id, node, "the region's memory is on any node: {e}"),
         }
+    }
+
+    /// Whether the region is a part of a user's file.
+    pub(crate) fn is_part(&self) -> bool {
+        self.extent.is_some()
     }
 
     /// Whether the region lies in `arena`.

@@ -38,9 +38,10 @@ pub(crate) trait PortRecord {
         false
     }
 
-    /// Stops these exchanges until the result is dropped.
+    /// Stops those of these exchanges that a thread of the daemon makes, until the result is dropped; `None` if it does
+    /// not pause.
     fn pause_exchange(&self) -> Option<Box<dyn PauseGuard + '_>> {
-        None
+        Some(Box::new(()))
     }
 
     /// Frees every lock that the exited process with this holder ID held, and returns how many there were.
@@ -156,11 +157,12 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
         self.ports.values().map(|port| port.break_locks(holder)).sum()
     }
 
-    /// Returns the buffer indexes in all rings of a region.
-    pub(crate) fn buffers_in_use(&self, region: RegionKey) -> Vec<BufIdx> {
-        let _paused = pause_exchanges(self.ports_of(region));
+    /// Returns the buffer indexes in all rings of a region; `None` if they cannot be known, as a thread that exchanges
+    /// buffers does not pause.
+    pub(crate) fn buffers_in_use(&self, region: RegionKey) -> Option<Vec<BufIdx>> {
+        let _paused = pause_exchanges(self.ports_of(region))?;
         let endpoints = self.ports_of(region).flat_map(PortRecord::buffer_holders);
-        endpoints.flat_map(Endpoint::buffers).collect()
+        Some(endpoints.flat_map(Endpoint::buffers).collect())
     }
 
     /// Removes duplicate buffers from the unbound rings of a region. A process that is killed while it exchanges two
@@ -169,7 +171,7 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
     /// buffer that is in no slot is not reused until the region ends, because a running program may hold it.
     pub(crate) fn repair_buffers(&mut self, region: RegionKey) {
         let ports = || self.ports.values().map(|port| &**port).filter(|port| port.region() == region);
-        let _paused = pause_exchanges(ports());
+        let Some(_paused) = pause_exchanges(ports()) else { return };
         let Some(record) = self.regions.get_mut(region) else { return };
         let limits = record.region.limits();
         let mut seen = IndexSet::new(limits.bufs);
@@ -216,27 +218,30 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
         let in_use = self.buffers_in_use(region);
         if let Some(record) = self.regions.get_mut(region) {
             endpoints.iter_mut().for_each(|endpoint| endpoint.free_rings(record));
-            record.reclaim(&held, &in_use);
+            // Buffers of which it is not known whether other rings hold them are free when the region ends.
+            in_use.iter().for_each(|in_use| record.reclaim(&held, in_use));
         }
         self.free_region_if_unused(region);
     }
 
     /// Frees a region if it contains no port and no session is open in it.
     pub(crate) fn free_region_if_unused(&mut self, region: RegionKey) {
-        let is_kept = |record: &RegionRecord| record.sessions > 0 || record.persistent_ports > 0;
+        let is_kept =
+            |record: &RegionRecord| record.sessions > 0 || record.persistent_ports > 0 || record.retired_ports > 0;
         if !self.regions.get(region).is_some_and(is_kept) && self.ports_of(region).next().is_none() {
             self.regions.remove(region);
         }
     }
 }
 
-/// Stops the exchange of buffers between ports, so that no buffer is found twice, or not at all.
+/// Stops the exchange of buffers between ports, so that no buffer is found twice, or not at all; `None` if a thread
+/// does not pause.
 fn pause_exchanges<'a, P: PortRecord + ?Sized + 'a>(
     ports: impl Iterator<Item = &'a P>,
-) -> Vec<Box<dyn PauseGuard + 'a>> {
+) -> Option<Vec<Box<dyn PauseGuard + 'a>>> {
     let ports: Vec<&P> = ports.filter(|port| port.exchanges_buffers()).collect();
     if ports.len() < 2 {
-        return Vec::new();
+        return Some(Vec::new());
     }
-    ports.into_iter().filter_map(PortRecord::pause_exchange).collect()
+    ports.into_iter().map(PortRecord::pause_exchange).collect()
 }

@@ -42,6 +42,7 @@ use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply};
 use crate::service::Service;
 use crate::tuning::server::{EXIT_RETRY, HELLO_LIMIT, MAX_ACCEPTS};
 use crate::turns::{Next, Turns};
+use crate::work_times::WorkTimes;
 
 /// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of lock holders the odd ones
 /// after.
@@ -113,11 +114,12 @@ pub(crate) struct Server {
     /// admits.
     owner: u32,
     started: Instant,
+    work_times: WorkTimes,
 }
 
 impl Server {
     /// Returns a server of `daemon` that listens at `socket`.
-    pub(crate) fn new(listener: OwnedFd, daemon: Daemon, socket: &Path) -> io::Result<Server> {
+    pub(crate) fn new(listener: OwnedFd, mut daemon: Daemon, socket: &Path) -> io::Result<Server> {
         // The kernel refuses descriptors where it can.
         if !fault::takes_fds() {
             socket::refuse_fds(&listener);
@@ -126,12 +128,14 @@ impl Server {
         epoll.add(&listener, LISTENER, true, false)?;
         let nodes = Nodes::new(socket, netmap_requests::answer)?;
         epoll.add(nodes.doorbell(), NODE, true, false)?;
+        let closer = Closer::new()?;
+        daemon.registry.regions.closer = Some(closer.clone());
         Ok(Server {
             daemon,
             nodes,
             epoll,
             listener,
-            closer: Closer::new()?,
+            closer,
             clients: BTreeMap::new(),
             turns: Turns::new(),
             newcomers: VecDeque::new(),
@@ -140,6 +144,7 @@ impl Server {
             reserve: File::open("/dev/null").ok(),
             owner: process::uid(),
             started: Instant::now(),
+            work_times: WorkTimes::default(),
         })
     }
 
@@ -173,6 +178,8 @@ impl Server {
             let rest = rest.map(|rest| rest.max(EXIT_RETRY));
             let timers = [
                 vale::age_tables(&mut self.daemon),
+                vale::free_retired(&mut self.daemon),
+                self.daemon.end_stopped_mediators(),
                 self.end_silent_newcomers(now),
                 service.keep_alive(now),
                 next_turn,
@@ -229,6 +236,7 @@ impl Server {
         match self.turns.next(Instant::now()) {
             Next::Work(uid, work) => {
                 self.daemon.nics.keep_alive.control_begins();
+                let start = Instant::now();
                 match work {
                     Work::Message(token) => self.next_message(uid, token),
                     Work::Close(token) => self.disconnect(token),
@@ -237,6 +245,9 @@ impl Server {
                         self.add_watches();
                     }
                 }
+                let (now, time) = (Instant::now(), start.elapsed());
+                self.turns.count_time(uid, time, now);
+                self.work_times.add(uid, time);
                 (!self.turns.is_empty()).then_some(Duration::ZERO)
             }
             Next::Wait(time) => Some(time),
@@ -462,6 +473,7 @@ impl Server {
             owner: self.owner,
             connections,
             uptime: self.started.elapsed(),
+            work_times: self.work_times,
         };
         let reply = requests::answer(kind, &mut call);
         if let Some(holder) = client.holder.as_mut().filter(|_| !was_holder) {

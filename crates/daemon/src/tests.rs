@@ -20,6 +20,7 @@ use crate::knobs::Knobs;
 use crate::ports::pipe::{Pipe, PipeKey};
 use crate::ports::{Admission, Daemon, Options, PortKey, Registered};
 use crate::region::Sizes;
+use crate::work_times::WorkTimes;
 
 const PEER: Peer = Peer { pid: 1, uid: 1, gid: 1 };
 const BUFS: u32 = 400;
@@ -98,10 +99,11 @@ impl Client {
 /// Checks that the buffer counts of every region add up, and that the snapshot can be written.
 fn check(daemon: &Daemon) {
     for record in daemon.registry.regions.iter() {
-        let c = record.census(&daemon.registry.buffers_in_use(record.key));
+        let c = record.census(&daemon.registry.buffers_in_use(record.key).unwrap());
         assert_eq!(c.free + c.in_rings + c.extra + c.missing, BUFS - 2, "{c:?}");
     }
-    assert!(crate::requests::as_json(daemon, Vec::new(), None, 1, Duration::ZERO).starts_with('{'));
+    let work = (1, Duration::ZERO, WorkTimes::default());
+    assert!(crate::requests::as_json(daemon, Vec::new(), None, work).starts_with('{'));
 }
 
 fn pipe_count(daemon: &Daemon) -> usize {
@@ -115,7 +117,7 @@ fn is_empty(daemon: &Daemon) -> bool {
 
 fn census(daemon: &Daemon, mem_id: u16) -> BufUsage {
     let registry = &daemon.registry;
-    registry.regions.get(mem_id.into()).unwrap().census(&registry.buffers_in_use(mem_id.into()))
+    registry.regions.get(mem_id.into()).unwrap().census(&registry.buffers_in_use(mem_id.into()).unwrap())
 }
 
 /// Returns the buffer indexes in the slots of all transmit rings of a pipe.

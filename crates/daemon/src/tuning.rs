@@ -99,6 +99,20 @@ pub(crate) mod region {
     pub(crate) const ALIGN: u64 = 2 << 20;
 }
 
+/// Waits for threads that move packets.
+pub(crate) mod thread_waits {
+    use std::time::Duration;
+
+    /// How long the control thread waits for such a thread before it looks whether that one is held up, and how long
+    /// if it is not.
+    pub(crate) const LIMIT: Duration = Duration::from_millis(20);
+    pub(crate) const LIMIT_OF_BUSY: Duration = Duration::from_secs(5);
+    /// How often it looks: at the thread's state, whether it has ended, and for a thread for which it does not wait.
+    pub(crate) const POLL: Duration = Duration::from_millis(5);
+    pub(crate) const END_POLL: Duration = Duration::from_micros(50);
+    pub(crate) const RETIRED_POLL: Duration = Duration::from_millis(100);
+}
+
 /// The control socket.
 pub(crate) mod server {
     use std::time::Duration;
@@ -109,6 +123,12 @@ pub(crate) mod server {
     pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(10);
     /// Time between attempts to exit, while a client that starts holds the lock.
     pub(crate) const EXIT_RETRY: Duration = Duration::from_millis(100);
+    /// Work that takes the control thread longer is counted as long.
+    pub(crate) const LONG_WORK: Duration = Duration::from_millis(5);
+    /// Time after which the control thread's time for a user counts half, when it chooses whom to serve next. Above the
+    /// time between two requests of programs that only open and close ports now and then; below that after which a user
+    /// who did much is to be served as all others.
+    pub(crate) const TIME_HALVES_IN: Duration = Duration::from_secs(1);
     /// Users whose last requests are remembered before those of the past are forgotten.
     pub(crate) const REMEMBERED_USERS: usize = 1024;
 }

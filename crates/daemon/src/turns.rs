@@ -1,21 +1,39 @@
-//! Whose request is served next. Users take turns, whatever number of connections each has, and a user who makes more
-//! requests in a second than its budget allows waits.
+//! Whose request is served next: that of the user for whom the control thread has worked least of late, whatever number
+//! of connections each has. A user who makes more requests in a second than its budget allows waits.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::tuning::server::REMEMBERED_USERS;
+use crate::tuning::server::{REMEMBERED_USERS, TIME_HALVES_IN};
 
 /// Requests may arrive in bursts of as many as are allowed in this time.
 const BURST: Duration = Duration::from_secs(1);
 
+/// Seconds of the past that no longer count when users are many.
+const FORGOTTEN: f64 = 1e-4;
+
 /// The work of each user, `W` being one piece.
 pub(crate) struct Turns<W> {
     users: BTreeMap<u32, Waiting<W>>,
-    /// Users with work, the next one first.
+    /// Users with work: of those with equal times, the next one first.
     order: VecDeque<u32>,
+    /// The time that was spent on each user.
+    spent: BTreeMap<u32, Spent>,
     /// When the requests that each user has made would all be due at its rate. In the past: it may make a whole burst.
     due: BTreeMap<u32, Instant>,
+}
+
+/// Time spent on a user, up to an instant; it halves every [`TIME_HALVES_IN`] from then on.
+struct Spent {
+    seconds: f64,
+    at: Instant,
+}
+
+impl Spent {
+    fn now(&self, now: Instant) -> f64 {
+        let halvings = now.saturating_duration_since(self.at).as_secs_f64() / TIME_HALVES_IN.as_secs_f64();
+        self.seconds * (-halvings).exp2()
+    }
 }
 
 struct Waiting<W> {
@@ -37,7 +55,7 @@ pub(crate) enum Next<W> {
 
 impl<W> Turns<W> {
     pub(crate) fn new() -> Turns<W> {
-        Turns { users: BTreeMap::new(), order: VecDeque::new(), due: BTreeMap::new() }
+        Turns { users: BTreeMap::new(), order: VecDeque::new(), spent: BTreeMap::new(), due: BTreeMap::new() }
     }
 
     /// Adds work behind all other work of the user.
@@ -63,28 +81,40 @@ impl<W> Turns<W> {
         self.users.is_empty()
     }
 
-    /// Takes the next work: of the user whose turn it is, if its rate allows.
+    /// Takes the next work: of the user on whom least time was spent, of those whose rates allow.
     pub(crate) fn next(&mut self, now: Instant) -> Next<W> {
-        let mut least_wait = None::<Duration>;
-        for _ in 0..self.order.len() {
-            let Some(uid) = self.order.pop_front() else { break };
-            let Some(waiting) = self.users.get_mut(&uid) else { continue };
-            let wait = self.due.get(&uid).map_or(Duration::ZERO, |due| due.saturating_duration_since(now + BURST));
-            let work = match waiting.urgent.pop_front() {
-                None if wait.is_zero() => waiting.others.pop_front(),
-                urgent => urgent,
-            };
-            if waiting.urgent.is_empty() && waiting.others.is_empty() {
-                self.users.remove(&uid);
-            } else {
-                self.order.push_back(uid);
+        let (mut least_wait, mut next) = (None::<Duration>, None::<(usize, f64)>);
+        for (at, uid) in self.order.iter().enumerate() {
+            let wait = self.due.get(uid).map_or(Duration::ZERO, |due| due.saturating_duration_since(now + BURST));
+            if !wait.is_zero() && self.users.get(uid).is_none_or(|waiting| waiting.urgent.is_empty()) {
+                least_wait = Some(least_wait.map_or(wait, |least| least.min(wait)));
+                continue;
             }
-            match work {
-                Some(work) => return Next::Work(uid, work),
-                None => least_wait = Some(least_wait.map_or(wait, |least| least.min(wait))),
+            let spent = self.spent.get(uid).map_or(0.0, |spent| spent.now(now));
+            if next.is_none_or(|(_, least)| spent < least) {
+                next = Some((at, spent));
             }
         }
-        least_wait.map_or(Next::Idle, Next::Wait)
+        let Some(uid) = next.and_then(|(at, _)| self.order.remove(at)) else {
+            return least_wait.map_or(Next::Idle, Next::Wait);
+        };
+        let Some(waiting) = self.users.get_mut(&uid) else { return Next::Idle };
+        let work = waiting.urgent.pop_front().or_else(|| waiting.others.pop_front());
+        if waiting.urgent.is_empty() && waiting.others.is_empty() {
+            self.users.remove(&uid);
+        } else {
+            self.order.push_back(uid);
+        }
+        work.map_or(Next::Idle, |work| Next::Work(uid, work))
+    }
+
+    /// Counts time that was spent on work of a user.
+    pub(crate) fn count_time(&mut self, uid: u32, time: Duration, now: Instant) {
+        if self.spent.len() >= REMEMBERED_USERS {
+            self.spent.retain(|_, spent| spent.now(now) > FORGOTTEN);
+        }
+        let spent = self.spent.entry(uid).or_insert(Spent { seconds: 0.0, at: now });
+        *spent = Spent { seconds: spent.now(now) + time.as_secs_f64(), at: now };
     }
 
     /// Counts a request of a user that may make `rate` in a second.
@@ -123,6 +153,22 @@ mod tests {
     }
 
     #[test]
+    fn the_user_on_whom_least_time_was_spent_is_next() {
+        let (mut turns, now) = (Turns::new(), Instant::now());
+        for (uid, ms) in [(1, 20), (2, 1), (3, 30)] {
+            turns.count_time(uid, Duration::from_millis(ms), now);
+            (0..2).for_each(|work| turns.push(uid, work));
+        }
+        turns.push(4, 0);
+        assert_eq!(take_all(&mut turns, now), [(4, 0), (2, 0), (2, 1), (1, 0), (1, 1), (3, 0), (3, 1)]);
+        // Later, what was spent last counts more.
+        let later = now + 6 * TIME_HALVES_IN;
+        turns.count_time(2, Duration::from_millis(3), later);
+        (1..=3).for_each(|uid| turns.push(uid, 0));
+        assert_eq!(take_all(&mut turns, later), [(1, 0), (3, 0), (2, 0)]);
+    }
+
+    #[test]
     fn a_user_over_its_rate_waits_and_delays_nobody() {
         let (mut turns, now) = (Turns::new(), Instant::now());
         // A burst, and one request more.
@@ -145,5 +191,8 @@ mod tests {
         (0..REMEMBERED_USERS as u32).for_each(|uid| turns.count_request(uid, now, 1000));
         turns.count_request(u32::MAX, now + Duration::from_secs(1), 1000);
         assert_eq!(turns.due.len(), 1);
+        (0..REMEMBERED_USERS as u32).for_each(|uid| turns.count_time(uid, Duration::from_millis(1), now));
+        turns.count_time(u32::MAX, Duration::from_millis(1), now + 10 * TIME_HALVES_IN);
+        assert_eq!(turns.spent.len(), 1);
     }
 }

@@ -5,7 +5,9 @@
 //! | region A | (hole) | region B |  | region C |  (never touched)   |
 //! ```
 //! A program that opens the node (`/dev/netmap`) maps its memory before it selects a port: it maps this file. Offsets
-//! of a region are offsets in the file. The pages of a region are returned to the kernel when the region ends.
+//! of a region are offsets in the file. The pages of a region are returned to the kernel when the region ends, or,
+//! where nobody may remove pages (`memfd::keep_pages`), with the file: later regions of the user find there what its
+//! programs wrote.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -37,7 +39,7 @@ impl UserArena {
         Ok(UserArena { fd: memfd::create_sealed("unetmap-user", BYTES)?, allocated: Mutex::default() })
     }
 
-    /// Allocates the first free part of `bytes` bytes, zeroed; `None` if there is none.
+    /// Allocates the first free part of `bytes` bytes; `None` if there is none.
     pub(crate) fn allocate(self: &Arc<UserArena>, bytes: u64) -> Option<Extent> {
         let mut allocated = self.allocated.lock().unwrap_or_else(PoisonError::into_inner);
         let mut base = 0;
@@ -48,8 +50,9 @@ impl UserArena {
             base = to.next_multiple_of(ALIGN);
         }
         let end = base.checked_add(bytes).filter(|end| *end <= BYTES)?;
-        // Programs that still map an earlier region may have written here since it ended.
-        memfd::punch(self.fd.as_fd(), base, bytes).ok()?;
+        // Programs that still map an earlier region may have written here since it ended. A file whose pages stay is
+        // refused before its lock is taken, which programs can hold.
+        let _ = memfd::punch(self.fd.as_fd(), base, bytes);
         allocated.insert(base, end);
         Some(Extent { arena: self.clone(), base, end })
     }

@@ -186,10 +186,11 @@ pub const EXTRA_PASSES: u32 = 32;
 /// with 66, 33 us with 128 (decision 50).
 pub const FUTEX_WAIT_RINGS: usize = 8;
 
-/// Longest time that the daemon waits for a worker to use a new configuration.
-///
-/// Bounds: above the longest batch, with its waits for receivers.
-pub const QUIESCENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the daemon waits for a batch that is being forwarded before it does without a pause.
+/// Bounds: above the time of a batch, its waits for receivers, and that for which a worker is preempted.
+pub const PAUSE_LIMIT: Duration = Duration::from_secs(1);
+/// How often it looks whether the batch is done.
+pub const PAUSE_POLL: Duration = Duration::from_micros(20);
 
 // --- Poll set: which rings a pass polls ---
 

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
-    memfd_create,
+    FallocateFlags, IFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs,
+    ftruncate, ioctl_setflags, memfd_create,
 };
 use rustix::io::Errno;
 
@@ -14,6 +15,26 @@ const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// `f_type` of the file system behind memory files of base pages.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+/// Whether [`keep_pages`] succeeded.
+static KEEPS_PAGES: AtomicBool = AtomicBool::new(false);
+
+/// From now on, nobody can remove pages of the files that this process creates, nor itself: `fallocate` and
+/// `MADV_REMOVE` fail with `EPERM`. An access to such a page would wait for as long as its removal takes.
+///
+/// # Errors
+/// `EPERM` without CAP_LINUX_IMMUTABLE; `ENOTTY` or `EOPNOTSUPP` before Linux 6.0, or without CONFIG_TMPFS_XATTR.
+pub fn keep_pages() -> io::Result<()> {
+    forbid_removal(&create_sealed("unetmap-probe", 1)?)?;
+    KEEPS_PAGES.store(true, Relaxed);
+    Ok(())
+}
+
+/// Makes the file immutable: nobody can open it for writing, or change where it has pages. What is open or mapped stays
+/// writable, and the descriptor can be mapped.
+fn forbid_removal(fd: &OwnedFd) -> io::Result<()> {
+    Ok(ioctl_setflags(fd, IFlags::IMMUTABLE)?)
+}
 
 /// Creates a memory file of `bytes` bytes (a multiple of the page size; it is not rounded up), all zero, with no page
 /// resident, and seals its size. `name` is shown in `/proc/PID/maps`: at most 249 bytes, no NUL.
@@ -36,6 +57,9 @@ pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     };
     ftruncate(&fd, bytes)?;
     fcntl_add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
+    if KEEPS_PAGES.load(Relaxed) {
+        forbid_removal(&fd)?;
+    }
     Ok(fd)
 }
 
@@ -80,7 +104,7 @@ pub fn resident_bytes(fd: impl AsFd) -> io::Result<u64> {
 /// Returns the memory of `[offset, offset + bytes)` to the kernel; it reads as zero afterwards.
 ///
 /// # Errors
-/// `EINVAL` if `bytes` is 0; `EFBIG`.
+/// `EINVAL` if `bytes` is 0; `EFBIG`; `EPERM` if [`keep_pages`] forbids it.
 pub fn punch(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<()> {
     Ok(fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes)?)
 }
@@ -101,6 +125,20 @@ mod tests {
         assert_eq!(ftruncate(&fd, 16384), Err(Errno::PERM));
         assert_eq!(fcntl_add_seals(&fd, SealFlags::WRITE), Err(Errno::PERM));
         check_sealed(fd.as_fd(), 8192).unwrap();
+    }
+
+    #[test]
+    fn pages_of_an_immutable_file_stay_and_can_be_written() {
+        let fd = create_sealed("test", 8192).unwrap();
+        if let Err(e) = forbid_removal(&fd) {
+            return eprintln!("skipped: only root, on Linux 6.0 and later, can make files immutable: {e}");
+        }
+        let map = crate::Mapping::new(fd.as_fd(), 8192).unwrap();
+        rustix::io::pwrite(&fd, b"x", 0).unwrap();
+        assert_eq!(punch(fd.as_fd(), 0, 4096).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(fallocate(&fd, FallocateFlags::KEEP_SIZE, 0, 4096), Err(Errno::PERM));
+        drop(map);
+        assert_eq!(resident_bytes(&fd).unwrap(), 4096);
     }
 
     #[test]

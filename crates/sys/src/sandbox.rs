@@ -26,6 +26,7 @@ pub use files::{Access, allow_files};
 pub enum Capability {
     DacOverride = 1,
     DacReadSearch = 2,
+    LinuxImmutable = 9,
     NetBroadcast = 11,
     NetAdmin = 12,
     NetRaw = 13,

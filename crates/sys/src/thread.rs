@@ -141,11 +141,24 @@ pub fn cpu_of(tid: u32) -> io::Result<usize> {
     cpu_in(&text[..n]).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/TID/stat has an unknown format"))
 }
 
-/// Returns the 39th word of a `stat` line. The second word is the thread's name in parentheses, which may contain
-/// anything.
+/// Whether thread `tid` of this process's pid namespace is held up: it waits without being interruptible, as for a page
+/// of memory, or it is stopped. A hint only, as [`cpu_of`]; `false` if there is no such thread.
+pub fn is_held(tid: u32) -> bool {
+    let mut text = [0; 1024];
+    let read = fs::File::open(format!("/proc/{tid}/task/{tid}/stat")).and_then(|mut stat| stat.read(&mut text));
+    read.is_ok_and(|n| matches!(word_in(&text[..n], 3), Some("D" | "T" | "t")))
+}
+
+/// Returns the 39th word of a `stat` line.
 fn cpu_in(stat: &[u8]) -> Option<usize> {
+    word_in(stat, 39)?.parse().ok()
+}
+
+/// Returns word `n` of a `stat` line, from the 3rd on. The second word is the thread's name in parentheses, which may
+/// contain anything.
+fn word_in(stat: &[u8], n: usize) -> Option<&str> {
     let end = stat.iter().rposition(|&b| b == b')')?;
-    std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(36)?.parse().ok()
+    std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(n.checked_sub(3)?)
 }
 
 /// Time that the calling thread has spent runnable, waiting for a CPU (`schedstat`).
@@ -277,6 +290,12 @@ mod tests {
             assert_eq!(cpu_in(format!("1 ({name}) {rest}\n").as_bytes()), Some(39));
         }
         assert_eq!((cpu_in(b""), cpu_in(b"1 (a) R 1 2"), cpu_in(b"1 (a")), (None, None, None));
+    }
+
+    #[test]
+    fn the_state_is_the_third_word() {
+        assert_eq!(word_in(b"1 (a) b) D 2 3\n", 3), Some("D"));
+        assert!(!is_held(process::tid()) && !is_held(u32::MAX));
     }
 
     #[test]

@@ -10,9 +10,9 @@ use conformance::home::{Guard, daemon_listens, summary};
 use conformance::traffic::open;
 use conformance::{Node, isolated, program, until};
 
-/// Capabilities that root's daemon may have: DAC_OVERRIDE, DAC_READ_SEARCH, NET_BROADCAST, NET_ADMIN, NET_RAW,
-/// IPC_LOCK, SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE, PERFMON, BPF.
-const OF_ROOT: u64 = 1 << 1 | 1 << 2 | 15 << 11 | 1 << 19 | 1 << 21 | 1 << 23 | 1 << 24 | 3 << 38;
+/// Capabilities that root's daemon may have: DAC_OVERRIDE, DAC_READ_SEARCH, LINUX_IMMUTABLE, NET_BROADCAST, NET_ADMIN,
+/// NET_RAW, IPC_LOCK, SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE, PERFMON, BPF.
+const OF_ROOT: u64 = 1 << 1 | 1 << 2 | 1 << 9 | 15 << 11 | 1 << 19 | 1 << 21 | 1 << 23 | 1 << 24 | 3 << 38;
 const SYS_PTRACE: u64 = 1 << 19;
 
 /// What `/proc` shows of a process or thread.

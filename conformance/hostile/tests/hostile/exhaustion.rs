@@ -1,6 +1,7 @@
 //! A daemon that runs out of descriptors or memory at any point refuses requests and keeps running.
 
 use conformance::home::summary;
+use conformance::net::{BUFFER, CABLE, MEDIATED, Net, assert_same, collect, frames, transmit};
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, until};
 use conformance_hostile::raw::ControlConnection;
@@ -87,4 +88,26 @@ fn the_daemon_survives_running_out_of_descriptors_at_every_point() {
 #[test]
 fn regions_are_refused_when_memory_runs_out() {
     isolated(|home| starve(home, Resource::As, || home.daemon_kib("VmSize:") << 10, (1..=40).map(|mib| mib << 20)));
+}
+
+/// The thread between a mediated port and its interface is replaced when fewer rings are bound. Without descriptors for
+/// the new one, the old one stays.
+#[test]
+fn a_mediated_port_works_on_without_free_descriptors() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, MEDIATED, CABLE) else { return };
+        let (port, tap) = (net.open("netmap:va/R"), net.tap());
+        let other = net.open("netmap:va/T");
+        let all = frames(&[60, 1000, 1514], 0);
+        limited(home, Resource::Nofile, 1, || {
+            drop(other);
+            let log = || std::fs::read_to_string(home.log()).unwrap_or_default();
+            until("the daemon has tried", || log().contains("the rings that other sessions have bound"));
+            tap.send_all(&all);
+            assert_same(&collect(&port, all.len()), &all);
+        });
+        let other = net.open("netmap:va/T");
+        transmit(&other, 0, &all, BUFFER);
+        assert_same(&tap.collect(all.len()), &all);
+    });
 }

@@ -12,6 +12,7 @@ mod monitors;
 mod nic;
 mod nic_filter;
 mod pipes;
+mod removed_pages;
 mod requests;
 mod setuid;
 mod shared_rings;

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::process::{Command, Stdio};
 
 use conformance::home::{Guard, summary};
+use conformance::net::start_faulty_daemon;
 use conformance::packet::{self, Rng};
 use conformance::snapshot::PIPE_BUFFERS;
 use conformance::traffic::{bytes_of, exchange, expect, fill, fill_some, open, receive, send};
@@ -548,8 +549,10 @@ fn too_many_requested_extra_buffers_are_granted_in_part() {
     });
 }
 
-/// Removes the pages of shared memory under open ports by `hole`: everything reads as zeros.
-fn survives(home: &Home, hole: impl Fn()) {
+/// Removes the pages of shared memory under open ports by `hole`, which returns whether it could: everything reads as
+/// zeros.
+fn survives(home: &Home, hole: impl Fn() -> bool) {
+    let _daemon = start_faulty_daemon(home, "", "removable");
     let (far, near) = (open("netmap:other{1"), open("netmap:other}1"));
     for _ in 0..5 {
         let keeper = open("netmap:m{9");
@@ -557,7 +560,9 @@ fn survives(home: &Home, hole: impl Fn()) {
         exchange(&tx, &rx, 1, 0, 300);
         send(&tx, 1, 300, 400).expect("room");
         rx.rxsync().expect("the daemon runs");
-        hole();
+        if !hole() {
+            return summary("skipped: this is a release build, and its daemon keeps the pages");
+        }
         let mut errors = 0;
         for _ in 0..20 {
             // All indexes are 0 now: errors and empty packets, but no crash, and all calls return.
@@ -601,7 +606,7 @@ fn removed_pages_of_the_region_crash_nobody() {
                 .stdout(Stdio::null())
                 .status()
                 .expect("the remover runs");
-            assert!(status.success());
+            status.success()
         });
     });
 }

@@ -2,20 +2,21 @@
 //! that take long to close. The daemon accesses the memory of programs that use the node.
 
 use std::fs;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use conformance::c::compile;
-use conformance::home::{Guard, summary};
+use conformance::home::summary;
+use conformance::net::start_faulty_daemon;
 use conformance::node::{STATIC, StartedProgram, Stopped, unetmap_node};
 use conformance::traffic::open;
-use conformance::{Home, Node, isolated, program, until};
-use conformance_hostile::raw::ControlConnection;
+use conformance::{Home, Node, isolated, until};
+use conformance_hostile::raw::{ControlConnection, RawPort};
 use rustix::process::{Pid, Signal, kill_process};
+use unetmap::abi::NmreqRegister;
 use unetmap::errno::EACCES;
 
 /// The attacker.
@@ -77,6 +78,31 @@ fn a_user_whom_the_policy_gives_nothing_is_refused_before_its_memory_is_read() {
     });
 }
 
+/// A program that writes to the file of its region keeps it locked, here for ever: the bytes are in such memory.
+#[test]
+fn a_write_to_a_region_that_never_ends_delays_its_owner_alone() {
+    isolated(|home| {
+        let Some(node) = open_node(home, &admits()) else { return };
+        let stalled = compile_stalled(home);
+        let open_as_user = |name| {
+            let raw = ControlConnection::connect_as(&home.socket(), USER).expect("a daemon that listens");
+            RawPort::open_on(raw, name, NmreqRegister::default())
+        };
+        let (first, second) = (open_as_user("a{1"), open_as_user("b{1"));
+        let region = rustix::io::dup(&first.region).expect("a descriptor that programs inherit");
+        let fd = region.as_raw_fd();
+        let writer = StartedProgram::start(&node, &stalled, &[&USER.to_string(), "write", &fd.to_string()]);
+        let call = format!("/proc/{}/syscall", writer.line);
+        let is_of_region = |call: String| call.split(' ').nth(1) == Some(&format!("{fd:#x}"));
+        until("it writes", || fs::read_to_string(&call).is_ok_and(is_of_region));
+        // Both regions end, and others begin.
+        drop((first, second));
+        until("their sessions are closed", || home.snapshot().sessions.is_empty());
+        drop(open_as_user("c{1"));
+        home.assert_serves();
+    });
+}
+
 /// The threads of a process that have not exited.
 fn threads(process: Pid) -> usize {
     let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())) else { return 0 };
@@ -103,22 +129,11 @@ fn a_daemon_that_is_killed_while_it_reads_such_memory_leaves_nothing() {
     });
 }
 
-/// Starts a daemon to which clients can send descriptors, as on Linux before 6.16.
-fn daemon_that_takes_descriptors(home: &Home) -> Guard {
-    let policy = home.folder().join("policy.toml");
-    fs::write(&policy, admits()).expect("a file in the test's own folder");
-    let mut command = Command::new(program("unetmapd"));
-    command.args(["--foreground", "--socket"]).arg(home.socket()).arg("--policy").arg(policy);
-    command.env("UNETMAP_FAULT", "descriptors").stdin(Stdio::null());
-    let daemon = Guard::spawn(command.stderr(fs::File::create(home.log()).expect("our own folder")));
-    until("it listens", || home.serves());
-    daemon
-}
-
 /// Runs an attacker of another user, and checks that connections of other users are closed all the same, and that
 /// nothing keeps a killed daemon from ending.
 fn other_connections_are_closed(home: &Home, what: &str) {
-    let mut daemon = daemon_that_takes_descriptors(home);
+    // Clients can send it descriptors, as on Linux before 6.16.
+    let mut daemon = start_faulty_daemon(home, &admits(), "descriptors");
     let raw = ControlConnection::connect(&home.socket()).expect("a daemon that listens");
     if raw.send_with(b"?", &[fs::File::open("/dev/null").expect("a device").as_fd()]).is_err() {
         return summary(

@@ -13,25 +13,36 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use unetmap_core::Port;
 use unetmap_core::errno::ENOMEM;
 use unetmap_sys::event::Epoll;
+use unetmap_sys::process;
 
 use super::nic::Nic;
 use super::{Daemon, PortKey, mediator, monitor};
+use crate::confinement::confine_packet_thread;
 use crate::refusal::{Refusal, refuse};
 use crate::region::DAEMON_UID;
+use crate::thread_waits::wait_for_end;
 use crate::tuning::arrival::RETRY;
 
 /// A running thread.
 pub(crate) struct ArrivalThread {
-    stop: Arc<AtomicBool>,
+    control: Arc<Control>,
     /// Closing it wakes the thread.
     connection: OwnedFd,
     thread: JoinHandle<()>,
+}
+
+/// What the main thread and the thread tell each other.
+#[derive(Default)]
+struct Control {
+    stop: AtomicBool,
+    /// The kernel's id of the thread; 0: not started yet.
+    tid: AtomicU32,
 }
 
 /// Starts and stops threads, so that each receive ring of `port` that has monitors is served by one, with a session of
@@ -62,17 +73,19 @@ fn start(daemon: &mut Daemon, session: u64, port: &PortKey) -> Result<(), Refusa
     let (name, registered) = daemon.repeat_answer(session)?;
     let rings = daemon.registry.get::<Nic>(port).map(Nic::socket_rings).unwrap_or_default();
     let (port, connection) = mediator::adopt(daemon, registered, rings)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let of_thread = stop.clone();
+    let control = Arc::new(Control::default());
+    let of_thread = control.clone();
     let builder = std::thread::Builder::new().name(format!("{name} arrivals"));
     let thread = builder.spawn(move || {
-        if let Err(e) = deliver(&port, &of_thread) {
+        confine_packet_thread();
+        of_thread.tid.store(process::tid(), Ordering::Relaxed);
+        if let Err(e) = deliver(&port, &of_thread.stop) {
             tracing::debug!("packets are shown to monitors when their program syncs: {e}");
         }
     });
     match thread {
         Ok(thread) => {
-            daemon.arrival_threads.insert(session, ArrivalThread { stop, connection, thread });
+            daemon.arrival_threads.insert(session, ArrivalThread { control, connection, thread });
             Ok(())
         }
         Err(e) => refuse(ENOMEM, format!("no thread for the monitors of {name}: {e}")),
@@ -82,9 +95,11 @@ fn start(daemon: &mut Daemon, session: u64, port: &PortKey) -> Result<(), Refusa
 /// Stops the thread of a session, if it has one.
 pub(super) fn stop(daemon: &mut Daemon, session: u64) {
     let Some(thread) = daemon.arrival_threads.remove(&session) else { return };
-    thread.stop.store(true, Ordering::Release);
+    thread.control.stop.store(true, Ordering::Release);
     drop(thread.connection);
-    if thread.thread.join().is_err() {
+    // One that waits for memory of the program ends by itself.
+    let has_ended = wait_for_end(&thread.thread, || thread.control.tid.load(Ordering::Relaxed));
+    if has_ended && thread.thread.join().is_err() {
         tracing::error!(session, "a thread that delivers packets to monitors panicked");
     }
     daemon.monitors.lists.remove(&session);

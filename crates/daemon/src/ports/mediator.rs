@@ -31,9 +31,11 @@ use super::{Daemon, EndpointKey, Options, Registered, monitor};
 use crate::caller::Caller;
 use crate::confinement::confine_packet_thread;
 use crate::refusal::{Refusal, refuse};
+use crate::thread_waits::wait_for_end;
 use crate::tuning::mediator::{
     BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS, REST, REST_MAX, REST_MIN_PACKETS, SPIN,
 };
+use crate::tuning::thread_waits::RETIRED_POLL;
 use headers::HeaderConverter;
 pub(super) use headers::LostPackets;
 
@@ -64,6 +66,16 @@ struct Control {
     polling: AtomicBool,
     /// The processor that the thread runs on, plus one; 0: any.
     cpu: AtomicU32,
+    /// The kernel's id of the thread; 0: not started yet.
+    tid: AtomicU32,
+}
+
+/// A thread that was stopped, but is held up. Its sessions stay open.
+pub(super) struct Stopping {
+    queue: u16,
+    control: Arc<Control>,
+    thread: JoinHandle<()>,
+    sessions: [u64; 2],
 }
 
 /// Both sides of a ring pair, open, before a thread serves them.
@@ -115,22 +127,43 @@ impl MediatorThread {
     }
 }
 
-/// Stops threads, all at the same time, and closes their sessions.
+/// Stops threads, all at the same time, and closes their sessions: at once, or, of a thread that is held up, when it
+/// has ended.
 pub(crate) fn stop(daemon: &mut Daemon, threads: impl IntoIterator<Item = MediatorThread>) {
     let mut stopping = Vec::new();
-    for thread in threads {
-        thread.control.stop.store(true, Ordering::Release);
-        drop(thread.connections);
-        stopping.push((thread.pair, thread.thread, thread.sessions));
+    for MediatorThread { pair: (_, queue), control, connections, thread, sessions, .. } in threads {
+        control.stop.store(true, Ordering::Release);
+        drop(connections);
+        stopping.push(Stopping { queue, control, thread, sessions });
     }
+    let (ended, waiting): (Vec<_>, Vec<_>) = stopping
+        .into_iter()
+        .partition(|Stopping { control, thread, .. }| wait_for_end(thread, || control.tid.load(Ordering::Relaxed)));
+    daemon.stopping_mediators.extend(waiting);
+    close_all(daemon, ended);
+}
+
+fn close_all(daemon: &mut Daemon, ended: Vec<Stopping>) {
     let mut sessions = Vec::new();
-    for ((_, queue), thread, own) in stopping {
+    for Stopping { queue, thread, sessions: own, .. } in ended {
         if thread.join().is_err() {
             tracing::error!(queue, "a mediator thread panicked");
         }
         sessions.extend(own);
     }
     sessions.into_iter().for_each(|session| daemon.close(session));
+}
+
+impl Daemon {
+    /// Closes the sessions of threads that have ended since they were stopped; returns the time until the next look, if
+    /// others have not.
+    pub(crate) fn end_stopped_mediators(&mut self) -> Option<Duration> {
+        let has_ended = |stopping: &Stopping| stopping.thread.is_finished();
+        let (ended, waiting) = std::mem::take(&mut self.stopping_mediators).into_iter().partition(has_ended);
+        self.stopping_mediators = waiting;
+        close_all(self, ended);
+        (!self.stopping_mediators.is_empty()).then_some(RETIRED_POLL)
+    }
 }
 
 /// Opens both sides of a ring pair: that of `interface_at`, and that of the endpoint `program` that faces it.
@@ -181,6 +214,7 @@ pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Resu
     let of_thread = control.clone();
     let run = move || {
         confine_packet_thread();
+        of_thread.tid.store(process::tid(), Ordering::Relaxed);
         Mediation { program, interface, headers }.run(&of_thread);
     };
     match builder.spawn(run) {

@@ -256,6 +256,8 @@ pub(crate) struct Daemon {
     pub(crate) monitors: MonitorState,
     /// By session of a program that has a monitored interface open.
     arrival_threads: BTreeMap<u64, ArrivalThread>,
+    /// Threads that were stopped and have not ended yet.
+    stopping_mediators: Vec<mediator::Stopping>,
 }
 
 impl Daemon {
@@ -267,6 +269,7 @@ impl Daemon {
             vale: ValeState::new(knobs.thread_plan().clone(), knobs.switch_addresses()),
             monitors: MonitorState::default(),
             arrival_threads: BTreeMap::new(),
+            stopping_mediators: Vec::new(),
             knobs,
             knob_sources: KnobSources::default(),
             admission,

@@ -161,9 +161,9 @@ impl Daemon {
         }
         // Reading all rings is necessary only if the program left a list of extra buffers.
         let has_list = session.iface.bufs_head() != BufIdx(0);
-        let in_use = if has_list { self.registry.buffers_in_use(session.region) } else { Vec::new() };
+        let in_use = if has_list { self.registry.buffers_in_use(session.region) } else { None };
         if let Some(record) = self.registry.regions.get_mut(session.region) {
-            record.free_iface(&session.iface, session.iface_offset, session.extra, has_list.then_some(&in_use[..]));
+            record.free_iface(&session.iface, session.iface_offset, session.extra, in_use.as_deref());
             record.sessions = record.sessions.saturating_sub(1);
         }
         // A process that exchanges buffers between two ports has them in both until both sessions are closed: until

@@ -25,6 +25,7 @@ use crate::caller::Caller;
 use crate::node::Nodes;
 use crate::ports::{Daemon, nic, vale};
 use crate::refusal::Refusal;
+use crate::work_times::WorkTimes;
 
 pub(crate) use lock_holder::{LockHolder, LockHolders};
 #[cfg(test)]
@@ -47,6 +48,7 @@ pub(crate) struct Call<'a> {
     /// Open connections.
     pub(crate) connections: usize,
     pub(crate) uptime: Duration,
+    pub(crate) work_times: WorkTimes,
 }
 
 /// What becomes of a message.

@@ -10,6 +10,7 @@ use crate::ports::snapshot::PortSnapshot;
 use crate::ports::vale::{SwitchSnapshot, WorkerSnapshot, switch_snapshots, worker_snapshots};
 use crate::ports::{Daemon, UserSnapshot};
 use crate::region::{RegionRecord, Scope};
+use crate::work_times::WorkTimes;
 
 #[derive(Serialize)]
 struct Snapshot {
@@ -31,6 +32,7 @@ struct DaemonSnapshot {
     version: &'static str,
     uptime_seconds: u64,
     connections: usize,
+    work: WorkTimes,
 }
 
 #[derive(Serialize)]
@@ -70,7 +72,7 @@ pub(super) fn snapshot(call: &mut Call<'_>) -> Reply {
     let uid = call.peer.uid;
     let only = (uid != 0 && uid != call.owner).then_some(uid);
     let users = call.daemon.user_snapshots(only);
-    Reply::Answer(text_answer(&as_json(call.daemon, users, only, call.connections, call.uptime)))
+    Reply::Answer(text_answer(&as_json(call.daemon, users, only, (call.connections, call.uptime, call.work_times))))
 }
 
 /// Returns everything, or what belongs to user `only`.
@@ -78,8 +80,7 @@ pub(crate) fn as_json(
     daemon: &Daemon,
     users: Vec<UserSnapshot>,
     only: Option<u32>,
-    connections: usize,
-    uptime: Duration,
+    (connections, uptime, work): (usize, Duration, WorkTimes),
 ) -> String {
     let shown = |uid: u32| only.is_none_or(|only| only == uid);
     let registry = &daemon.registry;
@@ -102,6 +103,7 @@ pub(crate) fn as_json(
             version: env!("CARGO_PKG_VERSION"),
             uptime_seconds: uptime.as_secs(),
             connections,
+            work,
         },
         regions: regions.map(|record| region(daemon, record)).collect(),
         switches: switch_snapshots(daemon, only.map(|uid| Scope { uid, netns: 0 })),
@@ -114,7 +116,8 @@ pub(crate) fn as_json(
 }
 
 fn region(daemon: &Daemon, record: &RegionRecord) -> RegionSnapshot {
-    let (census, g) = (record.census(&daemon.registry.buffers_in_use(record.key)), record.region.geometry());
+    let in_use = daemon.registry.buffers_in_use(record.key).unwrap_or_default();
+    let (census, g) = (record.census(&in_use), record.region.geometry());
     RegionSnapshot {
         mem_id: record.mem_id,
         name: record.name.clone(),

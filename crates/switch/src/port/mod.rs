@@ -15,6 +15,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use unetmap_core::sync::mirror::{self, Monitor};
 use unetmap_mem::{BufIdx, ChannelPage, MAC_PAIR_BYTES, Offsets, Region, RingView, SlotHead};
@@ -23,6 +24,7 @@ use unetmap_sys::Doorbell;
 use crate::forward::Packet;
 use crate::policy::ActivePolicy;
 use crate::policy::DropReason;
+use crate::tuning::PAUSE_LIMIT;
 
 mod batch;
 mod context;
@@ -191,9 +193,10 @@ impl SwitchPort {
     }
 
     /// Waits for batches that are being forwarded. Until the result is dropped, no slot is taken from the port's
-    /// transmit rings, and no buffer in them is swapped.
-    pub fn pause_tx(&self) -> Vec<TxPause<'_>> {
-        self.tx.iter().map(PortTx::pause).collect()
+    /// transmit rings, and no buffer in them is swapped. `None` if that takes longer than [`PAUSE_LIMIT`].
+    pub fn pause_tx(&self) -> Option<Vec<TxPause<'_>>> {
+        let end = Instant::now() + PAUSE_LIMIT;
+        self.tx.iter().map(|tx| tx.pause(end)).collect()
     }
 
     /// Before the thread sleeps: it may be woken on any CPU.

@@ -2,7 +2,8 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Instant;
 
 use unetmap_core::sync::mirror::MirrorSet;
 use unetmap_mem::{
@@ -18,6 +19,7 @@ use super::offsets::HeadroomOffsets;
 use crate::backpressure::Backpressure;
 use crate::forward::{FlowCache, PacketCutter};
 use crate::policy::DropReason;
+use crate::tuning::PAUSE_POLL;
 
 /// A client's transmit ring, as the switch sees it: the client produces, the switch consumes.
 pub(crate) struct PortTx {
@@ -75,11 +77,21 @@ impl PortTx {
         })
     }
 
-    /// Waits until the current batch is done, and keeps the switch from taking another until the result is dropped.
-    pub(crate) fn pause(&self) -> TxPause<'_> {
+    /// Waits until the current batch is done, and keeps the switch from taking another until the result is dropped;
+    /// `None` if that takes longer than until `end`, as the switch waits for memory of a client.
+    pub(crate) fn pause(&self, end: Instant) -> Option<TxPause<'_>> {
         let PortTx { state, pauses, .. } = self;
         pauses.fetch_add(1, Relaxed);
-        TxPause { pauses, _state: state.lock().unwrap_or_else(PoisonError::into_inner) }
+        loop {
+            match state.try_lock() {
+                Ok(state) => return Some(TxPause { pauses, _state: state }),
+                Err(TryLockError::Poisoned(e)) => return Some(TxPause { pauses, _state: e.into_inner() }),
+                Err(TryLockError::WouldBlock) if Instant::now() >= end => break,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE_POLL),
+            }
+        }
+        pauses.fetch_sub(1, Relaxed);
+        None
     }
 
     /// Forgets the destinations of earlier packets.

@@ -3,12 +3,11 @@
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::Duration;
 
 use unetmap_sys::Doorbell;
 
 use super::config::SwitchConfig;
-use crate::tuning::QUIESCENT_TIMEOUT;
 
 /// State that a thread shares with the daemon's main thread.
 pub struct Mailbox {
@@ -51,24 +50,23 @@ impl Mailbox {
         self.publish(|config| config.switches = Arc::new(switches))
     }
 
-    /// Waits until the thread uses configuration `number`, published at `since`, and so nothing that is not in it;
-    /// `false` if that takes longer than [`QUIESCENT_TIMEOUT`].
-    pub fn wait_quiescent(&self, number: u64, since: Instant) -> bool {
+    /// Waits until the thread uses configuration `number`, and so nothing that is not in it; `false` if that takes
+    /// longer than `limit`.
+    pub fn wait_quiescent(&self, number: u64, limit: Duration) -> bool {
         let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
-        let limit = QUIESCENT_TIMEOUT.saturating_sub(since.elapsed());
         let waited = self.applied.wait_timeout_while(config, limit, |config| config.applied < number);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Stops the thread. It uses nothing any more once it is joined.
-    pub fn stop(&self) {
+    /// Stops the thread: [`Mailbox::wait_quiescent`] waits for the number returned, after which it uses nothing.
+    pub fn stop(&self) -> u64 {
         self.publish(|config| {
             config.switches = Arc::default();
             config.stop = true;
-        });
+        })
     }
 
-    /// Returns the kernel's id of the thread, which has applied a configuration.
+    /// Returns the kernel's id of the thread; 0 before it has started.
     pub fn tid(&self) -> u32 {
         self.tid.load(Relaxed)
     }

@@ -159,9 +159,17 @@ impl Worker {
     /// Applies the last published configuration, after forwarding what the present ports have sent; true if the
     /// thread is to stop.
     fn apply_config(&mut self, applied: &mut u64, mailbox: &Mailbox) -> bool {
-        let mut config = mailbox.config.lock().unwrap_or_else(PoisonError::into_inner);
-        self.drain();
-        self.full_ports.flush();
+        // The lock is not held meanwhile: the daemon's main thread takes it. What clients sent before a configuration
+        // that is published meanwhile is forwarded, too.
+        let mut config = loop {
+            let published = mailbox.published.load(Acquire);
+            self.drain();
+            self.full_ports.flush();
+            let config = mailbox.config.lock().unwrap_or_else(PoisonError::into_inner);
+            if mailbox.published.load(Acquire) == published {
+                break config;
+            }
+        };
         (self.doorbells, self.serving, self.clock_sleeps) = (None, None, false);
         self.backpressure.flush_wakeups();
         self.backpressure.forget_ports();

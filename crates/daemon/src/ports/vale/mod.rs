@@ -43,7 +43,7 @@ use switches::{Switch, SwitchKey};
 use crate::tuning::region::MAX_EXTRA;
 pub(crate) use requests::{SwitchSnapshot, answer_request, switch_snapshots};
 pub(crate) use settings::age_tables;
-pub(crate) use switches::ValeState;
+pub(crate) use switches::{ValeState, free_retired};
 pub(crate) use workers::{WorkerSnapshot, apply_thread_plan, worker_snapshots};
 
 /// Ring pairs of a port.
@@ -164,7 +164,7 @@ impl ValePort {
     /// Sets the monitors that see its packets.
     pub(super) fn set_monitors(&self, monitors: Vec<unetmap_core::sync::mirror::Monitor>) {
         self.switch_side.set_monitors(monitors);
-        // Afterwards no thread uses the earlier ones.
+        // Afterwards no thread uses the earlier ones, unless it waits for memory of a program.
         drop(self.switch_side.pause_tx());
     }
 
@@ -426,8 +426,9 @@ impl PortRecord for ValePort {
     }
 
     fn pause_exchange(&self) -> Option<Box<dyn PauseGuard + '_>> {
-        let host = self.host_rings.iter().flat_map(|host| host.switch_side.pause_tx());
-        Some(Box::new(self.switch_side.pause_tx().into_iter().chain(host).collect::<Vec<_>>()))
+        let sides = [Some(&self.switch_side), self.host_rings.as_ref().map(|host| &host.switch_side)];
+        let paused: Option<Vec<_>> = sides.into_iter().flatten().map(|side| side.pause_tx()).collect();
+        Some(Box::new(paused?))
     }
 }
 
@@ -494,12 +495,14 @@ impl Port for ValePort {
         self.host_rings.iter().for_each(|host| host.doorbell.notify());
     }
 
-    /// Afterwards no thread uses the port any more.
     fn release(self: Box<Self>, daemon: &mut Daemon) -> Vec<Endpoint> {
         if self.is_member {
             daemon.vale.remove(&self.key, &self.switch_side);
         }
-        vec![self.endpoint]
+        match daemon.registry.regions.get_mut(self.region) {
+            Some(region) => daemon.vale.retire(region, self.endpoint),
+            None => vec![self.endpoint],
+        }
     }
 
     fn owner(&self) -> u32 {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use unetmap_core::control::vale::ThreadConfig;
 use unetmap_core::errno::ENOMEM;
@@ -12,11 +12,13 @@ use unetmap_switch::worker::SwitchConfig;
 
 use super::persistent::{self, PersistentState};
 use super::settings::SwitchSettings;
-use super::workers::{PortLoad, Workers, balance};
+use super::workers::{Behind, PortLoad, Workers, balance};
 use super::{ValeKey, ValePort};
-use crate::ports::Registry;
+use crate::endpoint::Endpoint;
+use crate::ports::{Daemon, Registry};
 use crate::refusal::{Refusal, refuse};
-use crate::region::Scope;
+use crate::region::{RegionKey, RegionRecord, Scope};
+use crate::tuning::thread_waits::RETIRED_POLL;
 
 /// Identifies a switch.
 pub(super) type SwitchKey = (Scope, String);
@@ -29,6 +31,17 @@ pub(crate) struct ValeState {
     /// Addresses that a new switch learns at most.
     pub(super) addresses: usize,
     pub(crate) persistent: PersistentState,
+    /// Threads that may still use what was published before.
+    behind: Vec<Behind>,
+    /// Ports that were removed, but not freed yet.
+    retired: Vec<Retired>,
+}
+
+/// The rings of a port that was removed, which threads may still use.
+struct Retired {
+    users: Vec<Behind>,
+    region: RegionKey,
+    endpoint: Endpoint,
 }
 
 /// A switch.
@@ -54,6 +67,8 @@ impl ValeState {
             settings: SwitchSettings::default(),
             addresses,
             persistent: PersistentState::default(),
+            behind: Vec::new(),
+            retired: Vec::new(),
         }
     }
 
@@ -114,9 +129,22 @@ impl ValeState {
             self.switches.remove(&key.switch_key());
         }
         if let Err(refusal) = self.publish() {
-            tracing::error!("threads may still use a switch port that was removed: {}", refusal.why);
+            tracing::error!("the switch threads keep a switch port that was removed: {}", refusal.why);
         }
         table.remove_port(port.index());
+    }
+
+    /// Returns the rings of a port that was removed if they can be freed now. Else they are kept until no thread uses
+    /// them: [`free_retired`].
+    pub(super) fn retire(&mut self, region: &mut RegionRecord, endpoint: Endpoint) -> Vec<Endpoint> {
+        self.behind.retain(|behind| !behind.has_caught_up());
+        if self.behind.is_empty() {
+            return vec![endpoint];
+        }
+        tracing::debug!(region.mem_id, "a switch thread waits for memory: the port is freed later");
+        region.retired_ports += 1;
+        self.retired.push(Retired { users: self.behind.clone(), region: region.key, endpoint });
+        Vec::new()
     }
 
     /// The loads of all ports, in order of their switches and numbers.
@@ -134,21 +162,23 @@ impl ValeState {
             .copied()?
     }
 
-    /// Publishes the switches to the threads, and waits until no thread uses an older state. Starts the threads for the
-    /// first switch, and stops them after the last.
+    /// Publishes the switches to the threads, and waits until no thread uses an older state, except those that wait for
+    /// memory of a program. Starts the threads for the first switch, and stops them after the last.
     pub(super) fn publish(&mut self) -> Result<(), Refusal> {
+        self.behind.retain(|behind| !behind.has_caught_up());
         if self.switches.is_empty() {
-            self.workers.stop();
+            self.behind.extend(self.workers.stop());
             return Ok(());
         }
         let threads = self.workers.start()?;
         let moved = self.assign_threads(threads);
         let switches = &self.switches;
         let configs = |n| switches.values().filter_map(|switch| switch.config_for(n)).collect();
-        let confirmed = self.workers.publish(configs);
+        let behind = self.workers.publish(configs);
+        self.behind.extend(behind);
         self.place_threads();
         moved.iter().for_each(|port| port.wake_worker());
-        if confirmed { Ok(()) } else { refuse(ENOMEM, "a thread of the switches does not respond") }
+        Ok(())
     }
 
     /// Distributes the ports over `threads` threads; returns those that moved from one to another.
@@ -166,6 +196,20 @@ impl ValeState {
         }
         moved
     }
+}
+
+/// Frees ports that were removed and that no thread uses any more; returns the time until the next look, if any remain.
+pub(crate) fn free_retired(daemon: &mut Daemon) -> Option<Duration> {
+    let is_used = |retired: &Retired| retired.users.iter().any(|user| !user.has_caught_up());
+    let (kept, free): (Vec<_>, Vec<_>) = std::mem::take(&mut daemon.vale.retired).into_iter().partition(is_used);
+    daemon.vale.retired = kept;
+    for Retired { region, endpoint, .. } in free {
+        if let Some(record) = daemon.registry.regions.get_mut(region) {
+            record.retired_ports = record.retired_ports.saturating_sub(1);
+        }
+        daemon.registry.free_endpoints(region, vec![endpoint]);
+    }
+    (!daemon.vale.retired.is_empty()).then_some(RETIRED_POLL)
 }
 
 impl Switch {

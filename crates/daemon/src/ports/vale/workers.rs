@@ -8,7 +8,8 @@
 //! A thread that the plan does not pin runs on the processors of its interfaces' NUMA node, if they are on one.
 //!
 //! A change is published to all threads before the main thread waits for any of them. When it has waited for all, no
-//! thread uses the state before.
+//! thread uses the state before. A thread that waits for memory of a program is not waited for: it is [`Behind`], and
+//! what it may still use is freed later.
 //!
 //! Two threads may serve a port that moves for a moment, as each ring is served under its own lock. The old thread may
 //! clear the doorbell that was to wake the new one, so the doorbell is notified again after all threads have the new
@@ -17,7 +18,7 @@
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::Duration;
 
 use serde::Serialize;
 use unetmap_core::control::vale::ThreadConfig;
@@ -31,6 +32,7 @@ use crate::caller::Caller;
 use crate::confinement::confine_packet_thread;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
+use crate::thread_waits::wait_for_thread;
 
 /// The worker threads that run, and the plan for them.
 pub(super) struct Workers {
@@ -38,6 +40,20 @@ pub(super) struct Workers {
     /// The plan with which the daemon was started.
     initial_plan: ThreadConfig,
     running: Vec<Worker>,
+}
+
+/// A thread that does not use the configuration of this number yet.
+#[derive(Clone)]
+pub(super) struct Behind {
+    mailbox: Arc<Mailbox>,
+    number: u64,
+}
+
+impl Behind {
+    /// Whether it uses it now.
+    pub(super) fn has_caught_up(&self) -> bool {
+        self.mailbox.wait_quiescent(self.number, Duration::ZERO)
+    }
 }
 
 struct Worker {
@@ -122,19 +138,13 @@ impl Workers {
     }
 
     /// Publishes to each thread the configurations that `configs` returns for its number, and stops the threads that
-    /// are no longer in the plan. If it returns `true`, no thread uses anything that is in no configuration.
-    pub(super) fn publish(&mut self, configs: impl Fn(usize) -> Vec<SwitchConfig>) -> bool {
-        let since = Instant::now();
-        let published: Vec<u64> =
-            (0..).zip(&self.running).map(|(n, worker)| worker.mailbox.publish_config(configs(n))).collect();
-        let mut all = true;
-        for (worker, number) in self.running.iter().zip(published) {
-            all &= worker.mailbox.wait_quiescent(number, since);
-        }
-        for worker in self.running.drain(usize::from(self.plan.threads).min(self.running.len())..) {
-            worker.stop();
-        }
-        all
+    /// are no longer in the plan. Returns those that may still use what is in no configuration.
+    pub(super) fn publish(&mut self, configs: impl Fn(usize) -> Vec<SwitchConfig>) -> Vec<Behind> {
+        let numbered = (0..).zip(&self.running);
+        let published = numbered.map(|(n, worker)| (worker.mailbox.clone(), worker.mailbox.publish_config(configs(n))));
+        let mut behind = wait_for_all(published.collect());
+        behind.extend(stop(self.running.drain(usize::from(self.plan.threads).min(self.running.len())..)));
+        behind
     }
 
     /// Pins the threads to the processors of the plan, and lets others run on the NUMA node of their interfaces:
@@ -142,7 +152,8 @@ impl Workers {
     pub(super) fn place(&mut self, nodes: &[(usize, u32)]) {
         for (n, worker) in self.running.iter_mut().enumerate() {
             let wanted = Place::choose(self.plan.cpu_of(n), n, nodes);
-            if worker.place == wanted {
+            // One that has not started yet is moved later.
+            if worker.place == wanted || worker.mailbox.tid() == 0 {
                 continue;
             }
             let cpus = wanted.cpus(process::cpus_allowed(), cpus_of_node);
@@ -153,9 +164,9 @@ impl Workers {
         }
     }
 
-    /// Stops all threads.
-    pub(super) fn stop(&mut self) {
-        self.running.drain(..).for_each(Worker::stop);
+    /// Stops all threads. Returns those that still run.
+    pub(super) fn stop(&mut self) -> Vec<Behind> {
+        stop(self.running.drain(..))
     }
 
     /// The processor on which a thread runs, or ran last.
@@ -175,13 +186,31 @@ impl Worker {
         })?;
         Ok(Worker { mailbox, thread, place: Place::Anywhere })
     }
+}
 
-    fn stop(self) {
-        self.mailbox.stop();
-        if self.thread.join().is_err() {
-            tracing::error!("a thread of the switches panicked");
-        }
+/// Waits until the threads use these configurations; returns those that wait for memory instead.
+fn wait_for_all(published: Vec<(Arc<Mailbox>, u64)>) -> Vec<Behind> {
+    let all = published.into_iter().map(|(mailbox, number)| Behind { mailbox, number });
+    all.filter(|Behind { mailbox, number }| {
+        !wait_for_thread(|| mailbox.tid(), |limit| mailbox.wait_quiescent(*number, limit))
+    })
+    .collect()
+}
+
+/// Stops threads; returns those that still run, and end by themselves.
+fn stop(workers: impl Iterator<Item = Worker>) -> Vec<Behind> {
+    let (stopping, threads): (Vec<_>, Vec<_>) = workers
+        .map(|worker| {
+            let number = worker.mailbox.stop();
+            ((worker.mailbox, number), worker.thread)
+        })
+        .unzip();
+    let behind = wait_for_all(stopping);
+    // The others exit now.
+    if behind.is_empty() && threads.into_iter().any(|thread| thread.join().is_err()) {
+        tracing::error!("a thread of the switches panicked");
     }
+    behind
 }
 
 /// Assigns one of `threads` threads to each port without one, and moves other ports as long as that makes the threads'
