@@ -1,10 +1,11 @@
-//! Work that takes as long as a user wants, in threads of their own: closing its connections, in whose queues it may
-//! have left descriptors (before Linux 6.16), and freeing the memory of its regions, which may be large.
+//! Closing of connections, in threads of their own: a client may have left descriptors in the queue of its connection
+//! (before Linux 6.16), and closing those takes as long as it wants.
 //!
-//! The work of one user is done piece by piece, so that a user occupies one thread, and delays itself alone.
+//! Connections of one user are closed one after the other, so that a user occupies one thread, and delays itself alone.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -12,7 +13,7 @@ use std::time::Instant;
 use crate::confinement::confine_packet_thread;
 use crate::tuning::closer::{MAX_PENDING_OF_USER, MAX_THREADS, SLOW};
 
-/// Closes connections and ends regions without waiting for it.
+/// Closes connections without waiting for it.
 #[derive(Clone)]
 pub(crate) struct Closer(Arc<Shared>);
 
@@ -33,19 +34,16 @@ struct State {
     idle: usize,
 }
 
-/// What waits to be dropped, which closes or frees it.
-type Item = Box<dyn Send>;
-
-/// Connections and regions of a user that wait to be closed.
+/// Connections of a user that wait to be closed.
 struct Pending {
-    items: Vec<Item>,
+    fds: Vec<OwnedFd>,
     /// When the thread began to close others of this user, or when the first of these came.
     since: Instant,
 }
 
 impl Pending {
-    fn new(items: Vec<Item>) -> Pending {
-        Pending { items, since: Instant::now() }
+    fn new(fds: Vec<OwnedFd>) -> Pending {
+        Pending { fds, since: Instant::now() }
     }
 }
 
@@ -67,26 +65,25 @@ impl Closer {
         Ok(())
     }
 
-    /// Whether much of the user's is pending because closing it takes long: the user gets no more connections.
+    /// Whether many connections of the user are pending because closing one takes long: the user gets no more.
     pub(crate) fn is_blocked(&self, uid: u32) -> bool {
-        let is_blocked =
-            |pending: &Pending| pending.items.len() >= MAX_PENDING_OF_USER && pending.since.elapsed() > SLOW;
+        let is_blocked = |pending: &Pending| pending.fds.len() >= MAX_PENDING_OF_USER && pending.since.elapsed() > SLOW;
         self.0.state().pending.get(&uid).is_some_and(is_blocked)
     }
 
-    /// Closes something of the user's: drops it.
-    pub(crate) fn close(&self, uid: u32, item: impl Send + 'static) {
+    /// Closes a connection of the user.
+    pub(crate) fn close(&self, uid: u32, fd: OwnedFd) {
         let mut state = self.0.state();
         if let Some(pending) = state.pending.get_mut(&uid) {
-            return pending.items.push(Box::new(item));
+            return pending.fds.push(fd);
         }
-        state.pending.insert(uid, Pending::new(vec![Box::new(item)]));
+        state.pending.insert(uid, Pending::new(vec![fd]));
         state.ready.push_back(uid);
         if state.ready.len() > state.idle
             && state.threads < MAX_THREADS
             && let Err(e) = self.start(&mut state)
         {
-            tracing::warn!("no further thread that closes connections and regions: {e}");
+            tracing::warn!("no further thread that closes connections: {e}");
         }
         self.0.ready.notify_one();
     }
@@ -106,8 +103,7 @@ impl Shared {
                 self.ready.wait_while(state, |state| state.ready.is_empty()).unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
             let Some(uid) = state.ready.pop_front() else { continue };
-            while let Some(batch) = state.pending.insert(uid, Pending::new(Vec::new())).filter(|b| !b.items.is_empty())
-            {
+            while let Some(batch) = state.pending.insert(uid, Pending::new(Vec::new())).filter(|b| !b.fds.is_empty()) {
                 drop(state);
                 drop(batch);
                 state = self.state();

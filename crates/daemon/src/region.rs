@@ -180,11 +180,6 @@ impl RegionRecord {
         }
     }
 
-    /// Whether the region is a part of a user's file.
-    pub(crate) fn is_part(&self) -> bool {
-        self.extent.is_some()
-    }
-
     /// Whether the region lies in `arena`.
     pub(crate) fn is_in(&self, arena: &Arc<UserArena>) -> bool {
         self.extent.as_ref().is_some_and(|extent| Arc::ptr_eq(extent.arena(), arena))

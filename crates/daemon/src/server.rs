@@ -119,7 +119,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Returns a server of `daemon` that listens at `socket`.
-    pub(crate) fn new(listener: OwnedFd, mut daemon: Daemon, socket: &Path) -> io::Result<Server> {
+    pub(crate) fn new(listener: OwnedFd, daemon: Daemon, socket: &Path) -> io::Result<Server> {
         // The kernel refuses descriptors where it can.
         if !fault::takes_fds() {
             socket::refuse_fds(&listener);
@@ -128,14 +128,12 @@ impl Server {
         epoll.add(&listener, LISTENER, true, false)?;
         let nodes = Nodes::new(socket, netmap_requests::answer)?;
         epoll.add(nodes.doorbell(), NODE, true, false)?;
-        let closer = Closer::new()?;
-        daemon.registry.regions.closer = Some(closer.clone());
         Ok(Server {
             daemon,
             nodes,
             epoll,
             listener,
-            closer,
+            closer: Closer::new()?,
             clients: BTreeMap::new(),
             turns: Turns::new(),
             newcomers: VecDeque::new(),

@@ -5,7 +5,6 @@ use std::sync::{Arc, Weak};
 
 use unetmap_core::errno::{EINVAL, ENOMEM, ENXIO};
 
-use crate::closer::Closer;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, Sizes};
 use crate::user_arena::UserArena;
@@ -15,8 +14,6 @@ pub(crate) struct Regions {
     all: BTreeMap<RegionKey, RegionRecord>,
     /// By user. An arena exists as long as a region in it, or a file of the node that maps it.
     arenas: BTreeMap<u32, Weak<UserArena>>,
-    /// Unmaps and closes regions that have ended; `None`: the thread that ends them does.
-    pub(crate) closer: Option<Closer>,
     /// Whether new regions are placed in arenas, where the node can map them.
     pub(crate) use_arenas: bool,
     /// The first number of private regions.
@@ -30,7 +27,6 @@ impl Regions {
         Regions {
             all: BTreeMap::new(),
             arenas: BTreeMap::new(),
-            closer: None,
             use_arenas: false,
             first_mem_id,
             next_key: RegionKey::from(u16::MAX) + 1,
@@ -126,10 +122,6 @@ impl Regions {
         if let Some(record) = self.all.remove(&key) {
             let census = record.census(&[]);
             tracing::debug!(record.mem_id, ?census, "region closed");
-            // A part of a user's file is free at once.
-            if let Some(closer) = self.closer.as_ref().filter(|_| !record.is_part()) {
-                closer.close(record.scope.uid, record);
-            }
         }
     }
 
