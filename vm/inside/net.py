@@ -270,6 +270,12 @@ def carrier(name, namespace=None):
         until(lambda: link_flags(route, name) & ready == ready, f"{name} has a carrier")
 
 
+def driver_counter(name, counter):
+    """A counter of `ethtool -S`; 0 if the driver has none of that name."""
+    match = re.search(rf"^\s*{counter}: (\d+)$", run(["ethtool", "-S", name], check=False), re.MULTILINE)
+    return int(match.group(1)) if match else 0
+
+
 def queue_counters(name):
     """Packets per receive queue, as the driver counts them; empty if it has no such counters."""
     counters = {}
