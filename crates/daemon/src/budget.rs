@@ -70,7 +70,7 @@ impl Resource {
 /// Bytes.
 pub(crate) const MIB: u64 = 1 << 20;
 /// Bytes of a page.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// An amount of each resource.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

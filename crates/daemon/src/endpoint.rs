@@ -84,9 +84,7 @@ impl Endpoint {
         shape: EndpointShape,
         data_path: DataPath,
     ) -> Result<Endpoint, Refusal> {
-        let (range, state_page_fd) = shared_page("unetmap-state", EndpointPage::bytes(shape.all_rings() as usize))?;
-        let state_page = EndpointPage::new(range);
-        let mut endpoint = Endpoint { shape, state_page, state_page_fd, tx: Vec::new(), rx: Vec::new() };
+        let mut endpoint = Endpoint::with_states(shape, shape.all_rings())?;
         match endpoint.create_rings(region, data_path) {
             Ok(()) => Ok(endpoint),
             Err(e) => {
@@ -94,6 +92,17 @@ impl Endpoint {
                 Err(e)
             }
         }
+    }
+
+    /// Returns an endpoint of which only the shape is known.
+    pub(crate) fn without_rings(shape: EndpointShape) -> Result<Endpoint, Refusal> {
+        Endpoint::with_states(shape, 1)
+    }
+
+    fn with_states(shape: EndpointShape, states: u32) -> Result<Endpoint, Refusal> {
+        let (range, state_page_fd) = shared_page("unetmap-state", EndpointPage::bytes(states as usize))?;
+        let state_page = EndpointPage::new(range);
+        Ok(Endpoint { shape, state_page, state_page_fd, tx: Vec::new(), rx: Vec::new() })
     }
 
     /// Frees the rings and their buffers. No other port of the region may hold any of these buffers.

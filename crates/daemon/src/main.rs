@@ -20,6 +20,7 @@ mod ports;
 mod privileged;
 mod refusal;
 mod region;
+mod region_freer;
 mod registry;
 mod reload;
 mod requests;

@@ -142,11 +142,6 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
         self.last_session
     }
 
-    /// Whether a user has a port open.
-    pub(crate) fn has_sessions(&self, uid: u32) -> bool {
-        self.sessions.values().any(|session| session.uid == uid)
-    }
-
     /// Whether any session has the port open.
     pub(crate) fn is_open(&self, key: &K) -> bool {
         self.ports.get(key).is_some_and(|port| port.endpoints().iter().any(Endpoint::in_use))

@@ -8,13 +8,15 @@
 //! ```
 //!
 //! ```text
-//! accept --> turned away: its user is not served, or has too many connections; nothing of it is read
+//! accept --> turned away: its user is not served, or has too many connections; nothing of it is read (`accept`)
 //!        --> ready: a message can be read --> [turn of its user] --> answered --> received: the next can be read
-//!        --> ended: hung up, or its process has exited --> [turn of its user] --> closed
+//!        --> ended: hung up, or its process has exited --> [turn of its user, if it had a port] --> closed
 //! ```
 //!
 //! Users take turns, however many connections each has (`turns`). What each can have is bounded (`budget`). A client
 //! that sends an invalid message is disconnected, as is one that sends none for a while.
+
+mod accept;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -25,22 +27,19 @@ use std::time::{Duration, Instant};
 
 use unetmap_core::control::wire::{self, Malformed};
 use unetmap_core::control::{ControlRequest, Kind, NetmapRequest};
-use unetmap_core::errno::{EACCES, EINVAL, EIO, EMFILE, EMSGSIZE, ENFILE, EPROTO, EPROTONOSUPPORT};
+use unetmap_core::errno::{EINVAL, EIO, EMSGSIZE, EPROTO, EPROTONOSUPPORT};
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket::{self, MAX_FDS, Peer, Received};
 
-use crate::budget::Amounts;
-use crate::caller::Caller;
 use crate::closer::Closer;
 use crate::netmap_requests;
 use crate::node::{Job, Nodes};
 use crate::ports::{Daemon, nic, vale};
-use crate::refusal::{Refusal, refuse};
 use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply};
 use crate::service::Service;
-use crate::tuning::server::{EXIT_RETRY, HELLO_LIMIT, MAX_ACCEPTS};
+use crate::tuning::server::EXIT_RETRY;
 use crate::turns::{Next, Turns};
 use crate::work_times::WorkTimes;
 
@@ -102,6 +101,8 @@ pub(crate) struct Server {
     epoll: Epoll,
     listener: OwnedFd,
     closer: Closer,
+    /// Whether the kernel lets no client send descriptors, whose close could take long.
+    fds_are_refused: bool,
     clients: BTreeMap<u64, Client>,
     turns: Turns<Work>,
     /// Connections of users with a budget, and when they were accepted; the oldest first.
@@ -121,9 +122,7 @@ impl Server {
     /// Returns a server of `daemon` that listens at `socket`.
     pub(crate) fn new(listener: OwnedFd, daemon: Daemon, socket: &Path) -> io::Result<Server> {
         // The kernel refuses descriptors where it can.
-        if !fault::takes_fds() {
-            socket::refuse_fds(&listener);
-        }
+        let fds_are_refused = !fault::takes_fds() && socket::refuse_fds(&listener);
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER, true, false)?;
         let nodes = Nodes::new(socket, netmap_requests::answer)?;
@@ -134,6 +133,7 @@ impl Server {
             epoll,
             listener,
             closer: Closer::new()?,
+            fds_are_refused,
             clients: BTreeMap::new(),
             turns: Turns::new(),
             newcomers: VecDeque::new(),
@@ -258,112 +258,17 @@ impl Server {
         self.clients.is_empty() && !self.daemon.has_state() && !self.nodes.in_use()
     }
 
-    fn accept_clients(&mut self) {
-        for _ in 0..MAX_ACCEPTS {
-            match socket::accept(&self.listener) {
-                Ok(fd) => self.admit(fd),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Err(e) if matches!(e.raw_os_error(), Some(ENFILE | EMFILE)) => {
-                    // No descriptor is left: the client's connection is closed, rather than left waiting.
-                    tracing::debug!("no file descriptor for another client: {e}");
-                    self.reserve = None;
-                    drop(socket::accept(&self.listener));
-                    self.reserve = File::open("/dev/null").ok();
-                    return;
-                }
-                Err(e) => {
-                    tracing::debug!("accept: {e}");
-                    return;
-                }
-            }
-        }
-    }
-
-    fn admit(&mut self, fd: OwnedFd) {
-        let peer = match socket::peer(&fd) {
-            Ok(peer) => peer,
-            Err(e) => return tracing::debug!("a connection without a peer is closed: {e}"),
-        };
-        if let Err(Refusal { errno, why, .. }) = self.check_client(&fd, peer) {
-            tracing::debug!(uid = peer.uid, pid = peer.pid, why, "turned away");
-            let answer = Answer { errno, payload: why.into_bytes(), ..Default::default() };
-            let _ = send(&fd, 0, NetmapRequest::KIND, &answer);
-            return self.closer.close(peer.uid, fd);
-        }
-        let token = self.next_token;
-        if let Err(e) = self.epoll.add_edge(&fd, token) {
-            tracing::debug!("a connection cannot be waited for, and is closed: {e}");
-            return;
-        }
-        self.next_token += 2;
-        self.daemon.users.add_connection(peer.uid);
-        let rate = self.daemon.request_rate(peer.uid);
-        if rate.is_some() {
-            self.newcomers.push_back((Instant::now(), token));
-        }
-        let client = Client {
-            fd,
-            peer,
-            session: None,
-            holder: None,
-            tag: 0,
-            rate,
-            has_spoken: false,
-            is_answered: false,
-            is_parked: false,
-            is_ready: false,
-            is_ended: false,
-        };
-        self.clients.insert(token, client);
-    }
-
-    /// Refuses a new connection of a user that this daemon does not serve, or that has too many connections.
-    fn check_client(&mut self, fd: &OwnedFd, peer: Peer) -> Result<(), Refusal> {
-        if self.closer.is_blocked(peer.uid) {
-            return refuse(EMFILE, "closing this user's earlier connections takes long");
-        }
-        if peer.uid == self.owner || peer.uid == 0 {
-            return Ok(());
-        }
-        if self.owner != 0 {
-            return refuse(EACCES, format!("this is the daemon of user {}, which serves no other", self.owner));
-        }
-        let caller = Caller::of_connection(fd, peer);
-        let caller = caller.or_else(|e| refuse(EACCES, format!("the user cannot be identified: {e}")))?;
-        // A user with an open port needs connections for it after a change of the policy, too: a forked child for its
-        // holder ID, for example. Each request that opens a port is checked by itself.
-        if !self.daemon.registry.has_sessions(peer.uid) {
-            self.daemon.check_admission(&caller)?;
-        }
-        self.daemon.check_budget(self.daemon.scope(&caller), Amounts::connection())
-    }
-
-    /// Closes connections that have sent nothing since they were accepted; returns the time until the next is due.
-    fn end_silent_newcomers(&mut self, now: Instant) -> Option<Duration> {
-        while let Some(&(accepted, token)) = self.newcomers.front() {
-            let is_silent = self.clients.get(&token).is_some_and(|client| !client.has_spoken);
-            let left = HELLO_LIMIT.saturating_sub(now.saturating_duration_since(accepted));
-            if is_silent && !left.is_zero() {
-                return Some(left);
-            }
-            self.newcomers.pop_front();
-            if is_silent {
-                tracing::debug!("a connection is closed, as its client sends no request");
-                self.end(token);
-                // There is work now.
-                return Some(Duration::ZERO);
-            }
-        }
-        None
-    }
-
-    /// Closes a connection at its user's turn.
+    /// Closes a connection: at its user's turn, if it has anything that takes time to free.
     fn end(&mut self, token: u64) {
         let Some(client) = self.clients.get_mut(&token).filter(|client| !client.is_ended) else { return };
         client.is_ended = true;
         // Its user can have another one at once.
         self.daemon.users.remove_connection(client.peer.uid);
-        self.turns.push_urgent(client.peer.uid, Work::Close(token));
+        if client.session.is_none() && client.holder.is_none() {
+            self.disconnect(token);
+        } else {
+            self.turns.push_urgent(client.peer.uid, Work::Close(token));
+        }
     }
 
     fn client_event(&mut self, token: u64, flags: EventFlags) {
@@ -545,7 +450,16 @@ impl Server {
             tracing::debug!(pid = client.peer.pid, session, fd = client.fd.as_raw_fd(), "session closed");
             self.daemon.close(session);
         }
-        self.closer.close(client.peer.uid, client.fd);
+        self.close_connection(client.peer.uid, client.fd);
+    }
+
+    /// Closes the descriptor of a connection: in another thread if there may be descriptors in its queue.
+    fn close_connection(&self, uid: u32, fd: OwnedFd) {
+        if self.fds_are_refused {
+            drop(fd);
+        } else {
+            self.closer.close(uid, fd);
+        }
     }
 }
 

@@ -93,8 +93,13 @@ pub(crate) mod region {
     /// Most extra buffers of a session. The daemon links them into a list, which touches a page for every two buffers:
     /// the bound keeps that to milliseconds, and the memory small.
     pub(crate) const MAX_EXTRA: u32 = 16384;
-    /// The same of a user with a budget, whose requests may not delay other users.
-    pub(crate) const MAX_EXTRA_OF_USER: u32 = 4096;
+    /// Bytes that the daemon touches for the extra buffers of a session of a user with a budget, whose requests may not
+    /// delay other users: 1024 pages take about 3 ms.
+    pub(crate) const MAX_EXTRA_BYTES_OF_USER: u64 = 4 << 20;
+    /// Regions of more resident bytes are freed by another thread, which takes 0.3 us a page, and how many may wait for
+    /// it: each keeps a descriptor that no budget counts.
+    pub(crate) const LARGE: u64 = 1 << 20;
+    pub(crate) const MAX_WAITING: usize = 32;
     /// Alignment of regions, in bytes: that of a huge page.
     pub(crate) const ALIGN: u64 = 2 << 20;
 }
@@ -117,8 +122,11 @@ pub(crate) mod thread_waits {
 pub(crate) mod server {
     use std::time::Duration;
 
-    /// Most connections accepted at once, so that a stream of new ones delays no other client.
-    pub(crate) const MAX_ACCEPTS: u32 = 16;
+    /// Most connections accepted at once, and the time after which no further one is, so that a stream of new ones
+    /// delays no other client; the time is looked at after so many. A full queue is accepted in a few turns.
+    pub(crate) const MAX_ACCEPTS: u32 = 256;
+    pub(crate) const ACCEPT_LIMIT: Duration = Duration::from_millis(1);
+    pub(crate) const ACCEPTS_BETWEEN_LOOKS: u32 = 16;
     /// Time after which a connection without a request is closed, if its user has a budget.
     pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(10);
     /// Time between attempts to exit, while a client that starts holds the lock.

@@ -144,12 +144,12 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
 
 /// Refuses descriptors sent to this socket, where the kernel supports that (Linux 6.16). Elsewhere they are closed with
 /// the connection in whose queue they are, which may take as long as their sender wants. Accepted connections inherit
-/// the setting.
-pub fn refuse_fds(fd: impl AsFd) {
+/// the setting. Returns whether the kernel supports it.
+pub fn refuse_fds(fd: impl AsFd) -> bool {
     let (off, bytes) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
     // SAFETY: K1, K5: the value is an int that outlives the call. Older kernels answer ENOPROTOOPT.
     unsafe {
-        libc::setsockopt(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const off).cast(), bytes);
+        libc::setsockopt(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const off).cast(), bytes) == 0
     }
 }
 

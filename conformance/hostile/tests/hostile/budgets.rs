@@ -1,8 +1,8 @@
 //! A user of the system's daemon takes as much of it as it can get: it is told which budget it has used up, and all
 //! other users are served.
 
-use std::fs::{Permissions, set_permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{self, File, Permissions, set_permissions};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 
 use conformance::home::{Guard, raise_fd_limit, summary};
 use conformance::net::{set_policy, start_daemon};
@@ -246,7 +246,8 @@ fn large_requests_of_one_user_do_not_delay_another() {
             nr_rx_slots: 4096,
             ..Default::default()
         };
-        let info = request(NETMAP_REQ_PORT_INFO_GET, "large{1", large.as_bytes());
+        // Of a switch port, for which the daemon makes the rings.
+        let info = request(NETMAP_REQ_PORT_INFO_GET, "vale0:large", large.as_bytes());
         let message = wire::encode(NetmapRequest::KIND, 0, 0, 0, &info.encode());
         let all: Vec<_> = (0..400).map(|_| greet(home, ALICE).expect("a connection in the budget")).collect();
         all.iter().for_each(|raw| raw.send(&message).expect("an open connection"));
@@ -305,5 +306,51 @@ fn memory_that_the_daemon_touches_is_the_users() {
             drop(opened);
             until("all are closed", || home.snapshot().sessions.is_empty());
         }
+    });
+}
+
+/// The daemon touches a page for each buffer, or for several: 4 MiB in a session.
+#[test]
+fn extra_buffers_of_a_session_are_bounded_by_their_bytes() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        let fields = NmreqRegister { nr_extra_bufs: 16_384, ..Default::default() };
+        for (uid, granted) in [(ALICE, 2048), (0, 16_384)] {
+            let raw = connect_as(home, uid);
+            let (errno, reply, _) = raw.request(&register("p{1", fields));
+            let reply = reply.map(|reply| reply.request.body_as::<NmreqRegister>().expect("a whole body"));
+            assert_eq!((errno, reply.map(|reply| reply.nr_extra_bufs)), (0, Some(granted)), "user {uid}");
+        }
+    });
+}
+
+/// All pages of a region are written to, so that freeing them takes long.
+#[test]
+fn a_full_region_is_freed_by_a_thread_of_its_own() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        assert_served(home, BOB);
+        until("it is closed", || home.snapshot().sessions.is_empty());
+        let fds = home.daemon_fds();
+        let process = format!("/proc/{}/task", home.daemon().as_raw_nonzero());
+        let freers = || {
+            let tasks = fs::read_dir(&process).expect("it runs").flatten();
+            let names = tasks.map(|task| fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+            names.filter(|name| name.trim() == "region freer").count()
+        };
+        for round in 0..3 {
+            let raw = connect_as(home, ALICE);
+            let (errno, reply, files) = raw.request(&register("full{1", NmreqRegister::default()));
+            assert_eq!(errno, 0, "{reply:?}");
+            assert_eq!(freers(), usize::from(round > 0), "a thread that nothing needs");
+            let region = File::from(files.into_iter().next().expect("the region"));
+            for mib in 0..8 {
+                region.write_all_at(&[1; 1 << 20], (32 + mib) << 20).expect("room");
+            }
+            drop((raw, region));
+            until("the region is closed", || home.daemon_fds() == fds);
+        }
+        assert_eq!(freers(), 1);
+        assert_served(home, BOB);
     });
 }

@@ -56,7 +56,7 @@ use snapshot::PortSnapshot;
 use vale::{ValeKey, ValeState};
 
 pub(crate) use sessions::{Options, Registered};
-pub(crate) use usage::UserSnapshot;
+pub(crate) use usage::{BudgetCheck, UserSnapshot};
 
 pub(crate) type Registry = registry::Registry<PortKey, dyn Port>;
 pub(crate) type Session = registry::Session<PortKey>;
@@ -96,6 +96,15 @@ impl From<PortKey> for EndpointKey {
     fn from(port: PortKey) -> EndpointKey {
         EndpointKey { port, index: 0 }
     }
+}
+
+/// Why a port is found or created.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// A session is opened on it.
+    Open,
+    /// A question is answered, after which a new port is released: a pipe needs no rings for it.
+    Inspect,
 }
 
 /// The part of the answer to REGISTER that concerns the port as a whole.
@@ -391,7 +400,7 @@ impl Daemon {
             if !forced {
                 nic::check_default_route(self, &spec, request, caller)?;
             }
-            let at = self.find_or_create(&spec, request, caller)?;
+            let at = self.find_or_create(&spec, request, caller, Purpose::Open)?;
             let allowed = self.registry.port(&at.port)?.check_request(request);
             allowed.inspect_err(|_| self.release_if_unused(&at.port))?;
             at
@@ -406,9 +415,10 @@ impl Daemon {
         spec: &PortSpec,
         request: &NmreqRegister,
         caller: &Caller,
+        purpose: Purpose,
     ) -> Result<EndpointKey, Refusal> {
         match (&spec.pipe, spec.kind) {
-            (Some(pipe), _) => pipe::find_or_create(self, &spec.parent, pipe, request, caller),
+            (Some(pipe), _) => pipe::find_or_create(self, (&spec.parent, pipe), request, caller, purpose),
             (None, PortKind::Vale) => vale::find_or_create(self, spec, request, caller),
             (None, PortKind::Netmap) => match sink::number(self, &spec.parent, caller)? {
                 Some(number) => sink::find_or_create(self, number, request, caller),
@@ -426,7 +436,7 @@ impl Daemon {
         caller: &Caller,
         question: impl FnOnce(&Daemon, &NmreqRegister) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let at = self.find_or_create(spec, request, caller)?;
+        let at = self.find_or_create(spec, request, caller, Purpose::Inspect)?;
         let answer = self.answered_register(&at, request).and_then(|register| question(self, &register));
         self.release_if_unused(&at.port);
         answer

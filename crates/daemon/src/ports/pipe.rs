@@ -18,7 +18,7 @@ use super::mediated::Mediated;
 use super::pipe_rings::PipeRings;
 use super::snapshot::PortSnapshot;
 use super::vale::{self, persistent};
-use super::{Daemon, Description, EndpointKey, Port, PortKey, Registry, nic, sink};
+use super::{Daemon, Description, EndpointKey, Port, PortKey, Purpose, Registry, nic, sink};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
@@ -56,10 +56,10 @@ pub(super) fn endpoint_index(role: PipeRole) -> usize {
 /// Finds the pipe, or creates it in the region of its parent, or in the region that was requested.
 pub(super) fn find_or_create(
     daemon: &mut Daemon,
-    parent: &str,
-    spec: &PipeEnd,
+    (parent, spec): (&str, &PipeEnd),
     request: &NmreqRegister,
     caller: &Caller,
+    purpose: Purpose,
 ) -> Result<EndpointKey, Refusal> {
     let interface = nic::admitted_interface(daemon, parent, caller)?;
     if interface.is_none() && !daemon.may_use_pipes(caller)? {
@@ -93,7 +93,10 @@ pub(super) fn find_or_create(
         (mem_id, _) => daemon.requested_region(mem_id, caller)?,
     };
     let record = daemon.registry.regions.existing_mut(region)?;
-    let created = PipeRings::create(record, shape, spec.role);
+    let created = match purpose {
+        Purpose::Open => PipeRings::create(record, shape, spec.role),
+        Purpose::Inspect => PipeRings::without_rings(record, shape, spec.role),
+    };
     let inner = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     daemon.registry.insert(at.port.clone(), Box::new(Pipe { key, inner }));
     Ok(at)

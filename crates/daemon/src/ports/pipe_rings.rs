@@ -46,6 +46,19 @@ impl PipeRings {
         }
     }
 
+    /// Returns a pipe of which only the shape is known: no session can be opened on it.
+    pub(super) fn without_rings(
+        region: &RegionRecord,
+        shape: EndpointShape,
+        role: PipeRole,
+    ) -> Result<PipeRings, Refusal> {
+        let master = if role == PipeRole::Master { shape } else { shape.mirrored() };
+        let channels_bytes = ChannelPage::bytes(1);
+        let (range, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
+        let endpoints = [Endpoint::without_rings(master)?, Endpoint::without_rings(master.mirrored())?];
+        Ok(PipeRings { region: region.key, channels: ChannelPage::new(range), channels_fd, channels_bytes, endpoints })
+    }
+
     pub(super) fn describe(&self) -> Description<'_> {
         let (page, page_bytes) = (self.channels_fd.as_fd(), self.channels_bytes);
         Description { page, page_bytes, mirror_pools: Default::default() }

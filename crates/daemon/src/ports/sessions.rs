@@ -11,13 +11,13 @@ use unetmap_sys::process;
 
 use super::answer::iface_shape;
 use super::{Daemon, EndpointKey, Session, arrival, monitor};
-use crate::budget::{Amounts, Resource};
+use crate::budget::{Amounts, PAGE, Resource};
 use crate::caller::Caller;
 use crate::endpoint::RingSelection;
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope};
-use crate::tuning::region::{MAX_EXTRA, MAX_EXTRA_OF_USER};
+use crate::tuning::region::{MAX_EXTRA, MAX_EXTRA_BYTES_OF_USER};
 use crate::user_arena::UserArena;
 
 /// The answer to REGISTER.
@@ -98,7 +98,8 @@ impl Daemon {
     fn extra_buffers(&mut self, region: RegionKey, request: &NmreqRegister) -> Result<u32, Refusal> {
         let record = self.registry.regions.existing(region)?;
         let (scope, size) = (record.scope, record.region.limits().buf_size);
-        let most = if self.has_no_budget(scope.uid) { MAX_EXTRA } else { MAX_EXTRA_OF_USER };
+        let of_user = (MAX_EXTRA_BYTES_OF_USER / u64::from(size).clamp(1, PAGE)) as u32;
+        let most = if self.has_no_budget(scope.uid) { MAX_EXTRA } else { of_user };
         let extra = request.nr_extra_bufs.min(most);
         self.check_budget(scope, Amounts::extra_buffers(extra, size))?;
         Ok(extra)
@@ -166,6 +167,8 @@ impl Daemon {
             record.free_iface(&session.iface, session.iface_offset, session.extra, in_use.as_deref());
             record.sessions = record.sessions.saturating_sub(1);
         }
+        // It keeps the region mapped, which another thread is to free if it is large.
+        drop(session.iface);
         // A process that exchanges buffers between two ports has them in both until both sessions are closed: until
         // then no exchange was interrupted.
         let same_process = |other: &Session| other.region == session.region && other.pid == session.pid;

@@ -39,36 +39,33 @@ struct Share {
     limit: Option<u64>,
 }
 
-impl Daemon {
-    /// Whether a user has no budget: root, and each user of a daemon that serves only one.
-    pub(crate) fn has_no_budget(&self, uid: u32) -> bool {
-        uid == 0 || self.admission.policy.is_none()
+/// What users may have, and have at one time.
+pub(crate) struct BudgetCheck {
+    budgets: Budgets,
+    /// Descriptors that the daemon can have.
+    files: u64,
+    usage: BTreeMap<u32, Amounts>,
+}
+
+impl BudgetCheck {
+    /// Requests that a user may make in a second.
+    pub(crate) fn request_rate(&self, uid: u32) -> u32 {
+        self.budgets.of(uid).requests
     }
 
-    /// The requests that a user may make in a second; `None`: any number.
-    pub(crate) fn request_rate(&mut self, uid: u32) -> Option<u32> {
-        (!self.has_no_budget(uid)).then(|| self.budgets().of(uid).requests)
+    /// Counts what a user has got meanwhile.
+    pub(crate) fn add(&mut self, uid: u32, more: Amounts) {
+        *self.usage.entry(uid).or_default() += more;
     }
 
-    fn budgets(&mut self) -> Budgets {
-        self.policy().ok().flatten().map(|policy| policy.budgets().clone()).unwrap_or_default()
-    }
-
-    /// Refuses a request that would give a user more than its budget, or all users more than theirs.
-    pub(crate) fn check_budget(&mut self, scope: Scope, more: Amounts) -> Result<(), Refusal> {
-        let uid = scope.uid;
-        if self.has_no_budget(uid) {
-            return Ok(());
-        }
-        let budgets = self.budgets();
-        let usage = self.usage();
-        let own = usage.get(&uid).copied().unwrap_or_default();
+    /// Refuses what would give a user more than its budget, or all users more than theirs.
+    pub(crate) fn check(&self, uid: u32, more: Amounts) -> Result<(), Refusal> {
+        let own = self.usage.get(&uid).copied().unwrap_or_default();
         let mut all = Amounts::default();
-        usage.iter().filter(|(uid, _)| **uid != 0).for_each(|(_, amounts)| all += *amounts);
-        let (budget, total) = (budgets.of(uid).amounts, budgets.total(self.users.files));
+        self.usage.iter().filter(|(uid, _)| **uid != 0).for_each(|(_, amounts)| all += *amounts);
+        let (budget, total) = (self.budgets.of(uid).amounts, self.budgets.total(self.files));
         let largest = budget[Resource::Slots] / LARGEST_PORT;
         if more[Resource::Slots] > largest {
-            self.users.count_refusal(uid);
             return refuse(
                 EDQUOT,
                 format!(
@@ -83,7 +80,6 @@ impl Daemon {
         for (used, limit, who, table) in checks {
             let exceeded = |r: &Resource| more[*r] > 0 && used[*r].saturating_add(more[*r]) > limit[*r];
             let Some(r) = Resource::ALL.into_iter().find(exceeded) else { continue };
-            self.users.count_refusal(uid);
             return refuse(
                 r.errno(),
                 format!(
@@ -97,6 +93,30 @@ impl Daemon {
             );
         }
         Ok(())
+    }
+}
+
+impl Daemon {
+    /// Whether a user has no budget: root, and each user of a daemon that serves only one.
+    pub(crate) fn has_no_budget(&self, uid: u32) -> bool {
+        uid == 0 || self.admission.policy.is_none()
+    }
+
+    fn budgets(&mut self) -> Budgets {
+        self.policy().ok().flatten().map(|policy| policy.budgets().clone()).unwrap_or_default()
+    }
+
+    /// Refuses a request that would give a user more than its budget, or all users more than theirs.
+    pub(crate) fn check_budget(&mut self, scope: Scope, more: Amounts) -> Result<(), Refusal> {
+        if self.has_no_budget(scope.uid) {
+            return Ok(());
+        }
+        self.budget_check().check(scope.uid, more).inspect_err(|_| self.users.count_refusal(scope.uid))
+    }
+
+    /// What users may have and have now.
+    pub(crate) fn budget_check(&mut self) -> BudgetCheck {
+        BudgetCheck { budgets: self.budgets(), files: self.users.files, usage: self.usage() }
     }
 
     /// What each user has.

@@ -7,6 +7,7 @@ use unetmap_core::errno::{EINVAL, ENOMEM, ENXIO};
 
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, Sizes};
+use crate::region_freer::Freer;
 use crate::user_arena::UserArena;
 
 /// All regions.
@@ -16,6 +17,7 @@ pub(crate) struct Regions {
     arenas: BTreeMap<u32, Weak<UserArena>>,
     /// Whether new regions are placed in arenas, where the node can map them.
     pub(crate) use_arenas: bool,
+    freer: Freer,
     /// The first number of private regions.
     first_mem_id: u16,
     /// The next key of a region that cannot be identified by its number alone.
@@ -28,6 +30,7 @@ impl Regions {
             all: BTreeMap::new(),
             arenas: BTreeMap::new(),
             use_arenas: false,
+            freer: Freer::default(),
             first_mem_id,
             next_key: RegionKey::from(u16::MAX) + 1,
         }
@@ -122,6 +125,7 @@ impl Regions {
         if let Some(record) = self.all.remove(&key) {
             let census = record.census(&[]);
             tracing::debug!(record.mem_id, ?census, "region closed");
+            self.freer.free(record);
         }
     }
 

@@ -1,0 +1,151 @@
+//! Accepting connections, and turning those away whose users are not served or have too many.
+//!
+//! Any local user can connect as fast as it can, and all connections wait in one queue: what is needed to check one is
+//! computed once for all that are accepted at a time.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use unetmap_core::control::{ControlRequest, NetmapRequest};
+use unetmap_core::errno::{EACCES, EMFILE, ENFILE};
+use unetmap_sys::socket::{self, Peer};
+
+use super::{Client, Server, send};
+use crate::budget::Amounts;
+use crate::caller::Caller;
+use crate::ports::{BudgetCheck, Daemon};
+use crate::refusal::{Refusal, refuse};
+use crate::requests::Answer;
+use crate::tuning::server::{ACCEPT_LIMIT, ACCEPTS_BETWEEN_LOOKS, HELLO_LIMIT, MAX_ACCEPTS};
+
+/// What checking a new connection needs, computed for the first one that needs it.
+#[derive(Default)]
+struct Checks {
+    budgets: Option<BudgetCheck>,
+    /// Users with an open port.
+    with_sessions: Option<BTreeSet<u32>>,
+}
+
+impl Checks {
+    fn budgets(&mut self, daemon: &mut Daemon) -> &mut BudgetCheck {
+        self.budgets.get_or_insert_with(|| daemon.budget_check())
+    }
+
+    fn has_sessions(&mut self, daemon: &Daemon, uid: u32) -> bool {
+        let all = || daemon.registry.sessions.values().map(|session| session.uid).collect();
+        self.with_sessions.get_or_insert_with(all).contains(&uid)
+    }
+}
+
+impl Server {
+    pub(super) fn accept_clients(&mut self) {
+        let (start, mut checks) = (Instant::now(), Checks::default());
+        for n in 1..=MAX_ACCEPTS {
+            match socket::accept(&self.listener) {
+                Ok(fd) => self.admit(fd, &mut checks),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if matches!(e.raw_os_error(), Some(ENFILE | EMFILE)) => {
+                    // No descriptor is left: the client's connection is closed, rather than left waiting.
+                    tracing::debug!("no file descriptor for another client: {e}");
+                    self.reserve = None;
+                    drop(socket::accept(&self.listener));
+                    self.reserve = File::open("/dev/null").ok();
+                    return;
+                }
+                Err(e) => {
+                    tracing::debug!("accept: {e}");
+                    return;
+                }
+            }
+            if n % ACCEPTS_BETWEEN_LOOKS == 0 && start.elapsed() > ACCEPT_LIMIT {
+                return;
+            }
+        }
+    }
+
+    fn admit(&mut self, fd: OwnedFd, checks: &mut Checks) {
+        let peer = match socket::peer(&fd) {
+            Ok(peer) => peer,
+            Err(e) => return tracing::debug!("a connection without a peer is closed: {e}"),
+        };
+        if let Err(Refusal { errno, why, .. }) = self.check_client(&fd, peer, checks) {
+            tracing::debug!(uid = peer.uid, pid = peer.pid, why, "turned away");
+            let answer = Answer { errno, payload: why.into_bytes(), ..Default::default() };
+            let _ = send(&fd, 0, NetmapRequest::KIND, &answer);
+            return self.close_connection(peer.uid, fd);
+        }
+        let token = self.next_token;
+        if let Err(e) = self.epoll.add_edge(&fd, token) {
+            tracing::debug!("a connection cannot be waited for, and is closed: {e}");
+            return;
+        }
+        self.next_token += 2;
+        self.daemon.users.add_connection(peer.uid);
+        let rate = (!self.daemon.has_no_budget(peer.uid)).then(|| {
+            let budgets = checks.budgets(&mut self.daemon);
+            budgets.add(peer.uid, Amounts::connection());
+            budgets.request_rate(peer.uid)
+        });
+        if rate.is_some() {
+            self.newcomers.push_back((Instant::now(), token));
+        }
+        let client = Client {
+            fd,
+            peer,
+            session: None,
+            holder: None,
+            tag: 0,
+            rate,
+            has_spoken: false,
+            is_answered: false,
+            is_parked: false,
+            is_ready: false,
+            is_ended: false,
+        };
+        self.clients.insert(token, client);
+    }
+
+    /// Refuses a new connection of a user that this daemon does not serve, or that has too many connections.
+    fn check_client(&mut self, fd: &OwnedFd, peer: Peer, checks: &mut Checks) -> Result<(), Refusal> {
+        if self.closer.is_blocked(peer.uid) {
+            return refuse(EMFILE, "closing this user's earlier connections takes long");
+        }
+        if peer.uid == self.owner || peer.uid == 0 {
+            return Ok(());
+        }
+        if self.owner != 0 {
+            return refuse(EACCES, format!("this is the daemon of user {}, which serves no other", self.owner));
+        }
+        let caller = Caller::of_connection(fd, peer);
+        let caller = caller.or_else(|e| refuse(EACCES, format!("the user cannot be identified: {e}")))?;
+        // A user with an open port needs connections for it after a change of the policy, too: a forked child for its
+        // holder ID, for example. Each request that opens a port is checked by itself.
+        if !checks.has_sessions(&self.daemon, peer.uid) {
+            self.daemon.check_admission(&caller)?;
+        }
+        let budgets = checks.budgets(&mut self.daemon);
+        budgets.check(peer.uid, Amounts::connection()).inspect_err(|_| self.daemon.users.count_refusal(peer.uid))
+    }
+
+    /// Closes connections that have sent nothing since they were accepted; returns the time until the next is due.
+    pub(super) fn end_silent_newcomers(&mut self, now: Instant) -> Option<Duration> {
+        while let Some(&(accepted, token)) = self.newcomers.front() {
+            let is_silent = self.clients.get(&token).is_some_and(|client| !client.has_spoken);
+            let left = HELLO_LIMIT.saturating_sub(now.saturating_duration_since(accepted));
+            if is_silent && !left.is_zero() {
+                return Some(left);
+            }
+            self.newcomers.pop_front();
+            if is_silent {
+                tracing::debug!("a connection is closed, as its client sends no request");
+                self.end(token);
+                // There is work now.
+                return Some(Duration::ZERO);
+            }
+        }
+        None
+    }
+}
