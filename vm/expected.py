@@ -38,6 +38,8 @@ RULES = [
     (EVERY, "vmxnet3", "way", "generic, copy",
      "the driver runs no native XDP program any more after the interface was down: then its rx counters grow, its xdp "
      "counters do not"),
+    ("6.6+", "bond|VLAN|macvlan", "way", "by way of a veth, copy",
+     "the interface below takes tags out and merges segments; the kernel completes the frames on a veth"),
     (EVERY, "veth|tap|bridge port", "way", "native, copy", "the driver has no zero copy"),
     (EVERY, "bond", "way", "generic, copy", "frames that a bond's members redirect do not reach its AF_XDP sockets"),
     (EVERY, "e1000e|VLAN|macvlan", "way", "generic, copy", "the driver has no native XDP"),
@@ -58,7 +60,7 @@ RULES = [
     (EVERY, EVERY, "stamps", "software", "a packet has the time of the sync that found it"),
     (EVERY, "igb|virtio-net*|vmxnet3", "tags", "settings",
      "after `ip link set IF promisc on` and `ethtool -K IF rxvlan off`: else the device drops or strips tagged frames"),
-    (EVERY, "bond|macvlan", "tags", "no", "the interface below takes the tags"),
+    ("6.5-", "bond|macvlan", "tags", "no", "the interface below takes the tags"),
     ("6.18-", "igb", "RSS", "table only", "the driver sets no key before Linux 7, so no symmetric one"),
     (EVERY, "vmxnet3", "RSS", "table only", "the driver sets no key, so no symmetric one"),
     (EVERY, f"{VIRTIO}|e1000e|{SOFTWARE}", "RSS", "refused", "the driver has no RSS that can be set"),

@@ -11,6 +11,7 @@ pub mod client;
 pub mod ether;
 pub mod home;
 pub mod host;
+pub mod machine;
 pub mod monitor;
 pub mod net;
 pub mod node;

@@ -18,3 +18,4 @@ mod queues;
 mod refusals;
 mod sharing;
 mod traffic;
+mod unfinished;

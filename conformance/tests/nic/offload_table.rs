@@ -4,11 +4,15 @@
 //! ```text
 //!   sender -- path under test -- port == bridge == va2 ------- vb2 tcpdump, the receiver's stack
 //! ```
+//! Each test is a row of the table in unetmap(7), and checks each cell: the tag (802.1Q, and QinQ, whose outer tag is
+//! beside the frame), the checksum and the length of a stream's frames with TSO, and with segments that the stack below
+//! has merged. `offloads.rs` compares each frame's bytes for the same paths.
 
 use std::process::{Command, Stdio};
 
 use conformance::home::{Guard, summary};
 use conformance::host::{CABLE, stream};
+use conformance::machine::{HEADER, Machine, unfinished};
 use conformance::net::{DIRECT, MEDIATED, Net, Tap, frame};
 use conformance::switch::host_on_switch;
 use conformance::{Home, bpf, isolated, program, until};
@@ -17,6 +21,7 @@ use rustix::process::Signal;
 
 /// How a port gets its frames: the daemon's policy and argument, the sender's interface, the port, and the addresses
 /// of sender and receiver.
+#[derive(Clone, Copy)]
 struct Path {
     name: &'static str,
     policy: &'static str,
@@ -47,6 +52,20 @@ const PATHS: [Path; 5] = [
         port: "vale0:p@1",
         addresses: ["10.8.0.1", "10.8.0.3"],
     },
+];
+
+/// Interfaces on top of `va`, which takes the tags and merges segments: how they are made, as arguments of ip(8).
+const UPPER: [(&str, &[&[&str]]); 3] = [
+    ("bridge", &[&["link", "add", "up0", "type", "bridge"], &["link", "set", "va", "master", "up0"]]),
+    (
+        "bond",
+        &[
+            &["link", "set", "va", "down"],
+            &["link", "add", "up0", "type", "bond", "mode", "active-backup"],
+            &["link", "set", "va", "master", "up0"],
+        ],
+    ),
+    ("macvlan", &[&["link", "add", "up0", "link", "va", "type", "macvlan", "mode", "passthru"]]),
 ];
 
 /// The longest frame of an MTU of 1500.
@@ -114,6 +133,14 @@ fn row(home: &Home, path: &Path) {
         return summary("skipped: no tcpdump here (Debian: tcpdump)");
     }
     let Some(net) = Net::with(home, path.policy, CABLE, &["--admode", path.admode]) else { return };
+    if let Some((_, commands)) = UPPER.iter().find(|(upper, _)| *upper == name) {
+        let up: &[&[&str]] = &[&["link", "set", "va", "up"], &["link", "set", "up0", "up", "promisc", "on"]];
+        for command in commands.iter().chain(up) {
+            if let Err(why) = net.near.ip(command) {
+                return summary(&format!("skipped: no {name} can be made here: {why}"));
+            }
+        }
+    }
     if path.interface == "vi0" {
         host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
     }
@@ -180,4 +207,56 @@ fn offloads_are_complete_host_rings() {
 #[test]
 fn offloads_are_complete_persistent_port() {
     isolated(|home| row(home, &PATHS[4]));
+}
+
+fn row_above(home: &Home, name: &'static str) {
+    row(home, &Path { name, admode: "best", port: "netmap:up0", ..PATHS[0] });
+}
+
+#[test]
+fn offloads_are_complete_bridge() {
+    isolated(|home| row_above(home, UPPER[0].0));
+}
+
+#[test]
+fn offloads_are_complete_bond() {
+    isolated(|home| row_above(home, UPPER[1].0));
+}
+
+#[test]
+fn offloads_are_complete_macvlan() {
+    isolated(|home| row_above(home, UPPER[2].0));
+}
+
+/// A virtual machine that relies on its host for checksums and segmentation.
+#[test]
+fn offloads_are_complete_tap() {
+    isolated(|home| {
+        if Command::new("tcpdump").arg("--version").output().is_err() {
+            return summary("skipped: no tcpdump here (Debian: tcpdump)");
+        }
+        for policy in [DIRECT, MEDIATED] {
+            let Some(net) = Net::with(home, policy, CABLE, &[]) else { return };
+            let machine = Machine::new(&net.near, "tap0");
+            let cable = lab::VethOptions { addresses: None, ..CABLE };
+            net.lab.veth(&net.near, "va2", &net.far, "vb2", cable).expect("a cable");
+            let bridge = net.start(home, program("bridge"), &["-w", "0", "-i", "netmap:tap0", "-i", "netmap:va2"], 2);
+            let witness = Witness::start(home, &net.far, "tap");
+            let mut tagged = frame(600, 2);
+            tagged.splice(12..12, [0x81, 0, 0, 10]);
+            [unfinished(300), unfinished(20_000), [&[0; HEADER], &tagged[..]].concat()]
+                .iter()
+                .for_each(|f| machine.send(f));
+            let mut seen = String::new();
+            until("tcpdump has seen the frames", || {
+                seen = witness.read("");
+                seen.contains("vlan 10,") && seen.matches("(correct)").count() == 21
+            });
+            assert!(!seen.contains("incorrect") && lengths(&seen).iter().all(|&length| length <= LONGEST), "{seen}");
+            witness.stop();
+            drop((bridge, net));
+            home.end_daemon();
+        }
+        summary("tap              tag as sent   checksum valid   TSO cut");
+    });
 }

@@ -125,7 +125,7 @@ fn the_report_agrees_with_opening_veth_loopback_and_tunnels() {
                 (&nic["name"], &nic["driver"]["name"], &nic["mtu"]),
                 (&"va".into(), &"veth".into(), &1500.into())
             );
-            assert_eq!(opinion(ns, "lo")["interfaces"][0]["way"], "generic, copy");
+            assert_eq!(opinion(ns, "lo")["interfaces"][0]["way"], "by way of a veth, copy");
             // The kernel reports the XDP features of this interface.
             let reported = nic["features"].is_object();
             assert!(!reported || nic["way"] == "native, copy", "{nic}");
@@ -230,7 +230,7 @@ fn a_report_names_what_a_developer_needs_and_nothing_private() {
 }
 
 #[test]
-fn a_bond_receives_generically() {
+fn a_bond_receives_by_way_of_a_veth() {
     isolated(|_| {
         with_cable(|ns| {
             if let Err(why) = ns.ip(&["link", "add", "bond7", "type", "bond", "mode", "active-backup"]) {
@@ -240,7 +240,7 @@ fn a_bond_receives_generically() {
             ns.ip(&["link", "set", "va", "master", "bond7"]).unwrap();
             ns.ip(&["link", "set", "bond7", "up"]).unwrap();
             assert_eq!(agree(ns, "bond7"), []);
-            assert_eq!(opinion(ns, "bond7")["interfaces"][0]["way"], "generic, copy");
+            assert_eq!(opinion(ns, "bond7")["interfaces"][0]["way"], "by way of a veth, copy");
         });
     });
 }

@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use unetmap_sys::link::{self, Channels, DriverInfo, Link, LinkWatch, XdpFeatures, veth};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::probe;
-use unetmap_sys::tcx::Tcx;
+use unetmap_sys::tcx::{self, RelayEnds, Tcx};
 use unetmap_sys::xdp::dispatcher::{self, Attached};
 use unetmap_sys::xdp::{ClassicInsn, Mode, Xdp};
 use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem, UnboundXsk};
@@ -120,6 +120,18 @@ pub(crate) fn join_xdp(
 /// Attaches the tcx program of host rings. Needs CAP_NET_ADMIN and CAP_BPF.
 pub(crate) fn attach_tcx(netns: &Netns, index: u32) -> io::Result<Tcx> {
     inside(netns, || Tcx::attach(index))
+}
+
+/// Attaches the tcx programs between an interface and a companion that has its rings. Needs CAP_NET_ADMIN and CAP_BPF.
+pub(crate) fn attach_relay(netns: &Netns, far_netns: &Netns, ends: RelayEnds) -> io::Result<tcx::Relay> {
+    inside(netns, || {
+        tcx::Relay::attach(ends, |program| inside(far_netns, || tcx::attach_to_far_end(program, ends.far)))
+    })
+}
+
+/// Sets an interface of the daemon's own up or down. Needs CAP_NET_ADMIN.
+pub(crate) fn set_link(netns: &Netns, index: u32, up: bool) -> io::Result<()> {
+    inside(netns, || veth::set_state(index, up))
 }
 
 /// Deletes a pair of veth, by one of its ends. Needs CAP_NET_ADMIN.

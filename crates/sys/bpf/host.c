@@ -7,6 +7,17 @@
 //     stack --> interface's egress [capture] --> near end's egress [near_tx] --> far end --> host receive rings
 //     stack <-- interface's ingress <---------- near end's ingress [near_rx] <-- far end <-- host transmit rings
 //
+// A companion of the same kind is between an interface and its own rings if frames can arrive there unfinished: with a
+// tag beside the frame, with a checksum to be computed, merged. The kernel completes them as it sends them to the near
+// end. What the far end's XDP program passes is the host's.
+//
+//     wire --> interface's ingress [arrive] --> near end's egress [near_tx] --> far end --> receive rings
+//     wire <-- interface's egress <------------ near end's ingress [depart] <-- far end <-- transmit rings
+//     stack <- interface's ingress [arrive] <-- near end's ingress [depart] <-- far end's ingress [give_back]
+//
+// Frames that a program has sent have skb->mark set between [near_rx] or [depart] and the interface, so that they are
+// not redirected again.
+//
 // As with xdp.c, host.o is in the repository beside this file, and the build of the project embeds it.
 
 #include "common.h"
@@ -25,6 +36,7 @@ struct __sk_buff {
 static long (*bpf_skb_store_bytes)(void *skb, __u32 offset, const void *from, __u32 len, __u64 flags) = (void *)9;
 static long (*bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*bpf_skb_change_head)(void *skb, __u32 len, __u64 flags) = (void *)43;
+static long (*bpf_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155;
 
 // The action for frames that the host sends.
 enum host_tx { HOST_TX_PASS, HOST_TX_REDIRECT, HOST_TX_DROP };
@@ -34,8 +46,12 @@ struct config {
 	// The interface's index, and the near end's.
 	__u32 nic;
 	__u32 near;
-	// skb->mark of a frame between unetmap_capture and unetmap_near_tx.
+	// skb->mark of a redirected frame on its way through the interface's namespace.
 	__u32 mark;
+	// The far end's index, if it has the interface's own rings; else 0.
+	__u32 far;
+	// skb->mark of frames to the stack: `mark` if unetmap_arrive is attached, else 0.
+	__u32 to_stack;
 };
 
 struct {
@@ -60,6 +76,15 @@ INLINE struct config *get_config(void)
 	return bpf_map_lookup_elem(&configs, &first);
 }
 
+// Whether a program sent this frame to the interface, or to its stack. Nobody else is to see the mark.
+INLINE int is_of_program(struct config *config, struct __sk_buff *skb)
+{
+	if (skb->mark != config->mark)
+		return 0;
+	skb->mark = 0;
+	return 1;
+}
+
 // At the interface's egress.
 SECTION("classifier") int unetmap_capture(struct __sk_buff *skb)
 {
@@ -67,7 +92,7 @@ SECTION("classifier") int unetmap_capture(struct __sk_buff *skb)
 	__u32 first = 0;
 	__u64 *count;
 
-	if (!config || config->host_tx == HOST_TX_PASS || !is_alive())
+	if (!config || is_of_program(config, skb) || config->host_tx == HOST_TX_PASS || !is_alive())
 		return TCX_NEXT;
 	if (config->host_tx == HOST_TX_REDIRECT) {
 		skb->mark = config->mark;
@@ -99,7 +124,44 @@ SECTION("classifier") int unetmap_near_rx(struct __sk_buff *skb)
 	if (mark && (bpf_skb_change_head(skb, sizeof(*mark), 0) ||
 		     bpf_skb_store_bytes(skb, 0, mark, sizeof(*mark), 0)))
 		return TCX_DROP;
+	skb->mark = config->to_stack;
 	return bpf_redirect(config->nic, BPF_F_INGRESS);
+}
+
+// At the interface's ingress.
+SECTION("classifier") int unetmap_arrive(struct __sk_buff *skb)
+{
+	struct config *config = get_config();
+
+	if (!config || is_of_program(config, skb) || !is_alive())
+		return TCX_NEXT;
+	skb->mark = config->mark;
+	return bpf_redirect(config->near, 0);
+}
+
+// At the ingress of the near end whose far end has the interface's own rings.
+SECTION("classifier") int unetmap_depart(struct __sk_buff *skb)
+{
+	struct config *config = get_config();
+	int to_stack;
+
+	if (!config)
+		return TCX_DROP;
+	to_stack = skb->mark == config->mark;
+	skb->mark = config->mark;
+	return bpf_redirect(config->nic, to_stack ? BPF_F_INGRESS : 0);
+}
+
+// At the ingress of that far end: frames that its XDP program passed. The peer is in another namespace; the mark
+// survives this redirect.
+SECTION("classifier") int unetmap_give_back(struct __sk_buff *skb)
+{
+	struct config *config = get_config();
+
+	if (!config)
+		return TCX_DROP;
+	skb->mark = config->mark;
+	return bpf_redirect_peer(config->far, 0);
 }
 
 char license_text[] SECTION("license") = "Dual BSD/GPL";

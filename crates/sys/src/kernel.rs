@@ -100,7 +100,7 @@ pub const HOST_RINGS: Feature = Feature {
     least: Version(6, 6),
     subject: "host rings",
     config: "CONFIG_NET_XGRESS and CONFIG_VETH",
-    summary: "host rings (`eth0^`, `vale-ctl -h`)",
+    summary: "host rings (`eth0^`, `vale-ctl -h`); complete frames of taps, bridges, bonds",
 };
 
 /// FUSE passthrough: the file's memory is the regions'.

@@ -45,6 +45,9 @@ const ALT_NAME_MAX: usize = 127;
 /// Offset of `tx_dropped` in `struct rtnl_link_stats64` (linux/if_link.h).
 const STATS64_TX_DROPPED: usize = 7 * size_of::<u64>();
 
+/// `IFLA_TUN_VNET_HDR` of linux/if_link.h: one byte.
+const TUN_VNET_HDR: u16 = 5;
+
 /// Attributes in `IFLA_XDP` (linux/if_link.h).
 const XDP_ATTACHED: u16 = 2;
 const XDP_PROG_ID: u16 = 4;
@@ -77,11 +80,22 @@ pub struct Link {
     pub mac: Option<[u8; 6]>,
     /// `veth`, `tun`, `bridge` and so on; `None` for hardware and for `lo`.
     pub kind: Option<String>,
+    /// Whether its frames come with a virtio-net header (a tap, of a virtual machine for instance), which may leave
+    /// checksums and segmentation to the receiver.
+    pub has_vnet_header: bool,
     /// The XDP program that is attached.
     pub xdp: Option<AttachedXdp>,
 }
 
 impl Link {
+    /// Whether XDP programs may see frames of which a part is beside the bytes, for a reason that no offload of this
+    /// interface changes: the writer of a tap has left checksums or segmentation, as the stack does on `lo`, or an
+    /// interface below (of a bridge, a bond, a macvlan, a tunnel) has taken the VLAN tag out or merged segments.
+    pub fn receives_unfinished_frames(&self) -> bool {
+        let is_loopback = self.mac == Some([0; 6]);
+        is_loopback || self.has_vnet_header || !matches!(self.kind.as_deref(), None | Some("veth" | "tun" | "dummy"))
+    }
+
     /// Whether frames that a native XDP program redirects can reach AF_XDP sockets of this interface. The program of a
     /// bond or team runs at its members, and a socket accepts only frames from queues of its own interface.
     pub fn redirects_natively(&self) -> bool {
@@ -257,20 +271,24 @@ fn link_of(message: Message) -> Option<Link> {
     let has = |flag: libc::c_int| flags & flag as u32 != 0;
     let (up, carrier) = (has(libc::IFF_UP), has(libc::IFF_LOWER_UP));
     let (mut name, mut mtu, mut mac, mut kind, mut xdp) = (None, None, None, None, None);
+    let mut has_vnet_header = false;
     for (attribute, value) in attributes(message.body.get(IFINFOMSG..)?) {
         match attribute {
             libc::IFLA_IFNAME => name = Some(text(value)),
             libc::IFLA_MTU => mtu = number(value),
             libc::IFLA_ADDRESS => mac = value.try_into().ok(),
             libc::IFLA_LINKINFO => {
-                kind = attributes(value).find(|&(a, _)| a == libc::IFLA_INFO_KIND).map(|(_, value)| text(value));
+                let info = |wanted| attributes(value).find(|&(a, _)| a == wanted).map(|(_, value)| value);
+                kind = info(libc::IFLA_INFO_KIND).map(text);
+                let of_tun = info(libc::IFLA_INFO_DATA).filter(|_| kind.as_deref() == Some("tun")).unwrap_or_default();
+                has_vnet_header = attributes(of_tun).any(|(a, value)| a == TUN_VNET_HDR && value == [1]);
             }
             libc::IFLA_XDP => xdp = attached_xdp(value),
             libc::IFLA_WIRELESS => return None,
             _ => {}
         }
     }
-    Some(Link { index, name: name?, mtu: mtu?, up, carrier, mac, kind, xdp })
+    Some(Link { index, name: name?, mtu: mtu?, up, carrier, mac, kind, has_vnet_header, xdp })
 }
 
 /// Decodes `IFLA_XDP`.

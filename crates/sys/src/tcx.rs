@@ -1,6 +1,6 @@
-//! Redirection of frames between the host's network stack and the companion of an interface, by tcx programs (Linux
-//! 6.6). The companion is a veth pair; its near end is in the interface's namespace, its far end carries the host
-//! rings.
+//! Redirection of frames between the host's network stack, or an interface, and a companion of the interface, by tcx
+//! programs (Linux 6.6). The companion is a veth pair; its near end is in the interface's namespace, its far end
+//! carries the host rings ([`Tcx`]), or the interface's own rings ([`Relay`]).
 //!
 //! The programs are `bpf/host.c`, embedded as a compiled object. As in [`crate::xdp`], they are attached as BPF links,
 //! which are removed when their last descriptor is closed.
@@ -42,6 +42,8 @@ struct Config {
     nic: u32,
     near: u32,
     mark: u32,
+    far: u32,
+    to_stack: u32,
 }
 
 /// The programs of one interface. Dropping it detaches them.
@@ -78,7 +80,14 @@ impl Tcx {
             deadline: Deadline::of(&object)?,
             marks: array(&object, "marks")?,
             dropped: array(&object, "dropped")?,
-            config: Config { host_tx: HostTxAction::Pass as u32, nic, near: 0, mark: REDIRECT_MARK },
+            config: Config {
+                host_tx: HostTxAction::Pass as u32,
+                nic,
+                near: 0,
+                mark: REDIRECT_MARK,
+                far: 0,
+                to_stack: 0,
+            },
         };
         tcx.write_config()?;
         Ok(tcx)
@@ -104,6 +113,15 @@ impl Tcx {
         self.write_config()?;
         self.companion = Some(links);
         Ok(())
+    }
+
+    /// Sets whether a [`Relay`] is attached to the interface, which then leaves frames to the host's stack alone.
+    ///
+    /// # Errors
+    /// Only unexpected errors of the kernel.
+    pub fn set_relayed(&mut self, relayed: bool) -> io::Result<()> {
+        self.config.to_stack = if relayed { REDIRECT_MARK } else { 0 };
+        self.write_config()
     }
 
     /// Detaches from the companion's near end, if there is one.
@@ -139,6 +157,63 @@ impl Tcx {
         // SAFETY: K5: the elements of `dropped` in host.c are of type u64.
         unsafe { bpf::array_get(&self.dropped) }.unwrap_or(0)
     }
+}
+
+/// The indexes of an interface and of its companion, whose far end is in another namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct RelayEnds {
+    /// The interface.
+    pub nic: u32,
+    /// The near end, in the interface's namespace.
+    pub near: u32,
+    /// The far end.
+    pub far: u32,
+}
+
+/// The programs between an interface and a companion that has its rings. The kernel completes frames on their way to
+/// the companion: VLAN tags, checksums, segments. Dropping the value detaches them.
+#[derive(Debug)]
+pub struct Relay {
+    _links: Vec<OwnedFd>,
+    deadline: Arc<Deadline>,
+}
+
+impl Relay {
+    /// Attaches to the ends that are in the namespace of the calling thread, except the interface; `at_far_end` is
+    /// called with the last program, to be attached with [`attach_to_far_end`] in the far end's namespace. Then all
+    /// frames that the interface receives are redirected.
+    ///
+    /// # Errors
+    /// As [`Tcx::attach`]; those of `at_far_end`.
+    pub fn attach(ends: RelayEnds, at_far_end: impl FnOnce(&OwnedFd) -> io::Result<OwnedFd>) -> io::Result<Relay> {
+        let mut object = bpf::load(OBJECT, None)?;
+        let RelayEnds { nic, near, far } = ends;
+        let host_tx = HostTxAction::Pass as u32;
+        let config = Config { host_tx, nic, near, mark: REDIRECT_MARK, far, to_stack: REDIRECT_MARK };
+        let configs = array(&object, "configs")?;
+        // SAFETY: K5: the elements of `configs` in host.c are of type `struct config`.
+        unsafe { bpf::array_set(&configs, &config) }?;
+        let links = vec![
+            at_far_end(&load(&mut object, "unetmap_give_back")?)?,
+            bpf::link_tcx(&load(&mut object, "unetmap_near_tx")?, near, Hook::Egress)?,
+            bpf::link_tcx(&load(&mut object, "unetmap_depart")?, near, Hook::Ingress)?,
+            bpf::link_tcx(&load(&mut object, "unetmap_arrive")?, nic, Hook::Ingress)?,
+        ];
+        Ok(Relay { _links: links, deadline: Deadline::of(&object)? })
+    }
+
+    /// The programs' deadline. After it received frames are the host's.
+    pub fn deadline(&self) -> &Arc<Deadline> {
+        &self.deadline
+    }
+}
+
+/// Attaches a program of [`Relay::attach`] to the far end, in the namespace of the calling thread.
+///
+/// # Errors
+/// As [`Tcx::attach`].
+pub fn attach_to_far_end(program: &OwnedFd, far: u32) -> io::Result<OwnedFd> {
+    bpf::link_tcx(program, far, Hook::Ingress)
 }
 
 /// Returns the ids of all tcx programs that are attached to interface `index` of the calling thread's network

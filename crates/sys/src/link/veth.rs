@@ -138,8 +138,17 @@ pub fn delete(index: u32) -> io::Result<()> {
 /// # Errors
 /// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`.
 pub fn set_up(index: u32) -> io::Result<()> {
-    let up = libc::IFF_UP as u32;
-    Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, 0, &ifinfomsg_with_flags(index, up, up))?)
+    set_state(index, true)
+}
+
+/// Sets interface `index` up or down.
+///
+/// # Errors
+/// As [`set_up`].
+pub fn set_state(index: u32, up: bool) -> io::Result<()> {
+    let flag = libc::IFF_UP as u32;
+    let value = if up { flag } else { 0 };
+    Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, 0, &ifinfomsg_with_flags(index, value, flag))?)
 }
 
 /// Configures interface `index`, named `name`, to carry only frames that are sent to it, unchanged: any length, with

@@ -106,9 +106,12 @@ fn trial(link: &Link, machine: &machine::Facts, has_program: bool, has_port: boo
 /// Returns which offloads concern an interface's frames.
 fn offloads(link: &Link) -> io::Result<nic::Offloads> {
     let on = |name: &str, kind| Ok::<_, io::Error>(link::changeable_offloads(name, kind)? != Offloads::default());
+    let relays = !kernel::HOST_RINGS.is_newer_than_kernel();
     Ok(match link.kind.as_deref() {
+        _ if relays && link.receives_unfinished_frames() => nic::Offloads::Relayed,
         None => nic::Offloads::Driver { removes_tags: on(&link.name, OffloadKind::ReceivedTags)? },
-        Some("tun") => nic::Offloads::Tap,
+        Some("tun") if link.has_vnet_header => nic::Offloads::Tap,
+        Some("tun" | "dummy") => nic::Offloads::Driver { removes_tags: false },
         Some("veth") => {
             let peer = veth::peer(link.index)?.ok_or(io::ErrorKind::NotFound)?;
             let incomplete = || match link::by_index(peer.index)? {
@@ -121,7 +124,10 @@ fn offloads(link: &Link) -> io::Result<nic::Offloads> {
                 let netns = Netns::find(|netns| peer.is_in(netns).unwrap_or(false));
                 netns.and_then(|netns| netns.run(incomplete).ok()?.ok())
             };
-            nic::Offloads::Veth { incomplete }
+            match incomplete {
+                None if relays => nic::Offloads::Relayed,
+                incomplete => nic::Offloads::Veth { incomplete },
+            }
         }
         Some(kind) => nic::Offloads::Upper { kind: kind.to_owned() },
     })

@@ -24,6 +24,7 @@ const NATIVE_MTU: u32 = 3400;
 const ZERO_COPY: &str = "native, zero copy";
 const COPY: &str = "native, copy";
 const GENERIC: &str = "generic, copy";
+const RELAY: &str = "by way of a veth, copy";
 
 /// Facts about an interface.
 #[derive(Debug)]
@@ -196,7 +197,7 @@ impl From<XdpFeatures> for Features {
 /// Checks an interface. `kernel` is `None` if the version is unknown.
 pub(super) fn check(facts: &Facts, kernel: Option<Version>) -> InterfaceReport {
     let link = &facts.link;
-    let (data_path, path_check) = data_path(facts);
+    let (data_path, path_check) = data_path(facts, kernel);
     let mut checks = vec![identity(facts), state(link), mtu(link, facts.features, data_path, kernel), queues(facts)];
     checks.extend([program(facts), path_check]);
     checks.extend(facts.offloads.iter().flat_map(|offloads| offloads::checks(offloads, &link.name)));
@@ -331,14 +332,19 @@ fn program(facts: &Facts) -> Check {
 }
 
 /// Returns the data path and the reason: of the open port, else by trial, else from the driver's features.
-fn data_path(facts: &Facts) -> (Option<&'static str>, Check) {
+fn data_path(facts: &Facts, kernel: Option<Version>) -> (Option<&'static str>, Check) {
     const WHAT: &str = "data path";
     if let Some(port) = facts.port.as_ref().filter(|_| facts.program.as_ref().is_some_and(|p| p.ours)) {
-        let current = [ZERO_COPY, COPY, GENERIC].into_iter().find(|&path| port.data_path.as_deref() == Some(path));
+        let current =
+            [ZERO_COPY, COPY, GENERIC, RELAY].into_iter().find(|&path| port.data_path.as_deref() == Some(path));
         if let Some(current) = current {
             let why = port.copied.as_ref().map_or(String::new(), |why| format!("; {why}"));
             return (Some(current), Check::ok(WHAT, format!("{current}, the data path of the open port{why}")));
         }
+    }
+    if facts.offloads == Some(Offloads::Relayed) && kernel.is_none_or(|version| version >= kernel::HOST_RINGS.least) {
+        let text = format!("{RELAY}: the kernel completes frames there, which can arrive unfinished at this interface");
+        return (Some(RELAY), Check::ok(WHAT, text));
     }
     if !facts.link.redirects_natively() {
         let text = format!("{GENERIC}: a native program would run at its members, whose frames its sockets refuse");

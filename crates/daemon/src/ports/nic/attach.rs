@@ -35,6 +35,29 @@ impl Nic {
         {
             return self.explain(0, &e);
         }
+        let mut xdp = match self.attach_behind_relay() {
+            Some(xdp) => xdp,
+            None => self.attach_to_interface()?,
+        };
+        let (index, name) = (self.key.index, &self.name);
+        let mark = if xdp.mode() == Mode::Generic { self.mark } else { Mark::default() };
+        if xdp.mode() == Mode::Generic && self.merging.is_none() {
+            self.merging = offloads::disable_merging(&self.netns, (index, name), &self.keeper);
+        }
+        let kept = xdp.set_mark(mark).and_then(|()| self.keep_alive.add(xdp.deadline()));
+        kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be configured: {e}")))?;
+        self.xdp = Some(xdp);
+        // Only now that the XDP program accepts it.
+        self.host.set_mark(mark);
+        self.host.set_relayed(self.relay.is_some());
+        if let Err(refusal) = self.host.attach(&self.keep_alive) {
+            tracing::debug!(name = self.name, "frames that the host sends go to the wire: {}", refusal.why);
+        }
+        // No socket is open yet, so no frame bypasses the filter.
+        self.set_filter(self.filter.clone())
+    }
+
+    fn attach_to_interface(&mut self) -> Result<Xdp, Refusal> {
         let (index, queues) = (self.key.index, u32::from(self.endpoint.shape.rx_rings));
         let taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc_errno::EBUSY | libc_errno::EEXIST));
         // Some drivers run XDP programs but cannot redirect frames to sockets.
@@ -51,7 +74,7 @@ impl Nic {
         };
         let attached = self.attach_in(first, (index, queues));
         let name = &self.name;
-        let xdp = attached.or_else(|e| match e.raw_os_error() {
+        attached.or_else(|e| match e.raw_os_error() {
             _ if taken(&e) => {
                 let link = privileged::link(&self.netns, index).ok().flatten();
                 refuse(EBUSY, conflicting_program(name, link.and_then(|link| link.xdp)))
@@ -63,22 +86,7 @@ impl Nic {
             }
             _ if kernel::INTERFACES.is_newer_than_kernel() => refuse(EOPNOTSUPP, kernel::INTERFACES.refusal()),
             _ => refuse(EOPNOTSUPP, format!("no XDP program can be attached: {e} (unetmap doctor {name} says more)")),
-        })?;
-        let mut xdp = xdp;
-        let mark = if xdp.mode() == Mode::Generic { self.mark } else { Mark::default() };
-        if xdp.mode() == Mode::Generic && self.merging.is_none() {
-            self.merging = offloads::disable_merging(&self.netns, (index, name), &self.keeper);
-        }
-        let kept = xdp.set_mark(mark).and_then(|()| self.keep_alive.add(xdp.deadline()));
-        kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be configured: {e}")))?;
-        self.xdp = Some(xdp);
-        // Only now that the XDP program accepts it.
-        self.host.set_mark(mark);
-        if let Err(refusal) = self.host.attach(&self.keep_alive) {
-            tracing::debug!(name = self.name, "frames that the host sends go to the wire: {}", refusal.why);
-        }
-        // No socket is open yet, so no frame bypasses the filter.
-        self.set_filter(self.filter.clone())
+        })
     }
 
     /// Attaches the XDP program in mode `first`, or before the stack if the driver refuses it: as a member of a

@@ -36,12 +36,12 @@ use crate::refusal::{Refusal, refuse};
 const FAR: &str = "host";
 
 /// A veth pair whose far end represents the host's stack.
-struct HostVeth {
+pub(super) struct HostVeth {
     /// Interface index of the near end.
-    near: u32,
-    far_netns: Netns,
-    far: u32,
-    xdp: Xdp,
+    pub(super) near: u32,
+    pub(super) far_netns: Netns,
+    pub(super) far: u32,
+    pub(super) xdp: Xdp,
 }
 
 /// The connection between an interface and the host's stack.
@@ -52,12 +52,13 @@ pub(super) struct HostRings {
     tcx: Option<Tcx>,
     veth: Option<HostVeth>,
     capture: HostTxAction,
+    relayed: bool,
 }
 
 impl HostRings {
     /// Nothing is attached or created yet.
     pub(super) fn new(netns: Arc<Netns>, nic: u32, queues: u32) -> HostRings {
-        HostRings { netns, nic, queues, tcx: None, veth: None, capture: HostTxAction::Pass }
+        HostRings { netns, nic, queues, tcx: None, veth: None, capture: HostTxAction::Pass, relayed: false }
     }
 
     /// Attaches the tcx program to the interface, if it is not attached. Frames still go to the wire.
@@ -71,7 +72,18 @@ impl HostRings {
         let kept = keep_alive.add(tcx.deadline());
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the host's frames cannot be redirected: {e}")))?;
         (self.tcx, self.capture) = (Some(tcx), HostTxAction::Pass);
+        self.set_relayed(self.relayed);
         Ok(())
+    }
+
+    /// Sets whether the interface is served behind a relay, which must leave frames to the host's stack alone.
+    pub(super) fn set_relayed(&mut self, relayed: bool) {
+        self.relayed = relayed;
+        if let Some(tcx) = &mut self.tcx
+            && let Err(e) = tcx.set_relayed(relayed)
+        {
+            tracing::error!("frames to the host cannot be told from received ones: {e}");
+        }
     }
 
     /// Creates the veth pair, if there is none.
@@ -87,7 +99,7 @@ impl HostRings {
             ),
             _ => refuse(ENOMEM, format!("host rings need a pair of interfaces (veth), which cannot be made: {e}")),
         };
-        let pair = HostVeth::create(&self.netns, (self.nic, self.queues), keep_alive).or_else(failed)?;
+        let pair = HostVeth::create(&self.netns, &near_name(self.nic), self.queues, keep_alive).or_else(failed)?;
         let Some(tcx) = &mut self.tcx else { return Ok(()) };
         let near = pair.near;
         let joined =
@@ -168,17 +180,16 @@ impl HostRings {
 
 impl HostVeth {
     /// Creates the pair. A near end that a killed daemon has left is removed first.
-    fn create(netns: &Netns, (nic, queues): (u32, u32), keep_alive: &KeepAlive) -> io::Result<HostVeth> {
+    pub(super) fn create(netns: &Netns, name: &str, queues: u32, keep_alive: &KeepAlive) -> io::Result<HostVeth> {
         let far_netns = Netns::new()?;
-        let name = near_name(nic);
         let near = netns.run(|| {
-            if let Some(left) = link::by_name(&name)?.filter(|link| link.kind.as_deref() == Some("veth")) {
+            if let Some(left) = link::by_name(name)?.filter(|link| link.kind.as_deref() == Some("veth")) {
                 veth::delete(left.index)?;
             }
             let peer_netns = Some(std::os::fd::AsFd::as_fd(&far_netns));
-            veth::create(veth::Veth { name: &name, peer: FAR, peer_netns, queues })?;
-            let near = link::by_name(&name)?.ok_or(io::ErrorKind::NotFound)?.index;
-            prepare(near, &name).inspect_err(|_| drop(veth::delete(near)))?;
+            veth::create(veth::Veth { name, peer: FAR, peer_netns, queues })?;
+            let near = link::by_name(name)?.ok_or(io::ErrorKind::NotFound)?.index;
+            prepare(near, name).inspect_err(|_| drop(veth::delete(near)))?;
             Ok::<_, io::Error>(near)
         })??;
         let far = far_netns.run(|| {

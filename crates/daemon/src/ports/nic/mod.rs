@@ -19,6 +19,7 @@ mod offloads;
 mod open;
 mod queue;
 mod queue_count;
+mod relay;
 mod settings;
 mod sockets;
 mod zero_copy;
@@ -54,6 +55,7 @@ use keep_alive::KeepAlive;
 use keeper::{Keeper, UndoOnDrop};
 use queue::{OpenQueue, socket_position};
 use queue_count::QueueCounts;
+use relay::Relay;
 use settings::StoredFilter;
 
 pub(crate) use filter::answer_request;
@@ -117,6 +119,10 @@ pub(crate) struct Nic {
     offloads: Option<UndoOnDrop>,
     /// GRO, disabled in generic mode.
     merging: Option<UndoOnDrop>,
+    /// Its offloads, or those of its peer, could not be disabled.
+    offloads_stay_on: bool,
+    /// The sockets are those of another interface, on the way to which the kernel completes frames.
+    relay: Option<Relay>,
     keeper: Arc<Keeper>,
     keep_alive: KeepAlive,
     host: HostRings,
@@ -188,6 +194,8 @@ impl Nic {
             membership: None,
             offloads: None,
             merging: None,
+            offloads_stay_on: false,
+            relay: None,
             keeper: Arc::default(),
             keep_alive: KeepAlive::default(),
             host,
@@ -214,7 +222,9 @@ impl Nic {
         if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
             let without = self.count_queues();
             if self.offloads.is_none() {
-                self.offloads = offloads::disable(&self.netns, (self.key.index, &self.name), &self.keeper);
+                let disabled = offloads::disable(&self.netns, self.key.index, &self.keeper);
+                self.offloads_stay_on = disabled.is_err();
+                self.offloads = disabled.unwrap_or_else(|e| self.offloads_stay(&e));
             }
             self.attach()?;
             self.check_attached_queues(without)?;
@@ -276,6 +286,8 @@ impl Nic {
             self.host.set_mark(Mark::default());
             (self.xdp, self.xdp_config, self.membership) = (None, None, None);
             (self.offloads, self.merging) = (None, None);
+            self.relay = None;
+            self.host.set_relayed(false);
         }
         match (nic_idle, host_idle) {
             (true, true) => self.host.detach(),
@@ -320,6 +332,7 @@ impl Nic {
         self.endpoint.end_all();
         // In its new namespace the kernel has it at once, even if programs still have the port open.
         (self.xdp, self.membership, self.offloads, self.merging) = (None, None, None, None);
+        self.relay = None;
         self.host.detach();
         self.queues.iter_mut().for_each(|queue| *queue = None);
     }
@@ -332,6 +345,7 @@ impl Nic {
             let state = if link.up { "up" } else { "down: no packets move before it is up" };
             tracing::info!(name = link.name, "the interface is {state}");
             self.up = link.up;
+            self.update_relay();
         }
         if self.xdp.is_some() {
             self.compare_queues();
@@ -365,6 +379,7 @@ impl Nic {
     fn describe_config(&self) -> String {
         let Some(config) = self.xdp_config else { return (if self.gone { "gone" } else { "not bound" }).into() };
         let text = match (config.mode, config.bind_mode) {
+            _ if self.relay.is_some() => "by way of a veth, copy",
             (Mode::Native, BindMode::ZeroCopy) => "native, zero copy",
             (Mode::Native, BindMode::Copy) => "native, copy",
             (Mode::Generic, _) => "generic, copy",
@@ -422,8 +437,8 @@ fn other_usage(shape: EndpointShape) -> Amounts {
     Amounts::of(Resource::Descriptors, shape.pairs() as u64 + PROGRAM_DESCRIPTORS)
 }
 
-/// Of the XDP program and those of host rings: programs, maps, links, and namespaces.
-const PROGRAM_DESCRIPTORS: u64 = 16;
+/// Of the XDP program, those of host rings and those of a relay: programs, maps, links, and namespaces.
+const PROGRAM_DESCRIPTORS: u64 = 22;
 
 impl PortRecord for Nic {
     fn region(&self) -> RegionKey {
@@ -531,6 +546,9 @@ impl Port for Nic {
             if ring.pair == self.endpoint.shape.nic_pairs() {
                 // No host ring was bound then, so the first one stands for all.
                 snapshot.dropped += self.host_dropped();
+            }
+            if ring.pair == 0 {
+                snapshot.dropped += self.relay_dropped();
             }
         }
         // The kernel does not count them by queue.

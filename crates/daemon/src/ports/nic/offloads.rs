@@ -17,25 +17,25 @@ use std::sync::Arc;
 use unetmap_sys::link::{self, OffloadKind, Offloads, veth};
 use unetmap_sys::netns::Netns;
 
+use super::Nic;
 use super::keeper::{Change, Keeper, UndoOnDrop};
 
-/// Disables the offloads that would hide parts of the frames of interface `index` in `netns`; `None` if none is
-/// enabled. On failure the port works as well, but frames may lack tags and checksums.
-pub(super) fn disable(netns: &Netns, (index, name): (u32, &str), keeper: &Arc<Keeper>) -> Option<UndoOnDrop> {
-    match try_disable(netns, index, keeper) {
-        Ok(disabled) => disabled,
-        Err(e) => {
-            tracing::warn!(
-                name,
-                "received frames may lack VLAN tags and checksums: {e} (disable the offloads by hand: on a veth, ethtool \
-                 -K PEER tx off txvlan off; else ethtool -K {name} rxvlan off)"
-            );
-            None
-        }
+impl Nic {
+    /// Tells that the offloads stay enabled: frames may lack tags and checksums, unless a relay completes them.
+    pub(super) fn offloads_stay(&self, e: &io::Error) -> Option<UndoOnDrop> {
+        let name = &self.name;
+        tracing::warn!(
+            name,
+            "its offloads stay enabled: {e} (disable them by hand: on a veth, ethtool -K PEER tx off txvlan off; else \
+             ethtool -K {name} rxvlan off)"
+        );
+        None
     }
 }
 
-fn try_disable(netns: &Netns, index: u32, keeper: &Arc<Keeper>) -> io::Result<Option<UndoOnDrop>> {
+/// Disables the offloads that would hide parts of the frames of interface `index` in `netns`; `None` if none is
+/// enabled.
+pub(super) fn disable(netns: &Netns, index: u32, keeper: &Arc<Keeper>) -> io::Result<Option<UndoOnDrop>> {
     let is_veth = |link: &link::Link| link.kind.as_deref() == Some("veth");
     let (target, index, kind) = netns.run(|| {
         if !link::by_index(index)?.is_some_and(|link| is_veth(&link)) {

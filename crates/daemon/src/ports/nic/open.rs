@@ -345,7 +345,10 @@ fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
 fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
     daemon.nics.queue_counts.remove(netns, index);
     let nics = daemon.registry.all_mut::<Nic>().filter(|nic| nic.key.netns == netns);
-    nics.for_each(|nic| nic.host_gone(index));
+    nics.for_each(|nic| {
+        nic.host_gone(index);
+        nic.relay_gone(index);
+    });
     if let Some(nic) = find(&daemon.registry, netns, index) {
         tracing::info!(name = nic.name, "interface gone");
         let key = nic.key;

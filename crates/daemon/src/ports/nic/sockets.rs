@@ -104,10 +104,11 @@ impl Nic {
     }
 
     fn open_socket(&self, queue: usize, config: XdpConfig) -> io::Result<OpenQueue> {
-        let queue_config = self.queue(self.key.index, queue, queue, (config.bind_mode, config.frags));
+        let (netns, index) = self.socket_place();
+        let queue_config = self.queue(index, queue, queue, (config.bind_mode, config.frags));
         let (umem, shared) =
             (self.umem.clone(), self.shared_with(0..self.endpoint.shape.nic_pairs(), queue_config.headroom));
-        let unbound = privileged::open_xsk(&self.netns, queue_config, umem, shared)?;
+        let unbound = privileged::open_xsk(netns, queue_config, umem, shared)?;
         self.start_queue(queue, unbound)
     }
 

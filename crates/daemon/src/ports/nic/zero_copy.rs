@@ -26,8 +26,8 @@ pub(crate) fn any_driver_offers_it(caller: &Caller) -> bool {
 impl Nic {
     /// Why zero copy is not tried, if it is not.
     pub(super) fn zero_copy_obstacle(&self, mode: Mode, headroom: u32) -> Option<String> {
-        let (index, buffer) = (self.key.index, self.umem.buffer);
-        let features = privileged::xdp_features(&self.netns, index).ok().flatten();
+        let ((netns, index), buffer) = (self.socket_place(), self.umem.buffer);
+        let features = privileged::xdp_features(netns, index).ok().flatten();
         let obstacle = match features {
             _ if mode != Mode::Native => ZeroCopyObstacle::NotNative,
             Some(features) if !features.zerocopy => ZeroCopyObstacle::Unsupported,

@@ -10,9 +10,11 @@ pub(in super::super) enum Offloads {
     /// A veth's. Whether its peer leaves tags, checksums and segmentation to hardware that does not exist; `None`: the
     /// peer's network namespace was not found.
     Veth { incomplete: Option<bool> },
-    /// An interface of this kind on top of others, which remove the tag below it.
+    /// Any, of an interface whose frames the kernel completes on their way to the port.
+    Relayed,
+    /// An interface of this kind on top of others, which remove the tag below it; before Linux 6.6.
     Upper { kind: String },
-    /// A virtual machine's or a program's.
+    /// A virtual machine's or a program's; before Linux 6.6.
     Tap,
 }
 
@@ -60,6 +62,9 @@ fn lines(offloads: &Offloads, name: &str) -> Vec<Check> {
                 Check::ok(merged, off),
             ]
         }
+        Offloads::Relayed => [tags, checksums, segments, merged]
+            .map(|what| Check::ok(what, "completed by the kernel before the port gets the frame"))
+            .into(),
         Offloads::Upper { kind } => vec![
             Check::unknown(tags, format!("missing in the frames: removed below this interface ({kind})"))
                 .fix(format!("open the interfaces below {name}")),
@@ -93,6 +98,7 @@ mod tests {
             Offloads::Veth { incomplete: Some(true) },
             Offloads::Veth { incomplete: Some(false) },
             Offloads::Veth { incomplete: None },
+            Offloads::Relayed,
             Offloads::Upper { kind: "bridge".into() },
             Offloads::Tap,
         ];

@@ -41,6 +41,7 @@ fn facts() -> Facts {
             carrier: true,
             mac: Some([2, 0, 0, 0, 0, 0x1a]),
             kind: None,
+            has_vnet_header: false,
             xdp: None,
         },
         driver: Some(DriverInfo {

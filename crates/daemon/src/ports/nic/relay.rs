@@ -1,0 +1,152 @@
+//! Interfaces on which frames can arrive unfinished, for a reason that no offload of theirs changes: the writer of a
+//! tap leaves checksums and segmentation to the receiver, an interface below has taken the VLAN tag out of the frame or
+//! merged segments, or the namespace of a veth's peer is not found. XDP programs would see the bytes only.
+//!
+//! ```text
+//!  the interface's namespace                                    a namespace of its own
+//!  wire -- interface == tcx == near end ---- veth ---- far end, queue k: XDP program, socket, rings k
+//! ```
+//! The far end takes the interface's place. The kernel completes each frame as it sends it to the near end, which has
+//! no offloads. What the XDP program passes goes back to the interface, and from there to the host's stack; what a
+//! program sends leaves through the interface. The far end is up while the interface is.
+
+use std::io;
+use std::sync::Arc;
+
+use unetmap_sys::kernel;
+use unetmap_sys::netns::Netns;
+use unetmap_sys::tcx::{self, RelayEnds};
+use unetmap_sys::xdp::Xdp;
+
+use super::Nic;
+use super::host_rings::HostVeth;
+use super::keep_alive::KeepAlive;
+use crate::knobs::Admode;
+use crate::privileged;
+
+/// The far end in an interface's place. Dropping it removes the pair.
+pub(super) struct Relay {
+    netns: Arc<Netns>,
+    far_netns: Netns,
+    ends: RelayEnds,
+    /// Until it is dropped.
+    tcx: Option<tcx::Relay>,
+}
+
+impl Relay {
+    /// Creates the pair for interface `nic`. The XDP program is that of the far end.
+    fn create(
+        netns: &Arc<Netns>,
+        (nic, queues): (u32, u32),
+        up: bool,
+        keep_alive: &KeepAlive,
+    ) -> io::Result<(Relay, Xdp)> {
+        let HostVeth { near, far_netns, far, xdp } = HostVeth::create(netns, &near_name(nic), queues, keep_alive)?;
+        let ends = RelayEnds { nic, near, far };
+        let remove = |_: &io::Error| drop(privileged::delete_veth(netns, near));
+        let tcx = privileged::attach_relay(netns, &far_netns, ends).inspect_err(remove)?;
+        let deadline = tcx.deadline().clone();
+        let relay = Relay { netns: netns.clone(), far_netns, ends, tcx: Some(tcx) };
+        keep_alive.add(&deadline)?;
+        relay.set_up(up)?;
+        Ok((relay, xdp))
+    }
+
+    /// The namespace and the index of the interface that has the rings.
+    pub(super) fn far(&self) -> (&Netns, u32) {
+        (&self.far_netns, self.ends.far)
+    }
+
+    /// Whether interface `index` is the near end.
+    pub(super) fn is_near(&self, index: u32) -> bool {
+        self.ends.near == index
+    }
+
+    /// Sets the far end up, or down: what programs send then waits in their rings.
+    fn set_up(&self, up: bool) -> io::Result<()> {
+        privileged::set_link(&self.far_netns, self.ends.far, up)
+    }
+
+    /// Frames that found no room in the far end's queues since the pair was created.
+    fn dropped(&self) -> u64 {
+        privileged::tx_dropped(&self.netns, self.ends.near).ok().flatten().unwrap_or(0)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // Frames go to the host before their way to the far end is gone.
+        self.tcx = None;
+        // The end of the far end's namespace would remove it too, but later.
+        if let Err(e) = privileged::delete_veth(&self.netns, self.ends.near) {
+            tracing::debug!("the veth pair was removed already: {e}");
+        }
+    }
+}
+
+impl Nic {
+    /// Serves an interface behind a companion if frames may arrive unfinished, unless the knob `admode` demands another
+    /// mode. `None`: the XDP program belongs on the interface itself.
+    pub(super) fn attach_behind_relay(&mut self) -> Option<Xdp> {
+        let link = privileged::link(&self.netns, self.key.index).ok().flatten()?;
+        let unfinished = match link.kind.as_deref() {
+            Some("veth") => self.offloads_stay_on,
+            _ => link.receives_unfinished_frames(),
+        };
+        if self.admode != Admode::Best || !unfinished {
+            return None;
+        }
+        let name = &self.name;
+        if kernel::HOST_RINGS.is_newer_than_kernel() {
+            let least = kernel::HOST_RINGS.least;
+            tracing::info!(name, "frames may lack VLAN tags and checksums, or be merged, before Linux {least}");
+            return None;
+        }
+        let place = (self.key.index, u32::from(self.endpoint.shape.rx_rings));
+        match Relay::create(&self.netns, place, link.up, &self.keep_alive) {
+            Ok((relay, xdp)) => {
+                self.relay = Some(relay);
+                Some(xdp)
+            }
+            Err(e) => {
+                tracing::warn!(name, "frames may lack VLAN tags and checksums, or be merged: {e}");
+                None
+            }
+        }
+    }
+
+    /// The namespace and the index of the interface that has the sockets.
+    pub(super) fn socket_place(&self) -> (&Netns, u32) {
+        self.relay.as_ref().map_or((&self.netns, self.key.index), Relay::far)
+    }
+
+    /// Brings the far end into the interface's state.
+    pub(super) fn update_relay(&self) {
+        if let Some(relay) = &self.relay
+            && let Err(e) = relay.set_up(self.up)
+        {
+            tracing::error!(name = self.name, "the state of its companion cannot be changed: {e}");
+        }
+    }
+
+    /// Frames that were lost before they reached a socket.
+    pub(super) fn relay_dropped(&self) -> u64 {
+        self.relay.as_ref().map_or(0, Relay::dropped)
+    }
+
+    /// Ends the rings if interface `index`, which was removed, is the near end.
+    pub(super) fn relay_gone(&mut self, index: u32) {
+        if !self.relay.as_ref().is_some_and(|relay| relay.is_near(index)) {
+            return;
+        }
+        tracing::warn!(name = self.name, "{} was removed: the rings of its interface end", near_name(self.key.index));
+        (self.relay, self.xdp) = (None, None);
+        let own = self.endpoint.shape.nic_pairs();
+        self.endpoint.end_some(|ring| ring.pair < own);
+    }
+}
+
+/// Returns the near end's name for interface `nic`, which is in the same namespace.
+fn near_name(nic: u32) -> String {
+    format!("nmr{nic}")
+}
