@@ -344,9 +344,11 @@ fn ls(n: u32) -> Result<Vec<f64>, String> {
 
 /// Time until each of `n` pipes of one region is closed, us, when all close together.
 fn close(n: u32) -> Result<Vec<f64>, String> {
-    let first = open("netmap:close0{1")?;
+    // A region has room for 64 pipes with rings of 200 slots.
+    let pipe = |spec: &str| Port::options().tx_slots(128).rx_slots(128).open(spec).map_err(text);
+    let first = pipe("netmap:close0{1")?;
     let id = first.mem_id();
-    let more = (1..n).map(|i| open(&format!("netmap:close{i}{{1@{id}")));
+    let more = (1..n).map(|i| pipe(&format!("netmap:close{i}{{1@{id}")));
     let all = std::iter::once(Ok(first)).chain(more).collect::<Result<Vec<_>, _>>()?;
     start()?;
     let begin = Instant::now();

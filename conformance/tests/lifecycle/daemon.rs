@@ -338,7 +338,7 @@ fn a_daemon_with_a_hundred_idle_ports_uses_almost_no_processor_time() {
         raise_fd_limit();
         let start = Instant::now();
         let ports: Vec<Port> = (0..100)
-            .map(|i| open(&format!("netmap:p{}{}{}", i / 50, if i % 2 == 0 { '{' } else { '}' }, i % 50 / 2)))
+            .map(|i| open(&format!("netmap:p{}{}{}", i / 20, if i % 2 == 0 { '{' } else { '}' }, i % 20 / 2)))
             .collect();
         let each = start.elapsed() / 100;
         assert_eq!(home.snapshot().sessions.len(), 100);

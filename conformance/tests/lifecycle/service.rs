@@ -191,7 +191,7 @@ fn a_reload_applies_what_changed_in_the_files() {
         }
         fs::write(&config, "[knobs]\nsink_num = 5\n").expect("a file");
         daemon.signal(Signal::HUP);
-        until("the signal has the file read", || value("sink_num") == "5\n" && value("priv_buf_num") == "163840\n");
+        until("the signal has the file read", || value("sink_num") == "5\n" && value("priv_buf_num") == "25856\n");
         if rustix::process::geteuid().is_root() {
             fs::write(&policy, "[[rule]]\nports = [\"x\"]\nusers = [\"root\"]\naccess = \"nothing\"\n")
                 .expect("a file");

@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use conformance::home::summary;
+use conformance::home::{raise_fd_limit, summary};
 use conformance::request::control;
 use conformance::traffic::{assert_pipe_works, bytes_of, exchange, expect, fill, fill_some, open, receive, send};
 use conformance::{LIMIT, isolated, packet, until};
@@ -64,7 +64,8 @@ fn pipes_of_one_parent_are_separate() {
 #[test]
 fn each_parent_has_up_to_64_pipes() {
     isolated(|_| {
-        let mut all: Vec<Port> = (0..64).map(|id| open(&format!("netmap:p{{{id}"))).collect();
+        // By default the region has buffers for as many with shorter rings.
+        let mut all: Vec<Port> = (0..64).map(|id| open(&format!("netmap:p{{{id}@conf:slots=200"))).collect();
         let why = refused("netmap:p{64", EINVAL);
         assert!(why.contains("netmap:p{64") && why.contains("64 pipes"), "{why}");
         refused("netmap:p}64", EINVAL);
@@ -72,7 +73,82 @@ fn each_parent_has_up_to_64_pipes() {
         exchange(&all[63], &open("netmap:p}63"), 1, 0, 2000);
         assert_pipe_works("netmap:q{64", "netmap:q}64");
         all.pop();
-        until("one is closed", || Port::open("netmap:p{64").is_ok());
+        until("one is closed", || Port::open("netmap:p{64@conf:slots=200").is_ok());
+    });
+}
+
+/// A parent's pipes share a region, which cannot grow.
+#[test]
+fn pipes_beyond_the_buffers_of_the_region_are_refused_with_the_knob() {
+    isolated(|_| {
+        let all: Vec<Port> = (0..12).map(|id| open(&format!("netmap:p{{{id}"))).collect();
+        assert!(all.iter().all(|port| port.mem_id() == all[0].mem_id()));
+        let why = refused("netmap:p{12", ENOMEM);
+        assert!(why.contains("@conf:slots=") && why.contains("priv_buf_num"), "{why}");
+        // Buffers are exchanged between the pipes that there are.
+        exchange(&all[11], &open("netmap:p}11"), 1, 0, 2000);
+        assert_pipe_works("netmap:p{short@conf:slots=64", "netmap:p}short");
+        assert_pipe_works("netmap:q{10", "netmap:q}10");
+    });
+}
+
+/// What a pipe takes of a process that opens one end, and of the daemon.
+#[test]
+fn a_pipe_takes_64_mb_of_address_space_and_six_descriptors() {
+    isolated(|home| {
+        let _first = open("netmap:other{1");
+        let of_process = |pid: i32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+            let line = status.lines().find(|line| line.starts_with("VmSize:")).expect("a line");
+            let kib: u64 = line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number");
+            (kib * 1024, std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count())
+        };
+        let (own, daemon) = (std::process::id().cast_signed(), home.daemon().as_raw_pid());
+        // The heap and the stacks have their size.
+        drop(open("netmap:p{1"));
+        until("it is closed", || home.snapshot().sessions.len() == 1);
+        let before = [own, daemon].map(of_process);
+        let port = open("netmap:p{1");
+        let after = [own, daemon].map(of_process);
+        for (before, after) in before.into_iter().zip(after) {
+            assert!(after.0 - before.0 < 64_000_000, "{} bytes", after.0 - before.0);
+        }
+        let [client, daemon] = [0, 1].map(|i| after[i].1 - before[i].1);
+        assert!(client <= 6, "{client} descriptors of the program");
+        summary(&format!(
+            "bytes {}, descriptors of the program {client}, of the daemon {daemon}",
+            after[0].0 - before[0].0
+        ));
+        drop(port);
+    });
+}
+
+/// 10,000, or as many as the daemon or this process may have descriptors for.
+#[test]
+fn ten_thousand_pipes_open_and_close() {
+    isolated(|home| {
+        raise_fd_limit();
+        assert_pipe_works("netmap:p{1", "netmap:p}1");
+        until("it is closed", || home.snapshot().sessions.is_empty());
+        let fds = home.daemon_fds();
+        let (mut all, mut why) = (Vec::new(), String::from("none was refused"));
+        for n in 0..10_000 {
+            match Port::open(&format!("netmap:many{n}{{1")) {
+                Ok(port) => all.push(port),
+                Err(e) => {
+                    assert!(matches!(e.errno(), EMFILE | ENOMEM), "{e}");
+                    why = e.to_string();
+                    break;
+                }
+            }
+        }
+        let opened = all.len();
+        assert!(opened == 10_000 || why.contains("LimitNOFILE="), "after {opened} pipes: {why}");
+        exchange(&all[0], &open("netmap:many0}1"), 1, 0, 100);
+        drop(all);
+        until("all are closed", || home.snapshot().sessions.is_empty() && home.daemon_fds() == fds);
+        assert_pipe_works("netmap:p{1", "netmap:p}1");
+        summary(&format!("pipes {opened}, then: {why}"));
     });
 }
 

@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use unetmap_abi::*;
-use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM};
+use unetmap_core::errno::{EBUSY, EINVAL};
 use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, MappedRange, Offsets, Pos, RingView, Slots, Span};
 use unetmap_sys::{Doorbell, Mapping, memfd};
 
 use crate::offsets::OffsetLayout;
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse, refuse_lack};
 use crate::region::RegionRecord;
 use crate::shape::EndpointShape;
 
@@ -74,7 +74,7 @@ pub(crate) struct RingSelection {
 pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(MappedRange, OwnedFd), Refusal> {
     let created = memfd::create_sealed(name, bytes as u64)
         .and_then(|fd| Ok((MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)), fd)));
-    created.or_else(|e| refuse(ENOMEM, format!("no memory for a shared page: {e}")))
+    created.or_else(|e| refuse_lack("no memory for a shared page", &e))
 }
 
 impl Endpoint {
@@ -151,8 +151,7 @@ impl Endpoint {
         (state, pair): (usize, usize),
         channel: Option<usize>,
     ) -> Result<PortRing, Refusal> {
-        let doorbell =
-            Doorbell::new().or_else(|e| refuse(ENOMEM, format!("no file descriptor for a doorbell: {e}")))?;
+        let doorbell = Doorbell::new().or_else(|e| refuse_lack("no file descriptor for a doorbell", &e))?;
         let view = region.create_ring(slots, id, dir)?;
         Ok(PortRing {
             view,

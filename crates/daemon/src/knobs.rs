@@ -95,8 +95,9 @@ const YES_NO: RangeInclusive<u64> = 0..=1;
 /// A sink takes memory only while it is open.
 const MAX_SINKS: u64 = 64;
 
-/// The sizes of private regions. Those of interfaces have fewer buffers, as all of them are locked in memory.
+/// The sizes of regions. Those of interfaces have fewer buffers, as all of them are locked in memory.
 const REGION: Sizes = Sizes::DEFAULT;
+const PRIVATE: Sizes = Sizes::PRIVATE;
 
 static KNOBS: [Knob; 37] = [
     knob("verbose", 0, ANY, Applies::Now, "log: 0 as --log says, 1 also served and refused requests, above that all"),
@@ -114,12 +115,22 @@ static KNOBS: [Knob; 37] = [
         &Geometry::BUF_SIZE,
         "interfaces: bytes of a buffer, 1792 to 4096; zero copy needs 4096",
     ),
-    size("priv_if_num", REGION.ifs.0, &Geometry::IF_COUNT, "other regions: sessions"),
-    size("priv_if_size", REGION.ifs.1, &Geometry::IF_SIZE, "other regions: bytes of a session's description"),
-    size("priv_ring_num", REGION.rings.0, &Geometry::RING_COUNT, "other regions: rings, and more if a port needs them"),
-    size("priv_ring_size", REGION.rings.1, &Geometry::RING_SIZE, "other regions: bytes of a ring, and more for longer"),
-    size("priv_buf_num", REGION.bufs.0, &Geometry::BUF_COUNT, "other regions: buffers, and more if a port needs them"),
-    size("priv_buf_size", REGION.bufs.1, &Geometry::BUF_SIZE, "other regions: bytes of a buffer"),
+    size("priv_if_num", PRIVATE.ifs.0, &Geometry::IF_COUNT, "other regions: sessions"),
+    size("priv_if_size", PRIVATE.ifs.1, &Geometry::IF_SIZE, "other regions: bytes of a session's description"),
+    size(
+        "priv_ring_num",
+        PRIVATE.rings.0,
+        &Geometry::RING_COUNT,
+        "other regions: rings, and more if a port needs them",
+    ),
+    size(
+        "priv_ring_size",
+        PRIVATE.rings.1,
+        &Geometry::RING_SIZE,
+        "other regions: bytes of a ring, and more for longer",
+    ),
+    size("priv_buf_num", PRIVATE.bufs.0, &Geometry::BUF_COUNT, "other regions: buffers, and more if a port needs them"),
+    size("priv_buf_size", PRIVATE.bufs.1, &Geometry::BUF_SIZE, "other regions: bytes of a buffer"),
     current("if_curr_num", "of the region of interfaces that exists now"),
     current("if_curr_size", "the same"),
     current("ring_curr_num", "the same"),

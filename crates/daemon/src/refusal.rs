@@ -1,5 +1,9 @@
 //! A refused request: netmap's error number, and the reason.
 
+use std::io;
+
+use unetmap_core::errno::{EMFILE, ENFILE, ENOMEM};
+
 /// Why a request was refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
@@ -19,4 +23,13 @@ impl Refusal {
 /// Refuses a request with `errno` and a reason for people.
 pub(crate) fn refuse<T>(errno: i32, why: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal { errno, why: why.into(), option: None })
+}
+
+/// Refuses a request for which the daemon could not get something from the kernel.
+pub(crate) fn refuse_lack<T>(what: &str, e: &io::Error) -> Result<T, Refusal> {
+    let hint = match e.raw_os_error() {
+        Some(EMFILE | ENFILE) => " (close a port, or raise the daemon's limit: LimitNOFILE=, ulimit -n)",
+        _ => "",
+    };
+    refuse(ENOMEM, format!("{what}: {e}{hint}"))
 }

@@ -8,7 +8,7 @@ use unetmap_mem::{
     BufIdx, BufPool, BufUsage, Geometry, Iface, IfaceShape, ObjectPool, Pos, Region, RingShape, RingView, Slots,
 };
 
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse, refuse_lack};
 use crate::shape::EndpointShape;
 use crate::tuning::region::FOUR_PIPES_RINGS;
 use crate::user_arena::{Extent, UserArena};
@@ -23,9 +23,12 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Room for 64 pipes of 1024 slots and some more rings, or for fewer larger pipes of up to 4096 slots. Pages that
-    /// are never used take no memory.
+    /// Of regions in which interfaces are, but for the number of buffers: rings of up to 4096 slots.
     pub(crate) const DEFAULT: Sizes = Sizes { ifs: (512, 4608), rings: (1100, 17 << 12), bufs: (163_840, 2048) };
+    /// Of other regions, in less than 64 MB of address space: the rings of 64 pipes, of up to 2288 slots unless the
+    /// first has longer ones, and buffers for 12 pipes of 1024 slots or for all of 200. Pages that are never used take
+    /// no memory.
+    pub(crate) const PRIVATE: Sizes = Sizes { ifs: (256, 4608), rings: (264, 9 << 12), bufs: (25_856, 2048) };
 
     /// Returns these sizes, enlarged where needed for `rings` rings, for `longest` slots in a ring and for `bufs`
     /// buffers, up to the bounds of a region. Beyond these, allocating from the region fails.
@@ -149,7 +152,7 @@ impl RegionRecord {
                 .and_then(|fd| Ok((Region::attach(fd.as_fd(), geometry)?, fd))),
             None => Region::create(&format!("unetmap-{mem_id}"), geometry),
         };
-        let (region, fd) = made.or_else(|e| refuse(ENOMEM, format!("no memory for another region: {e}")))?;
+        let (region, fd) = made.or_else(|e| refuse_lack("no memory for another region", &e))?;
         Ok(RegionRecord {
             key,
             mem_id,
@@ -185,18 +188,32 @@ impl RegionRecord {
         self.extent.as_ref().is_some_and(|extent| Arc::ptr_eq(extent.arena(), arena))
     }
 
+    /// Refuses what the region has no room for, by the knob that sizes the pool.
+    fn is_full<T>(&self, why: &str, knob: &str) -> Result<T, Refusal> {
+        let prefix = if self.mem_id == 1 { "" } else { "priv_" };
+        refuse(
+            ENOMEM,
+            format!(
+                "in region {} {why}: close a port there, open it with fewer slots (@conf:slots=), or raise {prefix}{knob} \
+                 for regions that are created later (unetmap set, unetmapd(8))",
+                self.mem_id
+            ),
+        )
+    }
+
     /// Allocates a ring and formats it, without buffers.
     pub(crate) fn create_ring(&mut self, slots: Slots, id: u16, dir: u16) -> Result<RingView, Refusal> {
         let pool = self.region.geometry().rings;
         if RingShape::bytes(slots) > pool.size as usize {
-            return refuse(ENOMEM, format!("a ring of {} slots does not fit ring_size {}", slots.get(), pool.size));
+            let why = format!("a ring of {} slots does not fit {} bytes of a ring", slots.get(), pool.size);
+            return self.is_full(&why, "ring_size");
         }
         let view = self.rings.alloc().and_then(|object| {
             let offset = pool.object(object)?;
             RingView::new(&self.region, RingShape { offset, slots, id, dir })
         });
         let Some(view) = view else {
-            return refuse(ENOMEM, format!("all {} rings of the region are in use (ring_num)", pool.count));
+            return self.is_full(&format!("all {} rings are in use", pool.count), "ring_num");
         };
         view.format();
         Ok(view)
@@ -206,7 +223,8 @@ impl RegionRecord {
     pub(crate) fn fill_ring(&mut self, view: &RingView) -> Result<(), Refusal> {
         let n = view.slots().slots().get();
         let Some(bufs) = self.bufs.alloc_many(n) else {
-            return refuse(ENOMEM, format!("{n} buffers are needed, {} are free (buf_num)", self.bufs.available()));
+            let why = format!("{n} more buffers are needed, {} are free", self.bufs.available());
+            return self.is_full(&why, "buf_num");
         };
         for (raw, idx) in bufs.into_iter().enumerate() {
             if let Some(p) = view.slots().slots().pos(raw as u32) {
@@ -220,7 +238,7 @@ impl RegionRecord {
     pub(crate) fn take_buf(&mut self) -> Result<BufIdx, Refusal> {
         match self.bufs.alloc() {
             Some(idx) => Ok(idx),
-            None => refuse(ENOMEM, "all buffers of the region are in use (buf_num)"),
+            None => self.is_full("all buffers are in use", "buf_num"),
         }
     }
 
@@ -236,14 +254,15 @@ impl RegionRecord {
     pub(crate) fn create_iface(&mut self, shape: &IfaceShape, extra: u32) -> Result<(Iface, u64, u32), Refusal> {
         let pool = self.region.geometry().ifs;
         if shape.rings.len() > Iface::max_rings(pool.size) {
-            return refuse(ENOMEM, format!("{} rings do not fit if_size {}", shape.rings.len(), pool.size));
+            let why = format!("{} rings do not fit {} bytes of a session", shape.rings.len(), pool.size);
+            return self.is_full(&why, "if_size");
         }
         let made = self.ifs.alloc().and_then(|object| {
             let offset = pool.object(object)?;
             Some((Iface::new(&self.region, offset)?, offset))
         });
         let Some((iface, offset)) = made else {
-            return refuse(ENOMEM, format!("all {} sessions of the region are in use (if_num)", pool.count));
+            return self.is_full(&format!("all {} sessions are in use", pool.count), "if_num");
         };
         iface.format(shape);
         let mut got = 0;

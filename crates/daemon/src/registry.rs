@@ -5,7 +5,7 @@
 
 mod regions;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use unetmap_abi::NmreqRegister;
 use unetmap_core::errno::ENXIO;
@@ -93,24 +93,35 @@ pub(crate) struct Session<K> {
 pub(crate) struct Registry<K, P: ?Sized> {
     pub(crate) regions: Regions,
     ports: BTreeMap<K, Box<P>>,
+    /// The ports in each region that has any.
+    by_region: BTreeMap<RegionKey, BTreeSet<K>>,
     pub(crate) sessions: BTreeMap<u64, Session<K>>,
     last_session: u64,
 }
 
-impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
+impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
     /// Returns an empty registry. Private regions are numbered from `first_mem_id`.
     pub(crate) fn new(first_mem_id: u16) -> Registry<K, P> {
-        let (ports, sessions) = (BTreeMap::new(), BTreeMap::new());
-        Registry { regions: Regions::new(first_mem_id), ports, sessions, last_session: 0 }
+        let (ports, by_region, sessions) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Registry { regions: Regions::new(first_mem_id), ports, by_region, sessions, last_session: 0 }
     }
 
+    /// Adds a port, which stays in its region.
     pub(crate) fn insert(&mut self, key: K, port: Box<P>) {
+        self.by_region.entry(port.region()).or_default().insert(key.clone());
         self.ports.insert(key, port);
     }
 
     /// Removes a port. The caller frees its endpoints.
     pub(crate) fn remove(&mut self, key: &K) -> Option<Box<P>> {
-        self.ports.remove(key)
+        let port = self.ports.remove(key)?;
+        if let Some(keys) = self.by_region.get_mut(&port.region()) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.by_region.remove(&port.region());
+            }
+        }
+        Some(port)
     }
 
     pub(crate) fn port(&self, key: &K) -> Result<&P, Refusal> {
@@ -119,6 +130,16 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
 
     pub(crate) fn port_mut(&mut self, key: &K) -> Result<&mut P, Refusal> {
         self.ports.get_mut(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |port| Ok(&mut **port))
+    }
+
+    /// The ports from this key on, in order of their keys.
+    pub(crate) fn ports_from<'a>(&'a self, first: &K) -> impl Iterator<Item = (&'a K, &'a P)> + use<'a, K, P> {
+        self.ports.range(first..).map(|(key, port)| (key, &**port))
+    }
+
+    /// The same, mutable.
+    pub(crate) fn ports_from_mut(&mut self, first: &K) -> impl Iterator<Item = (&K, &mut P)> {
+        self.ports.range_mut(first..).map(|(key, port)| (key, &mut **port))
     }
 
     /// All ports, in order of their keys.
@@ -132,7 +153,8 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
     }
 
     fn ports_of(&self, region: RegionKey) -> impl Iterator<Item = &P> {
-        self.ports.values().map(|port| &**port).filter(move |port| port.region() == region)
+        let keys = self.by_region.get(&region).into_iter().flatten();
+        keys.filter_map(|key| self.ports.get(key).map(|port| &**port))
     }
 
     /// Records a session, and returns its number.
@@ -165,7 +187,8 @@ impl<K: Ord, P: PortRecord + ?Sized> Registry<K, P> {
     /// in another slot gets a free buffer, or the next session of the ring would share the buffer with another one. The
     /// buffer that is in no slot is not reused until the region ends, because a running program may hold it.
     pub(crate) fn repair_buffers(&mut self, region: RegionKey) {
-        let ports = || self.ports.values().map(|port| &**port).filter(|port| port.region() == region);
+        let keys = self.by_region.get(&region);
+        let ports = || keys.into_iter().flatten().filter_map(|key| self.ports.get(key).map(|port| &**port));
         let Some(_paused) = pause_exchanges(ports()) else { return };
         let Some(record) = self.regions.get_mut(region) else { return };
         let limits = record.region.limits();

@@ -54,7 +54,13 @@ fn the_default_number_of_buffers_has_room_for_long_rings() {
     assert_eq!(knobs.interface_sizes(20_000, false).bufs.0, 60_000);
     knobs.set_checked("buf_num", 5000).unwrap();
     assert_eq!(knobs.interface_sizes(20_000, false).bufs.0, 5000);
-    assert_eq!(knobs.private_sizes().bufs.0, Sizes::DEFAULT.bufs.0);
+    assert_eq!(knobs.private_sizes().bufs.0, Sizes::PRIVATE.bufs.0);
+}
+
+#[test]
+fn a_region_of_pipes_takes_less_than_64_mb_of_address_space() {
+    let bytes = Knobs::default().private_sizes().bytes().unwrap();
+    assert!((60_000_000..64_000_000).contains(&bytes), "{bytes}");
 }
 
 #[test]

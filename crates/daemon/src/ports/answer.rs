@@ -4,12 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use unetmap_abi::*;
 use unetmap_core::control::binding::{self, BackendKind, BindingHead, BoundPool, BoundRing, NO_TIMESTAMP};
-use unetmap_core::errno::{ENOMEM, ENXIO};
+use unetmap_core::errno::ENXIO;
 use unetmap_mem::{IfaceShape, PoolShape};
 
 use super::{Daemon, EndpointKey};
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse, refuse_lack};
 use crate::region::RegionRecord;
 
 impl Daemon {
@@ -56,7 +56,7 @@ impl Daemon {
             ..complete_register(endpoint, record, &session.request)
         };
         let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
-        let fds = fds.or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
+        let fds = fds.or_else(|e| refuse_lack("the daemon has no file descriptors left", &e))?;
         Ok((register, binding::Binding { head, rings }, fds))
     }
 }

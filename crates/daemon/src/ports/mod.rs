@@ -47,7 +47,7 @@ use crate::registry::{self, PortRecord};
 
 use arrival::ArrivalThread;
 use mediated::MediatedKey;
-use monitor::MonitorState;
+use monitor::{Monitor, MonitorState};
 pub(crate) use nic::run_keeper;
 use nic::{NicKey, NicState};
 use pipe::copied_end::{self, CopiedEndKey};
@@ -79,7 +79,7 @@ pub(crate) enum PortKey {
     Null(Scope, String),
     /// A sink, by its number.
     Sink(Scope, u32),
-    /// A monitor, by its number.
+    /// A monitor, by its number. No key comes after these.
     Monitor(u64),
 }
 
@@ -236,6 +236,16 @@ impl Registry {
     /// The same, mutable.
     pub(crate) fn all_mut<T: Port>(&mut self) -> impl Iterator<Item = &mut T> {
         self.ports_mut().filter_map(|(_, port)| (port as &mut dyn Any).downcast_mut())
+    }
+
+    /// All monitors, whose keys are the last ones.
+    fn monitors(&self) -> impl Iterator<Item = &Monitor> {
+        self.ports_from(&PortKey::Monitor(0)).filter_map(|(_, port)| (port as &dyn Any).downcast_ref())
+    }
+
+    /// The same, mutable.
+    fn monitors_mut(&mut self) -> impl Iterator<Item = &mut Monitor> {
+        self.ports_from_mut(&PortKey::Monitor(0)).filter_map(|(_, port)| (port as &mut dyn Any).downcast_mut())
     }
 
     /// Returns an endpoint, and the region of its port.

@@ -268,7 +268,7 @@ pub(super) fn create(
         return refuse(EINVAL, "a monitor that copies has a region of its own, whose number cannot be chosen");
     }
     let watched = super::find_open_port(daemon, spec, caller)?;
-    if daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(&watched)).count() >= MAX_MONITORS {
+    if daemon.registry.monitors().filter(|monitor| monitor.watches(&watched)).count() >= MAX_MONITORS {
         return refuse(ENOMEM, format!("the port has {MAX_MONITORS} monitors already"));
     }
     let shared = zero_copy.then(|| shared_region(daemon, &watched, request)).transpose()?;
@@ -316,7 +316,7 @@ fn shared_region(daemon: &Daemon, watched: &EndpointKey, request: &NmreqRegister
     if port.endpoints()[watched.index].rings().any(|ring| ring.offsets.mask != 0) {
         return only_copies("its packets begin behind the start of their buffers (OFFSETS)");
     }
-    let mut monitors = daemon.registry.all::<Monitor>().filter(|monitor| monitor.watches(watched));
+    let mut monitors = daemon.registry.monitors().filter(|monitor| monitor.watches(watched));
     if monitors.any(Monitor::is_zero_copy) {
         return refuse(EBUSY, "it has a zero-copy monitor already (one that copies can join: flags t and r)");
     }
@@ -356,7 +356,7 @@ fn ring_state(endpoint: &Endpoint, ring: WatchedRing) -> Option<&SyncState> {
 /// Ends the monitors of an endpoint that has ended or been closed: they deliver what their mirror rings hold, and then
 /// fail.
 pub(super) fn end_monitors(daemon: &mut Daemon, watched: &EndpointKey) {
-    for monitor in daemon.registry.all_mut::<Monitor>().filter(|monitor| monitor.watches(watched)) {
+    for monitor in daemon.registry.monitors_mut().filter(|monitor| monitor.watches(watched)) {
         monitor.watched_ended = true;
         // Not the transmit ring: programs that sync all rings would fail there before they have read what is left.
         monitor.endpoint.end_receiving();
@@ -385,7 +385,7 @@ pub(super) fn copied_receive_rings(daemon: &Daemon, port: &PortKey) -> BTreeSet<
 
 /// Releases closed monitors whose mirror rings no sync uses any more.
 pub(super) fn release_closed(daemon: &mut Daemon) {
-    let closed = daemon.registry.all::<Monitor>().filter(|monitor| monitor.closed);
+    let closed = daemon.registry.monitors().filter(|monitor| monitor.closed);
     let releasable = closed.filter(|monitor| monitor.is_releasable(daemon));
     let keys: Vec<PortKey> = releasable.map(|monitor| PortKey::Monitor(monitor.id)).collect();
     keys.iter().for_each(|key| daemon.release_if_unused(key));
@@ -406,10 +406,7 @@ pub(crate) fn next_monitor(
 
 /// Returns the open monitors of a port.
 fn monitors_on<'a>(daemon: &'a Daemon, port: &'a PortKey) -> impl Iterator<Item = &'a Monitor> {
-    daemon
-        .registry
-        .all::<Monitor>()
-        .filter(move |monitor| monitor.watches(&monitor.watched) && monitor.watched.port == *port)
+    daemon.registry.monitors().filter(move |monitor| monitor.watches(&monitor.watched) && monitor.watched.port == *port)
 }
 
 /// Returns the monitors of a port whose mirror rings `target` fills.

@@ -72,7 +72,7 @@ pub(super) fn find_or_create(
         return copied_end::find_or_create(daemon, existing, index, request, caller);
     }
     let at = EndpointKey { port: PortKey::Pipe(key.clone()), index };
-    if daemon.registry.all::<Pipe>().filter(|pipe| pipe.is_child_of(scope, parent)).count() >= MAX_PIPES {
+    if children(&daemon.registry, scope, parent).count() >= MAX_PIPES {
         return refuse(EINVAL, format!("{parent} has {MAX_PIPES} pipes already"));
     }
     let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
@@ -126,13 +126,14 @@ fn region_of_parent(daemon: &mut Daemon, scope: Scope, parent: &str, sizes: Size
 
 /// Returns the region of the pipes that a parent has, if it has any.
 pub(super) fn region_of_pipes(registry: &Registry, scope: Scope, parent: &str) -> Option<RegionKey> {
-    registry.all::<Pipe>().find(|pipe| pipe.is_child_of(scope, parent)).map(PortRecord::region)
+    children(registry, scope, parent).next()
 }
 
-impl Pipe {
-    fn is_child_of(&self, scope: Scope, parent: &str) -> bool {
-        self.key.scope == scope && self.key.parent == parent
-    }
+/// The regions of a parent's pipes, one for each.
+fn children(registry: &Registry, scope: Scope, parent: &str) -> impl Iterator<Item = RegionKey> {
+    let first = PortKey::Pipe(PipeKey { scope, parent: parent.into(), id: String::new() });
+    let is_child = move |key: &PortKey| matches!(key, PortKey::Pipe(key) if key.scope == scope && key.parent == parent);
+    registry.ports_from(&first).take_while(move |(key, _)| is_child(key)).map(|(_, port)| port.region())
 }
 
 impl PortRecord for Pipe {

@@ -20,6 +20,8 @@ pub(crate) struct Regions {
     freer: Freer,
     /// The first number of private regions.
     first_mem_id: u16,
+    /// No lower number of a private region is free.
+    maybe_free: u16,
     /// The next key of a region that cannot be identified by its number alone.
     next_key: RegionKey,
 }
@@ -32,6 +34,7 @@ impl Regions {
             use_arenas: false,
             freer: Freer::default(),
             first_mem_id,
+            maybe_free: first_mem_id,
             next_key: RegionKey::from(u16::MAX) + 1,
         }
     }
@@ -104,9 +107,10 @@ impl Regions {
         arena: Option<&Arc<UserArena>>,
     ) -> Result<RegionKey, Refusal> {
         let is_free = |mem_id: &u16| !self.all.contains_key(&RegionKey::from(*mem_id));
-        let Some(mem_id) = (self.first_mem_id..=u16::MAX).find(is_free) else {
-            return refuse(ENOMEM, "all region numbers are in use");
+        let Some(mem_id) = (self.maybe_free..=u16::MAX).find(is_free) else {
+            return refuse(ENOMEM, "all region numbers are in use (65,000 regions): close a port");
         };
+        self.maybe_free = mem_id;
         let key = RegionKey::from(mem_id);
         self.all.insert(key, RegionRecord::create((key, mem_id), scope, name, sizes, arena)?);
         Ok(key)
@@ -123,6 +127,9 @@ impl Regions {
 
     pub(super) fn remove(&mut self, key: RegionKey) {
         if let Some(record) = self.all.remove(&key) {
+            if let Ok(number) = u16::try_from(key) {
+                self.maybe_free = self.maybe_free.min(number.max(self.first_mem_id));
+            }
             let census = record.census(&[]);
             tracing::debug!(record.mem_id, ?census, "region closed");
             self.freer.free(record);
