@@ -37,7 +37,7 @@ use crate::netmap_requests;
 use crate::node::{Job, Nodes};
 use crate::ports::{Daemon, nic, vale};
 use crate::reload;
-use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply};
+use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, SnapshotTask, text_answer};
 use crate::service::Service;
 use crate::tuning::server::EXIT_RETRY;
 use crate::turns::{Next, Turns};
@@ -62,6 +62,8 @@ struct Client {
     tag: u32,
     /// Messages that its user may send in a second; `None`: any number.
     rate: Option<u32>,
+    /// The answer that is being made, and its kind: the next message is read afterwards.
+    task: Option<(Kind, Box<SnapshotTask>)>,
     /// Whether it has sent a message.
     has_spoken: bool,
     /// Whether an answer was sent that the client may not have received.
@@ -78,6 +80,8 @@ struct Client {
 enum Work {
     /// Reads and answers a message of a connection.
     Message(u64),
+    /// Goes on with the answer to a connection's message.
+    Continue(u64),
     /// Closes a connection.
     Close(u64),
     /// Does a job of the node.
@@ -237,6 +241,7 @@ impl Server {
                 let start = Instant::now();
                 match work {
                     Work::Message(token) => self.next_message(uid, token),
+                    Work::Continue(token) => self.continue_answer(token),
                     Work::Close(token) => self.disconnect(token),
                     Work::Job(job) => {
                         self.nodes.run_job(&mut self.daemon, job);
@@ -291,7 +296,7 @@ impl Server {
     fn next_message(&mut self, uid: u32, token: u64) {
         let Some(client) = self.clients.get_mut(&token) else { return };
         client.is_ready = false;
-        if client.is_ended {
+        if client.is_ended || client.task.is_some() {
             return;
         }
         // An error here is one of the connection, which reading reports.
@@ -313,7 +318,8 @@ impl Server {
                     self.turns.count_request(uid, Instant::now(), rate);
                 }
                 // There is no event for a message that has arrived already.
-                if self.clients.get(&token).is_some_and(|client| socket::has_input(&client.fd)) {
+                let is_free = |client: &Client| client.task.is_none() && socket::has_input(&client.fd);
+                if self.clients.get(&token).is_some_and(is_free) {
                     self.make_ready(token);
                 }
             }
@@ -361,7 +367,6 @@ impl Server {
     }
 
     fn answer(&mut self, token: u64, kind: Kind, payload: &[u8]) -> bool {
-        let connections = self.clients.len();
         let Some(client) = self.clients.get_mut(&token) else { return true };
         let was_holder = client.holder.is_some();
         let mut call = Call {
@@ -374,9 +379,6 @@ impl Server {
             holder: &mut client.holder,
             payload,
             owner: self.owner,
-            connections,
-            uptime: self.started.elapsed(),
-            work_times: self.work_times,
         };
         let reply = requests::answer(kind, &mut call);
         if let Some(holder) = client.holder.as_mut().filter(|_| !was_holder) {
@@ -389,8 +391,31 @@ impl Server {
                 let Some(client) = self.clients.get(&token) else { return true };
                 send(&client.fd, client.tag, kind, &answer).is_ok()
             }
+            Reply::Later(task) => {
+                let Some(client) = self.clients.get_mut(&token) else { return true };
+                client.task = Some((kind, task));
+                self.turns.push(client.peer.uid, Work::Continue(token));
+                true
+            }
             Reply::Invalid(errno, why) => self.reject(token, errno, why),
             Reply::Close => false,
+        }
+    }
+
+    /// Goes on with a snapshot, and answers when it is complete.
+    fn continue_answer(&mut self, token: u64) {
+        let general = (self.clients.len(), self.started.elapsed(), self.work_times);
+        let Some(client) = self.clients.get_mut(&token).filter(|client| !client.is_ended) else { return };
+        let Some((kind, mut task)) = client.task.take() else { return };
+        if !task.step(&self.daemon) {
+            client.task = Some((kind, task));
+            return self.turns.push(client.peer.uid, Work::Continue(token));
+        }
+        let answer = text_answer(&task.json(&self.daemon, general));
+        if send(&client.fd, client.tag, kind, &answer).is_err() {
+            self.end(token);
+        } else if socket::has_input(&client.fd) {
+            self.make_ready(token);
         }
     }
 

@@ -131,6 +131,8 @@ pub(crate) mod server {
     pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(10);
     /// Time between attempts to exit, while a client that starts holds the lock.
     pub(crate) const EXIT_RETRY: Duration = Duration::from_millis(100);
+    /// How long the control thread works at a snapshot before it serves other requests.
+    pub(crate) const SNAPSHOT_SLICE: Duration = Duration::from_micros(500);
     /// Work that takes the control thread longer is counted as long.
     pub(crate) const LONG_WORK: Duration = Duration::from_millis(5);
     /// Time after which the control thread's time for a user counts half, when it chooses whom to serve next. Above the

@@ -349,3 +349,35 @@ fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
         home.assert_serves();
     });
 }
+
+/// A snapshot of many ports is made in slices: what follows it on the connection is answered after it, and others are
+/// answered between.
+#[test]
+fn a_snapshot_of_many_ports_is_made_in_order_beside_other_requests() {
+    isolated(|home| {
+        raise_fd_limit();
+        let ports: Vec<_> = (0..300).map(|n| open(&format!("netmap:p{n}{{1"))).collect();
+        until("all are open", || home.snapshot().sessions.len() == ports.len());
+        let fds = home.daemon_fds();
+        let [snapshot, hello] =
+            [SnapshotRequest::KIND, HelloRequest::KIND].map(|kind| wire::encode(kind, 0, 0, 0, &[]));
+        for round in 0..20 {
+            let (raw, other) = (connect(home), connect(home));
+            raw.send(&snapshot).and_then(|()| raw.send(&hello)).expect("an open connection");
+            if round % 2 == 1 {
+                // The snapshot has nobody any more who wants it.
+                drop(raw);
+                continue;
+            }
+            other.send(&hello).expect("an open connection");
+            assert_eq!(other.receive().map(|reply| reply.errno), Some(0));
+            let json = raw.receive().expect("a snapshot").text();
+            let all: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+            let count = |list: &str| all[list].as_array().expect("a list").len();
+            assert_eq!((count("regions"), count("ports"), count("sessions")), (300, 600, 300));
+            assert!(raw.receive().is_some_and(|reply| reply.payload.is_empty() && reply.fds.is_empty()));
+        }
+        until("their connections are closed", || home.daemon_fds() == fds);
+        home.assert_serves();
+    });
+}

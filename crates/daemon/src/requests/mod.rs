@@ -11,7 +11,6 @@ mod snapshot;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 use unetmap_core::control::{
     AttachRequest, ControlRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest,
@@ -25,11 +24,9 @@ use crate::caller::Caller;
 use crate::node::Nodes;
 use crate::ports::{Daemon, nic, vale};
 use crate::refusal::Refusal;
-use crate::work_times::WorkTimes;
 
 pub(crate) use lock_holder::{LockHolder, LockHolders};
-#[cfg(test)]
-pub(crate) use snapshot::as_json;
+pub(crate) use snapshot::SnapshotTask;
 
 /// A message that is being answered.
 pub(crate) struct Call<'a> {
@@ -45,15 +42,13 @@ pub(crate) struct Call<'a> {
     pub(crate) payload: &'a [u8],
     /// The user that the daemon runs as.
     pub(crate) owner: u32,
-    /// Open connections.
-    pub(crate) connections: usize,
-    pub(crate) uptime: Duration,
-    pub(crate) work_times: WorkTimes,
 }
 
 /// What becomes of a message.
 pub(crate) enum Reply {
     Answer(Answer),
+    /// The answer follows when the snapshot is complete.
+    Later(Box<SnapshotTask>),
     /// The message is invalid.
     Invalid(i32, &'static str),
     /// The connection is closed without an answer.
@@ -130,7 +125,7 @@ impl Call<'_> {
 
 /// Returns an answer with a text of any length. A text that does not fit the answer is sent as a file, whose memory the
 /// daemon cannot take back from a client that keeps it.
-fn text_answer(text: &str) -> Answer {
+pub(crate) fn text_answer(text: &str) -> Answer {
     if text.len() <= wire::MAX_REPLY - wire::HEAD_BYTES {
         return Answer { payload: text.into(), ..Default::default() };
     }

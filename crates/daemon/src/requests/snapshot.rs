@@ -1,29 +1,16 @@
 //! Snapshot: everything that `unetmap ls` shows, as JSON.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use unetmap_sys::{memfd, process};
 
-use super::{Call, Reply, text_answer};
-use crate::ports::snapshot::PortSnapshot;
-use crate::ports::vale::{SwitchSnapshot, WorkerSnapshot, switch_snapshots, worker_snapshots};
-use crate::ports::{Daemon, UserSnapshot};
-use crate::region::{RegionRecord, Scope};
+use super::{Call, Reply};
+use crate::ports::vale::{switch_snapshots, worker_snapshots};
+use crate::ports::{Daemon, PortKey, UserSnapshot};
+use crate::region::{RegionKey, RegionRecord, Scope};
+use crate::tuning::server::SNAPSHOT_SLICE;
 use crate::work_times::WorkTimes;
-
-#[derive(Serialize)]
-struct Snapshot {
-    daemon: DaemonSnapshot,
-    regions: Vec<RegionSnapshot>,
-    switches: Vec<SwitchSnapshot>,
-    /// The threads of the switches.
-    threads: Vec<WorkerSnapshot>,
-    ports: Vec<PortSnapshot>,
-    sessions: Vec<SessionSnapshot>,
-    /// What users have and may have; the last one is all users but root together.
-    users: Vec<UserSnapshot>,
-}
 
 #[derive(Serialize)]
 struct DaemonSnapshot {
@@ -67,52 +54,111 @@ struct SessionSnapshot {
     exclusive: bool,
 }
 
-/// Snapshot. Users other than root and the daemon's owner see their own ports only.
-pub(super) fn snapshot(call: &mut Call<'_>) -> Reply {
-    let uid = call.peer.uid;
-    let only = (uid != 0 && uid != call.owner).then_some(uid);
-    let users = call.daemon.user_snapshots(only);
-    Reply::Answer(text_answer(&as_json(call.daemon, users, only, (call.connections, call.uptime, call.work_times))))
+/// A snapshot that is being made, in slices: of many ports it takes long, and other requests are served between them.
+/// What changes meanwhile is in it as it was before or after.
+pub(crate) struct SnapshotTask {
+    /// The user whose belongings are shown; `None`: everybody's.
+    only: Option<u32>,
+    users: Vec<UserSnapshot>,
+    /// What is left to do, the last first.
+    left: (Vec<RegionKey>, Vec<PortKey>, Vec<u64>),
+    /// Regions, ports and sessions so far: JSON, separated by commas.
+    regions: String,
+    ports: String,
+    sessions: String,
 }
 
-/// Returns everything, or what belongs to user `only`.
-pub(crate) fn as_json(
-    daemon: &Daemon,
-    users: Vec<UserSnapshot>,
-    only: Option<u32>,
-    (connections, uptime, work): (usize, Duration, WorkTimes),
-) -> String {
-    let shown = |uid: u32| only.is_none_or(|only| only == uid);
-    let registry = &daemon.registry;
-    let regions = registry.regions.iter().filter(|record| shown(record.scope.uid));
-    let ports = registry.ports().filter(|(_, port)| shown(port.owner()));
-    let sessions = registry.sessions.iter().filter(|(_, session)| shown(session.uid));
-    let sessions = sessions.map(|(id, session)| SessionSnapshot {
-        id: *id,
-        port: registry.port(&session.port).ok().and_then(|port| port.own_name()).unwrap_or(&session.name).into(),
-        pid: session.pid,
-        uid: session.uid,
-        tx_rings: session.selection.tx.len(),
-        rx_rings: session.selection.rx.len(),
-        exclusive: session.selection.exclusive,
-    });
-    let snapshot = Snapshot {
-        daemon: DaemonSnapshot {
+impl SnapshotTask {
+    /// Returns the snapshot of everything, or of what belongs to user `only`.
+    pub(crate) fn new(daemon: &Daemon, users: Vec<UserSnapshot>, only: Option<u32>) -> SnapshotTask {
+        let shown = |uid: u32| only.is_none_or(|only| only == uid);
+        let registry = &daemon.registry;
+        let regions = registry.regions.iter().filter(|record| shown(record.scope.uid)).map(|record| record.key);
+        let ports = registry.ports().filter(|(_, port)| shown(port.owner())).map(|(key, _)| key.clone());
+        let sessions = registry.sessions.iter().filter(|(_, session)| shown(session.uid)).map(|(id, _)| *id);
+        let mut left = (regions.collect::<Vec<_>>(), ports.collect::<Vec<_>>(), sessions.collect::<Vec<_>>());
+        left.0.reverse();
+        left.1.reverse();
+        left.2.reverse();
+        let [regions, ports, sessions] = [String::new(), String::new(), String::new()];
+        SnapshotTask { only, users, left, regions, ports, sessions }
+    }
+
+    /// Goes on for [`SNAPSHOT_SLICE`]; returns whether all is done.
+    pub(crate) fn step(&mut self, daemon: &Daemon) -> bool {
+        let start = Instant::now();
+        while start.elapsed() < SNAPSHOT_SLICE {
+            if let Some(key) = self.left.0.pop() {
+                daemon
+                    .registry
+                    .regions
+                    .get(key)
+                    .into_iter()
+                    .for_each(|r| append(&mut self.regions, &region(daemon, r)));
+            } else if let Some(key) = self.left.1.pop() {
+                let port = daemon.registry.port(&key);
+                port.iter().flat_map(|port| port.snapshot(daemon)).for_each(|port| append(&mut self.ports, &port));
+            } else if let Some(id) = self.left.2.pop() {
+                session(daemon, id).iter().for_each(|session| append(&mut self.sessions, session));
+            } else {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Returns the JSON, after the last step.
+    pub(crate) fn json(self, daemon: &Daemon, (connections, uptime, work): (usize, Duration, WorkTimes)) -> String {
+        let SnapshotTask { only, users, regions, ports, sessions, .. } = self;
+        let general = DaemonSnapshot {
             pid: process::pid(),
             uid: process::uid(),
             version: env!("CARGO_PKG_VERSION"),
             uptime_seconds: uptime.as_secs(),
             connections,
             work,
-        },
-        regions: regions.map(|record| region(daemon, record)).collect(),
-        switches: switch_snapshots(daemon, only.map(|uid| Scope { uid, netns: 0 })),
-        threads: worker_snapshots(daemon),
-        ports: ports.flat_map(|(_, port)| port.snapshot(daemon)).collect(),
-        sessions: sessions.collect(),
-        users,
-    };
-    serde_json::to_string(&snapshot).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))
+        };
+        let switches = to_json(&switch_snapshots(daemon, only.map(|uid| Scope { uid, netns: 0 })));
+        let (threads, users, general) = (to_json(&worker_snapshots(daemon)), to_json(&users), to_json(&general));
+        format!(
+            "{{\"daemon\":{general},\"regions\":[{regions}],\"switches\":{switches},\"threads\":{threads},\
+             \"ports\":[{ports}],\"sessions\":[{sessions}],\"users\":{users}}}"
+        )
+    }
+}
+
+fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))
+}
+
+/// Appends an element of a list.
+fn append(list: &mut String, value: &impl Serialize) {
+    if !list.is_empty() {
+        list.push(',');
+    }
+    list.push_str(&to_json(value));
+}
+
+/// Snapshot. Users other than root and the daemon's owner see their own ports only.
+pub(super) fn snapshot(call: &mut Call<'_>) -> Reply {
+    let uid = call.peer.uid;
+    let only = (uid != 0 && uid != call.owner).then_some(uid);
+    let users = call.daemon.user_snapshots(only);
+    Reply::Later(Box::new(SnapshotTask::new(call.daemon, users, only)))
+}
+
+fn session(daemon: &Daemon, id: u64) -> Option<SessionSnapshot> {
+    let session = daemon.registry.sessions.get(&id)?;
+    let port = daemon.registry.port(&session.port);
+    Some(SessionSnapshot {
+        id,
+        port: port.ok().and_then(|port| port.own_name()).unwrap_or(&session.name).into(),
+        pid: session.pid,
+        uid: session.uid,
+        tx_rings: session.selection.tx.len(),
+        rx_rings: session.selection.rx.len(),
+        exclusive: session.selection.exclusive,
+    })
 }
 
 fn region(daemon: &Daemon, record: &RegionRecord) -> RegionSnapshot {

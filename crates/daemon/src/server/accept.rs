@@ -99,6 +99,7 @@ impl Server {
             holder: None,
             tag: 0,
             rate,
+            task: None,
             has_spoken: false,
             is_answered: false,
             is_parked: false,

@@ -41,10 +41,10 @@ use attached::AttachedInterface;
 use switches::{Switch, SwitchKey};
 
 use crate::tuning::region::MAX_EXTRA;
-pub(crate) use requests::{SwitchSnapshot, answer_request, switch_snapshots};
+pub(crate) use requests::{answer_request, switch_snapshots};
 pub(crate) use settings::age_tables;
 pub(crate) use switches::{ValeState, free_retired};
-pub(crate) use workers::{WorkerSnapshot, apply_thread_plan, worker_snapshots};
+pub(crate) use workers::{apply_thread_plan, worker_snapshots};
 
 /// Ring pairs of a port.
 const MAX_RINGS: u16 = 16;
