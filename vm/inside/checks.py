@@ -22,7 +22,7 @@ import long
 from devices import prepare
 from net import (
     BEYOND, FAR, LIMIT, Failed, Inside, PacketSocket, Program, attached_program, driver_counter, frame, from_pkt_gen,
-    in_namespace, marked, queue_counters, read_pcap, run, until, write_pcap, zero_copy,
+    in_namespace, is_relayed, is_returned, marked, queue_counters, read_pcap, run, until, write_pcap, zero_copy,
 )  # fmt: skip
 
 CHECKS = [
@@ -105,7 +105,7 @@ class Receiver:
 
 
 def way(device):
-    mode = attached_program(device.name)
+    mode = "by way of a veth" if is_relayed(device.name) else attached_program(device.name)
     if mode is None:
         raise Failed("the kernel shows no XDP program on the interface")
     found = "zero copy" if zero_copy(device.name) else f"{mode}, copy"
@@ -456,7 +456,7 @@ def daemon_killed(device, program):
     program.finish(None)
     if program.child.returncode == 0:
         raise Failed("the program did not notice")
-    until(lambda: attached_program(device.name) is None, "the XDP program is gone")
+    until(lambda: is_returned(device.name), "the XDP program is gone")
 
 
 def client_killed(row, device):
@@ -471,7 +471,7 @@ def client_killed(row, device):
         device.wait()
         receives(receiver, frames_to(device, 64, 30000))
         receiver.program.finish(signal.SIGKILL)
-        until(lambda: attached_program(device.name) is None, "the XDP program is gone")
+        until(lambda: is_returned(device.name), "the XDP program is gone")
         device.wait()
         ping(device, "the kernel's stack answers again")
 

@@ -243,6 +243,18 @@ def attached_program(name):
     return {1: "native", 2: "generic", 3: "hardware", 4: "several"}.get(mode)
 
 
+def is_relayed(name):
+    """Whether a veth pair has the interface's place, to which its index in the near end's name belongs."""
+    links = json.loads(run(["ip", "-j", "link", "show", "dev", name]) or "[]")
+    near = f"nmr{links[0]['ifindex']}" if links else ""
+    return any(link["ifname"] == near for link in json.loads(run(["ip", "-j", "link"])))
+
+
+def is_returned(name):
+    """Whether the kernel has the interface."""
+    return attached_program(name) is None and not is_relayed(name)
+
+
 def zero_copy(name):
     """Whether the kernel says so of the interface's AF_XDP sockets."""
     found = re.findall(r"zc:(\d)", run(["ss", "--xdp", "-e", "-H"], check=False))
