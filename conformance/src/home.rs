@@ -154,6 +154,28 @@ pub fn cpus_allowed() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
+/// Sets a limit of a daemon: open files, or bytes of address space (`AS`). `None`: as many as this process may
+/// have. Only a process of the same user may do that everywhere, and root's daemon has become another one.
+#[track_caller]
+pub fn limit_daemon(daemon: Pid, what: Resource, to: Option<u64>) {
+    let pid = daemon.as_raw_nonzero();
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon runs");
+    let id = |field: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(field)).expect("a line of status");
+        line.split_whitespace().next().and_then(|id| id.parse::<u32>().ok()).expect("a number")
+    };
+    let option = match what {
+        Resource::Nofile => "--nofile",
+        Resource::As => "--as",
+        other => panic!("{other:?}"),
+    };
+    let to = to.or(getrlimit(what).maximum).map_or_else(|| "unlimited".into(), |to| to.to_string());
+    let mut command = Command::new("prlimit");
+    command.uid(id("Uid:")).gid(id("Gid:")).args(["--pid", &pid.to_string()]).arg(format!("{option}={to}:"));
+    let output = command.output().expect("prlimit, of util-linux");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Raises this process's limit of open files as far as it may.
 pub fn raise_fd_limit() {
     let maximum = getrlimit(Resource::Nofile).maximum;

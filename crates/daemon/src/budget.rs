@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::{AddAssign, Index, IndexMut};
 
+use serde::{Deserialize, Serialize};
 use unetmap_core::errno::{EDQUOT, EMFILE};
 use unetmap_mem::{ChannelPage, EndpointPage, RingShape};
 
@@ -73,7 +74,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const PAGE: u64 = 4096;
 
 /// An amount of each resource.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Amounts(pub(crate) [u64; Resource::ALL.len()]);
 
 impl Index<Resource> for Amounts {
@@ -157,7 +158,7 @@ impl Amounts {
 }
 
 /// The budget of one user.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Budget {
     pub(crate) amounts: Amounts,
     /// Requests in a second. More wait.
@@ -171,7 +172,7 @@ impl Default for Budget {
 }
 
 /// The budgets of the policy file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Budgets {
     /// The first that names a user is this user's; `None` names all users.
     pub(crate) users: Vec<(Option<Vec<u32>>, Budget)>,

@@ -11,7 +11,9 @@ use unetmap_sys::process;
 use unetmap_sys::socket::{self, Peer};
 use unetmap_sys::thread::RemoteThread;
 
+use crate::owner::owner;
 use crate::policy::Identity;
+use crate::privileged;
 
 /// A client at the time of a request.
 #[derive(Clone, Debug)]
@@ -27,7 +29,12 @@ impl Caller {
     /// The process at the other end of `connection`.
     pub(crate) fn of_connection(connection: &OwnedFd, peer: Peer) -> io::Result<Caller> {
         let groups = socket::peer_groups(connection)?;
-        Ok(Caller { peer, groups, netns: Netns::of_socket(connection).ok().map(Arc::new) })
+        Ok(Caller { peer, groups, netns: privileged::netns_of_peer(connection).ok().map(Arc::new) })
+    }
+
+    /// The same, as if it were in no network namespace: asking for that takes longer than all else.
+    pub(crate) fn without_netns(connection: &OwnedFd, peer: Peer) -> io::Result<Caller> {
+        Ok(Caller { peer, groups: socket::peer_groups(connection)?, netns: None })
     }
 
     /// The thread that waits for the answer to a request of the node.
@@ -38,12 +45,12 @@ impl Caller {
         }
         let peer = Peer { pid: identity.pid, uid: from.uid, gid: from.gid };
         let groups = [vec![from.gid], identity.groups].concat();
-        Ok(Caller { peer, groups, netns: Some(Arc::new(thread.netns()?)) })
+        Ok(Caller { peer, groups, netns: Some(Arc::new(privileged::netns_of_thread(thread)?)) })
     }
 
     /// The daemon itself.
     pub(crate) fn daemon() -> Caller {
-        let peer = Peer { pid: process::pid(), uid: process::uid(), gid: 0 };
+        let peer = Peer { pid: process::pid(), uid: owner(), gid: 0 };
         Caller { peer, groups: Vec::new(), netns: None }
     }
 

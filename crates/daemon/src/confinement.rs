@@ -1,19 +1,23 @@
 //! What the daemon and its processes give up before they serve anybody (see docs/security.md).
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
+use unetmap_sys::memfd;
 use unetmap_sys::sandbox::{self, Access, Capability};
-use unetmap_sys::{memfd, process};
 
-use crate::tuning::confinement::OOM_SCORE;
+use crate::owner::owner;
+use crate::tuning::confinement::{OOM_SCORE, WORKER};
 
-/// What root's daemon needs: to read the policy and the accounts (1, 2), memory whose pages stay (9), interfaces and
-/// their sockets (11 to 13), memory that the kernel pins for them (14), the namespaces and the memory of the node's
-/// programs (19), mounts, namespaces and BPF on old kernels (21), its niceness and limits (23, 24), BPF (38, 39).
-const ROOT: [Capability; 13] = [
+/// What the broker needs: to read the policy and the accounts (1, 2), memory whose pages stay, of another user (3, 9),
+/// interfaces and their sockets (11 to 13), memory that the kernel pins for them (14), the namespaces and the memory of
+/// the node's programs (19), mounts, namespaces and BPF on old kernels (21), its niceness and limits (23, 24), BPF (38,
+/// 39).
+const BROKER: [Capability; 14] = [
     Capability::DacOverride,
     Capability::DacReadSearch,
+    Capability::Fowner,
     Capability::LinuxImmutable,
     Capability::NetBroadcast,
     Capability::NetAdmin,
@@ -31,37 +35,45 @@ const ROOT: [Capability; 13] = [
 /// is started.
 pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
     report("no_new_privs", sandbox::no_new_privileges());
-    if process::uid() == 0 {
+    if owner() == 0 {
         report("oom_score_adj", sandbox::set_oom_score(OOM_SCORE));
-        report("capabilities", sandbox::keep_capabilities(&ROOT));
-        report("seccomp", sandbox::allow_calls(sandbox::ROOT_MAIN));
-        keep_pages();
-        return;
+        report("capabilities", sandbox::keep_capabilities(&[Capability::SetGid, Capability::SetUid]));
+        report("another user", sandbox::become_user(WORKER));
     }
     report("capabilities", sandbox::keep_capabilities(&[]));
     let folder_of = |file: &'_ Path| file.parent().unwrap_or(Path::new("/")).to_owned();
     let (folder, config) = (folder_of(socket), config.map(folder_of));
     let mut files = vec![
-        (&*folder, Access::Write),
         (Path::new("/proc"), Access::Read),
         (Path::new("/sys"), Access::Read),
         (Path::new("/dev/null"), Access::Write),
         (Path::new("/dev/urandom"), Access::Read),
     ];
-    // The folder, as editors replace the file.
-    files.extend(config.iter().map(|folder| (&**folder, Access::Read)));
+    // The broker reads root's files.
+    if owner() != 0 {
+        files.push((&*folder, Access::Write));
+        // The folder, as editors replace the file.
+        files.extend(config.iter().map(|folder| (&**folder, Access::Read)));
+    }
     report("landlock", sandbox::allow_files(&files));
     report("seccomp", sandbox::allow_calls(sandbox::MAIN));
 }
 
+/// Confines the broker of root's daemon.
+pub(crate) fn confine_broker() {
+    report("no_new_privs", sandbox::no_new_privileges());
+    report("capabilities", sandbox::keep_capabilities(&BROKER));
+    report("seccomp", sandbox::allow_calls(sandbox::ROOT_MAIN));
+}
+
 /// Has programs keep all pages of the memory that they share with the daemon, which would wait for those that are being
 /// removed.
-fn keep_pages() {
+pub(crate) fn keep_pages(forbid: fn(BorrowedFd<'_>) -> io::Result<()>) {
     // In builds for debugging, UNETMAP_FAULT=removable leaves them removable, as on Linux before 6.0.
     if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|fault| fault == "removable") {
         return;
     }
-    if let Err(e) = memfd::keep_pages() {
+    if let Err(e) = memfd::keep_pages(forbid) {
         tracing::info!("programs can delay the daemon by removing pages of their regions: {e}");
     }
 }

@@ -14,10 +14,10 @@ use unetmap_core::control::vale::ThreadConfig;
 use unetmap_core::errno::{EINVAL, ENOENT, EPERM};
 use unetmap_mem::Geometry;
 use unetmap_switch::fdb::{DEFAULT_ENTRIES, MAX_ENTRIES};
-use unetmap_sys::process;
 use unetmap_sys::xsk::ZERO_COPY_BUFFER;
 
 use crate::policy;
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::Sizes;
 use crate::tuning::region::INTERFACES_BUFS;
@@ -239,8 +239,7 @@ impl Knobs {
     /// # Errors
     /// One sentence that begins with the file, and the line if there is one.
     pub(crate) fn load(path: &Path) -> Result<Knobs, String> {
-        let bytes =
-            policy::read(path, process::uid(), "configuration").map_err(|why| format!("{}: {why}", path.display()))?;
+        let bytes = privileged::configuration(path).map_err(|why| format!("{}: {why}", path.display()))?;
         Knobs::of_bytes(path, &bytes)
     }
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(fuzzing, allow(dead_code, reason = "compiled as a library, for fuzz targets"))]
 
+mod broker;
 mod budget;
 mod caller;
 mod closer;
@@ -15,6 +16,7 @@ mod log;
 mod netmap_requests;
 mod node;
 mod offsets;
+mod owner;
 mod policy;
 mod ports;
 mod privileged;
@@ -96,6 +98,9 @@ struct Args {
     /// Run as the process that restores offloads of interfaces after the daemon at the other end of this descriptor.
     #[arg(long, value_name = "FD", hide = true)]
     restore_offloads: Option<u32>,
+    /// Run as the process that does what needs root's privileges, for the daemon at the other end of this descriptor.
+    #[arg(long, value_name = "FD", hide = true)]
+    privileged: Option<u32>,
     /// Run as a process that accesses the memory of the node's programs for the daemon at the other end of this
     /// descriptor.
     #[arg(long, value_name = "FD", hide = true)]
@@ -153,7 +158,11 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), String> {
     if let Some(fd) = args.restore_offloads {
         let connection = process::inherit_fd(fd).map_err(|e| format!("--restore-offloads {fd}: {e}"))?;
-        return ports::run_keeper(connection).map_err(|e| format!("--restore-offloads {fd}: {e}"));
+        return broker::run_keeper(connection).map_err(|e| format!("--restore-offloads {fd}: {e}"));
+    }
+    if let Some(fd) = args.privileged {
+        let connection = process::inherit_fd(fd).map_err(|e| format!("--privileged {fd}: {e}"))?;
+        return broker::run_broker(&connection).map_err(|e| format!("--privileged {fd}: {e}"));
     }
     if let Some(fd) = args.access_memory {
         let connection = process::inherit_fd(fd).map_err(|e| format!("--access-memory {fd}: {e}"))?;
@@ -188,12 +197,20 @@ fn run(args: &Args) -> Result<(), String> {
     process::reset_inherited_limits();
     let files = process::raise_fd_limit();
     let (admission, first_mem_id) = admission(args)?;
+    let failed = |e| format!("starting the process that keeps root's privileges: {e}");
+    if process::uid() == 0 {
+        start_broker(args, &socket, &sources).map_err(failed)?;
+    }
     confinement::confine_daemon(&socket, sources.file.as_deref());
+    if owner::owner() == 0 {
+        confinement::keep_pages(privileged::keep_pages);
+        policy::find_namespaces_by(privileged::namespace_at);
+    }
+    broker::end_with_broker().map_err(failed)?;
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
     let mut daemon = Daemon::new(knobs, admission, first_mem_id);
     daemon.users.files = files;
     daemon.knob_sources = sources;
-    daemon.nics.keep_offloads(&socket);
     let mut server = Server::new(listener, daemon, &socket).map_err(|e| e.to_string())?;
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
@@ -210,7 +227,7 @@ fn run(args: &Args) -> Result<(), String> {
     server.run(signals.as_fd(), &mut service, idle, may_end).map_err(|e| e.to_string())?;
     // The listener is still open, so no other daemon can have replaced the socket. The service manager listens on.
     if managed_fd.is_none() {
-        let _ = fs::remove_file(&socket);
+        let _ = privileged::remove_socket(&socket);
     }
     Ok(())
 }
@@ -221,9 +238,25 @@ fn admission(args: &Args) -> Result<(Admission, u16), String> {
     if process::uid() != 0 {
         return Ok((Admission { only_user: Some(process::uid()), policy: None }, FIRST_PRIVATE_ID));
     }
-    let path = args.policy.clone().unwrap_or_else(|| PathBuf::from(policy::DEFAULT_PATH));
-    let policy = Some(PolicyFile::new(&absolute_policy(&path)?)?);
+    let policy = Some(PolicyFile::read_by(&policy_path(args)?, privileged::policy)?);
     Ok((Admission { only_user: None, policy }, 2))
+}
+
+/// Starts the process that keeps root's privileges.
+fn start_broker(args: &Args, socket: &Path, sources: &KnobSources) -> std::io::Result<()> {
+    let policy = policy_path(args).map_err(io::Error::other)?;
+    let lock = unetmap_core::control::client::lock_path(socket);
+    broker::start(&broker::Setup {
+        policy: Some(policy),
+        config: sources.file.clone(),
+        socket: socket.to_owned(),
+        lock,
+    })
+}
+
+/// The policy's file.
+fn policy_path(args: &Args) -> Result<PathBuf, String> {
+    absolute_policy(args.policy.as_deref().unwrap_or(Path::new(policy::DEFAULT_PATH)))
 }
 
 /// Returns where the initial knobs come from: the command line and the file.

@@ -31,7 +31,6 @@ mod serve;
 mod shared;
 mod waker;
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -42,24 +41,22 @@ use serde::Serialize;
 use unetmap_core::control::ControlRequest;
 use unetmap_core::control::node::NodeRequest;
 use unetmap_core::control::request::NetmapRequest;
-use unetmap_core::errno::{EBUSY, EEXIST, EIO, ENODEV, EPERM};
+use unetmap_core::errno::{EBUSY, EIO, ENODEV, EPERM};
 use unetmap_core::sync::mirror::MonitorList;
 use unetmap_sys::Doorbell;
-use unetmap_sys::fuse::{self, Device, Op};
-use unetmap_sys::kernel;
+use unetmap_sys::fuse::{self, Device};
 use unetmap_sys::socket::Peer;
 
+use crate::broker;
 use crate::caller::Caller;
 use crate::netmap_requests::Outcome;
 use crate::ports::{Daemon, monitor};
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::user_arena::UserArena;
 
 pub(crate) use memory::run_memory_helper;
 use shared::Shared;
-
-/// The file's name in the mounted directory.
-const NAME: &str = "netmap";
 
 /// A job that the node's threads have for the main thread.
 pub(crate) enum Job {
@@ -140,10 +137,8 @@ impl Nodes {
     /// Returns the state without a node, for the daemon that listens at `socket`.
     pub(crate) fn new(socket: &Path, answer: RequestHandler) -> io::Result<Nodes> {
         let (sender, receiver) = channel();
-        let mut folder = socket.as_os_str().to_owned();
-        folder.push(".node");
         let jobs = JobQueue { sender, doorbell: Arc::new(Doorbell::new()?) };
-        Ok(Nodes { answer, jobs, receiver, folder: folder.into(), on: None, ended: Vec::new(), last: 0 })
+        Ok(Nodes { answer, jobs, receiver, folder: broker::node_folder(socket), on: None, ended: Vec::new(), last: 0 })
     }
 
     /// Readable when there are jobs for [`Nodes::next_job`].
@@ -269,11 +264,10 @@ impl Nodes {
                 false => refuse(EBUSY, format!("the node is on at {} (unetmap node off)", at.display())),
             };
         }
-        let target = self.folder.join(NAME);
-        check_link(&path, &target)?;
-        let dev = create_first_mount(&self.folder)?;
+        privileged::check_node_link(&path)?;
+        let dev = privileged::mount_node(0)?;
         self.last += 1;
-        let started = self.serve(dev).and_then(|shared| make_link(&path, &target).map(|()| shared));
+        let started = self.serve(dev).and_then(|shared| privileged::link_node(&path).map(|()| shared));
         match started {
             Ok(shared) => {
                 tracing::info!(path = %path.display(), mount = %self.folder.display(), "the node is on");
@@ -282,7 +276,7 @@ impl Nodes {
                 Ok(())
             }
             Err(refusal) => {
-                self.unmount();
+                privileged::unmount_node();
                 Err(refusal)
             }
         }
@@ -293,7 +287,7 @@ impl Nodes {
         let failed = |e| Refusal { errno: EIO, why: format!("no threads for the node: {e}"), option: None };
         let shared = serve::start(dev, self.last, self.jobs.clone()).map_err(failed)?;
         for number in 1..mount::count() {
-            shared.serve(number, create_mount(&self.folder.join(number.to_string()))?).map_err(failed)?;
+            shared.serve(number, privileged::mount_node(number)?).map_err(failed)?;
         }
         Ok(shared)
     }
@@ -308,10 +302,8 @@ impl Nodes {
             };
         };
         daemon.registry.regions.use_arenas = false;
-        if fs::read_link(&at).is_ok_and(|to| to == self.folder.join(NAME)) {
-            let _ = fs::remove_file(&at);
-        }
-        self.unmount();
+        privileged::unlink_node(&at);
+        privileged::unmount_node();
         tracing::info!(path = %at.display(), "the node is off");
         // Its threads run until its last file is closed.
         if !shared.is_over() {
@@ -320,97 +312,8 @@ impl Nodes {
         Ok(())
     }
 
-    fn unmount(&self) {
-        if fuse::is_unetmap_mount(&self.folder).is_ok_and(|ours| ours)
-            && let Err(e) = fuse::detach(&self.folder)
-        {
-            tracing::warn!("unmounting {}: {e}", self.folder.display());
-        }
-        let _ = fs::remove_dir(&self.folder);
-    }
-
     /// Removes the node before the daemon exits.
     pub(crate) fn shut_down(&mut self, daemon: &mut Daemon) {
         let _ = self.off(daemon, None);
     }
-}
-
-/// Creates the directory, and mounts there.
-fn create_first_mount(folder: &Path) -> Result<Device, Refusal> {
-    fuse::check_available().map_err(|e| match kernel::NODE.is_newer_than_kernel() {
-        true => Refusal { errno: ENODEV, why: kernel::NODE.refusal(), option: None },
-        false => failed("/dev/fuse (modprobe fuse)", e),
-    })?;
-    // A mount there was left by a daemon that was killed: no other program mounts beside this socket.
-    while fuse::is_unetmap_mount(folder).map_err(|e| failed("/proc/self/mountinfo", e))? {
-        fuse::detach(folder).map_err(|e| failed("unmounting what an earlier daemon left", e))?;
-    }
-    match fs::create_dir(folder) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-        other => other.map_err(|e| failed(&format!("the folder {}", folder.display()), e))?,
-    }
-    create_mount(folder).inspect_err(|_| {
-        let _ = fs::remove_dir(folder);
-    })
-}
-
-fn failed(what: &str, e: io::Error) -> Refusal {
-    let why = match e.raw_os_error() {
-        Some(EPERM) => format!("{what}: {e} (the daemon needs CAP_SYS_ADMIN, outside of containers: run it as root)"),
-        _ => format!("{what}: {e}"),
-    };
-    Refusal { errno: e.raw_os_error().unwrap_or(EIO), why, option: None }
-}
-
-/// Mounts at a directory that exists.
-fn create_mount(folder: &Path) -> Result<Device, Refusal> {
-    let dev = Device::mount(folder).map_err(|e| failed(&format!("mounting at {}", folder.display()), e))?;
-    match negotiate(&dev) {
-        Ok(true) => Ok(dev),
-        other => {
-            let _ = fuse::detach(folder);
-            match other {
-                Err(e) => Err(failed("the kernel's FUSE", e)),
-                Ok(_) => refuse(ENODEV, kernel::NODE.refusal()),
-            }
-        }
-    }
-}
-
-/// Answers the kernel's first request; returns `false` if the kernel cannot do what the node needs.
-fn negotiate(dev: &Device) -> io::Result<bool> {
-    let mut buf = vec![0; fuse::REQUEST_BYTES];
-    let bytes = dev.read(&mut buf)?;
-    let Some(fuse::Request { unique, op: Op::Init { offered }, .. }) = fuse::Request::parse(bytes) else {
-        return Err(io::Error::other("the kernel's first message is not INIT"));
-    };
-    if !offered.passthrough() {
-        return Ok(false);
-    }
-    dev.reply_init(unique, offered)?;
-    // The kernel may refuse this though it permits mounting.
-    let backing = dev.open_backing(UserArena::new()?.as_fd())?;
-    dev.close_backing(backing);
-    Ok(true)
-}
-
-/// Returns whether `path` is a link to `target` already; an error if it is anything else.
-fn check_link(path: &Path, target: &Path) -> Result<bool, Refusal> {
-    match fs::symlink_metadata(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(e) => refuse(e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display())),
-        Ok(_) if fs::read_link(path).is_ok_and(|to| to == target) => Ok(true),
-        Ok(_) => refuse(
-            EEXIST,
-            format!("{} exists and is not the daemon's (remove it, or name another path)", path.display()),
-        ),
-    }
-}
-
-fn make_link(path: &Path, target: &Path) -> Result<(), Refusal> {
-    if check_link(path, target)? {
-        return Ok(());
-    }
-    std::os::unix::fs::symlink(target, path)
-        .or_else(|e| refuse(e.raw_os_error().unwrap_or(EIO), format!("{}: {e}", path.display())))
 }

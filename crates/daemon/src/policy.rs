@@ -7,6 +7,7 @@
 //! The policy applies when a port is opened. A port that is open stays open when the file changes.
 
 mod budgets;
+mod file;
 
 use std::fmt;
 use std::fs::{self, File, Metadata};
@@ -14,16 +15,16 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::sync::OnceLock;
 
 use crate::budget::Budgets;
-use crate::tuning::policy::{MAX_BYTES, SETTLED};
-use serde::Deserialize;
-use serde::de::{Deserializer, Visitor};
-use toml::Spanned;
-use unetmap_sys::process;
-
+use crate::owner::owner;
+use crate::tuning::policy::MAX_BYTES;
 use budgets::WrittenBudget;
+pub(crate) use file::PolicyFile;
+use serde::de::{Deserializer, Visitor};
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
 
 /// The policy file, unless the command line names another.
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/policy.toml";
@@ -34,8 +35,6 @@ const GROUP: &str = "netmap";
 const MAX_NAME: usize = 15;
 /// The daemon's own namespace. All namespaces are on one device.
 const OWN_NETNS: &str = "/proc/self/ns/net";
-/// What names of accounts mean may change with these.
-const ACCOUNTS: [&str; 2] = ["/etc/passwd", "/etc/group"];
 
 /// The properties of a client that rules refer to.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +47,7 @@ pub(crate) struct Identity<'a> {
 }
 
 /// How a client gets an interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Access {
     /// The client uses the interface's sockets itself.
@@ -58,13 +57,13 @@ pub(crate) enum Access {
 }
 
 /// The rules, in order.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Policy {
     rules: Vec<Rule>,
     budgets: Budgets,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Rule {
     ports: Vec<Pattern>,
     pipes: bool,
@@ -75,13 +74,13 @@ struct Rule {
     access: Option<Access>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 enum Users {
     Anybody,
     These(Vec<u32>),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 enum Netns {
     Inode(u64),
     /// Resolved for each client, as the namespace may be created later than the rule.
@@ -96,7 +95,7 @@ impl Policy {
     /// One sentence that begins with the file, and the line if there is one.
     pub(crate) fn load(path: &Path) -> Result<Policy, String> {
         let fail = |why: String| Err(format!("{}: {why}", path.display()));
-        let bytes = match read(path, process::uid(), "policy") {
+        let bytes = match read(path, owner(), "policy") {
             Ok(bytes) => bytes,
             Err(why) => return fail(why),
         };
@@ -137,6 +136,11 @@ impl Policy {
         self.rules.iter().find(decides).is_some_and(|rule| rule.access.is_some())
     }
 
+    /// Whether any rule is for clients in one network namespace.
+    pub(crate) fn names_namespaces(&self) -> bool {
+        self.rules.iter().any(|rule| rule.netns.is_some())
+    }
+
     /// Whether there is anything that this client might be given. A yes is no promise: the interfaces that are allowed
     /// may all be refused by other rules, if only several of these together refuse them.
     pub(crate) fn admits_anything(&self, who: &Identity<'_>) -> bool {
@@ -165,24 +169,36 @@ impl Rule {
     }
 }
 
+/// What finds the namespace of a path, if this process may not.
+static NAMESPACE_AT: OnceLock<fn(&Path) -> Option<u64>> = OnceLock::new();
+
+/// Has another function than [`namespace_at`] find the namespaces of rules.
+pub(crate) fn find_namespaces_by(find: fn(&Path) -> Option<u64>) {
+    let _ = NAMESPACE_AT.set(find);
+}
+
+/// The inode number of the network namespace that a file names. That of a file that is no namespace may be anything.
+pub(crate) fn namespace_at(path: &Path) -> Option<u64> {
+    let (file, own) = (fs::metadata(path).ok()?, fs::metadata(OWN_NETNS).ok()?);
+    (file.dev() == own.dev()).then(|| file.ino())
+}
+
 impl Netns {
     fn is(&self, inode: u64) -> bool {
         match self {
             Netns::Inode(number) => *number == inode,
-            // The inode number of a file that is no namespace may be anything.
-            Netns::Path(path) => match (fs::metadata(path), fs::metadata(OWN_NETNS)) {
-                (Ok(file), Ok(own)) => file.dev() == own.dev() && file.ino() == inode,
-                _ => false,
-            },
+            Netns::Path(path) => {
+                NAMESPACE_AT.get().map_or_else(|| namespace_at(path), |find| find(path)) == Some(inode)
+            }
         }
     }
 }
 
 /// A pattern of interface names: `?` matches any character, `*` any number of characters.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Pattern(Vec<Symbol>);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Symbol {
     Char(char),
     One,
@@ -513,75 +529,6 @@ fn trusted(folder: &Metadata, link: &Metadata, file: &Metadata, us: u32, what: &
 /// The line, from 1, of a byte.
 pub(crate) fn line_of(bytes: &[u8], at: usize) -> usize {
     bytes.iter().take(at).filter(|b| **b == b'\n').count() + 1
-}
-
-/// A policy that is read again when its file changes.
-#[derive(Debug)]
-pub(crate) struct PolicyFile {
-    /// The policy's file, then the files that names of accounts depend on.
-    files: Vec<PathBuf>,
-    seen: Option<Vec<Stamp>>,
-    loaded: Result<Policy, String>,
-}
-
-/// Properties that change when a file changes; None if there is no file, or if it cannot be inspected.
-type Stamp = Option<(u64, u64, u64, [i64; 4])>;
-
-impl PolicyFile {
-    /// Does not read the file yet.
-    ///
-    /// # Errors
-    /// The path does not begin with `/`: the daemon's working directory is not that of the program that started it.
-    pub(crate) fn new(path: &Path) -> Result<PolicyFile, String> {
-        if !path.is_absolute() {
-            return Err(format!("{}: the policy's path must begin with /; give the whole path", path.display()));
-        }
-        let files = [path].into_iter().chain(ACCOUNTS.map(Path::new)).map(Path::to_owned).collect();
-        Ok(PolicyFile { files, seen: None, loaded: Ok(Policy::default()) })
-    }
-
-    /// Reads the policy again, also if its file seems unchanged; returns the number of its rules, built-in ones too.
-    ///
-    /// # Errors
-    /// As [`Policy::load`].
-    pub(crate) fn reload(&mut self) -> Result<usize, String> {
-        self.seen = None;
-        self.current().map(|policy| policy.rules.len())
-    }
-
-    /// Returns the policy, which is read again if the file or the system's users and groups changed. Otherwise the call
-    /// costs three stat() calls.
-    ///
-    /// # Errors
-    /// As [`Policy::load`], each time until the file is mended.
-    pub(crate) fn current(&mut self) -> Result<&Policy, String> {
-        // Taken before the file is read: a change in between is noticed the next time.
-        let stamps: Vec<Stamp> = self.files.iter().map(|path| stamp(path)).collect();
-        if self.seen.as_ref() != Some(&stamps) {
-            let path = &self.files[0];
-            self.loaded = Policy::load(path);
-            match &self.loaded {
-                Ok(policy) => tracing::debug!(path = %path.display(), rules = policy.rules.len(), "policy read"),
-                Err(why) => tracing::warn!("nothing more is opened: {why}"),
-            }
-            self.seen = is_settled(&stamps, SystemTime::now()).then_some(stamps);
-        }
-        self.loaded.as_ref().map_err(String::clone)
-    }
-}
-
-fn stamp(path: &Path) -> Stamp {
-    let m = fs::metadata(path).ok()?;
-    Some((m.dev(), m.ino(), m.size(), [m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()]))
-}
-
-/// Whether the next change of any of the files is sure to change its stamp: a file's times advance in steps.
-fn is_settled(stamps: &[Stamp], now: SystemTime) -> bool {
-    let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    stamps.iter().flatten().all(|(.., [_, _, changed, _])| {
-        let changed = Duration::from_secs(u64::try_from(*changed).unwrap_or(0));
-        now.checked_sub(changed).is_some_and(|age| age > SETTLED)
-    })
 }
 
 #[cfg(test)]

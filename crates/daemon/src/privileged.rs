@@ -1,155 +1,487 @@
-//! What the daemon does with interfaces and needs capabilities for, one function for each operation. What is done in a
-//! network namespace needs CAP_SYS_ADMIN if that is another one than the daemon's. Arguments are validated by callers.
-//!
-//! Operations of several steps that must be undone together stay where they are: pairs of veth
-//! (`ports::nic::host_rings`, `ports::vale::persistent`), offloads (`ports::nic::offloads`) and what the keeper undoes.
-//! `.ci/check-source` checks that nothing else enters a namespace.
+//! What the daemon does with interfaces, callers and files and needs capabilities for, one function for each operation.
+//! The broker does them ([`crate::broker`]); this is the worker's side. Arguments are validated by callers.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use unetmap_sys::link::{self, Channels, DriverInfo, Link, LinkWatch, XdpFeatures, veth};
+use unetmap_sys::fuse::{Backing, Device};
+use unetmap_sys::link::{Channels, DriverInfo, Link, LinkWatch, NetnsLinkWatch, Nsid, XdpFeatures};
+use unetmap_sys::memory_helper::MemoryHelper;
 use unetmap_sys::netns::Netns;
-use unetmap_sys::probe;
-use unetmap_sys::tcx::{self, RelayEnds, Tcx};
-use unetmap_sys::xdp::dispatcher::{self, Attached};
-use unetmap_sys::xdp::{ClassicInsn, Mode, Xdp};
-use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem, UnboundXsk};
+use unetmap_sys::tcx::{HostTxAction, RelayEnds};
+use unetmap_sys::thread::RemoteThread;
+use unetmap_sys::xdp::dispatcher::Attached;
+use unetmap_sys::xdp::{ClassicInsn, Mark, Mode};
+use unetmap_sys::xsk::{BusyPoll, Queue, Umem, UnboundXsk};
 
-/// Runs `work` inside; an error may be that of entering (`EPERM`: it needs CAP_SYS_ADMIN) or that of the work.
-fn inside<T: Send>(netns: &Netns, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    netns.run(work).and_then(|done| done)
+use crate::broker::{Handle, Request, ask};
+use crate::owner::owner;
+use crate::policy::{self, Policy};
+use crate::refusal::Refusal;
+
+/// Has an operation done that returns no descriptor.
+fn value<T: serde::de::DeserializeOwned>(request: Request, fds: &[BorrowedFd<'_>]) -> io::Result<T> {
+    ask(request, fds).map(|(value, _)| value)
+}
+
+/// Has an operation done that returns one descriptor, and nothing else.
+fn descriptor(request: Request, fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
+    let ((), mut fds) = ask(request, fds)?;
+    fds.pop().ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// The interface with an index; `None` if there is none.
 pub(crate) fn link(netns: &Netns, index: u32) -> io::Result<Option<Link>> {
-    inside(netns, || link::by_index(index))
+    value(Request::Link(index), &[netns.as_fd()])
 }
 
 /// The interface with a name or an alternative name; `None` if there is none.
 pub(crate) fn link_named(netns: &Netns, name: &str) -> io::Result<Option<Link>> {
-    inside(netns, || link::by_name(name))
+    value(Request::LinkNamed(name.into()), &[netns.as_fd()])
 }
 
 /// All interfaces.
 pub(crate) fn links(netns: &Netns) -> io::Result<Vec<Link>> {
-    inside(netns, link::all)
+    value(Request::Links, &[netns.as_fd()])
 }
 
 /// The messages about changes of interfaces, from now on.
 pub(crate) fn watch_links(netns: &Netns) -> io::Result<LinkWatch> {
-    inside(netns, LinkWatch::new)
+    descriptor(Request::WatchLinks, &[netns.as_fd()]).map(LinkWatch::of_fd)
+}
+
+/// The messages about changes of interfaces of several namespaces, to which [`watch_namespace`] adds.
+pub(crate) fn watch_namespaces() -> io::Result<NetnsLinkWatch> {
+    descriptor(Request::WatchNamespaces, &[]).and_then(NetnsLinkWatch::of_fd)
+}
+
+/// Adds a namespace to those that are watched; returns its number there.
+pub(crate) fn watch_namespace(netns: &Netns) -> io::Result<Nsid> {
+    value(Request::WatchedNamespace, &[netns.as_fd()])
+}
+
+/// Whether an interface exists in a watched namespace.
+pub(crate) fn exists_in(nsid: Nsid, index: u32) -> io::Result<bool> {
+    value(Request::ExistsIn(nsid, index), &[])
 }
 
 /// The indexes of the interfaces that have a default route.
 pub(crate) fn default_routes(netns: &Netns) -> io::Result<Vec<u32>> {
-    inside(netns, link::default_routes)
+    value(Request::DefaultRoutes, &[netns.as_fd()])
 }
 
 /// An interface's driver; `None` if it says nothing.
 pub(crate) fn driver(netns: &Netns, name: &str) -> io::Result<Option<DriverInfo>> {
-    inside(netns, || link::driver(name))
+    value(Request::Driver(name.into()), &[netns.as_fd()])
 }
 
 /// What an interface's driver says of XDP; `None` if the kernel cannot say.
 pub(crate) fn xdp_features(netns: &Netns, index: u32) -> io::Result<Option<XdpFeatures>> {
-    inside(netns, || link::xdp_features(index))
+    value(Request::XdpFeatures(index), &[netns.as_fd()])
 }
 
 /// The numbers of an interface's queues.
 pub(crate) fn channels(netns: &Netns, name: &str) -> io::Result<Channels> {
-    inside(netns, || link::channels(name))
+    value(Request::Channels(name.into()), &[netns.as_fd()])
 }
 
 /// The NUMA node of an interface's device, if it is known.
 pub(crate) fn numa_node(netns: &Netns, name: &str) -> io::Result<Option<u32>> {
-    inside(netns, || link::numa_node(name))
+    value(Request::NumaNode(name.into()), &[netns.as_fd()])
 }
 
 /// An interface's own count of frames that it did not send; `None` if there is no such interface.
 pub(crate) fn tx_dropped(netns: &Netns, index: u32) -> io::Result<Option<u64>> {
-    inside(netns, || link::tx_dropped(index))
+    value(Request::TxDropped(index), &[netns.as_fd()])
 }
 
 /// Whether AF_XDP sockets can be created.
 pub(crate) fn probe_xdp_sockets(netns: &Netns) -> io::Result<()> {
-    inside(netns, probe::xdp_socket)
+    value(Request::ProbeXdpSockets, &[netns.as_fd()])
 }
 
 /// Whether the rings of a bound AF_XDP socket can be mapped (from Linux 6.4 on).
 pub(crate) fn maps_bound_rings(netns: &Netns, index: u32) -> io::Result<bool> {
-    inside(netns, || xsk::maps_bound_rings(index))
+    value(Request::MapsBoundRings(index), &[netns.as_fd()])
 }
 
-/// Whether a socket can have these settings of busy polling. Needs CAP_NET_ADMIN.
+/// Whether a socket can have these settings of busy polling.
 pub(crate) fn try_busy_poll(netns: &Netns, busy_poll: BusyPoll) -> io::Result<()> {
-    inside(netns, || xsk::try_busy_poll(busy_poll))
+    let (usec, budget) = (busy_poll.usec().into(), busy_poll.budget().into());
+    value(Request::TryBusyPoll { usec, budget }, &[netns.as_fd()])
 }
 
-/// Creates an AF_XDP socket with its rings, not bound yet. Needs CAP_NET_RAW.
+/// Lets an AF_XDP socket busy poll.
+pub(crate) fn set_busy_poll(socket: impl AsFd, busy_poll: BusyPoll) -> io::Result<()> {
+    let (usec, budget) = (busy_poll.usec().into(), busy_poll.budget().into());
+    value(Request::SetBusyPoll { usec, budget }, &[socket.as_fd()])
+}
+
+/// The buffers of a region: in this process's memory, and in the region's file, where the mapping begins at `base`.
+pub(crate) struct PacketMemory<'a> {
+    pub(crate) umem: Umem,
+    pub(crate) file: BorrowedFd<'a>,
+    pub(crate) base: u64,
+}
+
+/// Creates an AF_XDP socket with its rings, not bound yet.
 pub(crate) fn open_xsk<'a>(
     netns: &Netns,
     queue: Queue,
-    umem: Umem,
+    memory: PacketMemory<'_>,
     shared_with: Option<BorrowedFd<'a>>,
 ) -> io::Result<UnboundXsk<'a>> {
-    inside(netns, || UnboundXsk::new(queue, umem, shared_with))
+    let PacketMemory { umem, file, base } = memory;
+    let (at, bytes, buffer) = (base + umem.offset as u64, umem.bytes as u64, umem.buffer);
+    let request = Request::OpenXsk { queue, at, bytes, buffer, registers: shared_with.is_none() };
+    let fd = descriptor(request, &[netns.as_fd(), file])?;
+    Ok(UnboundXsk::of_fd(fd, queue, umem, shared_with))
 }
 
 /// The XDP programs of an interface.
 pub(crate) fn attached_xdp(netns: &Netns, index: u32) -> io::Result<Attached> {
-    inside(netns, || dispatcher::attached(index))
+    value(Request::AttachedXdp(index), &[netns.as_fd()])
 }
 
-/// Attaches the XDP program. Needs CAP_NET_ADMIN and CAP_BPF.
+/// Something that the broker undoes when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Undo(Handle);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if let Err(e) = value::<()>(Request::Drop(self.0), &[]) {
+            tracing::warn!("a change of an interface is not undone: {e}");
+        }
+    }
+}
+
+/// The deadline of a program. After it frames pass to the kernel.
+#[derive(Debug)]
+pub(crate) struct Deadline(Handle);
+
+impl Deadline {
+    /// Sets the deadline to `time` from now.
+    pub(crate) fn extend(&self, time: Duration) -> io::Result<()> {
+        match value(Request::Extend(self.0, u32::try_from(time.as_millis()).unwrap_or(u32::MAX)), &[]) {
+            // The program was detached meanwhile.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// The XDP program of an interface, which is detached when this is dropped: see [`unetmap_sys::xdp::Xdp`].
+#[derive(Debug)]
+pub(crate) struct Xdp {
+    program: Undo,
+    deadline: Arc<Deadline>,
+    mode: Mode,
+    frags: bool,
+    calls_filter: bool,
+}
+
+impl Xdp {
+    fn of((handle, mode, frags, calls_filter): (Handle, Mode, bool, bool)) -> Xdp {
+        Xdp { program: Undo(handle), deadline: Arc::new(Deadline(handle)), mode, frags, calls_filter }
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(crate) fn frags(&self) -> bool {
+        self.frags
+    }
+
+    pub(crate) fn calls_filter(&self) -> bool {
+        self.calls_filter
+    }
+
+    pub(crate) fn deadline(&self) -> &Arc<Deadline> {
+        &self.deadline
+    }
+
+    pub(crate) fn set_mark(&mut self, mark: Mark) -> io::Result<()> {
+        value(Request::XdpMark(self.program.0, mark), &[])
+    }
+
+    pub(crate) fn insert(&mut self, queue: u32, socket: impl AsFd) -> io::Result<()> {
+        value(Request::XdpInsert(self.program.0, queue), &[socket.as_fd()])
+    }
+
+    pub(crate) fn remove(&mut self, queue: u32) -> io::Result<()> {
+        value(Request::XdpRemove(self.program.0, queue), &[])
+    }
+
+    pub(crate) fn set_filter(&mut self, filter: Option<&[ClassicInsn]>) -> io::Result<()> {
+        value(Request::XdpFilter(self.program.0, filter.map(<[ClassicInsn]>::to_vec)), &[])
+    }
+}
+
+/// Attaches the XDP program.
 pub(crate) fn attach_xdp(netns: &Netns, (index, queues): (u32, u32), mode: Mode) -> io::Result<Xdp> {
-    inside(netns, || Xdp::attach(index, queues, mode))
+    value(Request::AttachXdp { index, queues, mode }, &[netns.as_fd()]).map(Xdp::of)
 }
 
-/// Adds the XDP program to an interface's dispatcher; `announce` is called with its number before it is a member. Needs
-/// CAP_NET_ADMIN and CAP_BPF.
-pub(crate) fn join_xdp(
-    netns: &Netns,
-    (index, queues): (u32, u32),
-    mode_and_extras: (Mode, bool),
-    announce: &mut (dyn FnMut(u32) -> io::Result<()> + Send),
-) -> io::Result<Xdp> {
-    inside(netns, || Xdp::join(index, queues, mode_and_extras, announce))
+/// Adds the XDP program to an interface's dispatcher, which it leaves when it is dropped.
+pub(crate) fn join_xdp(netns: &Netns, (index, queues): (u32, u32), (mode, extras): (Mode, bool)) -> io::Result<Xdp> {
+    value(Request::JoinXdp { index, queues, mode, extras }, &[netns.as_fd()]).map(Xdp::of)
 }
 
-/// Attaches the tcx program of host rings. Needs CAP_NET_ADMIN and CAP_BPF.
-pub(crate) fn attach_tcx(netns: &Netns, index: u32) -> io::Result<Tcx> {
-    inside(netns, || Tcx::attach(index))
+/// The tcx programs of an interface: see [`unetmap_sys::tcx::Tcx`].
+pub(crate) struct Tcx {
+    programs: Undo,
+    deadline: Arc<Deadline>,
+    netns: Arc<Netns>,
 }
 
-/// Attaches the tcx programs between an interface and a companion that has its rings. Needs CAP_NET_ADMIN and CAP_BPF.
-pub(crate) fn attach_relay(netns: &Netns, far_netns: &Netns, ends: RelayEnds) -> io::Result<tcx::Relay> {
-    inside(netns, || {
-        tcx::Relay::attach(ends, |program| inside(far_netns, || tcx::attach_to_far_end(program, ends.far)))
-    })
+impl Tcx {
+    pub(crate) fn deadline(&self) -> &Arc<Deadline> {
+        &self.deadline
+    }
+
+    pub(crate) fn set_mark(&mut self, mark: Mark) -> io::Result<()> {
+        value(Request::TcxMark(self.programs.0, mark), &[])
+    }
+
+    pub(crate) fn attach_companion(&mut self, near: u32) -> io::Result<()> {
+        value(Request::TcxCompanion(self.programs.0, Some(near)), &[self.netns.as_fd()])
+    }
+
+    pub(crate) fn set_relayed(&mut self, relayed: bool) -> io::Result<()> {
+        value(Request::TcxRelayed(self.programs.0, relayed), &[])
+    }
+
+    pub(crate) fn detach_companion(&mut self) {
+        if let Err(e) = value::<()>(Request::TcxCompanion(self.programs.0, None), &[self.netns.as_fd()]) {
+            tracing::warn!("the veth pair of host rings is not left: {e}");
+        }
+    }
+
+    pub(crate) fn set_host_tx(&mut self, action: HostTxAction) -> io::Result<()> {
+        value(Request::TcxHostTx(self.programs.0, action), &[])
+    }
+
+    pub(crate) fn dropped(&self) -> u64 {
+        value(Request::TcxDropped(self.programs.0), &[]).unwrap_or(0)
+    }
 }
 
-/// Sets an interface of the daemon's own up or down. Needs CAP_NET_ADMIN.
+/// Attaches the tcx program of host rings.
+pub(crate) fn attach_tcx(netns: &Arc<Netns>, index: u32) -> io::Result<Tcx> {
+    let handle = value(Request::AttachTcx(index), &[netns.as_fd()])?;
+    Ok(Tcx { programs: Undo(handle), deadline: Arc::new(Deadline(handle)), netns: netns.clone() })
+}
+
+/// The tcx programs between an interface and a companion that has its rings: see [`unetmap_sys::tcx::Relay`].
+pub(crate) struct RelayPrograms {
+    _programs: Undo,
+    deadline: Arc<Deadline>,
+}
+
+impl RelayPrograms {
+    pub(crate) fn deadline(&self) -> &Arc<Deadline> {
+        &self.deadline
+    }
+}
+
+/// Attaches the tcx programs between an interface and a companion that has its rings.
+pub(crate) fn attach_relay(netns: &Netns, far_netns: &Netns, ends: RelayEnds) -> io::Result<RelayPrograms> {
+    let RelayEnds { nic, near, far } = ends;
+    let handle = value(Request::AttachRelay { nic, near, far }, &[netns.as_fd(), far_netns.as_fd()])?;
+    Ok(RelayPrograms { _programs: Undo(handle), deadline: Arc::new(Deadline(handle)) })
+}
+
+/// Sets the far end of a veth pair up or down.
 pub(crate) fn set_link(netns: &Netns, index: u32, up: bool) -> io::Result<()> {
-    inside(netns, || veth::set_state(index, up))
+    value(Request::SetLink(index, up), &[netns.as_fd()])
 }
 
-/// Deletes a pair of veth, by one of its ends. Needs CAP_NET_ADMIN.
+/// A veth pair whose far end, in a namespace of its own, represents the host's stack, or the interface.
+pub(crate) struct HostVeth {
+    /// Interface index of the near end.
+    pub(crate) near: u32,
+    pub(crate) far_netns: Netns,
+    pub(crate) far: u32,
+    pub(crate) xdp: Xdp,
+}
+
+/// Creates the veth pair of the host rings of interface `nic`, or of the interface's own rings (`relay`).
+pub(crate) fn create_veth(netns: &Netns, (nic, queues): (u32, u32), relay: bool) -> io::Result<HostVeth> {
+    let ((near, far, program), mut fds) = ask(Request::CreateVeth { nic, queues, relay }, &[netns.as_fd()])?;
+    let far_netns = Netns::of_fd(fds.pop().ok_or(io::ErrorKind::InvalidData)?)?;
+    Ok(HostVeth { near, far_netns, far, xdp: Xdp::of(program) })
+}
+
+/// Disables the offloads that would hide parts of the frames of an interface; `None` if none is enabled.
+pub(crate) fn disable_offloads(netns: &Netns, index: u32) -> io::Result<Option<Undo>> {
+    disabled(Request::DisableOffloads(index), netns)
+}
+
+/// Disables GRO at an interface; `None` if it is off.
+pub(crate) fn disable_merging(netns: &Netns, (index, name): (u32, &str)) -> Option<Undo> {
+    let disabled = disabled(Request::DisableMerging { index, name: name.into() }, netns);
+    disabled.inspect_err(|e| tracing::warn!("offloads stay as they are: {e}")).ok().flatten()
+}
+
+fn disabled(request: Request, netns: &Netns) -> io::Result<Option<Undo>> {
+    let handle: Option<Handle> = value(request, &[netns.as_fd()])?;
+    Ok(handle.map(Undo))
+}
+
+/// Deletes a pair of veth, by one of its ends.
 pub(crate) fn delete_veth(netns: &Netns, index: u32) -> io::Result<()> {
-    inside(netns, || veth::delete(index))
+    value(Request::DeleteVeth(index), &[netns.as_fd()])
 }
 
 /// The index that the other end of a veth has in the namespace `other`; `None` if it is not there.
 pub(crate) fn veth_end_in(netns: &Netns, index: u32, other: &Netns) -> io::Result<Option<u32>> {
-    inside(netns, || veth::peer_index_in(index, other))
+    value(Request::VethEndIn(index), &[netns.as_fd(), other.as_fd()])
 }
 
-/// The name of a loaded BPF program, in whatever namespace. Needs CAP_SYS_ADMIN.
+/// A new namespace for the hidden ends of persistent ports.
+pub(crate) fn create_hidden_namespace() -> io::Result<Netns> {
+    descriptor(Request::HiddenNamespace, &[]).and_then(Netns::of_fd)
+}
+
+/// Creates the veth pair of a persistent port; returns the index of its hidden end.
+pub(crate) fn create_persistent_veth(name: &str, queues: u32, netns: &Netns, hidden: &Netns) -> io::Result<u32> {
+    value(Request::CreatePersistentVeth { name: name.into(), queues }, &[netns.as_fd(), hidden.as_fd()])
+}
+
+/// The name of a loaded BPF program, in whatever namespace.
 pub(crate) fn program_name(prog_id: u32) -> io::Result<String> {
-    probe::program_name(prog_id)
+    value(Request::ProgramName(prog_id), &[])
 }
 
-/// Loads a filter's program, to see whether the kernel accepts it. Needs CAP_BPF and CAP_NET_ADMIN.
+/// Whether programs of this machine use dispatchers.
+pub(crate) fn dispatchers_are_used() -> bool {
+    value(Request::DispatchersAreUsed, &[]).unwrap_or(false)
+}
+
+/// The inode number of the network namespace that a file names; `None` if it names none.
+pub(crate) fn namespace_at(path: &Path) -> Option<u64> {
+    value(Request::NamespaceAt(path.into()), &[]).ok().flatten()
+}
+
+/// Loads a filter's program, to see whether the kernel accepts it.
 pub(crate) fn try_filter(program: &[ClassicInsn]) -> io::Result<()> {
-    Xdp::try_filter(program)
+    value(Request::TryFilter(program.to_vec()), &[])
+}
+
+/// The network namespace in which the peer of an accepted connection made it.
+pub(crate) fn netns_of_peer(connection: &OwnedFd) -> io::Result<Netns> {
+    descriptor(Request::NamespaceOfPeer, &[connection.as_fd()]).and_then(Netns::of_fd)
+}
+
+/// A thread's network namespace.
+pub(crate) fn netns_of_thread(thread: &RemoteThread) -> io::Result<Netns> {
+    descriptor(Request::NamespaceOfThread(thread.tid()), &[thread.as_fd()]).and_then(Netns::of_fd)
+}
+
+/// Mounts one of the node's mounts.
+pub(crate) fn mount_node(number: usize) -> Result<Device, Refusal> {
+    let failed = |e: io::Error| Refusal { errno: e.raw_os_error().unwrap_or(EIO), why: e.to_string(), option: None };
+    let (done, mut fds) = ask::<Result<(), (i32, String)>>(Request::MountNode(number), &[]).map_err(failed)?;
+    done.map_err(|(errno, why)| Refusal { errno, why, option: None })?;
+    fds.pop().map(Device::of_fd).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))
+}
+
+const EIO: i32 = 5;
+
+/// Unmounts the node.
+pub(crate) fn unmount_node() {
+    if let Err(e) = value::<()>(Request::UnmountNode, &[]) {
+        tracing::warn!("the node stays mounted: {e}");
+    }
+}
+
+/// Checks that the link to the node can be made, or is there.
+pub(crate) fn check_node_link(path: &Path) -> Result<(), Refusal> {
+    refusable::<bool>(Request::CheckNodeLink(path.into())).map(drop)
+}
+
+/// Makes the link to the node, unless it is there.
+pub(crate) fn link_node(path: &Path) -> Result<(), Refusal> {
+    refusable(Request::LinkNode(path.into()))
+}
+
+/// Has an operation done that is refused with a sentence.
+fn refusable<T: serde::de::DeserializeOwned>(request: Request) -> Result<T, Refusal> {
+    let done: io::Result<Result<T, (i32, String)>> = value(request, &[]);
+    let done = done.unwrap_or_else(|e| Err((e.raw_os_error().unwrap_or(EIO), e.to_string())));
+    done.map_err(|(errno, why)| Refusal { errno, why, option: None })
+}
+
+/// Removes the link to the node.
+pub(crate) fn unlink_node(path: &Path) {
+    if let Err(e) = value::<()>(Request::UnlinkNode(path.into()), &[]) {
+        tracing::warn!("{} stays: {e}", path.display());
+    }
+}
+
+/// Registers a file as a backing file of a mount.
+pub(crate) fn open_backing(device: &Device, file: BorrowedFd<'_>) -> io::Result<Backing> {
+    value(Request::OpenBacking, &[device.as_fd(), file]).map(Backing::of_number)
+}
+
+/// Unregisters it.
+pub(crate) fn close_backing(device: &Device, backing: Backing) {
+    if let Err(e) = value::<()>(Request::CloseBacking(backing.number()), &[device.as_fd()]) {
+        tracing::debug!("a user's memory stays registered: {e}");
+    }
+}
+
+/// A process that accesses the memory of programs. It exits when this is dropped, unless it is occupied.
+pub(crate) struct Helper {
+    pub(crate) process: MemoryHelper,
+    handle: Handle,
+}
+
+impl Helper {
+    pub(crate) fn start() -> io::Result<Helper> {
+        let (handle, fds) = ask(Request::StartMemoryHelper, &[])?;
+        let [connection, pidfd] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| io::ErrorKind::InvalidData)?;
+        Ok(Helper { process: MemoryHelper::of_parts(connection, pidfd), handle })
+    }
+
+    /// Lets it access the memory of a thread of a program that has the node open, and of no other.
+    pub(crate) fn use_for(&self, thread: &RemoteThread) -> io::Result<()> {
+        value(Request::UseMemoryHelper(self.handle, thread.tid()), &[thread.as_fd()])
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(&self) {
+        if let Err(e) = value::<()>(Request::KillMemoryHelper(self.handle), &[]) {
+            tracing::debug!("a process that accesses programs' memory is not killed: {e}");
+        }
+    }
+}
+
+/// Has nobody remove pages of a memory file.
+pub(crate) fn keep_pages(file: BorrowedFd<'_>) -> io::Result<()> {
+    value(Request::KeepPages, &[file])
+}
+
+/// The policy, as [`Policy::load`] reads it.
+pub(crate) fn policy(path: &Path) -> Result<Policy, String> {
+    let read: io::Result<Option<Result<Policy, String>>> = value(Request::Policy, &[]);
+    read.map_err(|e| e.to_string())?.unwrap_or_else(|| Policy::load(path))
+}
+
+/// The contents of the configuration's file; none if there is no file.
+pub(crate) fn configuration(path: &Path) -> Result<Vec<u8>, String> {
+    let read: io::Result<Option<Result<Vec<u8>, String>>> = value(Request::Configuration, &[]);
+    read.map_err(|e| e.to_string())?.unwrap_or_else(|| policy::read(path, owner(), "configuration"))
+}
+
+/// Removes the daemon's socket.
+pub(crate) fn remove_socket(path: &Path) -> io::Result<()> {
+    match value(Request::RemoveSocket, &[])? {
+        true => Ok(()),
+        false => std::fs::remove_file(path),
+    }
 }

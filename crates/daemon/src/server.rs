@@ -35,6 +35,7 @@ use unetmap_sys::socket::{self, MAX_FDS, Peer, Received};
 use crate::closer::Closer;
 use crate::netmap_requests;
 use crate::node::{Job, Nodes};
+use crate::owner::owner;
 use crate::ports::{Daemon, nic, vale};
 use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, SnapshotTask, text_answer};
@@ -144,7 +145,7 @@ impl Server {
             lock_holders: LockHolders::default(),
             next_token: FIRST_TOKEN,
             reserve: File::open("/dev/null").ok(),
-            owner: process::uid(),
+            owner: owner(),
             started: Instant::now(),
             work_times: WorkTimes::default(),
         })

@@ -1,7 +1,8 @@
 //! The service manager that started the daemon, such as systemd, if one did: the socket that it listens at for the
 //! daemon (sd_listen_fds(3)), and what it is told (sd_notify(3)).
 
-use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
@@ -11,6 +12,8 @@ pub(crate) struct Service {
     /// Whether a service manager started this daemon. A daemon that a client started may have inherited the variables
     /// of the client's service.
     is_managed: bool,
+    /// Connected to where the manager listens: root's daemon may not connect later, as another user.
+    manager: Option<UnixDatagram>,
     /// Time between two signs of life, half of what the manager waits, and when the next is due.
     watchdog: Option<(Duration, Instant)>,
 }
@@ -19,10 +22,11 @@ impl Service {
     /// `by_client`: a client started this daemon.
     pub(crate) fn new(by_client: bool) -> Service {
         if by_client {
-            return Service { is_managed: false, watchdog: None };
+            return Service { is_managed: false, manager: None, watchdog: None };
         }
         let interval = sd_notify::watchdog_enabled().map(|limit| limit / 2).filter(|interval| !interval.is_zero());
-        Service { is_managed: true, watchdog: interval.map(|interval| (interval, Instant::now())) }
+        let watchdog = interval.map(|interval| (interval, Instant::now()));
+        Service { is_managed: true, manager: connect(), watchdog }
     }
 
     /// Returns the number of the descriptor at which the service manager listens for the daemon.
@@ -69,14 +73,21 @@ impl Service {
     }
 
     fn tell(&self, states: &[NotifyState<'_>]) {
-        let told = if self.is_managed { sd_notify::notify(states) } else { Ok(()) };
-        match told {
-            Ok(()) => {}
-            // A variable that a terminal's service left.
-            Err(e) if e.kind() == io::ErrorKind::NotFound || e.kind() == io::ErrorKind::ConnectionRefused => {
-                tracing::debug!("no service manager receives the daemon's state: {e}");
-            }
-            Err(e) => tracing::warn!("the service manager cannot be told the daemon's state: {e}"),
+        let Some(manager) = &self.manager else { return };
+        let text: String = states.iter().map(|state| format!("{state}\n")).collect();
+        if let Err(e) = manager.send(text.as_bytes()) {
+            tracing::debug!("no service manager receives the daemon's state: {e}");
         }
     }
+}
+
+/// Connects to the service manager; `None` if there is none, or a terminal's service has left the variable.
+fn connect() -> Option<UnixDatagram> {
+    let path = std::env::var_os("NOTIFY_SOCKET")?;
+    let address = match path.as_encoded_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(path),
+    };
+    let connected = UnixDatagram::unbound().and_then(|socket| socket.connect_addr(&address?).map(|()| socket));
+    connected.inspect_err(|e| tracing::debug!("no service manager receives the daemon's state: {e}")).ok()
 }

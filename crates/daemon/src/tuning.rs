@@ -33,6 +33,27 @@ pub(crate) mod arrival {
     pub(crate) const RETRY: Duration = Duration::from_millis(2);
 }
 
+/// The broker.
+pub(crate) mod broker {
+    use std::time::Duration;
+
+    /// Bytes of a message; longer ones are sent as files.
+    pub(crate) const MESSAGE_BYTES: usize = 32 << 10;
+    /// Most bytes of a request in a file. The longest has a filter of 4096 instructions.
+    pub(crate) const REQUEST_BYTES: u64 = 1 << 20;
+    /// Most bytes of a reply in a file: a list of all interfaces, or a configuration of 1 MiB, in JSON.
+    pub(crate) const REPLY_BYTES: u64 = 64 << 20;
+    /// Most programs and settings that are kept: three for each interface that is open.
+    pub(crate) const MAX_OBJECTS: usize = 4096;
+    /// Longest time for which a program redirects frames without renewal.
+    pub(crate) const MAX_DEADLINE: Duration = Duration::from_secs(5);
+    /// Most processes that access the memory of programs.
+    pub(crate) const MAX_HELPERS: usize = 256;
+    /// Longest wait for the broker of an earlier daemon, which detaches programs, and the interval of its polls.
+    pub(crate) const FORMER_LIMIT: Duration = Duration::from_secs(5);
+    pub(crate) const FORMER_POLL: Duration = Duration::from_millis(1);
+}
+
 /// Interfaces.
 pub(crate) mod nic {
     use std::time::Duration;
@@ -148,6 +169,9 @@ pub(crate) mod confinement {
     /// `oom_score_adj` of root's daemon: when memory runs out, every ordinary process is killed before, among them the
     /// tenant that used it up. Not -1000, so that a daemon that grows itself can still be killed.
     pub(crate) const OOM_SCORE: i32 = -900;
+    /// The user and group that root's daemon becomes: of no account, and of no container (their numbers end at
+    /// 0x6fffffff).
+    pub(crate) const WORKER: u32 = 0x7575_6d70;
 }
 
 /// Closing of connections.

@@ -9,7 +9,7 @@
 //! its own. The layouts are those of the kernel's `linux/fuse.h`, version 7.40 (Linux 6.9).
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -19,6 +19,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+mod device;
+pub use device::{check_available, device_of, is_device};
 
 use crate::tuning::{FUSE_ENTRY_VALID_S, FUSE_MAX_BACKGROUND};
 
@@ -370,6 +373,16 @@ impl Device {
         Ok(Device(dev))
     }
 
+    /// The end of a mount that another process has made.
+    pub fn of_fd(fd: OwnedFd) -> Device {
+        Device(fd)
+    }
+
+    /// Returns its descriptor, for another process.
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+
     /// Waits for a request, and returns its bytes.
     ///
     /// # Errors
@@ -573,14 +586,6 @@ fn unescaped(word: &[u8]) -> PathBuf {
 /// `EINVAL` if nothing is mounted there; `EPERM`.
 pub fn detach(at: &Path) -> io::Result<()> {
     Ok(unmount(at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
-}
-
-/// Checks that `/dev/fuse` can be opened.
-///
-/// # Errors
-/// Those of open(2).
-pub fn check_available() -> io::Result<()> {
-    File::options().read(true).write(true).open("/dev/fuse").map(drop)
 }
 
 #[cfg(test)]

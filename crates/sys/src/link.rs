@@ -5,7 +5,7 @@
 //! need a privilege. Unknown attributes are skipped, so that interfaces of newer kernels can be read.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -65,6 +65,7 @@ const GENLMSGHDR: usize = 4;
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Link {
     /// The kernel's index, unique in the network namespace while the interface exists.
     pub index: u32,
@@ -105,6 +106,7 @@ impl Link {
 
 /// An XDP program that is attached to an interface, by any process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct AttachedXdp {
     /// Mode in which it runs.
     pub mode: AttachedMode,
@@ -114,6 +116,7 @@ pub struct AttachedXdp {
 
 /// Mode in which an attached XDP program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum AttachedMode {
     /// In the driver.
     Native,
@@ -148,6 +151,7 @@ impl AttachedMode {
 
 /// XDP features of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct XdpFeatures {
     /// Programs run in the driver: pass, drop, transmit back.
     pub basic: bool,
@@ -399,6 +403,11 @@ impl LinkWatch {
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
     pub fn new() -> io::Result<LinkWatch> {
         Ok(LinkWatch(Socket::route(libc::RTMGRP_LINK as u32)?))
+    }
+
+    /// The watch of a socket that another process has created by [`LinkWatch::new`].
+    pub fn of_fd(fd: OwnedFd) -> LinkWatch {
+        LinkWatch(Socket::of_fd(fd))
     }
 
     /// Appends all events since the last call, in order. Never blocks.

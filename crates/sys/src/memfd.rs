@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::OnceLock;
 
 use rustix::fs::{
     FallocateFlags, IFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs,
@@ -16,23 +16,29 @@ const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// `f_type` of the file system behind memory files of base pages.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// Whether [`keep_pages`] succeeded.
-static KEEPS_PAGES: AtomicBool = AtomicBool::new(false);
+/// Makes a file immutable, since [`keep_pages`].
+static FORBID_REMOVAL: OnceLock<fn(BorrowedFd<'_>) -> io::Result<()>> = OnceLock::new();
 
 /// From now on, nobody can remove pages of the files that this process creates, nor itself: `fallocate` and
-/// `MADV_REMOVE` fail with `EPERM`. An access to such a page would wait for as long as its removal takes.
+/// `MADV_REMOVE` fail with `EPERM`. An access to such a page would wait for as long as its removal takes. `forbid` is
+/// [`forbid_removal`], or has another process call it.
 ///
 /// # Errors
-/// `EPERM` without CAP_LINUX_IMMUTABLE; `ENOTTY` or `EOPNOTSUPP` before Linux 6.0, or without CONFIG_TMPFS_XATTR.
-pub fn keep_pages() -> io::Result<()> {
-    forbid_removal(&create_sealed("unetmap-probe", 1)?)?;
-    KEEPS_PAGES.store(true, Relaxed);
+/// As [`forbid_removal`].
+pub fn keep_pages(forbid: fn(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<()> {
+    forbid(create_sealed("unetmap-probe", 1)?.as_fd())?;
+    let _ = FORBID_REMOVAL.set(forbid);
     Ok(())
 }
 
 /// Makes the file immutable: nobody can open it for writing, or change where it has pages. What is open or mapped stays
 /// writable, and the descriptor can be mapped.
-fn forbid_removal(fd: &OwnedFd) -> io::Result<()> {
+///
+/// # Errors
+/// `EPERM` without CAP_LINUX_IMMUTABLE, or CAP_FOWNER if the file is another user's; `ENOTTY` or `EOPNOTSUPP` before
+/// Linux 6.0, or without CONFIG_TMPFS_XATTR; `InvalidData` if it is no sealed memory file.
+pub fn forbid_removal(fd: BorrowedFd<'_>) -> io::Result<()> {
+    check_sealed(fd, 1)?;
     Ok(ioctl_setflags(fd, IFlags::IMMUTABLE)?)
 }
 
@@ -57,10 +63,23 @@ pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     };
     ftruncate(&fd, bytes)?;
     fcntl_add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
-    if KEEPS_PAGES.load(Relaxed) {
-        forbid_removal(&fd)?;
+    if let Some(forbid) = FORBID_REMOVAL.get() {
+        forbid(fd.as_fd())?;
     }
     Ok(fd)
+}
+
+/// Creates a memory file that is empty, and can grow.
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`, `ENOMEM`.
+pub fn create_unsealed(name: &str) -> io::Result<OwnedFd> {
+    Ok(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?)
+}
+
+/// Whether it is a memory file: reading it waits for no other process.
+pub fn is_memory_file(fd: impl AsFd) -> bool {
+    fcntl_get_seals(fd).is_ok()
 }
 
 /// Checks a file that another process created, before it is mapped: it must be a memory file of base pages, of at least
@@ -130,7 +149,7 @@ mod tests {
     #[test]
     fn pages_of_an_immutable_file_stay_and_can_be_written() {
         let fd = create_sealed("test", 8192).unwrap();
-        if let Err(e) = forbid_removal(&fd) {
+        if let Err(e) = forbid_removal(fd.as_fd()) {
             return eprintln!("skipped: only root, on Linux 6.0 and later, can make files immutable: {e}");
         }
         let map = crate::Mapping::new(fd.as_fd(), 8192).unwrap();

@@ -12,7 +12,10 @@
 //!
 //! A message begins with a [`Head`]. That of a read is followed by [`Piece`]s, that of a write by one piece and its
 //! bytes. The reply has an errno (or 0) for each piece, then the bytes of those that were read, each as long as its
-//! piece. The thread's pidfd comes with each request.
+//! piece.
+//!
+//! Whose memory is accessed is decided at another connection, [`Approvals`]: that of a process which verified that the
+//! thread uses the node. A daemon that was taken over cannot have it access others.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -59,16 +62,66 @@ pub struct MemoryHelper {
     pidfd: OwnedFd,
 }
 
+/// What decides whose memory a helper accesses. It may be in another process than the [`MemoryHelper`].
+#[derive(Debug)]
+pub struct Approvals {
+    connection: OwnedFd,
+    pidfd: OwnedFd,
+}
+
+impl Approvals {
+    /// Has the helper access the memory of this thread, and of no other, until the next call.
+    ///
+    /// # Errors
+    /// `EPIPE`: the helper has exited.
+    pub fn approve(&self, thread: &RemoteThread) -> io::Result<()> {
+        socket::send(&self.connection, thread.tid().as_bytes(), &[thread.as_fd()]).map(drop)
+    }
+
+    /// Returns a pidfd of the process.
+    pub fn pidfd(&self) -> &OwnedFd {
+        &self.pidfd
+    }
+
+    /// Kills the process.
+    ///
+    /// # Errors
+    /// `ESRCH`: it has exited.
+    pub fn kill(&self) -> io::Result<()> {
+        Ok(pidfd_send_signal(&self.pidfd, Signal::KILL)?)
+    }
+}
+
 impl MemoryHelper {
     /// Starts `program`, which must call [`serve`] with its descriptor 3. Its error messages go to `log`.
     ///
     /// # Errors
     /// Those of [`spawn_detached`]; `EMFILE`.
-    pub fn start(program: &Path, args: &[OsString], log: File) -> io::Result<MemoryHelper> {
-        let (connection, other) = socket::pair()?;
+    pub fn start(program: &Path, args: &[OsString], log: File) -> io::Result<(MemoryHelper, Approvals)> {
+        let (approvals, other) = socket::pair()?;
+        let (connection, served) = socket::pair()?;
+        socket::send(&approvals, &[0], &[served.as_fd()])?;
+        // For the helper, which may not change it.
+        socket::set_nonblocking(&other)?;
         let pid = spawn_detached(program, args, other, log)?;
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
-        Ok(MemoryHelper { connection, pidfd: pidfd_open(pid, PidfdFlags::empty())? })
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        let approvals = Approvals { connection: approvals, pidfd: pidfd.try_clone()? };
+        Ok((MemoryHelper { connection, pidfd }, approvals))
+    }
+
+    /// The helper that another process has started, by its connection and its pidfd. This process may be unable to kill
+    /// it.
+    pub fn of_parts(connection: OwnedFd, pidfd: OwnedFd) -> MemoryHelper {
+        MemoryHelper { connection, pidfd }
+    }
+
+    /// Returns its connection and its pidfd, for another process.
+    pub fn into_parts(self) -> io::Result<(OwnedFd, OwnedFd)> {
+        let parts = (self.connection.try_clone()?, self.pidfd.try_clone()?);
+        // Dropping kills it.
+        std::mem::forget(self);
+        Ok(parts)
     }
 
     /// Returns a pidfd of the process.
@@ -107,7 +160,7 @@ impl MemoryHelper {
 
     fn call(&self, thread: &RemoteThread, write: u32, body: &[u8], end: Instant) -> io::Result<Vec<u8>> {
         let head = Head { tid: thread.tid(), write };
-        socket::send(&self.connection, &[head.as_bytes(), body].concat(), &[thread.as_fd()])?;
+        socket::send(&self.connection, &[head.as_bytes(), body].concat(), &[])?;
         let mut fds = [PollFd::from_borrowed_fd(self.connection.as_fd(), PollFlags::IN)];
         loop {
             match wait_readable(&mut fds, Some(end.saturating_duration_since(Instant::now()))) {
@@ -166,27 +219,51 @@ fn split(pieces: &[Piece], reply: &[u8]) -> Option<Vec<Result<Vec<u8>, i32>>> {
     bytes.is_empty().then_some(results)
 }
 
-/// Runs the helper: serves requests until the other end of `connection` is closed.
+/// Runs the helper: serves requests until the other end of its connection is closed, of which the first message on
+/// `approvals` is the descriptor; receiving from it does not block.
 ///
 /// # Errors
-/// The connection fails, or a request is malformed.
-pub fn serve(connection: &OwnedFd) -> io::Result<()> {
-    let mut message = vec![0; MESSAGE];
+/// A connection fails, a request is malformed, or its thread was not approved last.
+pub fn serve(approvals: &OwnedFd) -> io::Result<()> {
+    let mut fds = Vec::with_capacity(1);
+    socket::recv(approvals, &mut [0], &mut fds)?;
+    let connection = fds.pop().ok_or(Errno::PROTO)?;
+    let (mut message, mut thread) = (vec![0; MESSAGE], None);
     loop {
-        let mut fds = Vec::with_capacity(1);
-        let got = socket::recv(connection, &mut message, &mut fds)?;
+        let got = socket::recv(&connection, &mut message, &mut Vec::new())?;
         if got.bytes == 0 {
             return Ok(());
         }
-        let reply = fds.pop().and_then(|pidfd| answer(&message[..got.bytes], pidfd)).ok_or(Errno::PROTO)?;
-        socket::send(connection, &reply, &[])?;
+        // An approval was sent before the request that needs it.
+        while let Some(approved) = next_approved(approvals)? {
+            thread = Some(approved);
+        }
+        let reply = thread.as_ref().and_then(|thread| answer(&message[..got.bytes], thread)).ok_or(Errno::PROTO)?;
+        socket::send(&connection, &reply, &[])?;
     }
 }
 
-/// Answers a request; `None` if it is malformed.
-fn answer(message: &[u8], pidfd: OwnedFd) -> Option<Vec<u8>> {
+/// Receives an approved thread; `None` if there is none.
+fn next_approved(approvals: &OwnedFd) -> io::Result<Option<RemoteThread>> {
+    let (mut tid, mut fds) = (0u32, Vec::with_capacity(1));
+    match socket::recv(approvals, tid.as_mut_bytes(), &mut fds) {
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        // The approving process has exited.
+        Ok(got) if got.bytes == 0 => Ok(None),
+        other => {
+            other?;
+            let thread = fds.pop().and_then(|pidfd| RemoteThread::from_parts(tid, pidfd));
+            thread.map(Some).ok_or_else(|| Errno::PROTO.into())
+        }
+    }
+}
+
+/// Answers a request; `None` if it is malformed, or about another thread.
+fn answer(message: &[u8], thread: &RemoteThread) -> Option<Vec<u8>> {
     let (head, body) = Head::read_from_prefix(message).ok()?;
-    let thread = RemoteThread::from_parts(head.tid, pidfd)?;
+    if head.tid != thread.tid() {
+        return None;
+    }
     let errno = |result: io::Result<()>| result.map_or_else(|e| e.raw_os_error().unwrap_or(libc::EIO), |()| 0);
     if head.write == 1 {
         let (piece, bytes) = Piece::read_from_prefix(body).ok()?;
@@ -245,11 +322,17 @@ mod tests {
             eprintln!("skipped: pidfds of threads need Linux 6.9");
             return;
         };
-        let (connection, other) = socket::pair().unwrap();
-        let server = std::thread::spawn(move || serve(&other));
+        let (connection, served) = socket::pair().unwrap();
+        let (approving, approvals) = socket::pair().unwrap();
+        socket::send(&approving, &[0], &[served.as_fd()]).unwrap();
+        drop(served);
+        socket::set_nonblocking(&approvals).unwrap();
+        let server = std::thread::spawn(move || serve(&approvals));
         let own = Pid::from_raw(std::process::id() as i32).unwrap();
         // Not dropped, which would kill this process.
         let pidfd = pidfd_open(own, PidfdFlags::empty()).unwrap();
+        let approvals = Approvals { connection: approving, pidfd: pidfd.try_clone().unwrap() };
+        approvals.approve(&me).unwrap();
         let helper = std::mem::ManuallyDrop::new(MemoryHelper { connection, pidfd });
         let end = Instant::now() + Duration::from_secs(30);
         let mut word = [1u8, 2, 3, 4];
@@ -271,12 +354,32 @@ mod tests {
     }
 
     #[test]
-    fn malformed_requests_end_the_helper() {
-        let outcome = in_child(|| {
-            let (connection, other) = socket::pair().unwrap();
-            socket::send(&connection, &[0; 3], &[connection.as_fd()]).unwrap();
-            i32::from(serve(&other).is_ok())
-        });
-        assert_eq!(outcome, 0);
+    fn malformed_requests_and_those_about_other_threads_end_the_helper() {
+        let head = |tid| [Head { tid, write: 0 }.as_bytes(), piece(8, 1).as_bytes()].concat();
+        let Ok(me) = RemoteThread::of(crate::process::tid()) else {
+            eprintln!("skipped: pidfds of threads need Linux 6.9");
+            return;
+        };
+        for (request, approved, ends) in [
+            (vec![0; 3], true, true),
+            (head(me.tid()), true, false),
+            (head(me.tid()), false, true),
+            (head(1), true, true),
+        ] {
+            let outcome = in_child(|| {
+                let (connection, served) = socket::pair().unwrap();
+                let (approving, approvals) = socket::pair().unwrap();
+                socket::send(&approving, &[0], &[served.as_fd()]).unwrap();
+                drop(served);
+                socket::set_nonblocking(&approvals).unwrap();
+                if approved {
+                    socket::send(&approving, me.tid().as_bytes(), &[me.as_fd()]).unwrap();
+                }
+                socket::send(&connection, &request, &[]).unwrap();
+                rustix::net::shutdown(&connection, rustix::net::Shutdown::Write).unwrap();
+                i32::from(serve(&approvals).is_ok())
+            });
+            assert_eq!(outcome, i32::from(!ends), "{request:?} {approved}");
+        }
     }
 }

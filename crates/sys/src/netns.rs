@@ -94,6 +94,14 @@ impl Netns {
         })
     }
 
+    /// The namespace of a descriptor that another process has opened. What it refers to is checked when it is entered.
+    ///
+    /// # Errors
+    /// Those of `fstat`.
+    pub fn of_fd(fd: OwnedFd) -> io::Result<Netns> {
+        Netns::of_file(File::from(fd))
+    }
+
     fn of_file(file: File) -> io::Result<Netns> {
         let id = file.metadata()?.ino();
         Ok(Netns { file, id })

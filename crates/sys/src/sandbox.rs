@@ -26,6 +26,9 @@ pub use files::{Access, allow_files};
 pub enum Capability {
     DacOverride = 1,
     DacReadSearch = 2,
+    Fowner = 3,
+    SetGid = 6,
+    SetUid = 7,
     LinuxImmutable = 9,
     NetBroadcast = 11,
     NetAdmin = 12,
@@ -94,6 +97,20 @@ fn own_capabilities() -> io::Result<[CapabilityWords; 2]> {
     // SAFETY: K1, K5: the header and two words, as this version of the call writes.
     done(unsafe { libc::syscall(libc::SYS_capget, &raw const header, words.as_mut_ptr()) })?;
     Ok(words)
+}
+
+/// Becomes user and group `id`, with no other group, and loses all capabilities. The process must have one thread.
+///
+/// # Errors
+/// `EPERM` if it is not root; `EINVAL` in a user namespace without such a user.
+pub fn become_user(id: u32) -> io::Result<()> {
+    // SAFETY: K1, K7: no list is passed. By system call, as the C library would signal other threads, of which there
+    // are none.
+    unsafe {
+        done(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()))?;
+        done(libc::syscall(libc::SYS_setresgid, id, id, id))?;
+        done(libc::syscall(libc::SYS_setresuid, id, id, id))
+    }
 }
 
 /// Makes the kernel choose this process late when memory runs out: -1000 (never) to 1000 (first).

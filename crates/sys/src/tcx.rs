@@ -24,6 +24,7 @@ const REDIRECT_MARK: u32 = 0x756e_6d68;
 
 /// Action for frames that the host sends on the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum HostTxAction {
     /// Sends them.
     #[default]

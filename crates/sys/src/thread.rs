@@ -55,12 +55,12 @@ impl RemoteThread {
     }
 
     /// Returns the thread of that number and pidfd; `None` if the number is not one of a thread.
-    pub(crate) fn from_parts(tid: u32, pidfd: OwnedFd) -> Option<RemoteThread> {
+    pub fn from_parts(tid: u32, pidfd: OwnedFd) -> Option<RemoteThread> {
         Some(RemoteThread { tid: i32::try_from(tid).ok().and_then(Pid::from_raw)?, pidfd })
     }
 
     /// Returns its number.
-    pub(crate) fn tid(&self) -> u32 {
+    pub fn tid(&self) -> u32 {
         self.tid.as_raw_nonzero().get().cast_unsigned()
     }
 

@@ -94,6 +94,7 @@ impl Umem {
 
 /// Parameters for binding a queue.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Queue {
     /// The interface, in the calling thread's network namespace.
     pub ifindex: u32,
@@ -114,6 +115,7 @@ pub struct Queue {
 
 /// How packets move between the device and the buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum BindMode {
     /// Directly (`XDP_ZEROCOPY`).
     ZeroCopy,
@@ -149,6 +151,36 @@ pub struct Statistics {
     pub tx_invalid: u64,
 }
 
+/// Creates a socket with rings, and registers the memory if `registers`: the process that does so must map it, and may
+/// unmap it afterwards.
+///
+/// # Errors
+/// As [`UnboundXsk::new`].
+pub fn create(queue: &Queue, umem: &Umem, registers: bool) -> io::Result<OwnedFd> {
+    let registration = umem.registration(queue.headroom).ok_or(Errno::INVAL)?;
+    let fd = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    if registers {
+        set_xdp_umem_reg(&fd, registration)?;
+    }
+    set_xdp_umem_fill_ring_size(&fd, queue.rx_entries)?;
+    set_xdp_umem_completion_ring_size(&fd, queue.tx_entries)?;
+    set_xdp_rx_ring_size(&fd, queue.rx_entries)?;
+    set_xdp_tx_ring_size(&fd, queue.tx_entries)?;
+    raise_budget(&fd);
+    Ok(fd)
+}
+
+/// Returns the descriptor if it is an AF_XDP socket.
+///
+/// # Errors
+/// `EINVAL` if it is none.
+pub fn checked(fd: OwnedFd) -> io::Result<OwnedFd> {
+    match rustix::net::sockopt::socket_domain(&fd) {
+        Ok(AddressFamily::XDP) => Ok(fd),
+        _ => Err(Errno::INVAL.into()),
+    }
+}
+
 impl UnboundXsk<'_> {
     /// Creates a socket. `shared_with` is a bound socket of another queue of the interface with the same memory, which
     /// is then not registered again.
@@ -157,17 +189,13 @@ impl UnboundXsk<'_> {
     /// `EAFNOSUPPORT`: the kernel has no AF_XDP; `EPERM`: no `CAP_NET_RAW`; `ENOBUFS`: the locked-memory limit;
     /// `EINVAL`: the memory or the number of entries is not supported.
     pub fn new(queue: Queue, umem: Umem, shared_with: Option<BorrowedFd<'_>>) -> io::Result<UnboundXsk<'_>> {
-        let registration = umem.registration(queue.headroom).ok_or(Errno::INVAL)?;
-        let fd = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-        if shared_with.is_none() {
-            set_xdp_umem_reg(&fd, registration)?;
-        }
-        set_xdp_umem_fill_ring_size(&fd, queue.rx_entries)?;
-        set_xdp_umem_completion_ring_size(&fd, queue.tx_entries)?;
-        set_xdp_rx_ring_size(&fd, queue.rx_entries)?;
-        set_xdp_tx_ring_size(&fd, queue.tx_entries)?;
-        raise_budget(&fd);
+        let fd = create(&queue, &umem, shared_with.is_none())?;
         Ok(UnboundXsk { fd, queue, umem, shared_with })
+    }
+
+    /// The socket that another process has created by [`create`], with the same arguments.
+    pub fn of_fd(fd: OwnedFd, queue: Queue, umem: Umem, shared_with: Option<BorrowedFd<'_>>) -> UnboundXsk<'_> {
+        UnboundXsk { fd, queue, umem, shared_with }
     }
 
     /// Maps its rings.

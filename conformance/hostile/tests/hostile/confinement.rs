@@ -6,13 +6,15 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use conformance::home::{Guard, daemon_listens, summary};
+use conformance::home::{Guard, Home, daemon_listens, summary};
 use conformance::traffic::open;
+use rustix::process::{Pid, Signal, kill_process};
+
 use conformance::{Node, isolated, program, until};
 
-/// Capabilities that root's daemon may have: DAC_OVERRIDE, DAC_READ_SEARCH, LINUX_IMMUTABLE, NET_BROADCAST, NET_ADMIN,
-/// NET_RAW, IPC_LOCK, SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE, PERFMON, BPF.
-const OF_ROOT: u64 = 1 << 1 | 1 << 2 | 1 << 9 | 15 << 11 | 1 << 19 | 1 << 21 | 1 << 23 | 1 << 24 | 3 << 38;
+/// Capabilities that the broker of root's daemon may have: DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, LINUX_IMMUTABLE,
+/// NET_BROADCAST, NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE, PERFMON, BPF.
+const OF_BROKER: u64 = 1 << 1 | 1 << 3 | 1 << 2 | 1 << 9 | 15 << 11 | 1 << 19 | 1 << 21 | 1 << 23 | 1 << 24 | 3 << 38;
 const SYS_PTRACE: u64 = 1 << 19;
 
 /// What `/proc` shows of a process or thread.
@@ -38,14 +40,58 @@ impl Status {
     }
 }
 
+/// The processes of a daemon that were started with an option.
+fn processes_of(home: &Home, option: &[u8]) -> Vec<PathBuf> {
+    let has = |process: &PathBuf| {
+        let line = fs::read(process.join("cmdline")).unwrap_or_default();
+        let has = line.split(|byte| *byte == 0).any(|argument| argument == option);
+        has && fs::read_link(process.join("fd/2")).is_ok_and(|log| log == home.log())
+    };
+    fs::read_dir("/proc").expect("proc").flatten().map(|entry| entry.path()).filter(has).collect()
+}
+
+#[test]
+fn neither_of_broker_and_worker_outlives_the_other() {
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return summary("skipped: a user's daemon is one process");
+        }
+        for kill_broker in [false, true] {
+            let _port = open("netmap:x{1");
+            let daemon = home.daemon();
+            let broker = processes_of(home, b"--privileged").pop().expect("root's daemon has one");
+            let number = broker.file_name().and_then(|name| name.to_str()?.parse().ok());
+            let broker_pid = number.and_then(Pid::from_raw).expect("a process");
+            kill_process(if kill_broker { broker_pid } else { daemon }, Signal::KILL).expect("it runs");
+            until("both have ended", || {
+                let ended = |pid: Pid| {
+                    let state = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+                    state.map_or(true, |stat| stat.contains(") Z "))
+                };
+                ended(daemon) && ended(broker_pid)
+            });
+        }
+    });
+}
+
 #[test]
 fn the_daemon_and_its_threads_have_what_they_need_and_no_more() {
     isolated(|home| {
         let (_port, _other) = (open("vale0:a"), open("vale0:b"));
         let process = PathBuf::from(format!("/proc/{}", home.daemon().as_raw_nonzero()));
         let status = Status::of(&process);
+        status.assert_confined(0);
         let is_root = rustix::process::geteuid().is_root();
-        status.assert_confined(if is_root { OF_ROOT } else { 0 });
+        if is_root {
+            assert!(!status.field("Uid").split_whitespace().any(|id| id == "0"), "{}", status.0);
+            assert!(!status.field("Gid").split_whitespace().any(|id| id == "0"), "{}", status.0);
+            assert_eq!(status.field("Groups"), "");
+            let broker = processes_of(home, b"--privileged");
+            assert_eq!(broker.len(), 1, "{broker:?}");
+            let broker = Status::of(&broker[0]);
+            broker.assert_confined(OF_BROKER);
+            summary(&format!("broker: CapEff {}, Seccomp {}", broker.field("CapEff"), broker.field("Seccomp")));
+        }
         let names = ["switch", "closer"];
         let (mut seen, mut filters) = ([false; 2], Vec::new());
         for task in fs::read_dir(process.join("task")).expect("it runs").flatten() {
@@ -70,19 +116,13 @@ fn the_process_that_reads_programs_memory_has_one_capability() {
             Ok(node) => node,
             Err(why) => return summary(&format!("skipped: {why}")),
         };
-        let is_helper = |process: &Path| {
-            let line = fs::read(process.join("cmdline")).unwrap_or_default();
-            let has = |word: &[u8]| line.split(|byte| *byte == 0).any(|argument| argument == word);
-            has(b"--access-memory") && fs::read_link(process.join("fd/2")).is_ok_and(|log| log == home.log())
-        };
-        let processes = fs::read_dir("/proc").expect("proc").flatten().map(|entry| entry.path());
-        let helpers: Vec<PathBuf> = processes.filter(|process| is_helper(process)).collect();
+        let helpers = processes_of(home, b"--access-memory");
         assert!(!helpers.is_empty(), "the node starts some");
         for helper in helpers {
             until("it has confined itself", || Status::of(&helper).field("Seccomp_filters") == "2");
             Status::of(&helper).assert_confined(SYS_PTRACE);
-            // Its connection, by two numbers, beside standard input, output and error.
-            assert_eq!(fs::read_dir(helper.join("fd")).expect("it runs").count(), 5);
+            // Its connections, one of them by two numbers, beside standard input, output and error.
+            until("it has its connections", || fs::read_dir(helper.join("fd")).expect("it runs").count() == 6);
         }
     });
 }

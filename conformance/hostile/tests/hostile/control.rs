@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use std::thread::sleep;
 use std::time::Duration;
 
-use conformance::home::{raise_fd_limit, summary};
+use conformance::home::{limit_daemon, raise_fd_limit, summary};
 use conformance::packet::Rng;
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, until};
@@ -327,12 +327,11 @@ fn a_thousand_ports_opened_and_closed() {
 #[test]
 fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
     isolated(|home| {
-        use rustix::process::{Pid, Resource, Rlimit, prlimit};
+        use rustix::process::Resource;
         raise_fd_limit();
         let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
-        let daemon: Pid = home.daemon();
-        let few = Rlimit { current: Some(40), maximum: Some(20_000) };
-        let before = prlimit(Some(daemon), Resource::Nofile, few).expect("our own daemon");
+        let daemon = home.daemon();
+        limit_daemon(daemon, Resource::Nofile, Some(40));
         let all: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
         // Each is answered or its connection is closed, none waits; and of 100 at least 60 find none of 40 files free,
         // whenever the daemon has one free for a moment.
@@ -344,7 +343,7 @@ fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
         assert!((60..100).contains(&disconnected), "{disconnected} of 100 connections were closed");
         exchange(&far, &near, 1, 0, 100);
         drop(all);
-        prlimit(Some(daemon), Resource::Nofile, before).expect("our own daemon");
+        limit_daemon(daemon, Resource::Nofile, None);
         sleep(Duration::from_millis(50));
         home.assert_serves();
     });

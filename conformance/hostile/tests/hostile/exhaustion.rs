@@ -1,11 +1,11 @@
 //! A daemon that runs out of descriptors or memory at any point refuses requests and keeps running.
 
-use conformance::home::summary;
+use conformance::home::{limit_daemon, summary};
 use conformance::net::{BUFFER, CABLE, MEDIATED, Net, assert_same, collect, frames, transmit};
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, until};
 use conformance_hostile::raw::ControlConnection;
-use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+use rustix::process::Resource;
 use unetmap::abi::*;
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::wire;
@@ -46,12 +46,10 @@ fn ask_for_everything(home: &Home) -> usize {
 
 /// Sets a limit of the daemon, runs a function, and restores the limit.
 fn limited<T>(home: &Home, what: Resource, to: u64, body: impl FnOnce() -> T) -> T {
-    let daemon = Some(home.daemon());
-    // Ours is the daemon's, too.
-    let maximum = getrlimit(what).maximum;
-    let before = prlimit(daemon, what, Rlimit { current: Some(to), maximum }).expect("our own daemon");
+    let daemon = home.daemon();
+    limit_daemon(daemon, what, Some(to));
     let done = body();
-    prlimit(daemon, what, before).expect("our own daemon");
+    limit_daemon(daemon, what, None);
     done
 }
 

@@ -182,7 +182,12 @@ pub fn start(path: &Path, program: &Path, more: &[OsString]) -> Result<bool, Err
 /// # Errors
 /// It is not a regular file of this user; or the kernel's.
 pub fn open_lock(path: &Path) -> Result<File, Error> {
-    own_file(&beside(path, ".lock")).map_err(|e| failed("opening the lock beside", path, e))
+    own_file(&lock_path(path)).map_err(|e| failed("opening the lock beside", path, e))
+}
+
+/// The file of [`open_lock`].
+pub fn lock_path(path: &Path) -> PathBuf {
+    beside(path, ".lock")
 }
 
 /// Takes `lock` and listens at `path`; `None` if a daemon listens there already. Closing the file releases the lock.

@@ -5,10 +5,8 @@
 //! needs one; until the kernel lets it exit, it counts as one of those that its user occupies.
 
 use std::cell::Cell;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,11 +16,8 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::memory_helper::{MemoryHelper, Piece, serve};
 use unetmap_sys::thread::RemoteThread;
 
+use crate::privileged::Helper;
 use crate::tuning::node::{HELPER_WAIT_LIMIT, MAX_HELPERS, MAX_HELPERS_OF_USER, MAX_IDLE_HELPERS, MEMORY_LIMIT};
-
-/// The option of `unetmapd` that starts a helper, and the descriptor of its connection.
-const OPTION: &str = "--access-memory";
-const CONNECTION: &str = "3";
 
 const EFAULT: i32 = 14;
 const ETIMEDOUT: i32 = 110;
@@ -37,7 +32,7 @@ pub(super) struct MemoryHelpers {
 
 #[derive(Default)]
 struct State {
-    idle: Vec<MemoryHelper>,
+    idle: Vec<Helper>,
     /// Users of the requests that are being served, one entry for each.
     served: Vec<u32>,
     /// Helpers that were killed, and their users.
@@ -66,7 +61,7 @@ impl State {
 impl MemoryHelpers {
     /// Starts the helpers that are kept, so that the first requests do not wait for them.
     pub(super) fn prepare(&self) -> io::Result<()> {
-        let helpers = (0..MAX_IDLE_HELPERS).map(|_| start()).collect::<io::Result<Vec<_>>>()?;
+        let helpers = (0..MAX_IDLE_HELPERS).map(|_| Helper::start()).collect::<io::Result<Vec<_>>>()?;
         self.state().idle = helpers;
         Ok(())
     }
@@ -76,7 +71,7 @@ impl MemoryHelpers {
     }
 
     /// Calls `access` with a helper, for a request of user `uid`.
-    fn with_helper<T>(&self, uid: u32, access: impl Fn(&MemoryHelper) -> io::Result<T>) -> Result<T, i32> {
+    fn with_helper<T>(&self, uid: u32, access: impl Fn(&Helper) -> io::Result<T>) -> Result<T, i32> {
         let (mut state, end) = (self.state(), Instant::now() + HELPER_WAIT_LIMIT);
         loop {
             state.forget_exited();
@@ -102,7 +97,8 @@ impl MemoryHelpers {
             (Ok(_), Some(helper)) if state.idle.len() < MAX_IDLE_HELPERS => state.idle.push(helper),
             (Err(e), Some(helper)) => {
                 tracing::debug!(uid, "a helper that accesses a program's memory is killed: {e}");
-                if let Ok(pidfd) = helper.pidfd().try_clone() {
+                helper.kill();
+                if let Ok(pidfd) = helper.process.pidfd().try_clone() {
                     state.killed.push((uid, pidfd));
                 }
             }
@@ -118,17 +114,14 @@ impl MemoryHelpers {
 }
 
 /// Calls `access` with the idle helper, if there is one, else, or if that has exited, with a new one.
-fn run<T>(
-    idle: Option<MemoryHelper>,
-    access: impl Fn(&MemoryHelper) -> io::Result<T>,
-) -> (io::Result<T>, Option<MemoryHelper>) {
+fn run<T>(idle: Option<Helper>, access: impl Fn(&Helper) -> io::Result<T>) -> (io::Result<T>, Option<Helper>) {
     if let Some(helper) = idle {
         match access(&helper) {
             Err(e) if is_exit(&e) => {}
             result => return (result, Some(helper)),
         }
     }
-    match start() {
+    match Helper::start() {
         Ok(helper) => (access(&helper), Some(helper)),
         Err(e) => {
             tracing::warn!("no process that accesses programs' memory can be started: {e}");
@@ -139,12 +132,7 @@ fn run<T>(
 
 /// Whether the error means that the helper had exited: a service manager may have stopped it.
 fn is_exit(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
-}
-
-fn start() -> io::Result<MemoryHelper> {
-    let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    MemoryHelper::start(Path::new("/proc/self/exe"), &[OPTION.into(), CONNECTION.into()], log)
+    matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotFound)
 }
 
 /// Runs a helper, in a process of its own, until the daemon closes `connection` or exits.
@@ -170,7 +158,7 @@ impl<'a> ProgramMemory<'a> {
     fn access<T>(&self, access: impl Fn(&MemoryHelper, Instant) -> io::Result<T>) -> Result<T, i32> {
         self.helpers.with_helper(self.uid, |helper| {
             let start = Instant::now();
-            let result = access(helper, start + self.left.get());
+            let result = helper.use_for(self.thread).and_then(|()| access(&helper.process, start + self.left.get()));
             self.left.set(self.left.get().saturating_sub(start.elapsed()));
             result
         })

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unetmap_sys::fuse::{Device, Kind, ROOT_NODE};
 
-use super::NAME;
+use crate::broker::NODE_NAME as NAME;
 use crate::tuning::node::{MAX_MOUNTS, MIN_MOUNTS};
 
 /// The symbolic link in the first mount's directory.

@@ -25,7 +25,9 @@ use super::memory::MemoryHelpers;
 use super::mount::{Mount, RequestId, file_of, kind};
 use super::shared::{Files, Shared, User};
 use super::waker::PollWaker;
-use super::{Job, JobQueue, NAME, indirect, ioctl};
+use super::{Job, JobQueue, indirect, ioctl};
+use crate::broker::NODE_NAME as NAME;
+use crate::privileged;
 use crate::tuning::node::{CATCH_UP_LIMIT, MAX_FILES_OF_USER, MAX_IDLE_THREADS, MAX_TRIES_WITH_DATA, RING_BUSY_RETRY};
 
 /// The kernel looks the file up again: another user looked it up first.
@@ -343,7 +345,9 @@ impl Shared {
         }
         let backing = match user.backings.entry(mount.number) {
             Entry::Occupied(known) => Ok(&*known.into_mut()),
-            Entry::Vacant(place) => mount.dev.open_backing(user.arena.as_fd()).map(|backing| &*place.insert(backing)),
+            Entry::Vacant(place) => {
+                privileged::open_backing(&mount.dev, user.arena.as_fd()).map(|backing| &*place.insert(backing))
+            }
         };
         match backing {
             Ok(backing) => {
@@ -378,7 +382,7 @@ impl Shared {
         for (number, backing) in user.remove().backings {
             // The registrations of a mount that has ended ended with it.
             if let Some(mount) = mounts.all.iter().find(|mount| mount.number == number) {
-                mount.dev.close_backing(backing);
+                privileged::close_backing(&mount.dev, backing);
             }
         }
     }

@@ -48,7 +48,6 @@ use crate::registry::{self, PortRecord};
 use arrival::ArrivalThread;
 use mediated::MediatedKey;
 use monitor::{Monitor, MonitorState};
-pub(crate) use nic::run_keeper;
 use nic::{NicKey, NicState};
 use pipe::copied_end::{self, CopiedEndKey};
 use pipe::{PipeKey, endpoint_index};

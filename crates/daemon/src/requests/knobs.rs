@@ -2,12 +2,12 @@
 
 use unetmap_core::control::{ControlRequest, KnobRequest};
 use unetmap_core::errno::{EINVAL, EIO, EPERM};
-use unetmap_sys::process;
 use unetmap_sys::socket::Peer;
 
 use crate::caller::Caller;
 use crate::knobs::{KnobSnapshot, find};
 use crate::log;
+use crate::owner::owner;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 use crate::reload;
@@ -17,7 +17,7 @@ pub(super) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
     let Ok(request) = KnobRequest::decode(payload) else {
         return refuse(EINVAL, "the request about knobs cannot be decoded");
     };
-    let (Peer { uid, pid, .. }, owner) = (caller.peer, process::uid());
+    let (Peer { uid, pid, .. }, owner) = (caller.peer, owner());
     let text = match request {
         KnobRequest::Get(None) => {
             let all = crate::knobs::all();

@@ -6,6 +6,7 @@ use serde::Serialize;
 use unetmap_sys::{memfd, process};
 
 use super::{Call, Reply};
+use crate::owner::owner;
 use crate::ports::vale::{switch_snapshots, worker_snapshots};
 use crate::ports::{Daemon, PortKey, UserSnapshot};
 use crate::region::{RegionKey, RegionRecord, Scope};
@@ -112,7 +113,7 @@ impl SnapshotTask {
         let SnapshotTask { only, users, regions, ports, sessions, .. } = self;
         let general = DaemonSnapshot {
             pid: process::pid(),
-            uid: process::uid(),
+            uid: owner(),
             version: env!("CARGO_PKG_VERSION"),
             uptime_seconds: uptime.as_secs(),
             connections,

@@ -16,6 +16,7 @@ use unetmap_sys::socket::{self, Peer};
 use super::{Client, Server, send};
 use crate::budget::Amounts;
 use crate::caller::Caller;
+use crate::policy::Policy;
 use crate::ports::{BudgetCheck, Daemon};
 use crate::refusal::{Refusal, refuse};
 use crate::requests::Answer;
@@ -120,7 +121,8 @@ impl Server {
         if self.owner != 0 {
             return refuse(EACCES, format!("this is the daemon of user {}, which serves no other", self.owner));
         }
-        let caller = Caller::of_connection(fd, peer);
+        let by_namespace = self.daemon.policy()?.is_some_and(Policy::names_namespaces);
+        let caller = if by_namespace { Caller::of_connection(fd, peer) } else { Caller::without_netns(fd, peer) };
         let caller = caller.or_else(|e| refuse(EACCES, format!("the user cannot be identified: {e}")))?;
         // A user with an open port needs connections for it after a change of the policy, too: a forked child for its
         // holder ID, for example. Each request that opens a port is checked by itself.

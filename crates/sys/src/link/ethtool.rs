@@ -16,6 +16,7 @@ const ETHTOOL_GCHANNELS: u32 = 0x3c;
 
 /// Number of usable queues: 1 or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Channels {
     /// Receive queues.
     pub rx: u32,
@@ -42,6 +43,7 @@ pub struct ChannelSettings {
 
 /// A driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DriverInfo {
     /// Its name.
     pub name: String,

@@ -45,6 +45,11 @@ impl Socket {
         Socket::open(Some(netlink::GENERIC), 0)
     }
 
+    /// A socket that another process has opened.
+    pub(super) fn of_fd(fd: OwnedFd) -> Socket {
+        Socket(fd)
+    }
+
     fn open(protocol: Option<Protocol>, groups: u32) -> io::Result<Socket> {
         let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
         bind(&fd, &SocketAddrNetlink::new(0, groups))?;

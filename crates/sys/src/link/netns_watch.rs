@@ -7,7 +7,7 @@
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -25,6 +25,7 @@ const IFLA_TARGET_NETNSID: u16 = 46;
 
 /// A network namespace: that of the watch, or another one by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Nsid {
     /// The namespace that the watch was created in.
     Own,
@@ -60,6 +61,14 @@ impl NetnsLinkWatch {
         set_option(&socket, libc::NETLINK_LISTEN_ALL_NSID, 1)?;
         set_option(&socket, libc::NETLINK_ADD_MEMBERSHIP, libc::RTNLGRP_NSID as libc::c_int)?;
         Ok(NetnsLinkWatch { socket, own: Netns::current()?.id() })
+    }
+
+    /// The watch of a socket that another process of the same namespace has created by [`NetnsLinkWatch::new`].
+    ///
+    /// # Errors
+    /// `/proc` is not mounted.
+    pub fn of_fd(fd: OwnedFd) -> io::Result<NetnsLinkWatch> {
+        Ok(NetnsLinkWatch { socket: Socket::of_fd(fd), own: Netns::current()?.id() })
     }
 
     /// Starts to report changes in `netns`. The caller must be in the namespace that the watch was created in.

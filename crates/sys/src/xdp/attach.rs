@@ -22,6 +22,7 @@ const XDP_REDIRECT: u32 = 4;
 
 /// Mode in which the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Mode {
     /// In the driver, before the kernel allocates a packet buffer (`XDP_FLAGS_DRV_MODE`).
     Native,
@@ -41,6 +42,7 @@ impl Mode {
 /// A tag of 16 bytes that precedes a frame which a program in [`Mode::Generic`] must pass to the host's stack; all
 /// zero: no tag is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(C)]
 pub struct Mark(pub [u64; 2]);
 

@@ -12,6 +12,7 @@ pub use run::ClassicProgram;
 
 /// One instruction of classic BPF: `struct sock_filter` of linux/filter.h, `struct bpf_insn` of libpcap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(C)]
 pub struct ClassicInsn {
     /// Class, size, mode, operation.

@@ -98,6 +98,7 @@ impl Settings {
 
 /// What is attached to an interface.
 #[derive(Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Attached {
     /// No XDP program.
     Nothing,

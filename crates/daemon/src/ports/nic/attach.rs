@@ -5,17 +5,15 @@ use std::sync::Arc;
 
 use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
 use unetmap_sys::link::AttachedXdp;
-use unetmap_sys::xdp::dispatcher::{self, Attached};
-use unetmap_sys::xdp::{Mark, Mode, Xdp};
+use unetmap_sys::xdp::dispatcher::Attached;
+use unetmap_sys::xdp::{Mark, Mode};
 use unetmap_sys::{kernel, process};
 
 use super::filter::refuse_filter;
-use super::keeper::{Change, UndoOnDrop};
-use super::offloads;
 use super::settings::StoredFilter;
 use super::{Nic, libc_errno};
 use crate::knobs::Admode;
-use crate::privileged;
+use crate::privileged::{self, Xdp};
 use crate::refusal::{Refusal, refuse};
 
 impl Nic {
@@ -42,7 +40,7 @@ impl Nic {
         let (index, name) = (self.key.index, &self.name);
         let mark = if xdp.mode() == Mode::Generic { self.mark } else { Mark::default() };
         if xdp.mode() == Mode::Generic && self.merging.is_none() {
-            self.merging = offloads::disable_merging(&self.netns, (index, name), &self.keeper);
+            self.merging = privileged::disable_merging(&self.netns, (index, name));
         }
         let kept = xdp.set_mark(mark).and_then(|()| self.keep_alive.add(xdp.deadline()));
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be configured: {e}")))?;
@@ -105,7 +103,7 @@ impl Nic {
                 }
                 self.join(mode, place)
             }
-            Ok(Attached::Nothing) if dispatcher::are_used() => {
+            Ok(Attached::Nothing) if privileged::dispatchers_are_used() => {
                 let joined = self.in_either_mode(first, |nic, mode| nic.join(mode, place));
                 joined.or_else(|e| {
                     tracing::warn!(name = self.name, "other XDP programs cannot be added while the port is open: {e}");
@@ -133,16 +131,8 @@ impl Nic {
     }
 
     fn join(&mut self, mode: Mode, place: (u32, u32)) -> io::Result<Xdp> {
-        let (netns, keeper, mut membership) = (self.netns.id(), &self.keeper, None);
-        let mut announce = |program| {
-            membership = Some(UndoOnDrop::new(Change::Member { netns, program }, keeper)?);
-            Ok(())
-        };
         let extras = mode == Mode::Generic || self.filter.is_some();
-        let joined = privileged::join_xdp(&self.netns, place, (mode, extras), &mut announce);
-        // On failure the program leaves the dispatcher, should it be in one.
-        self.membership = membership.filter(|_| joined.is_ok());
-        joined
+        privileged::join_xdp(&self.netns, place, (mode, extras))
     }
 
     /// Attaches again with a filter, which the program in a dispatcher does not support without need. Meanwhile frames
@@ -150,7 +140,7 @@ impl Nic {
     fn attach_with_filter(&mut self, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
         privileged::try_filter(&filter.filter.program).or_else(|e| refuse_filter(&e))?;
         let before = self.filter.replace(filter);
-        (self.xdp, self.membership) = (None, None);
+        self.xdp = None;
         let attached = self.attach();
         if attached.is_err() {
             self.filter = before;

@@ -22,27 +22,14 @@ use std::sync::Arc;
 
 use unetmap_core::errno::{ENOMEM, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
-use unetmap_sys::link::{self, veth};
 use unetmap_sys::netns::Netns;
-use unetmap_sys::tcx::{HostTxAction, Tcx};
-use unetmap_sys::xdp::{Mark, Mode, Xdp};
-use unetmap_sys::xsk::{Queue, Umem, UnboundXsk};
+use unetmap_sys::tcx::HostTxAction;
+use unetmap_sys::xdp::Mark;
+use unetmap_sys::xsk::{Queue, UnboundXsk};
 
 use super::keep_alive::KeepAlive;
-use crate::privileged;
+use crate::privileged::{self, HostVeth, PacketMemory, Tcx, Xdp};
 use crate::refusal::{Refusal, refuse};
-
-/// The far end's name, in a namespace of its own.
-const FAR: &str = "host";
-
-/// A veth pair whose far end represents the host's stack.
-pub(super) struct HostVeth {
-    /// Interface index of the near end.
-    pub(super) near: u32,
-    pub(super) far_netns: Netns,
-    pub(super) far: u32,
-    pub(super) xdp: Xdp,
-}
 
 /// The connection between an interface and the host's stack.
 pub(super) struct HostRings {
@@ -99,11 +86,11 @@ impl HostRings {
             ),
             _ => refuse(ENOMEM, format!("host rings need a pair of interfaces (veth), which cannot be made: {e}")),
         };
-        let pair = HostVeth::create(&self.netns, &near_name(self.nic), self.queues, keep_alive).or_else(failed)?;
+        let pair = privileged::create_veth(&self.netns, (self.nic, self.queues), false).or_else(failed)?;
         let Some(tcx) = &mut self.tcx else { return Ok(()) };
         let near = pair.near;
-        let joined =
-            self.netns.run(|| tcx.set_mark(frames).and_then(|()| tcx.attach_companion(near))).and_then(|joined| joined);
+        let joined = keep_alive.add(pair.xdp.deadline());
+        let joined = joined.and_then(|()| tcx.set_mark(frames)).and_then(|()| tcx.attach_companion(near));
         self.veth = Some(pair);
         joined.or_else(|e| explain(&e))
     }
@@ -122,12 +109,12 @@ impl HostRings {
     pub(super) fn socket<'a>(
         &self,
         queue: Queue,
-        umem: Umem,
+        memory: PacketMemory<'_>,
         shared: Option<BorrowedFd<'a>>,
     ) -> io::Result<UnboundXsk<'a>> {
         let Some(veth) = &self.veth else { return Err(io::ErrorKind::NotFound.into()) };
         let queue = Queue { ifindex: veth.far, ..queue };
-        privileged::open_xsk(&veth.far_netns, queue, umem, shared)
+        privileged::open_xsk(&veth.far_netns, queue, memory, shared)
     }
 
     /// The XDP program of the far end, which redirects frames to its sockets.
@@ -176,47 +163,6 @@ impl HostRings {
     pub(super) fn is_near(&self, index: u32) -> bool {
         self.veth.as_ref().is_some_and(|veth| veth.near == index)
     }
-}
-
-impl HostVeth {
-    /// Creates the pair. A near end that a killed daemon has left is removed first.
-    pub(super) fn create(netns: &Netns, name: &str, queues: u32, keep_alive: &KeepAlive) -> io::Result<HostVeth> {
-        let far_netns = Netns::new()?;
-        let near = netns.run(|| {
-            if let Some(left) = link::by_name(name)?.filter(|link| link.kind.as_deref() == Some("veth")) {
-                veth::delete(left.index)?;
-            }
-            let peer_netns = Some(std::os::fd::AsFd::as_fd(&far_netns));
-            veth::create(veth::Veth { name, peer: FAR, peer_netns, queues })?;
-            let near = link::by_name(name)?.ok_or(io::ErrorKind::NotFound)?.index;
-            prepare(near, name).inspect_err(|_| drop(veth::delete(near)))?;
-            Ok::<_, io::Error>(near)
-        })??;
-        let far = far_netns.run(|| {
-            let far = link::by_name(FAR)?.ok_or(io::ErrorKind::NotFound)?.index;
-            prepare(far, FAR)?;
-            let xdp = Xdp::attach(far, queues, Mode::Native)?;
-            keep_alive.add(xdp.deadline())?;
-            Ok::<_, io::Error>((far, xdp))
-        });
-        match far.and_then(|far| far) {
-            Ok((far, xdp)) => Ok(HostVeth { near, far_netns, far, xdp }),
-            Err(e) => {
-                let _ = privileged::delete_veth(netns, near);
-                Err(e)
-            }
-        }
-    }
-}
-
-fn prepare(index: u32, name: &str) -> io::Result<()> {
-    veth::configure_passthrough(index, name)?;
-    veth::set_up(index)
-}
-
-/// Returns the near end's name for interface `nic`, which is in the same namespace.
-pub(super) fn near_name(nic: u32) -> String {
-    format!("nmh{nic}")
 }
 
 fn explain<T>(e: &io::Error) -> Result<T, Refusal> {

@@ -16,8 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use unetmap_sys::deadline::Deadline;
-
+use crate::privileged::Deadline;
 use crate::tuning::nic::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MAX_CONTROL_DELAY};
 
 /// The deadlines that are renewed.

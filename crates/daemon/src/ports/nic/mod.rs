@@ -14,8 +14,6 @@ mod filter;
 mod header;
 mod host_rings;
 mod keep_alive;
-mod keeper;
-mod offloads;
 mod open;
 mod queue;
 mod queue_count;
@@ -30,29 +28,29 @@ use std::slice;
 use std::sync::Arc;
 
 use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED, FRAGS};
-use unetmap_core::errno::{EINVAL, ENXIO};
+use unetmap_core::errno::{EINVAL, ENOMEM, ENXIO};
 use unetmap_mem::TxFramesPage;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::HostTxAction;
-use unetmap_sys::xdp::{Mark, Mode, Xdp};
+use unetmap_sys::xdp::{Mark, Mode};
 use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem};
 
 use super::snapshot::{PortSnapshot, RingSnapshot};
 use super::{Daemon, Description, Port};
+use crate::broker::near_name;
 use crate::budget::{Amounts, Resource};
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
 use crate::knobs::Admode;
-use crate::privileged;
+use crate::privileged::{self, PacketMemory, Undo, Xdp};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
 use crate::registry::{BufferRepair, PortRecord};
 use crate::shape::EndpointShape;
 
 use attach::random_mark;
-use host_rings::{HostRings, near_name};
+use host_rings::HostRings;
 use keep_alive::KeepAlive;
-use keeper::{Keeper, UndoOnDrop};
 use queue::{OpenQueue, socket_position};
 use queue_count::QueueCounts;
 use relay::Relay;
@@ -61,7 +59,6 @@ use settings::StoredFilter;
 pub(crate) use filter::answer_request;
 pub(super) use header::refuse_header;
 pub(crate) use header::{header, set_header};
-pub(crate) use keeper::run_keeper;
 pub(crate) use open::{
     ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
     links_changed, new_shape, no_such_interface, unwatch_if_unused, usage_for_daemon, watch,
@@ -105,6 +102,8 @@ pub(crate) struct Nic {
     sent: TxFramesPage,
     netns: Arc<Netns>,
     umem: Umem,
+    /// The region's file, and the byte at which the region begins there.
+    region_file: (OwnedFd, u64),
     /// Which frames enter the port; `None`: all.
     filter: Option<Arc<StoredFilter>>,
     /// The busy polling of sockets that are opened from now on.
@@ -113,17 +112,14 @@ pub(crate) struct Nic {
     forwards: bool,
     queues: Vec<Option<OpenQueue>>,
     xdp: Option<Xdp>,
-    /// The XDP program's place in a dispatcher, if it is in one.
-    membership: Option<UndoOnDrop>,
     /// Disabled while the XDP program is attached.
-    offloads: Option<UndoOnDrop>,
+    offloads: Option<Undo>,
     /// GRO, disabled in generic mode.
-    merging: Option<UndoOnDrop>,
+    merging: Option<Undo>,
     /// Its offloads, or those of its peer, could not be disabled.
     offloads_stay_on: bool,
     /// The sockets are those of another interface, on the way to which the kernel completes frames.
     relay: Option<Relay>,
-    keeper: Arc<Keeper>,
     keep_alive: KeepAlive,
     host: HostRings,
     /// In generic mode: the mark of frames that the XDP program passes to the stack.
@@ -169,6 +165,9 @@ impl Nic {
         let (range, sent_fd) = shared_page("unetmap-sent", sent_bytes)?;
         let endpoint = Endpoint::create(region, shape, DataPath::Kernel)?;
         let queues = (0..shape.pairs()).map(|_| None).collect();
+        let file = region.fd.try_clone();
+        let file = file.or_else(|e| refuse(ENOMEM, format!("no descriptor for the region's file: {e}")))?;
+        let region_file = (file, region.region.geometry().ifs.offset);
         let host = HostRings::new(netns.clone(), link.index, (shape.pairs() - shape.nic_pairs()) as u32);
         if !link.up {
             tracing::info!(name = link.name, "the interface is down: no packets move before it is up");
@@ -185,18 +184,17 @@ impl Nic {
             sent: TxFramesPage::new(range),
             netns,
             umem: region.region.umem(),
+            region_file,
             filter: None,
             busy_poll: None,
             numa_node: None,
             forwards: false,
             queues,
             xdp: None,
-            membership: None,
             offloads: None,
             merging: None,
             offloads_stay_on: false,
             relay: None,
-            keeper: Arc::default(),
             keep_alive: KeepAlive::default(),
             host,
             mark: random_mark()?,
@@ -222,7 +220,7 @@ impl Nic {
         if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
             let without = self.count_queues();
             if self.offloads.is_none() {
-                let disabled = offloads::disable(&self.netns, self.key.index, &self.keeper);
+                let disabled = privileged::disable_offloads(&self.netns, self.key.index);
                 self.offloads_stay_on = disabled.is_err();
                 self.offloads = disabled.unwrap_or_else(|e| self.offloads_stay(&e));
             }
@@ -284,7 +282,7 @@ impl Nic {
         if nic_idle {
             // Frames lose the mark before the XDP program that accepts it is detached.
             self.host.set_mark(Mark::default());
-            (self.xdp, self.xdp_config, self.membership) = (None, None, None);
+            (self.xdp, self.xdp_config) = (None, None);
             (self.offloads, self.merging) = (None, None);
             self.relay = None;
             self.host.set_relayed(false);
@@ -331,7 +329,7 @@ impl Nic {
         self.gone = true;
         self.endpoint.end_all();
         // In its new namespace the kernel has it at once, even if programs still have the port open.
-        (self.xdp, self.membership, self.offloads, self.merging) = (None, None, None, None);
+        (self.xdp, self.offloads, self.merging) = (None, None, None);
         self.relay = None;
         self.host.detach();
         self.queues.iter_mut().for_each(|queue| *queue = None);
@@ -358,6 +356,12 @@ impl Nic {
         for ring in self.endpoint.tx.iter().chain(&self.endpoint.rx).filter(|ring| ring.binders() > 0) {
             ring.doorbell.notify();
         }
+    }
+
+    /// The memory of the port's packets.
+    fn memory(&self) -> PacketMemory<'_> {
+        let (file, base) = &self.region_file;
+        PacketMemory { umem: self.umem.clone(), file: file.as_fd(), base: *base }
     }
 
     /// The socket of a ring pair.

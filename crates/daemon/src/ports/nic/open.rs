@@ -1,7 +1,6 @@
 //! Opening interfaces: which users may open which, and how; and the changes of open interfaces.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use unetmap_abi::*;
@@ -11,7 +10,6 @@ use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
 
 use super::keep_alive::KeepAlive;
-use super::keeper::Keeper;
 use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
 use super::zero_copy::driver_offers_it;
@@ -46,7 +44,6 @@ pub(crate) struct NicState {
     /// Filters, busy polling, headers.
     pub(crate) settings: InterfaceSettings,
     /// Undoes changes of interfaces if this daemon is killed.
-    keeper: Arc<Keeper>,
     /// Renews the deadlines of the attached programs.
     pub(crate) keep_alive: KeepAlive,
 }
@@ -60,11 +57,6 @@ pub(crate) struct NamespaceWatch {
 }
 
 impl NicState {
-    /// Sets the socket of the daemon, by which the keeper of an earlier one is known.
-    pub(crate) fn keep_offloads(&mut self, socket: &Path) {
-        self.keeper = Arc::new(Keeper::new(socket));
-    }
-
     /// Whether anything is set for an interface.
     pub(crate) fn has_settings(&self) -> bool {
         !self.settings.is_empty()
@@ -278,7 +270,6 @@ fn create(
     nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
     nic.forwards = daemon.knobs.fwd();
     nic.queue_counts = daemon.nics.queue_counts.clone();
-    nic.keeper = daemon.nics.keeper.clone();
     nic.keep_alive = daemon.nics.keep_alive.clone();
     daemon.nics.last_serial = key.serial;
     daemon.registry.insert(PortKey::Nic(key), Box::new(nic));

@@ -15,14 +15,13 @@ use std::sync::Arc;
 
 use unetmap_sys::kernel;
 use unetmap_sys::netns::Netns;
-use unetmap_sys::tcx::{self, RelayEnds};
-use unetmap_sys::xdp::Xdp;
+use unetmap_sys::tcx::RelayEnds;
 
 use super::Nic;
-use super::host_rings::HostVeth;
 use super::keep_alive::KeepAlive;
+use crate::broker::relay_name as near_name;
 use crate::knobs::Admode;
-use crate::privileged;
+use crate::privileged::{self, HostVeth, RelayPrograms, Undo, Xdp};
 
 /// The far end in an interface's place. Dropping it removes the pair.
 pub(super) struct Relay {
@@ -30,7 +29,7 @@ pub(super) struct Relay {
     far_netns: Netns,
     ends: RelayEnds,
     /// Until it is dropped.
-    tcx: Option<tcx::Relay>,
+    tcx: Option<RelayPrograms>,
 }
 
 impl Relay {
@@ -41,13 +40,13 @@ impl Relay {
         up: bool,
         keep_alive: &KeepAlive,
     ) -> io::Result<(Relay, Xdp)> {
-        let HostVeth { near, far_netns, far, xdp } = HostVeth::create(netns, &near_name(nic), queues, keep_alive)?;
+        let HostVeth { near, far_netns, far, xdp } = privileged::create_veth(netns, (nic, queues), true)?;
         let ends = RelayEnds { nic, near, far };
         let remove = |_: &io::Error| drop(privileged::delete_veth(netns, near));
         let tcx = privileged::attach_relay(netns, &far_netns, ends).inspect_err(remove)?;
         let deadline = tcx.deadline().clone();
         let relay = Relay { netns: netns.clone(), far_netns, ends, tcx: Some(tcx) };
-        keep_alive.add(&deadline)?;
+        keep_alive.add(xdp.deadline()).and_then(|()| keep_alive.add(&deadline))?;
         relay.set_up(up)?;
         Ok((relay, xdp))
     }
@@ -115,6 +114,17 @@ impl Nic {
         }
     }
 
+    /// Tells that the offloads stay enabled: frames may lack tags and checksums, unless a relay completes them.
+    pub(super) fn offloads_stay(&self, e: &io::Error) -> Option<Undo> {
+        let name = &self.name;
+        tracing::warn!(
+            name,
+            "its offloads stay enabled: {e} (disable them by hand: on a veth, ethtool -K PEER tx off txvlan off; else \
+             ethtool -K {name} rxvlan off)"
+        );
+        None
+    }
+
     /// The namespace and the index of the interface that has the sockets.
     pub(super) fn socket_place(&self) -> (&Netns, u32) {
         self.relay.as_ref().map_or((&self.netns, self.key.index), Relay::far)
@@ -144,9 +154,4 @@ impl Nic {
         let own = self.endpoint.shape.nic_pairs();
         self.endpoint.end_some(|ring| ring.pair < own);
     }
-}
-
-/// Returns the near end's name for interface `nic`, which is in the same namespace.
-fn near_name(nic: u32) -> String {
-    format!("nmr{nic}")
 }

@@ -23,6 +23,7 @@ use unetmap_sys::link::{LinkEvent, NetnsLinkEvent, NetnsLinkWatch, Nsid};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::xsk::BusyPoll;
 
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
 /// Most interfaces with settings.
@@ -129,12 +130,12 @@ impl InterfaceSettings {
             Some(watch) => watch,
             None => {
                 self.in_event_loop = false;
-                NetnsLinkWatch::new()?
+                privileged::watch_namespaces()?
             }
         };
-        let watch = self.watch.insert(watch);
-        let nsid = watch.add(netns)?;
-        if !watch.exists(nsid, index)? {
+        self.watch = Some(watch);
+        let nsid = privileged::watch_namespace(netns)?;
+        if !privileged::exists_in(nsid, index)? {
             return Err(io::Error::from_raw_os_error(ENXIO));
         }
         // The number may have been that of a namespace whose end has not been read yet.
@@ -183,16 +184,16 @@ impl InterfaceSettings {
             tracing::debug!("reading the changes of interfaces: {e}");
         }
         for event in events {
-            let (all, watch) = (&mut self.all, &self.watch);
+            let all = &mut self.all;
             match event {
                 NetnsLinkEvent::Link(nsid, LinkEvent::Gone { index }) => {
                     all.retain(|(_, i), set| (set.nsid, *i) != (nsid, index));
                 }
                 NetnsLinkEvent::Link(..) => {}
                 NetnsLinkEvent::Gone(nsid) => all.retain(|_, set| set.nsid != nsid),
-                NetnsLinkEvent::Lost => all.retain(|(_, index), set| {
-                    watch.as_ref().is_some_and(|watch| watch.exists(set.nsid, *index).unwrap_or(true))
-                }),
+                NetnsLinkEvent::Lost => {
+                    all.retain(|(_, index), set| privileged::exists_in(set.nsid, *index).unwrap_or(true));
+                }
             }
         }
     }

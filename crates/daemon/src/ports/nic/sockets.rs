@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
-use unetmap_sys::xsk::{self, BindMode, Queue, SocketRings, UnboundXsk};
+use unetmap_sys::xsk::{BindMode, Queue, SocketRings, UnboundXsk};
 
 use super::busy_poll::refuse_busy_poll;
 use super::open::interface_down;
@@ -52,7 +52,7 @@ impl Nic {
                 Ok(open) => match self.check_mtu(queue, config) {
                     Ok(()) => {
                         if let Some(busy_poll) = self.busy_poll {
-                            xsk::set_busy_poll(&open.socket, busy_poll).or_else(|e| refuse_busy_poll(&e))?;
+                            privileged::set_busy_poll(&open.socket, busy_poll).or_else(|e| refuse_busy_poll(&e))?;
                         }
                         self.set_config(config);
                         self.queues[queue] = Some(open);
@@ -93,7 +93,7 @@ impl Nic {
     fn open_host_queue(&mut self, host: usize, pair: usize) -> Result<(), Refusal> {
         let queue_config = self.queue(0, host, pair, (BindMode::Copy, true));
         let shared = self.shared_with(self.endpoint.shape.nic_pairs()..self.queues.len(), queue_config.headroom);
-        let unbound = self.host.socket(queue_config, self.umem.clone(), shared);
+        let unbound = self.host.socket(queue_config, self.memory(), shared);
         match unbound.and_then(|unbound| self.start_queue(pair, unbound)) {
             Ok(open) => {
                 self.queues[pair] = Some(open);
@@ -106,9 +106,8 @@ impl Nic {
     fn open_socket(&self, queue: usize, config: XdpConfig) -> io::Result<OpenQueue> {
         let (netns, index) = self.socket_place();
         let queue_config = self.queue(index, queue, queue, (config.bind_mode, config.frags));
-        let (umem, shared) =
-            (self.umem.clone(), self.shared_with(0..self.endpoint.shape.nic_pairs(), queue_config.headroom));
-        let unbound = privileged::open_xsk(netns, queue_config, umem, shared)?;
+        let shared = self.shared_with(0..self.endpoint.shape.nic_pairs(), queue_config.headroom);
+        let unbound = privileged::open_xsk(netns, queue_config, self.memory(), shared)?;
         self.start_queue(queue, unbound)
     }
 

@@ -15,16 +15,13 @@
 //! connects the host rings with the host end. While the port is attached to no switch, its place is in a switch of its
 //! own.
 
-use std::fs;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use unetmap_abi::*;
 use unetmap_core::errno::{EBUSY, EEXIST, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_switch::fdb::MacTable;
 use unetmap_switch::port::SwitchPort;
-use unetmap_sys::link::veth::{self, Veth};
-use unetmap_sys::link::{self, Link, OffloadKind};
+use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 
 use super::attached::{self, Side, check_root, check_system_daemon, disconnect};
@@ -482,11 +479,9 @@ fn open_hidden_namespace(daemon: &mut Daemon) -> Result<Arc<Netns>, Refusal> {
     if let Some(hidden) = &daemon.vale.persistent.hidden_namespace {
         return Ok(hidden.clone());
     }
-    let created =
-        Netns::new().or_else(|e| refuse(EPERM, format!("the daemon cannot create a network namespace: {e}")))?;
+    let created = privileged::create_hidden_namespace();
+    let created = created.or_else(|e| refuse(EPERM, format!("the daemon cannot create a network namespace: {e}")))?;
     let created = Arc::new(created);
-    // Its own stack must send nothing to the switches. Without IPv6 it sends nothing anyway.
-    let _ = created.run(|| fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1"));
     nic::watch(daemon, &created)?;
     daemon.vale.persistent.hidden_namespace = Some(created.clone());
     Ok(created)
@@ -508,29 +503,8 @@ fn create_veth_pair(
     hidden_namespace: &Netns,
 ) -> Result<u32, Refusal> {
     let queues = u32::from(request.nr_tx_rings.max(request.nr_rx_rings)).clamp(1, 16);
-    let peer = netns.run(|| {
-        // A persistent port in another namespace may have the same name, so the hidden end may need another one.
-        let peers = std::iter::once(name.to_string()).chain((0..u16::MAX).map(|n| format!("vi{n}")));
-        for peer in peers {
-            match veth::create(Veth { name, peer: &peer, peer_netns: Some(hidden_namespace.as_fd()), queues }) {
-                // The name of either end may be in use.
-                Err(e) if e.raw_os_error() == Some(EEXIST) && link::by_name(name)?.is_none() => {}
-                laid => {
-                    laid?;
-                    // No hardware would complete the stack's frames.
-                    link::disable_offloads(name, OffloadKind::Transmit)?;
-                    return Ok(peer);
-                }
-            }
-        }
-        Err(std::io::Error::from_raw_os_error(EEXIST))
-    });
-    let peer = peer.and_then(|done| done).or_else(|e| refuse_veth(&e))?;
-    let hidden = hidden_namespace.run(|| {
-        let index = link::by_name(&peer)?.map_or(0, |link| link.index);
-        veth::set_up(index).map(|()| index)
-    });
-    hidden.and_then(|done| done).or_else(|e| refuse_veth(&e))
+    let hidden = privileged::create_persistent_veth(name, queues, netns, hidden_namespace);
+    hidden.or_else(|e| refuse_veth(&e))
 }
 
 fn refuse_veth<T>(e: &std::io::Error) -> Result<T, Refusal> {

@@ -30,6 +30,7 @@ use unetmap_sys::thread::cpu_of;
 
 use crate::caller::Caller;
 use crate::confinement::confine_packet_thread;
+use crate::owner::owner;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 use crate::thread_waits::wait_for_thread;
@@ -297,7 +298,7 @@ pub(super) fn workers_as_json(daemon: &Daemon) -> serde_json::Result<String> {
 
 /// Sets the plan, and applies it to the threads that run.
 pub(super) fn set_plan(daemon: &mut Daemon, plan: ThreadConfig, caller: &Caller) -> Result<(), Refusal> {
-    let (uid, owner) = (caller.peer.uid, process::uid());
+    let (uid, owner) = (caller.peer.uid, owner());
     if uid != 0 && uid != owner {
         return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its threads"));
     }

@@ -17,21 +17,7 @@ use std::sync::Arc;
 use unetmap_sys::link::{self, OffloadKind, Offloads, veth};
 use unetmap_sys::netns::Netns;
 
-use super::Nic;
 use super::keeper::{Change, Keeper, UndoOnDrop};
-
-impl Nic {
-    /// Tells that the offloads stay enabled: frames may lack tags and checksums, unless a relay completes them.
-    pub(super) fn offloads_stay(&self, e: &io::Error) -> Option<UndoOnDrop> {
-        let name = &self.name;
-        tracing::warn!(
-            name,
-            "its offloads stay enabled: {e} (disable them by hand: on a veth, ethtool -K PEER tx off txvlan off; else \
-             ethtool -K {name} rxvlan off)"
-        );
-        None
-    }
-}
 
 /// Disables the offloads that would hide parts of the frames of interface `index` in `netns`; `None` if none is
 /// enabled.

@@ -1,0 +1,162 @@
+//! The broker's process: its connections, and what it keeps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use unetmap_core::errno::EMFILE;
+use unetmap_sys::deadline::Deadline;
+use unetmap_sys::memory_helper::Approvals;
+use unetmap_sys::process::{self, Signal};
+use unetmap_sys::socket;
+use unetmap_sys::tcx::{Relay, Tcx};
+use unetmap_sys::xdp::Xdp;
+
+use super::keeper::{Keeper, UndoOnDrop};
+use super::{Answer, Failure, Handle, Request, Setup, receive, send};
+use crate::confinement;
+use crate::tuning::broker::{FORMER_LIMIT, FORMER_POLL, MAX_OBJECTS, REQUEST_BYTES};
+
+/// What is undone when it is dropped.
+#[allow(clippy::large_enum_variant, reason = "there are few of them")]
+pub(super) enum Object {
+    /// A program, and its place in a dispatcher, if it has one, which it leaves afterwards.
+    Xdp(Xdp, #[allow(dead_code, reason = "dropped")] Option<UndoOnDrop>),
+    Tcx(Tcx),
+    Relay(Relay),
+    Undo(#[allow(dead_code, reason = "dropped")] UndoOnDrop),
+}
+
+/// What serves requests.
+pub(super) struct Broker {
+    pub(super) setup: Setup,
+    pub(super) objects: Mutex<BTreeMap<Handle, Object>>,
+    /// Those of programs among the objects. Apart, as an object may be in use for seconds.
+    pub(super) deadlines: Mutex<BTreeMap<Handle, Arc<Deadline>>>,
+    /// Ends of the pairs of veth that it made: their namespace and index.
+    pub(super) pairs: Mutex<BTreeSet<(u64, u32)>>,
+    /// Memory helpers.
+    pub(super) helpers: Mutex<BTreeMap<Handle, Approvals>>,
+    /// The devices of the node's mounts, also of those that were unmounted: files of theirs may be open.
+    pub(super) devices: Mutex<Vec<(u32, u32)>>,
+    last: AtomicU64,
+    pub(super) keeper: Arc<Keeper>,
+}
+
+pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Broker {
+    pub(super) fn new(setup: Setup) -> Broker {
+        Broker {
+            keeper: Arc::new(Keeper::new(&setup.socket)),
+            setup,
+            objects: Mutex::default(),
+            deadlines: Mutex::default(),
+            pairs: Mutex::default(),
+            helpers: Mutex::default(),
+            devices: Mutex::default(),
+            last: AtomicU64::new(0),
+        }
+    }
+
+    /// A handle that was never used.
+    pub(super) fn handle(&self) -> Handle {
+        Handle(self.last.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Keeps an object until it is dropped by its handle.
+    pub(super) fn keep(&self, object: Object) -> io::Result<Handle> {
+        let (handle, mut objects) = (self.handle(), lock(&self.objects));
+        if objects.len() >= MAX_OBJECTS {
+            return Err(io::Error::other(format!("the broker keeps {MAX_OBJECTS} programs and settings already")));
+        }
+        let deadline = match &object {
+            Object::Xdp(xdp, _) => Some(xdp.deadline().clone()),
+            Object::Tcx(tcx) => Some(tcx.deadline().clone()),
+            Object::Relay(relay) => Some(relay.deadline().clone()),
+            Object::Undo(_) => None,
+        };
+        if let Some(deadline) = deadline {
+            lock(&self.deadlines).insert(handle, deadline);
+        }
+        objects.insert(handle, object);
+        Ok(handle)
+    }
+
+    /// Serves the requests of a connection until its other end is closed.
+    pub(super) fn serve_connection(&self, connection: &OwnedFd) {
+        loop {
+            let result = match receive::<Request>(connection, REQUEST_BYTES) {
+                Ok(None) => return,
+                Ok(Some((request, fds))) => self.serve(request, fds),
+                Err(e) if e.kind() == io::ErrorKind::InvalidData || e.raw_os_error() == Some(EMFILE) => Err(e),
+                Err(_) => return,
+            };
+            let (reply, fds) = match result {
+                Ok((value, fds)) => (Ok(value), fds),
+                Err(e) => (Err(Failure::from(&e)), Vec::new()),
+            };
+            let fds: Vec<_> = fds.iter().map(std::os::fd::AsFd::as_fd).collect();
+            if send(connection, &reply, &fds).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Drops an object.
+    pub(super) fn drop_object(&self, handle: Handle) -> io::Result<Answer> {
+        lock(&self.deadlines).remove(&handle);
+        let object = lock(&self.objects).remove(&handle);
+        drop(object.ok_or(io::ErrorKind::NotFound)?);
+        Ok((serde_json::Value::Null, Vec::new()))
+    }
+}
+
+/// Runs the broker, in a process of its own, until the worker exits.
+///
+/// # Errors
+/// The worker does not say what the broker is for.
+pub(crate) fn run_broker(control: &OwnedFd) -> io::Result<()> {
+    // A service manager that stops the daemon signals this process as well, which ends after the worker.
+    let _blocked = process::signals_as_fd(&[Signal::TERM, Signal::INT, Signal::HUP])?;
+    let Some((setup, fds)) = receive::<Setup>(control, REQUEST_BYTES)? else { return Ok(()) };
+    let Ok([deadlines, node, _alive]) = <[OwnedFd; 3]>::try_from(fds) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    // Until this process exits.
+    let _lock = wait_for_former(&setup.lock);
+    confinement::confine_broker();
+    let broker = Arc::new(Broker::new(setup));
+    for (name, connection) in [("broker deadlines", deadlines), ("broker node", node)] {
+        let broker = broker.clone();
+        thread::Builder::new().name(name.into()).spawn(move || broker.serve_connection(&connection))?;
+    }
+    broker.serve_connection(control);
+    // Before the lock is released; the last first, as offloads can be enabled only when no program is attached.
+    while let Some((handle, _)) = lock(&broker.objects).pop_last() {
+        lock(&broker.deadlines).remove(&handle);
+    }
+    Ok(())
+}
+
+/// Waits until the broker of an earlier worker has undone its changes.
+fn wait_for_former(path: &Path) -> Option<File> {
+    let file = File::options().append(true).create(true).open(path).ok()?;
+    let start = Instant::now();
+    while !socket::try_lock(&file).ok()? {
+        if start.elapsed() > FORMER_LIMIT {
+            tracing::warn!("the broker of an earlier daemon still runs");
+            return None;
+        }
+        thread::sleep(FORMER_POLL);
+    }
+    Some(file)
+}

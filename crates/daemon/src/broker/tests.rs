@@ -1,0 +1,141 @@
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use proptest::prelude::*;
+use unetmap_sys::{memfd, socket};
+
+use super::*;
+use crate::tuning::broker::REQUEST_BYTES;
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    socket::pair().expect("a pair of sockets")
+}
+
+fn refused(result: io::Result<Answer>) -> bool {
+    result.is_err()
+}
+
+/// What the broker answers to a message.
+fn answer_to(bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Option<Result<serde_json::Value, Failure>> {
+    let (worker, broker) = pair();
+    let server = thread::spawn(move || Broker::new(Setup::default()).serve_connection(&broker));
+    socket::send(&worker, bytes, fds).expect("it listens");
+    let reply = receive(&worker, REPLY_BYTES).expect("it answers, or has closed its end").map(|(reply, _)| reply);
+    drop(worker);
+    server.join().expect("it does not panic");
+    reply
+}
+
+#[test]
+fn errors_keep_their_number_or_their_kind_and_text() {
+    for e in [
+        io::Error::from_raw_os_error(16),
+        io::Error::new(io::ErrorKind::InvalidInput, "instruction 3: why"),
+        io::Error::other("a sentence"),
+    ] {
+        let copy = io::Error::from(Failure::from(&e));
+        assert_eq!((copy.raw_os_error(), copy.to_string()), (e.raw_os_error(), e.to_string()));
+        assert_eq!(copy.kind() == io::ErrorKind::InvalidInput, e.kind() == io::ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
+fn long_messages_arrive() {
+    let (one, other) = pair();
+    let program = vec![ClassicInsn { code: 0x28, jt: 255, jf: 255, k: u32::MAX }; 4096];
+    send(&one, &Request::TryFilter(program.clone()), &[]).expect("it is sent as a file");
+    match receive(&other, REQUEST_BYTES).expect("it is valid") {
+        Some((Request::TryFilter(got), fds)) => assert!(got == program && fds.is_empty()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn malformed_messages_are_refused() {
+    let null = std::fs::File::open("/dev/null").expect("it is there");
+    let long = memfd::create_sealed("test", REQUEST_BYTES + 1).expect("a memory file");
+    let messages: [(&[u8], &[BorrowedFd<'_>]); 8] = [
+        (&[INLINE], &[]),
+        (&[IN_FILE], &[]),
+        (&[IN_FILE], &[null.as_fd()]),
+        (&[IN_FILE], &[long.as_fd()]),
+        (&[7, b'1'], &[]),
+        (b"\0{\"Link\":-1}", &[]),
+        (b"\0\"RunProgram\"", &[]),
+        (b"\0{\"LoadProgram\":[1,2]}", &[]),
+    ];
+    for (bytes, fds) in messages {
+        let answer = answer_to(bytes, fds);
+        assert!(matches!(&answer, Some(Err(_))), "{bytes:?}: {answer:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Neither bytes nor almost valid requests make it panic; each message is answered.
+    #[test]
+    fn any_message_is_answered(
+        bytes in prop_oneof![
+            prop::collection::vec(any::<u8>(), 1..200),
+            "\0\\{\"(XdpInsert|XdpRemove|TcxMark|Extend|Drop|OpenXsk|XdpFilter)\":\\[?[0-9,\\[\\]]{0,40}\\}".prop_map(String::into_bytes),
+        ],
+    ) {
+        prop_assert!(answer_to(&bytes, &[]).is_some());
+    }
+}
+
+#[test]
+fn operations_on_what_the_worker_has_not_are_refused() {
+    let broker = Broker::new(Setup::default());
+    let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("it is there"));
+    let none = Handle(77);
+    for (request, fds) in [
+        // Nothing has this handle.
+        (Request::XdpRemove(none, 0), vec![]),
+        (Request::TcxDropped(none), vec![]),
+        (Request::Extend(none, 1), vec![]),
+        (Request::Drop(none), vec![]),
+        (Request::KillMemoryHelper(none), vec![]),
+        // The descriptor is missing, or is another thing.
+        (Request::Link(1), vec![]),
+        (Request::Link(1), vec![null()]),
+        (Request::AttachXdp { index: 1, queues: 1, mode: Mode::Generic }, vec![null()]),
+        (Request::SetBusyPoll { usec: 1, budget: 1 }, vec![null()]),
+        (Request::NamespaceOfPeer, vec![null()]),
+        (Request::NamespaceOfThread(1), vec![null()]),
+        (Request::OpenBacking, vec![null(), null()]),
+        (Request::CloseBacking(1), vec![null()]),
+        (Request::KeepPages, vec![null()]),
+        // It is another's: no interface that the broker made, no thread that uses the node.
+        (
+            Request::DeleteVeth(1),
+            vec![
+                unetmap_sys::netns::Netns::current().expect("proc").as_fd().try_clone_to_owned().expect("a descriptor"),
+            ],
+        ),
+        (Request::UseMemoryHelper(none, 1), vec![null()]),
+    ] {
+        let name = format!("{request:?}");
+        assert!(refused(broker.serve(request, fds)), "{name}");
+    }
+}
+
+#[test]
+fn the_link_to_the_node_is_made_nowhere_else() {
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let setup = Setup { socket: folder.path().join("socket"), ..Setup::default() };
+    for path in [
+        "/etc/cron.d/netmap",
+        "/usr/bin/netmap",
+        "/dev/../etc/netmap",
+        "/root/netmap",
+        "/netmap",
+        "/run/udev/rules.d/netmap",
+    ] {
+        assert!(mounts::check(&setup, Path::new(path)).is_err(), "{path}");
+    }
+    for path in [Path::new("/dev/netmap-test"), &folder.path().join("netmap")] {
+        assert_eq!(mounts::check(&setup, path).ok(), Some(false), "{}", path.display());
+    }
+}

@@ -1,0 +1,91 @@
+//! Pairs of veth: for host rings, and for persistent ports.
+
+use std::io;
+use std::os::fd::AsFd as _;
+
+use unetmap_core::errno::EEXIST;
+use unetmap_sys::link::{self, OffloadKind, veth};
+use unetmap_sys::netns::Netns;
+use unetmap_sys::xdp::{Mode, Xdp};
+
+use super::inside;
+
+/// The far end's name, in a namespace of its own.
+const FAR: &str = "host";
+
+/// A veth pair whose far end represents the host's stack.
+pub(super) struct HostVeth {
+    /// Interface index of the near end.
+    pub(super) near: u32,
+    pub(super) far_netns: Netns,
+    pub(super) far: u32,
+    pub(super) xdp: Xdp,
+}
+
+/// Returns the near end's name for interface `nic`, which is in the same namespace.
+pub(crate) fn near_name(nic: u32) -> String {
+    format!("nmh{nic}")
+}
+
+/// Returns the near end's name of the pair behind which interface `nic` has its own rings.
+pub(crate) fn relay_name(nic: u32) -> String {
+    format!("nmr{nic}")
+}
+
+/// Creates the pair of an interface's host rings, or of its own. A near end that a killed daemon has left is removed
+/// first.
+pub(super) fn create_pair(netns: &Netns, name: &str, queues: u32) -> io::Result<HostVeth> {
+    let far_netns = Netns::new()?;
+    let near = inside(netns, || {
+        if let Some(left) = link::by_name(name)?.filter(|link| link.kind.as_deref() == Some("veth")) {
+            veth::delete(left.index)?;
+        }
+        let peer_netns = Some(far_netns.as_fd());
+        veth::create(veth::Veth { name, peer: FAR, peer_netns, queues })?;
+        let near = link::by_name(name)?.ok_or(io::ErrorKind::NotFound)?.index;
+        prepare(near, name).inspect_err(|_| drop(veth::delete(near)))?;
+        Ok(near)
+    })?;
+    let far = inside(&far_netns, || {
+        let far = link::by_name(FAR)?.ok_or(io::ErrorKind::NotFound)?.index;
+        prepare(far, FAR)?;
+        Ok((far, Xdp::attach(far, queues, Mode::Native)?))
+    });
+    match far {
+        Ok((far, xdp)) => Ok(HostVeth { near, far_netns, far, xdp }),
+        Err(e) => {
+            let _ = inside(netns, || veth::delete(near));
+            Err(e)
+        }
+    }
+}
+
+fn prepare(index: u32, name: &str) -> io::Result<()> {
+    veth::configure_passthrough(index, name)?;
+    veth::set_up(index)
+}
+
+/// Creates the veth pair of a persistent port; returns the index of its hidden end.
+pub(super) fn create_persistent(name: &str, queues: u32, netns: &Netns, hidden: &Netns) -> io::Result<u32> {
+    let peer = inside(netns, || {
+        // A persistent port in another namespace may have the same name, so the hidden end may need another one.
+        let peers = std::iter::once(name.to_string()).chain((0..u16::MAX).map(|n| format!("vi{n}")));
+        for peer in peers {
+            match veth::create(veth::Veth { name, peer: &peer, peer_netns: Some(hidden.as_fd()), queues }) {
+                // The name of either end may be in use.
+                Err(e) if e.raw_os_error() == Some(EEXIST) && link::by_name(name)?.is_none() => {}
+                laid => {
+                    laid?;
+                    // No hardware would complete the stack's frames.
+                    link::disable_offloads(name, OffloadKind::Transmit)?;
+                    return Ok(peer);
+                }
+            }
+        }
+        Err(io::Error::from_raw_os_error(EEXIST))
+    })?;
+    inside(hidden, || {
+        let index = link::by_name(&peer)?.map_or(0, |link| link.index);
+        veth::set_up(index).map(|()| index)
+    })
+}
