@@ -10,9 +10,13 @@
 # make test-nic   IF=eth1 PEER=eth2: real interfaces, joined by a cable and otherwise unused (root)
 # make lint       formatting, clippy, layout and words of the source, decisions, headers, manual pages, licences
 # make bench      measures; BENCH="pipe --json" chooses
-# make install    to PREFIX (/usr/local), below DESTDIR; make uninstall removes it
+# make install    to PREFIX (/usr/local) and LIBDIR (PREFIX/lib), below DESTDIR; make uninstall removes it
+# make deb        Debian packages, in target/deb; root installs the tools; make test-deb tests them (root)
 
 PREFIX ?= /usr/local
+# Of the libraries; Debian's packages have /usr/lib/x86_64-linux-gnu.
+LIBDIR ?= $(PREFIX)/lib
+STRIP ?= strip
 CARGO ?= cargo
 MINUTES ?= 60
 SECONDS ?= 60
@@ -35,9 +39,14 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: build setup setup-tests demo test test-long soak test-bare test-nic test-vm test-arm64 host-matrix loom
-.PHONY: lint lint-source lint-crates lint-headers lint-man lint-bpf bench install uninstall
+.PHONY: deb test-deb lint lint-source lint-crates lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
+# A release names no folder of the machine that built it, so that any two builds are the same.
+CARGO_HOME ?= $(HOME)/.cargo
+build: export RUSTFLAGS := $(RUSTFLAGS) $(join --remap-path-prefix=$(CARGO_HOME)= --remap-path-prefix=$(TARGET)= \
+	--remap-path-prefix=$(CURDIR)=,cargo target unetmap)
+build: export CFLAGS := $(or $(CFLAGS),-O2 -g) -ffile-prefix-map=$(CURDIR)=unetmap
 build: setup
 	$(CARGO) build --locked --release --bins $(PACKAGES:%=-p %)
 	$(CARGO) build --locked --release -p unetmap-capi
@@ -136,16 +145,19 @@ bench: build
 # Builds only what is missing, so that root needs no Rust.
 install:
 	@for program in $(PROGRAMS) $(HELPERS); do test -x $(BIN)/$$program || { $(MAKE) build; break; }; done
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(PREFIX)/lib
-	install $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(LIBDIR)/pkgconfig
+	install -s --strip-program=$(STRIP) $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
 	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
 	install -m 644 include/*.h $(DESTDIR)$(PREFIX)/include
-	install -m 644 $(BIN)/c/libunetmap.so $(DESTDIR)$(PREFIX)/lib/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libunetmap.so
-	install -m 644 $(BIN)/c/libunetmap.a $(BIN)/c/libnetmap.a $(DESTDIR)$(PREFIX)/lib
+	install -s --strip-program=$(STRIP) -m 644 $(BIN)/c/libunetmap.so $(DESTDIR)$(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libunetmap.so
+	install -m 644 $(BIN)/c/libunetmap.a $(BIN)/c/libnetmap.a $(DESTDIR)$(LIBDIR)
+	$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/libunetmap.a $(DESTDIR)$(LIBDIR)/libnetmap.a
 	install -d $(DESTDIR)$(PREFIX)/lib/unetmap
-	install -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
-	install $(HELPERS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/lib/unetmap
+	install -s --strip-program=$(STRIP) -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
+	install -s --strip-program=$(STRIP) $(HELPERS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/lib/unetmap
+	# Where unetmap run finds it.
+	ln -sfr $(DESTDIR)$(LIBDIR)/$(SONAME) $(DESTDIR)$(PREFIX)/lib/unetmap/libunetmap.so
 	install -d $(COMPLETIONS:%=$(DESTDIR)$(PREFIX)/share/%)
 	for program in $(filter-out unetmapd,$(PROGRAMS)); do \
 		set -e; share=$(DESTDIR)$(PREFIX)/share; program_completions="$(BIN)/$$program --completions"; \
@@ -159,12 +171,10 @@ install:
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/user/$$unit >$(UNITS)/user/$$unit || exit 1; \
 	done
 	install -m 644 service/unetmap.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' preload/unetmap.pc.in \
-		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/unetmap.pc
-	for name in netmap libnetmap; do \
-		sed "s|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@NAME@|$$name|" preload/netmap.pc.in \
-			>$(DESTDIR)$(PREFIX)/lib/pkgconfig/$$name.pc || exit 1; \
+	set -e; for name in unetmap netmap libnetmap; do \
+		case $$name in unetmap) from=unetmap ;; *) from=netmap ;; esac; \
+		sed "s|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|; s|@NAME@|$$name|" \
+			preload/$$from.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc; \
 	done
 	@for section in $(MAN_SECTIONS); do \
 		for page in man/*.$$section; do \
@@ -173,13 +183,20 @@ install:
 			install -m 644 "$$page" $(DESTDIR)$(PREFIX)/share/man/man$$section || exit 1; \
 		done; \
 	done
+	# The loader's cache; not for a package.
+	@test -n "$(DESTDIR)" || test "$$(id -u)" -ne 0 || ldconfig
+
+deb:
+	@.ci/deb
+
+test-deb: deb
+	@.ci/test-deb
 
 uninstall:
 	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%)
 	rm -f $(patsubst include/%,$(DESTDIR)$(PREFIX)/include/%,$(wildcard include/*.h include/net/*.h))
-	rm -f $(DESTDIR)$(PREFIX)/lib/libunetmap.so $(DESTDIR)$(PREFIX)/lib/$(SONAME) $(DESTDIR)$(PREFIX)/lib/libunetmap.a
-	rm -f $(DESTDIR)$(PREFIX)/lib/libnetmap.a
-	rm -f $(patsubst %,$(DESTDIR)$(PREFIX)/lib/pkgconfig/%.pc,unetmap netmap libnetmap)
+	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libunetmap.so $(SONAME) libunetmap.a libnetmap.a)
+	rm -f $(patsubst %,$(DESTDIR)$(LIBDIR)/pkgconfig/%.pc,unetmap netmap libnetmap)
 	rm -rf $(DESTDIR)$(PREFIX)/lib/unetmap
 	rm -f $(foreach kind,system user,$(addprefix $(UNITS)/$(kind)/,unetmapd.socket unetmapd.service))
 	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf

@@ -41,12 +41,12 @@ pub(crate) fn run(program: &[OsString], force: bool) -> u8 {
 fn execute(program: &[OsString], force: bool) -> Result<(&OsString, io::Error), String> {
     let exe = std::env::current_exe().map_err(|e| format!("run: cannot find the path of this program: {e}"))?;
     let folder = exe.parent().unwrap_or(Path::new("/")).to_owned();
-    let candidates = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
+    let candidates = [folder.join(LIBRARY), folder.join("../lib/unetmap").join(LIBRARY)];
     let Some(library) = candidates.iter().find(|path| path.is_file()) else {
         return Err(format!(
             "run: {LIBRARY} is neither in {} nor in {} (`make install` installs it)",
             folder.display(),
-            folder.join("../lib").display()
+            folder.join("../lib/unetmap").display()
         ));
     };
     let library = library.canonicalize().map_err(|e| format!("run: {}: {e}", library.display()))?;
