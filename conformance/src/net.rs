@@ -158,6 +158,13 @@ impl Net {
         }
     }
 
+    /// Kills the daemon, and starts another one at its place.
+    #[track_caller]
+    pub fn restart_daemon(&mut self, home: &Home) {
+        self.daemon.kill();
+        self.daemon = start_daemon(home, &[]);
+    }
+
     /// Whether an XDP program is attached to `va`.
     #[track_caller]
     pub fn has_xdp(&self) -> bool {

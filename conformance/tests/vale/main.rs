@@ -3,6 +3,7 @@
 
 mod api;
 mod broadcast;
+mod config;
 mod faults;
 mod guests;
 mod headers;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod capture;
+mod config;
 mod doctor;
 mod knobs;
 mod ls;
@@ -39,6 +40,7 @@ enum Command {
     Get(GetArgs),
     Set(SetArgs),
     Reload(ReloadArgs),
+    Config(config::ConfigArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Run(RunArgs),
@@ -116,6 +118,10 @@ struct NicArgs {
     /// Print the daemon's reply as JSON
     #[arg(long, global = true)]
     json: bool,
+
+    /// Also write the interface's filter, busy polling and header to the configuration file (unetmap-switches(5))
+    #[arg(long, global = true)]
+    save: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -350,15 +356,18 @@ fn main() -> ExitCode {
     let result = match tool_common::parse::<Cli>().command {
         Command::Ls(args) => ls::run(args.users, args.json),
         Command::Top(args) => top::run(Duration::from_secs_f64(args.interval), args.count, args.json),
-        Command::Nic(NicArgs { interface, action, json }) => match action {
-            None => nic::run(&interface, None, json),
-            Some(NicAction::Filter { expression }) => nic::run(&interface, Some(&expression), json),
-            Some(NicAction::BusyPoll { words }) => nic::busy::run(&interface, &words, json),
-            Some(NicAction::Header { bytes }) => nic::set_header(&interface, bytes, json),
-            Some(NicAction::Rss { change }) => nic::queues::rss(&interface, &change, json),
-            Some(NicAction::Steer { words }) => nic::queues::steer(&interface, &words, json),
-        },
-        Command::Vale(args) => vale::run(&args),
+        Command::Nic(args) => nic_command(&args).and_then(|text| {
+            let saved = if args.save { config::save(&args.interface) } else { Ok(()) };
+            saved.and_then(|()| print("nic", &text))
+        }),
+        Command::Vale(args) => vale::run(&args).and_then(|text| {
+            let saved = match vale::changed(&args) {
+                Some(subject) if args.save => config::save(subject),
+                _ => Ok(()),
+            };
+            saved.and_then(|()| print("vale", &text))
+        }),
+        Command::Config(args) => config::run(&args),
         Command::Node(NodeArgs { action, json }) => {
             let action = match action {
                 NodeAction::On { path } => node::Action::On(path),
@@ -391,6 +400,56 @@ fn main() -> ExitCode {
             note(&format!("unetmap: {message}"));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Performs `unetmap nic`; returns what it prints.
+fn nic_command(args: &NicArgs) -> Result<String, String> {
+    let (interface, json) = (&args.interface, args.json);
+    match &args.action {
+        None => nic::run(interface, None, json),
+        Some(NicAction::Filter { expression }) => nic::run(interface, Some(expression), json),
+        Some(NicAction::BusyPoll { words }) => nic::busy::run(interface, words, json),
+        Some(NicAction::Header { bytes }) => nic::set_header(interface, *bytes, json),
+        Some(NicAction::Rss { change }) => nic::queues::rss(interface, change, json),
+        Some(NicAction::Steer { words }) => nic::queues::steer(interface, words, json),
+    }
+}
+
+/// Parses the words of a command of this program. The error is the first line of clap's.
+fn command(words: &[String]) -> Result<Command, String> {
+    let words = std::iter::once("unetmap").chain(words.iter().map(String::as_str));
+    let parsed = Cli::try_parse_from(words).map_err(|e| {
+        let text = e.to_string();
+        text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    });
+    Ok(parsed?.command)
+}
+
+/// Performs a command of this program that changes something, without its output.
+fn perform(words: &[String]) -> Result<(), String> {
+    match command(words)? {
+        Command::Vale(args) => vale::run(&args).map(drop),
+        Command::Nic(args) => nic_command(&args).map(drop),
+        _ => Err(format!("`unetmap {}` is no setting", words.join(" "))),
+    }
+}
+
+/// Returns the value that such a command sets, as the daemon's state shows it.
+fn normal_form(words: &[String]) -> Result<String, String> {
+    match command(words)? {
+        Command::Vale(args) => vale::normal_form(&args),
+        Command::Nic(NicArgs { action: Some(action), .. }) => match action {
+            NicAction::Filter { expression } => Ok(nic::compile(expression.join(" ").trim())?.expression),
+            NicAction::BusyPoll { words } => match nic::busy::action(&words)? {
+                nic::Action::BusyPoll { usec, budget } => Ok(format!("{usec} {budget}")),
+                _ => Err("give microseconds, and packets".into()),
+            },
+            NicAction::Header { bytes: bytes @ (10 | 12) } => Ok(bytes.to_string()),
+            NicAction::Header { .. } => Err("a header has 10 or 12 bytes".into()),
+            NicAction::Rss { .. } | NicAction::Steer { .. } => Err("this is not stored".into()),
+        },
+        _ => Err(format!("`unetmap {}` is no setting", words.join(" "))),
     }
 }
 

@@ -6,6 +6,7 @@
 use pcap::{Capture, Linktype};
 use serde_json::Value;
 use unetmap_bench::align;
+pub(crate) use unetmap_core::control::nic::NicAction as Action;
 use unetmap_core::control::nic::{Filter, MAX_EXPRESSION, MAX_INSNS, NicAction, NicRequest, send_request};
 use unetmap_sys::link;
 use unetmap_sys::xdp::ClassicInsn;
@@ -17,7 +18,7 @@ mod position;
 pub(crate) mod queues;
 
 /// Shows an interface, or sets its filter: the words of an expression, or `off`.
-pub(crate) fn run(interface: &str, filter: Option<&[String]>, json: bool) -> Result<u8, String> {
+pub(crate) fn run(interface: &str, filter: Option<&[String]>, json: bool) -> Result<String, String> {
     let action = match filter.map(|words| words.join(" ")).as_deref().map(str::trim) {
         None => Ok(NicAction::Show),
         Some("off") => Ok(NicAction::NoFilter),
@@ -27,32 +28,30 @@ pub(crate) fn run(interface: &str, filter: Option<&[String]>, json: bool) -> Res
 }
 
 /// Sets the bytes of virtio-net header before each packet.
-pub(crate) fn set_header(interface: &str, bytes: u32, json: bool) -> Result<u8, String> {
+pub(crate) fn set_header(interface: &str, bytes: u32, json: bool) -> Result<String, String> {
     unetmap::switch::set_vnet_header(interface, bytes).map_err(|e| format!("nic: {e}"))?;
-    let text = match bytes {
+    Ok(match bytes {
         _ if json => format!("{{\"interface\": {}, \"header\": {bytes}}}\n", Value::from(interface)),
         0 => format!("{interface}: packets have no virtio-net header\n"),
         _ => format!("{interface}: each packet begins with a virtio-net header of {bytes} bytes\n"),
-    };
-    crate::print("nic", &text)
+    })
 }
 
-/// Sends a request to the daemon, and prints the reply or the change.
-fn send(interface: &str, action: Result<NicAction, String>, json: bool) -> Result<u8, String> {
+/// Sends a request to the daemon; returns the reply or the change as text.
+fn send(interface: &str, action: Result<NicAction, String>, json: bool) -> Result<String, String> {
     let failed = |why: &dyn std::fmt::Display| format!("nic {interface}: {why}");
     let link = link::by_name(interface).map_err(|e| failed(&e))?;
     let Some(link) = link else { return Err(failed(&"no such interface (ip link shows them)")) };
     let action = action.map_err(|why| failed(&why))?;
     let request = NicRequest { interface: link.name.clone(), action };
     let reply = send_request(&request).map_err(|e| format!("nic: {e}"))?;
-    let text = match reply {
+    Ok(match reply {
         _ if request.action != NicAction::Show && !json => change_text(&link.name, &request.action),
         Some(reply) if json => format!("{reply}\n"),
         Some(reply) => state_text(&reply)? + &busy::napi(&link, &reply),
         None if json => "null\n".into(),
         None => format!("{}: not open, no filter: no daemon is running\n", link.name),
-    };
-    crate::print("nic", &text)
+    })
 }
 
 /// Compiles an expression for Ethernet frames.

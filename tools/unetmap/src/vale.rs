@@ -27,6 +27,10 @@ pub(crate) struct ValeArgs {
     /// Print the daemon's reply as JSON
     #[arg(long, global = true)]
     json: bool,
+
+    /// Also write the changed switch's or port's settings to the configuration file (unetmap-switches(5))
+    #[arg(long, global = true)]
+    pub(crate) save: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -224,8 +228,36 @@ fn limit(rates: &[String]) -> Result<RateLimit, String> {
     Ok(limit)
 }
 
-/// Performs the action, and prints the state after it.
-pub(crate) fn run(args: &ValeArgs) -> Result<u8, String> {
+/// Returns the value of a setting as `state` of the configuration has it, with the checks of its command.
+pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
+    Ok(match &args.action {
+        Some(Action::Set { what: Set::Age { seconds }, .. }) => seconds.to_string(),
+        Some(Action::Port { what: Some(what), .. }) => match what {
+            Port::Access { vlan } => vlan.0.map(|vlan| vlan.to_string()).unwrap_or_default(),
+            Port::Trunk { vlans } => vlans.0.as_ref().map(VlanSet::to_string).unwrap_or_default(),
+            Port::Rate { rates, .. } => {
+                let RateLimit { packets, bits } = limit(rates)?;
+                rate_text(packets, bits)
+            }
+            Port::Storm { packets } => unscaled(*packets),
+            Port::Filter { expression, .. } => compile(expression.join(" ").trim())?.expression,
+            Port::Off => String::new(),
+        },
+        _ => String::new(),
+    })
+}
+
+/// The switch or the port whose settings the action changes.
+pub(crate) fn changed(args: &ValeArgs) -> Option<&str> {
+    match &args.action {
+        Some(Action::Set { switch, .. }) => Some(switch),
+        Some(Action::Port { port, what: Some(_) }) => Some(port),
+        _ => None,
+    }
+}
+
+/// Performs the action; returns the state after it, as text.
+pub(crate) fn run(args: &ValeArgs) -> Result<String, String> {
     let (name, action) = match &args.action {
         None => (String::new(), ValeAction::List),
         Some(Action::Show { switch, .. }) => (switch.clone(), ValeAction::Show),
@@ -245,7 +277,7 @@ pub(crate) fn run(args: &ValeArgs) -> Result<u8, String> {
     let send = || send_request(&request).map_err(|e| format!("vale: {e}"));
     let parse = |reply: &str| parse_reply("vale", reply);
     let start = Instant::now();
-    let text = match send()? {
+    Ok(match send()? {
         None if args.json => if request.action == ValeAction::List { "[]\n" } else { "null\n" }.into(),
         None => "No daemon is running; there are no switches.\n".into(),
         Some(reply) if args.json => format!("{reply}\n"),
@@ -262,8 +294,7 @@ pub(crate) fn run(args: &ValeArgs) -> Result<u8, String> {
                 format!("{}: {}\n", cell(&Value::String(port.clone())), settings(&parse(&reply)?["rules"]))
             }
         },
-    };
-    crate::print("vale", &text)
+    })
 }
 
 fn port_action(what: &Port) -> Result<ValeAction, String> {
@@ -436,11 +467,8 @@ fn settings(rules: &Value) -> String {
         }
     }
     for (what, direction) in [("limit_in", "in"), ("limit_out", "out")] {
-        let all = [("packets", "pps"), ("bits", "bit")].map(|(of, unit)| (rules[what][of].as_u64().unwrap_or(0), unit));
-        let shown: Vec<String> =
-            all.iter().filter(|(n, _)| *n > 0).map(|(n, unit)| format!("{}{unit}", unscaled(*n))).collect();
-        if !shown.is_empty() {
-            parts.push(format!("rate {direction} {}", shown.join(" ")));
+        if let Some(rate) = rate(&rules[what]) {
+            parts.push(format!("rate {direction} {rate}"));
         }
     }
     if let Some(packets) = rules["storm"].as_u64() {
@@ -454,8 +482,19 @@ fn settings(rules: &Value) -> String {
     if parts.is_empty() { "-".into() } else { parts.join("; ") }
 }
 
+/// Formats a rate limit of the daemon's reply in the syntax of [`limit`]; `None`: there is none.
+pub(crate) fn rate(limit: &Value) -> Option<String> {
+    let [packets, bits] = ["packets", "bits"].map(|of| limit[of].as_u64().unwrap_or(0));
+    Some(rate_text(packets, bits)).filter(|text| !text.is_empty())
+}
+
+fn rate_text(packets: u64, bits: u64) -> String {
+    let limits = [(packets, "pps"), (bits, "bit")].into_iter().filter(|(n, _)| *n > 0);
+    limits.map(|(n, unit)| format!("{}{unit}", unscaled(n))).collect::<Vec<_>>().join(" ")
+}
+
 /// Formats a number in the syntax of [`tool_common::scaled`].
-fn unscaled(number: u64) -> String {
+pub(crate) fn unscaled(number: u64) -> String {
     let scale =
         [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")].into_iter().find(|(n, _)| number.is_multiple_of(*n));
     match scale {

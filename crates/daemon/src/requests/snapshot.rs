@@ -7,6 +7,7 @@ use unetmap_sys::{memfd, process};
 
 use super::{Call, Reply};
 use crate::owner::owner;
+use crate::ports::vale::persistent::persistent_snapshots;
 use crate::ports::vale::{switch_snapshots, worker_snapshots};
 use crate::ports::{Daemon, PortKey, UserSnapshot};
 use crate::region::{RegionKey, RegionRecord, Scope};
@@ -120,10 +121,13 @@ impl SnapshotTask {
             work,
         };
         let switches = to_json(&switch_snapshots(daemon, only.map(|uid| Scope { uid, netns: 0 })));
+        // Persistent ports, of which `ports` has those that are open or attached.
+        let persistent = if only.is_none() { persistent_snapshots(daemon) } else { Vec::new() };
+        let persistent = to_json(&persistent);
         let (threads, users, general) = (to_json(&worker_snapshots(daemon)), to_json(&users), to_json(&general));
         format!(
             "{{\"daemon\":{general},\"regions\":[{regions}],\"switches\":{switches},\"threads\":{threads},\
-             \"ports\":[{ports}],\"sessions\":[{sessions}],\"users\":{users}}}"
+             \"ports\":[{ports}],\"persistent\":{persistent},\"sessions\":[{sessions}],\"users\":{users}}}"
         )
     }
 }

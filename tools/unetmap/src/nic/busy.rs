@@ -12,11 +12,11 @@ use unetmap_sys::xsk::BusyPoll;
 const NAPI: [&str; 2] = ["napi_defer_hard_irqs", "gro_flush_timeout"];
 
 /// Sets busy polling for ports opened from now on: `off`, or microseconds and optionally packets.
-pub(crate) fn run(interface: &str, words: &[String], json: bool) -> Result<u8, String> {
+pub(crate) fn run(interface: &str, words: &[String], json: bool) -> Result<String, String> {
     super::send(interface, action(words), json)
 }
 
-fn action(words: &[String]) -> Result<NicAction, String> {
+pub(crate) fn action(words: &[String]) -> Result<NicAction, String> {
     let number = |word: &str, what: &str| {
         let not = || format!("`{word}` is not a number of {what}; use `busy-poll USEC [BUDGET]`, or `busy-poll off`");
         word.parse::<u32>().map_err(|_| not())

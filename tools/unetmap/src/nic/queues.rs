@@ -46,7 +46,7 @@ impl Change {
 }
 
 /// Changes the RSS configuration if `words` are given, then prints it.
-pub(crate) fn rss(interface: &str, words: &[String], json: bool) -> Result<u8, String> {
+pub(crate) fn rss(interface: &str, words: &[String], json: bool) -> Result<String, String> {
     let failed = |why: &str| format!("nic {interface}: {why}");
     let name = name_of(interface)?;
     let change = if words.is_empty() { None } else { Some(Change::parse(words).map_err(|why| failed(&why))?) };
@@ -90,7 +90,7 @@ pub(crate) fn rss(interface: &str, words: &[String], json: bool) -> Result<u8, S
         };
         format!("{name}: {} entries: {shares}\nkey {key} ({symmetric})\n", rss.table.len())
     };
-    crate::print("nic", &text)
+    Ok(text)
 }
 
 /// Formats the share of the table that each queue has.
@@ -110,7 +110,7 @@ fn is_symmetric(key: &[u8]) -> bool {
 }
 
 /// Changes the steering rules: `RULE QUEUE` adds a rule, `off PLACE` removes one, no words list their places.
-pub(crate) fn steer(interface: &str, words: &[String], json: bool) -> Result<u8, String> {
+pub(crate) fn steer(interface: &str, words: &[String], json: bool) -> Result<String, String> {
     let failed = |why: &str| format!("nic {interface}: {why}");
     let name = name_of(interface)?;
     let cannot = |e: io::Error| {
@@ -153,7 +153,7 @@ pub(crate) fn steer(interface: &str, words: &[String], json: bool) -> Result<u8,
         let list = if list.is_empty() { "no place".into() } else { list.join(", ") };
         format!("{name}: {change} {list}\n")
     };
-    crate::print("nic", &text)
+    Ok(text)
 }
 
 fn name_of(interface: &str) -> Result<String, String> {

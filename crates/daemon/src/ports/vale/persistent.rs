@@ -17,6 +17,7 @@
 
 use std::sync::Arc;
 
+use serde::Serialize;
 use unetmap_abi::*;
 use unetmap_core::errno::{EBUSY, EEXIST, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_switch::fdb::MacTable;
@@ -93,6 +94,31 @@ impl PersistentPort {
 /// Returns the table of a switch that is created, for `addresses` addresses.
 pub(super) fn table_of(key: &ValeKey, addresses: usize) -> MacTable {
     if key.switch.ends_with(WIRE) { MacTable::without_learning() } else { MacTable::with_capacity(addresses) }
+}
+
+/// A persistent port in JSON.
+#[derive(Serialize)]
+pub(crate) struct PersistentSnapshot {
+    name: String,
+    tx_rings: u16,
+    rx_rings: u16,
+    tx_slots: u32,
+    rx_slots: u32,
+    /// The port of a switch that it is.
+    attached: Option<String>,
+}
+
+/// Returns the persistent ports that users who see all ports see.
+pub(crate) fn persistent_snapshots(daemon: &Daemon) -> Vec<PersistentSnapshot> {
+    let snapshot = |port: &PersistentPort| PersistentSnapshot {
+        name: port.name.clone(),
+        tx_rings: port.shape.tx_rings,
+        rx_rings: port.shape.rx_rings,
+        tx_slots: port.shape.tx_slots.get(),
+        rx_slots: port.shape.rx_slots.get(),
+        attached: port.attached.as_ref().map(ValeKey::name),
+    };
+    daemon.vale.persistent.ports.iter().map(snapshot).collect()
 }
 
 /// Returns the name by which people know the port with this place.

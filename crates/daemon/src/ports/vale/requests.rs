@@ -140,7 +140,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
     let text = match action {
         ValeAction::List => {
             check_may_use_switches(daemon, caller)?;
-            serde_json::to_string(&switch_snapshots(daemon, Some(daemon.scope(caller))))
+            serde_json::to_string(&known_switches(daemon, daemon.scope(caller)))
         }
         ValeAction::Threads => {
             check_may_use_switches(daemon, caller)?;
@@ -205,6 +205,16 @@ pub(crate) fn switch_snapshots(daemon: &Daemon, only: Option<Scope>) -> Vec<Swit
     let switches = daemon.vale.switches.iter().filter(|((_, name), _)| name.starts_with(NM_BDG_NAME));
     let switches = switches.filter(|((scope, _), _)| only.is_none_or(|only| only == *scope));
     switches.map(|(key, switch)| switch_snapshot(daemon, key, Some(switch))).collect()
+}
+
+/// Returns the switches of a user that have ports or settings.
+fn known_switches(daemon: &Daemon, scope: Scope) -> Vec<SwitchSnapshot> {
+    let with_settings = daemon.vale.settings.switches().filter(|key| key.0 == scope);
+    let settings_only = with_settings.filter(|key| !daemon.vale.switches.contains_key(key));
+    let mut all = switch_snapshots(daemon, Some(scope));
+    all.extend(settings_only.map(|key| switch_snapshot(daemon, key, None)));
+    all.sort_by(|a, b| a.switch.cmp(&b.switch));
+    all
 }
 
 fn switch_snapshot(daemon: &Daemon, key: &SwitchKey, switch: Option<&Switch>) -> SwitchSnapshot {

@@ -49,6 +49,11 @@ impl SwitchSettings {
         self.switches.is_empty()
     }
 
+    /// The switches for which, or for whose ports, anything is set.
+    pub(super) fn switches(&self) -> impl Iterator<Item = &SwitchKey> {
+        self.switches.keys()
+    }
+
     /// The settings of a switch, if anything is set.
     pub(super) fn of_switch(&self, switch: &SwitchKey) -> Option<&OfSwitch> {
         self.switches.get(switch)

@@ -1,0 +1,101 @@
+//! The settings that the daemon has now.
+
+use serde_json::Value;
+use unetmap_core::control::nic::{self, NicAction, NicRequest};
+use unetmap_core::control::vale::{self, ValeAction, ValeRequest};
+
+use super::Setting;
+use crate::ls::{members, parse_reply};
+use crate::vale::rate;
+
+/// Reads all settings, in order; of interfaces those of `named`, and of those that have ports.
+pub(super) fn read(named: &[String]) -> Result<Vec<Setting>, String> {
+    let mut settings = Vec::new();
+    let mut interfaces = named.to_vec();
+    for snapshot in unetmap::snapshots().map_err(|e| e.to_string())? {
+        let all = parse_reply("config", &snapshot)?;
+        settings.extend(members(&all["persistent"]).flat_map(persistent));
+        let open = members(&all["ports"]).filter(|port| ["nic", "mediated"].iter().any(|kind| port["kind"] == *kind));
+        interfaces
+            .extend(open.filter_map(|port| Some(port["name"].as_str()?.trim_start_matches("netmap:").to_owned())));
+    }
+    let ask = |name: &str, action| {
+        let reply = vale::send_request(&ValeRequest { name: name.into(), action }).map_err(|e| e.to_string())?;
+        parse_reply("config", reply.as_deref().unwrap_or("null"))
+    };
+    for switch in members(&ask("", ValeAction::List)?) {
+        let Some(name) = switch["switch"].as_str() else { continue };
+        settings.extend(of_switch(name, &ask(name, ValeAction::Show)?));
+    }
+    interfaces.sort();
+    interfaces.dedup();
+    for name in interfaces {
+        let request = NicRequest { interface: name.clone(), action: NicAction::Show };
+        // An interface that does not exist has no settings.
+        if let Ok(Some(reply)) = nic::send_request(&request) {
+            settings.extend(of_interface(&name, &parse_reply("config", &reply)?));
+        }
+    }
+    settings.sort();
+    settings.dedup();
+    Ok(settings)
+}
+
+fn persistent(port: &Value) -> Vec<Setting> {
+    let Some(name) = port["name"].as_str() else { return Vec::new() };
+    let number = |key: &str| u32::try_from(port[key].as_u64().unwrap_or(0)).unwrap_or(0);
+    let config = ["tx_slots", "rx_slots", "tx_rings", "rx_rings"].map(number);
+    let mut settings = vec![Setting::Persistent { name: name.into(), config }];
+    if let Some((switch, interface)) = port["attached"].as_str().and_then(|at| at.split_once(':')) {
+        settings.push(Setting::Attach { switch: switch.into(), interface: interface.into(), host: false });
+    }
+    settings
+}
+
+fn of_switch(switch: &str, details: &Value) -> Vec<Setting> {
+    let mut settings = Vec::new();
+    if let Some(seconds @ 1..) = details["age"].as_u64() {
+        settings.push(Setting::Age { switch: switch.into(), seconds: seconds.to_string() });
+    }
+    let names: Vec<&str> = members(&details["port"]).filter_map(|port| port["name"].as_str()).collect();
+    for port in members(&details["port"]) {
+        let Some(name) = port["name"].as_str() else { continue };
+        let interface = name.split_once(':').map_or("", |(_, interface)| interface);
+        if port["open"] == true && port["kind"] == "interface" && !name.ends_with('^') {
+            let host = names.contains(&&*format!("{name}^"));
+            settings.push(Setting::Attach { switch: switch.into(), interface: interface.into(), host });
+        }
+        let rules = &port["rules"];
+        let text = |value: &Value| match value {
+            Value::Null => None,
+            Value::String(text) => Some(text.clone()),
+            other => Some(other.to_string()),
+        };
+        let values = [
+            ("access", text(&rules["access"])),
+            ("trunk", text(&rules["trunk"])),
+            ("rate-in", rate(&rules["limit_in"])),
+            ("rate-out", rate(&rules["limit_out"])),
+            ("storm", rules["storm"].as_u64().map(crate::vale::unscaled)),
+            ("filter-in", text(&rules["filter_in"]["expression"])),
+            ("filter-out", text(&rules["filter_out"]["expression"])),
+        ];
+        let set = values.into_iter().filter_map(|(key, value)| Some((key, value?)));
+        settings.extend(set.map(|(key, value)| Setting::Port { port: name.into(), key, value }));
+    }
+    settings
+}
+
+fn of_interface(name: &str, reply: &Value) -> Vec<Setting> {
+    let mut values = Vec::new();
+    if let Some(expression) = reply["filter"]["expression"].as_str() {
+        values.push(("filter", expression.to_owned()));
+    }
+    if let (Some(usec), Some(budget)) = (reply["busy_poll"]["usec"].as_u64(), reply["busy_poll"]["budget"].as_u64()) {
+        values.push(("busy-poll", format!("{usec} {budget}")));
+    }
+    if let Some(bytes @ 1..) = reply["header"].as_u64() {
+        values.push(("header", bytes.to_string()));
+    }
+    values.into_iter().map(|(key, value)| Setting::Interface { name: name.into(), key, value }).collect()
+}
