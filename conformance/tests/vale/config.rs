@@ -47,7 +47,7 @@ fn assert_separated(net: &Net, seq: u64) {
     let [a, b]: [Port; 2] = ["vale0:a", "vale0:b"].map(|name| open_in(&net.near, name));
     let mirror = open_in(&net.near, "vale0:c");
     let sent = make(BROADCAST, mac(1), 1, seq).to_vec();
-    transmit(&a, 0, &[sent.clone()], BUFFER);
+    transmit(&a, 0, std::slice::from_ref(&sent), BUFFER);
     let tagged = [&sent[..12], &[0x81, 0, 0, 10], &sent[12..]].concat();
     assert_eq!(collect(&mirror, 1), [tagged]);
     assert!(drain(&b).is_empty());
