@@ -170,6 +170,7 @@ install:
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/$$unit >$(UNITS)/system/$$unit && \
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/user/$$unit >$(UNITS)/user/$$unit || exit 1; \
 	done
+	sed 's|@BINDIR@|$(PREFIX)/bin|' service/unetmap-metrics.service >$(UNITS)/system/unetmap-metrics.service
 	install -m 644 service/unetmap.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
 	set -e; for name in unetmap netmap libnetmap; do \
 		case $$name in unetmap) from=unetmap ;; *) from=netmap ;; esac; \
@@ -199,7 +200,7 @@ uninstall:
 	rm -f $(patsubst %,$(DESTDIR)$(LIBDIR)/pkgconfig/%.pc,unetmap netmap libnetmap)
 	rm -rf $(DESTDIR)$(PREFIX)/lib/unetmap
 	rm -f $(foreach kind,system user,$(addprefix $(UNITS)/$(kind)/,unetmapd.socket unetmapd.service))
-	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
+	rm -f $(UNITS)/system/unetmap-metrics.service $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
 	cd $(DESTDIR)$(PREFIX)/share && rm -f $(foreach program,$(filter-out unetmapd,$(PROGRAMS)), \
 		bash-completion/completions/$(program) zsh/site-functions/_$(program) fish/vendor_completions.d/$(program).fish)
 	rm -f $(foreach page,$(wildcard man/*.[1-9]),$(DESTDIR)$(PREFIX)/share/man/man$(subst .,,$(suffix $(page)))/$(notdir $(page)))

@@ -1,6 +1,7 @@
-//! The command-line programs: their errors, `lb` and `unetmap doctor`.
+//! The command-line programs: their errors, `lb`, `unetmap doctor` and `unetmap metrics`.
 #![forbid(unsafe_code)]
 
 mod doctor;
 mod errors;
 mod lb;
+mod metrics;

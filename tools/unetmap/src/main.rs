@@ -6,6 +6,7 @@ mod config;
 mod doctor;
 mod knobs;
 mod ls;
+mod metrics;
 mod nic;
 mod node;
 mod replay;
@@ -41,6 +42,7 @@ enum Command {
     Set(SetArgs),
     Reload(ReloadArgs),
     Config(config::ConfigArgs),
+    Metrics(MetricsArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Run(RunArgs),
@@ -238,6 +240,16 @@ struct ReloadArgs {
     json: bool,
 }
 
+/// Print the daemons' counters for Prometheus, or serve them (unetmap-metrics(7)).
+///
+/// Shows what `unetmap ls` shows the same user, as OpenMetrics text.
+#[derive(Debug, Args)]
+struct MetricsArgs {
+    /// Serve them over HTTP at /metrics instead, until a signal
+    #[arg(short, long, value_name = "unix:PATH|ADDRESS:PORT")]
+    listen: Option<String>,
+}
+
 /// Check what this machine and its interfaces support, and print how to fix what is missing.
 ///
 /// Without an interface: checks the machine, and lists all interfaces in a table; changes nothing. With an interface
@@ -368,6 +380,7 @@ fn main() -> ExitCode {
             saved.and_then(|()| print("vale", &text))
         }),
         Command::Config(args) => config::run(&args),
+        Command::Metrics(args) => metrics::run(args.listen.as_deref()),
         Command::Node(NodeArgs { action, json }) => {
             let action = match action {
                 NodeAction::On { path } => node::Action::On(path),

@@ -1,0 +1,251 @@
+//! `unetmap metrics`: the daemons' counters in the OpenMetrics text format, once or for each request over HTTP.
+//!
+//! Prometheus is served by a process of its own, so that no daemon parses HTTP.
+
+use std::fmt;
+use std::net::TcpListener;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use serde_json::Value;
+use tiny_http::{Header, Method, Response, Server};
+
+use crate::ls::{members, parse_reply};
+
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// A sample: its labels, and its value.
+type Sample = (Vec<(&'static str, String)>, f64);
+
+/// A metric: its name without `unetmap_` and without `_total`, what it counts, and its samples.
+#[derive(Debug)]
+struct Metric {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    samples: Vec<Sample>,
+}
+
+/// What the daemons' snapshots contain.
+#[derive(Debug)]
+struct Snapshots(Vec<Metric>);
+
+impl Collector for Snapshots {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for Metric { name, help, kind, samples } in &self.0 {
+            let mut metric = encoder.encode_descriptor(name, help, None, *kind)?;
+            for (labels, value) in samples {
+                let labels: Vec<(&str, &str)> = labels.iter().map(|(name, value)| (*name, &**value)).collect();
+                let mut sample = metric.encode_family(&labels)?;
+                match kind {
+                    MetricType::Counter => sample.encode_counter::<NoLabelSet, u64, u64>(&(*value as u64), None)?,
+                    _ => sample.encode_gauge(value)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), String::from)
+}
+
+/// All metrics, without samples.
+fn definitions() -> Vec<Metric> {
+    let gauge = |name, help| Metric { name, help, kind: MetricType::Gauge, samples: Vec::new() };
+    let counter = |name, help| Metric { name, help, kind: MetricType::Counter, samples: Vec::new() };
+    vec![
+        gauge("daemon_info", "A daemon that runs; 1"),
+        gauge("daemon_uptime_seconds", "Time since it started"),
+        gauge("daemon_connections", "Connections of clients"),
+        gauge("sessions", "Open ports, counted once for each program that has them open"),
+        gauge("region_bytes", "Size of a region"),
+        gauge("region_resident_bytes", "Memory that it uses"),
+        gauge("region_buffers", "Buffers of a region by state: free, in_rings, extra, missing"),
+        gauge("switch_ports", "Open ports of a switch"),
+        gauge("switch_addresses", "Addresses that a switch knows"),
+        counter("ring_packets", "Slots that crossed a ring, sent or received"),
+        counter("ring_batches", "Batches in which they did"),
+        counter("ring_dropped", "Packets dropped at a ring, by the rules of ls"),
+        counter("ring_bad_slots", "Slots with an invalid index or length"),
+        gauge("ring_queued", "Slots sent and not yet released by the receiver"),
+        counter("port_lost", "Packets that a port sent and that reached no port, by reason"),
+        gauge("user_used", "What a user has of a budget"),
+        gauge("user_limit", "The budget"),
+        counter("user_refused", "Requests refused for lack of budget"),
+    ]
+}
+
+/// The metrics of the snapshots of daemons.
+fn metrics(snapshots: &[Value]) -> Vec<Metric> {
+    let mut all = definitions();
+    for snapshot in snapshots {
+        let daemon = ("daemon", text_of(&snapshot["daemon"]["uid"]));
+        let mut add = |name: &str, labels: &[Label<'_>], value: Option<f64>| {
+            if let (Some(metric), Some(value)) = (all.iter_mut().find(|metric| metric.name == name), value) {
+                let labels = labels.iter().map(|(name, value)| (*name, text_of(value)));
+                metric.samples.push((std::iter::once(daemon.clone()).chain(labels).collect(), value));
+            }
+        };
+        add_daemon(snapshot, &mut add);
+        members(&snapshot["ports"]).for_each(|port| add_port(port, &mut add));
+        members(&snapshot["users"]).for_each(|user| add_user(user, &mut add));
+    }
+    all
+}
+
+type Label<'a> = (&'static str, &'a Value);
+/// Adds a sample to the metric of a name, if there is a value.
+type Add<'a> = dyn FnMut(&str, &[Label<'_>], Option<f64>) + 'a;
+
+fn add_daemon(snapshot: &Value, add: &mut Add<'_>) {
+    let daemon = &snapshot["daemon"];
+    add("daemon_info", &[("version", &daemon["version"]), ("pid", &daemon["pid"])], Some(1.0));
+    add("daemon_uptime_seconds", &[], daemon["uptime_seconds"].as_f64());
+    add("daemon_connections", &[], daemon["connections"].as_f64());
+    add("sessions", &[], Some(members(&snapshot["sessions"]).count() as f64));
+    for region in members(&snapshot["regions"]) {
+        let name = [("region", &region["name"]), ("mem_id", &region["mem_id"])];
+        add("region_bytes", &name, region["bytes"].as_f64());
+        add("region_resident_bytes", &name, region["resident_bytes"].as_f64());
+        for state in ["free", "in_rings", "extra", "missing"] {
+            let label = Value::from(state);
+            add("region_buffers", &[name[0], name[1], ("state", &label)], region["buffers"][state].as_f64());
+        }
+    }
+    for switch in members(&snapshot["switches"]) {
+        let name = [("switch", &switch["switch"]), ("uid", &switch["uid"])];
+        add("switch_ports", &name, switch["ports"].as_f64());
+        add("switch_addresses", &name, switch["addresses"].as_f64());
+    }
+}
+
+fn add_port(port: &Value, add: &mut Add<'_>) {
+    let name = [("port", &port["name"]), ("kind", &port["kind"]), ("mem_id", &port["mem_id"])];
+    for ring in members(&port["rings"]) {
+        let labels = [&name[..], &[("dir", &ring["dir"]), ("ring", &ring["id"])]].concat();
+        for (metric, key) in [
+            ("ring_packets", "crossed"),
+            ("ring_batches", "batches"),
+            ("ring_dropped", "dropped"),
+            ("ring_bad_slots", "bad_slots"),
+            ("ring_queued", "queued"),
+        ] {
+            add(metric, &labels, ring[key].as_f64());
+        }
+    }
+    for (reason, count) in port["lost"].as_object().into_iter().flatten() {
+        add("port_lost", &[&name[..], &[("reason", &reason.as_str().into())]].concat(), count.as_f64());
+    }
+}
+
+fn add_user(user: &Value, add: &mut Add<'_>) {
+    let all_but_root = Value::from("all but root");
+    let uid = ("uid", user.get("uid").unwrap_or(&all_but_root));
+    add("user_refused", &[uid], user["refused"].as_f64());
+    for (resource, budget) in user.as_object().into_iter().flatten().filter(|(_, value)| value.is_object()) {
+        let resource = Value::from(resource.as_str());
+        add("user_used", &[uid, ("resource", &resource)], budget["used"].as_f64());
+        add("user_limit", &[uid, ("resource", &resource)], budget["limit"].as_f64());
+    }
+}
+
+/// Returns the text of all daemons.
+fn page() -> Result<String, String> {
+    let snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
+    let parsed = snapshots.iter().map(|snapshot| parse_reply("metrics", snapshot)).collect::<Result<Vec<_>, _>>()?;
+    let mut registry = Registry::with_prefix("unetmap");
+    registry.register_collector(Box::new(Snapshots(metrics(&parsed))));
+    let mut page = String::new();
+    text::encode(&mut page, &registry).map_err(|e| format!("metrics: {e}"))?;
+    Ok(page)
+}
+
+/// Prints the metrics, or serves them at `listen`: `unix:PATH`, or ADDRESS:PORT.
+pub(crate) fn run(listen: Option<&str>) -> Result<u8, String> {
+    let Some(listen) = listen else { return crate::print("metrics", &page()?) };
+    let server = server(listen).map_err(|why| format!("metrics: {listen}: {why}"))?;
+    crate::note(&format!("unetmap: metrics: serving at {listen}"));
+    loop {
+        let request = server.recv().map_err(|e| format!("metrics: {listen}: {e}"))?;
+        let response = match (request.method(), request.url().split('?').next()) {
+            (Method::Get | Method::Head, Some("/metrics")) => match page() {
+                Ok(page) => with_type(Response::from_string(page), CONTENT_TYPE),
+                Err(why) => Response::from_string(format!("{why}\n")).with_status_code(500),
+            },
+            (Method::Get | Method::Head, _) => Response::from_string("see /metrics\n").with_status_code(404),
+            _ => Response::from_string("only GET is answered\n").with_status_code(405),
+        };
+        // The client may have gone.
+        let _ = request.respond(response);
+    }
+}
+
+fn with_type<R: std::io::Read>(response: Response<R>, value: &str) -> Response<R> {
+    match Header::from_bytes("Content-Type", value) {
+        Ok(header) => response.with_header(header),
+        Err(()) => response,
+    }
+}
+
+fn server(listen: &str) -> Result<Server, String> {
+    let server = match listen.strip_prefix("unix:") {
+        Some(path) => {
+            remove_stale(Path::new(path))?;
+            Server::from_listener(UnixListener::bind(path).map_err(|e| e.to_string())?, None)
+        }
+        None => Server::from_listener(TcpListener::bind(listen).map_err(|e| e.to_string())?, None),
+    };
+    server.map_err(|e| e.to_string())
+}
+
+/// Removes a socket at which nobody listens.
+fn remove_stale(path: &Path) -> Result<(), String> {
+    match path.symlink_metadata() {
+        Ok(file) if !file.file_type().is_socket() => Err("there is a file that is no socket".into()),
+        Ok(_) if UnixStream::connect(path).is_ok() => Err("another program serves there".into()),
+        Ok(_) => std::fs::remove_file(path).map_err(|e| e.to_string()),
+        Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_snapshot_is_openmetrics_text() {
+        let ring = json!({"dir": "rx", "id": 0, "queued": 5, "crossed": 7, "batches": 2, "dropped": 1, "bad_slots": 0});
+        let snapshot = json!({
+            "daemon": {"pid": 7, "uid": 0, "version": "1", "uptime_seconds": 3, "connections": 2},
+            "regions": [{"name": "r\"\\\n", "mem_id": 2, "bytes": 4096, "buffers": {"free": 3}}],
+            "switches": [{"switch": "vale0", "uid": 0, "ports": 2, "addresses": 9}],
+            "ports": [{"name": "vale0:a", "kind": "vale", "mem_id": 2, "lost": {"vlan": 4}, "rings": [ring]}],
+            "sessions": [{}],
+            "users": [{"uid": 1, "rings": {"used": 2, "limit": null}, "refused": 6}, {"rings": {"used": 2, "limit": 9}}],
+        });
+        let mut registry = Registry::with_prefix("unetmap");
+        registry.register_collector(Box::new(Snapshots(metrics(&[snapshot]))));
+        let mut page = String::new();
+        text::encode(&mut page, &registry).unwrap();
+        for line in [
+            "# TYPE unetmap_ring_packets counter",
+            r#"unetmap_ring_packets_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 7"#,
+            r#"unetmap_port_lost_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="vlan"} 4"#,
+            r#"unetmap_region_buffers{daemon="0",region="r\"\\\n",mem_id="2",state="free"} 3.0"#,
+            r#"unetmap_user_refused_total{daemon="0",uid="1"} 6"#,
+            r#"unetmap_user_limit{daemon="0",uid="all but root",resource="rings"} 9.0"#,
+            "# EOF",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+        }
+        assert!(!page.contains("uid=\"1\",resource=\"rings\"} 9"), "no limit is no sample");
+    }
+}
