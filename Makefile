@@ -46,6 +46,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 CARGO_HOME ?= $(HOME)/.cargo
 build: export RUSTFLAGS := $(RUSTFLAGS) $(join --remap-path-prefix=$(CARGO_HOME)= --remap-path-prefix=$(TARGET)= \
 	--remap-path-prefix=$(CURDIR)=,cargo target unetmap)
+build: export UNETMAP_COMMIT ?= $(or $(shell git describe --always --dirty --exclude='*' --abbrev=12 2>/dev/null),no commit)
 build: export CFLAGS := $(or $(CFLAGS),-O2 -g) -ffile-prefix-map=$(CURDIR)=unetmap
 build: setup
 	$(CARGO) build --locked --release --bins $(PACKAGES:%=-p %)

@@ -12,6 +12,8 @@
 //! The way of a packet: [`Port`] → [`Ring`] → `sync` → `backend` → the peer.
 #![forbid(unsafe_code)]
 
+use std::sync::LazyLock;
+
 pub use unetmap_abi as abi;
 pub use unetmap_mem::{BufIdx, Frame, Pos, Region, SlotValue as Slot};
 pub use unetmap_sys::user_memory;
@@ -28,3 +30,13 @@ pub use backend::vale::{ProgramData, defer_program_data, with_program_data};
 pub use error::{Error, errno};
 pub use port::extmem::Pools;
 pub use port::{InDaemon, Interest, NR_SLOT_TIMES, OpenOptions, Port, Ring, SlotIter, SlotRef, adopt};
+
+/// Returns the version of this build, as `0.1.0 (2f6c35d9a1b0)`: the commit follows if the environment variable
+/// `UNETMAP_COMMIT` named it when this was built, as `make build` has it.
+pub fn version() -> &'static str {
+    static VERSION: LazyLock<String> = LazyLock::new(|| {
+        let version = env!("CARGO_PKG_VERSION");
+        option_env!("UNETMAP_COMMIT").map_or_else(|| version.to_owned(), |commit| format!("{version} ({commit})"))
+    });
+    &VERSION
+}

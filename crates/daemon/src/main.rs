@@ -83,7 +83,7 @@ impl From<Level> for tracing::Level {
 
 /// The unetmap daemon. The first program that opens a port starts it; it need not be started by hand.
 #[derive(Parser, Debug)]
-#[command(name = "unetmapd", version, about)]
+#[command(name = "unetmapd", version = unetmap_core::version(), about)]
 struct Args {
     /// Stay in the foreground and log to standard error. Otherwise a background daemon is started, which logs to a file
     /// beside its socket.

@@ -118,7 +118,7 @@ pub mod switch;
 #[doc(inline)]
 pub use unetmap_core::{
     BufIdx, Error, Frame, Interest, NR_SLOT_TIMES, OpenOptions, Pools, Port, Pos, Region, Ring, Slot, SlotIter,
-    SlotRef, SlotTime, TimeSource, abi, errno,
+    SlotRef, SlotTime, TimeSource, abi, errno, version,
 };
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};

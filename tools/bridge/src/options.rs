@@ -9,7 +9,7 @@ use unetmap::abi::{PortKind, PortSpec, Rings};
 
 /// Forwards packets between two netmap ports, without copying if both are in one region.
 #[derive(Debug, Parser)]
-#[command(name = "bridge", version, max_term_width = 100, args_override_self = true)]
+#[command(name = "bridge", version = unetmap::version(), max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
     /// Port to open: give two, or one interface to bridge it to the host's stack. A bare NAME means `netmap:NAME`
     #[arg(short = 'i', long = "port", value_name = "PORT", action = ArgAction::Append)]

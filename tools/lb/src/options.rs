@@ -15,7 +15,7 @@ const BATCH: u32 = 2048;
 
 /// Distributes the packets that a netmap port receives over pipes, by flow, without copying.
 #[derive(Debug, Parser)]
-#[command(name = "lb", version, max_term_width = 100, args_override_self = true)]
+#[command(name = "lb", version = unetmap::version(), max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
     /// Port to receive from. A bare NAME means `netmap:NAME`
     #[arg(short = 'i', long = "port", value_name = "PORT")]

@@ -60,7 +60,7 @@ impl Function {
 
 /// Packet generator and receiver for netmap ports.
 #[derive(Debug, Parser)]
-#[command(name = "pkt-gen", version, max_term_width = 100, args_override_self = true)]
+#[command(name = "pkt-gen", version = unetmap::version(), max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
     /// Port to open, as in `netmap:eth0` or `netmap:p{1`; a bare NAME means `netmap:NAME`
     #[arg(short = 'i', long = "port", value_name = "PORT")]

@@ -25,7 +25,7 @@ use unetmap_bench::{Bench, Options, Peer};
 
 /// netmap in user space: shows open ports, checks this machine, and measures performance.
 #[derive(Debug, Parser)]
-#[command(name = "unetmap", version, max_term_width = 100)]
+#[command(name = "unetmap", version = unetmap::version(), max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

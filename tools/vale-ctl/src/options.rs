@@ -5,7 +5,7 @@ use unetmap::abi::{NETMAP_POLLING_MODE_MULTI_CPU, NETMAP_POLLING_MODE_SINGLE_CPU
 
 /// Shows and changes the ports of VALE switches. Without a command, lists the ports.
 #[derive(Debug, Parser)]
-#[command(name = "vale-ctl", version, max_term_width = 100, disable_help_flag = true)]
+#[command(name = "vale-ctl", version = unetmap::version(), max_term_width = 100, disable_help_flag = true)]
 #[command(group = ArgGroup::new("command").multiple(false))]
 pub(crate) struct Cli {
     /// Show the memory, rings and slots of a port

@@ -115,7 +115,7 @@ impl SnapshotTask {
         let general = DaemonSnapshot {
             pid: process::pid(),
             uid: owner(),
-            version: env!("CARGO_PKG_VERSION"),
+            version: unetmap_core::version(),
             uptime_seconds: uptime.as_secs(),
             connections,
             work,

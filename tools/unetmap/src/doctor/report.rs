@@ -27,7 +27,7 @@ const SYSCTLS: [&str; 9] = [
 /// Builds the report of a machine, and of one interface.
 pub(super) fn build(machine: &machine::Facts, report: &Report, link: Option<&Link>) -> Value {
     let mut all = Map::new();
-    all.insert("unetmap".into(), env!("CARGO_PKG_VERSION").into());
+    all.insert("unetmap".into(), unetmap::version().into());
     all.insert("left_out".into(), LEFT_OUT.into());
     all.insert("machine".into(), this_machine(machine));
     all.insert("checks".into(), lines(&report.checks));
