@@ -1,7 +1,8 @@
-//! The command-line programs: their errors, `lb`, `unetmap doctor` and `unetmap metrics`.
+//! The command-line programs: their errors, `lb`, `unetmap doctor`, `metrics` and `top`.
 #![forbid(unsafe_code)]
 
 mod doctor;
 mod errors;
 mod lb;
 mod metrics;
+mod top;

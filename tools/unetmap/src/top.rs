@@ -1,16 +1,15 @@
 //! `unetmap top`: shows the packet rates of all rings, refreshed periodically.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, IsTerminal as _, Write as _, stdout};
+use std::io::{ErrorKind, IsTerminal as _, Write as _, stdin, stdout};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use unetmap_bench::align;
 
-use crate::ls::{cell, header, members, parse_reply};
+mod screen;
 
-/// Moves the cursor to the upper left corner, and clears the screen.
-const CLEAR: &str = "\x1b[H\x1b[J";
+use crate::ls::{cell, header, members, parse_reply};
 
 /// Identifies a ring: the daemon's pid, the port's name, direction and ring number.
 pub(crate) type RingKey = (u64, String, String, u64);
@@ -39,18 +38,18 @@ pub(crate) struct Rate {
     pub(crate) lost: f64,
 }
 
-/// Prints rates every `interval`, `count` times (0: unlimited).
+/// Shows rates every `interval`, `count` times (0: unlimited): on a terminal as a screen, else as a table each time.
 pub(crate) fn run(interval: Duration, count: u64, json: bool) -> Result<u8, String> {
+    if stdin().is_terminal() && stdout().is_terminal() && !json {
+        return screen::run(interval, count).map(|()| 0);
+    }
     let mut last = (Instant::now(), read_rings()?);
     let mut refreshes = 0;
     while count == 0 || refreshes < count {
         std::thread::sleep(interval);
         let now = (Instant::now(), read_rings()?);
         let rates = rates(&last.1, &now.1, now.0 - last.0);
-        let text = match json {
-            true => lines(&rates),
-            false => format!("{}{}\n", if stdout().is_terminal() { CLEAR } else { "" }, table(&rates)),
-        };
+        let text = if json { lines(&rates) } else { format!("{}\n", table(&rates)) };
         match stdout().lock().write_all(text.as_bytes()) {
             // A reader such as `head` closes the pipe early.
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(0),
@@ -115,8 +114,13 @@ pub(crate) fn rates(
 fn table(rates: &[Rate]) -> String {
     let mut sorted: Vec<&Rate> = rates.iter().collect();
     sorted.sort_by(|a, b| b.packets.total_cmp(&a.packets));
+    if rates.is_empty() { "No port is open.".into() } else { align(&rows(&sorted), 2) }
+}
+
+/// A row of titles, and one for each ring.
+fn rows(rates: &[&Rate]) -> Vec<Vec<String>> {
     let mut rows = header(["port", "ring", "packets/s", "batch", "lost/s", "queued", "kind"]);
-    for Rate { key: (_, port, dir, id), ring, packets, batch, lost } in sorted {
+    for Rate { key: (_, port, dir, id), ring, packets, batch, lost } in rates {
         rows.push(vec![
             port.clone(),
             format!("{dir} {id}"),
@@ -127,7 +131,7 @@ fn table(rates: &[Rate]) -> String {
             ring.kind.clone(),
         ]);
     }
-    if rows.len() == 1 { "No port is open.".into() } else { align(&rows, 2) }
+    rows
 }
 
 /// Formats the rates as JSON, one object per line and ring.
