@@ -14,7 +14,7 @@ const SWITCH_PORT: &str = "\"kind\":\"vale\"";
 const RATE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Prints the daemon's regions, ports and sessions, or its `users`. It is no error if no daemon runs.
-pub(crate) fn run(users: bool, json: bool) -> Result<u8, String> {
+pub(crate) fn run(users: bool, json: bool, wide: bool) -> Result<u8, String> {
     let mut snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
     let text = if json {
         // One object per daemon; `null` if none runs.
@@ -34,7 +34,7 @@ pub(crate) fn run(users: bool, json: bool) -> Result<u8, String> {
         } else {
             Vec::new()
         };
-        let texts = snapshots.iter().map(|snapshot| tables(snapshot, &earlier));
+        let texts = snapshots.iter().map(|snapshot| tables(snapshot, &earlier, wide));
         texts.collect::<Result<Vec<String>, String>>()?.join("\n")
     };
     crate::print("ls", &text)
@@ -76,28 +76,28 @@ fn users_table(json: &str) -> Result<String, String> {
 }
 
 /// Formats a snapshot. `earlier` are the snapshots of all daemons [`RATE_INTERVAL`] before, or empty.
-fn tables(json: &str, earlier: &[String]) -> Result<String, String> {
+fn tables(json: &str, earlier: &[String], wide: bool) -> Result<String, String> {
     let all = parse_reply("ls", json)?;
     let daemon = &all["daemon"];
     let mut text = format!(
-        "unetmapd {}: pid {}, uid {}, up {} s, connections: {}\n",
+        "unetmapd {}: pid {}, uid {}, up {}, {} clients\n",
         cell(&daemon["version"]),
         cell(&daemon["pid"]),
         cell(&daemon["uid"]),
-        cell(&daemon["uptime_seconds"]),
+        uptime(&daemon["uptime_seconds"]),
         cell(&daemon["connections"]),
     );
     for (title, rows, left) in [
-        ("Regions", regions(&all["regions"]), 2),
+        ("Regions", regions(&all["regions"], wide), 2),
         ("Switches", switches(&all, earlier), 1),
-        ("Rings", rings(&all["ports"]), 3),
-        ("Sessions", sessions(&all["sessions"]), 2),
+        ("Rings", rings(&all["ports"], wide), if wide { 3 } else { 2 }),
+        ("Sessions", sessions(&all["sessions"], wide), if wide { 3 } else { 2 }),
     ] {
         if rows.len() > 1 {
             text += &format!("\n{title}\n{}", align(&rows, left));
         }
         if title == "Rings" {
-            text += &remarks(&all["ports"]);
+            text += &remarks(&all["ports"], wide);
         }
     }
     Ok(text)
@@ -112,23 +112,21 @@ pub(crate) fn members(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-fn regions(regions: &Value) -> Vec<Vec<String>> {
-    let mut rows =
-        header(["mem_id", "name", "size", "resident", "buffers", "free", "ring", "extra", "missing", "sessions"]);
+fn regions(regions: &Value, wide: bool) -> Vec<Vec<String>> {
+    let mut rows = if wide {
+        header(["mem_id", "name", "size", "resident", "buffers", "free", "ring", "extra", "missing", "sessions"])
+    } else {
+        header(["mem_id", "name", "size", "resident", "buffers", "free", "missing", "sessions"])
+    };
     for r in members(regions) {
         let b = &r["buffers"];
-        rows.push(vec![
-            cell(&r["mem_id"]),
-            cell(&r["name"]),
-            size(&r["bytes"]),
-            size(&r["resident_bytes"]),
-            cell(&b["total"]),
-            cell(&b["free"]),
-            cell(&b["in_rings"]),
-            cell(&b["extra"]),
-            cell(&b["missing"]),
-            cell(&r["sessions"]),
-        ]);
+        let mut row = vec![cell(&r["mem_id"]), cell(&r["name"]), size(&r["bytes"]), size(&r["resident_bytes"])];
+        row.extend(["total", "free"].map(|key| cell(&b[key])));
+        if wide {
+            row.extend(["in_rings", "extra"].map(|key| cell(&b[key])));
+        }
+        row.extend([cell(&b["missing"]), cell(&r["sessions"])]);
+        rows.push(row);
     }
     rows
 }
@@ -165,74 +163,125 @@ fn switches(all: &Value, earlier: &[String]) -> Vec<Vec<String>> {
     rows
 }
 
-fn rings(ports: &Value) -> Vec<Vec<String>> {
-    let titles = [
-        "port",
-        "open",
-        "ring",
-        "mem_id",
-        "slots",
-        "sessions",
-        "queued",
-        "crossed",
-        "batch",
-        "bad slots",
-        "bad pointers",
-        "dropped",
-        "kind",
-    ];
-    let mut rows = header(titles);
+/// The ring's direction and number, which is `^` for the first host ring.
+pub(crate) fn ring_name(port: &Value, ring: &Value) -> String {
+    let dir = cell(&ring["dir"]);
+    if ring["host"] != true {
+        return format!("{dir} {}", cell(&ring["id"]));
+    }
+    let first = members(&port["rings"]).find(|other| other["host"] == true && other["dir"] == ring["dir"]);
+    let number = |ring: &Value| ring["id"].as_u64().unwrap_or(0);
+    match number(ring) - first.map_or(0, number) {
+        0 => format!("{dir} ^"),
+        n => format!("{dir} ^{n}"),
+    }
+}
+
+fn rings(ports: &Value, wide: bool) -> Vec<Vec<String>> {
+    let mut rows = if wide {
+        header([
+            "port",
+            "open",
+            "ring",
+            "mem_id",
+            "slots",
+            "sessions",
+            "queued",
+            "crossed",
+            "batch",
+            "bad slots",
+            "bad pointers",
+            "dropped",
+            "kind",
+        ])
+    } else {
+        header(["port", "ring", "queued", "crossed", "batch", "bad", "dropped", "kind"])
+    };
     for port in members(ports) {
-        let open = if port["open"] == true { "yes" } else { "no" };
         for ring in members(&port["rings"]) {
-            rows.push(vec![
-                cell(&port["name"]),
-                open.into(),
-                format!("{} {}", cell(&ring["dir"]), cell(&ring["id"])),
-                cell(&port["mem_id"]),
-                cell(&ring["slots"]),
-                cell(&ring["sessions"]),
-                cell(&ring["queued"]),
-                cell(&ring["crossed"]),
-                batch_size(&ring["crossed"], &ring["batches"]),
-                cell(&ring["bad_slots"]),
-                cell(&ring["bad_pointers"]),
-                cell(&ring["dropped"]),
-                match &port["manner"] {
-                    Value::String(data_path) => format!("{} ({data_path})", cell(&port["kind"])),
-                    _ => cell(&port["kind"]),
-                },
-            ]);
+            let [name, mem_id, kind] = ["name", "mem_id", "kind"].map(|key| cell(&port[key]));
+            let [slots, sessions, queued, crossed, dropped] =
+                ["slots", "sessions", "queued", "crossed", "dropped"].map(|key| cell(&ring[key]));
+            let batch = batch_size(&ring["crossed"], &ring["batches"]);
+            let (slots_bad, pointers_bad) = (cell(&ring["bad_slots"]), cell(&ring["bad_pointers"]));
+            let ring_name = ring_name(port, ring);
+            if wide {
+                let open = if port["open"] == true { "yes" } else { "no" }.into();
+                let kind = match &port["manner"] {
+                    Value::String(data_path) => format!("{kind} ({data_path})"),
+                    _ => kind,
+                };
+                rows.push(vec![
+                    name,
+                    open,
+                    ring_name,
+                    mem_id,
+                    slots,
+                    sessions,
+                    queued,
+                    crossed,
+                    batch,
+                    slots_bad,
+                    pointers_bad,
+                    dropped,
+                    kind,
+                ]);
+            } else {
+                let bad = ring["bad_slots"].as_u64().unwrap_or(0) + ring["bad_pointers"].as_u64().unwrap_or(0);
+                rows.push(vec![
+                    name,
+                    ring_name,
+                    queued,
+                    crossed,
+                    batch,
+                    bad.to_string(),
+                    dropped,
+                    if port["open"] == true { kind } else { format!("{kind}, not open") },
+                ]);
+            }
         }
     }
     rows
 }
 
-/// Lines about the interfaces whose packets are copied, or that have queues without a ring.
-fn remarks(ports: &Value) -> String {
+/// Lines about interfaces: how packets move, if the table does not say it; why they are copied; queues without a ring.
+fn remarks(ports: &Value, wide: bool) -> String {
     let of_port = |port: &Value| {
+        let manner = (!wide && port["manner"].is_string()).then(|| cell(&port["manner"]));
         let copied = port["copied"].is_string().then(|| format!("packets are copied: {}", cell(&port["copied"])));
         let queues = port["other_queues"].is_string().then(|| cell(&port["other_queues"]));
         let name = cell(&port["name"]);
-        copied.into_iter().chain(queues).map(move |remark| format!("{name}: {remark}\n")).collect::<String>()
+        manner
+            .into_iter()
+            .chain(copied)
+            .chain(queues)
+            .map(move |remark| format!("{name}: {remark}\n"))
+            .collect::<String>()
     };
     members(ports).map(of_port).collect()
 }
 
-fn sessions(sessions: &Value) -> Vec<Vec<String>> {
-    let mut rows = header(["port", "exclusive", "session", "pid", "uid", "tx rings", "rx rings"]);
+fn sessions(sessions: &Value, wide: bool) -> Vec<Vec<String>> {
+    let mut rows = if wide {
+        header(["port", "program", "exclusive", "session", "pid", "uid", "tx rings", "rx rings"])
+    } else {
+        header(["port", "program", "pid", "uid", "tx rings", "rx rings"])
+    };
     for s in members(sessions) {
-        rows.push(vec![
-            cell(&s["port"]),
-            if s["exclusive"] == true { "yes" } else { "no" }.into(),
-            cell(&s["id"]),
-            cell(&s["pid"]),
-            cell(&s["uid"]),
-            cell(&s["tx_rings"]),
-            cell(&s["rx_rings"]),
-        ]);
+        let mut row = vec![cell(&s["port"]), program_name(&s["pid"])];
+        if wide {
+            row.extend([if s["exclusive"] == true { "yes" } else { "no" }.into(), cell(&s["id"])]);
+        }
+        row.extend(["pid", "uid", "tx_rings", "rx_rings"].map(|key| cell(&s[key])));
+        rows.push(row);
     }
     rows
+}
+
+/// The name of a process, as far as this one may know it: its number may be one of another PID namespace.
+fn program_name(pid: &Value) -> String {
+    let name = pid.as_u64().and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
+    name.map_or_else(|| "-".into(), |name| cell(&Value::from(name.trim_end())))
 }
 
 /// Formats a value; `-` if it is absent, as in a reply from a daemon of another version.
@@ -242,6 +291,17 @@ pub(crate) fn cell(value: &Value) -> String {
         // Clients choose the names: control characters must not reach the terminal.
         Value::String(text) => text.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
         other => other.to_string(),
+    }
+}
+
+/// Formats a number of seconds in the largest unit of which there are at least two.
+fn uptime(value: &Value) -> String {
+    match value.as_u64() {
+        None => cell(value),
+        Some(seconds @ ..120) => format!("{seconds} s"),
+        Some(seconds @ ..7200) => format!("{} min", seconds / 60),
+        Some(seconds @ ..172_800) => format!("{} h", seconds / 3600),
+        Some(seconds) => format!("{} d", seconds / 86400),
     }
 }
 
@@ -280,9 +340,9 @@ mod tests {
             {"dir": "tx", "id": 0, "slots": 1024, "sessions": 1, "queued": 5, "crossed": 1500, "batches": 3,
              "bad_slots": 0, "bad_pointers": 0, "dropped": 0}]},
            {"name": "vale0:a", "kind": "vale", "uid": 1000, "mem_id": 16385, "open": true, "rings": [
-            {"dir": "tx", "id": 0, "slots": 512, "sessions": 1, "queued": 0, "crossed": 300, "batches": 3,
-             "bad_slots": 0, "bad_pointers": 0, "dropped": 4}]}],
-        "sessions": [{"id": 1, "port": "p{1\u001b", "pid": 99, "uid": 1000, "tx_rings": 1, "rx_rings": 1,
+            {"dir": "tx", "id": 1, "host": true, "slots": 512, "sessions": 1, "queued": 0, "crossed": 300, "batches": 3,
+             "bad_slots": 1, "bad_pointers": 2, "dropped": 4}]}],
+        "sessions": [{"id": 1, "port": "p{1\u001b", "pid": 4294967295, "uid": 1000, "tx_rings": 1, "rx_rings": 1,
             "exclusive": false}]
     }"#;
 
@@ -290,28 +350,56 @@ mod tests {
     fn all_tables_are_formatted() {
         let before = FULL.replace("\"crossed\": 300", "\"crossed\": 100");
         assert_eq!(
-            tables(FULL, &[before]).unwrap(),
+            tables(FULL, std::slice::from_ref(&before), false).unwrap(),
             "\
-unetmapd 0.1.0: pid 7, uid 1000, up 12 s, connections: 3
+unetmapd 0.1.0: pid 7, uid 1000, up 12 s, 3 clients
 
 Regions
-mem_id  name      size  resident  buffers  free  ring  extra  missing  sessions
-16384   p     10.0 MiB   4.0 KiB     4094  2046  2048      0        1         1
+mem_id  name      size  resident  buffers  free  missing  sessions
+16384   p     10.0 MiB   4.0 KiB     4094  2046        1         1
 
 Switches
 switch  owner  ports  addresses  sent/s  received/s  lost/s  lost
 vale0    1000      1          9    1000           0       0     4
 
 Rings
-port     open  ring  mem_id  slots  sessions  queued  crossed  batch  bad slots  bad pointers  dropped  kind
-p{1      yes   tx 0   16384   1024         1       5     1500  500.0          0             0        0  pipe
-vale0:a  yes   tx 0   16385    512         1       0      300  100.0          0             0        4  vale
+port     ring  queued  crossed  batch  bad  dropped  kind
+p{1      tx 0       5     1500  500.0    0        0  pipe
+vale0:a  tx ^       0      300  100.0    3        4  vale
 
 Sessions
-port  exclusive  session  pid   uid  tx rings  rx rings
-p{1?  no               1   99  1000         1         1
+port  program         pid   uid  tx rings  rx rings
+p{1?  -        4294967295  1000         1         1
 "
         );
+        assert_eq!(
+            tables(FULL, &[before], true).unwrap().split_once("\nRings\n").unwrap().1,
+            "\
+port     open  ring  mem_id  slots  sessions  queued  crossed  batch  bad slots  bad pointers  dropped  kind
+p{1      yes   tx 0   16384   1024         1       5     1500  500.0          0             0        0  pipe
+vale0:a  yes   tx ^   16385    512         1       0      300  100.0          1             2        4  vale
+
+Sessions
+port  program  exclusive  session         pid   uid  tx rings  rx rings
+p{1?  -        no               1  4294967295  1000         1         1
+"
+        );
+    }
+
+    #[test]
+    fn names_and_numbers_of_usual_length_fit_80_columns() {
+        let ring = r#"{"dir": "tx", "id": 0, "slots": 1024, "queued": 1023, "crossed": 12345678901, "batches": 40000000,
+            "bad_slots": 0, "bad_pointers": 0, "dropped": 12345678}"#;
+        let full = format!(
+            r#"{{"daemon": {{"pid": 4194303, "uid": 65534, "version": "0.1.0 (2f6c35d9a1b0)", "uptime_seconds": 31536000,
+            "connections": 8192}}, "ports": [{{"name": "vale0:interface15", "kind": "mediated", "open": true,
+            "manner": "native, zero copy", "rings": [{ring}]}}], "regions": [{{"mem_id": 16384, "name": "interface15",
+            "bytes": 536870912, "resident_bytes": 536870912, "sessions": 64, "buffers": {{"total": 100000, "free": 100000,
+            "missing": 0}}}}], "sessions": [{{"port": "vale0:interface15", "pid": 1, "uid": 65534, "tx_rings": 16,
+            "rx_rings": 16}}]}}"#
+        );
+        let text = tables(&full, &[], false).unwrap();
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 
     #[test]
@@ -335,10 +423,10 @@ all but root       3/8192            -      -      -            -        -      
 
     #[test]
     fn empty_tables_are_omitted() {
-        let text = tables(r#"{"daemon": {"pid": 7}, "regions": [], "ports": [], "sessions": []}"#, &[]).unwrap();
-        assert_eq!(text, "unetmapd -: pid 7, uid -, up - s, connections: -\n");
-        assert!(tables("{", &[]).unwrap_err().contains("not valid JSON"));
-        assert!(tables("[]", &[]).unwrap().starts_with("unetmapd -"));
+        let text = tables(r#"{"daemon": {"pid": 7}, "regions": [], "ports": [], "sessions": []}"#, &[], false).unwrap();
+        assert_eq!(text, "unetmapd -: pid 7, uid -, up -, - clients\n");
+        assert!(tables("{", &[], false).unwrap_err().contains("not valid JSON"));
+        assert!(tables("[]", &[], false).unwrap().starts_with("unetmapd -"));
     }
 
     #[test]

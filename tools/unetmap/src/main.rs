@@ -73,6 +73,9 @@ struct LsArgs {
     /// Show what each user has of the daemon, and its budget
     #[arg(long)]
     users: bool,
+    /// Show all columns, however long the lines become
+    #[arg(short, long)]
+    wide: bool,
     /// Print the daemon's reply as JSON
     #[arg(long)]
     json: bool,
@@ -366,7 +369,7 @@ fn bench_names() -> impl TypedValueParser<Value = Bench> {
 
 fn main() -> ExitCode {
     let result = match tool_common::parse::<Cli>().command {
-        Command::Ls(args) => ls::run(args.users, args.json),
+        Command::Ls(args) => ls::run(args.users, args.json, args.wide),
         Command::Top(args) => top::run(Duration::from_secs_f64(args.interval), args.count, args.json),
         Command::Nic(args) => nic_command(&args).and_then(|text| {
             let saved = if args.save { config::save(&args.interface) } else { Ok(()) };

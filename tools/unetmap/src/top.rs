@@ -9,7 +9,7 @@ use unetmap_bench::align;
 
 mod screen;
 
-use crate::ls::{cell, header, members, parse_reply};
+use crate::ls::{cell, header, members, parse_reply, ring_name};
 
 /// Identifies a ring: the daemon's pid, the port's name, direction and ring number.
 pub(crate) type RingKey = (u64, String, String, u64);
@@ -18,6 +18,8 @@ pub(crate) type RingKey = (u64, String, String, u64);
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RingCounters {
     kind: String,
+    /// Direction and number, as `ls` shows them.
+    name: String,
     queued: u64,
     crossed: u64,
     batches: u64,
@@ -80,7 +82,17 @@ pub(crate) fn rings_of(all: &Value) -> BTreeMap<RingKey, RingCounters> {
                 let lost = number(&ring["dropped"]);
                 let [queued, crossed, batches] = ["queued", "crossed", "batches"].map(|name| number(&ring[name]));
                 let key = (pid, cell(&port["name"]), dir, number(&ring["id"]));
-                (key, RingCounters { kind: cell(&port["kind"]), queued, crossed, batches, lost })
+                (
+                    key,
+                    RingCounters {
+                        kind: cell(&port["kind"]),
+                        name: ring_name(port, ring),
+                        queued,
+                        crossed,
+                        batches,
+                        lost,
+                    },
+                )
             })
             .collect();
         rings
@@ -120,10 +132,10 @@ fn table(rates: &[Rate]) -> String {
 /// A row of titles, and one for each ring.
 fn rows(rates: &[&Rate]) -> Vec<Vec<String>> {
     let mut rows = header(["port", "ring", "packets/s", "batch", "lost/s", "queued", "kind"]);
-    for Rate { key: (_, port, dir, id), ring, packets, batch, lost } in rates {
+    for Rate { key: (_, port, ..), ring, packets, batch, lost } in rates {
         rows.push(vec![
             port.clone(),
-            format!("{dir} {id}"),
+            ring.name.clone(),
             format!("{packets:.0}"),
             format!("{batch:.1}"),
             format!("{lost:.0}"),

@@ -47,6 +47,9 @@ pub(crate) struct PortSnapshot {
 pub(crate) struct RingSnapshot {
     pub(crate) dir: &'static str,
     pub(crate) id: u16,
+    /// Whether it is a host ring, which are numbered after the others.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    host: bool,
     slots: u32,
     sessions: u32,
     /// Slots sent and not yet released by the receiver.
@@ -96,9 +99,11 @@ impl RingSnapshot {
     fn new(endpoint: &Endpoint, ring: &PortRing, channels: Option<&ChannelPage>) -> RingSnapshot {
         let (shape, state) = (ring.view.shape(), endpoint.state_page.state(ring.state));
         let sent = ring.sent(channels);
+        let hardware = if shape.dir == 0 { endpoint.shape.tx_rings } else { endpoint.shape.rx_rings };
         RingSnapshot {
             dir: if shape.dir == 0 { "tx" } else { "rx" },
             id: shape.id,
+            host: shape.id >= hardware,
             slots: shape.slots.get(),
             sessions: ring.binders(),
             queued: sent.map_or(0, |sent| shape.slots.distance(sent.from, sent.to)),

@@ -230,7 +230,8 @@ mod tests {
     use super::*;
 
     fn rate(port: &str, dir: &str, packets: f64) -> Rate {
-        let ring = RingCounters { kind: "pipe".into(), queued: packets as u64, crossed: 0, batches: 0, lost: 0 };
+        let (kind, name) = ("pipe".into(), format!("{dir} 0"));
+        let ring = RingCounters { kind, name, queued: packets as u64, crossed: 0, batches: 0, lost: 0 };
         Rate { key: (1, port.into(), dir.into(), 0), ring, packets, batch: 1.0, lost: 1000.0 - packets }
     }
 
