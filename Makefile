@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-2-Clause
 # make            builds the programs
 # make demo       sends real packets through pipes and prints a table
 # make test       runs all tests

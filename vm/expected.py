@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-2-Clause
 """What the cells of docs/drivers.md are expected to be, with the reason for each that is not "yes".
 
 A cell that no rule matches must be "yes". The first rule that matches decides: kernels, drivers and checks are lists of

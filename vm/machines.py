@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-2-Clause
 """Guests joined by sockets: two, and three with a bridge in the middle. Each frame is checked at both ends.
 
     vm/machines.py [KERNEL]

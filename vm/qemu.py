@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-2-Clause
 """Boots QEMU guests with stock Debian kernels. The trees and kernels are those of vm/prepare."""
 
 import json

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Checks of assumptions: one program under `src/bin` per behaviour of the kernel (or libc) that unetmap relies on.
 //! Each prints one line and exits with 0 if the assumption holds, 1 if it is broken, 2 if it cannot be tested here.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Runs every program of this package. An assumption that cannot be tested here is reported, and passes.
 
 #![forbid(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The list of benchmarks.
 
 use std::str::FromStr;

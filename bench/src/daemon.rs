@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Daemons that the benchmark starts for itself.
 
 use std::env;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks of the host stack behind host rings: TCP throughput through `bridge IF`, and the round trip of a
 //! ping.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Labels of contestants in the results.
 
 /// unetmap itself, the first contestant of each benchmark.

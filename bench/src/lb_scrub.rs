@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks `lb` and `scrub`: programs between an interface and the receivers of its packets, compared with a
 //! program that only receives.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks of `unetmap bench`.
 //!
 //! A hypervisor moves virtual processors between physical cores, which changes every two-core figure by a factor of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks of interfaces: sending, receiving, and forwarding from one interface to another.
 //!
 //! ```text

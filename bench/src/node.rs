@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks `node-*`: the C program of `preload-*`, statically linked without unetmap's library, on a
 //! `/dev/netmap` that a daemon of the benchmark serves.
 

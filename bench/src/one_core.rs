@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmark `pipe-1core`: both ends of a pipe in one thread, through the library.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks `pipe-open`, the time to open a pipe, and `idle-100`, the cost of idle ports.
 
 use std::fs;

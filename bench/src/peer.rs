@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Peers of the user: commands that measure something and print rows as JSON.
 
 use std::collections::BTreeSet;

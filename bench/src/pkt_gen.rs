@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks of two pkt-gen processes with a pipe between them.
 
 use std::path::PathBuf;

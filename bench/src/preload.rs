@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks `preload-*`: a C program written for netmap, under `unetmap run`, against the same program linked
 //! with the library, and against pkt-gen, which uses the Rust library; and the cost of calls on other files in such a
 //! program.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Probes of the machine's current state: the distance of two cores, and the frequency of one.
 //!
 //! In a virtual machine both change within seconds, as the hypervisor moves virtual processors. Therefore each sample

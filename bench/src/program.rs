@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Child programs of a measurement: start, read output, stop.
 
 use std::env;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Formats the results as JSON lines and as a table.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The row groups of each benchmark, and the contestants of each row group.
 
 use std::io::IsTerminal;

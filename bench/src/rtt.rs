@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmark `pipe-rtt`: the mean round trip of one packet over a pipe, through the library.
 //!
 //! Neither side touches the payload, and the clock is read once for many round trips, so that the result can be

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks `scale-*`: how a figure changes with the number of ports, senders, addresses, rings or pipes.
 //!
 //! Each row is measured by programs of its own on a daemon of its own, so that no row inherits the ports of another.

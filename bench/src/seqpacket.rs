@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The built-in peer: a UNIX socket of type SOCK_SEQPACKET, with 32 messages per system call.
 
 use std::hint;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Puts the benchmark into a session of its own, so that the scheduler treats it as one group (autogroup).
 
 use std::env;

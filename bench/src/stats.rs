@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Samples, placement classes, and summaries.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Measures the contestants in turns until each has enough samples of one class.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks `vale-*`: pkt-gen sends through a switch and counts at other ports.
 //!
 //! ```text

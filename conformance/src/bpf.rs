@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! BPF as far as tests need it: an XDP program of another owner, one that adds VLAN tags, and which programs are
 //! attached to an interface. Small calls of bpf(2), so that tests do not rely on the code under test.
 #![allow(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! C programs: compiled with the public headers, and run by `unetmap run` or linked with the library.
 
 use std::io::{Read as _, Write as _};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The test program `traffic_client`: senders, receivers and monitors that can be killed, and the records they write.
 
 use std::fs;

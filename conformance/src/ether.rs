@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Ethernet frames around the numbered packets, for switches.
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A daemon and a process for each test, with no process left behind.
 //!
 //! A test runs itself again in a new process, whose environment names a socket in a fresh folder: the first port that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Traffic between the network stacks at the two ends of a veth pair, each kind checked. The near stack is behind host
 //! rings.
 

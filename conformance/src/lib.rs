@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Helpers of the tests: a daemon and a process for each test, network namespaces, the daemon's snapshot, and numbered
 //! packets whose loss, duplication or change is detected.
 //!

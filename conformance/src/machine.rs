@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A virtual machine as its host sees it: a tap, whose frames have a virtio-net header, by which the machine leaves
 //! checksums and segmentation to others.
 #![allow(unsafe_code)]

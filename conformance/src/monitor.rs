@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Monitors and the packets they receive.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

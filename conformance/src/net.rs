@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Interfaces for tests: two network namespaces connected by a veth pair, a daemon that opens the near end, and kernel
 //! sockets at the far end.
 //!

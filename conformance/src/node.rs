@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A `/dev/netmap` for one test, served by its daemon, and programs that use it.
 
 use std::fs;

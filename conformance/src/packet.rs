@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Packets with the number of their sender, a sequence number, and contents in which every changed byte is detected.
 
 /// Bytes of a packet.

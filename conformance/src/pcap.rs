@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Programs that use libpcap, on netmap ports: the library that `unetmap run` loads before the system's libpcap, and
 //! frames that such programs decode.
 

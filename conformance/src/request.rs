@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! netmap's control requests, as a program sends them by `ioctl(NIOCCTRL)`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};

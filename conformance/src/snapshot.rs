@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The daemon's snapshot, as `unetmap ls --json` prints it.
 
 use serde::Deserialize;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Switches with host stacks, and traffic between them.
 
 use std::io::{BufRead as _, BufReader};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A thread that stands still while the others of its process run.
 
 use nix::sys::ptrace;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Runs `unetmap nic`.
 
 use std::process::Output;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Sending and receiving numbered packets through the library.
 
 use std::time::{Duration, Instant};

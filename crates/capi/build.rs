@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Compiles the C sources in `preload/`. That folder and `include/` are links to the project's folders of these names,
 //! so that the crate's package (`cargo package`) contains their files.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 // Included by the examples in the documentation: starts a daemon of their own, from the build's folder. The value
 // removes the folder of its socket when the example ends.
 {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Numbers and parts from a target's input; zeros after its end.
 
 /// An input, consumed from its start.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An interpreter of the instructions that the translation of filters emits, which checks what the kernel's verifier
 //! checks: each access is to the frame, the stack or the context.
 

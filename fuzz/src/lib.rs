@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What the fuzz targets share.
 
 pub mod bytes;

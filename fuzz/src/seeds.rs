@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! First inputs of the targets, besides the files in `seeds`: one message of each kind, and short sequences.
 
 use unetmap_abi::*;

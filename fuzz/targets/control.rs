@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Messages of the control socket: each request that decodes survives encoding.
 #![no_main]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Filters: our interpreter and the translation for the kernel decide as libpcap's interpreter does.
 #![no_main]
 

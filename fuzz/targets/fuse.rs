@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests that the kernel, or another file system server, sends to the node.
 #![no_main]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests by ioctl, whose structures point into the memory of the program: any bytes at any addresses.
 #![no_main]
 

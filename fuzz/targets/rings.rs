@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A process writes anything to the rings, slots, states and channels of a pipe that an honest program uses.
 #![no_main]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Small networks for tests, the demo and benchmarks: network namespaces, connected by veth pairs.
 //!
 //! The machine's own network is not changed, and no packet appears that the user of the lab did not send: IPv6, which

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The documented behaviour of a lab.
 
 use std::net::UdpSocket;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-2-Clause
 """What happens to an open port when its device changes: other ring sizes, other queues, a reset, and its removal."""
 
 import json

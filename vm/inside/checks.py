@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-2-Clause
 """Checks every driver of one guest. vm/table runs it there, with what it is to check in /results/plan.json.
 
 Writes one JSON object per cell to /results/cells.jsonl, as soon as it is known: driver, check, value and note. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-2-Clause
 """The interfaces under test: each with its far end in namespace FAR, addresses on both, and what is known of it."""
 
 import fcntl

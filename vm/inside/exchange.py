@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-2-Clause
 """The program `exchange`, whose two ends check every frame; and its other end by the kernel's stack."""
 
 import struct

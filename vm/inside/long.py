@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-2-Clause
 """Rows of zero copy: many frames, a pipe in the interface's region, and twenty kills of clients and of the daemon."""
 
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-2-Clause
 """One guest of vm/machines.py. By files in a folder that they share, the guests tell each other what they have done."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-2-Clause
 """Commands, namespaces, frames and packet sockets inside a guest."""
 
 import json

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A forked child must detect the fork before it accesses a ring of its parent.
 
 #![forbid(unsafe_code)]

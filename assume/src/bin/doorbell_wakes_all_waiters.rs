@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! One notification of a doorbell wakes all waiters, in every process.
 
 #![forbid(unsafe_code)]

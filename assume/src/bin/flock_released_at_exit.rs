@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A killed daemon leaves no lock that would prevent the next one from starting.
 
 #![forbid(unsafe_code)]

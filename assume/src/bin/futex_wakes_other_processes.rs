@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A process that sleeps on words of shared memory is woken by another process that maps the same memory elsewhere.
 
 #![forbid(unsafe_code)]

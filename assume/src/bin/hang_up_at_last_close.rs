@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An open port is a connection: it must end exactly when its last duplicate is closed, however it was passed on.
 
 #![forbid(unsafe_code)]

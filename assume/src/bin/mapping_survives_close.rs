@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A region needs its descriptor only to be mapped: programs may close unknown descriptors, or reach the limit.
 
 #![forbid(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A publisher without a CPU fence and a sleeper that calls `membarrier` cannot both miss the other's store.
 
 #![forbid(unsafe_code)]

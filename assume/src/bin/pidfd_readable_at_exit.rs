@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The exit of a process that holds a lock is detected, also before its parent has waited for it.
 
 #![forbid(unsafe_code)]

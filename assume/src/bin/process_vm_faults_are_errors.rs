@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An invalid pointer of a program is an error of the call that copies its memory, never a signal.
 
 #![forbid(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Memory of a region can be returned to the kernel while other processes have it mapped.
 
 #![forbid(unsafe_code)]

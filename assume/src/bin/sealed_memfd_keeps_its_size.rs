@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! No page of a shared region can be removed: no process can shrink a sealed memory file, by any call.
 
 #![forbid(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A process that is killed while it has locked a shared connection does not block the other processes.
 
 #![forbid(unsafe_code)]

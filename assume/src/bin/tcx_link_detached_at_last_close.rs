@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A killed daemon leaves no tcx program on an interface: the host's traffic is no longer redirected.
 
 #![forbid(unsafe_code)]

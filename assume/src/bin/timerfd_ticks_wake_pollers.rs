@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A doorbell is notified without a timer interrupt: the expirations that are set wake waiters like those of the timer.
 
 #![forbid(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! libunetmap distinguishes a vfork child, which still runs in its parent's memory, from a forked child by a page that
 //! the kernel zeroes on fork.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A killed daemon leaves no program on an interface: its traffic passes to the kernel again.
 
 #![forbid(unsafe_code)]

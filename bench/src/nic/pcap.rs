@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmark `pcap`: libpcap programs with unetmap's libpcap on a switch, a pipe and an interface, and with the
 //! system's libpcap on the interface.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A client of a `scale-*` benchmark: opens its ports, waits for the start, measures, prints its values.
 
 use std::io::{Write, stdout};

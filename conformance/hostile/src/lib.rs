@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What hostile clients share: the control protocol without the library, and shared memory to write anything to.
 #![forbid(unsafe_code)]
 

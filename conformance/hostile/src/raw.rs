@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Ports and control connections without the library: what a hostile program can do.
 
 use std::fs::File;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Two of these programs exchange frames over a wire or a bridge: `exchange SPEC COUNT`.
 //!
 //! Each sends COUNT numbered frames, and receives as many from the other. It sends at most [`WINDOW`] frames more than

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A client that forks after it has opened a port.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The network back end of a virtual machine: forwards packets between a tap device and a switch port, both with
 //! virtio-net headers. The kernel's network stack at the tap is the guest.
 //!

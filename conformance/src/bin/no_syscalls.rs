@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A client that may make no system call but write: `no_syscalls SPEC SPEC` opens both ends of a pipe, forbids itself
 //! all other system calls (seccomp), and moves packets in both directions. It prints its progress; the first other
 //! call, at the latest its exit, kills it with SIGSYS.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A hostile client that removes the pages of the region of a port: `page_remover SPEC`.
 
 use std::process::ExitCode;

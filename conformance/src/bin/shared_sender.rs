@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A sender that shares its transmit ring: `shared_sender SPEC FILE COUNT` sends in turns with other processes until
 //! COUNT numbered packets are sent in total. FILE holds the number of the next packet; its lock decides whose turn it
 //! is.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Prints `ready`, then each frame with a VLAN tag that arrives at an interface, in hexadecimal digits. The kernel
 //! removes the outermost tag and reports it in ancillary data, which no safe interface offers.
 

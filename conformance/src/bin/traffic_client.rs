@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An ordinary client in a process of its own, which tests kill, stop and restart.
 //!
 //! ```text

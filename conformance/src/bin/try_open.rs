@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `try_open SPEC` opens a port and prints the result and the credentials of this process in one line.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Runs a program as on a kernel without a feature: `without_kernel_feature WHAT PROGRAM ARGS...`.
 //!
 //! ```text

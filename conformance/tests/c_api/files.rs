@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! C programs of `conformance/c` and `examples/c`: run by `unetmap run`, or linked with the library.
 
 use std::process::Command;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Programs compiled with other netmap headers than ours, and our headers compiled in strict modes.
 //!
 //! The other headers are generated from tables of the interface (`conformance/headers`): programs that work with them

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What `make install` installs, used like the author of a C program does: by `pkg-config`, without this source tree.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! C programs: compiled with the public headers, linked with the library, preloaded, or built from an installed copy.
 #![forbid(unsafe_code)]
 

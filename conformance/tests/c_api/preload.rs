@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The access method preload: programs of `conformance/c` that apply every operation on files to netmap files, and
 //! faults around them.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Host rings whose program or daemon is killed or stopped: the host's traffic resumes, and nothing is left behind.
 
 use std::process::Stdio;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Forwarding: packets that a program releases with `NS_FORWARD`, in rings with `NR_FORWARD`, are carried to the other
 //! side of the interface; and host rings that the daemon runs for a program.
 

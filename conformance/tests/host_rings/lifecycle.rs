@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An interface with host rings: programs start and stop while a stream runs, and the administrator manages the
 //! interface as before.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Host rings: the host's network stack as a port, and packets forwarded to and from it.
 #![forbid(unsafe_code)]
 

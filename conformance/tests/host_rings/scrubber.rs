@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The example `scrubber` between a wire and a host: attacks end there, and the host's peers notice nothing.
 
 use std::io::{BufRead as _, BufReader, Read as _};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Host rings: what a program sees there, what becomes of what it sends, and what is refused. All kinds of traffic with
 //! all ways to attach stand in `host_matrix`, deaths in `host_death`.
 

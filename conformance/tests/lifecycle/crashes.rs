@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Clients that crash or exit at any moment: their buffers, rings and locks are recovered, and other clients keep
 //! working.
 

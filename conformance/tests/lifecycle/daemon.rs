@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The daemon: how it is started, when it exits, what it costs, and which users may use it.
 
 use std::fs;

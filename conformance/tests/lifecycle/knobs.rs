@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! netmap's knobs: set by the daemon's owner, readable by every user, and applied where they should be.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The daemon: how it starts, what it costs and how it ends; clients and daemons that crash; netmap's knobs; the daemon
 //! as a service.
 #![forbid(unsafe_code)]

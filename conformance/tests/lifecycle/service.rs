@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The daemon as a service: its state reaches the service manager, whose socket it serves; its files are read again.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The documented behaviour of monitors: on pipes, where the client's library copies the packets to them, and on
 //! switches, where the switch does.
 

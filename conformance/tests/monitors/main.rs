@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Monitors: copies and zero-copy, on pipes, interfaces and switches.
 #![forbid(unsafe_code)]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Monitors of interfaces (direct: served by the client's library; mediated: served by the daemon), and of switch
 //! ports, served by the switch.
 

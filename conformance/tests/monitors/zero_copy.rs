@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Zero-copy monitors: they get the buffers of packets that are no longer needed, in exchange for others.
 
 use std::fs;

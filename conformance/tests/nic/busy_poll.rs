@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap nic IF busy-poll ...`: sockets bound from then on use busy polling and transfer packets as before; which
 //! users may set it, how long it lasts, and which values are refused.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Changes of an interface while programs poll it busily or sleep: each gets the right error, or all packets.
 
 use std::path::Path;

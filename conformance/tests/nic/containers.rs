@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Interfaces in containers: a process of a pod, with a user and a network namespace that the pod made itself, no
 //! capability, and no more of the daemon than its socket in a folder that is mounted into the pod.
 //!

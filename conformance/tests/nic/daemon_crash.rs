@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The daemon is killed while programs have an interface open: the kernel's stack receives from it again, and nothing
 //! is left behind.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Other XDP programs beside a port, in libxdp's dispatchers: `xdp-filter` of Debian's xdp-tools, which drops frames
 //! of one address here.
 

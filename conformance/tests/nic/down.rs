@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Interfaces that are down: they open, and packets move when they are up, without the program's help.
 
 use std::sync::Arc;

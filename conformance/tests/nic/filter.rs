@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap nic IF filter ...`: only matching frames enter the port, all others stay with the kernel; which users may
 //! set a filter, how long it lasts, and which expressions are refused.
 

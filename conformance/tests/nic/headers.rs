@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Interfaces whose packets begin with a virtio-net header.
 
 use conformance::home::{Guard, summary};

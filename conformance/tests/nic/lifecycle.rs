@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Events of an interface while a program has it open: each leads to a clear error or a consistent state, never to a
 //! hang.
 

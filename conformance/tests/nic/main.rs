@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Network interfaces, in network namespaces that each test makes for itself.
 #![forbid(unsafe_code)]
 

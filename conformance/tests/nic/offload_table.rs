@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The table of offloads by path, seen from outside: what a sender's stack leaves to its interface is complete when it
 //! has crossed a port and a bridge to another interface, where tcpdump is the witness.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Frames are those on the wire, whatever a sender's stack leaves to its interface: with VLAN tags, which the kernel
 //! keeps beside a frame, with checksums, and not longer than the MTU. Offloads that would prevent this are disabled
 //! while a port is open, and restored afterwards.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Frames that begin behind the start of their buffers: the option OFFSETS on an interface.
 
 use conformance::net::{

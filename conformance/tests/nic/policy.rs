@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The policy decides which user may open which interface, and a permitted user needs no privilege: here a user without
 //! any capability, in another namespace than the daemon.
 

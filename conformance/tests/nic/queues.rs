@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Receive steering settings on interfaces without hardware support: an unsupported setting is refused, and the error
 //! names an alternative.
 

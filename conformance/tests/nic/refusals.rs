@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Opens that fail because the daemon lacks a privilege: each error is one sentence that names the remedy, nothing is
 //! left behind, and with the remedy the port opens.
 

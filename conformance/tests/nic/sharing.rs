@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! One interface shared by several sessions, processes and a forked child; and its buffers, which are exchanged with
 //! pipes and other interfaces without a copy.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Packets that a port on an interface sends and receives, checked at the other end of the veth pair by the kernel's
 //! sockets and counters: direct, where the program uses the AF_XDP sockets, and mediated, where the daemon does.
 

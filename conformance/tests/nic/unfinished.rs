@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Interfaces on which frames arrive unfinished for a reason that none of their offloads changes: the frames of a port
 //! are complete all the same, and everything else works as with other interfaces.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The node: a `/dev/netmap` for programs that neither link nor load the library.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Faults at the node: programs killed in a call, a stopped daemon, and users that must be isolated.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The node: `/dev/netmap` as a file of the daemon's, for programs that nothing of ours is loaded into.
 #![forbid(unsafe_code)]
 

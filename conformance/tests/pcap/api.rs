@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The functions of the libpcap overlay, called by a C program.
 
 use std::path::Path;

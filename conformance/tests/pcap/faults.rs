@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Programs that use libpcap on netmap ports: removed ports, slow readers, signals, forks and kills.
 
 use std::path::{Path, PathBuf};

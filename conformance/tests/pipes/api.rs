@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The documented behaviour of pipes.
 
 use std::os::unix::process::ExitStatusExt as _;

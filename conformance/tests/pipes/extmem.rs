@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Regions with a layout chosen by the program: [`OpenOptions::pools`], and `@extmem` in names.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `send`, `recv`, `send_batch` and `recv_batch`: whole frames, one or many at once.
 
 use std::time::Duration;

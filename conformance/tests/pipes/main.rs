@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Pipes: what they promise, whole frames, rings that several clients share, and memory that the program lays out.
 #![forbid(unsafe_code)]
 

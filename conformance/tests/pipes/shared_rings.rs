@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Rings shared by several file descriptors, threads or processes.
 
 use std::fs::File;

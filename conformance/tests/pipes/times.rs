@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Times of packets, slot by slot, which a program requests when it opens a port.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

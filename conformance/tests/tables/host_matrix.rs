@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The table of host rings: each way to attach an interface, with each kind of traffic through a bridge with one port.
 //!
 //! Each row runs in a process of its own, with a daemon of its own.

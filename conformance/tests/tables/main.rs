@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Tables that are printed when all their tests pass, too. cargo shows the output of tests of the usual kind only if
 //! they fail, so this program runs without the test harness.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The matrix of programs of libpcap's, as Debian has them, and kinds of ports, each program as a user would run it.
 //!
 //! Each row runs in a process of its own, with a daemon of its own. `cargo test -p conformance --test tables --

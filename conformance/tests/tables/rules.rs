@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The table of rules: each program of `conformance/rules` by each access method.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap doctor`: its report on an interface agrees with the result of opening a port.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The programs of this project with unwritable output or invalid arguments: an error message and an exit status, never
 //! a panic.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Flows of a port, spread over pipes by `lb`: none is torn apart, and each loss is counted.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The command-line programs: their errors, `lb`, `unetmap doctor`, `metrics` and `top`.
 #![forbid(unsafe_code)]
 

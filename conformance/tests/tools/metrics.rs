@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap metrics`: what Prometheus reads.
 
 use std::io::{Read as _, Write as _};

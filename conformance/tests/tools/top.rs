@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap top` on a terminal, as a terminal shows it.
 
 use std::io::{Read as _, Write as _};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The documented behaviour of switches.
 
 use std::io::Read as _;

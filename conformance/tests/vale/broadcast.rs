@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Many ports that receive broadcasts: each flow keeps its order, mixed with unicast, multicast, broadcast and unknown
 //! destinations; a port that does not read loses only its own packets, which are counted; other ports lose none.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap config`: what a switch was told is in a file, from which another daemon makes it again.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Faults of switch ports and of their interfaces, by which other ports lose no packet.
 
 use std::process::{Command, Stdio};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Network stacks behind virtio-net headers, like those of virtual machines, on a switch with others: the switch
 //! performs the offloads of a network card where the other side needs them.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Switch ports whose packets begin with a virtio-net header.
 
 use conformance::net::{BUFFER, collect, frames, transmit};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An interface that is attached to a switch together with its host stack.
 
 use conformance::home::summary;

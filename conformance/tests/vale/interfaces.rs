@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Switch ports without a program: attached network interfaces, and persistent ports, which are interfaces of the
 //! system.
 

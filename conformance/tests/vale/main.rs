@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! VALE switches.
 #![forbid(unsafe_code)]
 

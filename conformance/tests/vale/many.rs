@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Many ports of one switch: senders that say a little, and full ports beside a stream of flooded packets.
 
 use conformance::ether::{self, BROADCAST, mac, make};

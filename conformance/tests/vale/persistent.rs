@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Persistent ports as ports that programs open: before and after they are attached to a switch, by either name.
 
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, Tap, collect, frames, open_in, transmit};

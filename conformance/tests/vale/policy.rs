@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Settings of a switch: VLANs, rate limits, filters, MAC ageing; and the output of `unetmap vale`.
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Several switch threads: the distribution of ports over them, and behaviour that does not depend on their number.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Switch ports that share a region: packets are delivered by exchange of buffers, and each buffer stays accounted for.
 
 use std::collections::BTreeSet;

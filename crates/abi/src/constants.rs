@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! netmap's constants, with netmap's names and the types of the fields that hold them.
 
 use crate::layout::{NmIfreq, Nmreq, NmreqHeader};

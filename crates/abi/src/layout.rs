@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! netmap's structures with their layout on 64-bit machines. `include/net/netmap.h` documents units, bounds and writers
 //! of the fields, under the same names.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! netmap's API, version 14, for Rust: the structures that programs and netmap exchange, their constants, and the
 //! grammar of port names. No logic beyond that grammar, no pointers, no unsafe code.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Compares the C headers with the table of the interface, by a C compiler: sizes, alignments, offsets, types,
 //! constants.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The grammar of port names: the meaning of valid names, and the position of the error in invalid ones.
 
 use proptest::prelude::*;

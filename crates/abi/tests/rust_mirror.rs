@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Compares the Rust structures and constants with the table of the interface: sizes, alignments, offsets, values, and
 //! that none is missing.
 

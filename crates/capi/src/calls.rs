@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! System calls on a netmap file. `preload/` calls these functions for descriptors that are in the table.
 
 use std::ffi::{c_int, c_long, c_ulong, c_void};

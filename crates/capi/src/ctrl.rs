@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The ioctls `NIOCCTRL`, `NIOCREGIF` and `NIOCGINFO`. The program's structures are copied in once and validated, and
 //! copied out even if the request is refused.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The option EXTMEM: a region in memory that the program provides.
 //!
 //! The region is an ordinary memory file, mapped over the program's memory; the contents of the packet buffers are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The table from descriptor numbers to netmap files.
 //!
 //! The state of a netmap file in this process, an [`OpenFile`], is found by descriptor number in a table of pointers.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The library's own allocator. It never calls the program's `malloc`, which may be a caller of this library: an
 //! allocator that maps memory or opens a file calls the hooks, perhaps with its locks held, and a signal handler may
 //! close a netmap file while its thread is in `malloc`.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Control blocks (CSB) and the sync loop, which use the program's memory and thread.
 
 use std::ffi::c_int;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The message of a thread's last error.
 
 use std::cell::RefCell;

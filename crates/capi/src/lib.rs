@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! libunetmap: the library for C programs, linked or preloaded.
 //!
 //! ```text

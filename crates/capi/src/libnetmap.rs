@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The functions of `libnetmap.h`. `preload/nmctx.c`, `nmport.c` and `nmreq.c` implement them; one of them is variadic,
 //! so each exported function is a jump that touches no argument.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The exported system call names. Each calls its hook in `preload/`: rustc exports only functions that Rust defines.
 //!
 //! Variadic C functions are declared with their one optional argument: on the supported architectures it is passed in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Readiness of a netmap file, for poll, select and epoll. `preload/wait.c` has the wait loop.
 
 use std::ffi::{c_int, c_short, c_uint};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The daemons' lists of ports, for libraries that use this one.
 
 use std::ffi::{CString, c_char, c_int, c_void};

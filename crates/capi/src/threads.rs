@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Read sections (as in RCU): threads that read the table of netmap files without a reference, and the wait for them
 //! before an object is reclaimed.
 //!

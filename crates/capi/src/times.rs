@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Times of packets, slot by slot (`include/unetmap.h`).
 
 use std::ffi::{c_int, c_uint};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Constants that were chosen by measurement or judgement, not given by an interface.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Access to the program's memory by its pointers, which may be invalid: then the result is EFAULT, as from the kernel.
 
 use unetmap_core::user_memory;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Errors, and the errnos that netmap's interface uses for them.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The internals of unetmap, shared by the library, the daemon and the C libraries. Programs use the crate `unetmap`,
 //! which re-exports the public API; everything else here may change in any release.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Constants that tune waiting, retrying and coalescing: name, unit, value, bounds, and how each was measured.
 //!
 //! All are `const`, because those of the poll loops decide how the compiler lays out the paths that every packet takes.

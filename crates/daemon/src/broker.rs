@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The broker: a process that keeps root's privileges, and does for the daemon, the *worker*, what needs them.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Budgets: how much of the daemon one user, and all users together, can have.
 //!
 //! Root and the users of their own daemons have none. What a user has is computed (`ports::usage`).

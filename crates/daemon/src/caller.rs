@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The caller of a request: what the kernel reports about the process, and nothing that the process sends itself.
 
 use std::io;

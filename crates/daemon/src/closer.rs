@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Closing of connections, in threads of their own: a client may have left descriptors in the queue of its connection
 //! (before Linux 6.16), and closing those takes as long as it wants.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What the daemon and its processes give up before they serve anybody (see docs/security.md).
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An endpoint of a port: its rings, the endpoint state page, and which sessions have the rings bound.
 //!
 //! Pipes and mediated ports have two endpoints, every other port has one.

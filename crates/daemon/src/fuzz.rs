@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What the fuzz targets call.
 
 use std::path::Path;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Knobs: netmap's settings, which its users set with sysctl, or in /sys/module/netmap/parameters.
 //!
 //! One table has each knob with its bounds, when a new value applies, and its meaning. A value comes from the

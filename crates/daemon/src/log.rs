@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The daemon's log: on standard error, at the level of `--log`, or a more detailed one while the knob `verbose` is
 //! set.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! unetmapd: creates regions and ports, passes them to clients, and frees what clients held when they exit. The packets
 //! of a pipe do not pass through it.
 #![forbid(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The option OFFSETS: packets that begin behind the start of their buffers.
 //!
 //! The session that binds a ring first sets its offsets. Sessions that share the ring later must fit these.

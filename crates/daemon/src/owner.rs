@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The user whose daemon this is.
 
 use std::sync::OnceLock;

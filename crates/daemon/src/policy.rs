@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The policy of the system's daemon: which users may open which interfaces, and which may use pipes and switches.
 //!
 //! A list of rules. The first rule that matches the client and the requested port decides; a request that no rule

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What the daemon does with interfaces, callers and files and needs capabilities for, one function for each operation.
 //! The broker does them ([`crate::broker`]); this is the worker's side. Arguments are validated by callers.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A refused request: netmap's error number, and the reason.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A region as the daemon manages it: its memory, and which of its objects and buffers are allocated.
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Freeing the memory of regions that have ended, in a thread of its own where it takes long: a program can have
 //! written to all pages of its region, and the kernel frees them one by one when the daemon, which closes it last, does
 //! so.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The registry: which regions, ports and sessions exist. Only the daemon's main thread uses it, so it has no lock.
 //!
 //! The registry holds all ports in one map and treats them alike: it finds the buffers that they hold, and frees a

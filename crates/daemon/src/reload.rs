@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Reading the configuration and the policy again: `unetmap reload`, and SIGHUP.
 
 use serde::Serialize;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The control socket: connections, their messages, and their end.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The service manager that started the daemon, such as systemd, if one did: the socket that it listens at for the
 //! daemon (sd_listen_fds(3)), and what it is told (sd_notify(3)).
 

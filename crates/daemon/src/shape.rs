@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The shape of an endpoint: how many rings it has in each direction, and how many slots each ring has.
 
 use unetmap_abi::NmreqRegister;

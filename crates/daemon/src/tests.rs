@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Hostile clients: whatever they write into the memory that they map, and whatever they open and close, the daemon
 //! keeps running, its buffer counts add up, and clients that do not share that memory are not affected.
 

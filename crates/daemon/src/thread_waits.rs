@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Bounds how long the control thread waits for the threads that move packets: one that is held up, waiting for a page
 //! of memory that is swapped out, say, is left behind. What it may still use is freed later.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Constants that tune the daemon's waiting, batching and limits.
 
 /// Mediator threads.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Whose request is served next: that of the user for whom the control thread has worked least of late, whatever number
 //! of connections each has. A user who makes more requests in a second than its budget allows waits.
 

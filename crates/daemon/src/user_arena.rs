@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! User arenas: one file that contains all regions of a user, so that mapping it makes each of them accessible.
 //!
 //! ```text

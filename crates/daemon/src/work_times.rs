@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! How long the control thread takes for the work of users, for `unetmap ls --json`.
 
 use std::time::Duration;

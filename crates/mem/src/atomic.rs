@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The atomics and fences of shared words: the CPU's, or the model checker's under `--cfg loom`.
 //!
 //! Rules of memory order, cited by number beside relaxed accesses and fences in all crates. They hold on CPUs that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A channel: a one-way single-producer single-consumer descriptor ring between two peers that do not trust each other.
 //!
 //! ```text

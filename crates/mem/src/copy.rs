@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Copying packets from buffers of one region into buffers of another.
 //!
 //! A switch moves most packets in runs: consecutive packets of one sender with the same addresses, and so the same

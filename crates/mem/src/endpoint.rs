@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The endpoint state page, one for each endpoint of a port: the sync state that all processes which share the endpoint
 //! must agree on.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A packet buffer that other processes may write at any time: bytes are copied in and out, never borrowed as a slice.
 
 use std::marker::PhantomData;

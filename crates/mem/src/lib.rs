@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! All access to memory that other processes can write, and nothing else.
 //!
 //! Regions, their rings and buffers, endpoint state pages and channel pages are shared memory: a process that is not

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A range of bytes of a mapping, checked once. Every pointer of this crate is derived from one.
 
 use std::ops::Deref;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The allocation of a region's objects, in the daemon's private memory, which no client can write.
 
 use crate::pos::BufIdx;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Positions in a ring and indexes of buffers. They are types of their own so that they are never confused with each
 //! other and positions, which wrap, are never compared with a bare `<`.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Prefetch hints.
 
 /// Prefetches the cache line at `at` for writing (`prefetchw`): the line becomes exclusive to this core, copies in

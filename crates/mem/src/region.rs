@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A region: one sealed memfd in netmap's layout, identified by its mem_id.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Copies slots from a producer's ring into the consumer's: one pass that copies, validates and claims.
 //!
 //! For each 64-byte cache line of the producer's slots: load it once, validate every index and length in the copy in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Swapping buffers between two ports that share a region: packets move without a copy.
 //!
 //! ```text

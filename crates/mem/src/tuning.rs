@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Constants of this crate that were chosen by measurement or estimate. Layout constants stay where they are used.
 
 /// Packets. `copy_run` and `copy_list` prefetch the buffers of the packet that is this far ahead of the one being

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The four rings of an AF_XDP socket, and a record of the frames that the kernel has for transmission.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Futex waits on a channel: a side without work waits on its own wake-up request word until the peer moves its
 //! position.
 #![cfg(not(loom))]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The channel, its wake-ups and the ring's sync state in every interleaving of their atomics, up to a bound of
 //! preemptions.
 //!

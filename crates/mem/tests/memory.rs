@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Memory that another process shrinks, grows, replaces by zeros or fills with invalid values: refused, or read and
 //! validated. Never a fault.
 #![cfg(not(loom))]

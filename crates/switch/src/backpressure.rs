@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What a thread does for receivers before it drops their packets, and wake-ups that it defers.
 //!
 //! **Waiting for room.** A client without room, on a machine with few CPUs, often waits for the very CPU that the

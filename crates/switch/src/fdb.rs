@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The forwarding database (MAC table) of a switch: the port behind which each address was last seen.
 //!
 //! ```text

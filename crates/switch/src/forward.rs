@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The forwarding decision: where each packet of a batch goes, and the lists of packets by destination.
 //!
 //! A packet is a chain of 1 to [`MAX_FRAGS`] slots; its first slot determines the destination. The lists keep the

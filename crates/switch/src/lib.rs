@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The VALE switch: worker threads of `unetmapd` that forward packets between the ports of a switch.
 //!
 //! # Theory of operation

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Segmentation and checksum offload in software, for a receiver that expects finished frames.
 //!
 //! A port may have a virtio-net header before each packet. The header may request a checksum, or say that the packet

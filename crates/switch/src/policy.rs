@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The policies of switch ports: VLANs, filters and rate limits that the owner of a switch configured. Most ports
 //! have none.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The constants that tune the switch: unit, purpose, bounds, and how each was measured.
 //!
 //! "Measured" names the decision (docs/decisions) with the figures. Most figures are for a mechanism as a whole, with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An asymmetric memory barrier (`membarrier(2)`).
 //!
 //! A publisher that runs often and a waiter that rarely goes to sleep each store one word and load the other's; one of

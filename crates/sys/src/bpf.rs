@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! bpf(2): loading objects, and the calls on loaded programs and maps, with the kernel's own `errno`.
 
 use std::error::Error;

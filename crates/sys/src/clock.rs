@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Clocks and short pauses.
 
 use rustix::time::{ClockId, clock_gettime};

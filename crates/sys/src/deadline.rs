@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The deadline of attached BPF programs: the time up to which they redirect frames.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Doorbells: a timerfd that one process makes readable to wake another.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Waiting for descriptors: `ppoll` and `epoll`.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Eventfds created by the program: other processes write them to wake this one, and this process writes them to wake
 //! others.
 

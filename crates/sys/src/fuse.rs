@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A FUSE server: a mount, its requests and replies, and files whose memory is that of another file (passthrough).
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Futex waits: short sleeps on a word of shared memory that hand this processor to another process.
 //!
 //! `sched_yield` lets only tasks of one scheduling group take turns: one session (autogroup) or one control group. A

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Which kernel each feature needs. Refusals, `unetmap doctor` and README's table are made from [`FEATURES`].
 //!
 //! Distributions add features to older kernels, so a feature that can be tried is tried: the version only explains why

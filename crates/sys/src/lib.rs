@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Linux system calls, one module per family: thin and typed, with the checks that make shared objects safe to accept
 //! from an untrusted process.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Network interfaces: their properties, and notifications of changes.
 //!
 //! Every function uses the calling thread's network namespace at the time of the call; a [`LinkWatch`] stays with the

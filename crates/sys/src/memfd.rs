@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Sealed memory files (memfd): memory that several processes map and that no process can shrink under another.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A helper process that reads and writes the memory of other processes.
 //!
 //! ```text

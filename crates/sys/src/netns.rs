@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Network namespaces: which one a client is in, and running code inside one.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! NUMA nodes of the machine.
 
 use std::path::Path;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Probes: which privileged operations this process may perform, and the names of loaded BPF programs. A probe leaves
 //! nothing behind; all but [`try_queue`] change no interface.
 

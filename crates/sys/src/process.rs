@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The calling process: identity, forks, CPUs, limits, priority and signals.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Restrictions that a process or thread puts on itself, so that a mistake in it does less harm. None can be undone.
 //!
 //! | function | what it takes away | of |

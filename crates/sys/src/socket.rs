@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! UNIX sockets of type SOCK_SEQPACKET: connections that preserve message boundaries, pass descriptors, and hang up
 //! when the last duplicate of the other end is closed, also by a crash.
 

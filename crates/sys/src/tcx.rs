@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Redirection of frames between the host's network stack, or an interface, and a companion of the interface, by tcx
 //! programs (Linux 6.6). The companion is a veth pair; its near end is in the interface's namespace, its far end
 //! carries the host rings ([`Tcx`]), or the interface's own rings ([`Relay`]).

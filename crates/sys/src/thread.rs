@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Threads: access to a thread of another process that waits for a reply (its memory, its identity), and scheduling of
 //! the calling thread.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Memory of this process at addresses that the program passed, which may be invalid. The kernel copies it, so an
 //! invalid pointer, or a page that another thread unmaps at this moment, is `EFAULT` and never a crash.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! XDP: which frames of an interface are redirected to AF_XDP sockets instead of the kernel's network stack.
 //!
 //! The program is `bpf/xdp.c`, embedded as a compiled object. It is attached as a BPF link, so that the interface

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! AF_XDP sockets: one queue of an interface, four rings, and the packet memory (umem).
 //!
 //! Frames begin at the start of their buffers. The kernel leaves 256 bytes before received data, so the chunk that it

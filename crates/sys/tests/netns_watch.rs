@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Notifications from other network namespaces in the running kernel.
 
 #![allow(missing_docs)]

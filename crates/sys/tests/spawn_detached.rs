@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `spawn_detached` in a program with every setting that could affect a child: it ignores SIGCHLD, blocks signals,
 //! leaks descriptors, and has a preloaded library. One test, because it changes settings of the whole process.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! XDP in the running kernel. Each test runs in a thread with a network namespace of its own, which ends with the
 //! thread.
 

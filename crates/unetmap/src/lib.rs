@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! netmap ports in user space: pipes, VALE switch ports, network interfaces and monitors, over shared memory.
 //!
 //! A [`Port`] has transmit and receive [`Ring`]s of slots; a slot refers to a packet buffer. A program fills or reads

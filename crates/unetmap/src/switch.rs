@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests about VALE switches: attach and detach interfaces, create and remove persistent ports, list ports.
 //!
 //! A port that a program opens by name (`vale0:a`) needs none of these: the switch is created with its first port and

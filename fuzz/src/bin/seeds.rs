@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `seeds FOLDER` writes the first inputs of the targets to FOLDER/TARGET.
 
 use std::fs;

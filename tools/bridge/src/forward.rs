@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Moves packets from the receive rings of one port to the transmit rings of another.
 
 use unetmap::abi::{NS_BUF_CHANGED, NS_MOREFRAG};

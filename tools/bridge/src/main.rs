@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! bridge: forwards packets between two netmap ports in both directions.
 #![forbid(unsafe_code)]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Tests of the program: exit status, output and forwarded packets.
 
 use std::io::{BufRead as _, BufReader};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Tests between interfaces: two veth pairs to a namespace in the middle. Need root and a kernel with AF_XDP.
 
 use std::io::{BufRead as _, BufReader};

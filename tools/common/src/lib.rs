@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Shared code of the command-line tools: port names, output, signals and exit codes.
 #![forbid(unsafe_code)]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Port names of a command line, and waiting for several ports at once.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

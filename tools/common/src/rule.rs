@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Steering rules that select packets for a queue or a pipe: the subset of pcap-filter(7) that hardware can match.
 //!
 //! ```text

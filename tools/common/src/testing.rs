@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Helpers for the tests of the tools: a daemon for each test, child processes, and the check of the man pages.
 //!
 //! Failures panic, as in any test.

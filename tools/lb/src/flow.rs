@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Computes the flow of a frame: a number that is equal for both directions of a connection.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Groups of pipes, and the path of a packet through them.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! lb: distributes the packets that a netmap port receives over pipes, by flow.
 #![forbid(unsafe_code)]
 

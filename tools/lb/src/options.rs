@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The command line: each flag is defined once here, for the parser, `--help` and the man page.
 
 use std::path::Path;

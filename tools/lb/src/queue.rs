@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Queue of packets that wait for room in their pipe, in extra buffers that are not in any ring.
 //!
 //! All buffers of a group belong to one pool, so that a pipe can use those that the others do not need. If the pool is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Periodic reports and the summary: text, JSON, system log.
 
 use std::os::unix::net::UnixDatagram;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Tests of exit statuses. The tests with packets are in `conformance/tests/tools/lb.rs`.
 
 use tool_common::testing::{TestDaemon, TestProcess};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Addresses and ports of the command line: single ones, or ranges that packets iterate over.
 
 use std::fmt;

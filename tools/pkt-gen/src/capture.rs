@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Reads the packets of a pcap or pcapng file to send them, and writes received packets to a pcap file.
 
 use std::fs::File;

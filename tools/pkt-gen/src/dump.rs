@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Prints packets in hexadecimal.
 
 use std::fmt::Write as _;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! pkt-gen: netmap's packet generator and receiver.
 //!
 //! Modules: `options` parses the command line. `run` opens the ports, starts a thread for each and prints the summary.

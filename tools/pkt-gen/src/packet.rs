@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A UDP packet in an Ethernet frame, built once and then changed in place. Checksums are updated with each change.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Round trips: `ping` sends packets that contain a timestamp, `pong` returns them.
 
 use std::time::{Duration, Instant, SystemTime};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Counters, periodic reports and the summary, as text and as JSON.
 
 use std::collections::VecDeque;

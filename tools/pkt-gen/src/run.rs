@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Opens the ports, starts a thread for each, reports while they run, and prints the summary.
 
 use std::process::ExitCode;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Receives packets: `rx` and `rxseq`.
 
 use std::time::{Duration, Instant, SystemTime};

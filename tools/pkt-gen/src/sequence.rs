@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Checks the sequence numbers that arrive in one ring.
 
 /// Counts of irregular sequence numbers.

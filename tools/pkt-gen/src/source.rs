@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Sources of the packets to send.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

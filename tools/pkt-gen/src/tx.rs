@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Sends packets: `tx` and `txseq`.
 //!
 //! For each batch, the sender polls once, which publishes the previous batch, and then writes length and flags of the

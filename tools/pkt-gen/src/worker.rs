@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Input and result of each thread, and the rate limit.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

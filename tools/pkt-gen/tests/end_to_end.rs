@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Tests of the program: exit status, output, and the packets that it sends and receives.
 
 use std::fs::File;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Tests on interfaces: a veth pair with each end in a network namespace of its own. Need root and a kernel with
 //! AF_XDP.
 

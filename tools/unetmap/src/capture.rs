@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap capture`: writes the packets that a port receives into files.
 
 mod files;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap config`: switches, persistent ports and settings in a file, from which they are made again.
 
 mod file;

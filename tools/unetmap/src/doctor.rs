@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap doctor`: checks what this machine and its interfaces support, and prints how to fix what is missing.
 //!
 //! ```text

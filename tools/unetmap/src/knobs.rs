@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap get`, `set` and `reload`: show and set the daemon's knobs, and have their file read again.
 
 use serde_json::Value;

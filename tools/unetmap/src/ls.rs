@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap ls`: shows the daemon's regions, switches, rings and sessions as tables.
 
 use std::fmt::Display;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap`: the command-line front end. Each subcommand has a module.
 #![forbid(unsafe_code)]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap metrics`: the daemons' counters in the OpenMetrics text format, once or for each request over HTTP.
 //!
 //! Prometheus is served by a process of its own, so that no daemon parses HTTP.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap nic`: shows an interface's port; sets its filter, busy polling, RSS and steering rules.
 //!
 //! libpcap compiles the filter in this process. The daemon, which trusts no client, then only has to validate the

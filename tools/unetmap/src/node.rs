@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap node`: creates and removes a `/dev/netmap` for programs that `unetmap run` does not support.
 
 use std::path::{Path, PathBuf};

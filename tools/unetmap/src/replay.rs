@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap replay`: sends the packets of a capture file through a port.
 
 mod pace;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap run`: executes a netmap program with libunetmap preloaded, and with unetmap's libpcap ahead of the
 //! system's.
 

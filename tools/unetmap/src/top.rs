@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap top`: shows the packet rates of all rings, refreshed periodically.
 
 use std::collections::BTreeMap;

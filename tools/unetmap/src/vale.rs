@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap vale`: shows the VALE switches, and changes the settings of switches, ports and switch threads.
 
 use std::io::{IsTerminal as _, stdout};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap capture` and `unetmap replay`: replays a capture at one end of a pipe and captures it at the other.
 
 use std::fs;

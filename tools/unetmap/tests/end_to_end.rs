@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap bench` and `unetmap ls` with a daemon and pkt-gen.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The benchmarks of interfaces, from the command line.
 
 use std::os::unix::process::CommandExt;

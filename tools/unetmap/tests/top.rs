@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap top` on a switch with traffic.
 
 use std::time::Instant;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! vale-ctl: shows and changes the ports of VALE switches.
 #![forbid(unsafe_code)]
 

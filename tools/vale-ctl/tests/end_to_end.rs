@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Tests of the program: exit status and output.
 
 use tool_common::testing::{TestDaemon, TestProcess};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A client that writes random words to all memory that a client can write: `scribbler NAME SEED [REGION]` opens the
 //! port NAME without the library, in the region of that number if one is given, and writes until it is killed to its
 //! rings, slots, interface and buffers, its endpoint state page, its channel page, and the four rings of each AF_XDP

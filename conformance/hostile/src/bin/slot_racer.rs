@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A client of a switch that changes slots and packets while the switch reads them (time of check to time of use):
 //! `slot_racer NAME SEED REGION OFFSETS` opens the port NAME without the library, in the region of that number (0: its
 //! own), with offsets up to OFFSETS bytes (0: none), and sends as much as it can until it is killed. Unlike `scribbler`

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A user of the system's daemon takes as much of it as it can get: it is told which budget it has used up, and all
 //! other users are served.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What the daemon's processes and threads have given up, as the kernel shows it.
 
 use std::fs;

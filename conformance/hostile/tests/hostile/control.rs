@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Invalid and excessive use of the control socket: the daemon replies with an errno or closes the connection, and
 //! serves others.
 

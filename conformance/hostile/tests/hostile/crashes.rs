@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Clients that crash inside a sync: the locks, and biases of locks, that they leave in a ring's shared state block no
 //! other client.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Open netmap files below the C interface: the descriptor is the port.
 
 use std::os::fd::AsFd;

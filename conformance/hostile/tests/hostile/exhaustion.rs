@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A daemon that runs out of descriptors or memory at any point refuses requests and keeps running.
 
 use conformance::home::{limit_daemon, summary};

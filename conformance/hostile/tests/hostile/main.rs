@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Hostile clients: they write anything anywhere in what they map, send anything to the daemon's socket, and crash at
 //! any moment. The daemon and all other clients continue undisturbed.
 #![forbid(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Monitors and monitored programs that crash, write random words to shared memory, or claim another identity.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Clients of an interface that write random values to shared memory, and that are killed at any moment: the daemon and
 //! the users of other interfaces continue, and the next client can open the interface.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Filters of interfaces as a program could send them itself: any instructions, of any length.
 
 use conformance::home::summary;

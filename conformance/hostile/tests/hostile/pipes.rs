@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Clients that write random values to shared memory: the peer and the daemon continue, and the snapshot shows the
 //! faults.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Programs that remove the pages of their own regions and fill them again, as fast as they can: a thread that accesses
 //! one of them through its mapping waits for the kernel. Root's daemon forbids it. Threads that are held up all the
 //! same are stopped by ptrace here, for any time.

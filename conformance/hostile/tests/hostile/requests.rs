@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Control requests that the library would not send.
 
 use conformance::isolated;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Programs with more privileges than their caller: the caller's environment must not choose what they run.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Rings whose lock another client holds.
 
 use std::time::Duration;

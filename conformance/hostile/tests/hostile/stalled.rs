@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Memory and files of a client that never answer: a page of a file system whose server does not reply, and descriptors
 //! that take long to close. The daemon accesses the memory of programs that use the node.
 

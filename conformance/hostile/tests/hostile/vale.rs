@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Ports of a switch whose programs write random values to shared memory, or are killed at any moment: other ports lose
 //! no packet.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The hostile tenants: each is a process of a user of its own that does one thing as fast as it can until it is
 //! killed, at a random moment, by a thread that starts it again.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The honest traffic, and what was lost of it.
 
 use std::path::{Path, PathBuf};

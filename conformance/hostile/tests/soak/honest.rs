@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The honest tenants: processes of ordinary users that move numbered packets at a steady rate, and one that opens and
 //! closes pipes. They run in the middle of all that the hostile tenants do.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Hostile tenants of every kind beside honest traffic, for as long as `make soak` says.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Threads that start hostile tenants, kill them at random moments, and start them again.
 
 use std::fs::File;

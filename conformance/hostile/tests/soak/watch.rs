@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What is measured: the daemon's memory and descriptors, and how long the honest tenant's opens take.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The options of a port name: `@conf:slots=256`, `@share=vale:b`, ...
 
 use std::fmt;

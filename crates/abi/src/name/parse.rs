@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The parser: one function for each rule of the grammar, in the order of the grammar.
 
 use super::{FLAGS, PipeEnd, PipeRole, PortKind, PortOptions, PortSpec, Rings};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Back ends: how the slots of one ring move. One file each; the smallest is `null`.
 //!
 //! A sync passes spans of slots to a back end, under the ring's lock, and the back end moves them in bulk. A back end

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Monitors: copies of the packets that cross the rings of another port, from mirror rings that the syncs of that port
 //! fill.
 //!

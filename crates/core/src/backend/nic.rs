@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Network interfaces: the AF_XDP socket of a queue, used by the client itself; the daemon takes no part in the data
 //! path.
 //!

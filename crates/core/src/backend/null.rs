@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A port without a data path: memory, rings, and syncs that move nothing (`NR_REG_NULL`).
 
 use unetmap_mem::{Pos, Span};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Pipes: a channel to the peer process; the daemon takes no part in the data path.
 
 use unetmap_abi::NS_MOREFRAG;

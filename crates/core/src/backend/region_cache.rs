@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The regions that this process has mapped: each is mapped once.
 
 use std::collections::HashMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A sink: its transmit ring takes the program's slots at a set rate and discards them, as a link of that rate would.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Times of packets, slot by slot, for programs that request them: a back end that wraps another one and records when
 //! each slot was passed on. Rings without times have no such wrapper, and no cost.
 //!

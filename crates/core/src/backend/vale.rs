@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Ports of a switch: a channel each way, whose other end is a thread of the daemon.
 //!
 //! A slot may refer to data in the program's memory (`NS_INDIRECT`). The sync copies the data into the slot's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The binding in the reply to REGISTER: where the rings are, and which back end moves their slots.
 //!
 //! The client trusts these numbers. It does not trust the same numbers in the region, which other processes can write.

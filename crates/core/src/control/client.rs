@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The client's side of the control socket: finds a daemon, starts one if none runs, sends requests, receives replies.
 //!
 //! The daemon is, in this order: the one at `UNETMAP_SOCKET`; the system's daemon, if it admits this user to the port;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An ioctl request with pointers into the memory of the program: gathered into one request, and its reply written
 //! back.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The older ioctls, `NIOCREGIF` and `NIOCGINFO`, which have one structure of 60 bytes for everything: converted to
 //! current requests.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The control protocol between programs and the daemon: requests, replies, and what they describe. Shared by both
 //! sides.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests about the monitors of a port: a program requests them one after the other.
 //!
 //! ```text

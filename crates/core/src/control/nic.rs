@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests about an interface: its state, its filter, its busy polling. `unetmap nic` sends them.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The node, a `/dev/netmap` that any program can open: the request of `unetmap node`.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! netmap's requests on the control socket: the structures of netmap's API, one after the other.
 //!
 //! The pointers of `nmreq_header` are meaningless to the daemon; lengths replace them: `nr_body` holds the bytes of the

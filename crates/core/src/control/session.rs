@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests about a connection itself. None of them has a payload.
 
 use crate::control::wire::{ControlRequest, Kind};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The daemon's knobs, under the names of netmap's sysctls: the request of `unetmap get`, `set` and `reload`.
 //!
 //! ```text

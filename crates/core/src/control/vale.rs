@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests about a switch, its ports and the threads that serve all switches. `unetmap vale` sends them.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Framing of the control socket: one UNIX seqpacket message each, a fixed head and a payload.
 //!
 //! The table of messages stands in [`super`]. Each request is one type: its number, encoding and decoding are its

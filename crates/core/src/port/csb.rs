@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Control blocks (CSB): ring positions in two arrays of the program's own, and a loop that syncs the rings by them.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The option EXTMEM: a region of a port's own, with pools of the program's choice.
 //!
 //! A C program names memory, over which its library maps the region. In Rust the kernel chooses the address of a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An open netmap file: a connection to the daemon, and later the port that is bound to it.
 //!
 //! This implements `open("/dev/netmap")` and the requests on it for the C libraries. The descriptor that the program

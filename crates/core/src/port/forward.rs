@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Forwarding: packets that a program releases with `NS_FORWARD` continue to the other side of the interface.
 //!
 //! ```text

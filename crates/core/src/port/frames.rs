@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Sending and receiving whole frames, for programs that need no control over rings and slots.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A process as a holder of ring locks: its holder ID, which identifies it in the locks, and a connection that tells
 //! the daemon when the process has exited.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The monitors of an open port: requests them from the daemon, and assigns their mirror rings to the port's rings.
 
 use std::os::fd::{AsFd, BorrowedFd};

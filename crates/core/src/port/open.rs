@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Opening a port: from a name to mapped rings.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Waiting: polls for a while, then requests a wake-up, checks once more, and sleeps.
 //!
 //! A receiver that finds a few packets at every poll costs the sender a transfer of the channel's `prod` word for each

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The fast path of a poll for packets.
 //!
 //! ```text

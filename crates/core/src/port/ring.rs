@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A ring as programs use it: its slots and their buffers.
 
 use std::sync::Arc;

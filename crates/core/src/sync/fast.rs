@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The fast path of a sync.
 //!
 //! A sender that polls for each packet executes a whole poll each time. Between near cores that takes several times as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Mirrors: the sync that moves packets across a ring copies them to the ring's monitors.
 //!
 //! ```text

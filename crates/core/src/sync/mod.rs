@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `txsync` and `rxsync` of one ring: between netmap's `head`, `cur` and `tail`, and a back end.
 //!
 //! ```text

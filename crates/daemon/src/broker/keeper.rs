@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Changes of interfaces that do not end with the daemon: disabled offloads, and its programs in dispatchers. They are
 //! undone when the port closes. If the daemon is killed, the *keeper* undoes them: a process that exists while there is
 //! such a change. It learns each change before the change is made, and undoes what is left when the connection to the

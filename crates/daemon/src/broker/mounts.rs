@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The node's mounts, its link, and the processes that access programs' memory.
 
 use std::fs::{self, File};

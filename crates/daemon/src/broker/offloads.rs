@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Offloads that are disabled while a port is open, so that its frames are those on the wire: with their VLAN tags and
 //! checksums, and not longer than the MTU. XDP programs and AF_XDP sockets see only a frame's bytes, not what the
 //! kernel knows about it besides.

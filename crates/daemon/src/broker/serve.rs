@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The broker's process: its connections, and what it keeps.
 
 use std::collections::{BTreeMap, BTreeSet};

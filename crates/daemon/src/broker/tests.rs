@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 

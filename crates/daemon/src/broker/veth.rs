@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Pairs of veth: for host rings, and for persistent ports.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The option EXTMEM: a region in memory of the program's.
 //!
 //! The daemon creates the region like any other, and trusts it no more; the program's library then maps it over that

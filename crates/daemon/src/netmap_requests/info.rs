@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests that read the properties of a port or of a region, or set its header.
 
 use unetmap_abi::*;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! netmap's requests (`NIOCCTRL`): each number and the function that answers it.
 //!
 //! To add a request: write its handler in the file of its subject, and add a row to [`HANDLERS`]. Numbers that are not

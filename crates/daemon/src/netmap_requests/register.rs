@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! REGISTER: opening a port.
 
 use unetmap_abi::*;

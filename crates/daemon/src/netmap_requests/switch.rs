@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests about switches: listing ports, attached interfaces, and persistent ports.
 
 use unetmap_abi::*;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! CPU affinity of the threads that answer requests: they run on the CPU of the program that makes the requests.
 //!
 //! If the answering thread is on the same CPU, the CPU goes to it when the program waits for the answer: two context

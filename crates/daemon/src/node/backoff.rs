@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! When a failed attempt is repeated: after twice as many polls as the last time.
 
 use std::sync::atomic::{AtomicU32, Ordering};

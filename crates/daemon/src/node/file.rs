@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An open file of the node.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

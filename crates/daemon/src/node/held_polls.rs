@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Held polls: in a stream of packets, a poll that finds nothing ready is answered a moment later, when something is.
 //!
 //! ```text

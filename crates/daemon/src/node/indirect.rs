@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Packets of switch ports whose data is in the memory of the program (`NS_INDIRECT`), read before the sync: reading
 //! may block at a page fault of the program, and a sync holds the ring's lock.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The ioctls that carry requests: `NIOCCTRL`, whose structures point into the program's memory, and the legacy ones.
 
 use std::time::Instant;

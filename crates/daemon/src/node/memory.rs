@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The memory of the node's programs. Helper processes read and write it (see [`unetmap_sys::memory_helper`]), as a
 //! page fault there may never end.
 //!

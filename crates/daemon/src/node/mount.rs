@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The node's mounts, each with a queue of requests and threads that read it.
 //!
 //! ```text

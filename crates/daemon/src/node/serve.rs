@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Reading the kernel's FUSE requests, and answering them.
 
 use std::collections::HashMap;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What the threads of a node share: its mounts, files, users, and unanswered requests.
 
 use std::collections::{HashMap, HashSet};

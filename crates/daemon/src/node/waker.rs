@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The waker: it wakes programs that sleep on a file of the node when the file's rings move.
 //!
 //! A file is *armed* by a poll that found nothing ready: wakeups are requested from its peers, and the waker waits for

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The budgets in the policy's file: tables `[[budget]]` for users, and `[total]` for all of them.
 
 use std::num::NonZeroU32;

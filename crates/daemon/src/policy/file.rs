@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The policy's file, and when it is read again.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown, symlink};
 
 use std::time::{Duration, SystemTime};

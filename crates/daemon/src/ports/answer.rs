@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The answer to REGISTER: the completed request, the positions of the bound rings, and their descriptors.
 
 use std::os::fd::{AsFd, OwnedFd};

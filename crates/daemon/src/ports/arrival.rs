@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Threads that deliver what a monitored interface receives when it arrives, so that its monitors see it before the
 //! program syncs.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Mediated interfaces: the daemon runs the interface's sockets for a program that may not, and copies packets.
 //!
 //! ```text

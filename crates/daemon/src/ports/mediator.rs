@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Mediator threads: each moves packets between an interface or pipe, which the daemon has open, and a port that a
 //! program or a switch uses.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Ports: the lifecycle that all kinds share, and one module for each kind.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Monitors: ports that see the packets which cross the rings of another port.
 //!
 //! A monitor is a port with one session. The watched port's sync copies packets to mirror rings, one for each watched

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Ports without a data path: memory and rings only (`NR_REG_NULL`).
 
 use std::os::fd::{AsFd, BorrowedFd};

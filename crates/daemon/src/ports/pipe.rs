@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Pipes: two endpoints in one region, joined by a channel for each ring pair and direction.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What a pipe and a mediated port have in common: two endpoints, and the channels between them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

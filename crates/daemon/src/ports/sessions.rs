@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Sessions: opening one binds rings of a port for a client, closing it frees everything that the client held.
 
 use std::os::fd::OwnedFd;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Sinks, `netmap:nmsink0` and so on: ports that take what is sent, at a set rate, and receive nothing. They look like
 //! an interface, with host rings and in the region of interfaces, but the kernel has none of them.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A port as `unetmap ls` shows it, in JSON.
 
 use std::collections::BTreeMap;

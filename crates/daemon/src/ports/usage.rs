@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What each user has of the daemon, and whether it may have more.
 //!
 //! It is computed from the registry when a user asks for more, and for `unetmap ls --users`: no counter could disagree

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The regions that ports lie in: creating them, and finding one by the number that programs use.
 
 use std::collections::BTreeMap;

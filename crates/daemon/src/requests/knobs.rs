@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Knobs: reading and setting them (`unetmap get`, `unetmap set`), and reading their file again (`unetmap reload`).
 
 use unetmap_core::control::{ControlRequest, KnobRequest};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Lock holders: processes, and the numbers that identify them in the locks of rings.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The messages of the control socket: each kind and the function that answers it.
 //!
 //! To add a kind: write its handler in the file of its subject, and add a row to [`HANDLERS`]. The requests' types,

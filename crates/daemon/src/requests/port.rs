@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests about ports: netmap's own, and those that a process sends about the port that its connection has open.
 
 use unetmap_core::control::NetmapRequest;

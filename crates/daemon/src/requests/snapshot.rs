@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Snapshot: everything that `unetmap ls` shows, as JSON.
 
 use std::time::{Duration, Instant};

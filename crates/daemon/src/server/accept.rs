@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Accepting connections, and turning those away whose users are not served or have too many.
 //!
 //! Any local user can connect as fast as it can, and all connections wait in one queue: what is needed to check one is

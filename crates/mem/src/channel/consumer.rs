@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The consumer's side of a channel: copies the producer's slots into a ring of its own.
 
 use super::{ChannelPage, ChannelWords};

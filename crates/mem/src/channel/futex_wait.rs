@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Futex waits on the wake-up request words of channels, and how they end.
 
 use std::sync::atomic::{AtomicU32, Ordering};

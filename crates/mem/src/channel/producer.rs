@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The producer's side of a channel.
 
 use super::{ChannelPage, ChannelWords};

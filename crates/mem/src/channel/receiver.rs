@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The consumer's side of a channel whose producer writes into the consumer's slots.
 
 use super::{ChannelPage, ChannelWords};

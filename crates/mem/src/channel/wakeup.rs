@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A wake-up request word: its values, how a peer takes the request, and the futex wait on it.
 
 use crate::atomic::{AtomicU32, Ordering, fence};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The shared words of a channel: positions, wake-up requests, CPU numbers.
 
 #[cfg(not(loom))]

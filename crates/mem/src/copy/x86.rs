@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Copies with vector instructions. AVX2 and AVX-512 differ in how a block of 64 bytes is handled, [`Block`].
 
 use std::arch::x86_64::*;

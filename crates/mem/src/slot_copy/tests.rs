@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Every slot copy that this CPU can run, against a naive one that works on bytes.
 
 use std::sync::Arc;

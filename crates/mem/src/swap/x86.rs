@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Swaps with vector instructions. AVX2 and AVX-512 differ in how many slots are swapped at a time, [`SlotVector`].
 
 use std::arch::x86_64::*;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The rings against a model of the kernel: one that follows the rules, in any order, and one that writes anything.
 
 use std::collections::VecDeque;

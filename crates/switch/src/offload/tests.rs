@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Checks the frames with etherparse, an independent implementation.
 
 use std::net::Ipv4Addr;

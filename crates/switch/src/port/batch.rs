@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A batch of slots that were taken from a transmit ring.
 
 use unetmap_mem::{BufIdx, Consumer, Frame, Offsets, Pos, Region, SlotRing, SlotValue};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The context of a batch, which all steps that move its packets share.
 
 use super::SwitchPort;

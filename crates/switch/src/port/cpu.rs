@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Where a port's client runs, as its channels' words say, relative to the thread's CPU.
 
 use std::sync::atomic::Ordering::Relaxed;

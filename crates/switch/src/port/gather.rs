@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Private copies of packets, for deliveries that do not copy slot by slot.
 
 use std::cell::RefCell;

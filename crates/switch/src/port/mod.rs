@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The switch's side of a port.
 //!
 //! A port's rings, channels and buffers are in memory that its client may write at any time. The switch keeps its own

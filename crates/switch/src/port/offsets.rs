@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Packets that begin behind the start of their buffers: the option OFFSETS of a port's rings.
 //!
 //! A sent packet begins where the sender's slot says; a received packet is written where the receiver's slot says,

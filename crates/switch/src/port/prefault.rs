@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Prefaulting of receive buffers: memory for the packets to come.
 //!
 //! A page of a region gets its memory when it is used first, and the switch is the first to use a receive buffer. A

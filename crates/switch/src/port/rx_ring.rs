@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A client's receive ring, which the switch fills: with same-destination runs, with lists of copies, or packet by
 //! packet.
 

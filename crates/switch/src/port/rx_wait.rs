@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Waiting for a client whose receive ring has no room, before its packets are dropped (see `backpressure`).
 
 use std::thread::yield_now;

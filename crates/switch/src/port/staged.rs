@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Packets staged in the switch's own memory, where policies are checked, and their delivery.
 
 use std::ops::Range;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A client's transmit ring, from which the switch takes batches of slots.
 
 use std::io;

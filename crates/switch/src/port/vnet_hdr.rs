@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Delivery between ports with different virtio-net headers: packets are copied out of the sender's memory, and written
 //! with the header that the receiver expects.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Serves one batch of a ring. Its packets take one of four paths: [same-destination runs](runs), [fan-out](fanout) to
 //! several destinations, [packet by packet](packet_by_packet), or [policed] where a policy applies.
 

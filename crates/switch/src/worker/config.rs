@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A switch as one thread sees it.
 
 use std::sync::Arc;

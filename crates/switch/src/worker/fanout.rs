@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Fan-out: consecutive single-slot packets to different destinations. One pass reads their headers and lists them by
 //! destination; then they are copied, one destination after the other.
 //!

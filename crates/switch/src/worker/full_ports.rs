@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Ports without room, which a stream of flooded packets leaves out.
 //!
 //! Offering a batch to a port costs some 30 ns, and counting the drops of a full one as much again: with 252 full ports

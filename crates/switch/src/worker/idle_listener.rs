@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A helper thread that waits for the doorbells of idle rings while the switch thread is in a futex wait.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The mailbox of a switch thread: the configuration that it is to use, and the wait until it does.
 
 use std::io;

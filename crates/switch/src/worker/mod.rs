@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The switch threads: each serves the transmit rings of some ports, and may deliver to all ports.
 //!
 //! ```text

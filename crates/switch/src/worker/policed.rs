@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Forwards batches that a policy applies to.
 //!
 //! A policy must hold for the very bytes that are delivered. So each packet is first copied to memory that no client

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Which transmit rings a thread polls, and which end its futex wait.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Resolves where a packet of a batch goes, and mirrors batches to monitors.
 
 use unetmap_abi::NS_BUF_CHANGED;

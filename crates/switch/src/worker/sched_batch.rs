@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The scheduling policy of a thread that shares its CPU with a client: `SCHED_BATCH` while the client sends a stream.
 //!
 //! A sender on the thread's CPU wakes the thread with its first batch, and the kernel runs a thread that has slept at

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `/dev/fuse`, and the devices of mounts.
 
 use std::fs::File;

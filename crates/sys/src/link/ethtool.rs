@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Driver information, by `SIOCETHTOOL`.
 
 use std::io;

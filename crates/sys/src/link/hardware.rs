@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Properties of a device beyond its queues: ring sizes, time stamps, NUMA node.
 
 use std::fs;

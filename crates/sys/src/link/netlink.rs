@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Netlink sockets: requests whose replies arrive before the call returns, and multicast notifications.
 
 use std::io;

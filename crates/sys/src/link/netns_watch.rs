@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Notifications from other network namespaces, without keeping them alive.
 //!
 //! A socket of a namespace, as in a [`super::LinkWatch`], keeps that namespace and everything in it alive. Here the

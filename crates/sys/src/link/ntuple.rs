@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Ntuple filters: rules by which the hardware steers frames to queues, by `SIOCETHTOOL`.
 
 use std::io;

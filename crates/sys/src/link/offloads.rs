@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Offloads: work on frames that the network stack leaves to an interface, as `ethtool -k` shows it. What reads or
 //! writes an interface's frames beside the stack needs frames as they are on the wire, hence some offloads off.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Routes: the interfaces of the default routes.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Receive side scaling (RSS): how an interface distributes received frames over its queues, by `SIOCETHTOOL`.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Whether anything uses an interface, so that a test of it would disturb someone.
 
 use std::fmt;

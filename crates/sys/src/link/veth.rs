@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Veth pairs: two interfaces, each of which receives the frames that the other one sends.
 //!
 //! Creates and deletes the interfaces that the daemon needs for itself. Needs `CAP_NET_ADMIN` in the namespaces

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Attaching XDP programs by netlink: unlike a BPF link, such a program stays when its process ends.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Opens a queue of an interface as a port does, and closes it at once.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Environment variables, which a program with more privileges than its caller must not trust.
 
 use std::ffi::{OsStr, OsString};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Starting a program that is not a child of this process.
 
 use std::ffi::{CString, OsString};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! User namespaces: users that have no number in this process's namespace.
 
 use crate::socket::Peer;

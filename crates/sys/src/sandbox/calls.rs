@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! System calls that a process or thread may make (seccomp), in lists: a call that is in none of those that are allowed
 //! answers `ENOSYS`, as on a kernel that does not have it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Files and folders that a process may use (landlock, Linux 5.13).
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Attaching the XDP program, and the maps through which it is controlled.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Classic BPF, the instructions of filters that `pcap_compile` produces from an expression: decoding and checks.
 //!
 //! A classic program has an accumulator A, an index register X, 16 words of memory, and reads the frame in big endian.

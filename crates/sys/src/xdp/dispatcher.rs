@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! libxdp's dispatchers: XDP programs that call up to ten others, their *members*, so that several owners share an
 //! interface. Protocol version 2, as libxdp 1.3 and newer have it.
 //!

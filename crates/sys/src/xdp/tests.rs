@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Filters in the kernel, compared with a plain interpreter of classic BPF, translated for frames of several buffers
 //! and of one.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Translation of filters from classic BPF to the kernel's instructions (eBPF).
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Busy polling: a call on a socket polls the device queue itself instead of waiting for the interrupt (Linux 5.11).
 //!
 //! `SO_BUSY_POLL` is set last, as it enables the others: a socket has all options or none.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Why packets of an interface are copied, in the words that `unetmap doctor`, `unetmap ls` and the daemon's log share.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Receives packets in an async program, with tokio: `async_receiver [PORT [COUNT]]`, by default 1000 from
 //! `netmap:demo}1`.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Counts the packets of several ports in one thread, and prints a report every MILLISECONDS:
 //! `collector MILLISECONDS PORT...`.
 //!

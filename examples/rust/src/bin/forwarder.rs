@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Forwards packets from one port to another without copying them: `forwarder FROM TO`.
 //!
 //! For instance `forwarder 'netmap:demo}1' 'netmap:demo{2'`, between `sender 'netmap:demo{1'` and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Receives packets from a port: `receiver [PORT [COUNT]]`, by default 1000 from `netmap:demo}1`.
 //!
 //! Start it before or after `sender`: the first of them creates the pipe.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Sends packets into a port: `sender [PORT [COUNT]]`, by default 1000 into `netmap:demo{1`.
 //!
 //! Start `receiver` in another terminal; the two ports are the ends of one pipe.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Fast replay of a file whose packets fit one slot each.
 //!
 //! A slot's buffer often already contains the packet that is due there: if the ring's size is a multiple of the number

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The output files of a capture: one file, or a sequence that continues with the next file at a limit of size or age.
 
 use std::collections::VecDeque;

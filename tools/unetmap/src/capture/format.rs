@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Writes the capture file formats: pcap with nanoseconds, or pcapng with an interface description at the beginning and
 //! its counters at the end.
 //!

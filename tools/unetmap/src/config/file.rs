@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The file: reading it with the line of each fault, and writing the daemon's state to it.
 
 use std::fs;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The settings that the daemon has now.
 
 use serde_json::Value;

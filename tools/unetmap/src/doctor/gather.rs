@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Queries the kernel and the daemon. Facts that cannot be queried are absent; the checks handle that.
 
 use std::{fs, io};

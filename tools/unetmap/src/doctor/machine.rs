@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Checks of the machine: the kernel, the daemon, and the privileges of the process that opens interfaces.
 
 use std::io;

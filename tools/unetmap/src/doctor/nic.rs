@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Checks of an interface and its driver.
 
 mod offloads;

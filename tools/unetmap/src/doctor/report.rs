@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap doctor --report`: what a user should attach to a report of a bug. Text and JSON have the same contents.
 
 use std::fs;

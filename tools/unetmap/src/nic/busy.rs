@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap nic IF busy-poll`: sets busy polling of an interface.
 
 use std::fs;

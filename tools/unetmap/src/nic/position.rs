@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Finds the position of an error in a filter expression, which libpcap does not report.
 //!
 //! Compiles longer and longer prefixes of the expression, each up to the end of a word. The first prefix that fails

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap nic IF rss` and `steer`: select the receive queue of a frame. They configure the driver without the daemon,
 //! so the settings do not depend on open ports.
 

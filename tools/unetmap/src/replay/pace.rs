@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Computes when the next packet is due.
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The progress bar of a replay, on a terminal.
 
 use std::io::{IsTerminal as _, Write as _};

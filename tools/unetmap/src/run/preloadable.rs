@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Detects programs into which the loader does not preload a library. The loader ignores LD_PRELOAD silently, and the
 //! program then reports only that it has no netmap.
 

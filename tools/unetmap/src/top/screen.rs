@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap top` on a terminal: a screen of its own, refreshed in place, with keys.
 
 use std::collections::BTreeMap;

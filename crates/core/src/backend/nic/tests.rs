@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A receive ring with a simulated kernel that fills buffers in any order, which a real one hardly ever does.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Which syncs take the fast path of a poll, and which do not.
 
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};

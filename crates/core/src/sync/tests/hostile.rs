@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A hostile process writes any value to any word that programs map, or removes pages, while an honest program
 //! continues: nothing panics, nothing outside the two rings is changed, every sync returns, and every value that the
 //! API returns to the honest program is valid.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Syncs compared with models that are implemented differently: by walking, and with queues.
 
 mod fast;

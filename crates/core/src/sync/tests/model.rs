@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Sequences of syncs compared with a model of a pipe, and packets through several rings and threads.
 
 use std::collections::VecDeque;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A pipe in one process, without a daemon: a region, rings, a channel, and their files, which tests can overwrite.
 #![cfg_attr(fuzzing, allow(dead_code, reason = "the tests use all of it"))]
 

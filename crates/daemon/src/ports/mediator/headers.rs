@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Virtio-net headers before the packets of an interface, on the program's side.
 //!
 //! ```text

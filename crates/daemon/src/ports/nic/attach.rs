@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Attaching the XDP program of an interface, and the refusals when that fails.
 
 use std::io;

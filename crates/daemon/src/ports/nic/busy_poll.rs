@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Busy polling: whether system calls on an interface's sockets poll its queues themselves.
 //!
 //! It is set for an interface, by the same users and for as long as a filter (`filter`). Sockets get it when they are

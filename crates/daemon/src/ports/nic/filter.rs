@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The request that sets and shows the filter and the busy polling of an interface (`unetmap nic`).
 
 use std::io;

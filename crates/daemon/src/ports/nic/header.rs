@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Virtio-net headers of interfaces (PORT_HDR_SET): each packet of the port begins with one, so that a forwarder can
 //! pass unsegmented packets, and packets with unfinished checksums, from a switch port to an interface.
 //!

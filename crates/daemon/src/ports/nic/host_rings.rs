@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Host rings: the host's own stack as a NIC.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The thread that renews the deadlines of the programs that are attached to interfaces.
 //!
 //! The control thread cannot: a driver may hold it up for seconds while a program is attached or a socket is bound, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Interfaces: an AF_XDP socket for each queue that a session has bound, and the XDP program that redirects packets to
 //! it.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Opening interfaces: which users may open which, and how; and the changes of open interfaces.
 
 use std::collections::BTreeMap;

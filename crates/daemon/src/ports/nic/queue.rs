@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An open queue of an interface or of its host rings: the socket, and the positions of its rings.
 //!
 //! A new socket starts at position 0, with every buffer of the receive ring offered. The slots name all buffers of the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! How many queues an interface has. virtio_net has more while an XDP program is attached, and `ethtool -L` changes the
 //! number at any time; but the rings of a port stay the same while it is open.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Interfaces on which frames can arrive unfinished, for a reason that no offload of theirs changes: the writer of a
 //! tap leaves checksums and segmentation to the receiver, an interface below has taken the VLAN tag out of the frame or
 //! merged segments, or the namespace of a veth's peer is not found. XDP programs would see the bytes only.

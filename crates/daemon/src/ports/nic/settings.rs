@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Settings of interfaces that outlive their ports: filters, which select the frames that enter the port (the others
 //! stay with the kernel), busy polling, and the virtio-net headers of packets (`header`).
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Opening the sockets of an interface's queues, and the refusals when that fails.
 
 use std::io;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Zero copy: when it is tried, and why an interface copies its packets instead.
 
 use std::io;

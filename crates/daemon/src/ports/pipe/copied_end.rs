@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Copied ends of pipes: an end that is opened in another region than the pipe lies in, as a program does that opens a
 //! pipe in the region of its interface after the pipe's reader has opened the other end without one.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests about attached ports: attaching and detaching interfaces and persistent ports, and processors that poll
 //! them.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Attached interfaces: switch ports that no program has open.
 //!
 //! ```text

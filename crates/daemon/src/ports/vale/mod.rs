@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Switch ports, and the switches that they form.
 //!
 //! A switch exists as long as it has ports, its threads as long as there are switches. A thread has a configuration of

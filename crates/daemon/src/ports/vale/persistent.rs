@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Persistent ports: switch ports that outlive the programs that open them, and that are interfaces of the host.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Requests about switches (`unetmap vale`), and switches in JSON.
 
 use std::collections::BTreeMap;

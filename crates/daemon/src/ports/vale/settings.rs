@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What the owners of switches set: the ageing of addresses, and the rules of ports.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The switches: their members, and the threads that serve them.
 
 use std::collections::BTreeMap;

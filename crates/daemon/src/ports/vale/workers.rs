@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The worker threads of the switches: how many, on which processors, and which ports each serves.
 //!
 //! ```text

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! An interpreter of classic programs, for frames that never enter the kernel. The caller passes bytes that no other
 //! process can write.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The filters that are applied to a packet from the interface, the cheapest first.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Filters the traffic of an interface before it reaches the host's stack: `scrubber IF [THREADS [RATE]]`.
 //!
 //! Each thread uses one pair of the interface's rings and one pair of host rings, so that threads share nothing:

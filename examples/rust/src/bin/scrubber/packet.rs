@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A parsed packet, as the filters use it: a copy of its headers, and their offsets.
 
 /// Number of bytes that are copied from a buffer. The peer can write the buffer at any time, but not the copy.

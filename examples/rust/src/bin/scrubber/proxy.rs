@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The SYN proxy: only sources that have proved that they receive packets at their address can open TCP connections.
 //!
 //! ```text

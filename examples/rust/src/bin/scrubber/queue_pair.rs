@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! The work of one thread: a pair of the interface's rings and a pair of host rings.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

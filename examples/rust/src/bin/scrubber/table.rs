@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! A hash table of fixed size that an attacker cannot fill: a new key replaces the least recently used key of its set.
 
 use std::time::Duration;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 use std::time::Duration;
 
 use crate::filters::{Filter, Verdict, chain};

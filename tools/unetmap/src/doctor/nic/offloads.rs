@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! What becomes of offloads while a port is open: one line for each.
 
 use super::super::Check;

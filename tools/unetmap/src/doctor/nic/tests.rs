@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-2-Clause
 //! Tests of the interface checks on constructed facts.
 
 use super::*;
