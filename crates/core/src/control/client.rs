@@ -169,7 +169,14 @@ fn connect_or_start(path: &Path) -> Result<Connection, Error> {
 /// The socket, its lock or its log cannot be created, or the program does not start.
 pub fn start(path: &Path, program: &Path, more: &[OsString]) -> Result<bool, Error> {
     let lock = open_lock(path)?;
-    let Some(listener) = listen_alone(path, &lock)? else { return Ok(false) };
+    let started = start_locked(path, &lock, program, more);
+    // Closing the file is not enough: a child that another thread forks meanwhile has it, too, and would wait for itself.
+    let _ = lock.unlock();
+    started
+}
+
+fn start_locked(path: &Path, lock: &File, program: &Path, more: &[OsString]) -> Result<bool, Error> {
+    let Some(listener) = listen_alone(path, lock)? else { return Ok(false) };
     let log = own_file(&beside(path, ".log")).map_err(|e| failed("opening the log beside", path, e))?;
     let mut args = more.to_vec();
     args.extend(["--listen-fd".into(), "3".into(), "--socket".into(), path.as_os_str().to_owned()]);
