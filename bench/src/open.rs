@@ -110,7 +110,7 @@ pub(crate) struct Idle {
 impl Idle {
     pub(crate) fn new() -> Result<Idle, String> {
         let id = std::process::id();
-        let end = |i: usize| format!("netmap:bench{id}-idle{}{}{}", i / 50, ['{', '}'][i % 2], i % 50 / 2);
+        let end = |i: usize| format!("netmap:bench{id}-idle{}{}{}", i / 20, ['{', '}'][i % 2], i % 20 / 2);
         let ports = (0..PORTS).map(|i| open(&end(i))).collect::<Result<_, _>>()?;
         let daemons = unetmap::snapshots().map_err(|e| format!("bench idle-100: {e}"))?;
         let daemon = daemons.iter().find_map(|daemon| pid_of(daemon, Some(id)));

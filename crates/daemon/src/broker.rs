@@ -189,6 +189,9 @@ pub(crate) enum Request {
     UseMemoryHelper(Handle, u32),
     KillMemoryHelper(Handle),
 
+    /// The number of the process that keeps the privileges; without descriptor.
+    ProcessId,
+
     // Files.
     /// A memory file.
     KeepPages,

@@ -5,13 +5,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use unetmap_sys::fuse::{Backing, Device};
 use unetmap_sys::link::{Channels, DriverInfo, Link, LinkWatch, NetnsLinkWatch, Nsid, XdpFeatures};
 use unetmap_sys::memory_helper::MemoryHelper;
 use unetmap_sys::netns::Netns;
+use unetmap_sys::process;
 use unetmap_sys::tcx::{HostTxAction, RelayEnds};
 use unetmap_sys::thread::RemoteThread;
 use unetmap_sys::xdp::dispatcher::Attached;
@@ -465,6 +466,12 @@ impl Helper {
 /// Has nobody remove pages of a memory file.
 pub(crate) fn keep_pages(file: BorrowedFd<'_>) -> io::Result<()> {
     value(Request::KeepPages, &[file])
+}
+
+/// The number of the process that keeps the privileges: this one, or its broker.
+pub(crate) fn process_id() -> u32 {
+    static ID: OnceLock<u32> = OnceLock::new();
+    *ID.get_or_init(|| value(Request::ProcessId, &[]).unwrap_or_else(|_| process::pid()))
 }
 
 /// The policy, as [`Policy::load`] reads it.

@@ -16,7 +16,7 @@ use unetmap_sys::tcx::{self, RelayEnds, Tcx};
 use unetmap_sys::thread::RemoteThread;
 use unetmap_sys::xdp::{Mode, Xdp, dispatcher};
 use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
-use unetmap_sys::{Mapping, memfd, probe};
+use unetmap_sys::{Mapping, memfd, probe, process};
 
 use super::keeper::{Change, UndoOnDrop};
 use super::serve::{Broker, Object, lock};
@@ -208,6 +208,7 @@ impl Broker {
                 let helper = lock(&self.helpers).remove(&handle);
                 value(helper.ok_or(io::ErrorKind::NotFound)?.kill()?)
             }
+            Request::ProcessId => value(process::pid()),
             Request::KeepPages => value(memfd::forbid_removal(fds.next()?.as_fd())?),
             Request::Policy => value(self.setup.policy.as_deref().map(Policy::load)),
             Request::Configuration => {

@@ -11,6 +11,7 @@ use crate::owner::owner;
 use crate::ports::vale::persistent::persistent_snapshots;
 use crate::ports::vale::{switch_snapshots, worker_snapshots};
 use crate::ports::{Daemon, PortKey, UserSnapshot};
+use crate::privileged;
 use crate::region::{RegionKey, RegionRecord, Scope};
 use crate::tuning::server::SNAPSHOT_SLICE;
 use crate::work_times::WorkTimes;
@@ -18,6 +19,8 @@ use crate::work_times::WorkTimes;
 #[derive(Serialize)]
 struct DaemonSnapshot {
     pid: u32,
+    /// The process that has the privileges: this one, or its broker.
+    privileged_pid: u32,
     uid: u32,
     version: &'static str,
     uptime_seconds: u64,
@@ -115,6 +118,7 @@ impl SnapshotTask {
         let SnapshotTask { only, users, regions, ports, sessions, .. } = self;
         let general = DaemonSnapshot {
             pid: process::pid(),
+            privileged_pid: privileged::process_id(),
             uid: owner(),
             version: unetmap_core::version(),
             uptime_seconds: uptime.as_secs(),

@@ -58,7 +58,7 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
             _ => Vec::new(),
         };
         let ours = match &holder {
-            Some(holder) => system.is_some_and(|daemon| daemon.pid == holder.pid),
+            Some(holder) => system.is_some_and(|daemon| [daemon.pid, daemon.privileged_pid].contains(&holder.pid)),
             None if !members.is_empty() => port.is_some() && members.iter().any(|name| name.starts_with("unetmap_")),
             // Without permission to read the daemon's open files, its snapshot and the program's name decide.
             None => port.is_some() && name.as_ref().is_none_or(|name| name.starts_with("unetmap_")),
@@ -183,11 +183,13 @@ fn daemon(snapshot: &str) -> Daemon {
         })
     });
     let pid = number(&all["daemon"]["pid"]).unwrap_or_default();
+    let privileged_pid = number(&all["daemon"]["privileged_pid"]).unwrap_or(pid);
     Daemon {
         pid,
+        privileged_pid,
         uid: number(&all["daemon"]["uid"]).unwrap_or(u32::MAX),
         version: text(&all["daemon"]["version"]).unwrap_or_default(),
-        privileges: privileges(&pid.to_string()),
+        privileges: privileges(&privileged_pid.to_string()),
         ports: ports.collect(),
     }
 }

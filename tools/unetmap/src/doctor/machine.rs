@@ -62,6 +62,8 @@ impl Privileges {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Daemon {
     pub(super) pid: u32,
+    /// The process of the daemon that has the privileges.
+    pub(super) privileged_pid: u32,
     pub(super) uid: u32,
     pub(super) version: String,
     pub(super) privileges: Privileges,

@@ -114,7 +114,9 @@ fn daemon(snapshot: &str) -> Value {
         let word = |key: &str| port[key].as_str().unwrap_or("-").to_owned();
         format!("{}, {}, {}, sessions: {open}", word("name"), word("kind"), word("manner"))
     });
-    let pid = all["daemon"]["pid"].to_string();
+    // The process that opens interfaces.
+    let daemon = &all["daemon"];
+    let pid = daemon.get("privileged_pid").unwrap_or(&daemon["pid"]).to_string();
     json!({
         "version": all["daemon"]["version"],
         "root": all["daemon"]["uid"] == 0,
