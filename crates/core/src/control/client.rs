@@ -170,7 +170,8 @@ fn connect_or_start(path: &Path) -> Result<Connection, Error> {
 pub fn start(path: &Path, program: &Path, more: &[OsString]) -> Result<bool, Error> {
     let lock = open_lock(path)?;
     let started = start_locked(path, &lock, program, more);
-    // Closing the file is not enough: a child that another thread forks meanwhile has it, too, and would wait for itself.
+    // Closing the file is not enough: a child that another thread forks meanwhile has it, too, and would wait for
+    // itself.
     let _ = lock.unlock();
     started
 }
