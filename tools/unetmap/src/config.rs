@@ -113,29 +113,20 @@ impl fmt::Display for Setting {
 impl Setting {
     /// The words after `unetmap` of the command that makes it; none if it is a command of vale-ctl.
     fn words(&self) -> Vec<String> {
-        let command = |keys: &[(&str, &'static str)], key: &str| {
-            let found = keys.iter().find(|(of_file, _)| *of_file == key);
-            found.map_or("", |(_, command)| command).split(' ').map(String::from).collect::<Vec<_>>()
-        };
-        let values = |key: &str, value: &str| match key {
+        let split = |words: &str| words.split_whitespace().map(String::from).collect::<Vec<_>>();
+        let of_key = |keys: &[(&str, &str)], key: &str, value: &str| {
+            let command = keys.iter().find(|(of_file, _)| *of_file == key).map_or("", |(_, command)| command);
             // Expressions are one word, so that Display shows them quoted.
-            "filter" | "filter-in" | "filter-out" => vec![value.to_owned()],
-            _ => value.split_whitespace().map(String::from).collect(),
-        };
-        let words = |start: [&str; 3], rest: [Vec<String>; 2]| {
-            start.into_iter().map(String::from).chain(rest.concat()).collect::<Vec<String>>()
+            let values = if key.starts_with("filter") { vec![value.to_owned()] } else { split(value) };
+            [split(command), values].concat()
         };
         match self {
-            Setting::Age { switch, seconds } => {
-                words(["vale", "set", switch], [vec!["age".into()], vec![seconds.clone()]])
-            }
+            Setting::Age { switch, seconds } => ["vale", "set", switch, "age", seconds].map(String::from).to_vec(),
             Setting::Port { port, key, value } => {
-                words(["vale", "port", port], [command(&PORT_KEYS, key), values(key, value)])
+                [["vale", "port", port].map(String::from).to_vec(), of_key(&PORT_KEYS, key, value)].concat()
             }
             Setting::Interface { name, key, value } => {
-                let mut all = words(["nic", name, ""], [command(&INTERFACE_KEYS, key), values(key, value)]);
-                all.remove(2);
-                all
+                [["nic", name].map(String::from).to_vec(), of_key(&INTERFACE_KEYS, key, value)].concat()
             }
             Setting::Persistent { .. } | Setting::Attach { .. } => Vec::new(),
         }
@@ -198,7 +189,10 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<u8, String> {
         }
         Action::Show => crate::print("config", &file::text(&state::read(&[]).map_err(failed)?)),
         Action::Save => {
-            let named = file::interfaces(&path).map_err(failed)?;
+            let named = match path.try_exists() {
+                Ok(false) => Vec::new(),
+                _ => file::interfaces(&file::read(&path).map_err(failed)?),
+            };
             let present = state::read(&named).map_err(failed)?;
             file::write(&path, &present, None).map_err(failed)?;
             crate::print("config", &format!("{}: {} settings\n", path.display(), present.len()))
@@ -217,14 +211,8 @@ pub(crate) fn save(subject: &str) -> Result<(), String> {
 
 fn both(path: &Path) -> Result<(Vec<Setting>, Vec<Setting>), String> {
     let wanted = file::read(path)?;
-    let interfaces: Vec<String> = wanted
-        .iter()
-        .filter_map(|setting| match setting {
-            Setting::Interface { name, .. } => Some(name.clone()),
-            _ => None,
-        })
-        .collect();
-    Ok((wanted, state::read(&interfaces)?))
+    let present = state::read(&file::interfaces(&wanted))?;
+    Ok((wanted, present))
 }
 
 fn missing<'a>(wanted: &'a [Setting], present: &[Setting]) -> Vec<&'a Setting> {

@@ -39,17 +39,13 @@ pub(super) fn read(path: &Path) -> Result<Vec<Setting>, String> {
         .map_err(|(line, why)| format!("{}:{line}: {why}", path.display()))
 }
 
-/// Returns the interfaces that the file names; none if there is no file.
-pub(super) fn interfaces(path: &Path) -> Result<Vec<String>, String> {
-    let settings = match path.try_exists() {
-        Ok(false) => return Ok(Vec::new()),
-        _ => read(path)?,
-    };
-    let names = settings.into_iter().filter_map(|setting| match setting {
-        Setting::Interface { name, .. } => Some(name),
+/// Returns the interfaces of which there are settings.
+pub(super) fn interfaces(settings: &[Setting]) -> Vec<String> {
+    let names = settings.iter().filter_map(|setting| match setting {
+        Setting::Interface { name, .. } => Some(name.clone()),
         _ => None,
     });
-    Ok(names.collect())
+    names.collect()
 }
 
 fn parse(text: &str) -> Result<Vec<Setting>, (usize, String)> {
