@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use conformance::home::{Guard, daemon_listens, is_alive};
+use conformance::home::{Guard, daemon_listens, is_alive, summary};
 use conformance::traffic::{exchange, open};
 use conformance::{Home, LIMIT, isolated, program, until};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
@@ -102,6 +102,49 @@ fn the_service_manager_is_told_the_state_of_the_daemon() {
         daemon.signal(Signal::TERM);
         assert_eq!(next().expect("endless"), "STOPPING=1\n");
         assert!(daemon.wait().success());
+    });
+}
+
+/// Messages of a daemon whose standard error is a stream of the journal have their fields there; the others' do not.
+#[test]
+fn the_journal_gets_messages_with_their_fields() {
+    isolated(|home| {
+        if !Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success()) {
+            return summary("skipped: a mount namespace needs root");
+        }
+        let (path, log) = (home.folder().join("journal"), home.log());
+        let journal = UnixDatagram::bind(&path).expect("a socket");
+        journal.set_read_timeout(Some(LIMIT)).expect("a time");
+        let script = "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && : > /run/systemd/journal/socket && \
+                      mount --bind \"$1\" /run/systemd/journal/socket && \
+                      JOURNAL_STREAM=$(stat -Lc %d:%i /dev/stderr) exec \"$2\" --foreground --socket \"$3\"";
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", script, "sh"]).arg(&path).arg(program("unetmapd")).arg(home.socket());
+        command.stderr(fs::File::create(&log).expect("a log"));
+        let mut daemon = Guard::spawn(&mut command);
+        until("the daemon listens", || daemon_listens(&home.socket()));
+        let mut bytes = [0; 65536];
+        let mut message_with = |what: &str| {
+            loop {
+                let length = journal.recv(&mut bytes).expect("a message");
+                let message = String::from_utf8_lossy(&bytes[..length]).into_owned();
+                if message.contains(what) {
+                    return message;
+                }
+            }
+        };
+        let serving = message_with("serving socket=");
+        assert!(serving.contains("UNETMAP_SOCKET\n"), "{serving:?}");
+        assert!(serving.contains("PRIORITY\n\u{1}\0\0\0\0\0\0\u{0}6\nSYSLOG_IDENTIFIER\n"), "{serving:?}");
+        let set = unetmap(&["set", "ring_num", "300"]);
+        assert!(set.status.success(), "{}", text(&set));
+        let knob = message_with("knob set");
+        for field in ["UNETMAP_USER\n", "UNETMAP_PID\n", "UNETMAP_KNOB\n"] {
+            assert!(knob.contains(field), "{knob:?}");
+        }
+        daemon.signal(Signal::TERM);
+        assert!(daemon.wait().success());
+        assert_eq!(fs::read_to_string(&log).expect("a log"), "", "nothing is logged twice");
     });
 }
 

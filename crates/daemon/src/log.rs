@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The daemon's log: on standard error, at the level of `--log`, or a more detailed one while the knob `verbose` is
-//! set.
+//! The daemon's log: in systemd's journal if standard error leads there, else on standard error; at the level of
+//! `--log`, or a more detailed one while the knob `verbose` is set.
+
+mod journal;
 
 use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
@@ -10,18 +12,23 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::{Registry, fmt, reload};
 
+use journal::Journal;
+
 /// The level at the start, and the handle that changes it.
 static CHOICE: OnceLock<(Level, reload::Handle<LevelFilter, Registry>)> = OnceLock::new();
 
 /// Starts logging messages of `level` and of higher severity.
 pub(crate) fn start(level: Level) {
     let (filter, choice) = reload::Layer::new(LevelFilter::from_level(level));
-    let lines = fmt::layer()
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        // A log that cannot be written, because the disk is full, must not stop the daemon.
-        .log_internal_errors(false);
-    tracing_subscriber::registry().with(filter).with(lines).init();
+    let journal = Journal::of_stderr();
+    let lines = journal.is_none().then(|| {
+        fmt::layer()
+            .with_writer(io::stderr)
+            .with_ansi(io::stderr().is_terminal())
+            // A log that cannot be written, because the disk is full, must not stop the daemon.
+            .log_internal_errors(false)
+    });
+    tracing_subscriber::registry().with(filter).with(lines).with(journal).init();
     let _ = CHOICE.set((level, choice));
 }
 

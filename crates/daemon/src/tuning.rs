@@ -262,3 +262,9 @@ pub(crate) mod node {
     pub(crate) const QUEUE_FREE_LIMIT: Duration = Duration::from_secs(2);
     pub(crate) const QUEUE_FREE_PAUSE: Duration = Duration::from_millis(20);
 }
+
+/// The log.
+pub(crate) mod log {
+    /// Bytes of a field of a message to the journal, so that all fit a datagram of 200 KiB, the default limit of Linux.
+    pub(crate) const MAX_JOURNAL_BYTES: usize = 8192;
+}
