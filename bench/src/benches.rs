@@ -74,7 +74,7 @@ pub enum Bench {
 
 impl Bench {
     /// All benchmarks.
-    pub const ALL: [Bench; 37] = [
+    pub const ALL: [Bench; 40] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeOneCore,
@@ -106,8 +106,11 @@ impl Bench {
         Bench::Scale(None),
         Bench::Scale(Some(Subject::Ports)),
         Bench::Scale(Some(Subject::Senders)),
+        Bench::Scale(Some(Subject::Load)),
         Bench::Scale(Some(Subject::Addresses)),
         Bench::Scale(Some(Subject::Flood)),
+        Bench::Scale(Some(Subject::Policies)),
+        Bench::Scale(Some(Subject::Threads)),
         Bench::Scale(Some(Subject::Rings)),
         Bench::Scale(Some(Subject::Pairs)),
         Bench::Scale(Some(Subject::Ls)),

@@ -77,13 +77,13 @@ fn growth(
     contestant: &ContestantSamples,
     (row, class): (usize, PlacementClass),
 ) -> Option<&'static str> {
-    let (_, unit) = outcome.series.get(row).copied().flatten()?;
+    let (_, of) = outcome.series.get(row).copied().flatten()?;
     let of_series = outcome.series.iter().enumerate().filter_map(|(row, series)| Some((row, (*series)?)));
     let figures: Vec<(u32, f64)> = of_series
-        .filter(|(_, series)| series.1 == unit)
+        .filter(|(_, series)| series.1 == of)
         .filter_map(|(row, (n, _))| Some((n, contestant.samples(row, class).summary()?.median)))
         .collect();
-    scale::growth(unit, &figures)
+    scale::growth(outcome.rows.get(row)?.unit, &figures)
 }
 
 /// Rounds to three decimals, which exceeds the accuracy of the measurements.

@@ -11,7 +11,7 @@
 //! ```
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -32,8 +32,11 @@ pub(crate) use client::run as client;
 pub(crate) const TASK: &str = "UNETMAP_BENCH_SCALE";
 /// Line that a client prints when its ports are open.
 const READY: &str = "ready";
-/// Packets per second of each port of `scale-senders`.
+/// Packets per second of each port of `scale-senders` and `scale-load`.
 const RATE: u32 = 1000;
+const LOAD_RATE: u32 = 10_000;
+/// Addresses that the switch of `scale-addresses` can learn.
+const MAX_ADDRESSES: u32 = 131_072;
 /// Time after the start in which ports announce their addresses.
 const ANNOUNCE: Duration = Duration::from_millis(300);
 /// Time in which each sender sends.
@@ -48,13 +51,21 @@ pub enum Subject {
     Ports,
     /// Ports of a switch that send 1000 packets per second each: CPU time of the daemon, packets delivered.
     Senders,
+    /// The same with 10,000 packets per second each.
+    Load,
     /// Source addresses of one sender: its rate.
     Addresses,
-    /// Ports with full rings: the rate of packets to an unknown address.
+    /// Ports with full rings: the rate of packets to an unknown address. Ports that read: the rate of broadcasts,
+    /// delivered in all.
     Flood,
-    /// Rings of a port of which one is active: time of a poll, time to wake a sleeping poll.
+    /// Ports with a policy of a kind, and without: time for a packet.
+    Policies,
+    /// Threads of the daemon: the rate of a switch whose programs sleep.
+    Threads,
+    /// Rings of a port of which one is active: time of a poll, time to wake a sleeping poll, time of a sync that
+    /// notifies although nobody waits.
     Rings,
-    /// Pairs of threads, each with a pipe: the sum of their rates.
+    /// Pairs of threads, each with a pipe: the sum of their rates, and the smallest.
     Pairs,
     /// Open ports: time of a snapshot; time to open a port while snapshots are taken.
     Ls,
@@ -74,11 +85,14 @@ struct Row {
 
 impl Subject {
     /// All subjects.
-    pub const ALL: [Subject; 8] = [
+    pub const ALL: [Subject; 11] = [
         Subject::Ports,
         Subject::Senders,
+        Subject::Load,
         Subject::Addresses,
         Subject::Flood,
+        Subject::Policies,
+        Subject::Threads,
         Subject::Rings,
         Subject::Pairs,
         Subject::Ls,
@@ -90,8 +104,11 @@ impl Subject {
         match self {
             Subject::Ports => "scale-ports",
             Subject::Senders => "scale-senders",
+            Subject::Load => "scale-load",
             Subject::Addresses => "scale-addresses",
             Subject::Flood => "scale-flood",
+            Subject::Policies => "scale-policies",
+            Subject::Threads => "scale-threads",
             Subject::Rings => "scale-rings",
             Subject::Pairs => "scale-pairs",
             Subject::Ls => "scale-ls",
@@ -104,8 +121,12 @@ impl Subject {
         match self {
             Subject::Ports => &[1, 16, 64, 250],
             Subject::Senders => &[8, 16, 64, 254],
+            Subject::Load => &[8, 64, 254],
             Subject::Addresses => &[100, 1000, 4000, 10_000, 100_000],
-            Subject::Flood => &[2, 6, 126, 252],
+            Subject::Flood => &[0, 2, 6, 126, 252],
+            // One more port sends.
+            Subject::Policies => &[1, 16, 253],
+            Subject::Threads => &[1, 2, 4, 8],
             Subject::Rings => &[1, 8, 64],
             Subject::Pairs => &[1, 4, 16, 64],
             Subject::Ls => &[10, 100, 500, 1000],
@@ -117,16 +138,24 @@ impl Subject {
     fn values(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Subject::Ports | Subject::Close => &[("", "us")],
-            Subject::Senders => &[("", "%"), ("-rate", "pps")],
-            Subject::Addresses | Subject::Flood | Subject::Pairs => &[("", "Mpps")],
-            Subject::Rings => &[("", "ns"), ("-asleep", "us")],
+            Subject::Senders | Subject::Load => &[("", "%"), ("-rate", "pps"), ("-least", "%")],
+            Subject::Addresses | Subject::Threads => &[("", "Mpps")],
+            Subject::Flood => &[("", "Mpps"), ("-all", "Mpps")],
+            Subject::Policies => &[("-none", "ns"), ("-vlan", "ns"), ("-filter", "ns"), ("-limit", "ns")],
+            Subject::Rings => &[("", "ns"), ("-asleep", "us"), ("-notify", "ns")],
+            Subject::Pairs => &[("", "Mpps"), ("-least", "%")],
             Subject::Ls => &[("", "ms"), ("-open", "us")],
         }
     }
 
+    /// Returns true if many ports send, from one process or several, and the daemon's CPU time is measured.
+    fn has_senders(self) -> bool {
+        matches!(self, Subject::Senders | Subject::Load)
+    }
+
     /// Returns the measurements, each a number and the processes among which the ports are divided.
     fn measurements(self) -> impl Iterator<Item = (u32, u32)> {
-        let spread: &[(u32, u32)] = if self == Subject::Senders { &[(254, 8), (254, 64)] } else { &[] };
+        let spread: &[(u32, u32)] = if self.has_senders() { &[(254, 8), (254, 64)] } else { &[] };
         self.sizes().iter().map(|&n| (n, 1)).chain(spread.iter().copied())
     }
 
@@ -148,7 +177,7 @@ impl Subject {
 
     /// Returns for each row what grows, and the series that it belongs to; `None`: it belongs to none.
     pub(crate) fn series(self) -> Vec<Option<(u32, &'static str)>> {
-        self.table().iter().map(|row| (row.processes == 1).then_some((row.n, row.unit))).collect()
+        self.table().iter().map(|row| (row.processes == 1).then_some((row.n, row.suffix))).collect()
     }
 
     /// Measures each row once.
@@ -163,7 +192,14 @@ impl Subject {
     fn measure_one(self, n: u32, processes: u32) -> Result<Vec<f64>, String> {
         let failed = |e: std::io::Error| format!("bench {}: {e}", self.name());
         let folder = tempfile::tempdir().map_err(failed)?;
-        let mut daemon = Daemon::start("unetmapd", folder.path().join("socket"), &[] as &[&OsStr])?;
+        let mut arguments: Vec<OsString> = Vec::new();
+        if self == Subject::Addresses {
+            let config = folder.path().join("config.toml");
+            fs::write(&config, format!("[vale]\naddresses = {MAX_ADDRESSES}\n")).map_err(failed)?;
+            arguments.extend(["--config".into(), config.into()]);
+        }
+        let arguments: Vec<&OsStr> = arguments.iter().map(OsString::as_os_str).collect();
+        let mut daemon = Daemon::start("unetmapd", folder.path().join("socket"), &arguments)?;
         let start = |first: u32, ports: u32| {
             let task = format!("{} {n} {first} {ports}", self.name());
             self.start_client(&task, (&daemon.socket, folder.path()))
@@ -176,7 +212,7 @@ impl Subject {
             }
         }
         fs::write(folder.path().join("go"), []).map_err(failed)?;
-        let busy = (self == Subject::Senders).then(|| busy_share(daemon.id())).transpose()?;
+        let busy = self.has_senders().then(|| busy_share(daemon.id())).transpose()?;
         let mut outputs = Vec::new();
         for client in &mut clients {
             let line = client.line()?;
@@ -187,8 +223,11 @@ impl Subject {
         clients.iter_mut().try_for_each(Running::stop)?;
         daemon.stop()?;
         match busy {
-            // Each client prints the sum of its ports' rates.
-            Some(busy) => Ok(vec![busy, outputs.iter().flatten().sum::<f64>() / f64::from(n)]),
+            // Each client prints the rates of its ports.
+            Some(busy) => {
+                let rates: Vec<f64> = outputs.concat();
+                Ok(vec![busy, rates.iter().sum::<f64>() / f64::from(n), least(&rates)])
+            }
             None => outputs.pop().ok_or_else(|| format!("bench {}: no result", self.name())),
         }
     }
@@ -199,6 +238,12 @@ impl Subject {
         command.args(["bench", self.name()]).env(TASK, task).env("UNETMAP_SOCKET", socket).current_dir(folder);
         Running::start(format!("bench {task}"), &mut command)
     }
+}
+
+/// Returns the smallest of shares, in percent of their mean.
+fn least(shares: &[f64]) -> f64 {
+    let mean = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
+    100.0 * shares.iter().copied().fold(f64::INFINITY, f64::min) / mean
 }
 
 /// Returns the CPU time of all threads of a process while the clients send, in percent of one core.
@@ -221,8 +266,11 @@ fn busy_ns(pid: u32) -> Result<u64, String> {
 /// itself if it is a time or a share, of its inverse if it is a rate.
 pub(crate) fn growth(unit: &str, figures: &[(u32, f64)]) -> Option<&'static str> {
     let cost = |value: f64| if matches!(unit, "Mpps" | "pps") { -value.ln() } else { value.ln() };
-    let points: Vec<(f64, f64)> =
-        figures.iter().filter(|(_, value)| *value > 0.0).map(|&(n, value)| (f64::from(n).ln(), cost(value))).collect();
+    let points: Vec<(f64, f64)> = figures
+        .iter()
+        .filter(|(n, value)| *n > 0 && *value > 0.0)
+        .map(|&(n, value)| (f64::from(n).ln(), cost(value)))
+        .collect();
     if points.len() < 2 {
         return None;
     }
@@ -263,7 +311,7 @@ mod tests {
     fn rows_name_the_number_and_the_processes() {
         let names: Vec<_> = Subject::Senders.rows().into_iter().map(|row| row.name).collect();
         assert_eq!(names[..2], ["scale-senders-8", "scale-senders-rate-8"]);
-        assert_eq!(names[10..], ["scale-senders-254-of-64", "scale-senders-rate-254-of-64"]);
+        assert_eq!(names[15..17], ["scale-senders-254-of-64", "scale-senders-rate-254-of-64"]);
         for subject in Subject::ALL {
             assert_eq!(subject.rows().len(), subject.series().len());
         }

@@ -8,9 +8,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use unetmap::{Interest, Port};
+use unetmap_core::control::nic::Filter;
+use unetmap_core::control::vale::{
+    Direction, RateLimit, ThreadConfig, ValeAction, ValeRequest, VlanMode, send_request,
+};
 use unetmap_sys::clock::now_ns;
+use unetmap_sys::xdp::ClassicInsn;
 
-use super::{ANNOUNCE, RATE, READY, SEND, Subject, line};
+use super::{ANNOUNCE, LOAD_RATE, RATE, READY, SEND, Subject, least, line};
 use crate::program::TIMEOUT;
 
 /// Time of a measurement, after [`WARM_UP`].
@@ -24,6 +29,15 @@ const OPENS_BESIDE_SNAPSHOTS: usize = 200;
 const SNAPSHOTS: usize = 9;
 const WAKES: usize = 200;
 const POLLS: u64 = 20_000;
+/// Ticks of a second at which senders send.
+const TICKS: u32 = 1000;
+const TICK: Duration = Duration::from_millis(1);
+/// Ports, slots of their rings, and repetitions of `scale-threads`.
+const PORTS: u32 = 16;
+const SLOTS: u32 = 4096;
+const FILLS: usize = 30;
+/// How often a program that sleeps looks whether its packets were taken.
+const LOOK: Duration = Duration::from_micros(100);
 /// Time in which a peer falls asleep.
 const FALL_ASLEEP: Duration = Duration::from_micros(400);
 /// Waits for the other side end after this time.
@@ -41,9 +55,12 @@ pub(crate) fn run(task: &str) -> Result<u8, String> {
     unetmap_sys::process::raise_fd_limit();
     let values = match subject {
         Subject::Ports => ports(n),
-        Subject::Senders => senders(n, first, count),
+        Subject::Senders => senders((n, first, count), RATE),
+        Subject::Load => senders((n, first, count), LOAD_RATE),
         Subject::Addresses => addresses(n),
         Subject::Flood => flood(n),
+        Subject::Policies => policies(n),
+        Subject::Threads => threads(n),
         Subject::Rings => rings(n),
         Subject::Pairs => pairs(n),
         Subject::Ls => ls(n),
@@ -151,8 +168,9 @@ fn ports(n: u32) -> Result<Vec<f64>, String> {
     Ok(vec![percentile(times.collect::<Result<_, String>>()?, 0.5)])
 }
 
-/// Each port sends [`RATE`] packets per second to the next one. Returns the packets that arrived per second.
-fn senders(n: u32, first: u32, count: u32) -> Result<Vec<f64>, String> {
+/// Each of `n` ports sends packets to the next one; this process has `count` of them. Returns for each the packets per
+/// second that arrived.
+fn senders((n, first, count): (u32, u32, u32), pps: u32) -> Result<Vec<f64>, String> {
     let mine: Vec<_> =
         (first..first + count).map(|i| Ok((i, open(&format!("vale0:p{i}"))?))).collect::<Result<_, String>>()?;
     start()?;
@@ -165,27 +183,27 @@ fn senders(n: u32, first: u32, count: u32) -> Result<Vec<f64>, String> {
         thread::sleep(Duration::from_millis(5));
         mine.iter().try_for_each(|(_, port)| drain(port).map(drop))?;
     }
-    let (begin, mut sent, mut arrived) = (Instant::now(), 0, 0);
-    let per_tick = Duration::from_secs(1) / RATE;
+    let (begin, mut sent, mut arrived) = (Instant::now(), 0, vec![0; mine.len()]);
     loop {
-        let due = (begin.elapsed().as_nanos() / per_tick.as_nanos()) as u32;
+        let due = (begin.elapsed().as_nanos() / TICK.as_nanos()) as u32 * pps / TICKS;
         let sends = begin.elapsed() < SEND;
-        for (i, port) in &mine {
+        for ((i, port), arrived) in mine.iter().zip(&mut arrived) {
             if sends && sent < due {
                 // After a delay several packets are due.
                 let fits = |_: &u32| put(port, (address((i + 1) % n), address(*i)));
                 (sent..due).take_while(fits).for_each(drop);
                 port.txsync().map_err(text)?;
             }
-            arrived += drain(port)?;
+            *arrived += drain(port)?;
         }
         sent = sent.max(due);
         if !sends && begin.elapsed() > SEND + ANNOUNCE {
             break;
         }
-        thread::sleep((begin + per_tick * (due + 1)).saturating_duration_since(Instant::now()));
+        let next = TICK.as_nanos() - begin.elapsed().as_nanos() % TICK.as_nanos();
+        thread::sleep(Duration::from_nanos(next as u64));
     }
-    Ok(vec![arrived as f64 / SEND.as_secs_f64()])
+    Ok(arrived.iter().map(|&packets| packets as f64 / SEND.as_secs_f64()).collect())
 }
 
 /// One sender uses `n` source addresses in turn. Returns the rate of its receiver.
@@ -224,10 +242,119 @@ fn flood(n: u32) -> Result<Vec<f64>, String> {
     while filled < 2 * u64::from(slots) {
         filled += round()?;
     }
-    Ok(vec![rate(round)?])
+    let unknown = rate(round)?;
+    let all = rate(|| {
+        (0..BATCH).take_while(|_| put(&from, (BROADCAST, address(0)))).for_each(drop);
+        from.txsync().map_err(text)?;
+        let mut delivered = drain(&to)?;
+        for port in &idle {
+            delivered += drain(port)?;
+        }
+        Ok(delivered)
+    })?;
+    Ok(vec![unknown, all])
 }
 
-/// Time of a poll over `n` rings that finds a packet in one, ns, and time until a sleeping one returns, us.
+/// Time for a packet from one port to one of `n` others in turn, ns: without a policy, and with each kind of policy at
+/// all ports.
+fn policies(n: u32) -> Result<Vec<f64>, String> {
+    let from = open("vale0:from")?;
+    let to = (0..n).map(|i| open(&format!("vale0:p{i}"))).collect::<Result<Vec<_>, _>>()?;
+    start()?;
+    // Frames of IPv6 do not pass.
+    let insn = |code, jt, k| ClassicInsn { code, jt, jf: 0, k };
+    let program = vec![insn(0x28, 0, 12), insn(0x15, 1, 0x86dd), insn(0x06, 0, 0x40000), insn(0x06, 0, 0)];
+    let filter = Filter { expression: "not ip6".into(), program };
+    let limit = RateLimit { packets: 1_000_000_000, bits: 0 };
+    let kinds = [
+        None,
+        Some(ValeAction::Vlan(Some(VlanMode::Access(10)))),
+        Some(ValeAction::Filter(Direction::Out, Some(filter))),
+        Some(ValeAction::Limit(Direction::Out, limit)),
+    ];
+    let names: Vec<String> = to.iter().chain([&from]).map(|port| port.spec().to_string()).collect();
+    let set = |action: &ValeAction| {
+        let mut requests = names.iter().map(|name| ValeRequest { name: name.clone(), action: action.clone() });
+        requests.try_for_each(|request| send_request(&request).map(drop).map_err(text))
+    };
+    let (mut times, mut next) = (Vec::new(), 0);
+    for kind in &kinds {
+        drain(&from)?;
+        if let Some(action) = kind {
+            set(action)?;
+        }
+        for (i, port) in to.iter().enumerate() {
+            put(port, (BROADCAST, address(i as u32)));
+            port.txsync().map_err(text)?;
+            if i % 128 == 0 {
+                to.iter().try_for_each(|port| drain(port).map(drop))?;
+            }
+        }
+        thread::sleep(FALL_ASLEEP);
+        let mut unread = 0;
+        let mpps = rate(|| {
+            for _ in 0..BATCH {
+                if !put(&from, (address(next % n), address(u32::MAX))) {
+                    break;
+                }
+                (next, unread) = (next + 1, unread + 1);
+            }
+            from.txsync().map_err(text)?;
+            let mut arrived = 0;
+            // Reading one packet at a time from each of many rings would take longer than the switch.
+            if unread >= BATCH.max(n * BATCH / 2) {
+                unread = 0;
+                for port in &to {
+                    arrived += drain(port)?;
+                }
+            }
+            Ok(arrived)
+        })?;
+        times.push(1e3 / mpps);
+        set(&ValeAction::Clear)?;
+    }
+    Ok(times)
+}
+
+/// Rate at which `n` threads forward what [`PORTS`] ports sent to each other before they sleep.
+fn threads(n: u32) -> Result<Vec<f64>, String> {
+    let config = ThreadConfig { threads: n as u16, cpus: Vec::new() };
+    send_request(&ValeRequest { name: String::new(), action: ValeAction::SetThreads(config) }).map_err(text)?;
+    let options = Port::options().tx_slots(SLOTS).rx_slots(SLOTS);
+    let all: Vec<_> =
+        (0..PORTS).map(|i| options.open(&format!("vale0:p{i}")).map_err(text)).collect::<Result<_, _>>()?;
+    start()?;
+    for (i, port) in all.iter().enumerate() {
+        put(port, (BROADCAST, address(i as u32)));
+        port.txsync().map_err(text)?;
+    }
+    thread::sleep(20 * LOOK);
+    let mut rates = Vec::new();
+    for _ in 0..FILLS {
+        all.iter().try_for_each(|port| drain(port).map(drop))?;
+        let mut packets = 0_u32;
+        for (port, i) in all.iter().zip(0..) {
+            while put(port, (address((i + 1) % PORTS), address(i))) {
+                packets += 1;
+            }
+        }
+        // The threads sleep, too.
+        thread::sleep(10 * LOOK);
+        let begin = Instant::now();
+        all.iter().try_for_each(|port| port.txsync().map_err(text))?;
+        for port in &all {
+            while port.tx_rings()[0].space() + 1 < SLOTS {
+                thread::sleep(LOOK);
+                port.txsync().map_err(text)?;
+            }
+        }
+        rates.push(f64::from(packets) / begin.elapsed().as_secs_f64() / 1e6);
+    }
+    Ok(vec![percentile(rates, 0.5)])
+}
+
+/// Time of a poll over `n` rings that finds a packet in one, ns; time until a sleeping one returns, us; time of a sync
+/// that notifies a doorbell for which nobody waits, ns.
 fn rings(n: u32) -> Result<Vec<f64>, String> {
     let pipe = |end: &str| {
         let options = Port::options().tx_rings(n as u16).rx_rings(n as u16).tx_slots(64).rx_slots(64);
@@ -271,15 +398,28 @@ fn rings(n: u32) -> Result<Vec<f64>, String> {
         let times = sleeper.join().map_err(|_| "bench scale-rings: the receiver failed".to_string())?;
         sent.and(times)
     })?;
-    Ok(vec![polling as f64 / POLLS as f64, percentile(times, 0.5)])
+    let notify = (0..WAKES).map(|_| {
+        drain(&to)?;
+        if !to.arm(Interest::RX).map_err(text)?.is_none() {
+            return Err("bench scale-rings: a packet arrived that was not sent".into());
+        }
+        put(&from, (BROADCAST, BROADCAST));
+        let begin = now_ns();
+        from.txsync().map_err(text)?;
+        Ok((now_ns() - begin) as f64)
+    });
+    let notify = notify.collect::<Result<Vec<_>, String>>()?;
+    Ok(vec![polling as f64 / POLLS as f64, percentile(times, 0.5), percentile(notify, 0.5)])
 }
 
-/// Each of `n` pairs of threads moves packets through a pipe. Returns the sum of their rates.
+/// Each of `n` pairs of threads moves packets through a pipe. Returns the sum of their rates, and the smallest in
+/// percent of their mean.
 fn pairs(n: u32) -> Result<Vec<f64>, String> {
     let pipe = |i| Ok((open(&format!("netmap:pair{i}{{1"))?, open(&format!("netmap:pair{i}}}1"))?));
     let pipes = (0..n).map(pipe).collect::<Result<Vec<_>, String>>()?;
     start()?;
-    let (arrived, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let arrived: Vec<AtomicU64> = pipes.iter().map(|_| AtomicU64::new(0)).collect();
+    let stop = AtomicBool::new(false);
     let send = |port: &Port| -> Result<(), String> {
         let ring = &port.tx_rings()[0];
         while !stop.load(Relaxed) {
@@ -291,7 +431,7 @@ fn pairs(n: u32) -> Result<Vec<f64>, String> {
         }
         Ok(())
     };
-    let receive = |port: &Port| -> Result<(), String> {
+    let receive = |port: &Port, arrived: &AtomicU64| -> Result<(), String> {
         let ring = &port.rx_rings()[0];
         while !stop.load(Relaxed) {
             port.poll(Interest::RX, Some(POLL_TIMEOUT)).map_err(text)?;
@@ -299,19 +439,20 @@ fn pairs(n: u32) -> Result<Vec<f64>, String> {
         }
         Ok(())
     };
-    let mpps = thread::scope(|scope| {
-        for (from, to) in &pipes {
+    let counts = || arrived.iter().map(|one| one.load(Relaxed)).collect::<Vec<_>>();
+    let rates: Vec<f64> = thread::scope(|scope| {
+        for ((from, to), arrived) in pipes.iter().zip(&arrived) {
             scope.spawn(|| send(from));
-            scope.spawn(|| receive(to));
+            scope.spawn(|| receive(to, arrived));
         }
         thread::sleep(WARM_UP);
-        let (begin, before) = (Instant::now(), arrived.load(Relaxed));
+        let (begin, before) = (Instant::now(), counts());
         thread::sleep(TIME);
-        let mpps = (arrived.load(Relaxed) - before) as f64 / begin.elapsed().as_secs_f64() / 1e6;
+        let (seconds, after) = (begin.elapsed().as_secs_f64(), counts());
         stop.store(true, Relaxed);
-        mpps
+        after.iter().zip(before).map(|(after, before)| (after - before) as f64 / seconds / 1e6).collect()
     });
-    Ok(vec![mpps])
+    Ok(vec![rates.iter().sum(), least(&rates)])
 }
 
 /// Time of a snapshot of `n` ports, ms, and time of an open while snapshots are taken, 99th percentile, us.

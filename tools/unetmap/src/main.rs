@@ -321,11 +321,16 @@ struct DoctorArgs {
 ///
 /// `scale`: how a figure changes with a number, in rows NAME-N, with daemons that the benchmark starts; also one by
 /// one: `scale-ports` (time to open a port of a switch that has N), `scale-senders` (N ports send 1000 packets per
-/// second each to a neighbour: CPU time of the daemon in percent of a core, and packets per second delivered to each
-/// port; also in 8 and 64 processes), `scale-addresses` (rate of a sender with N source addresses), `scale-flood` (rate
-/// of packets to an unknown address beside N ports with full rings), `scale-rings` (a poll over N rings, and the time
-/// to wake it), `scale-pairs` (sum of the rates of N pipes), `scale-ls` (a snapshot of N ports, and the 99th percentile
-/// of the time to open one meanwhile), `scale-close` (time for each of N pipes of a region that close together).
+/// second each to a neighbour: CPU time of the daemon in percent of a core, packets per second delivered to each port,
+/// and to the one that gets the fewest, in percent of the mean; also in 8 and 64 processes), `scale-load` (the same
+/// with 10,000), `scale-addresses` (rate of a sender with N source addresses, all of which the switch can learn),
+/// `scale-flood` (rate of packets to an unknown address beside N ports with full rings, and of broadcasts to N ports
+/// that read, delivered in all), `scale-policies` (time for a packet to one of N ports without a policy, and with a
+/// VLAN, a filter or a rate limit each), `scale-threads` (rate of N threads of the daemon while the programs sleep),
+/// `scale-rings` (a poll over N rings, the time to wake it, and a sync that notifies although nobody waits),
+/// `scale-pairs` (sum of the rates of N pipes, and the smallest in percent of the mean), `scale-ls` (a snapshot of N
+/// ports, and the 99th percentile of the time to open one meanwhile), `scale-close` (time for each of N pipes of a
+/// region that close together).
 /// `growth` is that of the cost: flat, sublinear, linear or superlinear. To compare with another build: --peer
 /// 'before=OLD/unetmap bench "$BENCH" --samples 1 --json'.
 ///
