@@ -2,4 +2,5 @@
 //! What hostile clients share: the control protocol without the library, and shared memory to write anything to.
 #![forbid(unsafe_code)]
 
+pub mod front_end;
 pub mod raw;

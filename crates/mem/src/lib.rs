@@ -27,6 +27,8 @@ mod channel;
 mod copy;
 mod endpoint;
 mod frame;
+#[cfg(not(loom))]
+mod guest;
 mod mapped_range;
 mod pool;
 mod pos;
@@ -49,6 +51,8 @@ pub use channel::{FutexWaitSet, Waiter};
 pub use copy::{MAC_PAIR_BYTES, RUN_BREAK_FLAGS, RingRef, Run, copy_list, copy_packet, copy_run};
 pub use endpoint::{EndpointPage, OWNED_BY_SYNC_LOOP, PORT_REMOVED, SyncGuard, SyncState, SyncStateRef};
 pub use frame::Frame;
+#[cfg(not(loom))]
+pub use guest::{GuestMemory, GuestPlace, GuestWords};
 pub use mapped_range::MappedRange;
 pub use pool::{BufPool, BufUsage, IndexSet, ObjectPool};
 pub use pos::{BufIdx, Pos, Slots, Span};

@@ -31,6 +31,11 @@ pub fn signal(fd: impl AsFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
+/// Sets the counter to 0. Blocks only on a blocking eventfd whose counter is 0 already.
+pub fn clear(fd: impl AsFd) {
+    let _ = rustix::io::read(fd, &mut [0; 8]);
+}
+
 #[cfg(test)]
 mod tests {
     use rustix::event::{EventfdFlags, eventfd};

@@ -23,7 +23,8 @@ const MAX_NODES: usize = 1024;
 /// A sealed memory file, or a part of it, mapped shared, readable and writable.
 ///
 /// Rule K3: `[start, start + len)` stays mapped, readable and writable, for as long as the value exists, whatever other
-/// processes that share the file do: its size is sealed, and only [`Drop`] unmaps it. `start` is aligned to a page,
+/// processes that share the file do: its size is sealed ([`Mapping::of_guest`]: or the access ends this process), and only
+/// [`Drop`] unmaps it. `start` is aligned to a page,
 /// `len > 0`, `start + len` does not overflow and `len <= isize::MAX`.
 #[derive(Debug)]
 pub struct Mapping {
@@ -71,6 +72,29 @@ impl Mapping {
         }
         // SAFETY: K3: the layout is not empty; `drop` frees it.
         let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or(Errno::NOMEM)?;
+        Ok(Mapping { start, len: bytes })
+    }
+
+    /// Maps `bytes` bytes, from `offset`, of a file that a hypervisor sent as its guest's memory. The file need not be
+    /// sealed: an access to pages that it has lost since ends this process by SIGBUS, as no handler is installed. So
+    /// only a process that serves this guest alone may map it.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] if the file is shorter; `EINVAL` for zero bytes or an offset inside a page;
+    /// `ENODEV` if it cannot be mapped; `ENOMEM`; `EACCES` if it may not be written.
+    pub fn of_guest(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Mapping> {
+        let end = offset.checked_add(bytes as u64).ok_or(Errno::INVAL)?;
+        if bytes == 0 || isize::try_from(bytes).is_err() {
+            return Err(Errno::INVAL.into());
+        }
+        if u64::try_from(fstat(fd)?.st_size).is_ok_and(|size| size < end) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is shorter than the region"));
+        }
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: K3: the kernel chooses a free address range, so no existing mapping is replaced. Bytes that the file
+        // has lost are not readable: an access ends the process.
+        let start = unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, fd, offset)? };
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Mapping { start, len: bytes })
     }
 

@@ -14,6 +14,7 @@ mod replay;
 mod run;
 mod top;
 mod vale;
+mod vm;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -38,6 +39,7 @@ enum Command {
     Top(TopArgs),
     Nic(NicArgs),
     Vale(vale::ValeArgs),
+    Vm(vm::VmArgs),
     Node(NodeArgs),
     Get(GetArgs),
     Set(SetArgs),
@@ -388,6 +390,7 @@ fn main() -> ExitCode {
             };
             saved.and_then(|()| print("vale", &text))
         }),
+        Command::Vm(args) => vm::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Metrics(args) => metrics::run(args.listen.as_deref()),
         Command::Node(NodeArgs { action, json }) => {

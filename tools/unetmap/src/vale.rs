@@ -15,6 +15,7 @@ use unetmap_core::control::vale::{
 
 use crate::ls::{cell, header, members, parse_reply};
 use crate::nic::compile;
+use crate::vm::{self, SocketPath};
 
 /// Show the VALE switches, or change the settings of a switch, a port, or the switch threads.
 ///
@@ -60,6 +61,15 @@ enum Action {
         /// The port: valeS:P
         #[arg(value_name = "S:P")]
         port: String,
+
+        /// Serve a virtual machine on the port: listen on a UNIX socket at this path for its hypervisor (vhost-user),
+        /// in a process in the background (unetmap-vm(7)); off: no longer
+        #[arg(long, value_name = "PATH[,queues=N]|off", value_parser = socket)]
+        vhost_user: Option<OrOff<SocketPath>>,
+
+        /// The same, for a hypervisor that listens at this path
+        #[arg(long, value_name = "PATH[,queues=N]|off", value_parser = socket, conflicts_with = "vhost_user")]
+        vhost_user_client: Option<OrOff<SocketPath>>,
 
         #[command(subcommand)]
         what: Option<Port>,
@@ -152,6 +162,10 @@ impl From<DirectionArg> for Direction {
 #[derive(Clone, Debug, PartialEq)]
 struct OrOff<T>(Option<T>);
 
+fn socket(text: &str) -> Result<OrOff<SocketPath>, String> {
+    if text == "off" { Ok(OrOff(None)) } else { SocketPath::parse(text).map(|path| OrOff(Some(path))) }
+}
+
 fn age(text: &str) -> Result<u32, String> {
     match text.parse() {
         _ if text == "off" => Ok(0),
@@ -233,6 +247,8 @@ fn limit(rates: &[String]) -> Result<RateLimit, String> {
 pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
     Ok(match &args.action {
         Some(Action::Set { what: Set::Age { seconds }, .. }) => seconds.to_string(),
+        Some(Action::Port { vhost_user: Some(OrOff(Some(path))), .. })
+        | Some(Action::Port { vhost_user_client: Some(OrOff(Some(path))), .. }) => path.to_string(),
         Some(Action::Port { what: Some(what), .. }) => match what {
             Port::Access { vlan } => vlan.0.map(|vlan| vlan.to_string()).unwrap_or_default(),
             Port::Trunk { vlans } => vlans.0.as_ref().map(VlanSet::to_string).unwrap_or_default(),
@@ -252,18 +268,25 @@ pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
 pub(crate) fn changed(args: &ValeArgs) -> Option<&str> {
     match &args.action {
         Some(Action::Set { switch, .. }) => Some(switch),
-        Some(Action::Port { port, what: Some(_) }) => Some(port),
+        Some(Action::Port { port, what: Some(_), .. })
+        | Some(Action::Port { port, vhost_user: Some(_), .. })
+        | Some(Action::Port { port, vhost_user_client: Some(_), .. }) => Some(port),
         _ => None,
     }
 }
 
 /// Performs the action; returns the state after it, as text.
 pub(crate) fn run(args: &ValeArgs) -> Result<String, String> {
+    if let Some(Action::Port { port, vhost_user, vhost_user_client, .. }) = &args.action
+        && let Some(OrOff(socket)) = vhost_user.as_ref().or(vhost_user_client.as_ref())
+    {
+        return vm::set(port, socket.as_ref().map(|path| (path, vhost_user_client.is_some())));
+    }
     let (name, action) = match &args.action {
         None => (String::new(), ValeAction::List),
         Some(Action::Show { switch, .. }) => (switch.clone(), ValeAction::Show),
         Some(Action::Set { switch, what: Set::Age { seconds } }) => (switch.clone(), ValeAction::Age(*seconds)),
-        Some(Action::Port { port, what }) => {
+        Some(Action::Port { port, what, .. }) => {
             let action = what.as_ref().map_or(Ok(ValeAction::ShowPort), port_action);
             (port.clone(), action.map_err(|why| format!("vale port {port}: {why}"))?)
         }

@@ -19,3 +19,4 @@ mod setuid;
 mod shared_rings;
 mod stalled;
 mod vale;
+mod vhost;

@@ -80,6 +80,8 @@ fn of_switch(switch: &str, details: &Value) -> Vec<Setting> {
             ("storm", rules["storm"].as_u64().map(crate::vale::unscaled)),
             ("filter-in", text(&rules["filter_in"]["expression"])),
             ("filter-out", text(&rules["filter_out"]["expression"])),
+            ("vhost-user", crate::vm::socket_of(port, false)),
+            ("vhost-user-client", crate::vm::socket_of(port, true)),
         ];
         let set = values.into_iter().filter_map(|(key, value)| Some((key, value?)));
         settings.extend(set.map(|(key, value)| Setting::Port { port: name.into(), key, value }));

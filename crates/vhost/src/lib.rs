@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! A virtual machine's network card as a netmap port: the back end of vhost-user, in a process for each machine.
+//!
+//! # Theory of operation
+//! ```text
+//!   guest              hypervisor                       this process                           unetmapd
+//!   virtio-net driver                                   device.rs
+//!     | descriptors        |                              |
+//!     v                    |     UNIX socket              v
+//!   [virtqueues in    <----+---- messages ------> session.rs --- offers, checks, starts and stops queues
+//!    guest memory] <-------- mapped --------> queue/*.rs -- transfer.rs -- [rings of the port] == channel == switch
+//! ```
+//! * `message.rs` decodes the messages of the socket; `session.rs` is one connection, and carries them out.
+//! * `queue` walks the virtqueues: `split.rs` and `packed.rs` find chains of descriptors and return them as used.
+//! * `transfer.rs` copies packets between chains and the slots of the port, with a virtio-net header of 12 bytes.
+//! * `device.rs` is the loop: the port, the queues and the socket, and sleeping when nothing moves.
+//!
+//! # Trust
+//! The guest writes its memory at any time, and the hypervisor may send any message. Each word of guest memory is
+//! loaded once and checked; chains, tables and lengths are bounded. A hypervisor can shorten the files that it has sent,
+//! which ends this process by SIGBUS. Therefore it serves one guest alone, and is an ordinary client of the daemon: its
+//! end closes one port.
+#![forbid(unsafe_code)]
+
+mod confinement;
+mod device;
+mod features;
+mod message;
+mod queue;
+mod session;
+mod transfer;
+mod tuning;
+
+pub use device::{Config, Socket, serve};
+pub use tuning::MAX_QUEUE_PAIRS;

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! One connection of a hypervisor: what it has negotiated, its guest's memory, and its queues.
+//!
+//! | a queue is | after | then packets |
+//! |---|---|---|
+//! | stopped | the connection, `GET_VRING_BASE`, a fault | stay with the guest |
+//! | running, not enabled | its kick | that the guest sends are dropped |
+//! | running, enabled | its kick, and `SET_VRING_ENABLE` or features without `PROTOCOL_FEATURES` | are moved |
+//!
+//! Messages come in any order, and again while queues run. They are carried out between two rounds of the loop, when
+//! nothing else uses the queues.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use unetmap_mem::{GuestMemory, MappedRange};
+use unetmap_sys::Mapping;
+
+use crate::features::{self, EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, RING_PACKED, VERSION_1};
+use crate::message::{Incoming, Malformed, Message, Region, Request, RingAddresses, Stream};
+use crate::queue::{Queue, Shape};
+use crate::tuning::{MAX_QUEUE_PAIRS, MAX_QUEUE_SIZE, MAX_REGIONS};
+
+/// Bytes that an MTU can have: IPv4's least, and the most of its length field.
+const MTUS: std::ops::RangeInclusive<u64> = 68..=65535;
+
+/// A queue, running or not.
+#[derive(Default)]
+pub(crate) struct Vring {
+    size: u32,
+    addresses: RingAddresses,
+    base: u32,
+    /// `None` with a running queue: the guest does not kick, the queue is polled.
+    pub(crate) kick: Option<OwnedFd>,
+    pub(crate) call: Option<OwnedFd>,
+    pub(crate) is_enabled: bool,
+    /// While it runs.
+    pub(crate) queue: Option<Queue>,
+}
+
+impl Vring {
+    pub(crate) fn is_active(&self) -> bool {
+        self.is_enabled && self.queue.is_some()
+    }
+
+    /// Stops the queue, and remembers its positions.
+    pub(crate) fn stop(&mut self) {
+        if let Some(queue) = self.queue.take() {
+            self.base = queue.base();
+        }
+        self.kick = None;
+    }
+}
+
+/// The reply to a request: a payload of its own, or none.
+type Reply = Option<Vec<u8>>;
+
+pub(crate) struct Session {
+    stream: Stream,
+    pub(crate) memory: GuestMemory,
+    pub(crate) features: u64,
+    protocol: u64,
+    /// Queue `2 n` is received by the guest, `2 n + 1` sent.
+    pub(crate) vrings: Vec<Vring>,
+}
+
+impl Session {
+    pub(crate) fn new(socket: UnixStream, pairs: u16) -> std::io::Result<Session> {
+        let vrings = (0..2 * pairs.min(MAX_QUEUE_PAIRS)).map(|_| Vring::default()).collect();
+        let stream = Stream::new(socket)?;
+        Ok(Session { stream, memory: GuestMemory::default(), features: 0, protocol: 0, vrings })
+    }
+
+    /// The connection, to wait for messages.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// Bytes of the header before a packet in guest memory.
+    pub(crate) fn header(&self) -> usize {
+        if self.features & (VERSION_1 | MRG_RXBUF) != 0 { 12 } else { 10 }
+    }
+
+    /// Pairs of queues that the guest receives and sends with.
+    pub(crate) fn active_pairs(&self) -> usize {
+        self.vrings.chunks(2).take_while(|pair| pair.iter().all(Vring::is_active)).count()
+    }
+
+    /// Carries out the messages that have arrived. Returns false once the front end has closed the connection.
+    ///
+    /// # Errors
+    /// A sentence: the front end breaks the protocol.
+    pub(crate) fn process_messages(&mut self) -> Result<bool, String> {
+        loop {
+            match self.stream.receive() {
+                Ok(Incoming::Message(message)) => self.answer(message)?,
+                Ok(Incoming::Nothing) => return Ok(true),
+                Ok(Incoming::Closed) => return Ok(false),
+                Err(Malformed(why)) => return Err(why),
+            }
+        }
+    }
+
+    fn answer(&mut self, message: Message) -> Result<(), String> {
+        let Message { number, need_reply, request } = message;
+        let wants_status = need_reply && self.protocol & features::PROTOCOL_REPLY_ACK != 0;
+        let status = |failed: bool| u64::from(failed).to_ne_bytes().to_vec();
+        let reply = match self.carry_out(request) {
+            Ok(Some(own)) => own,
+            Ok(None) if wants_status => status(false),
+            Ok(None) => return Ok(()),
+            Err(_) if wants_status => status(true),
+            Err(why) => return Err(format!("request {number}: {why}")),
+        };
+        self.stream.reply(number, &reply).map_err(|e| format!("the reply to request {number} cannot be sent: {e}"))
+    }
+
+    fn carry_out(&mut self, request: Request) -> Result<Reply, String> {
+        let number = |n: u64| Ok(Some(n.to_ne_bytes().to_vec()));
+        match request {
+            Request::GetFeatures => return number(features::OFFERED),
+            Request::SetFeatures(bits) => self.set_features(bits)?,
+            Request::SetOwner | Request::SetVringErr => {}
+            Request::Reset => self.reset(),
+            Request::GetProtocolFeatures => return number(features::PROTOCOL_OFFERED),
+            Request::SetProtocolFeatures(bits) => {
+                if bits & !features::PROTOCOL_OFFERED != 0 {
+                    return Err(format!("features {bits:#x} of the protocol are not offered"));
+                }
+                self.protocol = bits;
+            }
+            Request::GetQueueNum => return number(self.vrings.len() as u64 / 2),
+            Request::GetMaxMemSlots => return number(MAX_REGIONS as u64),
+            Request::SetMemTable(regions) => {
+                self.memory = GuestMemory::default();
+                let added = regions.into_iter().try_for_each(|(region, fd)| self.add_region(region, &fd));
+                self.reopen_queues().and(added)?;
+            }
+            Request::AddMemReg(region, fd) => self.add_region(region, &fd)?,
+            Request::RemMemReg(region) => {
+                if !self.memory.remove(region.place) {
+                    return Err("there is no such region of memory".into());
+                }
+                self.reopen_queues()?;
+            }
+            Request::SetVringNum(index, size) => {
+                let valid = (1..=u32::from(MAX_QUEUE_SIZE)).contains(&size);
+                self.vring(index)?.size = if valid { size } else { return Err(format!("a queue of {size}")) };
+            }
+            Request::SetVringAddr(index, addresses) => {
+                self.vring(index)?.addresses = addresses;
+                self.reopen(index as usize)?;
+            }
+            Request::SetVringBase(index, base) => self.vring(index)?.base = base,
+            Request::GetVringBase(index) => {
+                let vring = self.vring(index)?;
+                vring.stop();
+                return Ok(Some([index, vring.base].map(u32::to_ne_bytes).concat()));
+            }
+            Request::SetVringKick(index, fd) => {
+                self.vring(index)?.kick = fd;
+                self.start(index as usize)?;
+            }
+            Request::SetVringCall(index, fd) => self.vring(index)?.call = fd,
+            Request::SetVringEnable(index, on) => self.vring(index)?.is_enabled = on,
+            Request::SetMtu(mtu) if MTUS.contains(&mtu) => {}
+            Request::SetMtu(mtu) => return Err(format!("an MTU of {mtu}")),
+            // Without a request for a reply there is nobody to tell.
+            Request::Unknown(number) if self.protocol & features::PROTOCOL_REPLY_ACK != 0 => {
+                return Err(format!("request {number} is not supported"));
+            }
+            Request::Unknown(_) => {}
+        }
+        Ok(None)
+    }
+
+    fn set_features(&mut self, bits: u64) -> Result<(), String> {
+        if bits & !features::OFFERED != 0 {
+            return Err(format!("features {bits:#x} are not offered"));
+        }
+        self.features = bits;
+        if bits & PROTOCOL_FEATURES == 0 {
+            self.vrings.iter_mut().for_each(|vring| vring.is_enabled = true);
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        for vring in &mut self.vrings {
+            vring.stop();
+            vring.is_enabled = false;
+        }
+    }
+
+    fn vring(&mut self, index: u32) -> Result<&mut Vring, String> {
+        let count = self.vrings.len();
+        self.vrings.get_mut(index as usize).ok_or_else(|| format!("queue {index} of {count}"))
+    }
+
+    fn add_region(&mut self, Region { place, offset }: Region, fd: &OwnedFd) -> Result<(), String> {
+        if self.memory.regions() >= MAX_REGIONS {
+            return Err(format!("more than {MAX_REGIONS} regions of memory"));
+        }
+        let bytes = usize::try_from(place.bytes).map_err(|_| "a region of memory is too large")?;
+        let map = Mapping::of_guest(fd.as_fd(), offset, bytes)
+            .map_err(|e| format!("{bytes} bytes of guest memory cannot be mapped: {e}"))?;
+        match self.memory.add(place, MappedRange::whole(Arc::new(map))) {
+            true => Ok(()),
+            false => Err(format!("the region of memory {place:x?} is invalid, or overlaps another")),
+        }
+    }
+
+    /// Starts a queue, or goes on with it by another descriptor.
+    fn start(&mut self, index: usize) -> Result<(), String> {
+        if self.vrings[index].queue.is_none() {
+            self.vrings[index].queue = Some(self.queue(index)?);
+        }
+        Ok(())
+    }
+
+    /// Goes on with a running queue at the addresses that it has now.
+    fn reopen(&mut self, index: usize) -> Result<(), String> {
+        let vring = &mut self.vrings[index];
+        if let Some(queue) = vring.queue.take() {
+            vring.base = queue.base();
+            self.vrings[index].queue = Some(self.queue(index)?);
+        }
+        Ok(())
+    }
+
+    /// Goes on with all running queues in the memory as it is now; those that are not in it stop.
+    fn reopen_queues(&mut self) -> Result<(), String> {
+        let all: Vec<_> = (0..self.vrings.len()).map(|index| self.reopen(index)).collect();
+        all.into_iter().collect()
+    }
+
+    fn queue(&self, index: usize) -> Result<Queue, String> {
+        let vring = &self.vrings[index];
+        let shape = Shape {
+            size: vring.size,
+            addresses: vring.addresses,
+            base: vring.base,
+            packed: self.features & RING_PACKED != 0,
+            event_idx: self.features & EVENT_IDX != 0,
+            writes: index.is_multiple_of(2),
+        };
+        Queue::new(&self.memory, &shape).map_err(|why| format!("queue {index}: {why}"))
+    }
+}

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Copies packets between a guest's queue and a ring of the port.
+//!
+//! ```text
+//!   guest:  chain, or several of them (mergeable buffers)  [ header 10 or 12 | frame .................... ]
+//!   port:   slots, all but the last with NS_MOREFRAG       [ header 12       | frame ....] [....] [......]
+//! ```
+//! The header's requests (a checksum, segmentation) pass between guests unchanged. For a guest that has not negotiated
+//! them they are carried out here; for ports without header by the switch.
+
+use unetmap::Ring;
+use unetmap::abi::NS_MOREFRAG;
+use unetmap_mem::GuestMemory;
+use unetmap_switch::offload::{self, MAX_PACKET};
+
+use crate::features::{
+    CSUM, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_UFO, GUEST_USO, HOST_TSO4, HOST_TSO6, HOST_UFO, HOST_USO, MRG_RXBUF,
+};
+use crate::queue::{Chains, Cursor, Fault, Queue};
+use crate::tuning::BATCH;
+
+/// Bytes of the header in the port's slots.
+pub(crate) const PORT_HEADER: usize = 12;
+/// Bytes of an Ethernet header: shorter frames are dropped.
+const ETHERNET: usize = 14;
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`, the only flag that is passed on: nobody has verified what a guest says it has.
+const NEEDS_CSUM: u8 = 1;
+/// `VIRTIO_NET_HDR_GSO_ECN`, a flag beside the kind of segmentation.
+const GSO_ECN: u8 = 0x80;
+
+/// A header, and what a guest has negotiated.
+type Header = [u8; PORT_HEADER];
+
+/// What one call has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) packets: u64,
+    /// The other side has no room for the next one.
+    pub(crate) is_blocked: bool,
+}
+
+/// What happened to a packet for the guest.
+#[derive(PartialEq, Eq)]
+enum Delivery {
+    Done,
+    /// The guest offers no buffers, or too few.
+    NoBuffers,
+    /// The chain is not usable, or cannot hold it.
+    Dropped,
+}
+
+/// Memory that is used again for each packet, and counts.
+#[derive(Default)]
+pub(crate) struct Transfer {
+    chains: Chains,
+    packet: Vec<u8>,
+    /// Packets that were malformed, or for which a chain was too short.
+    pub(crate) dropped: u64,
+}
+
+/// The guest's side of a transfer.
+pub(crate) struct Guest<'a> {
+    pub(crate) memory: &'a GuestMemory,
+    pub(crate) queue: &'a mut Queue,
+    pub(crate) features: u64,
+    /// Bytes of its headers.
+    pub(crate) header: usize,
+}
+
+/// Returns whether each request of a header is one of `features`: by the bits of checksums, TSO4, TSO6, UFO and USO.
+fn has_features(header: &Header, features: u64, [csum, tso4, tso6, ufo, uso]: [u64; 5]) -> bool {
+    let needed = match header[1] & !GSO_ECN {
+        0 => 0,
+        1 => tso4,
+        3 => ufo,
+        4 => tso6,
+        5 => uso,
+        _ => return false,
+    };
+    let needed = needed | if header[0] & NEEDS_CSUM != 0 { csum } else { 0 };
+    features & needed == needed
+}
+
+impl Transfer {
+    /// Copies packets that the guest sends into free slots of `ring`, and drops them if there is no ring.
+    pub(crate) fn send(&mut self, guest: &mut Guest<'_>, ring: Option<&Ring>) -> Result<Moved, Fault> {
+        let (mut moved, mut slots) = (Moved::default(), 0);
+        let space = ring.map_or(0, Ring::space);
+        for _ in 0..BATCH {
+            let mark = guest.queue.mark();
+            self.chains.clear();
+            if !guest.queue.pop(guest.memory, &mut self.chains)? {
+                break;
+            }
+            if let Some(ring) = ring {
+                match self.copy_to_slots(guest, ring, slots, space) {
+                    Some(0) => {
+                        guest.queue.rewind(mark);
+                        moved.is_blocked = true;
+                        break;
+                    }
+                    Some(used) => slots += used,
+                    None => self.dropped += 1,
+                }
+            }
+            guest.queue.push_used(&self.chains, 0);
+            moved.packets += 1;
+        }
+        if let Some(ring) = ring {
+            ring.advance(slots);
+        }
+        Ok(moved)
+    }
+
+    /// Copies the chain's packet into the slots after the first `from` of `space` free ones. Returns how many it took:
+    /// 0 if there are too few; `None` if the packet is malformed.
+    fn copy_to_slots(&self, guest: &Guest<'_>, ring: &Ring, from: u32, space: u32) -> Option<u32> {
+        let frame = usize::try_from(self.chains.capacity()).ok()?.checked_sub(guest.header)?;
+        if self.chains.is_unusable() || !(ETHERNET..=MAX_PACKET).contains(&frame) {
+            return None;
+        }
+        let buf_size = ring.buf_size() as usize;
+        let slots = (PORT_HEADER + frame).div_ceil(buf_size) as u32;
+        if slots >= ring.num_slots() {
+            return None;
+        }
+        if slots > space - from {
+            return Some(0);
+        }
+        let mut cursor = Cursor::new(guest.memory, &self.chains);
+        let mut header = [0; PORT_HEADER];
+        cursor.read(&mut header[..guest.header]);
+        header[0] &= NEEDS_CSUM;
+        // The number of buffers, which counts only in received packets.
+        header[10..].fill(0);
+        if !has_features(&header, guest.features, [CSUM, HOST_TSO4, HOST_TSO6, HOST_UFO, HOST_USO]) {
+            return None;
+        }
+        let (mut left, mut before) = (frame, header.len());
+        for slot in ring.run(ring.add(ring.head(), from), slots) {
+            let buffer = slot.frame();
+            if before > 0 {
+                buffer.write(0, &header);
+            }
+            let here = left.min(buf_size - before);
+            if cursor.read_frame(buffer.skip(before), here) < here {
+                return None;
+            }
+            left -= here;
+            let more = if left > 0 { NS_MOREFRAG } else { 0 };
+            slot.set_len_flags((before + here) as u16, more);
+            before = 0;
+        }
+        Some(slots)
+    }
+
+    /// Copies packets of `ring` into buffers that the guest offers.
+    pub(crate) fn receive(&mut self, guest: &mut Guest<'_>, ring: &Ring) -> Result<Moved, Fault> {
+        let (mut moved, mut taken, space) = (Moved::default(), 0, ring.space());
+        for _ in 0..BATCH {
+            let Some((slots, bytes)) = next_packet(ring, taken, space) else { break };
+            match self.deliver_slots(guest, ring, taken, (slots, bytes))? {
+                Delivery::NoBuffers => {
+                    moved.is_blocked = true;
+                    break;
+                }
+                Delivery::Dropped => self.dropped += 1,
+                Delivery::Done => moved.packets += 1,
+            }
+            taken += slots;
+        }
+        ring.advance(taken);
+        Ok(moved)
+    }
+
+    fn deliver_slots(
+        &mut self,
+        guest: &mut Guest<'_>,
+        ring: &Ring,
+        from: u32,
+        (slots, bytes): (u32, usize),
+    ) -> Result<Delivery, Fault> {
+        let slots = || ring.run(ring.add(ring.head(), from), slots);
+        let mut header: Header = [0; PORT_HEADER];
+        let first = slots().next().map_or(0, |slot| slot.frame().read(0, &mut header).min(slot.len().into()));
+        if first < PORT_HEADER || !(ETHERNET..=MAX_PACKET).contains(&bytes.saturating_sub(PORT_HEADER)) {
+            return Ok(Delivery::Dropped);
+        }
+        header[0] &= NEEDS_CSUM;
+        if !has_features(&header, guest.features, [GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_UFO, GUEST_USO]) {
+            self.packet.clear();
+            for slot in slots() {
+                let at = self.packet.len();
+                self.packet.resize(at + usize::from(slot.len()), 0);
+                slot.frame().read(0, &mut self.packet[at..]);
+            }
+            return self.deliver_finished(guest);
+        }
+        self.deliver(guest, &header, bytes.saturating_sub(PORT_HEADER), |cursor| {
+            let mut skip = PORT_HEADER;
+            for slot in slots() {
+                cursor.write_frame(slot.frame().skip(skip), usize::from(slot.len()).saturating_sub(skip));
+                skip = 0;
+            }
+        })
+    }
+
+    /// Carries out what the header of `self.packet` requests, and delivers the frames.
+    #[cold]
+    fn deliver_finished(&mut self, guest: &mut Guest<'_>) -> Result<Delivery, Fault> {
+        let mut packet = std::mem::take(&mut self.packet);
+        let mut state = Ok(Delivery::Done);
+        let finished = offload::finish(&mut packet, PORT_HEADER, |pieces| {
+            let bytes = pieces.iter().map(|piece| piece.len()).sum();
+            state = self.deliver(guest, &[0; PORT_HEADER], bytes, |cursor| {
+                for piece in pieces {
+                    cursor.write(piece);
+                }
+            });
+            matches!(state, Ok(Delivery::Done))
+        });
+        self.packet = packet;
+        match (finished, state?) {
+            // Frames that are missing are lost, as a receiver without room loses packets: the first ones have arrived.
+            (Ok(0), Delivery::Done) => Ok(Delivery::Done),
+            _ => Ok(Delivery::Dropped),
+        }
+    }
+
+    /// Writes a header and the `frame` bytes that `copy` writes into the guest's next buffers.
+    fn deliver(
+        &mut self,
+        guest: &mut Guest<'_>,
+        header: &Header,
+        frame: usize,
+        copy: impl FnOnce(&mut Cursor<'_>),
+    ) -> Result<Delivery, Fault> {
+        let bytes = (guest.header + frame) as u64;
+        let mark = guest.queue.mark();
+        self.chains.clear();
+        while self.chains.capacity() < bytes {
+            if !guest.queue.pop(guest.memory, &mut self.chains)? {
+                guest.queue.rewind(mark);
+                return Ok(Delivery::NoBuffers);
+            }
+            if self.chains.is_unusable() {
+                guest.queue.push_used(&self.chains, 0);
+                return Ok(Delivery::Dropped);
+            }
+            if guest.features & MRG_RXBUF == 0 && self.chains.capacity() < bytes {
+                guest.queue.rewind(mark);
+                return Ok(Delivery::Dropped);
+            }
+        }
+        let mut header = *header;
+        // At most as many as there are segments.
+        header[10..].copy_from_slice(&(self.chains.count() as u16).to_le_bytes());
+        let mut cursor = Cursor::new(guest.memory, &self.chains);
+        cursor.write(&header[..guest.header]);
+        copy(&mut cursor);
+        guest.queue.push_used(&self.chains, bytes);
+        Ok(Delivery::Done)
+    }
+}
+
+/// Returns the slots and bytes of the packet after the first `from` of `space` slots; `None` if there is no whole one.
+fn next_packet(ring: &Ring, from: u32, space: u32) -> Option<(u32, usize)> {
+    let mut bytes = 0;
+    for (n, slot) in ring.run(ring.add(ring.head(), from), space - from).enumerate() {
+        let (len, flags) = slot.len_flags();
+        bytes += usize::from(len);
+        if flags & NS_MOREFRAG == 0 {
+            return Some((n as u32 + 1, bytes));
+        }
+    }
+    None
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmap vm`: a virtual machine's network card as a port of a switch (vhost-user).
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::Value;
+use tool_common::{note, stop_on_signals};
+use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
+use unetmap_sys::process;
+use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Socket, serve};
+
+use crate::ls::{members, parse_reply};
+
+/// Longest wait for a process that was started, or told to end.
+const START_LIMIT: Duration = Duration::from_secs(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// The socket's permissions: its owner's hypervisors may connect, and root's.
+const SOCKET_MODE: u32 = 0o600;
+
+/// Serve a virtual machine's network card as a port, or print the arguments of a hypervisor for it.
+#[derive(Debug, Args)]
+pub(crate) struct VmArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Serve the port until a signal comes; `unetmap vale port S:P --vhost-user PATH` does so in the background
+    Serve {
+        /// The port: valeS:P
+        #[arg(value_name = "S:P")]
+        port: String,
+
+        #[command(flatten)]
+        socket: SocketArgs,
+    },
+    /// Print the arguments with which a hypervisor uses the socket
+    Args {
+        /// The program that runs the virtual machine
+        hypervisor: Hypervisor,
+
+        #[command(flatten)]
+        socket: SocketArgs,
+
+        /// The guest's memory
+        #[arg(long, value_name = "MIB", default_value_t = 1024)]
+        memory: u32,
+
+        /// The card's address
+        #[arg(long, value_name = "MAC", default_value = "52:54:00:12:34:56", value_parser = mac)]
+        mac: String,
+    },
+}
+
+/// Which side listens, and where.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+struct SocketArgs {
+    /// Listen on a UNIX socket at this path; the hypervisor connects
+    #[arg(long, value_name = "PATH[,queues=N]", value_parser = SocketPath::parse)]
+    socket: Option<SocketPath>,
+
+    /// Connect to the hypervisor's UNIX socket at this path, again and again
+    #[arg(long, value_name = "PATH[,queues=N]", value_parser = SocketPath::parse)]
+    client: Option<SocketPath>,
+}
+
+impl SocketArgs {
+    fn path(&self) -> Option<(&SocketPath, bool)> {
+        let server = self.socket.as_ref().map(|path| (path, false));
+        server.or_else(|| Some((self.client.as_ref()?, true)))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Hypervisor {
+    Qemu,
+    CloudHypervisor,
+    Crosvm,
+}
+
+/// A socket's path, and the pairs of queues that a guest can have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SocketPath {
+    path: String,
+    queues: u16,
+}
+
+impl SocketPath {
+    /// Parses `PATH[,queues=N]`.
+    pub(crate) fn parse(text: &str) -> Result<SocketPath, String> {
+        let (path, queues) = text.rsplit_once(",queues=").unwrap_or((text, "1"));
+        let queues = queues.parse().ok().filter(|n| (1..=MAX_QUEUE_PAIRS).contains(n));
+        let queues = queues.ok_or_else(|| format!("give 1 to {MAX_QUEUE_PAIRS} queues"))?;
+        if !path.starts_with('/') || path.contains(',') {
+            return Err("give a path that begins with /, without commas".into());
+        }
+        Ok(SocketPath { path: path.into(), queues })
+    }
+}
+
+impl fmt::Display for SocketPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.queues {
+            1 => f.write_str(&self.path),
+            queues => write!(f, "{},queues={queues}", self.path),
+        }
+    }
+}
+
+fn mac(text: &str) -> Result<String, String> {
+    let bytes: Vec<_> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok().filter(|_| byte.len() == 2)).collect();
+    match (bytes.len(), bytes.first()) {
+        (6, Some(Some(first))) if bytes.iter().all(Option::is_some) && first & 1 == 0 => Ok(text.into()),
+        _ => Err("give six bytes as in 52:54:00:12:34:56, the first of them even".into()),
+    }
+}
+
+pub(crate) fn run(args: &VmArgs) -> Result<u8, String> {
+    match &args.action {
+        Action::Serve { port, socket } => serve_port(port, socket).map(|()| 0).map_err(|why| format!("vm: {why}")),
+        Action::Args { hypervisor, socket, memory, mac } => {
+            crate::print("vm", &arguments(*hypervisor, socket, *memory, mac)?)
+        }
+    }
+}
+
+fn serve_port(port: &str, socket: &SocketArgs) -> Result<(), String> {
+    let (at, is_client) = socket.path().ok_or("give --socket or --client")?;
+    let stop = stop_on_signals()?;
+    let path = Path::new(&at.path);
+    let socket = match is_client {
+        true => Socket::Connect(path.into()),
+        false => Socket::Listen(listen(path).map_err(|e| format!("{}: {e}", at.path))?),
+    };
+    let config = Config { port: port.into(), socket, queue_pairs: at.queues };
+    let served = serve(&config, stop, &|line| note(&format!("unetmap vm: {line}")));
+    if !is_client {
+        let _ = fs::remove_file(path);
+    }
+    served
+}
+
+/// Listens at `path`. Replaces a socket on which nobody listens any more.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    if is_socket && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
+        fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
+    Ok(listener)
+}
+
+/// The hypervisor's arguments, a group on each line.
+fn arguments(hypervisor: Hypervisor, socket: &SocketArgs, memory: u32, mac: &str) -> Result<String, String> {
+    let (SocketPath { path, queues }, is_client) = socket.path().ok_or("give --socket or --client")?;
+    let rings = 2 * queues;
+    Ok(match hypervisor {
+        Hypervisor::Qemu => {
+            let side = if is_client { "server=on,wait=off" } else { "reconnect=1" };
+            let vectors = rings + 2;
+            let queues = if *queues > 1 { format!(",mq=on,vectors={vectors}") } else { String::new() };
+            let pairs = rings / 2;
+            format!(
+                "-m {memory} -object memory-backend-memfd,id=memory,size={memory}M,share=on -numa node,memdev=memory\n\
+                 -chardev socket,id=unetmap,path={path},{side}\n\
+                 -netdev vhost-user,id=net,chardev=unetmap,queues={pairs}\n\
+                 -device virtio-net-pci,netdev=net,mac={mac}{queues}\n"
+            )
+        }
+        Hypervisor::CloudHypervisor => {
+            let side = if is_client { "server" } else { "client" };
+            format!(
+                "--memory size={memory}M,shared=on\n\
+                 --net mac={mac},vhost_user=true,socket={path},vhost_mode={side},num_queues={rings}\n"
+            )
+        }
+        Hypervisor::Crosvm if is_client => return Err("vm: crosvm only connects: give --socket".into()),
+        Hypervisor::Crosvm => format!("--mem {memory}\n--vhost-user net,socket={path}\n"),
+    })
+}
+
+/// Returns the process that serves a guest by one of these processes' port, and its socket, by its command line.
+fn served_by(pids: &Value) -> Option<(i32, bool, SocketPath)> {
+    members(pids).find_map(|pid| {
+        let pid = i32::try_from(pid.as_u64()?).ok()?;
+        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        let at = words.windows(2).position(|pair| pair == ["vm", "serve"])?;
+        let option = words.get(at + 3)?;
+        let path = SocketPath::parse(words.get(at + 4)?).ok()?;
+        ["--socket", "--client"].contains(&&**option).then_some((pid, option == "--client", path))
+    })
+}
+
+/// Returns the socket of a switch port in the daemon's reply, if it is served with these sides.
+pub(crate) fn socket_of(port: &Value, client: bool) -> Option<String> {
+    served_by(&port["pids"]).filter(|(_, is_client, _)| *is_client == client).map(|(_, _, path)| path.to_string())
+}
+
+/// Returns the process that serves this port.
+fn server_of(port: &str) -> Result<Option<(i32, bool, SocketPath)>, String> {
+    let switch = port.split(':').next().unwrap_or(port).to_owned();
+    let request = ValeRequest { name: switch, action: ValeAction::Show };
+    // A switch that does not exist has no ports.
+    let Ok(Some(reply)) = send_request(&request) else { return Ok(None) };
+    let all = parse_reply("vale", &reply)?;
+    Ok(members(&all["port"]).find(|other| other["name"] == port).and_then(|port| served_by(&port["pids"])))
+}
+
+/// Serves a port in the background (`None`: no longer). Returns what was done, as a line.
+pub(crate) fn set(port: &str, socket: Option<(&SocketPath, bool)>) -> Result<String, String> {
+    let present = server_of(port)?;
+    match (present, socket) {
+        (None, None) => Ok(format!("{port}: no process serves a virtual machine\n")),
+        (Some((pid, ..)), None) => {
+            end(pid)?;
+            Ok(format!("{port}: process {pid} has ended\n"))
+        }
+        (Some((pid, client, path)), Some((wanted, wants_client))) if (&path, client) == (wanted, wants_client) => {
+            Ok(format!("{port}: process {pid} serves {path} already\n"))
+        }
+        (Some((pid, _, path)), Some(_)) => {
+            Err(format!("{port}: process {pid} serves {path}; end it first with --vhost-user off"))
+        }
+        (None, Some((wanted, client))) => start(port, wanted, client),
+    }
+}
+
+fn start(port: &str, socket: &SocketPath, client: bool) -> Result<String, String> {
+    let failed = |what: &str, e: io::Error| format!("{port}: {what}: {e}");
+    let program = std::env::current_exe().map_err(|e| failed("the path of this program", e))?;
+    let log_path = PathBuf::from(format!("{}.log", socket.path));
+    let log = File::create(&log_path).map_err(|e| failed(&log_path.display().to_string(), e))?;
+    let option = if client { "--client" } else { "--socket" };
+    let args = ["vm", "serve", port, option, &socket.to_string()].map(Into::into);
+    let null = File::open("/dev/null").map_err(|e| failed("/dev/null", e))?;
+    let pid = process::spawn_detached(&program, &args, null.into(), log).map_err(|e| failed("cannot be served", e))?;
+    let until = Instant::now() + START_LIMIT;
+    loop {
+        let is_running = is_running(pid as i32);
+        let text = fs::read_to_string(&log_path).unwrap_or_default();
+        if text.lines().any(|line| line.ends_with(": ready")) {
+            return Ok(format!("{port}: process {pid} serves {socket}, its log is {}\n", log_path.display()));
+        }
+        if !is_running || Instant::now() >= until {
+            let why = text.lines().last().unwrap_or("it does not become ready");
+            return Err(why.trim_start_matches("unetmap: ").trim_start_matches("vm: ").to_owned());
+        }
+        std::thread::sleep(CHECK_INTERVAL);
+    }
+}
+
+fn end(pid: i32) -> Result<(), String> {
+    let at = rustix::process::Pid::from_raw(pid).ok_or("no process")?;
+    rustix::process::kill_process(at, rustix::process::Signal::TERM).map_err(|e| format!("process {pid}: {e}"))?;
+    let until = Instant::now() + START_LIMIT;
+    while is_running(pid) {
+        if Instant::now() >= until {
+            return Err(format!("process {pid} does not end"));
+        }
+        std::thread::sleep(CHECK_INTERVAL);
+    }
+    Ok(())
+}
+
+fn is_running(pid: i32) -> bool {
+    // An orphan that has ended may stay for a moment, without a command line.
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_are_parsed_or_refused() {
+        let parsed = |text: &str| SocketPath::parse(text).map(|socket| (socket.path.clone(), socket.queues));
+        assert_eq!(parsed("/run/vm1.sock"), Ok(("/run/vm1.sock".into(), 1)));
+        assert_eq!(parsed("/run/vm1.sock,queues=4"), Ok(("/run/vm1.sock".into(), 4)));
+        for text in ["/run/vm1.sock", "/run/vm1.sock,queues=4"] {
+            assert_eq!(SocketPath::parse(text).unwrap().to_string(), text);
+        }
+        for wrong in ["vm1.sock", "", "/a,b", "/a,queues=0", "/a,queues=17", "/a,queues=x"] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+        assert!(mac("52:54:00:12:34:56").is_ok());
+        for wrong in ["53:54:00:12:34:56", "52:54:00:12:34", "52:54:00:12:34:5x", "52:54:00:12:34:056"] {
+            assert!(mac(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn arguments_name_the_socket_and_shared_memory() {
+        let path = SocketPath { path: "/run/a".into(), queues: 2 };
+        let server = SocketArgs { socket: Some(path.clone()), client: None };
+        let client = SocketArgs { socket: None, client: Some(path) };
+        let of = |hypervisor, socket| arguments(hypervisor, socket, 512, "52:54:00:12:34:56");
+        let qemu = of(Hypervisor::Qemu, &server).unwrap();
+        for part in ["memory-backend-memfd,id=memory,size=512M,share=on", "path=/run/a,reconnect=1", "queues=2", "mq=on"] {
+            assert!(qemu.contains(part), "{part}: {qemu}");
+        }
+        assert!(of(Hypervisor::Qemu, &client).unwrap().contains("path=/run/a,server=on,wait=off"));
+        assert!(of(Hypervisor::CloudHypervisor, &server).unwrap().contains("shared=on"));
+        assert!(of(Hypervisor::CloudHypervisor, &client).unwrap().contains("vhost_mode=server,num_queues=4"));
+        assert!(of(Hypervisor::Crosvm, &server).is_ok() && of(Hypervisor::Crosvm, &client).is_err());
+    }
+}

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""One of two guests on a switch: `switched.py ROLE MTU`. Guest two checks, guest one answers; /mnt is shared."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ADDRESS = {"one": "10.9.0.1", "two": "10.9.0.2"}
+TAGGED = {"one": "10.9.10.1", "two": "10.9.10.2"}
+PORT = 7000
+CELLS = Path("/mnt/cells")
+END = Path("/mnt/end")
+# Bytes that TCP carries each way: many segments of 64 kB.
+BYTES = 4 << 20
+LIMIT = 120
+
+
+def sh(command):
+    return subprocess.run(command, shell=True, capture_output=True, text=True)
+
+
+def until(what, done):
+    end = time.monotonic() + LIMIT
+    while not done():
+        if time.monotonic() > end:
+            raise TimeoutError(what)
+        time.sleep(0.2)
+
+
+def cell(name, value, why=""):
+    (CELLS / name).write_text("yes" if value else f"no: {why}")
+
+
+def data(seed):
+    return random.Random(seed).randbytes(BYTES)
+
+
+def receive(connection):
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def set_up(role, mtu):
+    sh("modprobe virtio_net; modprobe 8021q")
+    until("the card", lambda: Path("/sys/class/net/eth0").exists())
+    done = sh(
+        f"set -e; ip link set eth0 up; ip addr add {ADDRESS[role]}/24 dev eth0; ip link add link eth0 name tagged type"
+        f" vlan id 10; ip link set tagged up; ip addr add {TAGGED[role]}/24 dev tagged"
+    )
+    if role == "two":
+        features = sh("ethtool -k eth0").stdout
+        driver = sh("ethtool -i eth0").stdout
+        on = all(f"{name}: on" in features for name in ["tx-checksumming", "tcp-segmentation-offload"])
+        cell("driver", "virtio_net" in driver and on, done.stderr + driver + features)
+        cell("MTU", Path("/sys/class/net/eth0/mtu").read_text().strip() == mtu, sh("ip link show eth0").stdout)
+
+
+def answer():
+    """Sends back what guest two wants, and checks what it sends."""
+    listener = socket.create_server(("0.0.0.0", PORT))
+    listener.settimeout(LIMIT)
+    connection, _ = listener.accept()
+    cell("TCP to one", receive(connection) == data(1), "other bytes")
+    connection.sendall(data(2))
+    connection.close()
+    until("the end", END.exists)
+
+
+def check():
+    until("the other guest", lambda: sh(f"ping -c 1 -W 1 {ADDRESS['one']}").returncode == 0)
+    ping = sh(f"ping -c 20 -i 0.05 -s 3000 {ADDRESS['one']}")
+    cell("ping", " 0% packet loss" in ping.stdout, ping.stdout)
+    tagged = sh(f"ping -c 5 -i 0.05 {TAGGED['one']}")
+    cell("VLAN", " 0% packet loss" in tagged.stdout, tagged.stdout)
+
+    def connected():
+        nonlocal connection
+        try:
+            connection = socket.create_connection((ADDRESS["one"], PORT), timeout=LIMIT)
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    connection = None
+    until("a connection", connected)
+    began = time.monotonic()
+    connection.sendall(data(1))
+    connection.shutdown(socket.SHUT_WR)
+    cell("TCP to two", receive(connection) == data(2), "other bytes")
+    print(f"{BYTES} bytes each way in {time.monotonic() - began:.1f} s")
+
+
+def main():
+    role, mtu = sys.argv[1:3]
+    CELLS.mkdir(exist_ok=True)
+    set_up(role, mtu)
+    if role == "one":
+        answer()
+        return
+    try:
+        check()
+    finally:
+        print(sh("ethtool -S eth0; ip -s link show eth0").stdout)
+        END.write_text("")
+        os.sync()
+
+
+main()
