@@ -45,7 +45,7 @@ def start(number, role, kernel, folder):
         *qemu.share("shared", folder / "shared", readonly=False),
     ]  # fmt: skip
     with open(results / "console.log", "wb") as console:
-        return qemu.run(kernel, results / "run", [card], results, TIMEOUT, console, 1, MEMORY, more)
+        return qemu.run(kernel, results / "run", [card], results, TIMEOUT, console, queues, MEMORY, more)
 
 
 def run(kernels, folder):

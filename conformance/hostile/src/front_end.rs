@@ -165,7 +165,8 @@ impl FrontEnd {
     /// # Errors
     /// As [`FrontEnd::send`].
     pub fn send_memory(&self, bytes: u64) -> io::Result<()> {
-        let table = [words32([1, 0]), [GUEST, bytes, USER, 0].into_iter().flat_map(u64::to_ne_bytes).collect()].concat();
+        let table =
+            [words32([1, 0]), [GUEST, bytes, USER, 0].into_iter().flat_map(u64::to_ne_bytes).collect()].concat();
         self.send(5, &table, &[self.file.as_fd()])
     }
 

@@ -23,9 +23,9 @@ const MAX_NODES: usize = 1024;
 /// A sealed memory file, or a part of it, mapped shared, readable and writable.
 ///
 /// Rule K3: `[start, start + len)` stays mapped, readable and writable, for as long as the value exists, whatever other
-/// processes that share the file do: its size is sealed ([`Mapping::of_guest`]: or the access ends this process), and only
-/// [`Drop`] unmaps it. `start` is aligned to a page,
-/// `len > 0`, `start + len` does not overflow and `len <= isize::MAX`.
+/// processes that share the file do: its size is sealed, and only [`Drop`] unmaps it. Of [`Mapping::of_guest`] the size
+/// is not sealed; an access to what the file has lost ends this process. `start` is aligned to a page, `len > 0`,
+/// `start + len` does not overflow and `len <= isize::MAX`.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,

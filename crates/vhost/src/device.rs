@@ -13,8 +13,8 @@ use std::time::Instant;
 
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NmreqPortHdr};
 use unetmap::{Error, Interest, Port};
-use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_mem::GuestMemory;
+use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::eventfd;
 
 use crate::confinement::confine;

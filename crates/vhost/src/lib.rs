@@ -17,9 +17,9 @@
 //!
 //! # Trust
 //! The guest writes its memory at any time, and the hypervisor may send any message. Each word of guest memory is
-//! loaded once and checked; chains, tables and lengths are bounded. A hypervisor can shorten the files that it has sent,
-//! which ends this process by SIGBUS. Therefore it serves one guest alone, and is an ordinary client of the daemon: its
-//! end closes one port.
+//! loaded once and checked; chains, tables and lengths are bounded. A hypervisor can shorten the files that it has
+//! sent, which ends this process by SIGBUS. Therefore it serves one guest alone, and is an ordinary client of the
+//! daemon: its end closes one port.
 #![forbid(unsafe_code)]
 
 mod confinement;

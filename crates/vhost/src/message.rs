@@ -146,8 +146,9 @@ impl Stream {
     fn decode(&mut self) -> Result<Message, Malformed> {
         let (number, flags, _) = self.header().unwrap_or_default();
         let fds = std::mem::take(&mut self.fds);
-        let request = decode(number, &self.bytes[HEADER..], fds)
-            .ok_or_else(|| Malformed(format!("request {number} has another length or other descriptors than it should")));
+        let request = decode(number, &self.bytes[HEADER..], fds).ok_or_else(|| {
+            Malformed(format!("request {number} has another length or other descriptors than it should"))
+        });
         self.bytes.clear();
         Ok(Message { number, need_reply: flags & NEED_REPLY != 0, request: request? })
     }

@@ -83,7 +83,8 @@ impl SocketArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Hypervisor {
     Qemu,
-    CloudHypervisor,
+    #[value(name = "cloud-hypervisor")]
+    Cloud,
     Crosvm,
 }
 
@@ -117,7 +118,8 @@ impl fmt::Display for SocketPath {
 }
 
 fn mac(text: &str) -> Result<String, String> {
-    let bytes: Vec<_> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok().filter(|_| byte.len() == 2)).collect();
+    let bytes: Vec<_> =
+        text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok().filter(|_| byte.len() == 2)).collect();
     match (bytes.len(), bytes.first()) {
         (6, Some(Some(first))) if bytes.iter().all(Option::is_some) && first & 1 == 0 => Ok(text.into()),
         _ => Err("give six bytes as in 52:54:00:12:34:56, the first of them even".into()),
@@ -177,7 +179,7 @@ fn arguments(hypervisor: Hypervisor, socket: &SocketArgs, memory: u32, mac: &str
                  -device virtio-net-pci,netdev=net,mac={mac}{queues}\n"
             )
         }
-        Hypervisor::CloudHypervisor => {
+        Hypervisor::Cloud => {
             let side = if is_client { "server" } else { "client" };
             format!(
                 "--memory size={memory}M,shared=on\n\
@@ -306,12 +308,14 @@ mod tests {
         let client = SocketArgs { socket: None, client: Some(path) };
         let of = |hypervisor, socket| arguments(hypervisor, socket, 512, "52:54:00:12:34:56");
         let qemu = of(Hypervisor::Qemu, &server).unwrap();
-        for part in ["memory-backend-memfd,id=memory,size=512M,share=on", "path=/run/a,reconnect=1", "queues=2", "mq=on"] {
+        for part in
+            ["memory-backend-memfd,id=memory,size=512M,share=on", "path=/run/a,reconnect=1", "queues=2", "mq=on"]
+        {
             assert!(qemu.contains(part), "{part}: {qemu}");
         }
         assert!(of(Hypervisor::Qemu, &client).unwrap().contains("path=/run/a,server=on,wait=off"));
-        assert!(of(Hypervisor::CloudHypervisor, &server).unwrap().contains("shared=on"));
-        assert!(of(Hypervisor::CloudHypervisor, &client).unwrap().contains("vhost_mode=server,num_queues=4"));
+        assert!(of(Hypervisor::Cloud, &server).unwrap().contains("shared=on"));
+        assert!(of(Hypervisor::Cloud, &client).unwrap().contains("vhost_mode=server,num_queues=4"));
         assert!(of(Hypervisor::Crosvm, &server).is_ok() && of(Hypervisor::Crosvm, &client).is_err());
     }
 }

@@ -3,6 +3,7 @@
 //! ports lose no packet.
 
 use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use conformance::ether::{self, BROADCAST, mac};
 use conformance::home::{Guard, summary, wait_within};
 use conformance::packet::Rng;
 use conformance::switch::vale;
-use conformance::traffic::{bytes_of, open};
+use conformance::traffic::open;
 use conformance::{Home, isolated, program, until};
 use conformance_hostile::front_end::{EVENT_IDX, FrontEnd, MERGEABLE, OFFLOADS, PACKED, SIZE, VERSION_1, words32};
 use unetmap::{Interest, Port};
@@ -168,9 +169,46 @@ fn a_port_is_served_in_the_background_until_it_is_turned_off() {
         guest.start(VERSION_1).expect("served");
         let port = open("vale0:a");
         introduce(&mut guest, &port);
+        // It is a setting of the configuration file, from which it is made again.
+        let file = home.folder().join("switches.toml");
+        let config = |action: &str| {
+            let out = Command::new(program("unetmap")).args(["config", action, "--file"]).arg(&file).output();
+            let out = out.expect("unetmap runs");
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        };
+        config("save");
+        let text = std::fs::read_to_string(&file).expect("saved");
+        assert!(text.contains(&format!("vhost-user = \"{path}\"")), "{text}");
         assert_eq!(set("off").0, 0);
         until("the port is gone", || home.snapshot().ports.iter().all(|port| port.name != "vale0:vm1"));
         assert!(set("off").1.contains("no process"));
+        config("apply");
+        let mut guest = FrontEnd::connect(path.as_ref()).expect("it listens again");
+        guest.start(VERSION_1).expect("served");
+        guest.transmit([0; 12], &ether::make(BROADCAST, mac(9), 9, 1));
+        ether::expect(&port, 9, (1, 2));
+        assert_eq!(set("off").0, 0);
+    });
+}
+
+/// The hypervisor may listen in its place: it is connected to again when it has closed the connection.
+#[test]
+fn a_hypervisor_that_listens_is_connected_to_again() {
+    isolated(|home| {
+        let port = open("vale0:a");
+        let path = home.folder().join("hypervisor.sock");
+        let mut command = Command::new(program("unetmap"));
+        command.args(["vm", "serve", "vale0:vm1", "--client"]).arg(&path).stdin(Stdio::null());
+        let _process = Guard::spawn(&mut command);
+        until("the port is served", || home.snapshot().ports.iter().any(|port| port.name == "vale0:vm1"));
+        let listener = UnixListener::bind(&path).expect("a socket");
+        for seq in 0..3 {
+            let (socket, _) = listener.accept().expect("a connection");
+            let mut guest = FrontEnd::new(socket).expect("a guest");
+            guest.start(VERSION_1 | PACKED).expect("served");
+            guest.transmit([0; 12], &ether::make(BROADCAST, mac(9), 9, seq));
+            ether::expect(&port, 9, (seq, seq + 1));
+        }
     });
 }
 
@@ -268,9 +306,9 @@ fn disturb(guest: &mut FrontEnd, rng: &mut Rng) -> std::io::Result<()> {
         1 => u32::MAX - rng.below(4) as u32,
         _ => rng.below(1 << 32) as u32,
     };
-    match rng.below(10) {
+    match rng.below(30) {
         // Anything into the rings.
-        0..=4 => {
+        0..=20 => {
             for _ in 0..rng.below(200) {
                 let queue = rng.below(2) as usize;
                 let part = [0, 0x4000, 0x8000][rng.below(3) as usize];
@@ -282,17 +320,17 @@ fn disturb(guest: &mut FrontEnd, rng: &mut Rng) -> std::io::Result<()> {
             guest.kick(1);
             Ok(())
         }
-        5 => guest.start_queue(rng.below(2) as usize, word(rng)),
-        6 => guest.send_memory(4096 * rng.below(1100)),
+        21..=22 => guest.start_queue(rng.below(2) as usize, word(rng)),
+        23..=24 => guest.send_memory(4096 * rng.below(1100)),
         // A valid request with any numbers, any descriptors.
-        7 => {
+        25..=27 => {
             let request = [2, 4, 5, 8, 9, 10, 12, 13, 14, 16, 18, 20, 34, 37, 38][rng.below(15) as usize];
             let payload: Vec<u8> = (0..rng.below(18)).flat_map(|_| word(rng).to_ne_bytes()).collect();
             let file = guest.file.try_clone()?;
             let fds = vec![file.as_fd(); rng.below(3) as usize];
-            guest.send_flagged(request, 1 | 8 * rng.below(2) as u32, &payload, &fds)
+            guest.send_flagged(request, 1 | (8 * rng.below(2) as u32), &payload, &fds)
         }
-        8 => {
+        28 => {
             let queue = rng.below(2) as u32;
             guest.send(18, &words32([queue, rng.below(2) as u32]), &[])
         }

@@ -12,6 +12,8 @@
 
 mod packed;
 mod split;
+#[cfg(test)]
+mod tests;
 
 use unetmap_mem::{Frame, GuestMemory};
 
