@@ -30,7 +30,7 @@ impl Served {
         let mut command = Command::new(program("unetmap"));
         command.args(["vm", "serve", port, "--socket", &socket]).stdin(Stdio::null());
         let served = Served { process: Guard::spawn(&mut command), path };
-        until("the port is served", || home.snapshot().ports.iter().any(|other| other.name == port));
+        until("the port is served", || is_open(home, port));
         served
     }
 
@@ -47,6 +47,11 @@ impl Served {
         guest.ask(17).expect("the number of queues");
         guest
     }
+}
+
+/// Whether the port is open; there may be no daemon for a moment.
+fn is_open(home: &Home, port: &str) -> bool {
+    home.try_snapshot().is_some_and(|state| state.ports.iter().any(|other| other.name == port))
 }
 
 /// Sends the broadcast by which the switch learns the guest's address, and checks that the port receives it.
@@ -180,7 +185,7 @@ fn a_port_is_served_in_the_background_until_it_is_turned_off() {
         let text = std::fs::read_to_string(&file).expect("saved");
         assert!(text.contains(&format!("vhost-user = \"{path}\"")), "{text}");
         assert_eq!(set("off").0, 0);
-        until("the port is gone", || home.snapshot().ports.iter().all(|port| port.name != "vale0:vm1"));
+        until("the port is gone", || !is_open(home, "vale0:vm1"));
         assert!(set("off").1.contains("no process"));
         config("apply");
         let mut guest = FrontEnd::connect(path.as_ref()).expect("it listens again");
@@ -200,7 +205,7 @@ fn a_hypervisor_that_listens_is_connected_to_again() {
         let mut command = Command::new(program("unetmap"));
         command.args(["vm", "serve", "vale0:vm1", "--client"]).arg(&path).stdin(Stdio::null());
         let _process = Guard::spawn(&mut command);
-        until("the port is served", || home.snapshot().ports.iter().any(|port| port.name == "vale0:vm1"));
+        until("the port is served", || is_open(home, "vale0:vm1"));
         let listener = UnixListener::bind(&path).expect("a socket");
         for seq in 0..3 {
             let (socket, _) = listener.accept().expect("a connection");
@@ -222,7 +227,7 @@ fn a_guest_goes_on_when_the_daemon_is_replaced() {
         rustix::process::kill_process(home.daemon(), rustix::process::Signal::KILL).expect("killed");
         until("another daemon serves a port", || Port::open("vale0:a").is_ok());
         let port = open("vale0:a");
-        until("the guest's port is open again", || home.snapshot().ports.iter().any(|port| port.name == "vale0:vm1"));
+        until("the guest's port is open again", || is_open(home, "vale0:vm1"));
         until("its packets arrive", || {
             guest.transmit([0; 12], &ether::make(BROADCAST, mac(9), 9, 1));
             port.poll(Interest::RX, Some(Duration::from_millis(20))).expect("the daemon runs");
@@ -246,7 +251,7 @@ fn memory_that_is_cut_short_ends_its_own_process_alone() {
         // No access of this test to the guest's memory from here on.
         let status = wait_within(&mut served.process.0, Duration::from_secs(20)).expect("the process ends");
         assert!(!status.success());
-        until("its port is gone", || home.snapshot().ports.iter().all(|port| port.name != "vale0:vm1"));
+        until("its port is gone", || !is_open(home, "vale0:vm1"));
         ether::drain(&b);
         ether::send(&a, BROADCAST, mac(1), 3, (0, 500));
         ether::expect(&b, 3, (0, 500));
@@ -291,7 +296,7 @@ fn random_front_ends_lose_no_frame_of_others() {
         }
         // An honest guest is served afterwards.
         served.clear();
-        until("the port is gone", || home.snapshot().ports.iter().all(|port| port.name != "vale0:vm1"));
+        until("the port is gone", || !is_open(home, "vale0:vm1"));
         let port = open("vale0:a");
         let last = Served::start(home, "vale0:vm1", "");
         introduce(&mut last.guest(MERGEABLE), &port);
