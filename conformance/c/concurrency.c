@@ -62,7 +62,11 @@ open_at(int at)
 
 /* ---- close during calls */
 
-#define SHARED_FD	200	/* the descriptor that is closed and opened */
+/*
+ * The descriptor that is closed and opened: above those of the library, which are many while threads do not run that
+ * may still use closed ports, and below FD_SETSIZE.
+ */
+#define SHARED_FD	1000
 #define ROUNDS	150
 
 enum how { BY_POLL, BY_POLLS, BY_SELECT, BY_EPOLL, BY_IOCTL, BY_MMAP, WAYS };
