@@ -26,6 +26,10 @@ use crate::snapshot::Snapshot;
 pub const LIMIT: Duration = Duration::from_secs(30);
 /// Maximum duration of a whole test.
 const TEST_LIMIT: Duration = Duration::from_secs(200);
+/// How often a test is run at most.
+const ATTEMPTS: u32 = 3;
+/// What the daemon logs after it was kept from running for more than the time after which interfaces are the kernel's.
+const DELAYED: &str = "the daemon was delayed";
 /// Environment variable: the name of the test whose body this process runs.
 const INSIDE: &str = "UNETMAP_TEST_INSIDE";
 /// Output lines with this prefix are shown even when the test passes.
@@ -64,6 +68,37 @@ fn run<F: FnOnce(&Home), L>(body: F, lock: impl FnOnce() -> L) {
         return body(&Home { folder: socket.parent().expect("a file in a folder").to_owned() });
     }
     let _lock = lock();
+    // A machine that stood still for seconds has interfaces given back to the kernel, as it should: packets that a test
+    // counts are lost. The test is repeated then.
+    let attempts = (1..=ATTEMPTS).map(|n| (n, attempt(name)));
+    for (n, Attempt { passed, text, log }) in attempts {
+        if !passed && n < ATTEMPTS && log.contains(DELAYED) {
+            let _ = writeln!(std::io::stdout(), "{name}: repeated, as {DELAYED}:\n{text}");
+            continue;
+        }
+        if !passed {
+            let end = &log[log.len().saturating_sub(3000)..];
+            panic!("{name} failed, or took more than {TEST_LIMIT:?}:\n{text}\nend of the daemon's log:\n{end}");
+        }
+        assert!(text.contains("1 passed"), "no test of the name {name} ran:\n{text}");
+        assert!(!log.contains("panicked"), "the daemon panicked:\n{log}");
+        for line in text.lines().filter(|line| line.starts_with(SUMMARY)) {
+            // Written directly, because the test runner captures the output of println! and hides it for passed tests.
+            let _ = writeln!(std::io::stdout(), "{name}: {}", &line[SUMMARY.len()..]);
+        }
+        return;
+    }
+}
+
+/// A test's output, and its daemon's log.
+struct Attempt {
+    passed: bool,
+    text: String,
+    log: String,
+}
+
+/// Runs the test `name` in a process and with a daemon of its own.
+fn attempt(name: &str) -> Attempt {
     let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder for the test");
     let home = Home { folder: folder.path().to_owned() };
     let output = folder.path().join("output");
@@ -91,17 +126,7 @@ fn run<F: FnOnce(&Home), L>(body: F, lock: impl FnOnce() -> L) {
     home.end_daemon();
     crate::node::detach(&crate::node::mount_of(&home));
     let text = fs::read_to_string(&output).unwrap_or_default();
-    let log = fs::read_to_string(home.log()).unwrap_or_default();
-    if !passed {
-        let end = &log[log.len().saturating_sub(3000)..];
-        panic!("{name} failed, or took more than {TEST_LIMIT:?}:\n{text}\nend of the daemon's log:\n{end}");
-    }
-    assert!(text.contains("1 passed"), "no test of the name {name} ran:\n{text}");
-    assert!(!log.contains("panicked"), "the daemon panicked:\n{log}");
-    for line in text.lines().filter(|line| line.starts_with(SUMMARY)) {
-        // Written directly, because the test runner captures the output of println! and hides it for passed tests.
-        let _ = writeln!(std::io::stdout(), "{name}: {}", &line[SUMMARY.len()..]);
-    }
+    Attempt { passed, text, log: fs::read_to_string(home.log()).unwrap_or_default() }
 }
 
 /// Kills this process and everything that it started when its parent has exited: otherwise an interrupted test run
