@@ -57,6 +57,7 @@ RULES = [
     (EVERY, "virtio-net+spare", "unplugged", "-",
      "Linux waits without end for an unplugged device whose queues an XDP program, anybody's, has added"),
     (EVERY, SOFTWARE, "unplugged", "-", "no device that QEMU could unplug; the tests of interfaces delete them"),
+    (EVERY, "vmxnet3|e1000e|bond|VLAN|macvlan", "xdp-filter", "-", "asked of drivers that run XDP programs natively"),
     # Hardware.
     (EVERY, EVERY, "stamps", "software", "a packet has the time of the sync that found it"),
     (EVERY, "igb|virtio-net*|vmxnet3", "tags", "settings",

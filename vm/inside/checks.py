@@ -17,6 +17,7 @@ import threading
 import time
 from pathlib import Path
 
+import beside
 import changes
 import devices
 import long
@@ -28,7 +29,7 @@ from net import (
 
 CHECKS = [
     "opens", "way", "rx", "tx", "every queue", "tags", "stamps", "RSS", "link down and up", "ring sizes", "queue count",
-    "reset", "host rings", "bridge by swap", "daemon killed", "client killed", "unplugged",
+    "reset", "host rings", "bridge by swap", "daemon killed", "client killed", "xdp-filter", "unplugged",
 ]  # fmt: skip
 FRAMES = 512
 # As many frames at a time as every queue has buffers for, so that none is lost while a busy guest stands still.
@@ -491,6 +492,8 @@ def interface(row, device):
         row.set("bridge by swap", "no", str(failure))
         row.set("daemon killed", "no", str(failure))
     client_killed(row, device)
+    if device.announced in ("native, copy", "zero copy"):
+        row.ask("xdp-filter", beside.xdp_filter, device, Receiver)
     # Linux waits without end for the queues that an XDP program added to an unplugged virtio-net device.
     if device.plug and "spare" not in row.driver:
         row.ask("unplugged", changes.unplugged, Receiver(device), reopened)
