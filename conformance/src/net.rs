@@ -209,6 +209,8 @@ fn run_daemon(home: &Home, args: &[&str], fault: Option<&str>) -> Guard {
             .arg("--policy")
             .arg(policy_file(home))
             .args(args)
+            // That of tests in a process of their own; the rules' programs have the daemon's.
+            .env("LIBXDP_BPFFS", home.folder().join("bpf"))
             .envs(fault.map(|fault| ("UNETMAP_FAULT", fault)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -12,6 +12,7 @@
 //! `cargo test -p conformance --test tables -- rules 1.1 2-` runs programs whose names begin so.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -190,10 +191,16 @@ fn run_program(build: &Build, name: &str, path: &Path, ids: &[String]) -> Result
     command.args(&words[1..]);
     let output = home.folder().join("output");
     let to = fs::File::create(&output).map_err(|e| format!("{}: {e}", output.display()))?;
-    command.arg(access.name()).stdin(Stdio::null()).stdout(to);
+    command.arg(access.name()).stdin(Stdio::null()).stdout(to).current_dir(home.folder());
     command.env("UNETMAP_SOCKET", home.socket()).env("UNETMAPD", program("unetmapd"));
+    let bpffs = home.folder().join("bpf");
+    command.env("RULES_LOG", home.log()).env("LIBXDP_BPFFS", &bpffs).env("PATH", path_with(&unetmap));
     let status = wait_within(&mut Guard::spawn(&mut command).0, LIMIT);
     home.end_daemon();
+    if bpffs.exists() {
+        // A rule that failed has left its mount.
+        let _ = Command::new("umount").args(["--quiet", "--lazy"]).arg(&bpffs).output();
+    }
     let text = fs::read_to_string(&output).map_err(|e| format!("{}: {e}", output.display()))?;
     let log = fs::read_to_string(home.log()).unwrap_or_default();
     if log.contains("panicked") {
@@ -215,6 +222,13 @@ fn run_program(build: &Build, name: &str, path: &Path, ids: &[String]) -> Result
         Some(_) => Ok(printed),
         None => Err(format!("{name}, {}: not finished within {LIMIT:?}; it had printed:\n{text}", access.name())),
     }
+}
+
+/// The search path for programs, with the folder of a program of this build first.
+fn path_with(program: &Path) -> OsString {
+    let mut folders = vec![program.parent().expect("a program in a folder").to_owned()];
+    folders.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    std::env::join_paths(folders).expect("folders without colons")
 }
 
 /// The manual page, which states for each rule that an access method cannot keep why.
