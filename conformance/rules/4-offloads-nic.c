@@ -2,8 +2,9 @@
  * SPDX-License-Identifier: BSD-2-Clause
  * Copyright (c) 2026, the unetmap authors
  *
- * Section 4: the frames of an interface are those on the wire, whatever its peer's
- * stack keeps beside the bytes: VLAN tags, and packets that are yet to be cut.
+ * Section 4: the frames of an interface are those on the wire, and the frames of
+ * its host rings those that would be, whatever the sender's stack keeps beside the
+ * bytes: VLAN tags, checksums and packets that are yet to be finished.
  */
 #define _GNU_SOURCE
 #include <linux/bpf.h>
@@ -72,6 +73,12 @@ push_tags(const char *name, const struct tag *tags, int n)
 	}
 }
 
+/* The two ways of frames to a program: from the wire, and from the host's stack. */
+static const struct way {
+	const char *sender;
+	struct nmreq_register reg;
+} wire = { "rb", { .nr_mode = NR_REG_ALL_NIC } }, host = { "ra", { .nr_mode = NR_REG_SW } };
+
 /* Waits for a frame whose bytes 12 and 13 are type; copies it, and returns its length; 0 if none arrives. */
 static int
 received_type(const struct port *p, int type, uint8_t *to)
@@ -81,10 +88,10 @@ received_type(const struct port *p, int type, uint8_t *to)
 
 	for (waited = 0; waited < TIMEOUT_MS; waited += 10) {
 		poll_fd(p->fd, POLLIN, 10, &revents);
-		for (i = 0; i < p->reg.nr_rx_rings; i++) {
+		for (i = 0; i < p->nifp->ni_rx_rings + p->nifp->ni_host_rx_rings; i++) {
 			struct netmap_ring *ring = rx_ring(p, i);
 
-			while (!nm_ring_empty(ring)) {
+			while (p->nifp->ring_ofs[tx_entries(p) + i] != 0 && !nm_ring_empty(ring)) {
 				const struct netmap_slot *slot = &ring->slot[ring->head];
 
 				length = slot->len;
@@ -99,16 +106,16 @@ received_type(const struct port *p, int type, uint8_t *to)
 }
 
 static void
-check_tags(const struct tag *pushed, int n)
+check_tags(const struct way *way, const struct tag *pushed, int n)
 {
 	static uint8_t got[2048];
 	struct port p;
-	int far = open_wire("rb"), i;
+	int stack = open_wire(way->sender), i;
 
 	/* Before the port: its own programs come after. */
-	push_tags("rb", pushed, n);
-	p = open_nic("ra", ALL_RINGS);
-	CHECK_EQ(write(far, frame(1), FRAME), FRAME);
+	push_tags(way->sender, pushed, n);
+	p = open_nic("ra", way->reg);
+	CHECK_EQ(write(stack, frame(1), FRAME), FRAME);
 	CHECK_EQ(received_type(&p, pushed[n - 1].type, got), FRAME + 4 * n);
 	for (i = 0; i < n; i++) {
 		const struct tag *tag = &pushed[n - 1 - i];
@@ -120,29 +127,20 @@ check_tags(const struct tag *pushed, int n)
 	CHECK(memcmp(got + 12 + 4 * n, frame(1) + 12, FRAME - 12) == 0);
 }
 
-RULE("4-nic-tag", "a VLAN tag that the sender's stack keeps beside the frame is in the frame")
-{
-	check_tags((const struct tag[]){ { ETH_P_8021Q, 10 } }, 1);
-}
-
-RULE("4-nic-tag-QinQ", "of two tags, too, the outer one of which is beside the frame")
-{
-	check_tags((const struct tag[]){ { ETH_P_8021Q, 7 }, { ETH_P_8021AD, 5 } }, 2);
-}
-
-RULE("4-nic-tag-sent", "a tagged frame that the program sends leaves with its tag")
+/* Sends a tagged frame on a ring of the port; the stack behind the socket must get it with its tag. */
+static void
+check_tag_sent(const struct port *p, struct netmap_ring *ring, int stack)
 {
 	char tagged[FRAME + 4], control[256], bytes[256];
 	struct iovec data = { bytes, sizeof(bytes) };
-	int far = open_wire("rb"), one = 1, waited, seen = 0;
-	struct port p = open_nic("ra", ALL_RINGS);
+	int one = 1, waited, seen = 0;
 
-	CHECK_OK(setsockopt(far, SOL_PACKET, PACKET_AUXDATA, &one, sizeof(one)));
+	CHECK_OK(setsockopt(stack, SOL_PACKET, PACKET_AUXDATA, &one, sizeof(one)));
 	memcpy(tagged, frame(3), 12);
 	memcpy(tagged + 12, (const char[]){ (char)0x81, 0, 0, 10 }, 4);
 	memcpy(tagged + 16, frame(3) + 12, FRAME - 12);
-	put(tx_ring(&p, 0), tagged, sizeof(tagged), 0);
-	txsync(&p);
+	put(ring, tagged, sizeof(tagged), 0);
+	txsync(p);
 	/* The receiver's stack takes the tag out of the frame, and packet sockets get it beside. */
 	for (waited = 0; waited < TIMEOUT_MS && !seen; waited++) {
 		struct msghdr message = {
@@ -151,7 +149,7 @@ RULE("4-nic-tag-sent", "a tagged frame that the program sends leaves with its ta
 		struct cmsghdr *c;
 		struct tpacket_auxdata aux;
 
-		if (recvmsg(far, &message, MSG_DONTWAIT) != FRAME) {
+		if (recvmsg(stack, &message, MSG_DONTWAIT) != FRAME) {
 			usleep(1000);
 			continue;
 		}
@@ -166,7 +164,22 @@ RULE("4-nic-tag-sent", "a tagged frame that the program sends leaves with its ta
 	CHECK(memcmp(bytes, frame(3), FRAME) == 0);
 }
 
-RULE("4-nic-segments", "a packet that the sender's stack leaves to be cut arrives as frames of the interface's MTU")
+/* The sum of 16-bit words, as in checksums; n is even. */
+static uint32_t
+sum_words(const uint8_t *bytes, int n, uint32_t sum)
+{
+	int i;
+
+	for (i = 0; i < n; i += 2)
+		sum += (uint32_t)bytes[i] << 8 | bytes[i + 1];
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* A TCP packet of three segments, whose checksums and segmentation the sender's stack leaves to its interface. */
+static void
+check_segments(const struct way *way)
 {
 	enum { SEGMENT = 1000, SEGMENTS = 3, HEADERS = 54 };
 	static struct {
@@ -180,17 +193,73 @@ RULE("4-nic-segments", "a packet that the sender's stack leaves to be cut arrive
 		    [46] = 0x50, 0x18, 1 },
 	};
 	static uint8_t got[65536];
-	struct port p = open_nic("ra", ALL_RINGS);
-	int far = open_wire("rb"), one = 1, total = 0, length;
+	struct port p = open_nic("ra", way->reg);
+	int stack = open_wire(way->sender), one = 1, total = 0, length;
+	uint32_t pseudo = sum_words(packet.frame + 26, 8, IPPROTO_TCP + 20 + SEGMENTS * SEGMENT);
 
-	CHECK_OK(setsockopt(far, SOL_PACKET, PACKET_VNET_HDR, &one, sizeof(one)));
-	CHECK_EQ(write(far, &packet, sizeof(packet)), (ssize_t)sizeof(packet));
+	CHECK_OK(setsockopt(stack, SOL_PACKET, PACKET_VNET_HDR, &one, sizeof(one)));
+	/* In place of the checksum: the sum of addresses, protocol and length. */
+	packet.frame[50] = (uint8_t)(pseudo >> 8);
+	packet.frame[51] = (uint8_t)pseudo;
+	CHECK_EQ(write(stack, &packet, sizeof(packet)), (ssize_t)sizeof(packet));
 	while (total < SEGMENTS * SEGMENT) {
 		length = received_type(&p, ETH_P_IP, got);
 		CHECK(length > 0);
 		if (got[23] != IPPROTO_TCP)
 			continue;
 		CHECK_EQ(length, HEADERS + SEGMENT);
+		CHECK_EQ(sum_words(got + 34, length - 34, sum_words(got + 26, 8, IPPROTO_TCP + 20 + SEGMENT)), 0xffff);
 		total += length - HEADERS;
 	}
+}
+
+static const struct tag vlan_10[] = { { ETH_P_8021Q, 10 } };
+static const struct tag qinq[] = { { ETH_P_8021Q, 7 }, { ETH_P_8021AD, 5 } };
+
+RULE("4-nic-tag", "a VLAN tag that the sender's stack keeps beside the frame is in the frame")
+{
+	check_tags(&wire, vlan_10, 1);
+}
+
+RULE("4-nic-tag-QinQ", "of two tags, too, the outer one of which is beside the frame")
+{
+	check_tags(&wire, qinq, 2);
+}
+
+RULE("4-nic-tag-sent", "a tagged frame that the program sends leaves with its tag")
+{
+	int far = open_wire("rb");
+	struct port p = open_nic("ra", ALL_RINGS);
+
+	check_tag_sent(&p, tx_ring(&p, 0), far);
+}
+
+RULE("4-nic-segments",
+    "a packet that the sender's stack leaves to be cut arrives as frames of the interface's MTU with valid checksums")
+{
+	check_segments(&wire);
+}
+
+RULE("4-host-tag", "a VLAN tag that the host's stack keeps beside the frame is in the frame of the host ring")
+{
+	check_tags(&host, vlan_10, 1);
+}
+
+RULE("4-host-tag-QinQ", "of two tags of the host's stack, too, the outer one of which is beside the frame")
+{
+	check_tags(&host, qinq, 2);
+}
+
+RULE("4-host-tag-sent", "a tagged frame that the program sends to the host ring reaches the host's stack with its tag")
+{
+	int stack = open_wire("ra");
+	struct port p = open_nic("ra", REG(.nr_mode = NR_REG_SW));
+
+	check_tag_sent(&p, tx_ring(&p, p.nifp->ni_tx_rings), stack);
+}
+
+RULE("4-host-segments",
+    "a packet that the host's stack leaves to be cut is in the host ring as frames of the MTU with valid checksums")
+{
+	check_segments(&host);
 }

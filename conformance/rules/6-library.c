@@ -63,6 +63,21 @@ RULE("6-ring", "nm_ring_next, _empty, _space and nm_tx_pending work across the e
 	CHECK(!nm_tx_pending(fake_ring(5, 4)) && nm_tx_pending(fake_ring(5, 3)));
 }
 
+RULE("6-names", "net/netmap_user.h has likely, unlikely and the barriers, and is enough for programs that lean on its includes")
+{
+	struct netmap_ring *ring = fake_ring(1, 2);
+	struct timeval ts = { 0, 0 };
+	struct ifreq request;
+
+	CHECK(likely(ring->head == 1) && !unlikely(ring->tail != 2));
+	nm_ldld_barrier();
+	nm_stld_barrier();
+	nm_stst_barrier();
+	timerclear(&ts);
+	CHECK(sizeof(request) > IFNAMSIZ && NETMAP_REQ_IFNAMSIZ == 64);
+	CHECK_EQ(ring->num_slots, 8);
+}
+
 RULE("6-rings-of", "NETMAP_TXRING and RXRING use ring_ofs, with host rings after the NIC rings")
 {
 	union {
