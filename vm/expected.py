@@ -58,6 +58,7 @@ RULES = [
      "Linux waits without end for an unplugged device whose queues an XDP program, anybody's, has added"),
     (EVERY, SOFTWARE, "unplugged", "-", "no device that QEMU could unplug; the tests of interfaces delete them"),
     (EVERY, "vmxnet3|e1000e|bond|VLAN|macvlan", "xdp-filter", "-", "asked of drivers that run XDP programs natively"),
+    (EVERY, "bridge port", "xdp-filter", "-", "asked of a veth that is no bridge's"),
     # Hardware.
     (EVERY, EVERY, "stamps", "software", "a packet has the time of the sync that found it"),
     (EVERY, "igb|virtio-net*|vmxnet3", "tags", "settings",
