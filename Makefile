@@ -12,7 +12,7 @@
 # make lint       formatting, clippy, layout and words of the source, decisions, headers, manual pages, licences
 # make bench      measures; BENCH="pipe --json" chooses
 # make install    to PREFIX (/usr/local) and LIBDIR (PREFIX/lib), below DESTDIR; make uninstall removes it
-# make deb        Debian packages, in target/deb; root installs the tools; make test-deb tests them (root)
+# make deb        Debian packages, in target/deb; root installs the tools; test-deb and test-systemd test them (root)
 
 PREFIX ?= /usr/local
 # Of the libraries; Debian's packages have /usr/lib/x86_64-linux-gnu.
@@ -40,7 +40,7 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: build setup setup-tests demo test test-long soak test-bare test-nic test-vm test-arm64 host-matrix loom
-.PHONY: deb test-deb lint lint-source lint-crates lint-headers lint-man lint-bpf bench install uninstall
+.PHONY: deb test-deb test-systemd lint lint-source lint-crates lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
 # A release names no folder of the machine that built it, so that any two builds are the same.
@@ -194,6 +194,10 @@ deb:
 
 test-deb: deb
 	@.ci/test-deb
+
+# The service under systemd, which runs in namespaces of its own.
+test-systemd: deb
+	@.ci/test-systemd
 
 uninstall:
 	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%)
