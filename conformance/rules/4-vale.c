@@ -366,12 +366,17 @@ RULE("4-vale-shared", "several files of one port share its rings")
 
 RULE("4-vale-254", "a switch has at most 254 ports")
 {
-	/* All in one region: 254 regions need more memory than some access methods have. */
-	struct port space = open_port(unique_name("{1"), ALL_RINGS), p;
+	/* Many to a region: 254 regions need more memory than some access methods have. */
+	enum { IN_REGION = 64 };
+	struct port space, p;
 	char name[16];
 	int i, error = 0;
 
 	for (i = 0; i < 256 && error == 0; i++) {
+		if (i % IN_REGION == 0) {
+			snprintf(name, sizeof(name), "r%d{1", i);
+			space = open_port(unique_name(name), ALL_RINGS);
+		}
 		snprintf(name, sizeof(name), "p%d", i);
 		if (bind_port(&p, open_device(), vale(name), REG(.nr_tx_slots = 16, .nr_rx_slots = 16,
 		    .nr_mem_id = space.reg.nr_mem_id)) != 0)
