@@ -50,19 +50,6 @@ RULE("4-nic-tx", "packets that the program sends leave on the wire")
 		CHECK_EQ(received_on_wire(far, TIMEOUT_MS), i);
 }
 
-/* The sum of 16-bit words, as in IP's checksums; n is even. */
-static uint32_t
-sum_words(const uint8_t *bytes, size_t n, uint32_t sum)
-{
-	size_t i;
-
-	for (i = 0; i < n; i += 2)
-		sum += (uint32_t)bytes[i] << 8 | bytes[i + 1];
-	while (sum >> 16)
-		sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
-}
-
 /* Waits for a UDP packet on any rx ring; copies its first FRAME bytes. */
 static int
 received_udp(const struct port *p, uint8_t *to)

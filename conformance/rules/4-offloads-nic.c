@@ -164,19 +164,6 @@ check_tag_sent(const struct port *p, struct netmap_ring *ring, int stack)
 	CHECK(memcmp(bytes, frame(3), FRAME) == 0);
 }
 
-/* The sum of 16-bit words, as in checksums; n is even. */
-static uint32_t
-sum_words(const uint8_t *bytes, int n, uint32_t sum)
-{
-	int i;
-
-	for (i = 0; i < n; i += 2)
-		sum += (uint32_t)bytes[i] << 8 | bytes[i + 1];
-	while (sum >> 16)
-		sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
-}
-
 /* A TCP packet of three segments, whose checksums and segmentation the sender's stack leaves to its interface. */
 static void
 check_segments(const struct way *way)
@@ -208,7 +195,7 @@ check_segments(const struct way *way)
 		if (got[23] != IPPROTO_TCP)
 			continue;
 		CHECK_EQ(length, HEADERS + SEGMENT);
-		CHECK_EQ(sum_words(got + 34, length - 34, sum_words(got + 26, 8, IPPROTO_TCP + 20 + SEGMENT)), 0xffff);
+		CHECK_EQ(sum_words(got + 34, (size_t)length - 34, sum_words(got + 26, 8, IPPROTO_TCP + 20 + SEGMENT)), 0xffff);
 		total += length - HEADERS;
 	}
 }

@@ -89,3 +89,15 @@ received_by(const struct port *p)
 			}
 	}
 }
+
+uint32_t
+sum_words(const uint8_t *bytes, size_t n, uint32_t sum)
+{
+	size_t i;
+
+	for (i = 0; i < n; i += 2)
+		sum += (uint32_t)bytes[i] << 8 | bytes[i + 1];
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}

@@ -30,4 +30,7 @@ int received_on_wire(int fd, int limit_ms);
 /* Waits for the next such frame on any rx ring, and returns its number, or -1. */
 int received_by(const struct port *p);
 
+/* Returns the sum of 16-bit words and of sum, folded as in the checksums of IP; n is even. */
+uint32_t sum_words(const uint8_t *bytes, size_t n, uint32_t sum);
+
 #endif
