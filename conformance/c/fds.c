@@ -352,6 +352,61 @@ epolls(void)
 	CHECK(outer >= 0 && close(outer) == 0 && close(set) == 0);
 }
 
+/* ---- between two calls */
+
+/* Whether tail of b's ring leaves `tail` without a call of the program. */
+static int
+moves_by_itself(const struct netmap_ring *rx, uint32_t tail)
+{
+	const struct timespec moment = { 0, 1000000 };
+	int i;
+
+	for (i = 0; i < 50; i++) {
+		if (*(const volatile uint32_t *)&rx->tail != tail)
+			return 1;
+		nanosleep(&moment, NULL);
+	}
+	return 0;
+}
+
+/*
+ * Between two calls the rings are the program's: it may have written head and not yet cur, and it may read slots that
+ * it released until its next call. Others may only move tail.
+ */
+static void
+rings_between_calls(void)
+{
+	struct netmap_ring *rx = NETMAP_RXRING(b->nifp, 0), *tx = NETMAP_TXRING(a->nifp, 0);
+	struct pollfd p = { NETMAP_FD(b), POLLIN, 0 };
+	int round, moved = 0, with_cur;
+
+	for (round = 0; round < 200 && moved < 10; round++) {
+		uint32_t head = rx->head, next = nm_ring_next(rx, head), tail, room;
+
+		send_one(NETMAP_FD(a));
+		room = nm_ring_space(tx);
+		CHECK(poll(&p, 1, 10000) == 1 && p.revents == POLLIN);
+		tail = rx->tail;
+		rx->head = next;
+		with_cur = round % 2;
+		if (with_cur)
+			rx->cur = next;
+		send_one(NETMAP_FD(a));
+		moved += moves_by_itself(rx, tail);
+		CHECK(rx->head == next && rx->cur == (with_cur ? next : head));
+		CHECK(ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0 && nm_ring_space(tx) == room - 1);
+		rx->cur = next;
+		CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0 && nm_ring_space(rx) == 1);
+		rx->head = rx->cur = rx->tail;
+		CHECK(ioctl(NETMAP_FD(b), NIOCRXSYNC, NULL) == 0 && ioctl(NETMAP_FD(a), NIOCTXSYNC, NULL) == 0);
+	}
+#ifdef NODE
+	CHECK(moved > 0);
+#else
+	CHECK(moved == 0);
+#endif
+}
+
 /* ---- edges */
 
 static volatile int stop, seen;
@@ -508,6 +563,8 @@ main(int argc, char **argv)
 		epolls();
 	else if (strcmp(what, "epoll-edges") == 0)
 		edges();
+	else if (strcmp(what, "between-calls") == 0)
+		rings_between_calls();
 	else if (strcmp(what, "fork-while-polling") == 0)
 		fork_while_polling();
 	else if (strcmp(what, "many-opens") == 0)

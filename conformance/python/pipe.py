@@ -54,7 +54,8 @@ while done < count:
             struct.pack_into("=Q", mem, packet, done)
             words[slot // 4 + 1] = 60
         else:
-            assert (struct.unpack_from("=Q", mem, packet)[0], words[slot // 4 + 1] & 0xFFFF) == (done, 60)
+            got = (struct.unpack_from("=Q", mem, packet)[0], words[slot // 4 + 1] & 0xFFFF)
+            assert got == (done, 60), f"packet {done} is {got} in slot {head} (cur {words[CUR]}, tail {words[TAIL]})"
         words[HEAD] = words[CUR] = (head + 1) % slots
         done += 1
 while send and (words[TAIL] + 1) % slots != words[HEAD]:

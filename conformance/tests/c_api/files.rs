@@ -61,6 +61,7 @@ fn netmap_files_support_all_file_operations() {
             "select",
             "epoll",
             "epoll-edges",
+            "between-calls",
             "fork-while-polling",
             "many-opens",
         ] {

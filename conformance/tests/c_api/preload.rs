@@ -64,6 +64,7 @@ fn hooks_work_with_another_allocator() {
             "select",
             "epoll",
             "epoll-edges",
+            "between-calls",
             "fork-while-polling",
         ] {
             run(&fds, what);

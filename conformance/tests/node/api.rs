@@ -102,6 +102,7 @@ fn netmap_files_support_all_file_operations() {
             "signals",
             "select",
             "epoll",
+            "between-calls",
             "fork-while-polling",
             "many-opens",
         ] {

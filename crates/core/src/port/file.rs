@@ -25,7 +25,8 @@ use crate::control::{AttachRequest, ControlRequest, UnbindRequest};
 use crate::error::{Error, errno};
 use crate::port::lock_holder;
 use crate::port::open::assemble;
-use crate::port::{Interest, Port};
+use crate::port::{Interest, Port, Ring};
+use crate::sync::SyncError;
 use crate::tuning::{EXIT_LIMIT, REPLY_TIMEOUT, TURN_POLL};
 
 /// What a process needs to use a netmap file, in addition to the descriptor.
@@ -259,6 +260,45 @@ impl Port {
             self.txsync()?;
         }
         Ok(())
+    }
+
+    /// Requests a wake-up for the next event even if the port is ready, and shows the program what its peers did.
+    /// Returns what is ready. For the daemon, which shares the port of a program: the program may be writing its
+    /// pointers, or still read slots that it released, as netmap lets it until its next call. So this reads no pointer,
+    /// and releases and sends nothing.
+    ///
+    /// # Errors
+    /// As [`Port::txsync`].
+    pub fn arm_beside_program(&self, want: Interest) -> Result<Interest, Error> {
+        self.clear_doorbells(want);
+        self.request_wakeup(want);
+        let holder = self.enter()?;
+        let mut ready = Interest::NONE;
+        for (ring, dir, event) in self.wanted_rings(want) {
+            match self.sync_renewing_monitors(ring, || ring.inner.advance_tail(holder)) {
+                // The sync loop shows it.
+                Ok(()) | Err(SyncError::OwnedBySyncLoop) => {}
+                Err(error) => return Err(self.explain(error, ring, dir)),
+            }
+            if ring.inner.ready() {
+                ready |= event;
+            }
+        }
+        if !ready.is_none() {
+            self.wake_sharers(want);
+        }
+        Ok(ready)
+    }
+
+    /// Whether the program moved the `head` of a wanted ring since the ring's last sync.
+    pub fn has_released(&self, want: Interest) -> bool {
+        self.wanted_rings(want).any(|(ring, ..)| ring.inner.has_released())
+    }
+
+    /// Returns the rings of the wanted directions, with the direction's name and event.
+    fn wanted_rings(&self, want: Interest) -> impl Iterator<Item = (&Ring, &'static str, Interest)> {
+        let tx = self.tx.iter().filter(move |_| want.tx()).map(|ring| (ring, "tx", Interest::TX));
+        tx.chain(self.rx.iter().filter(move |_| want.rx()).map(|ring| (ring, "rx", Interest::RX)))
     }
 
     /// Calls `each` with each of [`Port::wait_fds`], without allocation.

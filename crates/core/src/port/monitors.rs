@@ -68,7 +68,10 @@ impl Port {
         let mut are_left = false;
         for ring in &self.rx {
             let (inner, before) = (&ring.inner, ring.inner.view.raw_tail());
-            match self.sync_renewing_monitors(ring, || inner.deliver_to_monitors(holder)) {
+            if inner.state().status() == 0 {
+                continue;
+            }
+            match self.sync_renewing_monitors(ring, || inner.advance_tail(holder)) {
                 // The sync loop delivers what arrives.
                 Err(SyncError::OwnedBySyncLoop) => continue,
                 delivered => delivered.map_err(|error| self.explain(error, ring, "rx"))?,

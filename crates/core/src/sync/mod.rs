@@ -244,13 +244,16 @@ impl SyncRing {
         self.sync_by(holder, Effort::Full, None, PointerSource::ControlBlocks(pointers.0, pointers.1), None)
     }
 
-    /// Delivers what has arrived in a receive ring that has monitors, for a process that shares the ring with its
-    /// program. Does not read the program's pointers, one of which it may just have written.
-    pub(crate) fn deliver_to_monitors(&self, holder: u32) -> Result<(), SyncError> {
-        match self.state().status() {
-            0 => Ok(()),
-            _ => self.sync_by(holder, Effort::Full, None, PointerSource::LastSync, None),
-        }
+    /// Shows the program what its peer did, for a process that shares the ring with the program. Releases and sends
+    /// nothing, and does not read the program's pointers, one of which it may just have written.
+    pub(crate) fn advance_tail(&self, holder: u32) -> Result<(), SyncError> {
+        self.sync_by(holder, Effort::Full, None, PointerSource::LastSync, None)
+    }
+
+    /// Whether the program moved `head` since the last sync.
+    pub(crate) fn has_released(&self) -> bool {
+        let positions = self.state().positions(self.view.shape().slots);
+        positions.is_none_or(|(hwcur, _)| hwcur.raw() != self.view.raw_head())
     }
 
     #[inline(always)]

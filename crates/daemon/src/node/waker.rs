@@ -10,6 +10,9 @@
 //! The kernel does not show whether a program does that. So a file whose poll found something ready *lingers*: if no
 //! poll of it arrives within a millisecond, it is armed for further changes. The file of
 //! a program that polls continuously is never armed, so the peer need not notify it.
+//!
+//! The waker runs beside the programs, and netmap lets a program change its rings as it likes between two calls: the
+//! waker moves only their tails.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,7 +25,7 @@ use unetmap_sys::Doorbell;
 use unetmap_sys::event::{Epoll, EventFlags, PollFd, PollFlags, wait_readable};
 
 use super::file::{File, Lingering};
-use super::held_polls::HeldPolls;
+use super::held_polls::{HeldPolls, is_none};
 use super::mount::RequestId;
 use crate::tuning::node::{FINE_TIMEOUT, HOLD, LINGER, RECHECK_INTERVAL, SIGNAL_GRACE};
 
@@ -147,7 +150,7 @@ impl PollWaker {
                 .iter()
                 .skip(1)
                 .for_each(|doorbell| drop(self.epoll.add(doorbell, file.fh, true, false)));
-            port.arm_for_more(want).is_err() || progress(port, want) != at
+            has_more(port, want, at)
         });
         match moved {
             None => {}
@@ -283,11 +286,8 @@ impl PollWaker {
         let armed = |a: &Armed| (a.file.clone(), a.kh, a.want, a.more_than);
         let Some((file, kh, want, more_than)) = self.inner().armed.get(&fh).map(armed) else { return };
         let changed = file.while_open(|port| match more_than {
-            Some(at) => port.arm_for_more(want).is_err() || progress(port, want) != at,
-            None => match port.woken(want) {
-                Ok(ready) if ready.is_none() => !matches!(port.arm(want), Ok(ready) if ready.is_none()),
-                _ => true,
-            },
+            Some(at) => has_more(port, want, at),
+            None => !is_none(&port.arm_beside_program(want)),
         });
         if changed != Some(true) {
             return;
@@ -309,6 +309,12 @@ impl PollWaker {
         drop(inner);
         late.iter().for_each(interrupt);
     }
+}
+
+/// Arms a port for more than was ready when its rings' positions were `at`; returns whether there is more already. If
+/// the program released slots since, its next call makes room for more.
+fn has_more(port: &Port, want: Interest, at: u32) -> bool {
+    port.arm_beside_program(want).is_err() || progress(port, want) != at || port.has_released(want)
 }
 
 /// Returns a number that changes when an event of `want` occurs.
