@@ -17,7 +17,7 @@ pub(crate) struct Cli {
     ports: Vec<String>,
 
     /// Maximum number of slots forwarded in a batch [default: 1024]
-    #[arg(short, long, value_name = "SLOTS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "SLOTS", value_parser = tool_common::scaled_up_to(u32::MAX))]
     burst: Option<u32>,
 
     /// Seconds to wait after the ports were opened, because some links come up slowly
@@ -71,9 +71,8 @@ impl Cli {
             let mut words = self.positional.into_iter();
             ports.extend(words.by_ref().take(2));
             if let Some(word) = words.next() {
-                let number = word.parse().ok().filter(|&n| n > 0);
-                burst =
-                    Some(number.ok_or_else(|| format!("`{word}`: the burst must be a number of slots, 1 or more"))?);
+                let number = tool_common::scaled_up_to(u32::MAX)(&word);
+                burst = Some(number.map_err(|why| format!("`{word}`: the burst must be a number of slots: {why}"))?);
             }
         }
         let mut ports = ports.into_iter();
@@ -145,9 +144,9 @@ mod tests {
 
     #[test]
     fn both_forms_of_the_command_line_are_equal() {
-        for args in ["-i a -i vale0:b -b 7", "a vale0:b 7"] {
+        for args in ["-i a -i vale0:b -b 7k", "a vale0:b 7k"] {
             let c = parse(args).unwrap();
-            assert_eq!((&*c.a, c.b.as_deref(), c.burst), ("netmap:a", Some("vale0:b"), 7), "{args}");
+            assert_eq!((&*c.a, c.b.as_deref(), c.burst), ("netmap:a", Some("vale0:b"), 7000), "{args}");
         }
         let c = parse("a b").unwrap();
         assert_eq!((c.burst, c.wait, c.copy), (1024, Duration::from_secs(2), false));
@@ -175,7 +174,7 @@ mod tests {
             ("-i a -i b -i c", "-i c: bridge takes at most two ports"),
             ("-i a b", "not both"),
             ("a b x", "`x`: the burst must be a number"),
-            ("a b 0", "1 or more"),
+            ("a b 0", "a number from 1"),
             ("a b 1 2", "'2'"),
             ("-i a -i b -b 0", "--burst"),
             ("-i a -i b -w x", "--wait"),

@@ -124,6 +124,14 @@ pub fn scaled(text: &str) -> Result<u64, String> {
     if (1.0..=1e15).contains(&number) { Ok(number as u64) } else { Err(wrong()) }
 }
 
+/// Returns a parser of numbers as [`scaled`], of at most `most`.
+pub fn scaled_up_to(most: u32) -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = scaled(text).ok().and_then(|number| u32::try_from(number).ok()).filter(|number| *number <= most);
+        number.ok_or_else(|| format!("give a number from 1 to {most}, with an optional suffix k, M or G"))
+    }
+}
+
 /// Parses a number as [`scaled`] does, or 0.
 ///
 /// # Errors
@@ -187,6 +195,20 @@ mod tests {
             assert_eq!(scaled(text).ok(), number, "{text}");
             assert_eq!(scaled_or_zero(text).ok(), number.or((text == "0").then_some(0)), "{text}");
         }
+    }
+
+    #[test]
+    fn numbers_with_a_bound_have_suffixes() {
+        let parse = scaled_up_to(65_536);
+        for (text, number) in
+            [("1", Some(1)), ("1.5k", Some(1500)), ("65536", Some(65_536)), ("66k", None), ("0", None)]
+        {
+            assert_eq!(parse(text).ok(), number, "{text}");
+        }
+        assert_eq!(
+            scaled_up_to(u32::MAX)("5G"),
+            Err("give a number from 1 to 4294967295, with an optional suffix k, M or G".into())
+        );
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(crate) struct Cli {
     pipes: Vec<String>,
 
     /// Number of extra buffers, for all pipes together, for packets that wait for room in their pipes
-    #[arg(short = 'B', long, value_name = "BUFFERS", default_value_t = 0)]
+    #[arg(short = 'B', long, value_name = "BUFFERS", default_value_t = 0, value_parser = extra_bufs)]
     extra_bufs: u32,
 
     /// Send packets that match the rule to this pipe of the first group, regardless of their flow; the first matching
@@ -36,7 +36,7 @@ pub(crate) struct Cli {
     steer: Vec<String>,
 
     /// Maximum number of slots taken from a ring in a batch
-    #[arg(short, long, value_name = "SLOTS", default_value_t = BATCH, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "SLOTS", default_value_t = BATCH, value_parser = tool_common::scaled_up_to(u32::MAX))]
     batch: u32,
 
     /// Seconds to wait after the port was opened, because some links come up slowly
@@ -95,6 +95,11 @@ pub(crate) struct Config {
     pub(crate) syslog: Option<Duration>,
     pub(crate) stdout: Option<Duration>,
     pub(crate) json: bool,
+}
+
+/// Parses a number of buffers, which may be 0.
+fn extra_bufs(text: &str) -> Result<u32, String> {
+    if text == "0" { Ok(0) } else { tool_common::scaled_up_to(u32::MAX)(text) }
 }
 
 impl Cli {

@@ -86,7 +86,7 @@ pub(crate) struct Cli {
     len: Vec<u16>,
 
     /// Maximum number of packets in a batch [default: 512; 1 for ping and pong; with -R at most 10 ms of packets]
-    #[arg(short, long, value_name = "PACKETS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(short, long, value_name = "PACKETS", value_parser = tool_common::scaled_up_to(65_536))]
     burst: Option<u32>,
 
     /// Send IPv4 packets (the default)
@@ -567,7 +567,8 @@ mod tests {
         assert_eq!(parse("-f tx -R 1000").unwrap().burst, 10);
         assert_eq!(parse("-f tx -R 10").unwrap().burst, 1);
         assert_eq!(parse("-f tx -R 1000000").unwrap().burst, 512);
-        assert_eq!(parse("-f tx -R 10000000 -b 7").unwrap().burst, 7);
+        assert_eq!(parse("-f tx -R 10M -b 7").unwrap().burst, 7);
+        assert_eq!(parse("-f tx -b 2k").unwrap().burst, 2000);
     }
 
     #[test]
@@ -619,7 +620,7 @@ mod tests {
             ("-f ping -l 53", &["-l 53", "54 to 65535"]),
             ("-f tx -l 1 -l 2 -l 3", &["-l", "twice"]),
             ("-f txseq -l 64 -l 80", &["-l twice", "txseq", "-f tx"]),
-            ("-b 0", &["--burst", "'0'", "1..=65536"]),
+            ("-b 0", &["--burst", "'0'", "1 to 65536"]),
             ("-d 1.2.3", &["--dst", "'1.2.3'", "IP[:PORT]"]),
             ("-s 10.0.0.2-10.0.0.1", &["--src", "before it begins"]),
             ("-s fd00::1", &["-s fd00::1", "add -6"]),

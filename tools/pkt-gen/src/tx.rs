@@ -20,7 +20,7 @@ use crate::worker::{Outcome, Pacer, STOP_CHECK_INTERVAL, Worker};
 mod replay;
 use replay::ReplayFill;
 
-/// Longest time without a released slot before `drain` gives up.
+/// Longest time without a released slot before the sender gives up.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same after a signal, which must end the program soon.
 const DRAIN_TIMEOUT_STOPPED: Duration = Duration::from_millis(500);
@@ -92,16 +92,19 @@ fn send_loop(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String
         port.tx_rings()[..rings].iter().map(|ring| TxRing { ring, unfilled: ring.num_slots() }).collect();
     let mut pacer = Pacer::new(worker.rate);
     let mut sent = 0;
+    let mut stall = Stall::new(&rings);
     let begin = Instant::now();
-    while sent < worker.count && !worker.stopped() {
+    while sent < worker.count && !worker.stopped() && !stall.gave_up {
         let left = worker.count - sent;
         // Not with dump: printing is slow, so each batch is counted separately.
         if let ([to], None, false) = (&mut rings[..], worker.rate, config.dump) {
             // A constant burst of 1 lets the compiler specialize the loop for single packets.
-            sent += match config.burst {
+            let round = match config.burst {
                 1 => send_on_one_ring(worker, to, &mut fill, left, 1)?,
                 burst => send_on_one_ring(worker, to, &mut fill, left, burst)?,
             };
+            sent += round;
+            stall.observe(round, sent, &rings);
             continue;
         }
         pacer.wait(worker.stop);
@@ -121,6 +124,7 @@ fn send_loop(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String
             }
         }
         sent += round;
+        stall.observe(round, sent, &rings);
         if worker.rate.is_some() {
             // Sends now, because the next poll may be much later.
             port.txsync().map_err(|e| e.to_string())?;
@@ -128,7 +132,7 @@ fn send_loop(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String
         }
     }
     let sent_at = Instant::now();
-    let left = drain(worker, &rings)?;
+    let left = if stall.gave_up { unreleased(&rings) } else { drain(worker, &rings)? };
     let end = if left == 0 { Instant::now() } else { sent_at };
     Ok(Outcome { span: (sent > 0).then_some((begin, end)), unreleased: left, ..Outcome::default() })
 }
@@ -197,10 +201,51 @@ fn send_on_one_ring(
     result.map(|()| sum.packets)
 }
 
+/// Number of slots that the peer has not released.
+fn unreleased(rings: &[TxRing<'_>]) -> u64 {
+    rings.iter().map(|to| u64::from(to.ring.num_slots() - 1 - to.ring.space())).sum()
+}
+
+/// Detects that a receiver which has released slots releases no more. Before the first release there is no time limit:
+/// the receiver may be started later.
+struct Stall {
+    /// The rings' tails before the first packet, and the number of packets that they hold at least.
+    tails: Vec<Pos>,
+    capacity: u64,
+    since: Option<Instant>,
+    gave_up: bool,
+}
+
+impl Stall {
+    fn new(rings: &[TxRing<'_>]) -> Stall {
+        let tails = rings.iter().map(|to| to.ring.tail()).collect();
+        let capacity = rings.iter().map(|to| u64::from(to.ring.num_slots())).sum();
+        Stall { tails, capacity, since: None, gave_up: false }
+    }
+
+    /// Takes note of a round that sent `round` packets, after which `sent` were sent altogether.
+    #[inline(always)]
+    fn observe(&mut self, round: u64, sent: u64, rings: &[TxRing<'_>]) {
+        if round > 0 {
+            self.since = None;
+        } else {
+            self.observe_full_rings(sent, rings);
+        }
+    }
+
+    #[cold]
+    fn observe_full_rings(&mut self, sent: u64, rings: &[TxRing<'_>]) {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() > DRAIN_TIMEOUT {
+            let moved = || self.tails.iter().zip(rings).any(|(tail, to)| *tail != to.ring.tail());
+            self.gave_up = sent > self.capacity || moved();
+        }
+    }
+}
+
 /// Waits until the peer has released every slot. Gives up if the peer releases none for [`DRAIN_TIMEOUT`]. Returns the
 /// number of slots that it has not released.
 fn drain(worker: &Worker<'_>, rings: &[TxRing<'_>]) -> Result<u64, String> {
-    let unreleased = |to: &TxRing<'_>| u64::from(to.ring.num_slots() - 1 - to.ring.space());
     let mut before = u64::MAX;
     let mut progress = Instant::now();
     loop {
@@ -208,7 +253,7 @@ fn drain(worker: &Worker<'_>, rings: &[TxRing<'_>]) -> Result<u64, String> {
         if !rings.iter().any(|to| to.ring.pending()) {
             return Ok(0);
         }
-        let left = rings.iter().map(unreleased).sum();
+        let left = unreleased(rings);
         let now = Instant::now();
         if left < before {
             before = left;

@@ -256,6 +256,28 @@ fn a_capture_is_replayed_repeatedly() {
     }
 }
 
+/// As the manual has it: a sender waits for its first receiver without limit, and 5 seconds for one that is gone.
+#[test]
+fn a_sender_ends_after_its_receiver() {
+    let Some(daemon) = daemon() else { return };
+    let mut early = start(&daemon, "-i e{1 -f tx -w 0 -T 0");
+    await_note(&mut early, "Ready");
+    let senders = [("p", ""), ("q", "-R 1M"), ("r", "-F 3")].map(|(pipe, args)| {
+        let mut tx = start(&daemon, &format!("-i {pipe}{{1 -f tx -w 0 -T 0 {args}"));
+        await_note(&mut tx, "Ready");
+        let (code, _, err) = start(&daemon, &format!("-i {pipe}}}1 -f rx -n 10k -w 0 -T 0")).wait();
+        assert_eq!(code, 0, "{err}");
+        tx
+    });
+    for tx in senders {
+        let (code, out, err) = tx.wait();
+        assert!(code == 1 && out.starts_with("Sent ") && err.contains("the peer has not released"), "{out}{err}");
+    }
+    assert!(early.0.try_wait().expect("our child").is_none(), "a sender without a receiver ended");
+    interrupt(&early);
+    assert_eq!(early.wait().0, 0);
+}
+
 #[test]
 fn a_receiver_with_an_idle_ring_ends() {
     let Some(daemon) = daemon() else { return };

@@ -55,11 +55,11 @@ pub(crate) struct CaptureArgs {
     format: Option<FormatArg>,
 
     /// Bytes of each packet to keep
-    #[arg(short, long, value_name = "BYTES", default_value_t = MAX_PACKET, value_parser = clap::value_parser!(u32).range(1..=MAX_PACKET as i64))]
+    #[arg(short, long, value_name = "BYTES", default_value_t = MAX_PACKET, value_parser = tool_common::scaled_up_to(MAX_PACKET))]
     snaplen: u32,
 
-    /// Stop after this number of packets
-    #[arg(short, long, value_name = "PACKETS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Stop after this number of packets; suffixes k, M and G are powers of 1000
+    #[arg(short, long, value_name = "PACKETS", value_parser = tool_common::scaled)]
     count: Option<u64>,
 
     /// Stop after this time
@@ -294,23 +294,38 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<u8, String> {
         bytes: 0,
         packet: Vec::with_capacity(MAX_PACKET as usize),
     };
-    let result = running.run(stop).map_err(failed);
-    let counters = Counters { dropped: running.dropped(), ..running.counters };
-    let bytes = running.bytes;
-    let files = running.files.finish(wall_clock(), counters).map_err(failed)?;
+    let result = running.run(stop);
+    let mut counters = Counters { dropped: running.dropped(), ..running.counters };
+    let ended = running.files.finish(wall_clock(), counters);
+    let unwritten = running.files.unwritten();
+    counters.accepted -= unwritten.packets;
+    running.bytes -= unwritten.bytes;
+    print_summary(args, &name, counters, &running, begin.elapsed())?;
+    let result = result.and(ended.map(drop));
+    result.map(|()| 0).map_err(|why| match unwritten.packets {
+        0 => failed(why),
+        lost => failed(format!("{why}; the files end before the last {lost} packets")),
+    })
+}
+
+fn print_summary(
+    args: &CaptureArgs,
+    name: &str,
+    counters: Counters,
+    running: &Running<'_>,
+    time: Duration,
+) -> Result<(), String> {
     let Counters { received, accepted, dropped } = counters;
-    if args.json {
-        let seconds = begin.elapsed().as_secs_f64();
-        let line = json!({"port": name, "received": received, "accepted": accepted, "bytes": bytes, "dropped": dropped,
-            "files": files, "seconds": seconds});
-        // The capture itself may be on standard output.
-        if args.write.as_os_str() == "-" {
-            note(&line.to_string());
-        } else {
-            crate::print("capture", &format!("{line}\n"))?;
-        }
-    } else {
+    if !args.json {
         note(&format!("{name}: {accepted} packets captured, {received} received, {dropped} dropped (ring full)"));
+        return Ok(());
     }
-    result.map(|()| 0)
+    let line = json!({"port": name, "received": received, "accepted": accepted, "bytes": running.bytes,
+        "dropped": dropped, "files": running.files.number(), "seconds": time.as_secs_f64()});
+    // The capture itself may be on standard output.
+    if args.write.as_os_str() == "-" {
+        note(&line.to_string());
+        return Ok(());
+    }
+    crate::print("capture", &format!("{line}\n")).map(drop)
 }

@@ -39,7 +39,7 @@ pub(crate) struct ReplayArgs {
     #[arg(value_name = "PORT")]
     port: String,
 
-    /// Packets per second (suffixes k and M are powers of 1000) or max; ignores the timestamps of the capture
+    /// Packets per second (suffixes k, M and G are powers of 1000) or max; ignores the timestamps of the capture
     #[arg(short, long, value_name = "PACKETS|max", value_parser = pace::rate)]
     rate: Option<Rate>,
 
@@ -215,7 +215,11 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, String> {
     let mut rounds = 0;
     let mut result = Ok(true);
     while matches!(result, Ok(true)) && (args.times == 0 || rounds < args.times) && !stop.load(Relaxed) {
+        let before = sent.packets;
         result = send_once(args, &mut sender, &mut pace, &mut progress, &mut sent);
+        if sent.packets == before && matches!(result, Ok(true)) {
+            result = Err(format!("{}: it contains no packet", args.file.display()));
+        }
         progress.round();
         rounds += 1;
     }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pcap::{Capture, Precision};
@@ -147,6 +148,64 @@ fn a_size_limit_splits_the_capture_and_old_files_are_removed() {
     assert_eq!(counter(&name(files), 4), 100);
 }
 
+/// In a file system of 256 KiB.
+#[test]
+fn a_capture_on_a_full_disk_reports_its_packets_and_leaves_a_readable_file() {
+    let Some(daemon) = TestDaemon::start_beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let disk = daemon.folder().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let namespace = ["--map-root-user", "--mount"];
+    let mount = format!("mount -t tmpfs -o size=256k none {}", disk.display());
+    let tried = Command::new("unshare").args(namespace).args(["sh", "-c", &mount]).output().expect("util-linux");
+    if !tried.status.success() {
+        return eprintln!("skipped: no file system of its own: {}", String::from_utf8_lossy(&tried.stderr));
+    }
+    let input = file(daemon.folder(), 900, Duration::ZERO);
+    for (name, port) in [("full.pcap", "y"), ("full.pcapng", "z")] {
+        let (on_disk, kept) = (disk.join(name), daemon.folder().join(name));
+        let script = format!(
+            "{mount} && {} capture 'netmap:{port}}}1' --json -w {1}; status=$?; cp {1} {2}; exit $status",
+            env!("CARGO_BIN_EXE_unetmap"),
+            on_disk.display(),
+            kept.display()
+        );
+        let mut command = Command::new("unshare");
+        let running = TestProcess::start(daemon.set_environment(command.args(namespace).args(["sh", "-c", &script])));
+        replay(&daemon, &format!("{} netmap:{port}{{1 --rate max", input.display()));
+        let (status, out, err) = running.wait();
+        let reported: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}{err}"));
+        let written = bytes(&kept);
+        assert!(status == 1 && err.contains("No space left") && err.contains("the files end before"), "{err}");
+        assert!(written.len() > 500 && written.len() < 900, "{}", written.len());
+        assert!(written.iter().enumerate().all(|(i, bytes)| *bytes == frame(i)));
+        let all: usize = written.iter().map(Vec::len).sum();
+        assert_eq!((&reported["accepted"], &reported["bytes"]), (&written.len().into(), &all.into()), "{err}");
+    }
+}
+
+/// `--loop 0` sends until a signal.
+#[test]
+fn an_endless_replay_ends_at_a_signal_and_needs_packets() {
+    let Some(daemon) = TestDaemon::start_beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
+    let input = file(daemon.folder(), 10, Duration::ZERO);
+    let out = daemon.folder().join("out.pcap");
+    let capturing = capture(&daemon, "netmap:l}1", &format!("-c 1k -w {}", out.display()));
+    let args = format!("replay --json {} netmap:l{{1 --rate 1M --loop 0", input.display());
+    let running = TestProcess::start(&mut daemon.command("unetmap", &args));
+    assert_eq!(capturing.wait().0, 0);
+    let pid = rustix::process::Pid::from_raw(running.0.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let (status, reported, err) = running.wait();
+    let reported: Value = serde_json::from_str(&reported).unwrap_or_else(|e| panic!("{e}: {reported}{err}"));
+    assert!(status == 0 && reported["packets"].as_u64() >= Some(1000), "{reported}{err}");
+    assert_eq!(bytes(&out), (0..1000).map(|i| frame(i % 10)).collect::<Vec<_>>());
+
+    let empty = file(daemon.folder(), 0, Duration::ZERO);
+    let args = format!("replay {} netmap:l{{1 --loop 0", empty.display());
+    let (status, _, err) = TestProcess::start(&mut daemon.command("unetmap", &args)).wait();
+    assert!(status == 1 && err.contains("it contains no packet"), "{status}: {err}");
+}
+
 #[test]
 fn the_duration_ends_a_capture_without_packets() {
     let Some(daemon) = TestDaemon::start_beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
@@ -177,7 +236,7 @@ fn invalid_arguments_and_files_are_refused_with_a_reason() {
         (format!("capture netmap:x}}1/T -w {folder}/a"), "no receive rings"),
         (format!("capture netmap:x}}1 -w {folder}/a --files 2"), "--file-size"),
         ("capture netmap:x}1 -w - --file-size 1k".into(), "standard output"),
-        (format!("capture netmap:x}}1 -w {folder}/a -s 0"), "0 is not in 1..=262144"),
+        (format!("capture netmap:x}}1 -w {folder}/a -s 0"), "give a number from 1 to 262144"),
         (format!("replay {folder}/text netmap:x{{1"), "unknown file format"),
         (format!("replay {folder}/none netmap:x{{1"), "No such file"),
         (format!("replay {folder}/raw.pcap netmap:x{{1"), "only Ethernet can be sent"),

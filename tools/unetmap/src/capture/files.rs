@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The output files of a capture: one file, or a sequence that continues with the next file at a limit of size or age.
+//!
+//! Packets are collected in a buffer of whole records. If it cannot be written, as on a full disk, the file is cut
+//! after its last record, so that it can be read.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::format::{self, CaptureInfo, Counters, Format};
+use super::format::{self, CaptureInfo, Counters, Format, Volume};
 
-/// Bytes of the write buffer.
+/// Bytes of records that are collected before they are written.
 const BUFFER: usize = 1 << 20;
 
 /// Limits of a file, and the number of files to keep.
@@ -36,7 +40,13 @@ pub(crate) struct Files {
     format: Format,
     info: CaptureInfo,
     limits: Limits,
-    out: Box<dyn Write>,
+    out: File,
+    /// Whole records that are not in the file yet.
+    buffer: Vec<u8>,
+    /// Bytes of whole records in the file.
+    flushed: u64,
+    /// Packets that could not be written.
+    unwritten: Volume,
     written: VecDeque<PathBuf>,
     number: u32,
     /// Bytes of the current file, and the time of its first packet.
@@ -49,12 +59,17 @@ pub(crate) struct Files {
 impl Files {
     /// Creates the first file; `-` is standard output.
     pub(crate) fn create(path: &Path, format: Format, info: CaptureInfo, limits: Limits) -> Result<Files, String> {
+        let failed = |e: io::Error| format!("-w {}: {e}", path.display());
         let mut files = Files {
             path: path.to_owned(),
             format,
             info,
             limits,
-            out: Box::new(io::sink()),
+            // Replaced below.
+            out: io::stdout().as_fd().try_clone_to_owned().map_err(failed)?.into(),
+            buffer: Vec::new(),
+            flushed: 0,
+            unwritten: Volume::default(),
             written: VecDeque::new(),
             number: 0,
             bytes: 0,
@@ -81,23 +96,52 @@ impl Files {
 
     fn create_next(&mut self) -> io::Result<()> {
         self.number += 1;
-        let name = self.name();
-        self.out = if self.path == Path::new("-") {
-            Box::new(BufWriter::with_capacity(BUFFER, io::stdout()))
-        } else {
+        if self.path != Path::new("-") {
+            let name = self.name();
             let file = File::create(&name);
             self.written.push_back(name);
-            Box::new(BufWriter::with_capacity(BUFFER, file?))
-        };
+            self.out = file?;
+        }
         if let Some(limit) = self.limits.files {
             while self.written.len() > limit {
                 // Fails if the user has removed the file already.
                 let _ = self.written.pop_front().map(fs::remove_file);
             }
         }
-        self.bytes = format::begin(&mut self.out, self.format, &self.info)?;
+        let mut header = Vec::new();
+        self.bytes = format::begin(&mut header, self.format, &self.info)?;
+        self.out.write_all(&header)?;
+        self.flushed = self.bytes;
         self.file_begin = None;
         Ok(())
+    }
+
+    /// Writes the buffer. If not all of it can be written, cuts the file after its last whole record.
+    fn write_buffer(&mut self) -> io::Result<()> {
+        let mut done = 0;
+        let error = loop {
+            if done == self.buffer.len() {
+                self.flushed += done as u64;
+                self.buffer.clear();
+                return Ok(());
+            }
+            match self.out.write(&self.buffer[done..]) {
+                Ok(0) => break io::ErrorKind::WriteZero.into(),
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => break e,
+            }
+        };
+        let (whole, left) = format::whole_records(self.format, &self.buffer, done);
+        self.flushed += whole as u64;
+        self.unwritten.add(left);
+        self.buffer.clear();
+        // Standard output may be a pipe, or a file with other contents.
+        if self.path != Path::new("-") {
+            // Fails for a file that has no size, such as a device.
+            let _ = self.out.set_len(self.flushed).and_then(|()| self.out.seek(SeekFrom::End(0)));
+        }
+        Err(error)
     }
 
     /// Writes a packet, to a new file if the current one is full.
@@ -119,23 +163,34 @@ impl Files {
         }
         self.file_begin.get_or_insert(time);
         self.capture_begin.get_or_insert(time);
-        self.bytes += format::packet(&mut self.out, self.format, time, bytes, len).map_err(|e| self.failed(&e))?;
-        Ok(())
+        let written = format::packet(&mut self.buffer, self.format, time, bytes, len);
+        self.bytes += written.map_err(|e| self.failed(&e))?;
+        if self.buffer.len() >= BUFFER { self.flush() } else { Ok(()) }
     }
 
     fn end(&mut self, now: Duration, counters: Counters) -> io::Result<()> {
-        format::end(&mut self.out, self.format, self.capture_begin.unwrap_or(now), now, counters)?;
-        self.out.flush()
+        self.write_buffer()?;
+        format::end(&mut self.buffer, self.format, self.capture_begin.unwrap_or(now), now, counters)?;
+        self.write_buffer()
     }
 
     /// Writes the buffer to the file, so that readers see all packets so far.
     pub(crate) fn flush(&mut self) -> Result<(), String> {
-        self.out.flush().map_err(|e| self.failed(&e))
+        self.write_buffer().map_err(|e| self.failed(&e))
     }
 
-    /// Writes the end of the last file; returns the number of files.
-    pub(crate) fn finish(mut self, now: Duration, counters: Counters) -> Result<u32, String> {
-        self.end(now, counters).map_err(|e| self.failed(&e))?;
-        Ok(self.number)
+    /// Returns the packets that the files lack because they could not be written.
+    pub(crate) fn unwritten(&self) -> Volume {
+        self.unwritten
+    }
+
+    /// Returns the number of files.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Writes the end of the last file.
+    pub(crate) fn finish(&mut self, now: Duration, counters: Counters) -> Result<(), String> {
+        self.end(now, counters).map_err(|e| self.failed(&e))
     }
 }

@@ -53,6 +53,20 @@ pub(crate) struct Counters {
     pub(crate) dropped: u64,
 }
 
+/// A number of packets, with their lengths before they were truncated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Volume {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Volume {
+    pub(crate) fn add(&mut self, other: Volume) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}
+
 /// Writes the header of a file; returns its size in bytes.
 pub(crate) fn begin(out: &mut impl Write, format: Format, info: &CaptureInfo) -> io::Result<u64> {
     if format == Format::Pcap {
@@ -89,6 +103,26 @@ pub(crate) fn packet_size(format: Format, bytes: &[u8]) -> u64 {
         Format::Pcap => 16 + bytes.len() as u64,
         Format::Pcapng => 32 + bytes.len().next_multiple_of(4) as u64,
     }
+}
+
+/// Returns how many of the first `bytes` bytes of these records are whole records, and the packets after them.
+pub(crate) fn whole_records(format: Format, records: &[u8], bytes: usize) -> (usize, Volume) {
+    let word = |at: usize| records.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes);
+    let (mut at, mut whole, mut left) = (0, 0, Volume::default());
+    while at < records.len() {
+        let (size, packets, len) = match format {
+            Format::Pcap => (16 + word(at + 8), 1, word(at + 12)),
+            Format::Pcapng if word(at) == PACKET => (word(at + 4), 1, word(at + 24)),
+            Format::Pcapng => (word(at + 4).max(12), 0, 0),
+        };
+        at += size as usize;
+        if at <= bytes {
+            whole = at;
+        } else {
+            left.add(Volume { packets, bytes: len.into() });
+        }
+    }
+    (whole, left)
 }
 
 /// Returns the size of the end of a file, in bytes.
@@ -182,4 +216,32 @@ fn block(out: &mut impl Write, kind: u32, body: &[u8]) -> io::Result<u64> {
     out.write_all(body)?;
     out.write_all(&total.to_ne_bytes())?;
     Ok(total.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_records_end_before_the_given_byte() {
+        for format in [Format::Pcap, Format::Pcapng] {
+            let mut records = Vec::new();
+            for len in [60, 61, 1514] {
+                packet(&mut records, format, Duration::ZERO, &vec![0; len], len as u32).unwrap();
+            }
+            let [one, two] = [60, 61].map(|len| packet_size(format, &vec![0; len]) as usize);
+            for (bytes, whole, left) in [
+                (0, 0, (3, 60 + 61 + 1514)),
+                (one - 1, 0, (3, 60 + 61 + 1514)),
+                (one, one, (2, 61 + 1514)),
+                (one + two + 1, one + two, (1, 1514)),
+                (records.len(), records.len(), (0, 0)),
+            ] {
+                let left = Volume { packets: left.0, bytes: left.1 };
+                assert_eq!(whole_records(format, &records, bytes), (whole, left), "{format:?} {bytes}");
+            }
+            end(&mut records, format, Duration::ZERO, Duration::ZERO, Counters::default()).unwrap();
+            assert_eq!(whole_records(format, &records, records.len()).1, Volume::default());
+        }
+    }
 }
