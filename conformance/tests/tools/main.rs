@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The command-line programs: their errors, `lb`, `unetmap doctor`, `metrics` and `top`.
+//! The command-line programs: their errors and manual pages, `lb`, `unetmap doctor`, `metrics` and `top`.
 #![forbid(unsafe_code)]
 
 mod doctor;
 mod errors;
 mod lb;
+mod manuals;
 mod metrics;
 mod top;

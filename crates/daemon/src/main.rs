@@ -143,6 +143,15 @@ struct Args {
     buf_size: Option<u32>,
 }
 
+/// The section OPTIONS of `man/unetmapd.8` is generated from the flags above. After a change of these, run this test
+/// with `UPDATE_MAN=1` in the environment.
+#[test]
+fn the_man_page_is_up_to_date() {
+    use clap::CommandFactory;
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/unetmapd.8");
+    tool_common::testing::check_options(&[Args::command()], path);
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     log::start(args.log.into());

@@ -167,6 +167,44 @@ pub fn check_manual(command: clap::Command, synopsis: &[u8], rest: &[u8], path: 
     assert!(found == page, "{path} is out of date: run this test with UPDATE_MAN=1 in the environment");
 }
 
+/// Checks that the section OPTIONS of the man page at `path` is the one generated from the flags of these commands and
+/// of their subcommands. With `UPDATE_MAN` in the environment, writes it first.
+pub fn check_options(commands: &[clap::Command], path: &str) {
+    let mut generated = String::from(".SH OPTIONS\n");
+    let one = matches!(commands, [one] if one.get_subcommands().next().is_none());
+    commands.iter().for_each(|command| options_of(command, command.get_name(), !one, &mut generated));
+    let page = fs::read_to_string(path).expect("the man page can be read");
+    let start = page.find(".SH OPTIONS\n").unwrap_or_else(|| panic!("{path} has no section OPTIONS"));
+    let end = page[start + 1..].find("\n.SH ").map_or(page.len(), |at| start + 1 + at + 1);
+    let updated = format!("{}{generated}{}", &page[..start], &page[end..]);
+    if std::env::var_os("UPDATE_MAN").is_some() {
+        fs::write(path, &updated).expect("the man page can be written");
+        return;
+    }
+    assert!(page == updated, "{path} is out of date: run this test with UPDATE_MAN=1 in the environment");
+}
+
+/// Appends the options of a command, which `name` calls, and of its subcommands; with headings or without.
+fn options_of(command: &clap::Command, name: &str, headings: bool, to: &mut String) {
+    let command = command.clone().disable_help_subcommand(true);
+    // Each subcommand has the option for help, which is described once.
+    let without_help = command.clone().disable_help_flag(headings).disable_version_flag(headings);
+    let mut section = Vec::new();
+    Man::new(without_help).render_options_section(&mut section).expect("writes to memory do not fail");
+    let section = String::from_utf8(section).expect("text");
+    let items = section.split_once(".SH OPTIONS\n").map_or("", |(_, items)| items);
+    if !items.trim().is_empty() {
+        if headings {
+            *to += &format!(".SS {}\n", name.replace('-', "\\-"));
+        }
+        *to += items.trim_end();
+        to.push('\n');
+    }
+    for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+        options_of(subcommand, &format!("{name} {}", subcommand.get_name()), headings, to);
+    }
+}
+
 /// Checks that each short flag has a long name, and that each argument has a help text.
 pub fn check_flags(command: clap::Command) {
     for arg in command.get_arguments() {

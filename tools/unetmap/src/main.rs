@@ -497,6 +497,28 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// The sections OPTIONS are generated from the flags. After a change of these, run this test with `UPDATE_MAN=1` in
+    /// the environment.
+    #[test]
+    fn the_man_pages_are_up_to_date() {
+        let mut own = Vec::new();
+        for command in Cli::command().get_subcommands() {
+            let page = match command.get_name() {
+                "run" => "unetmap-run.1",
+                "capture" | "replay" => "unetmap-capture.1",
+                "vm" => "unetmap-vm.7",
+                _ => "unetmap.1",
+            };
+            own.push((page, command.clone()));
+        }
+        let path = |page: &str| format!("{}/../../man/{page}", env!("CARGO_MANIFEST_DIR"));
+        for page in ["unetmap.1", "unetmap-capture.1", "unetmap-run.1", "unetmap-vm.7"] {
+            let commands: Vec<_> =
+                own.iter().filter(|(of, _)| *of == page).map(|(_, command)| command.clone()).collect();
+            tool_common::testing::check_options(&commands, &path(page));
+        }
+    }
+
     #[test]
     fn bench_options_are_parsed_or_refused() {
         let parse = |words: &[&str]| Cli::try_parse_from(["unetmap", "bench"].iter().chain(words));
