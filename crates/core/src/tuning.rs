@@ -42,6 +42,12 @@ pub(crate) const BUSY_RING_RETRY: Duration = Duration::from_micros(100);
 /// and notifying the doorbell wakes nobody. Not measured.
 pub(crate) const SLEEP_LIMIT: Duration = Duration::from_millis(500);
 
+/// Rings of one direction from which on a poll looks at their words side by side (`unetmap_mem::PolledRings`), and
+/// sleeps on one descriptor for all.
+///
+/// Bounds: 2 and more; with one ring the fast paths of `sync::fast` take less.
+pub(crate) const MANY_RINGS: usize = 4;
+
 /// Descriptors that one sleep waits for without allocating memory; more are possible.
 pub(crate) const POLL_FDS_ON_STACK: usize = 15;
 

@@ -30,6 +30,7 @@ mod frame;
 #[cfg(not(loom))]
 mod guest;
 mod mapped_range;
+mod polled_rings;
 mod pool;
 mod pos;
 mod prefetch;
@@ -54,8 +55,10 @@ pub use frame::Frame;
 #[cfg(not(loom))]
 pub use guest::{GuestMemory, GuestPlace, GuestWords};
 pub use mapped_range::MappedRange;
+pub use polled_rings::{ChannelRef, PolledRings};
 pub use pool::{BufPool, BufUsage, IndexSet, ObjectPool};
 pub use pos::{BufIdx, Pos, Slots, Span};
+pub use prefetch::prefetch_value;
 pub use region::{Geometry, PoolShape, Region};
 pub use ring::{Iface, IfaceShape, RingShape, RingView};
 pub use slot::{Limits, Offsets, SlotHead, SlotRing, SlotValue};

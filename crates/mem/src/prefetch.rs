@@ -1,6 +1,19 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Prefetch hints.
 
+/// Prefetches the first cache line of `value` for reading, on x86-64.
+#[inline(always)]
+pub fn prefetch_value<T>(value: &T) {
+    // SAFETY: a hint that faults at no address and changes no memory (M7).
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+    }
+    #[cfg(any(not(target_arch = "x86_64"), miri))]
+    let _ = value;
+}
+
 /// Prefetches the cache line at `at` for writing (`prefetchw`): the line becomes exclusive to this core, copies in
 /// other caches are invalidated. No effect on the contents, whatever `at` is. No effect at all on other processor
 /// families.

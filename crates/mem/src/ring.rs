@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering::*}
 use unetmap_abi::{NetmapIf, NetmapRing, NetmapSlot};
 
 use crate::frame::Frame;
-use crate::mapped_range::MappedRange;
+use crate::mapped_range::{MappedRange, SharedRef};
 use crate::pos::{BufIdx, Pos, Slots};
 use crate::region::Region;
 use crate::slot::{Offsets, SlotRing, SlotValue};
@@ -17,6 +17,24 @@ const TAIL: usize = std::mem::offset_of!(NetmapRing, tail);
 const FLAGS: usize = std::mem::offset_of!(NetmapRing, flags);
 const TS: usize = std::mem::offset_of!(NetmapRing, ts);
 const SLOTS: usize = size_of::<NetmapRing>();
+
+/// The pointers of a ring that its program may write.
+#[repr(C)]
+pub(crate) struct ProgramPointers {
+    head: AtomicU32,
+    cur: AtomicU32,
+    tail: AtomicU32,
+}
+
+const _: () = assert!(CUR == HEAD + 4 && TAIL == HEAD + 8);
+
+impl ProgramPointers {
+    /// Returns `head`, `cur` and `tail`, not validated. Relaxed: a hint (O3).
+    #[inline(always)]
+    pub(crate) fn raw(&self) -> [u32; 3] {
+        [self.head.load(Relaxed), self.cur.load(Relaxed), self.tail.load(Relaxed)]
+    }
+}
 
 /// Where a ring is and how large, as the daemon describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,6 +121,12 @@ impl RingView {
                 self.slots.store(p, empty);
             }
         }
+    }
+
+    /// Returns a reference to the program's pointers, which keeps them mapped.
+    pub(crate) fn program_pointers(&self) -> Option<SharedRef<ProgramPointers>> {
+        // SAFETY: the type consists of atomics (M1).
+        unsafe { self.header.shared_ref(HEAD) }
     }
 
     /// Sets `head` and `cur` to `head`, and `tail`.

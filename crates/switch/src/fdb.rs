@@ -221,12 +221,41 @@ impl MacTable {
         others.iter().map(|entry| entry.load(Relaxed)).find(|entry| matches(*entry)).map(port_in)
     }
 
+    /// Prefetches what [`MacTable::port_of`] and [`MacTable::learn`] read.
+    #[inline(always)]
+    pub fn prefetch(&self, mac: Mac) {
+        unetmap_mem::prefetch_value(&self.buckets[mac.bucket_and_key(self.bucket_bits).0]);
+    }
+
+    /// True if the table is larger than [`DEFAULT_ENTRIES`]: it exceeds the first-level cache.
+    #[inline(always)]
+    pub fn is_large(&self) -> bool {
+        self.buckets.len() > MIN_BUCKETS
+    }
+
+    /// Returns the bucket of an address, and the entry that says that it sends from `port`.
+    #[inline(always)]
+    fn bucket_and_entry(&self, mac: Mac, port: u8) -> (usize, u64) {
+        let (bucket, key) = mac.bucket_and_key(self.bucket_bits);
+        (bucket, key | self.epoch.load(Relaxed) | (u64::from(port) + 1) << PORT_SHIFT)
+    }
+
+    #[inline(always)]
+    fn has(&self, (bucket, entry): (usize, u64)) -> bool {
+        self.buckets[bucket].0.iter().any(|current| current.load(Relaxed) == entry)
+    }
+
+    /// True if [`MacTable::learn`] would change nothing.
+    #[inline(always)]
+    pub fn has_learned(&self, mac: Mac, port: u8) -> bool {
+        self.has(self.bucket_and_entry(mac, port))
+    }
+
     /// Records that `mac` sent a packet from `port`.
     #[inline]
     pub fn learn(&self, mac: Mac, port: u8) {
-        let (bucket, key) = mac.bucket_and_key(self.bucket_bits);
-        let entry = key | self.epoch.load(Relaxed) | (u64::from(port) + 1) << PORT_SHIFT;
-        if !self.buckets[bucket].0.iter().any(|current| current.load(Relaxed) == entry) {
+        let (bucket, entry) = self.bucket_and_entry(mac, port);
+        if !self.has((bucket, entry)) {
             self.change(bucket, entry);
         }
     }
@@ -392,6 +421,8 @@ mod tests {
                     prop_assert_eq!(table.port_of(mac(n)), oracle.get(&n).copied());
                 }
                 prop_assert_eq!(table.len(), oracle.len());
+                let learned = |n| oracle.get(&n).copied();
+                (0..200).for_each(|n| assert_eq!(table.has_learned(mac(n), port), learned(n) == Some(port)));
                 let listed: HashMap<_, _> = table.entries().into_iter().map(|entry| (entry.mac, entry.port)).collect();
                 prop_assert_eq!(listed, oracle.iter().map(|(n, port)| (bytes(*n), *port)).collect::<HashMap<_, _>>());
             }

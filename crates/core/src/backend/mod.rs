@@ -10,7 +10,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use unetmap_mem::{ChannelPage, Geometry, MappedRange, Offsets, Pos, Region, RingView, Slots, Span};
+use unetmap_mem::{ChannelPage, ChannelRef, Geometry, MappedRange, Offsets, Pos, Region, RingView, Slots, Span};
 use unetmap_sys::Doorbell;
 use unetmap_sys::xsk::SocketRings;
 
@@ -83,6 +83,11 @@ pub(crate) trait Tx: Send + Sync {
 
     /// Wakes the program when more slots are completed; `None` if that never happens.
     fn wakeup(&self) -> Option<&dyn WakeupSource>;
+
+    /// The channel, if its words and the ring's pointers alone say whether a sync has something to do.
+    fn channel(&self) -> Option<ChannelRef> {
+        None
+    }
 }
 
 /// The result of [`Rx::deliver`].
@@ -133,6 +138,11 @@ pub(crate) trait Rx: Send + Sync {
 
     /// Wakes the program when packets arrive; `None` if that never happens.
     fn wakeup(&self) -> Option<&dyn WakeupSource>;
+
+    /// As [`Tx::channel`].
+    fn channel(&self) -> Option<ChannelRef> {
+        None
+    }
 }
 
 /// One side of a ring. Pipes have variants of their own: a call that the compiler can inline costs a small batch half
@@ -165,6 +175,11 @@ impl RingBackend {
             RingBackend::Rx(rx) => Some(&**rx),
             RingBackend::PipeTx(_) | RingBackend::Tx(_) | RingBackend::ReadOnly => None,
         }
+    }
+
+    /// Returns the channel that [`PolledRings`](unetmap_mem::PolledRings) need of a ring.
+    pub(crate) fn channel(&self) -> Option<ChannelRef> {
+        self.tx().and_then(Tx::channel).or_else(|| self.rx()?.channel())
     }
 
     /// Returns the peer's position if it has moved since the sync that set `hwtail`. Takes no lock and does not

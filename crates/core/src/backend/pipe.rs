@@ -2,7 +2,9 @@
 //! Pipes: a channel to the peer process; the daemon takes no part in the data path.
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{BufIdx, Consumer, Offsets, Pos, Producer, RingShape, RingView, SimdLevel, SlotValue, Span};
+use unetmap_mem::{
+    BufIdx, ChannelRef, Consumer, Offsets, Pos, Producer, RingShape, RingView, SimdLevel, SlotValue, Span,
+};
 use unetmap_sys::Doorbell;
 
 use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
@@ -90,6 +92,10 @@ impl Tx for PipeTx {
 
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
+    }
+
+    fn channel(&self) -> Option<ChannelRef> {
+        Some(self.channel.words_ref())
     }
 }
 
@@ -188,6 +194,10 @@ impl Rx for PipeRx {
 
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
+    }
+
+    fn channel(&self) -> Option<ChannelRef> {
+        Some(self.channel.words_ref())
     }
 }
 

@@ -12,7 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use unetmap_abi::{NS_INDIRECT, NS_MOREFRAG};
-use unetmap_mem::{BufIdx, Offsets, Pos, Receiver, Region, Span};
+use unetmap_mem::{BufIdx, ChannelRef, Offsets, Pos, Receiver, Region, Span};
 use unetmap_sys::Doorbell;
 use unetmap_sys::thread::current_cpu;
 use unetmap_sys::user_memory::MAX_PIECES;
@@ -171,6 +171,10 @@ impl Tx for ValeTx {
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
     }
+
+    fn channel(&self) -> Option<ChannelRef> {
+        self.pipe.channel()
+    }
 }
 
 impl WakeupSource for ValeTx {
@@ -237,6 +241,10 @@ impl Rx for ValeRx {
 
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
+    }
+
+    fn channel(&self) -> Option<ChannelRef> {
+        Some(self.channel.words_ref())
     }
 }
 

@@ -7,6 +7,7 @@ pub mod file;
 mod forward;
 mod frames;
 mod lock_holder;
+mod many_rings;
 mod monitors;
 mod open;
 mod poll;
@@ -28,6 +29,7 @@ use unetmap_sys::{clock, event, process};
 
 use self::forward::HostRingPeer;
 use self::lock_holder::{LockHolder, LockHolderCell};
+use self::many_rings::ManyRings;
 use self::monitors::MonitorSource;
 use crate::backend::WakeupSource;
 use crate::control::client::Connection;
@@ -114,6 +116,8 @@ pub struct Port {
     iface: Iface,
     pub(crate) tx: Vec<Ring>,
     pub(crate) rx: Vec<Ring>,
+    /// Of ports with many rings.
+    many: ManyRings,
     pub(crate) monitor_source: MonitorSource,
     pub(crate) host_ring_peer: HostRingPeer,
     holder: LockHolderCell,
@@ -157,6 +161,7 @@ impl Port {
     ) -> Port {
         let sleeps = |ring: &Ring| ring.inner.backend.rx().is_some_and(|rx| rx.sleeps_between_polls());
         let sleeps_between_polls = rx.iter().any(sleeps);
+        let many = ManyRings::new(&tx, &rx);
         Port {
             spec: spec.into(),
             connection,
@@ -165,6 +170,7 @@ impl Port {
             iface,
             tx,
             rx,
+            many,
             monitor_source,
             host_ring_peer: HostRingPeer::default(),
             holder_word: AtomicU64::new(holder.word()),
@@ -188,6 +194,7 @@ impl Port {
     /// Records the times of packets, slot by slot, from now on.
     pub(crate) fn record_times(&mut self) {
         self.tx.iter_mut().chain(&mut self.rx).for_each(Ring::record_times);
+        self.many = ManyRings::new(&self.tx, &self.rx);
     }
 
     /// Opens the port that `spec` names, with default options. See [`OpenOptions::open`].
@@ -345,7 +352,10 @@ impl Port {
         let mut ready = Interest::NONE;
         // A poll also transmits, whatever it waits for, unless the program disabled that.
         if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
-            for ring in &self.tx {
+            for (number, ring) in self.tx.iter().enumerate() {
+                if !want.tx() && self.many.tx.is_idle_tx(number) {
+                    continue;
+                }
                 if !ring.inner.send_fast(holder)
                     && ring.inner.needs_sync(want.tx())
                     && let Err(error) = self.sync_ring(ring, holder, Effort::IfNeeded, now)
@@ -358,7 +368,10 @@ impl Port {
             }
         }
         if want.rx() {
-            for ring in &self.rx {
+            for (number, ring) in self.rx.iter().enumerate() {
+                if self.many.rx.is_idle_rx(number) {
+                    continue;
+                }
                 if ring.inner.needs_sync(true)
                     && let Err(error) = self.sync_ring(ring, holder, Effort::IfNeeded, now)
                 {
@@ -442,11 +455,7 @@ impl Port {
     pub(crate) fn wakeup_sources(&self, want: Interest) -> impl Iterator<Item = (&Ring, &dyn WakeupSource)> {
         let tx = self.tx.iter().filter(move |_| want.tx());
         let rx = self.rx.iter().filter(move |_| want.rx());
-        tx.chain(rx).filter_map(|ring| {
-            let backend = &ring.inner.backend;
-            let source = backend.tx().and_then(|tx| tx.wakeup()).or_else(|| backend.rx()?.wakeup());
-            Some((ring, source?))
-        })
+        tx.chain(rx).filter_map(|ring| Some((ring, many_rings::wakeup_source(ring)?)))
     }
 
     /// Requests wake-ups. A check of the rings must follow before the caller sleeps.
@@ -459,9 +468,7 @@ impl Port {
 
     /// Clears the doorbells.
     pub(crate) fn clear_doorbells(&self, want: Interest) {
-        for (_, source) in self.wakeup_sources(want) {
-            source.doorbell().clear();
-        }
+        self.wakeup_sources(want).for_each(|(_, source)| source.doorbell().clear());
     }
 
     #[cold]

@@ -19,7 +19,7 @@ use unetmap_sys::futex;
 
 use crate::backend::Rx;
 use crate::error::Error;
-use crate::port::{Interest, Port};
+use crate::port::{Interest, Port, many_rings};
 use crate::sync::WallTime;
 use crate::tuning::{
     BUSY_RING_RETRY, LARGE_BATCH, MAX_COALESCING, NIC_SLEEP, NIC_SLEEP_MAX_NS, NIC_SLEEP_MIN_PACKETS, PEEKS_PER_POLL,
@@ -257,8 +257,11 @@ impl Port {
     /// Sleeps until a doorbell is notified, at most for `limit`.
     fn sleep(&self, want: Interest, limit: Duration) -> Result<SleepEnd, Error> {
         let connection = PollFd::from_borrowed_fd(self.connection.fd.as_fd(), PollFlags::RDHUP);
-        let doorbells =
-            || self.wakeup_sources(want).flat_map(|(_, s)| std::iter::once(s.doorbell().as_fd()).chain(s.socket()));
+        let (sets, single) = self.wait_sets(want);
+        let of_sets = || sets.iter().flatten().map(|(set, _)| set.as_fd());
+        let of_rings =
+            || self.wakeup_sources(single).flat_map(|(_, s)| std::iter::once(s.doorbell().as_fd()).chain(s.socket()));
+        let doorbells = || of_sets().chain(of_rings());
         let as_poll = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut few: [PollFd<'_>; POLL_FDS_ON_STACK + 1] = std::array::from_fn(|_| connection.clone());
         let mut many = Vec::new();
@@ -282,7 +285,12 @@ impl Port {
         }
         // Clears only those that fired: clearing one costs a system call.
         let mut fired = fds[1..].iter().map(|fd| !fd.revents().is_empty());
-        for (_, source) in self.wakeup_sources(want) {
+        for (set, rings) in sets.iter().flatten() {
+            if fired.next() == Some(true) {
+                many_rings::clear_fired(set, rings);
+            }
+        }
+        for (_, source) in self.wakeup_sources(single) {
             if fired.next() == Some(true) {
                 source.doorbell().clear();
             }

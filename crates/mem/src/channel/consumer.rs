@@ -3,6 +3,7 @@
 
 use super::{ChannelPage, ChannelWords};
 use crate::mapped_range::SharedRef;
+use crate::polled_rings::ChannelRef;
 use crate::pos::{BufIdx, Span};
 use crate::slot::{Limits, SlotRing, SlotValue};
 use crate::slot_copy::{SimdLevel, any_buf_changed, copy_slots};
@@ -54,6 +55,11 @@ impl Consumer {
     #[inline(always)]
     pub fn words(&self) -> &ChannelWords {
         &self.words
+    }
+
+    /// A handle to the words of the channel, for polling many channels.
+    pub fn words_ref(&self) -> ChannelRef {
+        ChannelRef(self.words.clone())
     }
 
     /// A handle to the `prod` word, for polling many channels without following pointers to each.

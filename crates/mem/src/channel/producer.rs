@@ -3,6 +3,7 @@
 
 use super::{ChannelPage, ChannelWords};
 use crate::mapped_range::SharedRef;
+use crate::polled_rings::ChannelRef;
 use crate::pos::{Pos, Span};
 use crate::slot::SlotRing;
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
@@ -27,6 +28,11 @@ impl Producer {
     #[inline(always)]
     pub fn words(&self) -> &ChannelWords {
         &self.words
+    }
+
+    /// A handle to the words of the channel, for polling many channels.
+    pub fn words_ref(&self) -> ChannelRef {
+        ChannelRef(self.words.clone())
     }
 
     /// The producer's own slots.

@@ -3,6 +3,7 @@
 
 use super::{ChannelPage, ChannelWords};
 use crate::mapped_range::SharedRef;
+use crate::polled_rings::ChannelRef;
 use crate::pos::Span;
 use crate::slot::SlotRing;
 use crate::slot_copy::claim_lines;
@@ -29,6 +30,11 @@ impl Receiver {
     #[inline(always)]
     pub fn words(&self) -> &ChannelWords {
         &self.words
+    }
+
+    /// A handle to the words of the channel, for polling many channels.
+    pub fn words_ref(&self) -> ChannelRef {
+        ChannelRef(self.words.clone())
     }
 
     /// The consumer's own slots.

@@ -268,6 +268,17 @@ impl SwitchPort {
         rx.count_drops(packets.len() as u64);
     }
 
+    /// Returns the client's position at which its receive ring for packets of transmit ring `ring` was found full and
+    /// is not waited for; `None` otherwise.
+    pub(crate) fn full_at(&self, ring: usize) -> Option<u32> {
+        self.rx_for(ring)?.full_at()
+    }
+
+    /// True if the client of that ring has not read since, and not written another position.
+    pub(crate) fn rx_cons_is(&self, ring: usize, cons: u32) -> bool {
+        self.rx_for(ring).is_none_or(|rx| rx.channel.words().raw_cons() == cons)
+    }
+
     /// Counts `n` packets without room in the receive ring for packets of transmit ring `ring`.
     pub(crate) fn count_rx_drops(&self, ring: usize, n: u64) {
         if let Some(rx) = self.rx_for(ring) {

@@ -23,7 +23,7 @@ use super::offsets::HeadroomOffsets;
 use super::prefault::Prefault;
 use crate::backpressure::Backpressure;
 use crate::forward::{MAX_FRAGS, Packet};
-use crate::tuning::{BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE};
+use crate::tuning::{BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE, MAX_FUTILE_WAITS};
 
 /// Slot flags of a packet of one slot: the number of its slots, without `NS_MOREFRAG`.
 const ONE_SLOT: u16 = 1 << 8;
@@ -106,6 +106,14 @@ impl PortRx {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, RxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the client's position if the ring was full when the position was read last, and the client is not waited
+    /// for until it reads.
+    pub(crate) fn full_at(&self) -> Option<u32> {
+        let state = self.lock();
+        let is_full = state.room(self.channel.slots().slots()) == 0 && state.futile_waits >= MAX_FUTILE_WAITS;
+        is_full.then(|| state.cons.raw())
     }
 
     /// Counts `n` packets without room.

@@ -34,7 +34,7 @@ pub(crate) fn serve(
     }
     // Runs and fan-out support no virtio-net headers, offsets or monitors.
     let plain = port.vnet_hdr_len() == 0 && batch.offsets.mask == 0 && !ring.monitors.any();
-    let mut done = if plain { runs(switch, &context, state) } else { 0 };
+    let mut done = if plain { runs(full, switch, &context, state) } else { 0 };
     if plain && done < batch.len && !batch.has_invalid && state.cutter.at_packet_start() {
         done += fanout::serve(fanout_lists, switch, &context.skip(done), state);
     }
@@ -48,17 +48,22 @@ pub(crate) fn serve(
 
 /// Forwards same-destination runs: consecutive packets with equal addresses. Returns how many slots that were; the next
 /// packet is in no run.
-fn runs(switch: &SwitchConfig, context: &BatchContext<'_>, state: &mut TxState) -> u32 {
+fn runs(full: &mut FullPorts, switch: &SwitchConfig, context: &BatchContext<'_>, state: &mut TxState) -> u32 {
     let len = context.batch.len;
+    let stream = FullPorts::stream(switch, context.port, context.ring_index);
     let (mut done, mut just_resolved) = (0, false);
     while done < len && state.cutter.at_packet_start() {
         if let Some((addresses, to)) = state.cache.run(&switch.table) {
-            let to = match to {
-                Target::Port(to) => switch.member(to),
-                _ => switch.only_other(context.port.index()),
+            let only_open = || full.only_open(stream, switch, context.backpressure.streaming());
+            let (to, is_flooded) = match to {
+                Target::Port(to) => (switch.member(to), false),
+                _ => (switch.only_other(context.port.index()).or_else(only_open), true),
             };
             let Some(to) = to.filter(|to| to.accepts_runs(context.ring_index)) else { break };
             let packets = to.deliver_run(context, (addresses, done));
+            if is_flooded {
+                full.add_flooded(packets);
+            }
             done += packets;
             if just_resolved && packets < MIN_RUN_PACKETS {
                 break;
@@ -125,7 +130,7 @@ fn deliver((lists, full): (&DestinationLists, &mut FullPorts), switch: &SwitchCo
     let mut others = 0;
     // A stream may leave full ports out for some time; single packets find out whether there is room.
     let streaming = context.backpressure.streaming();
-    let stream = (std::ptr::from_ref(switch).addr(), context.port.index(), context.ring_index);
+    let stream = FullPorts::stream(switch, context.port, context.ring_index);
     full.begin_batch(stream, streaming, lists.flooded_packets());
     if lists.ports().iter().any(|to| full.contains((*to).into())) {
         full.flush_before_batch();

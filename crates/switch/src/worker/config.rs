@@ -16,6 +16,8 @@ pub struct SwitchConfig {
     pub(crate) members: Vec<Option<Arc<SwitchPort>>>,
     /// Indexes of the ports whose transmit rings the thread serves.
     own: Vec<u8>,
+    /// Number of members.
+    pub(crate) ports: usize,
     /// The indexes of both members, if there are exactly two.
     pub(crate) pair: Option<[u8; 2]>,
     pub(crate) policies: PolicySet,
@@ -28,7 +30,7 @@ impl SwitchConfig {
         let policies = members.iter().map(|port| port.as_ref().and_then(|port| port.policy())).collect();
         // A batch must hold a packet with too many fragments.
         let policies = PolicySet::new(policies, (MAX_FRAGS + 1, BATCH_SLOTS as u32));
-        SwitchConfig { table, members, own, pair: all.try_into().ok(), policies }
+        SwitchConfig { table, members, own, ports: all.len(), pair: all.try_into().ok(), policies }
     }
 
     pub(crate) fn own(&self) -> impl Iterator<Item = &Arc<SwitchPort>> {

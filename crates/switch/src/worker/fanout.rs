@@ -14,7 +14,7 @@ use crate::fdb::ETHERNET_HEADER;
 use crate::fdb::Mac;
 use crate::forward::{Packet, Target};
 use crate::port::{BatchContext, TxState};
-use crate::tuning::{BATCH_SLOTS, HEADER_PREFETCH_SLOTS};
+use crate::tuning::{BATCH_SLOTS, ENTRY_PREFETCH_SLOTS, HEADER_PREFETCH_SLOTS};
 
 /// Elements of a list: one for each packet of a batch, and a cache line more, since lists that begin at the same
 /// distance from the start of a page would compete for the same cache sets.
@@ -99,19 +99,28 @@ pub(crate) fn serve(
 fn list(lists: &mut FanoutLists, switch: &SwitchConfig, context: &BatchContext<'_>, state: &mut TxState) -> u32 {
     let BatchContext { port, batch, .. } = context;
     let (table, slots, n) = (&*switch.table, batch.slots, batch.slots.slots());
-    let mut source = state.cache.source(table);
-    let mut done = 0;
+    let (mut source, mut done, is_large) = (state.cache.source(table), 0, table.is_large());
     for run in n.runs(Span { from: batch.start, to: batch.at(batch.len) }) {
         let fetch = |at| port.region.prefetch(slots.buf_idx(at));
-        let mut ahead = n.run(run);
+        let addresses = |at| Mac::pair(port.region.frame(slots.buf_idx(at)).header(), 0);
+        let (mut ahead, mut near) = (n.run(run), is_large.then(|| n.run(run)));
         ahead.by_ref().take(HEADER_PREFETCH_SLOTS as usize).for_each(fetch);
+        near.iter_mut().flatten().take(ENTRY_PREFETCH_SLOTS as usize).for_each(drop);
         for at in n.run(run) {
             let head = slots.head(at);
             if head.flags() & RUN_BREAK_FLAGS != 0 || head.len() < ETHERNET_HEADER {
                 return done;
             }
             ahead.next().into_iter().for_each(fetch);
+            if let Some(at) = near.as_mut().and_then(Iterator::next) {
+                let (destination, from) = addresses(at);
+                table.prefetch(destination);
+                table.prefetch(from);
+            }
             let (destination, from) = Mac::pair(port.region.frame(head.buf_idx()).header(), 0);
+            if source != Some(from) && table.has_learned(from, port.index()) {
+                source = Some(from);
+            }
             // The first packet to a port takes the slow path below, which begins the list.
             let known = source == Some(from) && !destination.is_multicast();
             let listed = known && table.port_of(destination).is_some_and(|to| lists.add(to, head));

@@ -14,7 +14,7 @@ use crate::forward::{Cut, DestinationLists, FlowCache, Packet, Target, decide};
 use crate::policy::DropReason;
 use crate::policy::{Direction, PolicyCheck, Tag};
 use crate::port::staged::{StagedPacket, StagingArea, remove_tag};
-use crate::port::{BatchContext, TxState};
+use crate::port::{BatchContext, SwitchPort, TxState};
 use crate::tuning::STAGING_KEEP_BYTES;
 
 thread_local! {
@@ -111,11 +111,15 @@ fn stage(
 
 /// Delivers the listed packets.
 fn deliver(lists: &DestinationLists, switch: &SwitchConfig, context: &BatchContext<'_>, area: &mut StagingArea) {
-    for to in switch.members.iter().flatten().filter(|to| to.index() != context.port.index()) {
-        if lists.any_flooded() || lists.ports().contains(&to.index()) {
-            let listed = lists.of(to.index()).map(|packet| usize::from(packet.at));
-            to.deliver_staged(&switch.policies, context, area, listed);
-        }
+    let mut deliver = |to: &SwitchPort| {
+        let listed = lists.of(to.index()).map(|packet| usize::from(packet.at));
+        to.deliver_staged(&switch.policies, context, area, listed);
+    };
+    if lists.any_flooded() {
+        let others = switch.members.iter().flatten().filter(|to| to.index() != context.port.index());
+        others.for_each(|to| deliver(to));
+    } else {
+        lists.ports().iter().filter_map(|to| switch.member(*to)).for_each(deliver);
     }
     for packet in lists.flooded() {
         if !area.packets[usize::from(packet.at)].has_destination {
