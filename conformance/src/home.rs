@@ -367,6 +367,15 @@ impl Home {
         until("the daemon ends on SIGTERM", || !is_alive(pid));
     }
 
+    /// Waits until only `n` sessions are left, and no interface is still being closed after the end of others.
+    #[track_caller]
+    pub fn until_left(&self, n: usize) {
+        until("only the expected sessions are left", || {
+            let now = self.snapshot();
+            now.sessions.len() == n && now.ports.iter().all(|port| port.open || port.kind != "nic")
+        });
+    }
+
     /// Checks that the daemon serves a new client: packets cross a new pipe in both directions.
     #[track_caller]
     pub fn assert_serves(&self) {

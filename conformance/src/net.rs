@@ -77,6 +77,17 @@ impl Net {
     /// As [`Net::new`], with more arguments for the daemon.
     #[track_caller]
     pub fn with(home: &Home, policy: &str, cable: VethOptions<'_>, args: &[&str]) -> Option<Net> {
+        Net::made(home, policy, cable, (args, None))
+    }
+
+    /// As [`Net::new`], with a daemon that has a fault, as [`start_faulty_daemon`].
+    #[track_caller]
+    pub fn with_fault(home: &Home, policy: &str, cable: VethOptions<'_>, fault: &str) -> Option<Net> {
+        Net::made(home, policy, cable, (&[], Some(fault)))
+    }
+
+    #[track_caller]
+    fn made(home: &Home, policy: &str, cable: VethOptions<'_>, (args, fault): (&[&str], Option<&str>)) -> Option<Net> {
         let made = Lab::new().and_then(|lab| {
             bpf::check_xdp_socket().map_err(|e| format!("no AF_XDP sockets can be made here: {e}"))?;
             bpf::check_xdp_program().map_err(|e| format!("no XDP programs can be loaded here: {e}"))?;
@@ -93,7 +104,7 @@ impl Net {
         let (near, far) = (namespace("near"), namespace("far"));
         lab.veth(&near, "va", &far, "vb", cable).unwrap_or_else(|e| panic!("{e}"));
         set_policy(home, policy);
-        let daemon = start_daemon(home, args);
+        let daemon = run_daemon(home, args, fault);
         Some(Net { daemon, near, far, lab })
     }
 
@@ -157,6 +168,12 @@ impl Net {
         if let Ok(Some(status)) = self.daemon.0.try_wait() {
             panic!("the daemon ended: {status}");
         }
+    }
+
+    /// Waits until the daemon has ended by itself.
+    #[track_caller]
+    pub fn until_ended(&mut self) {
+        until("the daemon ends", || self.daemon.0.try_wait().is_ok_and(|status| status.is_some()));
     }
 
     /// Kills the daemon, and starts another one at its place.

@@ -65,8 +65,12 @@ pub struct Daemon {
 pub struct Work {
     /// How many.
     pub pieces: u64,
+    /// How many took longer than 5 ms.
+    pub long: u64,
     /// The longest, in microseconds.
     pub longest_us: u64,
+    /// The user of that one.
+    pub longest_uid: u32,
 }
 
 /// A region.
@@ -125,6 +129,8 @@ pub struct Port {
     pub kind: String,
     /// Its region.
     pub mem_id: u16,
+    /// Whether any session has it open.
+    pub open: bool,
     /// Interfaces: the data path.
     pub manner: Option<String>,
     /// Interfaces: why packets are copied although the driver runs the XDP program.

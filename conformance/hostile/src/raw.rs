@@ -102,6 +102,11 @@ impl ControlConnection {
         socket::send(&self.fd, bytes, fds).map(|_| ())
     }
 
+    /// Whether a reply has arrived that was not received.
+    pub fn has_reply(&self) -> bool {
+        socket::has_input(&self.fd)
+    }
+
     /// Receives the next reply; returns `None` if the daemon has closed the connection. Panics after the limit.
     #[track_caller]
     pub fn receive(&self) -> Option<Reply> {

@@ -263,7 +263,7 @@ fn a_refusal_names_the_process_that_has_the_interface_open() {
             drop(port);
             until("it is closed", || home.snapshot().ports.is_empty());
             let mut holder = start(nobody.command(&net.near, "traffic_client").args(["hold", "netmap:va"]));
-            until("it is open", || !home.snapshot().ports.is_empty());
+            until("it is open", || !home.snapshot().sessions.is_empty());
             let (errno, printed) = net.refused("netmap:va");
             assert_eq!(errno, 16, "{printed}");
             let who = if access == "direct" {
@@ -300,7 +300,7 @@ fn a_policy_change_applies_from_the_next_open() {
             let (file, tap) = (nobody.counter("next"), net.tap());
             let mut receiver =
                 start(nobody.command(&net.near, "traffic_client").args(["share", "netmap:va", &file, "100"]));
-            until("it is open", || !home.snapshot().ports.is_empty());
+            until("it is open", || !home.snapshot().sessions.is_empty());
             set_policy(home, DIRECT);
             assert_eq!(nobody.refused(&net.near, "netmap:va").0, 13);
             // A user with an open port can still connect.
@@ -340,7 +340,7 @@ fn two_users_of_one_namespace_share_no_memory() {
         set_policy(home, &rule("va", None, "direct"));
         let mine = net.open("netmap:vc");
         let mut holder = start(nobody.command(&net.near, "traffic_client").args(["hold", "netmap:va"]));
-        until("both are open", || home.snapshot().ports.len() == 2);
+        until("both are open", || home.snapshot().sessions.len() == 2);
         let regions = home.snapshot().regions;
         assert_eq!(regions.iter().map(|region| region.mem_id).collect::<Vec<_>>(), [1, 1]);
         assert_eq!(regions.iter().map(|region| region.sessions).collect::<Vec<_>>(), [1, 1]);

@@ -342,7 +342,7 @@ fn indexes(port: &Port) -> (HashSet<u32>, HashSet<u32>) {
 /// them lost.
 #[track_caller]
 fn assert_all_buffers_back(home: &Home, before: conformance::snapshot::Buffers) {
-    until("only the keeper is left", || home.snapshot().sessions.len() == 1);
+    home.until_left(1);
     let now = home.snapshot().buffers("interfaces");
     assert_eq!(now, before);
     assert_eq!((now.in_rings, now.missing), (PIPE_BUFFERS, 0));
@@ -488,7 +488,7 @@ fn bridge_between_interfaces(home: &Home, policy: &str, zero_copy: bool) {
         }
         let number_after = bridge_summary(&mut bridge);
         assert_eq!(number_after["zero_copy"], zero_copy && more != ["-c"], "{more:?}");
-        until("only the keeper is left", || home.snapshot().sessions.len() == 1);
+        home.until_left(1);
         let now = home.snapshot().buffers(&region);
         assert_eq!((now, now.missing), (before, 0), "{more:?}");
     }

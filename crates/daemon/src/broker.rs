@@ -23,11 +23,12 @@ mod operations;
 mod serve;
 mod veth;
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use serde::de::DeserializeOwned;
@@ -40,7 +41,7 @@ use unetmap_sys::xdp::{ClassicInsn, Mark, Mode};
 use unetmap_sys::xsk::Queue;
 use unetmap_sys::{memfd, process, socket};
 
-use crate::tuning::broker::{MESSAGE_BYTES, REPLY_BYTES};
+use crate::tuning::broker::{INTERFACE_LANES, MESSAGE_BYTES, REPLY_BYTES};
 use serve::Broker;
 
 pub(crate) use keeper::run_keeper;
@@ -219,15 +220,42 @@ impl Request {
 /// A connection between worker and broker. Requests of one wait for each other; those of the others do not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lane {
-    /// The control thread's: a driver may take seconds to attach a program.
+    /// The control thread's.
     Control,
     /// Renewals of deadlines.
     Deadlines,
     /// Of the node's threads.
     Node,
+    /// The first of those of the threads that open and close interfaces: a driver may take seconds to attach a program.
+    Interfaces,
 }
 
-const LANES: usize = 3;
+const LANES: usize = Lane::Interfaces as usize + INTERFACE_LANES;
+
+thread_local! {
+    /// Whether the control lane's requests of this thread take one of the interfaces' lanes.
+    static BESIDE_CONTROL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work`, whose requests to the broker do not delay the control thread's.
+pub(crate) fn beside_control<T>(work: impl FnOnce() -> T) -> T {
+    BESIDE_CONTROL.set(true);
+    let done = work();
+    BESIDE_CONTROL.set(false);
+    done
+}
+
+/// Waits for a connection on which the request can be sent: of the interfaces' any that is free.
+fn connection_for<'a>(connections: &'a [Mutex<OwnedFd>; LANES], request: &Request) -> MutexGuard<'a, OwnedFd> {
+    let mut lane = request.lane() as usize;
+    if request.lane() == Lane::Control && BESIDE_CONTROL.get() {
+        lane = Lane::Interfaces as usize;
+        if let Some(free) = connections[lane..].iter().find_map(|connection| connection.try_lock().ok()) {
+            return free;
+        }
+    }
+    connections[lane].lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What the broker is told when it is started, before the worker serves anybody.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -306,11 +334,17 @@ pub(crate) fn start(setup: &Setup) -> io::Result<()> {
     let (first, other) = socket::pair()?;
     let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     process::spawn_detached(Path::new("/proc/self/exe"), &[OPTION.into(), CONNECTION.into()], other, log)?;
-    let (second, deadlines) = socket::pair()?;
-    let (third, node) = socket::pair()?;
+    let (mut own, mut others) = (vec![first], Vec::new());
+    for _ in 1..LANES {
+        let (one, other) = socket::pair()?;
+        own.push(one);
+        others.push(other);
+    }
     let (alive, worker_alive) = socket::pair()?;
-    send(&first, setup, &[deadlines.as_fd(), node.as_fd(), worker_alive.as_fd()])?;
-    let _ = CONNECTIONS.set([first, second, third].map(Mutex::new));
+    others.push(worker_alive);
+    send(&own[0], setup, &others.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+    let own = <[OwnedFd; LANES]>::try_from(own).map_err(|_| io::ErrorKind::InvalidData)?;
+    let _ = CONNECTIONS.set(own.map(Mutex::new));
     // Before the worker is confined: it cannot start later.
     let _ = ALIVE.set(alive);
     Ok(())
@@ -350,7 +384,7 @@ pub(crate) fn ask<T: DeserializeOwned>(request: Request, fds: &[BorrowedFd<'_>])
             OWN.serve(request, fds)?
         }
         Some(connections) => {
-            let connection = connections[request.lane() as usize].lock().unwrap_or_else(PoisonError::into_inner);
+            let connection = connection_for(connections, &request);
             send(&*connection, &request, fds)?;
             let (reply, fds) = receive::<Result<serde_json::Value, Failure>>(&*connection, REPLY_BYTES)?
                 .ok_or(io::ErrorKind::ConnectionReset)?;

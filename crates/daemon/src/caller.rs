@@ -12,6 +12,7 @@ use unetmap_sys::process;
 use unetmap_sys::socket::{self, Peer};
 use unetmap_sys::thread::RemoteThread;
 
+use crate::awaited::Awaited;
 use crate::owner::owner;
 use crate::policy::Identity;
 use crate::privileged;
@@ -24,18 +25,20 @@ pub(crate) struct Caller {
     pub(crate) groups: Vec<u32>,
     /// The network namespace in which it connected; `None` if the daemon may not open it.
     pub(crate) netns: Option<Arc<Netns>>,
+    /// What its request has waited for, if it is answered again.
+    pub(crate) resumes: Option<Awaited>,
 }
 
 impl Caller {
     /// The process at the other end of `connection`.
     pub(crate) fn of_connection(connection: &OwnedFd, peer: Peer) -> io::Result<Caller> {
         let groups = socket::peer_groups(connection)?;
-        Ok(Caller { peer, groups, netns: privileged::netns_of_peer(connection).ok().map(Arc::new) })
+        Ok(Caller { peer, groups, netns: privileged::netns_of_peer(connection).ok().map(Arc::new), resumes: None })
     }
 
     /// The same, as if it were in no network namespace: asking for that takes longer than all else.
     pub(crate) fn without_netns(connection: &OwnedFd, peer: Peer) -> io::Result<Caller> {
-        Ok(Caller { peer, groups: socket::peer_groups(connection)?, netns: None })
+        Ok(Caller { peer, groups: socket::peer_groups(connection)?, netns: None, resumes: None })
     }
 
     /// The thread that waits for the answer to a request of the node.
@@ -46,13 +49,13 @@ impl Caller {
         }
         let peer = Peer { pid: identity.pid, uid: from.uid, gid: from.gid };
         let groups = [vec![from.gid], identity.groups].concat();
-        Ok(Caller { peer, groups, netns: Some(Arc::new(privileged::netns_of_thread(thread)?)) })
+        Ok(Caller { peer, groups, netns: Some(Arc::new(privileged::netns_of_thread(thread)?)), resumes: None })
     }
 
     /// The daemon itself.
     pub(crate) fn daemon() -> Caller {
         let peer = Peer { pid: process::pid(), uid: owner(), gid: 0 };
-        Caller { peer, groups: Vec::new(), netns: None }
+        Caller { peer, groups: Vec::new(), netns: None, resumes: None }
     }
 
     /// The inode of its network namespace, or 0.

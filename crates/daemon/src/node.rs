@@ -51,6 +51,8 @@ use unetmap_sys::socket::Peer;
 use crate::broker;
 use crate::caller::Caller;
 use crate::netmap_requests::Outcome;
+use crate::ports::nic::NicKey;
+use crate::ports::nic::kernel_work;
 use crate::ports::{Daemon, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
@@ -80,6 +82,9 @@ pub(crate) struct PortRequest {
     pub(crate) session: Option<u64>,
     pub(crate) arena: Arc<UserArena>,
 }
+
+/// A request that waits for an interface, and where its answer goes.
+type Waiting = (Box<PortRequest>, SyncSender<(Outcome, Arc<MonitorList>)>);
 
 /// The queue of jobs.
 #[derive(Clone)]
@@ -131,6 +136,7 @@ pub(crate) struct Nodes {
     folder: PathBuf,
     on: Option<(PathBuf, Arc<Shared>)>,
     ended: Vec<Arc<Shared>>,
+    waiting: Vec<Waiting>,
     last: u64,
 }
 
@@ -139,7 +145,16 @@ impl Nodes {
     pub(crate) fn new(socket: &Path, answer: RequestHandler) -> io::Result<Nodes> {
         let (sender, receiver) = channel();
         let jobs = JobQueue { sender, doorbell: Arc::new(Doorbell::new()?) };
-        Ok(Nodes { answer, jobs, receiver, folder: broker::node_folder(socket), on: None, ended: Vec::new(), last: 0 })
+        Ok(Nodes {
+            answer,
+            jobs,
+            receiver,
+            folder: broker::node_folder(socket),
+            on: None,
+            ended: Vec::new(),
+            waiting: Vec::new(),
+            last: 0,
+        })
     }
 
     /// Readable when there are jobs for [`Nodes::next_job`].
@@ -179,8 +194,14 @@ impl Nodes {
             Job::Admit(caller, reply) => {
                 let _ = reply.send(daemon.check_admission(&caller).map_err(|refusal| refusal.errno));
             }
-            Job::Request(port_request, reply) => {
-                let outcome = self.answer(daemon, *port_request);
+            Job::Request(mut port_request, reply) => {
+                kernel_work::begin_request(daemon);
+                let outcome = self.answer(daemon, &port_request);
+                let resumes = port_request.caller.resumes.take();
+                port_request.caller.resumes = kernel_work::end_request(daemon, outcome.errno, resumes);
+                if port_request.caller.resumes.is_some() {
+                    return self.waiting.push((port_request, reply));
+                }
                 let session = outcome.session;
                 let board = session.map(|session| monitor::list_for_session(daemon, session)).unwrap_or_default();
                 if let (Err(_), Some(session)) = (reply.send((outcome, board)), session) {
@@ -198,12 +219,19 @@ impl Nodes {
         }
     }
 
+    /// Takes the requests that have waited for an interface, with their users.
+    pub(crate) fn take_waiting(&mut self, nic: NicKey) -> Vec<(u32, Job)> {
+        let is_its = |waiting: &mut Waiting| waiting.0.caller.resumes.is_some_and(|awaited| awaited.nic == nic);
+        let ready = self.waiting.extract_if(.., is_its);
+        ready.map(|(request, reply)| (request.caller.peer.uid, Job::Request(request, reply))).collect()
+    }
+
     /// Answers a request, and refuses ports that the node cannot map.
-    fn answer(&self, daemon: &mut Daemon, port_request: PortRequest) -> Outcome {
+    fn answer(&self, daemon: &mut Daemon, port_request: &PortRequest) -> Outcome {
         let PortRequest { request, caller, session, arena } = port_request;
-        let mut outcome = (self.answer)(daemon, request, &caller, session);
+        let mut outcome = (self.answer)(daemon, request.clone(), caller, *session);
         if let Some(session) = outcome.session
-            && !daemon.is_in_arena(session, &arena)
+            && !daemon.is_in_arena(session, arena)
         {
             daemon.close(session);
             outcome.errno = EBUSY;

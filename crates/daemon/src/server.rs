@@ -33,10 +33,12 @@ use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket::{self, MAX_FDS, Peer, Received};
 
+use crate::awaited::Awaited;
 use crate::closer::Closer;
 use crate::netmap_requests;
 use crate::node::{Job, Nodes};
 use crate::owner::owner;
+use crate::ports::nic::{kernel_work, settle};
 use crate::ports::{Daemon, nic, vale};
 use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, SnapshotTask, text_answer};
@@ -54,6 +56,8 @@ const FIRST_TOKEN: u64 = 2;
 const WATCHES: u64 = 1 << 63;
 /// Jobs of the node's threads.
 const NODE: u64 = 1 << 62;
+/// Interfaces that a thread has opened or closed.
+const INTERFACES: u64 = 1 << 61;
 
 struct Client {
     fd: OwnedFd,
@@ -64,8 +68,8 @@ struct Client {
     tag: u32,
     /// Messages that its user may send in a second; `None`: any number.
     rate: Option<u32>,
-    /// The answer that is being made, and its kind: the next message is read afterwards.
-    task: Option<(Kind, Box<SnapshotTask>)>,
+    /// What becomes of its last message, and the kind of that: the next message is read afterwards.
+    task: Option<(Kind, Task)>,
     /// Whether it has sent a message.
     has_spoken: bool,
     /// Whether an answer was sent that the client may not have received.
@@ -76,6 +80,21 @@ struct Client {
     is_ready: bool,
     /// Whether it is to be closed at its user's turn.
     is_ended: bool,
+}
+
+impl Client {
+    /// Whether a message can be read.
+    fn has_message(&self) -> bool {
+        self.task.is_none() && socket::has_input(&self.fd)
+    }
+}
+
+/// An answer that is not complete.
+enum Task {
+    /// It is being made.
+    Snapshot(Box<SnapshotTask>),
+    /// The message, which is to be answered again when an interface is back.
+    Wait(Awaited, Vec<u8>),
 }
 
 /// What is done at a user's turn.
@@ -126,13 +145,15 @@ pub(crate) struct Server {
 
 impl Server {
     /// Returns a server of `daemon` that listens at `socket`.
-    pub(crate) fn new(listener: OwnedFd, daemon: Daemon, socket: &Path) -> io::Result<Server> {
+    pub(crate) fn new(listener: OwnedFd, mut daemon: Daemon, socket: &Path) -> io::Result<Server> {
         // The kernel refuses descriptors where it can.
         let fds_are_refused = !fault::takes_fds() && socket::refuse_fds(&listener);
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER, true, false)?;
         let nodes = Nodes::new(socket, netmap_requests::answer)?;
         epoll.add(nodes.doorbell(), NODE, true, false)?;
+        daemon.nics.work.use_threads()?;
+        daemon.nics.work.doorbell().into_iter().try_for_each(|fd| epoll.add(fd, INTERFACES, true, false))?;
         Ok(Server {
             daemon,
             nodes,
@@ -189,6 +210,8 @@ impl Server {
                 next_turn,
                 rest,
             ];
+            // Of what was handled, and of threads that have ended by now.
+            settle::close_unneeded(&mut self.daemon);
             self.daemon.nics.keep_alive.control_waits();
             match self.epoll.wait(&mut events, timers.into_iter().flatten().min()) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -201,6 +224,7 @@ impl Server {
                 match token {
                     LISTENER => self.accept_clients(),
                     token if token & WATCHES != 0 => nic::links_changed(&mut self.daemon, token & !WATCHES),
+                    INTERFACES => self.interfaces_are_back(),
                     NODE => {
                         self.nodes.clear_doorbell();
                         while let Some((uid, job)) = self.nodes.next_job(&self.daemon) {
@@ -320,8 +344,7 @@ impl Server {
                     self.turns.count_request(uid, Instant::now(), rate);
                 }
                 // There is no event for a message that has arrived already.
-                let is_free = |client: &Client| client.task.is_none() && socket::has_input(&client.fd);
-                if self.clients.get(&token).is_some_and(is_free) {
+                if self.clients.get(&token).is_some_and(Client::has_message) {
                     self.make_ready(token);
                 }
             }
@@ -361,15 +384,18 @@ impl Server {
                 if let Some(client) = self.clients.get_mut(&token) {
                     client.tag = head.tag;
                 }
-                self.answer(token, kind, payload)
+                self.answer(token, kind, payload, None)
             }
             Err(e @ Malformed::Version(_)) => self.reject(token, EPROTONOSUPPORT, &e.to_string()),
             Err(e) => self.reject(token, EPROTO, &e.to_string()),
         }
     }
 
-    fn answer(&mut self, token: u64, kind: Kind, payload: &[u8]) -> bool {
+    /// Answers a message, or has it answered again when the interface is back for which it must wait; `resumes`: it has
+    /// waited for that before.
+    fn answer(&mut self, token: u64, kind: Kind, payload: &[u8], resumes: Option<Awaited>) -> bool {
         let Some(client) = self.clients.get_mut(&token) else { return true };
+        kernel_work::begin_request(&self.daemon);
         let was_holder = client.holder.is_some();
         let mut call = Call {
             daemon: &mut self.daemon,
@@ -380,14 +406,21 @@ impl Server {
             session: &mut client.session,
             holder: &mut client.holder,
             payload,
+            resumes,
             owner: self.owner,
         };
         let reply = requests::answer(kind, &mut call);
+        let errno = if let Reply::Answer(answer) = &reply { answer.errno } else { 0 };
+        let awaited = kernel_work::end_request(&mut self.daemon, errno, resumes);
         if let Some(holder) = client.holder.as_mut().filter(|_| !was_holder) {
             let epoll = &self.epoll;
             holder.pidfd = holder.pidfd.take().filter(|pidfd| epoll.add(pidfd, token + 1, true, false).is_ok());
         }
         self.add_watches();
+        if let (Some(awaited), Some(client)) = (awaited, self.clients.get_mut(&token)) {
+            client.task = Some((kind, Task::Wait(awaited, payload.to_vec())));
+            return true;
+        }
         match reply {
             Reply::Answer(answer) => {
                 let Some(client) = self.clients.get(&token) else { return true };
@@ -395,7 +428,7 @@ impl Server {
             }
             Reply::Later(task) => {
                 let Some(client) = self.clients.get_mut(&token) else { return true };
-                client.task = Some((kind, task));
+                client.task = Some((kind, Task::Snapshot(task)));
                 self.turns.push(client.peer.uid, Work::Continue(token));
                 true
             }
@@ -404,21 +437,47 @@ impl Server {
         }
     }
 
-    /// Goes on with a snapshot, and answers when it is complete.
+    /// Goes on with an answer.
     fn continue_answer(&mut self, token: u64) {
-        let general = (self.clients.len(), self.started.elapsed(), self.work_times);
         let Some(client) = self.clients.get_mut(&token).filter(|client| !client.is_ended) else { return };
-        let Some((kind, mut task)) = client.task.take() else { return };
-        if !task.step(&self.daemon) {
-            client.task = Some((kind, task));
-            return self.turns.push(client.peer.uid, Work::Continue(token));
-        }
-        let answer = text_answer(&task.json(&self.daemon, general));
-        if send(&client.fd, client.tag, kind, &answer).is_err() {
+        let is_open = match client.task.take() {
+            None => return,
+            Some((kind, Task::Snapshot(task))) => self.continue_snapshot(token, kind, task),
+            Some((kind, Task::Wait(awaited, payload))) => self.answer(token, kind, &payload, Some(awaited)),
+        };
+        if !is_open {
             self.end(token);
-        } else if socket::has_input(&client.fd) {
+        } else if self.clients.get(&token).is_some_and(Client::has_message) {
             self.make_ready(token);
         }
+    }
+
+    /// Goes on with a snapshot, and answers when it is complete; returns `false` when the connection is to be closed.
+    fn continue_snapshot(&mut self, token: u64, kind: Kind, mut task: Box<SnapshotTask>) -> bool {
+        let general = (self.clients.len(), self.started.elapsed(), self.work_times);
+        let Some(client) = self.clients.get_mut(&token) else { return true };
+        if !task.step(&self.daemon) {
+            client.task = Some((kind, Task::Snapshot(task)));
+            self.turns.push(client.peer.uid, Work::Continue(token));
+            return true;
+        }
+        let answer = text_answer(&task.json(&self.daemon, general));
+        send(&client.fd, client.tag, kind, &answer).is_ok()
+    }
+
+    /// Has the messages answered again that have waited for interfaces.
+    fn interfaces_are_back(&mut self) {
+        for nic in settle::take_back(&mut self.daemon) {
+            let waits =
+                |client: &Client| matches!(&client.task, Some((_, Task::Wait(awaited, _))) if awaited.nic == nic);
+            for (token, client) in self.clients.iter().filter(|(_, client)| waits(client)) {
+                self.turns.push(client.peer.uid, Work::Continue(*token));
+            }
+            for (uid, job) in self.nodes.take_waiting(nic) {
+                self.turns.push(uid, Work::Job(job));
+            }
+        }
+        self.add_watches();
     }
 
     /// Answers an invalid message with an error and closes the connection: what follows such a message may not be one.
@@ -459,6 +518,9 @@ impl Server {
     fn disconnect(&mut self, token: u64) {
         let Some(client) = self.clients.remove(&token) else { return };
         let _ = self.epoll.delete(&client.fd);
+        if let Some((_, Task::Wait(awaited, _))) = client.task {
+            kernel_work::end_wait(&mut self.daemon, awaited);
+        }
         if let Some(holder) = &client.holder {
             if let Some(pidfd) = &holder.pidfd {
                 let _ = self.epoll.delete(pidfd);

@@ -38,7 +38,7 @@ struct Client {
 }
 
 fn caller() -> Caller {
-    Caller { peer: PEER, groups: Vec::new(), netns: None }
+    Caller { peer: PEER, groups: Vec::new(), netns: None, resumes: None }
 }
 
 fn daemon() -> Daemon {

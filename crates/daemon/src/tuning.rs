@@ -44,6 +44,9 @@ pub(crate) mod broker {
     pub(crate) const REQUEST_BYTES: u64 = 1 << 20;
     /// Most bytes of a reply in a file: a list of all interfaces, or a configuration of 1 MiB, in JSON.
     pub(crate) const REPLY_BYTES: u64 = 64 << 20;
+    /// Connections, each with a thread of the broker, for threads that open and close interfaces: so many drivers can
+    /// be slow before others' interfaces wait for them.
+    pub(crate) const INTERFACE_LANES: usize = 4;
     /// Most programs and settings that are kept: three for each interface that is open.
     pub(crate) const MAX_OBJECTS: usize = 4096;
     /// Longest time for which a program redirects frames without renewal.
@@ -72,6 +75,11 @@ pub(crate) mod nic {
     /// Longest time that one event may take the control thread before it counts as hung. Drivers reset their devices in
     /// it when a program is attached: up to 5 s in an emulated processor.
     pub(crate) const MAX_CONTROL_DELAY: Duration = Duration::from_secs(30);
+    /// How often a request waits for an interface that is opened or closed before it is refused: each time others were
+    /// faster.
+    pub(crate) const MAX_ROUNDS: u32 = 32;
+    /// Most changes of interfaces that are kept while an interface of their namespace is opened or closed.
+    pub(crate) const MAX_DEFERRED: usize = 4096;
     /// Longest wait for the keeper of an earlier daemon, which restores offloads, and the interval of its polls.
     pub(crate) const KEEPER_LIMIT: Duration = Duration::from_millis(300);
     pub(crate) const KEEPER_POLL: Duration = Duration::from_millis(2);

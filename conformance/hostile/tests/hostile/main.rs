@@ -17,6 +17,7 @@ mod removed_pages;
 mod requests;
 mod setuid;
 mod shared_rings;
+mod slow_interfaces;
 mod stalled;
 mod vale;
 mod vhost;

@@ -274,7 +274,7 @@ fn an_index_used_twice_is_sent_twice_and_not_lost() {
         let now = home.snapshot().buffers("interfaces");
         assert_eq!(now.missing, 49 + 49 + 9, "{now:?}");
         drop(port);
-        until("only the keeper is left", || home.snapshot().sessions.len() == 1);
+        home.until_left(1);
         let now = home.snapshot().buffers("interfaces");
         assert_eq!((now.in_rings, now.free + now.missing), (PIPE_BUFFERS, before.free));
         let (port, other) = (net.open("netmap:va"), net.open("netmap:va}9"));
@@ -303,7 +303,7 @@ fn using_buffers_of_another_port_does_not_free_them() {
         port.txsync().expect("the daemon runs");
         assert_eq!(tap.collect(300).len(), 300);
         drop(port);
-        until("the thief is gone", || home.snapshot().sessions.len() == 2);
+        home.until_left(2);
         let now = home.snapshot().buffers("interfaces");
         assert_eq!((now.in_rings, now.free + now.missing), (before.in_rings, before.free));
         // No other port gets the buffers of another port.
@@ -438,7 +438,7 @@ fn a_kept_socket_occupies_the_queue_until_it_is_closed() {
         let raw_port = raw_port(&net, home);
         let kept = raw_port.doorbells;
         drop(raw_port.raw);
-        until("the session is over", || home.snapshot().sessions.len() == 2);
+        home.until_left(2);
         assert!(!net.has_xdp(), "the kernel receives all packets again");
         assert!(net.pings());
         let (errno, why) = net.refused("netmap:va");
@@ -528,7 +528,7 @@ fn kills(home: &Home, policy: &str) {
         assert_receives(&port, &tap, kill << 20 | 1 << 19);
         longest = longest.max(begin.elapsed());
         drop(port);
-        until("only the keeper is left", || home.snapshot().sessions.len() == 1);
+        home.until_left(1);
         assert_eq!(home.snapshot().buffers(&region), before, "after kill {kill}");
     }
     net.assert_alive();
@@ -589,7 +589,7 @@ fn crashes_of_a_bridge_between_an_interface_and_a_pipe_lose_no_buffer() {
                 while tap.next(Duration::ZERO).is_some() {}
             }
             bridge.kill();
-            until("the bridge is gone", || home.snapshot().sessions.len() == 1);
+            home.until_left(1);
             let now = home.snapshot().buffers("interfaces");
             assert_eq!(now.in_rings, before.in_rings, "after kill {kill}: {now:?}");
             assert!(u64::from(now.missing) <= kill + 1, "after kill {kill}: {now:?}");
@@ -633,7 +633,7 @@ fn clients_killed_while_opening_leave_nothing() {
                 sleep(Duration::from_micros(3000 + rng.below(25_000)));
                 child.kill();
             }
-            until("only the keeper is left", || home.snapshot().sessions.len() == 1);
+            home.until_left(1);
             assert_eq!(home.snapshot().buffers(&region), before);
             drop(keeper);
             until("the region is closed", || home.snapshot().regions.is_empty());

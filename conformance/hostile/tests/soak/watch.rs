@@ -142,9 +142,17 @@ impl Watch {
 
     /// Returns whether the daemon is the one that was started.
     pub(crate) fn same_daemon(&self, home: &Home) -> bool {
-        let now = home.try_snapshot().map(|snapshot| snapshot.daemon.pid);
+        let snapshot = home.try_snapshot();
+        let now = snapshot.as_ref().map(|snapshot| snapshot.daemon.pid);
         let same = now == Some(self.pid.cast_unsigned());
         println!("{} daemon: process {} at the start, {now:?} at the end", verdict(same), self.pid);
+        if let Some(work) = snapshot.map(|snapshot| snapshot.daemon.work) {
+            let longest = work.longest_us as f64 / 1000.0;
+            println!(
+                "     work on the control thread: {} pieces, {} longer than 5 ms, longest {longest:.1} ms for user {}",
+                work.pieces, work.long, work.longest_uid
+            );
+        }
         same
     }
 

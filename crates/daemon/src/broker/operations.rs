@@ -19,7 +19,7 @@ use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
 use unetmap_sys::{Mapping, memfd, probe, process};
 
 use super::keeper::{Change, UndoOnDrop};
-use super::serve::{Broker, Object, lock};
+use super::serve::{Broker, Object, fault, lock};
 use super::{Answer, Handle, Request, inside, mounts, offloads, veth as pairs};
 use crate::owner::owner;
 use crate::policy::{self, Policy};
@@ -90,6 +90,7 @@ impl Broker {
                 value(xsk::set_busy_poll(xsk::checked(fds.next()?)?, busy_poll(usec, budget)?)?)
             }
             Request::OpenXsk { queue, at, bytes, buffer, registers } => {
+                fault::wait_for_driver(&self.setup.socket);
                 open_xsk(&fds.netns()?, &fds.next()?, &queue, (at, bytes, buffer), registers)
             }
             Request::TryFilter(program) => value(Xdp::try_filter(&program)?),
@@ -102,15 +103,17 @@ impl Broker {
             }
             Request::XdpInsert(handle, queue) => {
                 let socket = xsk::checked(fds.next()?)?;
-                self.with_xdp(handle, |xdp| xdp.insert(queue, &socket))
+                self.with(handle, Object::xdp, |xdp| xdp.insert(queue, &socket))
             }
-            Request::XdpRemove(handle, queue) => self.with_xdp(handle, |xdp| xdp.remove(queue)),
-            Request::XdpMark(handle, mark) => self.with_xdp(handle, |xdp| xdp.set_mark(mark)),
-            Request::XdpFilter(handle, filter) => self.with_xdp(handle, |xdp| xdp.set_filter(filter.as_deref())),
+            Request::XdpRemove(handle, queue) => self.with(handle, Object::xdp, |xdp| xdp.remove(queue)),
+            Request::XdpMark(handle, mark) => self.with(handle, Object::xdp, |xdp| xdp.set_mark(mark)),
+            Request::XdpFilter(handle, filter) => {
+                self.with(handle, Object::xdp, |xdp| xdp.set_filter(filter.as_deref()))
+            }
             Request::AttachTcx(index) => value(self.keep(Object::Tcx(inside(&fds.netns()?, || Tcx::attach(index))?))?),
             Request::TcxCompanion(handle, near) => {
                 let netns = fds.netns()?;
-                self.with_tcx(handle, |tcx| match near {
+                self.with(handle, Object::tcx, |tcx| match near {
                     Some(near) => inside(&netns, || tcx.attach_companion(near)),
                     None => {
                         tcx.detach_companion();
@@ -118,16 +121,16 @@ impl Broker {
                     }
                 })
             }
-            Request::TcxRelayed(handle, relayed) => self.with_tcx(handle, |tcx| tcx.set_relayed(relayed)),
+            Request::TcxRelayed(handle, relayed) => self.with(handle, Object::tcx, |tcx| tcx.set_relayed(relayed)),
             Request::AttachRelay { nic, near, far } => {
                 let (netns, far_netns) = (fds.netns()?, fds.netns()?);
                 let at_far_end = |program: &OwnedFd| inside(&far_netns, || tcx::attach_to_far_end(program, far));
                 let relay = inside(&netns, || tcx::Relay::attach(RelayEnds { nic, near, far }, at_far_end))?;
                 value(self.keep(Object::Relay(relay))?)
             }
-            Request::TcxMark(handle, mark) => self.with_tcx(handle, |tcx| tcx.set_mark(mark)),
-            Request::TcxHostTx(handle, action) => self.with_tcx(handle, |tcx| tcx.set_host_tx(action)),
-            Request::TcxDropped(handle) => self.with_tcx(handle, |tcx| Ok(tcx.dropped())),
+            Request::TcxMark(handle, mark) => self.with(handle, Object::tcx, |tcx| tcx.set_mark(mark)),
+            Request::TcxHostTx(handle, action) => self.with(handle, Object::tcx, |tcx| tcx.set_host_tx(action)),
+            Request::TcxDropped(handle) => self.with(handle, Object::tcx, |tcx| Ok(tcx.dropped())),
             Request::Extend(handle, ms) => self.extend(handle, Duration::from_millis(ms.into())),
             Request::DisableOffloads(index) => self.keep_undo(offloads::disable(&fds.netns()?, index, &self.keeper)?),
             Request::DisableMerging { index, name } => {
@@ -243,26 +246,16 @@ impl Broker {
         self.keep_xdp(xdp, membership)
     }
 
-    fn with_xdp<T: Serialize>(
+    /// Works with an object of the kind that `select` accepts; requests about others do not wait for it.
+    fn with<O, T: Serialize>(
         &self,
         handle: Handle,
-        work: impl FnOnce(&mut Xdp) -> io::Result<T>,
+        select: fn(&mut Object) -> Option<&mut O>,
+        work: impl FnOnce(&mut O) -> io::Result<T>,
     ) -> io::Result<Answer> {
-        match lock(&self.objects).get_mut(&handle) {
-            Some(Object::Xdp(xdp, _)) => value(work(xdp)?),
-            _ => Err(io::ErrorKind::NotFound.into()),
-        }
-    }
-
-    fn with_tcx<T: Serialize>(
-        &self,
-        handle: Handle,
-        work: impl FnOnce(&mut Tcx) -> io::Result<T>,
-    ) -> io::Result<Answer> {
-        match lock(&self.objects).get_mut(&handle) {
-            Some(Object::Tcx(tcx)) => value(work(tcx)?),
-            _ => Err(io::ErrorKind::NotFound.into()),
-        }
+        let object = lock(&self.objects).get(&handle).cloned().ok_or(io::ErrorKind::NotFound)?;
+        let mut object = lock(&object);
+        value(work(select(&mut object).ok_or(io::ErrorKind::NotFound)?)?)
     }
 
     fn extend(&self, handle: Handle, time: Duration) -> io::Result<Answer> {

@@ -20,7 +20,7 @@ use unetmap_sys::tcx::{Relay, Tcx};
 use unetmap_sys::xdp::Xdp;
 
 use super::keeper::{Keeper, UndoOnDrop};
-use super::{Answer, Failure, Handle, Request, Setup, receive, send};
+use super::{Answer, Failure, Handle, LANES, Request, Setup, receive, send};
 use crate::confinement;
 use crate::tuning::broker::{FORMER_LIMIT, FORMER_POLL, MAX_OBJECTS, REQUEST_BYTES};
 
@@ -34,10 +34,20 @@ pub(super) enum Object {
     Undo(#[allow(dead_code, reason = "dropped")] UndoOnDrop),
 }
 
+impl Object {
+    pub(super) fn xdp(&mut self) -> Option<&mut Xdp> {
+        if let Object::Xdp(xdp, _) = self { Some(xdp) } else { None }
+    }
+
+    pub(super) fn tcx(&mut self) -> Option<&mut Tcx> {
+        if let Object::Tcx(tcx) = self { Some(tcx) } else { None }
+    }
+}
+
 /// What serves requests.
 pub(super) struct Broker {
     pub(super) setup: Setup,
-    pub(super) objects: Mutex<BTreeMap<Handle, Object>>,
+    pub(super) objects: Mutex<BTreeMap<Handle, Arc<Mutex<Object>>>>,
     /// Those of programs among the objects. Apart, as an object may be in use for seconds.
     pub(super) deadlines: Mutex<BTreeMap<Handle, Arc<Deadline>>>,
     /// Ends of the pairs of veth that it made: their namespace and index.
@@ -88,7 +98,7 @@ impl Broker {
         if let Some(deadline) = deadline {
             lock(&self.deadlines).insert(handle, deadline);
         }
-        objects.insert(handle, object);
+        objects.insert(handle, Arc::new(Mutex::new(object)));
         Ok(handle)
     }
 
@@ -114,6 +124,7 @@ impl Broker {
 
     /// Drops an object.
     pub(super) fn drop_object(&self, handle: Handle) -> io::Result<Answer> {
+        fault::wait_for_driver(&self.setup.socket);
         lock(&self.deadlines).remove(&handle);
         let object = lock(&self.objects).remove(&handle);
         drop(object.ok_or(io::ErrorKind::NotFound)?);
@@ -129,23 +140,46 @@ pub(crate) fn run_broker(control: &OwnedFd) -> io::Result<()> {
     // A service manager that stops the daemon signals this process as well, which ends after the worker.
     let _blocked = process::signals_as_fd(&[Signal::TERM, Signal::INT, Signal::HUP])?;
     let Some((setup, fds)) = receive::<Setup>(control, REQUEST_BYTES)? else { return Ok(()) };
-    let Ok([deadlines, node, _alive]) = <[OwnedFd; 3]>::try_from(fds) else {
+    let Ok([deadlines, node, interfaces @ .., _alive]) = <[OwnedFd; LANES]>::try_from(fds) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
     // Until this process exits.
     let _lock = wait_for_former(&setup.lock);
     confinement::confine_broker();
     let broker = Arc::new(Broker::new(setup));
-    for (name, connection) in [("broker deadlines", deadlines), ("broker node", node)] {
+    let serve = |name: &str, connection: OwnedFd| {
         let broker = broker.clone();
-        thread::Builder::new().name(name.into()).spawn(move || broker.serve_connection(&connection))?;
-    }
+        thread::Builder::new().name(name.into()).spawn(move || broker.serve_connection(&connection))
+    };
+    serve("broker deadlines", deadlines)?;
+    serve("broker node", node)?;
+    let interfaces: Vec<_> =
+        interfaces.into_iter().map(|lane| serve("broker interfaces", lane)).collect::<io::Result<_>>()?;
     broker.serve_connection(control);
+    // What they have changed is undone below. They end after the request that they serve.
+    interfaces.into_iter().for_each(|thread| drop(thread.join()));
     // Before the lock is released; the last first, as offloads can be enabled only when no program is attached.
     while let Some((handle, _)) = lock(&broker.objects).pop_last() {
         lock(&broker.deadlines).remove(&handle);
     }
     Ok(())
+}
+
+/// Fault injection for tests, in debug builds only.
+pub(super) mod fault {
+    use std::path::Path;
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    /// If the daemon was started with `UNETMAP_FAULT=interfaces`: waits while there is a file `hold` beside the socket,
+    /// as for a driver that takes long.
+    pub(in crate::broker) fn wait_for_driver(socket: &Path) {
+        if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|fault| fault == "interfaces") {
+            while socket.with_extension("hold").exists() {
+                sleep(Duration::from_millis(1));
+            }
+        }
+    }
 }
 
 /// Waits until the broker of an earlier worker has undone its changes.

@@ -48,7 +48,10 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<(), Refusal> {
 /// Creates the region that the option EXTMEM requests, if the request has it.
 fn extmem_region(call: &mut Call<'_>) -> Result<Option<RegionKey>, Refusal> {
     let Some(option) = call.request.option::<NmreqOptExtmem>(NETMAP_REQ_OPT_EXTMEM) else { return Ok(None) };
-    let created = extmem::create_region(call.daemon, &option, call.caller);
+    let created = match extmem::region_of_waiting(call.daemon, call.caller) {
+        Some(region) => Ok(region),
+        None => extmem::create_region(call.daemon, &option, call.caller),
+    };
     let created = created.map_err(|refusal| refusal.of_option(NETMAP_REQ_OPT_EXTMEM)).inspect_err(|refusal| {
         call.request.set_status(NETMAP_REQ_OPT_EXTMEM, refusal.errno);
     })?;

@@ -22,7 +22,7 @@ use unetmap_core::errno::ENOMEM;
 use unetmap_sys::event::Epoll;
 use unetmap_sys::process;
 
-use super::nic::Nic;
+use super::nic::{Nic, NicPort};
 use super::{Daemon, PortKey, mediator, monitor};
 use crate::confinement::confine_packet_thread;
 use crate::refusal::{Refusal, refuse};
@@ -49,7 +49,12 @@ struct Control {
 /// Starts and stops threads, so that each receive ring of `port` that has monitors is served by one, with a session of
 /// a program that has the ring bound. If one cannot be started, the program's own syncs copy to the monitors.
 pub(super) fn update_threads(daemon: &mut Daemon, port: &PortKey) {
-    let is_direct = daemon.registry.get::<Nic>(port).is_some_and(|nic| nic.scope.uid != DAEMON_UID);
+    let nic = daemon.registry.get::<NicPort>(port);
+    if nic.is_some_and(|nic| nic.here().is_none()) {
+        // The same is done when it is back.
+        return;
+    }
+    let is_direct = nic.is_some_and(|nic| nic.scope.uid != DAEMON_UID);
     let mut unserved = if is_direct { monitor::copied_receive_rings(daemon, port) } else { BTreeSet::new() };
     let (mut needed, mut unneeded) = (Vec::new(), Vec::new());
     for (id, session) in daemon.registry.sessions.iter().filter(|(_, session)| session.port == *port) {
@@ -72,7 +77,7 @@ pub(super) fn update_threads(daemon: &mut Daemon, port: &PortKey) {
 /// Starts a thread for a session.
 fn start(daemon: &mut Daemon, session: u64, port: &PortKey) -> Result<(), Refusal> {
     let (name, registered) = daemon.repeat_answer(session)?;
-    let rings = daemon.registry.get::<Nic>(port).map(Nic::socket_rings).unwrap_or_default();
+    let rings = daemon.registry.nic(port).map(Nic::socket_rings).unwrap_or_default();
     let (port, connection) = mediator::adopt(daemon, registered, rings)?;
     let control = Arc::new(Control::default());
     let of_thread = control.clone();

@@ -51,21 +51,24 @@ pub(crate) struct Mediated {
     threads: BTreeMap<RingPair, MediatorThread>,
 }
 
-/// Creates the port, and the interface's, which the daemon opens itself.
+/// Creates the port, and the interface's, which the daemon opens itself, unless it was `opened` for this port.
 pub(super) fn create(
     daemon: &mut Daemon,
-    link: &Link,
+    (link, opened): (&Link, Option<NicKey>),
     request: &NmreqRegister,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
-    let shape = nic::new_shape(daemon, link, request, caller)?;
+    let shape = match opened {
+        None => nic::new_shape(daemon, link, request, caller)?,
+        Some(opened) => daemon.registry.endpoint(&PortKey::Nic(opened).into())?.0.shape,
+    };
     let zero_copy = nic::driver_offers_zero_copy(link, caller);
     let (scope, sizes) = (daemon.interface_scope(caller), daemon.knobs.mediated_sizes(zero_copy).with_pipe(&shape));
     let pipe = Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0));
     let interface = nic::usage_for_daemon(daemon, shape, zero_copy);
     daemon.check_budget(scope, pipe.and(interface).and(thread_usage(shape.pairs())))?;
     let header = nic::header_of_link(daemon, link, caller);
-    let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
+    let nic = opened.map_or_else(|| nic::create_for_daemon(daemon, link, shape, caller), Ok)?;
     let regions = &mut daemon.registry.regions;
     let created = regions.create_private(scope, &link.name, sizes).and_then(|region| {
         let record = daemon.registry.regions.existing_mut(region)?;
@@ -155,6 +158,10 @@ fn bound_directions(endpoint: &Endpoint, pair: usize) -> Directions {
 }
 
 impl Mediated {
+    pub(super) fn key(&self) -> MediatedKey {
+        self.key.clone()
+    }
+
     /// The interface behind it.
     pub(crate) fn nic(&self) -> NicKey {
         self.nic
@@ -186,8 +193,8 @@ impl PortRecord for Mediated {
 }
 
 impl Port for Mediated {
-    fn endpoint_mut(&mut self, index: usize) -> &mut Endpoint {
-        &mut self.inner.endpoints[index]
+    fn endpoint_mut(&mut self, index: usize) -> Option<&mut Endpoint> {
+        self.inner.endpoints.get_mut(index)
     }
 
     fn channels(&self) -> Option<&ChannelPage> {
@@ -216,7 +223,7 @@ impl Port for Mediated {
         _ring: &'a PortRing,
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
-        let nic = daemon.registry.get::<Nic>(&PortKey::Nic(self.nic));
+        let nic = daemon.registry.nic(&PortKey::Nic(self.nic));
         bound_ring.features = nic.filter(|_| index == 0).map_or(0, Nic::forwarding);
         Ok(self.inner.describe_ring(index, bound_ring))
     }
@@ -242,7 +249,7 @@ impl Port for Mediated {
         let (name, channels) = (self.key.interface.clone(), Some(&self.inner.channels));
         let mut port = PortSnapshot::new(name, "mediated", mem_id, &self.inner.endpoints[0], channels);
         // Packets that find no room here wait in the interface's socket, which then has none for others.
-        if let Some(nic) = daemon.registry.get::<Nic>(&PortKey::Nic(self.nic)) {
+        if let Some(nic) = daemon.registry.nic(&PortKey::Nic(self.nic)) {
             let of_nic = nic.ring_snapshots(daemon);
             port.rings.iter_mut().zip(of_nic).for_each(|(ring, of_nic)| ring.dropped += of_nic.dropped);
         }

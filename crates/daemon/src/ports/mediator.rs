@@ -195,7 +195,7 @@ pub(crate) fn prepare(
     let program = daemon.open_session(program.clone(), name, &ring(program_mode, mirrored), &options, &caller);
     let prepared = program.and_then(|program| {
         sessions[1] = program.session;
-        let rings = daemon.registry.get::<Nic>(&interface_at.port).map(Nic::socket_rings).unwrap_or_default();
+        let rings = daemon.registry.nic(&interface_at.port).map(Nic::socket_rings).unwrap_or_default();
         let (interface, interface_connection) = adopt(daemon, interface, rings)?;
         let (program, program_connection) = adopt(daemon, program, Vec::new())?;
         let connections = [interface_connection, program_connection];

@@ -128,7 +128,8 @@ impl Description<'_> {
 /// A port. The methods are called in the order of the module's table; an implementation needs only those whose default
 /// does not fit its kind.
 pub(crate) trait Port: PortRecord + Any {
-    fn endpoint_mut(&mut self, index: usize) -> &mut Endpoint;
+    /// An endpoint; `None` while a thread uses it.
+    fn endpoint_mut(&mut self, index: usize) -> Option<&mut Endpoint>;
 
     /// The channels of the rings, if they have any.
     fn channels(&self) -> Option<&ChannelPage> {
@@ -158,7 +159,9 @@ pub(crate) trait Port: PortRecord + Any {
     /// Sets the offsets of the rings that a session is to bind.
     fn set_offsets(&mut self, index: usize, selection: &RingSelection, layout: Option<OffsetLayout>) {
         let channels = self.channels().cloned();
-        self.endpoint_mut(index).set_offsets(selection, layout, channels.as_ref());
+        if let Some(endpoint) = self.endpoint_mut(index) {
+            endpoint.set_offsets(selection, layout, channels.as_ref());
+        }
     }
 
     /// Why a monitor cannot have this port's buffers instead of copies; `None` if it can.
@@ -178,7 +181,9 @@ pub(crate) trait Port: PortRecord + Any {
     fn bind(&mut self, index: usize, selection: &RingSelection) {
         let channels = self.channels().cloned();
         let start = |ring: &PortRing, transmit| ring.start_position(channels.as_ref(), transmit);
-        self.endpoint_mut(index).bind(selection, start);
+        if let Some(endpoint) = self.endpoint_mut(index) {
+            endpoint.bind(selection, start);
+        }
     }
 
     fn describe(&self, index: usize) -> Description<'_>;
@@ -482,7 +487,10 @@ impl Daemon {
                     tracing::error!(name, "the host is not connected with its switch again: {}", e.why);
                 }
             }
-            PortKey::Nic(_) => arrival::update_threads(self, &at.port),
+            PortKey::Nic(key) => {
+                self.nics.work.check_later(*key);
+                arrival::update_threads(self, &at.port);
+            }
             _ => {}
         }
     }
@@ -490,6 +498,7 @@ impl Daemon {
     /// Ends what a kind runs on a port that no client has open.
     fn before_release(&mut self, key: &PortKey) {
         match key {
+            PortKey::Nic(key) => self.nics.work.check_later(*key),
             PortKey::Mediated(key) => mediated::stop_threads_if_unused(self, key),
             PortKey::CopiedEnd(key) => copied_end::stop_if_unused(self, key),
             PortKey::Monitor(id) => {
@@ -508,6 +517,11 @@ impl Daemon {
         if self.registry.is_open(key) || !self.registry.port(key).is_ok_and(|port| port.is_releasable(self)) {
             return;
         }
+        self.release(key);
+    }
+
+    /// Releases a port, and its region, if that was its last port.
+    fn release(&mut self, key: &PortKey) {
         let Some(port) = self.registry.remove(key) else { return };
         let region = port.region();
         let endpoints = port.release(self);
@@ -560,7 +574,7 @@ fn find_open_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
         return Ok(PortKey::Persistent(hidden));
     }
     let scope = daemon.interface_scope(caller);
-    let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index) else { return not_open() };
+    let Some(nic) = nic::find(daemon, caller.netns_id(), link.index)? else { return not_open() };
     // One that the caller may open directly can be mediated, too: because of its header, or by an old kernel.
     let is_direct = access == Access::Direct && nic.scope == scope;
     let is_own = is_direct || mediated::find(daemon, nic.key, scope).is_some();

@@ -512,8 +512,8 @@ impl PortRecord for Monitor {
 }
 
 impl Port for Monitor {
-    fn endpoint_mut(&mut self, _index: usize) -> &mut Endpoint {
-        &mut self.endpoint
+    fn endpoint_mut(&mut self, _index: usize) -> Option<&mut Endpoint> {
+        Some(&mut self.endpoint)
     }
 
     fn own_name(&self) -> Option<&str> {

@@ -63,8 +63,8 @@ impl PortRecord for NullPort {
 }
 
 impl Port for NullPort {
-    fn endpoint_mut(&mut self, _index: usize) -> &mut Endpoint {
-        &mut self.endpoint
+    fn endpoint_mut(&mut self, _index: usize) -> Option<&mut Endpoint> {
+        Some(&mut self.endpoint)
     }
 
     fn describe(&self, _index: usize) -> Description<'_> {

@@ -152,8 +152,8 @@ impl PortRecord for Pipe {
 }
 
 impl Port for Pipe {
-    fn endpoint_mut(&mut self, index: usize) -> &mut Endpoint {
-        &mut self.inner.endpoints[index]
+    fn endpoint_mut(&mut self, index: usize) -> Option<&mut Endpoint> {
+        self.inner.endpoints.get_mut(index)
     }
 
     fn channels(&self) -> Option<&ChannelPage> {

@@ -11,7 +11,7 @@ use unetmap_mem::BufIdx;
 use unetmap_sys::process;
 
 use super::answer::iface_shape;
-use super::{Daemon, EndpointKey, Session, arrival, monitor};
+use super::{Daemon, EndpointKey, Session, arrival, monitor, nic};
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::caller::Caller;
 use crate::endpoint::RingSelection;
@@ -54,6 +54,7 @@ impl Daemon {
         let iface_shape = iface_shape(self.registry.port(&at.port)?.own_name().unwrap_or(name), endpoint, &selection);
         let offsets = self.set_offsets(&at, &selection, options).map_err(|r| r.of_option(NETMAP_REQ_OPT_OFFSETS))?;
         let extra = self.extra_buffers(region, request)?;
+        nic::open_queues(self, &at, &selection, caller)?;
         self.registry.port_mut(&at.port)?.prepare(&selection)?;
         let record = self.registry.regions.existing_mut(region)?;
         let created = record.create_iface(&iface_shape, extra);

@@ -115,8 +115,8 @@ impl PortRecord for Sink {
 }
 
 impl Port for Sink {
-    fn endpoint_mut(&mut self, _index: usize) -> &mut Endpoint {
-        &mut self.endpoint
+    fn endpoint_mut(&mut self, _index: usize) -> Option<&mut Endpoint> {
+        Some(&mut self.endpoint)
     }
 
     fn check_request(&self, _request: &NmreqRegister) -> Result<(), Refusal> {

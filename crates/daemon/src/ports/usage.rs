@@ -11,7 +11,7 @@ use serde::Serialize;
 use unetmap_core::errno::EDQUOT;
 
 use super::mediated::Mediated;
-use super::nic::Nic;
+use super::nic::NicPort;
 use super::{Daemon, Port, PortKey};
 use crate::budget::{Amounts, Budgets, Resource};
 use crate::refusal::{Refusal, refuse};
@@ -137,7 +137,7 @@ impl Daemon {
             *usage.entry(record.scope.uid).or_default() += Amounts::of_region(record);
         }
         // The buffers of a region are locked once, for all interfaces in it.
-        let nics = self.registry.all::<Nic>().map(|nic| (PortKey::Nic(nic.key), nic));
+        let nics = self.registry.all::<NicPort>().map(|nic| (PortKey::Nic(nic.key), nic));
         let locked =
             nics.filter_map(|(key, nic)| Some((self.registry.port(&key).ok()?.region(), (key, nic.scope.uid))));
         for (region, (key, owner)) in locked.collect::<BTreeMap<_, _>>() {

@@ -21,6 +21,7 @@ use unetmap_core::errno::{ENOMEM, EPROTO};
 use unetmap_sys::memfd;
 use unetmap_sys::socket::Peer;
 
+use crate::awaited::Awaited;
 use crate::caller::Caller;
 use crate::node::Nodes;
 use crate::ports::{Daemon, nic, vale};
@@ -41,6 +42,8 @@ pub(crate) struct Call<'a> {
     /// The lock holder that the connection stands for.
     pub(crate) holder: &'a mut Option<LockHolder>,
     pub(crate) payload: &'a [u8],
+    /// What it has waited for, if it is answered again.
+    pub(crate) resumes: Option<Awaited>,
     /// The user that the daemon runs as.
     pub(crate) owner: u32,
 }
@@ -102,6 +105,7 @@ impl Call<'_> {
     /// Returns the process at the other end, as the kernel describes it. Without it nothing can be answered.
     fn caller(&self) -> Option<Caller> {
         let caller = Caller::of_connection(self.connection, self.peer);
+        let caller = caller.map(|caller| Caller { resumes: self.resumes, ..caller });
         caller.inspect_err(|e| tracing::debug!(pid = self.peer.pid, "the client cannot be identified: {e}")).ok()
     }
 

@@ -12,7 +12,6 @@ use unetmap_sys::kernel;
 use unetmap_sys::link::Link;
 use unetmap_sys::xsk::BusyPoll;
 
-use super::Nic;
 use super::open::{check_may_set, refuse_persistent};
 use crate::caller::Caller;
 use crate::policy::Access;
@@ -64,7 +63,7 @@ pub(super) fn set_busy_poll(
             Some(busy_poll)
         }
     };
-    if let Some(nic) = open.and_then(|key| daemon.registry.get_mut::<Nic>(&PortKey::Nic(key))) {
+    if let Some(nic) = open.and_then(|key| daemon.registry.nic_mut(&PortKey::Nic(key))) {
         nic.busy_poll = busy_poll;
     }
     Ok(())

@@ -134,7 +134,7 @@ fn set_filter(
     let open = check_may_set(daemon, "filter", link, access, caller)?.map(PortKey::Nic);
     let Some(netns) = &caller.netns else { return refuse(ENXIO, "no such interface (ip link shows them)") };
     let Some(filter) = filter else {
-        if let Some(nic) = open.and_then(|key| daemon.registry.get_mut::<Nic>(&key)) {
+        if let Some(nic) = open.and_then(|key| daemon.registry.nic_mut(&key)) {
             nic.set_filter(None)?;
         }
         daemon.nics.settings.remove_filter(netns_id, link.index);
@@ -143,7 +143,7 @@ fn set_filter(
     };
     refuse_persistent(daemon, "a filter", link, caller)?;
     let Daemon { registry, nics, .. } = daemon;
-    let nic = open.and_then(|key| registry.get_mut::<Nic>(&key));
+    let nic = open.and_then(|key| registry.nic_mut(&key));
     let settings = &mut nics.settings;
     // Also tried where no XDP program is attached yet: a filter that cannot be used is not stored.
     privileged::try_filter(&filter.program).or_else(|e| refuse_filter(&e))?;
@@ -172,7 +172,7 @@ fn interface_as_json(
     let stored = daemon.nics.settings.filter_of(caller.netns_id(), link.index);
     let busy_poll = daemon.nics.settings.busy_poll_of(caller.netns_id(), link.index);
     let header = super::header(daemon, &link.name, caller)?;
-    let open = find(&daemon.registry, caller.netns_id(), link.index);
+    let open = find(daemon, caller.netns_id(), link.index)?;
     let attached = open.is_some_and(|nic| nic.xdp_config.is_some());
     let snapshot = NicSnapshot {
         interface: &link.name,

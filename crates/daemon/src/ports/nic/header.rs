@@ -38,7 +38,7 @@ pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Ca
     if daemon.nics.settings.header_of(caller.netns_id(), link.index) == bytes {
         return Ok(());
     }
-    if find(&daemon.registry, caller.netns_id(), link.index).is_some() {
+    if find(daemon, caller.netns_id(), link.index)?.is_some() {
         return refuse(EBUSY, "it is open: the header of an interface is set before it is opened");
     }
     let Some(netns) = &caller.netns else { return refuse(EPERM, "the daemon cannot see your network namespace") };

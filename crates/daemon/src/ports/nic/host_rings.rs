@@ -155,6 +155,16 @@ impl HostRings {
         self.tcx = None;
     }
 
+    /// Whether the veth pair exists.
+    pub(super) fn has_veth(&self) -> bool {
+        self.veth.is_some()
+    }
+
+    /// Whether the tcx program is attached.
+    pub(super) fn is_attached(&self) -> bool {
+        self.tcx.is_some()
+    }
+
     /// Frames that the host sent and that were dropped.
     pub(super) fn dropped(&self) -> u64 {
         self.tcx.as_ref().map_or(0, Tcx::dropped)

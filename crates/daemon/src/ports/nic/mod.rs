@@ -15,17 +15,19 @@ mod filter;
 mod header;
 mod host_rings;
 mod keep_alive;
+pub(crate) mod kernel_work;
 mod open;
+mod port;
 mod queue;
 mod queue_count;
 mod relay;
 mod settings;
+pub(crate) mod settle;
 mod sockets;
 mod zero_copy;
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::slice;
 use std::sync::Arc;
 
 use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED, FRAGS};
@@ -37,8 +39,8 @@ use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::{Mark, Mode};
 use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem};
 
+use super::Daemon;
 use super::snapshot::{PortSnapshot, RingSnapshot};
-use super::{Daemon, Description, Port};
 use crate::broker::near_name;
 use crate::budget::{Amounts, Resource};
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
@@ -46,7 +48,6 @@ use crate::knobs::Admode;
 use crate::privileged::{self, PacketMemory, Undo, Xdp};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
-use crate::registry::{BufferRepair, PortRecord};
 use crate::shape::EndpointShape;
 
 use attach::random_mark;
@@ -57,27 +58,20 @@ use queue_count::QueueCounts;
 use relay::Relay;
 use settings::StoredFilter;
 
+pub(crate) use crate::awaited::NicKey;
 pub(crate) use filter::answer_request;
 pub(super) use header::refuse_header;
 pub(crate) use header::{header, set_header};
+pub(super) use kernel_work::open_queues;
 pub(crate) use open::{
     ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
-    links_changed, new_shape, no_such_interface, unwatch_if_unused, usage_for_daemon, watch,
+    links_changed, new_shape, no_such_interface, not_free, unwatch_if_unused, usage_for_daemon, watch,
 };
 pub(super) use open::{check_default_route, header_of_link};
+pub(crate) use port::NicPort;
 pub(crate) use zero_copy::{
     any_driver_offers_it as any_driver_offers_zero_copy, driver_offers_it as driver_offers_zero_copy,
 };
-
-/// Identifies an interface that is open.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct NicKey {
-    /// Its network namespace.
-    pub(crate) netns: u64,
-    pub(crate) index: u32,
-    /// Distinguishes it from an earlier interface of the same index.
-    pub(crate) serial: u64,
-}
 
 /// Bytes of an Ethernet header with one VLAN tag.
 const HEADER: u32 = 18;
@@ -97,9 +91,8 @@ pub(crate) struct Nic {
     pub(crate) name: String,
     pub(crate) scope: Scope,
     region: RegionKey,
-    endpoint: Endpoint,
-    sent_fd: OwnedFd,
-    sent_bytes: usize,
+    /// Shared with the registry while the interface is away.
+    endpoint: Arc<Endpoint>,
     sent: TxFramesPage,
     netns: Arc<Netns>,
     umem: Umem,
@@ -146,14 +139,14 @@ pub(crate) struct Nic {
 }
 
 impl Nic {
-    /// Creates the rings. The interface is not changed yet.
+    /// Creates the rings, and the page of transmitted frames. The interface is not changed yet.
     fn create(
         region: &mut RegionRecord,
         (key, scope): (NicKey, Scope),
         netns: Arc<Netns>,
         link: &Link,
         (shape, admode): (EndpointShape, Admode),
-    ) -> Result<Nic, Refusal> {
+    ) -> Result<(Nic, (OwnedFd, usize)), Refusal> {
         let buffer = region.region.limits().buf_size;
         if !BUFFER_BYTES.contains(&buffer) {
             let (least, most) = (BUFFER_BYTES.start(), BUFFER_BYTES.end());
@@ -164,7 +157,7 @@ impl Nic {
         }
         let sent_bytes = TxFramesPage::bytes(usize::from(shape.all_tx()) * shape.tx_slots.get() as usize);
         let (range, sent_fd) = shared_page("unetmap-sent", sent_bytes)?;
-        let endpoint = Endpoint::create(region, shape, DataPath::Kernel)?;
+        let endpoint = Arc::new(Endpoint::create(region, shape, DataPath::Kernel)?);
         let queues = (0..shape.pairs()).map(|_| None).collect();
         let file = region.fd.try_clone();
         let file = file.or_else(|e| refuse(ENOMEM, format!("no descriptor for the region's file: {e}")))?;
@@ -174,14 +167,12 @@ impl Nic {
             tracing::info!(name = link.name, "the interface is down: no packets move before it is up");
         }
         let tx_dropped_before = interface_tx_dropped(&netns, link.index);
-        Ok(Nic {
+        let nic = Nic {
             key,
             name: link.name.clone(),
             scope,
             region: region.key,
             endpoint,
-            sent_fd,
-            sent_bytes,
             sent: TxFramesPage::new(range),
             netns,
             umem: region.region.umem(),
@@ -208,7 +199,8 @@ impl Nic {
             up: link.up,
             tx_dropped_before,
             gone: false,
-        })
+        };
+        Ok((nic, (sent_fd, sent_bytes)))
     }
 
     /// Opens the sockets that `selection` needs, and redirects packets to its receive rings.
@@ -255,6 +247,9 @@ impl Nic {
 
     /// Closes the sockets that no session has bound any more, and detaches from the interface after the last.
     fn close_unused_sockets(&mut self) {
+        if self.gone {
+            return self.close_all();
+        }
         // Frames that the host sends are redirected elsewhere before the sockets close.
         self.update_capture();
         let own = self.endpoint.shape.nic_pairs();
@@ -325,11 +320,16 @@ impl Nic {
         self.endpoint.end_some(|ring| ring.pair >= own);
     }
 
-    /// Ends the port, as the interface has gone: the programs' next calls fail, and waiting programs are woken.
+    /// Ends the port, as the interface has gone: the programs' next calls fail, and waiting programs are woken. The
+    /// caller has the rest closed.
     fn end(&mut self) {
         self.gone = true;
         self.endpoint.end_all();
-        // In its new namespace the kernel has it at once, even if programs still have the port open.
+    }
+
+    /// Closes everything. In its new namespace the kernel has an interface that has gone at once, even if programs
+    /// still have the port open.
+    fn close_all(&mut self) {
         (self.xdp, self.offloads, self.merging) = (None, None, None);
         self.relay = None;
         self.host.detach();
@@ -427,7 +427,7 @@ impl Nic {
     }
 
     /// Returns the snapshots of all rings.
-    pub(super) fn ring_snapshots(&self, daemon: &Daemon) -> Vec<RingSnapshot> {
+    pub(in crate::ports) fn ring_snapshots(&self, daemon: &Daemon) -> Vec<RingSnapshot> {
         let ports = self.snapshot(daemon);
         ports.into_iter().flat_map(|port| port.rings).collect()
     }
@@ -445,19 +445,7 @@ fn other_usage(shape: EndpointShape) -> Amounts {
 /// Of the XDP program, those of host rings and those of a relay: programs, maps, links, and namespaces.
 const PROGRAM_DESCRIPTORS: u64 = 22;
 
-impl PortRecord for Nic {
-    fn region(&self) -> RegionKey {
-        self.region
-    }
-
-    fn endpoints(&self) -> &[Endpoint] {
-        slice::from_ref(&self.endpoint)
-    }
-
-    fn buffer_repair(&self) -> BufferRepair<'_> {
-        BufferRepair::Slots(None)
-    }
-
+impl Nic {
     /// The process may have exited between moving a position of the socket and recording it: the socket's position
     /// counts.
     fn break_locks(&self, holder: u32) -> usize {
@@ -473,47 +461,23 @@ impl PortRecord for Nic {
         }
         self.endpoint.break_locks(holder)
     }
-}
 
-impl Port for Nic {
-    fn endpoint_mut(&mut self, _index: usize) -> &mut Endpoint {
-        &mut self.endpoint
-    }
-
-    fn check_headroom(&self, selection: &RingSelection, headroom: u32) -> Result<(), Refusal> {
-        self.check_open_headroom(selection, headroom)
-    }
-
-    fn zero_copy_obstacle(&self) -> Option<&'static str> {
-        (self.scope.uid == DAEMON_UID).then_some("the daemon runs this interface, in memory that no program shares")
-    }
-
-    fn prepare(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
-        let opened = self.open_sockets(selection);
-        opened.inspect_err(|_| self.close_unused_sockets())
-    }
-
-    fn close_unused(&mut self) {
-        self.close_unused_sockets();
-    }
-
-    fn bind(&mut self, _index: usize, selection: &RingSelection) {
+    fn bind(&mut self, selection: &RingSelection) {
         let (queues, state_page) = (&self.queues, self.endpoint.state_page.clone());
-        self.endpoint.bind(selection, |ring, transmit| socket_position(queues, &state_page, ring, transmit));
+        if let Some(endpoint) = Arc::get_mut(&mut self.endpoint) {
+            endpoint.bind(selection, |ring, transmit| socket_position(queues, &state_page, ring, transmit));
+        }
         self.update_capture();
     }
 
-    fn describe(&self, _index: usize) -> Description<'_> {
-        Description { page: self.sent_fd.as_fd(), page_bytes: self.sent_bytes, mirror_pools: Default::default() }
+    fn unbind(&mut self, selection: &RingSelection) {
+        if let Some(endpoint) = Arc::get_mut(&mut self.endpoint) {
+            endpoint.unbind(selection, None, None);
+        }
+        self.update_capture();
     }
 
-    fn describe_ring<'a>(
-        &'a self,
-        _daemon: &Daemon,
-        _index: usize,
-        ring: &'a PortRing,
-        bound_ring: &mut BoundRing,
-    ) -> Result<BorrowedFd<'a>, Refusal> {
+    fn describe_ring(&self, ring: &PortRing, bound_ring: &mut BoundRing) -> Result<BorrowedFd<'_>, Refusal> {
         let Some(socket) = self.socket(ring.pair) else { return refuse(ENXIO, "the interface has gone") };
         bound_ring.backend = BackendKind::Nic as u32;
         bound_ring.channel = self.first_sent(bound_ring.id) as u32;
@@ -522,24 +486,6 @@ impl Port for Nic {
         bound_ring.features = self.features(ring.pair) | forwarding;
         bound_ring.headroom = self.headroom(ring.pair);
         Ok(socket)
-    }
-
-    fn unbind(&mut self, _index: usize, selection: &RingSelection) {
-        self.endpoint.unbind(selection, None, None);
-        self.close_unused_sockets();
-    }
-
-    fn release(self: Box<Self>, daemon: &mut Daemon) -> Vec<Endpoint> {
-        unwatch_if_unused(daemon, self.key.netns);
-        vec![self.endpoint]
-    }
-
-    fn owner(&self) -> u32 {
-        self.scope.uid
-    }
-
-    fn other_usage(&self) -> Amounts {
-        other_usage(self.endpoint.shape)
     }
 
     fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {

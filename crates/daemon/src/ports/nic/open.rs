@@ -2,6 +2,7 @@
 //! Opening interfaces: which users may open which, and how; and the changes of open interfaces.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
 
 use unetmap_abi::*;
@@ -11,21 +12,23 @@ use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
 
 use super::keep_alive::KeepAlive;
+use super::kernel_work::{self, KernelWork, Work, any_is_away};
+use super::port::is_away;
 use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
 use super::zero_copy::driver_offers_it;
-use super::{Nic, NicKey};
+use super::{Nic, NicKey, NicPort};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::policy::Access;
 use crate::ports::mediated::{self, Mediated};
 use crate::ports::vale::{attach_requests, persistent};
-use crate::ports::{Daemon, EndpointKey, Port, PortKey, Registry, monitor};
+use crate::ports::{Daemon, EndpointKey, Port, PortKey, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, Scope};
 use crate::shape::EndpointShape;
-use crate::tuning::nic::{DEFAULT_RX_SLOTS, DEFAULT_TX_SLOTS};
+use crate::tuning::nic::{DEFAULT_RX_SLOTS, DEFAULT_TX_SLOTS, MAX_DEFERRED};
 
 /// Slots of a ring.
 const MAX_SLOTS: u32 = 4096;
@@ -44,7 +47,8 @@ pub(crate) struct NicState {
     queue_counts: QueueCounts,
     /// Filters, busy polling, headers.
     pub(crate) settings: InterfaceSettings,
-    /// Undoes changes of interfaces if this daemon is killed.
+    /// Threads that open and close interfaces.
+    pub(crate) work: KernelWork,
     /// Renews the deadlines of the attached programs.
     pub(crate) keep_alive: KeepAlive,
 }
@@ -55,6 +59,8 @@ pub(crate) struct NamespaceWatch {
     netns: Arc<Netns>,
     /// Whether the event loop waits for it.
     pub(crate) in_event_loop: bool,
+    /// Changes that are handled when all of its open interfaces are here.
+    deferred: Vec<LinkEvent>,
 }
 
 impl NicState {
@@ -103,7 +109,7 @@ pub(crate) fn check_default_route(
     }
     let (Some(link), Some(netns)) = (find_link(&spec.parent, caller)?, &caller.netns) else { return Ok(()) };
     let host_is_served = daemon.nics.settings.filter_of(caller.netns_id(), link.index).is_some()
-        || match find(&daemon.registry, caller.netns_id(), link.index) {
+        || match find(daemon, caller.netns_id(), link.index)? {
             Some(nic) => nic.host_is_bound() || nic.forwards,
             None => daemon.knobs.fwd(),
         };
@@ -178,9 +184,10 @@ fn find_or_create_direct(
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let scope = daemon.interface_scope(caller);
-    if let Some(nic) = find(&daemon.registry, caller.netns_id(), link.index) {
+    if let Some(nic) = find(daemon, caller.netns_id(), link.index)? {
         if nic.scope != scope {
-            return in_use(daemon, nic);
+            let key = nic.key;
+            return not_free(daemon, key);
         }
         daemon.registry.regions.check_number("interface", nic.region, request.nr_mem_id)?;
         return Ok(PortKey::Nic(nic.key).into());
@@ -214,12 +221,40 @@ fn find_or_create_mediated(
     if !matches!(request.nr_mem_id, 0 | 1) {
         daemon.region_by_number(request.nr_mem_id, caller)?;
     }
-    let Some(nic) = find(&daemon.registry, caller.netns_id(), link.index) else {
-        return mediated::create(daemon, link, request, caller);
+    let Some(nic) = find(daemon, caller.netns_id(), link.index)? else {
+        return mediated::create(daemon, (link, None), request, caller);
     };
-    match mediated::find(daemon, nic.key, daemon.interface_scope(caller)) {
-        Some(port) => Ok(PortKey::Mediated(port.key.clone()).into()),
-        None => in_use(daemon, nic),
+    let key = nic.key;
+    match mediated::find(daemon, key, daemon.interface_scope(caller)) {
+        Some(port) => Ok(PortKey::Mediated(port.key()).into()),
+        None if is_opened_for(daemon, key, caller) => mediated::create(daemon, (link, Some(key)), request, caller),
+        None => not_free(daemon, key),
+    }
+}
+
+/// Whether an interface was opened by an earlier part of this caller's request, and is not in use yet.
+fn is_opened_for(daemon: &Daemon, key: NicKey, caller: &Caller) -> bool {
+    let port = daemon.registry.get::<NicPort>(&PortKey::Nic(key));
+    is_free(daemon, key) && port.is_some_and(|port| port.scope.uid == DAEMON_UID && port.opened_for == caller.peer.uid)
+}
+
+/// Whether nobody has an interface open.
+fn is_free(daemon: &Daemon, key: NicKey) -> bool {
+    !daemon.registry.is_open(&PortKey::Nic(key))
+        && !daemon.registry.all::<Mediated>().any(|port| port.nic() == key)
+        && attach_requests::port_of(&daemon.registry, key).is_none()
+}
+
+/// Refuses an interface that someone else has, or waits for. One that was opened for a request that has ended is closed
+/// first, and the request waits.
+pub(crate) fn not_free<T>(daemon: &mut Daemon, key: NicKey) -> Result<T, Refusal> {
+    let has_opener = kernel_work::port_mut(daemon, key).is_some_and(|port| port.opener.is_some());
+    if !has_opener && is_free(daemon, key) && kernel_work::start(daemon, key, Work::Close).is_some() {
+        return is_away(daemon, key);
+    }
+    match daemon.registry.nic(&PortKey::Nic(key)) {
+        Some(nic) => in_use(daemon, nic),
+        None => no_such_interface(),
     }
 }
 
@@ -260,10 +295,10 @@ fn create(
         let record = daemon.registry.regions.existing_mut(region)?;
         let node = privileged::numa_node(&netns, &link.name).ok().flatten();
         node.into_iter().for_each(|node| record.prefer_node(node));
-        let nic = Nic::create(record, (key, scope), netns, link, (shape, admode))?;
-        Ok(Nic { numa_node: node, ..nic })
+        let (nic, sent) = Nic::create(record, (key, scope), netns, link, (shape, admode))?;
+        Ok((Nic { numa_node: node, ..nic }, sent))
     });
-    let mut nic = created.inspect_err(|_| {
+    let (mut nic, sent) = created.inspect_err(|_| {
         daemon.registry.free_region_if_unused(region);
         unwatch_if_unused(daemon, netns_id);
     })?;
@@ -273,19 +308,33 @@ fn create(
     nic.queue_counts = daemon.nics.queue_counts.clone();
     nic.keep_alive = daemon.nics.keep_alive.clone();
     daemon.nics.last_serial = key.serial;
-    daemon.registry.insert(PortKey::Nic(key), Box::new(nic));
+    daemon.registry.insert(PortKey::Nic(key), Box::new(NicPort::new(nic, sent, caller.peer.uid)));
     Ok(key)
 }
 
-/// Returns the interface, if it is open.
-pub(crate) fn find(registry: &Registry, netns: u64, index: u32) -> Option<&Nic> {
-    registry.all::<Nic>().find(|nic| nic.key.netns == netns && nic.key.index == index && !nic.gone)
+/// Returns the interface, if it is open. While it is away, the request waits.
+pub(crate) fn find(daemon: &Daemon, netns: u64, index: u32) -> Result<Option<&Nic>, Refusal> {
+    let mut ports = daemon.registry.all::<NicPort>();
+    let is_it =
+        |port: &&NicPort| (port.key.netns, port.key.index) == (netns, index) && port.here().is_none_or(|nic| !nic.gone);
+    match ports.find(is_it) {
+        None => Ok(None),
+        Some(port) => port.here().map_or_else(|| is_away(daemon, port.key), |nic| Ok(Some(nic))),
+    }
+}
+
+/// Releases an interface that nobody uses and of which nothing is open.
+pub(super) fn release_closed(daemon: &mut Daemon, key: NicKey) {
+    let key = PortKey::Nic(key);
+    if daemon.registry.port(&key).is_ok_and(|port| port.is_releasable(daemon)) && !daemon.registry.is_open(&key) {
+        daemon.release(&key);
+    }
 }
 
 /// Closes the watch of a namespace in which no interface is open. A watch keeps the namespace alive, with all that is
 /// in it.
 pub(crate) fn unwatch_if_unused(daemon: &mut Daemon, netns: u64) {
-    let is_used = daemon.registry.all::<Nic>().any(|nic| nic.key.netns == netns);
+    let is_used = daemon.registry.all::<NicPort>().any(|port| port.key.netns == netns);
     if !is_used && !daemon.vale.persistent.is_hidden_namespace(netns) {
         daemon.nics.watches.remove(&netns);
     }
@@ -298,7 +347,7 @@ pub(crate) fn watch(daemon: &mut Daemon, netns: &Arc<Netns>) -> Result<(), Refus
     }
     let watch = privileged::watch_links(netns);
     let watch = watch.or_else(|e| refuse(ENXIO, format!("its changes cannot be watched: {e}")))?;
-    let watch = NamespaceWatch { watch, netns: netns.clone(), in_event_loop: false };
+    let watch = NamespaceWatch { watch, netns: netns.clone(), in_event_loop: false, deferred: Vec::new() };
     daemon.nics.watches.insert(netns.id(), watch);
     Ok(())
 }
@@ -314,6 +363,27 @@ pub(crate) fn links_changed(daemon: &mut Daemon, netns: u64) {
     {
         tracing::debug!("reading the changes of interfaces: {e}");
     }
+    let is_deferred = any_is_away(daemon, netns);
+    if let Some(watched) = daemon.nics.watches.get_mut(&netns).filter(|_| is_deferred) {
+        watched.deferred.extend(events);
+        if watched.deferred.len() > MAX_DEFERRED {
+            watched.deferred = vec![LinkEvent::Lost];
+        }
+        return;
+    }
+    handle_events(daemon, netns, events);
+}
+
+/// Handles the changes that came while an interface of the namespace was away.
+pub(super) fn handle_deferred_events(daemon: &mut Daemon, netns: u64) {
+    if any_is_away(daemon, netns) {
+        return;
+    }
+    let deferred = daemon.nics.watches.get_mut(&netns).map(|watched| mem::take(&mut watched.deferred));
+    handle_events(daemon, netns, deferred.unwrap_or_default());
+}
+
+fn handle_events(daemon: &mut Daemon, netns: u64, events: Vec<LinkEvent>) {
     for event in events {
         match event {
             LinkEvent::Gone { index } => link_gone(daemon, netns, index),
@@ -324,8 +394,8 @@ pub(crate) fn links_changed(daemon: &mut Daemon, netns: u64) {
 }
 
 fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
-    let nics = daemon.registry.all_mut::<Nic>().filter(|nic| nic.key.netns == netns && nic.key.index == link.index);
-    for nic in nics {
+    let nics = daemon.registry.all_mut::<NicPort>().filter_map(NicPort::here_mut);
+    for nic in nics.filter(|nic| nic.key.netns == netns && nic.key.index == link.index) {
         if nic.name != link.name {
             tracing::info!(from = nic.name, to = link.name, "interface renamed");
             nic.name.clone_from(&link.name);
@@ -336,17 +406,16 @@ fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
 
 fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
     daemon.nics.queue_counts.remove(netns, index);
-    let nics = daemon.registry.all_mut::<Nic>().filter(|nic| nic.key.netns == netns);
-    nics.for_each(|nic| {
+    let nics = daemon.registry.all_mut::<NicPort>().filter_map(NicPort::here_mut);
+    nics.filter(|nic| nic.key.netns == netns).for_each(|nic| {
         nic.host_gone(index);
         nic.relay_gone(index);
     });
-    if let Some(nic) = find(&daemon.registry, netns, index) {
+    if let Ok(Some(nic)) = find(daemon, netns, index) {
         tracing::info!(name = nic.name, "interface gone");
         let key = nic.key;
-        if let Some(nic) = daemon.registry.get_mut::<Nic>(&PortKey::Nic(key)) {
-            nic.end();
-        }
+        daemon.registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::end);
+        daemon.nics.work.check_later(key);
         monitor::end_monitors(daemon, &PortKey::Nic(key).into());
         daemon.registry.all::<Mediated>().filter(|port| port.nic() == key).for_each(Mediated::end);
     }
@@ -357,8 +426,8 @@ fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
 fn compare_all_links(daemon: &mut Daemon, netns: u64) {
     let Some(watched) = daemon.nics.watches.get(&netns) else { return };
     let Ok(links) = privileged::links(&watched.netns) else { return };
-    let nics = daemon.registry.all::<Nic>().filter(|nic| nic.key.netns == netns);
-    let mut open: Vec<u32> = nics.map(|nic| nic.key.index).collect();
+    let nics = daemon.registry.all::<NicPort>().filter(|port| port.key.netns == netns);
+    let mut open: Vec<u32> = nics.map(|port| port.key.index).collect();
     open.extend(daemon.vale.persistent.hidden_links(netns));
     for index in open {
         match links.iter().find(|link| link.index == index) {
@@ -391,8 +460,10 @@ pub(crate) fn in_use<T>(daemon: &Daemon, nic: &Nic) -> Result<T, Refusal> {
     if let Some(port) = attach_requests::port_of(&daemon.registry, nic.key) {
         return refuse(EBUSY, format!("it is attached to a switch as {port} (vale-ctl -d {port} detaches it)"));
     }
-    let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == nic.key);
-    match mediated.map(Port::owner) {
+    let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == nic.key).map(Port::owner);
+    // Before the daemon has made such a port.
+    let opener = || Some(daemon.registry.get::<NicPort>(&PortKey::Nic(nic.key))?.opened_for);
+    match mediated.or_else(|| opener().filter(|_| nic.scope.uid == DAEMON_UID)) {
         Some(uid) => refuse(EBUSY, format!("user {uid} has it open, through the daemon")),
         None => refuse(EBUSY, format!("user {} has it open", nic.scope.uid)),
     }
@@ -488,7 +559,7 @@ pub(super) fn check_may_set(
             ),
         );
     }
-    match find(&daemon.registry, caller.netns_id(), link.index) {
+    match find(daemon, caller.netns_id(), link.index)? {
         Some(nic) if uid != 0 && nic.scope.uid != uid => in_use(daemon, nic),
         open => Ok(open.map(|nic| nic.key)),
     }

@@ -159,8 +159,8 @@ impl PortRecord for CopiedEnd {
 }
 
 impl Port for CopiedEnd {
-    fn endpoint_mut(&mut self, index: usize) -> &mut Endpoint {
-        &mut self.inner.endpoints[index]
+    fn endpoint_mut(&mut self, index: usize) -> Option<&mut Endpoint> {
+        self.inner.endpoints.get_mut(index)
     }
 
     fn channels(&self) -> Option<&ChannelPage> {

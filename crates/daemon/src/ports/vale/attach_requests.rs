@@ -79,8 +79,9 @@ fn open_interface(
     if daemon.policy()?.is_none_or(|policy| policy.nic(&caller.identity(), &link.name).is_none()) {
         return refuse(EPERM, "you may not open this interface (the policy says who may: unetmap-policy(5))");
     }
-    if let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index) {
-        return nic::in_use(daemon, nic);
+    if let Some(nic) = nic::find(daemon, caller.netns_id(), link.index)? {
+        let key = nic.key;
+        return nic::not_free(daemon, key);
     }
     let shape = nic::new_shape(daemon, link, request, caller)?;
     nic::create_for_daemon(daemon, link, shape, caller).map(PortKey::Nic)

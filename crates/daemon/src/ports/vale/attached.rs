@@ -15,7 +15,7 @@ use unetmap_core::errno::{ENXIO, EPERM};
 use super::{ValeKey, ValePort, create};
 use crate::caller::Caller;
 use crate::ports::mediator::{self, Directions, MediatorThread};
-use crate::ports::nic::{Nic, no_such_interface};
+use crate::ports::nic::no_such_interface;
 use crate::ports::{Daemon, EndpointKey, PortKey};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, Scope};
@@ -106,7 +106,7 @@ pub(super) fn connect(
         }
     }
     tracing::info!(port = key.name(), "attached");
-    let node = daemon.registry.get::<Nic>(interface).and_then(|nic| nic.numa_node);
+    let node = daemon.registry.nic(interface).and_then(|nic| nic.numa_node);
     let Some(port) = daemon.registry.get_mut::<ValePort>(&switch_port) else { return no_such_interface() };
     port.attachment = Some(AttachedInterface { interface: interface.clone(), side, threads, polling: false });
     let (id, index) = (port.id.clone(), port.index());

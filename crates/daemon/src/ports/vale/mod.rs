@@ -434,8 +434,8 @@ impl PortRecord for ValePort {
 }
 
 impl Port for ValePort {
-    fn endpoint_mut(&mut self, _index: usize) -> &mut Endpoint {
-        &mut self.endpoint
+    fn endpoint_mut(&mut self, _index: usize) -> Option<&mut Endpoint> {
+        Some(&mut self.endpoint)
     }
 
     fn channels(&self) -> Option<&ChannelPage> {

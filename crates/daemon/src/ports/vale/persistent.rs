@@ -29,11 +29,13 @@ use unetmap_sys::netns::Netns;
 use super::attached::{self, Side, check_root, check_system_daemon, disconnect};
 use super::{MAX_RINGS, ValeKey, ValePort, ValeState};
 use crate::caller::Caller;
+use crate::endpoint::Endpoint;
 use crate::ports::nic::{self, find_link, no_such_interface};
-use crate::ports::{Daemon, EndpointKey, Port, PortKey, monitor};
+use crate::ports::{Daemon, EndpointKey, PortKey, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, Scope};
+use crate::registry::PortRecord;
 use crate::shape::EndpointShape;
 use crate::tuning::region::MAX_EXTRA;
 
@@ -375,7 +377,7 @@ fn end(daemon: &mut Daemon, port: &PersistentPort) {
     daemon.vale.leave(&port.place);
     disconnect(daemon, &port.host_end);
     if let Some(program) = daemon.registry.get_mut::<ValePort>(&program_id) {
-        program.endpoint_mut(0).end_all();
+        program.endpoints().iter().for_each(Endpoint::end_all);
         monitor::end_monitors(daemon, &program_id.clone().into());
         daemon.release_if_unused(&program_id);
     }

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Interfaces that the kernel takes long to open or to close: all other requests are answered meanwhile, and those
+//! about such an interface wait.
+
+use std::fs::{self, Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use conformance::home::until;
+use conformance::net::{CABLE, DIRECT, MEDIATED, Net, set_policy};
+use conformance::packet::Rng;
+use conformance::{Home, isolated};
+use conformance_hostile::raw::{ControlConnection, RawPort};
+use unetmap::abi::*;
+use unetmap::errno::{EACCES, EBUSY};
+use unetmap_core::control::request::NetmapRequest;
+use unetmap_core::control::{ControlRequest, wire};
+use zerocopy::IntoBytes as _;
+
+const ALICE: u32 = 4001;
+const BOB: u32 = 4002;
+
+/// While its file exists, a daemon with the fault `interfaces` neither opens sockets nor detaches programs.
+struct Held(PathBuf);
+
+impl Held {
+    fn new(home: &Home) -> Held {
+        let path = home.socket().with_extension("hold");
+        fs::write(&path, "").expect("a file to write");
+        Held(path)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn register() -> NmreqRegister {
+    NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() }
+}
+
+/// Sends a request about `va`, whose answer is not received.
+#[track_caller]
+fn ask(net: &Net, home: &Home, kind: u16, body: &[u8]) -> ControlConnection {
+    ask_as(0, (net, home), (kind, "va", body))
+}
+
+/// Sends a request of a user about a name.
+#[track_caller]
+fn ask_as(uid: u32, (net, home): (&Net, &Home), (kind, name, body): (u16, &str, &[u8])) -> ControlConnection {
+    let connected = net.near.run(|| ControlConnection::connect_as(&home.socket(), uid));
+    let raw = connected.expect("a namespace").expect("a daemon");
+    let request = NetmapRequest::new(kind, name, body).expect("a short name");
+    raw.send(&wire::encode(NetmapRequest::KIND, 0, 0, 0, &request.encode())).expect("the daemon listens");
+    raw
+}
+
+/// Asks for `va` for a user.
+#[track_caller]
+fn open_as(uid: u32, net: &Net, home: &Home) -> ControlConnection {
+    ask_as(uid, (net, home), (NETMAP_REQ_REGISTER, "va", register().as_bytes()))
+}
+
+/// A rule that gives users `va`.
+fn policy(users: &[u32], access: &str) -> String {
+    format!("[[rule]]\nusers = {users:?}\nports = [\"va\"]\npipes = true\naccess = \"{access}\"\n")
+}
+
+/// As [`Net::with_fault`], with a socket that all users can connect to.
+fn net_for_users(home: &Home, policy: &str) -> Option<Net> {
+    set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
+    Net::with_fault(home, policy, CABLE, "interfaces")
+}
+
+/// Nothing is left of interfaces that were open.
+#[track_caller]
+fn nothing_is_left(home: &Home) {
+    until("all ports and regions are released", || {
+        let now = home.snapshot();
+        now.ports.is_empty() && now.regions.is_empty()
+    });
+}
+
+/// Another request of the same user is answered, which comes after those that were sent.
+#[track_caller]
+fn others_are_served(home: &Home) {
+    drop(RawPort::open(&home.socket(), "other{1"));
+}
+
+fn opens_and_closes_beside_others(home: &Home, policy: &str) {
+    let Some(net) = Net::with_fault(home, policy, CABLE, "interfaces") else { return };
+    let open = || ask(&net, home, NETMAP_REQ_REGISTER, register().as_bytes());
+    let held = Held::new(home);
+    let first = open();
+    let question = ask(&net, home, NETMAP_REQ_PORT_INFO_GET, NmreqPortInfoGet::default().as_bytes());
+    let leaving = open();
+    others_are_served(home);
+    drop(leaving);
+    others_are_served(home);
+    assert!(home.snapshot().ports.iter().any(|port| port.name == "va"), "it is shown while it is opened");
+    assert!(!first.has_reply() && !question.has_reply(), "they wait for the interface");
+    drop(held);
+    let answer = first.receive().expect("an answer");
+    assert_eq!((answer.errno, question.receive().expect("an answer").errno), (0, 0));
+    // Closing it takes long; a request to open it again waits.
+    let held = Held::new(home);
+    drop((first, answer));
+    others_are_served(home);
+    let again = open();
+    others_are_served(home);
+    assert!(!again.has_reply(), "it waits until the interface is closed");
+    drop(held);
+    let answer = again.receive().expect("an answer");
+    assert_eq!(answer.errno, 0);
+    drop((again, answer));
+    net.assert_given_back();
+    // Nobody is left to use what was opened.
+    let held = Held::new(home);
+    drop(open());
+    others_are_served(home);
+    drop(held);
+    net.assert_given_back();
+    nothing_is_left(home);
+}
+
+#[test]
+fn an_interface_that_opens_and_closes_slowly_delays_nobody_else_direct() {
+    isolated(|home| opens_and_closes_beside_others(home, DIRECT));
+}
+
+#[test]
+fn an_interface_that_opens_and_closes_slowly_delays_nobody_else_mediated() {
+    isolated(|home| opens_and_closes_beside_others(home, MEDIATED));
+}
+
+/// The reason of a refusal reaches the request for which the interface was opened, and no other.
+#[test]
+fn an_interface_that_cannot_be_opened_is_refused_after_the_wait() {
+    isolated(|home| {
+        let Some(net) = Net::with_fault(home, DIRECT, CABLE, "interfaces") else { return };
+        net.near.ip(&["link", "set", "va", "mtu", "9000"]).expect("an interface");
+        let held = Held::new(home);
+        let one = ask(&net, home, NETMAP_REQ_REGISTER, register().as_bytes());
+        let other = ask(&net, home, NETMAP_REQ_PORT_INFO_GET, NmreqPortInfoGet::default().as_bytes());
+        others_are_served(home);
+        drop(held);
+        let frags = one.receive().expect("an answer").errno;
+        assert_eq!(other.receive().expect("an answer").errno, 0);
+        drop(one);
+        net.near.ip(&["link", "set", "va", "mtu", "1500"]).expect("an interface");
+        conformance::home::summary(&format!("an MTU of 9000 is refused with {frags} (0: packets use several buffers)"));
+        net.assert_given_back();
+        assert_eq!(RawPort::open(&home.socket(), "other{1").bound.rings.len(), 2);
+    });
+}
+
+/// The daemon is killed while a driver takes long: the next one serves.
+#[test]
+fn a_daemon_that_is_killed_while_it_opens_an_interface_leaves_nothing() {
+    isolated(|home| {
+        let Some(mut net) = Net::with_fault(home, DIRECT, CABLE, "interfaces") else { return };
+        let held = Held::new(home);
+        let one = ask(&net, home, NETMAP_REQ_REGISTER, register().as_bytes());
+        others_are_served(home);
+        net.restart_daemon(home);
+        others_are_served(home);
+        drop((held, one));
+        net.assert_given_back();
+        drop(net.open("netmap:va"));
+        net.assert_given_back();
+    });
+}
+
+/// The interface is deleted, or moved to another namespace, while it is opened.
+#[test]
+fn an_interface_that_vanishes_while_it_is_opened_is_refused() {
+    for access in ["direct", "mediated"] {
+        for change in [&["link", "del", "va"][..], &["link", "set", "va", "netns"]] {
+            isolated(|home| {
+                let Some(net) = Net::with_fault(home, &policy(&[0], access), CABLE, "interfaces") else { return };
+                let held = Held::new(home);
+                let (one, other) = (open_as(0, &net, home), open_as(0, &net, home));
+                others_are_served(home);
+                let to = (change.len() == 4).then(|| net.far.name().to_owned());
+                let args: Vec<&str> = change.iter().copied().chain(to.as_deref()).collect();
+                net.near.ip(&args).expect("an interface");
+                others_are_served(home);
+                drop(held);
+                for raw in [one, other] {
+                    let answer = raw.receive().expect("an answer");
+                    assert_ne!(answer.errno, 0, "{access} {args:?}");
+                }
+                nothing_is_left(home);
+                others_are_served(home);
+            });
+        }
+    }
+}
+
+/// Of two users who open an interface at once, one gets it, and the other is told its user.
+#[test]
+fn of_two_users_who_open_an_interface_at_once_one_gets_it() {
+    for access in ["direct", "mediated"] {
+        isolated(|home| {
+            let Some(net) = net_for_users(home, &policy(&[ALICE, BOB], access)) else { return };
+            let held = Held::new(home);
+            let (alice, bob) = (open_as(ALICE, &net, home), open_as(BOB, &net, home));
+            others_are_served(home);
+            drop(held);
+            let (first, second) = (alice.receive().expect("an answer"), bob.receive().expect("an answer"));
+            assert_eq!((first.errno, second.errno), (0, EBUSY), "{access}");
+            let why = String::from_utf8_lossy(&second.payload);
+            assert!(why.contains("user 4001 has it open"), "{why}");
+            // The next user waits until it is closed for the former one.
+            let held = Held::new(home);
+            drop((alice, first));
+            let bob = open_as(BOB, &net, home);
+            others_are_served(home);
+            drop(held);
+            let answer = bob.receive().expect("an answer");
+            assert_eq!(answer.errno, 0, "{access}");
+            drop((bob, answer));
+            nothing_is_left(home);
+            // Nor does a user have it whose client leaves before it is open.
+            let held = Held::new(home);
+            let (alice, bob) = (open_as(ALICE, &net, home), open_as(BOB, &net, home));
+            others_are_served(home);
+            drop(alice);
+            others_are_served(home);
+            drop(held);
+            assert_eq!(bob.receive().expect("an answer").errno, 0, "{access}");
+            drop(bob);
+            nothing_is_left(home);
+            net.assert_given_back();
+        });
+    }
+}
+
+/// A request that waited is judged by the policy of the time at which it is answered.
+#[test]
+fn a_user_who_lost_an_interface_while_it_was_opened_is_refused() {
+    isolated(|home| {
+        let Some(net) = net_for_users(home, &policy(&[ALICE], "direct")) else { return };
+        let held = Held::new(home);
+        let alice = open_as(ALICE, &net, home);
+        others_are_served(home);
+        set_policy(home, &policy(&[BOB], "mediated"));
+        rustix::process::kill_process(home.daemon(), rustix::process::Signal::HUP).expect("our own daemon");
+        drop(held);
+        assert_eq!(alice.receive().expect("an answer").errno, EACCES);
+        let bob = open_as(BOB, &net, home);
+        assert_eq!(bob.receive().expect("an answer").errno, 0);
+        drop((alice, bob));
+        nothing_is_left(home);
+        net.assert_given_back();
+    });
+}
+
+/// The daemon ends on SIGTERM at once, and the next one waits until its broker has undone what was under way.
+#[test]
+fn a_daemon_ends_on_sigterm_while_it_opens_an_interface() {
+    isolated(|home| {
+        let Some(mut net) = Net::with_fault(home, DIRECT, CABLE, "interfaces") else { return };
+        let held = Held::new(home);
+        let one = open_as(0, &net, home);
+        others_are_served(home);
+        let daemon = home.daemon();
+        rustix::process::kill_process(daemon, rustix::process::Signal::TERM).expect("our own daemon");
+        net.until_ended();
+        assert!(one.receive().is_none(), "the connection ends with the daemon");
+        drop(held);
+        net.restart_daemon(home);
+        net.assert_given_back();
+        drop(net.open("netmap:va"));
+        net.assert_given_back();
+    });
+}
+
+/// Four users open and close an interface as fast as they can, from many connections that are closed at any moment.
+#[test]
+fn storms_of_opens_by_several_users_leave_nothing() {
+    isolated(|home| {
+        let users = [ALICE, BOB, 4003, 4004];
+        let Some(net) = net_for_users(home, &policy(&users, "direct")) else { return };
+        others_are_served(home);
+        let before = home.daemon_fds();
+        let opened: usize = std::thread::scope(|scope| {
+            let storm = |uid: u32| {
+                let (mut rng, mut kept, mut opened) = (Rng(u64::from(uid)), Vec::new(), 0);
+                for _ in 0..100 {
+                    let raw = open_as(uid, &net, home);
+                    match rng.below(3) {
+                        // In the middle of the open.
+                        0 => drop(raw),
+                        1 => kept.push((raw, None)),
+                        _ => {
+                            let reply = raw.receive().expect("an answer");
+                            opened += usize::from(reply.errno == 0);
+                            kept.push((raw, Some(reply)));
+                        }
+                    }
+                    if kept.len() > 4 {
+                        kept.clear();
+                    }
+                }
+                opened
+            };
+            let storms: Vec<_> = users.map(|uid| scope.spawn(move || storm(uid))).into_iter().collect();
+            for _ in 0..20 {
+                others_are_served(home);
+            }
+            storms.into_iter().map(|storm| storm.join().expect("a storm")).sum()
+        });
+        conformance::home::summary(&format!("400 opens by 4 users, {opened} of them answered with a port"));
+        nothing_is_left(home);
+        until("all descriptors are closed", || home.daemon_fds() <= before);
+        net.assert_given_back();
+        drop(net.open("netmap:va"));
+    });
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! An interface in the registry. While a thread opens or closes its sockets (`kernel_work`) the interface is *away*:
+//! then only what is here is known of it, and what concerns it is done when it is back.
+
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::slice;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use unetmap_core::control::binding::BoundRing;
+use unetmap_core::errno::EAGAIN;
+
+use super::{Nic, NicKey, other_usage, unwatch_if_unused};
+use crate::awaited::Awaited;
+use crate::budget::Amounts;
+use crate::endpoint::{Endpoint, PortRing, RingSelection};
+use crate::ports::snapshot::PortSnapshot;
+use crate::ports::{Daemon, Description, Port, PortKey, Registry};
+use crate::refusal::{Refusal, refuse};
+use crate::region::{DAEMON_UID, RegionKey, Scope};
+use crate::registry::{BufferRepair, PortRecord};
+
+/// An open interface.
+pub(crate) struct NicPort {
+    pub(crate) key: NicKey,
+    pub(crate) scope: Scope,
+    region: RegionKey,
+    /// The page of transmitted frames, and its bytes.
+    sent: (OwnedFd, usize),
+    /// The user for whom it was opened.
+    pub(super) opened_for: u32,
+    state: State,
+    /// Requests that wait for it, or are answered again after they did: until then nothing that they may need is
+    /// closed.
+    pub(super) waiters: u32,
+    /// The work that was begun for a request that has not ended: others' are refused meanwhile.
+    pub(super) opener: Option<u64>,
+    /// The work that failed last, and why.
+    pub(super) failed: Option<(u64, Refusal)>,
+}
+
+enum State {
+    Here(Box<Nic>),
+    Away(Away),
+}
+
+/// An interface that a thread has.
+struct Away {
+    endpoint: Arc<Endpoint>,
+    name: String,
+    /// What sessions had bound that were closed meanwhile.
+    unbound: Vec<RingSelection>,
+    /// Holder IDs of processes that exited meanwhile.
+    exited: Mutex<Vec<u32>>,
+}
+
+/// Refuses what concerns an interface that is away: the request waits.
+pub(super) fn is_away<T>(daemon: &Daemon, nic: NicKey) -> Result<T, Refusal> {
+    daemon.nics.work.awaited.set(Some(Awaited { nic, work: None, rounds: 0 }));
+    refuse_away()
+}
+
+pub(super) fn refuse_away<T>() -> Result<T, Refusal> {
+    refuse(EAGAIN, "the interface is being opened or closed for another session: try again")
+}
+
+impl NicPort {
+    /// The interface that user `opened_for` opens; `sent` is the page of its transmitted frames.
+    pub(super) fn new(nic: Nic, sent: (OwnedFd, usize), opened_for: u32) -> NicPort {
+        let (key, scope, region) = (nic.key, nic.scope, nic.region);
+        NicPort {
+            key,
+            scope,
+            region,
+            sent,
+            opened_for,
+            state: State::Here(Box::new(nic)),
+            waiters: 0,
+            opener: None,
+            failed: None,
+        }
+    }
+
+    /// The interface; `None` while it is away.
+    pub(crate) fn here(&self) -> Option<&Nic> {
+        match &self.state {
+            State::Here(nic) => Some(nic),
+            State::Away(_) => None,
+        }
+    }
+
+    /// The same, mutable.
+    pub(crate) fn here_mut(&mut self) -> Option<&mut Nic> {
+        match &mut self.state {
+            State::Here(nic) => Some(nic),
+            State::Away(_) => None,
+        }
+    }
+
+    /// Hands the interface over; `None` if it is away already.
+    pub(super) fn send_away(&mut self) -> Option<Box<Nic>> {
+        let nic = self.here()?;
+        let (endpoint, name) = (nic.endpoint.clone(), nic.name.clone());
+        let away = Away { endpoint, name, unbound: Vec::new(), exited: Mutex::default() };
+        match mem::replace(&mut self.state, State::Away(away)) {
+            State::Here(nic) => Some(nic),
+            State::Away(_) => None,
+        }
+    }
+
+    /// Takes the interface back, and does what could not be done meanwhile. Returns whether sessions were closed.
+    pub(super) fn take_back(&mut self, nic: Box<Nic>) -> bool {
+        let State::Away(away) = mem::replace(&mut self.state, State::Here(nic)) else { return false };
+        let Away { endpoint, unbound, exited, .. } = away;
+        // From here on the interface is the only one that has it.
+        drop(endpoint);
+        unbound.iter().for_each(|selection| self.unbind(0, selection));
+        let exited = exited.into_inner().unwrap_or_else(PoisonError::into_inner);
+        exited.into_iter().for_each(|holder| _ = self.break_locks(holder));
+        !unbound.is_empty()
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        match &self.state {
+            State::Here(nic) => &nic.endpoint,
+            State::Away(away) => &away.endpoint,
+        }
+    }
+}
+
+impl Registry {
+    /// The interface that is this port, unless it is away.
+    pub(crate) fn nic(&self, key: &PortKey) -> Option<&Nic> {
+        self.get::<NicPort>(key)?.here()
+    }
+
+    /// The same, mutable.
+    pub(crate) fn nic_mut(&mut self, key: &PortKey) -> Option<&mut Nic> {
+        self.get_mut::<NicPort>(key)?.here_mut()
+    }
+}
+
+impl PortRecord for NicPort {
+    fn region(&self) -> RegionKey {
+        self.region
+    }
+
+    fn endpoints(&self) -> &[Endpoint] {
+        slice::from_ref(self.endpoint())
+    }
+
+    fn buffer_repair(&self) -> BufferRepair<'_> {
+        BufferRepair::Slots(None)
+    }
+
+    fn break_locks(&self, holder: u32) -> usize {
+        match &self.state {
+            State::Here(nic) => nic.break_locks(holder),
+            State::Away(away) => {
+                away.exited.lock().unwrap_or_else(PoisonError::into_inner).push(holder);
+                0
+            }
+        }
+    }
+}
+
+impl Port for NicPort {
+    fn endpoint_mut(&mut self, _index: usize) -> Option<&mut Endpoint> {
+        Arc::get_mut(&mut self.here_mut()?.endpoint)
+    }
+
+    fn check_headroom(&self, selection: &RingSelection, headroom: u32) -> Result<(), Refusal> {
+        self.here().map_or(Ok(()), |nic| nic.check_open_headroom(selection, headroom))
+    }
+
+    fn zero_copy_obstacle(&self) -> Option<&'static str> {
+        (self.scope.uid == DAEMON_UID).then_some("the daemon runs this interface, in memory that no program shares")
+    }
+
+    /// Opens what no thread has opened: for sessions of the daemon's own.
+    fn prepare(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
+        self.here_mut().map_or_else(refuse_away, |nic| nic.open_or_close(selection))
+    }
+
+    fn bind(&mut self, _index: usize, selection: &RingSelection) {
+        self.here_mut().into_iter().for_each(|nic| nic.bind(selection));
+    }
+
+    fn describe(&self, _index: usize) -> Description<'_> {
+        let (page, page_bytes) = (self.sent.0.as_fd(), self.sent.1);
+        Description { page, page_bytes, mirror_pools: Default::default() }
+    }
+
+    fn describe_ring<'a>(
+        &'a self,
+        daemon: &Daemon,
+        _index: usize,
+        ring: &'a PortRing,
+        bound_ring: &mut BoundRing,
+    ) -> Result<BorrowedFd<'a>, Refusal> {
+        self.here().map_or_else(|| is_away(daemon, self.key), |nic| nic.describe_ring(ring, bound_ring))
+    }
+
+    /// The sockets are closed afterwards, by a thread.
+    fn unbind(&mut self, _index: usize, selection: &RingSelection) {
+        match &mut self.state {
+            State::Here(nic) => nic.unbind(selection),
+            State::Away(away) => away.unbound.push(selection.clone()),
+        }
+    }
+
+    /// If nothing of it is open, and no request waits for why that is so.
+    fn is_releasable(&self, _daemon: &Daemon) -> bool {
+        let is_known = self.waiters == 0 || self.failed.is_none();
+        is_known && self.here().is_some_and(|nic| !nic.has_unneeded())
+    }
+
+    fn release(self: Box<Self>, daemon: &mut Daemon) -> Vec<Endpoint> {
+        unwatch_if_unused(daemon, self.key.netns);
+        match self.state {
+            State::Here(nic) => Arc::into_inner(nic.endpoint).into_iter().collect(),
+            State::Away(_) => Vec::new(),
+        }
+    }
+
+    fn owner(&self) -> u32 {
+        self.scope.uid
+    }
+
+    fn other_usage(&self) -> Amounts {
+        other_usage(self.endpoint().shape)
+    }
+
+    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
+        match &self.state {
+            State::Here(nic) => nic.snapshot(daemon),
+            State::Away(away) => {
+                let mem_id = daemon.registry.regions.mem_id(self.region);
+                let port = PortSnapshot::new(away.name.clone(), "nic", mem_id, &away.endpoint, None);
+                vec![PortSnapshot { manner: Some("being opened or closed".into()), ..port }]
+            }
+        }
+    }
+}

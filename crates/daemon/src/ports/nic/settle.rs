@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! What follows the work of threads on interfaces (`kernel_work`), and what has them begin to close.
+
+use std::mem;
+
+use super::kernel_work::{Done, Work, next_done, port_mut, start};
+use super::open::{handle_deferred_events, release_closed};
+use super::{Nic, NicKey};
+use crate::ports::mediated::{self, Mediated};
+use crate::ports::{Daemon, EndpointKey, PortKey, PortRecord, arrival, monitor};
+
+/// Takes back the interfaces whose threads are done, and returns them: requests that wait for them are to be answered
+/// again.
+pub(crate) fn take_back(daemon: &mut Daemon) -> Vec<NicKey> {
+    let mut back = Vec::new();
+    while let Some(Done { nic, number, result }) = next_done(daemon) {
+        let key = nic.key;
+        let Some(port) = port_mut(daemon, key) else { continue };
+        port.failed = result.err().map(|refusal| (number, refusal));
+        let some_closed = port.take_back(nic);
+        let is_closed = !port.endpoints().iter().any(|endpoint| endpoint.in_use());
+        let at = EndpointKey::from(PortKey::Nic(key));
+        if some_closed && is_closed {
+            monitor::end_monitors(daemon, &at);
+        }
+        arrival::update_threads(daemon, &at.port);
+        let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == key).map(Mediated::key);
+        if let Some(mediated) = mediated.filter(|_| some_closed)
+            && let Err(refusal) = mediated::update_threads(daemon, &mediated)
+        {
+            tracing::warn!(name = mediated.interface, "not all of its rings can be served: {}", refusal.why);
+        }
+        // Requests that waited until it was closed find no port of its former user.
+        release_closed(daemon, key);
+        daemon.nics.work.check_later(key);
+        back.push(key);
+    }
+    back.iter().for_each(|key| handle_deferred_events(daemon, key.netns));
+    back
+}
+
+/// Closes what is not needed any more, and releases ports of which nothing is open. Call it when a request or event was
+/// handled.
+pub(crate) fn close_unneeded(daemon: &mut Daemon) {
+    for key in mem::take(&mut daemon.nics.work.unneeded) {
+        // One that is away, or waited for, is looked at again afterwards.
+        let Some(port) = port_mut(daemon, key).filter(|port| port.waiters == 0) else { continue };
+        let Some(nic) = port.here() else { continue };
+        if nic.has_unneeded() && start(daemon, key, Work::Close).is_none() {
+            daemon.registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::close_unused_sockets);
+        }
+        release_closed(daemon, key);
+    }
+}
