@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The rules and tables of a firewall, and the commands that change them.
+//!
+//! A script, of one command or a file of them, makes a new configuration from the present one, or is refused as a
+//! whole:
+//!
+//! ```
+//! use unetmap_filter::Config;
+//!
+//! let config = Config::new(["p}1", "q{1"], 1, false);
+//! let (config, output) = config.apply("add 100 allow tcp from 10.0.0.0/8 to any dst-port 80 setup").unwrap();
+//! assert_eq!(output, "00100 allow tcp from 10.0.0.0/8 to any dst-port 80 setup\n");
+//! let error = config.apply("add allow ip from any to any\nadd pipe 1 ip from any to any").unwrap_err();
+//! assert_eq!(error.to_string(), "line 2, column 5: the action `pipe` is not supported");
+//! ```
+
+mod tables;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use crate::counters::RuleCounters;
+use crate::parse::words::{Line, SyntaxError, Words};
+use crate::parse::{self, Context, ParsedRule};
+use crate::rule::{Action, DEFAULT_RULE, Rule, RuleId};
+use crate::ruleset::Ruleset;
+use crate::table::Table;
+
+type Result<T> = std::result::Result<T, SyntaxError>;
+
+/// The set that is always enabled, and that `flush` spares.
+const PERMANENT_SET: u8 = 31;
+/// Distance of rules that are added without a number.
+const STEP: u32 = 100;
+
+/// Rules, tables and sets.
+#[derive(Clone, Debug)]
+pub struct Config {
+    ports: [String; 2],
+    threads: usize,
+    /// In order, except rules that were added since the last [`Config::sort`]. The last one is the default rule.
+    rules: Vec<Arc<Rule>>,
+    sorted: bool,
+    tables: BTreeMap<String, u16>,
+    /// By number; `None` for numbers without a table.
+    contents: Vec<Option<Arc<Table>>>,
+    states: Vec<String>,
+    /// Bitmap of the sets that are evaluated.
+    enabled: u32,
+    /// Generation of each slot of rules.
+    generations: Vec<u32>,
+    free_slots: Vec<u32>,
+}
+
+/// Names that the parser asks for.
+struct Names<'a> {
+    ports: &'a [String; 2],
+    tables: &'a BTreeMap<String, u16>,
+    states: &'a mut Vec<String>,
+}
+
+impl Context for Names<'_> {
+    fn table(&self, name: &str) -> Option<u16> {
+        self.tables.get(name).copied()
+    }
+
+    fn state(&mut self, name: &str) -> u16 {
+        let known = self.states.iter().position(|known| known == name);
+        known.unwrap_or_else(|| {
+            self.states.push(name.into());
+            self.states.len() - 1
+        }) as u16
+    }
+
+    fn ports(&self) -> [&str; 2] {
+        [&self.ports[0], &self.ports[1]]
+    }
+}
+
+/// What a command reads of `list` and `show`.
+#[derive(Clone, Copy)]
+struct Listing {
+    counters: bool,
+    sets: bool,
+}
+
+impl Config {
+    /// Makes a configuration with the default rule alone, which accepts or denies. `ports` are the names of the two
+    /// ports, without `netmap:`; `threads` is the number of threads that evaluate packets.
+    pub fn new(ports: [&str; 2], threads: usize, default_accept: bool) -> Config {
+        let (action, text) = if default_accept { (Action::Allow, "allow") } else { (Action::Deny, "deny") };
+        let rule = Rule {
+            number: DEFAULT_RULE,
+            set: PERMANENT_SET,
+            id: RuleId { slot: 0, generation: 0 },
+            probability: None,
+            action,
+            log: None,
+            tests: Box::default(),
+            state: None,
+            text: format!("{text} ip from any to any"),
+            counters: Arc::new(RuleCounters::new(threads)),
+        };
+        Config {
+            ports: ports.map(Into::into),
+            threads,
+            rules: vec![Arc::new(rule)],
+            sorted: true,
+            tables: BTreeMap::new(),
+            contents: Vec::new(),
+            states: vec!["default".into()],
+            enabled: !0,
+            generations: vec![0],
+            free_slots: Vec::new(),
+        }
+    }
+
+    /// Performs the commands of a script, one a line. Returns the new configuration and what the commands print.
+    ///
+    /// # Errors
+    /// The first wrong word of the script, with its place. Nothing of the script was done then.
+    pub fn apply(&self, script: &str) -> Result<(Config, String)> {
+        let mut config = self.clone();
+        let mut output = String::new();
+        for (at, text) in script.lines().enumerate() {
+            let line = Line::split(text, at + 1);
+            if !line.is_empty() {
+                config.command(&mut line.words(), &mut output)?;
+            }
+        }
+        config.sort();
+        Ok((config, output))
+    }
+
+    /// Compiles the rules.
+    pub fn compile(&self) -> Ruleset {
+        Ruleset::new(self.rules.clone(), self.contents.clone(), self.enabled)
+    }
+
+    /// Returns the rules in order.
+    pub fn rules(&self) -> &[Arc<Rule>] {
+        &self.rules
+    }
+
+    /// Whether the rules of a set are evaluated.
+    pub fn is_enabled(&self, set: u8) -> bool {
+        self.enabled >> set & 1 != 0
+    }
+
+    fn command(&mut self, words: &mut Words<'_>, output: &mut String) -> Result<()> {
+        match words.required("a command, such as add")? {
+            "add" => self.add(words, output)?,
+            "delete" => self.delete(words)?,
+            "flush" => {
+                words.accept("-f");
+                self.remove(|rule| rule.set != PERMANENT_SET);
+            }
+            "zero" => self.zero(words, output, true)?,
+            "resetlog" => self.zero(words, output, false)?,
+            "list" => self.list(words, output, Listing { counters: false, sets: false })?,
+            "show" => self.list(words, output, Listing { counters: true, sets: false })?,
+            "set" => self.sets(words, output)?,
+            "table" => self.table(words, output)?,
+            other @ ("pipe" | "queue" | "sched" | "nat" | "enable" | "disable") => {
+                return Err(words.error(format!("the command `{other}` is not supported")));
+            }
+            other => return Err(words.error(format!("`{other}` is no command; give add, delete, show, table or set"))),
+        }
+        words.end()
+    }
+
+    /// Brings rules that were added into order.
+    fn sort(&mut self) {
+        if !self.sorted {
+            self.rules.sort_by_key(|rule| rule.number);
+            self.sorted = true;
+        }
+    }
+
+    fn add(&mut self, words: &mut Words<'_>, output: &mut String) -> Result<()> {
+        let mut names = Names { ports: &self.ports, tables: &self.tables, states: &mut self.states };
+        let parsed = parse::rule(words, &mut names)?;
+        let number = parsed.number.unwrap_or_else(|| self.next_number());
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.generations.push(0);
+            self.generations.len() as u32 - 1
+        });
+        let id = RuleId { slot, generation: self.generations[slot as usize] };
+        let ParsedRule { set, probability, action, log, tests, state, text, .. } = parsed;
+        let is_any = |literal: &crate::rule::Literal| {
+            !literal.negated && !literal.or && literal.test == crate::rule::Test::Always(true)
+        };
+        // A test that always matches is dropped, unless it is an alternative.
+        let mut previous_or = false;
+        let tests = tests.into_iter().filter(|literal| {
+            let in_group = previous_or || literal.or;
+            previous_or = literal.or;
+            in_group || !is_any(literal)
+        });
+        let rule = Rule {
+            number,
+            set,
+            id,
+            probability,
+            action,
+            log,
+            tests: tests.collect(),
+            state,
+            text,
+            counters: Arc::new(RuleCounters::new(self.threads)),
+        };
+        let _ = writeln!(output, "{number:05} {}", rule.text);
+        // The default rule stays the last.
+        let last = self.rules.len() - 1;
+        self.sorted &= last == 0 || self.rules[last - 1].number <= number;
+        self.rules.insert(last, Arc::new(rule));
+        Ok(())
+    }
+
+    /// Returns the number of a rule that is added without one.
+    fn next_number(&self) -> u16 {
+        let others = &self.rules[..self.rules.len() - 1];
+        let last = match self.sorted {
+            true => others.last().map_or(0, |rule| rule.number),
+            false => others.iter().map(|rule| rule.number).max().unwrap_or(0),
+        };
+        let next = u32::from(last) + STEP;
+        if next < u32::from(DEFAULT_RULE) { next as u16 } else { last }
+    }
+
+    /// Removes rules, except the default rule. Returns how many.
+    fn remove(&mut self, which: impl Fn(&Rule) -> bool) -> usize {
+        let before = self.rules.len();
+        let (generations, free) = (&mut self.generations, &mut self.free_slots);
+        self.rules.retain(|rule| {
+            let stays = rule.number == DEFAULT_RULE && rule.id.slot == 0 || !which(rule);
+            if !stays {
+                generations[rule.id.slot as usize] = rule.id.generation.wrapping_add(1);
+                free.push(rule.id.slot);
+            }
+            stays
+        });
+        before - self.rules.len()
+    }
+
+    fn delete(&mut self, words: &mut Words<'_>) -> Result<()> {
+        if words.accept("set") {
+            let set = parse::number(words, "a set", 0, 31)? as u8;
+            self.remove(|rule| rule.set == set);
+            return Ok(());
+        }
+        if words.peek().is_none() {
+            return Err(words.error_here("the line ends; give rule numbers N or N-M, or set N"));
+        }
+        while words.peek().is_some() {
+            let (from, to) = range(words)?;
+            let all = (from, to) == (0, 0);
+            let removed =
+                self.remove(|rule| if all { rule.set != PERMANENT_SET } else { (from..=to).contains(&rule.number) });
+            if removed == 0 && !all {
+                return Err(words.error(format!("there is no rule {}", shown(from, to))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets counters to zero, or only re-arms logs.
+    fn zero(&mut self, words: &mut Words<'_>, output: &mut String, counts: bool) -> Result<()> {
+        let reset = |rule: &Rule| if counts { rule.counters.zero() } else { rule.counters.reset_log() };
+        if words.peek().is_none() {
+            self.rules.iter().for_each(|rule| reset(rule));
+            output.push_str(if counts { "Accounting cleared.\n" } else { "Logging counts reset.\n" });
+        }
+        while words.peek().is_some() {
+            let (from, to) = range(words)?;
+            let mut found = self.rules.iter().filter(|rule| (from..=to).contains(&rule.number)).peekable();
+            if found.peek().is_none() {
+                return Err(words.error(format!("there is no rule {}", shown(from, to))));
+            }
+            found.for_each(|rule| reset(rule));
+            let what = if counts { "cleared" } else { "logging count reset" };
+            let _ = writeln!(output, "Entry {} {what}.", shown(from, to));
+        }
+        Ok(())
+    }
+
+    /// Prints rules in ipfw's format.
+    fn list(&mut self, words: &mut Words<'_>, output: &mut String, mut listing: Listing) -> Result<()> {
+        self.sort();
+        listing.sets = words.accept("-S");
+        let mut ranges = Vec::new();
+        while words.peek().is_some() {
+            ranges.push(range(words)?);
+        }
+        let wanted = |rule: &&Arc<Rule>| {
+            let in_range = ranges.is_empty() || ranges.iter().any(|&(from, to)| (from..=to).contains(&rule.number));
+            in_range && (listing.sets || self.is_enabled(rule.set))
+        };
+        let rows: Vec<_> = self.rules.iter().filter(wanted).map(|rule| (rule, rule.counters.get())).collect();
+        if rows.is_empty() {
+            return Err(words.error("there is no such rule"));
+        }
+        let width = |of: fn(&crate::counters::Counts) -> u64| {
+            rows.iter().map(|(_, counts)| of(counts).to_string().len()).max().unwrap_or(1)
+        };
+        let (packets, bytes) = (width(|counts| counts.packets), width(|counts| counts.bytes));
+        for (rule, counts) in rows {
+            if !self.is_enabled(rule.set) {
+                output.push_str("# DISABLED ");
+            }
+            let _ = write!(output, "{:05} ", rule.number);
+            if listing.counters {
+                let _ = write!(output, "{:packets$} {:bytes$} ", counts.packets, counts.bytes);
+            }
+            if listing.sets {
+                let _ = write!(output, "set {} ", rule.set);
+            }
+            let _ = writeln!(output, "{}", rule.text);
+        }
+        Ok(())
+    }
+
+    fn sets(&mut self, words: &mut Words<'_>, output: &mut String) -> Result<()> {
+        let set = |words: &mut Words<'_>| parse::number(words, "a set", 0, 31).map(|set| set as u8);
+        match words.required("disable, enable, move, swap or show")? {
+            "show" => {
+                let list = |on: bool| {
+                    let sets = (0..PERMANENT_SET).filter(|&set| self.is_enabled(set) == on);
+                    sets.map(|set| format!(" {set}")).collect::<String>()
+                };
+                let disabled = list(false);
+                if !disabled.is_empty() {
+                    let _ = write!(output, "disable{disabled} ");
+                }
+                let _ = writeln!(output, "enable{}", list(true));
+            }
+            "swap" => {
+                let (a, b) = (set(words)?, set(words)?);
+                self.change_sets(|rule| match rule.set {
+                    set if set == a => b,
+                    set if set == b => a,
+                    set => set,
+                });
+            }
+            "move" => {
+                let number = if words.accept("rule") { Some(range(words)?) } else { None };
+                let from = if number.is_none() { Some(set(words)?) } else { None };
+                if !words.accept("to") {
+                    return Err(words.error_here("give `to` and a set"));
+                }
+                let to = set(words)?;
+                self.change_sets(|rule| {
+                    let in_range = number.is_some_and(|(from, to)| (from..=to).contains(&rule.number));
+                    if in_range || from == Some(rule.set) { to } else { rule.set }
+                });
+            }
+            first @ ("disable" | "enable") => {
+                let mut on = first == "enable";
+                while let Some(word) = words.peek() {
+                    if matches!(word, "disable" | "enable") {
+                        on = word == "enable";
+                        words.next();
+                        continue;
+                    }
+                    let number = set(words)?;
+                    if number == PERMANENT_SET {
+                        return Err(words.error("set 31 is always enabled"));
+                    }
+                    let bit = 1 << number;
+                    self.enabled = if on { self.enabled | bit } else { self.enabled & !bit };
+                }
+            }
+            other => return Err(words.error(format!("`{other}`: give disable, enable, move, swap or show"))),
+        }
+        Ok(())
+    }
+
+    /// Gives rules, except the default rule, another set. They keep their counters and states.
+    fn change_sets(&mut self, new: impl Fn(&Rule) -> u8) {
+        for rule in &mut self.rules {
+            let set = new(rule);
+            if set == rule.set || rule.id.slot == 0 {
+                continue;
+            }
+            *rule = Arc::new(Rule {
+                set,
+                tests: rule.tests.clone(),
+                text: rule.text.clone(),
+                counters: Arc::clone(&rule.counters),
+                ..**rule
+            });
+        }
+    }
+}
+
+/// Parses `N` or `N-M`.
+fn range(words: &mut Words<'_>) -> Result<(u16, u16)> {
+    let word = words.required("a rule number")?;
+    let (from, to) = word.split_once('-').unwrap_or((word, word));
+    match (from.parse(), to.parse()) {
+        (Ok(from), Ok(to)) if from <= to => Ok((from, to)),
+        _ => Err(words.error(format!("`{word}`: give rule numbers N or N-M"))),
+    }
+}
+
+fn shown(from: u16, to: u16) -> String {
+    if from == to { from.to_string() } else { format!("{from}-{to}") }
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Evaluates packets against a rule set.
+
+use std::hash::Hasher as _;
+
+use crate::matcher::{Subject, matches};
+use crate::packet::Headers;
+use crate::rule::{Action, Rule, Target};
+use crate::ruleset::Ruleset;
+use crate::state::StateTable;
+use crate::table::AddressHasher;
+use crate::tuning::{CALL_DEPTH, MAX_CALLS};
+
+/// What happens to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It passes.
+    Accept,
+    /// It is dropped.
+    Deny,
+    /// It is dropped, and its sender gets an ICMP error with this code.
+    Unreach(u8),
+    /// As `Unreach`, for IPv6.
+    Unreach6(u8),
+    /// It is dropped, and its sender gets a TCP reset.
+    Reset,
+    /// As `Reset`, for IPv6 only.
+    Reset6,
+}
+
+/// The way of a packet between the two ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Direction {
+    /// From the first port to the second.
+    Out = 1,
+    /// From the second port to the first.
+    In = 2,
+}
+
+/// The time of a batch of packets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Now {
+    /// Milliseconds of a clock that never goes back.
+    pub millis: u64,
+    /// Seconds since the epoch.
+    pub seconds: u64,
+}
+
+/// The state of one thread that evaluates packets.
+#[derive(Debug)]
+pub struct Engine {
+    thread: usize,
+    /// Number of the next packet, which with `seed` decides about `prob`.
+    packet: u64,
+    seed: u64,
+    /// States of this thread's flows.
+    pub states: StateTable,
+}
+
+/// What evaluation goes on with after a rule.
+enum Next {
+    Done(Verdict),
+    /// The rule at this place or after it.
+    Rule(usize),
+}
+
+/// What a packet's evaluation remembers.
+struct Traversal {
+    calls: [u16; CALL_DEPTH],
+    depth: usize,
+    called: u32,
+    argument: u32,
+}
+
+impl Engine {
+    /// Makes the engine of thread number `thread`, with room for `states` states. Equal seeds draw equal numbers for
+    /// `prob`.
+    pub fn new(thread: usize, states: usize, seed: u64) -> Engine {
+        Engine { thread, packet: 0, seed, states: StateTable::new(states) }
+    }
+
+    /// Returns the verdict about all packets, and counts `packets` of `bytes`, if the rule set needs to look at none.
+    #[inline]
+    pub fn always(&self, set: &Ruleset, packets: u64, bytes: u64, now: Now) -> Option<Verdict> {
+        let rule = &set.rules[set.always?];
+        rule.counters.add(self.thread, packets, bytes, now.seconds);
+        Some(if rule.action == Action::Allow { Verdict::Accept } else { Verdict::Deny })
+    }
+
+    /// Whether [`Engine::always`] has a verdict.
+    #[inline]
+    pub fn decides_always(set: &Ruleset) -> bool {
+        set.always.is_some()
+    }
+
+    /// Evaluates one packet of `bytes` bytes. `log` is called for each rule that logs it.
+    pub fn evaluate(
+        &mut self,
+        set: &Ruleset,
+        headers: &Headers,
+        direction: Direction,
+        bytes: u64,
+        now: Now,
+        mut log: impl FnMut(&Rule),
+    ) -> Verdict {
+        self.packet = self.packet.wrapping_add(1);
+        let subject = Subject { headers, direction: direction as u8 };
+        let mut search = set.index.search(headers, direction as u8);
+        let mut way = Traversal { calls: [0; CALL_DEPTH], depth: 0, called: 0, argument: 0 };
+        let mut asked = None;
+        let mut probe = 0;
+        let mut has_state = false;
+        let mut candidate = search.next();
+        loop {
+            let (at, is_state) = match set.probes.get(probe).filter(|due| candidate.is_none_or(|at| due.rule <= at)) {
+                None => (candidate, false),
+                Some(due) => {
+                    let exists = |rule| set.find(rule).is_some();
+                    let found = self.states.lookup(headers, due.name, bytes, now.millis, exists);
+                    asked = Some(due.name);
+                    probe = due.next_other;
+                    match found.and_then(|rule| set.find(rule)) {
+                        None => continue,
+                        // The rule's tests, and its probability, are not asked again. A packet has one state: lookups
+                        // under other names could go back and forth between rules that only count.
+                        found => {
+                            has_state = true;
+                            (found, true)
+                        }
+                    }
+                }
+            };
+            let Some(at) = at else { return Verdict::Deny };
+            let rule = &*set.rules[at];
+            way.argument = 0;
+            if !is_state {
+                let skipped = rule.probability.is_some_and(|p| self.random(rule) >= p);
+                if skipped || !matches(&rule.tests, subject, &set.tables, &mut way.argument) {
+                    candidate = search.next();
+                    continue;
+                }
+                if let Some(state) = rule.state {
+                    if !self.states.install(headers, rule.id, state, bytes, now.millis) {
+                        return Verdict::Deny;
+                    }
+                    if state.defer {
+                        rule.counters.add(self.thread, 1, bytes, now.seconds);
+                        candidate = search.next();
+                        continue;
+                    }
+                }
+            }
+            match self.perform(set, at, &mut way, bytes, now, &mut log) {
+                Next::Done(verdict) => return verdict,
+                Next::Rule(next) => {
+                    if is_state || next != at + 1 {
+                        search.seek(next);
+                        // A call may have gone back.
+                        probe = if has_state { usize::MAX } else { set.probe_after(next, asked) };
+                    }
+                    candidate = search.next();
+                }
+            }
+        }
+    }
+
+    /// Counts and logs a packet of the rule at `at`, and performs the action.
+    #[inline]
+    fn perform(
+        &self,
+        set: &Ruleset,
+        at: usize,
+        way: &mut Traversal,
+        bytes: u64,
+        now: Now,
+        log: &mut impl FnMut(&Rule),
+    ) -> Next {
+        let rule = &*set.rules[at];
+        rule.counters.add(self.thread, 1, bytes, now.seconds);
+        if rule.log.is_some_and(|logging| rule.counters.log(logging.limit)) {
+            log(rule);
+        }
+        Next::Done(match rule.action {
+            Action::Allow => Verdict::Accept,
+            Action::Deny => Verdict::Deny,
+            Action::Unreach(code) => Verdict::Unreach(code),
+            Action::Unreach6(code) => Verdict::Unreach6(code),
+            Action::Reset => Verdict::Reset,
+            Action::Reset6 => Verdict::Reset6,
+            Action::Count | Action::CheckState => return Next::Rule(at + 1),
+            Action::SkipTo(target) => {
+                let number = way.number(target);
+                return Next::Rule(set.position(number).max(set.position(u32::from(rule.number) + 1)));
+            }
+            Action::Call(target) => {
+                if way.depth == CALL_DEPTH || way.called == MAX_CALLS {
+                    return Next::Rule(at + 1);
+                }
+                way.calls[way.depth] = rule.number;
+                way.depth += 1;
+                way.called += 1;
+                return Next::Rule(set.position(way.number(target)));
+            }
+            Action::Return => {
+                if way.depth == 0 {
+                    return Next::Rule(at + 1);
+                }
+                way.depth -= 1;
+                return Next::Rule(set.position(u32::from(way.calls[way.depth]) + 1));
+            }
+        })
+    }
+
+    /// Returns 31 random bits for this packet and this rule.
+    fn random(&self, rule: &Rule) -> u32 {
+        let mut hasher = AddressHasher::default();
+        hasher.write_u64(self.seed);
+        hasher.write_u64(self.packet);
+        hasher.write_u64(u64::from(rule.id.slot) << 32 | u64::from(rule.id.generation));
+        (hasher.finish() >> 33) as u32
+    }
+}
+
+impl Traversal {
+    fn number(&self, target: Target) -> u32 {
+        match target {
+            Target::Number(number) => number.into(),
+            Target::TableArg => self.argument,
+        }
+    }
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Packet filter rules in ipfw's language: a rule set is parsed, compiled, and evaluated without allocation, lock or
+//! system call.
+//!
+//! ```text
+//! text --parse--> Config --compile--> Ruleset (shared by threads, immutable)
+//! frame --Headers::parse--> Engine::evaluate (one per thread: states, counters) --> Verdict
+//! ```
+//! A change makes a new `Ruleset`, which threads take between two batches. Rules that stay keep their counters and
+//! states.
+#![forbid(unsafe_code)]
+
+mod config;
+mod constraint;
+mod counters;
+mod engine;
+mod index;
+mod matcher;
+mod packet;
+mod parse;
+mod rule;
+mod ruleset;
+mod state;
+mod table;
+mod tuning;
+
+pub use config::Config;
+pub use counters::{Counts, RuleCounters};
+pub use engine::{Direction, Engine, Now, Verdict};
+pub use packet::{Family, HEADER_BYTES, Headers, Malformed, proto, tcp};
+pub use parse::words::SyntaxError;
+pub use rule::{DEFAULT_RULE, Rule, RuleId};
+pub use ruleset::Ruleset;
+pub use state::{StateCounts, StateInfo, StateTable};
+pub use table::{Prefix, Table};
+pub use tuning::SWEEP_PER_BATCH;

@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! States of flows: packets of a flow, in both directions, get the action of the rule that admitted its first packet.
+//!
+//! All memory is allocated when the table is made. A full table keeps the flows that were answered, and gives up the
+//! oldest of the others, the *half-open* ones:
+//!
+//! ```text
+//! buckets: hash -> entry        half-open: oldest <-> ... <-> newest
+//! ```
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher as _};
+
+use crate::packet::{Family, Headers, proto, tcp};
+use crate::rule::{ANY_STATE, Limit, RuleId, StateOption, limit_field};
+use crate::table::AddressHasher;
+use crate::tuning::{
+    LIFETIME_ACK, LIFETIME_FIN, LIFETIME_RST, LIFETIME_SHORT, LIFETIME_SYN, LIFETIME_UDP, MAX_LIMITS, SWEEP_WHEN_FULL,
+};
+
+const NONE: u32 = u32::MAX;
+
+/// A flow, with its lower endpoint first, so that both directions have the same key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Flow {
+    addresses: [u128; 2],
+    ports: [u16; 2],
+    proto: u8,
+    is_ipv6: bool,
+}
+
+impl Flow {
+    /// Returns the flow of a packet, and whether the packet's source is the flow's second endpoint.
+    #[inline]
+    fn of(h: &Headers) -> Option<(Flow, bool)> {
+        let (src, dst) = match h.family {
+            Family::V4 => (u128::from(h.src4), u128::from(h.dst4)),
+            Family::V6 => (h.src6, h.dst6),
+            Family::Other => return None,
+        };
+        let swapped = (src, h.src_port) > (dst, h.dst_port);
+        let (addresses, ports) = match swapped {
+            true => ([dst, src], [h.dst_port, h.src_port]),
+            false => ([src, dst], [h.src_port, h.dst_port]),
+        };
+        Some((Flow { addresses, ports, proto: h.proto, is_ipv6: h.family == Family::V6 }, swapped))
+    }
+
+    #[inline]
+    fn hash(&self) -> u32 {
+        let mut hasher = AddressHasher::default();
+        hasher.write_u128(self.addresses[0]);
+        hasher.write_u128(self.addresses[1]);
+        hasher.write_u64(
+            u64::from(self.ports[0])
+                | u64::from(self.ports[1]) << 16
+                | u64::from(self.proto) << 32
+                | u64::from(self.is_ipv6) << 40,
+        );
+        (hasher.finish() >> 32) as u32
+    }
+}
+
+/// One state.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    flow: Flow,
+    hash: u32,
+    /// The flow's first packet was sent by its second endpoint.
+    swapped: bool,
+    /// A packet of the other direction was seen.
+    answered: bool,
+    name: u16,
+    rule: RuleId,
+    /// TCP flags that were seen, by direction.
+    flags: [u8; 2],
+    /// Highest acknowledgement number, by direction; valid where `acked` was ever set.
+    ack: [u32; 2],
+    /// Bit by direction: an acknowledgement was seen since the lifetime was last renewed.
+    acked: u8,
+    /// Bit by direction: `ack` is valid.
+    has_ack: u8,
+    expires: u64,
+    packets: u64,
+    bytes: u64,
+    /// Place in `limits`, or `NONE`.
+    limit: u32,
+    /// Neighbours in the list of half-open states, or the next free entry.
+    prev: u32,
+    next: u32,
+}
+
+/// A value that a `limit` option counts states for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct LimitKey {
+    slot: u32,
+    generation: u32,
+    proto: u8,
+    is_ipv6: bool,
+    addresses: [u128; 2],
+    ports: [u16; 2],
+}
+
+/// Counts of the table's events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateCounts {
+    /// States now.
+    pub states: u64,
+    /// States that were made.
+    pub created: u64,
+    /// Half-open states that were dropped because the table was full.
+    pub dropped_half_open: u64,
+    /// Packets that were denied because the table was full of answered flows.
+    pub full: u64,
+    /// Packets that were denied because of a `limit`.
+    pub limited: u64,
+}
+
+/// A state, as listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateInfo {
+    /// Its rule.
+    pub rule: RuleId,
+    /// Protocol.
+    pub proto: u8,
+    /// Addresses and ports, those of the first packet's sender first.
+    pub ends: [(std::net::IpAddr, u16); 2],
+    /// Packets and bytes that matched the state.
+    pub packets: u64,
+    /// As `packets`.
+    pub bytes: u64,
+    /// Milliseconds until it expires.
+    pub left: u64,
+}
+
+/// The states of one thread.
+#[derive(Debug)]
+pub struct StateTable {
+    /// Bits 32..64: hash; 0..32: entry + 1. 0: empty. A power of two, at least twice as many as entries.
+    buckets: Vec<u64>,
+    entries: Vec<Entry>,
+    max: usize,
+    free: u32,
+    oldest: u32,
+    newest: u32,
+    swept: usize,
+    limits: HashMap<LimitKey, u32, BuildHasherDefault<AddressHasher>>,
+    /// Key of each limit and its number of states.
+    limit_entries: Vec<(LimitKey, u32)>,
+    free_limits: Vec<u32>,
+    /// Counts of events.
+    pub counts: StateCounts,
+}
+
+impl StateTable {
+    /// Makes a table for at most `max` states.
+    pub fn new(max: usize) -> StateTable {
+        StateTable {
+            buckets: vec![0; (max * 2).next_power_of_two().max(2)],
+            entries: Vec::with_capacity(max),
+            max,
+            free: NONE,
+            oldest: NONE,
+            newest: NONE,
+            swept: 0,
+            limits: HashMap::with_capacity_and_hasher(MAX_LIMITS, BuildHasherDefault::default()),
+            limit_entries: Vec::with_capacity(MAX_LIMITS),
+            free_limits: Vec::with_capacity(MAX_LIMITS),
+            counts: StateCounts::default(),
+        }
+    }
+
+    /// Returns the rule of the packet's state, and counts the packet there. States of rules that no longer exist are
+    /// removed.
+    pub(crate) fn lookup(
+        &mut self,
+        h: &Headers,
+        name: u16,
+        bytes: u64,
+        now: u64,
+        exists: impl Fn(RuleId) -> bool,
+    ) -> Option<RuleId> {
+        if self.counts.states == 0 {
+            return None;
+        }
+        let (flow, swapped) = Flow::of(h)?;
+        let at = self.find(&flow, flow.hash(), name)?;
+        let entry = &self.entries[at as usize];
+        if entry.expires <= now || !exists(entry.rule) {
+            self.remove(at);
+            return None;
+        }
+        let direction = usize::from(entry.swapped != swapped);
+        if direction == 1 && !entry.answered {
+            self.unlink(at);
+            self.entries[at as usize].answered = true;
+        }
+        let entry = &mut self.entries[at as usize];
+        entry.update(h, direction, now);
+        entry.packets += 1;
+        entry.bytes += bytes;
+        Some(entry.rule)
+    }
+
+    /// Installs a state for the packet of a rule, or renews it. Returns false if the packet must be denied: the table
+    /// is full, or a limit reached. Frames that are not IP have no states.
+    pub(crate) fn install(&mut self, h: &Headers, rule: RuleId, option: StateOption, bytes: u64, now: u64) -> bool {
+        let Some((flow, swapped)) = Flow::of(h) else { return true };
+        let hash = flow.hash();
+        if let Some(at) = self.find(&flow, hash, option.name) {
+            if self.entries[at as usize].expires > now && self.entries[at as usize].rule == rule {
+                return true;
+            }
+            self.remove(at);
+        }
+        let limit = match option.limit {
+            None => NONE,
+            Some(limit) => match self.take_limit(&flow, swapped, rule, limit) {
+                Some(limit) => limit,
+                None => {
+                    self.counts.limited += 1;
+                    return false;
+                }
+            },
+        };
+        let Some(at) = self.allocate(now) else {
+            self.counts.full += 1;
+            self.release_limit(limit);
+            return false;
+        };
+        let mut entry = Entry {
+            flow,
+            hash,
+            swapped,
+            answered: false,
+            name: option.name,
+            rule,
+            flags: [0; 2],
+            ack: [0; 2],
+            acked: 0,
+            has_ack: 0,
+            expires: now,
+            packets: 1,
+            bytes,
+            limit,
+            prev: self.newest,
+            next: NONE,
+        };
+        entry.update(h, 0, now);
+        self.entries[at as usize] = entry;
+        match self.newest {
+            NONE => self.oldest = at,
+            newest => self.entries[newest as usize].next = at,
+        }
+        self.newest = at;
+        self.insert_bucket(hash, at);
+        self.counts.states += 1;
+        self.counts.created += 1;
+        true
+    }
+
+    /// Examines `n` entries for expired states, and removes these.
+    pub fn sweep(&mut self, n: usize, now: u64) {
+        for _ in 0..n.min(self.entries.len()) {
+            self.swept = if self.swept + 1 < self.entries.len() { self.swept + 1 } else { 0 };
+            let entry = &self.entries[self.swept];
+            if entry.packets > 0 && entry.expires <= now {
+                self.remove(self.swept as u32);
+            }
+        }
+    }
+
+    /// Returns the states that have not expired.
+    pub fn list(&self, now: u64) -> Vec<StateInfo> {
+        let live = self.entries.iter().filter(|entry| entry.packets > 0 && entry.expires > now);
+        live.map(|entry| {
+            let end = |i: usize| {
+                let i = i ^ usize::from(entry.swapped);
+                let address = match entry.flow.is_ipv6 {
+                    true => std::net::IpAddr::V6(entry.flow.addresses[i].into()),
+                    false => std::net::IpAddr::V4((entry.flow.addresses[i] as u32).into()),
+                };
+                (address, entry.flow.ports[i])
+            };
+            StateInfo {
+                rule: entry.rule,
+                proto: entry.flow.proto,
+                ends: [end(0), end(1)],
+                packets: entry.packets,
+                bytes: entry.bytes,
+                left: entry.expires - now,
+            }
+        })
+        .collect()
+    }
+
+    fn find(&self, flow: &Flow, hash: u32, name: u16) -> Option<u32> {
+        let mask = self.buckets.len() - 1;
+        let mut bucket = hash as usize & mask;
+        loop {
+            let word = self.buckets[bucket];
+            if word == 0 {
+                return None;
+            }
+            let at = word as u32 - 1;
+            if (word >> 32) as u32 == hash {
+                let entry = &self.entries[at as usize];
+                if entry.flow == *flow && (entry.name == name || name == ANY_STATE) {
+                    return Some(at);
+                }
+            }
+            bucket = (bucket + 1) & mask;
+        }
+    }
+
+    fn insert_bucket(&mut self, hash: u32, at: u32) {
+        let mask = self.buckets.len() - 1;
+        let mut bucket = hash as usize & mask;
+        while self.buckets[bucket] != 0 {
+            bucket = (bucket + 1) & mask;
+        }
+        self.buckets[bucket] = u64::from(hash) << 32 | u64::from(at + 1);
+    }
+
+    /// Removes an entry, and moves those that its bucket had displaced back.
+    fn remove(&mut self, at: u32) {
+        let entry = self.entries[at as usize];
+        let mask = self.buckets.len() - 1;
+        let mut hole = entry.hash as usize & mask;
+        while self.buckets[hole] as u32 != at + 1 {
+            hole = (hole + 1) & mask;
+        }
+        let mut next = hole;
+        loop {
+            next = (next + 1) & mask;
+            let word = self.buckets[next];
+            if word == 0 {
+                break;
+            }
+            let home = (word >> 32) as usize & mask;
+            // Whether its home is not in (hole, next].
+            if next.wrapping_sub(home) & mask >= next.wrapping_sub(hole) & mask {
+                self.buckets[hole] = word;
+                hole = next;
+            }
+        }
+        self.buckets[hole] = 0;
+        if !entry.answered {
+            self.unlink(at);
+        }
+        self.release_limit(entry.limit);
+        let entry = &mut self.entries[at as usize];
+        entry.packets = 0;
+        entry.next = self.free;
+        self.free = at;
+        self.counts.states -= 1;
+    }
+
+    /// Takes an entry out of the list of half-open states.
+    fn unlink(&mut self, at: u32) {
+        let Entry { prev, next, .. } = self.entries[at as usize];
+        match prev {
+            NONE => self.oldest = next,
+            prev => self.entries[prev as usize].next = next,
+        }
+        match next {
+            NONE => self.newest = prev,
+            next => self.entries[next as usize].prev = prev,
+        }
+    }
+
+    /// Returns an unused entry. If all are used, removes expired states, else the oldest half-open one.
+    fn allocate(&mut self, now: u64) -> Option<u32> {
+        if self.free == NONE && self.entries.len() < self.max {
+            self.entries.push(Entry::EMPTY);
+            return Some(self.entries.len() as u32 - 1);
+        }
+        if self.free == NONE {
+            self.sweep(SWEEP_WHEN_FULL, now);
+        }
+        if self.free == NONE && self.oldest != NONE {
+            self.remove(self.oldest);
+            self.counts.dropped_half_open += 1;
+        }
+        if self.free == NONE {
+            return None;
+        }
+        let at = self.free;
+        self.free = self.entries[at as usize].next;
+        Some(at)
+    }
+
+    /// Counts a state towards a limit. `None` if it is reached, or if too many different values are counted.
+    fn take_limit(&mut self, flow: &Flow, swapped: bool, rule: RuleId, limit: Limit) -> Option<u32> {
+        let (src, dst) = if swapped { (1, 0) } else { (0, 1) };
+        let pick = |bit: u8, value: u128| if limit.fields & bit != 0 { value } else { 0 };
+        let port = |bit: u8, value: u16| if limit.fields & bit != 0 { value } else { 0 };
+        let key = LimitKey {
+            slot: rule.slot,
+            generation: rule.generation,
+            proto: flow.proto,
+            is_ipv6: flow.is_ipv6,
+            addresses: [
+                pick(limit_field::SRC_ADDR, flow.addresses[src]),
+                pick(limit_field::DST_ADDR, flow.addresses[dst]),
+            ],
+            ports: [port(limit_field::SRC_PORT, flow.ports[src]), port(limit_field::DST_PORT, flow.ports[dst])],
+        };
+        if let Some(&at) = self.limits.get(&key) {
+            let count = &mut self.limit_entries[at as usize].1;
+            if *count >= limit.count {
+                return None;
+            }
+            *count += 1;
+            return Some(at);
+        }
+        let at = match self.free_limits.pop() {
+            Some(at) => at,
+            None if self.limit_entries.len() < MAX_LIMITS => {
+                self.limit_entries.push((key, 0));
+                self.limit_entries.len() as u32 - 1
+            }
+            None => return None,
+        };
+        self.limit_entries[at as usize] = (key, 1);
+        self.limits.insert(key, at);
+        Some(at)
+    }
+
+    fn release_limit(&mut self, at: u32) {
+        let Some((key, count)) = self.limit_entries.get_mut(at as usize) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.limits.remove(key);
+            self.free_limits.push(at);
+        }
+    }
+}
+
+impl Entry {
+    const EMPTY: Entry = Entry {
+        flow: Flow { addresses: [0; 2], ports: [0; 2], proto: 0, is_ipv6: false },
+        hash: 0,
+        swapped: false,
+        answered: false,
+        name: 0,
+        rule: RuleId { slot: 0, generation: 0 },
+        flags: [0; 2],
+        ack: [0; 2],
+        acked: 0,
+        has_ack: 0,
+        expires: 0,
+        packets: 0,
+        bytes: 0,
+        limit: NONE,
+        prev: NONE,
+        next: NONE,
+    };
+
+    /// Renews the lifetime. `direction`: 0 for packets that travel as the first one did.
+    fn update(&mut self, h: &Headers, direction: usize, now: u64) {
+        const SYN: u8 = tcp::SYN;
+        const BOTH: u8 = 3;
+        let lifetime = match h.proto {
+            proto::TCP => {
+                self.flags[direction] |= h.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST);
+                let [forward, back] = self.flags;
+                let closing = (forward | back) & tcp::FIN != 0;
+                let both_closing = forward & back & tcp::FIN != 0;
+                match (forward & SYN, back & SYN) {
+                    _ if (forward | back) & tcp::RST != 0 => LIFETIME_RST,
+                    (SYN, 0) if !closing => LIFETIME_SYN,
+                    (SYN, SYN) if both_closing => LIFETIME_FIN,
+                    (SYN, SYN) => {
+                        self.acknowledge(h, direction);
+                        // The lifetime is renewed once both sides acknowledged something.
+                        if self.acked != BOTH {
+                            return;
+                        }
+                        self.acked = 0;
+                        LIFETIME_ACK
+                    }
+                    _ => LIFETIME_RST,
+                }
+            }
+            proto::UDP | proto::UDPLITE => LIFETIME_UDP,
+            _ => LIFETIME_SHORT,
+        };
+        self.expires = now + lifetime;
+    }
+
+    /// Notes an acknowledgement that is not older than the last.
+    fn acknowledge(&mut self, h: &Headers, direction: usize) {
+        let bit = 1 << direction;
+        let is_older = self.has_ack & bit != 0 && (h.tcp_ack.wrapping_sub(self.ack[direction]) as i32) < 0;
+        if h.tcp_flags & tcp::ACK != 0 && !is_older {
+            self.ack[direction] = h.tcp_ack;
+            self.acked |= bit;
+            self.has_ack |= bit;
+        }
+    }
+}

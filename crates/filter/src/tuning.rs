@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Constants: lifetimes of states (ipfw's code, not its manual page), and bounds.
+
+/// Milliseconds that a TCP state lives after the last packet that confirmed it, once both sides sent SYN.
+pub(crate) const LIFETIME_ACK: u64 = 300_000;
+/// ... of which only a SYN was seen.
+pub(crate) const LIFETIME_SYN: u64 = 20_000;
+/// ... of which both sides sent FIN.
+pub(crate) const LIFETIME_FIN: u64 = 1_000;
+/// ... that was reset, or that began in the middle of a connection.
+pub(crate) const LIFETIME_RST: u64 = 1_000;
+/// ... of a UDP or UDP-Lite state.
+pub(crate) const LIFETIME_UDP: u64 = 10_000;
+/// ... of any other state.
+pub(crate) const LIFETIME_SHORT: u64 = 5_000;
+
+/// States that a full table examines for expired ones before it gives up a half-open one.
+pub(crate) const SWEEP_WHEN_FULL: usize = 64;
+/// States that are examined for expired ones in each batch of packets.
+pub const SWEEP_PER_BATCH: usize = 16;
+/// Different values that `limit` options count states for, at the same time (ipfw's `dyn_parent_max`).
+pub(crate) const MAX_LIMITS: usize = 4096;
+
+/// Rules that a packet can return to.
+pub(crate) const CALL_DEPTH: usize = 16;
+/// Calls of one packet; any more are skipped. ipfw has no bound: calls within calls could then take hours.
+pub(crate) const MAX_CALLS: u32 = 256;

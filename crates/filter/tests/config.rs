@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Commands, their output and their errors; states and counters across changes.
+
+use unetmap_filter::{Config, Direction, Engine, Headers, Now, Ruleset, Verdict, tcp};
+
+fn new() -> Config {
+    Config::new(["p}1", "eth0"], 1, false)
+}
+
+fn apply(config: &Config, script: &str) -> (Config, String) {
+    config.apply(script).unwrap_or_else(|e| panic!("{e}\n{script}"))
+}
+
+/// A TCP segment, or with `flags` 0 a UDP packet.
+fn frame(src: [u8; 5], dst: [u8; 5], flags: u8, ack: u32) -> Vec<u8> {
+    let mut frame = vec![0; 54];
+    frame[12..17].copy_from_slice(&[8, 0, 0x45, 0, 0]);
+    (frame[17], frame[22], frame[23]) = (40, 64, if flags == 0 { 17 } else { 6 });
+    frame[26..30].copy_from_slice(&src[..4]);
+    frame[30..34].copy_from_slice(&dst[..4]);
+    (frame[35], frame[37], frame[46], frame[47]) = (src[4], dst[4], 0x50, flags);
+    frame[42..46].copy_from_slice(&ack.to_be_bytes());
+    frame
+}
+
+const A: [u8; 5] = [10, 0, 0, 1, 99];
+const B: [u8; 5] = [10, 0, 0, 2, 80];
+
+fn evaluate(engine: &mut Engine, set: &Ruleset, frame: &[u8], seconds: u64) -> Verdict {
+    let headers = Headers::parse(frame, frame.len()).expect("a valid frame");
+    let now = Now { millis: seconds * 1000, seconds };
+    engine.states.sweep(64, now.millis);
+    engine.evaluate(set, &headers, Direction::Out, frame.len() as u64, now, |_| {})
+}
+
+#[test]
+fn rules_are_listed_as_ipfw_lists_them() {
+    let (config, echo) = apply(
+        &new(),
+        "add pass all from any to any\nadd 50 set 3 drop log logamount 5 { tcp or udp } from not 10.0.0.0/8,fe80::/10 \
+         to table(t) 80, 443 in // web\n"
+            .replace("add 50", "table t create\nadd 50")
+            .as_str(),
+    );
+    assert_eq!(
+        echo,
+        "00100 allow ip from any to any\n\
+         00050 deny log logamount 5 { tcp or udp } from not 10.0.0.0/8,fe80::/10 to table(t) 80,443 in // web\n"
+    );
+    let (config, list) = apply(&config, "set disable 3\nlist\nlist -S 50\nset show");
+    assert_eq!(
+        list,
+        "00100 allow ip from any to any\n65535 deny ip from any to any\n\
+         # DISABLED 00050 set 3 deny log logamount 5 { tcp or udp } from not 10.0.0.0/8,fe80::/10 to table(t) 80,443 in \
+         // web\n\
+         disable 3 enable 0 1 2 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30\n"
+    );
+    let (_, list) = apply(&config, "add 7 // only a comment\nadd check-state :x\ndelete 100\nlist 1-200");
+    assert!(
+        list.ends_with(
+            "00200 check-state :x\n00007 count ip from any to any // only a comment\n00200 check-state :x\n"
+        )
+    );
+}
+
+#[test]
+fn counters_are_shown_and_set_to_zero() {
+    let (config, _) = apply(&new(), "add 10 count ip from any to any\nadd 20 allow tcp from any to any");
+    let set = config.compile();
+    let mut engine = Engine::new(0, 16, 1);
+    for _ in 0..3 {
+        assert_eq!(evaluate(&mut engine, &set, &frame(A, B, tcp::SYN, 0), 5), Verdict::Accept);
+    }
+    assert_eq!(evaluate(&mut engine, &set, &frame(A, B, 0, 0), 5), Verdict::Deny);
+    // A new set counts on.
+    let (config, show) = apply(&config, "add 15 count udp from any to any\nshow");
+    assert_eq!(
+        show.split_once('\n').unwrap().1,
+        "00010 4 216 count ip from any to any\n00015 0   0 count udp from any to any\n\
+         00020 3 162 allow tcp from any to any\n65535 1  54 deny ip from any to any\n"
+    );
+    let (_, show) = apply(&config, "zero 10\nshow 10-20\nzero");
+    assert_eq!(
+        show,
+        "Entry 10 cleared.\n00010 0   0 count ip from any to any\n00015 0   0 count udp from any to any\n\
+         00020 3 162 allow tcp from any to any\nAccounting cleared.\n"
+    );
+}
+
+#[test]
+fn what_is_wrong_or_not_supported_is_refused_with_its_place() {
+    let config = apply(&new(), "add 10 allow ip from any to any\ntable t create").0;
+    for (script, line, column, part) in [
+        ("ad", 1, 1, "`ad` is no command"),
+        ("add 10", 1, 7, "give an action"),
+        ("add 65535 allow ip from any to any", 1, 5, "0 to 65534"),
+        ("add allow tcp from any to", 1, 26, "give an address"),
+        ("add 5 allow ip from any\n", 1, 24, "give `to`"),
+        ("\n# x\n  add nat 1 ip from any to any", 3, 7, "the action `nat` is not supported"),
+        ("add queue 1 ip from any to any", 1, 5, "`queue` is not supported"),
+        ("add allow ip from me to any", 1, 19, "`me` is not supported"),
+        ("add allow ip from 10.0.0.1/33 to any", 1, 19, "is no address"),
+        ("add allow ip from 10.0.0.0/24{9-300} to any", 1, 19, "last bytes"),
+        ("add allow ip from table(u) to any", 1, 19, "there is no table `u`"),
+        ("add allow tcp from any 80-22 to any", 1, 24, "N-M"),
+        ("add allow ip from any to any verrevpath", 1, 30, "`verrevpath` is not supported"),
+        ("add allow ip from any to any recv eth1", 1, 35, "the ports are p}1 and eth0"),
+        ("add allow ip from any to any { in or keep-state }", 1, 38, "alternative"),
+        ("add allow ip from any to any { in out }", 1, 35, "give `or` or `}`"),
+        ("add allow ip from any to any keep-state limit src-addr 1", 1, 41, "a rule has one of"),
+        ("add allow ip from any to any bogus", 1, 30, "no option"),
+        ("add allow fish from any to any", 1, 11, "`fish` is no protocol"),
+        ("add prob 1.5 allow ip from any to any", 1, 10, "0 to 1"),
+        ("add skipto ip from any to any", 1, 12, "rule number"),
+        ("delete 11", 1, 8, "there is no rule 11"),
+        ("table t add 10.0.0.1 x", 1, 22, "`x`: give ADDRESS"),
+        ("table u list", 1, 9, "there is no table `u`"),
+        ("table t create", 1, 9, "table t exists"),
+        ("table v create type mac", 1, 21, "`mac` are not supported"),
+        ("set disable 31", 1, 13, "always enabled"),
+        ("pipe 1 config bw 1Mbit/s", 1, 1, "`pipe` is not supported"),
+    ] {
+        let error = config.apply(script).unwrap_err();
+        assert_eq!((error.line, error.column), (line, column), "{script}: {error}");
+        assert!(error.message.contains(part), "{script}: {error}");
+    }
+}
+
+#[test]
+fn a_script_with_an_error_changes_nothing() {
+    let (config, before) = apply(&new(), "add 10 allow ip from any to any");
+    let many: String = (0..100_000).map(|i| format!("add deny ip from 10.0.0.{} to any\n", i % 256)).collect();
+    let error = config.apply(&format!("{many}add deny ip frm any to any")).unwrap_err();
+    assert_eq!((error.line, error.column), (100_001, 10));
+    assert_eq!(apply(&config, "list 10").1, before);
+}
+
+#[test]
+fn tables_are_changed_and_swapped() {
+    let (config, _) =
+        apply(&new(), "table a create type addr\ntable b create\ntable a add 10.0.0.1 7 10.1.0.0/16 2001:db8::/32 9");
+    let (config, list) = apply(
+        &config,
+        "table a list\ntable a lookup 10.1.2.3\ntable a swap b\ntable a info\ntable b delete 10.1.0.0/16",
+    );
+    assert_eq!(
+        list,
+        "--- table(a), set(0) ---\n10.0.0.1/32 7\n10.1.0.0/16 0\n2001:db8::/32 9\n10.1.2.3/32 0\n\
+         --- table(a), set(0) ---\n kindex: 0, type: addr\n items: 0\n"
+    );
+    let (config, _) = apply(&config, "add 10 allow ip from table(b) to any");
+    assert!(config.apply("table b destroy").unwrap_err().message.contains("rule 10 uses table b"));
+    let mut engine = Engine::new(0, 16, 1);
+    let mut verdict = |config: &Config| evaluate(&mut engine, &config.compile(), &frame(A, B, 0, 0), 1);
+    assert_eq!(verdict(&config), Verdict::Accept);
+    let (swapped, _) = apply(&config, "table a swap b");
+    assert_eq!((verdict(&swapped), verdict(&config)), (Verdict::Deny, Verdict::Accept));
+}
+
+#[test]
+fn states_live_as_long_as_their_rule_and_their_time() {
+    let script = "add 10 check-state\nadd 20 allow tcp from 10.0.0.1 to any setup keep-state\nadd 30 allow udp from 10.0.0.1 to any keep-state";
+    let (config, _) = apply(&new(), script);
+    let set = config.compile();
+    let mut engine = Engine::new(0, 16, 1);
+    let syn = frame(A, B, tcp::SYN, 0);
+    let syn_ack = frame(B, A, tcp::SYN | tcp::ACK, 1);
+    let ack = frame(A, B, tcp::ACK, 1);
+    assert_eq!(evaluate(&mut engine, &set, &syn_ack, 0), Verdict::Deny, "no state yet");
+    assert_eq!(evaluate(&mut engine, &set, &syn, 0), Verdict::Accept);
+    assert_eq!(evaluate(&mut engine, &set, &syn_ack, 19), Verdict::Accept);
+    assert_eq!(evaluate(&mut engine, &set, &ack, 19), Verdict::Accept);
+    assert_eq!(evaluate(&mut engine, &set, &ack, 318), Verdict::Accept, "300 s after both acknowledged");
+    assert_eq!(engine.states.list(318_000)[0].left, 1000, "one side alone renews nothing");
+    assert_eq!(evaluate(&mut engine, &set, &ack, 319), Verdict::Deny);
+
+    assert_eq!(evaluate(&mut engine, &set, &frame(A, B, 0, 0), 400), Verdict::Accept);
+    // The set is changed: the state stays. Its rule is deleted, and another one takes its number: the state goes.
+    let (config, _) = apply(&config, "add 5 count ip from any to any");
+    assert_eq!(evaluate(&mut engine, &config.compile(), &frame(B, A, 0, 0), 401), Verdict::Accept);
+    let (config, _) = apply(&config, "delete 30\nadd 30 allow udp from 10.0.0.9 to any keep-state");
+    assert_eq!(evaluate(&mut engine, &config.compile(), &frame(B, A, 0, 0), 402), Verdict::Deny);
+    assert_eq!(engine.states.counts.states, 0);
+}
+
+#[test]
+fn a_full_table_keeps_answered_flows_and_drops_the_oldest_other() {
+    let set = apply(&new(), "add allow ip from any to any keep-state").0.compile();
+    let mut engine = Engine::new(0, 3, 1);
+    let flow = |i: u8| (frame([10, 0, 0, i, 1], B, 0, 0), frame(B, [10, 0, 0, i, 1], 0, 0));
+    let mut send = |frame: &[u8]| (evaluate(&mut engine, &set, frame, 1), engine.states.counts);
+    for i in 1..=3 {
+        assert_eq!(send(&flow(i).0).0, Verdict::Accept);
+    }
+    assert_eq!(send(&flow(1).1).0, Verdict::Accept);
+    // Flow 1 was answered: flow 2 is the oldest that was not.
+    assert_eq!(send(&flow(4).0).1.dropped_half_open, 1);
+    assert_eq!(send(&flow(1).0).1.created, 4);
+    for i in [3, 4] {
+        assert_eq!(send(&flow(i).1).1.created, 4, "flow {i} is in the table");
+    }
+    let (verdict, counts) = send(&flow(5).0);
+    assert_eq!((verdict, counts.full, counts.states), (Verdict::Deny, 1, 3));
+}
+
+#[test]
+fn a_probability_drops_that_share() {
+    let set = apply(&new(), "add prob 0.25 deny ip from any to any\nadd allow ip from any to any").0.compile();
+    let mut engine = Engine::new(0, 16, 7);
+    let packet = frame(A, B, 0, 0);
+    let denied = (0..40_000).filter(|_| evaluate(&mut engine, &set, &packet, 1) == Verdict::Deny).count();
+    // Five standard deviations.
+    assert!((9567..=10433).contains(&denied), "{denied}");
+}
