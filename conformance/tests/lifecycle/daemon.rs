@@ -108,6 +108,27 @@ fn a_daemon_exits_on_a_signal_and_removes_its_socket() {
 }
 
 #[test]
+fn a_daemon_that_exits_leaves_the_socket_of_another() {
+    isolated(|home| {
+        let first = open("netmap:p{1");
+        let daemon = home.daemon();
+        // Whatever cleans the folder up removes the lock, too.
+        for path in [home.socket(), home.socket().with_extension("sock.lock")] {
+            fs::remove_file(&path).expect("a file of the daemon");
+        }
+        let second = hold("netmap:p{1");
+        until("another daemon serves", || home.socket().exists() && !home.snapshot().sessions.is_empty());
+        assert_ne!(home.daemon(), daemon);
+        kill_process(daemon, Signal::TERM).expect("our own daemon");
+        until("it ends", || !is_alive(daemon));
+        until("the port fails", || first.rxsync().is_err());
+        assert!(home.socket().exists());
+        drop(second);
+        home.assert_serves();
+    });
+}
+
+#[test]
 fn a_second_daemon_at_the_same_socket_refuses_to_start() {
     isolated(|home| {
         let _port = open("netmap:p{1");

@@ -43,6 +43,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -205,6 +206,7 @@ fn run(args: &Args) -> Result<(), String> {
         Some(fd) => inherited(fd)?,
         None => listen_here(&socket, &lock)?,
     };
+    let own_socket = file_at(&socket);
     process::reset_inherited_limits();
     let files = process::raise_fd_limit();
     let (admission, first_mem_id) = admission(args)?;
@@ -236,11 +238,18 @@ fn run(args: &Args) -> Result<(), String> {
         free && !waiting
     };
     server.run(signals.as_fd(), &mut service, idle, may_end).map_err(|e| e.to_string())?;
-    // The listener is still open, so no other daemon can have replaced the socket. The service manager listens on.
-    if managed_fd.is_none() {
+    // The listener is still open, so another daemon replaces the socket only after somebody removed it. The service
+    // manager listens on.
+    if managed_fd.is_none() && file_at(&socket) == own_socket {
         let _ = privileged::remove_socket(&socket);
     }
     Ok(())
+}
+
+/// Returns the device and inode of the file at a path, which tell whether it was replaced.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 /// Returns whom the daemon serves, and the first number of private regions. The system's daemon opens interfaces, and
