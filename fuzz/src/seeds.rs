@@ -4,7 +4,7 @@
 use unetmap_abi::*;
 use unetmap_core::control::wire;
 use unetmap_core::control::{
-    AttachRequest, ControlRequest as _, HelloRequest, KnobRequest, LockHolderRequest, NetmapRequest,
+    AttachRequest, ControlRequest as _, EventsRequest, HelloRequest, KnobRequest, LockHolderRequest, NetmapRequest,
     NextMonitorRequest, NicRequest, NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest,
 };
 use zerocopy::IntoBytes as _;
@@ -21,6 +21,7 @@ pub fn all() -> Vec<Seed> {
     seeds.extend(encoded.iter().map(|payload| message(NetmapRequest::KIND, payload)));
     let bare = [
         AttachRequest::KIND,
+        EventsRequest::KIND,
         HelloRequest::KIND,
         KnobRequest::KIND,
         LockHolderRequest::KIND,

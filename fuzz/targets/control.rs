@@ -8,8 +8,8 @@ use unetmap_core::control::monitor::MonitorReply;
 use unetmap_core::control::request::NetmapReply;
 use unetmap_core::control::wire::{self, Kind};
 use unetmap_core::control::{
-    AttachRequest, ControlRequest, HelloRequest, KnobRequest, LockHolderRequest, NetmapRequest, NextMonitorRequest,
-    NicRequest, NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest,
+    AttachRequest, ControlRequest, EventsRequest, HelloRequest, KnobRequest, LockHolderRequest, NetmapRequest,
+    NextMonitorRequest, NicRequest, NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest,
 };
 
 /// Decodes a payload if it is of this kind.
@@ -27,6 +27,7 @@ fn decode<R: ControlRequest>(kind: Kind, payload: &[u8]) {
 fuzz_target!(|bytes: &[u8]| {
     let Ok((kind, _, payload)) = wire::decode(bytes) else { return };
     decode::<AttachRequest>(kind, payload);
+    decode::<EventsRequest>(kind, payload);
     decode::<HelloRequest>(kind, payload);
     decode::<KnobRequest>(kind, payload);
     decode::<LockHolderRequest>(kind, payload);

@@ -11,6 +11,7 @@ mod caller;
 mod closer;
 mod confinement;
 mod endpoint;
+mod events;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod knobs;

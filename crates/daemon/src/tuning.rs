@@ -173,6 +173,18 @@ pub(crate) mod server {
     pub(crate) const REMEMBERED_USERS: usize = 1024;
 }
 
+/// The log of events.
+pub(crate) mod events {
+    /// Events that are kept of a user, and users whose events are kept: 5 MB at most, as an event takes 160 bytes with
+    /// its names.
+    pub(crate) const MAX_OF_USER: usize = 512;
+    pub(crate) const MAX_USERS: usize = 64;
+    /// Events of an answer: more are asked for again, so that none takes the control thread long.
+    pub(crate) const MAX_OF_ANSWER: usize = 1000;
+    /// Characters of the reason of a refusal.
+    pub(crate) const MAX_REASON: usize = 200;
+}
+
 /// Restrictions of the daemon.
 pub(crate) mod confinement {
     /// `oom_score_adj` of root's daemon: when memory runs out, every ordinary process is killed before, among them the

@@ -280,7 +280,7 @@ fn sessions(sessions: &Value, wide: bool) -> Vec<Vec<String>> {
 }
 
 /// The name of a process, as far as this one may know it: its number may be one of another PID namespace.
-fn program_name(pid: &Value) -> String {
+pub(crate) fn program_name(pid: &Value) -> String {
     let name = pid.as_u64().and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     name.map_or_else(|| "-".into(), |name| cell(&Value::from(name.trim_end())))
 }

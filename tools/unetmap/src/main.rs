@@ -5,6 +5,7 @@
 mod capture;
 mod config;
 mod doctor;
+mod events;
 mod knobs;
 mod ls;
 mod metrics;
@@ -37,6 +38,7 @@ struct Cli {
 enum Command {
     Ls(LsArgs),
     Top(TopArgs),
+    Events(events::EventsArgs),
     Nic(NicArgs),
     Vale(vale::ValeArgs),
     Vm(vm::VmArgs),
@@ -379,6 +381,7 @@ fn main() -> ExitCode {
     let result = match tool_common::parse::<Cli>().command {
         Command::Ls(args) => ls::run(args.users, args.json, args.wide),
         Command::Top(args) => top::run(Duration::from_secs_f64(args.interval), args.count, args.json),
+        Command::Events(args) => events::run(&args),
         Command::Nic(args) => nic_command(&args).and_then(|text| {
             let saved = if args.save { config::save(&args.interface) } else { Ok(()) };
             saved.and_then(|()| print("nic", &text))

@@ -19,12 +19,14 @@
 //!   KnobRequest            -->     the daemon's knobs, as JSON; see `sysctl`
 //!   NextMonitorRequest     -->     the next monitor of a session, and the descriptors of its mirror; see `monitor`
 //!   SnapshotRequest        -->     everything that `unetmap ls` shows, as JSON
+//!   EventsRequest          -->     what has happened since an event, as JSON; see `events`
 //! ```
 //! JSON stands in the reply; one that is too long for it, in a memfd. The daemon reads the next request of a connection
 //! when the reply has been received.
 
 pub mod binding;
 pub mod client;
+pub mod events;
 pub mod ioctl;
 pub mod legacy;
 pub mod monitor;
@@ -36,6 +38,7 @@ pub mod sysctl;
 pub mod vale;
 pub mod wire;
 
+pub use events::EventsRequest;
 pub use monitor::NextMonitorRequest;
 pub use nic::NicRequest;
 pub use node::NodeRequest;
@@ -54,6 +57,7 @@ mod tests {
         let kinds = [
             Kind::MORE_FDS,
             AttachRequest::KIND,
+            EventsRequest::KIND,
             HelloRequest::KIND,
             KnobRequest::KIND,
             LockHolderRequest::KIND,
@@ -67,6 +71,6 @@ mod tests {
         ];
         let mut numbers = kinds.map(|kind| kind.0);
         numbers.sort_unstable();
-        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
     }
 }

@@ -39,6 +39,7 @@ use unetmap_mem::ChannelPage;
 use crate::budget::{Amounts, Users};
 use crate::caller::Caller;
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
+use crate::events::EventLog;
 use crate::knobs::{KnobSources, Knobs};
 use crate::offsets::OffsetLayout;
 use crate::policy::{Access, Policy, PolicyFile};
@@ -275,6 +276,7 @@ pub(crate) struct Daemon {
     pub(crate) knob_sources: KnobSources,
     pub(crate) admission: Admission,
     pub(crate) users: Users,
+    pub(crate) events: EventLog,
     pub(crate) nics: NicState,
     pub(crate) vale: ValeState,
     pub(crate) monitors: MonitorState,
@@ -298,6 +300,7 @@ impl Daemon {
             knob_sources: KnobSources::default(),
             admission,
             users: Users::default(),
+            events: EventLog::default(),
         }
     }
 

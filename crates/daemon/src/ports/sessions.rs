@@ -15,6 +15,7 @@ use super::{Daemon, EndpointKey, Session, arrival, monitor, nic};
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::caller::Caller;
 use crate::endpoint::RingSelection;
+use crate::events::What;
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope};
@@ -68,6 +69,7 @@ impl Daemon {
                 return Err(refusal);
             }
         };
+        let is_first = !self.registry.endpoint(&at)?.0.in_use();
         self.registry.port_mut(&at.port)?.bind(at.index, &selection);
         let session = Session {
             port: at.port.clone(),
@@ -86,6 +88,7 @@ impl Daemon {
         };
         // From here on the session is registered, so that closing it undoes all of this.
         let id = self.registry.add_session(session);
+        self.log_opened(id, is_first);
         let answer = self.session_answer(id);
         match self.session_opened(&at).and(answer) {
             Ok((register, bound, fds)) => Ok(Registered { session: id, register, bound, fds, offsets }),
@@ -94,6 +97,26 @@ impl Daemon {
                 Err(e)
             }
         }
+    }
+
+    /// The name of a session's port, as snapshots have it.
+    pub(crate) fn port_name<'a>(&'a self, session: &'a Session) -> &'a str {
+        let port = self.registry.port(&session.port);
+        port.ok().and_then(|port| port.own_name()).unwrap_or(&session.name)
+    }
+
+    /// Adds the events of a session that was opened; `is_first` if its port was not open.
+    fn log_opened(&mut self, id: u64, is_first: bool) {
+        // Not the sessions of the daemon's own threads.
+        let Some(session) = self.registry.sessions.get(&id).filter(|session| session.pid != process::pid()) else {
+            return;
+        };
+        let (uid, pid, port) = (session.uid, session.pid, self.port_name(session).to_owned());
+        let (tx_rings, rx_rings) = (session.selection.tx.len(), session.selection.rx.len());
+        if is_first {
+            self.events.add(uid, What::PortOpened { port: port.clone() });
+        }
+        self.events.add(uid, What::SessionOpened { port, session: id, pid, tx_rings, rx_rings });
     }
 
     /// Returns how many extra buffers a session gets: those that it requests, up to a bound.
@@ -154,13 +177,21 @@ impl Daemon {
     pub(crate) fn close(&mut self, id: u64) {
         arrival::stop(self, id);
         let Some(session) = self.registry.sessions.remove(&id) else { return };
+        let port = self.port_name(&session).to_owned();
         let at = EndpointKey { port: session.port.clone(), index: session.endpoint };
         self.monitors.lists.remove(&id);
         if let Ok(port) = self.registry.port_mut(&at.port) {
             port.unbind(at.index, &session.selection);
         }
-        if !self.registry.endpoint(&at).is_ok_and(|(endpoint, _)| endpoint.in_use()) {
+        let is_last = !self.registry.endpoint(&at).is_ok_and(|(endpoint, _)| endpoint.in_use());
+        if is_last {
             monitor::end_monitors(self, &at);
+        }
+        if session.pid != process::pid() {
+            self.events.add(session.uid, What::SessionClosed { port: port.clone(), session: id, pid: session.pid });
+            if is_last {
+                self.events.add(session.uid, What::PortClosed { port });
+            }
         }
         // Reading all rings is necessary only if the program left a list of extra buffers.
         let has_list = session.iface.bufs_head() != BufIdx(0);

@@ -112,7 +112,13 @@ impl Daemon {
         if self.has_no_budget(scope.uid) {
             return Ok(());
         }
-        self.budget_check().check(scope.uid, more).inspect_err(|_| self.users.count_refusal(scope.uid))
+        self.budget_check().check(scope.uid, more).inspect_err(|refusal| self.budget_reached(scope.uid, refusal))
+    }
+
+    /// Counts a request that was refused as it exceeds a budget.
+    pub(crate) fn budget_reached(&mut self, uid: u32, refusal: &Refusal) {
+        self.users.count_refusal(uid);
+        self.events.budget_reached(uid, &refusal.why);
     }
 
     /// What users may have and have now.

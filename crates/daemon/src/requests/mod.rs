@@ -4,6 +4,7 @@
 //! To add a kind: write its handler in the file of its subject, and add a row to [`HANDLERS`]. The requests' types,
 //! with their encoding, are in the library that clients use, too.
 
+mod events;
 mod knobs;
 mod lock_holder;
 mod port;
@@ -14,7 +15,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 
 use unetmap_core::control::{
-    AttachRequest, ControlRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest,
+    AttachRequest, ControlRequest, EventsRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest,
     NextMonitorRequest, NicRequest, NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest, wire,
 };
 use unetmap_core::errno::{ENOMEM, EPROTO};
@@ -73,7 +74,7 @@ pub(crate) struct Answer {
 type Handler = fn(&mut Call<'_>) -> Reply;
 
 /// The handler of each kind of message.
-const HANDLERS: [(Kind, Handler); 11] = [
+const HANDLERS: [(Kind, Handler); 12] = [
     (HelloRequest::KIND, |_| Reply::Answer(Answer::default())),
     (LockHolderRequest::KIND, lock_holder::lock_holder),
     (NetmapRequest::KIND, port::netmap_request),
@@ -85,6 +86,7 @@ const HANDLERS: [(Kind, Handler); 11] = [
     (NodeRequest::KIND, node),
     (KnobRequest::KIND, |call| call.text(knobs::answer_request)),
     (SnapshotRequest::KIND, snapshot::snapshot),
+    (EventsRequest::KIND, |call| call.text(events::answer_request)),
 ];
 
 /// Answers a message.

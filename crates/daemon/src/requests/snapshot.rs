@@ -159,10 +159,9 @@ pub(super) fn snapshot(call: &mut Call<'_>) -> Reply {
 
 fn session(daemon: &Daemon, id: u64) -> Option<SessionSnapshot> {
     let session = daemon.registry.sessions.get(&id)?;
-    let port = daemon.registry.port(&session.port);
     Some(SessionSnapshot {
         id,
-        port: port.ok().and_then(|port| port.own_name()).unwrap_or(&session.name).into(),
+        port: daemon.port_name(session).into(),
         pid: session.pid,
         uid: session.uid,
         tx_rings: session.selection.tx.len(),

@@ -131,7 +131,9 @@ impl Server {
             self.daemon.check_admission(&caller)?;
         }
         let budgets = checks.budgets(&mut self.daemon);
-        budgets.check(peer.uid, Amounts::connection()).inspect_err(|_| self.daemon.users.count_refusal(peer.uid))
+        budgets
+            .check(peer.uid, Amounts::connection())
+            .inspect_err(|refusal| self.daemon.budget_reached(peer.uid, refusal))
     }
 
     /// Closes connections that have sent nothing since they were accepted; returns the time until the next is due.

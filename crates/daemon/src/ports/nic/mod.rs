@@ -337,10 +337,11 @@ impl Nic {
     }
 
     /// The interface's state or settings changed. Waiting programs are woken: a link that was down may send packets
-    /// now.
-    fn changed(&mut self, link: &Link) {
+    /// now. Returns whether it was set up or down.
+    fn changed(&mut self, link: &Link) -> bool {
         tracing::debug!(name = link.name, up = link.up, carrier = link.carrier, mtu = link.mtu, "interface changed");
-        if self.up != link.up {
+        let switched = self.up != link.up;
+        if switched {
             let state = if link.up { "up" } else { "down: no packets move before it is up" };
             tracing::info!(name = link.name, "the interface is {state}");
             self.up = link.up;
@@ -357,6 +358,7 @@ impl Nic {
         for ring in self.endpoint.tx.iter().chain(&self.endpoint.rx).filter(|ring| ring.binders() > 0) {
             ring.doorbell.notify();
         }
+        switched
     }
 
     /// The memory of the port's packets.

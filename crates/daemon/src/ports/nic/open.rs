@@ -20,6 +20,7 @@ use super::zero_copy::driver_offers_it;
 use super::{Nic, NicKey, NicPort};
 use crate::budget::Amounts;
 use crate::caller::Caller;
+use crate::events::What;
 use crate::policy::Access;
 use crate::ports::mediated::{self, Mediated};
 use crate::ports::vale::{attach_requests, persistent};
@@ -394,14 +395,32 @@ fn handle_events(daemon: &mut Daemon, netns: u64, events: Vec<LinkEvent>) {
 }
 
 fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
+    let mut changes = Vec::new();
     let nics = daemon.registry.all_mut::<NicPort>().filter_map(NicPort::here_mut);
     for nic in nics.filter(|nic| nic.key.netns == netns && nic.key.index == link.index) {
+        let port = || link.name.clone();
         if nic.name != link.name {
             tracing::info!(from = nic.name, to = link.name, "interface renamed");
-            nic.name.clone_from(&link.name);
+            let was = std::mem::replace(&mut nic.name, port());
+            changes.push((nic.key, What::LinkRenamed { port: port(), was }));
         }
-        nic.changed(link);
+        if nic.changed(link) {
+            let what = if link.up { What::LinkUp { port: port() } } else { What::LinkDown { port: port() } };
+            changes.push((nic.key, what));
+        }
     }
+    for (key, what) in changes {
+        log_change(daemon, key, what);
+    }
+}
+
+/// Adds an event of an interface, which belongs to its port's user; root attaches interfaces to switches.
+fn log_change(daemon: &mut Daemon, key: NicKey, what: What) {
+    let through_daemon = daemon.registry.all::<Mediated>().find(|port| port.nic() == key).map(Port::owner);
+    let direct =
+        || daemon.registry.get::<NicPort>(&PortKey::Nic(key)).map(Port::owner).filter(|uid| *uid != DAEMON_UID);
+    let uid = through_daemon.or_else(direct).unwrap_or(0);
+    daemon.events.add(uid, what);
 }
 
 fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
@@ -413,7 +432,8 @@ fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
     });
     if let Ok(Some(nic)) = find(daemon, netns, index) {
         tracing::info!(name = nic.name, "interface gone");
-        let key = nic.key;
+        let (key, port) = (nic.key, nic.name.clone());
+        log_change(daemon, key, What::LinkGone { port });
         daemon.registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::end);
         daemon.nics.work.check_later(key);
         monitor::end_monitors(daemon, &PortKey::Nic(key).into());

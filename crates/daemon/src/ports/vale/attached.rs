@@ -14,6 +14,7 @@ use unetmap_core::errno::{ENXIO, EPERM};
 
 use super::{ValeKey, ValePort, create};
 use crate::caller::Caller;
+use crate::events::What;
 use crate::ports::mediator::{self, Directions, MediatorThread};
 use crate::ports::nic::no_such_interface;
 use crate::ports::{Daemon, EndpointKey, PortKey};
@@ -106,6 +107,7 @@ pub(super) fn connect(
         }
     }
     tracing::info!(port = key.name(), "attached");
+    daemon.events.add(key.scope.uid, What::Attached { port: key.name() });
     let node = daemon.registry.nic(interface).and_then(|nic| nic.numa_node);
     let Some(port) = daemon.registry.get_mut::<ValePort>(&switch_port) else { return no_such_interface() };
     port.attachment = Some(AttachedInterface { interface: interface.clone(), side, threads, polling: false });
@@ -117,12 +119,13 @@ pub(super) fn connect(
 /// Detaches an interface, or its host rings.
 pub(super) fn disconnect(daemon: &mut Daemon, id: &PortKey) {
     let Some(port) = daemon.registry.get_mut::<ValePort>(id) else { return };
-    let name = port.key.name();
+    let (uid, name) = (port.key.scope.uid, port.key.name());
     let Some(AttachedInterface { interface, threads, .. }) = port.attachment.take() else { return };
     mediator::stop(daemon, threads);
     daemon.release_if_unused(id);
     daemon.release_if_unused(&interface);
     tracing::info!(port = name, "detached");
+    daemon.events.add(uid, What::Detached { port: name });
 }
 
 /// Detaches all ports to which `interface` is attached.

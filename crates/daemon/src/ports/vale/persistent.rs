@@ -30,6 +30,7 @@ use super::attached::{self, Side, check_root, check_system_daemon, disconnect};
 use super::{MAX_RINGS, ValeKey, ValePort, ValeState};
 use crate::caller::Caller;
 use crate::endpoint::Endpoint;
+use crate::events::What;
 use crate::ports::nic::{self, find_link, no_such_interface};
 use crate::ports::{Daemon, EndpointKey, PortKey, monitor};
 use crate::privileged;
@@ -340,6 +341,7 @@ pub(super) fn attach(
         let _ = detach(daemon, key);
     })?;
     tracing::info!(port = key.name(), "attached");
+    daemon.events.add(key.scope.uid, What::Attached { port: key.name() });
     Ok(daemon.vale.persistent.get(hidden).map(|port| port.place.1.into()))
 }
 
@@ -351,6 +353,7 @@ pub(super) fn detach(daemon: &mut Daemon, key: &ValeKey) -> Result<u32, Refusal>
     port.attached = None;
     connect_ends(daemon, hidden)?;
     tracing::info!(port = key.name(), "detached");
+    daemon.events.add(key.scope.uid, What::Detached { port: key.name() });
     Ok(index.into())
 }
 

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The log of events that `unetmap events` reads: the last ones of each user, in memory of a bounded size. A reader
+//! that is too slow is told how many it has missed; the daemon knows nothing about readers.
+//!
+//! An event has two numbers: among all, for readers that see everything, and among those of its user. Numbers have no
+//! gaps, so a reader computes from them what it has missed.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use unetmap_sys::process;
+
+use crate::tuning::events::{MAX_OF_ANSWER, MAX_OF_USER, MAX_REASON, MAX_USERS};
+
+/// What has happened.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub(crate) enum What {
+    /// The first session of a port.
+    PortOpened {
+        port: String,
+    },
+    /// The last session of a port was closed.
+    PortClosed {
+        port: String,
+    },
+    SessionOpened {
+        port: String,
+        session: u64,
+        pid: u32,
+        tx_rings: usize,
+        rx_rings: usize,
+    },
+    SessionClosed {
+        port: String,
+        session: u64,
+        pid: u32,
+    },
+    /// An interface became a port of a switch, or is no longer one.
+    Attached {
+        port: String,
+    },
+    Detached {
+        port: String,
+    },
+    /// An interface with an open port was set up or down, was renamed, or was deleted or moved to another namespace.
+    LinkUp {
+        port: String,
+    },
+    LinkDown {
+        port: String,
+    },
+    LinkRenamed {
+        port: String,
+        was: String,
+    },
+    LinkGone {
+        port: String,
+    },
+    /// A request was refused, as it exceeded a budget.
+    BudgetReached {
+        reason: String,
+    },
+}
+
+#[derive(Serialize)]
+struct Event {
+    /// Its number among all events, from 1.
+    #[serde(skip)]
+    number: u64,
+    /// Its number among those of its user, from 1.
+    #[serde(skip)]
+    number_of_user: u64,
+    /// Milliseconds since 1970.
+    time_ms: u64,
+    uid: u32,
+    #[serde(flatten)]
+    what: What,
+}
+
+/// The events of a user.
+#[derive(Default)]
+struct UserEvents {
+    /// Number of events so far, of which the last are kept.
+    count: u64,
+    kept: VecDeque<Event>,
+    /// When a budget was last reached.
+    budget_reached: Option<Instant>,
+}
+
+/// The events of all users.
+#[derive(Default)]
+pub(crate) struct EventLog {
+    count: u64,
+    users: BTreeMap<u32, UserEvents>,
+}
+
+/// The events after a number, as JSON.
+#[derive(Serialize)]
+struct Answer<'a> {
+    /// The daemon's process: another one counts anew.
+    pid: u32,
+    /// The number of the last one of these: later events come after it.
+    last: u64,
+    /// Events that were no longer kept.
+    missed: u64,
+    events: Vec<&'a Event>,
+}
+
+impl EventLog {
+    /// Adds an event of a user.
+    pub(crate) fn add(&mut self, uid: u32, what: What) {
+        if !self.users.contains_key(&uid) && self.users.len() >= MAX_USERS {
+            let last = |events: &UserEvents| events.kept.back().map_or(0, |event| event.number);
+            // The user whose last event is the oldest. Readers that see all users miss these events.
+            if let Some(quiet) = self.users.iter().min_by_key(|(_, events)| last(events)).map(|(uid, _)| *uid) {
+                self.users.remove(&quiet);
+            }
+        }
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.count += 1;
+        let events = self.users.entry(uid).or_default();
+        events.count += 1;
+        events.kept.push_back(Event {
+            number: self.count,
+            number_of_user: events.count,
+            time_ms: time.as_millis() as u64,
+            uid,
+            what,
+        });
+        if events.kept.len() > MAX_OF_USER {
+            events.kept.pop_front();
+        }
+    }
+
+    /// Adds the event that a budget was reached, at most once a second: a user may try again and again.
+    pub(crate) fn budget_reached(&mut self, uid: u32, reason: &str) {
+        let last = self.users.get(&uid).and_then(|events| events.budget_reached);
+        if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
+            self.add(uid, What::BudgetReached { reason: reason.chars().take(MAX_REASON).collect() });
+            self.users.entry(uid).or_default().budget_reached = Some(Instant::now());
+        }
+    }
+
+    /// Returns the events after number `after`, of a user or of all, the earliest first.
+    pub(crate) fn json(&self, only: Option<u32>, after: u64) -> serde_json::Result<String> {
+        let (count, number): (u64, fn(&Event) -> u64) = match only {
+            Some(uid) => (self.users.get(&uid).map_or(0, |events| events.count), |event| event.number_of_user),
+            None => (self.count, |event| event.number),
+        };
+        // The number of an earlier daemon, or of a user whose events were removed.
+        let after = if after > count { 0 } else { after };
+        let shown = self.users.iter().filter(|(uid, _)| only.is_none_or(|only| only == **uid));
+        let mut events: Vec<&Event> = shown
+            .flat_map(|(_, events)| events.kept.range(events.kept.partition_point(|event| number(event) <= after)..))
+            .collect();
+        events.sort_unstable_by_key(|event| event.number);
+        let complete = events.len() <= MAX_OF_ANSWER;
+        events.truncate(MAX_OF_ANSWER);
+        let last = events.last().filter(|_| !complete).map_or(count, |event| number(event));
+        let missed = last - after - events.len() as u64;
+        serde_json::to_string(&Answer { pid: process::pid(), last, missed, events })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(port: &str) -> What {
+        What::PortOpened { port: port.into() }
+    }
+
+    /// Reads all events; returns the names of their ports, and how many were missed.
+    fn read(log: &EventLog, only: Option<u32>, mut after: u64) -> (Vec<String>, u64) {
+        let (mut ports, mut missed) = (Vec::new(), 0);
+        loop {
+            let answer: serde_json::Value = serde_json::from_str(&log.json(only, after).unwrap()).unwrap();
+            let events = answer["events"].as_array().unwrap();
+            assert!(events.len() <= MAX_OF_ANSWER);
+            ports.extend(events.iter().filter_map(|event| event["port"].as_str()).map(str::to_owned));
+            missed += answer["missed"].as_u64().unwrap();
+            if events.is_empty() {
+                return (ports, missed);
+            }
+            after = answer["last"].as_u64().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_user_sees_its_own_events_and_what_it_missed() {
+        let mut log = EventLog::default();
+        for n in 0..MAX_OF_USER + 10 {
+            log.add(1, opened(&n.to_string()));
+        }
+        log.add(2, opened("other"));
+        assert_eq!(read(&log, Some(2), 0), (vec!["other".into()], 0));
+        let (ports, missed) = read(&log, Some(1), 0);
+        assert_eq!((ports.len(), &*ports[0], missed), (MAX_OF_USER, "10", 10));
+        assert_eq!(read(&log, Some(1), 12).1, 0);
+        let (ports, missed) = read(&log, None, 0);
+        assert_eq!((ports.len(), missed, ports.last().map(String::as_str)), (MAX_OF_USER + 1, 10, Some("other")));
+        assert_eq!(read(&log, Some(3), 0), (vec![], 0));
+    }
+
+    #[test]
+    fn users_are_bounded_and_a_flood_of_one_takes_no_events_of_others() {
+        let mut log = EventLog::default();
+        log.add(0, opened("first"));
+        (0..10 * MAX_OF_USER).for_each(|_| log.add(1, opened("flood")));
+        assert_eq!(read(&log, Some(0), 0), (vec!["first".into()], 0));
+        (0..MAX_USERS as u32).for_each(|uid| log.add(100 + uid, opened("many")));
+        assert_eq!(log.users.len(), MAX_USERS);
+        assert_eq!(read(&log, Some(0), 1), (vec![], 0), "its number is of the time before");
+        let (ports, missed) = read(&log, None, 0);
+        assert_eq!(ports.len() as u64 + missed, log.count);
+    }
+
+    #[test]
+    fn a_reached_budget_is_an_event_once_a_second() {
+        let mut log = EventLog::default();
+        (0..100).for_each(|_| log.budget_reached(1, &"x".repeat(10 * MAX_REASON)));
+        assert_eq!(log.count, 1);
+        assert!(log.json(None, 0).unwrap().len() < 2 * MAX_REASON);
+    }
+}

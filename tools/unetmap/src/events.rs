@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmap events`: what has happened to ports, sessions, interfaces and budgets, and what happens.
+//!
+//! The daemons keep events; that drops begin is noticed here, from two snapshots of the counters.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use serde_json::{Value, json};
+use tool_common::{print, stop_on_signals};
+use unetmap_core::control::events;
+
+use crate::ls::{cell, members, parse_reply, program_name};
+use crate::top::{RingCounters, RingKey, rates, rings_of};
+
+/// Time between two questions for events.
+const INTERVAL: Duration = Duration::from_millis(200);
+/// Time between two snapshots of the counters.
+const DROPS_INTERVAL: Duration = Duration::from_secs(1);
+/// Time without drops after which they begin again.
+const DROPS_END: Duration = Duration::from_secs(10);
+
+/// Show what has happened in the daemon: ports, sessions, interfaces, budgets.
+///
+/// Prints the last events that the daemon has kept. Users other than root and the daemon's own see their own only.
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Go on until a signal; also shows when a ring begins to drop packets
+    #[arg(short, long)]
+    follow: bool,
+
+    /// Print one JSON object per event
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was read so far.
+struct Reader {
+    json: bool,
+    /// Of the system's daemon and of the user's own: its process, and its last event.
+    seen: [(u64, u64); 2],
+    drops: Drops,
+}
+
+/// The rings that drop packets.
+#[derive(Default)]
+struct Drops {
+    /// When the counters were read, and what they were.
+    last: Option<(Instant, BTreeMap<RingKey, RingCounters>)>,
+    /// When each dropped for the last time.
+    dropping: BTreeMap<RingKey, Instant>,
+}
+
+/// Prints the events of the daemons; with `--follow` until a signal, or until nobody reads standard output.
+pub(crate) fn run(args: &EventsArgs) -> Result<u8, String> {
+    let failed = |why: String| format!("events: {why}");
+    let stop = stop_on_signals().map_err(failed)?;
+    let mut reader = Reader { json: args.json, seen: [(0, 0); 2], drops: Drops::default() };
+    loop {
+        let result = reader.read_events();
+        if !args.follow {
+            return result.map(|()| 0).map_err(failed);
+        }
+        // A daemon that ends meanwhile is asked again when another one runs.
+        if reader.drops.last.as_ref().is_none_or(|(at, _)| at.elapsed() >= DROPS_INTERVAL)
+            && let Ok(snapshots) = unetmap::snapshots()
+        {
+            let snapshots: Vec<Value> = snapshots.iter().filter_map(|text| parse_reply("events", text).ok()).collect();
+            for event in reader.drops.next(Instant::now(), &snapshots) {
+                reader.print(&event);
+            }
+        }
+        let next = Instant::now() + INTERVAL;
+        while !stop.load(Relaxed) && Instant::now() < next {
+            std::thread::sleep(INTERVAL / 4);
+        }
+        if stop.load(Relaxed) {
+            return Ok(0);
+        }
+    }
+}
+
+impl Reader {
+    /// Prints all events that were not printed yet.
+    fn read_events(&mut self) -> Result<(), String> {
+        loop {
+            let answers = events::read(self.seen.map(|(_, last)| last)).map_err(|e| e.to_string())?;
+            let mut more = false;
+            for (at, text) in answers.iter().enumerate().filter_map(|(at, text)| Some((at, text.as_ref()?))) {
+                let answer = parse_reply("events", text)?;
+                let pid = answer["pid"].as_u64().unwrap_or(0);
+                if self.seen[at].0 != pid && self.seen[at].1 != 0 {
+                    // Another daemon, which counts from 1.
+                    self.seen[at] = (pid, 0);
+                    more = true;
+                    continue;
+                }
+                let missed = answer["missed"].as_u64().unwrap_or(0);
+                if missed > 0 {
+                    self.print(&json!({"event": "missed", "time_ms": now_ms(), "events": missed}));
+                }
+                members(&answer["events"]).for_each(|event| self.print(event));
+                more |= members(&answer["events"]).next().is_some();
+                self.seen[at] = (pid, answer["last"].as_u64().unwrap_or(0));
+            }
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    fn print(&self, event: &Value) {
+        print(&if self.json { format!("{event}\n") } else { line(event) });
+    }
+}
+
+impl Drops {
+    /// Returns an event for each ring that began to drop packets since the last call.
+    fn next(&mut self, now: Instant, snapshots: &[Value]) -> Vec<Value> {
+        let rings: BTreeMap<RingKey, RingCounters> = snapshots.iter().flat_map(rings_of).collect();
+        let owners: BTreeMap<String, Value> = snapshots
+            .iter()
+            .flat_map(|all| members(&all["sessions"]))
+            .map(|session| (cell(&session["port"]), session["uid"].clone()))
+            .collect();
+        let mut begun = Vec::new();
+        if let Some((at, before)) = &self.last {
+            for rate in rates(before, &rings, now - *at).into_iter().filter(|rate| rate.lost > 0.0) {
+                let (_, port, dir, id) = rate.key.clone();
+                let last = self.dropping.insert(rate.key, now);
+                if last.is_none_or(|last| now - last >= DROPS_END) {
+                    let uid = owners.get(&port).cloned().unwrap_or_default();
+                    begun.push(json!({"time_ms": now_ms(), "uid": uid, "event": "drops-began", "port": port,
+                        "dir": dir, "ring": id, "per_second": rate.lost.round()}));
+                }
+            }
+        }
+        self.dropping.retain(|key, last| rings.contains_key(key) && now - *last < DROPS_END);
+        self.last = Some((now, rings));
+        begun
+    }
+}
+
+/// Milliseconds since 1970.
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+/// Formats an event: time, user, port, and what happened.
+fn line(event: &Value) -> String {
+    let of = |key: &str| cell(&event[key]);
+    let process = || format!("{} ({})", program_name(&event["pid"]), of("pid"));
+    let what = match event["event"].as_str().unwrap_or_default() {
+        "session-opened" => {
+            format!("session opened by {}: {} tx and {} rx rings", process(), of("tx_rings"), of("rx_rings"))
+        }
+        "session-closed" => format!("session of process {} closed", of("pid")),
+        "link-renamed" => format!("interface renamed, was {}", of("was")),
+        "link-gone" => "interface gone".into(),
+        "budget-reached" => format!("request refused: {}", of("reason")),
+        "drops-began" => {
+            format!("drops begin at {} {}: {} packets per second", of("dir"), of("ring"), of("per_second"))
+        }
+        "missed" => format!("{} events missed: the daemon keeps the last ones only", of("events")),
+        // port-opened, port-closed, attached, detached, link-up, link-down.
+        other => cell(&Value::from(other)).replace('-', " "),
+    };
+    let time = event["time_ms"].as_u64().map_or_else(|| "-".into(), utc);
+    format!("{time} {:>5} {:<16} {what}\n", of("uid"), of("port"))
+}
+
+/// Formats a time as RFC 3339 has it, in UTC.
+fn utc(ms: u64) -> String {
+    let (days, of_day) = (ms / 86_400_000, ms % 86_400_000);
+    // Years begin in March here, so that a leap day is the last day; 146097 days are 400 years.
+    let since = days + 719_468;
+    let (era, day) = (since / 146_097, since % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (date, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (seconds, ms) = (of_day / 1000, of_day % 1000);
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{date:02}T{hours:02}:{minutes:02}:{seconds:02}.{ms:03}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_formatted() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00.007Z"),
+            (951_782_399, "2000-02-28T23:59:59.007Z"),
+            (951_782_400, "2000-02-29T00:00:00.007Z"),
+            (951_868_800, "2000-03-01T00:00:00.007Z"),
+            (1_767_225_599, "2025-12-31T23:59:59.007Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.007Z"),
+        ] {
+            assert_eq!(utc(seconds * 1000 + 7), text);
+        }
+    }
+
+    #[test]
+    fn drops_begin_once_and_again_after_a_pause() {
+        let snapshot = |dropped: u64| {
+            json!({"daemon": {"pid": 1}, "sessions": [{"port": "p", "uid": 7}], "ports": [{"name": "p", "kind": "pipe",
+                "rings": [{"dir": "rx", "id": 0, "crossed": 10, "batches": 1, "queued": 0, "dropped": dropped}]}]})
+        };
+        let (mut drops, start) = (Drops::default(), Instant::now());
+        let mut at = |seconds, dropped| drops.next(start + Duration::from_secs(seconds), &[snapshot(dropped)]);
+        assert!(at(0, 5).is_empty(), "what was dropped before is none");
+        let begun = at(1, 7);
+        assert_eq!((begun.len(), &begun[0]["per_second"], &begun[0]["uid"]), (1, &json!(2.0), &json!(7)));
+        assert!(at(2, 9).is_empty());
+        assert!(at(3, 9).is_empty());
+        assert!(at(4, 10).is_empty());
+        assert!(at(14, 10).is_empty());
+        assert_eq!(at(15, 11).len(), 1);
+    }
+
+    #[test]
+    fn events_are_lines() {
+        let event = json!({"time_ms": 0, "uid": 0, "event": "link-down", "port": "eth0"});
+        assert_eq!(line(&event), "1970-01-01T00:00:00.000Z     0 eth0             link down\n");
+        let event = json!({"time_ms": 0, "uid": 5, "event": "budget-reached", "reason": "x\u{1b}[2J"});
+        assert!(line(&event).ends_with("request refused: x?[2J\n"), "{}", line(&event));
+    }
+}
