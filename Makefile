@@ -23,8 +23,8 @@ MINUTES ?= 60
 SECONDS ?= 60
 BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
-PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge lb vale-ctl unetmap-examples
-PROGRAMS := unetmapd unetmap pkt-gen bridge lb vale-ctl
+PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge unetmap-fw lb vale-ctl unetmap-examples
+PROGRAMS := unetmapd unetmap pkt-gen bridge unetmap-fw lb vale-ctl
 # Examples that `unetmap bench` runs; they are not installed into bin.
 HELPERS := collector scrubber
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)

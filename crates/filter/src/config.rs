@@ -46,6 +46,8 @@ pub struct Config {
     /// By number; `None` for numbers without a table.
     contents: Vec<Option<Arc<Table>>>,
     states: Vec<String>,
+    /// Number of commands that may have changed what is evaluated.
+    revision: u64,
     /// Bitmap of the sets that are evaluated.
     enabled: u32,
     /// Generation of each slot of rules.
@@ -110,6 +112,7 @@ impl Config {
             tables: BTreeMap::new(),
             contents: Vec::new(),
             states: vec!["default".into()],
+            revision: 0,
             enabled: !0,
             generations: vec![0],
             free_slots: Vec::new(),
@@ -133,9 +136,27 @@ impl Config {
         Ok((config, output))
     }
 
+    /// As [`Config::apply`], from a configuration with the default rule alone: the script replaces all rules and
+    /// tables.
+    ///
+    /// # Errors
+    /// As [`Config::apply`].
+    pub fn replace(&self, script: &str) -> Result<(Config, String)> {
+        let mut config = self.clone();
+        config.remove(|_| true);
+        config.revision += 1;
+        (config.tables, config.contents, config.enabled) = (BTreeMap::new(), Vec::new(), !0);
+        config.apply(script)
+    }
+
     /// Compiles the rules.
     pub fn compile(&self) -> Ruleset {
         Ruleset::new(self.rules.clone(), self.contents.clone(), self.enabled)
+    }
+
+    /// Whether a configuration that was made from this one may decide otherwise.
+    pub fn is_changed_by(&self, later: &Config) -> bool {
+        self.revision != later.revision
     }
 
     /// Returns the rules in order.
@@ -149,6 +170,9 @@ impl Config {
     }
 
     fn command(&mut self, words: &mut Words<'_>, output: &mut String) -> Result<()> {
+        if !matches!(words.peek(), Some("list" | "show" | "zero" | "resetlog")) {
+            self.revision += 1;
+        }
         match words.required("a command, such as add")? {
             "add" => self.add(words, output)?,
             "delete" => self.delete(words)?,

@@ -34,6 +34,24 @@ pub struct Rule {
     pub counters: Arc<RuleCounters>,
 }
 
+impl Rule {
+    /// Returns the action as logs name it.
+    pub fn action_name(&self) -> &'static str {
+        match self.action {
+            Action::Allow => "Accept",
+            Action::Deny => "Deny",
+            Action::Count => "Count",
+            Action::SkipTo(_) => "SkipTo",
+            Action::Call(_) => "Call",
+            Action::Return => "Return",
+            Action::CheckState => "Check-state",
+            Action::Unreach(1) => "Reject",
+            Action::Unreach(_) | Action::Unreach6(_) => "Unreach",
+            Action::Reset | Action::Reset6 => "Reset",
+        }
+    }
+}
+
 /// Names a rule for as long as it exists: the slot is used again after the rule was deleted, with another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleId {

@@ -2,12 +2,14 @@
 //! Shared code of the command-line tools: port names, output, signals and exit codes.
 #![forbid(unsafe_code)]
 
+pub mod forward;
 pub mod port;
 pub mod rule;
 #[cfg(feature = "testing")]
 pub mod testing;
 
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
@@ -74,6 +76,15 @@ pub fn stop_on_signals() -> Result<&'static AtomicBool, String> {
             .map_err(|e| format!("cannot catch signal {signal}: {e}"))?;
     }
     Ok(&STOP)
+}
+
+/// Returns the path of the socket at which a firewall of this user listens for `unetmap fw`.
+///
+/// # Errors
+/// The daemon's folder cannot be created, or belongs to another user.
+pub fn fw_socket() -> Result<PathBuf, String> {
+    let daemon = unetmap_core::control::client::own_socket().map_err(|e| e.to_string())?;
+    Ok(daemon.with_file_name("unetmap-fw.sock"))
 }
 
 /// Waits for `wait`, or until the flag is set: some links come up slowly after a port was opened.

@@ -150,7 +150,8 @@ impl Drop for TestProcess {
 /// Checks that the man page at `path` is the one generated from the flags and the other sections. With `UPDATE_MAN` in
 /// the environment, writes it first.
 pub fn check_manual(command: clap::Command, synopsis: &[u8], rest: &[u8], path: &str) {
-    let man = Man::new(command).section("8").manual("unetmap");
+    let section = path.rsplit('.').next().unwrap_or("8");
+    let man = Man::new(command).section(section).manual("unetmap");
     let mut page = Vec::new();
     let rendered = man
         .render_title(&mut page)

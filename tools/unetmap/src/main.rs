@@ -6,6 +6,7 @@ mod capture;
 mod config;
 mod doctor;
 mod events;
+mod fw;
 mod knobs;
 mod ls;
 mod metrics;
@@ -42,6 +43,7 @@ enum Command {
     Nic(NicArgs),
     Vale(vale::ValeArgs),
     Vm(vm::VmArgs),
+    Fw(fw::FwArgs),
     Node(NodeArgs),
     Get(GetArgs),
     Set(SetArgs),
@@ -394,6 +396,7 @@ fn main() -> ExitCode {
             saved.and_then(|()| print("vale", &text))
         }),
         Command::Vm(args) => vm::run(&args),
+        Command::Fw(args) => fw::run(&args).and_then(|text| print("fw", &text)),
         Command::Config(args) => config::run(&args),
         Command::Metrics(args) => metrics::run(args.listen.as_deref()),
         Command::Node(NodeArgs { action, json }) => {

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmap-fw` and `unetmap fw`: rules between ports of each kind, and their changes under traffic.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use conformance::home::Guard;
+use conformance::net::{take, transmit};
+use conformance::traffic::open;
+use conformance::{Home, isolated, program, until};
+use lab::{Lab, VethOptions};
+use rustix::process::Signal;
+use serde_json::Value;
+use unetmap::Port;
+
+/// A running firewall.
+struct Fw(Guard);
+
+impl Fw {
+    /// Starts it with a file of rules; returns when it works.
+    #[track_caller]
+    fn start(home: &Home, mut command: Command, ports: &str, rules: &str) -> Fw {
+        let path = home.folder().join("rules");
+        fs::write(&path, rules).expect("a file");
+        command.args(ports.split_whitespace()).args(["-w", "0", "--json", "--rules"]).arg(&path);
+        let mut fw = Guard::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+        let lines = BufReader::new(fw.0.stderr.as_mut().expect("piped")).lines();
+        let seen: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.starts_with("Ready")).collect();
+        assert!(fw.0.try_wait().expect("our child").is_none(), "{seen:?}");
+        Fw(fw)
+    }
+
+    #[track_caller]
+    fn plain(home: &Home, ports: &str, rules: &str) -> Fw {
+        Fw::start(home, Command::new(program("unetmap-fw")), ports, rules)
+    }
+
+    /// Stops it by SIGINT; returns its summary.
+    #[track_caller]
+    fn summary(mut self) -> Value {
+        self.0.signal(Signal::INT);
+        let mut text = String::new();
+        self.0.0.stdout.take().expect("piped").read_to_string(&mut text).expect("text");
+        assert!(self.0.wait().success(), "{text}");
+        serde_json::from_str(text.lines().last().unwrap_or_default()).expect("an object")
+    }
+}
+
+/// Runs `unetmap fw`: its output, or its error.
+fn fw(command: &str) -> Result<String, String> {
+    let output = Command::new(program("unetmap")).arg("fw").args(command.split_whitespace()).output().expect("it runs");
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+/// A packet from 10.0.0.`src` to port `port` of 10.0.0.`dst`: UDP, or TCP with flags; `seq` is its payload.
+fn packet(ends: (u8, u8), port: u16, flags: u8, seq: u32) -> Vec<u8> {
+    let mut bytes = vec![2, 0, 0, 0, 0, ends.1, 2, 0, 0, 0, 0, ends.0, 8, 0];
+    bytes.extend([0x45, 0, 0, 46, 0, 0, 0, 0, 64, if flags == 0 { 17 } else { 6 }, 0, 0]);
+    bytes.extend([10, 0, 0, ends.0, 10, 0, 0, ends.1]);
+    bytes.extend([1000u16, port].into_iter().flat_map(u16::to_be_bytes));
+    bytes.extend([0; 8]);
+    bytes.extend([0x50, flags, 0, 0, 0, 0, 0, 0]);
+    bytes.extend(seq.to_be_bytes());
+    bytes.resize(60, 0);
+    bytes
+}
+
+/// The number in a packet of the test; `None` for others.
+fn seq(bytes: &[u8]) -> Option<u32> {
+    let ours = bytes.len() == 60 && bytes[26..29] == [10, 0, 0];
+    ours.then(|| u32::from_be_bytes(bytes[54..58].try_into().expect("4 bytes")))
+}
+
+/// Receives until `n` packets of the test have come.
+#[track_caller]
+fn receive(port: &Port, n: usize) -> Vec<Vec<u8>> {
+    let mut all: Vec<Vec<u8>> = Vec::new();
+    until("the packets pass", || {
+        port.rxsync().expect("the daemon runs");
+        all.extend(take(port, 0).into_iter().filter(|bytes| seq(bytes).is_some()));
+        port.rxsync().expect("the daemon runs");
+        all.len() >= n
+    });
+    all
+}
+
+#[test]
+fn rules_decide_between_pipes_and_switch_ports() {
+    isolated(|home| {
+        // One region: buffers are exchanged. Two regions, and ports of switches: packets are copied.
+        for (near, far, ports, zero_copy) in [
+            ("netmap:a{1", "netmap:a}2", "a}1 a{2", true),
+            ("netmap:b{1", "netmap:c}1", "b}1 c{1", false),
+            ("vale0:t", "vale1:t", "vale0:f vale1:f", false),
+        ] {
+            let rules = "add 10 count udp from any to any\nadd 20 deny udp from any to any 22\n\
+                         add 30 allow udp from 10.0.0.0/24 to any in\nadd 40 allow udp from any to any 53 out";
+            let running = Fw::plain(home, ports, rules);
+            let (near, far) = (open(near), open(far));
+            let sent: Vec<_> = (0..300).map(|i| packet((1, 2), [22, 53, 80][i as usize % 3], 0, i)).collect();
+            transmit(&near, 0, &sent, 2048);
+            let got: Vec<_> = receive(&far, 100).iter().filter_map(|bytes| seq(bytes)).collect();
+            assert_eq!(got, (0..300).filter(|i| i % 3 == 1).collect::<Vec<_>>(), "{ports}");
+            let back: Vec<_> = (0..50).map(|i| packet((2, 1), 80, 0, i)).collect();
+            transmit(&far, 0, &back, 2048);
+            assert_eq!(receive(&near, 50), back, "{ports}");
+            let shown: Value = serde_json::from_str(&fw("--json show").unwrap()).expect("an object");
+            let packets: Vec<_> = (0..5).map(|i| shown["rules"][i]["packets"].as_u64().unwrap()).collect();
+            assert_eq!(packets, [350, 100, 50, 100, 100], "{ports}: {shown}");
+            let summary = running.summary();
+            assert_eq!(
+                [&summary["passed"], &summary["dropped"], &summary["zero_copy"]],
+                [&Value::from(150), &Value::from(200), &Value::from(zero_copy)],
+                "{ports}: {summary}"
+            );
+        }
+    });
+}
+
+#[test]
+fn rules_and_tables_change_under_traffic_without_loss() {
+    const PACKETS: u32 = 60_000;
+    isolated(|home| {
+        let rules = "add 5 count ip from any to any\nadd 100 allow udp from any to any 53\n\
+                     table one create\ntable two create";
+        let running = Fw::plain(home, "a}1 a{2", rules);
+        let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
+        let list = home.folder().join("list");
+        let addresses: String =
+            (0..20_000).map(|i| format!("table two add 172.16.{}.{}\n", i / 256, i % 256)).collect();
+        fs::write(&list, format!("{rules}\n{addresses}add 20 deny ip from table(two) to any")).expect("a file");
+        let done = AtomicBool::new(false);
+        let changes = std::thread::scope(|scope| {
+            let changer = scope.spawn(|| {
+                let mut changes = 0;
+                while !done.load(Relaxed) {
+                    fw("add 50 deny udp from 10.9.0.0/16 to any").expect("a rule");
+                    fw("table one add 10.0.0.7 192.0.2.0/24").expect("entries");
+                    fw("table one swap two").expect("tables");
+                    fw("delete 50").expect("a rule");
+                    changes += 4;
+                }
+                fw(&format!("load {}", list.display())).expect("a file");
+                changes + 1
+            });
+            scope.spawn(|| {
+                for begin in (0..PACKETS).step_by(500) {
+                    let batch: Vec<_> = (begin..begin + 500).map(|i| packet((1, 2), 53, 0, i)).collect();
+                    transmit(&near, 0, &batch, 2048);
+                }
+            });
+            let got: Vec<_> = receive(&far, PACKETS as usize).iter().filter_map(|bytes| seq(bytes)).collect();
+            assert_eq!(got, (0..PACKETS).collect::<Vec<_>>());
+            // The rule that stayed has counted each packet.
+            let show = fw("show 5").unwrap();
+            done.store(true, Relaxed);
+            assert!(show.starts_with(&format!("00005 {PACKETS} ")), "{show}");
+            changer.join().expect("no panic")
+        });
+        assert!(fw("table two info").unwrap().contains("items: 20000"));
+        // From the list.
+        let mut listed = packet((1, 2), 53, 0, 1);
+        listed[26..30].copy_from_slice(&[172, 16, 1, 1]);
+        transmit(&near, 0, &[listed, packet((1, 2), 53, 0, 2)], 2048);
+        assert_eq!(receive(&far, 1).iter().filter_map(|bytes| seq(bytes)).collect::<Vec<_>>(), [2]);
+        conformance::home::summary(&format!(
+            "{changes} changes of rules and tables under {PACKETS} packets, none lost"
+        ));
+        drop(running);
+    });
+}
+
+#[test]
+fn an_error_leaves_the_rules_as_they_were() {
+    isolated(|home| {
+        let running = Fw::plain(home, "a}1 a{2", "add 10 allow udp from any to any 53");
+        let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
+        let wrong = home.folder().join("wrong");
+        fs::write(&wrong, "add deny ip from any to any\nadd alow ip from any to any").expect("a file");
+        for (command, part) in [
+            ("add 5 deny udp from any to any 99999", "fw: line 1, column 32: `99999`"),
+            ("add 5 fwd 10.0.0.1 ip from any to any", "column 7: the action `fwd` is not supported"),
+            ("delete 11", "there is no rule 11"),
+            (&format!("load {}", wrong.display()), "line 2, column 5: `alow` is no action"),
+            ("load /nonexistent", "/nonexistent"),
+        ] {
+            let error = fw(command).unwrap_err();
+            assert!(error.contains(part), "{command}: {error}");
+        }
+        transmit(&near, 0, &[packet((1, 2), 53, 0, 7)], 2048);
+        assert_eq!(seq(&receive(&far, 1)[0]), Some(7));
+        assert_eq!(fw("list").unwrap(), "00010 allow udp from any to any 53\n65535 deny ip from any to any\n");
+
+        let second = Command::new(program("unetmap-fw")).args(["d}1", "d{2", "-w", "0"]).output().expect("it runs");
+        let error = String::from_utf8_lossy(&second.stderr).into_owned();
+        assert!(!second.status.success() && error.contains("--control PATH"), "{error}");
+        drop(running.summary());
+        let error = fw("list").unwrap_err();
+        assert!(error.contains("no firewall listens"), "{error}");
+        let refused = Command::new(program("unetmap-fw")).args(["d}1", "d{2", "--rules"]).arg(&wrong).output().unwrap();
+        let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(1) && error.contains("line 2, column 5"), "{error}");
+    });
+}
+
+#[test]
+fn states_admit_answers_and_resets_refuse_the_rest() {
+    const SYN: u8 = 2;
+    isolated(|home| {
+        let rules = "add check-state\nadd allow udp from any to any 53 out keep-state\n\
+                     add reset log logamount 1 tcp from any to any\nadd unreach port udp from any to any";
+        let running = Fw::plain(home, "a}1 b{1", rules);
+        let (near, far) = (open("netmap:a{1"), open("netmap:b}1"));
+        // The answer of nobody's question, then a question and its answer.
+        let mut answer = packet((2, 1), 1000, 0, 2);
+        answer[34..36].copy_from_slice(&53u16.to_be_bytes());
+        transmit(&far, 0, &[answer.clone()], 2048);
+        let refused = receive_any(&far);
+        assert_eq!((refused[23], refused[34], refused[35]), (1, 3, 3), "an ICMP error");
+        assert_eq!(refused[42..70], answer[14..42], "it quotes the packet");
+        transmit(&near, 0, &[packet((1, 2), 53, 0, 1)], 2048);
+        assert_eq!(seq(&receive(&far, 1)[0]), Some(1));
+        transmit(&far, 0, &[answer], 2048);
+        assert_eq!(seq(&receive(&near, 1)[0]), Some(2));
+
+        transmit(&near, 0, &[packet((1, 2), 80, SYN, 3)], 2048);
+        let reset = receive_any(&near);
+        assert_eq!((reset[23], &reset[26..34], reset[47]), (6, &[10, 0, 0, 2, 10, 0, 0, 1][..], 0x14), "RST, ACK");
+        let shown: Value = serde_json::from_str(&fw("--json show").unwrap()).expect("an object");
+        assert_eq!((&shown["states"]["now"], &shown["replies"]), (&Value::from(1), &Value::from(2)), "{shown}");
+        running.summary();
+    });
+}
+
+/// Returns the next packet, which is not of the test's own form.
+#[track_caller]
+fn receive_any(port: &Port) -> Vec<u8> {
+    let mut all = Vec::new();
+    until("a packet comes", || {
+        port.rxsync().expect("the daemon runs");
+        all.extend(take(port, 0));
+        port.rxsync().expect("the daemon runs");
+        !all.is_empty()
+    });
+    all.swap_remove(0)
+}
+
+#[test]
+fn a_firewall_between_interfaces_admits_connections_one_way() {
+    const LIMIT: Duration = Duration::from_secs(20);
+    isolated(|home| {
+        let lab = match Lab::new() {
+            Ok(lab) => lab,
+            Err(why) => return eprintln!("skipped: {why}"),
+        };
+        let [left, middle, right] = ["left", "middle", "right"].map(|name| lab.namespace(name).expect("a namespace"));
+        let options = VethOptions { tx_checksum_off: true, ..VethOptions::default() };
+        lab.veth(&left, "left0", &middle, "left1", options).expect("a veth pair");
+        lab.veth(&right, "right0", &middle, "right1", options).expect("a veth pair");
+        left.ip(&["address", "add", "10.9.0.1/24", "dev", "left0"]).expect("an address");
+        right.ip(&["address", "add", "10.9.0.2/24", "dev", "right0"]).expect("an address");
+        let rules = "add allow mac-type arp\nadd check-state\n\
+                     add allow tcp from any to 10.9.0.0/24{2} 7000 setup out keep-state\n\
+                     add reset tcp from any to any setup";
+        let running = Fw::start(home, middle.command(program("unetmap-fw")), "left1 right1", rules);
+        let listen = |ns: &lab::Ns, address: &str| {
+            let address = address.to_owned();
+            ns.run(move || TcpListener::bind(address)).expect("the namespace").expect("a listener")
+        };
+        let (allowed, refused) = (listen(&right, "10.9.0.2:7000"), listen(&left, "10.9.0.1:7001"));
+        let connect = |ns: &lab::Ns, address: &str| {
+            let address = address.parse().expect("an address");
+            ns.run(move || TcpStream::connect_timeout(&address, LIMIT)).expect("the namespace")
+        };
+        let text = "through the firewall ".repeat(5000);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let (mut stream, _) = allowed.accept().expect("a connection");
+                stream.set_read_timeout(Some(LIMIT)).expect("a limit");
+                let mut got = String::new();
+                stream.read_to_string(&mut got).expect("text");
+                got
+            });
+            let mut stream = connect(&left, "10.9.0.2:7000").expect("allowed");
+            stream.write_all(text.as_bytes()).expect("sent");
+            drop(stream);
+            assert!(reader.join().expect("no panic") == text);
+        });
+        let error = connect(&right, "10.9.0.1:7001").expect_err("refused");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "by the reset: {error}");
+        drop(refused);
+        running.summary();
+    });
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The forwarding loop of programs between two ports: moves packets from the receive rings of one port to the transmit
+//! rings of another, in order, and sleeps while there is nothing to move.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use unetmap::abi::{NS_BUF_CHANGED, NS_MOREFRAG, PortSpec};
+use unetmap::{Interest, Port, Ring, SlotRef};
+
+use crate::port;
+
+/// Idle time after which the process sleeps. About the cost of a sleep and a wake-up.
+const SPIN: Duration = Duration::from_micros(50);
+/// Longest wait at the end for the receivers to release the forwarded packets.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum number of slots of one packet.
+const MAX_FRAGS: u32 = 64;
+
+/// Returns the transmit ring for each receive ring. It is always the same one, so that packets of a ring stay in order.
+fn ring_pairs<'a>(from: &'a Port, to: &'a Port) -> impl Iterator<Item = (&'a Ring, &'a Ring)> {
+    from.rx_rings().iter().zip(to.tx_rings().iter().cycle())
+}
+
+/// Counts of forwarded packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Counts {
+    /// Adds other counts.
+    pub fn add(&mut self, other: Counts) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+}
+
+/// What happens to the packets of a direction.
+pub trait Mover {
+    /// Handles the packets in the first `n` slots of `from`, which end with a complete packet. Returns how many slots
+    /// of `to`, from its first on, have packets to send; `to` has at least `n` free slots. The caller moves both rings.
+    ///
+    /// # Errors
+    /// A sentence that ends the program.
+    fn move_slots(&mut self, from: &Ring, to: &Ring, n: u32) -> Result<u32, String>;
+
+    /// Writes packets of the program's own into the first slots of `to`, before packets are moved. Returns how many
+    /// slots have them.
+    fn own_packets(&mut self, _to: &Ring) -> u32 {
+        0
+    }
+}
+
+/// One direction between two ports.
+pub struct Direction<'a, M> {
+    /// The port that receives.
+    pub from: &'a Port,
+    /// The port that sends.
+    pub to: &'a Port,
+    /// Maximum number of slots per batch.
+    pub burst: u32,
+    /// What happens to the packets.
+    pub mover: M,
+}
+
+impl<M: Mover> Direction<'_, M> {
+    /// Moves the received packets for which the other port has room. The rest stays in the receive rings. Returns true
+    /// if any packet was moved.
+    fn forward(&mut self) -> Result<bool, String> {
+        let mut moved = false;
+        for (from, to) in ring_pairs(self.from, self.to) {
+            let own = self.mover.own_packets(to);
+            if own > 0 {
+                to.advance(own);
+                moved = true;
+            }
+            let room = from.space().min(to.space());
+            let n = match whole_packets(from, room.min(self.burst)) {
+                0 => whole_packets(from, room.min(MAX_FRAGS)), // a packet may have more slots than a burst
+                n => n,
+            };
+            if n == 0 {
+                self.check_stuck(from, to)?;
+                continue;
+            }
+            let sent = self.mover.move_slots(from, to, n)?;
+            to.advance(sent);
+            from.advance(n);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Returns true if received packets wait for room in the other port.
+    fn is_blocked(&self) -> bool {
+        ring_pairs(self.from, self.to).any(|(from, _)| !from.is_empty())
+    }
+
+    /// Makes the next wait for room end only if there are more free slots than now, which did not suffice.
+    fn wait_for_more_room(&self) {
+        for (_, to) in ring_pairs(self.from, self.to).filter(|(from, _)| !from.is_empty()) {
+            to.set_cur(to.tail());
+        }
+    }
+
+    /// Returns an error if a packet has more slots than the other port's whole ring, because it would wait forever.
+    fn check_stuck(&self, from: &Ring, to: &Ring) -> Result<(), String> {
+        let room = to.space();
+        if room < to.num_slots() - 1 || from.space() <= room {
+            return Ok(());
+        }
+        Err(format!(
+            "{}: a packet has more than the {room} slots of a ring of {}; open that port with more slots (@conf:slots)",
+            self.from.spec(),
+            self.to.spec()
+        ))
+    }
+}
+
+/// Returns the number of slots among the first `n` of the ring that belong to complete packets.
+fn whole_packets(ring: &Ring, n: u32) -> u32 {
+    if n == ring.space() {
+        // Back ends deliver complete packets only. If a packet is incomplete here, its rest will never arrive.
+        return n;
+    }
+    let ends = ring.available().take(n as usize).zip(1..).filter(|(slot, _)| slot.flags() & NS_MOREFRAG == 0);
+    ends.last().map_or(0, |(_, end)| end)
+}
+
+/// Moves a packet's slot by exchanging buffers, without access to the payload. Returns its bytes, and whether the
+/// packet goes on in the next slot.
+#[inline(always)]
+pub fn swap_slot(source: &SlotRef<'_>, target: &SlotRef<'_>) -> (u16, bool) {
+    target.swap_from(source);
+    let flags = target.flags() & NS_MOREFRAG;
+    target.set_flags(flags | NS_BUF_CHANGED);
+    (source.len(), flags != 0)
+}
+
+/// Moves a packet's slot by copying the payload. Returns as [`swap_slot`] does.
+#[inline(always)]
+pub fn copy_slot(source: &SlotRef<'_>, target: &SlotRef<'_>) -> (u16, bool) {
+    let (len, flags) = (source.len(), source.flags() & NS_MOREFRAG);
+    target.frame().copy_from(&source.frame(), usize::from(len));
+    target.set_len_flags(len, flags);
+    (len, flags != 0)
+}
+
+/// Moves the first `n` slots of `from` to the first of `to`, by exchanging buffers or by copying.
+pub fn move_all(from: &Ring, to: &Ring, n: u32, swap: bool) -> Counts {
+    let slots = from.available().zip(to.available()).take(n as usize);
+    let mut counter = SlotCounter::default();
+    match swap {
+        true => slots.for_each(|(source, target)| counter.add(swap_slot(&source, &target))),
+        false => slots.for_each(|(source, target)| counter.add(copy_slot(&source, &target))),
+    }
+    counter.total(n)
+}
+
+/// Counts the packets in the first `n` slots.
+pub fn count_all(ring: &Ring, n: u32) -> Counts {
+    let mut counter = SlotCounter::default();
+    ring.first(n).for_each(|slot| {
+        let (len, flags) = slot.len_flags();
+        counter.add((len, flags & NS_MOREFRAG != 0));
+    });
+    counter.total(n)
+}
+
+/// Sums the bytes of slots, and counts slots that do not end a packet.
+#[derive(Default)]
+struct SlotCounter {
+    bytes: u64,
+    continued: u64,
+}
+
+impl SlotCounter {
+    #[inline(always)]
+    fn add(&mut self, (len, continues): (u16, bool)) {
+        self.bytes += u64::from(len);
+        self.continued += u64::from(continues);
+    }
+
+    fn total(self, slots: u32) -> Counts {
+        Counts { packets: u64::from(slots) - self.continued, bytes: self.bytes }
+    }
+}
+
+/// Returns an error if packets are copied between buffers of different sizes.
+///
+/// # Errors
+/// A sentence that says what to do.
+pub fn check_sizes(a: &Port, b: &Port, swap: bool) -> Result<(), String> {
+    if swap || a.buf_size() == b.buf_size() {
+        return Ok(());
+    }
+    Err(format!(
+        "{} has buffers of {} bytes, and {} of {}, so packets may not fit; open both ports in one region (@MEM_ID)",
+        a.spec(),
+        a.buf_size(),
+        b.spec(),
+        b.buf_size()
+    ))
+}
+
+/// Returns an error if the packets of only one port, or of both with different lengths, have virtio-net headers: they
+/// would become part of the frames. Returns that length.
+///
+/// # Errors
+/// A sentence that says what to do.
+pub fn check_headers(a: &Port, b: &Port) -> Result<u32, String> {
+    let header = |port: &Port| {
+        let spec = PortSpec::parse(port.spec()).ok();
+        spec.and_then(|spec| unetmap::switch::vnet_header(&spec.name).ok()).unwrap_or(0)
+    };
+    let (of_a, of_b) = (header(a), header(b));
+    if of_a == of_b {
+        return Ok(of_a);
+    }
+    Err(format!(
+        "{} has virtio-net headers of {of_a} bytes, and {} of {of_b}; set the same for both (unetmap nic IF header N, \
+         pkt-gen -H)",
+        a.spec(),
+        b.spec()
+    ))
+}
+
+/// Forwards packets until the stop flag is set.
+///
+/// # Errors
+/// The error of a port or of a mover.
+pub fn forward<M: Mover>(
+    directions: &mut [Direction<'_, M>],
+    ports: &[&Port],
+    stop: &AtomicBool,
+) -> Result<(), String> {
+    let mut idle_since = None;
+    while !stop.load(Relaxed) {
+        for port in ports {
+            // Publishes sent packets, releases forwarded slots and receives new packets. Does not wait.
+            port.poll(Interest::BOTH, Some(Duration::ZERO)).map_err(|e| e.to_string())?;
+        }
+        let mut moved = false;
+        for direction in &mut *directions {
+            moved |= direction.forward()?;
+        }
+        if moved {
+            idle_since = None;
+            continue;
+        }
+        let since = *idle_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < SPIN {
+            std::hint::spin_loop();
+            continue;
+        }
+        sleep(directions, ports)?;
+        idle_since = None;
+    }
+    Ok(())
+}
+
+/// Sleeps until a port receives packets, or has room for packets that wait.
+fn sleep<M: Mover>(directions: &[Direction<'_, M>], ports: &[&Port]) -> Result<(), String> {
+    let interest = |port: &Port| {
+        directions.iter().fold(Interest::NONE, |interest, direction| match direction.is_blocked() {
+            false if std::ptr::eq(direction.from, port) => interest | Interest::RX,
+            true if std::ptr::eq(direction.to, port) => interest | Interest::TX,
+            _ => interest,
+        })
+    };
+    for direction in directions.iter().filter(|direction| direction.is_blocked()) {
+        direction.wait_for_more_room();
+    }
+    let interests: Vec<(&Port, Interest)> = ports.iter().map(|port| (*port, interest(port))).collect();
+    port::wait_any(&interests)
+}
+
+/// Waits until the receivers have released the forwarded packets, at most [`DRAIN_TIMEOUT`].
+pub fn drain(ports: &[&Port]) {
+    let until = Instant::now() + DRAIN_TIMEOUT;
+    loop {
+        // Errors are ignored: a failed port no longer has a receiver.
+        let pending = ports.iter().any(|port| {
+            let synced = port.rxsync().and_then(|()| port.txsync());
+            synced.is_ok() && port.tx_rings().iter().any(unetmap::Ring::pending)
+        });
+        if !pending || Instant::now() >= until {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Serves `unetmap fw`: each connection is one request.
+//!
+//! ```text
+//! request = ("text" | "json" | "load") "\n" commands, to the end of the stream
+//! reply   = ("ok" | "error") "\n" text, to the end of the stream
+//! ```
+
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use unetmap_filter::Config;
+
+use crate::worker::Shared;
+
+/// Longest request: rules and tables of some million lines.
+const MAX_REQUEST: u64 = 1 << 30;
+/// Longest pause within a request.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Only the user whose program this is, and root, can change rules.
+const MODE: u32 = 0o600;
+
+/// Listens at `path`. A socket that nobody listens at is replaced.
+///
+/// # Errors
+/// A sentence.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, String> {
+    let stale = || -> io::Result<bool> {
+        let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
+        Ok(is_socket && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused))
+    };
+    if stale().unwrap_or(false) {
+        // If this fails, so does the next step, which is reported.
+        let _ = std::fs::remove_file(path);
+    }
+    let bound = UnixListener::bind(path).and_then(|listener| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(MODE))?;
+        Ok(listener)
+    });
+    bound.map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!(
+                "another unetmap-fw listens at {}; give this one a socket of its own (--control PATH)",
+                path.display()
+            )
+        }
+        _ => format!("the socket {}: {e}", path.display()),
+    })
+}
+
+/// Serves requests, one after the other, until the process ends.
+pub(crate) fn serve(listener: &UnixListener, shared: &Shared, mut config: Config) {
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else {
+            // The process has too many open files, for now.
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        // A client that has gone away gets no reply.
+        let _ = answer(&stream, shared, &mut config);
+    }
+}
+
+fn answer(mut stream: &UnixStream, shared: &Shared, config: &mut Config) -> io::Result<()> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let mut request = Vec::new();
+    stream.take(MAX_REQUEST).read_to_end(&mut request)?;
+    let request = String::from_utf8_lossy(&request);
+    let (format, script) = request.split_once('\n').unwrap_or((&request, ""));
+    let applied = if format == "load" { config.replace(script) } else { config.apply(script) };
+    let (status, text) = match applied {
+        Ok((changed, output)) => {
+            if config.is_changed_by(&changed) {
+                shared.replace(changed.compile());
+            }
+            *config = changed;
+            let text = match format {
+                "json" => format!("{}\n", snapshot(shared, config)),
+                "load" => String::new(),
+                _ => output,
+            };
+            ("ok", text)
+        }
+        Err(e) => ("error", e.to_string()),
+    };
+    stream.write_all(format!("{status}\n{text}").as_bytes())
+}
+
+/// Returns the rules with their counters, and the counts of packets and states.
+pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
+    let rules: Vec<Value> = config
+        .rules()
+        .iter()
+        .map(|rule| {
+            let counts = rule.counters.get();
+            json!({
+                "number": rule.number, "set": rule.set, "enabled": config.is_enabled(rule.set), "rule": rule.text,
+                "packets": counts.packets, "bytes": counts.bytes, "last": counts.last,
+            })
+        })
+        .collect();
+    let totals = &shared.totals;
+    let load = |counters: &[std::sync::atomic::AtomicU64; 2]| counters.each_ref().map(|counter| counter.load(Relaxed));
+    let ([out_passed, in_passed], [out_dropped, in_dropped]) = (load(&totals.passed), load(&totals.dropped));
+    let states = totals.states.lock().map(|states| *states).unwrap_or_default();
+    json!({
+        "rules": rules,
+        "out": {"passed": out_passed, "dropped": out_dropped},
+        "in": {"passed": in_passed, "dropped": in_dropped},
+        "malformed": totals.malformed.load(Relaxed),
+        "replies": totals.replies.load(Relaxed),
+        "lost_replies": totals.lost_replies.load(Relaxed),
+        "lost_logs": totals.lost_logs.load(Relaxed),
+        "states": {
+            "now": states.states, "created": states.created, "dropped_half_open": states.dropped_half_open,
+            "full": states.full, "limited": states.limited,
+        },
+    })
+}

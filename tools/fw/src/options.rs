@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The command line: each flag is defined once here, for the parser, `--help` and the man page.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use tool_common::port::full_name;
+
+/// A firewall between two ports, with rules in ipfw's language.
+#[derive(Debug, Parser)]
+#[command(name = "unetmap-fw", version = unetmap::version(), max_term_width = 100, args_override_self = true)]
+pub(crate) struct Cli {
+    /// The first port: packets from it to the second travel out, the others in. A bare NAME means `netmap:NAME`
+    #[arg(value_name = "PORT1")]
+    first: String,
+
+    /// The second port
+    #[arg(value_name = "PORT2")]
+    second: String,
+
+    /// File of commands, such as `add 100 allow ip from any to any`. An error in it ends the program
+    #[arg(short, long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+
+    /// Accept what no rule decides about, in place of denying it
+    #[arg(long)]
+    default_accept: bool,
+
+    /// Maximum number of states
+    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    states: u32,
+
+    /// Path of the socket for `unetmap fw` [default: unetmap-fw.sock beside the daemon's socket]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
+    /// Maximum number of slots in a batch
+    #[arg(short, long, value_name = "SLOTS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    burst: u32,
+
+    /// Seconds to wait after the ports were opened, because some links come up slowly
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
+    wait: u64,
+
+    /// Copy packets even if buffers could be exchanged
+    #[arg(short = 'c', long)]
+    copy: bool,
+
+    /// Print the summary as a JSON object on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// The validated command line.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) ports: [String; 2],
+    pub(crate) rules: Option<PathBuf>,
+    pub(crate) default_accept: bool,
+    pub(crate) states: usize,
+    pub(crate) control: Option<PathBuf>,
+    pub(crate) burst: u32,
+    pub(crate) wait: Duration,
+    pub(crate) copy: bool,
+    pub(crate) json: bool,
+}
+
+impl Cli {
+    pub(crate) fn check(self) -> Result<Options, String> {
+        let ports = [full_name(&self.first), full_name(&self.second)];
+        if ports[0] == ports[1] {
+            return Err(format!("{}: give two different ports", self.second));
+        }
+        Ok(Options {
+            ports,
+            rules: self.rules,
+            default_accept: self.default_accept,
+            states: self.states as usize,
+            control: self.control,
+            burst: self.burst,
+            wait: Duration::from_secs(self.wait),
+            copy: self.copy,
+            json: self.json,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(args: &str) -> Result<Options, String> {
+        let all = ["unetmap-fw"].into_iter().chain(args.split_whitespace());
+        Cli::try_parse_from(all).map_err(|e| e.to_string())?.check()
+    }
+
+    #[test]
+    fn options_are_parsed_or_refused() {
+        let options = parse("p}1 vale0:a --rules r --states 5").unwrap();
+        assert_eq!((options.ports, options.states), (["netmap:p}1".into(), "vale0:a".into()], 5));
+        for (args, part) in
+            [("a", "PORT2"), ("a a", "two different ports"), ("a b --states 0", "--states"), ("a b -b 0", "--burst")]
+        {
+            let message = parse(args).unwrap_err();
+            assert!(message.contains(part), "{args}: {message}");
+        }
+    }
+
+    #[test]
+    fn every_short_flag_has_a_long_name_and_help() {
+        tool_common::testing::check_flags(Cli::command());
+    }
+
+    const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBunetmap\\-fw\\fR [\\fIOPTIONS\\fR] \\fIPORT1\\fR \\fIPORT2\\fR\n.br\n\\fBunetmap fw\\fR [\\fB\\-\\-control\\fR \\fIPATH\\fR] [\\fB\\-\\-json\\fR] \\fICOMMAND\\fR\n";
+
+    /// `man/unetmap-fw.1` is generated from the flags above and `man.roff`. After a change of either, run this test
+    /// with `UPDATE_MAN=1` in the environment.
+    #[test]
+    fn the_man_page_is_up_to_date() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/unetmap-fw.1");
+        tool_common::testing::check_manual(Cli::command(), SYNOPSIS, include_bytes!("../man.roff"), path);
+    }
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmap fw`: shows and changes the rules of a firewall that runs.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use clap::Args;
+use tool_common::fw_socket;
+
+/// Show or change the rules of a running unetmap-fw(1).
+///
+/// COMMAND is one of ipfw's: add RULE, delete NUMBER, list, show, zero, flush, set, table; or load FILE, which replaces
+/// all rules and tables by those of a file. A change takes effect between two batches of packets and drops none. One
+/// with an error changes nothing.
+#[derive(Debug, Args)]
+pub(crate) struct FwArgs {
+    /// Path of the firewall's socket [default: unetmap-fw.sock beside the daemon's socket]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
+    /// Print the rules and all counters as a JSON object afterwards
+    #[arg(long)]
+    json: bool,
+
+    /// The command and its words
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    words: Vec<String>,
+}
+
+/// Performs `unetmap fw`; returns what it prints.
+pub(crate) fn run(args: &FwArgs) -> Result<String, String> {
+    let (format, script) = match args.words.as_slice() {
+        [load, path] if load == "load" => {
+            let script = std::fs::read_to_string(path).map_err(|e| format!("fw: {path}: {e}"))?;
+            ("load", script)
+        }
+        [load, ..] if load == "load" => return Err("fw: give one file: load FILE".into()),
+        words => (if args.json { "json" } else { "text" }, words.join(" ")),
+    };
+    let path = args.control.clone().map_or_else(fw_socket, Ok)?;
+    let failed = |e: std::io::Error| match e.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
+            format!("fw: no firewall listens at {}; start unetmap-fw, or give its socket (--control)", path.display())
+        }
+        _ => format!("fw: {}: {e}", path.display()),
+    };
+    let mut stream = UnixStream::connect(&path).map_err(failed)?;
+    let mut reply = String::new();
+    stream.write_all(format!("{format}\n{script}").as_bytes()).map_err(failed)?;
+    stream.shutdown(std::net::Shutdown::Write).map_err(failed)?;
+    stream.read_to_string(&mut reply).map_err(failed)?;
+    match reply.split_once('\n') {
+        Some(("ok", text)) => Ok(text.to_owned()),
+        Some(("error", text)) => Err(format!("fw: {text}")),
+        _ => Err("fw: the firewall ended before it answered".into()),
+    }
+}
