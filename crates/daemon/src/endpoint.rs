@@ -110,7 +110,7 @@ impl Endpoint {
     pub(crate) fn free(mut self, region: &mut RegionRecord) {
         let buffers = self.buffers();
         self.free_rings(region);
-        region.reclaim(&buffers, &[]);
+        region.free_bufs(&buffers);
     }
 
     fn create_rings(&mut self, region: &mut RegionRecord, data_path: DataPath) -> Result<(), Refusal> {

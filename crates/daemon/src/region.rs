@@ -243,7 +243,7 @@ impl RegionRecord {
         }
     }
 
-    /// Frees the ring object. Its buffers are reclaimed separately.
+    /// Frees the ring object. Its buffers are freed separately.
     pub(crate) fn free_ring(&mut self, shape: &RingShape) {
         if let Some(object) = self.region.geometry().rings.index_of(shape.offset) {
             self.rings.free(object);
@@ -277,13 +277,10 @@ impl RegionRecord {
         Ok((iface, offset, got))
     }
 
-    /// Frees a session's `netmap_if`, and the buffers that the program left in its list. `buffers_in_use` are the
-    /// indexes that rings of the region hold; `None` if the list is empty.
-    pub(crate) fn free_iface(&mut self, iface: &Iface, offset: u64, extra: u32, buffers_in_use: Option<&[BufIdx]>) {
-        if let Some(buffers_in_use) = buffers_in_use {
-            let list = self.extra_list(iface);
-            self.bufs.reclaim(list, buffers_in_use.iter().copied());
-        }
+    /// Frees a session's `netmap_if`, and leaves the buffers in its list to [`RegionRecord::reclaim`].
+    pub(crate) fn free_iface(&mut self, iface: &Iface, offset: u64, extra: u32) {
+        let list = self.extra_list(iface);
+        self.bufs.leave(list);
         self.extra = self.extra.saturating_sub(extra);
         if let Some(object) = self.region.geometry().ifs.index_of(offset) {
             self.ifs.free(object);
@@ -304,9 +301,19 @@ impl RegionRecord {
         list
     }
 
-    /// Frees those of the buffers `found` in closed rings that no other ring holds.
-    pub(crate) fn reclaim(&mut self, found: &[BufIdx], buffers_in_use: &[BufIdx]) {
-        self.bufs.reclaim(found.iter().copied(), buffers_in_use.iter().copied());
+    /// Frees the buffers of rings that no other port can hold.
+    pub(crate) fn free_bufs(&mut self, found: &[BufIdx]) {
+        self.bufs.reclaim(found.iter().copied(), []);
+    }
+
+    /// Leaves the buffers of closed rings, which other rings may hold, too, to [`RegionRecord::reclaim`].
+    pub(crate) fn leave_bufs(&mut self, found: impl IntoIterator<Item = BufIdx>) {
+        self.bufs.leave(found);
+    }
+
+    /// Frees the buffers that were left and that no ring holds.
+    pub(crate) fn reclaim(&mut self, buffers_in_use: &[BufIdx]) {
+        self.bufs.reclaim_left(buffers_in_use.iter().copied());
     }
 
     pub(crate) fn census(&self, buffers_in_use: &[BufIdx]) -> BufUsage {

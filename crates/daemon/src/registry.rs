@@ -14,7 +14,7 @@ use unetmap_mem::{BufIdx, ChannelPage, Iface, IndexSet};
 
 use crate::endpoint::{Endpoint, RingSelection};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionRecord};
+use crate::region::{DAEMON_UID, RegionKey, RegionRecord};
 
 pub(crate) use regions::Regions;
 
@@ -98,13 +98,21 @@ pub(crate) struct Registry<K, P: ?Sized> {
     by_region: BTreeMap<RegionKey, BTreeSet<K>>,
     pub(crate) sessions: BTreeMap<u64, Session<K>>,
     last_session: u64,
+    /// What [`Registry::tidy`] is to look at: regions by owner, and the processes whose sessions there were closed.
+    untidy: BTreeMap<(u32, RegionKey), BTreeSet<u32>>,
 }
 
 impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
     /// Returns an empty registry. Private regions are numbered from `first_mem_id`.
     pub(crate) fn new(first_mem_id: u16) -> Registry<K, P> {
-        let (ports, by_region, sessions) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Registry { regions: Regions::new(first_mem_id), ports, by_region, sessions, last_session: 0 }
+        Registry {
+            regions: Regions::new(first_mem_id),
+            ports: BTreeMap::new(),
+            by_region: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            last_session: 0,
+            untidy: BTreeMap::new(),
+        }
     }
 
     /// Adds a port, which stays in its region.
@@ -183,11 +191,45 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
         Some(endpoints.flat_map(Endpoint::buffers).collect())
     }
 
+    /// Has [`Registry::tidy`] look at a region, because a port of it was removed or process `pid` closed a session.
+    pub(crate) fn tidy_later(&mut self, region: RegionKey, pid: Option<u32>) {
+        if let Some(record) = self.regions.get(region) {
+            self.untidy.entry((record.scope.uid, region)).or_default().extend(pid);
+        }
+    }
+
+    /// Before a request of a user: frees the buffers that closed rings and sessions left in the user's regions and the
+    /// daemon's, and repairs unbound rings. It reads all rings of a region: once for all that closed between two
+    /// requests, as ports that close together would otherwise each read the rings of all others.
+    pub(crate) fn tidy(&mut self, uid: u32) {
+        let of = |uid| self.untidy.range((uid, 0)..=(uid, RegionKey::MAX));
+        let due: Vec<_> = of(uid).chain(of(DAEMON_UID)).map(|(key, _)| *key).collect();
+        if due.is_empty() {
+            return;
+        }
+        let regions: BTreeSet<RegionKey> = due.iter().map(|(_, region)| *region).collect();
+        let open = self.sessions.values().map(|session| (session.region, session.pid));
+        let open: BTreeSet<_> = open.filter(|(region, _)| regions.contains(region)).collect();
+        for key @ (_, region) in due {
+            let pids = self.untidy.remove(&key).unwrap_or_default();
+            // Of buffers that other rings may hold it is not known: they are free when the region ends.
+            let in_use = self.buffers_in_use(region);
+            if let Some((record, in_use)) = self.regions.get_mut(region).zip(in_use) {
+                record.reclaim(&in_use);
+            }
+            // A process that exchanges buffers between two ports has them in both until both sessions are closed: until
+            // then no exchange was interrupted.
+            if pids.into_iter().any(|pid| !open.contains(&(region, pid))) {
+                self.repair_buffers(region);
+            }
+        }
+    }
+
     /// Removes duplicate buffers from the unbound rings of a region. A process that is killed while it exchanges two
     /// buffers leaves one of them in two slots, and the other in none. A slot of an unbound ring whose buffer is also
     /// in another slot gets a free buffer, or the next session of the ring would share the buffer with another one. The
     /// buffer that is in no slot is not reused until the region ends, because a running program may hold it.
-    pub(crate) fn repair_buffers(&mut self, region: RegionKey) {
+    fn repair_buffers(&mut self, region: RegionKey) {
         let keys = self.by_region.get(&region);
         let ports = || keys.into_iter().flatten().filter_map(|key| self.ports.get(key).map(|port| &**port));
         let Some(_paused) = pause_exchanges(ports()) else { return };
@@ -231,15 +273,14 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
         }
     }
 
-    /// Frees endpoints of a port that was removed, their buffers, and the region if nothing else uses it.
+    /// Frees endpoints of a port that was removed, and the region if nothing else uses it. Their buffers are left to
+    /// [`Registry::tidy`].
     pub(crate) fn free_endpoints(&mut self, region: RegionKey, mut endpoints: Vec<Endpoint>) {
-        let held: Vec<BufIdx> = endpoints.iter().flat_map(Endpoint::buffers).collect();
-        let in_use = self.buffers_in_use(region);
         if let Some(record) = self.regions.get_mut(region) {
+            record.leave_bufs(endpoints.iter().flat_map(Endpoint::buffers));
             endpoints.iter_mut().for_each(|endpoint| endpoint.free_rings(record));
-            // Buffers of which it is not known whether other rings hold them are free when the region ends.
-            in_use.iter().for_each(|in_use| record.reclaim(&held, in_use));
         }
+        self.tidy_later(region, None);
         self.free_region_if_unused(region);
     }
 

@@ -265,6 +265,9 @@ impl Server {
             Next::Work(uid, work) => {
                 self.daemon.nics.keep_alive.control_begins();
                 let start = Instant::now();
+                if !matches!(work, Work::Close(_) | Work::Job(Job::Close(_))) {
+                    self.daemon.registry.tidy(uid);
+                }
                 match work {
                     Work::Message(token) => self.next_message(uid, token),
                     Work::Continue(token) => self.continue_answer(token),

@@ -58,6 +58,7 @@ fn register(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
 }
 
 fn open(daemon: &mut Daemon, name: &str, register: &NmreqRegister) -> Option<Client> {
+    daemon.registry.tidy(caller().peer.uid);
     let Registered { session, register, bound, fds, .. } =
         daemon.register(name, register, &Options::default(), &caller()).ok()?;
     let mut files = fds.into_iter().map(File::from);
@@ -380,4 +381,18 @@ fn extra_buffers_are_freed_from_any_list() {
         "others only"
     );
     assert_eq!(lost(&|_, _| (BUFS - 1, vec![(BUFS - 1, 0)])), 3, "a free buffer");
+}
+
+#[test]
+fn ports_that_close_together_leave_their_buffers_to_the_next() {
+    let mut daemon = daemon();
+    let keeper = open(&mut daemon, "x{keeper", &register(8, 0, 0)).unwrap();
+    let before = census(&daemon, keeper.mem_id);
+    for _ in 0..3 {
+        let all: Vec<_> = (0..).map_while(|n| open(&mut daemon, &format!("x{{{n}"), &register(8, 3, 0))).collect();
+        assert!(all.len() > 1, "the region has room for several");
+        all.iter().for_each(|client| daemon.close(client.session));
+        check(&daemon);
+        assert_eq!(census(&daemon, keeper.mem_id), before);
+    }
 }

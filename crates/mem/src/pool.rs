@@ -39,13 +39,23 @@ impl ObjectPool {
 }
 
 /// A set of buffer indexes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct IndexSet(Vec<u64>);
 
 impl IndexSet {
     /// An empty set of indexes below `count`.
     pub fn new(count: u32) -> IndexSet {
         IndexSet(vec![0; (count as usize).div_ceil(64)])
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the indexes in the set, in order.
+    fn iter(&self) -> impl Iterator<Item = BufIdx> {
+        let bits = |word: u64| (0..64).filter(move |bit| word >> bit & 1 == 1);
+        (0..).zip(&self.0).flat_map(move |(n, word)| bits(*word).map(move |bit| BufIdx(n * 64 + bit)))
     }
 
     fn contains(&self, idx: BufIdx) -> bool {
@@ -95,6 +105,8 @@ pub struct BufPool {
     returned: Vec<BufIdx>,
     allocated_set: IndexSet,
     allocated: u32,
+    /// Buffers that [`BufPool::leave`] recorded. Empty: none.
+    left: IndexSet,
 }
 
 impl BufPool {
@@ -106,6 +118,7 @@ impl BufPool {
             returned: Vec::new(),
             allocated_set: IndexSet::new(count),
             allocated: 0,
+            left: IndexSet::default(),
         }
     }
 
@@ -136,6 +149,27 @@ impl BufPool {
         (self.available() >= n).then(|| (0..n).filter_map(|_| self.alloc()).collect())
     }
 
+    /// Records buffers (in closed rings, in a list of extra buffers) that [`BufPool::reclaim_left`] is to free. Indexes
+    /// out of bounds or of free buffers are ignored.
+    pub fn leave(&mut self, found: impl IntoIterator<Item = BufIdx>) {
+        for idx in found {
+            if self.allocated_set.contains(idx) {
+                if self.left.is_empty() {
+                    self.left = IndexSet::new(self.count);
+                }
+                self.left.insert(idx);
+            }
+        }
+    }
+
+    /// Frees the buffers that were left and are not in `in_use`, the slots of all rings that stay.
+    pub fn reclaim_left(&mut self, in_use: impl IntoIterator<Item = BufIdx>) {
+        if !self.left.is_empty() {
+            let left = std::mem::take(&mut self.left);
+            self.reclaim(left.iter(), in_use);
+        }
+    }
+
     /// Frees the buffers `found` (in closed rings, in a list of extra buffers) that are allocated and not in `in_use`,
     /// the slots of all rings that stay. Other indexes in `found` are ignored: out of bounds, free, or repeated.
     /// Returns how many were freed.
@@ -161,13 +195,16 @@ impl BufPool {
     }
 
     /// Counts every buffer. `in_use` are the slots of all bound rings, `extra` the extra buffers of all open sessions.
+    /// Buffers that [`BufPool::reclaim_left`] would free are free.
     pub fn usage(&self, in_use: impl IntoIterator<Item = BufIdx>, extra: u32) -> BufUsage {
         let mut seen = IndexSet::new(self.count);
         let in_rings =
             in_use.into_iter().filter(|&idx| self.allocated_set.contains(idx) && seen.insert(idx)).count() as u32;
-        let elsewhere = self.allocated - in_rings;
+        let left =
+            self.left.iter().filter(|idx| self.allocated_set.contains(*idx) && !seen.contains(*idx)).count() as u32;
+        let elsewhere = self.allocated - in_rings - left;
         let extra = extra.min(elsewhere);
-        BufUsage { free: self.available(), in_rings, extra, missing: elsewhere - extra }
+        BufUsage { free: self.available() + left, in_rings, extra, missing: elsewhere - extra }
     }
 }
 
@@ -207,9 +244,12 @@ mod tests {
             for (n, found) in steps {
                 pool.alloc_many(n);
                 let (gone, in_use) = found.split_at(found.len() / 2);
-                pool.reclaim(idx(gone), idx(in_use));
+                pool.leave(idx(gone));
                 let c = pool.usage(idx(in_use), 3);
                 prop_assert_eq!(c.free + c.in_rings + c.extra + c.missing, 30);
+                pool.reclaim_left(idx(in_use));
+                prop_assert_eq!(pool.usage(idx(in_use), 3), c);
+                prop_assert_eq!(pool.available(), c.free);
                 let mut all = pool.returned.clone();
                 all.sort();
                 all.dedup();

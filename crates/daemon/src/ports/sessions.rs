@@ -7,7 +7,6 @@ use std::sync::Arc;
 use unetmap_abi::*;
 use unetmap_core::control::binding;
 use unetmap_core::errno::{ENOMEM, ENXIO, EOPNOTSUPP};
-use unetmap_mem::BufIdx;
 use unetmap_sys::process;
 
 use super::answer::iface_shape;
@@ -193,21 +192,13 @@ impl Daemon {
                 self.events.add(session.uid, What::PortClosed { port });
             }
         }
-        // Reading all rings is necessary only if the program left a list of extra buffers.
-        let has_list = session.iface.bufs_head() != BufIdx(0);
-        let in_use = if has_list { self.registry.buffers_in_use(session.region) } else { None };
         if let Some(record) = self.registry.regions.get_mut(session.region) {
-            record.free_iface(&session.iface, session.iface_offset, session.extra, in_use.as_deref());
+            record.free_iface(&session.iface, session.iface_offset, session.extra);
             record.sessions = record.sessions.saturating_sub(1);
         }
         // It keeps the region mapped, which another thread is to free if it is large.
         drop(session.iface);
-        // A process that exchanges buffers between two ports has them in both until both sessions are closed: until
-        // then no exchange was interrupted.
-        let same_process = |other: &Session| other.region == session.region && other.pid == session.pid;
-        if !self.registry.sessions.values().any(same_process) {
-            self.registry.repair_buffers(session.region);
-        }
+        self.registry.tidy_later(session.region, Some(session.pid));
         self.session_closed(&at, &session.name);
         self.release_if_unused(&at.port);
         monitor::release_closed(self);

@@ -6,7 +6,7 @@
 //! switch waits no more, is left out of the batches that follow until its client has read. The client's position is
 //! compared after each [`FULL_PORT_SLOTS`] slots, and before a small batch, such as the rest of a ring. The packets
 //! that such a port misses are counted in one sum. Its own counter gets them in one step: at each comparison, when it
-//! is offered packets again, and when the stream ends.
+//! is offered packets again, and when the thread has no work.
 //!
 //! While all but one port are left out, flooded packets go to the one as a same-destination run.
 
@@ -30,6 +30,8 @@ pub(crate) struct FullPorts {
     /// Flooded packets until now, this batch included, and those of this batch.
     flooded: u64,
     of_batch: u64,
+    /// `flooded` when the clients' positions were compared last.
+    counted: u64,
     /// Slots since the clients' positions were compared.
     slots: u32,
 }
@@ -59,10 +61,18 @@ impl FullPorts {
         }
     }
 
+    /// Without work: the stream may have ended, or the client sends the next batch soon. Counts what the ports missed;
+    /// those whose clients have not read stay left out.
+    pub(crate) fn settle(&mut self) {
+        if self.flooded != self.counted {
+            self.compare();
+        }
+    }
+
     #[inline(never)]
     fn compare(&mut self) {
         let (ring, flooded, mask) = (self.stream.2, self.flooded, &mut self.mask);
-        self.slots = 0;
+        (self.slots, self.counted) = (0, flooded);
         self.ports.retain_mut(|full| {
             full.port.count_rx_drops(ring, flooded.saturating_sub(full.since));
             full.since = flooded;
@@ -104,8 +114,10 @@ impl FullPorts {
         if self.ports.len() + 2 != switch.ports {
             return None;
         }
-        let is_open = |port: &&Arc<SwitchPort>| port.index() != stream.1 && !self.contains(port.index().into());
-        switch.members.iter().flatten().find(is_open).map(|port| &**port)
+        // The ports themselves are in other cache lines.
+        let is_open = |index: usize| index != usize::from(stream.1) && !self.contains(index);
+        let mut all = switch.members.iter().enumerate().filter_map(|(index, port)| Some((index, port.as_ref()?)));
+        all.find(|(index, _)| is_open(*index)).map(|(_, port)| &**port)
     }
 
     /// Counts packets that were flooded to [`FullPorts::only_open`].

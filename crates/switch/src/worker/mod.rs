@@ -92,7 +92,7 @@ fn work(worker: &mut Worker, applied: &mut u64, mailbox: &Mailbox) {
             idle_since = Instant::now();
             continue;
         }
-        worker.full_ports.flush();
+        worker.full_ports.settle();
         if worker.clock_sleeps {
             worker.sleep_by_clock();
             idle_since = Instant::now();
