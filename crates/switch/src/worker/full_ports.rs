@@ -6,7 +6,7 @@
 //! switch waits no more, is left out of the batches that follow until its client has read. The client's position is
 //! compared after each [`FULL_PORT_SLOTS`] slots, and before a small batch, such as the rest of a ring. The packets
 //! that such a port misses are counted in one sum. Its own counter gets them in one step: at each comparison, when it
-//! is offered packets again, and when the thread has no work.
+//! is offered packets again, and before the thread waits.
 //!
 //! While all but one port are left out, flooded packets go to the one as a same-destination run.
 
@@ -32,7 +32,7 @@ pub(crate) struct FullPorts {
     of_batch: u64,
     /// `flooded` when the clients' positions were compared last.
     counted: u64,
-    /// Slots since the clients' positions were compared.
+    /// Slots since the clients' positions were compared, at least: [`FULL_PORT_SLOTS`] after a wait.
     slots: u32,
 }
 
@@ -61,12 +61,13 @@ impl FullPorts {
         }
     }
 
-    /// Without work: the stream may have ended, or the client sends the next batch soon. Counts what the ports missed;
-    /// those whose clients have not read stay left out.
+    /// Before the thread waits, perhaps for long: counts what the ports missed. The positions are compared again before
+    /// the next batch.
     pub(crate) fn settle(&mut self) {
         if self.flooded != self.counted {
             self.compare();
         }
+        self.slots = FULL_PORT_SLOTS;
     }
 
     #[inline(never)]

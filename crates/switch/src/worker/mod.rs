@@ -92,7 +92,6 @@ fn work(worker: &mut Worker, applied: &mut u64, mailbox: &Mailbox) {
             idle_since = Instant::now();
             continue;
         }
-        worker.full_ports.settle();
         if worker.clock_sleeps {
             worker.sleep_by_clock();
             idle_since = Instant::now();
@@ -248,6 +247,7 @@ impl Worker {
         if self.recent().filter(|port| port.needs_cpu(cpu)).count() == 0 {
             return Yield::NotNeeded;
         }
+        self.full_ports.settle();
         self.sched.end_turn();
         // If idle rings cannot be armed, all rings end the wait by their words, if they are not too many.
         let armed_now = self.poll_set.len() > FUTEX_WAIT_RINGS && self.arm_idle_doorbells().unwrap_or(false);
@@ -314,6 +314,7 @@ impl Worker {
 
     /// Sleeps by the clock, then polls all rings. The next sleep is of the same kind if any had slots.
     fn sleep_by_clock(&mut self) {
+        self.full_ports.settle();
         std::thread::sleep(CLOCK_SLEEP);
         self.poll_set.include_idle(true);
         self.clock_sleeps = self.pass() > 0 && self.poll_set.busy() > CLOCK_SLEEP_RINGS;
@@ -321,6 +322,7 @@ impl Worker {
 
     /// Sleeps until a doorbell is notified.
     fn sleep(&mut self, mailbox: &Mailbox) -> io::Result<()> {
+        self.full_ports.settle();
         self.sched.reset();
         self.poll_set.include_idle(true);
         self.switches.iter().flat_map(SwitchConfig::own_rings).for_each(|(_, _, ring)| ring.request_wakeup());
