@@ -63,6 +63,7 @@ pub(crate) enum Request {
     // Reading in a namespace (its descriptor).
     Link(u32),
     LinkNamed(String),
+    IsAbsent(String),
     Links,
     DefaultRoutes,
     Driver(String),

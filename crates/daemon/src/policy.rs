@@ -145,9 +145,11 @@ impl Policy {
     /// Whether there is anything that this client might be given. A yes is no promise: the interfaces that are allowed
     /// may all be refused by other rules, if only several of these together refuse them.
     pub(crate) fn admits_anything(&self, who: &Identity<'_>) -> bool {
-        if self.pipes(who) {
-            return true;
-        }
+        self.pipes(who) || self.may_give_interfaces(who)
+    }
+
+    /// Whether there is an interface that this client might be given; as little of a promise.
+    pub(crate) fn may_give_interfaces(&self, who: &Identity<'_>) -> bool {
         let mut refused: Vec<&Pattern> = Vec::new();
         for rule in self.rules.iter().filter(|rule| rule.is_for(who)) {
             if rule.access.is_none() {

@@ -45,6 +45,12 @@ pub(crate) fn link_named(netns: &Netns, name: &str) -> io::Result<Option<Link>> 
     value(Request::LinkNamed(name.into()), &[netns.as_fd()])
 }
 
+/// Whether there surely is no interface of this name. Does not wait for the kernel's lock of the network configuration,
+/// as [`link_named`] may.
+pub(crate) fn is_absent(netns: &Netns, name: &str) -> io::Result<bool> {
+    value(Request::IsAbsent(name.into()), &[netns.as_fd()])
+}
+
 /// All interfaces.
 pub(crate) fn links(netns: &Netns) -> io::Result<Vec<Link>> {
     value(Request::Links, &[netns.as_fd()])

@@ -12,7 +12,7 @@ use conformance::packet::Rng;
 use conformance::{Home, isolated};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 use unetmap::abi::*;
-use unetmap::errno::{EACCES, EBUSY};
+use unetmap::errno::{EACCES, EBUSY, EINVAL, ENXIO};
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::{ControlRequest, wire};
 use zerocopy::IntoBytes as _;
@@ -20,7 +20,8 @@ use zerocopy::IntoBytes as _;
 const ALICE: u32 = 4001;
 const BOB: u32 = 4002;
 
-/// While its file exists, a daemon with the fault `interfaces` neither opens sockets nor detaches programs.
+/// While its file exists, a daemon with the fault `interfaces` neither opens sockets nor detaches programs, and one
+/// with the fault `network-lock` ends no look at an interface.
 struct Held(PathBuf);
 
 impl Held {
@@ -69,9 +70,9 @@ fn policy(users: &[u32], access: &str) -> String {
 }
 
 /// As [`Net::with_fault`], with a socket that all users can connect to.
-fn net_for_users(home: &Home, policy: &str) -> Option<Net> {
+fn net_for_users(home: &Home, policy: &str, fault: &str) -> Option<Net> {
     set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
-    Net::with_fault(home, policy, CABLE, "interfaces")
+    Net::with_fault(home, policy, CABLE, fault)
 }
 
 /// Nothing is left of interfaces that were open.
@@ -204,7 +205,7 @@ fn an_interface_that_vanishes_while_it_is_opened_is_refused() {
 fn of_two_users_who_open_an_interface_at_once_one_gets_it() {
     for access in ["direct", "mediated"] {
         isolated(|home| {
-            let Some(net) = net_for_users(home, &policy(&[ALICE, BOB], access)) else { return };
+            let Some(net) = net_for_users(home, &policy(&[ALICE, BOB], access), "interfaces") else { return };
             let held = Held::new(home);
             let (alice, bob) = (open_as(ALICE, &net, home), open_as(BOB, &net, home));
             others_are_served(home);
@@ -242,7 +243,7 @@ fn of_two_users_who_open_an_interface_at_once_one_gets_it() {
 #[test]
 fn a_user_who_lost_an_interface_while_it_was_opened_is_refused() {
     isolated(|home| {
-        let Some(net) = net_for_users(home, &policy(&[ALICE], "direct")) else { return };
+        let Some(net) = net_for_users(home, &policy(&[ALICE], "direct"), "interfaces") else { return };
         let held = Held::new(home);
         let alice = open_as(ALICE, &net, home);
         others_are_served(home);
@@ -283,7 +284,7 @@ fn a_daemon_ends_on_sigterm_while_it_opens_an_interface() {
 fn storms_of_opens_by_several_users_leave_nothing() {
     isolated(|home| {
         let users = [ALICE, BOB, 4003, 4004];
-        let Some(net) = net_for_users(home, &policy(&users, "direct")) else { return };
+        let Some(net) = net_for_users(home, &policy(&users, "direct"), "interfaces") else { return };
         others_are_served(home);
         let before = home.daemon_fds();
         let opened: usize = std::thread::scope(|scope| {
@@ -318,5 +319,30 @@ fn storms_of_opens_by_several_users_leave_nothing() {
         until("all descriptors are closed", || home.daemon_fds() <= before);
         net.assert_given_back();
         drop(net.open("netmap:va"));
+    });
+}
+
+/// A user to whom the policy gives no interface cannot have the daemon wait for the kernel's lock of the network
+/// configuration, which looking at an interface takes.
+#[test]
+fn a_user_without_interfaces_has_none_looked_at() {
+    isolated(|home| {
+        let policy = format!("{}[[rule]]\npipes = true\nusers = [{BOB}]\n", policy(&[ALICE], "direct"));
+        let Some(net) = net_for_users(home, &policy, "network-lock") else { return };
+        let held = Held::new(home);
+        let (open, info) = (register(), NmreqPortInfoGet::default());
+        let refused = [("va", EACCES), ("nobody", ENXIO), ("vale0:va", EINVAL)];
+        for (name, errno) in refused {
+            let asked = [(NETMAP_REQ_REGISTER, open.as_bytes()), (NETMAP_REQ_PORT_INFO_GET, info.as_bytes())];
+            for (kind, body) in asked {
+                let raw = ask_as(BOB, (&net, home), (kind, name, body));
+                assert_eq!(raw.receive().expect("an answer").errno, errno, "{name} {kind}");
+            }
+        }
+        // That of another scope than a pipe on the interface, which is its user's.
+        let pipe = ask_as(BOB, (&net, home), (NETMAP_REQ_REGISTER, "va{1", register().as_bytes()));
+        assert_eq!(pipe.receive().expect("an answer").errno, 0);
+        drop(held);
+        assert_eq!(open_as(ALICE, &net, home).receive().expect("an answer").errno, 0);
     });
 }

@@ -60,7 +60,14 @@ impl Broker {
         let mut fds = Descriptors(fds.into_iter());
         match request {
             Request::Link(index) => value(inside(&fds.netns()?, || link::by_index(index))?),
-            Request::LinkNamed(name) => value(inside(&fds.netns()?, || link::by_name(&name))?),
+            Request::LinkNamed(name) => {
+                let found = inside(&fds.netns()?, || link::by_name(&name))?;
+                if found.is_some() {
+                    fault::wait("network-lock", &self.setup.socket);
+                }
+                value(found)
+            }
+            Request::IsAbsent(name) => value(inside(&fds.netns()?, || Ok(link::is_absent(&name)))?),
             Request::Links => value(inside(&fds.netns()?, link::all)?),
             Request::DefaultRoutes => value(inside(&fds.netns()?, link::default_routes)?),
             Request::Driver(name) => value(inside(&fds.netns()?, || link::driver(&name))?),
@@ -90,7 +97,7 @@ impl Broker {
                 value(xsk::set_busy_poll(xsk::checked(fds.next()?)?, busy_poll(usec, budget)?)?)
             }
             Request::OpenXsk { queue, at, bytes, buffer, registers } => {
-                fault::wait_for_driver(&self.setup.socket);
+                fault::wait("interfaces", &self.setup.socket);
                 open_xsk(&fds.netns()?, &fds.next()?, &queue, (at, bytes, buffer), registers)
             }
             Request::TryFilter(program) => value(Xdp::try_filter(&program)?),

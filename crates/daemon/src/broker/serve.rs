@@ -124,7 +124,7 @@ impl Broker {
 
     /// Drops an object.
     pub(super) fn drop_object(&self, handle: Handle) -> io::Result<Answer> {
-        fault::wait_for_driver(&self.setup.socket);
+        fault::wait("interfaces", &self.setup.socket);
         lock(&self.deadlines).remove(&handle);
         let object = lock(&self.objects).remove(&handle);
         drop(object.ok_or(io::ErrorKind::NotFound)?);
@@ -171,10 +171,11 @@ pub(super) mod fault {
     use std::thread::sleep;
     use std::time::Duration;
 
-    /// If the daemon was started with `UNETMAP_FAULT=interfaces`: waits while there is a file `hold` beside the socket,
-    /// as for a driver that takes long.
-    pub(in crate::broker) fn wait_for_driver(socket: &Path) {
-        if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|fault| fault == "interfaces") {
+    /// If the daemon was started with this `UNETMAP_FAULT`: waits while there is a file `hold` beside the socket.
+    /// `interfaces`: as for a driver that takes long; `network-lock`: as for the kernel's lock of the network
+    /// configuration.
+    pub(in crate::broker) fn wait(fault: &str, socket: &Path) {
+        if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|set| set == fault) {
             while socket.with_extension("hold").exists() {
                 sleep(Duration::from_millis(1));
             }

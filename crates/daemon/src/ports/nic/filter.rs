@@ -15,7 +15,8 @@ use unetmap_sys::xsk;
 
 use super::Nic;
 use super::busy_poll::{BusyPollSnapshot, set_busy_poll};
-use super::open::{check_may_set, denied, find, find_link, not_system_daemon, queues, refuse_persistent};
+use super::lookup::{denied, find_link_for};
+use super::open::{check_may_set, find, not_system_daemon, queues, refuse_persistent};
 use super::settings::StoredFilter;
 use crate::caller::Caller;
 use crate::endpoint::PortRing;
@@ -105,7 +106,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
     if daemon.admission.policy.is_none() {
         return not_system_daemon();
     }
-    let Some(link) = find_link(&request.interface, caller)? else {
+    let Some(link) = find_link_for(daemon, &request.interface, caller)? else {
         return refuse(ENXIO, "no such interface (ip link shows them)");
     };
     let access = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(), &link.name));

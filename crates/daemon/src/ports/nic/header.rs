@@ -7,7 +7,8 @@
 
 use unetmap_core::errno::{EBUSY, EIO, ENXIO, EPERM};
 
-use super::open::{admitted, find, find_link};
+use super::lookup::find_link;
+use super::open::{admitted, find};
 use crate::caller::Caller;
 use crate::ports::Daemon;
 use crate::ports::vale::{self, persistent};

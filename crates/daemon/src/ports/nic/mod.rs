@@ -16,6 +16,7 @@ mod header;
 mod host_rings;
 mod keep_alive;
 pub(crate) mod kernel_work;
+mod lookup;
 mod open;
 mod port;
 mod queue;
@@ -63,8 +64,9 @@ pub(crate) use filter::answer_request;
 pub(super) use header::refuse_header;
 pub(crate) use header::{header, set_header};
 pub(super) use kernel_work::open_queues;
+pub(crate) use lookup::{find_link, may_have_interfaces};
 pub(crate) use open::{
-    ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_link, find_or_create, in_use,
+    ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_or_create, in_use,
     links_changed, new_shape, no_such_interface, not_free, unwatch_if_unused, usage_for_daemon, watch,
 };
 pub(super) use open::{check_default_route, header_of_link};

@@ -13,6 +13,7 @@ use unetmap_sys::netns::Netns;
 
 use super::keep_alive::KeepAlive;
 use super::kernel_work::{self, KernelWork, Work, any_is_away};
+use super::lookup::{denied, find_link, find_link_for, may_have_interfaces};
 use super::port::is_away;
 use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
@@ -81,6 +82,9 @@ pub(crate) fn admitted_interface(
     if daemon.admission.policy.is_none() {
         return Ok(None);
     }
+    if !may_have_interfaces(daemon, caller)? {
+        return Ok(None);
+    }
     let found = match find_link(name, caller) {
         // A daemon that may not enter the namespace opens no interface there, and pipes need none.
         Err(refusal) if refusal.errno == EPERM => return Ok(None),
@@ -105,7 +109,7 @@ pub(crate) fn check_default_route(
     let receives = request.nr_flags & NR_TX_RINGS_ONLY == 0
         && matches!(request.nr_mode, NR_REG_DEFAULT | NR_REG_ALL_NIC | NR_REG_ONE_NIC);
     let is_interface = spec.kind == PortKind::Netmap && spec.pipe.is_none();
-    if !receives || !is_interface || daemon.admission.policy.is_none() {
+    if !receives || !is_interface || daemon.admission.policy.is_none() || !may_have_interfaces(daemon, caller)? {
         return Ok(());
     }
     let (Some(link), Some(netns)) = (find_link(&spec.parent, caller)?, &caller.netns) else { return Ok(()) };
@@ -153,7 +157,7 @@ pub(crate) fn admitted(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
         return if exists { not_system_daemon() } else { no_such_interface() };
     }
     // The caller may use an alternative name; the policy has the interface's own name.
-    let Some(link) = find_link(name, caller)? else { return no_such_interface() };
+    let Some(link) = find_link_for(daemon, name, caller)? else { return no_such_interface() };
     let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(), &link.name)) else {
         return denied(caller);
     };
@@ -469,12 +473,6 @@ pub(super) fn not_system_daemon<T>() -> Result<T, Refusal> {
     )
 }
 
-/// Refuses an interface that the policy does not give to the caller.
-pub(super) fn denied<T>(caller: &Caller) -> Result<T, Refusal> {
-    let uid = caller.peer.uid;
-    refuse(EACCES, format!("user {uid} may not open it (the policy says who may: unetmap-policy(5))"))
-}
-
 /// Refuses an interface that someone else has, and says who: a switch, or a user.
 pub(crate) fn in_use<T>(daemon: &Daemon, nic: &Nic) -> Result<T, Refusal> {
     if let Some(port) = attach_requests::port_of(&daemon.registry, nic.key) {
@@ -487,17 +485,6 @@ pub(crate) fn in_use<T>(daemon: &Daemon, nic: &Nic) -> Result<T, Refusal> {
         Some(uid) => refuse(EBUSY, format!("user {uid} has it open, through the daemon")),
         None => refuse(EBUSY, format!("user {} has it open", nic.scope.uid)),
     }
-}
-
-/// Finds an interface by name in the caller's network namespace.
-pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Refusal> {
-    let Some(netns) = &caller.netns else {
-        return refuse(EPERM, "the daemon cannot see your network namespace: give it CAP_NET_ADMIN");
-    };
-    privileged::link_named(netns, name).or_else(|e| match e.raw_os_error() {
-        Some(EPERM) => refuse(EPERM, "the daemon may not enter your network namespace: give it CAP_SYS_ADMIN"),
-        _ => refuse(ENXIO, format!("looking for the interface in your network namespace: {e}")),
-    })
 }
 
 /// Returns the shape of a port on an interface that is not open yet.

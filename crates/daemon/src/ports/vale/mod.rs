@@ -33,6 +33,7 @@ use super::{Daemon, Description, EndpointKey, Port, PortKey, Registry, nic};
 use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionRecord, Scope};
 use crate::registry::{BufferRepair, PauseGuard, PortRecord};
@@ -304,12 +305,17 @@ pub(super) fn region_of(daemon: &Daemon, scope: Scope, name: &str) -> Option<Reg
     region.filter(|region| daemon.registry.regions.get(*region).is_some_and(|record| record.scope.uid == scope.uid))
 }
 
-fn is_interface(daemon: &Daemon, name: &str, caller: &Caller) -> bool {
-    match daemon.admission.policy {
-        // A user's own daemon looks in its own network namespace, which usually is the caller's.
-        None => link::by_name(name).is_ok_and(|link| link.is_some()),
-        Some(_) => matches!(nic::find_link(name, caller), Ok(Some(_))),
+/// Whether an interface has this name. An alternative name does not count if the caller cannot have interfaces.
+fn is_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> bool {
+    // A user's own daemon looks in its own network namespace, which usually is the caller's.
+    if daemon.admission.policy.is_none() {
+        return link::by_name(name).is_ok_and(|link| link.is_some());
     }
+    if nic::may_have_interfaces(daemon, caller).unwrap_or(true) {
+        return matches!(nic::find_link(name, caller), Ok(Some(_)));
+    }
+    let exists = |netns| privileged::is_absent(netns, name).is_ok_and(|absent| !absent);
+    name.len() <= persistent::MAX_NAME && caller.netns.as_deref().is_some_and(exists)
 }
 
 /// Returns the key of a port name that was parsed: valeS:P.
