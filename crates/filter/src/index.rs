@@ -3,12 +3,11 @@
 //!
 //! For each of a few header fields, the rules divide the field's values into intervals, and each interval has a *row*:
 //! a bitmap of the rules that its values do not exclude. The candidates are the bits that the rows of all fields have
-//! in common. Rows are sparse: a summary word tells which words of the row are not zero, so the usual packet touches a
-//! word of each row. A candidate is only possible: its tests decide.
+//! in common; fields that no rule tests are left out. A candidate is only possible: its tests decide.
 //!
 //! ```text
 //! rules 0..4096          chunk 0      fields: kind, protocol, flags, ports, addresses
-//! rules 4096..8192       chunk 1      field -> interval -> row { summary, words }
+//! rules 4096..8192       chunk 1      field -> interval -> row of 64 words
 //! ```
 
 use std::collections::BTreeMap;
@@ -17,24 +16,15 @@ use crate::constraint::{Constraint, Keys, NO_FLAGS, NO_PORT, kind};
 use crate::packet::{Family, Headers};
 use crate::rule::Rule;
 
-/// Rules in a chunk: a summary word of 64 bits, each for a word of 64 rules.
-const CHUNK: usize = 64 * 64;
-/// Fields of a packet. Source and destination address are two each, for IPv4 and IPv6.
-pub(crate) const FIELDS: usize = 5;
-
-/// A row: which rules an interval does not exclude.
-#[derive(Clone, Copy, Debug, Default)]
-struct Row {
-    /// Bit *i*: word *i* of the row is not zero.
-    summary: u64,
-    /// The row's first nonzero word in [`Rows::words`].
-    first: u32,
-}
-
-/// Rows of a field, equal ones only once.
+/// Words of a row at most.
+const WORDS: usize = 64;
+/// Rules in a chunk.
+const CHUNK: usize = WORDS * 64;
+/// Rows of a field, equal ones only once: bitmaps of the rules that an interval does not exclude.
 #[derive(Debug, Default)]
 struct Rows {
-    rows: Vec<Row>,
+    /// Words of each row.
+    len: usize,
     words: Vec<u64>,
 }
 
@@ -43,22 +33,23 @@ impl Rows {
         if let Some(&row) = known.get(bits) {
             return row;
         }
-        let mut row = Row { summary: 0, first: self.words.len() as u32 };
-        for (i, &word) in bits.iter().enumerate().filter(|(_, word)| **word != 0) {
-            row.summary |= 1 << i;
-            self.words.push(word);
-        }
-        let at = self.rows.len() as u32;
-        self.rows.push(row);
+        let at = known.len() as u32;
+        self.len = bits.len();
+        self.words.extend(bits);
         known.insert(bits.to_vec(), at);
         at
     }
 
-    /// Returns word `i` of a row.
     #[inline(always)]
-    fn word(&self, row: Row, i: u32) -> u64 {
-        let before = (row.summary & ((1 << i) - 1)).count_ones();
-        self.words.get((row.first + before) as usize).copied().unwrap_or(0)
+    fn row(&self, at: u32) -> &[u64] {
+        let begin = at as usize * self.len;
+        self.words.get(begin..begin + self.len).unwrap_or_default()
+    }
+
+    /// Removes the rules from `combined` that are not in a row.
+    #[inline(always)]
+    fn restrict(&self, at: u32, combined: &mut [u64]) {
+        self.row(at).iter().zip(combined).for_each(|(word, combined)| *combined &= word);
     }
 }
 
@@ -112,11 +103,12 @@ impl<K: Copy + Ord> Intervals<K> {
     }
 
     #[inline(always)]
-    fn find(&self, key: K) -> Row {
-        // Fields that no rule tests have one row.
-        let at = if self.begins.is_empty() { 0 } else { self.begins.partition_point(|&begin| begin <= key) };
-        let row = self.row_of.get(at).copied().unwrap_or(0);
-        self.rows.rows.get(row as usize).copied().unwrap_or_default()
+    fn restrict(&self, key: K, combined: &mut [u64]) {
+        // A field with one interval is tested by no rule.
+        if !self.begins.is_empty() {
+            let at = self.begins.partition_point(|&begin| begin <= key);
+            self.rows.restrict(self.row_of.get(at).copied().unwrap_or(0), combined);
+        }
     }
 }
 
@@ -151,9 +143,8 @@ impl Direct {
     }
 
     #[inline(always)]
-    fn find(&self, key: u8) -> Row {
-        let row = self.row_of[usize::from(key)];
-        self.rows.rows.get(row as usize).copied().unwrap_or_default()
+    fn row(&self, key: u8) -> &[u64] {
+        self.rows.row(self.row_of[usize::from(key)])
     }
 }
 
@@ -170,8 +161,6 @@ struct Chunk {
     ports: [Intervals<u32>; 2],
     v4: [Intervals<u32>; 2],
     v6: [Intervals<u128>; 2],
-    /// The candidates of frames that are neither IPv4 nor IPv6.
-    other: Intervals<u32>,
 }
 
 impl Chunk {
@@ -204,28 +193,31 @@ impl Chunk {
                 Intervals::build(n, wide(|c| &c.v6[0]), next_u128),
                 Intervals::build(n, wide(|c| &c.v6[1]), next_u128),
             ],
-            other: Intervals::build(n, |_| None, next_u32),
         }
     }
 
-    /// The rows of a packet, with where their words are.
+    /// Writes the candidates of a packet to `combined`; returns how many words they have.
     #[inline(always)]
-    fn rows(&self, key: &Key<'_>) -> [(Row, &Rows); FIELDS + 2] {
-        let h = key.headers;
-        let [(src, src_rows), (dst, dst_rows)] = match h.family {
-            Family::V4 => [(self.v4[0].find(h.src4), &self.v4[0].rows), (self.v4[1].find(h.dst4), &self.v4[1].rows)],
-            Family::V6 => [(self.v6[0].find(h.src6), &self.v6[0].rows), (self.v6[1].find(h.dst6), &self.v6[1].rows)],
-            Family::Other => [(self.other.find(0), &self.other.rows), (self.other.find(0), &self.other.rows)],
-        };
-        [
-            (self.kind.find(key.kind), &self.kind.rows),
-            (self.proto.find(key.proto), &self.proto.rows),
-            (self.flags.find(key.flags), &self.flags.rows),
-            (self.ports[0].find(key.ports[0]), &self.ports[0].rows),
-            (self.ports[1].find(key.ports[1]), &self.ports[1].rows),
-            (src, src_rows),
-            (dst, dst_rows),
-        ]
+    fn candidates(&self, key: &Key<'_>, combined: &mut [u64; WORDS]) -> usize {
+        let (h, rows) = (key.headers, [self.kind.row(key.kind), self.proto.row(key.proto), self.flags.row(key.flags)]);
+        let combined = &mut combined[..rows[0].len()];
+        for (((word, kind), proto), flags) in combined.iter_mut().zip(rows[0]).zip(rows[1]).zip(rows[2]) {
+            *word = kind & proto & flags;
+        }
+        match h.family {
+            Family::V4 => {
+                self.v4[0].restrict(h.src4, combined);
+                self.v4[1].restrict(h.dst4, combined);
+            }
+            Family::V6 => {
+                self.v6[0].restrict(h.src6, combined);
+                self.v6[1].restrict(h.dst6, combined);
+            }
+            Family::Other => {}
+        }
+        self.ports[0].restrict(key.ports[0], combined);
+        self.ports[1].restrict(key.ports[1], combined);
+        combined.len()
     }
 }
 
@@ -270,7 +262,7 @@ impl Index {
     #[inline(always)]
     pub(crate) fn search<'a>(&'a self, headers: &'a Headers, direction: u8) -> Search<'a> {
         let key = Key::new(headers, direction);
-        let mut search = Search { index: self, key, chunk: usize::MAX, rows: None, summary: 0, at: 0, bits: 0 };
+        let mut search = Search { index: self, key, chunk: 0, words: [0; WORDS], len: 0, at: 0, bits: 0 };
         search.enter(0);
         search
     }
@@ -281,11 +273,12 @@ pub(crate) struct Search<'a> {
     index: &'a Index,
     key: Key<'a>,
     chunk: usize,
-    rows: Option<[(Row, &'a Rows); FIELDS + 2]>,
-    /// Words of the chunk that all rows have, as far as they were not visited.
-    summary: u64,
+    /// Candidates of the chunk.
+    words: [u64; WORDS],
+    /// Words of the chunk.
+    len: usize,
     /// The word that `bits` are of.
-    at: u32,
+    at: usize,
     /// Candidates in that word that were not visited.
     bits: u64,
 }
@@ -294,15 +287,9 @@ impl Search<'_> {
     #[inline(always)]
     fn enter(&mut self, chunk: usize) {
         self.chunk = chunk;
-        self.rows = self.index.chunks.get(chunk).map(|chunk| chunk.rows(&self.key));
-        self.summarize();
-    }
-
-    /// Makes all words of the chunk those that were not visited.
-    #[inline(always)]
-    fn summarize(&mut self) {
-        self.bits = 0;
-        self.summary = self.rows.as_ref().map_or(0, |rows| rows.iter().fold(!0, |all, (row, _)| all & row.summary));
+        self.len = self.index.chunks.get(chunk).map_or(0, |chunk| chunk.candidates(&self.key, &mut self.words));
+        self.at = 0;
+        self.bits = if self.len > 0 { self.words[0] } else { 0 };
     }
 
     /// Goes on at rule `from`.
@@ -311,23 +298,8 @@ impl Search<'_> {
         if from / CHUNK != self.chunk {
             self.enter(from / CHUNK);
         }
-        self.summarize();
-        let within = from % CHUNK;
-        let (word, bit) = ((within / 64) as u32, within % 64);
-        self.summary &= !0 << word;
-        if self.summary >> word & 1 != 0 {
-            self.load(word);
-            self.bits &= !0 << bit;
-        }
-    }
-
-    /// Makes the candidates of word `i` the next ones.
-    #[inline(always)]
-    fn load(&mut self, i: u32) {
-        let Some(rows) = &self.rows else { return };
-        self.summary &= !(1 << i);
-        self.at = i;
-        self.bits = rows.iter().fold(!0, |all, (row, words)| all & words.word(*row, i));
+        self.at = from % CHUNK / 64;
+        self.bits = if self.at < self.len { self.words[self.at] & (!0 << (from % 64)) } else { 0 };
     }
 
     /// Returns the next candidate.
@@ -335,18 +307,18 @@ impl Search<'_> {
     pub(crate) fn next(&mut self) -> Option<usize> {
         loop {
             if self.bits != 0 {
-                let bit = self.bits.trailing_zeros();
+                let bit = self.bits.trailing_zeros() as usize;
                 self.bits &= self.bits - 1;
-                return Some(self.chunk * CHUNK + (self.at * 64 + bit) as usize);
+                return Some(self.chunk * CHUNK + self.at * 64 + bit);
             }
-            if self.summary != 0 {
-                self.load(self.summary.trailing_zeros());
-                continue;
-            }
-            if (self.chunk + 1) * CHUNK >= self.index.rules {
+            if self.at + 1 < self.len {
+                self.at += 1;
+                self.bits = self.words[self.at];
+            } else if (self.chunk + 1) * CHUNK < self.index.rules {
+                self.enter(self.chunk + 1);
+            } else {
                 return None;
             }
-            self.enter(self.chunk + 1);
         }
     }
 }
