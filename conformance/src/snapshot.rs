@@ -163,6 +163,9 @@ pub struct Ring {
     pub sessions: u32,
     /// Number of slots transferred.
     pub crossed: u64,
+    /// Bytes of their packets, where they are counted.
+    #[serde(default)]
+    pub bytes: Option<u64>,
     /// Number of slots sent and not released.
     pub queued: u32,
     /// Number of invalid slots: delivered empty, or not released.

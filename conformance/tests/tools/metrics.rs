@@ -7,8 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use conformance::home::{Guard, summary};
+use conformance::net::{BUFFER, CABLE, MEDIATED, Net, collect, frames, transmit};
 use conformance::traffic::{exchange, open};
-use conformance::{LIMIT, isolated, program, until};
+use conformance::{Home, LIMIT, isolated, program, until};
 
 /// Sends a request; returns the answer, or nothing if there is none.
 fn asked(path: &std::path::Path, request: &[u8]) -> String {
@@ -76,5 +77,30 @@ fn counters_are_served_over_http() {
         until("it listens again", || UnixStream::connect(&path).is_ok());
         third.kill();
         drop((a, b));
+    });
+}
+
+/// The bytes of a port's first ring of a direction, as `ls` shows them. A mediated interface is also the daemon's own
+/// port.
+fn bytes(home: &Home, port: &str, dir: &str) -> Option<u64> {
+    let ports = home.snapshot().ports;
+    let mut rings = ports.iter().filter(|of| of.name == port).flat_map(|of| &of.rings).filter(|ring| ring.dir == dir);
+    rings.find_map(|ring| ring.bytes)
+}
+
+#[test]
+fn bytes_of_mediated_interfaces_are_counted() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, MEDIATED, CABLE) else { return };
+        let (port, tap) = (net.open("netmap:va"), net.tap());
+        let (sent, received) = (frames(&[60, 1514, 900], 0), frames(&[61, 1000], 10));
+        transmit(&port, 0, &sent, BUFFER);
+        tap.collect(sent.len());
+        assert_eq!(bytes(home, "va", "tx"), Some(60 + 1514 + 900));
+        tap.send_all(&received);
+        collect(&port, received.len());
+        until("both are counted", || bytes(home, "va", "rx") == Some(61 + 1000));
+        let _other = open("vale0:a");
+        assert_eq!(bytes(home, "vale0:a", "tx"), None, "not counted, and so not shown");
     });
 }

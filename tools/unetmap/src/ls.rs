@@ -189,6 +189,7 @@ fn rings(ports: &Value, wide: bool) -> Vec<Vec<String>> {
             "sessions",
             "queued",
             "crossed",
+            "bytes",
             "batch",
             "bad slots",
             "bad pointers",
@@ -201,8 +202,8 @@ fn rings(ports: &Value, wide: bool) -> Vec<Vec<String>> {
     for port in members(ports) {
         for ring in members(&port["rings"]) {
             let [name, mem_id, kind] = ["name", "mem_id", "kind"].map(|key| cell(&port[key]));
-            let [slots, sessions, queued, crossed, dropped] =
-                ["slots", "sessions", "queued", "crossed", "dropped"].map(|key| cell(&ring[key]));
+            let [slots, sessions, queued, crossed, bytes, dropped] =
+                ["slots", "sessions", "queued", "crossed", "bytes", "dropped"].map(|key| cell(&ring[key]));
             let batch = batch_size(&ring["crossed"], &ring["batches"]);
             let (slots_bad, pointers_bad) = (cell(&ring["bad_slots"]), cell(&ring["bad_pointers"]));
             let ring_name = ring_name(port, ring);
@@ -221,6 +222,7 @@ fn rings(ports: &Value, wide: bool) -> Vec<Vec<String>> {
                     sessions,
                     queued,
                     crossed,
+                    bytes,
                     batch,
                     slots_bad,
                     pointers_bad,
@@ -342,7 +344,7 @@ mod tests {
              "bad_slots": 0, "bad_pointers": 0, "dropped": 0}]},
            {"name": "vale0:a", "kind": "vale", "uid": 1000, "mem_id": 16385, "open": true, "rings": [
             {"dir": "tx", "id": 1, "host": true, "slots": 512, "sessions": 1, "queued": 0, "crossed": 300, "batches": 3,
-             "bad_slots": 1, "bad_pointers": 2, "dropped": 4}]}],
+             "bytes": 18000, "bad_slots": 1, "bad_pointers": 2, "dropped": 4}]}],
         "sessions": [{"id": 1, "port": "p{1\u001b", "pid": 4294967295, "uid": 1000, "tx_rings": 1, "rx_rings": 1,
             "exclusive": false}]
     }"#;
@@ -376,9 +378,9 @@ p{1?  -        4294967295  1000         1         1
         assert_eq!(
             tables(FULL, &[before], true).unwrap().split_once("\nRings\n").unwrap().1,
             "\
-port     open  ring  mem_id  slots  sessions  queued  crossed  batch  bad slots  bad pointers  dropped  kind
-p{1      yes   tx 0   16384   1024         1       5     1500  500.0          0             0        0  pipe
-vale0:a  yes   tx ^   16385    512         1       0      300  100.0          1             2        4  vale
+port     open  ring  mem_id  slots  sessions  queued  crossed  bytes  batch  bad slots  bad pointers  dropped  kind
+p{1      yes   tx 0   16384   1024         1       5     1500      -  500.0          0             0        0  pipe
+vale0:a  yes   tx ^   16385    512         1       0      300  18000  100.0          1             2        4  vale
 
 Sessions
 port  program  exclusive  session         pid   uid  tx rings  rx rings

@@ -72,6 +72,7 @@ fn definitions() -> Vec<Metric> {
         gauge("switch_ports", "Open ports of a switch"),
         gauge("switch_addresses", "Addresses that a switch knows"),
         counter("ring_packets", "Slots that crossed a ring, sent or received"),
+        counter("ring_bytes", "Bytes of these packets, of mediated interfaces"),
         counter("ring_batches", "Batches in which they did"),
         counter("ring_dropped", "Packets dropped at a ring, by the rules of ls"),
         counter("ring_bad_slots", "Slots with an invalid index or length"),
@@ -133,6 +134,7 @@ fn add_port(port: &Value, add: &mut Add<'_>) {
         let labels = [&name[..], &[("dir", &ring["dir"]), ("ring", &ring["id"])]].concat();
         for (metric, key) in [
             ("ring_packets", "crossed"),
+            ("ring_bytes", "bytes"),
             ("ring_batches", "batches"),
             ("ring_dropped", "dropped"),
             ("ring_bad_slots", "bad_slots"),
@@ -223,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_is_openmetrics_text() {
-        let ring = json!({"dir": "rx", "id": 0, "queued": 5, "crossed": 7, "batches": 2, "dropped": 1, "bad_slots": 0});
+        let ring = json!({"dir": "rx", "id": 0, "queued": 5, "crossed": 7, "bytes": 420, "batches": 2, "dropped": 1, "bad_slots": 0});
         let snapshot = json!({
             "daemon": {"pid": 7, "uid": 0, "version": "1", "uptime_seconds": 3, "connections": 2},
             "regions": [{"name": "r\"\\\n", "mem_id": 2, "bytes": 4096, "buffers": {"free": 3}}],
@@ -239,6 +241,7 @@ mod tests {
         for line in [
             "# TYPE unetmap_ring_packets counter",
             r#"unetmap_ring_packets_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 7"#,
+            r#"unetmap_ring_bytes_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 420"#,
             r#"unetmap_port_lost_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="vlan"} 4"#,
             r#"unetmap_region_buffers{daemon="0",region="r\"\\\n",mem_id="2",state="free"} 3.0"#,
             r#"unetmap_user_refused_total{daemon="0",uid="1"} 6"#,

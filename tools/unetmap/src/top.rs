@@ -24,6 +24,8 @@ pub(crate) struct RingCounters {
     queued: u64,
     crossed: u64,
     batches: u64,
+    /// Bytes, where they are counted.
+    bytes: Option<u64>,
     /// Packets dropped because a ring was full, or sent without a destination.
     pub(crate) lost: u64,
 }
@@ -35,6 +37,8 @@ pub(crate) struct Rate {
     pub(crate) ring: RingCounters,
     /// Packets per second.
     pub(crate) packets: f64,
+    /// Bits per second, where bytes are counted.
+    bits: Option<f64>,
     /// Packets per batch.
     batch: f64,
     /// Lost packets per second.
@@ -91,6 +95,7 @@ pub(crate) fn rings_of(all: &Value) -> BTreeMap<RingKey, RingCounters> {
                         queued,
                         crossed,
                         batches,
+                        bytes: ring["bytes"].as_u64(),
                         lost,
                     },
                 )
@@ -111,11 +116,13 @@ pub(crate) fn rates(
     let rate = |(key, ring): (&RingKey, &RingCounters)| {
         let since = before.get(key).filter(|before| before.crossed <= ring.crossed && before.lost <= ring.lost);
         let (crossed, batches, lost) = since.map_or((0, 0, 0), |b| (b.crossed, b.batches, b.lost));
+        let bytes = since.and_then(|before| before.bytes).unwrap_or(0);
         let (packets, batches) = (ring.crossed - crossed, ring.batches.saturating_sub(batches));
         Rate {
             key: key.clone(),
             ring: ring.clone(),
             packets: per_second(packets),
+            bits: ring.bytes.map(|now| 8.0 * per_second(now.saturating_sub(bytes))),
             batch: if batches == 0 { 0.0 } else { packets as f64 / batches as f64 },
             lost: per_second(ring.lost - lost),
         }
@@ -132,12 +139,13 @@ fn table(rates: &[Rate]) -> String {
 
 /// A row of titles, and one for each ring.
 fn rows(rates: &[&Rate]) -> Vec<Vec<String>> {
-    let mut rows = header(["port", "ring", "packets/s", "batch", "lost/s", "queued", "kind"]);
-    for Rate { key: (_, port, ..), ring, packets, batch, lost } in rates {
+    let mut rows = header(["port", "ring", "packets/s", "Mbit/s", "batch", "lost/s", "queued", "kind"]);
+    for Rate { key: (_, port, ..), ring, packets, bits, batch, lost } in rates {
         rows.push(vec![
             port.clone(),
             ring.name.clone(),
             format!("{packets:.0}"),
+            bits.map_or_else(|| "-".into(), |bits| format!("{:.1}", bits / 1e6)),
             format!("{batch:.1}"),
             format!("{lost:.0}"),
             ring.queued.to_string(),
@@ -149,10 +157,10 @@ fn rows(rates: &[&Rate]) -> Vec<Vec<String>> {
 
 /// Formats the rates as JSON, one object per line and ring.
 fn lines(rates: &[Rate]) -> String {
-    let line = |Rate { key: (pid, port, dir, id), ring, packets, batch, lost }: &Rate| {
+    let line = |Rate { key: (pid, port, dir, id), ring, packets, bits, batch, lost }: &Rate| {
         let object = json!({
             "daemon": pid, "port": port, "dir": dir, "id": id, "kind": ring.kind, "packets_per_second": packets,
-            "batch": batch, "lost_per_second": lost, "queued": ring.queued, "crossed": ring.crossed, "lost": ring.lost,
+            "bits_per_second": bits, "bytes": ring.bytes, "batch": batch, "lost_per_second": lost, "queued": ring.queued, "crossed": ring.crossed, "lost": ring.lost,
         });
         format!("{object}\n")
     };
@@ -164,7 +172,10 @@ mod tests {
     use super::*;
 
     fn snapshot(crossed: u64, dropped: u64) -> BTreeMap<RingKey, RingCounters> {
-        let ring = |dir, crossed, dropped| json!({"dir": dir, "id": 0, "queued": 5, "crossed": crossed, "batches": crossed / 100, "dropped": dropped});
+        let ring = |dir, crossed, dropped| {
+            json!({"dir": dir, "id": 0, "queued": 5, "crossed": crossed, "batches": crossed / 100, "dropped": dropped,
+                "bytes": (dir == "tx").then_some(60 * crossed)})
+        };
         rings_of(&json!({
             "daemon": {"pid": 7},
             "ports": [
@@ -183,7 +194,9 @@ mod tests {
         assert_eq!((of("vale0:a", "tx").packets, of("vale0:a", "tx").batch), (1000.0, 100.0));
         assert_eq!((of("vale0:a", "tx").ring.lost, of("vale0:a", "tx").lost), (7, 0.0));
         assert_eq!((of("vale0:a", "rx").packets, of("vale0:a", "rx").lost), (0.0, 20.0));
+        assert_eq!((of("vale0:a", "tx").bits, of("vale0:a", "rx").bits), (Some(480_000.0), None));
         let table = table(&rates);
+        assert!(table.lines().any(|line| line.split_whitespace().nth(4) == Some("0.5")), "{table}");
         let ports: Vec<&str> = table.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
         assert_eq!(ports, ["p{1", "vale0:a", "vale0:a"], "{table}");
         assert_eq!(lines(&rates).lines().count(), 3);

@@ -10,13 +10,14 @@
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use unetmap_abi::{NR_ACCEPT_VNET_HDR, NR_REG_ONE_NIC, NR_REG_ONE_SW, NmreqRegister, PipeRole};
 use unetmap_core::control::binding::BoundRing;
 use unetmap_mem::ChannelPage;
 use unetmap_sys::link::Link;
 
-use super::mediator::{self, Directions, LostPackets, MediatorThread, RingPair};
+use super::mediator::{self, Directions, LostPackets, MediatorThread, PairBytes, RingPair};
 use super::nic::{self, Nic, NicKey};
 use super::pipe_rings::PipeRings;
 use super::snapshot::PortSnapshot;
@@ -47,6 +48,8 @@ pub(crate) struct Mediated {
     header: u8,
     /// Packets that were lost because of it.
     lost: Arc<LostPackets>,
+    /// By number of the ring pair.
+    bytes: Vec<Arc<PairBytes>>,
     /// By ring pair. Host rings come after the interface's.
     threads: BTreeMap<RingPair, MediatorThread>,
 }
@@ -77,7 +80,8 @@ pub(super) fn create(
     });
     let inner = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
     let key = MediatedKey { scope, interface: link.name.clone(), serial: nic.serial };
-    let port = Mediated { key: key.clone(), inner, nic, header, lost: Arc::default(), threads: BTreeMap::new() };
+    let bytes = (0..shape.pairs()).map(|_| Arc::default()).collect();
+    let port = Mediated { key: key.clone(), inner, nic, header, lost: Arc::default(), bytes, threads: BTreeMap::new() };
     daemon.registry.insert(PortKey::Mediated(key.clone()), Box::new(port));
     Ok(PortKey::Mediated(key).into())
 }
@@ -108,7 +112,8 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
     };
     let bound: Vec<(RingPair, Directions)> =
         (0..endpoint.shape.pairs()).map(|pair| (ring_pair(pair), bound_directions(endpoint, pair))).collect();
-    for (pair, bound) in bound {
+    let counters = port.bytes.clone();
+    for ((pair, bound), bytes) in bound.into_iter().zip(counters) {
         let needed = (bound.tx || bound.rx).then_some(bound);
         let running = daemon.registry.get::<Mediated>(&port_key).and_then(|port| port.threads.get(&pair));
         if running.map(MediatorThread::directions) == needed {
@@ -124,7 +129,8 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
         let old = daemon.registry.get_mut::<Mediated>(&port_key).and_then(|port| port.threads.remove(&pair));
         mediator::stop(daemon, old);
         if let Some(prepared) = prepared {
-            let thread = mediator::start(daemon, &key.interface, prepared.with_header(header, lost.clone()))?;
+            let thread =
+                mediator::start(daemon, &key.interface, prepared.with_header(header, lost.clone()).with_bytes(bytes))?;
             if let Some(port) = daemon.registry.get_mut::<Mediated>(&port_key) {
                 port.threads.insert(pair, thread);
             }
@@ -248,6 +254,11 @@ impl Port for Mediated {
         let mem_id = daemon.registry.regions.mem_id(self.inner.region);
         let (name, channels) = (self.key.interface.clone(), Some(&self.inner.channels));
         let mut port = PortSnapshot::new(name, "mediated", mem_id, &self.inner.endpoints[0], channels);
+        for (ring, of_port) in port.rings.iter_mut().zip(self.inner.endpoints[0].rings()) {
+            let bytes =
+                self.bytes.get(of_port.pair).map(|bytes| if ring.dir == "tx" { &bytes.out } else { &bytes.back });
+            ring.bytes = bytes.map(|bytes| bytes.load(Ordering::Relaxed));
+        }
         // Packets that find no room here wait in the interface's socket, which then has none for others.
         if let Some(nic) = daemon.registry.nic(&PortKey::Nic(self.nic)) {
             let of_nic = nic.ring_snapshots(daemon);

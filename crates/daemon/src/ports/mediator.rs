@@ -15,7 +15,7 @@ mod headers;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,15 @@ pub(crate) struct MediatorThread {
     thread: JoinHandle<()>,
 }
 
+/// Bytes of the packets that the threads of a ring pair moved, one after the other.
+#[derive(Default)]
+pub(crate) struct PairBytes {
+    /// From the program to the interface.
+    pub(crate) out: AtomicU64,
+    /// From the interface to the program.
+    pub(crate) back: AtomicU64,
+}
+
 /// Commands of the main thread to a mediator thread.
 #[derive(Default)]
 struct Control {
@@ -89,9 +98,15 @@ pub(crate) struct Prepared {
     connections: [OwnedFd; 2],
     /// If the program's packets begin with virtio-net headers.
     headers: Option<HeaderConverter>,
+    bytes: Arc<PairBytes>,
 }
 
 impl Prepared {
+    /// Bytes are counted in `bytes`.
+    pub(super) fn with_bytes(self, bytes: Arc<PairBytes>) -> Prepared {
+        Prepared { bytes, ..self }
+    }
+
     /// The program's packets begin with a virtio-net header of `header` bytes (0: none). Packets that it loses are
     /// counted in `lost`.
     pub(super) fn with_header(self, header: u8, lost: Arc<LostPackets>) -> Prepared {
@@ -199,7 +214,8 @@ pub(crate) fn prepare(
         let (interface, interface_connection) = adopt(daemon, interface, rings)?;
         let (program, program_connection) = adopt(daemon, program, Vec::new())?;
         let connections = [interface_connection, program_connection];
-        Ok(Prepared { pair, directions, sessions, program, interface, connections, headers: None })
+        let (headers, bytes) = (None, Arc::default());
+        Ok(Prepared { pair, directions, sessions, program, interface, connections, headers, bytes })
     });
     if prepared.is_err() {
         sessions.into_iter().for_each(|session| daemon.close(session));
@@ -209,14 +225,14 @@ pub(crate) fn prepare(
 
 /// Starts the thread. On failure both sides are closed again.
 pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Result<MediatorThread, Refusal> {
-    let Prepared { pair, directions, sessions, program, interface, connections, headers } = prepared;
+    let Prepared { pair, directions, sessions, program, interface, connections, headers, bytes } = prepared;
     let builder = std::thread::Builder::new().name(format!("{name} {}", pair.1));
     let control = Arc::new(Control::default());
     let of_thread = control.clone();
     let run = move || {
         confine_packet_thread();
         of_thread.tid.store(process::tid(), Ordering::Relaxed);
-        Mediation { program, interface, headers }.run(&of_thread);
+        Mediation { program, interface, headers, bytes }.run(&of_thread);
     };
     match builder.spawn(run) {
         Ok(thread) => Ok(MediatorThread { pair, directions, sessions, control, connections, thread }),
@@ -249,6 +265,7 @@ struct Mediation {
     interface: Port,
     /// If the program's packets begin with virtio-net headers.
     headers: Option<HeaderConverter>,
+    bytes: Arc<PairBytes>,
 }
 
 impl Mediation {
@@ -299,10 +316,11 @@ impl Mediation {
         self.interface.poll(Interest::BOTH, Some(Duration::ZERO))?;
         let out = self.copy_out();
         let (from, to) = (self.interface.rx_rings().first(), self.program.tx_rings().first());
-        let back = match &mut self.headers {
+        let (back, bytes) = match &mut self.headers {
             Some(headers) => headers.move_back(from, to),
             None => copy(from, to),
         };
+        self.bytes.back.fetch_add(bytes, Ordering::Relaxed);
         // At once: when the program gets its slots back, its packets must be on their way.
         if out > 0 {
             self.interface.txsync()?;
@@ -313,10 +331,12 @@ impl Mediation {
     /// Copies what the program sent to the interface; returns the number of slots.
     fn copy_out(&mut self) -> u32 {
         let (from, to) = (self.program.rx_rings().first(), self.interface.tx_rings().first());
-        match &mut self.headers {
+        let (out, bytes) = match &mut self.headers {
             Some(headers) => headers.move_out(from, to),
             None => copy(from, to),
-        }
+        };
+        self.bytes.out.fetch_add(bytes, Ordering::Relaxed);
+        out
     }
 
     /// Sends what the program sent before it closed its port, including packets that this thread has not copied yet.
@@ -364,11 +384,11 @@ fn should_rest(back: u32, time: Duration, interface: &Port) -> bool {
     back < BATCH && (REST_MIN_PACKETS..u128::from(room / 2)).contains(&expected)
 }
 
-/// Copies as many packets as there are and as have room; returns the number of slots.
-fn copy(from: Option<&Ring>, to: Option<&Ring>) -> u32 {
-    let (Some(from), Some(to)) = (from, to) else { return 0 };
+/// Copies as many packets as there are and as have room; returns the number of slots, and their bytes.
+fn copy(from: Option<&Ring>, to: Option<&Ring>) -> (u32, u64) {
+    let (Some(from), Some(to)) = (from, to) else { return (0, 0) };
     let n = from.space().min(to.space()).min(BATCH);
-    let mut copied = 0;
+    let (mut copied, mut bytes) = (0, 0);
     for (source, target) in from.first(n).zip(to.first(n)) {
         let (len, flags) = source.len_flags();
         if u32::from(len) > to.buf_size() {
@@ -377,19 +397,20 @@ fn copy(from: Option<&Ring>, to: Option<&Ring>) -> u32 {
         target.frame().copy_from(&source.frame(), usize::from(len));
         target.set_len_flags(len, flags & NS_MOREFRAG);
         copied += 1;
+        bytes += u64::from(len);
     }
     if copied == 0 && n > 0 {
         return copy_in_parts(from, to);
     }
     to.advance(copied);
     from.advance(copied);
-    copied
+    (copied, bytes)
 }
 
 /// Copies one slot that is longer than the other ring's buffers into several slots. Returns the number of slots taken
-/// from `from`: 1, or 0 if there is no room yet.
+/// from `from`, 1, or 0 if there is no room yet, and their bytes.
 #[cold]
-fn copy_in_parts(from: &Ring, to: &Ring) -> u32 {
+fn copy_in_parts(from: &Ring, to: &Ring) -> (u32, u64) {
     let source = from.slot(from.head());
     let (len, flags) = source.len_flags();
     // A program may have written any length.
@@ -398,7 +419,7 @@ fn copy_in_parts(from: &Ring, to: &Ring) -> u32 {
     // A ring that can never hold them loses the packet.
     if parts < to.num_slots() {
         if parts > to.space() {
-            return 0;
+            return (0, 0);
         }
         for (part, target) in (0..parts).zip(to.first(parts)) {
             let at = part as usize * capacity;
@@ -410,7 +431,7 @@ fn copy_in_parts(from: &Ring, to: &Ring) -> u32 {
         to.advance(parts);
     }
     from.advance(1);
-    1
+    (1, len as u64)
 }
 
 /// Sleeps until a packet can be moved. Returns `false`, at once, if that is so already.

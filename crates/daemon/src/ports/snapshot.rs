@@ -57,6 +57,9 @@ pub(crate) struct RingSnapshot {
     pub(crate) queued: u32,
     crossed: u64,
     batches: u64,
+    /// Mediated interface: bytes of the packets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes: Option<u64>,
     bad_slots: u64,
     bad_pointers: u64,
     /// Receive ring of an interface or of a switch port: packets dropped for lack of room, here or, for packets to be
@@ -110,6 +113,7 @@ impl RingSnapshot {
             queued: sent.map_or(0, |sent| shape.slots.distance(sent.from, sent.to)),
             crossed: state.map_or(0, |s| s.slots.load(Relaxed)),
             batches: state.map_or(0, |s| s.batches.load(Relaxed)),
+            bytes: None,
             bad_slots: state.map_or(0, |s| s.bad_slots.load(Relaxed)),
             bad_pointers: state.map_or(0, |s| s.bad_pointers.load(Relaxed)),
             dropped: state.map_or(0, |s| s.dropped.load(Relaxed)),

@@ -53,14 +53,15 @@ struct View {
     is_paused: bool,
 }
 
-const HELP: [&str; 9] = [
+const HELP: [&str; 10] = [
     "s      sort by the next column: packets/s, lost/s, queued, port",
     "/      show only ports whose name contains what is typed; Enter ends it, Esc removes it",
     "space  stop and go on",
     "?      this help",
     "q      quit",
     "",
-    "packets/s, batch and lost/s are means since the last refresh; queued is a count.",
+    "packets/s, Mbit/s, batch and lost/s are means since the last refresh; queued is a count.",
+    "Mbit/s: of mediated interfaces; the bytes of other ports are not counted.",
     "tx: sent by the port's program; rx: received by it. Each packet is in both of the rings it crosses.",
     "Lost: dropped for lack of room, or sent to no port.",
 ];
@@ -232,8 +233,8 @@ mod tests {
 
     fn rate(port: &str, dir: &str, packets: f64) -> Rate {
         let (kind, name) = ("pipe".into(), format!("{dir} 0"));
-        let ring = RingCounters { kind, name, queued: packets as u64, crossed: 0, batches: 0, lost: 0 };
-        Rate { key: (1, port.into(), dir.into(), 0), ring, packets, batch: 1.0, lost: 1000.0 - packets }
+        let ring = RingCounters { kind, name, queued: packets as u64, crossed: 0, batches: 0, bytes: None, lost: 0 };
+        Rate { key: (1, port.into(), dir.into(), 0), ring, packets, bits: None, batch: 1.0, lost: 1000.0 - packets }
     }
 
     fn view() -> View {

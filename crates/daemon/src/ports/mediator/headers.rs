@@ -66,8 +66,9 @@ impl HeaderConverter {
         (header > 0).then(|| HeaderConverter { header, packet: Vec::with_capacity(header + MAX_PACKET), lost })
     }
 
-    /// Moves packets that the program sent to the interface. Returns the number of slots of the program.
-    pub(super) fn move_out(&mut self, from: Option<&Ring>, to: Option<&Ring>) -> u32 {
+    /// Moves packets that the program sent to the interface. Returns the number of slots of the program, and the bytes
+    /// of their packets, with headers.
+    pub(super) fn move_out(&mut self, from: Option<&Ring>, to: Option<&Ring>) -> (u32, u64) {
         let (header, lost) = (self.header, self.lost.clone());
         self.move_packets(from, to, 0, |packet, to, at| {
             let needed = offload::slots_needed(packet, capacity(to)) as u32;
@@ -89,8 +90,9 @@ impl HeaderConverter {
         })
     }
 
-    /// Moves packets that the interface received to the program. Returns the number of slots of the interface.
-    pub(super) fn move_back(&mut self, from: Option<&Ring>, to: Option<&Ring>) -> u32 {
+    /// Moves packets that the interface received to the program. Returns the number of slots of the interface, and the
+    /// bytes of their packets, with headers.
+    pub(super) fn move_back(&mut self, from: Option<&Ring>, to: Option<&Ring>) -> (u32, u64) {
         let lost = self.lost.clone();
         self.move_packets(from, to, self.header, |packet, to, at| {
             let needed = packet.len().div_ceil(capacity(to)) as u32;
@@ -112,10 +114,10 @@ impl HeaderConverter {
         to: Option<&Ring>,
         zeros: usize,
         mut deliver: impl FnMut(&mut [u8], &Ring, u32) -> Option<u32>,
-    ) -> u32 {
-        let (Some(from), Some(to)) = (from, to) else { return 0 };
+    ) -> (u32, u64) {
+        let (Some(from), Some(to)) = (from, to) else { return (0, 0) };
         let space = from.space();
-        let (mut taken, mut filled) = (0, 0);
+        let (mut taken, mut filled, mut bytes) = (0, 0, 0);
         while taken < space.min(BATCH) {
             match self.gather(from, taken, space - taken, zeros) {
                 Gathered::Complete(slots) => {
@@ -125,6 +127,7 @@ impl HeaderConverter {
                     } else {
                         let Some(more) = deliver(&mut self.packet, to, filled) else { break };
                         filled += more;
+                        bytes += self.packet.len() as u64;
                     }
                     taken += slots;
                 }
@@ -142,7 +145,7 @@ impl HeaderConverter {
         }
         to.advance(filled);
         from.advance(taken);
-        taken
+        (taken, bytes)
     }
 
     /// Copies the packet that begins `at` slots behind the head, of `space` slots that follow.
