@@ -133,7 +133,7 @@ impl Drops {
                 if last.is_none_or(|last| now - last >= DROPS_END) {
                     let uid = owners.get(&port).cloned().unwrap_or_default();
                     begun.push(json!({"time_ms": now_ms(), "uid": uid, "event": "drops-began", "port": port,
-                        "dir": dir, "ring": id, "per_second": rate.lost.round()}));
+                        "dir": dir, "ring": id, "per_second": rate.lost.round() as u64}));
                 }
             }
         }
@@ -215,7 +215,7 @@ mod tests {
         let mut at = |seconds, dropped| drops.next(start + Duration::from_secs(seconds), &[snapshot(dropped)]);
         assert!(at(0, 5).is_empty(), "what was dropped before is none");
         let begun = at(1, 7);
-        assert_eq!((begun.len(), &begun[0]["per_second"], &begun[0]["uid"]), (1, &json!(2.0), &json!(7)));
+        assert_eq!((begun.len(), &begun[0]["per_second"], &begun[0]["uid"]), (1, &json!(2), &json!(7)));
         assert!(at(2, 9).is_empty());
         assert!(at(3, 9).is_empty());
         assert!(at(4, 10).is_empty());
