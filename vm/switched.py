@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-2-Clause
-"""Two stock guests as ports of one VALE switch of the host, by vhost-user.
+"""Two stock guests as ports of one VALE switch of the host, by vhost-user; and what they notice when the daemon is
+killed, and when a third guest is killed, or loses its memory, while it sends.
 
     vm/switched.py [KERNEL [KERNEL]]
 
 Prints a line for each check; exits 1 if any failed. vm/table runs this, too.
 """
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import qemu
 
@@ -20,59 +25,147 @@ TIMEOUT = float(os.environ.get("VM_TIMEOUT", 300))
 MEMORY = 1024
 # MTU that the host tells the guests.
 MTU = 4000
-# Of the two guests: pairs of queues, and more properties of the card.
-CARDS = {"one": (1, "packed=on"), "two": (2, "")}
+# Of each guest: pairs of queues, and more properties of the card.
+CARDS = {"one": (1, "packed=on"), "two": (2, ""), "three": (1, "")}
 CHECKS = ["driver", "ping", "TCP to one", "TCP to two", "VLAN", "MTU"]
+FAULTS = ["daemon killed", "guest killed", "memory cut short"]
 
 
 def command(*words, env):
     done = subprocess.run([qemu.build_folder("") / "unetmap", *words], env=env, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"unetmap {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
 
 
-def start(number, role, kernel, folder):
-    """Runs a guest; /mnt is a folder of both."""
-    results = folder / role
-    results.mkdir()
-    (results / "run").write_text(f"#!/bin/sh\nexec python3 -B /project/vm/inside/switched.py {role} {MTU}\n")
-    queues, properties = CARDS[role]
-    card = f"virtio-net-pci,{queues},backend=vhost-user;chardev=wire;queues={queues},mac=02:00:00:00:00:1{number}"
-    card += f",host_mtu={MTU}" + (f",{properties}" if properties else "")
-    more = [
-        "-object", f"memory-backend-memfd,id=memory,size={MEMORY}M,share=on", "-numa", "node,memdev=memory",
-        "-chardev", f"socket,id=wire,path={folder}/{role}.sock,reconnect-ms=200",
-        *qemu.share("shared", folder / "shared", readonly=False),
-    ]  # fmt: skip
-    with open(results / "console.log", "wb") as console:
-        return qemu.run(kernel, results / "run", [card], results, TIMEOUT, console, queues, MEMORY, more)
+def cut_memory_short(pid):
+    """Cuts the file of a guest's memory short, as whoever runs the hypervisor can."""
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        # Others come and go meanwhile.
+        if os.path.lexists(file) and "memfd:memory-backend" in os.readlink(file):
+            os.truncate(file, 1 << 20)
+            return
+    raise RuntimeError("the guest's memory is not found")
 
 
-def run(kernels, folder):
-    """Runs the switch and the guests. Returns the exit status of each guest."""
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / "shared").mkdir(parents=True)
-    env = os.environ | {
-        "UNETMAP_SOCKET": str(folder / "unetmapd.sock"), "UNETMAPD": str(qemu.build_folder("") / "unetmapd"),
-    }  # fmt: skip
-    socket = lambda role: f"{folder}/{role}.sock,queues={CARDS[role][0]}"
-    for role in CARDS:
-        command("vale", "port", f"vale0:{role}", "--vhost-user", socket(role), env=env)
+class Switch:
+    """A switch, its daemon, and the guests on it."""
+
+    def __init__(self, folder, has_faults):
+        self.folder, self.has_faults = folder, has_faults
+        # Set when the first two guests have ended.
+        self.is_over = threading.Event()
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "shared/stages").mkdir(parents=True)
+        self.socket = str(folder / "unetmapd.sock")
+        self.env = os.environ | {"UNETMAP_SOCKET": self.socket, "UNETMAPD": str(qemu.build_folder("") / "unetmapd")}
+
+    def unetmap(self, *words):
+        return command(*words, env=self.env)
+
+    def port(self, role, on=True):
+        where = f"{self.folder}/{role}.sock,queues={CARDS[role][0]}" if on else "off"
+        self.unetmap("vale", "port", f"vale0:{role}", "--vhost-user", where)
+
+    def boot(self, role, kernel):
+        """Runs a guest to its end; /mnt is a folder of all. Returns its exit status."""
+        number, (queues, properties) = list(CARDS).index(role) + 1, CARDS[role]
+        results = self.folder / role
+        results.mkdir(exist_ok=True)
+        faults = " faults" if self.has_faults else ""
+        run = f"#!/bin/sh\nexec python3 -B /project/vm/inside/switched.py {role} {MTU}{faults}\n"
+        (results / "run").write_text(run)
+        card = f"virtio-net-pci,{queues},backend=vhost-user;chardev=wire;queues={queues},mac=02:00:00:00:00:1{number}"
+        card += f",host_mtu={MTU}" + (f",{properties}" if properties else "")
+        more = [
+            "-object", f"memory-backend-memfd,id=memory,size={MEMORY}M,share=on,seal=off",
+            "-numa", "node,memdev=memory", "-pidfile", str(results / "pid"),
+            "-chardev", f"socket,id=wire,path={self.folder}/{role}.sock,reconnect-ms=200",
+            *qemu.share("shared", self.folder / "shared", readonly=False),
+        ]  # fmt: skip
+        with open(results / "console.log", "wb") as console:
+            return qemu.run(kernel, results / "run", [card], results, TIMEOUT, console, queues, MEMORY, more)
+
+    def stage(self, name):
+        return self.folder / "shared/stages" / name
+
+    def until(self, what, done):
+        while not done():
+            if self.is_over.wait(0.1):
+                raise RuntimeError(f"the guests ended before: {what}")
+
+    def kill_daemon(self):
+        """Kills the daemon and starts another, as the service manager would."""
+        pid = json.loads(self.unetmap("ls", "--json"))["daemon"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        # It refuses as long as the killed one still ends.
+        start = [self.env["UNETMAPD"], "--socket", self.socket]
+        self.until("a new daemon", lambda: subprocess.run(start, capture_output=True).returncode == 0)
+
+    def ports(self):
+        return [role for role in CARDS if f"vale0:{role} " in self.unetmap("ls")]
+
+    def fault_of_three(self, kernel, fault):
+        """Boots guest three and ends it while it sends. Returns what went wrong."""
+        self.stage("three-sends").unlink(missing_ok=True)
+        if "three" not in self.ports():
+            self.port("three")
+        guest = threading.Thread(target=self.boot, args=("three", kernel))
+        guest.start()
+        self.until("guest that sends", lambda: self.stage("three-sends").exists() or not guest.is_alive())
+        pid = int((self.folder / "three/pid").read_text())
+        if fault == "memory cut short":
+            cut_memory_short(pid)
+            # The hypervisor may end before the port's process has touched the memory again, which then waits for another.
+            self.until("end of the guest", lambda: not guest.is_alive() or "three" not in self.ports())
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        guest.join()
+        if fault == "guest killed" and "three" not in self.ports():
+            return "the port of the killed guest has ended"
+        return ""
+
+    def provoke(self, kernel):
+        """Does what guest two waits for."""
+        self.until("transfer", self.stage("daemon").exists)
+        self.kill_daemon()
+        self.stage("daemon-done").touch()
+        for fault in FAULTS[1:]:
+            stage = fault.replace(" ", "-")
+            self.until(fault, self.stage(stage).exists)
+            done = self.folder / "done"
+            done.write_text(self.fault_of_three(kernel, fault))
+            done.rename(self.stage(f"{stage}-done"))
+
+
+def run(kernels, folder, has_faults):
+    """Runs the switch and the guests. Returns the exit status of each of the first two."""
+    switch = Switch(folder, has_faults)
+    pair = ["one", "two"]
+    for role in pair:
+        switch.port(role)
     try:
-        with ThreadPoolExecutor(len(CARDS)) as pool:
-            arguments = zip(range(1, 3), CARDS, kernels, [folder] * 2)
-            return list(pool.map(lambda guest: start(*guest), arguments))
+        with ThreadPoolExecutor(3) as pool:
+            guests = [pool.submit(switch.boot, role, kernel) for role, kernel in zip(pair, kernels)]
+            provoked = pool.submit(switch.provoke, kernels[0]) if has_faults else None
+            states = [guest.result() for guest in guests]
+            switch.is_over.set()
+        if provoked and provoked.exception():
+            print(f"vm: {provoked.exception()}", file=sys.stderr)
+        return states
     finally:
-        for role in CARDS:
-            command("vale", "port", f"vale0:{role}", "--vhost-user", "off", env=env)
+        for role in switch.ports():
+            switch.port(role, on=False)
 
 
-def judge(kernels, folder, states):
+def judge(kernels, folder, states, checks):
     """Returns the cells that the guests have written, and the faults."""
     row = f"{kernels[0]} and {kernels[1]} on a switch"
     faults = [f"{row}: guest {role} ended with {state}" for role, state in zip(CARDS, states) if state]
     cells = {path.name: path.read_text().strip() for path in (folder / "shared/cells").glob("*")}
-    faults += [f"{row}: {check}: {cells.get(check, 'not reached')}" for check in CHECKS if cells.get(check) != "yes"]
+    faults += [f"{row}: {check}: {cells.get(check, 'not reached')}" for check in checks if cells.get(check) != "yes"]
     return cells, faults
 
 
@@ -82,7 +175,7 @@ def main():
         subprocess.run([qemu.PROJECT / "vm/prepare", kernel], check=True)
     began = time.monotonic()
     folder = qemu.PROJECT / "target/vm/switched"
-    cells, faults = judge(kernels, folder, run(kernels, folder))
+    cells, faults = judge(kernels, folder, run(kernels, folder, True), CHECKS + FAULTS)
     print("\n".join([f"{' and '.join(kernels)}: {cells} ({time.monotonic() - began:.0f} s)", *faults]))
     return int(bool(faults))
 

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""One of two guests on a switch: `switched.py ROLE MTU`. Guest two checks, guest one answers; /mnt is shared."""
+"""A guest on a switch: `switched.py ROLE MTU [faults]`. Guest two checks, guest one answers, guest three sends until it
+is killed; /mnt is shared. With `faults` guest two goes on while the host provokes them."""
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-ADDRESS = {"one": "10.9.0.1", "two": "10.9.0.2"}
-TAGGED = {"one": "10.9.10.1", "two": "10.9.10.2"}
+ADDRESS = {"one": "10.9.0.1", "two": "10.9.0.2", "three": "10.9.0.3"}
+TAGGED = {"one": "10.9.10.1", "two": "10.9.10.2", "three": "10.9.10.3"}
 PORT = 7000
 CELLS = Path("/mnt/cells")
 END = Path("/mnt/end")
+# What the guests have reached, and the host has done: a file for each.
+STAGES = Path("/mnt/stages")
 # Bytes that TCP carries each way: many segments of 64 kB.
 BYTES = 4 << 20
 LIMIT = 120
@@ -64,20 +68,25 @@ def set_up(role, mtu):
 def answer():
     """Sends back what guest two wants, and checks what it sends."""
     listener = socket.create_server(("0.0.0.0", PORT))
-    listener.settimeout(LIMIT)
-    connection, _ = listener.accept()
-    cell("TCP to one", receive(connection) == data(1), "other bytes")
-    connection.sendall(data(2))
-    connection.close()
-    until("the end", END.exists)
+    listener.settimeout(1)
+    checked = False
+    while not END.exists():
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        connection.settimeout(LIMIT)
+        same = receive(connection) == data(1)
+        if not checked:
+            cell("TCP to one", same, "other bytes")
+            checked = True
+        connection.sendall(data(2) if same else b"other bytes")
+        connection.close()
 
 
-def check():
-    until("the other guest", lambda: sh(f"ping -c 1 -W 1 {ADDRESS['one']}").returncode == 0)
-    ping = sh(f"ping -c 20 -i 0.05 -s 3000 {ADDRESS['one']}")
-    cell("ping", " 0% packet loss" in ping.stdout, ping.stdout)
-    tagged = sh(f"ping -c 5 -i 0.05 {TAGGED['one']}")
-    cell("VLAN", " 0% packet loss" in tagged.stdout, tagged.stdout)
+def connect():
+    """Connects to guest one."""
+    connection = None
 
     def connected():
         nonlocal connection
@@ -87,8 +96,18 @@ def check():
             return False
         return True
 
-    connection = None
     until("a connection", connected)
+    return connection
+
+
+def check():
+    until("the other guest", lambda: sh(f"ping -c 1 -W 1 {ADDRESS['one']}").returncode == 0)
+    ping = sh(f"ping -c 20 -i 0.05 -s 3000 {ADDRESS['one']}")
+    cell("ping", " 0% packet loss" in ping.stdout, ping.stdout)
+    tagged = sh(f"ping -c 5 -i 0.05 {TAGGED['one']}")
+    cell("VLAN", " 0% packet loss" in tagged.stdout, tagged.stdout)
+
+    connection = connect()
     began = time.monotonic()
     connection.sendall(data(1))
     connection.shutdown(socket.SHUT_WR)
@@ -96,15 +115,46 @@ def check():
     print(f"{BYTES} bytes each way in {time.monotonic() - began:.1f} s")
 
 
+def go_on_through_faults():
+    """TCP goes on when the host kills the daemon; pings to guest one lose nothing when guest three is killed, and when
+    its memory is cut short, both while it sends."""
+    connection, sent = connect(), data(1)
+    connection.sendall(sent[: BYTES // 2])
+    (STAGES / "daemon").touch()
+    until("a daemon killed", (STAGES / "daemon-done").exists)
+    connection.sendall(sent[BYTES // 2 :])
+    connection.shutdown(socket.SHUT_WR)
+    cell("daemon killed", receive(connection) == data(2), "other bytes")
+    for fault in ["guest killed", "memory cut short"]:
+        stage = fault.replace(" ", "-")
+        ping = subprocess.Popen(["ping", "-i", "0.1", ADDRESS["one"]], stdout=subprocess.PIPE, text=True)
+        (STAGES / stage).touch()
+        until(fault, (STAGES / f"{stage}-done").exists)
+        ping.send_signal(signal.SIGINT)
+        printed = ping.communicate()[0]
+        summary = printed[printed.find("---") :]
+        cell(fault, " 0% packet loss" in summary and (STAGES / f"{stage}-done").read_text() == "", summary)
+
+
+def send():
+    """Floods guest one until the host ends this guest."""
+    until("guest one", lambda: sh(f"ping -c 1 -W 1 {ADDRESS['one']}").returncode == 0)
+    (STAGES / "three-sends").touch()
+    sh(f"ping -f -s 1000 -w {LIMIT} {ADDRESS['one']}")
+
+
 def main():
-    role, mtu = sys.argv[1:3]
+    role, mtu, *faults = sys.argv[1:]
     CELLS.mkdir(exist_ok=True)
+    STAGES.mkdir(exist_ok=True)
     set_up(role, mtu)
-    if role == "one":
-        answer()
+    if role != "two":
+        {"one": answer, "three": send}[role]()
         return
     try:
         check()
+        if faults:
+            go_on_through_faults()
     finally:
         print(sh("ethtool -S eth0; ip -s link show eth0").stdout)
         END.write_text("")
