@@ -71,32 +71,38 @@ fn a_setuid_program_runs_nothing_that_its_caller_names() {
         // The caller links the program into a folder of its own, where the kernel permits that.
         let linked = folder(home, "linked", CALLER).join("opener");
         fs::hard_link(&opener, &linked).expect("root may");
-        let report = place.join("ran");
-        for daemon in [place.join("unetmapd"), linked.with_file_name("unetmapd")] {
+        // The plain program's daemon has a report of its own: it may be started again later.
+        let (report, plain_report) = (place.join("ran"), place.join("plain-ran"));
+        let daemons = [
+            (place.join("unetmapd"), &report),
+            (linked.with_file_name("unetmapd"), &report),
+            (place.join("plain-unetmapd"), &plain_report),
+        ];
+        for (daemon, report) in daemons {
             fs::write(&daemon, format!("#!/bin/sh\necho ran >> {}\n", report.display())).expect("our own folder");
             set_mode(&daemon, 0o755);
+            fs::write(report, "").expect("our own file");
+            set_mode(report, 0o666);
         }
         let mut runs = 0;
         let mut run = |program: &Path, variable: &str, value: &Path| {
             // The files beside a socket belong to the first user.
             runs += 1;
             let socket = place.join(format!("socket{runs}"));
-            fs::write(&report, "").expect("our own file");
-            set_mode(&report, 0o666);
             let mut command = by_caller(program);
             command.arg("netmap:x{1").env("UNETMAP_SOCKET", socket).env(variable, value);
             let output = command.current_dir(&place).output().expect("it starts");
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
-        let has_run = || !fs::read_to_string(&report).expect("our own file").is_empty();
-        run(&plain, "UNETMAPD", &place.join("unetmapd"));
-        until("a program without more privileges starts the caller's daemon", has_run);
+        let has_run = |report: &Path| !fs::read_to_string(report).expect("our own file").is_empty();
+        run(&plain, "UNETMAPD", &place.join("plain-unetmapd"));
+        until("a program without more privileges starts the caller's daemon", || has_run(&plain_report));
         let choices = [("UNETMAPD", place.join("unetmapd")), ("PATH", place.clone()), ("HOME", place.clone())];
         for (variable, value) in choices {
             for program in [&opener, &linked] {
                 let printed = run(program, variable, &value);
                 assert!(printed.contains(&format!("uid {OWNER}")), "{printed}");
-                assert!(!has_run(), "{variable} decides what {} runs: {printed}", program.display());
+                assert!(!has_run(&report), "{variable} decides what {} runs: {printed}", program.display());
             }
         }
         clean_up();
