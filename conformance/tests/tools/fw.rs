@@ -2,52 +2,32 @@
 //! `unetmap-fw` and `unetmap fw`: rules between ports of each kind, and their changes under traffic.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use conformance::home::Guard;
 use conformance::net::{take, transmit};
 use conformance::traffic::open;
 use conformance::{Home, isolated, program, until};
 use lab::{Lab, VethOptions};
-use rustix::process::Signal;
 use serde_json::Value;
 use unetmap::Port;
 
-/// A running firewall.
-struct Fw(Guard);
+use crate::forwarder::Forwarder;
 
-impl Fw {
-    /// Starts it with a file of rules; returns when it works.
-    #[track_caller]
-    fn start(home: &Home, mut command: Command, ports: &str, rules: &str) -> Fw {
-        let path = home.folder().join("rules");
-        fs::write(&path, rules).expect("a file");
-        command.args(ports.split_whitespace()).args(["-w", "0", "--json", "--rules"]).arg(&path);
-        let mut fw = Guard::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
-        let lines = BufReader::new(fw.0.stderr.as_mut().expect("piped")).lines();
-        let seen: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.starts_with("Ready")).collect();
-        assert!(fw.0.try_wait().expect("our child").is_none(), "{seen:?}");
-        Fw(fw)
-    }
+/// Starts a firewall with a file of rules; returns when it works.
+#[track_caller]
+fn start(home: &Home, mut command: Command, ports: &str, rules: &str) -> Forwarder {
+    let path = home.folder().join("rules");
+    fs::write(&path, rules).expect("a file");
+    Forwarder::start(command.args(ports.split_whitespace()).args(["-w", "0", "--rules"]).arg(&path))
+}
 
-    #[track_caller]
-    fn plain(home: &Home, ports: &str, rules: &str) -> Fw {
-        Fw::start(home, Command::new(program("unetmap-fw")), ports, rules)
-    }
-
-    /// Stops it by SIGINT; returns its summary.
-    #[track_caller]
-    fn summary(mut self) -> Value {
-        self.0.signal(Signal::INT);
-        let mut text = String::new();
-        self.0.0.stdout.take().expect("piped").read_to_string(&mut text).expect("text");
-        assert!(self.0.wait().success(), "{text}");
-        serde_json::from_str(text.lines().last().unwrap_or_default()).expect("an object")
-    }
+#[track_caller]
+fn plain(home: &Home, ports: &str, rules: &str) -> Forwarder {
+    start(home, Command::new(program("unetmap-fw")), ports, rules)
 }
 
 /// Runs `unetmap fw`: its output, or its error.
@@ -102,7 +82,7 @@ fn rules_decide_between_pipes_and_switch_ports() {
         ] {
             let rules = "add 10 count udp from any to any\nadd 20 deny udp from any to any 22\n\
                          add 30 allow udp from 10.0.0.0/24 to any in\nadd 40 allow udp from any to any 53 out";
-            let running = Fw::plain(home, ports, rules);
+            let running = plain(home, ports, rules);
             let (near, far) = (open(near), open(far));
             let sent: Vec<_> = (0..300).map(|i| packet((1, 2), [22, 53, 80][i as usize % 3], 0, i)).collect();
             transmit(&near, 0, &sent, 2048);
@@ -130,7 +110,7 @@ fn rules_and_tables_change_under_traffic_without_loss() {
     isolated(|home| {
         let rules = "add 5 count ip from any to any\nadd 100 allow udp from any to any 53\n\
                      table one create\ntable two create";
-        let running = Fw::plain(home, "a}1 a{2", rules);
+        let running = plain(home, "a}1 a{2", rules);
         let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
         let list = home.folder().join("list");
         let addresses: String =
@@ -180,7 +160,7 @@ fn rules_and_tables_change_under_traffic_without_loss() {
 #[test]
 fn an_error_leaves_the_rules_as_they_were() {
     isolated(|home| {
-        let running = Fw::plain(home, "a}1 a{2", "add 10 allow udp from any to any 53");
+        let running = plain(home, "a}1 a{2", "add 10 allow udp from any to any 53");
         let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
         let wrong = home.folder().join("wrong");
         fs::write(&wrong, "add deny ip from any to any\nadd alow ip from any to any").expect("a file");
@@ -216,7 +196,7 @@ fn states_admit_answers_and_resets_refuse_the_rest() {
     isolated(|home| {
         let rules = "add check-state\nadd allow udp from any to any 53 out keep-state\n\
                      add reset log logamount 1 tcp from any to any\nadd unreach port udp from any to any";
-        let running = Fw::plain(home, "a}1 b{1", rules);
+        let running = plain(home, "a}1 b{1", rules);
         let (near, far) = (open("netmap:a{1"), open("netmap:b}1"));
         // The answer of nobody's question, then a question and its answer.
         let mut answer = packet((2, 1), 1000, 0, 2);
@@ -269,7 +249,7 @@ fn a_firewall_between_interfaces_admits_connections_one_way() {
         let rules = "add allow mac-type arp\nadd check-state\n\
                      add allow tcp from any to 10.9.0.0/24{2} 7000 setup out keep-state\n\
                      add reset tcp from any to any setup";
-        let running = Fw::start(home, middle.command(program("unetmap-fw")), "left1 right1", rules);
+        let running = start(home, middle.command(program("unetmap-fw")), "left1 right1", rules);
         let listen = |ns: &lab::Ns, address: &str| {
             let address = address.to_owned();
             ns.run(move || TcpListener::bind(address)).expect("the namespace").expect("a listener")

@@ -2,52 +2,31 @@
 //! Flows of a port, spread over pipes by `lb`: none is torn apart, and each loss is counted.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use conformance::home::Guard;
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, frame, open_in, take, transmit};
 use conformance::traffic::open;
 use conformance::{Home, LIMIT, isolated, program, until};
 use lab::VethOptions;
-use rustix::process::Signal;
 use serde_json::Value;
 use unetmap::Port;
+
+use crate::forwarder::Forwarder;
 
 const PIPES: usize = 4;
 /// Connections, each with packets in both directions.
 const FLOWS: u16 = 64;
 
-/// A running `lb`.
-struct Lb(Guard);
+/// Starts `lb`; returns when it works.
+#[track_caller]
+fn start(mut command: Command, args: &str) -> Forwarder {
+    Forwarder::start(command.args(args.split_whitespace()))
+}
 
-impl Lb {
-    /// Starts it; returns when it works.
-    #[track_caller]
-    fn start(mut command: Command, args: &str) -> Lb {
-        let args = args.split_whitespace();
-        let mut lb = Guard::spawn(command.args(args).arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()));
-        let lines = BufReader::new(lb.0.stderr.as_mut().expect("piped")).lines();
-        let seen: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.starts_with("Ready")).collect();
-        assert!(lb.0.try_wait().expect("our child").is_none(), "{seen:?}");
-        Lb(lb)
-    }
-
-    #[track_caller]
-    fn plain(args: &str) -> Lb {
-        Lb::start(Command::new(program("lb")), args)
-    }
-
-    /// Stops it by SIGINT; returns its summary.
-    #[track_caller]
-    fn summary(mut self) -> Value {
-        self.0.signal(Signal::INT);
-        let mut text = String::new();
-        self.0.0.stdout.take().expect("piped").read_to_string(&mut text).expect("text");
-        assert!(self.0.wait().success(), "{text}");
-        serde_json::from_str(text.lines().last().unwrap_or_default()).expect("an object")
-    }
+#[track_caller]
+fn plain(args: &str) -> Forwarder {
+    start(Command::new(program("lb")), args)
 }
 
 #[track_caller]
@@ -130,7 +109,7 @@ fn traffic(from: u32, each: u32) -> Vec<Vec<u8>> {
 #[test]
 fn each_flow_stays_in_one_pipe_and_in_order() {
     isolated(|_| {
-        let lb = Lb::plain(&format!("-w 0 -i p}}feed -p lb:{PIPES}"));
+        let lb = plain(&format!("-w 0 -i p}}feed -p lb:{PIPES}"));
         let feed = open("netmap:p{feed");
         let readers: Vec<Port> = (0..PIPES).map(|i| open(&format!("netmap:lb}}{i}"))).collect();
         let (mut seen, end) = (Seen::default(), Instant::now() + LIMIT);
@@ -154,7 +133,7 @@ fn each_flow_stays_in_one_pipe_and_in_order() {
 
 /// One reader reads continuously, one sleeps and wakes later; `extra` buffers hold its packets meanwhile.
 fn sleeper(extra: u64) {
-    let lb = Lb::plain(&format!("-w 0 -i p}}feed -p lb:2 -B {extra}"));
+    let lb = plain(&format!("-w 0 -i p}}feed -p lb:2 -B {extra}"));
     let feed = open("netmap:p{feed");
     let [lively, sleepy] = ["netmap:lb}0", "netmap:lb}1"].map(open);
     let capacity = u64::from(sleepy.rx_rings()[0].num_slots()) - 1 + extra;
@@ -205,7 +184,7 @@ fn packets_for_a_slow_reader_wait_in_extra_buffers() {
 #[test]
 fn packets_are_copied_to_every_group() {
     isolated(|_| {
-        let lb = Lb::plain("-w 0 -i p}feed -p first:2 -p second:1 -p first:1");
+        let lb = plain("-w 0 -i p}feed -p first:2 -p second:1 -p first:1");
         let feed = open("netmap:p{feed");
         let readers = ["netmap:first}0", "netmap:first}1", "netmap:second}0", "netmap:first}2"].map(open);
         let mut seen: [Seen; 4] = Default::default();
@@ -228,7 +207,7 @@ fn rules_direct_packets_to_their_pipe() {
     isolated(|_| {
         let mut command = Command::new(program("lb"));
         command.args(["--steer", "udp dst port 53", "2", "--steer", "udp src port 53", "1"]);
-        let lb = Lb::start(command, "-w 0 -i p}feed -p lb:3");
+        let lb = start(command, "-w 0 -i p}feed -p lb:3");
         let feed = open("netmap:p{feed");
         let readers = [0, 1, 2].map(|i| open(&format!("netmap:lb}}{i}")));
         let (mut counts, end) = ([0; 3], Instant::now() + LIMIT);
@@ -246,7 +225,7 @@ fn rules_direct_packets_to_their_pipe() {
 #[test]
 fn packets_of_several_slots_stay_whole() {
     isolated(|_| {
-        let lb = Lb::plain("-w 0 -i p}feed -p first:2 -p second:2 -B 300");
+        let lb = plain("-w 0 -i p}feed -p first:2 -p second:2 -B 300");
         let feed = open("netmap:p{feed");
         let readers = ["netmap:first}0", "netmap:first}1", "netmap:second}0", "netmap:second}1"].map(open);
         let long = |seq: u32| {
@@ -277,7 +256,7 @@ fn a_pipe_that_its_reader_opened_first_in_another_region_gets_copies() {
     isolated(|_| {
         let first = open("netmap:q}0");
         // More than the first ring holds: the rest waits in extra buffers. What is read enters the second group.
-        let lb = Lb::plain("-w 0 -i p}feed -p q:1 -p r:1 -B 2000");
+        let lb = plain("-w 0 -i p}feed -p q:1 -p r:1 -B 2000");
         let feed = open("netmap:p{feed");
         let second = open("netmap:r}0");
         assert_ne!(first.mem_id(), feed.mem_id());
@@ -310,7 +289,7 @@ fn extra_buffers_are_given_back() {
         let feed = open("netmap:p{feed");
         let before = home.snapshot().buffers("p");
         for _ in 0..3 {
-            let lb = Lb::plain("-w 0 -i p}feed -p 2 -B 1000");
+            let lb = plain("-w 0 -i p}feed -p 2 -B 1000");
             send(&feed, &traffic(0, 50));
             until("packets wait", || {
                 feed.txsync().expect("the daemon runs");
@@ -324,7 +303,7 @@ fn extra_buffers_are_given_back() {
 
 fn interface(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, VethOptions { queues: 2, ..CABLE }) else { return };
-    let lb = Lb::start(net.near.command(program("lb")), "-w 0 -i va/R -p 4 -B 2000");
+    let lb = start(net.near.command(program("lb")), "-w 0 -i va/R -p 4 -B 2000");
     let readers: Vec<Port> = (0..PIPES).map(|i| net.open(&format!("netmap:va}}{i}"))).collect();
     let sender = open_in(&net.far, "netmap:vb-0/T");
     let (mut seen, end, mut sent) = (Seen::default(), Instant::now() + LIMIT, 0);

@@ -6,6 +6,7 @@
 mod doctor;
 mod errors;
 mod events;
+mod forwarder;
 mod fw;
 mod lb;
 mod manuals;

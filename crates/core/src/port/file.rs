@@ -25,7 +25,7 @@ use crate::control::{AttachRequest, ControlRequest, UnbindRequest};
 use crate::error::{Error, errno};
 use crate::port::lock_holder;
 use crate::port::open::assemble;
-use crate::port::{Interest, Port, Ring};
+use crate::port::{Interest, Port};
 use crate::sync::SyncError;
 use crate::tuning::{EXIT_LIMIT, REPLY_TIMEOUT, TURN_POLL};
 
@@ -293,12 +293,6 @@ impl Port {
     /// Whether the program moved the `head` of a wanted ring since the ring's last sync.
     pub fn has_released(&self, want: Interest) -> bool {
         self.wanted_rings(want).any(|(ring, ..)| ring.inner.has_released())
-    }
-
-    /// Returns the rings of the wanted directions, with the direction's name and event.
-    fn wanted_rings(&self, want: Interest) -> impl Iterator<Item = (&Ring, &'static str, Interest)> {
-        let tx = self.tx.iter().filter(move |_| want.tx()).map(|ring| (ring, "tx", Interest::TX));
-        tx.chain(self.rx.iter().filter(move |_| want.rx()).map(|ring| (ring, "rx", Interest::RX)))
     }
 
     /// Calls `each` with each of [`Port::wait_fds`], without allocation.

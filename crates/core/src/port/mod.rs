@@ -31,7 +31,6 @@ use self::forward::HostRingPeer;
 use self::lock_holder::{LockHolder, LockHolderCell};
 use self::many_rings::ManyRings;
 use self::monitors::MonitorSource;
-use crate::backend::WakeupSource;
 use crate::control::client::Connection;
 use crate::error::Error;
 use crate::sync::{Effort, SyncError, SyncRing, WallTime};
@@ -449,13 +448,6 @@ impl Port {
             fds.extend(source.socket());
         }
         fds
-    }
-
-    /// Returns the rings of the wanted directions that can wake the program.
-    pub(crate) fn wakeup_sources(&self, want: Interest) -> impl Iterator<Item = (&Ring, &dyn WakeupSource)> {
-        let tx = self.tx.iter().filter(move |_| want.tx());
-        let rx = self.rx.iter().filter(move |_| want.rx());
-        tx.chain(rx).filter_map(|ring| Some((ring, many_rings::wakeup_source(ring)?)))
     }
 
     /// Requests wake-ups. A check of the rings must follow before the caller sleeps.

@@ -17,9 +17,9 @@ use unetmap_sys::clock::{self, spin_hint};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::futex;
 
-use crate::backend::Rx;
+use crate::backend::{Rx, WakeupSource};
 use crate::error::Error;
-use crate::port::{Interest, Port, many_rings};
+use crate::port::{Interest, Port, Ring, many_rings};
 use crate::sync::WallTime;
 use crate::tuning::{
     BUSY_RING_RETRY, LARGE_BATCH, MAX_COALESCING, NIC_SLEEP, NIC_SLEEP_MAX_NS, NIC_SLEEP_MIN_PACKETS, PEEKS_PER_POLL,
@@ -52,6 +52,17 @@ impl Port {
             return Ok(ready);
         }
         self.wait_blocking(want, timeout)
+    }
+
+    /// Returns the rings of the wanted directions that can wake the program.
+    pub(crate) fn wakeup_sources(&self, want: Interest) -> impl Iterator<Item = (&Ring, &dyn WakeupSource)> {
+        self.wanted_rings(want).filter_map(|(ring, ..)| Some((ring, many_rings::wakeup_source(ring)?)))
+    }
+
+    /// Returns the rings of the wanted directions, with the direction's name and event.
+    pub(crate) fn wanted_rings(&self, want: Interest) -> impl Iterator<Item = (&Ring, &'static str, Interest)> {
+        let tx = self.tx.iter().filter(move |_| want.tx()).map(|ring| (ring, "tx", Interest::TX));
+        tx.chain(self.rx.iter().filter(move |_| want.rx()).map(|ring| (ring, "rx", Interest::RX)))
     }
 
     /// Makes the first check of a poll, after the rx coalescing delay in a stream of small batches.
@@ -216,8 +227,7 @@ impl Port {
     /// Records whether a wait ended with a large batch. At an interface it does not count: no peer has to wake several
     /// receivers.
     fn update_stream_state(&self, ready: Interest) {
-        let space =
-            |wanted, rings: &[crate::Ring]| if wanted { rings.iter().map(|ring| ring.space()).sum() } else { 0 };
+        let space = |wanted, rings: &[Ring]| if wanted { rings.iter().map(|ring| ring.space()).sum() } else { 0 };
         let arrived: u32 = space(ready.rx(), &self.rx).max(space(ready.tx(), &self.tx));
         let is_stream = !self.sleeps_between_polls && arrived >= SMALL_BATCH;
         if self.in_stream.load(Relaxed) != is_stream {
