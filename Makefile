@@ -3,7 +3,7 @@
 # make demo       sends real packets through pipes and prints a table
 # make test       runs all tests
 # make soak       MINUTES=60: hostile tenants of every kind beside honest traffic (root)
-# make test-long  fuzz targets (SECONDS=60 each), Miri, sanitizers, oracle; STEPS="fuzz miri c threads oracle" chooses
+# make test-long  fuzz targets (SECONDS=60 each), Miri, sanitizers, oracle; STEPS="fuzz miri c threads oracle upgrades previous" chooses
 # make host-matrix  host rings: all attachments with all kinds of traffic
 # make test-vm    all kernels and drivers in QEMU guests; KERNELS="6.1 6.18" and DRIVERS="igb,veth" choose
 # make test-arm64  builds for arm64; unit tests, make demo and interfaces in emulations (QEMU)
@@ -13,6 +13,7 @@
 # make bench      measures; BENCH="pipe --json" chooses
 # make install    to PREFIX (/usr/local) and LIBDIR (PREFIX/lib), below DESTDIR; make uninstall removes it
 # make deb        Debian packages, in target/deb; root installs the tools; test-deb and test-systemd test them (root)
+# make rpm        rpm packages, in target/rpm
 
 PREFIX ?= /usr/local
 # Of the libraries; Debian's packages have /usr/lib/x86_64-linux-gnu.
@@ -23,10 +24,12 @@ MINUTES ?= 60
 SECONDS ?= 60
 BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
-PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge unetmap-fw lb vale-ctl unetmap-examples
+PACKAGES := unetmap-daemon unetmap-cli unetmap-cni pkt-gen bridge unetmap-fw lb vale-ctl unetmap-examples
 PROGRAMS := unetmapd unetmap pkt-gen bridge unetmap-fw lb vale-ctl
 # Examples that `unetmap bench` runs; they are not installed into bin.
 HELPERS := collector scrubber
+# Run by container runtimes, which look for it in a folder of plugins.
+CNI := unetmap-cni
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release
 MAN_SECTIONS := 1 3 4 5 7 8
@@ -40,7 +43,7 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: build setup setup-tests demo test test-long soak test-bare test-nic test-vm test-arm64 host-matrix loom
-.PHONY: deb test-deb test-systemd lint lint-source lint-crates lint-headers lint-man lint-bpf bench install uninstall
+.PHONY: deb rpm test-deb test-systemd lint lint-source lint-crates lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
 # A release names no folder of the machine that built it, so that any two builds are the same.
@@ -70,7 +73,7 @@ test: setup-tests loom
 	$(CARGO) build --locked -p unetmap-capi
 	$(MAKE) -C crates/capi OUT=$(TARGET)/debug
 	$(MAKE) -C pcap OUT=$(TARGET)/debug/pcap
-	$(CARGO) test --locked --workspace
+	$(CARGO) test --locked --workspace --no-fail-fast
 
 # The code under test is built another way, so in a folder of its own.
 loom: setup
@@ -99,6 +102,7 @@ test-nic: build
 # VM=--short is the form for CI: one kernel, two drivers. VM=--every: every driver with every kernel.
 test-vm: setup
 	$(CARGO) build --locked --workspace --bins
+	$(CARGO) build --locked -p unetmap-capi
 	vm/prepare
 	vm/table $(VM)
 
@@ -146,7 +150,7 @@ bench: build
 
 # Builds only what is missing, so that root needs no Rust.
 install:
-	@for program in $(PROGRAMS) $(HELPERS); do test -x $(BIN)/$$program || { $(MAKE) build; break; }; done
+	@for program in $(PROGRAMS) $(HELPERS) $(CNI); do test -x $(BIN)/$$program || { $(MAKE) build; break; }; done
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(LIBDIR)/pkgconfig
 	install -s --strip-program=$(STRIP) $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
 	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
@@ -158,6 +162,8 @@ install:
 	install -d $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -s --strip-program=$(STRIP) -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -s --strip-program=$(STRIP) $(HELPERS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/lib/unetmap
+	install -d $(DESTDIR)$(PREFIX)/lib/cni
+	install -s --strip-program=$(STRIP) $(BIN)/$(CNI) $(DESTDIR)$(PREFIX)/lib/cni/unetmap
 	# Where unetmap run finds it.
 	ln -sfr $(DESTDIR)$(LIBDIR)/$(SONAME) $(DESTDIR)$(PREFIX)/lib/unetmap/libunetmap.so
 	install -d $(COMPLETIONS:%=$(DESTDIR)$(PREFIX)/share/%)
@@ -173,6 +179,7 @@ install:
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/user/$$unit >$(UNITS)/user/$$unit || exit 1; \
 	done
 	sed 's|@BINDIR@|$(PREFIX)/bin|' service/unetmap-metrics.service >$(UNITS)/system/unetmap-metrics.service
+	install -D -m 644 service/grafana.json $(DESTDIR)$(PREFIX)/share/unetmap/grafana.json
 	install -m 644 service/unetmap.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
 	set -e; for name in unetmap netmap libnetmap; do \
 		case $$name in unetmap) from=unetmap ;; *) from=netmap ;; esac; \
@@ -192,6 +199,9 @@ install:
 deb:
 	@.ci/deb
 
+rpm:
+	@.ci/rpm
+
 test-deb: deb
 	@.ci/test-deb
 
@@ -205,8 +215,10 @@ uninstall:
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libunetmap.so $(SONAME) libunetmap.a libnetmap.a)
 	rm -f $(patsubst %,$(DESTDIR)$(LIBDIR)/pkgconfig/%.pc,unetmap netmap libnetmap)
 	rm -rf $(DESTDIR)$(PREFIX)/lib/unetmap
+	rm -f $(DESTDIR)$(PREFIX)/lib/cni/unetmap
 	rm -f $(foreach kind,system user,$(addprefix $(UNITS)/$(kind)/,unetmapd.socket unetmapd.service))
 	rm -f $(UNITS)/system/unetmap-metrics.service $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
+	rm -rf $(DESTDIR)$(PREFIX)/share/unetmap
 	cd $(DESTDIR)$(PREFIX)/share && rm -f $(foreach program,$(filter-out unetmapd,$(PROGRAMS)), \
 		bash-completion/completions/$(program) zsh/site-functions/_$(program) fish/vendor_completions.d/$(program).fish)
 	rm -f $(foreach page,$(wildcard man/*.[1-9]),$(DESTDIR)$(PREFIX)/share/man/man$(subst .,,$(suffix $(page)))/$(notdir $(page)))

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-2-Clause
-"""Two stock guests as ports of one VALE switch of the host, by vhost-user; and what they notice when the daemon is
-killed, and when a third guest is killed, or loses its memory, while it sends.
+"""Two stock guests as ports of one VALE switch of the host, by vhost-user, that also exchange packets with the host by
+pass-through, without a daemon; and what they notice when the daemon is replaced or killed, and when a third guest is
+killed, or loses its memory, while it sends.
 
     vm/switched.py [KERNEL [KERNEL]]
 
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import qemu
@@ -27,8 +29,12 @@ MEMORY = 1024
 MTU = 4000
 # Of each guest: pairs of queues, and more properties of the card.
 CARDS = {"one": (1, "packed=on"), "two": (2, ""), "three": (1, "")}
-CHECKS = ["driver", "ping", "TCP to one", "TCP to two", "VLAN", "MTU"]
-FAULTS = ["daemon killed", "guest killed", "memory cut short"]
+PASSED = ["from one", "to one", "run in one", "from two", "to two", "run in two"]
+CHECKS = ["driver", "ping", "TCP to one", "TCP to two", "VLAN", "MTU", *PASSED]
+PAIR = ["one", "two"]
+# Packets each way by pass-through.
+PACKETS = 20000
+FAULTS = ["daemon replaced", "daemon killed", "guest killed", "memory cut short"]
 
 
 def command(*words, env):
@@ -57,6 +63,11 @@ class Switch:
         self.is_over = threading.Event()
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "shared/stages").mkdir(parents=True)
+        (folder / "shared/cells").mkdir()
+        # A program written for netmap, which a guest runs by `unetmap run`.
+        generator = qemu.PROJECT / "examples/c/generator.c"
+        words = ["cc", "-O2", "-I", qemu.PROJECT / "include", "-o", folder / "shared/generator", generator]
+        subprocess.run(words, check=True)
         self.socket = str(folder / "unetmapd.sock")
         self.env = os.environ | {"UNETMAP_SOCKET": self.socket, "UNETMAPD": str(qemu.build_folder("") / "unetmapd")}
 
@@ -67,13 +78,42 @@ class Switch:
         where = f"{self.folder}/{role}.sock,queues={CARDS[role][0]}" if on else "off"
         self.unetmap("vale", "port", f"vale0:{role}", "--vhost-user", where)
 
+    @contextmanager
+    def device(self, role):
+        """Serves the memory of the pipe's end netmap:ROLE{1, and has the other end: receives what the guest's pkt-gen
+        sends, then sends to it, and receives what the guest's generator sends."""
+        path = self.folder / f"{role}.device"
+        log = open(self.folder / f"{role}.device.log", "w")
+        programs = qemu.build_folder("")
+        words = [programs / "unetmap", "vm", "device", f"netmap:{role}{{1", "--socket", path]
+        server = subprocess.Popen(words, env=self.env, stdout=log, stderr=log)
+        self.until("the device", path.exists)
+        exchange = f"""
+            {programs}/pkt-gen -i 'netmap:{role}}}1' -f rx -n {PACKETS} || exit
+            echo yes >{self.folder}/shared/cells/'from {role}'
+            {programs}/pkt-gen -i 'netmap:{role}}}1' -f tx -n {PACKETS} -l 60 -w 0 || exit
+            {programs}/pkt-gen -i 'netmap:{role}}}1' -f rx -n {PACKETS} || exit
+            echo yes >{self.folder}/shared/cells/'run in {role}'"""
+        other_end = subprocess.Popen(["sh", "-c", exchange], env=self.env, stdout=log, stderr=log)
+        try:
+            yield ["-chardev", f"socket,id=device,path={path}", "-device", "ivshmem-doorbell,chardev=device,vectors=1"]
+        finally:
+            for process in (other_end, server):
+                process.terminate()
+                process.wait()
+            log.close()
+
     def boot(self, role, kernel):
+        with self.device(role) if role in PAIR else nullcontext([]) as device:
+            return self.boot_with(role, kernel, device)
+
+    def boot_with(self, role, kernel, device):
         """Runs a guest to its end; /mnt is a folder of all. Returns its exit status."""
         number, (queues, properties) = list(CARDS).index(role) + 1, CARDS[role]
         results = self.folder / role
         results.mkdir(exist_ok=True)
         faults = " faults" if self.has_faults else ""
-        run = f"#!/bin/sh\nexec python3 -B /project/vm/inside/switched.py {role} {MTU}{faults}\n"
+        run = f"#!/bin/sh\nexec python3 -B /project/vm/inside/switched.py {role} {MTU} {PACKETS}{faults}\n"
         (results / "run").write_text(run)
         card = f"virtio-net-pci,{queues},backend=vhost-user;chardev=wire;queues={queues},mac=02:00:00:00:00:1{number}"
         card += f",host_mtu={MTU}" + (f",{properties}" if properties else "")
@@ -81,7 +121,7 @@ class Switch:
             "-object", f"memory-backend-memfd,id=memory,size={MEMORY}M,share=on,seal=off",
             "-numa", "node,memdev=memory", "-pidfile", str(results / "pid"),
             "-chardev", f"socket,id=wire,path={self.folder}/{role}.sock,reconnect-ms=200",
-            *qemu.share("shared", self.folder / "shared", readonly=False),
+            *qemu.share("shared", self.folder / "shared", readonly=False), *device,
         ]  # fmt: skip
         with open(results / "console.log", "wb") as console:
             return qemu.run(kernel, results / "run", [card], results, TIMEOUT, console, queues, MEMORY, more)
@@ -93,6 +133,12 @@ class Switch:
         while not done():
             if self.is_over.wait(0.1):
                 raise RuntimeError(f"the guests ended before: {what}")
+
+    def replace_daemon(self):
+        """Lets another process take the daemon's place. Returns what went wrong."""
+        words = [self.env["UNETMAPD"], "--replace", "--socket", self.socket]
+        done = subprocess.run(words, env=self.env, capture_output=True, text=True)
+        return done.stderr if done.returncode else ""
 
     def kill_daemon(self):
         """Kills the daemon and starts another, as the service manager would."""
@@ -129,26 +175,31 @@ class Switch:
 
     def provoke(self, kernel):
         """Does what guest two waits for."""
+        self.until("pings", self.stage("daemon-replaced").exists)
+        self.tell("daemon-replaced", self.replace_daemon())
         self.until("transfer", self.stage("daemon").exists)
         self.kill_daemon()
         self.stage("daemon-done").touch()
-        for fault in FAULTS[1:]:
+        for fault in FAULTS[2:]:
             stage = fault.replace(" ", "-")
             self.until(fault, self.stage(stage).exists)
-            done = self.folder / "done"
-            done.write_text(self.fault_of_three(kernel, fault))
-            done.rename(self.stage(f"{stage}-done"))
+            self.tell(stage, self.fault_of_three(kernel, fault))
+
+    def tell(self, stage, why):
+        """Tells the guests that it is done, and what went wrong, at once."""
+        done = self.folder / "done"
+        done.write_text(why)
+        done.rename(self.stage(f"{stage}-done"))
 
 
 def run(kernels, folder, has_faults):
     """Runs the switch and the guests. Returns the exit status of each of the first two."""
     switch = Switch(folder, has_faults)
-    pair = ["one", "two"]
-    for role in pair:
+    for role in PAIR:
         switch.port(role)
     try:
         with ThreadPoolExecutor(3) as pool:
-            guests = [pool.submit(switch.boot, role, kernel) for role, kernel in zip(pair, kernels)]
+            guests = [pool.submit(switch.boot, role, kernel) for role, kernel in zip(PAIR, kernels)]
             provoked = pool.submit(switch.provoke, kernels[0]) if has_faults else None
             states = [guest.result() for guest in guests]
             switch.is_over.set()

@@ -6,10 +6,10 @@
  *   nic rx  afxdp|af_packet|recvmmsg|tpacket_v3|libpcap  [-a CPU] [-T MS] IF
  *   nic fwd afxdp|libpcap                                [-a CPU]         IF IF
  *
- * All send 60 bytes, IPv4 and UDP, to an unused Ethernet address, so that a stack drops them at once. Receivers and
- * forwarders poll for packets for 50 us before they sleep. `rx` prints a line of JSON each MS milliseconds, as
- * pkt-gen does. The program runs until it is killed or its parent exits. `nic has libpcap` only checks for
- * libpcap. Exit status 77: libpcap is not installed.
+ * All send 60 bytes (-l), IPv4 and UDP, in batches of 64 (-b) where they have batches, to an unused Ethernet address,
+ * so that a stack drops them at once. Receivers and forwarders poll for packets for 50 us before they sleep. `rx`
+ * prints a line of JSON each MS milliseconds, as pkt-gen does. The program runs until it is killed or its parent exits.
+ * `nic has libpcap` only checks for libpcap. Exit status 77: libpcap is not installed.
  *
  * SPDX-License-Identifier: BSD-2-Clause
  */
@@ -43,14 +43,21 @@ int main(int argc, char **argv)
 	static uint64_t every;
 	int option, cpu = -1;
 
-	while ((option = getopt(argc, argv, "a:T:")) != -1) {
+	while ((option = getopt(argc, argv, "a:T:l:b:")) != -1) {
 		if (option == 'a')
 			cpu = atoi(optarg);
 		else if (option == 'T')
 			every = atoi(optarg);
+		else if (option == 'l')
+			len = atoi(optarg);
+		else if (option == 'b')
+			batch = atoi(optarg);
 		else
 			return 2;
 	}
+	if (len < MIN_LEN || len > MAX_LEN || batch < 1 || batch > MAX_BATCH)
+		return 2;
+	finish_packet();
 	argv += optind;
 	argc -= optind;
 	if (argc == 2 && strcmp(argv[0], "has") == 0 && strcmp(argv[1], "libpcap") == 0) {

@@ -24,20 +24,20 @@ static void tx_af_packet(const char *interface)
 	int fd = packet_open(interface, false);
 
 	for (;;)
-		if (send(fd, packet, LEN, 0) < 0 && errno != ENOBUFS)
+		if (send(fd, packet, len, 0) < 0 && errno != ENOBUFS)
 			fail(1, "send: %s", strerror(errno));
 }
 
 static void tx_sendmmsg(const char *interface)
 {
 	int fd = packet_open(interface, false);
-	struct iovec bytes = { (void *)packet, LEN };
-	struct mmsghdr messages[BATCH] = { 0 };
+	struct iovec bytes = { (void *)packet, len };
+	struct mmsghdr messages[MAX_BATCH] = { 0 };
 
-	for (int i = 0; i < BATCH; i++)
+	for (unsigned i = 0; i < batch; i++)
 		messages[i].msg_hdr = (struct msghdr){ .msg_iov = &bytes, .msg_iovlen = 1 };
 	for (;;)
-		if (sendmmsg(fd, messages, BATCH, 0) < 0 && errno != ENOBUFS)
+		if (sendmmsg(fd, messages, batch, 0) < 0 && errno != ENOBUFS)
 			fail(1, "sendmmsg: %s", strerror(errno));
 }
 
@@ -55,15 +55,15 @@ static void tx_tx_ring(const char *interface)
 	if (ring == MAP_FAILED)
 		fail(1, "mapping the ring: %s", strerror(errno));
 	for (unsigned i = 0; i < want.tp_frame_nr; i++)
-		memcpy(ring + i * FRAME + TPACKET2_HDRLEN - sizeof(struct sockaddr_ll), packet, LEN);
+		memcpy(ring + i * FRAME + TPACKET2_HDRLEN - sizeof(struct sockaddr_ll), packet, len);
 	struct pollfd wait = { fd, POLLOUT, 0 };
 	for (unsigned at = 0;;) {
 		unsigned n = 0;
-		for (; n < BATCH; n++, at = (at + 1) % want.tp_frame_nr) {
+		for (; n < batch; n++, at = (at + 1) % want.tp_frame_nr) {
 			struct tpacket2_hdr *header = (void *)(ring + at * FRAME);
 			if (__atomic_load_n(&header->tp_status, __ATOMIC_ACQUIRE) != TP_STATUS_AVAILABLE)
 				break;
-			header->tp_len = LEN;
+			header->tp_len = len;
 			__atomic_store_n(&header->tp_status, TP_STATUS_SEND_REQUEST, __ATOMIC_RELEASE);
 		}
 		if (n == 0)
@@ -89,16 +89,16 @@ static void rx_af_packet(const char *interface)
 static void rx_recvmmsg(const char *interface)
 {
 	struct pollfd fd = { packet_open(interface, true), POLLIN, 0 };
-	static char buffers[BATCH][FRAME];
-	struct iovec bytes[BATCH];
-	struct mmsghdr messages[BATCH] = { 0 };
+	static char buffers[MAX_BATCH][FRAME];
+	struct iovec bytes[MAX_BATCH];
+	struct mmsghdr messages[MAX_BATCH] = { 0 };
 
-	for (int i = 0; i < BATCH; i++) {
+	for (unsigned i = 0; i < batch; i++) {
 		bytes[i] = (struct iovec){ buffers[i], FRAME };
 		messages[i].msg_hdr = (struct msghdr){ .msg_iov = &bytes[i], .msg_iovlen = 1 };
 	}
 	for (;;) {
-		int n = recvmmsg(fd.fd, messages, BATCH, MSG_DONTWAIT, NULL);
+		int n = recvmmsg(fd.fd, messages, batch, MSG_DONTWAIT, NULL);
 		if (n > 0)
 			count(n);
 		sleep_if_idle(&fd, 1, n > 0);

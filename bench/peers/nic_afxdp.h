@@ -126,7 +126,7 @@ static struct xsk xsk_open(const char *interface, int share)
 		CHECK(setsockopt(x.fd, SOL_XDP, options[i], &entries, sizeof(entries)), "ring");
 	}
 	/* Packets per sendto; older kernels have a fixed limit of 32. */
-	uint32_t budget = BATCH;
+	uint32_t budget = 64;
 	setsockopt(x.fd, SOL_XDP, MAX_TX_SKB_BUDGET, &budget, sizeof(budget));
 	struct xdp_mmap_offsets o;
 	socklen_t size = sizeof(o);
@@ -165,16 +165,16 @@ static void tx_afxdp(const char *interface)
 	struct xsk x = xsk_open(interface, -1);
 
 	for (uint32_t i = 0; i < IN_FLIGHT; i++)
-		memcpy(frames + i * FRAME, packet, LEN);
+		memcpy(frames + i * FRAME, packet, len);
 	for (;;) {
 		uint32_t n = available(&x.completion);
 		if (n > 0)
 			consume(&x.completion, n);
 		/* Every frame contains the same packet, so only the number of free frames matters. */
 		uint32_t free = IN_FLIGHT - (x.tx.at - x.completion.at);
-		n = free < BATCH ? free : BATCH;
+		n = free < batch ? free : batch;
 		for (uint32_t i = 0; i < n; i++)
-			*desc(&x.tx, i) = (struct xdp_desc){ (uint64_t)((x.tx.at + i) % IN_FLIGHT) * FRAME, LEN, 0 };
+			*desc(&x.tx, i) = (struct xdp_desc){ (uint64_t)((x.tx.at + i) % IN_FLIGHT) * FRAME, len, 0 };
 		produce(&x.tx, n);
 		kick(&x);
 	}
@@ -189,7 +189,7 @@ static void rx_afxdp(const char *interface)
 	attach(index_of(interface), x.fd);
 	for (;;) {
 		uint32_t n = available(&x.rx);
-		n = n < BATCH ? n : BATCH;
+		n = n < batch ? n : batch;
 		if (n > 0) {
 			/* All received frames came from the fill ring, so it has room for them. */
 			for (uint32_t i = 0; i < n; i++)
@@ -213,7 +213,7 @@ static bool forward(struct xsk *from, struct xsk *to)
 		produce(&from->fill, done);
 	}
 	uint32_t n = available(&from->rx), room = free_entries(&to->tx);
-	n = n < BATCH ? n : BATCH;
+	n = n < batch ? n : batch;
 	n = n < room ? n : room;
 	for (uint32_t i = 0; i < n; i++)
 		*desc(&to->tx, i) = *desc(&from->rx, i);

@@ -33,9 +33,11 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Bytes of a packet, and packets per system call. */
-#define LEN 60
-#define BATCH 64
+/* Bytes of a packet (-l), and packets per system call (-b), with their bounds. */
+#define MIN_LEN 60
+#define MAX_LEN 1514
+#define MAX_BATCH 512
+static unsigned len = MIN_LEN, batch = 64;
 /* Time to poll for packets before sleeping, and the longest sleep. */
 #define SPIN_NS 50000
 #define SLEEP_MS 100
@@ -49,11 +51,28 @@
 #define MAX_TX_SKB_BUDGET 9
 
 /* To the unused address 02:00:00:00:00:99; UDP from 10.0.0.1:1234 to 10.1.0.1:1234, without UDP checksum. */
-static const unsigned char packet[LEN] = {
+static unsigned char packet[MAX_LEN] = {
 	0x02, 0, 0, 0, 0, 0x99, 0x02, 0, 0, 0, 0, 0x01, 0x08, 0x00,
-	0x45, 0, 0, LEN - 14, 0, 0, 0x40, 0, 64, 17, 0x26, 0xbd, 10, 0, 0, 1, 10, 1, 0, 1,
-	0x04, 0xd2, 0x04, 0xd2, 0, LEN - 34, 0, 0,
+	0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 1, 0, 1,
+	0x04, 0xd2, 0x04, 0xd2, 0, 0, 0, 0,
 };
+
+/* Writes lengths and the checksum of the IP header into the packet. */
+static void finish_packet(void)
+{
+	uint32_t sum = 0;
+
+	packet[16] = (len - 14) >> 8;
+	packet[17] = (len - 14) & 255;
+	packet[38] = (len - 34) >> 8;
+	packet[39] = (len - 34) & 255;
+	for (int i = 14; i < 34; i += 2)
+		sum += packet[i] << 8 | packet[i + 1];
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = ~((sum & 0xffff) + (sum >> 16));
+	packet[24] = sum >> 8;
+	packet[25] = sum;
+}
 
 static _Atomic uint64_t received;
 

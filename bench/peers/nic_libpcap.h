@@ -86,7 +86,7 @@ static void tx_libpcap(const char *interface)
 	pcap_load();
 	void *handle = pcap_open(interface);
 	for (;;)
-		inject(handle, packet, LEN);
+		inject(handle, packet, len);
 }
 
 static void count_one(unsigned char *user, const struct pcap_pkthdr *header, const unsigned char *bytes)
@@ -97,7 +97,7 @@ static void count_one(unsigned char *user, const struct pcap_pkthdr *header, con
 
 static int dispatch(void *handle, pcap_handler *call, void *user)
 {
-	int n = pcap.dispatch(handle, BATCH, call, user);
+	int n = pcap.dispatch(handle, batch, call, user);
 
 	if (n < 0)
 		fail(1, "pcap_dispatch: %s", pcap.geterr(handle));

@@ -15,6 +15,12 @@ pub enum Bench {
     Pipe,
     /// The same with the sender's batch 1, 8, 64, 256 and 512: a row each.
     PipeBatch,
+    /// The same with packets of several sizes: a row each.
+    PipeSize,
+    /// Both ends in threads of this process; the sender spends 0 to 1000 cycles on each packet: a row each.
+    PipeCycles,
+    /// Time to open each of N ports, and CPU time and memory of the daemon while they are idle.
+    Ports,
     /// Both ends in one thread, batches of 512, through the library: rate, and core cycles per packet.
     PipeOneCore,
     /// The mean round trip of one packet, two threads, through the library, payload untouched, both sides busy-waiting.
@@ -39,6 +45,10 @@ pub enum Bench {
     Vale512Copy,
     /// The same with 1500 B.
     Vale1500Copy,
+    /// 60 B over a switch with the sender's batch 1, 8, 64 and 512: a row each.
+    ValeBatch,
+    /// Packets of several sizes over a switch: a row each.
+    ValeSize,
     /// 60 B between ports that share a region.
     Vale60Swap,
     /// Sender, switch and receiver on one core.
@@ -56,6 +66,12 @@ pub enum Bench {
     NicTx,
     /// pkt-gen receives at an interface whose other end sends as fast as it can.
     NicRx,
+    /// The same as `NicTx` with batches of 1, 8, 64 and 512: a row each.
+    NicTxBatch,
+    /// The same as `NicTx` with packets of several sizes: a row each.
+    NicTxSize,
+    /// The same as `NicRx` with packets of several sizes: a row each.
+    NicRxSize,
     /// `bridge` forwards from one interface to another.
     NicFwd,
     /// TCP throughput through `bridge` between an interface and the host stack, each way.
@@ -68,15 +84,32 @@ pub enum Bench {
     Lb,
     /// The example `scrubber` receives at an interface when nine packets of ten are bad.
     Scrub,
+    /// `unetmap-fw` between two pipes: a row for each number of rules, for states and for NAT.
+    Fw,
+    /// `unetmap emulate` between two pipes: a row for a delay and one for FQ-CoDel.
+    Emulate,
+    /// `unetmap-fw` between two interfaces.
+    FwNic,
+    /// `unetmap emulate` between two interfaces.
+    EmulateNic,
+    /// Packets from DPDK's `testpmd` over a switch by memif to pkt-gen, and back, against two `testpmd`.
+    Memif,
+    /// The same by vhost-user, with the virtio-user of DPDK as the guest.
+    Vhost,
+    /// A pipe whose one end is the memory of a device, as in a guest, each way, against an ordinary pipe.
+    Ivshmem,
     /// How a figure changes with a number; `None`: all subjects.
     Scale(Option<Subject>),
 }
 
 impl Bench {
     /// All benchmarks.
-    pub const ALL: [Bench; 40] = [
+    pub const ALL: [Bench; 56] = [
         Bench::Pipe,
         Bench::PipeBatch,
+        Bench::PipeSize,
+        Bench::PipeCycles,
+        Bench::Ports,
         Bench::PipeOneCore,
         Bench::PipeRtt,
         Bench::PipePing,
@@ -89,6 +122,8 @@ impl Bench {
         Bench::Vale60Copy,
         Bench::Vale512Copy,
         Bench::Vale1500Copy,
+        Bench::ValeBatch,
+        Bench::ValeSize,
         Bench::Vale60Swap,
         Bench::Vale1Core,
         Bench::ValeFan,
@@ -97,12 +132,22 @@ impl Bench {
         Bench::ValeIdlePorts,
         Bench::NicTx,
         Bench::NicRx,
+        Bench::NicTxBatch,
+        Bench::NicTxSize,
+        Bench::NicRxSize,
         Bench::NicFwd,
         Bench::HostTcp,
         Bench::HostRtt,
         Bench::Pcap,
         Bench::Lb,
         Bench::Scrub,
+        Bench::Fw,
+        Bench::Emulate,
+        Bench::FwNic,
+        Bench::EmulateNic,
+        Bench::Memif,
+        Bench::Vhost,
+        Bench::Ivshmem,
         Bench::Scale(None),
         Bench::Scale(Some(Subject::Ports)),
         Bench::Scale(Some(Subject::Senders)),
@@ -115,6 +160,7 @@ impl Bench {
         Bench::Scale(Some(Subject::Pairs)),
         Bench::Scale(Some(Subject::Ls)),
         Bench::Scale(Some(Subject::Close)),
+        Bench::Scale(Some(Subject::Pipes)),
     ];
 
     /// Returns the name on the command line and in the results.
@@ -122,6 +168,9 @@ impl Bench {
         match self {
             Bench::Pipe => "pipe",
             Bench::PipeBatch => "pipe-batch",
+            Bench::PipeSize => "pipe-size",
+            Bench::PipeCycles => "pipe-cycles",
+            Bench::Ports => "ports",
             Bench::PipeOneCore => "pipe-1core",
             Bench::PipeRtt => "pipe-rtt",
             Bench::PipePing => "pipe-ping",
@@ -134,6 +183,8 @@ impl Bench {
             Bench::Vale60Copy => "vale-60-copy",
             Bench::Vale512Copy => "vale-512-copy",
             Bench::Vale1500Copy => "vale-1500-copy",
+            Bench::ValeBatch => "vale-batch",
+            Bench::ValeSize => "vale-size",
             Bench::Vale60Swap => "vale-60-swap",
             Bench::Vale1Core => "vale-1core",
             Bench::ValeFan => "vale-fan",
@@ -142,12 +193,22 @@ impl Bench {
             Bench::ValeIdlePorts => "vale-idle-ports",
             Bench::NicTx => "nic-tx",
             Bench::NicRx => "nic-rx",
+            Bench::NicTxBatch => "nic-tx-batch",
+            Bench::NicTxSize => "nic-tx-size",
+            Bench::NicRxSize => "nic-rx-size",
             Bench::NicFwd => "nic-fwd",
             Bench::HostTcp => "host-tcp",
             Bench::HostRtt => "host-rtt",
             Bench::Pcap => "pcap",
             Bench::Lb => "lb",
             Bench::Scrub => "scrub",
+            Bench::Fw => "fw",
+            Bench::Emulate => "emulate",
+            Bench::FwNic => "fw-nic",
+            Bench::EmulateNic => "emulate-nic",
+            Bench::Memif => "memif",
+            Bench::Vhost => "vhost",
+            Bench::Ivshmem => "ivshmem",
             Bench::Scale(None) => "scale",
             Bench::Scale(Some(subject)) => subject.name(),
         }
@@ -155,7 +216,8 @@ impl Bench {
 
     /// Returns true if the benchmark uses a switch, with a daemon of its own.
     pub(crate) fn is_vale(self) -> bool {
-        self.traffic().is_some() || matches!(self, Bench::ValeFan | Bench::ValeOverload | Bench::ValeRtt)
+        self.traffic().is_some()
+            || matches!(self, Bench::ValeFan | Bench::ValeOverload | Bench::ValeRtt | Bench::Memif | Bench::Vhost)
     }
 
     /// Returns the stream over a switch, for the benchmarks that measure one stream.
@@ -163,11 +225,16 @@ impl Bench {
         let len = match self {
             Bench::Vale512Copy => 512,
             Bench::Vale1500Copy => 1500,
-            Bench::Vale60Copy | Bench::Vale60Swap | Bench::Vale1Core | Bench::ValeIdlePorts => 60,
+            Bench::ValeBatch
+            | Bench::ValeSize
+            | Bench::Vale60Copy
+            | Bench::Vale60Swap
+            | Bench::Vale1Core
+            | Bench::ValeIdlePorts => 60,
             _ => return None,
         };
         let idle = if self == Bench::ValeIdlePorts { vale::IDLE } else { 0 };
-        Some(Traffic { len, rate: None, share: self == Bench::Vale60Swap, idle })
+        Some(Traffic { len, batch: 512, rate: None, share: self == Bench::Vale60Swap, idle })
     }
 
     /// Returns the slots of a switch port's rings, and of the second row with other rings, if there is one.
@@ -185,7 +252,7 @@ impl Bench {
 
     /// Returns true if the benchmark needs interfaces, hence network namespaces, hence root.
     pub(crate) fn is_nic(self) -> bool {
-        self == Bench::Pcap || !Implementation::of(self).is_empty()
+        matches!(self, Bench::Pcap | Bench::FwNic | Bench::EmulateNic) || !Implementation::of(self).is_empty()
     }
 
     /// Returns true if the benchmark needs a daemon for pipes.

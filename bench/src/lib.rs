@@ -12,7 +12,11 @@
 #![forbid(unsafe_code)]
 
 mod benches;
+mod cycles;
 mod daemon;
+mod dpdk;
+mod firewall;
+mod full;
 mod host;
 mod labels;
 mod lb_scrub;
@@ -41,6 +45,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use benches::Bench;
+pub use full::Report;
 use host::HostLab;
 use nic::pcap::PcapTask;
 use nic::{Implementation, NicLab};
@@ -65,6 +70,8 @@ pub struct Options {
     pub peers: Vec<Peer>,
     /// Prints JSON lines instead of a table.
     pub json: bool,
+    /// In place of `benches`: those of a report, which is written.
+    pub report: Option<Report>,
 }
 
 /// Runs the benchmarks and prints the results to standard output. Returns the exit status: 0, or 1 if a peer failed
@@ -78,11 +85,13 @@ pub fn run(options: &Options) -> Result<u8, String> {
         return scale::client(&task);
     }
     check(options)?;
+    let benches = options.report.as_ref().map_or_else(|| options.benches.clone(), Report::benches);
+    let old = options.report.as_ref().map(Report::prepare).transpose()?.flatten();
     let cores = Cores::first_two()?;
     if let Some(code) = session::leave_group() {
         return Ok(code);
     }
-    let _keep = if !options.benches.iter().any(|bench| bench.is_pipe()) {
+    let _keep = if !benches.iter().any(|bench| bench.is_pipe()) {
         None
     } else {
         // Starts the daemon at normal priority and keeps it running, because a restart would disturb a sample.
@@ -92,10 +101,13 @@ pub fn run(options: &Options) -> Result<u8, String> {
     session::raise_priority();
     // Created before the first benchmark, so that a failure loses no results. These daemons move packets, so they get
     // the benchmark's priority.
-    let networks = Networks::new(&options.benches, cores)?;
+    let networks = Networks::new(&benches, cores)?;
+    if let Some(report) = &options.report {
+        return report.run(options, cores, &networks, old.as_ref());
+    }
     let mut findings = Vec::new();
     let mut code = 0;
-    for group in options.benches.iter().flat_map(|&bench| row_groups(bench)) {
+    for group in benches.iter().flat_map(|&bench| row_groups(bench)) {
         let outcome = group.run(options, cores, &networks)?;
         for sentence in &outcome.missing {
             note(&format!("{}: {sentence}", group.name));
@@ -164,6 +176,12 @@ fn check(options: &Options) -> Result<(), String> {
     ]);
     used.extend(options.benches.iter().flat_map(|&bench| Implementation::of(bench)).map(|i| i.label()));
     used.extend(options.benches.iter().filter(|bench| host::is_host(**bench)).map(|_| host::VETH));
+    if options.benches.iter().any(|bench| dpdk::Link::of(*bench).is_some()) {
+        used.extend([dpdk::DPDK, dpdk::PORTS]);
+    }
+    if options.benches.iter().any(|bench| !firewall::Case::of(*bench).is_empty()) {
+        used.extend([firewall::BRIDGE, firewall::NFTABLES, firewall::TC, firewall::NETEM]);
+    }
     if options.benches.contains(&Bench::Pcap) {
         used.extend(PcapTask::ALL.into_iter().flat_map(PcapTask::contestants).map(|(label, _)| *label));
     }
@@ -178,7 +196,7 @@ mod tests {
     use super::*;
 
     fn options() -> Options {
-        Options { benches: vec![], samples: 7, limit: Duration::from_secs(1), peers: vec![], json: true }
+        Options { benches: vec![], samples: 7, limit: Duration::from_secs(1), peers: vec![], json: true, report: None }
     }
 
     #[test]

@@ -27,6 +27,7 @@ use lab::{Lab, Ns, VethOptions};
 use tempfile::TempDir;
 
 use crate::daemon::Daemon;
+use crate::firewall::{self, Case};
 use crate::probe::Cores;
 use crate::program::{self, INTERVAL, MEASURED_INTERVALS, Running, SKIPPED_INTERVALS, TIMEOUT, steady_mpps, stop_all};
 use crate::seqpacket::on_core;
@@ -95,10 +96,33 @@ impl Implementation {
                 Peer("tpacket_v3"),
                 Peer("libpcap"),
             ],
+            Bench::NicTxBatch | Bench::NicTxSize => &[Direct, Peer("afxdp"), Peer("sendmmsg")],
+            Bench::NicRxSize => &[Direct, Peer("afxdp"), Peer("recvmmsg")],
             Bench::NicFwd => &[Direct, Mediated, Peer("afxdp"), KernelBridge, Peer("libpcap")],
             Bench::Lb | Bench::Scrub => &[Direct, Plain],
             _ => &[],
         }
+    }
+}
+
+/// What is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// Bytes of a packet.
+    pub(crate) len: u16,
+    /// Packets of a batch; `None`: the implementation's own.
+    pub(crate) batch: Option<u32>,
+}
+
+impl Load {
+    /// The packets of most benchmarks.
+    pub(crate) const SMALL: Load = Load { len: 60, batch: None };
+
+    /// Returns the options, which all programs have in common.
+    fn options(self) -> Vec<String> {
+        let mut options = vec!["-l".to_owned(), self.len.to_string()];
+        options.extend(self.batch.iter().flat_map(|batch| ["-b".to_owned(), batch.to_string()]));
+        options
     }
 }
 
@@ -192,25 +216,25 @@ impl NicLab {
     }
 
     /// Measures one sample, in Mpps.
-    pub(crate) fn measure(&self, bench: Bench, implementation: Implementation) -> Result<f64, String> {
+    pub(crate) fn measure(&self, bench: Bench, implementation: Implementation, load: Load) -> Result<f64, String> {
         self.settle()?;
         match bench {
-            Bench::NicTx => self.tx(implementation),
-            Bench::NicRx => self.rx(implementation),
+            Bench::NicTx | Bench::NicTxBatch | Bench::NicTxSize => self.tx(implementation, load),
+            Bench::NicRx | Bench::NicRxSize => self.rx(implementation, load),
             Bench::Lb | Bench::Scrub => self.measure_lb_scrub(bench, implementation),
             _ => self.fwd(implementation),
         }
     }
 
-    fn tx(&self, implementation: Implementation) -> Result<f64, String> {
-        let mut programs = [self.start(Role::Tx, implementation)?];
+    fn tx(&self, implementation: Implementation, load: Load) -> Result<f64, String> {
+        let mut programs = [self.start(Role::Tx, implementation, load)?];
         let rate = self.at_b.rate(&mut programs);
         stop_all(rate, &mut programs)
     }
 
-    fn rx(&self, implementation: Implementation) -> Result<f64, String> {
-        let receiver = self.start(Role::Rx, implementation)?;
-        let mut programs = [receiver, self.start(Role::Tx, TRAFFIC_SOURCE)?];
+    fn rx(&self, implementation: Implementation, load: Load) -> Result<f64, String> {
+        let receiver = self.start(Role::Rx, implementation, Load::SMALL)?;
+        let mut programs = [receiver, self.start(Role::Tx, TRAFFIC_SOURCE, load)?];
         let rate = steady_mpps(|| {
             programs[1].check()?;
             programs[0].line()
@@ -224,12 +248,48 @@ impl NicLab {
         if implementation == Implementation::KernelBridge {
             bridge = Some(KernelBridge::make(&self.b)?);
         } else {
-            programs.push(self.start(Role::Fwd, implementation)?);
+            programs.push(self.start(Role::Fwd, implementation, Load::SMALL)?);
         }
-        programs.push(self.start(Role::Tx, TRAFFIC_SOURCE)?);
+        programs.push(self.start(Role::Tx, TRAFFIC_SOURCE, Load::SMALL)?);
         let rate = self.at_d.rate(&mut programs);
         let rate = stop_all(rate, &mut programs);
         bridge.map_or(Ok(()), KernelBridge::remove).and(rate)
+    }
+
+    /// Measures `unetmap-fw` or `unetmap emulate`, `bridge`, or the kernel's bridge between the interfaces, in Mpps.
+    pub(crate) fn forward(&self, case: Case, label: &str) -> Result<f64, String> {
+        self.settle()?;
+        if label == firewall::BRIDGE {
+            return self.fwd(Implementation::Direct);
+        }
+        let mut programs = Vec::new();
+        let mut bridge = None;
+        if label == labels::UNETMAP {
+            let mut command = case.command(&self.folder, ["netmap:vb", "netmap:vc"], Some(&self.b))?;
+            command.env("UNETMAP_SOCKET", self.socket(Implementation::Direct)?);
+            programs
+                .push(on_core(self.cores.rx, || Running::start("the program between the interfaces", &mut command))?);
+        } else {
+            bridge = Some(KernelBridge::make(&self.b)?);
+            if let Err(why) = case.set_kernel_up(label, &self.folder, &self.b) {
+                Case::set_kernel_down(&self.b);
+                return Err(why);
+            }
+        }
+        programs.push(self.start(Role::Tx, TRAFFIC_SOURCE, Load::SMALL)?);
+        let rate = self.at_d.rate(&mut programs);
+        let rate = stop_all(rate, &mut programs);
+        if bridge.is_some() {
+            Case::set_kernel_down(&self.b);
+        }
+        bridge.map_or(Ok(()), KernelBridge::remove).and(rate)
+    }
+
+    /// Returns why the kernel cannot do what a row of `fw` or `emulate` asks, if so.
+    pub(crate) fn kernel_can(&self, case: Case, peer: &str) -> Result<(), String> {
+        let can = case.set_kernel_up(peer, &self.folder, &self.b);
+        Case::set_kernel_down(&self.b);
+        can
     }
 
     /// Returns the socket of the daemon with mediated access for `Mediated`, else of the one with direct access.
@@ -254,7 +314,7 @@ impl NicLab {
     }
 
     /// Starts a program. Senders run on the first core, receivers and forwarders on the second.
-    fn start(&self, role: Role, implementation: Implementation) -> Result<Running, String> {
+    fn start(&self, role: Role, implementation: Implementation, load: Load) -> Result<Running, String> {
         let (ns, cpu) = match role {
             Role::Tx => (&self.a, self.cores.tx),
             Role::Rx | Role::Fwd => (&self.b, self.cores.rx),
@@ -279,12 +339,16 @@ impl NicLab {
                 let mut command = unetmap_tool("pkt-gen")?;
                 command.args(["-i", &ports[0], "-f", role.name(), "-a", &processor, "-w", "0", "--json", "-T", every]);
                 command.args(["-D", UNUSED_MAC]);
+                if matches!(role, Role::Tx) {
+                    command.args(load.options());
+                }
                 Running::start(format!("pkt-gen -f {}", role.name()), &mut command)
             }
             _ => {
                 let mut command = ns.command(&self.peers);
                 command
                     .args([role.name(), implementation.label(), "-a", &processor, "-T", every])
+                    .args(load.options())
                     .args(role.interfaces());
                 Running::start(format!("nic {} {}", role.name(), implementation.label()), &mut command)
             }
@@ -459,7 +523,15 @@ mod tests {
         let mut strict = Command::new("cc");
         strict.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]).arg(folder.path().join("nic.c"));
         assert!(strict.status().unwrap().success());
-        for wrong in [&["tx", "nothing", "lo"][..], &["rx", "afxdp"], &["fwd", "afxdp", "lo"], &["tx", "-x"], &[]] {
+        for wrong in [
+            &["tx", "nothing", "lo"][..],
+            &["tx", "afxdp", "-l", "9", "lo"],
+            &["tx", "afxdp", "-b", "0", "lo"],
+            &["rx", "afxdp"],
+            &["fwd", "afxdp", "lo"],
+            &["tx", "-x"],
+            &[],
+        ] {
             assert_eq!(Command::new(&program).args(wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
         }
     }
@@ -474,8 +546,9 @@ mod tests {
                     eprintln!("skipped {}: {why}", implementation.label());
                     continue;
                 }
-                let mpps =
-                    nics.measure(bench, implementation).unwrap_or_else(|e| panic!("{}: {e}", implementation.label()));
+                let mpps = nics
+                    .measure(bench, implementation, Load::SMALL)
+                    .unwrap_or_else(|e| panic!("{}: {e}", implementation.label()));
                 assert!(mpps > 0.001 && mpps < 1000.0, "{} {}: {mpps}", bench.name(), implementation.label());
             }
         }

@@ -18,8 +18,8 @@ use crate::program::{self, Running, TIMEOUT};
 
 /// Pipes opened in sequence for one sample.
 const OPENS: usize = 15;
-/// Number of idle ports.
-const PORTS: usize = 100;
+/// Number of idle ports of `idle-100`.
+pub(crate) const PORTS: usize = 100;
 /// Time of an idle measurement.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -101,6 +101,15 @@ fn pid_of(daemon: &str, client: Option<u32>) -> Option<Pid> {
     Pid::from_raw(pid.try_into().ok()?)
 }
 
+/// Opens `n` ports; returns the time for each in microseconds, and what the daemon uses while they are idle.
+pub(crate) fn ports(n: usize) -> Result<Vec<f64>, String> {
+    unetmap_sys::process::raise_fd_limit();
+    let start = Instant::now();
+    let idle = Idle::new(n)?;
+    let each = start.elapsed().as_secs_f64() * 1e6 / n as f64;
+    Ok([vec![each], idle.measure()?].concat())
+}
+
 /// Open ports that are idle.
 pub(crate) struct Idle {
     _ports: Vec<Port>,
@@ -108,10 +117,11 @@ pub(crate) struct Idle {
 }
 
 impl Idle {
-    pub(crate) fn new() -> Result<Idle, String> {
+    /// Opens so many ports.
+    pub(crate) fn new(n: usize) -> Result<Idle, String> {
         let id = std::process::id();
         let end = |i: usize| format!("netmap:bench{id}-idle{}{}{}", i / 20, ['{', '}'][i % 2], i % 20 / 2);
-        let ports = (0..PORTS).map(|i| open(&end(i))).collect::<Result<_, _>>()?;
+        let ports = (0..n).map(|i| open(&end(i))).collect::<Result<_, _>>()?;
         let daemons = unetmap::snapshots().map_err(|e| format!("bench idle-100: {e}"))?;
         let daemon = daemons.iter().find_map(|daemon| pid_of(daemon, Some(id)));
         let daemon = daemon.ok_or("bench idle-100: no daemon has a session of this process")?;

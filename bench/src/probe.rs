@@ -41,6 +41,17 @@ impl Cores {
     }
 }
 
+/// Returns the time that the hypervisor has taken from the two processors, in ticks of the kernel's accounting (10 ms).
+pub(crate) fn stolen(cores: Cores) -> u64 {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let of = |cpu: usize| {
+        let name = format!("cpu{cpu} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(name.as_str()))?;
+        line.split_whitespace().nth(7)?.parse::<u64>().ok()
+    };
+    [cores.tx, cores.rx].into_iter().filter_map(of).sum()
+}
+
 /// Pins the calling thread to `cpu`.
 pub(crate) fn pin(cpu: usize) -> Result<(), String> {
     process::pin_to_cpu(cpu).map_err(|e| format!("bench: pinning a thread to processor {cpu}: {e} (see taskset(1))"))

@@ -13,25 +13,34 @@ use crate::turns::{ContestantSamples, Outcome};
 /// The result of one row in one class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct RowResult {
-    name: String,
-    class: String,
-    unit: String,
-    median: f64,
-    min: f64,
-    max: f64,
-    n: u32,
+    pub(crate) name: String,
+    pub(crate) class: String,
+    pub(crate) unit: String,
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+    /// The interval of the median ([`crate::stats::Samples::interval`]).
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    pub(crate) n: u32,
+    /// Turns of all contestants that were disturbed and repeated.
+    pub(crate) repeated: u32,
     /// How the figures of this series grow.
     #[serde(skip_serializing_if = "Option::is_none")]
     growth: Option<&'static str>,
-    peers: BTreeMap<String, PeerResult>,
+    pub(crate) peers: BTreeMap<String, PeerResult>,
 }
 
 /// A peer's result in the same class of the same run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct PeerResult {
-    median: f64,
+    pub(crate) median: f64,
+    /// The interval of the median.
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    pub(crate) n: u32,
     /// unetmap's median divided by the peer's: above 1 is better for rates, below 1 for times.
-    ratio: f64,
+    pub(crate) ratio: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     growth: Option<&'static str>,
     #[serde(skip)]
@@ -46,14 +55,15 @@ pub(crate) fn row_results(outcome: &Outcome) -> Vec<RowResult> {
     let mut results = Vec::new();
     for (row, name) in outcome.rows.iter().enumerate() {
         for class in PlacementClass::ALL {
-            let Some(our) = ours.samples(row, class).summary() else {
+            let Some((our, (low, high))) = figures(ours, row, class) else {
                 continue;
             };
             let peers = peers.iter().filter_map(|tally| {
-                let all = tally.samples(row, class).summary()?;
-                let ratio = our.median / all.median;
+                let (all, (low, high)) = figures(tally, row, class)?;
+                let ratio = round(our.median / all.median);
                 let growth = growth(outcome, tally, (row, class));
-                Some((tally.label.clone(), PeerResult { median: round(all.median), ratio: round(ratio), growth, all }))
+                let (median, low, high) = (round(all.median), round(low), round(high));
+                Some((tally.label.clone(), PeerResult { median, low, high, n: all.n, ratio, growth, all }))
             });
             results.push(RowResult {
                 name: name.name.clone(),
@@ -62,13 +72,22 @@ pub(crate) fn row_results(outcome: &Outcome) -> Vec<RowResult> {
                 median: round(our.median),
                 min: round(our.min),
                 max: round(our.max),
+                low: round(low),
+                high: round(high),
                 n: our.n,
+                repeated: outcome.all_samples.iter().map(|of| of.repeated).sum(),
                 growth: growth(outcome, ours, (row, class)),
                 peers: peers.collect(),
             });
         }
     }
     results
+}
+
+/// Returns the summary of a contestant's samples, and the interval of the median.
+fn figures(of: &ContestantSamples, row: usize, class: PlacementClass) -> Option<(Sample, (f64, f64))> {
+    let samples = of.samples(row, class);
+    Some((samples.summary()?, samples.interval()?))
 }
 
 /// Returns how the figures of the series of this row grow for a contestant; `None` if the row is in no series.
@@ -144,6 +163,34 @@ pub fn align(rows: &[Vec<String>], left: usize) -> String {
 }
 
 #[cfg(test)]
+impl RowResult {
+    /// Makes a row of class L, with intervals of a hundredth on both sides.
+    pub(crate) fn of_figures(name: &str, unit: &str, median: f64, peers: &[(&str, f64)]) -> RowResult {
+        let ends = |median: f64| (median * 0.99, median * 1.01);
+        let (low, high) = ends(median);
+        let peer = |&(label, its): &(&str, f64)| {
+            let (low, high) = ends(its);
+            let all = Sample { median: its, min: low, max: high, n: 7 };
+            (label.to_owned(), PeerResult { median: its, low, high, n: 7, ratio: median / its, growth: None, all })
+        };
+        RowResult {
+            name: name.into(),
+            class: PlacementClass::L.to_string(),
+            unit: unit.into(),
+            median,
+            min: low,
+            max: high,
+            low,
+            high,
+            n: 7,
+            repeated: 1,
+            growth: None,
+            peers: peers.iter().map(peer).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::turns::{Contestant, RowName, StopCondition, TurnSamples, run_turns};
@@ -212,9 +259,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                r#"{"name":"pipe","class":"L","unit":"Mpps","median":300.0,"min":300.0,"max":300.0,"n":1,"peers":{"ceiling":{"median":400.0,"ratio":0.75},"seqpacket":{"median":0.75,"ratio":400.0}}}"#,
-                r#"{"name":"pipe","class":"R","unit":"Mpps","median":90.123,"min":90.123,"max":90.123,"n":1,"peers":{"ceiling":{"median":100.0,"ratio":0.901}}}"#,
-                r#"{"name":"pipe-cycles","class":"L","unit":"cycles","median":6.0,"min":6.0,"max":6.0,"n":1,"peers":{}}"#,
+                r#"{"name":"pipe","class":"L","unit":"Mpps","median":300.0,"min":300.0,"max":300.0,"low":300.0,"high":300.0,"n":1,"repeated":0,"peers":{"ceiling":{"median":400.0,"low":390.0,"high":410.0,"n":9,"ratio":0.75},"seqpacket":{"median":0.75,"low":0.75,"high":0.75,"n":1,"ratio":400.0}}}"#,
+                r#"{"name":"pipe","class":"R","unit":"Mpps","median":90.123,"min":90.123,"max":90.123,"low":90.123,"high":90.123,"n":1,"repeated":0,"peers":{"ceiling":{"median":100.0,"low":1.0,"high":101.0,"n":3,"ratio":0.901}}}"#,
+                r#"{"name":"pipe-cycles","class":"L","unit":"cycles","median":6.0,"min":6.0,"max":6.0,"low":6.0,"high":6.0,"n":1,"repeated":0,"peers":{}}"#,
             ]
         );
     }

@@ -6,9 +6,11 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::benches::Bench;
+use crate::dpdk::{self, Dpdk, Link};
+use crate::firewall::{self, Case, Pipes};
 use crate::host::{self, HostLab, HostPath};
 use crate::nic::pcap::{PcapTask, Programs};
-use crate::nic::{Implementation, NicLab};
+use crate::nic::{Implementation, Load, NicLab};
 use crate::node::NodeProgram;
 use crate::open::{self, ColdOpen, Idle};
 use crate::peer::{self, Peer};
@@ -20,34 +22,52 @@ use crate::seqpacket::{self, MeasureTimes};
 use crate::stats::{PlacementClass, Sample};
 use crate::turns::{self, Contestant, ContestantSamples, Outcome, RowName, StopCondition, TurnSamples};
 use crate::vale::{Switch, Traffic};
-use crate::{Networks, Options, labels, note, one_core, rtt, session};
+use crate::{Networks, Options, cycles, labels, note, one_core, rtt, session};
 
 /// The sender's batches of `pipe-batch`, packets.
 const BATCHES: [u32; 5] = [1, 8, 64, 256, 512];
+/// The sender's batches of `vale-batch` and `nic-tx-batch`, packets.
+const BATCHES_OF_FIGURES: [u32; 6] = [1, 4, 8, 32, 128, 512];
+/// The sizes of packets of `pipe-size`, `vale-size`, `nic-tx-size` and `nic-rx-size`, bytes: some are no multiples of
+/// 64.
+const SIZES: [u16; 9] = [60, 65, 100, 128, 250, 512, 777, 1024, 1514];
+/// What the sender of `pipe-cycles` spends on a packet, cycles.
+const CYCLES: [u32; 7] = [0, 10, 30, 100, 200, 500, 1000];
+/// The ports of `ports`.
+const PORTS: [u32; 5] = [1, 10, 50, 100, 500];
 /// The sender's batches of `preload-pipe`, packets.
 const FEW_BATCHES: [u32; 3] = [1, 64, 512];
 /// The sender's batches of `vale-overload`, packets.
 const OVERLOAD_BATCHES: [u32; 4] = [1, 8, 64, 512];
+/// Turns one after the other that are repeated because the hypervisor took a processor. Where it always does, the next
+/// one counts: that is how the machine is.
+const STOLEN_IN_A_ROW: u32 = 3;
 /// Time that the built-in peer runs for one sample, the same as pkt-gen's.
 const PEER_TIMES: MeasureTimes =
     MeasureTimes { warm_up: Duration::from_millis(20), measure: Duration::from_millis(60) };
 
 /// Rows that are measured together, by the same contestants.
 pub(crate) struct RowGroup {
-    bench: Bench,
+    pub(crate) bench: Bench,
     pub(crate) name: String,
     /// The sender's batch, packets.
     batch: u32,
+    /// Bytes of a packet.
+    len: u16,
+    /// For `pipe-cycles` and `ports`: the number of the row.
+    n: u32,
     /// For `host-*`: unetmap's path.
     path: HostPath,
     /// For `vale-*`: measures the highest rate without loss.
     clean: bool,
     /// For `vale-*`: slots of the rings.
-    slots: u32,
+    pub(crate) slots: u32,
     /// For `pcap`.
     task: Option<PcapTask>,
     /// For `scale`.
     subject: Option<Subject>,
+    /// For `fw` and `emulate`.
+    case: Option<Case>,
 }
 
 pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
@@ -56,11 +76,14 @@ pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
         bench,
         name,
         batch,
+        len: 60,
+        n: 0,
         path: HostPath::NativeXdp,
         clean: false,
         slots,
         task: None,
         subject: None,
+        case: None,
     };
     let second = || RowGroup { slots: second_slots, ..group(format!("{}-{second_slots}", bench.name()), 512) };
     match bench {
@@ -76,12 +99,28 @@ pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
             vec![group(bench.name().into(), 512), second()]
         }
         Bench::PipeBatch => BATCHES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into(),
+        Bench::Memif | Bench::Vhost | Bench::Ivshmem => {
+            dpdk::LENGTHS.map(|len| RowGroup { len, ..group(format!("{}-{len}", bench.name()), 512) }).into()
+        }
+        Bench::ValeBatch | Bench::NicTxBatch => {
+            BATCHES_OF_FIGURES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into()
+        }
+        Bench::PipeSize | Bench::ValeSize | Bench::NicTxSize | Bench::NicRxSize => {
+            SIZES.map(|len| RowGroup { len, ..group(format!("{}-{len}", bench.name()), 512) }).into()
+        }
+        Bench::PipeCycles => CYCLES.map(|n| RowGroup { n, ..group(format!("{}-{n}", bench.name()), 512) }).into(),
+        Bench::Ports => PORTS.map(|n| RowGroup { n, ..group(format!("{}-{n}", bench.name()), 512) }).into(),
         Bench::PreloadPipe => FEW_BATCHES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::ValeOverload => OVERLOAD_BATCHES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::PipeRtt | Bench::PipePing | Bench::ValeRtt => vec![group(bench.name().into(), 1)],
         Bench::Pcap => {
             let of = |task: PcapTask| RowGroup { task: Some(task), ..group(task.name().into(), 512) };
             PcapTask::ALL.map(of).into()
+        }
+        Bench::Fw | Bench::Emulate | Bench::FwNic | Bench::EmulateNic => {
+            let of =
+                |&case: &Case| RowGroup { case: Some(case), ..group(format!("{}-{}", bench.name(), case.name()), 512) };
+            Case::of(bench).iter().map(of).collect()
         }
         Bench::Scale(subject) => {
             let of = |subject: Subject| RowGroup { subject: Some(subject), ..group(subject.name().into(), 512) };
@@ -102,14 +141,28 @@ impl RowGroup {
             Bench::PipeRtt | Bench::PipePing | Bench::NodePoll => vec![row("", "ns")],
             Bench::PipeOpen => vec![row("", "us"), row("-cold", "us")],
             Bench::Idle => vec![row("", "%"), row("-memory", "MiB")],
+            Bench::Ports => ["", "-idle", "-memory"]
+                .into_iter()
+                .zip(["us", "%", "MiB"])
+                .map(|(what, unit)| RowName { name: format!("{}{what}-{}", self.bench.name(), self.n), unit })
+                .collect(),
             Bench::PreloadPoll => vec![row("", "ns"), row("-added", "ns")],
             Bench::HostTcp | Bench::HostRtt => host::rows(self.bench, &self.name),
             Bench::ValeRtt => vec![row("", "ns"), row("-asleep", "ns")],
             Bench::ValeOverload => vec![row("", "%")],
+            Bench::Emulate if self.case == Some(Case::Delay) => vec![row("", "Mpps"), row("-late", "us")],
+            Bench::Memif | Bench::Vhost | Bench::Ivshmem => vec![row("", "Mpps"), row("-back", "Mpps")],
             _ if self.measures_loss() => vec![row("", "Mpps"), row("-lost", "%")],
             Bench::Pcap if self.task == Some(PcapTask::Tcpdump) => vec![row("", "Mpps"), row("-arrived", "%")],
             _ => vec![row("", "Mpps")],
         }
+    }
+
+    /// Returns the stream over a switch, for the benchmarks that measure one stream.
+    fn traffic(&self) -> Option<Traffic> {
+        let traffic = self.bench.traffic()?;
+        let len = if self.bench == Bench::ValeSize { self.len } else { traffic.len };
+        Some(Traffic { len, batch: self.batch, ..traffic })
     }
 
     /// Returns true if a row has the share of lost packets.
@@ -122,15 +175,26 @@ impl RowGroup {
         let nics = networks.nics.as_ref();
         let (rows, environment) = (self.rows(), self.environment(networks));
         let mut contestants = match (nics.filter(|_| self.bench.is_nic()), &networks.hosts) {
-            (Some(nics), _) => match self.task {
-                Some(task) => self.pcap_contestants(task, cores, nics)?,
-                None => self.nic_contestants(cores, nics),
+            (Some(nics), _) => match (self.task, self.case) {
+                (Some(task), _) => self.pcap_contestants(task, cores, nics)?,
+                (None, Some(case)) => self.forwarders(case, cores, nics),
+                (None, None) => self.nic_contestants(cores, nics),
             },
-            (None, Some(hosts)) if host::is_host(self.bench) => self.host_contestants(cores, hosts),
-            _ => {
-                let (unetmap, peer) = (self.unetmap(cores), self.built_in_peer(cores).transpose());
-                std::iter::once(unetmap).chain(peer).collect::<Result<_, _>>()?
+            _ if let Some(case) = self.case => {
+                let (ours, bridge) = (Rc::new(Pipes::new(case, cores)?), Pipes::new(case, cores)?);
+                vec![
+                    Builtin::slow(labels::UNETMAP, cores, move || ours.measure(false)),
+                    Builtin::slow(firewall::BRIDGE, cores, move || bridge.measure(true)),
+                ]
             }
+            (None, Some(hosts)) if host::is_host(self.bench) => self.host_contestants(cores, hosts),
+            _ => match Link::of(self.bench) {
+                Some(link) => self.dpdk_contestants(link, cores)?,
+                None => {
+                    let (unetmap, peer) = (self.unetmap(cores), self.built_in_peer(cores).transpose());
+                    std::iter::once(unetmap).chain(peer).collect::<Result<_, _>>()?
+                }
+            },
         };
         if self.bench == Bench::PreloadPipe {
             let (program, batch) = (NetmapProgram::linked(cores)?, self.batch);
@@ -157,7 +221,7 @@ impl RowGroup {
     /// Returns the environment variables for `--peer` commands.
     fn environment(&self, networks: &Networks) -> Vec<(&'static str, String)> {
         let mut environment = vec![("BENCH", self.name.clone()), ("BATCH", self.batch.to_string())];
-        environment.extend(self.bench.traffic().map(|traffic| ("LEN", traffic.len.to_string())));
+        environment.extend(self.traffic().map(|traffic| ("LEN", traffic.len.to_string())));
         environment.extend(networks.nics.iter().flat_map(|nics| nics.environment()));
         environment.extend(networks.hosts.iter().flat_map(|hosts| hosts.environment()));
         environment
@@ -170,9 +234,28 @@ impl RowGroup {
                 note(&format!("{}: skipping peer {}: {why}", self.name, implementation.label()));
                 continue;
             }
-            let (bench, nics) = (self.bench, Rc::clone(nics));
-            let measure = move || Ok(vec![nics.measure(bench, implementation)?]);
+            let batch = (self.bench == Bench::NicTxBatch).then_some(self.batch);
+            let (bench, nics, load) = (self.bench, Rc::clone(nics), Load { len: self.len, batch });
+            let measure = move || Ok(vec![nics.measure(bench, implementation, load)?]);
             contestants.push(Builtin::boxed(implementation.label(), cores, measure));
+        }
+        contestants
+    }
+
+    /// Returns the programs between two interfaces, and what the kernel has for the same.
+    fn forwarders(&self, case: Case, cores: Cores, nics: &Rc<NicLab>) -> Vec<Box<dyn Contestant>> {
+        let mut contestants = Vec::new();
+        let mut add = |label: &'static str| {
+            let nics = Rc::clone(nics);
+            contestants.push(Builtin::slow(label, cores, move || Ok(vec![nics.forward(case, label)?])));
+        };
+        add(labels::UNETMAP);
+        add(firewall::BRIDGE);
+        for &peer in case.kernel() {
+            match nics.kernel_can(case, peer) {
+                Ok(()) => add(peer),
+                Err(why) => note(&format!("{}: skipping peer {peer}: {why}", self.name)),
+            }
         }
         contestants
     }
@@ -183,6 +266,18 @@ impl RowGroup {
             Builtin::boxed(path.label(), cores, move || hosts.measure(bench, path))
         };
         vec![contestant(self.path), contestant(HostPath::NoBridge)]
+    }
+
+    fn dpdk_contestants(&self, link: Link, cores: Cores) -> Result<Vec<Box<dyn Contestant>>, String> {
+        let switch = Switch::new(cores, self.slots)?;
+        let dpdk = Dpdk::new(link, self.len, cores, Rc::clone(&switch))?;
+        let (alone, traffic) =
+            (Rc::clone(&dpdk), Traffic { len: self.len, batch: self.batch, rate: None, share: false, idle: 0 });
+        Ok(vec![
+            Builtin::slow(labels::UNETMAP, cores, move || dpdk.through_switch()),
+            Builtin::slow(dpdk::DPDK, cores, move || alone.alone()),
+            Builtin::slow(dpdk::PORTS, cores, move || Ok(vec![switch.measure_stream(traffic)?.mpps; 2])),
+        ])
     }
 
     fn pcap_contestants(
@@ -206,11 +301,9 @@ impl RowGroup {
     fn unetmap(&self, cores: Cores) -> Result<Box<dyn Contestant>, String> {
         let batch = self.batch;
         if let Some(subject) = self.subject {
-            // One turn takes so long that the distance nearly always changes meanwhile.
-            let measure = move || subject.measure();
-            return Ok(Box::new(Builtin { label: labels::UNETMAP, cores, any_distance: true, measure }));
+            return Ok(Builtin::slow(labels::UNETMAP, cores, move || subject.measure()));
         }
-        if let Some(traffic) = self.bench.traffic() {
+        if let Some(traffic) = self.traffic() {
             return self.switch_stream(labels::UNETMAP, cores, traffic);
         }
         Ok(match self.bench {
@@ -235,6 +328,10 @@ impl RowGroup {
                 let pair = PktGenPair { program: pkt_gen::find()?, cores };
                 Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![pair.round_trip()?]))
             }
+            Bench::Ivshmem => {
+                let (pair, len) = (PktGenPair { program: pkt_gen::find()?, cores }, self.len);
+                Builtin::boxed(labels::UNETMAP, cores, move || pair.device_rates(batch, len))
+            }
             Bench::PipeOneCore => Builtin::boxed(labels::UNETMAP, cores, move || {
                 let rate = one_core::run(cores.tx, one_core::MEASURE_TIMES)?;
                 Ok(vec![rate.mpps, rate.cycles_per_packet])
@@ -243,8 +340,16 @@ impl RowGroup {
                 let cold = ColdOpen::new()?;
                 Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![open::warm()?, cold.open()?]))
             }
+            Bench::PipeCycles => {
+                let n = self.n;
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![cycles::rate(cores, n, PEER_TIMES)?]))
+            }
+            Bench::Ports => {
+                let n = self.n as usize;
+                Builtin::boxed(labels::UNETMAP, cores, move || open::ports(n))
+            }
             Bench::Idle => {
-                let idle = Idle::new()?;
+                let idle = Idle::new(open::PORTS)?;
                 Builtin::boxed(labels::UNETMAP, cores, move || idle.measure())
             }
             Bench::PreloadPipe => {
@@ -270,8 +375,8 @@ impl RowGroup {
     }
 
     fn pkt_gen(&self, label: &'static str, cores: Cores) -> Result<Box<dyn Contestant>, String> {
-        let (pair, batch) = (PktGenPair { program: pkt_gen::find()?, cores }, self.batch);
-        Ok(Builtin::boxed(label, cores, move || Ok(vec![pair.rate(batch)?])))
+        let (pair, batch, len) = (PktGenPair { program: pkt_gen::find()?, cores }, self.batch, self.len);
+        Ok(Builtin::boxed(label, cores, move || Ok(vec![pair.rate(batch, len)?])))
     }
 
     /// Returns a contestant that measures a stream from one port of a switch to another.
@@ -297,7 +402,7 @@ impl RowGroup {
     fn built_in_peer(&self, cores: Cores) -> Result<Option<Box<dyn Contestant>>, String> {
         Ok(Some(match self.bench {
             Bench::ValeIdlePorts => {
-                let traffic = self.bench.traffic().map(|traffic| Traffic { idle: 0, ..traffic });
+                let traffic = self.traffic().map(|traffic| Traffic { idle: 0, ..traffic });
                 return traffic.map(|traffic| self.switch_stream(labels::NO_IDLE_PORTS, cores, traffic)).transpose();
             }
             Bench::ValeRtt => {
@@ -305,9 +410,17 @@ impl RowGroup {
                 let both = move || [false, true].map(|sleeping| switch.pipe_round_trip(sleeping)).into_iter().collect();
                 Builtin::boxed(labels::PIPE, cores, both)
             }
-            Bench::PipeOpen | Bench::Idle | Bench::Scale(_) => return Ok(None),
+            Bench::PipeOpen | Bench::Idle | Bench::Ports | Bench::PipeCycles | Bench::PipeSize | Bench::Scale(_) => {
+                return Ok(None);
+            }
             bench if bench.is_vale() => return Ok(None),
             Bench::PreloadPipe | Bench::NodePipe => self.pkt_gen(labels::NATIVE, cores)?,
+            Bench::Ivshmem => {
+                let (pair, batch, len) = (PktGenPair { program: pkt_gen::find()?, cores }, self.batch, self.len);
+                Builtin::boxed(labels::PIPE, cores, move || {
+                    [(); 2].map(|()| pair.rate(batch, len)).into_iter().collect()
+                })
+            }
             Bench::NodePoll => {
                 let program = NetmapProgram::new(cores)?;
                 Builtin::boxed(labels::PRELOAD, cores, move || Ok(vec![program.ready_poll()?]))
@@ -355,13 +468,20 @@ struct Builtin<F> {
     cores: Cores,
     /// Whether samples count although the distance of the cores changed meanwhile.
     any_distance: bool,
+    /// The last turns, one after the other, in which the hypervisor took a processor.
+    stolen: u32,
     /// One value for each row.
     measure: F,
 }
 
 impl<F: FnMut() -> Result<Vec<f64>, String> + 'static> Builtin<F> {
     fn boxed(label: &'static str, cores: Cores, measure: F) -> Box<dyn Contestant> {
-        Box::new(Builtin { label, cores, any_distance: false, measure })
+        Box::new(Builtin { label, cores, any_distance: false, stolen: 0, measure })
+    }
+
+    /// One turn takes so long that the distance nearly always changes meanwhile.
+    fn slow(label: &'static str, cores: Cores, measure: F) -> Box<dyn Contestant> {
+        Box::new(Builtin { label, cores, any_distance: true, stolen: 0, measure })
     }
 }
 
@@ -369,9 +489,14 @@ impl<F: FnMut() -> Result<Vec<f64>, String>> Contestant for Builtin<F> {
     fn turn(&mut self) -> Result<TurnSamples, String> {
         session::check()?;
         let before = probe::core_distance(self.cores)?;
+        let ticks = probe::stolen(self.cores);
         let values = (self.measure)()?;
-        if !self.any_distance && probe::core_distance(self.cores)? != before {
-            return Ok(TurnSamples::new());
+        if !self.any_distance {
+            let stolen = probe::stolen(self.cores) > ticks;
+            self.stolen = if stolen && self.stolen < STOLEN_IN_A_ROW { self.stolen + 1 } else { 0 };
+            if self.stolen > 0 || probe::core_distance(self.cores)? != before {
+                return Ok(TurnSamples::new());
+            }
         }
         Ok(values.into_iter().enumerate().map(|(row, value)| (row, before, Sample::one(value))).collect())
     }
@@ -430,12 +555,14 @@ mod tests {
         let message = "pipes".parse::<Bench>().unwrap_err();
         assert_eq!(
             message,
-            "no such benchmark (there are pipe, pipe-batch, pipe-1core, pipe-rtt, pipe-ping, pipe-open, idle-100, \
+            "no such benchmark (there are pipe, pipe-batch, pipe-size, pipe-cycles, ports, pipe-1core, pipe-rtt, \
+             pipe-ping, pipe-open, idle-100, \
              preload-pipe, preload-poll, \
-             node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-60-swap, vale-1core, vale-fan, \
-             vale-overload, vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-fwd, host-tcp, host-rtt, pcap, lb, \
-             scrub, scale, scale-ports, scale-senders, scale-load, scale-addresses, scale-flood, scale-policies, \
-             scale-threads, scale-rings, scale-pairs, scale-ls, scale-close)"
+             node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-batch, vale-size, vale-60-swap, \
+             vale-1core, vale-fan, vale-overload, vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-tx-batch, nic-tx-size, \
+             nic-rx-size, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub, fw, emulate, fw-nic, emulate-nic, memif, vhost, \
+             ivshmem, scale, scale-ports, scale-senders, scale-load, scale-addresses, scale-flood, scale-policies, \
+             scale-threads, scale-rings, scale-pairs, scale-ls, scale-close, scale-pipes)"
         );
         let names: Vec<_> = row_groups(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();
         assert_eq!(names[0], ("pipe-batch-1".into(), 1));

@@ -35,8 +35,10 @@ const READY: &str = "ready";
 /// Packets per second of each port of `scale-senders` and `scale-load`.
 const RATE: u32 = 1000;
 const LOAD_RATE: u32 = 10_000;
-/// Addresses that the switch of `scale-addresses` can learn.
-const MAX_ADDRESSES: u32 = 131_072;
+/// Addresses that the switch of `scale-addresses` can learn, at least.
+const LEAST_TABLE: u32 = 131_072;
+/// Descriptors of the daemon, or of a client, for a pipe of which one end is open, at most.
+const FDS_PER_PIPE: u64 = 12;
 /// Time after the start in which ports announce their addresses.
 const ANNOUNCE: Duration = Duration::from_millis(300);
 /// Time in which each sender sends.
@@ -63,7 +65,8 @@ pub enum Subject {
     Flood,
     /// Ports with a policy of a kind, and without: time for a packet.
     Policies,
-    /// Threads of the daemon: the rate of a switch whose programs sleep.
+    /// Threads of the daemon: the rate of a switch whose programs sleep; the rate at which as many threads copy packets
+    /// between as many buffers and do nothing else.
     Threads,
     /// Rings of a port of which one is active: time of a poll, time to wake a sleeping poll, time of a sync that
     /// notifies although nobody waits.
@@ -74,6 +77,8 @@ pub enum Subject {
     Ls,
     /// Pipes of one region that close together: time for each.
     Close,
+    /// Pipes, each with a region of its own: time to open one, time to close one, descriptors of the daemon for each.
+    Pipes,
 }
 
 /// A row: its name, its unit, and what it measures.
@@ -88,7 +93,7 @@ struct Row {
 
 impl Subject {
     /// All subjects.
-    pub const ALL: [Subject; 11] = [
+    pub const ALL: [Subject; 12] = [
         Subject::Ports,
         Subject::Senders,
         Subject::Load,
@@ -100,6 +105,7 @@ impl Subject {
         Subject::Pairs,
         Subject::Ls,
         Subject::Close,
+        Subject::Pipes,
     ];
 
     /// Returns the name of its benchmark.
@@ -116,6 +122,7 @@ impl Subject {
             Subject::Pairs => "scale-pairs",
             Subject::Ls => "scale-ls",
             Subject::Close => "scale-close",
+            Subject::Pipes => "scale-pipes",
         }
     }
 
@@ -125,7 +132,7 @@ impl Subject {
             Subject::Ports => &[1, 16, 64, 250],
             Subject::Senders => &[8, 16, 64, 254],
             Subject::Load => &[8, 64, 254],
-            Subject::Addresses => &[100, 1000, 4000, 10_000, 100_000],
+            Subject::Addresses => &[100, 1000, 4000, 10_000, 100_000, 1_000_000],
             Subject::Flood => &[0, 2, 6, 126, 252],
             // One more port sends.
             Subject::Policies => &[1, 16, 253],
@@ -134,6 +141,8 @@ impl Subject {
             Subject::Pairs => &[1, 4, 16, 64],
             Subject::Ls => &[10, 100, 500, 1000],
             Subject::Close => &[1, 16, 64],
+            Subject::Pipes if may_open(10_000) => &[100, 1000, 10_000],
+            Subject::Pipes => &[100, 1000],
         }
     }
 
@@ -142,12 +151,14 @@ impl Subject {
         match self {
             Subject::Ports | Subject::Close => &[("", "us")],
             Subject::Senders | Subject::Load => &[("", "%"), ("-rate", "pps"), ("-least", "%")],
-            Subject::Addresses | Subject::Threads => &[("", "Mpps")],
+            Subject::Addresses => &[("", "Mpps")],
+            Subject::Threads => &[("", "Mpps"), ("-copy", "Mpps")],
             Subject::Flood => &[("", "Mpps"), ("-all", "Mpps")],
             Subject::Policies => &[("-none", "ns"), ("-vlan", "ns"), ("-filter", "ns"), ("-limit", "ns")],
             Subject::Rings => &[("", "ns"), ("-asleep", "us"), ("-notify", "ns")],
             Subject::Pairs => &[("", "Mpps"), ("-least", "%")],
             Subject::Ls => &[("", "ms"), ("-open", "us")],
+            Subject::Pipes => &[("", "us"), ("-close", "us"), ("-descriptors", "each")],
         }
     }
 
@@ -198,11 +209,16 @@ impl Subject {
         let mut arguments: Vec<OsString> = Vec::new();
         if self == Subject::Addresses {
             let config = folder.path().join("config.toml");
-            fs::write(&config, format!("[vale]\naddresses = {MAX_ADDRESSES}\n")).map_err(failed)?;
+            let addresses = n.next_power_of_two().max(LEAST_TABLE);
+            fs::write(&config, format!("[vale]\naddresses = {addresses}\n")).map_err(failed)?;
             arguments.extend(["--config".into(), config.into()]);
+        }
+        if self == Subject::Pipes {
+            unetmap_sys::process::raise_fd_limit_to(u64::from(n) * FDS_PER_PIPE);
         }
         let arguments: Vec<&OsStr> = arguments.iter().map(OsString::as_os_str).collect();
         let mut daemon = Daemon::start("unetmapd", folder.path().join("socket"), &arguments)?;
+        let descriptors_before = descriptors(daemon.id())?;
         let start = |first: u32, ports: u32| {
             let task = format!("{} {n} {first} {ports}", self.name());
             self.start_client(&task, (&daemon.socket, folder.path()))
@@ -210,21 +226,28 @@ impl Subject {
         let bounds: Vec<u32> = (0..=processes).map(|i| n * i / processes).collect();
         let mut clients = bounds.windows(2).map(|two| start(two[0], two[1] - two[0])).collect::<Result<Vec<_>, _>>()?;
         for client in &mut clients {
-            if client.line()? != READY {
-                return Err(client.stop().err().unwrap_or_else(|| format!("bench {}: a client failed", self.name())));
+            let line = client.line().map_err(|e| client.stop().err().unwrap_or(e))?;
+            if line != READY {
+                return Err(format!("bench {}: a client printed {line}", self.name()));
             }
         }
+        let per_port = descriptors(daemon.id())?.saturating_sub(descriptors_before) as f64 / f64::from(n.max(1));
         fs::write(folder.path().join("go"), []).map_err(failed)?;
         let busy = self.has_senders().then(|| busy_share(daemon.id())).transpose()?;
         let mut outputs = Vec::new();
         for client in &mut clients {
-            let line = client.line()?;
+            // Prefers the error that the client printed.
+            let line = client.line().map_err(|e| client.stop().err().unwrap_or(e))?;
             let values: Vec<f64> = serde_json::from_str(&line)
                 .map_err(|e| client.stop().err().unwrap_or_else(|| format!("bench {}: {line}: {e}", self.name())))?;
             outputs.push(values);
         }
         clients.iter_mut().try_for_each(Running::stop)?;
         daemon.stop()?;
+        if self == Subject::Pipes {
+            outputs.push(vec![per_port]);
+            return Ok(outputs.concat());
+        }
         match busy {
             // Each client prints the rates of its ports.
             Some(busy) => {
@@ -255,6 +278,17 @@ fn busy_share(pid: u32) -> Result<f64, String> {
     let before = busy_ns(pid)?;
     thread::sleep(MEASURE);
     Ok(100.0 * busy_ns(pid)?.saturating_sub(before) as f64 / MEASURE.as_nanos() as f64)
+}
+
+/// Returns the number of descriptors that a process has open.
+fn descriptors(pid: u32) -> Result<usize, String> {
+    Ok(fs::read_dir(format!("/proc/{pid}/fd")).map_err(|e| format!("bench: process {pid}: {e}"))?.count())
+}
+
+/// Returns true if this user may have as many descriptors as `n` pipes need.
+fn may_open(n: u32) -> bool {
+    let needed = u64::from(n) * FDS_PER_PIPE;
+    unetmap_sys::process::raise_fd_limit_to(needed) >= needed
 }
 
 /// Returns the nanoseconds that all threads of a process have run.

@@ -67,6 +67,24 @@ impl Samples {
         self.0.push(sample);
     }
 
+    /// Returns the interval that contains the median of all measurements that could be made with a probability of 95 %
+    /// or more: two of the samples, by the binomial distribution. Of fewer than six samples it is their range.
+    pub(crate) fn interval(&self) -> Option<(f64, f64)> {
+        let mut medians: Vec<f64> = self.0.iter().map(|s| s.median).collect();
+        medians.sort_by(f64::total_cmp);
+        let n = medians.len();
+        if self.0.iter().any(|s| s.n > 1) || n < 6 {
+            return self.summary().map(|all| (all.min, all.max));
+        }
+        let (mut k, mut below, mut term) = (0, 0.0, 0.5_f64.powi(n as i32));
+        while below + term <= 0.025 {
+            below += term;
+            term *= (n - k) as f64 / (k + 1) as f64;
+            k += 1;
+        }
+        Some((medians[k.max(1) - 1], medians[n - k.max(1)]))
+    }
+
     /// Returns the number of measurements.
     pub(crate) fn count(&self) -> u32 {
         self.0.iter().map(|s| s.n).sum()
@@ -133,6 +151,16 @@ mod tests {
         let even = samples(&[(30.0, 30.0, 30.0, 2), (10.0, 10.0, 10.0, 3), (20.0, 20.0, 20.0, 1)]).summary().unwrap();
         assert_eq!((even.median, even.n), (15.0, 6));
         assert_eq!(samples(&[]).summary(), None);
+    }
+
+    #[test]
+    fn the_interval_is_that_of_order_statistics() {
+        let of = |n: u32| Samples((1..=n).map(|i| Sample::one(f64::from(i))).collect()).interval();
+        assert_eq!(of(0), None);
+        assert_eq!(of(3), Some((1.0, 3.0)));
+        assert_eq!(of(7), Some((1.0, 7.0)));
+        assert_eq!((of(9), of(20)), (Some((2.0, 8.0)), Some((6.0, 15.0))));
+        assert_eq!(samples(&[(10.0, 8.0, 11.0, 9)]).interval(), Some((8.0, 11.0)));
     }
 
     #[test]

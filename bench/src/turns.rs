@@ -17,7 +17,7 @@ pub(crate) struct RowName {
 
 /// A workload that is compared with others.
 pub(crate) trait Contestant {
-    /// Measures once. Returns no samples if the distance of the cores changed during the measurement.
+    /// Measures once. Returns no samples if the measurement was disturbed, as by a change of the cores' distance.
     fn turn(&mut self) -> Result<TurnSamples, String>;
 
     fn label(&self) -> &str;
@@ -36,12 +36,14 @@ pub(crate) struct StopCondition {
 #[derive(Clone, Debug)]
 pub(crate) struct ContestantSamples {
     pub(crate) label: String,
+    /// Turns that were disturbed, and so repeated.
+    pub(crate) repeated: u32,
     rows: Vec<[Samples; PlacementClass::ALL.len()]>,
 }
 
 impl ContestantSamples {
     fn new(label: &str, rows: usize) -> ContestantSamples {
-        ContestantSamples { label: label.into(), rows: vec![Default::default(); rows] }
+        ContestantSamples { label: label.into(), repeated: 0, rows: vec![Default::default(); rows] }
     }
 
     fn add(&mut self, row: usize, class: PlacementClass, sample: Sample) {
@@ -53,6 +55,10 @@ impl ContestantSamples {
     /// Returns the samples of a row in a class; `row` is below the number of rows.
     pub(crate) fn samples(&self, row: usize, class: PlacementClass) -> &Samples {
         &self.rows[row][class as usize]
+    }
+
+    fn any(&self) -> bool {
+        self.rows.iter().flatten().any(|samples| samples.count() > 0)
     }
 
     /// Returns the number of samples of the class in the row that has the fewest, of the rows that the contestant
@@ -78,6 +84,14 @@ pub(crate) struct Outcome {
     pub(crate) series: Vec<Option<(u32, &'static str)>>,
 }
 
+impl Outcome {
+    /// Returns true if no class has enough samples of all contestants that did not fail.
+    pub(crate) fn is_short(&self, samples: u32) -> bool {
+        let enough = |class| self.all_samples.iter().filter(|of| of.any()).all(|of| of.count(class) >= samples);
+        !PlacementClass::ALL.into_iter().any(enough)
+    }
+}
+
 /// Measures the contestants in turns. The first is unetmap: its failure is an error. A peer that fails gets no more
 /// turns. `elapsed` returns the time since the start; `progress` is called after each turn.
 pub(crate) fn run_turns(
@@ -97,6 +111,7 @@ pub(crate) fn run_turns(
                 continue;
             }
             match contestants[i].turn() {
+                Ok(turn) if turn.is_empty() => all_samples[i].repeated += 1,
                 Ok(turn) => turn.into_iter().for_each(|(row, class, sample)| all_samples[i].add(row, class, sample)),
                 Err(e) if i == 0 => return Err(e),
                 Err(e) => {
@@ -191,6 +206,8 @@ mod tests {
         // `ours` has three R samples after six turns, the peer after four.
         assert_eq!(counts(&outcome, 0), [3, 3]);
         assert_eq!(counts(&outcome, 1), [0, 4]);
+        assert_eq!((outcome.all_samples[0].repeated, outcome.all_samples[1].repeated), (0, 2));
+        assert!(!outcome.is_short(3) && outcome.is_short(5));
         assert_eq!(outcome.missing.len(), 1, "{:?}", outcome.missing);
         assert!(
             outcome.missing[0].starts_with("class L: fewer than 3 samples") && outcome.missing[0].ends_with("(peer 0)")

@@ -23,7 +23,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use unetmap_sys::process;
 
-use crate::pkt_gen::{self, median_rtt};
+use crate::pkt_gen::{self, median_rtt, slots_of};
 use crate::preload::NetmapProgram;
 use crate::probe::Cores;
 use crate::program::{INTERVAL, Running, TIMEOUT, parse_json, steady_mpps, stop_all};
@@ -67,6 +67,8 @@ pub(crate) struct Switch {
 pub(crate) struct Traffic {
     /// Bytes of a packet.
     pub(crate) len: u16,
+    /// The sender's batch, packets.
+    pub(crate) batch: u32,
     /// Packets per second; `None`: as many as possible.
     pub(crate) rate: Option<u64>,
     /// True if sender and receiver share a region.
@@ -111,11 +113,11 @@ impl Switch {
         Ok(Rc::new(switch))
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
     }
 
-    fn start(&self, what: &str, port: &str, cpu: Option<usize>, more: &[&str]) -> Result<Running, String> {
+    pub(crate) fn start(&self, what: &str, port: &str, cpu: Option<usize>, more: &[&str]) -> Result<Running, String> {
         let slots = format!("{0},{0}", self.slots);
         let mut command = Command::new(&self.program);
         command.env("UNETMAP_SOCKET", self.socket());
@@ -127,13 +129,13 @@ impl Switch {
     }
 
     /// Returns the name of a switch that was not used before.
-    fn new_switch_name(&self) -> String {
+    pub(crate) fn new_switch_name(&self) -> String {
         self.runs.set(self.runs.get() + 1);
         format!("vale{}", self.runs.get())
     }
 
     /// Starts the receiver at `port`, and sends packets from the addresses behind it, so that the switch learns them.
-    fn receiver(&self, port: &str, number: u8) -> Result<Running, String> {
+    pub(crate) fn receiver(&self, port: &str, number: u8) -> Result<Running, String> {
         let interval = INTERVAL.as_millis().to_string();
         let mut receiver = self.start("rx", port, Some(self.cores.rx), &["-T", &interval])?;
         // The first line of its report means that the port is open.
@@ -184,12 +186,13 @@ impl Switch {
         let idle = self.idle(&switch, traffic.idle)?;
         let receiver = self.receiver(&to, 1)?;
         let from = if traffic.share { format!("{from}@share={to}") } else { from };
+        let (batch, slots) = (traffic.batch.to_string(), slots_of(traffic.len));
         let (len, rate, at) = (traffic.len.to_string(), traffic.rate.unwrap_or(0).to_string(), mac(address(1, 0)));
         let sender = self.start(
             "tx",
             &from,
             Some(self.cores.tx),
-            &["-T", "0", "-b", "512", "-l", &len, "-R", &rate, "-D", &at],
+            &["-T", "0", "-b", &batch, "-l", &len, "-F", &slots, "-R", &rate, "-D", &at],
         )?;
         let mut programs = [sender, receiver];
         let mpps = steady_mpps(|| programs[1].line());

@@ -154,6 +154,20 @@ RULE("2-POLLOUT-full", "POLLOUT is not returned while the ring is full; it recla
 	CHECK_EQ(nm_ring_space(tx_ring(&a, 0)), 3);
 }
 
+RULE("2-POLLOUT-woken", "after a poll that slept, the next one reclaims at once what the receiver has released")
+{
+	int revents, i;
+
+	open_pipe(16);
+	for (i = 0; i < 300; i++) {
+		fill();
+		CHECK_EQ(poll_fd(a.fd, POLLOUT, 1, &revents), 0);
+		release(1);
+		CHECK_EQ(poll_fd(a.fd, POLLOUT, 0, &revents), 1);
+		CHECK_EQ(nm_ring_space(tx_ring(&a, 0)), 1);
+	}
+}
+
 RULE("2-both", "POLLIN and POLLOUT in one call are independent")
 {
 	int revents;

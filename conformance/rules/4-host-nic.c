@@ -227,10 +227,13 @@ RULE("4-host-full", "packets that the host stack sends while the host ring is fu
 	for (i = 0; i < room * 2; i++)
 		send(stack, frame(1), FRAME, 0);
 	CHECK(host_ring_has(&p, 1, TIMEOUT_MS));
-	while (host_ring_has(&p, 1, 100))
-		;
-	host_sends(stack, 2);
-	CHECK(host_ring_has(&p, 2, TIMEOUT_MS));
+	/* The first ones may still be dropped: some of the many may be on their way. */
+	for (i = 0; i < TIMEOUT_MS / 50; i++) {
+		send(stack, frame(2), FRAME, 0);
+		if (host_ring_has(&p, 2, 50))
+			return;
+	}
+	rule_fails(__FILE__, __LINE__, "no later packet arrived");
 }
 
 RULE("4-host-closed", "after the host rings are closed, the host stack sends to the wire again")

@@ -35,6 +35,32 @@ const INSIDE: &str = "UNETMAP_TEST_INSIDE";
 /// Output lines with this prefix are shown even when the test passes.
 const SUMMARY: &str = "summary: ";
 
+/// Why an attempt failed.
+pub struct Failure {
+    /// What it printed.
+    pub text: String,
+    /// Its daemon's log.
+    pub log: String,
+}
+
+/// Calls `attempt`, which returns its result, and why it failed, if it did. Calls it again, [`ATTEMPTS`] times at most,
+/// if the log says that the machine stood still for seconds: interfaces were then given back to the kernel, as they
+/// should be, and packets that a test counts are lost.
+pub fn repeated_if_delayed<T>(name: &str, mut attempt: impl FnMut() -> (T, Option<Failure>)) -> T {
+    let mut attempts = 1;
+    loop {
+        let (result, failure) = attempt();
+        match failure.filter(|failure| attempts < ATTEMPTS && failure.log.contains(DELAYED)) {
+            None => return result,
+            // Written directly, because the test runner captures the output of println! and hides it for passed tests.
+            Some(Failure { text, .. }) => {
+                let _ = writeln!(std::io::stdout(), "{name}: repeated, as {DELAYED}:\n{text}");
+            }
+        }
+        attempts += 1;
+    }
+}
+
 /// The test's folder and daemon.
 pub struct Home {
     folder: PathBuf,
@@ -68,25 +94,20 @@ fn run<F: FnOnce(&Home), L>(body: F, lock: impl FnOnce() -> L) {
         return body(&Home { folder: socket.parent().expect("a file in a folder").to_owned() });
     }
     let _lock = lock();
-    // A machine that stood still for seconds has interfaces given back to the kernel, as it should: packets that a test
-    // counts are lost. The test is repeated then.
-    let attempts = (1..=ATTEMPTS).map(|n| (n, attempt(name)));
-    for (n, Attempt { passed, text, log }) in attempts {
-        if !passed && n < ATTEMPTS && log.contains(DELAYED) {
-            let _ = writeln!(std::io::stdout(), "{name}: repeated, as {DELAYED}:\n{text}");
-            continue;
-        }
-        if !passed {
-            let end = &log[log.len().saturating_sub(3000)..];
-            panic!("{name} failed, or took more than {TEST_LIMIT:?}:\n{text}\nend of the daemon's log:\n{end}");
-        }
-        assert!(text.contains("1 passed"), "no test of the name {name} ran:\n{text}");
-        assert!(!log.contains("panicked"), "the daemon panicked:\n{log}");
-        for line in text.lines().filter(|line| line.starts_with(SUMMARY)) {
-            // Written directly, because the test runner captures the output of println! and hides it for passed tests.
-            let _ = writeln!(std::io::stdout(), "{name}: {}", &line[SUMMARY.len()..]);
-        }
-        return;
+    let Attempt { passed, text, log } = repeated_if_delayed(name, || {
+        let attempt = attempt(name);
+        let failure = (!attempt.passed).then(|| Failure { text: attempt.text.clone(), log: attempt.log.clone() });
+        (attempt, failure)
+    });
+    if !passed {
+        let end = &log[log.len().saturating_sub(3000)..];
+        panic!("{name} failed, or took more than {TEST_LIMIT:?}:\n{text}\nend of the daemon's log:\n{end}");
+    }
+    assert!(text.contains("1 passed"), "no test of the name {name} ran:\n{text}");
+    assert!(!log.contains("panicked"), "the daemon panicked:\n{log}");
+    for line in text.lines().filter(|line| line.starts_with(SUMMARY)) {
+        // As above.
+        let _ = writeln!(std::io::stdout(), "{name}: {}", &line[SUMMARY.len()..]);
     }
 }
 
@@ -208,6 +229,19 @@ pub fn raise_fd_limit() {
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("a limit up to the maximum");
 }
 
+/// The numbers of the files that a process has open, but for memory files that root's daemon has made ahead, and uses
+/// for the next ports: those are empty.
+#[track_caller]
+pub fn files_of(pid: i32) -> Vec<u32> {
+    let is_ahead = |link: &Path| {
+        let is_memory = fs::read_link(link).is_ok_and(|target| target.starts_with("/memfd:unetmap (deleted)"));
+        is_memory && fs::metadata(link).is_ok_and(|file| file.len() == 0)
+    };
+    let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs").flatten();
+    let counted = all.filter(|entry| !is_ahead(&entry.path()));
+    counted.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// Waits for the exit of `child`; returns `None` if it has not exited within `limit`.
 pub fn wait_within(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> {
     let end = Instant::now() + limit;
@@ -296,12 +330,12 @@ impl Home {
         Pid::from_raw(self.snapshot().daemon.pid as i32).expect("a process id")
     }
 
-    /// Number of files that the daemon has open, from `/proc`.
+    /// Number of [`files_of`] the daemon.
     #[track_caller]
     pub fn daemon_fds(&self) -> usize {
-        let pid = self.daemon().as_raw_nonzero();
+        let pid = self.daemon().as_raw_pid();
         // The daemon may not have closed the connection of the last snapshot yet: wait until the number is stable.
-        let count = || fs::read_dir(format!("/proc/{pid}/fd")).expect("the daemon runs").count();
+        let count = || files_of(pid).len();
         let mut last = count();
         until("the daemon's files settle", || {
             sleep(Duration::from_millis(20));
@@ -425,5 +459,23 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_attempt_of_a_delayed_daemon_is_repeated() {
+        for (log, expected) in [("ready", 1), (DELAYED, ATTEMPTS)] {
+            let mut attempts = 0;
+            repeated_if_delayed("a test", || {
+                attempts += 1;
+                ((), Some(Failure { text: String::new(), log: log.to_owned() }))
+            });
+            assert_eq!(attempts, expected);
+        }
+        assert!(repeated_if_delayed("a test", || (true, None)));
     }
 }

@@ -3,9 +3,10 @@
 //! rings.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,13 @@ pub const V6: [&str; 2] = ["fd09::1", "fd09::2"];
 const STREAM: usize = 4 << 20;
 /// Maximum duration of one exchange.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Bytes of a stream that are waited for at a time.
+const EACH: u64 = 1 << 17;
+/// Bytes of a write (each byte follows from its offset in the stream), and the pause before the next write, since the
+/// machine runs other tests.
+const PIECE: usize = 1 << 14;
+const PAUSE: Duration = Duration::from_micros(500);
 
 /// How an interface is attached.
 #[derive(Clone, Copy, Debug)]
@@ -263,4 +271,61 @@ pub fn left_over(net: &Net) -> String {
     let routes = net.near.ip(&["route"]).expect("ip");
     left.extend(routes.lines().filter(|line| !line.contains("dev va")).map(str::to_owned));
     left.join("; ")
+}
+
+/// The byte at a place of a stream.
+pub fn byte_at(place: u64) -> u8 {
+    (place ^ place >> 8 ^ place >> 16) as u8
+}
+
+/// Runs `work` under one TCP connection to the first stack, at `address`, from the second. `work` is given a function
+/// that waits until more has arrived, or fails with what it is told. Returns the bytes that arrived, each of which is
+/// checked.
+#[track_caller]
+pub fn during_a_stream(stacks: [&Ns; 2], address: &str, work: impl FnOnce(&dyn Fn(&str))) -> u64 {
+    let (stop, arrived) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let stream = scope.spawn(|| endless(stacks, address, &stop, &arrived));
+        work(&|what: &str| {
+            let before = arrived.load(Relaxed);
+            until(what, || stream.is_finished() || arrived.load(Relaxed) >= before + EACH);
+        });
+        stop.store(true, Relaxed);
+        stream.join().expect("no panic").expect("one connection all the time");
+    });
+    arrived.load(Relaxed)
+}
+
+/// A TCP stream to the first stack, at `address`, from the second until `stop` is set; `arrived` counts its bytes, each
+/// of which is checked.
+fn endless([to, from]: [&Ns; 2], address: &str, stop: &AtomicBool, arrived: &AtomicU64) -> std::io::Result<()> {
+    let listener = to.run(|| TcpListener::bind((address, 0))).map_err(std::io::Error::other)??;
+    let at = listener.local_addr()?;
+    let mut source = from.run(|| TcpStream::connect(at)).map_err(std::io::Error::other)??;
+    let (mut sink, _) = listener.accept()?;
+    source.set_write_timeout(Some(LIMIT))?;
+    sink.set_read_timeout(Some(LIMIT))?;
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let mut place = 0;
+            while !stop.load(Relaxed) {
+                let piece: Vec<u8> = (place..place + PIECE as u64).map(byte_at).collect();
+                source.write_all(&piece)?;
+                place += PIECE as u64;
+                std::thread::sleep(PAUSE);
+            }
+            source.shutdown(Shutdown::Write)
+        });
+        let (mut piece, mut place) = (vec![0; PIECE], 0);
+        loop {
+            let n = sink.read(&mut piece)?;
+            if n == 0 {
+                return sender.join().expect("no panic");
+            }
+            let wrong = piece[..n].iter().zip(place..).find(|(byte, place)| **byte != byte_at(*place));
+            assert_eq!(wrong, None, "a byte of the stream, and its place");
+            place += n as u64;
+            arrived.store(place, Relaxed);
+        }
+    })
 }

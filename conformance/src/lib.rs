@@ -18,6 +18,7 @@ pub mod net;
 pub mod node;
 pub mod packet;
 pub mod pcap;
+pub mod replace;
 pub mod request;
 pub mod snapshot;
 pub mod switch;

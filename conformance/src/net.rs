@@ -11,8 +11,8 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use lab::{Counters, Lab, Ns, VethOptions};
@@ -165,15 +165,20 @@ impl Net {
     /// The daemon's process is still the one that was started.
     #[track_caller]
     pub fn assert_alive(&mut self) {
-        if let Ok(Some(status)) = self.daemon.0.try_wait() {
+        if let Some(status) = self.ended() {
             panic!("the daemon ended: {status}");
         }
+    }
+
+    /// The daemon's exit status, if it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.daemon.0.try_wait().ok().flatten()
     }
 
     /// Waits until the daemon has ended by itself.
     #[track_caller]
     pub fn until_ended(&mut self) {
-        until("the daemon ends", || self.daemon.0.try_wait().is_ok_and(|status| status.is_some()));
+        until("the daemon ends", || self.ended().is_some());
     }
 
     /// Kills the daemon, and starts another one at its place.
@@ -216,6 +221,25 @@ pub fn start_faulty_daemon(home: &Home, policy: &str, fault: &str) -> Guard {
     run_daemon(home, &[], Some(fault))
 }
 
+/// While it exists, a daemon with the fault `interfaces` neither opens sockets nor detaches programs, one with the
+/// fault `network-lock` ends no look at an interface, and one with the fault `files` makes no memory file immutable.
+pub struct Held(PathBuf);
+
+impl Held {
+    /// Creates the file, beside the daemon's socket.
+    pub fn new(home: &Home) -> Held {
+        let path = home.socket().with_extension("hold");
+        fs::write(&path, "").expect("a file to write");
+        Held(path)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 #[track_caller]
 fn run_daemon(home: &Home, args: &[&str], fault: Option<&str>) -> Guard {
     let log = File::options().append(true).create(true).open(home.log()).expect("a file for the daemon's log");
@@ -238,7 +262,7 @@ fn run_daemon(home: &Home, args: &[&str], fault: Option<&str>) -> Guard {
 }
 
 /// The policy's file.
-pub fn policy_file(home: &Home) -> std::path::PathBuf {
+pub fn policy_file(home: &Home) -> PathBuf {
     home.folder().join("policy.toml")
 }
 
@@ -471,7 +495,7 @@ impl Tap {
 
 /// Copies a test program to where every user can run it.
 #[track_caller]
-pub fn public_copy(folder: &Path, program: &str) -> std::path::PathBuf {
+pub fn public_copy(folder: &Path, program: &str) -> PathBuf {
     use std::os::unix::fs::PermissionsExt as _;
     let to = folder.join(Path::new(program).file_name().expect("a file"));
     fs::copy(program, &to).expect("a copy");

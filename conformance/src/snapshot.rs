@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The daemon's snapshot, as `unetmap ls --json` prints it.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 
 /// Buffers in the rings of a pipe of default size: two transmit rings, and a placeholder for each receive ring.
@@ -54,6 +56,8 @@ pub struct Share {
 pub struct Daemon {
     /// Process id.
     pub pid: u32,
+    /// The process that keeps root's privileges, which may be the same.
+    pub privileged_pid: u32,
     /// Number of connections, including the one that requested the snapshot.
     pub connections: usize,
     /// How long its work for users took.
@@ -61,7 +65,7 @@ pub struct Daemon {
 }
 
 /// What the daemon did for users, since it was started: requests, and ends of connections.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct Work {
     /// How many.
     pub pieces: u64,
@@ -71,6 +75,21 @@ pub struct Work {
     pub longest_us: u64,
     /// The user of that one.
     pub longest_uid: u32,
+    /// The same of each kind of work.
+    pub kinds: BTreeMap<String, WorkOfKind>,
+}
+
+/// How long the control thread's work of one kind took.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct WorkOfKind {
+    /// How many pieces.
+    pub pieces: u64,
+    /// Microseconds that all took together.
+    pub total_us: u64,
+    /// How many took longer than 5 ms.
+    pub long: u64,
+    /// The longest, in microseconds.
+    pub longest_us: u64,
 }
 
 /// A region.
@@ -166,6 +185,9 @@ pub struct Ring {
     /// Bytes of their packets, where they are counted.
     #[serde(default)]
     pub bytes: Option<u64>,
+    /// Switch ports: how often the switch woke the program.
+    #[serde(default)]
+    pub wakeups: Option<u64>,
     /// Number of slots sent and not released.
     pub queued: u32,
     /// Number of invalid slots: delivered empty, or not released.

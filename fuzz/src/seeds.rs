@@ -63,6 +63,11 @@ pub fn all() -> Vec<Seed> {
     // A filter of a few loads, comparisons and sums, and a frame.
     seeds.push(("filter", (0..200_u8).collect()));
     seeds.push(("filter", [&[30][..], &[4, 0, 0, 0, 12, 38, 2, 1, 3, 7].repeat(40)].concat()));
+    // A whole set-up of each kind of rings, then packets both ways, and writes.
+    for choice in 0..8 {
+        let input = [&[choice, 17, 5, 5][..], &[6, 100, 0, 0, 0, 60], &[0; 60], &(0..200).collect::<Vec<u8>>()];
+        seeds.push(("vhost", input.concat()));
+    }
     // Writes, syncs and work in turns.
     seeds.push(("rings", [&[3][..], &(0..=255_u8).cycle().take(7 * 120).collect::<Vec<u8>>()].concat()));
     seeds

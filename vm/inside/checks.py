@@ -146,6 +146,21 @@ def compare(got, sent, what):
         raise Failed(f"{len(got)} {what} arrived of {len(sent)}")
 
 
+def of_the_kernel(device, far):
+    """Whether the wire carries frames that the kernel itself sends, when it carried none of the port's."""
+    frames = [frame(device.peer_mac(), device.mac(), 30000 + i, 100) for i in range(16)]
+    here = PacketSocket(device.name, None)
+    here.send(frames)
+    here.close()
+    got = len(far.received(marked, len(frames), limit=5))
+    crossed = [q["tx"]["crossed"] for q in port_queues(device) if q.get("tx")]
+    return f"{got} of {len(frames)} that the kernel sent; the port's transmit queues sent {crossed}"
+
+
+def port_queues(device):
+    return json.loads(run(["unetmap", "nic", device.name, "--json"]))["port"]["queues"]
+
+
 def transmits(device, queues):
     """Threads of pkt-gen, one per ring, send a batch; the far end counts it before the next is sent."""
     far = PacketSocket(device.peer, FAR) if device.peer else None
@@ -164,7 +179,7 @@ def transmits(device, queues):
         if far is None:
             until(lambda before=before: taken() >= before + count, "the kernel counts them")
         elif (got := len(far.received(from_pkt_gen, count, limit=5))) != count:
-            raise Failed(f"{got} of {count} frames arrived at the other end")
+            raise Failed(f"{got} of {count} frames arrived at the other end; {of_the_kernel(device, far)}")
     if far:
         far.close()
     before = taken()
@@ -175,7 +190,7 @@ def transmits(device, queues):
 
 def queues_used(device, before, sent):
     """Both directions on each queue: received by the driver's counters where it has some, else by the port's."""
-    shown = json.loads(run(["unetmap", "nic", device.name, "--json"]))["port"]["queues"]
+    shown = port_queues(device)
     counters = queue_counters(device.name)
     got = {q: counters[q] - before.get(q, 0) for q in counters} or {q["id"]: q["rx"]["crossed"] for q in shown}
     idle = [q["id"] for q in shown if not got.get(q["id"])]
@@ -324,7 +339,7 @@ def session(row, device):
     row.set("opens", "yes")
     row.ask("way", way, device)
     device.wait()
-    shown = json.loads(run(["unetmap", "nic", device.name, "--json"]))["port"]["queues"]
+    shown = port_queues(device)
     queues = sum(1 for queue in shown if queue.get("tx"))
     if not device.peer:
         row.ask("tx", transmits, device, queues)

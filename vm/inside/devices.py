@@ -12,7 +12,7 @@ from net import BEYOND, FAR, Failed, PacketSocket, carrier, in_namespace, run, u
 
 # Rows of QEMU's devices, and the module of each.
 MODULES = {
-    "igb": "igb", "virtio-net": "virtio_net", "virtio-net+iommu": "virtio_net",
+    "igb": "igb", "igb+second": "igb", "virtio-net": "virtio_net", "virtio-net+iommu": "virtio_net",
     "virtio-net+spare": "virtio_net", "vmxnet3": "vmxnet3", "e1000e": "e1000e",
 }  # fmt: skip
 WITHOUT_ETHERNET = ["wireguard", "tun"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""A guest on a switch: `switched.py ROLE MTU [faults]`. Guest two checks, guest one answers, guest three sends until it
+"""A guest on a switch: `switched.py ROLE MTU PACKETS [faults]`. Guest two checks, guest one answers, guest three sends until it
 is killed; /mnt is shared. With `faults` guest two goes on while the host provokes them."""
 
 import os
@@ -65,6 +65,20 @@ def set_up(role, mtu):
         cell("MTU", Path("/sys/class/net/eth0/mtu").read_text().strip() == mtu, sh("ip link show eth0").stdout)
 
 
+def pass_through(role, packets):
+    """Sends to the host by a pipe's end that is a PCI device, then receives from it, without a daemon here. Then a
+    program written for netmap sends, by `unetmap run`, which starts a daemon for its descriptors."""
+    port = f"netmap:{role}{{1"
+    sent = sh(f"UNETMAPD=/nonexistent pkt-gen -i '{port}' -f tx -n {packets} -l 60 -w 0")
+    got = sh(f"UNETMAPD=/nonexistent timeout {LIMIT} pkt-gen -i '{port}' -f rx -n {packets}")
+    cell(f"to {role}", sent.returncode == got.returncode == 0, f"{sent}, {got}")
+    ran = sh(f"timeout {LIMIT} unetmap run /mnt/generator '{role}{{1' {packets}")
+    # The host says yes when all have arrived.
+    if ran.returncode != 0:
+        cell(f"run in {role}", False, str(ran))
+    until("all packets of the generator", (CELLS / f"run in {role}").exists)
+
+
 def answer():
     """Sends back what guest two wants, and checks what it sends."""
     listener = socket.create_server(("0.0.0.0", PORT))
@@ -115,9 +129,23 @@ def check():
     print(f"{BYTES} bytes each way in {time.monotonic() - began:.1f} s")
 
 
+def ping_through(fault):
+    """Pings to guest one lose nothing while the host provokes the fault."""
+    stage = fault.replace(" ", "-")
+    ping = subprocess.Popen(["ping", "-i", "0.1", ADDRESS["one"]], stdout=subprocess.PIPE, text=True)
+    (STAGES / stage).touch()
+    until(fault, (STAGES / f"{stage}-done").exists)
+    ping.send_signal(signal.SIGINT)
+    printed = ping.communicate()[0]
+    summary = printed[printed.find("---") :]
+    why = (STAGES / f"{stage}-done").read_text()
+    cell(fault, " 0% packet loss" in summary and why == "", why + summary)
+
+
 def go_on_through_faults():
-    """TCP goes on when the host kills the daemon; pings to guest one lose nothing when guest three is killed, and when
-    its memory is cut short, both while it sends."""
+    """Pings go on when the daemon is replaced, TCP when it is killed, and pings when guest three is killed, and when its
+    memory is cut short, both while it sends."""
+    ping_through("daemon replaced")
     connection, sent = connect(), data(1)
     connection.sendall(sent[: BYTES // 2])
     (STAGES / "daemon").touch()
@@ -126,14 +154,7 @@ def go_on_through_faults():
     connection.shutdown(socket.SHUT_WR)
     cell("daemon killed", receive(connection) == data(2), "other bytes")
     for fault in ["guest killed", "memory cut short"]:
-        stage = fault.replace(" ", "-")
-        ping = subprocess.Popen(["ping", "-i", "0.1", ADDRESS["one"]], stdout=subprocess.PIPE, text=True)
-        (STAGES / stage).touch()
-        until(fault, (STAGES / f"{stage}-done").exists)
-        ping.send_signal(signal.SIGINT)
-        printed = ping.communicate()[0]
-        summary = printed[printed.find("---") :]
-        cell(fault, " 0% packet loss" in summary and (STAGES / f"{stage}-done").read_text() == "", summary)
+        ping_through(fault)
 
 
 def send():
@@ -144,9 +165,10 @@ def send():
 
 
 def main():
-    role, mtu, *faults = sys.argv[1:]
-    CELLS.mkdir(exist_ok=True)
+    role, mtu, packets, *faults = sys.argv[1:]
     STAGES.mkdir(exist_ok=True)
+    if role != "three":
+        pass_through(role, packets)
     set_up(role, mtu)
     if role != "two":
         {"one": answer, "three": send}[role]()

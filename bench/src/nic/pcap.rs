@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Implementation, NicLab, Role, TRAFFIC_SOURCE, compile_program};
+use super::{Implementation, Load, NicLab, Role, TRAFFIC_SOURCE, compile_program};
 use crate::labels;
 use crate::one_core::SLOTS;
 use crate::program::{self, INTERVAL, MEASURED_INTERVALS, Running, SKIPPED_INTERVALS, TIMEOUT, steady_mpps, stop_all};
@@ -194,7 +194,11 @@ impl Programs {
 
     /// Starts the sender of the packets that the program receives.
     fn start_sender(&self, setup: PcapSetup) -> Result<Running, String> {
-        if setup.has_cable() { self.nics.start(Role::Tx, TRAFFIC_SOURCE) } else { self.pkt_gen(Role::Tx, setup) }
+        if setup.has_cable() {
+            self.nics.start(Role::Tx, TRAFFIC_SOURCE, Load::SMALL)
+        } else {
+            self.pkt_gen(Role::Tx, setup)
+        }
     }
 
     fn pkt_gen(&self, role: Role, setup: PcapSetup) -> Result<Running, String> {

@@ -35,6 +35,10 @@ const TICK: Duration = Duration::from_millis(1);
 /// Ports, slots of their rings, and repetitions of `scale-threads`.
 const PORTS: u32 = 16;
 const SLOTS: u32 = 4096;
+/// Bytes of a packet and of a buffer in the copies that `scale-threads` compares itself with. Buffers of switch ports
+/// have a cache line more than 2048 bytes.
+const PACKET: usize = 60;
+const BUFFER: usize = 2112;
 const FILLS: usize = 30;
 /// How often a program that sleeps looks whether its packets were taken.
 const LOOK: Duration = Duration::from_micros(100);
@@ -65,6 +69,7 @@ pub(crate) fn run(task: &str) -> Result<u8, String> {
         Subject::Pairs => pairs(n),
         Subject::Ls => ls(n),
         Subject::Close => close(n),
+        Subject::Pipes => pipes(n),
     }?;
     print(&line(&values))?;
     Ok(0)
@@ -108,11 +113,20 @@ fn put(port: &Port, (to, from): ([u8; 6], [u8; 6])) -> bool {
     let free = !ring.is_empty();
     if free {
         let slot = ring.slot(ring.head());
-        slot.frame().write(0, &[to, from].concat());
+        let mut addresses = [0; 12];
+        addresses[..6].copy_from_slice(&to);
+        addresses[6..].copy_from_slice(&from);
+        slot.frame().write(0, &addresses);
         slot.set_len_flags(60, 0);
         ring.advance(1);
     }
     free
+}
+
+/// Queues `n` packets, as far as there is room: those that the slots were filled with in an earlier round. A sender
+/// that writes each packet again is slower than the switch.
+fn put_again(port: &Port, n: u32) {
+    port.tx_rings()[0].advance(n);
 }
 
 /// Releases what has arrived; returns how many packets that were.
@@ -233,24 +247,27 @@ fn flood(n: u32) -> Result<Vec<f64>, String> {
     start()?;
     introduce([(&from, 0), (&to, 1)])?;
     let slots = idle.first().map_or(0, |port| port.rx_rings()[0].num_slots());
-    let round = || {
-        (0..BATCH).take_while(|_| put(&from, (address(2), address(0)))).for_each(drop);
+    // Until all slots of the sender contain such a packet, and the other rings are full.
+    let fill = |to_address| -> Result<(), String> {
+        let mut sent = 0;
+        while sent < 2 * from.tx_rings()[0].num_slots().max(slots) {
+            sent += (0..BATCH).take_while(|_| put(&from, (to_address, address(0)))).count() as u32;
+            from.txsync().map_err(text)?;
+            drain(&to)?;
+        }
+        Ok(())
+    };
+    fill(address(2))?;
+    let unknown = rate(|| {
+        put_again(&from, BATCH);
         from.txsync().map_err(text)?;
         drain(&to)
-    };
-    let mut filled = 0;
-    while filled < 2 * u64::from(slots) {
-        filled += round()?;
-    }
-    let unknown = rate(round)?;
+    })?;
+    fill(BROADCAST)?;
     let all = rate(|| {
-        (0..BATCH).take_while(|_| put(&from, (BROADCAST, address(0)))).for_each(drop);
+        put_again(&from, BATCH);
         from.txsync().map_err(text)?;
-        let mut delivered = drain(&to)?;
-        for port in &idle {
-            delivered += drain(port)?;
-        }
-        Ok(delivered)
+        idle.iter().chain([&to]).try_fold(0, |delivered, port| Ok::<_, String>(delivered + drain(port)?))
     })?;
     Ok(vec![unknown, all])
 }
@@ -267,10 +284,10 @@ fn policies(n: u32) -> Result<Vec<f64>, String> {
     let filter = Filter { expression: "not ip6".into(), program };
     let limit = RateLimit { packets: 1_000_000_000, bits: 0 };
     let kinds = [
-        None,
-        Some(ValeAction::Vlan(Some(VlanMode::Access(10)))),
-        Some(ValeAction::Filter(Direction::Out, Some(filter))),
-        Some(ValeAction::Limit(Direction::Out, limit)),
+        ("no policy", None),
+        ("VLAN", Some(ValeAction::Vlan(Some(VlanMode::Access(10))))),
+        ("filter", Some(ValeAction::Filter(Direction::Out, Some(filter)))),
+        ("rate", Some(ValeAction::Limit(Direction::Out, limit))),
     ];
     let names: Vec<String> = to.iter().chain([&from]).map(|port| port.spec().to_string()).collect();
     let set = |action: &ValeAction| {
@@ -278,9 +295,9 @@ fn policies(n: u32) -> Result<Vec<f64>, String> {
         requests.try_for_each(|request| send_request(&request).map(drop).map_err(text))
     };
     let (mut times, mut next) = (Vec::new(), 0);
-    for kind in &kinds {
+    for (kind, action) in &kinds {
         drain(&from)?;
-        if let Some(action) = kind {
+        if let Some(action) = action {
             set(action)?;
         }
         for (i, port) in to.iter().enumerate() {
@@ -291,32 +308,33 @@ fn policies(n: u32) -> Result<Vec<f64>, String> {
             }
         }
         thread::sleep(FALL_ASLEEP);
-        let mut unread = 0;
+        // Reading one packet at a time from each of many rings would take longer than the switch.
+        let turn = BATCH.max(n * BATCH / 2);
         let mpps = rate(|| {
-            for _ in 0..BATCH {
-                if !put(&from, (address(next % n), address(u32::MAX))) {
-                    break;
-                }
-                (next, unread) = (next + 1, unread + 1);
+            let mut sent = 0;
+            let begin = Instant::now();
+            while sent < turn && begin.elapsed() < POLL_TIMEOUT {
+                let queued = (0..BATCH).take_while(|_| {
+                    let fits = put(&from, (address(next % n), address(u32::MAX)));
+                    next += u32::from(fits);
+                    fits
+                });
+                sent += queued.count() as u32;
+                from.txsync().map_err(text)?;
             }
-            from.txsync().map_err(text)?;
-            let mut arrived = 0;
-            // Reading one packet at a time from each of many rings would take longer than the switch.
-            if unread >= BATCH.max(n * BATCH / 2) {
-                unread = 0;
-                for port in &to {
-                    arrived += drain(port)?;
-                }
-            }
-            Ok(arrived)
+            to.iter().try_fold(0, |arrived, port| Ok::<_, String>(arrived + drain(port)?))
         })?;
+        if mpps == 0.0 {
+            return Err(format!("bench scale-policies: no packet arrived ({n} ports, {kind})"));
+        }
         times.push(1e3 / mpps);
         set(&ValeAction::Clear)?;
     }
     Ok(times)
 }
 
-/// Rate at which `n` threads forward what [`PORTS`] ports sent to each other before they sleep.
+/// Rate at which `n` threads forward what [`PORTS`] ports sent to each other before they sleep; rate at which `n`
+/// threads copy as many packets between as many buffers.
 fn threads(n: u32) -> Result<Vec<f64>, String> {
     let config = ThreadConfig { threads: n as u16, cpus: Vec::new() };
     send_request(&ValeRequest { name: String::new(), action: ValeAction::SetThreads(config) }).map_err(text)?;
@@ -350,7 +368,29 @@ fn threads(n: u32) -> Result<Vec<f64>, String> {
         }
         rates.push(f64::from(packets) / begin.elapsed().as_secs_f64() / 1e6);
     }
-    Ok(vec![percentile(rates, 0.5)])
+    drop(all);
+    Ok(vec![percentile(rates, 0.5), copy_rate(n as usize)])
+}
+
+/// Mpps at which `n` threads copy the packets of the rings of [`PORTS`] ports: what the machine gives so many threads.
+fn copy_rate(n: usize) -> f64 {
+    const PACKETS: usize = (PORTS * SLOTS) as usize;
+    let (from, mut to) = (vec![1_u8; PACKETS * BUFFER], vec![1_u8; PACKETS * BUFFER]);
+    let part = PACKETS.div_ceil(n) * BUFFER;
+    let mut fill = || {
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            for (from, to) in from.chunks(part).zip(to.chunks_mut(part)) {
+                scope.spawn(move || {
+                    for (from, to) in from.chunks(BUFFER).zip(to.chunks_mut(BUFFER)) {
+                        to[..PACKET].copy_from_slice(&from[..PACKET]);
+                    }
+                });
+            }
+        });
+        PACKETS as f64 / begin.elapsed().as_secs_f64() / 1e6
+    };
+    percentile((0..FILLS).map(|_| fill()).collect(), 0.5)
 }
 
 /// Time of a poll over `n` rings that finds a packet in one, ns; time until a sleeping one returns, us; time of a sync
@@ -493,13 +533,27 @@ fn close(n: u32) -> Result<Vec<f64>, String> {
     let more = (1..n).map(|i| pipe(&format!("netmap:close{i}{{1@{id}")));
     let all = std::iter::once(Ok(first)).chain(more).collect::<Result<Vec<_>, _>>()?;
     start()?;
+    Ok(vec![closed(all, "netmap:close")? / f64::from(n)])
+}
+
+/// Closes ports whose names begin with `names`; returns the time until all are closed, us.
+fn closed(all: Vec<Port>, names: &str) -> Result<f64, String> {
     let begin = Instant::now();
     drop(all);
-    while unetmap::snapshots().map_err(text)?.iter().any(|snapshot| snapshot.contains("netmap:close")) {
+    while unetmap::snapshots().map_err(text)?.iter().any(|snapshot| snapshot.contains(names)) {
         if begin.elapsed() > TIMEOUT {
-            return Err("bench scale-close: the ports are not closed".into());
+            return Err(format!("bench: {names} and others are not closed after {} s", TIMEOUT.as_secs()));
         }
         thread::sleep(Duration::from_micros(100));
     }
-    Ok(vec![begin.elapsed().as_secs_f64() * 1e6 / f64::from(n)])
+    Ok(begin.elapsed().as_secs_f64() * 1e6)
+}
+
+/// Time to open, and to close, each of `n` pipes with regions of their own, of each of which one end is open, us.
+fn pipes(n: u32) -> Result<Vec<f64>, String> {
+    let begin = Instant::now();
+    let all = (0..n).map(|i| open(&format!("netmap:many{i}{{1"))).collect::<Result<Vec<_>, _>>()?;
+    let opening = begin.elapsed().as_secs_f64() * 1e6 / f64::from(n);
+    start()?;
+    Ok(vec![opening, closed(all, "netmap:many")? / f64::from(n)])
 }

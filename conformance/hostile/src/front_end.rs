@@ -16,7 +16,12 @@ use std::time::Duration;
 use conformance::until;
 use rustix::event::{EventfdFlags, eventfd};
 use unetmap_mem::{GuestMemory, GuestPlace, GuestWords, MappedRange};
-use unetmap_sys::{Mapping, eventfd::signal, memfd, socket::send};
+use unetmap_sys::{
+    Mapping,
+    eventfd::signal,
+    memfd,
+    socket::{recv, send},
+};
 
 /// Addresses of the memory's first byte, in the guest and in the front end.
 pub const GUEST: u64 = 0x1000_0000;
@@ -59,6 +64,8 @@ pub struct FrontEnd {
     /// Eventfds: kick and call of each queue.
     events: [[OwnedFd; 2]; 2],
     packed: bool,
+    /// The region of in-flight descriptors, and its description, once it was asked for.
+    inflight: Option<(Vec<u8>, OwnedFd)>,
     /// By queue: descriptors offered, and those found used, without bound.
     offered: [u32; 2],
     used: [u32; 2],
@@ -88,7 +95,17 @@ impl FrontEnd {
         let words = memory.words(USER, MEMORY as usize, 1).expect("the whole region");
         let event = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let events = [[event()?, event()?], [event()?, event()?]];
-        Ok(FrontEnd { socket, file, memory, words, events, packed: false, offered: [0; 2], used: [0; 2] })
+        Ok(FrontEnd {
+            socket,
+            file,
+            memory,
+            words,
+            events,
+            packed: false,
+            inflight: None,
+            offered: [0; 2],
+            used: [0; 2],
+        })
     }
 
     /// Sends a message.
@@ -139,6 +156,21 @@ impl FrontEnd {
     /// # Errors
     /// As [`FrontEnd::reply`].
     pub fn start(&mut self, features: u64) -> io::Result<()> {
+        self.negotiate(features)?;
+        self.start_both()?;
+        self.offer_all();
+        Ok(())
+    }
+
+    /// Offers all buffers to receive.
+    fn offer_all(&mut self) {
+        for buffer in 0..SIZE {
+            self.offer(0, buffer, BUFFER as u32, true);
+        }
+        self.kick(0);
+    }
+
+    fn negotiate(&mut self, features: u64) -> io::Result<()> {
         let offered = self.ask(1)?;
         assert_eq!(offered & features, features, "the back end offers {offered:#x}");
         let protocol = self.ask(15)?;
@@ -149,15 +181,64 @@ impl FrontEnd {
         }
         self.send(2, &(features | PROTOCOL_FEATURES).to_ne_bytes(), &[])?;
         self.packed = features & PACKED != 0;
-        self.send_memory(MEMORY)?;
-        for queue in 0..2 {
-            self.start_queue(queue, if self.packed { 1 << 15 } else { 0 })?;
-        }
-        for buffer in 0..SIZE {
-            self.offer(0, buffer, BUFFER as u32, true);
-        }
-        self.kick(0);
+        self.send_memory(MEMORY)
+    }
+
+    fn start_both(&self) -> io::Result<()> {
+        let base = if self.packed { 1 << 15 } else { 0 };
+        (0..2).try_for_each(|queue| self.start_queue(queue, base))
+    }
+
+    /// As [`FrontEnd::start`], with a region of in-flight descriptors.
+    ///
+    /// # Errors
+    /// As [`FrontEnd::reply`].
+    pub fn start_kept(&mut self, features: u64) -> io::Result<()> {
+        self.negotiate(features)?;
+        let (description, file) = self.ask_inflight([2, SIZE])?;
+        self.send(32, &description, &[file.as_fd()])?;
+        self.inflight = Some((description, file));
+        self.start_both()?;
+        self.offer_all();
         Ok(())
+    }
+
+    /// Goes on with another process at `path`, which is given the region. Its guest, which is not reset, has kicked
+    /// nobody since the last process has ended.
+    ///
+    /// # Errors
+    /// As [`FrontEnd::reply`].
+    pub fn reconnect(&mut self, path: &Path, features: u64) -> io::Result<()> {
+        self.socket = UnixStream::connect(path)?;
+        self.socket.set_read_timeout(Some(REPLY_LIMIT))?;
+        self.negotiate(features)?;
+        if let Some((description, file)) = &self.inflight {
+            self.send(32, description, &[file.as_fd()])?;
+        }
+        self.start_both()?;
+        self.kick(0);
+        self.kick(1);
+        Ok(())
+    }
+
+    /// Asks for a region for a number of queues and of their descriptors; returns its description and its file.
+    ///
+    /// # Errors
+    /// As [`FrontEnd::reply`].
+    pub fn ask_inflight(&self, [queues, size]: [u16; 2]) -> io::Result<(Vec<u8>, OwnedFd)> {
+        let sizes = [queues, size, 0, 0].into_iter().flat_map(u16::to_ne_bytes);
+        self.send(31, &[0; 16].into_iter().chain(sizes).collect::<Vec<u8>>(), &[])?;
+        let (mut bytes, mut files) = ([0; 12 + 24], Vec::new());
+        let got = recv(&self.socket, &mut bytes, &mut files)?.bytes;
+        match files.pop() {
+            Some(file) if got == bytes.len() => Ok((bytes[12..].to_vec(), file)),
+            _ => Err(io::ErrorKind::ConnectionReset.into()),
+        }
+    }
+
+    /// The file of the region of in-flight descriptors.
+    pub fn inflight_file(&self) -> Option<BorrowedFd<'_>> {
+        self.inflight.as_ref().map(|(_, file)| file.as_fd())
     }
 
     /// Sends the table of one region, of which `bytes` bytes are shared.
@@ -261,13 +342,18 @@ impl FrontEnd {
     /// Sends a packet: a header, 12 bytes, and a frame. Waits until the back end has returned the buffer.
     #[track_caller]
     pub fn transmit(&mut self, header: [u8; 12], frame: &[u8]) {
+        self.offer_packet(header, frame);
+        until("a sent buffer returns", || self.take_used(1).is_some());
+    }
+
+    /// Sends a packet into the next buffer, which the back end must have returned.
+    pub fn offer_packet(&mut self, header: [u8; 12], frame: &[u8]) {
         let buffer = (self.offered[1] % u32::from(SIZE)) as u16;
         let at = self.memory.frame(FrontEnd::buffer(1, buffer), 1 << 17).expect("guest memory");
         at.write(0, &header);
         at.write(12, frame);
         self.offer(1, buffer, 12 + frame.len() as u32, false);
         self.kick(1);
-        until("a sent buffer returns", || self.take_used(1).is_some());
     }
 
     /// Receives a packet, without its header, and the header; offers its buffers again. `None` if there is none.

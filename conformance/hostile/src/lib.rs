@@ -3,4 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod front_end;
+pub mod memif_peer;
 pub mod raw;
+pub mod served;

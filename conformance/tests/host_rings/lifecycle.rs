@@ -2,75 +2,24 @@
 //! An interface with host rings: programs start and stop while a stream runs, and the administrator manages the
 //! interface as before.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use conformance::home::summary;
-use conformance::host::{ATTACHMENTS, Attachment, V4, bridge, net, stream, until_clean, until_it_works};
-use conformance::net::{Net, Tap, collect};
+use conformance::host::{
+    ATTACHMENTS, Attachment, V4, bridge, byte_at, during_a_stream, net, stream, until_clean, until_it_works,
+};
+use conformance::net::{Tap, collect};
+use conformance::replace::replace;
 use conformance::{Home, isolated, until};
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::process::Signal;
 
 /// Programs started and stopped.
 const CYCLES: u32 = 50;
-/// Bytes that cross while each runs.
-const EACH: u64 = 1 << 17;
-/// Bytes of a write (each byte follows from its offset in the stream), and the pause before the next write, since the
-/// machine runs other tests.
-const PIECE: usize = 1 << 14;
-const PAUSE: Duration = Duration::from_micros(500);
-
-/// The byte at a place of a stream.
-fn byte_at(place: u64) -> u8 {
-    (place ^ place >> 8 ^ place >> 16) as u8
-}
-
-/// A TCP stream from the far to the near stack until `stop` is set; `arrived` counts its bytes, each of which is
-/// checked.
-fn endless(net: &Net, stop: &AtomicBool, arrived: &AtomicU64) -> std::io::Result<()> {
-    let listener = net.near.run(|| TcpListener::bind((V4[0], 0))).map_err(std::io::Error::other)??;
-    let at = listener.local_addr()?;
-    let mut source = net.far.run(|| TcpStream::connect(at)).map_err(std::io::Error::other)??;
-    let (mut sink, _) = listener.accept()?;
-    source.set_write_timeout(Some(conformance::LIMIT))?;
-    sink.set_read_timeout(Some(conformance::LIMIT))?;
-    std::thread::scope(|scope| {
-        let sender = scope.spawn(|| {
-            let mut place = 0;
-            while !stop.load(Relaxed) {
-                let piece: Vec<u8> = (place..place + PIECE as u64).map(byte_at).collect();
-                source.write_all(&piece)?;
-                place += PIECE as u64;
-                std::thread::sleep(PAUSE);
-            }
-            source.shutdown(Shutdown::Write)
-        });
-        let (mut piece, mut place) = (vec![0; PIECE], 0);
-        loop {
-            let n = sink.read(&mut piece)?;
-            if n == 0 {
-                return sender.join().expect("no panic");
-            }
-            let wrong = piece[..n].iter().zip(place..).find(|(byte, place)| **byte != byte_at(*place));
-            assert_eq!(wrong, None, "a byte of the stream, and its place");
-            place += n as u64;
-            arrived.store(place, Relaxed);
-        }
-    })
-}
-
 fn fifty_programs(home: &Home, attachment: Attachment) {
     let Some(net) = net(home, attachment, 1500) else { return };
-    let (stop, arrived) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let stream = scope.spawn(|| endless(&net, &stop, &arrived));
-        let until_more = |what: &str| {
-            let before = arrived.load(Relaxed);
-            until(what, || stream.is_finished() || arrived.load(Relaxed) >= before + EACH);
-        };
+    let bytes = during_a_stream([&net.near, &net.far], V4[0], |until_more| {
         for turn in 0..CYCLES {
             let mut program = bridge(&net, home, 1);
             until_more("the stream crosses a program");
@@ -78,13 +27,11 @@ fn fifty_programs(home: &Home, attachment: Attachment) {
             program.wait();
             until_more("the stream crosses none");
         }
-        stop.store(true, Relaxed);
-        stream.join().expect("no panic").expect("one connection all the time");
     });
     until_clean(&net);
     let regions = home.snapshot().regions;
     assert!(regions.is_empty(), "{regions:?}");
-    let (name, bytes) = (attachment.name, arrived.load(Relaxed));
+    let name = attachment.name;
     summary(&format!("{name}: programs {CYCLES} under one connection, {bytes} bytes, all in their places; left: 0"));
 }
 
@@ -96,6 +43,45 @@ fn fifty_programs_open_and_close_under_a_tcp_stream_native() {
 #[test]
 fn fifty_programs_open_and_close_under_a_tcp_stream_generic() {
     isolated(|home| fifty_programs(home, ATTACHMENTS[2]));
+}
+
+/// Replaces the daemon while a program joins interface and stack, and a stream crosses it.
+fn replaced(home: &Home, attachment: Attachment) {
+    const REPLACEMENTS: u32 = 5;
+    let Some(net) = net(home, attachment, 1500) else { return };
+    let mut program = bridge(&net, home, 1);
+    let bytes = during_a_stream([&net.near, &net.far], V4[0], |until_more| {
+        until_more("the stream crosses the program");
+        for _ in 0..REPLACEMENTS {
+            replace(home);
+            until_more("the stream goes on");
+        }
+        // Longer than the kernel's programs redirect frames if nobody renews their deadline: then the program would
+        // receive nothing.
+        std::thread::sleep(Duration::from_secs(2));
+        let crossed =
+            || home.snapshot().ports.iter().flat_map(|port| &port.rings).map(|ring| ring.crossed).sum::<u64>();
+        let before = crossed();
+        until("the stream still crosses the program", || crossed() > before + 100);
+    });
+    program.signal(Signal::TERM);
+    program.wait();
+    until_clean(&net);
+    until("all regions are freed", || home.snapshot().regions.is_empty());
+    let name = attachment.name;
+    summary(&format!(
+        "{name}: the daemon was replaced {REPLACEMENTS} times under one connection, {bytes} bytes; left: 0"
+    ));
+}
+
+#[test]
+fn a_stream_crosses_host_rings_while_the_daemon_is_replaced_native() {
+    isolated(|home| replaced(home, ATTACHMENTS[0]));
+}
+
+#[test]
+fn a_stream_crosses_host_rings_while_the_daemon_is_replaced_generic() {
+    isolated(|home| replaced(home, ATTACHMENTS[2]));
 }
 
 /// Datagrams that the stack sends as one, for the interface to cut.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The daemon: how it starts, what it costs and how it ends; clients and daemons that crash; netmap's knobs; the daemon
-//! as a service.
+//! The daemon: how it starts, what it costs and how it ends; clients and daemons that crash; a daemon that is
+//! replaced; netmap's knobs; the daemon as a service.
 #![forbid(unsafe_code)]
 
 mod crashes;
 mod daemon;
 mod knobs;
+mod replace;
 mod service;

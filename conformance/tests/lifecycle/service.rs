@@ -105,6 +105,45 @@ fn the_service_manager_is_told_the_state_of_the_daemon() {
     });
 }
 
+/// A successor in the unit's control group is the unit's main process from then on; one outside is refused, as the
+/// service manager would lose it.
+#[test]
+fn a_unit_is_replaced_in_its_control_group_only() {
+    isolated(|home| {
+        let manager = Manager::new(home);
+        let mut daemon = manager.start(home, None, &["--idle-exit", "0"]);
+        assert_eq!(manager.next(), "READY=1\n");
+        let ports = ["netmap:p{1", "netmap:p}1"].map(open);
+        // The only hierarchy, or one of several.
+        let mut roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/freezer"].into_iter().map(Path::new);
+        let root = roots.find(|root| root.join("cgroup.procs").exists());
+        let group = root.map(|root| root.join(format!("unetmap-test-{}", std::process::id())));
+        if let Some(group) = group.filter(|group| fs::create_dir(group).is_ok()) {
+            let script = "echo $$ >\"$0/cgroup.procs\" && exec \"$1\" --replace --socket \"$2\"";
+            let mut command = Command::new("sh");
+            let output = command.args(["-c", script]).arg(&group).arg(program("unetmapd")).arg(home.socket()).output();
+            let printed = text(&output.expect("a shell"));
+            until("the group is empty", || fs::remove_dir(&group).is_ok());
+            assert!(printed.contains("systemctl reload unetmapd") || printed.contains("cgroup.procs"), "{printed}");
+        }
+        let replace = || {
+            let mut command = Command::new(program("unetmapd"));
+            command.args(["--replace", "--if-changed", "--socket"]).arg(home.socket()).output().expect("it runs")
+        };
+        assert!(text(&replace()).contains("runs this program already"));
+        let monitor = open("netmap:p{1/t");
+        let reason = text(&conformance::replace::try_replace(home, None));
+        assert!(reason.contains("(systemctl restart unetmapd)"), "{reason}");
+        drop(monitor);
+        until("the monitor is closed", || home.snapshot().sessions.len() == 2);
+        let after = conformance::replace::replace(home);
+        assert_eq!(manager.next(), format!("MAINPID={}\n", after.as_raw_nonzero()));
+        assert_eq!(manager.next(), "READY=1\n");
+        assert!(daemon.wait().success());
+        exchange(&ports[0], &ports[1], 0, 0, 10);
+    });
+}
+
 /// Messages of a daemon whose standard error is a stream of the journal have their fields there; the others' do not.
 #[test]
 fn the_journal_gets_messages_with_their_fields() {

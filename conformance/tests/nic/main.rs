@@ -17,6 +17,7 @@ mod offsets;
 mod policy;
 mod queues;
 mod refusals;
+mod replace;
 mod sharing;
 mod traffic;
 mod unfinished;

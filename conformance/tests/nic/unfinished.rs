@@ -4,7 +4,7 @@
 
 use std::net::UdpSocket;
 use std::process::Command;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -135,9 +135,12 @@ fn frames_of_a_hidden_sender_are_complete() {
             to_test.send(0).expect("the test");
             of_test.recv().expect("the test");
             let socket = UdpSocket::bind("10.9.0.2:0").expect("a socket");
-            socket.send_to(&[7; 300], "10.9.0.77:9").expect("a route");
-            // The namespace ends with the thread.
-            let _ = of_test.recv();
+            // Not once only: until the kernel has noticed that the link is up, it drops what is sent. The namespace
+            // ends with the thread.
+            let again = Duration::from_millis(100);
+            while of_test.recv_timeout(again) == Err(RecvTimeoutError::Timeout) {
+                socket.send_to(&[7; 300], "10.9.0.77:9").expect("a route");
+            }
         });
         let tid = of_thread.recv().expect("the thread");
         net.far.tool("ip", &["link", "set", "vb", "netns", &tid.to_string()]).expect("the peer moves");

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use conformance::home::{raise_fd_limit, summary};
+use conformance::home::{files_of, raise_fd_limit, summary};
 use conformance::request::control;
 use conformance::traffic::{assert_pipe_works, bytes_of, exchange, expect, fill, fill_some, open, receive, send};
 use conformance::{LIMIT, isolated, packet, until};
@@ -102,12 +102,13 @@ fn a_pipe_takes_64_mb_of_address_space_and_six_descriptors() {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
             let line = status.lines().find(|line| line.starts_with("VmSize:")).expect("a line");
             let kib: u64 = line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number");
-            (kib * 1024, std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count())
+            (kib * 1024, files_of(pid).len())
         };
         let (own, daemon) = (std::process::id().cast_signed(), home.daemon().as_raw_pid());
-        // The heap and the stacks have their size.
+        let settled = home.daemon_fds();
+        // The heap and the stacks have their size. A thread frees the region.
         drop(open("netmap:p{1"));
-        until("it is closed", || home.snapshot().sessions.len() == 1);
+        until("it is closed", || home.snapshot().sessions.len() == 1 && home.daemon_fds() <= settled);
         let before = [own, daemon].map(of_process);
         let port = open("netmap:p{1");
         let after = [own, daemon].map(of_process);
@@ -147,7 +148,8 @@ fn ten_thousand_pipes_open_and_close() {
         assert!(opened == 10_000 || why.contains("LimitNOFILE="), "after {opened} pipes: {why}");
         exchange(&all[0], &open("netmap:many0}1"), 1, 0, 100);
         drop(all);
-        until("all are closed", || home.snapshot().sessions.is_empty() && home.daemon_fds() == fds);
+        // A thread may not have freed the first region before.
+        until("all are closed", || home.snapshot().sessions.is_empty() && home.daemon_fds() <= fds);
         assert_pipe_works("netmap:p{1", "netmap:p}1");
         summary(&format!("pipes {opened}, then: {why}"));
     });

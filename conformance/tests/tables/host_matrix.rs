@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use conformance::home::wait_within;
+use conformance::home::{Failure, repeated_if_delayed, wait_within};
 use conformance::host::{ATTACHMENTS, Attachment, TRAFFIC, bridge, left_over, net, until_clean, until_it_works};
 use conformance::{Home, LIMIT, program};
 use rustix::process::Signal;
@@ -62,6 +62,17 @@ pub(crate) fn run(_filters: &[String]) -> bool {
 
 /// Runs a row in a process of its own; its cells, `ok` or why not.
 fn row_of(row: usize) -> Result<Vec<String>, String> {
+    repeated_if_delayed(&format!("host_matrix, row {row}"), || {
+        let mut log = String::new();
+        let result = row_once(row, &mut log);
+        let passed = result.as_ref().is_ok_and(|cells| cells.iter().all(|cell| cell == "ok"));
+        let failure = (!passed).then(|| Failure { text: format!("{result:?}"), log });
+        (result, failure)
+    })
+}
+
+/// The same, once; `log` becomes the daemon's log.
+fn row_once(row: usize, log: &mut String) -> Result<Vec<String>, String> {
     let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().map_err(|e| e.to_string())?;
     let output = folder.path().join("output");
     let to = std::fs::File::create(&output).map_err(|e| e.to_string())?;
@@ -80,6 +91,7 @@ fn row_of(row: usize) -> Result<Vec<String>, String> {
         let _ = inside.wait();
     }
     let text = std::fs::read_to_string(&output).unwrap_or_default();
+    *log = std::fs::read_to_string(home.join("unetmapd.sock.log")).unwrap_or_default();
     let cells: Vec<String> = text.lines().filter_map(|line| line.strip_prefix(CELL)).map(str::to_owned).collect();
     match text.lines().find_map(|line| line.split_once("skipped")) {
         Some((_, why)) => Err(format!("skipped{why}")),

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use conformance::home::wait_within;
+use conformance::home::{Failure, repeated_if_delayed, wait_within};
 use conformance::net::{assert_same, frames};
 use conformance::pcap::{Far, KINDS, Place, Row, cells, pcap_file, read_pcap, udp};
 use conformance::{Home, LIMIT, program};
@@ -75,8 +75,20 @@ pub(crate) fn run(filters: &[String]) -> bool {
     failures.is_empty()
 }
 
-/// Runs a row in a process of its own; its cells, each with why it was left out, and why the rest failed.
-fn row_of(row: &Row) -> (Vec<(String, String)>, Option<String>) {
+/// The cells of a row, each with why it was left out, and why the rest failed.
+type Cells = (Vec<(String, String)>, Option<String>);
+
+/// Runs a row in a process of its own.
+fn row_of(row: &Row) -> Cells {
+    repeated_if_delayed(row.program, || {
+        let (cells, log) = row_once(row);
+        let failure = cells.1.clone().map(|text| Failure { text, log });
+        (cells, failure)
+    })
+}
+
+/// The same, once; and the daemon's log.
+fn row_once(row: &Row) -> (Cells, String) {
     let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder");
     let (output, home) = (folder.path().join("output"), folder.path().join("home"));
     let to = fs::File::create(&output).expect("a file for the row's output");
@@ -98,7 +110,8 @@ fn row_of(row: &Row) -> (Vec<(String, String)>, Option<String>) {
     let cells = text.lines().filter_map(|line| line.strip_prefix(CELL)?.split_once('\t'));
     let cells = cells.map(|(kind, why)| (kind.to_owned(), why.to_owned())).collect();
     let passed = status.is_some_and(|status| status.success()) && !log.contains("panicked");
-    (cells, (!passed).then(|| format!("{status:?}:\n{text}\nthe daemon's log:\n{log}")))
+    let failure = (!passed).then(|| format!("{status:?}:\n{text}\nthe daemon's log:\n{log}"));
+    ((cells, failure), log)
 }
 
 /// One row, in its own process.

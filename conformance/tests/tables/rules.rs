@@ -21,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use conformance::c::linked;
-use conformance::home::{Guard, wait_within};
+use conformance::home::{Failure, Guard, repeated_if_delayed, wait_within};
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net};
 use conformance::{Home, Node, program};
 use lab::VethOptions;
@@ -155,8 +155,28 @@ fn cable(home: &Home, access: Access) -> Option<Net> {
     Some(net)
 }
 
+/// The results of a program, by rule.
+type Cells = BTreeMap<String, Cell>;
+
 /// Runs a program with an access method; returns its results by rule.
-fn run_program(build: &Build, name: &str, path: &Path, ids: &[String]) -> Result<BTreeMap<String, Cell>, String> {
+fn run_program(build: &Build, name: &str, path: &Path, ids: &[String]) -> Result<Cells, String> {
+    let mut number = 0;
+    repeated_if_delayed(&format!("{name}, {}", build.access.name()), || {
+        number += 1;
+        let home = match Home::at(&build.folder.join(format!("{name}.home{number}"))) {
+            Ok(home) => home,
+            Err(e) => return (Err(e.to_string()), None),
+        };
+        let result = run_program_once(build, name, path, ids, &home);
+        let failed = result.as_ref().map_or(true, |cells| cells.values().any(|cell| matches!(cell, Cell::Fail(_))));
+        let log = || fs::read_to_string(home.log()).unwrap_or_default();
+        let failure = failed.then(|| Failure { text: format!("{result:?}"), log: log() });
+        (result, failure)
+    })
+}
+
+/// The same, once, with a daemon in `home`.
+fn run_program_once(build: &Build, name: &str, path: &Path, ids: &[String], home: &Home) -> Result<Cells, String> {
     let access = build.access;
     let all = |cell: Cell| Ok(ids.iter().map(|id| (id.clone(), cell.clone())).collect());
     let all_cannot = |why: &str| all(Cell::Cannot(why.into()));
@@ -164,12 +184,11 @@ fn run_program(build: &Build, name: &str, path: &Path, ids: &[String]) -> Result
     if access == Access::Mediated && !with_interfaces {
         return all(Cell::NoInterface);
     }
-    let home = Home::at(&build.folder.join(format!("{name}.home"))).map_err(|e| e.to_string())?;
-    let net = with_interfaces.then(|| cable(&home, access));
+    let net = with_interfaces.then(|| cable(home, access));
     if let Some(None) = net {
         return all_cannot("no network namespaces or AF_XDP here");
     }
-    let node = match (access == Access::Node).then(|| Node::mounted(&home)).transpose() {
+    let node = match (access == Access::Node).then(|| Node::mounted(home)).transpose() {
         Ok(node) => node,
         Err(why) => return all_cannot(&why),
     };

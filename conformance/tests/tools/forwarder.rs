@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! A program that moves packets between ports until it is stopped, and then prints a summary: `lb`, `unetmap-fw`.
+//! A program that moves packets between ports until it is stopped, and then prints a summary: `lb`, `unetmap-fw`,
+//! `unetmap emulate`. And what it moves packets between.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 
 use conformance::home::Guard;
+use conformance::net::take;
+use conformance::until;
+use lab::{Lab, Ns, VethOptions};
 use rustix::process::Signal;
 use serde_json::Value;
+use unetmap::Port;
 
 /// Such a program, running.
 pub(crate) struct Forwarder(Guard);
@@ -22,6 +27,11 @@ impl Forwarder {
         Forwarder(guard)
     }
 
+    /// Returns the process.
+    pub(crate) fn guard(&mut self) -> &mut Guard {
+        &mut self.0
+    }
+
     /// Stops it by SIGINT; returns its summary.
     #[track_caller]
     pub(crate) fn summary(mut self) -> Value {
@@ -30,5 +40,41 @@ impl Forwarder {
         self.0.0.stdout.take().expect("piped").read_to_string(&mut text).expect("text");
         assert!(self.0.wait().success(), "{text}");
         serde_json::from_str(text.lines().last().unwrap_or_default()).expect("an object")
+    }
+}
+
+/// Receives until `n` packets have come that are wanted.
+#[track_caller]
+pub(crate) fn receive(port: &Port, n: usize, wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+    let mut all: Vec<Vec<u8>> = Vec::new();
+    until("the packets pass", || {
+        port.rxsync().expect("the daemon runs");
+        all.extend(take(port, 0).into_iter().filter(|bytes| wanted(bytes)));
+        port.rxsync().expect("the daemon runs");
+        all.len() >= n
+    });
+    all
+}
+
+/// Two network namespaces, and one between them that a program joins: 10.9.0.1 on `left0`, whose peer is `left1`, and
+/// 10.9.0.2 on `right0`, whose peer is `right1`.
+pub(crate) struct Line {
+    pub(crate) left: Ns,
+    pub(crate) middle: Ns,
+    pub(crate) right: Ns,
+    _lab: Lab,
+}
+
+impl Line {
+    /// Makes them. `None` where the machine cannot; the reason is printed.
+    pub(crate) fn new() -> Option<Line> {
+        let lab = Lab::new().inspect_err(|why| eprintln!("skipped: {why}")).ok()?;
+        let [left, middle, right] = ["left", "middle", "right"].map(|name| lab.namespace(name).expect("a namespace"));
+        let options = VethOptions { tx_checksum_off: true, ..VethOptions::default() };
+        lab.veth(&left, "left0", &middle, "left1", options).expect("a veth pair");
+        lab.veth(&right, "right0", &middle, "right1", options).expect("a veth pair");
+        left.ip(&["address", "add", "10.9.0.1/24", "dev", "left0"]).expect("an address");
+        right.ip(&["address", "add", "10.9.0.2/24", "dev", "right0"]).expect("an address");
+        Some(Line { left, middle, right, _lab: lab })
     }
 }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The command-line programs: their errors and manual pages, `lb`, `unetmap-fw`, `unetmap doctor`,
-//! `events`, `metrics` and `top`.
+//! The command-line programs: their errors and manual pages, `lb`, `unetmap-fw`, `unetmap-cni`, `unetmap doctor`,
+//! `emulate`, `events`, `metrics` and `top`.
 #![forbid(unsafe_code)]
 
+mod cni;
+mod dashboard;
 mod doctor;
+mod emulate;
 mod errors;
 mod events;
 mod forwarder;

@@ -4,15 +4,18 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use conformance::home::{Guard, summary};
 use conformance::net::{BUFFER, CABLE, MEDIATED, Net, collect, frames, transmit};
+use conformance::switch::set;
 use conformance::traffic::{exchange, open};
 use conformance::{Home, LIMIT, isolated, program, until};
+use unetmap::{Interest, Port};
 
 /// Sends a request; returns the answer, or nothing if there is none.
-fn asked(path: &std::path::Path, request: &[u8]) -> String {
+fn asked(path: &Path, request: &[u8]) -> String {
     let mut stream = UnixStream::connect(path).expect("it listens");
     stream.set_read_timeout(Some(LIMIT)).expect("a time");
     let _ = stream.write_all(request);
@@ -22,14 +25,20 @@ fn asked(path: &std::path::Path, request: &[u8]) -> String {
     answer
 }
 
+/// Serves metrics at a socket.
+fn serve(path: &Path) -> Guard {
+    let mut command = Command::new(program("unetmap"));
+    command.args(["metrics", "--listen", &format!("unix:{}", path.display())]).stderr(Stdio::null());
+    let server = Guard::spawn(&mut command);
+    until("it listens", || UnixStream::connect(path).is_ok());
+    server
+}
+
 #[test]
 fn counters_are_served_over_http() {
     isolated(|home| {
         let path = home.folder().join("metrics.sock");
-        let mut command = Command::new(program("unetmap"));
-        command.args(["metrics", "--listen", &format!("unix:{}", path.display())]).stderr(Stdio::null());
-        let mut server = Guard::spawn(&mut command);
-        until("it listens", || UnixStream::connect(&path).is_ok());
+        let mut server = serve(&path);
         // No daemon runs: a page without samples.
         const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
         assert!(asked(&path, GET).ends_with("# EOF\n"));
@@ -73,10 +82,35 @@ fn counters_are_served_over_http() {
         let output = second.args(["metrics", "-l", &format!("unix:{}", path.display())]).output().expect("it runs");
         assert!(String::from_utf8_lossy(&output.stderr).contains("another program serves there"));
         server.kill();
-        let mut third = Guard::spawn(&mut command);
-        until("it listens again", || UnixStream::connect(&path).is_ok());
-        third.kill();
+        serve(&path).kill();
         drop((a, b));
+    });
+}
+
+/// Clients that send nothing, or read nothing, delay nobody, however many there are.
+#[test]
+fn clients_that_do_not_read_delay_no_other() {
+    isolated(|home| {
+        let path = home.folder().join("metrics.sock");
+        let mut server = serve(&path);
+        const GET: &[u8] = b"GET /metrics HTTP/1.1\r\n\r\n";
+        let mut idle = Vec::new();
+        for number in 0..200 {
+            let mut client = UnixStream::connect(&path).expect("it listens");
+            client.set_write_timeout(Some(LIMIT)).expect("a time");
+            if number % 2 == 0 {
+                // More requests than their answers have room in the socket.
+                client.set_nonblocking(true).expect("a socket");
+                while client.write(GET).is_ok_and(|len| len == GET.len()) {}
+            }
+            idle.push(client);
+            if number % 20 == 19 {
+                assert!(asked(&path, GET).ends_with("# EOF\n"), "beside {number} clients");
+            }
+        }
+        drop(idle);
+        assert!(asked(&path, GET).ends_with("# EOF\n"));
+        server.kill();
     });
 }
 
@@ -100,7 +134,71 @@ fn bytes_of_mediated_interfaces_are_counted() {
         tap.send_all(&received);
         collect(&port, received.len());
         until("both are counted", || bytes(home, "va", "rx") == Some(61 + 1000));
-        let _other = open("vale0:a");
-        assert_eq!(bytes(home, "vale0:a", "tx"), None, "not counted, and so not shown");
+        let _pipe = open("netmap:p{1");
+        assert_eq!(bytes(home, "p{1", "tx"), None, "not counted, and so not shown");
+    });
+}
+
+/// Each way through a switch counts the bytes that were sent, and those that each port received.
+#[test]
+fn bytes_of_switch_ports_and_pipes_are_counted() {
+    isolated(|home| {
+        let lens: Vec<usize> = (0..500).map(|i| 60 + i * 37 % 1455).collect();
+        let whole = lens.iter().sum::<usize>() as u64;
+        let mut serial = 0;
+        // Sends all of them to an unknown address, which all other ports get.
+        let mut sent = |from: &Port, to: &[&Port], lens: &[usize]| {
+            for part in lens.chunks(100) {
+                let out = frames(part, serial);
+                serial += out.len() as u64;
+                transmit(from, 0, &out, BUFFER);
+                to.iter().for_each(|port| assert_eq!(collect(port, out.len()), out));
+            }
+        };
+        // The switch counts what it took after it delivered.
+        let counted = |port: &str, dir: &str, wanted: u64| {
+            until(&format!("{wanted} bytes at {port} {dir}"), || bytes(home, port, dir) == Some(wanted));
+        };
+        // One other port: copied, or its buffers exchanged.
+        for (one, two, other) in [("vale1:a", "vale1:b", "vale1:b"), ("vale2:a", "vale2:b@share=vale2:a", "vale2:b")] {
+            let (a, b) = (open(one), open(two));
+            sent(&a, &[&b], &lens);
+            for (port, dir, wanted) in [(one, "tx", whole), (other, "rx", whole), (one, "rx", 0), (other, "tx", 0)] {
+                counted(port, dir, wanted);
+            }
+        }
+        // Two others; several slots for a packet; then a policy.
+        let (a, b, c) = (open("vale0:a"), open("vale0:b"), open("vale0:c"));
+        sent(&a, &[&b, &c], &lens);
+        sent(&a, &[&b, &c], &[5000, 60, 9000]);
+        set("port vale0:a storm 1G");
+        sent(&a, &[&b, &c], &lens);
+        let all = 2 * whole + 14_060;
+        for (port, dir) in [("vale0:a", "tx"), ("vale0:b", "rx"), ("vale0:c", "rx")] {
+            counted(port, dir, all);
+        }
+        // Receivers without room: what they lost is not counted.
+        frames(&[1000; 4000], 9000).chunks(500).for_each(|part| transmit(&a, 0, part, BUFFER));
+        counted("vale0:a", "tx", all + 4_000_000);
+        until("each packet is counted once, as bytes or as lost", || {
+            let rings = home.snapshot().ports.into_iter().flat_map(|port| port.rings);
+            let lost = rings.filter(|ring| ring.dir == "rx").map(|ring| 1000 * ring.dropped).sum::<u64>();
+            let received = ["vale0:b", "vale0:c"].map(|port| bytes(home, port, "rx").unwrap_or(0));
+            lost > 0 && received.iter().sum::<u64>() + lost == 2 * (all + 4_000_000)
+        });
+        // A program that sleeps is woken.
+        let (x, y) = (open("vale3:x"), open("vale3:y"));
+        assert!(y.arm(Interest::RX).expect("an open port").is_none());
+        transmit(&x, 0, &frames(&[60], 1), BUFFER);
+        let woken = |port: &str| {
+            let ports = home.snapshot().ports;
+            let rings = ports.iter().filter(|of| of.name == port).flat_map(|of| &of.rings);
+            rings.filter(|ring| ring.dir == "rx").find_map(|ring| ring.wakeups)
+        };
+        until("it is woken once", || woken("vale3:y") == Some(1));
+        // A pipe: what was received.
+        let (tx, rx) = (open("netmap:p{1"), open("netmap:p}1"));
+        sent(&tx, &[&rx], &lens);
+        counted("p}1", "rx", whole);
     });
 }

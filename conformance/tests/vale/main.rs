@@ -5,6 +5,7 @@
 mod api;
 mod broadcast;
 mod config;
+mod dpdk;
 mod faults;
 mod guests;
 mod headers;
@@ -13,5 +14,7 @@ mod interfaces;
 mod many;
 mod persistent;
 mod policy;
+mod replace;
 mod threads;
+mod tunnels;
 mod zero_copy;

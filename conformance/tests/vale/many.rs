@@ -88,3 +88,28 @@ fn full_ports_beside_a_flooded_stream_count_each_packet_and_receive_again_once_t
         summary(&format!("{all} packets flooded to {} full ports, each counted", idle.len()));
     });
 }
+
+#[test]
+fn full_ports_that_send_themselves_miss_the_packets_of_others_only() {
+    isolated(|home| {
+        let reader = open("vale0:reader");
+        let senders: Vec<Port> = (0..3).map(|n| open(&format!("vale0:p{n}"))).collect();
+        let (mut sent, mut arrived) = (0, 0);
+        // In turn, so that each is full while the others send.
+        for round in 0..150 {
+            let n = round % senders.len();
+            let packets: Vec<_> = (0..BATCH).map(|seq| make(mac(99), mac(n as u32), 0, sent + seq).to_vec()).collect();
+            transmit(&senders[n], 0, &packets, BUFFER);
+            sent += BATCH;
+            receive(&reader, &mut arrived, sent);
+        }
+        for (n, port) in senders.iter().enumerate() {
+            let room = u64::from(port.rx_rings()[0].num_slots()) - 1;
+            let missed = sent / 3 * 2 - room;
+            let dropped = || home.snapshot().ring(&format!("vale0:p{n}"), "rx", 0).dropped;
+            until("the drops are counted", || dropped() == missed);
+            assert_eq!(ether::drain(port).len() as u64, room);
+        }
+        summary(&format!("{sent} packets flooded by {} full ports in turn, each drop counted", senders.len()));
+    });
+}

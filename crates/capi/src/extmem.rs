@@ -155,7 +155,7 @@ impl<'a> MapsLine<'a> {
 
     /// Returns the id of the region that it maps, if this process has a port in that region.
     fn region(&self) -> Option<u16> {
-        let mem_id = self.name.strip_prefix("/memfd:unetmap-")?.parse().ok()?;
-        unetmap_core::port::file::has_region(self.inode).then_some(mem_id)
+        let is_memory_file = self.name.starts_with("/memfd:");
+        is_memory_file.then(|| unetmap_core::port::file::region_in(self.inode)).flatten()
     }
 }

@@ -126,7 +126,8 @@ impl OpenFile {
 
     fn try_ref(&'static self) -> Option<FileRef> {
         let more = |refs: u32| (refs != 0 && refs & CLOSING == 0).then_some(refs + 1);
-        self.refs.fetch_update(AcqRel, Relaxed, more).is_ok().then_some(FileRef(self))
+        // Only if one was taken: dropping it releases it.
+        self.refs.fetch_update(AcqRel, Relaxed, more).ok().map(|_| FileRef(self))
     }
 
     fn all() -> impl Iterator<Item = &'static OpenFile> {

@@ -42,6 +42,13 @@ pub(crate) const BUSY_RING_RETRY: Duration = Duration::from_micros(100);
 /// and notifying the doorbell wakes nobody. Not measured.
 pub(crate) const SLEEP_LIMIT: Duration = Duration::from_millis(500);
 
+/// How long a side of a pipe sleeps whose peer is on the other side of a virtual machine's border, where no doorbell
+/// crosses; and how often the host looks for what the guest has moved. Not measured: bounds the latency of a sleeper.
+pub(crate) const PEER_POLL: Duration = Duration::from_millis(1);
+
+/// How long a guest's device may stand still before its host counts as gone: far longer than a busy host stops it.
+pub(crate) const DEVICE_LIMIT: Duration = Duration::from_secs(5);
+
 /// Rings of one direction from which on a poll looks at their words side by side (`unetmap_mem::PolledRings`), and
 /// sleeps on one descriptor for all.
 ///

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! What a request waits for: an interface that a thread opens or closes.
 
+use serde::{Deserialize, Serialize};
+
 /// Identifies an interface that is open.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct NicKey {
     /// Its network namespace.
     pub(crate) netns: u64,

@@ -16,6 +16,7 @@
 //! A user's daemon has no privileges to separate: there, and in unit tests, the same operations are functions of the
 //! process itself.
 
+mod handed_over;
 mod keeper;
 mod mounts;
 mod offloads;
@@ -44,6 +45,7 @@ use unetmap_sys::{memfd, process, socket};
 use crate::tuning::broker::{INTERFACE_LANES, MESSAGE_BYTES, REPLY_BYTES};
 use serve::Broker;
 
+pub(crate) use handed_over::{Adopted, Duplicates, SavedBroker, pause};
 pub(crate) use keeper::run_keeper;
 pub(crate) use mounts::{NAME as NODE_NAME, folder as node_folder};
 pub(crate) use serve::run_broker;
@@ -195,8 +197,8 @@ pub(crate) enum Request {
     ProcessId,
 
     // Files.
-    /// A memory file.
-    KeepPages,
+    /// Memory files.
+    ForbidRemoval,
     Policy,
     Configuration,
     RemoveSocket,
@@ -259,7 +261,7 @@ fn connection_for<'a>(connections: &'a [Mutex<OwnedFd>; LANES], request: &Reques
 }
 
 /// What the broker is told when it is started, before the worker serves anybody.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Setup {
     /// The policy's file; `None`: a daemon without policy.
     pub(crate) policy: Option<PathBuf>,
@@ -269,6 +271,8 @@ pub(crate) struct Setup {
     pub(crate) socket: PathBuf,
     /// The file that the broker keeps locked while it runs.
     pub(crate) lock: PathBuf,
+    /// Whether the broker of an earlier daemon goes on until this one's daemon has replaced it.
+    pub(crate) replaces: bool,
 }
 
 /// An error of an operation: what [`io::Error`] contains.
@@ -347,12 +351,16 @@ pub(crate) fn start(setup: &Setup) -> io::Result<()> {
     let own = <[OwnedFd; LANES]>::try_from(own).map_err(|_| io::ErrorKind::InvalidData)?;
     let _ = CONNECTIONS.set(own.map(Mutex::new));
     // Before the worker is confined: it cannot start later.
-    let _ = ALIVE.set(alive);
+    let (_, _) = (ALIVE.set(alive), SETUP.set(setup.clone()));
     Ok(())
 }
 
-/// A connection of which the broker closes its end when it exits.
+/// A connection of which the broker closes its end when it exits, and that of a broker that has taken its place.
 static ALIVE: OnceLock<OwnedFd> = OnceLock::new();
+static ADOPTED: OnceLock<OwnedFd> = OnceLock::new();
+
+/// What this process's broker was told.
+static SETUP: OnceLock<Setup> = OnceLock::new();
 
 /// Ends this process when the broker ends: without it no interface can be opened or closed.
 ///
@@ -362,6 +370,9 @@ pub(crate) fn end_with_broker() -> io::Result<()> {
     let Some(alive) = ALIVE.get() else { return Ok(()) };
     let watch = move || {
         let _ = socket::recv(alive, &mut [0], &mut Vec::new());
+        if let Some(adopted) = ADOPTED.get() {
+            let _ = socket::recv(adopted, &mut [0], &mut Vec::new());
+        }
         tracing::error!("the process with root's privileges has ended, and so does the daemon");
         std::process::exit(1);
     };
@@ -397,7 +408,7 @@ pub(crate) fn ask<T: DeserializeOwned>(request: Request, fds: &[BorrowedFd<'_>])
 }
 
 /// Sends a message. One that is too long for the socket is sent as a file, the last descriptor; its first byte says so.
-fn send(connection: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(crate) fn send(connection: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut bytes = vec![INLINE];
     serde_json::to_writer(&mut bytes, message)?;
     if bytes.len() <= MESSAGE_BYTES {
@@ -409,6 +420,12 @@ fn send(connection: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>])
     socket::send(connection, &[IN_FILE], &fds).map(drop)
 }
 
+/// Decodes a message that is here and not in a file; `None` if it is another one.
+pub(crate) fn decode_inline<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let rest = bytes.strip_prefix(&[INLINE])?;
+    serde_json::from_slice(rest).ok()
+}
+
 /// First byte of a message: the rest of it is here, or in a file.
 const INLINE: u8 = 0;
 const IN_FILE: u8 = 1;
@@ -418,7 +435,7 @@ const IN_FILE: u8 = 1;
 /// # Errors
 /// `InvalidData` for a message that is malformed or too long, `EMFILE` for one whose descriptors this process cannot
 /// have; its descriptors are closed.
-fn receive<T: DeserializeOwned>(connection: impl AsFd, limit: u64) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+pub(crate) fn receive<T: DeserializeOwned>(connection: impl AsFd, limit: u64) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("a message {what}"));
     let (mut buf, mut fds) = (vec![0; MESSAGE_BYTES], Vec::new());
     let got = socket::recv(connection, &mut buf, &mut fds)?;

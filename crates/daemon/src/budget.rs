@@ -196,11 +196,16 @@ impl Budgets {
 
     /// The budget of all users but root, where the daemon can have `files` descriptors: some are reserved for root.
     pub(crate) fn total(&self, files: u64) -> Amounts {
-        let reserve = (files / RESERVE_SHARE).max(LEAST_RESERVE);
+        let reserve = reserve(files);
         let mut total = self.total;
         total[Resource::Descriptors] = total[Resource::Descriptors].min(files.saturating_sub(reserve));
         total
     }
+}
+
+/// Descriptors that are reserved for root, of `files` that the daemon can have.
+pub(crate) fn reserve(files: u64) -> u64 {
+    (files / RESERVE_SHARE).max(LEAST_RESERVE)
 }
 
 /// What the daemon records about users, besides their ports.

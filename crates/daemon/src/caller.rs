@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The caller of a request: what the kernel reports about the process, and nothing that the process sends itself.
 
+use std::cell::OnceCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use unetmap_sys::thread::RemoteThread;
 
 use crate::awaited::Awaited;
 use crate::owner::owner;
-use crate::policy::Identity;
+use crate::policy::{Identity, Policy};
+use crate::ports::nic::surveyed::Survey;
 use crate::privileged;
 
 /// A client at the time of a request.
@@ -23,22 +25,41 @@ pub(crate) struct Caller {
     pub(crate) peer: Peer,
     /// All groups of the process.
     pub(crate) groups: Vec<u32>,
-    /// The network namespace in which it connected; `None` if the daemon may not open it.
-    pub(crate) netns: Option<Arc<Netns>>,
+    pub(crate) namespace: Namespace,
     /// What its request has waited for, if it is answered again.
     pub(crate) resumes: Option<Awaited>,
+    /// What a thread has read of the interface that its request names.
+    pub(crate) survey: Option<Arc<Survey>>,
+}
+
+/// The network namespace of a client. That in which a process connected is asked for when it is first needed: the
+/// broker answers, which takes longer than opening a pipe, and most requests concern no interface.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Namespace {
+    connection: Option<Arc<OwnedFd>>,
+    /// `None`: the daemon may not open it.
+    known: OnceCell<Option<Arc<Netns>>>,
+}
+
+impl From<Arc<Netns>> for Namespace {
+    fn from(netns: Arc<Netns>) -> Namespace {
+        Namespace { connection: None, known: OnceCell::from(Some(netns)) }
+    }
+}
+
+impl Namespace {
+    fn get(&self) -> Option<&Arc<Netns>> {
+        let ask = || privileged::netns_of_peer(self.connection.as_ref()?).ok().map(Arc::new);
+        self.known.get_or_init(ask).as_ref()
+    }
 }
 
 impl Caller {
     /// The process at the other end of `connection`.
-    pub(crate) fn of_connection(connection: &OwnedFd, peer: Peer) -> io::Result<Caller> {
+    pub(crate) fn of_connection(connection: &Arc<OwnedFd>, peer: Peer) -> io::Result<Caller> {
         let groups = socket::peer_groups(connection)?;
-        Ok(Caller { peer, groups, netns: privileged::netns_of_peer(connection).ok().map(Arc::new), resumes: None })
-    }
-
-    /// The same, as if it were in no network namespace: asking for that takes longer than all else.
-    pub(crate) fn without_netns(connection: &OwnedFd, peer: Peer) -> io::Result<Caller> {
-        Ok(Caller { peer, groups: socket::peer_groups(connection)?, netns: None, resumes: None })
+        let namespace = Namespace { connection: Some(Arc::clone(connection)), known: OnceCell::new() };
+        Ok(Caller { peer, groups, namespace, resumes: None, survey: None })
     }
 
     /// The thread that waits for the answer to a request of the node.
@@ -49,22 +70,29 @@ impl Caller {
         }
         let peer = Peer { pid: identity.pid, uid: from.uid, gid: from.gid };
         let groups = [vec![from.gid], identity.groups].concat();
-        Ok(Caller { peer, groups, netns: Some(Arc::new(privileged::netns_of_thread(thread)?)), resumes: None })
+        let namespace = Arc::new(privileged::netns_of_thread(thread)?).into();
+        Ok(Caller { peer, groups, namespace, resumes: None, survey: None })
     }
 
     /// The daemon itself.
     pub(crate) fn daemon() -> Caller {
         let peer = Peer { pid: process::pid(), uid: owner(), gid: 0 };
-        Caller { peer, groups: Vec::new(), netns: None, resumes: None }
+        Caller { peer, groups: Vec::new(), namespace: Namespace::default(), resumes: None, survey: None }
+    }
+
+    /// The network namespace in which it connected; `None` if the daemon may not open it.
+    pub(crate) fn netns(&self) -> Option<&Arc<Netns>> {
+        self.namespace.get()
     }
 
     /// The inode of its network namespace, or 0.
     pub(crate) fn netns_id(&self) -> u64 {
-        self.netns.as_ref().map_or(0, |netns| netns.id())
+        self.netns().map_or(0, |netns| netns.id())
     }
 
-    /// The properties that the policy's rules refer to.
-    pub(crate) fn identity(&self) -> Identity<'_> {
-        Identity { uid: self.peer.uid, groups: &self.groups, netns: self.netns_id() }
+    /// The properties that the rules of a policy refer to; without the namespace if none refers to that.
+    pub(crate) fn identity(&self, policy: &Policy) -> Identity<'_> {
+        let netns = if policy.names_namespaces() { self.netns_id() } else { 0 };
+        Identity { uid: self.peer.uid, groups: &self.groups, netns }
     }
 }

@@ -2,12 +2,11 @@
 //! What the daemon and its processes give up before they serve anybody (see docs/security.md).
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use unetmap_sys::memfd;
 use unetmap_sys::sandbox::{self, Access, Capability};
 
+use crate::memory_files;
 use crate::owner::owner;
 use crate::tuning::confinement::{OOM_SCORE, WORKER};
 
@@ -69,12 +68,12 @@ pub(crate) fn confine_broker() {
 
 /// Has programs keep all pages of the memory that they share with the daemon, which would wait for those that are being
 /// removed.
-pub(crate) fn keep_pages(forbid: fn(BorrowedFd<'_>) -> io::Result<()>) {
+pub(crate) fn keep_pages() {
     // In builds for debugging, UNETMAP_FAULT=removable leaves them removable, as on Linux before 6.0.
     if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|fault| fault == "removable") {
         return;
     }
-    if let Err(e) = memfd::keep_pages(forbid) {
+    if let Err(e) = memory_files::start() {
         tracing::info!("programs can delay the daemon by removing pages of their regions: {e}");
     }
 }

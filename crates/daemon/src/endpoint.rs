@@ -3,19 +3,23 @@
 //!
 //! Pipes and mediated ports have two endpoints, every other port has one.
 
-use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+mod saved;
 
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::errno::{EBUSY, EINVAL};
-use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, MappedRange, Offsets, Pos, RingView, Slots, Span};
-use unetmap_sys::{Doorbell, Mapping, memfd};
+use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, Offsets, Pos, RingView, Slots, Span};
+use unetmap_sys::Doorbell;
 
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse, refuse_lack};
-use crate::region::RegionRecord;
+use crate::region::{RegionRecord, SharedPage, shared_page};
 use crate::shape::EndpointShape;
+
+pub(crate) use saved::SavedEndpoint;
 
 /// A ring of an endpoint.
 pub(crate) struct PortRing {
@@ -59,23 +63,18 @@ pub(crate) struct Endpoint {
     pub(crate) shape: EndpointShape,
     pub(crate) state_page: EndpointPage,
     pub(crate) state_page_fd: OwnedFd,
+    /// Where in its file it begins.
+    pub(crate) state_page_offset: u64,
     pub(crate) tx: Vec<PortRing>,
     pub(crate) rx: Vec<PortRing>,
 }
 
 /// The rings that a session has bound, as indexes into `tx` and `rx` of the endpoint.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RingSelection {
     pub(crate) tx: Vec<usize>,
     pub(crate) rx: Vec<usize>,
     pub(crate) exclusive: bool,
-}
-
-/// Returns a new sealed memfd of `bytes` bytes, mapped.
-pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(MappedRange, OwnedFd), Refusal> {
-    let created = memfd::create_sealed(name, bytes as u64)
-        .and_then(|fd| Ok((MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)), fd)));
-    created.or_else(|e| refuse_lack("no memory for a shared page", &e))
 }
 
 impl Endpoint {
@@ -85,7 +84,8 @@ impl Endpoint {
         shape: EndpointShape,
         data_path: DataPath,
     ) -> Result<Endpoint, Refusal> {
-        let mut endpoint = Endpoint::with_states(shape, shape.all_rings())?;
+        let states = region.shared_page("unetmap-state", EndpointPage::bytes(shape.all_rings() as usize))?;
+        let mut endpoint = Endpoint::with_states(shape, states);
         match endpoint.create_rings(region, data_path) {
             Ok(()) => Ok(endpoint),
             Err(e) => {
@@ -97,13 +97,19 @@ impl Endpoint {
 
     /// Returns an endpoint of which only the shape is known.
     pub(crate) fn without_rings(shape: EndpointShape) -> Result<Endpoint, Refusal> {
-        Endpoint::with_states(shape, 1)
+        let (range, fd) = shared_page("unetmap-state", EndpointPage::bytes(1))?;
+        Ok(Endpoint::with_states(shape, SharedPage { range, fd, offset: 0 }))
     }
 
-    fn with_states(shape: EndpointShape, states: u32) -> Result<Endpoint, Refusal> {
-        let (range, state_page_fd) = shared_page("unetmap-state", EndpointPage::bytes(states as usize))?;
-        let state_page = EndpointPage::new(range);
-        Ok(Endpoint { shape, state_page, state_page_fd, tx: Vec::new(), rx: Vec::new() })
+    fn with_states(shape: EndpointShape, states: SharedPage) -> Endpoint {
+        Endpoint {
+            shape,
+            state_page: EndpointPage::new(states.range),
+            state_page_fd: states.fd,
+            state_page_offset: states.offset,
+            tx: Vec::new(),
+            rx: Vec::new(),
+        }
     }
 
     /// Frees the rings and their buffers. No other port of the region may hold any of these buffers.

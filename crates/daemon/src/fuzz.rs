@@ -7,7 +7,7 @@ use unetmap_core::control::ControlRequest as _;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
 use unetmap_sys::socket::Peer;
 
-use crate::caller::Caller;
+use crate::caller::{Caller, Namespace};
 use crate::knobs::Knobs;
 use crate::netmap_requests;
 use crate::policy::{Identity, Policy};
@@ -53,7 +53,8 @@ pub fn requests(bytes: &[u8]) {
     let admission = Admission { only_user: Some(PEER.uid), policy: None };
     let sizes = Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (400, 64) };
     let mut daemon = Daemon::new(Knobs::of_sizes(sizes), admission, 0x4000);
-    let caller = Caller { peer: PEER, groups: Vec::new(), netns: None, resumes: None };
+    let caller =
+        Caller { peer: PEER, groups: Vec::new(), namespace: Namespace::default(), resumes: None, survey: None };
     let mut sessions = Vec::new();
     let mut rest = bytes;
     for _ in 0..MAX_REQUESTS {

@@ -27,7 +27,7 @@ use crate::tuning::region::INTERFACES_BUFS;
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/unetmapd.toml";
 
 /// Where interfaces' XDP programs are attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Admode {
     /// In the driver if it supports that, else before the stack.
     Best,
@@ -340,9 +340,24 @@ impl Knobs {
         Ok(changes)
     }
 
+    /// The values that were set since the daemon was started.
+    pub(crate) fn set_since(&self) -> Vec<(String, u64)> {
+        let was_set = |knob: &&Knob| self.initial.get(knob.name).unwrap_or(&knob.default) != &self.value(knob);
+        KNOBS.iter().filter(was_set).map(|knob| (knob.name.to_owned(), self.value(knob))).collect()
+    }
+
+    /// Sets the values that an earlier daemon had. Those of knobs that no longer exist are left out.
+    pub(crate) fn take_over(&mut self, values: &[(String, u64)]) {
+        for (name, value) in values {
+            if let Err(refusal) = self.set(name, *value) {
+                tracing::warn!(name, value, "a knob keeps its initial value: {}", refusal.why);
+            }
+        }
+    }
+
     /// Whether a value was changed since the daemon was started. It would be lost if the daemon ended.
     pub(crate) fn changed(&self) -> bool {
-        KNOBS.iter().any(|knob| self.initial.get(knob.name).unwrap_or(&knob.default) != &self.value(knob))
+        !self.set_since().is_empty()
     }
 
     /// The value of a knob.

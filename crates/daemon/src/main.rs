@@ -10,12 +10,15 @@ mod budget;
 mod caller;
 mod closer;
 mod confinement;
+mod descriptors;
 mod endpoint;
 mod events;
 #[cfg(fuzzing)]
 pub mod fuzz;
+mod handover;
 mod knobs;
 mod log;
+mod memory_files;
 mod netmap_requests;
 mod node;
 mod offsets;
@@ -40,6 +43,7 @@ mod turns;
 mod user_arena;
 mod work_times;
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write as _};
@@ -53,7 +57,8 @@ use clap::{Parser, ValueEnum};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::{event, socket};
 
-use knobs::{Admode, KnobSources};
+use handover::{End, Predecessor, Taken};
+use knobs::{Admode, KnobSources, Knobs};
 use policy::PolicyFile;
 use ports::{Admission, Daemon};
 use server::Server;
@@ -99,6 +104,16 @@ struct Args {
     /// The file descriptor of a listening socket that the starting program bound to --socket.
     #[arg(long, value_name = "FD", hide = true)]
     listen_fd: Option<u32>,
+    /// Take over from the daemon that listens at the socket, without closing a port, and exit with an error if that is
+    /// impossible: then it goes on as before.
+    #[arg(long)]
+    replace: bool,
+    /// With --replace: only if the daemon runs another file than this program, as after an installation.
+    #[arg(long, requires = "replace", conflicts_with = "foreground")]
+    if_changed: bool,
+    /// The descriptor on which a successor in the background reports how that went.
+    #[arg(long, value_name = "FD", hide = true)]
+    report_fd: Option<u32>,
     /// Run as the process that restores offloads of interfaces after the daemon at the other end of this descriptor.
     #[arg(long, value_name = "FD", hide = true)]
     restore_offloads: Option<u32>,
@@ -195,37 +210,79 @@ fn run(args: &Args) -> Result<(), String> {
         fs::metadata(&policy).map_err(|e| format!("--policy {}: {e}", policy.display()))?;
         PolicyFile::new(&policy)?.current()?;
     }
-    let mut service = Service::new(args.listen_fd.is_some());
+    let service = Service::new(args.listen_fd.is_some());
     let managed_fd = service.listener()?;
-    if !args.foreground && args.listen_fd.or(managed_fd).is_none() {
+    if !args.foreground && args.report_fd.or(args.listen_fd).or(managed_fd).is_none() {
         return to_background(&socket, args);
     }
+    let report_to = args.report_fd.map(process::inherit_fd).transpose().map_err(|e| format!("--report-fd: {e}"))?;
+    let report_to = Cell::new(report_to);
+    let report = |outcome: Result<(), &String>| {
+        let outcome = outcome.map(|()| process::pid()).map_err(String::clone);
+        // The process that started this one may not wait any more.
+        report_to.take().iter().for_each(|to| _ = broker::send(to, &outcome, &[]));
+    };
+    let served = serve(args, (knobs, sources), &socket, (service, managed_fd), &report);
+    served.inspect_err(|why| report(Err(why)))
+}
+
+/// Serves until the daemon is no longer needed, or was replaced. `started` is called when it has replaced another one.
+fn serve(
+    args: &Args,
+    (knobs, sources): (Knobs, KnobSources),
+    socket: &Path,
+    (mut service, managed_fd): (Service, Option<u32>),
+    started: &dyn Fn(Result<(), &String>),
+) -> Result<(), String> {
     let signals =
         process::signals_as_fd(&[Signal::TERM, Signal::INT, Signal::HUP]).map_err(|e| format!("signals: {e}"))?;
-    let lock = unetmap_core::control::client::open_lock(&socket).map_err(cannot_listen)?;
+    let lock = unetmap_core::control::client::open_lock(socket).map_err(cannot_listen)?;
+    let predecessor = args.replace.then(|| Predecessor::connect(socket)).transpose()?;
     let listener = match args.listen_fd.or(managed_fd) {
-        Some(fd) => inherited(fd)?,
-        None => listen_here(&socket, &lock)?,
+        _ if args.replace => None,
+        Some(fd) => Some(inherited(fd)?),
+        None => Some(listen_here(socket, &lock)?),
     };
-    let own_socket = file_at(&socket);
+    let own_socket = file_at(socket);
     process::reset_inherited_limits();
     let files = process::raise_fd_limit();
     let (admission, first_mem_id) = admission(args)?;
     let failed = |e| format!("starting the process that keeps root's privileges: {e}");
     if process::uid() == 0 {
-        start_broker(args, &socket, &sources).map_err(failed)?;
+        start_broker(args, socket, &sources).map_err(failed)?;
     }
-    confinement::confine_daemon(&socket, sources.file.as_deref());
+    confinement::confine_daemon(socket, sources.file.as_deref());
     if owner::owner() == 0 {
-        confinement::keep_pages(privileged::keep_pages);
+        confinement::keep_pages();
         policy::find_namespaces_by(privileged::namespace_at);
     }
     broker::end_with_broker().map_err(failed)?;
+    // From here on the daemon that is replaced waits.
+    let mut taken = predecessor.map(Predecessor::take).transpose()?;
+    let listener = match &mut taken {
+        Some(taken) => Some(taken.listener().map_err(|refusal| refusal.why)?),
+        None => listener,
+    };
+    let listener = listener.ok_or("no socket to listen at")?;
+    let is_managed = taken.as_ref().map_or(managed_fd.is_some(), Taken::is_managed);
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
     let mut daemon = Daemon::new(knobs, admission, first_mem_id);
     daemon.users.files = files;
     daemon.knob_sources = sources;
-    let mut server = Server::new(listener, daemon, &socket).map_err(|e| e.to_string())?;
+    let mut server = Server::new(listener, daemon, socket, is_managed).map_err(|e| e.to_string())?;
+    if let Some(taken) = taken {
+        let pid = taken.pid();
+        match server.take_over(taken) {
+            Ok(of_predecessor) => service = of_predecessor,
+            Err(refusal) => {
+                // Nothing of what the other daemon still has may be freed.
+                std::mem::forget(server);
+                return Err(refusal.why);
+            }
+        }
+        tracing::info!(pid, "another daemon was replaced");
+        started(Ok(()));
+    }
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
     // While the lock is held, no client that starts finds a socket about to be removed. A client that waits in the
@@ -238,11 +295,14 @@ fn run(args: &Args) -> Result<(), String> {
         }
         free && !waiting
     };
-    server.run(signals.as_fd(), &mut service, idle, may_end).map_err(|e| e.to_string())?;
+    if server.run(signals.as_fd(), &mut service, idle, may_end).map_err(|e| e.to_string())? == End::Replaced {
+        // Nothing is freed: another process has it.
+        std::process::exit(0);
+    }
     // The listener is still open, so another daemon replaces the socket only after somebody removed it. The service
     // manager listens on.
-    if managed_fd.is_none() && file_at(&socket) == own_socket {
-        let _ = privileged::remove_socket(&socket);
+    if !is_managed && file_at(socket) == own_socket {
+        let _ = privileged::remove_socket(socket);
     }
     Ok(())
 }
@@ -272,6 +332,7 @@ fn start_broker(args: &Args, socket: &Path, sources: &KnobSources) -> std::io::R
         config: sources.file.clone(),
         socket: socket.to_owned(),
         lock,
+        replaces: args.replace,
     })
 }
 
@@ -321,6 +382,13 @@ fn to_background(socket: &Path, own: &Args) -> Result<(), String> {
     if let Some(config) = &own.config {
         args.extend(["--config".into(), absolute_config(config)?.into_os_string()]);
     }
+    if own.if_changed && !Predecessor::connect(socket)?.runs_another_file()? {
+        let _ = writeln!(io::stdout(), "unetmapd: the daemon at {} runs this program already", socket.display());
+        return Ok(());
+    }
+    if own.replace {
+        return replace_in_background(socket, &program, args);
+    }
     if !unetmap_core::control::client::start(socket, &program, &args).map_err(cannot_listen)? {
         return Err(format!("a daemon already listens at {}", socket.display()));
     }
@@ -330,6 +398,32 @@ fn to_background(socket: &Path, own: &Args) -> Result<(), String> {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.map_err(|e| format!("standard output: {e}; the daemon serves at {}", socket.display())),
     }
+}
+
+/// Starts a successor in the background, and waits until it has replaced the daemon that listens at `socket`.
+fn replace_in_background(socket: &Path, program: &Path, mut args: Vec<OsString>) -> Result<(), String> {
+    let failed = |e: io::Error| format!("starting the daemon that replaces another one: {e}");
+    // A service's standard error is the journal.
+    let (log, place) = match std::env::var_os("JOURNAL_STREAM") {
+        Some(_) => (fs::File::from(io::stderr().as_fd().try_clone_to_owned().map_err(failed)?), "the journal".into()),
+        None => {
+            let log = unetmap_core::control::client::open_log(socket).map_err(cannot_listen)?;
+            (log, format!("{}.log", socket.display()))
+        }
+    };
+    let (report, to) = socket::pair().map_err(failed)?;
+    args.extend(["--report-fd".into(), "3".into(), "--socket".into(), socket.into()]);
+    process::spawn_detached(program, &args, to, log).map_err(failed)?;
+    let pid = match broker::receive::<Result<u32, String>>(&report, 0).map_err(failed)? {
+        Some((outcome, _)) => outcome?,
+        None => {
+            return Err(format!("the daemon that was to replace another one has ended: see {place}"));
+        }
+    };
+    let written = writeln!(io::stdout(), "unetmapd: process {pid} serves at {}, log in {place}", socket.display());
+    // Standard output may not be read.
+    let _ = written;
+    Ok(())
 }
 
 fn socket_has_clients(listener: &OwnedFd) -> bool {

@@ -75,6 +75,19 @@ pub(crate) enum Job {
     NodeEnded(u64),
 }
 
+impl Job {
+    /// Its kind, for `work_times`.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Job::UserArena(..) => "node: arena",
+            Job::Admit(..) => "node: admission",
+            Job::Request(..) => "node: request",
+            Job::Close(_) => "node: close",
+            Job::NodeEnded(_) => "node: end",
+        }
+    }
+}
+
 /// A request, and its caller.
 pub(crate) struct PortRequest {
     pub(crate) request: NetmapRequest,

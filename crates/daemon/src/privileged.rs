@@ -158,6 +158,17 @@ pub(crate) fn attached_xdp(netns: &Netns, index: u32) -> io::Result<Attached> {
 #[derive(Debug)]
 pub(crate) struct Undo(Handle);
 
+impl Undo {
+    /// What the broker keeps under this handle.
+    pub(crate) fn of(handle: Handle) -> Undo {
+        Undo(handle)
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.0
+    }
+}
+
 impl Drop for Undo {
     fn drop(&mut self) {
         if let Err(e) = value::<()>(Request::Drop(self.0), &[]) {
@@ -191,9 +202,16 @@ pub(crate) struct Xdp {
     calls_filter: bool,
 }
 
+/// A program that the broker keeps: its mode, whether it accepts packets of several buffers, and calls a filter.
+pub(crate) type KeptXdp = (Handle, Mode, bool, bool);
+
 impl Xdp {
-    fn of((handle, mode, frags, calls_filter): (Handle, Mode, bool, bool)) -> Xdp {
+    pub(crate) fn of((handle, mode, frags, calls_filter): KeptXdp) -> Xdp {
         Xdp { program: Undo(handle), deadline: Arc::new(Deadline(handle)), mode, frags, calls_filter }
+    }
+
+    pub(crate) fn kept(&self) -> KeptXdp {
+        (self.program.0, self.mode, self.frags, self.calls_filter)
     }
 
     pub(crate) fn mode(&self) -> Mode {
@@ -247,6 +265,15 @@ pub(crate) struct Tcx {
 }
 
 impl Tcx {
+    /// The programs that the broker keeps under this handle.
+    pub(crate) fn of(handle: Handle, netns: &Arc<Netns>) -> Tcx {
+        Tcx { programs: Undo(handle), deadline: Arc::new(Deadline(handle)), netns: netns.clone() }
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.programs.0
+    }
+
     pub(crate) fn deadline(&self) -> &Arc<Deadline> {
         &self.deadline
     }
@@ -280,17 +307,25 @@ impl Tcx {
 
 /// Attaches the tcx program of host rings.
 pub(crate) fn attach_tcx(netns: &Arc<Netns>, index: u32) -> io::Result<Tcx> {
-    let handle = value(Request::AttachTcx(index), &[netns.as_fd()])?;
-    Ok(Tcx { programs: Undo(handle), deadline: Arc::new(Deadline(handle)), netns: netns.clone() })
+    value(Request::AttachTcx(index), &[netns.as_fd()]).map(|handle| Tcx::of(handle, netns))
 }
 
 /// The tcx programs between an interface and a companion that has its rings: see [`unetmap_sys::tcx::Relay`].
 pub(crate) struct RelayPrograms {
-    _programs: Undo,
+    programs: Undo,
     deadline: Arc<Deadline>,
 }
 
 impl RelayPrograms {
+    /// The programs that the broker keeps under this handle.
+    pub(crate) fn of(handle: Handle) -> RelayPrograms {
+        RelayPrograms { programs: Undo(handle), deadline: Arc::new(Deadline(handle)) }
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.programs.0
+    }
+
     pub(crate) fn deadline(&self) -> &Arc<Deadline> {
         &self.deadline
     }
@@ -299,8 +334,7 @@ impl RelayPrograms {
 /// Attaches the tcx programs between an interface and a companion that has its rings.
 pub(crate) fn attach_relay(netns: &Netns, far_netns: &Netns, ends: RelayEnds) -> io::Result<RelayPrograms> {
     let RelayEnds { nic, near, far } = ends;
-    let handle = value(Request::AttachRelay { nic, near, far }, &[netns.as_fd(), far_netns.as_fd()])?;
-    Ok(RelayPrograms { _programs: Undo(handle), deadline: Arc::new(Deadline(handle)) })
+    value(Request::AttachRelay { nic, near, far }, &[netns.as_fd(), far_netns.as_fd()]).map(RelayPrograms::of)
 }
 
 /// Sets the far end of a veth pair up or down.
@@ -469,9 +503,9 @@ impl Helper {
     }
 }
 
-/// Has nobody remove pages of a memory file.
-pub(crate) fn keep_pages(file: BorrowedFd<'_>) -> io::Result<()> {
-    value(Request::KeepPages, &[file])
+/// Makes memory files immutable, so that nobody can remove pages of them.
+pub(crate) fn forbid_removal(files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    value(Request::ForbidRemoval, files)
 }
 
 /// The number of the process that keeps the privileges: this one, or its broker.

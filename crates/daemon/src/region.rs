@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! A region as the daemon manages it: its memory, and which of its objects and buffers are allocated.
 
+mod saved;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use unetmap_core::errno::{EINVAL, ENOMEM};
+use unetmap_core::port::device;
 use unetmap_mem::{
-    BufIdx, BufPool, BufUsage, Geometry, Iface, IfaceShape, ObjectPool, Pos, Region, RingShape, RingView, Slots,
+    BufIdx, BufPool, BufUsage, Geometry, Iface, IfaceShape, MappedRange, ObjectPool, Pos, Region, RingShape, RingView,
+    Slots,
 };
+use unetmap_sys::{Mapping, memfd};
 
 use crate::refusal::{Refusal, refuse, refuse_lack};
 use crate::shape::EndpointShape;
 use crate::tuning::region::FOUR_PIPES_RINGS;
 use crate::user_arena::{Extent, UserArena};
+
+pub(crate) use saved::SavedRegion;
 
 /// The pools of a region, each as (objects, bytes of one object): `netmap_if` objects, rings and buffers. The names are
 /// those of netmap's knobs.
@@ -87,12 +95,14 @@ impl Sizes {
 
 /// Bytes.
 const CACHE_LINE: u32 = 64;
+/// Bytes.
+const PAGE: u64 = 4096;
 
 /// The user number of regions and interfaces that belong to the daemon itself. No user has this number.
 pub(crate) const DAEMON_UID: u32 = u32::MAX;
 
 /// The owner of names and region numbers. The same name in another scope names something else.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct Scope {
     pub(crate) uid: u32,
     /// The network namespace, for names that depend on interfaces. Otherwise 0.
@@ -114,6 +124,8 @@ pub(crate) struct RegionRecord {
     pub(crate) fd: OwnedFd,
     /// Its part of the user's arena; `None`: it has a file of its own.
     extent: Option<Extent>,
+    /// If its file is the memory of a virtual machine's device: what is allocated of the rest.
+    device: Option<DeviceRest>,
     /// The NUMA node that its pages come from; `None`: that of the program that touches one first.
     node: Option<u32>,
     ifs: ObjectPool,
@@ -127,6 +139,43 @@ pub(crate) struct RegionRecord {
     pub(crate) retired_ports: u32,
     /// Extra buffers that those sessions hold.
     pub(crate) extra: u32,
+}
+
+/// Memory beside a region's, shared with clients.
+pub(crate) struct SharedPage {
+    pub(crate) range: MappedRange,
+    pub(crate) fd: OwnedFd,
+    /// Where in the file it begins.
+    pub(crate) offset: u64,
+}
+
+/// Returns a new sealed memfd of `bytes` bytes, mapped.
+pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(MappedRange, OwnedFd), Refusal> {
+    let created = memfd::create_sealed(name, bytes as u64)
+        .and_then(|fd| Ok((MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)), fd)));
+    created.or_else(|e| refuse_lack("no memory for a shared page", &e))
+}
+
+/// The part of a device's file after the region.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct DeviceRest {
+    next: u64,
+    file_bytes: u64,
+}
+
+impl DeviceRest {
+    /// The rest after a region of `bytes` bytes: at least a megabyte.
+    fn after(bytes: u64) -> DeviceRest {
+        let next = bytes.next_multiple_of(PAGE);
+        DeviceRest { next, file_bytes: (next + (1 << 20)).next_power_of_two() }
+    }
+
+    /// Allocates whole pages, before the header at the end of the file; `None` if there are none left.
+    fn allocate(&mut self, bytes: u64) -> Option<u64> {
+        let (at, end) = (self.next, self.next.checked_add(bytes.next_multiple_of(PAGE))?);
+        self.next = if end <= self.file_bytes - device::HEADER_BYTES { end } else { return None };
+        Some(at)
+    }
 }
 
 impl RegionRecord {
@@ -153,7 +202,34 @@ impl RegionRecord {
                 .and_then(|fd| Ok((Region::attach(fd.as_fd(), geometry)?, fd))),
             None => Region::create(&format!("unetmap-{mem_id}"), geometry),
         };
+        RegionRecord::with_pools((key, mem_id), scope, name, made, extent)
+    }
+
+    /// Creates a region in a file that a hypervisor gives its guest as the memory of a PCI device: it contains all that
+    /// the guest's programs map, and its size is a power of two.
+    pub(crate) fn create_device(
+        (key, mem_id): (RegionKey, u16),
+        scope: Scope,
+        name: &str,
+        sizes: Sizes,
+    ) -> Result<RegionRecord, Refusal> {
+        let geometry = Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)
+            .or_else(|why| refuse(EINVAL, format!("the region's sizes are out of bounds: {why}")))?;
+        let rest = DeviceRest::after(geometry.bytes());
+        let made = Region::create_in(&format!("unetmap-{mem_id}"), geometry, rest.file_bytes);
+        let record = RegionRecord::with_pools((key, mem_id), scope, name, made, None)?;
+        Ok(RegionRecord { device: Some(rest), ..record })
+    }
+
+    fn with_pools(
+        (key, mem_id): (RegionKey, u16),
+        scope: Scope,
+        name: &str,
+        made: std::io::Result<(Region, OwnedFd)>,
+        extent: Option<Extent>,
+    ) -> Result<RegionRecord, Refusal> {
         let (region, fd) = made.or_else(|e| refuse_lack("no memory for another region", &e))?;
+        let geometry = *region.geometry();
         Ok(RegionRecord {
             key,
             mem_id,
@@ -162,6 +238,7 @@ impl RegionRecord {
             region,
             fd,
             extent,
+            device: None,
             node: None,
             ifs: ObjectPool::new(geometry.ifs.count),
             rings: ObjectPool::new(geometry.rings.count),
@@ -171,6 +248,26 @@ impl RegionRecord {
             retired_ports: 0,
             extra: 0,
         })
+    }
+
+    /// Whether its file is the memory of a virtual machine's device.
+    pub(crate) fn is_device(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// Returns `bytes` bytes for the clients of a port in this region: in a file of its own, or in that of a device,
+    /// where they stay allocated until the region ends.
+    pub(crate) fn shared_page(&mut self, name: &str, bytes: usize) -> Result<SharedPage, Refusal> {
+        let Some(rest) = &mut self.device else {
+            let (range, fd) = shared_page(name, bytes)?;
+            return Ok(SharedPage { range, fd, offset: 0 });
+        };
+        let Some(offset) = rest.allocate(bytes as u64) else {
+            return refuse(ENOMEM, format!("the device of {} has no room for more ports: close its ports", self.name));
+        };
+        let made = self.fd.try_clone().and_then(|fd| Ok((Mapping::part(fd.as_fd(), offset, bytes)?, fd)));
+        let (mapping, fd) = made.or_else(|e| refuse_lack("a shared page cannot be mapped", &e))?;
+        Ok(SharedPage { range: MappedRange::whole(Arc::new(mapping)), fd, offset })
     }
 
     /// Lets pages that are allocated from now on come from this NUMA node: that of the first interface in the region.

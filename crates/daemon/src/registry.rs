@@ -173,6 +173,15 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
         self.last_session
     }
 
+    /// The number of the last session that was opened.
+    pub(crate) fn last_session(&self) -> u64 {
+        self.last_session
+    }
+
+    pub(crate) fn set_last_session(&mut self, last: u64) {
+        self.last_session = last;
+    }
+
     /// Whether any session has the port open.
     pub(crate) fn is_open(&self, key: &K) -> bool {
         self.ports.get(key).is_some_and(|port| port.endpoints().iter().any(Endpoint::in_use))
@@ -223,6 +232,12 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
                 self.repair_buffers(region);
             }
         }
+    }
+
+    /// Does [`Registry::tidy`] for all users.
+    pub(crate) fn tidy_all(&mut self) {
+        let users: BTreeSet<u32> = self.untidy.keys().map(|(uid, _)| *uid).collect();
+        users.into_iter().for_each(|uid| self.tidy(uid));
     }
 
     /// Removes duplicate buffers from the unbound rings of a region. A process that is killed while it exchanges two

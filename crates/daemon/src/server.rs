@@ -9,7 +9,8 @@
 //! ```
 //!
 //! ```text
-//! accept --> turned away: its user is not served, or has too many connections; nothing of it is read (`accept`)
+//! accept --> waiting --> [turn of its user]
+//!        --> turned away: its user is not served, or has too many connections; nothing of it is read (`accept`)
 //!        --> ready: a message can be read --> [turn of its user] --> answered --> received: the next can be read
 //!        --> ended: hung up, or its process has exited --> [turn of its user, if it had a port] --> closed
 //! ```
@@ -18,12 +19,17 @@
 //! that sends an invalid message is disconnected, as is one that sends none for a while.
 
 mod accept;
+mod hand_over;
+mod interfaces;
+mod waiting;
+mod work;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unetmap_core::control::wire::{self, Malformed};
@@ -33,34 +39,26 @@ use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket::{self, MAX_FDS, Peer, Received};
 
-use crate::awaited::Awaited;
+use crate::budget;
 use crate::closer::Closer;
+use crate::handover::{self, End};
 use crate::netmap_requests;
 use crate::node::{Job, Nodes};
 use crate::owner::owner;
+use crate::ports::nic::survey::{self, Begun};
 use crate::ports::nic::{kernel_work, settle};
 use crate::ports::{Daemon, nic, vale};
 use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, SnapshotTask, text_answer};
 use crate::service::Service;
-use crate::tuning::server::EXIT_RETRY;
+use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::WorkTimes;
-
-/// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of lock holders the odd ones
-/// after.
-const LISTENER: u64 = 0;
-const SIGNALS: u64 = 1;
-const FIRST_TOKEN: u64 = 2;
-/// Watches of namespaces: this bit, and the namespace's number, which is an inode's and thus small.
-const WATCHES: u64 = 1 << 63;
-/// Jobs of the node's threads.
-const NODE: u64 = 1 << 62;
-/// Interfaces that a thread has opened or closed.
-const INTERFACES: u64 = 1 << 61;
+use waiting::WaitingConnections;
+use work::{FIRST_TOKEN, INTERFACES, LISTENER, NO_MESSAGE, NODE, SIGNALS, Task, WATCHES, Waited, Work, kind_of_event};
 
 struct Client {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     peer: Peer,
     session: Option<u64>,
     holder: Option<LockHolder>,
@@ -89,26 +87,6 @@ impl Client {
     }
 }
 
-/// An answer that is not complete.
-enum Task {
-    /// It is being made.
-    Snapshot(Box<SnapshotTask>),
-    /// The message, which is to be answered again when an interface is back.
-    Wait(Awaited, Vec<u8>),
-}
-
-/// What is done at a user's turn.
-enum Work {
-    /// Reads and answers a message of a connection.
-    Message(u64),
-    /// Goes on with the answer to a connection's message.
-    Continue(u64),
-    /// Closes a connection.
-    Close(u64),
-    /// Does a job of the node.
-    Job(Job),
-}
-
 /// What reading from a connection led to.
 enum Read {
     /// A message, which was answered.
@@ -129,6 +107,10 @@ pub(crate) struct Server {
     /// Whether the kernel lets no client send descriptors, whose close could take long.
     fds_are_refused: bool,
     clients: BTreeMap<u64, Client>,
+    /// Connections that are not yet admitted.
+    waiting: WaitingConnections<Arc<OwnedFd>>,
+    /// Time that goes to users' work before the next connection is accepted.
+    accept_debt: Duration,
     turns: Turns<Work>,
     /// Connections of users with a budget, and when they were accepted; the oldest first.
     newcomers: VecDeque<(Instant, u64)>,
@@ -141,13 +123,23 @@ pub(crate) struct Server {
     owner: u32,
     started: Instant,
     work_times: WorkTimes,
+    /// The kind of the message that was answered last.
+    answered: &'static str,
+    /// Whether a service manager listens for the daemon.
+    is_managed: bool,
+    /// Whether a service manager started the daemon.
+    is_unit: bool,
+    /// A connection whose process is to replace this one.
+    successor: Option<u64>,
 }
 
 impl Server {
-    /// Returns a server of `daemon` that listens at `socket`.
-    pub(crate) fn new(listener: OwnedFd, mut daemon: Daemon, socket: &Path) -> io::Result<Server> {
+    /// Returns a server of `daemon` that listens at `socket`; `is_managed`: a service manager does so for it.
+    pub(crate) fn new(listener: OwnedFd, mut daemon: Daemon, socket: &Path, is_managed: bool) -> io::Result<Server> {
         // The kernel refuses descriptors where it can.
         let fds_are_refused = !fault::takes_fds() && socket::refuse_fds(&listener);
+        let reserve = budget::reserve(daemon.users.files) / 2;
+        let max_waiting = usize::try_from(reserve.min(MAX_WAITING)).unwrap_or(usize::MAX);
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER, true, false)?;
         let nodes = Nodes::new(socket, netmap_requests::answer)?;
@@ -162,6 +154,8 @@ impl Server {
             closer: Closer::new()?,
             fds_are_refused,
             clients: BTreeMap::new(),
+            waiting: WaitingConnections::new(max_waiting),
+            accept_debt: Duration::ZERO,
             turns: Turns::new(),
             newcomers: VecDeque::new(),
             lock_holders: LockHolders::default(),
@@ -170,6 +164,10 @@ impl Server {
             owner: owner(),
             started: Instant::now(),
             work_times: WorkTimes::default(),
+            answered: NO_MESSAGE,
+            is_managed,
+            is_unit: false,
+            successor: None,
         })
     }
 
@@ -181,10 +179,11 @@ impl Server {
         service: &mut Service,
         idle: Option<Duration>,
         mut may_end: impl FnMut() -> bool,
-    ) -> io::Result<()> {
+    ) -> io::Result<End> {
         self.epoll.add(signals, SIGNALS, true, false)?;
         let mut events = Vec::new();
         let mut next_turn = None;
+        self.is_unit = service.has_manager();
         // When the daemon was last in use.
         let mut used = Instant::now();
         service.ready();
@@ -197,7 +196,7 @@ impl Server {
             if rest == Some(Duration::ZERO) && next_turn.is_none() && may_end() {
                 tracing::info!("exiting, as no client was connected for a while");
                 service.stopping();
-                return Ok(());
+                return Ok(End::Unused);
             }
             // If it may not end yet, a client has come, which the wait returns at once.
             let rest = rest.map(|rest| rest.max(EXIT_RETRY));
@@ -221,6 +220,7 @@ impl Server {
             events.sort_by_key(|(token, _)| *token == LISTENER);
             for &(token, flags) in &events {
                 self.daemon.nics.keep_alive.control_begins();
+                let start = Instant::now();
                 match token {
                     LISTENER => self.accept_clients(),
                     token if token & WATCHES != 0 => nic::links_changed(&mut self.daemon, token & !WATCHES),
@@ -237,7 +237,7 @@ impl Server {
                                 tracing::info!("exiting on a signal");
                                 service.stopping();
                                 self.nodes.shut_down(&mut self.daemon);
-                                return Ok(());
+                                return Ok(End::Unused);
                             }
                             self.reload(service);
                         }
@@ -245,8 +245,12 @@ impl Server {
                     token if token % 2 == 1 => self.end(token - 1),
                     token => self.client_event(token, flags),
                 }
+                self.work_times.add(0, kind_of_event(token), start.elapsed());
             }
             next_turn = self.do_next();
+            if self.is_replaced(service) {
+                return Ok(End::Replaced);
+            }
         }
     }
 
@@ -265,31 +269,41 @@ impl Server {
             Next::Work(uid, work) => {
                 self.daemon.nics.keep_alive.control_begins();
                 let start = Instant::now();
+                self.daemon.admission.begin_work();
                 if !matches!(work, Work::Close(_) | Work::Job(Job::Close(_))) {
                     self.daemon.registry.tidy(uid);
                 }
+                self.answered = NO_MESSAGE;
+                let kind = work.kind();
                 match work {
                     Work::Message(token) => self.next_message(uid, token),
                     Work::Continue(token) => self.continue_answer(token),
+                    Work::Admit => self.admit_some(uid),
                     Work::Close(token) => self.disconnect(token),
                     Work::Job(job) => {
                         self.nodes.run_job(&mut self.daemon, job);
                         self.add_watches();
                     }
                 }
-                let (now, time) = (Instant::now(), start.elapsed());
-                self.turns.count_time(uid, time, now);
-                self.work_times.add(uid, time);
+                self.daemon.admission.end_work();
+                let time = start.elapsed();
+                self.turns.count_time(uid, time);
+                self.accept_debt = self.accept_debt.saturating_sub(time);
+                self.work_times.add(uid, kind.unwrap_or(self.answered), time);
                 (!self.turns.is_empty()).then_some(Duration::ZERO)
             }
-            Next::Wait(time) => Some(time),
+            Next::Wait(time) => {
+                // Work that must wait takes no time from connections, and would pay the debt slowly.
+                self.accept_debt = Duration::ZERO;
+                Some(time)
+            }
             Next::Idle => None,
         }
     }
 
     /// Whether nothing would be lost if the daemon ended.
     fn is_unused(&self) -> bool {
-        self.clients.is_empty() && !self.daemon.has_state() && !self.nodes.in_use()
+        self.clients.is_empty() && self.waiting.is_empty() && !self.daemon.has_state() && !self.nodes.in_use()
     }
 
     /// Closes a connection: at its user's turn, if it has anything that takes time to free.
@@ -382,22 +396,31 @@ impl Server {
         if received.truncated {
             return self.reject(token, EMSGSIZE, &Malformed::Oversized.to_string());
         }
+        if let Some(version) = handover::decode_begin(bytes) {
+            return self.successor_begins(token, version);
+        }
         match wire::decode(bytes) {
             Ok((kind, head, payload)) => {
                 if let Some(client) = self.clients.get_mut(&token) {
                     client.tag = head.tag;
                 }
-                self.answer(token, kind, payload, None)
+                self.answer(token, kind, payload, Waited::default())
             }
             Err(e @ Malformed::Version(_)) => self.reject(token, EPROTONOSUPPORT, &e.to_string()),
             Err(e) => self.reject(token, EPROTO, &e.to_string()),
         }
     }
 
-    /// Answers a message, or has it answered again when the interface is back for which it must wait; `resumes`: it has
-    /// waited for that before.
-    fn answer(&mut self, token: u64, kind: Kind, payload: &[u8], resumes: Option<Awaited>) -> bool {
+    /// Answers a message, or has it answered when that is there for which it must wait.
+    fn answer(&mut self, token: u64, kind: Kind, payload: &[u8], waited: Waited) -> bool {
+        let Waited { nic: resumes, survey, .. } = waited;
+        let survey = match survey.map_or_else(|| self.begin_survey(token, (kind, payload), resumes), Begun::Known) {
+            Begun::Waits => return true,
+            Begun::Known(survey) => Some(survey),
+            Begun::Unneeded => None,
+        };
         let Some(client) = self.clients.get_mut(&token) else { return true };
+        self.answered = requests::name(kind, payload);
         kernel_work::begin_request(&self.daemon);
         let was_holder = client.holder.is_some();
         let mut call = Call {
@@ -410,6 +433,7 @@ impl Server {
             holder: &mut client.holder,
             payload,
             resumes,
+            survey: survey.clone(),
             owner: self.owner,
         };
         let reply = requests::answer(kind, &mut call);
@@ -421,7 +445,10 @@ impl Server {
         }
         self.add_watches();
         if let (Some(awaited), Some(client)) = (awaited, self.clients.get_mut(&token)) {
-            client.task = Some((kind, Task::Wait(awaited, payload.to_vec())));
+            // While others open or close the interface, what was read of it grows old.
+            let survey = survey.filter(|_| awaited.work.is_some());
+            client.task =
+                Some((kind, Task::Wait(Waited { nic: Some(awaited), survey, is_surveyed: false }, payload.to_vec())));
             return true;
         }
         match reply {
@@ -445,8 +472,16 @@ impl Server {
         let Some(client) = self.clients.get_mut(&token).filter(|client| !client.is_ended) else { return };
         let is_open = match client.task.take() {
             None => return,
-            Some((kind, Task::Snapshot(task))) => self.continue_snapshot(token, kind, task),
-            Some((kind, Task::Wait(awaited, payload))) => self.answer(token, kind, &payload, Some(awaited)),
+            // It is answered when the thread is done.
+            Some(reading @ (_, Task::Wait(Waited { is_surveyed: true, .. }, _))) => {
+                client.task = Some(reading);
+                return;
+            }
+            Some((kind, Task::Snapshot(task))) => {
+                self.answered = "snapshot, a slice";
+                self.continue_snapshot(token, kind, task)
+            }
+            Some((kind, Task::Wait(waited, payload))) => self.answer(token, kind, &payload, waited),
         };
         if !is_open {
             self.end(token);
@@ -457,7 +492,7 @@ impl Server {
 
     /// Goes on with a snapshot, and answers when it is complete; returns `false` when the connection is to be closed.
     fn continue_snapshot(&mut self, token: u64, kind: Kind, mut task: Box<SnapshotTask>) -> bool {
-        let general = (self.clients.len(), self.started.elapsed(), self.work_times);
+        let general = (self.clients.len(), self.started.elapsed(), self.work_times.clone());
         let Some(client) = self.clients.get_mut(&token) else { return true };
         if !task.step(&self.daemon) {
             client.task = Some((kind, Task::Snapshot(task)));
@@ -466,21 +501,6 @@ impl Server {
         }
         let answer = text_answer(&task.json(&self.daemon, general));
         send(&client.fd, client.tag, kind, &answer).is_ok()
-    }
-
-    /// Has the messages answered again that have waited for interfaces.
-    fn interfaces_are_back(&mut self) {
-        for nic in settle::take_back(&mut self.daemon) {
-            let waits =
-                |client: &Client| matches!(&client.task, Some((_, Task::Wait(awaited, _))) if awaited.nic == nic);
-            for (token, client) in self.clients.iter().filter(|(_, client)| waits(client)) {
-                self.turns.push(client.peer.uid, Work::Continue(*token));
-            }
-            for (uid, job) in self.nodes.take_waiting(nic) {
-                self.turns.push(uid, Work::Job(job));
-            }
-        }
-        self.add_watches();
     }
 
     /// Answers an invalid message with an error and closes the connection: what follows such a message may not be one.
@@ -498,31 +518,13 @@ impl Server {
         false
     }
 
-    /// Adds new watches of interfaces to the event loop. A watch that is closed leaves it.
-    fn add_watches(&mut self) {
-        let mut added = Ok(());
-        let state = &mut self.daemon.nics;
-        for (netns, watch) in state.watches.iter_mut().filter(|(_, watch)| !watch.in_event_loop) {
-            watch.in_event_loop = true;
-            added = added.and(self.epoll.add(&watch.watch, WATCHES | *netns, true, false));
-        }
-        if let Some(watch) = state.settings.watch()
-            && !state.settings.in_event_loop
-        {
-            added = added.and(self.epoll.add(watch, WATCHES | nic::ALL_NAMESPACES, true, false));
-            state.settings.in_event_loop = true;
-        }
-        if let Err(e) = added {
-            tracing::warn!("changes of interfaces will not be noticed: {e}");
-        }
-    }
-
     /// Closes a connection, and all that it had.
     fn disconnect(&mut self, token: u64) {
         let Some(client) = self.clients.remove(&token) else { return };
         let _ = self.epoll.delete(&client.fd);
-        if let Some((_, Task::Wait(awaited, _))) = client.task {
-            kernel_work::end_wait(&mut self.daemon, awaited);
+        if let Some((_, Task::Wait(waited, _))) = client.task {
+            waited.nic.into_iter().for_each(|awaited| kernel_work::end_wait(&mut self.daemon, awaited));
+            survey::forget(&mut self.daemon, token);
         }
         if let Some(holder) = &client.holder {
             if let Some(pidfd) = &holder.pidfd {
@@ -546,10 +548,9 @@ impl Server {
     }
 
     /// Closes the descriptor of a connection: in another thread if there may be descriptors in its queue.
-    fn close_connection(&self, uid: u32, fd: OwnedFd) {
-        if self.fds_are_refused {
-            drop(fd);
-        } else {
+    fn close_connection(&self, uid: u32, fd: Arc<OwnedFd>) {
+        // No request is being answered, so nothing else has it.
+        if let Some(fd) = Arc::into_inner(fd).filter(|_| !self.fds_are_refused) {
             self.closer.close(uid, fd);
         }
     }
@@ -565,17 +566,17 @@ mod fault {
 
 /// Sends an answer, with further messages for descriptors that do not fit one. It is an error if the client cannot
 /// receive it now, as that client does not read its answers.
-fn send(connection: &OwnedFd, tag: u32, kind: Kind, answer: &Answer) -> io::Result<()> {
+fn send(connection: impl AsFd, tag: u32, kind: Kind, answer: &Answer) -> io::Result<()> {
     let Answer { errno, holder, payload, fds } = answer;
     if wire::HEAD_BYTES + payload.len() > wire::MAX_REPLY {
         return Err(io::Error::from_raw_os_error(EIO));
     }
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let (first, mut rest) = fds.split_at(fds.len().min(MAX_FDS));
-    socket::send(connection, &wire::encode_tagged(tag, kind, *errno, fds.len(), *holder, payload), first)?;
+    socket::send(&connection, &wire::encode_tagged(tag, kind, *errno, fds.len(), *holder, payload), first)?;
     while !rest.is_empty() {
         let (now, later) = rest.split_at(rest.len().min(MAX_FDS));
-        socket::send(connection, &wire::encode_tagged(tag, Kind::MORE_FDS, 0, 0, 0, &[]), now)?;
+        socket::send(&connection, &wire::encode_tagged(tag, Kind::MORE_FDS, 0, 0, 0, &[]), now)?;
         rest = later;
     }
     Ok(())

@@ -7,6 +7,10 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
+use serde::{Deserialize, Serialize};
+
+use crate::descriptors::{FdIndex, Incoming, Outgoing};
+use crate::refusal::Refusal;
 
 /// What the service manager expects.
 pub(crate) struct Service {
@@ -19,6 +23,16 @@ pub(crate) struct Service {
     watchdog: Option<(Duration, Instant)>,
 }
 
+/// The service manager, as the daemon hands it to its successor.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedService {
+    /// It listens at the socket for the daemon.
+    pub(crate) listens: bool,
+    pub(crate) manager: Option<FdIndex>,
+    /// Time between two signs of life.
+    pub(crate) watchdog_us: Option<u64>,
+}
+
 impl Service {
     /// `by_client`: a client started this daemon.
     pub(crate) fn new(by_client: bool) -> Service {
@@ -28,6 +42,11 @@ impl Service {
         let interval = sd_notify::watchdog_enabled().map(|limit| limit / 2).filter(|interval| !interval.is_zero());
         let watchdog = interval.map(|interval| (interval, Instant::now()));
         Service { is_managed: true, manager: connect(), watchdog }
+    }
+
+    /// Whether there is a service manager.
+    pub(crate) fn has_manager(&self) -> bool {
+        self.manager.is_some()
     }
 
     /// Returns the number of the descriptor at which the service manager listens for the daemon.
@@ -44,6 +63,17 @@ impl Service {
             (Some(fd), 0) => Ok(Some(fd.cast_unsigned())),
             (Some(_), more) => Err(format!("the service manager passed {} sockets, one is expected", more + 1)),
         }
+    }
+
+    /// What a successor needs; `listens`: the manager listens for the daemon.
+    pub(crate) fn save<'a>(&'a self, listens: bool, fds: &mut Outgoing<'a>) -> SavedService {
+        let watchdog_us = self.watchdog.map(|(interval, _)| interval.as_micros() as u64);
+        SavedService { listens, manager: self.manager.as_ref().map(|manager| fds.add(manager)), watchdog_us }
+    }
+
+    /// Another process is the service from now on.
+    pub(crate) fn replaced_by(&self, pid: u32) {
+        self.tell(&[NotifyState::MainPid(pid)]);
     }
 
     /// The daemon serves.
@@ -79,6 +109,15 @@ impl Service {
         if let Err(e) = manager.send(text.as_bytes()) {
             tracing::debug!("no service manager receives the daemon's state: {e}");
         }
+    }
+}
+
+impl SavedService {
+    /// The service manager that the earlier daemon had.
+    pub(crate) fn restore(self, fds: &mut Incoming) -> Result<Service, Refusal> {
+        let manager = self.manager.map(|fd| fds.take(fd)).transpose()?.map(UnixDatagram::from);
+        let watchdog = self.watchdog_us.map(|us| (Duration::from_micros(us), Instant::now()));
+        Ok(Service { is_managed: manager.is_some(), manager, watchdog })
     }
 }
 

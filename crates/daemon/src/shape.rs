@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The shape of an endpoint: how many rings it has in each direction, and how many slots each ring has.
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqRegister;
 use unetmap_core::errno::EINVAL;
 use unetmap_mem::Slots;
@@ -15,15 +16,33 @@ const DEFAULT_SLOTS: u32 = 1024;
 const MAX_SLOTS: u32 = 4096;
 
 /// The number of rings of an endpoint, and their length.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct EndpointShape {
     pub(crate) tx_rings: u16,
     pub(crate) rx_rings: u16,
     /// Host rings, numbered after the others. Only interfaces have them.
     pub(crate) host_tx_rings: u16,
     pub(crate) host_rx_rings: u16,
+    #[serde(with = "slots")]
     pub(crate) tx_slots: Slots,
+    #[serde(with = "slots")]
     pub(crate) rx_slots: Slots,
+}
+
+/// A number of slots, in a state that is handed over.
+mod slots {
+    use serde::de::Error;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+    use unetmap_mem::Slots;
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub(super) fn serialize<S: Serializer>(slots: &Slots, to: S) -> Result<S::Ok, S::Error> {
+        slots.get().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Slots, D::Error> {
+        Slots::new(u32::deserialize(from)?).ok_or_else(|| D::Error::custom("a ring of so many slots"))
+    }
 }
 
 impl EndpointShape {

@@ -16,7 +16,7 @@ use unetmap_abi::*;
 use unetmap_mem::{BufIdx, BufUsage, RingShape, Slots};
 use unetmap_sys::socket::Peer;
 
-use crate::caller::Caller;
+use crate::caller::{Caller, Namespace};
 use crate::knobs::Knobs;
 use crate::ports::pipe::{Pipe, PipeKey};
 use crate::ports::{Admission, Daemon, Options, PortKey, Registered};
@@ -38,7 +38,7 @@ struct Client {
 }
 
 fn caller() -> Caller {
-    Caller { peer: PEER, groups: Vec::new(), netns: None, resumes: None }
+    Caller { peer: PEER, groups: Vec::new(), namespace: Namespace::default(), resumes: None, survey: None }
 }
 
 fn daemon() -> Daemon {

@@ -58,6 +58,24 @@ pub(crate) mod broker {
     pub(crate) const FORMER_POLL: Duration = Duration::from_millis(1);
 }
 
+/// Replacing the daemon.
+pub(crate) mod handover {
+    use std::time::Duration;
+
+    /// Longest time that the daemon, which serves nobody meanwhile, waits for its successor to receive and rebuild
+    /// everything.
+    pub(crate) const COMMIT_LIMIT: Duration = Duration::from_secs(3);
+    /// Longest time that the successor waits for a message of the daemon.
+    pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(10);
+    /// Pause before a message is sent again for which there was no room.
+    pub(crate) const SEND_POLL: Duration = Duration::from_micros(200);
+    /// How long a successor is told to try again while requests wait for interfaces, and the pause between tries.
+    pub(crate) const BUSY_LIMIT: Duration = Duration::from_secs(10);
+    pub(crate) const BUSY_POLL: Duration = Duration::from_millis(20);
+    /// Most bytes of a state.
+    pub(crate) const MAX_STATE_BYTES: u64 = 256 << 20;
+}
+
 /// Interfaces.
 pub(crate) mod nic {
     use std::time::Duration;
@@ -78,6 +96,8 @@ pub(crate) mod nic {
     /// How often a request waits for an interface that is opened or closed before it is refused: each time others were
     /// faster.
     pub(crate) const MAX_ROUNDS: u32 = 32;
+    /// Most users for whom threads read about interfaces at a time.
+    pub(crate) const MAX_SURVEYS: usize = 16;
     /// Most changes of interfaces that are kept while an interface of their namespace is opened or closed.
     pub(crate) const MAX_DEFERRED: usize = 4096;
     /// Longest wait for the keeper of an earlier daemon, which restores offloads, and the interval of its polls.
@@ -134,6 +154,17 @@ pub(crate) mod region {
     pub(crate) const ALIGN: u64 = 2 << 20;
 }
 
+/// Memory files that are made ahead.
+pub(crate) mod memory_files {
+    /// Most files that are ready: enough to open eight pipes, which need four each. They are empty, but each is a
+    /// descriptor that no budget counts.
+    pub(crate) const MOST: usize = 32;
+    /// Fewer are made up to `MOST`.
+    pub(crate) const LEAST: usize = 24;
+
+    const _: () = assert!(LEAST < MOST && MOST <= unetmap_sys::socket::MAX_FDS);
+}
+
 /// Waits for threads that move packets.
 pub(crate) mod thread_waits {
     use std::time::Duration;
@@ -157,18 +188,22 @@ pub(crate) mod server {
     pub(crate) const MAX_ACCEPTS: u32 = 256;
     pub(crate) const ACCEPT_LIMIT: Duration = Duration::from_millis(1);
     pub(crate) const ACCEPTS_BETWEEN_LOOKS: u32 = 16;
+    /// Connections that are admitted at a turn of their user, and most that may wait for such a turn.
+    pub(crate) const ADMISSIONS_A_TURN: usize = 16;
+    pub(crate) const MAX_WAITING: u64 = 2048;
     /// Time after which a connection without a request is closed, if its user has a budget.
     pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(10);
     /// Time between attempts to exit, while a client that starts holds the lock.
     pub(crate) const EXIT_RETRY: Duration = Duration::from_millis(100);
     /// How long the control thread works at a snapshot before it serves other requests.
     pub(crate) const SNAPSHOT_SLICE: Duration = Duration::from_micros(500);
+    /// How long the processor of a switch's thread is taken to be the same. A snapshot needs it for each port, and the
+    /// kernel takes longer for an answer than all else of the port.
+    pub(crate) const CPU_AGE: Duration = Duration::from_millis(10);
     /// Work that takes the control thread longer is counted as long.
     pub(crate) const LONG_WORK: Duration = Duration::from_millis(5);
-    /// Time after which the control thread's time for a user counts half, when it chooses whom to serve next. Above the
-    /// time between two requests of programs that only open and close ports now and then; below that after which a user
-    /// who did much is to be served as all others.
-    pub(crate) const TIME_HALVES_IN: Duration = Duration::from_secs(1);
+    /// A user who did little of late may use so much of the control thread's time before others: a few opens.
+    pub(crate) const HEAD_START: Duration = Duration::from_millis(6);
     /// Users whose last requests are remembered before those of the past are forgotten.
     pub(crate) const REMEMBERED_USERS: usize = 1024;
 }

@@ -1,40 +1,35 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Whose request is served next: that of the user for whom the control thread has worked least of late, whatever number
-//! of connections each has. A user who makes more requests in a second than its budget allows waits.
+//! Whose request is served next, whatever number of connections each user has: start-time fair queueing of users.
+//!
+//! Each piece of work gets a start on a virtual clock, which shows the start of the piece that was chosen last: the end
+//! of its user's last piece, but at most [`HEAD_START`] before the clock, so that nobody saves up time. The piece with
+//! the earliest start is chosen; its end is its start and the time that it took. Users with much work thus get equal
+//! shares of the control thread's time, and a user with little work is served before them.
+//!
+//! Work that ends something starts earlier by another [`HEAD_START`]: what one user closes, the next one finds closed,
+//! unless the former has a lot to close.
+//!
+//! A user who makes more requests in a second than its budget allows waits.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::tuning::server::{REMEMBERED_USERS, TIME_HALVES_IN};
+use crate::tuning::server::{HEAD_START, LONG_WORK, REMEMBERED_USERS};
 
 /// Requests may arrive in bursts of as many as are allowed in this time.
 const BURST: Duration = Duration::from_secs(1);
 
-/// Seconds of the past that no longer count when users are many.
-const FORGOTTEN: f64 = 1e-4;
-
 /// The work of each user, `W` being one piece.
 pub(crate) struct Turns<W> {
     users: BTreeMap<u32, Waiting<W>>,
-    /// Users with work: of those with equal times, the next one first.
+    /// Users with work: of those with equal starts, the next one first.
     order: VecDeque<u32>,
-    /// The time that was spent on each user.
-    spent: BTreeMap<u32, Spent>,
+    /// The virtual clock. It begins late enough for all starts to lie after 0.
+    clock: Duration,
+    /// By user: the end of its last piece of work, by the virtual clock.
+    ends: BTreeMap<u32, Duration>,
     /// When the requests that each user has made would all be due at its rate. In the past: it may make a whole burst.
     due: BTreeMap<u32, Instant>,
-}
-
-/// Time spent on a user, up to an instant; it halves every [`TIME_HALVES_IN`] from then on.
-struct Spent {
-    seconds: f64,
-    at: Instant,
-}
-
-impl Spent {
-    fn now(&self, now: Instant) -> f64 {
-        let halvings = now.saturating_duration_since(self.at).as_secs_f64() / TIME_HALVES_IN.as_secs_f64();
-        self.seconds * (-halvings).exp2()
-    }
 }
 
 struct Waiting<W> {
@@ -56,7 +51,13 @@ pub(crate) enum Next<W> {
 
 impl<W> Turns<W> {
     pub(crate) fn new() -> Turns<W> {
-        Turns { users: BTreeMap::new(), order: VecDeque::new(), spent: BTreeMap::new(), due: BTreeMap::new() }
+        Turns {
+            users: BTreeMap::new(),
+            order: VecDeque::new(),
+            clock: HEAD_START,
+            ends: BTreeMap::new(),
+            due: BTreeMap::new(),
+        }
     }
 
     /// Adds work behind all other work of the user.
@@ -82,23 +83,32 @@ impl<W> Turns<W> {
         self.users.is_empty()
     }
 
-    /// Takes the next work: of the user on whom least time was spent, of those whose rates allow.
+    /// When the next piece of work of a user starts.
+    fn start(&self, uid: u32, is_urgent: bool) -> Duration {
+        let earliest = self.clock.saturating_sub(HEAD_START);
+        let lead = if is_urgent { HEAD_START } else { Duration::ZERO };
+        self.ends.get(&uid).map_or(earliest, |end| earliest.max(end.saturating_sub(lead)))
+    }
+
+    /// Takes the next work: that with the earliest start, of the users whose rates allow any.
     pub(crate) fn next(&mut self, now: Instant) -> Next<W> {
-        let (mut least_wait, mut next) = (None::<Duration>, None::<(usize, f64)>);
+        let (mut least_wait, mut next) = (None::<Duration>, None::<(usize, (Duration, bool))>);
         for (at, uid) in self.order.iter().enumerate() {
             let wait = self.due.get(uid).map_or(Duration::ZERO, |due| due.saturating_duration_since(now + BURST));
-            if !wait.is_zero() && self.users.get(uid).is_none_or(|waiting| waiting.urgent.is_empty()) {
+            let is_urgent = self.users.get(uid).is_some_and(|waiting| !waiting.urgent.is_empty());
+            if !wait.is_zero() && !is_urgent {
                 least_wait = Some(least_wait.map_or(wait, |least| least.min(wait)));
                 continue;
             }
-            let spent = self.spent.get(uid).map_or(0.0, |spent| spent.now(now));
-            if next.is_none_or(|(_, least)| spent < least) {
-                next = Some((at, spent));
+            let start = (self.start(*uid, is_urgent), !is_urgent);
+            if next.is_none_or(|(_, earliest)| start < earliest) {
+                next = Some((at, start));
             }
         }
-        let Some(uid) = next.and_then(|(at, _)| self.order.remove(at)) else {
+        let Some((uid, start)) = next.and_then(|(at, (start, _))| Some((self.order.remove(at)?, start))) else {
             return least_wait.map_or(Next::Idle, Next::Wait);
         };
+        self.clock = self.clock.max(start);
         let Some(waiting) = self.users.get_mut(&uid) else { return Next::Idle };
         let work = waiting.urgent.pop_front().or_else(|| waiting.others.pop_front());
         if waiting.urgent.is_empty() && waiting.others.is_empty() {
@@ -109,13 +119,15 @@ impl<W> Turns<W> {
         work.map_or(Next::Idle, |work| Next::Work(uid, work))
     }
 
-    /// Counts time that was spent on work of a user.
-    pub(crate) fn count_time(&mut self, uid: u32, time: Duration, now: Instant) {
-        if self.spent.len() >= REMEMBERED_USERS {
-            self.spent.retain(|_, spent| spent.now(now) > FORGOTTEN);
+    /// Counts time that a piece of work of a user took: at most [`LONG_WORK`], as what took longer waited for something
+    /// that is not the user's alone to cause.
+    pub(crate) fn count_time(&mut self, uid: u32, time: Duration) {
+        if self.ends.len() >= REMEMBERED_USERS {
+            let earliest = self.clock.saturating_sub(HEAD_START);
+            self.ends.retain(|_, end| *end > earliest);
         }
-        let spent = self.spent.entry(uid).or_insert(Spent { seconds: 0.0, at: now });
-        *spent = Spent { seconds: spent.now(now) + time.as_secs_f64(), at: now };
+        let end = self.start(uid, false) + time.min(LONG_WORK);
+        self.ends.insert(uid, end);
     }
 
     /// Counts a request of a user that may make `rate` in a second.
@@ -153,20 +165,65 @@ mod tests {
         assert!(order.len() == 403 && turns.is_empty() && turns.next(now) == Next::Idle);
     }
 
-    #[test]
-    fn the_user_on_whom_least_time_was_spent_is_next() {
-        let (mut turns, now) = (Turns::new(), Instant::now());
-        for (uid, ms) in [(1, 20), (2, 1), (3, 30)] {
-            turns.count_time(uid, Duration::from_millis(ms), now);
-            (0..2).for_each(|work| turns.push(uid, work));
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Has users with endless work, and so much for a piece, take turns; returns the pieces of each.
+    fn shares(turns: &mut Turns<u32>, costs: &[(u32, Duration)], pieces: usize) -> BTreeMap<u32, u32> {
+        let now = Instant::now();
+        costs.iter().for_each(|(uid, _)| turns.push(*uid, 0));
+        let mut shares = BTreeMap::new();
+        for _ in 0..pieces {
+            let Next::Work(uid, _) = turns.next(now) else { panic!("there is work") };
+            let cost = costs.iter().find(|(of, _)| *of == uid).map_or(MS, |(_, cost)| *cost);
+            turns.count_time(uid, cost);
+            turns.push(uid, 0);
+            *shares.entry(uid).or_default() += 1;
         }
-        turns.push(4, 0);
-        assert_eq!(take_all(&mut turns, now), [(4, 0), (2, 0), (2, 1), (1, 0), (1, 1), (3, 0), (3, 1)]);
-        // Later, what was spent last counts more.
-        let later = now + 6 * TIME_HALVES_IN;
-        turns.count_time(2, Duration::from_millis(3), later);
-        (1..=3).for_each(|uid| turns.push(uid, 0));
-        assert_eq!(take_all(&mut turns, later), [(1, 0), (3, 0), (2, 0)]);
+        shares
+    }
+
+    #[test]
+    fn users_with_much_work_get_equal_times() {
+        let mut turns = Turns::new();
+        let shares = shares(&mut turns, &[(1, MS), (2, 2 * MS), (3, 4 * MS)], 700);
+        assert!(shares[&1].abs_diff(400) <= 6 && shares[&2].abs_diff(200) <= 6 && shares[&3].abs_diff(100) <= 6);
+    }
+
+    #[test]
+    fn a_user_with_little_work_is_next_and_cannot_save_up_time() {
+        let mut turns = Turns::new();
+        shares(&mut turns, &[(1, MS), (2, MS)], 1000);
+        // It has the head start, and as much again before its next piece comes after those of the others.
+        turns.push(3, 0);
+        let (mut own, mut others) = (0, 0);
+        while others == 0 {
+            let Next::Work(uid, _) = turns.next(Instant::now()) else { panic!("there is work") };
+            turns.count_time(uid, MS);
+            turns.push(uid, 0);
+            *(if uid == 3 { &mut own } else { &mut others }) += 1;
+        }
+        assert!(own >= 1 && MS * own <= HEAD_START + 2 * MS, "{own} pieces");
+    }
+
+    #[test]
+    fn what_ends_something_comes_before_what_begins() {
+        let mut turns = Turns::new();
+        shares(&mut turns, &[(1, MS), (2, 2 * MS)], 300);
+        turns.push(3, 30);
+        turns.push_urgent(2, 20);
+        turns.push_urgent(4, 40);
+        assert_eq!(turns.next(Instant::now()), Next::Work(4, 40));
+        turns.count_time(4, MS);
+        let order = take_all(&mut turns, Instant::now());
+        let place = |work| order.iter().position(|(_, of)| *of == work);
+        assert!(place(30) == Some(0) && place(20) == Some(1), "{order:?}");
+    }
+
+    #[test]
+    fn a_long_piece_counts_as_a_shorter_one() {
+        let mut turns = Turns::new();
+        let shares = shares(&mut turns, &[(1, LONG_WORK), (2, 100 * LONG_WORK)], 100);
+        assert_eq!((shares[&1], shares[&2]), (50, 50));
     }
 
     #[test]
@@ -192,8 +249,9 @@ mod tests {
         (0..REMEMBERED_USERS as u32).for_each(|uid| turns.count_request(uid, now, 1000));
         turns.count_request(u32::MAX, now + Duration::from_secs(1), 1000);
         assert_eq!(turns.due.len(), 1);
-        (0..REMEMBERED_USERS as u32).for_each(|uid| turns.count_time(uid, Duration::from_millis(1), now));
-        turns.count_time(u32::MAX, Duration::from_millis(1), now + 10 * TIME_HALVES_IN);
-        assert_eq!(turns.spent.len(), 1);
+        (0..REMEMBERED_USERS as u32).for_each(|uid| turns.count_time(uid, MS));
+        turns.clock += HEAD_START + MS;
+        turns.count_time(u32::MAX, MS);
+        assert_eq!(turns.ends.len(), 1);
     }
 }

@@ -4,7 +4,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use unetmap_filter::{Config, Direction, Engine, Headers, Now, Ruleset};
+use unetmap_filter::{Config, Direction, Engine, FETCH_STATES, Headers, Now, Ruleset};
 
 /// Length of one measurement.
 const TIME: Duration = Duration::from_millis(200);
@@ -23,15 +23,21 @@ fn frame(i: u32) -> [u8; 60] {
 }
 
 fn measure(name: &str, frames: &[[u8; 60]], set: &Ruleset, states: usize) {
-    let mut engine = Engine::new(0, states, 1);
+    let (mut engine, mut headers) = (Engine::new(0, states, 1), [Headers::default(); FETCH_STATES]);
     let mut best = f64::MAX;
     for _ in 0..SAMPLES {
         let (begin, mut packets) = (Instant::now(), 0u64);
         while begin.elapsed() < TIME {
-            for frame in frames {
-                let headers = Headers::parse(black_box(frame), 60).expect("a valid frame");
-                let now = Now { millis: 1, seconds: 1 };
-                black_box(engine.evaluate(set, &headers, Direction::Out, 60, now, |_| {}));
+            for group in frames.chunks(FETCH_STATES) {
+                let headers = &mut headers[..group.len()];
+                for (headers, frame) in headers.iter_mut().zip(group) {
+                    headers.set(black_box(frame), 60).expect("a valid frame");
+                }
+                engine.fetch(set, headers.iter());
+                for headers in headers {
+                    let now = Now { millis: 1, seconds: 1 };
+                    black_box(engine.evaluate(set, headers, Direction::Out, 60, now, |_| {}));
+                }
             }
             packets += frames.len() as u64;
         }

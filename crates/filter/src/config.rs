@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The rules and tables of a firewall, and the commands that change them.
+//! The rules, tables and pipes of a firewall, and the commands that change them.
 //!
 //! A script, of one command or a file of them, makes a new configuration from the present one, or is refused as a
 //! whole:
@@ -10,10 +10,13 @@
 //! let config = Config::new(["p}1", "q{1"], 1, false);
 //! let (config, output) = config.apply("add 100 allow tcp from 10.0.0.0/8 to any dst-port 80 setup").unwrap();
 //! assert_eq!(output, "00100 allow tcp from 10.0.0.0/8 to any dst-port 80 setup\n");
-//! let error = config.apply("add allow ip from any to any\nadd pipe 1 ip from any to any").unwrap_err();
-//! assert_eq!(error.to_string(), "line 2, column 5: the action `pipe` is not supported");
+//! let error = config.apply("add allow ip from any to any\nadd tee 1 ip from any to any").unwrap_err();
+//! assert_eq!(error.to_string(), "line 2, column 5: the action `tee` is not supported");
 //! ```
 
+mod dummynet;
+mod graph;
+mod nat;
 mod tables;
 
 use std::collections::BTreeMap;
@@ -46,6 +49,14 @@ pub struct Config {
     /// By number; `None` for numbers without a table.
     contents: Vec<Option<Arc<Table>>>,
     states: Vec<String>,
+    dummynet: dummynet::Dummynet,
+    nats: BTreeMap<u16, nat::Nat>,
+    /// Number of identities of NAT instances.
+    identities: u32,
+    /// Returns the address of an interface.
+    resolve: fn(&str) -> Option<std::net::Ipv4Addr>,
+    /// Number of revisions of links.
+    links: u64,
     /// Number of commands that may have changed what is evaluated.
     revision: u64,
     /// Bitmap of the sets that are evaluated.
@@ -112,11 +123,21 @@ impl Config {
             tables: BTreeMap::new(),
             contents: Vec::new(),
             states: vec!["default".into()],
+            dummynet: dummynet::Dummynet::default(),
+            nats: BTreeMap::new(),
+            identities: 0,
+            resolve: |_| None,
+            links: 0,
             revision: 0,
             enabled: !0,
             generations: vec![0],
             free_slots: Vec::new(),
         }
+    }
+
+    /// Gives the function that knows the addresses of interfaces, for `nat N config if`.
+    pub fn with_interfaces(self, resolve: fn(&str) -> Option<std::net::Ipv4Addr>) -> Config {
+        Config { resolve, ..self }
     }
 
     /// Performs the commands of a script, one a line. Returns the new configuration and what the commands print.
@@ -136,8 +157,8 @@ impl Config {
         Ok((config, output))
     }
 
-    /// As [`Config::apply`], from a configuration with the default rule alone: the script replaces all rules and
-    /// tables.
+    /// As [`Config::apply`], from a configuration with the default rule alone: the script replaces all rules,
+    /// tables, pipes and NAT instances.
     ///
     /// # Errors
     /// As [`Config::apply`].
@@ -146,12 +167,14 @@ impl Config {
         config.remove(|_| true);
         config.revision += 1;
         (config.tables, config.contents, config.enabled) = (BTreeMap::new(), Vec::new(), !0);
+        config.dummynet = dummynet::Dummynet::default();
+        config.nats.clear();
         config.apply(script)
     }
 
     /// Compiles the rules.
     pub fn compile(&self) -> Ruleset {
-        Ruleset::new(self.rules.clone(), self.contents.clone(), self.enabled)
+        Ruleset::new(self.rules.clone(), self.contents.clone(), self.enabled, self.plan(), self.nat_settings())
     }
 
     /// Whether a configuration that was made from this one may decide otherwise.
@@ -170,7 +193,10 @@ impl Config {
     }
 
     fn command(&mut self, words: &mut Words<'_>, output: &mut String) -> Result<()> {
-        if !matches!(words.peek(), Some("list" | "show" | "zero" | "resetlog")) {
+        if !matches!(
+            words.peek(),
+            Some("list" | "show" | "graph" | "zero" | "resetlog" | "pipe" | "queue" | "sched" | "nat")
+        ) {
             self.revision += 1;
         }
         match words.required("a command, such as add")? {
@@ -184,12 +210,19 @@ impl Config {
             "resetlog" => self.zero(words, output, false)?,
             "list" => self.list(words, output, Listing { counters: false, sets: false })?,
             "show" => self.list(words, output, Listing { counters: true, sets: false })?,
+            "graph" => self.graph(output),
             "set" => self.sets(words, output)?,
             "table" => self.table(words, output)?,
-            other @ ("pipe" | "queue" | "sched" | "nat" | "enable" | "disable") => {
+            what @ ("pipe" | "queue" | "sched") => self.dummynet(what, words, output)?,
+            "nat" => self.nat(words, output)?,
+            other @ ("enable" | "disable") => {
                 return Err(words.error(format!("the command `{other}` is not supported")));
             }
-            other => return Err(words.error(format!("`{other}` is no command; give add, delete, show, table or set"))),
+            other => {
+                return Err(
+                    words.error(format!("`{other}` is no command; give add, delete, show, table, set, pipe or nat"))
+                );
+            }
         }
         words.end()
     }

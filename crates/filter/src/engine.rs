@@ -4,6 +4,7 @@
 use std::hash::Hasher as _;
 
 use crate::matcher::{Subject, matches};
+use crate::nat::{NatTable, Translated};
 use crate::packet::Headers;
 use crate::rule::{Action, Rule, Target};
 use crate::ruleset::Ruleset;
@@ -26,6 +27,10 @@ pub enum Verdict {
     Reset,
     /// As `Reset`, for IPv6 only.
     Reset6,
+    /// It passes after it went through this link; it is dropped if there is none.
+    Link(unetmap_shape::Target),
+    /// It is translated by this NAT instance ([`Engine::translate`]).
+    Nat(u16),
 }
 
 /// The way of a packet between the two ports.
@@ -56,6 +61,8 @@ pub struct Engine {
     seed: u64,
     /// States of this thread's flows.
     pub states: StateTable,
+    /// Translated connections.
+    pub nat: NatTable,
 }
 
 /// What evaluation goes on with after a rule.
@@ -74,10 +81,27 @@ struct Traversal {
 }
 
 impl Engine {
-    /// Makes the engine of thread number `thread`, with room for `states` states. Equal seeds draw equal numbers for
-    /// `prob`.
+    /// Makes the engine of thread number `thread`, with room for `states` states and as many translated connections.
+    /// Equal seeds draw equal numbers for `prob`.
     pub fn new(thread: usize, states: usize, seed: u64) -> Engine {
-        Engine { thread, packet: 0, seed, states: StateTable::new(states) }
+        let nat = NatTable::new(states, seed);
+        Engine { thread, packet: 0, seed, states: StateTable::new(states), nat }
+    }
+
+    /// Translates a packet that [`Verdict::Nat`] is about: changes its first bytes, which `headers` were parsed from. A
+    /// packet of an instance that does not exist is dropped.
+    #[inline]
+    pub fn translate(
+        &mut self,
+        set: &Ruleset,
+        number: u16,
+        direction: Direction,
+        headers: &Headers,
+        bytes: &mut [u8],
+        now: Now,
+    ) -> Translated {
+        let Some(nat) = set.nat(number) else { return Translated::Drop };
+        self.nat.translate(nat, direction == Direction::Out, headers, bytes, now.millis)
     }
 
     /// Returns the verdict about all packets, and counts `packets` of `bytes`, if the rule set needs to look at none.
@@ -92,6 +116,15 @@ impl Engine {
     #[inline]
     pub fn decides_always(set: &Ruleset) -> bool {
         set.always.is_some()
+    }
+
+    /// Fetches the states of packets that will be evaluated next, of [`FETCH_STATES`](crate::FETCH_STATES) at most.
+    /// Changes no verdict.
+    #[inline]
+    pub fn fetch<'h>(&self, set: &Ruleset, packets: impl Iterator<Item = &'h Headers>) {
+        if !set.probes.is_empty() {
+            self.states.fetch(packets);
+        }
     }
 
     /// Evaluates one packet of `bytes` bytes. `log` is called for each rule that logs it.
@@ -188,6 +221,9 @@ impl Engine {
             Action::Unreach6(code) => Verdict::Unreach6(code),
             Action::Reset => Verdict::Reset,
             Action::Reset6 => Verdict::Reset6,
+            Action::Pipe(target) => Verdict::Link(unetmap_shape::Target::Pipe(way.number(target) as u16)),
+            Action::Queue(target) => Verdict::Link(unetmap_shape::Target::Queue(way.number(target) as u16)),
+            Action::Nat(target) => Verdict::Nat(way.number(target) as u16),
             Action::Count | Action::CheckState => return Next::Rule(at + 1),
             Action::SkipTo(target) => {
                 let number = way.number(target);

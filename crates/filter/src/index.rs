@@ -5,9 +5,12 @@
 //! a bitmap of the rules that its values do not exclude. The candidates are the bits that the rows of all fields have
 //! in common; fields that no rule tests are left out. A candidate is only possible: its tests decide.
 //!
+//! A row has a summary, with a bit for each word that is not 0. Most words are 0 in some row, and the summaries of all
+//! rows tell which: only the others are read, when the search comes to them.
+//!
 //! ```text
 //! rules 0..4096          chunk 0      fields: kind, protocol, flags, ports, addresses
-//! rules 4096..8192       chunk 1      field -> interval -> row of 64 words
+//! rules 4096..8192       chunk 1      field -> interval -> row of 64 words, summary
 //! ```
 
 use std::collections::BTreeMap;
@@ -16,56 +19,59 @@ use crate::constraint::{Constraint, Keys, NO_FLAGS, NO_PORT, kind};
 use crate::packet::{Family, Headers};
 use crate::rule::Rule;
 
-/// Words of a row at most.
+/// Words of a row at most: a summary has a bit for each.
 const WORDS: usize = 64;
 /// Rules in a chunk.
 const CHUNK: usize = WORDS * 64;
-/// Rows of a field, equal ones only once: bitmaps of the rules that an interval does not exclude.
-#[derive(Debug, Default)]
+/// Fields that have rows for a packet: of the addresses, those of one family.
+const FIELDS: usize = 7;
+
+/// Rows of all fields, equal ones only once: bitmaps of the rules that an interval does not exclude.
+#[derive(Debug)]
 struct Rows {
     /// Words of each row.
     len: usize,
     words: Vec<u64>,
+    /// Of each row.
+    summaries: Vec<u64>,
 }
 
-impl Rows {
-    fn add(&mut self, known: &mut BTreeMap<Vec<u64>, u32>, bits: &[u64]) -> u32 {
-        if let Some(&row) = known.get(bits) {
+/// Rows that are being made.
+struct NewRows {
+    rows: Rows,
+    known: BTreeMap<Vec<u64>, u32>,
+}
+
+impl NewRows {
+    fn add(&mut self, bits: &[u64]) -> u32 {
+        if let Some(&row) = self.known.get(bits) {
             return row;
         }
-        let at = known.len() as u32;
-        self.len = bits.len();
-        self.words.extend(bits);
-        known.insert(bits.to_vec(), at);
+        let at = self.known.len() as u32;
+        self.rows.words.extend(bits);
+        self.rows.summaries.push((0..).zip(bits).fold(0, |summary, (at, &word)| summary | u64::from(word != 0) << at));
+        self.known.insert(bits.to_vec(), at);
         at
-    }
-
-    #[inline(always)]
-    fn row(&self, at: u32) -> &[u64] {
-        let begin = at as usize * self.len;
-        self.words.get(begin..begin + self.len).unwrap_or_default()
-    }
-
-    /// Removes the rules from `combined` that are not in a row.
-    #[inline(always)]
-    fn restrict(&self, at: u32, combined: &mut [u64]) {
-        self.row(at).iter().zip(combined).for_each(|(word, combined)| *combined &= word);
     }
 }
 
 /// A field whose values are searched in a sorted list.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Intervals<K> {
-    /// First values of the intervals, without that of the first, which begins at 0.
+    /// First values of the intervals, without that of the first, which begins at 0. Empty if no rule tests the field.
     begins: Vec<K>,
     /// Row of each interval: one more than `begins`.
     row_of: Vec<u32>,
-    rows: Rows,
 }
 
 impl<K: Copy + Ord> Intervals<K> {
     /// `ranges` of rule *i* are `of(i)`: `None` if the rule excludes no value.
-    fn build(rules: usize, of: impl Fn(usize) -> Option<Vec<(K, K)>>, next: impl Fn(K) -> Option<K>) -> Intervals<K> {
+    fn build(
+        rules: usize,
+        of: impl Fn(usize) -> Option<Vec<(K, K)>>,
+        next: impl Fn(K) -> Option<K>,
+        rows: &mut NewRows,
+    ) -> Intervals<K> {
         // At each value: rules that begin or stop to be possible.
         let mut changes: BTreeMap<K, Vec<(usize, bool)>> = BTreeMap::new();
         let mut bits = vec![0u64; rules.div_ceil(64)];
@@ -81,15 +87,13 @@ impl<K: Copy + Ord> Intervals<K> {
                 }
             }
         }
-        let (mut known, mut intervals) = (BTreeMap::new(), Intervals::empty());
-        let first = intervals.rows.add(&mut known, &bits);
-        intervals.row_of.push(first);
+        let mut intervals = Intervals { begins: Vec::new(), row_of: vec![rows.add(&bits)] };
         for (value, list) in changes {
             for (rule, on) in list {
                 let bit = 1 << (rule % 64);
                 if on { bits[rule / 64] |= bit } else { bits[rule / 64] &= !bit }
             }
-            let row = intervals.rows.add(&mut known, &bits);
+            let row = rows.add(&bits);
             if intervals.row_of.last() != Some(&row) {
                 intervals.begins.push(value);
                 intervals.row_of.push(row);
@@ -98,17 +102,13 @@ impl<K: Copy + Ord> Intervals<K> {
         intervals
     }
 
-    fn empty() -> Intervals<K> {
-        Intervals { begins: Vec::new(), row_of: Vec::new(), rows: Rows::default() }
-    }
-
+    /// Returns the row of a value; `None` if no rule tests the field.
     #[inline(always)]
-    fn restrict(&self, key: K, combined: &mut [u64]) {
-        // A field with one interval is tested by no rule.
-        if !self.begins.is_empty() {
-            let at = self.begins.partition_point(|&begin| begin <= key);
-            self.rows.restrict(self.row_of.get(at).copied().unwrap_or(0), combined);
+    fn row(&self, key: K) -> Option<u32> {
+        if self.begins.is_empty() {
+            return None;
         }
+        self.row_of.get(self.begins.partition_point(|&begin| begin <= key)).copied()
     }
 }
 
@@ -129,22 +129,24 @@ fn merged<K: Copy + Ord>(mut ranges: Vec<(K, K)>, next: &impl Fn(K) -> Option<K>
 #[derive(Debug)]
 struct Direct {
     row_of: Box<[u32; 256]>,
-    rows: Rows,
+    /// Whether a rule tests the field.
+    is_tested: bool,
 }
 
 impl Direct {
-    fn build(rules: usize, of: impl Fn(usize) -> Option<Vec<(u32, u32)>>) -> Direct {
-        let intervals = Intervals::build(rules, of, next_u32);
+    fn build(rules: usize, of: impl Fn(usize) -> Option<Vec<(u32, u32)>>, rows: &mut NewRows) -> Direct {
+        let intervals = Intervals::build(rules, of, next_u32, rows);
         let mut row_of = Box::new([0; 256]);
         for (key, row) in row_of.iter_mut().enumerate() {
             *row = intervals.row_of[intervals.begins.partition_point(|&begin| begin as usize <= key)];
         }
-        Direct { row_of, rows: intervals.rows }
+        Direct { row_of, is_tested: !intervals.begins.is_empty() }
     }
 
+    /// Returns the row of a value; `None` if no rule tests the field.
     #[inline(always)]
-    fn row(&self, key: u8) -> &[u64] {
-        self.rows.row(self.row_of[usize::from(key)])
+    fn row(&self, key: u8) -> Option<u32> {
+        self.is_tested.then(|| self.row_of[usize::from(key)])
     }
 }
 
@@ -155,6 +157,7 @@ fn next_u32(value: u32) -> Option<u32> {
 /// Consecutive rules.
 #[derive(Debug)]
 struct Chunk {
+    rows: Rows,
     kind: Direct,
     proto: Direct,
     flags: Direct,
@@ -177,48 +180,84 @@ impl Chunk {
             move |rule: usize| rules[rule].as_ref().and_then(|c| pick(c).clone())
         };
         let next_u128 = |value: u128| value.checked_add(1);
+        let rows = Rows { len: n.div_ceil(64), words: Vec::new(), summaries: Vec::new() };
+        let mut rows = NewRows { rows, known: BTreeMap::new() };
         Chunk {
-            kind: Direct::build(n, kind),
-            proto: Direct::build(n, small(|c| &c.proto)),
-            flags: Direct::build(n, small(|c| &c.flags)),
+            kind: Direct::build(n, kind, &mut rows),
+            proto: Direct::build(n, small(|c| &c.proto), &mut rows),
+            flags: Direct::build(n, small(|c| &c.flags), &mut rows),
             ports: [
-                Intervals::build(n, small(|c| &c.ports[0]), next_u32),
-                Intervals::build(n, small(|c| &c.ports[1]), next_u32),
+                Intervals::build(n, small(|c| &c.ports[0]), next_u32, &mut rows),
+                Intervals::build(n, small(|c| &c.ports[1]), next_u32, &mut rows),
             ],
             v4: [
-                Intervals::build(n, small(|c| &c.v4[0]), next_u32),
-                Intervals::build(n, small(|c| &c.v4[1]), next_u32),
+                Intervals::build(n, small(|c| &c.v4[0]), next_u32, &mut rows),
+                Intervals::build(n, small(|c| &c.v4[1]), next_u32, &mut rows),
             ],
             v6: [
-                Intervals::build(n, wide(|c| &c.v6[0]), next_u128),
-                Intervals::build(n, wide(|c| &c.v6[1]), next_u128),
+                Intervals::build(n, wide(|c| &c.v6[0]), next_u128, &mut rows),
+                Intervals::build(n, wide(|c| &c.v6[1]), next_u128, &mut rows),
             ],
+            rows: rows.rows,
         }
     }
 
-    /// Writes the candidates of a packet to `combined`; returns how many words they have.
+    /// Returns the rows of a packet.
     #[inline(always)]
-    fn candidates(&self, key: &Key<'_>, combined: &mut [u64; WORDS]) -> usize {
-        let (h, rows) = (key.headers, [self.kind.row(key.kind), self.proto.row(key.proto), self.flags.row(key.flags)]);
-        let combined = &mut combined[..rows[0].len()];
-        for (((word, kind), proto), flags) in combined.iter_mut().zip(rows[0]).zip(rows[1]).zip(rows[2]) {
-            *word = kind & proto & flags;
-        }
+    fn rows_of(&self, key: &Key<'_>) -> Common {
+        // This field has the rules that are never evaluated: its row counts even if no rule tests it.
+        let kind = self.kind.row_of[usize::from(key.kind)];
+        let mut common = Common { rows: [0; FIELDS], n: 0, summary: !0 };
+        let mut add = |row: Option<u32>| {
+            if let Some(row) = row {
+                common.rows[common.n % FIELDS] = row;
+                common.n += 1;
+                common.summary &= self.rows.summaries.get(row as usize).copied().unwrap_or(0);
+            }
+        };
+        let h = key.headers;
+        add(Some(kind));
+        add(self.proto.row(key.proto));
+        add(self.flags.row(key.flags));
         match h.family {
             Family::V4 => {
-                self.v4[0].restrict(h.src4, combined);
-                self.v4[1].restrict(h.dst4, combined);
+                add(self.v4[0].row(h.src4));
+                add(self.v4[1].row(h.dst4));
             }
             Family::V6 => {
-                self.v6[0].restrict(h.src6, combined);
-                self.v6[1].restrict(h.dst6, combined);
+                add(self.v6[0].row(h.src6));
+                add(self.v6[1].row(h.dst6));
             }
             Family::Other => {}
         }
-        self.ports[0].restrict(key.ports[0], combined);
-        self.ports[1].restrict(key.ports[1], combined);
-        combined.len()
+        add(self.ports[0].row(key.ports[0]));
+        add(self.ports[1].row(key.ports[1]));
+        common
     }
+
+    /// Returns the word `at` of what the rows have in common.
+    #[inline(always)]
+    fn word(&self, common: &Common, at: usize) -> u64 {
+        if at >= self.rows.len {
+            return 0;
+        }
+        let rows = common.rows.iter().take(common.n);
+        rows.fold(!0, |word, &row| word & self.rows.words.get(row as usize * self.rows.len + at).copied().unwrap_or(0))
+    }
+}
+
+/// Rows that a packet's fields have, and what these have in common.
+#[derive(Clone, Copy)]
+struct Common {
+    /// The first `n`.
+    rows: [u32; FIELDS],
+    n: usize,
+    /// Of words that may not be 0.
+    summary: u64,
+}
+
+impl Common {
+    const NONE: Common = Common { rows: [0; FIELDS], n: 0, summary: 0 };
 }
 
 /// What the index looks at of a packet.
@@ -262,7 +301,7 @@ impl Index {
     #[inline(always)]
     pub(crate) fn search<'a>(&'a self, headers: &'a Headers, direction: u8) -> Search<'a> {
         let key = Key::new(headers, direction);
-        let mut search = Search { index: self, key, chunk: 0, words: [0; WORDS], len: 0, at: 0, bits: 0 };
+        let mut search = Search { index: self, key, chunk: 0, common: Common::NONE, left: 0, at: 0, bits: 0 };
         search.enter(0);
         search
     }
@@ -273,10 +312,10 @@ pub(crate) struct Search<'a> {
     index: &'a Index,
     key: Key<'a>,
     chunk: usize,
-    /// Candidates of the chunk.
-    words: [u64; WORDS],
-    /// Words of the chunk.
-    len: usize,
+    /// Rows of the chunk.
+    common: Common,
+    /// Of words that may not be 0, those that the search has not come to.
+    left: u64,
     /// The word that `bits` are of.
     at: usize,
     /// Candidates in that word that were not visited.
@@ -287,9 +326,13 @@ impl Search<'_> {
     #[inline(always)]
     fn enter(&mut self, chunk: usize) {
         self.chunk = chunk;
-        self.len = self.index.chunks.get(chunk).map_or(0, |chunk| chunk.candidates(&self.key, &mut self.words));
-        self.at = 0;
-        self.bits = if self.len > 0 { self.words[0] } else { 0 };
+        self.common = self.index.chunks.get(chunk).map_or(Common::NONE, |chunk| chunk.rows_of(&self.key));
+        (self.left, self.bits) = (self.common.summary, 0);
+    }
+
+    #[inline(always)]
+    fn word(&self) -> u64 {
+        self.index.chunks.get(self.chunk).map_or(0, |chunk| chunk.word(&self.common, self.at))
     }
 
     /// Goes on at rule `from`.
@@ -299,7 +342,8 @@ impl Search<'_> {
             self.enter(from / CHUNK);
         }
         self.at = from % CHUNK / 64;
-        self.bits = if self.at < self.len { self.words[self.at] & (!0 << (from % 64)) } else { 0 };
+        self.bits = self.word() & (!0 << (from % 64));
+        self.left = self.common.summary & (!0 << self.at << 1);
     }
 
     /// Returns the next candidate.
@@ -311,9 +355,10 @@ impl Search<'_> {
                 self.bits &= self.bits - 1;
                 return Some(self.chunk * CHUNK + self.at * 64 + bit);
             }
-            if self.at + 1 < self.len {
-                self.at += 1;
-                self.bits = self.words[self.at];
+            if self.left != 0 {
+                self.at = self.left.trailing_zeros() as usize;
+                self.left &= self.left - 1;
+                self.bits = self.word();
             } else if (self.chunk + 1) * CHUNK < self.index.rules {
                 self.enter(self.chunk + 1);
             } else {

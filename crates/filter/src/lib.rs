@@ -10,12 +10,14 @@
 //! states.
 #![forbid(unsafe_code)]
 
+mod buckets;
 mod config;
 mod constraint;
 mod counters;
 mod engine;
 mod index;
 mod matcher;
+mod nat;
 mod packet;
 mod parse;
 mod reply;
@@ -28,6 +30,7 @@ mod tuning;
 pub use config::Config;
 pub use counters::{Counts, RuleCounters};
 pub use engine::{Direction, Engine, Now, Verdict};
+pub use nat::{NatCounts, NatTable, Translated};
 pub use packet::{Family, HEADER_BYTES, Headers, Malformed, proto, tcp};
 pub use parse::words::SyntaxError;
 pub use reply::{MAX_REPLY, reply};
@@ -35,4 +38,4 @@ pub use rule::{DEFAULT_RULE, Rule, RuleId};
 pub use ruleset::Ruleset;
 pub use state::{StateCounts, StateInfo, StateTable};
 pub use table::{Prefix, Table};
-pub use tuning::SWEEP_PER_BATCH;
+pub use tuning::{FETCH_STATES, SWEEP_PER_BATCH};

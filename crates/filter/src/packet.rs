@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The header fields of a frame that rules test, parsed once from a private copy of its first bytes.
 
+use unetmap_shape::FlowKey;
+
 /// Bytes at the start of a frame that are parsed. Ethernet with two VLAN tags, the longest IPv4 header and a TCP
 /// header without options need 102; IPv6 extension headers have the rest.
 pub const HEADER_BYTES: usize = 128;
@@ -119,6 +121,8 @@ pub struct Headers {
     pub tcp_flags: u8,
     /// Type of an ICMP or ICMPv6 message.
     pub icmp_type: u8,
+    /// Identifier of an ICMP query, if the message is long enough for one.
+    pub icmp_id: u16,
     /// Bits of `extension`.
     pub extensions: u8,
     /// IPv4: more fragments follow; IPv6 likewise.
@@ -144,32 +148,41 @@ impl Headers {
     /// Why the frame is invalid.
     #[inline]
     pub fn parse(bytes: &[u8], len: usize) -> Result<Headers, Malformed> {
-        let Some((ethernet, _)) = bytes.split_first_chunk::<14>() else { return Err(Malformed::Header) };
-        let mut headers = Headers {
-            dst_mac: mac(&ethernet[..6]),
-            src_mac: mac(&ethernet[6..12]),
-            ethertype: u16::from_be_bytes([ethernet[12], ethernet[13]]),
-            l3: 14,
-            ..Headers::default()
+        let mut headers = Headers::default();
+        headers.set(bytes, len)?;
+        Ok(headers)
+    }
+
+    /// As [`Headers::parse`], in place, which copies nothing. After an error some fields are set and some are not.
+    ///
+    /// # Errors
+    /// Why the frame is invalid.
+    #[inline]
+    pub fn set(&mut self, bytes: &[u8], len: usize) -> Result<(), Malformed> {
+        let Some(&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, high, low]) = bytes.first_chunk::<14>() else {
+            return Err(Malformed::Header);
         };
+        *self = Headers::default();
+        self.dst_mac = u64::from_be_bytes([0, 0, d0, d1, d2, d3, d4, d5]);
+        self.src_mac = u64::from_be_bytes([0, 0, s0, s1, s2, s3, s4, s5]);
+        self.ethertype = u16::from_be_bytes([high, low]);
+        self.l3 = 14;
         for _ in 0..MAX_TAGS {
-            if !matches!(headers.ethertype, 0x8100 | 0x88a8) {
+            if !matches!(self.ethertype, 0x8100 | 0x88a8) {
                 break;
             }
-            let Some(&[_, _, high, low]) = bytes.get(usize::from(headers.l3)..).and_then(|b| b.first_chunk::<4>())
-            else {
+            let Some(&[_, _, high, low]) = bytes.get(usize::from(self.l3)..).and_then(|b| b.first_chunk::<4>()) else {
                 return Err(Malformed::Header);
             };
-            headers.ethertype = u16::from_be_bytes([high, low]);
-            headers.l3 += 4;
+            self.ethertype = u16::from_be_bytes([high, low]);
+            self.l3 += 4;
         }
-        let l3 = usize::from(headers.l3);
-        match headers.ethertype {
-            0x0800 => headers.parse_ipv4(&bytes[l3..], len - l3)?,
-            0x86dd => headers.parse_ipv6(&bytes[l3..], len - l3)?,
-            _ => {}
+        let l3 = usize::from(self.l3);
+        match self.ethertype {
+            0x0800 => self.parse_ipv4(&bytes[l3..], len - l3),
+            0x86dd => self.parse_ipv6(&bytes[l3..], len - l3),
+            _ => Ok(()),
         }
-        Ok(headers)
     }
 
     /// `bytes`: the copy from the IPv4 header on; `room`: bytes of the frame from there on.
@@ -286,6 +299,9 @@ impl Headers {
         self.has_transport = true;
         if needed == 4 {
             self.icmp_type = bytes[0];
+            if let (Some(icmp), 8..) = (bytes.first_chunk::<6>(), room) {
+                self.icmp_id = u16::from_be_bytes([icmp[4], icmp[5]]);
+            }
             return Ok(());
         }
         self.src_port = u16::from_be_bytes([bytes[0], bytes[1]]);
@@ -300,6 +316,14 @@ impl Headers {
         Ok(())
     }
 
+    /// Returns the fields that make a flow.
+    #[inline]
+    pub fn flow_key(&self) -> FlowKey {
+        let v6 = self.family == Family::V6;
+        let (src, dst) = if v6 { (self.src6, self.dst6) } else { (self.src4.into(), self.dst4.into()) };
+        FlowKey { src, dst, src_port: self.src_port, dst_port: self.dst_port, proto: self.proto, v6 }
+    }
+
     /// Whether the packet has ports.
     #[inline(always)]
     pub fn has_ports(&self) -> bool {
@@ -311,10 +335,6 @@ impl Headers {
     pub fn is_tcp(&self) -> bool {
         self.has_transport && self.proto == proto::TCP
     }
-}
-
-fn mac(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0, |mac, &byte| mac << 8 | u64::from(byte))
 }
 
 #[cfg(test)]

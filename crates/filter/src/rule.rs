@@ -48,6 +48,9 @@ impl Rule {
             Action::Unreach(1) => "Reject",
             Action::Unreach(_) | Action::Unreach6(_) => "Unreach",
             Action::Reset | Action::Reset6 => "Reset",
+            Action::Pipe(_) => "Pipe",
+            Action::Queue(_) => "Queue",
+            Action::Nat(_) => "Nat",
         }
     }
 }
@@ -86,9 +89,15 @@ pub(crate) enum Action {
     Reset,
     /// As `Reset`, for IPv6.
     Reset6,
+    /// The packet goes through the link with this number, and then passes.
+    Pipe(Target),
+    /// As `Pipe`, by a queue of a link.
+    Queue(Target),
+    /// The packet is translated by the instance with this number, and then passes.
+    Nat(Target),
 }
 
-/// The rule to continue at.
+/// The rule to continue at, or the number of a link or a NAT instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// This number.

@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
+use unetmap_shape::Plan;
+
 use crate::index::Index;
+use crate::nat::NatSettings;
 use crate::rule::{Action, Rule, RuleId};
 use crate::table::Table;
 
@@ -26,6 +29,9 @@ pub struct Ruleset {
     pub(crate) probes: Vec<Probe>,
     /// By the slot of a rule's identity: its generation, and its place in `rules`.
     slots: Vec<(u32, usize)>,
+    plan: Arc<Plan>,
+    /// NAT instances by number, in order.
+    nats: Vec<(u16, Arc<NatSettings>)>,
     /// The first rule, if it decides about all packets without looking at them.
     pub(crate) always: Option<usize>,
 }
@@ -33,7 +39,13 @@ pub struct Ruleset {
 impl Ruleset {
     /// Compiles rules, which are in order and end with the default rule. `enabled` is a bitmap of the sets that are
     /// evaluated.
-    pub(crate) fn new(rules: Vec<Arc<Rule>>, tables: Vec<Option<Arc<Table>>>, enabled: u32) -> Ruleset {
+    pub(crate) fn new(
+        rules: Vec<Arc<Rule>>,
+        tables: Vec<Option<Arc<Table>>>,
+        enabled: u32,
+        plan: Arc<Plan>,
+        nats: Vec<(u16, Arc<NatSettings>)>,
+    ) -> Ruleset {
         let is_enabled = |rule: &Rule| enabled >> rule.set & 1 != 0;
         let index =
             Index::build(rules.iter().map(Arc::as_ref), |rule| is_enabled(rule) && rule.action != Action::CheckState);
@@ -65,12 +77,28 @@ impl Ruleset {
             decides && rule.tests.is_empty() && rule.state.is_none() && rule.probability.is_none() && rule.log.is_none()
         });
         let numbers = rules.iter().map(|rule| rule.number).collect();
-        Ruleset { rules, numbers, tables, index, probes, slots, always }
+        Ruleset { rules, numbers, tables, index, probes, slots, plan, nats, always }
     }
 
     /// Returns the rules in order, the default rule last.
     pub fn rules(&self) -> &[Arc<Rule>] {
         &self.rules
+    }
+
+    /// Returns the links that rules give packets to.
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    /// Whether there is a NAT instance.
+    pub fn has_nat(&self) -> bool {
+        !self.nats.is_empty()
+    }
+
+    /// Returns a NAT instance.
+    pub(crate) fn nat(&self, number: u16) -> Option<&NatSettings> {
+        let at = self.nats.binary_search_by_key(&number, |entry| entry.0).ok()?;
+        Some(&self.nats[at].1)
     }
 
     /// Returns the place of the first rule with this number or a higher one.

@@ -11,11 +11,13 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher as _};
 
+use crate::buckets::Buckets;
 use crate::packet::{Family, Headers, proto, tcp};
 use crate::rule::{ANY_STATE, Limit, RuleId, StateOption, limit_field};
 use crate::table::AddressHasher;
 use crate::tuning::{
-    LIFETIME_ACK, LIFETIME_FIN, LIFETIME_RST, LIFETIME_SHORT, LIFETIME_SYN, LIFETIME_UDP, MAX_LIMITS, SWEEP_WHEN_FULL,
+    FETCH_STATES, LIFETIME_ACK, LIFETIME_FIN, LIFETIME_RST, LIFETIME_SHORT, LIFETIME_SYN, LIFETIME_UDP, MAX_LIMITS,
+    SWEEP_WHEN_FULL,
 };
 
 const NONE: u32 = u32::MAX;
@@ -136,8 +138,7 @@ pub struct StateInfo {
 /// The states of one thread.
 #[derive(Debug)]
 pub struct StateTable {
-    /// Bits 32..64: hash; 0..32: entry + 1. 0: empty. A power of two, at least twice as many as entries.
-    buckets: Vec<u64>,
+    buckets: Buckets,
     entries: Vec<Entry>,
     max: usize,
     free: u32,
@@ -156,7 +157,7 @@ impl StateTable {
     /// Makes a table for at most `max` states.
     pub fn new(max: usize) -> StateTable {
         StateTable {
-            buckets: vec![0; (max * 2).next_power_of_two().max(2)],
+            buckets: Buckets::new(max),
             entries: Vec::with_capacity(max),
             max,
             free: NONE,
@@ -168,6 +169,22 @@ impl StateTable {
             free_limits: Vec::with_capacity(MAX_LIMITS),
             counts: StateCounts::default(),
         }
+    }
+
+    /// Reads what lookups of these packets will read, so that the memory's latency is waited for once and not by each
+    /// of them.
+    #[inline]
+    pub(crate) fn fetch<'h>(&self, packets: impl Iterator<Item = &'h Headers>) {
+        if self.counts.states == 0 {
+            return;
+        }
+        let mut words = [0; FETCH_STATES];
+        for (word, headers) in words.iter_mut().zip(packets) {
+            *word = Flow::of(headers).map_or(0, |(flow, _)| self.buckets.first(flow.hash()));
+        }
+        // An entry has two cache lines. No read depends on another, so that a processor makes them at the same time.
+        let entries = words.iter().filter_map(|word| self.entries.get((*word as u32).wrapping_sub(1) as usize));
+        std::hint::black_box(entries.fold(0, |sum, entry| sum ^ entry.hash ^ entry.next));
     }
 
     /// Returns the rule of the packet's state, and counts the packet there. States of rules that no longer exist are
@@ -253,7 +270,7 @@ impl StateTable {
             newest => self.entries[newest as usize].next = at,
         }
         self.newest = at;
-        self.insert_bucket(hash, at);
+        self.buckets.insert(hash, at);
         self.counts.states += 1;
         self.counts.created += 1;
         true
@@ -295,56 +312,15 @@ impl StateTable {
     }
 
     fn find(&self, flow: &Flow, hash: u32, name: u16) -> Option<u32> {
-        let mask = self.buckets.len() - 1;
-        let mut bucket = hash as usize & mask;
-        loop {
-            let word = self.buckets[bucket];
-            if word == 0 {
-                return None;
-            }
-            let at = word as u32 - 1;
-            if (word >> 32) as u32 == hash {
-                let entry = &self.entries[at as usize];
-                if entry.flow == *flow && (entry.name == name || name == ANY_STATE) {
-                    return Some(at);
-                }
-            }
-            bucket = (bucket + 1) & mask;
-        }
+        self.buckets.find(hash, |at| {
+            let entry = &self.entries[at as usize];
+            entry.flow == *flow && (entry.name == name || name == ANY_STATE)
+        })
     }
 
-    fn insert_bucket(&mut self, hash: u32, at: u32) {
-        let mask = self.buckets.len() - 1;
-        let mut bucket = hash as usize & mask;
-        while self.buckets[bucket] != 0 {
-            bucket = (bucket + 1) & mask;
-        }
-        self.buckets[bucket] = u64::from(hash) << 32 | u64::from(at + 1);
-    }
-
-    /// Removes an entry, and moves those that its bucket had displaced back.
     fn remove(&mut self, at: u32) {
         let entry = self.entries[at as usize];
-        let mask = self.buckets.len() - 1;
-        let mut hole = entry.hash as usize & mask;
-        while self.buckets[hole] as u32 != at + 1 {
-            hole = (hole + 1) & mask;
-        }
-        let mut next = hole;
-        loop {
-            next = (next + 1) & mask;
-            let word = self.buckets[next];
-            if word == 0 {
-                break;
-            }
-            let home = (word >> 32) as usize & mask;
-            // Whether its home is not in (hole, next].
-            if next.wrapping_sub(home) & mask >= next.wrapping_sub(hole) & mask {
-                self.buckets[hole] = word;
-                hole = next;
-            }
-        }
-        self.buckets[hole] = 0;
+        self.buckets.remove(entry.hash, at);
         if !entry.answered {
             self.unlink(at);
         }

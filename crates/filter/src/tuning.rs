@@ -18,6 +18,9 @@ pub(crate) const LIFETIME_SHORT: u64 = 5_000;
 pub(crate) const SWEEP_WHEN_FULL: usize = 64;
 /// States that are examined for expired ones in each batch of packets.
 pub const SWEEP_PER_BATCH: usize = 16;
+/// Packets whose states are read before the first of them is evaluated. Some processors can have no more reads from
+/// memory under way at a time.
+pub const FETCH_STATES: usize = 16;
 /// Different values that `limit` options count states for, at the same time (ipfw's `dyn_parent_max`).
 pub(crate) const MAX_LIMITS: usize = 4096;
 

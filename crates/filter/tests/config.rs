@@ -79,6 +79,16 @@ fn counters_are_shown_and_set_to_zero() {
         "00010 4 216 count ip from any to any\n00015 0   0 count udp from any to any\n\
          00020 3 162 allow tcp from any to any\n65535 1  54 deny ip from any to any\n"
     );
+    let (_, graph) = apply(
+        &config,
+        "set disable 4\nadd 18 set 4 deny ip from any to any\nadd 17 skipto 20 tcp from any to any\ngraph",
+    );
+    assert_eq!(
+        graph.split_once("any\n").unwrap().1.split_once("any\n").unwrap().1,
+        "4  00010 count ip from any to any\n     |\n0  00015 count udp from any to any\n     |\n\
+         0  00017 skipto 20 tcp from any to any ---> 00020\n     |\n3  00020 allow tcp from any to any ---> passed\n     |\n\
+         1  65535 deny ip from any to any ---> dropped\n"
+    );
     let (_, show) = apply(&config, "zero 10\nshow 10-20\nzero");
     assert_eq!(
         show,
@@ -96,8 +106,10 @@ fn what_is_wrong_or_not_supported_is_refused_with_its_place() {
         ("add 65535 allow ip from any to any", 1, 5, "0 to 65534"),
         ("add allow tcp from any to", 1, 26, "give an address"),
         ("add 5 allow ip from any\n", 1, 24, "give `to`"),
-        ("\n# x\n  add nat 1 ip from any to any", 3, 7, "the action `nat` is not supported"),
-        ("add queue 1 ip from any to any", 1, 5, "`queue` is not supported"),
+        ("\n# x\n  add tee 1 ip from any to any", 3, 7, "the action `tee` is not supported"),
+        ("add nat global ip from any to any", 1, 9, "`global`: give a number or tablearg"),
+        ("add fwd 10.0.0.1 ip from any to any", 1, 5, "`fwd` is not supported"),
+        ("add queue x ip from any to any", 1, 11, "`x`: give a number or tablearg"),
         ("add allow ip from me to any", 1, 19, "`me` is not supported"),
         ("add allow ip from 10.0.0.1/33 to any", 1, 19, "is no address"),
         ("add allow ip from 10.0.0.0/24{9-300} to any", 1, 19, "last bytes"),
@@ -111,14 +123,36 @@ fn what_is_wrong_or_not_supported_is_refused_with_its_place() {
         ("add allow ip from any to any bogus", 1, 30, "no option"),
         ("add allow fish from any to any", 1, 11, "`fish` is no protocol"),
         ("add prob 1.5 allow ip from any to any", 1, 10, "0 to 1"),
-        ("add skipto ip from any to any", 1, 12, "rule number"),
+        ("add skipto ip from any to any", 1, 12, "a number"),
         ("delete 11", 1, 8, "there is no rule 11"),
         ("table t add 10.0.0.1 x", 1, 22, "`x`: give ADDRESS"),
         ("table u list", 1, 9, "there is no table `u`"),
         ("table t create", 1, 9, "table t exists"),
         ("table v create type mac", 1, 21, "`mac` are not supported"),
         ("set disable 31", 1, 13, "always enabled"),
-        ("pipe 1 config bw 1Mbit/s", 1, 1, "`pipe` is not supported"),
+        ("nat config ip 10.0.0.1", 1, 5, "the number of the nat before config"),
+        ("nat 1 config deny_in", 1, 21, "give the address"),
+        ("nat 1 config ip 10.0.0", 1, 17, "`10.0.0`: give an IPv4 address"),
+        ("nat 1 config ip 10.0.0.1 udp_eim", 1, 26, "`udp_eim` is not supported"),
+        ("nat 1 config ip 10.0.0.1 port_range 80-90", 1, 37, "from 1024"),
+        ("nat 1 config ip 10.0.0.1 redirect_port icmp 10.0.0.2:1 1", 1, 40, "for tcp and udp"),
+        ("nat 1 config ip 10.0.0.1 redirect_port tcp 10.0.0.2 80", 1, 44, "give LOCAL:PORT"),
+        ("nat 1 config ip 10.0.0.1 redirect_port tcp 10.0.0.2:80-81 80", 1, 59, "as many ports"),
+        ("nat 1 config ip 10.0.0.1 redirect_addr 10.0.0.2 x", 1, 49, "`x`: give an IPv4"),
+        ("nat 1 delete", 1, 7, "there is no nat 1"),
+        ("pipe 0 config", 1, 6, "1 to 65535"),
+        ("pipe config", 1, 6, "the number of the pipe before config"),
+        ("pipe 1 config bw 1furlong", 1, 18, "`1furlong`: give a bandwidth"),
+        ("pipe 1 config delay 1ms..", 1, 21, "give a time"),
+        ("pipe 1 config queue 101", 1, 21, "1 to 100 slots"),
+        ("pipe 1 config mask", 1, 19, "give a mask"),
+        ("pipe 1 config mask dst-ip /33", 1, 27, "of 32 bits"),
+        ("pipe 1 config red 1/2/3/4", 1, 15, "`red` is not supported"),
+        ("pipe 1 config plr 2", 1, 19, "probability"),
+        ("queue 1 config weight 5", 1, 24, "give the queue's pipe"),
+        ("sched 1 config type prio", 1, 21, "`prio` is not supported"),
+        ("sched 1 config type fq_codel quantum 1", 1, 38, "256 to 9000"),
+        ("pipe delete 5", 1, 13, "there is no pipe 5"),
     ] {
         let error = config.apply(script).unwrap_err();
         assert_eq!((error.line, error.column), (line, column), "{script}: {error}");
@@ -211,4 +245,42 @@ fn a_probability_drops_that_share() {
     let denied = (0..40_000).filter(|_| evaluate(&mut engine, &set, &packet, 1) == Verdict::Deny).count();
     // Five standard deviations.
     assert!((9567..=10433).contains(&denied), "{denied}");
+}
+
+#[test]
+fn pipes_and_queues_are_configured_shown_and_deleted() {
+    let script = "pipe 1 config bw 8Mbit/s delay 20 burst 10K queue 64KB plr 0.01 mask src-ip 0xffffff00 dst-port /16\n\
+                  queue 5 config pipe 1 weight 70 queue 30\nqueue 6 config sched 1 weight 30 mask dst-ip 0xffffffff codel target 10ms\n\
+                  sched 1 config type fq_codel limit 500 target 8 noecn flows 64\npipe 2 config\n\
+                  add 10 queue 5 udp from any to any\nadd pipe tablearg ip from any to any";
+    let (config, _) = apply(&new(), script);
+    let (_, shown) = apply(&config, "pipe show\nqueue 6 show\nsched 1 show\nlist");
+    assert_eq!(
+        shown,
+        "00001:   8.000 Mbit/s   20 ms burst 10240\n\
+         q131073  64 KB plr 0.010000 (1 buckets) sched 65537 weight 1 lmax 0 pri 0 droptail\n \
+         sched 65537 type FIFO flags 0x0 64 buckets 0 active\n    mask src-ip 0xffffff00 dst-port /16\n   \
+         0 packets 0 bytes, 0 held, 0 dropped\n\
+         00002: unlimited         0 ms burst 0\n\
+         q131074  50 sl. (1 buckets) sched 65538 weight 1 lmax 0 pri 0 droptail\n \
+         sched 65538 type FIFO flags 0x0 64 buckets 0 active\n   0 packets 0 bytes, 0 held, 0 dropped\n\
+         q00006  50 sl. (64 buckets) sched 1 weight 30 lmax 0 pri 0 AQM CoDel\n    mask dst-ip 0xffffffff\n\
+         00001:   8.000 Mbit/s   20 ms burst 10240\n sched 1 type FQ_CODEL flags 0x0 64 buckets 0 active\n   \
+         Children flowsets: 5 6\n   0 packets 0 bytes, 0 held, 0 dropped\n\
+         00010 queue 5 udp from any to any\n00110 pipe tablearg ip from any to any\n65535 deny ip from any to any\n"
+    );
+    // What is not given again stays: the pipe and the weight of a queue, the type of a scheduler.
+    let (_, shown) = apply(&config, "queue 5 config queue 7\nsched 1 config mask all\nqueue 5 show\nsched show");
+    assert!(shown.starts_with("q00005   7 sl. (64 buckets) sched 1 weight 70 lmax"), "{shown}");
+    assert!(shown.contains(" sched 1 type FQ_CODEL"), "{shown}");
+    for kind in ["fifo", "rr", "wf2q+", "qfq", "fq_codel", "fq_pie"] {
+        let (_, shown) = apply(&config, &format!("sched 1 config type {kind}\nsched 1 show"));
+        assert!(shown.contains(&format!(" sched 1 type {} ", kind.to_uppercase())), "{kind}: {shown}");
+    }
+    let mut engine = Engine::new(0, 4, 1);
+    let verdict = evaluate(&mut engine, &config.compile(), &frame(A, B, 0, 0), 0);
+    assert_eq!(verdict, Verdict::Link(unetmap_shape::Target::Queue(5)));
+    assert!(!config.compile().plan().is_empty());
+    let (config, _) = apply(&config, "pipe 1 delete\nqueue delete 5\nqueue 6 delete\npipe delete 2");
+    assert!(config.compile().plan().is_empty());
 }

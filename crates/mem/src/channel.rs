@@ -36,10 +36,10 @@ mod receiver;
 mod wakeup;
 mod words;
 
-pub use consumer::{Consumer, ProdWord};
+pub use consumer::{Consumer, ProdWord, Received};
 #[cfg(not(loom))]
 pub use futex_wait::{FutexWaitSet, Waiter};
-pub use producer::Producer;
+pub use producer::{ConsWord, Producer};
 pub use receiver::Receiver;
 pub use words::{ChannelWords, fence_before_sleep};
 

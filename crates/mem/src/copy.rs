@@ -41,13 +41,30 @@ pub struct Run {
     pub max: u32,
 }
 
+/// What was copied or swapped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Packets of one slot each.
+    pub packets: u32,
+    /// The sum of their lengths.
+    pub bytes: u64,
+}
+
+impl Moved {
+    /// One packet more.
+    #[inline(always)]
+    pub(crate) fn and(self, len: u16) -> Moved {
+        Moved { packets: self.packets + 1, bytes: self.bytes + u64::from(len) }
+    }
+}
+
 /// Copies packets from slot `from` on into the buffers of the slots from `to` on, and sets their lengths and flags; at
-/// most up to the end of either ring. Returns the number of packets.
+/// most up to the end of either ring.
 ///
 /// Stops before the first packet that has other addresses, more than one slot, less than 14 bytes or a port number in
 /// its flags, or for which either buffer does not exist or is too small.
 #[inline]
-pub fn copy_run(simd: SimdLevel, source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: Run) -> u32 {
+pub fn copy_run(simd: SimdLevel, source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: Run) -> Moved {
     let left = |side: RingRef<'_>, at: Pos| side.slots.slots().get().saturating_sub(at.raw());
     let run = Run { max: run.max.min(left(source, from)).min(left(target, to)), ..run };
     #[cfg(target_arch = "x86_64")]
@@ -57,12 +74,12 @@ pub fn copy_run(simd: SimdLevel, source: RingRef<'_>, from: Pos, target: RingRef
     }
     let _ = simd;
     let at = |side: RingRef<'_>, first: Pos, i: u32| side.slots.slots().add(first, i);
-    (0..run.max).take_while(|i| copy_one(source, at(source, from, *i), target, at(target, to, *i), &run)).count() as u32
+    let lens = (0..run.max).map_while(|i| copy_one(source, at(source, from, i), target, at(target, to, i), &run));
+    lens.fold(Moved::default(), Moved::and)
 }
 
 /// Copies packets of one slot each, listed by the heads of their slots, from buffers of `source` into the buffers of
-/// the slots from `to` on, and sets their lengths and flags; at most up to the end of that ring. Returns the number of
-/// packets.
+/// the slots from `to` on, and sets their lengths and flags; at most up to the end of that ring.
 ///
 /// Stops before the first packet for which either buffer does not exist or is too small.
 #[inline]
@@ -73,7 +90,7 @@ pub fn copy_list(
     target: RingRef<'_>,
     to: Pos,
     flags: u16,
-) -> u32 {
+) -> Moved {
     let left = target.slots.slots().get().saturating_sub(to.raw()) as usize;
     let packets = &packets[..packets.len().min(left)];
     #[cfg(target_arch = "x86_64")]
@@ -97,27 +114,27 @@ pub fn copy_list(
             target.region.frame(into).copy_from(&source.frame(packet.buf_idx()), usize::from(packet.len()));
             target.slots.set_len_flags(to, packet.len(), flags);
         }
-        ok
+        ok.then(|| packet.len())
     };
-    (0..).zip(packets).take_while(|packet| one(*packet)).count() as u32
+    (0..).zip(packets).map_while(one).fold(Moved::default(), Moved::and)
 }
 
-/// Copies one packet of a run without vectors; `false` if the run ends before it.
-fn copy_one(source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: &Run) -> bool {
+/// Copies one packet of a run without vectors; returns its length, or `None` if the run ends before it.
+fn copy_one(source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: &Run) -> Option<u16> {
     let (slot, into) = (source.slots.load(from), target.slots.buf_idx(to));
     if !may_join_run(slot, into, max_len(source.region, target.region), source.region.limits(), target.region.limits())
     {
-        return false;
+        return None;
     }
     let (read, write) = (source.region.frame(slot.buf_idx), target.region.frame(into));
     if read.header()[..MAC_PAIR_BYTES] != run.addresses {
-        return false;
+        return None;
     }
     write.copy_from(&read, usize::from(slot.len));
     // The sender may have changed the addresses since they were compared (M4).
     write.write(0, &run.addresses);
     target.slots.set_len_flags(to, slot.len, run.flags);
-    true
+    Some(slot.len)
 }
 
 /// The longest packet that buffers of both regions hold, bytes.

@@ -51,6 +51,8 @@ pub struct SyncState {
     inside: AtomicU32,
     /// Not 0: the lock is, or was, biased to a thread, and will be to no other.
     was_biased: AtomicU32,
+    /// Of the receive ring of a pipe: bytes of the packets that crossed it.
+    pub bytes: AtomicU64,
 }
 
 /// Bit of [`SyncState::status`]: the port was removed while in use. Written by the daemon.
@@ -95,6 +97,7 @@ impl SyncState {
             bias_holder: word(),
             inside: word(),
             was_biased: word(),
+            bytes: long(),
         }
     }
 
@@ -266,6 +269,12 @@ impl SyncState {
         // Plain loads and stores (O2): there is one writer at a time, and a hostile one corrupts only its own figures.
         self.slots.store(self.slots.load(Ordering::Relaxed).wrapping_add(u64::from(n)), Ordering::Relaxed);
         self.batches.store(self.batches.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Counts the bytes of what a sync moved. Only with the right to sync.
+    #[inline(always)]
+    pub fn count_bytes(&self, n: u64) {
+        self.bytes.store(self.bytes.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
     // Counters (O4).

@@ -46,6 +46,18 @@ impl<'a> Frame<'a> {
         self.base
     }
 
+    /// Prefetches the first cache line for reading.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        crate::prefetch::for_read(self.base);
+    }
+
+    /// Prefetches the first cache line for writing.
+    #[inline(always)]
+    pub fn prefetch_for_write(&self) {
+        crate::prefetch::for_write(self.base);
+    }
+
     /// Copies bytes `[at, at + out.len())` into `out`; returns how many existed.
     #[inline]
     pub fn read(&self, at: usize, out: &mut [u8]) -> usize {

@@ -110,6 +110,11 @@ pub struct GuestWords {
 }
 
 impl GuestWords {
+    /// The words of a range that is no guest memory, but which a hypervisor can write, too.
+    pub fn new(range: MappedRange) -> GuestWords {
+        GuestWords { range }
+    }
+
     #[inline(always)]
     fn word<T>(&self, at: usize) -> Option<&T> {
         debug_assert!(at + size_of::<T>() <= self.range.len());
@@ -137,6 +142,14 @@ impl GuestWords {
     pub fn store_u32(&self, at: usize, value: u32) {
         if let Some(word) = self.word::<AtomicU32>(at) {
             word.store(value.to_le(), Ordering::Relaxed);
+        }
+    }
+
+    /// Stores 64 bits.
+    #[inline(always)]
+    pub fn store_u64(&self, at: usize, value: u64, order: Ordering) {
+        if let Some(word) = self.word::<AtomicU64>(at) {
+            word.store(value.to_le(), order);
         }
     }
 

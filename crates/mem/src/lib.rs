@@ -45,18 +45,19 @@ mod xsk_rings;
 #[cfg(not(loom))]
 pub use atomic::register_publisher;
 pub use channel::{
-    CHANNEL_BYTES, ChannelPage, ChannelWords, Consumer, ProdWord, Producer, Receiver, fence_before_sleep,
+    CHANNEL_BYTES, ChannelPage, ChannelWords, ConsWord, Consumer, ProdWord, Producer, Received, Receiver,
+    fence_before_sleep,
 };
 #[cfg(not(loom))]
 pub use channel::{FutexWaitSet, Waiter};
-pub use copy::{MAC_PAIR_BYTES, RUN_BREAK_FLAGS, RingRef, Run, copy_list, copy_packet, copy_run};
+pub use copy::{MAC_PAIR_BYTES, Moved, RUN_BREAK_FLAGS, RingRef, Run, copy_list, copy_packet, copy_run};
 pub use endpoint::{EndpointPage, OWNED_BY_SYNC_LOOP, PORT_REMOVED, SyncGuard, SyncState, SyncStateRef};
 pub use frame::Frame;
 #[cfg(not(loom))]
 pub use guest::{GuestMemory, GuestPlace, GuestWords};
 pub use mapped_range::MappedRange;
 pub use polled_rings::{ChannelRef, PolledRings};
-pub use pool::{BufPool, BufUsage, IndexSet, ObjectPool};
+pub use pool::{BufPool, BufUsage, IndexSet, ObjectPool, SavedBufs};
 pub use pos::{BufIdx, Pos, Slots, Span};
 pub use prefetch::prefetch_value;
 pub use region::{Geometry, PoolShape, Region};

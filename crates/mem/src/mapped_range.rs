@@ -67,6 +67,7 @@ impl MappedRange {
     /// # Safety
     /// `T` must be made of atomics only, so that any bytes are a value of it and other processes may write it at any
     /// time.
+    #[inline(always)]
     pub(crate) unsafe fn at<T>(&self, offset: usize) -> Option<*const T> {
         let end = offset.checked_add(size_of::<T>())?;
         let ptr = self.base.wrapping_add(offset).cast::<T>();

@@ -36,6 +36,22 @@ impl ObjectPool {
     pub fn allocated(&self) -> u32 {
         self.allocated
     }
+
+    /// The allocated objects.
+    pub fn in_use(&self) -> Vec<u32> {
+        (0..).zip(&self.used).filter(|(_, used)| **used).map(|(index, _)| index).collect()
+    }
+
+    /// A pool of `count` objects of which these are allocated; `None` if they are not in it.
+    pub fn restore(count: u32, in_use: &[u32]) -> Option<ObjectPool> {
+        let mut pool = ObjectPool::new(count);
+        for index in in_use {
+            let used = pool.used.get_mut(*index as usize)?;
+            pool.allocated += u32::from(!*used);
+            *used = true;
+        }
+        Some(pool)
+    }
 }
 
 /// A set of buffer indexes.
@@ -72,6 +88,35 @@ impl IndexSet {
         })
     }
 
+    /// Returns the indexes in the set as ranges `(first, end)`, in order.
+    fn ranges(&self) -> Vec<(u32, u32)> {
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        let mut add = |from: u32, to: u32| match ranges.last_mut() {
+            Some(last) if last.1 == from => last.1 = to,
+            _ => ranges.push((from, to)),
+        };
+        for (n, word) in (0..).step_by(64).zip(&self.0) {
+            match *word {
+                0 => {}
+                u64::MAX => add(n, n + 64),
+                word => (0..64).filter(|bit| word >> bit & 1 == 1).for_each(|bit| add(n + bit, n + bit + 1)),
+            }
+        }
+        ranges
+    }
+
+    /// The set of these indexes, all below `count`; `None` if they are not.
+    fn of_ranges(count: u32, ranges: &[(u32, u32)]) -> Option<IndexSet> {
+        let mut set = IndexSet::new(count);
+        for &(from, to) in ranges {
+            if to > count {
+                return None;
+            }
+            (from..to).for_each(|idx| _ = set.insert(BufIdx(idx)));
+        }
+        Some(set)
+    }
+
     fn remove(&mut self, idx: BufIdx) {
         if let Some(word) = self.0.get_mut(idx.0 as usize / 64) {
             *word &= !(1u64 << (idx.0 % 64));
@@ -91,6 +136,17 @@ pub struct BufUsage {
     /// Allocated but found nowhere: a program lost or duplicated an index. Free again when the region
     /// ends.
     pub missing: u32,
+}
+
+/// What a [`BufPool`] has allocated, for another process that takes the pool over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SavedBufs {
+    /// The first buffer that was never allocated.
+    pub fresh: u32,
+    /// Ranges `(first, end)` of allocated buffers, in order.
+    pub allocated: Vec<(u32, u32)>,
+    /// The same of those that [`BufPool::leave`] recorded.
+    pub left: Vec<(u32, u32)>,
 }
 
 /// The allocator of a region's buffers. An index that a client left in a ring or list is only a hint: a buffer is freed
@@ -120,6 +176,30 @@ impl BufPool {
             allocated: 0,
             left: IndexSet::default(),
         }
+    }
+
+    /// Returns what is allocated.
+    pub fn save(&self) -> SavedBufs {
+        SavedBufs { fresh: self.fresh, allocated: self.allocated_set.ranges(), left: self.left.ranges() }
+    }
+
+    /// A pool of `count` buffers of which these are allocated; `None` if they do not fit the pool.
+    pub fn restore(count: u32, saved: &SavedBufs) -> Option<BufPool> {
+        let fresh = saved.fresh;
+        let allocated_set = IndexSet::of_ranges(fresh, &saved.allocated).filter(|_| fresh <= count)?;
+        let (first, mut pool) = (BufIdx::FIRST.0, BufPool::new(count));
+        if fresh < first || saved.allocated.first().is_some_and(|(from, _)| *from < first) {
+            return None;
+        }
+        pool.fresh = fresh;
+        pool.returned = (first..fresh).rev().map(BufIdx).filter(|idx| !allocated_set.contains(*idx)).collect();
+        pool.allocated = fresh - first - pool.returned.len() as u32;
+        pool.allocated_set = allocated_set;
+        pool.allocated_set.0.resize((count as usize).div_ceil(64), 0);
+        if !saved.left.is_empty() {
+            pool.left = IndexSet::of_ranges(count, &saved.left)?;
+        }
+        Some(pool)
     }
 
     /// The number of free buffers.
@@ -234,6 +314,17 @@ mod tests {
         assert_eq!(pool.usage(idx(&[3, 3, 9]), 1), BufUsage { free: 5, in_rings: 1, extra: 1, missing: 1 });
     }
 
+    #[test]
+    fn invalid_pools_are_not_restored() {
+        let saved = |fresh, allocated: &[(u32, u32)]| SavedBufs { fresh, allocated: allocated.into(), left: vec![] };
+        assert!(BufPool::restore(10, &saved(10, &[(2, 10)])).is_some());
+        for (fresh, allocated) in [(11, &[(2, 3)]), (1, &[(2, 2)]), (5, &[(2, 6)]), (5, &[(1, 3)])] {
+            assert!(BufPool::restore(10, &saved(fresh, allocated)).is_none(), "{fresh} {allocated:?}");
+        }
+        assert!(ObjectPool::restore(3, &[0, 3]).is_none());
+        assert_eq!(ObjectPool::restore(3, &[0, 2, 2]).unwrap().in_use(), [0, 2]);
+    }
+
     proptest! {
         /// Every buffer is counted exactly once, for any indexes that clients leave in rings and lists.
         #[test]
@@ -247,6 +338,10 @@ mod tests {
                 pool.leave(idx(gone));
                 let c = pool.usage(idx(in_use), 3);
                 prop_assert_eq!(c.free + c.in_rings + c.extra + c.missing, 30);
+                let restored = BufPool::restore(32, &pool.save()).unwrap();
+                prop_assert_eq!(restored.usage(idx(in_use), 3), c);
+                prop_assert_eq!(restored.save(), pool.save());
+                pool = restored;
                 pool.reclaim_left(idx(in_use));
                 prop_assert_eq!(pool.usage(idx(in_use), 3), c);
                 prop_assert_eq!(pool.available(), c.free);

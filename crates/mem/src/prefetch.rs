@@ -4,14 +4,20 @@
 /// Prefetches the first cache line of `value` for reading, on x86-64.
 #[inline(always)]
 pub fn prefetch_value<T>(value: &T) {
+    for_read(value);
+}
+
+/// Prefetches the cache line at `at` for reading, on x86-64.
+#[inline(always)]
+pub(crate) fn for_read<T>(at: *const T) {
     // SAFETY: a hint that faults at no address and changes no memory (M7).
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
     #[cfg(any(not(target_arch = "x86_64"), miri))]
-    let _ = value;
+    let _ = at;
 }
 
 /// Prefetches the cache line at `at` for writing (`prefetchw`): the line becomes exclusive to this core, copies in

@@ -165,8 +165,16 @@ impl Region {
     /// # Errors
     /// The system call's error, when memory or file descriptors ran out.
     pub fn create(name: &str, geometry: Geometry) -> std::io::Result<(Region, OwnedFd)> {
+        Region::create_in(name, geometry, geometry.bytes())
+    }
+
+    /// As [`Region::create`], in a memfd of `bytes` bytes, of which those after the region are for other uses.
+    ///
+    /// # Errors
+    /// As [`Region::create`]; `InvalidData` if the memfd is too small.
+    pub fn create_in(name: &str, geometry: Geometry, bytes: u64) -> std::io::Result<(Region, OwnedFd)> {
         use std::os::fd::AsFd;
-        let fd = memfd::create_sealed(name, geometry.bytes())?;
+        let fd = memfd::create_sealed(name, bytes)?;
         let region = Region::attach(fd.as_fd(), geometry)?;
         Ok((region, fd))
     }
@@ -177,21 +185,40 @@ impl Region {
     /// `InvalidData` when the geometry is not one that [`Geometry::at`] makes, or the memfd is not sealed or too small
     /// for it; else the system call's error.
     pub fn attach(fd: BorrowedFd<'_>, geometry: Geometry) -> std::io::Result<Region> {
-        // Only a geometry that `at` makes: its pools are in bounds, in order, and aligned.
-        let pools = [&geometry.ifs, &geometry.rings, &geometry.bufs].map(|pool| (pool.count, pool.size));
-        if Geometry::at(geometry.ifs.offset, pools[0], pools[1], pools[2]) != Ok(geometry) {
+        let Some(base) = Region::validated_base(&geometry) else {
             return Err(std::io::Error::new(
                 std::io::ErrorKind::InvalidData,
                 "the region's pools overlap or do not fit",
             ));
-        }
-        let base = geometry.ifs.offset;
+        };
         let bytes = usize::try_from(geometry.bytes() - base).map_err(std::io::Error::other)?;
         let range = MappedRange::whole(Arc::new(Mapping::part(fd, base, bytes)?));
-        // SAFETY: the mapping has the bytes from `base` to `geometry.bytes()`, and in a geometry of `at` the buffer
+        Ok(Region::of(range, geometry))
+    }
+
+    /// A region in memory that is mapped already, and begins with byte 0 of its file; `None` if the geometry is not one
+    /// that [`Geometry::at`] makes, or does not fit.
+    pub fn in_range(range: &MappedRange, geometry: Geometry) -> Option<Region> {
+        let base = Region::validated_base(&geometry)?;
+        let bytes = usize::try_from(geometry.bytes() - base).ok()?;
+        let range = range.part(usize::try_from(base).ok()?, bytes)?;
+        Some(Region::of(range, geometry))
+    }
+
+    /// Returns the first byte of a region whose geometry is one that `at` makes: its pools are in bounds, in order, and
+    /// aligned.
+    fn validated_base(geometry: &Geometry) -> Option<u64> {
+        let pools = [&geometry.ifs, &geometry.rings, &geometry.bufs].map(|pool| (pool.count, pool.size));
+        let base = geometry.ifs.offset;
+        (Geometry::at(base, pools[0], pools[1], pools[2]) == Ok(*geometry)).then_some(base)
+    }
+
+    /// `range` has the bytes from the geometry's base, which is validated, to its end.
+    fn of(range: MappedRange, geometry: Geometry) -> Region {
+        // SAFETY: the range has the bytes from the base to `geometry.bytes()`, and in a geometry of `at` the buffer
         // pool lies inside them (M2).
-        let bufs = unsafe { range.base().add((geometry.bufs.offset - base) as usize) };
-        Ok(Region { range, bufs, geometry })
+        let bufs = unsafe { range.base().add((geometry.bufs.offset - geometry.ifs.offset) as usize) };
+        Region { range, bufs, geometry }
     }
 
     /// The layout.
@@ -229,18 +256,9 @@ impl Region {
     /// last buffer.
     #[inline(always)]
     pub fn prefetch(&self, idx: BufIdx) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let bufs = &self.geometry.bufs;
-            let index = idx.0.min(bufs.count - 1) as usize;
-            // SAFETY: a prefetch faults at no address (M7); buffer index < count lies inside the pool (M2, M6).
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T0>(self.bufs.add(index * bufs.size as usize).cast());
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = idx;
+        let bufs = &self.geometry.bufs;
+        let index = idx.0.min(bufs.count - 1) as usize;
+        prefetch::for_read(self.bufs.wrapping_add(index * bufs.size as usize));
     }
 
     /// Prefetches the first cache line of buffer `idx` for writing: copies of it in other caches are invalidated.

@@ -72,39 +72,57 @@ impl SimdLevel {
 
 const LINE_SLOTS: u32 = 64 / SLOT_BYTES as u32;
 
-/// Copies the slots of `span` from `from` into the same positions of `to` and claims each cache line. Returns whether
-/// every slot is within `limits`. Both rings have the same number of slots. The copies in `to` are complete in either
-/// case: the caller replaces invalid ones there and does not read `from` again (M4).
+/// What is known about copied slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Copied {
+    /// Every slot is within the limits.
+    pub(crate) valid: bool,
+    /// The sum of the slots' lengths, of invalid ones too.
+    pub(crate) bytes: u64,
+}
+
+impl Copied {
+    const NONE: Copied = Copied { valid: true, bytes: 0 };
+
+    #[inline(always)]
+    fn and(self, other: Copied) -> Copied {
+        Copied { valid: self.valid & other.valid, bytes: self.bytes + other.bytes }
+    }
+}
+
+/// Copies the slots of `span` from `from` into the same positions of `to` and claims each cache line. Both rings have
+/// the same number of slots. The copies in `to` are complete also if some are invalid: the caller replaces these there
+/// and does not read `from` again (M4).
 #[inline]
-pub(crate) fn copy_slots(simd: SimdLevel, from: &SlotRing, to: &SlotRing, span: Span, limits: Limits) -> bool {
+pub(crate) fn copy_slots(simd: SimdLevel, from: &SlotRing, to: &SlotRing, span: Span, limits: Limits) -> Copied {
     debug_assert_eq!(from.slots(), to.slots());
-    let mut valid = true;
+    let mut copied = Copied::NONE;
     for (start, count) in from.slots().runs(span) {
         if count > 0 {
-            valid &= copy_run(simd, from, to, start, count, limits);
+            copied = copied.and(copy_run(simd, from, to, start, count, limits));
         }
     }
-    valid
+    copied
 }
 
 /// One contiguous run: whole lines with vectors, the partial lines at both ends slot by slot.
 #[inline]
-fn copy_run(simd: SimdLevel, from: &SlotRing, to: &SlotRing, start: Pos, count: u32, limits: Limits) -> bool {
+fn copy_run(simd: SimdLevel, from: &SlotRing, to: &SlotRing, start: Pos, count: u32, limits: Limits) -> Copied {
     let lead = (LINE_SLOTS - start.raw() % LINE_SLOTS) % LINE_SLOTS;
     let lead = lead.min(count);
     let lines = (count - lead) / LINE_SLOTS;
     let tail = count - lead - lines * LINE_SLOTS;
     let first_line = start.raw() + lead;
-    let mut valid = copy_single_slots(from, to, start.raw(), lead, limits);
+    let mut copied = copy_single_slots(from, to, start.raw(), lead, limits);
     if lines > 0 {
-        valid &= copy_lines(simd, from, to, first_line, lines, limits);
+        copied = copied.and(copy_lines(simd, from, to, first_line, lines, limits));
     }
-    valid & copy_single_slots(from, to, first_line + lines * LINE_SLOTS, tail, limits)
+    copied.and(copy_single_slots(from, to, first_line + lines * LINE_SLOTS, tail, limits))
 }
 
 /// `lines` whole lines from slot `first`, a multiple of four.
 #[inline]
-fn copy_lines(simd: SimdLevel, from: &SlotRing, to: &SlotRing, first: u32, lines: u32, limits: Limits) -> bool {
+fn copy_lines(simd: SimdLevel, from: &SlotRing, to: &SlotRing, first: u32, lines: u32, limits: Limits) -> Copied {
     #[cfg(target_arch = "x86_64")]
     if simd.0 != Level::Portable {
         let at = from.slots().pos(first).unwrap_or(Pos::ZERO);
@@ -120,26 +138,27 @@ fn copy_lines(simd: SimdLevel, from: &SlotRing, to: &SlotRing, first: u32, lines
         };
     }
     let _ = simd;
-    (0..lines)
-        .fold(true, |valid, line| valid & copy_single_slots(from, to, first + line * LINE_SLOTS, LINE_SLOTS, limits))
+    (0..lines).fold(Copied::NONE, |copied, line| {
+        copied.and(copy_single_slots(from, to, first + line * LINE_SLOTS, LINE_SLOTS, limits))
+    })
 }
 
 /// At most a line of slots. The claim writes the first copied slot, because an earlier one may be the producer's again.
 #[inline]
-fn copy_single_slots(from: &SlotRing, to: &SlotRing, start: u32, count: u32, limits: Limits) -> bool {
-    let mut valid = true;
+fn copy_single_slots(from: &SlotRing, to: &SlotRing, start: u32, count: u32, limits: Limits) -> Copied {
+    let mut copied = Copied::NONE;
     for i in 0..count {
-        let Some(p) = from.slots().pos(start + i) else { return false };
+        let Some(p) = from.slots().pos(start + i) else { return Copied { valid: false, ..copied } };
         let mut v = from.load(p);
         let changed = v.flags & NS_BUF_CHANGED != 0;
         v.flags &= !NS_BUF_CHANGED;
-        valid &= limits.allow(v);
+        copied = copied.and(Copied { valid: limits.allow(v), bytes: v.len.into() });
         to.store(p, v);
         if i == 0 || changed {
             from.set_flags(p, v.flags);
         }
     }
-    valid
+    copied
 }
 
 /// Claims the cache lines of `span` without copying them: writes back the flags of one slot of each, the first one
@@ -200,7 +219,7 @@ mod x86 {
 
     use unetmap_abi::NS_BUF_CHANGED;
 
-    use super::{Limits, SLOT_BYTES};
+    use super::{Copied, Limits, SLOT_BYTES};
     use crate::pos::BufIdx;
 
     /// The bit of `NS_BUF_CHANGED` in the second 32-bit word (length, flags) of a slot.
@@ -225,7 +244,7 @@ mod x86 {
     /// `src` and `dst` are aligned to 64 and valid for reads and writes of `lines * 64` bytes; the CPU has AVX-512 F
     /// and BW.
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn copy_lines_avx512(src: *mut u8, dst: *mut u8, lines: usize, limits: Limits) -> bool {
+    pub(super) unsafe fn copy_lines_avx512(src: *mut u8, dst: *mut u8, lines: usize, limits: Limits) -> Copied {
         // Lanes of 32 bits: 0 4 8 12 are buffer indexes, 1 5 9 13 are length and flags.
         const INDEX: __mmask16 = 0x1111;
         const LEN: __mmask16 = 0x2222;
@@ -235,13 +254,17 @@ mod x86 {
         let longest = _mm512_set1_epi32(limits.buf_size as i32);
         let changed = _mm512_set1_epi32(CHANGED_BIT);
         let mut invalid: __mmask16 = 0;
+        // Per lane. A ring has at most 2^14 slots, so 32 bits hold the sum of their lengths.
+        let mut lens = _mm512_setzero_si512();
         for line in 0..lines {
             // SAFETY: line < lines, so 64 aligned bytes are valid at both addresses (M2, caller); raw copies (M1).
             unsafe {
                 let (s, d) = (src.add(line * 64), dst.add(line * 64));
                 let v = _mm512_load_si512(s.cast());
                 invalid |= _mm512_mask_cmpge_epu32_mask(INDEX, _mm512_sub_epi32(v, first), usable);
-                invalid |= _mm512_mask_cmpgt_epu32_mask(LEN, _mm512_and_si512(v, low_half), longest);
+                let low = _mm512_and_si512(v, low_half);
+                invalid |= _mm512_mask_cmpgt_epu32_mask(LEN, low, longest);
+                lens = _mm512_add_epi32(lens, low);
                 if _mm512_mask_test_epi32_mask(LEN, v, changed) == 0 {
                     _mm512_store_si512(d.cast(), v);
                     let head = _mm_cvtsi128_si64(_mm512_castsi512_si128(v)) as u64;
@@ -252,7 +275,9 @@ mod x86 {
                 }
             }
         }
-        invalid == 0
+        let lens = _mm512_maskz_mov_epi32(LEN, lens);
+        let wide = _mm512_srli_epi64::<32>(lens);
+        Copied { valid: invalid == 0, bytes: _mm512_reduce_add_epi64(wide) as u64 }
     }
 
     /// # Safety
@@ -270,7 +295,7 @@ mod x86 {
     /// # Safety
     /// As `copy_lines_avx512`, but the CPU has AVX2.
     #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn copy_lines_avx2(src: *mut u8, dst: *mut u8, lines: usize, limits: Limits) -> bool {
+    pub(super) unsafe fn copy_lines_avx2(src: *mut u8, dst: *mut u8, lines: usize, limits: Limits) -> Copied {
         // Unsigned comparison by flipping the top bit: a >= b is not (b > a).
         let flip = _mm256_set1_epi32(i32::MIN);
         let index_lanes = _mm256_set_epi32(0, 0, 0, -1, 0, 0, 0, -1);
@@ -280,6 +305,8 @@ mod x86 {
         let longest = _mm256_set1_epi32(limits.buf_size as i32);
         let changed = _mm256_set_epi32(0, 0, CHANGED_BIT, 0, 0, 0, CHANGED_BIT, 0);
         let mut invalid = _mm256_setzero_si256();
+        // Per lane, as with AVX-512.
+        let mut lens = _mm256_setzero_si256();
         for line in 0..lines {
             // SAFETY: line < lines, so 64 aligned bytes are valid at both addresses (M2, caller); raw copies (M1).
             unsafe {
@@ -289,7 +316,9 @@ mod x86 {
                 for (i, v) in halves.into_iter().enumerate() {
                     let below = _mm256_cmpgt_epi32(usable, _mm256_xor_si256(_mm256_sub_epi32(v, first), flip));
                     invalid = _mm256_or_si256(invalid, _mm256_andnot_si256(below, index_lanes));
-                    invalid = _mm256_or_si256(invalid, _mm256_cmpgt_epi32(_mm256_and_si256(v, len_lanes), longest));
+                    let len = _mm256_and_si256(v, len_lanes);
+                    invalid = _mm256_or_si256(invalid, _mm256_cmpgt_epi32(len, longest));
+                    lens = _mm256_add_epi32(lens, len);
                     any = _mm256_or_si256(any, _mm256_and_si256(v, changed));
                     _mm256_store_si256(d.add(i * 32).cast(), _mm256_andnot_si256(changed, v));
                 }
@@ -301,7 +330,9 @@ mod x86 {
                 }
             }
         }
-        _mm256_testz_si256(invalid, invalid) != 0
+        let first = _mm256_extract_epi32::<1>(lens) as u32;
+        let second = _mm256_extract_epi32::<5>(lens) as u32;
+        Copied { valid: _mm256_testz_si256(invalid, invalid) != 0, bytes: u64::from(first) + u64::from(second) }
     }
 }
 

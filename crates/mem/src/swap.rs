@@ -14,7 +14,7 @@
 use unetmap_abi::NS_BUF_CHANGED;
 
 use crate::channel::Consumer;
-use crate::copy::{MAC_PAIR_BYTES, Run, may_join_run};
+use crate::copy::{MAC_PAIR_BYTES, Moved, Run, may_join_run};
 use crate::pos::Pos;
 use crate::region::Region;
 use crate::slot::{SlotRing, SlotValue};
@@ -37,26 +37,27 @@ pub fn swap_one(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, flags:
 }
 
 /// Swaps packets from slot `from` on, at most up to the end of either ring, as long as they are of the run; all buffers
-/// are of `region`. Returns the number of packets.
+/// are of `region`.
 ///
 /// Stops where [`copy_run`](crate::copy_run) does. Buffers are only read: a sender whose buffers already hold what it
 /// sends next, so that it only reads them too, keeps them in its own cache.
 #[inline]
-pub fn swap_run(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, region: &Region, run: Run) -> u32 {
+pub fn swap_run(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, region: &Region, run: Run) -> Moved {
     let (copies, limits) = (source.slots(), region.limits());
     let left = |ring: &SlotRing, at: Pos| ring.slots().get().saturating_sub(at.raw());
     let max = run.max.min(left(copies, from)).min(left(target, to));
     #[cfg(target_arch = "x86_64")]
-    let done = if let Some(vectors) = source.simd().vectors() {
+    let mut moved = if let Some(vectors) = source.simd().vectors() {
         let rings = [copies.at(from), source.producer_slots().at(from), target.at(to)];
         // SAFETY: `max` slots lie inside each of the rings (`left`, M2; the sender's is as large as that of the
         // copies), and the CPU has the vector instructions (M5).
         unsafe { x86::swap_vectors(vectors, rings, region, Run { max, ..run }) }
     } else {
-        0
+        Moved::default()
     };
     #[cfg(not(target_arch = "x86_64"))]
-    let done = 0;
+    let mut moved = Moved::default();
+    let done = moved.packets;
     let slot_of = |i: u32| copies.load(copies.slots().add(from, i));
     (done..max.min(done + AHEAD)).for_each(|i| region.prefetch(slot_of(i).buf_idx));
     for i in done..max {
@@ -68,10 +69,11 @@ pub fn swap_run(source: &Consumer, from: Pos, target: &SlotRing, to: Pos, region
             || region.frame(slot.buf_idx).header()[..MAC_PAIR_BYTES] != run.addresses
             || !swap_one(source, copies.slots().add(from, i), target, into, run.flags)
         {
-            return i;
+            return moved;
         }
+        moved = moved.and(slot.len);
     }
-    max
+    moved
 }
 
 #[cfg(target_arch = "x86_64")]

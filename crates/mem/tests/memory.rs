@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 use unetmap_mem::{
-    BufIdx, ChannelPage, Consumer, EndpointPage, Geometry, Iface, IfaceShape, MappedRange, Pos, Producer, Region,
-    RingShape, RingView, SimdLevel, SlotValue, Slots, Span,
+    BufIdx, ChannelPage, Consumer, EndpointPage, Geometry, Iface, IfaceShape, MappedRange, Pos, Producer, Received,
+    Region, RingShape, RingView, SimdLevel, SlotValue, Slots, Span,
 };
 use unetmap_sys::{Mapping, memfd};
 
@@ -77,7 +77,10 @@ impl Fixture {
         tx.set_pointers(pos(3), pos(7));
         producer.publish(Span { from: pos(0), to: pos(1) });
         producer.publish(Span { from: pos(1), to: pos(3) });
-        assert_eq!(consumer.receive(Span { from: pos(0), to: pos(1) }, PLACEHOLDER), 0);
+        assert_eq!(
+            consumer.receive(Span { from: pos(0), to: pos(1) }, PLACEHOLDER),
+            Received { invalid: 0, bytes: 60 }
+        );
         let memory = vec![(fd.into(), region.range().clone()), endpoint_memory, channel_memory];
         Fixture { region, tx, rx, iface, endpoint, producer, consumer, memory }
     }
@@ -146,7 +149,8 @@ fn zeros_are_not_valid_slots() {
     let (file, range) = &fixture.memory[0];
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, range.len() as u64).unwrap();
     let span = Span { from: pos(1), to: pos(3) };
-    assert_eq!(fixture.consumer.receive(span, PLACEHOLDER), 2, "both are invalid: their index is 0");
+    let received = fixture.consumer.receive(span, PLACEHOLDER);
+    assert_eq!(received, Received { invalid: 2, bytes: 0 }, "both are invalid: their index is 0");
     for p in Slots::new(N).unwrap().walk(span) {
         assert_eq!(fixture.rx.slots().load(p), SlotValue { buf_idx: PLACEHOLDER, len: 0, flags: 0, ptr: 0 });
     }
@@ -160,7 +164,8 @@ fn invalid_slots_become_empty_and_valid_ones_stay() {
         producer_slots.set_buf_idx(pos(1), BufIdx(20));
         producer_slots.set_flags(pos(1), NS_BUF_CHANGED | NS_MOREFRAG);
         producer_slots.set_flags(pos(2), NS_BUF_CHANGED | NS_MOREFRAG);
-        assert_eq!(fixture.consumer.receive(Span { from: pos(1), to: pos(3) }, PLACEHOLDER), 1);
+        let received = fixture.consumer.receive(Span { from: pos(1), to: pos(3) }, PLACEHOLDER);
+        assert_eq!(received, Received { invalid: 1, bytes: 60 });
         let own = fixture.rx.slots();
         let empty = SlotValue { buf_idx: PLACEHOLDER, len: 0, flags: NS_MOREFRAG, ptr: 0 };
         assert_eq!(own.load(pos(1)), empty, "a fragment stays part of its chain");
@@ -175,7 +180,8 @@ fn only_flagged_and_existing_buffers_are_returned() {
         let fixture = Fixture::in_use(copy);
         let (own, producer_slots) = (fixture.rx.slots(), fixture.tx.slots());
         let span = Span { from: pos(0), to: pos(3) };
-        assert_eq!(fixture.consumer.receive(Span { from: pos(1), to: pos(3) }, PLACEHOLDER), 0);
+        let received = fixture.consumer.receive(Span { from: pos(1), to: pos(3) }, PLACEHOLDER);
+        assert_eq!(received, Received { invalid: 0, bytes: 120 });
         own.set_buf_idx(pos(0), BufIdx(15));
         for (raw, idx) in [(1, 16), (2, 1)] {
             own.set_buf_idx(pos(raw), BufIdx(idx));

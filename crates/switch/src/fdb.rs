@@ -134,6 +134,10 @@ pub struct MacEntry {
     pub age: u32,
 }
 
+/// What a table contained at some moment.
+#[derive(Default)]
+pub struct TableMark(Vec<u64>);
+
 /// The MAC table of one switch.
 pub struct MacTable {
     /// A power of two, [`MIN_BUCKETS`] or more.
@@ -341,14 +345,39 @@ impl MacTable {
 
     /// Returns all addresses, in no order; an address that moves during the call may be missing.
     pub fn entries(&self) -> Vec<MacEntry> {
+        self.entries_since(&TableMark::default())
+    }
+
+    /// Returns a mark of the present contents, for [`MacTable::entries_since`].
+    pub fn mark(&self) -> TableMark {
+        TableMark(self.buckets.iter().flat_map(|bucket| &bucket.0).map(|word| word.load(Relaxed)).collect())
+    }
+
+    /// Returns, as [`MacTable::entries`], the addresses that were learned, moved or refreshed since `mark` was made.
+    pub fn entries_since(&self, mark: &TableMark) -> Vec<MacEntry> {
         let epoch = self.epoch.load(Relaxed) >> EPOCH_SHIFT;
         let words = self.buckets.iter().enumerate().flat_map(|(n, bucket)| bucket.0.iter().map(move |e| (n, e)));
-        let used = words.map(|(n, word)| (n, word.load(Relaxed))).filter(|(_, entry)| *entry != 0);
-        let entries = used.map(|(n, entry)| {
+        let before = mark.0.iter().copied().chain(std::iter::repeat(0));
+        let now = words.zip(before).map(|((n, word), before)| (n, word.load(Relaxed), before));
+        let entries = now.filter(|(_, entry, before)| *entry != 0 && entry != before).map(|(n, entry, _)| {
             let (mac, vlan) = Mac::decode((n, self.bucket_bits), entry);
             MacEntry { mac, vlan, port: port_in(entry), age: age_in(entry, epoch) }
         });
         entries.collect()
+    }
+
+    /// Adds addresses that another table had, with their ages. Invalid ones are left out.
+    pub fn add(&self, entries: impl IntoIterator<Item = MacEntry>) {
+        let now = self.epoch.load(Relaxed) >> EPOCH_SHIFT;
+        for MacEntry { mac, vlan, port, age } in entries {
+            if usize::from(port) >= MAX_PORTS || age >= LIFETIME_EPOCHS {
+                continue;
+            }
+            let vlan = u64::from(vlan) & ((1 << VLAN_BITS) - 1);
+            let (bucket, key) = Mac(Mac::new(mac).0 | vlan << ADDRESS_BITS).bucket_and_key(self.bucket_bits);
+            let epoch = (now + EPOCHS - u64::from(age)) % EPOCHS;
+            self.change(bucket, key | epoch << EPOCH_SHIFT | (u64::from(port) + 1) << PORT_SHIFT);
+        }
     }
 
     /// Returns the number of addresses.
@@ -444,6 +473,28 @@ mod tests {
             prop_assert_eq!(table.port_of(destination), Some(port));
             prop_assert_eq!(table.entries(), vec![MacEntry { mac, vlan, port, age: 0 }]);
         }
+    }
+
+    #[test]
+    fn a_table_goes_on_with_the_addresses_and_ages_of_another() {
+        let before = MacTable::new();
+        (0..3).for_each(|_| before.advance_epoch());
+        before.learn(mac(1), 7);
+        (0..5).for_each(|_| before.advance_epoch());
+        let mark = before.mark();
+        before.learn(mac(2), 8);
+        assert_eq!(before.entries_since(&mark), [MacEntry { mac: bytes(2), vlan: 0, port: 8, age: 0 }]);
+        let after = MacTable::new();
+        let invalid = MacEntry { mac: bytes(3), vlan: 0, port: 255, age: 0 };
+        after.add(before.entries().into_iter().chain([invalid, MacEntry { port: 1, age: LIFETIME_EPOCHS, ..invalid }]));
+        let sorted = |table: &MacTable| {
+            let mut entries = table.entries();
+            entries.sort_by_key(|entry| entry.mac);
+            entries
+        };
+        assert_eq!((sorted(&after), after.len()), (sorted(&before), 2));
+        (0..LIFETIME_EPOCHS - 5).for_each(|_| after.advance_epoch());
+        assert_eq!(after.entries().iter().map(|entry| entry.port).collect::<Vec<_>>(), [8]);
     }
 
     #[test]

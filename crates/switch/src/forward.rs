@@ -265,6 +265,11 @@ pub struct PacketCutter {
 }
 
 impl PacketCutter {
+    /// One that goes on within a packet that has too many slots (`skipping`), or between packets.
+    pub(crate) fn at(skipping: bool) -> PacketCutter {
+        PacketCutter { skipping }
+    }
+
     /// True if the next slot begins a packet.
     #[inline(always)]
     pub fn at_packet_start(&self) -> bool {

@@ -20,6 +20,8 @@ pub const VNET_HDR_LENS: [usize; 2] = [10, 12];
 /// Bytes of a packet, without its virtio-net header, at most: an IP packet with an Ethernet header and two VLAN tags.
 pub const MAX_PACKET: usize = 65535 + ETHERNET + 2 * TAG;
 
+/// Bytes of a packet, without its virtio-net header, at least.
+pub(crate) const LEAST_PACKET: usize = ETHERNET;
 const ETHERNET: usize = 14;
 const TAG: usize = 4;
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -87,6 +89,12 @@ impl OffloadRequest {
             gso_size: word(4),
         })
     }
+}
+
+/// Returns whether a packet that begins with this virtio-net header is finished: it has its checksum, and is one frame.
+#[inline]
+pub(crate) fn requests_nothing(header: &[u8; 16]) -> bool {
+    header[0] & NEEDS_CHECKSUM == 0 && header[1] & !GSO_ECN == GSO_NONE
 }
 
 /// A frame in two pieces: its headers, and a part of the packet's payload.

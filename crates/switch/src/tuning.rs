@@ -53,11 +53,17 @@ pub const STAGING_KEEP_BYTES: usize = 4 << 20;
 /// costs a checksum at each port without a virtio-net header (decision 25).
 pub const MAX_SEGMENTS: usize = 128;
 
-/// Slots. A full port is left out of so many slots of flooded batches before its client's position is compared.
+/// Nanoseconds for each full port. The clients' positions are compared after this time for each of them.
 ///
-/// Bounds: comparing takes some 10 ns for each port, so that 252 full ports cost 0.3 ns a packet; at 60 Mpps a port
-/// whose client has read misses packets for 140 us (decision 102).
-pub const FULL_PORT_SLOTS: u32 = 16 * BATCH_SLOTS as u32;
+/// Bounds: comparing takes some 3 ns for each port, so it has a twentieth of the time, however many there are; flooded
+/// packets pass a port whose client has read by for this time, 16 us with 252 full ports (decision 115).
+pub const FULL_PORT_COMPARE_NS: u64 = 64;
+
+/// Nanoseconds after which each full port's counter gets what the port missed, while packets flow.
+///
+/// Bounds: counting takes some 10 ns for each port, so a four-hundredth of the time with 252; the counters are behind
+/// by this time at most, and a futex wait (decision 115).
+pub const FULL_PORT_COUNT_NS: u64 = 1_000_000;
 
 // --- Policy ---
 

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustix::time::{
@@ -21,7 +22,11 @@ const SET_TICKS: libc::Ioctl = rustix::ioctl::opcode::write::<u64>(b'T', 0) as l
 /// timer reads no data of another process. A holder can still set it wrongly, so a process that sleeps on a doorbell
 /// polls its rings from time to time.
 #[derive(Debug)]
-pub struct Doorbell(OwnedFd);
+pub struct Doorbell {
+    fd: OwnedFd,
+    /// How often this process notified by this value.
+    notified: AtomicU64,
+}
 
 impl Doorbell {
     /// Creates a doorbell that is not notified.
@@ -29,7 +34,8 @@ impl Doorbell {
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
     pub fn new() -> io::Result<Doorbell> {
-        Ok(Doorbell(timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?))
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Doorbell::of(timerfd_create(TimerfdClockId::Monotonic, flags)?))
     }
 
     /// Accepts a doorbell that another process created.
@@ -38,7 +44,7 @@ impl Doorbell {
     /// [`io::ErrorKind::InvalidData`] if `fd` is not a timerfd.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Doorbell> {
         match timerfd_gettime(&fd) {
-            Ok(_) => Ok(Doorbell(fd)),
+            Ok(_) => Ok(Doorbell::of(fd)),
             Err(_) => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "the descriptor received as a doorbell is not a timerfd",
@@ -46,10 +52,20 @@ impl Doorbell {
         }
     }
 
+    fn of(fd: OwnedFd) -> Doorbell {
+        Doorbell { fd, notified: AtomicU64::new(0) }
+    }
+
+    /// Returns how often [`Doorbell::notify`] was called on this value, by this process.
+    pub fn notified(&self) -> u64 {
+        self.notified.load(Relaxed)
+    }
+
     /// Makes it readable: wakes current waiters, and later waits return at once. Never blocks. One system call, which
     /// programs no timer; a second one where the kernel lacks the first, and there a timer interrupt wakes the waiters.
     #[inline]
     pub fn notify(&self) {
+        self.notified.fetch_add(1, Relaxed);
         if !self.set_ticks() {
             self.set(1);
         }
@@ -61,7 +77,7 @@ impl Doorbell {
     pub fn set_ticks(&self) -> bool {
         let once = 1_u64;
         // SAFETY: K1, K5: the descriptor is a timerfd (`new`, `from_fd`), for which the kernel reads eight bytes.
-        unsafe { libc::ioctl(self.0.as_raw_fd(), SET_TICKS, &raw const once) == 0 }
+        unsafe { libc::ioctl(self.fd.as_raw_fd(), SET_TICKS, &raw const once) == 0 }
     }
 
     /// Notifies after `time`, which is less than a second.
@@ -82,7 +98,7 @@ impl Doorbell {
         let value = Timespec { tv_sec: 0, tv_nsec: ns };
         let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
         // Cannot fail: the descriptor is a timerfd, and the time is valid.
-        let _ = timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &once);
+        let _ = timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &once);
     }
 
     /// Duplicates the descriptor; the duplicate is close-on-exec.
@@ -90,19 +106,19 @@ impl Doorbell {
     /// # Errors
     /// `EMFILE`.
     pub fn try_clone(&self) -> io::Result<Doorbell> {
-        Ok(Doorbell(self.0.try_clone()?))
+        Ok(Doorbell::of(self.fd.try_clone()?))
     }
 }
 
 impl AsFd for Doorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl From<Doorbell> for OwnedFd {
     fn from(doorbell: Doorbell) -> OwnedFd {
-        doorbell.0
+        doorbell.fd
     }
 }
 

@@ -18,6 +18,7 @@ pub mod deadline;
 pub mod doorbell;
 pub mod event;
 pub mod eventfd;
+pub mod folder;
 pub mod fuse;
 pub mod futex;
 pub mod kernel;

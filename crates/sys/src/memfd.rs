@@ -17,37 +17,36 @@ const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// `f_type` of the file system behind memory files of base pages.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// Makes a file immutable, since [`keep_pages`].
-static FORBID_REMOVAL: OnceLock<fn(BorrowedFd<'_>) -> io::Result<()>> = OnceLock::new();
+/// Returns an empty file that [`forbid_removal`] has made immutable, since [`keep_pages`].
+static SOURCE: OnceLock<fn() -> io::Result<OwnedFd>> = OnceLock::new();
 
 /// From now on, nobody can remove pages of the files that this process creates, nor itself: `fallocate` and
-/// `MADV_REMOVE` fail with `EPERM`. An access to such a page would wait for as long as its removal takes. `forbid` is
-/// [`forbid_removal`], or has another process call it.
-///
-/// # Errors
-/// As [`forbid_removal`].
-pub fn keep_pages(forbid: fn(BorrowedFd<'_>) -> io::Result<()>) -> io::Result<()> {
-    forbid(create_sealed("unetmap-probe", 1)?.as_fd())?;
-    let _ = FORBID_REMOVAL.set(forbid);
-    Ok(())
+/// `MADV_REMOVE` fail with `EPERM`. An access to such a page would wait for as long as its removal takes. `source`
+/// returns a new file of [`create_unsealed`] that [`forbid_removal`] has made immutable.
+pub fn keep_pages(source: fn() -> io::Result<OwnedFd>) {
+    let _ = SOURCE.set(source);
 }
 
-/// Makes the file immutable: nobody can open it for writing, or change where it has pages. What is open or mapped stays
-/// writable, and the descriptor can be mapped.
+/// Makes a file immutable: nobody can open it for writing, or change where it has pages. What is open or mapped stays
+/// writable, and the descriptor can be mapped, given a size and sealed.
 ///
 /// # Errors
 /// `EPERM` without CAP_LINUX_IMMUTABLE, or CAP_FOWNER if the file is another user's; `ENOTTY` or `EOPNOTSUPP` before
-/// Linux 6.0, or without CONFIG_TMPFS_XATTR; `InvalidData` if it is no sealed memory file.
+/// Linux 6.0, or without CONFIG_TMPFS_XATTR; `InvalidData` if it is no memory file that can be sealed.
 pub fn forbid_removal(fd: BorrowedFd<'_>) -> io::Result<()> {
-    check_sealed(fd, 1)?;
+    // Files that have a name in a file system can never be sealed.
+    if !fcntl_get_seals(fd).is_ok_and(|seals| !seals.contains(SealFlags::SEAL)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "this is no memory file that can be sealed"));
+    }
     Ok(ioctl_setflags(fd, IFlags::IMMUTABLE)?)
 }
 
 /// Creates a memory file of `bytes` bytes (a multiple of the page size; it is not rounded up), all zero, with no page
-/// resident, and seals its size. `name` is shown in `/proc/PID/maps`: at most 249 bytes, no NUL.
+/// resident, and seals its size. `name` is shown in `/proc/PID/maps`, unless the file comes from the source of
+/// [`keep_pages`]: at most 249 bytes, no NUL.
 ///
 /// # Errors
-/// `EINVAL` for a bad name or a size of zero, `EFBIG`, `EMFILE`, `ENFILE`, `ENOMEM`.
+/// `EINVAL` for a bad name or a size of zero, `EFBIG`, `EMFILE`, `ENFILE`, `ENOMEM`; those of the source.
 pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     if bytes == 0 {
         return Err(Errno::INVAL.into());
@@ -56,26 +55,23 @@ pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     if cfg!(miri) {
         return Ok(std::fs::File::open("/dev/null")?.into());
     }
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Linux before 6.3 answers NOEXEC_SEAL with EINVAL; a bad name fails in both calls.
-    let fd = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        Err(Errno::INVAL) => memfd_create(name, flags)?,
-        other => other?,
-    };
+    let fd = SOURCE.get().map_or_else(|| create_unsealed(name), |source| source())?;
     ftruncate(&fd, bytes)?;
     fcntl_add_seals(&fd, SIZE_SEALS | SealFlags::SEAL)?;
-    if let Some(forbid) = FORBID_REMOVAL.get() {
-        forbid(fd.as_fd())?;
-    }
     Ok(fd)
 }
 
 /// Creates a memory file that is empty, and can grow.
 ///
 /// # Errors
-/// `EMFILE`, `ENFILE`, `ENOMEM`.
+/// `EINVAL` for a bad name, `EMFILE`, `ENFILE`, `ENOMEM`.
 pub fn create_unsealed(name: &str) -> io::Result<OwnedFd> {
-    Ok(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?)
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Linux before 6.3 answers NOEXEC_SEAL with EINVAL; a bad name fails in both calls.
+    Ok(match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create(name, flags)?,
+        other => other?,
+    })
 }
 
 /// Whether it is a memory file: reading it waits for no other process.
@@ -149,16 +145,26 @@ mod tests {
 
     #[test]
     fn pages_of_an_immutable_file_stay_and_can_be_written() {
-        let fd = create_sealed("test", 8192).unwrap();
+        let fd = create_unsealed("test").unwrap();
         if let Err(e) = forbid_removal(fd.as_fd()) {
             return eprintln!("skipped: only root, on Linux 6.0 and later, can make files immutable: {e}");
         }
+        ftruncate(&fd, 8192).unwrap();
+        fcntl_add_seals(&fd, SIZE_SEALS | SealFlags::SEAL).unwrap();
         let map = crate::Mapping::new(fd.as_fd(), 8192).unwrap();
         rustix::io::pwrite(&fd, b"x", 0).unwrap();
         assert_eq!(punch(fd.as_fd(), 0, 4096).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         assert_eq!(fallocate(&fd, FallocateFlags::KEEP_SIZE, 0, 4096), Err(Errno::PERM));
         drop(map);
         assert_eq!(resident_bytes(&fd).unwrap(), 4096);
+    }
+
+    #[test]
+    fn only_memory_files_that_can_be_sealed_become_immutable() {
+        let named = tempfile::tempfile_in("/dev/shm").unwrap();
+        for fd in [named.as_fd(), std::fs::File::open("/dev/null").unwrap().as_fd()] {
+            assert_eq!(forbid_removal(fd).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
     }
 
     #[test]

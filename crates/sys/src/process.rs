@@ -18,7 +18,7 @@ pub use environment::{is_secure_execution, variable};
 pub use libc::{O_NOFOLLOW, O_NONBLOCK};
 pub use rustix::process::Signal;
 pub use spawn::spawn_detached;
-pub use user_namespace::is_unmapped_user;
+pub use user_namespace::{is_unmapped_user, may_be_unmapped_owner};
 
 /// Returns the effective user id, which the peer of a socket sees.
 pub fn uid() -> u32 {
@@ -28,6 +28,15 @@ pub fn uid() -> u32 {
 /// Returns the process id, in this process's pid namespace.
 pub fn pid() -> u32 {
     std::process::id()
+}
+
+/// Returns the control groups of a process, a line each: of a unit's processes, those of the unit. `process` is its
+/// number, or `self`.
+///
+/// # Errors
+/// There is no such process, or no `/proc`.
+pub fn cgroup(process: &str) -> std::io::Result<String> {
+    std::fs::read_to_string(format!("/proc/{process}/cgroup"))
 }
 
 /// Returns the calling thread's number, in this process's pid namespace.
@@ -142,6 +151,16 @@ pub fn raise_fd_limit() -> u64 {
     // Refused only by a sandbox; the limit is unchanged then.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Raises the limit of open files, and its maximum where that is permitted (root), to `files` at least; returns the
+/// limit then in force (`u64::MAX`: none).
+pub fn raise_fd_limit_to(files: u64) -> u64 {
+    if raise_fd_limit() < files {
+        // Refused to users other than root, and beyond the kernel's own limit; the limit is unchanged then.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum: Some(files) });
+    }
+    raise_fd_limit()
 }
 
 /// The steps of [`own_session_high_priority`] that succeeded.
@@ -357,6 +376,16 @@ pub(crate) mod tests {
             let maximum = getrlimit(Resource::Nofile).maximum;
             setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum }).unwrap();
             i32::from(raise_fd_limit() != maximum.unwrap_or(u64::MAX))
+        });
+        assert_eq!(outcome, 0);
+    }
+
+    #[test]
+    fn the_limit_is_raised_beyond_its_maximum_where_that_is_permitted() {
+        let outcome = in_child(|| {
+            setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(128) }).unwrap();
+            // Permitted to programs with CAP_SYS_RESOURCE.
+            i32::from(raise_fd_limit_to(100) != 128 || !matches!(raise_fd_limit_to(256), 128 | 256))
         });
         assert_eq!(outcome, 0);
     }

@@ -73,6 +73,17 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// The same by an abstract name, which each process of the network namespace can connect to.
+///
+/// # Errors
+/// `EADDRINUSE`: the name is in use; `EINVAL`: longer than 107 bytes.
+pub fn listen_abstract(name: &str) -> io::Result<OwnedFd> {
+    let fd = seqpacket(SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
+    bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    rustix::net::listen(&fd, LISTEN_BACKLOG)?;
+    Ok(fd)
+}
+
 /// Sets the permissions of the file that the socket was just bound to, and of no other: in a folder that others can
 /// write, `path` may be another file by now.
 ///
@@ -129,13 +140,24 @@ pub fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
 /// `ENOENT` or `ECONNREFUSED` without a listener, [`io::ErrorKind::WouldBlock`] after [`CONNECT_LIMIT`], `EACCES`,
 /// `ENAMETOOLONG`, `EPROTOTYPE`; `EINTR` if signals interrupt it for that long.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)?;
+    connect_to(&SocketAddrUnix::new(path)?)
+}
+
+/// The same to an abstract name of the network namespace.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_abstract(name: &str) -> io::Result<OwnedFd> {
+    connect_to(&SocketAddrUnix::new_abstract_name(name.as_bytes())?)
+}
+
+fn connect_to(address: &SocketAddrUnix) -> io::Result<OwnedFd> {
     let fd = seqpacket(SocketFlags::CLOEXEC)?;
     // Without a limit, a listener that never accepts would block the caller for ever.
     set_timeout(&fd, CONNECT_LIMIT)?;
     let start = Instant::now();
     loop {
-        match rustix::net::connect(&fd, &address) {
+        match rustix::net::connect(&fd, address) {
             // With a limit the kernel never restarts the call, not even after SIGSTOP and SIGCONT.
             Err(Errno::INTR) if start.elapsed() < CONNECT_LIMIT => {}
             other => return Ok(other.map(|()| fd)?),

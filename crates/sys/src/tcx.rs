@@ -163,6 +163,7 @@ impl Tcx {
 
 /// The indexes of an interface and of its companion, whose far end is in another namespace.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RelayEnds {
     /// The interface.
     pub nic: u32,

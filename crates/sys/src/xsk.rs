@@ -243,6 +243,18 @@ impl UnboundXsk<'_> {
     }
 }
 
+impl Xsk {
+    /// A bound socket that another process has opened, and its rings. `umem` is its memory in this process.
+    ///
+    /// # Errors
+    /// `EINVAL`: no AF_XDP socket, or its rings have fewer entries; `EBUSY`: the kernel is older than Linux 6.4.
+    pub fn of_bound(fd: OwnedFd, umem: Umem, tx_entries: u32, rx_entries: u32) -> io::Result<(Xsk, SocketRings)> {
+        let fd = checked(fd)?;
+        let rings = SocketRings::map(&fd, tx_entries, rx_entries)?;
+        Ok((Xsk { fd, _umem: umem }, rings))
+    }
+}
+
 impl AsFd for Xsk {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The loop: moves packets between the port and the queues of the connected guest, and sleeps when nothing moves.
+//! The loop: moves packets between the port and the queues of the connected peer, and sleeps when nothing moves.
 //!
-//! The port and the guest come and go independently. Without a guest, or before its driver has enabled queues, packets
-//! stay in the port's rings until the switch drops further ones; they are discarded when a guest begins. When the
-//! daemon ends, the guest keeps its link, and the port is opened again as soon as a daemon answers.
+//! The port and the peer come and go independently. Without a peer, or before it has enabled queues, packets stay in
+//! the port's rings until the switch drops further ones; they are discarded when a peer begins. When the daemon ends,
+//! the peer keeps its link, and the port is opened again as soon as a daemon answers.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NmreqPortHdr};
 use unetmap::{Error, Interest, Port};
@@ -18,32 +19,85 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::eventfd;
 
 use crate::confinement::confine;
+use crate::memif;
 use crate::queue::Fault;
 use crate::session::{Session, Vring};
 use crate::transfer::{Guest, Moved, PORT_HEADER, Transfer};
-use crate::tuning::{MAX_SLEEP, POLLED_SLEEP, RETRY, ROUNDS_PER_MESSAGE_CHECK, SPIN};
+use crate::tuning::{BUFFER_POLL, MAX_SLEEP, POLLED_SLEEP, RETRY, ROUNDS_PER_MESSAGE_CHECK, SPIN};
 
 /// What to serve.
 #[derive(Debug)]
 pub struct Config {
     /// The port of a VALE switch, `valeS:P`.
     pub port: String,
-    /// How the hypervisor is reached.
+    /// How the peer is reached.
     pub socket: Socket,
-    /// Pairs of queues that a guest can have, 1 to [`crate::MAX_QUEUE_PAIRS`], and the port's rings.
+    /// Pairs of queues that a peer can have, 1 to [`crate::MAX_QUEUE_PAIRS`], and the port's rings.
     pub queue_pairs: u16,
+    /// What is spoken on the socket.
+    pub protocol: Protocol,
+}
+
+/// How a peer shares its memory, by messages on a UNIX socket.
+#[derive(Debug)]
+pub enum Protocol {
+    /// Of hypervisors, on a stream socket.
+    VhostUser,
+    /// Of packet processors, on a socket of type SOCK_SEQPACKET.
+    Memif(memif::Config),
 }
 
 /// Which side listens on the UNIX socket.
 #[derive(Debug)]
 pub enum Socket {
-    /// This one: hypervisors connect one after the other.
+    /// This one: peers connect one after the other.
     Listen(UnixListener),
-    /// The hypervisor, at this path: connects to it, and again when it has closed the connection.
+    /// The peer, at this path: connects to it, and again when it has closed the connection.
     Connect(PathBuf),
 }
 
-/// Serves a guest after the other until `stop` is set; `note` reports events, in sentences. Confines the process first:
+/// A connection to a peer, as the loop needs it.
+pub(crate) trait Connection {
+    /// The socket, to wait for messages.
+    fn socket(&self) -> BorrowedFd<'_>;
+
+    /// Carries out the messages that have arrived. Returns false once the peer has closed the connection.
+    ///
+    /// # Errors
+    /// A sentence: the peer breaks the protocol.
+    fn process_messages(&mut self) -> Result<bool, String>;
+
+    /// The queues: queue `2 n` is received by the peer, `2 n + 1` sent.
+    fn vrings(&self) -> &[Vring];
+
+    /// The same, to move packets.
+    fn queues(&mut self) -> Queues<'_>;
+}
+
+/// The queues of a connection, and the memory that they are in.
+pub(crate) struct Queues<'a> {
+    pub(crate) memory: &'a GuestMemory,
+    pub(crate) vrings: &'a mut [Vring],
+    /// Features of virtio-net that the peer has negotiated.
+    pub(crate) features: u64,
+    /// Bytes of the header before a packet in the peer's memory.
+    pub(crate) header: usize,
+    /// Pairs of queues, from the first one, that the peer receives with.
+    pub(crate) receivers: usize,
+}
+
+impl Protocol {
+    /// Bytes of the virtio-net header before each packet in the port's slots.
+    fn port_header(&self) -> usize {
+        if matches!(self, Protocol::VhostUser) { PORT_HEADER } else { 0 }
+    }
+
+    fn peer(&self) -> &'static str {
+        if matches!(self, Protocol::VhostUser) { "hypervisor" } else { "peer" }
+    }
+}
+
+/// Serves a peer after the other until `stop` is set; `note` reports events, in sentences. Confines the process first:
 /// it can then neither open files nor start programs.
 ///
 /// # Errors
@@ -59,10 +113,11 @@ pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<
         config,
         note,
         port: Some(port),
-        session: None,
-        transfer: Transfer::default(),
+        connection: None,
+        transfer: Transfer::new(config.protocol.port_header()),
         retry_at: Instant::now(),
-        had_pairs: 0,
+        lost_at: Instant::now(),
+        had_receivers: 0,
     };
     let (mut idle_since, mut rounds) = (None, 0);
     while !stop.load(Relaxed) {
@@ -85,23 +140,32 @@ pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<
     Ok(())
 }
 
-/// Opens the port, with a virtio-net header before each packet.
+/// Opens the port; for vhost-user with a virtio-net header before each packet.
 fn open_port(config: &Config) -> Result<Port, Error> {
     let pairs = config.queue_pairs;
-    let options = Port::options().tx_rings(pairs).rx_rings(pairs).flags(NR_ACCEPT_VNET_HDR);
-    let port = options.open(&config.port)?;
-    let header = NmreqPortHdr { nr_hdr_len: PORT_HEADER as u32, ..NmreqPortHdr::default() };
+    let options = Port::options().tx_rings(pairs).rx_rings(pairs);
+    let header = config.protocol.port_header();
+    if header == 0 {
+        return options.open(&config.port);
+    }
+    let port = options.flags(NR_ACCEPT_VNET_HDR).open(&config.port)?;
+    let header = NmreqPortHdr { nr_hdr_len: header as u32, ..NmreqPortHdr::default() };
     unetmap::request(NETMAP_REQ_PORT_HDR_SET, &config.port, &header)?;
     Ok(port)
+}
+
+/// The time until the next attempt to get back what was lost so long ago.
+fn retry_after(lost: Duration) -> Duration {
+    (lost / 10).clamp(RETRY[0], RETRY[1])
 }
 
 /// The outcome of a round.
 #[derive(Default)]
 struct Round {
     packets: u64,
-    /// A guest's packet waits for free slots of the port.
+    /// A peer's packet waits for free slots of the port.
     is_port_full: bool,
-    /// By pair of queues: a packet waits for buffers of the guest.
+    /// By pair of queues: a packet waits for buffers of the peer.
     waits_for_buffers: Vec<bool>,
 }
 
@@ -109,12 +173,14 @@ struct Device<'a> {
     config: &'a Config,
     note: &'a dyn Fn(&str),
     port: Option<Port>,
-    session: Option<Session>,
+    connection: Option<Box<dyn Connection>>,
     transfer: Transfer,
     /// When to try again what failed.
     retry_at: Instant,
-    /// Active pairs of queues in the last round.
-    had_pairs: usize,
+    /// When the port or the connection was last lost.
+    lost_at: Instant,
+    /// Queues that the peer received with in the last round.
+    had_receivers: usize,
 }
 
 impl Device<'_> {
@@ -124,13 +190,13 @@ impl Device<'_> {
 
     /// Opens the port and accepts or makes a connection, where one is missing.
     fn connect(&mut self) {
-        if self.port.is_some() && self.session.is_some() {
+        if self.port.is_some() && self.connection.is_some() {
             return;
         }
         let now = Instant::now();
         let is_time = now >= self.retry_at;
         if is_time {
-            self.retry_at = now + RETRY;
+            self.retry_at = now + retry_after(now - self.lost_at);
         }
         if self.port.is_none() && is_time {
             match open_port(self.config) {
@@ -141,71 +207,100 @@ impl Device<'_> {
                 Err(_) => return,
             }
         }
-        if self.session.is_none() {
-            let socket = match &self.config.socket {
-                Socket::Listen(listener) => listener.accept().map(|(socket, _)| socket),
-                Socket::Connect(path) if is_time => UnixStream::connect(path),
-                Socket::Connect(_) => return,
-            };
-            if let Ok(session) = socket.and_then(|socket| Session::new(socket, self.config.queue_pairs)) {
-                self.note("a hypervisor has connected");
-                self.session = Some(session);
-            }
+        if self.connection.is_none()
+            && let Some(Ok(connection)) = self.connect_peer(is_time)
+        {
+            self.note(&format!("a {} has connected", self.config.protocol.peer()));
+            (self.connection, self.retry_at) = (Some(connection), now + RETRY[0]);
         }
     }
 
-    fn process_messages(&mut self) {
-        let Some(session) = &mut self.session else { return };
-        let ended = match session.process_messages() {
-            Ok(true) => return,
-            Ok(false) => "the hypervisor has closed the connection".into(),
-            Err(why) => format!("the connection is closed, as the hypervisor breaks the protocol: {why}"),
+    /// Accepts a connection, or makes one if it is time to. `None`: not yet.
+    fn connect_peer(&self, is_time: bool) -> Option<io::Result<Box<dyn Connection>>> {
+        let pairs = self.config.queue_pairs;
+        let socket = match (&self.config.socket, &self.config.protocol) {
+            (Socket::Listen(listener), _) => listener.accept().map(|(socket, _)| socket),
+            (Socket::Connect(_), _) if !is_time => return None,
+            (Socket::Connect(path), Protocol::VhostUser) => UnixStream::connect(path),
+            (Socket::Connect(path), Protocol::Memif(_)) => memif::connect(path).map(UnixStream::from),
         };
-        self.session = None;
+        Some(socket.and_then(|socket| match &self.config.protocol {
+            Protocol::VhostUser => Ok(Box::new(Session::new(socket, pairs)?) as Box<dyn Connection>),
+            Protocol::Memif(config) => Ok(Box::new(memif::Session::new(socket, config, pairs)?)),
+        }))
+    }
+
+    fn process_messages(&mut self) {
+        let Some(connection) = &mut self.connection else { return };
+        let peer = self.config.protocol.peer();
+        let ended = match connection.process_messages() {
+            Ok(true) => return,
+            Ok(false) => format!("the {peer} has closed the connection"),
+            Err(why) => format!("the connection is closed, as the {peer} breaks the protocol: {why}"),
+        };
+        (self.connection, self.lost_at) = (None, Instant::now());
         let dropped = std::mem::take(&mut self.transfer.dropped);
         self.note(&format!("{ended}; {dropped} packets were malformed or too long"));
+    }
+
+    fn lose_port(&mut self, error: &Error) {
+        (self.note)(&format!("{error}; it is opened again when a daemon answers"));
+        (self.port, self.lost_at, self.retry_at) = (None, Instant::now(), Instant::now());
     }
 
     /// Moves what can be moved at once.
     fn round(&mut self) -> Round {
         let mut round = Round::default();
-        let Some(session) = &mut self.session else { return round };
-        let pairs = session.active_pairs();
-        let (header, features) = (session.header(), session.features);
-        for (pair, queues) in session.vrings.chunks_mut(2).enumerate() {
+        let Some(connection) = &mut self.connection else {
+            // Notices that the daemon has ended.
+            if let Some(Err(error)) = self.port.as_ref().map(Port::rxsync) {
+                self.lose_port(&error);
+            }
+            return round;
+        };
+        let Queues { memory, vrings, features, header, receivers } = connection.queues();
+        let mut faulty = Vec::new();
+        for (pair, queues) in vrings.chunks_mut(2).enumerate() {
             let vring = &mut queues[1];
             let ring = self.port.as_ref().and_then(|port| port.tx_rings().get(pair % port.tx_rings().len().max(1)));
             let ring = ring.filter(|_| vring.is_enabled);
-            let moved = on_queue(&session.memory, vring, (features, header), |guest| self.transfer.send(guest, ring));
+            let moved = on_queue(memory, vring, (features, header), |guest| self.transfer.send(guest, ring));
             round.add(moved, self.note);
             round.is_port_full |= moved.is_ok_and(|moved| moved.is_blocked);
+            if moved.is_err() {
+                faulty.push(2 * pair + 1);
+            }
         }
+        let is_due = round.packets > 0 || round.is_port_full;
+        let synced = self.port.as_ref().map_or(Ok(()), |port| if is_due { port.txsync() } else { Ok(()) });
+        // Afterwards: a packet is returned to the guest when the switch has it, even if this process is killed.
+        vrings.iter_mut().skip(1).step_by(2).for_each(publish);
+        faulty.into_iter().for_each(|index| vrings[index].stop());
         let Some(port) = &self.port else { return round };
-        let mut synced = Ok(());
-        if round.packets > 0 || round.is_port_full {
-            synced = port.txsync();
-        }
         if let Err(error) = synced.and_then(|()| port.rxsync()) {
-            (self.note)(&format!("{error}; it is opened again when a daemon answers"));
-            (self.port, self.retry_at) = (None, Instant::now());
+            self.lose_port(&error);
             return round;
         }
-        if pairs > 0 && self.had_pairs == 0 {
+        if receivers > 0 && self.had_receivers == 0 {
             for ring in port.rx_rings() {
                 ring.advance(u32::MAX);
             }
         }
-        self.had_pairs = pairs;
-        for (number, ring) in port.rx_rings().iter().enumerate().filter(|_| pairs > 0) {
-            let (pair, transfer) = (number % pairs, &mut self.transfer);
-            let vring = &mut session.vrings[2 * pair];
+        self.had_receivers = receivers;
+        for (number, ring) in port.rx_rings().iter().enumerate().filter(|_| receivers > 0) {
+            let (pair, transfer) = (number % receivers, &mut self.transfer);
+            let vring = &mut vrings[2 * pair];
             let moved = match ring.is_empty() {
                 true => Ok(Moved::default()),
-                false => on_queue(&session.memory, vring, (features, header), |guest| transfer.receive(guest, ring)),
+                false => on_queue(memory, vring, (features, header), |guest| transfer.receive(guest, ring)),
             };
+            publish(vring);
             round.add(moved, self.note);
+            if moved.is_err() {
+                vring.stop();
+            }
             if moved.is_ok_and(|moved| moved.is_blocked) {
-                round.waits_for_buffers.resize(pairs, false);
+                round.waits_for_buffers.resize(receivers, false);
                 round.waits_for_buffers[pair] = true;
             }
         }
@@ -217,16 +312,17 @@ impl Device<'_> {
         if self.arm_queues(round) {
             self.wait(round);
         }
-        for queue in self.session.iter_mut().flat_map(|session| &mut session.vrings).filter_map(|v| v.queue.as_mut()) {
+        let vrings = self.connection.iter_mut().flat_map(|connection| connection.queues().vrings);
+        for queue in vrings.filter_map(|vring| vring.queue.as_mut()) {
             queue.disarm();
         }
     }
 
     /// Requests kicks of the queues whose chains are waited for. Returns false if there are some already.
     fn arm_queues(&mut self, round: &Round) -> bool {
-        let Some(session) = &mut self.session else { return true };
-        for (pair, queues) in session.vrings.chunks_mut(2).enumerate() {
-            let waits = [round.waits_for_buffers.get(pair) == Some(&true), !round.is_port_full];
+        let Some(connection) = &mut self.connection else { return true };
+        for (pair, queues) in connection.queues().vrings.chunks_mut(2).enumerate() {
+            let waits = [round.waits_for_buffers_of(pair), !round.is_port_full];
             for (vring, waits) in queues.iter_mut().zip(waits) {
                 if waits && vring.queue.as_mut().is_some_and(|queue| !queue.arm()) {
                     return false;
@@ -239,9 +335,9 @@ impl Device<'_> {
     fn wait(&self, round: &Round) {
         let mut timeout = MAX_SLEEP;
         let mut interest = Interest::NONE;
-        if round.waits_for_buffers.is_empty() && self.had_pairs > 0 {
+        if round.waits_for_buffers.is_empty() && self.had_receivers > 0 {
             interest |= Interest::RX;
-        } else if self.had_pairs > 1 {
+        } else if self.had_receivers > 1 {
             // Other rings of the port may have packets: they are looked at without its wake-ups.
             timeout = POLLED_SLEEP;
         }
@@ -250,16 +346,19 @@ impl Device<'_> {
         }
         // Kicks first: their descriptors are read afterwards.
         let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
-        let running = self.session.iter().flat_map(|session| &session.vrings).filter(|vring| vring.queue.is_some());
-        for vring in running {
+        let vrings = self.connection.iter().flat_map(|connection| connection.vrings()).enumerate();
+        for (number, vring) in vrings.filter(|(_, vring)| vring.queue.is_some()) {
+            let is_received = number.is_multiple_of(2);
             match &vring.kick {
                 Some(kick) => fds.push(kick.as_fd()),
-                None => timeout = POLLED_SLEEP,
+                None if !is_received => timeout = timeout.min(POLLED_SLEEP),
+                None if round.waits_for_buffers_of(number / 2) => timeout = BUFFER_POLL,
+                None => {}
             }
         }
         let kicks = fds.len();
-        fds.extend(self.session.as_ref().map(Session::socket));
-        if let (None, Socket::Listen(listener)) = (&self.session, &self.config.socket) {
+        fds.extend(self.connection.as_ref().map(|connection| connection.socket()));
+        if let (None, Socket::Listen(listener)) = (&self.connection, &self.config.socket) {
             fds.push(listener.as_fd());
         }
         if let Some(port) = &self.port {
@@ -280,7 +379,7 @@ impl Device<'_> {
     }
 }
 
-/// Calls `transfer` for a running queue, and notifies the guest of what was returned. A queue with a fault stops.
+/// Calls `transfer` for a running queue. After a fault it must be stopped, once it is published.
 fn on_queue(
     memory: &GuestMemory,
     vring: &mut Vring,
@@ -288,23 +387,41 @@ fn on_queue(
     transfer: impl FnOnce(&mut Guest<'_>) -> Result<Moved, Fault>,
 ) -> Result<Moved, Fault> {
     let Some(queue) = &mut vring.queue else { return Ok(Moved::default()) };
-    let moved = transfer(&mut Guest { memory, queue, features, header });
-    if queue.publish()
+    transfer(&mut Guest { memory, queue, features, header })
+}
+
+/// Shows the guest what was returned, and notifies it.
+fn publish(vring: &mut Vring) {
+    if let Some(queue) = &mut vring.queue
+        && queue.publish()
         && let Some(call) = &vring.call
     {
         eventfd::signal(call);
     }
-    if moved.is_err() {
-        vring.stop();
-    }
-    moved
 }
 
 impl Round {
+    fn waits_for_buffers_of(&self, pair: usize) -> bool {
+        self.waits_for_buffers.get(pair) == Some(&true)
+    }
+
     fn add(&mut self, moved: Result<Moved, Fault>, note: &dyn Fn(&str)) {
         match moved {
             Ok(moved) => self.packets += moved.packets,
-            Err(Fault(why)) => note(&format!("a queue is stopped until the guest resets it: {why}")),
+            Err(Fault(why)) => note(&format!("a queue is stopped until the peer resets it: {why}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_for_long_is_looked_for_seldom() {
+        let seconds = Duration::from_secs;
+        assert_eq!(retry_after(Duration::ZERO), RETRY[0]);
+        assert_eq!(retry_after(seconds(20)), seconds(2));
+        assert_eq!(retry_after(seconds(86_400)), RETRY[1]);
     }
 }

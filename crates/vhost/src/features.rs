@@ -50,11 +50,17 @@ pub(crate) const OFFERED: u64 = CSUM
     | GUEST_USO
     | HOST_USO;
 
-/// Of the protocol: several queues, replies on request, MTU, reset, and memory regions that come and go.
+/// Of the protocol: several queues, replies on request, MTU, a region of in-flight descriptors, reset, and memory
+/// regions that come and go. Missing: `LOG_SHMFD`, the log of live migration.
 pub(crate) const PROTOCOL_MQ: u64 = 1 << 0;
 pub(crate) const PROTOCOL_REPLY_ACK: u64 = 1 << 3;
 const PROTOCOL_MTU: u64 = 1 << 4;
+const PROTOCOL_INFLIGHT_SHMFD: u64 = 1 << 12;
 const PROTOCOL_RESET_DEVICE: u64 = 1 << 13;
 const PROTOCOL_MEM_SLOTS: u64 = 1 << 15;
-pub(crate) const PROTOCOL_OFFERED: u64 =
-    PROTOCOL_MQ | PROTOCOL_REPLY_ACK | PROTOCOL_MTU | PROTOCOL_RESET_DEVICE | PROTOCOL_MEM_SLOTS;
+pub(crate) const PROTOCOL_OFFERED: u64 = PROTOCOL_MQ
+    | PROTOCOL_REPLY_ACK
+    | PROTOCOL_MTU
+    | PROTOCOL_INFLIGHT_SHMFD
+    | PROTOCOL_RESET_DEVICE
+    | PROTOCOL_MEM_SLOTS;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! A virtual machine's network card as a netmap port: the back end of vhost-user, in a process for each machine.
+//! A peer's shared memory as a netmap port, in a process for each: a virtual machine's network card (the back end of
+//! vhost-user), or an interface of a packet processor (memif).
 //!
 //! # Theory of operation
 //! ```text
@@ -10,26 +11,31 @@
 //!   [virtqueues in    <----+---- messages ------> session.rs --- offers, checks, starts and stops queues
 //!    guest memory] <-------- mapped --------> queue/*.rs -- transfer.rs -- [rings of the port] == channel == switch
 //! ```
-//! * `message.rs` decodes the messages of the socket; `session.rs` is one connection, and carries them out.
-//! * `queue` walks the virtqueues: `split.rs` and `packed.rs` find chains of descriptors and return them as used.
-//! * `transfer.rs` copies packets between chains and the slots of the port, with a virtio-net header of 12 bytes.
+//! * `message.rs` decodes the messages of the socket; `session.rs` is one connection, and carries them out. `memif` has
+//!   the same for memif.
+//! * `queue` walks the queues: `split.rs`, `packed.rs` and `memif.rs` find chains of descriptors and return them.
+//! * `transfer.rs` copies packets between chains and the slots of the port, with a virtio-net header of 12 bytes, or
+//!   none.
 //! * `device.rs` is the loop: the port, the queues and the socket, and sleeping when nothing moves.
 //!
 //! # Trust
 //! The guest writes its memory at any time, and the hypervisor may send any message. Each word of guest memory is
 //! loaded once and checked; chains, tables and lengths are bounded. A hypervisor can shorten the files that it has
 //! sent, which ends this process by SIGBUS. Therefore it serves one guest alone, and is an ordinary client of the
-//! daemon: its end closes one port.
+//! daemon: its end closes one port. Peers of memif are trusted as little.
 #![forbid(unsafe_code)]
 
 mod confinement;
 mod device;
 mod features;
+pub mod memif;
 mod message;
 mod queue;
 mod session;
+#[cfg(any(test, fuzzing))]
+pub mod steps;
 mod transfer;
 mod tuning;
 
-pub use device::{Config, Socket, serve};
+pub use device::{Config, Protocol, Socket, serve};
 pub use tuning::MAX_QUEUE_PAIRS;

@@ -51,6 +51,8 @@ pub(crate) enum Request {
     SetVringErr,
     SetVringEnable(u32, bool),
     SetMtu(u64),
+    GetInflight(InflightShape),
+    SetInflight(InflightShape, OwnedFd),
     /// A request that is not offered, by its number.
     Unknown(u32),
 }
@@ -68,6 +70,24 @@ pub(crate) struct RingAddresses {
     pub(crate) desc: u64,
     pub(crate) avail: u64,
     pub(crate) used: u64,
+}
+
+/// The region of in-flight descriptors, as both of its messages describe it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InflightShape {
+    pub(crate) bytes: u64,
+    pub(crate) offset: u64,
+    pub(crate) queues: u16,
+    /// Descriptors of each queue.
+    pub(crate) size: u16,
+}
+
+impl InflightShape {
+    /// As the payload of a reply, with the padding of a structure in C.
+    pub(crate) fn payload(&self) -> Vec<u8> {
+        let sizes = [self.queues, self.size, 0, 0].map(u16::to_ne_bytes).concat();
+        [&self.bytes.to_ne_bytes(), &self.offset.to_ne_bytes(), &sizes[..]].concat()
+    }
 }
 
 /// A message.
@@ -154,13 +174,13 @@ impl Stream {
     }
 
     /// Sends a reply. The front end waits for it, so there is room in the socket's queue.
-    pub(crate) fn reply(&self, number: u32, payload: &[u8]) -> io::Result<()> {
+    pub(crate) fn reply(&self, number: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(HEADER + payload.len());
         for word in [number, VERSION | REPLY, payload.len() as u32] {
             bytes.extend(word.to_ne_bytes());
         }
         bytes.extend(payload);
-        match send(&self.socket, &bytes, &[])? {
+        match send(&self.socket, &bytes, fds)? {
             sent if sent == bytes.len() => Ok(()),
             _ => Err(io::ErrorKind::WouldBlock.into()),
         }
@@ -177,6 +197,12 @@ impl Words<'_> {
         Some(u32::from_ne_bytes(*word))
     }
 
+    fn u16(&mut self) -> Option<u16> {
+        let (word, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u16::from_ne_bytes(*word))
+    }
+
     fn u64(&mut self) -> Option<u64> {
         let (word, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -186,6 +212,15 @@ impl Words<'_> {
     fn region(&mut self) -> Option<Region> {
         let (guest, bytes, user, offset) = (self.u64()?, self.u64()?, self.u64()?, self.u64()?);
         Some(Region { place: GuestPlace { guest, user, bytes }, offset })
+    }
+
+    fn inflight(&mut self) -> Option<InflightShape> {
+        let (bytes, offset, queues, size) = (self.u64()?, self.u64()?, self.u16()?, self.u16()?);
+        // The padding of a structure in C, which not all front ends send.
+        if !self.0.is_empty() {
+            self.u32()?;
+        }
+        Some(InflightShape { bytes, offset, queues, size })
     }
 
     fn ends<T>(self, value: T) -> Option<T> {
@@ -239,6 +274,8 @@ fn decode(number: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Option<Request> {
         17 => Request::GetQueueNum,
         18 => Request::SetVringEnable(words.u32()?, words.u32()? != 0),
         20 => Request::SetMtu(words.u64()?),
+        31 => Request::GetInflight(words.inflight()?),
+        32 => Request::SetInflight(words.inflight()?, fds.next()?),
         36 => Request::GetMaxMemSlots,
         37 | 38 => {
             words.u64()?;

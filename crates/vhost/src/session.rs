@@ -14,13 +14,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use unetmap_mem::{GuestMemory, MappedRange};
-use unetmap_sys::Mapping;
+use unetmap_mem::{GuestMemory, GuestWords, MappedRange};
+use unetmap_sys::{Mapping, memfd};
 
+use crate::device::{Connection, Queues};
 use crate::features::{self, EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, RING_PACKED, VERSION_1};
-use crate::message::{Incoming, Malformed, Message, Region, Request, RingAddresses, Stream};
-use crate::queue::{Queue, Shape};
-use crate::tuning::{MAX_QUEUE_PAIRS, MAX_QUEUE_SIZE, MAX_REGIONS};
+use crate::message::{Incoming, InflightShape, Malformed, Message, Region, Request, RingAddresses, Stream};
+use crate::queue::{NotStarted, Queue, Shape, part_bytes};
+use crate::tuning::{MAX_QUEUE_PAIRS, MAX_QUEUE_SIZE, MAX_REGIONS, MESSAGES_AT_ONCE};
 
 /// Bytes that an MTU can have: IPv4's least, and the most of its length field.
 const MTUS: std::ops::RangeInclusive<u64> = 68..=65535;
@@ -40,6 +41,11 @@ pub(crate) struct Vring {
 }
 
 impl Vring {
+    /// A queue that runs.
+    pub(crate) fn running(queue: Queue, kick: Option<OwnedFd>, call: Option<OwnedFd>) -> Vring {
+        Vring { queue: Some(queue), kick, call, is_enabled: true, ..Vring::default() }
+    }
+
     pub(crate) fn is_active(&self) -> bool {
         self.is_enabled && self.queue.is_some()
     }
@@ -47,52 +53,40 @@ impl Vring {
     /// Stops the queue, and remembers its positions.
     pub(crate) fn stop(&mut self) {
         if let Some(queue) = self.queue.take() {
+            queue.close();
             self.base = queue.base();
         }
         self.kick = None;
     }
 }
 
-/// The reply to a request: a payload of its own, or none.
-type Reply = Option<Vec<u8>>;
+/// The reply to a request: a payload of its own and a descriptor beside it, or none.
+type Reply = Option<(Vec<u8>, Option<OwnedFd>)>;
+
+/// The region of in-flight descriptors that the hypervisor keeps.
+struct Inflight {
+    range: MappedRange,
+    shape: InflightShape,
+}
 
 pub(crate) struct Session {
     stream: Stream,
-    pub(crate) memory: GuestMemory,
-    pub(crate) features: u64,
+    memory: GuestMemory,
+    features: u64,
     protocol: u64,
     /// Queue `2 n` is received by the guest, `2 n + 1` sent.
-    pub(crate) vrings: Vec<Vring>,
+    vrings: Vec<Vring>,
+    inflight: Option<Inflight>,
 }
 
-impl Session {
-    pub(crate) fn new(socket: UnixStream, pairs: u16) -> std::io::Result<Session> {
-        let vrings = (0..2 * pairs.min(MAX_QUEUE_PAIRS)).map(|_| Vring::default()).collect();
-        let stream = Stream::new(socket)?;
-        Ok(Session { stream, memory: GuestMemory::default(), features: 0, protocol: 0, vrings })
-    }
-
-    /// The connection, to wait for messages.
-    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+impl Connection for Session {
+    fn socket(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// Bytes of the header before a packet in guest memory.
-    pub(crate) fn header(&self) -> usize {
-        if self.features & (VERSION_1 | MRG_RXBUF) != 0 { 12 } else { 10 }
-    }
-
-    /// Pairs of queues that the guest receives and sends with.
-    pub(crate) fn active_pairs(&self) -> usize {
-        self.vrings.chunks(2).take_while(|pair| pair.iter().all(Vring::is_active)).count()
-    }
-
-    /// Carries out the messages that have arrived. Returns false once the front end has closed the connection.
-    ///
-    /// # Errors
-    /// A sentence: the front end breaks the protocol.
-    pub(crate) fn process_messages(&mut self) -> Result<bool, String> {
-        loop {
+    fn process_messages(&mut self) -> Result<bool, String> {
+        // A hypervisor that sends without a pause must not keep the process from everything else.
+        for _ in 0..MESSAGES_AT_ONCE {
             match self.stream.receive() {
                 Ok(Incoming::Message(message)) => self.answer(message)?,
                 Ok(Incoming::Nothing) => return Ok(true),
@@ -100,24 +94,45 @@ impl Session {
                 Err(Malformed(why)) => return Err(why),
             }
         }
+        Ok(true)
+    }
+
+    fn vrings(&self) -> &[Vring] {
+        &self.vrings
+    }
+
+    fn queues(&mut self) -> Queues<'_> {
+        let header = if self.features & (VERSION_1 | MRG_RXBUF) != 0 { 12 } else { 10 };
+        // The guest receives and sends with them.
+        let receivers = self.vrings.chunks(2).take_while(|pair| pair.iter().all(Vring::is_active)).count();
+        Queues { memory: &self.memory, vrings: &mut self.vrings, features: self.features, header, receivers }
+    }
+}
+
+impl Session {
+    pub(crate) fn new(socket: UnixStream, pairs: u16) -> std::io::Result<Session> {
+        let vrings = (0..2 * pairs.min(MAX_QUEUE_PAIRS)).map(|_| Vring::default()).collect();
+        let stream = Stream::new(socket)?;
+        Ok(Session { stream, memory: GuestMemory::default(), features: 0, protocol: 0, vrings, inflight: None })
     }
 
     fn answer(&mut self, message: Message) -> Result<(), String> {
         let Message { number, need_reply, request } = message;
         let wants_status = need_reply && self.protocol & features::PROTOCOL_REPLY_ACK != 0;
         let status = |failed: bool| u64::from(failed).to_ne_bytes().to_vec();
-        let reply = match self.carry_out(request) {
+        let (reply, fd) = match self.carry_out(request) {
             Ok(Some(own)) => own,
-            Ok(None) if wants_status => status(false),
+            Ok(None) if wants_status => (status(false), None),
             Ok(None) => return Ok(()),
-            Err(_) if wants_status => status(true),
+            Err(_) if wants_status => (status(true), None),
             Err(why) => return Err(format!("request {number}: {why}")),
         };
-        self.stream.reply(number, &reply).map_err(|e| format!("the reply to request {number} cannot be sent: {e}"))
+        let fd: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+        self.stream.reply(number, &reply, &fd).map_err(|e| format!("the reply to request {number} cannot be sent: {e}"))
     }
 
     fn carry_out(&mut self, request: Request) -> Result<Reply, String> {
-        let number = |n: u64| Ok(Some(n.to_ne_bytes().to_vec()));
+        let number = |n: u64| Ok(Some((n.to_ne_bytes().to_vec(), None)));
         match request {
             Request::GetFeatures => return number(features::OFFERED),
             Request::SetFeatures(bits) => self.set_features(bits)?,
@@ -156,7 +171,7 @@ impl Session {
             Request::GetVringBase(index) => {
                 let vring = self.vring(index)?;
                 vring.stop();
-                return Ok(Some([index, vring.base].map(u32::to_ne_bytes).concat()));
+                return Ok(Some(([index, vring.base].map(u32::to_ne_bytes).concat(), None)));
             }
             Request::SetVringKick(index, fd) => {
                 self.vring(index)?.kick = fd;
@@ -166,6 +181,8 @@ impl Session {
             Request::SetVringEnable(index, on) => self.vring(index)?.is_enabled = on,
             Request::SetMtu(mtu) if MTUS.contains(&mtu) => {}
             Request::SetMtu(mtu) => return Err(format!("an MTU of {mtu}")),
+            Request::GetInflight(wanted) => return self.create_inflight(wanted).map(Some),
+            Request::SetInflight(shape, fd) => self.inflight = Some(self.map_inflight(shape, &fd)?),
             // Without a request for a reply there is nobody to tell.
             Request::Unknown(number) if self.protocol & features::PROTOCOL_REPLY_ACK != 0 => {
                 return Err(format!("request {number} is not supported"));
@@ -211,6 +228,46 @@ impl Session {
         }
     }
 
+    /// The bytes that a region for these queues needs, with the rings that are negotiated now.
+    fn inflight_bytes(&self, shape: InflightShape) -> Result<usize, String> {
+        let InflightShape { queues, size, .. } = shape;
+        if queues == 0 || usize::from(queues) > self.vrings.len() || size == 0 || size > MAX_QUEUE_SIZE {
+            return Err(format!("in-flight descriptors of {queues} queues of {size}"));
+        }
+        Ok(usize::from(queues) * part_bytes(self.features & RING_PACKED != 0, size))
+    }
+
+    /// Creates a region of in-flight descriptors, which the hypervisor keeps, and gives back.
+    fn create_inflight(&self, wanted: InflightShape) -> Result<(Vec<u8>, Option<OwnedFd>), String> {
+        let bytes = self.inflight_bytes(wanted)? as u64;
+        let fd = memfd::create_sealed("unetmap-inflight", bytes).map_err(|e| format!("in-flight descriptors: {e}"))?;
+        Ok((InflightShape { bytes, offset: 0, ..wanted }.payload(), Some(fd)))
+    }
+
+    fn map_inflight(&self, shape: InflightShape, fd: &OwnedFd) -> Result<Inflight, String> {
+        let bytes = self.inflight_bytes(shape)?;
+        if shape.bytes < bytes as u64 {
+            return Err(format!("{} bytes of in-flight descriptors in place of {bytes}", shape.bytes));
+        }
+        let map = Mapping::of_guest(fd.as_fd(), shape.offset, bytes)
+            .map_err(|e| format!("{bytes} bytes of in-flight descriptors cannot be mapped: {e}"))?;
+        Ok(Inflight { range: MappedRange::whole(Arc::new(map)), shape })
+    }
+
+    /// Returns the part of a queue in the region of in-flight descriptors, if there is a region.
+    fn inflight_part(&self, index: usize) -> Result<Option<GuestWords>, String> {
+        let Some(Inflight { range, shape }) = &self.inflight else { return Ok(None) };
+        let packed = self.features & RING_PACKED != 0;
+        let size = self.vrings[index].size;
+        let too_small = || format!("queue {index}: no room for {size} in-flight descriptors in their region");
+        if index >= usize::from(shape.queues) || size > u32::from(shape.size) {
+            return Err(too_small());
+        }
+        // The rings' layout may have changed since the region was mapped.
+        let part = range.part(index * part_bytes(packed, shape.size), part_bytes(packed, size as u16));
+        part.map(GuestWords::new).map(Some).ok_or_else(too_small)
+    }
+
     /// Starts a queue, or goes on with it by another descriptor.
     fn start(&mut self, index: usize) -> Result<(), String> {
         if self.vrings[index].queue.is_none() {
@@ -245,6 +302,29 @@ impl Session {
             event_idx: self.features & EVENT_IDX != 0,
             writes: index.is_multiple_of(2),
         };
-        Queue::new(&self.memory, &shape).map_err(|why| format!("queue {index}: {why}"))
+        let inflight = self.inflight_part(index)?;
+        Queue::new(&self.memory, &shape, inflight).map_err(|NotStarted(why)| format!("queue {index}: {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use super::*;
+
+    #[test]
+    fn endless_messages_do_not_keep_the_process() {
+        let (mut front, back) = UnixStream::pair().unwrap();
+        front.set_nonblocking(true).unwrap();
+        let mut session = Session::new(back, 1).unwrap();
+        let message = |number: u32| [number, 1, 0].into_iter().flat_map(u32::to_ne_bytes).collect::<Vec<u8>>();
+        // SET_OWNER, and after them GET_QUEUE_NUM, which is answered.
+        front.write_all(&message(3).repeat(MESSAGES_AT_ONCE as usize)).unwrap();
+        front.write_all(&message(17)).unwrap();
+        assert_eq!(session.process_messages(), Ok(true));
+        assert!(front.read(&mut [0; 64]).is_err(), "answered at once");
+        assert_eq!(session.process_messages(), Ok(true));
+        assert_eq!(front.read(&mut [0; 64]).unwrap(), 20);
     }
 }

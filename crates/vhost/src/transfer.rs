@@ -6,10 +6,13 @@
 //!   port:   slots, all but the last with NS_MOREFRAG       [ header 12       | frame ....] [....] [......]
 //! ```
 //! The header's requests (a checksum, segmentation) pass between guests unchanged. For a guest that has not negotiated
-//! them they are carried out here; for ports without header by the switch.
+//! them they are carried out here; for ports without header by the switch. Packets of memif have no header on either
+//! side.
 
-use unetmap::Ring;
+use std::ops::Range;
+
 use unetmap::abi::NS_MOREFRAG;
+use unetmap::{Ring, SlotRef};
 use unetmap_mem::GuestMemory;
 use unetmap_switch::offload::{self, MAX_PACKET};
 
@@ -17,7 +20,7 @@ use crate::features::{
     CSUM, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_UFO, GUEST_USO, HOST_TSO4, HOST_TSO6, HOST_UFO, HOST_USO, MRG_RXBUF,
 };
 use crate::queue::{Chains, Cursor, Fault, Queue};
-use crate::tuning::BATCH;
+use crate::tuning::{BATCH, PREFETCH_GROUP};
 
 /// Bytes of the header in the port's slots.
 pub(crate) const PORT_HEADER: usize = 12;
@@ -52,6 +55,8 @@ enum Delivery {
 /// Memory that is used again for each packet, and counts.
 #[derive(Default)]
 pub(crate) struct Transfer {
+    /// Bytes of the header in the port's slots: [`PORT_HEADER`], or 0.
+    port_header: usize,
     chains: Chains,
     packet: Vec<u8>,
     /// Packets that were malformed, or for which a chain was too short.
@@ -65,6 +70,29 @@ pub(crate) struct Guest<'a> {
     pub(crate) features: u64,
     /// Bytes of its headers.
     pub(crate) header: usize,
+}
+
+impl Guest<'_> {
+    /// Prefetches the buffers of later packets, before packet `n` of a batch.
+    #[inline]
+    fn prefetch(&self, n: u32) {
+        self.queue.prefetch(self.memory, prefetched(n));
+    }
+}
+
+/// How far behind packet `n` of a batch the packets are that are prefetched before it: at each [`PREFETCH_GROUP`]th
+/// packet the group after the next ones, at the start those as well.
+#[inline(always)]
+fn prefetched(n: u32) -> Range<u16> {
+    let first = if n == 0 { 0 } else { PREFETCH_GROUP };
+    if n.is_multiple_of(PREFETCH_GROUP.into()) { first..2 * PREFETCH_GROUP } else { 0..0 }
+}
+
+/// The slots that are prefetched before packet `n` of a batch, which begins `from` slots behind the ring's head.
+#[inline(always)]
+fn slots_ahead(ring: &Ring, n: u32, from: u32, space: u32) -> impl Iterator<Item = SlotRef<'_>> {
+    let ahead = prefetched(n).map(move |ahead| from + u32::from(ahead)).take_while(move |ahead| *ahead < space);
+    ahead.map(|ahead| ring.slot(ring.add(ring.head(), ahead)))
 }
 
 /// Returns whether each request of a header is one of `features`: by the bits of checksums, TSO4, TSO6, UFO and USO.
@@ -82,17 +110,23 @@ fn has_features(header: &Header, features: u64, [csum, tso4, tso6, ufo, uso]: [u
 }
 
 impl Transfer {
+    pub(crate) fn new(port_header: usize) -> Transfer {
+        Transfer { port_header, ..Transfer::default() }
+    }
+
     /// Copies packets that the guest sends into free slots of `ring`, and drops them if there is no ring.
     pub(crate) fn send(&mut self, guest: &mut Guest<'_>, ring: Option<&Ring>) -> Result<Moved, Fault> {
         let (mut moved, mut slots) = (Moved::default(), 0);
         let space = ring.map_or(0, Ring::space);
-        for _ in 0..BATCH {
+        for n in 0..BATCH {
             let mark = guest.queue.mark();
             self.chains.clear();
             if !guest.queue.pop(guest.memory, &mut self.chains)? {
                 break;
             }
+            guest.prefetch(n);
             if let Some(ring) = ring {
+                slots_ahead(ring, n, slots, space).for_each(|slot| slot.fetch_to_write());
                 match self.copy_to_slots(guest, ring, slots, space) {
                     Some(0) => {
                         guest.queue.rewind(mark);
@@ -120,7 +154,7 @@ impl Transfer {
             return None;
         }
         let buf_size = ring.buf_size() as usize;
-        let slots = (PORT_HEADER + frame).div_ceil(buf_size) as u32;
+        let slots = (self.port_header + frame).div_ceil(buf_size) as u32;
         if slots >= ring.num_slots() {
             return None;
         }
@@ -136,7 +170,7 @@ impl Transfer {
         if !has_features(&header, guest.features, [CSUM, HOST_TSO4, HOST_TSO6, HOST_UFO, HOST_USO]) {
             return None;
         }
-        let (mut left, mut before) = (frame, header.len());
+        let (mut left, mut before) = (frame, self.port_header);
         for slot in ring.run(ring.add(ring.head(), from), slots) {
             let buffer = slot.frame();
             if before > 0 {
@@ -157,8 +191,10 @@ impl Transfer {
     /// Copies packets of `ring` into buffers that the guest offers.
     pub(crate) fn receive(&mut self, guest: &mut Guest<'_>, ring: &Ring) -> Result<Moved, Fault> {
         let (mut moved, mut taken, space) = (Moved::default(), 0, ring.space());
-        for _ in 0..BATCH {
+        for n in 0..BATCH {
             let Some((slots, bytes)) = next_packet(ring, taken, space) else { break };
+            slots_ahead(ring, n, taken, space).for_each(|slot| slot.fetch());
+            guest.prefetch(n);
             match self.deliver_slots(guest, ring, taken, (slots, bytes))? {
                 Delivery::NoBuffers => {
                     moved.is_blocked = true;
@@ -182,8 +218,10 @@ impl Transfer {
     ) -> Result<Delivery, Fault> {
         let slots = || ring.run(ring.add(ring.head(), from), slots);
         let mut header: Header = [0; PORT_HEADER];
-        let first = slots().next().map_or(0, |slot| slot.frame().read(0, &mut header).min(slot.len().into()));
-        if first < PORT_HEADER || !(ETHERNET..=MAX_PACKET).contains(&bytes.saturating_sub(PORT_HEADER)) {
+        let port_header = self.port_header;
+        let first =
+            slots().next().map_or(0, |slot| slot.frame().read(0, &mut header[..port_header]).min(slot.len().into()));
+        if first < port_header || !(ETHERNET..=MAX_PACKET).contains(&bytes.saturating_sub(port_header)) {
             return Ok(Delivery::Dropped);
         }
         header[0] &= NEEDS_CSUM;
@@ -196,13 +234,22 @@ impl Transfer {
             }
             return self.deliver_finished(guest);
         }
-        self.deliver(guest, &header, bytes.saturating_sub(PORT_HEADER), |cursor| {
-            let mut skip = PORT_HEADER;
+        self.deliver(guest, &header, bytes - port_header, |cursor| {
+            let mut skip = port_header;
             for slot in slots() {
                 cursor.write_frame(slot.frame().skip(skip), usize::from(slot.len()).saturating_sub(skip));
                 skip = 0;
             }
         })
+    }
+
+    /// Delivers a packet that begins with a header of the port, as one of its slots.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn deliver_packet(&mut self, guest: &mut Guest<'_>, packet: &[u8]) -> Result<Moved, Fault> {
+        self.packet.clear();
+        self.packet.extend_from_slice(packet);
+        let delivery = self.deliver_finished(guest)?;
+        Ok(Moved { packets: (delivery == Delivery::Done).into(), is_blocked: delivery == Delivery::NoBuffers })
     }
 
     /// Carries out what the header of `self.packet` requests, and delivers the frames.

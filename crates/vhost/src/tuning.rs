@@ -17,13 +17,26 @@ pub(crate) const MAX_PAYLOAD: usize = 8 + 32 * MAX_REGIONS;
 /// Most packets that are moved for a queue before they are announced to the guest or the switch: it bounds how long the
 /// first of them waits.
 pub(crate) const BATCH: u32 = 256;
+/// Packets whose buffers are prefetched together, a group ahead: another core has written or read them last, and guests
+/// mostly have pages of 4 KiB, so that each has an address to be translated.
+pub(crate) const PREFETCH_GROUP: u16 = 8;
 /// Rounds between two looks at the socket while packets are moving: messages are rare, and each look is a system call.
 pub(crate) const ROUNDS_PER_MESSAGE_CHECK: u32 = 64;
+/// Most messages of a hypervisor that are carried out before packets are looked at again: more than a set-up has.
+pub(crate) const MESSAGES_AT_ONCE: u32 = 256;
 /// Idle time after which the process sleeps. About the cost of a sleep and a wake-up.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
 /// Longest sleep: signals set a flag, which is checked in between.
 pub(crate) const MAX_SLEEP: Duration = Duration::from_millis(100);
-/// Interval of attempts to open the port again, and to connect to the hypervisor.
-pub(crate) const RETRY: Duration = Duration::from_millis(200);
+/// Shortest and longest interval of attempts to open the port again, and to connect to the hypervisor. In between: a
+/// tenth of the time since it was lost, so that a restarted daemon is found at once, and one that never comes is not
+/// looked for all the time.
+pub(crate) const RETRY: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
 /// Longest sleep with a queue whose guest does not kick, or whose guest lacks buffers while others have some.
 pub(crate) const POLLED_SLEEP: Duration = Duration::from_millis(1);
+/// Longest sleep while a memif peer lacks buffers: it does not tell when it has some again.
+pub(crate) const BUFFER_POLL: Duration = Duration::from_micros(100);
+/// Longest time from a memif connection to its last message of the set-up.
+pub(crate) const SETUP_LIMIT: Duration = Duration::from_secs(10);
+/// Most bytes of the region of a memif client.
+pub(crate) const MAX_CLIENT_REGION: u64 = 1 << 30;

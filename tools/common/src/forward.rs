@@ -14,6 +14,11 @@ use crate::port;
 const SPIN: Duration = Duration::from_micros(50);
 /// Longest wait at the end for the receivers to release the forwarded packets.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+/// A program that has packets due wakes up so much earlier, and spins: a timer is late by the time that a sleeper takes
+/// to run.
+const EARLY: Duration = Duration::from_micros(150);
+/// Longest wait at the end until the ports have room for packets that movers keep.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of slots of one packet.
 const MAX_FRAGS: u32 = 64;
 
@@ -53,6 +58,22 @@ pub trait Mover {
     fn own_packets(&mut self, _to: &Ring) -> u32 {
         0
     }
+
+    /// Whether packets are received whatever room the other port has: the mover keeps them.
+    fn keeps_packets(&self) -> bool {
+        false
+    }
+
+    /// Makes all packets due that the mover keeps, because the program ends. Returns their number.
+    fn end(&mut self) -> usize {
+        0
+    }
+
+    /// Returns how long it is until [`Mover::own_packets`] has a packet: zero if it only waits for room. `None`: it has
+    /// none.
+    fn next_packet(&mut self) -> Option<Duration> {
+        None
+    }
 }
 
 /// One direction between two ports.
@@ -78,7 +99,7 @@ impl<M: Mover> Direction<'_, M> {
                 to.advance(own);
                 moved = true;
             }
-            let room = from.space().min(to.space());
+            let room = if self.mover.keeps_packets() { from.space() } else { from.space().min(to.space()) };
             let n = match whole_packets(from, room.min(self.burst)) {
                 0 => whole_packets(from, room.min(MAX_FRAGS)), // a packet may have more slots than a burst
                 n => n,
@@ -95,14 +116,18 @@ impl<M: Mover> Direction<'_, M> {
         Ok(moved)
     }
 
-    /// Returns true if received packets wait for room in the other port.
-    fn is_blocked(&self) -> bool {
-        ring_pairs(self.from, self.to).any(|(from, _)| !from.is_empty())
+    /// Returns what waits for room in the other port.
+    fn blocked(&mut self) -> Blocked {
+        Blocked {
+            due: self.mover.next_packet() == Some(Duration::ZERO),
+            received: ring_pairs(self.from, self.to).any(|(from, _)| !from.is_empty()),
+        }
     }
 
     /// Makes the next wait for room end only if there are more free slots than now, which did not suffice.
-    fn wait_for_more_room(&self) {
-        for (_, to) in ring_pairs(self.from, self.to).filter(|(from, _)| !from.is_empty()) {
+    fn wait_for_more_room(&self, blocked: Blocked) {
+        // A packet that is due may be for any ring.
+        for (_, to) in ring_pairs(self.from, self.to).filter(|(from, _)| blocked.due || !from.is_empty()) {
             to.set_cur(to.tail());
         }
     }
@@ -118,6 +143,21 @@ impl<M: Mover> Direction<'_, M> {
             self.from.spec(),
             self.to.spec()
         ))
+    }
+}
+
+/// Packets that wait for room in the other port.
+#[derive(Clone, Copy)]
+struct Blocked {
+    /// Some that the mover has, and that are due.
+    due: bool,
+    /// Some in the receive rings.
+    received: bool,
+}
+
+impl Blocked {
+    fn any(self) -> bool {
+        self.due || self.received
     }
 }
 
@@ -263,20 +303,50 @@ pub fn forward<M: Mover>(
     Ok(())
 }
 
-/// Sleeps until a port receives packets, or has room for packets that wait.
-fn sleep<M: Mover>(directions: &[Direction<'_, M>], ports: &[&Port]) -> Result<(), String> {
+/// Sleeps until a port receives packets, or has room for packets that wait, or a packet is due.
+fn sleep<M: Mover>(directions: &mut [Direction<'_, M>], ports: &[&Port]) -> Result<(), String> {
+    let blocked: Vec<Blocked> = directions.iter_mut().map(Direction::blocked).collect();
+    let due = directions.iter_mut().filter_map(|d| d.mover.next_packet().filter(|left| !left.is_zero())).min();
+    let wait = due.map(|left| left.saturating_sub(EARLY));
+    if wait.is_some_and(|wait| wait.is_zero()) {
+        std::hint::spin_loop();
+        return Ok(());
+    }
+    let directions = directions.iter().zip(blocked);
     let interest = |port: &Port| {
-        directions.iter().fold(Interest::NONE, |interest, direction| match direction.is_blocked() {
-            false if std::ptr::eq(direction.from, port) => interest | Interest::RX,
-            true if std::ptr::eq(direction.to, port) => interest | Interest::TX,
-            _ => interest,
+        directions.clone().fold(Interest::NONE, |interest, (direction, blocked)| {
+            let receives = std::ptr::eq(direction.from, port) && (!blocked.any() || direction.mover.keeps_packets());
+            let sends = std::ptr::eq(direction.to, port) && blocked.any();
+            let interest = if receives { interest | Interest::RX } else { interest };
+            if sends { interest | Interest::TX } else { interest }
         })
     };
-    for direction in directions.iter().filter(|direction| direction.is_blocked()) {
-        direction.wait_for_more_room();
-    }
+    directions.clone().for_each(|(direction, blocked)| direction.wait_for_more_room(blocked));
     let interests: Vec<(&Port, Interest)> = ports.iter().map(|port| (*port, interest(port))).collect();
-    port::wait_any(&interests)
+    port::wait_any(&interests, wait)
+}
+
+/// Sends all packets that the movers keep, as fast as the ports take them, for at most [`FLUSH_TIMEOUT`]. Returns how
+/// many were not taken.
+pub fn flush<M: Mover>(directions: &mut [Direction<'_, M>]) -> usize {
+    let until = Instant::now() + FLUSH_TIMEOUT;
+    loop {
+        let mut left = 0;
+        for Direction { to, mover, .. } in &mut *directions {
+            mover.end();
+            // A port that has failed takes nothing.
+            let synced = to.txsync().is_ok();
+            for ring in to.tx_rings().iter().filter(|_| synced) {
+                ring.advance(mover.own_packets(ring));
+            }
+            let _ = to.txsync();
+            left += mover.end();
+        }
+        if left == 0 || Instant::now() >= until {
+            return left;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
 }
 
 /// Waits until the receivers have released the forwarded packets, at most [`DRAIN_TIMEOUT`].

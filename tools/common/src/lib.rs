@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod forward;
+pub mod held;
 pub mod port;
 pub mod rule;
 #[cfg(feature = "testing")]

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Port names of a command line, and waiting for several ports at once.
 
+use std::time::Duration;
+
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use unetmap::abi::{NmreqRegister, PortSpec};
@@ -9,7 +11,7 @@ use unetmap::{Interest, Port};
 use crate::{Failure, note};
 
 /// Longest wait; programs check their stop flag in between.
-const MAX_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const MAX_WAIT: Duration = Duration::from_millis(100);
 
 /// The number of slots and rings to request for a port. It takes effect only for the first open of the port. 0 requests
 /// the default.
@@ -47,11 +49,11 @@ pub fn open(spec: &str, config: RingConfig, flags: u64) -> Result<Port, Failure>
     Ok(port)
 }
 
-/// Waits until one of the ports is ready, for at most 100 ms. Returns early if a signal arrives.
+/// Waits until one of the ports is ready, for at most 100 ms and at most `limit`. Returns early if a signal arrives.
 ///
 /// # Errors
 /// The error of a port that has failed, or of `poll`.
-pub fn wait_any(ports: &[(&Port, Interest)]) -> Result<(), String> {
+pub fn wait_any(ports: &[(&Port, Interest)], limit: Option<Duration>) -> Result<(), String> {
     for (port, interest) in ports {
         if !port.arm(*interest).map_err(|e| e.to_string())?.is_none() {
             return Ok(());
@@ -59,7 +61,9 @@ pub fn wait_any(ports: &[(&Port, Interest)]) -> Result<(), String> {
     }
     let fds: Vec<_> = ports.iter().flat_map(|(port, interest)| port.wait_fds(*interest)).collect();
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    match poll(&mut fds, Some(&MAX_WAIT)) {
+    let wait = limit.unwrap_or(MAX_WAIT).min(MAX_WAIT);
+    let wait = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
+    match poll(&mut fds, Some(&wait)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(e) => Err(format!("cannot wait for packets: {e}")),
     }

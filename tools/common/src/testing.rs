@@ -4,6 +4,7 @@
 //! Failures panic, as in any test.
 
 use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -103,6 +104,19 @@ impl TestProcess {
     /// Starts the process with pipes as its standard output and standard error.
     pub fn start(command: &mut Command) -> TestProcess {
         TestProcess(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts"))
+    }
+
+    /// Reads the process's standard error until a line begins with `beginning`.
+    pub fn await_note(&mut self, beginning: &str) {
+        let mut lines = BufReader::new(self.0.stderr.as_mut().expect("a pipe")).lines();
+        let mut seen = Vec::new();
+        while let Some(Ok(line)) = lines.next() {
+            if line.starts_with(beginning) {
+                return;
+            }
+            seen.push(line);
+        }
+        panic!("no `{beginning}` in {seen:?}");
     }
 
     /// Waits until the process exits. Returns its exit status (-1 if a signal killed it) and the rest of its standard

@@ -7,12 +7,15 @@
 //! ```
 
 use std::io::{self, Read as _, Write as _};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::ifaddrs::getifaddrs;
 use serde_json::{Value, json};
 use unetmap_filter::Config;
 
@@ -22,6 +25,8 @@ use crate::worker::Shared;
 const MAX_REQUEST: u64 = 1 << 30;
 /// Longest pause within a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time between two looks at the addresses of interfaces.
+const ADDRESS_PERIOD: Duration = Duration::from_secs(1);
 /// Only the user whose program this is, and root, can change rules.
 const MODE: u32 = 0o600;
 
@@ -54,7 +59,7 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener, String> {
 }
 
 /// Serves requests, one after the other, until the process ends.
-pub(crate) fn serve(listener: &UnixListener, shared: &Shared, mut config: Config) {
+pub(crate) fn serve(listener: &UnixListener, shared: &Shared, config: &Mutex<Config>) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
             // The process has too many open files, for now.
@@ -62,17 +67,18 @@ pub(crate) fn serve(listener: &UnixListener, shared: &Shared, mut config: Config
             continue;
         };
         // A client that has gone away gets no reply.
-        let _ = answer(&stream, shared, &mut config);
+        let _ = answer(&stream, shared, config);
     }
 }
 
-fn answer(mut stream: &UnixStream, shared: &Shared, config: &mut Config) -> io::Result<()> {
+fn answer(mut stream: &UnixStream, shared: &Shared, config: &Mutex<Config>) -> io::Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let mut request = Vec::new();
     stream.take(MAX_REQUEST).read_to_end(&mut request)?;
     let request = String::from_utf8_lossy(&request);
     let (format, script) = request.split_once('\n').unwrap_or((&request, ""));
+    let mut config = config.lock().unwrap_or_else(PoisonError::into_inner);
     let applied = if format == "load" { config.replace(script) } else { config.apply(script) };
     let (status, text) = match applied {
         Ok((changed, output)) => {
@@ -81,7 +87,7 @@ fn answer(mut stream: &UnixStream, shared: &Shared, config: &mut Config) -> io::
             }
             *config = changed;
             let text = match format {
-                "json" => format!("{}\n", snapshot(shared, config)),
+                "json" => format!("{}\n", snapshot(shared, &config)),
                 "load" => String::new(),
                 _ => output,
             };
@@ -89,7 +95,26 @@ fn answer(mut stream: &UnixStream, shared: &Shared, config: &mut Config) -> io::
         }
         Err(e) => ("error", e.to_string()),
     };
+    drop(config);
     stream.write_all(format!("{status}\n{text}").as_bytes())
+}
+
+/// Follows the addresses of interfaces that NAT has, until the process ends.
+pub(crate) fn follow_addresses(shared: &Shared, config: &Mutex<Config>) {
+    loop {
+        std::thread::sleep(ADDRESS_PERIOD);
+        let mut config = config.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(changed) = config.refresh() {
+            shared.replace(changed.compile());
+            *config = changed;
+        }
+    }
+}
+
+/// Returns the first IPv4 address of an interface.
+pub(crate) fn interface_address(name: &str) -> Option<Ipv4Addr> {
+    let mut all = getifaddrs().ok()?.filter(|interface| interface.interface_name == name);
+    all.find_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()))
 }
 
 /// Returns the rules with their counters, and the counts of packets and states.
@@ -100,7 +125,7 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
         .map(|rule| {
             let counts = rule.counters.get();
             json!({
-                "number": rule.number, "set": rule.set, "enabled": config.is_enabled(rule.set), "rule": rule.text,
+                "number": rule.number, "set": rule.set, "enabled": config.is_enabled(rule.set), "rule": rule.text, "then": rule.outcome(),
                 "packets": counts.packets, "bytes": counts.bytes, "last": counts.last,
             })
         })
@@ -109,6 +134,7 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
     let load = |counters: &[std::sync::atomic::AtomicU64; 2]| counters.each_ref().map(|counter| counter.load(Relaxed));
     let ([out_passed, in_passed], [out_dropped, in_dropped]) = (load(&totals.passed), load(&totals.dropped));
     let states = totals.states.lock().map(|states| *states).unwrap_or_default();
+    let nat = totals.nat.lock().map(|nat| *nat).unwrap_or_default();
     json!({
         "rules": rules,
         "out": {"passed": out_passed, "dropped": out_dropped},
@@ -120,6 +146,11 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
         "states": {
             "now": states.states, "created": states.created, "dropped_half_open": states.dropped_half_open,
             "full": states.full, "limited": states.limited,
+        },
+        "nat": {
+            "now": nat.connections, "created": nat.created, "dropped_half_open": nat.dropped_half_open,
+            "full": nat.full, "no_port": nat.no_port, "denied_in": nat.denied_in, "fragments": nat.fragments,
+            "turned_back": nat.turned_back,
         },
     })
 }

@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Lines about packets that rules log, as ipfw writes them.
+//! Packets that rules log: lines as ipfw writes them, or a file of packets.
 
+use std::borrow::Cow;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write as _};
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
 
-use unetmap_filter::{Direction, Family, Headers, proto};
+use pcap_file::DataLink;
+use pcap_file::pcapng::PcapNgWriter;
+use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
+use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption};
+use tool_common::note;
+use unetmap_filter::{Direction, Family, HEADER_BYTES, Headers, proto};
 
 use crate::worker::LogEntry;
 
 /// Returns `ipfw: RULE ACTION PROTO SRC:PORT DST:PORT in|out via PORT [frag]`.
 pub(crate) fn line(entry: &LogEntry, ports: &[String; 2]) -> String {
-    let LogEntry { number, action, headers: h, direction } = entry;
+    let LogEntry { number, action, headers: h, direction, .. } = entry;
     let direction = if *direction == Direction::Out { "out" } else { "in" };
     let fragment = if h.frag_offset != 0 { " frag" } else { "" };
     format!("ipfw: {number} {action} {} {direction} via {}{fragment}", packet(h), ports[1])
@@ -34,4 +44,86 @@ fn packet(h: &Headers) -> String {
         IpAddr::V6(_) => format!("[{address}]:{port}"),
     };
     format!("{name} {} {}", end(src, h.src_port), end(dst, h.dst_port))
+}
+
+/// Writes what rules log until the sender is gone: lines to standard error, or packets to a file.
+pub(crate) fn run(entries: &Receiver<LogEntry>, ports: &[String; 2], mut file: Option<PacketLog>) {
+    while let Ok(first) = entries.recv() {
+        for entry in std::iter::once(first).chain(entries.try_iter()) {
+            let line = line(&entry, ports);
+            match &mut file {
+                None => note(&line),
+                Some(log) => {
+                    if let Err(e) = log.packet(&entry, &line) {
+                        note(&format!("the log {}: {e}; packets are lines from now on", log.path.display()));
+                        file = None;
+                    }
+                }
+            }
+        }
+        if let Some(Err(e)) = file.as_mut().map(PacketLog::flush) {
+            note(&format!("the log: {e}"));
+        }
+    }
+}
+
+/// A pcapng file of packets, each with its line as a comment. When half of the space is used, the file gets the ending
+/// `.1` and another one begins.
+pub(crate) struct PacketLog {
+    path: PathBuf,
+    /// Most bytes of one file.
+    max: u64,
+    written: u64,
+    writer: PcapNgWriter<BufWriter<File>>,
+}
+
+/// Bytes of a packet's block besides the packet and the comment.
+const BLOCK: u64 = 48;
+
+impl PacketLog {
+    /// Creates the file; it and the one before it have at most `bytes`.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn create(path: &Path, bytes: u64) -> Result<PacketLog, String> {
+        let writer = begin(path).map_err(|e| format!("--log {}: {e}", path.display()))?;
+        Ok(PacketLog { path: path.to_owned(), max: bytes / 2, written: 0, writer })
+    }
+
+    fn packet(&mut self, entry: &LogEntry, line: &str) -> Result<(), String> {
+        let kept = (entry.len as usize).min(HEADER_BYTES);
+        let size = BLOCK + kept as u64 + line.len() as u64;
+        if self.written + size > self.max {
+            self.flush()?;
+            let mut old = self.path.clone().into_os_string();
+            old.push(".1");
+            fs::rename(&self.path, old).map_err(|e| e.to_string())?;
+            self.writer = begin(&self.path)?;
+            self.written = 0;
+        }
+        let block = EnhancedPacketBlock {
+            interface_id: 0,
+            timestamp: entry.time,
+            original_len: entry.len,
+            data: Cow::Borrowed(&entry.bytes[..kept]),
+            options: vec![EnhancedPacketOption::Comment(Cow::Borrowed(line))],
+        };
+        self.writer.write_pcapng_block(block).map_err(|e| e.to_string())?;
+        self.written += size;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), String> {
+        self.writer.get_mut().flush().map_err(|e: io::Error| e.to_string())
+    }
+}
+
+fn begin(path: &Path) -> Result<PcapNgWriter<BufWriter<File>>, String> {
+    let file = File::create(path).map_err(|e| e.to_string())?;
+    let mut writer = PcapNgWriter::new(BufWriter::new(file)).map_err(|e| e.to_string())?;
+    let mut interface = InterfaceDescriptionBlock::new(DataLink::ETHERNET, HEADER_BYTES as u32);
+    // Times have a resolution of 10^-9 seconds.
+    interface.options.push(InterfaceDescriptionOption::IfTsResol(9));
+    writer.write_pcapng_block(interface).map_err(|e| e.to_string())?;
+    Ok(writer)
 }

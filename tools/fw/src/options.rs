@@ -27,13 +27,26 @@ pub(crate) struct Cli {
     #[arg(long)]
     default_accept: bool,
 
-    /// Maximum number of states
+    /// Maximum number of states, and of connections that NAT translates
     #[arg(long, value_name = "N", default_value_t = 16384, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     states: u32,
+
+    /// Memory for packets in pipes and queues, in MiB. Packets that find none are dropped
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    memory: u32,
 
     /// Path of the socket for `unetmap fw` [default: unetmap-fw.sock beside the daemon's socket]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+
+    /// Write packets that rules log to this pcapng file, the first 128 bytes of each, with the rule as a comment, in
+    /// place of lines to standard error
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+
+    /// Space for logged packets, in MiB: when half of it is used, FILE becomes FILE.1, and FILE begins anew
+    #[arg(long, value_name = "MIB", default_value_t = 64, requires = "log", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    log_size: u32,
 
     /// Maximum number of slots in a batch
     #[arg(short, long, value_name = "SLOTS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
@@ -59,7 +72,10 @@ pub(crate) struct Options {
     pub(crate) rules: Option<PathBuf>,
     pub(crate) default_accept: bool,
     pub(crate) states: usize,
+    pub(crate) memory: usize,
     pub(crate) control: Option<PathBuf>,
+    pub(crate) log: Option<PathBuf>,
+    pub(crate) log_bytes: u64,
     pub(crate) burst: u32,
     pub(crate) wait: Duration,
     pub(crate) copy: bool,
@@ -77,7 +93,10 @@ impl Cli {
             rules: self.rules,
             default_accept: self.default_accept,
             states: self.states as usize,
+            memory: self.memory as usize * (1 << 20),
             control: self.control,
+            log: self.log,
+            log_bytes: u64::from(self.log_size) << 20,
             burst: self.burst,
             wait: Duration::from_secs(self.wait),
             copy: self.copy,

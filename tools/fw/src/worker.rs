@@ -5,14 +5,17 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tool_common::forward::{Counts, Mover, copy_slot, count_all, move_all, swap_slot};
+use tool_common::held::{PacketSlots, emit, slots_needed, store};
 use unetmap::abi::NS_MOREFRAG;
-use unetmap::{Ring, SlotRef};
+use unetmap::{Pos, Ring, SlotIter, SlotRef};
 use unetmap_filter::{
-    Direction, Engine, HEADER_BYTES, Headers, MAX_REPLY, Now, Ruleset, SWEEP_PER_BATCH, StateCounts, Verdict, reply,
+    Direction, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, NatCounts, Now, Ruleset, SWEEP_PER_BATCH,
+    StateCounts, Translated, Verdict, reply,
 };
+use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
 
 /// Packets whose headers are fetched into the cache before they are needed.
 const FETCH_AHEAD: usize = 8;
@@ -41,6 +44,7 @@ pub(crate) struct Totals {
     /// Log lines that were not written because too many waited.
     pub(crate) lost_logs: AtomicU64,
     pub(crate) states: Mutex<StateCounts>,
+    pub(crate) nat: Mutex<NatCounts>,
 }
 
 impl Shared {
@@ -58,10 +62,34 @@ impl Shared {
 
 /// A packet that a rule logs.
 pub(crate) struct LogEntry {
+    /// Since 1970.
+    pub(crate) time: Duration,
+    /// The first bytes of the frame.
+    pub(crate) bytes: [u8; HEADER_BYTES],
+    /// Length of the frame.
+    pub(crate) len: u32,
     pub(crate) number: u16,
     pub(crate) action: &'static str,
     pub(crate) headers: Headers,
     pub(crate) direction: Direction,
+}
+
+/// Links, and the packets in them.
+struct Links {
+    pool: Pool,
+    shaper: Shaper,
+}
+
+/// What happens to a packet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Pass,
+    /// It passes, and its first bytes have changed.
+    Changed,
+    /// It has changed, and returns to the port that it came from.
+    Back,
+    Drop,
+    Link(Target, FlowKey),
 }
 
 /// What both directions of a thread share.
@@ -72,23 +100,61 @@ pub(crate) struct Worker<'a> {
     pub(crate) engine: Engine,
     begin: Instant,
     log: SyncSender<LogEntry>,
+    /// Links of the rules, once there are some.
+    links: Option<Links>,
+    /// Bytes for packets in links.
+    memory: usize,
     /// By the direction that they travel in: frames and their lengths.
     replies: [Vec<([u8; MAX_REPLY], usize)>; 2],
 }
 
 impl<'a> Worker<'a> {
-    pub(crate) fn new(shared: &'a Shared, states: usize, log: SyncSender<LogEntry>) -> Worker<'a> {
+    pub(crate) fn new(shared: &'a Shared, states: usize, memory: usize, log: SyncSender<LogEntry>) -> Worker<'a> {
         let set = Arc::clone(&shared.set.lock().unwrap_or_else(PoisonError::into_inner));
         let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
-        Worker {
+        let mut worker = Worker {
             shared,
             generation: 1,
             set,
             engine: Engine::new(0, states, seed),
             begin: Instant::now(),
             log,
+            links: None,
+            memory,
             replies: [Vec::with_capacity(MAX_REPLIES), Vec::with_capacity(MAX_REPLIES)],
+        };
+        worker.update_links();
+        worker
+    }
+
+    /// Takes the links of the rules.
+    fn update_links(&mut self) {
+        let plan = self.set.plan();
+        // Packets that NAT turns back wait there, too.
+        if self.links.is_none() && (!plan.is_empty() || self.set.has_nat()) {
+            self.links = Some(Links { pool: Pool::new(self.memory), shaper: Shaper::new() });
         }
+        if let Some(links) = &mut self.links {
+            links.shaper.update(Arc::clone(plan), self.generation);
+        }
+    }
+
+    /// Writes replies of a direction to a ring; returns how many.
+    fn send_replies(&mut self, index: usize, header: usize, space: u32, targets: &mut SlotIter<'_>) -> u32 {
+        let queue = &mut self.replies[index];
+        let room = (space as usize).min(queue.len());
+        for ((frame, len), slot) in queue.drain(..room).zip(targets) {
+            let empty = [0; 16];
+            slot.frame().write(0, &empty[..header.min(16)]);
+            slot.frame().write(header, &frame[..len]);
+            slot.set_len_flags((header + len) as u16, 0);
+        }
+        add(&self.shared.totals.replies, room as u64);
+        room as u32
+    }
+
+    fn nanos(&self) -> Nanos {
+        self.begin.elapsed().as_nanos() as Nanos
     }
 
     /// Takes new rules, if there are any.
@@ -97,6 +163,7 @@ impl<'a> Worker<'a> {
         if generation != self.generation {
             self.set = Arc::clone(&self.shared.set.lock().unwrap_or_else(PoisonError::into_inner));
             self.generation = generation;
+            self.update_links();
         }
     }
 
@@ -105,29 +172,41 @@ impl<'a> Worker<'a> {
         Now { millis: self.begin.elapsed().as_millis() as u64, seconds }
     }
 
-    /// Evaluates a packet. A refused one may be answered.
+    /// Evaluates a packet of `len` bytes, and may change its first `bytes`, which are parsed. A refused packet may be
+    /// answered.
     #[inline]
-    fn accepts(&mut self, bytes: &[u8], len: usize, direction: Direction, now: Now) -> bool {
-        let totals = &self.shared.totals;
-        let headers = match Headers::parse(bytes, len) {
-            Ok(headers) => headers,
-            Err(_) => {
-                add(&totals.malformed, 1);
-                return false;
-            }
-        };
-        let log = &self.log;
-        let verdict = self.engine.evaluate(&self.set, &headers, direction, len as u64, now, |rule| {
-            let entry = LogEntry { number: rule.number, action: rule.action_name(), headers, direction };
+    fn decide(&mut self, headers: &Headers, bytes: &mut [u8], len: usize, direction: Direction, now: Now) -> Fate {
+        let (totals, log) = (&self.shared.totals, &self.log);
+        let verdict = self.engine.evaluate(&self.set, headers, direction, len as u64, now, |rule| {
+            let mut entry = LogEntry {
+                time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+                bytes: [0; HEADER_BYTES],
+                len: len as u32,
+                number: rule.number,
+                action: rule.action_name(),
+                headers: *headers,
+                direction,
+            };
+            entry.bytes[..bytes.len()].copy_from_slice(bytes);
             if log.try_send(entry).is_err() {
                 add(&totals.lost_logs, 1);
             }
         });
-        if matches!(verdict, Verdict::Accept | Verdict::Deny) {
-            return verdict == Verdict::Accept;
+        match verdict {
+            Verdict::Accept => return Fate::Pass,
+            Verdict::Deny => return Fate::Drop,
+            Verdict::Link(target) => return Fate::Link(target, headers.flow_key()),
+            Verdict::Nat(number) => {
+                return match self.engine.translate(&self.set, number, direction, headers, bytes, now) {
+                    Translated::Pass => Fate::Changed,
+                    Translated::Back => Fate::Back,
+                    Translated::Drop => Fate::Drop,
+                };
+            }
+            _ => {}
         }
         let mut frame = [0; MAX_REPLY];
-        if let Some(len) = reply(verdict, &headers, bytes, &mut frame) {
+        if let Some(len) = reply(verdict, headers, bytes, &mut frame) {
             let queue = &mut self.replies[if direction == Direction::Out { 1 } else { 0 }];
             if queue.len() < MAX_REPLIES {
                 queue.push((frame, len));
@@ -135,8 +214,74 @@ impl<'a> Worker<'a> {
                 add(&totals.lost_replies, 1);
             }
         }
-        false
+        Fate::Drop
     }
+
+    /// Copies a packet into memory of its own, as a packet of a direction. `head` are its first bytes, as they were
+    /// evaluated, whatever the sender has written meanwhile. Returns false if it is dropped.
+    fn keep(&mut self, from: &Ring, packet: &PacketSlots, header: usize, head: &[u8], to: Keep) -> bool {
+        let now = self.nanos();
+        let Some(Links { pool, shaper }) = &mut self.links else { return false };
+        let Some(stored) = store(pool, from, packet, header, to.output, now) else { return false };
+        pool.head_mut(stored)[..head.len()].copy_from_slice(head);
+        match to.link {
+            Some((target, key)) => shaper.enqueue(pool, stored, target, &key, now).is_ok(),
+            None => {
+                shaper.deliver(pool, stored);
+                true
+            }
+        }
+    }
+}
+
+/// A packet whose headers are parsed.
+pub(crate) struct Parsed {
+    slots: PacketSlots,
+    /// A copy of its first bytes.
+    bytes: [u8; HEADER_BYTES],
+    /// How many they are.
+    read: usize,
+    headers: Headers,
+    malformed: bool,
+}
+
+impl Parsed {
+    fn new(start: Pos) -> Parsed {
+        Parsed {
+            slots: PacketSlots { start, slots: 0, bytes: 0 },
+            bytes: [0; HEADER_BYTES],
+            read: 0,
+            headers: Headers::default(),
+            malformed: false,
+        }
+    }
+
+    /// Reads the packet that begins in `first` and goes on in `rest`, after `header` bytes that are not of its frame.
+    #[inline(always)]
+    fn read(&mut self, first: &SlotRef<'_>, rest: &mut SlotIter<'_>, header: usize) {
+        let (len, flags) = first.len_flags();
+        self.read = read_header(first, header, len, &mut self.bytes, 0);
+        self.slots = PacketSlots { start: first.pos(), slots: 1, bytes: usize::from(len) };
+        let mut more = flags & NS_MOREFRAG != 0;
+        while more {
+            let Some(slot) = rest.next() else { break };
+            let (len, flags) = slot.len_flags();
+            self.read += read_header(&slot, 0, len, &mut self.bytes, self.read);
+            self.slots.slots += 1;
+            self.slots.bytes += usize::from(len);
+            more = flags & NS_MOREFRAG != 0;
+        }
+        let len = self.slots.bytes.saturating_sub(header);
+        self.malformed = self.headers.set(&self.bytes[..self.read], len).is_err();
+    }
+}
+
+/// Where a packet that is kept goes.
+struct Keep {
+    /// Its link; `None`: to the output at once.
+    link: Option<(Target, FlowKey)>,
+    /// Number of the direction that it leaves by.
+    output: u32,
 }
 
 /// Adds to a counter that only this thread writes.
@@ -152,8 +297,13 @@ pub(crate) struct Filter<'w, 'a> {
     pub(crate) swap: bool,
     /// Bytes of the virtio-net header before each packet.
     pub(crate) header: usize,
+    /// Bytes of the buffers of the port that sends.
+    pub(crate) buf_size: u32,
     pub(crate) total: Counts,
     pub(crate) dropped: u64,
+    /// Packets of a batch that are parsed, and whose states are fetched, before the first of them is evaluated. The
+    /// memory is used again.
+    pub(crate) group: Vec<Parsed>,
 }
 
 impl Filter<'_, '_> {
@@ -168,49 +318,99 @@ impl Filter<'_, '_> {
         let mut sources = from.first(n);
         let mut ahead = from.first(n);
         ahead.by_ref().take(FETCH_AHEAD).for_each(|slot| slot.fetch());
-        let mut bytes = [0; HEADER_BYTES];
-        while let Some(first) = sources.next() {
-            if let Some(slot) = ahead.next() {
-                slot.fetch();
-            }
-            let (len, flags) = first.len_flags();
-            let mut read = read_header(&first, self.header, len, &mut bytes, 0);
-            let (mut slots, mut packet) = (1, usize::from(len));
-            let start = first.pos();
-            let mut more = flags & NS_MOREFRAG != 0;
-            while more {
-                let Some(slot) = sources.next() else { break };
-                let (len, flags) = slot.len_flags();
-                ahead.next();
-                read += read_header(&slot, 0, len, &mut bytes, read);
-                slots += 1;
-                packet += usize::from(len);
-                more = flags & NS_MOREFRAG != 0;
-            }
-            let len = packet.saturating_sub(self.header);
-            if !worker.accepts(&bytes[..read], len, self.direction, now) {
-                self.dropped += 1;
-                continue;
-            }
-            let mut header: &[u8] = &bytes[..read];
-            for source in from.run(start, slots) {
-                let Some(target) = targets.next() else { break };
-                if self.swap {
-                    swap_slot(&source, &target);
-                    continue;
+        // Taken from `self` so that its packets can be given to its functions.
+        let mut group = std::mem::take(&mut self.group);
+        loop {
+            let mut parsed = 0;
+            while parsed < FETCH_STATES {
+                let Some(first) = sources.next() else { break };
+                if parsed == group.len() {
+                    group.push(Parsed::new(first.pos()));
                 }
-                let (len, _) = copy_slot(&source, &target);
-                // The bytes that were checked, whatever the sender has written meanwhile.
-                let at = if header.len() == read { self.header } else { 0 };
-                let part = header.len().min(usize::from(len).saturating_sub(at));
-                target.frame().write(at, &header[..part]);
-                header = &header[part..];
+                if let Some(slot) = ahead.next() {
+                    slot.fetch();
+                }
+                let packet = &mut group[parsed];
+                packet.read(&first, &mut sources, self.header);
+                for _ in 1..packet.slots.slots {
+                    ahead.next();
+                }
+                parsed += 1;
             }
-            self.total.add(Counts { packets: 1, bytes: packet as u64 });
-            sent += slots;
+            if parsed == 0 {
+                break;
+            }
+            let group = &mut group[..parsed];
+            worker.engine.fetch(&worker.set, group.iter().map(|packet| &packet.headers));
+            for packet in group {
+                sent += self.move_packet(worker, from, packet, &mut targets, now);
+            }
         }
+        self.group = group;
         sent
     }
+
+    /// Moves or drops one packet; returns how many slots of the other ring it takes.
+    #[inline(always)]
+    fn move_packet(
+        &mut self,
+        worker: &mut Worker<'_>,
+        from: &Ring,
+        packet: &mut Parsed,
+        targets: &mut SlotIter<'_>,
+        now: Now,
+    ) -> u32 {
+        let Parsed { slots, bytes, read, headers, malformed } = packet;
+        let read = *read;
+        let fate = match malformed {
+            true => {
+                add(&worker.shared.totals.malformed, 1);
+                Fate::Drop
+            }
+            false => {
+                let len = slots.bytes.saturating_sub(self.header);
+                worker.decide(headers, &mut bytes[..read], len, self.direction, now)
+            }
+        };
+        let keep = match fate {
+            Fate::Pass | Fate::Changed => None,
+            Fate::Drop => {
+                self.dropped += 1;
+                return 0;
+            }
+            Fate::Link(target, key) => Some(Keep { link: Some((target, key)), output: self.index() as u32 }),
+            Fate::Back => {
+                swap_macs(bytes);
+                Some(Keep { link: None, output: self.index() as u32 ^ 1 })
+            }
+        };
+        if let Some(keep) = keep {
+            let kept = worker.keep(from, slots, self.header, &bytes[..read], keep);
+            self.dropped += u64::from(!kept);
+            return 0;
+        }
+        // The bytes that were checked, whatever the sender has written meanwhile.
+        let mut head: &[u8] = &bytes[..read];
+        for source in from.run(slots.start, slots.slots) {
+            let Some(target) = targets.next() else { break };
+            let (len, _) = if self.swap { swap_slot(&source, &target) } else { copy_slot(&source, &target) };
+            if self.swap && fate != Fate::Changed {
+                continue;
+            }
+            let at = if head.len() == read { self.header } else { 0 };
+            let part = head.len().min(usize::from(len).saturating_sub(at));
+            target.frame().write(at, &head[..part]);
+            head = &head[part..];
+        }
+        self.total.add(Counts { packets: 1, bytes: slots.bytes as u64 });
+        slots.slots
+    }
+}
+
+/// Exchanges source and destination of an Ethernet header.
+fn swap_macs(bytes: &mut [u8; HEADER_BYTES]) {
+    let (dst, rest) = bytes.split_at_mut(6);
+    dst.swap_with_slice(&mut rest[..6]);
 }
 
 /// Copies bytes of a slot, after `skip` of them, to `bytes[at..]`; returns how many.
@@ -242,11 +442,15 @@ impl Mover for Filter<'_, '_> {
             self.move_packets(worker, from, to, n, now)
         };
         worker.engine.states.sweep(SWEEP_PER_BATCH, now.millis);
+        worker.engine.nat.sweep(now.millis);
         let totals = &worker.shared.totals;
         totals.passed[self.index()].store(self.total.packets, Relaxed);
         totals.dropped[self.index()].store(self.dropped, Relaxed);
         if let Ok(mut states) = totals.states.try_lock() {
             *states = worker.engine.states.counts;
+        }
+        if let Ok(mut nat) = totals.nat.try_lock() {
+            *nat = worker.engine.nat.counts();
         }
         Ok(sent)
     }
@@ -254,18 +458,44 @@ impl Mover for Filter<'_, '_> {
     fn own_packets(&mut self, to: &Ring) -> u32 {
         let worker = &mut *self.worker.borrow_mut();
         worker.update();
-        let queue = &mut worker.replies[self.index()];
-        let room = (to.space() as usize).min(queue.len());
-        if room == 0 {
-            return 0;
+        let mut targets = to.available();
+        let replies = worker.send_replies(self.index(), self.header, to.space(), &mut targets);
+        let now = worker.nanos();
+        let Some(Links { pool, shaper }) = &mut worker.links else { return replies };
+        shaper.advance(pool, now);
+        let (mut used, room) = (replies, to.space());
+        while let Some(packet) = shaper.first(self.index()) {
+            let needed = slots_needed(pool, packet, self.buf_size);
+            let too_long = needed >= to.num_slots();
+            if !too_long && used + needed > room {
+                break;
+            }
+            shaper.take(pool, self.index());
+            if too_long {
+                pool.free(packet);
+                self.dropped += 1;
+                continue;
+            }
+            self.total.add(Counts { packets: 1, bytes: pool.stored(packet) as u64 });
+            used += emit(pool, packet, &mut targets, self.buf_size);
         }
-        for ((frame, len), slot) in queue.drain(..room).zip(to.available()) {
-            let empty = [0; 16];
-            slot.frame().write(0, &empty[..self.header.min(16)]);
-            slot.frame().write(self.header, &frame[..len]);
-            slot.set_len_flags((self.header + len) as u16, 0);
+        used
+    }
+
+    fn end(&mut self) -> usize {
+        let worker = &mut *self.worker.borrow_mut();
+        let Some(Links { pool, shaper }) = &mut worker.links else { return 0 };
+        shaper.end(pool);
+        shaper.packets()
+    }
+
+    fn next_packet(&mut self) -> Option<Duration> {
+        let worker = &*self.worker.borrow();
+        let shaper = &worker.links.as_ref()?.shaper;
+        if shaper.first(self.index()).is_some() {
+            return Some(Duration::ZERO);
         }
-        add(&worker.shared.totals.replies, room as u64);
-        room as u32
+        // A packet that has become due since does not wait for room.
+        shaper.next_due().map(|due| Duration::from_nanos(due.saturating_sub(worker.nanos()).max(1)))
     }
 }

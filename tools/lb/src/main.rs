@@ -150,7 +150,7 @@ impl LoadBalancer {
         let interests: Vec<(&Port, Interest)> = std::iter::once((&self.source, Interest::RX))
             .chain(blocked().map(|pipe| (&pipe.port, Interest::TX)))
             .collect();
-        port::wait_any(&interests)
+        port::wait_any(&interests, None)
     }
 
     /// Waits until the readers have released the forwarded packets and the queues are empty, at most [`DRAIN_TIMEOUT`].

@@ -22,6 +22,7 @@ use crate::packet::{Flow, Packet};
 use crate::report::{Counters, IntervalNumber, Reporter, Style, Totals, common_members, summary};
 use crate::sequence::Gaps;
 use crate::source::{Fixed, Replay, Variation, Varied};
+use crate::streams::percentiles;
 use crate::tx::{Split, TxSource};
 use crate::worker::{Outcome, PingOutcome, Worker};
 use crate::{ping, print_report, rx, tx};
@@ -344,7 +345,7 @@ fn gaps_line(gaps: Gaps) -> String {
 }
 
 /// The reported percentiles, and their JSON names.
-const PERCENTILES: [(f64, &str); 4] = [(50.0, "p50"), (90.0, "p90"), (99.0, "p99"), (99.9, "p99.9")];
+pub(crate) const PERCENTILES: [(f64, &str); 4] = [(50.0, "p50"), (90.0, "p90"), (99.0, "p99"), (99.9, "p99.9")];
 
 fn rtt_lines(ping: &PingOutcome) -> String {
     let rtt: &Histogram<u64> = &ping.rtt;
@@ -384,11 +385,7 @@ fn json_summary(
         put("answers", json!(rtt.len()));
         put("lost", json!(lost));
         if !rtt.is_empty() {
-            let mut values = json!({"min": rtt.min(), "max": rtt.max(), "mean": rtt.mean()});
-            for (percentile, name) in PERCENTILES {
-                values[name] = json!(rtt.value_at_percentile(percentile));
-            }
-            put("rtt_ns", values);
+            put("rtt_ns", percentiles(rtt));
         }
     }
     Value::Object(object).to_string()

@@ -27,19 +27,6 @@ fn interrupt(running: &TestProcess) {
     kill_process(pid, Signal::INT).expect("it runs");
 }
 
-/// Reads the program's standard error until a line begins with `beginning`.
-fn await_note(running: &mut TestProcess, beginning: &str) {
-    let mut lines = BufReader::new(running.0.stderr.as_mut().expect("a pipe")).lines();
-    let mut seen = Vec::new();
-    while let Some(Ok(line)) = lines.next() {
-        if line.starts_with(beginning) {
-            return;
-        }
-        seen.push(line);
-    }
-    panic!("no `{beginning}` in {seen:?}");
-}
-
 fn write_capture(path: &Path, packets: &[Vec<u8>]) {
     let mut writer = PcapWriter::new(File::create(path).expect("a file")).expect("a capture");
     for packet in packets {
@@ -118,7 +105,7 @@ fn lost_output_is_reported() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
     let mut running =
         TestProcess(command.stdout(full).stderr(std::process::Stdio::piped()).spawn().expect("it starts"));
-    await_note(&mut running, "Ready");
+    running.await_note("Ready");
     interrupt(&running);
     let (code, _, err) = running.wait();
     assert_eq!(code, 1);
@@ -129,7 +116,7 @@ fn lost_output_is_reported() {
 fn signals_are_blocked_in_the_reporting_thread_only() {
     let Some(daemon) = daemon() else { return };
     let mut running = start(&daemon, "-i p{1 -f rx -w 0 -T 0");
-    await_note(&mut running, "Ready");
+    running.await_note("Ready");
     let pid = running.0.id();
     // Whether each thread blocks SIGINT, the main thread last.
     let blocks = || {
@@ -245,7 +232,7 @@ fn a_capture_is_replayed_repeatedly() {
         let room = if here.starts_with("vale") { 1024 } else { 16 };
         let args = format!("-i {there} -f rx -n 300 -C 16,{room} -w 0 -T 0 --write {}", to.display());
         let mut rx = start(&daemon, &args);
-        await_note(&mut rx, "Ready");
+        rx.await_note("Ready");
         let args = format!("-i {here} -f tx -n 300 -C 16,16 -w 0 -T 0 -P {}", from.display());
         let (code, out, err) = start(&daemon, &args).wait();
         assert!(code == 0 && out.starts_with("Sent 300 packets"), "{here}: {out}{err}");
@@ -261,10 +248,10 @@ fn a_capture_is_replayed_repeatedly() {
 fn a_sender_ends_after_its_receiver() {
     let Some(daemon) = daemon() else { return };
     let mut early = start(&daemon, "-i e{1 -f tx -w 0 -T 0");
-    await_note(&mut early, "Ready");
+    early.await_note("Ready");
     let senders = [("p", ""), ("q", "-R 1M"), ("r", "-F 3")].map(|(pipe, args)| {
         let mut tx = start(&daemon, &format!("-i {pipe}{{1 -f tx -w 0 -T 0 {args}"));
-        await_note(&mut tx, "Ready");
+        tx.await_note("Ready");
         let (code, _, err) = start(&daemon, &format!("-i {pipe}}}1 -f rx -n 10k -w 0 -T 0")).wait();
         assert_eq!(code, 0, "{err}");
         tx
@@ -282,7 +269,7 @@ fn a_sender_ends_after_its_receiver() {
 fn a_receiver_with_an_idle_ring_ends() {
     let Some(daemon) = daemon() else { return };
     let mut rx = start(&daemon, "-i p}1@conf:rings=2 -f rxseq -p 2 -W -w 0 -T 0 --json");
-    await_note(&mut rx, "Ready");
+    rx.await_note("Ready");
     // txseq uses the first ring only.
     let (code, _, err) = start(&daemon, "-i p{1@conf:rings=2 -f txseq -n 1000 -w 0 -T 0").wait();
     assert_eq!(code, 0, "{err}");
@@ -310,7 +297,7 @@ fn unmet_requests_for_slots_and_rings_are_reported() {
     assert_eq!(first_note("-i c{1 -C 64,64,2,2 -w 0"), "Ready...");
     // The second program to open the pipe gets the existing numbers.
     let mut first = start(&daemon, "-i d{1 -C 64 -w 0");
-    await_note(&mut first, "Ready");
+    first.await_note("Ready");
     let begin = Instant::now();
     while first_note("-i d}1 -C 64 -w 0") != "Ready..." {
         assert!(begin.elapsed() < TIMEOUT);
@@ -332,7 +319,7 @@ fn the_wait_for_the_link_lasts_the_given_time() {
     }
     // A signal also ends the wait.
     let mut running = start(&daemon, "-i w{2 -f rx -w 1000");
-    await_note(&mut running, "Waiting 1000 s");
+    running.await_note("Waiting 1000 s");
     interrupt(&running);
     let (code, out, _) = running.wait();
     assert_eq!((code, out.trim()), (0, "Received nothing."));

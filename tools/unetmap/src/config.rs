@@ -49,7 +49,7 @@ const RETRY: Duration = Duration::from_secs(3);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a port of a switch can have, by the file's keys, and the words of `unetmap vale port` that set it.
-const PORT_KEYS: [(&str, &str); 9] = [
+const PORT_KEYS: [(&str, &str); 10] = [
     ("access", "access"),
     ("trunk", "trunk"),
     ("rate-in", "rate in"),
@@ -59,6 +59,7 @@ const PORT_KEYS: [(&str, &str); 9] = [
     ("filter-out", "filter out"),
     ("vhost-user", "--vhost-user"),
     ("vhost-user-client", "--vhost-user-client"),
+    ("memif", "--memif"),
 ];
 /// The same of interfaces, for `unetmap nic`.
 const INTERFACE_KEYS: [(&str, &str); 3] = [("filter", "filter"), ("busy-poll", "busy-poll"), ("header", "header")];

@@ -10,9 +10,9 @@ use tool_common::fw_socket;
 
 /// Show or change the rules of a running unetmap-fw(1).
 ///
-/// COMMAND is one of ipfw's: add RULE, delete NUMBER, list, show, zero, flush, set, table; or load FILE, which replaces
-/// all rules and tables by those of a file. A change takes effect between two batches of packets and drops none. One
-/// with an error changes nothing.
+/// COMMAND is one of ipfw's: add RULE, delete NUMBER, list, show, zero, flush, set, table, pipe, queue, sched, nat; or
+/// load FILE, which replaces all of them by those of a file; or graph. A change takes effect between two batches and
+/// drops no packet. One with an error changes nothing.
 #[derive(Debug, Args)]
 pub(crate) struct FwArgs {
     /// Path of the firewall's socket [default: unetmap-fw.sock beside the daemon's socket]

@@ -5,15 +5,19 @@
 mod capture;
 mod config;
 mod doctor;
+mod emulate;
 mod events;
 mod fw;
+mod http;
 mod knobs;
 mod ls;
+mod memif;
 mod metrics;
 mod nic;
 mod node;
 mod replay;
 mod run;
+mod served;
 mod top;
 mod vale;
 mod vm;
@@ -25,7 +29,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use tool_common::note;
-use unetmap_bench::{Bench, Options, Peer};
+use unetmap_bench::{Bench, Options, Peer, Report};
 
 /// netmap in user space: shows open ports, checks this machine, and measures performance.
 #[derive(Debug, Parser)]
@@ -43,7 +47,9 @@ enum Command {
     Nic(NicArgs),
     Vale(vale::ValeArgs),
     Vm(vm::VmArgs),
+    Memif(memif::MemifArgs),
     Fw(fw::FwArgs),
+    Emulate(emulate::EmulateArgs),
     Node(NodeArgs),
     Get(GetArgs),
     Set(SetArgs),
@@ -292,6 +298,10 @@ struct DoctorArgs {
 /// median round trip between two pkt-gen processes, which write and read a timestamp. In pipe-rtt and pipe-ping both
 /// sides busy-wait.
 ///
+/// `pipe-size`: `pipe` with packets of 60 to 1514 bytes. `pipe-cycles`: threads of this process, of which the sender
+/// spends 0 to 1000 cycles on each packet. `ports`: the time to open each of 1 to 500 ports, and CPU time and memory
+/// (without the regions) of the daemon while they are idle.
+///
 /// `pipe-open`: the time to open a pipe and, in the row pipe-open-cold, to start a pkt-gen that also starts the daemon.
 /// `idle-100`: CPU time and memory (without the regions) that the daemon uses while 100 ports are open and idle.
 ///
@@ -306,14 +316,16 @@ struct DoctorArgs {
 /// VALE switches, with a daemon that the first pkt-gen starts: `vale-60-copy`, `vale-512-copy`, `vale-1500-copy`: one
 /// sender and one receiver; also the share of lost packets, and the highest rate at which at most one packet in a
 /// thousand is lost. `vale-60-swap`: ports that share a region. `vale-1core`: all on one core. `vale-fan`: 16 addresses
-/// behind four receivers. `vale-overload`: the share of its best rate that a slow C program gets from a sender at full
+/// behind four receivers. `vale-batch` and `vale-size`: 60 B with batches of 1 to 512, and packets of 60 to 1514 bytes.
+/// `vale-overload`: the share of its best rate that a slow C program gets from a sender at full
 /// speed, with batches of 1, 8, 64 and 512. `vale-rtt`: the median of pkt-gen's pings, busy-waiting and sleeping. Peer:
 /// a pipe. `vale-idle-ports`: with 64 more ports. Peer: no additional ports. Streams use rings of 4096 slots; overload,
 /// streams of 1500 B, and round trips, rings of 1024 slots. A row name that ends in a number uses rings of that many
 /// slots.
 ///
 /// Interfaces, in network namespaces that the benchmark creates (needs root): `nic-tx`: pkt-gen sends 60 B frames from
-/// one queue. `nic-rx`: pkt-gen receives while the other end of the veth pair sends as fast as it can. `nic-fwd`:
+/// one queue; `nic-tx-batch` and `nic-tx-size` with batches of 1 to 512, and with packets of 60 to 1514 bytes. `nic-rx`
+/// (`nic-rx-size`): pkt-gen receives while the other end of the veth pair sends as fast as it can. `nic-fwd`:
 /// bridge forwards from one interface to another. `host-tcp`: TCP throughput each way between an interface and the host
 /// stack through bridge. `host-rtt`: the median round trip of a ping there. Peer of both: the same veth pair without
 /// unetmap. `lb`: lb forwards to the reader of four pipes. `scrub`: the example scrubber receives when nine packets of
@@ -324,6 +336,17 @@ struct DoctorArgs {
 /// pcap-filter (the same with a filter of 27 instructions), pcap-next-ex, pcap-inject, pcap-nic-rx, pcap-nic-tx,
 /// pcap-tcpdump (tcpdump -w /dev/null on a pipe, and on the interface with the system's libpcap) and
 /// pcap-tcpdump-arrived (percentage of the packets).
+///
+/// `fw`: unetmap-fw between two pipes, with 1, 10, 100 and 1000 rules, with a state for each of a million flows,
+/// and with NAT of 1024. `emulate`: a link with a delay of 1 ms, and with FQ-CoDel and 1024 flows; the row
+/// emulate-delay-late is how much later than asked the 99th of 100 packets arrives, at a million a second. Sender
+/// and receiver share a core, the program has the other one. `fw-nic`, `emulate-nic`: the same between two
+/// interfaces (needs root). Peers: bridge; between interfaces also the kernel's bridge with nftables, tc or netem,
+/// where the kernel has them.
+///
+/// `memif`, `vhost`: DPDK's testpmd sends packets of 60 and 1500 B by memif, or by vhost-user with its virtio-user in
+/// place of a guest, to a port of a switch, and pkt-gen receives them; in rows NAME-back the other way. Peers: testpmd
+/// at both ends (`dpdk`), and pkt-gen at both ends of the switch (`ports`). They need dpdk-testpmd.
 ///
 /// `scale`: how a figure changes with a number, in rows NAME-N, with daemons that the benchmark starts; also one by
 /// one: `scale-ports` (time to open a port of a switch that has N), `scale-senders` (N ports send 1000 packets per
@@ -336,7 +359,8 @@ struct DoctorArgs {
 /// `scale-rings` (a poll over N rings, the time to wake it, and a sync that notifies although nobody waits),
 /// `scale-pairs` (sum of the rates of N pipes, and the smallest in percent of the mean), `scale-ls` (a snapshot of N
 /// ports, and the 99th percentile of the time to open one meanwhile), `scale-close` (time for each of N pipes of a
-/// region that close together).
+/// region that close together), `scale-pipes` (time to open, and to close, each of N pipes with regions of their own,
+/// and descriptors of the daemon for each; 10,000 only where the limit of open files allows it).
 /// `growth` is that of the cost: flat, sublinear, linear or superlinear. To compare with another build: --peer
 /// 'before=OLD/unetmap bench "$BENCH" --samples 1 --json'.
 ///
@@ -349,7 +373,7 @@ struct DoctorArgs {
 #[derive(Debug, Args)]
 struct BenchArgs {
     /// Benchmarks to run
-    #[arg(required = true, value_name = "NAME", value_parser = bench_names())]
+    #[arg(required_unless_present = "report", value_name = "NAME", value_parser = bench_names())]
     names: Vec<Bench>,
 
     /// Start no sample after this time; per benchmark, and per row in pipe-batch, preload-pipe, pcap and scale
@@ -369,10 +393,23 @@ struct BenchArgs {
     #[arg(long = "peer", value_name = "LABEL=COMMAND")]
     peers: Vec<Peer>,
 
-    /// Print JSON, one object per line: name, class, unit, median, min, max, n, growth (of scale), peers {label:
-    /// {median, ratio, growth}}
+    /// Print JSON, one object per line: name, class, unit, median, min, max, low, high (the interval of the median), n,
+    /// repeated (disturbed samples), growth (of scale), peers {label: {median, low, high, n, ratio, growth}}
     #[arg(long)]
     json: bool,
+
+    /// Measure what a report needs (less than 15 minutes), and write DIR/index.html, a page with charts, and
+    /// DIR/report.json
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["names", "seconds", "json"])]
+    report: Option<std::path::PathBuf>,
+
+    /// With --report: fewer benchmarks and points, in less than 3 minutes
+    #[arg(long, requires = "report", conflicts_with = "names")]
+    quick: bool,
+
+    /// With --report: mark what moved beyond noise since the report whose report.json this is
+    #[arg(long, value_name = "OLD", requires = "report", conflicts_with = "names")]
+    compare: Option<std::path::PathBuf>,
 }
 
 fn bench_names() -> impl TypedValueParser<Value = Bench> {
@@ -396,7 +433,9 @@ fn main() -> ExitCode {
             saved.and_then(|()| print("vale", &text))
         }),
         Command::Vm(args) => vm::run(&args),
+        Command::Memif(args) => memif::run(&args),
         Command::Fw(args) => fw::run(&args).and_then(|text| print("fw", &text)),
+        Command::Emulate(args) => emulate::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Metrics(args) => metrics::run(args.listen.as_deref()),
         Command::Node(NodeArgs { action, json }) => {
@@ -423,6 +462,7 @@ fn main() -> ExitCode {
             limit: Duration::from_secs(args.seconds),
             peers: args.peers,
             json: args.json,
+            report: args.report.map(|folder| Report { folder, quick: args.quick, compare: args.compare }),
         }),
     };
     match result {
@@ -513,12 +553,13 @@ mod tests {
                 "run" => "unetmap-run.1",
                 "capture" | "replay" => "unetmap-capture.1",
                 "vm" => "unetmap-vm.7",
+                "memif" => "unetmap-memif.7",
                 _ => "unetmap.1",
             };
             own.push((page, command.clone()));
         }
         let path = |page: &str| format!("{}/../../man/{page}", env!("CARGO_MANIFEST_DIR"));
-        for page in ["unetmap.1", "unetmap-capture.1", "unetmap-run.1", "unetmap-vm.7"] {
+        for page in ["unetmap.1", "unetmap-capture.1", "unetmap-run.1", "unetmap-vm.7", "unetmap-memif.7"] {
             let commands: Vec<_> =
                 own.iter().filter(|(of, _)| *of == page).map(|(_, command)| command.clone()).collect();
             tool_common::testing::check_options(&commands, &path(page));
@@ -536,11 +577,14 @@ mod tests {
         assert_eq!(args.peers[0].label, "a");
         for (words, part) in [
             (&[][..], "required"),
-            (&["pips"], "possible values: pipe, pipe-batch, pipe-1core, pipe-rtt"),
+            (&["pips"], "possible values: pipe, pipe-batch, pipe-size, pipe-cycles"),
             (&["pipe", "--peer", "x"], "give LABEL=COMMAND"),
             (&["pipe", "--samples", "0"], "0 is not in 1..=10000"),
             (&["pipe", "--seconds", "0"], "0 is not in 1..=86400"),
             (&["pipe", "--seconds", "x"], "invalid"),
+            (&["pipe", "--report", "r"], "--report"),
+            (&["pipe", "--quick"], "--quick"),
+            (&["--compare", "x", "--quick"], "required"),
         ] {
             let message = parse(words).unwrap_err().to_string();
             assert!(message.contains(part), "{words:?}: {message}");

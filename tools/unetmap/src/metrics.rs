@@ -14,8 +14,8 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
-use tiny_http::{Header, Method, Response, Server};
 
+use crate::http::{self, Listener};
 use crate::ls::{members, parse_reply};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -72,8 +72,9 @@ fn definitions() -> Vec<Metric> {
         gauge("switch_ports", "Open ports of a switch"),
         gauge("switch_addresses", "Addresses that a switch knows"),
         counter("ring_packets", "Slots that crossed a ring, sent or received"),
-        counter("ring_bytes", "Bytes of these packets, of mediated interfaces"),
+        counter("ring_bytes", "Bytes of these packets, where they are counted"),
         counter("ring_batches", "Batches in which they did"),
+        counter("ring_wakeups", "How often a switch woke the program of a ring"),
         counter("ring_dropped", "Packets dropped at a ring, by the rules of ls"),
         counter("ring_bad_slots", "Slots with an invalid index or length"),
         gauge("ring_queued", "Slots sent and not yet released by the receiver"),
@@ -136,6 +137,7 @@ fn add_port(port: &Value, add: &mut Add<'_>) {
             ("ring_packets", "crossed"),
             ("ring_bytes", "bytes"),
             ("ring_batches", "batches"),
+            ("ring_wakeups", "wakeups"),
             ("ring_dropped", "dropped"),
             ("ring_bad_slots", "bad_slots"),
             ("ring_queued", "queued"),
@@ -173,39 +175,27 @@ fn page() -> Result<String, String> {
 /// Prints the metrics, or serves them at `listen`: `unix:PATH`, or ADDRESS:PORT.
 pub(crate) fn run(listen: Option<&str>) -> Result<u8, String> {
     let Some(listen) = listen else { return crate::print("metrics", &page()?) };
-    let server = server(listen).map_err(|why| format!("metrics: {listen}: {why}"))?;
+    let server = listener(listen).map_err(|why| format!("metrics: {listen}: {why}"))?;
     crate::note(&format!("unetmap: metrics: serving at {listen}"));
-    loop {
-        let request = server.recv().map_err(|e| format!("metrics: {listen}: {e}"))?;
-        let response = match (request.method(), request.url().split('?').next()) {
-            (Method::Get | Method::Head, Some("/metrics")) => match page() {
-                Ok(page) => with_type(Response::from_string(page), CONTENT_TYPE),
-                Err(why) => Response::from_string(format!("{why}\n")).with_status_code(500),
-            },
-            (Method::Get | Method::Head, _) => Response::from_string("see /metrics\n").with_status_code(404),
-            _ => Response::from_string("only GET is answered\n").with_status_code(405),
-        };
-        // The client may have gone.
-        let _ = request.respond(response);
-    }
+    let why = http::serve(&server, |target| match target {
+        "/metrics" => match page() {
+            Ok(page) => (200, CONTENT_TYPE, page),
+            Err(why) => (500, http::TEXT, format!("{why}\n")),
+        },
+        _ => (404, http::TEXT, "see /metrics\n".into()),
+    });
+    Err(format!("metrics: {listen}: {why}"))
 }
 
-fn with_type<R: std::io::Read>(response: Response<R>, value: &str) -> Response<R> {
-    match Header::from_bytes("Content-Type", value) {
-        Ok(header) => response.with_header(header),
-        Err(()) => response,
-    }
-}
-
-fn server(listen: &str) -> Result<Server, String> {
-    let server = match listen.strip_prefix("unix:") {
+fn listener(listen: &str) -> Result<Listener, String> {
+    match listen.strip_prefix("unix:") {
         Some(path) => {
             remove_stale(Path::new(path))?;
-            Server::from_listener(UnixListener::bind(path).map_err(|e| e.to_string())?, None)
+            UnixListener::bind(path).map(Listener::Unix)
         }
-        None => Server::from_listener(TcpListener::bind(listen).map_err(|e| e.to_string())?, None),
-    };
-    server.map_err(|e| e.to_string())
+        None => TcpListener::bind(listen).map(Listener::Tcp),
+    }
+    .map_err(|e| e.to_string())
 }
 
 /// Removes a socket at which nobody listens.

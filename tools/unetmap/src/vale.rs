@@ -14,8 +14,10 @@ use unetmap_core::control::vale::{
 };
 
 use crate::ls::{cell, header, members, parse_reply};
+use crate::memif::Spec;
 use crate::nic::compile;
-use crate::vm::{self, SocketPath};
+use crate::served::{self, Kind};
+use crate::vm::SocketPath;
 
 /// Show the VALE switches, or change the settings of a switch, a port, or the switch threads.
 ///
@@ -71,6 +73,12 @@ enum Action {
         #[arg(long, value_name = "PATH[,queues=N]|off", value_parser = socket, conflicts_with = "vhost_user")]
         vhost_user_client: Option<OrOff<SocketPath>>,
 
+        /// Serve an interface of DPDK, VPP or another program on the port by memif, in a process in the background
+        /// (unetmap-memif(7)); off: no longer
+        #[arg(long, value_name = "PATH[,OPTION]...|off", value_parser = memif,
+            conflicts_with_all = ["vhost_user", "vhost_user_client"])]
+        memif: Option<OrOff<Spec>>,
+
         #[command(subcommand)]
         what: Option<Port>,
     },
@@ -87,6 +95,21 @@ enum Action {
         #[arg(long, value_name = "LIST|any", value_parser = cpus, default_value = "any", requires = "threads")]
         cpus: Cpus,
     },
+}
+
+impl Action {
+    /// The port that a process is to serve, or no longer, how, and at which socket.
+    fn service(&self) -> Option<(&str, Kind, Option<String>)> {
+        let Action::Port { port, vhost_user, vhost_user_client, memif, .. } = self else { return None };
+        let text = |OrOff(path): &OrOff<SocketPath>| path.as_ref().map(SocketPath::to_string);
+        let (kind, socket) = match (vhost_user, vhost_user_client, memif) {
+            (Some(path), ..) => (Kind::VhostUser, text(path)),
+            (_, Some(path), _) => (Kind::VhostUserClient, text(path)),
+            (.., Some(OrOff(spec))) => (Kind::Memif, spec.as_ref().map(Spec::to_string)),
+            _ => return None,
+        };
+        Some((port, kind, socket))
+    }
 }
 
 /// Processors to which the threads are pinned in turn; empty: not pinned.
@@ -164,6 +187,10 @@ struct OrOff<T>(Option<T>);
 
 fn socket(text: &str) -> Result<OrOff<SocketPath>, String> {
     if text == "off" { Ok(OrOff(None)) } else { SocketPath::parse(text).map(|path| OrOff(Some(path))) }
+}
+
+fn memif(text: &str) -> Result<OrOff<Spec>, String> {
+    if text == "off" { Ok(OrOff(None)) } else { Spec::parse(text).map(|spec| OrOff(Some(spec))) }
 }
 
 fn age(text: &str) -> Result<u32, String> {
@@ -245,10 +272,11 @@ fn limit(rates: &[String]) -> Result<RateLimit, String> {
 
 /// Returns the value of a setting as `state` of the configuration has it, with the checks of its command.
 pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
+    if let Some((.., socket)) = args.action.as_ref().and_then(Action::service) {
+        return Ok(socket.unwrap_or_default());
+    }
     Ok(match &args.action {
         Some(Action::Set { what: Set::Age { seconds }, .. }) => seconds.to_string(),
-        Some(Action::Port { vhost_user: Some(OrOff(Some(path))), .. })
-        | Some(Action::Port { vhost_user_client: Some(OrOff(Some(path))), .. }) => path.to_string(),
         Some(Action::Port { what: Some(what), .. }) => match what {
             Port::Access { vlan } => vlan.0.map(|vlan| vlan.to_string()).unwrap_or_default(),
             Port::Trunk { vlans } => vlans.0.as_ref().map(VlanSet::to_string).unwrap_or_default(),
@@ -268,19 +296,16 @@ pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
 pub(crate) fn changed(args: &ValeArgs) -> Option<&str> {
     match &args.action {
         Some(Action::Set { switch, .. }) => Some(switch),
-        Some(Action::Port { port, what: Some(_), .. })
-        | Some(Action::Port { port, vhost_user: Some(_), .. })
-        | Some(Action::Port { port, vhost_user_client: Some(_), .. }) => Some(port),
+        Some(Action::Port { port, what: Some(_), .. }) => Some(port),
+        Some(action) => action.service().map(|(port, ..)| port),
         _ => None,
     }
 }
 
 /// Performs the action; returns the state after it, as text.
 pub(crate) fn run(args: &ValeArgs) -> Result<String, String> {
-    if let Some(Action::Port { port, vhost_user, vhost_user_client, .. }) = &args.action
-        && let Some(OrOff(socket)) = vhost_user.as_ref().or(vhost_user_client.as_ref())
-    {
-        return vm::set(port, socket.as_ref().map(|path| (path, vhost_user_client.is_some())));
+    if let Some((port, kind, socket)) = args.action.as_ref().and_then(Action::service) {
+        return served::set(port, kind, socket.as_deref());
     }
     let (name, action) = match &args.action {
         None => (String::new(), ValeAction::List),

@@ -1,26 +1,19 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! `unetmap vm`: a virtual machine's network card as a port of a switch (vhost-user).
+//! `unetmap vm`: a virtual machine's network card as a port of a switch (vhost-user), and a pipe's end in a guest.
+
+mod device;
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
 use clap::{Args, Subcommand, ValueEnum};
-use serde_json::Value;
 use tool_common::{note, stop_on_signals};
-use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
-use unetmap_sys::process;
-use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Socket, serve};
+use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Protocol, Socket, serve};
 
-use crate::ls::{members, parse_reply};
-
-/// Longest wait for a process that was started, or told to end.
-const START_LIMIT: Duration = Duration::from_secs(10);
-const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// The socket's permissions: its owner's hypervisors may connect, and root's.
 const SOCKET_MODE: u32 = 0o600;
 
@@ -42,13 +35,23 @@ enum Action {
         #[command(flatten)]
         socket: SocketArgs,
     },
+    /// Give the memory of a pipe's end to a guest, whose programs open it without a daemon (pass-through)
+    Device {
+        /// The end of a pipe: netmap:p{1, whose other end netmap:p}1 is opened on this machine
+        #[arg(value_name = "PORT")]
+        port: String,
+
+        /// Listen on a UNIX socket at this path; the hypervisor connects (QEMU's ivshmem)
+        #[arg(long, value_name = "PATH", value_parser = absolute)]
+        socket: String,
+    },
     /// Print the arguments with which a hypervisor uses the socket
     Args {
         /// The program that runs the virtual machine
         hypervisor: Hypervisor,
 
         #[command(flatten)]
-        socket: SocketArgs,
+        socket: ArgsSocket,
 
         /// The guest's memory
         #[arg(long, value_name = "MIB", default_value_t = 1024)]
@@ -58,6 +61,23 @@ enum Action {
         #[arg(long, value_name = "MAC", default_value = "52:54:00:12:34:56", value_parser = mac)]
         mac: String,
     },
+}
+
+/// A socket of `unetmap vm serve`, or of `unetmap vm device`.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+struct ArgsSocket {
+    /// Listen on a UNIX socket at this path; the hypervisor connects
+    #[arg(long, value_name = "PATH[,queues=N]", value_parser = SocketPath::parse)]
+    socket: Option<SocketPath>,
+
+    /// Connect to the hypervisor's UNIX socket at this path, again and again
+    #[arg(long, value_name = "PATH[,queues=N]", value_parser = SocketPath::parse)]
+    client: Option<SocketPath>,
+
+    /// The socket of unetmap vm device at this path (QEMU only)
+    #[arg(long, value_name = "PATH", value_parser = absolute)]
+    device: Option<String>,
 }
 
 /// Which side listens, and where.
@@ -117,6 +137,10 @@ impl fmt::Display for SocketPath {
     }
 }
 
+fn absolute(text: &str) -> Result<String, String> {
+    SocketPath::parse(text).map(|_| text.into())
+}
+
 fn mac(text: &str) -> Result<String, String> {
     let bytes: Vec<_> =
         text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok().filter(|_| byte.len() == 2)).collect();
@@ -129,8 +153,16 @@ fn mac(text: &str) -> Result<String, String> {
 pub(crate) fn run(args: &VmArgs) -> Result<u8, String> {
     match &args.action {
         Action::Serve { port, socket } => serve_port(port, socket).map(|()| 0).map_err(|why| format!("vm: {why}")),
+        Action::Device { port, socket } => {
+            device::serve(port, Path::new(socket)).map(|()| 0).map_err(|why| format!("vm: {why}"))
+        }
         Action::Args { hypervisor, socket, memory, mac } => {
-            crate::print("vm", &arguments(*hypervisor, socket, *memory, mac)?)
+            let ArgsSocket { socket, client, device } = socket.clone();
+            let text = match device {
+                Some(path) => device::arguments(*hypervisor, &path)?,
+                None => arguments(*hypervisor, &SocketArgs { socket, client }, *memory, mac)?,
+            };
+            crate::print("vm", &text)
         }
     }
 }
@@ -143,7 +175,7 @@ fn serve_port(port: &str, socket: &SocketArgs) -> Result<(), String> {
         true => Socket::Connect(path.into()),
         false => Socket::Listen(listen(path).map_err(|e| format!("{}: {e}", at.path))?),
     };
-    let config = Config { port: port.into(), socket, queue_pairs: at.queues };
+    let config = Config { port: port.into(), socket, queue_pairs: at.queues, protocol: Protocol::VhostUser };
     let served = serve(&config, stop, &|line| note(&format!("unetmap vm: {line}")));
     if !is_client {
         let _ = fs::remove_file(path);
@@ -189,95 +221,6 @@ fn arguments(hypervisor: Hypervisor, socket: &SocketArgs, memory: u32, mac: &str
         Hypervisor::Crosvm if is_client => return Err("vm: crosvm only connects: give --socket".into()),
         Hypervisor::Crosvm => format!("--mem {memory}\n--vhost-user net,socket={path}\n"),
     })
-}
-
-/// Returns the process that serves a guest by one of these processes' port, and its socket, by its command line.
-fn served_by(pids: &Value) -> Option<(i32, bool, SocketPath)> {
-    members(pids).find_map(|pid| {
-        let pid = i32::try_from(pid.as_u64()?).ok()?;
-        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
-        let at = words.windows(2).position(|pair| pair == ["vm", "serve"])?;
-        let option = words.get(at + 3)?;
-        let path = SocketPath::parse(words.get(at + 4)?).ok()?;
-        ["--socket", "--client"].contains(&&**option).then_some((pid, option == "--client", path))
-    })
-}
-
-/// Returns the socket of a switch port in the daemon's reply, if it is served with these sides.
-pub(crate) fn socket_of(port: &Value, client: bool) -> Option<String> {
-    served_by(&port["pids"]).filter(|(_, is_client, _)| *is_client == client).map(|(_, _, path)| path.to_string())
-}
-
-/// Returns the process that serves this port.
-fn server_of(port: &str) -> Result<Option<(i32, bool, SocketPath)>, String> {
-    let switch = port.split(':').next().unwrap_or(port).to_owned();
-    let request = ValeRequest { name: switch, action: ValeAction::Show };
-    // A switch that does not exist has no ports.
-    let Ok(Some(reply)) = send_request(&request) else { return Ok(None) };
-    let all = parse_reply("vale", &reply)?;
-    Ok(members(&all["port"]).find(|other| other["name"] == port).and_then(|port| served_by(&port["pids"])))
-}
-
-/// Serves a port in the background (`None`: no longer). Returns what was done, as a line.
-pub(crate) fn set(port: &str, socket: Option<(&SocketPath, bool)>) -> Result<String, String> {
-    let present = server_of(port)?;
-    match (present, socket) {
-        (None, None) => Ok(format!("{port}: no process serves a virtual machine\n")),
-        (Some((pid, ..)), None) => {
-            end(pid)?;
-            Ok(format!("{port}: process {pid} has ended\n"))
-        }
-        (Some((pid, client, path)), Some((wanted, wants_client))) if (&path, client) == (wanted, wants_client) => {
-            Ok(format!("{port}: process {pid} serves {path} already\n"))
-        }
-        (Some((pid, _, path)), Some(_)) => {
-            Err(format!("{port}: process {pid} serves {path}; end it first with --vhost-user off"))
-        }
-        (None, Some((wanted, client))) => start(port, wanted, client),
-    }
-}
-
-fn start(port: &str, socket: &SocketPath, client: bool) -> Result<String, String> {
-    let failed = |what: &str, e: io::Error| format!("{port}: {what}: {e}");
-    let program = std::env::current_exe().map_err(|e| failed("the path of this program", e))?;
-    let log_path = PathBuf::from(format!("{}.log", socket.path));
-    let log = File::create(&log_path).map_err(|e| failed(&log_path.display().to_string(), e))?;
-    let option = if client { "--client" } else { "--socket" };
-    let args = ["vm", "serve", port, option, &socket.to_string()].map(Into::into);
-    let null = File::open("/dev/null").map_err(|e| failed("/dev/null", e))?;
-    let pid = process::spawn_detached(&program, &args, null.into(), log).map_err(|e| failed("cannot be served", e))?;
-    let until = Instant::now() + START_LIMIT;
-    loop {
-        let is_running = is_running(pid as i32);
-        let text = fs::read_to_string(&log_path).unwrap_or_default();
-        if text.lines().any(|line| line.ends_with(": ready")) {
-            return Ok(format!("{port}: process {pid} serves {socket}, its log is {}\n", log_path.display()));
-        }
-        if !is_running || Instant::now() >= until {
-            let why = text.lines().last().unwrap_or("it does not become ready");
-            return Err(why.trim_start_matches("unetmap: ").trim_start_matches("vm: ").to_owned());
-        }
-        std::thread::sleep(CHECK_INTERVAL);
-    }
-}
-
-fn end(pid: i32) -> Result<(), String> {
-    let at = rustix::process::Pid::from_raw(pid).ok_or("no process")?;
-    rustix::process::kill_process(at, rustix::process::Signal::TERM).map_err(|e| format!("process {pid}: {e}"))?;
-    let until = Instant::now() + START_LIMIT;
-    while is_running(pid) {
-        if Instant::now() >= until {
-            return Err(format!("process {pid} does not end"));
-        }
-        std::thread::sleep(CHECK_INTERVAL);
-    }
-    Ok(())
-}
-
-fn is_running(pid: i32) -> bool {
-    // An orphan that has ended may stay for a moment, without a command line.
-    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use std::thread::sleep;
 use std::time::Duration;
 
-use conformance::home::{limit_daemon, raise_fd_limit, summary};
+use conformance::home::{files_of, limit_daemon, raise_fd_limit, summary};
 use conformance::packet::Rng;
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, until};
@@ -103,7 +103,7 @@ fn unexpected_file_descriptors_are_closed() {
                 }
             }
         }
-        until("all are closed", || home.daemon_fds() == fds);
+        until("all are closed", || home.daemon_fds() <= fds);
         home.assert_serves();
     });
 }
@@ -247,7 +247,7 @@ fn a_client_that_never_reads_its_replies_has_one_of_them() {
             }
         }
         home.assert_serves();
-        until("its files are closed", || home.daemon_fds() == fds);
+        until("its files are closed", || home.daemon_fds() <= fds);
     });
 }
 
@@ -316,7 +316,7 @@ fn a_thousand_ports_opened_and_closed() {
         cycle(1000);
         until("all are closed", || home.snapshot().sessions.len() == 1);
         let grown = home.daemon_kib("RssAnon:").saturating_sub(kib);
-        assert_eq!(home.daemon_fds(), fds);
+        until("all files are closed", || home.daemon_fds() <= fds);
         assert_eq!(own_fds(), own, "the library leaks files");
         assert!(grown < 4096, "the daemon grew by {grown} KiB");
         assert_eq!(home.snapshot().buffers("g"), before);
@@ -332,9 +332,11 @@ fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
         raise_fd_limit();
         let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
         let daemon = home.daemon();
-        limit_daemon(daemon, Resource::Nofile, Some(40));
+        // The files that it has, and a few more.
+        let highest = files_of(daemon.as_raw_pid()).into_iter().max().expect("its files");
+        limit_daemon(daemon, Resource::Nofile, Some(u64::from(highest) + 10));
         let all: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
-        // Each is answered or its connection is closed, none waits; and of 100 at least 60 find none of 40 files free,
+        // Each is answered or its connection is closed, none waits; and of 100 at least 60 find no file free,
         // whenever the daemon has one free for a moment.
         let disconnected = all.iter().filter(|raw| {
             let _ = raw.send(&wire::encode(LockHolderRequest::KIND, 0, 0, 0, &[]));
@@ -377,7 +379,7 @@ fn a_snapshot_of_many_ports_is_made_in_order_beside_other_requests() {
             assert_eq!((count("regions"), count("ports"), count("sessions")), (300, 600, 300));
             assert!(raw.receive().is_some_and(|reply| reply.payload.is_empty() && reply.fds.is_empty()));
         }
-        until("their connections are closed", || home.daemon_fds() == fds);
+        until("their connections are closed", || home.daemon_fds() <= fds);
         home.assert_serves();
     });
 }

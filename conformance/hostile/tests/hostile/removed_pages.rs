@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use conformance::ether::{self, BROADCAST, mac};
 use conformance::home::summary;
-use conformance::net::{CABLE, MEDIATED, Net, assert_works, start_faulty_daemon};
+use conformance::net::{CABLE, Held, MEDIATED, Net, assert_works, start_faulty_daemon};
 use conformance::thread::StoppedThread;
 use conformance::traffic::{assert_pipe_works, open};
 use conformance::{Node, isolated, program, until};
@@ -60,6 +60,25 @@ fn pages_of_shared_memory_cannot_be_removed() {
         drop(ports);
         summary(&format!("files {files}, node {}", node.map_or_else(|why| format!("skipped: {why}"), |_| "on".into())));
         home.assert_serves();
+    });
+}
+
+/// The files of ports are made ahead, so that the control thread does not wait for the broker.
+#[test]
+fn a_port_opens_while_the_broker_makes_no_file_immutable() {
+    isolated(|home| {
+        if !geteuid().is_root() {
+            return summary("skipped: only root's daemon has a broker");
+        }
+        let _daemon = start_faulty_daemon(home, "", "files");
+        // It listens before it has made the first files.
+        home.assert_serves();
+        let held = Held::new(home);
+        let ports: Vec<_> = (0..6).map(|n| RawPort::open(&home.socket(), &format!("p{n}{{1"))).collect();
+        drop(held);
+        let more: Vec<_> = (6..30).map(|n| RawPort::open(&home.socket(), &format!("p{n}{{1"))).collect();
+        drop((ports, more));
+        assert_pipe_works("netmap:p{1", "netmap:p}1");
     });
 }
 

@@ -2,12 +2,11 @@
 //! Interfaces that the kernel takes long to open or to close: all other requests are answered meanwhile, and those
 //! about such an interface wait.
 
-use std::fs::{self, Permissions, set_permissions};
+use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
 
 use conformance::home::until;
-use conformance::net::{CABLE, DIRECT, MEDIATED, Net, set_policy};
+use conformance::net::{CABLE, DIRECT, Held, MEDIATED, Net, set_policy};
 use conformance::packet::Rng;
 use conformance::{Home, isolated};
 use conformance_hostile::raw::{ControlConnection, RawPort};
@@ -19,24 +18,6 @@ use zerocopy::IntoBytes as _;
 
 const ALICE: u32 = 4001;
 const BOB: u32 = 4002;
-
-/// While its file exists, a daemon with the fault `interfaces` neither opens sockets nor detaches programs, and one
-/// with the fault `network-lock` ends no look at an interface.
-struct Held(PathBuf);
-
-impl Held {
-    fn new(home: &Home) -> Held {
-        let path = home.socket().with_extension("hold");
-        fs::write(&path, "").expect("a file to write");
-        Held(path)
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
 
 fn register() -> NmreqRegister {
     NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() }
@@ -100,7 +81,7 @@ fn opens_and_closes_beside_others(home: &Home, policy: &str) {
     others_are_served(home);
     drop(leaving);
     others_are_served(home);
-    assert!(home.snapshot().ports.iter().any(|port| port.name == "va"), "it is shown while it is opened");
+    until("it is shown while it is opened", || home.snapshot().ports.iter().any(|port| port.name == "va"));
     assert!(!first.has_reply() && !question.has_reply(), "they wait for the interface");
     drop(held);
     let answer = first.receive().expect("an answer");
@@ -207,22 +188,25 @@ fn of_two_users_who_open_an_interface_at_once_one_gets_it() {
         isolated(|home| {
             let Some(net) = net_for_users(home, &policy(&[ALICE, BOB], access), "interfaces") else { return };
             let held = Held::new(home);
-            let (alice, bob) = (open_as(ALICE, &net, home), open_as(BOB, &net, home));
+            let both = [ALICE, BOB].map(|uid| (uid, open_as(uid, &net, home)));
             others_are_served(home);
             drop(held);
-            let (first, second) = (alice.receive().expect("an answer"), bob.receive().expect("an answer"));
+            // Users take turns: either may be first.
+            let mut both = both.map(|(uid, raw)| (raw.receive().expect("an answer"), uid, raw));
+            both.sort_by_key(|(answer, ..)| answer.errno);
+            let [(first, one, its), (second, other, _)] = both;
             assert_eq!((first.errno, second.errno), (0, EBUSY), "{access}");
             let why = String::from_utf8_lossy(&second.payload);
-            assert!(why.contains("user 4001 has it open"), "{why}");
+            assert!(why.contains(&format!("user {one} has it open")), "{why}");
             // The next user waits until it is closed for the former one.
             let held = Held::new(home);
-            drop((alice, first));
-            let bob = open_as(BOB, &net, home);
+            drop((its, first));
+            let next = open_as(other, &net, home);
             others_are_served(home);
             drop(held);
-            let answer = bob.receive().expect("an answer");
+            let answer = next.receive().expect("an answer");
             assert_eq!(answer.errno, 0, "{access}");
-            drop((bob, answer));
+            drop((next, answer));
             nothing_is_left(home);
             // Nor does a user have it whose client leaves before it is open.
             let held = Held::new(home);
@@ -339,10 +323,69 @@ fn a_user_without_interfaces_has_none_looked_at() {
                 assert_eq!(raw.receive().expect("an answer").errno, errno, "{name} {kind}");
             }
         }
+        // Its buffers suit interfaces that are opened in it later, of which this user has none.
+        let in_region_1 = NmreqRegister { nr_mem_id: 1, ..register() };
+        let pipe = ask_as(BOB, (&net, home), (NETMAP_REQ_REGISTER, "p{1", in_region_1.as_bytes()));
+        assert_eq!(pipe.receive().expect("an answer").errno, 0);
         // That of another scope than a pipe on the interface, which is its user's.
         let pipe = ask_as(BOB, (&net, home), (NETMAP_REQ_REGISTER, "va{1", register().as_bytes()));
         assert_eq!(pipe.receive().expect("an answer").errno, 0);
         drop(held);
         assert_eq!(open_as(ALICE, &net, home).receive().expect("an answer").errno, 0);
+    });
+}
+
+/// Looking for an interface waits for the kernel's lock of the network configuration, which anybody with a network
+/// namespace can hold much of the time.
+#[test]
+fn a_look_at_an_interface_that_takes_long_delays_nobody_else() {
+    isolated(|home| {
+        let policy = format!("{}[[rule]]\npipes = true\nusers = [{BOB}]\n", policy(&[ALICE], "direct"));
+        let Some(net) = net_for_users(home, &policy, "network-lock") else { return };
+        let held = Held::new(home);
+        let (open, leaving) = (open_as(ALICE, &net, home), open_as(ALICE, &net, home));
+        let question =
+            ask_as(ALICE, (&net, home), (NETMAP_REQ_PORT_INFO_GET, "va", NmreqPortInfoGet::default().as_bytes()));
+        drop(leaving);
+        others_are_served(home);
+        for uid in [ALICE, BOB] {
+            let pipe = ask_as(uid, (&net, home), (NETMAP_REQ_REGISTER, "p{1", register().as_bytes()));
+            assert_eq!(pipe.receive().expect("an answer").errno, 0);
+        }
+        assert!(!open.has_reply() && !question.has_reply(), "they wait for the look");
+        drop(held);
+        let answer = open.receive().expect("an answer");
+        assert_eq!((answer.errno, question.receive().expect("an answer").errno), (0, 0));
+        drop((open, answer));
+        net.assert_given_back();
+        nothing_is_left(home);
+    });
+}
+
+/// A tenant may set an interface down and up as fast as it can, if it belongs to a namespace of its own.
+#[test]
+fn an_interface_that_changes_delays_nobody_else() {
+    isolated(|home| {
+        let policy = format!("{}[[rule]]\npipes = true\nusers = [{BOB}]\n", policy(&[ALICE], "direct"));
+        let Some(net) = net_for_users(home, &policy, "network-lock") else { return };
+        let open = open_as(ALICE, &net, home);
+        let answer = open.receive().expect("an answer");
+        assert_eq!(answer.errno, 0);
+        let held = Held::new(home);
+        for state in ["down", "up", "down", "up"] {
+            net.near.ip(&["link", "set", "va", state]).expect("an interface");
+            others_are_served(home);
+            let pipe = ask_as(BOB, (&net, home), (NETMAP_REQ_REGISTER, "p{1", register().as_bytes()));
+            assert_eq!(pipe.receive().expect("an answer").errno, 0);
+        }
+        drop(held);
+        until("it is shown as open again", || {
+            let snapshot = home.snapshot();
+            let port = snapshot.ports.iter().find(|port| port.name == "va");
+            port.is_some_and(|port| port.manner.as_deref() != Some("being opened or closed"))
+        });
+        drop((open, answer));
+        net.assert_given_back();
+        nothing_is_left(home);
     });
 }

@@ -2,9 +2,10 @@
 //! Virtual machines as ports of a switch, by a front end without a guest; and front ends that break every rule: other
 //! ports lose no packet.
 
+use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -12,46 +13,29 @@ use conformance::ether::{self, BROADCAST, mac};
 use conformance::home::{Guard, summary, wait_within};
 use conformance::packet::Rng;
 use conformance::switch::vale;
-use conformance::traffic::open;
+use conformance::traffic::{bytes_of, open};
 use conformance::{Home, isolated, program, until};
-use conformance_hostile::front_end::{EVENT_IDX, FrontEnd, MERGEABLE, OFFLOADS, PACKED, SIZE, VERSION_1, words32};
+use conformance_hostile::front_end::{
+    EVENT_IDX, FrontEnd, MEMORY, MERGEABLE, OFFLOADS, PACKED, SIZE, VERSION_1, words32,
+};
+use conformance_hostile::served::{self, Served, config, is_open, word};
 use unetmap::{Interest, Port};
 
-/// A process that serves a guest.
-struct Served {
-    process: Guard,
-    path: PathBuf,
+fn serve(home: &Home, port: &str) -> Served {
+    Served::start(home, ["vm", "--socket"], port, "")
 }
 
-impl Served {
-    fn start(home: &Home, port: &str, more: &str) -> Served {
-        let path = home.folder().join(format!("{}.sock", port.replace(':', "-")));
-        let socket = format!("{}{more}", path.display());
-        let mut command = Command::new(program("unetmap"));
-        command.args(["vm", "serve", port, "--socket", &socket]).stdin(Stdio::null());
-        let served = Served { process: Guard::spawn(&mut command), path };
-        until("the port is served", || is_open(home, port));
-        served
-    }
-
-    /// Connects a guest that has negotiated these features.
-    fn guest(&self, features: u64) -> FrontEnd {
-        let mut guest = None;
-        until("the process listens", || {
-            guest = FrontEnd::connect(&self.path).ok();
-            guest.is_some()
-        });
-        let mut guest = guest.expect("just connected");
-        guest.start(features | VERSION_1).expect("the messages are accepted");
-        // Its answer follows those to all messages before.
-        guest.ask(17).expect("the number of queues");
-        guest
-    }
+/// Connects a guest that has negotiated these features.
+fn connect_guest(served: &Served, features: u64) -> FrontEnd {
+    served.peer(|path| connect(path, features))
 }
 
-/// Whether the port is open; there may be no daemon for a moment.
-fn is_open(home: &Home, port: &str) -> bool {
-    home.try_snapshot().is_some_and(|state| state.ports.iter().any(|other| other.name == port))
+fn connect(path: &Path, features: u64) -> io::Result<FrontEnd> {
+    let mut guest = FrontEnd::connect(path)?;
+    guest.start(features | VERSION_1)?;
+    // Its answer, the number of queues, follows those to all messages before.
+    guest.ask(17)?;
+    Ok(guest)
 }
 
 /// Sends the broadcast by which the switch learns the guest's address, and checks that the port receives it.
@@ -83,8 +67,8 @@ fn a_guest_with_packed_rings_and_event_indexes_is_a_port() {
 /// Frames go both ways, unchanged and in order, over several laps of the rings.
 fn exchange(home: &Home, features: u64) {
     let port = open("vale0:a");
-    let served = Served::start(home, "vale0:vm1", "");
-    let mut guest = served.guest(features);
+    let served = serve(home, "vale0:vm1");
+    let mut guest = connect_guest(&served, features);
     introduce(&mut guest, &port);
     let frames = 3 * u64::from(SIZE) + 1;
     for seq in 1..=frames {
@@ -130,10 +114,10 @@ fn large_packet(payload: usize) -> ([u8; 12], Vec<u8>) {
 fn large_packets_stay_whole_between_guests_and_are_cut_for_others() {
     isolated(|home| {
         let port = open("vale0:a");
-        let [one, two, three] = ["vale0:vm1", "vale0:vm2", "vale0:vm3"].map(|port| Served::start(home, port, ""));
-        let mut sender = one.guest(MERGEABLE | OFFLOADS);
-        let mut whole = two.guest(MERGEABLE | OFFLOADS | PACKED);
-        let mut cut = three.guest(0);
+        let [one, two, three] = ["vale0:vm1", "vale0:vm2", "vale0:vm3"].map(|port| serve(home, port));
+        let mut sender = connect_guest(&one, MERGEABLE | OFFLOADS);
+        let mut whole = connect_guest(&two, MERGEABLE | OFFLOADS | PACKED);
+        let mut cut = connect_guest(&three, 0);
         let (header, frame) = large_packet(7500);
         sender.transmit(header, &frame);
         let (got_header, got) = whole.wait_packet();
@@ -176,18 +160,13 @@ fn a_port_is_served_in_the_background_until_it_is_turned_off() {
         introduce(&mut guest, &port);
         // It is a setting of the configuration file, from which it is made again.
         let file = home.folder().join("switches.toml");
-        let config = |action: &str| {
-            let out = Command::new(program("unetmap")).args(["config", action, "--file"]).arg(&file).output();
-            let out = out.expect("unetmap runs");
-            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        };
-        config("save");
+        config("save", &file);
         let text = std::fs::read_to_string(&file).expect("saved");
         assert!(text.contains(&format!("vhost-user = \"{path}\"")), "{text}");
         assert_eq!(set("off").0, 0);
         until("the port is gone", || !is_open(home, "vale0:vm1"));
         assert!(set("off").1.contains("no process"));
-        config("apply");
+        config("apply", &file);
         let mut guest = FrontEnd::connect(path.as_ref()).expect("it listens again");
         guest.start(VERSION_1).expect("served");
         guest.transmit([0; 12], &ether::make(BROADCAST, mac(9), 9, 1));
@@ -221,8 +200,8 @@ fn a_hypervisor_that_listens_is_connected_to_again() {
 #[test]
 fn a_guest_goes_on_when_the_daemon_is_replaced() {
     isolated(|home| {
-        let served = Served::start(home, "vale0:vm1", "");
-        let mut guest = served.guest(MERGEABLE);
+        let served = serve(home, "vale0:vm1");
+        let mut guest = connect_guest(&served, MERGEABLE);
         introduce(&mut guest, &open("vale0:a"));
         rustix::process::kill_process(home.daemon(), rustix::process::Signal::KILL).expect("killed");
         until("another daemon serves a port", || Port::open("vale0:a").is_ok());
@@ -233,6 +212,155 @@ fn a_guest_goes_on_when_the_daemon_is_replaced() {
             port.poll(Interest::RX, Some(Duration::from_millis(20))).expect("the daemon runs");
             !port.rx_rings()[0].is_empty()
         });
+        // Without a guest as well.
+        drop(guest);
+        rustix::process::kill_process(home.daemon(), rustix::process::Signal::KILL).expect("killed");
+        until("another daemon serves a port", || Port::open("vale0:a").is_ok());
+        until("the port without a guest is open again", || is_open(home, "vale0:vm1"));
+    });
+}
+
+#[test]
+fn a_guest_with_split_rings_goes_on_with_the_next_process() {
+    isolated(|home| kill_under_traffic(home, MERGEABLE));
+}
+
+#[test]
+fn a_guest_with_packed_rings_goes_on_with_the_next_process() {
+    isolated(|home| kill_under_traffic(home, PACKED | MERGEABLE));
+}
+
+/// The port's process is killed again and again while both sides send. With the region of in-flight descriptors the
+/// guest goes on: each frame that it sends arrives, and none of its buffers is lost.
+fn kill_under_traffic(home: &Home, features: u64) {
+    const KILLS: u64 = 40;
+    const FRAMES: u64 = 60;
+    let features = features | VERSION_1;
+    let port = open("vale0:a");
+    let path = home.folder().join("vm1.sock");
+    let serve = || {
+        let mut command = Command::new(program("unetmap"));
+        command.args(["vm", "serve", "vale0:vm1", "--socket"]).arg(&path).stdin(Stdio::null());
+        let process = Guard::spawn(&mut command);
+        until("the port is served", || is_open(home, "vale0:vm1"));
+        process
+    };
+    let mut process = serve();
+    let mut guest = FrontEnd::connect(&path).expect("it listens");
+    guest.start_kept(features).expect("served");
+    introduce(&mut guest, &port);
+    let (mut arrived, mut returned, mut received) = (vec![0u8; (1 + KILLS * FRAMES) as usize], 0, 0);
+    let mut look = |guest: &mut FrontEnd| {
+        while guest.take_used(1).is_some() {
+            returned += 1;
+        }
+        while let Some((_, frame)) = guest.receive() {
+            received += u64::from(ether::check(&frame).expect("a whole frame").0 == 5);
+        }
+        port.poll(Interest::RX, Some(Duration::ZERO)).expect("the daemon runs");
+        let ring = &port.rx_rings()[0];
+        for slot in ring.available() {
+            let (sender, seq) = ether::check(&bytes_of(&slot)).expect("a whole frame");
+            assert_eq!(sender, 9);
+            arrived[seq as usize] += 1;
+        }
+        ring.advance(ring.space());
+        let missing = arrived[1..].iter().filter(|count| **count == 0).count();
+        let twice = arrived.iter().filter(|count| **count > 1).count();
+        (returned, missing, twice, received)
+    };
+    let mut rng = Rng(1);
+    for kill in 0..KILLS {
+        for n in 1..=FRAMES {
+            guest.offer_packet([0; 12], &ether::make(BROADCAST, mac(9), 9, kill * FRAMES + n));
+        }
+        ether::send(&port, mac(9), mac(1), 5, (0, 100));
+        let early = rng.below(FRAMES);
+        until("some buffers return", || look(&mut guest).0 >= kill * FRAMES + early);
+        if kill % 2 == 0 {
+            ether::send(&port, mac(9), mac(1), 5, (100, 200));
+        }
+        process.0.kill().and_then(|()| process.0.wait()).expect("killed");
+        until("its port is gone", || !is_open(home, "vale0:vm1"));
+        process = serve();
+        guest.reconnect(&path, features).expect("served again");
+        until("all buffers return", || look(&mut guest).0 == (kill + 1) * FRAMES);
+    }
+    until("all frames arrive", || look(&mut guest).1 == 0);
+    let (.., twice, received) = look(&mut guest);
+    // No buffer of the guest is lost: as many frames arrive at once.
+    // What arrives before the process has seen the guest is discarded.
+    until("a frame arrives", || {
+        ether::send(&port, mac(9), mac(1), 6, (0, 1));
+        std::iter::from_fn(|| guest.receive()).any(|(_, frame)| matches!(ether::check(&frame), Ok((6, _))))
+    });
+    while guest.receive().is_some() {}
+    ether::send(&port, mac(9), mac(1), 7, (0, SIZE.into()));
+    let mut filled = 0;
+    until("all buffers are filled", || {
+        filled += std::iter::from_fn(|| guest.take_used(0)).count();
+        filled == usize::from(SIZE)
+    });
+    summary(&format!("kills {KILLS}, frames {}, lost 0, twice {twice}, received {received}", KILLS * FRAMES));
+}
+
+/// Requests for regions of in-flight descriptors that are invalid, too many, or too small end the connection or fail;
+/// the process goes on.
+#[test]
+fn regions_of_in_flight_descriptors_are_checked() {
+    isolated(|home| {
+        let served = serve(home, "vale0:vm1");
+        for wrong in [[0, SIZE], [3, SIZE], [u16::MAX, SIZE], [2, 0], [2, 40000]] {
+            let guest = FrontEnd::connect(&served.path).expect("it listens");
+            assert!(guest.ask_inflight(wrong).is_err(), "{wrong:?}");
+        }
+        let guest = FrontEnd::connect(&served.path).expect("it listens");
+        for _ in 0..2000 {
+            // Its files are closed here, and there.
+            guest.ask_inflight([2, SIZE]).expect("a region");
+        }
+        drop(guest);
+        let describe = |bytes: u64, offset: u64, sizes: [u16; 4]| -> Vec<u8> {
+            let sizes = sizes.into_iter().flat_map(u16::to_ne_bytes);
+            [bytes, offset].into_iter().flat_map(u64::to_ne_bytes).chain(sizes).collect()
+        };
+        for wrong in [
+            describe(0, 0, [2, SIZE, 0, 0]),
+            describe(1 << 20, u64::MAX - 4095, [2, SIZE, 0, 0]),
+            describe(1 << 20, 1, [2, SIZE, 0, 0]),
+            describe(1 << 20, MEMORY, [2, SIZE, 0, 0]),
+            // Large enough, but not for the queues that are started afterwards.
+            describe(1 << 20, 0, [2, SIZE / 2, 0, 0]),
+            describe(1 << 20, 0, [1, SIZE, 0, 0]),
+        ] {
+            let mut guest = FrontEnd::connect(&served.path).expect("it listens");
+            let file = guest.file.try_clone().expect("the file");
+            guest.send(32, &wrong, &[file.as_fd()]).expect("sent");
+            let started = guest.start(VERSION_1).and_then(|()| guest.ask(17).map(drop));
+            assert!(started.is_err(), "{wrong:?}");
+        }
+        let port = open("vale0:a");
+        introduce(&mut connect_guest(&served, MERGEABLE), &port);
+    });
+}
+
+/// The log of written pages is not offered, and what needs it is refused: hypervisors do not begin a migration then.
+#[test]
+fn live_migration_is_refused_by_name() {
+    const LOG_ALL: u64 = 1 << 26;
+    const LOG_SHMFD: u64 = 1 << 1;
+    isolated(|home| {
+        let served = serve(home, "vale0:vm1");
+        let mut guest = connect_guest(&served, 0);
+        assert_eq!(guest.ask(1).expect("features") & LOG_ALL, 0);
+        let protocol = guest.ask(15).expect("features of the protocol");
+        assert_eq!(protocol & LOG_SHMFD, 0);
+        // With a reply to each message: SET_LOG_BASE, and features with the log.
+        for (request, payload) in [(6, vec![0; 16]), (2, (VERSION_1 | LOG_ALL).to_ne_bytes().to_vec())] {
+            guest.send_flagged(request, 1 | 8, &payload, &[]).expect("sent");
+            assert_ne!(guest.reply(request).expect("a reply"), [0; 8], "request {request}");
+        }
+        introduce(&mut guest, &open("vale0:a"));
     });
 }
 
@@ -241,11 +369,11 @@ fn a_guest_goes_on_when_the_daemon_is_replaced() {
 fn memory_that_is_cut_short_ends_its_own_process_alone() {
     isolated(|home| {
         let (a, b) = (open("vale0:a"), open("vale0:b"));
-        let mut served = Served::start(home, "vale0:vm1", "");
-        let mut guest = served.guest(MERGEABLE);
+        let mut served = serve(home, "vale0:vm1");
+        let mut guest = connect_guest(&served, MERGEABLE);
         introduce(&mut guest, &a);
-        let other = Served::start(home, "vale0:vm2", "");
-        let mut other = other.guest(MERGEABLE);
+        let other = serve(home, "vale0:vm2");
+        let mut other = connect_guest(&other, MERGEABLE);
         guest.memory_file().and_then(|file| file.set_len(0)).expect("shortened");
         guest.kick(1);
         // No access of this test to the guest's memory from here on.
@@ -265,52 +393,20 @@ fn memory_that_is_cut_short_ends_its_own_process_alone() {
 /// Random words in rings and memory, random messages, and a socket that is closed at any of them.
 #[test]
 fn random_front_ends_lose_no_frame_of_others() {
+    let features = [MERGEABLE, PACKED, EVENT_IDX, PACKED | EVENT_IDX | MERGEABLE];
     isolated(|home| {
-        let (a, b) = (open("vale1:a"), open("vale1:b"));
-        let mut served: Vec<Served> = Vec::new();
-        let (mut ended, mut messages, mut sent) = (0, 0, 0);
-        for round in 0..120u64 {
-            let mut rng = Rng(round + 1);
-            if served.is_empty() {
-                served.push(Served::start(home, "vale0:vm1", ""));
-            }
-            let features = [MERGEABLE, PACKED, EVENT_IDX, PACKED | EVENT_IDX | MERGEABLE][round as usize % 4];
-            let mut guest = served[0].guest(features);
-            for _ in 0..rng.below(60) {
-                messages += 1;
-                if disturb(&mut guest, &mut rng).is_err() {
-                    ended += 1;
-                    break;
-                }
-            }
-            drop(guest);
-            ether::send(&a, BROADCAST, mac(1), 3, (sent, sent + 50));
-            ether::expect(&b, 3, (sent, sent + 50));
-            sent += 50;
-            // It ends by SIGBUS if its memory was shortened, and by nothing else.
-            if let Ok(Some(status)) = served[0].process.0.try_wait() {
-                use std::os::unix::process::ExitStatusExt as _;
-                assert_eq!(status.signal(), Some(7), "round {round}: {status}");
-                served.clear();
-            }
-        }
+        let by_round = |path: &Path, round: u64| connect(path, features[round as usize % features.len()]);
+        served::disturb(|| serve(home, "vale0:vm1"), by_round, 60, disturb);
         // An honest guest is served afterwards.
-        served.clear();
         until("the port is gone", || !is_open(home, "vale0:vm1"));
         let port = open("vale0:a");
-        let last = Served::start(home, "vale0:vm1", "");
-        introduce(&mut last.guest(MERGEABLE), &port);
-        summary(&format!("rounds 120, steps {messages}, connections refused {ended}, frames of others {sent}, lost 0"));
+        let last = serve(home, "vale0:vm1");
+        introduce(&mut connect_guest(&last, MERGEABLE), &port);
     });
 }
 
 /// One step of a front end without rules.
-fn disturb(guest: &mut FrontEnd, rng: &mut Rng) -> std::io::Result<()> {
-    let word = |rng: &mut Rng| match rng.below(4) {
-        0 => rng.below(4) as u32,
-        1 => u32::MAX - rng.below(4) as u32,
-        _ => rng.below(1 << 32) as u32,
-    };
+fn disturb(guest: &mut FrontEnd, rng: &mut Rng) -> io::Result<()> {
     match rng.below(30) {
         // Anything into the rings.
         0..=20 => {
@@ -329,7 +425,7 @@ fn disturb(guest: &mut FrontEnd, rng: &mut Rng) -> std::io::Result<()> {
         23..=24 => guest.send_memory(4096 * rng.below(1100)),
         // A valid request with any numbers, any descriptors.
         25..=27 => {
-            let request = [2, 4, 5, 8, 9, 10, 12, 13, 14, 16, 18, 20, 34, 37, 38][rng.below(15) as usize];
+            let request = [2, 4, 5, 8, 9, 10, 12, 13, 14, 16, 18, 20, 31, 32, 34, 37, 38][rng.below(17) as usize];
             let payload: Vec<u8> = (0..rng.below(18)).flat_map(|_| word(rng).to_ne_bytes()).collect();
             let file = guest.file.try_clone()?;
             let fds = vec![file.as_fd(); rng.below(3) as usize];
@@ -342,7 +438,7 @@ fn disturb(guest: &mut FrontEnd, rng: &mut Rng) -> std::io::Result<()> {
         // Half a message; the connection closes.
         _ => {
             guest.send(rng.below(50) as u32, &[0; 3], &[])?;
-            Err(std::io::ErrorKind::ConnectionReset.into())
+            Err(io::ErrorKind::ConnectionReset.into())
         }
     }
 }

@@ -2,6 +2,7 @@
 //! The honest traffic, and what was lost of it.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -24,7 +25,7 @@ const BATCH: u64 = 16;
 const PAUSE: Duration = Duration::from_millis(10);
 /// Sender of these frames.
 const TAP_SENDER: u64 = 90;
-/// Seconds after which a ping counts as lost.
+/// Seconds that `ping` waits if nothing is answered.
 const PING_LIMIT: &str = "10";
 
 /// A pipe, or two ports of a switch, between a sender's and a receiver's process.
@@ -60,6 +61,13 @@ pub(crate) struct Flows {
 impl Flows {
     #[track_caller]
     pub(crate) fn start(home: &Home, net: &Net, this: &Path) -> Flows {
+        // The hosts need not ask for each other's addresses, which would lose packets that no port has seen.
+        for (from, at, to, end) in [(&net.near, "va", &net.far, "vb"), (&net.far, "vb", &net.near, "va")] {
+            let address = if end == "vb" { "10.9.0.2" } else { "10.9.0.1" };
+            let mac = to.mac(end).expect("an interface").map(|byte| format!("{byte:02x}")).join(":");
+            from.ip(&["neigh", "replace", address, "lladdr", &mac, "nud", "permanent", "dev", at])
+                .expect("a neighbour");
+        }
         let bridge = net.start(home, program("bridge"), &["-w", "0", "-i", "netmap:va@conf:host-rings=1"], 2);
         let uid = USER.to_string();
         let mut reflect = net.near.command("setpriv");
@@ -89,14 +97,12 @@ impl Flows {
         Flows { pairs: pairs.into(), reflector, bridge, frames, pings }
     }
 
-    /// Panics if an honest program has ended.
-    #[track_caller]
-    pub(crate) fn check_alive(&mut self) {
-        let programs = self.pairs.iter_mut().flat_map(|pair| [&mut pair.sender.guard, &mut pair.receiver.guard]);
-        for guard in programs.chain([&mut self.reflector.guard, &mut self.bridge]) {
-            let exited = guard.0.try_wait().expect("our child");
-            assert!(exited.is_none(), "an honest program ended: {exited:?}");
-        }
+    /// The name and the exit status of an honest program that has ended.
+    pub(crate) fn ended(&mut self) -> Option<(&'static str, ExitStatus)> {
+        let pairs = self.pairs.iter_mut();
+        let pairs = pairs.flat_map(|p| [(p.name, &mut p.sender.guard), (p.name, &mut p.receiver.guard)]);
+        let others = [("interface", &mut self.reflector.guard), ("host rings", &mut self.bridge)];
+        pairs.chain(others).find_map(|(name, guard)| Some((name, guard.0.try_wait().expect("our child")?)))
     }
 
     /// Packets so far.
@@ -197,22 +203,43 @@ fn send_frames(tap: &Tap, counts: &Returned) {
     }
 }
 
-/// Pings the near host, one after the other.
+/// Pings the near host, one after the other. What was sent and answered is the kernel's count: `ping` itself gives up
+/// what is answered later than 20 ms, or twice the longest round trip, after the last packet.
 fn ping(far: &Ns, counts: &Returned) {
+    let before = echoes(far);
     while !counts.stop.load(Relaxed) {
-        let output =
+        let pinged =
             far.command("ping").args(["-n", "-q", "-c", "50", "-i", "0.02", "-W", PING_LIMIT, "10.9.0.1"]).output();
-        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-        // "50 packets transmitted, 50 received, 0% packet loss, time 998ms"
-        let number = |word: &str| {
-            let line = text.lines().find(|line| line.contains("packet loss"))?;
-            line.split(", ").find(|part| part.contains(word))?.split(' ').next()?.parse::<u64>().ok()
-        };
-        let (Some(sent), Some(received)) = (number("transmitted"), number("received")) else {
-            panic!("ping printed no statistics: {text}");
-        };
-        counts.sent.fetch_add(sent, Relaxed);
-        counts.returned.fetch_add(received.min(sent), Relaxed);
-        counts.wrong.fetch_add(received.saturating_sub(sent), Relaxed);
+        let text = String::from_utf8(pinged.expect("ping").stdout).expect("text");
+        // "50 packets transmitted, 50 received, +2 duplicates, 0% packet loss, time 998ms"
+        let duplicates = text.split(", ").find_map(|part| part.strip_prefix('+')?.strip_suffix(" duplicates"));
+        counts.wrong.fetch_add(duplicates.map_or(0, |number| number.parse().unwrap_or(1)), Relaxed);
+        count_echoes(far, before, counts);
     }
+    let end = Instant::now() + LIMIT;
+    while count_echoes(far, before, counts) && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Stores how many pings were sent and answered since `before`; returns whether any was not answered.
+fn count_echoes(far: &Ns, before: [u64; 2], counts: &Returned) -> bool {
+    let now = echoes(far);
+    let [sent, answered] = [now[0] - before[0], now[1] - before[1]];
+    counts.sent.store(sent, Relaxed);
+    counts.returned.store(answered, Relaxed);
+    answered < sent
+}
+
+/// ICMP echo requests that a namespace has sent, and replies that it has received.
+fn echoes(ns: &Ns) -> [u64; 2] {
+    let text = ns.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp")).expect("a namespace").expect("a file");
+    // A line of names, and a line of numbers.
+    let mut lines = text.lines().filter(|line| line.starts_with("Icmp:")).map(str::split_whitespace);
+    let (Some(names), Some(numbers)) = (lines.next(), lines.next()) else { panic!("{text}") };
+    let all: Vec<_> = names.zip(numbers).collect();
+    ["OutEchos", "InEchoReps"].map(|wanted| {
+        let number = all.iter().find(|(name, _)| *name == wanted).and_then(|(_, number)| number.parse().ok());
+        number.unwrap_or_else(|| panic!("{wanted}: {text}"))
+    })
 }

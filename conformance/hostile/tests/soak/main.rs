@@ -57,6 +57,11 @@ const OPEN_LIMIT: Duration = Duration::from_millis(50);
 const MINUTE: Duration = Duration::from_secs(60);
 /// How long the attacks run before the daemon's memory is first measured: caches and heaps have their size then.
 const WARM_UP: Duration = Duration::from_secs(60);
+/// The folder of the daemon's socket, and its log there.
+const HOME: &str = "home";
+const LOG: &str = "unetmapd.sock.log";
+/// Lines at the end of the daemon's log that are printed if a bound failed.
+const SHOWN_LINES: usize = 60;
 /// Set in the process that does the work.
 const INSIDE: &str = "UNETMAP_SOAK_INSIDE";
 
@@ -79,6 +84,7 @@ fn main() -> ExitCode {
         Some(folder) => {
             let soak = || soak(Path::new(&folder), Duration::from_secs_f64(60.0 * minutes));
             let passed = catch_unwind(soak).unwrap_or(false);
+            keep_log(Path::new(&folder), passed);
             let _ = std::fs::remove_dir_all(Path::new(&folder));
             ExitCode::from(u8::from(!passed))
         }
@@ -111,7 +117,7 @@ fn enter() -> ExitCode {
     let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder").keep();
     let error = Command::new(std::env::current_exe().expect("the path of this program"))
         .env(INSIDE, &folder)
-        .env("UNETMAP_SOCKET", folder.join("home").join("unetmapd.sock"))
+        .env("UNETMAP_SOCKET", folder.join(HOME).join("unetmapd.sock"))
         .env("UNETMAPD", program("unetmapd"))
         .env("LIBXDP_BPFFS", folder.join("bpf"))
         .exec();
@@ -119,13 +125,37 @@ fn enter() -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// Keeps the daemon's log beside the programs, and prints its end if a bound failed.
+fn keep_log(folder: &Path, passed: bool) {
+    let kept = program("unetmapd").with_file_name("soak.log");
+    let log = std::fs::read(folder.join(HOME).join(LOG)).unwrap_or_default();
+    if let Err(e) = std::fs::write(&kept, &log) {
+        println!("soak: the daemon's log is not kept: {}: {e}", kept.display());
+    }
+    let log = String::from_utf8_lossy(&log);
+    println!("soak: the daemon's log, {} lines: {}", log.lines().count(), kept.display());
+    if !passed {
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(SHOWN_LINES)..].iter().for_each(|line| println!("  {line}"));
+    }
+}
+
+/// Prints how the daemon ended, if it has: by which signal or with which status.
+fn has_ended(net: &mut Net) -> bool {
+    let ended = net.ended();
+    if let Some(status) = ended {
+        println!("FAIL the daemon ended: {status}");
+    }
+    ended.is_some()
+}
+
 /// Runs it for this long; returns whether all bounds held.
 fn soak(folder: &Path, length: Duration) -> bool {
     let everybody = || std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(folder, everybody()).expect("our own folder");
-    let home = Home::at(&folder.join("home")).expect("a folder");
+    let home = Home::at(&folder.join(HOME)).expect("a folder");
     std::fs::set_permissions(home.folder(), everybody()).expect("our own folder");
-    let Some(net) = Net::new(&home, &policy(), CABLE) else {
+    let Some(mut net) = Net::new(&home, &policy(), CABLE) else {
         println!("soak: it needs root and network namespaces");
         return false;
     };
@@ -159,36 +189,22 @@ fn soak(folder: &Path, length: Duration) -> bool {
     watch.quiet(&home, "before the attacks");
 
     let begin = Instant::now();
-    let warm_up = WARM_UP.min(length / 4);
-    let (mut reported, mut warm) = (begin, false);
-    supervisors.attack();
-    while begin.elapsed() < length && !stop.load(Relaxed) {
-        std::thread::sleep(Duration::from_millis(200));
-        watch.sample();
-        flows.check_alive();
-        if !warm && begin.elapsed() >= warm_up {
-            supervisors.rest();
-            use_node();
-            watch.quiet(&home, "after the first attacks");
-            watch.set_baseline();
-            supervisors.attack();
-            warm = true;
-        }
-        if reported.elapsed() >= MINUTE {
-            reported = Instant::now();
-            println!("{}", progress(begin.elapsed(), &flows, &opens, &watch, &supervisors));
-        }
-    }
+    let mut parts = Parts { home: &home, net: &mut net, flows: &mut flows, watch: &mut watch };
+    let warm = parts.attack_for(length, &stop, &opens, (&supervisors, &use_node));
+    let Some(warm) = warm else {
+        supervisors.rest();
+        return false;
+    };
     let ran = begin.elapsed();
     supervisors.rest();
     use_node();
     watch.quiet(&home, "after the attacks");
     println!("\nran {:.1} minutes of {:.1}, {} CPUs, load {}", minutes(ran), minutes(length), cpus(), watch::load());
-    let alive = watch.same_daemon(&home);
+    let alive = !has_ended(&mut net) && watch.same_daemon(&home);
     let results = [flows.finish(&home), opens.finish(OPEN_LIMIT), watch.finish(), alive, supervisors.finish()];
     drop(honest);
     drop((node, net));
-    let log = std::fs::read_to_string(home.log()).unwrap_or_default();
+    let log = std::fs::read_to_string(home.folder().join(LOG)).unwrap_or_default();
     let calm = !log.contains("panicked");
     if !calm {
         println!(
@@ -199,6 +215,58 @@ fn soak(folder: &Path, length: Duration) -> bool {
     let passed = results.into_iter().all(|passed| passed) && calm && warm;
     summary(if passed { "all bounds held" } else { "FAIL: see above" });
     passed
+}
+
+/// What is looked at during the attacks.
+struct Parts<'a> {
+    home: &'a Home,
+    net: &'a mut Net,
+    flows: &'a mut Flows,
+    watch: &'a mut Watch,
+}
+
+impl Parts<'_> {
+    /// Lets the tenants attack for this long, or until `stop`; returns whether they did so long enough for the daemon's
+    /// memory to be measured, and `None` if the daemon or an honest program has ended.
+    fn attack_for(
+        &mut self,
+        length: Duration,
+        stop: &AtomicBool,
+        opens: &Opens,
+        (supervisors, use_node): (&Supervisors, &dyn Fn()),
+    ) -> Option<bool> {
+        let begin = Instant::now();
+        let warm_up = WARM_UP.min(length / 4);
+        let (mut reported, mut warm) = (begin, false);
+        supervisors.attack();
+        while begin.elapsed() < length && !stop.load(Relaxed) {
+            std::thread::sleep(Duration::from_millis(200));
+            self.watch.sample();
+            if let Some((name, status)) = self.flows.ended() {
+                println!("FAIL an honest program of the flow {name:?} ended: {status}");
+                // Often because the daemon did, which its parent may learn a moment later.
+                std::thread::sleep(Duration::from_secs(1));
+                has_ended(self.net);
+                return None;
+            }
+            if has_ended(self.net) {
+                return None;
+            }
+            if !warm && begin.elapsed() >= warm_up {
+                supervisors.rest();
+                use_node();
+                self.watch.quiet(self.home, "after the first attacks");
+                self.watch.set_baseline();
+                supervisors.attack();
+                warm = true;
+            }
+            if reported.elapsed() >= MINUTE {
+                reported = Instant::now();
+                println!("{}", progress(begin.elapsed(), self.flows, opens, self.watch, supervisors));
+            }
+        }
+        Some(warm)
+    }
 }
 
 fn minutes(time: Duration) -> f64 {

@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use conformance::Home;
-use conformance::home::{Guard, LIMIT};
+use conformance::home::{Guard, LIMIT, files_of};
+use conformance::snapshot::Work;
 use rustix::process::Signal;
 
 use crate::honest::PROBE_USER;
@@ -82,7 +83,7 @@ impl Watch {
         let mut left = usize::MAX;
         // The probe opens and closes: the least of many samples is without it.
         let mut since = Instant::now();
-        let is_back = |least| self.first.descriptors == 0 || least <= self.first.descriptors;
+        let is_back = |least| self.first.descriptors == 0 || least <= self.first.descriptors + LAZY_DESCRIPTORS;
         while (since.elapsed() < Duration::from_secs(3) || !is_back(least)) && Instant::now() < end {
             let sessions = home.try_snapshot().map_or(usize::MAX, |snapshot| snapshot.sessions.len());
             let size = self.measure();
@@ -155,6 +156,7 @@ impl Watch {
                 "     work on the control thread: {} pieces, {} longer than 5 ms, longest {longest:.1} ms for user {}",
                 work.pieces, work.long, work.longest_uid
             );
+            print_kinds(&work);
         }
         same
     }
@@ -176,7 +178,7 @@ impl Watch {
             let line = text.lines().find(|line| line.starts_with(field));
             line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
         };
-        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count);
+        let descriptors = files_of(self.pid).len();
         Size { anonymous: kib("RssAnon:"), shared: kib("RssShmem:"), descriptors }
     }
 }
@@ -194,6 +196,20 @@ impl Size {
             mib(self.shared),
             self.descriptors
         )
+    }
+}
+
+/// Prints the kinds of work of the control thread, those that took most time first.
+fn print_kinds(work: &Work) {
+    let mut kinds: Vec<_> = work.kinds.iter().collect();
+    kinds.sort_by_key(|(_, of)| std::cmp::Reverse(of.total_us));
+    println!(
+        "     {:32} {:>9} {:>10} {:>11} {:>12}",
+        "kind of work", "pieces", "total, s", "above 5 ms", "longest, ms"
+    );
+    for (kind, of) in kinds {
+        let (total, longest) = (of.total_us as f64 / 1e6, of.longest_us as f64 / 1000.0);
+        println!("     {kind:32} {:>9} {total:>10.2} {:>11} {longest:>12.1}", of.pieces, of.long);
     }
 }
 

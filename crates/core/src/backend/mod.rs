@@ -97,6 +97,8 @@ pub(crate) struct Delivered {
     pub(crate) to: Pos,
     /// Slots among them that were delivered empty because they were invalid.
     pub(crate) bad: u32,
+    /// Bytes of packets in the slots that were delivered now, where the back end counts them.
+    pub(crate) bytes: u64,
 }
 
 /// The receive side of one ring.
@@ -208,6 +210,8 @@ pub(crate) struct RingParts<'a> {
     pub(crate) mirror: Geometry,
     /// Whether pointers in slots are addresses of this process.
     pub(crate) has_own_pointers: bool,
+    /// Whether nobody notifies the doorbell, see [`NO_WAKEUPS`](crate::control::binding::NO_WAKEUPS).
+    pub(crate) no_wakeups: bool,
     /// The descriptors of the ring: its doorbell; the peer's doorbell, or what the back end has in its place.
     pub(crate) fds: &'a [OwnedFd; 2],
     /// The rings of AF_XDP sockets that this process has mapped already.

@@ -25,7 +25,7 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
         return Some(RingBackend::ReadOnly);
     }
     let bound = parts.bound;
-    let (region, channels) = (map_region(parts.second_fd()?, parts.mirror).ok()?, parts.channels());
+    let (region, channels) = (map_region(parts.second_fd()?, parts.mirror, None).ok()?, parts.channels());
     let mirror = |offset: u64, channel: u32, mark: u16| {
         let shape = RingShape { offset, slots: parts.view.shape().slots, id: bound.id, dir: 0 };
         let slots = RingView::new(&region, shape)?.slots().clone();
@@ -184,7 +184,7 @@ impl Rx for MonitorRx {
         if at == received && self.has_invalid_index() {
             return Err(InvalidPeerIndex);
         }
-        Ok(Delivered { to: at, bad })
+        Ok(Delivered { to: at, bad, bytes: 0 })
     }
 
     fn peer_moved(&self, _taken: Pos) -> Option<u32> {

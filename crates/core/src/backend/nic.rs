@@ -306,7 +306,7 @@ impl Rx for NicRx {
             }
         }
         self.rings.release_rx(complete);
-        Ok(Delivered { to, bad })
+        Ok(Delivered { to, bad, bytes: 0 })
     }
 
     fn sleeps_between_polls(&self) -> bool {

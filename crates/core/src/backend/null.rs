@@ -37,7 +37,7 @@ impl Rx for Null {
     }
 
     fn deliver(&self, _held: Pos, received: Pos) -> Result<Delivered, InvalidPeerIndex> {
-        Ok(Delivered { to: received, bad: 0 })
+        Ok(Delivered { to: received, bad: 0, bytes: 0 })
     }
 
     fn peer_moved(&self, _taken: Pos) -> Option<u32> {

@@ -3,11 +3,12 @@
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
-    BufIdx, ChannelRef, Consumer, Offsets, Pos, Producer, RingShape, RingView, SimdLevel, SlotValue, Span,
+    BufIdx, ChannelRef, Consumer, Offsets, Pos, Producer, Received, RingShape, RingView, SimdLevel, SlotValue, Span,
 };
 use unetmap_sys::Doorbell;
 
 use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
+use crate::tuning::PEER_POLL;
 
 /// Constructs a side of a ring.
 pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
@@ -25,12 +26,15 @@ pub(crate) struct PipeTx {
     pub(crate) doorbell: Doorbell,
     /// Wakes the consumer.
     pub(crate) peer_doorbell: Doorbell,
+    /// Whether nobody notifies the doorbell.
+    pub(crate) no_wakeups: bool,
 }
 
 impl PipeTx {
     pub(super) fn open(parts: &RingParts<'_>) -> Option<PipeTx> {
         let channel = Producer::new(&parts.channels(), parts.bound.channel as usize, parts.view.slots().clone())?;
-        Some(PipeTx { channel, doorbell: parts.doorbell()?, peer_doorbell: parts.peer_doorbell()? })
+        let (doorbell, peer_doorbell) = (parts.doorbell()?, parts.peer_doorbell()?);
+        Some(PipeTx { channel, doorbell, peer_doorbell, no_wakeups: parts.no_wakeups })
     }
 
     /// Returns the position after the last slot of `span` that ends a packet, because a chain of fragments is sent as a
@@ -102,6 +106,9 @@ impl Tx for PipeTx {
 impl WakeupSource for PipeTx {
     fn request_wakeup(&self) -> bool {
         self.channel.words().producer_request_wakeup();
+        if self.no_wakeups {
+            self.doorbell.notify_after(PEER_POLL);
+        }
         true
     }
 
@@ -121,6 +128,8 @@ pub(crate) struct PipeRx {
     pub(crate) doorbell: Doorbell,
     /// Wakes the producer.
     pub(crate) peer_doorbell: Doorbell,
+    /// Whether nobody notifies the doorbell.
+    pub(crate) no_wakeups: bool,
 }
 
 impl PipeRx {
@@ -142,6 +151,7 @@ impl PipeRx {
             offsets: parts.offsets(),
             doorbell: parts.doorbell()?,
             peer_doorbell: parts.peer_doorbell()?,
+            no_wakeups: parts.no_wakeups,
         })
     }
 
@@ -180,11 +190,12 @@ impl Rx for PipeRx {
             .validated_prod(self.channel.slots().slots(), held, received)
             .ok_or(InvalidPeerIndex)?;
         let span = Span { from: received, to };
-        let mut bad = if to == received { 0 } else { self.channel.receive(span, self.placeholder) };
+        let got = if to == received { Received::default() } else { self.channel.receive(span, self.placeholder) };
+        let mut bad = got.invalid;
         if self.offsets.mask != 0 {
             bad += self.validate_offsets(span);
         }
-        Ok(Delivered { to, bad })
+        Ok(Delivered { to, bad, bytes: got.bytes })
     }
 
     #[inline]
@@ -204,6 +215,9 @@ impl Rx for PipeRx {
 impl WakeupSource for PipeRx {
     fn request_wakeup(&self) -> bool {
         self.channel.words().consumer_request_wakeup();
+        if self.no_wakeups {
+            self.doorbell.notify_after(PEER_POLL);
+        }
         true
     }
 

@@ -12,7 +12,15 @@ use unetmap_mem::{Geometry, Region};
 use unetmap_sys::process;
 
 /// Mapped regions by device and inode of their file, and their offset in it.
-type Regions = HashMap<(u64, u64, u64), Weak<Region>>;
+type Regions = HashMap<(u64, u64, u64), Known>;
+
+/// A region that was mapped.
+#[derive(Clone)]
+struct Known {
+    region: Weak<Region>,
+    /// Its id, once this process has a port in it: the region that a monitor listens to has none here.
+    mem_id: Option<u16>,
+}
 
 /// The regions of one process.
 struct Mapped {
@@ -45,26 +53,29 @@ fn with_regions<T>(work: impl FnOnce(&mut Regions) -> T) -> T {
     work(&mut own.insert(Mapped { forks, regions }).regions)
 }
 
-/// Returns a region, and maps it if it is not mapped yet.
-pub(crate) fn map_region(fd: OwnedFd, geometry: Geometry) -> io::Result<Arc<Region>> {
+/// Returns a region, and maps it if it is not mapped yet. `mem_id` is its id, if it is known.
+pub(crate) fn map_region(fd: OwnedFd, geometry: Geometry, mem_id: Option<u16>) -> io::Result<Arc<Region>> {
     let file = File::from(fd);
     let meta = file.metadata()?;
     let key = (meta.dev(), meta.ino(), geometry.ifs.offset);
     with_regions(|regions| {
-        regions.retain(|_, region| region.strong_count() > 0);
-        if let Some(region) = regions.get(&key).and_then(Weak::upgrade) {
+        regions.retain(|_, known| known.region.strong_count() > 0);
+        if let Some(known) = regions.get_mut(&key)
+            && let Some(region) = known.region.upgrade()
+        {
+            known.mem_id = mem_id.or(known.mem_id);
             return Ok(region);
         }
         let region = Arc::new(Region::attach(file.as_fd(), geometry)?);
-        regions.insert(key, Arc::downgrade(&region));
+        regions.insert(key, Known { region: Arc::downgrade(&region), mem_id });
         Ok(region)
     })
 }
 
-/// Whether this process has a region mapped whose file has that inode.
-pub(crate) fn has_region(inode: u64) -> bool {
+/// Returns the id of the region whose file has that inode, if this process has a port in it.
+pub(crate) fn region_in(inode: u64) -> Option<u16> {
     with_regions(|regions| {
-        let mut used = regions.iter().filter(|(_, region)| region.strong_count() > 0);
-        used.any(|((_, ino, _), _)| *ino == inode)
+        let mut used = regions.iter().filter(|(_, known)| known.region.strong_count() > 0);
+        used.find_map(|((_, ino, _), known)| known.mem_id.filter(|_| *ino == inode))
     })
 }

@@ -223,10 +223,10 @@ impl Rx for ValeRx {
             if held == received {
                 self.channel.words().take_producer_wakeup();
             }
-            return Ok(Delivered { to, bad: 0 });
+            return Ok(Delivered { to, bad: 0, bytes: 0 });
         }
         self.channel.claim(Span { from: received, to });
-        Ok(Delivered { to, bad: 0 })
+        Ok(Delivered { to, bad: 0, bytes: 0 })
     }
 
     #[inline]

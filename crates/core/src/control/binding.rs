@@ -67,12 +67,18 @@ pub struct BindingHead {
     pub states: u32,
     /// Bytes of the channel page or tx-frames page; 0: there is none.
     pub page_bytes: u32,
-    /// [`NO_TIMESTAMP`].
+    /// [`NO_TIMESTAMP`], [`NO_WAKEUPS`].
     pub flags: u32,
+    /// Where in their files the endpoint state page and the channel page begin, bytes: 0, or in the file of the region.
+    pub page_offsets: [u64; 2],
 }
 
 /// In [`BindingHead::flags`]: receive rings get a timestamp only if the program requests it (`NR_TIMESTAMP`).
 pub const NO_TIMESTAMP: u32 = 1;
+
+/// In [`BindingHead::flags`]: the peer is outside of this virtual machine and cannot notify a doorbell here, nor be
+/// notified: this side looks at its rings by a timer.
+pub const NO_WAKEUPS: u32 = 2;
 
 /// One bound ring.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -112,7 +112,10 @@ pub fn own_socket() -> Result<PathBuf, Error> {
     let uid = process::uid();
     if uid == 0 {
         let path = PathBuf::from(SYSTEM_SOCKET);
-        private_folder(path.parent().unwrap_or(Path::new("/run")), 0o755)?;
+        let folder = path.parent().unwrap_or(Path::new("/run"));
+        if !is_mounted_from_outside(folder) {
+            private_folder(folder, 0o755)?;
+        }
         return Ok(path);
     }
     if let Some(run) = runtime_folder(uid)
@@ -132,6 +135,12 @@ fn runtime_folder(uid: u32) -> Option<PathBuf> {
         true => Some(format!("/run/user/{uid}").into()),
         false => process::variable("XDG_RUNTIME_DIR").map(PathBuf::from),
     }
+}
+
+/// Whether the folder is the machine's, mounted into a container in whose user namespace the machine's root has no
+/// number. Whether the daemon there is trusted is decided by [`connect_to`].
+fn is_mounted_from_outside(folder: &Path) -> bool {
+    fs::symlink_metadata(folder).is_ok_and(|meta| meta.is_dir() && process::may_be_unmapped_owner(meta.uid()))
 }
 
 /// Creates `folder` if it is missing, and rejects one of another user: its owner could replace the socket.
@@ -178,7 +187,7 @@ pub fn start(path: &Path, program: &Path, more: &[OsString]) -> Result<bool, Err
 
 fn start_locked(path: &Path, lock: &File, program: &Path, more: &[OsString]) -> Result<bool, Error> {
     let Some(listener) = listen_alone(path, lock)? else { return Ok(false) };
-    let log = own_file(&beside(path, ".log")).map_err(|e| failed("opening the log beside", path, e))?;
+    let log = open_log(path)?;
     let mut args = more.to_vec();
     args.extend(["--listen-fd".into(), "3".into(), "--socket".into(), path.as_os_str().to_owned()]);
     process::spawn_detached(program, &args, listener, log)
@@ -192,6 +201,14 @@ fn start_locked(path: &Path, lock: &File, program: &Path, more: &[OsString]) -> 
 /// It is not a regular file of this user; or the kernel's.
 pub fn open_lock(path: &Path) -> Result<File, Error> {
     own_file(&lock_path(path)).map_err(|e| failed("opening the lock beside", path, e))
+}
+
+/// Opens the log of the daemon that listens at `path`.
+///
+/// # Errors
+/// It is not a regular file of this user; or the kernel's.
+pub fn open_log(path: &Path) -> Result<File, Error> {
+    own_file(&beside(path, ".log")).map_err(|e| failed("opening the log beside", path, e))
 }
 
 /// The file of [`open_lock`].

@@ -131,6 +131,24 @@ const THREADS: u16 = 12;
 const SET_THREADS: u16 = 13;
 
 impl ValeAction {
+    /// Changes the settings of a port as the action says; an action that concerns no settings changes nothing.
+    pub fn apply_to(self, rules: &mut PortPolicy) {
+        match self {
+            ValeAction::Vlan(vlan) => rules.vlan = vlan,
+            ValeAction::Limit(direction, limit) => rules.limits[direction as usize] = limit,
+            ValeAction::Storm(packets) => rules.storm = packets,
+            ValeAction::Filter(direction, filter) => rules.filters[direction as usize] = filter,
+            ValeAction::Clear => *rules = PortPolicy::default(),
+            // Named, so that the compiler reports an action that is forgotten here.
+            ValeAction::List
+            | ValeAction::Threads
+            | ValeAction::SetThreads(_)
+            | ValeAction::Show
+            | ValeAction::Age(_)
+            | ValeAction::ShowPort => {}
+        }
+    }
+
     /// Whether the action concerns no switch in particular.
     fn is_of_all(&self) -> bool {
         matches!(self, ValeAction::List | ValeAction::Threads | ValeAction::SetThreads(_))

@@ -25,7 +25,7 @@ use crate::control::{AttachRequest, ControlRequest, UnbindRequest};
 use crate::error::{Error, errno};
 use crate::port::lock_holder;
 use crate::port::open::assemble;
-use crate::port::{Interest, Port};
+use crate::port::{Interest, Port, device};
 use crate::sync::SyncError;
 use crate::tuning::{EXIT_LIMIT, REPLY_TIMEOUT, TURN_POLL};
 
@@ -90,6 +90,9 @@ impl File {
     /// The daemon has exited, its reply is malformed, or the port that it bound cannot be mapped.
     pub fn request(&self, fd: BorrowedFd<'_>, request: &NetmapRequest) -> Result<FileReply, Error> {
         let subject = request.name().unwrap_or_default();
+        if let Some(reply) = in_device(subject, request) {
+            return reply;
+        }
         let (reqtype, request) = (request.header.nr_reqtype, request.with_environment());
         let reply = ConnectionLock::wait(fd).send(subject, &request)?;
         let parent = subject.split(['{', '}']).next().unwrap_or_default();
@@ -170,6 +173,18 @@ impl File {
         let port = assemble(name, connection, holder, register, binding, fds)?;
         Ok(BoundPort { port, region })
     }
+}
+
+/// Returns the reply to REGISTER of a port that is in a device of this virtual machine; `None` for anything else.
+fn in_device(subject: &str, request: &NetmapRequest) -> Option<Result<FileReply, Error>> {
+    let register = request.body_as::<NmreqRegister>().filter(|_| request.header.nr_reqtype == NETMAP_REQ_REGISTER)?;
+    let opened = device::open_name(subject, register.nr_flags)?;
+    Some(opened.map(|(port, register, region)| {
+        let mut request = request.clone();
+        request.body = register.as_bytes().to_vec();
+        let bound = Some(BoundPort { port, region });
+        FileReply { errno: 0, reason: String::new(), request: Some(request), moved: None, bound }
+    }))
 }
 
 /// The lock of a connection that several processes may use: forked children, or processes that received the descriptor.
@@ -321,9 +336,9 @@ pub fn request<T: FromBytes + IntoBytes + Immutable>(reqtype: u16, name: &str, b
     decoded.ok_or_else(|| Error::malformed_reply(name))
 }
 
-/// Whether this process has a port whose region is in the file with that inode.
-pub fn has_region(inode: u64) -> bool {
-    region_cache::has_region(inode)
+/// Returns the id of the region in the file with that inode, if this process has a port in it.
+pub fn region_in(inode: u64) -> Option<u16> {
+    region_cache::region_in(inode)
 }
 
 /// Returns the forks between the first process and this one: differs between a process and its children.

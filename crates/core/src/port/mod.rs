@@ -2,6 +2,7 @@
 //! An open port.
 
 pub mod csb;
+pub mod device;
 pub mod extmem;
 pub mod file;
 mod forward;

@@ -12,12 +12,14 @@ use unetmap_abi::{
 };
 use unetmap_mem::{EndpointPage, Geometry, Iface, MappedRange, Offsets, Region, RingShape, RingView, Slots};
 use unetmap_sys::xsk::SocketRings;
-use unetmap_sys::{Mapping, process};
+use unetmap_sys::{Doorbell, Mapping, process};
 use zerocopy::IntoBytes;
 
 use crate::backend::region_cache::map_region;
 use crate::backend::{RingParts, open_ring};
-use crate::control::binding::{Binding, BoundRing, FIXED_FDS, FORWARD_ALL, FORWARD_MARKED, NO_TIMESTAMP, geometry};
+use crate::control::binding::{
+    Binding, BoundRing, FIXED_FDS, FORWARD_ALL, FORWARD_MARKED, NO_TIMESTAMP, NO_WAKEUPS, geometry,
+};
 use crate::control::client::{self, Connection, interface_exists};
 use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::error::{Error, errno};
@@ -38,7 +40,7 @@ pub const NR_SLOT_TIMES: u64 = 1 << 31;
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct OpenOptions {
-    register: NmreqRegister,
+    pub(super) register: NmreqRegister,
     pools: Option<Pools>,
 }
 
@@ -101,46 +103,52 @@ impl OpenOptions {
         self
     }
 
-    /// Opens the port that `spec` names, in netmap's grammar: `netmap:p{1`, `netmap:p}1@5`, `netmap:eth0-2/R`.
-    ///
-    /// # Errors
-    /// An invalid name, a refusal of the daemon, or no daemon.
-    pub fn open(&self, spec: &str) -> Result<Port, Error> {
-        let parsed = PortSpec::parse_with(spec, interface_exists)?;
-        refuse_unserved(spec, &parsed)?;
+    /// Opens a port of the daemon.
+    pub(super) fn open_parsed(&self, spec: &str, parsed: &PortSpec) -> Result<Opened, Error> {
+        refuse_unserved(spec, parsed)?;
         let mut register = self.register;
         register.nr_flags |= parsed.flags;
         if register.nr_mode == 0 {
             register.nr_mode = parsed.nr_mode();
             register.nr_ringid = parsed.ring_id();
         }
-        register.nr_mem_id = shared_region(spec, &parsed)?;
-        apply_conf(&mut register, &parsed);
+        register.nr_mem_id = shared_region(spec, parsed)?;
+        apply_conf(&mut register, parsed);
         let refused = |errno| Error::refused(spec, errno, "the name is too long");
         let mut request =
             NetmapRequest::new(NETMAP_REQ_REGISTER, &parsed.name, register.as_bytes()).map_err(refused)?;
-        request.options.extend(offsets_option(&parsed));
+        request.options.extend(offsets_option(parsed));
         let in_name = parsed.options.extmem.as_ref();
         let file = in_name.map(|extmem| extmem::open_file(spec, extmem)).transpose()?;
         let pools = in_name.zip(file.as_ref()).map(|(extmem, (_, bytes))| Pools::from_name(extmem, *bytes));
         request.options.extend(pools.or(self.pools).map(|pools| pools.option().as_bytes().to_vec()));
         unetmap_mem::register_publisher();
         process::count_forks().map_err(|e| Error::host(spec, e))?;
-        let (connection, (reply, fds)) = match request_from_system(spec, &parsed, &request) {
+        let (connection, (reply, fds)) = match request_from_system(spec, parsed, &request) {
             Some(replied) => replied,
             None => request_from_own(spec, &request),
         }
-        .map_err(|e| explain_share(e, &parsed))?;
+        .map_err(|e| explain_share(e, parsed))?;
         let malformed = || Error::malformed_reply(spec);
         let register = reply.request.body_as::<NmreqRegister>().ok_or_else(malformed)?;
         let binding = Binding::decode(&reply.binding).filter(|b| b.fds() == fds.len()).ok_or_else(malformed)?;
         let holder = lock_holder::of_this_process(&connection.socket)?;
+        let region = fds.first().map(OwnedFd::try_clone).ok_or_else(malformed)?.map_err(|e| Error::host(spec, e))?;
         let port = assemble(spec, connection, holder, register, &binding, fds)?;
         if let Some((file, _)) = &file {
             extmem::fill_from(spec, &port, file)?;
         }
-        Ok(port)
+        Ok(Opened { port, register, binding, region })
     }
+}
+
+/// A port, and what the daemon replied.
+pub(super) struct Opened {
+    pub(super) port: Port,
+    pub(super) register: NmreqRegister,
+    pub(super) binding: Binding,
+    /// The file of the region.
+    pub(super) region: OwnedFd,
 }
 
 /// What the daemon passes to a port that it runs itself.
@@ -169,9 +177,33 @@ pub fn adopt(
     unetmap_mem::register_publisher();
     let holder = LockHolder::of_daemon(daemon.holder, &connection).map_err(|e| Error::host(spec, e))?;
     let connection = Connection { fd: connection, socket: PathBuf::new() };
-    let mapped = MappedBinding { socket_rings: daemon.socket_rings, ..MappedBinding::map(binding, fds, spec)? };
+    let mapped =
+        MappedBinding { socket_rings: daemon.socket_rings, ..MappedBinding::map(binding, fds, &register, spec)? };
     let mut port = assemble_mapped(spec, (connection, Arc::new(holder)), register, binding, mapped)?;
     port.monitor_source.list = Some(daemon.monitors);
+    Ok(port)
+}
+
+/// Assembles a port in the memory of a virtual machine's device, which has no monitors that its guest knows.
+pub(super) fn assemble_in_device(
+    spec: &str,
+    (connection, holder): (OwnedFd, u32),
+    register: NmreqRegister,
+    binding: &Binding,
+    memory: &MappedRange,
+) -> Result<Port, Error> {
+    let host = |e: io::Error| Error::host(spec, e);
+    unetmap_mem::register_publisher();
+    let holder = LockHolder::of_daemon(holder, &connection).map_err(host)?;
+    let doorbell = || Doorbell::new().map(OwnedFd::from);
+    let fds = binding.rings.iter().map(|_| Ok([doorbell()?, doorbell()?])).collect::<io::Result<_>>().map_err(host)?;
+    let mapped = MappedBinding::in_device(binding, memory, fds).ok_or_else(|| Error::malformed_reply(spec))?;
+    let connection = Connection { fd: connection, socket: PathBuf::new() };
+    let mut port = assemble_mapped(spec, (connection, Arc::new(holder)), register, binding, mapped)?;
+    port.monitor_source.list = Some(Arc::default());
+    if register.nr_flags & NR_SLOT_TIMES != 0 {
+        port.record_times();
+    }
     Ok(port)
 }
 
@@ -183,7 +215,7 @@ pub(crate) fn assemble(
     binding: &Binding,
     fds: Vec<OwnedFd>,
 ) -> Result<Port, Error> {
-    let mapped = MappedBinding { for_program: true, ..MappedBinding::map(binding, fds, spec)? };
+    let mapped = MappedBinding { for_program: true, ..MappedBinding::map(binding, fds, &register, spec)? };
     let mut port = assemble_mapped(spec, (connection, holder), register, binding, mapped)?;
     if register.nr_flags & NR_SLOT_TIMES != 0 {
         port.record_times();
@@ -331,20 +363,27 @@ struct MappedBinding {
     /// Whether pointers in slots are addresses of this process.
     for_program: bool,
     timestamp_on_request: bool,
+    no_wakeups: bool,
     /// The rings of sockets that are mapped already.
     socket_rings: Vec<SocketRings>,
 }
 
 impl MappedBinding {
-    fn map(binding: &Binding, fds: Vec<OwnedFd>, spec: &str) -> Result<MappedBinding, Error> {
+    fn map(binding: &Binding, fds: Vec<OwnedFd>, register: &NmreqRegister, spec: &str) -> Result<MappedBinding, Error> {
         let host = |e: io::Error| Error::host(spec, e);
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(|| Error::host(spec, io::ErrorKind::UnexpectedEof.into()));
-        let region = map_region(next()?, geometry(&binding.head.pools)).map_err(host)?;
-        let page = |fd: OwnedFd, bytes: usize| Ok(MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)));
-        let states = EndpointPage::new(page(next()?, EndpointPage::bytes(binding.head.states as usize)).map_err(host)?);
+        let mem_id = Some(register.nr_mem_id);
+        let region = map_region(next()?, geometry(&binding.head.pools), mem_id).map_err(host)?;
+        let page = |fd: OwnedFd, offset: u64, bytes: usize| {
+            Ok(MappedRange::whole(Arc::new(Mapping::part(fd.as_fd(), offset, bytes)?)))
+        };
+        let [states_at, channels_at] = binding.head.page_offsets;
+        let states_bytes = EndpointPage::bytes(binding.head.states as usize);
+        let states = EndpointPage::new(page(next()?, states_at, states_bytes).map_err(host)?);
         // Of a back end that does not use the page it is some other page.
-        let channels_or_tx_frames = page(next()?, (binding.head.page_bytes as usize).max(1)).map_err(host)?;
+        let channels_or_tx_frames =
+            page(next()?, channels_at, (binding.head.page_bytes as usize).max(1)).map_err(host)?;
         debug_assert_eq!(binding.fds() - FIXED_FDS, 2 * binding.rings.len());
         let ring_fds: Vec<[OwnedFd; 2]> = std::iter::from_fn(|| Some([fds.next()?, fds.next()?])).collect();
         if ring_fds.len() != binding.rings.len() {
@@ -358,6 +397,25 @@ impl MappedBinding {
             mirror: geometry(&binding.head.mirror_pools),
             for_program: false,
             timestamp_on_request: binding.head.flags & NO_TIMESTAMP != 0,
+            no_wakeups: binding.head.flags & NO_WAKEUPS != 0,
+            socket_rings: Vec::new(),
+        })
+    }
+
+    /// As [`MappedBinding::map`], all of it in the memory of a virtual machine's device; `None` if it is not there.
+    fn in_device(binding: &Binding, memory: &MappedRange, ring_fds: Vec<[OwnedFd; 2]>) -> Option<MappedBinding> {
+        let [states_at, channels_at] = binding.head.page_offsets;
+        let part = |at: u64, bytes: usize| memory.part(usize::try_from(at).ok()?, bytes);
+        let states_bytes = EndpointPage::bytes(binding.head.states as usize);
+        Some(MappedBinding {
+            region: Arc::new(Region::in_range(memory, geometry(&binding.head.pools))?),
+            states: EndpointPage::new(part(states_at, states_bytes)?),
+            channels_or_tx_frames: part(channels_at, binding.head.page_bytes as usize)?,
+            ring_fds,
+            mirror: geometry(&binding.head.mirror_pools),
+            for_program: true,
+            timestamp_on_request: binding.head.flags & NO_TIMESTAMP != 0,
+            no_wakeups: true,
             socket_rings: Vec::new(),
         })
     }
@@ -376,6 +434,7 @@ impl MappedBinding {
             channels_or_tx_frames: &self.channels_or_tx_frames,
             mirror: self.mirror,
             has_own_pointers: self.for_program,
+            no_wakeups: self.no_wakeups,
             fds,
             socket_rings: &self.socket_rings,
         })?;

@@ -122,6 +122,7 @@ impl SyncRing {
         };
         let state = self.state();
         state.count_batch(self.view.shape().slots.distance(hwtail, delivered.to));
+        state.count_bytes(delivered.bytes);
         if delivered.bad > 0 {
             state.count_bad_slots(delivered.bad);
         }

@@ -412,6 +412,7 @@ impl SyncRing {
         match rx.deliver(program.head, hwtail) {
             Ok(delivered) if delivered.to != hwtail => {
                 state.count_batch(self.view.shape().slots.distance(hwtail, delivered.to));
+                state.count_bytes(delivered.bytes);
                 if delivered.bad > 0 {
                     state.count_bad_slots(delivered.bad);
                 }

@@ -68,11 +68,17 @@ impl Broker {
                 value(found)
             }
             Request::IsAbsent(name) => value(inside(&fds.netns()?, || Ok(link::is_absent(&name)))?),
-            Request::Links => value(inside(&fds.netns()?, link::all)?),
+            Request::Links => {
+                fault::wait("network-lock", &self.setup.socket);
+                value(inside(&fds.netns()?, link::all)?)
+            }
             Request::DefaultRoutes => value(inside(&fds.netns()?, link::default_routes)?),
             Request::Driver(name) => value(inside(&fds.netns()?, || link::driver(&name))?),
             Request::XdpFeatures(index) => value(inside(&fds.netns()?, || link::xdp_features(index))?),
-            Request::Channels(name) => value(inside(&fds.netns()?, || link::channels(&name))?),
+            Request::Channels(name) => {
+                fault::wait("network-lock", &self.setup.socket);
+                value(inside(&fds.netns()?, || link::channels(&name))?)
+            }
             Request::NumaNode(name) => value(inside(&fds.netns()?, || link::numa_node(&name))?),
             Request::TxDropped(index) => value(inside(&fds.netns()?, || link::tx_dropped(index))?),
             Request::ProbeXdpSockets => value(inside(&fds.netns()?, probe::xdp_socket)?),
@@ -219,7 +225,10 @@ impl Broker {
                 value(helper.ok_or(io::ErrorKind::NotFound)?.kill()?)
             }
             Request::ProcessId => value(process::pid()),
-            Request::KeepPages => value(memfd::forbid_removal(fds.next()?.as_fd())?),
+            Request::ForbidRemoval => {
+                fault::wait("files", &self.setup.socket);
+                value(fds.0.try_for_each(|fd| memfd::forbid_removal(fd.as_fd()))?)
+            }
             Request::Policy => value(self.setup.policy.as_deref().map(Policy::load)),
             Request::Configuration => {
                 let config = self.setup.config.as_ref();

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -143,9 +142,14 @@ pub(crate) fn run_broker(control: &OwnedFd) -> io::Result<()> {
     let Ok([deadlines, node, interfaces @ .., _alive]) = <[OwnedFd; LANES]>::try_from(fds) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    // Until this process exits.
-    let _lock = wait_for_former(&setup.lock);
+    let lock_file = File::options().append(true).create(true).open(&setup.lock).ok();
     confinement::confine_broker();
+    if setup.replaces {
+        // What this broker changes is not what the former one has.
+        thread::Builder::new().name("broker lock".into()).spawn(move || keep_locked(lock_file))?;
+    } else {
+        wait_for_former(lock_file.as_ref());
+    }
     let broker = Arc::new(Broker::new(setup));
     let serve = |name: &str, connection: OwnedFd| {
         let broker = broker.clone();
@@ -173,7 +177,7 @@ pub(super) mod fault {
 
     /// If the daemon was started with this `UNETMAP_FAULT`: waits while there is a file `hold` beside the socket.
     /// `interfaces`: as for a driver that takes long; `network-lock`: as for the kernel's lock of the network
-    /// configuration.
+    /// configuration; `files`: when it makes memory files immutable.
     pub(in crate::broker) fn wait(fault: &str, socket: &Path) {
         if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|set| set == fault) {
             while socket.with_extension("hold").exists() {
@@ -183,16 +187,21 @@ pub(super) mod fault {
     }
 }
 
+/// Keeps the lock until this process exits, once the broker of the daemon that was replaced has released it.
+fn keep_locked(lock: Option<File>) {
+    while lock.as_ref().is_some_and(|lock| socket::try_lock(lock).is_ok_and(|locked| !locked)) {
+        thread::sleep(FORMER_POLL);
+    }
+    std::mem::forget(lock);
+}
+
 /// Waits until the broker of an earlier worker has undone its changes.
-fn wait_for_former(path: &Path) -> Option<File> {
-    let file = File::options().append(true).create(true).open(path).ok()?;
+fn wait_for_former(lock: Option<&File>) {
     let start = Instant::now();
-    while !socket::try_lock(&file).ok()? {
+    while lock.is_some_and(|lock| socket::try_lock(lock).is_ok_and(|locked| !locked)) {
         if start.elapsed() > FORMER_LIMIT {
-            tracing::warn!("the broker of an earlier daemon still runs");
-            return None;
+            return tracing::warn!("the broker of an earlier daemon still runs");
         }
         thread::sleep(FORMER_POLL);
     }
-    Some(file)
 }

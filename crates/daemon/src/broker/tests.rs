@@ -107,7 +107,7 @@ fn operations_on_what_the_worker_has_not_are_refused() {
         (Request::NamespaceOfThread(1), vec![null()]),
         (Request::OpenBacking, vec![null(), null()]),
         (Request::CloseBacking(1), vec![null()]),
-        (Request::KeepPages, vec![null()]),
+        (Request::ForbidRemoval, vec![null()]),
         // It is another's: no interface that the broker made, no thread that uses the node.
         (
             Request::DeleteVeth(1),

@@ -43,21 +43,26 @@ struct Call<'a> {
 
 type Handler = fn(&mut Call<'_>) -> Result<(), Refusal>;
 
-/// The handler of each request. A handler completes the request, or refuses it.
-const HANDLERS: [(u16, Handler); 12] = [
-    (NETMAP_REQ_REGISTER, register::register),
-    (NETMAP_REQ_PORT_INFO_GET, info::port_info),
-    (NETMAP_REQ_POOLS_INFO_GET, info::pools_info),
-    (NETMAP_REQ_PORT_HDR_GET, info::port_header),
-    (NETMAP_REQ_PORT_HDR_SET, info::set_port_header),
-    (NETMAP_REQ_VALE_LIST, switch::list),
-    (NETMAP_REQ_VALE_ATTACH, switch::attach),
-    (NETMAP_REQ_VALE_DETACH, switch::detach),
-    (NETMAP_REQ_VALE_NEWIF, switch::create_persistent),
-    (NETMAP_REQ_VALE_DELIF, switch::delete_persistent),
-    (NETMAP_REQ_VALE_POLLING_ENABLE, switch::start_polling),
-    (NETMAP_REQ_VALE_POLLING_DISABLE, switch::stop_polling),
+/// The name of each request, and its handler, which completes the request or refuses it.
+const HANDLERS: [(u16, &str, Handler); 12] = [
+    (NETMAP_REQ_REGISTER, "REGISTER", register::register),
+    (NETMAP_REQ_PORT_INFO_GET, "PORT_INFO_GET", info::port_info),
+    (NETMAP_REQ_POOLS_INFO_GET, "POOLS_INFO_GET", info::pools_info),
+    (NETMAP_REQ_PORT_HDR_GET, "PORT_HDR_GET", info::port_header),
+    (NETMAP_REQ_PORT_HDR_SET, "PORT_HDR_SET", info::set_port_header),
+    (NETMAP_REQ_VALE_LIST, "VALE_LIST", switch::list),
+    (NETMAP_REQ_VALE_ATTACH, "VALE_ATTACH", switch::attach),
+    (NETMAP_REQ_VALE_DETACH, "VALE_DETACH", switch::detach),
+    (NETMAP_REQ_VALE_NEWIF, "VALE_NEWIF", switch::create_persistent),
+    (NETMAP_REQ_VALE_DELIF, "VALE_DELIF", switch::delete_persistent),
+    (NETMAP_REQ_VALE_POLLING_ENABLE, "VALE_POLLING_ENABLE", switch::start_polling),
+    (NETMAP_REQ_VALE_POLLING_DISABLE, "VALE_POLLING_DISABLE", switch::stop_polling),
 ];
+
+/// The name of a request; `None` if it is not served.
+pub(crate) fn name(number: u16) -> Option<&'static str> {
+    HANDLERS.iter().find(|(of, ..)| *of == number).map(|(_, name, _)| *name)
+}
 
 /// Answers a request of a client, which may have a session already.
 pub(crate) fn answer(
@@ -103,8 +108,8 @@ impl Call<'_> {
         let options = self.request.check_options();
         options.or_else(|errno| refuse(errno, "an option does not exist, or is given twice"))?;
         let number = self.request.header.nr_reqtype;
-        match HANDLERS.iter().find(|(of, _)| *of == number) {
-            Some((_, handler)) => handler(self),
+        match HANDLERS.iter().find(|(of, ..)| *of == number) {
+            Some((.., handler)) => handler(self),
             None => refuse_unserved(number, self.session),
         }
     }

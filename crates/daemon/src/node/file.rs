@@ -55,6 +55,9 @@ pub(super) struct File {
     pub(super) arena: Arc<UserArena>,
     /// Bound at most once.
     port: OnceLock<Port>,
+    /// Held during a sync. A sync skips a ring that another thread is syncing: without this one the waker, which the
+    /// program does not know, would make the program's own calls do nothing.
+    syncing: Mutex<()>,
     state: Mutex<State>,
     lingering: Mutex<Option<Lingering>>,
     /// Whether to spin for the events of its polls, and whether to hold the polls.
@@ -91,6 +94,7 @@ impl File {
             mount,
             arena,
             port: OnceLock::new(),
+            syncing: Mutex::default(),
             state: Mutex::default(),
             lingering: Mutex::default(),
             spinning: Backoff::default(),
@@ -104,6 +108,18 @@ impl File {
 
     pub(super) fn port(&self) -> Option<&Port> {
         self.port.get()
+    }
+
+    /// Calls `sync` with the port while no other thread of the node syncs its rings. `sync` must not call this.
+    pub(super) fn sync<T>(&self, sync: impl FnOnce(&Port) -> T) -> Option<T> {
+        let port = self.port()?;
+        let _guard = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(sync(port))
+    }
+
+    /// As [`Port::poll_now`]; nothing is ready where no port is bound.
+    pub(super) fn poll_now(&self, want: Interest) -> Result<Interest, Error> {
+        self.sync(|port| port.poll_now(want)).unwrap_or(Ok(Interest::NONE))
     }
 
     pub(super) fn session(&self) -> Option<u64> {
@@ -167,11 +183,13 @@ impl File {
         are_endpoints(one.spec(), other.spec())
     }
 
-    /// Calls `check` with the port, unless the file is closed. The session is not closed before this returns.
+    /// As [`File::sync`], unless the file is closed. The session is not closed before this returns.
     pub(super) fn while_open<T>(&self, check: impl FnOnce(&Port) -> T) -> Option<T> {
         let state = self.state();
-        let port = self.port().filter(|_| !state.closed)?;
-        Some(check(port))
+        if state.closed {
+            return None;
+        }
+        self.sync(check)
     }
 }
 

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use unetmap_core::{Error, Interest, Port};
+use unetmap_core::{Error, Interest};
 
 use super::file::{File, revents};
 use super::mount::RequestId;
@@ -58,11 +58,11 @@ pub(super) fn is_none(ready: &Result<Interest, Error>) -> bool {
 
 /// Checks the rings of a file until something is ready, for [`POLL_SPIN`] at most, and not after other threads had the
 /// CPU.
-pub(super) fn spin_until_ready(file: &File, port: &Port, want: Interest) -> Result<Interest, Error> {
+pub(super) fn spin_until_ready(file: &File, want: Interest) -> Result<Interest, Error> {
     let start = Instant::now();
     let mut last = start;
     loop {
-        let ready = port.poll_now(want);
+        let ready = file.poll_now(want);
         if !is_none(&ready) {
             file.spinning.succeeded();
             return ready;
@@ -139,8 +139,10 @@ impl HeldPolls {
         }
         let mut inner = self.inner();
         let found = inner.held.iter().enumerate().find_map(|(i, (_, poll))| {
-            let port = poll.file.port().filter(|_| Arc::ptr_eq(&poll.file.arena, &file.arena))?;
-            let ready = port.poll_now(poll.want);
+            if !Arc::ptr_eq(&poll.file.arena, &file.arena) {
+                return None;
+            }
+            let ready = poll.file.poll_now(poll.want);
             (!is_none(&ready)).then_some((i, ready))
         });
         let (i, ready) = found?;

@@ -263,15 +263,17 @@ impl Shared {
     /// Answers a poll, or holds it.
     fn poll(&self, poll: PollRequest, file: &Arc<File>) -> io::Result<()> {
         let PollRequest { id, tid, kh, events, sleeps, near } = poll;
-        let Some(port) = file.port() else { return id.mount.dev.reply_poll(id.unique, UNBOUND) };
+        if file.port().is_none() {
+            return id.mount.dev.reply_poll(id.unique, UNBOUND);
+        }
         let (want, alone) = (interest(events), self.held_polls.again(tid, file));
-        let mut ready = port.poll_now(want);
+        let mut ready = file.poll_now(want);
         let sleeps_on = sleeps && !want.is_none();
         if sleeps_on && is_none(&ready) && alone && file.lingers_since().is_some() {
             // No other request waits while this thread spins.
             if near && id.mount.files.load(Ordering::Relaxed) == 1 && file.spinning.is_due() {
                 self.answer_held_polls(file);
-                ready = spin_until_ready(file, port, want);
+                ready = spin_until_ready(file, want);
             }
             if is_none(&ready) && file.holding.is_due() {
                 let poll = HeldPoll { id: id.clone(), file: file.clone(), kh, want, events };
@@ -485,9 +487,9 @@ impl SlowRequest {
 /// ring.
 fn sync_with_data(file: &File, poll: Option<&PollRequest>) -> i32 {
     let want = poll.map(|poll| interest(poll.events));
-    let attempt = || match (want, file.port()) {
-        (Some(want), Some(port)) => port.poll_now(want).map_or(-EIO, |_| 0),
-        _ => -sync(file, Port::txsync),
+    let attempt = || match want {
+        Some(want) => file.poll_now(want).map_or(-EIO, |_| 0),
+        None => -sync(file, Port::txsync),
     };
     let (mut result, mut tries) = (attempt(), 1);
     while result == 0 && want.is_none_or(Interest::tx) && has_indirect_data(file) && tries < MAX_TRIES_WITH_DATA {
@@ -504,10 +506,10 @@ fn has_indirect_data(file: &File) -> bool {
 
 /// 0, or an errno.
 fn sync(file: &File, sync: impl Fn(&Port) -> Result<(), Error>) -> i32 {
-    let Some(port) = file.port() else { return ENXIO };
-    match sync(port) {
+    match file.sync(sync) {
+        None => ENXIO,
         // As in netmap: the ring was reset, and only poll reports it.
-        Ok(()) | Err(Error::BadPointers { .. }) => 0,
-        Err(e) => e.errno(),
+        Some(Ok(()) | Err(Error::BadPointers { .. })) => 0,
+        Some(Err(e)) => e.errno(),
     }
 }

@@ -80,7 +80,7 @@ impl PollWaker {
         let mut inner = self.inner();
         let before = inner.armed.remove(&file.fh).map(|armed| armed.want);
         let want = want | before.unwrap_or(Interest::NONE);
-        let ready = port.arm(want);
+        let ready = file.sync(|port| port.arm(want)).unwrap_or(Ok(Interest::NONE));
         if !matches!(ready, Ok(ready) if ready.is_none()) && before.is_none() {
             return ready;
         }

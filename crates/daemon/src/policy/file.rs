@@ -21,6 +21,8 @@ pub(crate) struct PolicyFile {
     pub(super) seen: Option<Vec<Stamp>>,
     load: fn(&Path) -> Result<Policy, String>,
     pub(super) loaded: Result<Policy, String>,
+    /// Whether the files were looked at in this piece of work; `None`: there is none, so they are looked at each time.
+    looked_at: Option<bool>,
 }
 
 /// Properties of a file that change when it changes.
@@ -50,7 +52,7 @@ impl PolicyFile {
             return Err(format!("{}: the policy's path must begin with /; give the whole path", path.display()));
         }
         let files = [path].into_iter().chain(ACCOUNTS.map(Path::new)).map(Path::to_owned).collect();
-        Ok(PolicyFile { files, seen: None, load, loaded: Ok(Policy::default()) })
+        Ok(PolicyFile { files, seen: None, load, loaded: Ok(Policy::default()), looked_at: None })
     }
 
     /// Reads the policy again, also if its file seems unchanged; returns the number of its rules, built-in ones too.
@@ -59,15 +61,30 @@ impl PolicyFile {
     /// As [`Policy::load`].
     pub(crate) fn reload(&mut self) -> Result<usize, String> {
         self.seen = None;
+        self.looked_at = self.looked_at.map(|_| false);
         self.current().map(|policy| policy.rules.len())
     }
 
-    /// Returns the policy, which is read again if the file or the system's users and groups changed. Otherwise the call
-    /// costs three stat() calls.
+    /// From now on a piece of work is done, in which the files are looked at once: it asks many questions.
+    pub(crate) fn begin_work(&mut self) {
+        self.looked_at = Some(false);
+    }
+
+    /// The piece of work is done.
+    pub(crate) fn end_work(&mut self) {
+        self.looked_at = None;
+    }
+
+    /// Returns the policy, which is read again if the file or the system's users and groups changed. To see that takes
+    /// three stat() calls, once in a piece of work.
     ///
     /// # Errors
     /// As [`Policy::load`], each time until the file is mended.
     pub(crate) fn current(&mut self) -> Result<&Policy, String> {
+        let was_looked_at = self.looked_at.as_mut().is_some_and(|looked| std::mem::replace(looked, true));
+        if was_looked_at {
+            return self.loaded.as_ref().map_err(String::clone);
+        }
         // Taken before the file is read: a change in between is noticed the next time.
         let stamps: Vec<Stamp> = self.files.iter().map(|path| stamp(path)).collect();
         if self.seen.as_ref() != Some(&stamps) {

@@ -50,6 +50,7 @@ impl Daemon {
             states: (endpoint.tx.len() + endpoint.rx.len()) as u32,
             page_bytes: description.page_bytes as u32,
             flags: if self.knobs.no_timestamp() { NO_TIMESTAMP } else { 0 },
+            page_offsets: [endpoint.state_page_offset, description.page_offset],
         };
         let register = NmreqRegister {
             nr_offset: session.iface_offset,

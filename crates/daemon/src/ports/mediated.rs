@@ -7,30 +7,31 @@
 //! The port is a pipe whose endpoint 1 the daemon has open. A thread exists for each ring pair that the program has
 //! bound.
 
-use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::{NR_ACCEPT_VNET_HDR, NR_REG_ONE_NIC, NR_REG_ONE_SW, NmreqRegister, PipeRole};
 use unetmap_core::control::binding::BoundRing;
 use unetmap_mem::ChannelPage;
 use unetmap_sys::link::Link;
 
-use super::mediator::{self, Directions, LostPackets, MediatorThread, PairBytes, RingPair};
+use super::mediator::{self, Directions, LostPackets, MediatorThread, PairBytes, Prepared, RingPair, SavedLost};
 use super::nic::{self, Nic, NicKey};
-use super::pipe_rings::PipeRings;
+use super::pipe_rings::{PipeRings, SavedPipeRings};
 use super::snapshot::PortSnapshot;
-use super::{Daemon, Description, EndpointKey, Port, PortKey};
+use super::{Daemon, Description, EndpointKey, Mediators, Port, PortKey, Registry, SavedPort};
 use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
+use crate::descriptors::{Incoming, Outgoing, invalid};
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::refusal::Refusal;
 use crate::region::{RegionKey, Scope};
 use crate::registry::{BufferRepair, PortRecord};
 
 /// Identifies a mediated interface.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct MediatedKey {
     pub(crate) scope: Scope,
     /// Its name when it was opened.
@@ -51,7 +52,37 @@ pub(crate) struct Mediated {
     /// By number of the ring pair.
     bytes: Vec<Arc<PairBytes>>,
     /// By ring pair. Host rings come after the interface's.
-    threads: BTreeMap<RingPair, MediatorThread>,
+    threads: Vec<MediatorThread>,
+}
+
+/// A mediated interface as the daemon hands it to its successor. Its threads are paused, and have no part here.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedMediated {
+    inner: SavedPipeRings,
+    nic: NicKey,
+    header: u8,
+    lost: SavedLost,
+    /// Of the packets of each ring pair: sent, received.
+    bytes: Vec<[u64; 2]>,
+}
+
+impl SavedMediated {
+    pub(super) fn restore(
+        self,
+        key: &MediatedKey,
+        registry: &Registry,
+        fds: &mut Incoming,
+    ) -> Result<Box<dyn Port>, Refusal> {
+        let inner = self.inner.restore(registry, fds)?;
+        if self.bytes.len() != inner.endpoints[0].shape.pairs() {
+            return invalid("the counters of a mediated interface");
+        }
+        let counted = |[out, back]: [u64; 2]| Arc::new(PairBytes { out: out.into(), back: back.into() });
+        let bytes = self.bytes.into_iter().map(counted).collect();
+        let (key, lost) = (key.clone(), Arc::new(LostPackets::restore(self.lost)));
+        let SavedMediated { nic, header, .. } = self;
+        Ok(Box::new(Mediated { key, inner, nic, header, lost, bytes, threads: Vec::new() }))
+    }
 }
 
 /// Creates the port, and the interface's, which the daemon opens itself, unless it was `opened` for this port.
@@ -81,7 +112,7 @@ pub(super) fn create(
     let inner = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
     let key = MediatedKey { scope, interface: link.name.clone(), serial: nic.serial };
     let bytes = (0..shape.pairs()).map(|_| Arc::default()).collect();
-    let port = Mediated { key: key.clone(), inner, nic, header, lost: Arc::default(), bytes, threads: BTreeMap::new() };
+    let port = Mediated { key: key.clone(), inner, nic, header, lost: Arc::default(), bytes, threads: Vec::new() };
     daemon.registry.insert(PortKey::Mediated(key.clone()), Box::new(port));
     Ok(PortKey::Mediated(key).into())
 }
@@ -115,7 +146,7 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
     let counters = port.bytes.clone();
     for ((pair, bound), bytes) in bound.into_iter().zip(counters) {
         let needed = (bound.tx || bound.rx).then_some(bound);
-        let running = daemon.registry.get::<Mediated>(&port_key).and_then(|port| port.threads.get(&pair));
+        let running = daemon.registry.get::<Mediated>(&port_key).and_then(|port| port.thread(pair));
         if running.map(MediatorThread::directions) == needed {
             continue;
         }
@@ -126,13 +157,15 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
         let prepared = needed
             .map(|needed| mediator::prepare(daemon, &program, &key.interface, &interface, (pair, pair.0), needed))
             .transpose()?;
-        let old = daemon.registry.get_mut::<Mediated>(&port_key).and_then(|port| port.threads.remove(&pair));
+        let port = daemon.registry.get_mut::<Mediated>(&port_key);
+        let old: Vec<_> =
+            port.into_iter().flat_map(|port| port.threads.extract_if(.., |old| old.pair == pair)).collect();
         mediator::stop(daemon, old);
         if let Some(prepared) = prepared {
             let thread =
                 mediator::start(daemon, &key.interface, prepared.with_header(header, lost.clone()).with_bytes(bytes))?;
             if let Some(port) = daemon.registry.get_mut::<Mediated>(&port_key) {
-                port.threads.insert(pair, thread);
+                port.threads.push(thread);
             }
         }
     }
@@ -153,7 +186,7 @@ pub(super) fn stop_threads_if_unused(daemon: &mut Daemon, key: &MediatedKey) {
     let port = daemon.registry.get_mut::<Mediated>(&PortKey::Mediated(key.clone()));
     let Some(port) = port.filter(|port| !port.is_open()) else { return };
     let (nic, threads) = (port.nic, std::mem::take(&mut port.threads));
-    mediator::stop(daemon, threads.into_values());
+    mediator::stop(daemon, threads);
     daemon.release_if_unused(&PortKey::Nic(nic));
 }
 
@@ -171,6 +204,19 @@ impl Mediated {
     /// The interface behind it.
     pub(crate) fn nic(&self) -> NicKey {
         self.nic
+    }
+
+    /// The thread that serves a ring pair.
+    fn thread(&self, pair: RingPair) -> Option<&MediatorThread> {
+        self.threads.iter().find(|thread| thread.pair == pair)
+    }
+
+    /// Adds what a thread converts and counts with.
+    pub(super) fn equip(&self, prepared: Prepared) -> Prepared {
+        let (mode, number) = prepared.pair();
+        let first = if mode == NR_REG_ONE_SW { self.inner.endpoints[0].shape.nic_pairs() } else { 0 };
+        let bytes = self.bytes.get(first + usize::from(number)).cloned().unwrap_or_default();
+        prepared.with_header(self.header, self.lost.clone()).with_bytes(bytes)
     }
 
     /// Whether a program has it open.
@@ -240,6 +286,21 @@ impl Port for Mediated {
 
     fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
         self.inner.endpoints.into()
+    }
+
+    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+        let bytes = self.bytes.iter().map(|bytes| [&bytes.out, &bytes.back].map(|n| n.load(Ordering::Relaxed)));
+        Ok(SavedPort::Mediated(SavedMediated {
+            inner: self.inner.save(fds),
+            nic: self.nic,
+            header: self.header,
+            lost: self.lost.save(),
+            bytes: bytes.collect(),
+        }))
+    }
+
+    fn mediators(&mut self) -> Option<&mut Mediators> {
+        Some(&mut self.threads)
     }
 
     fn owner(&self) -> u32 {

@@ -12,6 +12,7 @@
 //! ports like any other. It validates what the program writes, as every client of a shared region does.
 
 mod headers;
+mod paused;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::{NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NS_MOREFRAG, NmreqRegister};
 use unetmap_core::errno::ENOMEM;
 use unetmap_core::{Error, InDaemon, Interest, Port, Ring};
@@ -38,7 +40,8 @@ use crate::tuning::mediator::{
 };
 use crate::tuning::thread_waits::RETIRED_POLL;
 use headers::HeaderConverter;
-pub(super) use headers::LostPackets;
+pub(super) use headers::{LostPackets, SavedLost};
+pub(crate) use paused::{PausedThread, check_paused, pause, resume};
 
 /// The daemon's own holder ID, which no client gets.
 pub(crate) const DAEMON_HOLDER: u32 = u32::MAX;
@@ -102,6 +105,10 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
+    pub(super) fn pair(&self) -> RingPair {
+        self.pair
+    }
+
     /// Bytes are counted in `bytes`.
     pub(super) fn with_bytes(self, bytes: Arc<PairBytes>) -> Prepared {
         Prepared { bytes, ..self }
@@ -115,7 +122,7 @@ impl Prepared {
 }
 
 /// Directions, named as the program sees them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Directions {
     pub(crate) tx: bool,
     pub(crate) rx: bool,
@@ -171,14 +178,15 @@ fn close_all(daemon: &mut Daemon, ended: Vec<Stopping>) {
 }
 
 impl Daemon {
-    /// Closes the sessions of threads that have ended since they were stopped; returns the time until the next look, if
-    /// others have not.
+    /// Closes the sessions of threads that have ended since they were stopped, and starts those again that were to be
+    /// paused; returns the time until the next look, if others have not ended.
     pub(crate) fn end_stopped_mediators(&mut self) -> Option<Duration> {
         let has_ended = |stopping: &Stopping| stopping.thread.is_finished();
         let (ended, waiting) = std::mem::take(&mut self.stopping_mediators).into_iter().partition(has_ended);
         self.stopping_mediators = waiting;
         close_all(self, ended);
-        (!self.stopping_mediators.is_empty()).then_some(RETIRED_POLL)
+        paused::restart_held(self);
+        (!self.stopping_mediators.is_empty() || self.held_mediators).then_some(RETIRED_POLL)
     }
 }
 

@@ -11,6 +11,7 @@
 //! To add a kind: write a module with the port's type and its [`Port`] implementation, and add the kind to [`PortKey`]
 //! and to the functions of this file that match it.
 
+mod admission;
 mod answer;
 mod arrival;
 pub(crate) mod mediated;
@@ -20,6 +21,7 @@ pub(crate) mod nic;
 mod null;
 pub(crate) mod pipe;
 mod pipe_rings;
+mod saved;
 mod sessions;
 mod sink;
 pub(crate) mod snapshot;
@@ -30,25 +32,28 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::control::binding::{BoundPool, BoundRing};
 use unetmap_core::control::request::FORCE;
-use unetmap_core::errno::{EACCES, EINVAL};
+use unetmap_core::errno::EINVAL;
 use unetmap_mem::ChannelPage;
 
 use crate::budget::{Amounts, Users};
 use crate::caller::Caller;
+use crate::descriptors::{Outgoing, cannot};
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::events::EventLog;
 use crate::knobs::{KnobSources, Knobs};
 use crate::offsets::OffsetLayout;
-use crate::policy::{Access, Policy, PolicyFile};
+use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope, Sizes};
 use crate::registry::{self, PortRecord};
 
 use arrival::ArrivalThread;
 use mediated::MediatedKey;
+use mediator::MediatorThread;
 use monitor::{Monitor, MonitorState};
 use nic::{NicKey, NicState};
 use pipe::copied_end::{self, CopiedEndKey};
@@ -56,6 +61,8 @@ use pipe::{PipeKey, endpoint_index};
 use snapshot::PortSnapshot;
 use vale::{ValeKey, ValeState};
 
+pub(crate) use admission::Admission;
+pub(crate) use saved::{SavedPort, SavedRegistry};
 pub(crate) use sessions::{Options, Registered};
 pub(crate) use usage::{BudgetCheck, UserSnapshot};
 
@@ -63,7 +70,7 @@ pub(crate) type Registry = registry::Registry<PortKey, dyn Port>;
 pub(crate) type Session = registry::Session<PortKey>;
 
 /// Identifies a port. Snapshots list ports in this order.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) enum PortKey {
     /// A network interface.
     Nic(NicKey),
@@ -112,6 +119,8 @@ enum Purpose {
 pub(crate) struct Description<'a> {
     /// The channel page or, of an interface, the tx-frames page.
     pub(crate) page: BorrowedFd<'a>,
+    /// Where in its file it begins.
+    pub(crate) page_offset: u64,
     /// Its bytes; 0 if the port has no such page.
     pub(crate) page_bytes: usize,
     /// The pools of a monitor's mirror rings; else 0.
@@ -122,9 +131,17 @@ impl Description<'_> {
     /// Describes a port that has neither such a page nor mirror rings. The descriptor must exist; a client does not map
     /// it.
     pub(crate) fn without_page(endpoint: &Endpoint) -> Description<'_> {
-        Description { page: endpoint.state_page_fd.as_fd(), page_bytes: 0, mirror_pools: Default::default() }
+        Description {
+            page: endpoint.state_page_fd.as_fd(),
+            page_offset: 0,
+            page_bytes: 0,
+            mirror_pools: Default::default(),
+        }
     }
 }
+
+/// The mediator threads of a port.
+pub(crate) type Mediators = Vec<MediatorThread>;
 
 /// A port. The methods are called in the order of the module's table; an implementation needs only those whose default
 /// does not fit its kind.
@@ -211,6 +228,16 @@ pub(crate) trait Port: PortRecord + Any {
     /// allocated.
     fn release(self: Box<Self>, daemon: &mut Daemon) -> Vec<Endpoint>;
 
+    /// What a successor of the daemon needs of it; a refusal if it cannot be handed over.
+    fn save<'a>(&'a self, _fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+        cannot("a port of this kind")
+    }
+
+    /// Its mediator threads, if it can have any.
+    fn mediators(&mut self) -> Option<&mut Mediators> {
+        None
+    }
+
     /// The user that the port belongs to.
     fn owner(&self) -> u32;
 
@@ -261,14 +288,6 @@ impl Registry {
     }
 }
 
-/// Which users the daemon serves.
-pub(crate) struct Admission {
-    /// The only user that is served; `None`: all users, each with names and regions of his own.
-    pub(crate) only_user: Option<u32>,
-    /// Which users may open which interfaces; `None`: the daemon itself may open none.
-    pub(crate) policy: Option<PolicyFile>,
-}
-
 /// The state of the daemon, as control requests and events use and change it.
 pub(crate) struct Daemon {
     pub(crate) registry: Registry,
@@ -284,6 +303,10 @@ pub(crate) struct Daemon {
     arrival_threads: BTreeMap<u64, ArrivalThread>,
     /// Threads that were stopped and have not ended yet.
     stopping_mediators: Vec<mediator::Stopping>,
+    /// Threads that are stopped while the daemon is replaced.
+    pub(crate) paused_mediators: Vec<mediator::PausedThread>,
+    /// Whether threads that were to be paused were held up: each is started again when it has ended.
+    held_mediators: bool,
 }
 
 impl Daemon {
@@ -296,6 +319,8 @@ impl Daemon {
             monitors: MonitorState::default(),
             arrival_threads: BTreeMap::new(),
             stopping_mediators: Vec::new(),
+            paused_mediators: Vec::new(),
+            held_mediators: false,
             knobs,
             knob_sources: KnobSources::default(),
             admission,
@@ -321,7 +346,9 @@ impl Daemon {
 
     /// Returns the region of this caller that programs call `mem_id`.
     pub(crate) fn region_by_number(&self, mem_id: u16, caller: &Caller) -> Result<RegionKey, Refusal> {
-        self.registry.regions.by_number(mem_id, self.scope(caller), caller.netns_id())
+        // Only region 1 is that of a namespace.
+        let netns = if mem_id == 1 { caller.netns_id() } else { 0 };
+        self.registry.regions.by_number(mem_id, self.scope(caller), netns)
     }
 
     /// Returns the region of all interfaces that this caller opens directly, and of their pipes. It is created if there
@@ -344,7 +371,8 @@ impl Daemon {
     pub(crate) fn requested_region(&mut self, mem_id: u16, caller: &Caller) -> Result<RegionKey, Refusal> {
         match (mem_id, self.region_by_number(mem_id, caller)) {
             (1, Err(_)) => {
-                let (scope, sizes) = (self.interface_scope(caller), self.sizes_without_interface(caller));
+                let sizes = self.sizes_without_interface(caller);
+                let scope = self.interface_scope(caller);
                 self.registry.regions.create_for_interfaces(scope, sizes)
             }
             (_, region) => region,
@@ -353,8 +381,10 @@ impl Daemon {
 
     /// Returns the sizes of region 1 if its first port is no interface. Its buffers suit the interfaces that may be
     /// opened in it later.
-    pub(crate) fn sizes_without_interface(&self, caller: &Caller) -> Sizes {
-        let zero_copy = self.admission.policy.is_some() && nic::any_driver_offers_zero_copy(caller);
+    pub(crate) fn sizes_without_interface(&mut self, caller: &Caller) -> Sizes {
+        let has_policy = self.admission.policy.is_some();
+        let may = has_policy && matches!(nic::may_have_interfaces(self, caller), Ok(true));
+        let zero_copy = may && nic::any_driver_offers_zero_copy(caller);
         self.knobs.interface_sizes(0, zero_copy)
     }
 
@@ -362,35 +392,6 @@ impl Daemon {
     /// joins it.
     pub(crate) fn region_of_pipes(&self, scope: Scope, parent: &str) -> Option<RegionKey> {
         pipe::region_of_pipes(&self.registry, scope, parent)
-    }
-
-    /// The policy; `None` in a user's own daemon, which opens no interface.
-    pub(crate) fn policy(&mut self) -> Result<Option<&Policy>, Refusal> {
-        match &mut self.admission.policy {
-            None => Ok(None),
-            Some(file) => file.current().map(Some).or_else(|why| refuse(EACCES, why)),
-        }
-    }
-
-    /// Whether the caller may use this daemon for pipes and switches that involve no interface.
-    pub(crate) fn may_use_pipes(&mut self, caller: &Caller) -> Result<bool, Refusal> {
-        if self.admission.only_user.is_some() || caller.peer.uid == 0 {
-            return Ok(true);
-        }
-        Ok(self.policy()?.is_some_and(|policy| policy.pipes(&caller.identity())))
-    }
-
-    /// Refuses a caller that may not use this daemon for anything.
-    pub(crate) fn check_admission(&mut self, caller: &Caller) -> Result<(), Refusal> {
-        let uid = caller.peer.uid;
-        if self.admission.only_user.is_some() || uid == 0 {
-            return Ok(());
-        }
-        if self.policy()?.is_some_and(|policy| policy.admits_anything(&caller.identity())) {
-            return Ok(());
-        }
-        let why = format!("no rule of this daemon's policy lets user {uid} open anything (unetmap-policy(5))");
-        refuse(EACCES, why)
     }
 
     /// Opens a port for a client (REGISTER).

@@ -25,9 +25,9 @@ use super::vale::ValePort;
 use super::{Daemon, Description, EndpointKey, Port, PortKey};
 use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
-use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
+use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionRecord, Scope, Sizes};
+use crate::region::{RegionKey, RegionRecord, Scope, Sizes, shared_page};
 use crate::registry::{BufferRepair, PortRecord};
 use crate::shape::EndpointShape;
 use crate::tuning::region::MAX_EXTRA;
@@ -526,7 +526,7 @@ impl Port for Monitor {
 
     fn describe(&self, _index: usize) -> Description<'_> {
         let (page, page_bytes) = (self.channels_fd.as_fd(), self.channels_bytes);
-        Description { page, page_bytes, mirror_pools: self.mirror_pools() }
+        Description { page, page_offset: 0, page_bytes, mirror_pools: self.mirror_pools() }
     }
 
     fn describe_ring<'a>(

@@ -4,15 +4,17 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::slice;
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::{NmreqRegister, PortSpec};
 use unetmap_core::control::binding::{BackendKind, BoundRing};
 use unetmap_core::errno::EBUSY;
 
 use super::snapshot::PortSnapshot;
-use super::{Daemon, Description, EndpointKey, Port, PortKey};
+use super::{Daemon, Description, EndpointKey, Port, PortKey, Registry, SavedPort};
 use crate::budget::Amounts;
 use crate::caller::Caller;
-use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
+use crate::descriptors::{Incoming, Outgoing};
+use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, SavedEndpoint};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope};
 use crate::registry::{BufferRepair, PortRecord};
@@ -46,6 +48,25 @@ pub(super) fn create(
     let endpoint = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     daemon.registry.insert(key.clone(), Box::new(NullPort { scope, name, region, endpoint }));
     Ok(key.into())
+}
+
+/// The port as the daemon hands it to its successor.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedNull {
+    region: RegionKey,
+    endpoint: SavedEndpoint,
+}
+
+impl SavedNull {
+    pub(super) fn restore(
+        self,
+        (scope, name): (Scope, &str),
+        registry: &Registry,
+        fds: &mut Incoming,
+    ) -> Result<Box<dyn Port>, Refusal> {
+        let endpoint = self.endpoint.restore(registry.regions.existing(self.region)?, fds)?;
+        Ok(Box::new(NullPort { scope, name: name.into(), region: self.region, endpoint }))
+    }
 }
 
 impl PortRecord for NullPort {
@@ -88,6 +109,10 @@ impl Port for NullPort {
 
     fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
         vec![self.endpoint]
+    }
+
+    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+        Ok(SavedPort::Null(SavedNull { region: self.region, endpoint: self.endpoint.save(fds) }))
     }
 
     fn owner(&self) -> u32 {

@@ -10,18 +10,21 @@ pub(super) mod copied_end;
 
 use std::os::fd::BorrowedFd;
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::{NmreqRegister, PipeEnd, PipeRole};
 use unetmap_core::control::binding::BoundRing;
-use unetmap_core::errno::{EACCES, EINVAL};
+use unetmap_core::errno::{EACCES, EBUSY, EINVAL};
+use unetmap_core::port::device::NR_DEVICE;
 use unetmap_mem::ChannelPage;
 
 use super::mediated::Mediated;
-use super::pipe_rings::PipeRings;
+use super::pipe_rings::{PipeRings, SavedPipeRings};
 use super::snapshot::PortSnapshot;
 use super::vale::{self, persistent};
-use super::{Daemon, Description, EndpointKey, Port, PortKey, Purpose, Registry, nic, sink};
+use super::{Daemon, Description, EndpointKey, Port, PortKey, Purpose, Registry, SavedPort, nic, sink};
 use crate::budget::Amounts;
 use crate::caller::Caller;
+use crate::descriptors::{Incoming, Outgoing};
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
@@ -33,7 +36,7 @@ use crate::shape::{EndpointShape, MAX_PIPE_RINGS};
 const MAX_PIPES: usize = 64;
 
 /// Identifies a pipe.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct PipeKey {
     pub(crate) scope: Scope,
     pub(crate) parent: String,
@@ -89,6 +92,7 @@ pub(super) fn find_or_create(
             }
             (None, Access::Mediated) => region_of_parent(daemon, scope, parent, sizes)?,
         },
+        (0, None) if request.nr_flags & NR_DEVICE != 0 => device_of_parent(daemon, scope, parent, sizes)?,
         (0, None) if sink::number(daemon, parent, caller)?.is_some() => daemon.requested_region(1, caller)?,
         (0, _) => region_of_parent(daemon, scope, parent, sizes)?,
         (mem_id, _) => daemon.requested_region(mem_id, caller)?,
@@ -125,6 +129,19 @@ fn region_of_parent(daemon: &mut Daemon, scope: Scope, parent: &str, sizes: Size
     daemon.registry.regions.create_private(scope, parent, sizes)
 }
 
+/// As [`region_of_parent`], in the memory of a virtual machine's device.
+fn device_of_parent(daemon: &mut Daemon, scope: Scope, parent: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
+    let present = vale::region_of(daemon, scope, parent).or_else(|| region_of_pipes(&daemon.registry, scope, parent));
+    match present {
+        None => daemon.registry.regions.create_device(scope, parent, sizes),
+        Some(region) if daemon.registry.regions.existing(region)?.is_device() => Ok(region),
+        Some(_) => refuse(
+            EBUSY,
+            format!("{parent} has ports outside of a virtual machine's device: close them, or choose another name"),
+        ),
+    }
+}
+
 /// Returns the region of the pipes that a parent has, if it has any.
 pub(super) fn region_of_pipes(registry: &Registry, scope: Scope, parent: &str) -> Option<RegionKey> {
     children(registry, scope, parent).next()
@@ -135,6 +152,21 @@ fn children(registry: &Registry, scope: Scope, parent: &str) -> impl Iterator<It
     let first = PortKey::Pipe(PipeKey { scope, parent: parent.into(), id: String::new() });
     let is_child = move |key: &PortKey| matches!(key, PortKey::Pipe(key) if key.scope == scope && key.parent == parent);
     registry.ports_from(&first).take_while(move |(key, _)| is_child(key)).map(|(_, port)| port.region())
+}
+
+/// A pipe as the daemon hands it to its successor.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedPipe(SavedPipeRings);
+
+impl SavedPipe {
+    pub(super) fn restore(
+        self,
+        key: &PipeKey,
+        registry: &Registry,
+        fds: &mut Incoming,
+    ) -> Result<Box<dyn Port>, Refusal> {
+        Ok(Box::new(Pipe { key: key.clone(), inner: self.0.restore(registry, fds)? }))
+    }
 }
 
 impl PortRecord for Pipe {
@@ -184,6 +216,10 @@ impl Port for Pipe {
 
     fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
         self.inner.endpoints.into()
+    }
+
+    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+        Ok(SavedPort::Pipe(SavedPipe(self.inner.save(fds))))
     }
 
     fn owner(&self) -> u32 {

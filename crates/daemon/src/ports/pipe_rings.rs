@@ -3,14 +3,16 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::PipeRole;
 use unetmap_core::control::binding::{BackendKind, BoundRing};
 use unetmap_mem::ChannelPage;
 
-use super::Description;
-use crate::endpoint::{DataPath, Endpoint, RingSelection, shared_page};
+use super::{Description, Registry};
+use crate::descriptors::{FdIndex, Incoming, Outgoing};
+use crate::endpoint::{DataPath, Endpoint, RingSelection, SavedEndpoint};
 use crate::refusal::Refusal;
-use crate::region::{RegionKey, RegionRecord};
+use crate::region::{RegionKey, RegionRecord, SharedPage, shared_page};
 use crate::shape::EndpointShape;
 
 /// Two endpoints and the channels between them.
@@ -18,9 +20,38 @@ pub(super) struct PipeRings {
     pub(super) region: RegionKey,
     pub(super) channels: ChannelPage,
     channels_fd: OwnedFd,
+    /// Where in their file they begin.
+    channels_offset: u64,
     channels_bytes: usize,
     /// Master, slave.
     pub(super) endpoints: [Endpoint; 2],
+}
+
+/// What a successor of the daemon needs of them.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedPipeRings {
+    region: RegionKey,
+    channels: FdIndex,
+    offset: u64,
+    bytes: usize,
+    endpoints: [SavedEndpoint; 2],
+}
+
+impl SavedPipeRings {
+    pub(super) fn restore(self, registry: &Registry, fds: &mut Incoming) -> Result<PipeRings, Refusal> {
+        let record = registry.regions.existing(self.region)?;
+        let (range, channels_fd) = fds.take_page(self.channels, self.offset, self.bytes)?;
+        let [master, slave] = self.endpoints;
+        let endpoints = [master.restore(record, fds)?, slave.restore(record, fds)?];
+        Ok(PipeRings {
+            region: self.region,
+            channels: ChannelPage::new(range),
+            channels_fd,
+            channels_offset: self.offset,
+            channels_bytes: self.bytes,
+            endpoints,
+        })
+    }
 }
 
 impl PipeRings {
@@ -32,13 +63,15 @@ impl PipeRings {
     ) -> Result<PipeRings, Refusal> {
         let master = if role == PipeRole::Master { shape } else { shape.mirrored() };
         let channels_bytes = ChannelPage::bytes(master.all_rings() as usize);
-        let (range, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
+        let SharedPage { range, fd: channels_fd, offset: channels_offset } =
+            region.shared_page("unetmap-channels", channels_bytes)?;
         let to_master = usize::from(master.all_tx());
         let first = Endpoint::create(region, master, DataPath::Channels { tx: 0, rx: to_master })?;
         match Endpoint::create(region, master.mirrored(), DataPath::Channels { tx: to_master, rx: 0 }) {
             Ok(second) => {
                 let (channels, endpoints) = (ChannelPage::new(range), [first, second]);
-                Ok(PipeRings { region: region.key, channels, channels_fd, channels_bytes, endpoints })
+                let region = region.key;
+                Ok(PipeRings { region, channels, channels_fd, channels_offset, channels_bytes, endpoints })
             }
             Err(e) => {
                 first.free(region);
@@ -57,12 +90,19 @@ impl PipeRings {
         let channels_bytes = ChannelPage::bytes(1);
         let (range, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
         let endpoints = [Endpoint::without_rings(master)?, Endpoint::without_rings(master.mirrored())?];
-        Ok(PipeRings { region: region.key, channels: ChannelPage::new(range), channels_fd, channels_bytes, endpoints })
+        let (region, channels, channels_offset) = (region.key, ChannelPage::new(range), 0);
+        Ok(PipeRings { region, channels, channels_fd, channels_offset, channels_bytes, endpoints })
+    }
+
+    pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedPipeRings {
+        let endpoints = self.endpoints.each_ref().map(|endpoint| endpoint.save(fds));
+        let (region, offset, bytes) = (self.region, self.channels_offset, self.channels_bytes);
+        SavedPipeRings { region, channels: fds.add(&self.channels_fd), offset, bytes, endpoints }
     }
 
     pub(super) fn describe(&self) -> Description<'_> {
         let (page, page_bytes) = (self.channels_fd.as_fd(), self.channels_bytes);
-        Description { page, page_bytes, mirror_pools: Default::default() }
+        Description { page, page_offset: self.channels_offset, page_bytes, mirror_pools: Default::default() }
     }
 
     /// Completes the description of a ring for a client, and returns the doorbell of the other side.

@@ -5,15 +5,17 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::slice;
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqRegister;
 use unetmap_core::control::binding::{BackendKind, BoundRing};
 use unetmap_core::errno::{EACCES, EBUSY, ENXIO};
 
 use super::snapshot::PortSnapshot;
-use super::{Daemon, Description, EndpointKey, Port, PortKey, nic};
+use super::{Daemon, Description, EndpointKey, Port, PortKey, Registry, SavedPort, nic};
 use crate::budget::Amounts;
 use crate::caller::Caller;
-use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
+use crate::descriptors::{Incoming, Outgoing};
+use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, SavedEndpoint};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope};
 use crate::registry::{BufferRepair, PortRecord};
@@ -100,6 +102,28 @@ pub(super) fn open_for_switch(daemon: &mut Daemon, number: u32, caller: &Caller)
 
 const ATTACHED: &str = "it is attached to a switch (vale-ctl lists the ports; vale-ctl -d detaches one)";
 
+/// A sink as the daemon hands it to its successor.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedSink {
+    region: RegionKey,
+    endpoint: SavedEndpoint,
+    slot_ns: u64,
+    is_attached: bool,
+}
+
+impl SavedSink {
+    pub(super) fn restore(
+        self,
+        (scope, number): (Scope, u32),
+        registry: &Registry,
+        fds: &mut Incoming,
+    ) -> Result<Box<dyn Port>, Refusal> {
+        let endpoint = self.endpoint.restore(registry.regions.existing(self.region)?, fds)?;
+        let SavedSink { region, slot_ns, is_attached, .. } = self;
+        Ok(Box::new(Sink { scope, number, region, endpoint, slot_ns, is_attached }))
+    }
+}
+
 impl PortRecord for Sink {
     fn region(&self) -> RegionKey {
         self.region
@@ -150,6 +174,11 @@ impl Port for Sink {
 
     fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
         vec![self.endpoint]
+    }
+
+    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+        let (region, endpoint) = (self.region, self.endpoint.save(fds));
+        Ok(SavedPort::Sink(SavedSink { region, endpoint, slot_ns: self.slot_ns, is_attached: self.is_attached }))
     }
 
     fn owner(&self) -> u32 {

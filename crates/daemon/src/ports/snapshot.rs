@@ -57,9 +57,12 @@ pub(crate) struct RingSnapshot {
     pub(crate) queued: u32,
     crossed: u64,
     batches: u64,
-    /// Mediated interface: bytes of the packets.
+    /// Bytes of the packets, where they are counted: switch ports, mediated interfaces, what a pipe delivered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<u64>,
+    /// Switch port: how often the switch woke the program by the ring's doorbell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wakeups: Option<u64>,
     bad_slots: u64,
     bad_pointers: u64,
     /// Receive ring of an interface or of a switch port: packets dropped for lack of room, here or, for packets to be
@@ -94,13 +97,13 @@ impl PortSnapshot {
             copied: None,
             other_queues: None,
             lost: BTreeMap::new(),
-            rings: endpoint.rings().map(|ring| RingSnapshot::new(endpoint, ring, channels)).collect(),
+            rings: endpoint.rings().map(|ring| RingSnapshot::new(endpoint, ring, (kind, channels))).collect(),
         }
     }
 }
 
 impl RingSnapshot {
-    fn new(endpoint: &Endpoint, ring: &PortRing, channels: Option<&ChannelPage>) -> RingSnapshot {
+    fn new(endpoint: &Endpoint, ring: &PortRing, (kind, channels): (&str, Option<&ChannelPage>)) -> RingSnapshot {
         let (shape, state) = (ring.view.shape(), endpoint.state_page.state(ring.state));
         let sent = ring.sent(channels);
         let hardware = if shape.dir == 0 { endpoint.shape.tx_rings } else { endpoint.shape.rx_rings };
@@ -113,7 +116,9 @@ impl RingSnapshot {
             queued: sent.map_or(0, |sent| shape.slots.distance(sent.from, sent.to)),
             crossed: state.map_or(0, |s| s.slots.load(Relaxed)),
             batches: state.map_or(0, |s| s.batches.load(Relaxed)),
-            bytes: None,
+            // As the program that receives counts.
+            bytes: state.filter(|_| kind == "pipe" && shape.dir != 0).map(|s| s.bytes.load(Relaxed)),
+            wakeups: None,
             bad_slots: state.map_or(0, |s| s.bad_slots.load(Relaxed)),
             bad_pointers: state.map_or(0, |s| s.bad_pointers.load(Relaxed)),
             dropped: state.map_or(0, |s| s.dropped.load(Relaxed)),

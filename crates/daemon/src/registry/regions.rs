@@ -100,6 +100,14 @@ impl Regions {
         self.create_numbered(scope, name, sizes, None)
     }
 
+    /// Creates a region with a number of its own, whose file a hypervisor can give to its guest.
+    pub(crate) fn create_device(&mut self, scope: Scope, name: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
+        let mem_id = self.free_number()?;
+        let key = RegionKey::from(mem_id);
+        self.all.insert(key, RegionRecord::create_device((key, mem_id), scope, name, sizes)?);
+        Ok(key)
+    }
+
     fn create_numbered(
         &mut self,
         scope: Scope,
@@ -107,14 +115,19 @@ impl Regions {
         sizes: Sizes,
         arena: Option<&Arc<UserArena>>,
     ) -> Result<RegionKey, Refusal> {
+        let mem_id = self.free_number()?;
+        let key = RegionKey::from(mem_id);
+        self.all.insert(key, RegionRecord::create((key, mem_id), scope, name, sizes, arena)?);
+        Ok(key)
+    }
+
+    fn free_number(&mut self) -> Result<u16, Refusal> {
         let is_free = |mem_id: &u16| !self.all.contains_key(&RegionKey::from(*mem_id));
         let Some(mem_id) = (self.maybe_free..=u16::MAX).find(is_free) else {
             return refuse(ENOMEM, "all region numbers are in use (65,000 regions): close a port");
         };
         self.maybe_free = mem_id;
-        let key = RegionKey::from(mem_id);
-        self.all.insert(key, RegionRecord::create((key, mem_id), scope, name, sizes, arena)?);
-        Ok(key)
+        Ok(mem_id)
     }
 
     /// Creates the region that all interfaces of `scope` and their pipes share. Its number is 1.
@@ -124,6 +137,20 @@ impl Regions {
         let arena = self.arena_for(scope);
         self.all.insert(key, RegionRecord::create((key, 1), scope, "interfaces", sizes, arena.as_ref())?);
         Ok(key)
+    }
+
+    /// Adds a region that an earlier daemon had.
+    pub(crate) fn insert(&mut self, record: RegionRecord) {
+        self.all.insert(record.key, record);
+    }
+
+    /// The next key of a region that cannot be identified by its number alone.
+    pub(crate) fn next_key(&self) -> RegionKey {
+        self.next_key
+    }
+
+    pub(crate) fn set_next_key(&mut self, key: RegionKey) {
+        self.next_key = key;
     }
 
     pub(super) fn remove(&mut self, key: RegionKey) {

@@ -34,6 +34,17 @@ impl LockHolders {
         }
     }
 
+    /// The holder ID that was given out last.
+    pub(crate) fn last(&self) -> u32 {
+        self.last
+    }
+
+    /// Records the holder IDs that an earlier daemon gave out.
+    pub(crate) fn restore(&mut self, last: u32, in_use: impl Iterator<Item = u32>) {
+        self.last = last;
+        self.in_use = in_use.collect();
+    }
+
     /// Frees a holder ID.
     pub(crate) fn free(&mut self, holder: &LockHolder) {
         self.in_use.remove(&holder.id);

@@ -13,7 +13,9 @@ mod snapshot;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
+use unetmap_abi::NmreqHeader;
 use unetmap_core::control::{
     AttachRequest, ControlRequest, EventsRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest,
     NextMonitorRequest, NicRequest, NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest, wire,
@@ -21,10 +23,13 @@ use unetmap_core::control::{
 use unetmap_core::errno::{ENOMEM, EPROTO};
 use unetmap_sys::memfd;
 use unetmap_sys::socket::Peer;
+use zerocopy::FromBytes as _;
 
 use crate::awaited::Awaited;
 use crate::caller::Caller;
+use crate::netmap_requests;
 use crate::node::Nodes;
+use crate::ports::nic::surveyed::Survey;
 use crate::ports::{Daemon, nic, vale};
 use crate::refusal::Refusal;
 
@@ -36,7 +41,7 @@ pub(crate) struct Call<'a> {
     pub(crate) daemon: &'a mut Daemon,
     pub(crate) nodes: &'a mut Nodes,
     pub(crate) lock_holders: &'a mut LockHolders,
-    pub(crate) connection: &'a OwnedFd,
+    pub(crate) connection: &'a Arc<OwnedFd>,
     pub(crate) peer: Peer,
     /// The session that the connection has.
     pub(crate) session: &'a mut Option<u64>,
@@ -45,6 +50,8 @@ pub(crate) struct Call<'a> {
     pub(crate) payload: &'a [u8],
     /// What it has waited for, if it is answered again.
     pub(crate) resumes: Option<Awaited>,
+    /// What was read for it.
+    pub(crate) survey: Option<Arc<Survey>>,
     /// The user that the daemon runs as.
     pub(crate) owner: u32,
 }
@@ -73,28 +80,35 @@ pub(crate) struct Answer {
 
 type Handler = fn(&mut Call<'_>) -> Reply;
 
-/// The handler of each kind of message.
-const HANDLERS: [(Kind, Handler); 12] = [
-    (HelloRequest::KIND, |_| Reply::Answer(Answer::default())),
-    (LockHolderRequest::KIND, lock_holder::lock_holder),
-    (NetmapRequest::KIND, port::netmap_request),
-    (AttachRequest::KIND, port::repeat_answer),
-    (UnbindRequest::KIND, port::unbind),
-    (NextMonitorRequest::KIND, port::next_monitor),
-    (NicRequest::KIND, |call| call.text(nic::answer_request)),
-    (ValeRequest::KIND, |call| call.text(vale::answer_request)),
-    (NodeRequest::KIND, node),
-    (KnobRequest::KIND, |call| call.text(knobs::answer_request)),
-    (SnapshotRequest::KIND, snapshot::snapshot),
-    (EventsRequest::KIND, |call| call.text(events::answer_request)),
+/// The name of each kind of message, and its handler.
+const HANDLERS: [(Kind, &str, Handler); 12] = [
+    (HelloRequest::KIND, "hello", |_| Reply::Answer(Answer::default())),
+    (LockHolderRequest::KIND, "lock holder", lock_holder::lock_holder),
+    (NetmapRequest::KIND, "netmap", port::netmap_request),
+    (AttachRequest::KIND, "attach", port::repeat_answer),
+    (UnbindRequest::KIND, "unbind", port::unbind),
+    (NextMonitorRequest::KIND, "next monitor", port::next_monitor),
+    (NicRequest::KIND, "nic", |call| call.text(nic::answer_request)),
+    (ValeRequest::KIND, "vale", |call| call.text(vale::answer_request)),
+    (NodeRequest::KIND, "node", node),
+    (KnobRequest::KIND, "knobs", |call| call.text(knobs::answer_request)),
+    (SnapshotRequest::KIND, "snapshot", snapshot::snapshot),
+    (EventsRequest::KIND, "events", |call| call.text(events::answer_request)),
 ];
 
 /// Answers a message.
 pub(crate) fn answer(kind: Kind, call: &mut Call<'_>) -> Reply {
-    match HANDLERS.iter().find(|(of, _)| *of == kind) {
-        Some((_, handler)) => handler(call),
+    match HANDLERS.iter().find(|(of, ..)| *of == kind) {
+        Some((.., handler)) => handler(call),
         None => Reply::Invalid(EPROTO, "there is no request of this kind"),
     }
+}
+
+/// The name of a message's kind; of a netmap request, its own.
+pub(crate) fn name(kind: Kind, payload: &[u8]) -> &'static str {
+    let of_request = || netmap_requests::name(NmreqHeader::read_from_prefix(payload).ok()?.0.nr_reqtype);
+    let of_kind = HANDLERS.iter().find(|(of, ..)| *of == kind).map(|(_, name, _)| *name);
+    of_request().filter(|_| kind == NetmapRequest::KIND).or(of_kind).unwrap_or("unknown")
 }
 
 /// Node: state and settings of `/dev/netmap`.
@@ -107,7 +121,7 @@ impl Call<'_> {
     /// Returns the process at the other end, as the kernel describes it. Without it nothing can be answered.
     fn caller(&self) -> Option<Caller> {
         let caller = Caller::of_connection(self.connection, self.peer);
-        let caller = caller.map(|caller| Caller { resumes: self.resumes, ..caller });
+        let caller = caller.map(|caller| Caller { resumes: self.resumes, survey: self.survey.clone(), ..caller });
         caller.inspect_err(|e| tracing::debug!(pid = self.peer.pid, "the client cannot be identified: {e}")).ok()
     }
 

@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Accepting connections, and turning those away whose users are not served or have too many.
 //!
-//! Any local user can connect as fast as it can, and all connections wait in one queue: what is needed to check one is
-//! computed once for all that are accepted at a time.
+//! Any local user can connect as fast as it can, and all connections wait in one queue. Accepting them takes at most
+//! half of the control thread's time; they are checked and admitted at turns of their users (`waiting`). What is
+//! needed to check one is computed once for all that are admitted at a turn.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unetmap_core::control::{ControlRequest, NetmapRequest};
 use unetmap_core::errno::{EACCES, EMFILE, ENFILE};
 use unetmap_sys::socket::{self, Peer};
 
+use super::work::Work;
 use super::{Client, Server, send};
 use crate::budget::Amounts;
 use crate::caller::Caller;
-use crate::policy::Policy;
 use crate::ports::{BudgetCheck, Daemon};
 use crate::refusal::{Refusal, refuse};
 use crate::requests::Answer;
-use crate::tuning::server::{ACCEPT_LIMIT, ACCEPTS_BETWEEN_LOOKS, HELLO_LIMIT, MAX_ACCEPTS};
+use crate::tuning::server::{ACCEPT_LIMIT, ACCEPTS_BETWEEN_LOOKS, ADMISSIONS_A_TURN, HELLO_LIMIT, MAX_ACCEPTS};
 
 /// What checking a new connection needs, computed for the first one that needs it.
 #[derive(Default)]
@@ -42,37 +44,90 @@ impl Checks {
     }
 }
 
+impl Client {
+    /// A connection that was accepted, of a user without a rate.
+    pub(super) fn new(fd: Arc<OwnedFd>, peer: Peer) -> Client {
+        Client {
+            fd,
+            peer,
+            session: None,
+            holder: None,
+            tag: 0,
+            rate: None,
+            task: None,
+            has_spoken: false,
+            is_answered: false,
+            is_parked: false,
+            is_ready: false,
+            is_ended: false,
+        }
+    }
+}
+
 impl Server {
+    /// Accepts connections, unless that has taken more than half of the time of late and there is other work.
     pub(super) fn accept_clients(&mut self) {
-        let (start, mut checks) = (Instant::now(), Checks::default());
+        if !self.accept_debt.is_zero() && !self.turns.is_empty() {
+            return;
+        }
+        let start = Instant::now();
         for n in 1..=MAX_ACCEPTS {
-            match socket::accept(&self.listener) {
-                Ok(fd) => self.admit(fd, &mut checks),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Err(e) if matches!(e.raw_os_error(), Some(ENFILE | EMFILE)) => {
-                    // No descriptor is left: the client's connection is closed, rather than left waiting.
-                    tracing::debug!("no file descriptor for another client: {e}");
-                    self.reserve = None;
-                    drop(socket::accept(&self.listener));
-                    self.reserve = File::open("/dev/null").ok();
-                    return;
-                }
-                Err(e) => {
-                    tracing::debug!("accept: {e}");
-                    return;
-                }
+            if !self.accept_one() || n % ACCEPTS_BETWEEN_LOOKS == 0 && start.elapsed() > ACCEPT_LIMIT {
+                break;
             }
-            if n % ACCEPTS_BETWEEN_LOOKS == 0 && start.elapsed() > ACCEPT_LIMIT {
-                return;
+        }
+        self.accept_debt = start.elapsed();
+    }
+
+    /// Returns whether there may be another connection.
+    fn accept_one(&mut self) -> bool {
+        let fd = match socket::accept(&self.listener) {
+            Ok(fd) => fd,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
+            Err(e) if matches!(e.raw_os_error(), Some(ENFILE | EMFILE)) => {
+                // No descriptor is left: the client's connection is closed, rather than left waiting.
+                tracing::debug!("no file descriptor for another client: {e}");
+                self.reserve = None;
+                drop(socket::accept(&self.listener));
+                self.reserve = File::open("/dev/null").ok();
+                return false;
             }
+            Err(e) => {
+                tracing::debug!("accept: {e}");
+                return false;
+            }
+        };
+        let peer = match socket::peer(&fd) {
+            Ok(peer) => peer,
+            Err(e) => {
+                tracing::debug!("a connection without a peer is closed: {e}");
+                return true;
+            }
+        };
+        let (is_first, given_up) = self.waiting.push(Arc::new(fd), peer);
+        if is_first {
+            self.turns.push(peer.uid, Work::Admit);
+        }
+        if let Some((fd, peer)) = given_up {
+            tracing::debug!(uid = peer.uid, pid = peer.pid, "turned away, as too many connections wait");
+            self.close_connection(peer.uid, fd);
+        }
+        true
+    }
+
+    /// Admits connections of a user, or turns them away.
+    pub(super) fn admit_some(&mut self, uid: u32) {
+        let mut checks = Checks::default();
+        for _ in 0..ADMISSIONS_A_TURN {
+            let Some((fd, peer)) = self.waiting.pop(uid) else { return };
+            self.admit(fd, peer, &mut checks);
+        }
+        if self.waiting.has_any(uid) {
+            self.turns.push(uid, Work::Admit);
         }
     }
 
-    fn admit(&mut self, fd: OwnedFd, checks: &mut Checks) {
-        let peer = match socket::peer(&fd) {
-            Ok(peer) => peer,
-            Err(e) => return tracing::debug!("a connection without a peer is closed: {e}"),
-        };
+    fn admit(&mut self, fd: Arc<OwnedFd>, peer: Peer, checks: &mut Checks) {
         if let Err(Refusal { errno, why, .. }) = self.check_client(&fd, peer, checks) {
             tracing::debug!(uid = peer.uid, pid = peer.pid, why, "turned away");
             let answer = Answer { errno, payload: why.into_bytes(), ..Default::default() };
@@ -94,25 +149,11 @@ impl Server {
         if rate.is_some() {
             self.newcomers.push_back((Instant::now(), token));
         }
-        let client = Client {
-            fd,
-            peer,
-            session: None,
-            holder: None,
-            tag: 0,
-            rate,
-            task: None,
-            has_spoken: false,
-            is_answered: false,
-            is_parked: false,
-            is_ready: false,
-            is_ended: false,
-        };
-        self.clients.insert(token, client);
+        self.clients.insert(token, Client { rate, ..Client::new(fd, peer) });
     }
 
     /// Refuses a new connection of a user that this daemon does not serve, or that has too many connections.
-    fn check_client(&mut self, fd: &OwnedFd, peer: Peer, checks: &mut Checks) -> Result<(), Refusal> {
+    fn check_client(&mut self, fd: &Arc<OwnedFd>, peer: Peer, checks: &mut Checks) -> Result<(), Refusal> {
         if self.closer.is_blocked(peer.uid) {
             return refuse(EMFILE, "closing this user's earlier connections takes long");
         }
@@ -122,9 +163,8 @@ impl Server {
         if self.owner != 0 {
             return refuse(EACCES, format!("this is the daemon of user {}, which serves no other", self.owner));
         }
-        let by_namespace = self.daemon.policy()?.is_some_and(Policy::names_namespaces);
-        let caller = if by_namespace { Caller::of_connection(fd, peer) } else { Caller::without_netns(fd, peer) };
-        let caller = caller.or_else(|e| refuse(EACCES, format!("the user cannot be identified: {e}")))?;
+        let caller = Caller::of_connection(fd, peer)
+            .or_else(|e| refuse(EACCES, format!("the user cannot be identified: {e}")))?;
         // A user with an open port needs connections for it after a change of the policy, too: a forked child for its
         // holder ID, for example. Each request that opens a port is checked by itself.
         if !checks.has_sessions(&self.daemon, peer.uid) {

@@ -55,6 +55,11 @@ pub(crate) fn number(words: &mut Words<'_>, what: &str, min: u32, max: u32) -> R
     }
 }
 
+/// Returns the number of a protocol that is given by its name or its number.
+pub(crate) fn protocol_number(word: &str) -> Option<u8> {
+    names::protocol(word).or_else(|| word.parse().ok())
+}
+
 struct Parser<'p, 'w> {
     words: &'p mut Words<'w>,
     context: &'p mut dyn Context,
@@ -65,10 +70,7 @@ struct Parser<'p, 'w> {
 }
 
 /// Actions of ipfw that this program does not have.
-const UNSUPPORTED_ACTIONS: [&str; 21] = [
-    "pipe",
-    "queue",
-    "nat",
+const UNSUPPORTED_ACTIONS: [&str; 18] = [
     "fwd",
     "forward",
     "tee",
@@ -153,13 +155,20 @@ impl Parser<'_, '_> {
             "reject" => (Action::Unreach(1), "reject".into()),
             "reset" => (Action::Reset, "reset".into()),
             "reset6" => (Action::Reset6, "reset6".into()),
-            "skipto" | "call" => {
+            "skipto" | "call" | "pipe" | "queue" | "nat" => {
                 let target = self.target()?;
                 let shown = match target {
                     Target::Number(number) => format!("{word} {number}"),
                     Target::TableArg => format!("{word} tablearg"),
                 };
-                (if word == "call" { Action::Call(target) } else { Action::SkipTo(target) }, shown)
+                let action = match word {
+                    "call" => Action::Call(target),
+                    "skipto" => Action::SkipTo(target),
+                    "pipe" => Action::Pipe(target),
+                    "nat" => Action::Nat(target),
+                    _ => Action::Queue(target),
+                };
+                (action, shown)
             }
             "unreach" => {
                 let code = self.words.required("the code of an ICMP error")?;
@@ -195,7 +204,7 @@ impl Parser<'_, '_> {
         if self.words.accept("tablearg") {
             return Ok(Target::TableArg);
         }
-        Ok(Target::Number(number(self.words, "a rule number or tablearg", 1, 65535)? as u16))
+        Ok(Target::Number(number(self.words, "a number or tablearg", 1, 65535)? as u16))
     }
 
     /// Reads `:name`, and writes the word before it and the name to the listed form.
@@ -324,8 +333,8 @@ impl Parser<'_, '_> {
             self.show(shown);
             return Ok(family.map_or(Test::Always(true), Test::Family));
         }
-        let number = names::protocol(word).or_else(|| word.parse().ok());
-        let number = number.ok_or_else(|| self.words.error(format!("`{word}` is no protocol that is known here")))?;
+        let number = protocol_number(word)
+            .ok_or_else(|| self.words.error(format!("`{word}` is no protocol that is known here")))?;
         self.show(word);
         // Number 0 means any protocol, as in ipfw.
         Ok(if number == 0 { Test::Always(true) } else { Test::Proto(number) })

@@ -36,6 +36,15 @@ impl ProdWord {
     }
 }
 
+/// What was received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// Slots that were replaced, as they were invalid.
+    pub invalid: u32,
+    /// Bytes of packets in the valid ones.
+    pub bytes: u64,
+}
+
 impl Consumer {
     /// Joins channel `index` of `page`, to copy slots from `producer_slots` to `slots`, validated against `limits`.
     /// `None` when the page has no such channel, or the rings differ in size.
@@ -101,42 +110,48 @@ impl Consumer {
 
     /// Copies the slots of `span`, which must lie in `[cons, prod)`, into the own ring and claims their cache lines. An
     /// invalid slot is delivered with length 0 in the buffer `placeholder`; it keeps `NS_MOREFRAG`, so a chain of
-    /// fragments stays one. Returns the number of invalid slots.
+    /// fragments stays one.
     #[inline(always)]
-    pub fn receive(&self, span: Span, placeholder: BufIdx) -> u32 {
+    pub fn receive(&self, span: Span, placeholder: BufIdx) -> Received {
         if self.slots.slots().next(span.from) == span.to
             && let Some(mut slot) = self.words().inline_slot(span.to)
         {
             slot.flags &= !NS_BUF_CHANGED;
             self.slots.store(span.from, slot);
-            return if self.limits.allow(slot) { 0 } else { self.replace_invalid(span, placeholder) };
+            return match self.limits.allow(slot) {
+                true => Received { invalid: 0, bytes: slot.len.into() },
+                false => self.replace_invalid(span, placeholder),
+            };
         }
         self.receive_run(span, placeholder)
     }
 
     /// Not inlined into `receive`: one packet takes a few instructions, this path hundreds.
     #[inline(never)]
-    fn receive_run(&self, span: Span, placeholder: BufIdx) -> u32 {
-        if copy_slots(self.simd, &self.producer_slots, &self.slots, span, self.limits) {
-            0
+    fn receive_run(&self, span: Span, placeholder: BufIdx) -> Received {
+        let copied = copy_slots(self.simd, &self.producer_slots, &self.slots, span, self.limits);
+        if copied.valid {
+            Received { invalid: 0, bytes: copied.bytes }
         } else {
             self.replace_invalid(span, placeholder)
         }
     }
 
-    /// Empties the invalid slots of the own ring; returns how many there are.
+    /// Empties the invalid slots of the own ring.
     #[cold]
-    fn replace_invalid(&self, span: Span, placeholder: BufIdx) -> u32 {
-        let mut invalid = 0;
+    fn replace_invalid(&self, span: Span, placeholder: BufIdx) -> Received {
+        let mut received = Received::default();
         for p in self.slots.slots().walk(span) {
             let slot = self.slots.load(p);
-            if !self.limits.allow(slot) {
+            if self.limits.allow(slot) {
+                received.bytes += u64::from(slot.len);
+            } else {
                 self.slots
                     .store(p, SlotValue { buf_idx: placeholder, len: 0, flags: slot.flags & NS_MOREFRAG, ptr: 0 });
-                invalid += 1;
+                received.invalid += 1;
             }
         }
-        invalid
+        received
     }
 
     /// Writes the buffers that the program exchanged in the slots of `span` (it set `NS_BUF_CHANGED`) into the

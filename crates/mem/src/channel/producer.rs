@@ -18,6 +18,20 @@ pub struct Producer {
     slots: SlotRing,
 }
 
+/// A handle to the `cons` word of one channel, for polling many channels; see [`Producer::cons_word`].
+#[derive(Clone)]
+pub struct ConsWord {
+    words: SharedRef<ChannelWords>,
+}
+
+impl ConsWord {
+    /// The value of `cons`, not validated.
+    #[inline(always)]
+    pub fn get(&self) -> u32 {
+        self.words.raw_cons()
+    }
+}
+
 impl Producer {
     /// Joins channel `index` of `page` as the owner of `slots`; `None` when the page has no such channel.
     pub fn new(page: &ChannelPage, index: usize, slots: SlotRing) -> Option<Producer> {
@@ -33,6 +47,11 @@ impl Producer {
     /// A handle to the words of the channel, for polling many channels.
     pub fn words_ref(&self) -> ChannelRef {
         ChannelRef(self.words.clone())
+    }
+
+    /// A handle to the `cons` word, for polling many channels without following pointers to each.
+    pub fn cons_word(&self) -> ConsWord {
+        ConsWord { words: self.words.clone() }
     }
 
     /// The producer's own slots.

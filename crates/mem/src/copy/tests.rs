@@ -103,7 +103,9 @@ proptest! {
             let pos = |raw| slots.pos(raw).unwrap();
             let read = RingRef { slots: &source_slots, region: &source };
             let write = RingRef { slots: &target_slots, region: &target };
-            prop_assert_eq!(copy_run(simd, read, pos(from), write, pos(to), run), expected, "{:?}", simd);
+            let lens = (0..expected).map(|i| u64::from(source_slots.len(slots.add(pos(from), i))));
+            let moved = Moved { packets: expected, bytes: lens.sum() };
+            prop_assert_eq!(copy_run(simd, read, pos(from), write, pos(to), run), moved, "{:?}", simd);
             for i in 0..SLOTS {
                 let (at, into) = (slots.add(pos(from), i), slots.add(pos(to), i));
                 if i >= expected {
@@ -155,7 +157,9 @@ proptest! {
                 expected += u32::from(good);
             }
             let write = RingRef { slots: &target_slots, region: &target };
-            prop_assert_eq!(copy_list(simd, &source, &heads, write, pos(to), 0x0100), expected, "{:?}", simd);
+            let lens = heads.iter().take(expected as usize).map(|head| u64::from(head.len()));
+            let moved = Moved { packets: expected, bytes: lens.sum() };
+            prop_assert_eq!(copy_list(simd, &source, &heads, write, pos(to), 0x0100), moved, "{:?}", simd);
             for (i, head) in (0..).zip(&heads) {
                 let into = slots.add(pos(to), i % SLOTS);
                 if i >= expected {

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{MAC_PAIR_BYTES, RingRef, Run, fits, max_len, may_join_run};
+use super::{MAC_PAIR_BYTES, Moved, RingRef, Run, fits, max_len, may_join_run};
 use crate::pos::{BufIdx, Pos};
 use crate::prefetch;
 use crate::region::Region;
@@ -142,7 +142,7 @@ pub(super) unsafe fn copy_run(
     target: RingRef<'_>,
     to: Pos,
     run: Run,
-) -> u32 {
+) -> Moved {
     // SAFETY: guaranteed by the caller (M2, M5).
     unsafe {
         match vectors {
@@ -164,7 +164,7 @@ pub(super) unsafe fn copy_list(
     target: RingRef<'_>,
     to: Pos,
     flags: u16,
-) -> u32 {
+) -> Moved {
     // SAFETY: guaranteed by the caller (M2, M5).
     unsafe {
         match vectors {
@@ -195,7 +195,7 @@ unsafe fn copy_blocks_avx512(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 /// As [`copy_run`]; the CPU has AVX2.
 #[target_feature(enable = "avx2")]
-unsafe fn copy_run_avx2(source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: Run) -> u32 {
+unsafe fn copy_run_avx2(source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: Run) -> Moved {
     // SAFETY: guaranteed by the caller (M2, M5).
     unsafe { copy_run_packets::<Avx2Block>(source, from, target, to, run) }
 }
@@ -203,7 +203,7 @@ unsafe fn copy_run_avx2(source: RingRef<'_>, from: Pos, target: RingRef<'_>, to:
 /// # Safety
 /// As [`copy_run`]; the CPU has AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn copy_run_avx512(source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: Run) -> u32 {
+unsafe fn copy_run_avx512(source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: Run) -> Moved {
     // SAFETY: guaranteed by the caller (M2, M5).
     unsafe { copy_run_packets::<Avx512Block>(source, from, target, to, run) }
 }
@@ -211,7 +211,7 @@ unsafe fn copy_run_avx512(source: RingRef<'_>, from: Pos, target: RingRef<'_>, t
 /// # Safety
 /// As [`copy_list`]; the CPU has AVX2.
 #[target_feature(enable = "avx2")]
-unsafe fn copy_list_avx2(source: &Region, packets: &[SlotHead], target: RingRef<'_>, to: Pos, flags: u16) -> u32 {
+unsafe fn copy_list_avx2(source: &Region, packets: &[SlotHead], target: RingRef<'_>, to: Pos, flags: u16) -> Moved {
     // SAFETY: guaranteed by the caller (M2, M5).
     unsafe { copy_listed_packets::<Avx2Block>(source, packets, target, to, flags) }
 }
@@ -219,7 +219,7 @@ unsafe fn copy_list_avx2(source: &Region, packets: &[SlotHead], target: RingRef<
 /// # Safety
 /// As [`copy_list`]; the CPU has AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn copy_list_avx512(source: &Region, packets: &[SlotHead], target: RingRef<'_>, to: Pos, flags: u16) -> u32 {
+unsafe fn copy_list_avx512(source: &Region, packets: &[SlotHead], target: RingRef<'_>, to: Pos, flags: u16) -> Moved {
     // SAFETY: guaranteed by the caller (M2, M5).
     unsafe { copy_listed_packets::<Avx512Block>(source, packets, target, to, flags) }
 }
@@ -239,7 +239,7 @@ unsafe fn copy_whole_blocks<B: Block>(from: *const u8, to: *mut u8, len: usize) 
 /// # Safety
 /// As [`copy_run`]; the CPU has the block's instructions.
 #[inline(always)]
-unsafe fn copy_run_packets<B: Block>(source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: Run) -> u32 {
+unsafe fn copy_run_packets<B: Block>(source: RingRef<'_>, from: Pos, target: RingRef<'_>, to: Pos, run: Run) -> Moved {
     let (source_limits, target_limits) = (source.region.limits(), target.region.limits());
     let max_len = max_len(source.region, target.region);
     let (read, write) = (source.region.bufs_ptr(), target.region.bufs_ptr());
@@ -248,6 +248,7 @@ unsafe fn copy_run_packets<B: Block>(source: RingRef<'_>, from: Pos, target: Rin
     first[..MAC_PAIR_BYTES].copy_from_slice(&run.addresses);
     // SAFETY: 64 bytes of a local array; the CPU has the instructions (M5, caller).
     let addresses = unsafe { B::load(first.as_ptr(), 64) };
+    let mut moved = Moved::default();
     for i in 0..run.max {
         let at = i as usize * SLOT_BYTES;
         // SAFETY: slot i < max is inside both rings (M2, caller), aligned to 16; volatile, because other processes may
@@ -256,7 +257,7 @@ unsafe fn copy_run_packets<B: Block>(source: RingRef<'_>, from: Pos, target: Rin
             unsafe { (slots.add(at).cast::<u64>().read_volatile(), into.add(at).cast::<u32>().read_volatile()) };
         let (slot, idx) = (SlotValue::from_words(head, 0), BufIdx(idx));
         if !may_join_run(slot, idx, max_len, source_limits, target_limits) {
-            return i;
+            return moved;
         }
         if i + AHEAD < run.max {
             // SAFETY: slot i + AHEAD < max is inside both rings (M2, caller), read as above (M1); a prefetch faults at
@@ -279,7 +280,7 @@ unsafe fn copy_run_packets<B: Block>(source: RingRef<'_>, from: Pos, target: Rin
             let to = write.add(idx.0 as usize * target_limits.buf_size as usize);
             let first = B::load(from, len.min(64));
             if !first.same_addresses(addresses) {
-                return i;
+                return moved;
             }
             first.store(to);
             if len > 64 {
@@ -287,8 +288,9 @@ unsafe fn copy_run_packets<B: Block>(source: RingRef<'_>, from: Pos, target: Rin
             }
             into.add(at + 4).cast::<u32>().write_volatile(u32::from(slot.len) | u32::from(run.flags) << 16);
         }
+        moved = moved.and(slot.len);
     }
-    run.max
+    moved
 }
 
 /// # Safety
@@ -300,17 +302,18 @@ unsafe fn copy_listed_packets<B: Block>(
     target: RingRef<'_>,
     to: Pos,
     flags: u16,
-) -> u32 {
+) -> Moved {
     let (source_limits, target_limits) = (source.limits(), target.region.limits());
     let max_len = max_len(source, target.region);
     let (read, write, into) = (source.bufs_ptr(), target.region.bufs_ptr(), target.slots.at(to));
+    let mut moved = Moved::default();
     for (i, packet) in packets.iter().enumerate() {
         let at = i * SLOT_BYTES;
         // SAFETY: slot i is inside the ring (M2, caller), aligned to 16; volatile, because other processes may write it
         // (M1).
         let idx = BufIdx(unsafe { into.add(at).cast::<u32>().read_volatile() });
         if !fits(packet.buf_idx(), packet.len(), idx, max_len, (source_limits, target_limits)) {
-            return i as u32;
+            return moved;
         }
         if i + (AHEAD as usize) < packets.len() {
             // SAFETY: slot i + AHEAD is inside the ring (M2, caller), read as above (M1).
@@ -329,6 +332,7 @@ unsafe fn copy_listed_packets<B: Block>(
             );
             into.add(at + 4).cast::<u32>().write_volatile(u32::from(packet.len()) | u32::from(flags) << 16);
         }
+        moved = moved.and(packet.len());
     }
-    packets.len() as u32
+    moved
 }

@@ -55,34 +55,35 @@ impl Rings {
     }
 
     /// All of memory after a copy, and its result, computed byte by byte.
-    fn oracle(&self, before: &[u8], from: u32, to: u32, limits: Limits) -> (Vec<u8>, bool) {
+    fn oracle(&self, before: &[u8], from: u32, to: u32, limits: Limits) -> (Vec<u8>, Copied) {
         let mut after = before.to_vec();
-        let mut valid = true;
+        let mut copied = Copied { valid: true, bytes: 0 };
         let n = self.from.slots().get();
         let mut raw = from;
         while raw != to {
             let (src, dst) = self.slot_offsets(raw as usize);
             let index = u32::from_le_bytes(before[src..src + 4].try_into().unwrap());
             let len = u16::from_le_bytes(before[src + 4..src + 6].try_into().unwrap());
-            valid &= (2..limits.bufs).contains(&index) && u32::from(len) <= limits.buf_size;
+            copied.valid &= (2..limits.bufs).contains(&index) && u32::from(len) <= limits.buf_size;
+            copied.bytes += u64::from(len);
             after[src + 6] &= !(NS_BUF_CHANGED as u8);
             for i in 0..16 {
                 after[dst + i] = after[src + i];
             }
             raw = (raw + 1) % n;
         }
-        (after, valid)
+        (after, copied)
     }
 
     /// Copies `[from, to)` at every SIMD level and compares all of memory with the oracle's.
     fn compare(&self, before: &[u8], from: u32, to: u32, limits: Limits) {
-        let (after, valid) = self.oracle(before, from, to, limits);
+        let (after, expected) = self.oracle(before, from, to, limits);
         let pos = |raw| self.from.slots().pos(raw).unwrap();
         for simd in SimdLevel::available() {
             self.set_bytes(before);
             let result = copy_slots(simd, &self.from, &self.to, Span { from: pos(from), to: pos(to) }, limits);
             let n = self.from.slots().get();
-            assert_eq!(result, valid, "{simd:?}: result for [{from}, {to}) of {n}, {limits:?}");
+            assert_eq!(result, expected, "{simd:?}: result for [{from}, {to}) of {n}, {limits:?}");
             assert!(self.bytes() == after, "{simd:?}: memory after [{from}, {to}) of {n}");
         }
     }

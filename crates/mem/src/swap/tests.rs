@@ -105,7 +105,9 @@ proptest! {
             pair.sender.set_buf_idx(pos(raw), BufIdx(idx));
         }
         let run = Run { addresses: TO, flags: 0x0100, max };
-        prop_assert_eq!(swap_run(&pair.consumer, pos(from), &pair.receiver, pos(to), &pair.region, run), expected);
+        let lens = (0..expected).map(|i| u64::from(before[slots.add(pos(from), i).raw() as usize].0.len));
+        let moved = Moved { packets: expected, bytes: lens.sum() };
+        prop_assert_eq!(swap_run(&pair.consumer, pos(from), &pair.receiver, pos(to), &pair.region, run), moved);
         for i in 0..expected {
             let (at, into) = (slots.add(pos(from), i), slots.add(pos(to), i));
             let (theirs, free) = (before[at.raw() as usize].0, before[into.raw() as usize].1);

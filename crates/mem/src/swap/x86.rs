@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use unetmap_abi::NS_BUF_CHANGED;
 
-use crate::copy::{MIN_LEN, RUN_BREAK_FLAGS, Run};
+use crate::copy::{MIN_LEN, Moved, RUN_BREAK_FLAGS, Run};
 use crate::pos::BufIdx;
 use crate::region::Region;
 use crate::slot::SLOT_BYTES;
@@ -44,6 +44,12 @@ trait SlotVector: Copy {
 
     /// Per slot: the words 2 1 0 1.
     unsafe fn cross(self) -> Self;
+
+    /// Adds each word.
+    unsafe fn add(self, other: Self) -> Self;
+
+    /// The sum of the second words of the slots.
+    unsafe fn sum_of_lens(self) -> u64;
 
     /// Stores the first two words of each slot as the heads of the slots at `first`, the other two as those at
     /// `second`; both must be valid for writes.
@@ -117,6 +123,19 @@ impl SlotVector for TwoSlots {
     unsafe fn cross(self) -> TwoSlots {
         // SAFETY: the CPU has AVX2 (M5, caller).
         unsafe { TwoSlots(_mm256_shuffle_epi32::<CROSSED>(self.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: TwoSlots) -> TwoSlots {
+        // SAFETY: the CPU has AVX2 (M5, caller).
+        unsafe { TwoSlots(_mm256_add_epi32(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_of_lens(self) -> u64 {
+        // SAFETY: the CPU has AVX2 (M5, caller).
+        let lens = unsafe { [_mm256_extract_epi32::<1>(self.0), _mm256_extract_epi32::<5>(self.0)] };
+        lens.map(|len| u64::from(len as u32)).iter().sum()
     }
 
     #[inline(always)]
@@ -199,6 +218,19 @@ impl SlotVector for FourSlots {
     }
 
     #[inline(always)]
+    unsafe fn add(self, other: FourSlots) -> FourSlots {
+        // SAFETY: the CPU has AVX-512 F (M5, caller).
+        unsafe { FourSlots(_mm512_add_epi32(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_of_lens(self) -> u64 {
+        const LENS: __mmask16 = 0x2222;
+        // SAFETY: the CPU has AVX-512 F (M5, caller).
+        unsafe { _mm512_reduce_add_epi64(_mm512_srli_epi64::<32>(_mm512_maskz_mov_epi32(LENS, self.0))) as u64 }
+    }
+
+    #[inline(always)]
     unsafe fn store_heads(self, first: *mut u8, second: *mut u8) {
         const HEADS: __mmask16 = 0x3333;
         // SAFETY: four slots are valid at both (M2), the CPU has AVX-512 F (M5), both guaranteed by the caller.
@@ -215,7 +247,7 @@ impl SlotVector for FourSlots {
 /// # Safety
 /// `run.max` slots are valid for reads and writes from each of the three pointers on; the CPU has the instructions.
 #[inline]
-pub(super) unsafe fn swap_vectors(vectors: Vectors, slots: [*mut u8; 3], region: &Region, run: Run) -> u32 {
+pub(super) unsafe fn swap_vectors(vectors: Vectors, slots: [*mut u8; 3], region: &Region, run: Run) -> Moved {
     // SAFETY: guaranteed by the caller (M2, M5).
     unsafe {
         match vectors {
@@ -228,7 +260,7 @@ pub(super) unsafe fn swap_vectors(vectors: Vectors, slots: [*mut u8; 3], region:
 /// # Safety
 /// As [`swap_vectors`]; the CPU has AVX2.
 #[target_feature(enable = "avx2")]
-unsafe fn swap_avx2(slots: [*mut u8; 3], region: &Region, run: Run) -> u32 {
+unsafe fn swap_avx2(slots: [*mut u8; 3], region: &Region, run: Run) -> Moved {
     // SAFETY: guaranteed by the caller (M2, M5).
     unsafe { swap::<TwoSlots>(slots, region, run) }
 }
@@ -236,7 +268,7 @@ unsafe fn swap_avx2(slots: [*mut u8; 3], region: &Region, run: Run) -> u32 {
 /// # Safety
 /// As [`swap_vectors`]; the CPU has AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn swap_avx512(slots: [*mut u8; 3], region: &Region, run: Run) -> u32 {
+unsafe fn swap_avx512(slots: [*mut u8; 3], region: &Region, run: Run) -> Moved {
     // SAFETY: guaranteed by the caller (M2, M5).
     unsafe { swap::<FourSlots>(slots, region, run) }
 }
@@ -244,7 +276,7 @@ unsafe fn swap_avx512(slots: [*mut u8; 3], region: &Region, run: Run) -> u32 {
 /// # Safety
 /// As [`swap_vectors`]; the CPU has the instructions of `F`.
 #[inline(always)]
-unsafe fn swap<F: SlotVector>([copies, sender, receiver]: [*mut u8; 3], region: &Region, run: Run) -> u32 {
+unsafe fn swap<F: SlotVector>([copies, sender, receiver]: [*mut u8; 3], region: &Region, run: Run) -> Moved {
     const FIRST: u32 = BufIdx::FIRST.0;
     const ALL: u32 = u32::MAX;
     let (limits, buffers) = (region.limits(), region.bufs_ptr());
@@ -285,7 +317,8 @@ unsafe fn swap<F: SlotVector>([copies, sender, receiver]: [*mut u8; 3], region: 
         _mm_prefetch::<_MM_HINT_T0>(at(idx).cast());
     };
     (0..run.max.min(AHEAD)).for_each(prefetch);
-    let mut done = 0;
+    // A ring has at most 2^14 slots, so 32 bits hold the sum of their lengths; those of the indexes are not used.
+    let (mut done, mut sum) = (0, none);
     while done + F::SLOTS <= run.max {
         let slot = done as usize * SLOT_BYTES;
         // SAFETY: F::SLOTS slots are inside the rings from `done` on (caller). Each index is below the number of
@@ -293,7 +326,8 @@ unsafe fn swap<F: SlotVector>([copies, sender, receiver]: [*mut u8; 3], region: 
         // (M6). The loaded copy is validated and not loaded again (M4). The CPU has the instructions (M5, caller).
         unsafe {
             let heads = F::load(copies.add(slot)).join_heads(F::load(receiver.add(slot)));
-            if !heads.and(checked).within(min, span) {
+            let valid = heads.and(checked);
+            if !valid.within(min, span) {
                 break;
             }
             (done + AHEAD..run.max.min(done + AHEAD + F::SLOTS)).for_each(prefetch);
@@ -301,8 +335,10 @@ unsafe fn swap<F: SlotVector>([copies, sender, receiver]: [*mut u8; 3], region: 
                 break;
             }
             heads.cross().and(kept).or(added).store_heads(sender.add(slot), receiver.add(slot));
+            sum = sum.add(valid);
         }
         done += F::SLOTS;
     }
-    done
+    // SAFETY: the CPU has the instructions (M5, caller).
+    Moved { packets: done, bytes: unsafe { sum.sum_of_lens() } }
 }

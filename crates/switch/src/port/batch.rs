@@ -18,6 +18,8 @@ pub(crate) struct Batch<'a> {
     pub(crate) len: u32,
     /// Where packets begin in their buffers.
     pub(crate) offsets: Offsets,
+    /// Bytes in the slots that were taken, skipped ones included.
+    pub(crate) bytes: u64,
     /// True if the ring had no further slots.
     pub(crate) drained: bool,
     /// True if some slots were invalid: they name the reserved buffer 0 now.
@@ -29,6 +31,15 @@ impl<'a> Batch<'a> {
     #[inline(always)]
     pub(crate) fn at(&self, i: u32) -> Pos {
         self.slots.slots().add(self.start, i)
+    }
+
+    /// Returns the bytes in its first `n` slots; it is a batch of which none were skipped.
+    pub(crate) fn bytes_of(&self, n: u32) -> u64 {
+        match n == self.len {
+            true => self.bytes,
+            // The rest is the beginning of a packet.
+            false => (0..n).map(|i| u64::from(self.slots.len(self.at(i)))).sum(),
+        }
     }
 
     /// Returns the batch without its first `n` slots.

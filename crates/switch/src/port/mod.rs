@@ -10,6 +10,7 @@
 //! buffers.
 //!
 //! * `tx_ring`: takes batches of slots (`batch`, `context`); `rx_ring`: fills slots; `offsets`: option OFFSETS of both.
+//! * `positions`: what another process needs to go on with the port.
 //! * `rx_wait`, `cpu`: waiting for a receiver without room; `prefault`: memory for receive buffers.
 //! * `vnet_hdr`: delivery between ports with different virtio-net headers; `staged`: delivery of policed packets.
 
@@ -19,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use unetmap_core::sync::mirror::{self, Monitor};
-use unetmap_mem::{BufIdx, ChannelPage, MAC_PAIR_BYTES, Offsets, Region, RingView, SlotHead};
+use unetmap_mem::{BufIdx, ChannelPage, ConsWord, MAC_PAIR_BYTES, Offsets, Region, RingView, SlotHead};
 use unetmap_sys::Doorbell;
 
 use crate::forward::Packet;
@@ -32,6 +33,7 @@ mod context;
 mod cpu;
 mod gather;
 mod offsets;
+mod positions;
 mod prefault;
 mod rx_ring;
 mod rx_wait;
@@ -40,6 +42,7 @@ mod tx_ring;
 mod vnet_hdr;
 
 pub(crate) use context::BatchContext;
+pub use positions::PortPositions;
 use rx_ring::PortRx;
 pub use tx_ring::TxPause;
 pub(crate) use tx_ring::{PortTx, TxState};
@@ -193,6 +196,25 @@ impl SwitchPort {
         self.rx.get(ring).map_or(0, PortRx::swaps)
     }
 
+    /// Returns the bytes of packets that were taken from transmit ring `ring`.
+    pub fn tx_bytes(&self, ring: usize) -> u64 {
+        self.tx.get(ring).map_or(0, PortTx::bytes)
+    }
+
+    /// Returns the bytes of packets that were delivered to receive ring `ring`.
+    pub fn rx_bytes(&self, ring: usize) -> u64 {
+        self.rx.get(ring).map_or(0, PortRx::bytes)
+    }
+
+    /// Returns how often the client was woken by the doorbell of a ring: a transmit ring's when slots came back, a
+    /// receive ring's when packets arrived.
+    pub fn wakeups(&self, transmit: bool, ring: usize) -> u64 {
+        match transmit {
+            true => self.tx.get(ring).map_or(0, PortTx::wakeups),
+            false => self.rx.get(ring).map_or(0, PortRx::wakeups),
+        }
+    }
+
     /// Waits for batches that are being forwarded. Until the result is dropped, no slot is taken from the port's
     /// transmit rings, and no buffer in them is swapped. `None` if that takes longer than [`PAUSE_LIMIT`].
     pub fn pause_tx(&self) -> Option<Vec<TxPause<'_>>> {
@@ -269,14 +291,9 @@ impl SwitchPort {
     }
 
     /// Returns the client's position at which its receive ring for packets of transmit ring `ring` was found full and
-    /// is not waited for; `None` otherwise.
-    pub(crate) fn full_at(&self, ring: usize) -> Option<u32> {
+    /// is not waited for, and the word in which it moves; `None` otherwise.
+    pub(crate) fn full_at(&self, ring: usize) -> Option<(u32, ConsWord)> {
         self.rx_for(ring)?.full_at()
-    }
-
-    /// True if the client of that ring has not read since, and not written another position.
-    pub(crate) fn rx_cons_is(&self, ring: usize, cons: u32) -> bool {
-        self.rx_for(ring).is_none_or(|rx| rx.channel.words().raw_cons() == cons)
     }
 
     /// Counts `n` packets without room in the receive ring for packets of transmit ring `ring`.

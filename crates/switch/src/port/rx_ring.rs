@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_core::sync::mirror::MirrorSet;
 use unetmap_mem::{
-    BufIdx, ChannelPage, Frame, MAC_PAIR_BYTES, Pos, Producer, Region, RingRef, Run, SimdLevel, SlotHead, Slots, Span,
-    copy_list, copy_packet, copy_run, swap_one, swap_run,
+    BufIdx, ChannelPage, ConsWord, Frame, MAC_PAIR_BYTES, Moved, Pos, Producer, Region, RingRef, Run, SimdLevel,
+    SlotHead, Slots, Span, copy_list, copy_packet, copy_run, swap_one, swap_run,
 };
 use unetmap_sys::Doorbell;
 use unetmap_sys::thread::current_cpu;
@@ -18,7 +18,7 @@ use unetmap_sys::thread::current_cpu;
 use super::RingConfig;
 use super::batch::Batch;
 use super::context::BatchContext;
-use super::gather::gathered;
+use super::gather::{MAX_VNET_HDR, gathered};
 use super::offsets::HeadroomOffsets;
 use super::prefault::Prefault;
 use crate::backpressure::Backpressure;
@@ -40,6 +40,8 @@ pub(crate) struct PortRx {
     dropped: AtomicU64,
     /// Packets whose buffers were swapped instead of copied.
     swapped: AtomicU64,
+    /// Bytes that were delivered, as of the last batch.
+    bytes: AtomicU64,
     pub(crate) offsets: HeadroomOffsets,
     simd: SimdLevel,
     pub(crate) monitors: MirrorSet,
@@ -52,6 +54,8 @@ pub(crate) struct RxState {
     pub(crate) prod: Pos,
     /// The client's position when it was read last: slots `[cons, prod)` are the client's.
     pub(crate) cons: Pos,
+    /// Bytes in the slots that were filled.
+    bytes: u64,
     /// Waits for the client since it last read anything, weighted.
     pub(crate) futile_waits: u32,
     /// The batch in which it was waited for last.
@@ -86,6 +90,7 @@ impl PortRx {
         let state = RxState {
             prod: Pos::ZERO,
             cons: Pos::ZERO,
+            bytes: 0,
             futile_waits: 0,
             waited_in_batch: 0,
             keeps_up: true,
@@ -98,6 +103,7 @@ impl PortRx {
             state: Mutex::new(state),
             dropped: AtomicU64::new(0),
             swapped: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
             offsets: HeadroomOffsets::default(),
             simd: SimdLevel::best(),
             monitors: MirrorSet::default(),
@@ -108,12 +114,12 @@ impl PortRx {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the client's position if the ring was full when the position was read last, and the client is not waited
-    /// for until it reads.
-    pub(crate) fn full_at(&self) -> Option<u32> {
+    /// Returns the client's position, and its word, if the ring was full when the position was read last, and the
+    /// client is not waited for until it reads.
+    pub(crate) fn full_at(&self) -> Option<(u32, ConsWord)> {
         let state = self.lock();
         let is_full = state.room(self.channel.slots().slots()) == 0 && state.futile_waits >= MAX_FUTILE_WAITS;
-        is_full.then(|| state.cons.raw())
+        is_full.then(|| (state.cons.raw(), self.channel.cons_word()))
     }
 
     /// Counts `n` packets without room.
@@ -126,9 +132,24 @@ impl PortRx {
         self.dropped.load(Relaxed)
     }
 
+    /// Counts `n` packets whose buffers were swapped.
+    pub(crate) fn count_swaps(&self, n: u64) {
+        self.swapped.fetch_add(n, Relaxed);
+    }
+
     /// Returns the number of packets whose buffers were swapped.
     pub(crate) fn swaps(&self) -> u64 {
         self.swapped.load(Relaxed)
+    }
+
+    /// Returns the number of bytes that were delivered.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Returns how often the client was woken by its doorbell.
+    pub(crate) fn wakeups(&self) -> u64 {
+        self.client_doorbell.notified()
     }
 
     /// Delivers a same-destination run of a batch, from slot `at` on: packets that begin with `addresses`. Returns
@@ -165,14 +186,15 @@ impl PortRx {
                 true => swap_run(batch.channel, from, target.slots, next.prod, region, run),
                 false => copy_run(self.simd, source, from, target, next.prod, run),
             };
-            done += moved;
-            next.prod = n.add(next.prod, moved);
-            if moved < contiguous {
+            done += moved.packets;
+            next.prod = n.add(next.prod, moved.packets);
+            next.bytes += moved.bytes;
+            if moved.packets < contiguous {
                 break;
             }
         }
         if swap && done > 0 {
-            self.swapped.fetch_add(done.into(), Relaxed);
+            self.count_swaps(done.into());
         }
         let buffers = self.publish(region, &mut state, next, backpressure);
         drop(state);
@@ -200,14 +222,15 @@ impl PortRx {
             let contiguous = left.min(next.room(n).min(n.get() - next.prod.raw()) as usize);
             let list = &packets[done..done + contiguous];
             let mut moved = copy_list(self.simd, source_region, list, target, next.prod, ONE_SLOT);
-            if moved == 0 {
+            if moved.packets == 0 {
                 let (to, from) = (self.buffer(region, next.prod), source_region.frame(first.buf_idx()));
                 let len = copy_packet(self.simd, &to, &from, usize::from(first.len()));
                 ring.set_len_flags(next.prod, len as u16, ONE_SLOT);
-                moved = 1;
+                moved = Moved { packets: 1, bytes: len as u64 };
             }
-            next.prod = n.add(next.prod, moved);
-            done += moved as usize;
+            next.prod = n.add(next.prod, moved.packets);
+            next.bytes += moved.bytes;
+            done += moved.packets as usize;
         }
         let buffers = self.publish(region, &mut state, next, backpressure);
         drop(state);
@@ -257,20 +280,22 @@ impl PortRx {
                 let from = batch.at(u32::from(packet.at + i));
                 let more = if i + 1 == packet.frags { 0 } else { NS_MOREFRAG };
                 let flags = packet.frags << 8 | more;
+                let slot = batch.slots.load(from);
+                let mut len = usize::from(slot.len);
                 if !swap || !swap_one(batch.channel, from, ring, next.prod, flags) {
-                    let slot = batch.slots.load(from);
                     let to = self.buffer(region, next.prod);
                     let frame = batch.frame(source_region, slot);
-                    let len = copy_packet(self.simd, &to, &frame, usize::from(slot.len));
+                    len = copy_packet(self.simd, &to, &frame, len);
                     ring.set_len_flags(next.prod, len as u16, flags);
                     copied = true;
                 }
+                next.bytes += len as u64;
                 next.prod = n.next(next.prod);
             }
             swapped += u64::from(!copied);
         }
         if swapped > 0 {
-            self.swapped.fetch_add(swapped, Relaxed);
+            self.count_swaps(swapped);
         }
         let buffers = self.publish(region, &mut state, next, backpressure);
         drop(state);
@@ -317,7 +342,33 @@ impl PortRx {
             let more = if i + 1 == frags { 0 } else { NS_MOREFRAG };
             ring.set_len_flags(next.prod, len as u16, (frags as u16) << 8 | more);
             next.prod = n.next(next.prod);
+            next.bytes += len as u64;
         }
+        true
+    }
+
+    /// Copies a frame of `len` bytes into the next slot, behind a virtio-net header of `header` bytes that requests
+    /// nothing; `false` if there is no room. Both fit into a [slot](PortRx::slot_capacity).
+    #[inline]
+    pub(crate) fn put_frame(
+        &self,
+        region: &Region,
+        next: &mut RxState,
+        header: usize,
+        (frame, len): (Frame<'_>, usize),
+    ) -> bool {
+        let (ring, n) = (self.channel.slots(), self.channel.slots().slots());
+        if !self.has_room(next, 1) {
+            return false;
+        }
+        // A hint: the ring may be full before that slot.
+        region.prefetch_for_write(ring.buf_idx(n.add(next.prod, BUFFER_PREFETCH_SLOTS.min(n.get()))));
+        let buffer = self.buffer(region, next.prod);
+        buffer.write(0, &[0; MAX_VNET_HDR][..header]);
+        let bytes = header + copy_packet(self.simd, &buffer.skip(header), &frame, len);
+        ring.set_len_flags(next.prod, bytes as u16, ONE_SLOT);
+        next.prod = n.next(next.prod);
+        next.bytes += bytes as u64;
         true
     }
 
@@ -339,6 +390,7 @@ impl PortRx {
         let before = state.prod;
         *state = next;
         if moved {
+            self.bytes.store(next.bytes, Relaxed);
             let cpu = current_cpu();
             self.channel.words().set_producer_cpu(cpu);
             self.channel.words().publish(next.prod);

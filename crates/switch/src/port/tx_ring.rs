@@ -27,12 +27,14 @@ pub(crate) struct PortTx {
     pub(crate) channel: Consumer,
     /// Wakes the client when it waits for free slots.
     client_doorbell: Arc<Doorbell>,
-    state: Mutex<TxState>,
+    pub(super) state: Mutex<TxState>,
     /// Number of threads outside the switch that wait for the lock: they take precedence.
     pauses: AtomicU32,
     /// The client's position word at which the last poll found nothing.
-    empty_at: AtomicU32,
+    pub(super) empty_at: AtomicU32,
     pub(crate) offsets: HeadroomOffsets,
+    /// Bytes of the slots that were returned to the client. Written with the lock of `state`.
+    bytes: AtomicU64,
     /// Dropped packets by [`DropReason`].
     drops: [AtomicU64; DropReason::ALL.len()],
     pub(crate) monitors: MirrorSet,
@@ -54,7 +56,7 @@ impl Drop for TxPause<'_> {
 #[derive(Debug)]
 pub(crate) struct TxState {
     /// All slots before it were released: the switch's own copy of the channel's `cons`.
-    cons: Pos,
+    pub(super) cons: Pos,
     pub(crate) cutter: PacketCutter,
     pub(crate) cache: FlowCache,
 }
@@ -73,6 +75,7 @@ impl PortTx {
             pauses: AtomicU32::new(0),
             empty_at: AtomicU32::new(0),
             offsets: HeadroomOffsets::default(),
+            bytes: AtomicU64::new(0),
             drops: Default::default(),
             monitors: MirrorSet::default(),
         })
@@ -114,6 +117,16 @@ impl PortTx {
     /// Returns the dropped packets, in the order of [`DropReason::ALL`].
     pub(crate) fn drops(&self) -> [u64; DropReason::ALL.len()] {
         std::array::from_fn(|i| self.drops[i].load(Relaxed))
+    }
+
+    /// Returns the bytes of the slots that were returned to the client.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Returns how often the client was woken by its doorbell.
+    pub(crate) fn wakeups(&self) -> u64 {
+        self.client_doorbell.notified()
     }
 
     /// True if the client may have sent; the position is not validated.
@@ -164,7 +177,8 @@ impl PortTx {
         }
         let len = available.min(most);
         let span = Span { from: state.cons, to: slots.slots().add(state.cons, len) };
-        let mut has_invalid = self.channel.receive(span, BufIdx(0)) > 0;
+        let received = self.channel.receive(span, BufIdx(0));
+        let mut has_invalid = received.invalid > 0;
         let offsets = self.offsets.get();
         if offsets.mask != 0 {
             has_invalid |= self.validate_offsets(span, offsets, self.channel.limits());
@@ -174,6 +188,7 @@ impl PortTx {
             slots,
             start: state.cons,
             len,
+            bytes: received.bytes,
             offsets,
             drained: len == available,
             has_invalid,
@@ -208,10 +223,17 @@ impl PortTx {
         self.release(&mut state, count, backpressure);
     }
 
+    /// Returns the first `n` slots of a batch to the client, and counts their bytes.
+    #[inline]
+    pub(crate) fn release_batch(&self, state: &mut TxState, batch: &Batch<'_>, n: u32, backpressure: &Backpressure) {
+        self.bytes.store(self.bytes.load(Relaxed).wrapping_add(batch.bytes_of(n)), Relaxed);
+        self.release(state, n, backpressure);
+    }
+
     /// Returns the next `n` slots to the client. Wakes it if it waits for them; later if it is in a futex wait on
     /// this CPU.
     #[inline]
-    pub(crate) fn release(&self, state: &mut TxState, n: u32, backpressure: &Backpressure) {
+    fn release(&self, state: &mut TxState, n: u32, backpressure: &Backpressure) {
         state.cons = self.channel.slots().slots().add(state.cons, n);
         self.empty_at.store(state.cons.raw(), Relaxed);
         let cpu = current_cpu();

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Delivery between ports with different virtio-net headers: packets are copied out of the sender's memory, and written
-//! with the header that the receiver expects.
+//! Delivery between ports with different virtio-net headers.
+//!
+//! A packet of one slot whose header requests nothing is copied from buffer to buffer. Others are copied out of the
+//! sender's memory, and written with the header that the receiver expects.
+
+use unetmap_mem::Frame;
 
 use super::SwitchPort;
 use super::batch::Batch;
@@ -14,26 +18,44 @@ use crate::policy::DropReason;
 impl SwitchPort {
     /// For a packet with a virtio-net header of `bytes` bytes, returns the length of the first part of the frame and
     /// the bytes that it begins with.
-    #[cold]
+    #[inline]
     pub(crate) fn frame_after_vnet_hdr(&self, batch: &Batch<'_>, packet: Packet, bytes: u8) -> (u16, [u8; 16]) {
-        let mut start = [0; 16];
         let slot = batch.slots.load(batch.at(u32::from(packet.at)));
         let header = u16::from(bytes);
         if slot.len > header {
-            batch.frame(&self.region, slot).read(usize::from(header), &mut start);
-            return (slot.len - header, start);
+            return (slot.len - header, batch.frame(&self.region, slot).skip(usize::from(header)).header());
         }
         // The header may have a slot of its own; it may not be split over several.
         if slot.len < header || packet.frags < 2 {
-            return (0, start);
+            return (0, [0; 16]);
         }
         let slot = batch.slots.load(batch.at(u32::from(packet.at) + 1));
         (slot.len, batch.frame(&self.region, slot).header())
     }
 }
 
+/// Returns the frame of a packet and its bytes, if it has one slot with a virtio-net header of `header` bytes, or none,
+/// that requests nothing, and if the frame is at most `most` bytes.
+#[inline]
+fn finished_frame<'r>(
+    from: &'r SwitchPort,
+    batch: &Batch<'_>,
+    packet: Packet,
+    header: usize,
+    most: usize,
+) -> Option<(Frame<'r>, usize)> {
+    if packet.frags != 1 {
+        return None;
+    }
+    let slot = batch.slots.load(batch.at(u32::from(packet.at)));
+    let buffer = batch.frame(&from.region, slot);
+    let frame = buffer.skip(header);
+    let bytes = usize::from(slot.len).checked_sub(header)?;
+    let is_whole = (offload::LEAST_PACKET..=most).contains(&bytes) && bytes <= frame.capacity();
+    (is_whole && (header == 0 || offload::requests_nothing(&buffer.header()))).then_some((frame, bytes))
+}
+
 /// Delivers packets of a batch to `rx`, a receive ring of `to`. May wait for a client without room.
-#[cold]
 pub(crate) fn deliver_converted(
     rx: &PortRx,
     to: &SwitchPort,
@@ -46,13 +68,18 @@ pub(crate) fn deliver_converted(
     let mut bytes = PACKET.take();
     let mut state = rx.lock();
     let (mut next, mut dropped, mut invalid) = (*state, 0, 0);
+    // Headers of both lengths have fields to be converted.
+    let may_copy = from_hdr_len == 0 || to_hdr_len == 0;
+    let most = if may_copy { capacity.saturating_sub(to_hdr_len) } else { 0 };
     for packet in packets {
+        let finished = finished_frame(from, batch, packet, from_hdr_len, most);
         bytes.clear();
-        if !gather(&mut bytes, &from.region, batch, packet) || bytes.len() < from_hdr_len {
+        if finished.is_none() && (!gather(&mut bytes, &from.region, batch, packet) || bytes.len() < from_hdr_len) {
             invalid += 1;
             continue;
         }
         let slots = match to_hdr_len {
+            _ if finished.is_some() => 1,
             0 => offload::slots_needed(&bytes, capacity),
             _ => bytes.len().div_ceil(capacity),
         };
@@ -66,6 +93,10 @@ pub(crate) fn deliver_converted(
             if !retry {
                 break;
             }
+        }
+        if let Some(frame) = finished {
+            dropped += u64::from(!rx.put_frame(&to.region, &mut next, to_hdr_len, frame));
+            continue;
         }
         let mut put = |pieces: &[&[u8]]| rx.put(&to.region, &mut next, pieces);
         if to_hdr_len == 0 {

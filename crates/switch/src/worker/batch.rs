@@ -23,13 +23,13 @@ pub(crate) fn serve(
     let Some(mut guard) = ring.lock() else { return 0 };
     let Some(batch) = ring.take(&guard, switch.policies.batch_slots()) else { return 0 };
     backpressure.set_batch_slots(batch.len);
-    full.age(batch.len);
+    full.tick();
     let state = &mut *guard;
     let context = BatchContext { port, ring, ring_index, batch, backpressure };
     if switch.policies.applies_to(port.index()) {
         let done = policed::serve(lists, switch, &context, state);
         hand_over(&context, done);
-        ring.release(state, done, backpressure);
+        ring.release_batch(state, &context.batch, done, backpressure);
         return done;
     }
     // Runs and fan-out support no virtio-net headers, offsets or monitors.
@@ -42,7 +42,7 @@ pub(crate) fn serve(
         done += packet_by_packet((lists, full), switch, &context.skip(done), state);
     }
     hand_over(&context, done);
-    ring.release(state, done, backpressure);
+    ring.release_batch(state, &context.batch, done, backpressure);
     done
 }
 
@@ -50,11 +50,11 @@ pub(crate) fn serve(
 /// packet is in no run.
 fn runs(full: &mut FullPorts, switch: &SwitchConfig, context: &BatchContext<'_>, state: &mut TxState) -> u32 {
     let len = context.batch.len;
-    let stream = FullPorts::stream(switch, context.port, context.ring_index);
+    let (rings, source) = (FullPorts::rings(switch, context.ring_index), usize::from(context.port.index()));
     let (mut done, mut just_resolved) = (0, false);
     while done < len && state.cutter.at_packet_start() {
         if let Some((addresses, to)) = state.cache.run(&switch.table) {
-            let only_open = || full.only_open(stream, switch, context.backpressure.streaming());
+            let only_open = || full.only_open(rings, switch, source);
             let (to, is_flooded) = match to {
                 Target::Port(to) => (switch.member(to), false),
                 _ => (switch.only_other(context.port.index()).or_else(only_open), true),
@@ -128,21 +128,18 @@ fn deliver((lists, full): (&DestinationLists, &mut FullPorts), switch: &SwitchCo
         return;
     }
     let mut others = 0;
-    // A stream may leave full ports out for some time; single packets find out whether there is room.
-    let streaming = context.backpressure.streaming();
-    let stream = FullPorts::stream(switch, context.port, context.ring_index);
-    full.begin_batch(stream, streaming, lists.flooded_packets());
+    let (rings, source) = (FullPorts::rings(switch, context.ring_index), usize::from(context.port.index()));
+    full.begin_batch(rings, source, lists.flooded_packets());
     if lists.ports().iter().any(|to| full.contains((*to).into())) {
         full.flush_before_batch();
     }
-    let source = usize::from(context.port.index());
     for (index, to) in switch.members.iter().enumerate().filter(|(index, _)| *index != source) {
         let Some(to) = to else { continue };
         others += 1;
         if full.contains(index) {
             continue;
         }
-        if !to.deliver(context, (lists.of(to.index()), switch.pair.is_some())) && streaming {
+        if !to.deliver(context, (lists.of(to.index()), switch.pair.is_some())) {
             full.add(index, to);
         }
     }

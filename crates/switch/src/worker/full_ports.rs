@@ -1,39 +1,47 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Ports without room, which a stream of flooded packets leaves out.
+//! Ports without room, which flooded packets leave out.
 //!
 //! Offering a batch to a port costs some 30 ns, and counting the drops of a full one as much again: with 252 full ports
 //! more than the delivery to the others. So a port whose ring had no room for a whole batch, and for whose client the
-//! switch waits no more, is left out of the batches that follow until its client has read. The client's position is
-//! compared after each [`FULL_PORT_SLOTS`] slots, and before a small batch, such as the rest of a ring. The packets
-//! that such a port misses are counted in one sum. Its own counter gets them in one step: at each comparison, when it
-//! is offered packets again, and before the thread waits.
+//! switch waits no more, is left out of the batches that follow, by its bit in a mask, until its client has read. The
+//! clients' positions are compared by the clock, so that comparing takes a small part of the time, however small the
+//! batches are: [`FULL_PORT_COMPARE_NS`] for each port.
+//!
+//! The packets that full ports miss are counted in one sum for all. A port's own counter gets its part in one step:
+//! when it is offered packets again, before the thread sleeps, and every [`FULL_PORT_COUNT_NS`].
 //!
 //! While all but one port are left out, flooded packets go to the one as a same-destination run.
 
 use std::sync::Arc;
 
+use unetmap_mem::ConsWord;
+use unetmap_sys::clock::now_ns;
+
 use super::config::SwitchConfig;
 use crate::port::SwitchPort;
-use crate::tuning::FULL_PORT_SLOTS;
+use crate::tuning::{FULL_PORT_COMPARE_NS, FULL_PORT_COUNT_NS};
 
-/// The stream that ports are full for: a switch, by the address of its configuration, the index of the sending port,
-/// and the number of its ring.
-pub(crate) type StreamId = (usize, u8, usize);
+/// The receive rings that are left out: those for packets of transmit rings with this number, in the switch whose
+/// configuration has this address.
+pub(crate) type RingsId = (usize, usize);
 
-/// The full ports of one stream.
+/// The full ports of one switch, for transmit rings with one number.
 #[derive(Default)]
 pub(crate) struct FullPorts {
-    stream: StreamId,
+    rings: RingsId,
     /// A bit for each port index.
     mask: [u64; 4],
     ports: Vec<FullPort>,
+    /// Their clients' positions, in the same order: side by side, their cache lines are fetched in parallel.
+    positions: Vec<FullAt>,
     /// Flooded packets until now, this batch included, and those of this batch.
     flooded: u64,
     of_batch: u64,
-    /// `flooded` when the clients' positions were compared last.
+    /// `flooded` when the ports' counters were set last.
     counted: u64,
-    /// Slots since the clients' positions were compared, at least: [`FULL_PORT_SLOTS`] after a wait.
-    slots: u32,
+    /// The times of the last comparison, and at which the counters were set.
+    compared_at: u64,
+    counted_at: u64,
 }
 
 struct FullPort {
@@ -41,84 +49,103 @@ struct FullPort {
     index: usize,
     /// The sum when the port was added or its drops were counted.
     since: u64,
-    /// The client's position at which its ring is full.
+}
+
+/// A client's position, and its value at which the ring is full.
+struct FullAt {
+    word: ConsWord,
     cons: u32,
 }
 
+impl FullAt {
+    #[inline(always)]
+    fn holds(&self) -> bool {
+        self.word.get() == self.cons
+    }
+}
+
 impl FullPorts {
-    /// Returns the stream of this ring.
-    pub(crate) fn stream(switch: &SwitchConfig, port: &SwitchPort, ring: usize) -> StreamId {
-        (std::ptr::from_ref(switch).addr(), port.index(), ring)
+    /// Returns the receive rings for packets of a transmit ring with this number.
+    pub(crate) fn rings(switch: &SwitchConfig, ring: usize) -> RingsId {
+        (std::ptr::from_ref(switch).addr(), ring)
     }
 
-    /// Counts the slots of a batch, flooded or not: after many, ports whose clients have read are offered packets
-    /// again.
+    /// At the start of a batch, flooded or not: if it is time, offers packets again to ports whose clients have read,
+    /// and counts what the others missed.
     #[inline]
-    pub(crate) fn age(&mut self, slots: u32) {
-        self.slots = self.slots.saturating_add(slots);
-        if self.slots >= FULL_PORT_SLOTS {
-            self.compare();
+    pub(crate) fn tick(&mut self) {
+        if !self.ports.is_empty() {
+            self.tick_at(now_ns());
         }
-    }
-
-    /// Before the thread waits, perhaps for long: counts what the ports missed. The positions are compared again before
-    /// the next batch.
-    pub(crate) fn settle(&mut self) {
-        if self.flooded != self.counted {
-            self.compare();
-        }
-        self.slots = FULL_PORT_SLOTS;
     }
 
     #[inline(never)]
-    fn compare(&mut self) {
-        let (ring, flooded, mask) = (self.stream.2, self.flooded, &mut self.mask);
-        (self.slots, self.counted) = (0, flooded);
-        self.ports.retain_mut(|full| {
-            full.port.count_rx_drops(ring, flooded.saturating_sub(full.since));
-            full.since = flooded;
-            let is_full = full.port.rx_cons_is(ring, full.cons);
-            if !is_full {
-                mask[full.index / 64] &= !(1 << (full.index % 64));
+    fn tick_at(&mut self, now: u64) {
+        if now.saturating_sub(self.compared_at) >= self.ports.len() as u64 * FULL_PORT_COMPARE_NS {
+            self.compared_at = now;
+            // Without a branch for each, so that no load waits for another.
+            if !self.positions.iter().fold(true, |all, full| all & full.holds()) {
+                self.remove_where(|full, _| !full.holds());
             }
-            is_full
-        });
+        }
+        if now.saturating_sub(self.counted_at) >= FULL_PORT_COUNT_NS {
+            self.counted_at = now;
+            self.settle();
+        }
     }
 
-    /// Begins a batch with `flooded` flooded packets. All ports are offered packets if it is of another stream; those
-    /// whose clients have read also if it is small.
-    pub(crate) fn begin_batch(&mut self, stream: StreamId, streaming: bool, flooded: u64) {
-        if stream != self.stream {
+    /// Counts what the ports missed until now: before the thread sleeps, perhaps for long.
+    pub(crate) fn settle(&mut self) {
+        if self.flooded != self.counted {
+            self.counted = self.flooded;
+            self.ports.iter_mut().for_each(|full| full.count(self.rings, self.flooded));
+        }
+    }
+
+    /// Offers packets again to some of the ports.
+    #[cold]
+    fn remove_where(&mut self, mut is_removed: impl FnMut(&FullAt, usize) -> bool) {
+        let mut at = 0;
+        while let Some(full) = self.positions.get(at) {
+            if is_removed(full, self.ports[at].index) {
+                let mut port = self.ports.swap_remove(at);
+                self.positions.swap_remove(at);
+                port.count(self.rings, self.flooded);
+                self.mask[port.index / 64] &= !(1 << (port.index % 64));
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Begins a batch with `flooded` flooded packets of port `source`. All ports are offered packets if it is for other
+    /// rings.
+    pub(crate) fn begin_batch(&mut self, rings: RingsId, source: usize, flooded: u64) {
+        if rings != self.rings {
             self.flush();
-            self.stream = stream;
-        } else if !streaming {
-            self.compare();
+            self.rings = rings;
+        } else if self.contains(source) {
+            // A port misses no packets of its own.
+            self.remove_where(|_, index| index == source);
         }
         self.flooded += flooded;
         self.of_batch = flooded;
     }
 
-    /// Returns the port that flooded packets of the stream go to, if all others are left out.
+    /// Returns the port that flooded packets of port `source` go to, if all others are left out.
     #[inline]
     pub(crate) fn only_open<'a>(
-        &mut self,
-        stream: StreamId,
+        &self,
+        rings: RingsId,
         switch: &'a SwitchConfig,
-        streaming: bool,
+        source: usize,
     ) -> Option<&'a SwitchPort> {
-        if stream != self.stream || self.ports.is_empty() {
+        if rings != self.rings || self.ports.len() + 2 != switch.ports || self.contains(source) {
             return None;
         }
-        if !streaming {
-            self.compare();
-        }
-        if self.ports.len() + 2 != switch.ports {
-            return None;
-        }
-        // The ports themselves are in other cache lines.
-        let is_open = |index: usize| index != usize::from(stream.1) && !self.contains(index);
-        let mut all = switch.members.iter().enumerate().filter_map(|(index, port)| Some((index, port.as_ref()?)));
-        all.find(|(index, _)| is_open(*index)).map(|(_, port)| &**port)
+        let open = self.mask.iter().enumerate().flat_map(|(i, &word)| ones(!word).map(move |bit| 64 * i + bit));
+        let mut others = open.filter(|&index| index != source);
+        others.find_map(|index| switch.members.get(index)?.as_deref())
     }
 
     /// Counts packets that were flooded to [`FullPorts::only_open`].
@@ -137,27 +164,44 @@ impl FullPorts {
     pub(crate) fn add(&mut self, index: usize, port: &Arc<SwitchPort>) {
         if let Some(word) = self.mask.get_mut(index / 64)
             && *word & 1 << (index % 64) == 0
-            && let Some(cons) = port.full_at(self.stream.2)
+            && let Some((cons, position)) = port.full_at(self.rings.1)
         {
             *word |= 1 << (index % 64);
-            self.ports.push(FullPort { port: port.clone(), index, since: self.flooded, cons });
+            self.ports.push(FullPort { port: port.clone(), index, since: self.flooded });
+            self.positions.push(FullAt { word: position, cons });
         }
     }
 
     /// Counts what the ports missed, the batch included, and offers them packets again.
     pub(crate) fn flush(&mut self) {
-        self.count(self.flooded);
+        self.count_all(self.flooded);
     }
 
     /// The same without this batch, which the ports are offered now.
     pub(crate) fn flush_before_batch(&mut self) {
-        self.count(self.flooded - self.of_batch);
+        self.count_all(self.flooded - self.of_batch);
     }
 
-    fn count(&mut self, until: u64) {
-        for full in self.ports.drain(..) {
-            full.port.count_rx_drops(self.stream.2, until.saturating_sub(full.since));
-        }
-        (self.mask, self.slots) = ([0; 4], 0);
+    fn count_all(&mut self, until: u64) {
+        self.ports.drain(..).for_each(|mut full| full.count(self.rings, until));
+        self.positions.clear();
+        self.mask = [0; 4];
     }
+}
+
+impl FullPort {
+    /// Counts what it missed of `until` flooded packets.
+    fn count(&mut self, rings: RingsId, until: u64) {
+        self.port.count_rx_drops(rings.1, until.saturating_sub(self.since));
+        self.since = until;
+    }
+}
+
+/// The numbers of the bits that are set.
+fn ones(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = word.trailing_zeros();
+        word &= word.wrapping_sub(1);
+        (bit < u64::BITS).then_some(bit as usize)
+    })
 }

@@ -247,7 +247,6 @@ impl Worker {
         if self.recent().filter(|port| port.needs_cpu(cpu)).count() == 0 {
             return Yield::NotNeeded;
         }
-        self.full_ports.settle();
         self.sched.end_turn();
         // If idle rings cannot be armed, all rings end the wait by their words, if they are not too many.
         let armed_now = self.poll_set.len() > FUTEX_WAIT_RINGS && self.arm_idle_doorbells().unwrap_or(false);

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -54,6 +55,8 @@ pub struct DriverInfo {
     pub firmware: String,
     /// Where the device is, for instance `0000:01:00.0`; empty if the driver reports nothing.
     pub bus: String,
+    /// It is part of the kernel's image, not a module that was loaded. `false` if that cannot be read.
+    pub built_in: bool,
 }
 
 impl DriverInfo {
@@ -61,6 +64,14 @@ impl DriverInfo {
     /// vmxnet3 passes all frames to the stack then, and shows the program as attached (Linux 6.12, 6.18 and 7.3).
     pub fn keeps_native_program(&self) -> bool {
         self.name != "vmxnet3"
+    }
+
+    /// Whether frames that are sent by zero copy have the header that the device expects. virtio_net takes the physical
+    /// address of its header, a static variable, as if it were in the kernel's image: of a module's it is wrong, and
+    /// whether the device drops the frames depends on what is there, other in each boot (Linux 6.18 and 7.3,
+    /// `virtnet_xsk_pool_enable`).
+    pub fn sends_zero_copy_frames(&self) -> bool {
+        self.name != "virtio_net" || self.built_in
     }
 }
 
@@ -131,11 +142,19 @@ pub fn driver(name: &str) -> io::Result<Option<DriverInfo>> {
     let supported = unsafe { ethtool(name, &mut get) }?;
     let text = super::text;
     Ok(supported.then(|| DriverInfo {
+        built_in: is_built_in(&text(&get.driver)),
         name: text(&get.driver),
         version: text(&get.version),
         firmware: text(&get.firmware),
         bus: text(&get.bus),
     }))
+}
+
+/// Whether a driver is part of the kernel's image. Its folder in sysfs has a file with its state only if it was loaded
+/// (`Documentation/ABI/testing/sysfs-module`).
+fn is_built_in(driver: &str) -> bool {
+    let folder = Path::new("/sys/module").join(driver);
+    folder.is_dir() && !folder.join("initstate").exists()
 }
 
 /// Passes `request`, which begins with its command, to the driver. `false`: the driver does not support the command.

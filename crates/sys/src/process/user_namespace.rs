@@ -6,9 +6,19 @@ use crate::socket::Peer;
 /// Returns true if the user of `peer` certainly has no number in this process's user namespace. In the initial
 /// namespace every user has one.
 pub fn is_unmapped_user(peer: &Peer) -> bool {
+    is_unmapped(peer.uid, peer.pid != 0)
+}
+
+/// Returns true if a file that `uid` owns may belong to a user without a number in this process's user namespace. The
+/// namespace's own `nobody` looks the same.
+pub fn may_be_unmapped_owner(uid: u32) -> bool {
+    is_unmapped(uid, false)
+}
+
+fn is_unmapped(uid: u32, visible: bool) -> bool {
     let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let nobody = text("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
-    peer.uid == nobody && has_no_number(&text("/proc/self/uid_map"), nobody, peer.pid != 0)
+    uid == nobody && has_no_number(&text("/proc/self/uid_map"), nobody, visible)
 }
 
 /// Returns whether a user shown as `nobody` has no number in the namespace with uid map `map`: the map is incomplete,

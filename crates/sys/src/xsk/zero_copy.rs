@@ -20,6 +20,10 @@ pub enum ZeroCopyObstacle<'a> {
     Unknown,
     /// The driver of this interface has more queues while an XDP program is attached.
     AddedQueues(&'a str),
+    /// The driver sends frames with a wrong header ([`DriverInfo::sends_zero_copy_frames`]).
+    ///
+    /// [`DriverInfo::sends_zero_copy_frames`]: crate::link::DriverInfo::sends_zero_copy_frames
+    WrongHeader,
     /// Packets begin at an offset in their buffers.
     Offsets,
     /// The region has buffers of this size.
@@ -49,6 +53,10 @@ impl fmt::Display for ZeroCopyObstacle<'_> {
                 f,
                 "the driver adds queues while an XDP program is attached, whose zero copy can crash the kernel: let it \
                  use all queues at all times (ethtool -L {name} combined MAXIMUM), and open it again"
+            ),
+            ZeroCopyObstacle::WrongHeader => f.write_str(
+                "virtio_net, as a module, sends zero-copy frames with a header from a wrong address, and in some boots \
+                 none arrives (a fault of the kernel's driver; not where it is built into the kernel)",
             ),
             ZeroCopyObstacle::Offsets => {
                 f.write_str("zero copy has packets at the start of their buffers, and offsets are requested")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Virtqueues: chains of descriptors that the guest offers, each of which is returned once.
+//! Virtqueues, and rings of memif: chains of descriptors that the peer offers, each of which is returned once.
 //!
 //! ```text
 //!   guest:    offers a chain ---> [available) ---> pop ---> (ours) ---> push_used, publish ---> guest
@@ -10,13 +10,19 @@
 //! [`Descriptor`], and a chain has at most as many as its queue or its indirect table. What is not a chain at all
 //! (a loop, an index outside of the queue) is a [`Fault`], which stops the queue until the guest resets it.
 
+mod inflight;
+mod memif;
 mod packed;
 mod split;
 #[cfg(test)]
 mod tests;
 
-use unetmap_mem::{Frame, GuestMemory};
+use std::ops::Range;
 
+use unetmap_mem::{Frame, GuestMemory, GuestWords};
+
+pub(crate) use inflight::part_bytes;
+pub(crate) use memif::{Memif, OwnBuffers};
 pub(crate) use packed::Packed;
 pub(crate) use split::Split;
 
@@ -33,6 +39,15 @@ const DESCRIPTOR: usize = 16;
 /// The ring is broken; why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault(pub(crate) &'static str);
+
+/// Why a queue cannot be started, as a sentence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotStarted(pub(crate) &'static str);
+
+impl NotStarted {
+    const NO_MEMORY: NotStarted = NotStarted("its addresses are not in guest memory");
+    const DAMAGED: NotStarted = NotStarted("its region of in-flight descriptors is damaged");
+}
 
 /// A copy of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +90,17 @@ impl Chains {
         self.taken.clear();
         self.segments.clear();
         self.unusable = false;
+    }
+
+    /// The number of buffers, to return to it.
+    fn mark(&self) -> (usize, bool) {
+        (self.segments.len(), self.unusable)
+    }
+
+    /// Removes the buffers since `mark`, of a chain that was not taken.
+    fn rewind(&mut self, mark: (usize, bool)) {
+        self.segments.truncate(mark.0);
+        self.unusable = mark.1;
     }
 
     /// The number of chains.
@@ -226,14 +252,23 @@ impl Descriptor {
     }
 }
 
+/// Prefetches what begins at these addresses.
+#[inline(always)]
+fn prefetch(memory: &GuestMemory, writes: bool, addresses: impl Iterator<Item = u64>) {
+    for frame in addresses.filter_map(|addr| memory.frame(addr, 1)) {
+        if writes { frame.prefetch_for_write() } else { frame.prefetch() }
+    }
+}
+
 /// Where a queue is, to return to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark(u16, bool);
+pub(crate) struct Mark(u16, bool, usize);
 
-/// A queue of either layout.
+/// A queue of one of the layouts.
 pub(crate) enum Queue {
     Split(Split),
     Packed(Packed),
+    Memif(Memif),
 }
 
 /// What a queue is made of.
@@ -254,29 +289,46 @@ macro_rules! each {
         match $self {
             Queue::Split($queue) => $call,
             Queue::Packed($queue) => $call,
+            Queue::Memif($queue) => $call,
         }
     };
 }
 
 impl Queue {
+    /// `inflight` is the queue's part of the region of in-flight descriptors, at least [`part_bytes`].
+    ///
     /// # Errors
-    /// A sentence: the size is invalid, or the ring is not in guest memory.
-    pub(crate) fn new(memory: &GuestMemory, shape: &Shape) -> Result<Queue, &'static str> {
+    /// The size is invalid, the ring is not in guest memory, or the region makes no sense.
+    pub(crate) fn new(memory: &GuestMemory, shape: &Shape, inflight: Option<GuestWords>) -> Result<Queue, NotStarted> {
         let size = u16::try_from(shape.size).unwrap_or(0);
         if size == 0 || size > MAX_QUEUE_SIZE || !shape.packed && !size.is_power_of_two() {
-            return Err("its number of descriptors is invalid");
+            return Err(NotStarted("its number of descriptors is invalid"));
         }
-        let queue = match shape.packed {
-            true => Packed::new(memory, size, shape).map(Queue::Packed),
-            false => Split::new(memory, size, shape).map(Queue::Split),
-        };
-        queue.ok_or("its addresses are not in guest memory")
+        match shape.packed {
+            true => Packed::new(memory, size, shape, inflight).map(Queue::Packed),
+            false => Split::new(memory, size, shape, inflight).map(Queue::Split),
+        }
     }
 
     /// Adds the next chain to `chains`. Returns false if there is none.
     #[inline]
     pub(crate) fn pop(&mut self, memory: &GuestMemory, chains: &mut Chains) -> Result<bool, Fault> {
-        each!(self, queue => queue.pop(memory, chains))
+        match self {
+            Queue::Split(queue) => queue.pop(memory, chains),
+            Queue::Packed(queue) => queue.pop(memory, chains),
+            Queue::Memif(queue) => queue.pop(chains),
+        }
+    }
+
+    /// Prefetches the first buffers of the chains that are `ahead` behind the next one, of those that are known to be
+    /// there. The processor waits for an address's translation, but translates several beside each other.
+    #[inline]
+    pub(crate) fn prefetch(&self, memory: &GuestMemory, ahead: Range<u16>) {
+        match self {
+            Queue::Split(queue) => prefetch(memory, queue.writes(), ahead.filter_map(|n| queue.address_ahead(n))),
+            Queue::Packed(queue) => prefetch(memory, queue.writes(), ahead.map(|n| queue.address_ahead(n))),
+            Queue::Memif(queue) => prefetch(memory, queue.writes(), ahead.filter_map(|n| queue.address_ahead(n))),
+        }
     }
 
     pub(crate) fn mark(&self) -> Mark {
@@ -295,7 +347,11 @@ impl Queue {
             // Bytes of a packet: fewer than 2^32.
             let here = left.min(taken.capacity);
             left -= here;
-            each!(self, queue => queue.push_used(taken.id, taken.count, here as u32));
+            match self {
+                Queue::Split(queue) => queue.push_used(taken.id, taken.count, here as u32),
+                Queue::Packed(queue) => queue.push_used(taken.id, taken.count, here as u32),
+                Queue::Memif(queue) => queue.push_used(taken.count, here as u32, left > 0),
+            }
         }
     }
 
@@ -314,8 +370,21 @@ impl Queue {
         each!(self, queue => queue.disarm());
     }
 
-    /// Returns the positions, for `GET_VRING_BASE`.
+    /// The queue stops in order: positions say all about it, unless chains of a process before are left.
+    pub(crate) fn close(&self) {
+        match self {
+            Queue::Split(queue) => queue.close(),
+            Queue::Packed(queue) => queue.close(),
+            Queue::Memif(_) => {}
+        }
+    }
+
+    /// Returns the positions, for `GET_VRING_BASE`; there are none of memif.
     pub(crate) fn base(&self) -> u32 {
-        each!(self, queue => queue.base())
+        match self {
+            Queue::Split(queue) => queue.base(),
+            Queue::Packed(queue) => queue.base(),
+            Queue::Memif(_) => 0,
+        }
     }
 }

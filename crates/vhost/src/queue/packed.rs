@@ -14,7 +14,8 @@ use std::sync::atomic::fence;
 
 use unetmap_mem::{GuestMemory, GuestWords};
 
-use super::{Chains, DESCRIPTOR, Descriptor, Fault, INDIRECT, Mark, NEXT, Shape, Taken, WRITE, push_table};
+use super::inflight::{PackedInflight, Place};
+use super::{Chains, DESCRIPTOR, Descriptor, Fault, INDIRECT, Mark, NEXT, NotStarted, Shape, Taken, WRITE, push_table};
 
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
@@ -44,6 +45,10 @@ impl Position {
 
     fn word(self) -> u16 {
         self.at | if self.wrap { WRAP } else { 0 }
+    }
+
+    fn place(self) -> Place {
+        (self.at, self.wrap)
     }
 
     fn advance(&mut self, count: u16, size: u16) {
@@ -76,24 +81,51 @@ pub(crate) struct Packed {
     first: Option<(u16, u16)>,
     /// Descriptors from it to `next_used`.
     unpublished: u16,
+    inflight: Option<PackedInflight>,
 }
 
 impl Packed {
-    pub(super) fn new(memory: &GuestMemory, size: u16, shape: &Shape) -> Option<Packed> {
+    pub(super) fn new(
+        memory: &GuestMemory,
+        size: u16,
+        shape: &Shape,
+        inflight: Option<GuestWords>,
+    ) -> Result<Packed, NotStarted> {
         let at = shape.addresses;
-        let avail = Position::from_word(shape.base as u16);
+        let mut avail = Position::from_word(shape.base as u16);
         // Front ends that know one position send 0 as the other.
-        let used = match (shape.base >> 16) as u16 {
+        let mut used = match (shape.base >> 16) as u16 {
             0 => avail,
             word => Position::from_word(word),
         };
         if avail.at >= size || used.at >= size {
-            return None;
+            return Err(NotStarted::NO_MEMORY);
         }
-        Some(Packed {
-            desc: memory.words(at.desc, DESCRIPTOR * usize::from(size), DESCRIPTOR as u64)?,
-            driver: memory.words(at.avail, EVENT, 4)?,
-            device: memory.words(at.used, EVENT, 4)?,
+        let words = |at, bytes, align| memory.words(at, bytes, align).ok_or(NotStarted::NO_MEMORY);
+        let desc = words(at.desc, DESCRIPTOR * usize::from(size), DESCRIPTOR as u64)?;
+        let mut kept = None;
+        if let Some(words) = inflight {
+            let is_offered = |(at, wrap)| {
+                let flags = desc.load_u16(DESCRIPTOR * usize::from(at) + FLAGS, Acquire);
+                Position { at, wrap }.is_offered(flags)
+            };
+            let opened = PackedInflight::open(words, size, used.place(), is_offered);
+            let (inflight, left) = opened.ok_or(NotStarted::DAMAGED)?;
+            kept = Some(inflight);
+            if let Some(left) = left {
+                used = Position { at: left.used.0, wrap: left.used.1 };
+                avail = used;
+                let mut at = used;
+                for offered in left.offered {
+                    restore(&desc, at.at, offered);
+                    at.advance(1, size);
+                }
+            }
+        }
+        Ok(Packed {
+            desc,
+            driver: words(at.avail, EVENT, 4)?,
+            device: words(at.used, EVENT, 4)?,
             size,
             event_idx: shape.event_idx,
             writes: shape.writes,
@@ -102,16 +134,8 @@ impl Packed {
             next_used: used,
             first: None,
             unpublished: 0,
+            inflight: kept,
         })
-    }
-
-    fn load(&self, at: u16) -> (Descriptor, u16) {
-        let at = DESCRIPTOR * usize::from(at);
-        let mut descriptor = Descriptor::from_words(self.desc.load_u64(at), self.desc.load_u64(at + 8));
-        // The upper halves of the second word are the other way round than in a split ring.
-        let id = descriptor.flags;
-        descriptor.flags = descriptor.next;
-        (descriptor, id)
     }
 
     #[inline]
@@ -123,7 +147,7 @@ impl Packed {
         }
         let mut capacity = 0;
         for count in 1..=self.size {
-            let (descriptor, id) = self.load(at.at);
+            let (descriptor, id) = load(&self.desc, at.at);
             let last = descriptor.flags & NEXT == 0;
             if descriptor.flags & INDIRECT == 0 {
                 chains.push(descriptor, self.writes, &mut capacity);
@@ -140,8 +164,20 @@ impl Packed {
         Err(Fault("a chain of descriptors has no end"))
     }
 
+    pub(super) fn writes(&self) -> bool {
+        self.writes
+    }
+
+    /// The address in a descriptor, offered or not.
+    #[inline]
+    pub(super) fn address_ahead(&self, ahead: u16) -> u64 {
+        let at = u32::from(self.next_avail.at) + u32::from(ahead);
+        let at = if at >= self.size.into() { at - u32::from(self.size) } else { at };
+        self.desc.load_u64(DESCRIPTOR * (at as usize).min(usize::from(self.size) - 1))
+    }
+
     pub(super) fn mark(&self) -> Mark {
-        Mark(self.next_avail.at, self.next_avail.wrap)
+        Mark(self.next_avail.at, self.next_avail.wrap, 0)
     }
 
     pub(super) fn rewind(&mut self, mark: Mark) {
@@ -149,6 +185,14 @@ impl Packed {
     }
 
     pub(super) fn push_used(&mut self, id: u16, count: u16, bytes: u32) {
+        if let Some(inflight) = &mut self.inflight {
+            let (desc, used, size) = (&self.desc, self.next_used, self.size);
+            inflight.mark(count, |n| {
+                let mut at = used;
+                at.advance(n, size);
+                load(desc, at.at)
+            });
+        }
         let at = DESCRIPTOR * usize::from(self.next_used.at);
         self.desc.store_u32(at + LEN, bytes);
         self.desc.store_u16(at + ID, id, Relaxed);
@@ -165,10 +209,17 @@ impl Packed {
 
     pub(super) fn publish(&mut self) -> bool {
         let Some((first, flags)) = self.first.take() else { return false };
+        let used = self.next_used.place();
+        if let Some(inflight) = &mut self.inflight {
+            inflight.prepare(used);
+        }
         self.desc.store_u16(DESCRIPTOR * usize::from(first) + FLAGS, flags, Release);
         let count = std::mem::take(&mut self.unpublished);
         // O6: the guest stores its event structure, then loads the flags.
         fence(SeqCst);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.clear(used);
+        }
         match self.driver.load_u16(EVENT_FLAGS, Relaxed) {
             NEVER => false,
             AT_POSITION if self.event_idx => {
@@ -199,7 +250,32 @@ impl Packed {
         self.device.store_u16(EVENT_FLAGS, NEVER, Relaxed);
     }
 
+    pub(super) fn close(&self) {
+        if let Some(inflight) = &self.inflight {
+            inflight.close();
+        }
+    }
+
     pub(super) fn base(&self) -> u32 {
         u32::from(self.next_avail.word()) | u32::from(self.next_used.word()) << 16
     }
+}
+
+/// Loads the descriptor at a position, and its identifier.
+fn load(desc: &GuestWords, at: u16) -> (Descriptor, u16) {
+    let at = DESCRIPTOR * usize::from(at);
+    let mut descriptor = Descriptor::from_words(desc.load_u64(at), desc.load_u64(at + 8));
+    // The upper halves of the second word are the other way round than in a split ring.
+    let id = descriptor.flags;
+    descriptor.flags = descriptor.next;
+    (descriptor, id)
+}
+
+/// Stores a descriptor as the guest had offered it.
+fn restore(desc: &GuestWords, at: u16, (descriptor, id): (Descriptor, u16)) {
+    let at = DESCRIPTOR * usize::from(at);
+    desc.store_u64(at, descriptor.addr, Relaxed);
+    desc.store_u32(at + LEN, descriptor.len);
+    desc.store_u16(at + ID, id, Relaxed);
+    desc.store_u16(at + FLAGS, descriptor.flags, Release);
 }

@@ -12,7 +12,8 @@ use std::sync::atomic::fence;
 
 use unetmap_mem::{GuestMemory, GuestWords};
 
-use super::{Chains, DESCRIPTOR, Descriptor, Fault, INDIRECT, Mark, NEXT, Shape, Taken, push_table};
+use super::inflight::SplitInflight;
+use super::{Chains, DESCRIPTOR, Descriptor, Fault, INDIRECT, Mark, NEXT, NotStarted, Shape, Taken, push_table};
 
 const FLAGS: usize = 0;
 const IDX: usize = 2;
@@ -35,16 +36,36 @@ pub(crate) struct Split {
     /// The next element to write; the guest sees those before `published`.
     next_used: u16,
     published: u16,
+    inflight: Option<SplitInflight>,
+    /// Chains that a process before has taken and not returned, and how many of them were taken again.
+    again: Vec<u16>,
+    again_taken: usize,
 }
 
 impl Split {
-    pub(super) fn new(memory: &GuestMemory, size: u16, shape: &Shape) -> Option<Split> {
+    pub(super) fn new(
+        memory: &GuestMemory,
+        size: u16,
+        shape: &Shape,
+        inflight: Option<GuestWords>,
+    ) -> Result<Split, NotStarted> {
         let (n, at) = (usize::from(size), shape.addresses);
-        let used = memory.words(at.used, RING + USED * n + 2, 4)?;
-        let (next_avail, next_used) = (shape.base as u16, used.load_u16(IDX, Acquire));
-        Some(Split {
-            desc: memory.words(at.desc, DESCRIPTOR * n, DESCRIPTOR as u64)?,
-            avail: memory.words(at.avail, RING + 2 * n + 2, 2)?,
+        let words = |at, bytes, align| memory.words(at, bytes, align).ok_or(NotStarted::NO_MEMORY);
+        let used = words(at.used, RING + USED * n + 2, 4)?;
+        let (mut next_avail, next_used) = (shape.base as u16, used.load_u16(IDX, Acquire));
+        let (mut again, mut kept) = (Vec::new(), None);
+        if let Some(words) = inflight {
+            let (inflight, left) = SplitInflight::open(words, size, next_used).ok_or(NotStarted::DAMAGED)?;
+            kept = Some(inflight);
+            if let Some(left) = left {
+                // Those of the region are the first ones that the ring does not have as used.
+                next_avail = next_used.wrapping_add(left.len() as u16);
+                again = left;
+            }
+        }
+        Ok(Split {
+            desc: words(at.desc, DESCRIPTOR * n, DESCRIPTOR as u64)?,
+            avail: words(at.avail, RING + 2 * n + 2, 2)?,
             used,
             size,
             event_idx: shape.event_idx,
@@ -53,6 +74,9 @@ impl Split {
             seen_avail: next_avail,
             next_used,
             published: next_used,
+            inflight: kept,
+            again,
+            again_taken: 0,
         })
     }
 
@@ -62,6 +86,13 @@ impl Split {
 
     #[inline]
     pub(super) fn pop(&mut self, memory: &GuestMemory, chains: &mut Chains) -> Result<bool, Fault> {
+        if let Some(head) = self.again.get(self.again_taken) {
+            let (head, mut capacity) = (*head, 0);
+            self.walk(memory, head, chains, &mut capacity)?;
+            chains.taken.push(Taken { id: head, count: 1, capacity });
+            self.again_taken += 1;
+            return Ok(true);
+        }
         if self.next_avail == self.seen_avail {
             self.seen_avail = self.avail.load_u16(IDX, Acquire);
             if self.seen_avail.wrapping_sub(self.next_avail) > self.size {
@@ -104,15 +135,33 @@ impl Split {
         Err(Fault("a chain of descriptors is a loop"))
     }
 
+    pub(super) fn writes(&self) -> bool {
+        self.writes
+    }
+
+    /// The address of the first buffer of a chain that is offered.
+    #[inline]
+    pub(super) fn address_ahead(&self, ahead: u16) -> Option<u64> {
+        if self.seen_avail.wrapping_sub(self.next_avail) <= ahead {
+            return None;
+        }
+        let place = self.place(self.next_avail.wrapping_add(ahead));
+        let head = self.avail.load_u16(RING + 2 * place, Relaxed);
+        (head < self.size).then(|| self.desc.load_u64(DESCRIPTOR * usize::from(head)))
+    }
+
     pub(super) fn mark(&self) -> Mark {
-        Mark(self.next_avail, false)
+        Mark(self.next_avail, false, self.again_taken)
     }
 
     pub(super) fn rewind(&mut self, mark: Mark) {
-        self.next_avail = mark.0;
+        (self.next_avail, self.again_taken) = (mark.0, mark.2);
     }
 
     pub(super) fn push_used(&mut self, head: u16, _count: u16, bytes: u32) {
+        if let Some(inflight) = &mut self.inflight {
+            inflight.mark(head);
+        }
         let at = RING + USED * self.place(self.next_used);
         self.used.store_u32(at, head.into());
         self.used.store_u32(at + 4, bytes);
@@ -128,6 +177,9 @@ impl Split {
         self.published = new;
         // O6: the guest stores its event index, then loads `idx`.
         fence(SeqCst);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.clear(new);
+        }
         if self.event_idx {
             let event = self.avail.load_u16(RING + 2 * usize::from(self.size), Relaxed);
             new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
@@ -151,6 +203,12 @@ impl Split {
         // An event index that is behind requests nothing.
         if !self.event_idx {
             self.used.store_u16(FLAGS, NO_NOTIFICATION, Relaxed);
+        }
+    }
+
+    pub(super) fn close(&self) {
+        if let Some(inflight) = &self.inflight {
+            inflight.close();
         }
     }
 

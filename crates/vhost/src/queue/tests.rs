@@ -31,8 +31,43 @@ fn memory() -> (GuestMemory, GuestWords) {
 
 fn queue(memory: &GuestMemory, packed: bool) -> Queue {
     let base = if packed { 1 << 15 } else { 0 };
+    open(memory, packed, base, None).unwrap_or_else(|why| panic!("{why:?}"))
+}
+
+fn open(memory: &GuestMemory, packed: bool, base: u32, inflight: Option<&GuestWords>) -> Result<Queue, NotStarted> {
     let shape = Shape { size: SIZE, addresses: RING, base, packed, event_idx: true, writes: false };
-    Queue::new(memory, &shape).unwrap_or_else(|why| panic!("{why}"))
+    Queue::new(memory, &shape, inflight.cloned())
+}
+
+/// A region of in-flight descriptors.
+fn inflight() -> GuestWords {
+    let bytes = part_bytes(true, SIZE as u16);
+    let fd = memfd::create_sealed("inflight", bytes as u64).unwrap();
+    GuestWords::new(MappedRange::whole(Arc::new(Mapping::of_guest(fd.as_fd(), 0, bytes).unwrap())))
+}
+
+/// Offers `count` chains of two descriptors each, the `n`th with the identifier (packed) or head (split) 2 n, and a
+/// capacity of 100 + n; `from` such chains were offered before.
+fn offer_pairs(words: &GuestWords, packed: bool, from: u16, count: u16) {
+    for n in from..from + count {
+        let first = 2 * n % SIZE as u16;
+        let flag = if (2 * n / SIZE as u16).is_multiple_of(2) { 1 << 7 } else { 1 << 15 };
+        let (at, parts) = (u64::from(first), [(60, NEXT), (40 + u32::from(n), 0)]);
+        for (i, (len, next)) in parts.into_iter().enumerate() {
+            let last = if packed { [first, next | flag] } else { [next, first + 1] };
+            write(words, 16 * (at + i as u64), BUFFER, len, last);
+        }
+        if !packed {
+            words.store_u16(0x1004 + 2 * usize::from(n % SIZE as u16), first, Relaxed);
+            words.store_u16(0x1002, n + 1, Relaxed);
+        }
+    }
+}
+
+/// Takes a chain, and returns its number and capacity.
+fn take(memory: &GuestMemory, queue: &mut Queue) -> Option<(u16, u64, Chains)> {
+    let (found, chains) = pop(memory, queue).unwrap();
+    found.then(|| (chains.taken[0].id, chains.capacity(), chains))
 }
 
 /// Writes a descriptor at a guest address; the last two fields in the layout's order.
@@ -129,6 +164,79 @@ fn tables_that_are_none_make_a_chain_unusable() {
     }
 }
 
+/// A process ends between any two steps of a batch; the next one takes the chains that the guest does not see as used,
+/// once each and in order, although their descriptors were overwritten; over several laps of the ring.
+#[test]
+fn chains_that_were_not_returned_are_taken_again() {
+    for packed in [false, true] {
+        let (memory, words) = memory();
+        let region = inflight();
+        let (mut offered, mut returned) = (0, 0);
+        for step in 0..200u16 {
+            let wrong_base = if packed { 0x8003_8003 } else { 77 };
+            let base = if step > 0 {
+                wrong_base
+            } else if packed {
+                1 << 15
+            } else {
+                0
+            };
+            let mut queue = open(&memory, packed, base, Some(&region)).unwrap_or_else(|why| panic!("{why:?}"));
+            let new = (SIZE as u16 / 2 - (offered - returned)).min(step % 5);
+            offer_pairs(&words, packed, offered, new);
+            offered += new;
+            let all: Vec<_> = std::iter::from_fn(|| take(&memory, &mut queue)).collect();
+            let numbers: Vec<_> = all.iter().map(|(id, capacity, _)| (*id, *capacity)).collect();
+            let expected: Vec<_> = (returned..offered).map(|n| (2 * n % SIZE as u16, 100 + u64::from(n))).collect();
+            assert_eq!(numbers, expected, "packed {packed}, step {step}");
+            let (shown, written) = (usize::from(step % 3), usize::from(step % 7));
+            for (n, (.., chains)) in all.iter().enumerate().take(shown.max(written)) {
+                queue.push_used(chains, 0);
+                if n + 1 == shown {
+                    queue.publish();
+                    returned += shown as u16;
+                }
+            }
+            if packed && shown > 0 {
+                assert_eq!(first_not_returned(&words, returned), returned, "step {step}");
+            }
+        }
+        assert!(returned > 60, "{returned}");
+    }
+}
+
+/// The number of the first chain, of `returned` or more, whose descriptor in a packed ring is not marked as used.
+fn first_not_returned(words: &GuestWords, returned: u16) -> u16 {
+    let is_used = |n: &u16| {
+        let lap = 2 * n / SIZE as u16 % 2;
+        let flags = words.load_u16(16 * usize::from(2 * n % SIZE as u16) + 14, Relaxed) & (1 << 7 | 1 << 15);
+        flags == if lap == 0 { 1 << 7 | 1 << 15 } else { 0 }
+    };
+    (returned..returned + SIZE as u16 / 2).find(|n| !is_used(n)).unwrap_or(u16::MAX)
+}
+
+/// A queue that was stopped goes on where the front end says: its region says nothing more.
+#[test]
+fn a_stopped_queue_starts_at_the_base_that_is_given() {
+    for packed in [false, true] {
+        let (memory, words) = memory();
+        let region = inflight();
+        let start = if packed { 1 << 15 } else { 0 };
+        let mut queue = open(&memory, packed, start, Some(&region)).ok().unwrap();
+        offer_pairs(&words, packed, 0, 1);
+        let (_, _, chains) = take(&memory, &mut queue).unwrap();
+        queue.push_used(&chains, 0);
+        queue.publish();
+        queue.close();
+        assert_eq!(queue.base(), if packed { 0x8002_8002 } else { 1 });
+        // The guest has reset its card.
+        words.store_u16(0x2002, 0, Relaxed);
+        offer_pairs(&words, packed, 0, 1);
+        let mut queue = open(&memory, packed, start, Some(&region)).ok().unwrap();
+        assert_eq!(take(&memory, &mut queue).map(|(id, ..)| id), Some(0));
+    }
+}
+
 #[test]
 fn copies_end_at_addresses_that_are_no_memory() {
     let (memory, words) = memory();
@@ -177,5 +285,41 @@ proptest! {
                 queue.publish();
             }
         }
+    }
+
+    /// Whatever a hypervisor has written into the region, it is refused or used, and no more chains are taken from it
+    /// than the queue has descriptors.
+    #[test]
+    fn any_words_in_the_region_of_in_flight_descriptors(seed in any::<u64>(), packed in any::<bool>(), full in any::<bool>()) {
+        let (memory, words) = memory();
+        let region = inflight();
+        offer_pairs(&words, packed, 0, 3);
+        drop(open(&memory, packed, if packed { 1 << 15 } else { 0 }, Some(&region)).ok().unwrap());
+        let mut state = seed | 1;
+        let mut random = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 16) as u16
+        };
+        let header = if packed { 32 } else { 16 };
+        let bytes = part_bytes(packed, SIZE as u16);
+        let places: Vec<usize> = match full {
+            true => (12..bytes).step_by(2).collect(),
+            false => (0..4).map(|_| 12 + usize::from(random()) % (bytes - 12) / 2 * 2).collect(),
+        };
+        for at in places {
+            let small = at < header || random() % 2 == 0;
+            region.store_u16(at, if small { random() % (SIZE as u16 + 1) } else { random() }, Relaxed);
+        }
+        let Ok(mut queue) = open(&memory, packed, 0, Some(&region)) else { return Ok(()) };
+        for taken in 0.. {
+            prop_assert!(taken <= 2 * SIZE);
+            match pop(&memory, &mut queue) {
+                Ok((true, chains)) => queue.push_used(&chains, 0),
+                _ => break,
+            }
+        }
+        queue.publish();
     }
 }

@@ -7,6 +7,7 @@ use unetmap_core::control::vale::{self, ValeAction, ValeRequest};
 
 use super::Setting;
 use crate::ls::{members, parse_reply};
+use crate::served::{Kind, socket_of};
 use crate::vale::rate;
 
 /// Reads all settings, in order; of interfaces those of `named`, and of those that have ports.
@@ -80,8 +81,9 @@ fn of_switch(switch: &str, details: &Value) -> Vec<Setting> {
             ("storm", rules["storm"].as_u64().map(crate::vale::unscaled)),
             ("filter-in", text(&rules["filter_in"]["expression"])),
             ("filter-out", text(&rules["filter_out"]["expression"])),
-            ("vhost-user", crate::vm::socket_of(port, false)),
-            ("vhost-user-client", crate::vm::socket_of(port, true)),
+            ("vhost-user", socket_of(port, Kind::VhostUser)),
+            ("vhost-user-client", socket_of(port, Kind::VhostUserClient)),
+            ("memif", socket_of(port, Kind::Memif)),
         ];
         let set = values.into_iter().filter_map(|(key, value)| Some((key, value?)));
         settings.extend(set.map(|(key, value)| Setting::Port { port: name.into(), key, value }));

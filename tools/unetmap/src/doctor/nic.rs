@@ -385,6 +385,9 @@ fn tested(what: &'static str, trial: &QueueTrial, facts: &Facts) -> (Option<&'st
             let why = ZeroCopyObstacle::AddedQueues(&facts.link.name);
             (Some(COPY), Check::ok(what, format!("{COPY}: tried on queue {queue}; {why}")))
         }
+        (Some(_), Some(Ok(()))) if !sends_zero_copy_frames(facts) => {
+            (Some(COPY), Check::ok(what, format!("{COPY}: tried on queue {queue}; {}", ZeroCopyObstacle::WrongHeader)))
+        }
         (Some(Ok(())), _) => (Some(ZERO_COPY), Check::ok(what, format!("{ZERO_COPY}: tried on queue {queue}"))),
         (_, Some(Err(e))) if e.kind() == io::ErrorKind::ResourceBusy => {
             (None, Check::unknown(what, format!("untested: another AF_XDP socket holds queue {queue}")).optional())
@@ -419,9 +422,17 @@ fn expected(facts: &Facts) -> Option<(&'static str, &'static str)> {
         XdpFeatures { rx_sg: false, .. } if facts.link.mtu > NATIVE_MTU => {
             (GENERIC, "the driver does not support XDP programs with this MTU, whose frames need several buffers")
         }
+        XdpFeatures { zerocopy: true, .. } if !sends_zero_copy_frames(facts) => {
+            (COPY, "the driver's zero copy sends frames that may not arrive, so the kernel copies each packet")
+        }
         XdpFeatures { zerocopy: true, .. } => (ZERO_COPY, "the driver uses the port's buffers directly"),
         _ => (COPY, "the driver does not support zero copy, so the kernel copies each packet"),
     })
+}
+
+/// Whether frames that the interface sends by zero copy arrive, as far as is known.
+fn sends_zero_copy_frames(facts: &Facts) -> bool {
+    facts.driver.as_ref().is_none_or(DriverInfo::sends_zero_copy_frames)
 }
 
 /// Adds what makes a faster data path possible.

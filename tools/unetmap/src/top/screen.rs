@@ -61,7 +61,7 @@ const HELP: [&str; 10] = [
     "q      quit",
     "",
     "packets/s, Mbit/s, batch and lost/s are means since the last refresh; queued is a count.",
-    "Mbit/s: of mediated interfaces; the bytes of other ports are not counted.",
+    "Mbit/s: of ports whose bytes are counted: of switches, mediated, received by pipes.",
     "tx: sent by the port's program; rx: received by it. Each packet is in both of the rings it crosses.",
     "Lost: dropped for lack of room, or sent to no port.",
 ];

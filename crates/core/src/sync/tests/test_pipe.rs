@@ -99,6 +99,7 @@ impl TestRegion {
             channel: producer,
             doorbell: duplicate(&to_tx),
             peer_doorbell: duplicate(&to_rx),
+            no_wakeups: false,
         }));
         let rx_backend = RingBackend::PipeRx(Box::new(PipeRx {
             channel: consumer,
@@ -106,6 +107,7 @@ impl TestRegion {
             offsets: Offsets::NONE,
             doorbell: to_rx,
             peer_doorbell: to_tx,
+            no_wakeups: false,
         }));
         let ring = |view, end: EndpointPage, backend| {
             Ring::new(SyncRing {

@@ -26,7 +26,18 @@ pub(crate) struct LostPackets([AtomicU64; REASONS.len()]);
 /// In the order of the counters.
 const REASONS: [DropReason; 3] = [DropReason::Runt, DropReason::InvalidSlot, DropReason::TooManyFragments];
 
+/// The counters as the daemon hands them to its successor.
+pub(crate) type SavedLost = [u64; REASONS.len()];
+
 impl LostPackets {
+    pub(crate) fn save(&self) -> SavedLost {
+        self.0.each_ref().map(|count| count.load(Relaxed))
+    }
+
+    pub(crate) fn restore(saved: SavedLost) -> LostPackets {
+        LostPackets(saved.map(AtomicU64::new))
+    }
+
     fn count(&self, why: DropReason) {
         let counter = REASONS.iter().position(|reason| *reason == why).and_then(|i| self.0.get(i));
         if let Some(counter) = counter {

@@ -54,7 +54,7 @@ pub(super) fn set_busy_poll(
         Some((usec, budget)) => {
             let Some(busy_poll) = BusyPoll::new(usec, budget) else { return out_of_bounds(usec, budget) };
             refuse_persistent(daemon, "busy polling", link, caller)?;
-            let Some(netns) = &caller.netns else { return refuse(ENXIO, "no such interface (ip link shows them)") };
+            let Some(netns) = caller.netns() else { return refuse(ENXIO, "no such interface (ip link shows them)") };
             // Also tried where no socket is open yet: a setting that cannot be used is not stored.
             let tried = privileged::try_busy_poll(netns, busy_poll);
             tried.or_else(|e| refuse_busy_poll(&e))?;

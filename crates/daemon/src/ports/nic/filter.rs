@@ -109,7 +109,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
     let Some(link) = find_link_for(daemon, &request.interface, caller)? else {
         return refuse(ENXIO, "no such interface (ip link shows them)");
     };
-    let access = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(), &link.name));
+    let access = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name));
     if access.is_none() && caller.peer.uid != 0 {
         return denied(caller);
     }
@@ -133,7 +133,7 @@ fn set_filter(
 ) -> Result<(), Refusal> {
     let (uid, netns_id) = (caller.peer.uid, caller.netns_id());
     let open = check_may_set(daemon, "filter", link, access, caller)?.map(PortKey::Nic);
-    let Some(netns) = &caller.netns else { return refuse(ENXIO, "no such interface (ip link shows them)") };
+    let Some(netns) = caller.netns() else { return refuse(ENXIO, "no such interface (ip link shows them)") };
     let Some(filter) = filter else {
         if let Some(nic) = open.and_then(|key| daemon.registry.nic_mut(&key)) {
             nic.set_filter(None)?;

@@ -42,7 +42,7 @@ pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Ca
     if find(daemon, caller.netns_id(), link.index)?.is_some() {
         return refuse(EBUSY, "it is open: the header of an interface is set before it is opened");
     }
-    let Some(netns) = &caller.netns else { return refuse(EPERM, "the daemon cannot see your network namespace") };
+    let Some(netns) = caller.netns() else { return refuse(EPERM, "the daemon cannot see your network namespace") };
     match bytes {
         0 => daemon.nics.settings.remove_header(netns.id(), link.index),
         _ => daemon.nics.settings.store_header(netns, link.index, bytes)?,

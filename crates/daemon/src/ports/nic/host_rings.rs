@@ -21,6 +21,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use unetmap_core::errno::{ENOMEM, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
 use unetmap_sys::netns::Netns;
@@ -29,8 +30,47 @@ use unetmap_sys::xdp::Mark;
 use unetmap_sys::xsk::{Queue, UnboundXsk};
 
 use super::keep_alive::KeepAlive;
-use crate::privileged::{self, HostVeth, PacketMemory, Tcx, Xdp};
+use crate::broker::Handle;
+use crate::descriptors::{FdIndex, Incoming, Outgoing};
+use crate::privileged::{self, Deadline, HostVeth, KeptXdp, PacketMemory, Tcx, Xdp};
 use crate::refusal::{Refusal, refuse};
+
+/// Host rings as the daemon hands them to its successor.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SavedHostRings {
+    tcx: Option<Handle>,
+    veth: Option<SavedVeth>,
+    capture: HostTxAction,
+    relayed: bool,
+}
+
+/// The veth pair.
+#[derive(Serialize, Deserialize)]
+struct SavedVeth {
+    near: u32,
+    far_netns: FdIndex,
+    far: u32,
+    xdp: KeptXdp,
+}
+
+impl SavedHostRings {
+    pub(super) fn restore(
+        self,
+        netns: &Arc<Netns>,
+        (nic, queues): (u32, u32),
+        fds: &mut Incoming,
+    ) -> Result<HostRings, Refusal> {
+        let SavedHostRings { tcx, veth, capture, relayed } = self;
+        let veth = match veth {
+            None => None,
+            Some(SavedVeth { near, far_netns, far, xdp }) => {
+                Some(HostVeth { near, far_netns: fds.take_netns(far_netns)?, far, xdp: Xdp::of(xdp) })
+            }
+        };
+        let tcx = tcx.map(|handle| Tcx::of(handle, netns));
+        Ok(HostRings { netns: netns.clone(), nic, queues, tcx, veth, capture, relayed })
+    }
+}
 
 /// The connection between an interface and the host's stack.
 pub(super) struct HostRings {
@@ -47,6 +87,23 @@ impl HostRings {
     /// Nothing is attached or created yet.
     pub(super) fn new(netns: Arc<Netns>, nic: u32, queues: u32) -> HostRings {
         HostRings { netns, nic, queues, tcx: None, veth: None, capture: HostTxAction::Pass, relayed: false }
+    }
+
+    pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedHostRings {
+        let veth = self.veth.as_ref().map(|HostVeth { near, far_netns, far, xdp }| SavedVeth {
+            near: *near,
+            far_netns: fds.add(far_netns),
+            far: *far,
+            xdp: xdp.kept(),
+        });
+        let tcx = self.tcx.as_ref().map(Tcx::handle);
+        SavedHostRings { tcx, veth, capture: self.capture, relayed: self.relayed }
+    }
+
+    /// The deadlines of its programs.
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = &Arc<Deadline>> {
+        let far = self.veth.iter().map(|veth| veth.xdp.deadline());
+        self.tcx.iter().map(Tcx::deadline).chain(far)
     }
 
     /// Attaches the tcx program to the interface, if it is not attached. Frames still go to the wire.

@@ -24,9 +24,12 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread;
 
 use unetmap_core::errno::EAGAIN;
+use unetmap_sys::link::Link;
+use unetmap_sys::netns::Netns;
 use unetmap_sys::{Doorbell, process};
 
 use super::port::{NicPort, is_away, refuse_away};
+use super::surveyed::Survey;
 use super::{Nic, NicKey};
 use crate::awaited::Awaited;
 use crate::broker;
@@ -34,6 +37,7 @@ use crate::caller::Caller;
 use crate::endpoint::RingSelection;
 use crate::ports::mediated::Mediated;
 use crate::ports::{Daemon, EndpointKey, PortKey};
+use crate::privileged;
 use crate::refusal::Refusal;
 use crate::tuning::nic::MAX_ROUNDS;
 
@@ -43,20 +47,38 @@ pub(super) enum Work {
     Open(RingSelection),
     /// Closes what no session has bound.
     Close,
+    /// Brings what belongs to the interface into its new state.
+    Follow,
 }
 
-/// An interface that is back.
-pub(super) struct Done {
-    pub(super) nic: Box<Nic>,
-    pub(super) number: u64,
-    pub(super) result: Result<(), Refusal>,
+/// What a thread has done.
+pub(super) enum Done {
+    /// An interface is back.
+    Interface { nic: Box<Nic>, number: u64, result: Result<(), Refusal> },
+    /// The interfaces of a namespace were read.
+    Links { netns: u64, links: io::Result<Vec<Link>> },
+    /// What a message of a connection waits for was read, for this user.
+    Survey { uid: u32, connection: u64, survey: Box<Survey> },
+}
+
+/// Where a thread leaves what it has done.
+#[derive(Clone)]
+pub(super) struct DoneSender(Sender<Done>, Arc<Doorbell>);
+
+impl DoneSender {
+    /// Does nothing when the daemon exits.
+    pub(super) fn send(&self, done: Done) {
+        if self.0.send(done).is_ok() {
+            self.1.notify();
+        }
+    }
 }
 
 /// The threads, as the control thread sees them.
 #[derive(Default)]
 pub(crate) struct KernelWork {
     /// `None`: there are no threads.
-    channel: Option<(Sender<Done>, Receiver<Done>, Arc<Doorbell>)>,
+    channel: Option<(DoneSender, Receiver<Done>)>,
     last: u64,
     /// What the request that is being answered must wait for.
     pub(super) awaited: Cell<Option<Awaited>>,
@@ -68,13 +90,18 @@ impl KernelWork {
     /// Has threads do the work from now on.
     pub(crate) fn use_threads(&mut self) -> io::Result<()> {
         let (sender, receiver) = channel();
-        self.channel = Some((sender, receiver, Arc::new(Doorbell::new()?)));
+        self.channel = Some((DoneSender(sender, Arc::new(Doorbell::new()?)), receiver));
         Ok(())
     }
 
-    /// Readable when an interface is back: for [`super::settle::take_back`].
+    /// For a new thread; `None`: there are no threads.
+    pub(super) fn sender(&self) -> Option<DoneSender> {
+        self.channel.as_ref().map(|(sender, _)| sender.clone())
+    }
+
+    /// Readable when a thread has done something: for [`super::settle::take_back`].
     pub(crate) fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.channel.as_ref().map(|(_, _, doorbell)| doorbell.as_fd())
+        self.channel.as_ref().map(|(DoneSender(_, doorbell), _)| doorbell.as_fd())
     }
 
     /// Something of the interface may be unneeded now.
@@ -157,25 +184,32 @@ pub(crate) fn open_queues(
     }
 }
 
-/// Returns an interface whose thread is done.
+/// Returns what a thread has done.
 pub(super) fn next_done(daemon: &Daemon) -> Option<Done> {
-    let (_, receiver, doorbell) = daemon.nics.work.channel.as_ref()?;
+    let (DoneSender(_, doorbell), receiver) = daemon.nics.work.channel.as_ref()?;
     doorbell.clear();
     receiver.try_recv().ok()
 }
 
+/// Has a thread read the interfaces of a namespace; returns `false` if no thread can.
+pub(super) fn read_links(daemon: &Daemon, netns: &Arc<Netns>) -> bool {
+    let Some(sender) = daemon.nics.work.sender() else { return false };
+    let netns = netns.clone();
+    let read = move || {
+        let links = broker::beside_control(|| privileged::links(&netns));
+        sender.send(Done::Links { netns: netns.id(), links });
+    };
+    thread::Builder::new().name("interfaces".into()).spawn(read).is_ok()
+}
+
 /// Has a thread do work; returns its number, or `None` if no thread can.
 pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<u64> {
-    let (sender, _, doorbell) = daemon.nics.work.channel.as_ref()?;
-    let (sender, doorbell, number) = (sender.clone(), doorbell.clone(), daemon.nics.work.last + 1);
+    let (sender, number) = (daemon.nics.work.sender()?, daemon.nics.work.last + 1);
     let (give, take) = sync_channel::<Box<Nic>>(1);
     let run = move || {
         let Ok(mut nic) = take.recv() else { return };
         let result = broker::beside_control(|| nic.work(&work));
-        // Fails only when the daemon exits.
-        if sender.send(Done { nic, number, result }).is_ok() {
-            doorbell.notify();
-        }
+        sender.send(Done::Interface { nic, number, result });
     };
     let thread = thread::Builder::new().name("interface".into()).spawn(run);
     if let Err(e) = thread {
@@ -194,6 +228,10 @@ impl Nic {
             Work::Open(selection) => self.open_or_close(selection),
             Work::Close => {
                 self.close_unused_sockets();
+                Ok(())
+            }
+            Work::Follow => {
+                self.follow();
                 Ok(())
             }
         }
@@ -234,5 +272,16 @@ impl Nic {
             || is_idle(nic.clone()) && (self.xdp.is_some() || self.offloads.is_some() || self.relay.is_some())
             || is_idle(host.clone()) && self.host.has_veth()
             || is_idle(nic) && is_idle(host) && self.host.is_attached()
+    }
+}
+
+/// Has threads bring what belongs to the interfaces of a namespace into their new states.
+pub(super) fn follow(daemon: &mut Daemon, netns: u64) {
+    let ports = daemon.registry.all::<NicPort>().filter(|port| port.key.netns == netns);
+    let behind = ports.filter(|port| port.here().is_some_and(Nic::must_follow)).map(|port| port.key);
+    for key in behind.collect::<Vec<_>>() {
+        if start(daemon, key, Work::Follow).is_none() {
+            daemon.registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::follow);
+        }
     }
 }

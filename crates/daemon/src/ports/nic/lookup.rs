@@ -11,14 +11,14 @@ use crate::refusal::{Refusal, refuse};
 
 /// Whether there may be an interface that the policy gives to the caller.
 pub(crate) fn may_have_interfaces(daemon: &mut Daemon, caller: &Caller) -> Result<bool, Refusal> {
-    let gives = daemon.policy()?.is_some_and(|policy| policy.may_give_interfaces(&caller.identity()));
+    let gives = daemon.policy()?.is_some_and(|policy| policy.may_give_interfaces(&caller.identity(policy)));
     Ok(gives || caller.peer.uid == 0)
 }
 
 /// As [`find_link`], for a request that needs the policy's leave. A caller to whom it gives no interface is refused
 /// without a look at any: that would wait for the kernel's lock of the network configuration.
 pub(super) fn find_link_for(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<Option<Link>, Refusal> {
-    let Some(netns) = caller.netns.as_ref().filter(|_| !matches!(may_have_interfaces(daemon, caller), Ok(true))) else {
+    let Some(netns) = caller.netns().filter(|_| !matches!(may_have_interfaces(daemon, caller), Ok(true))) else {
         return find_link(name, caller);
     };
     match privileged::is_absent(netns, name) {
@@ -29,10 +29,11 @@ pub(super) fn find_link_for(daemon: &mut Daemon, name: &str, caller: &Caller) ->
 
 /// Finds an interface by name in the caller's network namespace.
 pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Refusal> {
-    let Some(netns) = &caller.netns else {
+    let Some(netns) = caller.netns() else {
         return refuse(EPERM, "the daemon cannot see your network namespace: give it CAP_NET_ADMIN");
     };
-    privileged::link_named(netns, name).or_else(|e| match e.raw_os_error() {
+    let surveyed = caller.surveyed_link(name);
+    surveyed.map_or_else(|| privileged::link_named(netns, name), Ok).or_else(|e| match e.raw_os_error() {
         Some(EPERM) => refuse(EPERM, "the daemon may not enter your network namespace: give it CAP_SYS_ADMIN"),
         _ => refuse(ENXIO, format!("looking for the interface in your network namespace: {e}")),
     })

@@ -22,15 +22,20 @@ mod port;
 mod queue;
 mod queue_count;
 mod relay;
+mod saved;
 mod settings;
 pub(crate) mod settle;
 mod sockets;
+pub(crate) mod survey;
+pub(crate) mod surveyed;
 mod zero_copy;
 
 use std::collections::BTreeSet;
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED, FRAGS};
 use unetmap_core::errno::{EINVAL, ENOMEM, ENXIO};
 use unetmap_mem::TxFramesPage;
@@ -44,11 +49,11 @@ use super::Daemon;
 use super::snapshot::{PortSnapshot, RingSnapshot};
 use crate::broker::near_name;
 use crate::budget::{Amounts, Resource};
-use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
+use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
 use crate::knobs::Admode;
 use crate::privileged::{self, PacketMemory, Undo, Xdp};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
+use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, shared_page};
 use crate::shape::EndpointShape;
 
 use attach::random_mark;
@@ -71,6 +76,7 @@ pub(crate) use open::{
 };
 pub(super) use open::{check_default_route, header_of_link};
 pub(crate) use port::NicPort;
+pub(crate) use saved::{SavedNic, SavedNics};
 pub(crate) use zero_copy::{
     any_driver_offers_it as any_driver_offers_zero_copy, driver_offers_it as driver_offers_zero_copy,
 };
@@ -79,7 +85,7 @@ pub(crate) use zero_copy::{
 const HEADER: u32 = 18;
 
 /// How packets are received and sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct XdpConfig {
     mode: Mode,
     bind_mode: BindMode,
@@ -138,6 +144,16 @@ pub(crate) struct Nic {
     tx_dropped_before: u64,
     /// Whether it was deleted, or moved to another namespace.
     gone: bool,
+    /// Whether [`Nic::follow`] is due.
+    behind: bool,
+    near_gone: NearGone,
+}
+
+/// Near ends that were removed from outside, and of which the rest is to be removed.
+#[derive(Default)]
+struct NearGone {
+    relay: bool,
+    host: bool,
 }
 
 impl Nic {
@@ -148,6 +164,7 @@ impl Nic {
         netns: Arc<Netns>,
         link: &Link,
         (shape, admode): (EndpointShape, Admode),
+        tx_dropped_before: u64,
     ) -> Result<(Nic, (OwnedFd, usize)), Refusal> {
         let buffer = region.region.limits().buf_size;
         if !BUFFER_BYTES.contains(&buffer) {
@@ -168,7 +185,6 @@ impl Nic {
         if !link.up {
             tracing::info!(name = link.name, "the interface is down: no packets move before it is up");
         }
-        let tx_dropped_before = interface_tx_dropped(&netns, link.index);
         let nic = Nic {
             key,
             name: link.name.clone(),
@@ -201,6 +217,8 @@ impl Nic {
             up: link.up,
             tx_dropped_before,
             gone: false,
+            behind: false,
+            near_gone: NearGone::default(),
         };
         Ok((nic, (sent_fd, sent_bytes)))
     }
@@ -317,7 +335,7 @@ impl Nic {
             "{} was removed: the host rings of its interface end",
             near_name(self.key.index)
         );
-        self.host.remove();
+        (self.near_gone.host, self.behind) = (true, true);
         let own = self.endpoint.shape.nic_pairs();
         self.endpoint.end_some(|ring| ring.pair >= own);
     }
@@ -338,8 +356,7 @@ impl Nic {
         self.queues.iter_mut().for_each(|queue| *queue = None);
     }
 
-    /// The interface's state or settings changed. Waiting programs are woken: a link that was down may send packets
-    /// now. Returns whether it was set up or down.
+    /// The interface's state or settings changed. Returns whether it was set up or down.
     fn changed(&mut self, link: &Link) -> bool {
         tracing::debug!(name = link.name, up = link.up, carrier = link.carrier, mtu = link.mtu, "interface changed");
         let switched = self.up != link.up;
@@ -347,20 +364,41 @@ impl Nic {
             let state = if link.up { "up" } else { "down: no packets move before it is up" };
             tracing::info!(name = link.name, "the interface is {state}");
             self.up = link.up;
-            self.update_relay();
-        }
-        if self.xdp.is_some() {
-            self.compare_queues();
         }
         let frags = self.xdp_config.is_none_or(|xdp_config| xdp_config.frags);
         if !frags && link.mtu + HEADER > self.umem.receive_bytes(0) {
             let (mtu, buffer) = (link.mtu, self.umem.receive_bytes(0));
             tracing::warn!(name = link.name, mtu, buffer, "frames longer than a buffer are dropped: set a smaller MTU");
         }
+        self.behind = true;
+        if !self.must_follow() {
+            self.follow();
+        }
+        switched
+    }
+
+    /// Whether the kernel is to be asked something, since the interface changed: by [`Self::follow`].
+    fn must_follow(&self) -> bool {
+        self.behind && (self.relay.is_some() || self.xdp.is_some() || self.host.has_veth())
+    }
+
+    /// Brings what belongs to the interface into its state, and wakes waiting programs: a link that was down may send
+    /// packets now.
+    fn follow(&mut self) {
+        self.behind = false;
+        if mem::take(&mut self.near_gone.relay) {
+            (self.relay, self.xdp) = (None, None);
+        }
+        if mem::take(&mut self.near_gone.host) {
+            self.host.remove();
+        }
+        self.update_relay();
+        if self.xdp.is_some() {
+            self.compare_queues();
+        }
         for ring in self.endpoint.tx.iter().chain(&self.endpoint.rx).filter(|ring| ring.binders() > 0) {
             ring.doorbell.notify();
         }
-        switched
     }
 
     /// The memory of the port's packets.

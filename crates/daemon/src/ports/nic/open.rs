@@ -17,8 +17,9 @@ use super::lookup::{denied, find_link, find_link_for, may_have_interfaces};
 use super::port::is_away;
 use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
+use super::survey::Surveys;
 use super::zero_copy::driver_offers_it;
-use super::{Nic, NicKey, NicPort};
+use super::{Nic, NicKey, NicPort, interface_tx_dropped};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::events::What;
@@ -43,14 +44,16 @@ pub(crate) const ALL_NAMESPACES: u64 = 0;
 /// The state of all interfaces.
 #[derive(Default)]
 pub(crate) struct NicState {
-    last_serial: u64,
+    pub(super) last_serial: u64,
     /// By namespace: the changes of its interfaces.
     pub(crate) watches: BTreeMap<u64, NamespaceWatch>,
-    queue_counts: QueueCounts,
+    pub(super) queue_counts: QueueCounts,
     /// Filters, busy polling, headers.
     pub(crate) settings: InterfaceSettings,
     /// Threads that open and close interfaces.
     pub(crate) work: KernelWork,
+    /// Threads that read about interfaces.
+    pub(super) surveys: Surveys,
     /// Renews the deadlines of the attached programs.
     pub(crate) keep_alive: KeepAlive,
 }
@@ -58,11 +61,11 @@ pub(crate) struct NicState {
 /// The changes of all interfaces of one namespace.
 pub(crate) struct NamespaceWatch {
     pub(crate) watch: LinkWatch,
-    netns: Arc<Netns>,
+    pub(super) netns: Arc<Netns>,
     /// Whether the event loop waits for it.
     pub(crate) in_event_loop: bool,
     /// Changes that are handled when all of its open interfaces are here.
-    deferred: Vec<LinkEvent>,
+    pub(super) deferred: Vec<LinkEvent>,
 }
 
 impl NicState {
@@ -91,7 +94,7 @@ pub(crate) fn admitted_interface(
         found => found?,
     };
     let Some(link) = found else { return Ok(None) };
-    let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(), &link.name)) else {
+    let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name)) else {
         return Ok(None);
     };
     let access = usable_access(daemon, access, &link, caller);
@@ -112,13 +115,14 @@ pub(crate) fn check_default_route(
     if !receives || !is_interface || daemon.admission.policy.is_none() || !may_have_interfaces(daemon, caller)? {
         return Ok(());
     }
-    let (Some(link), Some(netns)) = (find_link(&spec.parent, caller)?, &caller.netns) else { return Ok(()) };
+    let (Some(link), Some(netns)) = (find_link(&spec.parent, caller)?, caller.netns()) else { return Ok(()) };
     let host_is_served = daemon.nics.settings.filter_of(caller.netns_id(), link.index).is_some()
         || match find(daemon, caller.netns_id(), link.index)? {
             Some(nic) => nic.host_is_bound() || nic.forwards,
             None => daemon.knobs.fwd(),
         };
-    let routes = privileged::default_routes(netns);
+    let surveyed = caller.surveyed_default_routes(link.index);
+    let routes = surveyed.map_or_else(|| privileged::default_routes(netns), Ok);
     if host_is_served || !routes.is_ok_and(|routes| routes.contains(&link.index)) {
         return Ok(());
     }
@@ -158,7 +162,7 @@ pub(crate) fn admitted(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
     }
     // The caller may use an alternative name; the policy has the interface's own name.
     let Some(link) = find_link_for(daemon, name, caller)? else { return no_such_interface() };
-    let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(), &link.name)) else {
+    let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name)) else {
         return denied(caller);
     };
     Ok((link, access))
@@ -175,7 +179,7 @@ fn usable_access(daemon: &mut Daemon, access: Access, link: &Link, caller: &Call
     if header_of_link(daemon, link, caller) > 0 {
         return Access::Mediated;
     }
-    let Some(netns) = caller.netns.as_ref().filter(|_| access == Access::Direct) else { return access };
+    let Some(netns) = caller.netns().filter(|_| access == Access::Direct) else { return access };
     let shares_rings = privileged::maps_bound_rings(netns, link.index);
     // If it cannot be tried, opening the socket fails for the same reason, and says so.
     if shares_rings.unwrap_or(true) { Access::Direct } else { Access::Mediated }
@@ -295,12 +299,14 @@ fn create(
     let admode = daemon.knobs.admode();
     let netns_id = caller.netns_id();
     let key = NicKey { netns: netns_id, index: link.index, serial: daemon.nics.last_serial + 1 };
-    let created = caller.netns.clone().map_or_else(no_such_interface, |netns| {
+    let created = caller.netns().cloned().map_or_else(no_such_interface, |netns| {
         watch(daemon, &netns)?;
+        let surveyed = caller.surveyed_tx_dropped(link.index);
+        let dropped = surveyed.unwrap_or_else(|| interface_tx_dropped(&netns, link.index));
         let record = daemon.registry.regions.existing_mut(region)?;
         let node = privileged::numa_node(&netns, &link.name).ok().flatten();
         node.into_iter().for_each(|node| record.prefer_node(node));
-        let (nic, sent) = Nic::create(record, (key, scope), netns, link, (shape, admode))?;
+        let (nic, sent) = Nic::create(record, (key, scope), netns, link, (shape, admode), dropped)?;
         Ok((Nic { numa_node: node, ..nic }, sent))
     });
     let (mut nic, sent) = created.inspect_err(|_| {
@@ -396,6 +402,7 @@ fn handle_events(daemon: &mut Daemon, netns: u64, events: Vec<LinkEvent>) {
             LinkEvent::Lost => compare_all_links(daemon, netns),
         }
     }
+    kernel_work::follow(daemon, netns);
 }
 
 fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
@@ -448,8 +455,20 @@ fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
 
 /// Compares all open interfaces of a namespace with those that exist, after events were lost.
 fn compare_all_links(daemon: &mut Daemon, netns: u64) {
-    let Some(watched) = daemon.nics.watches.get(&netns) else { return };
-    let Ok(links) = privileged::links(&watched.netns) else { return };
+    let Some(watched) = daemon.nics.watches.get(&netns).map(|watched| watched.netns.clone()) else { return };
+    if !kernel_work::read_links(daemon, &watched)
+        && let Ok(links) = privileged::links(&watched)
+    {
+        compare_links(daemon, netns, &links);
+    }
+}
+
+/// Compares all open interfaces of a namespace with these.
+pub(super) fn compare_links(daemon: &mut Daemon, netns: u64, links: &[Link]) {
+    if any_is_away(daemon, netns) {
+        let watched = daemon.nics.watches.get_mut(&netns);
+        return watched.into_iter().for_each(|watched| watched.deferred = vec![LinkEvent::Lost]);
+    }
     let nics = daemon.registry.all::<NicPort>().filter(|port| port.key.netns == netns);
     let mut open: Vec<u32> = nics.map(|port| port.key.index).collect();
     open.extend(daemon.vale.persistent.hidden_links(netns));
@@ -459,6 +478,7 @@ fn compare_all_links(daemon: &mut Daemon, netns: u64) {
             None => link_gone(daemon, netns, index),
         }
     }
+    kernel_work::follow(daemon, netns);
 }
 
 pub(crate) fn no_such_interface<T>() -> Result<T, Refusal> {
@@ -515,8 +535,8 @@ pub(crate) fn new_shape(
 
 /// Returns the number of queues of an interface in the caller's namespace.
 pub(super) fn queues(link: &Link, caller: &Caller) -> Result<link::Channels, Refusal> {
-    let Some(netns) = &caller.netns else { return no_such_interface() };
-    let found = privileged::channels(netns, &link.name);
+    let Some(netns) = caller.netns() else { return no_such_interface() };
+    let found = caller.surveyed_channels(link.index).map_or_else(|| privileged::channels(netns, &link.name), Ok);
     found.or_else(|e| refuse(ENXIO, format!("reading the number of its queues: {e}")))
 }
 

@@ -13,9 +13,10 @@ use unetmap_core::errno::EAGAIN;
 use super::{Nic, NicKey, other_usage, unwatch_if_unused};
 use crate::awaited::Awaited;
 use crate::budget::Amounts;
+use crate::descriptors::Outgoing;
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::ports::snapshot::PortSnapshot;
-use crate::ports::{Daemon, Description, Port, PortKey, Registry};
+use crate::ports::{Daemon, Description, Port, PortKey, Registry, SavedPort};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, Scope};
 use crate::registry::{BufferRepair, PortRecord};
@@ -188,7 +189,7 @@ impl Port for NicPort {
 
     fn describe(&self, _index: usize) -> Description<'_> {
         let (page, page_bytes) = (self.sent.0.as_fd(), self.sent.1);
-        Description { page, page_bytes, mirror_pools: Default::default() }
+        Description { page, page_offset: 0, page_bytes, mirror_pools: Default::default() }
     }
 
     fn describe_ring<'a>(
@@ -221,6 +222,11 @@ impl Port for NicPort {
             State::Here(nic) => Arc::into_inner(nic.endpoint).into_iter().collect(),
             State::Away(_) => Vec::new(),
         }
+    }
+
+    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+        let nic = self.here().map_or_else(refuse_away, Ok)?;
+        nic.save((&self.sent.0, self.opened_for), fds).map(|saved| SavedPort::Nic(Box::new(saved)))
     }
 
     fn owner(&self) -> u32 {

@@ -6,7 +6,7 @@
 //! uses the buffers directly may still write into them for some milliseconds, until the kernel has released the queue.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use unetmap_mem::{EndpointPage, Pos, TxFramesPage, UmemLayout, XskRxRings, XskTxRings};
 use unetmap_sys::xsk::{self, SocketRings, Umem, UnboundXsk, Xsk};
@@ -38,31 +38,57 @@ impl OpenQueue {
     ) -> io::Result<OpenQueue> {
         let not_mapped = |e: io::Error| io::Error::other(format!("the rings of its socket cannot be mapped: {e}"));
         let rings = unbound.map_rings().map_err(not_mapped)?;
-        let count = (umem.bytes / umem.buffer as usize) as u32;
-        let buffers = UmemLayout { size: umem.buffer, count, headroom };
-        let send = tx.and_then(|(ring, first)| {
-            let slots = ring.view.slots().slots();
-            sent.clear(first, slots.get() as usize);
-            XskTxRings::new(&rings.tx, &rings.completion, slots, buffers, sent.clone(), first)
-        });
-        let receive = rx.and_then(|ring| {
-            let slots = ring.view.slots().slots();
-            let receive = XskRxRings::new(&rings.rx, &rings.fill, slots, buffers)?;
+        if let Some((ring, first)) = tx {
+            sent.clear(first, ring.view.slots().slots().get() as usize);
+        }
+        let (send, receive) = halves(&rings, (umem, headroom), tx, rx, sent);
+        if let Some((ring, receive)) = rx.zip(receive.as_ref()) {
             for p in RegionRecord::positions(&ring.view) {
                 let slot = ring.view.slots().load(p);
                 receive.write_fill(p, Some((slot.buf_idx, ring.offsets.of(slot.ptr))));
             }
-            receive.submit(slots.get());
-            Some(receive)
-        });
+            receive.submit(ring.view.slots().slots().get());
+        }
         let socket = unbound.bind()?;
         Ok(OpenQueue { socket, rings, send, receive, headroom, in_xdp_map: false })
+    }
+
+    /// The same of a socket that another process has opened. Its rings are used meanwhile, and nothing is written.
+    pub(crate) fn of_bound(
+        fd: OwnedFd,
+        (umem, headroom): (&Umem, u32),
+        tx: Option<(&PortRing, usize)>,
+        rx: Option<&PortRing>,
+        (sent, entries): (&TxFramesPage, (u32, u32)),
+        in_xdp_map: bool,
+    ) -> io::Result<OpenQueue> {
+        let (socket, rings) = Xsk::of_bound(fd, umem.clone(), entries.0, entries.1)?;
+        let (send, receive) = halves(&rings, (umem, headroom), tx, rx, sent);
+        Ok(OpenQueue { socket, rings, send, receive, headroom, in_xdp_map })
     }
 
     /// The kernel's counters since the socket was opened.
     pub(crate) fn statistics(&self) -> xsk::Statistics {
         xsk::statistics(self.socket.as_fd()).unwrap_or_default()
     }
+}
+
+/// The two halves of a socket: for the transmit ring, and for the receive ring.
+fn halves(
+    rings: &SocketRings,
+    (umem, headroom): (&Umem, u32),
+    tx: Option<(&PortRing, usize)>,
+    rx: Option<&PortRing>,
+    sent: &TxFramesPage,
+) -> (Option<XskTxRings>, Option<XskRxRings>) {
+    let count = (umem.bytes / umem.buffer as usize) as u32;
+    let buffers = UmemLayout { size: umem.buffer, count, headroom };
+    let send = tx.and_then(|(ring, first)| {
+        let slots = ring.view.slots().slots();
+        XskTxRings::new(&rings.tx, &rings.completion, slots, buffers, sent.clone(), first)
+    });
+    let receive = rx.and_then(|ring| XskRxRings::new(&rings.rx, &rings.fill, ring.view.slots().slots(), buffers));
+    (send, receive)
 }
 
 /// Returns the `(hwcur, hwtail)` of a ring according to its socket.

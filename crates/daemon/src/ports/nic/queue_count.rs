@@ -23,6 +23,8 @@ const MAX_RINGS: u32 = 256;
 /// By namespace and index: the queues of an interface without an XDP program, and with one.
 type WithAndWithout = BTreeMap<(u64, u32), (Channels, Channels)>;
 
+pub(super) type SavedCounts = Vec<((u64, u32), (Channels, Channels))>;
+
 /// The interfaces whose number of queues changed when an XDP program was attached.
 #[derive(Clone, Default)]
 pub(crate) struct QueueCounts(Arc<Mutex<WithAndWithout>>);
@@ -32,6 +34,16 @@ impl QueueCounts {
     pub(crate) fn once_attached(&self, netns: u64, index: u32, now: Channels) -> Channels {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.get(&(netns, index)).filter(|(without, _)| *without == now).map_or(now, |(_, with)| *with)
+    }
+
+    /// All of them, as a successor of the daemon takes them.
+    pub(super) fn save(&self) -> SavedCounts {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.iter().map(|(link, counts)| (*link, *counts)).collect()
+    }
+
+    pub(super) fn restore(&self, saved: SavedCounts) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(saved);
     }
 
     fn insert(&self, netns: u64, index: u32, counts: (Channels, Channels)) {

@@ -14,15 +14,18 @@
 use std::io;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use unetmap_sys::kernel;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::RelayEnds;
 
 use super::Nic;
 use super::keep_alive::KeepAlive;
-use crate::broker::relay_name as near_name;
+use crate::broker::{Handle, relay_name as near_name};
+use crate::descriptors::{FdIndex, Incoming, Outgoing};
 use crate::knobs::Admode;
-use crate::privileged::{self, HostVeth, RelayPrograms, Undo, Xdp};
+use crate::privileged::{self, Deadline, HostVeth, RelayPrograms, Undo, Xdp};
+use crate::refusal::Refusal;
 
 /// The far end in an interface's place. Dropping it removes the pair.
 pub(super) struct Relay {
@@ -33,7 +36,32 @@ pub(super) struct Relay {
     tcx: Option<RelayPrograms>,
 }
 
+/// A relay as the daemon hands it to its successor.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SavedRelay {
+    far_netns: FdIndex,
+    ends: RelayEnds,
+    tcx: Option<Handle>,
+}
+
+impl SavedRelay {
+    pub(super) fn restore(self, netns: &Arc<Netns>, fds: &mut Incoming) -> Result<Relay, Refusal> {
+        let far_netns = fds.take_netns(self.far_netns)?;
+        Ok(Relay { netns: netns.clone(), far_netns, ends: self.ends, tcx: self.tcx.map(RelayPrograms::of) })
+    }
+}
+
 impl Relay {
+    pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedRelay {
+        let tcx = self.tcx.as_ref().map(RelayPrograms::handle);
+        SavedRelay { far_netns: fds.add(&self.far_netns), ends: self.ends, tcx }
+    }
+
+    /// The deadline of its programs, but for the XDP program.
+    pub(super) fn deadline(&self) -> Option<&Arc<Deadline>> {
+        self.tcx.as_ref().map(RelayPrograms::deadline)
+    }
+
     /// Creates the pair for interface `nic`. The XDP program is that of the far end.
     fn create(
         netns: &Arc<Netns>,
@@ -151,7 +179,7 @@ impl Nic {
             return;
         }
         tracing::warn!(name = self.name, "{} was removed: the rings of its interface end", near_name(self.key.index));
-        (self.relay, self.xdp) = (None, None);
+        (self.near_gone.relay, self.behind) = (true, true);
         let own = self.endpoint.shape.nic_pairs();
         self.endpoint.end_some(|ring| ring.pair < own);
     }

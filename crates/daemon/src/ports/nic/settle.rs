@@ -2,41 +2,66 @@
 //! What follows the work of threads on interfaces (`kernel_work`), and what has them begin to close.
 
 use std::mem;
+use std::sync::Arc;
 
 use super::kernel_work::{Done, Work, next_done, port_mut, start};
-use super::open::{handle_deferred_events, release_closed};
+use super::open::{compare_links, handle_deferred_events, release_closed};
+use super::survey;
+use super::surveyed::Survey;
 use super::{Nic, NicKey};
 use crate::ports::mediated::{self, Mediated};
 use crate::ports::{Daemon, EndpointKey, PortKey, PortRecord, arrival, monitor};
+use crate::refusal::Refusal;
 
-/// Takes back the interfaces whose threads are done, and returns them: requests that wait for them are to be answered
-/// again.
-pub(crate) fn take_back(daemon: &mut Daemon) -> Vec<NicKey> {
-    let mut back = Vec::new();
-    while let Some(Done { nic, number, result }) = next_done(daemon) {
-        let key = nic.key;
-        let Some(port) = port_mut(daemon, key) else { continue };
-        port.failed = result.err().map(|refusal| (number, refusal));
-        let some_closed = port.take_back(nic);
-        let is_closed = !port.endpoints().iter().any(|endpoint| endpoint.in_use());
-        let at = EndpointKey::from(PortKey::Nic(key));
-        if some_closed && is_closed {
-            monitor::end_monitors(daemon, &at);
+/// What threads have done.
+#[derive(Default)]
+pub(crate) struct Back {
+    /// Interfaces: requests that wait for them are to be answered again.
+    pub(crate) nics: Vec<NicKey>,
+    /// What was read for the message of a connection.
+    pub(crate) surveys: Vec<(u64, Arc<Survey>)>,
+}
+
+/// Takes back what threads have done.
+pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
+    let mut back = Back::default();
+    while let Some(done) = next_done(daemon) {
+        match done {
+            Done::Interface { nic, number, result } => back.nics.extend(take_back_nic(daemon, nic, (number, result))),
+            Done::Links { netns, links: Ok(links) } => compare_links(daemon, netns, &links),
+            Done::Links { links: Err(e), .. } => tracing::warn!("changes of interfaces were missed: {e}"),
+            Done::Survey { uid, connection, survey } => {
+                survey::ended(daemon, uid);
+                back.surveys.push((connection, Arc::from(survey)));
+            }
         }
-        arrival::update_threads(daemon, &at.port);
-        let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == key).map(Mediated::key);
-        if let Some(mediated) = mediated.filter(|_| some_closed)
-            && let Err(refusal) = mediated::update_threads(daemon, &mediated)
-        {
-            tracing::warn!(name = mediated.interface, "not all of its rings can be served: {}", refusal.why);
-        }
-        // Requests that waited until it was closed find no port of its former user.
-        release_closed(daemon, key);
-        daemon.nics.work.check_later(key);
-        back.push(key);
     }
-    back.iter().for_each(|key| handle_deferred_events(daemon, key.netns));
+    back.nics.iter().for_each(|key| handle_deferred_events(daemon, key.netns));
     back
+}
+
+/// Takes back an interface, with the number and the result of the work.
+fn take_back_nic(daemon: &mut Daemon, nic: Box<Nic>, (number, result): (u64, Result<(), Refusal>)) -> Option<NicKey> {
+    let key = nic.key;
+    let port = port_mut(daemon, key)?;
+    port.failed = result.err().map(|refusal| (number, refusal));
+    let some_closed = port.take_back(nic);
+    let is_closed = !port.endpoints().iter().any(|endpoint| endpoint.in_use());
+    let at = EndpointKey::from(PortKey::Nic(key));
+    if some_closed && is_closed {
+        monitor::end_monitors(daemon, &at);
+    }
+    arrival::update_threads(daemon, &at.port);
+    let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == key).map(Mediated::key);
+    if let Some(mediated) = mediated.filter(|_| some_closed)
+        && let Err(refusal) = mediated::update_threads(daemon, &mediated)
+    {
+        tracing::warn!(name = mediated.interface, "not all of its rings can be served: {}", refusal.why);
+    }
+    // Requests that waited until it was closed find no port of its former user.
+    release_closed(daemon, key);
+    daemon.nics.work.check_later(key);
+    Some(key)
 }
 
 /// Closes what is not needed any more, and releases ports of which nothing is open. Call it when a request or event was

@@ -13,7 +13,7 @@ use super::busy_poll::refuse_busy_poll;
 use super::open::interface_down;
 use super::queue::OpenQueue;
 use super::{HEADER, Nic, XdpConfig, libc_errno};
-use crate::endpoint::RingSelection;
+use crate::endpoint::{PortRing, RingSelection};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
@@ -197,10 +197,16 @@ impl Nic {
 
     /// Maps the rings of a new socket, offers all buffers of the receive ring to the kernel, and binds the socket.
     fn start_queue(&self, pair: usize, unbound: UnboundXsk<'_>) -> io::Result<OpenQueue> {
+        let (tx, rx) = self.rings_of(pair);
+        OpenQueue::open(unbound, (&self.umem, self.requested_headroom(pair)), tx, rx, &self.sent)
+    }
+
+    /// The transmit ring of a pair, with the index of its first word in the page of transmitted frames, and the receive
+    /// ring.
+    pub(super) fn rings_of(&self, pair: usize) -> (Option<(&PortRing, usize)>, Option<&PortRing>) {
         let tx = self.endpoint.tx.iter().find(|ring| ring.pair == pair);
         let tx = tx.map(|ring| (ring, self.first_sent(ring.view.shape().id)));
-        let rx = self.endpoint.rx.iter().find(|ring| ring.pair == pair);
-        OpenQueue::open(unbound, (&self.umem, self.requested_headroom(pair)), tx, rx, &self.sent)
+        (tx, self.endpoint.rx.iter().find(|ring| ring.pair == pair))
     }
 
     /// The rings of all open sockets.

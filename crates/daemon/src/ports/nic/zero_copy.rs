@@ -3,7 +3,7 @@
 
 use std::io;
 
-use unetmap_sys::link::Link;
+use unetmap_sys::link::{DriverInfo, Link};
 use unetmap_sys::xdp::Mode;
 use unetmap_sys::xsk::{BindMode, ZERO_COPY_BUFFER, ZeroCopyObstacle};
 
@@ -11,17 +11,31 @@ use super::Nic;
 use crate::caller::Caller;
 use crate::privileged;
 
-/// Whether the driver of an interface says that it supports zero copy. Kernels before Linux 6.3 say nothing.
+/// Interfaces of a namespace that are asked whether they support zero copy.
+const MAX_LINKS: usize = 64;
+
+/// Whether the driver of an interface says that it supports zero copy, and its frames arrive. Kernels before Linux 6.3
+/// say nothing.
 pub(crate) fn driver_offers_it(link: &Link, caller: &Caller) -> bool {
-    let Some(netns) = &caller.netns else { return false };
-    let features = privileged::xdp_features(netns, link.index);
-    features.is_ok_and(|known| known.is_some_and(|features| features.zerocopy))
+    let Some(netns) = caller.netns() else { return false };
+    let surveyed = caller.surveyed_features(link.index);
+    let features = surveyed.map_or_else(|| privileged::xdp_features(netns, link.index), Ok);
+    let driver = || caller.surveyed_driver(link.index).map_or_else(|| privileged::driver(netns, &link.name), Ok);
+    features.is_ok_and(|known| known.is_some_and(|features| features.zerocopy)) && sends_frames(driver())
 }
 
-/// Whether the driver of any interface in the caller's namespace does.
+/// Whether frames that are sent by zero copy arrive, as far as is known of the driver.
+fn sends_frames(driver: io::Result<Option<DriverInfo>>) -> bool {
+    driver.ok().flatten().is_none_or(|driver| driver.sends_zero_copy_frames())
+}
+
+/// Whether the driver of any interface in the caller's namespace does, of the first [`MAX_LINKS`]: a user can create
+/// any number in a namespace of its own.
 pub(crate) fn any_driver_offers_it(caller: &Caller) -> bool {
-    let links = caller.netns.as_ref().map(|netns| privileged::links(netns));
-    links.and_then(Result::ok).is_some_and(|links| links.iter().any(|link| driver_offers_it(link, caller)))
+    let links = caller.netns().map(|netns| privileged::links(netns));
+    links
+        .and_then(Result::ok)
+        .is_some_and(|links| links.iter().take(MAX_LINKS).any(|link| driver_offers_it(link, caller)))
 }
 
 impl Nic {
@@ -32,6 +46,7 @@ impl Nic {
         let obstacle = match features {
             _ if mode != Mode::Native => ZeroCopyObstacle::NotNative,
             Some(features) if !features.zerocopy => ZeroCopyObstacle::Unsupported,
+            _ if !sends_frames(privileged::driver(netns, &self.name)) => ZeroCopyObstacle::WrongHeader,
             _ if self.added_queues > 0 => ZeroCopyObstacle::AddedQueues(&self.name),
             _ if headroom > 0 => ZeroCopyObstacle::Offsets,
             None if buffer != ZERO_COPY_BUFFER => ZeroCopyObstacle::Unknown,

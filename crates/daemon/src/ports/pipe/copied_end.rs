@@ -11,6 +11,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::{NR_REG_ONE_NIC, NmreqRegister, PipeRole};
 use unetmap_core::control::binding::BoundRing;
 use unetmap_mem::ChannelPage;
@@ -18,12 +19,13 @@ use unetmap_mem::ChannelPage;
 use super::PipeKey;
 use crate::budget::Amounts;
 use crate::caller::Caller;
+use crate::descriptors::{Incoming, Outgoing, invalid};
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::ports::mediated::thread_usage;
 use crate::ports::mediator::{self, Directions, MediatorThread};
-use crate::ports::pipe_rings::PipeRings;
+use crate::ports::pipe_rings::{PipeRings, SavedPipeRings};
 use crate::ports::snapshot::PortSnapshot;
-use crate::ports::{Daemon, Description, EndpointKey, Port, PortKey};
+use crate::ports::{Daemon, Description, EndpointKey, Mediators, Port, PortKey, Registry, SavedPort};
 use crate::refusal::Refusal;
 use crate::region::RegionKey;
 use crate::registry::{BufferRepair, PortRecord};
@@ -37,7 +39,7 @@ pub(crate) struct CopiedEnd {
 }
 
 /// Identifies a copied end.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct CopiedEndKey {
     pub(crate) pipe: PipeKey,
     /// The index of the end, and of the program's endpoint.
@@ -63,6 +65,20 @@ impl CopiedEndKey {
         let sign = if self.index == 0 { '{' } else { '}' };
         format!("{}{sign}{}", self.pipe.parent, self.pipe.id)
     }
+}
+
+/// Rebuilds an end that another daemon has handed over. Its threads follow.
+pub(in crate::ports) fn restore(
+    saved: SavedPipeRings,
+    key: &CopiedEndKey,
+    registry: &Registry,
+    fds: &mut Incoming,
+) -> Result<Box<dyn Port>, Refusal> {
+    let inner = saved.restore(registry, fds)?;
+    if key.index >= inner.endpoints.len() {
+        return invalid("an end of a pipe");
+    }
+    Ok(Box::new(CopiedEnd { key: key.clone(), inner, threads: Vec::new() }))
 }
 
 /// Returns the copied end in place of an end of an existing pipe, if there is one.
@@ -191,6 +207,14 @@ impl Port for CopiedEnd {
 
     fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
         self.inner.endpoints.into()
+    }
+
+    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+        Ok(SavedPort::CopiedEnd(self.inner.save(fds)))
+    }
+
+    fn mediators(&mut self) -> Option<&mut Mediators> {
+        Some(&mut self.threads)
     }
 
     fn owner(&self) -> u32 {

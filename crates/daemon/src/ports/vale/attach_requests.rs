@@ -76,7 +76,7 @@ fn open_interface(
     request: &NmreqRegister,
     caller: &Caller,
 ) -> Result<PortKey, Refusal> {
-    if daemon.policy()?.is_none_or(|policy| policy.nic(&caller.identity(), &link.name).is_none()) {
+    if daemon.policy()?.is_none_or(|policy| policy.nic(&caller.identity(policy), &link.name).is_none()) {
         return refuse(EPERM, "you may not open this interface (the policy says who may: unetmap-policy(5))");
     }
     if let Some(nic) = nic::find(daemon, caller.netns_id(), link.index)? {

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::errno::{ENXIO, EPERM};
 
@@ -22,7 +23,7 @@ use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, Scope};
 
 /// Which rings of an interface are attached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Side {
     /// Those of its queues.
     Wire,

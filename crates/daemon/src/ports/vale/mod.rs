@@ -9,6 +9,7 @@ pub(crate) mod attach_requests;
 mod attached;
 pub(crate) mod persistent;
 mod requests;
+mod saved;
 mod settings;
 mod switches;
 mod workers;
@@ -19,6 +20,7 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED};
 use unetmap_core::errno::{EACCES, EBUSY, EINVAL, ENOENT, ENOMEM};
@@ -29,13 +31,14 @@ use unetmap_switch::port::{RingConfig, SwitchPort};
 use unetmap_sys::{Doorbell, link};
 
 use super::snapshot::PortSnapshot;
-use super::{Daemon, Description, EndpointKey, Port, PortKey, Registry, nic};
+use super::{Daemon, Description, EndpointKey, Mediators, Port, PortKey, Registry, SavedPort, nic};
 use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
-use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection, shared_page};
+use crate::descriptors::Outgoing;
+use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionRecord, Scope};
+use crate::region::{RegionKey, RegionRecord, Scope, shared_page};
 use crate::registry::{BufferRepair, PauseGuard, PortRecord};
 use crate::shape::EndpointShape;
 
@@ -44,6 +47,7 @@ use switches::{Switch, SwitchKey};
 
 use crate::tuning::region::MAX_EXTRA;
 pub(crate) use requests::{answer_request, switch_snapshots};
+pub(crate) use saved::{SavedSwitches, SavedValePort, SwitchPositions};
 pub(crate) use settings::age_tables;
 pub(crate) use switches::{ValeState, free_retired};
 pub(crate) use workers::{apply_thread_plan, worker_snapshots};
@@ -54,7 +58,7 @@ const MAX_RINGS: u16 = 16;
 const NO_PORT: u8 = 255;
 
 /// Identifies a switch port.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct ValeKey {
     pub(crate) scope: Scope,
     /// The part of the name before the colon: `vale0`.
@@ -148,6 +152,16 @@ impl ValePort {
         rings.iter().map(of).fold(0, u64::wrapping_add)
     }
 
+    /// Tells the switch where packets begin in the buffers of its rings.
+    fn apply_offsets(&self) {
+        for (transmit, rings) in [(true, &self.endpoint.tx), (false, &self.endpoint.rx)] {
+            for ring in rings {
+                let (side, i) = self.side_of(transmit, ring.view.shape().id);
+                side.set_offsets(transmit, i, ring.offsets);
+            }
+        }
+    }
+
     /// Sets the policy that applies from the next configuration of the switch on.
     fn set_policy(&self, policy: Option<Arc<ActivePolicy>>) {
         self.switch_side.set_policy(policy);
@@ -184,9 +198,8 @@ impl ValePort {
         let (rx, host_rx) = endpoint.rx.split_at(shape.rx_rings.into());
         let side = |index, tx, rx| {
             let doorbell = Doorbell::new()?;
-            let rings = (switch_rings(tx)?, switch_rings(rx)?);
-            let switch_side = SwitchPort::new(index, &region.region, &channels, rings, doorbell.try_clone()?)?;
-            Ok((doorbell, Arc::new(switch_side)))
+            let switch_side = switch_side(index, region, &channels, (tx, rx), &doorbell)?;
+            Ok((doorbell, switch_side))
         };
         let created = side(index, tx, rx).and_then(|own| {
             let has_host = !host_tx.is_empty() || !host_rx.is_empty();
@@ -218,6 +231,18 @@ impl ValePort {
 fn no_descriptors<T>(region: &mut RegionRecord, endpoint: Endpoint, e: &std::io::Error) -> Result<T, Refusal> {
     endpoint.free(region);
     refuse(ENOMEM, format!("the daemon has no file descriptors or no memory left: {e}"))
+}
+
+/// Returns the side of these transmit and receive rings that faces a switch.
+fn switch_side(
+    index: u8,
+    region: &RegionRecord,
+    channels: &ChannelPage,
+    (tx, rx): (&[PortRing], &[PortRing]),
+    doorbell: &Doorbell,
+) -> std::io::Result<Arc<SwitchPort>> {
+    let rings = (switch_rings(tx)?, switch_rings(rx)?);
+    SwitchPort::new(index, &region.region, channels, rings, doorbell.try_clone()?).map(Arc::new)
 }
 
 /// Returns the rings as the switch needs them.
@@ -315,7 +340,7 @@ fn is_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> bool {
         return matches!(nic::find_link(name, caller), Ok(Some(_)));
     }
     let exists = |netns| privileged::is_absent(netns, name).is_ok_and(|absent| !absent);
-    name.len() <= persistent::MAX_NAME && caller.netns.as_deref().is_some_and(exists)
+    name.len() <= persistent::MAX_NAME && caller.netns().map(|netns| &**netns).is_some_and(exists)
 }
 
 /// Returns the key of a port name that was parsed: valeS:P.
@@ -468,17 +493,12 @@ impl Port for ValePort {
 
     fn set_offsets(&mut self, _index: usize, selection: &RingSelection, layout: Option<crate::offsets::OffsetLayout>) {
         self.endpoint.set_offsets(selection, layout, Some(&self.channels));
-        for (transmit, rings) in [(true, &self.endpoint.tx), (false, &self.endpoint.rx)] {
-            for ring in rings {
-                let (side, i) = self.side_of(transmit, ring.view.shape().id);
-                side.set_offsets(transmit, i, ring.offsets);
-            }
-        }
+        self.apply_offsets();
     }
 
     fn describe(&self, _index: usize) -> Description<'_> {
         let (page, page_bytes) = (self.channels_fd.as_fd(), self.channels_bytes);
-        Description { page, page_bytes, mirror_pools: Default::default() }
+        Description { page, page_offset: 0, page_bytes, mirror_pools: Default::default() }
     }
 
     fn describe_ring<'a>(
@@ -512,6 +532,14 @@ impl Port for ValePort {
         }
     }
 
+    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+        Ok(SavedPort::Vale(self.save_port(fds)?))
+    }
+
+    fn mediators(&mut self) -> Option<&mut Mediators> {
+        self.attachment.as_mut().map(|attachment| &mut attachment.threads)
+    }
+
     fn owner(&self) -> u32 {
         self.key.scope.uid
     }
@@ -529,6 +557,8 @@ impl Port for ValePort {
             ring.dropped = self.dropped(ring.dir == "tx", ring.id);
             let (side, id) = self.side_of(ring.dir == "tx", ring.id);
             ring.swapped = (ring.dir == "rx").then(|| side.swaps(id));
+            ring.bytes = Some(if ring.dir == "tx" { side.tx_bytes(id) } else { side.rx_bytes(id) });
+            ring.wakeups = Some(side.wakeups(ring.dir == "tx", id));
         }
         vec![PortSnapshot {
             uid: Some(self.key.scope.uid),

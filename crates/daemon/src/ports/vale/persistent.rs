@@ -18,7 +18,7 @@
 
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::errno::{EBUSY, EEXIST, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_switch::fdb::MacTable;
@@ -29,6 +29,7 @@ use unetmap_sys::netns::Netns;
 use super::attached::{self, Side, check_root, check_system_daemon, disconnect};
 use super::{MAX_RINGS, ValeKey, ValePort, ValeState};
 use crate::caller::Caller;
+use crate::descriptors::{FdIndex, Incoming, Outgoing};
 use crate::endpoint::Endpoint;
 use crate::events::What;
 use crate::ports::nic::{self, find_link, no_such_interface};
@@ -58,7 +59,15 @@ pub(crate) struct PersistentState {
     hidden_namespace: Option<Arc<Netns>>,
 }
 
+/// The persistent ports as the daemon hands them to its successor.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SavedPersistent {
+    ports: Vec<PersistentPort>,
+    hidden_namespace: Option<FdIndex>,
+}
+
 /// A persistent port. Its visible end is the host's, which may rename it, and move it to any namespace.
+#[derive(Clone, Serialize, Deserialize)]
 struct PersistentPort {
     /// Interface index of the hidden end.
     hidden: u32,
@@ -135,6 +144,16 @@ pub(super) fn display_name(key: &ValeKey) -> String {
 }
 
 impl PersistentState {
+    pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedPersistent {
+        let hidden_namespace = self.hidden_namespace.as_deref().map(|netns| fds.add(netns));
+        SavedPersistent { ports: self.ports.clone(), hidden_namespace }
+    }
+
+    pub(super) fn restore(saved: SavedPersistent, fds: &mut Incoming) -> Result<PersistentState, Refusal> {
+        let hidden_namespace = saved.hidden_namespace.map(|netns| fds.take_netns(netns)).transpose()?;
+        Ok(PersistentState { ports: saved.ports, hidden_namespace: hidden_namespace.map(Arc::new) })
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.ports.is_empty()
     }
@@ -300,7 +319,7 @@ pub(crate) fn find_or_create(
 /// Returns the persistent port whose visible end is an interface of the caller's namespace, wherever it was created.
 pub(crate) fn of_link(daemon: &Daemon, link: &Link, caller: &Caller) -> Result<Option<u32>, Refusal> {
     let state = &daemon.vale.persistent;
-    let (Some(hidden_namespace), Some(netns)) = (&state.hidden_namespace, &caller.netns) else { return Ok(None) };
+    let (Some(hidden_namespace), Some(netns)) = (&state.hidden_namespace, caller.netns()) else { return Ok(None) };
     let hidden = privileged::veth_end_in(netns, link.index, hidden_namespace);
     let hidden = hidden.or_else(|e| refuse(ENXIO, format!("looking for the other end of the interface: {e}")))?;
     Ok(hidden.filter(|hidden| state.get(*hidden).is_some()))
@@ -436,7 +455,7 @@ fn create_in(
     region: RegionKey,
     caller: &Caller,
 ) -> Result<(), Refusal> {
-    let Some(netns) = caller.netns.clone() else { return no_such_interface() };
+    let Some(netns) = caller.netns().cloned() else { return no_such_interface() };
     let hidden_namespace = open_hidden_namespace(daemon)?;
     let hidden = create_veth_pair(name, &request, &netns, &hidden_namespace)?;
     let key = PersistentPort::idle_key(hidden, name);
@@ -468,7 +487,7 @@ fn create_host_end(
     let Some(hidden_namespace) = daemon.vale.persistent.hidden_namespace.clone() else { return no_such_interface() };
     let link = privileged::link(&hidden_namespace, hidden).ok().flatten();
     let Some(link) = link else { return no_such_interface() };
-    let in_namespace = Caller { netns: Some(hidden_namespace), ..Caller::daemon() };
+    let in_namespace = Caller { namespace: hidden_namespace.into(), ..Caller::daemon() };
     // What the host sends is received here.
     let mirrored =
         NmreqRegister { nr_tx_slots: request.nr_rx_slots, nr_rx_slots: request.nr_tx_slots, ..Default::default() };

@@ -170,20 +170,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
         }
         _ => {
             let key = port_key(daemon, &name, caller)?;
-            set_rules(daemon, &key, |rules| match action {
-                ValeAction::Vlan(vlan) => rules.vlan = vlan,
-                ValeAction::Limit(direction, limit) => rules.limits[direction as usize] = limit,
-                ValeAction::Storm(packets) => rules.storm = packets,
-                ValeAction::Filter(direction, filter) => rules.filters[direction as usize] = filter,
-                ValeAction::Clear => *rules = PortPolicy::default(),
-                // Answered above. Named, so that the compiler reports an action that is answered nowhere.
-                ValeAction::List
-                | ValeAction::Threads
-                | ValeAction::SetThreads(_)
-                | ValeAction::Show
-                | ValeAction::Age(_)
-                | ValeAction::ShowPort => {}
-            })?;
+            set_rules(daemon, &key, |rules| action.apply_to(rules))?;
             serde_json::to_string(&PortDetails::of(daemon, &key))
         }
     };

@@ -12,13 +12,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use unetmap_core::control::vale::PortPolicy;
+use unetmap_core::control::vale::{Direction, PortPolicy, ValeAction, ValeRequest};
 use unetmap_core::errno::{EINVAL, ENOMEM};
 use unetmap_switch::fdb::LIFETIME_EPOCHS;
 use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::tuning::MAX_FILTER_INSNS;
 
 use super::{SwitchKey, ValeKey, find};
+use crate::descriptors::invalid;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 use crate::region::Scope;
@@ -82,6 +83,40 @@ impl SwitchSettings {
         how(set);
         set.ports.retain(|_, rules| *rules != PortPolicy::default());
         self.switches.retain(|_, set| set.age > 0 || !set.ports.is_empty());
+    }
+
+    /// Returns requests that would set all that is set, by user.
+    pub(super) fn as_requests(&self) -> Vec<(Scope, ValeRequest)> {
+        let mut requests = Vec::new();
+        for ((scope, switch), set) in &self.switches {
+            let mut add = |name: String, action| requests.push((*scope, ValeRequest { name, action }));
+            if set.age > 0 {
+                add(switch.clone(), ValeAction::Age(set.age));
+            }
+            for (port, PortPolicy { vlan, limits, storm, filters }) in &set.ports {
+                let mut of_port = |action| add(format!("{switch}:{port}"), action);
+                of_port(ValeAction::Vlan(vlan.clone()));
+                of_port(ValeAction::Storm(*storm));
+                for direction in [Direction::In, Direction::Out] {
+                    of_port(ValeAction::Limit(direction, limits[direction as usize]));
+                    of_port(ValeAction::Filter(direction, filters[direction as usize].clone()));
+                }
+            }
+        }
+        requests
+    }
+
+    /// Sets what such a request says. No port exists yet.
+    pub(super) fn take_over(&mut self, scope: Scope, ValeRequest { name, action }: ValeRequest) -> Result<(), Refusal> {
+        if let ValeAction::Age(seconds) = action {
+            self.change((scope, name), |set| set.age = seconds);
+            return Ok(());
+        }
+        let Some((switch, port)) = name.split_once(':') else { return invalid("the name of a switch port") };
+        self.change((scope, switch.into()), |set| {
+            action.apply_to(set.ports.entry(port.into()).or_default());
+        });
+        Ok(())
     }
 
     /// Refuses settings beyond the limits of a user: rules of a port, or settings of a switch (`port` is empty).

@@ -76,7 +76,7 @@ impl ValeState {
     /// Whether there are settings or ports that would be lost if the daemon ended.
     pub(crate) fn has_state(&self, registry: &Registry) -> bool {
         let is_attached = registry.all::<ValePort>().any(|port| port.attachment.is_some());
-        !self.settings.is_empty() || self.workers.changed() || is_attached || !self.persistent.is_empty()
+        !self.settings.is_empty() || self.workers.changed_plan().is_some() || is_attached || !self.persistent.is_empty()
     }
 
     /// Returns the index for a new port of a switch.
@@ -148,6 +148,23 @@ impl ValeState {
         Vec::new()
     }
 
+    /// Whether a port that was removed is still kept for a thread.
+    pub(super) fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
+    }
+
+    /// The port of a switch that has this index.
+    pub(super) fn member(&self, switch: &SwitchKey, index: u8) -> Option<&Arc<SwitchPort>> {
+        self.switches.get(switch)?.members.get(usize::from(index))?.as_ref()
+    }
+
+    /// Stops the threads; `false`: one waits for memory of a program and may still use a port.
+    pub(super) fn stop_threads(&mut self) -> bool {
+        self.behind.extend(self.workers.stop());
+        self.behind.retain(|behind| !behind.has_caught_up());
+        self.behind.is_empty()
+    }
+
     /// The loads of all ports, in order of their switches and numbers.
     pub(super) fn loads(&self) -> Vec<PortLoad> {
         self.switches.values().flat_map(Switch::ports).map(|(load, _)| load).collect()
@@ -165,7 +182,7 @@ impl ValeState {
 
     /// Publishes the switches to the threads, and waits until no thread uses an older state, except those that wait for
     /// memory of a program. Starts the threads for the first switch, and stops them after the last.
-    pub(super) fn publish(&mut self) -> Result<(), Refusal> {
+    pub(crate) fn publish(&mut self) -> Result<(), Refusal> {
         self.behind.retain(|behind| !behind.has_caught_up());
         if self.switches.is_empty() {
             self.behind.extend(self.workers.stop());

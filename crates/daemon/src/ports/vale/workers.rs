@@ -16,10 +16,11 @@
 //! clear the doorbell that was to wake the new one, so the doorbell is notified again after all threads have the new
 //! state.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use unetmap_core::control::vale::ThreadConfig;
@@ -35,6 +36,7 @@ use crate::owner::owner;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 use crate::thread_waits::wait_for_thread;
+use crate::tuning::server::CPU_AGE;
 
 /// The worker threads that run, and the plan for them.
 pub(super) struct Workers {
@@ -62,6 +64,8 @@ struct Worker {
     mailbox: Arc<Mailbox>,
     thread: JoinHandle<()>,
     place: Place,
+    /// The processor on which it ran, and when that was read.
+    cpu: Cell<Option<(Instant, Option<usize>)>>,
 }
 
 /// The processors on which a thread may run.
@@ -116,9 +120,14 @@ impl Workers {
         Workers { initial_plan: plan.clone(), plan, running: Vec::new() }
     }
 
-    /// Whether another plan was set since the daemon was started. It would be lost if the daemon ended.
-    pub(super) fn changed(&self) -> bool {
-        self.plan != self.initial_plan
+    /// The plan that was set since the daemon was started, if any. It would be lost if the daemon ended.
+    pub(super) fn changed_plan(&self) -> Option<&ThreadConfig> {
+        (self.plan != self.initial_plan).then_some(&self.plan)
+    }
+
+    /// Sets the plan that an earlier daemon had. No thread runs yet.
+    pub(super) fn take_over_plan(&mut self, plan: ThreadConfig) {
+        self.plan = plan;
     }
 
     /// Starts the threads of the plan; returns how many of them run.
@@ -160,7 +169,7 @@ impl Workers {
             }
             let cpus = wanted.cpus(process::cpus_allowed(), cpus_of_node);
             match process::run_thread_on_cpus(worker.mailbox.tid(), &cpus) {
-                Ok(()) => worker.place = wanted,
+                Ok(()) => (worker.place, worker.cpu) = (wanted, Cell::new(None)),
                 Err(e) => tracing::warn!(thread = n, ?wanted, "the switch's thread cannot be moved: {e}"),
             }
         }
@@ -173,7 +182,15 @@ impl Workers {
 
     /// The processor on which a thread runs, or ran last.
     pub(super) fn cpu_of(&self, thread: usize) -> Option<usize> {
-        cpu_of(self.running.get(thread)?.mailbox.tid()).ok()
+        let worker = self.running.get(thread)?;
+        if let Some((read, cpu)) = worker.cpu.get()
+            && read.elapsed() < CPU_AGE
+        {
+            return cpu;
+        }
+        let cpu = cpu_of(worker.mailbox.tid()).ok();
+        worker.cpu.set(Some((Instant::now(), cpu)));
+        cpu
     }
 }
 
@@ -186,7 +203,7 @@ impl Worker {
             confine_packet_thread();
             worker::run(&of_thread);
         })?;
-        Ok(Worker { mailbox, thread, place: Place::Anywhere })
+        Ok(Worker { mailbox, thread, place: Place::Anywhere, cpu: Cell::new(None) })
     }
 }
 

@@ -50,6 +50,7 @@ fn facts() -> Facts {
             version: "6.6".into(),
             firmware: String::new(),
             bus: String::new(),
+            built_in: false,
         }),
         queues: Channels { rx: 2, tx: 2 },
         settings: None,
@@ -128,8 +129,8 @@ fn the_trial_decides_about_the_data_path() {
         change(&mut trial);
         Facts { trial: Ok(trial), ..facts() }
     };
-    let driver = |name: &str, facts: Facts| {
-        let info = DriverInfo { name: name.into(), ..facts.driver.clone().unwrap() };
+    let driver = |name: &str, built_in, facts: Facts| {
+        let info = DriverInfo { name: name.into(), built_in, ..facts.driver.clone().unwrap() };
         Facts { driver: Some(info), ..facts }
     };
     let driver_refuses = with(&|trial| trial.zero_copy = Some(refused(22)));
@@ -140,11 +141,13 @@ fn the_trial_decides_about_the_data_path() {
         (with(&|_| {}), Some(ZERO_COPY), "tried on queue 1"),
         (driver_refuses, Some(COPY), "refuses zero copy (Invalid argument (os error 22))"),
         (
-            driver("virtio_net", with(&|trial| trial.zero_copy = Some(refused(22)))),
+            driver("virtio_net", true, with(&|trial| trial.zero_copy = Some(refused(22)))),
             Some(COPY),
             "QEMU's iommu_platform=on",
         ),
-        (driver("vmxnet3", with(&|_| {})), Some(GENERIC), "after the device was reset"),
+        (driver("virtio_net", true, with(&|_| {})), Some(ZERO_COPY), "tried on queue 1"),
+        (driver("virtio_net", false, with(&|_| {})), Some(COPY), "a header from a wrong address"),
+        (driver("vmxnet3", false, with(&|_| {})), Some(GENERIC), "after the device was reset"),
         (with(&|trial| trial.zero_copy = None), Some(COPY), "does not support zero copy"),
         (
             with(&|trial| trial.queues_with_program = Some(4)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! `unetmap-fw` and `unetmap fw`: rules between ports of each kind, and their changes under traffic.
+//! Rules between ports of each kind, and their changes under traffic.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -8,68 +8,15 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use conformance::net::{take, transmit};
+use conformance::net::transmit;
 use conformance::traffic::open;
-use conformance::{Home, isolated, program, until};
-use lab::{Lab, VethOptions};
+use conformance::{isolated, program};
+use pcap_file::pcapng::{Block, PcapNgReader};
 use serde_json::Value;
 use unetmap::Port;
 
-use crate::forwarder::Forwarder;
-
-/// Starts a firewall with a file of rules; returns when it works.
-#[track_caller]
-fn start(home: &Home, mut command: Command, ports: &str, rules: &str) -> Forwarder {
-    let path = home.folder().join("rules");
-    fs::write(&path, rules).expect("a file");
-    Forwarder::start(command.args(ports.split_whitespace()).args(["-w", "0", "--rules"]).arg(&path))
-}
-
-#[track_caller]
-fn plain(home: &Home, ports: &str, rules: &str) -> Forwarder {
-    start(home, Command::new(program("unetmap-fw")), ports, rules)
-}
-
-/// Runs `unetmap fw`: its output, or its error.
-fn fw(command: &str) -> Result<String, String> {
-    let output = Command::new(program("unetmap")).arg("fw").args(command.split_whitespace()).output().expect("it runs");
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-    }
-}
-
-/// A packet from 10.0.0.`src` to port `port` of 10.0.0.`dst`: UDP, or TCP with flags; `seq` is its payload.
-fn packet(ends: (u8, u8), port: u16, flags: u8, seq: u32) -> Vec<u8> {
-    let mut bytes = vec![2, 0, 0, 0, 0, ends.1, 2, 0, 0, 0, 0, ends.0, 8, 0];
-    bytes.extend([0x45, 0, 0, 46, 0, 0, 0, 0, 64, if flags == 0 { 17 } else { 6 }, 0, 0]);
-    bytes.extend([10, 0, 0, ends.0, 10, 0, 0, ends.1]);
-    bytes.extend([1000u16, port].into_iter().flat_map(u16::to_be_bytes));
-    bytes.extend([0; 8]);
-    bytes.extend([0x50, flags, 0, 0, 0, 0, 0, 0]);
-    bytes.extend(seq.to_be_bytes());
-    bytes.resize(60, 0);
-    bytes
-}
-
-/// The number in a packet of the test; `None` for others.
-fn seq(bytes: &[u8]) -> Option<u32> {
-    let ours = bytes.len() == 60 && bytes[26..29] == [10, 0, 0];
-    ours.then(|| u32::from_be_bytes(bytes[54..58].try_into().expect("4 bytes")))
-}
-
-/// Receives until `n` packets of the test have come.
-#[track_caller]
-fn receive(port: &Port, n: usize) -> Vec<Vec<u8>> {
-    let mut all: Vec<Vec<u8>> = Vec::new();
-    until("the packets pass", || {
-        port.rxsync().expect("the daemon runs");
-        all.extend(take(port, 0).into_iter().filter(|bytes| seq(bytes).is_some()));
-        port.rxsync().expect("the daemon runs");
-        all.len() >= n
-    });
-    all
-}
+use super::{fw, packet, plain, receive, seq, start};
+use crate::forwarder::Line;
 
 #[test]
 fn rules_decide_between_pipes_and_switch_ports() {
@@ -219,33 +166,65 @@ fn states_admit_answers_and_resets_refuse_the_rest() {
     });
 }
 
+#[test]
+fn logged_packets_are_in_a_bounded_file() {
+    isolated(|home| {
+        let log = home.folder().join("log.pcapng");
+        let older = home.folder().join("log.pcapng.1");
+        let mut command = Command::new(program("unetmap-fw"));
+        command.args(["--log-size", "1", "--log"]).arg(&log);
+        let rules = "add 10 deny log udp from any to any 22\nadd 20 allow ip from any to any";
+        let running = start(home, command, "a}1 b{1", rules);
+        let (near, far) = (open("netmap:a{1"), open("netmap:b}1"));
+        let mut sent = 0;
+        while !older.exists() {
+            // A packet that passes after each batch, so that no more are logged at a time than wait.
+            let mut batch: Vec<_> = (0..400).map(|i| packet((1, 2), 22, 0, sent + i)).collect();
+            batch.push(packet((1, 2), 80, 0, sent));
+            transmit(&near, 0, &batch, 2048);
+            receive(&far, 1);
+            sent += 400;
+            assert!(sent < 1_000_000, "the file gets full");
+        }
+        let shown: Value = serde_json::from_str(&fw("--json show").unwrap()).expect("an object");
+        assert_eq!((&shown["rules"][0]["packets"], &shown["rules"][0]["then"]), (&sent.into(), &"dropped".into()));
+        let graph = fw("graph").unwrap();
+        assert!(graph.contains("00010 deny log udp from any to any 22 ---> dropped\n"), "{graph}");
+        running.summary();
+        let mut last = None;
+        for path in [&older, &log] {
+            let bytes = fs::read(path).expect("a file");
+            assert!(bytes.len() <= 512 << 10, "{} bytes", bytes.len());
+            let text = String::from_utf8_lossy(&bytes);
+            assert!(text.contains("ipfw: 10 Deny UDP 10.0.0.1:1000 10.0.0.2:22 out via b{1"), "{}", path.display());
+            let mut reader = PcapNgReader::new(&bytes[..]).expect("a pcapng file");
+            while let Some(block) = reader.next_block() {
+                if let Block::EnhancedPacket(block) = block.expect("whole blocks") {
+                    let number = seq(&block.data).expect("a packet of the test");
+                    assert!(last < Some(number) && number < sent, "in order: {last:?} {number}");
+                    last = Some(number);
+                }
+            }
+        }
+        assert!(last.is_some());
+        let refused =
+            Command::new(program("unetmap-fw")).args(["d}1", "d{2", "--log", "/nonexistent/x"]).output().unwrap();
+        let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(1) && error.contains("--log /nonexistent/x: "), "{error}");
+    });
+}
+
 /// Returns the next packet, which is not of the test's own form.
 #[track_caller]
 fn receive_any(port: &Port) -> Vec<u8> {
-    let mut all = Vec::new();
-    until("a packet comes", || {
-        port.rxsync().expect("the daemon runs");
-        all.extend(take(port, 0));
-        port.rxsync().expect("the daemon runs");
-        !all.is_empty()
-    });
-    all.swap_remove(0)
+    crate::forwarder::receive(port, 1, |_| true).swap_remove(0)
 }
 
 #[test]
 fn a_firewall_between_interfaces_admits_connections_one_way() {
     const LIMIT: Duration = Duration::from_secs(20);
     isolated(|home| {
-        let lab = match Lab::new() {
-            Ok(lab) => lab,
-            Err(why) => return eprintln!("skipped: {why}"),
-        };
-        let [left, middle, right] = ["left", "middle", "right"].map(|name| lab.namespace(name).expect("a namespace"));
-        let options = VethOptions { tx_checksum_off: true, ..VethOptions::default() };
-        lab.veth(&left, "left0", &middle, "left1", options).expect("a veth pair");
-        lab.veth(&right, "right0", &middle, "right1", options).expect("a veth pair");
-        left.ip(&["address", "add", "10.9.0.1/24", "dev", "left0"]).expect("an address");
-        right.ip(&["address", "add", "10.9.0.2/24", "dev", "right0"]).expect("an address");
+        let Some(Line { left, middle, right, .. }) = &Line::new() else { return };
         let rules = "add allow mac-type arp\nadd check-state\n\
                      add allow tcp from any to 10.9.0.0/24{2} 7000 setup out keep-state\n\
                      add reset tcp from any to any setup";
@@ -254,7 +233,7 @@ fn a_firewall_between_interfaces_admits_connections_one_way() {
             let address = address.to_owned();
             ns.run(move || TcpListener::bind(address)).expect("the namespace").expect("a listener")
         };
-        let (allowed, refused) = (listen(&right, "10.9.0.2:7000"), listen(&left, "10.9.0.1:7001"));
+        let (allowed, refused) = (listen(right, "10.9.0.2:7000"), listen(left, "10.9.0.1:7001"));
         let connect = |ns: &lab::Ns, address: &str| {
             let address = address.parse().expect("an address");
             ns.run(move || TcpStream::connect_timeout(&address, LIMIT)).expect("the namespace")
@@ -268,12 +247,12 @@ fn a_firewall_between_interfaces_admits_connections_one_way() {
                 stream.read_to_string(&mut got).expect("text");
                 got
             });
-            let mut stream = connect(&left, "10.9.0.2:7000").expect("allowed");
+            let mut stream = connect(left, "10.9.0.2:7000").expect("allowed");
             stream.write_all(text.as_bytes()).expect("sent");
             drop(stream);
             assert!(reader.join().expect("no panic") == text);
         });
-        let error = connect(&right, "10.9.0.1:7001").expect_err("refused");
+        let error = connect(right, "10.9.0.1:7001").expect_err("refused");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "by the reset: {error}");
         drop(refused);
         running.summary();

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The benchmarks `fw` and `emulate`: the programs between two pipes and between two interfaces, against `bridge`
+//! there, and against the kernel's bridge with its own rules and queues.
+//!
+//! ```text
+//!    pkt-gen ==pipe== [unetmap-fw, unetmap emulate, bridge] ==pipe== pkt-gen
+//!    [va] ---- [vb]   [the same, or the kernel's bridge]     [vc] ---- [vd]
+//! ```
+//! The measured program has the second core for itself; both pkt-gen share the first one.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use lab::Ns;
+use tempfile::TempDir;
+
+use crate::Bench;
+use crate::one_core::SLOTS;
+use crate::probe::Cores;
+use crate::program::{self, INTERVAL, Running, parse_json, steady_mpps, stop_all};
+use crate::seqpacket::on_core;
+
+/// `bridge` between the same ports.
+pub(crate) const BRIDGE: &str = "bridge";
+/// The kernel's bridge with rules of nftables.
+pub(crate) const NFTABLES: &str = "nftables";
+/// The kernel's bridge with filters of tc.
+pub(crate) const TC: &str = "tc";
+/// The kernel's bridge with netem.
+pub(crate) const NETEM: &str = "netem";
+
+/// Sources of one flow, of 1024, and of about a million.
+const ONE: &str = "10.0.0.1:1024-10.0.0.1:1024";
+const THOUSAND: &str = "10.0.0.1:1-10.0.0.1:1024";
+const MILLION: &str = "10.0.0.1:1-10.0.0.16:65535";
+/// Time until all flows of a row are known.
+const WARM_UP: Duration = Duration::from_millis(800);
+/// Delay of the emulated links.
+const DELAY: &str = "1ms";
+/// Packets per second, and time, in which delays are measured.
+const LATE_RATE: &str = "1000000";
+const LATE_TIME: Duration = Duration::from_secs(2);
+
+/// What a row measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Case {
+    /// So many rules, of which the last one admits all packets.
+    Rules(u32),
+    /// A state for each of a million flows.
+    States,
+    /// Translation of 1024 flows.
+    Nat,
+    /// A link with a delay.
+    Delay,
+    /// FQ-CoDel with 1024 flows.
+    FqCodel,
+}
+
+impl Case {
+    /// Returns the rows of a benchmark.
+    pub(crate) fn of(bench: Bench) -> &'static [Case] {
+        match bench {
+            Bench::Fw => {
+                &[Case::Rules(1), Case::Rules(10), Case::Rules(100), Case::Rules(1000), Case::States, Case::Nat]
+            }
+            Bench::FwNic => &[Case::Rules(1), Case::Rules(100), Case::Rules(1000)],
+            Bench::Emulate => &[Case::Delay, Case::FqCodel],
+            Bench::EmulateNic => &[Case::Delay],
+            _ => &[],
+        }
+    }
+
+    /// Returns the end of the row's name.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Case::Rules(n) => n.to_string(),
+            Case::States => "states".into(),
+            Case::Nat => "nat".into(),
+            Case::Delay => "delay".into(),
+            Case::FqCodel => "fq-codel".into(),
+        }
+    }
+
+    fn sources(self) -> &'static str {
+        match self {
+            Case::States => MILLION,
+            Case::Nat | Case::FqCodel => THOUSAND,
+            Case::Rules(_) | Case::Delay => ONE,
+        }
+    }
+
+    /// Returns the rules of `unetmap-fw`; none for an emulated link.
+    fn rules(self) -> Option<String> {
+        let refused = |n: u32| {
+            (1..n).fold(String::new(), |mut text, i| {
+                let _ = writeln!(text, "add deny udp from 172.16.{}.{} to any {}", i >> 8, i & 255, 2000 + i);
+                text
+            })
+        };
+        match self {
+            Case::Rules(n) => Some(refused(n) + "add allow ip from any to any\n"),
+            Case::States => Some("add allow udp from any to any keep-state\n".into()),
+            Case::Nat => Some("nat 1 config ip 203.0.113.1\nadd nat 1 ip from any to any\n".into()),
+            Case::Delay | Case::FqCodel => None,
+        }
+    }
+
+    /// Returns a command that moves packets between two ports as the row asks.
+    pub(crate) fn command(self, folder: &TempDir, ports: [&str; 2], ns: Option<&Ns>) -> Result<Command, String> {
+        let of = |name: &str| {
+            let path = program::find(name)?;
+            Ok::<_, String>(ns.map_or_else(|| Command::new(&path), |ns| ns.command(&path)))
+        };
+        let Some(rules) = self.rules() else {
+            let mut command = of("unetmap")?;
+            command.arg("emulate").args(ports).args(["-w", "0", "--json"]);
+            match self {
+                Case::FqCodel => command.args(["--aqm", "fq-codel"]),
+                _ => command.args(["--delay", DELAY, "--queue", "100000"]),
+            };
+            return Ok(command);
+        };
+        let path = folder.path().join("rules");
+        fs::write(&path, rules).map_err(|e| format!("bench: {}: {e}", path.display()))?;
+        let mut command = of("unetmap-fw")?;
+        command.args(ports).args(["-w", "0", "--states", "1200000", "--rules"]).arg(path);
+        command.arg("--control").arg(folder.path().join("control"));
+        Ok(command)
+    }
+
+    /// Returns the kernel's peers of the row.
+    pub(crate) fn kernel(self) -> &'static [&'static str] {
+        match self {
+            Case::Rules(_) => &[NFTABLES, TC],
+            Case::Delay => &[NETEM],
+            Case::States | Case::Nat | Case::FqCodel => &[],
+        }
+    }
+
+    /// Sets the kernel up to do the same between the ports of a bridge.
+    ///
+    /// # Errors
+    /// Why the kernel cannot.
+    pub(crate) fn set_kernel_up(self, peer: &str, folder: &TempDir, ns: &Ns) -> Result<(), String> {
+        let Case::Rules(n) = self else {
+            return ns
+                .tool("tc", &["qdisc", "add", "dev", "vc", "root", "netem", "delay", DELAY, "limit", "100000"])
+                .map(drop);
+        };
+        let sources = (1..n).map(|i| (format!("172.16.{}.{}", i >> 8, i & 255), 2000 + i));
+        let path = folder.path().join("kernel");
+        let mut text = String::new();
+        if peer == NFTABLES {
+            text += "table bridge bench {\nchain forward {\ntype filter hook forward priority 0;\n";
+            for (source, port) in sources {
+                let _ = writeln!(text, "ip saddr {source} udp dport {port} drop");
+            }
+            text += "accept\n}\n}\n";
+        } else {
+            text += "qdisc add dev vb clsact\n";
+            for (source, port) in sources {
+                let key = format!("match ip src {source}/32 match ip dport {port} 0xffff");
+                let _ = writeln!(text, "filter add dev vb ingress protocol ip u32 {key} action drop");
+            }
+        }
+        fs::write(&path, text).map_err(|e| format!("bench: {}: {e}", path.display()))?;
+        let path = path.display().to_string();
+        let args = if peer == NFTABLES { ["-f", &path] } else { ["-batch", &path] };
+        ns.tool(if peer == NFTABLES { "nft" } else { "tc" }, &args).map(drop)
+    }
+
+    /// Removes what [`Case::set_kernel_up`] made, as far as it was.
+    pub(crate) fn set_kernel_down(ns: &Ns) {
+        for (tool, args) in [
+            ("nft", &["delete", "table", "bridge", "bench"][..]),
+            ("tc", &["qdisc", "del", "dev", "vb", "clsact"]),
+            ("tc", &["qdisc", "del", "dev", "vc", "root"]),
+        ] {
+            // What was not made cannot be removed.
+            let _ = ns.tool(tool, args);
+        }
+    }
+}
+
+/// The rows between pipes.
+pub(crate) struct Pipes {
+    case: Case,
+    cores: Cores,
+    folder: TempDir,
+    pkt_gen: PathBuf,
+}
+
+impl Pipes {
+    pub(crate) fn new(case: Case, cores: Cores) -> Result<Pipes, String> {
+        let folder = tempfile::tempdir().map_err(|e| format!("bench: a folder for rules: {e}"))?;
+        Ok(Pipes { case, cores, folder, pkt_gen: program::find("pkt-gen")? })
+    }
+
+    fn port(end: &str) -> String {
+        format!("netmap:bench{}fw{end}", std::process::id())
+    }
+
+    /// Measures the rate through the program or through `bridge`, in Mpps; of a link with a delay also how much later
+    /// than asked the 99th of 100 packets arrives, in us.
+    pub(crate) fn measure(&self, bridge: bool) -> Result<Vec<f64>, String> {
+        let (mpps, _) = self.run(bridge, None)?;
+        if bridge || self.case != Case::Delay {
+            return Ok(vec![mpps]);
+        }
+        Ok(vec![mpps, self.run(false, Some(LATE_RATE))?.1])
+    }
+
+    fn run(&self, bridge: bool, rate: Option<&str>) -> Result<(f64, f64), String> {
+        let ports = [Self::port("}1"), Self::port("{2")];
+        let mut middle = match bridge {
+            false => self.case.command(&self.folder, [&ports[0], &ports[1]], None)?,
+            true => {
+                let mut command = Command::new(program::find("bridge")?);
+                command.args(["-w", "0", "-i", &ports[0], "-i", &ports[1]]);
+                command
+            }
+        };
+        let interval = INTERVAL.as_millis().to_string();
+        let mut sender = vec!["-T", "0", "-l", "60", "-s", self.case.sources()];
+        sender.extend(rate.into_iter().flat_map(|rate| ["-R", rate]));
+        let mut programs = [
+            on_core(self.cores.rx, || Running::start("the program between the pipes", &mut middle))?,
+            self.pkt_gen("rx", "}2", &["-T", &interval])?,
+            self.pkt_gen("tx", "{1", &sender)?,
+        ];
+        let warm_up = match (self.case, rate) {
+            (_, Some(_)) => LATE_TIME,
+            (Case::States, None) => WARM_UP,
+            _ => Duration::ZERO,
+        };
+        let begin = Instant::now();
+        let mpps = (|| {
+            while begin.elapsed() < warm_up {
+                programs[1].line()?;
+            }
+            steady_mpps(|| programs[1].line())
+        })();
+        programs.reverse();
+        let mpps = stop_all(mpps, &mut programs)?;
+        let mut late = 0.0;
+        while let Ok(line) = programs[2].line().and_then(|line| parse_json(&line)) {
+            late = line["ways"]["out"]["late_us"]["p99"].as_f64().unwrap_or(late);
+        }
+        Ok((mpps, late))
+    }
+
+    fn pkt_gen(&self, what: &str, end: &str, more: &[&str]) -> Result<Running, String> {
+        let (slots, cpu) = (format!("{SLOTS},{SLOTS}"), self.cores.tx.to_string());
+        let mut command = Command::new(&self.pkt_gen);
+        command.args(["-i", &Self::port(end), "-f", what, "-a", &cpu, "-C", &slots, "-w", "0", "--json"]).args(more);
+        Running::start(format!("pkt-gen -f {what}"), &mut command)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_so_many_rules() {
+        for n in [1, 10, 1000] {
+            let rules = Case::Rules(n).rules().unwrap();
+            assert_eq!(rules.lines().count(), n as usize);
+            assert!(rules.ends_with("add allow ip from any to any\n"));
+        }
+        assert!(Case::Delay.rules().is_none());
+    }
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmap bench --report DIR`: the benchmarks of a report, one after the other, and DIR/report.json and
+//! DIR/index.html with what they found.
+
+mod compare;
+mod figures;
+mod machine;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::probe::Cores;
+use crate::report::{self, RowResult};
+use crate::row_group::{RowGroup, row_groups};
+use crate::{Bench, Networks, Options, note};
+use machine::{Absent, Machine};
+
+/// What a report is made of, the most important first: a report that runs out of time lacks the last ones.
+const BENCHES: [Bench; 22] = [
+    Bench::Pipe,
+    Bench::PipeRtt,
+    Bench::PipePing,
+    Bench::NicTx,
+    Bench::NicRx,
+    Bench::NicFwd,
+    Bench::PipeBatch,
+    Bench::ValeBatch,
+    Bench::NicTxBatch,
+    Bench::PipeSize,
+    Bench::ValeSize,
+    Bench::NicTxSize,
+    Bench::NicRxSize,
+    Bench::PipeCycles,
+    Bench::PipeOneCore,
+    Bench::ValeRtt,
+    Bench::PipeOpen,
+    Bench::Ports,
+    Bench::Vale60Swap,
+    Bench::Lb,
+    Bench::HostTcp,
+    Bench::PreloadPipe,
+];
+/// Points of the figures that a quick report has.
+const QUICK_POINTS: [u32; 7] = [1, 8, 60, 100, 512, 1000, 1514];
+/// Benchmarks that a quick report leaves out.
+const NOT_QUICK: [Bench; 6] =
+    [Bench::PipeOneCore, Bench::Vale60Swap, Bench::Lb, Bench::HostTcp, Bench::PreloadPipe, Bench::PipePing];
+/// Time for all samples, and for those of one row.
+const LIMIT: Duration = Duration::from_secs(13 * 60);
+const ROW_LIMIT: Duration = Duration::from_secs(25);
+const QUICK_LIMIT: Duration = Duration::from_secs(155);
+const QUICK_ROW_LIMIT: Duration = Duration::from_secs(10);
+
+/// A report on disk.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The folder of its files, which is created.
+    pub folder: PathBuf,
+    /// Fewer points, in less than three minutes.
+    pub quick: bool,
+    /// The report.json of an earlier report.
+    pub compare: Option<PathBuf>,
+}
+
+/// Everything that a report shows.
+struct Findings {
+    machine: Machine,
+    rows: Vec<RowResult>,
+    absent: Vec<Absent>,
+    /// Sentences about what is missing or was disturbed.
+    notes: Vec<String>,
+    seconds: u64,
+    quick: bool,
+}
+
+impl Report {
+    /// Returns the benchmarks, for the networks that they need.
+    pub(crate) fn benches(&self) -> Vec<Bench> {
+        BENCHES.into_iter().filter(|bench| !self.quick || !NOT_QUICK.contains(bench)).collect()
+    }
+
+    /// Reads the earlier report, and makes the folder: both fail before the first sample.
+    pub(crate) fn prepare(&self) -> Result<Option<Value>, String> {
+        fs::create_dir_all(&self.folder).map_err(|e| format!("--report {}: {e}", self.folder.display()))?;
+        let Some(path) = &self.compare else { return Ok(None) };
+        let failed = |e: String| format!("--compare {}: {e}", path.display());
+        let text = fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
+        let old = serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
+        compare::moved(&old, &[]).map_err(failed)?;
+        Ok(Some(old))
+    }
+
+    /// Measures, and writes the files.
+    pub(crate) fn run(
+        &self,
+        options: &Options,
+        cores: Cores,
+        networks: &Networks,
+        old: Option<&Value>,
+    ) -> Result<u8, String> {
+        let (machine, start) = (Machine::read(), Instant::now());
+        let (limit, row_limit) = if self.quick { (QUICK_LIMIT, QUICK_ROW_LIMIT) } else { (LIMIT, ROW_LIMIT) };
+        let groups: Vec<RowGroup> = self.benches().into_iter().flat_map(row_groups).filter(|g| self.has(g)).collect();
+        let (mut rows, mut notes, mut code) = (Vec::new(), Vec::new(), 0);
+        for group in &groups {
+            let left = limit.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                notes.push(format!("{}: not measured, because the time was over", group.name));
+                continue;
+            }
+            let of_row = Options { limit: row_limit.min(left), ..options.clone() };
+            match group.run(&of_row, cores, networks) {
+                Ok(outcome) => {
+                    notes.extend(outcome.failures.iter().map(|why| format!("{}: {why}", group.name)));
+                    let few = outcome.missing.iter().filter(|_| outcome.is_short(options.samples));
+                    notes.extend(few.map(|what| format!("{}: {what}", group.name)));
+                    rows.extend(report::row_results(&outcome));
+                }
+                Err(why) => {
+                    // An interrupt ends the report; what one benchmark lacks does not.
+                    crate::session::check()?;
+                    notes.push(format!("{}: {why}", group.name));
+                    code = 1;
+                }
+            }
+        }
+        notes.iter().for_each(|sentence| note(sentence));
+        let (absent, seconds) = (machine::absent(), start.elapsed().as_secs());
+        let findings = Findings { machine, rows, absent, notes, seconds, quick: self.quick };
+        self.write(&findings, old)?;
+        Ok(code)
+    }
+
+    /// Returns true if the report has this row group.
+    fn has(&self, group: &RowGroup) -> bool {
+        let point = group.name.rsplit_once('-').and_then(|(_, n)| n.parse::<u32>().ok());
+        !self.quick || point.is_none_or(|n| QUICK_POINTS.contains(&n)) && group.bench.slots()[1] != group.slots
+    }
+
+    fn write(&self, findings: &Findings, old: Option<&Value>) -> Result<(), String> {
+        let all = json!({
+            "machine": &findings.machine, "rows": &findings.rows, "absent": &findings.absent, "notes": &findings.notes,
+            "seconds": findings.seconds, "quick": findings.quick,
+        });
+        let text = serde_json::to_string_pretty(&all).map_err(|e| format!("bench: formatting JSON: {e}"))?;
+        write(&self.folder.join("report.json"), &text)?;
+        let moved = old.map(|old| compare::moved(old, &findings.rows)).transpose()?;
+        write(&self.folder.join("index.html"), &figures::page(findings, moved.as_ref()))
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    fs::write(path, text).map_err(|e| format!("bench: {}: {e}", path.display()))
+}
+
+/// Returns true if more of this unit is better: for rates and shares; not for times, memory and CPU time.
+fn higher_is_better(unit: &str) -> bool {
+    matches!(unit, "Mpps" | "Gbit/s" | "pps")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The page and the comparison, from made-up figures.
+
+use super::*;
+
+fn rows(scale: f64, peer_scale: f64) -> Vec<RowResult> {
+    let row = |name: &str, unit: &str, median: f64, peers: &[(&str, f64)]| {
+        RowResult::of_figures(
+            name,
+            unit,
+            median * scale,
+            &peers.iter().map(|(l, m)| (*l, m * peer_scale)).collect::<Vec<_>>(),
+        )
+    };
+    vec![
+        row("pipe", "Mpps", 300.0, &[("seqpacket", 1.5)]),
+        row("pipe-rtt", "ns", 200.0, &[("seqpacket", 9000.0)]),
+        row("nic-fwd", "Mpps", 0.9, &[("afxdp", 0.8), ("kernel-bridge", 0.7)]),
+        row("pipe-batch-1", "Mpps", 40.0, &[("seqpacket", 1.5)]),
+        row("pipe-batch-512", "Mpps", 300.0, &[("seqpacket", 1.5)]),
+        row("ports-10", "us", 350.0, &[]),
+        row("ports-500", "us", 380.0, &[]),
+    ]
+}
+
+fn findings(rows: Vec<RowResult>) -> Findings {
+    Findings {
+        machine: Machine::read(),
+        rows,
+        absent: machine::absent(),
+        notes: vec!["nic-tx: no <permission>".into()],
+        seconds: 7,
+        quick: true,
+    }
+}
+
+#[test]
+fn a_page_has_ratios_figures_and_what_is_missing() {
+    let html = figures::page(&findings(rows(1.0, 1.0)), None);
+    for part in [
+        "\u{d7} 200", // 300 Mpps by 1.5
+        "\u{d7} 45",  // 9000 ns by 200
+        "Figure 7",
+        "unetmap pipe",
+        "Figure 8",
+        "kernel-bridge (L)",
+        "Time to open one port",
+        "no &lt;permission&gt;",
+        "openvswitch-switch",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    assert!(!html.contains("Figure 6") && !html.contains("Compared with"), "no rows, no figure");
+}
+
+#[test]
+fn a_comparison_marks_what_moved_and_ignores_the_machines_speed() {
+    let old = json!({"rows": rows(1.0, 1.0)});
+    let moved = |scale, peer_scale| compare::moved(&old, &rows(scale, peer_scale)).unwrap();
+    assert_eq!(moved(1.0, 1.0), (vec![], 7));
+    // A machine of half the speed: only the rows without a peer move.
+    let (slower, _) = moved(0.5, 0.5);
+    let names: Vec<_> = slower.iter().map(|m| (m.name.as_str(), m.better)).collect();
+    assert_eq!(names, [("ports-10", true), ("ports-500", true)]);
+    let (worse, _) = moved(0.5, 1.0);
+    assert_eq!(worse.len(), 7);
+    assert!(worse.iter().all(|m| m.better != higher_is_better(&m.unit) && (m.change - 0.5).abs() < 1e-6), "{worse:?}");
+    let html = figures::page(&findings(rows(0.5, 1.0)), Some(&(worse, 7)));
+    assert!(html.contains("WORSE") && html.contains("ratio to afxdp, kernel-bridge"));
+    assert!(compare::moved(&json!([]), &[]).unwrap_err().contains("report.json"));
+}
+
+#[test]
+fn a_report_that_cannot_be_made_fails_before_the_first_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = |compare: Option<&str>| Report {
+        folder: folder.path().join("new"),
+        quick: true,
+        compare: compare.map(|text| {
+            let path = folder.path().join("old.json");
+            fs::write(&path, text).unwrap();
+            path
+        }),
+    };
+    assert!(report(None).prepare().unwrap().is_none());
+    assert!(folder.path().join("new").is_dir());
+    assert!(report(Some("{}")).prepare().unwrap_err().contains("report.json of an earlier"));
+    assert!(report(Some("x")).prepare().unwrap_err().contains("--compare"));
+    assert!(report(Some(r#"{"rows":[]}"#)).prepare().unwrap().is_some());
+}
+
+#[test]
+fn a_quick_report_has_fewer_points() {
+    let names = |quick| {
+        let report = Report { folder: PathBuf::new(), quick, compare: None };
+        let groups = report.benches().into_iter().flat_map(row_groups).filter(|group| report.has(group));
+        groups.map(|group| group.name).collect::<Vec<_>>()
+    };
+    let (all, quick) = (names(false), names(true));
+    assert!(quick.len() * 2 < all.len(), "{} of {}", quick.len(), all.len());
+    assert!(quick.contains(&"pipe-batch-8".to_owned()) && !quick.contains(&"pipe-batch-64".to_owned()), "{quick:?}");
+    assert!(quick.iter().all(|name| all.contains(name)));
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Replacing the test's daemon by another process while ports are open.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+use unetmap::{Interest, Port};
+
+use crate::home::{Home, LIMIT, is_alive, program, summary, until};
+use crate::net::{Tap, assert_works, policy_file};
+use crate::packet;
+use crate::traffic::{bytes_of, fill_some, open};
+
+/// Packets of a round, in both directions.
+const ROUND: u64 = 600;
+
+/// Runs `unetmapd --replace` with the test's policy, if it has one, and with this fault injected, if any.
+pub fn try_replace(home: &Home, fault: Option<&str>) -> Output {
+    let policy = Some(policy_file(home)).filter(|policy| policy.exists());
+    replace_with(home, policy.as_deref(), fault)
+}
+
+/// The same with this policy.
+pub fn replace_with(home: &Home, policy: Option<&Path>, fault: Option<&str>) -> Output {
+    let mut command = Command::new(program("unetmapd"));
+    command.arg("--replace").arg("--socket").arg(home.socket()).stdin(Stdio::null());
+    policy.into_iter().for_each(|policy| _ = command.arg("--policy").arg(policy));
+    command.env("LIBXDP_BPFFS", home.folder().join("bpf"));
+    command.envs(fault.map(|fault| ("UNETMAP_FAULT", fault)));
+    command.output().expect("the daemon's program")
+}
+
+/// Replaces the daemon; returns the process that serves now. The other one has exited.
+#[track_caller]
+pub fn replace(home: &Home) -> Pid {
+    let before = home.daemon();
+    let output = try_replace(home, None);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    until("the daemon that was replaced exits", || !is_alive(before));
+    let after = home.daemon();
+    assert_ne!(before, after, "another process");
+    after
+}
+
+/// Runs `unetmapd --replace`, which is refused: the same process goes on. Returns the reason.
+#[track_caller]
+pub fn refused(home: &Home, fault: Option<&str>) -> String {
+    let before = home.daemon();
+    let output = try_replace(home, fault);
+    let reason = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && is_alive(before), "{reason}");
+    assert_eq!(home.daemon(), before, "the same process: {reason}");
+    reason
+}
+
+/// Rounds of packets between a port and a tap, each of which has to arrive, until `work` is done. `work` is given a
+/// function that waits for more.
+#[track_caller]
+pub fn rounds(port: &Port, tap: &Tap, work: impl FnOnce(&dyn Fn()) + Send) {
+    let (done, mut slowest) = (AtomicU64::new(0), Duration::ZERO);
+    let go_on = || {
+        let before = done.load(Relaxed);
+        until("more packets arrive", || done.load(Relaxed) > before + 1);
+    };
+    thread::scope(|scope| {
+        let work = scope.spawn(|| work(&go_on));
+        while !work.is_finished() {
+            let start = Instant::now();
+            assert_works(port, tap, done.load(Relaxed) * ROUND);
+            slowest = slowest.max(start.elapsed());
+            done.fetch_add(1, Relaxed);
+        }
+    });
+    let packets = done.into_inner() * ROUND;
+    summary(&format!(
+        "{packets} packets sent and received, none missing; the slowest round of {ROUND} took {slowest:?}"
+    ));
+}
+
+/// Numbered packets that a thread sends and another receives all the time, each as fast as the other allows.
+pub struct Stream {
+    name: String,
+    stops: Arc<AtomicBool>,
+    /// Packets received so far.
+    received: Arc<AtomicU64>,
+    sender: JoinHandle<u64>,
+    receiver: JoinHandle<Counts>,
+}
+
+/// What a receiver has counted.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Packets that arrived, in order.
+    pub received: u64,
+    /// Packets between these that did not.
+    pub missing: u64,
+    /// The longest time without packets.
+    pub longest_gap: Duration,
+}
+
+impl Stream {
+    /// Opens the two ports and starts sending from one to the other; `pause` follows each batch.
+    #[track_caller]
+    pub fn start(from: &str, to: &str, sender: u64, pause: Duration) -> Stream {
+        let (tx, rx) = (open(from), open(to));
+        let (stops, received) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (sender_stops, receiver_stops, counter) = (stops.clone(), stops.clone(), received.clone());
+        let stream = Stream {
+            name: format!("{from} to {to}"),
+            stops,
+            received,
+            sender: thread::spawn(move || send_all_the_time(&tx, sender, &sender_stops, pause)),
+            receiver: thread::spawn(move || receive_all_the_time(&rx, sender, &receiver_stops, &counter)),
+        };
+        stream.go_on();
+        stream
+    }
+
+    /// Waits until more packets have arrived.
+    #[track_caller]
+    pub fn go_on(&self) {
+        let before = self.received.load(Relaxed);
+        until(&format!("more packets from {}", self.name), || self.received.load(Relaxed) > before + 2000);
+    }
+
+    /// Stops sending, and returns how many packets were sent, and what was received until nothing came any more.
+    #[track_caller]
+    pub fn stop(self) -> (u64, Counts) {
+        self.stops.store(true, Relaxed);
+        let sent = self.sender.join().expect("a sender that ends");
+        (sent, self.receiver.join().expect("a receiver that ends"))
+    }
+}
+
+fn send_all_the_time(port: &Port, sender: u64, stops: &AtomicBool, pause: Duration) -> u64 {
+    let mut seq = 0;
+    while !stops.load(Relaxed) {
+        let ready = port.poll(Interest::TX, Some(LIMIT)).unwrap_or_else(|e| panic!("packet {seq}: {e}"));
+        assert!(ready.tx(), "{}: no room for packet {seq} within {LIMIT:?}", port.spec());
+        seq += fill_some(&port.tx_rings()[0], sender, seq, 256);
+        port.txsync().unwrap_or_else(|e| panic!("packet {seq}: {e}"));
+        if !pause.is_zero() {
+            thread::sleep(pause);
+        }
+    }
+    seq
+}
+
+fn receive_all_the_time(port: &Port, sender: u64, stops: &AtomicBool, counter: &AtomicU64) -> Counts {
+    let (ring, mut counts, mut next, mut last) = (&port.rx_rings()[0], Counts::default(), 0, None::<Instant>);
+    loop {
+        let stopped = stops.load(Relaxed);
+        let ready = port.poll(Interest::RX, Some(Duration::from_secs(1))).unwrap_or_else(|e| panic!("{counts:?}: {e}"));
+        if !ready.rx() && stopped {
+            return counts;
+        }
+        let mut n = 0;
+        for slot in ring.available() {
+            n += 1;
+            match packet::check(&bytes_of(&slot)) {
+                Ok((of, seq)) if of == sender && seq >= next => {
+                    (counts.missing, next) = (counts.missing + seq - next, seq + 1);
+                    counts.received += 1;
+                }
+                // Of another sender on the switch, or of the host.
+                Ok((of, _)) if of != sender => {}
+                other => panic!("{other:?} after packet {next}"),
+            }
+        }
+        if let Some(last) = last.replace(Instant::now()).filter(|_| n > 0 && !stopped) {
+            counts.longest_gap = counts.longest_gap.max(last.elapsed());
+        }
+        ring.advance(n);
+        counter.store(counts.received, Relaxed);
+    }
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Replacing the daemon by a newer one, its *successor*, without closing a port.
+//!
+//! ```text
+//! successor (unetmapd --replace)        daemon
+//!   Begin                       -->     settles what is in progress, and serves nobody from here on
+//!                               <--     Refused: why it goes on as before; or
+//!                               <--     Descriptors, several times
+//!                               <--     State
+//!   rebuilds everything                 (switches forward packets until here)
+//!   Ready                       -->
+//!                               <--     Positions: where the threads of the switches stopped
+//!   Commit                      -->
+//!                               <--     Released, and exits: nothing was closed, as the successor has the descriptors
+//! ```
+//! If the successor ends, or does not commit in time, the daemon goes on. The messages are those of the broker, so that
+//! they do not depend on the version of the control protocol. Only the daemon's user and root may begin.
+//!
+//! What is handed over are the daemon's private records. Shared memory needs no change: programs notice nothing.
+
+mod state;
+mod successor;
+
+use serde::{Deserialize, Serialize};
+
+use crate::broker;
+use crate::ports::vale::SwitchPositions;
+
+pub(crate) use state::{SavedClient, State};
+pub(crate) use successor::{Predecessor, Taken};
+
+/// The version of [`State`]. It changes with every change of what is in it, and of the broker's requests: a successor
+/// may have to go on with the broker of an earlier release.
+pub(crate) const VERSION: u32 = 5;
+
+/// From the successor.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// The successor reads this version of the state.
+    Begin { version: u32 },
+    /// The successor has rebuilt everything, but for positions.
+    Ready,
+    /// The successor has everything.
+    Commit,
+}
+
+/// From the daemon.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum Reply {
+    Refused(String),
+    /// Something is in progress: begin again in a moment.
+    Busy,
+    /// The next descriptors, which come with the message.
+    Descriptors,
+    State(Box<State>),
+    Positions(Box<SwitchPositions>),
+    Released,
+}
+
+/// Decodes the first message of a successor; `None`: it is another message.
+pub(crate) fn decode_begin(bytes: &[u8]) -> Option<u32> {
+    match broker::decode_inline(bytes) {
+        Some(Request::Begin { version }) => Some(version),
+        _ => None,
+    }
+}
+
+/// Why the daemon no longer serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    /// It is no longer needed.
+    Unused,
+    /// Another process has everything that this one had.
+    Replaced,
+}

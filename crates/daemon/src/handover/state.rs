@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! What the daemon hands to its successor.
+
+use serde::{Deserialize, Serialize};
+
+use crate::broker::SavedBroker;
+use crate::descriptors::FdIndex;
+use crate::ports::SavedRegistry;
+use crate::ports::mediator::PausedThread;
+use crate::ports::nic::SavedNics;
+use crate::ports::vale::SavedSwitches;
+use crate::service::SavedService;
+
+/// Everything.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct State {
+    pub(crate) version: u32,
+    /// The daemon's process.
+    pub(crate) pid: u32,
+    pub(crate) listener: FdIndex,
+    pub(crate) service: SavedService,
+    pub(crate) clients: Vec<SavedClient>,
+    /// The holder ID that was given out last.
+    pub(crate) last_holder: u32,
+    /// Knobs that were set since the daemon was started.
+    pub(crate) knobs: Vec<(String, u64)>,
+    /// The broker, if it keeps something for an interface.
+    pub(crate) broker: Option<SavedBroker>,
+    pub(crate) registry: SavedRegistry,
+    pub(crate) nics: SavedNics,
+    pub(crate) mediators: Vec<PausedThread>,
+    pub(crate) switches: SavedSwitches,
+}
+
+/// A connection.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedClient {
+    pub(crate) fd: FdIndex,
+    pub(crate) session: Option<u64>,
+    /// Its holder ID, and the pidfd of its process.
+    pub(crate) holder: Option<(u32, Option<FdIndex>)>,
+    pub(crate) has_spoken: bool,
+    pub(crate) is_answered: bool,
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The successor's side.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Instant;
+use std::{fs, io};
+
+use unetmap_core::errno::EIO;
+use unetmap_sys::socket;
+
+use super::{Reply, Request, State, VERSION};
+use crate::broker;
+use crate::descriptors::Incoming;
+use crate::owner::owner;
+use crate::ports::vale::SwitchPositions;
+use crate::refusal::{Refusal, refuse};
+use crate::tuning::handover::{BUSY_LIMIT, BUSY_POLL, MAX_STATE_BYTES, REPLY_LIMIT};
+
+/// A connection to the daemon that is to be replaced.
+pub(crate) struct Predecessor(OwnedFd);
+
+/// What a daemon has handed over, and still owns.
+pub(crate) struct Taken {
+    pub(crate) predecessor: Predecessor,
+    pub(crate) state: State,
+    pub(crate) fds: Incoming,
+}
+
+impl Predecessor {
+    /// Connects to the daemon that listens at `path`. Call it before this process gives up anything.
+    pub(crate) fn connect(path: &Path) -> Result<Predecessor, String> {
+        let failed = |e: io::Error| format!("there is no daemon to replace at {}: {e}", path.display());
+        let connection = socket::connect(path).map_err(failed)?;
+        let peer = socket::peer(&connection).map_err(failed)?;
+        if peer.uid != owner() && !fault::is("owner") {
+            return Err(format!("the daemon at {} is of user {}, who can replace it", path.display(), peer.uid));
+        }
+        socket::set_timeout(&connection, REPLY_LIMIT).map_err(failed)?;
+        Ok(Predecessor(connection))
+    }
+
+    /// Whether the daemon runs another file than this process: an installation has replaced it since.
+    pub(crate) fn runs_another_file(&self) -> Result<bool, String> {
+        let failed = |e: io::Error| format!("the program of the running daemon: {e}");
+        let pid = socket::peer(&self.0).map_err(failed)?.pid;
+        let file = |process: &str| fs::metadata(format!("/proc/{process}/exe")).map(|file| (file.dev(), file.ino()));
+        Ok(file(&pid.to_string()).map_err(failed)? != file("self").map_err(failed)?)
+    }
+
+    /// Has the daemon hand over what it has. It serves nobody until [`Predecessor::commit`], or until this process
+    /// ends.
+    pub(crate) fn take(self) -> Result<Taken, String> {
+        let version = if fault::is("version") { VERSION + 1 } else { VERSION };
+        self.send(&Request::Begin { version })?;
+        let (start, mut all) = (Instant::now(), Vec::new());
+        loop {
+            let (reply, fds) = self.receive()?;
+            all.extend(fds);
+            match reply {
+                Reply::Descriptors => {}
+                Reply::Busy if start.elapsed() > BUSY_LIMIT => {
+                    return Err("programs have waited for interfaces all the time: try again".into());
+                }
+                Reply::Busy => {
+                    sleep(BUSY_POLL);
+                    self.send(&Request::Begin { version })?;
+                }
+                Reply::State(state) if state.version == VERSION => {
+                    let state = fault::mutated(*state)?;
+                    return Ok(Taken { predecessor: self, state, fds: Incoming::new(all) });
+                }
+                Reply::State(state) => {
+                    return Err(format!("its state has version {}, this program reads {VERSION}", state.version));
+                }
+                Reply::Refused(why) => return Err(why),
+                Reply::Positions(_) | Reply::Released => {
+                    return Err("the running daemon answers out of order".into());
+                }
+            }
+        }
+    }
+
+    /// Tells the daemon that this process has rebuilt everything else. It stops its threads, and returns where.
+    pub(crate) fn positions(&self) -> Result<SwitchPositions, Refusal> {
+        let reply = self.send(&Request::Ready).and_then(|()| self.receive());
+        match reply.or_else(|why| refuse(EIO, why))? {
+            (Reply::Positions(positions), _) => Ok(*positions),
+            (Reply::Refused(why), _) => refuse(EIO, why),
+            _ => refuse(EIO, "the running daemon answers out of order"),
+        }
+    }
+
+    /// Tells the daemon that this process has everything; it exits.
+    pub(crate) fn commit(self) -> Result<(), Refusal> {
+        if fault::is("abort") {
+            std::process::abort();
+        }
+        if fault::is("successor") || fault::mutation().is_some() {
+            return refuse(EIO, "the fault of a test");
+        }
+        let reply = self.send(&Request::Commit).and_then(|()| self.receive());
+        match reply.or_else(|why| refuse(EIO, why))? {
+            (Reply::Released, _) => Ok(()),
+            (Reply::Refused(why), _) => refuse(EIO, why),
+            _ => refuse(EIO, "the running daemon answers out of order"),
+        }
+    }
+
+    fn send(&self, request: &Request) -> Result<(), String> {
+        broker::send(&self.0, request, &[]).map_err(|e| format!("the running daemon does not answer: {e}"))
+    }
+
+    fn receive(&self) -> Result<(Reply, Vec<OwnedFd>), String> {
+        match broker::receive(&self.0, MAX_STATE_BYTES) {
+            Ok(Some(reply)) => Ok(reply),
+            Ok(None) => Err("the running daemon has closed the connection, and goes on".into()),
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                Err(format!("the running daemon is of a release that cannot be replaced while it runs: {e}"))
+            }
+            Err(e) => Err(format!("the running daemon does not answer: {e}")),
+        }
+    }
+}
+
+impl Taken {
+    /// Takes the socket at which the daemon listens.
+    pub(crate) fn listener(&mut self) -> Result<OwnedFd, Refusal> {
+        self.fds.take(self.state.listener)
+    }
+
+    /// Whether a service manager listens for the daemon.
+    pub(crate) fn is_managed(&self) -> bool {
+        self.state.service.listens
+    }
+
+    /// The daemon's process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.state.pid
+    }
+}
+
+/// Fault injection for tests, in debug builds only.
+mod fault {
+    use serde_json::Value;
+
+    use super::State;
+
+    fn value() -> Option<String> {
+        std::env::var("UNETMAP_FAULT").ok().filter(|_| cfg!(debug_assertions))
+    }
+
+    pub(super) fn is(fault: &str) -> bool {
+        value().is_some_and(|set| set == fault)
+    }
+
+    /// `UNETMAP_FAULT=mutate:N`: the value of the state that is changed.
+    pub(super) fn mutation() -> Option<usize> {
+        value()?.strip_prefix("mutate:")?.parse().ok()
+    }
+
+    /// Returns the state, of which the fault changes one value.
+    pub(super) fn mutated(state: State) -> Result<State, String> {
+        let Some(n) = mutation() else { return Ok(state) };
+        let mut json = serde_json::to_value(state).map_err(|e| e.to_string())?;
+        let mut leaves = Vec::new();
+        collect(&mut json, &mut leaves);
+        let (count, kinds) = (leaves.len().max(1), [0, u64::from(u32::MAX), 1 << 40]);
+        if let Some(leaf) = leaves.into_iter().nth(n % count) {
+            *leaf = match &*leaf {
+                Value::Number(number) if n % 4 == 3 => (number.as_u64().unwrap_or(0) + 1).into(),
+                Value::Number(_) => kinds[n % 3].into(),
+                Value::Bool(is) => (!is).into(),
+                Value::String(_) => "mutated".into(),
+                _ => 7.into(),
+            };
+        }
+        serde_json::from_value(json).map_err(|e| format!("its state cannot be read: {e}"))
+    }
+
+    fn collect<'a>(value: &'a mut Value, leaves: &mut Vec<&'a mut Value>) {
+        match value {
+            Value::Array(all) => all.iter_mut().for_each(|one| collect(one, leaves)),
+            Value::Object(all) => all.values_mut().for_each(|one| collect(one, leaves)),
+            leaf => leaves.push(leaf),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Which users the daemon serves.
+
+use unetmap_core::errno::EACCES;
+
+use crate::caller::Caller;
+use crate::policy::{Policy, PolicyFile};
+use crate::ports::Daemon;
+use crate::refusal::{Refusal, refuse};
+
+/// Which users the daemon serves.
+pub(crate) struct Admission {
+    /// The only user that is served; `None`: all users, each with names and regions of his own.
+    pub(crate) only_user: Option<u32>,
+    /// Which users may open which interfaces; `None`: the daemon itself may open none.
+    pub(crate) policy: Option<PolicyFile>,
+}
+
+impl Admission {
+    /// Until [`Admission::end_work`], the policy's files are looked at once.
+    pub(crate) fn begin_work(&mut self) {
+        self.policy.iter_mut().for_each(PolicyFile::begin_work);
+    }
+
+    pub(crate) fn end_work(&mut self) {
+        self.policy.iter_mut().for_each(PolicyFile::end_work);
+    }
+}
+
+impl Daemon {
+    /// The policy; `None` in a user's own daemon, which opens no interface.
+    pub(crate) fn policy(&mut self) -> Result<Option<&Policy>, Refusal> {
+        match &mut self.admission.policy {
+            None => Ok(None),
+            Some(file) => file.current().map(Some).or_else(|why| refuse(EACCES, why)),
+        }
+    }
+
+    /// Whether the caller may use this daemon for pipes and switches that involve no interface.
+    pub(crate) fn may_use_pipes(&mut self, caller: &Caller) -> Result<bool, Refusal> {
+        if self.admission.only_user.is_some() || caller.peer.uid == 0 {
+            return Ok(true);
+        }
+        Ok(self.policy()?.is_some_and(|policy| policy.pipes(&caller.identity(policy))))
+    }
+
+    /// Refuses a caller that may not use this daemon for anything.
+    pub(crate) fn check_admission(&mut self, caller: &Caller) -> Result<(), Refusal> {
+        let uid = caller.peer.uid;
+        if self.admission.only_user.is_some() || uid == 0 {
+            return Ok(());
+        }
+        if self.policy()?.is_some_and(|policy| policy.admits_anything(&caller.identity(policy))) {
+            return Ok(());
+        }
+        let why = format!("no rule of this daemon's policy lets user {uid} open anything (unetmap-policy(5))");
+        refuse(EACCES, why)
+    }
+}

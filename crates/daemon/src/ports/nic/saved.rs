@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Interfaces as the daemon hands them to its successor ([`crate::handover`]).
+//!
+//! Sockets, namespaces and pages are descriptors. The positions of a socket are in its rings, which the kernel and the
+//! program share: packets move while the daemon is replaced. Programs, disabled offloads and veth pairs are the
+//! broker's, which stays while an interface is open: only their handles are handed over.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use unetmap_mem::TxFramesPage;
+use unetmap_sys::link::LinkWatch;
+use unetmap_sys::xdp::Mark;
+
+use super::host_rings::SavedHostRings;
+use super::open::NamespaceWatch;
+use super::queue::OpenQueue;
+use super::queue_count::{QueueCounts, SavedCounts};
+use super::relay::{Relay, SavedRelay};
+use super::{KeepAlive, NearGone, Nic, NicKey, NicPort, NicState, XdpConfig};
+use crate::broker::Handle;
+use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot, invalid};
+use crate::endpoint::SavedEndpoint;
+use crate::knobs::Admode;
+use crate::ports::{Port, Registry};
+use crate::privileged::{Deadline, KeptXdp, Undo, Xdp};
+use crate::refusal::{Refusal, refuse_lack};
+use crate::region::{RegionKey, Scope};
+
+/// An interface.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedNic {
+    name: String,
+    scope: Scope,
+    opened_for: u32,
+    region: RegionKey,
+    endpoint: SavedEndpoint,
+    sent: FdIndex,
+    netns: FdIndex,
+    forwards: bool,
+    queues: Vec<Option<SavedQueue>>,
+    xdp: Option<KeptXdp>,
+    offloads: Option<Handle>,
+    merging: Option<Handle>,
+    offloads_stay_on: bool,
+    relay: Option<SavedRelay>,
+    host: SavedHostRings,
+    mark: Mark,
+    xdp_config: Option<XdpConfig>,
+    copy_reason: Option<String>,
+    added_queues: u32,
+    other_queues: Option<String>,
+    admode: Admode,
+    numa_node: Option<u32>,
+    up: bool,
+    tx_dropped_before: u64,
+    gone: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedQueue {
+    socket: FdIndex,
+    headroom: u32,
+    in_xdp_map: bool,
+}
+
+/// What is known of all interfaces.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedNics {
+    last_serial: u64,
+    /// By namespace: the socket of its changes, and the namespace.
+    watches: Vec<(u64, FdIndex, FdIndex)>,
+    queue_counts: SavedCounts,
+}
+
+impl Nic {
+    pub(super) fn save<'a>(
+        &'a self,
+        (sent, opened_for): (&'a impl std::os::fd::AsFd, u32),
+        fds: &mut Outgoing<'a>,
+    ) -> Result<SavedNic, Refusal> {
+        if self.filter.is_some() || self.busy_poll.is_some() {
+            return cannot("an interface with a filter or with busy polling (unetmap nic)");
+        }
+        let mut save_queue = |queue: &'a OpenQueue| SavedQueue {
+            socket: fds.add(&queue.socket),
+            headroom: queue.headroom,
+            in_xdp_map: queue.in_xdp_map,
+        };
+        let queues = self.queues.iter().map(|queue| queue.as_ref().map(&mut save_queue)).collect();
+        Ok(SavedNic {
+            name: self.name.clone(),
+            scope: self.scope,
+            opened_for,
+            region: self.region,
+            endpoint: self.endpoint.save(fds),
+            sent: fds.add(sent),
+            netns: fds.add(&*self.netns),
+            forwards: self.forwards,
+            queues,
+            xdp: self.xdp.as_ref().map(Xdp::kept),
+            offloads: self.offloads.as_ref().map(Undo::handle),
+            merging: self.merging.as_ref().map(Undo::handle),
+            offloads_stay_on: self.offloads_stay_on,
+            relay: self.relay.as_ref().map(|relay| relay.save(fds)),
+            host: self.host.save(fds),
+            mark: self.mark,
+            xdp_config: self.xdp_config,
+            copy_reason: self.copy_reason.clone(),
+            added_queues: self.added_queues,
+            other_queues: self.other_queues.clone(),
+            admode: self.admode,
+            numa_node: self.numa_node,
+            up: self.up,
+            tx_dropped_before: self.tx_dropped_before,
+            gone: self.gone,
+        })
+    }
+
+    /// Takes over the socket of a ring pair.
+    fn take_queue(&mut self, pair: usize, saved: &SavedQueue, fds: &mut Incoming) -> Result<(), Refusal> {
+        let shape = self.endpoint.shape;
+        let entries = (shape.tx_slots.get(), shape.rx_slots.get());
+        if saved.headroom >= self.umem.buffer {
+            return invalid("the headroom of a socket");
+        }
+        let (tx, rx) = self.rings_of(pair);
+        let fd = fds.take(saved.socket)?;
+        let memory = (&self.umem, saved.headroom);
+        let queue = OpenQueue::of_bound(fd, memory, tx, rx, (&self.sent, entries), saved.in_xdp_map);
+        self.queues[pair] = Some(queue.or_else(|e| refuse_lack("a socket of an interface cannot be taken over", &e))?);
+        Ok(())
+    }
+
+    /// The deadlines of all programs that are attached for it.
+    fn deadlines(&self) -> impl Iterator<Item = &Arc<Deadline>> {
+        let relay = self.relay.iter().filter_map(Relay::deadline);
+        self.xdp.iter().map(Xdp::deadline).chain(relay).chain(self.host.deadlines())
+    }
+}
+
+impl SavedNic {
+    /// Rebuilds the interface; its broker is asked for nothing yet.
+    pub(crate) fn restore(
+        self,
+        key: NicKey,
+        registry: &Registry,
+        fds: &mut Incoming,
+    ) -> Result<Box<dyn Port>, Refusal> {
+        let region = registry.regions.existing(self.region)?;
+        let endpoint = self.endpoint.restore(region, fds)?;
+        let shape = endpoint.shape;
+        let pairs = shape.pairs();
+        if self.queues.len() != pairs || endpoint.tx.is_empty() || endpoint.rx.is_empty() {
+            return invalid("an interface lacks rings");
+        }
+        let netns = Arc::new(fds.take_netns(self.netns)?);
+        if netns.id() != key.netns {
+            return invalid("the namespace of an interface");
+        }
+        let sent_bytes = TxFramesPage::bytes(usize::from(shape.all_tx()) * shape.tx_slots.get() as usize);
+        let (range, sent_fd) = fds.take_page(self.sent, 0, sent_bytes)?;
+        let file = region.fd.try_clone().or_else(|e| refuse_lack("no descriptor for a region's file", &e))?;
+        let host_queues = (pairs - shape.nic_pairs()) as u32;
+        let host = self.host.restore(&netns, (key.index, host_queues), fds)?;
+        let relay = self.relay.map(|relay| relay.restore(&netns, fds)).transpose()?;
+        let mut nic = Nic {
+            key,
+            name: self.name,
+            scope: self.scope,
+            region: self.region,
+            endpoint: Arc::new(endpoint),
+            sent: TxFramesPage::new(range),
+            netns,
+            umem: region.region.umem(),
+            region_file: (file, region.region.geometry().ifs.offset),
+            filter: None,
+            busy_poll: None,
+            forwards: self.forwards,
+            queues: (0..pairs).map(|_| None).collect(),
+            xdp: self.xdp.map(Xdp::of),
+            offloads: self.offloads.map(Undo::of),
+            merging: self.merging.map(Undo::of),
+            offloads_stay_on: self.offloads_stay_on,
+            relay,
+            keep_alive: KeepAlive::default(),
+            host,
+            mark: self.mark,
+            xdp_config: self.xdp_config,
+            copy_reason: self.copy_reason,
+            queue_counts: QueueCounts::default(),
+            added_queues: self.added_queues,
+            other_queues: self.other_queues,
+            admode: self.admode,
+            numa_node: self.numa_node,
+            up: self.up,
+            tx_dropped_before: self.tx_dropped_before,
+            gone: self.gone,
+            behind: false,
+            near_gone: NearGone::default(),
+        };
+        for (pair, saved) in self.queues.iter().enumerate() {
+            if let Some(saved) = saved {
+                nic.take_queue(pair, saved, fds)?;
+            }
+        }
+        Ok(Box::new(NicPort::new(nic, (sent_fd, sent_bytes), self.opened_for)))
+    }
+}
+
+impl NicState {
+    pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedNics {
+        let watches = self.watches.iter().map(|(id, watch)| (*id, fds.add(&watch.watch), fds.add(&*watch.netns)));
+        let (watches, queue_counts) = (watches.collect(), self.queue_counts.save());
+        SavedNics { last_serial: self.last_serial, watches, queue_counts }
+    }
+
+    /// Takes over what is known of all interfaces, which are in `registry` already.
+    pub(crate) fn restore(
+        &mut self,
+        saved: SavedNics,
+        registry: &mut Registry,
+        fds: &mut Incoming,
+    ) -> Result<(), Refusal> {
+        self.last_serial = saved.last_serial;
+        self.queue_counts.restore(saved.queue_counts);
+        for (id, watch, netns) in saved.watches {
+            let (watch, netns) = (LinkWatch::of_fd(fds.take(watch)?), Arc::new(fds.take_netns(netns)?));
+            if netns.id() != id {
+                return invalid("the namespace of a watch");
+            }
+            self.watches.insert(id, NamespaceWatch { watch, netns, in_event_loop: false, deferred: Vec::new() });
+        }
+        for nic in registry.all_mut::<NicPort>().filter_map(NicPort::here_mut) {
+            if !self.watches.contains_key(&nic.key.netns) {
+                return invalid("nobody watches an interface");
+            }
+            (nic.keep_alive, nic.queue_counts) = (self.keep_alive.clone(), self.queue_counts.clone());
+        }
+        Ok(())
+    }
+
+    /// Renews the deadlines of the interfaces' programs from now on: the broker is this process's now.
+    pub(crate) fn renew_deadlines(&self, registry: &Registry) {
+        for nic in registry.all::<NicPort>().filter_map(NicPort::here) {
+            for deadline in nic.deadlines() {
+                if let Err(e) = self.keep_alive.add(deadline) {
+                    tracing::error!(name = nic.name, "its programs will pass all frames: {e}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Regions, ports and sessions as the daemon hands them to its successor.
+
+use serde::{Deserialize, Serialize};
+use unetmap_abi::NmreqRegister;
+use unetmap_core::errno::EAGAIN;
+use unetmap_mem::Iface;
+use unetmap_sys::process;
+use zerocopy::{FromBytes as _, IntoBytes as _};
+
+use super::mediated::SavedMediated;
+use super::nic::{NicPort, SavedNic};
+use super::null::SavedNull;
+use super::pipe::{SavedPipe, copied_end};
+use super::pipe_rings::SavedPipeRings;
+use super::sink::SavedSink;
+use super::vale::SavedValePort;
+use super::{Daemon, Port, PortKey, Registry, Session};
+use crate::descriptors::{Incoming, Outgoing, cannot, invalid};
+use crate::endpoint::RingSelection;
+use crate::refusal::{Refusal, refuse};
+use crate::region::{RegionKey, SavedRegion};
+
+/// The registry.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedRegistry {
+    regions: Vec<SavedRegion>,
+    next_region: RegionKey,
+    ports: Vec<(PortKey, SavedPort)>,
+    sessions: Vec<(u64, SavedSession)>,
+    last_session: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedSession {
+    port: PortKey,
+    endpoint: usize,
+    name: String,
+    pid: u32,
+    uid: u32,
+    region: RegionKey,
+    selection: RingSelection,
+    key: u64,
+    /// `NmreqRegister`, as bytes.
+    request: Vec<u8>,
+    iface_offset: u64,
+    extra: u32,
+    descriptors: u32,
+}
+
+/// A port.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum SavedPort {
+    Pipe(SavedPipe),
+    Null(SavedNull),
+    Vale(SavedValePort),
+    Sink(SavedSink),
+    Nic(Box<SavedNic>),
+    Mediated(SavedMediated),
+    CopiedEnd(SavedPipeRings),
+}
+
+impl SavedPort {
+    /// Rebuilds the port.
+    fn restore(self, key: &PortKey, registry: &Registry, fds: &mut Incoming) -> Result<Box<dyn Port>, Refusal> {
+        match (self, key) {
+            (SavedPort::Pipe(saved), PortKey::Pipe(key)) => saved.restore(key, registry, fds),
+            (SavedPort::Null(saved), PortKey::Null(scope, name)) => saved.restore((*scope, name), registry, fds),
+            (SavedPort::Vale(saved), id @ PortKey::Vale(_)) => saved.restore(id, registry, fds),
+            (SavedPort::Sink(saved), PortKey::Sink(scope, number)) => saved.restore((*scope, *number), registry, fds),
+            (SavedPort::Nic(saved), PortKey::Nic(key)) => saved.restore(*key, registry, fds),
+            (SavedPort::Mediated(saved), PortKey::Mediated(key)) => saved.restore(key, registry, fds),
+            (SavedPort::CopiedEnd(saved), PortKey::CopiedEnd(key)) => copied_end::restore(saved, key, registry, fds),
+            (_, key) => invalid(&format!("{key:?} is of another kind")),
+        }
+    }
+}
+
+impl Daemon {
+    /// Whether the broker keeps something for an interface.
+    pub(crate) fn has_interfaces(&self) -> bool {
+        self.registry.all::<NicPort>().next().is_some()
+    }
+
+    /// Refuses to hand over what a successor cannot take over.
+    pub(crate) fn check_hand_over(&self) -> Result<(), Refusal> {
+        if self.nics.has_settings() {
+            return cannot("a setting of an interface (unetmap nic)");
+        }
+        if self.registry.all::<NicPort>().any(|port| port.here().is_none()) || !self.stopping_mediators.is_empty() {
+            return refuse(EAGAIN, "an interface is being opened or closed: try again");
+        }
+        self.vale.check_hand_over()
+    }
+}
+
+impl Registry {
+    /// Returns what a successor needs. Nothing may be left to tidy.
+    pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedRegistry, Refusal> {
+        let regions = self.regions.iter().map(|record| record.save(fds)).collect::<Result<_, _>>()?;
+        let mut ports = Vec::new();
+        for (key, port) in self.ports() {
+            let saved = port.save(fds).or_else(|Refusal { errno, why, .. }| {
+                let name = self.sessions.values().find(|session| session.port == *key).map(|session| &*session.name);
+                refuse(errno, format!("{}: {why}", port.own_name().or(name).unwrap_or("a port")))
+            })?;
+            ports.push((key.clone(), saved));
+        }
+        let sessions = self.sessions.iter().map(|(id, session)| (*id, save_session(session))).collect();
+        let (next_region, last_session) = (self.regions.next_key(), self.last_session());
+        Ok(SavedRegistry { regions, next_region, ports, sessions, last_session })
+    }
+
+    /// Adds all that a daemon, the process `former`, has handed over to an empty registry.
+    pub(crate) fn restore(&mut self, saved: SavedRegistry, former: u32, fds: &mut Incoming) -> Result<(), Refusal> {
+        for region in saved.regions {
+            self.regions.insert(region.restore(fds)?);
+        }
+        self.regions.set_next_key(saved.next_region);
+        for (key, port) in saved.ports {
+            let port = port.restore(&key, self, fds)?;
+            self.insert(key, port);
+        }
+        for (id, session) in saved.sessions {
+            let session = self.restore_session(session, former)?;
+            self.sessions.insert(id, session);
+        }
+        self.set_last_session(saved.last_session);
+        Ok(())
+    }
+
+    fn restore_session(&self, saved: SavedSession, former: u32) -> Result<Session, Refusal> {
+        let Ok(request) = NmreqRegister::read_from_bytes(&saved.request) else {
+            return invalid("the request of a session");
+        };
+        let record = self.regions.existing(saved.region)?;
+        let Some(iface) = Iface::new(&record.region, saved.iface_offset) else { return invalid("a session's memory") };
+        let endpoint = self.port(&saved.port)?.endpoints().get(saved.endpoint);
+        let has = |rings: &[usize], count: usize| rings.iter().all(|ring| *ring < count);
+        let selection = &saved.selection;
+        if !endpoint.is_some_and(|end| has(&selection.tx, end.tx.len()) && has(&selection.rx, end.rx.len())) {
+            return invalid("the rings of a session");
+        }
+        Ok(Session {
+            port: saved.port,
+            endpoint: saved.endpoint,
+            name: saved.name,
+            // Of the daemon's own threads.
+            pid: if saved.pid == former { process::pid() } else { saved.pid },
+            uid: saved.uid,
+            region: saved.region,
+            selection: saved.selection,
+            key: saved.key,
+            request,
+            iface,
+            iface_offset: saved.iface_offset,
+            extra: saved.extra,
+            descriptors: saved.descriptors,
+        })
+    }
+}
+
+fn save_session(session: &Session) -> SavedSession {
+    SavedSession {
+        port: session.port.clone(),
+        endpoint: session.endpoint,
+        name: session.name.clone(),
+        pid: session.pid,
+        uid: session.uid,
+        region: session.region,
+        selection: session.selection.clone(),
+        key: session.key,
+        request: session.request.as_bytes().to_vec(),
+        iface_offset: session.iface_offset,
+        extra: session.extra,
+        descriptors: session.descriptors,
+    }
+}

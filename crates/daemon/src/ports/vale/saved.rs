@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Switches as the daemon hands them to its successor ([`crate::handover`]).
+//!
+//! ```text
+//! SavedPort, SavedSwitches   rebuilt by the successor while the daemon still forwards packets
+//! SwitchPositions            saved after the daemon's threads have stopped; then the successor's threads begin
+//! ```
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use unetmap_core::control::ControlRequest;
+use unetmap_core::control::vale::{ThreadConfig, ValeRequest};
+use unetmap_core::errno::EBUSY;
+use unetmap_mem::ChannelPage;
+use unetmap_switch::fdb::{MAX_PORTS, MacEntry, TableMark};
+use unetmap_switch::port::PortPositions;
+
+use super::attached::{AttachedInterface, Side};
+use super::persistent::{PersistentState, SavedPersistent};
+use super::switches::{Switch, SwitchKey};
+use super::{HostRings, ValeKey, ValePort, ValeState, switch_side};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot, invalid};
+use crate::endpoint::SavedEndpoint;
+use crate::ports::{Port, PortKey, Registry};
+use crate::refusal::{Refusal, refuse};
+use crate::region::{RegionKey, Scope};
+
+/// A switch port.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedValePort {
+    key: ValeKey,
+    is_member: bool,
+    region: RegionKey,
+    endpoint: SavedEndpoint,
+    channels: FdIndex,
+    doorbell: FdIndex,
+    index: u8,
+    header: u8,
+    /// The attached interface, its side, and whether processors of their own poll it.
+    attachment: Option<(PortKey, Side, bool)>,
+}
+
+/// All switches, but for their ports.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedSwitches {
+    switches: Vec<SavedSwitch>,
+    /// What is set for switches and ports: by user, as the requests that set it.
+    settings: Vec<(Scope, Vec<u8>)>,
+    /// Number and processors of the threads, if they were set since the daemon was started.
+    threads: Option<(u16, Vec<u16>)>,
+    persistent: SavedPersistent,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedSwitch {
+    key: SwitchKey,
+    number: u16,
+    /// Milliseconds until its addresses age by a step.
+    next_tick: Option<u64>,
+    addresses: Vec<SavedAddress>,
+}
+
+/// What changes with every packet.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SwitchPositions {
+    ports: Vec<(PortKey, PortPositions)>,
+    /// Those that changed since the switches were saved. Addresses that were removed since are not: they are hints.
+    addresses: Vec<(SwitchKey, Vec<SavedAddress>)>,
+}
+
+/// What the MAC tables contained when the switches were saved.
+pub(crate) type TableMarks = BTreeMap<SwitchKey, TableMark>;
+
+/// Address, VLAN, port and age.
+type SavedAddress = ([u8; 6], u16, u8, u32);
+
+impl ValePort {
+    pub(super) fn save_port<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedValePort, Refusal> {
+        if self.host_rings.is_some() || self.is_wrapped {
+            return cannot("a persistent port that a program has open");
+        }
+        Ok(SavedValePort {
+            key: self.key.clone(),
+            is_member: self.is_member,
+            region: self.region,
+            endpoint: self.endpoint.save(fds),
+            channels: fds.add(&self.channels_fd),
+            doorbell: fds.add(&self.doorbell),
+            index: self.index(),
+            header: self.header(),
+            attachment: self.attachment.as_ref().map(|of| (of.interface.clone(), of.side, of.polling)),
+        })
+    }
+}
+
+impl SavedValePort {
+    /// Rebuilds the port, whose positions follow.
+    pub(crate) fn restore(
+        self,
+        id: &PortKey,
+        registry: &Registry,
+        fds: &mut Incoming,
+    ) -> Result<Box<dyn Port>, Refusal> {
+        let region = registry.regions.existing(self.region)?;
+        let endpoint = self.endpoint.restore(region, fds)?;
+        let shape = endpoint.shape;
+        if usize::from(self.index) >= MAX_PORTS || endpoint.tx.is_empty() || endpoint.rx.is_empty() {
+            return invalid("a switch port");
+        }
+        let channels_bytes = ChannelPage::bytes(shape.all_rings() as usize);
+        let (range, channels_fd) = fds.take_page(self.channels, 0, channels_bytes)?;
+        let channels = ChannelPage::new(range);
+        let doorbell = fds.take_doorbell(self.doorbell)?;
+        let rings = (&*endpoint.tx, &*endpoint.rx);
+        let side = switch_side(self.index, region, &channels, rings, &doorbell);
+        let side = side.or_else(|e| invalid(&format!("a switch port: {e}")))?;
+        side.set_vnet_hdr_len(self.header);
+        let port = ValePort {
+            id: id.clone(),
+            key: self.key,
+            is_member: self.is_member,
+            region: self.region,
+            endpoint,
+            channels,
+            channels_fd,
+            channels_bytes,
+            doorbell,
+            switch_side: side,
+            host_rings: None::<HostRings>,
+            attachment: self.attachment.map(|(interface, side, polling)| AttachedInterface {
+                interface,
+                side,
+                threads: Vec::new(),
+                polling,
+            }),
+            is_wrapped: false,
+        };
+        port.apply_offsets();
+        Ok(Box::new(port))
+    }
+}
+
+impl ValeState {
+    /// Refuses to hand over what a successor cannot take over.
+    pub(crate) fn check_hand_over(&self) -> Result<(), Refusal> {
+        if !self.has_retired() {
+            return Ok(());
+        }
+        refuse(EBUSY, "a thread of the switches waits for memory of a program: try again, or end that program")
+    }
+
+    /// Returns what the MAC tables contain, before [`ValeState::save`].
+    pub(crate) fn table_marks(&self) -> TableMarks {
+        self.switches.iter().map(|(key, switch)| (key.clone(), switch.table.mark())).collect()
+    }
+
+    pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedSwitches {
+        let now = Instant::now();
+        let save = |(key, switch): (&SwitchKey, &Switch)| {
+            let left = switch.next_tick.map(|tick| tick.saturating_duration_since(now).as_millis() as u64);
+            let addresses = saved_addresses(switch, &TableMark::default());
+            SavedSwitch { key: key.clone(), number: switch.number, next_tick: left, addresses }
+        };
+        let settings = self.settings.as_requests();
+        SavedSwitches {
+            switches: self.switches.iter().map(save).collect(),
+            settings: settings.into_iter().map(|(scope, request)| (scope, request.encode())).collect(),
+            persistent: self.persistent.save(fds),
+            threads: self.workers.changed_plan().map(|plan| (plan.threads, plan.cpus.clone())),
+        }
+    }
+
+    /// Rebuilds the switches of the ports in `registry`, and starts threads, which have nothing to do yet.
+    pub(crate) fn restore(
+        &mut self,
+        saved: SavedSwitches,
+        registry: &Registry,
+        fds: &mut Incoming,
+    ) -> Result<(), Refusal> {
+        self.persistent = PersistentState::restore(saved.persistent, fds)?;
+        for (scope, bytes) in saved.settings {
+            let Ok(request) = ValeRequest::decode(&bytes) else { return invalid("a setting of a switch") };
+            self.settings.take_over(scope, request)?;
+        }
+        if let Some((threads, cpus)) = saved.threads {
+            let plan = ThreadConfig { threads, cpus };
+            plan.check().or_else(|why| invalid(&why))?;
+            self.workers.take_over_plan(plan);
+        }
+        for port in registry.all::<ValePort>().filter(|port| port.is_member) {
+            port.set_policy(self.settings.active_policy(&port.key));
+            if self.member(&port.key.switch_key(), port.index()).is_some() {
+                return invalid("two ports of a switch have the same number");
+            }
+            self.add(&port.key, &port.switch_side);
+            let nic = port.attachment.as_ref().and_then(|attachment| registry.nic(&attachment.interface));
+            self.set_node(&port.key, port.index(), nic.and_then(|nic| nic.numa_node));
+        }
+        for SavedSwitch { key, number, next_tick, addresses } in saved.switches {
+            let Some(switch) = self.switches.get_mut(&key) else { return invalid("a switch has no ports") };
+            switch.number = number;
+            add_addresses(switch, addresses);
+            switch.next_tick = next_tick.map(|left| Instant::now() + Duration::from_millis(left.min(MAX_TICK)));
+        }
+        if self.switches.is_empty() { Ok(()) } else { self.workers.start().map(drop) }
+    }
+
+    /// Stops forwarding, and returns where it stopped; `marks`: what the successor knows. [`ValeState::publish`] goes
+    /// on.
+    pub(crate) fn stop_for_successor(
+        &mut self,
+        registry: &Registry,
+        marks: &TableMarks,
+    ) -> Result<SwitchPositions, Refusal> {
+        if !self.stop_threads() {
+            return refuse(EBUSY, "a thread of the switches waits for memory of a program: try again, or end it");
+        }
+        let ports = registry.all::<ValePort>().map(|port| (port.id.clone(), port.switch_side.positions()));
+        let changed = self
+            .switches
+            .iter()
+            .filter_map(|(key, switch)| Some((key.clone(), saved_addresses(switch, marks.get(key)?))));
+        let addresses = changed.collect();
+        Ok(SwitchPositions { ports: ports.collect(), addresses })
+    }
+
+    /// Takes over where another process stopped.
+    pub(crate) fn take_positions(&mut self, from: SwitchPositions, registry: &Registry) -> Result<(), Refusal> {
+        if from.ports.len() != registry.all::<ValePort>().count() {
+            return invalid("positions of a switch port are missing");
+        }
+        for (id, positions) in &from.ports {
+            if !registry.get::<ValePort>(id).is_some_and(|port| port.switch_side.set_positions(positions)) {
+                return invalid("the positions of a switch port");
+            }
+        }
+        for (key, addresses) in from.addresses {
+            let Some(switch) = self.switches.get(&key) else { return invalid("the addresses of a switch") };
+            add_addresses(switch, addresses);
+        }
+        Ok(())
+    }
+}
+
+fn saved_addresses(switch: &Switch, since: &TableMark) -> Vec<SavedAddress> {
+    let save = |MacEntry { mac, vlan, port, age }| (mac, vlan, port, age);
+    switch.table.entries_since(since).into_iter().map(save).collect()
+}
+
+fn add_addresses(switch: &Switch, addresses: Vec<SavedAddress>) {
+    switch.table.add(addresses.into_iter().map(|(mac, vlan, port, age)| MacEntry { mac, vlan, port, age }));
+}
+
+/// Milliseconds after which addresses age by a step at most.
+const MAX_TICK: u64 = unetmap_core::control::vale::MAX_AGE as u64 * 1000;

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! A region as the daemon hands it to its successor.
+
+use std::os::fd::AsFd;
+
+use serde::{Deserialize, Serialize};
+use unetmap_mem::{BufPool, Geometry, ObjectPool, PoolShape, Region, SavedBufs};
+
+use super::{DeviceRest, RegionKey, RegionRecord, Scope};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot, invalid};
+use crate::refusal::{Refusal, refuse_lack};
+
+/// First indexes, and those after the last.
+type Ranges = Vec<(u32, u32)>;
+
+/// A region. Pools are (objects, bytes of one object).
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedRegion {
+    key: RegionKey,
+    mem_id: u16,
+    scope: Scope,
+    name: String,
+    ifs: (u32, u32),
+    rings: (u32, u32),
+    bufs: (u32, u32),
+    fd: FdIndex,
+    device: Option<DeviceRest>,
+    node: Option<u32>,
+    used_ifs: Vec<u32>,
+    used_rings: Vec<u32>,
+    /// The first buffer that was never allocated.
+    fresh_buf: u32,
+    /// Ranges of buffers that are allocated, and of those among them that are left to be freed.
+    used_bufs: Ranges,
+    left_bufs: Ranges,
+    sessions: u32,
+    persistent_ports: u32,
+    retired_ports: u32,
+    extra: u32,
+}
+
+impl RegionRecord {
+    pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedRegion, Refusal> {
+        if self.extent.is_some() {
+            return cannot("the memory of /dev/netmap's programs");
+        }
+        let (geometry, pool) = (self.region.geometry(), |shape: PoolShape| (shape.count, shape.size));
+        let SavedBufs { fresh, allocated, left } = self.bufs.save();
+        Ok(SavedRegion {
+            key: self.key,
+            mem_id: self.mem_id,
+            scope: self.scope,
+            name: self.name.clone(),
+            ifs: pool(geometry.ifs),
+            rings: pool(geometry.rings),
+            bufs: pool(geometry.bufs),
+            fd: fds.add(&self.fd),
+            device: self.device,
+            node: self.node,
+            used_ifs: self.ifs.in_use(),
+            used_rings: self.rings.in_use(),
+            fresh_buf: fresh,
+            used_bufs: allocated,
+            left_bufs: left,
+            sessions: self.sessions,
+            persistent_ports: self.persistent_ports,
+            retired_ports: self.retired_ports,
+            extra: self.extra,
+        })
+    }
+}
+
+impl SavedRegion {
+    /// Maps the region, and rebuilds its record.
+    pub(crate) fn restore(self, fds: &mut Incoming) -> Result<RegionRecord, Refusal> {
+        let geometry = Geometry::new(self.ifs, self.rings, self.bufs).or_else(|why| invalid(&why))?;
+        let fd = fds.take(self.fd)?;
+        let region = Region::attach(fd.as_fd(), geometry).or_else(|e| refuse_lack("a region cannot be mapped", &e))?;
+        let saved = SavedBufs { fresh: self.fresh_buf, allocated: self.used_bufs, left: self.left_bufs };
+        let ifs = ObjectPool::restore(geometry.ifs.count, &self.used_ifs);
+        let rings = ObjectPool::restore(geometry.rings.count, &self.used_rings);
+        let bufs = BufPool::restore(geometry.bufs.count, &saved);
+        let Some(((ifs, rings), bufs)) = ifs.zip(rings).zip(bufs) else { return invalid("a region's pools") };
+        Ok(RegionRecord {
+            key: self.key,
+            mem_id: self.mem_id,
+            scope: self.scope,
+            name: self.name,
+            region,
+            fd,
+            extent: None,
+            device: self.device,
+            node: self.node,
+            ifs,
+            rings,
+            bufs,
+            sessions: self.sessions,
+            persistent_ports: self.persistent_ports,
+            retired_ports: self.retired_ports,
+            extra: self.extra,
+        })
+    }
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Handing everything over to a successor ([`crate::handover`]), and taking over from an earlier daemon.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Instant;
+
+use serde::Serialize;
+use unetmap_core::errno::{EAGAIN, EIO, EPERM};
+use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::process;
+use unetmap_sys::socket::{self, MAX_FDS};
+
+use super::{Client, Server, Task};
+use crate::broker;
+use crate::descriptors::{Incoming, Outgoing, cannot};
+use crate::handover::{Reply, Request, SavedClient, State, Taken, VERSION};
+use crate::log;
+use crate::ports::mediator;
+use crate::refusal::{Refusal, refuse};
+use crate::requests::LockHolder;
+use crate::service::Service;
+use crate::tuning::handover::{COMMIT_LIMIT, SEND_POLL};
+
+/// `ETOOMANYREFS`: the receiver has to take some descriptors first.
+const TOO_MANY_IN_FLIGHT: i32 = 109;
+
+impl Server {
+    /// A connection asks to replace the daemon: done when its user's turn is over. Returns `false` when the connection
+    /// is to be closed.
+    pub(super) fn successor_begins(&mut self, token: u64, version: u32) -> bool {
+        let Some(client) = self.clients.get(&token) else { return true };
+        let (own, its) = (process::cgroup("self"), process::cgroup(&client.peer.pid.to_string()));
+        let checked = if client.peer.uid != self.owner && client.peer.uid != 0 {
+            refuse(EPERM, "only root and the daemon's user may replace it")
+        } else if self.is_unit && own.is_ok() && its.ok() != own.ok() {
+            refuse(
+                EPERM,
+                "the running daemon is a unit of a service manager, which would lose it: systemctl reload unetmapd replaces \
+                 it by the installed program (--user for a user's own)",
+            )
+        } else if version != VERSION {
+            refuse(
+                EPERM,
+                format!(
+                    "the running daemon ({}) hands over state of version {VERSION}, and this program reads version \
+                     {version}: stop the daemon, then start this one",
+                    unetmap_core::version()
+                ),
+            )
+        } else {
+            Ok(())
+        };
+        if let Err(refusal) = checked {
+            let _ = broker::send(&client.fd, &Reply::Refused(refusal.why), &[]);
+            return false;
+        }
+        self.successor = Some(token);
+        true
+    }
+
+    /// Hands everything over if a successor has asked for it; returns whether it has taken over.
+    pub(super) fn is_replaced(&mut self, service: &Service) -> bool {
+        let Some(token) = self.successor.take() else { return false };
+        let Some(client) = self.clients.remove(&token) else { return false };
+        let start = Instant::now();
+        let handed_over = self
+            .settle()
+            .and_then(|()| mediator::pause(&mut self.daemon))
+            .and_then(|()| self.hand_over(&client.fd, service, start));
+        if handed_over.is_err() {
+            mediator::resume(&mut self.daemon);
+        }
+        let (pid, took) = (client.peer.pid, start.elapsed());
+        self.clients.insert(token, client);
+        match handed_over {
+            Ok(()) => {
+                tracing::info!(pid, ?took, "replaced by another process");
+                true
+            }
+            Err(Refusal { errno: EAGAIN, .. }) => {
+                if let Some(client) = self.clients.get(&token) {
+                    let _ = broker::send(&client.fd, &Reply::Busy, &[]);
+                }
+                false
+            }
+            Err(Refusal { mut why, .. }) => {
+                if self.is_unit {
+                    why.push_str(" (systemctl restart unetmapd)");
+                }
+                tracing::warn!(pid, ?took, "not replaced: {why}");
+                if let Some(client) = self.clients.get(&token) {
+                    let _ = broker::send(&client.fd, &Reply::Refused(why), &[]);
+                }
+                self.end(token);
+                false
+            }
+        }
+    }
+
+    /// Completes what is in progress. Messages that were not read yet are the successor's to read.
+    fn settle(&mut self) -> Result<(), Refusal> {
+        while let Some(uid) = self.waiting.any_user() {
+            self.admit_some(uid);
+        }
+        let ended: Vec<u64> =
+            self.clients.iter().filter(|(_, client)| client.is_ended).map(|(token, _)| *token).collect();
+        ended.into_iter().for_each(|token| self.disconnect(token));
+        let is_snapshot = |client: &Client| matches!(client.task, Some((_, Task::Snapshot(_))));
+        while let Some((&token, _)) = self.clients.iter().find(|(_, client)| is_snapshot(client)) {
+            self.continue_answer(token);
+        }
+        if self.clients.values().any(|client| client.task.is_some()) {
+            return refuse(EAGAIN, "a program waits for an interface that is being opened or closed: try again");
+        }
+        self.daemon.registry.tidy_all();
+        if self.nodes.in_use() {
+            return cannot("the node (unetmap node off)");
+        }
+        self.daemon.check_hand_over()
+    }
+
+    /// Sends everything to the successor, and waits until it has rebuilt it. The switches stop at the end.
+    fn hand_over(&mut self, connection: &OwnedFd, service: &Service, start: Instant) -> Result<(), Refusal> {
+        let to = Successor { connection, start };
+        let tables = self.daemon.vale.table_marks();
+        let broker = if self.daemon.has_interfaces() { broker::Duplicates::new().map_err(failed)? } else { None };
+        let mut fds = Outgoing::default();
+        let state = self.save((service, broker.as_ref()), &mut fds)?;
+        for some in fds.fds().chunks(MAX_FDS) {
+            to.send(&Reply::Descriptors, some)?;
+        }
+        to.send(&Reply::State(Box::new(state)), &[])?;
+        to.expect(|request| matches!(request, Request::Ready))?;
+        let stopped = Instant::now();
+        let positions = self.daemon.vale.stop_for_successor(&self.daemon.registry, &tables);
+        let taken = positions.and_then(|positions| {
+            to.send(&Reply::Positions(Box::new(positions)), &[])?;
+            to.expect(|request| matches!(request, Request::Commit))?;
+            service.replaced_by(socket::peer(connection).map_err(failed)?.pid);
+            let requests = broker::pause();
+            to.send(&Reply::Released, &[])?;
+            // The broker's answers are the successor's from here on.
+            std::mem::forget(requests);
+            Ok(())
+        });
+        tracing::debug!(stopped = ?stopped.elapsed(), "the switches' threads stopped");
+        taken.or_else(|refusal| self.daemon.vale.publish().and(Err(refusal)))
+    }
+
+    /// What the successor needs.
+    fn save<'a>(
+        &'a self,
+        (service, broker): (&'a Service, Option<&'a broker::Duplicates>),
+        fds: &mut Outgoing<'a>,
+    ) -> Result<State, Refusal> {
+        let registry = self.daemon.registry.save(fds)?;
+        let save_client = |client: &'a Client| SavedClient {
+            fd: fds.add(&client.fd),
+            session: client.session,
+            holder: client.holder.as_ref().map(|holder| (holder.id, holder.pidfd.as_ref().map(|pidfd| fds.add(pidfd)))),
+            has_spoken: client.has_spoken,
+            is_answered: client.is_answered,
+        };
+        let clients = self.clients.values().map(save_client).collect();
+        Ok(State {
+            version: VERSION,
+            pid: process::pid(),
+            listener: fds.add(&self.listener),
+            service: service.save(self.is_managed, fds),
+            clients,
+            last_holder: self.lock_holders.last(),
+            knobs: self.daemon.knobs.set_since(),
+            broker: broker.map(|broker| broker.save(fds)),
+            nics: self.daemon.nics.save(fds),
+            mediators: self.daemon.paused_mediators.clone(),
+            registry,
+            switches: self.daemon.vale.save(fds),
+        })
+    }
+
+    /// Takes over all that another daemon has; returns its service manager. If this fails, the other daemon goes on.
+    pub(crate) fn take_over(&mut self, taken: Taken) -> Result<Service, Refusal> {
+        let Taken { predecessor, state, mut fds } = taken;
+        let daemon = &mut self.daemon;
+        let adopted = state.broker.map(|broker| broker.take(&mut fds)).transpose()?;
+        daemon.registry.restore(state.registry, state.pid, &mut fds)?;
+        daemon.paused_mediators = state.mediators;
+        daemon.nics.restore(state.nics, &mut daemon.registry, &mut fds)?;
+        daemon.vale.restore(state.switches, &daemon.registry, &mut fds)?;
+        mediator::check_paused(daemon)?;
+        self.daemon.knobs.take_over(&state.knobs);
+        log::set_verbose(self.daemon.knobs.verbose());
+        self.take_connections(state.clients, state.last_holder, &mut fds)?;
+        let service = state.service.restore(&mut fds)?;
+        let positions = predecessor.positions()?;
+        self.daemon.vale.take_positions(positions, &self.daemon.registry)?;
+        predecessor.commit()?;
+        adopted.into_iter().for_each(broker::Adopted::adopt);
+        self.daemon.nics.renew_deadlines(&self.daemon.registry);
+        mediator::resume(&mut self.daemon);
+        self.add_watches();
+        if let Err(refusal) = self.daemon.vale.publish() {
+            tracing::error!("the switches stand still: {}", refusal.why);
+        }
+        Ok(service)
+    }
+
+    fn take_connections(
+        &mut self,
+        clients: Vec<SavedClient>,
+        last_holder: u32,
+        fds: &mut Incoming,
+    ) -> Result<(), Refusal> {
+        let lacks = |e| Refusal { errno: EIO, why: format!("a connection cannot be taken over: {e}"), option: None };
+        let holders = clients.iter().filter_map(|client| client.holder.as_ref().map(|(id, _)| *id));
+        self.lock_holders.restore(last_holder, holders);
+        let mut budgets = None;
+        for saved in clients {
+            let (fd, token) = (fds.take(saved.fd)?, self.next_token);
+            self.next_token += 2;
+            let peer = socket::peer(&fd).map_err(lacks)?;
+            self.epoll.add_edge(&fd, token).map_err(lacks)?;
+            let holder = match saved.holder {
+                None => None,
+                Some((id, pidfd)) => Some(LockHolder { id, pidfd: pidfd.map(|pidfd| fds.take(pidfd)).transpose()? }),
+            };
+            if let Some(pidfd) = holder.as_ref().and_then(|holder| holder.pidfd.as_ref()) {
+                self.epoll.add(pidfd, token + 1, true, false).map_err(lacks)?;
+            }
+            self.daemon.users.add_connection(peer.uid);
+            let rate = (!self.daemon.has_no_budget(peer.uid))
+                .then(|| budgets.get_or_insert_with(|| self.daemon.budget_check()).request_rate(peer.uid));
+            if rate.is_some() && !saved.has_spoken {
+                self.newcomers.push_back((Instant::now(), token));
+            }
+            let (session, has_spoken, is_answered) = (saved.session, saved.has_spoken, saved.is_answered);
+            let client = Client { session, holder, rate, has_spoken, is_answered, ..Client::new(Arc::new(fd), peer) };
+            self.clients.insert(token, client);
+        }
+        Ok(())
+    }
+}
+
+/// The process that is to take over.
+struct Successor<'a> {
+    connection: &'a OwnedFd,
+    /// When it began.
+    start: Instant,
+}
+
+impl Successor<'_> {
+    /// Sends a message; the successor receives them one after the other.
+    fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Refusal> {
+        loop {
+            match broker::send(self.connection.as_fd(), message, fds) {
+                Err(e)
+                    if (e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(TOO_MANY_IN_FLIGHT))
+                        && self.start.elapsed() < COMMIT_LIMIT =>
+                {
+                    sleep(SEND_POLL);
+                }
+                sent => return sent.map_err(failed),
+            }
+        }
+    }
+
+    /// Waits for a request.
+    fn expect(&self, which: impl Fn(&Request) -> bool) -> Result<(), Refusal> {
+        let left = COMMIT_LIMIT.saturating_sub(self.start.elapsed());
+        wait_readable(&mut [PollFd::new(self.connection, PollFlags::IN)], Some(left)).map_err(failed)?;
+        match broker::receive::<Request>(self.connection, 0).map_err(failed)? {
+            Some((request, _)) if which(&request) => Ok(()),
+            _ => refuse(EIO, "the successor has ended"),
+        }
+    }
+}
+
+fn failed(e: io::Error) -> Refusal {
+    Refusal { errno: EIO, why: format!("the successor: {e}"), option: None }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! What the control thread does: events, and the work that follows from them.
+
+use std::sync::Arc;
+
+use crate::awaited::Awaited;
+use crate::node::Job;
+use crate::ports::nic::surveyed::Survey;
+use crate::requests::SnapshotTask;
+
+/// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of lock holders the odd ones
+/// after.
+pub(super) const LISTENER: u64 = 0;
+pub(super) const SIGNALS: u64 = 1;
+pub(super) const FIRST_TOKEN: u64 = 2;
+/// Kind of work: reading a message that is not there, or is invalid.
+pub(super) const NO_MESSAGE: &str = "no message";
+/// Watches of namespaces: this bit, and the namespace's number, which is an inode's and thus small.
+pub(super) const WATCHES: u64 = 1 << 63;
+/// Jobs of the node's threads.
+pub(super) const NODE: u64 = 1 << 62;
+/// What threads have done about interfaces.
+pub(super) const INTERFACES: u64 = 1 << 61;
+
+/// An answer that is not complete.
+pub(super) enum Task {
+    /// It is being made.
+    Snapshot(Box<SnapshotTask>),
+    /// The message, which is to be answered when what it waits for is there.
+    Wait(Waited, Vec<u8>),
+}
+
+/// What a message has waited for.
+#[derive(Clone, Default)]
+pub(super) struct Waited {
+    /// The interface for which it was refused.
+    pub(super) nic: Option<Awaited>,
+    /// What was read of the interface that it names.
+    pub(super) survey: Option<Arc<Survey>>,
+    /// Whether a thread reads of it.
+    pub(super) is_surveyed: bool,
+}
+
+/// What is done at a user's turn.
+pub(super) enum Work {
+    /// Reads and answers a message of a connection.
+    Message(u64),
+    /// Goes on with the answer to a connection's message.
+    Continue(u64),
+    /// Admits connections that wait.
+    Admit,
+    /// Closes a connection.
+    Close(u64),
+    /// Does a job of the node.
+    Job(Job),
+}
+
+impl Work {
+    /// Its kind in `work_times`; `None`: that of the message which it answers.
+    pub(super) fn kind(&self) -> Option<&'static str> {
+        match self {
+            Work::Message(_) | Work::Continue(_) => None,
+            Work::Admit => Some("admit connections"),
+            Work::Close(_) => Some("close connection"),
+            Work::Job(job) => Some(job.kind()),
+        }
+    }
+}
+
+/// The kind of an event of the event loop in `work_times`.
+pub(super) fn kind_of_event(token: u64) -> &'static str {
+    match token {
+        LISTENER => "accept",
+        SIGNALS => "signals",
+        NODE => "queue node jobs",
+        INTERFACES => "interfaces are back",
+        token if token & WATCHES != 0 => "changes of interfaces",
+        _ => "events of connections",
+    }
+}

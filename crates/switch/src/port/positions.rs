@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! What the switch keeps of a port in its own memory from one batch to the next: another process that goes on with the
+//! port needs it.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use unetmap_mem::Pos;
+
+use super::rx_ring::PortRx;
+use super::tx_ring::PortTx;
+use super::{SwitchPort, TxState};
+use crate::forward::PacketCutter;
+use crate::policy::DropReason;
+
+/// Positions and counters of a port, for [`SwitchPort::set_positions`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortPositions {
+    tx: Vec<TxPositions>,
+    rx: Vec<RxPositions>,
+    policy_drops: [u64; 2],
+}
+
+/// Of a transmit ring.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TxPositions {
+    cons: u32,
+    /// The next slot continues a packet that has too many slots.
+    skipping: bool,
+    /// By [`DropReason`].
+    drops: Vec<u64>,
+}
+
+/// Of a receive ring.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RxPositions {
+    prod: u32,
+    cons: u32,
+    dropped: u64,
+    swapped: u64,
+}
+
+impl SwitchPort {
+    /// Returns its positions and counters. No thread may be using the port.
+    pub fn positions(&self) -> PortPositions {
+        PortPositions {
+            tx: self.tx.iter().map(PortTx::positions).collect(),
+            rx: self.rx.iter().map(PortRx::positions).collect(),
+            policy_drops: self.policy_drops(),
+        }
+    }
+
+    /// Goes on where another process stopped; `false`: these are not positions of such a port. No thread may be using
+    /// the port yet.
+    pub fn set_positions(&self, from: &PortPositions) -> bool {
+        let fits = from.tx.len() == self.tx.len() && from.rx.len() == self.rx.len();
+        let of_policy = self.policy_drops.iter().zip(from.policy_drops);
+        of_policy.for_each(|(counter, drops)| counter.store(drops, Relaxed));
+        fits && self.tx.iter().zip(&from.tx).all(|(ring, from)| ring.set_positions(from).is_some())
+            && self.rx.iter().zip(&from.rx).all(|(ring, from)| ring.set_positions(from).is_some())
+    }
+}
+
+impl PortTx {
+    fn state(&self) -> MutexGuard<'_, TxState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn positions(&self) -> TxPositions {
+        let state = self.state();
+        TxPositions { cons: state.cons.raw(), skipping: !state.cutter.at_packet_start(), drops: self.drops().to_vec() }
+    }
+
+    /// `None` if a position is outside the ring.
+    fn set_positions(&self, from: &TxPositions) -> Option<()> {
+        let mut state = self.state();
+        state.cons = self.channel.slots().slots().pos(from.cons)?;
+        // A new ring takes position 0 for empty, where a full one may be, which then nobody would serve.
+        self.empty_at.store(from.cons, Relaxed);
+        state.cutter = PacketCutter::at(from.skipping);
+        for (reason, drops) in DropReason::ALL.into_iter().zip(&from.drops) {
+            self.count_drops(reason, *drops);
+        }
+        Some(())
+    }
+}
+
+impl PortRx {
+    fn positions(&self) -> RxPositions {
+        let state = self.lock();
+        let (prod, cons) = (state.prod.raw(), state.cons.raw());
+        RxPositions { prod, cons, dropped: self.drops(), swapped: self.swaps() }
+    }
+
+    /// `None` if a position is outside the ring.
+    fn set_positions(&self, from: &RxPositions) -> Option<()> {
+        let position = |raw| -> Option<Pos> { self.channel.slots().slots().pos(raw) };
+        let mut state = self.lock();
+        (state.prod, state.cons) = (position(from.prod)?, position(from.cons)?);
+        self.count_drops(from.dropped);
+        self.count_swaps(from.swapped);
+        Some(())
+    }
+}

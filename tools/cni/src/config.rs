@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The configuration, which arrives on standard input, and the environment.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde_json::Value;
+use unetmap_core::control::vale::VlanMode;
+
+use crate::fault::{Code, Fault};
+
+/// The versions of the specification, the newest last.
+pub(crate) const VERSIONS: [&str; 3] = ["0.4.0", "1.0.0", "1.1.0"];
+/// Bytes of the longest name of an interface.
+const MAX_IFNAME: usize = 15;
+/// The MTU of an interface: what IPv4 needs at least, and the most that a persistent port takes.
+const MTU: std::ops::RangeInclusive<u32> = 68..=1500;
+/// VLANs that a port may be in.
+const VLAN: std::ops::RangeInclusive<u16> = 1..=4094;
+
+/// A network's configuration, with what the runtime adds to it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NetConf {
+    #[serde(default)]
+    pub(crate) cni_version: String,
+    pub(crate) name: String,
+    /// The switch, such as `vale0`.
+    pub(crate) switch: String,
+    pub(crate) mtu: Option<u32>,
+    /// The VLAN of which the pod's port is an access port.
+    pub(crate) vlan: Option<u16>,
+    #[serde(default)]
+    pub(crate) ipam: Ipam,
+    pub(crate) dns: Option<Value>,
+    pub(crate) prev_result: Option<Value>,
+    #[serde(default)]
+    pub(crate) runtime_config: RuntimeConfig,
+    #[serde(default, rename = "cni.dev/valid-attachments")]
+    pub(crate) valid_attachments: Vec<Attachment>,
+}
+
+/// The plugin of addresses; without a type the pod gets none.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Ipam {
+    #[serde(default, rename = "type")]
+    pub(crate) plugin: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct RuntimeConfig {
+    /// The MAC address, of the capability `mac`.
+    pub(crate) mac: Option<String>,
+}
+
+/// An interface of a container.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Attachment {
+    #[serde(rename = "containerID")]
+    pub(crate) container: String,
+    #[serde(rename = "ifname")]
+    pub(crate) interface: String,
+}
+
+/// Returns the version in a configuration, or the newest one.
+pub(crate) fn version_of(input: &[u8]) -> String {
+    let parsed: Option<Value> = serde_json::from_slice(input).ok();
+    let version = parsed.as_ref().and_then(|conf| conf["cniVersion"].as_str());
+    version.unwrap_or(VERSIONS[VERSIONS.len() - 1]).into()
+}
+
+impl NetConf {
+    pub(crate) fn parse(input: &[u8]) -> Result<NetConf, Fault> {
+        let conf: NetConf =
+            serde_json::from_slice(input).map_err(|e| Fault::new(Code::Decode, format!("configuration: {e}")))?;
+        if !VERSIONS.contains(&conf.cni_version.as_str()) {
+            let text = format!("cniVersion \"{}\": known are {}", conf.cni_version, VERSIONS.join(", "));
+            return Err(Fault::new(Code::IncompatibleVersion, text));
+        }
+        let wrong = |text: String| Err(Fault::new(Code::Config, text));
+        let digits = conf.switch.strip_prefix("vale");
+        if !digits.is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')) {
+            return wrong(format!("switch \"{}\": a switch is named vale and letters, digits or _", conf.switch));
+        }
+        if let Some(mtu) = conf.mtu.filter(|mtu| !MTU.contains(mtu)) {
+            return wrong(format!("mtu {mtu}: give {} to {}", MTU.start(), MTU.end()));
+        }
+        if let Some(vlan) = conf.vlan.filter(|vlan| !VLAN.contains(vlan)) {
+            return wrong(format!("vlan {vlan}: give {} to {}", VLAN.start(), VLAN.end()));
+        }
+        if conf.ipam.plugin.contains('/') || conf.ipam.plugin.starts_with('.') {
+            return wrong(format!("ipam.type \"{}\": give the name of a plugin, without a folder", conf.ipam.plugin));
+        }
+        if let Some(mac) = conf.runtime_config.mac.as_deref().filter(|mac| !is_mac(mac)) {
+            return wrong(format!("runtimeConfig.mac \"{mac}\": give six numbers, such as 02:00:00:00:00:01"));
+        }
+        Ok(conf)
+    }
+
+    pub(crate) fn vlan_mode(&self) -> Option<VlanMode> {
+        self.vlan.map(VlanMode::Access)
+    }
+
+    /// Returns the beginning of the names of all ports of this network.
+    pub(crate) fn port_prefix(&self) -> String {
+        format!("c{:05x}", hash(&[&self.name]) >> 44)
+    }
+
+    /// Returns the name of an attachment's port in the switch, which is also an alternative name of the interface. It
+    /// is that of an interface: 15 bytes.
+    pub(crate) fn port_of(&self, container: &str, interface: &str) -> String {
+        format!("{}{:09x}", self.port_prefix(), hash(&[&self.name, container, interface]) >> 28)
+    }
+}
+
+fn is_mac(text: &str) -> bool {
+    text.split(':').count() == 6
+        && text.split(':').all(|part| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// FNV-1a, 64 bits, of strings that are separated. It must not change: DEL finds by it what an older version made.
+fn hash(texts: &[&str]) -> u64 {
+    let bytes = texts.iter().flat_map(|text| text.bytes().chain([0xff]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// What the runtime says beside the configuration.
+#[derive(Debug)]
+pub(crate) struct Environment {
+    pub(crate) container: String,
+    /// Absent in a DEL whose namespace is gone.
+    pub(crate) netns: Option<PathBuf>,
+    pub(crate) interface: String,
+}
+
+impl Environment {
+    pub(crate) fn read(command: &str) -> Result<Environment, Fault> {
+        let value = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let needed = |name| {
+            value(name)
+                .ok_or_else(|| Fault::new(Code::Environment, format!("{name} is missing, which {command} needs")))
+        };
+        let wrong = |text: String| Err(Fault::new(Code::Environment, text));
+        let container = needed("CNI_CONTAINERID")?;
+        let is_part = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
+        if !container.bytes().all(is_part) || !container.as_bytes()[0].is_ascii_alphanumeric() {
+            return wrong(format!("CNI_CONTAINERID \"{container}\": give letters, digits, _, . and -"));
+        }
+        let interface = needed("CNI_IFNAME")?;
+        let is_named = interface.bytes().all(|b| b.is_ascii_graphic() && !b"/:".contains(&b));
+        if !is_named || interface.len() > MAX_IFNAME || [".", ".."].contains(&interface.as_str()) {
+            return wrong(format!(
+                "CNI_IFNAME \"{interface}\": an interface's name has 1 to {MAX_IFNAME} bytes, no / : or space"
+            ));
+        }
+        let netns = if command == "DEL" { value("CNI_NETNS") } else { Some(needed("CNI_NETNS")?) };
+        Ok(Environment { container, netns: netns.map(PathBuf::from), interface })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> Result<NetConf, String> {
+        NetConf::parse(json.as_bytes()).map_err(|fault| fault.json("1.1.0").to_string())
+    }
+
+    #[test]
+    fn invalid_configurations_are_refused_with_a_reason() {
+        for (json, part) in [
+            ("", "\"code\":6"),
+            ("{}", "\"code\":6"),
+            (r#"{"name":"n","switch":"vale0"}"#, "\"code\":1"),
+            (r#"{"cniVersion":"9.0.0","name":"n","switch":"vale0"}"#, "known are 0.4.0"),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"br0"}"#, "switch \\\"br0\\\""),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0:a"}"#, "switch \\\"vale0:a\\\""),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","mtu":9000}"#, "68 to 1500"),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","vlan":0}"#, "1 to 4094"),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","ipam":{"type":"../sh"}}"#, "without a folder"),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","runtimeConfig":{"mac":"1"}}"#, "six numbers"),
+        ] {
+            let message = parse(json).unwrap_err();
+            assert!(message.contains(part), "{json}: {message}");
+        }
+        assert!(parse(r#"{"cniVersion":"1.0.0","name":"n","switch":"vale0","more":[1]}"#).is_ok(), "unknown keys pass");
+    }
+
+    #[test]
+    fn ports_of_attachments_have_names_of_their_own() {
+        let conf =
+            |name: &str| parse(&format!(r#"{{"cniVersion":"1.1.0","name":"{name}","switch":"vale0"}}"#)).unwrap();
+        let (one, two) = (conf("one"), conf("two"));
+        let names =
+            [one.port_of("a", "eth0"), one.port_of("a", "eth1"), one.port_of("aeth", "0"), two.port_of("a", "eth0")];
+        assert!(names.iter().all(|name| name.len() == MAX_IFNAME), "{names:?}");
+        assert!((0..4).all(|a| (0..a).all(|b| names[a] != names[b])), "{names:?}");
+        assert!(names[..3].iter().all(|name| name.starts_with(&one.port_prefix())));
+        assert!(!names[3].starts_with(&one.port_prefix()));
+        // Of an older version's ADD.
+        assert_eq!(names[0], "c07155012e71932");
+    }
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Streams: sends those of a file or of the command line, and measures those that arrive.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use tool_common::{Failure, note, port, stop_on_signals};
+use unetmap::Port;
+use unetmap_streams::{Sender, Stream, parse_file, parse_spec};
+
+use crate::capture::Capture;
+use crate::options::Config;
+use crate::print_report;
+
+pub(crate) mod engine;
+mod report;
+
+use engine::{Clock, Run};
+use report::Report;
+pub(crate) use report::percentiles;
+
+/// Streams to send and to measure.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamOptions {
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) specs: Vec<String>,
+    /// The port whose streams are measured; `Some(None)`: that of -i.
+    pub(crate) receive: Option<Option<String>>,
+    pub(crate) wall_clock: bool,
+    /// Bits per second.
+    pub(crate) link: u64,
+}
+
+/// Sends and measures, as the command line has it.
+pub(crate) fn run(config: &Config, options: &StreamOptions) -> Result<ExitCode, Failure> {
+    let streams = read(options)?;
+    let stop = stop_on_signals()?;
+    let near = port::open(&config.port, config.rings, 0)?;
+    let far = match &options.receive {
+        Some(Some(name)) if *name != config.port => Some(port::open(name, config.rings, 0)?),
+        _ => None,
+    };
+    let names = streams.iter().map(|stream| (stream.id, stream.name.clone())).collect();
+    let sender = (!streams.is_empty()).then(|| Sender::new(streams));
+    if let Some(sender) = &sender {
+        check_size(&near, sender.largest())?;
+    }
+    tool_common::wait_for_link(config.wait, stop);
+    note("Ready...");
+    let receiving = options.receive.is_some().then(|| far.as_ref().unwrap_or(&near));
+    let sender = sender.map(Mutex::new);
+    let run = Run {
+        clock: if options.wall_clock { Clock::Wall } else { Clock::Monotonic },
+        stop,
+        tx: sender.as_ref().map(|sender| (&near, sender)),
+        rx: receiving,
+        interval: config.report,
+        idle_exit: config.exit_when_idle,
+        count: config.count.unwrap_or(u64::MAX),
+        drain: engine::DRAIN,
+        limit: None,
+    };
+    let report = Report::new(names, config.json, &config.port);
+    let (lines, printed) = mpsc::channel();
+    let done = std::thread::scope(|scope| {
+        let work = scope.spawn(|| run.run(Some(lines)));
+        loop {
+            match printed.recv_timeout(Duration::from_secs(3600)) {
+                Ok(interval) => {
+                    report.interval(&interval).iter().for_each(|line| print_report(line, config.json));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    tool_common::print(&report.end(&done, sender.as_ref().map(engine::lock).as_deref()));
+    if done.unreleased > 0 {
+        note(&format!("pkt-gen: {}: the peer has not released {} slots", config.port, done.unreleased));
+        let interrupted = stop.load(std::sync::atomic::Ordering::Relaxed);
+        return Ok(if interrupted { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Packets are sent in one slot each.
+pub(crate) fn check_size(port: &Port, largest: usize) -> Result<(), String> {
+    let most = port.buf_size() as usize;
+    if largest <= most {
+        return Ok(());
+    }
+    Err(format!("{}: a packet of {largest} bytes does not fit a buffer of {most} bytes", port.spec()))
+}
+
+fn read(options: &StreamOptions) -> Result<Vec<Stream>, Failure> {
+    let mut streams = Vec::new();
+    if let Some(path) = &options.file {
+        let fail = |e: String| Failure::Work(format!("--streams {}: {e}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+        streams = parse_file(&text, options.link, &packet_of_capture).map_err(fail)?;
+    }
+    for (spec, id) in options.specs.iter().zip(streams.len() + 1..) {
+        let id = u16::try_from(id).map_err(|_| Failure::Usage("--stream: too many streams".into()))?;
+        let stream = parse_spec(spec, id, options.link);
+        streams.push(stream.map_err(|e| Failure::Usage(format!("--stream {spec}: {e}")))?);
+    }
+    Ok(streams)
+}
+
+fn packet_of_capture(path: &Path, number: usize) -> Result<Vec<u8>, String> {
+    let capture = Capture::read(path)?;
+    let index = number.checked_sub(1).filter(|index| *index < capture.len());
+    let index = index.ok_or_else(|| format!("packet {number} of {}: it has {}", path.display(), capture.len()))?;
+    Ok(capture.packet(index).to_vec())
+}

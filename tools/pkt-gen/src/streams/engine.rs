@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The threads that send streams and measure them.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use unetmap::abi::{NS_MOREFRAG, NS_REPORT};
+use unetmap::{Interest, Port, Ring};
+use unetmap_streams::{IntervalReport, Receiver, Sender, signature};
+use unetmap_sys::clock;
+
+use crate::worker::STOP_CHECK_INTERVAL;
+
+/// Packets of a batch, at most: a stream that is due does not wait longer for another.
+const BATCH: u32 = 64;
+/// A sleep may end this much too late; the rest of a wait is spun.
+const SLEEP_SLACK: u64 = 100_000;
+/// Longest wait for the peer to release the sent slots, and the same after a signal.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+const RELEASE_TIMEOUT_STOPPED: Duration = Duration::from_millis(500);
+/// After the last packet was sent, the receiver waits this long for one that is on its way.
+pub(crate) const DRAIN: Duration = Duration::from_secs(1);
+
+/// The clock of time stamps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// The same in all processes of a machine.
+    Monotonic,
+    /// For two machines, whose clocks are synchronized.
+    Wall,
+}
+
+impl Clock {
+    fn now(self) -> u64 {
+        match self {
+            Clock::Monotonic => clock::now_ns(),
+            Clock::Wall => clock::wall_ns(),
+        }
+    }
+}
+
+/// What is sent and measured.
+pub(crate) struct Run<'a> {
+    pub(crate) clock: Clock,
+    pub(crate) stop: &'a AtomicBool,
+    pub(crate) tx: Option<(&'a Port, &'a Mutex<Sender>)>,
+    pub(crate) rx: Option<&'a Port>,
+    /// How often what arrived is reported.
+    pub(crate) interval: Option<Duration>,
+    /// A receiver without a sender ends when no packet arrives for a second, after the first.
+    pub(crate) idle_exit: bool,
+    /// A receiver without a sender ends after so many packets.
+    pub(crate) count: u64,
+    pub(crate) drain: Duration,
+    /// The sender ends after this time, whatever is left to send.
+    pub(crate) limit: Option<Duration>,
+}
+
+/// What arrived in an interval.
+pub(crate) struct Interval {
+    pub(crate) time: Duration,
+    pub(crate) streams: Vec<IntervalReport>,
+}
+
+/// The result of a run.
+#[derive(Default)]
+pub(crate) struct Done {
+    /// Time from the first packet's departure to the last one's.
+    pub(crate) sending: Duration,
+    /// The longest delay of a departure, in nanoseconds.
+    pub(crate) late: u64,
+    /// Sent slots that the peer has not released.
+    pub(crate) unreleased: u64,
+    pub(crate) receiver: Option<Receiver>,
+}
+
+/// State that both threads share.
+#[derive(Default)]
+struct Shared {
+    /// Both threads end early: one has failed.
+    failed: AtomicBool,
+    /// The number of packets that were sent, once all are; `u64::MAX` before.
+    sent: AtomicU64,
+}
+
+impl Run<'_> {
+    /// Runs until all packets were sent and have arrived, or are lost. Reports intervals to `reports`.
+    pub(crate) fn run(&self, reports: Option<mpsc::Sender<Interval>>) -> Result<Done, String> {
+        let shared = Shared { sent: AtomicU64::new(u64::MAX), ..Shared::default() };
+        let or_fail = |result: Result<Done, String>| result.inspect_err(|_| shared.failed.store(true, Relaxed));
+        std::thread::scope(|scope| {
+            let receiving = self.rx.map(|port| {
+                // The receiver must be ready before the first packet is sent.
+                let (ready, is_ready) = mpsc::channel();
+                let shared = &shared;
+                let thread = scope.spawn(move || or_fail(self.receive(port, shared, reports, ready)));
+                // Fails if the thread has already failed; its result says why.
+                let _ = is_ready.recv();
+                thread
+            });
+            let sent = self.tx.map(|(port, sender)| or_fail(self.send(port, &mut lock(sender), &shared)));
+            let received =
+                receiving.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            let sent = sent.transpose()?.unwrap_or_default();
+            let received = received.transpose()?.unwrap_or_default();
+            Ok(Done { receiver: received.receiver, ..sent })
+        })
+    }
+
+    fn ended(&self, shared: &Shared) -> bool {
+        self.stop.load(Relaxed) || shared.failed.load(Relaxed)
+    }
+
+    fn send(&self, port: &Port, sender: &mut Sender, shared: &Shared) -> Result<Done, String> {
+        let ring = port.tx_rings().first().ok_or_else(|| format!("{}: it has no tx ring", port.spec()))?;
+        let begin = clock::now_ns();
+        let limit = self.limit.map_or(u64::MAX, |limit| limit.as_nanos() as u64); // below 584 years
+        let (mut first, mut late, mut sent) = (None, 0, 0);
+        while let Some(due) = sender.due() {
+            if self.ended(shared) {
+                break;
+            }
+            let now = clock::now_ns() - begin;
+            if now > limit {
+                break;
+            }
+            if now < due {
+                // What is in the ring leaves before the wait.
+                wait(due - now);
+                continue;
+            }
+            if ring.space() == 0 {
+                port.poll(Interest::TX, Some(STOP_CHECK_INTERVAL)).map_err(|e| e.to_string())?;
+                continue;
+            }
+            late = late.max(now - due);
+            first.get_or_insert(now);
+            sent += u64::from(self.fill(ring, sender, now));
+            port.txsync().map_err(|e| e.to_string())?;
+        }
+        let end = clock::now_ns() - begin;
+        let release_limit = if self.ended(shared) { RELEASE_TIMEOUT_STOPPED } else { RELEASE_TIMEOUT };
+        let unreleased = release(port, ring, release_limit)?;
+        shared.sent.store(sent, Relaxed);
+        Ok(Done { sending: Duration::from_nanos(end - first.unwrap_or(end)), late, unreleased, receiver: None })
+    }
+
+    /// Writes the packets that are due at `now` into free slots. Returns their number.
+    fn fill(&self, ring: &Ring, sender: &mut Sender, now: u64) -> u32 {
+        let mut n = 0;
+        for slot in ring.available().take(BATCH as usize) {
+            if sender.due().is_none_or(|due| due > now) {
+                break;
+            }
+            let Some(packet) = sender.take(self.clock.now()) else { break };
+            slot.frame().write(0, packet);
+            slot.set_len_flags(packet.len() as u16, NS_REPORT); // checked to fit a buffer
+            n += 1;
+        }
+        ring.advance(n);
+        n
+    }
+
+    fn receive(
+        &self,
+        port: &Port,
+        shared: &Shared,
+        reports: Option<mpsc::Sender<Interval>>,
+        ready: mpsc::Sender<()>,
+    ) -> Result<Done, String> {
+        let mut receiver = Receiver::default();
+        port.rxsync().map_err(|e| e.to_string())?;
+        drop(ready);
+        let (mut interval, mut last) = (Instant::now(), Instant::now());
+        // Bytes of the slots before the current one, of a packet with several.
+        let mut before = vec![0; port.rx_rings().len()];
+        while !self.ended(shared) {
+            let wait = self.interval.map_or(STOP_CHECK_INTERVAL, |every| every.saturating_sub(interval.elapsed()));
+            let wait = wait.min(STOP_CHECK_INTERVAL).max(Duration::from_millis(1));
+            let got = !port.poll(Interest::RX, Some(wait)).map_err(|e| e.to_string())?.is_none();
+            for (ring, before) in port.rx_rings().iter().zip(&mut before) {
+                take(ring, before, &mut receiver, self.clock);
+            }
+            let now = Instant::now();
+            if let (Some(every), Some(reports)) = (self.interval, &reports)
+                && now - interval >= every
+            {
+                // The reader ends only after this thread.
+                let _ = reports.send(Interval { time: now - interval, streams: receiver.end_interval() });
+                interval = now;
+            }
+            if got {
+                last = now;
+            }
+            if self.all_arrived(&receiver, shared, now - last) {
+                break;
+            }
+        }
+        // Releases the slots: the sender may be waiting for them.
+        port.rxsync().map_err(|e| e.to_string())?;
+        Ok(Done { receiver: Some(receiver), ..Done::default() })
+    }
+
+    fn all_arrived(&self, receiver: &Receiver, shared: &Shared, idle: Duration) -> bool {
+        if self.tx.is_none() {
+            let packets = receiver.packets();
+            return packets >= self.count || (self.idle_exit && packets > 0 && idle >= DRAIN);
+        }
+        // Duplicates may be on their way, too, so the number of packets does not tell.
+        shared.sent.load(Relaxed) != u64::MAX && idle >= self.drain
+    }
+}
+
+/// Measures the packets in a ring, and releases them.
+fn take(ring: &Ring, before: &mut usize, receiver: &mut Receiver, clock: Clock) {
+    let space = ring.space();
+    if space == 0 {
+        return;
+    }
+    // One time for all: that of the sync that delivered them.
+    let now = clock.now();
+    for slot in ring.first(space) {
+        let (len, flags) = slot.len_flags();
+        let len = usize::from(len);
+        *before += len;
+        if flags & NS_MOREFRAG != 0 {
+            continue;
+        }
+        let mut tail = [0; signature::TAIL];
+        let begin = len.saturating_sub(signature::TAIL);
+        let got = slot.frame().read(begin, &mut tail[..len - begin]);
+        receiver.packet(signature::find(&tail[..got]), std::mem::take(before), now);
+    }
+    ring.advance(space);
+}
+
+/// Waits about `ns`, at most until the stop flag is to be checked.
+fn wait(ns: u64) {
+    if ns > SLEEP_SLACK {
+        std::thread::sleep(Duration::from_nanos(ns - SLEEP_SLACK).min(STOP_CHECK_INTERVAL));
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
+/// Waits until the peer has released all slots. Returns the number of those that it has not.
+fn release(port: &Port, ring: &Ring, limit: Duration) -> Result<u64, String> {
+    let begin = Instant::now();
+    loop {
+        port.txsync().map_err(|e| e.to_string())?;
+        if !ring.pending() {
+            return Ok(0);
+        }
+        if begin.elapsed() > limit {
+            return Ok(u64::from(ring.num_slots() - 1 - ring.space()));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Locks a sender, which no thread leaves half changed.
+pub(crate) fn lock(sender: &Mutex<Sender>) -> MutexGuard<'_, Sender> {
+    sender.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Tests of streams from end to end: what is reported is what a forwarder between two ports did.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
+use serde_json::Value;
+use tool_common::testing::{TestDaemon, TestProcess};
+use unetmap::{Interest, Port};
+use unetmap_streams::signature;
+
+const PKT_GEN: &str = env!("CARGO_BIN_EXE_pkt-gen");
+/// The ports of the forwarder, which is this program again.
+const FORWARD: &str = "UNETMAP_TEST_FORWARD";
+/// How long the forwarder keeps the packets of stream 5.
+const DELAY: Duration = Duration::from_millis(3);
+
+/// Five streams; a forwarder drops, repeats, reorders and delays those of four.
+const FIVE: &str = r#"
+    [[stream]]
+    name = "untouched"
+    rate = "20kpps"
+    count = 5000
+    layers = [{ ether = {} }, { vlan = { vlan = 3 } }, { ip = { src = { from = "10.0.0.1" } } }, { udp = {} }]
+    [[stream]]
+    name = "dropped"
+    rate = "20kpps"
+    count = 5000
+    size = "60-1514"
+    shape = { burst = 8 }
+    [[stream]]
+    name = "reordered"
+    rate = "20kpps"
+    count = 5000
+    shape = "poisson"
+    [[stream]]
+    name = "repeated"
+    rate = "20kpps"
+    count = 5000
+    layers = [{ ether = {} }, { ipv6 = {} }, { tcp = { seq = { from = 0 } } }]
+    [[stream]]
+    name = "delayed"
+    rate = "20kpps"
+    count = 5000
+    size = "imix"
+"#;
+
+fn daemon() -> Option<TestDaemon> {
+    TestDaemon::start_beside(PKT_GEN)
+}
+
+fn run(daemon: &TestDaemon, args: &str) -> (i32, String, String) {
+    TestProcess::start(&mut daemon.command("pkt-gen", args)).wait()
+}
+
+/// The objects of an event, by name of the stream.
+fn events(text: &str, event: &str) -> BTreeMap<String, Value> {
+    let objects =
+        text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap_or_else(|e| panic!("{line}: {e}")));
+    let wanted = objects.filter(|object| object["event"] == event);
+    wanted.map(|object| (object["name"].as_str().unwrap_or_default().to_owned(), object)).collect()
+}
+
+fn write_streams(daemon: &TestDaemon, text: &str) -> String {
+    let path = daemon.folder().join("streams.toml");
+    fs::write(&path, text).expect("a file");
+    path.display().to_string()
+}
+
+fn check_forwarded(streams: &BTreeMap<String, Value>) {
+    for (name, received, lost, duplicates, reordered) in [
+        ("untouched", 5000, 0, 0, 0),
+        ("dropped", 4500, 500, 0, 0),
+        ("reordered", 5000, 0, 0, 50),
+        ("repeated", 5200, 0, 200, 0),
+        ("delayed", 5000, 0, 0, 0),
+    ] {
+        let stream = &streams[name];
+        let number = |key: &str| stream[key].as_u64().unwrap_or_else(|| panic!("{key}: {stream}"));
+        assert_eq!(number("packets"), 5000, "{stream}");
+        let found = (number("received"), number("lost"), number("duplicates"), number("reordered"));
+        assert_eq!(found, (received, lost, duplicates, reordered), "{stream}");
+        assert!(stream["jitter_ns"].is_f64() && stream["latency_ns"]["p99"].is_u64(), "{stream}");
+    }
+    let delayed = streams["delayed"]["latency_ns"]["min"].as_u64().expect("a time");
+    assert!(delayed >= DELAY.as_nanos() as u64 * 999 / 1000, "{delayed}");
+}
+
+#[test]
+fn a_forwarder_is_reported_as_it_was() {
+    let Some(daemon) = daemon() else { return };
+    // Pipes of two parents; and two switches, which drop what a program that does not run for a while leaves unread.
+    for (there, forward, back, rate) in
+        [("p{1", "netmap:p}1 netmap:q{1", "q}1", "20kpps"), ("vale1:a", "vale1:f vale2:f", "vale2:a", "2kpps")]
+    {
+        let path = write_streams(&daemon, &FIVE.replace("20kpps", rate));
+        let mut forwarder = Command::new(std::env::current_exe().expect("this program"));
+        forwarder.args(["--exact", "forwarder", "--ignored", "--nocapture"]).stdin(Stdio::null());
+        daemon.set_environment(forwarder.env(FORWARD, format!("{forward} {}", daemon.folder().join("on").display())));
+        let forwarder = TestProcess::start(&mut forwarder);
+        let begin = Instant::now();
+        while !daemon.folder().join("on").exists() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "the forwarder does not run: {:?}", forwarder.wait());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        fs::remove_file(daemon.folder().join("on")).expect("its file");
+        let (code, out, err) =
+            run(&daemon, &format!("-i {there} --streams {path} --receive={back} -w 0 -T 50 --json -C 1024"));
+        assert_eq!(code, 0, "{out}{err}");
+        check_forwarded(&events(&out, "stream"));
+        let summary = &events(&out, "summary")[""];
+        assert_eq!((&summary["packets"], &summary["unsigned"]), (&25_000.into(), &0.into()), "{summary}");
+        assert!(!events(&out, "interval").is_empty(), "{out}");
+    }
+}
+
+#[test]
+#[ignore = "a helper of the other tests"]
+fn forwarder() {
+    let Ok(ports) = std::env::var(FORWARD) else { return };
+    let words: Vec<&str> = ports.split(' ').collect();
+    let [from, to, ready] = words[..] else { panic!("{ports}") };
+    let (from, to) = (Port::open(from).expect("a port"), Port::open(to).expect("a port"));
+    File::create(ready).expect("a file");
+    let begin = Instant::now();
+    let mut frame = [0; 2048];
+    // What is sent at which time; a packet to reorder, and the packets that still overtake it.
+    let mut queue: BTreeMap<(Duration, u64), Vec<u8>> = BTreeMap::new();
+    let mut kept: Option<(Vec<u8>, u32)> = None;
+    let mut order = 0;
+    loop {
+        let timeout = if queue.is_empty() { Duration::from_millis(100) } else { Duration::ZERO };
+        from.poll(Interest::RX, Some(timeout)).expect("packets");
+        let now = begin.elapsed();
+        let mut put = |at, frame: &[u8]| {
+            order += 1;
+            queue.insert((at, order), frame.to_vec());
+        };
+        let ring = &from.rx_rings()[0];
+        let space = ring.space();
+        for slot in ring.first(space) {
+            let frame = &mut frame[..usize::from(slot.len())];
+            slot.frame().read(0, frame);
+            let Some(signature) = signature::find(frame) else { continue };
+            match (signature.stream, signature.number) {
+                (2, number) if number % 10 == 3 => {}
+                (3, number) if number % 100 == 50 => kept = Some((frame.to_vec(), 5)),
+                (3, _) => {
+                    put(now, frame);
+                    if let Some((late, left)) = &mut kept {
+                        *left -= 1;
+                        if *left == 0 {
+                            put(now, late);
+                            kept = None;
+                        }
+                    }
+                }
+                (4, number) => (0..1 + u32::from(number % 25 == 7)).for_each(|_| put(now, frame)),
+                (5, _) => put(now + DELAY, frame),
+                _ => put(now, frame),
+            }
+        }
+        ring.advance(space);
+        while let Some(entry) = queue.first_entry().filter(|entry| entry.key().0 <= begin.elapsed()) {
+            assert!(to.send(entry.get(), Some(Duration::from_secs(5))).expect("a port"), "no room for 5 seconds");
+            entry.remove();
+        }
+        to.txsync().expect("a port");
+    }
+}
+
+#[test]
+fn sender_and_receiver_may_be_two_processes() {
+    let Some(daemon) = daemon() else { return };
+    for (clock, here, there) in [("", "p{1", "p}1"), ("--wall-clock", "vale1:a", "vale1:b")] {
+        let mut receiver =
+            TestProcess::start(&mut daemon.command("pkt-gen", &format!("-i {there} --receive -W -w 0 --json {clock}")));
+        receiver.await_note("Ready");
+        let spec = "--stream rate=20k,size=60-1514,count=2000,name=one --stream rate=5Mbps,dst=fd00::2,count=500";
+        let (code, out, err) = run(&daemon, &format!("-i {here} {spec} -w 0 {clock}"));
+        assert_eq!(code, 0, "{err}");
+        let row = |name: &str| out.lines().find(|line| line.starts_with(name)).map(str::to_owned).expect(name);
+        assert!(row("one").contains(" 2000 ") && row("stream2").contains(" 500 "), "{out}");
+        let (code, out, err) = receiver.wait();
+        assert_eq!(code, 0, "{err}");
+        let streams = events(&out, "stream");
+        // The receiver does not know the names.
+        assert_eq!((&streams["stream1"]["received"], &streams["stream1"]["lost"]), (&2000.into(), &0.into()), "{out}");
+        assert_eq!(streams["stream2"]["received"], 500, "{out}");
+        assert!(streams["stream1"]["latency_ns"]["max"].as_u64().expect("a time") < 60_000_000_000, "{out}");
+    }
+}
+
+#[test]
+fn a_captured_packet_is_sent_as_a_stream() {
+    let Some(daemon) = daemon() else { return };
+    let (from, to) = (daemon.folder().join("from.pcap"), daemon.folder().join("to.pcap"));
+    let udp = [
+        &[0xff; 12][..],
+        &[8, 0, 0x45, 0, 0, 82, 0, 0, 0, 0, 9, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, 0, 7, 0, 9, 0, 62, 0, 0],
+        &[0xcd; 54],
+    ]
+    .concat();
+    let mut writer = PcapWriter::new(File::create(&from).expect("a file")).expect("a capture");
+    for packet in [vec![0xff; 60], udp] {
+        writer.write_packet(&PcapPacket::new(Duration::ZERO, packet.len() as u32, &packet)).expect("room");
+    }
+    drop(writer);
+    let file = |number| {
+        let stream = format!("[[stream]]\nrate = 1000\ncount = 3\npcap = \"{}\"\npacket = {number}\n", from.display());
+        write_streams(&daemon, &(stream + "layers = [{ ip = { ttl = [7, 8] } }]"))
+    };
+    let path = file(2);
+    let mut receiver = TestProcess::start(
+        &mut daemon.command("pkt-gen", &format!("-i p}}1 -f rx -n 3 -w 0 --write {}", to.display())),
+    );
+    receiver.await_note("Ready");
+    let (code, _, err) = run(&daemon, &format!("-i p{{1 --streams {path} -w 0"));
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(receiver.wait().0, 0);
+    let mut reader = PcapReader::new(File::open(&to).expect("a file")).expect("a capture");
+    for ttl in [7, 8, 7] {
+        let packet = reader.next_packet().expect("a packet").expect("whole").data.into_owned();
+        assert_eq!((packet.len(), packet[22], &packet[26..30]), (96, ttl, &[192, 0, 2, 1][..]));
+        assert!(packet[42..78].iter().all(|byte| *byte == 0xcd), "the captured payload");
+        assert!(signature::find(&packet).is_some());
+    }
+    let (code, _, err) = run(&daemon, &format!("-i p{{1 --streams {} -w 0", file(3)));
+    assert!(code == 1 && err.contains("it has 2"), "{err}");
+}
+
+#[test]
+fn wrong_streams_are_refused() {
+    let Some(daemon) = daemon() else { return };
+    let path = write_streams(&daemon, "[[stream]]\nrate = 1\nsize = 5000");
+    for (args, status, part) in [
+        (format!("--streams {path}"), 1, "does not fit a buffer"),
+        ("--streams /nowhere/x.toml".into(), 1, "/nowhere/x.toml"),
+        ("--stream rate=1,size=7".into(), 2, "too short"),
+        ("--stream rate=1 -f tx".into(), 2, "--function"),
+    ] {
+        let (code, _, err) = run(&daemon, &format!("-i p{{1 -w 0 {args}"));
+        assert!(code == status && err.contains(part), "{args}: {err}");
+    }
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The command line of `unetmap emulate`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use tool_common::port::full_name;
+use unetmap_shape::aqm::{Aqm, Codel, Pie};
+use unetmap_shape::{Class, Delay, Fq, Kind, Limit, Loss, PipeConfig, Rate, Trace, value};
+
+/// Emulate a link between two ports: bandwidth, delay, loss and other faults.
+///
+/// Packets that one port receives are sent through the other when the link would have delivered them. Both directions
+/// are links of their own with the same options. Each second a line for each direction says how much arrived, its delay
+/// and its loss; SIGINT and SIGTERM end the program with a summary, after all packets that it holds were sent.
+#[derive(Debug, Args)]
+pub(crate) struct EmulateArgs {
+    /// The first port: packets from it to the second travel out, the others in. A bare NAME means `netmap:NAME`
+    #[arg(value_name = "PORT1")]
+    first: String,
+
+    /// The second port
+    #[arg(value_name = "PORT2")]
+    second: String,
+
+    /// Directions that have the link's properties; the other one only forwards
+    #[arg(long, value_enum, default_value_t = Ways::Both)]
+    direction: Ways,
+
+    /// Bits per second of frames, without the preamble and the checksum; suffixes k, M and G are powers of 1000
+    #[arg(long, value_name = "BITS", value_parser = rate)]
+    rate: Option<u64>,
+
+    /// Bytes that the link sends at once after idle time; suffixes as for --rate
+    #[arg(long, value_name = "BYTES", value_parser = tool_common::scaled, requires = "rate")]
+    burst: Option<u64>,
+
+    /// Mahimahi's trace of the direction out, in place of a rate: a line for each 1504 bytes, with its time in
+    /// milliseconds
+    #[arg(long, value_name = "FILE", conflicts_with = "rate")]
+    trace: Option<PathBuf>,
+
+    /// The same of the direction in; without it, that of --trace
+    #[arg(long, value_name = "FILE", requires = "trace")]
+    trace_in: Option<PathBuf>,
+
+    /// One-way delay: TIME (20ms), uniform FROM..TO (10ms..30ms), normal MEAN~DEVIATION (20ms~2ms), or @FILE of a
+    /// distribution, a probability and a time on each line (0.5 20ms)
+    #[arg(long, value_name = "DELAY", value_parser = value::delay)]
+    delay: Option<Delay>,
+
+    /// Let packets with a shorter delay overtake others; otherwise they wait for them
+    #[arg(long, requires = "delay")]
+    overtake: bool,
+
+    /// Packets that are lost: a probability (1% or 0.01), ber:RATE of wrong bits, or ge:P,R[,BAD[,GOOD]] by Gilbert and
+    /// Elliott (good to bad, bad to good, loss when bad, loss when good)
+    #[arg(long, value_name = "LOSS", value_parser = value::loss)]
+    loss: Option<Loss>,
+
+    /// Probability that a packet has no delay, and so overtakes others
+    #[arg(long, value_name = "P", value_parser = value::probability, requires = "delay")]
+    reorder: Option<f64>,
+
+    /// Probability that a packet comes twice
+    #[arg(long, value_name = "P", value_parser = value::probability)]
+    duplicate: Option<f64>,
+
+    /// Probability that one bit of a packet is inverted
+    #[arg(long, value_name = "P", value_parser = value::probability)]
+    corrupt: Option<f64>,
+
+    /// Size of the queue in front of the link: packets, or bytes with B, KB or MB
+    #[arg(long, value_name = "SIZE", value_parser = value::queue, default_value = "1000")]
+    queue: Limit,
+
+    /// What manages the queue
+    #[arg(long, value_enum, default_value_t = Manager::None)]
+    aqm: Manager,
+
+    /// Memory for the packets that the link holds, in MiB. Packets that find none are dropped
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    memory: u32,
+
+    /// Equal seeds draw equal losses and delays
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Seconds to wait after the ports were opened, because some links come up slowly
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
+    wait: u64,
+
+    /// Print the lines and the summary as JSON objects
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Ways {
+    Both,
+    Out,
+    In,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Manager {
+    /// Packets are dropped when the queue is full
+    None,
+    /// CoDel (RFC 8289), which marks packets of senders that understand it
+    Codel,
+    /// PIE (RFC 8033), which marks likewise
+    Pie,
+    /// FQ-CoDel (RFC 8290): a queue for each flow; --queue is the number of packets in all
+    FqCodel,
+    /// The same with PIE
+    FqPie,
+}
+
+/// Slots of a batch.
+const BURST: u32 = 512;
+
+/// The validated command line.
+pub(super) struct Settings {
+    pub(super) ports: [String; 2],
+    pub(super) links: [PipeConfig; 2],
+    /// The link, for people.
+    pub(super) text: String,
+    pub(super) memory: usize,
+    pub(super) burst: u32,
+    pub(super) wait: Duration,
+    pub(super) json: bool,
+}
+
+impl EmulateArgs {
+    pub(super) fn check(&self) -> Result<Settings, String> {
+        let ports = [full_name(&self.first), full_name(&self.second)];
+        if ports[0] == ports[1] {
+            return Err(format!("{}: give two different ports", self.second));
+        }
+        let traces = [&self.trace, &self.trace_in].map(|path| path.as_deref().map(read_trace).transpose());
+        let [out, back] = traces;
+        let out = out?;
+        let back = back?.or_else(|| out.clone());
+        let has = |way| self.direction == Ways::Both || self.direction == way;
+        let plain =
+            || PipeConfig { classes: vec![Class { limit: self.queue, ..Class::default() }], ..PipeConfig::default() };
+        let link = |way, trace, seed| if has(way) { self.link(trace, seed) } else { Ok(plain()) };
+        Ok(Settings {
+            ports,
+            links: [link(Ways::Out, out, self.seed)?, link(Ways::In, back, self.seed.wrapping_add(1))?],
+            text: self.text(),
+            memory: self.memory as usize * (1 << 20),
+            burst: BURST,
+            wait: Duration::from_secs(self.wait),
+            json: self.json,
+        })
+    }
+
+    fn link(&self, trace: Option<Trace>, seed: u64) -> Result<PipeConfig, String> {
+        let rate = match (trace, self.rate) {
+            (Some(trace), _) => Rate::Trace(trace.into()),
+            (None, Some(bits)) => Rate::Bits(bits),
+            (None, None) => Rate::Unlimited,
+        };
+        let codel = Codel { ecn: true, ..Codel::default() };
+        let pie = Pie { ecn: true, ..Pie::default() };
+        let fq = || match self.queue {
+            Limit::Packets(limit) => Ok(Fq { limit, ..Fq::default() }),
+            Limit::Bytes(_) => Err("--queue: give packets, not bytes, with --aqm fq-codel and fq-pie".to_owned()),
+        };
+        let (kind, aqm) = match self.aqm {
+            Manager::None => (Kind::Fifo, Aqm::None),
+            Manager::Codel => (Kind::Fifo, Aqm::Codel(codel)),
+            Manager::Pie => (Kind::Fifo, Aqm::Pie(pie)),
+            Manager::FqCodel => (Kind::FqCodel(fq()?, codel), Aqm::None),
+            Manager::FqPie => (Kind::FqPie(fq()?, pie), Aqm::None),
+        };
+        Ok(PipeConfig {
+            rate,
+            burst: self.burst.unwrap_or(0),
+            delay: self.delay.clone().unwrap_or_default(),
+            overtake: self.overtake,
+            loss: self.loss.unwrap_or_default(),
+            reorder: self.reorder.unwrap_or(0.0),
+            duplicate: self.duplicate.unwrap_or(0.0),
+            corrupt: self.corrupt.unwrap_or(0.0),
+            kind,
+            classes: vec![Class { limit: self.queue, aqm, ..Class::default() }],
+            max_flows: 1,
+            seed,
+        })
+    }
+
+    fn text(&self) -> String {
+        let rate = match (&self.trace, self.rate) {
+            (Some(path), _) => format!("the trace {}", path.display()),
+            (None, Some(bits)) => format!("{:.3} Mbit/s", bits as f64 / 1e6),
+            (None, None) => "unlimited".into(),
+        };
+        let delay = match &self.delay {
+            None => "no delay".into(),
+            Some(Delay::Constant(nanos)) => format!("{:.3} ms", *nanos as f64 / 1e6),
+            Some(_) => "a delay that varies".to_owned(),
+        };
+        format!("{rate}, {delay}")
+    }
+}
+
+/// Parses bits per second.
+fn rate(text: &str) -> Result<u64, String> {
+    tool_common::scaled(text).map_err(|_| "give bits per second, with an optional suffix k, M or G".into())
+}
+
+fn read_trace(path: &Path) -> Result<Trace, String> {
+    let text = std::fs::read_to_string(path).map_err(|e| format!("the trace {}: {e}", path.display()))?;
+    Trace::parse(&text).map_err(|e| format!("the trace {}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: EmulateArgs,
+    }
+
+    fn parse(args: &str) -> Result<Settings, String> {
+        let all = ["emulate"].into_iter().chain(args.split_whitespace());
+        Program::try_parse_from(all).map_err(|e| e.to_string())?.args.check()
+    }
+
+    #[test]
+    fn a_link_is_described_or_refused() {
+        let settings = parse("a}1 vale0:b --rate 80M --delay 20ms --loss 1% --queue 64KB --aqm codel").unwrap();
+        let [out, back] = &settings.links;
+        assert_eq!((&out.rate, &out.delay), (&Rate::Bits(80_000_000), &Delay::Constant(20_000_000)));
+        assert_eq!((out.loss, out.classes[0].limit), (Loss::Random(0.01), Limit::Bytes(64_000)));
+        assert_ne!(out.seed, back.seed, "the directions lose other packets");
+        let settings = parse("a b --direction in --rate 1M --aqm fq-codel").unwrap();
+        assert_eq!(settings.links[0].rate, Rate::Unlimited);
+        assert!(matches!(settings.links[1].kind, Kind::FqCodel(Fq { limit: 1000, .. }, _)));
+        for (args, part) in [
+            ("a", "PORT2"),
+            ("a a", "two different ports"),
+            ("a b --rate x", "bits per second"),
+            ("a b --delay 5", "give a time such as 20ms"),
+            ("a b --rate 1M --trace t", "--trace"),
+            ("a b --trace /nonexistent", "the trace /nonexistent: "),
+            ("a b --reorder 1%", "--delay"),
+            ("a b --queue 5KB --aqm fq-pie", "packets, not bytes"),
+            ("a b --memory 0", "--memory"),
+        ] {
+            let message = parse(args).err().expect("refused");
+            assert!(message.contains(part), "{args}: {message}");
+        }
+    }
+}
