@@ -6,10 +6,14 @@
  * a receiver.
  *
  *	pipe send NAME COUNT | pipe receive NAME COUNT
+ *
+ * By poll, or, as sync-send and sync-receive, by NIOCTXSYNC and NIOCRXSYNC.
+ * COUNT 0: until SIGTERM.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,15 +34,51 @@ die(const char *what)
 	exit(1);
 }
 
+static volatile sig_atomic_t stop;
+
+/* Milliseconds of a poll, and how many follow each other at most: in all a minute. */
+static int poll_ms = 60000, polls = 1;
+
+static void
+on_signal(int signal)
+{
+	(void)signal;
+	stop = 1;
+}
+
 static void
 wait_for(int fd, short events)
 {
 	struct pollfd p = { fd, events, 0 };
+	int i, n;
 
-	if (poll(&p, 1, 10000) != 1 || !(p.revents & events)) {
-		fprintf(stderr, "poll: revents %#x\n", (unsigned)p.revents);
-		exit(1);
+	for (i = 0; i < polls; i++) {
+		n = poll(&p, 1, poll_ms);
+		if (n == 1 && (p.revents & events))
+			return;
+		if (stop && (n == 0 || (n < 0 && errno == EINTR)))
+			return;
+		if (n != 0)
+			break;
 	}
+	fprintf(stderr, "poll: revents %#x\n", (unsigned)p.revents);
+	exit(1);
+}
+
+static void
+sync_until(int fd, struct netmap_ring *ring, int send)
+{
+	int i;
+
+	for (i = 0; i < 300000; i++) {
+		if (ioctl(fd, send ? NIOCTXSYNC : NIOCRXSYNC) != 0)
+			die("a sync");
+		if (!nm_ring_empty(ring) || stop)
+			return;
+		usleep(100);
+	}
+	fprintf(stderr, "no packet, or no room\n");
+	exit(1);
 }
 
 int
@@ -49,13 +89,19 @@ main(int argc, char **argv)
 	struct netmap_if *nifp;
 	struct netmap_ring *ring;
 	unsigned long count, done = 0;
-	int fd, send;
+	int fd, send, sync;
 	char *mem;
 
 	if (argc != 4)
 		return 2;
-	send = strcmp(argv[1], "send") == 0;
+	sync = strncmp(argv[1], "sync-", 5) == 0;
+	send = strcmp(argv[1] + (sync ? 5 : 0), "send") == 0;
 	count = strtoul(argv[3], NULL, 10);
+	if (count == 0) {
+		signal(SIGTERM, on_signal);
+		poll_ms = 100;
+		polls = 600;
+	}
 
 	fd = open(DEVICE, O_RDWR);
 	if (fd < 0)
@@ -81,9 +127,12 @@ main(int argc, char **argv)
 	nifp = NETMAP_IF(mem, reg.nr_offset);
 	ring = send ? NETMAP_TXRING(nifp, 0) : NETMAP_RXRING(nifp, 0);
 
-	while (done < count) {
-		wait_for(fd, send ? POLLOUT : POLLIN);
-		while (!nm_ring_empty(ring) && done < count) {
+	while (count == 0 ? !stop : done < count) {
+		if (sync)
+			sync_until(fd, ring, send);
+		else
+			wait_for(fd, send ? POLLOUT : POLLIN);
+		while (!nm_ring_empty(ring) && (count == 0 || done < count)) {
 			struct netmap_slot *slot = &ring->slot[ring->head];
 			char *buf = NETMAP_BUF(ring, slot->buf_idx);
 

@@ -45,7 +45,7 @@ use unetmap_sys::{memfd, process, socket};
 use crate::tuning::broker::{INTERFACE_LANES, MESSAGE_BYTES, REPLY_BYTES};
 use serve::Broker;
 
-pub(crate) use handed_over::{Adopted, Duplicates, SavedBroker, pause};
+pub(crate) use handed_over::{Adopted, Duplicates, SavedBroker, is_used, pause};
 pub(crate) use keeper::run_keeper;
 pub(crate) use mounts::{NAME as NODE_NAME, folder as node_folder};
 pub(crate) use serve::run_broker;

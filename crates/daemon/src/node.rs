@@ -18,7 +18,7 @@
 //! that makes them (`affinity`). Before it answers one that may take long (a request that needs the main thread, or a
 //! program's memory, which a helper process accesses), another thread becomes the reader. The *waker* waits for the
 //! doorbells of files on which programs sleep. The daemon's state belongs to the main thread, which does *jobs* for the
-//! others.
+//! others. They all end when the daemon is replaced, and its successor has others (`paused`).
 
 mod affinity;
 mod backoff;
@@ -28,6 +28,8 @@ mod indirect;
 mod ioctl;
 mod memory;
 mod mount;
+mod paused;
+mod saved;
 mod serve;
 mod shared;
 mod waker;
@@ -59,6 +61,7 @@ use crate::refusal::{Refusal, refuse};
 use crate::user_arena::UserArena;
 
 pub(crate) use memory::run_memory_helper;
+pub(crate) use saved::{PausedNodes, SavedNodes};
 use shared::Shared;
 
 /// A job that the node's threads have for the main thread.
@@ -113,6 +116,11 @@ impl JobQueue {
         if self.sender.send(job).is_ok() {
             self.doorbell.notify();
         }
+    }
+
+    /// Wakes the main thread.
+    fn notify(&self) {
+        self.doorbell.notify();
     }
 
     /// Queues a job and waits for its result; `None` when the daemon exits.

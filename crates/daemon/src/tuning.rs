@@ -313,6 +313,9 @@ pub(crate) mod node {
     pub(crate) const SIGNAL_GRACE: Duration = Duration::from_secs(1);
     /// Timeouts up to this are waited for with microsecond resolution; epoll rounds up to milliseconds.
     pub(crate) const FINE_TIMEOUT: Duration = Duration::from_millis(2);
+    /// How long a daemon that is to be replaced waits for requests that have begun, and how often it checks.
+    pub(crate) const PAUSE_LIMIT: Duration = Duration::from_millis(250);
+    pub(crate) const PAUSE_POLL: Duration = Duration::from_millis(1);
     /// How long the kernel may take to free a queue whose program has just exited, and the pause between two attempts.
     pub(crate) const QUEUE_FREE_LIMIT: Duration = Duration::from_secs(2);
     pub(crate) const QUEUE_FREE_PAUSE: Duration = Duration::from_millis(20);

@@ -83,6 +83,21 @@ impl<W> Turns<W> {
         self.users.is_empty()
     }
 
+    /// Takes all work for which `is_taken` is true, whatever the rates allow.
+    pub(crate) fn take_all(&mut self, is_taken: impl Fn(&W) -> bool) -> Vec<W> {
+        let mut taken = Vec::new();
+        for waiting in self.users.values_mut() {
+            for queue in [&mut waiting.urgent, &mut waiting.others] {
+                let (out, left) = std::mem::take(queue).into_iter().partition(&is_taken);
+                taken.extend::<Vec<W>>(out);
+                *queue = Vec::into(left);
+            }
+        }
+        self.users.retain(|_, waiting| !waiting.urgent.is_empty() || !waiting.others.is_empty());
+        self.order.retain(|uid| self.users.contains_key(uid));
+        taken
+    }
+
     /// When the next piece of work of a user starts.
     fn start(&self, uid: u32, is_urgent: bool) -> Duration {
         let earliest = self.clock.saturating_sub(HEAD_START);
@@ -203,6 +218,19 @@ mod tests {
             *(if uid == 3 { &mut own } else { &mut others }) += 1;
         }
         assert!(own >= 1 && MS * own <= HEAD_START + 2 * MS, "{own} pieces");
+    }
+
+    #[test]
+    fn work_that_is_taken_is_not_done_again() {
+        let mut turns = Turns::new();
+        (0..6).for_each(|work| turns.push(work % 3, work));
+        turns.push_urgent(1, 10);
+        assert_eq!(turns.take_all(|work| work % 2 == 0 && *work != 2), [0, 10, 4]);
+        assert_eq!(turns.take_all(|work| *work == 5), [5]);
+        let mut left = take_all(&mut turns, Instant::now());
+        left.sort_unstable();
+        assert_eq!(left, [(0, 3), (1, 1), (2, 2)]);
+        assert!(turns.is_empty());
     }
 
     #[test]

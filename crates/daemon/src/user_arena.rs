@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::tuning::region::ALIGN;
@@ -26,6 +27,8 @@ pub(crate) struct UserArena {
     fd: OwnedFd,
     /// First byte of each allocated part, and the byte after its last.
     allocated: Mutex<BTreeMap<u64, u64>>,
+    /// Whether another daemon still has it, which is to be replaced: then no page is freed here.
+    is_others: AtomicBool,
 }
 
 /// An allocated part of an arena. It is freed when dropped.
@@ -37,7 +40,32 @@ pub(crate) struct Extent {
 
 impl UserArena {
     pub(crate) fn new() -> io::Result<UserArena> {
-        Ok(UserArena { fd: memfd::create_sealed("unetmap-user", BYTES)?, allocated: Mutex::default() })
+        Ok(UserArena::of(memfd::create_sealed("unetmap-user", BYTES)?, false))
+    }
+
+    fn of(fd: OwnedFd, is_others: bool) -> UserArena {
+        UserArena { fd, allocated: Mutex::default(), is_others: AtomicBool::new(is_others) }
+    }
+
+    /// The arena of a daemon that is to be replaced.
+    pub(crate) fn of_another(fd: OwnedFd) -> UserArena {
+        UserArena::of(fd, true)
+    }
+
+    /// The daemon that had the arena was replaced.
+    pub(crate) fn take(&self) {
+        self.is_others.store(false, Ordering::Relaxed);
+    }
+
+    /// Allocates a part that the other daemon has allocated; `None` if it is none of the arena, or is allocated here.
+    pub(crate) fn restore(self: &Arc<UserArena>, base: u64, bytes: u64) -> Option<Extent> {
+        let end = base.checked_add(bytes).filter(|end| *end <= BYTES && bytes > 0)?;
+        let mut allocated = self.allocated.lock().unwrap_or_else(PoisonError::into_inner);
+        if allocated.iter().any(|(&from, &to)| from < end && base < to) {
+            return None;
+        }
+        allocated.insert(base, end);
+        Some(Extent { arena: self.clone(), base, end })
     }
 
     /// Allocates the first free part of `bytes` bytes; `None` if there is none.
@@ -81,7 +109,9 @@ impl Drop for Extent {
     fn drop(&mut self) {
         let mut allocated = self.arena.allocated.lock().unwrap_or_else(PoisonError::into_inner);
         // Pages that cannot be freed now are freed with the file.
-        let _ = memfd::punch(self.arena.as_fd(), self.base, self.end - self.base);
+        if !self.arena.is_others.load(Ordering::Relaxed) {
+            let _ = memfd::punch(self.arena.as_fd(), self.base, self.end - self.base);
+        }
         allocated.remove(&self.base);
     }
 }
@@ -106,5 +136,24 @@ mod tests {
         assert!(arena.allocate(BYTES).is_none() && arena.allocate(u64::MAX).is_none());
         plots.clear();
         assert_eq!(arena.allocate(BYTES).unwrap().base(), 0);
+    }
+
+    #[test]
+    fn pages_of_another_daemon_are_not_freed_before_it_is_replaced() {
+        let own = Arc::new(UserArena::new().unwrap());
+        let extent = own.allocate(1 << 20).unwrap();
+        rustix::io::pwrite(&own, b"x", 0).unwrap();
+        let arena = Arc::new(UserArena::of_another(own.as_fd().try_clone_to_owned().unwrap()));
+        let restored = arena.restore(extent.base(), 1 << 20).unwrap();
+        assert!(
+            arena.restore(0, 1).is_none() && arena.restore(BYTES, 1).is_none() && arena.restore(1 << 21, 0).is_none()
+        );
+        assert_eq!(arena.allocate(1).unwrap().base(), 2 << 20, "behind what is allocated");
+        drop(restored);
+        assert!(memfd::resident_bytes(&*own).unwrap() > 0);
+        let restored = arena.restore(0, 1 << 20).unwrap();
+        arena.take();
+        drop(restored);
+        assert_eq!(memfd::resident_bytes(&*own).unwrap(), 0);
     }
 }

@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Once;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -43,6 +44,31 @@ pub struct Identity {
     pub uid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
+}
+
+/// Interrupts the system call in which a thread of this process waits, if it waits in one: it fails with `EINTR`. One
+/// that the thread is about to make is not interrupted.
+///
+/// # Errors
+/// `ESRCH`: there is no such thread.
+pub fn interrupt(tid: u32) -> io::Result<()> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    static HANDLED: Once = Once::new();
+    // Ignored by default, so that a thread that gets it early is not ended.
+    const SIGNAL: libc::c_int = libc::SIGURG;
+    HANDLED.call_once(|| {
+        // SAFETY: K9.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = nothing as *const () as libc::sighandler_t;
+        // SAFETY: K1, K6: the handler does nothing. It fails only for signals that cannot be handled.
+        unsafe { libc::sigaction(SIGNAL, &raw const action, std::ptr::null_mut()) };
+    });
+    let tid = i32::try_from(tid).map_err(|_| Errno::SRCH)?;
+    // SAFETY: K7.
+    match unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, SIGNAL) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 impl RemoteThread {
@@ -247,6 +273,23 @@ mod tests {
             }
             Err(e) => panic!("{e}"),
         }
+    }
+
+    #[test]
+    fn a_thread_that_waits_is_interrupted() {
+        let (mut here, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (told, tid) = std::sync::mpsc::channel();
+        let waits = std::thread::spawn(move || {
+            told.send(process::tid()).unwrap();
+            here.read(&mut [0]).unwrap_err().kind()
+        });
+        let tid = tid.recv().unwrap();
+        while !waits.is_finished() {
+            let _ = interrupt(tid);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(waits.join().unwrap(), io::ErrorKind::Interrupted);
+        assert_eq!(errno(interrupt(u32::MAX)), Some(libc::ESRCH));
     }
 
     #[test]

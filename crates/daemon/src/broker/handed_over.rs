@@ -69,8 +69,8 @@ impl SavedBroker {
             Some(own) if same(own) => Ok(Adopted { lanes, alive }),
             Some(_) => refuse(
                 EBUSY,
-                "an interface is open, and the running daemon was started with another --policy or --config: give the \
-                 same, or close the interface first",
+                "an interface is open or the node is on, and the running daemon was started with another --policy or \
+                 --config: give the same, or close the interface (the node) first",
             ),
             None => invalid("it has a broker, and this process has none"),
         }
@@ -86,6 +86,11 @@ impl Adopted {
             *own.lock().unwrap_or_else(PoisonError::into_inner) = lane;
         }
     }
+}
+
+/// Whether another process has root's privileges for this one.
+pub(crate) fn is_used() -> bool {
+    CONNECTIONS.get().is_some()
 }
 
 /// Waits for the requests in progress. While the guards exist, no thread of this process asks the broker.

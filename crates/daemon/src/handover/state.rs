@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::broker::SavedBroker;
 use crate::descriptors::FdIndex;
+use crate::node::SavedNodes;
 use crate::ports::SavedRegistry;
 use crate::ports::mediator::PausedThread;
 use crate::ports::nic::SavedNics;
@@ -24,10 +25,11 @@ pub(crate) struct State {
     pub(crate) last_holder: u32,
     /// Knobs that were set since the daemon was started.
     pub(crate) knobs: Vec<(String, u64)>,
-    /// The broker, if it keeps something for an interface.
+    /// The broker, if it keeps something for an interface or the node.
     pub(crate) broker: Option<SavedBroker>,
     pub(crate) registry: SavedRegistry,
     pub(crate) nics: SavedNics,
+    pub(crate) nodes: SavedNodes,
     pub(crate) mediators: Vec<PausedThread>,
     pub(crate) switches: SavedSwitches,
 }

@@ -62,7 +62,7 @@ impl Predecessor {
             match reply {
                 Reply::Descriptors => {}
                 Reply::Busy if start.elapsed() > BUSY_LIMIT => {
-                    return Err("programs have waited for interfaces all the time: try again".into());
+                    return Err("requests of programs took long all the time: try again".into());
                 }
                 Reply::Busy => {
                     sleep(BUSY_POLL);

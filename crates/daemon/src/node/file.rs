@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! An open file of the node.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -59,6 +60,8 @@ pub(super) struct File {
     /// program does not know, would make the program's own calls do nothing.
     syncing: Mutex<()>,
     state: Mutex<State>,
+    /// The kernel's handle of its polls, which is the same for all of them; 0 before the first.
+    kh: AtomicU64,
     lingering: Mutex<Option<Lingering>>,
     /// Whether to spin for the events of its polls, and whether to hold the polls.
     pub(super) spinning: Backoff,
@@ -96,10 +99,38 @@ impl File {
             port: OnceLock::new(),
             syncing: Mutex::default(),
             state: Mutex::default(),
+            kh: AtomicU64::new(0),
             lingering: Mutex::default(),
             spinning: Backoff::default(),
             holding: Backoff::default(),
         }
+    }
+
+    /// A file of an earlier daemon, which has no port until [`File::set_port`].
+    pub(super) fn restored(self, session: Option<u64>, kh: u64) -> File {
+        self.state().session = session;
+        self.polled_with(kh);
+        self
+    }
+
+    /// Gives a file of an earlier daemon its port.
+    pub(super) fn set_port(&self, port: Port) {
+        let _ = self.port.set(port);
+    }
+
+    /// Takes away the session of a file without a port, which cannot have one.
+    pub(super) fn take_session(&self) -> Option<u64> {
+        self.state().session.take()
+    }
+
+    /// Records the handle of a poll.
+    pub(super) fn polled_with(&self, kh: u64) {
+        self.kh.store(kh, Ordering::Relaxed);
+    }
+
+    /// The handle of its polls, if there was one.
+    pub(super) fn kh(&self) -> Option<u64> {
+        Some(self.kh.load(Ordering::Relaxed)).filter(|kh| *kh != 0)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -164,6 +164,14 @@ impl HeldPolls {
         Some(poll)
     }
 
+    /// Takes out all polls.
+    pub(super) fn take_all(&self) -> Vec<HeldPoll> {
+        let mut inner = self.inner();
+        self.count.store(0, Ordering::Relaxed);
+        let Inner { held, .. } = std::mem::take(&mut *inner);
+        held.into_iter().map(|(_, poll)| poll).collect()
+    }
+
     /// Removes the polls of a file that is closed.
     pub(super) fn forget(&self, file: &File) {
         let mut inner = self.inner();

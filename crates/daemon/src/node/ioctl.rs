@@ -4,13 +4,12 @@
 use std::time::Instant;
 
 use unetmap_abi::*;
-use unetmap_core::InDaemon;
 use unetmap_core::control::binding::Binding;
 use unetmap_core::control::ioctl::{GatheredRequest, UserMemory, version_mismatch};
 use unetmap_core::control::legacy::{self, LegacyIoctl};
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::request::kind_of;
-use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, EPERM};
+use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, EIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::thread::RemoteThread;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -21,7 +20,6 @@ use super::mount::RequestId;
 use super::shared::Shared;
 use super::{Job, PortRequest};
 use crate::caller::Caller;
-use crate::ports::mediator::DAEMON_HOLDER;
 use crate::tuning::node::{QUEUE_FREE_LIMIT, QUEUE_FREE_PAUSE};
 
 const EINTR: i32 = 4;
@@ -133,14 +131,8 @@ impl Ioctl<'_> {
                     let register = outcome.answer.request.body_as::<NmreqRegister>().ok_or(EIO);
                     let bound = Binding::decode(&outcome.answer.binding).ok_or(EIO);
                     let port = register.and_then(|register| {
-                        let connection = self.shared.lifeline.try_clone().map_err(|_| ENOMEM)?;
                         let name = request.name().unwrap_or_default();
-                        // The node needs Linux 6.9, which maps the rings of a socket at any time.
-                        let own = InDaemon { holder: DAEMON_HOLDER, monitors, socket_rings: Vec::new() };
-                        unetmap_core::adopt(name, register, &bound?, outcome.fds, connection, own).map_err(|e| {
-                            tracing::warn!("a port of the node cannot be opened: {e}");
-                            ENOMEM
-                        })
+                        self.shared.open_port(name, (register, &bound?, outcome.fds), monitors)
                     });
                     let port = port.inspect_err(|_| self.shared.jobs.push(Job::Close(session)))?;
                     self.file.bind(session, port, &self.shared.jobs);

@@ -62,8 +62,9 @@ impl State {
 impl MemoryHelpers {
     /// Starts the helpers that are kept, so that the first requests do not wait for them.
     pub(super) fn prepare(&self) -> io::Result<()> {
-        let helpers = (0..MAX_IDLE_HELPERS).map(|_| Helper::start()).collect::<io::Result<Vec<_>>>()?;
-        self.state().idle = helpers;
+        let missing = MAX_IDLE_HELPERS.saturating_sub(self.state().idle.len());
+        let helpers = (0..missing).map(|_| Helper::start()).collect::<io::Result<Vec<_>>>()?;
+        self.state().idle.extend(helpers);
         Ok(())
     }
 

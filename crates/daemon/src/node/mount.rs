@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unetmap_sys::fuse::{Device, Kind, ROOT_NODE};
+use unetmap_sys::{process, thread};
 
 use crate::broker::NODE_NAME as NAME;
 use crate::tuning::node::{MAX_MOUNTS, MIN_MOUNTS};
@@ -32,10 +33,24 @@ pub(super) struct Mount {
     pub(super) dev: Device,
     /// The thread that holds it reads requests.
     reader: Mutex<()>,
+    /// Its number; 0 if there is none.
+    reader_tid: AtomicU32,
     /// Threads that wait to become the reader.
     pub(super) idle: AtomicUsize,
     /// Open files that were opened through it.
     pub(super) files: AtomicU32,
+}
+
+/// The calling thread reads a mount's requests as long as this exists.
+pub(super) struct Reader<'a> {
+    mount: &'a Mount,
+    _role: MutexGuard<'a, ()>,
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        self.mount.reader_tid.store(0, Ordering::SeqCst);
+    }
 }
 
 /// Identifies a request that waits for its answer.
@@ -47,15 +62,25 @@ pub(super) struct RequestId {
 
 impl Mount {
     pub(super) fn new(number: usize, dev: Device) -> Arc<Mount> {
-        Arc::new(Mount { number, dev, reader: Mutex::new(()), idle: AtomicUsize::new(0), files: AtomicU32::new(0) })
+        let (reader, reader_tid, idle) = (Mutex::default(), AtomicU32::new(0), AtomicUsize::new(0));
+        Arc::new(Mount { number, dev, reader, reader_tid, idle, files: AtomicU32::new(0) })
     }
 
     /// Waits until the calling thread is the reader, which it is until the result is dropped.
-    pub(super) fn become_reader(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn become_reader(&self) -> Reader<'_> {
         self.idle.fetch_add(1, Ordering::Relaxed);
         let role = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         self.idle.fetch_sub(1, Ordering::Relaxed);
-        role
+        self.reader_tid.store(process::tid(), Ordering::SeqCst);
+        Reader { mount: self, _role: role }
+    }
+
+    /// Interrupts the reader, should it wait for requests.
+    pub(super) fn interrupt_reader(&self) {
+        match self.reader_tid.load(Ordering::SeqCst) {
+            0 => {}
+            tid => _ = thread::interrupt(tid),
+        }
     }
 
     /// Returns the inode of that name in a directory, for that user.

@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -39,8 +39,20 @@ const ENOTTY: i32 = 25;
 
 /// Serves the first mount, until all mounts have ended and all files are closed.
 pub(super) fn start(dev: Device, number: u64, jobs: JobQueue) -> io::Result<Arc<Shared>> {
+    let shared = without_threads(number, jobs)?;
+    shared.helpers.prepare()?;
+    start_waker(&shared)?;
+    if let Err(e) = shared.serve(0, dev) {
+        shared.waker.end();
+        return Err(e);
+    }
+    Ok(shared)
+}
+
+/// A node that serves no mount yet.
+pub(super) fn without_threads(number: u64, jobs: JobQueue) -> io::Result<Arc<Shared>> {
     let (mine, ports) = socket::pair()?;
-    let shared = Arc::new(Shared {
+    Ok(Arc::new(Shared {
         number,
         jobs,
         waker: PollWaker::new()?,
@@ -50,25 +62,46 @@ pub(super) fn start(dev: Device, number: u64, jobs: JobQueue) -> io::Result<Arc<
         over: AtomicBool::new(false),
         files: Mutex::default(),
         pending: Mutex::default(),
+        is_paused: AtomicBool::new(false),
+        threads: AtomicUsize::new(0),
+        deferred: Mutex::default(),
         marks: Mutex::default(),
         lifeline: ports,
         _other_end: mine,
-    });
-    shared.helpers.prepare()?;
-    let watched = shared.clone();
-    thread::Builder::new()
-        .name("node waker".into())
-        .spawn(move || watched.waker.run(&watched.held_polls, |id| watched.interrupt(id)))?;
-    if let Err(e) = shared.serve(0, dev) {
-        shared.waker.end();
-        return Err(e);
-    }
-    Ok(shared)
+    }))
 }
 
-fn spawn(shared: &Arc<Shared>, mount: &Arc<Mount>) -> io::Result<()> {
-    let (shared, mount) = (shared.clone(), mount.clone());
-    thread::Builder::new().name(format!("node {}", mount.number)).spawn(move || run_thread(&shared, &mount)).map(drop)
+/// Starts the thread that wakes programs.
+pub(super) fn start_waker(shared: &Arc<Shared>) -> io::Result<()> {
+    let watched = Running::new(shared);
+    let run = move || watched.0.waker.run(&watched.0.held_polls, |id| watched.0.interrupt(id));
+    thread::Builder::new().name("node waker".into()).spawn(run).map(drop)
+}
+
+/// Starts a thread that answers requests of a mount.
+pub(super) fn spawn(shared: &Arc<Shared>, mount: &Arc<Mount>) -> io::Result<()> {
+    let (running, mount) = (Running::new(shared), mount.clone());
+    let builder = thread::Builder::new().name(format!("node {}", mount.number));
+    builder.spawn(move || run_thread(&running.0, &mount)).map(drop)
+}
+
+/// A thread of the node that runs, or is to run.
+struct Running(Arc<Shared>);
+
+impl Running {
+    fn new(shared: &Arc<Shared>) -> Running {
+        shared.threads.fetch_add(1, Ordering::Relaxed);
+        Running(shared.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.threads.fetch_sub(1, Ordering::Release);
+        if self.0.is_paused() {
+            self.0.jobs.notify();
+        }
+    }
 }
 
 /// Runs a thread: it reads requests until one may take long, answers that one, and reads again if it is needed.
@@ -87,8 +120,8 @@ fn run_thread(shared: &Arc<Shared>, mount: &Arc<Mount>) {
 
 impl Shared {
     /// Waits until earlier requests of other mounts were read: a program that closes a file, and then requests through
-    /// another mount what the file had, must not find it busy.
-    fn catch_up(&self, mount: &Mount) {
+    /// another mount what the file had, must not find it busy. Returns `false` if nobody reads them now.
+    fn catch_up(&self, mount: &Mount) -> bool {
         // A closed file counts as open until its RELEASE is read. Any file of a mount serves for the marker.
         let mut others: Vec<(Arc<Mount>, u32)> = Vec::new();
         for file in self.files().open.values().filter(|file| file.mount.number != mount.number) {
@@ -100,6 +133,10 @@ impl Shared {
         let mut numbers = Vec::with_capacity(others.len());
         for (other, uid) in others {
             let mut marks = self.marks();
+            // Under the lock: those that wait when a pause begins are told so.
+            if self.is_paused() {
+                return false;
+            }
             marks.last += 1;
             let number = marks.last;
             marks.waiting.insert(number, met.clone());
@@ -110,12 +147,14 @@ impl Shared {
                 Err(_) => drop(self.marks().waiting.remove(&number)),
             }
         }
+        drop(met);
         let end = Instant::now() + CATCH_UP_LIMIT;
         for _ in &numbers {
             let _ = all_met.recv_timeout(end.saturating_duration_since(Instant::now()));
         }
         let mut marks = self.marks();
         numbers.iter().for_each(|number| drop(marks.waiting.remove(number)));
+        !self.is_paused()
     }
 
     /// The number of open files, and of those with a port.
@@ -132,7 +171,7 @@ impl Shared {
     }
 
     /// Reads requests and answers quick ones, until one may take long, which is returned; another thread becomes the
-    /// reader then. `None`: the mount has ended.
+    /// reader then. `None`: the mount has ended, or the threads are to end.
     fn read_requests(
         self: &Arc<Shared>,
         mount: &Arc<Mount>,
@@ -140,7 +179,19 @@ impl Shared {
         affinity: &mut RequesterAffinity,
     ) -> Option<SlowRequest> {
         let reader = mount.become_reader();
+        let mut deferred = self.take_deferred(mount);
         loop {
+            if let Some(slow) = deferred.take() {
+                if self.has_reader(mount, &slow.id) {
+                    drop(reader);
+                    return Some(slow);
+                }
+                deferred = self.take_deferred(mount);
+                continue;
+            }
+            if self.is_paused() {
+                return None;
+            }
             let bytes = match mount.dev.read(buf) {
                 Ok(bytes) => bytes,
                 // A signal, or a request that was cancelled.
@@ -164,16 +215,24 @@ impl Shared {
                 continue;
             };
             self.pending().insert(slow.id.key());
-            if mount.idle.load(Ordering::Relaxed) == 0
-                && let Err(e) = spawn(self, mount)
-            {
-                tracing::warn!("no thread for a request: {e}");
-                self.finish(&slow.id, || drop(mount.dev.reply_error(slow.id.unique, EAGAIN)));
-                continue;
+            if self.has_reader(mount, &slow.id) {
+                drop(reader);
+                return Some(slow);
             }
-            drop(reader);
-            return Some(slow);
         }
+    }
+
+    /// Whether another thread becomes the reader while this one answers a request. Otherwise refuses the request.
+    fn has_reader(self: &Arc<Shared>, mount: &Arc<Mount>, id: &RequestId) -> bool {
+        if mount.idle.load(Ordering::Relaxed) > 0 {
+            return true;
+        }
+        let spawned = spawn(self, mount);
+        if let Err(e) = &spawned {
+            tracing::warn!("no thread for a request: {e}");
+            self.finish(id, || drop(mount.dev.reply_error(id.unique, EAGAIN)));
+        }
+        spawned.is_ok()
     }
 
     /// Answers a request, or returns it because that may take long. `near`: this thread is pinned to the CPU of the
@@ -263,6 +322,7 @@ impl Shared {
     /// Answers a poll, or holds it.
     fn poll(&self, poll: PollRequest, file: &Arc<File>) -> io::Result<()> {
         let PollRequest { id, tid, kh, events, sleeps, near } = poll;
+        file.polled_with(kh);
         if file.port().is_none() {
             return id.mount.dev.reply_poll(id.unique, UNBOUND);
         }
@@ -393,7 +453,6 @@ impl Shared {
     /// Opens a file for a user, who may have none open.
     fn open_slow(&self, id: &RequestId, uid: u32) {
         let RequestId { mount, unique } = id;
-        self.catch_up(mount);
         match self.jobs.call(|reply| Job::UserArena(uid, reply)).unwrap_or(Err(EIO)) {
             Err(errno) => drop(mount.dev.reply_error(*unique, errno)),
             Ok(arena) => {
@@ -452,6 +511,8 @@ impl SlowRequest {
     fn run(self, shared: &Shared) {
         let id = self.id.clone();
         match self.what {
+            SlowOp::Open | SlowOp::Indirect(..) if shared.is_paused() => shared.defer(self),
+            SlowOp::Open if !shared.catch_up(&id.mount) => shared.defer(self),
             SlowOp::Open => shared.finish(&id, || shared.open_slow(&id, self.from.uid)),
             SlowOp::Indirect(file, poll) => {
                 let data = indirect::read(&shared.helpers, &file, &self.from);
@@ -471,8 +532,9 @@ impl SlowRequest {
                 let file = file.clone();
                 let mut turn = file.begin(self);
                 while let Some(request) = turn {
-                    shared.catch_up(&request.id.mount);
-                    if shared.is_pending(&request.id) {
+                    if !shared.catch_up(&request.id.mount) {
+                        shared.defer(request);
+                    } else if shared.is_pending(&request.id) {
                         ioctl::answer(shared, request);
                     }
                     turn = file.next();

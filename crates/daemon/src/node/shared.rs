@@ -3,20 +3,25 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use unetmap_core::errno::EIO;
+use unetmap_abi::NmreqRegister;
+use unetmap_core::control::binding::Binding;
+use unetmap_core::errno::{EIO, ENOMEM};
+use unetmap_core::sync::mirror::MonitorList;
+use unetmap_core::{InDaemon, Port};
 use unetmap_sys::fuse::Backing;
 
-use super::file::File;
+use super::file::{File, SlowRequest};
 use super::held_polls::HeldPolls;
 use super::memory::MemoryHelpers;
 use super::mount::{Mount, RequestId};
 use super::waker::PollWaker;
 use super::{Job, JobQueue};
 use crate::caller::Caller;
+use crate::ports::mediator::DAEMON_HOLDER;
 use crate::user_arena::UserArena;
 
 /// What the threads of a node share.
@@ -32,6 +37,11 @@ pub(super) struct Shared {
     pub(super) files: Mutex<Files>,
     /// Slow requests that are not answered, by their ids.
     pub(super) pending: Mutex<HashSet<(usize, u64)>>,
+    /// Whether the threads end, because the daemon is being replaced, and how many run.
+    pub(super) is_paused: AtomicBool,
+    pub(super) threads: AtomicUsize,
+    /// Slow requests that came meanwhile, and are to be answered later.
+    pub(super) deferred: Mutex<Vec<SlowRequest>>,
     /// Markers in the mounts' queues, and the channels that report when they are read.
     pub(super) marks: Mutex<Marks>,
     /// The ports' end of a connection. They end when the other end is closed.
@@ -85,12 +95,35 @@ impl Shared {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn deferred(&self) -> MutexGuard<'_, Vec<SlowRequest>> {
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Checks that the policy gives the caller anything.
     ///
     /// # Errors
     /// `EACCES`, or why the policy cannot be read.
     pub(super) fn admit(&self, caller: &Caller) -> Result<(), i32> {
         self.jobs.call(|reply| Job::Admit(caller.clone(), reply)).unwrap_or(Err(EIO))
+    }
+
+    /// Opens the port of a session for a file.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn open_port(
+        &self,
+        name: &str,
+        (register, bound, fds): (NmreqRegister, &Binding, Vec<OwnedFd>),
+        monitors: Arc<MonitorList>,
+    ) -> Result<Port, i32> {
+        let connection = self.lifeline.try_clone().map_err(|_| ENOMEM)?;
+        // The node needs Linux 6.9, which maps the rings of a socket at any time.
+        let own = InDaemon { holder: DAEMON_HOLDER, monitors, socket_rings: Vec::new() };
+        unetmap_core::adopt(name, register, bound, fds, connection, own).map_err(|e| {
+            tracing::warn!("a port of the node cannot be opened: {e}");
+            ENOMEM
+        })
     }
 
     /// Answers a slow request, unless it was answered already.

@@ -211,6 +211,14 @@ impl PollWaker {
         }
     }
 
+    /// Forgets all files, after [`PollWaker::run`] has ended, which can be called again.
+    pub(super) fn reset(&self) {
+        let inner = std::mem::take(&mut *self.inner());
+        inner.armed.values().for_each(|armed| self.unwatch(&armed.file, armed.want));
+        inner.lingering.values().for_each(|file| _ = file.stop_lingering());
+        self.over.store(false, Ordering::Release);
+    }
+
     /// Ends [`PollWaker::run`].
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);

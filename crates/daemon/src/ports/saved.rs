@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Regions, ports and sessions as the daemon hands them to its successor.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqRegister;
 use unetmap_core::errno::EAGAIN;
@@ -16,14 +18,17 @@ use super::pipe_rings::SavedPipeRings;
 use super::sink::SavedSink;
 use super::vale::SavedValePort;
 use super::{Daemon, Port, PortKey, Registry, Session};
-use crate::descriptors::{Incoming, Outgoing, cannot, invalid};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot, invalid};
 use crate::endpoint::RingSelection;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, SavedRegion};
+use crate::user_arena::UserArena;
 
 /// The registry.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedRegistry {
+    /// Users, and the files with their regions.
+    arenas: Vec<(u32, FdIndex)>,
     regions: Vec<SavedRegion>,
     next_region: RegionKey,
     ports: Vec<(PortKey, SavedPort)>,
@@ -96,8 +101,13 @@ impl Daemon {
 
 impl Registry {
     /// Returns what a successor needs. Nothing may be left to tidy.
-    pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedRegistry, Refusal> {
-        let regions = self.regions.iter().map(|record| record.save(fds)).collect::<Result<_, _>>()?;
+    pub(crate) fn save<'a>(
+        &'a self,
+        arenas: &'a [(u32, Arc<UserArena>)],
+        fds: &mut Outgoing<'a>,
+    ) -> Result<SavedRegistry, Refusal> {
+        let arenas = arenas.iter().map(|(uid, arena)| (*uid, fds.add(&**arena))).collect();
+        let regions = self.regions.iter().map(|record| record.save(fds)).collect();
         let mut ports = Vec::new();
         for (key, port) in self.ports() {
             let saved = port.save(fds).or_else(|Refusal { errno, why, .. }| {
@@ -108,13 +118,26 @@ impl Registry {
         }
         let sessions = self.sessions.iter().map(|(id, session)| (*id, save_session(session))).collect();
         let (next_region, last_session) = (self.regions.next_key(), self.last_session());
-        Ok(SavedRegistry { regions, next_region, ports, sessions, last_session })
+        Ok(SavedRegistry { arenas, regions, next_region, ports, sessions, last_session })
     }
 
-    /// Adds all that a daemon, the process `former`, has handed over to an empty registry.
-    pub(crate) fn restore(&mut self, saved: SavedRegistry, former: u32, fds: &mut Incoming) -> Result<(), Refusal> {
+    /// Adds all that a daemon, the process `former`, has handed over to an empty registry. Returns the arenas, which
+    /// that daemon still has.
+    pub(crate) fn restore(
+        &mut self,
+        saved: SavedRegistry,
+        former: u32,
+        fds: &mut Incoming,
+    ) -> Result<Vec<Arc<UserArena>>, Refusal> {
+        let mut arenas = Vec::new();
+        for (uid, fd) in saved.arenas {
+            let arena = Arc::new(UserArena::of_another(fds.take(fd)?));
+            self.regions.insert_arena(uid, &arena);
+            arenas.push(arena);
+        }
         for region in saved.regions {
-            self.regions.insert(region.restore(fds)?);
+            let arena = region.arena_of().and_then(|uid| self.regions.existing_arena(uid));
+            self.regions.insert(region.restore(arena.as_ref(), fds)?);
         }
         self.regions.set_next_key(saved.next_region);
         for (key, port) in saved.ports {
@@ -126,7 +149,7 @@ impl Registry {
             self.sessions.insert(id, session);
         }
         self.set_last_session(saved.last_session);
-        Ok(())
+        Ok(arenas)
     }
 
     fn restore_session(&self, saved: SavedSession, former: u32) -> Result<Session, Refusal> {

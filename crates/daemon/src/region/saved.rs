@@ -2,13 +2,15 @@
 //! A region as the daemon hands it to its successor.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use unetmap_mem::{BufPool, Geometry, ObjectPool, PoolShape, Region, SavedBufs};
 
 use super::{DeviceRest, RegionKey, RegionRecord, Scope};
-use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot, invalid};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::refusal::{Refusal, refuse_lack};
+use crate::user_arena::{Extent, UserArena};
 
 /// First indexes, and those after the last.
 type Ranges = Vec<(u32, u32)>;
@@ -24,6 +26,8 @@ pub(crate) struct SavedRegion {
     rings: (u32, u32),
     bufs: (u32, u32),
     fd: FdIndex,
+    /// Where it begins in its user's arena, if it is in one.
+    at: Option<u64>,
     device: Option<DeviceRest>,
     node: Option<u32>,
     used_ifs: Vec<u32>,
@@ -40,13 +44,10 @@ pub(crate) struct SavedRegion {
 }
 
 impl RegionRecord {
-    pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedRegion, Refusal> {
-        if self.extent.is_some() {
-            return cannot("the memory of /dev/netmap's programs");
-        }
+    pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedRegion {
         let (geometry, pool) = (self.region.geometry(), |shape: PoolShape| (shape.count, shape.size));
         let SavedBufs { fresh, allocated, left } = self.bufs.save();
-        Ok(SavedRegion {
+        SavedRegion {
             key: self.key,
             mem_id: self.mem_id,
             scope: self.scope,
@@ -55,6 +56,7 @@ impl RegionRecord {
             rings: pool(geometry.rings),
             bufs: pool(geometry.bufs),
             fd: fds.add(&self.fd),
+            at: self.extent.as_ref().map(Extent::base),
             device: self.device,
             node: self.node,
             used_ifs: self.ifs.in_use(),
@@ -66,14 +68,27 @@ impl RegionRecord {
             persistent_ports: self.persistent_ports,
             retired_ports: self.retired_ports,
             extra: self.extra,
-        })
+        }
     }
 }
 
 impl SavedRegion {
-    /// Maps the region, and rebuilds its record.
-    pub(crate) fn restore(self, fds: &mut Incoming) -> Result<RegionRecord, Refusal> {
-        let geometry = Geometry::new(self.ifs, self.rings, self.bufs).or_else(|why| invalid(&why))?;
+    /// The user in whose arena it is, if it is in one.
+    pub(crate) fn arena_of(&self) -> Option<u32> {
+        self.at.map(|_| self.scope.uid)
+    }
+
+    /// Maps the region, and rebuilds its record. `arena` is that of its user.
+    pub(crate) fn restore(self, arena: Option<&Arc<UserArena>>, fds: &mut Incoming) -> Result<RegionRecord, Refusal> {
+        let geometry =
+            Geometry::at(self.at.unwrap_or(0), self.ifs, self.rings, self.bufs).or_else(|why| invalid(&why))?;
+        let extent = match self.at {
+            None => None,
+            Some(at) => match arena.and_then(|arena| arena.restore(at, geometry.bytes() - at)) {
+                None => return invalid("the place of a region"),
+                extent => extent,
+            },
+        };
         let fd = fds.take(self.fd)?;
         let region = Region::attach(fd.as_fd(), geometry).or_else(|e| refuse_lack("a region cannot be mapped", &e))?;
         let saved = SavedBufs { fresh: self.fresh_buf, allocated: self.used_bufs, left: self.left_bufs };
@@ -88,7 +103,7 @@ impl SavedRegion {
             name: self.name,
             region,
             fd,
-            extent: None,
+            extent,
             device: self.device,
             node: self.node,
             ifs,

@@ -176,6 +176,21 @@ impl Regions {
         Ok(created)
     }
 
+    /// The arenas that exist, with their users.
+    pub(crate) fn all_arenas(&self) -> Vec<(u32, Arc<UserArena>)> {
+        self.arenas.iter().filter_map(|(uid, arena)| Some((*uid, arena.upgrade()?))).collect()
+    }
+
+    /// Adds an arena that an earlier daemon had.
+    pub(crate) fn insert_arena(&mut self, uid: u32, arena: &Arc<UserArena>) {
+        self.arenas.insert(uid, Arc::downgrade(arena));
+    }
+
+    /// The arena of a user, if there is one.
+    pub(crate) fn existing_arena(&self, uid: u32) -> Option<Arc<UserArena>> {
+        self.arenas.get(&uid).and_then(Weak::upgrade)
+    }
+
     /// Where a new region of `scope` is placed while arenas are used. Programs never map the daemon's own regions.
     fn arena_for(&mut self, scope: Scope) -> Option<Arc<UserArena>> {
         if !self.use_arenas || scope.uid == DAEMON_UID {

@@ -13,16 +13,18 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::process;
 use unetmap_sys::socket::{self, MAX_FDS};
 
-use super::{Client, Server, Task};
+use super::{Client, Server, Task, Work};
 use crate::broker;
 use crate::descriptors::{Incoming, Outgoing, cannot};
 use crate::handover::{Reply, Request, SavedClient, State, Taken, VERSION};
 use crate::log;
+use crate::node::PausedNodes;
 use crate::ports::mediator;
 use crate::refusal::{Refusal, refuse};
 use crate::requests::LockHolder;
 use crate::service::Service;
 use crate::tuning::handover::{COMMIT_LIMIT, SEND_POLL};
+use crate::user_arena::UserArena;
 
 /// `ETOOMANYREFS`: the receiver has to take some descriptors first.
 const TOO_MANY_IN_FLIGHT: i32 = 109;
@@ -72,6 +74,7 @@ impl Server {
             .and_then(|()| self.hand_over(&client.fd, service, start));
         if handed_over.is_err() {
             mediator::resume(&mut self.daemon);
+            self.nodes.resume(&mut self.daemon);
         }
         let (pid, took) = (client.peer.pid, start.elapsed());
         self.clients.insert(token, client);
@@ -115,10 +118,14 @@ impl Server {
         if self.clients.values().any(|client| client.task.is_some()) {
             return refuse(EAGAIN, "a program waits for an interface that is being opened or closed: try again");
         }
-        self.daemon.registry.tidy_all();
-        if self.nodes.in_use() {
-            return cannot("the node (unetmap node off)");
+        if self.nodes.in_use() && !broker::is_used() {
+            return cannot("the node of a daemon that is not root's (unetmap node off)");
         }
+        let jobs = self.turns.take_all(|work| matches!(work, Work::Job(_)));
+        let jobs = jobs.into_iter().filter_map(|work| if let Work::Job(job) = work { Some(job) } else { None });
+        self.nodes.pause(&mut self.daemon, jobs.collect())?;
+        self.add_watches();
+        self.daemon.registry.tidy_all();
         self.daemon.check_hand_over()
     }
 
@@ -126,9 +133,12 @@ impl Server {
     fn hand_over(&mut self, connection: &OwnedFd, service: &Service, start: Instant) -> Result<(), Refusal> {
         let to = Successor { connection, start };
         let tables = self.daemon.vale.table_marks();
-        let broker = if self.daemon.has_interfaces() { broker::Duplicates::new().map_err(failed)? } else { None };
+        // It keeps what it has made for interfaces, and the devices of the node's mounts.
+        let keeps = self.daemon.has_interfaces() || self.nodes.in_use();
+        let broker = if keeps { broker::Duplicates::new().map_err(failed)? } else { None };
+        let kept = Kept { broker, arenas: self.daemon.registry.regions.all_arenas(), nodes: self.nodes.paused() };
         let mut fds = Outgoing::default();
-        let state = self.save((service, broker.as_ref()), &mut fds)?;
+        let state = self.save(service, &kept, &mut fds)?;
         for some in fds.fds().chunks(MAX_FDS) {
             to.send(&Reply::Descriptors, some)?;
         }
@@ -151,12 +161,8 @@ impl Server {
     }
 
     /// What the successor needs.
-    fn save<'a>(
-        &'a self,
-        (service, broker): (&'a Service, Option<&'a broker::Duplicates>),
-        fds: &mut Outgoing<'a>,
-    ) -> Result<State, Refusal> {
-        let registry = self.daemon.registry.save(fds)?;
+    fn save<'a>(&'a self, service: &'a Service, kept: &'a Kept, fds: &mut Outgoing<'a>) -> Result<State, Refusal> {
+        let registry = self.daemon.registry.save(&kept.arenas, fds)?;
         let save_client = |client: &'a Client| SavedClient {
             fd: fds.add(&client.fd),
             session: client.session,
@@ -173,7 +179,8 @@ impl Server {
             clients,
             last_holder: self.lock_holders.last(),
             knobs: self.daemon.knobs.set_since(),
-            broker: broker.map(|broker| broker.save(fds)),
+            broker: kept.broker.as_ref().map(|broker| broker.save(fds)),
+            nodes: self.nodes.save(&kept.nodes, fds),
             nics: self.daemon.nics.save(fds),
             mediators: self.daemon.paused_mediators.clone(),
             registry,
@@ -186,7 +193,8 @@ impl Server {
         let Taken { predecessor, state, mut fds } = taken;
         let daemon = &mut self.daemon;
         let adopted = state.broker.map(|broker| broker.take(&mut fds)).transpose()?;
-        daemon.registry.restore(state.registry, state.pid, &mut fds)?;
+        let arenas = daemon.registry.restore(state.registry, state.pid, &mut fds)?;
+        self.nodes.restore(state.nodes, daemon, &mut fds)?;
         daemon.paused_mediators = state.mediators;
         daemon.nics.restore(state.nics, &mut daemon.registry, &mut fds)?;
         daemon.vale.restore(state.switches, &daemon.registry, &mut fds)?;
@@ -199,8 +207,10 @@ impl Server {
         self.daemon.vale.take_positions(positions, &self.daemon.registry)?;
         predecessor.commit()?;
         adopted.into_iter().for_each(broker::Adopted::adopt);
+        arenas.iter().for_each(|arena| arena.take());
         self.daemon.nics.renew_deadlines(&self.daemon.registry);
         mediator::resume(&mut self.daemon);
+        self.nodes.resume(&mut self.daemon);
         self.add_watches();
         if let Err(refusal) = self.daemon.vale.publish() {
             tracing::error!("the switches stand still: {}", refusal.why);
@@ -242,6 +252,13 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// What is kept while the state refers to it.
+struct Kept {
+    broker: Option<broker::Duplicates>,
+    arenas: Vec<(u32, Arc<UserArena>)>,
+    nodes: PausedNodes,
 }
 
 /// The process that is to take over.

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Stopping the node while the daemon is replaced, and going on: in the successor, or here if that fails.
+//!
+//! ```text
+//! a reader                   is interrupted, and ends
+//! a request that was read    quick ones are answered; slow ones that have begun are completed, others deferred
+//! requests not read yet      wait in the kernel
+//! polls                      held ones are answered: nothing is ready; then the kernel is told to poll all again
+//! ```
+//! A file needs no more than its number, its mount, its session and the kernel's handle of its polls.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Instant;
+
+use unetmap_core::Interest;
+use unetmap_core::errno::EAGAIN;
+use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+
+use super::file::{File, SlowRequest};
+use super::mount::Mount;
+use super::serve::{spawn, start_waker};
+use super::shared::Shared;
+use super::{Job, Nodes};
+use crate::ports::{Daemon, monitor};
+use crate::refusal::{Refusal, refuse};
+use crate::tuning::node::{PAUSE_LIMIT, PAUSE_POLL};
+
+impl Shared {
+    /// Whether the threads end, or have ended.
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::SeqCst)
+    }
+
+    /// Keeps a slow request for the threads that go on.
+    pub(super) fn defer(&self, request: SlowRequest) {
+        self.deferred().push(request);
+    }
+
+    /// Takes a request of a mount that was kept.
+    pub(super) fn take_deferred(&self, mount: &Mount) -> Option<SlowRequest> {
+        if self.is_paused() {
+            return None;
+        }
+        let mut deferred = self.deferred();
+        let at = deferred.iter().position(|request| request.id.mount.number == mount.number)?;
+        Some(deferred.remove(at))
+    }
+
+    /// Tells all threads to end. Requests of the main thread that some wait for are still to be answered.
+    fn pause(&self) {
+        self.is_paused.store(true, Ordering::SeqCst);
+        self.marks().waiting.clear();
+        self.waker.end();
+    }
+
+    /// Interrupts the threads that wait for requests. One that has begun a slow request is none of them, and one that
+    /// begins one now defers it: no other wait is interrupted.
+    fn interrupt_readers(&self) {
+        self.mounts().all.iter().for_each(|mount| mount.interrupt_reader());
+    }
+
+    /// Whether all threads have ended.
+    fn is_still(&self) -> bool {
+        self.threads.load(Ordering::Acquire) == 0
+    }
+
+    /// After all threads have ended: answers the polls that are held.
+    fn end_polls(&self) {
+        for held in self.held_polls.take_all() {
+            let _ = held.answer(Ok(Interest::NONE));
+        }
+        self.waker.reset();
+    }
+
+    /// Starts the threads again, and has all programs that sleep poll again.
+    fn go_on(self: &Arc<Shared>) {
+        self.is_paused.store(false, Ordering::SeqCst);
+        let failed = |e: io::Error| tracing::error!("a thread of the node cannot be started: {e}");
+        start_waker(self).unwrap_or_else(failed);
+        let mounts = self.mounts().all.clone();
+        mounts.iter().for_each(|mount| spawn(self, mount).unwrap_or_else(failed));
+        let files: Vec<Arc<File>> = self.files().open.values().cloned().collect();
+        for file in files {
+            let _ = file.kh().map(|kh| file.mount.dev.notify_poll(kh));
+        }
+        // Nobody waits for them: a request without an idle helper starts one.
+        let shared = self.clone();
+        let prepare = move || shared.helpers.prepare().unwrap_or_else(|e| tracing::warn!("the node's helpers: {e}"));
+        let _ = thread::Builder::new().name("node helpers".into()).spawn(prepare);
+    }
+}
+
+impl Nodes {
+    fn all(&self) -> impl Iterator<Item = &Arc<Shared>> {
+        self.on.iter().map(|(_, node)| node).chain(&self.ended)
+    }
+
+    /// Does the jobs that are queued.
+    fn run_jobs(&mut self, daemon: &mut Daemon) {
+        self.clear_doorbell();
+        while let Some((_, job)) = self.next_job(daemon) {
+            self.run_job(daemon, job);
+        }
+    }
+
+    /// Stops all threads; `jobs` are some that the main thread has taken out of the queue. Refuses while a request
+    /// takes long. [`Nodes::resume`] is to follow in any case.
+    pub(crate) fn pause(&mut self, daemon: &mut Daemon, jobs: Vec<Job>) -> Result<(), Refusal> {
+        jobs.into_iter().for_each(|job| self.run_job(daemon, job));
+        let start = Instant::now();
+        self.all().for_each(|node| node.pause());
+        loop {
+            let is_still = self.all().all(|node| node.is_still());
+            // After the check: what the last thread has queued is done, too.
+            self.run_jobs(daemon);
+            if is_still {
+                break;
+            }
+            // Again and again: one may just have been about to wait.
+            self.all().for_each(|node| node.interrupt_readers());
+            if start.elapsed() > PAUSE_LIMIT || !self.waiting.is_empty() {
+                return refuse(EAGAIN, "a request of a program at the node takes long: try again");
+            }
+            let _ = wait_readable(&mut [PollFd::new(&self.doorbell().as_fd(), PollFlags::IN)], Some(PAUSE_POLL));
+        }
+        self.all().for_each(|node| node.end_polls());
+        Ok(())
+    }
+
+    /// Goes on. Files that were handed over get their ports.
+    pub(crate) fn resume(&mut self, daemon: &mut Daemon) {
+        for node in self.all().filter(|node| node.is_paused()) {
+            let files: Vec<Arc<File>> = node.files().open.values().cloned().collect();
+            for file in files.iter().filter(|file| file.port().is_none()) {
+                let Some(session) = file.session() else { continue };
+                if let Err(why) = open_again(daemon, node, file, session) {
+                    tracing::error!("a port of the node is closed: {why}");
+                    file.take_session();
+                    daemon.close(session);
+                }
+            }
+            node.go_on();
+        }
+    }
+}
+
+/// Opens the port of a file that another daemon has handed over.
+fn open_again(daemon: &mut Daemon, node: &Shared, file: &File, session: u64) -> Result<(), String> {
+    let (name, registered) = daemon.repeat_answer(session).map_err(|refusal| refusal.why)?;
+    let monitors = monitor::list_for_session(daemon, session);
+    let binding = (registered.register, &registered.bound, registered.fds);
+    let port =
+        node.open_port(&name, binding, monitors).map_err(|errno| io::Error::from_raw_os_error(errno).to_string())?;
+    file.set_port(port);
+    Ok(())
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The node as the daemon hands it to its successor: mounts by their descriptors, files by their numbers.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde::{Deserialize, Serialize};
+use unetmap_core::errno::ENOMEM;
+use unetmap_sys::fuse::{self, Backing, Device, Requester};
+
+use super::file::{File, PollRequest, SlowOp, SlowRequest};
+use super::mount::{Mount, RequestId};
+use super::shared::{Shared, User};
+use super::{Nodes, serve};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
+use crate::ports::Daemon;
+use crate::refusal::{Refusal, refuse};
+use crate::tuning::node::MAX_MOUNTS;
+
+/// The node, and earlier ones with open files.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedNodes {
+    /// The path of the link, if the node is on: then it is the first.
+    on: Option<PathBuf>,
+    all: Vec<SavedNode>,
+    last: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedNode {
+    number: u64,
+    mounts: Vec<(usize, FdIndex)>,
+    files: Vec<SavedFile>,
+    last_file: u64,
+    /// Users, mounts, and the numbers by which these know the users' arenas.
+    backings: Vec<(u32, usize, i32)>,
+    deferred: Vec<SavedRequest>,
+    last_marker: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedFile {
+    fh: u64,
+    uid: u32,
+    mount: usize,
+    session: Option<u64>,
+    kh: Option<u64>,
+}
+
+/// A request that was read and is not answered.
+#[derive(Serialize, Deserialize)]
+struct SavedRequest {
+    mount: usize,
+    unique: u64,
+    /// Of the requesting thread.
+    uid: u32,
+    gid: u32,
+    tid: u32,
+    op: SavedOp,
+}
+
+#[derive(Serialize, Deserialize)]
+enum SavedOp {
+    Open,
+    /// The file, the ioctl, and its argument.
+    Control(u64, u32, Vec<u8>),
+    /// A sync of a file, or a poll.
+    Indirect(u64, Option<SavedPoll>),
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedPoll {
+    kh: u64,
+    events: u32,
+    sleeps: bool,
+}
+
+/// The nodes of this process while they are paused, with the mounts of each.
+pub(crate) struct PausedNodes(Vec<(Arc<Shared>, Vec<Arc<Mount>>)>);
+
+impl Nodes {
+    /// What is to be saved.
+    pub(crate) fn paused(&self) -> PausedNodes {
+        let all = self.on.iter().map(|(_, node)| node).chain(&self.ended);
+        PausedNodes(all.map(|node| (node.clone(), node.mounts().all.clone())).collect())
+    }
+
+    /// What a successor needs.
+    pub(crate) fn save<'a>(&self, paused: &'a PausedNodes, fds: &mut Outgoing<'a>) -> SavedNodes {
+        let all = paused.0.iter().map(|(node, mounts)| SavedNode::of(node, mounts, fds)).collect();
+        SavedNodes { on: self.on.as_ref().map(|(path, _)| path.clone()), all, last: self.last }
+    }
+
+    /// Takes over what another daemon has. [`Nodes::resume`] starts the threads.
+    pub(crate) fn restore(
+        &mut self,
+        saved: SavedNodes,
+        daemon: &mut Daemon,
+        fds: &mut Incoming,
+    ) -> Result<(), Refusal> {
+        let mut all = Vec::new();
+        for node in saved.all {
+            all.push(node.restore(self, daemon, fds)?);
+        }
+        if let Some(path) = saved.on {
+            if all.is_empty() {
+                return invalid("the node");
+            }
+            self.on = Some((path, all.remove(0)));
+            daemon.registry.regions.use_arenas = true;
+        }
+        (self.ended, self.last) = (all, saved.last);
+        Ok(())
+    }
+}
+
+impl SavedNode {
+    fn of<'a>(node: &Shared, mounts: &'a [Arc<Mount>], fds: &mut Outgoing<'a>) -> SavedNode {
+        let (files, marks) = (node.files(), node.marks());
+        let save = |file: &Arc<File>| SavedFile {
+            fh: file.fh,
+            uid: file.uid,
+            mount: file.mount.number,
+            session: file.session(),
+            kh: file.kh(),
+        };
+        let of_user = |(uid, user): (&u32, &User)| {
+            let backings = user.backings.iter().map(|(mount, backing)| (*uid, *mount, backing.number()));
+            backings.collect::<Vec<_>>()
+        };
+        SavedNode {
+            number: node.number,
+            mounts: mounts.iter().map(|mount| (mount.number, fds.add(&mount.dev))).collect(),
+            files: files.open.values().map(save).collect(),
+            last_file: files.last,
+            backings: files.users.iter().flat_map(of_user).collect(),
+            deferred: node.deferred().iter().map(SavedRequest::of).collect(),
+            last_marker: marks.last,
+        }
+    }
+
+    fn restore(self, nodes: &Nodes, daemon: &Daemon, fds: &mut Incoming) -> Result<Arc<Shared>, Refusal> {
+        let node = serve::without_threads(self.number, nodes.jobs.clone());
+        let node = node.or_else(|e| refuse(ENOMEM, format!("the node cannot be taken over: {e}")))?;
+        node.is_paused.store(true, Ordering::SeqCst);
+        let mut mounts: HashMap<usize, Arc<Mount>> = HashMap::new();
+        for (number, fd) in self.mounts {
+            let fd = fds.take(fd)?;
+            if number >= MAX_MOUNTS || mounts.contains_key(&number) || !fuse::is_device(&fd) {
+                return invalid("a mount of the node");
+            }
+            let mount = Mount::new(number, Device::of_fd(fd));
+            node.mounts().all.push(mount.clone());
+            mounts.insert(number, mount);
+        }
+        for file in self.files {
+            add_file(&node, daemon, file, &mounts)?;
+        }
+        let mut files = node.files();
+        for (uid, mount, number) in self.backings {
+            let Some(user) = files.users.get_mut(&uid).filter(|_| mount < MAX_MOUNTS) else {
+                return invalid("the memory of a user of the node");
+            };
+            user.backings.insert(mount, Backing::of_number(number));
+        }
+        if files.open.keys().any(|fh| *fh > self.last_file) {
+            return invalid("the number of a file of the node");
+        }
+        files.last = self.last_file;
+        for request in self.deferred {
+            let request = request.restore(&mounts, &files.open)?;
+            node.pending().insert(request.id.key());
+            node.defer(request);
+        }
+        drop(files);
+        node.marks().last = self.last_marker;
+        Ok(node)
+    }
+}
+
+/// Adds a file of another daemon.
+fn add_file(
+    node: &Shared,
+    daemon: &Daemon,
+    SavedFile { fh, uid, mount, session, kh }: SavedFile,
+    mounts: &HashMap<usize, Arc<Mount>>,
+) -> Result<(), Refusal> {
+    let (mount, arena) = (mounts.get(&mount), daemon.registry.regions.existing_arena(uid));
+    let Some((mount, arena)) = mount.zip(arena) else { return invalid("a file of the node") };
+    let mut files = node.files();
+    let is_taken = |session| files.open.values().any(|file| file.session() == Some(session));
+    if session.is_some_and(|session| !daemon.is_in_arena(session, &arena) || is_taken(session)) {
+        return invalid("the port of a file of the node");
+    }
+    let file = File::new(fh, uid, mount.clone(), arena.clone()).restored(session, kh.unwrap_or(0));
+    if files.open.insert(fh, Arc::new(file)).is_some() {
+        return invalid("a file of the node is there twice");
+    }
+    mount.files.fetch_add(1, Ordering::Relaxed);
+    files.users.entry(uid).or_insert_with(|| User { arena, backings: HashMap::new(), files: 0 }).files += 1;
+    Ok(())
+}
+
+impl SavedRequest {
+    fn of(request: &SlowRequest) -> SavedRequest {
+        let poll = |poll: &PollRequest| SavedPoll { kh: poll.kh, events: poll.events, sleeps: poll.sleeps };
+        let Requester { uid, gid, tid } = request.from;
+        SavedRequest {
+            mount: request.id.mount.number,
+            unique: request.id.unique,
+            uid,
+            gid,
+            tid,
+            op: match &request.what {
+                SlowOp::Open => SavedOp::Open,
+                SlowOp::Control(file, cmd, data) => SavedOp::Control(file.fh, *cmd, data.clone()),
+                SlowOp::Indirect(file, of_poll) => SavedOp::Indirect(file.fh, of_poll.as_ref().map(poll)),
+            },
+        }
+    }
+
+    fn restore(
+        self,
+        mounts: &HashMap<usize, Arc<Mount>>,
+        files: &HashMap<u64, Arc<File>>,
+    ) -> Result<SlowRequest, Refusal> {
+        let SavedRequest { mount, unique, uid, gid, tid, op } = self;
+        let Some(mount) = mounts.get(&mount).cloned() else { return invalid("a request of the node") };
+        let id = RequestId { mount, unique };
+        let file = |fh: u64| files.get(&fh).cloned().map_or_else(|| invalid("the file of a request"), Ok);
+        let what = match op {
+            SavedOp::Open => SlowOp::Open,
+            SavedOp::Control(fh, cmd, data) => SlowOp::Control(file(fh)?, cmd, data),
+            SavedOp::Indirect(fh, poll) => {
+                let poll = poll.map(|SavedPoll { kh, events, sleeps }| {
+                    let id = id.clone();
+                    PollRequest { id, tid, kh, events, sleeps, near: false }
+                });
+                SlowOp::Indirect(file(fh)?, poll)
+            }
+        };
+        Ok(SlowRequest { id, from: Requester { uid, gid, tid }, what })
+    }
+}
