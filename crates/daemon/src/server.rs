@@ -111,6 +111,8 @@ pub(crate) struct Server {
     waiting: WaitingConnections<Arc<OwnedFd>>,
     /// Time that goes to users' work before the next connection is accepted.
     accept_debt: Duration,
+    /// When connections are accepted again; `None`: they are.
+    accept_again: Option<Instant>,
     turns: Turns<Work>,
     /// Connections of users with a budget, and when they were accepted; the oldest first.
     newcomers: VecDeque<(Instant, u64)>,
@@ -156,6 +158,7 @@ impl Server {
             clients: BTreeMap::new(),
             waiting: WaitingConnections::new(max_waiting),
             accept_debt: Duration::ZERO,
+            accept_again: None,
             turns: Turns::new(),
             newcomers: VecDeque::new(),
             lock_holders: LockHolders::default(),
@@ -205,6 +208,7 @@ impl Server {
                 vale::free_retired(&mut self.daemon),
                 self.daemon.end_stopped_mediators(),
                 self.end_silent_newcomers(now),
+                self.end_accept_pause(now),
                 service.keep_alive(now),
                 next_turn,
                 rest,
@@ -303,7 +307,8 @@ impl Server {
 
     /// Whether nothing would be lost if the daemon ended.
     fn is_unused(&self) -> bool {
-        self.clients.is_empty() && self.waiting.is_empty() && !self.daemon.has_state() && !self.nodes.in_use()
+        let waits = !self.waiting.is_empty() || self.accept_again.is_some();
+        self.clients.is_empty() && !waits && !self.daemon.has_state() && !self.nodes.in_use()
     }
 
     /// Closes a connection: at its user's turn, if it has anything that takes time to free.

@@ -188,6 +188,8 @@ pub(crate) mod server {
     pub(crate) const MAX_ACCEPTS: u32 = 256;
     pub(crate) const ACCEPT_LIMIT: Duration = Duration::from_millis(1);
     pub(crate) const ACCEPTS_BETWEEN_LOOKS: u32 = 16;
+    /// Pause in accepting connections when there is no descriptor for one.
+    pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
     /// Connections that are admitted at a turn of their user, and most that may wait for such a turn.
     pub(crate) const ADMISSIONS_A_TURN: usize = 16;
     pub(crate) const MAX_WAITING: u64 = 2048;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! A daemon that runs out of descriptors or memory at any point refuses requests and keeps running.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use conformance::home::{files_of, limit_daemon, summary};
 use conformance::net::{BUFFER, CABLE, MEDIATED, Net, assert_same, collect, frames, transmit};
 use conformance::traffic::{exchange, open};
@@ -83,6 +86,34 @@ fn the_daemon_survives_running_out_of_descriptors_at_every_point() {
     // Numbers of files are limited: those that it has made ahead have some.
     let first_free = |home: &Home| files_of(home.daemon().as_raw_pid()).into_iter().max().expect("its files") + 1;
     isolated(|home| starve(home, Resource::Nofile, || first_free(home).into(), 0..80));
+}
+
+/// The time of the daemon's control thread on a CPU.
+fn control_thread_ran(home: &Home) -> Duration {
+    let pid = home.daemon().as_raw_pid();
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/schedstat")).expect("the daemon runs");
+    let ns = text.split_whitespace().next().and_then(|ns| ns.parse().ok());
+    Duration::from_nanos(ns.expect("nanoseconds"))
+}
+
+/// Not even the descriptor that is reserved for closing a connection helps: connections wait, at no cost.
+#[test]
+fn connections_without_descriptors_do_not_occupy_the_daemon() {
+    isolated(|home| {
+        let port = open("netmap:g{1");
+        let waiting = limited(home, Resource::Nofile, 1, || {
+            let raw = ControlConnection::connect(&home.socket()).expect("a daemon that listens");
+            raw.send(&wire::encode(SnapshotRequest::KIND, 0, 0, 0, &[])).expect("room in its queue");
+            let before = control_thread_ran(home);
+            sleep(Duration::from_secs(2));
+            let ran = control_thread_ran(home) - before;
+            // 200 tries, or as many as the thread finds time for.
+            assert!(ran < Duration::from_millis(200), "{ran:?} in 2 s");
+            raw
+        });
+        assert!(waiting.receive().is_some_and(|reply| reply.errno == 0), "it is served in the end");
+        drop(port);
+    });
 }
 
 /// Address space for regions and channels; a daemon without memory for its heap exits, like any program.

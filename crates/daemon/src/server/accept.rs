@@ -4,6 +4,9 @@
 //! Any local user can connect as fast as it can, and all connections wait in one queue. Accepting them takes at most
 //! half of the control thread's time; they are checked and admitted at turns of their users (`waiting`). What is
 //! needed to check one is computed once for all that are admitted at a turn.
+//!
+//! Without a descriptor for another connection, a reserved one is given up for a moment to close it. Where that does
+//! not help, connections wait for [`ACCEPT_PAUSE`]: the listener stays readable, and would occupy the thread.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,17 +16,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unetmap_core::control::{ControlRequest, NetmapRequest};
-use unetmap_core::errno::{EACCES, EMFILE, ENFILE};
+use unetmap_core::errno::{EACCES, EMFILE, ENFILE, ENOMEM};
 use unetmap_sys::socket::{self, Peer};
 
-use super::work::Work;
+use super::work::{LISTENER, Work};
 use super::{Client, Server, send};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::ports::{BudgetCheck, Daemon};
 use crate::refusal::{Refusal, refuse};
 use crate::requests::Answer;
-use crate::tuning::server::{ACCEPT_LIMIT, ACCEPTS_BETWEEN_LOOKS, ADMISSIONS_A_TURN, HELLO_LIMIT, MAX_ACCEPTS};
+use crate::tuning::server::{
+    ACCEPT_LIMIT, ACCEPT_PAUSE, ACCEPTS_BETWEEN_LOOKS, ADMISSIONS_A_TURN, HELLO_LIMIT, MAX_ACCEPTS,
+};
 
 /// What checking a new connection needs, computed for the first one that needs it.
 #[derive(Default)]
@@ -42,6 +47,11 @@ impl Checks {
         let all = || daemon.registry.sessions.values().map(|session| session.uid).collect();
         self.with_sessions.get_or_insert_with(all).contains(&uid)
     }
+}
+
+/// Whether a descriptor is lacking, of this process or of the machine, or memory for one.
+fn is_lack(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(ENFILE | EMFILE | ENOMEM))
 }
 
 impl Client {
@@ -84,12 +94,8 @@ impl Server {
         let fd = match socket::accept(&self.listener) {
             Ok(fd) => fd,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
-            Err(e) if matches!(e.raw_os_error(), Some(ENFILE | EMFILE)) => {
-                // No descriptor is left: the client's connection is closed, rather than left waiting.
-                tracing::debug!("no file descriptor for another client: {e}");
-                self.reserve = None;
-                drop(socket::accept(&self.listener));
-                self.reserve = File::open("/dev/null").ok();
+            Err(e) if is_lack(&e) => {
+                self.reject_one();
                 return false;
             }
             Err(e) => {
@@ -113,6 +119,33 @@ impl Server {
             self.close_connection(peer.uid, fd);
         }
         true
+    }
+
+    /// Closes a client's connection for which no descriptor is left, rather than leaving it waiting.
+    fn reject_one(&mut self) {
+        self.reserve = None;
+        let rejected = socket::accept(&self.listener);
+        if let Err(e) = &rejected
+            && is_lack(e)
+            && self.epoll.modify(&self.listener, LISTENER, false, false).is_ok()
+        {
+            tracing::debug!("connections wait, as there is no file descriptor for one: {e}");
+            self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
+        }
+        drop(rejected);
+        self.reserve = File::open("/dev/null").ok();
+    }
+
+    /// Accepts connections again after a pause; returns the time until that is due.
+    pub(super) fn end_accept_pause(&mut self, now: Instant) -> Option<Duration> {
+        let again = self.accept_again?;
+        if now < again {
+            return Some(again - now);
+        }
+        self.reserve = self.reserve.take().or_else(|| File::open("/dev/null").ok());
+        let is_on = self.epoll.modify(&self.listener, LISTENER, true, false).is_ok();
+        self.accept_again = (!is_on).then_some(now + ACCEPT_PAUSE);
+        (!is_on).then_some(ACCEPT_PAUSE)
     }
 
     /// Admits connections of a user, or turns them away.
