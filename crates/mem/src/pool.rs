@@ -7,19 +7,22 @@ use crate::pos::BufIdx;
 #[derive(Debug, Clone)]
 pub struct ObjectPool {
     used: Vec<bool>,
+    /// All objects below are allocated.
+    maybe_free: usize,
     allocated: u32,
 }
 
 impl ObjectPool {
     /// `count` objects, all free.
     pub fn new(count: u32) -> ObjectPool {
-        ObjectPool { used: vec![false; count as usize], allocated: 0 }
+        ObjectPool { used: vec![false; count as usize], maybe_free: 0, allocated: 0 }
     }
 
     /// Allocates the lowest free object, so that few pages are touched; `None` when none is free.
     pub fn alloc(&mut self) -> Option<u32> {
-        let index = self.used.iter().position(|used| !used)?;
+        let index = self.maybe_free + self.used[self.maybe_free..].iter().position(|used| !used)?;
         self.used[index] = true;
+        self.maybe_free = index + 1;
         self.allocated += 1;
         u32::try_from(index).ok()
     }
@@ -28,6 +31,7 @@ impl ObjectPool {
     pub fn free(&mut self, index: u32) {
         if let Some(used) = self.used.get_mut(index as usize).filter(|used| **used) {
             *used = false;
+            self.maybe_free = self.maybe_free.min(index as usize);
             self.allocated -= 1;
         }
     }
@@ -70,7 +74,12 @@ impl IndexSet {
 
     /// Returns the indexes in the set, in order.
     fn iter(&self) -> impl Iterator<Item = BufIdx> {
-        let bits = |word: u64| (0..64).filter(move |bit| word >> bit & 1 == 1);
+        let bits = |word: u64| {
+            // Each time without its lowest bit.
+            let rest = |word: u64| Some(word).filter(|word| *word != 0);
+            let rest = std::iter::successors(rest(word), move |word| rest(word & (word - 1)));
+            rest.map(|rest| rest.trailing_zeros())
+        };
         (0..).zip(&self.0).flat_map(move |(n, word)| bits(*word).map(move |bit| BufIdx(n * 64 + bit)))
     }
 
@@ -303,6 +312,14 @@ mod tests {
         assert_eq!(pool.alloc_many(3), None);
         assert_eq!(pool.alloc_many(2), Some(idx(&[2, 3])));
         assert_eq!(pool.alloc(), None);
+    }
+
+    #[test]
+    fn the_lowest_free_object_is_allocated() {
+        let mut pool = ObjectPool::new(4);
+        assert_eq!([(); 5].map(|()| pool.alloc()), [Some(0), Some(1), Some(2), Some(3), None]);
+        [2, 0, 2, 9].into_iter().for_each(|index| pool.free(index));
+        assert_eq!([(); 3].map(|()| pool.alloc()), [Some(0), Some(2), None]);
     }
 
     #[test]
