@@ -9,7 +9,7 @@ use conformance::net::{BUFFER, CABLE, MEDIATED, Net, assert_same, collect, frame
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, until};
 use conformance_hostile::raw::ControlConnection;
-use rustix::process::Resource;
+use rustix::process::{Pid, Resource};
 use unetmap::abi::*;
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::wire;
@@ -89,8 +89,8 @@ fn the_daemon_survives_running_out_of_descriptors_at_every_point() {
 }
 
 /// The time of the daemon's control thread on a CPU.
-fn control_thread_ran(home: &Home) -> Duration {
-    let pid = home.daemon().as_raw_pid();
+fn control_thread_ran(daemon: Pid) -> Duration {
+    let pid = daemon.as_raw_pid();
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/schedstat")).expect("the daemon runs");
     let ns = text.split_whitespace().next().and_then(|ns| ns.parse().ok());
     Duration::from_nanos(ns.expect("nanoseconds"))
@@ -101,12 +101,13 @@ fn control_thread_ran(home: &Home) -> Duration {
 fn connections_without_descriptors_do_not_occupy_the_daemon() {
     isolated(|home| {
         let port = open("netmap:g{1");
+        let daemon = home.daemon();
         let waiting = limited(home, Resource::Nofile, 1, || {
             let raw = ControlConnection::connect(&home.socket()).expect("a daemon that listens");
             raw.send(&wire::encode(SnapshotRequest::KIND, 0, 0, 0, &[])).expect("room in its queue");
-            let before = control_thread_ran(home);
+            let before = control_thread_ran(daemon);
             sleep(Duration::from_secs(2));
-            let ran = control_thread_ran(home) - before;
+            let ran = control_thread_ran(daemon) - before;
             // 200 tries, or as many as the thread finds time for.
             assert!(ran < Duration::from_millis(200), "{ran:?} in 2 s");
             raw
