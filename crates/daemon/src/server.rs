@@ -184,8 +184,7 @@ impl Server {
         mut may_end: impl FnMut() -> bool,
     ) -> io::Result<End> {
         self.epoll.add(signals, SIGNALS, true, false)?;
-        let mut events = Vec::new();
-        let mut next_turn = None;
+        let (mut events, mut next_turn) = (Vec::new(), None);
         self.is_unit = service.has_manager();
         // When the daemon was last in use.
         let mut used = Instant::now();
