@@ -12,7 +12,9 @@
 
 mod field;
 mod file;
+mod latencies;
 mod layer;
+mod pace;
 mod packet;
 mod receiver;
 mod schedule;
@@ -24,6 +26,8 @@ mod template;
 mod units;
 
 pub use file::{Load, parse_file, parse_spec};
+pub use latencies::{Latencies, Summary};
+pub use pace::{BATCH, Pace};
 pub use packet::{MAX_SIZE, Packet, Sizes};
 pub use receiver::{IntervalReport, MAX_STREAMS, Receiver, StreamReport};
 pub use schedule::{FRAMING, Rate, Schedule, Shape, Unit};

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Measures streams by the signatures of their packets: loss, order, duplicates, latency and jitter.
 
-use hdrhistogram::Histogram;
-
+use crate::latencies::{Latencies, Summary};
+use crate::pace::{Pace, Pacer};
 use crate::signature::Signature;
 
-/// Streams that a receiver measures, at most: each needs half a megabyte.
+/// Streams that a receiver measures, at most: each needs a few pages to 16 megabytes, as its latencies spread.
 pub const MAX_STREAMS: usize = 256;
 /// Packets of a stream within which duplicates are found.
 const WINDOW: u64 = 65_536;
-/// Longest measured latency in nanoseconds; longer ones count as this long.
-const LONGEST: u64 = 60_000_000_000;
 /// Numbers that a packet's number may be ahead of the highest. Beyond it, the packet is of another run.
 const MAX_AHEAD: u64 = 1 << 30;
 
@@ -31,11 +29,17 @@ pub struct StreamReport {
     pub reordered: u64,
     /// Jitter (RFC 3550), in nanoseconds.
     pub jitter: f64,
-    /// Latencies in nanoseconds.
-    pub latency: Histogram<u64>,
+    /// Latencies.
+    pub latency: Latencies,
+    pacer: Option<Pacer>,
 }
 
 impl StreamReport {
+    /// Returns how evenly the packets left, if the receiver was told their rate.
+    pub fn pace(&self) -> Option<Pace> {
+        self.pacer?.pace()
+    }
+
     /// Returns how many packets are missing of `sent` ones, or of those that are known to have been sent.
     pub fn lost(&self, sent: Option<u64>) -> u64 {
         sent.unwrap_or(0).max(self.expected).saturating_sub(self.packets - self.duplicates)
@@ -59,15 +63,15 @@ pub struct IntervalReport {
     pub reordered: u64,
     /// Jitter (RFC 3550) at the end, in nanoseconds.
     pub jitter: f64,
-    /// Latencies in nanoseconds.
-    pub latency: Histogram<u64>,
+    /// Latencies.
+    pub latency: Summary,
 }
 
 struct Measured {
     total: StreamReport,
     /// The totals at the start of the interval.
     before: (u64, u64, u64, u64, u64),
-    interval: Histogram<u64>,
+    interval: Latencies,
     /// A bit for each of the last numbers: it has arrived.
     seen: Vec<u64>,
     transit: Option<u64>,
@@ -82,15 +86,22 @@ pub struct Receiver {
     ignored: u64,
     /// Packets without a signature.
     unsigned: u64,
+    /// Packets per second of each stream, if known.
+    pps: Option<f64>,
 }
 
 impl Default for Receiver {
     fn default() -> Receiver {
-        Receiver { streams: Vec::new(), index: vec![None; 1 << 16], ignored: 0, unsigned: 0 }
+        Receiver { streams: Vec::new(), index: vec![None; 1 << 16], ignored: 0, unsigned: 0, pps: None }
     }
 }
 
 impl Receiver {
+    /// Makes a receiver of streams that are sent at even distances, `pps` packets per second each.
+    pub fn with_rate(pps: f64) -> Receiver {
+        Receiver { pps: Some(pps), ..Receiver::default() }
+    }
+
     /// Takes note of a packet of `bytes` bytes that arrived at `now`.
     #[inline]
     pub fn packet(&mut self, signature: Option<Signature>, bytes: usize, now: u64) {
@@ -108,7 +119,7 @@ impl Receiver {
                 }
             },
         };
-        self.streams[index].packet(&signature, bytes, now);
+        self.streams[index].packet(&signature, bytes, now, self.pps);
     }
 
     /// Begins to measure a stream. None if there are too many.
@@ -118,7 +129,6 @@ impl Receiver {
         if index == MAX_STREAMS {
             return None;
         }
-        // The bounds are valid: both are constants.
         let total = StreamReport {
             id,
             packets: 0,
@@ -127,11 +137,17 @@ impl Receiver {
             duplicates: 0,
             reordered: 0,
             jitter: 0.0,
-            latency: Histogram::new_with_bounds(1, LONGEST, 3).ok()?,
+            latency: Latencies::default(),
+            pacer: None,
         };
-        let interval = Histogram::new_with_bounds(1, LONGEST, 2).ok()?;
         let seen = vec![0; WINDOW as usize / 64];
-        self.streams.push(Measured { total, before: (0, 0, 0, 0, 0), interval, seen, transit: None });
+        self.streams.push(Measured {
+            total,
+            before: (0, 0, 0, 0, 0),
+            interval: Latencies::default(),
+            seen,
+            transit: None,
+        });
         self.index[usize::from(id)] = Some(index as u16);
         Some(index)
     }
@@ -163,7 +179,7 @@ impl Receiver {
 }
 
 impl Measured {
-    fn packet(&mut self, signature: &Signature, bytes: usize, now: u64) {
+    fn packet(&mut self, signature: &Signature, bytes: usize, now: u64, pps: Option<f64>) {
         let total = &mut self.total;
         total.packets += 1;
         total.bytes += bytes as u64;
@@ -175,6 +191,12 @@ impl Measured {
             forget(&mut self.seen, total.expected, ahead as u64);
             self.seen[word] |= bit;
             total.expected = number + 1;
+            if let Some(pps) = pps {
+                match &mut total.pacer {
+                    Some(pacer) => pacer.packet(number, signature.time),
+                    None => total.pacer = Some(Pacer::new(pps, number, signature.time)),
+                }
+            }
         } else if ahead < 0 && total.expected - number.min(total.expected) <= WINDOW && self.seen[word] & bit != 0 {
             total.duplicates += 1;
         } else {
@@ -187,16 +209,16 @@ impl Measured {
         if let Some(before) = self.transit.replace(transit) {
             total.jitter += (transit.abs_diff(before) as f64 - total.jitter) / 16.0;
         }
-        total.latency.saturating_record(transit.max(1));
-        self.interval.saturating_record(transit.max(1));
+        total.latency.record(transit);
+        self.interval.record(transit);
     }
 
     fn end_interval(&mut self) -> IntervalReport {
         let total = &self.total;
         let now = (total.packets, total.bytes, total.lost(None), total.duplicates, total.reordered);
         let before = std::mem::replace(&mut self.before, now);
-        let latency = self.interval.clone();
-        self.interval.reset();
+        let latency = self.interval.summary();
+        self.interval.clear();
         IntervalReport {
             id: total.id,
             packets: now.0 - before.0,
@@ -283,11 +305,10 @@ mod tests {
         arrivals.sort_unstable();
         let report = measure(arrivals.iter().map(|(at, number, sent)| (*number, *sent, *at)));
         assert_eq!((report.lost(None), report.duplicates, report.reordered), (dropped, twice, 100));
-        let value = |percent: f64| report.latency.value_at_percentile(percent) as f64;
-        for (found, expected) in [(value(0.0), 2e6), (value(50.0), 2e6), (value(100.0), 2_005_500.0)] {
-            assert!((found - expected).abs() <= 5_000.0, "{found} {expected}");
-        }
-        assert!((report.latency.mean() - 2_000_005.5).abs() < 2_000.0, "{}", report.latency.mean());
+        let latency = report.latency.summary();
+        assert_eq!((latency.min, latency.max), (2_000_000, 2_005_500));
+        assert!(latency.percentiles[0].abs_diff(2_000_000) <= 1_000, "{latency:?}");
+        assert!((latency.mean - 2_000_005.5).abs() < 1.0, "{latency:?}");
     }
 
     #[test]
@@ -309,10 +330,10 @@ mod tests {
         packet(&mut receiver, 1, 0);
         packet(&mut receiver, 1, 2);
         let first = receiver.end_interval();
-        assert_eq!((first[0].packets, first[0].bytes, first[0].lost, first[0].latency.len()), (2, 120, 1, 2));
+        assert_eq!((first[0].packets, first[0].bytes, first[0].lost, first[0].latency.len), (2, 120, 1, 2));
         packet(&mut receiver, 1, 1);
         let second = receiver.end_interval();
-        assert_eq!((second[0].packets, second[0].lost, second[0].reordered, second[0].latency.len()), (1, -1, 1, 1));
+        assert_eq!((second[0].packets, second[0].lost, second[0].reordered, second[0].latency.len), (1, -1, 1, 1));
         for stream in 0..=MAX_STREAMS as u16 {
             packet(&mut receiver, stream, 0);
         }

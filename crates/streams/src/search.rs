@@ -9,12 +9,10 @@
 mod plan;
 mod report;
 
-use hdrhistogram::Histogram;
-
 pub use plan::{Plan, Rfc, Test};
 pub use report::{BackToBack, Delay, Limit, SizeReport, Throughput};
 
-use crate::SECOND;
+use crate::{Pace, SECOND, Summary};
 
 /// A rate is held if the packets left within this part of it.
 const HELD_WITHIN: f64 = 1e-3;
@@ -52,7 +50,9 @@ pub struct Trial {
     /// Jitter (RFC 3550), in nanoseconds.
     pub jitter: f64,
     /// Latencies in nanoseconds; `None` if nothing arrived.
-    pub latency: Option<Histogram<u64>>,
+    pub latency: Option<Summary>,
+    /// How evenly the packets left, as the receiver saw it.
+    pub pace: Option<Pace>,
 }
 
 impl Trial {
@@ -109,19 +109,21 @@ pub fn run(plan: &Plan, size: usize, tester: &mut dyn Tester) -> Result<SizeRepo
 fn throughput(plan: &Plan, size: usize, tester: &mut dyn Tester) -> Result<Throughput, String> {
     let most = plan.link_pps(size);
     let (mut low, mut high, mut limit) = (0.0_f64, most, Limit::Loss);
+    let mut pace = None;
     let mut rate = most;
     for _ in 0..MAX_TRIALS {
         let trial = tester.trial(Test::Throughput, plan.offer(size, rate))?;
         let passed = trial.loss() <= plan.tolerance;
         if passed && trial.held() {
-            low = rate;
+            (low, pace) = (rate, trial.pace);
             if rate >= most {
-                return Ok(Throughput { pps: most, limit: Limit::Link });
+                return Ok(Throughput { pps: most, limit: Limit::Link, pace });
             }
         } else {
             (high, limit) = (rate, if passed { Limit::Sender } else { Limit::Loss });
-            if passed {
-                low = low.max(trial.sent_pps.min(rate));
+            let sent_pps = trial.sent_pps.min(rate);
+            if passed && sent_pps > low {
+                (low, pace) = (sent_pps, trial.pace);
             }
         }
         if high - low <= plan.resolution * high || high < 1.0 {
@@ -129,7 +131,7 @@ fn throughput(plan: &Plan, size: usize, tester: &mut dyn Tester) -> Result<Throu
         }
         rate = f64::midpoint(low, high);
     }
-    Ok(Throughput { pps: low, limit })
+    Ok(Throughput { pps: low, limit, pace })
 }
 
 /// RFC 2544, 26.3: the loss at the link's rate, and in steps of a tenth below it, until two have none.

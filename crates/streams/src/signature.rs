@@ -55,10 +55,14 @@ impl Signature {
 
     /// Returns the time from this signature's until `now`: 0 if the clocks disagree so that it would be negative.
     pub fn age(&self, now: u64) -> u64 {
-        let mask = (1 << TIME_BITS) - 1;
-        let age = now.wrapping_sub(self.time) & mask;
+        let age = elapsed(self.time, now);
         if age >> (TIME_BITS - 1) == 0 { age } else { 0 }
     }
+}
+
+/// Returns the nanoseconds from one time of a signature to a later one.
+pub(crate) fn elapsed(from: u64, to: u64) -> u64 {
+    to.wrapping_sub(from) & ((1 << TIME_BITS) - 1)
 }
 
 /// Finds the signature in the last bytes of a packet ([`TAIL`] suffice): at its end, or before padding.

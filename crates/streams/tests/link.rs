@@ -10,7 +10,7 @@ use unetmap_streams::{DEFAULT_LINK, Receiver, Sender, StreamReport, parse_spec};
 /// Packets of a stream.
 const PACKETS: u64 = 20_000;
 /// Nanoseconds by which a reported delay may be wrong.
-const TOLERANCE: f64 = 5_000.0;
+const TOLERANCE: u64 = 5_000;
 
 /// An arrival: when, and the packet's signature.
 type Arrival = (u64, Signature);
@@ -23,7 +23,7 @@ fn links() -> [PipeConfig; 5] {
         fixed(),
         PipeConfig { loss: Loss::Random(0.1), ..fixed() },
         PipeConfig { reorder: 0.01, ..fixed() },
-        PipeConfig { duplicate: 0.05, ..fixed() },
+        PipeConfig { duplicate: 0.05, ..delayed(Delay::Constant(970 * MILLISECOND + 123_456)) },
         PipeConfig { loss: Loss::Random(0.05), duplicate: 0.02, overtake: true, ..varying() },
     ]
 }
@@ -79,12 +79,13 @@ fn check(report: &StreamReport, arrivals: &[Arrival]) {
     let mut delays: Vec<u64> = arrivals.iter().map(|(at, signature)| at - signature.time).collect();
     delays.sort_unstable();
     let mean = delays.iter().sum::<u64>() as f64 / delays.len() as f64;
-    let latency = &report.latency;
-    assert!((latency.mean() - mean).abs() <= TOLERANCE, "stream {}: {} {mean}", report.id, latency.mean());
-    for percent in [0.0, 50.0, 90.0, 99.0, 100.0] {
+    let latency = report.latency.summary();
+    assert!((latency.mean - mean).abs() <= 1.0, "stream {}: {} {mean}", report.id, latency.mean);
+    assert_eq!((latency.min, latency.max), (delays[0], delays[delays.len() - 1]), "stream {}", report.id);
+    for (percent, value) in [50.0, 90.0, 99.0, 99.9].into_iter().zip(latency.percentiles) {
         let rank = (percent / 100.0 * delays.len() as f64).ceil() as usize;
-        let (delay, value) = (delays[rank.max(1) - 1] as f64, latency.value_at_percentile(percent) as f64);
-        assert!((value - delay).abs() <= TOLERANCE, "stream {}, {percent} %: {value} {delay}", report.id);
+        let delay = delays[rank.max(1) - 1];
+        assert!(value.abs_diff(delay) <= TOLERANCE, "stream {}, {percent} %: {value} {delay}", report.id);
     }
 }
 

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tool_common::{Failure, note, port, print, stop_on_signals};
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, PortKind, PortSpec};
 use unetmap::{NR_SLOT_TIMES, Port, Ring};
+use unetmap_streams::Summary;
 
 use crate::addr::Mac;
 use crate::affinity::pin_thread;
@@ -347,6 +348,11 @@ fn gaps_line(gaps: Gaps) -> String {
 /// The reported percentiles, and their JSON names.
 pub(crate) const PERCENTILES: [(f64, &str); 4] = [(50.0, "p50"), (90.0, "p90"), (99.0, "p99"), (99.9, "p99.9")];
 
+fn summary_of(times: &Histogram<u64>) -> Summary {
+    let percentiles = PERCENTILES.map(|(percentile, _)| times.value_at_percentile(percentile));
+    Summary { len: times.len(), min: times.min(), max: times.max(), mean: times.mean(), percentiles }
+}
+
 fn rtt_lines(ping: &PingOutcome) -> String {
     let rtt: &Histogram<u64> = &ping.rtt;
     let mut text = format!("{} answers, {} lost\n", rtt.len(), ping.lost);
@@ -385,7 +391,7 @@ fn json_summary(
         put("answers", json!(rtt.len()));
         put("lost", json!(lost));
         if !rtt.is_empty() {
-            put("rtt_ns", percentiles(rtt));
+            put("rtt_ns", percentiles(&summary_of(rtt)));
         }
     }
     Value::Object(object).to_string()

@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tool_common::{Failure, note, port, print, stop_on_signals};
 use unetmap::Port;
-use unetmap_streams::Sender;
 use unetmap_streams::search::{self, Offer, Plan, SizeReport, Test, Tester, Trial};
+use unetmap_streams::{Pace, Sender, StreamReport};
 
 use crate::options::Config;
 use crate::print_report;
@@ -105,6 +105,7 @@ impl Tester for Ports<'_> {
             count: u64::MAX,
             drain: Duration::from_nanos(self.plan.settle),
             limit: Some(whole + whole / 100 + OVERTIME),
+            pps: Some(offer.pps),
         };
         let done = run.run(None)?;
         if self.stop.load(Relaxed) {
@@ -126,7 +127,8 @@ impl Tester for Ports<'_> {
             duplicates: stream.map_or(0, |s| s.duplicates),
             reordered: stream.map_or(0, |s| s.reordered),
             jitter: stream.map_or(0.0, |s| s.jitter),
-            latency: stream.map(|s| s.latency.clone()),
+            latency: stream.map(|s| s.latency.summary()),
+            pace: stream.and_then(StreamReport::pace),
         };
         print_report(&trial_line(test, &trial, self.json), self.json);
         Ok(trial)
@@ -164,7 +166,7 @@ fn trial_line(test: Test, trial: &Trial, as_json: bool) -> String {
     let held = if trial.held() { "" } else { ", not held" };
     let loss = 100.0 * trial.loss();
     let times = trial.latency.as_ref().map_or(String::new(), |times| {
-        format!(", latency {:.1} us, at most {:.1}", times.mean() / 1e3, times.max() as f64 / 1e3)
+        format!(", latency {:.1} us, at most {:.1}", times.mean / 1e3, times.max as f64 / 1e3)
     });
     format!(
         "{} {} B: {} of {} pps sent{held}, {loss:.4} % of {} packets lost{times}",
@@ -191,16 +193,27 @@ fn trial_json(test: Test, trial: &Trial) -> Value {
         "reordered": trial.reordered,
         "jitter_ns": trial.jitter,
     });
-    if let Some(times) = trial.latency.as_ref().filter(|times| !times.is_empty()) {
+    if let Some(times) = trial.latency.as_ref().filter(|times| times.len > 0) {
         object["latency_ns"] = percentiles(times);
     }
+    if let Some(pace) = &trial.pace {
+        object["seen"] = pace_json(pace);
+    }
     object
+}
+
+/// What the receiver saw of the departures.
+fn pace_json(pace: &Pace) -> Value {
+    json!({"pps": pace.pps, "burst": pace.burst, "in_step": pace.in_step})
 }
 
 fn result_json(report: &SizeReport) -> Value {
     let mut object = json!({"event": "result", "frame": report.size + FCS, "link_pps": report.link_pps});
     if let Some(found) = report.throughput {
         object["throughput"] = json!({"pps": found.pps, "limit": found.limit.name()});
+        if let Some(pace) = &found.pace {
+            object["throughput"]["seen"] = pace_json(pace);
+        }
     }
     if !report.delays.is_empty() {
         let value = |f: fn(&search::Delay) -> f64| json!(report.median_delay(f));
@@ -251,7 +264,7 @@ fn rows(plan: &Plan, reports: &[SizeReport]) -> (Vec<String>, Vec<Vec<String>>) 
         header.extend(names.iter().filter(|_| wanted).map(|name| (*name).to_owned()));
     };
     let throughput = has(Test::Throughput) || has(Test::Latency);
-    add(throughput, &["pps", "% of link", "limit"]);
+    add(throughput, &["pps", "% of link", "limit", "seen pps", "in step %", "bunch"]);
     add(has(Test::Latency), &["min us", "typical us", "worst us", "variation us"]);
     add(has(Test::BackToBack), &["burst", "burst pps"]);
     let row = |report: &SizeReport| {
@@ -259,6 +272,9 @@ fn rows(plan: &Plan, reports: &[SizeReport]) -> (Vec<String>, Vec<Vec<String>>) 
         if let Some(found) = report.throughput.filter(|_| throughput) {
             let share = 100.0 * found.pps / report.link_pps;
             cells.extend([format!("{:.0}", found.pps), format!("{share:.2}"), found.limit.name().into()]);
+            cells.extend(found.pace.map_or(["-", "-", "-"].map(String::from), |pace| {
+                [format!("{:.0}", pace.pps), format!("{:.3}", 100.0 * pace.in_step), pace.burst.to_string()]
+            }));
         }
         if has(Test::Latency) {
             let values: [fn(&search::Delay) -> f64; 4] =

@@ -62,6 +62,7 @@ pub(crate) fn run(config: &Config, options: &StreamOptions) -> Result<ExitCode, 
         count: config.count.unwrap_or(u64::MAX),
         drain: engine::DRAIN,
         limit: None,
+        pps: None,
     };
     let report = Report::new(names, config.json, &config.port);
     let (lines, printed) = mpsc::channel();

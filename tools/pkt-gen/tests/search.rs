@@ -31,6 +31,10 @@ fn check(events: &[Value], sizes: &[u64]) {
         assert_eq!(number(trial, "sent") - number(trial, "received"), number(trial, "lost"), "{trial}");
         let deviation = (number(trial, "sent_pps") / number(trial, "offered_pps") - 1.0).abs();
         assert_eq!(trial["held"], deviation <= 1e-3, "{trial}");
+        if number(trial, "received") > 1.0 {
+            let (seen, step) = (number(&trial["seen"], "pps"), number(&trial["seen"], "in_step"));
+            assert!(seen > 0.0 && (0.0..=1.0).contains(&step) && number(&trial["seen"], "burst") >= 1.0, "{trial}");
+        }
     }
     let results = of(events, "result");
     assert_eq!(

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The results of a search.
 
-use hdrhistogram::Histogram;
-
 use super::Trial;
+use crate::{Pace, Summary};
 
 /// What bounds a throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +33,8 @@ pub struct Throughput {
     pub pps: f64,
     /// What bounds it.
     pub limit: Limit,
+    /// How evenly the packets left in the trial that found it, as the receiver saw it.
+    pub pace: Option<Pace>,
 }
 
 /// The latencies of one trial, in nanoseconds.
@@ -54,13 +55,13 @@ pub struct Delay {
 }
 
 impl Delay {
-    pub(crate) fn new(times: &Histogram<u64>, jitter: f64) -> Delay {
+    pub(crate) fn new(times: &Summary, jitter: f64) -> Delay {
         Delay {
-            min: times.min(),
-            median: times.value_at_quantile(0.5),
-            mean: times.mean(),
-            p999: times.value_at_quantile(0.999),
-            max: times.max(),
+            min: times.min,
+            median: times.percentiles[0],
+            mean: times.mean,
+            p999: times.percentiles[3],
+            max: times.max,
             jitter,
         }
     }

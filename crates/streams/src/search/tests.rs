@@ -2,7 +2,7 @@
 //! Searches on a device of known rate and buffer.
 
 use super::*;
-use crate::DEFAULT_LINK;
+use crate::{DEFAULT_LINK, Latencies};
 
 /// A device that forwards `pps`, keeps `buffer` packets, and delays each by `delay`; its tester sends at most `sends`.
 struct Device {
@@ -21,9 +21,9 @@ impl Tester for Device {
         let sent_pps = offer.pps.min(self.sends);
         let excess = (1.0 - self.pps / sent_pps).max(0.0) * offer.packets as f64;
         let lost = (excess as u64).saturating_sub(self.buffer);
-        let mut latency = Histogram::new(3).map_err(|e| e.to_string())?;
-        latency.record_n(self.delay, 999).map_err(|e| e.to_string())?;
-        latency.record(3 * self.delay).map_err(|e| e.to_string())?;
+        let mut latency = Latencies::default();
+        (0..999).for_each(|_| latency.record(self.delay));
+        latency.record(3 * self.delay);
         Ok(Trial {
             offer,
             sent: offer.packets,
@@ -32,7 +32,8 @@ impl Tester for Device {
             duplicates: 0,
             reordered: 0,
             jitter: 7.0,
-            latency: Some(latency),
+            latency: Some(latency.summary()),
+            pace: None,
         })
     }
 }

@@ -26,7 +26,10 @@ pub(crate) fn html(plan: &Plan, ports: &str, reports: &[SizeReport]) -> String {
     page.table(&Table { header, rows: cells, left: 0 });
     page.text(
         "A frame has its FCS, as the RFCs count. The limit says what bounds the rate: loss at higher rates; the sender, \
-         which did not hold a higher rate within 0.1 %, or which its port made wait; or the link. Typical latency is \
+         which did not hold a higher rate within 0.1 %, or which its port made wait; or the link. The receiver sees by \
+         the times in the frames how the sender kept its rate in that trial: the rate seen, the part of the frames that \
+         left within a batch of 64 of their place in the schedule, and the longest bunch, in frames beyond what the rate \
+         allows. Typical latency is \
          the median, the worst case the 99.9th percentile, the variation the worst case less the shortest; each is the \
          median of the repetitions. Traffic goes one way.",
     );

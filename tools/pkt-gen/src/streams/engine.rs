@@ -8,13 +8,11 @@ use std::time::{Duration, Instant};
 
 use unetmap::abi::{NS_MOREFRAG, NS_REPORT};
 use unetmap::{Interest, Port, Ring};
-use unetmap_streams::{IntervalReport, Receiver, Sender, signature};
+use unetmap_streams::{BATCH, IntervalReport, Receiver, Sender, signature};
 use unetmap_sys::clock;
 
 use crate::worker::STOP_CHECK_INTERVAL;
 
-/// Packets of a batch, at most: a stream that is due does not wait longer for another.
-const BATCH: u32 = 64;
 /// A sleep may end this much too late; the rest of a wait is spun.
 const SLEEP_SLACK: u64 = 100_000;
 /// Longest wait for the peer to release the sent slots, and the same after a signal.
@@ -56,6 +54,8 @@ pub(crate) struct Run<'a> {
     pub(crate) drain: Duration,
     /// The sender ends after this time, whatever is left to send.
     pub(crate) limit: Option<Duration>,
+    /// Packets per second of the streams, if it is known that they are sent at even distances.
+    pub(crate) pps: Option<f64>,
 }
 
 /// What arrived in an interval.
@@ -170,7 +170,7 @@ impl Run<'_> {
         reports: Option<mpsc::Sender<Interval>>,
         ready: mpsc::Sender<()>,
     ) -> Result<Done, String> {
-        let mut receiver = Receiver::default();
+        let mut receiver = self.pps.map_or_else(Receiver::default, Receiver::with_rate);
         port.rxsync().map_err(|e| e.to_string())?;
         drop(ready);
         let (mut interval, mut last) = (Instant::now(), Instant::now());

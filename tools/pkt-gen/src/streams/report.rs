@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
-use unetmap_streams::{IntervalReport, Receiver, Sender, SentCounts, StreamReport};
+use unetmap_streams::{IntervalReport, Receiver, Sender, SentCounts, StreamReport, Summary};
 
 use super::engine::{Done, Interval};
 use crate::report::{Totals, common_members, scaled};
@@ -49,7 +48,7 @@ impl<'a> Report<'a> {
             stream.lost,
             stream.reordered,
             stream.duplicates,
-            microseconds(stream.latency.mean()),
+            microseconds(stream.latency.mean),
             microseconds(stream.jitter),
         )
     }
@@ -95,7 +94,7 @@ impl<'a> Report<'a> {
                 object.insert("received_bytes".into(), json!(stream.map_or(0, |stream| stream.bytes)));
             }
             if let Some(s) = stream {
-                arrival_members(&mut object, s.duplicates, s.reordered, s.jitter, &s.latency);
+                arrival_members(&mut object, s.duplicates, s.reordered, s.jitter, &s.latency.summary());
             }
             text += &format!("{}\n", Value::Object(object));
         }
@@ -141,9 +140,8 @@ impl<'a> Report<'a> {
             text += &format!("{:<16} {:>12} ", self.name(*id), known(sent));
             match stream {
                 Some(s) => {
-                    let l = &s.latency;
-                    let times =
-                        [l.min() as f64, l.mean(), l.value_at_percentile(99.0) as f64, l.max() as f64, s.jitter];
+                    let l = s.latency.summary();
+                    let times = [l.min as f64, l.mean, l.percentiles[2] as f64, l.max as f64, s.jitter];
                     let times: Vec<_> = times.iter().map(|ns| format!("{:>9}", microseconds(*ns))).collect();
                     let counts = (s.packets, s.lost(sent), s.duplicates, s.reordered);
                     text += &format!("{:>12} {:>10} {:>8} {:>9} ", counts.0, counts.1, counts.2, counts.3);
@@ -166,26 +164,20 @@ impl<'a> Report<'a> {
     }
 }
 
-fn arrival_members(
-    object: &mut Map<String, Value>,
-    duplicates: u64,
-    reordered: u64,
-    jitter: f64,
-    latency: &Histogram<u64>,
-) {
+fn arrival_members(object: &mut Map<String, Value>, duplicates: u64, reordered: u64, jitter: f64, latency: &Summary) {
     object.insert("duplicates".into(), json!(duplicates));
     object.insert("reordered".into(), json!(reordered));
     object.insert("jitter_ns".into(), json!(jitter));
-    if !latency.is_empty() {
+    if latency.len > 0 {
         object.insert("latency_ns".into(), percentiles(latency));
     }
 }
 
 /// Returns minimum, mean, maximum and percentiles.
-pub(crate) fn percentiles(times: &Histogram<u64>) -> Value {
-    let mut values = json!({"min": times.min(), "max": times.max(), "mean": times.mean()});
-    for (percentile, name) in PERCENTILES {
-        values[name] = json!(times.value_at_percentile(percentile));
+pub(crate) fn percentiles(times: &Summary) -> Value {
+    let mut values = json!({"min": times.min, "max": times.max, "mean": times.mean});
+    for ((_, name), value) in PERCENTILES.iter().zip(times.percentiles) {
+        values[name] = json!(value);
     }
     values
 }
