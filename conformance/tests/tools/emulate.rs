@@ -10,6 +10,7 @@ use conformance::net::transmit;
 use conformance::traffic::{expect, fill_some, open, send};
 use conformance::{isolated, program, until};
 use rustix::process::Signal;
+use serde_json::Value;
 use unetmap::Interest;
 
 use crate::forwarder::{Forwarder, Line};
@@ -114,6 +115,42 @@ fn a_link_loses_and_doubles_as_often_as_asked() {
         let lost = out["dropped"]["loss"].as_u64().expect("a number");
         assert!((1700..2300).contains(&lost) && (600..1000).contains(&of("duplicated")), "{out}");
         assert_eq!(of("arrived"), 10_000 - lost + of("duplicated"), "{out}");
+    });
+}
+
+/// Five streams of different kinds, which `examples/streams` has for longer runs.
+const FIVE: &str = include_str!("../../../examples/streams/five.toml");
+
+/// Loss, copies and order, to the packet: the pipes lose nothing, so all of it is the link's.
+#[test]
+fn pkt_gen_reports_what_the_link_did_to_five_streams() {
+    isolated(|home| {
+        let faults = "--loss 2% --delay 2ms --reorder 0.5% --duplicate 1% --queue 20000";
+        let running = emulate(Command::new(program("unetmap")), &format!("a}}1 b{{1 --direction out {faults}"));
+        let path = home.folder().join("five.toml");
+        std::fs::write(&path, FIVE.replace("200_000", "1500")).expect("a file");
+        let mut pkt_gen = Command::new(program("pkt-gen"));
+        pkt_gen.args(["-i", "netmap:a{1", "--receive=netmap:b}1", "-w", "0", "--json", "--streams"]);
+        let output = pkt_gen.arg(path).output().expect("pkt-gen");
+        let (text, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{said}");
+        let out = running.summary()["ways"]["out"].clone();
+
+        let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("an object"));
+        let streams: Vec<Value> = events.filter(|event| event["event"] == "stream").collect();
+        assert_eq!(streams.len(), 5, "{text}");
+        let sum = |key: &str| streams.iter().map(|stream| stream[key].as_u64().expect("a number")).sum::<u64>();
+        let reported = ["packets", "lost", "duplicates", "reordered", "received"].map(sum);
+        let dropped = &out["dropped"];
+        let done = [&out["offered"], &dropped["loss"], &out["duplicated"], &out["overtaken"], &out["arrived"]];
+        assert_eq!(reported.map(Value::from).each_ref(), done, "{out} {streams:?}");
+        assert!(["full", "managed", "memory", "long"].iter().all(|why| dropped[*why] == 0), "{out}");
+        // Each stream has its share of all of it.
+        for stream in &streams {
+            let has = |key: &str, least, most| (least..=most).contains(&stream[key].as_u64().expect("a number"));
+            assert!(stream["packets"] == 1500 && has("lost", 5, 80) && has("duplicates", 1, 50), "{stream}");
+            assert!(has("reordered", 1, 1500), "{stream}");
+        }
     });
 }
 

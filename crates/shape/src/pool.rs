@@ -148,6 +148,12 @@ impl Pool {
         self.meta[packet.0 as usize].tag
     }
 
+    /// Sets the caller's number.
+    #[inline]
+    pub fn set_tag(&mut self, packet: Packet, tag: u32) {
+        self.meta[packet.0 as usize].tag = tag;
+    }
+
     /// Returns when the packet came.
     #[inline]
     pub fn arrived(&self, packet: Packet) -> Nanos {

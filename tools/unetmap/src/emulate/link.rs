@@ -12,6 +12,7 @@ use unetmap::Ring;
 use unetmap_filter::{HEADER_BYTES, Headers};
 use unetmap_shape::{Counts, FlowKey, Kind, Nanos, Packet, Pipe, PipeConfig, Pool, SECOND};
 
+use super::order::Order;
 use super::report::{Delays, Report, Total};
 
 /// Longest delay that is distinguished, in microseconds.
@@ -27,6 +28,8 @@ pub(crate) struct Link<'p> {
     buf_size: u32,
     /// Whether flows must be told apart.
     has_flows: bool,
+    /// The order of packets, if some can overtake others.
+    order: Option<Order>,
     /// A packet that waits for room.
     waiting: Option<Packet>,
     /// Whether the link ends: packets are due at once.
@@ -56,9 +59,11 @@ impl<'p> Link<'p> {
         buf_size: u32,
         reports: SyncSender<Report>,
     ) -> Link<'p> {
-        let delays = || Histogram::new_with_bounds(1, MAX_DELAY, 3).expect("bounds that are valid");
+        let delays = || Histogram::new_with_bounds(1, MAX_DELAY, 4).expect("bounds that are valid");
         let has_flows = !matches!(config.kind, Kind::Fifo);
-        let pipe = Pipe::new(config, pool.borrow().capacity());
+        let capacity = pool.borrow().capacity();
+        let overtakes = config.reorder > 0.0 || config.overtake && config.delay.varies();
+        let pipe = Pipe::new(config, capacity);
         Link {
             way,
             pipe,
@@ -67,6 +72,7 @@ impl<'p> Link<'p> {
             header,
             buf_size,
             has_flows,
+            order: overtakes.then(|| Order::new(capacity)),
             waiting: None,
             ended: false,
             no_memory: 0,
@@ -104,6 +110,9 @@ impl<'p> Link<'p> {
     #[inline]
     fn count(&mut self, packet: Packet, now: Nanos) {
         let pool = self.pool.borrow();
+        if let Some(order) = &mut self.order {
+            order.leaves(pool.tag(packet));
+        }
         self.arrived += 1;
         self.arrived_bytes += u64::from(pool.len(packet));
         if !self.ended {
@@ -155,6 +164,7 @@ impl<'p> Link<'p> {
             no_memory: self.no_memory,
             too_long: self.too_long,
             delays: Delays::of(&self.delays[1]),
+            overtaken: self.order.as_ref().map_or(0, Order::overtaken),
             late: [0.5, 0.99].map(|part| self.late.value_at_quantile(part)),
         }
     }
@@ -170,7 +180,11 @@ impl Mover for Link<'_> {
                 self.no_memory += 1;
                 continue;
             };
-            let key = if self.has_flows { flow(pool, stored) } else { FlowKey::default() };
+            let needs_flow = self.has_flows || self.order.is_some();
+            let key = if needs_flow { flow(pool, stored) } else { FlowKey::default() };
+            if let Some(order) = &mut self.order {
+                pool.set_tag(stored, order.came(&key));
+            }
             // A packet that is dropped is counted by the link.
             let _ = self.pipe.enqueue(pool, stored, 0, &key, now);
         }

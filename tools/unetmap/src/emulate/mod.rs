@@ -3,6 +3,7 @@
 
 mod link;
 mod options;
+mod order;
 mod report;
 
 use std::cell::RefCell;

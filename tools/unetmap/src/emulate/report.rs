@@ -83,6 +83,8 @@ pub(crate) struct Total {
     pub(crate) no_memory: u64,
     pub(crate) too_long: u64,
     pub(crate) delays: Delays,
+    /// Packets that a later one of their flow has overtaken.
+    pub(crate) overtaken: u64,
     /// Median and 99th percentile of how much later than due packets were sent, in nanoseconds.
     pub(crate) late: [u64; 2],
 }
@@ -96,7 +98,7 @@ impl Total {
                 "loss": c.lost, "full": c.full, "managed": c.managed, "memory": self.no_memory, "long": self.too_long,
             },
             "marked": c.marked, "duplicated": c.duplicated, "corrupted": c.corrupted, "reordered": c.reordered,
-            "delay_ms": self.delays.json(), "late_us": {"p50": self.late[0] as f64 / 1e3, "p99": self.late[1] as f64 / 1e3},
+            "overtaken": self.overtaken, "delay_ms": self.delays.json(), "late_us": {"p50": self.late[0] as f64 / 1e3, "p99": self.late[1] as f64 / 1e3},
         })
     }
 
@@ -104,7 +106,7 @@ impl Total {
         let c = &self.counts;
         format!(
             "{}: {} of {} packets, {:.3} Mbit/s, {}; dropped: {} by loss, {} by a full queue, {} by its manager, {} for \
-             memory, {} too long; {} marked, {} doubled, {} corrupted, {} reordered; late by {:.1} us, 99 % {:.1}",
+             memory, {} too long; {} marked, {} doubled, {} corrupted, {} reordered, {} overtaken; late by {:.1} us, 99 % {:.1}",
             self.way,
             self.arrived,
             c.packets,
@@ -119,6 +121,7 @@ impl Total {
             c.duplicated,
             c.corrupted,
             c.reordered,
+            self.overtaken,
             self.late[0] as f64 / 1e3,
             self.late[1] as f64 / 1e3
         )
