@@ -14,10 +14,11 @@
 //! the sender's core, for all implementations. All send 60 bytes, IPv4 and UDP, to an unused Ethernet address, so that
 //! a stack drops the packets at once. No interface has an IP address, so no other packet is counted.
 
+mod forwarders;
 pub(crate) mod pcap;
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek};
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -28,6 +29,8 @@ use tempfile::TempDir;
 
 use crate::daemon::Daemon;
 use crate::firewall::{self, Case};
+use crate::nic::forwarders::{KernelBridge, OpenVswitch};
+pub(crate) use crate::nic::forwarders::{no_dpdk, no_openvswitch};
 use crate::probe::Cores;
 use crate::program::{self, INTERVAL, MEASURED_INTERVALS, Running, SKIPPED_INTERVALS, TIMEOUT, steady_mpps, stop_all};
 use crate::seqpacket::on_core;
@@ -61,6 +64,10 @@ pub(crate) enum Implementation {
     Peer(&'static str),
     /// The kernel's bridge; forwards only.
     KernelBridge,
+    /// DPDK's testpmd on AF_XDP; forwards only.
+    Dpdk,
+    /// Open vSwitch in user space; forwards only.
+    OpenVswitch,
 }
 
 impl Implementation {
@@ -71,12 +78,19 @@ impl Implementation {
             Implementation::Plain => "plain",
             Implementation::Peer(label) => label,
             Implementation::KernelBridge => "kernel-bridge",
+            Implementation::Dpdk => "dpdk-af_xdp",
+            Implementation::OpenVswitch => "openvswitch",
         }
+    }
+
+    /// Returns true if it takes a second and more to start: too long for a quick report.
+    pub(crate) fn is_slow(self) -> bool {
+        matches!(self, Implementation::Dpdk | Implementation::OpenVswitch)
     }
 
     /// Returns the contestants of a benchmark, unetmap first; none if the benchmark does not measure interfaces.
     pub(crate) fn of(bench: Bench) -> &'static [Implementation] {
-        use Implementation::{Direct, KernelBridge, Mediated, Peer, Plain};
+        use Implementation::{Direct, Dpdk, KernelBridge, Mediated, OpenVswitch, Peer, Plain};
         match bench {
             Bench::NicTx => &[
                 Direct,
@@ -98,7 +112,7 @@ impl Implementation {
             ],
             Bench::NicTxBatch | Bench::NicTxSize => &[Direct, Peer("afxdp"), Peer("sendmmsg")],
             Bench::NicRxSize => &[Direct, Peer("afxdp"), Peer("recvmmsg")],
-            Bench::NicFwd => &[Direct, Mediated, Peer("afxdp"), KernelBridge, Peer("libpcap")],
+            Bench::NicFwd => &[Direct, Mediated, Peer("afxdp"), KernelBridge, Peer("libpcap"), Dpdk, OpenVswitch],
             Bench::Lb | Bench::Scrub => &[Direct, Plain],
             _ => &[],
         }
@@ -205,8 +219,13 @@ impl NicLab {
     }
 
     /// Returns why `implementation` cannot run on this machine, if so.
-    pub(crate) fn unavailable(&self, implementation: Implementation) -> Option<&str> {
-        if implementation == Implementation::Peer("libpcap") { self.no_libpcap.as_deref() } else { None }
+    pub(crate) fn unavailable(&self, implementation: Implementation) -> Option<String> {
+        match implementation {
+            Implementation::Peer("libpcap") => self.no_libpcap.clone(),
+            Implementation::Dpdk => forwarders::no_dpdk(),
+            Implementation::OpenVswitch => forwarders::no_openvswitch(),
+            _ => None,
+        }
     }
 
     /// Returns the environment variables for `--peer` commands.
@@ -244,16 +263,17 @@ impl NicLab {
 
     fn fwd(&self, implementation: Implementation) -> Result<f64, String> {
         let mut programs = Vec::new();
-        let mut bridge = None;
-        if implementation == Implementation::KernelBridge {
-            bridge = Some(KernelBridge::make(&self.b)?);
-        } else {
-            programs.push(self.start(Role::Fwd, implementation, Load::SMALL)?);
+        let (mut bridge, mut openvswitch) = (None, None);
+        match implementation {
+            Implementation::KernelBridge => bridge = Some(KernelBridge::make(&self.b)?),
+            Implementation::OpenVswitch => openvswitch = Some(OpenVswitch::start(&self.b, self.cores.rx)?),
+            Implementation::Dpdk => programs.push(forwarders::testpmd(&self.b, self.cores.rx)?),
+            _ => programs.push(self.start(Role::Fwd, implementation, Load::SMALL)?),
         }
         programs.push(self.start(Role::Tx, TRAFFIC_SOURCE, Load::SMALL)?);
         let rate = self.at_d.rate(&mut programs);
         let rate = stop_all(rate, &mut programs);
-        bridge.map_or(Ok(()), KernelBridge::remove).and(rate)
+        openvswitch.map_or(Ok(()), OpenVswitch::stop).and(bridge.map_or(Ok(()), KernelBridge::remove)).and(rate)
     }
 
     /// Measures `unetmap-fw` or `unetmap emulate`, `bridge`, or the kernel's bridge between the interfaces, in Mpps.
@@ -363,38 +383,6 @@ pub(crate) fn start_daemon(folder: &Path, access: &str, admode: &str) -> Result<
     fs::write(&policy, rule).map_err(|e| format!("{}: {e}", policy.display()))?;
     let more = ["--policy".as_ref(), policy.as_ref(), "--admode".as_ref(), admode.as_ref()];
     Daemon::start(&format!("unetmapd --policy {access}.toml --admode {admode}"), socket, &more)
-}
-
-/// A kernel bridge between `vb` and `vc`.
-struct KernelBridge<'a>(&'a Ns);
-
-impl KernelBridge<'_> {
-    fn make(ns: &Ns) -> Result<KernelBridge<'_>, String> {
-        // Without snooping the bridge sends no packets of its own.
-        ns.ip(&["link", "add", "name", "br0", "type", "bridge", "mcast_snooping", "0"])?;
-        let made = KernelBridge(ns);
-        // If the host's firewall filters bridged packets, it would also process these, without rules, and cost time.
-        ns.run(|| fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0"))?
-            .or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
-            .map_err(|e| format!("bench: bridge-nf-call-iptables: {e}"))?;
-        for name in ["vb", "vc"] {
-            ns.ip(&["link", "set", name, "master", "br0"])?;
-        }
-        ns.ip(&["link", "set", "br0", "up"])?;
-        Ok(made)
-    }
-
-    /// Removes the bridge.
-    fn remove(self) -> Result<(), String> {
-        self.0.ip(&["link", "del", "br0"]).map(|_| std::mem::forget(self))
-    }
-}
-
-impl Drop for KernelBridge<'_> {
-    fn drop(&mut self) {
-        // Only after another failure, which is reported.
-        let _ = self.0.ip(&["link", "del", "br0"]);
-    }
 }
 
 /// Compiles the peers into `folder`.

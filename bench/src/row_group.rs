@@ -178,7 +178,7 @@ impl RowGroup {
             (Some(nics), _) => match (self.task, self.case) {
                 (Some(task), _) => self.pcap_contestants(task, cores, nics)?,
                 (None, Some(case)) => self.forwarders(case, cores, nics),
-                (None, None) => self.nic_contestants(cores, nics),
+                (None, None) => self.nic_contestants(cores, nics, options),
             },
             _ if let Some(case) = self.case => {
                 let (ours, bridge) = (Rc::new(Pipes::new(case, cores)?), Pipes::new(case, cores)?);
@@ -227,9 +227,13 @@ impl RowGroup {
         environment
     }
 
-    fn nic_contestants(&self, cores: Cores, nics: &Rc<NicLab>) -> Vec<Box<dyn Contestant>> {
+    fn nic_contestants(&self, cores: Cores, nics: &Rc<NicLab>, options: &Options) -> Vec<Box<dyn Contestant>> {
         let mut contestants = Vec::new();
+        let quick = options.report.as_ref().is_some_and(|report| report.quick);
         for &implementation in Implementation::of(self.bench) {
+            if quick && implementation.is_slow() {
+                continue;
+            }
             if let Some(why) = nics.unavailable(implementation) {
                 note(&format!("{}: skipping peer {}: {why}", self.name, implementation.label()));
                 continue;
@@ -237,7 +241,10 @@ impl RowGroup {
             let batch = (self.bench == Bench::NicTxBatch).then_some(self.batch);
             let (bench, nics, load) = (self.bench, Rc::clone(nics), Load { len: self.len, batch });
             let measure = move || Ok(vec![nics.measure(bench, implementation, load)?]);
-            contestants.push(Builtin::boxed(implementation.label(), cores, measure));
+            contestants.push(match implementation.is_slow() {
+                true => Builtin::slow(implementation.label(), cores, measure),
+                false => Builtin::boxed(implementation.label(), cores, measure),
+            });
         }
         contestants
     }

@@ -118,6 +118,22 @@ const FIGURES: [(&str, &str, &[Figure]); 4] = [
     ),
 ];
 
+/// What the paper says of points of its figures 6 and 7: the number in the names of our rows, what it is, and the rate.
+type PaperPoints = &'static [(u32, &'static str, &'static str)];
+/// Its points, by the ends of the names of our rows and the place of the figure in [`FIGURES`].
+const PAPER_POINTS: [(usize, &str, PaperPoints); 2] = [
+    (1, "size", &[(60, "60 B", "14.88 sent: the link"), (1514, "1514 B", "0.81 sent: the link")]),
+    (
+        2,
+        "batch",
+        &[
+            (1, "batches of 1", "2.45 sent, at 900 MHz"),
+            (8, "batches of 8", "14.88 sent: the link"),
+            (512, "batches of 512", "14.88 sent: the link"),
+        ],
+    ),
+];
+
 /// The paper's table of forwarders, in Mpps of 60 B.
 const PAPER_FORWARDING: [(&str, &str); 8] = [
     ("netmap-fwd (1.733 GHz)", "14.88"),
@@ -145,6 +161,7 @@ pub(super) fn page(findings: &Findings, moved: Option<&(Vec<Moved>, usize)>) -> 
             page.heading(title);
             page.text(text);
             drawn.iter().for_each(|chart| page.lines(chart));
+            beside_the_paper(&mut page, i, &findings.rows);
         }
         // The paper's order: its figure 8 follows its figure 7.
         if i == 2 {
@@ -248,6 +265,26 @@ fn common_class(figure: &Figure, rows: &[RowResult]) -> Option<String> {
     of_figure().map(|row| row.class.clone()).max_by_key(|class| count(class))
 }
 
+/// A table of what the paper says of points of a figure, and what was measured there.
+fn beside_the_paper(page: &mut Page, figure: usize, rows: &[RowResult]) {
+    let Some((_, end, points)) = PAPER_POINTS.into_iter().find(|(of, ..)| *of == figure) else { return };
+    let here = |what: &str, n: u32| {
+        let name = format!("{what}-{end}-{n}");
+        let cells: Vec<String> = rows
+            .iter()
+            .filter(|row| row.name == name)
+            .map(|row| format!("{} ({})", number(row.median), row.class))
+            .collect();
+        if cells.is_empty() { "-".into() } else { cells.join(", ") }
+    };
+    let row = |(n, point, paper): &(u32, &str, &str)| {
+        let measured = ["pipe", "vale", "nic-tx", "nic-rx"].map(|what| here(what, *n));
+        [words(&[point, paper]), measured.to_vec()].concat()
+    };
+    let header = words(&["Mpps", "the paper's card", "pipe", "switch", "veth, sending", "veth, receiving"]);
+    page.table(&Table { header, rows: points.iter().map(row).collect(), left: 2 });
+}
+
 fn forwarding(page: &mut Page, rows: &[RowResult]) {
     let found: Vec<&RowResult> = rows.iter().filter(|row| row.name == "nic-fwd").collect();
     if found.is_empty() {
@@ -257,7 +294,7 @@ fn forwarding(page: &mut Page, rows: &[RowResult]) {
     page.text(
         "The paper's rates are those of a 10 Gbit/s link and two ports of a card; here two veth pairs in network \
          namespaces forward in the kernel, and one core does the work of sender and forwarder for all contestants. So \
-         only the order and the ratios compare.",
+         only the order and the ratios compare. Open vSwitch has its data path in user space here, on AF_PACKET.",
     );
     let mut table = Vec::new();
     for row in found {

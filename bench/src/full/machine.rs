@@ -8,6 +8,8 @@ use std::process::Command;
 
 use serde::Serialize;
 
+use crate::nic;
+
 /// Facts without which figures mean little.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
@@ -91,26 +93,41 @@ fn mitigations() -> Vec<String> {
 pub(crate) fn absent() -> Vec<Absent> {
     let folders: Vec<_> = env::var_os("PATH").iter().flat_map(env::split_paths).collect();
     let installed = |name: &str| folders.iter().any(|folder| folder.join(name).is_file());
-    let of_program = |peer, program: &str, package: &str| Absent {
+    let of_program = |peer, program: &str, package: &str, how: &str| Absent {
         peer,
-        why: if installed(program) {
-            format!("{program} is installed; there is no benchmark with it yet")
-        } else {
-            format!("not installed (apt-get install {package}), and there is no benchmark with it yet")
+        why: match installed(program) {
+            true => how.to_owned(),
+            false => format!("not installed (apt-get install {package}); {how}"),
         },
     };
-    let pktgen = if Path::new("/proc/net/pktgen").exists() {
-        "loaded; there is no benchmark with it yet"
-    } else {
-        "not loaded (modprobe pktgen; of the package linux-image), and there is no benchmark with it yet"
-    };
-    vec![
-        of_program("DPDK: memif, ring, vhost, af_xdp", "dpdk-testpmd", "dpdk"),
-        of_program("Open vSwitch", "ovs-vswitchd", "openvswitch-switch"),
-        of_program("Open vSwitch with DPDK", "ovs-vswitchd-dpdk", "openvswitch-switch-dpdk"),
-        Absent { peer: "kernel pktgen", why: pktgen.into() },
+    let mut all = vec![
+        of_program(
+            "DPDK: memif, vhost",
+            "dpdk-testpmd",
+            "dpdk-dev",
+            "unetmap bench memif vhost has them: 10 s a sample",
+        ),
+        of_program("DPDK: ring", "dpdk-testpmd", "dpdk-dev", "there is no benchmark with it yet"),
+        of_program(
+            "Open vSwitch with DPDK",
+            "ovs-vswitchd-dpdk",
+            "openvswitch-switch-dpdk",
+            "there is no benchmark with it yet",
+        ),
+        Absent {
+            peer: "kernel pktgen",
+            why: match Path::new("/proc/net/pktgen").exists() {
+                true => "loaded; there is no benchmark with it yet".into(),
+                false => "not in the running kernel (modprobe pktgen; of the package linux-image-amd64), and there is \
+                          no benchmark with it yet"
+                    .into(),
+            },
+        },
         Absent { peer: "Click", why: "Debian has no package of the router".into() },
-    ]
+    ];
+    let needed = [("DPDK: af_xdp", nic::no_dpdk()), ("Open vSwitch in user space", nic::no_openvswitch())];
+    all.extend(needed.into_iter().filter_map(|(peer, why)| Some(Absent { peer, why: why? })));
+    all
 }
 
 #[cfg(test)]
