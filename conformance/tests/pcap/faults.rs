@@ -11,7 +11,7 @@ use conformance::home::{Guard, summary};
 use conformance::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_same, collect, frames, transmit};
 use conformance::pcap::{Far, InteractiveProgram, overlay, read_pcap};
 use conformance::{Home, isolated, program, until};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use unetmap::Port;
 
 fn faults(home: &Home) -> PathBuf {
@@ -330,20 +330,40 @@ fn four_programs_capture_on_monitors_of_one_port() {
     });
 }
 
+/// Signals for a program that captures.
+const SIGNALS: u32 = 3000;
+
+/// Whether a process has a handler for a signal.
+fn handles(pid: Pid, signal: Signal) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = text.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 != 0)
+}
+
 #[test]
 fn pcap_stats_works_in_a_signal_handler_at_any_moment() {
     isolated(|home| {
         let port = open("netmap:i{1");
         let sent: Vec<_> = (0..300).flat_map(|_| numbered(0..100)).collect();
         let Some((mut tcpdump, file)) = tcpdump(home, "netmap:i}1", sent.len()) else { return };
-        // It installs its signal handler shortly after it opened the port.
-        std::thread::sleep(Duration::from_millis(300));
         let (pid, over) = (tcpdump.pid(), AtomicBool::new(false));
+        // It installs its signal handler after it opened the port; until then the signal would end it.
+        until("the signal is handled", || handles(pid, Signal::USR1));
         std::thread::scope(|scope| {
+            // A program that gets signals faster than it handles them would do nothing else.
             scope.spawn(|| {
-                while !over.load(Relaxed) {
+                let printed = || std::fs::metadata(file.with_extension("stderr")).map_or(0, |file| file.len());
+                for _ in 0..SIGNALS {
+                    let before = printed();
                     kill_process(pid, Signal::USR1).expect("our child");
-                    std::thread::sleep(Duration::from_micros(200));
+                    while printed() == before && !over.load(Relaxed) {
+                        std::thread::sleep(Duration::from_micros(100));
+                    }
+                    std::thread::sleep(Duration::from_micros(100));
+                    if over.load(Relaxed) {
+                        break;
+                    }
                 }
             });
             for some in sent[..sent.len() - 100].chunks(100) {

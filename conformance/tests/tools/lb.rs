@@ -306,13 +306,14 @@ fn interface(home: &Home, policy: &str) {
     let lb = start(net.near.command(program("lb")), "-w 0 -i va/R -p 4 -B 2000");
     let readers: Vec<Port> = (0..PIPES).map(|i| net.open(&format!("netmap:va}}{i}"))).collect();
     let sender = open_in(&net.far, "netmap:vb-0/T");
-    let (mut seen, end, mut sent) = (Seen::default(), Instant::now() + LIMIT, 0);
+    let (mut seen, mut sent) = (Seen::default(), 0);
     for round in 0..50 {
         let frames = traffic(round * 10, 10);
         send(&sender, &frames);
         sent += frames.len() as u64;
+        let end = Instant::now() + LIMIT;
         while seen.total() < sent {
-            assert!(Instant::now() < end, "{} of {sent} packets came", seen.total());
+            assert!(Instant::now() < end, "{} of {sent} packets came; {:?}", seen.total(), home.snapshot().ports);
             sender.txsync().expect("the daemon runs");
             readers.iter().enumerate().for_each(|(i, reader)| seen.add(i, &receive(reader)));
         }

@@ -4,6 +4,7 @@
 use std::hash::Hasher as _;
 
 use crate::matcher::{Subject, matches};
+use crate::memo::{Key, Memo};
 use crate::nat::{NatTable, Translated};
 use crate::packet::Headers;
 use crate::rule::{Action, Rule, Target};
@@ -63,6 +64,7 @@ pub struct Engine {
     pub states: StateTable,
     /// Translated connections.
     pub nat: NatTable,
+    memo: Memo,
 }
 
 /// What evaluation goes on with after a rule.
@@ -85,7 +87,7 @@ impl Engine {
     /// Equal seeds draw equal numbers for `prob`.
     pub fn new(thread: usize, states: usize, seed: u64) -> Engine {
         let nat = NatTable::new(states, seed);
-        Engine { thread, packet: 0, seed, states: StateTable::new(states), nat }
+        Engine { thread, packet: 0, seed, states: StateTable::new(states), nat, memo: Memo::new() }
     }
 
     /// Translates a packet that [`Verdict::Nat`] is about: changes its first bytes, which `headers` were parsed from. A
@@ -135,15 +137,40 @@ impl Engine {
         direction: Direction,
         bytes: u64,
         now: Now,
-        mut log: impl FnMut(&Rule),
+        log: impl FnMut(&Rule),
     ) -> Verdict {
         self.packet = self.packet.wrapping_add(1);
+        let key = (set.is_remembered && self.memo.is_asked(set.identity)).then(|| Key::new(headers, direction as u8));
+        if let Some((at, verdict)) = key.as_ref().and_then(|key| self.memo.get(key)) {
+            set.rules[at].counters.add(self.thread, 1, bytes, now.seconds);
+            return verdict;
+        }
+        let (verdict, decider) = self.search(set, headers, direction, bytes, now, log);
+        if let (Some(key), Some(at)) = (key, decider) {
+            self.memo.put(key, at, verdict);
+        }
+        verdict
+    }
+
+    /// Evaluates a packet. Returns the place of the rule that decided as well, if packets with the same [`Key`] get the
+    /// same verdict and count for that rule alone.
+    #[inline(always)]
+    fn search(
+        &mut self,
+        set: &Ruleset,
+        headers: &Headers,
+        direction: Direction,
+        bytes: u64,
+        now: Now,
+        mut log: impl FnMut(&Rule),
+    ) -> (Verdict, Option<usize>) {
         let subject = Subject { headers, direction: direction as u8 };
         let mut search = set.index.search(headers, direction as u8);
         let mut way = Traversal { calls: [0; CALL_DEPTH], depth: 0, called: 0, argument: 0 };
         let mut asked = None;
         let mut probe = 0;
         let mut has_state = false;
+        let mut is_plain = set.is_remembered;
         let mut candidate = search.next();
         loop {
             let (at, is_state) = match set.probes.get(probe).filter(|due| candidate.is_none_or(|at| due.rule <= at)) {
@@ -164,8 +191,9 @@ impl Engine {
                     }
                 }
             };
-            let Some(at) = at else { return Verdict::Deny };
+            let Some(at) = at else { return (Verdict::Deny, None) };
             let rule = &*set.rules[at];
+            is_plain &= set.plain[at];
             way.argument = 0;
             if !is_state {
                 let skipped = rule.probability.is_some_and(|p| self.random(rule) >= p);
@@ -175,7 +203,7 @@ impl Engine {
                 }
                 if let Some(state) = rule.state {
                     if !self.states.install(headers, rule.id, state, bytes, now.millis) {
-                        return Verdict::Deny;
+                        return (Verdict::Deny, None);
                     }
                     if state.defer {
                         rule.counters.add(self.thread, 1, bytes, now.seconds);
@@ -185,8 +213,9 @@ impl Engine {
                 }
             }
             match self.perform(set, at, &mut way, bytes, now, &mut log) {
-                Next::Done(verdict) => return verdict,
+                Next::Done(verdict) => return (verdict, is_plain.then_some(at)),
                 Next::Rule(next) => {
+                    is_plain = false;
                     if is_state || next != at + 1 {
                         search.seek(next);
                         // A call may have gone back.

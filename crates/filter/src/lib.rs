@@ -17,6 +17,7 @@ mod counters;
 mod engine;
 mod index;
 mod matcher;
+mod memo;
 mod nat;
 mod packet;
 mod parse;

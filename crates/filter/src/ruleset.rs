@@ -2,10 +2,12 @@
 //! A compiled rule set, which threads share and never change.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use unetmap_shape::Plan;
 
 use crate::index::Index;
+use crate::memo;
 use crate::nat::NatSettings;
 use crate::rule::{Action, Rule, RuleId};
 use crate::table::Table;
@@ -34,7 +36,15 @@ pub struct Ruleset {
     nats: Vec<(u16, Arc<NatSettings>)>,
     /// The first rule, if it decides about all packets without looking at them.
     pub(crate) always: Option<usize>,
+    /// By place: rules that only look at what verdicts are remembered by.
+    pub(crate) plain: Vec<bool>,
+    /// Whether verdicts are remembered: not if packets have states, which change.
+    pub(crate) is_remembered: bool,
+    /// Not that of any other rule set of this process; never 0.
+    pub(crate) identity: u64,
 }
+
+static SETS: AtomicU64 = AtomicU64::new(1);
 
 impl Ruleset {
     /// Compiles rules, which are in order and end with the default rule. `enabled` is a bitmap of the sets that are
@@ -77,7 +87,10 @@ impl Ruleset {
             decides && rule.tests.is_empty() && rule.state.is_none() && rule.probability.is_none() && rule.log.is_none()
         });
         let numbers = rules.iter().map(|rule| rule.number).collect();
-        Ruleset { rules, numbers, tables, index, probes, slots, plan, nats, always }
+        let plain = rules.iter().map(|rule| memo::is_plain(rule)).collect();
+        let is_remembered = probes.is_empty() && rules.len() < u32::MAX as usize;
+        let identity = SETS.fetch_add(1, Relaxed);
+        Ruleset { rules, numbers, tables, index, probes, slots, plan, nats, always, plain, is_remembered, identity }
     }
 
     /// Returns the rules in order, the default rule last.

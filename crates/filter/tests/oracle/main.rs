@@ -98,7 +98,13 @@ fn compare(seed: u64, packets: u64, count: usize, max_number: u64, tally: &mut T
         let frame = match random.below(4) {
             0 | 1 if !earlier.is_empty() => {
                 let again = random.pick(&earlier).clone();
-                if random.one_in(2) { answer(&again) } else { again }
+                let mut again = if random.one_in(2) { answer(&again) } else { again };
+                // One that differs in little from a packet whose verdict is remembered.
+                if !again.is_empty() && random.one_in(3) {
+                    let at = random.below(again.len() as u64) as usize;
+                    again[at] ^= 1 << random.below(8);
+                }
+                again
             }
             _ => packet::frame(&mut random),
         };

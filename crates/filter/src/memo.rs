@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Remembers verdicts: packets whose addresses, ports, protocol, TCP flags and direction are the same get the same
+//! verdict by the same rule, if no rule on the way looks at anything else.
+
+use crate::constraint::kind;
+use crate::engine::Verdict;
+use crate::packet::{Family, Headers};
+use crate::rule::{Field, Rule, Test};
+
+/// Verdicts that are remembered; a power of two. A newer one takes the place of an older one.
+const VERDICTS: usize = 1 << 12;
+/// Packets after which the memo is judged: if it knew fewer than one of eight, it is left alone for `PAUSE` packets.
+const TRIAL: u32 = 1024;
+const PAUSE: u32 = 15 * TRIAL;
+/// The rule of an entry that holds nothing.
+const NO_RULE: u32 = u32::MAX;
+
+/// What a verdict that is remembered depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Key {
+    v6: [u128; 2],
+    v4: u64,
+    /// Ports, TCP flags, whether there is a transport header, protocol, family and direction.
+    rest: u64,
+}
+
+impl Key {
+    #[inline(always)]
+    pub(crate) fn new(h: &Headers, direction: u8) -> Key {
+        let small = [kind(h.family, direction), h.proto, h.tcp_flags, u8::from(h.has_transport)];
+        Key {
+            v6: if h.family == Family::V6 { [h.src6, h.dst6] } else { [0; 2] },
+            v4: u64::from(h.src4) << 32 | u64::from(h.dst4),
+            rest: u64::from(h.src_port) << 48 | u64::from(h.dst_port) << 32 | u64::from(u32::from_le_bytes(small)),
+        }
+    }
+
+    /// The place of its verdict. Flows that share one only make each other slower.
+    #[inline(always)]
+    fn place(&self) -> usize {
+        let [src, dst] = self.v6.map(|address| address as u64 ^ (address >> 64) as u64);
+        let mixed =
+            (self.v4 ^ self.rest.rotate_left(24) ^ src ^ dst.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> (64 - VERDICTS.trailing_zeros())) as usize
+    }
+}
+
+/// Whether a rule looks at nothing but what a [`Key`] has, and does nothing but count and decide.
+pub(crate) fn is_plain(rule: &Rule) -> bool {
+    let of_key = |test: &Test| match test {
+        Test::Number(field, _) => matches!(field, Field::SrcPort | Field::DstPort),
+        Test::Direction(_)
+        | Test::Always(_)
+        | Test::Proto(_)
+        | Test::Family(_)
+        | Test::Nets(..)
+        | Test::LastByte(..)
+        | Test::Table(..)
+        | Test::Version(_)
+        | Test::TcpFlags(..)
+        | Test::Established => true,
+        Test::LaterFragment
+        | Test::Fragment(..)
+        | Test::Tos(..)
+        | Test::Dscp(_)
+        | Test::TcpSeq(_)
+        | Test::TcpAck(_)
+        | Test::IcmpTypes(_)
+        | Test::Icmp6Types(_)
+        | Test::Mac(_)
+        | Test::Extensions(_) => false,
+    };
+    let only_decides = rule.probability.is_none() && rule.state.is_none() && rule.log.is_none();
+    only_decides && rule.tests.iter().all(|literal| of_key(&literal.test))
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    key: Key,
+    /// Place of the rule that decided.
+    rule: u32,
+    verdict: Verdict,
+}
+
+/// Verdicts of one rule set.
+#[derive(Debug)]
+pub(crate) struct Memo {
+    entries: Box<[Entry]>,
+    /// Identity of the rule set.
+    set: u64,
+    /// Packets of this trial, and those whose verdicts were known.
+    asked: u32,
+    known: u32,
+    /// Packets until the next trial.
+    pause: u32,
+}
+
+impl Memo {
+    pub(crate) fn new() -> Memo {
+        let empty = Entry { key: Key::default(), rule: NO_RULE, verdict: Verdict::Deny };
+        Memo { entries: vec![empty; VERDICTS].into(), set: 0, asked: 0, known: 0, pause: 0 }
+    }
+
+    /// Whether the next packet's verdict is looked for. If packets of too many flows come, looking costs more than it
+    /// saves. Verdicts of another rule set are forgotten.
+    #[inline(always)]
+    pub(crate) fn is_asked(&mut self, set: u64) -> bool {
+        if self.pause > 0 {
+            self.pause -= 1;
+            return false;
+        }
+        if self.set != set {
+            self.entries.iter_mut().for_each(|entry| entry.rule = NO_RULE);
+            self.set = set;
+        }
+        self.asked += 1;
+        if self.asked == TRIAL {
+            self.pause = if self.known < TRIAL / 8 { PAUSE } else { 0 };
+            (self.asked, self.known) = (0, 0);
+        }
+        true
+    }
+
+    /// Returns a verdict and the place of the rule that decided.
+    #[inline(always)]
+    pub(crate) fn get(&mut self, key: &Key) -> Option<(usize, Verdict)> {
+        let entry = self.entries.get(key.place())?;
+        let is_known = entry.rule != NO_RULE && entry.key == *key;
+        self.known += u32::from(is_known);
+        is_known.then_some((entry.rule as usize, entry.verdict))
+    }
+
+    #[inline]
+    pub(crate) fn put(&mut self, key: Key, rule: usize, verdict: Verdict) {
+        if let Some(entry) = self.entries.get_mut(key.place()) {
+            *entry = Entry { key, rule: rule as u32, verdict };
+        }
+    }
+}
