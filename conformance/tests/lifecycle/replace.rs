@@ -337,11 +337,6 @@ fn a_successor_that_fails_leaves_the_daemon_at_work() {
             stream.go_on();
             assert_pipe_works("netmap:other{1", "netmap:other}1");
         }
-        let sink = open("netmap:nmsink0");
-        let monitor = open("netmap:nmsink0/t");
-        let reason = refused(home, None);
-        assert!(reason.contains("nmsink0/t#1: a port of this kind cannot be handed"), "{reason}");
-        drop((sink, monitor));
         replace(home);
         stream.go_on();
         let (sent, counts) = stream.stop();

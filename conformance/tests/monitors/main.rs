@@ -4,4 +4,5 @@
 
 mod api;
 mod ports;
+mod replace;
 mod zero_copy;

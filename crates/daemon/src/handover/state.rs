@@ -31,6 +31,8 @@ pub(crate) struct State {
     pub(crate) nics: SavedNics,
     pub(crate) nodes: SavedNodes,
     pub(crate) mediators: Vec<PausedThread>,
+    /// The number of the monitor that was created last.
+    pub(crate) last_monitor: u64,
     pub(crate) switches: SavedSwitches,
 }
 

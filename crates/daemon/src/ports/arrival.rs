@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use unetmap_core::Port;
-use unetmap_core::errno::ENOMEM;
+use unetmap_core::errno::{EBUSY, ENOMEM};
 use unetmap_sys::event::Epoll;
 use unetmap_sys::process;
 
@@ -66,7 +66,7 @@ pub(super) fn update_threads(daemon: &mut Daemon, port: &PortKey) {
             _ => {}
         }
     }
-    unneeded.into_iter().for_each(|id| stop(daemon, id));
+    unneeded.into_iter().for_each(|id| _ = stop(daemon, id));
     for id in needed {
         if let Err(refusal) = start(daemon, id, port) {
             tracing::warn!(session = id, "monitors see what it receives when its program syncs: {}", refusal.why);
@@ -98,17 +98,32 @@ fn start(daemon: &mut Daemon, session: u64, port: &PortKey) -> Result<(), Refusa
     }
 }
 
-/// Stops the thread of a session, if it has one.
-pub(super) fn stop(daemon: &mut Daemon, session: u64) {
-    let Some(thread) = daemon.arrival_threads.remove(&session) else { return };
+/// Stops all threads while the daemon is replaced. [`resume`] is to follow in any case.
+pub(crate) fn pause(daemon: &mut Daemon) -> Result<(), Refusal> {
+    let sessions: Vec<u64> = daemon.arrival_threads.keys().copied().collect();
+    match sessions.into_iter().all(|session| stop(daemon, session)) {
+        true => Ok(()),
+        false => refuse(EBUSY, "a thread that shows packets to monitors waits for memory of a program: try again"),
+    }
+}
+
+/// Starts those that are needed.
+pub(crate) fn resume(daemon: &mut Daemon) {
+    let nics: Vec<PortKey> = daemon.registry.all::<NicPort>().map(|port| PortKey::Nic(port.key)).collect();
+    nics.iter().for_each(|port| update_threads(daemon, port));
+}
+
+/// Stops the thread of a session, if it has one. Returns `false` if it is held up; then it ends by itself.
+pub(super) fn stop(daemon: &mut Daemon, session: u64) -> bool {
+    let Some(thread) = daemon.arrival_threads.remove(&session) else { return true };
     thread.control.stop.store(true, Ordering::Release);
     drop(thread.connection);
-    // One that waits for memory of the program ends by itself.
     let has_ended = wait_for_end(&thread.thread, || thread.control.tid.load(Ordering::Relaxed));
     if has_ended && thread.thread.join().is_err() {
         tracing::error!(session, "a thread that delivers packets to monitors panicked");
     }
     daemon.monitors.lists.remove(&session);
+    has_ended
 }
 
 /// Delivers packets until the thread is stopped, or the port ends.

@@ -13,7 +13,7 @@
 
 mod admission;
 mod answer;
-mod arrival;
+pub(crate) mod arrival;
 pub(crate) mod mediated;
 pub(crate) mod mediator;
 pub(crate) mod monitor;
@@ -92,7 +92,7 @@ pub(crate) enum PortKey {
 }
 
 /// Identifies an endpoint of a port.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct EndpointKey {
     pub(crate) port: PortKey,
     /// For a pipe 0 is the master and 1 the slave; for a mediated port 0 is the program's and 1 the daemon's; else 0.

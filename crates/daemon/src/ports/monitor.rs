@@ -7,6 +7,9 @@
 //! memory that it shares with the watched programs only. A zero-copy monitor and its mirror rings lie in the watched
 //! port's region.
 
+mod saved;
+mod shape;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::slice;
@@ -18,13 +21,14 @@ use unetmap_core::control::binding::{BackendKind, BoundPool, BoundRing, ZERO_COP
 use unetmap_core::control::monitor::{MirroredRing, MonitorHead, MonitorReply, NextMonitorRequest};
 use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP};
 use unetmap_core::sync::mirror::MonitorList;
-use unetmap_mem::{ChannelPage, Slots, SyncState};
+use unetmap_mem::{ChannelPage, SyncState};
 
 use super::snapshot::PortSnapshot;
 use super::vale::ValePort;
-use super::{Daemon, Description, EndpointKey, Port, PortKey};
-use crate::budget::{Amounts, Resource};
+use super::{Daemon, Description, EndpointKey, Port, PortKey, SavedPort};
+use crate::budget::Amounts;
 use crate::caller::Caller;
+use crate::descriptors::Outgoing;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionRecord, Scope, Sizes, shared_page};
@@ -32,10 +36,11 @@ use crate::registry::{BufferRepair, PortRecord};
 use crate::shape::EndpointShape;
 use crate::tuning::region::MAX_EXTRA;
 
+pub(crate) use saved::{SavedMonitor, check_restored};
+use shape::{mirror_shape, mirror_usage, monitor_shape, pools_of, watched_rings};
+
 /// Monitors of one port. Each makes the port's syncs longer.
 const MAX_MONITORS: usize = 16;
-/// Slots of a ring.
-const MAX_SLOTS: u32 = 4096;
 
 /// The state of all monitors.
 #[derive(Default)]
@@ -203,55 +208,6 @@ impl Monitor {
         }
         counters
     }
-}
-
-fn pools_of(record: &RegionRecord) -> [BoundPool; 3] {
-    let g = record.region.geometry();
-    [g.ifs, g.rings, g.bufs].map(|p| BoundPool { offset: p.offset, count: p.count, size: p.size })
-}
-
-/// Returns the rings of `endpoint` that `request` selects.
-fn watched_rings(endpoint: &Endpoint, request: &NmreqRegister) -> Vec<WatchedRing> {
-    let both = request.nr_flags & NR_ZCOPY_MON != 0;
-    let of_direction = |rings: usize, transmit, flag| {
-        let included = both || request.nr_flags & flag != 0;
-        let selected = move |id: &usize| request.nr_mode != NR_REG_ONE_NIC || usize::from(request.nr_ringid) == *id;
-        (0..rings).filter(move |id| included && selected(id)).map(move |id| WatchedRing { transmit, id })
-    };
-    let (tx, rx) = (endpoint.shape.tx_rings.into(), endpoint.shape.rx_rings.into());
-    of_direction(tx, true, NR_MONITOR_TX).chain(of_direction(rx, false, NR_MONITOR_RX)).collect()
-}
-
-/// Returns the shape of a monitor: one transmit ring, which programs expect, and as many receive rings as the port has
-/// in the direction that has more.
-fn monitor_shape(watched: &Endpoint, request: &NmreqRegister) -> EndpointShape {
-    let slots = |requested: u32, of_port: Slots| match requested {
-        0 => Slots::new(of_port.get().min(MAX_SLOTS)).unwrap_or(of_port),
-        requested => Slots::new(requested.clamp(2, MAX_SLOTS)).unwrap_or(of_port),
-    };
-    EndpointShape {
-        tx_rings: 1,
-        rx_rings: watched.shape.tx_rings.max(watched.shape.rx_rings),
-        host_tx_rings: 0,
-        host_rx_rings: 0,
-        // The transmit ring takes as few buffers as possible from the watched port's region.
-        tx_slots: match request.nr_flags & NR_ZCOPY_MON {
-            0 => slots(request.nr_tx_slots, watched.shape.tx_slots),
-            _ => Slots::new(2).unwrap_or(watched.shape.tx_slots),
-        },
-        rx_slots: slots(request.nr_rx_slots, watched.shape.longest()),
-    }
-}
-
-/// Returns the shape of the mirror rings of a monitor.
-fn mirror_shape(monitor: EndpointShape, count: usize) -> EndpointShape {
-    EndpointShape { tx_rings: count as u16, rx_rings: 0, tx_slots: monitor.rx_slots, ..monitor }
-}
-
-/// What a monitor takes for mirror rings of this shape: the rings, the file that they are in, and descriptors of the
-/// watched port's side.
-fn mirror_usage(mirror: EndpointShape) -> Amounts {
-    Amounts::endpoints(1, mirror).and(Amounts::of(Resource::Descriptors, 1 + u64::from(mirror.all_rings())))
 }
 
 /// Creates a monitor of the port that `spec` names, which a program must have open.
@@ -574,6 +530,10 @@ impl Port for Monitor {
             MirrorMemory::Own(_) => vec![self.endpoint],
             MirrorMemory::Shared(..) => vec![self.endpoint, self.mirror],
         }
+    }
+
+    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+        Ok(SavedPort::Monitor(Box::new(self.to_saved(fds))))
     }
 
     fn owner(&self) -> u32 {

@@ -11,6 +11,7 @@ use unetmap_sys::process;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::mediated::SavedMediated;
+use super::monitor::SavedMonitor;
 use super::nic::{NicPort, SavedNic};
 use super::null::SavedNull;
 use super::pipe::{SavedPipe, copied_end};
@@ -63,6 +64,7 @@ pub(crate) enum SavedPort {
     Nic(Box<SavedNic>),
     Mediated(SavedMediated),
     CopiedEnd(SavedPipeRings),
+    Monitor(Box<SavedMonitor>),
 }
 
 impl SavedPort {
@@ -76,6 +78,7 @@ impl SavedPort {
             (SavedPort::Nic(saved), PortKey::Nic(key)) => saved.restore(*key, registry, fds),
             (SavedPort::Mediated(saved), PortKey::Mediated(key)) => saved.restore(key, registry, fds),
             (SavedPort::CopiedEnd(saved), PortKey::CopiedEnd(key)) => copied_end::restore(saved, key, registry, fds),
+            (SavedPort::Monitor(saved), PortKey::Monitor(id)) => saved.restore(*id, registry, fds),
             (_, key) => invalid(&format!("{key:?} is of another kind")),
         }
     }

@@ -19,7 +19,7 @@ use crate::descriptors::{Incoming, Outgoing, cannot};
 use crate::handover::{Reply, Request, SavedClient, State, Taken, VERSION};
 use crate::log;
 use crate::node::PausedNodes;
-use crate::ports::mediator;
+use crate::ports::{arrival, mediator, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::requests::LockHolder;
 use crate::service::Service;
@@ -71,10 +71,10 @@ impl Server {
         let handed_over = self
             .settle()
             .and_then(|()| mediator::pause(&mut self.daemon))
+            .and_then(|()| arrival::pause(&mut self.daemon))
             .and_then(|()| self.hand_over(&client.fd, service, start));
         if handed_over.is_err() {
-            mediator::resume(&mut self.daemon);
-            self.nodes.resume(&mut self.daemon);
+            self.resume_threads();
         }
         let (pid, took) = (client.peer.pid, start.elapsed());
         self.clients.insert(token, client);
@@ -183,6 +183,7 @@ impl Server {
             nodes: self.nodes.save(&kept.nodes, fds),
             nics: self.daemon.nics.save(fds),
             mediators: self.daemon.paused_mediators.clone(),
+            last_monitor: self.daemon.last_monitor(),
             registry,
             switches: self.daemon.vale.save(fds),
         })
@@ -198,6 +199,7 @@ impl Server {
         daemon.paused_mediators = state.mediators;
         daemon.nics.restore(state.nics, &mut daemon.registry, &mut fds)?;
         daemon.vale.restore(state.switches, &daemon.registry, &mut fds)?;
+        monitor::check_restored(daemon, state.last_monitor)?;
         mediator::check_paused(daemon)?;
         self.daemon.knobs.take_over(&state.knobs);
         log::set_verbose(self.daemon.knobs.verbose());
@@ -209,13 +211,19 @@ impl Server {
         adopted.into_iter().for_each(broker::Adopted::adopt);
         arenas.iter().for_each(|arena| arena.take());
         self.daemon.nics.renew_deadlines(&self.daemon.registry);
-        mediator::resume(&mut self.daemon);
-        self.nodes.resume(&mut self.daemon);
+        self.resume_threads();
         self.add_watches();
         if let Err(refusal) = self.daemon.vale.publish() {
             tracing::error!("the switches stand still: {}", refusal.why);
         }
         Ok(service)
+    }
+
+    /// Starts the threads again that were stopped, or those of the daemon that was replaced.
+    fn resume_threads(&mut self) {
+        mediator::resume(&mut self.daemon);
+        arrival::resume(&mut self.daemon);
+        self.nodes.resume(&mut self.daemon);
     }
 
     fn take_connections(

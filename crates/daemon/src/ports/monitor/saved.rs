@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Monitors as the daemon hands them to its successor. What fills their mirror rings goes on: programs have mapped
+//! them, and the threads of the daemon and of switches get the list again.
+
+use serde::{Deserialize, Serialize};
+use unetmap_core::errno::ENOMEM;
+use unetmap_mem::ChannelPage;
+
+use super::shape::pools_of;
+use super::{MirrorMemory, Monitor, Source, Target, WatchedRing, monitors_of, ring_state};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
+use crate::endpoint::SavedEndpoint;
+use crate::ports::vale::ValePort;
+use crate::ports::{Daemon, EndpointKey, Port, Registry};
+use crate::refusal::{Refusal, refuse};
+use crate::region::{RegionKey, SavedRegion, Scope};
+
+/// A monitor.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedMonitor {
+    region: RegionKey,
+    scope: Scope,
+    name: String,
+    endpoint: SavedEndpoint,
+    channels: FdIndex,
+    mirror: SavedEndpoint,
+    /// The memory of the mirror rings; `None`: the monitor's region.
+    own_memory: Option<SavedRegion>,
+    /// Direction and number.
+    watched_rings: Vec<(bool, usize)>,
+    watched: EndpointKey,
+    watched_ended: bool,
+    closed: bool,
+}
+
+impl Monitor {
+    pub(super) fn to_saved<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedMonitor {
+        SavedMonitor {
+            region: self.region,
+            scope: self.scope,
+            name: self.name.clone(),
+            endpoint: self.endpoint.save(fds),
+            channels: fds.add(&self.channels_fd),
+            mirror: self.mirror.save(fds),
+            own_memory: match &self.mirror_memory {
+                MirrorMemory::Own(record) => Some(record.save(fds)),
+                MirrorMemory::Shared(..) => None,
+            },
+            watched_rings: self.watched_rings.iter().map(|ring| (ring.transmit, ring.id)).collect(),
+            watched: self.watched.clone(),
+            watched_ended: self.watched_ended,
+            closed: self.closed,
+        }
+    }
+
+    /// Whether the rings that it watches are there, and what fills its mirror rings.
+    fn watches_existing_rings(&self, registry: &Registry) -> bool {
+        let Ok(port) = registry.port(&self.watched.port) else { return self.watched_ended };
+        let endpoints = port.endpoints();
+        let is_there = |ring: &WatchedRing| match self.source_of(*ring) {
+            Source::Endpoint(at, source) => {
+                endpoints.get(at).is_some_and(|endpoint| ring_state(endpoint, source).is_some())
+            }
+            Source::Switch(_) => true,
+        };
+        let has_endpoint = self.watched.index < endpoints.len().min(2);
+        has_endpoint && (self.watched_ended || self.watched_rings.iter().all(is_there))
+    }
+}
+
+impl SavedMonitor {
+    /// Rebuilds the monitor; [`check_restored`] is to follow.
+    pub(crate) fn restore(self, id: u64, registry: &Registry, fds: &mut Incoming) -> Result<Box<dyn Port>, Refusal> {
+        let region = registry.regions.existing(self.region)?;
+        let endpoint = self.endpoint.restore(region, fds)?;
+        let channels_bytes = ChannelPage::bytes(self.watched_rings.len());
+        let (range, channels_fd) = fds.take_page(self.channels, 0, channels_bytes)?;
+        let (mirror, mirror_memory) = match self.own_memory {
+            Some(own) => {
+                let own = Box::new(own.restore(None, fds)?);
+                (self.mirror.restore(&own, fds)?, MirrorMemory::Own(own))
+            }
+            None => {
+                let file = region.fd.try_clone();
+                let file = file.or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
+                (self.mirror.restore(region, fds)?, MirrorMemory::Shared(file, pools_of(region)))
+            }
+        };
+        let watched_rings = self.watched_rings.into_iter().map(|(transmit, id)| WatchedRing { transmit, id });
+        let watched_rings: Vec<WatchedRing> = watched_rings.collect();
+        let has_ring = |ring: &WatchedRing| ring.id < endpoint.rx.len();
+        if mirror.tx.len() != watched_rings.len() || watched_rings.is_empty() || !watched_rings.iter().all(has_ring) {
+            return invalid("the rings of a monitor");
+        }
+        Ok(Box::new(Monitor {
+            id,
+            region: self.region,
+            scope: self.scope,
+            name: self.name,
+            endpoint,
+            channels_fd,
+            channels_bytes,
+            channels: ChannelPage::new(range),
+            mirror,
+            mirror_memory,
+            watched_rings,
+            watched: self.watched,
+            watched_ended: self.watched_ended,
+            closed: self.closed,
+        }))
+    }
+}
+
+impl Daemon {
+    /// The number of the monitor that was created last.
+    pub(crate) fn last_monitor(&self) -> u64 {
+        self.monitors.last
+    }
+}
+
+/// Checks the monitors of another daemon when all its ports are restored, and gives switches their lists. `last` is the
+/// number of the one that was created last.
+pub(crate) fn check_restored(daemon: &mut Daemon, last: u64) -> Result<(), Refusal> {
+    daemon.monitors.last = last;
+    let registry = &daemon.registry;
+    if !registry.monitors().all(|monitor| monitor.id <= last && monitor.watches_existing_rings(registry)) {
+        return invalid("the rings that a monitor watches");
+    }
+    for (key, _) in registry.ports() {
+        let monitors = monitors_of(daemon, key, Target::Switch);
+        if let Some(port) = registry.get::<ValePort>(key).filter(|_| !monitors.is_empty()) {
+            port.set_monitors(monitors);
+        }
+    }
+    Ok(())
+}
