@@ -77,8 +77,8 @@ impl Drop for KernelBridge<'_> {
     }
 }
 
-/// Open vSwitch between `vb` and `vc`: its data path in user space (`netdev`), with AF_PACKET sockets, as Debian builds it.
-/// It has a database of its own.
+/// Open vSwitch between `vb` and `vc`: its data path in user space (`netdev`), with AF_PACKET sockets, as Debian builds
+/// it. It has a database of its own.
 pub(super) struct OpenVswitch<'a> {
     ns: &'a Ns,
     /// Removed when it is dropped.

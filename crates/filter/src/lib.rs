@@ -27,10 +27,11 @@ mod ruleset;
 mod state;
 mod table;
 mod tuning;
+mod verdict;
 
 pub use config::Config;
 pub use counters::{Counts, RuleCounters};
-pub use engine::{Direction, Engine, Now, Verdict};
+pub use engine::{Direction, Engine, Now};
 pub use nat::{NatCounts, NatTable, Translated};
 pub use packet::{Family, HEADER_BYTES, Headers, Malformed, proto, tcp};
 pub use parse::words::SyntaxError;
@@ -40,3 +41,4 @@ pub use ruleset::Ruleset;
 pub use state::{StateCounts, StateInfo, StateTable};
 pub use table::{Prefix, Table};
 pub use tuning::{FETCH_STATES, SWEEP_PER_BATCH};
+pub use verdict::Verdict;

@@ -3,9 +3,9 @@
 //! verdict by the same rule, if no rule on the way looks at anything else.
 
 use crate::constraint::kind;
-use crate::engine::Verdict;
 use crate::packet::{Family, Headers};
 use crate::rule::{Field, Rule, Test};
+use crate::verdict::Verdict;
 
 /// Verdicts that are remembered; a power of two. A newer one takes the place of an older one.
 const VERDICTS: usize = 1 << 12;

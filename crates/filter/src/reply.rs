@@ -2,8 +2,8 @@
 //! Errors and resets that are sent back for packets that a rule refuses. The program has no address of its own: they
 //! come from the address that the packet was sent to.
 
-use crate::engine::Verdict;
 use crate::packet::{Family, Headers, proto, tcp};
+use crate::verdict::Verdict;
 
 /// Bytes of the longest reply.
 pub const MAX_REPLY: usize = 128;

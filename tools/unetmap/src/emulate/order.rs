@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Counts packets that a later packet of their flow has overtaken, as RFC 4737 does: what a receiver sees as reordering.
+//! Counts packets that a later packet of their flow has overtaken, as RFC 4737 does: what a receiver sees as
+//! reordering.
 
 use unetmap_shape::{FlowKey, FlowMap};
 
 /// Flows that are told apart. Further ones are counted together with another.
 const FLOWS: usize = 65_536;
 
-/// A packet on the link: its place in the order of arrival at the link, from 1; whether a copy of it has left; its flow.
-/// One word, of which zero is no packet, so that the kernel gives memory only for what is used.
+/// A packet on the link: its place in the order of arrival at the link, from 1; whether a copy of it has left; its
+/// flow. One word, of which zero is no packet, so that the kernel gives memory only for what is used.
 #[derive(Clone, Copy)]
 struct Entry(u64);
 
