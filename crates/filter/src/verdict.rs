@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! What a rule set says of a packet.
+
+/// What happens to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It passes.
+    Accept,
+    /// It is dropped.
+    Deny,
+    /// It is dropped, and its sender gets an ICMP error with this code.
+    Unreach(u8),
+    /// As `Unreach`, for IPv6.
+    Unreach6(u8),
+    /// It is dropped, and its sender gets a TCP reset.
+    Reset,
+    /// As `Reset`, for IPv6 only.
+    Reset6,
+    /// It passes after it went through this link; it is dropped if there is none.
+    Link(unetmap_shape::Target),
+    /// It is translated by this NAT instance ([`crate::Engine::translate`]).
+    Nat(u16),
+}
