@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Budgets: how much of the daemon one user, and all users together, can have.
 //!
-//! Root and the users of their own daemons have none. What a user has is computed (`ports::usage`).
+//! Root and the users of their own daemons have none. What a user has is kept up to date (`ledger`).
 
-use std::collections::BTreeMap;
-use std::ops::{AddAssign, Index, IndexMut};
+use std::ops::{AddAssign, Index, IndexMut, SubAssign};
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::{EDQUOT, EMFILE};
 use unetmap_mem::{ChannelPage, EndpointPage, RingShape};
 
-use crate::endpoint::Endpoint;
-use crate::region::{RegionRecord, Sizes};
 use crate::shape::EndpointShape;
 use crate::tuning::budget::{DEFAULT, DEFAULT_REQUESTS, DEFAULT_TOTAL, LEAST_RESERVE, RESERVE_SHARE};
 
@@ -98,6 +95,12 @@ impl AddAssign for Amounts {
     }
 }
 
+impl SubAssign for Amounts {
+    fn sub_assign(&mut self, other: Amounts) {
+        self.0.iter_mut().zip(other.0).for_each(|(sum, less)| *sum = sum.saturating_sub(less));
+    }
+}
+
 impl Amounts {
     /// An amount of one resource.
     pub(crate) fn of(resource: Resource, amount: u64) -> Amounts {
@@ -132,9 +135,9 @@ impl Amounts {
         Amounts::of(Resource::Descriptors, 1).and(Amounts::of(Resource::Memory, u64::from(bufs).div_ceil(4)))
     }
 
-    /// The buffers of a region of these sizes, which an interface locks in memory.
-    pub(crate) fn locked_buffers(sizes: Sizes) -> Amounts {
-        Amounts::of(Resource::Memory, u64::from(sizes.bufs.0) * u64::from(sizes.bufs.1))
+    /// Buffers, as their number and the bytes of one, which an interface locks in memory.
+    pub(crate) fn locked_buffers((count, bytes): (u32, u32)) -> Amounts {
+        Amounts::of(Resource::Memory, u64::from(count) * u64::from(bytes))
     }
 
     /// Extra buffers, which the daemon links into a list.
@@ -146,15 +149,6 @@ impl Amounts {
     pub(crate) fn and(mut self, other: Amounts) -> Amounts {
         self += other;
         self
-    }
-
-    pub(crate) fn of_endpoint(endpoint: &Endpoint) -> Amounts {
-        Amounts::endpoints(1, endpoint.shape)
-    }
-
-    pub(crate) fn of_region(record: &RegionRecord) -> Amounts {
-        let geometry = record.region.geometry();
-        Amounts::region(geometry.bufs.count).and(Amounts::extra_buffers(record.extra, geometry.bufs.size))
     }
 }
 
@@ -206,42 +200,4 @@ impl Budgets {
 /// Descriptors that are reserved for root, of `files` that the daemon can have.
 pub(crate) fn reserve(files: u64) -> u64 {
     (files / RESERVE_SHARE).max(LEAST_RESERVE)
-}
-
-/// What the daemon records about users, besides their ports.
-#[derive(Default)]
-pub(crate) struct Users {
-    /// Descriptors that the daemon can have.
-    pub(crate) files: u64,
-    /// By user: open connections, and refused requests since the first of these was opened.
-    pub(crate) connected: BTreeMap<u32, Connected>,
-}
-
-/// A user with open connections.
-#[derive(Default)]
-pub(crate) struct Connected {
-    pub(crate) connections: u64,
-    /// Requests that exceeded a budget.
-    pub(crate) refused: u64,
-}
-
-impl Users {
-    pub(crate) fn add_connection(&mut self, uid: u32) {
-        self.connected.entry(uid).or_default().connections += 1;
-    }
-
-    pub(crate) fn count_refusal(&mut self, uid: u32) {
-        if let Some(user) = self.connected.get_mut(&uid) {
-            user.refused += 1;
-        }
-    }
-
-    pub(crate) fn remove_connection(&mut self, uid: u32) {
-        if let Some(user) = self.connected.get_mut(&uid) {
-            user.connections = user.connections.saturating_sub(1);
-            if user.connections == 0 {
-                self.connected.remove(&uid);
-            }
-        }
-    }
 }

@@ -11,7 +11,7 @@ use unetmap_sys::memfd;
 
 use crate::broker::beside_control;
 use crate::privileged;
-use crate::tuning::memory_files::{LEAST, MOST};
+use crate::tuning::memory_files::{AT_START, LEAST, MOST};
 
 /// Files that are ready.
 #[derive(Default)]
@@ -24,12 +24,13 @@ struct Stock {
 
 static STOCK: Stock = Stock { files: Mutex::new(Vec::new()), is_low: Condvar::new() };
 
-/// From now on, all memory files that this process creates are such ones.
+/// From now on, all memory files that this process creates are such ones. It makes a few, and the thread the rest: the
+/// daemon serves sooner.
 ///
 /// # Errors
 /// Those of [`memfd::forbid_removal`]; no thread can be started.
 pub(crate) fn start() -> io::Result<()> {
-    STOCK.files().extend(make(MOST)?);
+    STOCK.files().extend(make(AT_START)?);
     thread::Builder::new().name("memory files".into()).spawn(|| beside_control(|| STOCK.refill()))?;
     memfd::keep_pages(|| STOCK.take());
     Ok(())

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! A region as the daemon manages it: its memory, and which of its objects and buffers are allocated.
 
+mod memory;
 mod saved;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::{EINVAL, ENOMEM};
@@ -15,11 +16,14 @@ use unetmap_mem::{
 };
 use unetmap_sys::{Mapping, memfd};
 
+use crate::budget::Amounts;
+use crate::ledger::Charge;
 use crate::refusal::{Refusal, refuse, refuse_lack};
 use crate::shape::EndpointShape;
 use crate::tuning::region::FOUR_PIPES_RINGS;
 use crate::user_arena::{Extent, UserArena};
 
+pub(crate) use memory::{Need, NewMemory, Prepared};
 pub(crate) use saved::SavedRegion;
 
 /// The pools of a region, each as (objects, bytes of one object): `netmap_if` objects, rings and buffers. The names are
@@ -139,6 +143,10 @@ pub(crate) struct RegionRecord {
     pub(crate) retired_ports: u32,
     /// Extra buffers that those sessions hold.
     pub(crate) extra: u32,
+    /// What its user is charged; `None`: it is the daemon's.
+    pub(crate) charge: Option<Charge>,
+    /// What a user is charged for all interfaces in it, which lock its buffers in memory.
+    pub(crate) locked: Weak<Charge>,
 }
 
 /// Memory beside a region's, shared with clients.
@@ -179,58 +187,11 @@ impl DeviceRest {
 }
 
 impl RegionRecord {
-    /// Creates a region: in `arena` if one is given and has room, else in a file of its own.
-    pub(crate) fn create(
-        (key, mem_id): (RegionKey, u16),
-        scope: Scope,
-        name: &str,
-        sizes: Sizes,
-        arena: Option<&Arc<UserArena>>,
-    ) -> Result<RegionRecord, Refusal> {
-        let at = |base| {
-            Geometry::at(base, sizes.ifs, sizes.rings, sizes.bufs)
-                .or_else(|why| refuse(EINVAL, format!("the region's sizes are out of bounds: {why}")))
-        };
-        let bytes = at(0)?.bytes();
-        let extent = arena.and_then(|arena| arena.allocate(bytes));
-        let geometry = at(extent.as_ref().map_or(0, Extent::base))?;
-        let made = match &extent {
-            Some(extent) => extent
-                .arena()
-                .as_fd()
-                .try_clone_to_owned()
-                .and_then(|fd| Ok((Region::attach(fd.as_fd(), geometry)?, fd))),
-            None => Region::create(&format!("unetmap-{mem_id}"), geometry),
-        };
-        RegionRecord::with_pools((key, mem_id), scope, name, made, extent)
-    }
-
-    /// Creates a region in a file that a hypervisor gives its guest as the memory of a PCI device: it contains all that
-    /// the guest's programs map, and its size is a power of two.
-    pub(crate) fn create_device(
-        (key, mem_id): (RegionKey, u16),
-        scope: Scope,
-        name: &str,
-        sizes: Sizes,
-    ) -> Result<RegionRecord, Refusal> {
-        let geometry = Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)
-            .or_else(|why| refuse(EINVAL, format!("the region's sizes are out of bounds: {why}")))?;
-        let rest = DeviceRest::after(geometry.bytes());
-        let made = Region::create_in(&format!("unetmap-{mem_id}"), geometry, rest.file_bytes);
-        let record = RegionRecord::with_pools((key, mem_id), scope, name, made, None)?;
-        Ok(RegionRecord { device: Some(rest), ..record })
-    }
-
-    fn with_pools(
-        (key, mem_id): (RegionKey, u16),
-        scope: Scope,
-        name: &str,
-        made: std::io::Result<(Region, OwnedFd)>,
-        extent: Option<Extent>,
-    ) -> Result<RegionRecord, Refusal> {
-        let (region, fd) = made.or_else(|e| refuse_lack("no memory for another region", &e))?;
+    /// Creates a region in this memory.
+    pub(crate) fn create((key, mem_id): (RegionKey, u16), scope: Scope, name: &str, memory: NewMemory) -> RegionRecord {
+        let NewMemory { region, fd, extent } = memory;
         let geometry = *region.geometry();
-        Ok(RegionRecord {
+        RegionRecord {
             key,
             mem_id,
             scope,
@@ -247,7 +208,26 @@ impl RegionRecord {
             persistent_ports: 0,
             retired_ports: 0,
             extra: 0,
-        })
+            charge: None,
+            locked: Weak::new(),
+        }
+    }
+
+    /// Creates a region in a file that a hypervisor gives its guest as the memory of a PCI device: it contains all that
+    /// the guest's programs map, and its size is a power of two.
+    pub(crate) fn create_device(
+        (key, mem_id): (RegionKey, u16),
+        scope: Scope,
+        name: &str,
+        sizes: Sizes,
+    ) -> Result<RegionRecord, Refusal> {
+        let geometry = Geometry::new(sizes.ifs, sizes.rings, sizes.bufs)
+            .or_else(|why| refuse(EINVAL, format!("the region's sizes are out of bounds: {why}")))?;
+        let rest = DeviceRest::after(geometry.bytes());
+        let made = Region::create_in(&format!("unetmap-{mem_id}"), geometry, rest.file_bytes);
+        let (region, fd) = made.or_else(|e| refuse_lack("no memory for another region", &e))?;
+        let record = RegionRecord::create((key, mem_id), scope, name, NewMemory { region, fd, extent: None });
+        Ok(RegionRecord { device: Some(rest), ..record })
     }
 
     /// Whether its file is the memory of a virtual machine's device.
@@ -371,6 +351,7 @@ impl RegionRecord {
             got += 1;
         }
         self.extra += got;
+        self.charge_again();
         Ok((iface, offset, got))
     }
 
@@ -379,9 +360,21 @@ impl RegionRecord {
         let list = self.extra_list(iface);
         self.bufs.leave(list);
         self.extra = self.extra.saturating_sub(extra);
+        self.charge_again();
         if let Some(object) = self.region.geometry().ifs.index_of(offset) {
             self.ifs.free(object);
         }
+    }
+
+    /// What its user is charged.
+    pub(crate) fn amounts(&self) -> Amounts {
+        let bufs = self.region.geometry().bufs;
+        Amounts::region(bufs.count).and(Amounts::extra_buffers(self.extra, bufs.size))
+    }
+
+    fn charge_again(&mut self) {
+        let amounts = self.amounts();
+        self.charge.iter_mut().for_each(|charge| charge.set(amounts));
     }
 
     /// Returns the list as the program left it. It may have a loop or indexes that are no buffer or another port's, so

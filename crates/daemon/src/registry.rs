@@ -7,12 +7,14 @@
 mod regions;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use unetmap_abi::NmreqRegister;
 use unetmap_core::errno::ENXIO;
 use unetmap_mem::{BufIdx, ChannelPage, Iface, IndexSet};
 
 use crate::endpoint::{Endpoint, RingSelection};
+use crate::ledger::{Charge, Ledger};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord};
 
@@ -86,44 +88,52 @@ pub(crate) struct Session<K> {
     pub(crate) iface_offset: u64,
     /// Number of extra buffers that the session got.
     pub(crate) extra: u32,
-    /// Descriptors that the daemon itself keeps for the session: of a file of the node.
-    pub(crate) descriptors: u32,
+    /// Descriptors that the daemon itself keeps for the session, of a file of the node: what its user is charged.
+    pub(crate) descriptors: Option<Charge>,
+}
+
+/// A port in the registry, and what its user is charged for it.
+struct Held<P: ?Sized> {
+    port: Box<P>,
+    _charges: Vec<Arc<Charge>>,
 }
 
 /// All regions, ports and sessions. `K` identifies a port; `P` is the trait that all kinds of ports implement.
 pub(crate) struct Registry<K, P: ?Sized> {
     pub(crate) regions: Regions,
-    ports: BTreeMap<K, Box<P>>,
+    ports: BTreeMap<K, Held<P>>,
     /// The ports in each region that has any.
     by_region: BTreeMap<RegionKey, BTreeSet<K>>,
     pub(crate) sessions: BTreeMap<u64, Session<K>>,
     last_session: u64,
     /// What [`Registry::tidy`] is to look at: regions by owner, and the processes whose sessions there were closed.
     untidy: BTreeMap<(u32, RegionKey), BTreeSet<u32>>,
+    pub(crate) ledger: Ledger,
 }
 
 impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
     /// Returns an empty registry. Private regions are numbered from `first_mem_id`.
-    pub(crate) fn new(first_mem_id: u16) -> Registry<K, P> {
+    pub(crate) fn new(first_mem_id: u16, ledger: Ledger) -> Registry<K, P> {
         Registry {
-            regions: Regions::new(first_mem_id),
+            regions: Regions::new(first_mem_id, ledger.clone()),
             ports: BTreeMap::new(),
             by_region: BTreeMap::new(),
             sessions: BTreeMap::new(),
             last_session: 0,
             untidy: BTreeMap::new(),
+            ledger,
         }
     }
 
-    /// Adds a port, which stays in its region.
-    pub(crate) fn insert(&mut self, key: K, port: Box<P>) {
+    /// Adds a port, which stays in its region and is charged for as long as it is here.
+    pub(crate) fn insert_charged(&mut self, key: K, port: Box<P>, charges: Vec<Arc<Charge>>) {
         self.by_region.entry(port.region()).or_default().insert(key.clone());
-        self.ports.insert(key, port);
+        self.ports.insert(key, Held { port, _charges: charges });
     }
 
     /// Removes a port. The caller frees its endpoints.
     pub(crate) fn remove(&mut self, key: &K) -> Option<Box<P>> {
-        let port = self.ports.remove(key)?;
+        let Held { port, .. } = self.ports.remove(key)?;
         if let Some(keys) = self.by_region.get_mut(&port.region()) {
             keys.remove(key);
             if keys.is_empty() {
@@ -134,36 +144,36 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
     }
 
     pub(crate) fn port(&self, key: &K) -> Result<&P, Refusal> {
-        self.ports.get(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |port| Ok(&**port))
+        self.ports.get(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |held| Ok(&*held.port))
     }
 
     pub(crate) fn port_mut(&mut self, key: &K) -> Result<&mut P, Refusal> {
-        self.ports.get_mut(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |port| Ok(&mut **port))
+        self.ports.get_mut(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |held| Ok(&mut *held.port))
     }
 
     /// The ports from this key on, in order of their keys.
     pub(crate) fn ports_from<'a>(&'a self, first: &K) -> impl Iterator<Item = (&'a K, &'a P)> + use<'a, K, P> {
-        self.ports.range(first..).map(|(key, port)| (key, &**port))
+        self.ports.range(first..).map(|(key, held)| (key, &*held.port))
     }
 
     /// The same, mutable.
     pub(crate) fn ports_from_mut(&mut self, first: &K) -> impl Iterator<Item = (&K, &mut P)> {
-        self.ports.range_mut(first..).map(|(key, port)| (key, &mut **port))
+        self.ports.range_mut(first..).map(|(key, held)| (key, &mut *held.port))
     }
 
     /// All ports, in order of their keys.
     pub(crate) fn ports(&self) -> impl Iterator<Item = (&K, &P)> {
-        self.ports.iter().map(|(key, port)| (key, &**port))
+        self.ports.iter().map(|(key, held)| (key, &*held.port))
     }
 
     /// The same, mutable.
     pub(crate) fn ports_mut(&mut self) -> impl Iterator<Item = (&K, &mut P)> {
-        self.ports.iter_mut().map(|(key, port)| (key, &mut **port))
+        self.ports.iter_mut().map(|(key, held)| (key, &mut *held.port))
     }
 
     fn ports_of(&self, region: RegionKey) -> impl Iterator<Item = &P> {
         let keys = self.by_region.get(&region).into_iter().flatten();
-        keys.filter_map(|key| self.ports.get(key).map(|port| &**port))
+        keys.filter_map(|key| self.ports.get(key).map(|held| &*held.port))
     }
 
     /// Records a session, and returns its number.
@@ -184,12 +194,12 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
 
     /// Whether any session has the port open.
     pub(crate) fn is_open(&self, key: &K) -> bool {
-        self.ports.get(key).is_some_and(|port| port.endpoints().iter().any(Endpoint::in_use))
+        self.ports.get(key).is_some_and(|held| held.port.endpoints().iter().any(Endpoint::in_use))
     }
 
     /// Frees every lock that the exited process with this holder ID held, and returns how many there were.
     pub(crate) fn break_locks(&self, holder: u32) -> usize {
-        self.ports.values().map(|port| port.break_locks(holder)).sum()
+        self.ports.values().map(|held| held.port.break_locks(holder)).sum()
     }
 
     /// Returns the buffer indexes in all rings of a region; `None` if they cannot be known, as a thread that exchanges
@@ -246,7 +256,7 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
     /// buffer that is in no slot is not reused until the region ends, because a running program may hold it.
     fn repair_buffers(&mut self, region: RegionKey) {
         let keys = self.by_region.get(&region);
-        let ports = || keys.into_iter().flatten().filter_map(|key| self.ports.get(key).map(|port| &**port));
+        let ports = || keys.into_iter().flatten().filter_map(|key| self.ports.get(key).map(|held| &*held.port));
         let Some(_paused) = pause_exchanges(ports()) else { return };
         let Some(record) = self.regions.get_mut(region) else { return };
         let limits = record.region.limits();

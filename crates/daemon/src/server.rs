@@ -21,6 +21,8 @@
 mod accept;
 mod hand_over;
 mod interfaces;
+mod memory;
+mod timers;
 mod waiting;
 mod work;
 
@@ -47,13 +49,15 @@ use crate::node::{Job, Nodes};
 use crate::owner::owner;
 use crate::ports::nic::survey::{self, Begun};
 use crate::ports::nic::{kernel_work, settle};
-use crate::ports::{Daemon, nic, vale};
+use crate::ports::{Daemon, nic};
+use crate::region_preparer::Preparer;
 use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, SnapshotTask, text_answer};
 use crate::service::Service;
 use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::WorkTimes;
+use hand_over::Drain;
 use waiting::WaitingConnections;
 use work::{FIRST_TOKEN, INTERFACES, LISTENER, NO_MESSAGE, NODE, SIGNALS, Task, WATCHES, Waited, Work, kind_of_event};
 
@@ -104,6 +108,8 @@ pub(crate) struct Server {
     epoll: Epoll,
     listener: OwnedFd,
     closer: Closer,
+    /// `None`: it was not needed yet.
+    preparer: Option<Preparer>,
     /// Whether the kernel lets no client send descriptors, whose close could take long.
     fds_are_refused: bool,
     clients: BTreeMap<u64, Client>,
@@ -133,6 +139,8 @@ pub(crate) struct Server {
     is_unit: bool,
     /// A connection whose process is to replace this one.
     successor: Option<u64>,
+    /// What waits until that process has replaced this one.
+    drain: Option<Drain>,
 }
 
 impl Server {
@@ -154,6 +162,7 @@ impl Server {
             epoll,
             listener,
             closer: Closer::new()?,
+            preparer: None,
             fds_are_refused,
             clients: BTreeMap::new(),
             waiting: WaitingConnections::new(max_waiting),
@@ -171,6 +180,7 @@ impl Server {
             is_managed,
             is_unit: false,
             successor: None,
+            drain: None,
         })
     }
 
@@ -202,16 +212,7 @@ impl Server {
             }
             // If it may not end yet, a client has come, which the wait returns at once.
             let rest = rest.map(|rest| rest.max(EXIT_RETRY));
-            let timers = [
-                vale::age_tables(&mut self.daemon),
-                vale::free_retired(&mut self.daemon),
-                self.daemon.end_stopped_mediators(),
-                self.end_silent_newcomers(now),
-                self.end_accept_pause(now),
-                service.keep_alive(now),
-                next_turn,
-                rest,
-            ];
+            let timers = [self.do_due(now), service.keep_alive(now), next_turn, rest];
             // Of what was handled, and of threads that have ended by now.
             settle::close_unneeded(&mut self.daemon);
             self.daemon.nics.keep_alive.control_waits();
@@ -270,6 +271,7 @@ impl Server {
     fn do_next(&mut self) -> Option<Duration> {
         match self.turns.next(Instant::now()) {
             Next::Work(uid, work) => {
+                let Some(work) = self.hold_back(uid, work) else { return Some(Duration::ZERO) };
                 self.daemon.nics.keep_alive.control_begins();
                 let start = Instant::now();
                 self.daemon.admission.begin_work();
@@ -417,7 +419,7 @@ impl Server {
 
     /// Answers a message, or has it answered when that is there for which it must wait.
     fn answer(&mut self, token: u64, kind: Kind, payload: &[u8], waited: Waited) -> bool {
-        let Waited { nic: resumes, survey, .. } = waited;
+        let Waited { nic: resumes, survey, memory, had_memory, .. } = waited;
         let survey = match survey.map_or_else(|| self.begin_survey(token, (kind, payload), resumes), Begun::Known) {
             Begun::Waits => return true,
             Begun::Known(survey) => Some(survey),
@@ -426,6 +428,7 @@ impl Server {
         let Some(client) = self.clients.get_mut(&token) else { return true };
         self.answered = requests::name(kind, payload);
         kernel_work::begin_request(&self.daemon);
+        self.daemon.registry.regions.begin_request(memory, resumes.is_none() && !had_memory);
         let was_holder = client.holder.is_some();
         let mut call = Call {
             daemon: &mut self.daemon,
@@ -443,6 +446,7 @@ impl Server {
         let reply = requests::answer(kind, &mut call);
         let errno = if let Reply::Answer(answer) = &reply { answer.errno } else { 0 };
         let awaited = kernel_work::end_request(&mut self.daemon, errno, resumes);
+        let begun = self.daemon.registry.regions.end_request(errno);
         if let Some(holder) = client.holder.as_mut().filter(|_| !was_holder) {
             let epoll = &self.epoll;
             holder.pidfd = holder.pidfd.take().filter(|pidfd| epoll.add(pidfd, token + 1, true, false).is_ok());
@@ -451,9 +455,12 @@ impl Server {
         if let (Some(awaited), Some(client)) = (awaited, self.clients.get_mut(&token)) {
             // While others open or close the interface, what was read of it grows old.
             let survey = survey.filter(|_| awaited.work.is_some());
-            client.task =
-                Some((kind, Task::Wait(Waited { nic: Some(awaited), survey, is_surveyed: false }, payload.to_vec())));
+            let waited = Waited { nic: Some(awaited), survey, ..Waited::default() };
+            client.task = Some((kind, Task::Wait(waited, payload.to_vec())));
             return true;
+        }
+        if let Some(memory) = begun {
+            return self.prepare_memory(token, (kind, payload), survey, memory);
         }
         match reply {
             Reply::Answer(answer) => {
@@ -477,8 +484,8 @@ impl Server {
         let is_open = match client.task.take() {
             None => return,
             // It is answered when the thread is done.
-            Some(reading @ (_, Task::Wait(Waited { is_surveyed: true, .. }, _))) => {
-                client.task = Some(reading);
+            Some(waiting @ (_, Task::Wait(Waited { is_surveyed: true, .. } | Waited { is_prepared: true, .. }, _))) => {
+                client.task = Some(waiting);
                 return;
             }
             Some((kind, Task::Snapshot(task))) => {
@@ -529,6 +536,7 @@ impl Server {
         if let Some((_, Task::Wait(waited, _))) = client.task {
             waited.nic.into_iter().for_each(|awaited| kernel_work::end_wait(&mut self.daemon, awaited));
             survey::forget(&mut self.daemon, token);
+            self.free_prepared(waited.memory);
         }
         if let Some(holder) = &client.holder {
             if let Some(pidfd) = &holder.pidfd {

@@ -104,6 +104,7 @@ fn check(daemon: &Daemon) {
         let c = record.census(&daemon.registry.buffers_in_use(record.key).unwrap());
         assert_eq!(c.free + c.in_rings + c.extra + c.missing, BUFS - 2, "{c:?}");
     }
+    daemon.check_charges();
     let work = (1, Duration::ZERO, WorkTimes::default());
     let mut task = crate::requests::SnapshotTask::new(daemon, Vec::new(), None);
     while !task.step(daemon) {}
@@ -121,7 +122,10 @@ fn pipe_count(daemon: &Daemon) -> usize {
 
 fn is_empty(daemon: &Daemon) -> bool {
     let registry = &daemon.registry;
-    registry.regions.iter().next().is_none() && registry.ports().next().is_none() && registry.sessions.is_empty()
+    registry.regions.iter().next().is_none()
+        && registry.ports().next().is_none()
+        && registry.sessions.is_empty()
+        && daemon.users.ledger.all().is_empty()
 }
 
 fn census(daemon: &Daemon, mem_id: u16) -> BufUsage {

@@ -72,6 +72,8 @@ pub(crate) mod handover {
     /// How long a successor is told to try again while requests wait for interfaces, and the pause between tries.
     pub(crate) const BUSY_LIMIT: Duration = Duration::from_secs(10);
     pub(crate) const BUSY_POLL: Duration = Duration::from_millis(20);
+    /// How long nothing new is begun at most while what is in progress is completed.
+    pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(2);
     /// Most bytes of a state.
     pub(crate) const MAX_STATE_BYTES: u64 = 256 << 20;
 }
@@ -150,6 +152,10 @@ pub(crate) mod region {
     /// it: each keeps a descriptor that no budget counts.
     pub(crate) const LARGE: u64 = 1 << 20;
     pub(crate) const MAX_WAITING: usize = 32;
+    /// Memory of a new region that its request touches is prepared beside the control thread from so many bytes on, so
+    /// many at a time: a default pipe has a third. 64 pages take about 0.1 ms.
+    pub(crate) const PREPARED_FROM: u64 = 256 << 10;
+    pub(crate) const PREPARED_SLICE: u64 = 256 << 10;
     /// Alignment of regions, in bytes: that of a huge page.
     pub(crate) const ALIGN: u64 = 2 << 20;
 }
@@ -162,7 +168,10 @@ pub(crate) mod memory_files {
     /// Fewer are made up to `MOST`.
     pub(crate) const LEAST: usize = 24;
 
-    const _: () = assert!(LEAST < MOST && MOST <= unetmap_sys::socket::MAX_FDS);
+    /// Files that are ready when the daemon begins to serve: enough for a pipe.
+    pub(crate) const AT_START: usize = 4;
+
+    const _: () = assert!(AT_START < LEAST && LEAST < MOST && MOST <= unetmap_sys::socket::MAX_FDS);
 }
 
 /// Waits for threads that move packets.

@@ -274,8 +274,14 @@ impl Region {
     pub fn populate(&self, first: BufIdx, n: u32) -> bool {
         let bufs = &self.geometry.bufs;
         let in_pool = first.0.checked_add(n).is_some_and(|end| end <= bufs.count);
-        let at = self.range_offset(bufs.offset).map(|at| at + first.0 as usize * bufs.size as usize);
-        in_pool && at.is_some_and(|at| self.range.mapping().populate(at, n as usize * bufs.size as usize).is_ok())
+        let (offset, bytes) = (u64::from(first.0) * u64::from(bufs.size), u64::from(n) * u64::from(bufs.size));
+        in_pool && self.populate_bytes(bufs.offset + offset, bytes)
+    }
+
+    /// The same of `bytes` bytes from byte `offset` of the memfd on; `false` also if they do not lie in the region.
+    pub fn populate_bytes(&self, offset: u64, bytes: u64) -> bool {
+        let at = self.range_offset(offset).zip(usize::try_from(bytes).ok());
+        at.is_some_and(|(at, bytes)| self.range.mapping().populate(at, bytes).is_ok())
     }
 
     /// Copies data of this process, from addresses that may be unmapped, to the starts of buffers: up to [`MAX_PIECES`]

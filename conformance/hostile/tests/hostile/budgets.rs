@@ -325,6 +325,53 @@ fn extra_buffers_of_a_session_are_bounded_by_their_bytes() {
     });
 }
 
+/// A port with many pages that the daemon touches: another thread makes them resident, and others are served meanwhile.
+#[test]
+fn the_memory_of_a_large_port_is_prepared_beside_the_control_thread() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        assert_served(home, BOB);
+        until("it is closed", || home.snapshot().sessions.is_empty());
+        let fds = home.daemon_fds();
+        let pid = home.daemon().as_raw_nonzero();
+        // Of the control thread: page faults without input or output, the eighth field after the name.
+        let faults = || {
+            let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).expect("it runs");
+            let fields = text.rsplit_once(')').expect("a name").1.split_whitespace();
+            fields.skip(7).find_map(|field| field.parse::<u64>().ok()).expect("a number")
+        };
+        let (nr_tx_rings, nr_rx_rings, nr_tx_slots, nr_rx_slots) = (8, 8, 4096, 4096);
+        let rings = NmreqRegister { nr_tx_rings, nr_rx_rings, nr_tx_slots, nr_rx_slots, ..Default::default() };
+        let extra = NmreqRegister { nr_extra_bufs: 2048, ..Default::default() };
+        // 32 rings of 16 pages; two extra buffers in a page.
+        for (fields, pages) in [(rings, 32 * 16), (extra, 1024)] {
+            let before = faults();
+            let raw = connect_as(home, ALICE);
+            let (errno, reply, files) = raw.request(&register("large{1", fields));
+            assert_eq!(errno, 0, "{reply:?}");
+            let faulted = faults() - before;
+            assert!(faulted < pages / 2, "{faulted} page faults of the control thread for {pages} pages");
+            summary(&format!("{faulted} page faults of the control thread for a port with {pages} pages"));
+            assert!(users(home, Some(ALICE)).memory.used >= pages << 12, "it is charged");
+            drop((raw, reply, files));
+            until("it is closed", || home.snapshot().sessions.is_empty());
+        }
+        // Clients that leave while it is prepared.
+        for n in 0..40 {
+            let raw = connect_as(home, ALICE);
+            let message = register(&format!("left{n}{{1"), if n % 2 == 0 { rings } else { extra }).encode();
+            raw.send(&wire::encode(NetmapRequest::KIND, 0, 0, 0, &message)).expect("room for a message");
+        }
+        assert_served(home, BOB);
+        until("nothing is left of them", || {
+            let now = home.snapshot();
+            now.sessions.is_empty() && now.regions.is_empty()
+        });
+        until("their files are closed", || home.daemon_fds() <= fds);
+        until("nothing is charged", || home.snapshot().users.iter().all(|user| user.uid != Some(ALICE)));
+    });
+}
+
 /// All pages of a region are written to, so that freeing them takes long.
 #[test]
 fn a_full_region_is_freed_by_a_thread_of_its_own() {

@@ -4,10 +4,14 @@
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::thread::{self, sleep};
+use std::time::Duration;
 
 use conformance::home::until;
 use conformance::net::{CABLE, DIRECT, Held, MEDIATED, Net, set_policy};
 use conformance::packet::Rng;
+use conformance::replace::try_replace;
 use conformance::{Home, isolated};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 use unetmap::abi::*;
@@ -359,6 +363,41 @@ fn a_look_at_an_interface_that_takes_long_delays_nobody_else() {
         drop((open, answer));
         net.assert_given_back();
         nothing_is_left(home);
+    });
+}
+
+/// Some request of a tenant always waits for a look at an interface: the daemon begins no further one until it is
+/// replaced.
+#[test]
+fn a_tenant_that_keeps_asking_does_not_hold_off_a_replacement() {
+    isolated(|home| {
+        let Some(net) = net_for_users(home, &policy(&[ALICE], "direct"), "network-lock") else { return };
+        let (stop, asked) = (AtomicBool::new(false), AtomicU32::new(0));
+        let ask_on = || {
+            while !stop.load(Relaxed) {
+                let info = (NETMAP_REQ_PORT_INFO_GET, "va", NmreqPortInfoGet::default());
+                let raw = ask_as(ALICE, (&net, home), (info.0, info.1, info.2.as_bytes()));
+                raw.receive_after_reset();
+                asked.fetch_add(1, Relaxed);
+            }
+        };
+        let slow_down = || {
+            while !stop.load(Relaxed) {
+                let held = Held::new(home);
+                sleep(Duration::from_millis(50));
+                drop(held);
+                sleep(Duration::from_millis(5));
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(slow_down);
+            (0..4).for_each(|_| _ = scope.spawn(ask_on));
+            until("requests wait one after the other", || asked.load(Relaxed) > 8);
+            let replaced = try_replace(home, None);
+            stop.store(true, Relaxed);
+            assert!(replaced.status.success(), "{}", String::from_utf8_lossy(&replaced.stderr));
+        });
+        assert_eq!(open_as(ALICE, &net, home).receive().expect("an answer").errno, 0);
     });
 }
 

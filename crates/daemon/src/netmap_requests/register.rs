@@ -17,6 +17,7 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<(), Refusal> {
     let name = call.name()?;
     let options = Options { offsets: call.request.option(NETMAP_REQ_OPT_OFFSETS) };
     let mut register = call.body::<NmreqRegister>()?;
+    call.daemon.expect_memory(&register, name.contains(['{', '}']), call.caller);
     let extmem = extmem_region(call)?;
     if let Some(region) = extmem {
         register.nr_mem_id = call.daemon.registry.regions.mem_id(region);

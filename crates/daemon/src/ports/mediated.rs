@@ -308,7 +308,7 @@ impl Port for Mediated {
     }
 
     fn other_usage(&self) -> Amounts {
-        thread_usage(self.threads.len())
+        thread_usage(self.inner.endpoints[0].shape.pairs())
     }
 
     fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {

@@ -39,17 +39,19 @@ use unetmap_core::control::request::FORCE;
 use unetmap_core::errno::EINVAL;
 use unetmap_mem::ChannelPage;
 
-use crate::budget::{Amounts, Users};
+use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::descriptors::{Outgoing, cannot};
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::events::EventLog;
 use crate::knobs::{KnobSources, Knobs};
+use crate::ledger::Ledger;
 use crate::offsets::OffsetLayout;
 use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope, Sizes};
 use crate::registry::{self, PortRecord};
+use crate::users::Users;
 
 use arrival::ArrivalThread;
 use mediated::MediatedKey;
@@ -241,7 +243,7 @@ pub(crate) trait Port: PortRecord + Any {
     /// The user that the port belongs to.
     fn owner(&self) -> u32;
 
-    /// What it takes of its user's budget, besides its endpoints.
+    /// What it takes of its user's budget, besides its endpoints, for as long as it exists.
     fn other_usage(&self) -> Amounts {
         Amounts::default()
     }
@@ -312,8 +314,9 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Returns a daemon without ports. Private regions are numbered from `first_mem_id`.
     pub(crate) fn new(knobs: Knobs, admission: Admission, first_mem_id: u16) -> Daemon {
+        let ledger = Ledger::default();
         Daemon {
-            registry: Registry::new(first_mem_id),
+            registry: Registry::new(first_mem_id, ledger.clone()),
             nics: NicState::default(),
             vale: ValeState::new(knobs.thread_plan().clone(), knobs.switch_addresses()),
             monitors: MonitorState::default(),
@@ -324,7 +327,7 @@ impl Daemon {
             knobs,
             knob_sources: KnobSources::default(),
             admission,
-            users: Users::default(),
+            users: Users { ledger, ..Users::default() },
             events: EventLog::default(),
         }
     }

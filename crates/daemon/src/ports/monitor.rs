@@ -31,7 +31,7 @@ use crate::caller::Caller;
 use crate::descriptors::Outgoing;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionRecord, Scope, Sizes, shared_page};
+use crate::region::{NewMemory, RegionKey, RegionRecord, Scope, Sizes, shared_page};
 use crate::registry::{BufferRepair, PortRecord};
 use crate::shape::EndpointShape;
 use crate::tuning::region::MAX_EXTRA;
@@ -411,7 +411,8 @@ impl Monitor {
             (Endpoint::create(region, mirror_shape, DataPath::None)?, MirrorMemory::Shared(file, pools))
         } else {
             let sizes = sizes.for_one_interface(count, count * shape.rx_slots.get());
-            let mut own = Box::new(RegionRecord::create((0, 0), scope, &name, sizes, None)?);
+            let memory = NewMemory::create("unetmap-monitor", sizes, None)?;
+            let mut own = Box::new(RegionRecord::create((0, 0), scope, &name, memory));
             (Endpoint::create(&mut own, mirror_shape, DataPath::None)?, MirrorMemory::Own(own))
         };
         // As on an interface, each slot has a buffer of its own.

@@ -19,6 +19,7 @@ use super::pipe_rings::SavedPipeRings;
 use super::sink::SavedSink;
 use super::vale::SavedValePort;
 use super::{Daemon, Port, PortKey, Registry, Session};
+use crate::budget::{Amounts, Resource};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot, invalid};
 use crate::endpoint::RingSelection;
 use crate::refusal::{Refusal, refuse};
@@ -181,7 +182,8 @@ impl Registry {
             iface,
             iface_offset: saved.iface_offset,
             extra: saved.extra,
-            descriptors: saved.descriptors,
+            descriptors: (saved.descriptors > 0)
+                .then(|| self.ledger.charge(saved.uid, Amounts::of(Resource::Descriptors, saved.descriptors.into()))),
         })
     }
 }
@@ -199,6 +201,6 @@ fn save_session(session: &Session) -> SavedSession {
         request: session.request.as_bytes().to_vec(),
         iface_offset: session.iface_offset,
         extra: session.extra,
-        descriptors: session.descriptors,
+        descriptors: session.descriptors.as_ref().map_or(0, |charge| charge.amounts()[Resource::Descriptors] as u32),
     }
 }

@@ -17,7 +17,7 @@ use crate::endpoint::RingSelection;
 use crate::events::What;
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, Scope};
+use crate::region::{Need, RegionKey, Scope};
 use crate::tuning::region::{MAX_EXTRA, MAX_EXTRA_BYTES_OF_USER};
 use crate::user_arena::UserArena;
 
@@ -83,7 +83,7 @@ impl Daemon {
             iface,
             iface_offset,
             extra,
-            descriptors: 0,
+            descriptors: None,
         };
         // From here on the session is registered, so that closing it undoes all of this.
         let id = self.registry.add_session(session);
@@ -102,6 +102,19 @@ impl Daemon {
     pub(crate) fn port_name<'a>(&'a self, session: &'a Session) -> &'a str {
         let port = self.registry.port(&session.port);
         port.ok().and_then(|port| port.own_name()).unwrap_or(&session.name)
+    }
+
+    /// Has the memory prepared that REGISTER will touch, if it is much, the user may have it, and the request creates a
+    /// region.
+    pub(crate) fn expect_memory(&mut self, request: &NmreqRegister, is_pipe: bool, caller: &Caller) {
+        let scope = self.scope(caller);
+        let has_budget = !self.has_no_budget(scope.uid);
+        if let Some(need) = Need::of(request, is_pipe, has_budget).filter(Need::is_large)
+            && self.registry.regions.can_wait()
+            && (!has_budget || self.budget_check().check(scope.uid, need.amounts()).is_ok())
+        {
+            self.registry.regions.expect(need);
+        }
     }
 
     /// Adds the events of a session that was opened; `is_first` if its port was not open.
@@ -133,9 +146,10 @@ impl Daemon {
     pub(crate) fn keep_descriptors(&mut self, session: u64, fds: &[OwnedFd]) -> Result<(), Refusal> {
         let Some(found) = self.registry.sessions.get(&session) else { return Ok(()) };
         let scope = Scope { uid: found.uid, netns: 0 };
-        self.check_budget(scope, Amounts::of(Resource::Descriptors, fds.len() as u64))?;
+        let amounts = Amounts::of(Resource::Descriptors, fds.len() as u64);
+        self.check_budget(scope, amounts)?;
         if let Some(found) = self.registry.sessions.get_mut(&session) {
-            found.descriptors = fds.len() as u32;
+            found.descriptors = Some(self.registry.ledger.charge(scope.uid, amounts));
         }
         Ok(())
     }

@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! What each user has of the daemon, and whether it may have more.
 //!
-//! It is computed from the registry when a user asks for more, and for `unetmap ls --users`: no counter could disagree
-//! with what there is. A request that would exceed a budget is refused before anything is created for it. The sizes of
-//! what it would create bound the time that it takes, too.
+//! It is charged where it is created (`ledger`), as every request for more needs the sums. A request that would exceed
+//! a budget is refused before anything is created for it. The sizes of what it would create bound the time that it
+//! takes, too.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Serialize;
 use unetmap_core::errno::EDQUOT;
 
 use super::mediated::Mediated;
 use super::nic::NicPort;
-use super::{Daemon, Port, PortKey};
+use super::{Daemon, Port, PortKey, Registry};
 use crate::budget::{Amounts, Budgets, Resource};
+use crate::ledger::{Charge, Ledger};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, Scope};
+use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
 use crate::tuning::budget::LARGEST_PORT;
 
 /// What one user, or all of them, have and may have, for `unetmap ls --users`.
@@ -45,7 +48,7 @@ pub(crate) struct BudgetCheck {
     budgets: Budgets,
     /// Descriptors that the daemon can have.
     files: u64,
-    usage: BTreeMap<u32, Amounts>,
+    ledger: Ledger,
 }
 
 impl BudgetCheck {
@@ -54,16 +57,9 @@ impl BudgetCheck {
         self.budgets.of(uid).requests
     }
 
-    /// Counts what a user has got meanwhile.
-    pub(crate) fn add(&mut self, uid: u32, more: Amounts) {
-        *self.usage.entry(uid).or_default() += more;
-    }
-
     /// Refuses what would give a user more than its budget, or all users more than theirs.
     pub(crate) fn check(&self, uid: u32, more: Amounts) -> Result<(), Refusal> {
-        let own = self.usage.get(&uid).copied().unwrap_or_default();
-        let mut all = Amounts::default();
-        self.usage.iter().filter(|(uid, _)| **uid != 0).for_each(|(_, amounts)| all += *amounts);
+        let (own, all) = self.ledger.of(uid);
         let (budget, total) = (self.budgets.of(uid).amounts, self.budgets.total(self.files));
         let largest = budget[Resource::Slots] / LARGEST_PORT;
         if more[Resource::Slots] > largest {
@@ -112,6 +108,10 @@ impl Daemon {
         if self.has_no_budget(scope.uid) {
             return Ok(());
         }
+        // Now and then, as it looks at all ports.
+        if self.registry.last_session().is_multiple_of(64) {
+            self.check_charges();
+        }
         self.budget_check().check(scope.uid, more).inspect_err(|refusal| self.budget_reached(scope.uid, refusal))
     }
 
@@ -123,11 +123,23 @@ impl Daemon {
 
     /// What users may have and have now.
     pub(crate) fn budget_check(&mut self) -> BudgetCheck {
-        BudgetCheck { budgets: self.budgets(), files: self.users.files, usage: self.usage() }
+        BudgetCheck { budgets: self.budgets(), files: self.users.files, ledger: self.users.ledger.clone() }
     }
 
-    /// What each user has.
-    fn usage(&self) -> BTreeMap<u32, Amounts> {
+    /// In builds for debugging: compares what users are charged with what there is.
+    pub(crate) fn check_charges(&self) {
+        // What is charged for memory that is prepared is in no list.
+        if cfg!(debug_assertions) && !self.registry.regions.are_any_prepared() {
+            let (charged, counted) = (self.users.ledger.all(), self.counted_usage());
+            assert_eq!(charged, counted, "charged, counted");
+            let mut all = Amounts::default();
+            counted.iter().filter(|(uid, _)| **uid != 0).for_each(|(_, amounts)| all += *amounts);
+            assert_eq!(self.users.ledger.of(0).1, all, "all users but root");
+        }
+    }
+
+    /// What each user has, counted.
+    fn counted_usage(&self) -> BTreeMap<u32, Amounts> {
         let mut usage = BTreeMap::<u32, Amounts>::new();
         for (uid, user) in &self.users.connected {
             let sum = usage.entry(*uid).or_default();
@@ -140,7 +152,7 @@ impl Daemon {
             }
         }
         for record in self.registry.regions.iter().filter(|record| record.scope.uid != DAEMON_UID) {
-            *usage.entry(record.scope.uid).or_default() += Amounts::of_region(record);
+            *usage.entry(record.scope.uid).or_default() += record.amounts();
         }
         // The buffers of a region are locked once, for all interfaces in it.
         let nics = self.registry.all::<NicPort>().map(|nic| (PortKey::Nic(nic.key), nic));
@@ -148,29 +160,31 @@ impl Daemon {
             nics.filter_map(|(key, nic)| Some((self.registry.port(&key).ok()?.region(), (key, nic.scope.uid))));
         for (region, (key, owner)) in locked.collect::<BTreeMap<_, _>>() {
             if let (Some(record), Some(owner)) = (self.registry.regions.get(region), self.user_of(&key, owner)) {
-                let bytes = record.region.geometry().bufs;
-                let bytes = u64::from(bytes.count) * u64::from(bytes.size);
-                usage.entry(owner).or_default()[Resource::Memory] += bytes;
+                usage.entry(owner).or_default()[Resource::Memory] += bytes_of_buffers(record);
             }
         }
         for session in self.registry.sessions.values() {
-            usage.entry(session.uid).or_default()[Resource::Descriptors] += u64::from(session.descriptors);
+            if let Some(charge) = &session.descriptors {
+                *usage.entry(session.uid).or_default() += charge.amounts();
+            }
         }
         usage
     }
 
-    /// The user for whom a port of `owner` exists: of an interface that the daemon runs for a program, the program's.
+    /// The user for whom a port of `owner` exists: of an interface that the daemon runs for a program, the program's;
+    /// `None`: it is the daemon's.
     fn user_of(&self, key: &PortKey, owner: u32) -> Option<u32> {
-        let PortKey::Nic(nic) = key else { return Some(owner) };
         if owner != DAEMON_UID {
             return Some(owner);
         }
+        let PortKey::Nic(nic) = key else { return None };
         self.registry.all::<Mediated>().find(|port| port.nic() == *nic).map(|port| port.owner())
     }
 
     /// What users have and may have: user `only`, or each of them and all together.
     pub(crate) fn user_snapshots(&mut self, only: Option<u32>) -> Vec<UserSnapshot> {
-        let (budgets, usage) = (self.budgets(), self.usage());
+        let (budgets, usage) = (self.budgets(), self.users.ledger.all());
+        self.check_charges();
         let row = |uid: Option<u32>, used: Amounts, limit: Option<Amounts>, requests, refused| {
             let share = |r: Resource| Share { used: used[r], limit: limit.map(|limit| limit[r]) };
             let resources = Resource::ALL.into_iter().map(|r| (r.key(), share(r))).collect();
@@ -194,9 +208,47 @@ impl Daemon {
     }
 }
 
+impl Registry {
+    /// Adds a port, which stays in its region, and charges its user. The interface of a mediated port is charged with
+    /// that.
+    pub(crate) fn insert(&mut self, key: PortKey, port: Box<dyn Port>) {
+        let (uid, ledger) = (port.owner(), self.ledger.clone());
+        let charge = |port: &dyn Port| Arc::new(ledger.charge(uid, of_port(port)));
+        let mut charges = Vec::new();
+        let mediated = (&*port as &dyn Any).downcast_ref::<Mediated>().map(|port| PortKey::Nic(port.nic()));
+        if let Some(nic) = mediated.and_then(|nic| self.port(&nic).ok()) {
+            let region = nic.region();
+            charges.push(charge(nic));
+            charges.extend(self.charge_locked(region, uid));
+        }
+        if uid != DAEMON_UID {
+            charges.push(charge(&*port));
+            if let PortKey::Nic(_) = key {
+                charges.extend(self.charge_locked(port.region(), uid));
+            }
+        }
+        self.insert_charged(key, port, charges);
+    }
+
+    /// Charges the buffers of a region, which are locked once for all interfaces in it.
+    fn charge_locked(&mut self, region: RegionKey, uid: u32) -> Option<Arc<Charge>> {
+        let record = self.regions.get_mut(region)?;
+        Some(record.locked.upgrade().unwrap_or_else(|| {
+            let charge = Arc::new(self.ledger.charge(uid, Amounts::of(Resource::Memory, bytes_of_buffers(record))));
+            record.locked = Arc::downgrade(&charge);
+            charge
+        }))
+    }
+}
+
+fn bytes_of_buffers(record: &RegionRecord) -> u64 {
+    let bufs = record.region.geometry().bufs;
+    u64::from(bufs.count) * u64::from(bufs.size)
+}
+
 /// What a port takes, with all endpoints and threads that belong to it.
 fn of_port(port: &dyn Port) -> Amounts {
     let mut sum = port.other_usage();
-    port.endpoints().iter().for_each(|endpoint| sum += Amounts::of_endpoint(endpoint));
+    port.endpoints().iter().for_each(|endpoint| sum += Amounts::endpoints(1, endpoint.shape));
     sum
 }

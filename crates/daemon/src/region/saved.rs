@@ -2,7 +2,7 @@
 //! A region as the daemon hands it to its successor.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 use unetmap_mem::{BufPool, Geometry, ObjectPool, PoolShape, Region, SavedBufs};
@@ -113,6 +113,8 @@ impl SavedRegion {
             persistent_ports: self.persistent_ports,
             retired_ports: self.retired_ports,
             extra: self.extra,
+            charge: None,
+            locked: Weak::new(),
         })
     }
 }

@@ -2,12 +2,14 @@
 //! The regions that ports lie in: creating them, and finding one by the number that programs use.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::{Arc, Weak};
 
-use unetmap_core::errno::{EINVAL, ENOMEM, ENXIO};
+use unetmap_core::errno::{EAGAIN, EINVAL, ENOMEM, ENXIO};
 
+use crate::ledger::Ledger;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, Sizes};
+use crate::region::{DAEMON_UID, Need, NewMemory, Prepared, RegionKey, RegionRecord, Scope, Sizes};
 use crate::region_freer::Freer;
 use crate::user_arena::UserArena;
 
@@ -19,6 +21,10 @@ pub(crate) struct Regions {
     /// Whether new regions are placed in arenas, where the node can map them.
     pub(crate) use_arenas: bool,
     freer: Freer,
+    ledger: Ledger,
+    request: RequestMemory,
+    /// A reference for each piece of memory that is prepared for a request.
+    prepared: Arc<()>,
     /// The first number of private regions.
     first_mem_id: u16,
     /// No lower number of a private region is free.
@@ -27,13 +33,28 @@ pub(crate) struct Regions {
     next_key: RegionKey,
 }
 
+/// The memory of a region that the request which is being answered may create.
+#[derive(Default)]
+struct RequestMemory {
+    can_wait: bool,
+    /// How much of it will be touched, if that is to be prepared.
+    need: Option<Need>,
+    /// Memory that was prepared.
+    prepared: Option<Box<Prepared>>,
+    /// Memory that is to be prepared.
+    begun: Option<Box<Prepared>>,
+}
+
 impl Regions {
-    pub(super) fn new(first_mem_id: u16) -> Regions {
+    pub(super) fn new(first_mem_id: u16, ledger: Ledger) -> Regions {
         Regions {
             all: BTreeMap::new(),
             arenas: BTreeMap::new(),
             use_arenas: false,
             freer: Freer::default(),
+            ledger,
+            request: RequestMemory::default(),
+            prepared: Arc::default(),
             first_mem_id,
             maybe_free: first_mem_id,
             next_key: RegionKey::from(u16::MAX) + 1,
@@ -104,7 +125,7 @@ impl Regions {
     pub(crate) fn create_device(&mut self, scope: Scope, name: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
         let mem_id = self.free_number()?;
         let key = RegionKey::from(mem_id);
-        self.all.insert(key, RegionRecord::create_device((key, mem_id), scope, name, sizes)?);
+        self.insert(RegionRecord::create_device((key, mem_id), scope, name, sizes)?);
         Ok(key)
     }
 
@@ -117,8 +138,60 @@ impl Regions {
     ) -> Result<RegionKey, Refusal> {
         let mem_id = self.free_number()?;
         let key = RegionKey::from(mem_id);
-        self.all.insert(key, RegionRecord::create((key, mem_id), scope, name, sizes, arena)?);
+        let memory = self.new_memory(mem_id, scope, sizes, arena)?;
+        self.insert(RegionRecord::create((key, mem_id), scope, name, memory));
         Ok(key)
+    }
+
+    /// Returns memory for a new region: that which was prepared for the request, if it fits. Of a region that the
+    /// request will use much of, it is prepared first: the request is refused with EAGAIN, and answered again then.
+    fn new_memory(
+        &mut self,
+        mem_id: u16,
+        scope: Scope,
+        sizes: Sizes,
+        arena: Option<&Arc<UserArena>>,
+    ) -> Result<NewMemory, Refusal> {
+        let prepared = self.request.prepared.take();
+        if let Some(memory) = prepared.and_then(|memory| memory.into_memory(scope, sizes, arena.is_some())) {
+            return Ok(memory);
+        }
+        let memory = NewMemory::create(&format!("unetmap-{mem_id}"), sizes, arena)?;
+        match self.request.need.take() {
+            Some(need) if scope.uid != DAEMON_UID => {
+                let charge = self.ledger.charge(scope.uid, need.amounts());
+                self.request.begun = Some(Box::new(Prepared::new(memory, scope, charge, &need, &self.prepared)));
+                refuse(EAGAIN, "the memory of the port is being prepared: try again")
+            }
+            _ => Ok(memory),
+        }
+    }
+
+    /// Begins to answer a request: one that has waited for memory gets it, one that has not `can_wait`.
+    pub(crate) fn begin_request(&mut self, memory: Option<Box<Prepared>>, can_wait: bool) {
+        let mut prepared = memory;
+        prepared.iter_mut().for_each(|memory| memory.end_charge());
+        self.request = RequestMemory { can_wait: can_wait && prepared.is_none(), need: None, prepared, begun: None };
+    }
+
+    /// Whether the request that is being answered can wait for memory.
+    pub(crate) fn can_wait(&self) -> bool {
+        self.request.can_wait
+    }
+
+    /// Whether any request waits for memory.
+    pub(crate) fn are_any_prepared(&self) -> bool {
+        Arc::strong_count(&self.prepared) > 1
+    }
+
+    /// The request will touch so much of a region that it creates.
+    pub(crate) fn expect(&mut self, need: Need) {
+        self.request.need = Some(need);
+    }
+
+    /// Ends a request: returns the memory that it must wait for, after which it is to be answered again.
+    pub(crate) fn end_request(&mut self, errno: i32) -> Option<Box<Prepared>> {
+        mem::take(&mut self.request).begun.filter(|_| errno == EAGAIN)
     }
 
     fn free_number(&mut self) -> Result<u16, Refusal> {
@@ -135,12 +208,15 @@ impl Regions {
         let key = self.next_key;
         self.next_key += 1;
         let arena = self.arena_for(scope);
-        self.all.insert(key, RegionRecord::create((key, 1), scope, "interfaces", sizes, arena.as_ref())?);
+        let memory = self.new_memory(1, scope, sizes, arena.as_ref())?;
+        self.insert(RegionRecord::create((key, 1), scope, "interfaces", memory));
         Ok(key)
     }
 
-    /// Adds a region that an earlier daemon had.
-    pub(crate) fn insert(&mut self, record: RegionRecord) {
+    /// Adds a region, and charges its user.
+    pub(crate) fn insert(&mut self, mut record: RegionRecord) {
+        let uid = record.scope.uid;
+        record.charge = (uid != DAEMON_UID).then(|| self.ledger.charge(uid, record.amounts()));
         self.all.insert(record.key, record);
     }
 
@@ -154,7 +230,9 @@ impl Regions {
     }
 
     pub(super) fn remove(&mut self, key: RegionKey) {
-        if let Some(record) = self.all.remove(&key) {
+        if let Some(mut record) = self.all.remove(&key) {
+            // It may wait to be freed.
+            record.charge = None;
             if let Ok(number) = u16::try_from(key) {
                 self.maybe_free = self.maybe_free.min(number.max(self.first_mem_id));
             }

@@ -174,11 +174,8 @@ impl Server {
         }
         self.next_token += 2;
         self.daemon.users.add_connection(peer.uid);
-        let rate = (!self.daemon.has_no_budget(peer.uid)).then(|| {
-            let budgets = checks.budgets(&mut self.daemon);
-            budgets.add(peer.uid, Amounts::connection());
-            budgets.request_rate(peer.uid)
-        });
+        let rate =
+            (!self.daemon.has_no_budget(peer.uid)).then(|| checks.budgets(&mut self.daemon).request_rate(peer.uid));
         if rate.is_some() {
             self.newcomers.push_back((Instant::now(), token));
         }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::sleep;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use unetmap_core::errno::{EAGAIN, EIO, EPERM};
@@ -23,11 +23,21 @@ use crate::ports::{arrival, mediator, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::requests::LockHolder;
 use crate::service::Service;
-use crate::tuning::handover::{COMMIT_LIMIT, SEND_POLL};
+use crate::tuning::handover::{COMMIT_LIMIT, DRAIN_LIMIT, SEND_POLL};
 use crate::user_arena::UserArena;
 
 /// `ETOOMANYREFS`: the receiver has to take some descriptors first.
 const TOO_MANY_IN_FLIGHT: i32 = 109;
+
+/// Work that is kept back so that the daemon can be replaced.
+pub(super) struct Drain {
+    /// The connection of the process that is to replace this one.
+    successor: u64,
+    /// When work is no longer kept back or, if it `is_over`, when it can be again.
+    until: Instant,
+    held: Vec<(u32, Work)>,
+    is_over: bool,
+}
 
 impl Server {
     /// A connection asks to replace the daemon: done when its user's turn is over. Returns `false` when the connection
@@ -84,6 +94,7 @@ impl Server {
                 true
             }
             Err(Refusal { errno: EAGAIN, .. }) => {
+                self.drain(token);
                 if let Some(client) = self.clients.get(&token) {
                     let _ = broker::send(&client.fd, &Reply::Busy, &[]);
                 }
@@ -103,6 +114,46 @@ impl Server {
         }
     }
 
+    /// Until the process at this connection has replaced this one, or has ended, and for at most [`DRAIN_LIMIT`], only
+    /// what is in progress is completed: messages that are answered at once could be followed by others without end. As
+    /// long again passes before the next drain.
+    fn drain(&mut self, successor: u64) {
+        if self.drain.is_none() {
+            let until = Instant::now() + DRAIN_LIMIT;
+            self.drain = Some(Drain { successor, until, held: Vec::new(), is_over: false });
+        }
+    }
+
+    /// Keeps back work that would begin something while only what is in progress is completed; else returns it.
+    pub(super) fn hold_back(&mut self, uid: u32, work: Work) -> Option<Work> {
+        let Some(drain) = self.drain.as_mut().filter(|drain| !drain.is_over) else { return Some(work) };
+        match work {
+            Work::Message(token) if token == drain.successor => Some(work),
+            Work::Message(_) | Work::Admit => {
+                drain.held.push((uid, work));
+                None
+            }
+            _ => Some(work),
+        }
+    }
+
+    /// Has the work done that was kept back, if it is due; returns the time until it is.
+    pub(super) fn end_drain(&mut self, now: Instant) -> Option<Duration> {
+        let drain = self.drain.as_mut()?;
+        let left = drain.until.saturating_duration_since(now);
+        if self.clients.contains_key(&drain.successor) && !left.is_zero() {
+            return Some(left);
+        }
+        let had_any = !drain.held.is_empty();
+        drain.held.drain(..).for_each(|(uid, work)| self.turns.push(uid, work));
+        if drain.is_over || !self.clients.contains_key(&drain.successor) {
+            self.drain = None;
+        } else {
+            (drain.is_over, drain.until) = (true, now + DRAIN_LIMIT);
+        }
+        had_any.then_some(Duration::ZERO)
+    }
+
     /// Completes what is in progress. Messages that were not read yet are the successor's to read.
     fn settle(&mut self) -> Result<(), Refusal> {
         while let Some(uid) = self.waiting.any_user() {
@@ -115,6 +166,17 @@ impl Server {
         while let Some((&token, _)) = self.clients.iter().find(|(_, client)| is_snapshot(client)) {
             self.continue_answer(token);
         }
+        // Memory that a thread prepares is not waited for.
+        let mut prepared = Vec::new();
+        for (token, client) in &mut self.clients {
+            if let Some((_, Task::Wait(waited, _))) = &mut client.task
+                && (waited.is_prepared || waited.memory.is_some())
+            {
+                waited.is_prepared = false;
+                prepared.push(*token);
+            }
+        }
+        prepared.into_iter().for_each(|token| self.continue_answer(token));
         if self.clients.values().any(|client| client.task.is_some()) {
             return refuse(EAGAIN, "a program waits for an interface that is being opened or closed: try again");
         }

@@ -12,7 +12,7 @@ use crate::ports::nic::survey::{self, Begun};
 use crate::ports::nic::{self, settle};
 
 impl Server {
-    /// Has the messages answered again that have waited for interfaces.
+    /// Has the messages answered again that have waited for interfaces, or for memory.
     pub(super) fn interfaces_are_back(&mut self) {
         let Back { nics, surveys } = settle::take_back(&mut self.daemon);
         for (token, survey) in surveys {
@@ -36,6 +36,7 @@ impl Server {
             }
         }
         self.add_watches();
+        self.memory_is_ready();
     }
 
     /// Has a thread read about the interface that a message names, which has waited for `nic`.
@@ -44,7 +45,8 @@ impl Server {
         let Ok(caller) = Caller::of_connection(&client.fd, client.peer) else { return Begun::Unneeded };
         let begun = survey::begin(&mut self.daemon, (kind, payload), &caller, token);
         if matches!(begun, Begun::Waits) {
-            client.task = Some((kind, Task::Wait(Waited { nic, survey: None, is_surveyed: true }, payload.to_vec())));
+            client.task =
+                Some((kind, Task::Wait(Waited { nic, is_surveyed: true, ..Waited::default() }, payload.to_vec())));
         }
         begun
     }

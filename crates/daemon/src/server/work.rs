@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::awaited::Awaited;
 use crate::node::Job;
 use crate::ports::nic::surveyed::Survey;
+use crate::region::Prepared;
 use crate::requests::SnapshotTask;
 
 /// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of lock holders the odd ones
@@ -19,7 +20,7 @@ pub(super) const NO_MESSAGE: &str = "no message";
 pub(super) const WATCHES: u64 = 1 << 63;
 /// Jobs of the node's threads.
 pub(super) const NODE: u64 = 1 << 62;
-/// What threads have done about interfaces.
+/// What threads have done about interfaces, or memory that one has prepared.
 pub(super) const INTERFACES: u64 = 1 << 61;
 
 /// An answer that is not complete.
@@ -31,7 +32,7 @@ pub(super) enum Task {
 }
 
 /// What a message has waited for.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Waited {
     /// The interface for which it was refused.
     pub(super) nic: Option<Awaited>,
@@ -39,6 +40,12 @@ pub(super) struct Waited {
     pub(super) survey: Option<Arc<Survey>>,
     /// Whether a thread reads of it.
     pub(super) is_surveyed: bool,
+    /// Memory that was prepared for it.
+    pub(super) memory: Option<Box<Prepared>>,
+    /// Whether a thread prepares that.
+    pub(super) is_prepared: bool,
+    /// Whether it has waited for memory: it does so once.
+    pub(super) had_memory: bool,
 }
 
 /// What is done at a user's turn.

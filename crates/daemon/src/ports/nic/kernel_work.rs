@@ -104,6 +104,11 @@ impl KernelWork {
         self.channel.as_ref().map(|(DoneSender(_, doorbell), _)| doorbell.as_fd())
     }
 
+    /// The same doorbell, for another thread.
+    pub(crate) fn shared_doorbell(&self) -> Option<Arc<Doorbell>> {
+        self.channel.as_ref().map(|(DoneSender(_, doorbell), _)| doorbell.clone())
+    }
+
     /// Something of the interface may be unneeded now.
     pub(crate) fn check_later(&mut self, nic: NicKey) {
         self.unneeded.insert(nic);

@@ -209,7 +209,7 @@ fn find_or_create_direct(
     let mut usage = super::usage(shape);
     if daemon.region_by_number(1, caller).is_err() {
         let sizes = daemon.knobs.interface_sizes(shape.all_slots(), driver_offers_it(link, caller));
-        usage += Amounts::region(sizes.bufs.0).and(Amounts::locked_buffers(sizes));
+        usage += Amounts::region(sizes.bufs.0).and(Amounts::locked_buffers(sizes.bufs));
     }
     daemon.check_budget(scope, usage)?;
     let region = match region {
@@ -270,7 +270,7 @@ pub(crate) fn not_free<T>(daemon: &mut Daemon, key: NicKey) -> Result<T, Refusal
 /// What an interface takes that the daemon uses itself, with its region.
 pub(crate) fn usage_for_daemon(daemon: &Daemon, shape: EndpointShape, zero_copy: bool) -> Amounts {
     let sizes = daemon.knobs.mediated_sizes(zero_copy).for_one_interface(shape.all_rings(), shape.all_slots());
-    super::usage(shape).and(Amounts::region(sizes.bufs.0)).and(Amounts::locked_buffers(sizes))
+    super::usage(shape).and(Amounts::region(sizes.bufs.0)).and(Amounts::locked_buffers(sizes.bufs))
 }
 
 /// Opens an interface that the daemon uses itself, in a region of its own.

@@ -222,7 +222,7 @@ impl Port for CopiedEnd {
     }
 
     fn other_usage(&self) -> Amounts {
-        thread_usage(self.threads.len())
+        thread_usage(self.inner.endpoints[self.key.index].shape.pairs())
     }
 
     fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! What each user has of the daemon. It is charged where it comes into being, and given back when the [`Charge`] that
+//! stands for it is dropped.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::budget::Amounts;
+
+/// What all users have.
+#[derive(Clone, Default)]
+pub(crate) struct Ledger(Arc<Mutex<Totals>>);
+
+#[derive(Default)]
+struct Totals {
+    /// Of users who have anything.
+    users: BTreeMap<u32, Amounts>,
+    /// Of all users but root.
+    others: Amounts,
+}
+
+/// An amount that a user has for as long as this exists.
+pub(crate) struct Charge {
+    ledger: Ledger,
+    uid: u32,
+    amounts: Amounts,
+}
+
+impl Ledger {
+    fn totals(&self) -> MutexGuard<'_, Totals> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Charges a user.
+    pub(crate) fn charge(&self, uid: u32, amounts: Amounts) -> Charge {
+        let mut charge = Charge { ledger: self.clone(), uid, amounts: Amounts::default() };
+        charge.set(amounts);
+        charge
+    }
+
+    /// What a user has, and what all users but root have.
+    pub(crate) fn of(&self, uid: u32) -> (Amounts, Amounts) {
+        let totals = self.totals();
+        (totals.users.get(&uid).copied().unwrap_or_default(), totals.others)
+    }
+
+    /// What each user has.
+    pub(crate) fn all(&self) -> BTreeMap<u32, Amounts> {
+        self.totals().users.clone()
+    }
+}
+
+impl Charge {
+    pub(crate) fn amounts(&self) -> Amounts {
+        self.amounts
+    }
+
+    /// Charges another amount instead.
+    pub(crate) fn set(&mut self, amounts: Amounts) {
+        let before = mem::replace(&mut self.amounts, amounts);
+        let mut totals = self.ledger.totals();
+        let change = |sum: &mut Amounts| {
+            *sum -= before;
+            *sum += amounts;
+        };
+        if self.uid != 0 {
+            change(&mut totals.others);
+        }
+        let own = totals.users.entry(self.uid).or_default();
+        change(own);
+        if *own == Amounts::default() {
+            totals.users.remove(&self.uid);
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.set(Amounts::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Resource;
+
+    #[test]
+    fn what_is_charged_is_given_back() {
+        let ledger = Ledger::default();
+        let rings = |n| Amounts::of(Resource::Rings, n);
+        let (root, mut first, second) =
+            (ledger.charge(0, rings(7)), ledger.charge(1, rings(3)), ledger.charge(1, rings(4)));
+        let other = ledger.charge(2, rings(5));
+        assert_eq!((ledger.of(0), ledger.of(1)), ((rings(7), rings(12)), (rings(7), rings(12))));
+        first.set(rings(1));
+        assert_eq!(ledger.of(1), (rings(5), rings(10)));
+        drop((first, second, root));
+        assert_eq!(ledger.all().into_iter().collect::<Vec<_>>(), [(2, rings(5))]);
+        drop(other);
+        assert!(ledger.all().is_empty() && ledger.of(2) == Default::default());
+    }
+}

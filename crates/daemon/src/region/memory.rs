@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The memory of a new region, and which of its pages a request will touch.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use unetmap_abi::NmreqRegister;
+use unetmap_core::errno::EINVAL;
+use unetmap_mem::{Geometry, PoolShape, Region, RingShape};
+
+use super::{Scope, Sizes};
+use crate::budget::{Amounts, PAGE, Resource};
+use crate::ledger::Charge;
+use crate::refusal::{Refusal, refuse, refuse_lack};
+use crate::shape::{EndpointShape, MAX_PIPE_RINGS};
+use crate::tuning::region::{MAX_EXTRA, MAX_EXTRA_BYTES_OF_USER, PREPARED_FROM, PREPARED_SLICE};
+use crate::user_arena::{Extent, UserArena};
+
+/// The memory of a region that has no record yet.
+pub(crate) struct NewMemory {
+    pub(super) region: Region,
+    pub(super) fd: OwnedFd,
+    /// Its part of the user's arena; `None`: it has a file of its own.
+    pub(super) extent: Option<Extent>,
+}
+
+impl NewMemory {
+    /// Creates it: in `arena` if one is given and has room, else in a file of its own.
+    pub(crate) fn create(name: &str, sizes: Sizes, arena: Option<&Arc<UserArena>>) -> Result<NewMemory, Refusal> {
+        let at = |base| {
+            Geometry::at(base, sizes.ifs, sizes.rings, sizes.bufs)
+                .or_else(|why| refuse(EINVAL, format!("the region's sizes are out of bounds: {why}")))
+        };
+        let bytes = at(0)?.bytes();
+        let extent = arena.and_then(|arena| arena.allocate(bytes));
+        let geometry = at(extent.as_ref().map_or(0, Extent::base))?;
+        let made = match &extent {
+            Some(extent) => extent
+                .arena()
+                .as_fd()
+                .try_clone_to_owned()
+                .and_then(|fd| Ok((Region::attach(fd.as_fd(), geometry)?, fd))),
+            None => Region::create(name, geometry),
+        };
+        let (region, fd) = made.or_else(|e| refuse_lack("no memory for another region", &e))?;
+        Ok(NewMemory { region, fd, extent })
+    }
+}
+
+/// What a request touches in a region that it creates, as far as the request tells.
+#[derive(Clone, Copy)]
+pub(crate) struct Need {
+    rings: u32,
+    /// Of each ring.
+    ring_bytes: u64,
+    /// Buffers that are allocated before the extra ones.
+    bufs: u32,
+    extra: u32,
+    extra_bytes: u64,
+}
+
+impl Need {
+    /// Of REGISTER, for a user with a budget or without.
+    pub(crate) fn of(request: &NmreqRegister, is_pipe: bool, has_budget: bool) -> Option<Need> {
+        let shape = EndpointShape::requested(request, MAX_PIPE_RINGS).ok()?;
+        let (endpoints, rings) = if is_pipe { (2, 2 * shape.all_rings()) } else { (1, shape.all_rings()) };
+        // Of a pipe one end's slots are the other's; placeholders and two reserved buffers.
+        let bufs = shape.all_slots() + endpoints * shape.all_rings() + 2;
+        let extra_bytes = if has_budget { MAX_EXTRA_BYTES_OF_USER } else { u64::from(MAX_EXTRA) * PAGE };
+        let (ring_bytes, extra) = (RingShape::bytes(shape.longest()) as u64, request.nr_extra_bufs.min(MAX_EXTRA));
+        Some(Need { rings, ring_bytes, bufs, extra, extra_bytes })
+    }
+
+    /// Bytes of the pages.
+    fn bytes(&self) -> u64 {
+        u64::from(self.rings) * self.ring_bytes.next_multiple_of(PAGE)
+            + self.extra_bytes.min(u64::from(self.extra) * PAGE)
+    }
+
+    /// Whether touching it takes so long that others should not wait for it.
+    pub(crate) fn is_large(&self) -> bool {
+        self.bytes() >= PREPARED_FROM
+    }
+
+    /// What a user is charged meanwhile.
+    pub(crate) fn amounts(&self) -> Amounts {
+        Amounts::of(Resource::Memory, self.bytes()).and(Amounts::of(Resource::Descriptors, 1))
+    }
+
+    /// The parts of a new region, as offsets and bytes.
+    fn parts(&self, geometry: &Geometry) -> Vec<(u64, u64)> {
+        let objects = |pool: &PoolShape, range: std::ops::Range<u32>, bytes: u64| {
+            let (pool, size) = (*pool, u64::from(pool.size));
+            range.filter_map(move |n| pool.object(n)).map(move |offset| (offset, bytes.min(size))).collect::<Vec<_>>()
+        };
+        let mut parts = objects(&geometry.rings, 0..self.rings, self.ring_bytes);
+        let buf = u64::from(geometry.bufs.size);
+        let extra = u64::from(self.extra).min(self.extra_bytes / buf.clamp(1, PAGE)) as u32;
+        // Of a buffer only the first word is written.
+        parts.extend(objects(&geometry.bufs, self.bufs..self.bufs.saturating_add(extra), buf.min(PAGE)));
+        merged(parts)
+    }
+}
+
+/// Joins parts that touch each other.
+fn merged(parts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    let mut merged: Vec<(u64, u64)> = Vec::new();
+    for (at, bytes) in parts {
+        match merged.last_mut() {
+            Some((from, len)) if *from + *len == at => *len += bytes,
+            _ => merged.push((at, bytes)),
+        }
+    }
+    merged
+}
+
+/// Memory that is made resident for a request that waits for it.
+pub(crate) struct Prepared {
+    memory: NewMemory,
+    pub(crate) scope: Scope,
+    /// Until the request goes on, and is checked and charged as any other.
+    charge: Option<Charge>,
+    /// What is left to do.
+    parts: Vec<(u64, u64)>,
+    /// What it has taken.
+    time: Duration,
+    /// Exists as often as there is such memory.
+    _counted: Arc<()>,
+}
+
+impl Prepared {
+    pub(crate) fn new(memory: NewMemory, scope: Scope, charge: Charge, need: &Need, counted: &Arc<()>) -> Prepared {
+        let mut parts = need.parts(memory.region.geometry());
+        parts.reverse();
+        Prepared { memory, scope, charge: Some(charge), parts, time: Duration::ZERO, _counted: counted.clone() }
+    }
+
+    /// Makes some of it resident; returns whether it is complete. What cannot be made so is left to the request.
+    pub(crate) fn work(&mut self) -> bool {
+        let (start, mut left) = (Instant::now(), PREPARED_SLICE);
+        while let Some((at, bytes)) = self.parts.pop() {
+            let now = bytes.min(left);
+            self.memory.region.populate_bytes(at, now);
+            if bytes > now {
+                self.parts.push((at + now, bytes - now));
+            }
+            left = left.saturating_sub(now.max(PAGE));
+            if left == 0 {
+                break;
+            }
+        }
+        self.time += start.elapsed();
+        self.parts.is_empty()
+    }
+
+    /// The thread's time, which counts as its user's.
+    pub(crate) fn time(&self) -> Duration {
+        self.time
+    }
+
+    /// Its request goes on.
+    pub(crate) fn end_charge(&mut self) {
+        self.charge = None;
+    }
+
+    /// Returns the memory for a region of this owner and these sizes, in an arena or not.
+    pub(crate) fn into_memory(self, scope: Scope, sizes: Sizes, in_arena: bool) -> Option<NewMemory> {
+        let has = self.memory.region.geometry();
+        let fits = Geometry::at(has.ifs.offset, sizes.ifs, sizes.rings, sizes.bufs).is_ok_and(|wanted| wanted == *has);
+        (fits && self.scope == scope && self.memory.extent.is_some() == in_arena).then_some(self.memory)
+    }
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! What the event loop does at certain times.
+
+use std::time::{Duration, Instant};
+
+use super::Server;
+use crate::ports::vale;
+
+impl Server {
+    /// Does what is due; returns the time until more is.
+    pub(super) fn do_due(&mut self, now: Instant) -> Option<Duration> {
+        let timers = [
+            vale::age_tables(&mut self.daemon),
+            vale::free_retired(&mut self.daemon),
+            self.daemon.end_stopped_mediators(),
+            self.end_silent_newcomers(now),
+            self.end_accept_pause(now),
+            self.end_drain(now),
+        ];
+        timers.into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Users with open connections.
+
+use std::collections::BTreeMap;
+
+use crate::budget::Amounts;
+use crate::ledger::{Charge, Ledger};
+
+/// What the daemon records about users, besides their ports.
+#[derive(Default)]
+pub(crate) struct Users {
+    /// Descriptors that the daemon can have.
+    pub(crate) files: u64,
+    pub(crate) ledger: Ledger,
+    /// By user: open connections, and refused requests since the first of these was opened.
+    pub(crate) connected: BTreeMap<u32, Connected>,
+}
+
+/// A user with open connections.
+#[derive(Default)]
+pub(crate) struct Connected {
+    pub(crate) connections: u64,
+    /// Requests that exceeded a budget.
+    pub(crate) refused: u64,
+    charge: Option<Charge>,
+}
+
+impl Connected {
+    fn set(&mut self, connections: u64, uid: u32, ledger: &Ledger) {
+        self.connections = connections;
+        let Amounts(one) = Amounts::connection();
+        let charge = self.charge.get_or_insert_with(|| ledger.charge(uid, Amounts::default()));
+        charge.set(Amounts(one.map(|amount| amount * connections)));
+    }
+}
+
+impl Users {
+    pub(crate) fn add_connection(&mut self, uid: u32) {
+        let user = self.connected.entry(uid).or_default();
+        user.set(user.connections + 1, uid, &self.ledger);
+    }
+
+    pub(crate) fn count_refusal(&mut self, uid: u32) {
+        if let Some(user) = self.connected.get_mut(&uid) {
+            user.refused += 1;
+        }
+    }
+
+    pub(crate) fn remove_connection(&mut self, uid: u32) {
+        if let Some(user) = self.connected.get_mut(&uid) {
+            user.set(user.connections.saturating_sub(1), uid, &self.ledger);
+            if user.connections == 0 {
+                self.connected.remove(&uid);
+            }
+        }
+    }
+}
