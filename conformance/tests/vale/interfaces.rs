@@ -197,6 +197,32 @@ fn ports_can_be_created_in_the_region_of_a_program() {
     });
 }
 
+/// Its ends are the daemon's, and the interface behind it: in a switch of root's as in none, and open as closed.
+#[test]
+fn nobody_is_charged_for_a_persistent_port() {
+    isolated(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        let other = open_in(&net.near, "vale0:p");
+        let rings = || {
+            let users = home.snapshot().users;
+            users.iter().filter(|user| user.uid.is_some()).map(|user| (user.uid, user.rings.used)).collect::<Vec<_>>()
+        };
+        let before = rings();
+        for args in ["-n vi0", "-a vale0:vi0", "-d vale0:vi0", "-a vale1:vi0"] {
+            done(&net.near, args);
+            assert_eq!(rings(), before, "{args}");
+        }
+        let port = open_in(&net.near, "netmap:vi0");
+        assert_eq!(rings(), before, "open");
+        done(&net.near, "-d vale1:vi0");
+        assert_eq!(rings(), before, "open and detached");
+        drop((port, other));
+        done(&net.near, "-r vi0");
+        until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+        net.assert_alive();
+    });
+}
+
 /// A persistent port can be renamed and moved to another namespace, such as a container's, and stays the same port.
 #[test]
 fn a_persistent_port_can_move_to_another_namespace() {

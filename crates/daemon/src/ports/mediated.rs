@@ -45,6 +45,8 @@ pub(crate) struct Mediated {
     pub(super) key: MediatedKey,
     inner: PipeRings,
     nic: NicKey,
+    /// What the interface takes, which its user is charged with this port.
+    interface: Amounts,
     /// Bytes of the virtio-net header before each packet of the program.
     header: u8,
     /// Packets that were lost because of it.
@@ -81,7 +83,9 @@ impl SavedMediated {
         let bytes = self.bytes.into_iter().map(counted).collect();
         let (key, lost) = (key.clone(), Arc::new(LostPackets::restore(self.lost)));
         let SavedMediated { nic, header, .. } = self;
-        Ok(Box::new(Mediated { key, inner, nic, header, lost, bytes, threads: Vec::new() }))
+        // Interfaces are restored before.
+        let interface = registry.usage_of_interface(nic);
+        Ok(Box::new(Mediated { key, inner, nic, interface, header, lost, bytes, threads: Vec::new() }))
     }
 }
 
@@ -112,7 +116,8 @@ pub(super) fn create(
     let inner = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
     let key = MediatedKey { scope, interface: link.name.clone(), serial: nic.serial };
     let bytes = (0..shape.pairs()).map(|_| Arc::default()).collect();
-    let port = Mediated { key: key.clone(), inner, nic, header, lost: Arc::default(), bytes, threads: Vec::new() };
+    let (lost, interface) = (Arc::default(), daemon.registry.usage_of_interface(nic));
+    let port = Mediated { key: key.clone(), inner, nic, interface, header, lost, bytes, threads: Vec::new() };
     daemon.registry.insert(PortKey::Mediated(key.clone()), Box::new(port));
     Ok(PortKey::Mediated(key).into())
 }
@@ -308,7 +313,7 @@ impl Port for Mediated {
     }
 
     fn other_usage(&self) -> Amounts {
-        thread_usage(self.inner.endpoints[0].shape.pairs())
+        thread_usage(self.inner.endpoints[0].shape.pairs()).and(self.interface)
     }
 
     fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {

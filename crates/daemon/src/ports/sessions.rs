@@ -212,6 +212,8 @@ impl Daemon {
         }
         // It keeps the region mapped, which another thread is to free if it is large.
         drop(session.iface);
+        // Before others are opened for other sessions of the port, whose budget is checked.
+        drop(session.descriptors);
         self.registry.tidy_later(session.region, Some(session.pid));
         self.session_closed(&at, &session.name);
         self.release_if_unused(&at.port);

@@ -5,20 +5,19 @@
 //! a budget is refused before anything is created for it. The sizes of what it would create bound the time that it
 //! takes, too.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
 use unetmap_core::errno::EDQUOT;
 
-use super::mediated::Mediated;
-use super::nic::NicPort;
+use super::nic::{NicKey, NicPort};
 use super::{Daemon, Port, PortKey, Registry};
 use crate::budget::{Amounts, Budgets, Resource};
 use crate::ledger::{Charge, Ledger};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
+use crate::registry::PortRecord as _;
 use crate::tuning::budget::LARGEST_PORT;
 
 /// What one user, or all of them, have and may have, for `unetmap ls --users`.
@@ -147,21 +146,18 @@ impl Daemon {
             *sum += Amounts(one.map(|amount| amount * user.connections));
         }
         for (key, port) in self.registry.ports() {
-            if let Some(owner) = self.user_of(key, port.owner()) {
-                *usage.entry(owner).or_default() += of_port(port);
+            if let Some(user) = user_of(key, port) {
+                *usage.entry(user).or_default() += of_port(port);
             }
         }
         for record in self.registry.regions.iter().filter(|record| record.scope.uid != DAEMON_UID) {
             *usage.entry(record.scope.uid).or_default() += record.amounts();
         }
         // The buffers of a region are locked once, for all interfaces in it.
-        let nics = self.registry.all::<NicPort>().map(|nic| (PortKey::Nic(nic.key), nic));
-        let locked =
-            nics.filter_map(|(key, nic)| Some((self.registry.port(&key).ok()?.region(), (key, nic.scope.uid))));
-        for (region, (key, owner)) in locked.collect::<BTreeMap<_, _>>() {
-            if let (Some(record), Some(owner)) = (self.registry.regions.get(region), self.user_of(&key, owner)) {
-                usage.entry(owner).or_default()[Resource::Memory] += bytes_of_buffers(record);
-            }
+        let nics = self.registry.all::<NicPort>();
+        let locked = nics.filter_map(|nic| Some((nic.region(), user_of(&PortKey::Nic(nic.key), nic)?)));
+        for (region, user) in locked.collect::<BTreeMap<_, _>>() {
+            *usage.entry(user).or_default() += self.registry.regions.get(region).map(locked_in).unwrap_or_default();
         }
         for session in self.registry.sessions.values() {
             if let Some(charge) = &session.descriptors {
@@ -169,16 +165,6 @@ impl Daemon {
             }
         }
         usage
-    }
-
-    /// The user for whom a port of `owner` exists: of an interface that the daemon runs for a program, the program's;
-    /// `None`: it is the daemon's.
-    fn user_of(&self, key: &PortKey, owner: u32) -> Option<u32> {
-        if owner != DAEMON_UID {
-            return Some(owner);
-        }
-        let PortKey::Nic(nic) = key else { return None };
-        self.registry.all::<Mediated>().find(|port| port.nic() == *nic).map(|port| port.owner())
     }
 
     /// What users have and may have: user `only`, or each of them and all together.
@@ -209,41 +195,50 @@ impl Daemon {
 }
 
 impl Registry {
-    /// Adds a port, which stays in its region, and charges its user. The interface of a mediated port is charged with
-    /// that.
+    /// Adds a port, which stays in its region, and charges its user.
     pub(crate) fn insert(&mut self, key: PortKey, port: Box<dyn Port>) {
-        let (uid, ledger) = (port.owner(), self.ledger.clone());
-        let charge = |port: &dyn Port| Arc::new(ledger.charge(uid, of_port(port)));
         let mut charges = Vec::new();
-        let mediated = (&*port as &dyn Any).downcast_ref::<Mediated>().map(|port| PortKey::Nic(port.nic()));
-        if let Some(nic) = mediated.and_then(|nic| self.port(&nic).ok()) {
-            let region = nic.region();
-            charges.push(charge(nic));
-            charges.extend(self.charge_locked(region, uid));
-        }
-        if uid != DAEMON_UID {
-            charges.push(charge(&*port));
+        if let Some(user) = user_of(&key, &*port) {
+            charges.push(Arc::new(self.ledger.charge(user, of_port(&*port))));
             if let PortKey::Nic(_) = key {
-                charges.extend(self.charge_locked(port.region(), uid));
+                charges.extend(self.charge_locked(port.region(), user));
             }
         }
         self.insert_charged(key, port, charges);
     }
 
     /// Charges the buffers of a region, which are locked once for all interfaces in it.
-    fn charge_locked(&mut self, region: RegionKey, uid: u32) -> Option<Arc<Charge>> {
+    fn charge_locked(&mut self, region: RegionKey, user: u32) -> Option<Arc<Charge>> {
         let record = self.regions.get_mut(region)?;
         Some(record.locked.upgrade().unwrap_or_else(|| {
-            let charge = Arc::new(self.ledger.charge(uid, Amounts::of(Resource::Memory, bytes_of_buffers(record))));
+            let charge = Arc::new(self.ledger.charge(user, locked_in(record)));
             record.locked = Arc::downgrade(&charge);
             charge
         }))
     }
+
+    /// What an interface takes that the daemon runs for a program: the program's port is charged for it.
+    pub(super) fn usage_of_interface(&self, nic: NicKey) -> Amounts {
+        let Ok(nic) = self.port(&PortKey::Nic(nic)) else { return Amounts::default() };
+        of_port(nic).and(self.regions.get(nic.region()).map(locked_in).unwrap_or_default())
+    }
 }
 
-fn bytes_of_buffers(record: &RegionRecord) -> u64 {
+/// The user that is charged for a port as long as it exists; `None`: it is the daemon's. So are both ends of a
+/// persistent port, whichever switch and owner they have at a time.
+fn user_of(key: &PortKey, port: &dyn Port) -> Option<u32> {
+    let uid = match key {
+        PortKey::Vale(created) => created.scope.uid,
+        PortKey::Persistent(_) => DAEMON_UID,
+        _ => port.owner(),
+    };
+    (uid != DAEMON_UID).then_some(uid)
+}
+
+/// The buffers of a region, if an interface locks them in memory.
+fn locked_in(record: &RegionRecord) -> Amounts {
     let bufs = record.region.geometry().bufs;
-    u64::from(bufs.count) * u64::from(bufs.size)
+    Amounts::locked_buffers((bufs.count, bufs.size))
 }
 
 /// What a port takes, with all endpoints and threads that belong to it.
