@@ -13,34 +13,10 @@ use crate::addr::{Mac, Range};
 use crate::packet;
 use crate::search::{SearchArgs, SearchOptions};
 use crate::streams::StreamOptions;
+use crate::streams::args::StreamArgs;
 
 /// Bytes of the longest packet: the maximum of an IP length field.
 const MAX_LEN: usize = 65_535;
-/// Options that choose or change what other functions do: streams have their own packets and rates.
-const NOT_WITH_STREAMS: [&str; 22] = [
-    "function",
-    "len",
-    "burst",
-    "ipv4",
-    "ipv6",
-    "dst",
-    "src",
-    "dst_mac",
-    "src_mac",
-    "first_cpu",
-    "threads",
-    "rate",
-    "dump",
-    "vnet_hdr",
-    "pcap",
-    "random_src",
-    "random_dst",
-    "frags",
-    "indirect",
-    "rubbish",
-    "options",
-    "write",
-];
 /// Maximum number of slots of one packet.
 pub(crate) const MAX_FRAGS: usize = 64;
 
@@ -247,31 +223,8 @@ pub(crate) struct Cli {
     #[arg(long)]
     slot_times: bool,
 
-    /// Send the streams that this TOML file describes (see STREAMS)
-    #[arg(long, value_name = "FILE", conflicts_with_all = NOT_WITH_STREAMS)]
-    streams: Option<PathBuf>,
-
-    /// Send one more stream: KEY=VALUE[,KEY=VALUE...], as in rate=10kpps,size=60-1514,dst=10.1.0.1
-    ///
-    /// The keys are name, rate (needed), size, count, start, stop, burst, smac, dmac, vlan, src, dst, sport and dport.
-    #[arg(long, value_name = "SPEC", action = ArgAction::Append, conflicts_with_all = NOT_WITH_STREAMS)]
-    stream: Vec<String>,
-
-    /// Measure the streams that arrive at the port, or with =PORT at another one
-    ///
-    /// Without --streams or --stream only receives. A receiver in the process of the sender knows how many packets
-    /// were sent; another one does not see that the last packets are lost.
-    #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, conflicts_with_all = NOT_WITH_STREAMS)]
-    receive: Option<Option<String>>,
-
-    /// Take the times of streams from the clock of date(1), for a sender and a receiver on two machines with
-    /// synchronized clocks
-    #[arg(long)]
-    wall_clock: bool,
-
-    /// Bits per second of the link, for rates in percent of it
-    #[arg(long, value_name = "SPEED", default_value = "10G", value_parser = unetmap_streams::parse_link)]
-    link: u64,
+    #[command(flatten)]
+    streams: StreamArgs,
 
     #[command(flatten)]
     search: SearchArgs,
@@ -437,21 +390,10 @@ impl Cli {
             copy: option(OPT_COPY),
             slot_times: self.slot_times,
             json: self.json,
-            streams: self.stream_options(),
-            search: self.search.options(&port_spec(&self.port)?, self.stream_options().as_ref())?,
+            streams: self.streams.options(),
+            search: self.search.options(&port_spec(&self.port)?, self.streams.options().as_ref())?,
             pcap: self.pcap,
             write: self.write,
-        })
-    }
-
-    fn stream_options(&self) -> Option<StreamOptions> {
-        let wanted = self.streams.is_some() || !self.stream.is_empty() || self.receive.is_some();
-        wanted.then(|| StreamOptions {
-            file: self.streams.clone(),
-            specs: self.stream.clone(),
-            receive: self.receive.clone().map(|port| port.map(|name| full_name(&name))),
-            wall_clock: self.wall_clock,
-            link: self.link,
         })
     }
 
@@ -512,10 +454,8 @@ impl Cli {
         if self.function == Function::Ping && self.ipv6 {
             return Err("-6: ping supports IPv4 only; leave it out".into());
         }
-        if self.wall_clock && self.stream_options().is_none() {
-            return Err("--wall-clock is the clock of streams: give --streams, --stream or --receive too".into());
-        }
-        if self.count.is_some() && (self.streams.is_some() || !self.stream.is_empty()) {
+        self.streams.check()?;
+        if self.count.is_some() && self.streams.sends() {
             return Err("-n: each stream has its own count; give that instead".into());
         }
         if self.frag_size.is_some() && self.frags == 1 {
@@ -736,6 +676,7 @@ mod tests {
             ("--stream rate=1 -n 5", &["-n", "own count"]),
             ("--receive -l 60", &["--receive", "--len"]),
             ("--wall-clock", &["--wall-clock", "--receive"]),
+            ("--one-thread", &["--one-thread", "--receive"]),
             ("--link x", &["--link", "`x`", "10G"]),
             ("--rfc2544", &["--rfc2544", "--receive"]),
             ("--rfc2544 --receive", &["--rfc2544", "two ports"]),

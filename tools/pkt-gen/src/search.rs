@@ -37,6 +37,8 @@ pub(crate) struct SearchOptions {
     /// The port that receives.
     pub(crate) receive: String,
     pub(crate) wall_clock: bool,
+    /// One thread sends and measures, and never sleeps.
+    pub(crate) one_thread: bool,
     /// The file for the report.
     pub(crate) html: Option<PathBuf>,
 }
@@ -55,7 +57,8 @@ pub(crate) fn run(config: &Config, options: &SearchOptions) -> Result<ExitCode, 
     tool_common::wait_for_link(config.wait, stop);
     note("Ready...");
     let clock = if options.wall_clock { Clock::Wall } else { Clock::Monotonic };
-    let mut tester = Ports { near: &near, far: &far, plan, clock, stop, json: config.json };
+    let mut tester =
+        Ports { near: &near, far: &far, plan, clock, stop, json: config.json, one_thread: options.one_thread };
     let mut reports = Vec::new();
     for size in &plan.sizes {
         match search::run(plan, *size, &mut tester) {
@@ -87,6 +90,7 @@ struct Ports<'a> {
     clock: Clock,
     stop: &'a AtomicBool,
     json: bool,
+    one_thread: bool,
 }
 
 impl Tester for Ports<'_> {
@@ -106,6 +110,7 @@ impl Tester for Ports<'_> {
             drain: Duration::from_nanos(self.plan.settle),
             limit: Some(whole + whole / 100 + OVERTIME),
             pps: Some(offer.pps),
+            one_thread: self.one_thread,
         };
         let done = run.run(None)?;
         if self.stop.load(Relaxed) {

@@ -15,6 +15,7 @@ use crate::capture::Capture;
 use crate::options::Config;
 use crate::print_report;
 
+pub(crate) mod args;
 pub(crate) mod engine;
 mod report;
 
@@ -30,6 +31,8 @@ pub(crate) struct StreamOptions {
     /// The port whose streams are measured; `Some(None)`: that of -i.
     pub(crate) receive: Option<Option<String>>,
     pub(crate) wall_clock: bool,
+    /// One thread sends and measures, and never sleeps.
+    pub(crate) one_thread: bool,
     /// Bits per second.
     pub(crate) link: u64,
 }
@@ -63,6 +66,7 @@ pub(crate) fn run(config: &Config, options: &StreamOptions) -> Result<ExitCode, 
         drain: engine::DRAIN,
         limit: None,
         pps: None,
+        one_thread: options.one_thread,
     };
     let report = Report::new(names, config.json, &config.port);
     let (lines, printed) = mpsc::channel();

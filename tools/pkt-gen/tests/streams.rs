@@ -93,9 +93,11 @@ fn check_forwarded(streams: &BTreeMap<String, Value>) {
 fn a_forwarder_is_reported_as_it_was() {
     let Some(daemon) = daemon() else { return };
     // Pipes of two parents; and two switches, which drop what a program that does not run for a while leaves unread.
-    for (there, forward, back, rate) in
-        [("p{1", "netmap:p}1 netmap:q{1", "q}1", "20kpps"), ("vale1:a", "vale1:f vale2:f", "vale2:a", "2kpps")]
-    {
+    for (there, forward, back, rate, more) in [
+        ("p{1", "netmap:p}1 netmap:q{1", "q}1", "20kpps", ""),
+        ("p{1", "netmap:p}1 netmap:q{1", "q}1", "20kpps", " --one-thread"),
+        ("vale1:a", "vale1:f vale2:f", "vale2:a", "2kpps", ""),
+    ] {
         let path = write_streams(&daemon, &FIVE.replace("20kpps", rate));
         let mut forwarder = Command::new(std::env::current_exe().expect("this program"));
         forwarder.args(["--exact", "forwarder", "--ignored", "--nocapture"]).stdin(Stdio::null());
@@ -108,7 +110,7 @@ fn a_forwarder_is_reported_as_it_was() {
         }
         fs::remove_file(daemon.folder().join("on")).expect("its file");
         let (code, out, err) =
-            run(&daemon, &format!("-i {there} --streams {path} --receive={back} -w 0 -T 50 --json -C 1024"));
+            run(&daemon, &format!("-i {there} --streams {path} --receive={back} -w 0 -T 50 --json -C 1024{more}"));
         assert_eq!(code, 0, "{out}{err}");
         check_forwarded(&events(&out, "stream"));
         let summary = &events(&out, "summary")[""];

@@ -49,6 +49,7 @@ impl SearchArgs {
         })?;
         let plan = Plan::parse(rfc, spec.as_deref().unwrap_or(""), streams.link);
         let plan = plan.map_err(|e| format!("{flag}: {e}"))?;
-        Ok(Some(SearchOptions { plan, receive, wall_clock: streams.wall_clock, html: self.html.clone() }))
+        let StreamOptions { wall_clock, one_thread, .. } = *streams;
+        Ok(Some(SearchOptions { plan, receive, wall_clock, one_thread, html: self.html.clone() }))
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The threads that send streams and measure them.
+//! The threads that send streams and measure them, or the one that does both.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
@@ -56,6 +56,8 @@ pub(crate) struct Run<'a> {
     pub(crate) limit: Option<Duration>,
     /// Packets per second of the streams, if it is known that they are sent at even distances.
     pub(crate) pps: Option<f64>,
+    /// One thread sends and receives, and never sleeps: no delay has a wake-up in it.
+    pub(crate) one_thread: bool,
 }
 
 /// What arrived in an interval.
@@ -85,10 +87,135 @@ struct Shared {
     sent: AtomicU64,
 }
 
+/// What a sender is to do next.
+enum Step {
+    /// Go on.
+    Sent,
+    /// Wait so many nanoseconds for the next packet to be due.
+    Early(u64),
+    /// Wait for room in the ring.
+    Full,
+    /// End.
+    Done,
+}
+
+/// The sending of streams.
+struct Sending<'a> {
+    run: &'a Run<'a>,
+    port: &'a Port,
+    ring: &'a Ring,
+    sender: MutexGuard<'a, Sender>,
+    begin: u64,
+    /// Since `begin`: when the first packet left.
+    first: Option<u64>,
+    late: u64,
+    sent: u64,
+}
+
+impl<'a> Sending<'a> {
+    fn new(run: &'a Run<'a>, port: &'a Port, sender: &'a Mutex<Sender>) -> Result<Sending<'a>, String> {
+        let ring = port.tx_rings().first().ok_or_else(|| format!("{}: it has no tx ring", port.spec()))?;
+        Ok(Sending { run, port, ring, sender: lock(sender), begin: clock::now_ns(), first: None, late: 0, sent: 0 })
+    }
+
+    /// Sends what is due.
+    fn step(&mut self, shared: &Shared) -> Result<Step, String> {
+        let Some(due) = self.sender.due() else { return Ok(Step::Done) };
+        let now = clock::now_ns() - self.begin;
+        let limit = self.run.limit.map_or(u64::MAX, |limit| limit.as_nanos() as u64); // below 584 years
+        if self.run.ended(shared) || now > limit {
+            return Ok(Step::Done);
+        }
+        if now < due {
+            return Ok(Step::Early(due - now));
+        }
+        if self.ring.space() == 0 {
+            return Ok(Step::Full);
+        }
+        self.late = self.late.max(now - due);
+        self.first.get_or_insert(now);
+        self.sent += u64::from(self.run.fill(self.ring, &mut self.sender, now));
+        self.port.txsync().map_err(|e| e.to_string())?;
+        Ok(Step::Sent)
+    }
+
+    /// The result, and the wait for the peer to release the slots.
+    fn end(&self, end: u64, shared: &Shared) -> Result<Done, String> {
+        let limit = if self.run.ended(shared) { RELEASE_TIMEOUT_STOPPED } else { RELEASE_TIMEOUT };
+        let unreleased = release(self.port, self.ring, limit)?;
+        let sending = Duration::from_nanos(end - self.begin - self.first.unwrap_or(end - self.begin));
+        Ok(Done { sending, late: self.late, unreleased, receiver: None })
+    }
+}
+
+/// The measuring of what arrives.
+struct Receiving<'a> {
+    run: &'a Run<'a>,
+    port: &'a Port,
+    reports: Option<mpsc::Sender<Interval>>,
+    receiver: Receiver,
+    /// Begin of the interval, and the time of the last packet.
+    interval: Instant,
+    last: Instant,
+    /// By ring: bytes of the slots before the current one, of a packet with several.
+    before: Vec<usize>,
+}
+
+impl<'a> Receiving<'a> {
+    fn new(run: &'a Run<'a>, port: &'a Port, reports: Option<mpsc::Sender<Interval>>) -> Result<Receiving<'a>, String> {
+        port.rxsync().map_err(|e| e.to_string())?;
+        let now = Instant::now();
+        Ok(Receiving {
+            run,
+            port,
+            reports,
+            receiver: run.pps.map_or_else(Receiver::default, Receiver::with_rate),
+            interval: now,
+            last: now,
+            before: vec![0; port.rx_rings().len()],
+        })
+    }
+
+    /// How long a wait for packets may be.
+    fn wait(&self) -> Duration {
+        let wait = self.run.interval.map_or(STOP_CHECK_INTERVAL, |every| every.saturating_sub(self.interval.elapsed()));
+        wait.min(STOP_CHECK_INTERVAL).max(Duration::from_millis(1))
+    }
+
+    /// Measures what the last sync delivered. Returns true once all packets have arrived, or are lost.
+    fn step(&mut self, shared: &Shared) -> bool {
+        let mut got = false;
+        for (ring, before) in self.port.rx_rings().iter().zip(&mut self.before) {
+            got |= take(ring, before, &mut self.receiver, self.run.clock);
+        }
+        let now = Instant::now();
+        if let (Some(every), Some(reports)) = (self.run.interval, &self.reports)
+            && now - self.interval >= every
+        {
+            // The reader ends only after this thread.
+            let _ = reports.send(Interval { time: now - self.interval, streams: self.receiver.end_interval() });
+            self.interval = now;
+        }
+        if got {
+            self.last = now;
+        }
+        self.run.all_arrived(&self.receiver, shared, now - self.last)
+    }
+
+    /// Releases the slots: the sender may be waiting for them.
+    fn end(self) -> Result<Receiver, String> {
+        self.port.rxsync().map_err(|e| e.to_string())?;
+        Ok(self.receiver)
+    }
+}
+
 impl Run<'_> {
     /// Runs until all packets were sent and have arrived, or are lost. Reports intervals to `reports`.
     pub(crate) fn run(&self, reports: Option<mpsc::Sender<Interval>>) -> Result<Done, String> {
         let shared = Shared { sent: AtomicU64::new(u64::MAX), ..Shared::default() };
+        if let (true, Some((tx, sender)), Some(rx)) = (self.one_thread, self.tx, self.rx) {
+            return self.by_one_thread(Sending::new(self, tx, sender)?, Receiving::new(self, rx, reports)?, &shared);
+        }
         let or_fail = |result: Result<Done, String>| result.inspect_err(|_| shared.failed.store(true, Relaxed));
         std::thread::scope(|scope| {
             let receiving = self.rx.map(|port| {
@@ -100,7 +227,7 @@ impl Run<'_> {
                 let _ = is_ready.recv();
                 thread
             });
-            let sent = self.tx.map(|(port, sender)| or_fail(self.send(port, &mut lock(sender), &shared)));
+            let sent = self.tx.map(|(port, sender)| or_fail(self.send(port, sender, &shared)));
             let received =
                 receiving.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
             let sent = sent.transpose()?.unwrap_or_default();
@@ -113,38 +240,43 @@ impl Run<'_> {
         self.stop.load(Relaxed) || shared.failed.load(Relaxed)
     }
 
-    fn send(&self, port: &Port, sender: &mut Sender, shared: &Shared) -> Result<Done, String> {
-        let ring = port.tx_rings().first().ok_or_else(|| format!("{}: it has no tx ring", port.spec()))?;
-        let begin = clock::now_ns();
-        let limit = self.limit.map_or(u64::MAX, |limit| limit.as_nanos() as u64); // below 584 years
-        let (mut first, mut late, mut sent) = (None, 0, 0);
-        while let Some(due) = sender.due() {
-            if self.ended(shared) {
+    /// Sends and measures in turns, without a wait.
+    fn by_one_thread(&self, mut tx: Sending<'_>, mut rx: Receiving<'_>, shared: &Shared) -> Result<Done, String> {
+        let mut end = None;
+        while !self.ended(shared) {
+            if end.is_none() {
+                match tx.step(shared)? {
+                    Step::Sent | Step::Early(_) => {}
+                    Step::Full => tx.port.txsync().map_err(|e| e.to_string())?,
+                    Step::Done => {
+                        end = Some(clock::now_ns());
+                        shared.sent.store(tx.sent, Relaxed);
+                    }
+                }
+            }
+            rx.port.rxsync().map_err(|e| e.to_string())?;
+            if rx.step(shared) {
                 break;
             }
-            let now = clock::now_ns() - begin;
-            if now > limit {
-                break;
-            }
-            if now < due {
-                // What is in the ring leaves before the wait.
-                wait(due - now);
-                continue;
-            }
-            if ring.space() == 0 {
-                port.poll(Interest::TX, Some(STOP_CHECK_INTERVAL)).map_err(|e| e.to_string())?;
-                continue;
-            }
-            late = late.max(now - due);
-            first.get_or_insert(now);
-            sent += u64::from(self.fill(ring, sender, now));
-            port.txsync().map_err(|e| e.to_string())?;
         }
-        let end = clock::now_ns() - begin;
-        let release_limit = if self.ended(shared) { RELEASE_TIMEOUT_STOPPED } else { RELEASE_TIMEOUT };
-        let unreleased = release(port, ring, release_limit)?;
-        shared.sent.store(sent, Relaxed);
-        Ok(Done { sending: Duration::from_nanos(end - first.unwrap_or(end)), late, unreleased, receiver: None })
+        let receiver = rx.end()?;
+        Ok(Done { receiver: Some(receiver), ..tx.end(end.unwrap_or_else(clock::now_ns), shared)? })
+    }
+
+    fn send(&self, port: &Port, sender: &Mutex<Sender>, shared: &Shared) -> Result<Done, String> {
+        let mut sending = Sending::new(self, port, sender)?;
+        loop {
+            match sending.step(shared)? {
+                Step::Sent => {}
+                // What is in the ring has left before the wait.
+                Step::Early(time) => wait(time),
+                Step::Full => drop(port.poll(Interest::TX, Some(STOP_CHECK_INTERVAL)).map_err(|e| e.to_string())?),
+                Step::Done => break,
+            }
+        }
+        let done = sending.end(clock::now_ns(), shared)?;
+        shared.sent.store(sending.sent, Relaxed);
+        Ok(done)
     }
 
     /// Writes the packets that are due at `now` into free slots. Returns their number.
@@ -170,37 +302,15 @@ impl Run<'_> {
         reports: Option<mpsc::Sender<Interval>>,
         ready: mpsc::Sender<()>,
     ) -> Result<Done, String> {
-        let mut receiver = self.pps.map_or_else(Receiver::default, Receiver::with_rate);
-        port.rxsync().map_err(|e| e.to_string())?;
+        let mut receiving = Receiving::new(self, port, reports)?;
         drop(ready);
-        let (mut interval, mut last) = (Instant::now(), Instant::now());
-        // Bytes of the slots before the current one, of a packet with several.
-        let mut before = vec![0; port.rx_rings().len()];
         while !self.ended(shared) {
-            let wait = self.interval.map_or(STOP_CHECK_INTERVAL, |every| every.saturating_sub(interval.elapsed()));
-            let wait = wait.min(STOP_CHECK_INTERVAL).max(Duration::from_millis(1));
-            let got = !port.poll(Interest::RX, Some(wait)).map_err(|e| e.to_string())?.is_none();
-            for (ring, before) in port.rx_rings().iter().zip(&mut before) {
-                take(ring, before, &mut receiver, self.clock);
-            }
-            let now = Instant::now();
-            if let (Some(every), Some(reports)) = (self.interval, &reports)
-                && now - interval >= every
-            {
-                // The reader ends only after this thread.
-                let _ = reports.send(Interval { time: now - interval, streams: receiver.end_interval() });
-                interval = now;
-            }
-            if got {
-                last = now;
-            }
-            if self.all_arrived(&receiver, shared, now - last) {
+            port.poll(Interest::RX, Some(receiving.wait())).map_err(|e| e.to_string())?;
+            if receiving.step(shared) {
                 break;
             }
         }
-        // Releases the slots: the sender may be waiting for them.
-        port.rxsync().map_err(|e| e.to_string())?;
-        Ok(Done { receiver: Some(receiver), ..Done::default() })
+        Ok(Done { receiver: Some(receiving.end()?), ..Done::default() })
     }
 
     fn all_arrived(&self, receiver: &Receiver, shared: &Shared, idle: Duration) -> bool {
@@ -213,11 +323,11 @@ impl Run<'_> {
     }
 }
 
-/// Measures the packets in a ring, and releases them.
-fn take(ring: &Ring, before: &mut usize, receiver: &mut Receiver, clock: Clock) {
+/// Measures the packets in a ring, and releases them. Returns whether there were any.
+fn take(ring: &Ring, before: &mut usize, receiver: &mut Receiver, clock: Clock) -> bool {
     let space = ring.space();
     if space == 0 {
-        return;
+        return false;
     }
     // One time for all: that of the sync that delivered them.
     let now = clock.now();
@@ -234,6 +344,7 @@ fn take(ring: &Ring, before: &mut usize, receiver: &mut Receiver, clock: Clock) 
         receiver.packet(signature::find(&tail[..got]), std::mem::take(before), now);
     }
     ring.advance(space);
+    true
 }
 
 /// Waits about `ns`, at most until the stop flag is to be checked.
