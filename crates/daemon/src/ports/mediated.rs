@@ -327,6 +327,7 @@ impl Port for Mediated {
         }
         // Packets that find no room here wait in the interface's socket, which then has none for others.
         if let Some(nic) = daemon.registry.nic(&PortKey::Nic(self.nic)) {
+            port.manner = Some(nic.describe_config());
             let of_nic = nic.ring_snapshots(daemon);
             port.rings.iter_mut().zip(of_nic).for_each(|(ring, of_nic)| ring.dropped += of_nic.dropped);
         }

@@ -422,8 +422,8 @@ impl Nic {
         self.xdp_config.is_some_and(|xdp_config| xdp_config.frags)
     }
 
-    /// Returns how packets are received and sent, for people.
-    fn describe_config(&self) -> String {
+    /// Returns how packets are received and sent, and whether the link is down, for people.
+    pub(super) fn describe_config(&self) -> String {
         let Some(config) = self.xdp_config else { return (if self.gone { "gone" } else { "not bound" }).into() };
         let text = match (config.mode, config.bind_mode) {
             _ if self.relay.is_some() => "by way of a veth, copy",
@@ -431,7 +431,8 @@ impl Nic {
             (Mode::Native, BindMode::Copy) => "native, copy",
             (Mode::Generic, _) => "generic, copy",
         };
-        match (self.gone, self.up) {
+        // While the companion still follows, packets are sent to an interface that is down, and lost.
+        match (self.gone, self.up || self.behind) {
             (true, _) => format!("gone ({text})"),
             (false, false) => format!("down ({text})"),
             (false, true) => text.into(),
