@@ -45,6 +45,8 @@ pub struct Config {
     /// In order, except rules that were added since the last [`Config::sort`]. The last one is the default rule.
     rules: Vec<Arc<Rule>>,
     sorted: bool,
+    /// The highest number of a rule but the default rule; 0: there is none.
+    highest: u16,
     tables: BTreeMap<String, u16>,
     /// By number; `None` for numbers without a table.
     contents: Vec<Option<Arc<Table>>>,
@@ -120,6 +122,7 @@ impl Config {
             threads,
             rules: vec![Arc::new(rule)],
             sorted: true,
+            highest: 0,
             tables: BTreeMap::new(),
             contents: Vec::new(),
             states: vec!["default".into()],
@@ -271,19 +274,15 @@ impl Config {
         // The default rule stays the last.
         let last = self.rules.len() - 1;
         self.sorted &= last == 0 || self.rules[last - 1].number <= number;
+        self.highest = self.highest.max(number);
         self.rules.insert(last, Arc::new(rule));
         Ok(())
     }
 
     /// Returns the number of a rule that is added without one.
     fn next_number(&self) -> u16 {
-        let others = &self.rules[..self.rules.len() - 1];
-        let last = match self.sorted {
-            true => others.last().map_or(0, |rule| rule.number),
-            false => others.iter().map(|rule| rule.number).max().unwrap_or(0),
-        };
-        let next = u32::from(last) + STEP;
-        if next < u32::from(DEFAULT_RULE) { next as u16 } else { last }
+        let next = u32::from(self.highest) + STEP;
+        if next < u32::from(DEFAULT_RULE) { next as u16 } else { self.highest }
     }
 
     /// Removes rules, except the default rule. Returns how many.
@@ -298,7 +297,12 @@ impl Config {
             }
             stays
         });
-        before - self.rules.len()
+        let removed = before - self.rules.len();
+        if removed > 0 {
+            let others = &self.rules[..self.rules.len() - 1];
+            self.highest = others.iter().map(|rule| rule.number).max().unwrap_or(0);
+        }
+        removed
     }
 
     fn delete(&mut self, words: &mut Words<'_>) -> Result<()> {
