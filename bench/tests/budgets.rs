@@ -14,7 +14,7 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use unetmap_filter::{Config, Direction, Engine, Headers, Now};
+use unetmap_filter::{Config, Direction, Engine, Headers, Now, Ruleset, Verdict};
 use unetmap_streams::{Receiver, Sender, parse_spec, signature};
 use unetmap_switch::fdb::{Mac, MacTable};
 
@@ -31,13 +31,14 @@ const BELOW: f64 = 0.25;
 /// A loop: the number that grows in it, and the packets.
 type Loop = fn(u64, u64);
 /// The loops, their numbers, and the factor within which the costs must stay where they may not grow.
-const LOOPS: [(&str, &[u64], Option<f64>, Loop); 4] = [
+const LOOPS: [(&str, &[u64], Option<f64>, Loop); 5] = [
     // Lookups in a switch's table of n addresses: a fuller bucket has more entries to compare, eight at most.
     ("switch-lookup", &[10, 1000, 4000], Some(4.0), lookup),
     // Packets that the last of n rules accepts, each of another flow.
     ("filter-rules", &[10, 100, 1000], None, |rules, packets| filter(rules, packets, 1 << 20)),
     // The same of few flows: their verdicts are remembered, and the rules cost nothing.
     ("filter-flows", &[10, 1000], Some(1.05), |rules, packets| filter(rules, packets, 16)),
+    ("filter-recalled", &[10, 1000], Some(1.05), recalled),
     // A packet of a stream is made, found by its signature, and measured; of n streams.
     ("stream-packet", &[1, 64], None, stream),
 ];
@@ -188,19 +189,35 @@ fn packet() -> Vec<u8> {
     Sender::new(vec![stream]).take(0).expect("a packet").to_vec()
 }
 
-fn filter(rules: u64, packets: u64, flows: u64) {
+fn rules(n: u64) -> Ruleset {
     let script: String =
-        (1..rules).map(|n| format!("add {n} deny udp from 10.9.{}.{} to any\n", n / 250, n % 250)).collect();
+        (1..n).map(|n| format!("add {n} deny udp from 10.9.{}.{} to any\n", n / 250, n % 250)).collect();
     let (config, _) = Config::new(["a", "b"], 1, false)
         .apply(&format!("{script}add 60000 allow udp from any to any dst-port 53"))
         .expect("rules");
-    let set = config.compile();
+    config.compile()
+}
+
+fn filter(n: u64, packets: u64, flows: u64) {
+    let set = rules(n);
     let mut engine = Engine::new(0, 16, 1);
     let (mut packet, mut headers) = (packet(), Headers::default());
     for flow in (0..flows as u32).cycle().take(packets as usize) {
         packet[26..30].copy_from_slice(&flow.to_be_bytes());
         headers.set(black_box(&packet), packet.len()).expect("a packet");
         black_box(engine.evaluate(&set, &headers, Direction::Out, packet.len() as u64, Now::default(), |_| {}));
+    }
+}
+
+/// Packets of a flow whose verdict is remembered: they are not parsed.
+fn recalled(n: u64, packets: u64) {
+    let set = rules(n);
+    let (mut engine, packet, now) = (Engine::new(0, 16, 1), packet(), Now::default());
+    let headers = Headers::parse(&packet, packet.len()).expect("a packet");
+    engine.evaluate(&set, &headers, Direction::Out, packet.len() as u64, now, |_| {});
+    for _ in 0..packets {
+        let verdict = engine.recall(&set, black_box(&packet), packet.len(), Direction::Out, now);
+        assert_eq!(verdict, Some(Verdict::Accept));
     }
 }
 

@@ -14,6 +14,11 @@ impl Buckets {
         Buckets { words: vec![0; (max * 2).next_power_of_two().max(2)] }
     }
 
+    /// Returns the memory.
+    pub(crate) fn memory(&self) -> (*const u8, usize) {
+        (self.words.as_ptr().cast(), size_of_val(&self.words[..]))
+    }
+
     /// Returns the word at which a search for this hash begins.
     #[inline]
     pub(crate) fn first(&self, hash: u32) -> u64 {

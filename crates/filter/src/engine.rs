@@ -64,10 +64,16 @@ struct Traversal {
 
 impl Engine {
     /// Makes the engine of thread number `thread`, with room for `states` states and as many translated connections.
-    /// Equal seeds draw equal numbers for `prob`.
+    /// Equal seeds draw equal numbers for `prob`; a sender who knows it can make lookups of states slow.
     pub fn new(thread: usize, states: usize, seed: u64) -> Engine {
         let nat = NatTable::new(states, seed);
-        Engine { thread, packet: 0, seed, states: StateTable::new(states), nat, memo: Memo::new() }
+        Engine { thread, packet: 0, seed, states: StateTable::new(states, seed), nat, memo: Memo::new() }
+    }
+
+    /// Returns the memory of the tables that packets read at random places, for which huge pages are worth it: start,
+    /// bytes.
+    pub fn tables(&self) -> impl Iterator<Item = (*const u8, usize)> {
+        self.states.memory().into_iter().chain(self.nat.memory())
     }
 
     /// Translates a packet that [`Verdict::Nat`] is about: changes its first bytes, which `headers` were parsed from. A
@@ -107,6 +113,27 @@ impl Engine {
         if !set.probes.is_empty() {
             self.states.fetch(packets);
         }
+    }
+
+    /// Returns the verdict about a frame of `len` bytes that begins with `bytes`, without parsing it, and counts the
+    /// frame; `None` if its flow's verdict is not remembered, or needs the headers, so that [`Engine::evaluate`] is
+    /// called.
+    #[inline(always)]
+    pub fn recall(
+        &mut self,
+        set: &Ruleset,
+        bytes: &[u8],
+        len: usize,
+        direction: Direction,
+        now: Now,
+    ) -> Option<Verdict> {
+        if !set.is_remembered {
+            return None;
+        }
+        let (at, verdict) = self.memo.recall(set.identity, &Key::of_bytes(bytes, len, direction as u8)?)?;
+        self.packet = self.packet.wrapping_add(1);
+        set.rules[at].counters.add(self.thread, 1, len as u64, now.seconds);
+        Some(verdict)
     }
 
     /// Evaluates one packet of `bytes` bytes. `log` is called for each rule that logs it.

@@ -9,7 +9,7 @@
 //! ```
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher as _};
+use std::hash::Hasher as _;
 
 use crate::buckets::Buckets;
 use crate::packet::{Family, Headers, proto, tcp};
@@ -49,10 +49,13 @@ impl Flow {
     }
 
     #[inline]
-    fn hash(&self) -> u32 {
-        let mut hasher = AddressHasher::default();
-        hasher.write_u128(self.addresses[0]);
-        hasher.write_u128(self.addresses[1]);
+    fn hash(&self, seed: u64) -> u32 {
+        let mut hasher = AddressHasher::with_seed(seed);
+        let [a, b] = self.addresses;
+        match self.is_ipv6 {
+            true => [a, b].iter().for_each(|&address| hasher.write_u128(address)),
+            false => hasher.write_u64((a as u64) << 32 | b as u64),
+        }
         hasher.write_u64(
             u64::from(self.ports[0])
                 | u64::from(self.ports[1]) << 16
@@ -138,6 +141,8 @@ pub struct StateInfo {
 /// The states of one thread.
 #[derive(Debug)]
 pub struct StateTable {
+    /// Of the hashes of flows.
+    seed: u64,
     buckets: Buckets,
     entries: Vec<Entry>,
     max: usize,
@@ -145,7 +150,7 @@ pub struct StateTable {
     oldest: u32,
     newest: u32,
     swept: usize,
-    limits: HashMap<LimitKey, u32, BuildHasherDefault<AddressHasher>>,
+    limits: HashMap<LimitKey, u32>,
     /// Key of each limit and its number of states.
     limit_entries: Vec<(LimitKey, u32)>,
     free_limits: Vec<u32>,
@@ -154,9 +159,10 @@ pub struct StateTable {
 }
 
 impl StateTable {
-    /// Makes a table for at most `max` states.
-    pub fn new(max: usize) -> StateTable {
+    /// Makes a table for at most `max` states. Who knows `seed` can make lookups slow.
+    pub fn new(max: usize, seed: u64) -> StateTable {
         StateTable {
+            seed,
             buckets: Buckets::new(max),
             entries: Vec::with_capacity(max),
             max,
@@ -164,11 +170,17 @@ impl StateTable {
             oldest: NONE,
             newest: NONE,
             swept: 0,
-            limits: HashMap::with_capacity_and_hasher(MAX_LIMITS, BuildHasherDefault::default()),
+            limits: HashMap::with_capacity(MAX_LIMITS),
             limit_entries: Vec::with_capacity(MAX_LIMITS),
             free_limits: Vec::with_capacity(MAX_LIMITS),
             counts: StateCounts::default(),
         }
+    }
+
+    /// Returns the memory that is read at random places: start, bytes.
+    pub(crate) fn memory(&self) -> [(*const u8, usize); 2] {
+        let entries = (self.entries.as_ptr().cast(), self.entries.capacity() * size_of::<Entry>());
+        [self.buckets.memory(), entries]
     }
 
     /// Reads what lookups of these packets will read, so that the memory's latency is waited for once and not by each
@@ -178,11 +190,13 @@ impl StateTable {
         if self.counts.states == 0 {
             return;
         }
-        let mut words = [0; FETCH_STATES];
-        for (word, headers) in words.iter_mut().zip(packets) {
-            *word = Flow::of(headers).map_or(0, |(flow, _)| self.buckets.first(flow.hash()));
+        let mut hashes = [0; FETCH_STATES];
+        for (hash, headers) in hashes.iter_mut().zip(packets) {
+            *hash = Flow::of(headers).map_or(0, |(flow, _)| flow.hash(self.seed));
         }
-        // An entry has two cache lines. No read depends on another, so that a processor makes them at the same time.
+        // No read of a pass depends on another, so that a processor makes them at the same time. An entry has two cache
+        // lines.
+        let words = hashes.map(|hash| self.buckets.first(hash));
         let entries = words.iter().filter_map(|word| self.entries.get((*word as u32).wrapping_sub(1) as usize));
         std::hint::black_box(entries.fold(0, |sum, entry| sum ^ entry.hash ^ entry.next));
     }
@@ -201,7 +215,7 @@ impl StateTable {
             return None;
         }
         let (flow, swapped) = Flow::of(h)?;
-        let at = self.find(&flow, flow.hash(), name)?;
+        let at = self.find(&flow, flow.hash(self.seed), name)?;
         let entry = &self.entries[at as usize];
         if entry.expires <= now || !exists(entry.rule) {
             self.remove(at);
@@ -223,7 +237,7 @@ impl StateTable {
     /// is full, or a limit reached. Frames that are not IP have no states.
     pub(crate) fn install(&mut self, h: &Headers, rule: RuleId, option: StateOption, bytes: u64, now: u64) -> bool {
         let Some((flow, swapped)) = Flow::of(h) else { return true };
-        let hash = flow.hash();
+        let hash = flow.hash(self.seed);
         if let Some(at) = self.find(&flow, hash, option.name) {
             if self.entries[at as usize].expires > now && self.entries[at as usize].rule == rule {
                 return true;
@@ -474,5 +488,20 @@ impl Entry {
             self.acked |= bit;
             self.has_ack |= bit;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_that_share_a_hash_do_not_with_another_seed() {
+        let flow = |i: u64| Flow { addresses: [1, u128::from(i)], ports: [5, 80], proto: 6, is_ipv6: false };
+        // As many as have a bucket of 2^10 in common by the first seed.
+        let shared: Vec<Flow> = (0..1 << 20).map(flow).filter(|flow| flow.hash(1) & 1023 == 0).collect();
+        assert!(shared.len() > 500, "{}", shared.len());
+        let by_other: std::collections::HashSet<u32> = shared.iter().map(|flow| flow.hash(2) & 1023).collect();
+        assert!(by_other.len() > 300, "{}", by_other.len());
     }
 }

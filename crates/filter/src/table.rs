@@ -8,9 +8,17 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::IpAddr;
 
-/// Multiplies and folds: addresses are distributed well enough, and the table's owner chooses its entries.
+/// Multiplies and folds: addresses are distributed well enough. A table whose entries senders choose has a secret seed,
+/// so that they cannot find many with one hash; of others the owner chooses the entries.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct AddressHasher(u64);
+
+impl AddressHasher {
+    #[inline(always)]
+    pub(crate) fn with_seed(seed: u64) -> AddressHasher {
+        AddressHasher(seed)
+    }
+}
 
 impl Hasher for AddressHasher {
     fn write(&mut self, bytes: &[u8]) {

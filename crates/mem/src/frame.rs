@@ -81,6 +81,26 @@ impl<'a> Frame<'a> {
         n
     }
 
+    /// As [`Frame::write`], but bytes that are there already are only read, so that other cores keep them in their
+    /// caches.
+    #[inline]
+    pub fn write_changed(&self, at: usize, bytes: &[u8]) -> usize {
+        let n = bytes.len().min(self.capacity.saturating_sub(at));
+        let (words, rest) = bytes[..n].as_chunks::<8>();
+        // SAFETY: at <= capacity, or n is 0 and nothing is read (M2).
+        let base = unsafe { self.base.add(at.min(self.capacity)) };
+        let mut differ = 0;
+        for (i, word) in words.iter().enumerate() {
+            // SAFETY: 8 * (i + 1) <= n, so the word is inside the buffer (M2); a raw copy (M1).
+            differ |= unsafe { base.cast::<u64>().add(i).read_unaligned() } ^ u64::from_ne_bytes(*word);
+        }
+        for (i, byte) in rest.iter().enumerate() {
+            // SAFETY: as above.
+            differ |= u64::from(unsafe { base.add(8 * words.len() + i).read() } ^ byte);
+        }
+        if differ == 0 { n } else { self.write(at, bytes) }
+    }
+
     /// Writes `lines` of 64 bytes to the start of the buffer, as many as fit whole. A line that already has these bytes
     /// is only read, so that other cores keep it in their caches. Returns how many lines were written.
     #[inline(always)]
@@ -159,6 +179,26 @@ mod tests {
             assert_eq!((&current[..64], &current[64..]), (&lines[0][..], &lines[1][..]));
         }
         // The third line does not fit, and did not overflow into the next buffer.
+        assert_eq!(region.frame(BufIdx(3)).header(), [0; 16]);
+    }
+
+    #[test]
+    fn bytes_that_differ_are_written_inside_the_buffer() {
+        let (region, _) = Region::create("test", Geometry::new((1, 256), (2, 512), (4, 128)).unwrap()).unwrap();
+        let frame = region.frame(BufIdx(2));
+        for (at, len) in [(0, 60), (3, 1), (12, 42), (5, 16), (0, 128), (120, 8), (127, 1), (128, 0)] {
+            let wanted: Vec<u8> = (0..len).map(|i| i as u8 ^ 0x5a).collect();
+            for changed in 0..len {
+                frame.write(at, &wanted);
+                frame.write(at + changed, &[0xff]);
+                assert_eq!((frame.write_changed(at, &wanted), frame.write_changed(at, &wanted)), (len, len));
+                let mut current = vec![0; len];
+                frame.read(at, &mut current);
+                assert_eq!(current, wanted, "byte {changed} of {len} at {at}");
+            }
+        }
+        assert_eq!((frame.write_changed(124, &[7; 8]), frame.write_changed(200, &[7; 8])), (4, 0));
+        // The rest did not overflow into the next buffer.
         assert_eq!(region.frame(BufIdx(3)).header(), [0; 16]);
     }
 }

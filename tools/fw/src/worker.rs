@@ -2,6 +2,7 @@
 //! Evaluates the packets of both directions, and moves those that pass.
 
 use std::cell::RefCell;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,7 @@ use unetmap_filter::{
     StateCounts, Translated, Verdict, reply,
 };
 use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
+use unetmap_sys::map::prefer_huge_pages;
 
 /// Packets whose headers are fetched into the cache before they are needed.
 const FETCH_AHEAD: usize = 8;
@@ -111,7 +113,7 @@ pub(crate) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub(crate) fn new(shared: &'a Shared, states: usize, memory: usize, log: SyncSender<LogEntry>) -> Worker<'a> {
         let set = Arc::clone(&shared.set.lock().unwrap_or_else(PoisonError::into_inner));
-        let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
+        let seed = RandomState::new().hash_one(0);
         let mut worker = Worker {
             shared,
             generation: 1,
@@ -123,6 +125,7 @@ impl<'a> Worker<'a> {
             memory,
             replies: [Vec::with_capacity(MAX_REPLIES), Vec::with_capacity(MAX_REPLIES)],
         };
+        worker.engine.tables().for_each(|(start, bytes)| prefer_huge_pages(start, bytes));
         worker.update_links();
         worker
     }
@@ -234,7 +237,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// A packet whose headers are parsed.
+/// A packet whose headers are parsed, or whose verdict is known without that.
 pub(crate) struct Parsed {
     slots: PacketSlots,
     /// A copy of its first bytes.
@@ -243,6 +246,8 @@ pub(crate) struct Parsed {
     read: usize,
     headers: Headers,
     malformed: bool,
+    /// The verdict that its flow had before.
+    known: Option<Verdict>,
 }
 
 impl Parsed {
@@ -253,10 +258,12 @@ impl Parsed {
             read: 0,
             headers: Headers::default(),
             malformed: false,
+            known: None,
         }
     }
 
-    /// Reads the packet that begins in `first` and goes on in `rest`, after `header` bytes that are not of its frame.
+    /// Copies the first bytes of the packet that begins in `first` and goes on in `rest`, after `header` bytes that are
+    /// not of its frame.
     #[inline(always)]
     fn read(&mut self, first: &SlotRef<'_>, rest: &mut SlotIter<'_>, header: usize) {
         let (len, flags) = first.len_flags();
@@ -271,8 +278,12 @@ impl Parsed {
             self.slots.bytes += usize::from(len);
             more = flags & NS_MOREFRAG != 0;
         }
-        let len = self.slots.bytes.saturating_sub(header);
-        self.malformed = self.headers.set(&self.bytes[..self.read], len).is_err();
+    }
+
+    /// The first bytes of its frame, and the length of the whole.
+    #[inline(always)]
+    fn frame(&self, header: usize) -> (&[u8], usize) {
+        (&self.bytes[..self.read], self.slots.bytes.saturating_sub(header))
     }
 }
 
@@ -335,6 +346,11 @@ impl Filter<'_, '_> {
                 for _ in 1..packet.slots.slots {
                     ahead.next();
                 }
+                let (bytes, len) = packet.frame(self.header);
+                packet.known = worker.engine.recall(&worker.set, bytes, len, self.direction, now);
+                if packet.known.is_none() {
+                    packet.malformed = packet.headers.set(&packet.bytes[..packet.read], len).is_err();
+                }
                 parsed += 1;
             }
             if parsed == 0 {
@@ -360,14 +376,16 @@ impl Filter<'_, '_> {
         targets: &mut SlotIter<'_>,
         now: Now,
     ) -> u32 {
-        let Parsed { slots, bytes, read, headers, malformed } = packet;
+        let Parsed { slots, bytes, read, headers, malformed, known } = packet;
         let read = *read;
-        let fate = match malformed {
-            true => {
+        let fate = match (known, malformed) {
+            (Some(Verdict::Accept), _) => Fate::Pass,
+            (Some(Verdict::Deny), _) => Fate::Drop,
+            (_, true) => {
                 add(&worker.shared.totals.malformed, 1);
                 Fate::Drop
             }
-            false => {
+            (_, false) => {
                 let len = slots.bytes.saturating_sub(self.header);
                 worker.decide(headers, &mut bytes[..read], len, self.direction, now)
             }
@@ -399,7 +417,7 @@ impl Filter<'_, '_> {
             }
             let at = if head.len() == read { self.header } else { 0 };
             let part = head.len().min(usize::from(len).saturating_sub(at));
-            target.frame().write(at, &head[..part]);
+            target.frame().write_changed(at, &head[..part]);
             head = &head[part..];
         }
         self.total.add(Counts { packets: 1, bytes: slots.bytes as u64 });

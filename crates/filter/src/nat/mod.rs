@@ -90,6 +90,8 @@ struct Fragments {
 pub struct NatTable {
     connections: Connections,
     fragments: Vec<[Fragments; WAYS]>,
+    /// Of the hashes of fragments.
+    seed: u64,
     /// State of the generator of random ports.
     random: u64,
     /// Next server of a redirect.
@@ -100,11 +102,17 @@ impl NatTable {
     /// Makes a table for `max` connections.
     pub fn new(max: usize, seed: u64) -> NatTable {
         NatTable {
-            connections: Connections::new(max),
+            connections: Connections::new(max, seed),
             fragments: vec![[Fragments::default(); WAYS]; FRAGMENT_SETS],
+            seed,
             random: seed,
             turn: 0,
         }
+    }
+
+    /// Returns the memory that is read at random places: start, bytes.
+    pub(crate) fn memory(&self) -> [(*const u8, usize); 3] {
+        self.connections.memory()
     }
 
     /// Returns the counts.
@@ -285,7 +293,7 @@ impl NatTable {
     }
 
     fn fragment_set(&mut self, key: (u32, u32, u16, u8)) -> &mut [Fragments; WAYS] {
-        let mut hasher = AddressHasher::default();
+        let mut hasher = AddressHasher::with_seed(self.seed);
         hasher.write_u64(u64::from(key.0) << 32 | u64::from(key.1));
         hasher.write_u64(u64::from(key.2) << 8 | u64::from(key.3));
         &mut self.fragments[(hasher.finish() >> 40) as usize % FRAGMENT_SETS]

@@ -66,13 +66,13 @@ impl Connection {
         if out { self.inside } else { self.alias }
     }
 
-    fn hash(&self, out: bool) -> u32 {
-        hash(self.nat, self.proto, self.near(out), self.remote)
+    fn hash(&self, out: bool, seed: u64) -> u32 {
+        hash(seed, (self.nat, self.proto), self.near(out), self.remote)
     }
 }
 
-fn hash(nat: u32, proto: u8, near: End, remote: End) -> u32 {
-    let mut hasher = AddressHasher::default();
+fn hash(seed: u64, (nat, proto): (u32, u8), near: End, remote: End) -> u32 {
+    let mut hasher = AddressHasher::with_seed(seed);
     hasher.write_u64(u64::from(near.0) << 32 | u64::from(remote.0));
     hasher.write_u64(u64::from(near.1) | u64::from(remote.1) << 16 | u64::from(proto) << 32);
     hasher.write_u64(nat.into());
@@ -117,6 +117,8 @@ pub struct NatCounts {
 /// Connections of one thread.
 #[derive(Debug)]
 pub(super) struct Connections {
+    /// Of the hashes.
+    seed: u64,
     entries: Vec<Entry>,
     max: usize,
     free: u32,
@@ -128,8 +130,9 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    pub(super) fn new(max: usize) -> Connections {
+    pub(super) fn new(max: usize, seed: u64) -> Connections {
         Connections {
+            seed,
             entries: Vec::with_capacity(max),
             max,
             free: NONE,
@@ -139,10 +142,16 @@ impl Connections {
         }
     }
 
+    /// Returns the memory that is read at random places: start, bytes.
+    pub(super) fn memory(&self) -> [(*const u8, usize); 3] {
+        let entries = (self.entries.as_ptr().cast(), self.entries.capacity() * size_of::<Entry>());
+        [self.buckets[0].memory(), self.buckets[1].memory(), entries]
+    }
+
     /// Returns the connection of a packet: of one on its way out by `near` inside, of one on its way in by the alias.
     #[inline]
     pub(super) fn find(&self, out: bool, nat: u32, proto: u8, near: End, remote: End, now: u64) -> Option<u32> {
-        let hash = hash(nat, proto, near, remote);
+        let hash = hash(self.seed, (nat, proto), near, remote);
         let at = self.buckets[usize::from(out)].find(hash, |at| {
             let c = &self.entries[at as usize].connection;
             c.near(out) == near && c.remote == remote && c.proto == proto && c.nat == nat
@@ -177,7 +186,7 @@ impl Connections {
         };
         // Expired ones that were not found are still in the way.
         for out in [false, true] {
-            let old = self.buckets[usize::from(out)].find(connection.hash(out), |at| {
+            let old = self.buckets[usize::from(out)].find(connection.hash(out, self.seed), |at| {
                 let c = &self.entries[at as usize].connection;
                 let same = c.near(out) == connection.near(out) && c.remote == connection.remote;
                 same && c.proto == connection.proto && c.nat == connection.nat
@@ -189,7 +198,7 @@ impl Connections {
             Entry { connection, flags: [0; 2], life, used: true, last: now, prev: NONE, next: NONE };
         self.link(at);
         for out in [false, true] {
-            self.buckets[usize::from(out)].insert(connection.hash(out), at);
+            self.buckets[usize::from(out)].insert(connection.hash(out, self.seed), at);
         }
         self.counts.connections += 1;
         self.counts.created += 1;
@@ -240,7 +249,7 @@ impl Connections {
         self.unlink(at);
         let connection = self.entries[at as usize].connection;
         for out in [false, true] {
-            self.buckets[usize::from(out)].remove(connection.hash(out), at);
+            self.buckets[usize::from(out)].remove(connection.hash(out, self.seed), at);
         }
         let entry = &mut self.entries[at as usize];
         (entry.used, entry.next) = (false, self.free);
