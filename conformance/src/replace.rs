@@ -58,6 +58,13 @@ pub fn refused(home: &Home, fault: Option<&str>) -> String {
     reason
 }
 
+/// Packets that the ports dropped, as senders or receivers.
+pub fn drops_of(home: &Home, ports: &[&str]) -> u64 {
+    let snapshot = home.snapshot();
+    let rings = snapshot.ports.iter().filter(|port| ports.contains(&&*port.name)).flat_map(|port| &port.rings);
+    rings.map(|ring| ring.dropped).sum()
+}
+
 /// Rounds of packets between a port and a tap, each of which has to arrive, until `work` is done. `work` is given a
 /// function that waits for more.
 #[track_caller]

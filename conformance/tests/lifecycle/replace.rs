@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use conformance::home::{Guard, summary};
-use conformance::replace::{Stream, refused, replace, try_replace};
+use conformance::replace::{Stream, drops_of, refused, replace, try_replace};
 use conformance::traffic::{assert_pipe_works, exchange, expect, open, send};
 use conformance::{Home, isolated, program, until};
 use rustix::process::{Signal, kill_process};
@@ -100,13 +100,6 @@ fn settings_of(words: &str) -> Value {
     shown
 }
 
-/// Packets that the ports dropped, as senders or receivers.
-fn drops_of(home: &Home, ports: [&str; 2]) -> u64 {
-    let snapshot = home.snapshot();
-    let rings = snapshot.ports.iter().filter(|port| ports.contains(&&*port.name)).flat_map(|port| &port.rings);
-    rings.map(|ring| ring.dropped).sum()
-}
-
 /// Each packet arrived or is in a counter, one that was there before included; rules, addresses and threads remain.
 #[test]
 fn switches_go_on_while_the_daemon_is_replaced() {
@@ -119,7 +112,7 @@ fn switches_go_on_while_the_daemon_is_replaced() {
         // Nobody reads these, so that more than a ring of them is dropped.
         let unread = ["vale3:a", "vale3:b"].map(open);
         send(&unread[0], 9, 0, 3000).expect("room");
-        let of_unread = || drops_of(home, ["vale3:a", "vale3:b"]);
+        let of_unread = || drops_of(home, &["vale3:a", "vale3:b"]);
         until("packets are dropped", || of_unread() > 0);
         let streams = [
             Stream::start("vale0:a", "vale0:b", 1, Duration::ZERO),
@@ -137,7 +130,7 @@ fn switches_go_on_while_the_daemon_is_replaced() {
         assert_no_buffer_is_missing(home);
         for (stream, ports) in streams.into_iter().zip([["vale0:a", "vale0:b"], ["vale1:a", "vale1:b"]]) {
             let (sent, counts) = stream.stop();
-            let dropped = drops_of(home, ports);
+            let dropped = drops_of(home, &ports);
             summary(&format!("5 replacements: {sent} packets of {}, {counts:?}, {dropped} dropped", ports[0]));
             assert_eq!(counts.received + dropped, sent, "{counts:?}");
         }
@@ -158,7 +151,7 @@ fn a_switch_goes_on_when_its_successor_fails() {
             stream.go_on();
         }
         let (sent, counts) = stream.stop();
-        assert_eq!(counts.received + drops_of(home, ["vale0:a", "vale0:b"]), sent, "{counts:?}");
+        assert_eq!(counts.received + drops_of(home, &["vale0:a", "vale0:b"]), sent, "{counts:?}");
         drop(kept);
     });
 }
@@ -183,7 +176,7 @@ fn a_successor_refuses_a_state_that_was_changed() {
         stream.go_on();
         exchange(&kept[3], &kept[4], 1, 0, 1000);
         let (sent, counts) = stream.stop();
-        assert_eq!(counts.received + drops_of(home, ["vale0:a", "vale0:b"]), sent, "{counts:?}");
+        assert_eq!(counts.received + drops_of(home, &["vale0:a", "vale0:b"]), sent, "{counts:?}");
         vale("port vale0:x off");
     });
 }
@@ -244,7 +237,7 @@ fn many_replacements_under_load_lose_nothing() {
         assert!(after <= before + upgrades as usize / 2, "{before} descriptors before, {after} after");
         assert_no_buffer_is_missing(home);
         let counts = streams.map(Stream::stop);
-        let dropped = drops_of(home, ["vale0:a", "vale0:b"]);
+        let dropped = drops_of(home, &["vale0:a", "vale0:b"]);
         summary(&format!(
             "{upgrades} replacements: a pipe {:?}, a switch {:?}, {dropped} dropped",
             counts[0], counts[1]

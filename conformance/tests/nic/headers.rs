@@ -22,7 +22,8 @@ fn request(net: &Net, request: u16, port: &str, bytes: u32) -> Result<u32, i32> 
     answer.map(|(_, body)| body.nr_hdr_len)
 }
 
-fn set(net: &Net, port: &str, bytes: u32) -> Result<(), i32> {
+/// Sets the header of a port that is not open.
+pub(super) fn set(net: &Net, port: &str, bytes: u32) -> Result<(), i32> {
     request(net, NETMAP_REQ_PORT_HDR_SET, port, bytes).map(drop)
 }
 

@@ -8,7 +8,11 @@ use std::time::Duration;
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, assert_works, policy_file};
 use conformance::replace::{refused, replace, replace_with, rounds, try_replace};
 use conformance::thread::StoppedThread;
+use conformance::tool::{done, nic};
 use conformance::{Home, isolated, until};
+use serde_json::Value;
+
+use crate::headers;
 
 /// More than the time after which the kernel's programs give an interface back if nobody renews their deadline.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -118,5 +122,72 @@ fn an_interface_goes_on_when_a_successor_fails() {
         });
         drop(port);
         net.assert_given_back();
+    });
+}
+
+/// Filter, busy polling and header: what is set stays, is in force without a gap, and ends with its interface.
+#[test]
+fn settings_of_interfaces_go_on_while_the_daemon_is_replaced() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let ns = &net.near;
+        for name in ["v1", "v2"] {
+            ns.ip(&["link", "add", name, "type", "veth"]).expect("a cable");
+        }
+        let has_busy_poll = nic(ns, &["v1", "busy-poll", "30"]).status.success();
+        headers::set(&net, "v2", 12).expect("an interface that is not open");
+        done(ns, &["v2", "filter", "tcp"]);
+        done(ns, &["va", "filter", "not icmp and not arp"]);
+        let shown = |name: &str| {
+            let mut shown: Value = serde_json::from_str(&done(ns, &[name, "--json"])).expect("JSON");
+            // Its counters go on.
+            shown.as_object_mut().expect("an object").remove("port");
+            shown
+        };
+        let all = || ["va", "v1", "v2"].map(shown);
+        let (port, tap) = (net.open("netmap:va"), net.tap());
+        let before = all();
+        assert_eq!((&before[0]["filter"]["in_force"], &before[2]["header"]), (&true.into(), &12.into()));
+        rounds(&port, &tap, |go_on| {
+            for n in 0..5 {
+                replace(home);
+                assert!(net.pings(), "ICMP and ARP stay with the kernel");
+                go_on();
+                refused(home, Some("successor"));
+                for mutation in 0..8 {
+                    let reason = try_replace(home, Some(&format!("mutate:{}", n * 80 + mutation * 11))).stderr;
+                    let reason = String::from_utf8_lossy(&reason).into_owned();
+                    assert!(!reason.contains("panicked"), "mutation {n}: {reason}");
+                }
+                assert_eq!(all(), before);
+            }
+        });
+        // A change reaches the program that is attached, and sockets that are opened later.
+        done(ns, &["va", "filter", "off"]);
+        assert!(!net.pings(), "all frames enter the port");
+        drop(port);
+        net.assert_given_back();
+        until("the port is closed", || home.snapshot().ports.is_empty());
+        if has_busy_poll {
+            done(ns, &["va", "busy-poll", "50"]);
+            replace(home);
+            let port = net.open("netmap:va");
+            let shown: Value = serde_json::from_str(&done(ns, &["va", "--json"])).expect("JSON");
+            assert_eq!(shown["port"]["queues"][0]["busy_usec"], 50);
+            replace(home);
+            assert_works(&port, &tap, 1000);
+            drop(port);
+            done(ns, &["va", "busy-poll", "off"]);
+            done(ns, &["v1", "busy-poll", "off"]);
+        }
+        // The end of an interface is noticed, and with it the last setting goes: the next broker is another one.
+        let broker = home.snapshot().daemon.privileged_pid;
+        replace(home);
+        assert_eq!(home.snapshot().daemon.privileged_pid, broker, "the numbers of namespaces are the broker's");
+        ns.ip(&["link", "del", "v2"]).expect("an interface");
+        until("the setting is gone", || {
+            replace(home);
+            home.snapshot().daemon.privileged_pid != broker
+        });
     });
 }

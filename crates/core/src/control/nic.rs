@@ -136,12 +136,12 @@ fn decode(bytes: &[u8]) -> Option<NicRequest> {
 
 impl Filter {
     /// Returns the bytes of its instructions.
-    pub(crate) fn encode_program(&self) -> Vec<u8> {
+    pub fn encode_program(&self) -> Vec<u8> {
         encode_insns(&self.program)
     }
 
     /// Parses an expression and instructions; `None` if either is too long, not text, or missing.
-    pub(crate) fn decode(expression: &[u8], insns: &[u8]) -> Option<Filter> {
+    pub fn decode(expression: &[u8], insns: &[u8]) -> Option<Filter> {
         let lengths = (expression.len(), insns.len() / INSN);
         let valid = (1..=MAX_EXPRESSION).contains(&lengths.0) && (1..=MAX_INSNS).contains(&lengths.1);
         if !valid || !insns.len().is_multiple_of(INSN) {

@@ -3,8 +3,8 @@
 //! to the successor, whose own broker then has nothing to do and exits.
 //!
 //! ```text
-//! no interface is open    the successor's broker serves it; the former one exits
-//! an interface is open    the former broker goes on, until a daemon is replaced while no interface is open
+//! no interface is open or has settings    the successor's broker serves it; the former one exits
+//! one is open, or has settings            the former broker goes on, until a daemon is replaced while none is
 //! ```
 
 use std::io;
@@ -69,8 +69,8 @@ impl SavedBroker {
             Some(own) if same(own) => Ok(Adopted { lanes, alive }),
             Some(_) => refuse(
                 EBUSY,
-                "an interface is open or the node is on, and the running daemon was started with another --policy or \
-                 --config: give the same, or close the interface (the node) first",
+                "an interface is open or has settings (unetmap nic), or the node is on, and the running daemon was \
+                 started with another --policy or --config: give the same, or close the interface (the node) first",
             ),
             None => invalid("it has a broker, and this process has none"),
         }

@@ -20,7 +20,7 @@ use super::sink::SavedSink;
 use super::vale::SavedValePort;
 use super::{Daemon, Port, PortKey, Registry, Session};
 use crate::budget::{Amounts, Resource};
-use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot, invalid};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::endpoint::RingSelection;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, SavedRegion};
@@ -74,7 +74,9 @@ impl SavedPort {
         match (self, key) {
             (SavedPort::Pipe(saved), PortKey::Pipe(key)) => saved.restore(key, registry, fds),
             (SavedPort::Null(saved), PortKey::Null(scope, name)) => saved.restore((*scope, name), registry, fds),
-            (SavedPort::Vale(saved), id @ PortKey::Vale(_)) => saved.restore(id, registry, fds),
+            (SavedPort::Vale(saved), id @ (PortKey::Vale(_) | PortKey::Persistent(_))) => {
+                saved.restore(id, registry, fds)
+            }
             (SavedPort::Sink(saved), PortKey::Sink(scope, number)) => saved.restore((*scope, *number), registry, fds),
             (SavedPort::Nic(saved), PortKey::Nic(key)) => saved.restore(*key, registry, fds),
             (SavedPort::Mediated(saved), PortKey::Mediated(key)) => saved.restore(key, registry, fds),
@@ -86,16 +88,13 @@ impl SavedPort {
 }
 
 impl Daemon {
-    /// Whether the broker keeps something for an interface.
+    /// Whether the broker keeps something for an interface, or knows its namespace by a number.
     pub(crate) fn has_interfaces(&self) -> bool {
-        self.registry.all::<NicPort>().next().is_some()
+        self.registry.all::<NicPort>().next().is_some() || self.nics.has_settings()
     }
 
     /// Refuses to hand over what a successor cannot take over.
     pub(crate) fn check_hand_over(&self) -> Result<(), Refusal> {
-        if self.nics.has_settings() {
-            return cannot("a setting of an interface (unetmap nic)");
-        }
         if self.registry.all::<NicPort>().any(|port| port.here().is_none()) || !self.stopping_mediators.is_empty() {
             return refuse(EAGAIN, "an interface is being opened or closed: try again");
         }

@@ -226,7 +226,7 @@ impl Port for NicPort {
 
     fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
         let nic = self.here().map_or_else(refuse_away, Ok)?;
-        nic.save((&self.sent.0, self.opened_for), fds).map(|saved| SavedPort::Nic(Box::new(saved)))
+        Ok(SavedPort::Nic(Box::new(nic.save((&self.sent.0, self.opened_for), fds))))
     }
 
     fn owner(&self) -> u32 {

@@ -17,9 +17,10 @@ use super::open::NamespaceWatch;
 use super::queue::OpenQueue;
 use super::queue_count::{QueueCounts, SavedCounts};
 use super::relay::{Relay, SavedRelay};
+use super::settings::{InterfaceSettings, SavedSettings};
 use super::{KeepAlive, NearGone, Nic, NicKey, NicPort, NicState, XdpConfig};
 use crate::broker::Handle;
-use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot, invalid};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::endpoint::SavedEndpoint;
 use crate::knobs::Admode;
 use crate::ports::{Port, Registry};
@@ -71,6 +72,7 @@ pub(crate) struct SavedNics {
     /// By namespace: the socket of its changes, and the namespace.
     watches: Vec<(u64, FdIndex, FdIndex)>,
     queue_counts: SavedCounts,
+    settings: SavedSettings,
 }
 
 impl Nic {
@@ -78,17 +80,14 @@ impl Nic {
         &'a self,
         (sent, opened_for): (&'a impl std::os::fd::AsFd, u32),
         fds: &mut Outgoing<'a>,
-    ) -> Result<SavedNic, Refusal> {
-        if self.filter.is_some() || self.busy_poll.is_some() {
-            return cannot("an interface with a filter or with busy polling (unetmap nic)");
-        }
+    ) -> SavedNic {
         let mut save_queue = |queue: &'a OpenQueue| SavedQueue {
             socket: fds.add(&queue.socket),
             headroom: queue.headroom,
             in_xdp_map: queue.in_xdp_map,
         };
         let queues = self.queues.iter().map(|queue| queue.as_ref().map(&mut save_queue)).collect();
-        Ok(SavedNic {
+        SavedNic {
             name: self.name.clone(),
             scope: self.scope,
             opened_for,
@@ -114,7 +113,7 @@ impl Nic {
             up: self.up,
             tx_dropped_before: self.tx_dropped_before,
             gone: self.gone,
-        })
+        }
     }
 
     /// Takes over the socket of a ring pair.
@@ -212,7 +211,7 @@ impl NicState {
     pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedNics {
         let watches = self.watches.iter().map(|(id, watch)| (*id, fds.add(&watch.watch), fds.add(&*watch.netns)));
         let (watches, queue_counts) = (watches.collect(), self.queue_counts.save());
-        SavedNics { last_serial: self.last_serial, watches, queue_counts }
+        SavedNics { last_serial: self.last_serial, watches, queue_counts, settings: self.settings.save(fds) }
     }
 
     /// Takes over what is known of all interfaces, which are in `registry` already.
@@ -224,6 +223,7 @@ impl NicState {
     ) -> Result<(), Refusal> {
         self.last_serial = saved.last_serial;
         self.queue_counts.restore(saved.queue_counts);
+        self.settings = InterfaceSettings::restore(saved.settings, fds)?;
         for (id, watch, netns) in saved.watches {
             let (watch, netns) = (LinkWatch::of_fd(fds.take(watch)?), Arc::new(fds.take_netns(netns)?));
             if netns.id() != id {
@@ -236,6 +236,8 @@ impl NicState {
                 return invalid("nobody watches an interface");
             }
             (nic.keep_alive, nic.queue_counts) = (self.keep_alive.clone(), self.queue_counts.clone());
+            // The filter is in the program that is attached, and the kernel's sockets busy poll already.
+            (nic.filter, nic.busy_poll) = self.settings.kept_of(nic.key.netns, nic.key.index);
         }
         Ok(())
     }

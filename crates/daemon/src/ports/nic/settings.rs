@@ -14,6 +14,8 @@
 //! The watch of these interfaces does not keep their namespaces alive: perhaps no process is left in them that could
 //! remove the setting.
 
+mod saved;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -26,6 +28,8 @@ use unetmap_sys::xsk::BusyPoll;
 
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
+
+pub(super) use saved::SavedSettings;
 
 /// Most interfaces with settings.
 const MAX_INTERFACES: usize = 1024;
@@ -78,6 +82,11 @@ impl InterfaceSettings {
     pub(super) fn busy_poll_of(&mut self, netns: u64, index: u32) -> Option<BusyPoll> {
         self.remove_gone();
         self.all.get(&(netns, index))?.busy_poll
+    }
+
+    /// Returns the filter and the busy polling of an interface that was open before, in this or another process.
+    pub(super) fn kept_of(&self, netns: u64, index: u32) -> (Option<Arc<StoredFilter>>, Option<BusyPoll>) {
+        self.all.get(&(netns, index)).map_or((None, None), |settings| (settings.filter.clone(), settings.busy_poll))
     }
 
     /// Returns the bytes of the virtio-net header of packets of an interface that exists.

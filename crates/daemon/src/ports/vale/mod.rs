@@ -533,7 +533,7 @@ impl Port for ValePort {
     }
 
     fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
-        Ok(SavedPort::Vale(self.save_port(fds)?))
+        Ok(SavedPort::Vale(self.save_port(fds)))
     }
 
     fn mediators(&mut self) -> Option<&mut Mediators> {

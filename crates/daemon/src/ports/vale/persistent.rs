@@ -185,6 +185,11 @@ impl PersistentState {
         self.get(hidden).map(|port| port.region)
     }
 
+    /// Returns the place of the program's host rings.
+    pub(super) fn wire(&self, hidden: u32) -> Option<ValeKey> {
+        self.get(hidden).map(PersistentPort::wire_key)
+    }
+
     /// Returns the header of the packets that programs send and receive on this port of a switch.
     pub(super) fn header(&self, key: &ValeKey) -> Option<u8> {
         self.at(key).map(|port| port.header)

@@ -7,6 +7,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -15,13 +16,14 @@ use unetmap_core::control::vale::{ThreadConfig, ValeRequest};
 use unetmap_core::errno::EBUSY;
 use unetmap_mem::ChannelPage;
 use unetmap_switch::fdb::{MAX_PORTS, MacEntry, TableMark};
-use unetmap_switch::port::PortPositions;
+use unetmap_switch::port::{PortPositions, SwitchPort};
+use unetmap_sys::Doorbell;
 
 use super::attached::{AttachedInterface, Side};
-use super::persistent::{PersistentState, SavedPersistent};
+use super::persistent::{PersistentState, SavedPersistent, WIRE_PROGRAM};
 use super::switches::{Switch, SwitchKey};
 use super::{HostRings, ValeKey, ValePort, ValeState, switch_side};
-use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot, invalid};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::endpoint::SavedEndpoint;
 use crate::ports::{Port, PortKey, Registry};
 use crate::refusal::{Refusal, refuse};
@@ -36,10 +38,13 @@ pub(crate) struct SavedValePort {
     endpoint: SavedEndpoint,
     channels: FdIndex,
     doorbell: FdIndex,
+    /// The doorbell of the host rings, if the port has any.
+    host: Option<FdIndex>,
     index: u8,
     header: u8,
     /// The attached interface, its side, and whether processors of their own poll it.
     attachment: Option<(PortKey, Side, bool)>,
+    is_wrapped: bool,
 }
 
 /// All switches, but for their ports.
@@ -65,7 +70,8 @@ struct SavedSwitch {
 /// What changes with every packet.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SwitchPositions {
-    ports: Vec<(PortKey, PortPositions)>,
+    /// Of each port, and of its host rings.
+    ports: Vec<(PortKey, PortPositions, Option<PortPositions>)>,
     /// Those that changed since the switches were saved. Addresses that were removed since are not: they are hints.
     addresses: Vec<(SwitchKey, Vec<SavedAddress>)>,
 }
@@ -77,21 +83,20 @@ pub(crate) type TableMarks = BTreeMap<SwitchKey, TableMark>;
 type SavedAddress = ([u8; 6], u16, u8, u32);
 
 impl ValePort {
-    pub(super) fn save_port<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedValePort, Refusal> {
-        if self.host_rings.is_some() || self.is_wrapped {
-            return cannot("a persistent port that a program has open");
-        }
-        Ok(SavedValePort {
+    pub(super) fn save_port<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedValePort {
+        SavedValePort {
             key: self.key.clone(),
             is_member: self.is_member,
             region: self.region,
             endpoint: self.endpoint.save(fds),
             channels: fds.add(&self.channels_fd),
             doorbell: fds.add(&self.doorbell),
+            host: self.host_rings.as_ref().map(|host| fds.add(&host.doorbell)),
             index: self.index(),
             header: self.header(),
             attachment: self.attachment.as_ref().map(|of| (of.interface.clone(), of.side, of.polling)),
-        })
+            is_wrapped: self.is_wrapped,
+        }
     }
 }
 
@@ -113,10 +118,26 @@ impl SavedValePort {
         let (range, channels_fd) = fds.take_page(self.channels, 0, channels_bytes)?;
         let channels = ChannelPage::new(range);
         let doorbell = fds.take_doorbell(self.doorbell)?;
-        let rings = (&*endpoint.tx, &*endpoint.rx);
-        let side = switch_side(self.index, region, &channels, rings, &doorbell);
-        let side = side.or_else(|e| invalid(&format!("a switch port: {e}")))?;
-        side.set_vnet_hdr_len(self.header);
+        let is_persistent = matches!(id, PortKey::Persistent(_));
+        let own = (usize::from(shape.tx_rings), usize::from(shape.rx_rings));
+        let has_host = endpoint.tx.len() > own.0 && endpoint.rx.len() > own.1;
+        let has_own = endpoint.tx.len() >= own.0 && endpoint.rx.len() >= own.1;
+        if !has_own || has_host != self.host.is_some() || has_host != is_persistent || (self.is_wrapped && !has_host) {
+            return invalid("the host rings of a switch port");
+        }
+        let ((tx, host_tx), (rx, host_rx)) = (endpoint.tx.split_at(own.0), endpoint.rx.split_at(own.1));
+        let side = |index, rings, doorbell: &Doorbell| {
+            let side = switch_side(index, region, &channels, rings, doorbell);
+            side.or_else(|e| invalid(&format!("a switch port: {e}")))
+        };
+        let switch_side = side(self.index, (tx, rx), &doorbell)?;
+        switch_side.set_vnet_hdr_len(self.header);
+        let host = self.host.map(|host| {
+            let doorbell = fds.take_doorbell(host)?;
+            let switch_side = side(WIRE_PROGRAM, (host_tx, host_rx), &doorbell)?;
+            Ok(HostRings { doorbell, switch_side })
+        });
+        let host_rings = host.transpose()?;
         let port = ValePort {
             id: id.clone(),
             key: self.key,
@@ -127,15 +148,15 @@ impl SavedValePort {
             channels_fd,
             channels_bytes,
             doorbell,
-            switch_side: side,
-            host_rings: None::<HostRings>,
+            switch_side,
+            host_rings,
             attachment: self.attachment.map(|(interface, side, polling)| AttachedInterface {
                 interface,
                 side,
                 threads: Vec::new(),
                 polling,
             }),
-            is_wrapped: false,
+            is_wrapped: self.is_wrapped,
         };
         port.apply_offsets();
         Ok(Box::new(port))
@@ -191,10 +212,11 @@ impl ValeState {
         }
         for port in registry.all::<ValePort>().filter(|port| port.is_member) {
             port.set_policy(self.settings.active_policy(&port.key));
-            if self.member(&port.key.switch_key(), port.index()).is_some() {
-                return invalid("two ports of a switch have the same number");
+            self.add_restored(&port.key, &port.switch_side)?;
+            if let (PortKey::Persistent(hidden), Some(host)) = (&port.id, &port.host_rings) {
+                let Some(wire) = self.persistent.wire(*hidden) else { return invalid("the host rings of a port") };
+                self.add_restored(&wire, &host.switch_side)?;
             }
-            self.add(&port.key, &port.switch_side);
             let nic = port.attachment.as_ref().and_then(|attachment| registry.nic(&attachment.interface));
             self.set_node(&port.key, port.index(), nic.and_then(|nic| nic.numa_node));
         }
@@ -207,6 +229,15 @@ impl ValeState {
         if self.switches.is_empty() { Ok(()) } else { self.workers.start().map(drop) }
     }
 
+    /// Makes a port a member of its switch.
+    fn add_restored(&mut self, key: &ValeKey, port: &Arc<SwitchPort>) -> Result<(), Refusal> {
+        if self.member(&key.switch_key(), port.index()).is_some() {
+            return invalid("two ports of a switch have the same number");
+        }
+        self.add(key, port);
+        Ok(())
+    }
+
     /// Stops forwarding, and returns where it stopped; `marks`: what the successor knows. [`ValeState::publish`] goes
     /// on.
     pub(crate) fn stop_for_successor(
@@ -217,7 +248,11 @@ impl ValeState {
         if !self.stop_threads() {
             return refuse(EBUSY, "a thread of the switches waits for memory of a program: try again, or end it");
         }
-        let ports = registry.all::<ValePort>().map(|port| (port.id.clone(), port.switch_side.positions()));
+        let of_port = |port: &ValePort| {
+            let host = port.host_rings.as_ref().map(|host| host.switch_side.positions());
+            (port.id.clone(), port.switch_side.positions(), host)
+        };
+        let ports = registry.all::<ValePort>().map(of_port);
         let changed = self
             .switches
             .iter()
@@ -231,8 +266,15 @@ impl ValeState {
         if from.ports.len() != registry.all::<ValePort>().count() {
             return invalid("positions of a switch port are missing");
         }
-        for (id, positions) in &from.ports {
-            if !registry.get::<ValePort>(id).is_some_and(|port| port.switch_side.set_positions(positions)) {
+        for (id, own, host) in &from.ports {
+            let sets = |port: &ValePort| {
+                let of_host = match (&port.host_rings, host) {
+                    (Some(rings), Some(positions)) => rings.switch_side.set_positions(positions),
+                    (rings, positions) => rings.is_none() && positions.is_none(),
+                };
+                of_host && port.switch_side.set_positions(own)
+            };
+            if !registry.get::<ValePort>(id).is_some_and(sets) {
                 return invalid("the positions of a switch port");
             }
         }
