@@ -7,9 +7,11 @@ use crate::matcher::{Subject, matches};
 use crate::memo::{Key, Memo};
 use crate::nat::{NatTable, Translated};
 use crate::packet::Headers;
+use crate::reply::MAX_REPLY;
 use crate::rule::{Action, Rule, Target};
 use crate::ruleset::Ruleset;
 use crate::state::StateTable;
+use crate::syn_proxy::{self, Cookies, ProxyCounts};
 use crate::table::AddressHasher;
 use crate::tuning::{CALL_DEPTH, MAX_CALLS};
 use crate::verdict::Verdict;
@@ -44,6 +46,9 @@ pub struct Engine {
     pub states: StateTable,
     /// Translated connections.
     pub nat: NatTable,
+    cookies: Cookies,
+    /// Counts of handshakes.
+    pub handshakes: ProxyCounts,
     memo: Memo,
 }
 
@@ -67,13 +72,42 @@ impl Engine {
     /// Equal seeds draw equal numbers for `prob`; a sender who knows it can make lookups of states slow.
     pub fn new(thread: usize, states: usize, seed: u64) -> Engine {
         let nat = NatTable::new(states, seed);
-        Engine { thread, packet: 0, seed, states: StateTable::new(states, seed), nat, memo: Memo::new() }
+        Engine {
+            thread,
+            packet: 0,
+            seed,
+            states: StateTable::new(states, seed),
+            nat,
+            cookies: Cookies::new(),
+            handshakes: ProxyCounts::default(),
+            memo: Memo::new(),
+        }
     }
 
     /// Returns the memory of the tables that packets read at random places, for which huge pages are worth it: start,
     /// bytes.
     pub fn tables(&self) -> impl Iterator<Item = (*const u8, usize)> {
         self.states.memory().into_iter().chain(self.nat.memory())
+    }
+
+    /// Handles a segment that [`Verdict::SynProxy`] is about: may change its first bytes, which `headers` were parsed
+    /// from. Returns whether it passes. `send` gets the frames that the firewall sends, and whether each goes back to
+    /// where the segment came from.
+    pub fn proxy(
+        &mut self,
+        set: &Ruleset,
+        rule: u32,
+        headers: &Headers,
+        bytes: &mut [u8],
+        now: Now,
+        send: impl FnMut(bool, &[u8; MAX_REPLY], usize),
+    ) -> bool {
+        let Some(rule) = set.rules.get(rule as usize) else { return false };
+        let Some(step) = self.states.handshake(headers, bytes, rule, &self.cookies, &mut self.handshakes, now.millis)
+        else {
+            return false;
+        };
+        syn_proxy::perform(step, headers, bytes, send)
     }
 
     /// Translates a packet that [`Verdict::Nat`] is about: changes its first bytes, which `headers` were parsed from. A
@@ -208,7 +242,8 @@ impl Engine {
                     candidate = search.next();
                     continue;
                 }
-                if let Some(state) = rule.state {
+                // That of a proxied connection follows once its client has proved to exist.
+                if let Some(state) = rule.state.filter(|_| !matches!(rule.action, Action::SynProxy(_))) {
                     if !self.states.install(headers, rule.id, state, bytes, now.millis) {
                         return (Verdict::Deny, None);
                     }
@@ -260,6 +295,7 @@ impl Engine {
             Action::Pipe(target) => Verdict::Link(unetmap_shape::Target::Pipe(way.number(target) as u16)),
             Action::Queue(target) => Verdict::Link(unetmap_shape::Target::Queue(way.number(target) as u16)),
             Action::Nat(target) => Verdict::Nat(way.number(target) as u16),
+            Action::SynProxy(_) => Verdict::SynProxy(at as u32),
             Action::Count | Action::CheckState => return Next::Rule(at + 1),
             Action::SkipTo(target) => {
                 let number = way.number(target);

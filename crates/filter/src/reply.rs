@@ -85,20 +85,67 @@ fn reset(h: &Headers, out: &mut [u8; MAX_REPLY]) -> Option<(usize, usize)> {
     if h.tcp_flags & tcp::RST != 0 {
         return None;
     }
-    let body = usize::from(h.l3) + if h.family == Family::V4 { 20 } else { 40 };
-    let end = body + 20;
     let (seq, ack, flags) = match h.tcp_flags & tcp::ACK {
         0 => (0, h.tcp_seq.wrapping_add(u32::from(h.tcp_flags & tcp::SYN != 0)), tcp::RST | tcp::ACK),
         _ => (h.tcp_ack, 0, tcp::RST),
     };
+    write_segment(h, Segment { seq, ack, flags, window: 0, options: &[] }, out)
+}
+
+/// A TCP segment without data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment<'a> {
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    pub(crate) flags: u8,
+    pub(crate) window: u16,
+    /// A multiple of 4 bytes.
+    pub(crate) options: &'a [u8],
+}
+
+/// Writes a segment between the ends of a frame, whose first bytes are `bytes`, back to its sender or on in its
+/// direction. Returns its length; `None` if the ends are not single hosts.
+pub(crate) fn segment(
+    h: &Headers,
+    bytes: &[u8],
+    back: bool,
+    segment: Segment<'_>,
+    out: &mut [u8; MAX_REPLY],
+) -> Option<usize> {
+    if !is_between_hosts(h) {
+        return None;
+    }
+    let l3 = usize::from(h.l3);
+    out[..l3].copy_from_slice(bytes.get(..l3)?);
+    let mut answered = *h;
+    if back {
+        out[..6].copy_from_slice(bytes.get(6..12)?);
+        out[6..12].copy_from_slice(bytes.get(..6)?);
+    } else {
+        (answered.src4, answered.dst4, answered.src6, answered.dst6) = (h.dst4, h.src4, h.dst6, h.src6);
+        (answered.src_port, answered.dst_port) = (h.dst_port, h.src_port);
+    }
+    let (body, end) = write_segment(&answered, segment, out)?;
+    ip_header(&answered, proto::TCP, out, body, end);
+    Some(end)
+}
+
+/// Writes a segment that answers one.
+fn write_segment(h: &Headers, segment: Segment<'_>, out: &mut [u8; MAX_REPLY]) -> Option<(usize, usize)> {
+    let Segment { seq, ack, flags, window, options } = segment;
+    let body = usize::from(h.l3) + if h.family == Family::V4 { 20 } else { 40 };
+    let len = 20 + options.len();
+    let end = body + len;
     let segment = out.get_mut(body..end)?;
     segment.fill(0);
     segment[..2].copy_from_slice(&h.dst_port.to_be_bytes());
     segment[2..4].copy_from_slice(&h.src_port.to_be_bytes());
     segment[4..8].copy_from_slice(&seq.to_be_bytes());
     segment[8..12].copy_from_slice(&ack.to_be_bytes());
-    (segment[12], segment[13]) = (0x50, flags);
-    let sum = checksum(segment, pseudo_header(h, proto::TCP, 20));
+    (segment[12], segment[13]) = ((len / 4) as u8 * 16, flags);
+    segment[14..16].copy_from_slice(&window.to_be_bytes());
+    segment[20..].copy_from_slice(options);
+    let sum = checksum(segment, pseudo_header(h, proto::TCP, len));
     out[body + 16..body + 18].copy_from_slice(&sum.to_be_bytes());
     Some((body, end))
 }

@@ -51,6 +51,7 @@ impl Rule {
             Action::Pipe(_) => "Pipe",
             Action::Queue(_) => "Queue",
             Action::Nat(_) => "Nat",
+            Action::SynProxy(_) => "Synproxy",
         }
     }
 }
@@ -95,6 +96,8 @@ pub(crate) enum Action {
     Queue(Target),
     /// The packet is translated by the instance with this number, and then passes.
     Nat(Target),
+    /// The handshake of a connection is completed for the server, with this maximum segment size; 0: that of Ethernet.
+    SynProxy(u16),
 }
 
 /// The rule to continue at, or the number of a link or a NAT instance.

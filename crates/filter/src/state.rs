@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::hash::Hasher as _;
 
 use crate::buckets::Buckets;
+use crate::handshake::Proxy;
 use crate::packet::{Family, Headers, proto, tcp};
 use crate::rule::{ANY_STATE, Limit, RuleId, StateOption, limit_field};
 use crate::table::AddressHasher;
@@ -88,6 +89,7 @@ struct Entry {
     expires: u64,
     packets: u64,
     bytes: u64,
+    proxy: Proxy,
     /// Place in `limits`, or `NONE`.
     limit: u32,
     /// Neighbours in the list of half-open states, or the next free entry.
@@ -136,6 +138,15 @@ pub struct StateInfo {
     pub bytes: u64,
     /// Milliseconds until it expires.
     pub left: u64,
+}
+
+/// The state of a proxied connection.
+pub(crate) struct Proxied<'t> {
+    /// Whether the packet travels as the client's do.
+    pub(crate) from_client: bool,
+    /// Whether it was reset, or both ends have closed it.
+    pub(crate) has_ended: bool,
+    pub(crate) proxy: &'t mut Proxy,
 }
 
 /// The states of one thread.
@@ -273,6 +284,7 @@ impl StateTable {
             expires: now,
             packets: 1,
             bytes,
+            proxy: Proxy::NONE,
             limit,
             prev: self.newest,
             next: NONE,
@@ -287,6 +299,48 @@ impl StateTable {
         self.buckets.insert(hash, at);
         self.counts.states += 1;
         self.counts.created += 1;
+        true
+    }
+
+    /// Returns the state of a connection that a rule proxies, if there is one.
+    pub(crate) fn proxied(&mut self, h: &Headers, rule: RuleId, name: u16, now: u64) -> Option<Proxied<'_>> {
+        let (flow, swapped) = Flow::of(h)?;
+        let at = self.find(&flow, flow.hash(self.seed), name)?;
+        let entry = &mut self.entries[at as usize];
+        if entry.expires <= now || entry.rule != rule {
+            return None;
+        }
+        let [forward, back] = entry.flags;
+        let has_ended = (forward | back) & tcp::RST != 0 || forward & back & tcp::FIN != 0;
+        Some(Proxied { from_client: entry.swapped == swapped, has_ended, proxy: &mut entry.proxy })
+    }
+
+    /// Installs the state of a connection that a rule proxies, whose client has sent this segment. Returns as
+    /// [`StateTable::install`] does.
+    pub(crate) fn install_proxied(
+        &mut self,
+        h: &Headers,
+        rule: RuleId,
+        option: StateOption,
+        proxy: Proxy,
+        now: u64,
+    ) -> bool {
+        let Some((flow, swapped)) = Flow::of(h) else { return false };
+        // A connection that has ended makes room for the next one.
+        if let Some(at) = self.find(&flow, flow.hash(self.seed), option.name) {
+            self.remove(at);
+        }
+        if !self.install(h, rule, option, u64::from(h.ip_len), now) {
+            return false;
+        }
+        let Some(at) = self.find(&flow, flow.hash(self.seed), option.name) else { return false };
+        let entry = &mut self.entries[at as usize];
+        // The client has sent its SYN, and this is its acknowledgement.
+        entry.flags[0] |= tcp::SYN;
+        entry.acked |= 1;
+        entry.expires = now + LIFETIME_SYN;
+        entry.proxy = proxy;
+        debug_assert_eq!(entry.swapped, swapped);
         true
     }
 
@@ -442,6 +496,7 @@ impl Entry {
         expires: 0,
         packets: 0,
         bytes: 0,
+        proxy: Proxy::NONE,
         limit: NONE,
         prev: NONE,
         next: NONE,

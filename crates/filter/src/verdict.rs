@@ -20,4 +20,7 @@ pub enum Verdict {
     Link(unetmap_shape::Target),
     /// It is translated by this NAT instance ([`crate::Engine::translate`]).
     Nat(u16),
+    /// It is a segment of a connection whose handshake is completed for the server, by the rule at this place
+    /// ([`crate::Engine::proxy`]).
+    SynProxy(u32),
 }

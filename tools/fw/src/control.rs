@@ -134,6 +134,7 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
     let load = |counters: &[std::sync::atomic::AtomicU64; 2]| counters.each_ref().map(|counter| counter.load(Relaxed));
     let ([out_passed, in_passed], [out_dropped, in_dropped]) = (load(&totals.passed), load(&totals.dropped));
     let states = totals.states.lock().map(|states| *states).unwrap_or_default();
+    let handshakes = totals.handshakes.lock().map(|handshakes| *handshakes).unwrap_or_default();
     let nat = totals.nat.lock().map(|nat| *nat).unwrap_or_default();
     json!({
         "rules": rules,
@@ -146,6 +147,10 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
         "states": {
             "now": states.states, "created": states.created, "dropped_half_open": states.dropped_half_open,
             "full": states.full, "limited": states.limited,
+        },
+        "syn_proxy": {
+            "cookies": handshakes.cookies, "accepted": handshakes.accepted, "opened": handshakes.opened,
+            "refused": handshakes.refused, "invalid": handshakes.invalid,
         },
         "nat": {
             "now": nat.connections, "created": nat.created, "dropped_half_open": nat.dropped_half_open,

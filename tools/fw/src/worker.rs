@@ -13,16 +13,17 @@ use tool_common::held::{PacketSlots, emit, slots_needed, store};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Pos, Ring, SlotIter, SlotRef};
 use unetmap_filter::{
-    Direction, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, NatCounts, Now, Ruleset, SWEEP_PER_BATCH,
-    StateCounts, Translated, Verdict, reply,
+    Direction, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, NatCounts, Now, ProxyCounts, Ruleset,
+    SWEEP_PER_BATCH, StateCounts, Translated, Verdict, reply,
 };
 use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
 use unetmap_sys::map::prefer_huge_pages;
 
 /// Packets whose headers are fetched into the cache before they are needed.
 const FETCH_AHEAD: usize = 8;
-/// Replies that wait for room in a ring.
-const MAX_REPLIES: usize = 64;
+/// Replies that wait for room in a ring: more than those to a batch of the usual size, in which each packet is a
+/// connection request.
+const MAX_REPLIES: usize = 1024;
 
 /// The rules that packets are evaluated with, which another thread replaces.
 pub(crate) struct Shared {
@@ -47,6 +48,7 @@ pub(crate) struct Totals {
     pub(crate) lost_logs: AtomicU64,
     pub(crate) states: Mutex<StateCounts>,
     pub(crate) nat: Mutex<NatCounts>,
+    pub(crate) handshakes: Mutex<ProxyCounts>,
 }
 
 impl Shared {
@@ -206,16 +208,18 @@ impl<'a> Worker<'a> {
                     Translated::Drop => Fate::Drop,
                 };
             }
+            Verdict::SynProxy(rule) => {
+                let replies = &mut self.replies;
+                let passes = self.engine.proxy(&self.set, rule, headers, bytes, now, |back, frame, len| {
+                    queue_reply(&mut replies[index(direction) ^ usize::from(back)], frame, len, totals);
+                });
+                return if passes { Fate::Changed } else { Fate::Drop };
+            }
             _ => {}
         }
         let mut frame = [0; MAX_REPLY];
         if let Some(len) = reply(verdict, headers, bytes, &mut frame) {
-            let queue = &mut self.replies[if direction == Direction::Out { 1 } else { 0 }];
-            if queue.len() < MAX_REPLIES {
-                queue.push((frame, len));
-            } else {
-                add(&totals.lost_replies, 1);
-            }
+            queue_reply(&mut self.replies[index(direction) ^ 1], &frame, len, totals);
         }
         Fate::Drop
     }
@@ -234,6 +238,19 @@ impl<'a> Worker<'a> {
                 true
             }
         }
+    }
+}
+
+/// Returns the place of a direction in arrays.
+fn index(direction: Direction) -> usize {
+    usize::from(direction == Direction::In)
+}
+
+fn queue_reply(queue: &mut Vec<([u8; MAX_REPLY], usize)>, frame: &[u8; MAX_REPLY], len: usize, totals: &Totals) {
+    if queue.len() < MAX_REPLIES {
+        queue.push((*frame, len));
+    } else {
+        add(&totals.lost_replies, 1);
     }
 }
 
@@ -319,7 +336,7 @@ pub(crate) struct Filter<'w, 'a> {
 
 impl Filter<'_, '_> {
     fn index(&self) -> usize {
-        usize::from(self.direction == Direction::In)
+        index(self.direction)
     }
 
     /// Moves or drops all packets of a batch.
@@ -469,6 +486,9 @@ impl Mover for Filter<'_, '_> {
         }
         if let Ok(mut nat) = totals.nat.try_lock() {
             *nat = worker.engine.nat.counts();
+        }
+        if let Ok(mut handshakes) = totals.handshakes.try_lock() {
+            *handshakes = worker.engine.handshakes;
         }
         Ok(sent)
     }

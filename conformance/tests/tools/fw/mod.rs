@@ -5,6 +5,7 @@ mod faults;
 mod nat;
 mod pipes;
 mod rules;
+mod syn_proxy;
 
 use std::fs;
 use std::process::Command;

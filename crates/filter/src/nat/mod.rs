@@ -8,7 +8,7 @@
 //! ```
 //! ICMP errors are translated by the packet that they quote; later fragments as their first.
 
-mod rewrite;
+pub(crate) mod rewrite;
 mod table;
 
 use crate::packet::{Family, Headers, proto};

@@ -124,7 +124,7 @@ fn replace(bytes: &mut [u8], at: usize, new: u16) -> u16 {
 }
 
 /// Adjusts the checksum at `at` to a word that changed; a quoted packet may end before it.
-fn adjust(bytes: &mut [u8], at: usize, old: u16, new: u16, optional: bool) {
+pub(crate) fn adjust(bytes: &mut [u8], at: usize, old: u16, new: u16, optional: bool) {
     let Some(word) = bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<2>()) else { return };
     let sum = u16::from_be_bytes(*word);
     if optional && sum == 0 {

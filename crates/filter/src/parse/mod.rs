@@ -12,7 +12,9 @@ mod names;
 mod option;
 pub(crate) mod words;
 
+use crate::packet::proto;
 use crate::rule::{Action, Field, Limit, Literal, Log, Nets, Side, StateOption, Target, Test, limit_field};
+use crate::syn_proxy::MIN_MSS;
 use words::{SyntaxError, Words};
 
 type Result<T> = std::result::Result<T, SyntaxError>;
@@ -112,6 +114,9 @@ impl Parser<'_, '_> {
         } else if action != Action::CheckState && !matches!(action, Action::Return) {
             self.show("ip from any to any");
         }
+        if let Action::SynProxy(_) = action {
+            self.proxied()?;
+        }
         self.words.end()?;
         if let Some(comment) = self.words.comment {
             self.show("//");
@@ -119,6 +124,32 @@ impl Parser<'_, '_> {
         }
         let (tests, text) = (std::mem::take(&mut self.tests), std::mem::take(&mut self.text));
         Ok(ParsedRule { number, set, probability, action, log, tests, state: self.state, text })
+    }
+
+    /// Completes a rule `synproxy`: it is about all segments of TCP, and has states as one with `keep-state`.
+    fn proxied(&mut self) -> Result<()> {
+        let excludes = |literal: &Literal| match literal.test {
+            Test::TcpFlags(..) | Test::Established => true,
+            Test::Proto(number) => !literal.negated && !literal.or && number != proto::TCP,
+            _ => false,
+        };
+        if self.tests.iter().any(excludes) {
+            let message = "`synproxy` is for all segments of TCP connections; leave out other protocols, `setup`, \
+                           `established` and `tcpflags`";
+            return Err(self.words.error(message));
+        }
+        let StateOption { name, limit, probe, defer } = self.state.unwrap_or(StateOption {
+            name: self.context.state("default"),
+            limit: None,
+            probe: true,
+            defer: false,
+        });
+        if !probe || defer {
+            return Err(self.words.error("`synproxy` keeps states; leave out `record-state` and `defer-action`"));
+        }
+        self.state = Some(StateOption { name, limit, probe, defer });
+        self.tests.push(Literal { test: Test::Proto(proto::TCP), negated: false, or: false });
+        Ok(())
     }
 
     /// Appends a word to the listed form.
@@ -183,6 +214,15 @@ impl Parser<'_, '_> {
                 let number = number
                     .ok_or_else(|| self.words.error(format!("`{code}`: give a code such as no-route or port")))?;
                 (Action::Unreach6(number), format!("unreach6 {code}"))
+            }
+            // Not ipfw's own.
+            "synproxy" => {
+                let mss = if self.words.accept("mss") {
+                    number(self.words, "a maximum segment size", MIN_MSS.into(), u16::MAX.into())? as u16
+                } else {
+                    0
+                };
+                (Action::SynProxy(mss), if mss == 0 { word.into() } else { format!("{word} mss {mss}") })
             }
             "check-state" => {
                 let name = self.state_name(true)?;

@@ -78,7 +78,9 @@ fn kind(verdict: Verdict) -> usize {
         Verdict::Unreach(_) => 2,
         Verdict::Unreach6(_) => 3,
         Verdict::Reset | Verdict::Reset6 => 4,
-        Verdict::Link(_) | Verdict::Nat(_) => unreachable!("no rule of the oracle has a link or translates"),
+        Verdict::Link(_) | Verdict::Nat(_) | Verdict::SynProxy(_) => {
+            unreachable!("no rule of the oracle has a link, translates or completes handshakes")
+        }
     }
 }
 

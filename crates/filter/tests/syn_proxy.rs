@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Handshakes that are completed for servers: a model of a client and a server, each with its own numbers, sees right
+//! checksums and numbers on both sides; requests take no state, and segments that nobody was asked for are dropped.
+
+use unetmap_filter::{Config, Direction, Engine, Headers, Now, Ruleset, Verdict, tcp};
+
+const SYN_ACK: u8 = tcp::SYN | tcp::ACK;
+const SACK: [u8; 2] = [4, 2];
+
+/// The ends of a connection: addresses and ports of the client and the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ends {
+    client: (u128, u16),
+    server: (u128, u16),
+    v6: bool,
+}
+
+const ENDS: Ends = Ends { client: (0x0a00_0001, 4000), server: (0x0a00_0002, 80), v6: false };
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Segment {
+    seq: u32,
+    ack: u32,
+    flags: u8,
+    window: u16,
+    options: Vec<u8>,
+    data: Vec<u8>,
+}
+
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum()
+}
+
+fn fold(mut sum: u32) -> u16 {
+    while sum >> 16 != 0 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+/// The sum of addresses, protocol and length.
+fn pseudo(ends: Ends, len: usize) -> u32 {
+    sum(&ends.client.0.to_be_bytes()) + sum(&ends.server.0.to_be_bytes()) + 6 + len as u32
+}
+
+/// Returns a frame of a segment; `to_server`: its direction.
+fn frame(ends: Ends, to_server: bool, segment: &Segment) -> Vec<u8> {
+    let (src, dst) = if to_server { (ends.client, ends.server) } else { (ends.server, ends.client) };
+    let mac = |n: u8| [2, 0, 0, 0, 0, n];
+    let (from, to) = if to_server { (1, 2) } else { (2, 1) };
+    let mut bytes = [mac(to), mac(from)].concat();
+    let Segment { seq, ack, flags, window, options, data } = segment;
+    let len = 20 + options.len() + data.len();
+    if ends.v6 {
+        bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+        bytes.extend((len as u16).to_be_bytes());
+        bytes.extend([6, 64]);
+        bytes.extend([src.0.to_be_bytes(), dst.0.to_be_bytes()].concat());
+    } else {
+        bytes.extend([8, 0, 0x45, 0]);
+        bytes.extend((len as u16 + 20).to_be_bytes());
+        bytes.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
+        bytes.extend([(src.0 as u32).to_be_bytes(), (dst.0 as u32).to_be_bytes()].concat());
+    }
+    let at = bytes.len();
+    bytes.extend([src.1.to_be_bytes(), dst.1.to_be_bytes()].concat());
+    bytes.extend([seq.to_be_bytes(), ack.to_be_bytes()].concat());
+    bytes.extend([(5 + options.len() as u8 / 4) << 4, *flags]);
+    bytes.extend(window.to_be_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend(options);
+    bytes.extend(data);
+    let check = !fold(sum(&bytes[at..]) + pseudo(ends, len));
+    bytes[at + 16..at + 18].copy_from_slice(&check.to_be_bytes());
+    bytes
+}
+
+/// Reads a frame, and checks its checksums, its ends and its MAC addresses.
+#[track_caller]
+fn parse(ends: Ends, to_server: bool, bytes: &[u8]) -> Segment {
+    let h = Headers::parse(&bytes[..bytes.len().min(128)], bytes.len()).expect("a valid frame");
+    let (src, dst) = if ends.v6 { (h.src6, h.dst6) } else { (h.src4.into(), h.dst4.into()) };
+    let seen = [(src, h.src_port), (dst, h.dst_port)];
+    let expected = [ends.client, ends.server];
+    assert_eq!(seen, if to_server { expected } else { [expected[1], expected[0]] });
+    assert_eq!([bytes[5], bytes[11]], if to_server { [2, 1] } else { [1, 2] });
+    let (l3, l4) = (usize::from(h.l3), usize::from(h.l4));
+    let end = l3 + usize::from(h.ip_len);
+    if !ends.v6 && bytes[l3 + 10..l3 + 12] != [0, 0] {
+        assert_eq!(fold(sum(&bytes[l3..l4])), 0xffff, "IPv4 checksum");
+    }
+    assert_eq!(fold(sum(&bytes[l4..end]) + pseudo(ends, end - l4)), 0xffff, "TCP checksum");
+    let data = l4 + usize::from(bytes[l4 + 12] >> 4) * 4;
+    Segment {
+        seq: h.tcp_seq,
+        ack: h.tcp_ack,
+        flags: h.tcp_flags,
+        window: h.tcp_window,
+        options: bytes[l4 + 20..data].to_vec(),
+        data: bytes[data..end].to_vec(),
+    }
+}
+
+/// A firewall, and what reaches its sides.
+struct Wire {
+    engine: Engine,
+    set: Ruleset,
+    ends: Ends,
+    seconds: u64,
+    to_client: Vec<Segment>,
+    to_server: Vec<Segment>,
+}
+
+impl Wire {
+    fn new(rule: &str, states: usize, ends: Ends) -> Wire {
+        let (config, _) = Config::new(["a", "b"], 1, false).apply(rule).unwrap_or_else(|e| panic!("{e}"));
+        let engine = Engine::new(0, states, 1);
+        Wire { engine, set: config.compile(), ends, seconds: 1, to_client: Vec::new(), to_server: Vec::new() }
+    }
+
+    /// Passes a frame; returns the verdict.
+    fn pass(&mut self, to_server: bool, frame: &[u8]) -> Verdict {
+        let mut bytes = frame.to_vec();
+        let n = bytes.len().min(128);
+        let headers = Headers::parse(&bytes[..n], bytes.len()).expect("a valid frame");
+        let now = Now { millis: self.seconds * 1000, seconds: self.seconds };
+        let direction = if to_server { Direction::Out } else { Direction::In };
+        let verdict = self.engine.evaluate(&self.set, &headers, direction, bytes.len() as u64, now, |_| {});
+        if let Verdict::SynProxy(rule) = verdict {
+            let mut frames = Vec::new();
+            let passes = self.engine.proxy(&self.set, rule, &headers, &mut bytes[..n], now, |back, frame, len| {
+                frames.push((to_server != back, frame[..len].to_vec()));
+            });
+            if passes {
+                frames.push((to_server, bytes));
+            }
+            for (to_server, bytes) in frames {
+                let segment = parse(self.ends, to_server, &bytes);
+                if to_server { self.to_server.push(segment) } else { self.to_client.push(segment) }
+            }
+        }
+        verdict
+    }
+
+    fn client(&mut self, segment: Segment) {
+        self.pass(true, &frame(self.ends, true, &segment));
+    }
+
+    fn server(&mut self, segment: Segment) {
+        self.pass(false, &frame(self.ends, false, &segment));
+    }
+
+    /// Returns the only segment that has reached the client since, and none the server.
+    #[track_caller]
+    fn at_client(&mut self) -> Segment {
+        let [segment] = <[_; 1]>::try_from(std::mem::take(&mut self.to_client)).expect("one segment");
+        assert_eq!(self.to_server, []);
+        segment
+    }
+
+    #[track_caller]
+    fn at_server(&mut self) -> Segment {
+        let [segment] = <[_; 1]>::try_from(std::mem::take(&mut self.to_server)).expect("one segment");
+        assert_eq!(self.to_client, []);
+        segment
+    }
+
+    #[track_caller]
+    fn nothing(&self) {
+        assert_eq!((&self.to_client[..], &self.to_server[..]), (&[][..], &[][..]));
+    }
+
+    /// Asks for a connection; returns the cookie.
+    #[track_caller]
+    fn ask(&mut self, isn: u32, options: &[u8]) -> u32 {
+        self.client(Segment { seq: isn, flags: tcp::SYN, window: 9000, options: options.into(), ..Segment::default() });
+        let answer = self.at_client();
+        assert_eq!((answer.ack, answer.flags, answer.window), (isn.wrapping_add(1), SYN_ACK, 0));
+        answer.seq
+    }
+
+    /// Opens a connection; returns the cookie.
+    #[track_caller]
+    fn open(&mut self, client: u32, server: u32) -> u32 {
+        let cookie = self.ask(client, &[]);
+        self.client(ack(client.wrapping_add(1), cookie.wrapping_add(1)));
+        assert_eq!(self.at_server().flags, tcp::SYN);
+        self.server(syn_ack(server, client));
+        self.to_client.clear();
+        self.to_server.clear();
+        cookie
+    }
+}
+
+fn ack(seq: u32, ack: u32) -> Segment {
+    Segment { seq, ack, flags: tcp::ACK, window: 500, ..Segment::default() }
+}
+
+fn syn_ack(isn: u32, client: u32) -> Segment {
+    Segment { seq: isn, ack: client.wrapping_add(1), flags: SYN_ACK, window: 7000, ..Segment::default() }
+}
+
+const RULE: &str = "add 10 synproxy tcp from any to any 80 out";
+
+#[test]
+fn both_ends_see_a_connection_with_each_others_numbers() {
+    let v6 = Ends { client: (0x2001 << 112 | 1, 4000), server: (0x2001 << 112 | 2, 80), v6: true };
+    for (ends, client, server) in [(ENDS, 1000, 77), (ENDS, u32::MAX, u32::MAX - 5), (v6, 5, 0)] {
+        let mut wire = Wire::new(RULE, 16, ends);
+        // Its own options first, in any order; the window scale and timestamps are not taken.
+        let options = [&[1, 3, 3, 7, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8, 2, 4, 5, 150][..], &SACK].concat();
+        wire.client(Segment { seq: client, flags: tcp::SYN, window: 9000, options, ..Segment::default() });
+        let answer = wire.at_client();
+        let cookie = answer.seq;
+        assert_eq!((answer.ack, answer.flags, answer.window), (client.wrapping_add(1), SYN_ACK, 0));
+        let mss = if ends.v6 { 1440u16 } else { 1460 }.to_be_bytes();
+        assert_eq!(answer.options, [2, 4, mss[0], mss[1], 1, 1, 4, 2]);
+        assert_eq!(wire.engine.states.counts.states, 0, "no state before the client has answered");
+
+        wire.client(ack(client.wrapping_add(1), cookie.wrapping_add(1)));
+        let asked = wire.at_server();
+        assert_eq!((asked.seq, asked.flags, asked.window), (client, tcp::SYN, 500));
+        // 1430 bytes were asked for: the next smaller size.
+        assert_eq!(asked.options, [2, 4, 5, 120, 1, 1, 4, 2]);
+        // A segment of the client repeats a request that was lost.
+        wire.client(ack(client, cookie.wrapping_add(1)));
+        assert_eq!(wire.at_server(), asked);
+
+        wire.server(syn_ack(server, client));
+        let (to_client, to_server) = (std::mem::take(&mut wire.to_client), std::mem::take(&mut wire.to_server));
+        let window = Segment { window: 7000, ..ack(cookie.wrapping_add(1), client.wrapping_add(1)) };
+        assert_eq!(to_client, [window], "the client learns the window");
+        assert_eq!(to_server, [ack(client.wrapping_add(1), server.wrapping_add(1))]);
+        wire.server(syn_ack(server, client));
+        assert_eq!(wire.at_server(), to_server[0], "an answer that is repeated is acknowledged again");
+
+        // Data, acknowledgements and blocks; an option may begin at an odd place.
+        let block = |base: u32| {
+            let numbers = [base.wrapping_add(11), base.wrapping_add(0x1_0200), base.wrapping_add(7), base];
+            [&[1, 5, 18][..], &numbers.map(u32::to_be_bytes).concat(), &[1]].concat()
+        };
+        for data in [&b""[..], b"odd", &[9; 1000]] {
+            let from_client = |base: u32| Segment { options: block(base), data: data.into(), ..ack(client, base) };
+            wire.client(from_client(cookie.wrapping_add(1)));
+            assert_eq!(wire.at_server(), from_client(server.wrapping_add(1)));
+            // What the server acknowledges is the client's own.
+            let from_server = |base: u32| Segment { options: block(client), data: data.into(), ..ack(base, client) };
+            wire.server(from_server(server.wrapping_add(1)));
+            assert_eq!(wire.at_client(), from_server(cookie.wrapping_add(1)));
+        }
+        for flags in [tcp::FIN | tcp::ACK, tcp::RST] {
+            wire.server(Segment { flags, ..ack(server, 0) });
+            assert_eq!(wire.at_client().seq, cookie);
+        }
+        wire.client(Segment { flags: tcp::RST, ..ack(client, 99) });
+        assert_eq!(wire.at_server().ack, 99, "without the flag it is no acknowledgement");
+        let counts = wire.engine.handshakes;
+        assert_eq!([counts.cookies, counts.accepted, counts.opened, counts.invalid], [1, 1, 1, 0]);
+    }
+}
+
+#[test]
+fn requests_take_no_state_and_what_no_cookie_allows_is_dropped() {
+    let mut wire = Wire::new(RULE, 4, Ends { client: (0x0a00_0001, 5000), ..ENDS });
+    wire.open(1, 2);
+    let before = wire.engine.states.counts;
+    for i in 0..100_000u32 {
+        let ends = Ends { client: (0x0b00_0000 + u128::from(i), i as u16), ..ENDS };
+        wire.ends = ends;
+        wire.client(Segment { seq: i, flags: tcp::SYN, ..Segment::default() });
+        wire.to_client.clear();
+        // Nobody was told this number, whatever it is.
+        wire.client(ack(i.wrapping_add(1), i.wrapping_mul(0x9e37_79b9)));
+    }
+    wire.nothing();
+    assert_eq!((wire.engine.states.counts, wire.engine.handshakes.invalid), (before, 100_000));
+
+    wire.ends = ENDS;
+    let cookie = wire.ask(50, &[]);
+    for (changed, flags) in [
+        // Another acknowledgement, another first number, other ends.
+        (Ends { client: (0x0a00_0001, 4001), ..ENDS }, tcp::ACK),
+        (Ends { client: (0x0a00_0003, 4000), ..ENDS }, tcp::ACK),
+        (Ends { server: (0x0a00_0004, 80), ..ENDS }, tcp::ACK),
+        (Ends { client: (0x0a00_0009, 4000), ..ENDS }, tcp::RST | tcp::ACK),
+        (Ends { client: (0x0a00_0009, 4000), ..ENDS }, 0),
+        (Ends { client: (0x0a00_0009, 4000), ..ENDS }, SYN_ACK),
+    ] {
+        wire.ends = changed;
+        let before = wire.engine.handshakes.invalid;
+        wire.client(Segment { flags, ..ack(51, cookie + 1) });
+        wire.nothing();
+        assert_eq!(wire.engine.handshakes.invalid, before + 1, "{changed:?} {flags}");
+    }
+    assert_eq!(wire.engine.states.counts, before);
+}
+
+#[test]
+fn a_cookie_is_valid_for_a_minute_and_for_two_at_most() {
+    for (after, valid) in [(0, true), (60, true), (132, false), (264, false), (10_000, false)] {
+        for begin in [1, 64, 65, 66, 130, 1000] {
+            let mut wire = Wire::new(RULE, 4, ENDS);
+            wire.seconds = begin;
+            let cookie = wire.ask(9, &[]);
+            wire.seconds += after;
+            wire.client(ack(10, cookie.wrapping_add(1)));
+            assert_eq!(wire.to_server.len(), usize::from(valid), "{begin} {after}");
+        }
+    }
+}
+
+#[test]
+fn a_refusal_reaches_the_client_and_ends_can_begin_again() {
+    let mut wire = Wire::new(RULE, 4, ENDS);
+    let cookie = wire.ask(9, &[]);
+    wire.client(ack(10, cookie.wrapping_add(1)));
+    wire.at_server();
+    // A refusal of another request is none of this one.
+    wire.server(Segment { flags: tcp::RST | tcp::ACK, ..ack(0, 99) });
+    wire.nothing();
+    wire.server(Segment { flags: tcp::RST | tcp::ACK, ..ack(0, 10) });
+    let refusal = wire.at_client();
+    assert_eq!((refusal.seq, refusal.ack, refusal.flags), (cookie.wrapping_add(1), 10, tcp::RST | tcp::ACK));
+    wire.client(ack(10, cookie.wrapping_add(1)));
+    assert_eq!(wire.engine.handshakes.refused, 1);
+    wire.to_server.clear();
+
+    // A connection that is open is not disturbed by a request, which the server gets; one that has ended is followed.
+    let mut wire = Wire::new(RULE, 4, ENDS);
+    let cookie = wire.open(20, 500);
+    wire.client(Segment { seq: 7, flags: tcp::SYN, ..Segment::default() });
+    assert_eq!(wire.at_server().flags, tcp::SYN);
+    wire.server(Segment { data: b"x".into(), ..ack(501, 21) });
+    assert_eq!(wire.at_client().seq, cookie.wrapping_add(1));
+    wire.server(Segment { flags: tcp::FIN | tcp::ACK, ..ack(502, 21) });
+    wire.client(Segment { flags: tcp::FIN | tcp::ACK, ..ack(21, cookie.wrapping_add(3)) });
+    wire.to_client.clear();
+    wire.to_server.clear();
+    let again = wire.ask(900, &[]);
+    wire.client(ack(901, again.wrapping_add(1)));
+    let asked = wire.at_server();
+    assert_eq!((asked.seq, asked.flags), (900, tcp::SYN));
+    assert_eq!(wire.engine.states.counts.states, 1);
+}
+
+#[test]
+fn limits_apply_to_clients_that_exist() {
+    let mut wire = Wire::new("add 10 synproxy mss 1300 tcp from any to any 80 limit src-addr 2", 16, ENDS);
+    for port in 0..5 {
+        wire.ends = Ends { client: (0x0a00_0001, port), ..ENDS };
+        wire.client(Segment { seq: 9, flags: tcp::SYN, ..Segment::default() });
+        let answer = wire.at_client();
+        assert_eq!(answer.options, [2, 4, 5, 20], "the segment size of the rule");
+        wire.client(ack(10, answer.seq.wrapping_add(1)));
+        assert_eq!(wire.to_server.len(), usize::from(port < 2));
+        wire.to_server.clear();
+    }
+    assert_eq!((wire.engine.states.counts.limited, wire.engine.handshakes.accepted), (3, 2));
+}
+
+#[test]
+fn any_segment_is_safe() {
+    let mut wire = Wire::new(RULE, 16, ENDS);
+    let cookie = wire.open(20, 500);
+    let options = [&[2, 4, 5, 180, 1, 5, 18][..], &[7; 16], &[4, 2, 1, 1, 1]].concat();
+    for to_server in [true, false] {
+        for flags in [tcp::SYN, SYN_ACK, tcp::ACK, tcp::RST, tcp::FIN | tcp::ACK] {
+            let segment =
+                Segment { seq: 21, ack: cookie, flags, window: 1, options: options.clone(), data: vec![1; 30] };
+            let whole = frame(ENDS, to_server, &segment);
+            for at in 34..whole.len() {
+                for value in [0, 1, 2, 5, 15, 63, 127, 240, 255] {
+                    let mut bytes = whole.clone();
+                    bytes[at] = value;
+                    let n = bytes.len().min(128);
+                    let Ok(h) = Headers::parse(&bytes[..n], bytes.len()) else { continue };
+                    let now = Now { millis: 1000, seconds: 1 };
+                    let verdict = wire.engine.evaluate(&wire.set, &h, Direction::Out, 100, now, |_| {});
+                    if let Verdict::SynProxy(rule) = verdict {
+                        // Whatever it does, it returns.
+                        let len = bytes.len();
+                        wire.engine.proxy(&wire.set, rule, &h, &mut bytes[..n], now, |_, _, _| {});
+                        assert_eq!(bytes.len(), len);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_rule_for_whole_connections_is_refused() {
+    let config = Config::new(["a", "b"], 1, false);
+    for (rule, part) in [
+        ("synproxy tcp from any to any 80 setup", "leave out other protocols, `setup`"),
+        ("synproxy tcp from any to any established", "`established`"),
+        ("synproxy udp from any to any", "other protocols"),
+        ("synproxy tcp from any to any record-state", "leave out `record-state`"),
+        ("synproxy tcp from any to any keep-state defer-action", "`defer-action`"),
+        ("synproxy mss 5 tcp from any to any", "536 to 65535"),
+    ] {
+        let error = config.apply(&format!("add {rule}")).unwrap_err();
+        assert!(error.message.contains(part), "{rule}: {error}");
+    }
+    let list = |rule: &str| config.apply(&format!("add 10 {rule}")).map(|(_, output)| output).expect(rule);
+    assert_eq!(list("synproxy tcp from any to any 80"), "00010 synproxy tcp from any to any 80\n");
+    let text = "00010 synproxy mss 1400 tcp from any to any 80 limit src-addr 9 :web\n";
+    assert_eq!(list("synproxy mss 1400 tcp from any to any 80 limit src-addr 9 :web"), text);
+    // Other packets are not its.
+    let mut wire = Wire::new("add 10 synproxy ip from any to any\nadd 20 reset tcp from any to any", 4, ENDS);
+    let mut udp = frame(ENDS, true, &Segment::default());
+    udp[23] = 17;
+    assert_eq!(wire.pass(true, &udp), Verdict::Deny);
+}
