@@ -12,6 +12,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -167,7 +168,7 @@ sleep_once(pcap_t *p, const struct libunetmap *lib, int64_t limit_ns)
 	struct pollfd wait[MAX_WAIT_FDS + 1];
 	struct timespec limit;
 	unsigned int used = 0;
-	int got = lib->unetmap_arm(p->fd, POLLIN, wait, MAX_WAIT_FDS, &used);
+	int cancel_type, got = lib->unetmap_arm(p->fd, POLLIN, wait, MAX_WAIT_FDS, &used);
 
 	if (got != 0)
 		return poll_result(p, got);
@@ -175,8 +176,13 @@ sleep_once(pcap_t *p, const struct libunetmap *lib, int64_t limit_ns)
 	wait[used].events = POLLIN;
 	limit.tv_sec = limit_ns / 1000000000LL;
 	limit.tv_nsec = limit_ns % 1000000000LL;
-	/* A direct system call: in a program with libunetmap preloaded the name ppoll is libunetmap's. */
+	/*
+	 * A direct system call: in a program with libunetmap preloaded the name ppoll is libunetmap's. The thread can be
+	 * cancelled in it, as in the system's libpcap, which calls poll.
+	 */
+	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &cancel_type);
 	(void)syscall(SYS_ppoll, wait, (nfds_t)used + 1, &limit, NULL, (size_t)8);
+	pthread_setcanceltype(cancel_type, NULL);
 	return poll_result(p, lib->unetmap_poll_woken(p->fd, POLLIN));
 }
 
@@ -199,8 +205,10 @@ wait_for(pcap_t *p, int64_t *end)
 	char none[PCAP_ERRBUF_SIZE];
 	const struct libunetmap *lib = load_libunetmap(none);
 	int64_t left = WAKE_CHECK_NS;
-	int got = first_check(p, lib);
+	int got;
 
+	pthread_testcancel();
+	got = first_check(p, lib);
 	if (got != 0 || !wait_may_continue(p, end))
 		return got;
 	got = check(p, lib, SPIN_NS);

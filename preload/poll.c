@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -172,8 +173,11 @@ unetmap_hook_poll(struct pollfd *fds, nfds_t n, int timeout)
 {
 	/* Most programs poll one netmap file and nothing else: a shorter path. */
 	if (n == 1 && is_netmap(fds[0].fd)) {
-		int got = unetmap_poll_now(fds[0].fd, fds[0].events);
+		int got;
 
+		/* A thread that is never put to sleep can be cancelled, too. */
+		pthread_testcancel();
+		got = unetmap_poll_now(fds[0].fd, fds[0].events);
 		if (got == 0 && timeout != 0)
 			got = unetmap_poll_spin(fds[0].fd, fds[0].events, SPIN_FIRST_NS);
 		if (got > 0 || (got == 0 && timeout == 0)) {

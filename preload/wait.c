@@ -14,6 +14,9 @@
  * A notification can be lost (see port/poll.rs of crates/core), so a sleep ends
  * after at most WAKE_CHECK_NS.
  *
+ * A wait is a cancellation point, as poll is: at its beginning and in ppoll.
+ * Nothing is locked there.
+ *
  * A signal ends a wait at any step. During a spin the kernel cannot report one,
  * so signals are blocked after the first SPIN_UNBLOCKED_NS, until ppoll unblocks
  * and reports them.
@@ -135,9 +138,11 @@ int
 unetmap_wait(struct waiter *w, int64_t limit, const sigset_t *mask)
 {
 	sigset_t all, before;
-	int ready = w->check(w, CHECK_ALL), saved;
 	int64_t start;
+	int ready, saved;
 
+	pthread_testcancel();
+	ready = w->check(w, CHECK_ALL);
 	if (ready != 0 || limit == 0)
 		return ready;
 	start = unetmap_now();

@@ -394,6 +394,34 @@ dropped_privileges(const char *device)
 	CHECK(sendto(fd, frame, sizeof(frame), 0, (struct sockaddr *)&to, sizeof(to)) == sizeof(frame));
 }
 
+static void
+ignore(u_char *user, const struct pcap_pkthdr *header, const u_char *bytes)
+{
+	(void)user, (void)header, (void)bytes;
+}
+
+static void *
+capture_for_ever(void *argument)
+{
+	(void)argument;
+	pcap_loop(p, -1, ignore, NULL);
+	return NULL;
+}
+
+/* A thread that waits in pcap_loop is cancelled, as iftop does at its end. */
+static void
+cancelled(const char *device)
+{
+	void *result;
+	pthread_t t;
+
+	open_it(device, 1000);
+	CHECK(pthread_create(&t, NULL, capture_for_ever, NULL) == 0);
+	sleep_ms(50);
+	CHECK(pthread_cancel(t) == 0 && pthread_join(t, &result) == 0);
+	CHECK(result == PTHREAD_CANCELED);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -425,6 +453,8 @@ main(int argc, char **argv)
 		held_packet_select(device);
 	else if (strcmp(what, "dropped-privileges") == 0)
 		dropped_privileges(device);
+	else if (strcmp(what, "cancelled") == 0)
+		cancelled(device);
 	else
 		return 2;
 	pcap_close(p);

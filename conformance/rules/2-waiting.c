@@ -483,3 +483,34 @@ RULE("2-ts", "poll for POLLIN sets ts to the time of day")
 	ts = &rx_ring(&b, 0)->ts;
 	CHECK(!timercmp(ts, &before, <) && !timercmp(ts, &after, >));
 }
+
+/* Polls for ever: for what argument says, POLLIN or POLLOUT. */
+static void *
+poll_for_ever(void *argument)
+{
+	int revents, events = *(int *)argument;
+
+	for (;;)
+		poll_fd(b.fd, (short)events, -1, &revents);
+	return NULL;
+}
+
+RULE("2-cancel", "a thread can be cancelled in poll: asleep, and if the file is always ready")
+{
+	int events[] = { POLLIN, POLLOUT };
+	unsigned int i;
+	void *result;
+	pthread_t t;
+
+	open_pipe(0);
+	for (i = 0; i < 2; i++) {
+		CHECK_EQ(pthread_create(&t, NULL, poll_for_ever, &events[i]), 0);
+		usleep(50000);
+		CHECK_EQ(pthread_cancel(t), 0);
+		CHECK_EQ(pthread_join(t, &result), 0);
+		CHECK(result == PTHREAD_CANCELED);
+	}
+	/* The file works as before. */
+	send_one();
+	CHECK_EQ(poll_fd(b.fd, POLLIN, TIMEOUT_MS, &(int){ 0 }), 1);
+}

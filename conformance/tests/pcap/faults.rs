@@ -56,6 +56,14 @@ fn impossible_snap_lengths_are_handled() {
 }
 
 #[test]
+fn a_thread_that_waits_in_pcap_loop_can_be_cancelled() {
+    isolated(|home| {
+        let _port = open("netmap:c{1");
+        ready(&faults(home), "cancelled", "netmap:c}1").end();
+    });
+}
+
+#[test]
 fn a_killed_daemon_ends_the_capture_with_an_error() {
     isolated(|home| {
         let faults = faults(home);
