@@ -32,6 +32,7 @@ mod paused;
 mod saved;
 mod serve;
 mod shared;
+mod slow;
 mod waker;
 
 use std::io;

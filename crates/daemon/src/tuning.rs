@@ -266,6 +266,10 @@ pub(crate) mod node {
     pub(crate) const MEMORY_LIMIT: Duration = Duration::from_secs(5);
     /// How long a request waits at most for a helper, while all that its user may have are occupied.
     pub(crate) const HELPER_WAIT_LIMIT: Duration = Duration::from_secs(5);
+    /// How long the accesses that have begun may take when a daemon that is to be replaced begins no others, and how
+    /// often a request that waits for a helper checks for it.
+    pub(crate) const CUT_LIMIT: Duration = Duration::from_secs(1);
+    pub(crate) const CUT_CHECK: Duration = Duration::from_millis(50);
     /// Helper processes that access memory: most at a time for one user, and for all users who are not root. One needs
     /// about a megabyte, and occupies a thread.
     pub(crate) const MAX_HELPERS_OF_USER: usize = 8;

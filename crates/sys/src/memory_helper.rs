@@ -23,7 +23,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -34,6 +34,9 @@ use crate::process::spawn_detached;
 use crate::socket;
 use crate::thread::RemoteThread;
 use crate::tuning::{HELPER_BYTES, HELPER_PIECES};
+
+/// How often the end of a wait is asked for again.
+const END_CHECK: Duration = Duration::from_millis(50);
 
 /// Bytes of the longest message.
 const MESSAGE: usize = size_of::<Head>() + HELPER_PIECES * size_of::<Piece>() + HELPER_BYTES;
@@ -134,14 +137,19 @@ impl MemoryHelper {
     /// mapped, `EPERM` without the right to trace the process, `ESRCH`.
     ///
     /// # Errors
-    /// `EINVAL` for a piece that is too long; [`io::ErrorKind::TimedOut`] at `end`; others if the process has exited.
-    /// After an error the helper must be dropped.
-    pub fn read(&self, thread: &RemoteThread, pieces: &[Piece], end: Instant) -> io::Result<Vec<Result<Vec<u8>, i32>>> {
+    /// `EINVAL` for a piece that is too long; [`io::ErrorKind::TimedOut`] at `end`, which may change meanwhile; others
+    /// if the process has exited. After an error the helper must be dropped.
+    pub fn read(
+        &self,
+        thread: &RemoteThread,
+        pieces: &[Piece],
+        end: impl Fn() -> Instant,
+    ) -> io::Result<Vec<Result<Vec<u8>, i32>>> {
         let mut all = Vec::with_capacity(pieces.len());
         let mut rest = pieces;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(fitting(rest)?);
-            let reply = self.call(thread, 0, now.as_bytes(), end)?;
+            let reply = self.call(thread, 0, now.as_bytes(), &end)?;
             all.extend(split(now, &reply).ok_or(Errno::PROTO)?);
             rest = later;
         }
@@ -152,19 +160,21 @@ impl MemoryHelper {
     ///
     /// # Errors
     /// As [`MemoryHelper::read`].
-    pub fn write(&self, thread: &RemoteThread, at: u64, bytes: &[u8], end: Instant) -> io::Result<i32> {
+    pub fn write(&self, thread: &RemoteThread, at: u64, bytes: &[u8], end: impl Fn() -> Instant) -> io::Result<i32> {
         let piece = Piece { at, len: bytes.len() as u64 };
         fitting(&[piece])?;
-        let reply = self.call(thread, 1, &[piece.as_bytes(), bytes].concat(), end)?;
+        let reply = self.call(thread, 1, &[piece.as_bytes(), bytes].concat(), &end)?;
         i32::read_from_bytes(&reply).map_err(|_| Errno::PROTO.into())
     }
 
-    fn call(&self, thread: &RemoteThread, write: u32, body: &[u8], end: Instant) -> io::Result<Vec<u8>> {
+    fn call(&self, thread: &RemoteThread, write: u32, body: &[u8], end: &dyn Fn() -> Instant) -> io::Result<Vec<u8>> {
         let head = Head { tid: thread.tid(), write };
         socket::send(&self.connection, &[head.as_bytes(), body].concat(), &[])?;
         let mut fds = [PollFd::from_borrowed_fd(self.connection.as_fd(), PollFlags::IN)];
         loop {
-            match wait_readable(&mut fds, Some(end.saturating_duration_since(Instant::now()))) {
+            let left = end().saturating_duration_since(Instant::now());
+            match wait_readable(&mut fds, Some(left.min(END_CHECK))) {
+                Ok(0) if left > END_CHECK => {}
                 Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 other => break other.map(drop)?,
@@ -335,7 +345,8 @@ mod tests {
         let approvals = Approvals { connection: approving, pidfd: pidfd.try_clone().unwrap() };
         approvals.approve(&me).unwrap();
         let helper = std::mem::ManuallyDrop::new(MemoryHelper { connection, pidfd });
-        let end = Instant::now() + Duration::from_secs(30);
+        let limit = Instant::now() + Duration::from_secs(30);
+        let end = || limit;
         let mut word = [1u8, 2, 3, 4];
         let at = word.as_mut_ptr().expose_provenance() as u64;
         let read = helper.read(&me, &[piece(at, 4), piece(8, 4), piece(at + 1, 2)], end).unwrap();

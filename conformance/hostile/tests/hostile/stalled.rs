@@ -6,13 +6,14 @@ use std::fs;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use conformance::c::compile;
 use conformance::home::summary;
 use conformance::net::start_faulty_daemon;
 use conformance::node::{STATIC, StartedProgram, Stopped, unetmap_node};
+use conformance::replace::replace;
 use conformance::traffic::open;
 use conformance::{Home, Node, isolated, until};
 use conformance_hostile::raw::{ControlConnection, RawPort};
@@ -65,6 +66,35 @@ fn memory_that_never_answers_delays_its_owner_alone() {
         home.assert_serves();
         summary(&format!("an honest program and a pipe were served in {:?}", start.elapsed()));
         attackers.into_iter().for_each(StartedProgram::exits_successfully);
+        home.assert_serves();
+    });
+}
+
+/// One request after the other is in progress, each for longer than the daemon tries to be replaced at a time.
+#[test]
+fn memory_that_never_answers_does_not_hold_a_replacement_off() {
+    isolated(|home| {
+        let Some(node) = open_node(home, &admits()) else { return };
+        let (stalled, mut attackers) = (compile_stalled(home), Vec::new());
+        thread::scope(|scope| {
+            let replacing = scope.spawn(|| {
+                sleep(Duration::from_secs(2));
+                replace(home);
+                replace(home);
+            });
+            while !replacing.is_finished() {
+                let mut next = attacker(&node, &stalled, USER, ETIMEDOUT);
+                next.write_line();
+                attackers.push(next);
+                sleep(Duration::from_secs(1));
+            }
+            replacing.join().expect("replaced");
+        });
+        summary(&format!("replaced twice during the requests of {} attackers", attackers.len()));
+        attackers.into_iter().for_each(StartedProgram::exits_successfully);
+        let mut honest = StartedProgram::start(&node, &compile(home, "node", &STATIC), &["call", "ctrl"]);
+        honest.write_line();
+        honest.exits_successfully();
         home.assert_serves();
     });
 }

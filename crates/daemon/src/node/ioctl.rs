@@ -23,35 +23,56 @@ use crate::caller::Caller;
 use crate::tuning::node::{QUEUE_FREE_LIMIT, QUEUE_FREE_PAUSE};
 
 const EINTR: i32 = 4;
+const ETIMEDOUT: i32 = 110;
 
-/// Answers a request.
-pub(super) fn answer(shared: &Shared, request: SlowRequest) {
-    let SlowOp::Control(file, cmd, mut data) = request.what else { return };
-    let thread = RemoteThread::of(request.from.tid).map_err(|e| {
-        tracing::debug!(tid = request.from.tid, "the requesting thread cannot be inspected: {e}");
-        EPERM
+/// Why a request is not answered with its result.
+enum Stop {
+    /// An errno.
+    Errno(i32),
+    /// It has changed nothing yet, and is to begin again later.
+    Deferred,
+}
+
+impl From<i32> for Stop {
+    fn from(errno: i32) -> Stop {
+        Stop::Errno(errno)
+    }
+}
+
+/// Answers a request; returns it if it is to begin again later.
+pub(super) fn answer(shared: &Shared, request: SlowRequest) -> Option<SlowRequest> {
+    let SlowRequest { id, from, what } = request;
+    let SlowOp::Control(file, cmd, mut data) = what else { return None };
+    let thread = RemoteThread::of(from.tid).map_err(|e| {
+        tracing::debug!(tid = from.tid, "the requesting thread cannot be inspected: {e}");
+        Stop::Errno(EPERM)
     });
-    let errno = thread.and_then(|thread| {
-        let caller = Caller::of_thread(&thread, &request.from).map_err(|e| {
-            tracing::debug!(tid = request.from.tid, "the requesting thread cannot be identified: {e}");
+    let done = thread.and_then(|thread| {
+        let caller = Caller::of_thread(&thread, &from).map_err(|e| {
+            tracing::debug!(tid = from.tid, "the requesting thread cannot be identified: {e}");
             e.raw_os_error().unwrap_or(EPERM)
         })?;
         if caller.peer.uid != file.uid {
             tracing::debug!(uid = caller.peer.uid, opened_by = file.uid, "the file was opened by another user");
-            return Err(EPERM);
+            return Err(Stop::Errno(EPERM));
         }
         // Nothing is read of a user whom the policy gives nothing.
         shared.admit(&caller)?;
-        let ioctl = Ioctl { shared, file: &file, caller, id: &request.id };
+        let ioctl = Ioctl { shared, file: &file, caller, id: &id };
         match u64::from(cmd) {
             NIOCCTRL => ioctl.ctrl(&mut data, &ProgramMemory::new(&shared.helpers, &thread, file.uid)),
             NIOCREGIF => ioctl.legacy(&mut data, LegacyIoctl::Register),
             _ => ioctl.legacy(&mut data, LegacyIoctl::Info),
         }
     });
-    let result = errno.err().unwrap_or(0);
-    let RequestId { mount, unique } = &request.id;
-    shared.finish(&request.id, || drop(mount.dev.reply_ioctl(*unique, -result, &data)));
+    let result = match done {
+        Ok(()) => 0,
+        Err(Stop::Errno(errno)) => -errno,
+        Err(Stop::Deferred) => return Some(SlowRequest { id, from, what: SlowOp::Control(file, cmd, data) }),
+    };
+    let RequestId { mount, unique } = &id;
+    shared.finish(&id, || drop(mount.dev.reply_ioctl(*unique, result, &data)));
+    None
 }
 
 /// An ioctl that is being answered: its file, and its caller.
@@ -64,10 +85,12 @@ struct Ioctl<'a> {
 
 impl Ioctl<'_> {
     /// `NIOCCTRL`: body and options are read from the program's memory, and written back there.
-    fn ctrl(&self, data: &mut Vec<u8>, memory: &impl UserMemory) -> Result<(), i32> {
+    fn ctrl(&self, data: &mut Vec<u8>, memory: &impl UserMemory) -> Result<(), Stop> {
         let header = NmreqHeader::read_from_bytes(data).map_err(|_| EINVAL)?;
-        let gathered =
-            GatheredRequest::gather(header, memory).inspect_err(|_| self.log_refusal(version_mismatch(&header)))?;
+        let gathered = match GatheredRequest::gather(header, memory) {
+            Err(ETIMEDOUT) if self.shared.helpers.is_cut_off() => return Err(Stop::Deferred),
+            gathered => gathered.inspect_err(|_| self.log_refusal(version_mismatch(&header)))?,
+        };
         let mut request = gathered.request.clone();
         let (errno, answer) = match request.check_options().err().or_else(|| unsupported_option(&request)) {
             Some(errno) => (errno, Some(request)),
@@ -77,11 +100,11 @@ impl Ioctl<'_> {
             gathered.write_back(&answer, memory)?;
             *data = gathered.header(&answer).as_bytes().to_vec();
         }
-        if errno == 0 { Ok(()) } else { Err(errno) }
+        if errno == 0 { Ok(()) } else { Err(Stop::Errno(errno)) }
     }
 
     /// `NIOCREGIF`, `NIOCGINFO`.
-    fn legacy(&self, data: &mut Vec<u8>, call: LegacyIoctl) -> Result<(), i32> {
+    fn legacy(&self, data: &mut Vec<u8>, call: LegacyIoctl) -> Result<(), Stop> {
         let mut old = Nmreq::read_from_bytes(data).map_err(|_| EINVAL)?;
         let request =
             legacy::to_request(call, &old).inspect_err(|_| self.log_refusal(legacy::version_mismatch(&old)))?;
@@ -91,8 +114,8 @@ impl Ioctl<'_> {
                 *data = old.as_bytes().to_vec();
                 Ok(())
             }
-            (0, None) => Err(EIO),
-            (errno, _) => Err(errno),
+            (0, None) => Err(Stop::Errno(EIO)),
+            (errno, _) => Err(Stop::Errno(errno)),
         }
     }
 
@@ -105,11 +128,11 @@ impl Ioctl<'_> {
 
     /// Lets the main thread answer the request; returns the error number and the completed request. A queue that the
     /// kernel has not freed yet is requested again for a while.
-    fn answer_request(&self, request: NetmapRequest) -> Result<(i32, Option<NetmapRequest>), i32> {
+    fn answer_request(&self, request: NetmapRequest) -> Result<(i32, Option<NetmapRequest>), Stop> {
         let start = Instant::now();
         loop {
             if !self.shared.is_pending(self.id) {
-                return Err(EINTR);
+                return Err(Stop::Errno(EINTR));
             }
             let port_request = PortRequest {
                 request: request.clone(),
@@ -126,6 +149,7 @@ impl Ioctl<'_> {
             }
             match (outcome.errno, outcome.session) {
                 (EAGAIN, _) if start.elapsed() > QUEUE_FREE_LIMIT => return Ok((EBUSY, Some(outcome.answer.request))),
+                (EAGAIN, _) if self.shared.is_draining() => return Err(Stop::Deferred),
                 (EAGAIN, _) => std::thread::sleep(QUEUE_FREE_PAUSE),
                 (0, Some(session)) => {
                     let register = outcome.answer.request.body_as::<NmreqRegister>().ok_or(EIO);

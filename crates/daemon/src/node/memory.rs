@@ -18,7 +18,9 @@ use unetmap_sys::memory_helper::{MemoryHelper, Piece, serve};
 use unetmap_sys::thread::RemoteThread;
 
 use crate::privileged::Helper;
-use crate::tuning::node::{HELPER_WAIT_LIMIT, MAX_HELPERS, MAX_HELPERS_OF_USER, MAX_IDLE_HELPERS, MEMORY_LIMIT};
+use crate::tuning::node::{
+    CUT_CHECK, HELPER_WAIT_LIMIT, MAX_HELPERS, MAX_HELPERS_OF_USER, MAX_IDLE_HELPERS, MEMORY_LIMIT,
+};
 
 const EFAULT: i32 = 14;
 const ETIMEDOUT: i32 = 110;
@@ -29,6 +31,8 @@ pub(super) struct MemoryHelpers {
     state: Mutex<State>,
     /// A helper is idle again.
     freed: Condvar,
+    /// When accesses end at the latest, while the daemon is to be replaced.
+    cut: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -68,6 +72,24 @@ impl MemoryHelpers {
         Ok(())
     }
 
+    /// Sets when accesses end at the latest, those that have begun included.
+    pub(super) fn set_cut(&self, cut: Option<Instant>) {
+        *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = cut;
+    }
+
+    fn cut(&self) -> Option<Instant> {
+        *self.cut.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether accesses were cut off.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.cut().is_some_and(|cut| cut <= Instant::now())
+    }
+
+    fn end_by(&self, end: Instant) -> Instant {
+        self.cut().map_or(end, |cut| cut.min(end))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -80,12 +102,12 @@ impl MemoryHelpers {
             if state.has_room(uid) {
                 break;
             }
-            let left = end.saturating_duration_since(Instant::now());
+            let left = self.end_by(end).saturating_duration_since(Instant::now());
             if left.is_zero() {
                 tracing::debug!(uid, "all helpers that may access memory of this user are occupied");
                 return Err(ETIMEDOUT);
             }
-            state = self.freed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.freed.wait_timeout(state, left.min(CUT_CHECK)).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.served.push(uid);
         let idle = state.idle.pop();
@@ -157,10 +179,11 @@ impl<'a> ProgramMemory<'a> {
         ProgramMemory { helpers, thread, uid, left: Cell::new(MEMORY_LIMIT) }
     }
 
-    fn access<T>(&self, access: impl Fn(&MemoryHelper, Instant) -> io::Result<T>) -> Result<T, i32> {
+    fn access<T>(&self, access: impl Fn(&MemoryHelper, &dyn Fn() -> Instant) -> io::Result<T>) -> Result<T, i32> {
         self.helpers.with_helper(self.uid, |helper| {
             let start = Instant::now();
-            let result = helper.use_for(self.thread).and_then(|()| access(&helper.process, start + self.left.get()));
+            let end = || self.helpers.end_by(start + self.left.get());
+            let result = helper.use_for(self.thread).and_then(|()| access(&helper.process, &end));
             self.left.set(self.left.get().saturating_sub(start.elapsed()));
             result
         })

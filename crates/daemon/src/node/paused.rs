@@ -7,6 +7,10 @@
 //! requests not read yet      wait in the kernel
 //! polls                      held ones are answered: nothing is ready; then the kernel is told to poll all again
 //! ```
+//! Slow requests can take long, one after the other without end. If one keeps the threads from ending, none is begun
+//! any more while the successor tries again ([`Nodes::drain`]), and accesses to programs' memory are cut off after a
+//! while: a request that has only read there begins again later, one that writes its result fails.
+//!
 //! A file needs no more than its number, its mount, its session and the kernel's handle of its polls.
 
 use std::io;
@@ -24,10 +28,11 @@ use super::file::{File, SlowRequest};
 use super::mount::Mount;
 use super::serve::{spawn, start_waker};
 use super::shared::Shared;
+use super::slow::run_kept;
 use super::{Job, Nodes};
 use crate::ports::{Daemon, monitor};
 use crate::refusal::{Refusal, refuse};
-use crate::tuning::node::{PAUSE_LIMIT, PAUSE_POLL};
+use crate::tuning::node::{CUT_LIMIT, PAUSE_LIMIT, PAUSE_POLL};
 
 impl Shared {
     /// Whether the threads end, or have ended.
@@ -35,17 +40,33 @@ impl Shared {
         self.is_paused.load(Ordering::SeqCst)
     }
 
+    /// Whether no slow request is begun.
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::SeqCst)
+    }
+
     /// Keeps a slow request for the threads that go on.
     pub(super) fn defer(&self, request: SlowRequest) {
         self.deferred().push(request);
     }
 
+    /// Keeps a slow request while none may begin; else returns it.
+    pub(super) fn hold_back(&self, request: SlowRequest) -> Option<SlowRequest> {
+        // Under the lock: what is kept is found by the threads that go on.
+        let mut deferred = self.deferred();
+        if !self.is_paused() && !self.is_draining() {
+            return Some(request);
+        }
+        deferred.push(request);
+        None
+    }
+
     /// Takes a request of a mount that was kept.
     pub(super) fn take_deferred(&self, mount: &Mount) -> Option<SlowRequest> {
-        if self.is_paused() {
+        let mut deferred = self.deferred();
+        if self.is_paused() || self.is_draining() {
             return None;
         }
-        let mut deferred = self.deferred();
         let at = deferred.iter().position(|request| request.id.mount.number == mount.number)?;
         Some(deferred.remove(at))
     }
@@ -76,9 +97,27 @@ impl Shared {
         self.waker.reset();
     }
 
+    /// Begins no slow request any more, until [`Shared::end_drain`].
+    fn begin_drain(&self) {
+        self.is_draining.store(true, Ordering::SeqCst);
+        self.helpers.set_cut(Some(Instant::now() + CUT_LIMIT));
+    }
+
+    /// Has the slow requests done that were kept.
+    fn end_drain(self: &Arc<Shared>) {
+        self.helpers.set_cut(None);
+        let mut deferred = self.deferred();
+        self.is_draining.store(false, Ordering::SeqCst);
+        let kept = std::mem::take(&mut *deferred);
+        drop(deferred);
+        kept.into_iter().for_each(|request| run_kept(self, request));
+    }
+
     /// Starts the threads again, and has all programs that sleep poll again.
     fn go_on(self: &Arc<Shared>) {
+        let deferred = self.deferred();
         self.is_paused.store(false, Ordering::SeqCst);
+        drop(deferred);
         let failed = |e: io::Error| tracing::error!("a thread of the node cannot be started: {e}");
         start_waker(self).unwrap_or_else(failed);
         let mounts = self.mounts().all.clone();
@@ -111,6 +150,11 @@ impl Nodes {
     /// takes long. [`Nodes::resume`] is to follow in any case.
     pub(crate) fn pause(&mut self, daemon: &mut Daemon, jobs: Vec<Job>) -> Result<(), Refusal> {
         jobs.into_iter().for_each(|job| self.run_job(daemon, job));
+        // Stopping the programs would not help yet.
+        let is_busy = |node: &Arc<Shared>| node.is_draining() && node.slow.load(Ordering::Acquire) > 0;
+        if self.all().any(is_busy) {
+            return takes_long();
+        }
         let start = Instant::now();
         self.all().for_each(|node| node.pause());
         loop {
@@ -123,12 +167,23 @@ impl Nodes {
             // Again and again: one may just have been about to wait.
             self.all().for_each(|node| node.interrupt_readers());
             if start.elapsed() > PAUSE_LIMIT || !self.waiting.is_empty() {
-                return refuse(EAGAIN, "a request of a program at the node takes long: try again");
+                return takes_long();
             }
             let _ = wait_readable(&mut [PollFd::new(&self.doorbell().as_fd(), PollFlags::IN)], Some(PAUSE_POLL));
         }
         self.all().for_each(|node| node.end_polls());
         Ok(())
+    }
+
+    /// Begins nothing that may take long until [`Nodes::end_drain`]; what has begun ends within about
+    /// [`CUT_LIMIT`].
+    pub(crate) fn drain(&self) {
+        self.all().for_each(|node| node.begin_drain());
+    }
+
+    /// Does what was kept back.
+    pub(crate) fn end_drain(&self) {
+        self.all().filter(|node| node.is_draining()).for_each(Shared::end_drain);
     }
 
     /// Goes on. Files that were handed over get their ports.
@@ -146,6 +201,10 @@ impl Nodes {
             node.go_on();
         }
     }
+}
+
+fn takes_long<T>() -> Result<T, Refusal> {
+    refuse(EAGAIN, "a request of a program at the node takes long: try again")
 }
 
 /// Opens the port of a file that another daemon has handed over.

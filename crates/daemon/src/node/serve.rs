@@ -15,7 +15,7 @@ use std::time::Instant;
 use unetmap_abi::{NIOCCONFIG, NIOCCTRL, NIOCGINFO, NIOCREGIF, NIOCRXSYNC, NIOCTXSYNC};
 use unetmap_core::Error;
 use unetmap_core::errno::{EAGAIN, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP};
-use unetmap_core::{Interest, Port, defer_program_data, with_program_data};
+use unetmap_core::{Port, defer_program_data};
 use unetmap_sys::fuse::{Device, Op, REQUEST_BYTES, Request};
 use unetmap_sys::socket;
 
@@ -26,10 +26,10 @@ use super::memory::MemoryHelpers;
 use super::mount::{Mount, RequestId, file_of, kind};
 use super::shared::{Files, Shared, User};
 use super::waker::PollWaker;
-use super::{Job, JobQueue, indirect, ioctl};
+use super::{Job, JobQueue};
 use crate::broker::NODE_NAME as NAME;
 use crate::privileged;
-use crate::tuning::node::{CATCH_UP_LIMIT, MAX_FILES_OF_USER, MAX_IDLE_THREADS, MAX_TRIES_WITH_DATA, RING_BUSY_RETRY};
+use crate::tuning::node::{CATCH_UP_LIMIT, MAX_FILES_OF_USER, MAX_IDLE_THREADS};
 
 /// The kernel looks the file up again: another user looked it up first.
 const ESTALE: i32 = 116;
@@ -63,7 +63,9 @@ pub(super) fn without_threads(number: u64, jobs: JobQueue) -> io::Result<Arc<Sha
         files: Mutex::default(),
         pending: Mutex::default(),
         is_paused: AtomicBool::new(false),
+        is_draining: AtomicBool::new(false),
         threads: AtomicUsize::new(0),
+        slow: AtomicUsize::new(0),
         deferred: Mutex::default(),
         marks: Mutex::default(),
         lifeline: ports,
@@ -86,10 +88,10 @@ pub(super) fn spawn(shared: &Arc<Shared>, mount: &Arc<Mount>) -> io::Result<()> 
 }
 
 /// A thread of the node that runs, or is to run.
-struct Running(Arc<Shared>);
+pub(super) struct Running(pub(super) Arc<Shared>);
 
 impl Running {
-    fn new(shared: &Arc<Shared>) -> Running {
+    pub(super) fn new(shared: &Arc<Shared>) -> Running {
         shared.threads.fetch_add(1, Ordering::Relaxed);
         Running(shared.clone())
     }
@@ -111,7 +113,9 @@ fn run_thread(shared: &Arc<Shared>, mount: &Arc<Mount>) {
     let mut affinity = RequesterAffinity::new();
     while let Some(request) = shared.read_requests(mount, &mut buf, &mut affinity) {
         affinity.pin(None);
+        shared.slow.fetch_add(1, Ordering::AcqRel);
         request.run(shared);
+        shared.slow.fetch_sub(1, Ordering::AcqRel);
         if mount.idle.load(Ordering::Relaxed) >= MAX_IDLE_THREADS {
             return;
         }
@@ -121,7 +125,7 @@ fn run_thread(shared: &Arc<Shared>, mount: &Arc<Mount>) {
 impl Shared {
     /// Waits until earlier requests of other mounts were read: a program that closes a file, and then requests through
     /// another mount what the file had, must not find it busy. Returns `false` if nobody reads them now.
-    fn catch_up(&self, mount: &Mount) -> bool {
+    pub(super) fn catch_up(&self, mount: &Mount) -> bool {
         // A closed file counts as open until its RELEASE is read. Any file of a mount serves for the marker.
         let mut others: Vec<(Arc<Mount>, u32)> = Vec::new();
         for file in self.files().open.values().filter(|file| file.mount.number != mount.number) {
@@ -320,7 +324,7 @@ impl Shared {
     }
 
     /// Answers a poll, or holds it.
-    fn poll(&self, poll: PollRequest, file: &Arc<File>) -> io::Result<()> {
+    pub(super) fn poll(&self, poll: PollRequest, file: &Arc<File>) -> io::Result<()> {
         let PollRequest { id, tid, kh, events, sleeps, near } = poll;
         file.polled_with(kh);
         if file.port().is_none() {
@@ -365,7 +369,7 @@ impl Shared {
     }
 
     /// Answers held polls of the file's peers, whose rings a request may have moved.
-    fn answer_held_polls(&self, file: &File) {
+    pub(super) fn answer_held_polls(&self, file: &File) {
         while let Some((held, ready)) = self.held_polls.take_ready(file) {
             let lingers = ready.is_ok();
             let _ = held.answer(ready);
@@ -451,7 +455,7 @@ impl Shared {
     }
 
     /// Opens a file for a user, who may have none open.
-    fn open_slow(&self, id: &RequestId, uid: u32) {
+    pub(super) fn open_slow(&self, id: &RequestId, uid: u32) {
         let RequestId { mount, unique } = id;
         match self.jobs.call(|reply| Job::UserArena(uid, reply)).unwrap_or(Err(EIO)) {
             Err(errno) => drop(mount.dev.reply_error(*unique, errno)),
@@ -507,67 +511,13 @@ impl Shared {
     }
 }
 
-impl SlowRequest {
-    fn run(self, shared: &Shared) {
-        let id = self.id.clone();
-        match self.what {
-            SlowOp::Open | SlowOp::Indirect(..) if shared.is_paused() => shared.defer(self),
-            SlowOp::Open if !shared.catch_up(&id.mount) => shared.defer(self),
-            SlowOp::Open => shared.finish(&id, || shared.open_slow(&id, self.from.uid)),
-            SlowOp::Indirect(file, poll) => {
-                let data = indirect::read(&shared.helpers, &file, &self.from);
-                shared.finish(&id, || {
-                    let result = with_program_data(data, || sync_with_data(&file, poll.as_ref()));
-                    // The program may send again as soon as it has the answer: syncs from then on have no data.
-                    match poll {
-                        Some(poll) => drop(shared.poll(poll, &file)),
-                        None => {
-                            let _ = file.mount.dev.reply_ioctl(id.unique, result, &[]);
-                            shared.answer_held_polls(&file);
-                        }
-                    }
-                });
-            }
-            SlowOp::Control(ref file, ..) => {
-                let file = file.clone();
-                let mut turn = file.begin(self);
-                while let Some(request) = turn {
-                    if !shared.catch_up(&request.id.mount) {
-                        shared.defer(request);
-                    } else if shared.is_pending(&request.id) {
-                        ioctl::answer(shared, request);
-                    }
-                    turn = file.next();
-                }
-            }
-        }
-    }
-}
-
-/// Does the sync of a poll, or else of `NIOCTXSYNC`, whose result it returns, with the data of the program's packets.
-/// Not once only: a sync of another thread, which leaves such packets, may be under way, and then this one skips the
-/// ring.
-fn sync_with_data(file: &File, poll: Option<&PollRequest>) -> i32 {
-    let want = poll.map(|poll| interest(poll.events));
-    let attempt = || match want {
-        Some(want) => file.poll_now(want).map_or(-EIO, |_| 0),
-        None => -sync(file, Port::txsync),
-    };
-    let (mut result, mut tries) = (attempt(), 1);
-    while result == 0 && want.is_none_or(Interest::tx) && has_indirect_data(file) && tries < MAX_TRIES_WITH_DATA {
-        thread::sleep(RING_BUSY_RETRY);
-        (result, tries) = (attempt(), tries + 1);
-    }
-    result
-}
-
 /// Whether the next sync sends packets whose data is in the program's memory.
-fn has_indirect_data(file: &File) -> bool {
+pub(super) fn has_indirect_data(file: &File) -> bool {
     file.port().is_some_and(|port| !port.indirect_data().is_empty())
 }
 
 /// 0, or an errno.
-fn sync(file: &File, sync: impl Fn(&Port) -> Result<(), Error>) -> i32 {
+pub(super) fn sync(file: &File, sync: impl Fn(&Port) -> Result<(), Error>) -> i32 {
     match file.sync(sync) {
         None => ENXIO,
         // As in netmap: the ring was reset, and only poll reports it.

@@ -39,7 +39,11 @@ pub(super) struct Shared {
     pub(super) pending: Mutex<HashSet<(usize, u64)>>,
     /// Whether the threads end, because the daemon is being replaced, and how many run.
     pub(super) is_paused: AtomicBool,
+    /// Whether no slow request is begun, as a successor waits.
+    pub(super) is_draining: AtomicBool,
     pub(super) threads: AtomicUsize,
+    /// Threads that run a slow request.
+    pub(super) slow: AtomicUsize,
     /// Slow requests that came meanwhile, and are to be answered later.
     pub(super) deferred: Mutex<Vec<SlowRequest>>,
     /// Markers in the mounts' queues, and the channels that report when they are read.

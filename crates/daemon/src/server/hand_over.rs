@@ -83,7 +83,10 @@ impl Server {
             .and_then(|()| mediator::pause(&mut self.daemon))
             .and_then(|()| arrival::pause(&mut self.daemon))
             .and_then(|()| self.hand_over(&client.fd, service, start));
-        if handed_over.is_err() {
+        if let Err(Refusal { errno, .. }) = &handed_over {
+            if *errno == EAGAIN {
+                self.drain(token);
+            }
             self.resume_threads();
         }
         let (pid, took) = (client.peer.pid, start.elapsed());
@@ -94,7 +97,6 @@ impl Server {
                 true
             }
             Err(Refusal { errno: EAGAIN, .. }) => {
-                self.drain(token);
                 if let Some(client) = self.clients.get(&token) {
                     let _ = broker::send(&client.fd, &Reply::Busy, &[]);
                 }
@@ -121,6 +123,7 @@ impl Server {
         if self.drain.is_none() {
             let until = Instant::now() + DRAIN_LIMIT;
             self.drain = Some(Drain { successor, until, held: Vec::new(), is_over: false });
+            self.nodes.drain();
         }
     }
 
@@ -146,6 +149,7 @@ impl Server {
         }
         let had_any = !drain.held.is_empty();
         drain.held.drain(..).for_each(|(uid, work)| self.turns.push(uid, work));
+        self.nodes.end_drain();
         if drain.is_over || !self.clients.contains_key(&drain.successor) {
             self.drain = None;
         } else {

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Slow requests: those that need the main thread, or a program's memory. None begins while the daemon is being
+//! replaced (`paused`).
+
+use std::sync::Arc;
+use std::thread;
+
+use unetmap_core::errno::{EAGAIN, EIO};
+use unetmap_core::{Interest, Port, defer_program_data, with_program_data};
+
+use super::file::{File, PollRequest, SlowOp, SlowRequest, interest};
+use super::serve::{Running, has_indirect_data, sync};
+use super::shared::Shared;
+use super::{indirect, ioctl};
+use crate::tuning::node::{MAX_TRIES_WITH_DATA, RING_BUSY_RETRY};
+
+/// Runs a request that was kept, in a thread of its own. Refuses it if there is none.
+pub(super) fn run_kept(shared: &Arc<Shared>, request: SlowRequest) {
+    let (running, id) = (Running::new(shared), request.id.clone());
+    let run = move || {
+        defer_program_data();
+        request.run(&running.0);
+    };
+    if let Err(e) = thread::Builder::new().name("node request".into()).spawn(run) {
+        tracing::warn!("no thread for a request: {e}");
+        shared.finish(&id, || drop(id.mount.dev.reply_error(id.unique, EAGAIN)));
+    }
+}
+
+impl SlowRequest {
+    /// Answers it, or keeps it for later.
+    pub(super) fn run(self, shared: &Shared) {
+        let mut again = Some(self);
+        while let Some(request) = again {
+            again = request.run_once(shared);
+        }
+    }
+
+    /// The same; returns it if it is to be run again.
+    fn run_once(self, shared: &Shared) -> Option<SlowRequest> {
+        let id = self.id.clone();
+        match &self.what {
+            SlowOp::Open => {
+                let begun = self.begin(shared)?;
+                shared.finish(&id, || shared.open_slow(&id, begun.from.uid));
+            }
+            SlowOp::Indirect(..) => {
+                let begun = shared.hold_back(self)?;
+                let SlowOp::Indirect(file, _) = &begun.what else { return None };
+                let Some(data) = indirect::read(&shared.helpers, file, &begun.from) else { return Some(begun) };
+                let SlowOp::Indirect(file, poll) = begun.what else { return None };
+                shared.finish(&id, || {
+                    let result = with_program_data(data, || sync_with_data(&file, poll.as_ref()));
+                    // The program may send again as soon as it has the answer: syncs from then on have no data.
+                    match poll {
+                        Some(poll) => drop(shared.poll(poll, &file)),
+                        None => {
+                            let _ = file.mount.dev.reply_ioctl(id.unique, result, &[]);
+                            shared.answer_held_polls(&file);
+                        }
+                    }
+                });
+            }
+            SlowOp::Control(file, ..) => {
+                let file = file.clone();
+                let mut turn = file.begin(self);
+                while let Some(request) = turn {
+                    let mut again = Some(request);
+                    while let Some(begun) = again.and_then(|request| request.begin(shared)) {
+                        again = shared.is_pending(&begun.id).then(|| ioctl::answer(shared, begun)).flatten();
+                    }
+                    turn = file.next();
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns the request when it begins; `None`: it is kept for later.
+    fn begin(mut self, shared: &Shared) -> Option<SlowRequest> {
+        loop {
+            self = shared.hold_back(self)?;
+            if shared.catch_up(&self.id.mount) {
+                return Some(self);
+            }
+        }
+    }
+}
+
+/// Does the sync of a poll, or else of `NIOCTXSYNC`, whose result it returns, with the data of the program's packets.
+/// Not once only: a sync of another thread, which leaves such packets, may be under way, and then this one skips the
+/// ring.
+fn sync_with_data(file: &File, poll: Option<&PollRequest>) -> i32 {
+    let want = poll.map(|poll| interest(poll.events));
+    let attempt = || match want {
+        Some(want) => file.poll_now(want).map_or(-EIO, |_| 0),
+        None => -sync(file, Port::txsync),
+    };
+    let (mut result, mut tries) = (attempt(), 1);
+    while result == 0 && want.is_none_or(Interest::tx) && has_indirect_data(file) && tries < MAX_TRIES_WITH_DATA {
+        thread::sleep(RING_BUSY_RETRY);
+        (result, tries) = (attempt(), tries + 1);
+    }
+    result
+}
