@@ -161,6 +161,8 @@ install:
 	$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/libunetmap.a $(DESTDIR)$(LIBDIR)/libnetmap.a
 	install -d $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -s --strip-program=$(STRIP) -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
+	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap/libpcap.so
+	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap/libpcap.so.1
 	install -s --strip-program=$(STRIP) $(HELPERS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -d $(DESTDIR)$(PREFIX)/lib/cni
 	install -s --strip-program=$(STRIP) $(BIN)/$(CNI) $(DESTDIR)$(PREFIX)/lib/cni/unetmap

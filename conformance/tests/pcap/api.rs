@@ -92,6 +92,30 @@ fn every_function_of_the_system_libpcap_exists() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
+/// Python's ctypes calls dlopen.
+const LOADS: &str = "
+import ctypes, sys
+for name in sys.argv[2:]:
+    pcap = ctypes.CDLL(name)
+    pcap.pcap_open_live.restype = ctypes.c_void_p
+    error = ctypes.create_string_buffer(256)
+    print(name, bool(pcap.pcap_open_live(sys.argv[1].encode(), 100, 0, 100, error)), error.value.decode())
+";
+
+#[test]
+fn programs_may_load_the_library_by_any_of_its_names() {
+    isolated(|_| {
+        overlay();
+        let _port = unetmap::Port::open("netmap:d{1").expect("a port");
+        let mut run = Command::new(program("unetmap"));
+        run.args(["run", "python3", "-c", LOADS, "netmap:d}1", "libpcap.so", "libpcap.so.1", "libpcap.so.0.8"]);
+        let output = run.output().expect("unetmap starts");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let wanted = "libpcap.so True \nlibpcap.so.1 True \nlibpcap.so.0.8 True \n";
+        assert_eq!(String::from_utf8_lossy(&output.stdout), wanted, "{errors}");
+    });
+}
+
 #[test]
 fn pcap_findalldevs_lists_the_ports() {
     isolated(|_| {
