@@ -68,9 +68,14 @@ pub(crate) struct Line {
 impl Line {
     /// Makes them. `None` where the machine cannot; the reason is printed.
     pub(crate) fn new() -> Option<Line> {
+        Line::with_queues(1)
+    }
+
+    /// As [`Line::new`], with as many queues at each interface.
+    pub(crate) fn with_queues(queues: u32) -> Option<Line> {
         let lab = Lab::new().inspect_err(|why| eprintln!("skipped: {why}")).ok()?;
         let [left, middle, right] = ["left", "middle", "right"].map(|name| lab.namespace(name).expect("a namespace"));
-        let options = VethOptions { tx_checksum_off: true, ..VethOptions::default() };
+        let options = VethOptions { queues, tx_checksum_off: true, ..VethOptions::default() };
         lab.veth(&left, "left0", &middle, "left1", options).expect("a veth pair");
         lab.veth(&right, "right0", &middle, "right1", options).expect("a veth pair");
         left.ip(&["address", "add", "10.9.0.1/24", "dev", "left0"]).expect("an address");

@@ -5,12 +5,14 @@ use std::hash::Hasher as _;
 
 use crate::matcher::{Subject, matches};
 use crate::memo::{Key, Memo};
-use crate::nat::{NatTable, Translated};
+use crate::nat::{NatCounts, NatTable, Translated};
 use crate::packet::Headers;
 use crate::reply::MAX_REPLY;
 use crate::rule::{Action, Rule, Target};
 use crate::ruleset::Ruleset;
-use crate::state::StateTable;
+use crate::shared::MaybeShared;
+use crate::state::StateCounts;
+use crate::states::States;
 use crate::syn_proxy::{self, Cookies, ProxyCounts};
 use crate::table::AddressHasher;
 use crate::tuning::{CALL_DEPTH, MAX_CALLS};
@@ -42,14 +44,28 @@ pub struct Engine {
     /// Number of the next packet, which with `seed` decides about `prob`.
     packet: u64,
     seed: u64,
-    /// States of this thread's flows.
-    pub states: StateTable,
+    /// States of flows.
+    pub states: States,
     /// Translated connections.
-    pub nat: NatTable,
+    nat: MaybeShared<NatTable>,
     cookies: Cookies,
     /// Counts of handshakes.
     pub handshakes: ProxyCounts,
     memo: Memo,
+}
+
+/// Tables that threads share, for another thread that reads their counts.
+#[derive(Debug)]
+pub struct SharedTables {
+    states: States,
+    nat: MaybeShared<NatTable>,
+}
+
+impl SharedTables {
+    /// Returns the counts of states and of translated connections.
+    pub fn counts(&self) -> (StateCounts, NatCounts) {
+        (self.states.counts(), self.nat.read(NatTable::counts))
+    }
 }
 
 /// What evaluation goes on with after a rule.
@@ -71,23 +87,65 @@ impl Engine {
     /// Makes the engine of thread number `thread`, with room for `states` states and as many translated connections.
     /// Equal seeds draw equal numbers for `prob`; a sender who knows it can make lookups of states slow.
     pub fn new(thread: usize, states: usize, seed: u64) -> Engine {
-        let nat = NatTable::new(states, seed);
-        Engine {
+        let mut engine = Engine::for_threads(1, states, seed).swap_remove(0);
+        engine.thread = thread;
+        engine
+    }
+
+    /// Makes the engines of `n` threads, which share states and translated connections, as many as [`Engine::new`]
+    /// says: a flow has the same state whichever threads its packets come to. The engine of one thread locks nothing.
+    pub fn for_threads(n: usize, states: usize, seed: u64) -> Vec<Engine> {
+        let cookies = Cookies::new();
+        let tables = States::for_threads(n, states, seed)
+            .into_iter()
+            .zip(MaybeShared::for_threads(n, NatTable::new(states, seed)));
+        let engine = |(thread, (states, nat)): (usize, (States, MaybeShared<NatTable>))| Engine {
             thread,
             packet: 0,
-            seed,
-            states: StateTable::new(states, seed),
+            // Each thread draws numbers of its own.
+            seed: seed.wrapping_add(thread as u64),
+            states,
             nat,
-            cookies: Cookies::new(),
+            cookies: cookies.clone(),
             handshakes: ProxyCounts::default(),
             memo: Memo::new(),
-        }
+        };
+        tables.enumerate().map(engine).collect()
+    }
+
+    /// Returns the number of this engine's thread.
+    pub fn thread(&self) -> usize {
+        self.thread
+    }
+
+    /// Returns a handle of the tables that threads share; `None` if they are this thread's own.
+    pub fn shared_tables(&self) -> Option<SharedTables> {
+        let states = self.states.handle()?;
+        let MaybeShared::All(nat) = &self.nat else { return None };
+        Some(SharedTables { states, nat: MaybeShared::All(std::sync::Arc::clone(nat)) })
+    }
+
+    /// Returns the counts of translated connections.
+    pub fn nat_counts(&self) -> NatCounts {
+        self.nat.read(NatTable::counts)
+    }
+
+    /// Returns the number of translated connections that have not expired.
+    pub fn live_connections(&self, now: u64) -> usize {
+        self.nat.read(|nat| nat.live(now))
+    }
+
+    /// Examines `states` states and some translated connections for expired ones, and removes these.
+    #[inline]
+    pub fn sweep(&mut self, states: usize, now: u64) {
+        self.states.sweep(states, now);
+        self.nat.try_with(|nat| nat.sweep(now));
     }
 
     /// Returns the memory of the tables that packets read at random places, for which huge pages are worth it: start,
     /// bytes.
     pub fn tables(&self) -> impl Iterator<Item = (*const u8, usize)> {
-        self.states.memory().into_iter().chain(self.nat.memory())
+        self.states.memory().into_iter().chain(self.nat.read(NatTable::memory))
     }
 
     /// Handles a segment that [`Verdict::SynProxy`] is about: may change its first bytes, which `headers` were parsed
@@ -103,10 +161,10 @@ impl Engine {
         send: impl FnMut(bool, &[u8; MAX_REPLY], usize),
     ) -> bool {
         let Some(rule) = set.rules.get(rule as usize) else { return false };
-        let Some(step) = self.states.handshake(headers, bytes, rule, &self.cookies, &mut self.handshakes, now.millis)
-        else {
-            return false;
-        };
+        let (cookies, counts) = (&self.cookies, &mut self.handshakes);
+        let step =
+            self.states.of(headers, |states| states.handshake(headers, bytes, rule, cookies, counts, now.millis));
+        let Some(step) = step else { return false };
         syn_proxy::perform(step, headers, bytes, send)
     }
 
@@ -123,7 +181,7 @@ impl Engine {
         now: Now,
     ) -> Translated {
         let Some(nat) = set.nat(number) else { return Translated::Drop };
-        self.nat.translate(nat, direction == Direction::Out, headers, bytes, now.millis)
+        self.nat.with(|table| table.translate(nat, direction == Direction::Out, headers, bytes, now.millis))
     }
 
     /// Returns the verdict about all packets, and counts `packets` of `bytes`, if the rule set needs to look at none.
@@ -218,7 +276,8 @@ impl Engine {
                 None => (candidate, false),
                 Some(due) => {
                     let exists = |rule| set.find(rule).is_some();
-                    let found = self.states.lookup(headers, due.name, bytes, now.millis, exists);
+                    let found =
+                        self.states.of(headers, |states| states.lookup(headers, due.name, bytes, now.millis, exists));
                     asked = Some(due.name);
                     probe = due.next_other;
                     match found.and_then(|rule| set.find(rule)) {
@@ -244,7 +303,7 @@ impl Engine {
                 }
                 // That of a proxied connection follows once its client has proved to exist.
                 if let Some(state) = rule.state.filter(|_| !matches!(rule.action, Action::SynProxy(_))) {
-                    if !self.states.install(headers, rule.id, state, bytes, now.millis) {
+                    if !self.states.of(headers, |states| states.install(headers, rule.id, state, bytes, now.millis)) {
                         return (Verdict::Deny, None);
                     }
                     if state.defer {

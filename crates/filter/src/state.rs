@@ -8,17 +8,18 @@
 //! buckets: hash -> entry        half-open: oldest <-> ... <-> newest
 //! ```
 
-use std::collections::HashMap;
 use std::hash::Hasher as _;
+use std::sync::{Arc, Mutex};
 
 use crate::buckets::Buckets;
 use crate::handshake::Proxy;
+use crate::limits::{LimitKey, Limits};
 use crate::packet::{Family, Headers, proto, tcp};
 use crate::rule::{ANY_STATE, Limit, RuleId, StateOption, limit_field};
+use crate::shared::locked;
 use crate::table::AddressHasher;
 use crate::tuning::{
-    FETCH_STATES, LIFETIME_ACK, LIFETIME_FIN, LIFETIME_RST, LIFETIME_SHORT, LIFETIME_SYN, LIFETIME_UDP, MAX_LIMITS,
-    SWEEP_WHEN_FULL,
+    FETCH_STATES, LIFETIME_ACK, LIFETIME_FIN, LIFETIME_RST, LIFETIME_SHORT, LIFETIME_SYN, LIFETIME_UDP, SWEEP_WHEN_FULL,
 };
 
 const NONE: u32 = u32::MAX;
@@ -97,17 +98,6 @@ struct Entry {
     next: u32,
 }
 
-/// A value that a `limit` option counts states for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct LimitKey {
-    slot: u32,
-    generation: u32,
-    proto: u8,
-    is_ipv6: bool,
-    addresses: [u128; 2],
-    ports: [u16; 2],
-}
-
 /// Counts of the table's events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateCounts {
@@ -121,6 +111,19 @@ pub struct StateCounts {
     pub full: u64,
     /// Packets that were denied because of a `limit`.
     pub limited: u64,
+}
+
+impl StateCounts {
+    /// Adds other counts.
+    pub(crate) fn plus(self, other: StateCounts) -> StateCounts {
+        StateCounts {
+            states: self.states + other.states,
+            created: self.created + other.created,
+            dropped_half_open: self.dropped_half_open + other.dropped_half_open,
+            full: self.full + other.full,
+            limited: self.limited + other.limited,
+        }
+    }
 }
 
 /// A state, as listed.
@@ -151,7 +154,7 @@ pub(crate) struct Proxied<'t> {
 
 /// The states of one thread.
 #[derive(Debug)]
-pub struct StateTable {
+pub(crate) struct StateTable {
     /// Of the hashes of flows.
     seed: u64,
     buckets: Buckets,
@@ -161,17 +164,16 @@ pub struct StateTable {
     oldest: u32,
     newest: u32,
     swept: usize,
-    limits: HashMap<LimitKey, u32>,
-    /// Key of each limit and its number of states.
-    limit_entries: Vec<(LimitKey, u32)>,
-    free_limits: Vec<u32>,
+    limits: Arc<Mutex<Limits>>,
+    /// Whether threads look for states that may have different rules for a moment.
+    is_shared: bool,
     /// Counts of events.
     pub counts: StateCounts,
 }
 
 impl StateTable {
     /// Makes a table for at most `max` states. Who knows `seed` can make lookups slow.
-    pub fn new(max: usize, seed: u64) -> StateTable {
+    pub(crate) fn new(max: usize, seed: u64) -> StateTable {
         StateTable {
             seed,
             buckets: Buckets::new(max),
@@ -181,11 +183,25 @@ impl StateTable {
             oldest: NONE,
             newest: NONE,
             swept: 0,
-            limits: HashMap::with_capacity(MAX_LIMITS),
-            limit_entries: Vec::with_capacity(MAX_LIMITS),
-            free_limits: Vec::with_capacity(MAX_LIMITS),
+            limits: Arc::new(Mutex::new(Limits::new())),
+            is_shared: false,
             counts: StateCounts::default(),
         }
+    }
+
+    /// Makes `n` tables for `max` states together, which threads share: each has the states of some flows. Limits count
+    /// the states of all.
+    pub(crate) fn parts(n: usize, max: usize, seed: u64) -> Vec<StateTable> {
+        let limits = Arc::new(Mutex::new(Limits::new()));
+        let part =
+            |_| StateTable { limits: Arc::clone(&limits), is_shared: true, ..StateTable::new(max.div_ceil(n), seed) };
+        (0..n).map(part).collect()
+    }
+
+    /// Returns a hash of a packet's flow, which both of its directions have.
+    #[inline]
+    pub(crate) fn flow_hash(h: &Headers, seed: u64) -> u32 {
+        Flow::of(h).map_or(0, |(flow, _)| flow.hash(seed))
     }
 
     /// Returns the memory that is read at random places: start, bytes.
@@ -228,8 +244,12 @@ impl StateTable {
         let (flow, swapped) = Flow::of(h)?;
         let at = self.find(&flow, flow.hash(self.seed), name)?;
         let entry = &self.entries[at as usize];
-        if entry.expires <= now || !exists(entry.rule) {
-            self.remove(at);
+        let is_of_a_rule = exists(entry.rule);
+        if entry.expires <= now || !is_of_a_rule {
+            // Another thread may have the state's rule already.
+            if is_of_a_rule || !self.is_shared {
+                self.remove(at);
+            }
             return None;
         }
         let direction = usize::from(entry.swapped != swapped);
@@ -345,7 +365,7 @@ impl StateTable {
     }
 
     /// Examines `n` entries for expired states, and removes these.
-    pub fn sweep(&mut self, n: usize, now: u64) {
+    pub(crate) fn sweep(&mut self, n: usize, now: u64) {
         for _ in 0..n.min(self.entries.len()) {
             self.swept = if self.swept + 1 < self.entries.len() { self.swept + 1 } else { 0 };
             let entry = &self.entries[self.swept];
@@ -356,7 +376,7 @@ impl StateTable {
     }
 
     /// Returns the states that have not expired.
-    pub fn list(&self, now: u64) -> Vec<StateInfo> {
+    pub(crate) fn list(&self, now: u64) -> Vec<StateInfo> {
         let live = self.entries.iter().filter(|entry| entry.packets > 0 && entry.expires > now);
         live.map(|entry| {
             let end = |i: usize| {
@@ -435,13 +455,12 @@ impl StateTable {
     }
 
     /// Counts a state towards a limit. `None` if it is reached, or if too many different values are counted.
-    fn take_limit(&mut self, flow: &Flow, swapped: bool, rule: RuleId, limit: Limit) -> Option<u32> {
+    fn take_limit(&self, flow: &Flow, swapped: bool, rule: RuleId, limit: Limit) -> Option<u32> {
         let (src, dst) = if swapped { (1, 0) } else { (0, 1) };
         let pick = |bit: u8, value: u128| if limit.fields & bit != 0 { value } else { 0 };
         let port = |bit: u8, value: u16| if limit.fields & bit != 0 { value } else { 0 };
         let key = LimitKey {
-            slot: rule.slot,
-            generation: rule.generation,
+            rule,
             proto: flow.proto,
             is_ipv6: flow.is_ipv6,
             addresses: [
@@ -450,33 +469,12 @@ impl StateTable {
             ],
             ports: [port(limit_field::SRC_PORT, flow.ports[src]), port(limit_field::DST_PORT, flow.ports[dst])],
         };
-        if let Some(&at) = self.limits.get(&key) {
-            let count = &mut self.limit_entries[at as usize].1;
-            if *count >= limit.count {
-                return None;
-            }
-            *count += 1;
-            return Some(at);
-        }
-        let at = match self.free_limits.pop() {
-            Some(at) => at,
-            None if self.limit_entries.len() < MAX_LIMITS => {
-                self.limit_entries.push((key, 0));
-                self.limit_entries.len() as u32 - 1
-            }
-            None => return None,
-        };
-        self.limit_entries[at as usize] = (key, 1);
-        self.limits.insert(key, at);
-        Some(at)
+        locked(&self.limits).take(key, limit.count)
     }
 
-    fn release_limit(&mut self, at: u32) {
-        let Some((key, count)) = self.limit_entries.get_mut(at as usize) else { return };
-        *count -= 1;
-        if *count == 0 {
-            self.limits.remove(key);
-            self.free_limits.push(at);
+    fn release_limit(&self, at: u32) {
+        if at != NONE {
+            locked(&self.limits).release(at);
         }
     }
 }

@@ -21,6 +21,10 @@ pub const SWEEP_PER_BATCH: usize = 16;
 /// Packets whose states are read before the first of them is evaluated. Some processors can have no more reads from
 /// memory under way at a time.
 pub const FETCH_STATES: usize = 16;
+/// Parts of the table of states for each thread, if several share it: each part has a lock.
+pub(crate) const PARTS_PER_THREAD: usize = 16;
+/// States of a part, at least.
+pub(crate) const MIN_PART: usize = 256;
 /// Different values that `limit` options count states for, at the same time (ipfw's `dyn_parent_max`).
 pub(crate) const MAX_LIMITS: usize = 4096;
 

@@ -214,7 +214,7 @@ fn states_live_as_long_as_their_rule_and_their_time() {
     assert_eq!(evaluate(&mut engine, &config.compile(), &frame(B, A, 0, 0), 401), Verdict::Accept);
     let (config, _) = apply(&config, "delete 30\nadd 30 allow udp from 10.0.0.9 to any keep-state");
     assert_eq!(evaluate(&mut engine, &config.compile(), &frame(B, A, 0, 0), 402), Verdict::Deny);
-    assert_eq!(engine.states.counts.states, 0);
+    assert_eq!(engine.states.counts().states, 0);
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn a_full_table_keeps_answered_flows_and_drops_the_oldest_other() {
     let set = apply(&new(), "add allow ip from any to any keep-state").0.compile();
     let mut engine = Engine::new(0, 3, 1);
     let flow = |i: u8| (frame([10, 0, 0, i, 1], B, 0, 0), frame(B, [10, 0, 0, i, 1], 0, 0));
-    let mut send = |frame: &[u8]| (evaluate(&mut engine, &set, frame, 1), engine.states.counts);
+    let mut send = |frame: &[u8]| (evaluate(&mut engine, &set, frame, 1), engine.states.counts());
     for i in 1..=3 {
         assert_eq!(send(&flow(i).0).0, Verdict::Accept);
     }

@@ -32,7 +32,7 @@ impl Nat {
         assert_eq!(verdict, Verdict::Nat(1));
         let n = frame.len().min(128);
         let translated = self.engine.translate(&self.set, 1, direction, &headers, &mut frame[..n], now);
-        self.engine.nat.sweep(now.millis);
+        self.engine.sweep(0, now.millis);
         translated
     }
 
@@ -163,7 +163,7 @@ fn connections_of_each_protocol_are_translated_both_ways() {
         }
         assert!(nat.drops(Direction::In, &packet(proto, ([198, 51, 100, 8], sent.src.1), (ALIAS, sent.src.1), back)));
     }
-    assert_eq!((nat.engine.nat.counts().connections, nat.engine.nat.counts().denied_in), (6, 6));
+    assert_eq!((nat.engine.nat_counts().connections, nat.engine.nat_counts().denied_in), (6, 6));
     // A UDP packet without a checksum gets none. Frames of other kinds pass as they are.
     let mut without = packet(UDP, HOST, SERVER, 0);
     without[40..42].fill(0);
@@ -196,7 +196,7 @@ fn options_of_an_instance_decide_what_is_translated() {
     // No port is free: ten of the range for one server.
     let mut nat = Nat::new("ip 203.0.113.1 port_range 2000-2001", 64);
     let passed = (0..8).filter(|&i| !nat.drops(Direction::Out, &syn(([10, 0, 0, i], 1), SERVER))).count();
-    assert_eq!((passed, nat.engine.nat.counts().no_port), (2, 6));
+    assert_eq!((passed, nat.engine.nat_counts().no_port), (2, 6));
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn a_host_inside_reaches_a_redirect_and_gets_answers() {
     let mut frame = packet(TCP, server, there.src, tcp::SYN | tcp::ACK);
     assert_eq!(nat.pass(Direction::Out, &mut frame), Translated::Back);
     assert_eq!(Packet::of(&frame), Packet { src: (ALIAS, 8080), dst: HOST });
-    assert_eq!(nat.engine.nat.counts().turned_back, 2);
+    assert_eq!(nat.engine.nat_counts().turned_back, 2);
 }
 
 /// An ICMP error that quotes the first `n` bytes of a frame's packet.
@@ -296,7 +296,7 @@ fn fragments_follow_their_first() {
     assert!(nat.drops(Direction::In, &later([1, 2, 3, 4], ALIAS)));
     nat.seconds += 11;
     assert!(nat.drops(Direction::In, &later(SERVER.0, ALIAS)), "too late");
-    assert_eq!(nat.engine.nat.counts().fragments, 3);
+    assert_eq!(nat.engine.nat_counts().fragments, 3);
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn a_full_table_keeps_connections_that_are_up_and_time_ends_all() {
     for i in 10..200 {
         nat.out(&packet(TCP, host(i), SERVER, tcp::SYN));
     }
-    let counts = nat.engine.nat.counts();
+    let counts = nat.engine.nat_counts();
     assert_eq!((counts.connections, counts.dropped_half_open, counts.full), (4, 188, 0));
     for i in 1..=2 {
         assert_eq!(nat.inward(&packet(TCP, SERVER, alias(i), tcp::ACK)).dst, host(i));
@@ -322,13 +322,13 @@ fn a_full_table_keeps_connections_that_are_up_and_time_ends_all() {
         nat.inward(&packet(TCP, SERVER, alias(i), tcp::SYN | tcp::ACK));
     }
     assert!(nat.drops(Direction::Out, &packet(TCP, host(201), SERVER, tcp::SYN)));
-    assert_eq!(nat.engine.nat.counts().full, 1);
+    assert_eq!(nat.engine.nat_counts().full, 1);
     // One side closes: 90 s. Both: 10 s. UDP: 60 s.
     nat.out(&packet(TCP, host(1), SERVER, tcp::FIN | tcp::ACK));
     nat.out(&packet(TCP, host(2), SERVER, tcp::FIN | tcp::ACK));
     nat.inward(&packet(TCP, SERVER, alias(2), tcp::FIN | tcp::ACK));
     nat.seconds += 9;
-    let left = |nat: &Nat| nat.engine.nat.live(nat.seconds * 1000);
+    let left = |nat: &Nat| nat.engine.live_connections(nat.seconds * 1000);
     assert_eq!(left(&nat), 4);
     nat.seconds += 2;
     assert_eq!(left(&nat), 3);
@@ -339,7 +339,7 @@ fn a_full_table_keeps_connections_that_are_up_and_time_ends_all() {
     assert_eq!(left(&nat), 2);
     nat.seconds += 86_400;
     assert!(nat.drops(Direction::In, &packet(TCP, SERVER, alias(199), tcp::ACK)));
-    assert_eq!((left(&nat), nat.engine.nat.counts().connections), (0, 0));
+    assert_eq!((left(&nat), nat.engine.nat_counts().connections), (0, 0));
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn random_packets_are_translated_or_dropped() {
         let direction = if random(2) == 0 { Direction::Out } else { Direction::In };
         let before = frame.clone();
         let translated = nat.engine.translate(&nat.set, 1, direction, &headers, &mut frame, now);
-        nat.engine.nat.sweep(now.millis);
+        nat.engine.sweep(0, now.millis);
         all += 1;
         passed += u32::from(translated != Translated::Drop);
         // A right checksum stays right, a wrong one wrong.
@@ -411,7 +411,7 @@ fn random_packets_are_translated_or_dropped() {
                 "{before:x?}\n{frame:x?}"
             );
         }
-        assert!(nat.engine.nat.counts().connections <= 500);
+        assert!(nat.engine.nat_counts().connections <= 500);
     }
     assert!(passed > all / 4 && passed < all, "{passed} of {all}");
 }

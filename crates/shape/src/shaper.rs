@@ -14,9 +14,6 @@ use crate::flow::{FlowKey, FlowMap, Mask};
 use crate::pipe::{Dropped, Pipe, PipeConfig};
 use crate::pool::{Packet, Pool, Queue};
 
-/// Number of outputs, by the lowest bit of a packet's number.
-const OUTPUTS: usize = 2;
-
 /// Counts of a link, which one thread writes and others read.
 #[derive(Debug, Default)]
 pub struct LinkCounters {
@@ -131,16 +128,16 @@ pub struct Shaper {
     instances: Vec<Option<Instance>>,
     free: Vec<u32>,
     timers: BinaryHeap<Reverse<(Nanos, u32)>>,
-    /// Packets that have arrived.
-    out: [Queue; OUTPUTS],
+    /// Packets that have arrived, by output. A packet's tag is the number of its output.
+    out: Box<[Queue]>,
     /// Packets in links.
     held: usize,
 }
 
 impl Shaper {
-    /// Makes a shaper without links.
-    pub fn new() -> Shaper {
-        Shaper::default()
+    /// Makes a shaper without links, with this number of outputs, which is not 0.
+    pub fn new(outputs: usize) -> Shaper {
+        Shaper { out: (0..outputs).map(|_| Queue::default()).collect(), ..Shaper::default() }
     }
 
     /// Takes another plan.
@@ -169,6 +166,11 @@ impl Shaper {
     /// Returns the number of packets that are in links or have arrived.
     pub fn packets(&self) -> usize {
         self.held + self.out.iter().map(|queue| queue.packets as usize).sum::<usize>()
+    }
+
+    /// Returns the number of packets that have arrived at an output.
+    pub fn arrived(&self, output: usize) -> usize {
+        self.out[output].packets as usize
     }
 
     /// Gives a packet to a link.
@@ -211,7 +213,7 @@ impl Shaper {
     /// Moves a packet, which no link has, to its output.
     #[inline]
     pub fn deliver(&mut self, pool: &mut Pool, packet: Packet) {
-        let output = pool.tag(packet) as usize % OUTPUTS;
+        let output = pool.tag(packet) as usize % self.out.len();
         self.out[output].push(pool, packet);
     }
 
@@ -283,7 +285,7 @@ impl Shaper {
         let Some(instance) = &mut self.instances[at as usize] else { return };
         let (before, dropped) = (instance.pipe.packets(), instance.pipe.counts.dropped());
         while let Some(packet) = take(&mut instance.pipe, pool) {
-            let output = pool.tag(packet) as usize % OUTPUTS;
+            let output = pool.tag(packet) as usize % self.out.len();
             self.out[output].push(pool, packet);
         }
         let after = instance.pipe.packets();
@@ -360,7 +362,7 @@ mod tests {
 
     #[test]
     fn each_flow_of_a_mask_has_the_whole_bandwidth() {
-        let (mut shaper, mut pool, mut plan) = (Shaper::new(), Pool::new(1 << 20), Plan::default());
+        let (mut shaper, mut pool, mut plan) = (Shaper::new(2), Pool::new(1 << 20), Plan::default());
         let by_source = Mask { v4: [!0, 0], ..Mask::default() };
         plan.add_pipe(7, node(8_000_000, 0, by_source, 1));
         plan.add_pipe(3, node(8_000_000, 0, Mask::default(), 2));
@@ -379,7 +381,7 @@ mod tests {
 
     #[test]
     fn a_changed_link_still_delivers_and_others_keep_their_state() {
-        let (mut shaper, mut pool) = (Shaper::new(), Pool::new(1 << 20));
+        let (mut shaper, mut pool) = (Shaper::new(2), Pool::new(1 << 20));
         let plan = |delay, revision| {
             let mut plan = Plan::default();
             plan.add_pipe(1, node(8_000_000, delay, Mask::default(), revision));
@@ -403,7 +405,7 @@ mod tests {
 
     #[test]
     fn flows_beyond_the_maximum_share_and_the_end_gives_all_packets() {
-        let (mut shaper, mut pool, mut plan) = (Shaper::new(), Pool::new(1 << 20), Plan::default());
+        let (mut shaper, mut pool, mut plan) = (Shaper::new(2), Pool::new(1 << 20), Plan::default());
         plan.add_pipe(1, node(8000, SECOND, Mask::ALL, 1));
         shaper.update(plan.into(), 0);
         assert!((0..40).all(|src| send(&mut shaper, &mut pool, Target::Pipe(1), src, 0, 0)));

@@ -49,6 +49,21 @@ pub fn open(spec: &str, config: RingConfig, flags: u64) -> Result<Port, Failure>
     Ok(port)
 }
 
+/// Returns the port's name with `-RING` inserted before its flags and options.
+///
+/// # Errors
+/// [`Failure::Usage`] for a name of host rings.
+pub fn ring_spec(spec: &str, ring: u16) -> Result<String, Failure> {
+    let body = spec.find(':').map_or(0, |colon| colon + 1);
+    let end = spec[body..].find(['/', '@']).map_or(spec.len(), |at| body + at);
+    let (name, rest) = spec.split_at(end);
+    if name.ends_with(['^', '*']) {
+        let why = format!("{spec}: several threads (-p) can only use hardware rings; leave out the ^ or *");
+        return Err(Failure::Usage(why));
+    }
+    Ok(format!("{name}-{ring}{rest}"))
+}
+
 /// Waits until one of the ports is ready, for at most 100 ms and at most `limit`. Returns early if a signal arrives.
 ///
 /// # Errors
@@ -100,6 +115,14 @@ fn unmet_requests(spec: &str, config: RingConfig, granted: &NmreqRegister) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ring_number_is_inserted_into_port_name() {
+        assert_eq!(ring_spec("netmap:p{1", 2).unwrap(), "netmap:p{1-2");
+        assert_eq!(ring_spec("netmap:eth0/x@3", 0).unwrap(), "netmap:eth0-0/x@3");
+        assert_eq!(ring_spec("vale0:a@conf:tx-rings=2", 1).unwrap(), "vale0:a-1@conf:tx-rings=2");
+        assert!(matches!(ring_spec("netmap:eth0^", 1), Err(Failure::Usage(why)) if why.contains("leave out the ^")));
+    }
 
     #[test]
     fn a_name_without_prefix_gets_netmap() {

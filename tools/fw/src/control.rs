@@ -11,15 +11,15 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::ifaddrs::getifaddrs;
 use serde_json::{Value, json};
-use unetmap_filter::Config;
+use unetmap_filter::{Config, ProxyCounts, SharedTables};
 
-use crate::worker::Shared;
+use crate::worker::{Shared, Totals};
 
 /// Longest request: rules and tables of some million lines.
 const MAX_REQUEST: u64 = 1 << 30;
@@ -130,27 +130,33 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
             })
         })
         .collect();
-    let totals = &shared.totals;
-    let load = |counters: &[std::sync::atomic::AtomicU64; 2]| counters.each_ref().map(|counter| counter.load(Relaxed));
-    let ([out_passed, in_passed], [out_dropped, in_dropped]) = (load(&totals.passed), load(&totals.dropped));
-    let states = totals.states.lock().map(|states| *states).unwrap_or_default();
-    let handshakes = totals.handshakes.lock().map(|handshakes| *handshakes).unwrap_or_default();
-    let nat = totals.nat.lock().map(|nat| *nat).unwrap_or_default();
+    let sum = |of: &dyn Fn(&Totals) -> u64| shared.totals.iter().map(of).sum::<u64>();
+    let by_way =
+        |of: &dyn Fn(&Totals) -> &[AtomicU64; 2]| [0, 1].map(|way| sum(&|totals| of(totals)[way].load(Relaxed)));
+    let ([out_passed, in_passed], [out_dropped, in_dropped]) = (by_way(&|t| &t.passed), by_way(&|t| &t.dropped));
+    let handshake =
+        |of: fn(&ProxyCounts) -> u64| sum(&|totals| totals.handshakes.lock().map_or(0, |counts| of(&counts)));
+    let own = || {
+        let totals = &shared.totals[0];
+        let states = totals.states.lock().map(|states| *states).unwrap_or_default();
+        (states, totals.nat.lock().map(|nat| *nat).unwrap_or_default())
+    };
+    let (states, nat) = shared.tables.as_ref().map_or_else(own, SharedTables::counts);
     json!({
         "rules": rules,
         "out": {"passed": out_passed, "dropped": out_dropped},
         "in": {"passed": in_passed, "dropped": in_dropped},
-        "malformed": totals.malformed.load(Relaxed),
-        "replies": totals.replies.load(Relaxed),
-        "lost_replies": totals.lost_replies.load(Relaxed),
-        "lost_logs": totals.lost_logs.load(Relaxed),
+        "malformed": sum(&|totals| totals.malformed.load(Relaxed)),
+        "replies": sum(&|totals| totals.replies.load(Relaxed)),
+        "lost_replies": sum(&|totals| totals.lost_replies.load(Relaxed)),
+        "lost_logs": sum(&|totals| totals.lost_logs.load(Relaxed)),
         "states": {
             "now": states.states, "created": states.created, "dropped_half_open": states.dropped_half_open,
             "full": states.full, "limited": states.limited,
         },
         "syn_proxy": {
-            "cookies": handshakes.cookies, "accepted": handshakes.accepted, "opened": handshakes.opened,
-            "refused": handshakes.refused, "invalid": handshakes.invalid,
+            "cookies": handshake(|counts| counts.cookies), "accepted": handshake(|counts| counts.accepted), "opened": handshake(|counts| counts.opened),
+            "refused": handshake(|counts| counts.refused), "invalid": handshake(|counts| counts.invalid),
         },
         "nat": {
             "now": nat.connections, "created": nat.created, "dropped_half_open": nat.dropped_half_open,

@@ -8,7 +8,9 @@ mod options;
 mod worker;
 
 use std::cell::RefCell;
+use std::hash::{BuildHasher as _, RandomState};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -18,11 +20,11 @@ use tool_common::forward::{Counts, Direction as Way, check_headers, check_sizes,
 use tool_common::{Failure, fw_socket, note, port, print, stop_on_signals, wait_for_link};
 use unetmap::Port;
 use unetmap::abi::NR_ACCEPT_VNET_HDR;
-use unetmap_filter::{Config, Direction};
+use unetmap_filter::{Config, Direction, Engine, MaybeShared};
 
 use log::PacketLog;
 use options::{Cli, Options};
-use worker::{Filter, Shared, Worker};
+use worker::{Filter, Parts, Shared, Worker};
 
 /// Packets that wait to be logged.
 const LOG_QUEUE: usize = 1024;
@@ -38,23 +40,57 @@ fn rule_name(port: &str) -> &str {
     name.split('@').next().unwrap_or(name)
 }
 
+/// Opens both ports: with all rings for one thread, or with a ring (pair) for each.
+fn open(options: &Options) -> Result<Vec<[Port; 2]>, Failure> {
+    let whole = |spec: &str| port::open(spec, port::RingConfig::default(), NR_ACCEPT_VNET_HDR);
+    let ports = [whole(&options.ports[0])?, whole(&options.ports[1])?];
+    let threads = usize::from(options.threads);
+    if threads == 1 {
+        return Ok(vec![ports]);
+    }
+    for port in &ports {
+        let (tx, rx) = (port.tx_rings().len(), port.rx_rings().len());
+        if (tx, rx) != (threads, threads) {
+            let spec = port.spec();
+            return Err(Failure::Work(format!(
+                "-p {threads}: {spec} has {tx} tx and {rx} rx rings, and each thread takes one of each; give as many \
+                 threads as rings, or open the port with as many rings (@conf:rings={threads})"
+            )));
+        }
+    }
+    // `ports` stay open until all rings are, so that they are not removed in between.
+    let ring = |spec: &str, ring: u16| -> Result<Port, Failure> {
+        Ok(Port::options().flags(NR_ACCEPT_VNET_HDR).open(&port::ring_spec(spec, ring)?)?)
+    };
+    (0..options.threads).map(|i| Ok([ring(&options.ports[0], i)?, ring(&options.ports[1], i)?])).collect()
+}
+
+/// What a direction has done.
+#[derive(Clone, Copy, Default)]
+struct Done {
+    passed: Counts,
+    dropped: u64,
+}
+
 fn run(options: &Options) -> Result<ExitCode, Failure> {
     let names = options.ports.each_ref().map(|port| rule_name(port));
-    let mut config = Config::new(names, 1, options.default_accept).with_interfaces(control::interface_address);
+    let threads = usize::from(options.threads);
+    let mut config = Config::new(names, threads, options.default_accept).with_interfaces(control::interface_address);
     if let Some(path) = &options.rules {
         let script = std::fs::read_to_string(path).map_err(|e| format!("the rules {}: {e}", path.display()))?;
         config = config.apply(&script).map_err(|e| format!("the rules {}: {e}", path.display()))?.0;
     }
     let packet_log = options.log.as_deref().map(|path| PacketLog::create(path, options.log_bytes)).transpose()?;
     let stop = stop_on_signals()?;
-    let open = |spec: &str| port::open(spec, port::RingConfig::default(), NR_ACCEPT_VNET_HDR);
-    let (a, b) = (open(&options.ports[0])?, open(&options.ports[1])?);
-    let swap = !options.copy && a.same_region(&b);
-    check_sizes(&a, &b, swap)?;
-    let header = check_headers(&a, &b)? as usize;
+    let pairs = open(options)?;
+    let [a, b] = &pairs[0];
+    let swap = !options.copy && a.same_region(b);
+    check_sizes(a, b, swap)?;
+    let header = check_headers(a, b)? as usize;
     let control = options.control.clone().map_or_else(fw_socket, Ok)?;
     let listener = control::listen(&control)?;
-    let shared = Arc::new(Shared::new(config.compile()));
+    let engines = Engine::for_threads(threads, options.states, RandomState::new().hash_one(0));
+    let shared = Arc::new(Shared::new(config.compile(), &engines));
     let config = Arc::new(Mutex::new(config));
     std::thread::spawn({
         let (shared, config) = (Arc::clone(&shared), Arc::clone(&config));
@@ -68,8 +104,59 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     let ports = names.map(str::to_owned);
     let logger = std::thread::spawn(move || log::run(&entries, &ports, packet_log));
     wait_for_link(options.wait, stop);
+    let mode = if swap { "zero copy" } else { "copy" };
+    let [first, second] = &options.ports;
+    note(&format!("Ready to go, {first} <-> {second}, {mode}, control {}", control.display()));
 
-    let worker = RefCell::new(Worker::new(&shared, options.states, options.memory, log));
+    let begin = Instant::now();
+    let links = MaybeShared::for_threads(threads, None);
+    let parts = engines.into_iter().zip(links).map(|(engine, links)| Parts {
+        engine,
+        links,
+        log: log.clone(),
+        memory: options.memory,
+        begin,
+    });
+    let work: Vec<_> = parts.zip(pairs).collect();
+    drop(log);
+    let done = std::thread::scope(|scope| {
+        let mut work = work.into_iter().map(|(parts, pair)| {
+            let shared = &*shared;
+            move || move_packets(options, shared, parts, &pair, (swap, header), stop)
+        });
+        // One of them has this thread.
+        let own = work.next();
+        let others: Vec<_> = work.map(|work| scope.spawn(work)).collect();
+        let own = own.map(|work| work());
+        own.into_iter().chain(others.into_iter().map(|thread| thread.join().expect("no panic"))).collect::<Vec<_>>()
+    });
+    let seconds = begin.elapsed().as_secs_f64();
+    // Only a socket of this process is removed: it was listening until now.
+    let _ = std::fs::remove_file(&control);
+    let mut total = [Done::default(); 2];
+    for (_, done) in &done {
+        for (total, done) in total.iter_mut().zip(done) {
+            total.passed.add(done.passed);
+            total.dropped += done.dropped;
+        }
+    }
+    print_summary(options, total, swap, seconds);
+    // The log's senders are gone, so the thread ends after the last line.
+    let _ = logger.join();
+    done.into_iter().try_for_each(|(result, _)| result)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Moves packets between two ports until all threads stop. Returns the error that ended it, and what it has done.
+fn move_packets(
+    options: &Options,
+    shared: &Shared,
+    parts: Parts,
+    [a, b]: &[Port; 2],
+    (swap, header): (bool, usize),
+    stop: &AtomicBool,
+) -> (Result<(), String>, [Done; 2]) {
+    let worker = RefCell::new(Worker::new(shared, parts));
     let filter = |direction, to: &Port| Filter {
         worker: &worker,
         direction,
@@ -81,44 +168,34 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
         group: Vec::new(),
     };
     let mut ways = [
-        Way { from: &a, to: &b, burst: options.burst, mover: filter(Direction::Out, &b) },
-        Way { from: &b, to: &a, burst: options.burst, mover: filter(Direction::In, &a) },
+        Way { from: a, to: b, burst: options.burst, mover: filter(Direction::Out, b) },
+        Way { from: b, to: a, burst: options.burst, mover: filter(Direction::In, a) },
     ];
-    let mode = if swap { "zero copy" } else { "copy" };
-    note(&format!("Ready to go, {} <-> {}, {mode}, control {}", a.spec(), b.spec(), control.display()));
-    let begin = Instant::now();
-    let result = forward(&mut ways, &[&a, &b], stop);
-    let seconds = begin.elapsed().as_secs_f64();
+    let result = forward(&mut ways, &[a, b], stop);
+    stop.store(true, Relaxed);
     let left = flush(&mut ways);
-    drain(&[&a, &b]);
+    drain(&[a, b]);
     if left > 0 {
         note(&format!("{left} packets of pipes were not taken by their port in time"));
     }
-    // Only a socket of this process is removed: it was listening until now.
-    let _ = std::fs::remove_file(&control);
-    let [out, back] = &ways;
-    print_summary(options, [&out.mover, &back.mover], swap, seconds);
-    drop(worker);
-    // The log's sender is gone, so the thread ends after the last line.
-    let _ = logger.join();
-    result?;
-    Ok(ExitCode::SUCCESS)
+    (result, ways.map(|way| Done { passed: way.mover.total, dropped: way.mover.dropped }))
 }
 
-fn print_summary(options: &Options, [out, back]: [&Filter<'_, '_>; 2], swap: bool, seconds: f64) {
-    let passed = out.total.packets + back.total.packets;
+fn print_summary(options: &Options, [out, back]: [Done; 2], swap: bool, seconds: f64) {
+    let passed = out.passed.packets + back.passed.packets;
     let dropped = out.dropped + back.dropped;
     let line = if options.json {
-        let way = |filter: &Filter<'_, '_>| json!({"passed": filter.total.packets, "bytes": filter.total.bytes, "dropped": filter.dropped});
+        let way =
+            |done: Done| json!({"passed": done.passed.packets, "bytes": done.passed.bytes, "dropped": done.dropped});
         json!({
             "event": "summary", "passed": passed, "dropped": dropped, "seconds": seconds, "zero_copy": swap,
-            "out": way(out), "in": way(back),
+            "threads": options.threads, "out": way(out), "in": way(back),
         })
         .to_string()
     } else {
         format!(
             "Passed {passed} packets and dropped {dropped} in {seconds:.2} seconds: out {} and {}, in {} and {}",
-            out.total.packets, out.dropped, back.total.packets, back.dropped
+            out.passed.packets, out.dropped, back.passed.packets, back.dropped
         )
     };
     print(&format!("{line}\n"));

@@ -31,6 +31,10 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N", default_value_t = 16384, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     states: u32,
 
+    /// Number of threads; with more than one, each moves the packets of one ring (pair), and both ports have as many
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: u16,
+
     /// Memory for packets in pipes and queues, in MiB. Packets that find none are dropped
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     memory: u32,
@@ -72,6 +76,7 @@ pub(crate) struct Options {
     pub(crate) rules: Option<PathBuf>,
     pub(crate) default_accept: bool,
     pub(crate) states: usize,
+    pub(crate) threads: u16,
     pub(crate) memory: usize,
     pub(crate) control: Option<PathBuf>,
     pub(crate) log: Option<PathBuf>,
@@ -93,6 +98,7 @@ impl Cli {
             rules: self.rules,
             default_accept: self.default_accept,
             states: self.states as usize,
+            threads: self.threads,
             memory: self.memory as usize * (1 << 20),
             control: self.control,
             log: self.log,
@@ -119,9 +125,13 @@ mod tests {
     fn options_are_parsed_or_refused() {
         let options = parse("p}1 vale0:a --rules r --states 5").unwrap();
         assert_eq!((options.ports, options.states), (["netmap:p}1".into(), "vale0:a".into()], 5));
-        for (args, part) in
-            [("a", "PORT2"), ("a a", "two different ports"), ("a b --states 0", "--states"), ("a b -b 0", "--burst")]
-        {
+        for (args, part) in [
+            ("a", "PORT2"),
+            ("a a", "two different ports"),
+            ("a b --states 0", "--states"),
+            ("a b -b 0", "--burst"),
+            ("a b -p 0", "1..=1024"),
+        ] {
             let message = parse(args).unwrap_err();
             assert!(message.contains(part), "{args}: {message}");
         }

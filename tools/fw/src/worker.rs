@@ -2,7 +2,6 @@
 //! Evaluates the packets of both directions, and moves those that pass.
 
 use std::cell::RefCell;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,8 +12,8 @@ use tool_common::held::{PacketSlots, emit, slots_needed, store};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Pos, Ring, SlotIter, SlotRef};
 use unetmap_filter::{
-    Direction, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, NatCounts, Now, ProxyCounts, Ruleset,
-    SWEEP_PER_BATCH, StateCounts, Translated, Verdict, reply,
+    Direction, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared, NatCounts, Now, ProxyCounts,
+    Ruleset, SWEEP_PER_BATCH, SharedTables, StateCounts, Translated, Verdict, reply,
 };
 use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
 use unetmap_sys::map::prefer_huge_pages;
@@ -30,8 +29,10 @@ pub(crate) struct Shared {
     set: Mutex<Arc<Ruleset>>,
     /// Number of the set: a change is noticed without the lock.
     generation: AtomicU64,
-    /// Counts of the workers, for the other thread.
-    pub(crate) totals: Totals,
+    /// Counts of each worker, for the other threads.
+    pub(crate) totals: Box<[Totals]>,
+    /// The tables that workers share, if there are several.
+    pub(crate) tables: Option<SharedTables>,
 }
 
 /// Counts that another thread reads.
@@ -52,8 +53,14 @@ pub(crate) struct Totals {
 }
 
 impl Shared {
-    pub(crate) fn new(set: Ruleset) -> Shared {
-        Shared { set: Mutex::new(Arc::new(set)), generation: AtomicU64::new(1), totals: Totals::default() }
+    /// Makes the rules of several workers, whose tables are those of `engines`.
+    pub(crate) fn new(set: Ruleset, engines: &[Engine]) -> Shared {
+        Shared {
+            set: Mutex::new(Arc::new(set)),
+            generation: AtomicU64::new(1),
+            totals: engines.iter().map(|_| Totals::default()).collect(),
+            tables: engines.first().and_then(Engine::shared_tables),
+        }
     }
 
     /// Replaces the rules: each batch of packets is evaluated with the old ones or with the new ones.
@@ -78,10 +85,24 @@ pub(crate) struct LogEntry {
     pub(crate) direction: Direction,
 }
 
-/// Links, and the packets in them.
-struct Links {
+/// Links, and the packets in them. Each direction of each worker has an output.
+pub(crate) struct Links {
     pool: Pool,
     shaper: Shaper,
+    /// Number of the rules that the links are of.
+    generation: u64,
+}
+
+/// What a worker is made of.
+pub(crate) struct Parts {
+    pub(crate) engine: Engine,
+    /// Links of the rules, once there are some.
+    pub(crate) links: MaybeShared<Option<Links>>,
+    pub(crate) log: SyncSender<LogEntry>,
+    /// Bytes for packets in links.
+    pub(crate) memory: usize,
+    /// When all workers began.
+    pub(crate) begin: Instant,
 }
 
 /// What happens to a packet.
@@ -99,49 +120,68 @@ enum Fate {
 /// What both directions of a thread share.
 pub(crate) struct Worker<'a> {
     shared: &'a Shared,
+    totals: &'a Totals,
     generation: u64,
     set: Arc<Ruleset>,
     pub(crate) engine: Engine,
     begin: Instant,
     log: SyncSender<LogEntry>,
-    /// Links of the rules, once there are some.
-    links: Option<Links>,
-    /// Bytes for packets in links.
+    links: MaybeShared<Option<Links>>,
+    /// Whether there were links, so that they are looked at.
+    has_links: bool,
     memory: usize,
     /// By the direction that they travel in: frames and their lengths.
     replies: [Vec<([u8; MAX_REPLY], usize)>; 2],
 }
 
 impl<'a> Worker<'a> {
-    pub(crate) fn new(shared: &'a Shared, states: usize, memory: usize, log: SyncSender<LogEntry>) -> Worker<'a> {
+    pub(crate) fn new(shared: &'a Shared, parts: Parts) -> Worker<'a> {
         let set = Arc::clone(&shared.set.lock().unwrap_or_else(PoisonError::into_inner));
-        let seed = RandomState::new().hash_one(0);
+        let Parts { engine, links, log, memory, begin } = parts;
+        let totals = &shared.totals[engine.thread()];
         let mut worker = Worker {
             shared,
+            totals,
             generation: 1,
             set,
-            engine: Engine::new(0, states, seed),
-            begin: Instant::now(),
+            engine,
+            begin,
             log,
-            links: None,
+            links,
+            has_links: false,
             memory,
             replies: [Vec::with_capacity(MAX_REPLIES), Vec::with_capacity(MAX_REPLIES)],
         };
-        worker.engine.tables().for_each(|(start, bytes)| prefer_huge_pages(start, bytes));
+        if worker.engine.thread() == 0 {
+            worker.engine.tables().for_each(|(start, bytes)| prefer_huge_pages(start, bytes));
+        }
         worker.update_links();
         worker
     }
 
     /// Takes the links of the rules.
     fn update_links(&mut self) {
-        let plan = self.set.plan();
+        let (plan, outputs, memory) = (self.set.plan(), self.shared.totals.len() * 2, self.memory);
         // Packets that NAT turns back wait there, too.
-        if self.links.is_none() && (!plan.is_empty() || self.set.has_nat()) {
-            self.links = Some(Links { pool: Pool::new(self.memory), shaper: Shaper::new() });
+        self.has_links |= !plan.is_empty() || self.set.has_nat();
+        if !self.has_links {
+            return;
         }
-        if let Some(links) = &mut self.links {
-            links.shaper.update(Arc::clone(plan), self.generation);
-        }
+        let generation = self.generation;
+        self.links.with(|links| {
+            let new = || Links { pool: Pool::new(memory), shaper: Shaper::new(outputs), generation: 0 };
+            let links = links.get_or_insert_with(new);
+            // Another worker may have taken them, or newer ones.
+            if links.generation < generation {
+                links.shaper.update(Arc::clone(plan), generation);
+                links.generation = generation;
+            }
+        });
+    }
+
+    /// Returns the number of a direction's output.
+    fn output(&self, index: usize) -> usize {
+        self.engine.thread() * 2 + index
     }
 
     /// Writes replies of a direction to a ring; returns how many.
@@ -154,7 +194,7 @@ impl<'a> Worker<'a> {
             slot.frame().write(header, &frame[..len]);
             slot.set_len_flags((header + len) as u16, 0);
         }
-        add(&self.shared.totals.replies, room as u64);
+        add(&self.totals.replies, room as u64);
         room as u32
     }
 
@@ -181,7 +221,7 @@ impl<'a> Worker<'a> {
     /// answered.
     #[inline]
     fn decide(&mut self, headers: &Headers, bytes: &mut [u8], len: usize, direction: Direction, now: Now) -> Fate {
-        let (totals, log) = (&self.shared.totals, &self.log);
+        let (totals, log) = (self.totals, &self.log);
         let verdict = self.engine.evaluate(&self.set, headers, direction, len as u64, now, |rule| {
             let mut entry = LogEntry {
                 time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
@@ -228,16 +268,18 @@ impl<'a> Worker<'a> {
     /// evaluated, whatever the sender has written meanwhile. Returns false if it is dropped.
     fn keep(&mut self, from: &Ring, packet: &PacketSlots, header: usize, head: &[u8], to: Keep) -> bool {
         let now = self.nanos();
-        let Some(Links { pool, shaper }) = &mut self.links else { return false };
-        let Some(stored) = store(pool, from, packet, header, to.output, now) else { return false };
-        pool.head_mut(stored)[..head.len()].copy_from_slice(head);
-        match to.link {
-            Some((target, key)) => shaper.enqueue(pool, stored, target, &key, now).is_ok(),
-            None => {
-                shaper.deliver(pool, stored);
-                true
+        self.links.with(|links| {
+            let Some(Links { pool, shaper, .. }) = links else { return false };
+            let Some(stored) = store(pool, from, packet, header, to.output, now) else { return false };
+            pool.head_mut(stored)[..head.len()].copy_from_slice(head);
+            match to.link {
+                Some((target, key)) => shaper.enqueue(pool, stored, target, &key, now).is_ok(),
+                None => {
+                    shaper.deliver(pool, stored);
+                    true
+                }
             }
-        }
+        })
     }
 }
 
@@ -308,7 +350,7 @@ impl Parsed {
 struct Keep {
     /// Its link; `None`: to the output at once.
     link: Option<(Target, FlowKey)>,
-    /// Number of the direction that it leaves by.
+    /// Number of its output.
     output: u32,
 }
 
@@ -399,7 +441,7 @@ impl Filter<'_, '_> {
             (Some(Verdict::Accept), _) => Fate::Pass,
             (Some(Verdict::Deny), _) => Fate::Drop,
             (_, true) => {
-                add(&worker.shared.totals.malformed, 1);
+                add(&worker.totals.malformed, 1);
                 Fate::Drop
             }
             (_, false) => {
@@ -413,10 +455,12 @@ impl Filter<'_, '_> {
                 self.dropped += 1;
                 return 0;
             }
-            Fate::Link(target, key) => Some(Keep { link: Some((target, key)), output: self.index() as u32 }),
+            Fate::Link(target, key) => {
+                Some(Keep { link: Some((target, key)), output: worker.output(self.index()) as u32 })
+            }
             Fate::Back => {
                 swap_macs(bytes);
-                Some(Keep { link: None, output: self.index() as u32 ^ 1 })
+                Some(Keep { link: None, output: worker.output(self.index() ^ 1) as u32 })
             }
         };
         if let Some(keep) = keep {
@@ -476,16 +520,15 @@ impl Mover for Filter<'_, '_> {
         } else {
             self.move_packets(worker, from, to, n, now)
         };
-        worker.engine.states.sweep(SWEEP_PER_BATCH, now.millis);
-        worker.engine.nat.sweep(now.millis);
-        let totals = &worker.shared.totals;
+        worker.engine.sweep(SWEEP_PER_BATCH, now.millis);
+        let totals = worker.totals;
         totals.passed[self.index()].store(self.total.packets, Relaxed);
         totals.dropped[self.index()].store(self.dropped, Relaxed);
-        if let Ok(mut states) = totals.states.try_lock() {
-            *states = worker.engine.states.counts;
-        }
-        if let Ok(mut nat) = totals.nat.try_lock() {
-            *nat = worker.engine.nat.counts();
+        // Shared tables are read where they are.
+        if worker.shared.tables.is_none()
+            && let (Ok(mut states), Ok(mut nat)) = (totals.states.try_lock(), totals.nat.try_lock())
+        {
+            (*states, *nat) = (worker.engine.states.counts(), worker.engine.nat_counts());
         }
         if let Ok(mut handshakes) = totals.handshakes.try_lock() {
             *handshakes = worker.engine.handshakes;
@@ -498,42 +541,56 @@ impl Mover for Filter<'_, '_> {
         worker.update();
         let mut targets = to.available();
         let replies = worker.send_replies(self.index(), self.header, to.space(), &mut targets);
-        let now = worker.nanos();
-        let Some(Links { pool, shaper }) = &mut worker.links else { return replies };
-        shaper.advance(pool, now);
-        let (mut used, room) = (replies, to.space());
-        while let Some(packet) = shaper.first(self.index()) {
-            let needed = slots_needed(pool, packet, self.buf_size);
-            let too_long = needed >= to.num_slots();
-            if !too_long && used + needed > room {
-                break;
-            }
-            shaper.take(pool, self.index());
-            if too_long {
-                pool.free(packet);
-                self.dropped += 1;
-                continue;
-            }
-            self.total.add(Counts { packets: 1, bytes: pool.stored(packet) as u64 });
-            used += emit(pool, packet, &mut targets, self.buf_size);
+        if !worker.has_links {
+            return replies;
         }
-        used
+        let (now, output) = (worker.nanos(), worker.output(self.index()));
+        worker.links.with(|links| {
+            let Some(Links { pool, shaper, .. }) = links else { return replies };
+            shaper.advance(pool, now);
+            let (mut used, room) = (replies, to.space());
+            while let Some(packet) = shaper.first(output) {
+                let needed = slots_needed(pool, packet, self.buf_size);
+                let too_long = needed >= to.num_slots();
+                if !too_long && used + needed > room {
+                    break;
+                }
+                shaper.take(pool, output);
+                if too_long {
+                    pool.free(packet);
+                    self.dropped += 1;
+                    continue;
+                }
+                self.total.add(Counts { packets: 1, bytes: pool.stored(packet) as u64 });
+                used += emit(pool, packet, &mut targets, self.buf_size);
+            }
+            used
+        })
     }
 
     fn end(&mut self) -> usize {
         let worker = &mut *self.worker.borrow_mut();
-        let Some(Links { pool, shaper }) = &mut worker.links else { return 0 };
-        shaper.end(pool);
-        shaper.packets()
+        let output = worker.output(self.index());
+        worker.links.with(|links| {
+            let Some(Links { pool, shaper, .. }) = links else { return 0 };
+            shaper.end(pool);
+            shaper.arrived(output)
+        })
     }
 
     fn next_packet(&mut self) -> Option<Duration> {
         let worker = &*self.worker.borrow();
-        let shaper = &worker.links.as_ref()?.shaper;
-        if shaper.first(self.index()).is_some() {
-            return Some(Duration::ZERO);
+        if !worker.has_links {
+            return None;
         }
-        // A packet that has become due since does not wait for room.
-        shaper.next_due().map(|due| Duration::from_nanos(due.saturating_sub(worker.nanos()).max(1)))
+        let output = worker.output(self.index());
+        worker.links.read(|links| {
+            let shaper = &links.as_ref()?.shaper;
+            if shaper.first(output).is_some() {
+                return Some(Duration::ZERO);
+            }
+            // A packet that has become due since does not wait for room.
+            shaper.next_due().map(|due| Duration::from_nanos(due.saturating_sub(worker.nanos()).max(1)))
+        })
     }
 }

@@ -126,20 +126,8 @@ fn open(config: &Config) -> Result<Vec<Port>, Failure> {
         .into());
     }
     // `all_rings` stays open until all rings are open, so that the port is not removed in between.
-    let open = |ring| Ok(Port::options().flags(flags).open(&ring_spec(&config.port, ring)?)?);
+    let open = |ring| Ok(Port::options().flags(flags).open(&port::ring_spec(&config.port, ring)?)?);
     (0..config.threads).map(open).collect()
-}
-
-/// Returns the port's name with `-RING` inserted before its flags and options.
-fn ring_spec(spec: &str, ring: u16) -> Result<String, Failure> {
-    let body = spec.find(':').map_or(0, |colon| colon + 1);
-    let end = spec[body..].find(['/', '@']).map_or(spec.len(), |at| body + at);
-    let (name, rest) = spec.split_at(end);
-    if name.ends_with(['^', '*']) {
-        let why = format!("{spec}: several threads (-p) can only use hardware rings; leave out the ^ or *");
-        return Err(Failure::Usage(why));
-    }
-    Ok(format!("{name}-{ring}{rest}"))
 }
 
 /// Checks that the port has rings for the function, and that the packets fit its buffers and rings.
@@ -409,14 +397,6 @@ mod tests {
         assert_eq!(packets_per_thread(Some(1), 2), [1, 0]);
         assert_eq!(packets_per_thread(None, 2), [u64::MAX; 2]);
         assert_eq!(packets_per_thread(Some(u64::MAX), 1), [u64::MAX]);
-    }
-
-    #[test]
-    fn ring_number_is_inserted_into_port_name() {
-        assert_eq!(ring_spec("netmap:p{1", 2).unwrap(), "netmap:p{1-2");
-        assert_eq!(ring_spec("netmap:eth0/x@3", 0).unwrap(), "netmap:eth0-0/x@3");
-        assert_eq!(ring_spec("vale0:a@conf:tx-rings=2", 1).unwrap(), "vale0:a-1@conf:tx-rings=2");
-        assert!(matches!(ring_spec("netmap:eth0^", 1), Err(Failure::Usage(why)) if why.contains("leave out the ^")));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod nat;
 mod pipes;
 mod rules;
 mod syn_proxy;
+mod threads;
 
 use std::fs;
 use std::process::Command;

@@ -87,7 +87,7 @@ struct Fragments {
 
 /// Connections of one thread.
 #[derive(Debug)]
-pub struct NatTable {
+pub(crate) struct NatTable {
     connections: Connections,
     fragments: Vec<[Fragments; WAYS]>,
     /// Of the hashes of fragments.
@@ -100,7 +100,7 @@ pub struct NatTable {
 
 impl NatTable {
     /// Makes a table for `max` connections.
-    pub fn new(max: usize, seed: u64) -> NatTable {
+    pub(crate) fn new(max: usize, seed: u64) -> NatTable {
         NatTable {
             connections: Connections::new(max, seed),
             fragments: vec![[Fragments::default(); WAYS]; FRAGMENT_SETS],
@@ -116,12 +116,12 @@ impl NatTable {
     }
 
     /// Returns the counts.
-    pub fn counts(&self) -> NatCounts {
+    pub(crate) fn counts(&self) -> NatCounts {
         self.connections.counts
     }
 
     /// Removes expired connections, some at a time.
-    pub fn sweep(&mut self, now: u64) {
+    pub(crate) fn sweep(&mut self, now: u64) {
         self.connections.sweep(now);
     }
 
@@ -320,7 +320,7 @@ impl NatTable {
     }
 
     /// Returns the number of connections that have not expired.
-    pub fn live(&self, now: u64) -> usize {
+    pub(crate) fn live(&self, now: u64) -> usize {
         self.connections.live(now)
     }
 }
