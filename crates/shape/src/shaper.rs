@@ -118,6 +118,7 @@ struct Flows {
     /// Place of each flow's link in the shaper's list.
     instances: Vec<u32>,
     revision: u64,
+    seed: u64,
 }
 
 /// Links with their packets.
@@ -140,7 +141,7 @@ impl Shaper {
         Shaper { out: (0..outputs).map(|_| Queue::default()).collect(), ..Shaper::default() }
     }
 
-    /// Takes another plan.
+    /// Takes another plan. Senders who know `seed` can choose flows that share a queue or a bucket.
     pub fn update(&mut self, plan: Arc<Plan>, seed: u64) {
         let mut old = std::mem::take(&mut self.flows);
         for node in &plan.nodes {
@@ -149,7 +150,7 @@ impl Shaper {
                 || {
                     let map = FlowMap::new(if node.mask.is_empty() { 1 } else { node.max_flows }, seed);
                     node.counters.links.store(0, Relaxed);
-                    Flows { map, instances: Vec::new(), revision: node.revision }
+                    Flows { map, instances: Vec::new(), revision: node.revision, seed }
                 },
                 |at| old.swap_remove(at),
             ));
@@ -230,7 +231,7 @@ impl Shaper {
         }
         // A flow that was not seen before: the only place that allocates.
         let mut config = settings.config.clone();
-        config.seed = config.seed.wrapping_add(number as u64);
+        config.seed = config.seed.wrapping_add(number as u64) ^ flows.seed;
         let pipe = Pipe::new(config, 0);
         let instance = Instance { pipe, counters: Arc::clone(&settings.counters), scheduled: None, orphan: false };
         let at = self.free.pop().unwrap_or_else(|| {

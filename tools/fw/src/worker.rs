@@ -2,6 +2,7 @@
 //! Evaluates the packets of both directions, and moves those that pass.
 
 use std::cell::RefCell;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -91,6 +92,8 @@ pub(crate) struct Links {
     shaper: Shaper,
     /// Number of the rules that the links are of.
     generation: u64,
+    /// Of flows' hashes, and of losses.
+    seed: u64,
 }
 
 /// What a worker is made of.
@@ -169,11 +172,16 @@ impl<'a> Worker<'a> {
         }
         let generation = self.generation;
         self.links.with(|links| {
-            let new = || Links { pool: Pool::new(memory), shaper: Shaper::new(outputs), generation: 0 };
+            let new = || Links {
+                pool: Pool::new(memory),
+                shaper: Shaper::new(outputs),
+                generation: 0,
+                seed: RandomState::new().hash_one(0),
+            };
             let links = links.get_or_insert_with(new);
             // Another worker may have taken them, or newer ones.
             if links.generation < generation {
-                links.shaper.update(Arc::clone(plan), generation);
+                links.shaper.update(Arc::clone(plan), links.seed);
                 links.generation = generation;
             }
         });
