@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use conformance::home::{Guard, snapshot_by, summary};
 use conformance::net::{
-    BUFFER, CABLE, DIRECT, MEDIATED, Net, Tap, assert_same, assert_works, collect, empty, frames, open_in, pings,
-    policy_file, public_copy, set_policy, take, transmit,
+    BUFFER, CABLE, DIRECT, MEDIATED, Net, Tap, assert_same, assert_works, collect, empty, frame, frames, open_in,
+    pings, policy_file, public_copy, set_policy, take, transmit,
 };
 use conformance::tool::{done, nic, refused};
 use conformance::{Home, isolated, program, until};
@@ -105,6 +105,51 @@ fn only_matching_frames(home: &Home, policy: &str) {
     drop(port);
     net.assert_given_back();
     summary("datagrams to the port, pings through the stack: 10 each; filter changed and taken off while open");
+}
+
+/// Of 100 flows with four frames each, one of four enters: all frames of some flows, or some frames.
+#[test]
+fn a_sample_enters_the_port() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let (port, tap) = (net.open("netmap:va"), net.tap());
+        let sent: Vec<Vec<u8>> = (0..400u64)
+            .map(|i| {
+                let mut bytes = frame(60, i);
+                bytes[11] = (i % 100) as u8;
+                bytes
+            })
+            .collect();
+        let mark = frame(60, 1000);
+        let sampled = |words: &[&str]| {
+            done(&net.near, &[&["va", "filter"][..], words].concat());
+            tap.send_all(&sent);
+            // It follows the others.
+            done(&net.near, &["va", "filter", "ether proto 0x88b5"]);
+            tap.send_all(std::slice::from_ref(&mark));
+            let mut got = Vec::new();
+            until("the last frame enters", || {
+                port.rxsync().unwrap_or_else(|e| panic!("{e}"));
+                got.extend(take(&port, 0).into_iter().filter(|frame| frame[12..14] == [0x88, 0xb5]));
+                got.last() == Some(&mark)
+            });
+            got.pop();
+            got
+        };
+        let flows = sampled(&["--sample", "4", "--by-flow", "ether proto 0x88b5"]);
+        let wanted: Vec<Vec<u8>> =
+            sent.iter().filter(|frame| flows.iter().any(|got| got[11] == frame[11])).cloned().collect();
+        assert_same(&flows, &wanted);
+        assert!((40..=180).contains(&flows.len()), "{} of 400", flows.len());
+        let some = sampled(&["--sample", "4"]);
+        assert!((40..=180).contains(&some.len()), "{} of 400", some.len());
+        assert!(some.iter().all(|frame| sent.contains(frame)));
+        assert_eq!(sampled(&["--sample", "1"]).len(), 400);
+        done(&net.near, &["va", "filter", "--sample", "9", "udp", "port", "53"]);
+        assert_eq!(filter_of(&net.near, "va"), "sample=9 udp port 53");
+        let error = refused(&nic(&net.near, &["va", "filter", "sample=0 udp"]));
+        assert!(error.contains("sample: `0`: give a number from 1"), "{error}");
+    });
 }
 
 #[test]

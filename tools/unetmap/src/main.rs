@@ -146,8 +146,16 @@ struct NicArgs {
 enum NicAction {
     /// Set the filter that selects the frames that enter the port
     Filter {
+        /// Of the frames that match, only one of N enters, by chance
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        sample: Option<u32>,
+
+        /// Take all frames of one of N flows instead, in both directions
+        #[arg(long, requires = "sample")]
+        by_flow: bool,
+
         /// A tcpdump expression (pcap-filter(7)); off: all frames enter
-        #[arg(required = true, value_name = "EXPRESSION|off")]
+        #[arg(required_unless_present = "sample", value_name = "EXPRESSION|off")]
         expression: Vec<String>,
     },
     /// Set busy polling: syncs process the interface's queues themselves instead of waiting for interrupts
@@ -479,7 +487,9 @@ fn nic_command(args: &NicArgs) -> Result<String, String> {
     let (interface, json) = (&args.interface, args.json);
     match &args.action {
         None => nic::run(interface, None, json),
-        Some(NicAction::Filter { expression }) => nic::run(interface, Some(expression), json),
+        Some(NicAction::Filter { sample, by_flow, expression }) => {
+            nic::run(interface, Some(&nic::words(*sample, *by_flow, expression)), json)
+        }
         Some(NicAction::BusyPoll { words }) => nic::busy::run(interface, words, json),
         Some(NicAction::Header { bytes }) => nic::set_header(interface, *bytes, json),
         Some(NicAction::Rss { change }) => nic::queues::rss(interface, change, json),
@@ -511,7 +521,9 @@ fn normal_form(words: &[String]) -> Result<String, String> {
     match command(words)? {
         Command::Vale(args) => vale::normal_form(&args),
         Command::Nic(NicArgs { action: Some(action), .. }) => match action {
-            NicAction::Filter { expression } => Ok(nic::compile(expression.join(" ").trim())?.expression),
+            NicAction::Filter { sample, by_flow, expression } => {
+                Ok(nic::compile(&nic::words(sample, by_flow, &expression))?.expression)
+            }
             NicAction::BusyPoll { words } => match nic::busy::action(&words)? {
                 nic::Action::BusyPoll { usec, budget } => Ok(format!("{usec} {budget}")),
                 _ => Err("give microseconds, and packets".into()),

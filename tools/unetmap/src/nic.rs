@@ -13,14 +13,23 @@ use unetmap_sys::link;
 use unetmap_sys::xdp::ClassicInsn;
 
 use crate::ls::{cell, header, members, parse_reply};
+use sample::Sample;
 
 pub(crate) mod busy;
 mod position;
 pub(crate) mod queues;
+mod sample;
 
-/// Shows an interface, or sets its filter: the words of an expression, or `off`.
-pub(crate) fn run(interface: &str, filter: Option<&[String]>, json: bool) -> Result<String, String> {
-    let action = match filter.map(|words| words.join(" ")).as_deref().map(str::trim) {
+/// Returns the words of a filter: a sample, and an expression.
+pub(crate) fn words(sample: Option<u32>, by_flow: bool, expression: &[String]) -> String {
+    let unit = if by_flow { sample::Unit::Flows } else { sample::Unit::Frames };
+    let sample = sample.map(|n| Sample { unit, n }.text());
+    sample.into_iter().chain(expression.iter().cloned()).collect::<Vec<_>>().join(" ").trim().to_owned()
+}
+
+/// Shows an interface, or sets its filter: the words of a sample and an expression, or `off`.
+pub(crate) fn run(interface: &str, filter: Option<&str>, json: bool) -> Result<String, String> {
+    let action = match filter {
         None => Ok(NicAction::Show),
         Some("off") => Ok(NicAction::NoFilter),
         Some(expression) => compile(expression).map(NicAction::Filter),
@@ -63,15 +72,18 @@ pub(crate) fn compile(expression: &str) -> Result<Filter, String> {
     if expression.len() > MAX_EXPRESSION {
         return Err(format!("the filter is longer than {MAX_EXPRESSION} bytes; shorten it"));
     }
+    let (sample, expression) = Sample::split(expression)?;
     let program = instructions(expression).map_err(|why| {
         let (reason, at) = position::explain(expression, &why, |part| instructions(part).map(drop));
         format!("the filter does not compile: {reason}, {at} (pcap-filter(7))")
     })?;
+    let program = sample.map_or(program.clone(), |sample| sample.of(program));
     if program.len() > MAX_INSNS {
         let n = program.len();
         return Err(format!("the filter has {n} instructions, the limit is {MAX_INSNS}; give a simpler expression"));
     }
-    Ok(Filter { expression: expression.into(), program })
+    let words = sample.map(Sample::text).into_iter().chain([expression.to_owned()]).filter(|part| !part.is_empty());
+    Ok(Filter { expression: words.collect::<Vec<_>>().join(" "), program })
 }
 
 /// The mode of an instruction that loads from the frame (`BPF_ABS`), and the first offset of the kernel's extensions.

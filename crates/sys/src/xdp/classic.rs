@@ -37,6 +37,8 @@ pub(super) const X: u8 = 8;
 const SOURCE_X: u8 = 0x08;
 /// First offset that Linux's socket filters use for data besides the frame (`SKF_LL_OFF`).
 const EXTENSIONS: u32 = 0xFFE0_0000;
+/// The one of these that is allowed: a random number (`SKF_AD_OFF + SKF_AD_RANDOM`).
+pub(super) const RANDOM: u32 = 0xFFFF_F000 + 56;
 
 /// Why a program is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +89,8 @@ pub(super) enum Classic {
     Length {
         to: u8,
     },
+    /// Into A, a random number.
+    Random,
     Recall {
         to: u8,
         word: u32,
@@ -137,6 +141,9 @@ fn decode(program: &[ClassicInsn], at: usize) -> Result<Classic, &'static str> {
     let word = if k < WORDS { Ok(k) } else { Err("names a word of memory that does not exist") };
     let frame = if k < EXTENSIONS { Ok(k) } else { Err("reads data that only a socket filter has") };
     let Ok(code) = u8::try_from(code) else { return Err("is unknown") };
+    if (code, k) == (0x20, RANDOM) {
+        return Ok(Classic::Random);
+    }
     let operand = if code & SOURCE_X == 0 { Operand::K(k) } else { Operand::X };
     let op = code & 0xF0;
     let insn = match code {

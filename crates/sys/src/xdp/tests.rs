@@ -388,6 +388,25 @@ fn the_longest_programs_are_accepted() {
 }
 
 #[test]
+fn a_random_number_takes_a_share_of_the_frames() {
+    with_programs(|xdp| {
+        // One of four.
+        let program = [
+            insn(LD_W, 0, 0, 0xFFFF_F038),
+            insn(MOD_K, 0, 0, 4),
+            insn(JEQ, 0, 1, 0),
+            insn(RET_K, 0, 0, 1),
+            insn(RET_K, 0, 0, 0),
+        ];
+        xdp.set_filter(Some(&program)).unwrap();
+        let taken = (0..4000).filter(|_| xdp.would_redirect(&[0; 60]).unwrap()).count();
+        assert!((750..1250).contains(&taken), "{taken} of 4000");
+    });
+    let own = ClassicProgram::new(&[insn(LD_W, 0, 0, 0xFFFF_F038), insn(RET_A, 0, 0, 0)]).unwrap();
+    assert!((0..100).any(|_| own.accepts(&[])));
+}
+
+#[test]
 fn a_filter_is_replaced_and_removed() {
     with_programs(|xdp| {
         let (all, none) = ([insn(RET_K, 0, 0, 1)], [insn(RET_K, 0, 0, 0)]);

@@ -84,6 +84,7 @@ const SOURCE_X: u8 = 0x08;
 const PSEUDO: u8 = 1;
 
 /// Helper functions of the kernel, and offsets in `struct xdp_md`.
+const GET_RANDOM: i32 = 7;
 const REDIRECT_MAP: i32 = 51;
 const GET_BUFF_LEN: i32 = 188;
 const LOAD_BYTES: i32 = 189;
@@ -268,6 +269,10 @@ impl Assembler {
                 self.registers(MOV64, X, 0);
                 self.constant(AND32_K, X, 0xF);
                 self.constant(LSH32_K, X, 2);
+            }
+            Classic::Random => {
+                self.emit(CALL, 0, 0, 0, GET_RANDOM);
+                self.registers(MOV32, A, 0);
             }
             Classic::Immediate { to, k } => self.constant(MOV32_K, to, k),
             Classic::Length { to } => self.registers(MOV32, to, LENGTH),

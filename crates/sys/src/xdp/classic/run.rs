@@ -4,6 +4,9 @@
 //!
 //! Jumps lead forward only, so that a program executes each instruction at most once, whatever the frame.
 
+use std::cell::Cell;
+use std::hash::{BuildHasher as _, RandomState};
+
 use super::{A, Classic, ClassicInsn, Operand, WORDS, decode_all};
 
 /// A checked classic program.
@@ -49,6 +52,7 @@ impl ClassicProgram {
                 Classic::Load { size, k, indexed } => {
                     a = load(frame, size, u64::from(k) + if indexed { u64::from(x) } else { 0 })?;
                 }
+                Classic::Random => a = random(),
                 Classic::HeaderLength { k } => x = (load(frame, 1, k.into())? & 0xf) * 4,
                 Classic::Immediate { to, k } => *register(to, &mut a, &mut x) = k,
                 Classic::Length { to } => {
@@ -71,6 +75,19 @@ impl ClassicProgram {
             }
         }
     }
+}
+
+/// Returns a number of a generator that each thread has (xorshift), which begins anywhere.
+fn random() -> u32 {
+    thread_local!(static STATE: Cell<u64> = Cell::new(RandomState::new().hash_one(0) | 1));
+    STATE.with(|state| {
+        let mut word = state.get();
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        state.set(word);
+        (word >> 32) as u32
+    })
 }
 
 fn register<'a>(name: u8, a: &'a mut u32, x: &'a mut u32) -> &'a mut u32 {
