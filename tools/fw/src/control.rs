@@ -19,7 +19,7 @@ use nix::ifaddrs::getifaddrs;
 use serde_json::{Value, json};
 use unetmap_filter::{Config, ProxyCounts, SharedTables};
 
-use crate::worker::{Shared, Totals};
+use crate::shared::{Shared, Totals};
 
 /// Longest request: rules and tables of some million lines.
 const MAX_REQUEST: u64 = 1 << 30;

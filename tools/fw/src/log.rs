@@ -15,7 +15,7 @@ use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock
 use tool_common::note;
 use unetmap_filter::{Direction, Family, HEADER_BYTES, Headers, proto};
 
-use crate::worker::LogEntry;
+use crate::shared::LogEntry;
 
 /// Returns `ipfw: RULE ACTION PROTO SRC:PORT DST:PORT in|out via PORT [frag]`.
 pub(crate) fn line(entry: &LogEntry, ports: &[String; 2]) -> String {

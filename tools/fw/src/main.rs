@@ -5,6 +5,7 @@
 mod control;
 mod log;
 mod options;
+mod shared;
 mod worker;
 
 use std::cell::RefCell;
@@ -24,7 +25,8 @@ use unetmap_filter::{Config, Direction, Engine, MaybeShared};
 
 use log::PacketLog;
 use options::{Cli, Options};
-use worker::{Filter, Parts, Shared, Worker};
+use shared::Shared;
+use worker::{Filter, Parts, Worker};
 
 /// Packets that wait to be logged.
 const LOG_QUEUE: usize = 1024;

@@ -3,9 +3,9 @@
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tool_common::forward::{Counts, Mover, copy_slot, count_all, move_all, swap_slot};
@@ -13,78 +13,19 @@ use tool_common::held::{PacketSlots, emit, slots_needed, store};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Pos, Ring, SlotIter, SlotRef};
 use unetmap_filter::{
-    Direction, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared, NatCounts, Now, ProxyCounts,
-    Ruleset, SWEEP_PER_BATCH, SharedTables, StateCounts, Translated, Verdict, reply,
+    Direction, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared, Now, Ruleset, SWEEP_PER_BATCH,
+    Translated, Verdict, reply,
 };
 use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
 use unetmap_sys::map::prefer_huge_pages;
+
+use crate::shared::{LogEntry, Shared, Totals, add};
 
 /// Packets whose headers are fetched into the cache before they are needed.
 const FETCH_AHEAD: usize = 8;
 /// Replies that wait for room in a ring: more than those to a batch of the usual size, in which each packet is a
 /// connection request.
 const MAX_REPLIES: usize = 1024;
-
-/// The rules that packets are evaluated with, which another thread replaces.
-pub(crate) struct Shared {
-    set: Mutex<Arc<Ruleset>>,
-    /// Number of the set: a change is noticed without the lock.
-    generation: AtomicU64,
-    /// Counts of each worker, for the other threads.
-    pub(crate) totals: Box<[Totals]>,
-    /// The tables that workers share, if there are several.
-    pub(crate) tables: Option<SharedTables>,
-}
-
-/// Counts that another thread reads.
-#[derive(Default)]
-pub(crate) struct Totals {
-    /// By direction.
-    pub(crate) passed: [AtomicU64; 2],
-    pub(crate) dropped: [AtomicU64; 2],
-    pub(crate) malformed: AtomicU64,
-    pub(crate) replies: AtomicU64,
-    /// Replies for which there was no room.
-    pub(crate) lost_replies: AtomicU64,
-    /// Log lines that were not written because too many waited.
-    pub(crate) lost_logs: AtomicU64,
-    pub(crate) states: Mutex<StateCounts>,
-    pub(crate) nat: Mutex<NatCounts>,
-    pub(crate) handshakes: Mutex<ProxyCounts>,
-}
-
-impl Shared {
-    /// Makes the rules of several workers, whose tables are those of `engines`.
-    pub(crate) fn new(set: Ruleset, engines: &[Engine]) -> Shared {
-        Shared {
-            set: Mutex::new(Arc::new(set)),
-            generation: AtomicU64::new(1),
-            totals: engines.iter().map(|_| Totals::default()).collect(),
-            tables: engines.first().and_then(Engine::shared_tables),
-        }
-    }
-
-    /// Replaces the rules: each batch of packets is evaluated with the old ones or with the new ones.
-    pub(crate) fn replace(&self, set: Ruleset) {
-        let old = std::mem::replace(&mut *self.set.lock().unwrap_or_else(PoisonError::into_inner), Arc::new(set));
-        self.generation.fetch_add(1, Release);
-        drop(old);
-    }
-}
-
-/// A packet that a rule logs.
-pub(crate) struct LogEntry {
-    /// Since 1970.
-    pub(crate) time: Duration,
-    /// The first bytes of the frame.
-    pub(crate) bytes: [u8; HEADER_BYTES],
-    /// Length of the frame.
-    pub(crate) len: u32,
-    pub(crate) number: u16,
-    pub(crate) action: &'static str,
-    pub(crate) headers: Headers,
-    pub(crate) direction: Direction,
-}
 
 /// Links, and the packets in them. Each direction of each worker has an output.
 pub(crate) struct Links {
@@ -139,7 +80,7 @@ pub(crate) struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     pub(crate) fn new(shared: &'a Shared, parts: Parts) -> Worker<'a> {
-        let set = Arc::clone(&shared.set.lock().unwrap_or_else(PoisonError::into_inner));
+        let set = shared.set();
         let Parts { engine, links, log, memory, begin } = parts;
         let totals = &shared.totals[engine.thread()];
         let mut worker = Worker {
@@ -212,9 +153,9 @@ impl<'a> Worker<'a> {
 
     /// Takes new rules, if there are any.
     fn update(&mut self) {
-        let generation = self.shared.generation.load(Acquire);
+        let generation = self.shared.generation();
         if generation != self.generation {
-            self.set = Arc::clone(&self.shared.set.lock().unwrap_or_else(PoisonError::into_inner));
+            self.set = self.shared.set();
             self.generation = generation;
             self.update_links();
         }
@@ -360,11 +301,6 @@ struct Keep {
     link: Option<(Target, FlowKey)>,
     /// Number of its output.
     output: u32,
-}
-
-/// Adds to a counter that only this thread writes.
-fn add(counter: &AtomicU64, n: u64) {
-    counter.store(counter.load(Relaxed) + n, Relaxed);
 }
 
 /// One direction of a worker.

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! What the threads that move packets share with the others: rules, counts, packets that are logged.
+
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use unetmap_filter::{
+    Direction, Engine, HEADER_BYTES, Headers, NatCounts, ProxyCounts, Ruleset, SharedTables, StateCounts,
+};
+
+/// The rules that packets are evaluated with, which another thread replaces.
+pub(crate) struct Shared {
+    set: Mutex<Arc<Ruleset>>,
+    /// Number of the set.
+    generation: AtomicU64,
+    /// Counts of each worker, for the other threads.
+    pub(crate) totals: Box<[Totals]>,
+    /// The tables that workers share, if there are several.
+    pub(crate) tables: Option<SharedTables>,
+}
+
+/// Counts that another thread reads.
+#[derive(Default)]
+pub(crate) struct Totals {
+    /// By direction.
+    pub(crate) passed: [AtomicU64; 2],
+    pub(crate) dropped: [AtomicU64; 2],
+    pub(crate) malformed: AtomicU64,
+    pub(crate) replies: AtomicU64,
+    /// Replies for which there was no room.
+    pub(crate) lost_replies: AtomicU64,
+    /// Log lines that were not written because too many waited.
+    pub(crate) lost_logs: AtomicU64,
+    pub(crate) states: Mutex<StateCounts>,
+    pub(crate) nat: Mutex<NatCounts>,
+    pub(crate) handshakes: Mutex<ProxyCounts>,
+}
+
+impl Shared {
+    /// Makes the rules of several workers, whose tables are those of `engines`.
+    pub(crate) fn new(set: Ruleset, engines: &[Engine]) -> Shared {
+        Shared {
+            set: Mutex::new(Arc::new(set)),
+            generation: AtomicU64::new(1),
+            totals: engines.iter().map(|_| Totals::default()).collect(),
+            tables: engines.first().and_then(Engine::shared_tables),
+        }
+    }
+
+    /// Returns the rules, which may be newer than [`Shared::generation`] said.
+    pub(crate) fn set(&self) -> Arc<Ruleset> {
+        Arc::clone(&self.set.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the number of the rules: a change is noticed without the lock.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Acquire)
+    }
+
+    /// Replaces the rules: each batch of packets is evaluated with the old ones or with the new ones.
+    pub(crate) fn replace(&self, set: Ruleset) {
+        let old = std::mem::replace(&mut *self.set.lock().unwrap_or_else(PoisonError::into_inner), Arc::new(set));
+        self.generation.fetch_add(1, Release);
+        drop(old);
+    }
+}
+
+/// A packet that a rule logs.
+pub(crate) struct LogEntry {
+    /// Since 1970.
+    pub(crate) time: Duration,
+    /// The first bytes of the frame.
+    pub(crate) bytes: [u8; HEADER_BYTES],
+    /// Length of the frame.
+    pub(crate) len: u32,
+    pub(crate) number: u16,
+    pub(crate) action: &'static str,
+    pub(crate) headers: Headers,
+    pub(crate) direction: Direction,
+}
+
+/// Adds to a counter that only this thread writes.
+pub(crate) fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Relaxed) + n, Relaxed);
+}
