@@ -150,7 +150,7 @@ fn what_is_wrong_or_not_supported_is_refused_with_its_place() {
         ("pipe 1 config red 1/2/3/4", 1, 15, "`red` is not supported"),
         ("pipe 1 config plr 2", 1, 19, "probability"),
         ("queue 1 config weight 5", 1, 24, "give the queue's pipe"),
-        ("sched 1 config type prio", 1, 21, "`prio` is not supported"),
+        ("sched 1 config type priority", 1, 21, "`priority`: give fifo, rr, wf2q+, qfq, prio"),
         ("sched 1 config type fq_codel quantum 1", 1, 38, "256 to 9000"),
         ("pipe delete 5", 1, 13, "there is no pipe 5"),
     ] {

@@ -166,6 +166,7 @@ fn a_link_that_ends_gives_back_all_packets() {
         Kind::Drr,
         Kind::Wf2q,
         Kind::Qfq,
+        Kind::Priority,
         Kind::FqCodel(Fq::default(), Codel::default()),
         Kind::FqPie(Fq::default(), Pie::default()),
     ] {

@@ -135,6 +135,24 @@ fn shares_are_those_of_theory() {
     check("FQ-PIE", Kind::FqPie(Fq::default(), Pie::default()), &masked, &mixed, 0.01);
 }
 
+#[test]
+fn strict_priority_leaves_the_rest_to_the_next_class() {
+    let source = |rate: f64, len, class| Source { rate: rate * 1e6, len, class };
+    let classes = [7, 1, 3, 3].map(class);
+    let got =
+        |sources: &[Source]| run(Kind::Priority, classes.to_vec(), sources).into_iter().map(|(rate, _)| rate / 1e6);
+    let near = |got: f64, wanted: f64| (got - wanted).abs() <= 0.005 * wanted.max(10.0);
+    // The class of weight 1 gets all that it wants; those of weight 3 share what is left, packet by packet; weight 7
+    // gets nothing.
+    let shares: Vec<f64> =
+        got(&[source(50.0, 1500, 0), source(40.0, 300, 1), source(80.0, 500, 2), source(80.0, 1000, 3)]).collect();
+    assert!(near(shares[1], 40.0) && near(shares[2], 20.0) && near(shares[3], 40.0), "{shares:?}");
+    assert!(shares[0] == 0.0, "{shares:?}");
+    // Nobody leaves a link idle that another can use.
+    let shares: Vec<f64> = got(&[source(90.0, 1500, 0), source(30.0, 64, 1), source(20.0, 64, 2)]).collect();
+    assert!(near(shares[0], 50.0) && near(shares[1], 30.0) && near(shares[2], 20.0), "{shares:?}");
+}
+
 /// The most bytes that a flow was ahead of its share or behind it, while all of four were backlogged.
 fn farthest_from_share(kind: Kind) -> f64 {
     let weights = [1u32, 3, 7, 21];

@@ -70,6 +70,27 @@ fn queues_share_a_pipe_by_their_weights() {
 }
 
 #[test]
+fn a_queue_of_priority_is_sent_before_others() {
+    isolated(|home| {
+        // 60 bytes take 20 ms: a batch is in the queues before many of it have left.
+        let rules = "pipe 1 config bw 24Kbit/s\nsched 1 config type prio\nqueue 1 config pipe 1 weight 2\n\
+                     queue 2 config pipe 1 weight 1\nadd queue 1 udp from any to any 53\n\
+                     add queue 2 udp from any to any 80";
+        let running = plain(home, "a}1 b{1", rules);
+        let (near, far) = (open("netmap:a{1"), open("netmap:b}1"));
+        let sent = [packets(53, 0..40), packets(80, 100..140)].concat();
+        transmit(&near, 0, &sent, 2048);
+        let got: Vec<_> = receive(&far, 80).iter().filter_map(|bytes| seq(bytes)).collect();
+        // Some may have left before the others came.
+        let first = got.iter().position(|&seq| seq >= 100).expect("a packet of priority");
+        let expected: Vec<u32> = (0..first as u32).chain(100..140).chain(first as u32..40).collect();
+        assert_eq!(got, expected);
+        assert!(fw("sched 1 show").unwrap().contains("type PRIO"));
+        running.summary();
+    });
+}
+
+#[test]
 fn pipes_change_under_traffic_and_the_end_sends_what_they_hold() {
     isolated(|home| {
         let running = plain(home, "a}1 b{1", "pipe 1 config delay 10000\nadd pipe 1 ip from any to any");

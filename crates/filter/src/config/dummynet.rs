@@ -4,7 +4,7 @@
 //! ```text
 //! pipe N config [bw RATE] [delay MS] [burst BYTES] [queue SIZE] [plr P] [mask ...] [buckets N] [codel ...|pie ...]
 //! queue N config {pipe|sched} N [weight W] [queue SIZE] [mask ...] [buckets N] [codel ...|pie ...]
-//! sched N config type {fifo|rr|wf2q+|qfq|fq_codel|fq_pie} [mask ...]
+//! sched N config type {fifo|rr|wf2q+|qfq|prio|fq_codel|fq_pie} [mask ...]
 //! ```
 //! Pipe N is a link with a FIFO, which rules reach by `pipe N`. Queues of pipe N share a link of the same properties,
 //! by the scheduler N, which is WF2Q+ unless `sched N` says otherwise.
@@ -381,6 +381,7 @@ fn shown_kind(kind: &Kind) -> &'static str {
         Kind::Drr => "RR",
         Kind::Wf2q => "WF2Q+",
         Kind::Qfq => "QFQ",
+        Kind::Priority => "PRIO",
         Kind::FqCodel(..) => "FQ_CODEL",
         Kind::FqPie(..) => "FQ_PIE",
     }

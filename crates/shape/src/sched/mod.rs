@@ -4,6 +4,7 @@
 //! A scheduler has *flows*, each with a queue of packets, a limit and a queue manager. Flows belong to *classes*, which
 //! have weights. FQ-CoDel and FQ-PIE hash packets to their flows.
 
+mod priority;
 mod qfq;
 mod round_robin;
 mod wf2q;
@@ -13,6 +14,7 @@ use crate::aqm::{Actions, Aqm, AqmState, Codel, Pie};
 use crate::flow::{FlowKey, FlowMap, Mask};
 use crate::pool::{NONE, Packet, Pool, Queue};
 use crate::random::Random;
+use priority::Priority;
 use qfq::Qfq;
 use round_robin::RoundRobin;
 use wf2q::Wf2q;
@@ -31,6 +33,8 @@ pub enum Kind {
     Wf2q,
     /// QFQ: the same in constant time, with flows grouped by weight.
     Qfq,
+    /// Strict priority: flows of a smaller weight first, those of equal weight in turn.
+    Priority,
     /// FQ-CoDel (RFC 8290).
     FqCodel(Fq, Codel),
     /// FQ-PIE: the same with PIE.
@@ -72,7 +76,8 @@ impl Default for Limit {
 /// What flows of a class have in common.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Class {
-    /// Share of the bandwidth of each flow, compared with the other flows; not 0.
+    /// Share of the bandwidth of each flow, compared with the other flows; not 0. For [`Kind::Priority`] the place in
+    /// the order of classes.
     pub weight: u32,
     /// When a flow's queue is full.
     pub limit: Limit,
@@ -117,6 +122,7 @@ enum Algorithm {
     RoundRobin(RoundRobin),
     Wf2q(Wf2q),
     Qfq(Qfq),
+    Priority(Priority),
 }
 
 /// Whether a packet was added.
@@ -178,8 +184,8 @@ impl Scheduler {
         let max = match kind {
             Kind::Fifo => 1,
             Kind::FqCodel(fq, _) | Kind::FqPie(fq, _) => fq.flows.max(1) as usize,
-            Kind::Drr | Kind::Wf2q | Kind::Qfq if classes.iter().all(unmasked) => classes.len(),
-            Kind::Drr | Kind::Wf2q | Kind::Qfq => max_flows.max(classes.len()),
+            Kind::Drr | Kind::Wf2q | Kind::Qfq | Kind::Priority if classes.iter().all(unmasked) => classes.len(),
+            Kind::Drr | Kind::Wf2q | Kind::Qfq | Kind::Priority => max_flows.max(classes.len()),
         };
         let algorithm = match kind {
             Kind::Fifo => Algorithm::Fifo,
@@ -194,6 +200,7 @@ impl Scheduler {
             }
             Kind::Wf2q => Algorithm::Wf2q(Wf2q::new(max)),
             Kind::Qfq => Algorithm::Qfq(Qfq::new()),
+            Kind::Priority => Algorithm::Priority(Priority::new(max)),
         };
         let map = FlowMap::new(max, seed);
         Scheduler { kind, classes, flows: vec![Flow::new(0); max], map, algorithm, packets: 0, bytes: 0, seed }
@@ -257,6 +264,7 @@ impl Scheduler {
                 Algorithm::RoundRobin(algorithm) => algorithm.activate(index as u32, &mut queues),
                 Algorithm::Wf2q(algorithm) => algorithm.activate(index as u32, &mut queues),
                 Algorithm::Qfq(algorithm) => algorithm.activate(index as u32, &mut queues),
+                Algorithm::Priority(algorithm) => algorithm.activate(index as u32, &mut queues),
             }
         }
         if let (true, Limit::Packets(max)) = (fq, self.classes[0].limit)
@@ -275,7 +283,7 @@ impl Scheduler {
             Kind::FqCodel(..) | Kind::FqPie(..) => {
                 Some(((u128::from(key.hash(self.seed)) * self.flows.len() as u128) >> 64) as usize)
             }
-            Kind::Drr | Kind::Wf2q | Kind::Qfq => {
+            Kind::Drr | Kind::Wf2q | Kind::Qfq | Kind::Priority => {
                 let masked = self.classes.get(usize::from(class))?.mask.apply(key);
                 let (flows, algorithm) = (&self.flows, &self.algorithm);
                 let idle = |flow: usize| {
@@ -284,6 +292,7 @@ impl Scheduler {
                             Algorithm::Wf2q(wf2q) => wf2q.is_past(&flows[flow]),
                             Algorithm::Qfq(qfq) => qfq.is_past(&flows[flow]),
                             Algorithm::RoundRobin(_) | Algorithm::Fifo => flows[flow].next == NONE,
+                            Algorithm::Priority(_) => true,
                         }
                 };
                 let number = self.map.number(class.into(), &masked, idle)?;
@@ -303,6 +312,7 @@ impl Scheduler {
             Algorithm::RoundRobin(algorithm) => algorithm.dequeue(&mut queues),
             Algorithm::Wf2q(algorithm) => algorithm.dequeue(&mut queues),
             Algorithm::Qfq(algorithm) => algorithm.dequeue(&mut queues),
+            Algorithm::Priority(algorithm) => algorithm.dequeue(&mut queues),
         };
         self.packets -= u32::from(packet.is_some()) + (actions.dropped - before.dropped);
         self.bytes -= packet.map_or(0, |packet| u64::from(pool.len(packet)));

@@ -244,7 +244,7 @@ pub(super) fn kind(words: &mut Words<'_>) -> Result<Kind> {
             parameters(words)?;
             Ok(Kind::FqPie(fq, pie))
         }
-        "prio" => Err(words.error(format!("the scheduler `{word}` is not supported"))),
-        _ => Err(words.error(format!("`{word}`: give fifo, rr, wf2q+, qfq, fq_codel or fq_pie"))),
+        "prio" => Ok(Kind::Priority),
+        _ => Err(words.error(format!("`{word}`: give fifo, rr, wf2q+, qfq, prio, fq_codel or fq_pie"))),
     }
 }
