@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! request = ("text" | "json" | "load") "\n" commands, to the end of the stream
+//!         | "events\n" the number of the last event that was seen
 //! reply   = ("ok" | "error") "\n" text, to the end of the stream
 //! ```
 
@@ -19,6 +20,7 @@ use nix::ifaddrs::getifaddrs;
 use serde_json::{Value, json};
 use unetmap_filter::{Config, ProxyCounts, SharedTables};
 
+use crate::events::Events;
 use crate::shared::{Shared, Totals};
 
 /// Longest request: rules and tables of some million lines.
@@ -59,7 +61,7 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener, String> {
 }
 
 /// Serves requests, one after the other, until the process ends.
-pub(crate) fn serve(listener: &UnixListener, shared: &Shared, config: &Mutex<Config>) {
+pub(crate) fn serve(listener: &UnixListener, shared: &Shared, config: &Mutex<Config>, events: &Events) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
             // The process has too many open files, for now.
@@ -67,17 +69,24 @@ pub(crate) fn serve(listener: &UnixListener, shared: &Shared, config: &Mutex<Con
             continue;
         };
         // A client that has gone away gets no reply.
-        let _ = answer(&stream, shared, config);
+        let _ = answer(&stream, shared, config, events);
     }
 }
 
-fn answer(mut stream: &UnixStream, shared: &Shared, config: &Mutex<Config>) -> io::Result<()> {
+fn answer(mut stream: &UnixStream, shared: &Shared, config: &Mutex<Config>, events: &Events) -> io::Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let mut request = Vec::new();
     stream.take(MAX_REQUEST).read_to_end(&mut request)?;
     let request = String::from_utf8_lossy(&request);
     let (format, script) = request.split_once('\n').unwrap_or((&request, ""));
+    if format == "events" {
+        let reply = match script.trim().parse() {
+            Ok(after) => format!("ok\n{}", events.after(after)),
+            Err(_) => "error\nevents: give the number of the last event that was seen".into(),
+        };
+        return stream.write_all(reply.as_bytes());
+    }
     let mut config = config.lock().unwrap_or_else(PoisonError::into_inner);
     let applied = if format == "load" { config.replace(script) } else { config.apply(script) };
     let (status, text) = match applied {

@@ -15,6 +15,7 @@ use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock
 use tool_common::note;
 use unetmap_filter::{Direction, Family, HEADER_BYTES, Headers, proto};
 
+use crate::events::Events;
 use crate::shared::LogEntry;
 
 /// Returns `ipfw: RULE ACTION PROTO SRC:PORT DST:PORT in|out via PORT [frag]`.
@@ -46,11 +47,13 @@ fn packet(h: &Headers) -> String {
     format!("{name} {} {}", end(src, h.src_port), end(dst, h.dst_port))
 }
 
-/// Writes what rules log until the sender is gone: lines to standard error, or packets to a file.
-pub(crate) fn run(entries: &Receiver<LogEntry>, ports: &[String; 2], mut file: Option<PacketLog>) {
+/// Keeps what rules log as events, and writes it until the sender is gone: lines to standard error, or packets to a
+/// file.
+pub(crate) fn run(entries: &Receiver<LogEntry>, ports: &[String; 2], events: &Events, mut file: Option<PacketLog>) {
     while let Ok(first) = entries.recv() {
         for entry in std::iter::once(first).chain(entries.try_iter()) {
             let line = line(&entry, ports);
+            events.add(&entry, &line, &ports[1]);
             match &mut file {
                 None => note(&line),
                 Some(log) => {

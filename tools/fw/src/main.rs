@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod control;
+mod events;
 mod log;
 mod options;
 mod shared;
@@ -23,6 +24,7 @@ use unetmap::Port;
 use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap_filter::{Config, Direction, Engine, MaybeShared};
 
+use events::Events;
 use log::PacketLog;
 use options::{Cli, Options};
 use shared::Shared;
@@ -98,13 +100,14 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
         let (shared, config) = (Arc::clone(&shared), Arc::clone(&config));
         move || control::follow_addresses(&shared, &config)
     });
+    let events = Arc::new(Events::default());
     std::thread::spawn({
-        let shared = Arc::clone(&shared);
-        move || control::serve(&listener, &shared, &config)
+        let (shared, events) = (Arc::clone(&shared), Arc::clone(&events));
+        move || control::serve(&listener, &shared, &config, &events)
     });
     let (log, entries) = sync_channel(LOG_QUEUE);
     let ports = names.map(str::to_owned);
-    let logger = std::thread::spawn(move || log::run(&entries, &ports, packet_log));
+    let logger = std::thread::spawn(move || log::run(&entries, &ports, &events, packet_log));
     wait_for_link(options.wait, stop);
     let mode = if swap { "zero copy" } else { "copy" };
     let [first, second] = &options.ports;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap events`: what has happened to ports, sessions, interfaces and budgets, and what happens.
 //!
-//! The daemons keep events; that drops begin is noticed here, from two snapshots of the counters.
+//! The daemons keep events, and a firewall the packets that its rules log; that drops begin is noticed here, from two
+//! snapshots of the counters.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 use tool_common::{print, stop_on_signals};
 use unetmap_core::control::events;
 
+use crate::fw;
 use crate::ls::{cell, members, parse_reply, program_name};
 use crate::top::{RingCounters, RingKey, rates, rings_of};
 
@@ -24,7 +26,8 @@ const DROPS_END: Duration = Duration::from_secs(10);
 
 /// Show what has happened in the daemon: ports, sessions, interfaces, budgets.
 ///
-/// Prints the last events that the daemon has kept. Users other than root and the daemon's own see their own only.
+/// Prints the last events that the daemon has kept, and packets that a firewall (unetmap-fw) has logged. Users other
+/// than root and the daemon's own see their own only.
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
     /// Go on until a signal; also shows when a ring begins to drop packets
@@ -39,8 +42,8 @@ pub(crate) struct EventsArgs {
 /// What was read so far.
 struct Reader {
     json: bool,
-    /// Of the system's daemon and of the user's own: its process, and its last event.
-    seen: [(u64, u64); 2],
+    /// Of the system's daemon, of the user's own, and of the firewall: its process, and its last event.
+    seen: [(u64, u64); 3],
     drops: Drops,
 }
 
@@ -57,7 +60,7 @@ struct Drops {
 pub(crate) fn run(args: &EventsArgs) -> Result<u8, String> {
     let failed = |why: String| format!("events: {why}");
     let stop = stop_on_signals().map_err(failed)?;
-    let mut reader = Reader { json: args.json, seen: [(0, 0); 2], drops: Drops::default() };
+    let mut reader = Reader { json: args.json, seen: [(0, 0); 3], drops: Drops::default() };
     loop {
         let result = reader.read_events();
         if !args.follow {
@@ -86,10 +89,13 @@ impl Reader {
     /// Prints all events that were not printed yet.
     fn read_events(&mut self) -> Result<(), String> {
         loop {
-            let answers = events::read(self.seen.map(|(_, last)| last)).map_err(|e| e.to_string())?;
+            let [system, own, firewall] = self.seen.map(|(_, last)| last);
+            let answers = events::read([system, own]).map_err(|e| e.to_string())?;
             let mut more = false;
-            for (at, text) in answers.iter().enumerate().filter_map(|(at, text)| Some((at, text.as_ref()?))) {
-                let answer = parse_reply("events", text)?;
+            for (at, text) in
+                answers.into_iter().chain([fw::events(firewall)]).enumerate().filter_map(|(at, text)| Some((at, text?)))
+            {
+                let answer = parse_reply("events", &text)?;
                 let pid = answer["pid"].as_u64().unwrap_or(0);
                 if self.seen[at].0 != pid && self.seen[at].1 != 0 {
                     // Another daemon, which counts from 1.
@@ -163,6 +169,7 @@ fn line(event: &Value) -> String {
         "drops-began" => {
             format!("drops begin at {} {}: {} packets per second", of("dir"), of("ring"), of("per_second"))
         }
+        "packet-logged" => of("line"),
         "missed" => format!("{} events missed: the daemon keeps the last ones only", of("events")),
         // port-opened, port-closed, attached, detached, link-up, link-down.
         other => cell(&Value::from(other)).replace('-', " "),

@@ -4,6 +4,7 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use tool_common::fw_socket;
@@ -26,6 +27,24 @@ pub(crate) struct FwArgs {
     /// The command and its words
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     words: Vec<String>,
+}
+
+/// Most bytes of a firewall's events.
+const MAX_EVENTS: u64 = 4 << 20;
+/// Longest wait for them.
+const EVENTS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Returns the packets that this user's firewall has logged after a number, as the daemon returns its events; `None` if
+/// none runs, or it does not answer.
+pub(crate) fn events(after: u64) -> Option<String> {
+    let mut stream = UnixStream::connect(fw_socket().ok()?).ok()?;
+    stream.set_read_timeout(Some(EVENTS_TIMEOUT)).ok()?;
+    stream.set_write_timeout(Some(EVENTS_TIMEOUT)).ok()?;
+    stream.write_all(format!("events\n{after}").as_bytes()).ok()?;
+    stream.shutdown(std::net::Shutdown::Write).ok()?;
+    let mut reply = String::new();
+    stream.take(MAX_EVENTS).read_to_string(&mut reply).ok()?;
+    reply.strip_prefix("ok\n").map(str::to_owned)
 }
 
 /// Performs `unetmap fw`; returns what it prints.

@@ -167,6 +167,38 @@ fn states_admit_answers_and_resets_refuse_the_rest() {
 }
 
 #[test]
+fn logged_packets_are_events() {
+    isolated(|home| {
+        let events = || {
+            let output = Command::new(program("unetmap")).args(["events", "--json"]).output().expect("it runs");
+            assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+            let text = String::from_utf8(output.stdout).expect("text");
+            let all = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("an object"));
+            all.filter(|event| event["event"] == "packet-logged").collect::<Vec<_>>()
+        };
+        assert!(events().is_empty(), "there is no firewall");
+        let rules = "add 10 deny log udp from any to any 22\nadd 20 allow log logamount 2 udp from any to any 53\n\
+                     add 30 allow ip from any to any";
+        let running = plain(home, "a}1 b{1", rules);
+        let (near, far) = (open("netmap:a{1"), open("netmap:b}1"));
+        let sent: Vec<_> = [22, 53, 80, 53, 53, 22].map(|port| packet((1, 2), port, 0, port.into())).into();
+        transmit(&near, 0, &sent, 2048);
+        assert_eq!(receive(&far, 4).len(), 4);
+        conformance::until("the packets are logged", || events().len() == 4);
+        let all = events();
+        let rules: Vec<_> = all.iter().map(|event| event["rule"].as_u64().expect("a number")).collect();
+        assert_eq!(rules, [10, 20, 20, 10]);
+        assert_eq!((&all[0]["action"], &all[0]["port"], &all[0]["bytes"]), (&"Deny".into(), &"b{1".into(), &60.into()));
+        assert_eq!(all[1]["line"], "ipfw: 20 Accept UDP 10.0.0.1:1000 10.0.0.2:53 out via b{1");
+        let shown = Command::new(program("unetmap")).arg("events").output().expect("it runs");
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        assert!(shown.contains("ipfw: 10 Deny UDP 10.0.0.1:1000 10.0.0.2:22 out via b{1"), "{shown}");
+        running.summary();
+        assert!(events().is_empty(), "it has ended");
+    });
+}
+
+#[test]
 fn logged_packets_are_in_a_bounded_file() {
     isolated(|home| {
         let log = home.folder().join("log.pcapng");
