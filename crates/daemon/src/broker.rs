@@ -30,7 +30,6 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -42,6 +41,7 @@ use unetmap_sys::xdp::{ClassicInsn, Mark, Mode};
 use unetmap_sys::xsk::Queue;
 use unetmap_sys::{memfd, process, socket};
 
+use crate::threads;
 use crate::tuning::broker::{INTERFACE_LANES, MESSAGE_BYTES, REPLY_BYTES};
 use serve::Broker;
 
@@ -376,7 +376,7 @@ pub(crate) fn end_with_broker() -> io::Result<()> {
         tracing::error!("the process with root's privileges has ended, and so does the daemon");
         std::process::exit(1);
     };
-    thread::Builder::new().name("broker-watch".into()).spawn(watch).map(drop)
+    threads::start("broker-watch", watch).map(drop)
 }
 
 /// Runs `work` inside a namespace; an error may be that of entering (`EPERM`: it needs CAP_SYS_ADMIN) or that of the

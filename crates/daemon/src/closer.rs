@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Instant;
 
 use crate::confinement::confine_packet_thread;
+use crate::threads;
 use crate::tuning::closer::{MAX_PENDING_OF_USER, MAX_THREADS, SLOW};
 
 /// Closes connections without waiting for it.
@@ -61,7 +61,7 @@ impl Closer {
 
     fn start(&self, state: &mut State) -> io::Result<()> {
         let shared = self.0.clone();
-        thread::Builder::new().name("closer".into()).spawn(move || shared.run())?;
+        threads::start("closer", move || shared.run())?;
         state.threads += 1;
         Ok(())
     }

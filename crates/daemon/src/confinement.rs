@@ -5,10 +5,11 @@ use std::io;
 use std::path::Path;
 
 use unetmap_sys::sandbox::{self, Access, Capability};
+use unetmap_sys::thread::set_nice;
 
 use crate::memory_files;
 use crate::owner::owner;
-use crate::tuning::confinement::{OOM_SCORE, WORKER};
+use crate::tuning::confinement::{CONTROL_NICE, OOM_SCORE, WORKER};
 
 /// What the broker needs: to read the policy and the accounts (1, 2), memory whose pages stay, of another user (3, 9),
 /// interfaces and their sockets (11 to 13), memory that the kernel pins for them (14), the namespaces and the memory of
@@ -37,6 +38,7 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
     report("no_new_privs", sandbox::no_new_privileges());
     if owner() == 0 {
         report("oom_score_adj", sandbox::set_oom_score(OOM_SCORE));
+        report("priority", set_nice(CONTROL_NICE));
         report("capabilities", sandbox::keep_capabilities(&[Capability::SetGid, Capability::SetUid]));
         report("another user", sandbox::become_user(WORKER));
     }
@@ -59,9 +61,11 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
     report("seccomp", sandbox::allow_calls(sandbox::MAIN));
 }
 
-/// Confines the broker of root's daemon.
+/// Confines the broker of root's daemon. Call it before it starts a thread.
 pub(crate) fn confine_broker() {
     report("no_new_privs", sandbox::no_new_privileges());
+    // The control thread waits for it.
+    report("priority", set_nice(CONTROL_NICE));
     report("capabilities", sandbox::keep_capabilities(&BROKER));
     report("seccomp", sandbox::allow_calls(sandbox::ROOT_MAIN));
 }
@@ -80,6 +84,7 @@ pub(crate) fn keep_pages() {
 
 /// Confines a process that accesses other processes' memory.
 pub(crate) fn confine_memory_helper() {
+    report("priority", set_nice(0));
     report("no_new_privs", sandbox::no_new_privileges());
     report("capabilities", sandbox::keep_capabilities(&[Capability::SysPtrace]));
     report("seccomp", sandbox::allow_calls(sandbox::MEMORY_HELPER));

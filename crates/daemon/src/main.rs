@@ -40,6 +40,7 @@ mod shape;
 #[cfg(test)]
 mod tests;
 mod thread_waits;
+mod threads;
 mod tuning;
 mod turns;
 mod user_arena;
@@ -58,6 +59,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use unetmap_sys::process::{self, Signal};
+use unetmap_sys::thread::set_nice;
 use unetmap_sys::{event, socket};
 
 use handover::{End, Predecessor, Taken};
@@ -189,6 +191,8 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), String> {
     if let Some(fd) = args.restore_offloads {
         let connection = process::inherit_fd(fd).map_err(|e| format!("--restore-offloads {fd}: {e}"))?;
+        // The broker's is another.
+        let _ = set_nice(0);
         return broker::run_keeper(connection).map_err(|e| format!("--restore-offloads {fd}: {e}"));
     }
     if let Some(fd) = args.privileged {

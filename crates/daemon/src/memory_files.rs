@@ -5,12 +5,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 use unetmap_sys::memfd;
 
 use crate::broker::beside_control;
 use crate::privileged;
+use crate::threads;
 use crate::tuning::memory_files::{AT_START, LEAST, MOST};
 
 /// Files that are ready.
@@ -31,7 +31,7 @@ static STOCK: Stock = Stock { files: Mutex::new(Vec::new()), is_low: Condvar::ne
 /// Those of [`memfd::forbid_removal`]; no thread can be started.
 pub(crate) fn start() -> io::Result<()> {
     STOCK.files().extend(make(AT_START)?);
-    thread::Builder::new().name("memory files".into()).spawn(|| beside_control(|| STOCK.refill()))?;
+    threads::start("memory files", || beside_control(|| STOCK.refill()))?;
     memfd::keep_pages(|| STOCK.take());
     Ok(())
 }

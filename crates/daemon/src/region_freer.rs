@@ -4,12 +4,12 @@
 //! so.
 
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::thread;
 
 use unetmap_sys::memfd;
 
 use crate::confinement::confine_packet_thread;
 use crate::region::RegionRecord;
+use crate::threads;
 use crate::tuning::region::{LARGE, MAX_WAITING};
 
 /// Frees regions without waiting for it.
@@ -35,7 +35,7 @@ impl Freer {
 
 fn start() -> Option<SyncSender<Box<RegionRecord>>> {
     let (queue, regions) = sync_channel(MAX_WAITING);
-    let thread = thread::Builder::new().name("region freer".into()).spawn(move || {
+    let thread = threads::start("region freer", move || {
         confine_packet_thread();
         regions.iter().for_each(drop::<Box<RegionRecord>>);
     });

@@ -16,12 +16,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
 
 use unetmap_sys::Doorbell;
 
 use crate::confinement::confine_packet_thread;
 use crate::region::Prepared;
+use crate::threads;
 
 /// What the thread is to do.
 enum Job {
@@ -53,7 +53,7 @@ impl Preparer {
                 doorbell.notify();
             }
         };
-        thread::Builder::new().name("region memory".into()).spawn(move || run(&received, ready))?;
+        threads::start("region memory", move || run(&received, ready))?;
         Ok(Preparer { jobs, done })
     }
 

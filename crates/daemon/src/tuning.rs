@@ -236,6 +236,9 @@ pub(crate) mod confinement {
     /// `oom_score_adj` of root's daemon: when memory runs out, every ordinary process is killed before, among them the
     /// tenant that used it up. Not -1000, so that a daemon that grows itself can still be killed.
     pub(crate) const OOM_SCORE: i32 = -900;
+    /// Niceness of the control thread of root's daemon: it runs before programs that keep the CPUs busy, on which
+    /// everybody's requests would wait. Open vSwitch's is the same.
+    pub(crate) const CONTROL_NICE: i32 = -10;
     /// The user and group that root's daemon becomes: of no account, and of no container (their numbers end at
     /// 0x6fffffff).
     pub(crate) const WORKER: u32 = 0x7575_6d70;

@@ -13,7 +13,7 @@ use std::sync::Once;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, setpriority_process};
 
 use crate::event::{PollFd, PollFlags, wait_readable};
 use crate::netns::Netns;
@@ -44,6 +44,16 @@ pub struct Identity {
     pub uid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
+}
+
+/// Sets the niceness of the calling thread, which threads that it starts inherit: -20 to 19, the less the sooner and
+/// the longer it runs.
+///
+/// # Errors
+/// `EACCES` for less than it has, without `CAP_SYS_NICE`.
+pub fn set_nice(nice: i32) -> io::Result<()> {
+    // On Linux of a thread, not of its process.
+    Ok(setpriority_process(None, nice)?)
 }
 
 /// Interrupts the system call in which a thread of this process waits, if it waits in one: it fails with `EINTR`. One

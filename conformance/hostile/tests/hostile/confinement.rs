@@ -110,6 +110,46 @@ fn the_daemon_and_its_threads_have_what_they_need_and_no_more() {
     });
 }
 
+/// The niceness in the contents of a `stat` file.
+fn nice_of(stat: &str) -> i32 {
+    let (_, fields) = stat.rsplit_once(") ").expect("a name in parentheses");
+    fields.split(' ').nth(16).and_then(|nice| nice.parse().ok()).expect("a number")
+}
+
+/// What everybody waits for runs before programs that keep the CPUs busy; what moves packets does not.
+#[test]
+fn only_the_control_thread_and_its_broker_run_before_others() {
+    isolated(|home| {
+        let own =
+            Command::new("nice").args(["-n", "-10", "cat", "/proc/self/stat"]).output().expect("nice (coreutils)");
+        if nice_of(&String::from_utf8_lossy(&own.stdout)) != -10 {
+            return summary("skipped: this process may not be less nice (CAP_SYS_NICE)");
+        }
+        let (_port, _other) = (open("vale0:a"), open("vale0:b"));
+        let _node = Node::mounted(home);
+        let daemon = PathBuf::from(format!("/proc/{}", home.daemon().as_raw_nonzero()));
+        let is_root = rustix::process::geteuid().is_root();
+        let first = [vec![daemon], processes_of(home, b"--privileged")].concat();
+        // A thread that has just been started has not set its own yet.
+        until("the niceness of all threads is as it should be", || {
+            first.iter().all(|process| {
+                fs::read_dir(process.join("task")).expect("it runs").flatten().all(|task| {
+                    // It may have ended.
+                    let Ok(stat) = fs::read_to_string(task.path().join("stat")) else { return true };
+                    let is_main = task.file_name() == process.file_name().expect("a number");
+                    let before = is_root && (is_main || stat.contains("(keep-alive)"));
+                    nice_of(&stat) == if before { -10 } else { 0 }
+                })
+            })
+        });
+        for helper in processes_of(home, b"--access-memory") {
+            until("it is as nice as others", || {
+                nice_of(&fs::read_to_string(helper.join("stat")).expect("it runs")) == 0
+            });
+        }
+    });
+}
+
 #[test]
 fn the_process_that_reads_programs_memory_has_one_capability() {
     isolated(|home| {

@@ -21,6 +21,7 @@ use unetmap_sys::xdp::Xdp;
 use super::keeper::{Keeper, UndoOnDrop};
 use super::{Answer, Failure, Handle, LANES, Request, Setup, receive, send};
 use crate::confinement;
+use crate::threads;
 use crate::tuning::broker::{FORMER_LIMIT, FORMER_POLL, MAX_OBJECTS, REQUEST_BYTES};
 
 /// What is undone when it is dropped.
@@ -146,14 +147,14 @@ pub(crate) fn run_broker(control: &OwnedFd) -> io::Result<()> {
     confinement::confine_broker();
     if setup.replaces {
         // What this broker changes is not what the former one has.
-        thread::Builder::new().name("broker lock".into()).spawn(move || keep_locked(lock_file))?;
+        threads::start("broker lock", move || keep_locked(lock_file))?;
     } else {
         wait_for_former(lock_file.as_ref());
     }
     let broker = Arc::new(Broker::new(setup));
     let serve = |name: &str, connection: OwnedFd| {
         let broker = broker.clone();
-        thread::Builder::new().name(name.into()).spawn(move || broker.serve_connection(&connection))
+        threads::start(name, move || broker.serve_connection(&connection))
     };
     serve("broker deadlines", deadlines)?;
     serve("broker node", node)?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
 
 use proptest::prelude::*;
 use unetmap_sys::{memfd, socket};

@@ -17,7 +17,6 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::Instant;
 
 use unetmap_core::Interest;
@@ -32,6 +31,7 @@ use super::slow::run_kept;
 use super::{Job, Nodes};
 use crate::ports::{Daemon, monitor};
 use crate::refusal::{Refusal, refuse};
+use crate::threads;
 use crate::tuning::node::{CUT_LIMIT, PAUSE_LIMIT, PAUSE_POLL};
 
 impl Shared {
@@ -129,7 +129,7 @@ impl Shared {
         // Nobody waits for them: a request without an idle helper starts one.
         let shared = self.clone();
         let prepare = move || shared.helpers.prepare().unwrap_or_else(|e| tracing::warn!("the node's helpers: {e}"));
-        let _ = thread::Builder::new().name("node helpers".into()).spawn(prepare);
+        let _ = threads::start("node helpers", prepare);
     }
 }
 

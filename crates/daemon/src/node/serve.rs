@@ -9,7 +9,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Instant;
 
 use unetmap_abi::{NIOCCONFIG, NIOCCTRL, NIOCGINFO, NIOCREGIF, NIOCRXSYNC, NIOCTXSYNC};
@@ -29,6 +28,7 @@ use super::waker::PollWaker;
 use super::{Job, JobQueue};
 use crate::broker::NODE_NAME as NAME;
 use crate::privileged;
+use crate::threads;
 use crate::tuning::node::{CATCH_UP_LIMIT, MAX_FILES_OF_USER, MAX_IDLE_THREADS};
 
 /// The kernel looks the file up again: another user looked it up first.
@@ -77,14 +77,13 @@ pub(super) fn without_threads(number: u64, jobs: JobQueue) -> io::Result<Arc<Sha
 pub(super) fn start_waker(shared: &Arc<Shared>) -> io::Result<()> {
     let watched = Running::new(shared);
     let run = move || watched.0.waker.run(&watched.0.held_polls, |id| watched.0.interrupt(id));
-    thread::Builder::new().name("node waker".into()).spawn(run).map(drop)
+    threads::start("node waker", run).map(drop)
 }
 
 /// Starts a thread that answers requests of a mount.
 pub(super) fn spawn(shared: &Arc<Shared>, mount: &Arc<Mount>) -> io::Result<()> {
     let (running, mount) = (Running::new(shared), mount.clone());
-    let builder = thread::Builder::new().name(format!("node {}", mount.number));
-    builder.spawn(move || run_thread(&running.0, &mount)).map(drop)
+    threads::start(format!("node {}", mount.number), move || run_thread(&running.0, &mount)).map(drop)
 }
 
 /// A thread of the node that runs, or is to run.

@@ -12,6 +12,7 @@ use super::file::{File, PollRequest, SlowOp, SlowRequest, interest};
 use super::serve::{Running, has_indirect_data, sync};
 use super::shared::Shared;
 use super::{indirect, ioctl};
+use crate::threads;
 use crate::tuning::node::{MAX_TRIES_WITH_DATA, RING_BUSY_RETRY};
 
 /// Runs a request that was kept, in a thread of its own. Refuses it if there is none.
@@ -21,7 +22,7 @@ pub(super) fn run_kept(shared: &Arc<Shared>, request: SlowRequest) {
         defer_program_data();
         request.run(&running.0);
     };
-    if let Err(e) = thread::Builder::new().name("node request".into()).spawn(run) {
+    if let Err(e) = threads::start("node request", run) {
         tracing::warn!("no thread for a request: {e}");
         shared.finish(&id, || drop(id.mount.dev.reply_error(id.unique, EAGAIN)));
     }

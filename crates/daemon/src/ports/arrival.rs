@@ -28,6 +28,7 @@ use crate::confinement::confine_packet_thread;
 use crate::refusal::{Refusal, refuse};
 use crate::region::DAEMON_UID;
 use crate::thread_waits::wait_for_end;
+use crate::threads;
 use crate::tuning::arrival::RETRY;
 
 /// A running thread.
@@ -81,8 +82,7 @@ fn start(daemon: &mut Daemon, session: u64, port: &PortKey) -> Result<(), Refusa
     let (port, connection) = mediator::adopt(daemon, registered, rings)?;
     let control = Arc::new(Control::default());
     let of_thread = control.clone();
-    let builder = std::thread::Builder::new().name(format!("{name} arrivals"));
-    let thread = builder.spawn(move || {
+    let thread = threads::start(format!("{name} arrivals"), move || {
         confine_packet_thread();
         of_thread.tid.store(process::tid(), Ordering::Relaxed);
         if let Err(e) = deliver(&port, &of_thread.stop) {

@@ -35,6 +35,7 @@ use crate::caller::Caller;
 use crate::confinement::confine_packet_thread;
 use crate::refusal::{Refusal, refuse};
 use crate::thread_waits::wait_for_end;
+use crate::threads;
 use crate::tuning::mediator::{
     BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS, REST, REST_MAX, REST_MIN_PACKETS, SPIN,
 };
@@ -234,7 +235,6 @@ pub(crate) fn prepare(
 /// Starts the thread. On failure both sides are closed again.
 pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Result<MediatorThread, Refusal> {
     let Prepared { pair, directions, sessions, program, interface, connections, headers, bytes } = prepared;
-    let builder = std::thread::Builder::new().name(format!("{name} {}", pair.1));
     let control = Arc::new(Control::default());
     let of_thread = control.clone();
     let run = move || {
@@ -242,7 +242,7 @@ pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Resu
         of_thread.tid.store(process::tid(), Ordering::Relaxed);
         Mediation { program, interface, headers, bytes }.run(&of_thread);
     };
-    match builder.spawn(run) {
+    match threads::start(format!("{name} {}", pair.1), run) {
         Ok(thread) => Ok(MediatorThread { pair, directions, sessions, control, connections, thread }),
         Err(e) => {
             sessions.into_iter().for_each(|session| daemon.close(session));

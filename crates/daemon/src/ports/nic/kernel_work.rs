@@ -21,7 +21,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
-use std::thread;
 
 use unetmap_core::errno::EAGAIN;
 use unetmap_sys::link::Link;
@@ -39,6 +38,7 @@ use crate::ports::mediated::Mediated;
 use crate::ports::{Daemon, EndpointKey, PortKey};
 use crate::privileged;
 use crate::refusal::Refusal;
+use crate::threads;
 use crate::tuning::nic::MAX_ROUNDS;
 
 /// What is done to an interface.
@@ -204,7 +204,7 @@ pub(super) fn read_links(daemon: &Daemon, netns: &Arc<Netns>) -> bool {
         let links = broker::beside_control(|| privileged::links(&netns));
         sender.send(Done::Links { netns: netns.id(), links });
     };
-    thread::Builder::new().name("interfaces".into()).spawn(read).is_ok()
+    threads::start("interfaces", read).is_ok()
 }
 
 /// Has a thread do work; returns its number, or `None` if no thread can.
@@ -216,7 +216,7 @@ pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<u64>
         let result = broker::beside_control(|| nic.work(&work));
         sender.send(Done::Interface { nic, number, result });
     };
-    let thread = thread::Builder::new().name("interface".into()).spawn(run);
+    let thread = threads::start("interface", run);
     if let Err(e) = thread {
         tracing::warn!("no thread opens or closes an interface, so all requests wait for it: {e}");
         return None;

@@ -13,7 +13,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::thread;
 
 use unetmap_abi::{NETMAP_REQ_VALE_LIST, NmreqHeader, PortKind};
 use unetmap_core::control::{ControlRequest, Kind, NetmapRequest, NicRequest};
@@ -29,6 +28,7 @@ use crate::broker;
 use crate::caller::Caller;
 use crate::ports::{Daemon, parse_port_name};
 use crate::privileged;
+use crate::threads;
 use crate::tuning::nic::MAX_SURVEYS;
 
 /// That there is no such interface.
@@ -165,7 +165,7 @@ fn start_some(daemon: &mut Daemon) {
             sender.send(Done::Survey { uid, connection, survey });
         };
         daemon.nics.surveys.users.insert(uid);
-        if let Err(e) = thread::Builder::new().name("survey".into()).spawn(work) {
+        if let Err(e) = threads::start("survey", work) {
             tracing::warn!("no thread reads about an interface, so all requests wait for it: {e}");
             let (sender, netns, name) = again;
             sender.send(Done::Survey { uid, connection, survey: Box::new(read(&netns, name)) });

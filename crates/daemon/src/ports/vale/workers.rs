@@ -36,6 +36,7 @@ use crate::owner::owner;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 use crate::thread_waits::wait_for_thread;
+use crate::threads;
 use crate::tuning::server::CPU_AGE;
 
 /// The worker threads that run, and the plan for them.
@@ -198,8 +199,7 @@ impl Worker {
     fn start(number: usize) -> io::Result<Worker> {
         let mailbox = Arc::new(Mailbox::new()?);
         let of_thread = mailbox.clone();
-        let builder = std::thread::Builder::new().name(format!("switch {number}"));
-        let thread = builder.spawn(move || {
+        let thread = threads::start(format!("switch {number}"), move || {
             confine_packet_thread();
             worker::run(&of_thread);
         })?;
