@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The filters that are applied to a packet from the interface, the cheapest first.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::packet::{ACK, FIN, Ip, Kind, Packet, RST, SYN};
 use crate::proxy::SynProxy;
+use crate::rules::{Evaluate, Rules};
 use crate::table::{Table, mix};
 
 /// The decision of a filter.
@@ -26,11 +28,11 @@ pub(crate) trait Filter: Send {
     fn check(&mut self, packet: &Packet<'_>, now: Duration) -> Verdict;
 }
 
-/// Creates the filters.
-pub(crate) fn chain(secret: u64, packets_per_second: u32) -> Vec<Box<dyn Filter>> {
+/// Creates the filters of a thread.
+pub(crate) fn chain(rules: &Arc<Rules>, thread: usize, secret: u64, packets_per_second: u32) -> Vec<Box<dyn Filter>> {
     vec![
         Box::new(Malformed),
-        Box::new(Bogon),
+        Box::new(Evaluate::new(rules, thread, secret)),
         Box::new(Rate::new(secret, packets_per_second)),
         Box::new(SynProxy::new(secret)),
     ]
@@ -63,43 +65,6 @@ fn is_valid_tcp(packet: &Packet<'_>, ip: &Ip) -> bool {
     let flags = tcp[13] & (FIN | SYN | RST | ACK);
     let contradiction = matches!(flags, 0 | FIN) || flags & SYN != 0 && flags & (FIN | RST) != 0;
     header >= 20 && ip.payload - ip.at + header <= ip.len && !contradiction
-}
-
-/// Drops packets from addresses that no host may use as a source.
-struct Bogon;
-
-/// IPv4 networks that are not valid as a source: this network, loopback, link-local, documentation (three), tests, and
-/// from 224 on multicast and reserved addresses. Private networks are valid, because neighbours may use them.
-const NETS: [(u32, u32); 9] = [
-    (0x0000_0000, 8),
-    (0x7f00_0000, 8),
-    (0xa9fe_0000, 16),
-    (0xc000_0000, 24),
-    (0xc000_0200, 24),
-    (0xc612_0000, 15),
-    (0xc633_6400, 24),
-    (0xcb00_7100, 24),
-    (0xe000_0000, 3),
-];
-
-impl Filter for Bogon {
-    fn name(&self) -> &'static str {
-        "bogon"
-    }
-
-    fn check(&mut self, packet: &Packet<'_>, _now: Duration) -> Verdict {
-        let Some(ip) = packet.ip() else { return Verdict::Pass };
-        let is_bogon = if ip.v6 {
-            let source = u128::from_be_bytes(ip.source);
-            // Loopback, IPv4-mapped, multicast, documentation. The unspecified address is valid for hosts that request
-            // an address.
-            source == 1 || source >> 32 == 0xffff || source >> 120 == 0xff || source >> 96 == 0x2001_0db8
-        } else {
-            let source = u128::from_be_bytes(ip.source) as u32;
-            NETS.iter().any(|(net, bits)| (source ^ net) >> (32 - bits) == 0)
-        };
-        if is_bogon { Verdict::Drop } else { Verdict::Pass }
-    }
 }
 
 /// Limits the rate of each source with a token bucket. The maximum burst is the packets of one second.

@@ -40,6 +40,8 @@ pub(crate) enum Kind {
 pub(crate) struct Packet<'a> {
     /// The first bytes of the frame, at most [`HEADERS`].
     pub(crate) head: &'a [u8],
+    /// Length of the whole frame.
+    pub(crate) len: usize,
     pub(crate) kind: Kind,
 }
 
@@ -60,7 +62,7 @@ impl<'a> Packet<'a> {
             Some(_) => Kind::Other,
             None => Kind::Malformed,
         };
-        Packet { head, kind }
+        Packet { head, len, kind }
     }
 
     pub(crate) fn ip(&self) -> Option<&Ip> {

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: BSD-2-Clause
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::filters::{Filter, Verdict, chain};
+use crate::filters::{Filter, Verdict};
 use crate::packet::{ACK, FIN, Packet, RST, SYN, TCP, checksum, read_u32};
+use crate::rules::Rules;
 use crate::table::Table;
 
 const SECOND: Duration = Duration::from_secs(1);
+
+fn chain(secret: u64, rate: u32) -> Vec<Box<dyn Filter>> {
+    crate::filters::chain(&Arc::new(Rules::new(1, None).expect("rules")), 0, secret, rate)
+}
 
 /// Builds an IPv4 frame of at least 60 bytes, with a header of 20 bytes before `payload`.
 fn ipv4(source: [u8; 4], protocol: u8, payload: &[u8]) -> Vec<u8> {
@@ -67,13 +73,13 @@ fn invalid_packets_are_malformed() {
 fn invalid_source_addresses_are_bogons() {
     let mut filters = chain(7, 1000);
     for (source, end) in [
-        ([127, 0, 0, 1], "bogon"),
-        ([0, 1, 2, 3], "bogon"),
-        ([224, 0, 0, 1], "bogon"),
-        ([255, 255, 255, 255], "bogon"),
-        ([198, 19, 0, 1], "bogon"),
+        ([127, 0, 0, 1], "rules"),
+        ([0, 1, 2, 3], "rules"),
+        ([224, 0, 0, 1], "rules"),
+        ([255, 255, 255, 255], "rules"),
+        ([198, 19, 0, 1], "rules"),
         ([198, 20, 0, 1], "host"),
-        ([203, 0, 113, 9], "bogon"),
+        ([203, 0, 113, 9], "rules"),
         ([223, 255, 255, 255], "host"),
         ([10, 9, 0, 2], "host"),
     ] {
@@ -81,8 +87,9 @@ fn invalid_source_addresses_are_bogons() {
     }
     let mut v6 = vec![0; 60];
     v6[12..15].copy_from_slice(&[0x86, 0xdd, 0x60]);
-    v6[53] = 2;
-    for (first, last, end) in [(0, 1, "bogon"), (0xff, 1, "bogon"), (0xfd, 1, "host")] {
+    // No next header.
+    (v6[20], v6[53]) = (59, 2);
+    for (first, last, end) in [(0, 1, "rules"), (0xff, 1, "rules"), (0xfd, 1, "host")] {
         (v6[22], v6[37]) = (first, last);
         assert_eq!(apply(&mut filters, &v6, SECOND).0, end);
     }
@@ -133,4 +140,24 @@ fn only_sources_that_receive_the_cookie_may_connect() {
     assert_eq!(apply(&mut filters, &tcp([10, 9, 0, 3], SYN, 1000), SECOND * 2).0, "syn");
     assert_eq!(apply(&mut filters, &syn, SECOND * 1000).0, "syn", "trust expires");
     assert_eq!(apply(&mut filters, &tcp([10, 9, 0, 9], SYN | ACK, 1), SECOND).0, "host", "the host's own connections");
+}
+
+#[test]
+fn rules_are_read_again_and_denials_are_counted_by_reason() {
+    let path = std::env::temp_dir().join(format!("scrubber-{}", std::process::id()));
+    let write = |text: &str| std::fs::write(&path, text).expect("a file");
+    write("table bad create\ntable bad add 10.9.0.7\nadd 200 deny ip from table(bad) to any // listed");
+    let rules = Arc::new(Rules::new(1, Some(path.clone())).expect("rules"));
+    let mut filters = crate::filters::chain(&rules, 0, 7, 1000);
+    let mut end = |source: u8| apply(&mut filters, &ipv4([10, 9, 0, source], 17, &[0; 20]), SECOND).0;
+    assert_eq!([end(7), end(8)], ["rules", "host"]);
+    write("add 200 deny ip from any to any // listed\nadd deny ip frm any to any");
+    assert!(rules.reload().unwrap_err().contains("line 2, column 10: "));
+    assert_eq!([end(7), end(8)], ["rules", "host"], "the old rules stay");
+    write("add 200 deny udp from 10.9.0.8 to any // listed");
+    rules.reload().expect("rules");
+    assert_eq!([end(7), end(8)], ["host", "rules"]);
+    let denied = rules.denied();
+    assert_eq!((denied["listed"], denied["bogon"]), ((3, 180), (0, 0)));
+    std::fs::remove_file(&path).expect("our file");
 }
