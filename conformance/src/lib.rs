@@ -12,6 +12,7 @@ pub mod client;
 pub mod ether;
 pub mod home;
 pub mod host;
+pub mod kept;
 pub mod machine;
 pub mod monitor;
 pub mod net;

@@ -58,6 +58,8 @@ pub struct Daemon {
     pub pid: u32,
     /// The process that keeps root's privileges, which may be the same.
     pub privileged_pid: u32,
+    /// Sessions that would go on after a crash.
+    pub kept_sessions: usize,
     /// Number of connections, including the one that requested the snapshot.
     pub connections: usize,
     /// How long its work for users took.

@@ -5,6 +5,7 @@
 
 mod crashes;
 mod daemon;
+mod kept;
 mod knobs;
 mod replace;
 mod service;

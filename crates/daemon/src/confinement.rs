@@ -61,6 +61,11 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
     report("seccomp", sandbox::allow_calls(sandbox::MAIN));
 }
 
+/// Confines the process that keeps the ports of a daemon for the case of a crash: it starts a daemon.
+pub(crate) fn confine_store() {
+    report("no_new_privs", sandbox::no_new_privileges());
+}
+
 /// Confines the broker of root's daemon. Call it before it starts a thread.
 pub(crate) fn confine_broker() {
     report("no_new_privs", sandbox::no_new_privileges());

@@ -31,7 +31,7 @@ pub(crate) use successor::{Predecessor, Taken};
 
 /// The version of [`State`]. It changes with every change of what is in it, and of the broker's requests: a successor
 /// may have to go on with the broker of an earlier release.
-pub(crate) const VERSION: u32 = 8;
+pub(crate) const VERSION: u32 = 9;
 
 /// From the successor.
 #[derive(Serialize, Deserialize)]
@@ -54,6 +54,8 @@ pub(crate) enum Reply {
     Descriptors,
     State(Box<State>),
     Positions(Box<SwitchPositions>),
+    /// The daemon has crashed: the positions are those in the rings.
+    Recover,
     Released,
 }
 

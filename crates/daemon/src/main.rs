@@ -37,6 +37,7 @@ mod requests;
 mod server;
 mod service;
 mod shape;
+mod store;
 #[cfg(test)]
 mod tests;
 mod thread_waits;
@@ -68,6 +69,7 @@ use policy::PolicyFile;
 use ports::{Admission, Daemon};
 use server::Server;
 use service::Service;
+use store::Store;
 
 /// The first number of private regions of a user's own daemon. The system's daemon uses lower ones, so that one number
 /// never names two regions.
@@ -116,6 +118,16 @@ struct Args {
     /// With --replace: only if the daemon runs another file than this program, as after an installation.
     #[arg(long, requires = "replace", conflicts_with = "foreground")]
     if_changed: bool,
+    /// After a crash, start again and go on with the open pipes and switch ports, if nothing else is open: another
+    /// process keeps them. Programs notice nothing. Not for a unit of a service manager.
+    #[arg(long)]
+    keep_ports: bool,
+    /// Run as the process that keeps the ports of the daemon at the other end of this descriptor.
+    #[arg(long, value_name = "FD", hide = true)]
+    store: Option<u32>,
+    /// Go on with what the process at the other end of this descriptor has kept.
+    #[arg(long, value_name = "FD", hide = true)]
+    restore: Option<u32>,
     /// The descriptor on which a successor in the background reports how that went.
     #[arg(long, value_name = "FD", hide = true)]
     report_fd: Option<u32>,
@@ -204,6 +216,11 @@ fn run(args: &Args) -> Result<(), String> {
         confinement::confine_memory_helper();
         return node::run_memory_helper(&connection).map_err(|e| format!("--access-memory {fd}: {e}"));
     }
+    if let Some(fd) = args.store {
+        let connection = process::inherit_fd(fd).map_err(|e| format!("--store {fd}: {e}"))?;
+        confinement::confine_store();
+        return store::run(connection).map_err(|e| format!("--store {fd}: {e}"));
+    }
     let sources = knob_sources(args)?;
     let knobs = sources.load()?;
     let socket = match &args.socket {
@@ -244,9 +261,9 @@ fn serve(
     let signals =
         process::signals_as_fd(&[Signal::TERM, Signal::INT, Signal::HUP]).map_err(|e| format!("signals: {e}"))?;
     let lock = unetmap_core::control::client::open_lock(socket).map_err(cannot_listen)?;
-    let predecessor = args.replace.then(|| Predecessor::connect(socket)).transpose()?;
+    let predecessor = predecessor(args, socket)?;
     let listener = match args.listen_fd.or(managed_fd) {
-        _ if args.replace => None,
+        _ if predecessor.is_some() => None,
         Some(fd) => Some(inherited(fd)?),
         None => Some(listen_here(socket, &lock)?),
     };
@@ -255,6 +272,7 @@ fn serve(
     let files = process::raise_fd_limit();
     let (admission, first_mem_id) = admission(args)?;
     let failed = |e| format!("starting the process that keeps root's privileges: {e}");
+    let store = start_store(args, socket, &service)?;
     if process::uid() == 0 {
         start_broker(args, socket, &sources).map_err(failed)?;
     }
@@ -278,18 +296,10 @@ fn serve(
     daemon.knob_sources = sources;
     let mut server = Server::new(listener, daemon, socket, is_managed).map_err(|e| e.to_string())?;
     if let Some(taken) = taken {
-        let pid = taken.pid();
-        match server.take_over(taken) {
-            Ok(of_predecessor) => service = of_predecessor,
-            Err(refusal) => {
-                // Nothing of what the other daemon still has may be freed.
-                std::mem::forget(server);
-                return Err(refusal.why);
-            }
-        }
-        tracing::info!(pid, "another daemon was replaced");
+        (server, service) = take_over(server, taken)?;
         started(Ok(()));
     }
+    store.into_iter().for_each(|store| server.set_store(store));
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
     // While the lock is held, no client that starts finds a socket about to be removed. A client that waits in the
@@ -306,6 +316,7 @@ fn serve(
         // Nothing is freed: another process has it.
         std::process::exit(0);
     }
+    server.end_store();
     // The listener is still open, so another daemon replaces the socket only after somebody removed it. The service
     // manager listens on.
     if !is_managed && file_at(socket) == own_socket {
@@ -330,6 +341,46 @@ fn admission(args: &Args) -> Result<(Admission, u16), String> {
     Ok((Admission { only_user: None, policy }, 2))
 }
 
+/// The process that has what this one is to take over, if any.
+fn predecessor(args: &Args, socket: &Path) -> Result<Option<Predecessor>, String> {
+    match args.restore {
+        Some(fd) => {
+            let connection = process::inherit_fd(fd).map_err(|e| format!("--restore {fd}: {e}"))?;
+            Ok(Some(Predecessor::store(connection)))
+        }
+        None => args.replace.then(|| Predecessor::connect(socket)).transpose(),
+    }
+}
+
+/// Has the server go on with what another daemon had; returns it with its service manager.
+fn take_over(mut server: Server, taken: Taken) -> Result<(Server, Service), String> {
+    let pid = taken.pid();
+    match server.take_over(taken) {
+        Ok(service) => {
+            tracing::info!(pid, "another daemon was replaced");
+            Ok((server, service))
+        }
+        Err(refusal) => {
+            // Nothing of what the other daemon still has may be freed.
+            std::mem::forget(server);
+            Err(refusal.why)
+        }
+    }
+}
+
+/// Starts the process that keeps the ports for the case of a crash, if there is to be one.
+fn start_store(args: &Args, socket: &Path, service: &Service) -> Result<Option<Store>, String> {
+    if !args.keep_ports || args.restore.is_some() {
+        return Ok(None);
+    }
+    if service.has_manager() {
+        return Err("--keep-ports: a service manager ends all processes of a unit whose daemon has crashed".into());
+    }
+    let files = [("--policy", args.policy.as_ref()), ("--config", args.config.as_ref())];
+    let arguments = store::arguments(std::env::args_os().skip(1), socket, files);
+    Store::start(arguments).map(Some).map_err(|e| format!("--keep-ports: starting the process that keeps them: {e}"))
+}
+
 /// Starts the process that keeps root's privileges.
 fn start_broker(args: &Args, socket: &Path, sources: &KnobSources) -> std::io::Result<()> {
     let policy = policy_path(args).map_err(io::Error::other)?;
@@ -339,7 +390,8 @@ fn start_broker(args: &Args, socket: &Path, sources: &KnobSources) -> std::io::R
         config: sources.file.clone(),
         socket: socket.to_owned(),
         lock,
-        replaces: args.replace,
+        // A daemon that crashed with its ports kept had nothing of the broker.
+        replaces: args.replace || args.restore.is_some(),
     })
 }
 

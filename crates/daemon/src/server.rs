@@ -19,8 +19,10 @@
 //! that sends an invalid message is disconnected, as is one that sends none for a while.
 
 mod accept;
+mod disconnect;
 mod hand_over;
 mod interfaces;
+mod keep;
 mod memory;
 mod timers;
 mod waiting;
@@ -29,7 +31,7 @@ mod work;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,13 +49,14 @@ use crate::handover::{self, End};
 use crate::netmap_requests;
 use crate::node::{Job, Nodes};
 use crate::owner::owner;
-use crate::ports::nic::survey::{self, Begun};
+use crate::ports::nic::survey::Begun;
 use crate::ports::nic::{kernel_work, settle};
 use crate::ports::{Daemon, nic};
 use crate::region_preparer::Preparer;
 use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, SnapshotTask, text_answer};
 use crate::service::Service;
+use crate::store::Store;
 use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::WorkTimes;
@@ -141,6 +144,8 @@ pub(crate) struct Server {
     successor: Option<u64>,
     /// What waits until that process has replaced this one.
     drain: Option<Drain>,
+    /// The process that keeps the state for the case of a crash.
+    store: Option<Store>,
 }
 
 impl Server {
@@ -181,6 +186,7 @@ impl Server {
             is_unit: false,
             successor: None,
             drain: None,
+            store: None,
         })
     }
 
@@ -212,7 +218,7 @@ impl Server {
             }
             // If it may not end yet, a client has come, which the wait returns at once.
             let rest = rest.map(|rest| rest.max(EXIT_RETRY));
-            let timers = [self.do_due(now), service.keep_alive(now), next_turn, rest];
+            let timers = [self.do_due(now), self.keep(service, now), service.keep_alive(now), next_turn, rest];
             // Of what was handled, and of threads that have ended by now.
             settle::close_unneeded(&mut self.daemon);
             self.daemon.nics.keep_alive.control_waits();
@@ -280,6 +286,8 @@ impl Server {
                 }
                 self.answered = NO_MESSAGE;
                 let kind = work.kind();
+                let token = if let Work::Message(token) | Work::Continue(token) = work { token } else { 0 };
+                self.mark(token);
                 match work {
                     Work::Message(token) => self.next_message(uid, token),
                     Work::Continue(token) => self.continue_answer(token),
@@ -290,6 +298,7 @@ impl Server {
                         self.add_watches();
                     }
                 }
+                self.end_mark(token);
                 self.daemon.admission.end_work();
                 let time = start.elapsed();
                 self.turns.count_time(uid, time);
@@ -388,6 +397,7 @@ impl Server {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Read::Nothing,
             Err(_) => return Read::End,
         };
+        keep::fault::at_request(client.session.is_some());
         (client.has_spoken, client.is_answered) = (true, true);
         if self.answer_bytes(token, &buf[..received.bytes], received) { Read::Answered } else { Read::End }
     }
@@ -503,7 +513,8 @@ impl Server {
 
     /// Goes on with a snapshot, and answers when it is complete; returns `false` when the connection is to be closed.
     fn continue_snapshot(&mut self, token: u64, kind: Kind, mut task: Box<SnapshotTask>) -> bool {
-        let general = (self.clients.len(), self.started.elapsed(), self.work_times.clone());
+        let kept = self.store.as_ref().map_or(0, Store::kept_sessions);
+        let general = (self.clients.len(), kept, self.started.elapsed(), self.work_times.clone());
         let Some(client) = self.clients.get_mut(&token) else { return true };
         if !task.step(&self.daemon) {
             client.task = Some((kind, Task::Snapshot(task)));
@@ -527,44 +538,6 @@ impl Server {
         tracing::debug!(pid = client.peer.pid, why, "connection closed");
         let _ = send(&client.fd, client.tag, NetmapRequest::KIND, &answer);
         false
-    }
-
-    /// Closes a connection, and all that it had.
-    fn disconnect(&mut self, token: u64) {
-        let Some(client) = self.clients.remove(&token) else { return };
-        let _ = self.epoll.delete(&client.fd);
-        if let Some((_, Task::Wait(waited, _))) = client.task {
-            waited.nic.into_iter().for_each(|awaited| kernel_work::end_wait(&mut self.daemon, awaited));
-            survey::forget(&mut self.daemon, token);
-            self.free_prepared(waited.memory);
-        }
-        if let Some(holder) = &client.holder {
-            if let Some(pidfd) = &holder.pidfd {
-                let _ = self.epoll.delete(pidfd);
-            }
-            self.lock_holders.free(holder);
-            let broken = self.daemon.registry.break_locks(holder.id);
-            if broken > 0 {
-                tracing::debug!(
-                    pid = client.peer.pid,
-                    broken,
-                    "the process exited while it synced: its locks are broken"
-                );
-            }
-        }
-        if let Some(session) = client.session {
-            tracing::debug!(pid = client.peer.pid, session, fd = client.fd.as_raw_fd(), "session closed");
-            self.daemon.close(session);
-        }
-        self.close_connection(client.peer.uid, client.fd);
-    }
-
-    /// Closes the descriptor of a connection: in another thread if there may be descriptors in its queue.
-    fn close_connection(&self, uid: u32, fd: Arc<OwnedFd>) {
-        // No request is being answered, so nothing else has it.
-        if let Some(fd) = Arc::into_inner(fd).filter(|_| !self.fds_are_refused) {
-            self.closer.close(uid, fd);
-        }
     }
 }
 

@@ -78,6 +78,22 @@ pub(crate) mod handover {
     pub(crate) const MAX_STATE_BYTES: u64 = 256 << 20;
 }
 
+/// Going on after a crash.
+pub(crate) mod store {
+    use std::time::Duration;
+
+    /// Pause between two states that are kept: so many times as long as the first took, within these bounds. What is
+    /// opened meanwhile ends with a crash.
+    pub(crate) const KEEP_PAUSE: Duration = Duration::from_millis(10);
+    pub(crate) const MAX_KEEP_PAUSE: Duration = Duration::from_millis(250);
+    pub(crate) const KEEP_SHARE: u32 = 20;
+    /// How long the daemon waits at most for the process that keeps the state.
+    pub(crate) const SEND_LIMIT: Duration = Duration::from_secs(1);
+    /// Most crashes in a period after which the daemon is started again: what it goes on with may be the cause.
+    pub(crate) const MAX_CRASHES: usize = 5;
+    pub(crate) const CRASH_PERIOD: Duration = Duration::from_secs(10);
+}
+
 /// Interfaces.
 pub(crate) mod nic {
     use std::time::Duration;

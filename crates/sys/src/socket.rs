@@ -268,6 +268,11 @@ pub fn has_input(fd: impl AsFd) -> bool {
     rustix::io::ioctl_fionread(fd).is_ok_and(|bytes| bytes > 0)
 }
 
+/// Ends a connection: its peer notices, though another process has a duplicate of this end.
+pub fn shut_down(fd: impl AsFd) {
+    let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+}
+
 /// Sets the timeout of each later [`send`], [`recv`] and [`accept`] on a blocking `fd`; zero means no limit.
 ///
 /// # Errors

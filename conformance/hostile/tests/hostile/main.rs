@@ -10,6 +10,7 @@ mod crashes;
 mod descriptors;
 mod device;
 mod exhaustion;
+mod kept;
 mod memif;
 mod monitors;
 mod nic;

@@ -21,6 +21,8 @@ pub(crate) struct State {
     pub(crate) listener: FdIndex,
     pub(crate) service: SavedService,
     pub(crate) clients: Vec<SavedClient>,
+    /// The file with the token of the connection whose message is being answered, if the state is kept for a crash.
+    pub(crate) mark: Option<FdIndex>,
     /// The holder ID that was given out last.
     pub(crate) last_holder: u32,
     /// Knobs that were set since the daemon was started.
@@ -40,6 +42,7 @@ pub(crate) struct State {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedClient {
     pub(crate) fd: FdIndex,
+    pub(crate) token: u64,
     pub(crate) session: Option<u64>,
     /// Its holder ID, and the pidfd of its process.
     pub(crate) holder: Option<(u32, Option<FdIndex>)>,

@@ -20,7 +20,11 @@ use crate::refusal::{Refusal, refuse};
 use crate::tuning::handover::{BUSY_LIMIT, BUSY_POLL, MAX_STATE_BYTES, REPLY_LIMIT};
 
 /// A connection to the daemon that is to be replaced.
-pub(crate) struct Predecessor(OwnedFd);
+pub(crate) struct Predecessor {
+    connection: OwnedFd,
+    /// Whether it is the process that keeps the state of a daemon that crashed.
+    is_store: bool,
+}
 
 /// What a daemon has handed over, and still owns.
 pub(crate) struct Taken {
@@ -39,13 +43,18 @@ impl Predecessor {
             return Err(format!("the daemon at {} is of user {}, who can replace it", path.display(), peer.uid));
         }
         socket::set_timeout(&connection, REPLY_LIMIT).map_err(failed)?;
-        Ok(Predecessor(connection))
+        Ok(Predecessor { connection, is_store: false })
+    }
+
+    /// The process that keeps the state of a daemon that has crashed.
+    pub(crate) fn store(connection: OwnedFd) -> Predecessor {
+        Predecessor { connection, is_store: true }
     }
 
     /// Whether the daemon runs another file than this process: an installation has replaced it since.
     pub(crate) fn runs_another_file(&self) -> Result<bool, String> {
         let failed = |e: io::Error| format!("the program of the running daemon: {e}");
-        let pid = socket::peer(&self.0).map_err(failed)?.pid;
+        let pid = socket::peer(&self.connection).map_err(failed)?.pid;
         let file = |process: &str| fs::metadata(format!("/proc/{process}/exe")).map(|file| (file.dev(), file.ino()));
         Ok(file(&pid.to_string()).map_err(failed)? != file("self").map_err(failed)?)
     }
@@ -76,25 +85,28 @@ impl Predecessor {
                     return Err(format!("its state has version {}, this program reads {VERSION}", state.version));
                 }
                 Reply::Refused(why) => return Err(why),
-                Reply::Positions(_) | Reply::Released => {
+                Reply::Positions(_) | Reply::Recover | Reply::Released => {
                     return Err("the running daemon answers out of order".into());
                 }
             }
         }
     }
 
-    /// Tells the daemon that this process has rebuilt everything else. It stops its threads, and returns where.
-    pub(crate) fn positions(&self) -> Result<SwitchPositions, Refusal> {
+    /// Tells the daemon that this process has rebuilt everything else. It stops its threads, and returns where; `None`:
+    /// it has crashed.
+    pub(crate) fn positions(&self) -> Result<Option<SwitchPositions>, Refusal> {
         let reply = self.send(&Request::Ready).and_then(|()| self.receive());
         match reply.or_else(|why| refuse(EIO, why))? {
-            (Reply::Positions(positions), _) => Ok(*positions),
+            (Reply::Positions(positions), _) => Ok(Some(*positions)),
+            (Reply::Recover, _) => Ok(None),
             (Reply::Refused(why), _) => refuse(EIO, why),
             _ => refuse(EIO, "the running daemon answers out of order"),
         }
     }
 
-    /// Tells the daemon that this process has everything; it exits.
-    pub(crate) fn commit(self) -> Result<(), Refusal> {
+    /// Tells the daemon that this process has everything; it exits. Returns the connection to a process that keeps the
+    /// state.
+    pub(crate) fn commit(self) -> Result<Option<OwnedFd>, Refusal> {
         if fault::is("abort") {
             std::process::abort();
         }
@@ -103,18 +115,18 @@ impl Predecessor {
         }
         let reply = self.send(&Request::Commit).and_then(|()| self.receive());
         match reply.or_else(|why| refuse(EIO, why))? {
-            (Reply::Released, _) => Ok(()),
+            (Reply::Released, _) => Ok(self.is_store.then_some(self.connection)),
             (Reply::Refused(why), _) => refuse(EIO, why),
             _ => refuse(EIO, "the running daemon answers out of order"),
         }
     }
 
     fn send(&self, request: &Request) -> Result<(), String> {
-        broker::send(&self.0, request, &[]).map_err(|e| format!("the running daemon does not answer: {e}"))
+        broker::send(&self.connection, request, &[]).map_err(|e| format!("the running daemon does not answer: {e}"))
     }
 
     fn receive(&self) -> Result<(Reply, Vec<OwnedFd>), String> {
-        match broker::receive(&self.0, MAX_STATE_BYTES) {
+        match broker::receive(&self.connection, MAX_STATE_BYTES) {
             Ok(Some(reply)) => Ok(reply),
             Ok(None) => Err("the running daemon has closed the connection, and goes on".into()),
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {

@@ -93,6 +93,17 @@ impl Daemon {
         self.registry.all::<NicPort>().next().is_some() || self.nics.has_settings()
     }
 
+    /// Whether nothing is open but what can go on after a crash: pipes, switch ports and ports without a data path, on
+    /// which no thread of the daemon works but those of the switches.
+    pub(crate) fn can_be_kept(&self) -> bool {
+        let is_kept =
+            |key: &PortKey| matches!(key, PortKey::Pipe(_) | PortKey::Vale(_) | PortKey::Null(..) | PortKey::Sink(..));
+        self.registry.ports().all(|(key, _)| is_kept(key))
+            && self.stopping_mediators.is_empty()
+            && self.vale.can_be_kept(&self.registry)
+            && !self.nics.has_settings()
+    }
+
     /// Refuses to hand over what a successor cannot take over.
     pub(crate) fn check_hand_over(&self) -> Result<(), Refusal> {
         if self.registry.all::<NicPort>().any(|port| port.here().is_none()) || !self.stopping_mediators.is_empty() {
@@ -103,6 +114,12 @@ impl Daemon {
 }
 
 impl Registry {
+    /// Wakes all programs.
+    pub(crate) fn wake_all(&self) {
+        let endpoints = self.ports().flat_map(|(_, port)| port.endpoints());
+        endpoints.flat_map(|endpoint| endpoint.rings()).for_each(|ring| ring.doorbell.notify());
+    }
+
     /// Returns what a successor needs. Nothing may be left to tidy.
     pub(crate) fn save<'a>(
         &'a self,

@@ -21,6 +21,8 @@ struct DaemonSnapshot {
     pid: u32,
     /// The process that has the privileges: this one, or its broker.
     privileged_pid: u32,
+    /// Sessions that would go on after a crash (`--keep-ports`).
+    kept_sessions: usize,
     uid: u32,
     version: &'static str,
     uptime_seconds: u64,
@@ -59,6 +61,9 @@ struct SessionSnapshot {
     rx_rings: usize,
     exclusive: bool,
 }
+
+/// Connections, sessions that are kept, the time that the daemon has run, and its work.
+type General = (usize, usize, Duration, WorkTimes);
 
 /// A snapshot that is being made, in slices: of many ports it takes long, and other requests are served between them.
 /// What changes meanwhile is in it as it was before or after.
@@ -114,11 +119,12 @@ impl SnapshotTask {
     }
 
     /// Returns the JSON, after the last step.
-    pub(crate) fn json(self, daemon: &Daemon, (connections, uptime, work): (usize, Duration, WorkTimes)) -> String {
+    pub(crate) fn json(self, daemon: &Daemon, (connections, kept_sessions, uptime, work): General) -> String {
         let SnapshotTask { only, users, regions, ports, sessions, .. } = self;
         let general = DaemonSnapshot {
             pid: process::pid(),
             privileged_pid: privileged::process_id(),
+            kept_sessions,
             uid: owner(),
             version: unetmap_core::version(),
             uptime_seconds: uptime.as_secs(),

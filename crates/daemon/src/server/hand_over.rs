@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Handing everything over to a successor ([`crate::handover`]), and taking over from an earlier daemon.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use crate::ports::{arrival, mediator, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::requests::LockHolder;
 use crate::service::Service;
+use crate::store::{self, Store};
 use crate::tuning::handover::{COMMIT_LIMIT, DRAIN_LIMIT, SEND_POLL};
 use crate::user_arena::UserArena;
 
@@ -204,7 +206,7 @@ impl Server {
         let broker = if keeps { broker::Duplicates::new().map_err(failed)? } else { None };
         let kept = Kept { broker, arenas: self.daemon.registry.regions.all_arenas(), nodes: self.nodes.paused() };
         let mut fds = Outgoing::default();
-        let state = self.save(service, &kept, &mut fds)?;
+        let state = self.save(service, &kept, |_| true, &mut fds)?;
         for some in fds.fds().chunks(MAX_FDS) {
             to.send(&Reply::Descriptors, some)?;
         }
@@ -215,6 +217,7 @@ impl Server {
         let taken = positions.and_then(|positions| {
             to.send(&Reply::Positions(Box::new(positions)), &[])?;
             to.expect(|request| matches!(request, Request::Commit))?;
+            self.store.iter().for_each(Store::end);
             service.replaced_by(socket::peer(connection).map_err(failed)?.pid);
             let requests = broker::pause();
             to.send(&Reply::Released, &[])?;
@@ -227,22 +230,30 @@ impl Server {
     }
 
     /// What the successor needs.
-    fn save<'a>(&'a self, service: &'a Service, kept: &'a Kept, fds: &mut Outgoing<'a>) -> Result<State, Refusal> {
+    pub(super) fn save<'a>(
+        &'a self,
+        service: &'a Service,
+        kept: &'a Kept,
+        which: impl Fn(&Client) -> bool,
+        fds: &mut Outgoing<'a>,
+    ) -> Result<State, Refusal> {
         let registry = self.daemon.registry.save(&kept.arenas, fds)?;
-        let save_client = |client: &'a Client| SavedClient {
+        let save_client = |(token, client): (&u64, &'a Client)| SavedClient {
             fd: fds.add(&client.fd),
+            token: *token,
             session: client.session,
             holder: client.holder.as_ref().map(|holder| (holder.id, holder.pidfd.as_ref().map(|pidfd| fds.add(pidfd)))),
             has_spoken: client.has_spoken,
             is_answered: client.is_answered,
         };
-        let clients = self.clients.values().map(save_client).collect();
+        let clients = self.clients.iter().filter(|(_, client)| which(client)).map(save_client).collect();
         Ok(State {
             version: VERSION,
             pid: process::pid(),
             listener: fds.add(&self.listener),
             service: service.save(self.is_managed, fds),
             clients,
+            mark: None,
             last_holder: self.lock_holders.last(),
             knobs: self.daemon.knobs.set_since(),
             broker: kept.broker.as_ref().map(|broker| broker.save(fds)),
@@ -269,11 +280,14 @@ impl Server {
         mediator::check_paused(daemon)?;
         self.daemon.knobs.take_over(&state.knobs);
         log::set_verbose(self.daemon.knobs.verbose());
-        self.take_connections(state.clients, state.last_holder, &mut fds)?;
+        let mark = state.mark.map(|mark| fds.take(mark)).transpose()?.map(File::from);
+        let marked = self.take_connections(state.clients, state.last_holder, mark.as_ref(), &mut fds)?;
         let service = state.service.restore(&mut fds)?;
-        let positions = predecessor.positions()?;
-        self.daemon.vale.take_positions(positions, &self.daemon.registry)?;
-        predecessor.commit()?;
+        match predecessor.positions()? {
+            Some(positions) => self.daemon.vale.take_positions(positions, &self.daemon.registry)?,
+            None => self.daemon.vale.recover_positions(&self.daemon.registry),
+        }
+        let store = predecessor.commit()?;
         adopted.into_iter().for_each(broker::Adopted::adopt);
         arenas.iter().for_each(|arena| arena.take());
         self.daemon.nics.renew_deadlines(&self.daemon.registry);
@@ -281,6 +295,13 @@ impl Server {
         self.add_watches();
         if let Err(refusal) = self.daemon.vale.publish() {
             tracing::error!("the switches stand still: {}", refusal.why);
+        }
+        if let Some(store) = store {
+            self.recover(marked);
+            match Store::of(store) {
+                Ok(store) => self.set_store(store),
+                Err(e) => tracing::error!("a crash will end all ports: {e}"),
+            }
         }
         Ok(service)
     }
@@ -296,15 +317,19 @@ impl Server {
         &mut self,
         clients: Vec<SavedClient>,
         last_holder: u32,
+        mark: Option<&File>,
         fds: &mut Incoming,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Option<u64>, Refusal> {
         let lacks = |e| Refusal { errno: EIO, why: format!("a connection cannot be taken over: {e}"), option: None };
         let holders = clients.iter().filter_map(|client| client.holder.as_ref().map(|(id, _)| *id));
         self.lock_holders.restore(last_holder, holders);
-        let mut budgets = None;
+        let (mut budgets, mut marked, mark) = (None, None, mark.map_or(0, store::marked));
         for saved in clients {
             let (fd, token) = (fds.take(saved.fd)?, self.next_token);
             self.next_token += 2;
+            if saved.token == mark {
+                marked = Some(token);
+            }
             let peer = socket::peer(&fd).map_err(lacks)?;
             self.epoll.add_edge(&fd, token).map_err(lacks)?;
             let holder = match saved.holder {
@@ -324,15 +349,15 @@ impl Server {
             let client = Client { session, holder, rate, has_spoken, is_answered, ..Client::new(Arc::new(fd), peer) };
             self.clients.insert(token, client);
         }
-        Ok(())
+        Ok(marked)
     }
 }
 
 /// What is kept while the state refers to it.
-struct Kept {
-    broker: Option<broker::Duplicates>,
-    arenas: Vec<(u32, Arc<UserArena>)>,
-    nodes: PausedNodes,
+pub(super) struct Kept {
+    pub(super) broker: Option<broker::Duplicates>,
+    pub(super) arenas: Vec<(u32, Arc<UserArena>)>,
+    pub(super) nodes: PausedNodes,
 }
 
 /// The process that is to take over.

@@ -62,7 +62,25 @@ impl SwitchPort {
     }
 }
 
+impl SwitchPort {
+    /// Goes on where the channels say that another process stopped, which had no time to tell. Their client can have
+    /// written anything there: what is no position of the ring is ignored, and other positions spoil its own packets
+    /// only. No thread may be using the port yet.
+    pub fn recover_positions(&self) {
+        self.tx.iter().for_each(PortTx::recover_positions);
+        self.rx.iter().for_each(PortRx::recover_positions);
+    }
+}
+
 impl PortTx {
+    fn recover_positions(&self) {
+        let mut state = self.state();
+        if let Some(span) = self.channel.words().positions(self.channel.slots().slots()) {
+            state.cons = span.from;
+        }
+        self.empty_at.store(state.cons.raw(), Relaxed);
+    }
+
     fn state(&self) -> MutexGuard<'_, TxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,6 +105,13 @@ impl PortTx {
 }
 
 impl PortRx {
+    fn recover_positions(&self) {
+        let mut state = self.lock();
+        if let Some(span) = self.channel.words().positions(self.channel.slots().slots()) {
+            (state.prod, state.cons) = (span.to, span.from);
+        }
+    }
+
     fn positions(&self) -> RxPositions {
         let state = self.lock();
         let (prod, cons) = (state.prod.raw(), state.cons.raw());

@@ -261,6 +261,14 @@ impl ValeState {
         Ok(SwitchPositions { ports: ports.collect(), addresses })
     }
 
+    /// Goes on where the rings say that another process stopped.
+    pub(crate) fn recover_positions(&self, registry: &Registry) {
+        for port in registry.all::<ValePort>() {
+            let host = port.host_rings.as_ref().map(|host| &host.switch_side);
+            [Some(&port.switch_side), host].into_iter().flatten().for_each(|side| side.recover_positions());
+        }
+    }
+
     /// Takes over where another process stopped.
     pub(crate) fn take_positions(&mut self, from: SwitchPositions, registry: &Registry) -> Result<(), Refusal> {
         if from.ports.len() != registry.all::<ValePort>().count() {

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmapd --keep-ports`: the daemon is killed, and programs go on with their ports.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use conformance::home::{is_alive, summary};
+use conformance::kept::{kill, start, wait_until_kept};
+use conformance::replace::{Stream, replace};
+use conformance::traffic::{assert_pipe_works, exchange, expect, open, send};
+use conformance::{isolated, until};
+use rustix::process::{Signal, kill_process};
+
+/// `CRASHES` of them (5): a daemon that crashes more often in a short time is not started again.
+#[test]
+fn pipes_and_switch_ports_go_on_after_a_crash() {
+    isolated(|home| {
+        let mut daemon = start(home, None);
+        let crashes: u32 = std::env::var("CRASHES").map_or(5, |n| n.parse().expect("a number"));
+        let (waiting, unread) = (["netmap:w{1", "netmap:w}1"].map(open), ["vale1:a", "vale1:b"].map(open));
+        send(&waiting[0], 7, 0, 500).expect("room");
+        let streams = [
+            Stream::start("netmap:p{1", "netmap:p}1", 1, Duration::ZERO),
+            Stream::start("vale0:a", "vale0:b", 2, Duration::from_micros(100)),
+        ];
+        let before = home.snapshot();
+        wait_until_kept(home);
+        for n in 0..crashes {
+            if n >= 5 {
+                sleep(Duration::from_millis(2100));
+            }
+            kill(home);
+            streams.iter().for_each(Stream::go_on);
+        }
+        assert!(daemon.0.try_wait().is_ok_and(|status| status.is_some()), "the first was killed");
+        let after = home.snapshot();
+        assert_eq!((after.sessions.len(), after.regions.len()), (before.sessions.len(), before.regions.len()));
+        // Packets that were sent before, and both directions of a port that was idle.
+        expect(&waiting[1], 7, 0, 500);
+        exchange(&waiting[1], &waiting[0], 8, 0, 3000);
+        exchange(&unread[0], &unread[1], 9, 0, 3000);
+        exchange(&unread[1], &unread[0], 9, 0, 3000);
+        assert_pipe_works("netmap:new{1", "netmap:new}1");
+        let [pipe, switch] = streams.map(Stream::stop_after_crashes);
+        summary(&format!("{crashes} crashes: a pipe {pipe:?}, a switch {switch:?}"));
+        assert_eq!((pipe.1.received, pipe.1.missing, pipe.1.repeated), (pipe.0, 0, 0));
+        drop((waiting, unread));
+        until("all regions are freed", || home.snapshot().regions.is_empty());
+    });
+}
+
+/// A daemon is replaced, and its successor crashes; it exits as it should, and nothing is started again.
+#[test]
+fn a_successor_keeps_ports_only_if_it_is_told_to() {
+    isolated(|home| {
+        let _daemon = start(home, None);
+        let ports = ["netmap:p{1", "netmap:p}1"].map(open);
+        wait_until_kept(home);
+        let after = replace(home);
+        exchange(&ports[0], &ports[1], 1, 0, 3000);
+        kill_process(after, Signal::KILL).expect("our own daemon");
+        until("it exits", || !is_alive(after));
+        until("the ports end", || ports.iter().all(|port| port.rxsync().is_err()));
+        assert!(!home.serves(), "nothing is started again");
+    });
+}
+
+/// What cannot be kept ends, and so does all else.
+#[test]
+fn a_crash_ends_all_ports_while_one_cannot_be_kept() {
+    isolated(|home| {
+        let _daemon = start(home, None);
+        let mut ports = Vec::from(["netmap:p{1", "netmap:p}1"].map(open));
+        wait_until_kept(home);
+        ports.push(open("netmap:p{1/t"));
+        until("nothing is kept", || home.snapshot().daemon.kept_sessions == 0);
+        let before = home.daemon();
+        kill_process(before, Signal::KILL).expect("our own daemon");
+        until("it exits", || !is_alive(before));
+        until("the ports end", || ports[..2].iter().all(|port| port.rxsync().is_err()));
+        until("nothing listens", || !home.serves());
+    });
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The end of a connection.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use unetmap_sys::socket;
+
+use super::Server;
+use super::work::Task;
+use crate::ports::nic::{kernel_work, survey};
+
+impl Server {
+    /// Closes a connection, and all that it had.
+    pub(super) fn disconnect(&mut self, token: u64) {
+        let Some(client) = self.clients.remove(&token) else { return };
+        let _ = self.epoll.delete(&client.fd);
+        if let Some(store) = &mut self.store {
+            // The store has a duplicate until it is told.
+            socket::shut_down(&client.fd);
+            store.changed();
+        }
+        if let Some((_, Task::Wait(waited, _))) = client.task {
+            waited.nic.into_iter().for_each(|awaited| kernel_work::end_wait(&mut self.daemon, awaited));
+            survey::forget(&mut self.daemon, token);
+            self.free_prepared(waited.memory);
+        }
+        if let Some(holder) = &client.holder {
+            if let Some(pidfd) = &holder.pidfd {
+                let _ = self.epoll.delete(pidfd);
+            }
+            self.lock_holders.free(holder);
+            let broken = self.daemon.registry.break_locks(holder.id);
+            if broken > 0 {
+                tracing::debug!(
+                    pid = client.peer.pid,
+                    broken,
+                    "the process exited while it synced: its locks are broken"
+                );
+            }
+        }
+        if let Some(session) = client.session {
+            tracing::debug!(pid = client.peer.pid, session, fd = client.fd.as_raw_fd(), "session closed");
+            self.daemon.close(session);
+        }
+        self.close_connection(client.peer.uid, client.fd);
+    }
+
+    /// Closes the descriptor of a connection: in another thread if there may be descriptors in its queue.
+    pub(super) fn close_connection(&self, uid: u32, fd: Arc<OwnedFd>) {
+        // No request is being answered, so nothing else has it.
+        if let Some(fd) = Arc::into_inner(fd).filter(|_| !self.fds_are_refused) {
+            self.closer.close(uid, fd);
+        }
+    }
+}
