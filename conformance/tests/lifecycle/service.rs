@@ -10,6 +10,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use conformance::home::{Guard, daemon_listens, is_alive, summary};
+use conformance::replace::{refused, replace};
+use conformance::thread::StoppedThread;
 use conformance::traffic::{exchange, open};
 use conformance::{Home, LIMIT, isolated, program, until};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
@@ -136,6 +138,38 @@ fn a_unit_is_replaced_in_its_control_group_only() {
         assert_eq!(manager.next(), "READY=1\n");
         assert!(daemon.wait().success());
         exchange(&ports[0], &ports[1], 0, 0, 10);
+    });
+}
+
+/// What cannot be handed over now: the sentence says what replaces the daemon of a unit all the same.
+#[test]
+fn a_unit_that_cannot_be_replaced_names_the_restart() {
+    isolated(|home| {
+        let manager = Manager::new(home);
+        let _daemon = manager.start(home, None, &["--idle-exit", "0"]);
+        assert_eq!(manager.next(), "READY=1\n");
+        let ports = ["vale0:a", "vale0:b"].map(open);
+        let held = StoppedThread::named(home.daemon(), "switch 0");
+        let reason = refused(home, None);
+        assert!(reason.contains("a thread of the switches waits for memory of a program"), "{reason}");
+        assert!(reason.trim_end().ends_with("(systemctl restart unetmapd)"), "{reason}");
+        drop(held);
+        exchange(&ports[0], &ports[1], 1, 0, 1000);
+        let after = replace(home);
+        assert_eq!(manager.next(), format!("MAINPID={}\n", after.as_raw_nonzero()));
+        exchange(&ports[0], &ports[1], 1, 1000, 2000);
+    });
+}
+
+/// The manager would end the process that keeps the ports.
+#[test]
+fn a_unit_cannot_keep_ports() {
+    isolated(|home| {
+        let manager = Manager::new(home);
+        let mut daemon = manager.start(home, None, &["--keep-ports"]);
+        assert!(!daemon.wait().success());
+        let log = fs::read_to_string(home.log()).expect("a log");
+        assert!(log.contains("--keep-ports: a service manager ends all processes of a unit"), "{log}");
     });
 }
 

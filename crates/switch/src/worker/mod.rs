@@ -175,8 +175,9 @@ impl Worker {
         self.backpressure.forget_ports();
         self.sched.reset();
         self.disarm_doorbells();
-        self.switches = config.switches.clone();
+        let before = std::mem::replace(&mut self.switches, config.switches.clone());
         self.poll_set = poll_set(&self.switches);
+        wake_other_threads(&before, if config.stop { &[] } else { &self.switches });
         *applied = mailbox.published.load(Acquire);
         config.applied = *applied;
         mailbox.applied.notify_all();
@@ -364,6 +365,15 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+/// Notifies the doorbells of ports that the thread no longer serves. It may have been held up while another thread was
+/// given them, and have taken back that thread's requests, or cleared a doorbell that both waited for.
+fn wake_other_threads(before: &[SwitchConfig], now: &[SwitchConfig]) {
+    let mut own: Vec<_> = now.iter().flat_map(SwitchConfig::own).map(Arc::as_ptr).collect();
+    own.sort_unstable();
+    let left = before.iter().flat_map(SwitchConfig::own).filter(|port| own.binary_search(&Arc::as_ptr(port)).is_err());
+    left.for_each(|port| port.wake_worker());
 }
 
 /// Returns the poll set of the rings that the thread serves.
