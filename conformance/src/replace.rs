@@ -137,6 +137,17 @@ impl Stream {
         until(&format!("more packets from {}", self.name), || self.received.load(Relaxed) > before + 2000);
     }
 
+    /// Replaces the daemon five times, and has a replacement refused after each; more packets arrive after each.
+    #[track_caller]
+    pub fn goes_on_while_replaced(&self, home: &Home) {
+        for _ in 0..5 {
+            replace(home);
+            self.go_on();
+            refused(home, Some("successor"));
+            self.go_on();
+        }
+    }
+
     /// Stops sending, and returns how many packets were sent, and what was received until nothing came any more.
     #[track_caller]
     pub fn stop(self) -> (u64, Counts) {

@@ -60,12 +60,7 @@ fn a_copied_end_goes_on_while_the_daemon_is_replaced() {
         let other = open("netmap:other{1");
         let copied = format!("netmap:p}}1@{}", other.mem_id());
         let stream = Stream::start("netmap:p{1", &copied, 1, Duration::ZERO);
-        for _ in 0..5 {
-            replace(home);
-            stream.go_on();
-            refused(home, Some("successor"));
-            stream.go_on();
-        }
+        stream.goes_on_while_replaced(home);
         let (sent, counts) = stream.stop();
         assert_eq!((counts.received, counts.missing), (sent, 0));
         summary(&format!("5 replacements: {sent} packets to a copied end, {counts:?}"));

@@ -129,12 +129,7 @@ fn a_persistent_port_of_two_switches_goes_on() {
         ["-n v0", "-a vale0:v0", "-a vale1:v0"].iter().for_each(|args| drop(done(&net.near, args)));
         let kept = ["vale0:a", "vale1:b"].map(open);
         let stream = Stream::start("vale0:a", "vale1:b", 1, Duration::from_millis(1));
-        for _ in 0..5 {
-            replace(home);
-            stream.go_on();
-            refused(home, Some("successor"));
-            stream.go_on();
-        }
+        stream.goes_on_while_replaced(home);
         let (sent, counts) = stream.stop();
         let dropped = drops_of(home, &["vale0:a", "vale0:v0", "vale1:v0", "vale1:b"]);
         summary(&format!("5 replacements: {sent} packets through two switches, {counts:?}, {dropped} dropped"));

@@ -219,7 +219,8 @@ impl Engine {
         direction: Direction,
         now: Now,
     ) -> Option<Verdict> {
-        if !set.is_remembered {
+        // Before the key is read: the verdicts of too many flows are not remembered.
+        if !set.is_remembered || !self.memo.has_verdicts(set.identity) {
             return None;
         }
         let (at, verdict) = self.memo.recall(set.identity, &Key::of_bytes(bytes, len, direction as u8)?)?;

@@ -129,12 +129,18 @@ impl Memo {
         Memo { entries: vec![empty; VERDICTS].into(), set: 0, asked: 0, known: 0, pause: 0 }
     }
 
-    /// As [`Memo::is_asked`] and [`Memo::get`], for verdicts that need nothing of the packet. If there is none, nothing
-    /// is noted.
+    /// Whether [`Memo::recall`] may return something.
+    #[inline(always)]
+    pub(crate) fn has_verdicts(&self, set: u64) -> bool {
+        self.pause == 0 && self.set == set
+    }
+
+    /// As [`Memo::is_asked`] and [`Memo::get`], for verdicts that need nothing of the packet, while there are some
+    /// ([`Memo::has_verdicts`]). If there is none for this key, nothing is noted.
     #[inline(always)]
     pub(crate) fn recall(&mut self, set: u64, key: &Key) -> Option<(usize, Verdict)> {
         let entry = self.entries.get(key.place())?;
-        let is_known = self.pause == 0 && self.set == set && entry.rule != NO_RULE && entry.key == *key;
+        let is_known = entry.rule != NO_RULE && entry.key == *key;
         if !is_known || !matches!(entry.verdict, Verdict::Accept | Verdict::Deny) {
             return None;
         }
