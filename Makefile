@@ -3,7 +3,7 @@
 # make demo       sends real packets through pipes and prints a table
 # make test       runs all tests
 # make soak       MINUTES=60: hostile tenants of every kind beside honest traffic (root)
-# make test-long  fuzz targets (SECONDS=60 each), Miri, sanitizers, oracle; STEPS="fuzz miri c threads oracle upgrades previous reproducible"
+# make test-long  fuzz targets (SECONDS=60 each), Miri, sanitizers, oracle; STEPS="fuzz miri c threads oracle upgrades crashes previous reproducible"
 # make host-matrix  host rings: all attachments with all kinds of traffic
 # make test-vm    all kernels and drivers in QEMU guests; KERNELS="6.1 6.18" and DRIVERS="igb,veth" choose
 # make test-arm64  builds for arm64; unit tests, make demo and interfaces in emulations (QEMU)

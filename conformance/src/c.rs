@@ -94,6 +94,11 @@ impl Running {
         Pid::from_raw(self.child.id() as i32).expect("a process id")
     }
 
+    /// Whether it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_none())
+    }
+
     /// Writes a line to its standard input.
     #[track_caller]
     pub fn write_line(&mut self, line: &str) {

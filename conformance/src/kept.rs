@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::home::{Guard, Home, program, until};
+use crate::net::{CABLE, Net};
 
 /// Starts a daemon that keeps its ports, with this fault injected, if any.
 #[track_caller]
@@ -25,6 +26,12 @@ pub fn start(home: &Home, fault: Option<&str>) -> Guard {
 pub fn wait_until_kept(home: &Home) {
     let is_kept = || home.try_snapshot().is_some_and(|now| now.daemon.kept_sessions == now.sessions.len());
     until("the ports are kept", is_kept);
+}
+
+/// A daemon that keeps its ports, with interfaces.
+#[track_caller]
+pub fn net(home: &Home, policy: &str) -> Option<Net> {
+    Net::with(home, policy, CABLE, &["--keep-ports"])
 }
 
 /// Kills the daemon; returns the process that serves afterwards.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use conformance::home::{is_alive, summary};
 use conformance::kept::{kill, start, wait_until_kept};
 use conformance::replace::{Stream, replace};
-use conformance::traffic::{assert_pipe_works, exchange, expect, open, send};
+use conformance::traffic::{assert_pipe_works, exchange, expect, open, receive, send};
 use conformance::{isolated, until};
 use rustix::process::{Signal, kill_process};
 
@@ -65,19 +65,30 @@ fn a_successor_keeps_ports_only_if_it_is_told_to() {
     });
 }
 
-/// What cannot be kept ends, and so does all else.
+/// Threads of the daemon copy packets to an end that another region has, and those of switches to monitors.
 #[test]
-fn a_crash_ends_all_ports_while_one_cannot_be_kept() {
+fn monitors_and_copied_ends_go_on_after_a_crash() {
     isolated(|home| {
         let _daemon = start(home, None);
-        let mut ports = Vec::from(["netmap:p{1", "netmap:p}1"].map(open));
-        wait_until_kept(home);
-        ports.push(open("netmap:p{1/t"));
-        until("nothing is kept", || home.snapshot().daemon.kept_sessions == 0);
-        let before = home.daemon();
-        kill_process(before, Signal::KILL).expect("our own daemon");
-        until("it exits", || !is_alive(before));
-        until("the ports end", || ports[..2].iter().all(|port| port.rxsync().is_err()));
-        until("nothing listens", || !home.serves());
+        let other = open("netmap:other{1");
+        let copied = format!("netmap:c}}1@{}", other.mem_id());
+        // A switch may deliver packets twice.
+        let streams = [("netmap:c{1", &*copied, 1), ("vale0:a", "vale0:b", 2)];
+        let streams = streams.map(|(from, to, id)| Stream::start(from, to, id, Duration::from_millis(1)));
+        let ports = ["netmap:p{1", "netmap:p}1"].map(open);
+        let monitors = ["netmap:p{1/t", "vale0:a/t"].map(open);
+        for n in 0..5 {
+            wait_until_kept(home);
+            kill(home);
+            streams.iter().for_each(Stream::go_on);
+            exchange(&ports[0], &ports[1], 3, n * 100, (n + 1) * 100);
+            expect(&monitors[0], 3, n * 100, (n + 1) * 100);
+            receive(&monitors[1], 2000).expect("what the switch forwards");
+        }
+        let [(sent, counts), of_switch] = streams.map(Stream::stop_after_crashes);
+        summary(&format!("5 crashes: {sent} packets to a copied end, {counts:?}; a switch {of_switch:?}"));
+        assert_eq!((counts.received, counts.missing), (sent, 0));
+        drop((other, ports, monitors));
+        until("all regions are freed", || home.snapshot().regions.is_empty());
     });
 }

@@ -10,12 +10,13 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use conformance::home::{Guard, daemon_listens, is_alive, summary};
+use conformance::kept::{kill, wait_until_kept};
 use conformance::replace::{refused, replace};
 use conformance::thread::StoppedThread;
 use conformance::traffic::{exchange, open};
 use conformance::{Home, LIMIT, isolated, program, until};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Debian's user `nobody`.
 const NOBODY: u32 = 65534;
@@ -141,6 +142,48 @@ fn a_unit_is_replaced_in_its_control_group_only() {
     });
 }
 
+/// The service manager ends a unit with its main process: that is the one which keeps the ports.
+#[test]
+fn a_unit_keeps_its_ports_over_a_crash() {
+    isolated(|home| {
+        let manager = Manager { watchdog: true, ..Manager::new(home) };
+        let next = || std::iter::repeat_with(|| manager.next()).find(|message| message != "WATCHDOG=1\n");
+        let main_process = || {
+            let message = next().expect("endless");
+            let pid = message.strip_prefix("MAINPID=").and_then(|rest| rest.trim_end().parse().ok());
+            Pid::from_raw(pid.unwrap_or_else(|| panic!("{message}"))).expect("a process")
+        };
+        let served = listener(&home.socket(), SocketType::SEQPACKET);
+        let _daemon = manager.start(home, Some(served), &["--idle-exit", "0", "--keep-ports"]);
+        let store = main_process();
+        assert_eq!(next().expect("endless"), "READY=1\n");
+        let ports = ["netmap:p{1", "netmap:p}1"].map(open);
+        wait_until_kept(home);
+        for n in 0..3 {
+            assert_ne!(kill(home), store, "the daemon is another process");
+            assert_eq!(next().expect("endless"), "READY=1\n", "the main process stays");
+            assert_eq!(manager.next(), "WATCHDOG=1\n");
+            exchange(&ports[0], &ports[1], 0, n * 1000, (n + 1) * 1000);
+            wait_until_kept(home);
+        }
+        // The process that keeps the ports of a successor is another one. The former one ends after it was replaced.
+        let mut command = Command::new(program("unetmapd"));
+        command.args(["--replace", "--keep-ports", "--idle-exit", "0", "--socket"]).arg(home.socket());
+        assert!(command.output().expect("it runs").status.success());
+        assert_eq!(main_process(), home.daemon(), "the successor, until it has told its own");
+        let other = main_process();
+        until("the former one ends", || !is_alive(store));
+        assert_eq!(next().expect("endless"), "READY=1\n");
+        wait_until_kept(home);
+        kill(home);
+        exchange(&ports[0], &ports[1], 0, 3000, 4000);
+        assert_eq!(next().expect("endless"), "READY=1\n");
+        kill_process(home.daemon(), Signal::TERM).expect("our own daemon");
+        assert_eq!(next().expect("endless"), "STOPPING=1\n");
+        until("the main process ends", || !is_alive(other));
+    });
+}
+
 /// What cannot be handed over now: the sentence says what replaces the daemon of a unit all the same.
 #[test]
 fn a_unit_that_cannot_be_replaced_names_the_restart() {
@@ -158,18 +201,6 @@ fn a_unit_that_cannot_be_replaced_names_the_restart() {
         let after = replace(home);
         assert_eq!(manager.next(), format!("MAINPID={}\n", after.as_raw_nonzero()));
         exchange(&ports[0], &ports[1], 1, 1000, 2000);
-    });
-}
-
-/// The manager would end the process that keeps the ports.
-#[test]
-fn a_unit_cannot_keep_ports() {
-    isolated(|home| {
-        let manager = Manager::new(home);
-        let mut daemon = manager.start(home, None, &["--keep-ports"]);
-        assert!(!daemon.wait().success());
-        let log = fs::read_to_string(home.log()).expect("a log");
-        assert!(log.contains("--keep-ports: a service manager ends all processes of a unit"), "{log}");
     });
 }
 

@@ -10,6 +10,7 @@ mod dispatcher;
 mod down;
 mod filter;
 mod headers;
+mod kept;
 mod lifecycle;
 mod offload_table;
 mod offloads;

@@ -4,4 +4,5 @@
 
 mod api;
 mod faults;
+mod kept;
 mod replace;

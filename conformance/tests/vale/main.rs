@@ -11,6 +11,7 @@ mod guests;
 mod headers;
 mod host_stack;
 mod interfaces;
+mod kept;
 mod many;
 mod persistent;
 mod policy;

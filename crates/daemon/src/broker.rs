@@ -11,7 +11,8 @@
 //! request: it decodes with bounds, and does only operations that [`Request`] lists, with its own programs.
 //!
 //! Each end notices the end of the other one by their connections: then the broker undoes everything and exits, as the
-//! kernel would, and so does the worker.
+//! kernel would, and so does the worker. If another process has the worker's state ([`crate::store`]), it has these
+//! connections, too, and the broker goes on with the next worker.
 //!
 //! A user's daemon has no privileges to separate: there, and in unit tests, the same operations are functions of the
 //! process itself.
@@ -45,7 +46,7 @@ use crate::threads;
 use crate::tuning::broker::{INTERFACE_LANES, MESSAGE_BYTES, REPLY_BYTES};
 use serve::Broker;
 
-pub(crate) use handed_over::{Adopted, Duplicates, SavedBroker, is_used, pause};
+pub(crate) use handed_over::{Adopted, Duplicates, SavedBroker, go_on_after_crash, is_used, last_handle, pause};
 pub(crate) use keeper::run_keeper;
 pub(crate) use mounts::{NAME as NODE_NAME, folder as node_folder};
 pub(crate) use serve::run_broker;
@@ -195,6 +196,14 @@ pub(crate) enum Request {
 
     /// The number of the process that keeps the privileges; without descriptor.
     ProcessId,
+
+    // After a crash of the worker.
+    /// The handle that was given out last; without descriptor.
+    LastHandle,
+    /// Returns the text, which no other answer is: those before it were for a worker that has crashed.
+    Echo(String),
+    /// Undoes and forgets all that was made after this handle, of which no worker knows.
+    ForgetSince(Handle),
 
     // Files.
     /// Memory files.

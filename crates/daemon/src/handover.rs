@@ -26,12 +26,12 @@ use serde::{Deserialize, Serialize};
 use crate::broker;
 use crate::ports::vale::SwitchPositions;
 
-pub(crate) use state::{SavedClient, State};
+pub(crate) use state::{SavedClient, SavedForCrash, State};
 pub(crate) use successor::{Predecessor, Taken};
 
 /// The version of [`State`]. It changes with every change of what is in it, and of the broker's requests: a successor
 /// may have to go on with the broker of an earlier release.
-pub(crate) const VERSION: u32 = 9;
+pub(crate) const VERSION: u32 = 10;
 
 /// From the successor.
 #[derive(Serialize, Deserialize)]

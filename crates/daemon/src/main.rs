@@ -118,8 +118,8 @@ struct Args {
     /// With --replace: only if the daemon runs another file than this program, as after an installation.
     #[arg(long, requires = "replace", conflicts_with = "foreground")]
     if_changed: bool,
-    /// After a crash, start again and go on with the open pipes and switch ports, if nothing else is open: another
-    /// process keeps them. Programs notice nothing. Not for a unit of a service manager.
+    /// After a crash, start again and go on with the open ports, which another process keeps. Programs notice nothing,
+    /// except those at the node, whose ports end. A unit of systemd needs NotifyAccess=all.
     #[arg(long)]
     keep_ports: bool,
     /// Run as the process that keeps the ports of the daemon at the other end of this descriptor.
@@ -272,7 +272,7 @@ fn serve(
     let files = process::raise_fd_limit();
     let (admission, first_mem_id) = admission(args)?;
     let failed = |e| format!("starting the process that keeps root's privileges: {e}");
-    let store = start_store(args, socket, &service)?;
+    let store = start_store(args, socket)?;
     if process::uid() == 0 {
         start_broker(args, socket, &sources).map_err(failed)?;
     }
@@ -299,7 +299,11 @@ fn serve(
         (server, service) = take_over(server, taken)?;
         started(Ok(()));
     }
-    store.into_iter().for_each(|store| server.set_store(store));
+    if let Some(store) = store {
+        // The service manager ends all processes of a unit whose main process has ended.
+        service.main_process_is(store.pid());
+        server.set_store(store);
+    }
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
     // While the lock is held, no client that starts finds a socket about to be removed. A client that waits in the
@@ -369,12 +373,9 @@ fn take_over(mut server: Server, taken: Taken) -> Result<(Server, Service), Stri
 }
 
 /// Starts the process that keeps the ports for the case of a crash, if there is to be one.
-fn start_store(args: &Args, socket: &Path, service: &Service) -> Result<Option<Store>, String> {
+fn start_store(args: &Args, socket: &Path) -> Result<Option<Store>, String> {
     if !args.keep_ports || args.restore.is_some() {
         return Ok(None);
-    }
-    if service.has_manager() {
-        return Err("--keep-ports: a service manager ends all processes of a unit whose daemon has crashed".into());
     }
     let files = [("--policy", args.policy.as_ref()), ("--config", args.config.as_ref())];
     let arguments = store::arguments(std::env::args_os().skip(1), socket, files);
@@ -390,7 +391,7 @@ fn start_broker(args: &Args, socket: &Path, sources: &KnobSources) -> std::io::R
         config: sources.file.clone(),
         socket: socket.to_owned(),
         lock,
-        // A daemon that crashed with its ports kept had nothing of the broker.
+        // That of a daemon that has crashed may go on, too.
         replaces: args.replace || args.restore.is_some(),
     })
 }

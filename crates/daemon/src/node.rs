@@ -189,6 +189,11 @@ impl Nodes {
         self.on.is_some() || !self.ended.is_empty()
     }
 
+    /// Where the node is on.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        self.on.as_ref().map(|(path, _)| path.clone())
+    }
+
     /// Clears the doorbell: it is notified of jobs that come from now on.
     pub(crate) fn clear_doorbell(&self) {
         self.jobs.doorbell.clear();
@@ -303,7 +308,8 @@ impl Nodes {
         serde_json::to_string(&status).or_else(|e| refuse(EIO, format!("the answer cannot be written: {e}")))
     }
 
-    fn on(&mut self, daemon: &mut Daemon, path: PathBuf) -> Result<(), Refusal> {
+    /// Has the node on at `path`.
+    pub(crate) fn on(&mut self, daemon: &mut Daemon, path: PathBuf) -> Result<(), Refusal> {
         if self.on.is_some() && fuse::is_unetmap_mount(&self.folder).is_ok_and(|ours| !ours) {
             // Its threads report that only after all of them have noticed it.
             tracing::warn!("the node was unmounted from outside the daemon");

@@ -255,6 +255,7 @@ impl Server {
                     token if token % 2 == 1 => self.end(token - 1),
                     token => self.client_event(token, flags),
                 }
+                self.event_changed(service, token);
                 self.work_times.add(0, kind_of_event(token), start.elapsed());
             }
             next_turn = self.do_next();

@@ -71,8 +71,8 @@ impl Service {
         SavedService { listens, manager: self.manager.as_ref().map(|manager| fds.add(manager)), watchdog_us }
     }
 
-    /// Another process is the service from now on.
-    pub(crate) fn replaced_by(&self, pid: u32) {
+    /// Another process is the unit's main process from now on.
+    pub(crate) fn main_process_is(&self, pid: u32) {
         self.tell(&[NotifyState::MainPid(pid)]);
     }
 

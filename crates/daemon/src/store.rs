@@ -4,14 +4,21 @@
 //!
 //! ```text
 //! daemon                              store
+//!                            <--      its process
 //!   Descriptors, State       -->      what is kept from now on, after each change (at most every KEEP_PAUSE)
-//!   Nothing                  -->      something is open that cannot be kept: a crash ends all ports
+//!   Nothing                  -->      nothing can be kept for a while: a crash ends all ports
+//!   Sync                     -->
+//!                            <--      what is not kept any more is closed
 //!   Ended                    -->      exits
 //!   (its end is closed)               starts a daemon, to which it is a predecessor that has crashed
 //! ```
 //! The connections of programs stay open, as the store has them: programs notice nothing. What was opened since the
 //! state was kept has the old end: its connection is closed. So is that of the program whose message the daemon was
-//! answering: it would wait for the answer without end, and may be the cause.
+//! answering: it would wait for the answer without end, and may be the cause. The node ends, as its requests would have
+//! no answer; the ports of its programs are closed, and it is on again.
+//!
+//! The broker goes on, as the store has its connections, too. Under a service manager the store is the main process of
+//! the unit, which thus does not end with the daemon.
 //!
 //! The store reads nothing that a program can write. The daemon takes from shared memory only the positions of switch
 //! ports, which the program that has the port can have written: they are checked as always.
@@ -23,6 +30,7 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -33,8 +41,15 @@ use unetmap_sys::{memfd, process};
 
 use crate::broker;
 use crate::handover::{Reply, Request, State};
+use crate::ports::mediator::PausedThread;
 use crate::tuning::handover::{MAX_STATE_BYTES, REPLY_LIMIT, SEND_POLL};
-use crate::tuning::store::{CRASH_PERIOD, KEEP_PAUSE, KEEP_SHARE, MAX_CRASHES, MAX_KEEP_PAUSE, SEND_LIMIT};
+use crate::tuning::nic::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
+use crate::tuning::store::{
+    CLOSED_LIMIT, CRASH_PERIOD, KEEP_PAUSE, KEEP_SHARE, MAX_CRASHES, MAX_KEEP_PAUSE, SEND_LIMIT,
+};
+
+/// This program, also if its file was replaced since: the next one may have another state.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// `ETOOMANYREFS`: the receiver has to take some descriptors first.
 const TOO_MANY_IN_FLIGHT: i32 = 109;
@@ -48,6 +63,8 @@ enum Message {
     State(Box<State>),
     /// Nothing is kept.
     Nothing,
+    /// To be answered: all that is not kept any more is closed.
+    Sync,
     /// The daemon exits as it should.
     Ended,
 }
@@ -63,6 +80,12 @@ pub(crate) struct Store {
     due: Instant,
     /// Sessions that are kept; `None`: nothing is.
     kept: Option<usize>,
+    /// Since when it may have duplicates of sockets of queues that were closed.
+    closed: Option<Instant>,
+    /// Its process.
+    pid: u32,
+    /// This process's connections to the broker, of which any may be in use for a while.
+    broker: Option<Arc<broker::Duplicates>>,
 }
 
 impl Store {
@@ -71,16 +94,19 @@ impl Store {
         let (own, its) = socket::pair()?;
         args.extend(["--store".into(), "3".into()]);
         let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-        process::spawn_detached(&std::env::current_exe()?, &args, its, log)?;
+        process::spawn_detached(Path::new(OWN_PROGRAM), &args, its, log)?;
         Store::of(own)
     }
 
     /// The process at the other end of a connection.
     pub(crate) fn of(connection: OwnedFd) -> io::Result<Store> {
+        socket::set_timeout(&connection, SEND_LIMIT)?;
+        let Some((pid, _)) = broker::receive(&connection, 0)? else {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        };
         let mark = File::from(memfd::create_unsealed("unetmap-mark")?);
         mark.write_all_at(&[0; 8], 0)?;
-        socket::set_timeout(&connection, SEND_LIMIT)?;
-        Ok(Store { connection, mark, changed: true, due: Instant::now(), kept: None })
+        Ok(Store { connection, mark, changed: true, due: Instant::now(), kept: None, closed: None, pid, broker: None })
     }
 
     /// Something may have changed.
@@ -111,15 +137,17 @@ impl Store {
         &self.mark
     }
 
-    /// Tells the store what to keep; `None`: nothing.
-    pub(crate) fn keep(&mut self, state: Option<(State, &[BorrowedFd<'_>])>) -> io::Result<()> {
+    /// Tells the store what to keep; `None`: nothing. `closed`: a socket of a queue was closed, of which the store may
+    /// have a duplicate: the queue cannot be opened until that is closed.
+    pub(crate) fn keep(&mut self, state: Option<(State, &[BorrowedFd<'_>])>, closed: bool) -> io::Result<()> {
         let start = Instant::now();
         match state {
             Some((state, fds)) => {
                 for some in fds.chunks(MAX_FDS) {
                     self.send(&Message::Descriptors, some)?;
                 }
-                let sessions = state.clients.iter().filter(|client| client.session.is_some()).count();
+                let of_clients = state.clients.iter().filter(|client| client.session.is_some()).count();
+                let sessions = of_clients + state.mediators.iter().flat_map(PausedThread::sessions).count();
                 self.send(&Message::State(Box::new(state)), &[])?;
                 self.kept = Some(sessions);
             }
@@ -129,10 +157,27 @@ impl Store {
             }
             None => {}
         }
+        if self.closed.take().is_some() || closed {
+            self.sync()?;
+        }
         self.changed = false;
         // A small share of the time, even of many ports.
         self.due = Instant::now() + (start.elapsed() * KEEP_SHARE).clamp(KEEP_PAUSE, MAX_KEEP_PAUSE);
         Ok(())
+    }
+
+    /// Sets the broker that the next daemon goes on with. Call it before requests are served.
+    pub(crate) fn set_broker(&mut self, broker: Option<broker::Duplicates>) {
+        self.broker = broker.map(Arc::new);
+    }
+
+    pub(crate) fn broker(&self) -> Option<&Arc<broker::Duplicates>> {
+        self.broker.as_ref()
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// Sessions that are kept.
@@ -140,9 +185,27 @@ impl Store {
         self.kept.unwrap_or(0)
     }
 
-    /// Tries again in a moment.
-    pub(crate) fn later(&mut self) {
+    /// The state cannot be kept now, as an interface is being opened or closed: tries again in a moment. `closed`: a
+    /// socket of a queue was closed, of which the store may have a duplicate. It may be that very queue which is being
+    /// opened, if one `is_opening`, so what is kept is let go after a while.
+    pub(crate) fn later(&mut self, closed: bool, is_opening: bool) -> io::Result<()> {
         self.due = Instant::now() + KEEP_PAUSE;
+        if closed && self.closed.is_none() {
+            self.closed = Some(Instant::now());
+        }
+        let is_over = self.closed.is_some_and(|since| is_opening && since.elapsed() >= CLOSED_LIMIT);
+        if is_over && self.kept.take().is_some() {
+            self.closed = None;
+            self.send(&Message::Nothing, &[])?;
+            self.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the store has closed what it does not keep any more.
+    fn sync(&self) -> io::Result<()> {
+        self.send(&Message::Sync, &[])?;
+        broker::receive::<()>(&self.connection, 0)?.map(drop).ok_or_else(|| io::ErrorKind::ConnectionReset.into())
     }
 
     /// The daemon exits, or another process has what it had.
@@ -206,29 +269,42 @@ pub(crate) fn arguments(
     args
 }
 
-/// Runs the store, until the daemon exits as it should, or has crashed so often that it is not started again.
+/// Runs the store, until the daemon exits as it should.
+///
+/// # Errors
+/// The daemon has crashed, and is not started again: nothing was kept, or it has crashed often.
 pub(crate) fn run(mut connection: OwnedFd) -> io::Result<()> {
     process::raise_fd_limit();
+    broker::send(&connection, &process::pid(), &[])?;
     let (mut kept, mut fds, mut crashes) = (None, Vec::new(), VecDeque::new());
     loop {
         match broker::receive::<Message>(&connection, MAX_STATE_BYTES) {
             Ok(Some((Message::Descriptors, some))) => fds.extend(some),
             Ok(Some((Message::State(state), _))) => kept = Some((state, std::mem::take(&mut fds))),
             Ok(Some((Message::Nothing, _))) => kept = None,
+            Ok(Some((Message::Sync, _))) => broker::send(&connection, &(), &[])?,
             Ok(Some((Message::Ended, _))) => return Ok(()),
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Ok(None) | Err(_) => {
                 fds.clear();
-                let Some((state, fds)) = kept.take() else { return Ok(()) };
+                let Some((state, fds)) = kept.take() else {
+                    return Err(io::Error::other("the daemon has crashed, and nothing was kept: its ports end"));
+                };
                 let now = Instant::now();
                 crashes.retain(|crash| now.duration_since(*crash) < CRASH_PERIOD);
                 crashes.push_back(now);
                 if crashes.len() > MAX_CRASHES {
-                    tracing::error!("the daemon has crashed {} times: its ports end", crashes.len());
-                    return Ok(());
+                    let crashes = crashes.len();
+                    return Err(io::Error::other(format!("the daemon has crashed {crashes} times: its ports end")));
                 }
                 tracing::error!(pid = state.pid, "the daemon has crashed, and is started again with its ports");
                 connection = restart(state, &fds)?;
+                let took = now.elapsed();
+                tracing::info!(?took, "the daemon goes on with its ports");
+                if took + KEEPALIVE_INTERVAL >= KEEPALIVE_TIMEOUT {
+                    tracing::warn!("the daemon was delayed: open interfaces were the kernel's until it went on");
+                }
+                broker::send(&connection, &process::pid(), &[])?;
             }
         }
     }
@@ -242,7 +318,7 @@ fn restart(state: Box<State>, fds: &[OwnedFd]) -> io::Result<OwnedFd> {
     args.truncate(args.len().saturating_sub(2));
     args.extend(["--restore".into(), "3".into()]);
     let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    process::spawn_detached(&std::env::current_exe()?, &args, its, log)?;
+    process::spawn_detached(Path::new(OWN_PROGRAM), &args, its, log)?;
     let expect = |is_it: &dyn Fn(&Request) -> bool| {
         wait_readable(&mut [PollFd::new(&own, PollFlags::IN)], Some(REPLY_LIMIT))?;
         match broker::receive::<Request>(&own, 0)? {

@@ -87,6 +87,9 @@ pub(crate) mod store {
     pub(crate) const KEEP_PAUSE: Duration = Duration::from_millis(10);
     pub(crate) const MAX_KEEP_PAUSE: Duration = Duration::from_millis(250);
     pub(crate) const KEEP_SHARE: u32 = 20;
+    /// How long sockets of queues that were closed are kept while the state cannot be kept anew. A queue that is opened
+    /// waits longer for its former socket.
+    pub(crate) const CLOSED_LIMIT: Duration = Duration::from_millis(5);
     /// How long the daemon waits at most for the process that keeps the state.
     pub(crate) const SEND_LIMIT: Duration = Duration::from_secs(1);
     /// Most crashes in a period after which the daemon is started again: what it goes on with may be the cause.

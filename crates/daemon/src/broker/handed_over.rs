@@ -6,6 +6,8 @@
 //! no interface is open or has settings    the successor's broker serves it; the former one exits
 //! one is open, or has settings            the former broker goes on, until a daemon is replaced while none is
 //! ```
+//! So it is after a crash of a daemon whose state another process has kept ([`crate::store`]). Then requests may be in
+//! progress, whose answers nobody expects any more ([`go_on_after_crash`]).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,10 +15,12 @@ use std::sync::{MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::EBUSY;
+use unetmap_sys::process;
 
-use super::{ADOPTED, ALIVE, CONNECTIONS, LANES, SETUP, Setup};
+use super::{ADOPTED, ALIVE, CONNECTIONS, Failure, Handle, LANES, Request, SETUP, Setup, ask, receive, send};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::refusal::{Refusal, refuse};
+use crate::tuning::broker::REPLY_BYTES;
 
 /// A broker's connections, as the daemon hands them to its successor.
 #[derive(Serialize, Deserialize)]
@@ -97,4 +101,33 @@ pub(crate) fn is_used() -> bool {
 pub(crate) fn pause() -> Vec<MutexGuard<'static, OwnedFd>> {
     let lanes = CONNECTIONS.get().into_iter().flatten();
     lanes.map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect()
+}
+
+/// The handle that the broker gave out last.
+///
+/// # Errors
+/// Those of [`ask`].
+pub(crate) fn last_handle() -> io::Result<Handle> {
+    ask(Request::LastHandle, &[]).map(|(last, _)| last)
+}
+
+/// Goes on with the broker of a daemon that has crashed: drops the answers to what that one had asked, and has what the
+/// broker made after `last`, of which this process does not know, undone. Waits for requests in progress, which may
+/// take a driver's time.
+///
+/// # Errors
+/// Those of the connections.
+pub(crate) fn go_on_after_crash(last: Handle) -> io::Result<()> {
+    let text = format!("process {} goes on", process::pid());
+    for connection in pause() {
+        send(&*connection, &Request::Echo(text.clone()), &[])?;
+        loop {
+            let (reply, _) = receive::<Result<serde_json::Value, Failure>>(&*connection, REPLY_BYTES)?
+                .ok_or(io::ErrorKind::ConnectionReset)?;
+            if reply.is_ok_and(|value| value == *text) {
+                break;
+            }
+        }
+    }
+    ask(Request::ForgetSince(last), &[]).map(|((), _)| ())
 }

@@ -225,6 +225,12 @@ impl Broker {
                 value(helper.ok_or(io::ErrorKind::NotFound)?.kill()?)
             }
             Request::ProcessId => value(process::pid()),
+            Request::LastHandle => value(self.last_handle()),
+            Request::Echo(text) => value(text),
+            Request::ForgetSince(last) => {
+                self.forget_since(last);
+                value(())
+            }
             Request::ForbidRemoval => {
                 fault::wait("files", &self.setup.socket);
                 value(fds.0.try_for_each(|fd| memfd::forbid_removal(fd.as_fd()))?)

@@ -83,6 +83,20 @@ impl Broker {
         Handle(self.last.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
+    /// The handle that was given out last.
+    pub(super) fn last_handle(&self) -> Handle {
+        Handle(self.last.load(Ordering::Relaxed))
+    }
+
+    /// Drops all objects that were made after this handle; the last first, as at the end.
+    pub(super) fn forget_since(&self, last: Handle) {
+        loop {
+            let newest = lock(&self.objects).keys().next_back().copied();
+            let Some(newest) = newest.filter(|newest| *newest > last) else { return };
+            let _ = self.drop_object(newest);
+        }
+    }
+
     /// Keeps an object until it is dropped by its handle.
     pub(super) fn keep(&self, object: Object) -> io::Result<Handle> {
         let (handle, mut objects) = (self.handle(), lock(&self.objects));

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! What the daemon hands to its successor.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
-use crate::broker::SavedBroker;
+use crate::broker::{Handle, SavedBroker};
 use crate::descriptors::FdIndex;
 use crate::node::SavedNodes;
 use crate::ports::SavedRegistry;
@@ -21,8 +23,8 @@ pub(crate) struct State {
     pub(crate) listener: FdIndex,
     pub(crate) service: SavedService,
     pub(crate) clients: Vec<SavedClient>,
-    /// The file with the token of the connection whose message is being answered, if the state is kept for a crash.
-    pub(crate) mark: Option<FdIndex>,
+    /// What is kept for a crash, besides.
+    pub(crate) after_crash: Option<SavedForCrash>,
     /// The holder ID that was given out last.
     pub(crate) last_holder: u32,
     /// Knobs that were set since the daemon was started.
@@ -36,6 +38,17 @@ pub(crate) struct State {
     /// The number of the monitor that was created last.
     pub(crate) last_monitor: u64,
     pub(crate) switches: SavedSwitches,
+}
+
+/// What goes on with the state of a daemon that has crashed needs, besides.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedForCrash {
+    /// The file with the token of the connection whose message is being answered.
+    pub(crate) mark: FdIndex,
+    /// The handle that the broker gave out last, if the broker is in the state.
+    pub(crate) last_handle: Option<Handle>,
+    /// Where the node was on: its files end.
+    pub(crate) node: Option<PathBuf>,
 }
 
 /// A connection.

@@ -20,7 +20,7 @@ use crate::refusal::{Refusal, refuse};
 use crate::tuning::node::MAX_MOUNTS;
 
 /// The node, and earlier ones with open files.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub(crate) struct SavedNodes {
     /// The path of the link, if the node is on: then it is the first.
     on: Option<PathBuf>,
@@ -78,6 +78,7 @@ struct SavedPoll {
 }
 
 /// The nodes of this process while they are paused, with the mounts of each.
+#[derive(Default)]
 pub(crate) struct PausedNodes(Vec<(Arc<Shared>, Vec<Arc<Mount>>)>);
 
 impl Nodes {

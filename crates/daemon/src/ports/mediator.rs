@@ -42,7 +42,7 @@ use crate::tuning::mediator::{
 use crate::tuning::thread_waits::RETIRED_POLL;
 use headers::HeaderConverter;
 pub(super) use headers::{LostPackets, SavedLost};
-pub(crate) use paused::{PausedThread, check_paused, pause, resume};
+pub(crate) use paused::{PausedThread, check_paused, pause, resume, running};
 
 /// The daemon's own holder ID, which no client gets.
 pub(crate) const DAEMON_HOLDER: u32 = u32::MAX;

@@ -93,15 +93,9 @@ impl Daemon {
         self.registry.all::<NicPort>().next().is_some() || self.nics.has_settings()
     }
 
-    /// Whether nothing is open but what can go on after a crash: pipes, switch ports and ports without a data path, on
-    /// which no thread of the daemon works but those of the switches.
-    pub(crate) fn can_be_kept(&self) -> bool {
-        let is_kept =
-            |key: &PortKey| matches!(key, PortKey::Pipe(_) | PortKey::Vale(_) | PortKey::Null(..) | PortKey::Sink(..));
-        self.registry.ports().all(|(key, _)| is_kept(key))
-            && self.stopping_mediators.is_empty()
-            && self.vale.can_be_kept(&self.registry)
-            && !self.nics.has_settings()
+    /// Whether a thread opens an interface for a request.
+    pub(crate) fn is_opening_interface(&self) -> bool {
+        self.registry.all::<NicPort>().any(NicPort::is_being_opened)
     }
 
     /// Refuses to hand over what a successor cannot take over.

@@ -14,19 +14,18 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::process;
 use unetmap_sys::socket::{self, MAX_FDS};
 
+use super::keep::{AfterCrash, Kept};
 use super::{Client, Server, Task, Work};
 use crate::broker;
 use crate::descriptors::{Incoming, Outgoing, cannot};
 use crate::handover::{Reply, Request, SavedClient, State, Taken, VERSION};
 use crate::log;
-use crate::node::PausedNodes;
 use crate::ports::{arrival, mediator, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::requests::LockHolder;
 use crate::service::Service;
 use crate::store::{self, Store};
 use crate::tuning::handover::{COMMIT_LIMIT, DRAIN_LIMIT, SEND_POLL};
-use crate::user_arena::UserArena;
 
 /// `ETOOMANYREFS`: the receiver has to take some descriptors first.
 const TOO_MANY_IN_FLIGHT: i32 = 109;
@@ -204,7 +203,11 @@ impl Server {
         // It keeps what it has made for interfaces, and the devices of the node's mounts.
         let keeps = self.daemon.has_interfaces() || self.nodes.in_use();
         let broker = if keeps { broker::Duplicates::new().map_err(failed)? } else { None };
-        let kept = Kept { broker, arenas: self.daemon.registry.regions.all_arenas(), nodes: self.nodes.paused() };
+        let kept = Kept {
+            broker: broker.map(Arc::new),
+            arenas: self.daemon.registry.regions.all_arenas(),
+            nodes: self.nodes.paused(),
+        };
         let mut fds = Outgoing::default();
         let state = self.save(service, &kept, |_| true, &mut fds)?;
         for some in fds.fds().chunks(MAX_FDS) {
@@ -217,8 +220,9 @@ impl Server {
         let taken = positions.and_then(|positions| {
             to.send(&Reply::Positions(Box::new(positions)), &[])?;
             to.expect(|request| matches!(request, Request::Commit))?;
+            service.main_process_is(socket::peer(connection).map_err(failed)?.pid);
+            // It may have been the main process.
             self.store.iter().for_each(Store::end);
-            service.replaced_by(socket::peer(connection).map_err(failed)?.pid);
             let requests = broker::pause();
             to.send(&Reply::Released, &[])?;
             // The broker's answers are the successor's from here on.
@@ -253,7 +257,7 @@ impl Server {
             listener: fds.add(&self.listener),
             service: service.save(self.is_managed, fds),
             clients,
-            mark: None,
+            after_crash: None,
             last_holder: self.lock_holders.last(),
             knobs: self.daemon.knobs.set_since(),
             broker: kept.broker.as_ref().map(|broker| broker.save(fds)),
@@ -280,8 +284,9 @@ impl Server {
         mediator::check_paused(daemon)?;
         self.daemon.knobs.take_over(&state.knobs);
         log::set_verbose(self.daemon.knobs.verbose());
-        let mark = state.mark.map(|mark| fds.take(mark)).transpose()?.map(File::from);
-        let marked = self.take_connections(state.clients, state.last_holder, mark.as_ref(), &mut fds)?;
+        let crash = state.after_crash.map(|saved| AfterCrash::of(saved, &mut fds)).transpose()?;
+        let mark = crash.as_ref().map(|crash| &crash.mark);
+        let marked = self.take_connections(state.clients, state.last_holder, mark, &mut fds)?;
         let service = state.service.restore(&mut fds)?;
         match predecessor.positions()? {
             Some(positions) => self.daemon.vale.take_positions(positions, &self.daemon.registry)?,
@@ -290,14 +295,15 @@ impl Server {
         let store = predecessor.commit()?;
         adopted.into_iter().for_each(broker::Adopted::adopt);
         arenas.iter().for_each(|arena| arena.take());
-        self.daemon.nics.renew_deadlines(&self.daemon.registry);
+        let unknown = crash.as_ref().map(|crash| self.take_from_crashed(crash));
+        self.daemon.nics.go_on(&self.daemon.registry);
         self.resume_threads();
         self.add_watches();
         if let Err(refusal) = self.daemon.vale.publish() {
             tracing::error!("the switches stand still: {}", refusal.why);
         }
         if let Some(store) = store {
-            self.recover(marked);
+            self.recover(marked, unknown.unwrap_or_default(), crash.and_then(|crash| crash.node));
             match Store::of(store) {
                 Ok(store) => self.set_store(store),
                 Err(e) => tracing::error!("a crash will end all ports: {e}"),
@@ -351,13 +357,6 @@ impl Server {
         }
         Ok(marked)
     }
-}
-
-/// What is kept while the state refers to it.
-pub(super) struct Kept {
-    pub(super) broker: Option<broker::Duplicates>,
-    pub(super) arenas: Vec<(u32, Arc<UserArena>)>,
-    pub(super) nodes: PausedNodes,
 }
 
 /// The process that is to take over.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Mediator threads that are stopped while the daemon is replaced. Their sessions stay open, and packets wait in the
-//! rings; the successor's threads, or this process's if the successor fails, go on with them.
+//! rings; the successor's threads, or this process's if the successor fails, go on with them. So do those of a daemon
+//! that is started again after a crash: what the threads had copied and not yet passed on is copied again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,6 +32,15 @@ pub(crate) struct PausedThread {
 }
 
 impl PausedThread {
+    fn of_running(port: &PortKey, thread: &MediatorThread) -> PausedThread {
+        let MediatorThread { pair, directions, sessions, .. } = *thread;
+        PausedThread { port: port.clone(), pair, directions, sessions, cpu: thread.polling_cpu() }
+    }
+
+    pub(crate) fn sessions(&self) -> [u64; 2] {
+        self.sessions
+    }
+
     /// Of a thread that has ended.
     fn of_ended(port: PortKey, thread: MediatorThread) -> PausedThread {
         let cpu = thread.polling_cpu();
@@ -40,6 +50,15 @@ impl PausedThread {
         }
         PausedThread { port, pair, directions, sessions, cpu }
     }
+}
+
+/// The running threads, for a daemon that goes on with them after a crash of this one.
+pub(crate) fn running(daemon: &mut Daemon) -> Vec<PausedThread> {
+    let of_port = |(key, port): (&PortKey, &mut _)| {
+        let threads = crate::ports::Port::mediators(port).map(|threads| threads.iter()).into_iter().flatten();
+        threads.map(|thread| PausedThread::of_running(key, thread)).collect::<Vec<_>>()
+    };
+    daemon.registry.ports_mut().flat_map(of_port).collect()
 }
 
 impl Registry {

@@ -59,6 +59,7 @@ use crate::shape::EndpointShape;
 use attach::random_mark;
 use host_rings::HostRings;
 use keep_alive::KeepAlive;
+pub(crate) use queue::any_was_closed;
 use queue::{OpenQueue, socket_position};
 use queue_count::QueueCounts;
 use relay::Relay;

@@ -90,6 +90,11 @@ impl NicPort {
         }
     }
 
+    /// Whether a thread opens sockets of it for a request.
+    pub(crate) fn is_being_opened(&self) -> bool {
+        self.here().is_none() && self.opener.is_some()
+    }
+
     /// The same, mutable.
     pub(crate) fn here_mut(&mut self) -> Option<&mut Nic> {
         match &mut self.state {

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use unetmap_mem::{EndpointPage, Pos, TxFramesPage, UmemLayout, XskRxRings, XskTxRings};
 use unetmap_sys::xsk::{self, SocketRings, Umem, UnboundXsk, Xsk};
@@ -24,6 +25,21 @@ pub(crate) struct OpenQueue {
     pub(crate) headroom: u32,
     /// Whether it is in the XDP program's map, so that packets are redirected to it.
     pub(crate) in_xdp_map: bool,
+}
+
+/// Whether the socket of a queue was closed since [`any_was_closed`] was asked.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the socket of a queue was closed since the last call: another process may have a duplicate, and the queue
+/// cannot be opened until that is closed, too.
+pub(crate) fn any_was_closed() -> bool {
+    CLOSED.swap(false, Ordering::AcqRel)
+}
+
+impl Drop for OpenQueue {
+    fn drop(&mut self) {
+        CLOSED.store(true, Ordering::Release);
+    }
 }
 
 impl OpenQueue {

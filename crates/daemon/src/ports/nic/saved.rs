@@ -242,8 +242,10 @@ impl NicState {
         Ok(())
     }
 
-    /// Renews the deadlines of the interfaces' programs from now on: the broker is this process's now.
-    pub(crate) fn renew_deadlines(&self, registry: &Registry) {
+    /// Renews the deadlines of the interfaces' programs from now on: the broker is this process's now. The former
+    /// process may have been about to close what no session has bound.
+    pub(crate) fn go_on(&mut self, registry: &Registry) {
+        self.work.unneeded.extend(registry.all::<NicPort>().map(|port| port.key));
         for nic in registry.all::<NicPort>().filter_map(NicPort::here) {
             for deadline in nic.deadlines() {
                 if let Err(e) = self.keep_alive.add(deadline) {

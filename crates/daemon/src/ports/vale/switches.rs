@@ -79,11 +79,6 @@ impl ValeState {
         !self.settings.is_empty() || self.workers.changed_plan().is_some() || is_attached || !self.persistent.is_empty()
     }
 
-    /// Whether there are only ports of programs.
-    pub(crate) fn can_be_kept(&self, registry: &Registry) -> bool {
-        self.persistent.is_empty() && registry.all::<ValePort>().all(|port| port.attachment.is_none())
-    }
-
     /// Returns the index for a new port of a switch.
     pub(super) fn free_index(&self, key: &ValeKey) -> Result<u8, Refusal> {
         let switch = self.switches.get(&key.switch_key());
