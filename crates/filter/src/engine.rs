@@ -184,18 +184,20 @@ impl Engine {
         self.nat.with(|table| table.translate(nat, direction == Direction::Out, headers, bytes, now.millis))
     }
 
-    /// Returns the verdict about all packets, and counts `packets` of `bytes`, if the rule set needs to look at none.
+    /// Returns the verdict about all packets, if the rule set needs to look at none. They are counted by
+    /// [`Engine::count_always`].
     #[inline]
-    pub fn always(&self, set: &Ruleset, packets: u64, bytes: u64, now: Now) -> Option<Verdict> {
+    pub fn always(set: &Ruleset) -> Option<Verdict> {
         let rule = &set.rules[set.always?];
-        rule.counters.add(self.thread, packets, bytes, now.seconds);
         Some(if rule.action == Action::Allow { Verdict::Accept } else { Verdict::Deny })
     }
 
-    /// Whether [`Engine::always`] has a verdict.
+    /// Counts packets that [`Engine::always`] has a verdict about.
     #[inline]
-    pub fn decides_always(set: &Ruleset) -> bool {
-        set.always.is_some()
+    pub fn count_always(&self, set: &Ruleset, packets: u64, bytes: u64, now: Now) {
+        if let Some(at) = set.always {
+            set.rules[at].counters.add(self.thread, packets, bytes, now.seconds);
+        }
     }
 
     /// Fetches the states of packets that will be evaluated next, of [`FETCH_STATES`](crate::FETCH_STATES) at most.

@@ -57,7 +57,7 @@ impl Rule {
 }
 
 /// Names a rule for as long as it exists: the slot is used again after the rule was deleted, with another generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RuleId {
     /// Place in [`crate::Ruleset`]'s list of slots.
     pub slot: u32,

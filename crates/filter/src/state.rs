@@ -25,9 +25,12 @@ use crate::tuning::{
 const NONE: u32 = u32::MAX;
 
 /// A flow, with its lower endpoint first, so that both directions have the same key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 struct Flow {
-    addresses: [u128; 2],
+    /// IPv4 addresses, or the lower halves of IPv6 addresses.
+    low: [u64; 2],
+    /// Upper halves of IPv6 addresses.
+    high: [u64; 2],
     ports: [u16; 2],
     proto: u8,
     is_ipv6: bool,
@@ -37,26 +40,32 @@ impl Flow {
     /// Returns the flow of a packet, and whether the packet's source is the flow's second endpoint.
     #[inline]
     fn of(h: &Headers) -> Option<(Flow, bool)> {
-        let (src, dst) = match h.family {
-            Family::V4 => (u128::from(h.src4), u128::from(h.dst4)),
-            Family::V6 => (h.src6, h.dst6),
+        let (low, high) = match h.family {
+            Family::V4 => ([h.src4, h.dst4].map(u64::from), [0; 2]),
+            Family::V6 => ([h.src6, h.dst6].map(|a| a as u64), [h.src6, h.dst6].map(|a| (a >> 64) as u64)),
             Family::Other => return None,
         };
-        let swapped = (src, h.src_port) > (dst, h.dst_port);
-        let (addresses, ports) = match swapped {
-            true => ([dst, src], [h.dst_port, h.src_port]),
-            false => ([src, dst], [h.src_port, h.dst_port]),
+        let end = |i: usize, port: u16| (high[i], low[i], port);
+        let swapped = end(0, h.src_port) > end(1, h.dst_port);
+        let ports = [h.src_port, h.dst_port];
+        let (i, j) = (usize::from(swapped), usize::from(!swapped));
+        let flow = Flow {
+            low: [low[i], low[j]],
+            high: [high[i], high[j]],
+            ports: [ports[i], ports[j]],
+            proto: h.proto,
+            is_ipv6: h.family == Family::V6,
         };
-        Some((Flow { addresses, ports, proto: h.proto, is_ipv6: h.family == Family::V6 }, swapped))
+        Some((flow, swapped))
     }
 
     #[inline]
     fn hash(&self, seed: u64) -> u32 {
         let mut hasher = AddressHasher::with_seed(seed);
-        let [a, b] = self.addresses;
+        let [a, b] = self.low;
         match self.is_ipv6 {
-            true => [a, b].iter().for_each(|&address| hasher.write_u128(address)),
-            false => hasher.write_u64((a as u64) << 32 | b as u64),
+            true => [a, b, self.high[0], self.high[1]].into_iter().for_each(|half| hasher.write_u64(half)),
+            false => hasher.write_u64(a << 32 | b),
         }
         hasher.write_u64(
             u64::from(self.ports[0])
@@ -68,28 +77,42 @@ impl Flow {
     }
 }
 
-/// One state.
-#[derive(Clone, Copy, Debug)]
+/// What most packets need of a state: one cache line.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
 struct Entry {
-    flow: Flow,
+    /// As in [`Flow`]; the upper halves of IPv6 addresses are in [`Rest`].
+    low: [u64; 2],
+    ports: [u16; 2],
+    proto: u8,
+    is_ipv6: bool,
+    /// TCP flags that were seen, by direction.
+    flags: [u8; 2],
+    rule: RuleId,
+    expires: u64,
+    packets: u64,
+    bytes: u64,
     hash: u32,
+    name: u16,
     /// The flow's first packet was sent by its second endpoint.
     swapped: bool,
     /// A packet of the other direction was seen.
     answered: bool,
-    name: u16,
-    rule: RuleId,
-    /// TCP flags that were seen, by direction.
-    flags: [u8; 2],
-    /// Highest acknowledgement number, by direction; valid where `acked` was ever set.
+}
+
+const _: () = assert!(size_of::<Entry>() == 64);
+
+/// The rest of a state, in a second cache line: for IPv6, established TCP, and states that come and go.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Rest {
+    high: [u64; 2],
+    /// Highest acknowledgement number, by direction; valid where `has_ack` has the bit.
     ack: [u32; 2],
     /// Bit by direction: an acknowledgement was seen since the lifetime was last renewed.
     acked: u8,
     /// Bit by direction: `ack` is valid.
     has_ack: u8,
-    expires: u64,
-    packets: u64,
-    bytes: u64,
     proxy: Proxy,
     /// Place in `limits`, or `NONE`.
     limit: u32,
@@ -97,6 +120,8 @@ struct Entry {
     prev: u32,
     next: u32,
 }
+
+const _: () = assert!(size_of::<Rest>() == 64);
 
 /// Counts of the table's events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -159,6 +184,8 @@ pub(crate) struct StateTable {
     seed: u64,
     buckets: Buckets,
     entries: Vec<Entry>,
+    /// As many as `entries`.
+    rest: Vec<Rest>,
     max: usize,
     free: u32,
     oldest: u32,
@@ -178,6 +205,7 @@ impl StateTable {
             seed,
             buckets: Buckets::new(max),
             entries: Vec::with_capacity(max),
+            rest: Vec::with_capacity(max),
             max,
             free: NONE,
             oldest: NONE,
@@ -205,9 +233,10 @@ impl StateTable {
     }
 
     /// Returns the memory that is read at random places: start, bytes.
-    pub(crate) fn memory(&self) -> [(*const u8, usize); 2] {
+    pub(crate) fn memory(&self) -> [(*const u8, usize); 3] {
         let entries = (self.entries.as_ptr().cast(), self.entries.capacity() * size_of::<Entry>());
-        [self.buckets.memory(), entries]
+        let rest = (self.rest.as_ptr().cast(), self.rest.capacity() * size_of::<Rest>());
+        [self.buckets.memory(), entries, rest]
     }
 
     /// Reads what lookups of these packets will read, so that the memory's latency is waited for once and not by each
@@ -221,11 +250,10 @@ impl StateTable {
         for (hash, headers) in hashes.iter_mut().zip(packets) {
             *hash = Flow::of(headers).map_or(0, |(flow, _)| flow.hash(self.seed));
         }
-        // No read of a pass depends on another, so that a processor makes them at the same time. An entry has two cache
-        // lines.
+        // No read of a pass depends on another, so that a processor makes them at the same time.
         let words = hashes.map(|hash| self.buckets.first(hash));
         let entries = words.iter().filter_map(|word| self.entries.get((*word as u32).wrapping_sub(1) as usize));
-        std::hint::black_box(entries.fold(0, |sum, entry| sum ^ entry.hash ^ entry.next));
+        std::hint::black_box(entries.fold(0, |sum, entry| sum ^ entry.hash));
     }
 
     /// Returns the rule of the packet's state, and counts the packet there. States of rules that no longer exist are
@@ -257,8 +285,8 @@ impl StateTable {
             self.unlink(at);
             self.entries[at as usize].answered = true;
         }
+        self.renew(at, h, direction, now);
         let entry = &mut self.entries[at as usize];
-        entry.update(h, direction, now);
         entry.packets += 1;
         entry.bytes += bytes;
         Some(entry.rule)
@@ -290,30 +318,27 @@ impl StateTable {
             self.release_limit(limit);
             return false;
         };
-        let mut entry = Entry {
-            flow,
-            hash,
-            swapped,
-            answered: false,
-            name: option.name,
-            rule,
+        let Flow { low, high, ports, proto, is_ipv6 } = flow;
+        self.entries[at as usize] = Entry {
+            low,
+            ports,
+            proto,
+            is_ipv6,
             flags: [0; 2],
-            ack: [0; 2],
-            acked: 0,
-            has_ack: 0,
+            rule,
             expires: now,
             packets: 1,
             bytes,
-            proxy: Proxy::NONE,
-            limit,
-            prev: self.newest,
-            next: NONE,
+            hash,
+            name: option.name,
+            swapped,
+            answered: false,
         };
-        entry.update(h, 0, now);
-        self.entries[at as usize] = entry;
+        self.rest[at as usize] = Rest { high, limit, prev: self.newest, ..Rest::EMPTY };
+        self.renew(at, h, 0, now);
         match self.newest {
             NONE => self.oldest = at,
-            newest => self.entries[newest as usize].next = at,
+            newest => self.rest[newest as usize].next = at,
         }
         self.newest = at;
         self.buckets.insert(hash, at);
@@ -326,13 +351,13 @@ impl StateTable {
     pub(crate) fn proxied(&mut self, h: &Headers, rule: RuleId, name: u16, now: u64) -> Option<Proxied<'_>> {
         let (flow, swapped) = Flow::of(h)?;
         let at = self.find(&flow, flow.hash(self.seed), name)?;
-        let entry = &mut self.entries[at as usize];
+        let entry = &self.entries[at as usize];
         if entry.expires <= now || entry.rule != rule {
             return None;
         }
         let [forward, back] = entry.flags;
         let has_ended = (forward | back) & tcp::RST != 0 || forward & back & tcp::FIN != 0;
-        Some(Proxied { from_client: entry.swapped == swapped, has_ended, proxy: &mut entry.proxy })
+        Some(Proxied { from_client: entry.swapped == swapped, has_ended, proxy: &mut self.rest[at as usize].proxy })
     }
 
     /// Installs the state of a connection that a rule proxies, whose client has sent this segment. Returns as
@@ -354,12 +379,12 @@ impl StateTable {
             return false;
         }
         let Some(at) = self.find(&flow, flow.hash(self.seed), option.name) else { return false };
-        let entry = &mut self.entries[at as usize];
+        let (entry, rest) = (&mut self.entries[at as usize], &mut self.rest[at as usize]);
         // The client has sent its SYN, and this is its acknowledgement.
         entry.flags[0] |= tcp::SYN;
-        entry.acked |= 1;
+        rest.acked |= 1;
         entry.expires = now + LIFETIME_SYN;
-        entry.proxy = proxy;
+        rest.proxy = proxy;
         debug_assert_eq!(entry.swapped, swapped);
         true
     }
@@ -377,19 +402,20 @@ impl StateTable {
 
     /// Returns the states that have not expired.
     pub(crate) fn list(&self, now: u64) -> Vec<StateInfo> {
-        let live = self.entries.iter().filter(|entry| entry.packets > 0 && entry.expires > now);
-        live.map(|entry| {
+        let all = self.entries.iter().zip(&self.rest);
+        let live = all.filter(|(entry, _)| entry.packets > 0 && entry.expires > now);
+        live.map(|(entry, rest)| {
             let end = |i: usize| {
                 let i = i ^ usize::from(entry.swapped);
-                let address = match entry.flow.is_ipv6 {
-                    true => std::net::IpAddr::V6(entry.flow.addresses[i].into()),
-                    false => std::net::IpAddr::V4((entry.flow.addresses[i] as u32).into()),
+                let address = match entry.is_ipv6 {
+                    true => std::net::IpAddr::V6(joined(rest.high[i], entry.low[i]).into()),
+                    false => std::net::IpAddr::V4((entry.low[i] as u32).into()),
                 };
-                (address, entry.flow.ports[i])
+                (address, entry.ports[i])
             };
             StateInfo {
                 rule: entry.rule,
-                proto: entry.flow.proto,
+                proto: entry.proto,
                 ends: [end(0), end(1)],
                 packets: entry.packets,
                 bytes: entry.bytes,
@@ -399,10 +425,48 @@ impl StateTable {
         .collect()
     }
 
+    /// Renews a state's lifetime. `direction`: 0 for packets that travel as the first one did.
+    #[inline]
+    fn renew(&mut self, at: u32, h: &Headers, direction: usize, now: u64) {
+        const SYN: u8 = tcp::SYN;
+        const BOTH: u8 = 3;
+        let entry = &mut self.entries[at as usize];
+        let lifetime = match h.proto {
+            proto::TCP => {
+                entry.flags[direction] |= h.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST);
+                let [forward, back] = entry.flags;
+                let closing = (forward | back) & tcp::FIN != 0;
+                let both_closing = forward & back & tcp::FIN != 0;
+                match (forward & SYN, back & SYN) {
+                    _ if (forward | back) & tcp::RST != 0 => LIFETIME_RST,
+                    (SYN, 0) if !closing => LIFETIME_SYN,
+                    (SYN, SYN) if both_closing => LIFETIME_FIN,
+                    (SYN, SYN) => {
+                        let rest = &mut self.rest[at as usize];
+                        rest.acknowledge(h, direction);
+                        // The lifetime is renewed once both sides acknowledged something.
+                        if rest.acked != BOTH {
+                            return;
+                        }
+                        rest.acked = 0;
+                        LIFETIME_ACK
+                    }
+                    _ => LIFETIME_RST,
+                }
+            }
+            proto::UDP | proto::UDPLITE => LIFETIME_UDP,
+            _ => LIFETIME_SHORT,
+        };
+        entry.expires = now + lifetime;
+    }
+
+    #[inline]
     fn find(&self, flow: &Flow, hash: u32, name: u16) -> Option<u32> {
         self.buckets.find(hash, |at| {
             let entry = &self.entries[at as usize];
-            entry.flow == *flow && (entry.name == name || name == ANY_STATE)
+            entry.is_of(flow)
+                && (!flow.is_ipv6 || self.rest[at as usize].high == flow.high)
+                && (entry.name == name || name == ANY_STATE)
         })
     }
 
@@ -412,31 +476,31 @@ impl StateTable {
         if !entry.answered {
             self.unlink(at);
         }
-        self.release_limit(entry.limit);
-        let entry = &mut self.entries[at as usize];
-        entry.packets = 0;
-        entry.next = self.free;
+        self.release_limit(self.rest[at as usize].limit);
+        self.entries[at as usize].packets = 0;
+        self.rest[at as usize].next = self.free;
         self.free = at;
         self.counts.states -= 1;
     }
 
     /// Takes an entry out of the list of half-open states.
     fn unlink(&mut self, at: u32) {
-        let Entry { prev, next, .. } = self.entries[at as usize];
+        let Rest { prev, next, .. } = self.rest[at as usize];
         match prev {
             NONE => self.oldest = next,
-            prev => self.entries[prev as usize].next = next,
+            prev => self.rest[prev as usize].next = next,
         }
         match next {
             NONE => self.newest = prev,
-            next => self.entries[next as usize].prev = prev,
+            next => self.rest[next as usize].prev = prev,
         }
     }
 
     /// Returns an unused entry. If all are used, removes expired states, else the oldest half-open one.
     fn allocate(&mut self, now: u64) -> Option<u32> {
         if self.free == NONE && self.entries.len() < self.max {
-            self.entries.push(Entry::EMPTY);
+            self.entries.push(Entry::default());
+            self.rest.push(Rest::EMPTY);
             return Some(self.entries.len() as u32 - 1);
         }
         if self.free == NONE {
@@ -450,7 +514,7 @@ impl StateTable {
             return None;
         }
         let at = self.free;
-        self.free = self.entries[at as usize].next;
+        self.free = self.rest[at as usize].next;
         Some(at)
     }
 
@@ -464,8 +528,8 @@ impl StateTable {
             proto: flow.proto,
             is_ipv6: flow.is_ipv6,
             addresses: [
-                pick(limit_field::SRC_ADDR, flow.addresses[src]),
-                pick(limit_field::DST_ADDR, flow.addresses[dst]),
+                pick(limit_field::SRC_ADDR, joined(flow.high[src], flow.low[src])),
+                pick(limit_field::DST_ADDR, joined(flow.high[dst], flow.low[dst])),
             ],
             ports: [port(limit_field::SRC_PORT, flow.ports[src]), port(limit_field::DST_PORT, flow.ports[dst])],
         };
@@ -479,58 +543,30 @@ impl StateTable {
     }
 }
 
+/// Returns an address from its halves.
+fn joined(high: u64, low: u64) -> u128 {
+    u128::from(high) << 64 | u128::from(low)
+}
+
 impl Entry {
-    const EMPTY: Entry = Entry {
-        flow: Flow { addresses: [0; 2], ports: [0; 2], proto: 0, is_ipv6: false },
-        hash: 0,
-        swapped: false,
-        answered: false,
-        name: 0,
-        rule: RuleId { slot: 0, generation: 0 },
-        flags: [0; 2],
+    /// Whether this is the flow's entry, as far as it can be told here.
+    #[inline]
+    fn is_of(&self, flow: &Flow) -> bool {
+        self.low == flow.low && self.ports == flow.ports && (self.proto, self.is_ipv6) == (flow.proto, flow.is_ipv6)
+    }
+}
+
+impl Rest {
+    const EMPTY: Rest = Rest {
+        high: [0; 2],
         ack: [0; 2],
         acked: 0,
         has_ack: 0,
-        expires: 0,
-        packets: 0,
-        bytes: 0,
         proxy: Proxy::NONE,
         limit: NONE,
         prev: NONE,
         next: NONE,
     };
-
-    /// Renews the lifetime. `direction`: 0 for packets that travel as the first one did.
-    fn update(&mut self, h: &Headers, direction: usize, now: u64) {
-        const SYN: u8 = tcp::SYN;
-        const BOTH: u8 = 3;
-        let lifetime = match h.proto {
-            proto::TCP => {
-                self.flags[direction] |= h.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST);
-                let [forward, back] = self.flags;
-                let closing = (forward | back) & tcp::FIN != 0;
-                let both_closing = forward & back & tcp::FIN != 0;
-                match (forward & SYN, back & SYN) {
-                    _ if (forward | back) & tcp::RST != 0 => LIFETIME_RST,
-                    (SYN, 0) if !closing => LIFETIME_SYN,
-                    (SYN, SYN) if both_closing => LIFETIME_FIN,
-                    (SYN, SYN) => {
-                        self.acknowledge(h, direction);
-                        // The lifetime is renewed once both sides acknowledged something.
-                        if self.acked != BOTH {
-                            return;
-                        }
-                        self.acked = 0;
-                        LIFETIME_ACK
-                    }
-                    _ => LIFETIME_RST,
-                }
-            }
-            proto::UDP | proto::UDPLITE => LIFETIME_UDP,
-            _ => LIFETIME_SHORT,
-        };
-        self.expires = now + lifetime;
-    }
 
     /// Notes an acknowledgement that is not older than the last.
     fn acknowledge(&mut self, h: &Headers, direction: usize) {
@@ -550,11 +586,40 @@ mod tests {
 
     #[test]
     fn flows_that_share_a_hash_do_not_with_another_seed() {
-        let flow = |i: u64| Flow { addresses: [1, u128::from(i)], ports: [5, 80], proto: 6, is_ipv6: false };
+        let flow = |i: u64| Flow { low: [1, i], high: [0; 2], ports: [5, 80], proto: 6, is_ipv6: false };
         // As many as have a bucket of 2^10 in common by the first seed.
         let shared: Vec<Flow> = (0..1 << 20).map(flow).filter(|flow| flow.hash(1) & 1023 == 0).collect();
         assert!(shared.len() > 500, "{}", shared.len());
         let by_other: std::collections::HashSet<u32> = shared.iter().map(|flow| flow.hash(2) & 1023).collect();
         assert!(by_other.len() > 300, "{}", by_other.len());
+    }
+
+    #[test]
+    fn addresses_that_agree_in_their_lower_halves_are_different_flows() {
+        let headers = |src6: u128| Headers {
+            family: Family::V6,
+            src6,
+            dst6: 5 << 64 | 1,
+            src_port: 7,
+            dst_port: 53,
+            proto: proto::UDP,
+            has_transport: true,
+            ..Headers::default()
+        };
+        let (first, second) = (headers(3 << 64 | 1), headers(4 << 64 | 1));
+        let rule = RuleId { slot: 4, generation: 2 };
+        let option = StateOption { name: 0, limit: None, defer: false, probe: true };
+        let mut table = StateTable::new(1, 1);
+        assert!(table.install(&first, rule, option, 60, 0));
+        assert_eq!(table.lookup(&first, 0, 60, 1, |_| true), Some(rule));
+        assert_eq!(table.lookup(&second, 0, 60, 1, |_| true), None);
+        let (at, flow) = (0, Flow::of(&second).unwrap().0);
+        assert!(table.entries[at].is_of(&flow) && table.rest[at].high != flow.high);
+        let back = Headers { src6: first.dst6, dst6: first.src6, src_port: 53, dst_port: 7, ..first };
+        assert_eq!(table.lookup(&back, 0, 60, 1, |_| true), Some(rule), "the other direction");
+        let listed = table.list(1);
+        let end = |address: u128, port| (std::net::Ipv6Addr::from(address).into(), port);
+        assert_eq!(listed[0].ends, [end(first.src6, 7), end(first.dst6, 53)]);
+        assert_eq!((listed[0].packets, listed[0].bytes), (3, 180));
     }
 }

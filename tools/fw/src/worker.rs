@@ -448,19 +448,17 @@ impl Mover for Filter<'_, '_> {
         let worker = &mut *self.worker.borrow_mut();
         worker.update();
         let now = worker.now();
-        let sent = if Engine::decides_always(&worker.set) {
+        let sent = if let Some(verdict) = Engine::always(&worker.set) {
             // The verdict is the same for all: no packet is looked at.
-            let counts = count_all(from, n);
-            match worker.engine.always(&worker.set, counts.packets, counts.bytes, now) {
-                Some(Verdict::Accept) => {
-                    self.total.add(move_all(from, to, n, self.swap));
-                    n
-                }
-                _ => {
-                    self.dropped += counts.packets;
-                    0
-                }
+            let passes = verdict == Verdict::Accept;
+            let counts = if passes { move_all(from, to, n, self.swap) } else { count_all(from, n) };
+            worker.engine.count_always(&worker.set, counts.packets, counts.bytes, now);
+            if passes {
+                self.total.add(counts);
+            } else {
+                self.dropped += counts.packets;
             }
+            if passes { n } else { 0 }
         } else {
             self.move_packets(worker, from, to, n, now)
         };

@@ -15,8 +15,18 @@ use unetmap_shape::{Counts, FlowKey, Kind, Nanos, Packet, Pipe, PipeConfig, Pool
 use super::order::Order;
 use super::report::{Delays, Report, Total};
 
+/// Slots whose buffers are fetched into the cache before they are needed.
+const FETCH_AHEAD: usize = 8;
 /// Longest delay that is distinguished, in microseconds.
 const MAX_DELAY: u64 = 3_600_000_000;
+
+/// Packets with the same delay, as those of a batch have.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Same {
+    delay: u64,
+    late: u64,
+    packets: u64,
+}
 
 /// One direction.
 pub(crate) struct Link<'p> {
@@ -44,6 +54,8 @@ pub(crate) struct Link<'p> {
     delays: [Histogram<u64>; 2],
     /// How much later than due they were written to the ring, in nanoseconds.
     late: Histogram<u64>,
+    /// Packets that have arrived last and agree in both, which are not in the histograms yet.
+    same: Same,
     last: (Counts, u64, u64, u64),
     next_report: Nanos,
     reports: SyncSender<Report>,
@@ -81,6 +93,7 @@ impl<'p> Link<'p> {
             arrived_bytes: 0,
             delays: [delays(), delays()],
             late: delays(),
+            same: Same::default(),
             last: (Counts::default(), 0, 0, 0),
             next_report: SECOND,
             reports,
@@ -116,13 +129,27 @@ impl<'p> Link<'p> {
         self.arrived += 1;
         self.arrived_bytes += u64::from(pool.len(packet));
         if !self.ended {
-            let delay = (now - pool.arrived(packet)) / 1000;
-            self.delays[0].saturating_record(delay);
-            self.late.saturating_record(now - pool.due(packet));
+            let (delay, late) = (now - pool.arrived(packet), now - pool.due(packet));
+            if (delay, late) != (self.same.delay, self.same.late) {
+                drop(pool);
+                self.record();
+                self.same = Same { delay, late, packets: 0 };
+            }
+            self.same.packets += 1;
+        }
+    }
+
+    /// Puts the last packets into the histograms.
+    fn record(&mut self) {
+        let Same { delay, late, packets } = std::mem::take(&mut self.same);
+        if packets > 0 {
+            self.delays[0].saturating_record_n(delay / 1000, packets);
+            self.late.saturating_record_n(late, packets);
         }
     }
 
     fn report(&mut self, now: Nanos) {
+        self.record();
         let counts = self.pipe.counts;
         let dropped = counts.lost + counts.full + counts.managed + self.no_memory + self.too_long;
         let (before, arrived, bytes, dropped_before) = self.last;
@@ -155,6 +182,7 @@ impl<'p> Link<'p> {
 
     /// Returns what has happened in all.
     pub(crate) fn total(&mut self) -> Total {
+        self.record();
         self.keep_delays();
         Total {
             way: self.way,
@@ -175,7 +203,11 @@ impl Mover for Link<'_> {
         let now = self.now();
         let pool = &mut *self.pool.borrow_mut();
         let mut slots = from.first(n);
+        // Another core wrote the packets.
+        let mut ahead = from.first(n);
+        ahead.by_ref().take(FETCH_AHEAD).for_each(|slot| slot.fetch());
         while let Some(packet) = next_packet(&mut slots) {
+            ahead.by_ref().take(packet.slots as usize).for_each(|slot| slot.fetch());
             let Some(stored) = store(pool, from, &packet, self.header, 0, now) else {
                 self.no_memory += 1;
                 continue;
@@ -195,6 +227,9 @@ impl Mover for Link<'_> {
         let now = self.now();
         let (room, mut used) = (to.space(), 0);
         let mut targets = to.available();
+        // Another core read what was in the buffers before.
+        let mut ahead = to.available();
+        let mut fetch = FETCH_AHEAD;
         while let Some(packet) = self.take(now) {
             let needed = slots_needed(&self.pool.borrow(), packet, self.buf_size);
             if needed >= to.num_slots() {
@@ -207,6 +242,8 @@ impl Mover for Link<'_> {
                 break;
             }
             self.count(packet, now);
+            fetch += needed as usize;
+            ahead.by_ref().take(std::mem::take(&mut fetch)).for_each(|slot| slot.fetch_to_write());
             used += emit(&mut self.pool.borrow_mut(), packet, &mut targets, self.buf_size);
         }
         if now >= self.next_report && !self.ended {
