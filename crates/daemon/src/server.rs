@@ -57,7 +57,7 @@ use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, SnapshotTask, text_answer};
 use crate::service::Service;
 use crate::store::Store;
-use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
+use crate::tuning::server::{ANSWERED_WITH_ADMISSION, EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::WorkTimes;
 use hand_over::Drain;
@@ -279,32 +279,8 @@ impl Server {
         match self.turns.next(Instant::now()) {
             Next::Work(uid, work) => {
                 let Some(work) = self.hold_back(uid, work) else { return Some(Duration::ZERO) };
-                self.daemon.nics.keep_alive.control_begins();
-                let start = Instant::now();
-                self.daemon.admission.begin_work();
-                if !matches!(work, Work::Close(_) | Work::Job(Job::Close(_))) {
-                    self.daemon.registry.tidy(uid);
-                }
-                self.answered = NO_MESSAGE;
-                let kind = work.kind();
-                let token = if let Work::Message(token) | Work::Continue(token) = work { token } else { 0 };
-                self.mark(token);
-                match work {
-                    Work::Message(token) => self.next_message(uid, token),
-                    Work::Continue(token) => self.continue_answer(token),
-                    Work::Admit => self.admit_some(uid),
-                    Work::Close(token) => self.disconnect(token),
-                    Work::Job(job) => {
-                        self.nodes.run_job(&mut self.daemon, job);
-                        self.add_watches();
-                    }
-                }
-                self.end_mark(token);
-                self.daemon.admission.end_work();
-                let time = start.elapsed();
-                self.turns.count_time(uid, time);
-                self.accept_debt = self.accept_debt.saturating_sub(time);
-                self.work_times.add(uid, kind.unwrap_or(self.answered), time);
+                let admitted = self.do_work(uid, work);
+                self.answer_admitted(uid, &admitted);
                 (!self.turns.is_empty()).then_some(Duration::ZERO)
             }
             Next::Wait(time) => {
@@ -313,6 +289,53 @@ impl Server {
                 Some(time)
             }
             Next::Idle => None,
+        }
+    }
+
+    /// Does a piece of work of a user; returns the connections that it admitted.
+    fn do_work(&mut self, uid: u32, work: Work) -> Vec<u64> {
+        self.daemon.nics.keep_alive.control_begins();
+        let start = Instant::now();
+        self.daemon.admission.begin_work();
+        if !matches!(work, Work::Close(_) | Work::Job(Job::Close(_))) {
+            self.daemon.registry.tidy(uid);
+        }
+        self.answered = NO_MESSAGE;
+        let kind = work.kind();
+        let token = if let Work::Message(token) | Work::Continue(token) = work { token } else { 0 };
+        self.mark(token);
+        let mut admitted = Vec::new();
+        match work {
+            Work::Message(token) => self.next_message(uid, token),
+            Work::Continue(token) => self.continue_answer(token),
+            Work::Admit => admitted = self.admit_some(uid),
+            Work::Close(token) => self.disconnect(token),
+            Work::Job(job) => {
+                self.nodes.run_job(&mut self.daemon, job);
+                self.add_watches();
+            }
+        }
+        self.end_mark(token);
+        self.daemon.admission.end_work();
+        let time = start.elapsed();
+        self.turns.count_time(uid, time);
+        self.accept_debt = self.accept_debt.saturating_sub(time);
+        self.work_times.add(uid, kind.unwrap_or(self.answered), time);
+        admitted
+    }
+
+    /// Answers what has already arrived on connections that were just admitted, at the same turn: a user who does
+    /// little opens a port in one turn, and need not wait for several.
+    fn answer_admitted(&mut self, uid: u32, admitted: &[u64]) {
+        if admitted.len() > ANSWERED_WITH_ADMISSION {
+            return;
+        }
+        for &token in admitted {
+            if self.turns.has_head_start(uid, Instant::now())
+                && self.clients.get(&token).is_some_and(|client| !client.is_ready && client.has_message())
+            {
+                self.do_work(uid, Work::Message(token));
+            }
         }
     }
 
@@ -481,7 +504,7 @@ impl Server {
             Reply::Later(task) => {
                 let Some(client) = self.clients.get_mut(&token) else { return true };
                 client.task = Some((kind, Task::Snapshot(task)));
-                self.turns.push(client.peer.uid, Work::Continue(token));
+                self.turns.push_slice(client.peer.uid, Work::Continue(token));
                 true
             }
             Reply::Invalid(errno, why) => self.reject(token, errno, why),
@@ -519,10 +542,11 @@ impl Server {
         let Some(client) = self.clients.get_mut(&token) else { return true };
         if !task.step(&self.daemon) {
             client.task = Some((kind, Task::Snapshot(task)));
-            self.turns.push(client.peer.uid, Work::Continue(token));
+            self.turns.push_slice(client.peer.uid, Work::Continue(token));
             return true;
         }
-        let answer = text_answer(&task.json(&self.daemon, general));
+        let json = task.json(&self.daemon, general);
+        let answer = text_answer(&json.each_ref().map(String::as_str));
         send(&client.fd, client.tag, kind, &answer).is_ok()
     }
 

@@ -108,7 +108,7 @@ fn check(daemon: &Daemon) {
     let work = (1, 0, Duration::ZERO, WorkTimes::default());
     let mut task = crate::requests::SnapshotTask::new(daemon, Vec::new(), None);
     while !task.step(daemon) {}
-    let json = serde_json::from_str::<serde_json::Value>(&task.json(daemon, work)).unwrap();
+    let json = serde_json::from_str::<serde_json::Value>(&task.json(daemon, work).concat()).unwrap();
     let count = |list: &str| json[list].as_array().unwrap().len();
     let registry = &daemon.registry;
     let regions = registry.regions.iter().count();

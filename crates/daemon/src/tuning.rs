@@ -221,12 +221,17 @@ pub(crate) mod server {
     /// Connections that are admitted at a turn of their user, and most that may wait for such a turn.
     pub(crate) const ADMISSIONS_A_TURN: usize = 16;
     pub(crate) const MAX_WAITING: u64 = 2048;
+    /// If no more were admitted, what has arrived on them is answered at the same turn: opening a port takes a process
+    /// two connections.
+    pub(crate) const ANSWERED_WITH_ADMISSION: usize = 2;
     /// Time after which a connection without a request is closed, if its user has a budget.
     pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(10);
     /// Time between attempts to exit, while a client that starts holds the lock.
     pub(crate) const EXIT_RETRY: Duration = Duration::from_millis(100);
-    /// How long the control thread works at a snapshot before it serves other requests.
-    pub(crate) const SNAPSHOT_SLICE: Duration = Duration::from_micros(500);
+    /// How long the control thread works at a snapshot before it serves other requests, and how many of the user's own
+    /// are served between two slices while there are any.
+    pub(crate) const SNAPSHOT_SLICE: Duration = Duration::from_micros(250);
+    pub(crate) const BETWEEN_SLICES: u32 = 8;
     /// How long the processor of a switch's thread is taken to be the same. A snapshot needs it for each port, and the
     /// kernel takes longer for an answer than all else of the port.
     pub(crate) const CPU_AGE: Duration = Duration::from_millis(10);

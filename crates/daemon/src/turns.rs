@@ -10,11 +10,14 @@
 //! unless the former has a lot to close.
 //!
 //! A user who makes more requests in a second than its budget allows waits.
+//!
+//! Of one user's work, that which is to be done beside the rest (slices of a snapshot) comes last, but for one piece
+//! after each [`BETWEEN_SLICES`] others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::tuning::server::{HEAD_START, LONG_WORK, REMEMBERED_USERS};
+use crate::tuning::server::{BETWEEN_SLICES, HEAD_START, LONG_WORK, REMEMBERED_USERS};
 
 /// Requests may arrive in bursts of as many as are allowed in this time.
 const BURST: Duration = Duration::from_secs(1);
@@ -36,6 +39,36 @@ struct Waiting<W> {
     /// Done first, at any rate.
     urgent: VecDeque<W>,
     others: VecDeque<W>,
+    /// Done beside the others.
+    slices: VecDeque<W>,
+    /// Others that were done since the last slice.
+    since_slice: u32,
+}
+
+impl<W> Default for Waiting<W> {
+    fn default() -> Waiting<W> {
+        Waiting { urgent: VecDeque::new(), others: VecDeque::new(), slices: VecDeque::new(), since_slice: 0 }
+    }
+}
+
+impl<W> Waiting<W> {
+    fn is_empty(&self) -> bool {
+        self.urgent.is_empty() && self.others.is_empty() && self.slices.is_empty()
+    }
+
+    fn pop(&mut self) -> Option<W> {
+        if let Some(urgent) = self.urgent.pop_front() {
+            return Some(urgent);
+        }
+        if self.since_slice < BETWEEN_SLICES
+            && let Some(other) = self.others.pop_front()
+        {
+            self.since_slice += 1;
+            return Some(other);
+        }
+        self.since_slice = 0;
+        self.slices.pop_front().or_else(|| self.others.pop_front())
+    }
 }
 
 /// What [`Turns::next`] found.
@@ -70,11 +103,16 @@ impl<W> Turns<W> {
         self.waiting(uid).urgent.push_back(work);
     }
 
+    /// Adds work that the user's other work does not wait for.
+    pub(crate) fn push_slice(&mut self, uid: u32, work: W) {
+        self.waiting(uid).slices.push_back(work);
+    }
+
     fn waiting(&mut self, uid: u32) -> &mut Waiting<W> {
         let order = &mut self.order;
         self.users.entry(uid).or_insert_with(|| {
             order.push_back(uid);
-            Waiting { urgent: VecDeque::new(), others: VecDeque::new() }
+            Waiting::default()
         })
     }
 
@@ -87,13 +125,13 @@ impl<W> Turns<W> {
     pub(crate) fn take_all(&mut self, is_taken: impl Fn(&W) -> bool) -> Vec<W> {
         let mut taken = Vec::new();
         for waiting in self.users.values_mut() {
-            for queue in [&mut waiting.urgent, &mut waiting.others] {
+            for queue in [&mut waiting.urgent, &mut waiting.others, &mut waiting.slices] {
                 let (out, left) = std::mem::take(queue).into_iter().partition(&is_taken);
                 taken.extend::<Vec<W>>(out);
                 *queue = Vec::into(left);
             }
         }
-        self.users.retain(|_, waiting| !waiting.urgent.is_empty() || !waiting.others.is_empty());
+        self.users.retain(|_, waiting| !waiting.is_empty());
         self.order.retain(|uid| self.users.contains_key(uid));
         taken
     }
@@ -125,13 +163,19 @@ impl<W> Turns<W> {
         };
         self.clock = self.clock.max(start);
         let Some(waiting) = self.users.get_mut(&uid) else { return Next::Idle };
-        let work = waiting.urgent.pop_front().or_else(|| waiting.others.pop_front());
-        if waiting.urgent.is_empty() && waiting.others.is_empty() {
+        let work = waiting.pop();
+        if waiting.is_empty() {
             self.users.remove(&uid);
         } else {
             self.order.push_back(uid);
         }
         work.map_or(Next::Idle, |work| Next::Work(uid, work))
+    }
+
+    /// Whether the user, after its turn, would still be served before users with much work, and may go on by its rate.
+    pub(crate) fn has_head_start(&self, uid: u32, now: Instant) -> bool {
+        let is_over_rate = self.due.get(&uid).is_some_and(|due| *due > now + BURST);
+        !is_over_rate && self.ends.get(&uid).is_none_or(|end| *end < self.clock)
     }
 
     /// Counts time that a piece of work of a user took: at most [`LONG_WORK`], as what took longer waited for something
@@ -218,6 +262,42 @@ mod tests {
             *(if uid == 3 { &mut own } else { &mut others }) += 1;
         }
         assert!(own >= 1 && MS * own <= HEAD_START + 2 * MS, "{own} pieces");
+    }
+
+    #[test]
+    fn only_a_user_who_does_little_goes_on_at_its_turn() {
+        let (mut turns, now) = (Turns::new(), Instant::now());
+        shares(&mut turns, &[(1, MS), (2, MS)], 1000);
+        turns.push(3, 0);
+        while !matches!(turns.next(now), Next::Work(3, _)) {}
+        turns.count_time(3, MS);
+        assert!(turns.has_head_start(3, now) && turns.has_head_start(4, now));
+        (0..2).for_each(|_| turns.count_time(3, LONG_WORK));
+        assert!(!turns.has_head_start(3, now), "it has used its head start");
+        (0..11).for_each(|_| turns.count_request(4, now, 10));
+        assert!(!turns.has_head_start(4, now), "it is over its rate");
+    }
+
+    #[test]
+    fn slices_are_done_beside_other_work_of_their_user() {
+        let (mut turns, now) = (Turns::new(), Instant::now());
+        let n = BETWEEN_SLICES;
+        // A snapshot that goes on for ever, beside the user's own requests, and another user's.
+        turns.push_slice(1, 1000);
+        (0..2 * n + 1).for_each(|work| turns.push(1, work));
+        turns.push(2, 2000);
+        let mut order = Vec::new();
+        while let Next::Work(uid, work) = turns.next(now) {
+            order.push(work);
+            if work == 1000 && order.len() < 2 * n as usize {
+                turns.push_slice(uid, 1000);
+            }
+        }
+        let own: Vec<u32> = order.iter().copied().filter(|work| *work != 2000).collect();
+        assert_eq!(order.len() - own.len(), 1);
+        let expected: Vec<u32> = (0..n).chain([1000]).chain(n..2 * n).chain([1000, 2 * n]).collect();
+        assert_eq!(own, expected);
+        assert!(turns.is_empty());
     }
 
     #[test]

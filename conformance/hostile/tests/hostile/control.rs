@@ -3,7 +3,7 @@
 //! serves others.
 
 use std::fs::File;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -12,11 +12,13 @@ use conformance::packet::Rng;
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, until};
 use conformance_hostile::raw::ControlConnection;
+use unetmap::Port;
 use unetmap::abi::*;
 use unetmap::errno::*;
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::wire::{self, Kind};
 use unetmap_core::control::{ControlRequest, HelloRequest, KnobRequest, LockHolderRequest, SnapshotRequest};
+use unetmap_sys::socket;
 use zerocopy::IntoBytes as _;
 
 fn connect(home: &Home) -> ControlConnection {
@@ -381,5 +383,31 @@ fn a_snapshot_of_many_ports_is_made_in_order_beside_other_requests() {
         }
         until("their connections are closed", || home.daemon_fds() <= fds);
         home.assert_serves();
+    });
+}
+
+/// Opening a port takes two connections, whose answers a program waits for at once: beside busy users it waits for one
+/// turn and not for two. The test is the daemon here, and answers nothing.
+#[test]
+fn a_program_asks_for_its_holder_id_while_its_port_is_opened() {
+    isolated(|home| {
+        let listener = socket::listen(&home.socket(), 0o600).expect("nobody listens");
+        let program = std::thread::spawn(|| Port::open("netmap:g{1").map(drop));
+        let mut asked: Vec<(OwnedFd, Option<Kind>)> = Vec::new();
+        until("both requests are there", || {
+            asked.extend(socket::accept(&listener).ok().map(|fd| (fd, None)));
+            for (fd, kind) in asked.iter_mut().filter(|(_, kind)| kind.is_none()) {
+                let mut buf = [0; wire::MAX_REQUEST];
+                let got = socket::recv(&*fd, &mut buf, &mut Vec::new());
+                *kind = got.ok().map(|got| wire::decode(&buf[..got.bytes]).expect("a message").0);
+            }
+            asked.iter().filter(|(_, kind)| kind.is_some()).count() == 2
+        });
+        let kinds: Vec<_> = asked.iter().map(|(_, kind)| *kind).collect();
+        assert_eq!(kinds, [Some(NetmapRequest::KIND), Some(LockHolderRequest::KIND)]);
+        // The program starts a daemon, which serves it.
+        drop(listener);
+        drop(asked);
+        program.join().expect("no panic").expect("an open port");
     });
 }

@@ -369,7 +369,7 @@ impl Reply {
 /// number of queues has just changed: the request is repeated for a while, here and not in the daemon, which would make
 /// other clients wait.
 pub(crate) fn send<R: ControlRequest>(fd: BorrowedFd<'_>, subject: &str, request: &R) -> Result<Reply, Error> {
-    send_encoded(fd, subject, R::KIND, &request.encode())
+    send_encoded(fd, subject, R::KIND, &request.encode(), || ())
 }
 
 /// Sends a request as [`send`] does, to the system's daemon if it runs, else to this user's own, which is started if
@@ -394,10 +394,19 @@ pub(crate) fn running_or_started(start: bool) -> Result<Option<Connection>, Erro
     if start { connect().map(Some) } else { running() }
 }
 
-fn send_encoded(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> Result<Reply, Error> {
-    let mut refused_since = None;
+/// Calls `meanwhile` once, before it waits for the first reply.
+fn send_encoded(
+    fd: BorrowedFd<'_>,
+    subject: &str,
+    kind: Kind,
+    payload: &[u8],
+    meanwhile: impl FnOnce(),
+) -> Result<Reply, Error> {
+    let (mut refused_since, mut meanwhile) = (None, Some(meanwhile));
     loop {
-        let reply = send_once(fd, subject, kind, payload)?;
+        let tag = send_only(fd, subject, kind, payload)?;
+        meanwhile.take().into_iter().for_each(|meanwhile| meanwhile());
+        let reply = receive_reply(fd, subject, tag)?;
         if reply.errno != errno::EAGAIN {
             return Ok(reply);
         }
@@ -409,7 +418,8 @@ fn send_encoded(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -
     }
 }
 
-fn send_once(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> Result<Reply, Error> {
+/// Sends a request; returns its tag.
+fn send_only(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> Result<u32, Error> {
     let gone = |e| gone_or_host(subject, e);
     socket::set_timeout(fd, REPLY_TIMEOUT).map_err(gone)?;
     let tag = next_tag();
@@ -418,6 +428,11 @@ fn send_once(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> R
         Err(e) if matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
         sent => drop(sent.map_err(gone)?),
     }
+    Ok(tag)
+}
+
+/// Receives the reply to the request with this tag.
+fn receive_reply(fd: BorrowedFd<'_>, subject: &str, tag: u32) -> Result<Reply, Error> {
     let mut fds = Vec::new();
     let (head, payload) = receive_tagged(fd, subject, tag, &mut fds)?;
     while fds.len() < head.fds as usize {
@@ -508,28 +523,46 @@ fn wait_for_input(fd: BorrowedFd<'_>, limit: Duration) -> io::Result<bool> {
     }
 }
 
-/// Sends a netmap request; a reply with an errno is an error.
+/// Sends a netmap request; a reply with an errno is an error. Calls `meanwhile` once, before it waits for the reply.
 pub(crate) fn send_netmap(
     fd: BorrowedFd<'_>,
     subject: &str,
     request: &NetmapRequest,
+    meanwhile: impl FnOnce(),
 ) -> Result<(NetmapReply, Vec<OwnedFd>), Error> {
-    let reply = send(fd, subject, &request.with_environment())?;
+    let payload = request.with_environment().encode();
+    let reply = send_encoded(fd, subject, NetmapRequest::KIND, &payload, meanwhile)?;
     reply.refused(subject)?;
     let answer = NetmapReply::decode(&reply.payload).ok_or_else(|| Error::malformed_reply(subject))?;
     Ok((answer, reply.fds))
 }
 
-/// Registers this process as a lock holder; returns its connection and its holder ID.
-pub(crate) fn register_lock_holder(path: &Path) -> Result<(OwnedFd, u32), Error> {
-    let subject = "a holder ID";
-    let fd = socket::connect(path).map_err(|e| Error::host(subject, e))?;
-    let reply = send(fd.as_fd(), subject, &LockHolderRequest)?;
-    reply.refused(subject)?;
-    if reply.holder == 0 {
-        return Err(Error::malformed_reply(subject));
+/// What a lock holder is called in errors.
+const LOCK_HOLDER: &str = "a holder ID";
+
+/// A request for a holder ID whose reply was not received.
+pub(crate) struct RequestedHolder {
+    fd: OwnedFd,
+    tag: u32,
+}
+
+/// Requests that this process becomes a lock holder.
+pub(crate) fn request_lock_holder(path: &Path) -> Result<RequestedHolder, Error> {
+    let fd = socket::connect(path).map_err(|e| Error::host(LOCK_HOLDER, e))?;
+    let tag = send_only(fd.as_fd(), LOCK_HOLDER, LockHolderRequest::KIND, &LockHolderRequest.encode())?;
+    Ok(RequestedHolder { fd, tag })
+}
+
+impl RequestedHolder {
+    /// Waits for the reply; returns the connection of the process as a lock holder, and its holder ID.
+    pub(crate) fn receive(self) -> Result<(OwnedFd, u32), Error> {
+        let reply = receive_reply(self.fd.as_fd(), LOCK_HOLDER, self.tag)?;
+        reply.refused(LOCK_HOLDER)?;
+        if reply.holder == 0 {
+            return Err(Error::malformed_reply(LOCK_HOLDER));
+        }
+        Ok((self.fd, reply.holder))
     }
-    Ok((fd, reply.holder))
 }
 
 /// Returns the state of this user's daemon (ports, regions, clients) and of the system's daemon as far as it concerns

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use unetmap_sys::process;
 
 use crate::control::NextMonitorRequest;
-use crate::control::client;
+use crate::control::client::{self, RequestedHolder};
 use crate::error::Error;
 
 /// This process as a lock holder at one daemon.
@@ -104,19 +104,42 @@ static LOCK_HOLDERS: Mutex<Option<HashMap<PathBuf, std::sync::Weak<LockHolder>>>
 /// Returns this process as a lock holder at the daemon behind `socket`. Sends the request without holding the lock,
 /// because a child that is forked meanwhile would find it locked for ever.
 pub(crate) fn of_this_process(socket: &Path) -> Result<Arc<LockHolder>, Error> {
-    let forks = process::fork_count();
-    if let Some(holder) = known(socket)
-        && holder.forks == forks
-        && !unetmap_sys::event::hung_up(holder.connection.as_fd())
-    {
-        return Ok(holder);
+    Requested::send(socket)?.receive(socket)
+}
+
+/// This process as a lock holder, which it is already or has asked to be.
+pub(crate) enum Requested {
+    Known(Arc<LockHolder>),
+    /// The request, and the forks when it was sent.
+    Sent(RequestedHolder, u32),
+}
+
+impl Requested {
+    /// Asks the daemon behind `socket`, unless this process is known there.
+    pub(crate) fn send(socket: &Path) -> Result<Requested, Error> {
+        let forks = process::fork_count();
+        if let Some(holder) = known(socket)
+            && holder.forks == forks
+            && !unetmap_sys::event::hung_up(holder.connection.as_fd())
+        {
+            return Ok(Requested::Known(holder));
+        }
+        Ok(Requested::Sent(client::request_lock_holder(socket)?, forks))
     }
-    let (connection, id) = client::register_lock_holder(socket)?;
-    let holder = Arc::new(LockHolder { id, forks, connection, request_lock: Mutex::new(()) });
-    if let Ok(mut lock_holders) = LOCK_HOLDERS.try_lock() {
-        lock_holders.get_or_insert_default().insert(socket.to_owned(), Arc::downgrade(&holder));
+
+    /// Returns the lock holder at the daemon behind `socket`.
+    pub(crate) fn receive(self, socket: &Path) -> Result<Arc<LockHolder>, Error> {
+        let (request, forks) = match self {
+            Requested::Known(holder) => return Ok(holder),
+            Requested::Sent(request, forks) => (request, forks),
+        };
+        let (connection, id) = request.receive()?;
+        let holder = Arc::new(LockHolder { id, forks, connection, request_lock: Mutex::new(()) });
+        if let Ok(mut lock_holders) = LOCK_HOLDERS.try_lock() {
+            lock_holders.get_or_insert_default().insert(socket.to_owned(), Arc::downgrade(&holder));
+        }
+        Ok(holder)
     }
-    Ok(holder)
 }
 
 /// Returns the lock holder in the list; `None` if the list is locked, which costs one holder ID more.

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use unetmap_abi::{
@@ -124,15 +124,16 @@ impl OpenOptions {
         request.options.extend(pools.or(self.pools).map(|pools| pools.option().as_bytes().to_vec()));
         unetmap_mem::register_publisher();
         process::count_forks().map_err(|e| Error::host(spec, e))?;
-        let (connection, (reply, fds)) = match request_from_system(spec, parsed, &request) {
-            Some(replied) => replied,
-            None => request_from_own(spec, &request),
-        }
-        .map_err(|e| explain_share(e, parsed))?;
+        // Both replies are waited for at once.
+        let mut holder = None;
+        let request_holder = |socket: &Path| holder = Some(lock_holder::Requested::send(socket));
+        let (connection, (reply, fds)) =
+            request_from_any(spec, parsed, &request, request_holder).map_err(|e| explain_share(e, parsed))?;
         let malformed = || Error::malformed_reply(spec);
         let register = reply.request.body_as::<NmreqRegister>().ok_or_else(malformed)?;
         let binding = Binding::decode(&reply.binding).filter(|b| b.fds() == fds.len()).ok_or_else(malformed)?;
-        let holder = lock_holder::of_this_process(&connection.socket)?;
+        let holder = holder.unwrap_or_else(|| lock_holder::Requested::send(&connection.socket));
+        let holder = holder?.receive(&connection.socket)?;
         let region = fds.first().map(OwnedFd::try_clone).ok_or_else(malformed)?.map_err(|e| Error::host(spec, e))?;
         let port = assemble(spec, connection, holder, register, &binding, fds)?;
         if let Some((file, _)) = &file {
@@ -244,11 +245,30 @@ fn assemble_mapped(
 /// A connection, and the reply on it.
 type Replied = (Connection, (NetmapReply, Vec<OwnedFd>));
 
+/// Sends a request to the system's daemon if that runs and serves this user, else to this user's own. Calls `meanwhile`
+/// with the socket of each, before it waits for the reply.
+fn request_from_any(
+    spec: &str,
+    parsed: &PortSpec,
+    request: &NetmapRequest,
+    mut meanwhile: impl FnMut(&Path),
+) -> Result<Replied, Error> {
+    match request_from_system(spec, parsed, request, &mut meanwhile) {
+        Some(replied) => replied,
+        None => request_from_own(spec, request, meanwhile),
+    }
+}
+
 /// Sends a request to the system's daemon. `None` if it does not run, is this user's own, or does not serve this user
 /// and there is no interface of that name, which only the system's daemon could open.
-fn request_from_system(spec: &str, parsed: &PortSpec, request: &NetmapRequest) -> Option<Result<Replied, Error>> {
+fn request_from_system(
+    spec: &str,
+    parsed: &PortSpec,
+    request: &NetmapRequest,
+    meanwhile: impl FnOnce(&Path),
+) -> Option<Result<Replied, Error>> {
     let connection = client::connect_system()?;
-    match client::send_netmap(connection.fd.as_fd(), spec, request) {
+    match client::send_netmap(connection.fd.as_fd(), spec, request, || meanwhile(&connection.socket)) {
         Err(Error::Refused { errno: errno::EACCES, .. }) if !interface_exists(&parsed.parent) => None,
         Err(Error::DaemonGone { .. }) => None,
         // A daemon that does not answer must not keep users from their own.
@@ -258,10 +278,10 @@ fn request_from_system(spec: &str, parsed: &PortSpec, request: &NetmapRequest) -
 }
 
 /// Sends a request to this user's own daemon, and again if it exited meanwhile because it was idle.
-fn request_from_own(spec: &str, request: &NetmapRequest) -> Result<Replied, Error> {
-    let send = || {
+fn request_from_own(spec: &str, request: &NetmapRequest, mut meanwhile: impl FnMut(&Path)) -> Result<Replied, Error> {
+    let mut send = || {
         let connection = client::connect()?;
-        let reply = client::send_netmap(connection.fd.as_fd(), spec, request)?;
+        let reply = client::send_netmap(connection.fd.as_fd(), spec, request, || meanwhile(&connection.socket))?;
         Ok((connection, reply))
     };
     match send() {
@@ -293,10 +313,7 @@ fn shared_region(spec: &str, parsed: &PortSpec) -> Result<u16, Error> {
     let too_long = |errno| Error::refused(spec, errno, format!("the name of {subject} is too long"));
     let body = NmreqPortInfoGet::default();
     let request = NetmapRequest::new(NETMAP_REQ_PORT_INFO_GET, &other.name, body.as_bytes()).map_err(too_long)?;
-    let (_, (reply, _)) = match request_from_system(&subject, other, &request) {
-        Some(replied) => replied?,
-        None => request_from_own(&subject, &request)?,
-    };
+    let (_, (reply, _)) = request_from_any(&subject, other, &request, |_| ())?;
     let info = reply.request.body_as::<NmreqPortInfoGet>().ok_or_else(|| Error::malformed_reply(&subject))?;
     match parsed.mem_id {
         0 => Ok(info.nr_mem_id),

@@ -65,10 +65,17 @@ impl Port {
         tx.chain(self.rx.iter().filter(move |_| want.rx()).map(|ring| (ring, "rx", Interest::RX)))
     }
 
+    /// Returns the receive rings of which the program may have slots: of few rings all.
+    #[inline]
+    fn rx_with_slots(&self) -> impl Iterator<Item = &Ring> {
+        let rings = self.rx.iter().enumerate();
+        rings.filter(|(number, _)| !self.many.rx.has_no_slots(*number)).map(|(_, ring)| ring)
+    }
+
     /// Makes the first check of a poll, after the rx coalescing delay in a stream of small batches.
     #[inline]
     fn first_poll(&self, want: Interest) -> Result<Interest, Error> {
-        if !want.rx() || self.rx.iter().any(|ring| ring.inner.ready()) {
+        if !want.rx() || self.rx_with_slots().any(|ring| ring.inner.ready()) {
             return self.poll_once(want, None);
         }
         if self.sleeps_between_polls {
@@ -80,9 +87,9 @@ impl Port {
         }
         let ready = self.poll_once(want, None)?;
         let next = if ready.rx() {
-            let arrived = self.rx.iter().map(|ring| ring.space()).sum();
+            let arrived = self.rx_with_slots().map(|ring| ring.space()).sum();
             next_coalescing(delay, arrived, || {
-                self.rx.iter().any(|ring| ring.inner.backend.rx().is_some_and(Rx::peer_on_this_cpu))
+                self.rx_with_slots().any(|ring| ring.inner.backend.rx().is_some_and(Rx::peer_on_this_cpu))
             })
         } else {
             0

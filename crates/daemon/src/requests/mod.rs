@@ -133,7 +133,7 @@ impl Call<'_> {
     }
 
     fn text_reply(&self, answered: Result<String, Refusal>) -> Reply {
-        Reply::Answer(answered.map_or_else(|refusal| self.refused(refusal), |text| text_answer(&text)))
+        Reply::Answer(answered.map_or_else(|refusal| self.refused(refusal), |text| text_answer(&[&text])))
     }
 
     /// Returns the answer to a request that was refused.
@@ -144,15 +144,16 @@ impl Call<'_> {
     }
 }
 
-/// Returns an answer with a text of any length. A text that does not fit the answer is sent as a file, whose memory the
-/// daemon cannot take back from a client that keeps it.
-pub(crate) fn text_answer(text: &str) -> Answer {
-    if text.len() <= wire::MAX_REPLY - wire::HEAD_BYTES {
-        return Answer { payload: text.into(), ..Default::default() };
+/// Returns an answer with a text of any length, in parts. A text that does not fit the answer is sent as a file, whose
+/// memory the daemon cannot take back from a client that keeps it.
+pub(crate) fn text_answer(parts: &[&str]) -> Answer {
+    let bytes: usize = parts.iter().map(|part| part.len()).sum();
+    if bytes <= wire::MAX_REPLY - wire::HEAD_BYTES {
+        return Answer { payload: parts.concat().into(), ..Default::default() };
     }
-    let file = memfd::create_sealed("unetmap-text", text.len() as u64).and_then(|fd| {
+    let file = memfd::create_sealed("unetmap-text", bytes as u64).and_then(|fd| {
         let mut file = File::from(fd);
-        file.write_all(text.as_bytes())?;
+        parts.iter().try_for_each(|part| file.write_all(part.as_bytes()))?;
         Ok(file)
     });
     match file {

@@ -118,8 +118,8 @@ impl SnapshotTask {
         false
     }
 
-    /// Returns the JSON, after the last step.
-    pub(crate) fn json(self, daemon: &Daemon, (connections, kept_sessions, uptime, work): General) -> String {
+    /// Returns the JSON, after the last step, in parts: of many ports it is long, and is copied once.
+    pub(crate) fn json(self, daemon: &Daemon, (connections, kept_sessions, uptime, work): General) -> [String; 7] {
         let SnapshotTask { only, users, regions, ports, sessions, .. } = self;
         let general = DaemonSnapshot {
             pid: process::pid(),
@@ -136,10 +136,11 @@ impl SnapshotTask {
         let persistent = if only.is_none() { persistent_snapshots(daemon) } else { Vec::new() };
         let persistent = to_json(&persistent);
         let (threads, users, general) = (to_json(&worker_snapshots(daemon)), to_json(&users), to_json(&general));
-        format!(
-            "{{\"daemon\":{general},\"regions\":[{regions}],\"switches\":{switches},\"threads\":{threads},\
-             \"ports\":[{ports}],\"persistent\":{persistent},\"sessions\":[{sessions}],\"users\":{users}}}"
-        )
+        let start = format!("{{\"daemon\":{general},\"regions\":[");
+        let middle = format!("],\"switches\":{switches},\"threads\":{threads},\"ports\":[");
+        let after = format!("],\"persistent\":{persistent},\"sessions\":[");
+        let end = format!("],\"users\":{users}}}");
+        [start, regions, middle, ports, after, sessions, end]
     }
 }
 

@@ -148,29 +148,32 @@ impl Server {
         (!is_on).then_some(ACCEPT_PAUSE)
     }
 
-    /// Admits connections of a user, or turns them away.
-    pub(super) fn admit_some(&mut self, uid: u32) {
-        let mut checks = Checks::default();
+    /// Admits connections of a user, or turns them away; returns those that were admitted.
+    pub(super) fn admit_some(&mut self, uid: u32) -> Vec<u64> {
+        let (mut checks, mut admitted) = (Checks::default(), Vec::new());
         for _ in 0..ADMISSIONS_A_TURN {
-            let Some((fd, peer)) = self.waiting.pop(uid) else { return };
-            self.admit(fd, peer, &mut checks);
+            let Some((fd, peer)) = self.waiting.pop(uid) else { return admitted };
+            admitted.extend(self.admit(fd, peer, &mut checks));
         }
         if self.waiting.has_any(uid) {
             self.turns.push(uid, Work::Admit);
         }
+        admitted
     }
 
-    fn admit(&mut self, fd: Arc<OwnedFd>, peer: Peer, checks: &mut Checks) {
+    /// Returns the connection's token if it was admitted.
+    fn admit(&mut self, fd: Arc<OwnedFd>, peer: Peer, checks: &mut Checks) -> Option<u64> {
         if let Err(Refusal { errno, why, .. }) = self.check_client(&fd, peer, checks) {
             tracing::debug!(uid = peer.uid, pid = peer.pid, why, "turned away");
             let answer = Answer { errno, payload: why.into_bytes(), ..Default::default() };
             let _ = send(&fd, 0, NetmapRequest::KIND, &answer);
-            return self.close_connection(peer.uid, fd);
+            self.close_connection(peer.uid, fd);
+            return None;
         }
         let token = self.next_token;
         if let Err(e) = self.epoll.add_edge(&fd, token) {
             tracing::debug!("a connection cannot be waited for, and is closed: {e}");
-            return;
+            return None;
         }
         self.next_token += 2;
         self.daemon.users.add_connection(peer.uid);
@@ -180,6 +183,7 @@ impl Server {
             self.newcomers.push_back((Instant::now(), token));
         }
         self.clients.insert(token, Client { rate, ..Client::new(fd, peer) });
+        Some(token)
     }
 
     /// Refuses a new connection of a user that this daemon does not serve, or that has too many connections.
