@@ -80,10 +80,7 @@ pub(super) fn set_port_header(call: &mut Call<'_>) -> Result<(), Refusal> {
         return refuse(ENXIO, "there is no switch that has this port");
     }
     match request.nr_hdr_len {
-        bytes @ (0 | 10 | 12) if of_switch_port => {
-            vale::set_header(call.daemon, &name, bytes as u8, call.caller);
-            Ok(())
-        }
+        bytes @ (0 | 10 | 12) if of_switch_port => vale::set_header(call.daemon, &name, bytes as u8, call.caller),
         bytes @ (0 | 10 | 12) => nic::set_header(call.daemon, &name, bytes as u8, call.caller),
         other => refuse(EINVAL, format!("a virtio-net header has 0, 10 or 12 bytes, not {other}")),
     }

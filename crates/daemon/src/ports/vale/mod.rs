@@ -412,15 +412,19 @@ pub(crate) fn header(daemon: &Daemon, name: &str, caller: &Caller) -> u8 {
     daemon.vale.persistent.header(&port.key).unwrap_or_else(|| port.header())
 }
 
-/// Sets it. Returns `false` if there is no such port.
-pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Caller) -> bool {
-    let Some(port) = find_by_name(daemon, name, caller) else { return false };
+/// Sets it. Afterwards no switch thread delivers a packet with the header of before to the port, except one that waits
+/// for memory of a program.
+pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Caller) -> Result<(), Refusal> {
+    let Some(port) = find_by_name(daemon, name, caller) else { return Ok(()) };
+    if header(daemon, name, caller) == bytes {
+        return Ok(());
+    }
     let key = port.key.clone();
     match daemon.vale.persistent.attached_as(&key) {
         Some(hidden) => set_persistent_header(daemon, hidden, bytes),
         None => find(&daemon.registry, &key).into_iter().for_each(|port| port.switch_side.set_vnet_hdr_len(bytes)),
     }
-    true
+    daemon.vale.publish()
 }
 
 /// Sets the header of the packets that programs send and receive on a persistent port.
