@@ -123,6 +123,18 @@ impl GuestWords {
         unsafe { self.range.at::<T>(at).map(|word| &*word) }
     }
 
+    /// Prefetches the cache line at a byte offset for reading.
+    #[inline(always)]
+    pub fn prefetch(&self, at: usize) {
+        crate::prefetch::for_read(self.range.base().wrapping_add(at));
+    }
+
+    /// Prefetches the cache line at a byte offset for writing.
+    #[inline(always)]
+    pub fn prefetch_for_write(&self, at: usize) {
+        crate::prefetch::for_write(self.range.base().wrapping_add(at));
+    }
+
     /// Loads 16 bits.
     #[inline(always)]
     pub fn load_u16(&self, at: usize, order: Ordering) -> u16 {

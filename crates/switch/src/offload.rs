@@ -93,7 +93,7 @@ impl OffloadRequest {
 
 /// Returns whether a packet that begins with this virtio-net header is finished: it has its checksum, and is one frame.
 #[inline]
-pub(crate) fn requests_nothing(header: &[u8; 16]) -> bool {
+pub fn requests_nothing(header: &[u8; 16]) -> bool {
     header[0] & NEEDS_CHECKSUM == 0 && header[1] & !GSO_ECN == GSO_NONE
 }
 

@@ -13,17 +13,22 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NmreqPortHdr};
-use unetmap::{Error, Interest, Port};
+use unetmap::{Error, Interest, Port, Ring};
 use unetmap_mem::GuestMemory;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::eventfd;
+use unetmap_sys::thread::{set_time_slice, set_timer_slack};
 
 use crate::confinement::confine;
+use crate::features::OFFLOADS;
 use crate::memif;
 use crate::queue::Fault;
 use crate::session::{Session, Vring};
 use crate::transfer::{Guest, Moved, PORT_HEADER, Transfer};
-use crate::tuning::{BUFFER_POLL, MAX_SLEEP, POLLED_SLEEP, RETRY, ROUNDS_PER_MESSAGE_CHECK, SPIN};
+use crate::tuning::{
+    BUFFER_POLL, DRAIN_POLLS, MAX_SLEEP, NAP, PAUSES_PER_SPIN, POLLED_SLEEP, RETRY, ROUNDS_PER_MESSAGE_CHECK, SPIN,
+    STREAM, TIME_SLICE, TIMER_SLACK,
+};
 
 /// What to serve.
 #[derive(Debug)]
@@ -87,9 +92,10 @@ pub(crate) struct Queues<'a> {
 }
 
 impl Protocol {
-    /// Bytes of the virtio-net header before each packet in the port's slots.
-    fn port_header(&self) -> usize {
-        if matches!(self, Protocol::VhostUser) { PORT_HEADER } else { 0 }
+    /// Bytes of the virtio-net header before each packet in the port's slots, for a peer with these features: none if
+    /// no header can request anything, so that the switch copies packets as those of any other port.
+    fn port_header(&self, features: u64) -> usize {
+        if matches!(self, Protocol::VhostUser) && features & OFFLOADS != 0 { PORT_HEADER } else { 0 }
     }
 
     fn peer(&self) -> &'static str {
@@ -106,7 +112,7 @@ pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<
     if let Socket::Listen(listener) = &config.socket {
         listener.set_nonblocking(true).map_err(|e| format!("the socket: {e}"))?;
     }
-    let port = open_port(config).map_err(|e| e.to_string())?;
+    let port = open_port(config, config.protocol.port_header(OFFLOADS)).map_err(|e| e.to_string())?;
     confine(config, note);
     note(&format!("{}: ready", config.port));
     let mut device = Device {
@@ -114,44 +120,105 @@ pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<
         note,
         port: Some(port),
         connection: None,
-        transfer: Transfer::new(config.protocol.port_header()),
+        transfer: Transfer::new(config.protocol.port_header(OFFLOADS)),
         retry_at: Instant::now(),
         lost_at: Instant::now(),
         had_receivers: 0,
     };
-    let (mut idle_since, mut rounds) = (None, 0);
+    // Without it, a peer that polls all the time on this CPU keeps the process from running for milliseconds.
+    let _ = set_time_slice(TIME_SLICE);
+    set_timer_slack(TIMER_SLACK);
+    let (mut idle, mut rounds) = (Idle::default(), 0);
     while !stop.load(Relaxed) {
         if rounds == 0 {
             device.connect();
             device.process_messages();
+            device.fit_port_header();
             rounds = ROUNDS_PER_MESSAGE_CHECK;
         }
         rounds -= 1;
         let round = device.round();
         if round.packets > 0 {
-            idle_since = None;
-        } else if idle_since.get_or_insert_with(Instant::now).elapsed() < SPIN {
-            std::hint::spin_loop();
-        } else {
-            device.sleep(&round);
-            (idle_since, rounds) = (None, 0);
+            idle.moved(round.packets);
+            continue;
+        }
+        if round.is_port_full && device.yield_to_switch() {
+            continue;
+        }
+        match idle.next_pause() {
+            Pause::Poll => std::hint::spin_loop(),
+            Pause::Nap => std::thread::sleep(NAP),
+            Pause::Sleep => {
+                device.sleep(&round);
+                rounds = 0;
+            }
         }
     }
     Ok(())
 }
 
-/// Opens the port; for vhost-user with a virtio-net header before each packet.
-fn open_port(config: &Config) -> Result<Port, Error> {
+/// What the process does when it finds nothing to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    /// It looks again at once.
+    Poll,
+    /// It looks again after [`NAP`]. Nobody is asked to wake it.
+    Nap,
+    /// It sleeps until somebody wakes it.
+    Sleep,
+}
+
+/// Decides how the process waits.
+///
+/// Polling is the fastest, but where the process shares a CPU with those that it waits for it keeps them from running.
+/// So after a time of polling in which nothing came it polls only now and then. In a stream it then naps: a wake-up
+/// comes with the first packets, or the first buffers, and costs as much as moving hundreds.
+#[derive(Default)]
+struct Idle {
+    /// Packets that were moved since the last pause.
+    moved: u64,
+    polling_since: Option<Instant>,
+    /// Pauses without polling that are left.
+    skips: u32,
+}
+
+impl Idle {
+    fn moved(&mut self, packets: u64) {
+        self.moved += packets;
+        if self.polling_since.take().is_some() {
+            self.skips = 0;
+        }
+    }
+
+    fn next_pause(&mut self) -> Pause {
+        match self.polling_since {
+            None if self.skips == 0 => {
+                self.polling_since = Some(Instant::now());
+                return Pause::Poll;
+            }
+            None => self.skips -= 1,
+            Some(since) if since.elapsed() < SPIN => return Pause::Poll,
+            Some(_) => (self.polling_since, self.skips) = (None, PAUSES_PER_SPIN),
+        }
+        if std::mem::take(&mut self.moved) >= STREAM { Pause::Nap } else { Pause::Sleep }
+    }
+}
+
+/// Opens the port, with a virtio-net header of `header` bytes before each packet.
+fn open_port(config: &Config, header: usize) -> Result<Port, Error> {
     let pairs = config.queue_pairs;
     let options = Port::options().tx_rings(pairs).rx_rings(pairs);
-    let header = config.protocol.port_header();
-    if header == 0 {
-        return options.open(&config.port);
-    }
-    let port = options.flags(NR_ACCEPT_VNET_HDR).open(&config.port)?;
-    let header = NmreqPortHdr { nr_hdr_len: header as u32, ..NmreqPortHdr::default() };
-    unetmap::request(NETMAP_REQ_PORT_HDR_SET, &config.port, &header)?;
+    let port = match config.protocol {
+        Protocol::VhostUser => options.flags(NR_ACCEPT_VNET_HDR).open(&config.port)?,
+        Protocol::Memif(_) => return options.open(&config.port),
+    };
+    set_port_header(config, header)?;
     Ok(port)
+}
+
+fn set_port_header(config: &Config, header: usize) -> Result<(), Error> {
+    let header = NmreqPortHdr { nr_hdr_len: header as u32, ..NmreqPortHdr::default() };
+    unetmap::request(NETMAP_REQ_PORT_HDR_SET, &config.port, &header).map(drop)
 }
 
 /// The time until the next attempt to get back what was lost so long ago.
@@ -199,7 +266,7 @@ impl Device<'_> {
             self.retry_at = now + retry_after(now - self.lost_at);
         }
         if self.port.is_none() && is_time {
-            match open_port(self.config) {
+            match open_port(self.config, self.transfer.port_header()) {
                 Ok(port) => {
                     self.port = Some(port);
                     self.note("open again");
@@ -241,6 +308,31 @@ impl Device<'_> {
         (self.connection, self.lost_at) = (None, Instant::now());
         let dropped = std::mem::take(&mut self.transfer.dropped);
         self.note(&format!("{ended}; {dropped} packets were malformed or too long"));
+    }
+
+    /// Changes the header of the port's packets to the one that the peer's features need.
+    fn fit_port_header(&mut self) {
+        let (Some(port), Some(connection)) = (&self.port, &mut self.connection) else { return };
+        let queues = connection.queues();
+        let header = self.config.protocol.port_header(queues.features);
+        if header == self.transfer.port_header() || queues.vrings.iter().all(|vring| vring.queue.is_none()) {
+            return;
+        }
+        // What was sent with another header. If the switch takes longer, it is lost.
+        for _ in 0..DRAIN_POLLS {
+            if port.txsync().is_err() || !port.tx_rings().iter().any(Ring::pending) {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        match set_port_header(self.config, header) {
+            Ok(()) => {
+                self.transfer.set_port_header(header);
+                // Packets that have arrived are discarded before the peer receives the next ones.
+                self.had_receivers = 0;
+            }
+            Err(error) => self.lose_port(&error),
+        }
     }
 
     fn lose_port(&mut self, error: &Error) {
@@ -305,6 +397,11 @@ impl Device<'_> {
             }
         }
         round
+    }
+
+    /// Lets the switch's thread run, if it needs this CPU to make room in the port.
+    fn yield_to_switch(&self) -> bool {
+        self.port.as_ref().is_some_and(|port| port.yield_to_peer(Interest::TX))
     }
 
     /// Sleeps until a message, packets, or what the round has waited for may be there.
@@ -416,6 +513,25 @@ impl Round {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn polling_in_vain_is_seldom_and_a_stream_is_followed_by_a_nap() {
+        let mut idle = Idle::default();
+        let until_no_poll = |idle: &mut Idle| std::iter::repeat_with(|| idle.next_pause()).find(|p| *p != Pause::Poll);
+        idle.moved(STREAM);
+        assert_eq!(until_no_poll(&mut idle), Some(Pause::Nap));
+        // Nothing has come: it sleeps, without polling.
+        for _ in 1..PAUSES_PER_SPIN {
+            assert_eq!(idle.next_pause(), Pause::Sleep);
+            idle.moved(STREAM - 1);
+        }
+        idle.moved(1);
+        assert_eq!(idle.next_pause(), Pause::Nap);
+        assert_eq!(idle.next_pause(), Pause::Poll);
+        // Polling was worth it.
+        idle.moved(1);
+        assert_eq!((idle.next_pause(), idle.skips), (Pause::Poll, 0));
+    }
 
     #[test]
     fn what_is_lost_for_long_is_looked_for_seldom() {

@@ -20,6 +20,8 @@ pub(crate) const EVENT_IDX: u64 = 1 << 29;
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
 pub(crate) const VERSION_1: u64 = 1 << 32;
 pub(crate) const RING_PACKED: u64 = 1 << 34;
+/// Buffers are returned in the order in which they were offered.
+const IN_ORDER: u64 = 1 << 35;
 const GUEST_USO4: u64 = 1 << 54;
 const GUEST_USO6: u64 = 1 << 55;
 pub(crate) const HOST_USO: u64 = 1 << 56;
@@ -47,8 +49,13 @@ pub(crate) const OFFERED: u64 = CSUM
     | PROTOCOL_FEATURES
     | VERSION_1
     | RING_PACKED
+    | IN_ORDER
     | GUEST_USO
     | HOST_USO;
+
+/// By which a packet's header can request something.
+pub(crate) const OFFLOADS: u64 =
+    CSUM | GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_UFO | HOST_TSO4 | HOST_TSO6 | HOST_UFO | GUEST_USO | HOST_USO;
 
 /// Of the protocol: several queues, replies on request, MTU, a region of in-flight descriptors, reset, and memory
 /// regions that come and go. Missing: `LOG_SHMFD`, the log of live migration.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   guest:  chain, or several of them (mergeable buffers)  [ header 10 or 12 | frame .................... ]
-//!   port:   slots, all but the last with NS_MOREFRAG       [ header 12       | frame ....] [....] [......]
+//!   port:   slots, all but the last with NS_MOREFRAG       [ header 0 or 12  | frame ....] [....] [......]
 //! ```
 //! The header's requests (a checksum, segmentation) pass between guests unchanged. For a guest that has not negotiated
 //! them they are carried out here; for ports without header by the switch. Packets of memif have no header on either
@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use unetmap::abi::NS_MOREFRAG;
-use unetmap::{Ring, SlotRef};
+use unetmap::{Pos, Ring, SlotRef};
 use unetmap_mem::GuestMemory;
 use unetmap_switch::offload::{self, MAX_PACKET};
 
@@ -55,7 +55,7 @@ enum Delivery {
 /// Memory that is used again for each packet, and counts.
 #[derive(Default)]
 pub(crate) struct Transfer {
-    /// Bytes of the header in the port's slots: [`PORT_HEADER`], or 0.
+    /// Bytes of the header in the port's slots: [`PORT_HEADER`], or 0 if the guest has no offloads, or for memif.
     port_header: usize,
     chains: Chains,
     packet: Vec<u8>,
@@ -76,7 +76,10 @@ impl Guest<'_> {
     /// Prefetches the buffers of later packets, before packet `n` of a batch.
     #[inline]
     fn prefetch(&self, n: u32) {
-        self.queue.prefetch(self.memory, prefetched(n));
+        let buffers = prefetched(n);
+        // Another core has written the descriptors, too: they are fetched before their addresses are needed.
+        self.queue.prefetch_descriptors(buffers.start + 2 * PREFETCH_GROUP..buffers.end + 2 * PREFETCH_GROUP);
+        self.queue.prefetch(self.memory, buffers);
     }
 }
 
@@ -114,10 +117,18 @@ impl Transfer {
         Transfer { port_header, ..Transfer::default() }
     }
 
+    pub(crate) fn port_header(&self) -> usize {
+        self.port_header
+    }
+
+    pub(crate) fn set_port_header(&mut self, bytes: usize) {
+        self.port_header = bytes;
+    }
+
     /// Copies packets that the guest sends into free slots of `ring`, and drops them if there is no ring.
     pub(crate) fn send(&mut self, guest: &mut Guest<'_>, ring: Option<&Ring>) -> Result<Moved, Fault> {
         let (mut moved, mut slots) = (Moved::default(), 0);
-        let space = ring.map_or(0, Ring::space);
+        let (head, space) = ring.map_or((Pos::ZERO, 0), |ring| (ring.head(), ring.space()));
         for n in 0..BATCH {
             let mark = guest.queue.mark();
             self.chains.clear();
@@ -127,14 +138,18 @@ impl Transfer {
             guest.prefetch(n);
             if let Some(ring) = ring {
                 slots_ahead(ring, n, slots, space).for_each(|slot| slot.fetch_to_write());
-                match self.copy_to_slots(guest, ring, slots, space) {
-                    Some(0) => {
-                        guest.queue.rewind(mark);
-                        moved.is_blocked = true;
-                        break;
+                if slots < space && self.copy_to_slot(guest, ring.slot(ring.add(head, slots))) {
+                    slots += 1;
+                } else {
+                    match self.copy_to_slots(guest, ring, slots, space) {
+                        Some(0) => {
+                            guest.queue.rewind(mark);
+                            moved.is_blocked = true;
+                            break;
+                        }
+                        Some(used) => slots += used,
+                        None => self.dropped += 1,
                     }
-                    Some(used) => slots += used,
-                    None => self.dropped += 1,
                 }
             }
             guest.queue.push_used(&self.chains, 0);
@@ -144,6 +159,23 @@ impl Transfer {
             ring.advance(slots);
         }
         Ok(moved)
+    }
+
+    /// Copies the chain's packet into a slot, if it is one buffer that requests nothing, as most packets are. Returns
+    /// whether it was.
+    #[inline]
+    fn copy_to_slot(&self, guest: &Guest<'_>, slot: SlotRef<'_>) -> bool {
+        let Some(from) = self.chains.single(guest.memory) else { return false };
+        let (to, frame) = (slot.frame(), from.skip(guest.header));
+        let most = to.capacity().saturating_sub(self.port_header).min(MAX_PACKET);
+        let fits = (ETHERNET..=most).contains(&frame.capacity());
+        if !fits || guest.header > 0 && !offload::requests_nothing(&from.header()) {
+            return false;
+        }
+        to.write(0, &[0; PORT_HEADER][..self.port_header]);
+        to.skip(self.port_header).copy_from(&frame, frame.capacity());
+        slot.set_len_flags((self.port_header + frame.capacity()) as u16, 0);
+        true
     }
 
     /// Copies the chain's packet into the slots after the first `from` of `space` free ones. Returns how many it took:
@@ -190,12 +222,18 @@ impl Transfer {
 
     /// Copies packets of `ring` into buffers that the guest offers.
     pub(crate) fn receive(&mut self, guest: &mut Guest<'_>, ring: &Ring) -> Result<Moved, Fault> {
-        let (mut moved, mut taken, space) = (Moved::default(), 0, ring.space());
+        let (mut moved, mut taken, head, space) = (Moved::default(), 0, ring.head(), ring.space());
         for n in 0..BATCH {
             let Some((slots, bytes)) = next_packet(ring, taken, space) else { break };
             slots_ahead(ring, n, taken, space).for_each(|slot| slot.fetch());
             guest.prefetch(n);
-            match self.deliver_slots(guest, ring, taken, (slots, bytes))? {
+            let first = ring.slot(ring.add(head, taken));
+            let delivered = if slots == 1 { self.deliver_slot(guest, first, bytes)? } else { None };
+            let delivered = match delivered {
+                Some(delivery) => delivery,
+                None => self.deliver_slots(guest, ring, taken, (slots, bytes))?,
+            };
+            match delivered {
                 Delivery::NoBuffers => {
                     moved.is_blocked = true;
                     break;
@@ -207,6 +245,38 @@ impl Transfer {
         }
         ring.advance(taken);
         Ok(moved)
+    }
+
+    /// Delivers a packet of `bytes` bytes in one slot that requests nothing, if the guest's next chain is one buffer
+    /// that holds it, as most are. `None`: it is another one.
+    #[inline]
+    fn deliver_slot(
+        &mut self,
+        guest: &mut Guest<'_>,
+        slot: SlotRef<'_>,
+        bytes: usize,
+    ) -> Result<Option<Delivery>, Fault> {
+        let from = slot.frame();
+        let (frame, bytes) = (from.skip(self.port_header), bytes.saturating_sub(self.port_header));
+        let fits = (ETHERNET..=MAX_PACKET.min(frame.capacity())).contains(&bytes);
+        if !fits || self.port_header > 0 && !offload::requests_nothing(&from.header()) {
+            return Ok(None);
+        }
+        let mark = guest.queue.mark();
+        self.chains.clear();
+        if !guest.queue.pop(guest.memory, &mut self.chains)? {
+            return Ok(Some(Delivery::NoBuffers));
+        }
+        let to = self.chains.single(guest.memory).filter(|to| to.capacity() >= guest.header + bytes);
+        let Some(to) = to else {
+            guest.queue.rewind(mark);
+            return Ok(None);
+        };
+        // One buffer.
+        to.write(0, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0][..guest.header]);
+        to.skip(guest.header).copy_from(&frame, bytes);
+        guest.queue.push_used(&self.chains, (guest.header + bytes) as u64);
+        Ok(Some(Delivery::Done))
     }
 
     fn deliver_slots(

@@ -132,6 +132,38 @@ fn large_packets_stay_whole_between_guests_and_are_cut_for_others() {
     });
 }
 
+/// The port's packets have a virtio-net header while the guest has offloads, whatever the guest before had.
+#[test]
+fn the_port_has_a_header_for_guests_with_offloads() {
+    isolated(|home| {
+        let port = open("vale0:a");
+        let served = serve(home, "vale0:vm1");
+        for features in [MERGEABLE, MERGEABLE | OFFLOADS, PACKED, PACKED | OFFLOADS | MERGEABLE, 0] {
+            let mut guest = connect_guest(&served, features);
+            introduce(&mut guest, &port);
+            let bytes = unetmap::switch::vnet_header("vale0:vm1").unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(bytes, if features & OFFLOADS != 0 { 12 } else { 0 }, "features {features:#x}");
+            let (header, frame) = large_packet(7500);
+            if features & OFFLOADS != 0 {
+                guest.transmit(header, &frame);
+                let cut = conformance::traffic::receive(&port, 8).unwrap_or_else(|e| panic!("{e}"));
+                assert!(cut.iter().all(|frame| tcp_sum(frame) == 0xffff));
+            } else {
+                // A request that was not negotiated: the packet is dropped.
+                guest.transmit(header, &frame[..1000]);
+            }
+            guest.transmit([0; 12], &ether::make(BROADCAST, mac(9), 9, 1));
+            ether::expect(&port, 9, (1, 2));
+            ether::send(&port, mac(9), mac(1), 5, (0, 50));
+            for seq in 0..50 {
+                let (header, frame) = guest.wait_packet();
+                assert_eq!(header, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+                assert_eq!(ether::check(&frame), Ok((5, seq)));
+            }
+        }
+    });
+}
+
 /// The sum of the TCP segment in an IPv4 frame with its pseudo header, 0xffff if its checksum is right.
 fn tcp_sum(frame: &[u8]) -> u32 {
     let segment = &frame[34..];

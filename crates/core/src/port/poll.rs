@@ -169,9 +169,11 @@ impl Port {
         Ok(Err(start))
     }
 
-    /// Yields the CPU to the peer by a futex wait, which works where `sched_yield` does not: for a peer of another
-    /// session. Only for a wait for one ring that has no other users. Returns whether it yielded.
-    fn yield_to_peer(&self, want: Interest) -> bool {
+    /// If the peer of the wanted ring runs on this CPU, yields the CPU to it by a futex wait, until it moves or for a
+    /// few milliseconds. This works where `sched_yield` does not: for a peer of another session. Only for a wait for
+    /// one ring that has no other users. Returns whether it yielded. For event loops that wait for nothing else, before
+    /// [`Port::arm`].
+    pub fn yield_to_peer(&self, want: Interest) -> bool {
         let mut all = self.wakeup_sources(want);
         let (Some((ring, source)), None) = (all.next(), all.next()) else { return false };
         let (state, slots) = (ring.inner.state(), ring.inner.view.shape().slots);

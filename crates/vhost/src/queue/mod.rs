@@ -113,6 +113,14 @@ impl Chains {
         if self.unusable { 0 } else { self.taken.iter().map(|taken| taken.capacity).sum() }
     }
 
+    /// Returns the memory of the packet, if it is one buffer that lies in one region.
+    #[inline]
+    pub(crate) fn single<'m>(&self, memory: &'m GuestMemory) -> Option<Frame<'m>> {
+        let [segment] = self.segments[..] else { return None };
+        let frame = memory.frame(segment.addr, segment.len)?;
+        (!self.unusable && frame.capacity() == segment.len as usize).then_some(frame)
+    }
+
     pub(crate) fn is_unusable(&self) -> bool {
         self.unusable
     }
@@ -252,11 +260,14 @@ impl Descriptor {
     }
 }
 
-/// Prefetches what begins at these addresses.
+/// Prefetches the first two cache lines of the buffers at these addresses: the frame mostly begins with a line, and its
+/// header is in the one before.
 #[inline(always)]
 fn prefetch(memory: &GuestMemory, writes: bool, addresses: impl Iterator<Item = u64>) {
-    for frame in addresses.filter_map(|addr| memory.frame(addr, 1)) {
-        if writes { frame.prefetch_for_write() } else { frame.prefetch() }
+    for frame in addresses.filter_map(|addr| memory.frame(addr, 128)) {
+        for line in [frame, frame.skip(64)] {
+            if writes { line.prefetch_for_write() } else { line.prefetch() }
+        }
     }
 }
 
@@ -317,6 +328,16 @@ impl Queue {
             Queue::Split(queue) => queue.pop(memory, chains),
             Queue::Packed(queue) => queue.pop(memory, chains),
             Queue::Memif(queue) => queue.pop(chains),
+        }
+    }
+
+    /// Prefetches the descriptors of the chains that are `ahead` behind the next one, of those that are known to be
+    /// there.
+    #[inline]
+    pub(crate) fn prefetch_descriptors(&self, ahead: Range<u16>) {
+        // Those of other layouts are in sequence, and the processor prefetches them itself.
+        if let Queue::Split(queue) = self {
+            queue.prefetch_descriptors(ahead);
         }
     }
 

@@ -7,6 +7,7 @@
 //! ```
 //! `idx` counts without bound; `idx % size` is the place in the ring.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
@@ -139,15 +140,32 @@ impl Split {
         self.writes
     }
 
-    /// The address of the first buffer of a chain that is offered.
+    /// Prefetches the first descriptors of chains that are offered, and the elements in which they will be returned.
     #[inline]
-    pub(super) fn address_ahead(&self, ahead: u16) -> Option<u64> {
+    pub(super) fn prefetch_descriptors(&self, ahead: Range<u16>) {
+        for ahead in ahead {
+            let Some(head) = self.head_ahead(ahead) else { break };
+            self.desc.prefetch(DESCRIPTOR * usize::from(head));
+            if ahead.is_multiple_of(8) {
+                self.used.prefetch_for_write(RING + USED * self.place(self.next_used.wrapping_add(ahead)));
+            }
+        }
+    }
+
+    /// The first descriptor of a chain that is offered.
+    #[inline]
+    fn head_ahead(&self, ahead: u16) -> Option<u16> {
         if self.seen_avail.wrapping_sub(self.next_avail) <= ahead {
             return None;
         }
         let place = self.place(self.next_avail.wrapping_add(ahead));
-        let head = self.avail.load_u16(RING + 2 * place, Relaxed);
-        (head < self.size).then(|| self.desc.load_u64(DESCRIPTOR * usize::from(head)))
+        Some(self.avail.load_u16(RING + 2 * place, Relaxed)).filter(|head| *head < self.size)
+    }
+
+    /// The address of the first buffer of a chain that is offered.
+    #[inline]
+    pub(super) fn address_ahead(&self, ahead: u16) -> Option<u64> {
+        self.head_ahead(ahead).map(|head| self.desc.load_u64(DESCRIPTOR * usize::from(head)))
     }
 
     pub(super) fn mark(&self) -> Mark {
