@@ -62,6 +62,8 @@ pub enum Bench {
     ValeRtt,
     /// 60 B over a switch with 64 additional idle ports.
     ValeIdlePorts,
+    /// 60 B over a switch for ten minutes without a pause: rate, the worst second, and memory of the daemon.
+    ValeSteady,
     /// 60 B sent from one queue of an interface, through pkt-gen.
     NicTx,
     /// pkt-gen receives at an interface whose other end sends as fast as it can.
@@ -104,7 +106,7 @@ pub enum Bench {
 
 impl Bench {
     /// All benchmarks.
-    pub const ALL: [Bench; 56] = [
+    pub const ALL: [Bench; 57] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeSize,
@@ -130,6 +132,7 @@ impl Bench {
         Bench::ValeOverload,
         Bench::ValeRtt,
         Bench::ValeIdlePorts,
+        Bench::ValeSteady,
         Bench::NicTx,
         Bench::NicRx,
         Bench::NicTxBatch,
@@ -191,6 +194,7 @@ impl Bench {
             Bench::ValeOverload => "vale-overload",
             Bench::ValeRtt => "vale-rtt",
             Bench::ValeIdlePorts => "vale-idle-ports",
+            Bench::ValeSteady => "vale-steady",
             Bench::NicTx => "nic-tx",
             Bench::NicRx => "nic-rx",
             Bench::NicTxBatch => "nic-tx-batch",
@@ -230,7 +234,8 @@ impl Bench {
             | Bench::Vale60Copy
             | Bench::Vale60Swap
             | Bench::Vale1Core
-            | Bench::ValeIdlePorts => 60,
+            | Bench::ValeIdlePorts
+            | Bench::ValeSteady => 60,
             _ => return None,
         };
         let idle = if self == Bench::ValeIdlePorts { vale::IDLE } else { 0 };

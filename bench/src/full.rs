@@ -19,7 +19,7 @@ use crate::{Bench, Networks, Options, note};
 use machine::{Absent, Machine};
 
 /// What a report is made of, the most important first: a report that runs out of time lacks the last ones.
-const BENCHES: [Bench; 22] = [
+const BENCHES: [Bench; 32] = [
     Bench::Pipe,
     Bench::PipeRtt,
     Bench::PipePing,
@@ -42,12 +42,38 @@ const BENCHES: [Bench; 22] = [
     Bench::Lb,
     Bench::HostTcp,
     Bench::PreloadPipe,
+    Bench::Fw,
+    Bench::Emulate,
+    Bench::Vale60Copy,
+    Bench::Vale1500Copy,
+    Bench::ValeFan,
+    Bench::ValeOverload,
+    Bench::HostRtt,
+    Bench::Scrub,
+    Bench::NodePipe,
+    Bench::Pcap,
 ];
 /// Points of the figures that a quick report has.
 const QUICK_POINTS: [u32; 7] = [1, 8, 60, 100, 512, 1000, 1514];
 /// Benchmarks that a quick report leaves out.
-const NOT_QUICK: [Bench; 6] =
-    [Bench::PipeOneCore, Bench::Vale60Swap, Bench::Lb, Bench::HostTcp, Bench::PreloadPipe, Bench::PipePing];
+const NOT_QUICK: [Bench; 16] = [
+    Bench::PipeOneCore,
+    Bench::Vale60Swap,
+    Bench::Lb,
+    Bench::HostTcp,
+    Bench::PreloadPipe,
+    Bench::PipePing,
+    Bench::Fw,
+    Bench::Emulate,
+    Bench::Vale60Copy,
+    Bench::Vale1500Copy,
+    Bench::ValeFan,
+    Bench::ValeOverload,
+    Bench::HostRtt,
+    Bench::Scrub,
+    Bench::NodePipe,
+    Bench::Pcap,
+];
 /// Time for all samples, and for those of one row.
 const LIMIT: Duration = Duration::from_secs(13 * 60);
 const ROW_LIMIT: Duration = Duration::from_secs(25);

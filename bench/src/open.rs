@@ -145,7 +145,6 @@ impl Idle {
         Ok(texts.filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok()).sum())
     }
 
-    /// Returns the resident memory in KiB. Mapped regions count as shared memory, which is not included.
     fn kib(&self) -> Result<u64, String> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.daemon)).map_err(|e| self.failed(e))?;
         Ok(kib_of(&status))
@@ -156,7 +155,9 @@ impl Idle {
     }
 }
 
-fn kib_of(status: &str) -> u64 {
+/// Returns the resident memory in KiB that a process's `status` tells. Mapped regions count as shared memory, which is
+/// not included.
+pub(crate) fn kib_of(status: &str) -> u64 {
     let fields = status.lines().filter_map(|line| line.split_once(':'));
     let resident = fields.filter(|(name, _)| matches!(*name, "RssAnon" | "RssFile"));
     resident.filter_map(|(_, value)| value.split_whitespace().next()?.parse::<u64>().ok()).sum()

@@ -109,6 +109,11 @@ impl Running {
         })
     }
 
+    /// Forgets the lines that it has printed.
+    pub(crate) fn skip_lines(&mut self) {
+        while self.lines.try_recv().is_ok() {}
+    }
+
     /// Fails if the program has exited, because it should run until it is stopped.
     pub(crate) fn check(&mut self) -> Result<(), String> {
         session::check()?;
@@ -193,9 +198,9 @@ pub(crate) fn steady_mpps(mut line: impl FnMut() -> Result<String, String>) -> R
 }
 
 /// A receiver's report of one interval.
-struct Interval {
-    packets: f64,
-    seconds: f64,
+pub(crate) struct Interval {
+    pub(crate) packets: f64,
+    pub(crate) seconds: f64,
 }
 
 /// Parses a line of JSON.
@@ -205,7 +210,7 @@ pub(crate) fn parse_json(line: &str) -> Result<Value, String> {
 
 impl Interval {
     /// Parses a report; `None` for other lines.
-    fn parse(line: &str) -> Result<Option<Interval>, String> {
+    pub(crate) fn parse(line: &str) -> Result<Option<Interval>, String> {
         let value = parse_json(line)?;
         if value["event"] != "interval" {
             return Ok(None);

@@ -21,7 +21,7 @@ use crate::scale::Subject;
 use crate::seqpacket::{self, MeasureTimes};
 use crate::stats::{PlacementClass, Sample};
 use crate::turns::{self, Contestant, ContestantSamples, Outcome, RowName, StopCondition, TurnSamples};
-use crate::vale::{Switch, Traffic};
+use crate::vale::{Steady, Switch, Traffic};
 use crate::{Networks, Options, cycles, labels, note, one_core, rtt, session};
 
 /// The sender's batches of `pipe-batch`, packets.
@@ -39,6 +39,8 @@ const PORTS: [u32; 5] = [1, 10, 50, 100, 500];
 const FEW_BATCHES: [u32; 3] = [1, 64, 512];
 /// The sender's batches of `vale-overload`, packets.
 const OVERLOAD_BATCHES: [u32; 4] = [1, 8, 64, 512];
+/// How many times as long as others `vale-steady` may take.
+const STEADY_LIMIT: u32 = 5;
 /// Turns one after the other that are repeated because the hypervisor took a processor. Where it always does, the next
 /// one counts: that is how the machine is.
 const STOLEN_IN_A_ROW: u32 = 3;
@@ -150,6 +152,7 @@ impl RowGroup {
             Bench::HostTcp | Bench::HostRtt => host::rows(self.bench, &self.name),
             Bench::ValeRtt => vec![row("", "ns"), row("-asleep", "ns")],
             Bench::ValeOverload => vec![row("", "%")],
+            Bench::ValeSteady => vec![row("", "Mpps"), row("-worst", "%"), row("-memory", "MiB")],
             Bench::Emulate if self.case == Some(Case::Delay) => vec![row("", "Mpps"), row("-late", "us")],
             Bench::Memif | Bench::Vhost | Bench::Ivshmem => vec![row("", "Mpps"), row("-back", "Mpps")],
             _ if self.measures_loss() => vec![row("", "Mpps"), row("-lost", "%")],
@@ -203,7 +206,8 @@ impl RowGroup {
         for peer in &options.peers {
             contestants.push(Box::new(CommandPeer { peer, group: self, environment: &environment }));
         }
-        let goal = StopCondition { samples: options.samples, limit: options.limit };
+        let times = if self.bench == Bench::ValeSteady { STEADY_LIMIT } else { 1 };
+        let goal = StopCondition { samples: options.samples, limit: options.limit * times };
         let start = Instant::now();
         let terminal = std::io::stderr().is_terminal();
         let mut progress = |all_samples: &[ContestantSamples], time: Duration| {
@@ -393,6 +397,10 @@ impl RowGroup {
         cores: Cores,
         traffic: Traffic,
     ) -> Result<Box<dyn Contestant>, String> {
+        if self.bench == Bench::ValeSteady {
+            let mut steady = Steady::new(Switch::new(cores, self.slots)?, traffic)?;
+            return Ok(Builtin::slow(label, cores, move || steady.measure()));
+        }
         let one = Cores { rx: cores.tx, ..cores };
         let switch = Switch::new(if self.bench == Bench::Vale1Core { one } else { cores }, self.slots)?;
         let (clean, with_loss) = (self.clean, self.measures_loss());
@@ -566,8 +574,8 @@ mod tests {
              pipe-ping, pipe-open, idle-100, \
              preload-pipe, preload-poll, \
              node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-batch, vale-size, vale-60-swap, \
-             vale-1core, vale-fan, vale-overload, vale-rtt, vale-idle-ports, nic-tx, nic-rx, nic-tx-batch, nic-tx-size, \
-             nic-rx-size, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub, fw, emulate, fw-nic, emulate-nic, memif, vhost, \
+             vale-1core, vale-fan, vale-overload, vale-rtt, vale-idle-ports, vale-steady, nic-tx, nic-rx, nic-tx-batch, \
+             nic-tx-size, nic-rx-size, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub, fw, emulate, fw-nic, emulate-nic, memif, vhost, \
              ivshmem, scale, scale-ports, scale-senders, scale-load, scale-addresses, scale-flood, scale-policies, \
              scale-threads, scale-rings, scale-pairs, scale-ls, scale-close, scale-pipes)"
         );

@@ -23,10 +23,11 @@ use serde_json::Value;
 use tempfile::TempDir;
 use unetmap_sys::process;
 
+use crate::open::kib_of;
 use crate::pkt_gen::{self, median_rtt, slots_of};
 use crate::preload::NetmapProgram;
 use crate::probe::Cores;
-use crate::program::{INTERVAL, Running, TIMEOUT, parse_json, steady_mpps, stop_all};
+use crate::program::{INTERVAL, Interval, Running, TIMEOUT, parse_json, steady_mpps, stop_all};
 
 /// Slots of a switch port's ring: the maximum, and the default.
 pub(crate) const MAX_SLOTS: u32 = 4096;
@@ -47,6 +48,8 @@ const SLEEPING_RATE: u32 = 500;
 
 /// What the reader of `vale-overload` counts to for each packet, so that it reads some 3 million packets per second.
 const READER_WORK: &str = "150";
+/// Seconds of a sample of `vale-steady`.
+const STEADY_SECONDS: usize = 60;
 /// The rates that are offered to it, packets per second: its best rate is the highest that it reads at one of them.
 const OFFERED_RATES: [u64; 6] = [500_000, 1_000_000, 1_500_000, 2_000_000, 3_000_000, 4_000_000];
 
@@ -182,8 +185,22 @@ impl Switch {
     /// Measures a stream from one sender to one receiver.
     pub(crate) fn measure_stream(&self, traffic: Traffic) -> Result<Throughput, String> {
         let switch = self.new_switch_name();
-        let (from, to) = (format!("{switch}:a"), format!("{switch}:b"));
         let idle = self.idle(&switch, traffic.idle)?;
+        let mut programs = self.start_stream(&switch, traffic)?;
+        let to = format!("{switch}:b");
+        let mpps = steady_mpps(|| programs[1].line());
+        let swapped = if traffic.share { self.check_swapped(&to) } else { Ok(()) };
+        let mpps = stop_all(mpps.and_then(|mpps| swapped.map(|()| mpps)), &mut programs)?;
+        drop(idle);
+        let [sent, received] = programs.each_mut().map(summary_packets);
+        let (sent, received) = (sent?, received?);
+        // The receiver also counts packets that announce addresses, so the difference may be negative.
+        Ok(Throughput { mpps, lost: ((sent - received) / sent).max(0.0) })
+    }
+
+    /// Starts a sender at port a and a receiver at port b.
+    fn start_stream(&self, switch: &str, traffic: Traffic) -> Result<[Running; 2], String> {
+        let (from, to) = (format!("{switch}:a"), format!("{switch}:b"));
         let receiver = self.receiver(&to, 1)?;
         let from = if traffic.share { format!("{from}@share={to}") } else { from };
         let (batch, slots) = (traffic.batch.to_string(), slots_of(traffic.len));
@@ -194,15 +211,7 @@ impl Switch {
             Some(self.cores.tx),
             &["-T", "0", "-b", &batch, "-l", &len, "-F", &slots, "-R", &rate, "-D", &at],
         )?;
-        let mut programs = [sender, receiver];
-        let mpps = steady_mpps(|| programs[1].line());
-        let swapped = if traffic.share { self.check_swapped(&to) } else { Ok(()) };
-        let mpps = stop_all(mpps.and_then(|mpps| swapped.map(|()| mpps)), &mut programs)?;
-        drop(idle);
-        let [sent, received] = programs.each_mut().map(summary_packets);
-        let (sent, received) = (sent?, received?);
-        // The receiver also counts packets that announce addresses, so the difference may be negative.
-        Ok(Throughput { mpps, lost: ((sent - received) / sent).max(0.0) })
+        Ok([sender, receiver])
     }
 
     /// Measures the highest rate at which at most `MAX_LOSS` is lost, Mpps; 0 if there is none.
@@ -320,6 +329,53 @@ impl Switch {
             }
         })();
         stop_all(median, &mut programs)
+    }
+}
+
+/// A stream that goes on from sample to sample.
+pub(crate) struct Steady {
+    switch: Rc<Switch>,
+    programs: [Running; 2],
+}
+
+impl Steady {
+    /// Starts it.
+    pub(crate) fn new(switch: Rc<Switch>, traffic: Traffic) -> Result<Steady, String> {
+        let programs = switch.start_stream(&switch.new_switch_name(), traffic)?;
+        let mut steady = Steady { switch, programs };
+        steady.seconds(1)?;
+        Ok(steady)
+    }
+
+    /// Measures for a while: the rate in Mpps, that of the worst second in percent of it, and the daemon's memory
+    /// without the regions in MiB.
+    pub(crate) fn measure(&mut self) -> Result<Vec<f64>, String> {
+        // Of the time between two samples.
+        self.programs[1].skip_lines();
+        let rates = self.seconds(STEADY_SECONDS)?;
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        let worst = rates.into_iter().fold(mean, f64::min);
+        let daemon = self.switch.snapshot()?["daemon"]["pid"].as_u64();
+        let daemon = daemon.ok_or("bench: no daemon has the stream's ports")?;
+        let status = fs::read_to_string(format!("/proc/{daemon}/status"))
+            .map_err(|e| format!("bench: the daemon, process {daemon}: {e}"))?;
+        Ok(vec![mean, 100.0 * worst / mean, kib_of(&status) as f64 / 1024.0])
+    }
+
+    /// Returns the rate of each of the next `n` seconds, in Mpps.
+    fn seconds(&mut self, n: usize) -> Result<Vec<f64>, String> {
+        let mut rates = Vec::with_capacity(n);
+        while rates.len() < n {
+            let (mut packets, mut seconds) = (0.0, 0.0);
+            while seconds < 1.0 {
+                self.programs[0].check()?;
+                let Some(interval) = Interval::parse(&self.programs[1].line()?)? else { continue };
+                packets += interval.packets;
+                seconds += interval.seconds;
+            }
+            rates.push(packets / seconds / 1e6);
+        }
+        Ok(rates)
     }
 }
 

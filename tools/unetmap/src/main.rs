@@ -327,7 +327,9 @@ struct DoctorArgs {
 /// behind four receivers. `vale-batch` and `vale-size`: 60 B with batches of 1 to 512, and packets of 60 to 1514 bytes.
 /// `vale-overload`: the share of its best rate that a slow C program gets from a sender at full
 /// speed, with batches of 1, 8, 64 and 512. `vale-rtt`: the median of pkt-gen's pings, busy-waiting and sleeping. Peer:
-/// a pipe. `vale-idle-ports`: with 64 more ports. Peer: no additional ports. Streams use rings of 4096 slots; overload,
+/// a pipe. `vale-idle-ports`: with 64 more ports. Peer: no additional ports. `vale-steady`: one stream, which goes on
+/// for ten minutes (five times --seconds) without a pause, in samples of a minute: the rate, that of the worst second
+/// in percent of it, and the memory of the daemon without the regions. Streams use rings of 4096 slots; overload,
 /// streams of 1500 B, and round trips, rings of 1024 slots. A row name that ends in a number uses rings of that many
 /// slots.
 ///
