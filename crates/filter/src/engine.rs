@@ -273,7 +273,9 @@ impl Engine {
         let mut probe = 0;
         let mut has_state = false;
         let mut is_plain = set.is_remembered;
-        let mut candidate = search.next();
+        // A state that the first rule asks for comes before all rules: for packets that have one nothing is searched.
+        let first_asks = set.probes.first().is_some_and(|due| due.rule == 0);
+        let mut candidate = if first_asks { Some(0) } else { search.next() };
         loop {
             let (at, is_state) = match set.probes.get(probe).filter(|due| candidate.is_none_or(|at| due.rule <= at)) {
                 None => (candidate, false),
@@ -281,10 +283,15 @@ impl Engine {
                     let exists = |rule| set.find(rule).is_some();
                     let found =
                         self.states.of(headers, |states| states.lookup(headers, due.name, bytes, now.millis, exists));
-                    asked = Some(due.name);
+                    let is_first = asked.replace(due.name).is_none();
                     probe = due.next_other;
                     match found.and_then(|rule| set.find(rule)) {
-                        None => continue,
+                        None => {
+                            if is_first && first_asks {
+                                candidate = search.next();
+                            }
+                            continue;
+                        }
                         // The rule's tests, and its probability, are not asked again. A packet has one state: lookups
                         // under other names could go back and forth between rules that only count.
                         found => {

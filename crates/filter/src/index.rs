@@ -23,6 +23,8 @@ use crate::rule::Rule;
 const WORDS: usize = 64;
 /// Rules in a chunk.
 const CHUNK: usize = WORDS * 64;
+/// The place of a search that has not begun: one more is that of the first chunk.
+const BEFORE_FIRST: usize = usize::MAX;
 /// Fields that have rows for a packet: of the addresses, those of one family.
 const FIELDS: usize = 7;
 
@@ -301,9 +303,7 @@ impl Index {
     #[inline(always)]
     pub(crate) fn search<'a>(&'a self, headers: &'a Headers, direction: u8) -> Search<'a> {
         let key = Key::new(headers, direction);
-        let mut search = Search { index: self, key, chunk: 0, common: Common::NONE, left: 0, at: 0, bits: 0 };
-        search.enter(0);
-        search
+        Search { index: self, key, chunk: BEFORE_FIRST, common: Common::NONE, left: 0, at: 0, bits: 0 }
     }
 }
 
@@ -311,6 +311,7 @@ impl Index {
 pub(crate) struct Search<'a> {
     index: &'a Index,
     key: Key<'a>,
+    /// The chunk that the search has come to. Nothing is read before it is needed.
     chunk: usize,
     /// Rows of the chunk.
     common: Common,
@@ -359,8 +360,8 @@ impl Search<'_> {
                 self.at = self.left.trailing_zeros() as usize;
                 self.left &= self.left - 1;
                 self.bits = self.word();
-            } else if (self.chunk + 1) * CHUNK < self.index.rules {
-                self.enter(self.chunk + 1);
+            } else if self.chunk.wrapping_add(1) * CHUNK < self.index.rules {
+                self.enter(self.chunk.wrapping_add(1));
             } else {
                 return None;
             }
