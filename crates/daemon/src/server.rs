@@ -44,6 +44,7 @@ use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket::{self, MAX_FDS, Peer, Received};
 
 use crate::budget;
+use crate::caller::Caller;
 use crate::closer::Closer;
 use crate::handover::{self, End};
 use crate::netmap_requests;
@@ -57,7 +58,7 @@ use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, SnapshotTask, text_answer};
 use crate::service::Service;
 use crate::store::Store;
-use crate::tuning::server::{ANSWERED_WITH_ADMISSION, EXIT_RETRY, MAX_WAITING};
+use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::WorkTimes;
 use hand_over::Drain;
@@ -324,21 +325,6 @@ impl Server {
         admitted
     }
 
-    /// Answers what has already arrived on connections that were just admitted, at the same turn: a user who does
-    /// little opens a port in one turn, and need not wait for several.
-    fn answer_admitted(&mut self, uid: u32, admitted: &[u64]) {
-        if admitted.len() > ANSWERED_WITH_ADMISSION {
-            return;
-        }
-        for &token in admitted {
-            if self.turns.has_head_start(uid, Instant::now())
-                && self.clients.get(&token).is_some_and(|client| !client.is_ready && client.has_message())
-            {
-                self.do_work(uid, Work::Message(token));
-            }
-        }
-    }
-
     /// Whether nothing would be lost if the daemon ended.
     fn is_unused(&self) -> bool {
         let waits = !self.waiting.is_empty() || self.accept_again.is_some();
@@ -454,11 +440,22 @@ impl Server {
     /// Answers a message, or has it answered when that is there for which it must wait.
     fn answer(&mut self, token: u64, kind: Kind, payload: &[u8], waited: Waited) -> bool {
         let Waited { nic: resumes, survey, memory, had_memory, .. } = waited;
-        let survey = match survey.map_or_else(|| self.begin_survey(token, (kind, payload), resumes), Begun::Known) {
+        // The broker names its namespace once, however often that is asked for.
+        let Some(client) = self.clients.get(&token) else { return true };
+        let caller = Caller::of_connection(&client.fd, client.peer);
+        let caller =
+            caller.inspect_err(|e| tracing::debug!(pid = client.peer.pid, "the client cannot be identified: {e}")).ok();
+        let begun = match (survey, &caller) {
+            (Some(survey), _) => Begun::Known(survey),
+            (None, Some(caller)) => self.begin_survey((token, caller), (kind, payload), resumes),
+            (None, None) => Begun::Unneeded,
+        };
+        let survey = match begun {
             Begun::Waits => return true,
             Begun::Known(survey) => Some(survey),
             Begun::Unneeded => None,
         };
+        let caller = caller.map(|caller| Caller { resumes, survey: survey.clone(), ..caller });
         let Some(client) = self.clients.get_mut(&token) else { return true };
         self.answered = requests::name(kind, payload);
         kernel_work::begin_request(&self.daemon);
@@ -470,11 +467,10 @@ impl Server {
             lock_holders: &mut self.lock_holders,
             connection: &client.fd,
             peer: client.peer,
+            caller,
             session: &mut client.session,
             holder: &mut client.holder,
             payload,
-            resumes,
-            survey: survey.clone(),
             owner: self.owner,
         };
         let reply = requests::answer(kind, &mut call);

@@ -234,7 +234,8 @@ fn a_user_who_lost_an_interface_while_it_was_opened_is_refused() {
         let Some(net) = net_for_users(home, &policy(&[ALICE], "direct"), "interfaces") else { return };
         let held = Held::new(home);
         let alice = open_as(ALICE, &net, home);
-        others_are_served(home);
+        // Requests of other users may be answered before hers is read.
+        until("it is being opened for her", || home.snapshot().ports.iter().any(|port| port.name == "va"));
         set_policy(home, &policy(&[BOB], "mediated"));
         rustix::process::kill_process(home.daemon(), rustix::process::Signal::HUP).expect("our own daemon");
         drop(held);

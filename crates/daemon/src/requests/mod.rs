@@ -25,11 +25,9 @@ use unetmap_sys::memfd;
 use unetmap_sys::socket::Peer;
 use zerocopy::FromBytes as _;
 
-use crate::awaited::Awaited;
 use crate::caller::Caller;
 use crate::netmap_requests;
 use crate::node::Nodes;
-use crate::ports::nic::surveyed::Survey;
 use crate::ports::{Daemon, nic, vale};
 use crate::refusal::Refusal;
 
@@ -43,15 +41,13 @@ pub(crate) struct Call<'a> {
     pub(crate) lock_holders: &'a mut LockHolders,
     pub(crate) connection: &'a Arc<OwnedFd>,
     pub(crate) peer: Peer,
+    /// The process at the other end, as the kernel describes it; `None`: it does not.
+    pub(crate) caller: Option<Caller>,
     /// The session that the connection has.
     pub(crate) session: &'a mut Option<u64>,
     /// The lock holder that the connection stands for.
     pub(crate) holder: &'a mut Option<LockHolder>,
     pub(crate) payload: &'a [u8],
-    /// What it has waited for, if it is answered again.
-    pub(crate) resumes: Option<Awaited>,
-    /// What was read for it.
-    pub(crate) survey: Option<Arc<Survey>>,
     /// The user that the daemon runs as.
     pub(crate) owner: u32,
 }
@@ -118,17 +114,10 @@ fn node(call: &mut Call<'_>) -> Reply {
 }
 
 impl Call<'_> {
-    /// Returns the process at the other end, as the kernel describes it. Without it nothing can be answered.
-    fn caller(&self) -> Option<Caller> {
-        let caller = Caller::of_connection(self.connection, self.peer);
-        let caller = caller.map(|caller| Caller { resumes: self.resumes, survey: self.survey.clone(), ..caller });
-        caller.inspect_err(|e| tracing::debug!(pid = self.peer.pid, "the client cannot be identified: {e}")).ok()
-    }
-
     /// Answers with the text that `handler` returns.
     fn text(&mut self, handler: fn(&mut Daemon, &[u8], &Caller) -> Result<String, Refusal>) -> Reply {
-        let Some(caller) = self.caller() else { return Reply::Close };
-        let answered = handler(self.daemon, self.payload, &caller);
+        let Some(caller) = &self.caller else { return Reply::Close };
+        let answered = handler(self.daemon, self.payload, caller);
         self.text_reply(answered)
     }
 

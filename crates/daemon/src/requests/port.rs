@@ -15,9 +15,9 @@ pub(super) fn netmap_request(call: &mut Call<'_>) -> Reply {
         Ok(request) => request,
         Err(errno) => return Reply::Answer(Answer { errno, ..Default::default() }),
     };
-    let Some(caller) = call.caller() else { return Reply::Close };
+    let Some(caller) = &call.caller else { return Reply::Close };
     let name = request.name().unwrap_or_default().to_owned();
-    let outcome = netmap_requests::answer(call.daemon, request, &caller, *call.session);
+    let outcome = netmap_requests::answer(call.daemon, request, caller, *call.session);
     let pid = call.peer.pid;
     match outcome.errno {
         0 => tracing::debug!(pid, name, session = outcome.session, "served"),

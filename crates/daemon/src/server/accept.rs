@@ -27,7 +27,8 @@ use crate::ports::{BudgetCheck, Daemon};
 use crate::refusal::{Refusal, refuse};
 use crate::requests::Answer;
 use crate::tuning::server::{
-    ACCEPT_LIMIT, ACCEPT_PAUSE, ACCEPTS_BETWEEN_LOOKS, ADMISSIONS_A_TURN, HELLO_LIMIT, MAX_ACCEPTS,
+    ACCEPT_LIMIT, ACCEPT_PAUSE, ACCEPTS_BETWEEN_LOOKS, ADMISSIONS_A_TURN, ANSWERED_WITH_ADMISSION, HELLO_LIMIT,
+    MAX_ACCEPTS,
 };
 
 /// What checking a new connection needs, computed for the first one that needs it.
@@ -159,6 +160,21 @@ impl Server {
             self.turns.push(uid, Work::Admit);
         }
         admitted
+    }
+
+    /// Answers what has already arrived on connections that were just admitted, at the same turn: a user who does
+    /// little opens a port in one turn, and need not wait for several.
+    pub(super) fn answer_admitted(&mut self, uid: u32, admitted: &[u64]) {
+        if admitted.len() > ANSWERED_WITH_ADMISSION {
+            return;
+        }
+        for &token in admitted {
+            if self.turns.has_head_start(uid, Instant::now())
+                && self.clients.get(&token).is_some_and(|client| !client.is_ready && client.has_message())
+            {
+                self.do_work(uid, Work::Message(token));
+            }
+        }
     }
 
     /// Returns the connection's token if it was admitted.

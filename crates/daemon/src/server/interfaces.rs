@@ -39,11 +39,15 @@ impl Server {
         self.memory_is_ready();
     }
 
-    /// Has a thread read about the interface that a message names, which has waited for `nic`.
-    pub(super) fn begin_survey(&mut self, token: u64, (kind, payload): (Kind, &[u8]), nic: Option<Awaited>) -> Begun {
+    /// Has a thread read about the interface that a message of `caller` names, which has waited for `nic`.
+    pub(super) fn begin_survey(
+        &mut self,
+        (token, caller): (u64, &Caller),
+        (kind, payload): (Kind, &[u8]),
+        nic: Option<Awaited>,
+    ) -> Begun {
         let Some(client) = self.clients.get_mut(&token) else { return Begun::Unneeded };
-        let Ok(caller) = Caller::of_connection(&client.fd, client.peer) else { return Begun::Unneeded };
-        let begun = survey::begin(&mut self.daemon, (kind, payload), &caller, token);
+        let begun = survey::begin(&mut self.daemon, (kind, payload), caller, token);
         if matches!(begun, Begun::Waits) {
             client.task =
                 Some((kind, Task::Wait(Waited { nic, is_surveyed: true, ..Waited::default() }, payload.to_vec())));
