@@ -351,6 +351,17 @@ impl Device<'_> {
             return round;
         };
         let Queues { memory, vrings, features, header, receivers } = connection.queues();
+        if receivers > 0 && self.had_receivers == 0 {
+            // Before anything is returned to the guest, which then knows that it receives what is sent from now on. An
+            // error shows below.
+            if let Some(port) = &self.port {
+                let _ = port.rxsync();
+                for ring in port.rx_rings() {
+                    ring.advance(u32::MAX);
+                }
+            }
+        }
+        self.had_receivers = receivers;
         let mut faulty = Vec::new();
         for (pair, queues) in vrings.chunks_mut(2).enumerate() {
             let vring = &mut queues[1];
@@ -373,12 +384,6 @@ impl Device<'_> {
             self.lose_port(&error);
             return round;
         }
-        if receivers > 0 && self.had_receivers == 0 {
-            for ring in port.rx_rings() {
-                ring.advance(u32::MAX);
-            }
-        }
-        self.had_receivers = receivers;
         for (number, ring) in port.rx_rings().iter().enumerate().filter(|_| receivers > 0) {
             let (pair, transfer) = (number % receivers, &mut self.transfer);
             let vring = &mut vrings[2 * pair];

@@ -53,9 +53,11 @@ pub(crate) const OFFERED: u64 = CSUM
     | GUEST_USO
     | HOST_USO;
 
-/// By which a packet's header can request something.
-pub(crate) const OFFLOADS: u64 =
-    CSUM | GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_UFO | HOST_TSO4 | HOST_TSO6 | HOST_UFO | GUEST_USO | HOST_USO;
+/// By which the header of a packet that the guest sends can request something.
+pub(crate) const HOST_OFFLOADS: u64 = CSUM | HOST_TSO4 | HOST_TSO6 | HOST_UFO | HOST_USO;
+
+/// By which any packet's header can.
+pub(crate) const OFFLOADS: u64 = HOST_OFFLOADS | GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_UFO | GUEST_USO;
 
 /// Of the protocol: several queues, replies on request, MTU, a region of in-flight descriptors, reset, and memory
 /// regions that come and go. Missing: `LOG_SHMFD`, the log of live migration.

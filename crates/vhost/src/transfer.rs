@@ -17,7 +17,8 @@ use unetmap_mem::GuestMemory;
 use unetmap_switch::offload::{self, MAX_PACKET};
 
 use crate::features::{
-    CSUM, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_UFO, GUEST_USO, HOST_TSO4, HOST_TSO6, HOST_UFO, HOST_USO, MRG_RXBUF,
+    CSUM, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_UFO, GUEST_USO, HOST_OFFLOADS, HOST_TSO4, HOST_TSO6, HOST_UFO,
+    HOST_USO, MRG_RXBUF,
 };
 use crate::queue::{Chains, Cursor, Fault, Queue};
 use crate::tuning::{BATCH, PREFETCH_GROUP};
@@ -73,13 +74,20 @@ pub(crate) struct Guest<'a> {
 }
 
 impl Guest<'_> {
+    /// Whether headers that the guest writes matter: without offloads they are not read, which saves a cache line.
+    #[inline]
+    fn reads_headers(&self) -> bool {
+        self.features & HOST_OFFLOADS != 0
+    }
+
     /// Prefetches the buffers of later packets, before packet `n` of a batch.
     #[inline]
     fn prefetch(&self, n: u32) {
         let buffers = prefetched(n);
         // Another core has written the descriptors, too: they are fetched before their addresses are needed.
         self.queue.prefetch_descriptors(buffers.start + 2 * PREFETCH_GROUP..buffers.end + 2 * PREFETCH_GROUP);
-        self.queue.prefetch(self.memory, buffers);
+        let skipped = if self.queue.writes() || self.reads_headers() { 0 } else { self.header };
+        self.queue.prefetch(self.memory, buffers, skipped as u64);
     }
 }
 
@@ -169,7 +177,7 @@ impl Transfer {
         let (to, frame) = (slot.frame(), from.skip(guest.header));
         let most = to.capacity().saturating_sub(self.port_header).min(MAX_PACKET);
         let fits = (ETHERNET..=most).contains(&frame.capacity());
-        if !fits || guest.header > 0 && !offload::requests_nothing(&from.header()) {
+        if !fits || guest.reads_headers() && !offload::requests_nothing(&from.header()) {
             return false;
         }
         to.write(0, &[0; PORT_HEADER][..self.port_header]);
@@ -196,6 +204,9 @@ impl Transfer {
         let mut cursor = Cursor::new(guest.memory, &self.chains);
         let mut header = [0; PORT_HEADER];
         cursor.read(&mut header[..guest.header]);
+        if !guest.reads_headers() {
+            header.fill(0);
+        }
         header[0] &= NEEDS_CSUM;
         // The number of buffers, which counts only in received packets.
         header[10..].fill(0);

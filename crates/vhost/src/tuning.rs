@@ -30,8 +30,9 @@ pub(crate) const SPIN: Duration = Duration::from_micros(50);
 pub(crate) const PAUSES_PER_SPIN: u32 = 64;
 /// Packets between two pauses that are a stream.
 pub(crate) const STREAM: u64 = 64;
-/// A nap: in it a queue of a thousand packets does not overflow below 20 Mpps.
-pub(crate) const NAP: Duration = Duration::from_micros(50);
+/// A nap. It takes longer than that where the processor has to be woken for it, and a queue of a thousand packets takes
+/// 50 us at 20 Mpps.
+pub(crate) const NAP: Duration = Duration::from_micros(30);
 /// By how much a nap may be longer, so that the kernel can wake several tasks at once.
 pub(crate) const TIMER_SLACK: Duration = Duration::from_micros(1);
 /// Length of the process's turns on a shared CPU: shorter than those of other programs, 0.7 to 2.8 ms, and enough for

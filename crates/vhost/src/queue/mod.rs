@@ -260,12 +260,15 @@ impl Descriptor {
     }
 }
 
-/// Prefetches the first two cache lines of the buffers at these addresses: the frame mostly begins with a line, and its
-/// header is in the one before.
+/// Prefetches what begins `skipped` bytes behind these addresses: a cache line if it begins with one, else two, as a
+/// frame mostly begins with a line and its header is in the one before.
 #[inline(always)]
-fn prefetch(memory: &GuestMemory, writes: bool, addresses: impl Iterator<Item = u64>) {
-    for frame in addresses.filter_map(|addr| memory.frame(addr, 128)) {
-        for line in [frame, frame.skip(64)] {
+fn prefetch(memory: &GuestMemory, writes: bool, addresses: impl Iterator<Item = u64>, skipped: u64) {
+    for addr in addresses.map(|addr| addr.wrapping_add(skipped)) {
+        let Some(frame) = memory.frame(addr, 128) else { continue };
+        let lines = if addr.is_multiple_of(64) { 1 } else { 2 };
+        for line in 0..lines {
+            let line = frame.skip(64 * line);
             if writes { line.prefetch_for_write() } else { line.prefetch() }
         }
     }
@@ -331,6 +334,12 @@ impl Queue {
         }
     }
 
+    /// Whether the guest receives by the queue.
+    #[inline]
+    pub(crate) fn writes(&self) -> bool {
+        each!(self, queue => queue.writes())
+    }
+
     /// Prefetches the descriptors of the chains that are `ahead` behind the next one, of those that are known to be
     /// there.
     #[inline]
@@ -344,11 +353,15 @@ impl Queue {
     /// Prefetches the first buffers of the chains that are `ahead` behind the next one, of those that are known to be
     /// there. The processor waits for an address's translation, but translates several beside each other.
     #[inline]
-    pub(crate) fn prefetch(&self, memory: &GuestMemory, ahead: Range<u16>) {
+    pub(crate) fn prefetch(&self, memory: &GuestMemory, ahead: Range<u16>, skipped: u64) {
         match self {
-            Queue::Split(queue) => prefetch(memory, queue.writes(), ahead.filter_map(|n| queue.address_ahead(n))),
-            Queue::Packed(queue) => prefetch(memory, queue.writes(), ahead.map(|n| queue.address_ahead(n))),
-            Queue::Memif(queue) => prefetch(memory, queue.writes(), ahead.filter_map(|n| queue.address_ahead(n))),
+            Queue::Split(queue) => {
+                prefetch(memory, queue.writes(), ahead.filter_map(|n| queue.address_ahead(n)), skipped)
+            }
+            Queue::Packed(queue) => prefetch(memory, queue.writes(), ahead.map(|n| queue.address_ahead(n)), skipped),
+            Queue::Memif(queue) => {
+                prefetch(memory, queue.writes(), ahead.filter_map(|n| queue.address_ahead(n)), skipped)
+            }
         }
     }
 
