@@ -166,6 +166,10 @@ fn a_unit_keeps_its_ports_over_a_crash() {
             exchange(&ports[0], &ports[1], 0, n * 1000, (n + 1) * 1000);
             wait_until_kept(home);
         }
+        // Its socket is the manager's, which runs another program.
+        let mut command = Command::new(program("unetmapd"));
+        let output = command.args(["--replace", "--if-changed", "--socket"]).arg(home.socket()).output();
+        assert!(text(&output.expect("it runs")).contains("runs this program already"));
         // The process that keeps the ports of a successor is another one. The former one ends after it was replaced.
         let mut command = Command::new(program("unetmapd"));
         command.args(["--replace", "--keep-ports", "--idle-exit", "0", "--socket"]).arg(home.socket());

@@ -21,6 +21,9 @@
 mod state;
 mod successor;
 
+use std::os::unix::fs::MetadataExt as _;
+use std::{fs, io};
+
 use serde::{Deserialize, Serialize};
 
 use crate::broker;
@@ -38,6 +41,8 @@ pub(crate) const VERSION: u32 = 10;
 pub(crate) enum Request {
     /// The successor reads this version of the state.
     Begin { version: u32 },
+    /// Which file the daemon runs. Nothing follows.
+    WhichProgram,
     /// The successor has rebuilt everything, but for positions.
     Ready,
     /// The successor has everything.
@@ -57,14 +62,29 @@ pub(crate) enum Reply {
     /// The daemon has crashed: the positions are those in the rings.
     Recover,
     Released,
+    /// Device and inode.
+    Program(u64, u64),
+}
+
+/// The first message of a successor.
+pub(crate) enum First {
+    /// It reads this version of the state.
+    Begin(u32),
+    WhichProgram,
 }
 
 /// Decodes the first message of a successor; `None`: it is another message.
-pub(crate) fn decode_begin(bytes: &[u8]) -> Option<u32> {
-    match broker::decode_inline(bytes) {
-        Some(Request::Begin { version }) => Some(version),
-        _ => None,
+pub(crate) fn decode_first(bytes: &[u8]) -> Option<First> {
+    match broker::decode_inline(bytes)? {
+        Request::Begin { version } => Some(First::Begin(version)),
+        Request::WhichProgram => Some(First::WhichProgram),
+        Request::Ready | Request::Commit => None,
     }
+}
+
+/// Device and inode of the file that this process runs.
+pub(crate) fn own_program() -> io::Result<(u64, u64)> {
+    fs::metadata("/proc/self/exe").map(|file| (file.dev(), file.ino()))
 }
 
 /// Why the daemon no longer serves.

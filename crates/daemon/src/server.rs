@@ -46,7 +46,7 @@ use unetmap_sys::socket::{self, MAX_FDS, Peer, Received};
 use crate::budget;
 use crate::caller::Caller;
 use crate::closer::Closer;
-use crate::handover::{self, End};
+use crate::handover::{self, End, First};
 use crate::netmap_requests;
 use crate::node::{Job, Nodes};
 use crate::owner::owner;
@@ -422,8 +422,10 @@ impl Server {
         if received.truncated {
             return self.reject(token, EMSGSIZE, &Malformed::Oversized.to_string());
         }
-        if let Some(version) = handover::decode_begin(bytes) {
-            return self.successor_begins(token, version);
+        match handover::decode_first(bytes) {
+            Some(First::Begin(version)) => return self.successor_begins(token, version),
+            Some(First::WhichProgram) => return self.tell_program(token),
+            None => {}
         }
         match wire::decode(bytes) {
             Ok((kind, head, payload)) => {

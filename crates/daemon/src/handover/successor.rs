@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The successor's side.
 
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Instant;
-use std::{fs, io};
 
 use unetmap_core::errno::EIO;
 use unetmap_sys::socket;
 
-use super::{Reply, Request, State, VERSION};
+use super::{Reply, Request, State, VERSION, own_program};
 use crate::broker;
 use crate::descriptors::Incoming;
 use crate::owner::owner;
@@ -51,12 +50,13 @@ impl Predecessor {
         Predecessor { connection, is_store: true }
     }
 
-    /// Whether the daemon runs another file than this process: an installation has replaced it since.
+    /// Whether the daemon runs another file than this process: an installation has replaced it since. Where a service
+    /// manager listens for it, the connection does not tell the daemon's process.
     pub(crate) fn runs_another_file(&self) -> Result<bool, String> {
-        let failed = |e: io::Error| format!("the program of the running daemon: {e}");
-        let pid = socket::peer(&self.connection).map_err(failed)?.pid;
-        let file = |process: &str| fs::metadata(format!("/proc/{process}/exe")).map(|file| (file.dev(), file.ino()));
-        Ok(file(&pid.to_string()).map_err(failed)? != file("self").map_err(failed)?)
+        self.send(&Request::WhichProgram)?;
+        let own = own_program().map_err(|e| format!("the file of this program: {e}"))?;
+        // An earlier release does not know the question.
+        Ok(!matches!(self.receive(), Ok((Reply::Program(device, inode), _)) if (device, inode) == own))
     }
 
     /// Has the daemon hand over what it has. It serves nobody until [`Predecessor::commit`], or until this process
@@ -85,7 +85,7 @@ impl Predecessor {
                     return Err(format!("its state has version {}, this program reads {VERSION}", state.version));
                 }
                 Reply::Refused(why) => return Err(why),
-                Reply::Positions(_) | Reply::Recover | Reply::Released => {
+                Reply::Positions(_) | Reply::Recover | Reply::Released | Reply::Program(..) => {
                     return Err("the running daemon answers out of order".into());
                 }
             }

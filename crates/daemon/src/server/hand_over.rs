@@ -18,7 +18,7 @@ use super::keep::{AfterCrash, Kept};
 use super::{Client, Server, Task, Work};
 use crate::broker;
 use crate::descriptors::{Incoming, Outgoing, cannot};
-use crate::handover::{Reply, Request, SavedClient, State, Taken, VERSION};
+use crate::handover::{self, Reply, Request, SavedClient, State, Taken, VERSION};
 use crate::log;
 use crate::ports::{arrival, mediator, monitor};
 use crate::refusal::{Refusal, refuse};
@@ -72,6 +72,14 @@ impl Server {
         }
         self.successor = Some(token);
         true
+    }
+
+    /// Tells a connection which file the daemon runs. Returns `false`: the connection is to be closed.
+    pub(super) fn tell_program(&mut self, token: u64) -> bool {
+        if let (Some(client), Ok((device, inode))) = (self.clients.get(&token), handover::own_program()) {
+            let _ = broker::send(&client.fd, &Reply::Program(device, inode), &[]);
+        }
+        false
     }
 
     /// Hands everything over if a successor has asked for it; returns whether it has taken over.
@@ -288,20 +296,24 @@ impl Server {
         let mark = crash.as_ref().map(|crash| &crash.mark);
         let marked = self.take_connections(state.clients, state.last_holder, mark, &mut fds)?;
         let service = state.service.restore(&mut fds)?;
-        match predecessor.positions()? {
+        let positions = predecessor.positions()?;
+        let stopped = Instant::now();
+        match positions {
             Some(positions) => self.daemon.vale.take_positions(positions, &self.daemon.registry)?,
             None => self.daemon.vale.recover_positions(&self.daemon.registry),
         }
         let store = predecessor.commit()?;
+        // At once: no packet crosses a switch meanwhile.
+        if let Err(refusal) = self.daemon.vale.publish() {
+            tracing::error!("the switches stand still: {}", refusal.why);
+        }
+        tracing::debug!(took = ?stopped.elapsed(), "the switches' threads go on");
         adopted.into_iter().for_each(broker::Adopted::adopt);
         arenas.iter().for_each(|arena| arena.take());
         let unknown = crash.as_ref().map(|crash| self.take_from_crashed(crash));
         self.daemon.nics.go_on(&self.daemon.registry);
         self.resume_threads();
         self.add_watches();
-        if let Err(refusal) = self.daemon.vale.publish() {
-            tracing::error!("the switches stand still: {}", refusal.why);
-        }
         if let Some(store) = store {
             self.recover(marked, unknown.unwrap_or_default(), crash.and_then(|crash| crash.node));
             match Store::of(store) {
