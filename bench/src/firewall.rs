@@ -12,10 +12,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lab::Ns;
 use tempfile::TempDir;
+use unetmap_sys::clock;
 
 use crate::Bench;
 use crate::one_core::SLOTS;
@@ -25,6 +29,8 @@ use crate::seqpacket::on_core;
 
 /// `bridge` between the same ports.
 pub(crate) const BRIDGE: &str = "bridge";
+/// A thread that looks at the clock.
+pub(crate) const CLOCK: &str = "clock";
 /// The kernel's bridge with rules of nftables.
 pub(crate) const NFTABLES: &str = "nftables";
 /// The kernel's bridge with filters of tc.
@@ -40,6 +46,8 @@ const MILLION: &str = "10.0.0.1:1-10.0.0.16:65535";
 const WARM_UP: Duration = Duration::from_millis(800);
 /// Delay of the emulated links.
 const DELAY: &str = "1ms";
+/// Time that the clock is looked at.
+const CLOCK_TIME: Duration = Duration::from_secs(2);
 /// The packets whose delays are measured: a million per second, for two seconds.
 const LATE_STREAM: &str = "[[stream]]\nname = \"late\"\nsize = 60\nrate = \"1Mpps\"\ncount = 2_000_000\n";
 
@@ -54,6 +62,8 @@ pub(crate) enum Case {
     Nat,
     /// A link with a delay.
     Delay,
+    /// How late packets of such a link are.
+    Late,
     /// FQ-CoDel with 1024 flows.
     FqCodel,
 }
@@ -66,7 +76,7 @@ impl Case {
                 &[Case::Rules(1), Case::Rules(10), Case::Rules(100), Case::Rules(1000), Case::States, Case::Nat]
             }
             Bench::FwNic => &[Case::Rules(1), Case::Rules(100), Case::Rules(1000)],
-            Bench::Emulate => &[Case::Delay, Case::FqCodel],
+            Bench::Emulate => &[Case::Delay, Case::Late, Case::FqCodel],
             Bench::EmulateNic => &[Case::Delay],
             _ => &[],
         }
@@ -79,6 +89,7 @@ impl Case {
             Case::States => "states".into(),
             Case::Nat => "nat".into(),
             Case::Delay => "delay".into(),
+            Case::Late => "delay-late".into(),
             Case::FqCodel => "fq-codel".into(),
         }
     }
@@ -87,7 +98,7 @@ impl Case {
         match self {
             Case::States => MILLION,
             Case::Nat | Case::FqCodel => THOUSAND,
-            Case::Rules(_) | Case::Delay => ONE,
+            Case::Rules(_) | Case::Delay | Case::Late => ONE,
         }
     }
 
@@ -103,7 +114,7 @@ impl Case {
             Case::Rules(n) => Some(refused(n) + "add allow ip from any to any\n"),
             Case::States => Some("add allow udp from any to any keep-state\n".into()),
             Case::Nat => Some("nat 1 config ip 203.0.113.1\nadd nat 1 ip from any to any\n".into()),
-            Case::Delay | Case::FqCodel => None,
+            Case::Delay | Case::Late | Case::FqCodel => None,
         }
     }
 
@@ -135,7 +146,7 @@ impl Case {
         match self {
             Case::Rules(_) => &[NFTABLES, TC],
             Case::Delay => &[NETEM],
-            Case::States | Case::Nat | Case::FqCodel => &[],
+            Case::States | Case::Nat | Case::Late | Case::FqCodel => &[],
         }
     }
 
@@ -202,14 +213,15 @@ impl Pipes {
         format!("netmap:bench{}fw{end}", std::process::id())
     }
 
-    /// Measures the rate through the program or through `bridge`, in Mpps; of a link with a delay also how much later
-    /// than asked the 99th of 100 packets arrives, in us.
-    pub(crate) fn measure(&self, bridge: bool) -> Result<Vec<f64>, String> {
-        let mpps = self.rate(bridge)?;
-        if bridge || self.case != Case::Delay {
-            return Ok(vec![mpps]);
-        }
-        Ok(vec![mpps, self.late()?])
+    /// Measures the rate through the program or through `bridge`, in Mpps; for [`Case::Late`] by how many us the 99th
+    /// of 100 packets is late, or would be if a thread only looked at the clock.
+    pub(crate) fn measure(&self, is_peer: bool) -> Result<Vec<f64>, String> {
+        let value = match (self.case, is_peer) {
+            (Case::Late, false) => self.late(),
+            (Case::Late, true) => late_by_clock(self.cores),
+            _ => self.rate(is_peer),
+        };
+        value.map(|value| vec![value])
     }
 
     fn ports() -> [String; 2] {
@@ -245,7 +257,7 @@ impl Pipes {
         stop_all(mpps, &mut programs)
     }
 
-    /// Measures by how many us the 99th of 100 packets is late. One thread, which never sleeps, sends and receives: of
+    /// Measures how late packets are. One thread, which never sleeps, sends and receives: of
     /// two on one core the receiver would wait for its turn, and packets for the receiver.
     fn late(&self) -> Result<f64, String> {
         let [from, to] = Self::ports();
@@ -277,9 +289,67 @@ impl Pipes {
     }
 }
 
+/// Measures by how many us the 99th of 100 events is late, of which one is due each us, if a thread on the core of the
+/// program only looks at the clock, and another one on the core of the sender: that is how long the machine takes the
+/// processor for.
+fn late_by_clock(cores: Cores) -> Result<f64, String> {
+    let ends = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            on_core(cores.tx, || {
+                while !ends.load(Relaxed) {
+                    std::hint::spin_loop();
+                }
+                Ok(())
+            })
+        });
+        let late = on_core(cores.rx, || Ok(percentile_late(clock::now_ns, CLOCK_TIME.as_nanos() as u64)));
+        ends.store(true, Relaxed);
+        match other.join() {
+            Ok(ended) => ended.and(late),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// Looks at the clock for `time` ns; returns by how many us the 99th of 100 events is late that are due at each us and
+/// seen at the next look.
+fn percentile_late(mut clock: impl FnMut() -> u64, time: u64) -> f64 {
+    let begin = clock();
+    let (mut last, mut late) = (0, Vec::new());
+    while last < time {
+        let now = clock() - begin;
+        late.extend((last / 1000 + 1..=now / 1000).map(|us| now - us * 1000));
+        last = now;
+    }
+    late.sort_unstable();
+    late.get(late.len() * 99 / 100).map_or(0.0, |&ns| ns as f64 / 1e3)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_wait_for_the_next_look_at_the_clock() {
+        // A look each 100 ns, but for one of 100 that comes 50 us later.
+        let mut looks = 0u64;
+        let clock = || {
+            looks += 1;
+            looks * 100 + looks / 100 * 50_000
+        };
+        let late = percentile_late(clock, 10_000_000);
+        assert!((48.0..50.1).contains(&late), "{late}");
+        let mut time = 0;
+        let late = percentile_late(
+            || {
+                time += 100;
+                time
+            },
+            10_000_000,
+        );
+        assert!(late <= 0.1, "{late}");
+    }
 
     #[test]
     fn a_row_has_so_many_rules() {

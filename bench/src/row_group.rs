@@ -153,7 +153,7 @@ impl RowGroup {
             Bench::ValeRtt => vec![row("", "ns"), row("-asleep", "ns")],
             Bench::ValeOverload => vec![row("", "%")],
             Bench::ValeSteady => vec![row("", "Mpps"), row("-worst", "%"), row("-memory", "MiB")],
-            Bench::Emulate if self.case == Some(Case::Delay) => vec![row("", "Mpps"), row("-late", "us")],
+            Bench::Emulate if self.case == Some(Case::Late) => vec![row("", "us")],
             Bench::Memif | Bench::Vhost | Bench::Ivshmem => vec![row("", "Mpps"), row("-back", "Mpps")],
             _ if self.measures_loss() => vec![row("", "Mpps"), row("-lost", "%")],
             Bench::Pcap if self.task == Some(PcapTask::Tcpdump) => vec![row("", "Mpps"), row("-arrived", "%")],
@@ -184,10 +184,11 @@ impl RowGroup {
                 (None, None) => self.nic_contestants(cores, nics, options),
             },
             _ if let Some(case) = self.case => {
-                let (ours, bridge) = (Rc::new(Pipes::new(case, cores)?), Pipes::new(case, cores)?);
+                let (ours, peer) = (Rc::new(Pipes::new(case, cores)?), Pipes::new(case, cores)?);
+                let label = if case == Case::Late { firewall::CLOCK } else { firewall::BRIDGE };
                 vec![
                     Builtin::slow(labels::UNETMAP, cores, move || ours.measure(false)),
-                    Builtin::slow(firewall::BRIDGE, cores, move || bridge.measure(true)),
+                    Builtin::slow(label, cores, move || peer.measure(true)),
                 ]
             }
             (None, Some(hosts)) if host::is_host(self.bench) => self.host_contestants(cores, hosts),

@@ -350,9 +350,9 @@ struct DoctorArgs {
 /// `fw`: unetmap-fw between two pipes, with 1, 10, 100 and 1000 rules, with a state for each of a million flows,
 /// and with NAT of 1024. `emulate`: a link with a delay of 1 ms, and with FQ-CoDel and 1024 flows; the row
 /// emulate-delay-late is how much later than asked the 99th of 100 packets arrives, at a million a second, which one
-/// thread sends and receives. Sender and receiver share a core, the program has the other one. `fw-nic`,
-/// `emulate-nic`: the same between two interfaces (needs root). Peers: bridge; between interfaces also the kernel's
-/// bridge with nftables, tc or netem, where the kernel has them.
+/// thread sends and receives. Peer: a thread that only looks at the clock. Sender and receiver share a core, the
+/// program has the other one. `fw-nic`, `emulate-nic`: the same between two interfaces (needs root). Peers: bridge;
+/// between interfaces also the kernel's bridge with nftables, tc or netem, where the kernel has them.
 ///
 /// `memif`, `vhost`: DPDK's testpmd sends packets of 60 and 1500 B by memif, or by vhost-user with its virtio-user in
 /// place of a guest, to a port of a switch, and pkt-gen receives them; in rows NAME-back the other way. Peers: testpmd
