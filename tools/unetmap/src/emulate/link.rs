@@ -28,6 +28,10 @@ struct Same {
     packets: u64,
 }
 
+/// Significant digits of delays, in the summary and in the line of a second: one more digit takes ten times the memory.
+const DIGITS: u8 = 4;
+const DIGITS_OF_A_SECOND: u8 = 3;
+
 /// One direction.
 pub(crate) struct Link<'p> {
     way: &'static str,
@@ -50,8 +54,11 @@ pub(crate) struct Link<'p> {
     too_long: u64,
     arrived: u64,
     arrived_bytes: u64,
-    /// Delays of packets that have arrived, in microseconds: of this second, and of all.
-    delays: [Histogram<u64>; 2],
+    /// Delays of packets that have arrived, in microseconds, of this second. Small, as it is read and cleared while
+    /// packets wait.
+    delays: Histogram<u64>,
+    /// Those of all packets.
+    all_delays: Histogram<u64>,
     /// How much later than due they were written to the ring, in nanoseconds.
     late: Histogram<u64>,
     /// Packets that have arrived last and agree in both, which are not in the histograms yet.
@@ -71,7 +78,7 @@ impl<'p> Link<'p> {
         buf_size: u32,
         reports: SyncSender<Report>,
     ) -> Link<'p> {
-        let delays = || Histogram::new_with_bounds(1, MAX_DELAY, 4).expect("bounds that are valid");
+        let delays = |digits| Histogram::new_with_bounds(1, MAX_DELAY, digits).expect("bounds that are valid");
         let has_flows = !matches!(config.kind, Kind::Fifo);
         let capacity = pool.borrow().capacity();
         let overtakes = config.reorder > 0.0 || config.overtake && config.delay.varies();
@@ -91,8 +98,9 @@ impl<'p> Link<'p> {
             too_long: 0,
             arrived: 0,
             arrived_bytes: 0,
-            delays: [delays(), delays()],
-            late: delays(),
+            delays: delays(DIGITS_OF_A_SECOND),
+            all_delays: delays(DIGITS),
+            late: delays(DIGITS),
             same: Same::default(),
             last: (Counts::default(), 0, 0, 0),
             next_report: SECOND,
@@ -143,7 +151,8 @@ impl<'p> Link<'p> {
     fn record(&mut self) {
         let Same { delay, late, packets } = std::mem::take(&mut self.same);
         if packets > 0 {
-            self.delays[0].saturating_record_n(delay / 1000, packets);
+            self.delays.saturating_record_n(delay / 1000, packets);
+            self.all_delays.saturating_record_n(delay / 1000, packets);
             self.late.saturating_record_n(late, packets);
         }
     }
@@ -163,27 +172,18 @@ impl<'p> Link<'p> {
             dropped: dropped - dropped_before,
             queued: self.pipe.scheduler().packets().into(),
             held: self.packets() as u64,
-            delays: Delays::of(&self.delays[0]),
+            delays: Delays::of(&self.delays),
         };
         // A reader that does not keep up gets fewer lines.
         let _ = self.reports.try_send(report);
-        self.keep_delays();
+        self.delays.reset();
         self.last = (counts, self.arrived, self.arrived_bytes, dropped);
         self.next_report = now + SECOND;
-    }
-
-    /// Adds the delays of this second to all.
-    fn keep_delays(&mut self) {
-        let [second, all] = &mut self.delays;
-        // Both have the same bounds.
-        let _ = all.add(&*second);
-        second.reset();
     }
 
     /// Returns what has happened in all.
     pub(crate) fn total(&mut self) -> Total {
         self.record();
-        self.keep_delays();
         Total {
             way: self.way,
             counts: self.pipe.counts,
@@ -191,7 +191,7 @@ impl<'p> Link<'p> {
             arrived_bytes: self.arrived_bytes,
             no_memory: self.no_memory,
             too_long: self.too_long,
-            delays: Delays::of(&self.delays[1]),
+            delays: Delays::of(&self.all_delays),
             overtaken: self.order.as_ref().map_or(0, Order::overtaken),
             late: [0.5, 0.99].map(|part| self.late.value_at_quantile(part)),
         }
