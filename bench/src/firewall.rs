@@ -267,10 +267,11 @@ impl Pipes {
         let mut generator = Command::new(&self.pkt_gen);
         generator.args(["-i", &Self::port("{1"), &format!("--receive={}", Self::port("}2")), "--one-thread"]);
         generator.args(["-w", "0", "--json", "--streams"]).arg(&streams);
-        let mut programs = [
-            on_core(self.cores.rx, || Running::start("the program between the pipes", &mut link))?,
-            on_core(self.cores.tx, || Running::start("pkt-gen --streams", &mut generator))?,
-        ];
+        let mut link = on_core(self.cores.rx, || Running::start("the program between the pipes", &mut link))?;
+        // Its first line means that its ports are open: the sender would catch up afterwards, with all that waits.
+        link.line()?;
+        let generator = on_core(self.cores.tx, || Running::start("pkt-gen --streams", &mut generator))?;
+        let mut programs = [link, generator];
         while programs[1].line().is_ok() {}
         programs.reverse();
         stop_all(Ok(()), &mut programs)?;
