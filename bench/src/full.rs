@@ -19,7 +19,7 @@ use crate::{Bench, Networks, Options, note};
 use machine::{Absent, Machine};
 
 /// What a report is made of, the most important first: a report that runs out of time lacks the last ones.
-const BENCHES: [Bench; 32] = [
+const BENCHES: [Bench; 22] = [
     Bench::Pipe,
     Bench::PipeRtt,
     Bench::PipePing,
@@ -42,27 +42,14 @@ const BENCHES: [Bench; 32] = [
     Bench::Lb,
     Bench::HostTcp,
     Bench::PreloadPipe,
-    Bench::Fw,
-    Bench::Emulate,
-    Bench::Vale60Copy,
-    Bench::Vale1500Copy,
-    Bench::ValeFan,
-    Bench::ValeOverload,
-    Bench::HostRtt,
-    Bench::Scrub,
-    Bench::NodePipe,
-    Bench::Pcap,
 ];
 /// Points of the figures that a quick report has.
 const QUICK_POINTS: [u32; 7] = [1, 8, 60, 100, 512, 1000, 1514];
 /// Benchmarks that a quick report leaves out.
-const NOT_QUICK: [Bench; 16] = [
-    Bench::PipeOneCore,
-    Bench::Vale60Swap,
-    Bench::Lb,
-    Bench::HostTcp,
-    Bench::PreloadPipe,
-    Bench::PipePing,
+const NOT_QUICK: [Bench; 6] =
+    [Bench::PipeOneCore, Bench::Vale60Swap, Bench::Lb, Bench::HostTcp, Bench::PreloadPipe, Bench::PipePing];
+/// Benchmarks that follow in a report that is not quick.
+const MORE: [Bench; 10] = [
     Bench::Fw,
     Bench::Emulate,
     Bench::Vale60Copy,
@@ -107,7 +94,10 @@ struct Findings {
 impl Report {
     /// Returns the benchmarks, for the networks that they need.
     pub(crate) fn benches(&self) -> Vec<Bench> {
-        BENCHES.into_iter().filter(|bench| !self.quick || !NOT_QUICK.contains(bench)).collect()
+        match self.quick {
+            true => BENCHES.into_iter().filter(|bench| !NOT_QUICK.contains(bench)).collect(),
+            false => BENCHES.into_iter().chain(MORE).collect(),
+        }
     }
 
     /// Reads the earlier report, and makes the folder: both fail before the first sample.
