@@ -25,7 +25,7 @@ use crate::Bench;
 use crate::one_core::SLOTS;
 use crate::probe::Cores;
 use crate::program::{self, INTERVAL, Running, parse_json, steady_mpps, stop_all};
-use crate::seqpacket::on_core;
+use crate::seqpacket::{join, on_core};
 
 /// `bridge` between the same ports.
 pub(crate) const BRIDGE: &str = "bridge";
@@ -257,8 +257,8 @@ impl Pipes {
         stop_all(mpps, &mut programs)
     }
 
-    /// Measures how late packets are. One thread, which never sleeps, sends and receives: of
-    /// two on one core the receiver would wait for its turn, and packets for the receiver.
+    /// Measures how late packets are. One thread, which never sleeps, sends and receives: of two on one core the
+    /// receiver would wait for its turn, and packets for the receiver.
     fn late(&self) -> Result<f64, String> {
         let [from, to] = Self::ports();
         let mut link = self.case.command(&self.folder, [&from, &to], None)?;
@@ -271,9 +271,8 @@ impl Pipes {
         // Its first line means that its ports are open: the sender would catch up afterwards, with all that waits.
         link.line()?;
         let generator = on_core(self.cores.tx, || Running::start("pkt-gen --streams", &mut generator))?;
-        let mut programs = [link, generator];
-        while programs[1].line().is_ok() {}
-        programs.reverse();
+        let mut programs = [generator, link];
+        while programs[0].line().is_ok() {}
         stop_all(Ok(()), &mut programs)?;
         let mut late = None;
         while let Ok(line) = programs[1].line().and_then(|line| parse_json(&line)) {
@@ -306,10 +305,7 @@ fn late_by_clock(cores: Cores) -> Result<f64, String> {
         });
         let late = on_core(cores.rx, || Ok(percentile_late(clock::now_ns, CLOCK_TIME.as_nanos() as u64)));
         ends.store(true, Relaxed);
-        match other.join() {
-            Ok(ended) => ended.and(late),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
+        join(other.join()).and(late)
     })
 }
 

@@ -133,7 +133,8 @@ impl Idle {
         let (before, start) = (self.busy_ns()?, Instant::now());
         thread::sleep(IDLE);
         let (busy, time) = (self.busy_ns()?.saturating_sub(before), start.elapsed());
-        Ok(vec![100.0 * busy as f64 / time.as_nanos() as f64, self.kib()? as f64 / 1024.0])
+        let memory = memory(self.daemon).map_err(|e| self.failed(e))?;
+        Ok(vec![100.0 * busy as f64 / time.as_nanos() as f64, memory])
     }
 
     /// Returns the nanoseconds that all threads of the daemon have run.
@@ -145,19 +146,18 @@ impl Idle {
         Ok(texts.filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok()).sum())
     }
 
-    fn kib(&self) -> Result<u64, String> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.daemon)).map_err(|e| self.failed(e))?;
-        Ok(kib_of(&status))
-    }
-
     fn failed(&self, e: std::io::Error) -> String {
         format!("bench idle-100: the daemon, process {}: {e}", self.daemon)
     }
 }
 
-/// Returns the resident memory in KiB that a process's `status` tells. Mapped regions count as shared memory, which is
-/// not included.
-pub(crate) fn kib_of(status: &str) -> u64 {
+/// Returns the resident memory of a process in MiB. Mapped regions count as shared memory, which is not included.
+pub(crate) fn memory(pid: impl std::fmt::Display) -> std::io::Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    Ok(kib_of(&status) as f64 / 1024.0)
+}
+
+fn kib_of(status: &str) -> u64 {
     let fields = status.lines().filter_map(|line| line.split_once(':'));
     let resident = fields.filter(|(name, _)| matches!(*name, "RssAnon" | "RssFile"));
     resident.filter_map(|(_, value)| value.split_whitespace().next()?.parse::<u64>().ok()).sum()

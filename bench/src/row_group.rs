@@ -576,8 +576,8 @@ mod tests {
              preload-pipe, preload-poll, \
              node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-batch, vale-size, vale-60-swap, \
              vale-1core, vale-fan, vale-overload, vale-rtt, vale-idle-ports, vale-steady, nic-tx, nic-rx, nic-tx-batch, \
-             nic-tx-size, nic-rx-size, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub, fw, emulate, fw-nic, emulate-nic, memif, vhost, \
-             ivshmem, scale, scale-ports, scale-senders, scale-load, scale-addresses, scale-flood, scale-policies, \
+             nic-tx-size, nic-rx-size, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub, fw, emulate, fw-nic, emulate-nic, \
+             memif, vhost, ivshmem, scale, scale-ports, scale-senders, scale-load, scale-addresses, scale-flood, scale-policies, \
              scale-threads, scale-rings, scale-pairs, scale-ls, scale-close, scale-pipes)"
         );
         let names: Vec<_> = row_groups(Bench::PipeBatch).into_iter().map(|c| (c.name, c.batch)).collect();

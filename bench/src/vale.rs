@@ -23,7 +23,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use unetmap_sys::process;
 
-use crate::open::kib_of;
+use crate::open::memory;
 use crate::pkt_gen::{self, median_rtt, slots_of};
 use crate::preload::NetmapProgram;
 use crate::probe::Cores;
@@ -48,10 +48,10 @@ const SLEEPING_RATE: u32 = 500;
 
 /// What the reader of `vale-overload` counts to for each packet, so that it reads some 3 million packets per second.
 const READER_WORK: &str = "150";
-/// Seconds of a sample of `vale-steady`.
-const STEADY_SECONDS: usize = 60;
 /// The rates that are offered to it, packets per second: its best rate is the highest that it reads at one of them.
 const OFFERED_RATES: [u64; 6] = [500_000, 1_000_000, 1_500_000, 2_000_000, 3_000_000, 4_000_000];
+/// Seconds of a sample of `vale-steady`.
+const STEADY_SECONDS: usize = 60;
 
 /// A daemon for switches. A program with an open port keeps it running.
 pub(crate) struct Switch {
@@ -357,9 +357,8 @@ impl Steady {
         let worst = rates.into_iter().fold(mean, f64::min);
         let daemon = self.switch.snapshot()?["daemon"]["pid"].as_u64();
         let daemon = daemon.ok_or("bench: no daemon has the stream's ports")?;
-        let status = fs::read_to_string(format!("/proc/{daemon}/status"))
-            .map_err(|e| format!("bench: the daemon, process {daemon}: {e}"))?;
-        Ok(vec![mean, 100.0 * worst / mean, kib_of(&status) as f64 / 1024.0])
+        let memory = memory(daemon).map_err(|e| format!("bench: the daemon, process {daemon}: {e}"))?;
+        Ok(vec![mean, 100.0 * worst / mean, memory])
     }
 
     /// Returns the rate of each of the next `n` seconds, in Mpps.

@@ -9,9 +9,11 @@ use conformance::home::summary;
 use conformance::host::during_a_stream;
 use conformance::kept::{kill, net, wait_until_kept};
 use conformance::net::{DIRECT, Tap, frames, open_in, take, transmit};
-use conformance::switch::{done, host_on_switch};
+use conformance::switch::done;
 use conformance::{isolated, until};
 use unetmap::Port;
+
+use crate::replace::{hosts_on_switch, remove_hosts};
 
 /// Fewer than those after which the daemon is not started again, if they come as fast as they can.
 const CRASHES: usize = 4;
@@ -92,9 +94,7 @@ fn an_attached_interface_goes_on_after_a_crash() {
 fn persistent_ports_go_on_after_a_crash() {
     isolated(|home| {
         let Some(net) = net(home, DIRECT) else { return };
-        host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
-        host_on_switch(&net.far, "vi1", &["10.8.0.2/24"]);
-        done(&net.near, "-n idle0");
+        hosts_on_switch(&net);
         let bytes = during_a_stream([&net.near, &net.far], "10.8.0.1", |until_more| {
             until_more("the stream crosses the switch");
             for _ in 0..CRASHES {
@@ -104,14 +104,6 @@ fn persistent_ports_go_on_after_a_crash() {
             }
         });
         summary(&format!("the daemon was killed {CRASHES} times under one connection, {bytes} bytes"));
-        // Programs open them as before, and they are removed as before.
-        drop(open_in(&net.near, "netmap:vi0"));
-        for (ns, name) in [(&net.near, "vi0"), (&net.far, "vi1")] {
-            done(ns, &format!("-d vale0:{name}"));
-            done(ns, &format!("-r {name}"));
-            ns.ip(&["link", "show", name]).expect_err("it is gone");
-        }
-        done(&net.near, "-r idle0");
-        until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+        remove_hosts(home, &net);
     });
 }

@@ -10,7 +10,7 @@ use conformance::net::{CABLE, DIRECT, Net, Tap, assert_works, open_in};
 use conformance::replace::{Stream, drops_of, refused, replace, rounds, try_replace};
 use conformance::switch::{done, host_on_switch};
 use conformance::traffic::open;
-use conformance::{isolated, until};
+use conformance::{Home, isolated, until};
 
 #[test]
 fn an_attached_interface_goes_on_while_the_daemon_is_replaced() {
@@ -43,15 +43,32 @@ fn an_attached_interface_goes_on_while_the_daemon_is_replaced() {
     });
 }
 
+/// Two stacks, each with a persistent port on a switch, and a persistent port that nobody uses.
+pub(crate) fn hosts_on_switch(net: &Net) {
+    host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
+    host_on_switch(&net.far, "vi1", &["10.8.0.2/24"]);
+    done(&net.near, "-n idle0");
+}
+
+/// Programs open these ports as before, and they are removed as before.
+pub(crate) fn remove_hosts(home: &Home, net: &Net) {
+    drop(open_in(&net.near, "netmap:vi0"));
+    for (ns, name) in [(&net.near, "vi0"), (&net.far, "vi1")] {
+        done(ns, &format!("-d vale0:{name}"));
+        done(ns, &format!("-r {name}"));
+        ns.ip(&["link", "show", name]).expect_err("it is gone");
+    }
+    done(&net.near, "-r idle0");
+    until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+}
+
 /// Two stacks, each with a persistent port, and one connection.
 #[test]
 fn persistent_ports_go_on_while_the_daemon_is_replaced() {
     isolated(|home| {
         const REPLACEMENTS: u32 = 5;
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
-        host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
-        host_on_switch(&net.far, "vi1", &["10.8.0.2/24"]);
-        done(&net.near, "-n idle0");
+        hosts_on_switch(&net);
         let bytes = during_a_stream([&net.near, &net.far], "10.8.0.1", |until_more| {
             until_more("the stream crosses the switch");
             for _ in 0..REPLACEMENTS {
@@ -62,15 +79,7 @@ fn persistent_ports_go_on_while_the_daemon_is_replaced() {
             }
         });
         summary(&format!("the daemon was replaced {REPLACEMENTS} times under one connection, {bytes} bytes"));
-        // Programs open them as before, and they are removed as before.
-        drop(open_in(&net.near, "netmap:vi0"));
-        for (ns, name) in [(&net.near, "vi0"), (&net.far, "vi1")] {
-            done(ns, &format!("-d vale0:{name}"));
-            done(ns, &format!("-r {name}"));
-            ns.ip(&["link", "show", name]).expect_err("it is gone");
-        }
-        done(&net.near, "-r idle0");
-        until("nothing is left", || home.snapshot().ports.is_empty() && home.snapshot().regions.is_empty());
+        remove_hosts(home, &net);
     });
 }
 

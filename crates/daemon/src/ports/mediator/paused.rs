@@ -42,13 +42,12 @@ impl PausedThread {
     }
 
     /// Of a thread that has ended.
-    fn of_ended(port: PortKey, thread: MediatorThread) -> PausedThread {
-        let cpu = thread.polling_cpu();
-        let MediatorThread { pair, directions, sessions, .. } = thread;
+    fn of_ended(port: &PortKey, thread: MediatorThread) -> PausedThread {
+        let paused = PausedThread::of_running(port, &thread);
         if thread.thread.join().is_err() {
             tracing::error!("a mediator thread panicked");
         }
-        PausedThread { port, pair, directions, sessions, cpu }
+        paused
     }
 }
 
@@ -96,7 +95,7 @@ pub(crate) fn pause(daemon: &mut Daemon) -> Result<(), Refusal> {
     }
     for (port, thread) in threads {
         if wait_for_end(&thread.thread, || thread.control.tid.load(Ordering::Relaxed)) {
-            daemon.paused_mediators.push(PausedThread::of_ended(port, thread));
+            daemon.paused_mediators.push(PausedThread::of_ended(&port, thread));
         } else {
             // It may have noticed already that it is to end.
             daemon.held_mediators = true;
@@ -143,7 +142,7 @@ pub(super) fn restart_held(daemon: &mut Daemon) {
     for (port, thread) in daemon.registry.take_mediators() {
         let stopped = thread.control.stop.load(Ordering::Relaxed);
         if stopped && thread.thread.is_finished() {
-            daemon.paused_mediators.push(PausedThread::of_ended(port, thread));
+            daemon.paused_mediators.push(PausedThread::of_ended(&port, thread));
         } else {
             daemon.held_mediators |= stopped;
             daemon.registry.give_mediator(&port, thread);
