@@ -495,3 +495,41 @@ fn a_veth_whose_peer_namespace_ends_is_deleted() {
         }
     });
 }
+
+/// The old way, by index alone, may stop all of Linux 6.18: it is not run here.
+#[test]
+fn a_veth_is_deleted_from_either_end_and_while_the_namespace_of_the_other_one_ends() {
+    in_namespace(|| {
+        fn veth(netns: Option<&Netns>) {
+            let peer_netns = netns.map(Netns::as_fd);
+            create(Veth { name: "um0", peer: "um1", peer_netns, queues: 1 }).unwrap();
+        }
+        let exists = |netns: &Netns, name: &'static str| netns.run(move || by_name(name).unwrap().is_some()).unwrap();
+        let (here, there) = (Netns::current().unwrap(), Netns::new().unwrap());
+        // Both ends here, the far one there, and from there.
+        veth(None);
+        delete(named("um1").index).unwrap();
+        assert!(!exists(&here, "um0") && !exists(&here, "um1"));
+        veth(Some(&there));
+        delete(named("um0").index).unwrap();
+        assert!(!exists(&here, "um0") && !exists(&there, "um1"));
+        veth(Some(&there));
+        there.run(|| delete(named("um1").index).unwrap()).unwrap();
+        assert!(!exists(&here, "um0") && !exists(&there, "um1"));
+        assert_eq!(errno(delete(4711)), Some(libc::ENODEV));
+        // Its last descriptor closes at about the same time.
+        for round in 0..100 {
+            let ending = Netns::new().unwrap();
+            veth(Some(&ending));
+            let near = named("um0").index;
+            let closer = thread::spawn(move || {
+                thread::sleep(Duration::from_micros(round * 20));
+                drop(ending);
+            });
+            let result = delete(near);
+            assert!(matches!(errno(result), None | Some(libc::ENODEV)), "round {round}");
+            closer.join().unwrap();
+            assert!(!exists(&here, "um0"), "round {round}");
+        }
+    });
+}

@@ -22,7 +22,7 @@ const NETNSA_FD: u16 = 3;
 /// Bytes of a `struct rtgenmsg`, padded.
 const RTGENMSG: usize = 4;
 /// The namespace that a request for an interface refers to (linux/if_link.h).
-const IFLA_TARGET_NETNSID: u16 = 46;
+pub(super) const IFLA_TARGET_NETNSID: u16 = 46;
 
 /// A network namespace: that of the watch, or another one by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,12 +6,14 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rustix::io::Errno;
 
 use super::netlink::{Socket, attributes, number, push_attribute};
-use super::netns_watch::number_of;
+use super::netns_watch::{IFLA_TARGET_NETNSID, number_of};
 use super::{IFINFOMSG, NAME_MAX, OffloadKind, disable_offloads, ifinfomsg, ifinfomsg_with_flags};
 use crate::netns::Netns;
 
@@ -126,13 +128,45 @@ pub fn peer_index_in(index: u32, netns: &Netns) -> io::Result<Option<u32>> {
     }
 }
 
-/// Deletes interface `index`, of a kind that can be deleted; the peer of a veth is deleted with it.
+/// Deletes veth `index` of the calling thread's namespace, and its peer.
+///
+/// The request names the peer and the peer's namespace, which the kernel then keeps until both ends are deleted. If
+/// that namespace ended meanwhile, Linux 6.18 would dereference a null pointer (`netdev_genl_dev_notify`, called by
+/// `netdev_run_todo`) with its lock of all interfaces held. If it ends already the kernel deletes the pair by itself;
+/// this waits for that, up to [`END_OF_PEER`].
 ///
 /// # Errors
-/// `ENODEV`: no such interface; `EOPNOTSUPP`: its kind cannot be deleted; `EPERM`: needs `CAP_NET_ADMIN`.
+/// `ENODEV`: no such interface; `EOPNOTSUPP`: its kind cannot be deleted; `EPERM`: needs `CAP_NET_ADMIN`; `ETIMEDOUT`:
+/// the peer's namespace has begun to end and the interface still exists.
 pub fn delete(index: u32) -> io::Result<()> {
-    Ok(Socket::route(0)?.change(libc::RTM_DELLINK, 0, &ifinfomsg(index))?)
+    let socket = Socket::route(0)?;
+    let by_index = || socket.change(libc::RTM_DELLINK, 0, &ifinfomsg(index));
+    let Some(mut found) = peer(index)? else { return Ok(by_index()?) };
+    let began = Instant::now();
+    loop {
+        let Some(nsid) = found.nsid else { return Ok(by_index()?) };
+        let mut body = ifinfomsg(found.index);
+        push_attribute(&mut body, IFLA_TARGET_NETNSID, &nsid.to_ne_bytes());
+        match socket.change(libc::RTM_DELLINK, 0, &body) {
+            // The peer's namespace ends, or has another number since; or the peer moved.
+            Err(Errno::INVAL | Errno::NODEV) => {}
+            // No capability in the peer's namespace, which belongs to another user namespace.
+            Err(Errno::ACCESS) => return Ok(by_index()?),
+            result => return Ok(result?),
+        }
+        if began.elapsed() > END_OF_PEER {
+            return Err(Errno::TIMEDOUT.into());
+        }
+        thread::sleep(Duration::from_millis(2));
+        match peer(index)? {
+            Some(again) => found = again,
+            None => return Ok(()),
+        }
+    }
 }
+
+/// How long [`delete`] waits for the end of a namespace that has begun to end; milliseconds, if the kernel is not busy.
+const END_OF_PEER: Duration = Duration::from_secs(5);
 
 /// Sets interface `index` up.
 ///
