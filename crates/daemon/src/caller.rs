@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use unetmap_core::errno::EPERM;
 use unetmap_sys::fuse;
+use unetmap_sys::link;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::process;
 use unetmap_sys::socket::{self, Peer};
@@ -88,6 +89,14 @@ impl Caller {
     /// The inode of its network namespace, or 0.
     pub(crate) fn netns_id(&self) -> u64 {
         self.netns().map_or(0, |netns| netns.id())
+    }
+
+    /// Whether its network namespace surely has no interface of this name. Takes no lock of the kernel's. The client's
+    /// connection tells, without the broker, but for names that the kernel does not look for there.
+    pub(crate) fn lacks_interface(&self, name: &str) -> bool {
+        let told = self.namespace.connection.as_ref().and_then(|connection| link::exists_at(connection, name));
+        let ask = |netns: &Arc<Netns>| privileged::is_absent(netns, name).unwrap_or(false);
+        told.map_or_else(|| self.netns().is_some_and(ask), |exists| !exists)
     }
 
     /// The properties that the rules of a policy refer to; without the namespace if none refers to that.

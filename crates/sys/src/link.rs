@@ -6,6 +6,7 @@
 //! need a privilege. Unknown attributes are skipped, so that interfaces of newer kernels can be read.
 
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -210,6 +211,27 @@ pub fn is_absent(name: &str) -> bool {
     };
     // Other errors say nothing about the interface.
     bound != 0 && Errno::from_io_error(&io::Error::last_os_error()) == Some(Errno::NODEV)
+}
+
+/// Whether the network namespace of a socket has an interface of this name, or of this alternative name. Needs no
+/// privilege, and not the kernel's lock of all interfaces. `None`: the kernel does not tell: the name has more than 15
+/// bytes, or a colon, from which on the kernel ignores it.
+pub fn exists_at(socket: impl AsFd, name: &str) -> Option<bool> {
+    if name.is_empty() || name.len() > NAME_MAX || name.contains([':', '\0']) {
+        return None;
+    }
+    // SAFETY: K9.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed() as libc::c_char;
+    }
+    // SAFETY: K1, K5: SIOCGIFINDEX reads and writes one `ifreq`, which outlives the call.
+    let status = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCGIFINDEX, &raw mut request) };
+    match Errno::from_io_error(&io::Error::last_os_error()) {
+        _ if status == 0 => Some(true),
+        Some(Errno::NODEV) => Some(false),
+        _ => None,
+    }
 }
 
 /// Returns the interface of this index.

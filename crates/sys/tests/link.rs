@@ -17,7 +17,7 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::link::veth::{Veth, create, delete, peer_index_in, set_up};
 use unetmap_sys::link::{
     AttachedMode, Channels, Link, LinkEvent, LinkWatch, OffloadKind, Offloads, all, by_index, by_name,
-    changeable_offloads, channel_settings, channels, disable_offloads, driver, set_offloads, xdp_features,
+    changeable_offloads, channel_settings, channels, disable_offloads, driver, exists_at, set_offloads, xdp_features,
 };
 use unetmap_sys::netns::Netns;
 use unetmap_sys::probe::program_name;
@@ -468,6 +468,26 @@ fn the_peer_of_a_veth_is_found_in_its_namespace() {
         for index in [index("um2"), LO, 4711] {
             assert_eq!(peer_index_in(index, &one).unwrap(), None, "{index}");
         }
+    });
+}
+
+#[test]
+fn interfaces_of_a_socket_s_namespace_are_found_without_a_lock() {
+    in_namespace(|| {
+        let other = Netns::new().unwrap();
+        create(Veth { name: "um0", peer: "um1", peer_netns: Some(other.as_fd()), queues: 1 }).unwrap();
+        ip("link property add dev um0 altname umother");
+        let socket = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let (here, there) = (socket(), other.run(socket).unwrap());
+        let at = |name| [exists_at(&here, name), exists_at(&there, name)];
+        assert_eq!(at("um0"), [Some(true), Some(false)]);
+        assert_eq!(at("um1"), [Some(false), Some(true)]);
+        assert_eq!(at("umother"), [Some(true), Some(false)]);
+        // The kernel takes what is before a colon for the name, and does not look for longer ones.
+        for name in ["um0:1", "", "um0\0", "um0-of-16-bytes-"] {
+            assert_eq!(at(name), [None; 2], "{name:?}");
+        }
+        assert_eq!(at("um0-of-15-bytes"), [Some(false); 2]);
     });
 }
 

@@ -6,12 +6,19 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use conformance::home::{Guard, Home, daemon_listens, summary};
+use conformance::net::{set_policy, start_daemon};
 use conformance::traffic::open;
+use conformance_hostile::raw::{ControlConnection, RawPort};
 use rustix::process::{Pid, Signal, kill_process};
 
 use conformance::{Node, isolated, program, until};
+use unetmap::abi::*;
+use unetmap_core::control::request::NetmapRequest;
+use zerocopy::IntoBytes as _;
 
 /// Capabilities that the broker of root's daemon may have: DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, LINUX_IMMUTABLE,
 /// NET_BROADCAST, NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE, SYS_ADMIN, SYS_NICE, SYS_RESOURCE, PERFMON, BPF.
@@ -72,6 +79,55 @@ fn neither_of_broker_and_worker_outlives_the_other() {
                 ended(daemon) && ended(broker_pid)
             });
         }
+    });
+}
+
+/// A process that does not run until the value is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(pid: Pid) -> Stopped {
+        kill_process(pid, Signal::STOP).expect("it runs");
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// Anybody can keep the kernel's locks of interfaces busy, for which the broker waits.
+#[test]
+fn ports_that_are_no_interfaces_open_without_the_broker() {
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return summary("skipped: a user's daemon is one process");
+        }
+        set_policy(home, "[[rule]]\nusers = [4001]\npipes = true\n");
+        fs::set_permissions(home.folder(), fs::Permissions::from_mode(0o755)).expect("our own folder");
+        let _daemon = start_daemon(home, &[]);
+        home.assert_serves();
+        // The policy is read again until its file is older than two seconds.
+        thread::sleep(Duration::from_secs(4));
+        drop(RawPort::open(&home.socket(), "first{1"));
+        let broker = processes_of(home, b"--privileged").pop().expect("root's daemon has one");
+        let number = broker.file_name().and_then(|name| name.to_str()?.parse().ok());
+        let stopped = Stopped::new(number.and_then(Pid::from_raw).expect("a process"));
+        for uid in [0, 4001] {
+            // Few enough for the memory files that are made ahead.
+            for name in ["p{1", "vale7:a"] {
+                let connection = ControlConnection::connect_as(&home.socket(), uid).expect("the daemon listens");
+                connection.set_limit(Duration::from_secs(20));
+                let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() };
+                let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name");
+                let (errno, reply, _) = connection.request(&request);
+                assert!(errno == 0 && reply.is_some(), "user {uid}, {name}: errno {errno}");
+            }
+        }
+        drop(stopped);
+        home.assert_serves();
     });
 }
 

@@ -110,9 +110,28 @@ pub(super) fn find_or_create(
 /// Returns the key of a pipe, if it exists: `key`, or that of another scope if its parent became an interface, or
 /// ceased to be one, since the pipe was opened.
 pub(super) fn find(daemon: &Daemon, key: &PipeKey, caller: &Caller) -> Option<PipeKey> {
-    let scopes = [key.scope, daemon.scope(caller), daemon.interface_scope(caller)];
-    let mut keys = scopes.into_iter().map(|scope| PipeKey { scope, ..key.clone() });
-    keys.find(|key| daemon.registry.port(&PortKey::Pipe(key.clone())).is_ok())
+    let own = daemon.scope(caller);
+    let exists = |scope: &Scope| {
+        let key = PipeKey { scope: *scope, ..key.clone() };
+        daemon.registry.port(&PortKey::Pipe(key)).is_ok()
+    };
+    let found = [key.scope, own].into_iter().find(exists).or_else(|| {
+        // Most callers have no such pipe in any namespace, so theirs is not asked for.
+        let beside =
+            of_namespaces(&daemon.registry, own.uid).any(|other| (&other.parent, &other.id) == (&key.parent, &key.id));
+        beside.then(|| daemon.interface_scope(caller)).filter(exists)
+    })?;
+    Some(PipeKey { scope: found, ..key.clone() })
+}
+
+/// A user's pipes whose parents are interfaces, in all network namespaces.
+fn of_namespaces(registry: &Registry, uid: u32) -> impl Iterator<Item = &PipeKey> {
+    let first = PipeKey { scope: Scope { uid, netns: 1 }, parent: String::new(), id: String::new() };
+    let keys = registry.ports_from(&PortKey::Pipe(first)).map_while(|(key, _)| match key {
+        PortKey::Pipe(key) => Some(key),
+        _ => None,
+    });
+    keys.take_while(move |key| key.scope.uid == uid)
 }
 
 /// Returns the region of a parent that is no interface opened directly. It is created if the parent has no pipe yet,

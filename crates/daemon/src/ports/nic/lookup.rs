@@ -18,22 +18,24 @@ pub(crate) fn may_have_interfaces(daemon: &mut Daemon, caller: &Caller) -> Resul
 /// As [`find_link`], for a request that needs the policy's leave. A caller to whom it gives no interface is refused
 /// without a look at any: that would wait for the kernel's lock of the network configuration.
 pub(super) fn find_link_for(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<Option<Link>, Refusal> {
-    let Some(netns) = caller.netns().filter(|_| !matches!(may_have_interfaces(daemon, caller), Ok(true))) else {
+    if matches!(may_have_interfaces(daemon, caller), Ok(true)) {
         return find_link(name, caller);
-    };
-    match privileged::is_absent(netns, name) {
-        Ok(true) => Ok(None),
-        _ => denied(caller),
     }
+    if caller.lacks_interface(name) { Ok(None) } else { denied(caller) }
 }
 
 /// Finds an interface by name in the caller's network namespace.
 pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Refusal> {
+    if let Some(surveyed) = caller.surveyed_link(name) {
+        return Ok(surveyed);
+    }
+    if caller.lacks_interface(name) {
+        return Ok(None);
+    }
     let Some(netns) = caller.netns() else {
         return refuse(EPERM, "the daemon cannot see your network namespace: give it CAP_NET_ADMIN");
     };
-    let surveyed = caller.surveyed_link(name);
-    surveyed.map_or_else(|| privileged::link_named(netns, name), Ok).or_else(|e| match e.raw_os_error() {
+    privileged::link_named(netns, name).or_else(|e| match e.raw_os_error() {
         Some(EPERM) => refuse(EPERM, "the daemon may not enter your network namespace: give it CAP_SYS_ADMIN"),
         _ => refuse(ENXIO, format!("looking for the interface in your network namespace: {e}")),
     })

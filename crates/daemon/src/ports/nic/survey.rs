@@ -32,13 +32,13 @@ use crate::threads;
 use crate::tuning::nic::MAX_SURVEYS;
 
 /// That there is no such interface.
-fn absent(netns: &Netns, name: String) -> Survey {
-    Survey { netns: netns.id(), name, link: Some(None), ..Default::default() }
+fn absent(name: String) -> Survey {
+    Survey { name, link: Some(None), ..Default::default() }
 }
 
 fn read(netns: &Netns, name: String) -> Survey {
     let link = privileged::link_named(netns, &name).ok();
-    let mut survey = Survey { netns: netns.id(), name, link, ..Default::default() };
+    let mut survey = Survey { netns: Some(netns.id()), name, link, ..Default::default() };
     if let Some(Some(link)) = &survey.link {
         survey.channels = privileged::channels(netns, &link.name).ok();
         survey.features = privileged::xdp_features(netns, link.index).ok();
@@ -52,7 +52,7 @@ fn read(netns: &Netns, name: String) -> Survey {
 /// What was read for the request of a caller; each is `None` if it must be read.
 impl Caller {
     fn surveyed(&self) -> Option<&Survey> {
-        self.survey.as_deref().filter(|survey| survey.netns == self.netns_id())
+        self.survey.as_deref().filter(|survey| survey.netns.is_none_or(|netns| netns == self.netns_id()))
     }
 
     /// The interface of this name; the inner `None`: there is none.
@@ -119,11 +119,10 @@ pub(crate) fn begin(daemon: &mut Daemon, message: (Kind, &[u8]), caller: &Caller
     let Some(name) = interface_of(message).filter(|_| matches!(may_have_interfaces(daemon, caller), Ok(true))) else {
         return Begun::Unneeded;
     };
-    let Some(netns) = caller.netns().cloned() else { return Begun::Unneeded };
-    // This takes no such lock.
-    if privileged::is_absent(&netns, &name).unwrap_or(false) {
-        return Begun::Known(Arc::new(absent(&netns, name)));
+    if caller.lacks_interface(&name) {
+        return Begun::Known(Arc::new(absent(name)));
     }
+    let Some(netns) = caller.netns().cloned() else { return Begun::Unneeded };
     daemon.nics.surveys.waiting.push_back(Wanted { uid: caller.peer.uid, connection, netns, name });
     start_some(daemon);
     Begun::Waits

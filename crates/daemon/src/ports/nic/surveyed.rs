@@ -6,7 +6,8 @@ use unetmap_sys::link::{Channels, DriverInfo, Link, XdpFeatures};
 /// What was read for a request, and where.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
-    pub(super) netns: u64,
+    /// `None`: that of the caller, for whose request alone it is.
+    pub(super) netns: Option<u64>,
     pub(super) name: String,
     /// The inner `None`: there is no such interface; the outer one: it could not be read. So are those below.
     pub(super) link: Option<Option<Link>>,

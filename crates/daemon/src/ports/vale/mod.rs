@@ -36,7 +36,6 @@ use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
 use crate::descriptors::Outgoing;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
-use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionRecord, Scope, shared_page};
 use crate::registry::{BufferRepair, PauseGuard, PortRecord};
@@ -339,8 +338,7 @@ fn is_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> bool {
     if nic::may_have_interfaces(daemon, caller).unwrap_or(true) {
         return matches!(nic::find_link(name, caller), Ok(Some(_)));
     }
-    let exists = |netns| privileged::is_absent(netns, name).is_ok_and(|absent| !absent);
-    name.len() <= persistent::MAX_NAME && caller.netns().map(|netns| &**netns).is_some_and(exists)
+    name.len() <= persistent::MAX_NAME && !caller.lacks_interface(name)
 }
 
 /// Returns the key of a port name that was parsed: valeS:P.
