@@ -60,7 +60,7 @@ use crate::service::Service;
 use crate::store::Store;
 use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
-use crate::work_times::WorkTimes;
+use crate::work_times::{WorkClock, WorkTimes};
 use hand_over::Drain;
 use waiting::WaitingConnections;
 use work::{FIRST_TOKEN, INTERFACES, LISTENER, NO_MESSAGE, NODE, SIGNALS, Task, WATCHES, Waited, Work, kind_of_event};
@@ -135,6 +135,7 @@ pub(crate) struct Server {
     owner: u32,
     started: Instant,
     work_times: WorkTimes,
+    clock: WorkClock,
     /// The kind of the message that was answered last.
     answered: &'static str,
     /// Whether a service manager listens for the daemon.
@@ -182,6 +183,7 @@ impl Server {
             owner: owner(),
             started: Instant::now(),
             work_times: WorkTimes::default(),
+            clock: WorkClock::new(),
             answered: NO_MESSAGE,
             is_managed,
             is_unit: false,
@@ -231,7 +233,7 @@ impl Server {
             events.sort_by_key(|(token, _)| *token == LISTENER);
             for &(token, flags) in &events {
                 self.daemon.nics.keep_alive.control_begins();
-                let start = Instant::now();
+                let begin = self.clock.begin();
                 match token {
                     LISTENER => self.accept_clients(),
                     token if token & WATCHES != 0 => nic::links_changed(&mut self.daemon, token & !WATCHES),
@@ -257,7 +259,7 @@ impl Server {
                     token => self.client_event(token, flags),
                 }
                 self.event_changed(service, token);
-                self.work_times.add(0, kind_of_event(token), start.elapsed());
+                self.work_times.add(0, kind_of_event(token), self.clock.end(&begin));
             }
             next_turn = self.do_next();
             if self.is_replaced(service) {
@@ -296,7 +298,7 @@ impl Server {
     /// Does a piece of work of a user; returns the connections that it admitted.
     fn do_work(&mut self, uid: u32, work: Work) -> Vec<u64> {
         self.daemon.nics.keep_alive.control_begins();
-        let start = Instant::now();
+        let begin = self.clock.begin();
         self.daemon.admission.begin_work();
         if !matches!(work, Work::Close(_) | Work::Job(Job::Close(_))) {
             self.daemon.registry.tidy(uid);
@@ -318,10 +320,10 @@ impl Server {
         }
         self.end_mark(token);
         self.daemon.admission.end_work();
-        let time = start.elapsed();
+        let time = begin.at.elapsed();
         self.turns.count_time(uid, time);
         self.accept_debt = self.accept_debt.saturating_sub(time);
-        self.work_times.add(uid, kind.unwrap_or(self.answered), time);
+        self.work_times.add(uid, kind.unwrap_or(self.answered), self.clock.end(&begin));
         admitted
     }
 

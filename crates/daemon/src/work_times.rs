@@ -1,12 +1,57 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! How long the control thread takes for its work, for `unetmap ls --json`.
+//! How long the control thread takes for its work, for `unetmap ls --json`. The time in which it could run and other
+//! programs had the processors is not counted: it says nothing about the work.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use crate::tuning::server::LONG_WORK;
+
+/// Measures pieces of work of one thread.
+pub(crate) struct WorkClock {
+    /// Its `schedstat` (proc(5)): nanoseconds on a processor, nanoseconds in which it waited for one, and a number.
+    /// `None`: the kernel does not tell.
+    schedstat: Option<File>,
+}
+
+/// The begin of a piece of work.
+pub(crate) struct Begin {
+    pub(crate) at: Instant,
+    waited: Duration,
+}
+
+impl WorkClock {
+    /// A clock of the calling thread.
+    pub(crate) fn new() -> WorkClock {
+        WorkClock { schedstat: File::open("/proc/thread-self/schedstat").ok() }
+    }
+
+    pub(crate) fn begin(&self) -> Begin {
+        Begin { at: Instant::now(), waited: self.waited() }
+    }
+
+    /// The time since `begin`, without that in which the thread waited for a processor. That is looked up for long
+    /// pieces only.
+    pub(crate) fn end(&self, begin: &Begin) -> Duration {
+        let elapsed = begin.at.elapsed();
+        if elapsed <= LONG_WORK {
+            return elapsed;
+        }
+        elapsed.saturating_sub(self.waited().saturating_sub(begin.waited))
+    }
+
+    /// How long the thread has waited for a processor since it exists.
+    fn waited(&self) -> Duration {
+        let mut text = [0; 64];
+        let length = self.schedstat.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let text = std::str::from_utf8(&text[..length]).unwrap_or_default();
+        Duration::from_nanos(text.split(' ').nth(1).and_then(|nanos| nanos.parse().ok()).unwrap_or(0))
+    }
+}
 
 /// Since the daemon was started. One piece of work is a request, the end of a connection, a job of the node, or an
 /// event that concerns no user's connection.
@@ -50,7 +95,41 @@ impl WorkTimes {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use unetmap_sys::process;
+
     use super::*;
+
+    #[test]
+    fn time_in_which_others_had_the_processor_is_not_counted() {
+        let cpu = process::cpus_allowed()[0];
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let other = || {
+                process::pin_to_cpu(cpu).expect("one of the allowed ones");
+                while !is_done.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            };
+            scope.spawn(other);
+            scope.spawn(|| {
+                process::pin_to_cpu(cpu).expect("one of the allowed ones");
+                let clock = WorkClock::new();
+                let begin = clock.begin();
+                // Until the other thread had it for long.
+                let waits = begin.at + Duration::from_secs(60);
+                while clock.waited() < begin.waited + LONG_WORK * 4 && Instant::now() < waits {}
+                let (time, elapsed) = (clock.end(&begin), begin.at.elapsed());
+                is_done.store(true, Ordering::Relaxed);
+                if clock.waited().is_zero() {
+                    return eprintln!("skipped: this kernel has no schedstat");
+                }
+                assert!(time + LONG_WORK * 4 <= elapsed, "{time:?} of {elapsed:?}");
+            });
+        });
+    }
 
     #[test]
     fn the_longest_piece_is_kept_with_its_user_and_its_kind() {
