@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::probe::Cores;
 use crate::report::{self, RowResult};
 use crate::row_group::{RowGroup, row_groups};
-use crate::{Bench, Networks, Options, note};
+use crate::{Bench, Options, Setup, note};
 use machine::{Absent, Machine};
 
 /// What a report is made of, the most important first: a report that runs out of time lacks the last ones.
@@ -116,7 +116,7 @@ impl Report {
         &self,
         options: &Options,
         cores: Cores,
-        networks: &Networks,
+        setup: &Setup,
         old: Option<&Value>,
     ) -> Result<u8, String> {
         let (machine, start) = (Machine::read(), Instant::now());
@@ -132,7 +132,7 @@ impl Report {
             let is_slow = !self.quick && group.bench == Bench::NicFwd;
             let row_limit = if is_slow { SLOW_ROW_LIMIT } else { row_limit };
             let of_row = Options { limit: row_limit.min(left), ..options.clone() };
-            match group.run(&of_row, cores, networks) {
+            match group.run(&of_row, cores, setup) {
                 Ok(outcome) => {
                     notes.extend(outcome.failures.iter().map(|why| format!("{}: {why}", group.name)));
                     let few = outcome.missing.iter().filter(|_| outcome.is_short(options.samples));

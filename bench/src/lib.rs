@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod benches;
+mod c_peers;
 mod cycles;
 mod daemon;
 mod dpdk;
@@ -30,6 +31,7 @@ mod preload;
 mod probe;
 mod program;
 mod report;
+mod ring;
 mod row_group;
 mod rtt;
 mod scale;
@@ -45,6 +47,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use benches::Bench;
+use c_peers::DpdkPeers;
 pub use full::Report;
 use host::HostLab;
 use nic::pcap::PcapTask;
@@ -101,14 +104,14 @@ pub fn run(options: &Options) -> Result<u8, String> {
     session::raise_priority();
     // Created before the first benchmark, so that a failure loses no results. These daemons move packets, so they get
     // the benchmark's priority.
-    let networks = Networks::new(&benches, cores)?;
+    let setup = Setup::new(&benches, cores)?;
     if let Some(report) = &options.report {
-        return report.run(options, cores, &networks, old.as_ref());
+        return report.run(options, cores, &setup, old.as_ref());
     }
     let mut findings = Vec::new();
     let mut code = 0;
     for group in benches.iter().flat_map(|&bench| row_groups(bench)) {
-        let outcome = group.run(options, cores, &networks)?;
+        let outcome = group.run(options, cores, &setup)?;
         for sentence in &outcome.missing {
             note(&format!("{}: {sentence}", group.name));
         }
@@ -130,20 +133,22 @@ pub fn run(options: &Options) -> Result<u8, String> {
     Ok(code)
 }
 
-/// The networks of the benchmarks of interfaces.
-struct Networks {
+/// What benchmarks share: the networks of those of interfaces, and programs of peers.
+struct Setup {
     nics: Option<Rc<NicLab>>,
     hosts: Option<Rc<HostLab>>,
+    dpdk: Rc<DpdkPeers>,
 }
 
-impl Networks {
-    fn new(benches: &[Bench], cores: Cores) -> Result<Networks, String> {
+impl Setup {
+    fn new(benches: &[Bench], cores: Cores) -> Result<Setup, String> {
         let first = |kind: fn(Bench) -> bool| benches.iter().copied().find(|bench| kind(*bench));
         let failed = |bench: Bench| move |e: String| format!("bench {}: {e}", bench.name());
-        let nics =
-            first(Bench::is_nic).map(|bench| NicLab::new(cores).and_then(NicLab::with_daemons).map_err(failed(bench)));
+        let dpdk: Rc<DpdkPeers> = Rc::default();
+        let nic_lab = || NicLab::new(cores, Rc::clone(&dpdk)).and_then(NicLab::with_daemons);
+        let nics = first(Bench::is_nic).map(|bench| nic_lab().map_err(failed(bench)));
         let hosts = first(host::is_host).map(|bench| HostLab::new().map_err(failed(bench)));
-        Ok(Networks { nics: nics.transpose()?.map(Rc::new), hosts: hosts.transpose()?.map(Rc::new) })
+        Ok(Setup { nics: nics.transpose()?.map(Rc::new), hosts: hosts.transpose()?.map(Rc::new), dpdk })
     }
 }
 
@@ -173,6 +178,7 @@ fn check(options: &Options) -> Result<(), String> {
         labels::NO_IDLE_PORTS,
         labels::LIBC,
         seqpacket::LABEL,
+        ring::LABEL,
     ]);
     used.extend(options.benches.iter().flat_map(|&bench| Implementation::of(bench)).map(|i| i.label()));
     used.extend(options.benches.iter().filter(|bench| host::is_host(**bench)).map(|_| host::VETH));

@@ -16,21 +16,26 @@
 
 mod forwarders;
 pub(crate) mod pcap;
+mod pktgen;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lab::{Lab, Ns, VethOptions};
 use tempfile::TempDir;
 
+use crate::c_peers::{self, DpdkPeers};
 use crate::daemon::Daemon;
 use crate::firewall::{self, Case};
 use crate::nic::forwarders::{KernelBridge, OpenVswitch};
-pub(crate) use crate::nic::forwarders::{no_dpdk, no_openvswitch};
+pub(crate) use crate::nic::forwarders::{no_openvswitch, no_openvswitch_dpdk};
+use crate::nic::pktgen::Pktgen;
+pub(crate) use crate::nic::pktgen::no_pktgen;
 use crate::probe::Cores;
 use crate::program::{self, INTERVAL, MEASURED_INTERVALS, Running, SKIPPED_INTERVALS, TIMEOUT, steady_mpps, stop_all};
 use crate::seqpacket::on_core;
@@ -64,10 +69,14 @@ pub(crate) enum Implementation {
     Peer(&'static str),
     /// The kernel's bridge; forwards only.
     KernelBridge,
-    /// DPDK's testpmd on AF_XDP; forwards only.
+    /// DPDK's driver for AF_XDP.
     Dpdk,
-    /// Open vSwitch in user space; forwards only.
+    /// Open vSwitch in user space, on AF_PACKET; forwards only.
     OpenVswitch,
+    /// Open vSwitch with DPDK's driver for AF_XDP; forwards only.
+    OpenVswitchDpdk,
+    /// The kernel's packet generator; sends only.
+    Pktgen,
 }
 
 impl Implementation {
@@ -80,17 +89,19 @@ impl Implementation {
             Implementation::KernelBridge => "kernel-bridge",
             Implementation::Dpdk => "dpdk-af_xdp",
             Implementation::OpenVswitch => "openvswitch",
+            Implementation::OpenVswitchDpdk => "openvswitch-dpdk",
+            Implementation::Pktgen => "pktgen",
         }
     }
 
     /// Returns true if it takes a second and more to start: too long for a quick report.
     pub(crate) fn is_slow(self) -> bool {
-        matches!(self, Implementation::Dpdk | Implementation::OpenVswitch)
+        matches!(self, Implementation::OpenVswitch | Implementation::OpenVswitchDpdk)
     }
 
     /// Returns the contestants of a benchmark, unetmap first; none if the benchmark does not measure interfaces.
     pub(crate) fn of(bench: Bench) -> &'static [Implementation] {
-        use Implementation::{Direct, Dpdk, KernelBridge, Mediated, OpenVswitch, Peer, Plain};
+        use Implementation::{Direct, Dpdk, KernelBridge, Mediated, OpenVswitch, OpenVswitchDpdk, Peer, Pktgen, Plain};
         match bench {
             Bench::NicTx => &[
                 Direct,
@@ -100,6 +111,8 @@ impl Implementation {
                 Peer("sendmmsg"),
                 Peer("tx_ring"),
                 Peer("libpcap"),
+                Dpdk,
+                Pktgen,
             ],
             Bench::NicRx => &[
                 Direct,
@@ -109,10 +122,13 @@ impl Implementation {
                 Peer("recvmmsg"),
                 Peer("tpacket_v3"),
                 Peer("libpcap"),
+                Dpdk,
             ],
             Bench::NicTxBatch | Bench::NicTxSize => &[Direct, Peer("afxdp"), Peer("sendmmsg")],
             Bench::NicRxSize => &[Direct, Peer("afxdp"), Peer("recvmmsg")],
-            Bench::NicFwd => &[Direct, Mediated, Peer("afxdp"), KernelBridge, Peer("libpcap"), Dpdk, OpenVswitch],
+            Bench::NicFwd => {
+                &[Direct, Mediated, Peer("afxdp"), KernelBridge, Peer("libpcap"), Dpdk, OpenVswitch, OpenVswitchDpdk]
+            }
             Bench::Lb | Bench::Scrub => &[Direct, Plain],
             _ => &[],
         }
@@ -179,6 +195,7 @@ pub(crate) struct NicLab {
     at_d: RxCounter,
     pub(crate) cores: Cores,
     peers: PathBuf,
+    dpdk: Rc<DpdkPeers>,
     /// Error of the peers' program if this machine has no libpcap.
     no_libpcap: Option<String>,
     folder: TempDir,
@@ -186,7 +203,7 @@ pub(crate) struct NicLab {
 
 impl NicLab {
     /// Creates the network and compiles the peers. Starts no daemons.
-    pub(crate) fn new(cores: Cores) -> Result<NicLab, String> {
+    pub(crate) fn new(cores: Cores, dpdk: Rc<DpdkPeers>) -> Result<NicLab, String> {
         let lab = Lab::new()?;
         let [a, b, c] = [lab.namespace("a")?, lab.namespace("b")?, lab.namespace("c")?];
         lab.veth(&a, "va", &b, "vb", VethOptions::default())?;
@@ -207,6 +224,7 @@ impl NicLab {
             c,
             cores,
             peers,
+            dpdk,
             folder,
         })
     }
@@ -222,8 +240,10 @@ impl NicLab {
     pub(crate) fn unavailable(&self, implementation: Implementation) -> Option<String> {
         match implementation {
             Implementation::Peer("libpcap") => self.no_libpcap.clone(),
-            Implementation::Dpdk => forwarders::no_dpdk(),
+            Implementation::Dpdk => self.dpdk.devices().err(),
             Implementation::OpenVswitch => forwarders::no_openvswitch(),
+            Implementation::OpenVswitchDpdk => forwarders::no_openvswitch_dpdk(),
+            Implementation::Pktgen => pktgen::no_pktgen(),
             _ => None,
         }
     }
@@ -246,7 +266,11 @@ impl NicLab {
     }
 
     fn tx(&self, implementation: Implementation, load: Load) -> Result<f64, String> {
-        let mut programs = [self.start(Role::Tx, implementation, load)?];
+        let pktgen = (implementation == Implementation::Pktgen).then(|| Pktgen::new(&self.a, "va", self.cores.tx));
+        let mut programs = [match &pktgen {
+            Some(pktgen) => pktgen.start(load)?,
+            None => self.start(Role::Tx, implementation, load)?,
+        }];
         let rate = self.at_b.rate(&mut programs);
         stop_all(rate, &mut programs)
     }
@@ -266,8 +290,10 @@ impl NicLab {
         let (mut bridge, mut openvswitch) = (None, None);
         match implementation {
             Implementation::KernelBridge => bridge = Some(KernelBridge::make(&self.b)?),
-            Implementation::OpenVswitch => openvswitch = Some(OpenVswitch::start(&self.b, self.cores.rx)?),
-            Implementation::Dpdk => programs.push(forwarders::testpmd(&self.b, self.cores.rx)?),
+            Implementation::OpenVswitch | Implementation::OpenVswitchDpdk => {
+                let dpdk = implementation == Implementation::OpenVswitchDpdk;
+                openvswitch = Some(OpenVswitch::start(&self.b, self.cores.rx, dpdk)?);
+            }
             _ => programs.push(self.start(Role::Fwd, implementation, Load::SMALL)?),
         }
         programs.push(self.start(Role::Tx, TRAFFIC_SOURCE, Load::SMALL)?);
@@ -364,6 +390,13 @@ impl NicLab {
                 }
                 Running::start(format!("pkt-gen -f {}", role.name()), &mut command)
             }
+            (Implementation::Dpdk, _) => {
+                let devices = role.interfaces().iter().enumerate();
+                let devices = devices.map(|(i, interface)| format!("net_af_xdp{i},iface={interface}"));
+                let mut command = ns.command(self.dpdk.devices()?);
+                command.args([role.name(), "-a", &processor, "-T", every]).args(load.options()).args(devices);
+                Running::start(format!("dpdk {}", role.name()), &mut command)
+            }
             _ => {
                 let mut command = ns.command(&self.peers);
                 command
@@ -387,25 +420,7 @@ pub(crate) fn start_daemon(folder: &Path, access: &str, admode: &str) -> Result<
 
 /// Compiles the peers into `folder`.
 fn compile(folder: &Path) -> Result<PathBuf, String> {
-    compile_program(folder, "nic", &SOURCES, &["-ldl"])
-}
-
-/// Writes the sources of a program, the first of which is `NAME.c`, to `folder`, and compiles it with additional
-/// arguments.
-fn compile_program(folder: &Path, name: &str, sources: &[(&str, &str)], more: &[&str]) -> Result<PathBuf, String> {
-    let failed = |e: String| format!("bench: compiling {name}.c: {e}");
-    let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
-    let write = |(file, text): &(&str, &str)| fs::write(folder.join(file), text);
-    sources.iter().try_for_each(write).map_err(|e| failed(e.to_string()))?;
-    let flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread"];
-    let mut cc = Command::new("cc");
-    cc.args(flags).arg("-o").arg(&program).arg(&source).args(more);
-    let output = cc.output().map_err(|e| failed(format!("cc: {e} (apt-get install gcc)")))?;
-    if output.status.success() {
-        return Ok(program);
-    }
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(failed(errors.lines().find(|line| line.contains("error")).unwrap_or("cc failed").to_string()))
+    c_peers::compile(folder, "nic", &SOURCES, &["-ldl".into()])
 }
 
 /// Reads the number of packets that an interface has received, without starting a program.
@@ -475,7 +490,7 @@ fn lab_for_test() -> Option<(std::sync::MutexGuard<'static, ()>, NicLab)> {
     }
     // A test that panicked has reported its failure itself.
     let alone = EXCLUSIVE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    Some((alone, NicLab::new(cores).unwrap()))
+    Some((alone, NicLab::new(cores, Rc::default()).unwrap()))
 }
 
 #[cfg(test)]

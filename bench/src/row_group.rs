@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::benches::Bench;
+use crate::c_peers::DpdkPeers;
 use crate::dpdk::{self, Dpdk, Link};
 use crate::firewall::{self, Case, Pipes};
 use crate::host::{self, HostLab, HostPath};
@@ -17,12 +18,13 @@ use crate::peer::{self, Peer};
 use crate::pkt_gen::{self, PktGenPair};
 use crate::preload::NetmapProgram;
 use crate::probe::{self, Cores};
+use crate::ring::{self, Ring};
 use crate::scale::Subject;
 use crate::seqpacket::{self, MeasureTimes};
 use crate::stats::{PlacementClass, Sample};
 use crate::turns::{self, Contestant, ContestantSamples, Outcome, RowName, StopCondition, TurnSamples};
 use crate::vale::{Steady, Switch, Traffic};
-use crate::{Networks, Options, cycles, labels, note, one_core, rtt, session};
+use crate::{Options, Setup, cycles, labels, note, one_core, rtt, session};
 
 /// The sender's batches of `pipe-batch`, packets.
 const BATCHES: [u32; 5] = [1, 8, 64, 256, 512];
@@ -174,10 +176,10 @@ impl RowGroup {
     }
 
     /// Measures the contestants in turns.
-    pub(crate) fn run(&self, options: &Options, cores: Cores, networks: &Networks) -> Result<Outcome, String> {
-        let nics = networks.nics.as_ref();
-        let (rows, environment) = (self.rows(), self.environment(networks));
-        let mut contestants = match (nics.filter(|_| self.bench.is_nic()), &networks.hosts) {
+    pub(crate) fn run(&self, options: &Options, cores: Cores, setup: &Setup) -> Result<Outcome, String> {
+        let nics = setup.nics.as_ref();
+        let (rows, environment) = (self.rows(), self.environment(setup));
+        let mut contestants = match (nics.filter(|_| self.bench.is_nic()), &setup.hosts) {
             (Some(nics), _) => match (self.task, self.case) {
                 (Some(task), _) => self.pcap_contestants(task, cores, nics)?,
                 (None, Some(case)) => self.forwarders(case, cores, nics),
@@ -193,7 +195,7 @@ impl RowGroup {
             }
             (None, Some(hosts)) if host::is_host(self.bench) => self.host_contestants(cores, hosts),
             _ => match Link::of(self.bench) {
-                Some(link) => self.dpdk_contestants(link, cores)?,
+                Some(link) => self.dpdk_contestants(link, cores, &setup.dpdk)?,
                 None => {
                     let (unetmap, peer) = (self.unetmap(cores), self.built_in_peer(cores).transpose());
                     std::iter::once(unetmap).chain(peer).collect::<Result<_, _>>()?
@@ -204,6 +206,7 @@ impl RowGroup {
             let (program, batch) = (NetmapProgram::linked(cores)?, self.batch);
             contestants.push(Builtin::boxed(labels::LINKED, cores, move || Ok(vec![program.rate(batch)?])));
         }
+        contestants.extend(self.ring(setup, cores));
         for peer in &options.peers {
             contestants.push(Box::new(CommandPeer { peer, group: self, environment: &environment }));
         }
@@ -224,11 +227,11 @@ impl RowGroup {
     }
 
     /// Returns the environment variables for `--peer` commands.
-    fn environment(&self, networks: &Networks) -> Vec<(&'static str, String)> {
+    fn environment(&self, setup: &Setup) -> Vec<(&'static str, String)> {
         let mut environment = vec![("BENCH", self.name.clone()), ("BATCH", self.batch.to_string())];
         environment.extend(self.traffic().map(|traffic| ("LEN", traffic.len.to_string())));
-        environment.extend(networks.nics.iter().flat_map(|nics| nics.environment()));
-        environment.extend(networks.hosts.iter().flat_map(|hosts| hosts.environment()));
+        environment.extend(setup.nics.iter().flat_map(|nics| nics.environment()));
+        environment.extend(setup.hosts.iter().flat_map(|hosts| hosts.environment()));
         environment
     }
 
@@ -280,9 +283,14 @@ impl RowGroup {
         vec![contestant(self.path), contestant(HostPath::NoBridge)]
     }
 
-    fn dpdk_contestants(&self, link: Link, cores: Cores) -> Result<Vec<Box<dyn Contestant>>, String> {
+    fn dpdk_contestants(
+        &self,
+        link: Link,
+        cores: Cores,
+        peers: &DpdkPeers,
+    ) -> Result<Vec<Box<dyn Contestant>>, String> {
         let switch = Switch::new(cores, self.slots)?;
-        let dpdk = Dpdk::new(link, self.len, cores, Rc::clone(&switch))?;
+        let dpdk = Dpdk::new(link, self.len, cores, Rc::clone(&switch), peers)?;
         let (alone, traffic) =
             (Rc::clone(&dpdk), Traffic { len: self.len, batch: self.batch, rate: None, share: false, idle: 0 });
         Ok(vec![
@@ -447,6 +455,20 @@ impl RowGroup {
             }
             _ => self.seqpacket(cores),
         }))
+    }
+
+    /// Returns the `rte_ring` of DPDK, the peer of pipes, if it can be compiled.
+    fn ring(&self, setup: &Setup, cores: Cores) -> Option<Box<dyn Contestant>> {
+        let (batch, len) = (self.batch, self.len);
+        if !matches!(self.bench, Bench::Pipe | Bench::PipeBatch | Bench::PipeRtt) {
+            return None;
+        }
+        let skipped = |why| note(&format!("{}: skipping peer {}: {why}", self.name, ring::LABEL));
+        let ring = Ring::new(&setup.dpdk, cores).map_err(skipped).ok()?;
+        Some(match self.bench {
+            Bench::PipeRtt => Builtin::boxed(ring::LABEL, cores, move || Ok(vec![ring.round_trip()?])),
+            _ => Builtin::boxed(ring::LABEL, cores, move || Ok(vec![ring.rate(batch, len)?])),
+        })
     }
 
     fn seqpacket(&self, cores: Cores) -> Box<dyn Contestant> {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The machine of a report, and what is absent from it.
 
-use std::env;
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use serde::Serialize;
 
-use crate::nic;
+use crate::{c_peers, nic};
 
 /// Facts without which figures mean little.
 #[derive(Clone, Debug, Serialize)]
@@ -89,43 +87,18 @@ fn mitigations() -> Vec<String> {
     all
 }
 
-/// Returns the peers that this program could not measure here, with what brings them.
+/// Returns the peers that cannot be measured here, with what brings them.
 pub(crate) fn absent() -> Vec<Absent> {
-    let folders: Vec<_> = env::var_os("PATH").iter().flat_map(env::split_paths).collect();
-    let installed = |name: &str| folders.iter().any(|folder| folder.join(name).is_file());
-    let of_program = |peer, program: &str, package: &str, how: &str| Absent {
-        peer,
-        why: match installed(program) {
-            true => how.to_owned(),
-            false => format!("not installed (apt-get install {package}); {how}"),
-        },
-    };
-    let mut all = vec![
-        of_program(
-            "DPDK: memif, vhost",
-            "dpdk-testpmd",
-            "dpdk-dev",
-            "unetmap bench memif vhost has them: 10 s a sample",
-        ),
-        of_program("DPDK: ring", "dpdk-testpmd", "dpdk-dev", "there is no benchmark with it yet"),
-        of_program(
-            "Open vSwitch with DPDK",
-            "ovs-vswitchd-dpdk",
-            "openvswitch-switch-dpdk",
-            "there is no benchmark with it yet",
-        ),
-        Absent {
-            peer: "kernel pktgen",
-            why: match Path::new("/proc/net/pktgen").exists() {
-                true => "loaded; there is no benchmark with it yet".into(),
-                false => "not in the running kernel (modprobe pktgen; of the package linux-image-amd64), and there is \
-                          no benchmark with it yet"
-                    .into(),
-            },
-        },
-        Absent { peer: "Click", why: "Debian has no package of the router".into() },
+    let mut all = vec![Absent {
+        peer: "Click",
+        why: "Debian has no package of the router (the package click is another program)".into(),
+    }];
+    let needed = [
+        ("DPDK: ring, memif, vhost, af_xdp", c_peers::no_dpdk()),
+        ("Open vSwitch in user space", nic::no_openvswitch()),
+        ("Open vSwitch with DPDK", nic::no_openvswitch_dpdk()),
+        ("kernel pktgen", nic::no_pktgen()),
     ];
-    let needed = [("DPDK: af_xdp", nic::no_dpdk()), ("Open vSwitch in user space", nic::no_openvswitch())];
     all.extend(needed.into_iter().filter_map(|(peer, why)| Some(Absent { peer, why: why? })));
     all
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What else forwards from `vb` to `vc`: the kernel's bridge, DPDK's `testpmd` on AF_XDP, Open vSwitch in user space.
+//! What else forwards from `vb` to `vc`: the kernel's bridge, and Open vSwitch in user space, on AF_PACKET and
+//! on DPDK's driver for AF_XDP.
 
 use std::fs;
 use std::io;
@@ -14,35 +15,24 @@ use tempfile::TempDir;
 use crate::program::{self, Running, TIMEOUT};
 use crate::seqpacket::on_core;
 
-const TESTPMD: &str = "dpdk-testpmd";
 const VSWITCHD: &str = "ovs-vswitchd";
+/// The same with DPDK, where Debian's package has it.
+const VSWITCHD_DPDK: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 /// Open vSwitch's bridge, and the interfaces that it leaves in the namespace when it ends.
 const OVS_BRIDGE: &str = "ovs0";
 const OVS_INTERFACES: [&str; 2] = [OVS_BRIDGE, "ovs-netdev"];
 /// Where Debian's package has the schema of its database.
 const OVS_SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 
-/// Returns why DPDK cannot run here, if so.
-pub(crate) fn no_dpdk() -> Option<String> {
-    program::find(TESTPMD).err().map(|_| format!("{TESTPMD} is not installed (Debian: dpdk-dev, from Debian 13 dpdk)"))
-}
-
 /// Returns why Open vSwitch cannot run here, if so.
 pub(crate) fn no_openvswitch() -> Option<String> {
     program::find(VSWITCHD).err().map(|_| format!("{VSWITCHD} is not installed (Debian: openvswitch-switch)"))
 }
 
-/// Starts `testpmd`, which moves packets between two AF_XDP sockets without looking at them.
-pub(super) fn testpmd(ns: &Ns, cpu: usize) -> Result<Running, String> {
-    let mut command = ns.command(program::find(TESTPMD)?);
-    command.arg(format!("--lcores=0@{cpu},1@{cpu}"));
-    command.args(["--no-huge", "-m", "512", "--no-shconf", "--no-pci", "--no-telemetry"]);
-    for (i, interface) in ["vb", "vc"].into_iter().enumerate() {
-        command.args(["--vdev", &format!("net_af_xdp{i},iface={interface}")]);
-    }
-    // Without a terminal it runs until a signal; the statistics keep it from reading its input.
-    command.args(["--", "--total-num-mbufs=16384", "--forward-mode=io", "--stats-period", "1"]);
-    Running::start(TESTPMD, &mut command)
+/// Returns why Open vSwitch with DPDK cannot run here, if so.
+pub(crate) fn no_openvswitch_dpdk() -> Option<String> {
+    let missing = || format!("{VSWITCHD_DPDK} is not installed (Debian: openvswitch-switch-dpdk)");
+    no_openvswitch().or_else(|| (!Path::new(VSWITCHD_DPDK).is_file()).then(missing))
 }
 
 /// A kernel bridge between `vb` and `vc`.
@@ -77,8 +67,8 @@ impl Drop for KernelBridge<'_> {
     }
 }
 
-/// Open vSwitch between `vb` and `vc`: its data path in user space (`netdev`), with AF_PACKET sockets, as Debian builds
-/// it. It has a database of its own.
+/// Open vSwitch between `vb` and `vc`: its data path in user space (`netdev`), with AF_PACKET sockets or with DPDK's
+/// driver for AF_XDP, as Debian builds them. It has a database of its own.
 pub(super) struct OpenVswitch<'a> {
     ns: &'a Ns,
     /// Removed when it is dropped.
@@ -88,7 +78,7 @@ pub(super) struct OpenVswitch<'a> {
 }
 
 impl OpenVswitch<'_> {
-    pub(super) fn start(ns: &Ns, cpu: usize) -> Result<OpenVswitch<'_>, String> {
+    pub(super) fn start(ns: &Ns, cpu: usize, dpdk: bool) -> Result<OpenVswitch<'_>, String> {
         let folder = tempfile::tempdir().map_err(|e| format!("bench: a folder for Open vSwitch: {e}"))?;
         let root = folder.path().to_owned();
         let path = |name: &str| root.join(name).display().to_string();
@@ -115,10 +105,13 @@ impl OpenVswitch<'_> {
         let db = format!("--db={remote}");
         #[rustfmt::skip]
         run("ovs-vsctl", &[&db, "--no-wait", "--", "init", "--", "add-br", OVS_BRIDGE,
-            "--", "set", "bridge", OVS_BRIDGE, "datapath_type=netdev", "fail_mode=standalone",
-            "--", "add-port", OVS_BRIDGE, "vb", "--", "add-port", OVS_BRIDGE, "vc"])?;
+            "--", "set", "bridge", OVS_BRIDGE, "datapath_type=netdev", "fail_mode=standalone"])?;
+        let words = if dpdk { dpdk_ports(cpu) } else { packet_ports() };
+        let words: Vec<&str> = [&*db, "--no-wait"].into_iter().chain(words.iter().map(String::as_str)).collect();
+        run("ovs-vsctl", &words)?;
         let mut made = OpenVswitch { ns, _folder: folder, switch: None, database: server };
-        let mut command = ns.command(program::find(VSWITCHD)?);
+        let program = if dpdk { VSWITCHD_DPDK.into() } else { program::find(VSWITCHD)? };
+        let mut command = ns.command(program);
         set_folders(&mut command, &root).args([&remote, "--no-chdir", "-vconsole:off", "--pidfile"]);
         made.switch = Some(on_core(cpu, || Running::start(VSWITCHD, &mut command))?);
         // Returns when the switch has taken its configuration.
@@ -147,6 +140,26 @@ impl Drop for OpenVswitch<'_> {
             self.remove_interfaces();
         }
     }
+}
+
+/// The words of `ovs-vsctl` for ports on AF_PACKET.
+fn packet_ports() -> Vec<String> {
+    ["vb", "vc"].iter().flat_map(|name| ["--", "add-port", OVS_BRIDGE, name]).map(String::from).collect()
+}
+
+/// The same for ports on DPDK's driver, in ordinary pages, polled by a thread on one processor.
+fn dpdk_ports(cpu: usize) -> Vec<String> {
+    let mask = format!("{:#x}", 1_u128 << cpu.min(127));
+    let mut words = vec!["--".to_owned(), "set".into(), "Open_vSwitch".into(), ".".into()];
+    words.push("other_config:dpdk-init=true".into());
+    words.push("other_config:dpdk-extra=--no-huge -m 1024 --no-pci --no-shconf --no-telemetry".into());
+    words.extend(["pmd-cpu-mask", "dpdk-lcore-mask"].map(|key| format!("other_config:{key}={mask}")));
+    for (i, interface) in ["vb", "vc"].into_iter().enumerate() {
+        let port = format!("dpdk-{interface}");
+        words.extend(["--", "add-port", OVS_BRIDGE, &port, "--", "set", "Interface", &port].map(String::from));
+        words.extend(["type=dpdk".into(), format!("options:dpdk-devargs=net_af_xdp{i},iface={interface}")]);
+    }
+    words
 }
 
 /// Sets the folders of Open vSwitch's programs, which are otherwise those of the machine's own.

@@ -19,7 +19,8 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Implementation, Load, NicLab, Role, TRAFFIC_SOURCE, compile_program};
+use super::{Implementation, Load, NicLab, Role, TRAFFIC_SOURCE};
+use crate::c_peers;
 use crate::labels;
 use crate::one_core::SLOTS;
 use crate::program::{self, INTERVAL, MEASURED_INTERVALS, Running, SKIPPED_INTERVALS, TIMEOUT, steady_mpps, stop_all};
@@ -282,7 +283,7 @@ fn parse_counters(line: &str) -> Option<[f64; 2]> {
 
 /// Compiles the program into `folder`.
 fn compile(folder: &Path) -> Result<PathBuf, String> {
-    compile_program(folder, "pcap", &[("pcap.c", SOURCE)], &["-lpcap"])
+    c_peers::compile(folder, "pcap", &[("pcap.c", SOURCE)], &["-lpcap".into()])
 }
 
 #[cfg(test)]

@@ -304,7 +304,7 @@ struct DoctorArgs {
 /// batches of 1, 8, 64, 256 and 512. `pipe-1core`: both ends in one thread; also core cycles per packet. `pipe-rtt`:
 /// the mean round trip of one packet between two threads, through the library, payload untouched. `pipe-ping`: the
 /// median round trip between two pkt-gen processes, which write and read a timestamp. In pipe-rtt and pipe-ping both
-/// sides busy-wait.
+/// sides busy-wait. Peers: a UNIX seqpacket socket; of pipe, pipe-batch and pipe-rtt also an rte_ring of DPDK.
 ///
 /// `pipe-size`: `pipe` with packets of 60 to 1514 bytes. `pipe-cycles`: threads of this process, of which the sender
 /// spends 0 to 1000 cycles on each packet. `ports`: the time to open each of 1 to 500 ports, and CPU time and memory
@@ -354,9 +354,10 @@ struct DoctorArgs {
 /// program has the other one. `fw-nic`, `emulate-nic`: the same between two interfaces (needs root). Peers: bridge;
 /// between interfaces also the kernel's bridge with nftables, tc or netem, where the kernel has them.
 ///
-/// `memif`, `vhost`: DPDK's testpmd sends packets of 60 and 1500 B by memif, or by vhost-user with its virtio-user in
-/// place of a guest, to a port of a switch, and pkt-gen receives them; in rows NAME-back the other way. Peers: testpmd
-/// at both ends (`dpdk`), and pkt-gen at both ends of the switch (`ports`). They need dpdk-testpmd.
+/// `memif`, `vhost`: a program with DPDK's drivers sends packets of 60 to 64000 B by memif, or by vhost-user with its
+/// virtio-user in place of a guest, to a port of a switch, and pkt-gen receives them; in rows NAME-back the other way.
+/// Peers: that program at both ends (`dpdk`), and pkt-gen at both ends of the switch (`ports`). They need DPDK's
+/// libraries (Debian: libdpdk-dev, pkg-config).
 ///
 /// `scale`: how a figure changes with a number, in rows NAME-N, with daemons that the benchmark starts; also one by
 /// one: `scale-ports` (time to open a port of a switch that has N), `scale-senders` (N ports send 1000 packets per
