@@ -130,6 +130,8 @@ impl OpenVswitch<'_> {
     fn remove_interfaces(&self) {
         // They may not have been made yet.
         OVS_INTERFACES.iter().for_each(|name| drop(self.ns.ip(&["link", "del", name])));
+        // DPDK's driver leaves its XDP programs attached; the other ports have none.
+        ["vb", "vc"].iter().for_each(|name| drop(self.ns.ip(&["link", "set", "dev", name, "xdp", "off"])));
     }
 }
 
@@ -151,8 +153,11 @@ fn packet_ports() -> Vec<String> {
 fn dpdk_ports(cpu: usize) -> Vec<String> {
     let mask = format!("{:#x}", 1_u128 << cpu.min(127));
     let mut words = vec!["--".to_owned(), "set".into(), "Open_vSwitch".into(), ".".into()];
-    words.push("other_config:dpdk-init=true".into());
-    words.push("other_config:dpdk-extra=--no-huge -m 1024 --no-pci --no-shconf --no-telemetry".into());
+    // Without the option for memory it would ask for a mode that excludes ordinary pages; with a pool for all ports it
+    // would take seconds to start.
+    let eal = "--legacy-mem --no-huge -m 512 --no-pci --no-shconf --no-telemetry";
+    let settings = ["dpdk-init=true", "per-port-memory=true", &format!("dpdk-extra={eal}")];
+    words.extend(settings.map(|setting| format!("other_config:{setting}")));
     words.extend(["pmd-cpu-mask", "dpdk-lcore-mask"].map(|key| format!("other_config:{key}={mask}")));
     for (i, interface) in ["vb", "vc"].into_iter().enumerate() {
         let port = format!("dpdk-{interface}");
