@@ -12,7 +12,7 @@ mod report;
 pub use plan::{Plan, Rfc, Test};
 pub use report::{BackToBack, Delay, Limit, SizeReport, Throughput};
 
-use crate::{Pace, SECOND, Summary};
+use crate::{BATCH, Pace, SECOND, Summary};
 
 /// A rate is held if the packets left within this part of it.
 const HELD_WITHIN: f64 = 1e-3;
@@ -61,6 +61,12 @@ impl Trial {
         self.sent.saturating_sub(self.received) as f64 / self.sent.max(1) as f64
     }
 
+    /// Returns true if the receiver saw more packets at once than a batch beyond what the rate allows: the sender stood
+    /// still and caught up, so that what was measured is a burst at another rate.
+    pub fn disturbed(&self) -> bool {
+        self.pace.is_some_and(|pace| pace.burst > u64::from(BATCH))
+    }
+
     /// Returns true if the packets left at the rate of the offer.
     pub fn held(&self) -> bool {
         (self.sent_pps / self.offer.pps - 1.0).abs() <= HELD_WITHIN
@@ -76,11 +82,42 @@ pub trait Tester {
     fn trial(&mut self, test: Test, offer: Offer) -> Result<Trial, String>;
 }
 
-/// Performs the tests of the plan with one size of packets.
+/// Makes disturbed trials again.
+struct Repeating<'a> {
+    tester: &'a mut dyn Tester,
+    /// Attempts at a trial, the first included; the last one counts as it is.
+    attempts: u32,
+    /// Trials that were made again, and trials that count although they were disturbed.
+    repeated: u32,
+    disturbed: u32,
+}
+
+impl Tester for Repeating<'_> {
+    fn trial(&mut self, test: Test, offer: Offer) -> Result<Trial, String> {
+        let mut attempt = 1;
+        loop {
+            let trial = self.tester.trial(test, offer)?;
+            if !trial.disturbed() || attempt >= self.attempts {
+                self.disturbed += u32::from(trial.disturbed());
+                return Ok(trial);
+            }
+            attempt += 1;
+            self.repeated += 1;
+        }
+    }
+}
+
+/// Performs the tests of the plan with one size of packets. A trial that is disturbed is made again.
 ///
 /// # Errors
 /// The tester's.
 pub fn run(plan: &Plan, size: usize, tester: &mut dyn Tester) -> Result<SizeReport, String> {
+    let mut repeating = Repeating { tester, attempts: plan.attempts, repeated: 0, disturbed: 0 };
+    let report = tests_of(plan, size, &mut repeating)?;
+    Ok(SizeReport { repeated: repeating.repeated, disturbed: repeating.disturbed, ..report })
+}
+
+fn tests_of(plan: &Plan, size: usize, tester: &mut dyn Tester) -> Result<SizeReport, String> {
     let has = |test| plan.tests.contains(&test);
     let mut report = SizeReport::new(size, plan.link_pps(size));
     if has(Test::Throughput) || has(Test::Latency) {

@@ -16,7 +16,7 @@ use unetmap::{NR_SLOT_TIMES, Port, Ring};
 use unetmap_streams::Summary;
 
 use crate::addr::Mac;
-use crate::affinity::pin_thread;
+use crate::affinity::pin;
 use crate::capture::Capture;
 use crate::options::{Config, Function};
 use crate::packet::{Flow, Packet};
@@ -67,7 +67,7 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
             };
             let (done, capture) = (done.clone(), capture.clone());
             scope.spawn(move || {
-                let result = pin(config, index).and_then(|()| run_function(&worker, capture, index));
+                let result = pin(&config.cpus, index).and_then(|()| run_function(&worker, capture, index));
                 // Cannot fail: the channel's receiver exists until all threads have sent.
                 let _ = done.send(result);
             });
@@ -172,13 +172,6 @@ fn packets_per_thread(count: Option<u64>, threads: u64) -> Vec<u64> {
         None | Some(u64::MAX) => vec![u64::MAX; threads as usize],
         Some(n) => (0..threads).map(|i| n / threads + u64::from(i < n % threads)).collect(),
     }
-}
-
-fn pin(config: &Config, index: usize) -> Result<(), String> {
-    let Some(&cpu) = config.cpus.iter().cycle().nth(index) else {
-        return Ok(());
-    };
-    pin_thread(cpu).map_err(|e| format!("-a: cannot pin thread {index} to processor {cpu}: {e}"))
 }
 
 fn run_function(worker: &Worker<'_>, capture: Option<Capture>, index: usize) -> Result<Outcome, String> {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tool_common::{Failure, note, port, print, stop_on_signals};
 use unetmap::Port;
 use unetmap_streams::search::{self, Offer, Plan, SizeReport, Test, Tester, Trial};
-use unetmap_streams::{Pace, Sender, StreamReport};
+use unetmap_streams::{BATCH, Pace, Sender, StreamReport};
 
 use crate::options::Config;
 use crate::print_report;
@@ -57,8 +57,16 @@ pub(crate) fn run(config: &Config, options: &SearchOptions) -> Result<ExitCode, 
     tool_common::wait_for_link(config.wait, stop);
     note("Ready...");
     let clock = if options.wall_clock { Clock::Wall } else { Clock::Monotonic };
-    let mut tester =
-        Ports { near: &near, far: &far, plan, clock, stop, json: config.json, one_thread: options.one_thread };
+    let mut tester = Ports {
+        near: &near,
+        far: &far,
+        plan,
+        clock,
+        stop,
+        json: config.json,
+        one_thread: options.one_thread,
+        cpus: &config.cpus,
+    };
     let mut reports = Vec::new();
     for size in &plan.sizes {
         match search::run(plan, *size, &mut tester) {
@@ -91,6 +99,7 @@ struct Ports<'a> {
     stop: &'a AtomicBool,
     json: bool,
     one_thread: bool,
+    cpus: &'a [usize],
 }
 
 impl Tester for Ports<'_> {
@@ -111,6 +120,7 @@ impl Tester for Ports<'_> {
             limit: Some(whole + whole / 100 + OVERTIME),
             pps: Some(offer.pps),
             one_thread: self.one_thread,
+            cpus: self.cpus,
         };
         let done = run.run(None)?;
         if self.stop.load(Relaxed) {
@@ -169,12 +179,14 @@ fn trial_line(test: Test, trial: &Trial, as_json: bool) -> String {
     }
     let offer = &trial.offer;
     let held = if trial.held() { "" } else { ", not held" };
+    let bunch = trial.pace.filter(|_| trial.disturbed());
+    let disturbed = bunch.map_or(String::new(), |pace| format!(", DISTURBED by a bunch of {}", pace.burst));
     let loss = 100.0 * trial.loss();
     let times = trial.latency.as_ref().map_or(String::new(), |times| {
         format!(", latency {:.1} us, at most {:.1}", times.mean / 1e3, times.max as f64 / 1e3)
     });
     format!(
-        "{} {} B: {} of {} pps sent{held}, {loss:.4} % of {} packets lost{times}",
+        "{} {} B: {} of {} pps sent{held}, {loss:.4} % of {} packets lost{times}{disturbed}",
         test.name(),
         offer.size + FCS,
         unetmap_page::number(trial.sent_pps),
@@ -192,6 +204,7 @@ fn trial_json(test: Test, trial: &Trial) -> Value {
         "sent": trial.sent,
         "sent_pps": trial.sent_pps,
         "held": trial.held(),
+        "disturbed": trial.disturbed(),
         "received": trial.received,
         "lost": trial.sent.saturating_sub(trial.received),
         "duplicates": trial.duplicates,
@@ -214,10 +227,13 @@ fn pace_json(pace: &Pace) -> Value {
 
 fn result_json(report: &SizeReport) -> Value {
     let mut object = json!({"event": "result", "frame": report.size + FCS, "link_pps": report.link_pps});
+    object["repeated"] = json!(report.repeated);
+    object["disturbed"] = json!(report.disturbed);
     if let Some(found) = report.throughput {
         object["throughput"] = json!({"pps": found.pps, "limit": found.limit.name()});
         if let Some(pace) = &found.pace {
             object["throughput"]["seen"] = pace_json(pace);
+            object["throughput"]["seen"]["deviation"] = json!(found.deviation());
         }
     }
     if !report.delays.is_empty() {
@@ -254,6 +270,7 @@ fn table(plan: &Plan, reports: &[SizeReport]) -> String {
     let line = |cells: &[String]| cells.iter().map(|cell| format!("{cell:>14}")).collect::<String>() + "\n";
     let mut text = line(&header);
     text.extend(rows.iter().map(|row| line(row)));
+    text += &format!("{}\n", as_seen(reports));
     for trial in reports.iter().flat_map(|report| &report.loss) {
         text += &trial_line(Test::Loss, trial, false);
         text.push('\n');
@@ -269,16 +286,19 @@ fn rows(plan: &Plan, reports: &[SizeReport]) -> (Vec<String>, Vec<Vec<String>>) 
         header.extend(names.iter().filter(|_| wanted).map(|name| (*name).to_owned()));
     };
     let throughput = has(Test::Throughput) || has(Test::Latency);
-    add(throughput, &["pps", "% of link", "limit", "seen pps", "in step %", "bunch"]);
+    add(throughput, &["pps", "% of link", "limit", "seen pps", "off by %", "in step %", "bunch"]);
     add(has(Test::Latency), &["min us", "typical us", "worst us", "variation us"]);
     add(has(Test::BackToBack), &["burst", "burst pps"]);
+    add(true, &["made again", "disturbed"]);
     let row = |report: &SizeReport| {
         let mut cells = vec![(report.size + FCS).to_string()];
         if let Some(found) = report.throughput.filter(|_| throughput) {
             let share = 100.0 * found.pps / report.link_pps;
             cells.extend([format!("{:.0}", found.pps), format!("{share:.2}"), found.limit.name().into()]);
-            cells.extend(found.pace.map_or(["-", "-", "-"].map(String::from), |pace| {
-                [format!("{:.0}", pace.pps), format!("{:.3}", 100.0 * pace.in_step), pace.burst.to_string()]
+            cells.extend(found.pace.map_or(["-", "-", "-", "-"].map(String::from), |pace| {
+                let deviation = found.deviation().map_or("-".into(), |part| format!("{:.4}", 100.0 * part));
+                let in_step = format!("{:.3}", 100.0 * pace.in_step);
+                [format!("{:.0}", pace.pps), deviation, in_step, pace.burst.to_string()]
             }));
         }
         if has(Test::Latency) {
@@ -290,7 +310,27 @@ fn rows(plan: &Plan, reports: &[SizeReport]) -> (Vec<String>, Vec<Vec<String>>) 
         if let Some(bursts) = report.back_to_back {
             cells.extend([format!("{:.0}", bursts.packets), format!("{:.0}", bursts.pps)]);
         }
+        cells.extend([report.repeated.to_string(), report.disturbed.to_string()]);
         cells
     };
     (header, reports.iter().map(row).collect())
+}
+
+/// A sentence about how the receiver saw the rates that were found, and about disturbed trials.
+fn as_seen(reports: &[SizeReport]) -> String {
+    let found = || reports.iter().filter_map(|report| report.throughput.filter(|found| found.pps > 0.0));
+    let deviation = found().filter_map(|found| found.deviation()).fold(0.0, f64::max);
+    let bunch = found().filter_map(|found| found.pace).map(|pace| pace.burst).max();
+    let (repeated, disturbed) = reports.iter().fold((0, 0), |(a, b), of| (a + of.repeated, b + of.disturbed));
+    let seen = bunch.map_or(String::new(), |bunch| {
+        format!(
+            "The receiver saw the rates within {:.4} % (a rate is held within 0.1 %), and at most {bunch} packets at \
+             once beyond what the rate allows (a batch is {BATCH}). ",
+            100.0 * deviation
+        )
+    });
+    format!(
+        "{seen}Trials that were disturbed by more packets at once, and made again: {repeated}; that count because each \
+         attempt was disturbed: {disturbed}."
+    )
 }

@@ -67,6 +67,7 @@ pub(crate) fn run(config: &Config, options: &StreamOptions) -> Result<ExitCode, 
         limit: None,
         pps: None,
         one_thread: options.one_thread,
+        cpus: &config.cpus,
     };
     let report = Report::new(names, config.json, &config.port);
     let (lines, printed) = mpsc::channel();

@@ -15,14 +15,12 @@ use unetmap::{Interest, Port, Pos, Ring, SlotRef};
 use crate::dump;
 use crate::options::{Function, MAX_FRAGS};
 use crate::source::{Fixed, Replay, Source, Varied};
-use crate::worker::{Outcome, Pacer, STOP_CHECK_INTERVAL, Worker};
+use crate::worker::{Outcome, Pacer, STALL_TIMEOUT, STOP_CHECK_INTERVAL, Stall, Worker};
 
 mod replay;
 use replay::ReplayFill;
 
-/// Longest time without a released slot before the sender gives up.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same after a signal, which must end the program soon.
+/// The longest time without a released slot, after a signal, which must end the program soon.
 const DRAIN_TIMEOUT_STOPPED: Duration = Duration::from_millis(500);
 
 /// Number of slots by which the prefetch of exchanged buffers precedes the write.
@@ -92,7 +90,7 @@ fn send_loop(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String
         port.tx_rings()[..rings].iter().map(|ring| TxRing { ring, unfilled: ring.num_slots() }).collect();
     let mut pacer = Pacer::new(worker.rate);
     let mut sent = 0;
-    let mut stall = Stall::new(&rings);
+    let mut stall = FullRings::new(&rings, &config.port);
     let begin = Instant::now();
     while sent < worker.count && !worker.stopped() && !stall.gave_up {
         let left = worker.count - sent;
@@ -206,28 +204,28 @@ fn unreleased(rings: &[TxRing<'_>]) -> u64 {
     rings.iter().map(|to| u64::from(to.ring.num_slots() - 1 - to.ring.space())).sum()
 }
 
-/// Detects that a receiver which has released slots releases no more. Before the first release there is no time limit:
-/// the receiver may be started later.
-struct Stall {
+/// Detects that a receiver releases no more slots.
+struct FullRings<'a> {
+    port: &'a str,
     /// The rings' tails before the first packet, and the number of packets that they hold at least.
     tails: Vec<Pos>,
     capacity: u64,
-    since: Option<Instant>,
+    stall: Stall,
     gave_up: bool,
 }
 
-impl Stall {
-    fn new(rings: &[TxRing<'_>]) -> Stall {
+impl<'a> FullRings<'a> {
+    fn new(rings: &[TxRing<'_>], port: &'a str) -> FullRings<'a> {
         let tails = rings.iter().map(|to| to.ring.tail()).collect();
         let capacity = rings.iter().map(|to| u64::from(to.ring.num_slots())).sum();
-        Stall { tails, capacity, since: None, gave_up: false }
+        FullRings { port, tails, capacity, stall: Stall::default(), gave_up: false }
     }
 
     /// Takes note of a round that sent `round` packets, after which `sent` were sent altogether.
     #[inline(always)]
     fn observe(&mut self, round: u64, sent: u64, rings: &[TxRing<'_>]) {
         if round > 0 {
-            self.since = None;
+            self.stall.sent();
         } else {
             self.observe_full_rings(sent, rings);
         }
@@ -235,15 +233,12 @@ impl Stall {
 
     #[cold]
     fn observe_full_rings(&mut self, sent: u64, rings: &[TxRing<'_>]) {
-        let since = *self.since.get_or_insert_with(Instant::now);
-        if since.elapsed() > DRAIN_TIMEOUT {
-            let moved = || self.tails.iter().zip(rings).any(|(tail, to)| *tail != to.ring.tail());
-            self.gave_up = sent > self.capacity || moved();
-        }
+        let moved = || self.tails.iter().zip(rings).any(|(tail, to)| *tail != to.ring.tail());
+        self.gave_up = self.stall.full(self.port, || sent > self.capacity || moved());
     }
 }
 
-/// Waits until the peer has released every slot. Gives up if the peer releases none for [`DRAIN_TIMEOUT`]. Returns the
+/// Waits until the peer has released every slot. Gives up if the peer releases none for [`STALL_TIMEOUT`]. Returns the
 /// number of slots that it has not released.
 fn drain(worker: &Worker<'_>, rings: &[TxRing<'_>]) -> Result<u64, String> {
     let mut before = u64::MAX;
@@ -259,7 +254,7 @@ fn drain(worker: &Worker<'_>, rings: &[TxRing<'_>]) -> Result<u64, String> {
             before = left;
             progress = now;
         }
-        let timeout = if worker.stopped() { DRAIN_TIMEOUT_STOPPED } else { DRAIN_TIMEOUT };
+        let timeout = if worker.stopped() { DRAIN_TIMEOUT_STOPPED } else { STALL_TIMEOUT };
         if now - progress > timeout {
             return Ok(left);
         }

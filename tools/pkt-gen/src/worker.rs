@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use tool_common::note;
 use unetmap::Port;
 
 use crate::options::Config;
@@ -13,6 +14,39 @@ use crate::sequence::Gaps;
 
 /// Longest wait of a loop before it checks the stop flag.
 pub(crate) const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Longest time without a released slot before a sender gives up.
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// A sender that waits longer for a receiver says so.
+const NOTE_AFTER: Duration = Duration::from_secs(1);
+
+/// Detects that a receiver which has released slots releases no more. Before the first release there is no time limit:
+/// the receiver may be started later.
+#[derive(Default)]
+pub(crate) struct Stall {
+    since: Option<Instant>,
+    noted: bool,
+}
+
+impl Stall {
+    /// Takes note that packets were sent.
+    #[inline(always)]
+    pub(crate) fn sent(&mut self) {
+        self.since = None;
+    }
+
+    /// Takes note that a ring of the port is full. `has_released` says whether its receiver has released slots. Returns
+    /// true if the sender is to give up.
+    #[cold]
+    pub(crate) fn full(&mut self, port: &str, has_released: impl FnOnce() -> bool) -> bool {
+        let time = self.since.get_or_insert_with(Instant::now).elapsed();
+        if time > NOTE_AFTER && !self.noted {
+            self.noted = true;
+            note(&format!("pkt-gen: {port}: its ring is full: waiting for a receiver that reads the packets"));
+        }
+        time > STALL_TIMEOUT && has_released()
+    }
+}
 
 /// The input of one thread.
 pub(crate) struct Worker<'a> {

@@ -249,6 +249,7 @@ fn a_sender_ends_after_its_receiver() {
     let Some(daemon) = daemon() else { return };
     let mut early = start(&daemon, "-i e{1 -f tx -w 0 -T 0");
     early.await_note("Ready");
+    early.await_note("pkt-gen: netmap:e{1: its ring is full: waiting for a receiver");
     let senders = [("p", ""), ("q", "-R 1M"), ("r", "-F 3")].map(|(pipe, args)| {
         let mut tx = start(&daemon, &format!("-i {pipe}{{1 -f tx -w 0 -T 0 {args}"));
         tx.await_note("Ready");

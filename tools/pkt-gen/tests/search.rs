@@ -33,7 +33,9 @@ fn check(events: &[Value], sizes: &[u64]) {
         assert_eq!(trial["held"], deviation <= 1e-3, "{trial}");
         if number(trial, "received") > 1.0 {
             let (seen, step) = (number(&trial["seen"], "pps"), number(&trial["seen"], "in_step"));
-            assert!(seen > 0.0 && (0.0..=1.0).contains(&step) && number(&trial["seen"], "burst") >= 1.0, "{trial}");
+            let burst = number(&trial["seen"], "burst");
+            assert!(seen > 0.0 && (0.0..=1.0).contains(&step) && burst >= 1.0, "{trial}");
+            assert_eq!(trial["disturbed"], burst > 64.0, "{trial}");
         }
     }
     let results = of(events, "result");
@@ -44,8 +46,16 @@ fn check(events: &[Value], sizes: &[u64]) {
     for result in results {
         let pps = number(&result["throughput"], "pps");
         assert!((0.0..=number(result, "link_pps") * 1.001).contains(&pps), "{result}");
-        let of_size =
-            of(events, "trial").into_iter().filter(|t| t["frame"] == result["frame"] && t["test"] == "throughput");
+        let of_size: Vec<_> = of(events, "trial")
+            .into_iter()
+            .filter(|t| t["frame"] == result["frame"] && t["test"] == "throughput")
+            .collect();
+        // A disturbed trial does not count if it was made again.
+        let counts = |at: usize, trial: &Value| {
+            let again = of_size.get(at + 1).is_some_and(|next| next["offered_pps"] == trial["offered_pps"]);
+            trial["disturbed"] == false || !again
+        };
+        let of_size = of_size.iter().enumerate().filter(|(at, trial)| counts(*at, trial)).map(|(_, trial)| *trial);
         // No trial of which nothing was lost had a higher rate.
         let best = of_size.filter(|t| t["lost"] == 0).map(|t| number(t, "sent_pps").min(number(t, "offered_pps")));
         let best = best.fold(0.0, f64::max);

@@ -197,6 +197,63 @@ fn sender_and_receiver_may_be_two_processes() {
 }
 
 #[test]
+fn a_sender_says_that_it_waits_and_ends_after_its_receiver() {
+    let Some(daemon) = daemon() else { return };
+    let sender = || {
+        let spec = "-i p{1 --stream rate=1M,count=20000 -w 0 --json";
+        let mut tx = TestProcess::start(&mut daemon.command("pkt-gen", spec));
+        tx.await_note("pkt-gen: netmap:p{1: its ring is full: waiting for a receiver");
+        tx
+    };
+    for (count, status, note) in [(20_000, 0, ""), (5000, 1, "the peer has not released")] {
+        let tx = sender();
+        let (code, out, err) = run(&daemon, &format!("-i p}}1 --receive -n {count} -w 0 --json"));
+        assert_eq!(code, 0, "{err}");
+        assert!(events(&out, "stream")["stream1"]["received"].as_u64() >= Some(count), "{out}");
+        let (code, out, err) = tx.wait();
+        assert!(code == status && err.contains(note) && !events(&out, "stream").is_empty(), "{out}{err}");
+    }
+}
+
+#[test]
+fn threads_of_streams_run_on_their_processors() {
+    let Some(daemon) = daemon() else { return };
+    let allowed = |task: &str| {
+        let status = fs::read_to_string(task).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        line.map(|list| list.trim().to_owned())
+    };
+    let own = allowed("/proc/self/status").expect("processors");
+    let split = |text: &str| text.split([',', '-']).filter_map(|n| n.parse::<usize>().ok()).collect::<Vec<_>>();
+    let (first, last) = (split(&own)[0], *split(&own).last().expect("a processor"));
+    if first == last {
+        return eprintln!("skipped: this machine has one processor");
+    }
+    for (args, wanted) in [("-c 0", vec![first, last]), ("--one-thread", vec![last])] {
+        let spec = format!("-i p{{1 --receive=p}}1 --stream rate=1000 -w 0 -a {last} {args}");
+        let mut running = TestProcess::start(&mut daemon.command("pkt-gen", &spec));
+        running.await_note("Ready");
+        let begin = Instant::now();
+        loop {
+            let tasks = fs::read_dir(format!("/proc/{}/task", running.0.id())).expect("threads");
+            let status = |task: fs::DirEntry| task.path().join("status").display().to_string();
+            let of_tasks = tasks.filter_map(|task| allowed(&status(task.ok()?)));
+            let mut cpus: Vec<usize> = of_tasks.filter_map(|list| list.parse().ok()).collect();
+            cpus.sort_unstable();
+            if cpus == wanted {
+                break;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20), "{args}: {cpus:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        running.0.kill().expect("our child");
+        running.wait();
+    }
+    let (code, _, err) = run(&daemon, "-i p{1 --stream rate=1000 -w 0 -a 4000");
+    assert!(code == 2 && err.contains("-a 4000"), "{err}");
+}
+
+#[test]
 fn a_captured_packet_is_sent_as_a_stream() {
     let Some(daemon) = daemon() else { return };
     let (from, to) = (daemon.folder().join("from.pcap"), daemon.folder().join("to.pcap"));

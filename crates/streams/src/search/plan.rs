@@ -84,6 +84,8 @@ pub struct Plan {
     pub settle: u64,
     /// Repetitions in place of the document's.
     pub repeat: Option<u32>,
+    /// Attempts at a trial that is disturbed, the first included.
+    pub attempts: u32,
     /// The part of the packets that may be lost in the search for the throughput.
     pub tolerance: f64,
     /// A search ends at this part of the rate.
@@ -106,6 +108,7 @@ impl Plan {
             trial: 60 * SECOND,
             settle: 2 * SECOND,
             repeat: None,
+            attempts: 5,
             tolerance: 0.0,
             resolution: 1e-3,
             packet: Vec::new(),
@@ -125,6 +128,7 @@ impl Plan {
                 "trial" => plan.trial = units::time(value).map_err(|e| format!("trial: {e}"))?,
                 "settle" => plan.settle = units::time(value).map_err(|e| format!("settle: {e}"))?,
                 "repeat" => plan.repeat = Some(number("repetitions")?),
+                "attempts" => plan.attempts = number("attempts")?,
                 "tolerance" => plan.tolerance = percent(key, value)?,
                 "resolution" => plan.resolution = percent(key, value)?,
                 "rate" | "count" | "size" | "start" | "stop" | "burst" | "name" => {
@@ -145,8 +149,8 @@ impl Plan {
     }
 
     fn check(mut self, sizes: Vec<usize>) -> Result<Plan, String> {
-        if self.trial == 0 || self.repeat == Some(0) {
-            return Err("a trial takes longer than 0, and there is at least one".into());
+        if self.trial == 0 || self.repeat == Some(0) || self.attempts == 0 {
+            return Err("a trial takes longer than 0, and there is at least one (trial, repeat, attempts)".into());
         }
         if !(1e-6..=0.5).contains(&self.resolution) {
             return Err("resolution: give 0.0001% to 50%".into());

@@ -37,6 +37,13 @@ pub struct Throughput {
     pub pace: Option<Pace>,
 }
 
+impl Throughput {
+    /// Returns by which part of it the rate that the receiver saw differs from it; `None` if it saw none.
+    pub fn deviation(&self) -> Option<f64> {
+        self.pace.filter(|_| self.pps > 0.0).map(|pace| (pace.pps / self.pps - 1.0).abs())
+    }
+}
+
 /// The latencies of one trial, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Delay {
@@ -110,11 +117,24 @@ pub struct SizeReport {
     pub loss: Vec<Trial>,
     /// The longest bursts.
     pub back_to_back: Option<BackToBack>,
+    /// Trials that were disturbed, and made again.
+    pub repeated: u32,
+    /// Trials that count although they were disturbed, because each attempt was.
+    pub disturbed: u32,
 }
 
 impl SizeReport {
     pub(crate) fn new(size: usize, link_pps: f64) -> SizeReport {
-        SizeReport { size, link_pps, throughput: None, delays: Vec::new(), loss: Vec::new(), back_to_back: None }
+        SizeReport {
+            size,
+            link_pps,
+            throughput: None,
+            delays: Vec::new(),
+            loss: Vec::new(),
+            back_to_back: None,
+            repeated: 0,
+            disturbed: 0,
+        }
     }
 
     /// Returns the median over the repetitions of a value of their latencies; `None` without repetitions.

@@ -10,10 +10,14 @@ struct Device {
     buffer: u64,
     delay: u64,
     sends: f64,
+    /// Each trial but every n-th is disturbed by a bunch of so many packets.
+    bunch: u64,
+    every: usize,
     trials: Vec<(Test, Offer)>,
 }
 
-const DEVICE: Device = Device { pps: 1.234e6, buffer: 100, delay: 5_000, sends: 1e9, trials: Vec::new() };
+const DEVICE: Device =
+    Device { pps: 1.234e6, buffer: 100, delay: 5_000, sends: 1e9, bunch: 64, every: 1, trials: Vec::new() };
 
 impl Tester for Device {
     fn trial(&mut self, test: Test, offer: Offer) -> Result<Trial, String> {
@@ -33,7 +37,11 @@ impl Tester for Device {
             reordered: 0,
             jitter: 7.0,
             latency: Some(latency.summary()),
-            pace: None,
+            pace: Some(Pace {
+                pps: sent_pps * 1.0002,
+                burst: if self.trials.len().is_multiple_of(self.every) { 64 } else { self.bunch },
+                in_step: 1.0,
+            }),
         })
     }
 }
@@ -55,6 +63,24 @@ fn the_rate_of_a_device_is_found_within_the_resolution() {
         assert_eq!(device.trials[0].1.pps.round(), 14_880_952.0, "the first trial is at the link's rate");
         assert_eq!(device.trials[0].1.packets, 60 * 14_880_952 + 23);
     }
+}
+
+#[test]
+fn a_trial_that_a_bunch_disturbed_is_made_again() {
+    let of = |bunch, every, text: &str| {
+        let mut device = Device { bunch, every, ..DEVICE };
+        let report = run(&plan(&format!("tests=throughput,resolution=1%{text}")), 60, &mut device).unwrap();
+        (report.repeated, report.disturbed, device.trials.len() as u32, report.throughput.unwrap())
+    };
+    let (repeated, disturbed, quiet, found) = of(64, 1, "");
+    assert_eq!((repeated, disturbed), (0, 0), "a batch is no bunch");
+    assert!((found.deviation().unwrap() / 2e-4 - 1.0).abs() < 0.01, "{found:?}");
+    assert_eq!(of(65, 3, "").0, 2 * quiet, "two of three are made again");
+    assert_eq!((of(65, 3, "").1, of(65, 3, "").2), (0, 3 * quiet));
+    let (repeated, disturbed, all, same) = of(65, usize::MAX, ",attempts=4");
+    assert_eq!((repeated, disturbed, all), (3 * quiet, quiet, 4 * quiet), "the last attempt counts");
+    assert_eq!(same.pps, found.pps);
+    assert_eq!(of(65, usize::MAX, ",attempts=1").0, 0);
 }
 
 #[test]
@@ -115,6 +141,7 @@ fn plans_are_parsed_or_refused() {
         ("trial=5", "not a time"),
         ("trial=0s", "longer than 0"),
         ("repeat=0", "at least one"),
+        ("attempts=0", "at least one"),
         ("tolerance=1", "percentage"),
         ("resolution=0%", "resolution"),
         ("rate=5", "the search itself"),

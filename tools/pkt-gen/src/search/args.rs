@@ -18,7 +18,7 @@ pub(crate) struct SearchArgs {
     /// Perform the tests of RFC 2544 with a device between the port and that of --receive=PORT (see SEARCHES)
     ///
     /// SPEC is KEY=VALUE[,KEY=VALUE...], as in tests=throughput+loss,sizes=64+1518,trial=5s. The keys are tests, sizes,
-    /// trial, settle, repeat, tolerance and resolution, and those of --stream that describe packets.
+    /// trial, settle, repeat, attempts, tolerance and resolution, and those of --stream that describe packets.
     #[arg(long, value_name = "SPEC", num_args = 0..=1, require_equals = true, requires = "receive", conflicts_with_all = NOT_WITH_SEARCHES)]
     rfc2544: Option<Option<String>>,
 

@@ -4,7 +4,7 @@
 use unetmap_page::{Lines, Page, Point, Scale, Series, Table};
 use unetmap_streams::search::{Delay, Limit, Plan, SizeReport};
 
-use super::{FCS, rows};
+use super::{FCS, as_seen, rows};
 
 /// Label of the axis of sizes.
 const SIZE: &str = "bytes of a frame, with FCS";
@@ -24,13 +24,14 @@ pub(crate) fn html(plan: &Plan, ports: &str, reports: &[SizeReport]) -> String {
     let (header, cells) = rows(plan, reports);
     page.heading("Results");
     page.table(&Table { header, rows: cells, left: 0 });
+    page.text(&as_seen(reports));
     page.text(
         "A frame has its FCS, as the RFCs count. The limit says what bounds the rate: loss at higher rates; the sender, \
          which did not hold a higher rate within 0.1 %, or which its port made wait; or the link. The receiver sees by \
-         the times in the frames how the sender kept its rate in that trial: the rate seen, the part of the frames that \
-         left within a batch of 64 of their place in the schedule, and the longest bunch, in frames beyond what the rate \
-         allows. Typical latency is \
-         the median, the worst case the 99.9th percentile, the variation the worst case less the shortest; each is the \
+         the times in the frames how the sender kept its rate in that trial: the rate seen, by how much it is off, the part of \
+         the frames that left within a batch of 64 of their place in the schedule, and the longest bunch, in frames \
+         beyond what the rate allows. A trial with a bunch longer than a batch is disturbed, and made again. Typical \
+         latency is the median, the worst case the 99.9th percentile, the variation the worst case less the shortest; each is the \
          median of the repetitions. Traffic goes one way.",
     );
     throughput(&mut page, reports);

@@ -9,7 +9,7 @@ use tool_common::port::full_name;
 use super::StreamOptions;
 
 /// Options that choose or change what other functions do: streams have their own packets and rates.
-const NOT_WITH_STREAMS: [&str; 22] = [
+const NOT_WITH_STREAMS: [&str; 21] = [
     "function",
     "len",
     "burst",
@@ -19,7 +19,6 @@ const NOT_WITH_STREAMS: [&str; 22] = [
     "src",
     "dst_mac",
     "src_mac",
-    "first_cpu",
     "threads",
     "rate",
     "dump",

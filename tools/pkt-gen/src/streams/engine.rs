@@ -7,16 +7,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use unetmap::abi::{NS_MOREFRAG, NS_REPORT};
-use unetmap::{Interest, Port, Ring};
+use unetmap::{Interest, Port, Pos, Ring};
 use unetmap_streams::{BATCH, IntervalReport, Receiver, Sender, signature};
 use unetmap_sys::clock;
 
-use crate::worker::STOP_CHECK_INTERVAL;
+use crate::affinity::pin;
+use crate::worker::{STALL_TIMEOUT, STOP_CHECK_INTERVAL, Stall};
 
 /// A sleep may end this much too late; the rest of a wait is spun.
 const SLEEP_SLACK: u64 = 100_000;
-/// Longest wait for the peer to release the sent slots, and the same after a signal.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait for the peer to release the sent slots, after a signal.
 const RELEASE_TIMEOUT_STOPPED: Duration = Duration::from_millis(500);
 /// After the last packet was sent, the receiver waits this long for one that is on its way.
 pub(crate) const DRAIN: Duration = Duration::from_secs(1);
@@ -58,6 +58,8 @@ pub(crate) struct Run<'a> {
     pub(crate) pps: Option<f64>,
     /// One thread sends and receives, and never sleeps: no delay has a wake-up in it.
     pub(crate) one_thread: bool,
+    /// The processor of the sender, then that of the receiver; empty: they are not pinned.
+    pub(crate) cpus: &'a [usize],
 }
 
 /// What arrived in an interval.
@@ -110,12 +112,28 @@ struct Sending<'a> {
     first: Option<u64>,
     late: u64,
     sent: u64,
+    stall: Stall,
+    gave_up: bool,
+    /// The ring's tail before the first packet.
+    tail: Pos,
 }
 
 impl<'a> Sending<'a> {
     fn new(run: &'a Run<'a>, port: &'a Port, sender: &'a Mutex<Sender>) -> Result<Sending<'a>, String> {
         let ring = port.tx_rings().first().ok_or_else(|| format!("{}: it has no tx ring", port.spec()))?;
-        Ok(Sending { run, port, ring, sender: lock(sender), begin: clock::now_ns(), first: None, late: 0, sent: 0 })
+        Ok(Sending {
+            run,
+            port,
+            ring,
+            sender: lock(sender),
+            begin: clock::now_ns(),
+            first: None,
+            late: 0,
+            sent: 0,
+            stall: Stall::default(),
+            gave_up: false,
+            tail: ring.tail(),
+        })
     }
 
     /// Sends what is due.
@@ -130,8 +148,11 @@ impl<'a> Sending<'a> {
             return Ok(Step::Early(due - now));
         }
         if self.ring.space() == 0 {
-            return Ok(Step::Full);
+            let (slots, tail) = (u64::from(self.ring.num_slots()), self.ring.tail());
+            self.gave_up = self.stall.full(self.port.spec(), || self.sent > slots || tail != self.tail);
+            return Ok(if self.gave_up { Step::Done } else { Step::Full });
         }
+        self.stall.sent();
         self.late = self.late.max(now - due);
         self.first.get_or_insert(now);
         self.sent += u64::from(self.run.fill(self.ring, &mut self.sender, now));
@@ -141,7 +162,11 @@ impl<'a> Sending<'a> {
 
     /// The result, and the wait for the peer to release the slots.
     fn end(&self, end: u64, shared: &Shared) -> Result<Done, String> {
-        let limit = if self.run.ended(shared) { RELEASE_TIMEOUT_STOPPED } else { RELEASE_TIMEOUT };
+        let limit = match self.gave_up {
+            true => Duration::ZERO,
+            false if self.run.ended(shared) => RELEASE_TIMEOUT_STOPPED,
+            false => STALL_TIMEOUT,
+        };
         let unreleased = release(self.port, self.ring, limit)?;
         let sending = Duration::from_nanos(end - self.begin - self.first.unwrap_or(end - self.begin));
         Ok(Done { sending, late: self.late, unreleased, receiver: None })
@@ -242,6 +267,7 @@ impl Run<'_> {
 
     /// Sends and measures in turns, without a wait.
     fn by_one_thread(&self, mut tx: Sending<'_>, mut rx: Receiving<'_>, shared: &Shared) -> Result<Done, String> {
+        pin(self.cpus, 0)?;
         let mut end = None;
         while !self.ended(shared) {
             if end.is_none() {
@@ -264,6 +290,7 @@ impl Run<'_> {
     }
 
     fn send(&self, port: &Port, sender: &Mutex<Sender>, shared: &Shared) -> Result<Done, String> {
+        pin(self.cpus, 0)?;
         let mut sending = Sending::new(self, port, sender)?;
         loop {
             match sending.step(shared)? {
@@ -302,6 +329,8 @@ impl Run<'_> {
         reports: Option<mpsc::Sender<Interval>>,
         ready: mpsc::Sender<()>,
     ) -> Result<Done, String> {
+        // A receiver without a sender is the first thread.
+        pin(self.cpus, usize::from(self.tx.is_some()))?;
         let mut receiving = Receiving::new(self, port, reports)?;
         drop(ready);
         while !self.ended(shared) {
