@@ -101,20 +101,23 @@ fn one(value: &Value, kind: Kind, bits: u32) -> Result<u128, String> {
     };
     let text = text_of(value);
     number.filter(|n| bits >= 128 || *n >> bits == 0).ok_or_else(|| match kind {
-        Kind::Number => format!("{text} is not a number of at most {bits} bits"),
+        Kind::Number => format!("{text} is not a number of at most {bits} bits (0 to {})", u128::MAX >> (128 - bits)),
         Kind::Mac => format!("{text} is not an Ethernet address, as \"02:00:00:00:00:01\""),
         Kind::Ipv4 => format!("{text} is not an IPv4 address, as \"10.0.0.1\""),
         Kind::Ipv6 => format!("{text} is not an IPv6 address, as \"fd00::1\""),
     })
 }
 
-/// Returns a number or a string as text.
+/// Returns a value as text, as messages show it: a list and a table by their kind.
 pub(crate) fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Integer(number) => number.to_string(),
-        Value::Float(number) => number.to_string(),
-        other => format!("a value of type {}", other.type_str()),
+        Value::Float(number) => format!("{number:?}"),
+        Value::Boolean(flag) => flag.to_string(),
+        Value::Datetime(time) => time.to_string(),
+        Value::Array(_) => "a list".into(),
+        Value::Table(_) => "a table".into(),
     }
 }
 

@@ -16,75 +16,104 @@
 //! ]
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::Path;
 
 use serde::Deserialize;
-use toml::{Table, Value};
+use toml::{Spanned, Table, Value};
 
 use crate::field::{Values, text_of};
 use crate::layer::Layer;
 use crate::packet::{Described, Packet};
 use crate::receiver::MAX_STREAMS;
-use crate::schedule::{Rate, Schedule, Shape};
+use crate::schedule::{Rate, Schedule};
 use crate::stream::Stream;
 use crate::units;
+
+mod shape;
 
 /// Reads packet `number` (from 1) of a capture.
 pub type Load<'a> = &'a dyn Fn(&Path, usize) -> Result<Vec<u8>, String>;
 
+/// Characters of a name, at most.
+const MAX_NAME: usize = 64;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    link: Option<String>,
-    stream: Vec<Written>,
+    link: Option<Spanned<Value>>,
+    #[serde(default)]
+    stream: Vec<Spanned<Written>>,
 }
 
-/// A stream as it is written.
+/// A stream as it is written. Values are checked later, with messages that say what is right.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
-    name: Option<String>,
-    rate: Option<Value>,
-    size: Option<Value>,
-    count: Option<u64>,
-    start: Option<String>,
-    stop: Option<String>,
-    shape: Option<WrittenShape>,
-    layers: Option<Vec<Table>>,
-    pcap: Option<PathBuf>,
-    packet: Option<usize>,
-    seed: Option<u64>,
+    name: Option<Spanned<Value>>,
+    rate: Option<Spanned<Value>>,
+    size: Option<Spanned<Value>>,
+    count: Option<Spanned<Value>>,
+    start: Option<Spanned<Value>>,
+    stop: Option<Spanned<Value>>,
+    shape: Option<Spanned<Value>>,
+    layers: Option<Spanned<Value>>,
+    pcap: Option<Spanned<Value>>,
+    packet: Option<Spanned<Value>>,
+    seed: Option<Spanned<Value>>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "lowercase")]
-enum WrittenShape {
-    Burst(u32),
-    Poisson,
-    Ramp {
-        from: Value,
-        over: String,
-    },
-    #[serde(rename = "on-off")]
-    OnOff {
-        on: String,
-        off: String,
-    },
+/// What is wrong, and the byte of the file where it is written, if that is known.
+struct Fault {
+    at: Option<usize>,
+    text: String,
+}
+
+impl From<String> for Fault {
+    fn from(text: String) -> Fault {
+        Fault { at: None, text }
+    }
+}
+
+/// Checks the value of a key, if it is given. A fault begins with the key.
+fn checked<T>(
+    key: &str,
+    value: Option<&Spanned<Value>>,
+    check: impl FnOnce(&Value) -> Result<T, String>,
+) -> Result<Option<T>, Fault> {
+    let fault = |at, e| Fault { at: Some(at), text: format!("{key}: {e}") };
+    value.map(|value| check(value.get_ref()).map_err(|e| fault(value.span().start, e))).transpose()
 }
 
 /// Parses a file of streams. `link` is the speed for rates in percent, if the file gives none, in bits per second.
 ///
 /// # Errors
-/// A sentence that names the stream and says what is wrong.
+/// A sentence that names the line and the stream, and says what is wrong.
 pub fn parse_file(text: &str, link: u64, load: Load<'_>) -> Result<Vec<Stream>, String> {
-    let file: File = toml::from_str(text).map_err(|e| e.to_string())?;
-    let link = file.link.as_deref().map_or(Ok(link), units::parse_link)?;
+    let hint = "STREAMS in pkt-gen(8) has all keys and an example";
+    let file: File = toml::from_str(text).map_err(|e| format!("{}\n{hint}", e.to_string().trim_end()))?;
+    let line = |at: usize| 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
+    let speed = checked("link", file.link.as_ref(), |value| units::parse_link(&text_of(value)));
+    let link = speed.map_err(|e| format!("line {}: {}", line(e.at.unwrap_or(0)), e.text))?.unwrap_or(link);
     let count = file.stream.len();
     if !(1..=MAX_STREAMS).contains(&count) {
-        return Err(format!("it has {count} streams; 1 to {MAX_STREAMS} are possible"));
+        return Err(format!(
+            "it has {count} streams; 1 to {MAX_STREAMS} are possible, each a table [[stream]] ({hint})"
+        ));
     }
-    let streams = file.stream.into_iter().zip(1..).map(|(written, id)| written.check(id, link, load));
-    streams.collect()
+    let mut names = BTreeSet::new();
+    let mut streams = Vec::with_capacity(count);
+    for (written, id) in file.stream.into_iter().zip(1..) {
+        let begin = written.span().start;
+        let fault = |fault: Fault| format!("line {}: {}", line(fault.at.unwrap_or(begin)), fault.text);
+        let stream = written.into_inner().check(id, link, load).map_err(fault)?;
+        if !names.insert(stream.name.clone()) {
+            let what = format!("name: another stream is named `{}` already", stream.name);
+            return Err(fault(what.into()));
+        }
+        streams.push(stream);
+    }
+    Ok(streams)
 }
 
 /// Parses a stream of a command line: `rate=10kpps,size=60-1514,dst=10.1.0.1,dport=53`.
@@ -97,24 +126,26 @@ pub fn parse_spec(text: &str, id: u16, link: u64) -> Result<Stream, String> {
     let mut v6 = false;
     for word in text.split(',') {
         let (key, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is not KEY=VALUE"))?;
-        let string = || Value::String(value.into());
+        let string = || Some(Spanned::new(0..0, Value::String(value.into())));
         let number = || value.parse::<i64>().map_err(|_| format!("{key}: `{value}` is not a number"));
         match key {
-            "name" => written.name = Some(value.into()),
-            "rate" => written.rate = Some(string()),
-            "size" => written.size = Some(string()),
-            "count" => written.count = Some(value.parse().map_err(|_| format!("count: `{value}` is not a number"))?),
-            "start" => written.start = Some(value.into()),
-            "stop" => written.stop = Some(value.into()),
+            "name" => written.name = string(),
+            "rate" => written.rate = string(),
+            "size" => written.size = string(),
+            "count" => written.count = Some(Spanned::new(0..0, Value::Integer(number()?))),
+            "start" => written.start = string(),
+            "stop" => written.stop = string(),
             "burst" => {
-                let packets = value.parse().map_err(|_| format!("burst: `{value}` is not a number"))?;
-                written.shape = Some(WrittenShape::Burst(packets));
+                let shape = Table::from_iter([("burst".to_owned(), Value::Integer(number()?))]);
+                written.shape = Some(Spanned::new(0..0, Value::Table(shape)));
             }
-            "smac" | "dmac" => drop(ether.insert(if key == "smac" { "src" } else { "dst" }.into(), string())),
+            "smac" | "dmac" => {
+                ether.insert(if key == "smac" { "src" } else { "dst" }.into(), Value::String(value.into()));
+            }
             "vlan" => vlan = Some(Table::from_iter([("vlan".to_owned(), Value::Integer(number()?))])),
             "src" | "dst" => {
                 v6 |= value.contains(':');
-                ip.insert(key.into(), string());
+                ip.insert(key.into(), Value::String(value.into()));
             }
             "sport" | "dport" => drop(udp.insert(key.into(), Value::Integer(number()?))),
             _ => {
@@ -125,77 +156,100 @@ pub fn parse_spec(text: &str, id: u16, link: u64) -> Result<Stream, String> {
             }
         }
     }
-    let layer = |name: &str, fields: Table| Table::from_iter([(name.to_owned(), Value::Table(fields))]);
+    let layer = |name: &str, fields: Table| Value::Table(Table::from_iter([(name.to_owned(), Value::Table(fields))]));
     let mut layers = vec![layer("ether", ether)];
     layers.extend(vlan.map(|fields| layer("vlan", fields)));
     layers.extend([layer(if v6 { "ipv6" } else { "ip" }, ip), layer("udp", udp)]);
-    written.layers = Some(layers);
-    written.check(id, link, &|_, _| Err("a command line has no captured packet".into()))
+    written.layers = Some(Spanned::new(0..0, Value::Array(layers)));
+    let no_capture: Load<'_> = &|_, _| Err("a command line has no captured packet".into());
+    written.check(id, link, no_capture).map_err(|fault| fault.text)
 }
 
 impl Written {
-    fn check(self, id: u16, link: u64, load: Load<'_>) -> Result<Stream, String> {
-        let name = self.name.clone().unwrap_or_else(|| format!("stream{id}"));
-        let (packet, schedule) = self.build(id, link, load).map_err(|e| format!("stream {name}: {e}"))?;
+    fn check(self, id: u16, link: u64, load: Load<'_>) -> Result<Stream, Fault> {
+        let name = checked("name", self.name.as_ref(), name)?.unwrap_or_else(|| format!("stream{id}"));
+        let of_stream = |fault: Fault| Fault { text: format!("stream {name}: {}", fault.text), ..fault };
+        let (packet, schedule) = self.build(id, link, load).map_err(of_stream)?;
         Ok(Stream { id, name, packet, schedule })
     }
 
-    fn build(self, id: u16, link: u64, load: Load<'_>) -> Result<(Packet, Schedule), String> {
-        let seed = self.seed.unwrap_or_else(|| u64::from(id));
-        let rate = parse_rate(self.rate.as_ref().ok_or("it has no rate")?, link)?;
-        let sizes = self.size.as_ref().map(|size| units::sizes(&text_of(size))).transpose()?;
-        let layers: Option<Vec<Described>> =
-            self.layers.map(|layers| layers.iter().map(described).collect()).transpose()?;
-        let packet = match (&self.pcap, self.packet) {
-            (Some(path), number) => {
-                let template = load(path, number.unwrap_or(1))?;
-                Packet::from_template(&template, &layers.unwrap_or_default(), sizes, seed)?
-            }
-            (None, Some(_)) => return Err("packet is a number in a capture: give pcap too".into()),
-            (None, None) => {
-                let simple = || [Layer::Ethernet, Layer::Ipv4, Layer::Udp].map(|layer| (layer, Vec::new())).to_vec();
-                Packet::new(&layers.unwrap_or_else(simple), sizes, seed)?
-            }
-        };
-        let start = self.start.as_deref().map_or(Ok(0), units::time)?;
-        let stop = self.stop.as_deref().map(units::time).transpose()?;
-        if stop.is_some_and(|stop| stop <= start) {
-            return Err("it stops before it starts".into());
+    fn build(&self, id: u16, link: u64, load: Load<'_>) -> Result<(Packet, Schedule), Fault> {
+        let seed = checked("seed", self.seed.as_ref(), |value| whole(value, 0, "a number from 0 on, as 7"))?;
+        let seed = seed.unwrap_or_else(|| u64::from(id));
+        let rate = checked("rate", self.rate.as_ref(), |value| parse_rate(value, link))?;
+        let rate = rate.ok_or_else(|| "it has no rate: give one, as in rate = \"100kpps\"".to_owned())?;
+        let packet = self.packet(seed, load)?;
+        let time = |value: &Value| units::time(&text_of(value));
+        let start = checked("start", self.start.as_ref(), time)?.unwrap_or(0);
+        let stop = checked("stop", self.stop.as_ref(), |value| match time(value)? {
+            stop if stop <= start => Err(format!("`{}` is not after the start", text_of(value))),
+            stop => Ok(stop),
+        })?;
+        let count = checked("count", self.count.as_ref(), |value| {
+            whole(value, 1, "a number of packets, at least 1; leave count out for no limit")
+        })?;
+        let shape = checked("shape", self.shape.as_ref(), |value| shape::parse(value, rate, link))?;
+        Ok((packet, Schedule::new(rate, shape.unwrap_or_default(), (start, stop), count.unwrap_or(u64::MAX), seed)))
+    }
+
+    fn packet(&self, seed: u64, load: Load<'_>) -> Result<Packet, Fault> {
+        let sizes = checked("size", self.size.as_ref(), |value| units::sizes(&text_of(value)))?;
+        let layers = checked("layers", self.layers.as_ref(), layers)?;
+        let number = checked("packet", self.packet.as_ref(), |value| {
+            whole(value, 1, "the number of a packet in the capture, from 1")
+        })?;
+        let place = |value: &Option<Spanned<Value>>| value.as_ref().map(|value| value.span().start);
+        let captured = checked("pcap", self.pcap.as_ref(), |value| {
+            let path = value.as_str().ok_or_else(|| format!("`{}` is not the path of a file", text_of(value)))?;
+            load(Path::new(path), usize::try_from(number.unwrap_or(1)).unwrap_or(usize::MAX))
+        })?;
+        if number.is_some() && captured.is_none() {
+            let text = "packet: it is a number in a capture: give pcap, the file, too".into();
+            return Err(Fault { at: place(&self.packet), text });
         }
-        let shape = self.shape.map_or(Ok(Shape::Constant), |shape| shape.check(rate, link))?;
-        Ok((packet, Schedule::new(rate, shape, (start, stop), self.count.unwrap_or(u64::MAX), seed)))
+        let simple = || [Layer::Ethernet, Layer::Ipv4, Layer::Udp].map(|layer| (layer, Vec::new())).to_vec();
+        let built = match captured {
+            Some(template) => Packet::from_template(&template, &layers.unwrap_or_default(), sizes, seed),
+            None => Packet::new(&layers.unwrap_or_else(simple), sizes, seed),
+        };
+        built.map_err(|text| {
+            let of_size = text.starts_with("size");
+            Fault { at: place(if of_size { &self.size } else { &self.layers }), text }
+        })
     }
 }
 
-impl WrittenShape {
-    fn check(self, rate: Rate, link: u64) -> Result<Shape, String> {
-        let above_zero = |text: &str| match units::time(text)? {
-            0 => Err(format!("`{text}` is not above 0")),
-            time => Ok(time),
-        };
-        match self {
-            WrittenShape::Burst(0) => Err("a burst has at least 1 packet".into()),
-            WrittenShape::Burst(packets) => Ok(Shape::Burst(packets)),
-            WrittenShape::Poisson => Ok(Shape::Poisson),
-            WrittenShape::OnOff { on, off } => Ok(Shape::OnOff { on: above_zero(&on)?, off: units::time(&off)? }),
-            WrittenShape::Ramp { from, over } => {
-                let from = parse_rate(&from, link)?;
-                if from.unit() != rate.unit() {
-                    return Err("a ramp begins (from) in another unit than the rate".into());
-                }
-                Ok(Shape::Ramp { from: from.per_second(), over: above_zero(&over)? })
-            }
+/// Returns a name: one line of printable characters.
+fn name(value: &Value) -> Result<String, String> {
+    let text = value.as_str().unwrap_or_default();
+    let bad = text.is_empty() || text.chars().count() > MAX_NAME || text.chars().any(char::is_control);
+    match bad {
+        true => {
+            Err(format!("`{}` is not a name: give 1 to {MAX_NAME} printable characters", text_of(value).escape_debug()))
         }
+        false => Ok(text.to_owned()),
     }
+}
+
+/// Returns a whole number of at least `least`; `what` says what it is.
+fn whole(value: &Value, least: i64, what: &str) -> Result<u64, String> {
+    let number = value.as_integer().filter(|number| *number >= least);
+    number.map(i64::cast_unsigned).ok_or_else(|| format!("`{}` is not {what}", text_of(value)))
 }
 
 fn parse_rate(value: &Value, link: u64) -> Result<Rate, String> {
     units::rate(&text_of(value), link)
 }
 
+fn layers(value: &Value) -> Result<Vec<Described>, String> {
+    let list = value.as_array().filter(|list| !list.is_empty());
+    let list = list.ok_or("it is a list of headers, as in [{ ether = {} }, { ip = { ttl = 9 } }, { udp = {} }]")?;
+    list.iter().map(described).collect()
+}
+
 /// Parses a layer: a table with one key, its name.
-fn described(table: &Table) -> Result<Described, String> {
-    let mut items = table.iter();
+fn described(value: &Value) -> Result<Described, String> {
+    let mut items = value.as_table().into_iter().flatten();
     let (Some((name, fields)), None) = (items.next(), items.next()) else {
         return Err("a layer is a table with one name, as { udp = { dport = 53 } }".into());
     };
@@ -216,3 +270,5 @@ fn described(table: &Table) -> Result<Described, String> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod wrong;

@@ -10,6 +10,7 @@
 //! Sizes are bytes from the Ethernet header to the end of the payload, without FCS.
 #![forbid(unsafe_code)]
 
+mod crc32c;
 mod field;
 mod file;
 mod latencies;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The packets of a stream: a template, whose changing fields, lengths and checksums are written for each packet.
 //!
-//! The payload is zeros, or that of a captured packet; the signature at its end changes no checksum. So a checksum is
-//! computed from the headers that it covers, and a constant for the payload.
+//! The payload is zeros, or that of a captured packet; the signature at its end changes no checksum, but that of SCTP.
+//! So a checksum is computed from the headers that it covers, and a constant for the payload.
 
-use crate::Random;
 use crate::field::{Values, Varying, write_bits};
 use crate::layer::Layer;
 use crate::signature::{self, Signature, fold, sum};
 use crate::template;
+use crate::{Random, crc32c};
 
 /// Bytes of the longest packet.
 pub const MAX_SIZE: usize = 65_535;
@@ -57,6 +57,8 @@ pub struct Packet {
     lengths: Vec<Length>,
     checksums: Vec<Checksum>,
     payload_sum: u16,
+    /// Where the SCTP header begins, of a captured packet that has one.
+    sctp: Option<usize>,
     size: usize,
     count: usize,
     random: Random,
@@ -73,14 +75,18 @@ impl Packet {
     pub(crate) fn new(layers: &[Described], sizes: Option<Sizes>, seed: u64) -> Result<Packet, String> {
         match layers.first() {
             Some((Layer::Ethernet, _)) => {}
-            _ => return Err("the first layer is ether".into()),
+            _ => return Err("layers: the first one is ether, as in [{ ether = {} }, { ip = {} }, { udp = {} }]".into()),
         }
         let mut bytes = Vec::new();
         let mut at = Vec::new();
         for (i, (layer, _)) in layers.iter().enumerate() {
             let next = layers.get(i + 1).map(|(next, _)| *next);
             if let Some(next) = next.filter(|next| !layer.may_precede(*next)) {
-                return Err(format!("{} cannot follow {}", next.names()[0], layer.names()[0]));
+                let can = Layer::ALL.into_iter().filter(|next| layer.may_precede(*next)).map(|next| next.names()[0]);
+                let can = can.collect::<Vec<_>>().join(" ");
+                let can = if can.is_empty() { "nothing can" } else { &can };
+                let (layer, next) = (layer.names()[0], next.names()[0]);
+                return Err(format!("layers: {next} cannot follow {layer}; what can: {can}"));
             }
             at.push((*layer, bytes.len()));
             let begin = bytes.len();
@@ -93,7 +99,7 @@ impl Packet {
         let all: Vec<_> = at.iter().zip(layers).map(|((layer, at), (_, fields))| (*layer, *at, fields)).collect();
         let varying = set_fields(&mut bytes, &all);
         let headers = bytes.len();
-        Packet::finish(bytes, at, headers, varying, sizes.unwrap_or(Sizes::Fixed(0)), seed)
+        Packet::finish(bytes, at, (headers, headers), varying, sizes, seed)
     }
 
     /// Builds packets from a captured one. `changes` are fields of its layers, in the order of the layers.
@@ -105,44 +111,56 @@ impl Packet {
     ) -> Result<Packet, String> {
         let mut bytes = template.to_vec();
         let (at, headers) = template::layers_of(&bytes);
+        let sctp = template::sctp(&bytes, &at, headers);
+        // A header whose checksum does not depend on the others, so that it need not be a layer.
+        let kept = headers + sctp.map_or(0, |_| template::SCTP_HEADER);
         let mut rest = at.iter();
         let mut all = Vec::new();
         for (layer, fields) in changes {
             let found = rest.find(|(found, _)| found == layer);
-            let (_, at) = found.ok_or_else(|| format!("the captured packet has no layer {}", layer.names()[0]))?;
+            let (_, at) = found.ok_or_else(|| {
+                let has: Vec<_> = at.iter().map(|(layer, _)| layer.names()[0]).collect();
+                let has = has.join(" ");
+                format!(
+                    "layers: the captured packet has no such layer {} in this order; it has: {has}",
+                    layer.names()[0]
+                )
+            })?;
             all.push((*layer, *at, fields));
         }
         let varying = set_fields(&mut bytes, &all);
-        let own = Sizes::Fixed(bytes.len().max(headers + signature::BYTES));
-        Packet::finish(bytes, at, headers, varying, sizes.unwrap_or(own), seed)
+        let own = Sizes::Fixed(bytes.len().max(kept + signature::BYTES));
+        let packet = Packet::finish(bytes, at, (headers, kept), varying, Some(sizes.unwrap_or(own)), seed)?;
+        Ok(Packet { sctp, ..packet })
     }
 
+    /// The layers end at `headers`; what is before `kept` is not payload either.
     fn finish(
         mut bytes: Vec<u8>,
         layers: Vec<(Layer, usize)>,
-        headers: usize,
+        (headers, kept): (usize, usize),
         varying: Vec<Varying>,
-        sizes: Sizes,
+        sizes: Option<Sizes>,
         seed: u64,
     ) -> Result<Packet, String> {
-        let shortest = headers + signature::BYTES;
+        let shortest = kept + signature::BYTES;
+        let sizes = sizes.unwrap_or(Sizes::Fixed(shortest.max(60)));
         let (smallest, largest) = match sizes {
-            // No size was given.
-            Sizes::Fixed(0) => (shortest.max(60), shortest.max(60)),
             Sizes::Fixed(size) => (size, size),
             Sizes::Range(from, to) => (from, to),
             Sizes::Imix => (shortest, 1514.max(shortest)),
         };
         if smallest < shortest {
-            return Err(format!("packets of {smallest} bytes are too short: headers and signature need {shortest}"));
+            return Err(format!(
+                "size: packets of {smallest} bytes are too short: headers and signature need {shortest}"
+            ));
         }
         if largest > MAX_SIZE {
-            return Err(format!("packets of {largest} bytes are too long: {MAX_SIZE} at most"));
+            return Err(format!("size: packets of {largest} bytes are too long: {MAX_SIZE} at most"));
         }
-        let sizes = if sizes == Sizes::Fixed(0) { Sizes::Fixed(largest) } else { sizes };
         // The payload's sum must not depend on the size.
         if sizes != Sizes::Fixed(bytes.len()) {
-            bytes.truncate(headers);
+            bytes.truncate(kept);
         }
         bytes.resize(largest, 0);
         let len = bytes.len();
@@ -161,6 +179,7 @@ impl Packet {
             lengths,
             checksums,
             payload_sum,
+            sctp: None,
             size: largest,
             count: 0,
             random: Random(seed),
@@ -204,6 +223,12 @@ impl Packet {
         let bytes = &mut self.bytes[..self.size];
         let begin = bytes.len() - signature::BYTES;
         bytes[begin..].copy_from_slice(&signature.encode());
+        if let Some(at) = self.sctp {
+            let field = at + template::SCTP_HEADER - 4;
+            bytes[field..field + 4].fill(0);
+            let sum = crc32c::of(&bytes[at..]);
+            bytes[field..field + 4].copy_from_slice(&sum);
+        }
         bytes
     }
 

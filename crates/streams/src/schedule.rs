@@ -54,9 +54,10 @@ impl Rate {
 }
 
 /// How departures are distributed over time.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Shape {
     /// At equal distances.
+    #[default]
     Constant,
     /// So many packets at once, at the mean rate.
     Burst(u32),

@@ -17,6 +17,21 @@ pub(crate) fn layers_of(bytes: &[u8]) -> (Vec<(Layer, usize)>, usize) {
     (layers, at)
 }
 
+/// SCTP's protocol number, and the bytes of its header, which ends with its checksum.
+const SCTP: u8 = 132;
+pub(crate) const SCTP_HEADER: usize = 12;
+
+/// Returns where an SCTP header begins, if one follows the last of the layers at `end`.
+pub(crate) fn sctp(bytes: &[u8], layers: &[(Layer, usize)], end: usize) -> Option<usize> {
+    let protocol = match layers.last()? {
+        // A fragment has a part of the packet only.
+        (Layer::Ipv4, at) if u16::from_be_bytes([bytes[at + 6], bytes[at + 7]]) & 0x3fff == 0 => bytes[at + 9],
+        (Layer::Ipv6, at) => bytes[at + 6],
+        _ => return None,
+    };
+    (protocol == SCTP && bytes.len() >= end + SCTP_HEADER).then_some(end)
+}
+
 /// Returns the length of a header at the start of `bytes` and the layer that follows. None if it is not whole.
 fn header(layer: Layer, bytes: &[u8], before: &[(Layer, usize)]) -> Option<(usize, Option<Layer>)> {
     let word = |at: usize| bytes.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));

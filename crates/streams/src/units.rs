@@ -28,12 +28,14 @@ fn scaled(text: &str) -> Option<f64> {
 /// A sentence that says what is allowed.
 pub fn parse_link(text: &str) -> Result<u64, String> {
     let number = scaled(text.strip_suffix("bps").unwrap_or(text)).filter(|n| *n >= 1e3);
-    number.map(|n| n as u64).ok_or_else(|| format!("`{text}` is not a link's speed, as in 10G"))
+    number
+        .map(|n| n as u64)
+        .ok_or_else(|| format!("`{text}` is not a link's speed, as in 10G (bits per second, 1k at least)"))
 }
 
 /// Parses a rate: `100kpps` (or `100k`), `1Gbps` (bits of packets), `50%` (of the link, with framing).
 pub(crate) fn rate(text: &str, link: u64) -> Result<Rate, String> {
-    let bad = || format!("`{text}` is not a rate, as in 100kpps, 2.5Gbps or 50%");
+    let bad = || format!("`{text}` is not a rate above 0, as in 100kpps, 2.5Gbps or 50% (prefixes are k, M and G)");
     let (number, unit) = if let Some(share) = text.strip_suffix('%') {
         let share = scaled(share).filter(|share| *share <= 100.0).ok_or_else(bad)?;
         (share / 100.0 * link as f64, Unit::LinkBits)
@@ -58,7 +60,7 @@ pub(crate) fn time(text: &str) -> Result<u64, String> {
 /// Parses a size: `64`, `64-1514` or `imix`.
 pub(crate) fn sizes(text: &str) -> Result<Sizes, String> {
     let bad = || format!("`{text}` is not a size: give bytes as 60, a range as 60-1514, or imix");
-    let one = |text: &str| text.parse::<usize>().ok().filter(|n| *n <= MAX_SIZE).ok_or_else(bad);
+    let one = |text: &str| text.parse::<usize>().ok().filter(|n| (1..=MAX_SIZE).contains(n)).ok_or_else(bad);
     match text.split_once('-') {
         _ if text == "imix" => Ok(Sizes::Imix),
         None => one(text).map(Sizes::Fixed),

@@ -106,8 +106,13 @@ fn read(options: &StreamOptions) -> Result<Vec<Stream>, Failure> {
     let mut streams = Vec::new();
     if let Some(path) = &options.file {
         let fail = |e: String| Failure::Work(format!("--streams {}: {e}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
-        streams = parse_file(&text, options.link, &packet_of_capture).map_err(fail)?;
+        let text = std::fs::read_to_string(path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::InvalidData => fail("it is not text in UTF-8".into()),
+            _ => fail(e.to_string()),
+        })?;
+        let folder = path.parent().unwrap_or_else(|| Path::new(""));
+        streams = parse_file(&text, options.link, &|capture, number| packet_of_capture(folder, capture, number))
+            .map_err(fail)?;
     }
     for (spec, id) in options.specs.iter().zip(streams.len() + 1..) {
         let id = u16::try_from(id).map_err(|_| Failure::Usage("--stream: too many streams".into()))?;
@@ -117,8 +122,11 @@ fn read(options: &StreamOptions) -> Result<Vec<Stream>, Failure> {
     Ok(streams)
 }
 
-fn packet_of_capture(path: &Path, number: usize) -> Result<Vec<u8>, String> {
-    let capture = Capture::read(path)?;
+/// Reads a packet of a capture, whose path is relative to the folder of the streams' file.
+fn packet_of_capture(folder: &Path, path: &Path, number: usize) -> Result<Vec<u8>, String> {
+    let path = folder.join(path);
+    // Its messages begin with the option that usually names the file.
+    let capture = Capture::read(&path).map_err(|e| e.trim_start_matches("-P ").to_owned())?;
     let index = number.checked_sub(1).filter(|index| *index < capture.len());
     let index = index.ok_or_else(|| format!("packet {number} of {}: it has {}", path.display(), capture.len()))?;
     Ok(capture.packet(index).to_vec())

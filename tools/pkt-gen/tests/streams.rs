@@ -291,6 +291,113 @@ fn a_captured_packet_is_sent_as_a_stream() {
     assert!(code == 1 && err.contains("it has 2"), "{err}");
 }
 
+/// Layers in many combinations, each with a transport inside, and whether they are in the first or the second file.
+fn combinations() -> Vec<String> {
+    let mut all = Vec::new();
+    for below in [
+        "",
+        "{ vlan = { vlan = 7 } }, ",
+        "{ qinq = {} }, { vlan = { prio = 5 } }, ",
+        "{ mpls = {} }, ",
+        "{ mpls = {} }, { mpls = { label = 9 } }, ",
+    ] {
+        for outer in [
+            "{ ip = { src = { from = \"10.0.0.1\", random = true }, ttl = [3, 4] } }",
+            "{ ipv6 = { fl = { from = 0 } } }",
+        ] {
+            for tunnel in [
+                "",
+                "{ gre = {} }, ",
+                "{ gre = {} }, { ether = {} }, ",
+                "{ udp = {} }, { vxlan = { vni = [5, 6] } }, { ether = {} }, ",
+                "-",
+            ] {
+                for inner in [
+                    "{ ip = { id = { from = 60000 }, tos = 9 } }, ",
+                    "{ ipv6 = { dst = { from = \"::\", random = true } } }, ",
+                ] {
+                    for last in [
+                        "{ udp = { sport = { from = 49200, to = 49300, random = true }, dport = 49301 } }",
+                        "{ tcp = { seq = { random = true }, flags = 18 } }",
+                        "{ icmp = { seq = { from = 65530 } } }",
+                    ] {
+                        let inside = match tunnel {
+                            "" if inner.contains("v6") => continue, // one IP header only
+                            "" => last.to_owned(),
+                            "-" => format!("{inner}{last}"), // IP in IP
+                            tunnel => format!("{tunnel}{inner}{last}"),
+                        };
+                        all.push(format!("{{ ether = {{}} }}, {below}{outer}, {inside}"));
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// A packet of SCTP, with a wrong checksum.
+fn sctp() -> Vec<u8> {
+    let header = [&[2; 12][..], &[8, 0, 0x45, 0, 0, 116, 0, 0, 0, 0, 9, 132, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]].concat();
+    let data = [0x30, 0x39, 0, 80, 0, 0, 0, 7, 1, 2, 3, 4, 0, 3, 0, 84, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+    [&header[..], &data, &[0xab; 68]].concat()
+}
+
+#[test]
+fn tshark_finds_no_wrong_checksum() {
+    let Some(daemon) = daemon() else { return };
+    if Command::new("tshark").arg("--version").output().is_err() {
+        return eprintln!("skipped: there is no tshark");
+    }
+    let capture = File::create(daemon.folder().join("sctp.pcap")).expect("a file");
+    let mut writer = PcapWriter::new(capture).expect("a capture");
+    writer.write_packet(&PcapPacket::new(Duration::ZERO, 130, &sctp())).expect("room");
+    drop(writer);
+    let all = combinations();
+    assert!(all.len() >= 250, "{}", all.len());
+    let sizes = ["\"imix\"", "\"161-1514\"", "201", "1500"];
+    for (number, part) in all.chunks(200).enumerate() {
+        let mut text = "[[stream]]\nname = \"sctp\"\npcap = \"sctp.pcap\"\nrate = \"1M\"\ncount = 12\n".to_owned();
+        for (i, layers) in part.iter().enumerate() {
+            let size = sizes[i % sizes.len()];
+            text += &format!("[[stream]]\nrate = \"1M\"\ncount = 12\nsize = {size}\nlayers = [{layers}]\n");
+        }
+        let sent = 12 * (part.len() + 1);
+        let (path, to) = (write_streams(&daemon, &text), daemon.folder().join(format!("{number}.pcap")));
+        let write = format!("-i p}}1 -f rx -n {sent} -w 0 --write {}", to.display());
+        let mut receiver = TestProcess::start(&mut daemon.command("pkt-gen", &write));
+        receiver.await_note("Ready");
+        let (code, _, err) = run(&daemon, &format!("-i p{{1 --streams {path} -w 0"));
+        assert_eq!(code, 0, "{err}");
+        assert_eq!(receiver.wait().0, 0);
+        let found = |filter: &str| {
+            let mut tshark = Command::new("tshark");
+            tshark.arg("-r").arg(&to).args([
+                "-Y",
+                filter,
+                "-T",
+                "fields",
+                "-e",
+                "frame.number",
+                "-e",
+                "frame.protocols",
+            ]);
+            let check = ["ip", "tcp", "udp"].map(|layer| format!("-o{layer}.check_checksum:TRUE"));
+            let output = tshark.args(check).arg("-osctp.checksum:CRC 32c").output().expect("tshark");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let of_status = |status: &str| {
+            ["ip", "tcp", "udp", "icmp", "icmpv6", "sctp"]
+                .map(|layer| format!("{layer}.checksum.status == {status}"))
+                .join(" || ")
+        };
+        assert_eq!(found(&format!("{} || _ws.malformed", of_status("\"Bad\""))), "");
+        // The filter sees each packet: its transport has a checksum that is right.
+        assert_eq!(found(&of_status("\"Good\"")).lines().count(), sent);
+    }
+}
+
 #[test]
 fn wrong_streams_are_refused() {
     let Some(daemon) = daemon() else { return };
