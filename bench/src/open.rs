@@ -15,26 +15,29 @@ use unetmap_sys::socket;
 
 use crate::pkt_gen;
 use crate::program::{self, Running, TIMEOUT};
+use crate::stats;
 
 /// Pipes opened in sequence for one sample.
-const OPENS: usize = 15;
+const OPENS: usize = 100;
 /// Number of idle ports of `idle-100`.
 pub(crate) const PORTS: usize = 100;
 /// Time of an idle measurement.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Measures the median time to open one end of a new pipe, including the creation of its region, in microseconds.
-pub(crate) fn warm() -> Result<f64, String> {
-    let mut times = [0.0; OPENS];
-    for (i, time) in times.iter_mut().enumerate() {
+/// Measures the time to open one end of a new pipe, including the creation of its region, and to close it, until the
+/// call returns: the median and the 99th percentile of each, in microseconds.
+pub(crate) fn warm() -> Result<Vec<f64>, String> {
+    let (mut opening, mut closing) = ([0.0; OPENS], [0.0; OPENS]);
+    for (i, (opening, closing)) in opening.iter_mut().zip(&mut closing).enumerate() {
         let spec = format!("netmap:bench{}-open{i}{{1", std::process::id());
         let start = Instant::now();
         let port = open(&spec)?;
-        *time = start.elapsed().as_secs_f64() * 1e6;
+        *opening = start.elapsed().as_secs_f64() * 1e6;
+        let start = Instant::now();
         drop(port);
+        *closing = start.elapsed().as_secs_f64() * 1e6;
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[OPENS / 2])
+    Ok([&opening, &closing].into_iter().flat_map(|times| [stats::median(times), stats::p99(times)]).collect())
 }
 
 /// A socket path without a daemon, for the measurement of an open that starts one.

@@ -84,8 +84,9 @@ impl PktGenPair {
         Ok(vec![run(true)?, run(false)?])
     }
 
-    /// Sends one packet there and back, with both sides busy-waiting; returns the median in nanoseconds.
-    pub(crate) fn round_trip(&self) -> Result<f64, String> {
+    /// Sends one packet there and back, with both sides busy-waiting; returns the median and the 99th percentile in
+    /// nanoseconds.
+    pub(crate) fn round_trip(&self) -> Result<Vec<f64>, String> {
         let start = |what, end, cpu, more: &[&str]| {
             Running::start(format!("pkt-gen -f {what}"), &mut self.command(what, &self.port(end), cpu, more))
         };
@@ -94,7 +95,7 @@ impl PktGenPair {
         let mut programs = [ping, pong];
         let median = (|| {
             loop {
-                if let Some(ns) = median_rtt(&programs[0].line()?)? {
+                if let Some(ns) = round_trips(&programs[0].line()?)? {
                     return Ok(ns);
                 }
             }
@@ -114,14 +115,15 @@ impl PktGenPair {
     }
 }
 
-/// Parses the median of ping's summary, ns; `None` for other lines.
-pub(crate) fn median_rtt(line: &str) -> Result<Option<f64>, String> {
+/// Parses the median and the 99th percentile of ping's summary, ns; `None` for other lines.
+pub(crate) fn round_trips(line: &str) -> Result<Option<Vec<f64>>, String> {
     let value = parse_json(line)?;
     if value["event"] != "summary" {
         return Ok(None);
     }
-    match value["rtt_ns"]["p50"].as_f64() {
-        Some(ns) if ns > 0.0 => Ok(Some(ns)),
+    let of = |key: &str| value["rtt_ns"][key].as_f64().filter(|ns| *ns > 0.0);
+    match (of("p50"), of("p99")) {
+        (Some(median), Some(p99)) => Ok(Some(vec![median, p99])),
         _ => Err(format!("bench: no ping was answered (pkt-gen wrote `{line}`)")),
     }
 }
@@ -131,10 +133,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_parsed_from_the_summary() {
-        assert_eq!(median_rtt(r#"{"event":"interval"}"#), Ok(None));
-        assert_eq!(median_rtt(r#"{"event":"summary","rtt_ns":{"p50":431}}"#), Ok(Some(431.0)));
-        assert!(median_rtt(r#"{"event":"summary","rtt_ns":null}"#).unwrap_err().contains("no ping was answered"));
+    fn percentiles_are_parsed_from_the_summary() {
+        assert_eq!(round_trips(r#"{"event":"interval"}"#), Ok(None));
+        let summary = r#"{"event":"summary","rtt_ns":{"p50":431,"p99":500}}"#;
+        assert_eq!(round_trips(summary), Ok(Some(vec![431.0, 500.0])));
+        assert!(round_trips(r#"{"event":"summary","rtt_ns":null}"#).unwrap_err().contains("no ping was answered"));
     }
 
     #[test]

@@ -142,8 +142,9 @@ impl RowGroup {
         let row = |suffix: &str, unit| RowName { name: format!("{}{suffix}", self.name), unit };
         match self.bench {
             Bench::PipeOneCore => vec![row("", "Mpps"), row("-cycles", "cycles")],
-            Bench::PipeRtt | Bench::PipePing | Bench::NodePoll => vec![row("", "ns")],
-            Bench::PipeOpen => vec![row("", "us"), row("-cold", "us")],
+            Bench::PipeRtt | Bench::NodePoll => vec![row("", "ns")],
+            Bench::PipePing => vec![row("", "ns"), row("-p99", "ns")],
+            Bench::PipeOpen => ["", "-p99", "-close", "-close-p99", "-cold"].map(|what| row(what, "us")).into(),
             Bench::Idle => vec![row("", "%"), row("-memory", "MiB")],
             Bench::Ports => ["", "-idle", "-memory"]
                 .into_iter()
@@ -152,7 +153,7 @@ impl RowGroup {
                 .collect(),
             Bench::PreloadPoll => vec![row("", "ns"), row("-added", "ns")],
             Bench::HostTcp | Bench::HostRtt => host::rows(self.bench, &self.name),
-            Bench::ValeRtt => vec![row("", "ns"), row("-asleep", "ns")],
+            Bench::ValeRtt => ["", "-p99", "-asleep", "-asleep-p99"].map(|what| row(what, "ns")).into(),
             Bench::ValeOverload => vec![row("", "%")],
             Bench::ValeSteady => vec![row("", "Mpps"), row("-worst", "%"), row("-memory", "MiB")],
             Bench::Emulate if self.case == Some(Case::Late) => vec![row("", "us")],
@@ -338,7 +339,7 @@ impl RowGroup {
             Bench::ValeRtt => {
                 let switch = Switch::new(cores, self.slots)?;
                 Builtin::boxed(labels::UNETMAP, cores, move || {
-                    [false, true].map(|sleeping| switch.round_trip(sleeping)).into_iter().collect()
+                    Ok([switch.round_trip(false)?, switch.round_trip(true)?].concat())
                 })
             }
             Bench::PipeRtt => {
@@ -346,7 +347,7 @@ impl RowGroup {
             }
             Bench::PipePing => {
                 let pair = PktGenPair { program: pkt_gen::find()?, cores };
-                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![pair.round_trip()?]))
+                Builtin::boxed(labels::UNETMAP, cores, move || pair.round_trip())
             }
             Bench::Ivshmem => {
                 let (pair, len) = (PktGenPair { program: pkt_gen::find()?, cores }, self.len);
@@ -358,7 +359,7 @@ impl RowGroup {
             }),
             Bench::PipeOpen => {
                 let cold = ColdOpen::new()?;
-                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![open::warm()?, cold.open()?]))
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok([open::warm()?, vec![cold.open()?]].concat()))
             }
             Bench::PipeCycles => {
                 let n = self.n;
@@ -431,7 +432,7 @@ impl RowGroup {
             }
             Bench::ValeRtt => {
                 let switch = Switch::new(cores, self.slots)?;
-                let both = move || [false, true].map(|sleeping| switch.pipe_round_trip(sleeping)).into_iter().collect();
+                let both = move || Ok([switch.pipe_round_trip(false)?, switch.pipe_round_trip(true)?].concat());
                 Builtin::boxed(labels::PIPE, cores, both)
             }
             Bench::PipeOpen | Bench::Idle | Bench::Ports | Bench::PipeCycles | Bench::PipeSize | Bench::Scale(_) => {
@@ -477,9 +478,7 @@ impl RowGroup {
             Bench::PipeRtt => {
                 Builtin::boxed(label, cores, move || Ok(vec![seqpacket::mean_round_trip(cores, PEER_TIMES)?]))
             }
-            Bench::PipePing => {
-                Builtin::boxed(label, cores, move || Ok(vec![seqpacket::median_round_trip(cores, PEER_TIMES)?]))
-            }
+            Bench::PipePing => Builtin::boxed(label, cores, move || seqpacket::round_trips(cores, PEER_TIMES)),
             Bench::PipeOneCore => Builtin::boxed(label, cores, move || {
                 let ghz = seqpacket::on_core(cores.tx, || Ok(probe::core_ghz()))?;
                 let mpps = seqpacket::rate_one_core(cores.tx, one_core::MEASURE_TIMES)?;

@@ -121,6 +121,14 @@ fn weighted_median(samples: &[Sample]) -> Option<f64> {
     None
 }
 
+/// Returns the value that 99 of 100 values do not exceed; 0 if there are none.
+pub(crate) fn p99(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (sorted.len() * 99).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
 /// Returns the median of `values`; 0 if there are none.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let samples: Vec<Sample> = values.iter().copied().map(Sample::one).collect();
@@ -130,6 +138,14 @@ pub(crate) fn median(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_value_of_a_hundred_is_above_the_99th_percentile() {
+        let rising: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!((p99(&rising), p99(&rising[..10]), p99(&[7.0]), p99(&[])), (99.0, 100.0, 7.0, 0.0));
+        let many: Vec<f64> = (1..=1000).map(f64::from).collect();
+        assert_eq!(p99(&many), 990.0);
+    }
 
     fn samples(list: &[(f64, f64, f64, u32)]) -> Samples {
         Samples(list.iter().map(|&(median, min, max, n)| Sample { median, min, max, n }).collect())

@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use unetmap_sys::process;
 
 use crate::open::memory;
-use crate::pkt_gen::{self, median_rtt, slots_of};
+use crate::pkt_gen::{self, round_trips, slots_of};
 use crate::preload::NetmapProgram;
 use crate::probe::Cores;
 use crate::program::{INTERVAL, Interval, Running, TIMEOUT, parse_json, steady_mpps, stop_all};
@@ -43,7 +43,7 @@ const MAX_LOSS: f64 = 0.001;
 const SEARCH_STEPS: u32 = 5;
 /// Round trips of one sample, busy-waiting and sleeping, and round trips per second when both sides sleep in between.
 const PINGS: u32 = 5_000;
-const SLEEPING_PINGS: u32 = 100;
+const SLEEPING_PINGS: u32 = 200;
 const SLEEPING_RATE: u32 = 500;
 
 /// What the reader of `vale-overload` counts to for each packet, so that it reads some 3 million packets per second.
@@ -302,19 +302,19 @@ impl Switch {
         stop_all(sum, &mut programs)
     }
 
-    /// Measures the median round trip between two programs, ns: busy-waiting, or sleeping in between.
-    pub(crate) fn round_trip(&self, sleeping: bool) -> Result<f64, String> {
+    /// Measures the median and the 99th percentile of round trips between two programs, ns: busy-waiting, or sleeping in between.
+    pub(crate) fn round_trip(&self, sleeping: bool) -> Result<Vec<f64>, String> {
         let switch = self.new_switch_name();
         self.ping_pong([&format!("{switch}:a"), &format!("{switch}:b")], sleeping)
     }
 
     /// The same on a pipe.
-    pub(crate) fn pipe_round_trip(&self, sleeping: bool) -> Result<f64, String> {
+    pub(crate) fn pipe_round_trip(&self, sleeping: bool) -> Result<Vec<f64>, String> {
         let pipe = self.new_switch_name();
         self.ping_pong([&format!("netmap:{pipe}{{1"), &format!("netmap:{pipe}}}1")], sleeping)
     }
 
-    fn ping_pong(&self, [near, far]: [&str; 2], sleeping: bool) -> Result<f64, String> {
+    fn ping_pong(&self, [near, far]: [&str; 2], sleeping: bool) -> Result<Vec<f64>, String> {
         let mut pong = self.start("pong", far, Some(self.cores.rx), &["-T", "20"])?;
         pong.line()?;
         let (count, rate) = if sleeping { (SLEEPING_PINGS, SLEEPING_RATE) } else { (PINGS, 0) };
@@ -323,7 +323,7 @@ impl Switch {
         let mut programs = [ping, pong];
         let median = (|| {
             loop {
-                if let Some(ns) = median_rtt(&programs[0].line()?)? {
+                if let Some(ns) = round_trips(&programs[0].line()?)? {
                     return Ok(ns);
                 }
             }

@@ -310,7 +310,8 @@ struct DoctorArgs {
 /// spends 0 to 1000 cycles on each packet. `ports`: the time to open each of 1 to 500 ports, and CPU time and memory
 /// (without the regions) of the daemon while they are idle.
 ///
-/// `pipe-open`: the time to open a pipe and, in the row pipe-open-cold, to start a pkt-gen that also starts the daemon.
+/// `pipe-open`: the time to open a pipe, and to close it (-close), medians and 99th percentiles (-p99) of 100; and, in
+/// the row pipe-open-cold, to start a pkt-gen that also starts the daemon.
 /// `idle-100`: CPU time and memory (without the regions) that the daemon uses while 100 ports are open and idle.
 ///
 /// `preload-pipe`: `pipe` with a C program written for netmap, under `unetmap run`, with batches of 1, 64 and 512.
@@ -326,8 +327,8 @@ struct DoctorArgs {
 /// thousand is lost. `vale-60-swap`: ports that share a region. `vale-1core`: all on one core. `vale-fan`: 16 addresses
 /// behind four receivers. `vale-batch` and `vale-size`: 60 B with batches of 1 to 512, and packets of 60 to 1514 bytes.
 /// `vale-overload`: the share of its best rate that a slow C program gets from a sender at full
-/// speed, with batches of 1, 8, 64 and 512. `vale-rtt`: the median of pkt-gen's pings, busy-waiting and sleeping. Peer:
-/// a pipe. `vale-idle-ports`: with 64 more ports. Peer: no additional ports. `vale-steady`: one stream, which goes on
+/// speed, with batches of 1, 8, 64 and 512. `vale-rtt`: the median and the 99th percentile (-p99) of pkt-gen's pings,
+/// busy-waiting and sleeping. Peer: a pipe. `vale-idle-ports`: with 64 more ports. Peer: no additional ports. `vale-steady`: one stream, which goes on
 /// for ten minutes (five times --seconds) without a pause, in samples of a minute: the rate, that of the worst second
 /// in percent of it, and the memory of the daemon without the regions. Streams use rings of 4096 slots; overload,
 /// streams of 1500 B, and round trips, rings of 1024 slots. A row name that ends in a number uses rings of that many
