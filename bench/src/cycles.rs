@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The benchmark `pipe-cycles-N`: the rate of a sender that spends N cycles of its own on each packet.
+//! The benchmark `pipe-cycles-N`: the rate of a sender that spends N cycles of its own on each packet; with several
+//! ring pairs of the pipe, `pipe-cycles-2q-N`, which it fills in turn.
 //!
 //! netmap's figure 5 lowers the clock of the processor instead. What a packet costs the library is the same in both:
 //! the rate stays flat until the program itself takes longer than the slower end.
@@ -23,12 +24,17 @@ const BYTES: u16 = 60;
 const WAIT: Duration = Duration::from_millis(10);
 
 /// Measures the rate of the receiver, in Mpps.
-pub(crate) fn rate(cores: Cores, cycles: u32, times: MeasureTimes) -> Result<f64, String> {
+pub(crate) fn rate(cores: Cores, cycles: u32, rings: u16, times: MeasureTimes) -> Result<f64, String> {
     let open = |end: &str| {
         let spec = format!("netmap:bench{}-cycles{end}1", std::process::id());
-        Port::options().tx_slots(SLOTS).rx_slots(SLOTS).open(&spec).map_err(|e| e.to_string())
+        let options = Port::options().tx_slots(SLOTS).rx_slots(SLOTS).tx_rings(rings).rx_rings(rings);
+        options.open(&spec).map_err(|e| e.to_string())
     };
     let (tx, rx) = (open("{")?, open("}")?);
+    let granted = tx.tx_rings().len().min(rx.rx_rings().len());
+    if granted < usize::from(rings) {
+        return Err(format!("bench pipe-cycles: the pipe has {granted} ring pairs in place of {rings}"));
+    }
     let (stop, received) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         let sender = scope.spawn(|| until(&stop, cores.tx, || send(&tx, cycles)));
@@ -54,16 +60,19 @@ fn until(stop: &AtomicBool, cpu: usize, mut work: impl FnMut() -> Result<(), une
 }
 
 fn send(port: &Port, cycles: u32) -> Result<(), unetmap::Error> {
-    let Some(ring) = port.tx_rings().first() else { return Ok(()) };
-    let n = ring.space().min(BATCH);
-    if n == 0 {
+    let mut sent = 0;
+    for ring in port.tx_rings() {
+        let n = ring.space().min(BATCH);
+        for slot in ring.available().take(n as usize) {
+            spend(cycles);
+            slot.set_len_flags(BYTES, 0);
+        }
+        ring.advance(n);
+        sent += n;
+    }
+    if sent == 0 {
         return port.poll(Interest::TX, Some(WAIT)).map(drop);
     }
-    for slot in ring.available().take(n as usize) {
-        spend(cycles);
-        slot.set_len_flags(BYTES, 0);
-    }
-    ring.advance(n);
     port.txsync()
 }
 

@@ -49,9 +49,11 @@ const QUICK_POINTS: [u32; 7] = [1, 8, 60, 100, 512, 1000, 1514];
 const NOT_QUICK: [Bench; 6] =
     [Bench::PipeOneCore, Bench::Vale60Swap, Bench::Lb, Bench::HostTcp, Bench::PreloadPipe, Bench::PipePing];
 /// Benchmarks that follow in a report that is not quick.
-const MORE: [Bench; 10] = [
+const MORE: [Bench; 12] = [
     Bench::Fw,
     Bench::Emulate,
+    Bench::Memif,
+    Bench::Vhost,
     Bench::Vale60Copy,
     Bench::Vale1500Copy,
     Bench::ValeFan,
@@ -66,6 +68,8 @@ const LIMIT: Duration = Duration::from_secs(13 * 60);
 const ROW_LIMIT: Duration = Duration::from_secs(25);
 /// The same for forwarding, two of whose peers take seconds to start.
 const SLOW_ROW_LIMIT: Duration = Duration::from_secs(60);
+/// The time of `vale-steady`, which takes five times as long: its samples are minutes.
+const STEADY_LIMIT: Duration = Duration::from_secs(120);
 const QUICK_LIMIT: Duration = Duration::from_secs(155);
 const QUICK_ROW_LIMIT: Duration = Duration::from_secs(10);
 
@@ -76,6 +80,8 @@ pub struct Report {
     pub folder: PathBuf,
     /// Fewer points, in less than three minutes.
     pub quick: bool,
+    /// Also ten minutes of steady load.
+    pub steady: bool,
     /// The report.json of an earlier report.
     pub compare: Option<PathBuf>,
 }
@@ -94,10 +100,12 @@ struct Findings {
 impl Report {
     /// Returns the benchmarks, for the networks that they need.
     pub(crate) fn benches(&self) -> Vec<Bench> {
-        match self.quick {
+        let mut benches: Vec<Bench> = match self.quick {
             true => BENCHES.into_iter().filter(|bench| !NOT_QUICK.contains(bench)).collect(),
             false => BENCHES.into_iter().chain(MORE).collect(),
-        }
+        };
+        benches.extend(self.steady.then_some(Bench::ValeSteady));
+        benches
     }
 
     /// Reads the earlier report, and makes the folder: both fail before the first sample.
@@ -121,17 +129,23 @@ impl Report {
     ) -> Result<u8, String> {
         let (machine, start) = (Machine::read(), Instant::now());
         let (limit, row_limit) = if self.quick { (QUICK_LIMIT, QUICK_ROW_LIMIT) } else { (LIMIT, ROW_LIMIT) };
-        let groups: Vec<RowGroup> = self.benches().into_iter().flat_map(row_groups).filter(|g| self.has(g)).collect();
+        let lacking: Vec<(Bench, String)> =
+            self.benches().into_iter().filter_map(|bench| Some((bench, setup.lacks(bench)?))).collect();
+        let can = |bench: &Bench| !lacking.iter().any(|(lacks, _)| lacks == bench);
+        let benches = self.benches().into_iter().filter(can);
+        let groups: Vec<RowGroup> = benches.flat_map(row_groups).filter(|g| self.has(g)).collect();
         let (mut rows, mut notes, mut code) = (Vec::new(), Vec::new(), 0);
         for group in &groups {
             let left = limit.saturating_sub(start.elapsed());
-            if left.is_zero() {
+            if left.is_zero() && group.bench != Bench::ValeSteady {
                 notes.push(format!("{}: not measured, because the time was over", group.name));
                 continue;
             }
             let is_slow = !self.quick && group.bench == Bench::NicFwd;
             let row_limit = if is_slow { SLOW_ROW_LIMIT } else { row_limit };
-            let of_row = Options { limit: row_limit.min(left), ..options.clone() };
+            // Steady load is measured after all else, in a time of its own.
+            let time = if group.bench == Bench::ValeSteady { STEADY_LIMIT } else { row_limit.min(left) };
+            let of_row = Options { limit: time, ..options.clone() };
             match group.run(&of_row, cores, setup) {
                 Ok(outcome) => {
                     notes.extend(outcome.failures.iter().map(|why| format!("{}: {why}", group.name)));
@@ -147,19 +161,36 @@ impl Report {
                 }
             }
         }
+        let missing = without(&lacking);
         notes.iter().for_each(|sentence| note(sentence));
+        missing.iter().for_each(|absent| note(&format!("not measured: {}: {}", absent.peer, absent.why)));
         let (mut absent, seconds) = (machine::absent(), start.elapsed().as_secs());
-        if self.quick {
-            let why = "not in a quick report, as they take seconds to start".into();
-            absent.push(Absent { peer: "DPDK: af_xdp; Open vSwitch in user space", why });
-        }
+        absent.extend(self.left_out());
+        absent.extend(missing);
         let findings = Findings { machine, rows, absent, notes, seconds, quick: self.quick };
         self.write(&findings, old)?;
         Ok(code)
     }
 
+    /// What this report leaves out, and how it is had.
+    fn left_out(&self) -> Vec<Absent> {
+        let of = |peer: &str, why: &str| Absent { peer: peer.into(), why: why.into() };
+        let mut all = Vec::new();
+        if self.quick {
+            all.push(of("Open vSwitch", "not in a quick report, as it takes a second to start"));
+        }
+        if !self.steady {
+            all.push(of("row vale-steady: ten minutes of load", "--steady adds it, and ten minutes"));
+        }
+        all
+    }
+
     /// Returns true if the report has this row group.
     fn has(&self, group: &RowGroup) -> bool {
+        // Longer packets by `unetmap bench memif vhost`.
+        if matches!(group.bench, Bench::Memif | Bench::Vhost) {
+            return group.len == 60;
+        }
         let point = group.name.rsplit_once('-').and_then(|(_, n)| n.parse::<u32>().ok());
         !self.quick || point.is_none_or(|n| QUICK_POINTS.contains(&n)) && group.bench.slots()[1] != group.slots
     }
@@ -174,6 +205,18 @@ impl Report {
         let moved = old.map(|old| compare::moved(old, &findings.rows)).transpose()?;
         write(&self.folder.join("index.html"), &figures::page(findings, moved.as_ref()))
     }
+}
+
+/// Names the rows that cannot be measured here, by the reason.
+fn without(lacking: &[(Bench, String)]) -> Vec<Absent> {
+    let mut all: Vec<Absent> = Vec::new();
+    for (bench, why) in lacking {
+        match all.iter_mut().find(|absent| absent.why == *why) {
+            Some(absent) => absent.peer = format!("{}, {}", absent.peer, bench.name()),
+            None => all.push(Absent { peer: format!("rows {}", bench.name()), why: why.clone() }),
+        }
+    }
+    all
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {

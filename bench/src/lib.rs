@@ -104,9 +104,12 @@ pub fn run(options: &Options) -> Result<u8, String> {
     session::raise_priority();
     // Created before the first benchmark, so that a failure loses no results. These daemons move packets, so they get
     // the benchmark's priority.
-    let setup = Setup::new(&benches, cores)?;
+    let setup = Setup::new(&benches, cores);
     if let Some(report) = &options.report {
         return report.run(options, cores, &setup, old.as_ref());
+    }
+    if let Some((bench, why)) = setup.failures.first() {
+        return Err(format!("bench {}: {why}", bench.name()));
     }
     let mut findings = Vec::new();
     let mut code = 0;
@@ -138,17 +141,31 @@ struct Setup {
     nics: Option<Rc<NicLab>>,
     hosts: Option<Rc<HostLab>>,
     dpdk: Rc<DpdkPeers>,
+    /// Why there are no networks of interfaces, and none of hosts, for benchmarks that need them.
+    failures: Vec<(Bench, String)>,
 }
 
 impl Setup {
-    fn new(benches: &[Bench], cores: Cores) -> Result<Setup, String> {
+    fn new(benches: &[Bench], cores: Cores) -> Setup {
         let first = |kind: fn(Bench) -> bool| benches.iter().copied().find(|bench| kind(*bench));
-        let failed = |bench: Bench| move |e: String| format!("bench {}: {e}", bench.name());
         let dpdk: Rc<DpdkPeers> = Rc::default();
         let nic_lab = || NicLab::new(cores, Rc::clone(&dpdk)).and_then(NicLab::with_daemons);
-        let nics = first(Bench::is_nic).map(|bench| nic_lab().map_err(failed(bench)));
-        let hosts = first(host::is_host).map(|bench| HostLab::new().map_err(failed(bench)));
-        Ok(Setup { nics: nics.transpose()?.map(Rc::new), hosts: hosts.transpose()?.map(Rc::new), dpdk })
+        let mut failures = Vec::new();
+        let nics = first(Bench::is_nic).and_then(|bench| nic_lab().map_err(|e| failures.push((bench, e))).ok());
+        let hosts = first(host::is_host).and_then(|bench| HostLab::new().map_err(|e| failures.push((bench, e))).ok());
+        Setup { nics: nics.map(Rc::new), hosts: hosts.map(Rc::new), dpdk, failures }
+    }
+
+    /// Returns why a benchmark cannot be made here, if so.
+    fn lacks(&self, bench: Bench) -> Option<String> {
+        let kind = |of: Bench| (of.is_nic(), host::is_host(of));
+        let failure = self.failures.iter().find(|(failed, _)| kind(*failed) == kind(bench));
+        let missing = match bench {
+            Bench::NodePipe | Bench::NodePoll if !rustix::process::geteuid().is_root() => Some("it needs root".into()),
+            _ if dpdk::Link::of(bench).is_some() => self.dpdk.devices().err(),
+            _ => None,
+        };
+        failure.filter(|_| kind(bench) != (false, false)).map(|(_, why)| why.clone()).or(missing)
     }
 }
 

@@ -35,6 +35,8 @@ const BATCHES_OF_FIGURES: [u32; 6] = [1, 4, 8, 32, 128, 512];
 const SIZES: [u16; 9] = [60, 65, 100, 128, 250, 512, 777, 1024, 1514];
 /// What the sender of `pipe-cycles` spends on a packet, cycles.
 const CYCLES: [u32; 7] = [0, 10, 30, 100, 200, 500, 1000];
+/// Ring pairs of its pipe.
+const RING_PAIRS: [u16; 3] = [1, 2, 4];
 /// The ports of `ports`.
 const PORTS: [u32; 5] = [1, 10, 50, 100, 500];
 /// The sender's batches of `preload-pipe`, packets.
@@ -43,6 +45,9 @@ const FEW_BATCHES: [u32; 3] = [1, 64, 512];
 const OVERLOAD_BATCHES: [u32; 4] = [1, 8, 64, 512];
 /// How many times as long as others `vale-steady` may take.
 const STEADY_LIMIT: u32 = 5;
+/// Its samples, a minute each, in place of so many as are enough for other rows, or more.
+const STEADY_SAMPLES: u32 = 10;
+const ENOUGH: u32 = 7;
 /// Turns one after the other that are repeated because the hypervisor took a processor. Where it always does, the next
 /// one counts: that is how the machine is.
 const STOLEN_IN_A_ROW: u32 = 3;
@@ -57,7 +62,9 @@ pub(crate) struct RowGroup {
     /// The sender's batch, packets.
     batch: u32,
     /// Bytes of a packet.
-    len: u16,
+    pub(crate) len: u16,
+    /// For `pipe-cycles`: the ring pairs of the pipe.
+    ring_pairs: u16,
     /// For `pipe-cycles` and `ports`: the number of the row.
     n: u32,
     /// For `host-*`: unetmap's path.
@@ -81,6 +88,7 @@ pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
         name,
         batch,
         len: 60,
+        ring_pairs: 1,
         n: 0,
         path: HostPath::NativeXdp,
         clean: false,
@@ -112,7 +120,13 @@ pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
         Bench::PipeSize | Bench::ValeSize | Bench::NicTxSize | Bench::NicRxSize => {
             SIZES.map(|len| RowGroup { len, ..group(format!("{}-{len}", bench.name()), 512) }).into()
         }
-        Bench::PipeCycles => CYCLES.map(|n| RowGroup { n, ..group(format!("{}-{n}", bench.name()), 512) }).into(),
+        Bench::PipeCycles => {
+            let of = |ring_pairs: u16| {
+                let pairs = if ring_pairs == 1 { String::new() } else { format!("{ring_pairs}q-") };
+                CYCLES.map(|n| RowGroup { n, ring_pairs, ..group(format!("{}-{pairs}{n}", bench.name()), 512) })
+            };
+            RING_PAIRS.into_iter().flat_map(of).collect()
+        }
         Bench::Ports => PORTS.map(|n| RowGroup { n, ..group(format!("{}-{n}", bench.name()), 512) }).into(),
         Bench::PreloadPipe => FEW_BATCHES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into(),
         Bench::ValeOverload => OVERLOAD_BATCHES.map(|batch| group(format!("{}-{batch}", bench.name()), batch)).into(),
@@ -211,8 +225,10 @@ impl RowGroup {
         for peer in &options.peers {
             contestants.push(Box::new(CommandPeer { peer, group: self, environment: &environment }));
         }
-        let times = if self.bench == Bench::ValeSteady { STEADY_LIMIT } else { 1 };
-        let goal = StopCondition { samples: options.samples, limit: options.limit * times };
+        let steady = self.bench == Bench::ValeSteady;
+        let times = if steady { STEADY_LIMIT } else { 1 };
+        let samples = if steady && options.samples >= ENOUGH { STEADY_SAMPLES } else { options.samples };
+        let goal = StopCondition { samples, limit: options.limit * times };
         let start = Instant::now();
         let terminal = std::io::stderr().is_terminal();
         let mut progress = |all_samples: &[ContestantSamples], time: Duration| {
@@ -362,8 +378,8 @@ impl RowGroup {
                 Builtin::boxed(labels::UNETMAP, cores, move || Ok([open::warm()?, vec![cold.open()?]].concat()))
             }
             Bench::PipeCycles => {
-                let n = self.n;
-                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![cycles::rate(cores, n, PEER_TIMES)?]))
+                let (n, pairs) = (self.n, self.ring_pairs);
+                Builtin::boxed(labels::UNETMAP, cores, move || Ok(vec![cycles::rate(cores, n, pairs, PEER_TIMES)?]))
             }
             Bench::Ports => {
                 let n = self.n as usize;

@@ -27,7 +27,7 @@ pub(crate) struct Machine {
 /// A peer that could not be measured.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Absent {
-    pub(crate) peer: &'static str,
+    pub(crate) peer: String,
     pub(crate) why: String,
 }
 
@@ -90,7 +90,7 @@ fn mitigations() -> Vec<String> {
 /// Returns the peers that cannot be measured here, with what brings them.
 pub(crate) fn absent() -> Vec<Absent> {
     let mut all = vec![Absent {
-        peer: "Click",
+        peer: "Click".into(),
         why: "Debian has no package of the router (the package click is another program)".into(),
     }];
     let needed = [
@@ -99,7 +99,7 @@ pub(crate) fn absent() -> Vec<Absent> {
         ("Open vSwitch with DPDK", nic::no_openvswitch_dpdk()),
         ("kernel pktgen", nic::no_pktgen()),
     ];
-    all.extend(needed.into_iter().filter_map(|(peer, why)| Some(Absent { peer, why: why? })));
+    all.extend(needed.into_iter().filter_map(|(peer, why)| Some(Absent { peer: peer.into(), why: why? })));
     all
 }
 

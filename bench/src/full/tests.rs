@@ -27,7 +27,11 @@ fn findings(rows: Vec<RowResult>) -> Findings {
     Findings {
         machine: Machine::read(),
         rows,
-        absent: machine::absent(),
+        absent: without(&[
+            (Bench::NicTx, "no root".into()),
+            (Bench::Memif, "no DPDK".into()),
+            (Bench::NicRx, "no root".into()),
+        ]),
         notes: vec!["nic-tx: no <permission>".into()],
         seconds: 7,
         quick: true,
@@ -46,7 +50,8 @@ fn a_page_has_ratios_figures_and_what_is_missing() {
         "kernel-bridge (L)",
         "Time to open one port",
         "no &lt;permission&gt;",
-        "openvswitch-switch",
+        "rows nic-tx, nic-rx</td><td>no root",
+        "rows memif</td>",
     ] {
         assert!(html.contains(part), "{part}");
     }
@@ -76,6 +81,7 @@ fn a_report_that_cannot_be_made_fails_before_the_first_sample() {
     let report = |compare: Option<&str>| Report {
         folder: folder.path().join("new"),
         quick: true,
+        steady: false,
         compare: compare.map(|text| {
             let path = folder.path().join("old.json");
             fs::write(&path, text).unwrap();
@@ -92,7 +98,7 @@ fn a_report_that_cannot_be_made_fails_before_the_first_sample() {
 #[test]
 fn a_quick_report_has_fewer_points() {
     let names = |quick| {
-        let report = Report { folder: PathBuf::new(), quick, compare: None };
+        let report = Report { folder: PathBuf::new(), quick, steady: false, compare: None };
         let groups = report.benches().into_iter().flat_map(row_groups).filter(|group| report.has(group));
         groups.map(|group| group.name).collect::<Vec<_>>()
     };
@@ -100,4 +106,32 @@ fn a_quick_report_has_fewer_points() {
     assert!(quick.len() * 2 < all.len(), "{} of {}", quick.len(), all.len());
     assert!(quick.contains(&"pipe-batch-8".to_owned()) && !quick.contains(&"pipe-batch-64".to_owned()), "{quick:?}");
     assert!(quick.iter().all(|name| all.contains(name)));
+    assert!(all.contains(&"memif-60".to_owned()) && !all.contains(&"memif-1500".to_owned()), "{all:?}");
+    assert!(all.contains(&"pipe-cycles-4q-1000".to_owned()) && !all.contains(&"vale-steady".to_owned()), "{all:?}");
+    let steady = Report { folder: PathBuf::new(), quick: true, steady: true, compare: None };
+    assert_eq!(steady.benches().last(), Some(&Bench::ValeSteady));
+    assert!(!steady.left_out().iter().any(|absent| absent.peer.contains("vale-steady")));
+}
+
+#[test]
+fn a_report_without_networks_keeps_its_other_rows() {
+    let setup = crate::Setup {
+        nics: None,
+        hosts: None,
+        dpdk: std::rc::Rc::default(),
+        failures: vec![(Bench::NicTx, "not root".into()), (Bench::HostTcp, "no bridge".into())],
+    };
+    let report = Report { folder: PathBuf::new(), quick: false, steady: false, compare: None };
+    let lacking: Vec<_> = report.benches().into_iter().filter_map(|bench| Some((bench, setup.lacks(bench)?))).collect();
+    let why = |bench: Bench| lacking.iter().find(|(of, _)| *of == bench).map(|(_, why)| why.as_str());
+    for bench in [Bench::NicTx, Bench::NicFwd, Bench::Lb, Bench::Pcap] {
+        assert_eq!(why(bench), Some("not root"), "{}", bench.name());
+    }
+    assert_eq!((why(Bench::HostTcp), why(Bench::HostRtt)), (Some("no bridge"), Some("no bridge")));
+    for bench in [Bench::Pipe, Bench::ValeRtt, Bench::Ports, Bench::Fw, Bench::Emulate] {
+        assert_eq!(why(bench), None, "{}", bench.name());
+    }
+    let named = without(&lacking);
+    let rows = named.iter().find(|absent| absent.why == "not root").map(|absent| absent.peer.as_str());
+    assert!(rows.is_some_and(|rows| rows.starts_with("rows nic-tx, nic-rx")), "{rows:?}");
 }

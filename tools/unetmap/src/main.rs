@@ -419,6 +419,10 @@ struct BenchArgs {
     #[arg(long, requires = "report", conflicts_with = "names")]
     quick: bool,
 
+    /// With --report: also the row vale-steady, ten minutes of load without a pause, which takes ten minutes more
+    #[arg(long, requires = "report", conflicts_with = "names")]
+    steady: bool,
+
     /// With --report: mark what moved beyond noise since the report whose report.json this is
     #[arg(long, value_name = "OLD", requires = "report", conflicts_with = "names")]
     compare: Option<std::path::PathBuf>,
@@ -474,7 +478,12 @@ fn main() -> ExitCode {
             limit: Duration::from_secs(args.seconds),
             peers: args.peers,
             json: args.json,
-            report: args.report.map(|folder| Report { folder, quick: args.quick, compare: args.compare }),
+            report: args.report.map(|folder| Report {
+                folder,
+                quick: args.quick,
+                steady: args.steady,
+                compare: args.compare,
+            }),
         }),
     };
     match result {
