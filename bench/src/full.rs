@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! `unetmap bench --report DIR`: the benchmarks of a report, one after the other, and DIR/report.json and
-//! DIR/index.html with what they found.
+//! `unetmap bench --report DIR`: the benchmarks of a report, one after the other, and DIR/report.json, DIR/index.html and
+//! DIR/report.md with what they found.
 
 mod compare;
 mod figures;
 mod machine;
+mod markdown;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -202,6 +203,7 @@ impl Report {
         });
         let text = serde_json::to_string_pretty(&all).map_err(|e| format!("bench: formatting JSON: {e}"))?;
         write(&self.folder.join("report.json"), &text)?;
+        write(&self.folder.join("report.md"), &markdown::text(findings))?;
         let moved = old.map(|old| compare::moved(old, &findings.rows)).transpose()?;
         write(&self.folder.join("index.html"), &figures::page(findings, moved.as_ref()))
     }

@@ -184,7 +184,7 @@ pub(super) fn page(findings: &Findings, moved: Option<&(Vec<Moved>, usize)>) -> 
     page.finish()
 }
 
-fn method(findings: &Findings) -> String {
+pub(super) fn method(findings: &Findings) -> String {
     let repeated: u32 = findings.rows.iter().map(|row| row.repeated).sum();
     format!(
         "Each row was measured in turns with its peers, in samples of 60 ms. Class L: the two cores were near each other \
@@ -210,9 +210,18 @@ fn advantage(row: &RowResult, label: &str) -> Option<Bar> {
     Some(Bar { label: format!("{} ({}) / {label}", row.name, row.class), ratio, interval: Some((low, high)) })
 }
 
+/// Returns true if a row is a point of a chart.
+pub(super) fn in_series(row: &RowResult) -> bool {
+    FIGURES.iter().flat_map(|(.., all)| *all).any(|figure| points(figure, row).is_some())
+}
+
+/// Returns the charts for which there are rows.
+pub(super) fn charts(rows: &[RowResult]) -> Vec<Lines> {
+    FIGURES.iter().flat_map(|(.., all)| *all).filter_map(|figure| draw(figure, rows)).collect()
+}
+
 /// Rows of single figures; those of series are in charts.
 fn ratios(page: &mut Page, rows: &[RowResult]) {
-    let in_series = |row: &&RowResult| FIGURES.iter().flat_map(|(.., all)| *all).any(|f| points(f, row).is_some());
     let singles = rows.iter().filter(|row| !in_series(row));
     let all: Vec<Bar> = singles
         .flat_map(|row| row.peers.keys().filter_map(|label| advantage(row, label)).collect::<Vec<_>>())

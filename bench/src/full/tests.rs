@@ -59,6 +59,23 @@ fn a_page_has_ratios_figures_and_what_is_missing() {
 }
 
 #[test]
+fn tables_in_markdown_have_all_rows_and_points() {
+    let text = markdown::text(&findings(rows(1.0, 1.0)));
+    for part in [
+        "| pipe | L | 300 Mpps (297 to 303) | seqpacket 1.5 (200) |",
+        "| pipe-rtt | L | 200 ns (198 to 202) | seqpacket 9000 (45) |",
+        "| nic-fwd | L | 0.9 Mpps (0.891 to 0.909) | afxdp 0.8 (1.12), kernel-bridge 0.7 (1.29) |",
+        "| packets of a batch | unetmap pipe | seqpacket pipe |\n|---|---|---|\n| 1 | 40 | 1.5 |\n| 512 | 300 | 1.5 |",
+        "| 500 | 380 |",
+        "| rows memif | no DPDK |",
+        "- nic-tx: no <permission>",
+        "- processor: ",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
 fn a_comparison_marks_what_moved_and_ignores_the_machines_speed() {
     let old = json!({"rows": rows(1.0, 1.0)});
     let moved = |scale, peer_scale| compare::moved(&old, &rows(scale, peer_scale)).unwrap();

@@ -7,7 +7,7 @@
 //! [[stream]]
 //! name = "dns"
 //! rate = "100kpps"
-//! size = "60-300"
+//! size = "64-300"
 //! layers = [
 //!     { ether = { dst = "02:00:00:00:00:02" } },
 //!     { vlan = { vlan = 5 } },

@@ -131,3 +131,19 @@ fn packet_of_capture(folder: &Path, path: &Path, number: usize) -> Result<Vec<u8
     let index = index.ok_or_else(|| format!("packet {number} of {}: it has {}", path.display(), capture.len()))?;
     Ok(capture.packet(index).to_vec())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use unetmap_streams::DEFAULT_LINK;
+
+    #[test]
+    fn the_example_of_the_manual_is_a_file_of_streams() {
+        let manual = include_str!("../man.roff");
+        let examples = manual.split(".nf\n").filter_map(|part| part.split(".fi\n").next());
+        let example = examples.filter(|part| part.contains("[[stream]]")).collect::<String>();
+        let example = example.replace("\\-", "-");
+        let streams = parse_file(&example, DEFAULT_LINK, &|_, _| Err("no capture".into()));
+        assert_eq!(streams.map(|streams| streams.len()), Ok(2), "{example}");
+    }
+}

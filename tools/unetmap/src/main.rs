@@ -307,7 +307,7 @@ struct DoctorArgs {
 /// sides busy-wait. Peers: a UNIX seqpacket socket; of pipe, pipe-batch and pipe-rtt also an rte_ring of DPDK.
 ///
 /// `pipe-size`: `pipe` with packets of 60 to 1514 bytes. `pipe-cycles`: threads of this process, of which the sender
-/// spends 0 to 1000 cycles on each packet. `ports`: the time to open each of 1 to 500 ports, and CPU time and memory
+/// spends 0 to 1000 cycles on each packet, also with 2 and 4 ring pairs (2q, 4q). `ports`: the time to open each of 1 to 500 ports, and CPU time and memory
 /// (without the regions) of the daemon while they are idle.
 ///
 /// `pipe-open`: the time to open a pipe, and to close it (-close), medians and 99th percentiles (-p99) of 100; and, in
@@ -410,8 +410,8 @@ struct BenchArgs {
     #[arg(long)]
     json: bool,
 
-    /// Measure what a report needs (less than 15 minutes), and write DIR/index.html, a page with charts, and
-    /// DIR/report.json
+    /// Measure what a report needs (less than 15 minutes), and write DIR/index.html, a page with charts, DIR/report.json
+    /// and DIR/report.md, tables
     #[arg(long, value_name = "DIR", conflicts_with_all = ["names", "seconds", "json"])]
     report: Option<std::path::PathBuf>,
 
