@@ -38,11 +38,7 @@ const FIGURES: [(&str, &str, &[Figure]); 4] = [
             x_scale: Scale::Linear,
             y_scale: Scale::Linear,
             unit: "Mpps",
-            rows: &[
-                ("pipe-cycles", "pipe, 1 queue"),
-                ("pipe-cycles-2q", "pipe, 2 queues"),
-                ("pipe-cycles-4q", "pipe, 4 queues"),
-            ],
+            rows: &[("pipe-cycles", "1 queue"), ("pipe-cycles-2q", "2 queues"), ("pipe-cycles-4q", "4 queues")],
         }],
     ),
     (
@@ -160,6 +156,7 @@ pub(super) fn page(findings: &Findings, moved: Option<&(Vec<Moved>, usize)>) -> 
         comparison(&mut page, moved, *common);
     }
     ratios(&mut page, &findings.rows);
+    percentiles(&mut page, &findings.rows);
     for (i, (title, text, charts)) in FIGURES.iter().enumerate() {
         let drawn: Vec<Lines> = charts.iter().filter_map(|figure| draw(figure, &findings.rows)).collect();
         if !drawn.is_empty() {
@@ -236,6 +233,34 @@ fn ratios(page: &mut Page, rows: &[RowResult]) {
     });
 }
 
+/// A table of the times of which there is a 99th percentile, in a row NAME-p99.
+fn percentiles(page: &mut Page, rows: &[RowResult]) {
+    let mut cells = Vec::new();
+    for row in rows {
+        let far = rows.iter().find(|far| far.name == format!("{}-p99", row.name) && far.class == row.class);
+        let Some(far) = far else { continue };
+        let mut add = |name: &str, label: &str, median: f64, p99: Option<f64>| {
+            let p99 = p99.map_or("-".into(), number);
+            cells.push([words(&[name, label, &row.unit]), vec![number(median), p99]].concat());
+        };
+        add(&format!("{} ({})", row.name, row.class), labels::UNETMAP, row.median, Some(far.median));
+        for (label, peer) in &row.peers {
+            add("", label, peer.median, far.peers.get(label).map(|peer| peer.median));
+        }
+    }
+    if cells.is_empty() {
+        return;
+    }
+    page.heading("Round trips, opening and closing: percentiles");
+    page.text(
+        "Of the times in a sample the median and the 99th percentile, and of these the medians over the samples. Asleep: \
+         500 pings a second, between which all processes sleep. A pipe is closed when the call returns; the daemon frees \
+         its memory after that.",
+    );
+    let header = words(&["time", "contestant", "unit", "median", "99th percentile"]);
+    page.table(&Table { header, rows: cells, left: 3 });
+}
+
 /// Returns the place of a row on the x axis of a figure, and which of the figure's kinds it is.
 fn points(figure: &Figure, row: &RowResult) -> Option<(usize, f64)> {
     let of = |prefix: &str| row.name.strip_prefix(prefix)?.strip_prefix('-')?.parse::<u32>().ok();
@@ -308,7 +333,8 @@ fn forwarding(page: &mut Page, rows: &[RowResult]) {
     page.text(
         "The paper's rates are those of a 10 Gbit/s link and two ports of a card; here two veth pairs in network \
          namespaces forward in the kernel, and one core does the work of sender and forwarder for all contestants. So \
-         only the order and the ratios compare. Open vSwitch has its data path in user space here, on AF_PACKET.",
+         only the order and the ratios compare. Open vSwitch has its data path in user space \
+         here, on AF_PACKET, and with DPDK's driver for AF_XDP.",
     );
     let mut table = Vec::new();
     for row in found {

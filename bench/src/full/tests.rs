@@ -15,6 +15,7 @@ fn rows(scale: f64, peer_scale: f64) -> Vec<RowResult> {
     vec![
         row("pipe", "Mpps", 300.0, &[("seqpacket", 1.5)]),
         row("pipe-rtt", "ns", 200.0, &[("seqpacket", 9000.0)]),
+        row("pipe-rtt-p99", "ns", 400.0, &[("seqpacket", 9500.0)]),
         row("nic-fwd", "Mpps", 0.9, &[("afxdp", 0.8), ("kernel-bridge", 0.7)]),
         row("pipe-batch-1", "Mpps", 40.0, &[("seqpacket", 1.5)]),
         row("pipe-batch-512", "Mpps", 300.0, &[("seqpacket", 1.5)]),
@@ -45,6 +46,7 @@ fn a_page_has_ratios_figures_and_what_is_missing() {
         "\u{d7} 200", // 300 Mpps by 1.5
         "\u{d7} 45",  // 9000 ns by 200
         "Figure 7",
+        "<td>pipe-rtt (L)</td><td>unetmap</td><td>ns</td><td class=\"n\">200</td><td class=\"n\">400</td>",
         "unetmap pipe",
         "Figure 8",
         "kernel-bridge (L)",
@@ -79,15 +81,15 @@ fn tables_in_markdown_have_all_rows_and_points() {
 fn a_comparison_marks_what_moved_and_ignores_the_machines_speed() {
     let old = json!({"rows": rows(1.0, 1.0)});
     let moved = |scale, peer_scale| compare::moved(&old, &rows(scale, peer_scale)).unwrap();
-    assert_eq!(moved(1.0, 1.0), (vec![], 7));
+    assert_eq!(moved(1.0, 1.0), (vec![], 8));
     // A machine of half the speed: only the rows without a peer move.
     let (slower, _) = moved(0.5, 0.5);
     let names: Vec<_> = slower.iter().map(|m| (m.name.as_str(), m.better)).collect();
     assert_eq!(names, [("ports-10", true), ("ports-500", true)]);
     let (worse, _) = moved(0.5, 1.0);
-    assert_eq!(worse.len(), 7);
+    assert_eq!(worse.len(), 8);
     assert!(worse.iter().all(|m| m.better != higher_is_better(&m.unit) && (m.change - 0.5).abs() < 1e-6), "{worse:?}");
-    let html = figures::page(&findings(rows(0.5, 1.0)), Some(&(worse, 7)));
+    let html = figures::page(&findings(rows(0.5, 1.0)), Some(&(worse, 8)));
     assert!(html.contains("WORSE") && html.contains("ratio to afxdp, kernel-bridge"));
     assert!(compare::moved(&json!([]), &[]).unwrap_err().contains("report.json"));
 }

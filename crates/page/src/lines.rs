@@ -9,8 +9,9 @@ use crate::{escape, number};
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 62.0;
-/// Room for the names of the series.
-const RIGHT: f64 = 190.0;
+/// Room for the names of the series: before them, and for each character, which is bold.
+const BEFORE_NAME: f64 = 38.0;
+const CHARACTER: f64 = 7.6;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 48.0;
 /// Distance of two names of series.
@@ -62,7 +63,7 @@ pub struct Lines {
 impl Lines {
     pub(crate) fn svg(&self) -> String {
         let points = || self.series.iter().flat_map(|series| &series.points);
-        let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+        let (right, bottom) = (self.right(), HEIGHT - BOTTOM);
         let x = Axis::new(self.x_scale, points().map(|p| p.x), (LEFT, right));
         let highest = points().map(|p| p.interval.map_or(p.y, |(_, high)| high));
         let y = Axis::new(self.y_scale, points().map(|p| p.y).chain(highest), (bottom, TOP));
@@ -82,8 +83,15 @@ impl Lines {
         svg + "</svg>\n"
     }
 
+    /// Where the chart ends and the names of the series begin.
+    fn right(&self) -> f64 {
+        let longest = self.series.iter().map(|series| series.label.chars().count()).max().unwrap_or(0);
+        // A chart keeps half of the width.
+        (WIDTH - BEFORE_NAME - CHARACTER * longest as f64).max(WIDTH / 2.0)
+    }
+
     fn axes(&self, svg: &mut String, x: &Axis, y: &Axis) {
-        let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+        let (right, bottom) = (self.right(), HEIGHT - BOTTOM);
         // Writing to a String cannot fail.
         for tick in y.ticks() {
             let (at, text) = (y.at(tick), number(tick));
