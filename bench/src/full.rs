@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! `unetmap bench --report DIR`: the benchmarks of a report, one after the other, and DIR/report.json, DIR/index.html and
-//! DIR/report.md with what they found.
+//! `unetmap bench --report DIR`: the benchmarks of a report, one after the other, and DIR/report.json, DIR/index.html
+//! and DIR/report.md with what they found.
 
 mod compare;
 mod figures;

@@ -307,8 +307,8 @@ struct DoctorArgs {
 /// sides busy-wait. Peers: a UNIX seqpacket socket; of pipe, pipe-batch and pipe-rtt also an rte_ring of DPDK.
 ///
 /// `pipe-size`: `pipe` with packets of 60 to 1514 bytes. `pipe-cycles`: threads of this process, of which the sender
-/// spends 0 to 1000 cycles on each packet, also with 2 and 4 ring pairs (2q, 4q). `ports`: the time to open each of 1 to 500 ports, and CPU time and memory
-/// (without the regions) of the daemon while they are idle.
+/// spends 0 to 1000 cycles on each packet, also with 2 and 4 ring pairs (2q, 4q). `ports`: the time to open each of 1
+/// to 500 ports, and CPU time and memory (without the regions) of the daemon while they are idle.
 ///
 /// `pipe-open`: the time to open a pipe, and to close it (-close), medians and 99th percentiles (-p99) of 100; and, in
 /// the row pipe-open-cold, to start a pkt-gen that also starts the daemon.
@@ -328,8 +328,8 @@ struct DoctorArgs {
 /// behind four receivers. `vale-batch` and `vale-size`: 60 B with batches of 1 to 512, and packets of 60 to 1514 bytes.
 /// `vale-overload`: the share of its best rate that a slow C program gets from a sender at full
 /// speed, with batches of 1, 8, 64 and 512. `vale-rtt`: the median and the 99th percentile (-p99) of pkt-gen's pings,
-/// busy-waiting and sleeping. Peer: a pipe. `vale-idle-ports`: with 64 more ports. Peer: no additional ports. `vale-steady`: one stream, which goes on
-/// for ten minutes (five times --seconds) without a pause, in samples of a minute: the rate, that of the worst second
+/// busy-waiting and sleeping. Peer: a pipe. `vale-idle-ports`: with 64 more ports. Peer: no additional ports.
+/// `vale-steady`: one stream, which goes on for ten minutes (five times --seconds) without a pause, in samples of a minute: the rate, that of the worst second
 /// in percent of it, and the memory of the daemon without the regions. Streams use rings of 4096 slots; overload,
 /// streams of 1500 B, and round trips, rings of 1024 slots. A row name that ends in a number uses rings of that many
 /// slots.
@@ -410,8 +410,8 @@ struct BenchArgs {
     #[arg(long)]
     json: bool,
 
-    /// Measure what a report needs (less than 15 minutes), and write DIR/index.html, a page with charts, DIR/report.json
-    /// and DIR/report.md, tables
+    /// Measure what a report needs (less than 15 minutes), and write DIR/index.html, a page with charts,
+    /// DIR/report.json, and DIR/report.md, tables
     #[arg(long, value_name = "DIR", conflicts_with_all = ["names", "seconds", "json"])]
     report: Option<std::path::PathBuf>,
 
