@@ -39,7 +39,7 @@ pub use counters::{Counts, RuleCounters};
 pub use engine::{Direction, Engine, Now, SharedTables};
 pub use nat::{NatCounts, Translated};
 pub use packet::{Family, HEADER_BYTES, Headers, Malformed, proto, tcp};
-pub use parse::words::SyntaxError;
+pub use parse::words::{SyntaxError, text};
 pub use reply::{MAX_REPLY, reply};
 pub use rule::{DEFAULT_RULE, Rule, RuleId};
 pub use ruleset::Ruleset;

@@ -78,17 +78,21 @@ fn answer(mut stream: &UnixStream, shared: &Shared, config: &Mutex<Config>, even
     stream.set_write_timeout(Some(TIMEOUT))?;
     let mut request = Vec::new();
     stream.take(MAX_REQUEST).read_to_end(&mut request)?;
-    let request = String::from_utf8_lossy(&request);
-    let (format, script) = request.split_once('\n').unwrap_or((&request, ""));
+    let begin = request.iter().position(|&byte| byte == b'\n').map_or(request.len(), |end| end + 1);
+    let (format, script) = request.split_at(begin);
+    let (format, script) = (String::from_utf8_lossy(format), unetmap_filter::text(script));
+    let format = format.trim_end();
     if format == "events" {
-        let reply = match script.trim().parse() {
+        let after = script.ok().and_then(|number| number.trim().parse().ok());
+        let reply = match after.ok_or(()) {
             Ok(after) => format!("ok\n{}", events.after(after)),
             Err(_) => "error\nevents: give the number of the last event that was seen".into(),
         };
         return stream.write_all(reply.as_bytes());
     }
     let mut config = config.lock().unwrap_or_else(PoisonError::into_inner);
-    let applied = if format == "load" { config.replace(script) } else { config.apply(script) };
+    let applied =
+        script.and_then(|script| if format == "load" { config.replace(script) } else { config.apply(script) });
     let (status, text) = match applied {
         Ok((changed, output)) => {
             if config.is_changed_by(&changed) {

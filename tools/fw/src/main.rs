@@ -81,8 +81,9 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     let threads = usize::from(options.threads);
     let mut config = Config::new(names, threads, options.default_accept).with_interfaces(control::interface_address);
     if let Some(path) = &options.rules {
-        let script = std::fs::read_to_string(path).map_err(|e| format!("the rules {}: {e}", path.display()))?;
-        config = config.apply(&script).map_err(|e| format!("the rules {}: {e}", path.display()))?.0;
+        let wrong = |e: &dyn std::fmt::Display| format!("the rules {}: {e}", path.display());
+        let script = std::fs::read(path).map_err(|e| wrong(&e))?;
+        config = unetmap_filter::text(&script).and_then(|script| config.apply(script)).map_err(|e| wrong(&e))?.0;
     }
     let packet_log = options.log.as_deref().map(|path| PacketLog::create(path, options.log_bytes)).transpose()?;
     let stop = stop_on_signals()?;

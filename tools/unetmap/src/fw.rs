@@ -51,11 +51,11 @@ pub(crate) fn events(after: u64) -> Option<String> {
 pub(crate) fn run(args: &FwArgs) -> Result<String, String> {
     let (format, script) = match args.words.as_slice() {
         [load, path] if load == "load" => {
-            let script = std::fs::read_to_string(path).map_err(|e| format!("fw: {path}: {e}"))?;
+            let script = std::fs::read(path).map_err(|e| format!("fw: {path}: {e}"))?;
             ("load", script)
         }
         [load, ..] if load == "load" => return Err("fw: give one file: load FILE".into()),
-        words => (if args.json { "json" } else { "text" }, words.join(" ")),
+        words => (if args.json { "json" } else { "text" }, words.join(" ").into_bytes()),
     };
     let path = args.control.clone().map_or_else(fw_socket, Ok)?;
     let failed = |e: std::io::Error| match e.kind() {
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &FwArgs) -> Result<String, String> {
     };
     let mut stream = UnixStream::connect(&path).map_err(failed)?;
     let mut reply = String::new();
-    stream.write_all(format!("{format}\n{script}").as_bytes()).map_err(failed)?;
+    stream.write_all(&[format.as_bytes(), b"\n", &script].concat()).map_err(failed)?;
     stream.shutdown(std::net::Shutdown::Write).map_err(failed)?;
     stream.read_to_string(&mut reply).map_err(failed)?;
     match reply.split_once('\n') {

@@ -111,7 +111,10 @@ fn an_error_leaves_the_rules_as_they_were() {
         let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
         let wrong = home.folder().join("wrong");
         fs::write(&wrong, "add deny ip from any to any\nadd alow ip from any to any").expect("a file");
+        let binary = home.folder().join("binary");
+        fs::write(&binary, b"add deny ip from any to any\nadd \xff\0").expect("a file");
         for (command, part) in [
+            (&format!("load {}", binary.display())[..], "fw: line 2, column 5: the byte 0xff is not UTF-8"),
             ("add 5 deny udp from any to any 99999", "fw: line 1, column 32: `99999`"),
             ("add 5 fwd 10.0.0.1 ip from any to any", "column 7: the action `fwd` is not supported"),
             ("delete 11", "there is no rule 11"),
@@ -134,6 +137,10 @@ fn an_error_leaves_the_rules_as_they_were() {
         let refused = Command::new(program("unetmap-fw")).args(["d}1", "d{2", "--rules"]).arg(&wrong).output().unwrap();
         let error = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(refused.status.code() == Some(1) && error.contains("line 2, column 5"), "{error}");
+        let refused =
+            Command::new(program("unetmap-fw")).args(["d}1", "d{2", "--rules"]).arg(&binary).output().unwrap();
+        let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(1) && error.contains("line 2, column 5: the byte 0xff"), "{error}");
     });
 }
 

@@ -22,6 +22,33 @@ impl fmt::Display for SyntaxError {
 
 impl std::error::Error for SyntaxError {}
 
+/// Returns the text of a script.
+///
+/// # Errors
+/// The place of the first byte that is no text: not UTF-8, or a control character other than a tab or the end of a
+/// line, which a listing would bring to a terminal.
+pub fn text(bytes: &[u8]) -> Result<&str, SyntaxError> {
+    let (valid, text) = match std::str::from_utf8(bytes) {
+        Ok(text) => (text, Some(text)),
+        Err(e) => (std::str::from_utf8(&bytes[..e.valid_up_to()]).unwrap_or_default(), None),
+    };
+    let is_wrong = |(at, c): &(usize, char)| {
+        let ends_line = *c == '\n' || *c == '\r' && bytes.get(at + 1) == Some(&b'\n');
+        c.is_control() && *c != '\t' && !ends_line
+    };
+    let (end, message) = match (valid.char_indices().find(is_wrong), text) {
+        (Some((at, c)), _) => (at, format!("a control character, {:#04x}; a file of rules is text", u32::from(c))),
+        (None, Some(text)) => return Ok(text),
+        (None, None) => {
+            let byte = bytes.get(valid.len()).copied().unwrap_or_default();
+            (valid.len(), format!("the byte {byte:#04x} is not UTF-8; a file of rules is text"))
+        }
+    };
+    let line = valid[..end].rsplit('\n').next().unwrap_or_default();
+    let lines = valid[..end].matches('\n').count();
+    Err(SyntaxError { line: lines + 1, column: line.chars().count() + 1, message })
+}
+
 /// A word and its column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Word {
@@ -173,6 +200,28 @@ mod tests {
 
     fn split(text: &str) -> Vec<String> {
         Line::split(text, 1).words.iter().map(|word| format!("{}@{}", word.text, word.column)).collect()
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused_with_its_place() {
+        for good in ["", "add allow ip from any to any // Gr\u{fc}n\r\n\tlist", "\u{2028}"] {
+            assert_eq!(text(good.as_bytes()), Ok(good));
+        }
+        for (bytes, line, column, part) in [
+            (&b"\0"[..], 1, 1, "control character, 0x00"),
+            (b"add 1\nd\xc3\xa9ny\0", 2, 5, "control character, 0x00"),
+            (b"a\n\nb\xff", 3, 2, "the byte 0xff is not UTF-8"),
+            (b"add // \x1b[2J", 1, 8, "0x1b"),
+            (b"a\rb\n", 1, 2, "0x0d"),
+            (b"\0\xff", 1, 1, "0x00"),
+            (b"\xff\0", 1, 1, "0xff"),
+            // A character that is cut by the end.
+            (b"ab\xe2\x82", 1, 3, "0xe2"),
+        ] {
+            let error = text(bytes).unwrap_err();
+            assert_eq!((error.line, error.column), (line, column), "{bytes:?}: {error}");
+            assert!(error.message.contains(part), "{bytes:?}: {error}");
+        }
     }
 
     #[test]

@@ -85,8 +85,9 @@ impl Rules {
 fn load(empty: &Config, file: Option<&PathBuf>) -> Result<Config, String> {
     let (config, _) = empty.apply(RULES).map_err(|e| e.to_string())?;
     let Some(path) = file else { return Ok(config) };
-    let script = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let (config, _) = config.apply(&script).map_err(|e| format!("{}: {e}", path.display()))?;
+    let script = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let applied = unetmap_filter::text(&script).and_then(|script| config.apply(script));
+    let (config, _) = applied.map_err(|e| format!("{}: {e}", path.display()))?;
     Ok(config)
 }
 
