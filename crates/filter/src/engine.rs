@@ -8,7 +8,7 @@ use crate::memo::{Key, Memo};
 use crate::nat::{NatCounts, NatTable, Translated};
 use crate::packet::Headers;
 use crate::reply::MAX_REPLY;
-use crate::rule::{Action, Rule, Target};
+use crate::rule::{Action, Rule, RuleId, StateOption, Target};
 use crate::ruleset::Ruleset;
 use crate::shared::MaybeShared;
 use crate::state::StateCounts;
@@ -162,8 +162,9 @@ impl Engine {
     ) -> bool {
         let Some(rule) = set.rules.get(rule as usize) else { return false };
         let (cookies, counts) = (&self.cookies, &mut self.handshakes);
-        let step =
-            self.states.of(headers, |states| states.handshake(headers, bytes, rule, cookies, counts, now.millis));
+        let step = self
+            .states
+            .install(headers, now.millis, |states| states.handshake(headers, bytes, rule, cookies, counts, now.millis));
         let Some(step) = step else { return false };
         syn_proxy::perform(step, headers, bytes, send)
     }
@@ -313,7 +314,7 @@ impl Engine {
                 }
                 // That of a proxied connection follows once its client has proved to exist.
                 if let Some(state) = rule.state.filter(|_| !matches!(rule.action, Action::SynProxy(_))) {
-                    if !self.states.of(headers, |states| states.install(headers, rule.id, state, bytes, now.millis)) {
+                    if !self.install(rule.id, state, headers, bytes, now.millis) {
                         return (Verdict::Deny, None);
                     }
                     if state.defer {
@@ -336,6 +337,11 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Installs the state of a packet. Returns false if the packet must be denied.
+    fn install(&mut self, rule: RuleId, state: StateOption, headers: &Headers, bytes: u64, now: u64) -> bool {
+        self.states.install(headers, now, |table| table.install(headers, rule, state, bytes, now))
     }
 
     /// Counts and logs a packet of the rule at `at`, and performs the action.

@@ -8,19 +8,22 @@
 //! buckets: hash -> entry        half-open: oldest <-> ... <-> newest
 //! ```
 
+mod limited;
+
 use std::hash::Hasher as _;
 use std::sync::{Arc, Mutex};
 
 use crate::buckets::Buckets;
 use crate::handshake::Proxy;
-use crate::limits::{LimitKey, Limits};
+use crate::limits::Limits;
 use crate::packet::{Family, Headers, proto, tcp};
-use crate::rule::{ANY_STATE, Limit, RuleId, StateOption, limit_field};
-use crate::shared::locked;
+use crate::rule::{ANY_STATE, RuleId, StateOption};
 use crate::table::AddressHasher;
 use crate::tuning::{
     FETCH_STATES, LIFETIME_ACK, LIFETIME_FIN, LIFETIME_RST, LIFETIME_SHORT, LIFETIME_SYN, LIFETIME_UDP, SWEEP_WHEN_FULL,
 };
+
+use limited::Limited;
 
 const NONE: u32 = u32::MAX;
 
@@ -191,7 +194,7 @@ pub(crate) struct StateTable {
     oldest: u32,
     newest: u32,
     swept: usize,
-    limits: Arc<Mutex<Limits>>,
+    limited: Box<Limited>,
     /// Whether threads look for states that may have different rules for a moment.
     is_shared: bool,
     /// Counts of events.
@@ -211,7 +214,7 @@ impl StateTable {
             oldest: NONE,
             newest: NONE,
             swept: 0,
-            limits: Arc::new(Mutex::new(Limits::new())),
+            limited: Box::new(Limited::new(max, Arc::new(Mutex::new(Limits::new())))),
             is_shared: false,
             counts: StateCounts::default(),
         }
@@ -221,8 +224,12 @@ impl StateTable {
     /// the states of all.
     pub(crate) fn parts(n: usize, max: usize, seed: u64) -> Vec<StateTable> {
         let limits = Arc::new(Mutex::new(Limits::new()));
-        let part =
-            |_| StateTable { limits: Arc::clone(&limits), is_shared: true, ..StateTable::new(max.div_ceil(n), seed) };
+        let max = max.div_ceil(n);
+        let part = |_| StateTable {
+            limited: Box::new(Limited::new(max, Arc::clone(&limits))),
+            is_shared: true,
+            ..StateTable::new(max, seed)
+        };
         (0..n).map(part).collect()
     }
 
@@ -293,7 +300,7 @@ impl StateTable {
     }
 
     /// Installs a state for the packet of a rule, or renews it. Returns false if the packet must be denied: the table
-    /// is full, or a limit reached. Frames that are not IP have no states.
+    /// is full, or a limit reached ([`StateTable::reached_limit`]). Frames that are not IP have no states.
     pub(crate) fn install(&mut self, h: &Headers, rule: RuleId, option: StateOption, bytes: u64, now: u64) -> bool {
         let Some((flow, swapped)) = Flow::of(h) else { return true };
         let hash = flow.hash(self.seed);
@@ -305,17 +312,14 @@ impl StateTable {
         }
         let limit = match option.limit {
             None => NONE,
-            Some(limit) => match self.take_limit(&flow, swapped, rule, limit) {
+            Some(limit) => match self.take_limit(&flow, swapped, rule, limit, now) {
                 Some(limit) => limit,
-                None => {
-                    self.counts.limited += 1;
-                    return false;
-                }
+                None => return false,
             },
         };
         let Some(at) = self.allocate(now) else {
             self.counts.full += 1;
-            self.release_limit(limit);
+            self.limited.release(limit);
             return false;
         };
         let Flow { low, high, ports, proto, is_ipv6 } = flow;
@@ -335,6 +339,7 @@ impl StateTable {
             answered: false,
         };
         self.rest[at as usize] = Rest { high, limit, prev: self.newest, ..Rest::EMPTY };
+        self.limited.insert(limit, at);
         self.renew(at, h, 0, now);
         match self.newest {
             NONE => self.oldest = at,
@@ -476,7 +481,7 @@ impl StateTable {
         if !entry.answered {
             self.unlink(at);
         }
-        self.release_limit(self.rest[at as usize].limit);
+        self.limited.remove(self.rest[at as usize].limit, at);
         self.entries[at as usize].packets = 0;
         self.rest[at as usize].next = self.free;
         self.free = at;
@@ -516,30 +521,6 @@ impl StateTable {
         let at = self.free;
         self.free = self.rest[at as usize].next;
         Some(at)
-    }
-
-    /// Counts a state towards a limit. `None` if it is reached, or if too many different values are counted.
-    fn take_limit(&self, flow: &Flow, swapped: bool, rule: RuleId, limit: Limit) -> Option<u32> {
-        let (src, dst) = if swapped { (1, 0) } else { (0, 1) };
-        let pick = |bit: u8, value: u128| if limit.fields & bit != 0 { value } else { 0 };
-        let port = |bit: u8, value: u16| if limit.fields & bit != 0 { value } else { 0 };
-        let key = LimitKey {
-            rule,
-            proto: flow.proto,
-            is_ipv6: flow.is_ipv6,
-            addresses: [
-                pick(limit_field::SRC_ADDR, joined(flow.high[src], flow.low[src])),
-                pick(limit_field::DST_ADDR, joined(flow.high[dst], flow.low[dst])),
-            ],
-            ports: [port(limit_field::SRC_PORT, flow.ports[src]), port(limit_field::DST_PORT, flow.ports[dst])],
-        };
-        locked(&self.limits).take(key, limit.count)
-    }
-
-    fn release_limit(&self, at: u32) {
-        if at != NONE {
-            locked(&self.limits).release(at);
-        }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::packet::Headers;
-use crate::shared::Parts;
+use crate::shared::{Parts, locked};
 use crate::state::{StateCounts, StateInfo, StateTable};
 use crate::tuning::{MIN_PART, PARTS_PER_THREAD};
 
@@ -40,6 +40,46 @@ impl States {
             Tables::Own(table) => run(table),
             Tables::Shared(parts) => run(&mut parts.of(StateTable::flow_hash(h, self.seed))),
         }
+    }
+
+    /// Uses the table that a packet's state is in, to install that. If a limit is reached, states that count towards it
+    /// and have expired are removed, and `run` is called again.
+    #[inline]
+    pub(crate) fn install<R>(&mut self, h: &Headers, now: u64, mut run: impl FnMut(&mut StateTable) -> R) -> R {
+        let mut once = |states: &mut States| {
+            states.of(h, |table| {
+                let result = run(table);
+                (result, table.reached_limit())
+            })
+        };
+        let (mut result, mut reached) = once(self);
+        if reached.is_some_and(|limit| self.expire_limited(limit, now)) {
+            (result, reached) = once(self);
+        }
+        if reached.is_some() {
+            self.of(h, |table| table.counts.limited += 1);
+        }
+        result
+    }
+
+    /// Removes expired states that count towards the limit of a value. Returns whether there were some.
+    fn expire_limited(&mut self, limit: u32, now: u64) -> bool {
+        let limits = match &self.tables {
+            Tables::Own(table) => table.limits(),
+            Tables::Shared(parts) => match parts.iter().next() {
+                Some(table) => table.limits(),
+                None => return false,
+            },
+        };
+        locked(&limits).begin_walk(limit);
+        let mut total = (false, u64::MAX);
+        let mut add = |(has_removed, first): (bool, u64)| total = (total.0 | has_removed, total.1.min(first));
+        match &mut self.tables {
+            Tables::Own(table) => add(table.expire_limited(limit, now)),
+            Tables::Shared(parts) => parts.iter().for_each(|mut table| add(table.expire_limited(limit, now))),
+        }
+        locked(&limits).end_walk(limit, total.1, now);
+        total.0
     }
 
     /// As [`StateTable::fetch`], for states of this thread.

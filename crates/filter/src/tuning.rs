@@ -13,6 +13,9 @@ pub(crate) const LIFETIME_RST: u64 = 1_000;
 pub(crate) const LIFETIME_UDP: u64 = 10_000;
 /// ... of any other state.
 pub(crate) const LIFETIME_SHORT: u64 = 5_000;
+/// The shortest of them.
+pub(crate) const LIFETIME_MIN: u64 = 1_000;
+const _: () = assert!(LIFETIME_FIN >= LIFETIME_MIN && LIFETIME_RST >= LIFETIME_MIN);
 
 /// States that a full table examines for expired ones before it gives up a half-open one.
 pub(crate) const SWEEP_WHEN_FULL: usize = 64;
@@ -25,6 +28,9 @@ pub const FETCH_STATES: usize = 16;
 pub(crate) const PARTS_PER_THREAD: usize = 16;
 /// States of a part, at least.
 pub(crate) const MIN_PART: usize = 256;
+/// States of a `limit` that are examined for expired ones each millisecond, if packets ask for it: a value with more
+/// states is examined less often.
+pub(crate) const WALKED_PER_MILLI: u32 = 256;
 /// Different values that `limit` options count states for, at the same time (ipfw's `dyn_parent_max`).
 pub(crate) const MAX_LIMITS: usize = 4096;
 

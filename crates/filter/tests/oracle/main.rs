@@ -122,7 +122,8 @@ fn compare(seed: u64, packets: u64, count: usize, max_number: u64, tally: &mut T
                 Verdict::Deny
             }
         };
-        engine.states.sweep(STATES, now.millis);
+        // What has expired counts no more, whether it was removed or not.
+        engine.states.sweep(random.below(STATES as u64) as usize, now.millis);
         let direction = if out { Direction::Out } else { Direction::In };
         let found = match Headers::parse(&frame[..frame.len().min(HEADER_BYTES)], frame.len()) {
             Ok(headers) => engine.evaluate(&set, &headers, direction, bytes, now, |_| {}),
