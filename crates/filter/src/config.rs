@@ -63,6 +63,8 @@ pub struct Config {
     revision: u64,
     /// Bitmap of the sets that are evaluated.
     enabled: u32,
+    /// Whether idle connections are asked (`dyn_keepalive`).
+    keepalive: bool,
     /// Generation of each slot of rules.
     generations: Vec<u32>,
     free_slots: Vec<u32>,
@@ -133,6 +135,7 @@ impl Config {
             links: 0,
             revision: 0,
             enabled: !0,
+            keepalive: true,
             generations: vec![0],
             free_slots: Vec::new(),
         }
@@ -172,12 +175,20 @@ impl Config {
         (config.tables, config.contents, config.enabled) = (BTreeMap::new(), Vec::new(), !0);
         config.dummynet = dummynet::Dummynet::default();
         config.nats.clear();
+        config.keepalive = true;
         config.apply(script)
     }
 
     /// Compiles the rules.
     pub fn compile(&self) -> Ruleset {
-        Ruleset::new(self.rules.clone(), self.contents.clone(), self.enabled, self.plan(), self.nat_settings())
+        Ruleset::new(
+            self.rules.clone(),
+            self.contents.clone(),
+            self.enabled,
+            self.plan(),
+            self.nat_settings(),
+            self.keepalive,
+        )
     }
 
     /// Whether a configuration that was made from this one may decide otherwise.
@@ -193,6 +204,11 @@ impl Config {
     /// Whether the rules of a set are evaluated.
     pub fn is_enabled(&self, set: u8) -> bool {
         self.enabled >> set & 1 != 0
+    }
+
+    /// Whether the ends of idle connections are asked.
+    pub fn has_keepalive(&self) -> bool {
+        self.keepalive
     }
 
     fn command(&mut self, words: &mut Words<'_>, output: &mut String) -> Result<()> {
@@ -218,9 +234,10 @@ impl Config {
             "table" => self.table(words, output)?,
             what @ ("pipe" | "queue" | "sched") => self.dummynet(what, words, output)?,
             "nat" => self.nat(words, output)?,
-            other @ ("enable" | "disable") => {
-                return Err(words.error(format!("the command `{other}` is not supported")));
-            }
+            what @ ("enable" | "disable") => match words.required("dyn_keepalive")? {
+                "dyn_keepalive" => self.keepalive = what == "enable",
+                other => return Err(words.error(format!("{what} `{other}` is not supported; give dyn_keepalive"))),
+            },
             other => {
                 return Err(
                     words.error(format!("`{other}` is no command; give add, delete, show, table, set, pipe or nat"))

@@ -12,7 +12,7 @@ use crate::rule::{Action, Rule, RuleId, StateOption, Target};
 use crate::ruleset::Ruleset;
 use crate::shared::MaybeShared;
 use crate::state::StateCounts;
-use crate::states::States;
+use crate::states::{States, Walk};
 use crate::syn_proxy::{self, Cookies, ProxyCounts};
 use crate::table::AddressHasher;
 use crate::tuning::{CALL_DEPTH, MAX_CALLS};
@@ -41,6 +41,8 @@ pub struct Now {
 #[derive(Debug)]
 pub struct Engine {
     thread: usize,
+    /// Threads that share the tables.
+    threads: usize,
     /// Number of the next packet, which with `seed` decides about `prob`.
     packet: u64,
     seed: u64,
@@ -48,6 +50,7 @@ pub struct Engine {
     pub states: States,
     /// Translated connections.
     nat: MaybeShared<NatTable>,
+    walk: Walk,
     cookies: Cookies,
     /// Counts of handshakes.
     pub handshakes: ProxyCounts,
@@ -101,11 +104,13 @@ impl Engine {
             .zip(MaybeShared::for_threads(n, NatTable::new(states, seed)));
         let engine = |(thread, (states, nat)): (usize, (States, MaybeShared<NatTable>))| Engine {
             thread,
+            threads: n,
             packet: 0,
             // Each thread draws numbers of its own.
             seed: seed.wrapping_add(thread as u64),
             states,
             nat,
+            walk: Walk::default(),
             cookies: cookies.clone(),
             handshakes: ProxyCounts::default(),
             memo: Memo::new(),
@@ -140,6 +145,28 @@ impl Engine {
     pub fn sweep(&mut self, states: usize, now: u64) {
         self.states.sweep(states, now);
         self.nat.try_with(|nat| nat.sweep(now));
+    }
+
+    /// Examines the next [`EXAMINED_PER_CALL`](crate::EXAMINED_PER_CALL) states, at most, of a walk through all that
+    /// begins each 5 s: removes expired ones, and asks both ends of TCP connections whose states expire within 20 s.
+    /// `send` gets the frames that the firewall sends, and the direction of each.
+    #[inline]
+    pub fn ask_idle(&mut self, set: &Ruleset, now: Now, mut send: impl FnMut(Direction, &[u8; MAX_REPLY], usize)) {
+        let passes = |rule: RuleId| set.find(rule).is_some_and(|at| set.keepalive && set.rules[at].action.may_pass());
+        self.states.ask_idle(&mut self.walk, (self.thread, self.threads), now.millis, passes, |is_out, frame, len| {
+            send(if is_out { Direction::Out } else { Direction::In }, frame, len);
+        });
+    }
+
+    /// Whether there is something to do for [`Engine::ask_idle`], now or later.
+    #[inline]
+    pub fn may_ask_idle(&self) -> bool {
+        self.walk.is_going_on || self.states.may_have_some()
+    }
+
+    /// Whether a walk through the states is under way.
+    pub fn is_asking_idle(&self) -> bool {
+        self.walk.is_going_on
     }
 
     /// Returns the memory of the tables that packets read at random places, for which huge pages are worth it: start,
@@ -281,12 +308,10 @@ impl Engine {
             let (at, is_state) = match set.probes.get(probe).filter(|due| candidate.is_none_or(|at| due.rule <= at)) {
                 None => (candidate, false),
                 Some(due) => {
-                    let exists = |rule| set.find(rule).is_some();
-                    let found =
-                        self.states.of(headers, |states| states.lookup(headers, due.name, bytes, now.millis, exists));
+                    let found = self.look_up(set, headers, direction, due.name, bytes, now.millis);
                     let is_first = asked.replace(due.name).is_none();
                     probe = due.next_other;
-                    match found.and_then(|rule| set.find(rule)) {
+                    match found {
                         None => {
                             if is_first && first_asks {
                                 candidate = search.next();
@@ -337,6 +362,22 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Returns the place of the rule of a packet's state.
+    #[inline]
+    fn look_up(
+        &mut self,
+        set: &Ruleset,
+        headers: &Headers,
+        direction: Direction,
+        name: u16,
+        bytes: u64,
+        now: u64,
+    ) -> Option<usize> {
+        let (is_out, exists) = (direction == Direction::Out, |rule| set.find(rule).is_some());
+        let found = self.states.of(headers, |states| states.lookup(headers, is_out, name, bytes, now, exists));
+        set.find(found?)
     }
 
     /// Installs the state of a packet. Returns false if the packet must be denied.

@@ -48,5 +48,5 @@ pub use state::{StateCounts, StateInfo};
 pub use states::States;
 pub use syn_proxy::ProxyCounts;
 pub use table::{Prefix, Table};
-pub use tuning::{FETCH_STATES, SWEEP_PER_BATCH};
+pub use tuning::{EXAMINED_PER_CALL, FETCH_STATES, SWEEP_PER_BATCH};
 pub use verdict::Verdict;

@@ -89,6 +89,8 @@ pub struct Headers {
     pub dst_mac: u64,
     /// Source MAC address, in the low 48 bits.
     pub src_mac: u64,
+    /// VLAN tags, each an EtherType and a TCI: the only one in the low half, else the outer one in the high half.
+    pub tags: u64,
     /// Total length of the IP packet.
     pub ip_len: u16,
     /// IPv4 identification.
@@ -171,9 +173,10 @@ impl Headers {
             if !matches!(self.ethertype, 0x8100 | 0x88a8) {
                 break;
             }
-            let Some(&[_, _, high, low]) = bytes.get(usize::from(self.l3)..).and_then(|b| b.first_chunk::<4>()) else {
+            let Some(&[a, b, high, low]) = bytes.get(usize::from(self.l3)..).and_then(|b| b.first_chunk::<4>()) else {
                 return Err(Malformed::Header);
             };
+            self.tags = self.tags << 32 | u64::from(self.ethertype) << 16 | u64::from(u16::from_be_bytes([a, b]));
             self.ethertype = u16::from_be_bytes([high, low]);
             self.l3 += 4;
         }
@@ -380,6 +383,7 @@ mod tests {
         tagged.splice(12..12, [0x88, 0xa8, 0, 5, 0x81, 0, 0, 9]);
         let headers = parse(&tagged).unwrap();
         assert_eq!((headers.l3, headers.l4, headers.dst_port, headers.family), (22, 42, 256, Family::V4));
+        assert_eq!(headers.tags, 0x88a8_0005_8100_0009);
 
         let chain = [&[proto::ROUTING, 0, 0, 0, 0, 0, 0, 0][..], &[proto::UDP, 0, 0, 0, 0, 0, 0, 0], &[0, 53, 0, 99]];
         let mut payload = chain.concat();

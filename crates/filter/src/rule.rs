@@ -100,6 +100,29 @@ pub(crate) enum Action {
     SynProxy(u16),
 }
 
+impl Action {
+    /// Whether packets of a state may pass by it with the addresses that they have.
+    pub(crate) fn may_pass(self) -> bool {
+        match self {
+            Action::Allow
+            | Action::Count
+            | Action::SkipTo(_)
+            | Action::Call(_)
+            | Action::Return
+            | Action::Pipe(_)
+            | Action::Queue(_)
+            | Action::SynProxy(_) => true,
+            Action::Deny
+            | Action::CheckState
+            | Action::Unreach(_)
+            | Action::Unreach6(_)
+            | Action::Reset
+            | Action::Reset6
+            | Action::Nat(_) => false,
+        }
+    }
+}
+
 /// The rule to continue at, or the number of a link or a NAT instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {

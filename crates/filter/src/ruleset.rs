@@ -40,6 +40,8 @@ pub struct Ruleset {
     pub(crate) plain: Vec<bool>,
     /// Whether verdicts are remembered: not if packets have states, which change.
     pub(crate) is_remembered: bool,
+    /// Whether idle connections are asked.
+    pub(crate) keepalive: bool,
     /// Not that of any other rule set of this process; never 0.
     pub(crate) identity: u64,
 }
@@ -55,6 +57,7 @@ impl Ruleset {
         enabled: u32,
         plan: Arc<Plan>,
         nats: Vec<(u16, Arc<NatSettings>)>,
+        keepalive: bool,
     ) -> Ruleset {
         let is_enabled = |rule: &Rule| enabled >> rule.set & 1 != 0;
         let index =
@@ -90,7 +93,21 @@ impl Ruleset {
         let plain = rules.iter().map(|rule| memo::is_plain(rule)).collect();
         let is_remembered = probes.is_empty() && rules.len() < u32::MAX as usize;
         let identity = SETS.fetch_add(1, Relaxed);
-        Ruleset { rules, numbers, tables, index, probes, slots, plan, nats, always, plain, is_remembered, identity }
+        Ruleset {
+            rules,
+            numbers,
+            tables,
+            index,
+            probes,
+            slots,
+            plan,
+            nats,
+            always,
+            plain,
+            is_remembered,
+            keepalive,
+            identity,
+        }
     }
 
     /// Returns the rules in order, the default rule last.

@@ -86,6 +86,16 @@ impl<T> Parts<T> {
         self.parts[self.turn.fetch_add(1, Relaxed) % self.parts.len()].try_lock().ok()
     }
 
+    /// Returns the number of parts.
+    pub(crate) fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Returns a part by its number.
+    pub(crate) fn get(&self, number: usize) -> Option<MutexGuard<'_, T>> {
+        self.parts.get(number).map(locked)
+    }
+
     /// Returns the parts.
     pub(crate) fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, T>> {
         self.parts.iter().map(locked)

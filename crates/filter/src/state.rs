@@ -8,6 +8,7 @@
 //! buckets: hash -> entry        half-open: oldest <-> ... <-> newest
 //! ```
 
+mod keepalive;
 mod limited;
 
 use std::hash::Hasher as _;
@@ -114,15 +115,21 @@ struct Rest {
     ack: [u32; 2],
     /// Bit by direction: an acknowledgement was seen since the lifetime was last renewed.
     acked: u8,
-    /// Bit by direction: `ack` is valid.
+    /// Bit by direction: `ack` is valid. Bit [`FIRST_WAS_OUT`]: the first packet travelled out.
     has_ack: u8,
+    /// MAC addresses of the source and of the destination of the first packet.
+    macs: [[u8; 6]; 2],
     proxy: Proxy,
     /// Place in `limits`, or `NONE`.
     limit: u32,
-    /// Neighbours in the list of half-open states, or the next free entry.
+    /// Neighbours in the list of half-open states, or the next free entry. Once a state was answered: the VLAN tags of
+    /// its packets, as in [`Headers::tags`].
     prev: u32,
     next: u32,
 }
+
+/// Bit of [`Rest::has_ack`].
+const FIRST_WAS_OUT: u8 = 4;
 
 const _: () = assert!(size_of::<Rest>() == 64);
 
@@ -139,6 +146,8 @@ pub struct StateCounts {
     pub full: u64,
     /// Packets that were denied because of a `limit`.
     pub limited: u64,
+    /// Packets that asked ends of idle connections.
+    pub keepalives: u64,
 }
 
 impl StateCounts {
@@ -150,6 +159,7 @@ impl StateCounts {
             dropped_half_open: self.dropped_half_open + other.dropped_half_open,
             full: self.full + other.full,
             limited: self.limited + other.limited,
+            keepalives: self.keepalives + other.keepalives,
         }
     }
 }
@@ -268,6 +278,7 @@ impl StateTable {
     pub(crate) fn lookup(
         &mut self,
         h: &Headers,
+        is_out: bool,
         name: u16,
         bytes: u64,
         now: u64,
@@ -291,6 +302,7 @@ impl StateTable {
         if direction == 1 && !entry.answered {
             self.unlink(at);
             self.entries[at as usize].answered = true;
+            self.rest[at as usize].set_path(h, is_out);
         }
         self.renew(at, h, direction, now);
         let entry = &mut self.entries[at as usize];
@@ -543,11 +555,23 @@ impl Rest {
         ack: [0; 2],
         acked: 0,
         has_ack: 0,
+        macs: [[0; 6]; 2],
         proxy: Proxy::NONE,
         limit: NONE,
         prev: NONE,
         next: NONE,
     };
+
+    /// Notes the way of the packets of an answered state, of which this is the first answer.
+    fn set_path(&mut self, h: &Headers, is_out: bool) {
+        let mac = |address: u64| {
+            let [_, _, mac @ ..] = address.to_be_bytes();
+            mac
+        };
+        self.macs = [mac(h.dst_mac), mac(h.src_mac)];
+        (self.prev, self.next) = ((h.tags >> 32) as u32, h.tags as u32);
+        self.has_ack |= if is_out { 0 } else { FIRST_WAS_OUT };
+    }
 
     /// Notes an acknowledgement that is not older than the last.
     fn acknowledge(&mut self, h: &Headers, direction: usize) {
@@ -592,12 +616,12 @@ mod tests {
         let option = StateOption { name: 0, limit: None, defer: false, probe: true };
         let mut table = StateTable::new(1, 1);
         assert!(table.install(&first, rule, option, 60, 0));
-        assert_eq!(table.lookup(&first, 0, 60, 1, |_| true), Some(rule));
-        assert_eq!(table.lookup(&second, 0, 60, 1, |_| true), None);
+        assert_eq!(table.lookup(&first, true, 0, 60, 1, |_| true), Some(rule));
+        assert_eq!(table.lookup(&second, true, 0, 60, 1, |_| true), None);
         let (at, flow) = (0, Flow::of(&second).unwrap().0);
         assert!(table.entries[at].is_of(&flow) && table.rest[at].high != flow.high);
         let back = Headers { src6: first.dst6, dst6: first.src6, src_port: 53, dst_port: 7, ..first };
-        assert_eq!(table.lookup(&back, 0, 60, 1, |_| true), Some(rule), "the other direction");
+        assert_eq!(table.lookup(&back, false, 0, 60, 1, |_| true), Some(rule), "the other direction");
         let listed = table.list(1);
         let end = |address: u128, port| (std::net::Ipv6Addr::from(address).into(), port);
         assert_eq!(listed[0].ends, [end(first.src6, 7), end(first.dst6, 53)]);

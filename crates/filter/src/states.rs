@@ -4,15 +4,28 @@
 use std::sync::Arc;
 
 use crate::packet::Headers;
+use crate::reply::MAX_REPLY;
+use crate::rule::RuleId;
 use crate::shared::{Parts, locked};
 use crate::state::{StateCounts, StateInfo, StateTable};
-use crate::tuning::{MIN_PART, PARTS_PER_THREAD};
+use crate::tuning::{KEEPALIVE_PERIOD, MIN_PART, PARTS_PER_THREAD};
 
 /// States.
 #[derive(Debug)]
 pub struct States {
     seed: u64,
     tables: Tables,
+}
+
+/// How far the walk of a thread through states is, in which idle connections are asked.
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    /// When the next one begins.
+    due: u64,
+    /// Whether one is under way.
+    pub(crate) is_going_on: bool,
+    part: usize,
+    at: usize,
 }
 
 #[derive(Debug)]
@@ -80,6 +93,43 @@ impl States {
         }
         locked(&limits).end_walk(limit, total.1, now);
         total.0
+    }
+
+    /// Goes on with the walk of a thread of `threads`, or begins one if it is time: see [`StateTable::ask_idle`].
+    pub(crate) fn ask_idle(
+        &mut self,
+        walk: &mut Walk,
+        (thread, threads): (usize, usize),
+        now: u64,
+        passes: impl Fn(RuleId) -> bool,
+        send: impl FnMut(bool, &[u8; MAX_REPLY], usize),
+    ) {
+        if !walk.is_going_on {
+            if now < walk.due {
+                return;
+            }
+            *walk = Walk { due: now + KEEPALIVE_PERIOD, is_going_on: true, part: thread, at: 0 };
+        }
+        walk.is_going_on = match &mut self.tables {
+            Tables::Own(table) => table.ask_idle(&mut walk.at, now, passes, send),
+            Tables::Shared(parts) => {
+                if let Some(mut table) = parts.get(walk.part)
+                    && !table.ask_idle(&mut walk.at, now, passes, send)
+                {
+                    (walk.part, walk.at) = (walk.part + threads, 0);
+                }
+                walk.part < parts.len()
+            }
+        };
+    }
+
+    /// Whether there may be states.
+    #[inline]
+    pub(crate) fn may_have_some(&self) -> bool {
+        match &self.tables {
+            Tables::Own(table) => table.counts.states > 0,
+            Tables::Shared(_) => true,
+        }
     }
 
     /// As [`StateTable::fetch`], for states of this thread.

@@ -17,6 +17,13 @@ pub(crate) const LIFETIME_SHORT: u64 = 5_000;
 pub(crate) const LIFETIME_MIN: u64 = 1_000;
 const _: () = assert!(LIFETIME_FIN >= LIFETIME_MIN && LIFETIME_RST >= LIFETIME_MIN);
 
+/// Milliseconds from one walk through the states to the next, in which idle connections are asked.
+pub(crate) const KEEPALIVE_PERIOD: u64 = 5_000;
+/// Milliseconds before the end of its lifetime in which a connection is asked.
+pub(crate) const KEEPALIVE_BEFORE: u64 = 20_000;
+/// States that a call examines for it; each may need a packet in each direction.
+pub const EXAMINED_PER_CALL: usize = 512;
+
 /// States that a full table examines for expired ones before it gives up a half-open one.
 pub(crate) const SWEEP_WHEN_FULL: usize = 64;
 /// States that are examined for expired ones in each batch of packets.

@@ -124,6 +124,8 @@ fn what_is_wrong_or_not_supported_is_refused_with_its_place() {
         ("add allow fish from any to any", 1, 11, "`fish` is no protocol"),
         ("add prob 1.5 allow ip from any to any", 1, 10, "0 to 1"),
         ("add skipto ip from any to any", 1, 12, "a number"),
+        ("enable one_pass", 1, 8, "enable `one_pass` is not supported; give dyn_keepalive"),
+        ("disable", 1, 8, "give dyn_keepalive"),
         ("delete 11", 1, 8, "there is no rule 11"),
         ("table t add 10.0.0.1 x", 1, 22, "`x`: give ADDRESS"),
         ("table u list", 1, 9, "there is no table `u`"),

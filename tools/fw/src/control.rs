@@ -165,8 +165,9 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
         "lost_logs": sum(&|totals| totals.lost_logs.load(Relaxed)),
         "states": {
             "now": states.states, "created": states.created, "dropped_half_open": states.dropped_half_open,
-            "full": states.full, "limited": states.limited,
+            "full": states.full, "limited": states.limited, "keepalives": states.keepalives,
         },
+        "dyn_keepalive": config.has_keepalive(),
         "syn_proxy": {
             "cookies": handshake(|counts| counts.cookies), "accepted": handshake(|counts| counts.accepted), "opened": handshake(|counts| counts.opened),
             "refused": handshake(|counts| counts.refused), "invalid": handshake(|counts| counts.invalid),

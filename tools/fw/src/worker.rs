@@ -13,8 +13,8 @@ use tool_common::held::{PacketSlots, emit, slots_needed, store};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Pos, Ring, SlotIter, SlotRef};
 use unetmap_filter::{
-    Direction, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared, Now, Ruleset, SWEEP_PER_BATCH,
-    Translated, Verdict, reply,
+    Direction, EXAMINED_PER_CALL, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared, Now, Ruleset,
+    SWEEP_PER_BATCH, Translated, Verdict, reply,
 };
 use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
 use unetmap_sys::map::prefer_huge_pages;
@@ -26,6 +26,9 @@ const FETCH_AHEAD: usize = 8;
 /// Replies that wait for room in a ring: more than those to a batch of the usual size, in which each packet is a
 /// connection request.
 const MAX_REPLIES: usize = 1024;
+
+/// Time until there may be a packet, for a worker that must not sleep.
+const SOON: Duration = Duration::from_nanos(1);
 
 /// Links, and the packets in them. Each direction of each worker has an output.
 pub(crate) struct Links {
@@ -145,6 +148,18 @@ impl<'a> Worker<'a> {
         }
         add(&self.totals.replies, room as u64);
         room as u32
+    }
+
+    /// Asks the ends of idle connections, if it is time and there is room for what is sent.
+    fn ask_idle(&mut self) {
+        let has_room = self.replies.iter().all(|queue| queue.len() + EXAMINED_PER_CALL <= MAX_REPLIES);
+        if !has_room || !self.engine.may_ask_idle() {
+            return;
+        }
+        let (now, totals, replies) = (self.now(), self.totals, &mut self.replies);
+        self.engine.ask_idle(&self.set, now, |direction, frame, len| {
+            queue_reply(&mut replies[index(direction)], frame, len, totals);
+        });
     }
 
     fn nanos(&self) -> Nanos {
@@ -481,6 +496,9 @@ impl Mover for Filter<'_, '_> {
     fn own_packets(&mut self, to: &Ring) -> u32 {
         let worker = &mut *self.worker.borrow_mut();
         worker.update();
+        if self.direction == Direction::Out {
+            worker.ask_idle();
+        }
         let mut targets = to.available();
         let replies = worker.send_replies(self.index(), self.header, to.space(), &mut targets);
         if !worker.has_links {
@@ -522,6 +540,9 @@ impl Mover for Filter<'_, '_> {
 
     fn next_packet(&mut self) -> Option<Duration> {
         let worker = &*self.worker.borrow();
+        if worker.engine.is_asking_idle() {
+            return Some(SOON);
+        }
         if !worker.has_links {
             return None;
         }
