@@ -114,6 +114,7 @@ impl Config {
             probability: None,
             action,
             log: None,
+            tag: None,
             tests: Box::default(),
             state: None,
             text: format!("{text} ip from any to any"),
@@ -264,7 +265,7 @@ impl Config {
             self.generations.len() as u32 - 1
         });
         let id = RuleId { slot, generation: self.generations[slot as usize] };
-        let ParsedRule { set, probability, action, log, tests, state, text, .. } = parsed;
+        let ParsedRule { set, probability, action, log, tag, tests, state, text, .. } = parsed;
         let is_any = |literal: &crate::rule::Literal| {
             !literal.negated && !literal.or && literal.test == crate::rule::Test::Always(true)
         };
@@ -282,6 +283,7 @@ impl Config {
             probability,
             action,
             log,
+            tag,
             tests: tests.collect(),
             state,
             text,

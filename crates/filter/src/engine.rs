@@ -8,14 +8,14 @@ use crate::memo::{Key, Memo};
 use crate::nat::{NatCounts, NatTable, Translated};
 use crate::packet::Headers;
 use crate::reply::MAX_REPLY;
-use crate::rule::{Action, Rule, RuleId, StateOption, Target};
+use crate::rule::{Action, Rule, RuleId, StateOption, Tag, Target};
 use crate::ruleset::Ruleset;
 use crate::shared::MaybeShared;
 use crate::state::StateCounts;
 use crate::states::{States, Walk};
 use crate::syn_proxy::{self, Cookies, ProxyCounts};
 use crate::table::AddressHasher;
-use crate::tuning::{CALL_DEPTH, MAX_CALLS};
+use crate::tuning::{CALL_DEPTH, MAX_CALLS, MAX_TAGS};
 use crate::verdict::Verdict;
 
 /// The way of a packet between the two ports.
@@ -79,11 +79,15 @@ enum Next {
 }
 
 /// What a packet's evaluation remembers.
+#[derive(Default)]
 struct Traversal {
     calls: [u16; CALL_DEPTH],
     depth: usize,
     called: u32,
     argument: u32,
+    /// Those of the packet; the first `tagged` are used.
+    tags: [u16; MAX_TAGS],
+    tagged: usize,
 }
 
 impl Engine {
@@ -294,9 +298,8 @@ impl Engine {
         now: Now,
         mut log: impl FnMut(&Rule),
     ) -> (Verdict, Option<usize>) {
-        let subject = Subject { headers, direction: direction as u8 };
         let mut search = set.index.search(headers, direction as u8);
-        let mut way = Traversal { calls: [0; CALL_DEPTH], depth: 0, called: 0, argument: 0 };
+        let mut way = Traversal::default();
         let mut asked = None;
         let mut probe = 0;
         let mut has_state = false;
@@ -332,6 +335,7 @@ impl Engine {
             is_plain &= set.plain[at];
             way.argument = 0;
             if !is_state {
+                let subject = Subject { headers, direction: direction as u8, tags: &way.tags[..way.tagged] };
                 let skipped = rule.probability.is_some_and(|p| self.random(rule) >= p);
                 if skipped || !matches(&rule.tests, subject, &set.tables, &mut way.argument) {
                     candidate = search.next();
@@ -401,6 +405,9 @@ impl Engine {
         if rule.log.is_some_and(|logging| rule.counters.log(logging.limit)) {
             log(rule);
         }
+        if let Some(tag) = rule.tag {
+            way.change_tag(tag);
+        }
         Next::Done(match rule.action {
             Action::Allow => Verdict::Accept,
             Action::Deny => Verdict::Deny,
@@ -451,6 +458,27 @@ impl Traversal {
         match target {
             Target::Number(number) => number.into(),
             Target::TableArg => self.argument,
+        }
+    }
+
+    /// Sets or clears a tag. A packet has each once.
+    fn change_tag(&mut self, tag: Tag) {
+        let (Tag::Set(target) | Tag::Clear(target)) = tag;
+        let Some(number) = u16::try_from(self.number(target)).ok().filter(|number| (1..u16::MAX).contains(number))
+        else {
+            return;
+        };
+        let place = self.tags[..self.tagged].iter().position(|&tag| tag == number);
+        match (tag, place) {
+            (Tag::Set(_), None) if self.tagged < MAX_TAGS => {
+                self.tags[self.tagged] = number;
+                self.tagged += 1;
+            }
+            (Tag::Clear(_), Some(place)) => {
+                self.tagged -= 1;
+                self.tags[place] = self.tags[self.tagged];
+            }
+            _ => {}
         }
     }
 }

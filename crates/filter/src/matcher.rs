@@ -11,6 +11,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) headers: &'a Headers,
     /// 1: from the first port to the second, 2: the other way.
     pub(crate) direction: u8,
+    /// Tags that earlier rules have set.
+    pub(crate) tags: &'a [u16],
 }
 
 /// Whether all groups of tests match. `argument` gets the value of the last table entry that was found.
@@ -122,6 +124,7 @@ fn test(test: &Test, subject: Subject<'_>, tables: &[Option<std::sync::Arc<Table
             let [(dst, dst_mask), (src, src_mask)] = **addresses;
             h.dst_mac & dst_mask == dst && h.src_mac & src_mask == src
         }
+        Test::Tagged(ranges) => subject.tags.iter().any(|&tag| in_ranges(ranges, tag)),
         Test::Extensions(bits) => h.extensions & bits != 0,
     }
 }

@@ -96,7 +96,8 @@ pub(crate) fn is_plain(rule: &Rule) -> bool {
         | Test::IcmpTypes(_)
         | Test::Icmp6Types(_)
         | Test::Mac(_)
-        | Test::Extensions(_) => false,
+        | Test::Extensions(_)
+        | Test::Tagged(_) => false,
     };
     let only_decides = rule.probability.is_none() && rule.state.is_none() && rule.log.is_none();
     only_decides && rule.tests.iter().all(|literal| of_key(&literal.test))

@@ -24,6 +24,8 @@ pub struct Rule {
     pub(crate) action: Action,
     /// Whether matches are logged.
     pub(crate) log: Option<Log>,
+    /// Tag that packets get or lose with the action.
+    pub(crate) tag: Option<Tag>,
     /// All groups of tests must match. Empty: every packet does.
     pub(crate) tests: Box<[Literal]>,
     /// Whether a match installs a state.
@@ -132,6 +134,13 @@ pub(crate) enum Target {
     TableArg,
 }
 
+/// A change of a packet's tags, by a number or by the table's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tag {
+    Set(Target),
+    Clear(Target),
+}
+
 /// Logging of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Log {
@@ -237,6 +246,8 @@ pub(crate) enum Test {
     Mac(Box<[(u64, u64); 2]>),
     /// One of these IPv6 extension headers.
     Extensions(u8),
+    /// A tag that an earlier rule set, in one of the ranges.
+    Tagged(Box<[(u16, u16)]>),
 }
 
 /// Bits of [`Test::Fragment`].

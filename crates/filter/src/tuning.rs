@@ -41,6 +41,8 @@ pub(crate) const WALKED_PER_MILLI: u32 = 256;
 /// Different values that `limit` options count states for, at the same time (ipfw's `dyn_parent_max`).
 pub(crate) const MAX_LIMITS: usize = 4096;
 
+/// Tags of one packet; any more are not set. ipfw has no bound.
+pub(crate) const MAX_TAGS: usize = 16;
 /// Rules that a packet can return to.
 pub(crate) const CALL_DEPTH: usize = 16;
 /// Calls of one packet; any more are skipped. ipfw has no bound: calls within calls could then take hours.

@@ -124,6 +124,10 @@ fn what_is_wrong_or_not_supported_is_refused_with_its_place() {
         ("add allow fish from any to any", 1, 11, "`fish` is no protocol"),
         ("add prob 1.5 allow ip from any to any", 1, 10, "0 to 1"),
         ("add skipto ip from any to any", 1, 12, "a number"),
+        ("add allow tag 0 ip from any to any", 1, 15, "a tag or tablearg, 1 to 65534"),
+        ("add allow tag 5 untag 6 ip from any to any", 1, 17, "one of tag and untag"),
+        ("add allow untag", 1, 16, "give a tag"),
+        ("add allow ip from any to any tagged x", 1, 37, "give numbers"),
         ("enable one_pass", 1, 8, "enable `one_pass` is not supported; give dyn_keepalive"),
         ("disable", 1, 8, "give dyn_keepalive"),
         ("delete 11", 1, 8, "there is no rule 11"),
@@ -247,6 +251,45 @@ fn a_probability_drops_that_share() {
     let denied = (0..40_000).filter(|_| evaluate(&mut engine, &set, &packet, 1) == Verdict::Deny).count();
     // Five standard deviations.
     assert!((9567..=10433).contains(&denied), "{denied}");
+}
+
+#[test]
+fn tags_are_set_cleared_and_tested() {
+    let script = "table t create\ntable t add 10.0.0.1 77\nadd 10 count log tag 5 udp from any to any\n\
+                  add 20 count tag tablearg ip from table(t) to any\nadd 30 skipto 50 untag 5 ip from any to any tagged 77\n\
+                  add 40 allow ip from any to any tagged 5\nadd 50 deny ip from any to any tagged 1-5,9\n\
+                  add 60 allow ip from any to any tagged 70-80 not tagged 78\nadd deny tag 65534 ip from any to any";
+    let (config, echo) = apply(&new(), script);
+    assert_eq!(
+        echo,
+        "00010 count log tag 5 udp from any to any\n00020 count tag tablearg ip from table(t) to any\n\
+         00030 skipto 50 untag 5 ip from any to any tagged 77\n00040 allow ip from any to any tagged 5\n\
+         00050 deny ip from any to any tagged 1-5,9\n00060 allow ip from any to any tagged 70-80 not tagged 78\n\
+         00160 deny tag 65534 ip from any to any\n"
+    );
+    let set = config.compile();
+    let mut engine = Engine::new(0, 16, 1);
+    for _ in 0..3 {
+        assert_eq!(evaluate(&mut engine, &set, &frame(A, B, 0, 0), 1), Verdict::Accept, "by rule 60");
+        assert_eq!(evaluate(&mut engine, &set, &frame(B, A, 0, 0), 1), Verdict::Accept, "by rule 40");
+        assert_eq!(evaluate(&mut engine, &set, &frame(B, A, tcp::ACK, 0), 1), Verdict::Deny);
+    }
+    let packets: Vec<u64> = config.rules().iter().map(|rule| rule.counters.get().packets).collect();
+    assert_eq!(packets, [6, 3, 3, 3, 0, 3, 3, 0]);
+
+    // A packet has 16 tags at most.
+    let many: String = (1..=17).map(|tag| format!("add count tag {tag} ip from any to any\n")).collect();
+    for (tagged, verdict) in [(16, Verdict::Accept), (17, Verdict::Deny)] {
+        let set = apply(&new(), &format!("{many}add allow ip from any to any tagged {tagged}")).0.compile();
+        assert_eq!(evaluate(&mut engine, &set, &frame(A, B, 0, 0), 1), verdict);
+    }
+    // A packet of a state gets the tag of the state's rule.
+    let script = "add 10 check-state\nadd 20 count tag 3 udp from 10.0.0.1 to any keep-state\n\
+                  add 30 allow ip from any to any tagged 3";
+    let set = apply(&new(), script).0.compile();
+    assert_eq!(evaluate(&mut engine, &set, &frame(B, A, 0, 0), 1), Verdict::Deny);
+    assert_eq!(evaluate(&mut engine, &set, &frame(A, B, 0, 0), 1), Verdict::Accept);
+    assert_eq!(evaluate(&mut engine, &set, &frame(B, A, 0, 0), 1), Verdict::Accept);
 }
 
 #[test]

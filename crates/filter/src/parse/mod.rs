@@ -2,7 +2,7 @@
 //! ipfw's rule language. What is not supported is refused by name.
 //!
 //! ```text
-//! rule    = [NUMBER] ["set" N] ["prob" P] action ["log" ["logamount" N]] body ["//" text]
+//! rule    = [NUMBER] ["set" N] ["prob" P] action ["log" ["logamount" N]] [("tag" | "untag") N] body ["//" text]
 //! body    = [protocol "from" address [ports] "to" address [ports]] options
 //! address = ["not"] ("any" | "table(" NAME ["," VALUE] ")" | LIST) | "{" address *("or" address) "}"
 //! ```
@@ -13,7 +13,7 @@ mod option;
 pub(crate) mod words;
 
 use crate::packet::proto;
-use crate::rule::{Action, Field, Limit, Literal, Log, Nets, Side, StateOption, Target, Test, limit_field};
+use crate::rule::{Action, Field, Limit, Literal, Log, Nets, Side, StateOption, Tag, Target, Test, limit_field};
 use crate::syn_proxy::MIN_MSS;
 use words::{SyntaxError, Words};
 
@@ -37,6 +37,7 @@ pub(crate) struct ParsedRule {
     pub(crate) probability: Option<u32>,
     pub(crate) action: Action,
     pub(crate) log: Option<Log>,
+    pub(crate) tag: Option<Tag>,
     pub(crate) tests: Vec<Literal>,
     pub(crate) state: Option<StateOption>,
     pub(crate) text: String,
@@ -103,7 +104,8 @@ impl Parser<'_, '_> {
         let probability = if self.words.accept("prob") { Some(self.probability()?) } else { None };
         let action = self.action()?;
         let log = self.log()?;
-        for word in ["altq", "tag", "untag", "setmark"] {
+        let tag = self.tag()?;
+        for word in ["altq", "setmark"] {
             if self.words.accept(word) {
                 return Err(self.words.error(format!("`{word}` is not supported")));
             }
@@ -123,7 +125,7 @@ impl Parser<'_, '_> {
             self.show(comment);
         }
         let (tests, text) = (std::mem::take(&mut self.tests), std::mem::take(&mut self.text));
-        Ok(ParsedRule { number, set, probability, action, log, tests, state: self.state, text })
+        Ok(ParsedRule { number, set, probability, action, log, tag, tests, state: self.state, text })
     }
 
     /// Completes a rule `synproxy`: it is about all segments of TCP, and has states as one with `keep-state`.
@@ -283,6 +285,26 @@ impl Parser<'_, '_> {
             self.show(&format!("logamount {limit}"));
         }
         Ok(Some(Log { limit }))
+    }
+
+    fn tag(&mut self) -> Result<Option<Tag>> {
+        let word = match self.words.peek() {
+            Some(word @ ("tag" | "untag")) => word,
+            _ => return Ok(None),
+        };
+        self.words.next();
+        let target = match self.words.accept("tablearg") {
+            true => Target::TableArg,
+            false => Target::Number(number(self.words, "a tag or tablearg", 1, 65534)? as u16),
+        };
+        match target {
+            Target::Number(number) => self.show(&format!("{word} {number}")),
+            Target::TableArg => self.show(&format!("{word} tablearg")),
+        }
+        if let Some("tag" | "untag") = self.words.peek() {
+            return Err(self.words.error_here("a rule has one of tag and untag"));
+        }
+        Ok(Some(if word == "tag" { Tag::Set(target) } else { Tag::Clear(target) }))
     }
 
     fn body(&mut self) -> Result<()> {

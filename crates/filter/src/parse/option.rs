@@ -6,7 +6,7 @@ use crate::packet::tcp;
 use crate::rule::{Field, Literal, Side, StateOption, Test};
 
 /// Options of ipfw that this program does not have.
-const UNSUPPORTED: [&str; 29] = [
+const UNSUPPORTED: [&str; 28] = [
     "uid",
     "gid",
     "jail",
@@ -19,7 +19,6 @@ const UNSUPPORTED: [&str; 29] = [
     "versrcreach",
     "antispoof",
     "fib",
-    "tagged",
     "mark",
     "lookup",
     "flow",
@@ -145,6 +144,10 @@ impl Parser<'_, '_> {
             "ipttl" => number(self, Field::IpTtl),
             "tcpwin" => number(self, Field::TcpWindow),
             "tcpdatalen" => number(self, Field::TcpDataLen),
+            "tagged" => {
+                let list = value(self, "tags")?;
+                Ok(Test::Tagged(self.ranges(list, none)?))
+            }
             "mac-type" => {
                 let list = value(self, "EtherTypes in hexadecimal")?;
                 self.ethertypes(list)

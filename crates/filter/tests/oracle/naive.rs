@@ -160,6 +160,7 @@ impl Naive {
     pub(crate) fn evaluate(&mut self, fields: &Fields, out: bool, bytes: u64, now: u64) -> Verdict {
         self.states.retain(|state| state.expires > now);
         let mut stack: Vec<u16> = Vec::new();
+        let mut tags: Vec<u32> = Vec::new();
         let (mut at, mut asked, mut calls, mut found) = (0, None, 0, false);
         while at < self.rules.len() {
             let mut rule = at;
@@ -185,7 +186,7 @@ impl Naive {
                 if matches!(self.rules[rule].action, Do::CheckState) || self.rules[rule].never {
                     continue;
                 }
-                if !self.matches(rule, fields, out, &mut argument) {
+                if !self.matches(rule, fields, (out, &tags), &mut argument) {
                     continue;
                 }
                 if let (Some(keep), Some(ip)) = (keep, &fields.ip)
@@ -203,6 +204,13 @@ impl Naive {
             this.packets += 1;
             this.bytes += bytes;
             let (number, action) = (this.number, this.action);
+            if let Some((set, tag)) = this.tag {
+                let tag = tag.unwrap_or(argument);
+                tags.retain(|&other| other != tag);
+                if set && tag > 0 {
+                    tags.push(tag);
+                }
+            }
             let first_at_least = |rules: &[NaiveRule], n: u32| {
                 rules.iter().position(|rule| u32::from(rule.number) >= n).unwrap_or(rules.len())
             };
@@ -234,8 +242,8 @@ impl Naive {
         Verdict::Deny
     }
 
-    fn matches(&self, rule: usize, fields: &Fields, out: bool, argument: &mut u32) -> bool {
-        let view = View { fields, out, tables: &self.tables };
+    fn matches(&self, rule: usize, fields: &Fields, (out, tags): (bool, &[u32]), argument: &mut u32) -> bool {
+        let view = View { fields, out, tags, tables: &self.tables };
         self.rules[rule].groups.iter().all(|group| {
             group.iter().any(|(negated, check)| {
                 let (matches, value) = check(&view);

@@ -10,6 +10,8 @@ use crate::random::Random;
 pub(crate) struct View<'a> {
     pub(crate) fields: &'a Fields,
     pub(crate) out: bool,
+    /// Tags that earlier rules have set.
+    pub(crate) tags: &'a [u32],
     pub(crate) tables: &'a [Vec<(IpAddr, u8, u32)>],
 }
 
@@ -53,6 +55,8 @@ pub(crate) struct NaiveRule {
     pub(crate) set: u8,
     pub(crate) never: bool,
     pub(crate) action: Do,
+    /// Whether a tag is set or cleared, and which: `None` is the table's value.
+    pub(crate) tag: Option<(bool, Option<u32>)>,
     pub(crate) groups: Vec<Group>,
     pub(crate) keep: Option<Keep>,
     pub(crate) packets: u64,
@@ -204,7 +208,7 @@ fn option(random: &mut Random, tables: usize) -> (String, Check) {
         let check = on_ip(move |ip| of(ip).is_some_and(|n| list.iter().any(|(from, to)| (from..=to).contains(&&n))));
         (format!("{name} {text}"), check)
     };
-    match random.below(26) {
+    match random.below(28) {
         0 => ("out".into(), simple(|view| view.out)),
         1 => ("in".into(), simple(|view| !view.out)),
         2 => ("recv one".into(), simple(|view| view.out)),
@@ -267,6 +271,13 @@ fn option(random: &mut Random, tables: usize) -> (String, Check) {
         23 => {
             let (text, check) = address(random, true, tables);
             (format!("src-ip {text}"), check)
+        }
+        26 | 27 => {
+            let (text, list) = number_list(random, &[1, 2, 3, 10]);
+            let check = simple(move |view| {
+                view.tags.iter().any(|tag| list.iter().any(|(from, to)| (from..=to).contains(&&(*tag as u16))))
+            });
+            (format!("tagged {text}"), check)
         }
         24 => {
             let (text, check) = ports(random, false);
@@ -344,8 +355,16 @@ pub(crate) fn rule(random: &mut Random, style: Style) -> (String, NaiveRule) {
         _ => (Do::CheckState, "check-state".into()),
     };
     text += &word;
+    let mut tag = None;
+    if random.one_in(3) && !matches!(action, Do::CheckState) {
+        let number = (!random.one_in(4)).then(|| *random.pick(&[1u32, 2, 3]));
+        let set = !random.one_in(4);
+        let shown = number.map_or("tablearg".into(), |number| number.to_string());
+        text += &format!(" {} {shown}", if set { "tag" } else { "untag" });
+        tag = Some((set, number));
+    }
     let state_name = |random: &mut Random| random.below(3) as usize;
-    let mut rule = NaiveRule { number, set, never, action, groups: Vec::new(), keep: None, packets: 0, bytes: 0 };
+    let mut rule = NaiveRule { number, set, never, action, tag, groups: Vec::new(), keep: None, packets: 0, bytes: 0 };
     if matches!(action, Do::CheckState) {
         let name = state_name(random);
         if name > 0 {
