@@ -10,8 +10,8 @@
 //! let config = Config::new(["p}1", "q{1"], 1, false);
 //! let (config, output) = config.apply("add 100 allow tcp from 10.0.0.0/8 to any dst-port 80 setup").unwrap();
 //! assert_eq!(output, "00100 allow tcp from 10.0.0.0/8 to any dst-port 80 setup\n");
-//! let error = config.apply("add allow ip from any to any\nadd tee 1 ip from any to any").unwrap_err();
-//! assert_eq!(error.to_string(), "line 2, column 5: the action `tee` is not supported");
+//! let error = config.apply("add allow ip from any to any\nadd divert 1 ip from any to any").unwrap_err();
+//! assert_eq!(error.to_string(), "line 2, column 5: the action `divert` is not supported");
 //! ```
 
 mod dummynet;
@@ -41,6 +41,8 @@ const STEP: u32 = 100;
 #[derive(Clone, Debug)]
 pub struct Config {
     ports: [String; 2],
+    /// Numbers of ports that get copies.
+    tees: Vec<u16>,
     threads: usize,
     /// In order, except rules that were added since the last [`Config::sort`]. The last one is the default rule.
     rules: Vec<Arc<Rule>>,
@@ -73,6 +75,7 @@ pub struct Config {
 /// Names that the parser asks for.
 struct Names<'a> {
     ports: &'a [String; 2],
+    tees: &'a [u16],
     tables: &'a BTreeMap<String, u16>,
     states: &'a mut Vec<String>,
 }
@@ -92,6 +95,10 @@ impl Context for Names<'_> {
 
     fn ports(&self) -> [&str; 2] {
         [&self.ports[0], &self.ports[1]]
+    }
+
+    fn has_tee(&self, number: u16) -> bool {
+        self.tees.contains(&number)
     }
 }
 
@@ -122,6 +129,7 @@ impl Config {
         };
         Config {
             ports: ports.map(Into::into),
+            tees: Vec::new(),
             threads,
             rules: vec![Arc::new(rule)],
             sorted: true,
@@ -145,6 +153,11 @@ impl Config {
     /// Gives the function that knows the addresses of interfaces, for `nat N config if`.
     pub fn with_interfaces(self, resolve: fn(&str) -> Option<std::net::Ipv4Addr>) -> Config {
         Config { resolve, ..self }
+    }
+
+    /// Gives the numbers that rules `tee` may have.
+    pub fn with_tees(self, tees: Vec<u16>) -> Config {
+        Config { tees, ..self }
     }
 
     /// Performs the commands of a script, one a line. Returns the new configuration and what the commands print.
@@ -257,7 +270,7 @@ impl Config {
     }
 
     fn add(&mut self, words: &mut Words<'_>, output: &mut String) -> Result<()> {
-        let mut names = Names { ports: &self.ports, tables: &self.tables, states: &mut self.states };
+        let mut names = Names { ports: &self.ports, tees: &self.tees, tables: &self.tables, states: &mut self.states };
         let parsed = parse::rule(words, &mut names)?;
         let number = parsed.number.unwrap_or_else(|| self.next_number());
         let slot = self.free_slots.pop().unwrap_or_else(|| {

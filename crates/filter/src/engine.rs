@@ -16,7 +16,7 @@ use crate::states::{States, Walk};
 use crate::syn_proxy::{self, Cookies, ProxyCounts};
 use crate::table::AddressHasher;
 use crate::tuning::{CALL_DEPTH, MAX_CALLS, MAX_TAGS};
-use crate::verdict::Verdict;
+use crate::verdict::{Effect, Verdict};
 
 /// The way of a packet between the two ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,7 +263,7 @@ impl Engine {
         Some(verdict)
     }
 
-    /// Evaluates one packet of `bytes` bytes. `log` is called for each rule that logs it.
+    /// Evaluates one packet of `bytes` bytes. `effect` is called for each rule that logs or copies it.
     pub fn evaluate(
         &mut self,
         set: &Ruleset,
@@ -271,7 +271,7 @@ impl Engine {
         direction: Direction,
         bytes: u64,
         now: Now,
-        log: impl FnMut(&Rule),
+        effect: impl FnMut(Effect<'_>),
     ) -> Verdict {
         self.packet = self.packet.wrapping_add(1);
         let key = (set.is_remembered && self.memo.is_asked(set.identity)).then(|| Key::new(headers, direction as u8));
@@ -279,7 +279,7 @@ impl Engine {
             set.rules[at].counters.add(self.thread, 1, bytes, now.seconds);
             return verdict;
         }
-        let (verdict, decider) = self.search(set, headers, direction, bytes, now, log);
+        let (verdict, decider) = self.search(set, headers, direction, bytes, now, effect);
         if let (Some(key), Some(at)) = (key, decider) {
             self.memo.put(key, at, verdict);
         }
@@ -296,7 +296,7 @@ impl Engine {
         direction: Direction,
         bytes: u64,
         now: Now,
-        mut log: impl FnMut(&Rule),
+        mut effect: impl FnMut(Effect<'_>),
     ) -> (Verdict, Option<usize>) {
         let mut search = set.index.search(headers, direction as u8);
         let mut way = Traversal::default();
@@ -353,7 +353,7 @@ impl Engine {
                     }
                 }
             }
-            match self.perform(set, at, &mut way, bytes, now, &mut log) {
+            match self.perform(set, at, &mut way, bytes, now, &mut effect) {
                 Next::Done(verdict) => return (verdict, is_plain.then_some(at)),
                 Next::Rule(next) => {
                     is_plain = false;
@@ -398,12 +398,12 @@ impl Engine {
         way: &mut Traversal,
         bytes: u64,
         now: Now,
-        log: &mut impl FnMut(&Rule),
+        effect: &mut impl FnMut(Effect<'_>),
     ) -> Next {
         let rule = &*set.rules[at];
         rule.counters.add(self.thread, 1, bytes, now.seconds);
         if rule.log.is_some_and(|logging| rule.counters.log(logging.limit)) {
-            log(rule);
+            effect(Effect::Log(rule));
         }
         if let Some(tag) = rule.tag {
             way.change_tag(tag);
@@ -419,6 +419,10 @@ impl Engine {
             Action::Queue(target) => Verdict::Link(unetmap_shape::Target::Queue(way.number(target) as u16)),
             Action::Nat(target) => Verdict::Nat(way.number(target) as u16),
             Action::SynProxy(_) => Verdict::SynProxy(at as u32),
+            Action::Tee(target) => {
+                effect(Effect::Copy(way.number(target) as u16));
+                return Next::Rule(at + 1);
+            }
             Action::Count | Action::CheckState => return Next::Rule(at + 1),
             Action::SkipTo(target) => {
                 let number = way.number(target);

@@ -49,4 +49,4 @@ pub use states::States;
 pub use syn_proxy::ProxyCounts;
 pub use table::{Prefix, Table};
 pub use tuning::{EXAMINED_PER_CALL, FETCH_STATES, SWEEP_PER_BATCH};
-pub use verdict::Verdict;
+pub use verdict::{Effect, Verdict};

@@ -53,6 +53,7 @@ impl Rule {
             Action::Pipe(_) => "Pipe",
             Action::Queue(_) => "Queue",
             Action::Nat(_) => "Nat",
+            Action::Tee(_) => "Tee",
             Action::SynProxy(_) => "Synproxy",
         }
     }
@@ -98,6 +99,8 @@ pub(crate) enum Action {
     Queue(Target),
     /// The packet is translated by the instance with this number, and then passes.
     Nat(Target),
+    /// The port with this number gets a copy, and the next rule follows.
+    Tee(Target),
     /// The handshake of a connection is completed for the server, with this maximum segment size; 0: that of Ethernet.
     SynProxy(u16),
 }
@@ -113,6 +116,7 @@ impl Action {
             | Action::Return
             | Action::Pipe(_)
             | Action::Queue(_)
+            | Action::Tee(_)
             | Action::SynProxy(_) => true,
             Action::Deny
             | Action::CheckState

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! What a rule set says of a packet.
 
+use crate::rule::Rule;
+
 /// What happens to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -23,4 +25,13 @@ pub enum Verdict {
     /// It is a segment of a connection whose handshake is completed for the server, by the rule at this place
     /// ([`crate::Engine::proxy`]).
     SynProxy(u32),
+}
+
+/// What a rule does with a packet besides the verdict.
+#[derive(Clone, Copy, Debug)]
+pub enum Effect<'r> {
+    /// The rule logs it.
+    Log(&'r Rule),
+    /// The port of a rule `tee` with this number gets a copy of the packet as it came.
+    Copy(u16),
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Commands, their output and their errors; states and counters across changes.
 
-use unetmap_filter::{Config, Direction, Engine, Headers, Now, Ruleset, Verdict, tcp};
+use unetmap_filter::{Config, Direction, Effect, Engine, Headers, Now, Ruleset, Verdict, tcp};
 
 fn new() -> Config {
     Config::new(["p}1", "eth0"], 1, false)
@@ -106,9 +106,10 @@ fn what_is_wrong_or_not_supported_is_refused_with_its_place() {
         ("add 65535 allow ip from any to any", 1, 5, "0 to 65534"),
         ("add allow tcp from any to", 1, 26, "give an address"),
         ("add 5 allow ip from any\n", 1, 24, "give `to`"),
-        ("\n# x\n  add tee 1 ip from any to any", 3, 7, "the action `tee` is not supported"),
+        ("\n# x\n  add divert 1 ip from any to any", 3, 7, "the action `divert` is not supported"),
+        ("add tee 1 ip from any to any", 1, 9, "start with --tee 1=PORT"),
         ("add nat global ip from any to any", 1, 9, "`global`: give a number or tablearg"),
-        ("add fwd 10.0.0.1 ip from any to any", 1, 5, "`fwd` is not supported"),
+        ("add fwd 10.0.0.1 ip from any to any", 1, 5, "`fwd` is not supported: frames keep their MAC addresses"),
         ("add queue x ip from any to any", 1, 11, "`x`: give a number or tablearg"),
         ("add allow ip from me to any", 1, 19, "`me` is not supported"),
         ("add allow ip from 10.0.0.1/33 to any", 1, 19, "is no address"),
@@ -290,6 +291,33 @@ fn tags_are_set_cleared_and_tested() {
     assert_eq!(evaluate(&mut engine, &set, &frame(B, A, 0, 0), 1), Verdict::Deny);
     assert_eq!(evaluate(&mut engine, &set, &frame(A, B, 0, 0), 1), Verdict::Accept);
     assert_eq!(evaluate(&mut engine, &set, &frame(B, A, 0, 0), 1), Verdict::Accept);
+}
+
+#[test]
+fn rules_that_copy_go_on_with_the_next_rule() {
+    let script = "table t create\ntable t add 10.0.0.1 9\nadd 10 tee 7 log udp from any to any\n\
+                  add 20 tee tablearg ip from table(t) to any\nadd 30 allow ip from any to any";
+    let (config, _) = apply(&new().with_tees(vec![7]), script);
+    let set = config.compile();
+    let mut engine = Engine::new(0, 16, 1);
+    for (packet, expected) in
+        [(frame(A, B, 0, 0), "log 10, copy 7, copy 9"), (frame(B, A, 0, 0), "log 10, copy 7"), (frame(B, A, 2, 0), "")]
+    {
+        let headers = Headers::parse(&packet, packet.len()).unwrap();
+        // Not remembered: each packet is copied.
+        for _ in 0..3 {
+            let mut effects = Vec::new();
+            let verdict = engine.evaluate(&set, &headers, Direction::Out, 54, Now::default(), |effect| {
+                effects.push(match effect {
+                    Effect::Log(rule) => format!("log {}", rule.number),
+                    Effect::Copy(number) => format!("copy {number}"),
+                });
+            });
+            assert_eq!((verdict, effects.join(", ").as_str()), (Verdict::Accept, expected));
+        }
+    }
+    let (_, graph) = apply(&config, "graph");
+    assert!(graph.contains("00010 tee 7 log udp from any to any ---> a copy to port 7, next\n"), "{graph}");
 }
 
 #[test]

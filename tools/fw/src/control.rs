@@ -162,6 +162,8 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
         "malformed": sum(&|totals| totals.malformed.load(Relaxed)),
         "replies": sum(&|totals| totals.replies.load(Relaxed)),
         "lost_replies": sum(&|totals| totals.lost_replies.load(Relaxed)),
+        "copies": sum(&|totals| totals.copies.load(Relaxed)),
+        "lost_copies": sum(&|totals| totals.lost_copies.load(Relaxed)),
         "lost_logs": sum(&|totals| totals.lost_logs.load(Relaxed)),
         "states": {
             "now": states.states, "created": states.created, "dropped_half_open": states.dropped_half_open,

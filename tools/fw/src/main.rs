@@ -7,10 +7,12 @@ mod events;
 mod log;
 mod options;
 mod shared;
+mod tee;
 mod worker;
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
@@ -28,6 +30,7 @@ use events::Events;
 use log::PacketLog;
 use options::{Cli, Options};
 use shared::Shared;
+use tee::Tees;
 use worker::{Filter, Parts, Worker};
 
 /// Packets that wait to be logged.
@@ -76,14 +79,22 @@ struct Done {
     dropped: u64,
 }
 
+/// Performs the commands of a file.
+fn read_rules(config: &Config, path: &Path) -> Result<Config, String> {
+    let wrong = |e: &dyn std::fmt::Display| format!("the rules {}: {e}", path.display());
+    let script = std::fs::read(path).map_err(|e| wrong(&e))?;
+    let applied = unetmap_filter::text(&script).and_then(|script| config.apply(script));
+    Ok(applied.map_err(|e| wrong(&e))?.0)
+}
+
 fn run(options: &Options) -> Result<ExitCode, Failure> {
     let names = options.ports.each_ref().map(|port| rule_name(port));
     let threads = usize::from(options.threads);
-    let mut config = Config::new(names, threads, options.default_accept).with_interfaces(control::interface_address);
+    let mut config = Config::new(names, threads, options.default_accept)
+        .with_interfaces(control::interface_address)
+        .with_tees(options.tees.iter().map(|(number, _)| *number).collect());
     if let Some(path) = &options.rules {
-        let wrong = |e: &dyn std::fmt::Display| format!("the rules {}: {e}", path.display());
-        let script = std::fs::read(path).map_err(|e| wrong(&e))?;
-        config = unetmap_filter::text(&script).and_then(|script| config.apply(script)).map_err(|e| wrong(&e))?.0;
+        config = read_rules(&config, path)?;
     }
     let packet_log = options.log.as_deref().map(|path| PacketLog::create(path, options.log_bytes)).transpose()?;
     let stop = stop_on_signals()?;
@@ -92,6 +103,7 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     let swap = !options.copy && a.same_region(b);
     check_sizes(a, b, swap)?;
     let header = check_headers(a, b)? as usize;
+    let tees = Tees::open(&options.tees, [a, b])?;
     let control = options.control.clone().map_or_else(fw_socket, Ok)?;
     let listener = control::listen(&control)?;
     let engines = Engine::for_threads(threads, options.states, RandomState::new().hash_one(0));
@@ -116,10 +128,12 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
 
     let begin = Instant::now();
     let links = MaybeShared::for_threads(threads, None);
-    let parts = engines.into_iter().zip(links).map(|(engine, links)| Parts {
+    let tees = MaybeShared::for_threads(threads, tees);
+    let parts = engines.into_iter().zip(links).zip(tees).map(|((engine, links), tees)| Parts {
         engine,
         links,
         log: log.clone(),
+        tees,
         memory: options.memory,
         begin,
     });
@@ -181,6 +195,7 @@ fn move_packets(
     stop.store(true, Relaxed);
     let left = flush(&mut ways);
     drain(&[a, b]);
+    worker.borrow_mut().tees.with(|tees| drain(&tees.ports()));
     if left > 0 {
         note(&format!("{left} packets of pipes were not taken by their port in time"));
     }

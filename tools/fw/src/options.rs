@@ -52,6 +52,11 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "MIB", default_value_t = 64, requires = "log", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     log_size: u32,
 
+    /// Port that gets copies of the packets that rules `tee N` match; may be repeated. If its receiver is too slow,
+    /// only copies are lost
+    #[arg(long, value_name = "N=PORT")]
+    tee: Vec<String>,
+
     /// Maximum number of slots in a batch
     #[arg(short, long, value_name = "SLOTS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     burst: u32,
@@ -79,6 +84,8 @@ pub(crate) struct Options {
     pub(crate) threads: u16,
     pub(crate) memory: usize,
     pub(crate) control: Option<PathBuf>,
+    /// Numbers and ports.
+    pub(crate) tees: Vec<(u16, String)>,
     pub(crate) log: Option<PathBuf>,
     pub(crate) log_bytes: u64,
     pub(crate) burst: u32,
@@ -93,8 +100,18 @@ impl Cli {
         if ports[0] == ports[1] {
             return Err(format!("{}: give two different ports", self.second));
         }
+        let tees = self.tee.iter().map(|tee| parse_tee(tee)).collect::<Result<Vec<_>, _>>()?;
+        for (i, (number, port)) in tees.iter().enumerate() {
+            if tees[..i].iter().any(|(other, _)| other == number) {
+                return Err(format!("--tee {number}={port}: the number {number} has a port already"));
+            }
+            if ports.contains(port) || tees[..i].iter().any(|(_, other)| other == port) {
+                return Err(format!("--tee {number}={port}: the port is used already; give another one"));
+            }
+        }
         Ok(Options {
             ports,
+            tees,
             rules: self.rules,
             default_accept: self.default_accept,
             states: self.states as usize,
@@ -111,6 +128,14 @@ impl Cli {
     }
 }
 
+fn parse_tee(text: &str) -> Result<(u16, String), String> {
+    let (number, port) = text.split_once('=').unwrap_or((text, ""));
+    match number.parse() {
+        Ok(number) if number > 0 && !port.is_empty() => Ok((number, full_name(port))),
+        _ => Err(format!("--tee {text}: give a number from 1 to 65535 and a port, such as 1=t{{1")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,7 +148,8 @@ mod tests {
 
     #[test]
     fn options_are_parsed_or_refused() {
-        let options = parse("p}1 vale0:a --rules r --states 5").unwrap();
+        let options = parse("p}1 vale0:a --rules r --states 5 --tee 2=t{1 --tee 9=vale0:x").unwrap();
+        assert_eq!(options.tees, [(2, "netmap:t{1".into()), (9, "vale0:x".into())]);
         assert_eq!((options.ports, options.states), (["netmap:p}1".into(), "vale0:a".into()], 5));
         for (args, part) in [
             ("a", "PORT2"),
@@ -131,6 +157,12 @@ mod tests {
             ("a b --states 0", "--states"),
             ("a b -b 0", "--burst"),
             ("a b -p 0", "1..=1024"),
+            ("a b --tee x=c", "1 to 65535"),
+            ("a b --tee 0=c", "1 to 65535"),
+            ("a b --tee 1=", "1 to 65535"),
+            ("a b --tee 1=c --tee 1=d", "the number 1 has a port already"),
+            ("a b --tee 1=netmap:b", "used already"),
+            ("a b --tee 1=c --tee 2=c", "used already"),
         ] {
             let message = parse(args).unwrap_err();
             assert!(message.contains(part), "{args}: {message}");

@@ -32,6 +32,10 @@ pub(crate) struct Totals {
     pub(crate) lost_replies: AtomicU64,
     /// Log lines that were not written because too many waited.
     pub(crate) lost_logs: AtomicU64,
+    /// Copies by rules `tee`.
+    pub(crate) copies: AtomicU64,
+    /// Those for which a port had no room.
+    pub(crate) lost_copies: AtomicU64,
     pub(crate) states: Mutex<StateCounts>,
     pub(crate) nat: Mutex<NatCounts>,
     pub(crate) handshakes: Mutex<ProxyCounts>,

@@ -13,13 +13,14 @@ use tool_common::held::{PacketSlots, emit, slots_needed, store};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Pos, Ring, SlotIter, SlotRef};
 use unetmap_filter::{
-    Direction, EXAMINED_PER_CALL, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared, Now, Ruleset,
-    SWEEP_PER_BATCH, Translated, Verdict, reply,
+    Direction, EXAMINED_PER_CALL, Effect, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared, Now,
+    Ruleset, SWEEP_PER_BATCH, Translated, Verdict, reply,
 };
 use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
 use unetmap_sys::map::prefer_huge_pages;
 
 use crate::shared::{LogEntry, Shared, Totals, add};
+use crate::tee::{Tees, write_head};
 
 /// Packets whose headers are fetched into the cache before they are needed.
 const FETCH_AHEAD: usize = 8;
@@ -46,6 +47,7 @@ pub(crate) struct Parts {
     /// Links of the rules, once there are some.
     pub(crate) links: MaybeShared<Option<Links>>,
     pub(crate) log: SyncSender<LogEntry>,
+    pub(crate) tees: MaybeShared<Tees>,
     /// Bytes for packets in links.
     pub(crate) memory: usize,
     /// When all workers began.
@@ -73,6 +75,11 @@ pub(crate) struct Worker<'a> {
     pub(crate) engine: Engine,
     begin: Instant,
     log: SyncSender<LogEntry>,
+    pub(crate) tees: MaybeShared<Tees>,
+    /// Numbers of the ports that get copies of the packet.
+    copies: Vec<u16>,
+    /// Whether packets of this batch were copied.
+    has_copied: bool,
     links: MaybeShared<Option<Links>>,
     /// Whether there were links, so that they are looked at.
     has_links: bool,
@@ -84,7 +91,7 @@ pub(crate) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub(crate) fn new(shared: &'a Shared, parts: Parts) -> Worker<'a> {
         let set = shared.set();
-        let Parts { engine, links, log, memory, begin } = parts;
+        let Parts { engine, links, log, tees, memory, begin } = parts;
         let totals = &shared.totals[engine.thread()];
         let mut worker = Worker {
             shared,
@@ -94,6 +101,9 @@ impl<'a> Worker<'a> {
             engine,
             begin,
             log,
+            tees,
+            copies: Vec::new(),
+            has_copied: false,
             links,
             has_links: false,
             memory,
@@ -181,12 +191,15 @@ impl<'a> Worker<'a> {
         Now { millis: self.begin.elapsed().as_millis() as u64, seconds }
     }
 
-    /// Evaluates a packet of `len` bytes, and may change its first `bytes`, which are parsed. A refused packet may be
-    /// answered.
+    /// Evaluates a packet of `len` bytes that begins with `bytes`, which are parsed. Notes its copies.
     #[inline]
-    fn decide(&mut self, headers: &Headers, bytes: &mut [u8], len: usize, direction: Direction, now: Now) -> Fate {
-        let (totals, log) = (self.totals, &self.log);
-        let verdict = self.engine.evaluate(&self.set, headers, direction, len as u64, now, |rule| {
+    fn evaluate(&mut self, headers: &Headers, bytes: &[u8], len: usize, direction: Direction, now: Now) -> Verdict {
+        let (totals, log, copies) = (self.totals, &self.log, &mut self.copies);
+        self.engine.evaluate(&self.set, headers, direction, len as u64, now, |effect| {
+            let rule = match effect {
+                Effect::Log(rule) => rule,
+                Effect::Copy(number) => return copies.push(number),
+            };
             let mut entry = LogEntry {
                 time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
                 bytes: [0; HEADER_BYTES],
@@ -200,7 +213,27 @@ impl<'a> Worker<'a> {
             if log.try_send(entry).is_err() {
                 add(&totals.lost_logs, 1);
             }
+        })
+    }
+
+    /// Sends the copies of a packet that its evaluation has noted.
+    #[cold]
+    fn copy(&mut self, from: &Ring, packet: &PacketSlots, header: usize, head: &[u8]) {
+        let (copies, totals) = (&mut self.copies, self.totals);
+        self.tees.with(|tees| {
+            for number in copies.drain(..) {
+                let copied = tees.copy(number, from, packet, header, head);
+                add(if copied { &totals.copies } else { &totals.lost_copies }, 1);
+            }
         });
+        self.has_copied = true;
+    }
+
+    /// Does what a verdict says with a packet, and may change its first `bytes`, which are parsed. A refused packet may
+    /// be answered.
+    #[inline]
+    fn obey(&mut self, verdict: Verdict, headers: &Headers, bytes: &mut [u8], direction: Direction, now: Now) -> Fate {
+        let totals = self.totals;
         match verdict {
             Verdict::Accept => return Fate::Pass,
             Verdict::Deny => return Fate::Drop,
@@ -405,7 +438,11 @@ impl Filter<'_, '_> {
             }
             (_, false) => {
                 let len = slots.bytes.saturating_sub(self.header);
-                worker.decide(headers, &mut bytes[..read], len, self.direction, now)
+                let verdict = worker.evaluate(headers, &bytes[..read], len, self.direction, now);
+                if !worker.copies.is_empty() {
+                    worker.copy(from, slots, self.header, &bytes[..read]);
+                }
+                worker.obey(verdict, headers, &mut bytes[..read], self.direction, now)
             }
         };
         let keep = match fate {
@@ -435,10 +472,7 @@ impl Filter<'_, '_> {
             if self.swap && fate != Fate::Changed {
                 continue;
             }
-            let at = if head.len() == read { self.header } else { 0 };
-            let part = head.len().min(usize::from(len).saturating_sub(at));
-            target.frame().write_changed(at, &head[..part]);
-            head = &head[part..];
+            head = write_head(&target, if head.len() == read { self.header } else { 0 }, len, head);
         }
         self.total.add(Counts { packets: 1, bytes: slots.bytes as u64 });
         slots.slots
@@ -478,6 +512,9 @@ impl Mover for Filter<'_, '_> {
             self.move_packets(worker, from, to, n, now)
         };
         worker.engine.sweep(SWEEP_PER_BATCH, now.millis);
+        if std::mem::take(&mut worker.has_copied) {
+            worker.tees.with(Tees::send);
+        }
         let totals = worker.totals;
         totals.passed[self.index()].store(self.total.packets, Relaxed);
         totals.dropped[self.index()].store(self.dropped, Relaxed);

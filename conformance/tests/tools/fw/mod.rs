@@ -6,6 +6,7 @@ mod nat;
 mod pipes;
 mod rules;
 mod syn_proxy;
+mod tee;
 mod threads;
 
 use std::fs;

@@ -116,7 +116,7 @@ fn an_error_leaves_the_rules_as_they_were() {
         for (command, part) in [
             (&format!("load {}", binary.display())[..], "fw: line 2, column 5: the byte 0xff is not UTF-8"),
             ("add 5 deny udp from any to any 99999", "fw: line 1, column 32: `99999`"),
-            ("add 5 fwd 10.0.0.1 ip from any to any", "column 7: the action `fwd` is not supported"),
+            ("add 5 fwd 10.0.0.1 ip from any to any", "column 7: `fwd` is not supported: frames keep"),
             ("delete 11", "there is no rule 11"),
             (&format!("load {}", wrong.display()), "line 2, column 5: `alow` is no action"),
             ("load /nonexistent", "/nonexistent"),

@@ -60,6 +60,7 @@ impl Rule {
             Action::Pipe(target) => format!("pipe {}, passed", number(target)),
             Action::Queue(target) => format!("queue {}, passed", number(target)),
             Action::Nat(target) => format!("nat {}, passed", number(target)),
+            Action::Tee(target) => format!("a copy to port {}, next", number(target)),
             Action::SynProxy(_) => "passed, if its client exists".into(),
         }
     }

@@ -27,6 +27,8 @@ pub(crate) trait Context {
     fn state(&mut self, name: &str) -> u16;
     /// Names of the two ports, without `netmap:`.
     fn ports(&self) -> [&str; 2];
+    /// Whether a port gets the copies of rules `tee` with this number.
+    fn has_tee(&self, number: u16) -> bool;
 }
 
 /// A parsed rule that has no identity yet.
@@ -73,10 +75,7 @@ struct Parser<'p, 'w> {
 }
 
 /// Actions of ipfw that this program does not have.
-const UNSUPPORTED_ACTIONS: [&str; 18] = [
-    "fwd",
-    "forward",
-    "tee",
+const UNSUPPORTED_ACTIONS: [&str; 15] = [
     "divert",
     "netgraph",
     "ngtee",
@@ -188,21 +187,7 @@ impl Parser<'_, '_> {
             "reject" => (Action::Unreach(1), "reject".into()),
             "reset" => (Action::Reset, "reset".into()),
             "reset6" => (Action::Reset6, "reset6".into()),
-            "skipto" | "call" | "pipe" | "queue" | "nat" => {
-                let target = self.target()?;
-                let shown = match target {
-                    Target::Number(number) => format!("{word} {number}"),
-                    Target::TableArg => format!("{word} tablearg"),
-                };
-                let action = match word {
-                    "call" => Action::Call(target),
-                    "skipto" => Action::SkipTo(target),
-                    "pipe" => Action::Pipe(target),
-                    "nat" => Action::Nat(target),
-                    _ => Action::Queue(target),
-                };
-                (action, shown)
-            }
+            "skipto" | "call" | "pipe" | "queue" | "nat" | "tee" => self.numbered_action(word)?,
             "unreach" => {
                 let code = self.words.required("the code of an ICMP error")?;
                 let number = names::unreach(code).or_else(|| code.parse().ok());
@@ -231,6 +216,13 @@ impl Parser<'_, '_> {
                 self.state = Some(StateOption { name, limit: None, probe: true, defer: false });
                 (Action::CheckState, String::new())
             }
+            "fwd" | "forward" => {
+                let message = format!(
+                    "`{word}` is not supported: frames keep their MAC addresses; the host behind netmap:IF^ chooses \
+                     next hops by its own tables"
+                );
+                return Err(self.words.error(message));
+            }
             _ if UNSUPPORTED_ACTIONS.contains(&word) => {
                 return Err(self.words.error(format!("the action `{word}` is not supported")));
             }
@@ -240,6 +232,30 @@ impl Parser<'_, '_> {
             self.show(&shown);
         }
         Ok(action)
+    }
+
+    /// Parses the number of an action, which has one.
+    fn numbered_action(&mut self, word: &str) -> Result<(Action, String)> {
+        let target = self.target()?;
+        if let ("tee", Target::Number(number)) = (word, target)
+            && !self.context.has_tee(number)
+        {
+            let message = format!("`tee {number}`: no port gets the copies; start with --tee {number}=PORT");
+            return Err(self.words.error(message));
+        }
+        let shown = match target {
+            Target::Number(number) => format!("{word} {number}"),
+            Target::TableArg => format!("{word} tablearg"),
+        };
+        let action = match word {
+            "call" => Action::Call(target),
+            "skipto" => Action::SkipTo(target),
+            "pipe" => Action::Pipe(target),
+            "nat" => Action::Nat(target),
+            "tee" => Action::Tee(target),
+            _ => Action::Queue(target),
+        };
+        Ok((action, shown))
     }
 
     fn target(&mut self) -> Result<Target> {
