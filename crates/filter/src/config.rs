@@ -70,6 +70,8 @@ pub struct Config {
     /// Generation of each slot of rules.
     generations: Vec<u32>,
     free_slots: Vec<u32>,
+    /// Counters that this script has set to zero, and what they were counted from before.
+    zeroed: Vec<(Arc<RuleCounters>, [u64; 3])>,
 }
 
 /// Names that the parser asks for.
@@ -102,11 +104,35 @@ impl Context for Names<'_> {
     }
 }
 
-/// What a command reads of `list` and `show`.
-#[derive(Clone, Copy)]
-struct Listing {
+/// Flags before a command, or after `list` and `show`.
+#[derive(Clone, Copy, Default)]
+struct Flags {
+    /// `-a`: with counters.
     counters: bool,
+    /// `-S`: with sets, and with rules of disabled sets.
     sets: bool,
+    /// `-q`: prints nothing but lists.
+    quiet: bool,
+}
+
+impl Flags {
+    /// Reads the flags that come next.
+    fn read(&mut self, words: &mut Words<'_>) -> Result<()> {
+        while let Some(letters) = words.peek().and_then(|word| word.strip_prefix('-')) {
+            words.next();
+            for letter in letters.chars() {
+                match letter {
+                    'a' => self.counters = true,
+                    'S' => self.sets = true,
+                    'q' => self.quiet = true,
+                    // Nothing is asked before a change.
+                    'f' => {}
+                    _ => return Err(words.error(format!("`-{letter}` is not supported; give -a, -f, -q or -S"))),
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Config {
@@ -147,6 +173,7 @@ impl Config {
             keepalive: true,
             generations: vec![0],
             free_slots: Vec::new(),
+            zeroed: Vec::new(),
         }
     }
 
@@ -169,10 +196,16 @@ impl Config {
         let mut output = String::new();
         for (at, text) in script.lines().enumerate() {
             let line = Line::split(text, at + 1);
-            if !line.is_empty() {
-                config.command(&mut line.words(), &mut output)?;
+            if line.is_empty() {
+                continue;
+            }
+            if let Err(e) = config.command(&mut line.words(), &mut output) {
+                // The counters are those of the present rules, too.
+                config.zeroed.iter().rev().for_each(|(counters, marks)| counters.set_marks(*marks));
+                return Err(e);
             }
         }
+        config.zeroed.clear();
         config.sort();
         Ok((config, output))
     }
@@ -220,12 +253,28 @@ impl Config {
         self.enabled >> set & 1 != 0
     }
 
+    /// Returns the name of states that [`crate::StateInfo`] has by its number.
+    pub fn state_name(&self, number: u16) -> &str {
+        self.states.get(usize::from(number)).map_or("", String::as_str)
+    }
+
     /// Whether the ends of idle connections are asked.
     pub fn has_keepalive(&self) -> bool {
         self.keepalive
     }
 
     fn command(&mut self, words: &mut Words<'_>, output: &mut String) -> Result<()> {
+        let mut flags = Flags::default();
+        flags.read(words)?;
+        let (before, is_list) = (output.len(), matches!(words.peek(), Some("list" | "show" | "graph")));
+        self.perform(words, output, flags)?;
+        if flags.quiet && !is_list {
+            output.truncate(before);
+        }
+        words.end()
+    }
+
+    fn perform(&mut self, words: &mut Words<'_>, output: &mut String, flags: Flags) -> Result<()> {
         if !matches!(
             words.peek(),
             Some("list" | "show" | "graph" | "zero" | "resetlog" | "pipe" | "queue" | "sched" | "nat")
@@ -241,8 +290,8 @@ impl Config {
             }
             "zero" => self.zero(words, output, true)?,
             "resetlog" => self.zero(words, output, false)?,
-            "list" => self.list(words, output, Listing { counters: false, sets: false })?,
-            "show" => self.list(words, output, Listing { counters: true, sets: false })?,
+            "list" => self.list(words, output, flags)?,
+            "show" => self.list(words, output, Flags { counters: true, ..flags })?,
             "graph" => self.graph(output),
             "set" => self.sets(words, output)?,
             "table" => self.table(words, output)?,
@@ -258,7 +307,7 @@ impl Config {
                 );
             }
         }
-        words.end()
+        Ok(())
     }
 
     /// Brings rules that were added into order.
@@ -360,7 +409,11 @@ impl Config {
 
     /// Sets counters to zero, or only re-arms logs.
     fn zero(&mut self, words: &mut Words<'_>, output: &mut String, counts: bool) -> Result<()> {
-        let reset = |rule: &Rule| if counts { rule.counters.zero() } else { rule.counters.reset_log() };
+        let zeroed = &mut self.zeroed;
+        let mut reset = |rule: &Rule| {
+            zeroed.push((Arc::clone(&rule.counters), rule.counters.marks()));
+            if counts { rule.counters.zero() } else { rule.counters.reset_log() }
+        };
         if words.peek().is_none() {
             self.rules.iter().for_each(|rule| reset(rule));
             output.push_str(if counts { "Accounting cleared.\n" } else { "Logging counts reset.\n" });
@@ -379,9 +432,9 @@ impl Config {
     }
 
     /// Prints rules in ipfw's format.
-    fn list(&mut self, words: &mut Words<'_>, output: &mut String, mut listing: Listing) -> Result<()> {
+    fn list(&mut self, words: &mut Words<'_>, output: &mut String, mut listing: Flags) -> Result<()> {
         self.sort();
-        listing.sets = words.accept("-S");
+        listing.read(words)?;
         let mut ranges = Vec::new();
         while words.peek().is_some() {
             ranges.push(range(words)?);

@@ -65,6 +65,18 @@ impl RuleCounters {
         self.logged.store(0, Relaxed);
     }
 
+    /// Returns what [`RuleCounters::zero`] and [`RuleCounters::reset_log`] change.
+    pub(crate) fn marks(&self) -> [u64; 3] {
+        [&self.zero[0], &self.zero[1], &self.logged].map(|word| word.load(Relaxed))
+    }
+
+    /// Undoes what they have changed since.
+    pub(crate) fn set_marks(&self, [packets, bytes, logged]: [u64; 3]) {
+        self.zero[0].store(packets, Relaxed);
+        self.zero[1].store(bytes, Relaxed);
+        self.logged.fetch_add(logged, Relaxed);
+    }
+
     fn sum(&self) -> Counts {
         self.cells.iter().fold(Counts::default(), |sum, cell| Counts {
             packets: sum.packets.wrapping_add(cell.packets.load(Relaxed)),

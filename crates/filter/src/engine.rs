@@ -11,7 +11,7 @@ use crate::reply::MAX_REPLY;
 use crate::rule::{Action, Rule, RuleId, StateOption, Tag, Target};
 use crate::ruleset::Ruleset;
 use crate::shared::MaybeShared;
-use crate::state::StateCounts;
+use crate::state::{StateCounts, StateInfo};
 use crate::states::{States, Walk};
 use crate::syn_proxy::{self, Cookies, ProxyCounts};
 use crate::table::AddressHasher;
@@ -68,6 +68,11 @@ impl SharedTables {
     /// Returns the counts of states and of translated connections.
     pub fn counts(&self) -> (StateCounts, NatCounts) {
         (self.states.counts(), self.nat.read(NatTable::counts))
+    }
+
+    /// Returns the states that have not expired.
+    pub fn states(&self, now: u64) -> Vec<StateInfo> {
+        self.states.list(now)
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod keepalive;
 mod limited;
+mod list;
 
 use std::hash::Hasher as _;
 use std::sync::{Arc, Mutex};
@@ -25,6 +26,7 @@ use crate::tuning::{
 };
 
 use limited::Limited;
+pub use list::StateInfo;
 
 const NONE: u32 = u32::MAX;
 
@@ -162,23 +164,6 @@ impl StateCounts {
             keepalives: self.keepalives + other.keepalives,
         }
     }
-}
-
-/// A state, as listed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateInfo {
-    /// Its rule.
-    pub rule: RuleId,
-    /// Protocol.
-    pub proto: u8,
-    /// Addresses and ports, those of the first packet's sender first.
-    pub ends: [(std::net::IpAddr, u16); 2],
-    /// Packets and bytes that matched the state.
-    pub packets: u64,
-    /// As `packets`.
-    pub bytes: u64,
-    /// Milliseconds until it expires.
-    pub left: u64,
 }
 
 /// The state of a proxied connection.
@@ -415,31 +400,6 @@ impl StateTable {
                 self.remove(self.swept as u32);
             }
         }
-    }
-
-    /// Returns the states that have not expired.
-    pub(crate) fn list(&self, now: u64) -> Vec<StateInfo> {
-        let all = self.entries.iter().zip(&self.rest);
-        let live = all.filter(|(entry, _)| entry.packets > 0 && entry.expires > now);
-        live.map(|(entry, rest)| {
-            let end = |i: usize| {
-                let i = i ^ usize::from(entry.swapped);
-                let address = match entry.is_ipv6 {
-                    true => std::net::IpAddr::V6(joined(rest.high[i], entry.low[i]).into()),
-                    false => std::net::IpAddr::V4((entry.low[i] as u32).into()),
-                };
-                (address, entry.ports[i])
-            };
-            StateInfo {
-                rule: entry.rule,
-                proto: entry.proto,
-                ends: [end(0), end(1)],
-                packets: entry.packets,
-                bytes: entry.bytes,
-                left: entry.expires - now,
-            }
-        })
-        .collect()
     }
 
     /// Renews a state's lifetime. `direction`: 0 for packets that travel as the first one did.

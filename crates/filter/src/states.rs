@@ -168,6 +168,15 @@ impl States {
         }
     }
 
+    /// Returns the states among the next `n` places from `at` on; `None` at the end. Those that threads share are
+    /// listed by [`crate::SharedTables::states`].
+    pub fn list_part(&self, at: &mut usize, n: usize, now: u64) -> Option<Vec<StateInfo>> {
+        match &self.tables {
+            Tables::Own(table) => table.list_part(at, n, now),
+            Tables::Shared(_) => None,
+        }
+    }
+
     /// As [`StateTable::memory`].
     pub(crate) fn memory(&self) -> Vec<(*const u8, usize)> {
         match &self.tables {

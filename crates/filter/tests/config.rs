@@ -168,6 +168,53 @@ fn what_is_wrong_or_not_supported_is_refused_with_its_place() {
 }
 
 #[test]
+fn flags_come_before_commands_or_after_lists() {
+    let (config, echo) = apply(
+        &new(),
+        "-q add 10 allow ip from any to any\n-f -q flush\nadd 20 set 3 deny udp from any to any\n-q set disable 3\n\
+         -qf zero\n-q table t create",
+    );
+    assert_eq!(echo, "00020 deny udp from any to any\n");
+    let (_, list) = apply(&config, "list\n-q list 65535\n-aS list 20\nlist -S -a 20\n-S show 20");
+    let shown = "# DISABLED 00020 0 0 set 3 deny udp from any to any\n".repeat(3);
+    let default = "65535 deny ip from any to any\n".repeat(2);
+    assert_eq!(list, default + &shown);
+    for (script, column, part) in
+        [("-x list", 1, "`-x` is not supported"), ("-aN list", 1, "`-N`"), ("-a", 3, "give a c")]
+    {
+        let error = config.apply(script).unwrap_err();
+        assert_eq!((error.line, error.column), (1, column), "{script}: {error}");
+        assert!(error.message.contains(part), "{script}: {error}");
+    }
+}
+
+#[test]
+fn a_script_with_an_error_sets_no_counter_to_zero() {
+    let (config, _) = apply(&new(), "add 10 allow log logamount 2 ip from any to any");
+    let set = config.compile();
+    let mut engine = Engine::new(0, 16, 1);
+    let mut logged = |packets: usize| {
+        let headers = Headers::parse(&frame(A, B, 0, 0), 54).unwrap();
+        let mut logged = 0;
+        for _ in 0..packets {
+            engine.evaluate(&set, &headers, Direction::Out, 54, Now::default(), |_| logged += 1);
+        }
+        logged
+    };
+    assert_eq!(logged(3), 2);
+    assert!(config.apply("zero 10\nresetlog\nzero\nwrong").is_err());
+    assert_eq!(
+        (apply(&config, "show 10").1.as_str(), logged(1)),
+        ("00010 3 162 allow log logamount 2 ip from any to any\n", 0)
+    );
+    assert_eq!(
+        apply(&config, "zero\nshow 10").1.split_once('\n').unwrap().1,
+        "00010 0 0 allow log logamount 2 ip from any to any\n"
+    );
+    assert_eq!(logged(3), 2);
+}
+
+#[test]
 fn a_script_with_an_error_changes_nothing() {
     let (config, before) = apply(&new(), "add 10 allow ip from any to any");
     let many: String = (0..100_000).map(|i| format!("add deny ip from 10.0.0.{} to any\n", i % 256)).collect();

@@ -4,6 +4,7 @@
 //! ```text
 //! request = ("text" | "json" | "load") "\n" commands, to the end of the stream
 //!         | "events\n" the number of the last event that was seen
+//!         | "states\n" ("text" | "json")
 //! reply   = ("ok" | "error") "\n" text, to the end of the stream
 //! ```
 
@@ -87,6 +88,16 @@ fn answer(mut stream: &UnixStream, shared: &Shared, config: &Mutex<Config>, even
         let reply = match after.ok_or(()) {
             Ok(after) => format!("ok\n{}", events.after(after)),
             Err(_) => "error\nevents: give the number of the last event that was seen".into(),
+        };
+        return stream.write_all(reply.as_bytes());
+    }
+    if format == "states" {
+        let reply = match shared.states() {
+            Ok(states) => {
+                let config = config.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                format!("ok\n{}", crate::states::list(states, &config, script == Ok("json")))
+            }
+            Err(e) => format!("error\n{e}"),
         };
         return stream.write_all(reply.as_bytes());
     }

@@ -7,6 +7,7 @@ mod events;
 mod log;
 mod options;
 mod shared;
+mod states;
 mod tee;
 mod worker;
 
@@ -135,7 +136,6 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
         log: log.clone(),
         tees,
         memory: options.memory,
-        begin,
     });
     let work: Vec<_> = parts.zip(pairs).collect();
     drop(log);

@@ -174,7 +174,7 @@ mod tests {
         tool_common::testing::check_flags(Cli::command());
     }
 
-    const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBunetmap\\-fw\\fR [\\fIOPTIONS\\fR] \\fIPORT1\\fR \\fIPORT2\\fR\n.br\n\\fBunetmap fw\\fR [\\fB\\-\\-control\\fR \\fIPATH\\fR] [\\fB\\-\\-json\\fR] \\fICOMMAND\\fR\n";
+    const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBunetmap\\-fw\\fR [\\fIOPTIONS\\fR] \\fIPORT1\\fR \\fIPORT2\\fR\n.br\n\\fBunetmap fw\\fR [\\fIOPTIONS\\fR] \\fICOMMAND\\fR|\\fB\\-\\-file\\fR \\fIFILE\\fR\n";
 
     /// `man/unetmap-fw.1` is generated from the flags above and `man.roff`. After a change of either, run this test
     /// with `UPDATE_MAN=1` in the environment.

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! What the threads that move packets share with the others: rules, counts, packets that are logged.
 
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use unetmap_filter::{
-    Direction, Engine, HEADER_BYTES, Headers, NatCounts, ProxyCounts, Ruleset, SharedTables, StateCounts,
+    Direction, Engine, HEADER_BYTES, Headers, NatCounts, ProxyCounts, Ruleset, SharedTables, StateCounts, StateInfo,
+    States,
 };
 
 /// The rules that packets are evaluated with, which another thread replaces.
@@ -18,7 +20,25 @@ pub(crate) struct Shared {
     pub(crate) totals: Box<[Totals]>,
     /// The tables that workers share, if there are several.
     pub(crate) tables: Option<SharedTables>,
+    /// When the workers begin: the time of states.
+    pub(crate) begin: Instant,
+    /// A list of states that was asked for, of the only worker, which adds to it between two batches.
+    listing: Mutex<Option<Listing>>,
+    is_listing: AtomicBool,
 }
+
+/// States that are listed.
+struct Listing {
+    at: usize,
+    parts: SyncSender<Vec<StateInfo>>,
+}
+
+/// States that are listed between two batches, at most.
+const LISTED: usize = 1024;
+/// Parts of a list that wait.
+const LIST_QUEUE: usize = 16;
+/// Longest wait for the next part.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Counts that another thread reads.
 #[derive(Default)]
@@ -49,6 +69,66 @@ impl Shared {
             generation: AtomicU64::new(1),
             totals: engines.iter().map(|_| Totals::default()).collect(),
             tables: engines.first().and_then(Engine::shared_tables),
+            begin: Instant::now(),
+            listing: Mutex::new(None),
+            is_listing: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns milliseconds since the workers began.
+    pub(crate) fn millis(&self) -> u64 {
+        self.begin.elapsed().as_millis() as u64
+    }
+
+    /// Returns all states that have not expired. One thread calls it at a time.
+    ///
+    /// # Errors
+    /// The worker does not answer.
+    pub(crate) fn states(&self) -> Result<Vec<StateInfo>, String> {
+        if let Some(tables) = &self.tables {
+            return Ok(tables.states(self.millis()));
+        }
+        let (parts, all) = sync_channel(LIST_QUEUE);
+        *self.listing.lock().unwrap_or_else(PoisonError::into_inner) = Some(Listing { at: 0, parts });
+        self.is_listing.store(true, Release);
+        let mut states = Vec::new();
+        loop {
+            match all.recv_timeout(LIST_TIMEOUT) {
+                Ok(part) => states.extend(part),
+                Err(RecvTimeoutError::Disconnected) => return Ok(states),
+                Err(RecvTimeoutError::Timeout) => return Err("the firewall does not answer".into()),
+            }
+        }
+    }
+
+    /// Whether states are being listed.
+    #[inline]
+    pub(crate) fn is_listing(&self) -> bool {
+        self.is_listing.load(Relaxed)
+    }
+
+    /// Lists the next states of the only worker.
+    #[cold]
+    pub(crate) fn list(&self, states: &States) {
+        let Ok(mut listing) = self.listing.try_lock() else { return };
+        let Some(Listing { at, parts }) = &mut *listing else {
+            self.is_listing.store(false, Relaxed);
+            return;
+        };
+        let mut next = *at;
+        let part = states.list_part(&mut next, LISTED, self.millis());
+        let is_over = match part.map(|part| parts.try_send(part)) {
+            Some(Ok(())) => {
+                *at = next;
+                false
+            }
+            // The receiver is slower.
+            Some(Err(TrySendError::Full(_))) => false,
+            None | Some(Err(TrySendError::Disconnected(_))) => true,
+        };
+        if is_over {
+            *listing = None;
+            self.is_listing.store(false, Relaxed);
         }
     }
 

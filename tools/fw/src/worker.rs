@@ -6,7 +6,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tool_common::forward::{Counts, Mover, copy_slot, count_all, move_all, swap_slot};
 use tool_common::held::{PacketSlots, emit, slots_needed, store};
@@ -50,8 +50,6 @@ pub(crate) struct Parts {
     pub(crate) tees: MaybeShared<Tees>,
     /// Bytes for packets in links.
     pub(crate) memory: usize,
-    /// When all workers began.
-    pub(crate) begin: Instant,
 }
 
 /// What happens to a packet.
@@ -73,7 +71,6 @@ pub(crate) struct Worker<'a> {
     generation: u64,
     set: Arc<Ruleset>,
     pub(crate) engine: Engine,
-    begin: Instant,
     log: SyncSender<LogEntry>,
     pub(crate) tees: MaybeShared<Tees>,
     /// Numbers of the ports that get copies of the packet.
@@ -91,7 +88,7 @@ pub(crate) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub(crate) fn new(shared: &'a Shared, parts: Parts) -> Worker<'a> {
         let set = shared.set();
-        let Parts { engine, links, log, tees, memory, begin } = parts;
+        let Parts { engine, links, log, tees, memory } = parts;
         let totals = &shared.totals[engine.thread()];
         let mut worker = Worker {
             shared,
@@ -99,7 +96,6 @@ impl<'a> Worker<'a> {
             generation: 1,
             set,
             engine,
-            begin,
             log,
             tees,
             copies: Vec::new(),
@@ -173,7 +169,7 @@ impl<'a> Worker<'a> {
     }
 
     fn nanos(&self) -> Nanos {
-        self.begin.elapsed().as_nanos() as Nanos
+        self.shared.begin.elapsed().as_nanos() as Nanos
     }
 
     /// Takes new rules, if there are any.
@@ -184,11 +180,14 @@ impl<'a> Worker<'a> {
             self.generation = generation;
             self.update_links();
         }
+        if self.shared.is_listing() {
+            self.shared.list(&self.engine.states);
+        }
     }
 
     fn now(&self) -> Now {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Now { millis: self.begin.elapsed().as_millis() as u64, seconds }
+        Now { millis: self.shared.millis(), seconds }
     }
 
     /// Evaluates a packet of `len` bytes that begins with `bytes`, which are parsed. Notes its copies.
@@ -577,7 +576,7 @@ impl Mover for Filter<'_, '_> {
 
     fn next_packet(&mut self) -> Option<Duration> {
         let worker = &*self.worker.borrow();
-        if worker.engine.is_asking_idle() {
+        if worker.engine.is_asking_idle() || worker.shared.is_listing() {
             return Some(SOON);
         }
         if !worker.has_links {

@@ -3,7 +3,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -12,20 +12,45 @@ use tool_common::fw_socket;
 /// Show or change the rules of a running unetmap-fw(1).
 ///
 /// COMMAND is one of ipfw's: add RULE, delete NUMBER, list, show, zero, flush, set, table, pipe, queue, sched, nat; or
-/// load FILE, which replaces all of them by those of a file; or graph. A change takes effect between two batches and
-/// drops no packet. One with an error changes nothing.
+/// states, which lists them; graph; or load FILE, which replaces all rules, tables, pipes and NAT instances by those of
+/// a file. A change takes effect between two batches and drops no packet. One with an error changes nothing.
 #[derive(Debug, Args)]
 pub(crate) struct FwArgs {
     /// Path of the firewall's socket [default: unetmap-fw.sock beside the daemon's socket]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 
-    /// Print the rules and all counters as a JSON object afterwards
+    /// Perform the commands of this file, or - for standard input, as one change: all of them, or with an error none
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["words", "counters", "sets", "json"])]
+    file: Option<PathBuf>,
+
+    /// Print the rules and all counters, or with `states` those, as a JSON object afterwards
     #[arg(long)]
     json: bool,
 
+    /// With list: print counters, too, as show does
+    #[arg(short = 'a')]
+    counters: bool,
+
+    /// With list and show: print the set of each rule, and rules of disabled sets, too
+    #[arg(short = 'S')]
+    sets: bool,
+
+    /// Print nothing but lists and errors
+    #[arg(short = 'q')]
+    quiet: bool,
+
+    /// Has no effect, as nothing is asked before a change; for scripts that were written for ipfw
+    #[arg(short = 'f')]
+    force: bool,
+
     /// The command and its words
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    #[arg(
+        required_unless_present = "file",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
     words: Vec<String>,
 }
 
@@ -47,16 +72,55 @@ pub(crate) fn events(after: u64) -> Option<String> {
     reply.strip_prefix("ok\n").map(str::to_owned)
 }
 
+/// What is sent to the firewall.
+struct Request {
+    format: &'static str,
+    script: Vec<u8>,
+    /// Whether the answer is not printed.
+    is_quiet: bool,
+}
+
+impl Request {
+    fn of(args: &FwArgs) -> Result<Request, String> {
+        let read = |path: &Path| {
+            let bytes = if path == Path::new("-") {
+                let mut bytes = Vec::new();
+                std::io::stdin().read_to_end(&mut bytes).map(|_| bytes)
+            } else {
+                std::fs::read(path)
+            };
+            bytes.map_err(|e| format!("fw: {}: {e}", path.display()))
+        };
+        let of_file = |format, path: &Path| Ok(Request { format, script: read(path)?, is_quiet: args.quiet });
+        if let Some(path) = &args.file {
+            return of_file("text", path);
+        }
+        let (is_json, words) = match args.words.as_slice() {
+            [words @ .., last] if last == "--json" && !words.is_empty() => (true, words),
+            words => (args.json, words),
+        };
+        match words {
+            [load, path] if load == "load" => return of_file("load", Path::new(path)),
+            [load, ..] if load == "load" => return Err("fw: give one file: load FILE".into()),
+            [states] if states == "states" => {
+                let script = if is_json { "json" } else { "text" };
+                return Ok(Request { format: "states", script: script.into(), is_quiet: false });
+            }
+            [states, ..] if states == "states" => return Err("fw: states has no more words".into()),
+            // As ipfw has it.
+            [path] if path.starts_with('/') => return of_file("text", Path::new(path)),
+            _ => {}
+        }
+        let flags = [(args.counters, "-a "), (args.sets, "-S "), (args.quiet, "-q ")];
+        let flags = flags.into_iter().filter_map(|(is_given, flag)| is_given.then_some(flag));
+        let script = flags.collect::<String>() + &words.join(" ");
+        Ok(Request { format: if is_json { "json" } else { "text" }, script: script.into(), is_quiet: false })
+    }
+}
+
 /// Performs `unetmap fw`; returns what it prints.
 pub(crate) fn run(args: &FwArgs) -> Result<String, String> {
-    let (format, script) = match args.words.as_slice() {
-        [load, path] if load == "load" => {
-            let script = std::fs::read(path).map_err(|e| format!("fw: {path}: {e}"))?;
-            ("load", script)
-        }
-        [load, ..] if load == "load" => return Err("fw: give one file: load FILE".into()),
-        words => (if args.json { "json" } else { "text" }, words.join(" ").into_bytes()),
-    };
+    let Request { format, script, is_quiet } = Request::of(args)?;
     let path = args.control.clone().map_or_else(fw_socket, Ok)?;
     let failed = |e: std::io::Error| match e.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
@@ -70,6 +134,7 @@ pub(crate) fn run(args: &FwArgs) -> Result<String, String> {
     stream.shutdown(std::net::Shutdown::Write).map_err(failed)?;
     stream.read_to_string(&mut reply).map_err(failed)?;
     match reply.split_once('\n') {
+        Some(("ok", _)) if is_quiet => Ok(String::new()),
         Some(("ok", text)) => Ok(text.to_owned()),
         Some(("error", text)) => Err(format!("fw: {text}")),
         _ => Err("fw: the firewall ended before it answered".into()),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap-fw` and `unetmap fw`.
 
+mod commands;
 mod faults;
 mod nat;
 mod pipes;
