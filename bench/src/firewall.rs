@@ -153,8 +153,15 @@ impl Case {
     /// Sets the kernel up to do the same between the ports of a bridge.
     ///
     /// # Errors
-    /// Why the kernel cannot.
+    /// Why the kernel cannot, and what brings what is missing.
     pub(crate) fn set_kernel_up(self, peer: &str, folder: &TempDir, ns: &Ns) -> Result<(), String> {
+        self.try_set_kernel_up(peer, folder, ns).map_err(|why| match what_brings(peer, &why) {
+            Some(what) => format!("{what} ({why})"),
+            None => why,
+        })
+    }
+
+    fn try_set_kernel_up(self, peer: &str, folder: &TempDir, ns: &Ns) -> Result<(), String> {
         let Case::Rules(n) = self else {
             return ns
                 .tool("tc", &["qdisc", "add", "dev", "vc", "root", "netem", "delay", DELAY, "limit", "100000"])
@@ -193,6 +200,31 @@ impl Case {
             let _ = ns.tool(tool, args);
         }
     }
+}
+
+/// Returns what a machine lacks, and what brings it, by the error of the tool that sets a peer up.
+fn what_brings(peer: &str, why: &str) -> Option<&'static str> {
+    let is_missing = why.contains("(os error 2)");
+    let names = |texts: &[&str]| texts.iter().any(|text| why.contains(text));
+    Some(match peer {
+        NFTABLES if is_missing => "nft is not installed: apt-get install nftables",
+        _ if is_missing => "tc is not installed: apt-get install iproute2",
+        NFTABLES if names(&["Could not process rule", "not supported", "No such file"]) => {
+            "the kernel has no rules for bridges: CONFIG_NF_TABLES and CONFIG_NF_TABLES_BRIDGE (module nf_tables)"
+        }
+        NETEM if names(&["qdisc kind is unknown", "No such file"]) => {
+            "the kernel has no netem: CONFIG_NET_SCH_NETEM (module sch_netem; on cloud images linux-modules-extra or a \
+             generic kernel)"
+        }
+        TC if names(&["qdisc kind is unknown"]) => {
+            "the kernel has no clsact: CONFIG_NET_SCH_INGRESS (module sch_ingress)"
+        }
+        TC if names(&["classifier"]) => "the kernel has no u32: CONFIG_NET_CLS_U32 (module cls_u32)",
+        TC if names(&["action module", "act_gact"]) => {
+            "the kernel has no action `drop`: CONFIG_NET_ACT_GACT (module act_gact)"
+        }
+        _ => return None,
+    })
 }
 
 /// The rows between pipes.
@@ -346,6 +378,49 @@ mod tests {
             10_000_000,
         );
         assert!(late <= 0.1, "{late}");
+    }
+
+    #[test]
+    fn what_a_machine_lacks_is_named_with_what_brings_it() {
+        for (peer, why, part) in [
+            (
+                NETEM,
+                "tc qdisc add dev vc root netem: exit status: 2 (Error: Specified qdisc kind is unknown.)",
+                "SCH_NETEM",
+            ),
+            (
+                TC,
+                "tc -batch x: exit status: 1 (Error: Failed to load TC action module.; We have)",
+                "CONFIG_NET_ACT_GACT",
+            ),
+            (TC, "tc -batch x: exit status: 1 (Error: TC classifier not found.; We have)", "CONFIG_NET_CLS_U32"),
+            (TC, "tc -batch x: exit status: 1 (Error: Specified qdisc kind is unknown.)", "CONFIG_NET_SCH_INGRESS"),
+            (TC, "tc -batch x: No such file or directory (os error 2)", "apt-get install iproute2"),
+            (NFTABLES, "nft -f x: No such file or directory (os error 2)", "apt-get install nftables"),
+            (
+                NFTABLES,
+                "nft -f x: exit status: 1 (x:1:1-5: Error: Could not process rule: Operation not supported)",
+                "BRIDGE",
+            ),
+        ] {
+            let what = what_brings(peer, why).unwrap_or_default();
+            assert!(what.contains(part), "{peer}: {why}: {what}");
+        }
+        assert_eq!(what_brings(TC, "tc -batch x: exit status: 1 (Error: Exclusivity flag on.)"), None);
+    }
+
+    #[test]
+    fn a_kernel_without_netem_is_told_what_brings_it() {
+        let Ok(lab) = lab::Lab::new().inspect_err(|why| eprintln!("skipped: {why}")) else { return };
+        let (ns, folder) = (lab.namespace("bench").unwrap(), tempfile::tempdir().unwrap());
+        lab.veth(&ns, "vb", &ns, "vc", lab::VethOptions::default()).unwrap();
+        for (case, peer) in [(Case::Delay, NETEM), (Case::Rules(2), TC), (Case::Rules(2), NFTABLES)] {
+            if let Err(why) = case.set_kernel_up(peer, &folder, &ns) {
+                eprintln!("{peer}: {why}");
+                assert!(why.contains("CONFIG_") || why.contains("apt-get install"), "{peer}: {why}");
+            }
+            Case::set_kernel_down(&ns);
+        }
     }
 
     #[test]
