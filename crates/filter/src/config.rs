@@ -17,6 +17,7 @@
 mod dummynet;
 mod graph;
 mod nat;
+mod replace;
 mod tables;
 
 use std::collections::BTreeMap;
@@ -70,6 +71,8 @@ pub struct Config {
     /// Generation of each slot of rules.
     generations: Vec<u32>,
     free_slots: Vec<u32>,
+    /// What this script may take over from what it replaces.
+    kept: replace::Kept,
     /// Counters that this script has set to zero, and what they were counted from before.
     zeroed: Vec<(Arc<RuleCounters>, [u64; 3])>,
 }
@@ -173,6 +176,7 @@ impl Config {
             keepalive: true,
             generations: vec![0],
             free_slots: Vec::new(),
+            kept: replace::Kept::default(),
             zeroed: Vec::new(),
         }
     }
@@ -208,22 +212,6 @@ impl Config {
         config.zeroed.clear();
         config.sort();
         Ok((config, output))
-    }
-
-    /// As [`Config::apply`], from a configuration with the default rule alone: the script replaces all rules,
-    /// tables, pipes and NAT instances.
-    ///
-    /// # Errors
-    /// As [`Config::apply`].
-    pub fn replace(&self, script: &str) -> Result<(Config, String)> {
-        let mut config = self.clone();
-        config.remove(|_| true);
-        config.revision += 1;
-        (config.tables, config.contents, config.enabled) = (BTreeMap::new(), Vec::new(), !0);
-        config.dummynet = dummynet::Dummynet::default();
-        config.nats.clear();
-        config.keepalive = true;
-        config.apply(script)
     }
 
     /// Compiles the rules.
@@ -322,12 +310,8 @@ impl Config {
         let mut names = Names { ports: &self.ports, tees: &self.tees, tables: &self.tables, states: &mut self.states };
         let parsed = parse::rule(words, &mut names)?;
         let number = parsed.number.unwrap_or_else(|| self.next_number());
-        let slot = self.free_slots.pop().unwrap_or_else(|| {
-            self.generations.push(0);
-            self.generations.len() as u32 - 1
-        });
-        let id = RuleId { slot, generation: self.generations[slot as usize] };
         let ParsedRule { set, probability, action, log, tag, tests, state, text, .. } = parsed;
+        let (id, counters) = self.identity(number, set, &text);
         let is_any = |literal: &crate::rule::Literal| {
             !literal.negated && !literal.or && literal.test == crate::rule::Test::Always(true)
         };
@@ -338,19 +322,8 @@ impl Config {
             previous_or = literal.or;
             in_group || !is_any(literal)
         });
-        let rule = Rule {
-            number,
-            set,
-            id,
-            probability,
-            action,
-            log,
-            tag,
-            tests: tests.collect(),
-            state,
-            text,
-            counters: Arc::new(RuleCounters::new(self.threads)),
-        };
+        let rule =
+            Rule { number, set, id, probability, action, log, tag, tests: tests.collect(), state, text, counters };
         let _ = writeln!(output, "{number:05} {}", rule.text);
         // The default rule stays the last.
         let last = self.rules.len() - 1;
@@ -369,15 +342,9 @@ impl Config {
     /// Removes rules, except the default rule. Returns how many.
     fn remove(&mut self, which: impl Fn(&Rule) -> bool) -> usize {
         let before = self.rules.len();
-        let (generations, free) = (&mut self.generations, &mut self.free_slots);
-        self.rules.retain(|rule| {
-            let stays = rule.number == DEFAULT_RULE && rule.id.slot == 0 || !which(rule);
-            if !stays {
-                generations[rule.id.slot as usize] = rule.id.generation.wrapping_add(1);
-                free.push(rule.id.slot);
-            }
-            stays
-        });
+        let is_gone = |rule: &Arc<Rule>| !(rule.number == DEFAULT_RULE && rule.id.slot == 0) && which(rule);
+        let gone: Vec<RuleId> = self.rules.extract_if(.., |rule| is_gone(rule)).map(|rule| rule.id).collect();
+        gone.into_iter().for_each(|id| self.free(id));
         let removed = before - self.rules.len();
         if removed > 0 {
             let others = &self.rules[..self.rules.len() - 1];

@@ -272,6 +272,45 @@ fn states_live_as_long_as_their_rule_and_their_time() {
 }
 
 #[test]
+fn rules_that_are_replaced_by_the_same_keep_counters_and_states() {
+    let script = "table t create\ntable t add 10.0.0.1\nadd 10 check-state\n\
+                  add 20 allow udp from table(t) to any keep-state :dns\nadd 30 deny ip from any to any\n\
+                  add 30 deny ip from any to any";
+    let (config, _) = apply(&new(), script);
+    let mut engine = Engine::new(0, 16, 1);
+    assert_eq!(evaluate(&mut engine, &config.compile(), &frame(A, B, 0, 0), 1), Verdict::Accept);
+    assert_eq!(evaluate(&mut engine, &config.compile(), &frame(B, A, tcp::SYN, 0), 1), Verdict::Deny);
+    let shown = |config: &Config| apply(config, "show 20-30").1;
+    let before = shown(&config);
+    // An error changes nothing; rules of another set, number or text are others; those of the same text stay apart.
+    assert!(config.replace(&format!("{script}\nadd wrong")).is_err());
+    let first = "table a create\ntable t create\nadd 5 count ip from any to any\nadd 10 check-state :dns\n";
+    let same = "add 20 allow udp from table(t) to any keep-state :dns\n";
+    let (replaced, _) = config
+        .replace(&format!("{first}{same}add 30 deny ip from any to any\nadd 30 set 1 deny ip from any to any"))
+        .unwrap();
+    assert_eq!(shown(&replaced), before);
+    assert!(before.starts_with("00020 1 54 allow"), "{before}");
+    assert_eq!(engine.states.list(2000).len(), 1);
+    assert_eq!(evaluate(&mut engine, &replaced.compile(), &frame(B, A, 0, 0), 2), Verdict::Accept, "its state");
+    let (other, _) =
+        replaced.replace("add 10 check-state :dns\nadd 20 allow udp from any to any keep-state :dns").unwrap();
+    assert_eq!(
+        evaluate(&mut engine, &other.compile(), &frame(B, A, 0, 0), 3),
+        Verdict::Accept,
+        "by a state of its own"
+    );
+    assert_eq!(apply(&other, "show 20").1.split(' ').nth(1), Some("1"));
+    // The identities of rules that are gone are used again, with another generation.
+    let (last, _) = other.replace(script).unwrap();
+    let mut ids: Vec<_> = last.rules().iter().map(|rule| rule.id.slot).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), last.rules().len());
+    assert!(ids.iter().all(|&slot| slot < 8), "{ids:?}");
+}
+
+#[test]
 fn a_full_table_keeps_answered_flows_and_drops_the_oldest_other() {
     let set = apply(&new(), "add allow ip from any to any keep-state").0.compile();
     let mut engine = Engine::new(0, 3, 1);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum as _};
 use clap_complete::Shell;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Exit status of a wrong command line, the same as clap's.
 const WRONG_USAGE: u8 = 2;
@@ -77,6 +77,28 @@ pub fn stop_on_signals() -> Result<&'static AtomicBool, String> {
             .map_err(|e| format!("cannot catch signal {signal}: {e}"))?;
     }
     Ok(&STOP)
+}
+
+/// Makes SIGHUP, which a terminal sends that is closed, set the flag of [`stop_on_signals`], too.
+///
+/// # Errors
+/// As of [`stop_on_signals`].
+pub fn stop_on_hangup() -> Result<(), String> {
+    set_on_hangup(&STOP)
+}
+
+/// Returns a flag that SIGHUP sets, for a program that reads its files again.
+///
+/// # Errors
+/// As of [`stop_on_signals`].
+pub fn flag_on_hangup() -> Result<Arc<AtomicBool>, String> {
+    let flag = Arc::default();
+    set_on_hangup(&flag).map(|()| flag)
+}
+
+fn set_on_hangup(flag: &Arc<AtomicBool>) -> Result<(), String> {
+    let registered = signal_hook::flag::register(SIGHUP, Arc::clone(flag));
+    registered.map(drop).map_err(|e| format!("cannot catch signal {SIGHUP}: {e}"))
 }
 
 /// Returns the path of the socket at which a firewall of this user listens for `unetmap fw`.

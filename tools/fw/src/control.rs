@@ -12,13 +12,14 @@ use std::io::{self, Read as _, Write as _};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::ifaddrs::getifaddrs;
 use serde_json::{Value, json};
+use tool_common::note;
 use unetmap_filter::{Config, ProxyCounts, SharedTables};
 
 use crate::events::Events;
@@ -28,8 +29,10 @@ use crate::shared::{Shared, Totals};
 const MAX_REQUEST: u64 = 1 << 30;
 /// Longest pause within a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between two looks at the addresses of interfaces.
-const ADDRESS_PERIOD: Duration = Duration::from_secs(1);
+/// Time between two looks at the flag that SIGHUP sets.
+const HANGUP_PERIOD: Duration = Duration::from_millis(100);
+/// As many of them pass between two looks at the addresses of interfaces.
+const ADDRESS_PERIODS: u32 = 10;
 /// Only the user whose program this is, and root, can change rules.
 const MODE: u32 = 0o600;
 
@@ -123,14 +126,30 @@ fn answer(mut stream: &UnixStream, shared: &Shared, config: &Mutex<Config>, even
     stream.write_all(format!("{status}\n{text}").as_bytes())
 }
 
-/// Follows the addresses of interfaces that NAT has, until the process ends.
-pub(crate) fn follow_addresses(shared: &Shared, config: &Mutex<Config>) {
-    loop {
-        std::thread::sleep(ADDRESS_PERIOD);
-        let mut config = config.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(changed) = config.refresh() {
-            shared.replace(changed.compile());
-            *config = changed;
+/// Follows the addresses of interfaces that NAT has, and reads the file of rules again when its flag is set, until the
+/// process ends.
+pub(crate) fn follow(shared: &Shared, config: &Mutex<Config>, reread: Option<&(PathBuf, Arc<AtomicBool>)>) {
+    for i in 1u32.. {
+        std::thread::sleep(HANGUP_PERIOD);
+        if let Some((path, flag)) = reread
+            && flag.swap(false, Relaxed)
+        {
+            let mut config = config.lock().unwrap_or_else(PoisonError::into_inner);
+            match crate::read_rules(path, |script| config.replace(script)) {
+                Ok(changed) => {
+                    shared.replace(changed.compile());
+                    *config = changed;
+                    note(&format!("the rules {} were read again", path.display()));
+                }
+                Err(e) => note(&format!("{e}; the rules of before stay")),
+            }
+        }
+        if i.is_multiple_of(ADDRESS_PERIODS) {
+            let mut config = config.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(changed) = config.refresh() {
+                shared.replace(changed.compile());
+                *config = changed;
+            }
         }
     }
 }

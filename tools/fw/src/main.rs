@@ -22,10 +22,12 @@ use std::time::Instant;
 
 use serde_json::json;
 use tool_common::forward::{Counts, Direction as Way, check_headers, check_sizes, drain, flush, forward};
-use tool_common::{Failure, fw_socket, note, port, print, stop_on_signals, wait_for_link};
+use tool_common::{
+    Failure, flag_on_hangup, fw_socket, note, port, print, stop_on_hangup, stop_on_signals, wait_for_link,
+};
 use unetmap::Port;
-use unetmap::abi::NR_ACCEPT_VNET_HDR;
-use unetmap_filter::{Config, Direction, Engine, MaybeShared};
+use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE};
+use unetmap_filter::{Config, Direction, Engine, MaybeShared, SyntaxError};
 
 use events::Events;
 use log::PacketLog;
@@ -48,29 +50,44 @@ fn rule_name(port: &str) -> &str {
     name.split('@').next().unwrap_or(name)
 }
 
+/// Of both ports: another program on the same rings would take packets that the firewall has not seen.
+const FLAGS: u64 = NR_ACCEPT_VNET_HDR | NR_EXCLUSIVE;
+
+/// Says why a port is not opened that another program has.
+fn alone(failure: Failure) -> Failure {
+    match failure {
+        Failure::Work(text) if text.ends_with("(NR_EXCLUSIVE)") => {
+            Failure::Work(format!("{text}; a firewall has its ports for itself"))
+        }
+        other => other,
+    }
+}
+
 /// Opens both ports: with all rings for one thread, or with a ring (pair) for each.
 fn open(options: &Options) -> Result<Vec<[Port; 2]>, Failure> {
-    let whole = |spec: &str| port::open(spec, port::RingConfig::default(), NR_ACCEPT_VNET_HDR);
-    let ports = [whole(&options.ports[0])?, whole(&options.ports[1])?];
-    let threads = usize::from(options.threads);
-    if threads == 1 {
-        return Ok(vec![ports]);
+    let [first, second] = &options.ports;
+    if options.threads == 1 {
+        let whole = |spec: &str| port::open(spec, port::RingConfig::default(), FLAGS).map_err(alone);
+        return Ok(vec![[whole(first)?, whole(second)?]]);
     }
-    for port in &ports {
-        let (tx, rx) = (port.tx_rings().len(), port.rx_rings().len());
+    let ring = |spec: &str, ring: u16| -> Result<Port, Failure> {
+        let port = Port::options().flags(FLAGS).open(&port::ring_spec(spec, ring)?);
+        port.map_err(|e| alone(e.into()))
+    };
+    let mut pairs = vec![[ring(first, 0)?, ring(second, 0)?]];
+    for (port, spec) in pairs[0].iter().zip([first, second]) {
+        let (tx, rx, threads) = (port.register().nr_tx_rings, port.register().nr_rx_rings, options.threads);
         if (tx, rx) != (threads, threads) {
-            let spec = port.spec();
             return Err(Failure::Work(format!(
                 "-p {threads}: {spec} has {tx} tx and {rx} rx rings, and each thread takes one of each; give as many \
                  threads as rings, or open the port with as many rings (@conf:rings={threads})"
             )));
         }
     }
-    // `ports` stay open until all rings are, so that they are not removed in between.
-    let ring = |spec: &str, ring: u16| -> Result<Port, Failure> {
-        Ok(Port::options().flags(NR_ACCEPT_VNET_HDR).open(&port::ring_spec(spec, ring)?)?)
-    };
-    (0..options.threads).map(|i| Ok([ring(&options.ports[0], i)?, ring(&options.ports[1], i)?])).collect()
+    for i in 1..options.threads {
+        pairs.push([ring(first, i)?, ring(second, i)?]);
+    }
+    Ok(pairs)
 }
 
 /// What a direction has done.
@@ -80,12 +97,15 @@ struct Done {
     dropped: u64,
 }
 
-/// Performs the commands of a file.
-fn read_rules(config: &Config, path: &Path) -> Result<Config, String> {
+/// Performs the commands of a file by [`Config::apply`] or [`Config::replace`].
+pub(crate) fn read_rules(
+    path: &Path,
+    perform: impl FnOnce(&str) -> Result<(Config, String), SyntaxError>,
+) -> Result<Config, String> {
     let wrong = |e: &dyn std::fmt::Display| format!("the rules {}: {e}", path.display());
     let script = std::fs::read(path).map_err(|e| wrong(&e))?;
-    let applied = unetmap_filter::text(&script).and_then(|script| config.apply(script));
-    Ok(applied.map_err(|e| wrong(&e))?.0)
+    let performed = unetmap_filter::text(&script).and_then(perform);
+    Ok(performed.map_err(|e| wrong(&e))?.0)
 }
 
 fn run(options: &Options) -> Result<ExitCode, Failure> {
@@ -95,10 +115,14 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
         .with_interfaces(control::interface_address)
         .with_tees(options.tees.iter().map(|(number, _)| *number).collect());
     if let Some(path) = &options.rules {
-        config = read_rules(&config, path)?;
+        config = read_rules(path, |script| config.apply(script))?;
     }
     let packet_log = options.log.as_deref().map(|path| PacketLog::create(path, options.log_bytes)).transpose()?;
     let stop = stop_on_signals()?;
+    let reread = match &options.rules {
+        Some(path) => Some((path.clone(), flag_on_hangup()?)),
+        None => stop_on_hangup().map(|()| None)?,
+    };
     let pairs = open(options)?;
     let [a, b] = &pairs[0];
     let swap = !options.copy && a.same_region(b);
@@ -112,7 +136,7 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     let config = Arc::new(Mutex::new(config));
     std::thread::spawn({
         let (shared, config) = (Arc::clone(&shared), Arc::clone(&config));
-        move || control::follow_addresses(&shared, &config)
+        move || control::follow(&shared, &config, reread.as_ref())
     });
     let events = Arc::new(Events::default());
     std::thread::spawn({
@@ -153,18 +177,23 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     let seconds = begin.elapsed().as_secs_f64();
     // Only a socket of this process is removed: it was listening until now.
     let _ = std::fs::remove_file(&control);
+    print_summary(options, sum(done.iter().map(|(_, done)| done)), swap, seconds);
+    // The log's senders are gone, so the thread ends after the last line.
+    let _ = logger.join();
+    done.into_iter().try_for_each(|(result, _)| result)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Sums what threads have done.
+fn sum<'d>(all: impl Iterator<Item = &'d [Done; 2]>) -> [Done; 2] {
     let mut total = [Done::default(); 2];
-    for (_, done) in &done {
+    for done in all {
         for (total, done) in total.iter_mut().zip(done) {
             total.passed.add(done.passed);
             total.dropped += done.dropped;
         }
     }
-    print_summary(options, total, swap, seconds);
-    // The log's senders are gone, so the thread ends after the last line.
-    let _ = logger.join();
-    done.into_iter().try_for_each(|(result, _)| result)?;
-    Ok(ExitCode::SUCCESS)
+    total
 }
 
 /// Moves packets between two ports until all threads stop. Returns the error that ended it, and what it has done.

@@ -174,3 +174,74 @@ fn a_full_table_of_states_keeps_connections_that_are_up() {
         running.summary();
     });
 }
+
+#[test]
+fn a_signal_reads_the_rules_again_or_ends_the_program_in_order() {
+    isolated(|home| {
+        let mut running = plain(home, "a}1 a{2", "add 10 allow udp from any to any 53 out keep-state");
+        let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
+        let back = |n: u32| {
+            let mut bytes = packet((2, 1), 1000, 0, n);
+            bytes[34..36].copy_from_slice(&53u16.to_be_bytes());
+            bytes
+        };
+        let pass = |bytes: Vec<u8>, from: &unetmap::Port, to: &unetmap::Port| {
+            let n = seq(&bytes);
+            transmit(from, 0, &[bytes], 2048);
+            assert_eq!(seq(&receive(to, 1)[0]), n);
+        };
+        pass(packet((1, 2), 53, 0, 1), &near, &far);
+        let path = home.folder().join("rules");
+        // The state's rule is in both files.
+        fs::write(&path, "add 10 allow udp from any to any 53 out keep-state\nadd 20 deny ip from any to any").unwrap();
+        running.guard().signal(Signal::HUP);
+        until("the file was read", || fw("list").unwrap().lines().count() == 3);
+        pass(back(2), &far, &near);
+        let before = fw("show").unwrap();
+        assert!(before.starts_with("00010 2 120 allow"), "{before}");
+        // An error, bytes that are no text, no file: the rules stay.
+        for contents in [Some(&b"add 5 deny ip from any to any\nadd x"[..]), Some(b"\0"), None] {
+            match contents {
+                Some(contents) => fs::write(&path, contents).unwrap(),
+                None => fs::remove_file(&path).unwrap(),
+            }
+            running.guard().signal(Signal::HUP);
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            assert_eq!(fw("show").unwrap(), before);
+        }
+        pass(back(3), &far, &near);
+        running.summary();
+        home.until_left(2);
+
+        // Without a file a hang-up ends it as the other signals do: with a summary, and its ports are closed.
+        for signal in [Signal::HUP, Signal::TERM, Signal::INT] {
+            let mut command = Command::new(program("unetmap-fw"));
+            let mut running =
+                crate::forwarder::Forwarder::start(command.args(["a}1", "a{2", "-w", "0", "--default-accept"]));
+            pass(packet((1, 2), 53, 0, 9), &near, &far);
+            running.guard().signal(signal);
+            assert!(running.guard().wait().success(), "{signal:?}");
+            home.until_left(2);
+            assert!(fw("list").unwrap_err().contains("no firewall listens"));
+        }
+    });
+}
+
+#[test]
+fn two_firewalls_on_the_same_ports_are_refused() {
+    isolated(|home| {
+        for (ports, threads) in [("a}1 a{2", "1"), ("b}1@conf:rings=2 c{1@conf:rings=2", "2")] {
+            let mut command = Command::new(program("unetmap-fw"));
+            command.args(["-p", threads]);
+            let running = start(home, command, ports, "add allow ip from any to any");
+            let control = home.folder().join("other");
+            let mut second = Command::new(program("unetmap-fw"));
+            second.args(ports.split(' ')).args(["-w", "0", "-p", threads, "--control"]).arg(&control);
+            let output = second.output().expect("it runs");
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.code() == Some(1) && error.contains("ring 0 is in use"), "{error}");
+            assert!(error.contains("a firewall has its ports for itself"), "{error}");
+            running.summary();
+        }
+    });
+}

@@ -106,7 +106,7 @@ impl Config {
             }
             _ => {}
         }
-        let known = self.nats.get(&n);
+        let known = self.nats.get(&n).or_else(|| self.kept.nats.get(&n));
         nat.identity = match known {
             Some(known) if !(reset && known.settings.address != nat.address) => known.settings.identity,
             _ => self.new_identity(),
