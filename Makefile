@@ -24,8 +24,8 @@ MINUTES ?= 60
 SECONDS ?= 60
 BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
-PACKAGES := unetmap-daemon unetmap-cli unetmap-cni pkt-gen bridge unetmap-fw lb vale-ctl unetmap-examples
-PROGRAMS := unetmapd unetmap pkt-gen bridge unetmap-fw lb vale-ctl
+PACKAGES := unetmap-daemon unetmap-cli unetmap-cni unetmap-device-plugin pkt-gen bridge unetmap-fw lb vale-ctl unetmap-examples
+PROGRAMS := unetmapd unetmap pkt-gen bridge unetmap-fw lb vale-ctl unetmap-device-plugin
 # Examples that `unetmap bench` runs; they are not installed into bin.
 HELPERS := collector scrubber
 # Run by container runtimes, which look for it in a folder of plugins.

@@ -177,11 +177,12 @@ fn everyday_mistakes_are_explained() {
 /// Completions of each program for the usual shells; bash understands its own.
 #[test]
 fn programs_print_completions_for_shells() {
-    for name in ["unetmap", "pkt-gen", "bridge", "lb", "vale-ctl"] {
+    let tools = ["unetmap", "pkt-gen", "bridge", "lb", "vale-ctl"].map(|name| (name, "json"));
+    for (name, option) in tools.into_iter().chain([("unetmap-device-plugin", "resource")]) {
         for shell in ["bash", "zsh", "fish"] {
             let output = Command::new(program(name)).args(["--completions", shell]).output().expect("a program");
             let text = String::from_utf8(output.stdout).expect("text");
-            assert!(output.status.success() && text.contains(name) && text.contains("json"), "{name} {shell}: {text}");
+            assert!(output.status.success() && text.contains(name) && text.contains(option), "{name} {shell}: {text}");
             if shell == "bash" {
                 let checked = Command::new("bash").args(["-n", "-c", &text]).status().expect("bash");
                 assert!(checked.success(), "{name}: {text}");

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The command-line programs: their errors and manual pages, `lb`, `unetmap-fw`, `unetmap-cni`, `unetmap doctor`,
-//! `emulate`, `events`, `metrics` and `top`.
+//! The command-line programs: their errors and manual pages, `lb`, `unetmap-fw`, `unetmap-cni`,
+//! `unetmap-device-plugin`, `unetmap doctor`, `emulate`, `events`, `metrics` and `top`.
 #![forbid(unsafe_code)]
 
 mod cni;
 mod dashboard;
+mod device_plugin;
 mod doctor;
 mod emulate;
 mod errors;
