@@ -93,10 +93,18 @@ pub fn rounds(port: &Port, tap: &Tap, work: impl FnOnce(&dyn Fn()) + Send) {
 pub struct Stream {
     name: String,
     stops: Arc<AtomicBool>,
-    /// Packets received so far.
-    received: Arc<AtomicU64>,
+    progress: Arc<Progress>,
     sender: JoinHandle<u64>,
     receiver: JoinHandle<Counts>,
+}
+
+/// What a receiver tells while it runs.
+#[derive(Default)]
+struct Progress {
+    /// Packets received so far.
+    received: AtomicU64,
+    /// The longest time without packets since this was last read, in nanoseconds.
+    gap: AtomicU64,
 }
 
 /// What a receiver has counted.
@@ -117,12 +125,12 @@ impl Stream {
     #[track_caller]
     pub fn start(from: &str, to: &str, sender: u64, pause: Duration) -> Stream {
         let (tx, rx) = (open(from), open(to));
-        let (stops, received) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (sender_stops, receiver_stops, counter) = (stops.clone(), stops.clone(), received.clone());
+        let (stops, progress) = (Arc::new(AtomicBool::new(false)), Arc::new(Progress::default()));
+        let (sender_stops, receiver_stops, counter) = (stops.clone(), stops.clone(), progress.clone());
         let stream = Stream {
             name: format!("{from} to {to}"),
             stops,
-            received,
+            progress,
             sender: thread::spawn(move || send_all_the_time(&tx, sender, &sender_stops, pause)),
             receiver: thread::spawn(move || receive_all_the_time(&rx, sender, &receiver_stops, &counter)),
         };
@@ -133,8 +141,14 @@ impl Stream {
     /// Waits until more packets have arrived.
     #[track_caller]
     pub fn go_on(&self) {
-        let before = self.received.load(Relaxed);
-        until(&format!("more packets from {}", self.name), || self.received.load(Relaxed) > before + 2000);
+        let received = || self.progress.received.load(Relaxed);
+        let before = received();
+        until(&format!("more packets from {}", self.name), || received() > before + 2000);
+    }
+
+    /// The longest time without packets since this was last called.
+    fn take_gap(&self) -> Duration {
+        Duration::from_nanos(self.progress.gap.swap(0, Relaxed))
     }
 
     /// Replaces the daemon five times, and has a replacement refused after each; more packets arrive after each.
@@ -179,7 +193,7 @@ fn send_all_the_time(port: &Port, sender: u64, stops: &AtomicBool, pause: Durati
     seq
 }
 
-fn receive_all_the_time(port: &Port, sender: u64, stops: &AtomicBool, counter: &AtomicU64) -> Counts {
+fn receive_all_the_time(port: &Port, sender: u64, stops: &AtomicBool, progress: &Progress) -> Counts {
     let (ring, mut counts, mut next, mut last) = (&port.rx_rings()[0], Counts::default(), 0, None::<Instant>);
     loop {
         let stopped = stops.load(Relaxed);
@@ -201,10 +215,77 @@ fn receive_all_the_time(port: &Port, sender: u64, stops: &AtomicBool, counter: &
                 Err(why) => panic!("{why:?} after packet {next}"),
             }
         }
-        if let Some(last) = last.replace(Instant::now()).filter(|_| n > 0 && !stopped) {
+        // The end of what was sent is no gap.
+        if n > 0
+            && let Some(last) = last.replace(Instant::now()).filter(|_| !stopped)
+        {
             counts.longest_gap = counts.longest_gap.max(last.elapsed());
+            progress.gap.fetch_max(last.elapsed().as_nanos() as u64, Relaxed);
         }
         ring.advance(n);
-        counter.store(counts.received, Relaxed);
+        progress.received.store(counts.received, Relaxed);
+    }
+}
+
+/// Longest times without packets, for each of some events: of a switch, which the event stops, and of a pipe beside it,
+/// which it does not touch. What both have is the machine's: the threads of either waited for a processor.
+#[derive(Default)]
+pub struct Gaps {
+    switch: Vec<Duration>,
+    pipe: Vec<Duration>,
+}
+
+impl Gaps {
+    /// Performs an event, and notes the gaps until both have gone on.
+    #[track_caller]
+    pub fn during(&mut self, switch: &Stream, pipe: &Stream, event: impl FnOnce()) {
+        let _ = (switch.take_gap(), pipe.take_gap());
+        event();
+        switch.go_on();
+        pipe.go_on();
+        self.switch.push(switch.take_gap());
+        self.pipe.push(pipe.take_gap());
+    }
+
+    /// A line about them, and about those of the switch that are longer than `bound`.
+    pub fn line(&self, bound: Duration) -> String {
+        let both = || self.switch.iter().zip(&self.pipe);
+        let more: Vec<_> = both().map(|(switch, pipe)| switch.saturating_sub(*pipe)).collect();
+        let above = self.switch.iter().filter(|gap| **gap > bound).count();
+        // Of these, those that would be above it without the machine's pause.
+        let own = more.iter().filter(|gap| **gap > bound).count();
+        format!(
+            "gaps, median and longest: the switch {}, the pipe beside it {}, the difference at the same moment {}; \
+             above {bound:?}: {above} of {}, by more than the pipe's gap {own}",
+            spread(&self.switch),
+            spread(&self.pipe),
+            spread(&more),
+            more.len(),
+        )
+    }
+}
+
+/// Median and maximum.
+fn spread(times: &[Duration]) -> String {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    let of = |at: usize| sorted.get(at).copied().unwrap_or_default().as_secs_f64() * 1e3;
+    format!("{:.1} and {:.1} ms", of(sorted.len() / 2), of(sorted.len().saturating_sub(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_of_the_machine_are_told_apart() {
+        let times = |list: [u64; 4]| list.map(Duration::from_millis).to_vec();
+        let gaps = Gaps { switch: times([3, 90, 70, 5]), pipe: times([1, 80, 2, 9]) };
+        assert_eq!(
+            gaps.line(Duration::from_millis(50)),
+            "gaps, median and longest: the switch 70.0 and 90.0 ms, the pipe beside it 9.0 and 80.0 ms, the difference \
+             at the same moment 10.0 and 68.0 ms; above 50ms: 2 of 4, by more than the pipe's gap 1"
+        );
+        assert!(Gaps::default().line(Duration::ZERO).contains("0 of 0"));
     }
 }

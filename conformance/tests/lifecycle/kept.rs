@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use conformance::home::{is_alive, summary};
 use conformance::kept::{kill, start, wait_until_kept};
-use conformance::replace::{Stream, replace};
+use conformance::replace::{Gaps, Stream, replace};
 use conformance::traffic::{assert_pipe_works, exchange, expect, open, receive, send};
 use conformance::{isolated, until};
 use rustix::process::{Signal, kill_process};
@@ -19,18 +19,15 @@ fn pipes_and_switch_ports_go_on_after_a_crash() {
         let crashes: u32 = std::env::var("CRASHES").map_or(5, |n| n.parse().expect("a number"));
         let (waiting, unread) = (["netmap:w{1", "netmap:w}1"].map(open), ["vale1:a", "vale1:b"].map(open));
         send(&waiting[0], 7, 0, 500).expect("room");
-        let streams = [
-            Stream::start("netmap:p{1", "netmap:p}1", 1, Duration::ZERO),
-            Stream::start("vale0:a", "vale0:b", 2, Duration::from_micros(100)),
-        ];
-        let before = home.snapshot();
+        let streams = [("netmap:p{1", "netmap:p}1", 1), ("vale0:a", "vale0:b", 2)];
+        let streams = streams.map(|(from, to, id)| Stream::start(from, to, id, Duration::from_micros(100)));
+        let (before, mut gaps) = (home.snapshot(), Gaps::default());
         wait_until_kept(home);
         for n in 0..crashes {
             if n > 0 && crashes > 5 {
                 sleep(Duration::from_millis(2100));
             }
-            kill(home);
-            streams.iter().for_each(Stream::go_on);
+            gaps.during(&streams[1], &streams[0], || _ = kill(home));
         }
         assert!(daemon.0.try_wait().is_ok_and(|status| status.is_some()), "the first was killed");
         let after = home.snapshot();
@@ -42,7 +39,8 @@ fn pipes_and_switch_ports_go_on_after_a_crash() {
         exchange(&unread[1], &unread[0], 9, 0, 3000);
         assert_pipe_works("netmap:new{1", "netmap:new}1");
         let [pipe, switch] = streams.map(Stream::stop_after_crashes);
-        summary(&format!("{crashes} crashes: a pipe {pipe:?}, a switch {switch:?}"));
+        let gaps = gaps.line(Duration::from_millis(200));
+        summary(&format!("{crashes} crashes: a pipe {pipe:?}, a switch {switch:?}; {gaps}"));
         assert_eq!((pipe.1.received, pipe.1.missing, pipe.1.repeated), (pipe.0, 0, 0));
         drop((waiting, unread));
         until("all regions are freed", || home.snapshot().regions.is_empty());

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use conformance::home::{Guard, summary};
-use conformance::replace::{Stream, drops_of, refused, replace, try_replace};
+use conformance::replace::{Gaps, Stream, drops_of, refused, replace, try_replace};
 use conformance::traffic::{assert_pipe_works, exchange, expect, open, send};
 use conformance::{Home, isolated, program, until};
 use rustix::process::{Signal, kill_process};
@@ -213,17 +213,15 @@ fn many_replacements_under_load_lose_nothing() {
     isolated(|home| {
         let upgrades: u32 = std::env::var("UPGRADES").map_or(20, |n| n.parse().expect("a number"));
         let kept = ["vale0:a", "vale0:b"].map(open);
-        let streams = [
-            Stream::start("netmap:p{1", "netmap:p}1", 1, Duration::ZERO),
-            Stream::start("vale0:a", "vale0:b", 2, Duration::from_micros(50)),
-        ];
+        // Alike, so that their gaps can be compared.
+        let streams = [("netmap:p{1", "netmap:p}1", 1), ("vale0:a", "vale0:b", 2)];
+        let streams = streams.map(|(from, to, id)| Stream::start(from, to, id, Duration::from_micros(50)));
         assert_pipe_works("netmap:q{1", "netmap:q}1");
         replace(home);
-        let before = home.daemon_fds();
+        let (before, mut gaps) = (home.daemon_fds(), Gaps::default());
         for n in 1..upgrades {
-            replace(home);
+            gaps.during(&streams[1], &streams[0], || _ = replace(home));
             if n % 10 == 0 {
-                streams.iter().for_each(Stream::go_on);
                 assert_pipe_works("netmap:q{1", "netmap:q}1");
             }
         }
@@ -234,8 +232,10 @@ fn many_replacements_under_load_lose_nothing() {
         let counts = streams.map(Stream::stop);
         let dropped = drops_of(home, &["vale0:a", "vale0:b"]);
         summary(&format!(
-            "{upgrades} replacements: a pipe {:?}, a switch {:?}, {dropped} dropped",
-            counts[0], counts[1]
+            "{upgrades} replacements: a pipe {:?}, a switch {:?}, {dropped} dropped; {}",
+            counts[0],
+            counts[1],
+            gaps.line(Duration::from_millis(50))
         ));
         assert_eq!((counts[0].1.received, counts[0].1.missing), (counts[0].0, 0));
         assert_eq!(counts[1].1.received + dropped, counts[1].0);
