@@ -164,6 +164,7 @@ fn everyday_mistakes_are_explained() {
             ("unetmap run no-such-program", 127, "no-such-program: No such file"),
             (&format!("unetmap run {file}"), 126, "Permission denied"),
             ("unetmap run", 2, "PROGRAM"),
+            ("unetmap metrics --listen 9464", 2, "give unix:PATH, or ADDRESS:PORT"),
             ("unetmap no-such-command", 2, "no-such-command"),
         ] {
             let (exit, printed) = run(&mut command(line));

@@ -80,6 +80,7 @@ fn a_daemon_that_starts_gets_what_the_one_before_it_had() {
         let (status, _, why) = config(&net, "save");
         assert_eq!((status, &*why), (0, ""));
         let after = fs::read_to_string(&path).expect("the file");
+        assert!(after.starts_with("# Two customers and their uplink.\n[[persistent]]\nname = \"v0\""), "{after}");
         assert!(after.contains("trunk = \"10,20\"") && after.contains("attach = [\"v0\", \"va\"]"), "{after}");
         assert_eq!(config(&net, "diff"), (0, String::new(), String::new()), "{after}");
         // What it says and cannot be is reported, and the rest is made.
@@ -120,6 +121,8 @@ fn a_setting_that_is_saved_is_made_again() {
             run(&net, &["vale", "port", "vale0:a"]) == "vale0:a: trunk 10,20-30; filter in udp port 53\n"
         });
         assert!(run(&net, &["nic", "va"]).contains("filter: arp "));
+        // Shown without a port on the interface, and without a file that names it.
+        assert!(run(&net, &["config", "show"]).contains("[interface.va]\nfilter = \"arp\"\n"));
         assert!(run(&net, &["vale", "show", "vale0"]).contains("aging 60 s"));
         net.assert_alive();
     });

@@ -190,13 +190,13 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<u8, String> {
             }
             crate::print("config", &text).map(|status| if text.is_empty() { status } else { 1 })
         }
-        Action::Show => crate::print("config", &file::text(&state::read(&[]).map_err(failed)?)),
+        Action::Show => crate::print("config", &file::text(&state::read_all(&[]).map_err(failed)?)),
         Action::Save => {
             let named = match path.try_exists() {
                 Ok(false) => Vec::new(),
                 _ => file::interfaces(&file::read(&path).map_err(failed)?),
             };
-            let present = state::read(&named).map_err(failed)?;
+            let present = state::read_all(&named).map_err(failed)?;
             file::write(&path, &present, None).map_err(failed)?;
             crate::print("config", &format!("{}: {} settings\n", path.display(), present.len()))
         }
@@ -214,7 +214,7 @@ pub(crate) fn save(subject: &str) -> Result<(), String> {
 
 fn both(path: &Path) -> Result<(Vec<Setting>, Vec<Setting>), String> {
     let wanted = file::read(path)?;
-    let present = state::read(&file::interfaces(&wanted))?;
+    let present = state::read_all(&file::interfaces(&wanted))?;
     Ok((wanted, present))
 }
 

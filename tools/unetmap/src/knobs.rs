@@ -47,7 +47,7 @@ fn reload_text(reply: &Value) -> String {
         lines.push("configuration: no change".into());
     }
     if let Some(rules) = reply["policy_rules"].as_u64() {
-        lines.push(format!("policy: {rules} rules"));
+        lines.push(format!("policy: {rules} rule{}", if rules == 1 { "" } else { "s" }));
     }
     lines.join("\n") + "\n"
 }

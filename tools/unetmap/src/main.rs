@@ -270,7 +270,7 @@ struct ReloadArgs {
 #[derive(Debug, Args)]
 struct MetricsArgs {
     /// Serve them over HTTP at /metrics instead, until a signal
-    #[arg(short, long, value_name = "unix:PATH|ADDRESS:PORT")]
+    #[arg(short, long, value_name = "unix:PATH|ADDRESS:PORT", value_parser = metrics::place)]
     listen: Option<String>,
 }
 

@@ -187,6 +187,19 @@ pub(crate) fn run(listen: Option<&str>) -> Result<u8, String> {
     Err(format!("metrics: {listen}: {why}"))
 }
 
+/// Checks the form of a place to listen at.
+///
+/// # Errors
+/// A sentence that says what to give.
+pub(crate) fn place(text: &str) -> Result<String, String> {
+    let is_place = match text.strip_prefix("unix:") {
+        Some(path) => !path.is_empty(),
+        None => text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()),
+    };
+    let wrong = || "give unix:PATH, or ADDRESS:PORT as in 127.0.0.1:9464".to_owned();
+    is_place.then(|| text.to_owned()).ok_or_else(wrong)
+}
+
 fn listener(listen: &str) -> Result<Listener, String> {
     match listen.strip_prefix("unix:") {
         Some(path) => {
@@ -212,6 +225,24 @@ fn remove_stale(path: &Path) -> Result<(), String> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn places_have_a_path_or_a_port() {
+        for (text, is_place) in [
+            ("unix:/run/m.sock", true),
+            ("127.0.0.1:9464", true),
+            ("[::1]:0", true),
+            ("localhost:80", true),
+            ("unix:", false),
+            ("9464", false),
+            (":9464", false),
+            ("127.0.0.1", false),
+            ("127.0.0.1:99999", false),
+            ("", false),
+        ] {
+            assert_eq!(place(text).is_ok(), is_place, "{text}");
+        }
+    }
 
     #[test]
     fn a_snapshot_is_openmetrics_text() {

@@ -224,46 +224,41 @@ pub(super) fn write(path: &Path, settings: &[Setting], subject: Option<&str>) ->
     })
 }
 
-/// Replaces what the document says of `subject`, or of everything.
+/// Replaces what the document says of `subject`, or of everything. What stays keeps its place and its comments.
 fn put(document: &mut DocumentMut, settings: &[Setting], subject: Option<&str>) {
     let concerns = |name: &str| subject.is_none_or(|subject| subject == name);
-    for (section, keys) in [("switch", &["age", "attach", "attach-host"][..]), ("port", &[]), ("interface", &[])] {
+    for section in ["switch", "port", "interface"] {
         let Some(tables) = document.get_mut(section).and_then(Item::as_table_like_mut) else { continue };
         let names: Vec<String> = tables.iter().map(|(name, _)| name.to_owned()).filter(|name| concerns(name)).collect();
         for name in names {
             let Some(table) = tables.get_mut(&name).and_then(Item::as_table_like_mut) else { continue };
-            let all: Vec<String> = table.iter().map(|(key, _)| key.to_owned()).collect();
-            let gone = all.iter().filter(|key| keys.is_empty() || keys.contains(&key.as_str()));
-            gone.for_each(|key| drop(table.remove(key)));
-            if !settings.iter().any(|setting| of(setting) == Some((section, &name))) {
+            let wanted = settings.iter().filter(|setting| of(setting) == Some((section, &name)));
+            let wanted: Vec<&str> = wanted.map(key_of).collect();
+            let gone = table.iter().map(|(key, _)| key.to_owned()).filter(|key| !wanted.contains(&key.as_str()));
+            gone.collect::<Vec<_>>().iter().for_each(|key| drop(table.remove(key)));
+            if wanted.is_empty() {
                 tables.remove(&name);
             }
         }
     }
     if subject.is_none() {
-        document.remove("persistent");
+        put_persistent(document, settings);
     }
     for setting in settings {
         match setting {
-            Setting::Persistent { name, config } if subject.is_none() => {
-                let mut table = Table::new();
-                table["name"] = value(name);
-                let numbers: Vec<String> = config.iter().map(u32::to_string).collect();
-                table["config"] = value(numbers.join(","));
-                let list = document.entry("persistent").or_insert(Item::ArrayOfTables(ArrayOfTables::new()));
-                if let Some(list) = list.as_array_of_tables_mut() {
-                    list.push(table);
-                }
-            }
             Setting::Age { switch, seconds } if concerns(switch) => {
                 set(document, ("switch", switch), "age", number_or_text(seconds));
             }
             Setting::Attach { switch, interface, host } if concerns(switch) => {
-                let table = table(document, "switch", switch);
-                let key = if *host { "attach-host" } else { "attach" };
-                let list = table.entry(key).or_insert(value(Array::new()));
-                if let Some(list) = list.as_array_mut() {
-                    list.push(interface);
+                let alike = settings.iter().filter_map(|other| match other {
+                    Setting::Attach { switch: of, interface, host: with } if (of, with) == (switch, host) => {
+                        Some(interface.as_str())
+                    }
+                    _ => None,
+                });
+                let names: Vec<&str> = alike.collect();
+                if names.first() == Some(&interface.as_str()) {
+                    set_list(document, switch, key_of(setting), &names);
                 }
             }
             Setting::Port { port, key, value } if concerns(port) => {
@@ -273,6 +268,34 @@ fn put(document: &mut DocumentMut, settings: &[Setting], subject: Option<&str>) 
                 set(document, ("interface", name), key, number_or_text(value));
             }
             _ => {}
+        }
+    }
+}
+
+/// Replaces the persistent ports; one that has the numbers which the document asks for stays as it is.
+fn put_persistent(document: &mut DocumentMut, settings: &[Setting]) {
+    let asked: Vec<Setting> = document.get("persistent").and_then(|item| persistent(item).ok()).unwrap_or_default();
+    let is_met = |asked: &Setting| settings.iter().any(|present| asked.is_met_by(present));
+    let list = document.get_mut("persistent").and_then(Item::as_array_of_tables_mut);
+    if let Some(list) = list {
+        let mut kept = asked.iter().map(is_met);
+        list.retain(|_| kept.next().unwrap_or(false));
+        if list.is_empty() {
+            document.remove("persistent");
+        }
+    }
+    for setting in settings {
+        let Setting::Persistent { name, config } = setting else { continue };
+        if asked.iter().any(|asked| asked.is_met_by(setting)) {
+            continue;
+        }
+        let mut table = Table::new();
+        table["name"] = value(name);
+        let numbers: Vec<String> = config.iter().map(u32::to_string).collect();
+        table["config"] = value(numbers.join(","));
+        let list = document.entry("persistent").or_insert(Item::ArrayOfTables(ArrayOfTables::new()));
+        if let Some(list) = list.as_array_of_tables_mut() {
+            list.push(table);
         }
     }
 }
@@ -287,12 +310,43 @@ fn of(setting: &Setting) -> Option<(&'static str, &String)> {
     }
 }
 
+/// The key of a setting in its section.
+fn key_of(setting: &Setting) -> &'static str {
+    match setting {
+        Setting::Persistent { .. } => "name",
+        Setting::Age { .. } => "age",
+        Setting::Attach { host: false, .. } => "attach",
+        Setting::Attach { host: true, .. } => "attach-host",
+        Setting::Port { key, .. } | Setting::Interface { key, .. } => key,
+    }
+}
+
 fn number_or_text(text: &str) -> Value {
     text.parse::<i64>().map_or_else(|_| text.into(), Value::from)
 }
 
-fn set(document: &mut DocumentMut, (section, name): (&str, &str), key: &str, of: Value) {
-    table(document, section, name).insert(key, value(of));
+/// Sets a key, whose comment stays.
+fn set(document: &mut DocumentMut, (section, name): (&str, &str), key: &str, mut of: Value) {
+    let table = table(document, section, name);
+    match table.get_mut(key).and_then(Item::as_value_mut) {
+        Some(old) => {
+            *of.decor_mut() = old.decor().clone();
+            *old = of;
+        }
+        None => _ = table.insert(key, value(of)),
+    }
+}
+
+/// Sets a list of interfaces of a switch. One that has the same names stays as it is.
+fn set_list(document: &mut DocumentMut, switch: &str, key: &str, names: &[&str]) {
+    let old = table(document, "switch", switch).get(key).and_then(Item::as_array);
+    let mut found: Vec<&str> = old.into_iter().flatten().filter_map(Value::as_str).collect();
+    let mut wanted = names.to_vec();
+    found.sort_unstable();
+    wanted.sort_unstable();
+    if found != wanted {
+        set(document, ("switch", switch), key, names.iter().copied().collect::<Array>().into());
+    }
 }
 
 /// Finds or makes `[section.name]`.
@@ -379,6 +433,56 @@ header = 12
     fn what_is_written_is_read_again() {
         let settings = parse(FILE).unwrap();
         assert_eq!(parse(&text(&settings)).unwrap(), settings, "{}", text(&settings));
+    }
+
+    #[test]
+    fn what_stays_keeps_its_place_and_its_comments() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("switches.toml");
+        let file = "\
+# Of the lab.
+[[persistent]]
+name = \"v0\" # the first
+config = \"1024\"
+
+[[persistent]]
+name = \"gone\"
+
+[port.\"vale0:a\"]
+storm = \"1k\" # of each kind
+access = 7
+
+# Of the office.
+[switch.vale0]
+attach = [\"v0\", \"eth2\"] # both
+age = 300 # seconds
+";
+        fs::write(&path, file).unwrap();
+        let mut settings = parse(file).unwrap();
+        // As the daemon has it: with all numbers.
+        settings.retain(|setting| !matches!(setting, Setting::Persistent { .. }));
+        settings.push(Setting::Persistent { name: "v0".into(), config: [1024, 256, 1, 1] });
+        settings.push(Setting::Persistent { name: "v1".into(), config: [512; 4] });
+        for setting in &mut settings {
+            match setting {
+                Setting::Age { seconds, .. } => *seconds = "60".into(),
+                Setting::Port { key: "access", value, .. } => *value = "8".into(),
+                _ => {}
+            }
+        }
+        write(&path, &settings, None).unwrap();
+        let after = fs::read_to_string(&path).unwrap();
+        let expected = file
+            .replace(
+                "[[persistent]]\nname = \"gone\"\n",
+                "[[persistent]]\nname = \"v1\"\nconfig = \"512,512,512,512\"\n",
+            )
+            .replace("age = 300 #", "age = 60 #")
+            .replace("access = 7", "access = 8");
+        assert_eq!(after, expected);
+        settings.retain(|setting| !matches!(setting, Setting::Attach { interface, .. } if interface == "eth2"));
+        write(&path, &settings, None).unwrap();
+        assert!(fs::read_to_string(&path).unwrap().contains("attach = [\"v0\"] # both"));
     }
 
     #[test]

@@ -10,6 +10,13 @@ use crate::ls::{members, parse_reply};
 use crate::served::{Kind, socket_of};
 use crate::vale::rate;
 
+/// Reads all settings, in order; of interfaces those of `named`, and of all in this network namespace.
+pub(super) fn read_all(named: &[String]) -> Result<Vec<Setting>, String> {
+    // Where they cannot be listed, those that have ports are known all the same.
+    let here = unetmap_sys::link::all().unwrap_or_default().into_iter().map(|link| link.name);
+    read(&named.iter().cloned().chain(here).collect::<Vec<_>>())
+}
+
 /// Reads all settings, in order; of interfaces those of `named`, and of those that have ports.
 pub(super) fn read(named: &[String]) -> Result<Vec<Setting>, String> {
     let mut settings = Vec::new();
