@@ -347,7 +347,7 @@ impl Engine {
                     continue;
                 }
                 // That of a proxied connection follows once its client has proved to exist.
-                if let Some(state) = rule.state.filter(|_| !matches!(rule.action, Action::SynProxy(_))) {
+                if let Some(state) = rule.state.filter(|_| !matches!(rule.action, Action::SynProxy { .. })) {
                     if !self.install(rule.id, state, headers, bytes, now.millis) {
                         return (Verdict::Deny, None);
                     }
@@ -423,7 +423,7 @@ impl Engine {
             Action::Pipe(target) => Verdict::Link(unetmap_shape::Target::Pipe(way.number(target) as u16)),
             Action::Queue(target) => Verdict::Link(unetmap_shape::Target::Queue(way.number(target) as u16)),
             Action::Nat(target) => Verdict::Nat(way.number(target) as u16),
-            Action::SynProxy(_) => Verdict::SynProxy(at as u32),
+            Action::SynProxy { .. } => Verdict::SynProxy(at as u32),
             Action::Tee(target) => {
                 effect(Effect::Copy(way.number(target) as u16));
                 return Next::Rule(at + 1);

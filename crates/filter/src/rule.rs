@@ -54,7 +54,7 @@ impl Rule {
             Action::Queue(_) => "Queue",
             Action::Nat(_) => "Nat",
             Action::Tee(_) => "Tee",
-            Action::SynProxy(_) => "Synproxy",
+            Action::SynProxy { .. } => "Synproxy",
         }
     }
 }
@@ -101,8 +101,13 @@ pub(crate) enum Action {
     Nat(Target),
     /// The port with this number gets a copy, and the next rule follows.
     Tee(Target),
-    /// The handshake of a connection is completed for the server, with this maximum segment size; 0: that of Ethernet.
-    SynProxy(u16),
+    /// The handshake of a connection is completed for the server.
+    SynProxy {
+        /// Maximum segment size; 0: that of Ethernet.
+        mss: u16,
+        /// Window scale that clients are told, if they are told one.
+        scale: Option<u8>,
+    },
 }
 
 impl Action {
@@ -117,7 +122,7 @@ impl Action {
             | Action::Pipe(_)
             | Action::Queue(_)
             | Action::Tee(_)
-            | Action::SynProxy(_) => true,
+            | Action::SynProxy { .. } => true,
             Action::Deny
             | Action::CheckState
             | Action::Unreach(_)

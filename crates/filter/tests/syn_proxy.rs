@@ -88,6 +88,12 @@ impl Wire {
         answer.seq
     }
 
+    /// Asks for a connection with scaled windows; returns the cookie.
+    #[track_caller]
+    fn ask_scaled(&mut self, isn: u32) -> u32 {
+        self.ask(isn, &[&times(1, 0)[..], &[1, 3, 3, 9]].concat())
+    }
+
     /// Opens a connection; returns the cookie.
     #[track_caller]
     fn open(&mut self, client: u32, server: u32) -> u32 {
@@ -286,11 +292,103 @@ fn limits_apply_to_clients_that_exist() {
     assert_eq!((wire.engine.states.counts().limited, wire.engine.handshakes.accepted), (3, 2));
 }
 
+/// The option of timestamps, after two that are nothing.
+fn times(own: u32, repeated: u32) -> Vec<u8> {
+    [&[1, 1, 8, 10][..], &own.to_be_bytes(), &repeated.to_be_bytes()].concat()
+}
+
+const SCALED: &str = "add 10 synproxy wscale 7 tcp from any to any 80 out";
+
+#[test]
+fn windows_are_scaled_by_what_both_ends_say() {
+    let v6 = Ends { client: (0x2001 << 112 | 1, 4000), server: (0x2001 << 112 | 2, 80), v6: true, tags: &[] };
+    // The server's scale, and its timestamp. The client's window field is 50 with a scale of 9.
+    for (ends, scale, server_has_times, to_server, to_client) in [
+        (ENDS, Some(4), true, 50, 1600 >> 3),
+        (v6, Some(9), true, 50, 1600 << 2),
+        (ENDS, Some(4), false, 50, 200),
+        (ENDS, None, true, 50 << 9, 1600 >> 7),
+        (v6, None, false, 50 << 9, 12),
+        (ENDS, Some(14), true, 50, u16::MAX),
+    ] {
+        let mut wire = Wire::new(SCALED, 16, ends);
+        let asked = [&[2, 4, 5, 180, 4, 2][..], &times(u32::MAX, 0)[2..], &[1, 3, 3, 9]].concat();
+        wire.client(Segment { seq: 10, flags: tcp::SYN, window: 9000, options: asked, ..Segment::default() });
+        let answer = wire.at_client();
+        let (cookie, first) = (answer.seq, answer.seq & !15 | 9);
+        let mss = if ends.v6 { [5, 160] } else { [5, 180] };
+        let told = [&[2, 4, mss[0], mss[1], 4, 2][..], &times(first, u32::MAX)[2..], &[1, 3, 3, 7]].concat();
+        assert_eq!((answer.window, answer.options), (0, told));
+
+        let reply = Segment { options: times(1, first), window: 50, ..ack(11, cookie.wrapping_add(1)) };
+        wire.client(reply);
+        let request = wire.at_server();
+        // Not scaled, as of each request.
+        assert_eq!((request.seq, request.flags, request.window), (10, tcp::SYN, 50 << 9));
+        let mss = if ends.v6 { [5, 160] } else { [5, 180] };
+        let given = [&[2, 4, mss[0], mss[1], 4, 2][..], &times(1, 0)[2..], &[1, 3, 3, 9]].concat();
+        assert_eq!(request.options.len(), given.len());
+        assert_eq!(request.options[4..], given[4..]);
+
+        let mut options = vec![2, 4, 5, 180];
+        options.extend(scale.map_or(vec![], |scale| vec![1, 3, 3, scale]));
+        if server_has_times {
+            options.extend(times(777, 1));
+        }
+        wire.server(Segment { window: 64_000, options, ..syn_ack(500, 10) });
+        let (got, sent) = (std::mem::take(&mut wire.to_client), std::mem::take(&mut wire.to_server));
+        let with = |has: bool, own: u32, repeated: u32| if has { times(own, repeated) } else { vec![] };
+        let has = server_has_times;
+        let window = Segment { window: 500, options: with(has, first, 1), ..ack(cookie.wrapping_add(1), 11) };
+        assert_eq!(got, [window], "64,000 in units of 128");
+        assert_eq!(sent, [Segment { window: to_server, options: with(has, 1, 777), ..ack(11, 501) }]);
+        // The answer once more.
+        wire.server(Segment { window: 64_000, options: with(has, 780, 1), ..syn_ack(500, 10) });
+        assert_eq!(wire.at_server(), Segment { window: to_server, options: with(has, 1, 780), ..ack(11, 501) });
+
+        let data = Segment { data: b"a request".into(), window: 50, ..ack(11, cookie.wrapping_add(1)) };
+        wire.client(Segment { options: times(5, first.wrapping_add(5)), ..data.clone() });
+        let expected = times(5, if has { 782 } else { first.wrapping_add(5) });
+        assert_eq!(wire.at_server(), Segment { ack: 501, window: to_server, options: expected, ..data.clone() });
+        wire.server(Segment { seq: 501, ack: 20, window: 1600, options: with(has, 790, 5), ..data.clone() });
+        let expected = with(has, first.wrapping_add(13), 5);
+        let back = Segment { seq: cookie.wrapping_add(1), ack: 20, window: to_client, options: expected, ..data };
+        assert_eq!(wire.at_client(), back);
+    }
+}
+
+#[test]
+fn clients_without_scale_or_timestamps_are_told_none() {
+    for options in [times(7, 0), vec![1, 3, 3, 9], vec![]] {
+        let mut wire = Wire::new(SCALED, 16, ENDS);
+        wire.client(Segment { seq: 10, flags: tcp::SYN, options, ..Segment::default() });
+        assert_eq!(wire.at_client().options, [2, 4, 5, 180]);
+    }
+    // A client that repeats another timestamp is not believed, and windows stay as they are.
+    let mut wire = Wire::new(SCALED, 16, ENDS);
+    let cookie = wire.ask_scaled(10);
+    wire.client(Segment { options: times(1, cookie ^ 16), ..ack(11, cookie.wrapping_add(1)) });
+    let request = wire.at_server();
+    assert_eq!((request.window, request.options.len()), (500, 4));
+    wire.server(syn_ack(500, 10));
+    assert_eq!((wire.to_client[0].window, wire.to_server[0].window), (7000, 500));
+}
+
 #[test]
 fn any_segment_is_safe() {
-    let mut wire = Wire::new(RULE, 16, ENDS);
-    let cookie = wire.open(20, 500);
-    let options = [&[2, 4, 5, 180, 1, 5, 18][..], &[7; 16], &[4, 2, 1, 1, 1]].concat();
+    any_segment(Wire::new(RULE, 16, ENDS), |wire| wire.open(20, 500));
+    any_segment(Wire::new(SCALED, 16, ENDS), |wire| {
+        let cookie = wire.ask_scaled(20);
+        wire.client(Segment { options: times(1, cookie & !15 | 9), ..ack(21, cookie.wrapping_add(1)) });
+        wire.server(Segment { options: [times(7, 1), vec![1, 3, 3, 2]].concat(), ..syn_ack(500, 20) });
+        (wire.to_client, wire.to_server) = Default::default();
+        cookie
+    });
+}
+
+fn any_segment(mut wire: Wire, open: impl Fn(&mut Wire) -> u32) {
+    let cookie = open(&mut wire);
+    let options = [&times(9, 8)[1..], &[5, 18], &[7; 16], &[3, 3, 2, 1, 1]].concat();
     for to_server in [true, false] {
         for flags in [tcp::SYN, SYN_ACK, tcp::ACK, tcp::RST, tcp::FIN | tcp::ACK] {
             let segment =
@@ -326,6 +424,7 @@ fn what_is_no_rule_for_whole_connections_is_refused() {
         ("synproxy tcp from any to any record-state", "leave out `record-state`"),
         ("synproxy tcp from any to any keep-state defer-action", "`defer-action`"),
         ("synproxy mss 5 tcp from any to any", "536 to 65535"),
+        ("synproxy wscale 15 tcp from any to any", "0 to 14"),
     ] {
         let error = config.apply(&format!("add {rule}")).unwrap_err();
         assert!(error.message.contains(part), "{rule}: {error}");
@@ -334,6 +433,10 @@ fn what_is_no_rule_for_whole_connections_is_refused() {
     assert_eq!(list("synproxy tcp from any to any 80"), "00010 synproxy tcp from any to any 80\n");
     let text = "00010 synproxy mss 1400 tcp from any to any 80 limit src-addr 9 :web\n";
     assert_eq!(list("synproxy mss 1400 tcp from any to any 80 limit src-addr 9 :web"), text);
+    assert_eq!(
+        list("synproxy mss 1400 wscale 7 tcp from any to any"),
+        "00010 synproxy mss 1400 wscale 7 tcp from any to any\n"
+    );
     // Other packets are not its.
     let mut wire = Wire::new("add 10 synproxy ip from any to any\nadd 20 reset tcp from any to any", 4, ENDS);
     let mut udp = frame(ENDS, true, &Segment::default());

@@ -123,3 +123,45 @@ fn a_flooded_server_sees_only_clients_that_exist() {
         running.summary();
     });
 }
+
+#[test]
+fn windows_are_scaled_for_servers_of_each_kind() {
+    const BYTES: usize = 4_000_000;
+    isolated(|home| {
+        let Some(Line { left, middle, right, .. }) = &Line::new() else { return };
+        let rules = "add allow mac-type arp\nadd synproxy wscale 7 tcp from any to 10.9.0.2 7000 out";
+        let running = start(home, middle.command(program("unetmap-fw")), "left1 right1", rules);
+        let listener = right.run(|| TcpListener::bind("10.9.0.2:7000")).expect("the namespace").expect("a listener");
+        let file: Vec<u8> = (0..BYTES).map(|i| (i % 251) as u8).collect();
+        // Servers with both, without a scale, and without timestamps.
+        for (scaling, timestamps) in [("1", "1"), ("0", "1"), ("1", "0"), ("0", "0")] {
+            let set = |name: &'static str, value: &'static str| {
+                let path = format!("/proc/sys/net/ipv4/{name}");
+                right.run(move || std::fs::write(path, value)).expect("the namespace").expect("a knob");
+            };
+            set("tcp_window_scaling", scaling);
+            set("tcp_timestamps", timestamps);
+            let connect = || TcpStream::connect_timeout(&SocketAddrV4::new(SERVER, 7000).into(), LIMIT);
+            std::thread::scope(|scope| {
+                let echo = scope.spawn(|| {
+                    let (mut stream, _) = listener.accept().expect("a connection");
+                    stream.set_read_timeout(Some(LIMIT)).expect("a limit");
+                    let mut got = Vec::new();
+                    stream.read_to_end(&mut got).expect("a file");
+                    stream.write_all(&got).expect("sent");
+                });
+                let mut stream = left.run(connect).expect("the namespace").expect("a connection");
+                stream.set_read_timeout(Some(LIMIT)).expect("a limit");
+                let shown = left.tool("ss", &["-tin", "dst", "10.9.0.2"]).expect("a list");
+                assert!(shown.contains(" wscale:7,"), "{shown}");
+                stream.write_all(&file).expect("sent");
+                stream.shutdown(std::net::Shutdown::Write).expect("connected");
+                let mut got = Vec::new();
+                stream.read_to_end(&mut got).expect("a file");
+                assert!(got == file, "{} bytes come back", got.len());
+                echo.join().expect("no panic");
+            });
+        }
+        running.summary();
+    });
+}

@@ -61,7 +61,7 @@ impl Rule {
             Action::Queue(target) => format!("queue {}, passed", number(target)),
             Action::Nat(target) => format!("nat {}, passed", number(target)),
             Action::Tee(target) => format!("a copy to port {}, next", number(target)),
-            Action::SynProxy(_) => "passed, if its client exists".into(),
+            Action::SynProxy { .. } => "passed, if its client exists".into(),
         }
     }
 }

@@ -115,7 +115,7 @@ impl Parser<'_, '_> {
         } else if action != Action::CheckState && !matches!(action, Action::Return) {
             self.show("ip from any to any");
         }
-        if let Action::SynProxy(_) = action {
+        if let Action::SynProxy { .. } = action {
             self.proxied()?;
         }
         self.words.end()?;
@@ -203,14 +203,7 @@ impl Parser<'_, '_> {
                 (Action::Unreach6(number), format!("unreach6 {code}"))
             }
             // Not ipfw's own.
-            "synproxy" => {
-                let mss = if self.words.accept("mss") {
-                    number(self.words, "a maximum segment size", MIN_MSS.into(), u16::MAX.into())? as u16
-                } else {
-                    0
-                };
-                (Action::SynProxy(mss), if mss == 0 { word.into() } else { format!("{word} mss {mss}") })
-            }
+            "synproxy" => self.syn_proxy()?,
             "check-state" => {
                 let name = self.state_name(true)?;
                 self.state = Some(StateOption { name, limit: None, probe: true, defer: false });
@@ -256,6 +249,20 @@ impl Parser<'_, '_> {
             _ => Action::Queue(target),
         };
         Ok((action, shown))
+    }
+
+    fn syn_proxy(&mut self) -> Result<(Action, String)> {
+        let (mut mss, mut scale, mut shown) = (0, None, "synproxy".to_owned());
+        if self.words.accept("mss") {
+            mss = number(self.words, "a maximum segment size", MIN_MSS.into(), u16::MAX.into())? as u16;
+            shown += &format!(" mss {mss}");
+        }
+        if self.words.accept("wscale") {
+            let told = number_u8(self.words, "a window scale", 14)?;
+            scale = Some(told);
+            shown += &format!(" wscale {told}");
+        }
+        Ok((Action::SynProxy { mss, scale }, shown))
     }
 
     fn target(&mut self) -> Result<Target> {
