@@ -104,6 +104,8 @@ fn what_is_wrong_or_not_supported_is_refused_with_its_place() {
         ("ad", 1, 1, "`ad` is no command"),
         ("add 10", 1, 7, "give an action"),
         ("add 65535 allow ip from any to any", 1, 5, "0 to 65534"),
+        ("add allow tcp frm any to any", 1, 15, "give `from` after the protocol `tcp`"),
+        ("add allow udp", 1, 14, "give `from` after the protocol `udp`"),
         ("add allow tcp from any to", 1, 26, "give an address"),
         ("add 5 allow ip from any\n", 1, 24, "give `to`"),
         ("\n# x\n  add divert 1 ip from any to any", 3, 7, "the action `divert` is not supported"),
@@ -219,7 +221,7 @@ fn a_script_with_an_error_changes_nothing() {
     let (config, before) = apply(&new(), "add 10 allow ip from any to any");
     let many: String = (0..100_000).map(|i| format!("add deny ip from 10.0.0.{} to any\n", i % 256)).collect();
     let error = config.apply(&format!("{many}add deny ip frm any to any")).unwrap_err();
-    assert_eq!((error.line, error.column), (100_001, 10));
+    assert_eq!((error.line, error.column), (100_001, 13), "{error}");
     assert_eq!(apply(&config, "list 10").1, before);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Scripts of random words, and good ones with a byte changed: each is performed or refused with a place in it, and what
-//! was performed can be compiled, listed as it was written, and evaluates packets.
+//! Scripts of random words, and good ones with a byte changed: each is performed or refused with a place. What was
+//! performed can be compiled, is listed as it was written, and evaluates packets.
 
 use unetmap_filter::{Config, Direction, Engine, Headers, Now, text};
 

@@ -104,6 +104,9 @@ fn answer(mut stream: &UnixStream, shared: &Shared, config: &Mutex<Config>, even
         };
         return stream.write_all(reply.as_bytes());
     }
+    if !matches!(format, "text" | "json" | "load") {
+        return stream.write_all(b"error\nthis version of unetmap-fw knows no such request");
+    }
     let mut config = config.lock().unwrap_or_else(PoisonError::into_inner);
     let applied =
         script.and_then(|script| if format == "load" { config.replace(script) } else { config.apply(script) });

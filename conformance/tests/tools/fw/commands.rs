@@ -2,8 +2,10 @@
 //! `unetmap fw`: the list of states, files of commands, flags.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use conformance::net::transmit;
 use conformance::traffic::open;
@@ -64,6 +66,43 @@ fn states_are_listed_for_one_thread_and_for_several() {
             assert!(fw("states all").unwrap_err().contains("no more words"));
             running.summary();
         }
+    });
+}
+
+#[test]
+fn malformed_requests_are_refused_and_change_nothing() {
+    isolated(|home| {
+        let running = plain(home, "a}1 a{2", "add 10 allow udp from any to any 53");
+        let before = fw("list").unwrap();
+        let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
+        let ask = |request: &[u8]| {
+            let mut stream = UnixStream::connect(home.folder().join("unetmap-fw.sock")).expect("it listens");
+            stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
+            stream.write_all(request).expect("sent");
+            stream.shutdown(std::net::Shutdown::Write).expect("connected");
+            let mut reply = Vec::new();
+            stream.read_to_end(&mut reply).expect("a reply");
+            String::from_utf8(reply).expect("text")
+        };
+        for (request, part) in [
+            (&b""[..], "error\n"),
+            (b"\n", "error\nthis version of unetmap-fw knows no such request"),
+            (&[0; 100_000], "knows no such request"),
+            (b"\xff\xfe\nflush", "knows no such request"),
+            (b"text\nflush\n\0", "error\nline 2, column 1: a control character"),
+            (b"load\n\xff", "error\nline 1, column 1: the byte 0xff"),
+            (b"events\nx", "error\nevents: give the number"),
+            (&[&b"text\nadd allow "[..], &b"{ ".repeat(100_000)].concat(), "error\nline 1, column "),
+            (&[&b"text\nadd allow ip from "[..], &b"1.1.1.1,".repeat(100_000)].concat(), "error\nline 1, column "),
+            (b"states\nx\n", "ok\n"),
+        ] {
+            let reply = ask(request);
+            assert!(reply.contains(part), "{:?}: {reply}", &request[..request.len().min(30)]);
+        }
+        assert_eq!(fw("list").unwrap(), before);
+        transmit(&near, 0, &[packet((1, 2), 53, 0, 7)], 2048);
+        receive(&far, 1);
+        running.summary();
     });
 }
 

@@ -185,6 +185,9 @@ impl Parser<'_, '_> {
                 let list = value(self, "ICMPv6 types")?;
                 self.bitmap(list, |text| text.parse().ok(), 255).map(|map| Test::Icmp6Types(Box::new(map)))
             }
+            _ if names::family(word).is_some() || names::protocol(word).is_some() => {
+                Err(self.words.error_here(format!("give `from` after the protocol `{word}`")))
+            }
             _ => Err(self.words.error(format!("`{word}` is no option that is known here"))),
         }
     }
