@@ -158,11 +158,11 @@ impl Engine {
 
     /// Examines the next [`EXAMINED_PER_CALL`](crate::EXAMINED_PER_CALL) states, at most, of a walk through all that
     /// begins each 5 s: removes expired ones, and asks both ends of TCP connections whose states expire within 20 s.
-    /// `send` gets the frames that the firewall sends, and the direction of each.
+    /// `send` gets the frames that the firewall sends, and the direction of each; `millis` is as of [`Now`].
     #[inline]
-    pub fn ask_idle(&mut self, set: &Ruleset, now: Now, mut send: impl FnMut(Direction, &[u8; MAX_REPLY], usize)) {
+    pub fn ask_idle(&mut self, set: &Ruleset, millis: u64, mut send: impl FnMut(Direction, &[u8; MAX_REPLY], usize)) {
         let passes = |rule: RuleId| set.find(rule).is_some_and(|at| set.keepalive && set.rules[at].action.may_pass());
-        self.states.ask_idle(&mut self.walk, (self.thread, self.threads), now.millis, passes, |is_out, frame, len| {
+        self.states.ask_idle(&mut self.walk, (self.thread, self.threads), millis, passes, |is_out, frame, len| {
             send(if is_out { Direction::Out } else { Direction::In }, frame, len);
         });
     }

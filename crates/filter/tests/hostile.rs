@@ -62,7 +62,7 @@ fn perform(config: &Config, script: &str) -> bool {
     for millis in [0, 1, 100_000] {
         let now = Now { millis, seconds: 1 };
         let _ = engine.evaluate(&set, &headers, Direction::Out, 60, now, |_| {});
-        engine.ask_idle(&set, now, |_, _, _| {});
+        engine.ask_idle(&set, now.millis, |_, _, _| {});
     }
     // What is listed is a rule, and is listed as it was.
     for rule in config.rules().iter().filter(|rule| rule.number < 65535) {

@@ -54,7 +54,7 @@ impl Wire {
         let (now, mut sent) = (self.now(), Vec::new());
         for engine in &mut self.engines {
             loop {
-                engine.ask_idle(&self.set, now, |direction, bytes, len| {
+                engine.ask_idle(&self.set, now.millis, |direction, bytes, len| {
                     let to_server = (direction == Direction::Out) == self.client_is_first;
                     sent.push((to_server, parse(self.ends, to_server, &bytes[..len])));
                 });
@@ -181,7 +181,7 @@ fn a_walk_through_many_states_is_in_steps() {
     let (now, mut asked, mut steps) = (wire.now(), std::collections::HashSet::new(), 0);
     loop {
         let mut of_step = 0;
-        wire.engines[0].ask_idle(&wire.set, now, |_, bytes, _| {
+        wire.engines[0].ask_idle(&wire.set, now.millis, |_, bytes, _| {
             of_step += 1;
             asked.insert(bytes[..38].to_vec());
         });

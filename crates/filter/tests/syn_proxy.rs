@@ -184,7 +184,7 @@ fn ends_of_idle_connections_are_asked_with_the_numbers_that_they_know() {
     (wire.to_client, wire.to_server) = Default::default();
     let now = Now { millis: wire.seconds * 1000 + 299_000, seconds: wire.seconds + 299 };
     let ends = wire.ends;
-    wire.engine.ask_idle(&wire.set, now, |direction, bytes, len| {
+    wire.engine.ask_idle(&wire.set, now.millis, |direction, bytes, len| {
         let segment = parse(ends, direction == Direction::Out, &bytes[..len]);
         let to_client = direction == Direction::In;
         if to_client { wire.to_client.push(segment) } else { wire.to_server.push(segment) }

@@ -79,12 +79,21 @@ pub fn stop_on_signals() -> Result<&'static AtomicBool, String> {
     Ok(&STOP)
 }
 
-/// Makes SIGHUP, which a terminal sends that is closed, set the flag of [`stop_on_signals`], too.
+/// Makes SIGHUP, which a terminal sends that is closed, set the flag of [`stop_on_signals`], too; unless it is ignored,
+/// as below nohup(1).
 ///
 /// # Errors
 /// As of [`stop_on_signals`].
 pub fn stop_on_hangup() -> Result<(), String> {
-    set_on_hangup(&STOP)
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if ignores(&status, SIGHUP) { Ok(()) } else { set_on_hangup(&STOP) }
+}
+
+/// Whether a process ignores a signal, by its file `status`.
+fn ignores(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 != 0
 }
 
 /// Returns a flag that SIGHUP sets, for a program that reads its files again.
@@ -207,6 +216,13 @@ mod tests {
             scope.spawn(|| wait_for_link(Duration::MAX, &flag));
             flag.store(true, Relaxed);
         });
+    }
+
+    #[test]
+    fn ignored_signals_are_known() {
+        let status = "Name:\tx\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000002\n";
+        assert_eq!([1, 2, 13].map(|signal| ignores(status, signal)), [true, false, true]);
+        assert!(!ignores("", 1));
     }
 
     #[test]

@@ -162,8 +162,8 @@ impl<'a> Worker<'a> {
         if !has_room || !self.engine.may_ask_idle() {
             return;
         }
-        let (now, totals, replies) = (self.now(), self.totals, &mut self.replies);
-        self.engine.ask_idle(&self.set, now, |direction, frame, len| {
+        let (millis, totals, replies) = (self.shared.millis(), self.totals, &mut self.replies);
+        self.engine.ask_idle(&self.set, millis, |direction, frame, len| {
             queue_reply(&mut replies[index(direction)], frame, len, totals);
         });
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Rules between ports of each kind, and their changes under traffic.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -101,6 +102,59 @@ fn rules_and_tables_change_under_traffic_without_loss() {
             "{changes} changes of rules and tables under {PACKETS} packets, none lost"
         ));
         drop(running);
+    });
+}
+
+#[test]
+fn a_list_of_a_million_addresses_is_loaded_and_swapped_under_traffic() {
+    const ADDRESSES: u32 = 1_000_000;
+    isolated(|home| {
+        let running = plain(
+            home,
+            "a}1 a{2",
+            "table bad create\nadd 10 deny ip from table(bad) to any\nadd 20 allow ip from any to any",
+        );
+        let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
+        let path = home.folder().join("list");
+        let mut text = String::from("table new create\n");
+        for base in (0..ADDRESSES).step_by(20) {
+            text += "table new add";
+            for i in base..base + 20 {
+                let _ = write!(text, " {}", Ipv4Addr::from(0x0b00_0000 + i));
+            }
+            text.push('\n');
+        }
+        fs::write(&path, text + "table bad swap new\ntable new destroy\n").expect("a file");
+        let done = AtomicBool::new(false);
+        let passed = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                fw(&format!("--file {}", path.display())).expect("a list");
+                done.store(true, Relaxed);
+            });
+            let mut sent = 0;
+            while !done.load(Relaxed) {
+                let batch: Vec<_> = (sent..sent + 100).map(|i| packet((1, 2), 53, 0, i)).collect();
+                transmit(&near, 0, &batch, 2048);
+                // All of them, in order.
+                assert_eq!(receive(&far, 100), batch);
+                sent += 100;
+            }
+            sent
+        });
+        assert!(fw("table bad info").unwrap().contains(&format!("items: {ADDRESSES}\n")));
+        let mut listed = packet((1, 2), 53, 0, 1);
+        for (address, is_listed) in
+            [(0x0b00_0000, true), (0x0b00_0000 + ADDRESSES - 1, true), (0x0b00_0000 + ADDRESSES, false)]
+        {
+            listed[26..30].copy_from_slice(&u32::to_be_bytes(address));
+            transmit(&near, 0, &[listed.clone(), packet((1, 2), 53, 0, 2)], 2048);
+            let got = crate::forwarder::receive(&far, 1 + usize::from(!is_listed), |bytes| bytes.len() == 60);
+            assert_eq!(got[0] == listed, !is_listed, "{address:08x}");
+        }
+        conformance::home::summary(&format!(
+            "{ADDRESSES} addresses were loaded and swapped under {passed} packets, none lost"
+        ));
+        running.summary();
     });
 }
 

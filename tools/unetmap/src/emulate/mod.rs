@@ -11,7 +11,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
 use tool_common::forward::{Direction, check_headers, drain, flush, forward};
-use tool_common::{Failure, note, port, stop_on_signals, wait_for_link};
+use tool_common::{Failure, note, port, stop_on_hangup, stop_on_signals, wait_for_link};
 use unetmap::Port;
 use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap_shape::Pool;
@@ -34,6 +34,7 @@ pub(crate) fn run(args: &EmulateArgs) -> Result<u8, String> {
 fn emulate(args: &EmulateArgs) -> Result<(), Failure> {
     let settings = args.check()?;
     let stop = stop_on_signals()?;
+    stop_on_hangup()?;
     let open = |spec: &str| port::open(spec, port::RingConfig::default(), NR_ACCEPT_VNET_HDR);
     let (a, b) = (open(&settings.ports[0])?, open(&settings.ports[1])?);
     let header = check_headers(&a, &b)? as usize;

@@ -13,7 +13,7 @@ use unetmap_shape::{Class, Delay, Fq, Kind, Limit, Loss, PipeConfig, Rate, Trace
 ///
 /// Packets that one port receives are sent through the other when the link would have delivered them. Both directions
 /// are links of their own with the same options. Each second a line for each direction says how much arrived, its delay
-/// and its loss; SIGINT and SIGTERM end the program with a summary, after all packets that it holds were sent.
+/// and its loss; SIGINT, SIGTERM and SIGHUP end the program with a summary, after all packets that it holds were sent.
 #[derive(Debug, Args)]
 pub(crate) struct EmulateArgs {
     /// The first port: packets from it to the second travel out, the others in. A bare NAME means `netmap:NAME`
