@@ -84,7 +84,6 @@ enum Next {
 }
 
 /// What a packet's evaluation remembers.
-#[derive(Default)]
 struct Traversal {
     calls: [u16; CALL_DEPTH],
     depth: usize,
@@ -304,7 +303,7 @@ impl Engine {
         mut effect: impl FnMut(Effect<'_>),
     ) -> (Verdict, Option<usize>) {
         let mut search = set.index.search(headers, direction as u8);
-        let mut way = Traversal::default();
+        let mut way = Traversal::BEGIN;
         let mut asked = None;
         let mut probe = 0;
         let mut has_state = false;
@@ -463,6 +462,9 @@ impl Engine {
 }
 
 impl Traversal {
+    const BEGIN: Traversal =
+        Traversal { calls: [0; CALL_DEPTH], depth: 0, called: 0, argument: 0, tags: [0; MAX_TAGS], tagged: 0 };
+
     fn number(&self, target: Target) -> u32 {
         match target {
             Target::Number(number) => number.into(),
