@@ -50,6 +50,28 @@ fn ports_get_copies_of_what_rules_match() {
 }
 
 #[test]
+fn threads_share_the_ports_of_copies() {
+    isolated(|home| {
+        let mut command = Command::new(program("unetmap-fw"));
+        command.args(["-p", "2", "--tee", "1=t{1"]);
+        let rules = "add tee 1 ip from any to any\nadd allow ip from any to any";
+        let running = start(home, command, "a}1@conf:rings=2 b{1@conf:rings=2", rules);
+        let (near, far) = (open("netmap:a{1@conf:rings=2"), open("netmap:b}1@conf:rings=2"));
+        let copies = open("netmap:t}1");
+        for i in 0..20 {
+            for ring in 0..2 {
+                let sent = [packet((1, 2), 53, 0, 2 * i + ring as u32)];
+                transmit(&near, ring, &sent, 2048);
+                assert_eq!(receive(&copies, 1), sent);
+            }
+        }
+        assert_eq!(counts(), [40, 0]);
+        drop(far);
+        running.summary();
+    });
+}
+
+#[test]
 fn a_receiver_that_is_full_loses_only_copies() {
     const PACKETS: u32 = 5000;
     isolated(|home| {
