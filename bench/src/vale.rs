@@ -302,8 +302,8 @@ impl Switch {
         stop_all(sum, &mut programs)
     }
 
-    /// Measures the median and the 99th percentile of round trips between two programs, ns: busy-waiting, or sleeping in
-    /// between.
+    /// Measures the median and the 99th percentile of round trips between two programs, ns: busy-waiting, or sleeping
+    /// in between.
     pub(crate) fn round_trip(&self, sleeping: bool) -> Result<Vec<f64>, String> {
         let switch = self.new_switch_name();
         self.ping_pong([&format!("{switch}:a"), &format!("{switch}:b")], sleeping)

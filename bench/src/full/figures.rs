@@ -4,7 +4,7 @@
 //! The figures are those of L. Rizzo, "netmap: a novel framework for fast packet I/O", USENIX ATC 2012, measured there
 //! on a four-core i7 with a 10 Gbit/s Intel 82599.
 
-use unetmap_page::{Bar, Bars, Lines, Page, Point, Scale, Series, Table, number};
+use unetmap_page::{Bar, Bars, Lines, Page, Point, Scale, Series, Table, number, quantity};
 
 use super::compare::Moved;
 use super::{Findings, higher_is_better};
@@ -240,8 +240,8 @@ fn percentiles(page: &mut Page, rows: &[RowResult]) {
         let far = rows.iter().find(|far| far.name == format!("{}-p99", row.name) && far.class == row.class);
         let Some(far) = far else { continue };
         let mut add = |name: &str, label: &str, median: f64, p99: Option<f64>| {
-            let p99 = p99.map_or("-".into(), number);
-            cells.push([words(&[name, label, &row.unit]), vec![number(median), p99]].concat());
+            let p99 = p99.map_or("-".into(), |p99| quantity(p99, &row.unit));
+            cells.push(vec![name.to_owned(), label.to_owned(), quantity(median, &row.unit), p99]);
         };
         add(&format!("{} ({})", row.name, row.class), labels::UNETMAP, row.median, Some(far.median));
         for (label, peer) in &row.peers {
@@ -257,8 +257,8 @@ fn percentiles(page: &mut Page, rows: &[RowResult]) {
          500 pings a second, between which all processes sleep. A pipe is closed when the call returns; the daemon frees \
          its memory after that.",
     );
-    let header = words(&["time", "contestant", "unit", "median", "99th percentile"]);
-    page.table(&Table { header, rows: cells, left: 3 });
+    let header = words(&["time", "contestant", "median", "99th percentile"]);
+    page.table(&Table { header, rows: cells, left: 2 });
 }
 
 /// Returns the place of a row on the x axis of a figure, and which of the figure's kinds it is.

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use unetmap_page::number;
+use unetmap_page::{number, quantity};
 
 use super::figures::{self, method};
 use super::{Findings, higher_is_better};
@@ -63,9 +63,14 @@ fn single(row: &RowResult) -> Vec<String> {
     let peers = peers.into_iter().map(|(label, peer)| {
         let times = advantage(peer);
         let times = if times.is_finite() { number(times) } else { "-".into() };
-        format!("{label} {} ({times})", number(peer.median))
+        format!("{label} {} ({times})", quantity(peer.median, &row.unit))
     });
-    let [median, low, high] = [row.median, row.low, row.high].map(number);
-    let ours = format!("{median} {} ({low} to {high})", row.unit);
+    let [median, low, high] = [row.median, row.low, row.high].map(|value| quantity(value, &row.unit));
+    // Ends in the unit of the median go without it.
+    let bare = |end: String| match (end.split_once(' '), median.split_once(' ')) {
+        (Some((figure, of)), Some((_, unit))) if of == unit => figure.to_owned(),
+        _ => end,
+    };
+    let ours = format!("{median} ({} to {})", bare(low), bare(high));
     vec![row.name.clone(), row.class.clone(), ours, peers.collect::<Vec<_>>().join(", ")]
 }

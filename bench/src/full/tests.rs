@@ -46,7 +46,7 @@ fn a_page_has_ratios_figures_and_what_is_missing() {
         "\u{d7} 200", // 300 Mpps by 1.5
         "\u{d7} 45",  // 9000 ns by 200
         "Figure 7",
-        "<td>pipe-rtt (L)</td><td>unetmap</td><td>ns</td><td class=\"n\">200</td><td class=\"n\">400</td>",
+        "<td>pipe-rtt (L)</td><td>unetmap</td><td class=\"n\">200 ns</td><td class=\"n\">400 ns</td>",
         "unetmap pipe",
         "Figure 8",
         "kernel-bridge (L)",
@@ -64,9 +64,9 @@ fn a_page_has_ratios_figures_and_what_is_missing() {
 fn tables_in_markdown_have_all_rows_and_points() {
     let text = markdown::text(&findings(rows(1.0, 1.0)));
     for part in [
-        "| pipe | L | 300 Mpps (297 to 303) | seqpacket 1.5 (200) |",
-        "| pipe-rtt | L | 200 ns (198 to 202) | seqpacket 9000 (45) |",
-        "| nic-fwd | L | 0.9 Mpps (0.891 to 0.909) | afxdp 0.8 (1.12), kernel-bridge 0.7 (1.29) |",
+        "| pipe | L | 300 Mpps (297 to 303) | seqpacket 1.5 Mpps (200) |",
+        "| pipe-rtt | L | 200 ns (198 to 202) | seqpacket 9 us (45) |",
+        "| nic-fwd | L | 0.9 Mpps (0.891 to 0.909) | afxdp 0.8 Mpps (1.12), kernel-bridge 0.7 Mpps (1.29) |",
         "| packets of a batch | unetmap pipe | seqpacket pipe |\n|---|---|---|\n| 1 | 40 | 1.5 |\n| 512 | 300 | 1.5 |",
         "| 500 | 380 |",
         "| rows memif | no DPDK |",

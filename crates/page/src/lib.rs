@@ -126,5 +126,20 @@ pub fn number(value: f64) -> String {
     format!("{text}{prefix}")
 }
 
+/// Formats a value with its unit: times in the unit in which they are from 1 to 1000, others as [`number`] does.
+pub fn quantity(value: f64, unit: &str) -> String {
+    const TIMES: [&str; 4] = ["ns", "us", "ms", "s"];
+    let Some(first) = TIMES.iter().position(|time| *time == unit) else {
+        return format!("{} {unit}", number(value));
+    };
+    let mut value = value;
+    let mut at = first;
+    while value.abs() >= 1000.0 && at + 1 < TIMES.len() {
+        value /= 1000.0;
+        at += 1;
+    }
+    format!("{} {}", number(value), TIMES[at])
+}
+
 #[cfg(test)]
 mod tests;

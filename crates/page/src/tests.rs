@@ -113,3 +113,19 @@ fn numbers_have_three_digits() {
         assert_eq!(number(value), text);
     }
 }
+
+#[test]
+fn times_have_the_unit_that_fits() {
+    for (value, unit, text) in [
+        (164.0, "ns", "164 ns"),
+        (4580.0, "ns", "4.58 us"),
+        (2_260_000.0, "ns", "2.26 ms"),
+        (29_600.0, "us", "29.6 ms"),
+        (5e6, "ms", "5000 s"),
+        (0.5, "us", "0.5 us"),
+        (300.0, "Mpps", "300 Mpps"),
+        (12.0, "%", "12 %"),
+    ] {
+        assert_eq!(quantity(value, unit), text);
+    }
+}

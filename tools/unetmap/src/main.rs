@@ -326,13 +326,13 @@ struct DoctorArgs {
 /// sender and one receiver; also the share of lost packets, and the highest rate at which at most one packet in a
 /// thousand is lost. `vale-60-swap`: ports that share a region. `vale-1core`: all on one core. `vale-fan`: 16 addresses
 /// behind four receivers. `vale-batch` and `vale-size`: 60 B with batches of 1 to 512, and packets of 60 to 1514 bytes.
-/// `vale-overload`: the share of its best rate that a slow C program gets from a sender at full
-/// speed, with batches of 1, 8, 64 and 512. `vale-rtt`: the median and the 99th percentile (-p99) of pkt-gen's pings,
-/// busy-waiting and sleeping. Peer: a pipe. `vale-idle-ports`: with 64 more ports. Peer: no additional ports.
-/// `vale-steady`: one stream, which goes on for ten minutes (five times --seconds) without a pause, in samples of a minute: the rate, that of the worst second
-/// in percent of it, and the memory of the daemon without the regions. Streams use rings of 4096 slots; overload,
-/// streams of 1500 B, and round trips, rings of 1024 slots. A row name that ends in a number uses rings of that many
-/// slots.
+/// `vale-overload`: the share of its best rate that a slow C program gets from a sender at full speed, with batches of
+/// 1, 8, 64 and 512. `vale-rtt`: the median and the 99th percentile (-p99) of pkt-gen's pings, busy-waiting and
+/// sleeping. Peer: a pipe. `vale-idle-ports`: with 64 more ports. Peer: no additional ports. `vale-steady`: one stream,
+/// which goes on for ten minutes (five times --seconds) without a pause, in samples of a minute: the rate, that of the
+/// worst second in percent of it, and the memory of the daemon without the regions. Streams use rings of 4096 slots;
+/// overload, streams of 1500 B, and round trips, rings of 1024 slots. A row name that ends in a number uses rings of
+/// that many slots.
 ///
 /// Interfaces, in network namespaces that the benchmark creates (needs root): `nic-tx`: pkt-gen sends 60 B frames from
 /// one queue; `nic-tx-batch` and `nic-tx-size` with batches of 1 to 512, and with packets of 60 to 1514 bytes. `nic-rx`
