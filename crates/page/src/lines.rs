@@ -11,7 +11,7 @@ const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 62.0;
 /// Room for the names of the series: before them, and for each character, which is bold.
 const BEFORE_NAME: f64 = 38.0;
-const CHARACTER: f64 = 7.6;
+const CHARACTER: f64 = 8.8;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 48.0;
 /// Distance of two names of series.

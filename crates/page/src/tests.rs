@@ -129,3 +129,17 @@ fn times_have_the_unit_that_fits() {
         assert_eq!(quantity(value, unit), text);
     }
 }
+
+#[test]
+fn names_of_series_have_room_beside_the_chart() {
+    let end_of_grid = |label: &str| {
+        let point = Point { x: 1.0, y: 2.0, interval: None };
+        let series = vec![Series { label: label.into(), points: vec![point, Point { x: 9.0, ..point }] }];
+        let svg = Lines { title: "t".into(), series, ..Lines::default() }.svg();
+        let text = svg.split("class=\"grid\" x1=\"62\" x2=\"").nth(1).and_then(|rest| rest.split('"').next());
+        text.and_then(|end| end.parse::<f64>().ok()).expect("a grid")
+    };
+    let (short, long) = (end_of_grid("a"), end_of_grid("openvswitch-dpdk receive"));
+    assert!(short > 800.0 && long < 860.0 - 24.0 * 8.0, "{short} {long}");
+    assert!(end_of_grid(&"x".repeat(500)) >= 430.0, "a chart keeps half of the width");
+}
