@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use conformance::home::{Guard, summary};
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, public_copy, set_policy, start_daemon};
+use conformance::replace::replace;
 use conformance::traffic::{fill_some, open};
 use conformance::{Home, isolated, program, until};
 use rustix::process::geteuid;
@@ -46,6 +47,7 @@ impl Follower {
         Follower { _program: Guard::spawn(&mut command), file }
     }
 
+    /// Waits for an event of a port.
     #[track_caller]
     fn shows(&self, what: &str, port: &str) -> Value {
         let mut found = None;
@@ -56,6 +58,24 @@ impl Follower {
         });
         found.expect("it was found")
     }
+}
+
+#[test]
+fn a_follower_is_told_that_the_daemon_is_another_one() {
+    isolated(|home| {
+        let port = open("netmap:p{1");
+        let follower = Follower::start(home);
+        follower.shows("port-opened", "p{1");
+        let before = i64::from(home.daemon().as_raw_pid());
+        let now = i64::from(replace(home).as_raw_pid());
+        let replaced = follower.shows("daemon-replaced", "unetmapd");
+        assert_eq!((&replaced["was"], &replaced["pid"]), (&before.into(), &now.into()));
+        drop(port);
+        home.end_daemon();
+        assert_eq!(follower.shows("daemon-ended", "unetmapd")["was"], now);
+        let _port = open("netmap:q{1");
+        follower.shows("port-opened", "q{1");
+    });
 }
 
 #[test]

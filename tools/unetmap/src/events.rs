@@ -39,6 +39,9 @@ pub(crate) struct EventsArgs {
     json: bool,
 }
 
+/// The place of the firewall in what was read.
+const FIREWALL: usize = 2;
+
 /// What was read so far.
 struct Reader {
     json: bool,
@@ -92,11 +95,14 @@ impl Reader {
             let [system, own, firewall] = self.seen.map(|(_, last)| last);
             let answers = events::read([system, own]).map_err(|e| e.to_string())?;
             let mut more = false;
-            for (at, text) in
-                answers.into_iter().chain([fw::events(firewall)]).enumerate().filter_map(|(at, text)| Some((at, text?)))
-            {
+            for (at, text) in answers.into_iter().chain([fw::events(firewall)]).enumerate() {
+                let Some(text) = text else {
+                    self.daemon_is(at, 0);
+                    continue;
+                };
                 let answer = parse_reply("events", &text)?;
                 let pid = answer["pid"].as_u64().unwrap_or(0);
+                self.daemon_is(at, pid);
                 if self.seen[at].0 != pid && self.seen[at].1 != 0 {
                     // Another daemon, which counts from 1.
                     self.seen[at] = (pid, 0);
@@ -114,6 +120,20 @@ impl Reader {
             if !more {
                 return Ok(());
             }
+        }
+    }
+
+    /// Prints that the daemon of which events were read has ended (`pid` 0), or is another process.
+    fn daemon_is(&mut self, at: usize, pid: u64) {
+        let was = self.seen[at].0;
+        if at == FIREWALL || was == 0 || was == pid {
+            return;
+        }
+        let event = if pid == 0 { "daemon-ended" } else { "daemon-replaced" };
+        self.print(&json!({"time_ms": now_ms(), "event": event, "port": "unetmapd", "pid": pid, "was": was}));
+        if pid == 0 {
+            // The next one is read from its first event on.
+            self.seen[at] = (0, 0);
         }
     }
 
@@ -170,6 +190,8 @@ fn line(event: &Value) -> String {
             format!("drops begin at {} {}: {} packets per second", of("dir"), of("ring"), of("per_second"))
         }
         "packet-logged" => of("line"),
+        "daemon-ended" => format!("daemon ended, was process {}", of("was")),
+        "daemon-replaced" => format!("daemon is process {}, was {}", of("pid"), of("was")),
         "missed" => format!("{} events missed: the daemon keeps the last ones only", of("events")),
         // port-opened, port-closed, attached, detached, link-up, link-down.
         other => cell(&Value::from(other)).replace('-', " "),

@@ -53,17 +53,19 @@ struct View {
     is_paused: bool,
 }
 
-const HELP: [&str; 10] = [
+const HELP: [&str; 12] = [
     "s      sort by the next column: packets/s, lost/s, queued, port",
-    "/      show only ports whose name contains what is typed; Enter ends it, Esc removes it",
+    "/      show ports whose name contains what is typed; Enter ends it, Esc all",
     "space  stop and go on",
     "?      this help",
     "q      quit",
     "",
-    "packets/s, Mbit/s, batch and lost/s are means since the last refresh; queued is a count.",
-    "Mbit/s: of ports whose bytes are counted: of switches, mediated, received by pipes.",
-    "tx: sent by the port's program; rx: received by it. Each packet is in both of the rings it crosses.",
-    "Lost: dropped for lack of room, or sent to no port.",
+    "packets/s, Mbit/s, batch, lost/s: means since the last refresh; queued: slots.",
+    "Mbit/s: of ports whose bytes are counted: of switches, mediated, received by",
+    "pipes.",
+    "tx: sent by the port's program; rx: received by it. Each packet is in both of",
+    "the rings it crosses.",
+    "lost: dropped for lack of room, or sent to no port.",
 ];
 
 impl View {
@@ -126,8 +128,9 @@ impl View {
         ports.dedup();
         let lost = sum(|rate| rate.lost, "tx") + sum(|rate| rate.lost, "rx");
         let total = format!(
-            "unetmap top: {} ports, {} rings; sent {:.0}/s, received {:.0}/s, lost {lost:.0}/s",
+            "unetmap top: {} port{}, {} rings; sent {:.0}/s, received {:.0}/s, lost {lost:.0}/s",
             ports.len(),
+            if ports.len() == 1 { "" } else { "s" },
             rates.len(),
             sum(|rate| rate.packets, "tx"),
             sum(|rate| rate.packets, "rx"),
@@ -280,6 +283,7 @@ mod tests {
         assert!(press(&mut view, "\x1b/b\n"));
         assert_eq!(first(&view), "b{1");
         assert!(press(&mut view, "\x1b?"));
+        assert!(HELP.iter().all(|line| line.len() <= 80), "a line fits the screen");
         assert!(view.lines(&rates, (80, 24)).iter().any(|line| line.starts_with("q      quit")));
         assert!(press(&mut view, "? "));
         assert!(view.lines(&rates, (80, 24))[1].contains("stopped"));
