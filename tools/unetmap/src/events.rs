@@ -15,7 +15,7 @@ use unetmap_core::control::events;
 
 use crate::fw;
 use crate::ls::{cell, members, parse_reply, program_name};
-use crate::top::{RingCounters, RingKey, rates, rings_of};
+use crate::top::{RingCounters, RingKey, key_before, rates, rings_of};
 
 /// Time between two questions for events.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -153,6 +153,10 @@ impl Drops {
             .collect();
         let mut begun = Vec::new();
         if let Some((at, before)) = &self.last {
+            for key in rings.keys().filter(|key| !before.contains_key(key)) {
+                let was = key_before(key, before, &rings).and_then(|was| self.dropping.remove(&was));
+                self.dropping.extend(was.map(|since| (key.clone(), since)));
+            }
             for rate in rates(before, &rings, now - *at).into_iter().filter(|rate| rate.lost > 0.0) {
                 let (_, port, dir, id) = rate.key.clone();
                 let last = self.dropping.insert(rate.key, now);
@@ -236,12 +240,13 @@ mod tests {
 
     #[test]
     fn drops_begin_once_and_again_after_a_pause() {
-        let snapshot = |dropped: u64| {
-            json!({"daemon": {"pid": 1}, "sessions": [{"port": "p", "uid": 7}], "ports": [{"name": "p", "kind": "pipe",
+        let of = |pid: u64, dropped: u64| {
+            json!({"daemon": {"pid": pid}, "sessions": [{"port": "p", "uid": 7}], "ports": [{"name": "p", "kind": "pipe",
                 "rings": [{"dir": "rx", "id": 0, "crossed": 10, "batches": 1, "queued": 0, "dropped": dropped}]}]})
         };
         let (mut drops, start) = (Drops::default(), Instant::now());
-        let mut at = |seconds, dropped| drops.next(start + Duration::from_secs(seconds), &[snapshot(dropped)]);
+        let mut by = |pid, seconds, dropped| drops.next(start + Duration::from_secs(seconds), &[of(pid, dropped)]);
+        let mut at = |seconds, dropped| by(1, seconds, dropped);
         assert!(at(0, 5).is_empty(), "what was dropped before is none");
         let begun = at(1, 7);
         assert_eq!((begun.len(), &begun[0]["per_second"], &begun[0]["uid"]), (1, &json!(2), &json!(7)));
@@ -250,6 +255,9 @@ mod tests {
         assert!(at(4, 10).is_empty());
         assert!(at(14, 10).is_empty());
         assert_eq!(at(15, 11).len(), 1);
+        // A successor of the daemon has its counters.
+        assert!(by(2, 16, 11).is_empty() && by(2, 17, 12).is_empty());
+        assert!(by(3, 18, 13).is_empty());
     }
 
     #[test]

@@ -106,6 +106,21 @@ pub(crate) fn rings_of(all: &Value) -> BTreeMap<RingKey, RingCounters> {
     members(&all["ports"]).flat_map(of_port).collect()
 }
 
+/// Returns the key that a ring had in an earlier snapshot: another one if its daemon has taken over from one that has
+/// ended, whose counters it goes on with.
+pub(crate) fn key_before(
+    key: &RingKey,
+    before: &BTreeMap<RingKey, RingCounters>,
+    after: &BTreeMap<RingKey, RingCounters>,
+) -> Option<RingKey> {
+    let runs = |pid: u64, at: &BTreeMap<RingKey, RingCounters>| at.keys().any(|key| key.0 == pid);
+    if before.contains_key(key) || runs(key.0, before) {
+        return before.contains_key(key).then(|| key.clone());
+    }
+    let same = |old: &&RingKey| (&old.1, &old.2, old.3) == (&key.1, &key.2, key.3) && !runs(old.0, after);
+    before.keys().find(same).cloned()
+}
+
 /// Computes the rates between two snapshots. The counters of a ring that was created or reset in between start at 0.
 pub(crate) fn rates(
     before: &BTreeMap<RingKey, RingCounters>,
@@ -114,7 +129,8 @@ pub(crate) fn rates(
 ) -> Vec<Rate> {
     let per_second = |n: u64| n as f64 / time.as_secs_f64().max(1e-9);
     let rate = |(key, ring): (&RingKey, &RingCounters)| {
-        let since = before.get(key).filter(|before| before.crossed <= ring.crossed && before.lost <= ring.lost);
+        let since = key_before(key, before, after).and_then(|key| before.get(&key));
+        let since = since.filter(|before| before.crossed <= ring.crossed && before.lost <= ring.lost);
         let (crossed, batches, lost) = since.map_or((0, 0, 0), |b| (b.crossed, b.batches, b.lost));
         let bytes = since.and_then(|before| before.bytes).unwrap_or(0);
         let (packets, batches) = (ring.crossed - crossed, ring.batches.saturating_sub(batches));
@@ -200,6 +216,30 @@ mod tests {
         let ports: Vec<&str> = table.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
         assert_eq!(ports, ["p{1", "vale0:a", "vale0:a"], "{table}");
         assert_eq!(lines(&rates).lines().count(), 3);
+    }
+
+    #[test]
+    fn a_daemon_that_takes_over_goes_on_with_the_counters() {
+        let of = |pid: u64, all: BTreeMap<RingKey, RingCounters>| -> BTreeMap<_, _> {
+            all.into_iter().map(|((_, port, dir, id), ring)| ((pid, port, dir, id), ring)).collect()
+        };
+        let after = of(8, snapshot(3000, 50));
+        let changed = rates(&snapshot(1000, 10), &after, Duration::from_secs(2));
+        let packets: Vec<f64> = changed.iter().map(|rate| rate.packets).collect();
+        assert_eq!(
+            packets,
+            rates(&of(8, snapshot(1000, 10)), &after, Duration::from_secs(2))
+                .iter()
+                .map(|rate| rate.packets)
+                .collect::<Vec<_>>()
+        );
+        // Another daemon beside the first, with ports of the same names, starts at 0.
+        let both: BTreeMap<_, _> = snapshot(1000, 10).into_iter().chain(after).collect();
+        let beside = rates(&snapshot(1000, 10), &both, Duration::from_secs(1));
+        assert!(beside.iter().any(|rate| rate.key.0 == 8 && rate.packets == 3000.0));
+        // So does one that was started anew, though it has the same ports.
+        let anew = rates(&snapshot(1000, 0), &of(8, snapshot(10, 0)), Duration::from_secs(1));
+        assert!(anew.iter().any(|rate| rate.packets == 10.0));
     }
 
     #[test]
