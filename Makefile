@@ -30,6 +30,8 @@ PROGRAMS := unetmapd unetmap pkt-gen bridge unetmap-fw lb vale-ctl unetmap-devic
 HELPERS := collector scrubber
 # Run by container runtimes, which look for it in a folder of plugins.
 CNI := unetmap-cni
+# Whose crates' licences are installed.
+CONTAINED := $(PACKAGES) unetmap-capi
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 BIN := $(TARGET)/release
 MAN_SECTIONS := 1 3 4 5 7 8
@@ -57,6 +59,7 @@ build: setup
 	$(CARGO) build --locked --release -p unetmap-capi
 	$(MAKE) -C crates/capi OUT=$(BIN)
 	$(MAKE) -C pcap OUT=$(BIN)/pcap
+	.ci/notices $(BIN)/NOTICES $(CONTAINED)
 
 setup-tests:
 	@.ci/setup tests
@@ -151,6 +154,8 @@ bench: build
 # Builds only what is missing, so that root needs no Rust.
 install:
 	@for program in $(PROGRAMS) $(HELPERS) $(CNI); do test -x $(BIN)/$$program || { $(MAKE) build; break; }; done
+	@test -e $(BIN)/NOTICES || .ci/notices $(BIN)/NOTICES $(CONTAINED)
+	install -D -m 644 $(BIN)/NOTICES $(DESTDIR)$(PREFIX)/share/doc/unetmap/NOTICES
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(LIBDIR)/pkgconfig
 	install -s --strip-program=$(STRIP) $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
 	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
@@ -220,7 +225,7 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/lib/cni/unetmap
 	rm -f $(foreach kind,system user,$(addprefix $(UNITS)/$(kind)/,unetmapd.socket unetmapd.service))
 	rm -f $(UNITS)/system/unetmap-metrics.service $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
-	rm -rf $(DESTDIR)$(PREFIX)/share/unetmap
+	rm -rf $(DESTDIR)$(PREFIX)/share/unetmap $(DESTDIR)$(PREFIX)/share/doc/unetmap
 	cd $(DESTDIR)$(PREFIX)/share && rm -f $(foreach program,$(filter-out unetmapd,$(PROGRAMS)), \
 		bash-completion/completions/$(program) zsh/site-functions/_$(program) fish/vendor_completions.d/$(program).fish)
 	rm -f $(foreach page,$(wildcard man/*.[1-9]),$(DESTDIR)$(PREFIX)/share/man/man$(subst .,,$(suffix $(page)))/$(notdir $(page)))

@@ -104,6 +104,35 @@ fn an_installed_unetmap_runs_programs() {
     });
 }
 
+/// Each crate of the lock file that programs contain is named, and its licence's text is there.
+#[test]
+fn an_installation_has_the_licences_of_what_it_contains() {
+    isolated(|home| {
+        let root = Installed::new(home);
+        let text = std::fs::read_to_string(root.file("share/doc/unetmap/NOTICES")).expect("the notices");
+        let (list, texts) = text.split_once("\n\n====").expect("a list, and texts");
+        let crates: Vec<&str> = list.lines().skip(3).collect();
+        for name in ["clap", "h2", "prost", "rustix", "serde", "tokio", "toml"] {
+            assert!(crates.iter().any(|line| line.starts_with(&format!("{name} "))), "{name}: {list}");
+        }
+        // Of tests alone.
+        assert!(!list.contains("\nproptest ") && !list.contains("unetmap-"), "{list}");
+        let (mut known, mut with_text) = (0, 0);
+        for line in crates {
+            let mut words = line.split(' ');
+            let (name, version) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+            assert!(line.contains(" (") && version.starts_with(|digit: char| digit.is_ascii_digit()), "{line}");
+            known += 1;
+            with_text += usize::from(texts.contains(&format!("{name} {version}")));
+        }
+        // A few crates have none in their packages.
+        assert!(known > 50 && with_text * 20 > known * 19, "{with_text} of {known}");
+        assert!(texts.contains("Permission is hereby granted") && texts.contains("Apache License"), "the texts");
+        let here = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        assert!(!text.contains(&std::fs::canonicalize(here).expect("our own folder").display().to_string()));
+    });
+}
+
 /// The benchmarks find the example programs that they run.
 #[test]
 fn an_installed_unetmap_benchmarks_its_examples() {
