@@ -33,8 +33,8 @@ unetmap_result(long result)
 
 /* ---- open */
 
-static int
-is_device(const char *path)
+int
+unetmap_is_device(const char *path)
 {
 	return path != NULL && path[0] == '/' && strcmp(path, NETMAP_DEVICE_NAME) == 0;
 }
@@ -42,7 +42,7 @@ is_device(const char *path)
 int
 unetmap_hook_open(const char *path, int flags, mode_t mode)
 {
-	if (is_device(path))
+	if (unetmap_is_device(path))
 		return unetmap_result(unetmap_open(flags));
 	return CALL_LIBC(open, (path, flags, mode), (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
@@ -50,7 +50,7 @@ unetmap_hook_open(const char *path, int flags, mode_t mode)
 int
 unetmap_hook_open64(const char *path, int flags, mode_t mode)
 {
-	if (is_device(path))
+	if (unetmap_is_device(path))
 		return unetmap_result(unetmap_open(flags));
 	return CALL_LIBC(open64, (path, flags, mode), (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_LARGEFILE, mode));
 }
@@ -58,7 +58,7 @@ unetmap_hook_open64(const char *path, int flags, mode_t mode)
 int
 unetmap_hook_openat(int dir, const char *path, int flags, mode_t mode)
 {
-	if (is_device(path))
+	if (unetmap_is_device(path))
 		return unetmap_result(unetmap_open(flags));
 	return CALL_LIBC(openat, (dir, path, flags, mode), (int)syscall(SYS_openat, dir, path, flags, mode));
 }
@@ -66,7 +66,7 @@ unetmap_hook_openat(int dir, const char *path, int flags, mode_t mode)
 int
 unetmap_hook_openat64(int dir, const char *path, int flags, mode_t mode)
 {
-	if (is_device(path))
+	if (unetmap_is_device(path))
 		return unetmap_result(unetmap_open(flags));
 	return CALL_LIBC(openat64, (dir, path, flags, mode),
 	    (int)syscall(SYS_openat, dir, path, flags | O_LARGEFILE, mode));

@@ -6,6 +6,7 @@
  *
  *	hooks.c		open, ioctl, mmap, recvmsg: handled here for a netmap file,
  *			else passed to the C library
+ *	lookups.c	access, stat: of the device's path
  *	descriptors.c	close, dup, fork: which descriptors are netmap files
  *	poll.c select.c epoll.c		readiness
  *	wait.c		the wait loop of all three
@@ -63,6 +64,9 @@ void unetmap_atfork_child(void);
 
 /* hooks.c: turns a negative errno into -1 with errno set; returns any other result unchanged. */
 int unetmap_result(long result);
+
+/* hooks.c: whether the path is the device's. */
+int unetmap_is_device(const char *path);
 
 /* interfaces.c: answers a request about an interface that the kernel does not know, if it is one of ours; else -1. */
 int unetmap_look_up(unsigned long request, void *arg);

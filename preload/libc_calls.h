@@ -18,6 +18,7 @@
 
 #define ALL_LIBC_CALLS(do_)	\
 	do_(open) do_(open64) do_(openat) do_(openat64) do_(ioctl) do_(mmap) do_(mmap64)	\
+	do_(access) do_(faccessat) do_(euidaccess) do_(stat) do_(lstat) do_(fstatat) do_(statx)	\
 	do_(close) do_(close_range) do_(dup) do_(dup2) do_(dup3) do_(fcntl) do_(fcntl64)	\
 	do_(poll) do_(ppoll) do_(select) do_(pselect)	\
 	do_(epoll_create) do_(epoll_create1) do_(epoll_ctl) do_(epoll_pwait) do_(epoll_pwait2)	\
@@ -31,6 +32,13 @@ struct libc_calls {
 	int (*ioctl)(int, unsigned long, ...);
 	void *(*mmap)(void *, size_t, int, int, int, off_t);
 	void *(*mmap64)(void *, size_t, int, int, int, off_t);
+	int (*access)(const char *, int);
+	int (*faccessat)(int, const char *, int, int);
+	int (*euidaccess)(const char *, int);
+	int (*stat)(const char *, void *);
+	int (*lstat)(const char *, void *);
+	int (*fstatat)(int, const char *, void *, int);
+	int (*statx)(int, const char *, int, unsigned int, void *);
 	int (*close)(int);
 	int (*close_range)(unsigned int, unsigned int, int);
 	int (*dup)(int);

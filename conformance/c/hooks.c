@@ -8,6 +8,7 @@
  *	hooks TEST
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -16,6 +17,7 @@
 #include <sys/eventfd.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -118,6 +120,51 @@ open_functions(void)
 	CHECK(close(fd) == -1 && errno == EBADF && ioctl(fd, NIOCTXSYNC, NULL) == -1 && errno == EBADF);
 	errno = 77;
 	CHECK(dup2(1, 1) == 1 && errno == 77);
+}
+
+/* The device, if the result is 0, is one that this user can open; other files are not changed. */
+static void
+is_device(int result, const struct stat *found)
+{
+	CHECK(result == 0 && S_ISCHR(found->st_mode) && (found->st_mode & 0666) == 0666);
+}
+
+/* Programs look for the device before they open it. */
+static void
+lookups(void)
+{
+	int (*xstat)(int, const char *, struct stat *), (*fxstatat)(int, int, const char *, struct stat *, int);
+	static const char *const xstats[] = { "__xstat", "__xstat64", "__lxstat", "__lxstat64" };
+	const char *volatile nowhere = NULL;
+	struct stat s;
+	struct stat64 s64;
+	struct statx x;
+	size_t i;
+
+	CHECK(access(DEVICE, F_OK) == 0 && access(DEVICE, R_OK | W_OK) == 0);
+	CHECK(access(DEVICE, X_OK) == -1 && errno == EACCES);
+	CHECK(faccessat(AT_FDCWD, DEVICE, R_OK | W_OK, 0) == 0 && faccessat(-1, DEVICE, R_OK, AT_EACCESS) == 0);
+	CHECK(eaccess(DEVICE, R_OK | W_OK) == 0 && euidaccess(DEVICE, R_OK | W_OK) == 0);
+	is_device(stat(DEVICE, &s), &s);
+	is_device(lstat(DEVICE, &s), &s);
+	is_device(fstatat(-1, DEVICE, &s, AT_SYMLINK_NOFOLLOW), &s);
+	CHECK(stat64(DEVICE, &s64) == 0 && S_ISCHR(s64.st_mode) && lstat64(DEVICE, &s64) == 0 && S_ISCHR(s64.st_mode));
+	CHECK(fstatat64(AT_FDCWD, DEVICE, &s64, 0) == 0 && S_ISCHR(s64.st_mode));
+	CHECK(statx(AT_FDCWD, DEVICE, 0, STATX_TYPE, &x) == 0 && S_ISCHR(x.stx_mode));
+	/* Names that only older programs use: this C library does not link new ones with them. */
+	for (i = 0; i < sizeof(xstats) / sizeof(xstats[0]); i++) {
+		*(void **)&xstat = dlsym(RTLD_DEFAULT, xstats[i]);
+		is_device(xstat(1, DEVICE, &s), &s);
+		CHECK(xstat(1, "/dev/netmap/x", &s) == -1 && xstat(1, "/", &s) == 0 && S_ISDIR(s.st_mode));
+	}
+	for (i = 0; i < 2; i++) {
+		*(void **)&fxstatat = dlsym(RTLD_DEFAULT, i == 0 ? "__fxstatat" : "__fxstatat64");
+		is_device(fxstatat(1, -1, DEVICE, &s, 0), &s);
+	}
+	CHECK(stat("/dev/netmap/x", &s) == -1 && (errno == ENOENT || errno == ENOTDIR));
+	CHECK(access("/dev/netmap/x", F_OK) == -1 && (errno == ENOENT || errno == ENOTDIR));
+	CHECK(stat("/", &s) == 0 && S_ISDIR(s.st_mode) && access("/", X_OK) == 0);
+	CHECK(access(nowhere, F_OK) == -1 && errno == EFAULT && stat(nowhere, &s) == -1 && errno == EFAULT);
 }
 
 static void
@@ -376,7 +423,7 @@ main(int argc, char **argv)
 		void (*run)(void);
 		int pipe;
 	} all[] = {
-		{ "open", open_functions, 0 }, { "mmap", mappings, 1 }, { "close", close_functions, 1 },
+		{ "open", open_functions, 0 }, { "lookups", lookups, 0 }, { "mmap", mappings, 1 }, { "close", close_functions, 1 },
 		{ "close-without-hook", close_without_hook, 1 }, { "children", children, 1 },
 		{ "scm-rights", scm_rights, 0 }, { "wait", wait_functions, 1 }, { "many-descriptors", many_descriptors, 1 },
 	};

@@ -9,8 +9,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Source files in `preload/`.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "hooks.c",
+    "lookups.c",
     "descriptors.c",
     "poll.c",
     "select.c",

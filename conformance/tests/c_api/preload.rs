@@ -20,8 +20,8 @@ const CYCLES_LIMIT: Duration = Duration::from_secs(900);
 const NOBODY: u32 = 65534;
 
 /// The tests of the program `hooks`.
-const HOOKS: [&str; 8] =
-    ["open", "mmap", "close", "close-without-hook", "children", "scm-rights", "wait", "many-descriptors"];
+const HOOKS: [&str; 9] =
+    ["open", "lookups", "mmap", "close", "close-without-hook", "children", "scm-rights", "wait", "many-descriptors"];
 
 #[test]
 fn every_libc_function_on_files_is_hooked() {

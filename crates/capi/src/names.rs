@@ -16,6 +16,13 @@ macro_rules! names {
         unsafe extern "C" {
             $(fn $hook($($arg: $type),*) -> $result;)*
         }
+        other_names! { $($name => $hook($($arg: $type),*) -> $result;)* }
+    };
+}
+
+// More than one name may call the same hook, which is declared once.
+macro_rules! other_names {
+    ($($name:ident => $hook:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
         $(
             #[doc = concat!("`", stringify!($name), "(2)`.")]
             ///
@@ -44,6 +51,17 @@ names! {
         -> *mut c_void;
     mmap64 => unetmap_hook_mmap64(address: *mut c_void, bytes: size_t, prot: c_int, flags: c_int, fd: c_int, at: off_t)
         -> *mut c_void;
+    access => unetmap_hook_access(path: *const c_char, mode: c_int) -> c_int;
+    faccessat => unetmap_hook_faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int;
+    stat => unetmap_hook_stat(path: *const c_char, out: *mut c_void) -> c_int;
+    lstat => unetmap_hook_lstat(path: *const c_char, out: *mut c_void) -> c_int;
+    fstatat => unetmap_hook_fstatat(dir: c_int, path: *const c_char, out: *mut c_void, flags: c_int) -> c_int;
+    statx => unetmap_hook_statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, out: *mut c_void) -> c_int;
+    euidaccess => unetmap_hook_euidaccess(path: *const c_char, mode: c_int) -> c_int;
+    __xstat => unetmap_hook_xstat(version: c_int, path: *const c_char, out: *mut c_void) -> c_int;
+    __lxstat => unetmap_hook_lxstat(version: c_int, path: *const c_char, out: *mut c_void) -> c_int;
+    __fxstatat => unetmap_hook_fxstatat(version: c_int, dir: c_int, path: *const c_char, out: *mut c_void, flags: c_int)
+        -> c_int;
     close => unetmap_hook_close(fd: c_int) -> c_int;
     close_range => unetmap_hook_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     closefrom => unetmap_hook_closefrom(first: c_int) -> ();
@@ -74,6 +92,18 @@ names! {
         timeout: *mut timespec) -> c_int;
     getifaddrs => unetmap_hook_getifaddrs(list: *mut *mut ifaddrs) -> c_int;
     freeifaddrs => unetmap_hook_freeifaddrs(list: *mut ifaddrs) -> ();
+}
+
+// Other names of the same functions: struct stat64 is struct stat.
+other_names! {
+    eaccess => unetmap_hook_euidaccess(path: *const c_char, mode: c_int) -> c_int;
+    stat64 => unetmap_hook_stat(path: *const c_char, out: *mut c_void) -> c_int;
+    lstat64 => unetmap_hook_lstat(path: *const c_char, out: *mut c_void) -> c_int;
+    fstatat64 => unetmap_hook_fstatat(dir: c_int, path: *const c_char, out: *mut c_void, flags: c_int) -> c_int;
+    __xstat64 => unetmap_hook_xstat(version: c_int, path: *const c_char, out: *mut c_void) -> c_int;
+    __lxstat64 => unetmap_hook_lxstat(version: c_int, path: *const c_char, out: *mut c_void) -> c_int;
+    __fxstatat64 => unetmap_hook_fxstatat(version: c_int, dir: c_int, path: *const c_char, out: *mut c_void,
+        flags: c_int) -> c_int;
 }
 
 // The widths that the one argument of a variadic call may have.

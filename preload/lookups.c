@@ -1,0 +1,104 @@
+/*
+ * SPDX-License-Identifier: BSD-2-Clause
+ * Copyright (c) 2026, the unetmap authors
+ *
+ * Hooks of access, stat and their variants: programs that look for the device
+ * before they open it find one that any user can open, with or without a file
+ * of that name. It is described as /dev/null is.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stddef.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "hooks.h"
+#include "libc_calls.h"
+
+/* The file that a call is made for. */
+static const char *
+described(const char *path)
+{
+	return unetmap_is_device(path) ? "/dev/null" : path;
+}
+
+/* ---- access */
+
+int
+unetmap_hook_faccessat(int dir, const char *path, int mode, int flags)
+{
+	/* The system call without flags is older than the one with flags. */
+	return CALL_LIBC(faccessat, (dir, described(path), mode, flags),
+	    (int)(flags == 0 ? syscall(SYS_faccessat, dir, described(path), mode) :
+	    syscall(SYS_faccessat2, dir, described(path), mode, flags)));
+}
+
+int
+unetmap_hook_access(const char *path, int mode)
+{
+	return CALL_LIBC(access, (described(path), mode), unetmap_hook_faccessat(AT_FDCWD, path, mode, 0));
+}
+
+/* Also eaccess, its other name. */
+int
+unetmap_hook_euidaccess(const char *path, int mode)
+{
+	return CALL_LIBC(euidaccess, (described(path), mode), unetmap_hook_faccessat(AT_FDCWD, path, mode, AT_EACCESS));
+}
+
+/* ---- stat: struct stat is the kernel's, and struct stat64 is the same */
+
+static int
+stat_by_kernel(int dir, const char *path, void *out, int flags)
+{
+	return (int)syscall(SYS_newfstatat, dir, path, out, flags);
+}
+
+int
+unetmap_hook_stat(const char *path, void *out)
+{
+	return CALL_LIBC(stat, (described(path), out), stat_by_kernel(AT_FDCWD, described(path), out, 0));
+}
+
+int
+unetmap_hook_lstat(const char *path, void *out)
+{
+	return CALL_LIBC(lstat, (described(path), out),
+	    stat_by_kernel(AT_FDCWD, described(path), out, AT_SYMLINK_NOFOLLOW));
+}
+
+int
+unetmap_hook_fstatat(int dir, const char *path, void *out, int flags)
+{
+	return CALL_LIBC(fstatat, (dir, described(path), out, flags), stat_by_kernel(dir, described(path), out, flags));
+}
+
+int
+unetmap_hook_statx(int dir, const char *path, int flags, unsigned int mask, void *out)
+{
+	return CALL_LIBC(statx, (dir, described(path), flags, mask, out),
+	    (int)syscall(SYS_statx, dir, described(path), flags, mask, out));
+}
+
+/* Programs built with a C library before 2.33 call these. The version says which struct stat is meant; there is one. */
+int
+unetmap_hook_xstat(int version, const char *path, void *out)
+{
+	(void)version;
+	return unetmap_hook_stat(path, out);
+}
+
+int
+unetmap_hook_lxstat(int version, const char *path, void *out)
+{
+	(void)version;
+	return unetmap_hook_lstat(path, out);
+}
+
+int
+unetmap_hook_fxstatat(int version, int dir, const char *path, void *out, int flags)
+{
+	(void)version;
+	return unetmap_hook_fstatat(dir, path, out, flags);
+}
