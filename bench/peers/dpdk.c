@@ -96,14 +96,9 @@ static void write_packet(struct rte_mempool *of, void *arg, void *object, unsign
 static void open_port(uint16_t port)
 {
 	struct rte_eth_conf conf = { 0 };
-	struct rte_eth_dev_info info;
 	uint16_t rx = SLOTS, tx = SLOTS;
 
-	if (rte_eth_dev_info_get(port, &info) != 0)
-		fail("the device has no information");
-	/* Packets longer than a frame of Ethernet are those that a guest leaves to its card to cut. */
-	if (len > 1514 && len - RTE_ETHER_HDR_LEN <= info.max_mtu)
-		conf.rxmode.mtu = len - RTE_ETHER_HDR_LEN;
+	/* No MTU is set: packets longer than a frame of Ethernet are those that a guest leaves to its card to cut. */
 	if (rte_eth_dev_configure(port, 1, 1, &conf) != 0 || rte_eth_dev_adjust_nb_rx_tx_desc(port, &rx, &tx) != 0)
 		fail("the device cannot be configured");
 	if (rte_eth_rx_queue_setup(port, 0, rx, SOCKET_ID_ANY, NULL, pool) != 0)

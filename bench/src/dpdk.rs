@@ -153,11 +153,13 @@ fn between(
     let [first, second] = if listener_sends { [tx, rx] } else { [rx, tx] };
     let mut listener = start(program, len, listens, first, listener_sends)?;
     wait_for(path, &mut listener)?;
-    // The one that connects ends first: the other one waits for it.
     let mut programs = [start(program, len, connects, second, !listener_sends)?, listener];
     let receiver = usize::from(!listener_sends);
-    let mpps = steady_mpps(|| programs[receiver].line());
-    stop_all(mpps, &mut programs)
+    match steady_mpps(|| programs[receiver].line()) {
+        // Both are killed: DPDK's memif may fault in one that sends while its peer ends.
+        Ok(mpps) => Ok(mpps),
+        Err(e) => stop_all(Err(e), &mut programs),
+    }
 }
 
 /// Waits until a program listens at `path`.
@@ -198,10 +200,13 @@ mod tests {
                 number == 1,
             )
         };
-        for (number, (link, len)) in [(Link::Memif, 60), (Link::Memif, 1500), (Link::Vhost, 60)].into_iter().enumerate()
+        for (number, (link, len)) in
+            [(Link::Memif, 60), (Link::Memif, SEGMENTED), (Link::Vhost, 60), (Link::Vhost, SEGMENTED)]
+                .into_iter()
+                .enumerate()
         {
             let mpps = exchange(link, len, number).unwrap_or_else(|e| panic!("{link:?} {len}: {e}"));
-            assert!(mpps > 0.001 && mpps < 10_000.0, "{link:?} {len}: {mpps}");
+            assert!(mpps > 0.0001 && mpps < 10_000.0, "{link:?} {len}: {mpps}");
         }
     }
 }
