@@ -86,7 +86,7 @@ fn the_limit_of_a_switch_port_bounds_its_throughput() {
     assert_eq!(code, 0, "{err}");
     check(&events, &[64, 1518]);
     let results = of(&events, "result");
-    // The port's burst is what it may receive in a tenth of a second, the length of a trial; where the switch runs
+    // The port's burst is what it may receive in a tenth of a second, the length of a trial. Where the switch runs
     // late, as much again passes while packets wait. Without the limit it would be the link's 149,000.
     let most = 4.0 * LIMIT;
     let pps = results[0]["throughput"]["pps"].as_f64().expect("a rate");
