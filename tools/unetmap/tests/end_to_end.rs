@@ -80,7 +80,8 @@ fn bench_prints_all_rows_and_ls_shows_its_daemon() {
         |unit: &str| rows.iter().filter(|r| r["unit"] == unit).map(|r| r["name"].as_str().unwrap()).collect::<Vec<_>>();
     assert!(names("Mpps").contains(&"pipe") && names("Mpps").contains(&"pipe-1core"), "{rows:?}");
     assert!(names("cycles").contains(&"pipe-1core-cycles") && names("ns").contains(&"pipe-rtt"), "{rows:?}");
-    assert_eq!((names("us"), names("MiB")), (vec!["pipe-open", "pipe-open-cold"], vec!["idle-100-memory"]));
+    let opening = vec!["pipe-open", "pipe-open-p99", "pipe-open-close", "pipe-open-close-p99", "pipe-open-cold"];
+    assert_eq!((names("us"), names("MiB")), (opening, vec!["idle-100-memory"]));
     assert!(names("Mpps").contains(&"preload-pipe-64") && names("ns").contains(&"preload-poll"), "{rows:?}");
     if node {
         assert!(names("Mpps").contains(&"node-pipe") && names("ns").contains(&"node-poll"), "{rows:?}");
