@@ -9,7 +9,7 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -23,8 +23,13 @@ use unetmap_sys::{Mapping, memfd};
 /// Index of `lo`, in each namespace.
 const LO: u32 = 1;
 
+/// Held by each test: between fork and exec a program that another test starts has copies of all descriptors of this
+/// process, and a BPF link that is closed meanwhile stays attached (`EBUSY`).
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 /// Runs `test` in a network namespace of its own that contains `lo`, up, and a veth pair, `va` and `vb`.
 fn in_namespace(test: impl FnOnce() + Send) {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     thread::scope(|s| {
         let thread = s.spawn(|| {
             // SAFETY: K7: only this thread, which exits afterwards, changes its namespace.
@@ -358,6 +363,7 @@ fn rejected_frames_reach_the_network_stack() {
 /// The embedded objects match their sources; skipped without the compiler that built them.
 #[test]
 fn the_embedded_objects_match_their_sources() {
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/bpf");
     let out = match Command::new("make").args(["-s", "-C", folder, "check"]).output() {
         Ok(out) => out,

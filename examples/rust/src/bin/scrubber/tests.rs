@@ -152,7 +152,7 @@ fn rules_are_read_again_and_denials_are_counted_by_reason() {
     let mut end = |source: u8| apply(&mut filters, &ipv4([10, 9, 0, source], 17, &[0; 20]), SECOND).0;
     assert_eq!([end(7), end(8)], ["rules", "host"]);
     write("add 200 deny ip from any to any // listed\nadd deny ip frm any to any");
-    assert!(rules.reload().unwrap_err().contains("line 2, column 10: "));
+    assert!(rules.reload().unwrap_err().contains("line 2, column 13: "));
     assert_eq!([end(7), end(8)], ["rules", "host"], "the old rules stay");
     write("add 200 deny udp from 10.9.0.8 to any // listed");
     rules.reload().expect("rules");
