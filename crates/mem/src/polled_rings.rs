@@ -71,15 +71,6 @@ impl PolledRings {
         state.status() == 0 && state.hwcur_is(program.raw()[0])
     }
 
-    /// True if the program has no slot of ring `number`, nor has released any. False if there is no such ring. A hint
-    /// (O3).
-    #[inline(always)]
-    pub fn has_no_slots(&self, number: usize) -> bool {
-        let Some((_, program, _)) = self.get(number) else { return false };
-        let [head, cur, tail] = program.raw();
-        head == tail && cur == tail
-    }
-
     #[inline(always)]
     fn get(&self, number: usize) -> Option<(&SyncState, &ProgramPointers, &ChannelWords)> {
         let words = self.words.get(number)?;

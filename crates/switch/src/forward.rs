@@ -216,6 +216,11 @@ impl DestinationLists {
         self.heads[FLOODED].0 != END
     }
 
+    /// True if packets go to this port that go to no other.
+    pub fn has_own(&self, port: u8) -> bool {
+        self.heads.get(usize::from(port)).is_some_and(|list| list.0 != END)
+    }
+
     /// Returns the number of flooded packets.
     pub fn flooded_packets(&self) -> u64 {
         self.flooded_packets

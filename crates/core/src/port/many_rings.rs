@@ -10,6 +10,7 @@
 //! same open files. Event loops ([`Port::wait_fds`]) wait for the doorbells themselves.
 
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use unetmap_mem::PolledRings;
@@ -24,6 +25,9 @@ use crate::tuning::MANY_RINGS;
 pub(crate) struct ManyRings {
     pub(crate) tx: PolledRings,
     pub(crate) rx: PolledRings,
+    /// The receive rings that were ready at the last poll, a bit for each by its number modulo 64. A hint: the program
+    /// may have read since, and a sync may have brought packets.
+    pub(crate) readable: AtomicU64,
     /// `None`: it cannot be made, for instance because no descriptor is left.
     tx_set: OnceLock<Option<Epoll>>,
     rx_set: OnceLock<Option<Epoll>>,

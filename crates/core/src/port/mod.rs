@@ -348,6 +348,17 @@ impl Port {
     /// Syncs what a poll syncs, without waiting, and returns what is ready.
     #[inline]
     pub(crate) fn poll_once(&self, want: Interest, now: Option<WallTime>) -> Result<Interest, Error> {
+        self.poll_rings(want, now, |_| {})
+    }
+
+    /// The same; calls `readable` for each receive ring that is ready, if that is wanted.
+    #[inline]
+    pub(crate) fn poll_rings(
+        &self,
+        want: Interest,
+        now: Option<WallTime>,
+        mut readable: impl FnMut(&Ring),
+    ) -> Result<Interest, Error> {
         let holder = self.enter()?;
         let mut ready = Interest::NONE;
         // A poll also transmits, whatever it waits for, unless the program disabled that.
@@ -368,6 +379,7 @@ impl Port {
             }
         }
         if want.rx() {
+            let mut numbers = 0;
             for (number, ring) in self.rx.iter().enumerate() {
                 if self.many.rx.is_idle_rx(number) {
                     continue;
@@ -379,7 +391,12 @@ impl Port {
                 }
                 if ring.inner.ready() {
                     ready |= Interest::RX;
+                    readable(ring);
+                    numbers |= 1 << (number % 64);
                 }
+            }
+            if !self.many.rx.is_empty() {
+                self.many.readable.store(numbers, Relaxed);
             }
         }
         Ok(ready)

@@ -65,31 +65,36 @@ impl Port {
         tx.chain(self.rx.iter().filter(move |_| want.rx()).map(|ring| (ring, "rx", Interest::RX)))
     }
 
-    /// Returns the receive rings of which the program may have slots: of few rings all.
+    /// Returns the receive rings that were ready at the last poll: of few rings all.
     #[inline]
-    fn rx_with_slots(&self) -> impl Iterator<Item = &Ring> {
+    fn rx_readable(&self) -> impl Iterator<Item = &Ring> {
+        let readable = if self.many.rx.is_empty() { u64::MAX } else { self.many.readable.load(Relaxed) };
         let rings = self.rx.iter().enumerate();
-        rings.filter(|(number, _)| !self.many.rx.has_no_slots(*number)).map(|(_, ring)| ring)
+        rings.filter(move |(number, _)| readable & 1 << (number % 64) != 0).map(|(_, ring)| ring)
     }
 
     /// Makes the first check of a poll, after the rx coalescing delay in a stream of small batches.
     #[inline]
     fn first_poll(&self, want: Interest) -> Result<Interest, Error> {
-        if !want.rx() || self.rx_with_slots().any(|ring| ring.inner.ready()) {
+        if !want.rx() {
+            return self.poll_once(want, None);
+        }
+        let delay = self.rx_coalescing.load(Relaxed);
+        let is_delayed = delay > 0 || self.sleeps_between_polls;
+        if is_delayed && self.rx_readable().any(|ring| ring.inner.ready()) {
             return self.poll_once(want, None);
         }
         if self.sleeps_between_polls {
             return self.poll_after_sleep(want);
         }
-        let delay = self.rx_coalescing.load(Relaxed);
         for _ in 0..delay {
             spin_hint();
         }
-        let ready = self.poll_once(want, None)?;
+        let mut arrived = 0;
+        let ready = self.poll_rings(want, None, |ring| arrived += ring.space())?;
         let next = if ready.rx() {
-            let arrived = self.rx_with_slots().map(|ring| ring.space()).sum();
             next_coalescing(delay, arrived, || {
-                self.rx_with_slots().any(|ring| ring.inner.backend.rx().is_some_and(Rx::peer_on_this_cpu))
+                self.rx_readable().any(|ring| ring.inner.backend.rx().is_some_and(Rx::peer_on_this_cpu))
             })
         } else {
             0

@@ -274,20 +274,22 @@ impl SwitchPort {
     /// Delivers copies of single-slot packets of a port whose [copies it accepts](SwitchPort::accepts_copies), as
     /// [`SwitchPort::deliver`] does.
     #[inline]
-    pub(crate) fn deliver_copies(&self, context: &BatchContext<'_>, mut packets: &[SlotHead]) {
-        let Some(rx) = self.rx_for(context.ring_index) else { return };
+    pub(crate) fn deliver_copies(&self, context: &BatchContext<'_>, packets: &[SlotHead]) -> bool {
+        let Some(rx) = self.rx_for(context.ring_index) else { return true };
         context.backpressure.note_delivery(self.index());
+        let mut left = packets;
         loop {
-            let done = rx.fill_copies(&self.region, context, packets);
-            packets = packets.get(done..).unwrap_or_default();
-            if packets.is_empty() {
-                return;
+            let done = rx.fill_copies(&self.region, context, left);
+            left = left.get(done..).unwrap_or_default();
+            if left.is_empty() {
+                return true;
             }
             if !rx.wait_for_room(context.backpressure) {
                 break;
             }
         }
-        rx.count_drops(packets.len() as u64);
+        rx.count_drops(left.len() as u64);
+        left.len() < packets.len()
     }
 
     /// Returns the client's position at which its receive ring for packets of transmit ring `ring` was found full and

@@ -2,6 +2,8 @@
 //! Serves one batch of a ring. Its packets take one of four paths: [same-destination runs](runs), [fan-out](fanout) to
 //! several destinations, [packet by packet](packet_by_packet), or [policed] where a policy applies.
 
+use unetmap_mem::SlotHead;
+
 use super::config::SwitchConfig;
 use super::fanout::{self, FanoutLists};
 use super::full_ports::FullPorts;
@@ -11,7 +13,7 @@ use crate::backpressure::Backpressure;
 use crate::forward::{Cut, DestinationLists, Packet, Target};
 use crate::policy::DropReason;
 use crate::port::{BatchContext, PortTx, SwitchPort, TxState};
-use crate::tuning::{HEADER_PREFETCH_SLOTS, MIN_RUN_PACKETS};
+use crate::tuning::{BATCH_SLOTS, HEADER_PREFETCH_SLOTS, MIN_RUN_PACKETS};
 
 /// Forwards a batch of a port's ring, which has index `ring_index`; returns how many slots that were.
 pub(crate) fn serve(
@@ -133,17 +135,46 @@ fn deliver((lists, full): (&DestinationLists, &mut FullPorts), switch: &SwitchCo
     if lists.ports().iter().any(|to| full.contains((*to).into())) {
         full.flush_before_batch();
     }
+    let mut heads = [SlotHead::default(); BATCH_SLOTS];
+    let copies = flooded_heads(lists, context, &mut heads);
     for (index, to) in switch.members.iter().enumerate().filter(|(index, _)| *index != source) {
         let Some(to) = to else { continue };
         others += 1;
         if full.contains(index) {
             continue;
         }
-        if !to.deliver(context, (lists.of(to.index()), switch.pair.is_some())) {
+        let any = match copies {
+            Some(copies) if !lists.has_own(to.index()) && to.accepts_copies(context) => {
+                to.deliver_copies(context, copies)
+            }
+            _ => to.deliver(context, (lists.of(to.index()), switch.pair.is_some())),
+        };
+        if !any {
             full.add(index, to);
         }
     }
     if others == 0 {
         lists.flooded().for_each(|_| context.ring.count_drop(DropReason::NoDestination));
     }
+}
+
+/// Writes the slots of the flooded packets to `heads`. Returns them, if each packet is a whole slot's and begins in its
+/// buffer without anything before it.
+fn flooded_heads<'a>(
+    lists: &DestinationLists,
+    BatchContext { port, batch, .. }: &BatchContext<'_>,
+    heads: &'a mut [SlotHead; BATCH_SLOTS],
+) -> Option<&'a [SlotHead]> {
+    if port.vnet_hdr_len() != 0 || batch.offsets.mask != 0 {
+        return None;
+    }
+    let mut packets = 0;
+    for (head, packet) in heads.iter_mut().zip(lists.flooded()) {
+        if packet.frags != 1 {
+            return None;
+        }
+        *head = batch.slots.head(batch.at(packet.at.into()));
+        packets += 1;
+    }
+    Some(&heads[..packets])
 }
