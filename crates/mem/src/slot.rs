@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::frame::Frame;
 use crate::mapped_range::MappedRange;
-use crate::pos::{BufIdx, Pos, Slots};
+use crate::pos::{BufIdx, Pos, Slots, Span};
+use crate::prefetch;
 
 /// Bytes of one slot.
 pub(crate) const SLOT_BYTES: usize = 16;
+/// Slots in a cache line.
+const SLOTS_PER_LINE: usize = 64 / SLOT_BYTES;
 
 /// A copy of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -193,6 +196,15 @@ impl SlotRing {
     #[inline(always)]
     pub fn head(&self, p: Pos) -> SlotHead {
         SlotHead(self.word64(p, 0).load(Relaxed))
+    }
+
+    /// Prefetches the cache lines of the slots of `span` for writing.
+    #[inline(always)]
+    pub fn prefetch_for_write(&self, span: Span) {
+        let count = self.slots.distance(span.from, span.to);
+        for i in (0..count).step_by(SLOTS_PER_LINE) {
+            prefetch::for_write(self.at(self.slots.add(span.from, i)));
+        }
     }
 
     /// As [`SlotRing::load`], for a slot that this thread has just written field by field: each field is loaded as it

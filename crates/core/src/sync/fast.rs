@@ -20,7 +20,7 @@ use unetmap_sys::process;
 
 use super::{NO_INDEX, SyncRing, WallTime, validate};
 use crate::backend::{RingBackend, Rx};
-use crate::tuning::BIAS_AFTER;
+use crate::tuning::{BATCH_AHEAD, BIAS_AFTER, SLOTS_AHEAD};
 
 /// The thread of this process that took the lock of a ring last, and how often in a row. Written under the lock.
 #[derive(Default)]
@@ -85,8 +85,20 @@ impl SyncRing {
         }
         tx.send_whole(Span { from: hwcur, to: program.head });
         state.set_hwcur(program.head);
-        state.count_batch(slots.distance(hwcur, program.head));
+        let sent = slots.distance(hwcur, program.head);
+        state.count_batch(sent);
+        self.prefetch_free_slots(sent, Span { from: program.head, to: hwtail });
         true
+    }
+
+    /// After a batch of `sent` slots: prefetches as many of the free ones, some way ahead of the program.
+    #[inline(always)]
+    pub(super) fn prefetch_free_slots(&self, sent: u32, free: Span) {
+        let slots = self.view.shape().slots;
+        if sent <= BATCH_AHEAD && slots.distance(free.from, free.to) > SLOTS_AHEAD + sent {
+            let from = slots.add(free.from, SLOTS_AHEAD);
+            self.view.slots().prefetch_for_write(Span { from, to: slots.add(from, sent) });
+        }
     }
 
     /// Releases the slots that the program has read, if these are all and the sync has nothing else to do. Otherwise

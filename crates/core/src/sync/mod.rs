@@ -362,7 +362,9 @@ impl SyncRing {
             if bad > 0 {
                 state.count_bad_slots(bad);
             }
-            state.count_batch(slots.distance(hwcur, head));
+            let sent = slots.distance(hwcur, head);
+            state.count_batch(sent);
+            self.prefetch_free_slots(sent, Span { from: head, to: hwtail });
         }
         if effort == Effort::IfNeeded && program.cur != hwtail && !tx.has_unsent() {
             return hwtail;
