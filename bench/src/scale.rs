@@ -38,7 +38,7 @@ const LOAD_RATE: u32 = 10_000;
 /// Addresses that the switch of `scale-addresses` can learn, at least.
 const LEAST_TABLE: u32 = 131_072;
 /// Descriptors of the daemon, or of a client, for a pipe of which one end is open, at most.
-const FDS_PER_PIPE: u64 = 12;
+const FDS_PER_PIPE: u64 = 8;
 /// Time after the start in which ports announce their addresses.
 const ANNOUNCE: Duration = Duration::from_millis(300);
 /// Time in which each sender sends.

@@ -15,7 +15,9 @@ use unetmap_core::control::binding::Binding;
 use unetmap_core::control::monitor::MonitorReply;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
 use unetmap_core::control::wire::{self, Head};
-use unetmap_core::control::{ControlRequest, LockHolderRequest, NextMonitorRequest, SnapshotRequest};
+use unetmap_core::control::{
+    ControlRequest, LockHolderRequest, NextMonitorRequest, PeerDoorbellsRequest, SnapshotRequest,
+};
 use unetmap_sys::socket;
 use zerocopy::IntoBytes as _;
 
@@ -163,6 +165,15 @@ impl ControlConnection {
         self.send(&wire::encode(NextMonitorRequest::KIND, 0, 0, 0, request.as_bytes())).expect("a daemon that listens");
         let reply = self.receive().expect("an answer");
         (reply.errno, MonitorReply::decode(&reply.payload).filter(|_| reply.errno == 0), reply.fds)
+    }
+
+    /// Requests the doorbells of the other end of a session's pipe; returns the errno and the doorbells.
+    #[track_caller]
+    pub fn peer_doorbells(&self, request: &PeerDoorbellsRequest) -> (i32, Vec<OwnedFd>) {
+        self.send(&wire::encode(PeerDoorbellsRequest::KIND, 0, 0, 0, request.as_bytes()))
+            .expect("a daemon that listens");
+        let reply = self.receive().expect("an answer");
+        (reply.errno, reply.fds)
     }
 
     /// Requests the daemon's snapshot.

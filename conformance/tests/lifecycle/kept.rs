@@ -47,6 +47,20 @@ fn pipes_and_switch_ports_go_on_after_a_crash() {
     });
 }
 
+/// What the daemon makes when an end is first opened: the one that is started after a crash makes it.
+#[test]
+fn ends_are_first_opened_after_a_crash() {
+    isolated(|home| {
+        let _daemon = start(home, None);
+        let first = open("netmap:p{1");
+        wait_until_kept(home);
+        kill(home);
+        let other = open("netmap:p}1");
+        exchange(&first, &other, 1, 0, 3000);
+        exchange(&other, &first, 2, 0, 3000);
+    });
+}
+
 /// A daemon is replaced, and its successor crashes; it exits as it should, and nothing is started again.
 #[test]
 fn a_successor_keeps_ports_only_if_it_is_told_to() {

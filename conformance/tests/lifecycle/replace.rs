@@ -53,6 +53,23 @@ fn pipes_go_on_while_the_daemon_is_replaced() {
     });
 }
 
+/// What the daemon makes when an end is first opened: its successor makes it.
+#[test]
+fn ends_are_first_opened_after_a_replacement() {
+    isolated(|home| {
+        let firsts = ["netmap:p{1", "netmap:q}1", "netmap:r{1"].map(open);
+        replace(home);
+        let others = ["netmap:p}1", "netmap:q{1", "netmap:r}1"].map(open);
+        for (first, other) in firsts.iter().zip(&others) {
+            exchange(first, other, 1, 0, 3000);
+            exchange(other, first, 2, 0, 3000);
+        }
+        replace(home);
+        exchange(&firsts[0], &others[0], 3, 0, 3000);
+        assert_no_buffer_is_missing(home);
+    });
+}
+
 /// An end that another region has is copied by a thread of the daemon.
 #[test]
 fn a_copied_end_goes_on_while_the_daemon_is_replaced() {

@@ -7,5 +7,6 @@ mod api;
 mod extmem;
 mod frames;
 mod many_rings;
+mod one_end;
 mod shared_rings;
 mod times;

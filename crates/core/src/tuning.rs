@@ -181,6 +181,13 @@ pub(crate) const START_TRIES: u32 = 3;
 /// How often to try for the lock that serializes starting a daemon. Not measured.
 pub(crate) const LOCK_POLL: Duration = Duration::from_millis(2);
 
+/// How long a sync that asks for a doorbell waits for another request on the same connection: a signal may have
+/// interrupted that one, in this very thread. Not measured.
+pub(crate) const REQUEST_LIMIT: Duration = Duration::from_millis(50);
+
+/// The longest reply to a request that is made within a sync, bytes: from 16 KiB on the preloaded library maps memory.
+pub(crate) const SHORT_REPLY: usize = 4096;
+
 /// How often a process that waits for its turn on a shared connection checks. Not measured.
 pub(crate) const TURN_POLL: Duration = Duration::from_micros(200);
 

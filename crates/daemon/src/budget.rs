@@ -115,7 +115,7 @@ impl Amounts {
     }
 
     /// `count` endpoints of this shape: a doorbell for each ring and a state page for each endpoint, and a page for the
-    /// channels.
+    /// channels. Those of an end of a pipe that is opened later are counted, too: then it can be opened.
     pub(crate) fn endpoints(count: u64, shape: EndpointShape) -> Amounts {
         let rings = count * u64::from(shape.all_rings());
         let ring_bytes = |slots| (RingShape::bytes(slots) as u64).next_multiple_of(PAGE);

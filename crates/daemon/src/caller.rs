@@ -81,6 +81,12 @@ impl Caller {
         Caller { peer, groups: Vec::new(), namespace: Namespace::default(), resumes: None, survey: None }
     }
 
+    /// Whether a process has a connection of its own to the daemon, by the library; else it is at the node, or is the
+    /// daemon itself.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.namespace.connection.is_some()
+    }
+
     /// The network namespace in which it connected; `None` if the daemon may not open it.
     pub(crate) fn netns(&self) -> Option<&Arc<Netns>> {
         self.namespace.get()

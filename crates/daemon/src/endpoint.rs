@@ -6,12 +6,13 @@
 mod saved;
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
-use unetmap_core::errno::{EBUSY, EINVAL};
-use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, Offsets, Pos, RingView, Slots, Span};
+use unetmap_core::errno::{EBUSY, EINVAL, ENXIO};
+use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, Offsets, Pos, RingView, Slots, Span, SyncState};
 use unetmap_sys::Doorbell;
 
 use crate::offsets::OffsetLayout;
@@ -35,7 +36,7 @@ pub(crate) struct PortRing {
     /// Whether each slot has a buffer of its own. Slots of other rings hold the sender's buffers.
     owns_buffers: bool,
     /// Wakes the clients that wait on this ring.
-    pub(crate) doorbell: Doorbell,
+    pub(crate) doorbell: RingDoorbell,
     /// Where packets begin in their buffers.
     pub(crate) offsets: Offsets,
     /// Bytes of each buffer that received packets leave free.
@@ -58,13 +59,56 @@ pub(crate) enum DataPath {
     Switch { tx: usize, rx: usize },
 }
 
+/// A ring's doorbell, which is made when it is first needed: nobody waits on the rings of an end that was never open.
+#[derive(Default)]
+pub(crate) struct RingDoorbell(OnceLock<Doorbell>);
+
+impl RingDoorbell {
+    /// Returns it; makes it if it does not exist.
+    pub(crate) fn get(&self) -> Result<&Doorbell, Refusal> {
+        if let Some(made) = self.0.get() {
+            return Ok(made);
+        }
+        let made = Doorbell::new().or_else(|e| refuse_lack("no file descriptor for a doorbell", &e))?;
+        Ok(self.0.get_or_init(|| made))
+    }
+
+    /// Returns it, if it exists.
+    pub(crate) fn made(&self) -> Option<&Doorbell> {
+        self.0.get()
+    }
+
+    /// Wakes those who wait.
+    pub(crate) fn notify(&self) {
+        self.0.get().into_iter().for_each(Doorbell::notify);
+    }
+}
+
+impl From<Doorbell> for RingDoorbell {
+    fn from(doorbell: Doorbell) -> RingDoorbell {
+        RingDoorbell(OnceLock::from(doorbell))
+    }
+}
+
+/// An endpoint state page.
+struct StatePage {
+    page: EndpointPage,
+    fd: OwnedFd,
+    /// Where in its file it begins.
+    offset: u64,
+}
+
+impl From<SharedPage> for StatePage {
+    fn from(SharedPage { range, fd, offset }: SharedPage) -> StatePage {
+        StatePage { page: EndpointPage::new(range), fd, offset }
+    }
+}
+
 /// An endpoint of a port.
 pub(crate) struct Endpoint {
     pub(crate) shape: EndpointShape,
-    pub(crate) state_page: EndpointPage,
-    pub(crate) state_page_fd: OwnedFd,
-    /// Where in its file it begins.
-    pub(crate) state_page_offset: u64,
+    /// Missing until the endpoint is first opened, if it was created closed.
+    state_page: OnceLock<StatePage>,
     pub(crate) tx: Vec<PortRing>,
     pub(crate) rx: Vec<PortRing>,
 }
@@ -84,8 +128,27 @@ impl Endpoint {
         shape: EndpointShape,
         data_path: DataPath,
     ) -> Result<Endpoint, Refusal> {
-        let states = region.shared_page("unetmap-state", EndpointPage::bytes(shape.all_rings() as usize))?;
-        let mut endpoint = Endpoint::with_states(shape, states);
+        let states = region.shared_page("unetmap-state", Endpoint::state_bytes(shape))?;
+        let endpoint = Endpoint::create_closed(region, shape, data_path)?;
+        let _ = endpoint.state_page.set(states.into());
+        let made = endpoint.rings().try_for_each(|ring| ring.doorbell.get().map(drop));
+        match made {
+            Ok(()) => Ok(endpoint),
+            Err(e) => {
+                endpoint.free(region);
+                Err(e)
+            }
+        }
+    }
+
+    /// The same, without what only an open endpoint needs: [`Endpoint::open`] makes it. Not in the memory of a virtual
+    /// machine's device.
+    pub(crate) fn create_closed(
+        region: &mut RegionRecord,
+        shape: EndpointShape,
+        data_path: DataPath,
+    ) -> Result<Endpoint, Refusal> {
+        let mut endpoint = Endpoint::without_rings(shape);
         match endpoint.create_rings(region, data_path) {
             Ok(()) => Ok(endpoint),
             Err(e) => {
@@ -96,20 +159,43 @@ impl Endpoint {
     }
 
     /// Returns an endpoint of which only the shape is known.
-    pub(crate) fn without_rings(shape: EndpointShape) -> Result<Endpoint, Refusal> {
-        let (range, fd) = shared_page("unetmap-state", EndpointPage::bytes(1))?;
-        Ok(Endpoint::with_states(shape, SharedPage { range, fd, offset: 0 }))
+    pub(crate) fn without_rings(shape: EndpointShape) -> Endpoint {
+        Endpoint { shape, state_page: OnceLock::new(), tx: Vec::new(), rx: Vec::new() }
     }
 
-    fn with_states(shape: EndpointShape, states: SharedPage) -> Endpoint {
-        Endpoint {
-            shape,
-            state_page: EndpointPage::new(states.range),
-            state_page_fd: states.fd,
-            state_page_offset: states.offset,
-            tx: Vec::new(),
-            rx: Vec::new(),
+    fn state_bytes(shape: EndpointShape) -> usize {
+        EndpointPage::bytes(shape.all_rings() as usize)
+    }
+
+    /// Makes what a session that binds these rings needs, and the endpoint lacks.
+    pub(crate) fn open(&self, selection: &RingSelection) -> Result<(), Refusal> {
+        self.make_states()?;
+        self.bound(selection).try_for_each(|ring| ring.doorbell.get().map(drop))
+    }
+
+    /// Makes the endpoint state page, if it does not exist.
+    pub(crate) fn make_states(&self) -> Result<(), Refusal> {
+        if self.state_page.get().is_none() {
+            let (range, fd) = shared_page("unetmap-state", Endpoint::state_bytes(self.shape))?;
+            let _ = self.state_page.set(SharedPage { range, fd, offset: 0 }.into());
         }
+        Ok(())
+    }
+
+    /// The endpoint state page, if it exists.
+    pub(crate) fn state_page(&self) -> Option<&EndpointPage> {
+        self.state_page.get().map(|states| &states.page)
+    }
+
+    /// The file of the endpoint state page, and where in it the page begins.
+    pub(crate) fn state_page_file(&self) -> Result<(BorrowedFd<'_>, u64), Refusal> {
+        let states = self.state_page.get();
+        states.map_or_else(|| refuse(ENXIO, "the port is not open"), |states| Ok((states.fd.as_fd(), states.offset)))
+    }
+
+    /// The state of a ring, by [`PortRing::state`]; `None` if the endpoint was never open.
+    pub(crate) fn state(&self, index: usize) -> Option<&SyncState> {
+        self.state_page()?.state(index)
     }
 
     /// Frees the rings and their buffers. No other port of the region may hold any of these buffers.
@@ -158,7 +244,6 @@ impl Endpoint {
         (state, pair): (usize, usize),
         channel: Option<usize>,
     ) -> Result<PortRing, Refusal> {
-        let doorbell = Doorbell::new().or_else(|e| refuse_lack("no file descriptor for a doorbell", &e))?;
         let view = region.create_ring(slots, id, dir)?;
         Ok(PortRing {
             view,
@@ -167,7 +252,7 @@ impl Endpoint {
             channel,
             placeholder: None,
             owns_buffers: dir == 0,
-            doorbell,
+            doorbell: RingDoorbell::default(),
             offsets: Offsets::NONE,
             headroom: 0,
             binders: 0,
@@ -223,7 +308,7 @@ impl Endpoint {
 
     /// The slots of a receive ring that the program has not released, according to the endpoint state page.
     fn held(&self, ring: &PortRing) -> Option<Span> {
-        let (from, to) = self.state_page.state(ring.state)?.positions(ring.view.slots().slots())?;
+        let (from, to) = self.state(ring.state)?.positions(ring.view.slots().slots())?;
         Some(Span { from, to })
     }
 
@@ -283,18 +368,19 @@ impl Endpoint {
     /// Binds the rings for one more session. A ring that no session had bound starts at the `(hwcur, hwtail)` that
     /// `start` returns.
     pub(crate) fn bind(&mut self, selection: &RingSelection, start: impl Fn(&PortRing, bool) -> (Pos, Pos)) {
-        let state_page = self.state_page.clone();
+        let state_page = self.state_page().cloned();
+        let state = |ring: &PortRing| state_page.as_ref().and_then(|page| page.state(ring.state));
         for (ring, transmit) in self.bound_mut(selection) {
             if ring.binders == 0 {
                 let (hwcur, hwtail) = start(ring, transmit);
-                if let Some(state) = state_page.state(ring.state) {
+                if let Some(state) = state(ring) {
                     state.reset(hwcur, hwtail);
                 }
                 ring.view.set_pointers(hwcur, hwtail);
             }
             ring.binders += 1;
             ring.exclusive = selection.exclusive;
-            if let Some(state) = state_page.state(ring.state) {
+            if let Some(state) = state(ring) {
                 state.set_session_count(ring.binders);
             }
         }
@@ -308,11 +394,12 @@ impl Endpoint {
         channels: Option<&ChannelPage>,
         peer: Option<&Endpoint>,
     ) {
-        let state_page = self.state_page.clone();
+        let state_page = self.state_page().cloned();
+        let state = |ring: &PortRing| state_page.as_ref().and_then(|page| page.state(ring.state));
         for (ring, transmit) in self.bound_mut(selection) {
             ring.binders = ring.binders.saturating_sub(1);
             ring.exclusive = false;
-            if let Some(state) = state_page.state(ring.state) {
+            if let Some(state) = state(ring) {
                 state.set_session_count(ring.binders);
             }
             let id = usize::from(ring.view.shape().id);
@@ -321,7 +408,7 @@ impl Endpoint {
                 && !transmit
                 && let Some(producer) = peer_ring
             {
-                ring.return_exchanged(&state_page, channels, &producer.view);
+                ring.return_exchanged(state(ring), channels, &producer.view);
             }
             // A process that was killed may have moved slots, or cancelled a wakeup request, without notifying the
             // peer.
@@ -342,7 +429,7 @@ impl Endpoint {
     /// Marks the rings that `which` selects as ended, as [`Endpoint::end_all`] does.
     pub(crate) fn end_some(&self, which: impl Fn(&PortRing) -> bool) {
         for ring in self.rings().filter(|ring| which(ring)) {
-            if let Some(state) = self.state_page.state(ring.state) {
+            if let Some(state) = self.state(ring.state) {
                 state.mark_removed();
             }
             ring.doorbell.notify();
@@ -362,7 +449,7 @@ impl Endpoint {
     /// Frees every ring lock that the exited process with this holder ID held, and returns how many there were. The
     /// other sessions of such a ring are woken, as they may be waiting because it was locked.
     pub(crate) fn break_locks(&self, holder: u32) -> usize {
-        let broken = |ring: &&PortRing| self.state_page.state(ring.state).is_some_and(|state| state.break_lock(holder));
+        let broken = |ring: &&PortRing| self.state(ring.state).is_some_and(|state| state.break_lock(holder));
         self.rings().filter(broken).inspect(|ring| ring.doorbell.notify()).count()
     }
 
@@ -449,11 +536,11 @@ impl PortRing {
 
     /// Returns exchanged buffers to the producer. The last session of a receive ring may have exchanged buffers without
     /// releasing the slots: the slots up to the last exchanged one count as read.
-    fn return_exchanged(&self, state_page: &EndpointPage, channels: Option<&ChannelPage>, producer: &RingView) {
+    fn return_exchanged(&self, state: Option<&SyncState>, channels: Option<&ChannelPage>, producer: &RingView) {
         let (own, slots) = (self.view.slots(), self.view.slots().slots());
         let Some(words) = self.channel_words(channels) else { return };
         let Some(sent) = words.positions(slots) else { return };
-        let Some((_, hwtail)) = state_page.state(self.state).and_then(|state| state.positions(slots)) else { return };
+        let Some((_, hwtail)) = state.and_then(|state| state.positions(slots)) else { return };
         if !slots.between(sent.from, hwtail, sent.to) {
             return;
         }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use unetmap_abi::NmreqRegister;
-use unetmap_core::errno::ENXIO;
+use unetmap_core::errno::{EINVAL, ENXIO};
 use unetmap_mem::{BufIdx, ChannelPage, Iface, IndexSet};
 
 use crate::endpoint::{Endpoint, RingSelection};
@@ -88,6 +88,8 @@ pub(crate) struct Session<K> {
     pub(crate) iface_offset: u64,
     /// Number of extra buffers that the session got.
     pub(crate) extra: u32,
+    /// Whether a process has the port that can ask for descriptors later: not the daemon itself.
+    pub(crate) can_ask: bool,
     /// Descriptors that the daemon itself keeps for the session, of a file of the node: what its user is charged.
     pub(crate) descriptors: Option<Charge>,
 }
@@ -181,6 +183,12 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
         self.last_session += 1;
         self.sessions.insert(self.last_session, session);
         self.last_session
+    }
+
+    /// Returns the session of which a process has shown the key.
+    pub(crate) fn session_of(&self, id: u64, key: u64) -> Result<&Session<K>, Refusal> {
+        let session = self.sessions.get(&id).filter(|session| session.key == key);
+        session.map_or_else(|| refuse(EINVAL, "no session has this number and key"), Ok)
     }
 
     /// The number of the last session that was opened.

@@ -11,9 +11,12 @@ use conformance::packet::{self, Rng};
 use conformance::snapshot::PIPE_BUFFERS;
 use conformance::traffic::{bytes_of, exchange, expect, fill, fill_some, open, receive, send};
 use conformance::{Home, isolated, isolated_alone, program, until};
-use conformance_hostile::raw::{RawPort, field};
+use conformance_hostile::raw::{ControlConnection, RawPort, field};
 use unetmap::abi::{NS_MOREFRAG, NetmapRing};
+use unetmap::errno::EINVAL;
 use unetmap::{BufIdx, Error, Interest, Port};
+use unetmap_core::control::PeerDoorbellsRequest;
+use unetmap_core::control::binding::{Binding, DOORBELL_LATER};
 
 const SLOTS: u32 = 1024;
 
@@ -662,6 +665,42 @@ fn doorbells_set_at_random_stop_nobody() {
         until("the session is over", || home.snapshot().sessions.len() == 1);
         home.assert_serves();
         summary(&format!("packets {seq} while doorbells were set at random, no client blocked"));
+    });
+}
+
+/// The doorbells of an end that was never open are given to the programs that have the other end, and are the ones that
+/// it gets when it is opened.
+#[test]
+fn doorbells_of_the_other_end_are_given_only_for_the_key() {
+    isolated(|home| {
+        let other_port = open("netmap:other{1");
+        let first = RawPort::open(&home.socket(), "b{1");
+        let Binding { head, rings } = &first.bound;
+        assert!(rings.iter().all(|ring| ring.features & DOORBELL_LATER != 0));
+        let stranger = ControlConnection::connect(&home.socket()).expect("a daemon that listens");
+        let of = |session, key| stranger.peer_doorbells(&PeerDoorbellsRequest { session, key });
+        for (session, key) in [(head.session, head.key ^ 1), (head.session + 1, head.key), (head.session, 0)] {
+            let (errno, fds) = of(session, key);
+            assert_eq!((errno, fds.len()), (EINVAL, 0));
+        }
+        // A port without another end has none.
+        let switch_port = RawPort::open(&home.socket(), "vale0:x");
+        let (errno, fds) = of(switch_port.bound.head.session, switch_port.bound.head.key);
+        assert_eq!((errno, fds.len()), (EINVAL, 0));
+        // However often they are asked for, the daemon has one for each ring.
+        let before = home.daemon_fds();
+        for _ in 0..20 {
+            let (errno, fds) = of(head.session, head.key);
+            assert_eq!((errno, fds.len()), (0, rings.len()));
+        }
+        assert_eq!(home.daemon_fds(), before + rings.len());
+        let later = RawPort::open(&home.socket(), "b}1");
+        assert!(later.bound.rings.iter().all(|ring| ring.features & DOORBELL_LATER == 0));
+        let (session, key) = (head.session, head.key);
+        drop((first, later, other_port, switch_port));
+        until("the sessions are over", || home.snapshot().sessions.is_empty());
+        assert_eq!(of(session, key).0, EINVAL);
+        home.assert_serves();
     });
 }
 

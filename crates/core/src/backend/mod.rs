@@ -14,13 +14,15 @@ use unetmap_mem::{ChannelPage, ChannelRef, Geometry, MappedRange, Offsets, Pos, 
 use unetmap_sys::Doorbell;
 use unetmap_sys::xsk::SocketRings;
 
-use crate::control::binding::{BackendKind, BoundRing};
+use crate::control::binding::{BackendKind, BoundRing, DOORBELL_LATER};
+use peer_doorbell::{LaterDoorbells, PeerDoorbell};
 use pipe::{PipeRx, PipeTx};
 use timed::Times;
 
 mod monitor;
 mod nic;
 mod null;
+pub(crate) mod peer_doorbell;
 pub(crate) mod pipe;
 pub(crate) mod region_cache;
 mod sink;
@@ -212,6 +214,10 @@ pub(crate) struct RingParts<'a> {
     pub(crate) has_own_pointers: bool,
     /// Whether nobody notifies the doorbell, see [`NO_WAKEUPS`](crate::control::binding::NO_WAKEUPS).
     pub(crate) no_wakeups: bool,
+    /// Its number in the binding.
+    pub(crate) number: usize,
+    /// Where doorbells of the other end come from that do not exist yet.
+    pub(crate) later_doorbells: Option<&'a Arc<LaterDoorbells>>,
     /// The descriptors of the ring: its doorbell; the peer's doorbell, or what the back end has in its place.
     pub(crate) fds: &'a [OwnedFd; 2],
     /// The rings of AF_XDP sockets that this process has mapped already.
@@ -237,8 +243,11 @@ impl RingParts<'_> {
     }
 
     /// The doorbell that wakes the peer.
-    fn peer_doorbell(&self) -> Option<Doorbell> {
-        Doorbell::from_fd(self.second_fd()?).ok()
+    fn peer_doorbell(&self) -> Option<PeerDoorbell> {
+        if self.bound.features & DOORBELL_LATER != 0 {
+            return Some(PeerDoorbell::Later(Arc::clone(self.later_doorbells?), self.number));
+        }
+        Some(PeerDoorbell::Known(Doorbell::from_fd(self.second_fd()?).ok()?))
     }
 
     fn second_fd(&self) -> Option<OwnedFd> {

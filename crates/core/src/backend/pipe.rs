@@ -7,6 +7,7 @@ use unetmap_mem::{
 };
 use unetmap_sys::Doorbell;
 
+use super::peer_doorbell::PeerDoorbell;
 use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
 use crate::tuning::PEER_POLL;
 
@@ -25,7 +26,7 @@ pub(crate) struct PipeTx {
     /// Notified by the consumer when it released slots and this side sleeps.
     pub(crate) doorbell: Doorbell,
     /// Wakes the consumer.
-    pub(crate) peer_doorbell: Doorbell,
+    pub(crate) peer_doorbell: PeerDoorbell,
     /// Whether nobody notifies the doorbell.
     pub(crate) no_wakeups: bool,
 }
@@ -127,7 +128,7 @@ pub(crate) struct PipeRx {
     /// Notified by the producer when it sent slots and this side sleeps.
     pub(crate) doorbell: Doorbell,
     /// Wakes the producer.
-    pub(crate) peer_doorbell: Doorbell,
+    pub(crate) peer_doorbell: PeerDoorbell,
     /// Whether nobody notifies the doorbell.
     pub(crate) no_wakeups: bool,
 }

@@ -4,7 +4,7 @@
 //! The client trusts these numbers. It does not trust the same numbers in the region, which other processes can write.
 //! Descriptors come with the binding: the region, the endpoint state page, the channel page (for an interface the
 //! tx-frames page), then two for each ring: the doorbell that wakes this side, and the peer's doorbell or the
-//! queue's socket.
+//! queue's socket; see also [`DOORBELL_LATER`].
 
 use unetmap_mem::{Geometry, PoolShape};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -104,7 +104,7 @@ pub struct BoundRing {
     pub id: u16,
     /// 0 transmit, 1 receive.
     pub dir: u16,
-    /// [`FRAGS`], [`ZERO_COPY`], [`FORWARD_MARKED`], [`FORWARD_ALL`].
+    /// [`FRAGS`], [`ZERO_COPY`], [`FORWARD_MARKED`], [`FORWARD_ALL`], [`DOORBELL_LATER`].
     pub features: u32,
     /// On a receive ring of a monitor: index of the second channel.
     pub second_channel: u32,
@@ -126,6 +126,10 @@ pub const ZERO_COPY: u32 = 2;
 pub const FORWARD_MARKED: u32 = 4;
 /// In [`BoundRing::features`]: all slots released on a receive ring are forwarded.
 pub const FORWARD_ALL: u32 = 8;
+/// In [`BoundRing::features`]: the other end of the pipe was never open, and its doorbell does not exist: another
+/// descriptor stands in its place. A client that is to notify it asks for it
+/// ([`PeerDoorbellsRequest`](super::PeerDoorbellsRequest)).
+pub const DOORBELL_LATER: u32 = 16;
 
 /// Returns the layout of a region with these pools.
 pub(crate) fn geometry(pools: &[BoundPool; 3]) -> Geometry {

@@ -25,7 +25,7 @@ use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::control::session::{HelloRequest, LockHolderRequest, SnapshotRequest};
 use crate::control::wire::{self, ControlRequest, Kind};
 use crate::error::{Error, errno};
-use crate::tuning::{LOCK_POLL, QUEUE_BUSY_LIMIT, QUEUE_BUSY_RETRY, REPLY_TIMEOUT, START_TRIES};
+use crate::tuning::{LOCK_POLL, QUEUE_BUSY_LIMIT, QUEUE_BUSY_RETRY, REPLY_TIMEOUT, SHORT_REPLY, START_TRIES};
 
 /// The system daemon's socket.
 pub const SYSTEM_SOCKET: &str = "/run/unetmap/unetmapd.sock";
@@ -372,6 +372,12 @@ pub(crate) fn send<R: ControlRequest>(fd: BorrowedFd<'_>, subject: &str, request
     send_encoded(fd, subject, R::KIND, &request.encode(), || ())
 }
 
+/// Sends a request whose reply is short, within a sync: the preloaded library maps no memory for it.
+pub(crate) fn send_in_sync<R: ControlRequest>(fd: BorrowedFd<'_>, subject: &str, request: &R) -> Result<Reply, Error> {
+    let tag = send_only(fd, subject, R::KIND, &request.encode())?;
+    receive_reply(fd, subject, tag, SHORT_REPLY)
+}
+
 /// Sends a request as [`send`] does, to the system's daemon if it runs, else to this user's own, which is started if
 /// `start`. Returns the text of the reply; `None` if no daemon runs.
 pub(crate) fn send_for_text<R: ControlRequest>(
@@ -406,7 +412,7 @@ fn send_encoded(
     loop {
         let tag = send_only(fd, subject, kind, payload)?;
         meanwhile.take().into_iter().for_each(|meanwhile| meanwhile());
-        let reply = receive_reply(fd, subject, tag)?;
+        let reply = receive_reply(fd, subject, tag, wire::MAX_REPLY)?;
         if reply.errno != errno::EAGAIN {
             return Ok(reply);
         }
@@ -431,13 +437,13 @@ fn send_only(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> R
     Ok(tag)
 }
 
-/// Receives the reply to the request with this tag.
-fn receive_reply(fd: BorrowedFd<'_>, subject: &str, tag: u32) -> Result<Reply, Error> {
+/// Receives the reply to the request with this tag, of which a message has at most `most` bytes.
+fn receive_reply(fd: BorrowedFd<'_>, subject: &str, tag: u32, most: usize) -> Result<Reply, Error> {
     let mut fds = Vec::new();
-    let (head, payload) = receive_tagged(fd, subject, tag, &mut fds)?;
+    let (head, payload) = receive_tagged(fd, subject, (tag, most), &mut fds)?;
     while fds.len() < head.fds as usize {
         let before = fds.len();
-        receive_tagged(fd, subject, tag, &mut fds)?;
+        receive_tagged(fd, subject, (tag, most), &mut fds)?;
         if fds.len() == before {
             return Err(Error::host(subject, io::Error::other("the daemon's reply lacks file descriptors")));
         }
@@ -457,13 +463,13 @@ fn next_tag() -> u32 {
 fn receive_tagged(
     fd: BorrowedFd<'_>,
     subject: &str,
-    tag: u32,
+    (tag, most): (u32, usize),
     fds: &mut Vec<OwnedFd>,
 ) -> Result<(wire::Head, Vec<u8>), Error> {
     let start = std::time::Instant::now();
     loop {
         let had = fds.len();
-        let bytes = receive(fd, fds).map_err(|e| gone_or_host(subject, e))?;
+        let bytes = receive(fd, fds, most).map_err(|e| gone_or_host(subject, e))?;
         let (_, head, payload) =
             wire::decode(&bytes).map_err(|e| Error::host(subject, io::Error::other(e.to_string())))?;
         // The reply to a message that could not be decoded has no tag; the daemon closes the connection after it.
@@ -486,8 +492,8 @@ fn gone_or_host(subject: &str, e: io::Error) -> Error {
     }
 }
 
-fn receive(fd: BorrowedFd<'_>, fds: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
-    let mut buf = vec![0; wire::MAX_REPLY];
+fn receive(fd: BorrowedFd<'_>, fds: &mut Vec<OwnedFd>, most: usize) -> io::Result<Vec<u8>> {
+    let mut buf = vec![0; most];
     let mut was_reset = false;
     let got = loop {
         match socket::recv(fd, &mut buf, fds) {
@@ -556,7 +562,7 @@ pub(crate) fn request_lock_holder(path: &Path) -> Result<RequestedHolder, Error>
 impl RequestedHolder {
     /// Waits for the reply; returns the connection of the process as a lock holder, and its holder ID.
     pub(crate) fn receive(self) -> Result<(OwnedFd, u32), Error> {
-        let reply = receive_reply(self.fd.as_fd(), LOCK_HOLDER, self.tag)?;
+        let reply = receive_reply(self.fd.as_fd(), LOCK_HOLDER, self.tag, wire::MAX_REPLY)?;
         reply.refused(LOCK_HOLDER)?;
         if reply.holder == 0 {
             return Err(Error::malformed_reply(LOCK_HOLDER));

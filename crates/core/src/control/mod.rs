@@ -18,6 +18,7 @@
 //!   NodeRequest            -->     the state of /dev/netmap, as JSON; see `node`
 //!   KnobRequest            -->     the daemon's knobs, as JSON; see `sysctl`
 //!   NextMonitorRequest     -->     the next monitor of a session, and the descriptors of its mirror; see `monitor`
+//!   PeerDoorbellsRequest   -->     the doorbells of the other end of a session's pipe, one for each of its rings
 //!   SnapshotRequest        -->     everything that `unetmap ls` shows, as JSON
 //!   EventsRequest          -->     what has happened since an event, as JSON; see `events`
 //! ```
@@ -43,7 +44,9 @@ pub use monitor::NextMonitorRequest;
 pub use nic::NicRequest;
 pub use node::NodeRequest;
 pub use request::NetmapRequest;
-pub use session::{AttachRequest, HelloRequest, LockHolderRequest, SnapshotRequest, UnbindRequest};
+pub use session::{
+    AttachRequest, HelloRequest, LockHolderRequest, PeerDoorbellsRequest, SnapshotRequest, UnbindRequest,
+};
 pub use sysctl::KnobRequest;
 pub use vale::ValeRequest;
 pub use wire::{ControlRequest, Kind};
@@ -65,12 +68,13 @@ mod tests {
             NextMonitorRequest::KIND,
             NicRequest::KIND,
             NodeRequest::KIND,
+            PeerDoorbellsRequest::KIND,
             SnapshotRequest::KIND,
             UnbindRequest::KIND,
             ValeRequest::KIND,
         ];
         let mut numbers = kinds.map(|kind| kind.0);
         numbers.sort_unstable();
-        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
     }
 }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Requests about a connection itself. None of them has a payload.
+//! Requests about a connection itself, which have no payload, and about a session.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::control::wire::{ControlRequest, Kind};
+use crate::error::errno;
 
 macro_rules! without_payload {
     ($(#[$doc:meta])* $name:ident = $number:literal) => {
@@ -50,4 +53,27 @@ without_payload! {
 without_payload! {
     /// Releases the port that REGISTER bound on this connection; the connection stays open.
     UnbindRequest = 9
+}
+
+/// Asks for the doorbells of the rings at the other end of a pipe, one for each ring of the session, in the order of
+/// its binding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PeerDoorbellsRequest {
+    /// The session.
+    pub session: u64,
+    /// The session's key, known only to processes that received its binding.
+    pub key: u64,
+}
+
+impl ControlRequest for PeerDoorbellsRequest {
+    const KIND: Kind = Kind(14);
+
+    fn encode(&self) -> Vec<u8> {
+        self.as_bytes().to_vec()
+    }
+
+    fn decode(payload: &[u8]) -> Result<PeerDoorbellsRequest, i32> {
+        PeerDoorbellsRequest::read_from_bytes(payload).map_err(|_| errno::EPROTO)
+    }
 }

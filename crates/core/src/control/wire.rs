@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// "unm" and the format of the head.
 pub const MAGIC: u32 = 0x756e_6d31;
 /// Changes with every change of a payload.
-pub const VERSION: u16 = 10;
+pub const VERSION: u16 = 11;
 /// The longest request, bytes: the longest filter of an interface, and the head.
 pub const MAX_REQUEST: usize = 40 << 10;
 /// The longest reply, bytes.

@@ -8,13 +8,15 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::Instant;
 
 use unetmap_sys::process;
 
-use crate::control::NextMonitorRequest;
 use crate::control::client::{self, RequestedHolder};
+use crate::control::{NextMonitorRequest, PeerDoorbellsRequest};
 use crate::error::Error;
+use crate::tuning::{REQUEST_LIMIT, TURN_POLL};
 
 /// This process as a lock holder at one daemon.
 pub(crate) struct LockHolder {
@@ -53,6 +55,22 @@ impl LockHolder {
             Ok(reply) if reply.errno == 0 && !reply.payload.is_empty() => Some((reply.payload, reply.fds)),
             _ => None,
         }
+    }
+
+    /// Requests the doorbells of the other end of a session's pipe; `None` if there is no reply. It does not wait for
+    /// long for another request on the connection, which this very thread may have made before a signal.
+    pub(crate) fn peer_doorbells(&self, subject: &str, request: &PeerDoorbellsRequest) -> Option<Vec<OwnedFd>> {
+        let start = Instant::now();
+        let _guard = loop {
+            match self.request_lock.try_lock() {
+                Ok(guard) => break guard,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if start.elapsed() > REQUEST_LIMIT => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(TURN_POLL),
+            }
+        };
+        let reply = client::send_in_sync(self.connection.as_fd(), subject, request).ok()?;
+        (reply.errno == 0).then_some(reply.fds)
     }
 
     /// Returns a duplicate of its connection, which hangs up when the daemon exits.

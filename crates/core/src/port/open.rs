@@ -15,10 +15,12 @@ use unetmap_sys::xsk::SocketRings;
 use unetmap_sys::{Doorbell, Mapping, process};
 use zerocopy::IntoBytes;
 
+use crate::backend::peer_doorbell::LaterDoorbells;
 use crate::backend::region_cache::map_region;
 use crate::backend::{RingParts, open_ring};
+use crate::control::PeerDoorbellsRequest;
 use crate::control::binding::{
-    Binding, BoundRing, FIXED_FDS, FORWARD_ALL, FORWARD_MARKED, NO_TIMESTAMP, NO_WAKEUPS, geometry,
+    Binding, BoundRing, DOORBELL_LATER, FIXED_FDS, FORWARD_ALL, FORWARD_MARKED, NO_TIMESTAMP, NO_WAKEUPS, geometry,
 };
 use crate::control::client::{self, Connection, interface_exists};
 use crate::control::request::{NetmapReply, NetmapRequest};
@@ -216,12 +218,32 @@ pub(crate) fn assemble(
     binding: &Binding,
     fds: Vec<OwnedFd>,
 ) -> Result<Port, Error> {
-    let mapped = MappedBinding { for_program: true, ..MappedBinding::map(binding, fds, &register, spec)? };
+    let later_doorbells = later_doorbells(spec, &connection, &holder, binding);
+    let mapped =
+        MappedBinding { for_program: true, later_doorbells, ..MappedBinding::map(binding, fds, &register, spec)? };
     let mut port = assemble_mapped(spec, (connection, holder), register, binding, mapped)?;
     if register.nr_flags & NR_SLOT_TIMES != 0 {
         port.record_times();
     }
     Ok(port)
+}
+
+/// Returns how a program gets the doorbells of its pipe's other end that its binding lacks; `None` if it has all.
+fn later_doorbells(
+    spec: &str,
+    connection: &Connection,
+    holder: &Arc<LockHolder>,
+    binding: &Binding,
+) -> Option<Arc<LaterDoorbells>> {
+    binding.rings.iter().find(|ring| ring.features & DOORBELL_LATER != 0)?;
+    let (spec, socket, holder) = (spec.to_owned(), connection.socket.clone(), Arc::downgrade(holder));
+    let request = PeerDoorbellsRequest { session: binding.head.session, key: binding.head.key };
+    Some(Arc::new(LaterDoorbells::new(move || {
+        // A forked child has a connection of its own.
+        let of_this_process = holder.upgrade().filter(|holder| holder.forks == process::fork_count());
+        let holder = of_this_process.or_else(|| lock_holder::of_this_process(&socket).ok())?;
+        holder.peer_doorbells(&spec, &request)
+    })))
 }
 
 fn assemble_mapped(
@@ -233,8 +255,9 @@ fn assemble_mapped(
 ) -> Result<Port, Error> {
     let malformed = || Error::malformed_reply(spec);
     let rings = |dir: u16| -> Result<Vec<Ring>, Error> {
-        let of_dir = binding.rings.iter().zip(&mapped.ring_fds).filter(|(ring, _)| ring.dir == dir);
-        of_dir.map(|(ring, fds)| mapped.ring(ring, fds).ok_or_else(malformed)).collect()
+        let all = binding.rings.iter().zip(&mapped.ring_fds).enumerate();
+        let of_dir = all.filter(|(_, (ring, _))| ring.dir == dir);
+        of_dir.map(|(number, (ring, fds))| mapped.ring(number, ring, fds).ok_or_else(malformed)).collect()
     };
     let (tx, rx) = (rings(0)?, rings(1)?);
     let iface = Iface::new(&mapped.region, binding.head.if_offset).ok_or_else(malformed)?;
@@ -375,6 +398,8 @@ struct MappedBinding {
     channels_or_tx_frames: MappedRange,
     /// For each ring: its doorbell, and the peer's doorbell or what the back end has in its place.
     ring_fds: Vec<[OwnedFd; 2]>,
+    /// `None`: there are none.
+    later_doorbells: Option<Arc<LaterDoorbells>>,
     /// The layout of a monitor's mirror.
     mirror: Geometry,
     /// Whether pointers in slots are addresses of this process.
@@ -411,6 +436,7 @@ impl MappedBinding {
             states,
             channels_or_tx_frames,
             ring_fds,
+            later_doorbells: None,
             mirror: geometry(&binding.head.mirror_pools),
             for_program: false,
             timestamp_on_request: binding.head.flags & NO_TIMESTAMP != 0,
@@ -429,6 +455,7 @@ impl MappedBinding {
             states: EndpointPage::new(part(states_at, states_bytes)?),
             channels_or_tx_frames: part(channels_at, binding.head.page_bytes as usize)?,
             ring_fds,
+            later_doorbells: None,
             mirror: geometry(&binding.head.mirror_pools),
             for_program: true,
             timestamp_on_request: binding.head.flags & NO_TIMESTAMP != 0,
@@ -438,7 +465,7 @@ impl MappedBinding {
     }
 
     /// Constructs one ring; `None` if the binding is inconsistent.
-    fn ring(&self, bound: &BoundRing, fds: &[OwnedFd; 2]) -> Option<Ring> {
+    fn ring(&self, number: usize, bound: &BoundRing, fds: &[OwnedFd; 2]) -> Option<Ring> {
         let slots = Slots::new(bound.slots)?;
         let view =
             RingView::new(&self.region, RingShape { offset: bound.offset, slots, id: bound.id, dir: bound.dir })?;
@@ -452,6 +479,8 @@ impl MappedBinding {
             mirror: self.mirror,
             has_own_pointers: self.for_program,
             no_wakeups: self.no_wakeups,
+            number,
+            later_doorbells: self.later_doorbells.as_ref(),
             fds,
             socket_rings: &self.socket_rings,
         })?;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! An endpoint as the daemon hands it to its successor.
 
+use std::sync::OnceLock;
+
 use serde::{Deserialize, Serialize};
 use unetmap_mem::{BufIdx, EndpointPage, Offsets, RingShape, RingView};
 
-use super::{Endpoint, PortRing};
+use super::{Endpoint, PortRing, RingDoorbell, StatePage};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::refusal::Refusal;
 use crate::region::RegionRecord;
@@ -14,8 +16,8 @@ use crate::shape::EndpointShape;
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedEndpoint {
     shape: EndpointShape,
-    state_page: FdIndex,
-    state_page_offset: u64,
+    /// The file of the state page, and where in it the page begins, if the endpoint was ever open.
+    state_page: Option<(FdIndex, u64)>,
     tx: Vec<SavedRing>,
     rx: Vec<SavedRing>,
 }
@@ -27,7 +29,7 @@ struct SavedRing {
     channel: Option<usize>,
     placeholder: Option<u32>,
     owns_buffers: bool,
-    doorbell: FdIndex,
+    doorbell: Option<FdIndex>,
     /// The mask and the largest offset.
     offsets: (u64, u32),
     headroom: u32,
@@ -39,28 +41,36 @@ impl Endpoint {
     pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedEndpoint {
         let mut save = |rings: &'a [PortRing]| rings.iter().map(|ring| ring.save(fds)).collect();
         let (tx, rx) = (save(&self.tx), save(&self.rx));
-        let (state_page, state_page_offset) = (fds.add(&self.state_page_fd), self.state_page_offset);
-        SavedEndpoint { shape: self.shape, state_page, state_page_offset, tx, rx }
+        let state_page = self.state_page.get().map(|states| (fds.add(&states.fd), states.offset));
+        SavedEndpoint { shape: self.shape, state_page, tx, rx }
     }
 }
 
 impl SavedEndpoint {
     /// Rebuilds the endpoint of a port in `region`.
     pub(crate) fn restore(self, region: &RegionRecord, fds: &mut Incoming) -> Result<Endpoint, Refusal> {
-        let SavedEndpoint { shape, state_page, state_page_offset, tx, rx } = self;
+        let SavedEndpoint { shape, state_page, tx, rx } = self;
         let rings = (tx.len(), rx.len());
         // An endpoint without rings is one of which only the shape is known.
         if rings != (0, 0) && rings != (shape.all_tx().into(), shape.all_rx().into()) {
             return invalid("an endpoint lacks rings");
         }
-        let states = if rings == (0, 0) { 1 } else { shape.all_rings() as usize };
-        let (range, state_page_fd) = fds.take_page(state_page, state_page_offset, EndpointPage::bytes(states))?;
+        let state_page = state_page.map(|(fd, offset)| {
+            let (range, fd) = fds.take_page(fd, offset, Endpoint::state_bytes(shape))?;
+            Ok(StatePage { page: EndpointPage::new(range), fd, offset })
+        });
+        let state_page = state_page.transpose()?.map_or_else(OnceLock::new, OnceLock::from);
         let mut restore = |saved: Vec<SavedRing>, dir: u16| {
             (0..).zip(saved).map(|(id, saved)| saved.restore(&shape, (id, dir), region, fds)).collect()
         };
         let (tx, rx): (Result<_, Refusal>, Result<_, Refusal>) = (restore(tx, 0), restore(rx, 1));
-        let state_page = EndpointPage::new(range);
-        Ok(Endpoint { shape, state_page, state_page_fd, state_page_offset, tx: tx?, rx: rx? })
+        let endpoint = Endpoint { shape, state_page, tx: tx?, rx: rx? };
+        // A ring that a session has bound has both.
+        let lacks = |ring: &PortRing| ring.binders > 0 && ring.doorbell.made().is_none();
+        if endpoint.in_use() && endpoint.state_page().is_none() || endpoint.rings().any(lacks) {
+            return invalid("an open endpoint lacks its states or a doorbell");
+        }
+        Ok(endpoint)
     }
 }
 
@@ -71,7 +81,7 @@ impl PortRing {
             channel: self.channel,
             placeholder: self.placeholder.map(|BufIdx(idx)| idx),
             owns_buffers: self.owns_buffers,
-            doorbell: fds.add(&self.doorbell),
+            doorbell: self.doorbell.made().map(|doorbell| fds.add(doorbell)),
             offsets: (self.offsets.mask, self.offsets.max),
             headroom: self.headroom,
             binders: self.binders,
@@ -96,6 +106,8 @@ impl SavedRing {
             return invalid("a ring lies outside its region");
         };
         let (mask, max) = self.offsets;
+        let doorbell = self.doorbell.map(|doorbell| fds.take_doorbell(doorbell)).transpose()?;
+        let doorbell = doorbell.map(RingDoorbell::from).unwrap_or_default();
         Ok(PortRing {
             view,
             pair: endpoint.pair(id, nic_rings),
@@ -103,7 +115,7 @@ impl SavedRing {
             channel: self.channel,
             placeholder: self.placeholder.map(BufIdx),
             owns_buffers: self.owns_buffers,
-            doorbell: fds.take_doorbell(self.doorbell)?,
+            doorbell,
             offsets: Offsets { mask, max },
             headroom: self.headroom,
             binders: self.binders,

@@ -4,7 +4,10 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use unetmap_abi::*;
-use unetmap_core::control::binding::{self, BackendKind, BindingHead, BoundPool, BoundRing, NO_TIMESTAMP};
+use unetmap_core::control::PeerDoorbellsRequest;
+use unetmap_core::control::binding::{
+    self, BackendKind, BindingHead, BoundPool, BoundRing, DOORBELL_LATER, NO_TIMESTAMP,
+};
 use unetmap_core::errno::ENXIO;
 use unetmap_mem::{IfaceShape, PoolShape};
 
@@ -32,13 +35,19 @@ impl Daemon {
         let record = self.registry.regions.existing(session.region)?;
         let geometry = record.region.geometry();
         let pool = |p: &PoolShape| BoundPool { offset: p.offset, count: p.count, size: p.size };
-        let mut fds = vec![record.fd.as_fd(), endpoint.state_page_fd.as_fd(), description.page];
+        let (states, states_offset) = endpoint.state_page_file()?;
+        // Where there is no second page a client maps none, but there is a descriptor in its place.
+        let mut fds = vec![record.fd.as_fd(), states, description.page.unwrap_or(states)];
         let mut rings = Vec::new();
         for ring in endpoint.bound(&session.selection) {
             let mut bound_ring = describe_ring(ring);
-            let other_side = port.describe_ring(self, session.endpoint, ring, &mut bound_ring)?;
+            let mut other_side = port.describe_ring(self, session.endpoint, ring, &mut bound_ring)?;
+            if bound_ring.features & DOORBELL_LATER != 0 && !session.can_ask {
+                bound_ring.features &= !DOORBELL_LATER;
+                other_side = port.peer_doorbell(session.endpoint, ring)?.as_fd();
+            }
             rings.push(bound_ring);
-            fds.extend([ring.doorbell.as_fd(), other_side]);
+            fds.extend([ring.doorbell.get()?.as_fd(), other_side]);
         }
         let head = BindingHead {
             pools: [pool(&geometry.ifs), pool(&geometry.rings), pool(&geometry.bufs)],
@@ -50,7 +59,7 @@ impl Daemon {
             states: (endpoint.tx.len() + endpoint.rx.len()) as u32,
             page_bytes: description.page_bytes as u32,
             flags: if self.knobs.no_timestamp() { NO_TIMESTAMP } else { 0 },
-            page_offsets: [endpoint.state_page_offset, description.page_offset],
+            page_offsets: [states_offset, description.page_offset],
         };
         let register = NmreqRegister {
             nr_offset: session.iface_offset,
@@ -60,6 +69,18 @@ impl Daemon {
         let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
         let fds = fds.or_else(|e| refuse_lack("the daemon has no file descriptors left", &e))?;
         Ok((register, binding::Binding { head, rings }, fds))
+    }
+
+    /// Returns the doorbells of the rings at the other end of a pipe, in the order of the session's rings.
+    pub(crate) fn peer_doorbells(&self, request: &PeerDoorbellsRequest) -> Result<Vec<OwnedFd>, Refusal> {
+        let session = self.registry.session_of(request.session, request.key)?;
+        let port = self.registry.port(&session.port)?;
+        let rings = port.endpoints()[session.endpoint].bound(&session.selection);
+        let doorbells = rings.map(|ring| {
+            let doorbell = port.peer_doorbell(session.endpoint, ring)?;
+            doorbell.as_fd().try_clone_to_owned().or_else(|e| refuse_lack("no file descriptor for a doorbell", &e))
+        });
+        doorbells.collect()
     }
 }
 

@@ -110,7 +110,7 @@ pub(super) fn create(
     let regions = &mut daemon.registry.regions;
     let created = regions.create_private(scope, &link.name, sizes).and_then(|region| {
         let record = daemon.registry.regions.existing_mut(region)?;
-        let created = PipeRings::create(record, shape, PipeRole::Master);
+        let created = PipeRings::create(record, shape, PipeRole::Master, true);
         created.inspect_err(|_| daemon.registry.free_region_if_unused(region))
     });
     let inner = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
@@ -277,12 +277,12 @@ impl Port for Mediated {
         &'a self,
         daemon: &Daemon,
         index: usize,
-        _ring: &'a PortRing,
+        ring: &'a PortRing,
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
         let nic = daemon.registry.nic(&PortKey::Nic(self.nic));
         bound_ring.features = nic.filter(|_| index == 0).map_or(0, Nic::forwarding);
-        Ok(self.inner.describe_ring(index, bound_ring))
+        self.inner.describe_ring(index, ring, bound_ring)
     }
 
     fn unbind(&mut self, index: usize, selection: &RingSelection) {

@@ -30,7 +30,7 @@ pub(crate) mod vale;
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
@@ -38,6 +38,7 @@ use unetmap_core::control::binding::{BoundPool, BoundRing};
 use unetmap_core::control::request::FORCE;
 use unetmap_core::errno::EINVAL;
 use unetmap_mem::ChannelPage;
+use unetmap_sys::Doorbell;
 
 use crate::budget::Amounts;
 use crate::caller::Caller;
@@ -119,26 +120,20 @@ enum Purpose {
 
 /// The part of the answer to REGISTER that concerns the port as a whole.
 pub(crate) struct Description<'a> {
-    /// The channel page or, of an interface, the tx-frames page.
-    pub(crate) page: BorrowedFd<'a>,
+    /// The channel page or, of an interface, the tx-frames page; `None`: the port has no such page.
+    pub(crate) page: Option<BorrowedFd<'a>>,
     /// Where in its file it begins.
     pub(crate) page_offset: u64,
-    /// Its bytes; 0 if the port has no such page.
+    /// Its bytes.
     pub(crate) page_bytes: usize,
     /// The pools of a monitor's mirror rings; else 0.
     pub(crate) mirror_pools: [BoundPool; 3],
 }
 
 impl Description<'_> {
-    /// Describes a port that has neither such a page nor mirror rings. The descriptor must exist; a client does not map
-    /// it.
-    pub(crate) fn without_page(endpoint: &Endpoint) -> Description<'_> {
-        Description {
-            page: endpoint.state_page_fd.as_fd(),
-            page_offset: 0,
-            page_bytes: 0,
-            mirror_pools: Default::default(),
-        }
+    /// Describes a port that has neither such a page nor mirror rings.
+    pub(crate) fn without_page() -> Self {
+        Description { page: None, page_offset: 0, page_bytes: 0, mirror_pools: Default::default() }
     }
 }
 
@@ -217,6 +212,12 @@ pub(crate) trait Port: PortRecord + Any {
         ring: &'a PortRing,
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal>;
+
+    /// The doorbell of the ring at the other end of a channel, which is made if it does not exist. Called where
+    /// [`Port::describe_ring`] said that it comes later (`DOORBELL_LATER`), and then by the client's request.
+    fn peer_doorbell(&self, _index: usize, _ring: &PortRing) -> Result<&Doorbell, Refusal> {
+        refuse(EINVAL, "the port is no pipe")
+    }
 
     /// Unbinds the rings of a session.
     fn unbind(&mut self, index: usize, selection: &RingSelection);

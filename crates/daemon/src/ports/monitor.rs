@@ -166,7 +166,7 @@ impl Monitor {
     /// Returns the mirror rings that `target` fills.
     fn describe_mirror(&self, target: Target<'_>) -> Result<(MonitorReply, Vec<OwnedFd>), Refusal> {
         let mut rings = Vec::new();
-        let mut fds = vec![self.mirror_fd(), self.mirror.state_page_fd.as_fd(), self.channels_fd.as_fd()];
+        let mut fds = vec![self.mirror_fd(), self.mirror.state_page_file()?.0, self.channels_fd.as_fd()];
         for (channel, watched) in self.watched_rings.iter().enumerate() {
             let Some(source) = self.source_at(*watched, target) else { continue };
             let shape = self.mirror.tx[channel].view.shape();
@@ -178,7 +178,7 @@ impl Monitor {
                 dir: u16::from(!source.transmit),
                 zero_copy: self.is_zero_copy().into(),
             });
-            fds.push(self.endpoint.rx[watched.id].doorbell.as_fd());
+            fds.push(self.endpoint.rx[watched.id].doorbell.get()?.as_fd());
         }
         let head = MonitorHead {
             monitor: self.id,
@@ -203,7 +203,7 @@ impl Monitor {
             let slots = self.mirror.shape.tx_slots;
             let waiting = self.channels.words(channel).and_then(|words| words.positions(slots));
             counters.0 += waiting.map_or(0, |span| slots.distance(span.from, span.to));
-            let state = self.mirror.state_page.state(channel);
+            let state = self.mirror.state(channel);
             counters.1 += state.map_or(0, |state| state.dropped.load(Ordering::Relaxed));
         }
         counters
@@ -304,10 +304,12 @@ pub(super) fn notify_watched(daemon: &Daemon, id: u64) {
     }
 }
 
-/// Returns the state of a ring.
+/// Returns the state of a ring, also of an endpoint that is opened only later.
 fn ring_state(endpoint: &Endpoint, ring: WatchedRing) -> Option<&SyncState> {
     let state = ring.of(&endpoint.tx, &endpoint.rx).get(ring.id)?.state;
-    endpoint.state_page.state(state)
+    let made = endpoint.make_states();
+    made.inspect_err(|e| tracing::warn!("the monitor may miss packets: {}", e.why)).ok()?;
+    endpoint.state(state)
 }
 
 /// Ends the monitors of an endpoint that has ended or been closed: they deliver what their mirror rings hold, and then
@@ -353,8 +355,7 @@ pub(crate) fn next_monitor(
     daemon: &Daemon,
     request: &NextMonitorRequest,
 ) -> Result<Option<(MonitorReply, Vec<OwnedFd>)>, Refusal> {
-    let session = daemon.registry.sessions.get(&request.session).filter(|session| session.key == request.key);
-    let Some(session) = session else { return refuse(EINVAL, "no session has this number and key") };
+    let session = daemon.registry.session_of(request.session, request.key)?;
     let target = Target::Session(session.endpoint, &session.selection);
     let mut monitors = monitors_on(daemon, &session.port);
     let next = monitors.find(|monitor| monitor.id > request.after && monitor.has_mirror_for(target));
@@ -482,7 +483,7 @@ impl Port for Monitor {
     }
 
     fn describe(&self, _index: usize) -> Description<'_> {
-        let (page, page_bytes) = (self.channels_fd.as_fd(), self.channels_bytes);
+        let (page, page_bytes) = (Some(self.channels_fd.as_fd()), self.channels_bytes);
         Description { page, page_offset: 0, page_bytes, mirror_pools: self.mirror_pools() }
     }
 
@@ -496,7 +497,7 @@ impl Port for Monitor {
         bound_ring.backend = BackendKind::Monitor as u32;
         bound_ring.features = if self.is_zero_copy() { ZERO_COPY } else { 0 };
         if bound_ring.dir == 0 {
-            return Ok(ring.doorbell.as_fd());
+            return Ok(ring.doorbell.get()?.as_fd());
         }
         let mirror_ring = |transmit| {
             let channel = self.channel_of(WatchedRing { transmit, id: usize::from(bound_ring.id) })?;

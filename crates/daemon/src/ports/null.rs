@@ -89,7 +89,7 @@ impl Port for NullPort {
     }
 
     fn describe(&self, _index: usize) -> Description<'_> {
-        Description::without_page(&self.endpoint)
+        Description::without_page()
     }
 
     fn describe_ring<'a>(
@@ -100,7 +100,7 @@ impl Port for NullPort {
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
         bound_ring.backend = BackendKind::Null as u32;
-        Ok(ring.doorbell.as_fd())
+        Ok(ring.doorbell.get()?.as_fd())
     }
 
     fn unbind(&mut self, _index: usize, selection: &RingSelection) {

@@ -16,6 +16,7 @@ use unetmap_core::control::binding::BoundRing;
 use unetmap_core::errno::{EACCES, EBUSY, EINVAL};
 use unetmap_core::port::device::NR_DEVICE;
 use unetmap_mem::ChannelPage;
+use unetmap_sys::Doorbell;
 
 use super::mediated::Mediated;
 use super::pipe_rings::{PipeRings, SavedPipeRings};
@@ -99,7 +100,7 @@ pub(super) fn find_or_create(
     };
     let record = daemon.registry.regions.existing_mut(region)?;
     let created = match purpose {
-        Purpose::Open => PipeRings::create(record, shape, spec.role),
+        Purpose::Open => PipeRings::create(record, shape, spec.role, false),
         Purpose::Inspect => PipeRings::without_rings(record, shape, spec.role),
     };
     let inner = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
@@ -223,10 +224,14 @@ impl Port for Pipe {
         &'a self,
         _daemon: &Daemon,
         index: usize,
-        _ring: &'a PortRing,
+        ring: &'a PortRing,
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
-        Ok(self.inner.describe_ring(index, bound_ring))
+        self.inner.describe_ring(index, ring, bound_ring)
+    }
+
+    fn peer_doorbell(&self, index: usize, ring: &PortRing) -> Result<&Doorbell, Refusal> {
+        self.inner.peer_ring(index, ring)?.doorbell.get()
     }
 
     fn unbind(&mut self, index: usize, selection: &RingSelection) {

@@ -52,6 +52,7 @@ struct SavedSession {
     request: Vec<u8>,
     iface_offset: u64,
     extra: u32,
+    can_ask: bool,
     descriptors: u32,
 }
 
@@ -192,6 +193,7 @@ impl Registry {
             iface,
             iface_offset: saved.iface_offset,
             extra: saved.extra,
+            can_ask: saved.can_ask,
             descriptors: (saved.descriptors > 0)
                 .then(|| self.ledger.charge(saved.uid, Amounts::of(Resource::Descriptors, saved.descriptors.into()))),
         })
@@ -211,6 +213,7 @@ fn save_session(session: &Session) -> SavedSession {
         request: session.request.as_bytes().to_vec(),
         iface_offset: session.iface_offset,
         extra: session.extra,
+        can_ask: session.can_ask,
         descriptors: session.descriptors.as_ref().map_or(0, |charge| charge.amounts()[Resource::Descriptors] as u32),
     }
 }

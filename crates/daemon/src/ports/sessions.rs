@@ -54,6 +54,7 @@ impl Daemon {
         let iface_shape = iface_shape(self.registry.port(&at.port)?.own_name().unwrap_or(name), endpoint, &selection);
         let offsets = self.set_offsets(&at, &selection, options).map_err(|r| r.of_option(NETMAP_REQ_OPT_OFFSETS))?;
         let extra = self.extra_buffers(region, request)?;
+        self.registry.endpoint(&at)?.0.open(&selection)?;
         nic::open_queues(self, &at, &selection, caller)?;
         self.registry.port_mut(&at.port)?.prepare(&selection)?;
         let record = self.registry.regions.existing_mut(region)?;
@@ -83,6 +84,7 @@ impl Daemon {
             iface,
             iface_offset,
             extra,
+            can_ask: caller.is_connected(),
             descriptors: None,
         };
         // From here on the session is registered, so that closing it undoes all of this.

@@ -148,7 +148,7 @@ impl Port for Sink {
     }
 
     fn describe(&self, _index: usize) -> Description<'_> {
-        Description::without_page(&self.endpoint)
+        Description::without_page()
     }
 
     fn describe_ring<'a>(
@@ -165,7 +165,7 @@ impl Port for Sink {
         } else {
             bound_ring.backend = BackendKind::Null as u32;
         }
-        Ok(ring.doorbell.as_fd())
+        Ok(ring.doorbell.get()?.as_fd())
     }
 
     fn unbind(&mut self, _index: usize, selection: &RingSelection) {

@@ -104,7 +104,7 @@ impl PortSnapshot {
 
 impl RingSnapshot {
     fn new(endpoint: &Endpoint, ring: &PortRing, (kind, channels): (&str, Option<&ChannelPage>)) -> RingSnapshot {
-        let (shape, state) = (ring.view.shape(), endpoint.state_page.state(ring.state));
+        let (shape, state) = (ring.view.shape(), endpoint.state(ring.state));
         let sent = ring.sent(channels);
         let hardware = if shape.dir == 0 { endpoint.shape.tx_rings } else { endpoint.shape.rx_rings };
         RingSnapshot {

@@ -18,7 +18,8 @@ use std::sync::Arc;
 use unetmap_abi::NmreqHeader;
 use unetmap_core::control::{
     AttachRequest, ControlRequest, EventsRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest,
-    NextMonitorRequest, NicRequest, NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest, wire,
+    NextMonitorRequest, NicRequest, NodeRequest, PeerDoorbellsRequest, SnapshotRequest, UnbindRequest, ValeRequest,
+    wire,
 };
 use unetmap_core::errno::{ENOMEM, EPROTO};
 use unetmap_sys::memfd;
@@ -77,13 +78,14 @@ pub(crate) struct Answer {
 type Handler = fn(&mut Call<'_>) -> Reply;
 
 /// The name of each kind of message, and its handler.
-const HANDLERS: [(Kind, &str, Handler); 12] = [
+const HANDLERS: [(Kind, &str, Handler); 13] = [
     (HelloRequest::KIND, "hello", |_| Reply::Answer(Answer::default())),
     (LockHolderRequest::KIND, "lock holder", lock_holder::lock_holder),
     (NetmapRequest::KIND, "netmap", port::netmap_request),
     (AttachRequest::KIND, "attach", port::repeat_answer),
     (UnbindRequest::KIND, "unbind", port::unbind),
     (NextMonitorRequest::KIND, "next monitor", port::next_monitor),
+    (PeerDoorbellsRequest::KIND, "peer doorbells", port::peer_doorbells),
     (NicRequest::KIND, "nic", |call| call.text(nic::answer_request)),
     (ValeRequest::KIND, "vale", |call| call.text(vale::answer_request)),
     (NodeRequest::KIND, "node", node),

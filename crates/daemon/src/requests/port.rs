@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Requests about ports: netmap's own, and those that a process sends about the port that its connection has open.
 
-use unetmap_core::control::NetmapRequest;
-use unetmap_core::control::{ControlRequest, NextMonitorRequest};
+use unetmap_core::control::{ControlRequest, NetmapRequest, NextMonitorRequest, PeerDoorbellsRequest};
 use unetmap_core::errno::EPROTO;
 
 use super::{Answer, Call, Reply};
@@ -54,6 +53,17 @@ pub(super) fn next_monitor(call: &mut Call<'_>) -> Reply {
     Reply::Answer(match monitor::next_monitor(call.daemon, &request) {
         Ok(Some((monitor, fds))) => Answer { payload: monitor.encode(), fds, ..Default::default() },
         Ok(None) => Answer::default(),
+        Err(refusal) => call.refused(refusal),
+    })
+}
+
+/// The doorbells of the other end of a session's pipe.
+pub(super) fn peer_doorbells(call: &mut Call<'_>) -> Reply {
+    let Ok(request) = PeerDoorbellsRequest::decode(call.payload) else {
+        return Reply::Invalid(EPROTO, "the request for doorbells cannot be decoded");
+    };
+    Reply::Answer(match call.daemon.peer_doorbells(&request) {
+        Ok(fds) => Answer { fds, ..Default::default() },
         Err(refusal) => call.refused(refusal),
     })
 }

@@ -17,6 +17,7 @@ use unetmap_mem::{
 use unetmap_sys::{Doorbell, Mapping, memfd, process};
 
 use crate::backend::RingBackend;
+use crate::backend::peer_doorbell::PeerDoorbell;
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::port::Ring;
 use crate::sync::mirror::MirrorSet;
@@ -98,7 +99,7 @@ impl TestRegion {
         let tx_backend = RingBackend::PipeTx(Box::new(PipeTx {
             channel: producer,
             doorbell: duplicate(&to_tx),
-            peer_doorbell: duplicate(&to_rx),
+            peer_doorbell: PeerDoorbell::Known(duplicate(&to_rx)),
             no_wakeups: false,
         }));
         let rx_backend = RingBackend::PipeRx(Box::new(PipeRx {
@@ -106,7 +107,7 @@ impl TestRegion {
             placeholder,
             offsets: Offsets::NONE,
             doorbell: to_rx,
-            peer_doorbell: to_tx,
+            peer_doorbell: PeerDoorbell::Known(to_tx),
             no_wakeups: false,
         }));
         let ring = |view, end: EndpointPage, backend| {

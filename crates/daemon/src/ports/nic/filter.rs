@@ -233,7 +233,7 @@ fn open_port(daemon: &Daemon, nic: &Nic, caller: &Caller) -> OpenPort {
 fn queue_snapshots(nic: &Nic, pairs: Range<usize>) -> Vec<QueueSnapshot> {
     let ring = |rings: &[PortRing], pair: usize| {
         let ring = rings.iter().find(|ring| ring.pair == pair)?;
-        let state = nic.endpoint.state_page.state(ring.state)?;
+        let state = nic.endpoint.state(ring.state)?;
         let dropped = if ring.view.shape().dir == 0 { 0 } else { nic.statistics(pair).rx_dropped };
         Some(QueueRing {
             slots: ring.view.shape().slots.get(),

@@ -493,9 +493,9 @@ impl Nic {
     /// The process may have exited between moving a position of the socket and recording it: the socket's position
     /// counts.
     fn break_locks(&self, holder: u32) -> usize {
-        let state_page = &self.endpoint.state_page;
+        let state_page = self.endpoint.state_page();
         for ring in self.endpoint.rings() {
-            if let Some(state) = state_page.state(ring.state)
+            if let Some(state) = self.endpoint.state(ring.state)
                 && state.is_locked_by(holder)
             {
                 let (hwcur, hwtail) = socket_position(&self.queues, state_page, ring, ring.view.shape().dir == 0);
@@ -507,9 +507,9 @@ impl Nic {
     }
 
     fn bind(&mut self, selection: &RingSelection) {
-        let (queues, state_page) = (&self.queues, self.endpoint.state_page.clone());
+        let (queues, state_page) = (&self.queues, self.endpoint.state_page().cloned());
         if let Some(endpoint) = Arc::get_mut(&mut self.endpoint) {
-            endpoint.bind(selection, |ring, transmit| socket_position(queues, &state_page, ring, transmit));
+            endpoint.bind(selection, |ring, transmit| socket_position(queues, state_page.as_ref(), ring, transmit));
         }
         self.update_capture();
     }

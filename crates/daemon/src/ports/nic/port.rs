@@ -193,7 +193,7 @@ impl Port for NicPort {
     }
 
     fn describe(&self, _index: usize) -> Description<'_> {
-        let (page, page_bytes) = (self.sent.0.as_fd(), self.sent.1);
+        let (page, page_bytes) = (Some(self.sent.0.as_fd()), self.sent.1);
         Description { page, page_offset: 0, page_bytes, mirror_pools: Default::default() }
     }
 

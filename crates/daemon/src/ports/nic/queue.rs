@@ -110,13 +110,13 @@ fn halves(
 /// Returns the `(hwcur, hwtail)` of a ring according to its socket.
 pub(crate) fn socket_position(
     queues: &[Option<OpenQueue>],
-    page: &EndpointPage,
+    page: Option<&EndpointPage>,
     ring: &PortRing,
     transmit: bool,
 ) -> (Pos, Pos) {
     let slots = ring.view.slots().slots();
     // Only slots behind the last tail can be in transmission; a record of another slot was never handed to the kernel.
-    let known = page.state(ring.state).and_then(|state| state.positions(slots));
+    let known = page.and_then(|page| page.state(ring.state)).and_then(|state| state.positions(slots));
     let since = |next| known.map_or(next, |(_, hwtail)| slots.next(hwtail));
     let open = queues.get(ring.pair).and_then(Option::as_ref);
     match open {

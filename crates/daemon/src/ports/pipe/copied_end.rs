@@ -117,7 +117,7 @@ pub(in crate::ports) fn find_or_create(
     let usage = Amounts::endpoints(2, shape).and(thread_usage(shape.pairs()));
     let created = daemon.check_budget(key.pipe.scope, usage).and_then(|()| {
         let record = daemon.registry.regions.existing_mut(region)?;
-        PipeRings::create(record, shape, key.role())
+        PipeRings::create(record, shape, key.role(), true)
     });
     let inner = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     let copied = key.copied();
@@ -195,10 +195,10 @@ impl Port for CopiedEnd {
         &'a self,
         _daemon: &Daemon,
         index: usize,
-        _ring: &'a PortRing,
+        ring: &'a PortRing,
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
-        Ok(self.inner.describe_ring(index, bound_ring))
+        self.inner.describe_ring(index, ring, bound_ring)
     }
 
     fn unbind(&mut self, index: usize, selection: &RingSelection) {

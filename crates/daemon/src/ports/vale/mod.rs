@@ -146,8 +146,7 @@ impl ValePort {
     /// Slots that crossed its rings of one direction, as the program that syncs them counts.
     fn crossed(&self, transmit: bool) -> u64 {
         let rings = if transmit { &self.endpoint.tx } else { &self.endpoint.rx };
-        let of =
-            |ring: &PortRing| self.endpoint.state_page.state(ring.state).map_or(0, |state| state.slots.load(Relaxed));
+        let of = |ring: &PortRing| self.endpoint.state(ring.state).map_or(0, |state| state.slots.load(Relaxed));
         rings.iter().map(of).fold(0, u64::wrapping_add)
     }
 
@@ -250,7 +249,7 @@ fn switch_rings(rings: &[PortRing]) -> std::io::Result<Vec<RingConfig<'_>>> {
         Ok(RingConfig {
             view: &ring.view,
             channel: ring.channel.unwrap_or(0),
-            doorbell: ring.doorbell.try_clone()?,
+            doorbell: ring.doorbell.made().ok_or(std::io::ErrorKind::NotFound)?.try_clone()?,
             placeholder: ring.placeholder.unwrap_or(BufIdx(0)),
         })
     });
@@ -499,7 +498,7 @@ impl Port for ValePort {
     }
 
     fn describe(&self, _index: usize) -> Description<'_> {
-        let (page, page_bytes) = (self.channels_fd.as_fd(), self.channels_bytes);
+        let (page, page_bytes) = (Some(self.channels_fd.as_fd()), self.channels_bytes);
         Description { page, page_offset: 0, page_bytes, mirror_pools: Default::default() }
     }
 
