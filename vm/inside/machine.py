@@ -84,10 +84,11 @@ def bridger(one, other):
         program.finish()
 
 
-def main():
+def main(perform):
+    """Performs the role that the command line names, and tells the other guests of a failure."""
     role = sys.argv[1]
     try:
-        {"sender": sender, "receiver": receiver, "bridger": bridger}[role](*cards())
+        perform(role)
     except Failed as failure:
         print(f"{role}: {failure}", flush=True)
         tell("failed", str(failure))
@@ -96,4 +97,5 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ROLES = {"sender": sender, "receiver": receiver, "bridger": bridger}
+    sys.exit(main(lambda role: ROLES[role](*cards())))

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 
-from machine import await_file, cards, set_cell, tell
+from machine import await_file, cards, main, set_cell, tell
 from net import Failed, Inside, run, until
 
 HOSTS = {"one": 1, "two": 2}
@@ -176,16 +176,5 @@ def host(role):
         both(f"{kind}-left", role)
 
 
-def main():
-    role = sys.argv[1]
-    try:
-        host(role)
-    except Failed as failure:
-        print(f"{role}: {failure}", flush=True)
-        tell("failed", str(failure))
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(host))
