@@ -30,6 +30,8 @@ impl WorkClock {
         WorkClock { schedstat: File::open("/proc/thread-self/schedstat").ok() }
     }
 
+    /// Reads for each piece how long the thread has waited, which takes 0.3 us: at the end of a long one it is too
+    /// late, as what has come since the last one that was read belongs to the pieces between.
     pub(crate) fn begin(&self) -> Begin {
         Begin { at: Instant::now(), waited: self.waited() }
     }
