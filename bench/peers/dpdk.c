@@ -31,6 +31,8 @@
 #include <rte_lcore.h>
 #include <rte_mbuf.h>
 
+#include "packet.h"
+
 #define SLOTS 1024
 #define MAX_BATCH 512u
 #define MIN_LEN 60u
@@ -75,22 +77,12 @@ static void write_packet(struct rte_mempool *of, void *arg, void *object, unsign
 	};
 	struct rte_mbuf *mbuf = object;
 	unsigned char *packet = (unsigned char *)mbuf->buf_addr + RTE_PKTMBUF_HEADROOM;
-	uint32_t sum = 0;
 
 	(void)of, (void)arg, (void)index;
 	memset(packet, 0, len);
 	memcpy(packet, header, sizeof(header));
 	memcpy(packet, &to, sizeof(to));
-	packet[16] = (len - 14) >> 8;
-	packet[17] = (len - 14) & 255;
-	packet[38] = (len - 34) >> 8;
-	packet[39] = (len - 34) & 255;
-	for (int i = 14; i < 34; i += 2)
-		sum += packet[i] << 8 | packet[i + 1];
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = ~((sum & 0xffff) + (sum >> 16));
-	packet[24] = sum >> 8;
-	packet[25] = sum;
+	finish_packet(packet, len);
 }
 
 static void open_port(uint16_t port)

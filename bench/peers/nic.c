@@ -57,7 +57,7 @@ int main(int argc, char **argv)
 	}
 	if (len < MIN_LEN || len > MAX_LEN || batch < 1 || batch > MAX_BATCH)
 		return 2;
-	finish_packet();
+	finish_packet(packet, len);
 	argv += optind;
 	argc -= optind;
 	if (argc == 2 && strcmp(argv[0], "has") == 0 && strcmp(argv[1], "libpcap") == 0) {

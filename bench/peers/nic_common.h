@@ -33,6 +33,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "packet.h"
+
 /* Bytes of a packet (-l), and packets per system call (-b), with their bounds. */
 #define MIN_LEN 60
 #define MAX_LEN 1514
@@ -56,23 +58,6 @@ static unsigned char packet[MAX_LEN] = {
 	0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 1, 0, 1,
 	0x04, 0xd2, 0x04, 0xd2, 0, 0, 0, 0,
 };
-
-/* Writes lengths and the checksum of the IP header into the packet. */
-static void finish_packet(void)
-{
-	uint32_t sum = 0;
-
-	packet[16] = (len - 14) >> 8;
-	packet[17] = (len - 14) & 255;
-	packet[38] = (len - 34) >> 8;
-	packet[39] = (len - 34) & 255;
-	for (int i = 14; i < 34; i += 2)
-		sum += packet[i] << 8 | packet[i + 1];
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = ~((sum & 0xffff) + (sum >> 16));
-	packet[24] = sum >> 8;
-	packet[25] = sum;
-}
 
 static _Atomic uint64_t received;
 

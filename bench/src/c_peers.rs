@@ -8,6 +8,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::nic::PACKET_HEADER;
+
 /// What all programs are compiled with.
 const FLAGS: [&str; 5] = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread"];
 /// Debian's packages of DPDK's headers and libraries, and of the program that knows where they are.
@@ -55,7 +57,7 @@ impl DpdkPeers {
         let mut more = dpdk_flags()?;
         more.extend(source.libraries.iter().map(|library| (*library).to_owned()));
         let file = format!("{}.c", source.name);
-        compile(folder.path(), source.name, &[(&file, source.text)], &more)
+        compile(folder.path(), source.name, &[(&file, source.text), PACKET_HEADER], &more)
     }
 }
 

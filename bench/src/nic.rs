@@ -41,10 +41,13 @@ use crate::program::{self, INTERVAL, MEASURED_INTERVALS, Running, SKIPPED_INTERV
 use crate::seqpacket::on_core;
 use crate::{Bench, labels};
 
+/// The code of the packet, which the peers with DPDK's libraries have, too.
+pub(crate) const PACKET_HEADER: (&str, &str) = ("packet.h", include_str!("../peers/packet.h"));
 /// The program of the peers and of the traffic source. The first file includes the others.
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 6] = [
     ("nic.c", include_str!("../peers/nic.c")),
     ("nic_common.h", include_str!("../peers/nic_common.h")),
+    PACKET_HEADER,
     ("nic_afxdp.h", include_str!("../peers/nic_afxdp.h")),
     ("nic_af_packet.h", include_str!("../peers/nic_af_packet.h")),
     ("nic_libpcap.h", include_str!("../peers/nic_libpcap.h")),
