@@ -266,20 +266,23 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// The path of a program of this project: of this build or of the release build, whichever is newer.
+/// The path of a program of this project, built as this test is.
 pub fn program(name: &str) -> PathBuf {
     let exe = std::env::current_exe().expect("the path of this program");
     let profile = exe.ancestors().nth(2).expect("tests are in target/PROFILE/deps").to_owned();
-    let release = profile.with_file_name("release");
-    let built = |path: &PathBuf| fs::metadata(path).and_then(|meta| meta.modified()).ok();
-    let found = [profile.join(name), release.join(name)].into_iter().filter(|path| built(path).is_some());
-    found.max_by_key(built).unwrap_or_else(|| {
-        let (a, b) = (profile.display(), release.display());
+    let path = profile.join(name);
+    if !path.exists() {
+        let option = match profile.file_name().and_then(|folder| folder.to_str()) {
+            None | Some("debug") => String::new(),
+            Some(profile) => format!(" --profile {profile}"),
+        };
+        let folder = profile.display();
         panic!(
-            "{name} is neither in {a} nor in {b}: build it first, with \
-             `cargo build --release -p unetmap-daemon -p pkt-gen -p bridge` (`make test` does)"
-        )
-    })
+            "{name} is not in {folder}: build it first, with `cargo build --locked{option} --workspace --bins` (`make \
+             test` does)"
+        );
+    }
+    path
 }
 
 impl Home {
@@ -465,6 +468,13 @@ impl Drop for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of the profile that this test was built with, and no other.
+    #[test]
+    #[should_panic(expected = "--workspace --bins")]
+    fn a_program_that_was_not_built_is_named_with_its_build() {
+        program("no-such-program");
+    }
 
     #[test]
     fn only_an_attempt_of_a_delayed_daemon_is_repeated() {
