@@ -9,9 +9,9 @@ use std::time::Duration;
 
 // Sending (`sync`).
 
-/// Slots. How far ahead of the program free slots are prefetched: the receiver wrote them last, and a program that reads
-/// a slot before it fills it, as for `NS_BUF_CHANGED`, waits for each cache line. 64 do not differ from 32 (decision
-/// 140).
+/// Slots. How far ahead of the program free slots are prefetched: the receiver wrote them last, and a program that
+/// reads a slot before it fills it, as for `NS_BUF_CHANGED`, waits for each cache line. 64 do not differ from 32
+/// (decision 140).
 pub(crate) const SLOTS_AHEAD: u32 = 32;
 
 /// Slots. Batches up to this size are prefetched for; of larger ones the processor has many lines on their way anyway.

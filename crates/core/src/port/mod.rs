@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use unetmap_abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_NO_TX_POLL, NR_ZCOPY_MON, NmreqRegister};
+use unetmap_abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_ZCOPY_MON, NmreqRegister};
 use unetmap_mem::{BufIdx, Iface, Region, fence_before_sleep};
 use unetmap_sys::{clock, event, process};
 
@@ -343,63 +343,6 @@ impl Port {
             Some(holder) => Ok(holder),
             None => lock_holder::of_this_process(&self.connection.socket),
         }
-    }
-
-    /// Syncs what a poll syncs, without waiting, and returns what is ready.
-    #[inline]
-    pub(crate) fn poll_once(&self, want: Interest, now: Option<WallTime>) -> Result<Interest, Error> {
-        self.poll_rings(want, now, |_| {})
-    }
-
-    /// The same; calls `readable` for each receive ring that is ready, if that is wanted.
-    #[inline]
-    pub(crate) fn poll_rings(
-        &self,
-        want: Interest,
-        now: Option<WallTime>,
-        mut readable: impl FnMut(&Ring),
-    ) -> Result<Interest, Error> {
-        let holder = self.enter()?;
-        let mut ready = Interest::NONE;
-        // A poll also transmits, whatever it waits for, unless the program disabled that.
-        if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
-            for (number, ring) in self.tx.iter().enumerate() {
-                if !want.tx() && self.many.tx.is_idle_tx(number) {
-                    continue;
-                }
-                if !ring.inner.send_fast(holder)
-                    && ring.inner.needs_sync(want.tx())
-                    && let Err(error) = self.sync_ring(ring, holder, Effort::IfNeeded, now)
-                {
-                    return Err(self.explain(error, ring, "tx"));
-                }
-                if want.tx() && ring.inner.ready() {
-                    ready |= Interest::TX;
-                }
-            }
-        }
-        if want.rx() {
-            let mut numbers = 0;
-            for (number, ring) in self.rx.iter().enumerate() {
-                if self.many.rx.is_idle_rx(number) {
-                    continue;
-                }
-                if ring.inner.needs_sync(true)
-                    && let Err(error) = self.sync_ring(ring, holder, Effort::IfNeeded, now)
-                {
-                    return Err(self.explain(error, ring, "rx"));
-                }
-                if ring.inner.ready() {
-                    ready |= Interest::RX;
-                    readable(ring);
-                    numbers |= 1 << (number % 64);
-                }
-            }
-            if !self.many.rx.is_empty() {
-                self.many.readable.store(numbers, Relaxed);
-            }
-        }
-        Ok(ready)
     }
 
     /// Syncs all rings and waits until one of the wanted directions is ready, or until `timeout` (`None`: no limit).

@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use unetmap_abi::NR_NO_TX_POLL;
 use unetmap_sys::clock::{self, spin_hint};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::futex;
@@ -20,7 +21,7 @@ use unetmap_sys::futex;
 use crate::backend::{Rx, WakeupSource};
 use crate::error::Error;
 use crate::port::{Interest, Port, Ring, many_rings};
-use crate::sync::WallTime;
+use crate::sync::{Effort, WallTime};
 use crate::tuning::{
     BUSY_RING_RETRY, LARGE_BATCH, MAX_COALESCING, NIC_SLEEP, NIC_SLEEP_MAX_NS, NIC_SLEEP_MIN_PACKETS, PEEKS_PER_POLL,
     POLL_FDS_ON_STACK, POLLS_PER_CLOCK, REPLY_BATCH, SLEEP_LIMIT, SMALL_BATCH, SPIN, SPINS_BEFORE_YIELD, STREAM_SPIN,
@@ -52,6 +53,63 @@ impl Port {
             return Ok(ready);
         }
         self.wait_blocking(want, timeout)
+    }
+
+    /// Syncs what a poll syncs, without waiting, and returns what is ready.
+    #[inline]
+    pub(crate) fn poll_once(&self, want: Interest, now: Option<WallTime>) -> Result<Interest, Error> {
+        self.poll_rings(want, now, |_| {})
+    }
+
+    /// The same; calls `readable` for each receive ring that is ready, if that is wanted.
+    #[inline]
+    pub(crate) fn poll_rings(
+        &self,
+        want: Interest,
+        now: Option<WallTime>,
+        mut readable: impl FnMut(&Ring),
+    ) -> Result<Interest, Error> {
+        let holder = self.enter()?;
+        let mut ready = Interest::NONE;
+        // A poll also transmits, whatever it waits for, unless the program disabled that.
+        if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
+            for (number, ring) in self.tx.iter().enumerate() {
+                if !want.tx() && self.many.tx.is_idle_tx(number) {
+                    continue;
+                }
+                if !ring.inner.send_fast(holder)
+                    && ring.inner.needs_sync(want.tx())
+                    && let Err(error) = self.sync_ring(ring, holder, Effort::IfNeeded, now)
+                {
+                    return Err(self.explain(error, ring, "tx"));
+                }
+                if want.tx() && ring.inner.ready() {
+                    ready |= Interest::TX;
+                }
+            }
+        }
+        if want.rx() {
+            let mut numbers = 0;
+            for (number, ring) in self.rx.iter().enumerate() {
+                if self.many.rx.is_idle_rx(number) {
+                    continue;
+                }
+                if ring.inner.needs_sync(true)
+                    && let Err(error) = self.sync_ring(ring, holder, Effort::IfNeeded, now)
+                {
+                    return Err(self.explain(error, ring, "rx"));
+                }
+                if ring.inner.ready() {
+                    ready |= Interest::RX;
+                    readable(ring);
+                    numbers |= 1 << (number % 64);
+                }
+            }
+            if !self.many.rx.is_empty() {
+                self.many.readable.store(numbers, Relaxed);
+            }
+        }
+        Ok(ready)
     }
 
     /// Returns the rings of the wanted directions that can wake the program.
