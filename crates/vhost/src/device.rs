@@ -22,12 +22,13 @@ use unetmap_sys::thread::{set_time_slice, set_timer_slack};
 use crate::confinement::confine;
 use crate::features::OFFLOADS;
 use crate::memif;
+use crate::placement::Placement;
 use crate::queue::Fault;
 use crate::session::{Session, Vring};
 use crate::transfer::{Guest, Moved, PORT_HEADER, Transfer};
 use crate::tuning::{
-    BUFFER_POLL, DRAIN_POLLS, MAX_SLEEP, NAP, PAUSES_PER_SPIN, POLLED_SLEEP, RETRY, ROUNDS_PER_MESSAGE_CHECK, SPIN,
-    STREAM, TIME_SLICE, TIMER_SLACK,
+    BUFFER_POLL, DRAIN_POLLS, MAX_SLEEP, NAP, PAUSES_PER_SPIN, POLLED_SLEEP, RETRY, ROUNDS_PER_MESSAGE_CHECK, RX_SLOTS,
+    SPIN, STREAM, TIME_SLICE, TIMER_SLACK,
 };
 
 /// What to serve.
@@ -128,18 +129,20 @@ pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<
     // Without it, a peer that polls all the time on this CPU keeps the process from running for milliseconds.
     let _ = set_time_slice(TIME_SLICE);
     set_timer_slack(TIMER_SLACK);
-    let (mut idle, mut rounds) = (Idle::default(), 0);
+    let (mut idle, mut placement, mut rounds) = (Idle::default(), Placement::new(), 0);
     while !stop.load(Relaxed) {
         if rounds == 0 {
             device.connect();
             device.process_messages();
             device.fit_port_header();
+            placement.check(|direction| device.port.as_ref()?.peer_cpu(direction));
             rounds = ROUNDS_PER_MESSAGE_CHECK;
         }
         rounds -= 1;
         let round = device.round();
         if round.packets > 0 {
             idle.moved(round.packets);
+            placement.moved(round.packets, round.received);
             continue;
         }
         if round.is_port_full && device.yield_to_switch() {
@@ -208,6 +211,8 @@ impl Idle {
 fn open_port(config: &Config, header: usize) -> Result<Port, Error> {
     let pairs = config.queue_pairs;
     let options = Port::options().tx_rings(pairs).rx_rings(pairs);
+    // A port with several rings has as many slots without it.
+    let options = if pairs == 1 { options.rx_slots(RX_SLOTS) } else { options };
     let port = match config.protocol {
         Protocol::VhostUser => options.flags(NR_ACCEPT_VNET_HDR).open(&config.port)?,
         Protocol::Memif(_) => return options.open(&config.port),
@@ -230,6 +235,8 @@ fn retry_after(lost: Duration) -> Duration {
 #[derive(Default)]
 struct Round {
     packets: u64,
+    /// Those that the peer has received.
+    received: u64,
     /// A peer's packet waits for free slots of the port.
     is_port_full: bool,
     /// By pair of queues: a packet waits for buffers of the peer.
@@ -393,6 +400,7 @@ impl Device<'_> {
             };
             publish(vring);
             round.add(moved, self.note);
+            round.received += moved.map_or(0, |moved| moved.packets);
             if moved.is_err() {
                 vring.stop();
             }

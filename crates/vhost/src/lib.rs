@@ -30,6 +30,7 @@ mod device;
 mod features;
 pub mod memif;
 mod message;
+mod placement;
 mod queue;
 mod session;
 #[cfg(any(test, fuzzing))]

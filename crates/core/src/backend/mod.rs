@@ -49,6 +49,11 @@ pub(crate) trait WakeupSource {
         false
     }
 
+    /// Returns the CPU that the peer published last, unless it sleeps and may wake up on any, or publishes none.
+    fn peer_cpu(&self) -> Option<u32> {
+        None
+    }
+
     /// Another descriptor that is readable while packets are available.
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -194,6 +194,10 @@ impl WakeupSource for ValeTx {
         }
         shares
     }
+
+    fn peer_cpu(&self) -> Option<u32> {
+        self.pipe.channel.words().consumer_cpu()
+    }
 }
 
 /// The receiving end: the switch writes into the slots of the ring and into their buffers.
@@ -267,5 +271,9 @@ impl WakeupSource for ValeRx {
             words.consumer_futex_wait(known, near);
         }
         yields
+    }
+
+    fn peer_cpu(&self) -> Option<u32> {
+        self.channel.words().producer_cpu()
     }
 }

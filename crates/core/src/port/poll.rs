@@ -248,6 +248,12 @@ impl Port {
         false
     }
 
+    /// Returns the CPU on which the switch's thread has moved packets of a ring of this direction last. `None`: it
+    /// sleeps, or there is no such thread. For programs that decide on which CPU they run.
+    pub fn peer_cpu(&self, direction: Interest) -> Option<u32> {
+        self.wakeup_sources(direction).find_map(|(_, source)| source.peer_cpu())
+    }
+
     fn wait_blocking(&self, want: Interest, timeout: Option<Duration>) -> Result<Interest, Error> {
         let may_futex_wait = timeout.is_none_or(|t| t >= futex::WAIT_LIMIT);
         let start = match spin_duration(self.in_stream.load(Relaxed), self.last_wait_timed_out.load(Relaxed), timeout) {

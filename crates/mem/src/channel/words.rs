@@ -265,6 +265,16 @@ impl ChannelWords {
         }
     }
 
+    /// Consumer: returns the CPU that the producer recorded; `None` if it recorded none, or any.
+    pub fn producer_cpu(&self) -> Option<u32> {
+        Some(self.producer.cpu.load(Ordering::Relaxed)).filter(|cpu| *cpu != ANY_CPU)?.checked_sub(1)
+    }
+
+    /// Producer: returns the CPU that the consumer recorded; `None` if it recorded none.
+    pub fn consumer_cpu(&self) -> Option<u32> {
+        self.consumer.cpu.load(Ordering::Relaxed).checked_sub(1)
+    }
+
     /// Consumer: whether the producer recorded CPU `cpu`, awake or not.
     #[inline]
     pub fn producer_cpu_is(&self, cpu: u32) -> bool {
