@@ -11,12 +11,12 @@ use std::time::Duration;
 
 /// Slots. How far ahead of the program free slots are prefetched: the receiver wrote them last, and a program that
 /// reads a slot before it fills it, as for `NS_BUF_CHANGED`, waits for each cache line. 64 do not differ from 32
-/// (decision 140).
+/// (decision 139).
 pub(crate) const SLOTS_AHEAD: u32 = 32;
 
 /// Slots. Batches up to this size are prefetched for; of larger ones the processor has many lines on their way anyway.
 /// Measured: pkt-gen over a pipe with batches of 8, 64, 256 and 512: 108, 230, 256 and 295 Mpps without, 228, 293, 285
-/// and 295 with (decision 140).
+/// and 295 with (decision 139).
 pub(crate) const BATCH_AHEAD: u32 = 256;
 
 // Waiting for packets or slots (`port::poll`).
