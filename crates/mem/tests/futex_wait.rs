@@ -21,12 +21,14 @@ fn cpu_numbers_show_which_side_runs_where() {
     let words = page.words(0).unwrap();
     assert!(!words.producer_runs_on(0) && !words.consumer_runs_on(0), "no CPU is recorded");
     assert!(!words.producer_cpu_is(0) && !words.consumer_runs_on_other_cpu(0), "no CPU is recorded");
+    assert_eq!((words.producer_cpu(), words.consumer_cpu()), (None, None));
     words.set_producer_cpu(0);
     words.set_consumer_cpu(3);
+    assert_eq!((words.producer_cpu(), words.consumer_cpu()), (Some(0), Some(3)));
     assert!(words.producer_runs_on(0) && !words.producer_runs_on(3));
     assert!(words.consumer_runs_on(3) && !words.consumer_runs_on(0));
     words.set_producer_cpu_any();
-    assert!(words.producer_cpu_is_any() && !words.producer_runs_on(0));
+    assert!(words.producer_cpu_is_any() && !words.producer_runs_on(0) && words.producer_cpu().is_none());
     words.set_producer_cpu(0);
     assert!(!words.producer_cpu_is_any() && words.producer_runs_on(0));
     assert!(words.producer_cpu_is(0) && !words.producer_cpu_is(3));
