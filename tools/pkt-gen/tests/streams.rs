@@ -92,11 +92,12 @@ fn check_forwarded(streams: &BTreeMap<String, Value>) {
 #[test]
 fn a_forwarder_is_reported_as_it_was() {
     let Some(daemon) = daemon() else { return };
-    // Pipes of two parents; and two switches, which drop what a program that does not run for a while leaves unread.
+    // Pipes of two parents; and two switches, which drop what a program that does not run for a while leaves unread, so
+    // with rings for 400 ms of packets.
     for (there, forward, back, rate, more) in [
         ("p{1", "netmap:p}1 netmap:q{1", "q}1", "20kpps", ""),
         ("p{1", "netmap:p}1 netmap:q{1", "q}1", "20kpps", " --one-thread"),
-        ("vale1:a", "vale1:f vale2:f", "vale2:a", "2kpps", ""),
+        ("vale1:a", "vale1:f@conf:slots=4096 vale2:f@conf:slots=4096", "vale2:a@conf:slots=4096", "2kpps", ""),
     ] {
         let path = write_streams(&daemon, &FIVE.replace("20kpps", rate));
         let mut forwarder = Command::new(std::env::current_exe().expect("this program"));
