@@ -346,7 +346,15 @@ fn threads(n: u32) -> Result<Vec<f64>, String> {
         put(port, (BROADCAST, address(i as u32)));
         port.txsync().map_err(text)?;
     }
-    thread::sleep(20 * LOOK);
+    // All have arrived, so that none is counted among the packets below.
+    let (begin, mut introduced) = (Instant::now(), 0);
+    while introduced < u64::from(PORTS * (PORTS - 1)) {
+        if begin.elapsed() > TIMEOUT {
+            return Err("bench scale-threads: the ports' first packets did not arrive".into());
+        }
+        thread::sleep(LOOK);
+        introduced += all.iter().map(drain).sum::<Result<u64, String>>()?;
+    }
     let mut rates = Vec::new();
     for _ in 0..FILLS {
         // The second time it tells the switch what was read the first time.
