@@ -229,6 +229,15 @@ pub fn raise_fd_limit() {
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("a limit up to the maximum");
 }
 
+/// The nanoseconds that a thread ran, by its `schedstat`, and how often it waited.
+fn effort(task: &Path) -> (u64, u64) {
+    let read = |file| fs::read_to_string(task.join(file)).expect("a thread that goes on");
+    let (ran, status) = (read("schedstat"), read("status"));
+    let waits = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    let number = |text: &str| text.trim().parse().expect("a number");
+    (number(ran.split(' ').next().expect("a word")), number(waits.expect("a line of waits")))
+}
+
 /// The numbers of the files that a process has open, but for memory files that root's daemon has made ahead, and uses
 /// for the next ports: those are empty.
 #[track_caller]
@@ -368,18 +377,24 @@ impl Home {
         self.daemon_tasks().iter().filter(|task| kept(task)).count()
     }
 
-    /// The daemon's processor time in ticks, and the number of voluntary context switches of its threads.
+    /// What the daemon does in `period`, in which nothing asks it anything: the time that its threads run, and the
+    /// number of times that they wait (voluntary context switches).
     #[track_caller]
-    pub fn daemon_effort(&self) -> (u64, u64) {
-        let one = |task: &PathBuf| {
-            let read = |file| fs::read_to_string(task.join(file)).unwrap_or_default();
-            let (stat, status) = (read("stat"), read("status"));
-            let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-            let ticks = after.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>();
-            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-            (ticks, line.and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0))
-        };
-        self.daemon_tasks().iter().map(one).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
+    pub fn daemon_effort(&self, period: Duration) -> (Duration, u64) {
+        let tasks = self.daemon_tasks();
+        // The thread that replied may still close the connection of the snapshot.
+        sleep(Duration::from_millis(300));
+        let now = || tasks.iter().map(|task| effort(task)).fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+        let before = now();
+        sleep(period);
+        let after = now();
+        (Duration::from_nanos(after.0 - before.0), after.1 - before.1)
+    }
+
+    /// The number of voluntary context switches of the daemon's threads until now, with those of one snapshot.
+    #[track_caller]
+    pub fn daemon_switches(&self) -> u64 {
+        self.daemon_tasks().iter().map(|task| effort(task).1).sum()
     }
 
     fn daemon_tasks(&self) -> Vec<PathBuf> {

@@ -37,7 +37,7 @@ fn all_packets_of_254_senders_arrive_and_a_burst_wakes_the_switch_a_few_times() 
         }
         let mut arrived = [0; PORTS];
         ports.iter().zip(&mut arrived).for_each(|(port, arrived)| receive(port, arrived, PORTS as u64 - 1));
-        let before = home.daemon_effort().1;
+        let before = home.daemon_switches();
         for burst in 0..BURSTS {
             for (n, port) in ports.iter().enumerate() {
                 let to = mac(((n + 1) % PORTS) as u32);
@@ -46,7 +46,7 @@ fn all_packets_of_254_senders_arrive_and_a_burst_wakes_the_switch_a_few_times() 
             let due = PORTS as u64 + burst;
             ports.iter().zip(&mut arrived).for_each(|(port, arrived)| receive(port, arrived, due));
         }
-        let switches = home.daemon_effort().1 - before;
+        let switches = home.daemon_switches() - before;
         let packets = BURSTS * PORTS as u64;
         // A wake-up for each packet would be one or more.
         assert!(switches < packets / 2, "{switches} context switches of the daemon for {packets} packets");
