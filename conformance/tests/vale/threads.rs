@@ -12,6 +12,7 @@ use conformance::home::{Guard, cpus_allowed, summary};
 use conformance::traffic::{bytes_of, open};
 use conformance::{Home, isolated, isolated_alone, program, until};
 use rustix::process::Signal;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use unetmap::{Interest, Port};
 
 /// Runs `unetmap vale threads` with these arguments; returns its status and error output.
@@ -345,5 +346,40 @@ fn busy_threads_share_the_processors() {
             drop((_rx, _tx));
             until("both are gone", || home.snapshot().ports.is_empty());
         }
+    });
+}
+
+/// A sender whose packets have all been taken is not kept waiting for the thread, which has nothing more to move for it.
+#[test]
+fn a_sender_yields_no_processor_to_a_thread_that_took_everything() {
+    isolated_alone(|_| {
+        let cpu = cpus_allowed()[0];
+        ether::threads(1, &cpu.to_string());
+        let [port, from, to] = ["vale0:a", "vale0:b", "vale0:c"].map(open);
+        ether::send(&to, BROADCAST, mac(3), 3, (0, 1));
+        let (stop, mut shared) = (AtomicBool::new(false), 0);
+        std::thread::scope(|scope| {
+            // Keeps the thread awake.
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    ether::send(&from, mac(3), mac(2), 2, (0, 100));
+                }
+            });
+            let mut here = CpuSet::new();
+            here.set(cpu);
+            sched_setaffinity(None, &here).expect("a processor that is allowed");
+            for seq in 0..500 {
+                ether::send(&port, mac(3), mac(1), 1, (seq, seq + 1));
+                let ring = &port.tx_rings()[0];
+                while ring.pending() {
+                    port.txsync().expect("the daemon runs");
+                    std::thread::yield_now();
+                }
+                shared += u32::from(port.peer_cpu(Interest::TX) == Some(cpu as u32));
+                assert!(!port.yield_to_peer(Interest::TX), "packet {seq}");
+            }
+            stop.store(true, Relaxed);
+        });
+        assert!(shared > 0, "the thread was never seen on processor {cpu}");
     });
 }

@@ -35,6 +35,9 @@ pub const HEADER_PREFETCH_SLOTS: u32 = 8;
 /// Bounds: 1 up to [`HEADER_PREFETCH_SLOTS`], since the addresses are in the header.
 pub const ENTRY_PREFETCH_SLOTS: u32 = 4;
 
+/// Fewest bytes in a slot with which recently used receive buffers are looked for. With 60 B packets it costs more than
+/// it saves, as a packet is one cache line.
+pub(crate) const RECENT_BUFFER_BYTES: u32 = 512;
 /// Slots. Receive buffers are prefetched for writing this far ahead of the packet that is being copied (packet by
 /// packet).
 ///

@@ -221,6 +221,11 @@ fn open_port(config: &Config, header: usize) -> Result<Port, Error> {
     Ok(port)
 }
 
+/// Returns the number of slots that a peer's packets can be copied into now.
+fn free_slots(port: &Port) -> u32 {
+    port.tx_rings().iter().map(Ring::space).sum()
+}
+
 fn set_port_header(config: &Config, header: usize) -> Result<(), Error> {
     let header = NmreqPortHdr { nr_hdr_len: header as u32, ..NmreqPortHdr::default() };
     unetmap::request(NETMAP_REQ_PORT_HDR_SET, &config.port, &header).map(drop)
@@ -382,6 +387,7 @@ impl Device<'_> {
             }
         }
         let is_due = round.packets > 0 || round.is_port_full;
+        let free_before = self.port.as_ref().filter(|_| round.is_port_full).map(free_slots);
         let synced = self.port.as_ref().map_or(Ok(()), |port| if is_due { port.txsync() } else { Ok(()) });
         // Afterwards: a packet is returned to the guest when the switch has it, even if this process is killed.
         vrings.iter_mut().skip(1).step_by(2).for_each(publish);
@@ -391,6 +397,8 @@ impl Device<'_> {
             self.lose_port(&error);
             return round;
         }
+        // The switch may have made room meanwhile: to wait for more of it could take until the next packet.
+        round.is_port_full &= free_before == Some(free_slots(port));
         for (number, ring) in port.rx_rings().iter().enumerate().filter(|_| receivers > 0) {
             let (pair, transfer) = (number % receivers, &mut self.transfer);
             let vring = &mut vrings[2 * pair];
@@ -451,8 +459,11 @@ impl Device<'_> {
             // Other rings of the port may have packets: they are looked at without its wake-ups.
             timeout = POLLED_SLEEP;
         }
-        if round.is_port_full {
-            interest |= Interest::TX;
+        match self.port.as_ref().filter(|_| round.is_port_full).map(free_slots) {
+            Some(0) => interest |= Interest::TX,
+            // The packet needs more of them, or waits until fewer are in flight.
+            Some(_) => timeout = BUFFER_POLL,
+            None => {}
         }
         // Kicks first: their descriptors are read afterwards.
         let mut fds: Vec<BorrowedFd<'_>> = Vec::new();

@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use unetmap::abi::NS_MOREFRAG;
-use unetmap::{Pos, Ring, SlotRef};
+use unetmap::{BufIdx, Pos, Ring, SlotRef};
 use unetmap_mem::GuestMemory;
 use unetmap_switch::offload::{self, MAX_PACKET};
 
@@ -21,7 +21,7 @@ use crate::features::{
     HOST_USO, MRG_RXBUF,
 };
 use crate::queue::{Chains, Cursor, Fault, Queue};
-use crate::tuning::{BATCH, PREFETCH_GROUP};
+use crate::tuning::{BATCH, LARGE_SLOT_BYTES, MAX_IN_FLIGHT_BYTES, PREFETCH_GROUP};
 
 /// Bytes of the header in the port's slots.
 pub(crate) const PORT_HEADER: usize = 12;
@@ -60,6 +60,8 @@ pub(crate) struct Transfer {
     port_header: usize,
     chains: Chains,
     packet: Vec<u8>,
+    /// Bytes of a slot, in the last batch that the guest sent.
+    slot_bytes: u32,
     /// Packets that were malformed, or for which a chain was too short.
     pub(crate) dropped: u64,
 }
@@ -136,7 +138,12 @@ impl Transfer {
     /// Copies packets that the guest sends into free slots of `ring`, and drops them if there is no ring.
     pub(crate) fn send(&mut self, guest: &mut Guest<'_>, ring: Option<&Ring>) -> Result<Moved, Fault> {
         let (mut moved, mut slots) = (Moved::default(), 0);
-        let (head, space) = ring.map_or((Pos::ZERO, 0), |ring| (ring.head(), ring.space()));
+        let (head, free) = ring.map_or((Pos::ZERO, 0), |ring| (ring.head(), ring.space()));
+        let (is_large, mut bytes) = (self.slot_bytes >= LARGE_SLOT_BYTES, 0);
+        // What the switch has not copied yet stays in a cache until then.
+        let in_flight = ring.map_or(0, |ring| ring.num_slots() - 1 - free);
+        let most = if is_large { MAX_IN_FLIGHT_BYTES / self.slot_bytes } else { u32::MAX };
+        let space = free.min(most.saturating_sub(in_flight));
         for n in 0..BATCH {
             let mark = guest.queue.mark();
             self.chains.clear();
@@ -145,7 +152,12 @@ impl Transfer {
             }
             guest.prefetch(n);
             if let Some(ring) = ring {
-                slots_ahead(ring, n, slots, space).for_each(|slot| slot.fetch_to_write());
+                if is_large {
+                    self.use_recent_buffers(ring, slots, free);
+                } else {
+                    slots_ahead(ring, n, slots, space).for_each(|slot| slot.fetch_to_write());
+                }
+                let before = slots;
                 if slots < space && self.copy_to_slot(guest, ring.slot(ring.add(head, slots))) {
                     slots += 1;
                 } else {
@@ -159,14 +171,32 @@ impl Transfer {
                         None => self.dropped += 1,
                     }
                 }
+                if slots > before {
+                    bytes += self.chains.capacity();
+                }
             }
             guest.queue.push_used(&self.chains, 0);
             moved.packets += 1;
         }
         if let Some(ring) = ring {
             ring.advance(slots);
+            if slots > 0 {
+                // A packet that is sent has at most 64 KiB.
+                self.slot_bytes = (bytes / u64::from(slots)) as u32;
+            }
         }
         Ok(moved)
+    }
+
+    /// Before the chain's packet is copied to the slots after the first `from` of `free` ones: exchanges their buffers
+    /// for those of the slots that the switch has returned last.
+    fn use_recent_buffers(&self, ring: &Ring, from: u32, free: u32) {
+        let slots = self.chains.capacity().div_ceil(ring.buf_size().into()).min(free.into()) as u32;
+        let at = |n| ring.slot(ring.add(ring.head(), n));
+        for n in from..(from + slots).min(free / 2) {
+            let (slot, recent) = (at(n), at(free - 1 - n));
+            recent.replace_buf(slot.replace_buf(BufIdx(recent.buf_idx())));
+        }
     }
 
     /// Copies the chain's packet into a slot, if it is one buffer that requests nothing, as most packets are. Returns

@@ -97,6 +97,54 @@ fn exchange(home: &Home, features: u64) {
     assert_eq!(ether::check(&guest.wait_packet().1), Ok((5, frames + 49)));
 }
 
+/// Many frames of several cache lines, which are copied into the buffers that the switch returned last: each arrives
+/// whole and once, over several laps of the port's rings, and each buffer stays in one slot.
+#[test]
+fn large_frames_arrive_whole_and_in_order() {
+    isolated(|home| {
+        let port = open("vale0:a");
+        let served = serve(home, "vale0:vm1");
+        let mut guest = connect_guest(&served, MERGEABLE);
+        introduce(&mut guest, &port);
+        let frame = |seq: u64| {
+            let mut frame = ether::make(BROADCAST, mac(9), 9, seq).to_vec();
+            frame.extend((0..1400).map(|i| (seq * 31 + i) as u8));
+            frame
+        };
+        // As many as the guest has buffers, at most, so that several are on their way.
+        let batches = [1, 5, 64, 100, 3].into_iter().cycle().take(100);
+        let (mut sent, mut returned) = (0, 0);
+        for batch in batches {
+            (sent..sent + batch).for_each(|seq| guest.transmit([0; 12], &frame(seq)));
+            let got = conformance::traffic::receive(&port, batch as usize).unwrap_or_else(|e| panic!("{e}"));
+            got.iter().zip(sent..).for_each(|(got, seq)| assert_eq!(got, &frame(seq), "packet {seq} of {batch}"));
+            sent += batch;
+            // And back.
+            for _ in 0..batch.min(20) {
+                let mut frame = frame(returned);
+                frame[..6].copy_from_slice(&mac(9));
+                frame[6..12].copy_from_slice(&mac(1));
+                let slot = port.tx_rings()[0].slot(port.tx_rings()[0].head());
+                slot.frame().write(0, &frame);
+                slot.set_len_flags(frame.len() as u16, 0);
+                port.tx_rings()[0].advance(1);
+                port.txsync().expect("a switch");
+                assert_eq!(guest.wait_packet().1, frame, "packet {returned} to the guest");
+                returned += 1;
+            }
+        }
+        assert!(sent > 3 * u64::from(port.rx_rings()[0].num_slots()), "{sent} packets");
+        let slots =
+            |ring: &unetmap::Ring| ring.run(ring.head(), ring.num_slots()).map(|s| s.buf_idx()).collect::<Vec<_>>();
+        let mut buffers = slots(&port.rx_rings()[0]);
+        let all = buffers.len();
+        assert!(buffers.windows(2).any(|pair| pair[1] != pair[0] + 1), "buffers were exchanged");
+        buffers.sort_unstable();
+        buffers.dedup();
+        assert_eq!(buffers.len(), all, "each buffer is in one slot");
+    });
+}
+
 /// A TCP segment of `payload` bytes to be cut into frames of 1000, and its header.
 fn large_packet(payload: usize) -> ([u8; 12], Vec<u8>) {
     let mut frame = vec![0; 14 + 20 + 20 + payload];

@@ -241,9 +241,12 @@ impl Port {
         let (Some((ring, source)), None) = (all.next(), all.next()) else { return false };
         let (state, slots) = (ring.inner.state(), ring.inner.view.shape().slots);
         if state.session_count() <= 1
-            && let Some((_, hwtail)) = state.positions(slots)
+            && let Some((hwcur, hwtail)) = state.positions(slots)
         {
-            return source.yield_to_peer(if ring.inner.backend.tx().is_some() { slots.next(hwtail) } else { hwtail });
+            let sends = ring.inner.backend.tx().is_some();
+            let known = if sends { slots.next(hwtail) } else { hwtail };
+            // A peer that has received everything moves no further.
+            return (!sends || known != hwcur) && source.yield_to_peer(known);
         }
         false
     }

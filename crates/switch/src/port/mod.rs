@@ -35,6 +35,7 @@ mod gather;
 mod offsets;
 mod positions;
 mod prefault;
+mod recent_buffers;
 mod rx_ring;
 mod rx_wait;
 pub(crate) mod staged;

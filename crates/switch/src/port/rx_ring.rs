@@ -21,6 +21,7 @@ use super::context::BatchContext;
 use super::gather::{MAX_VNET_HDR, gathered};
 use super::offsets::HeadroomOffsets;
 use super::prefault::Prefault;
+use super::recent_buffers::RecentBuffers;
 use crate::backpressure::Backpressure;
 use crate::forward::{MAX_FRAGS, Packet};
 use crate::tuning::{BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE, MAX_FUTILE_WAITS};
@@ -63,6 +64,7 @@ pub(crate) struct RxState {
     /// The client had read most of its ring when its position was last read, not counting reads after a wait.
     pub(crate) keeps_up: bool,
     prefault: Prefault,
+    recent: RecentBuffers,
 }
 
 impl RxState {
@@ -95,6 +97,7 @@ impl PortRx {
             waited_in_batch: 0,
             keeps_up: true,
             prefault: Prefault::new(channel.slots().slots(), buf_size),
+            recent: RecentBuffers::new(),
         };
         Ok(PortRx {
             channel,
@@ -178,10 +181,13 @@ impl PortRx {
                 }
             }
             let most = next.room(n).min(batch.len - at - done);
+            if !swap {
+                self.use_recent_buffers(&mut next, most);
+            }
             let from = batch.at(at + done);
             // Up to the end of either ring at a time.
             let contiguous = most.min(n.get() - next.prod.raw()).min(batch.slots.slots().get() - from.raw());
-            let run = Run { addresses, flags: ONE_SLOT, max: contiguous };
+            let run = Run { addresses, flags: ONE_SLOT | next.recent.flags(), max: contiguous };
             let moved = match swap {
                 true => swap_run(batch.channel, from, target.slots, next.prod, region, run),
                 false => copy_run(self.simd, source, from, target, next.prod, run),
@@ -218,14 +224,16 @@ impl PortRx {
                     break;
                 }
             }
+            self.use_recent_buffers(&mut next, left as u32);
+            let flags = ONE_SLOT | next.recent.flags();
             // Up to the end of the ring at a time.
             let contiguous = left.min(next.room(n).min(n.get() - next.prod.raw()) as usize);
             let list = &packets[done..done + contiguous];
-            let mut moved = copy_list(self.simd, source_region, list, target, next.prod, ONE_SLOT);
+            let mut moved = copy_list(self.simd, source_region, list, target, next.prod, flags);
             if moved.packets == 0 {
                 let (to, from) = (self.buffer(region, next.prod), source_region.frame(first.buf_idx()));
                 let len = copy_packet(self.simd, &to, &from, usize::from(first.len()));
-                ring.set_len_flags(next.prod, len as u16, ONE_SLOT);
+                ring.set_len_flags(next.prod, len as u16, flags);
                 moved = Moved { packets: 1, bytes: len as u64 };
             }
             next.prod = n.add(next.prod, moved.packets);
@@ -253,6 +261,9 @@ impl PortRx {
         let mut state = self.lock();
         let mut next = *state;
         let (mut pending, mut swapped) = (Some(first), 0);
+        if !swap {
+            self.use_recent_buffers(&mut next, batch.len);
+        }
         while let Some(packet) = pending {
             if may_not_fit && !self.fits(region, batch, packet, next.prod) {
                 let split = |bytes: &[u8]| self.put_split(region, &mut next, bytes);
@@ -279,7 +290,7 @@ impl PortRx {
             for i in 0..packet.frags {
                 let from = batch.at(u32::from(packet.at + i));
                 let more = if i + 1 == packet.frags { 0 } else { NS_MOREFRAG };
-                let flags = packet.frags << 8 | more;
+                let flags = packet.frags << 8 | more | next.recent.flags();
                 let slot = batch.slots.load(from);
                 let mut len = usize::from(slot.len);
                 if !swap || !swap_one(batch.channel, from, ring, next.prod, flags) {
@@ -340,7 +351,7 @@ impl PortRx {
                 (len, part) = (len + now, &part[now..]);
             }
             let more = if i + 1 == frags { 0 } else { NS_MOREFRAG };
-            ring.set_len_flags(next.prod, len as u16, (frags as u16) << 8 | more);
+            ring.set_len_flags(next.prod, len as u16, (frags as u16) << 8 | more | next.recent.flags());
             next.prod = n.next(next.prod);
             next.bytes += len as u64;
         }
@@ -366,7 +377,7 @@ impl PortRx {
         let buffer = self.buffer(region, next.prod);
         buffer.write(0, &[0; MAX_VNET_HDR][..header]);
         let bytes = header + copy_packet(self.simd, &buffer.skip(header), &frame, len);
-        ring.set_len_flags(next.prod, bytes as u16, ONE_SLOT);
+        ring.set_len_flags(next.prod, bytes as u16, ONE_SLOT | next.recent.flags());
         next.prod = n.next(next.prod);
         next.bytes += bytes as u64;
         true
@@ -379,7 +390,7 @@ impl PortRx {
         &self,
         region: &Region,
         state: &mut RxState,
-        next: RxState,
+        mut next: RxState,
         backpressure: &Backpressure,
     ) -> Option<(BufIdx, u32)> {
         let moved = next.prod != state.prod;
@@ -388,6 +399,10 @@ impl PortRx {
             self.monitors.copy(region, ring, Span { from: state.prod, to: next.prod });
         }
         let before = state.prod;
+        if moved {
+            let slots = self.channel.slots().slots().distance(before, next.prod);
+            next.recent.delivered(slots, next.bytes.wrapping_sub(state.bytes));
+        }
         *state = next;
         if moved {
             self.bytes.store(next.bytes, Relaxed);
@@ -430,6 +445,22 @@ impl PortRx {
     /// Before the thread sleeps: it may be woken on any CPU, perhaps the client's.
     pub(crate) fn unset_cpu(&self) {
         self.channel.words().set_producer_cpu_any();
+    }
+
+    /// Before up to `most` large packets are copied: gives their slots buffers that are still in a cache.
+    #[inline(always)]
+    fn use_recent_buffers(&self, next: &mut RxState, most: u32) {
+        if next.recent.matter() {
+            self.exchange_buffers(next, most);
+        }
+    }
+
+    #[cold]
+    fn exchange_buffers(&self, next: &mut RxState, most: u32) {
+        let (ring, before) = (self.channel.slots(), next.cons);
+        self.refresh(next);
+        let room = next.room(ring.slots());
+        next.recent.give(ring, next.prod, (most.min(room), room), next.cons != before);
     }
 
     /// Returns the buffer of slot `p`, from where the packet is to begin. Reads the client's buffer index once.
