@@ -349,7 +349,7 @@ fn busy_threads_share_the_processors() {
     });
 }
 
-/// A sender whose packets have all been taken is not kept waiting for the thread, which has nothing more to move for it.
+/// A sender whose packets have all been taken does not wait for the thread, which has nothing more to move for it.
 #[test]
 fn a_sender_yields_no_processor_to_a_thread_that_took_everything() {
     isolated_alone(|_| {
