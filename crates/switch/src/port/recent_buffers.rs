@@ -10,10 +10,9 @@
 //!                next packets ->                 <- returned last
 //!                     '----- exchange of buffers -----'
 //! ```
-//! All these slots are the switch's, and it validates each index when it writes a packet. A client that caches
-//! addresses is told by `NS_BUF_CHANGED`, as for buffers that are swapped.
+//! All these slots are the switch's, and it validates each index when it writes a packet. `NS_BUF_CHANGED` is not set:
+//! to a zero-copy monitor it means that the buffer holds another packet.
 
-use unetmap_abi::NS_BUF_CHANGED;
 use unetmap_mem::{Pos, SlotRing};
 
 use crate::tuning::RECENT_BUFFER_BYTES;
@@ -29,13 +28,11 @@ pub(crate) struct RecentBuffers {
     given: u32,
     /// After so many free slots the buffers have been given away.
     left: u32,
-    /// Some buffers were exchanged: none is where the client might expect it.
-    any_exchanged: bool,
 }
 
 impl RecentBuffers {
     pub(crate) fn new() -> RecentBuffers {
-        RecentBuffers { slot_bytes: 0, at: Pos::ZERO, given: 0, left: 0, any_exchanged: false }
+        RecentBuffers { slot_bytes: 0, at: Pos::ZERO, given: 0, left: 0 }
     }
 
     /// Notes a delivery of `slots` slots with `bytes` bytes in all.
@@ -48,12 +45,6 @@ impl RecentBuffers {
     #[inline(always)]
     pub(crate) fn matter(self) -> bool {
         self.slot_bytes >= RECENT_BUFFER_BYTES
-    }
-
-    /// Flags of each slot that is delivered.
-    #[inline(always)]
-    pub(crate) fn flags(self) -> u16 {
-        if self.any_exchanged { NS_BUF_CHANGED } else { 0 }
     }
 
     /// Gives the next `wanted` of the `room` free slots from `prod` on the buffers that the client has returned last.
@@ -70,7 +61,6 @@ impl RecentBuffers {
             ring.set_buf_idx(to, recent);
             ring.set_buf_idx(from, old);
             given += 1;
-            self.any_exchanged = true;
         }
         *self = RecentBuffers { at: prod, given, left, ..*self };
     }
@@ -115,7 +105,6 @@ mod tests {
         all.push(ring.buf_idx(n.prev(Pos::ZERO)).0);
         all.sort_unstable();
         assert_eq!(all, (100..164).collect::<Vec<_>>(), "each buffer is in one slot");
-        assert_eq!(recent.flags(), NS_BUF_CHANGED);
     }
 
     #[test]
@@ -139,7 +128,7 @@ mod tests {
     #[test]
     fn only_large_packets_matter() {
         let mut recent = RecentBuffers::new();
-        assert!(!recent.matter() && recent.flags() == 0);
+        assert!(!recent.matter());
         recent.delivered(10, 10 * u64::from(RECENT_BUFFER_BYTES));
         assert!(recent.matter());
         recent.delivered(10, 600);

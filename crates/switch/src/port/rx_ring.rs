@@ -187,7 +187,7 @@ impl PortRx {
             let from = batch.at(at + done);
             // Up to the end of either ring at a time.
             let contiguous = most.min(n.get() - next.prod.raw()).min(batch.slots.slots().get() - from.raw());
-            let run = Run { addresses, flags: ONE_SLOT | next.recent.flags(), max: contiguous };
+            let run = Run { addresses, flags: ONE_SLOT, max: contiguous };
             let moved = match swap {
                 true => swap_run(batch.channel, from, target.slots, next.prod, region, run),
                 false => copy_run(self.simd, source, from, target, next.prod, run),
@@ -225,15 +225,14 @@ impl PortRx {
                 }
             }
             self.use_recent_buffers(&mut next, left as u32);
-            let flags = ONE_SLOT | next.recent.flags();
             // Up to the end of the ring at a time.
             let contiguous = left.min(next.room(n).min(n.get() - next.prod.raw()) as usize);
             let list = &packets[done..done + contiguous];
-            let mut moved = copy_list(self.simd, source_region, list, target, next.prod, flags);
+            let mut moved = copy_list(self.simd, source_region, list, target, next.prod, ONE_SLOT);
             if moved.packets == 0 {
                 let (to, from) = (self.buffer(region, next.prod), source_region.frame(first.buf_idx()));
                 let len = copy_packet(self.simd, &to, &from, usize::from(first.len()));
-                ring.set_len_flags(next.prod, len as u16, flags);
+                ring.set_len_flags(next.prod, len as u16, ONE_SLOT);
                 moved = Moved { packets: 1, bytes: len as u64 };
             }
             next.prod = n.add(next.prod, moved.packets);
@@ -290,7 +289,7 @@ impl PortRx {
             for i in 0..packet.frags {
                 let from = batch.at(u32::from(packet.at + i));
                 let more = if i + 1 == packet.frags { 0 } else { NS_MOREFRAG };
-                let flags = packet.frags << 8 | more | next.recent.flags();
+                let flags = packet.frags << 8 | more;
                 let slot = batch.slots.load(from);
                 let mut len = usize::from(slot.len);
                 if !swap || !swap_one(batch.channel, from, ring, next.prod, flags) {
@@ -351,7 +350,7 @@ impl PortRx {
                 (len, part) = (len + now, &part[now..]);
             }
             let more = if i + 1 == frags { 0 } else { NS_MOREFRAG };
-            ring.set_len_flags(next.prod, len as u16, (frags as u16) << 8 | more | next.recent.flags());
+            ring.set_len_flags(next.prod, len as u16, (frags as u16) << 8 | more);
             next.prod = n.next(next.prod);
             next.bytes += len as u64;
         }
@@ -377,7 +376,7 @@ impl PortRx {
         let buffer = self.buffer(region, next.prod);
         buffer.write(0, &[0; MAX_VNET_HDR][..header]);
         let bytes = header + copy_packet(self.simd, &buffer.skip(header), &frame, len);
-        ring.set_len_flags(next.prod, bytes as u16, ONE_SLOT | next.recent.flags());
+        ring.set_len_flags(next.prod, bytes as u16, ONE_SLOT);
         next.prod = n.next(next.prod);
         next.bytes += bytes as u64;
         true
