@@ -147,6 +147,11 @@ fn the_trial_decides_about_the_data_path() {
         ),
         (driver("virtio_net", true, with(&|_| {})), Some(ZERO_COPY), "tried on queue 1"),
         (driver("virtio_net", false, with(&|_| {})), Some(COPY), "a header from a wrong address"),
+        (
+            driver("virtio_net", false, with(&|trial| trial.copy = Some(refused(16)))),
+            Some(COPY),
+            "a header from a wrong address",
+        ),
         (driver("vmxnet3", false, with(&|_| {})), Some(GENERIC), "after the device was reset"),
         (with(&|trial| trial.zero_copy = None), Some(COPY), "does not support zero copy"),
         (
