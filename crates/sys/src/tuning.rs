@@ -46,6 +46,10 @@ pub const XSK_TX_BUDGET: libc::c_int = 256;
 /// Measured: 1 to 7 ms on veth.
 pub const QUEUE_RELEASE_LIMIT: Duration = Duration::from_millis(20);
 
+/// The same for a queue that this process has just had itself, in a trial: 1 s. In an emulated machine the kernel can
+/// take longer than [`QUEUE_RELEASE_LIMIT`].
+pub const TRIAL_RELEASE_LIMIT: Duration = Duration::from_secs(1);
+
 /// Time between two tries to bind a queue that is being released: 1 ms. Not measured.
 pub const QUEUE_RELEASE_POLL: Duration = Duration::from_millis(1);
 

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use crate::map::PAGE;
-use crate::tuning::{CARRIER_LIMIT, CARRIER_POLL};
+use crate::tuning::{CARRIER_LIMIT, CARRIER_POLL, TRIAL_RELEASE_LIMIT};
 use crate::xdp::{Mode, Xdp};
 use crate::xsk::{BindMode, Queue, Umem, UnboundXsk, ZERO_COPY_BUFFER, pool_offset_in_page};
 use crate::{Mapping, link, memfd};
@@ -83,13 +83,28 @@ pub fn try_queue(ifindex: u32) -> io::Result<QueueTrial> {
         };
         let offered = trial.native.is_ok() && features.is_some_and(|known| known.zerocopy);
         trial.zero_copy = offered.then(|| bind(BindMode::ZeroCopy));
-        trial.copy = Some(bind(BindMode::Copy));
+        trial.copy = Some(bind_after(&trial.zero_copy, || bind(BindMode::Copy)));
     }
     drop(attached);
     if before.carrier {
         wait_for_carrier(ifindex)?;
     }
     Ok(trial)
+}
+
+/// Binds again. The kernel releases the queue of a socket with zero copy after it was closed, and on a slow machine takes
+/// longer than [`UnboundXsk::bind`] waits for others.
+fn bind_after(before: &Option<io::Result<()>>, bind: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match bind() {
+            Err(e)
+                if e.kind() == io::ErrorKind::ResourceBusy
+                    && matches!(before, Some(Ok(())))
+                    && start.elapsed() < TRIAL_RELEASE_LIMIT => {}
+            bound => return bound,
+        }
+    }
 }
 
 /// The same `errno` once more.
