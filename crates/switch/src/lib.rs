@@ -22,7 +22,8 @@
 //!    paths; an unpoliced batch may use the first three in turn:
 //!    * a same-destination run (`worker/batch.rs`): consecutive packets with equal addresses, copied in one pass;
 //!    * fan-out (`worker/fanout.rs`): single-slot packets to several destinations, listed by destination;
-//!    * packet by packet (`worker/batch.rs`): everything else;
+//!    * packet by packet (`worker/batch.rs`): everything else; flooded packets are then listed, and copied as lists to
+//!      ports that get nothing else of the batch;
 //!    * policed (`worker/policed.rs`): any packet that a port's policy applies to, staged in the daemon's memory first.
 //! 3. [`forward`] decides where each packet goes by its destination address, which [`fdb`] maps to a port.
 //! 4. [`policy`] applies VLANs, filters and limits (policed path only).
@@ -48,7 +49,8 @@
 //!   switch's own positions are in its private memory.
 //! * Slots of transmit rings (index, length, flags, pointer): copied once and the copy validated, `port/tx_ring.rs`. An
 //!   invalid slot names buffer 0 afterwards, and its packet is dropped.
-//! * The buffer index of a receive slot: read once, `port/rx_ring.rs`. An index outside the region is replaced by the
+//! * The buffer index of a receive slot: read once when a packet is written, `port/rx_ring.rs`; before that free slots
+//!   may exchange theirs unseen (`port/recent_buffers.rs`). An index outside the region is replaced by the
 //!   ring's placeholder buffer.
 //! * Packet bytes, at any time: a run compares the header in the registers that it stores; policed packets are copied
 //!   first, and the copy is checked and delivered; segmentation works on a private copy.

@@ -13,7 +13,7 @@
 //!
 //! Source: the specification of virtio 1.2, section 5.1.6; RFC 1071 for the checksum, RFC 791 and 8200 for fragments.
 
-use crate::tuning::MAX_SEGMENTS;
+use crate::tuning::MAX_GSO_FRAMES;
 
 /// Bytes of a virtio-net header: of legacy devices, and of modern ones, which add the number of buffers.
 pub const VNET_HDR_LENS: [usize; 2] = [10, 12];
@@ -104,7 +104,7 @@ pub type FramePieces<'a> = [&'a [u8]; 2];
 pub fn slots_needed(packet: &[u8], size: usize) -> usize {
     match OffloadRequest::read(packet) {
         Ok(OffloadRequest { gso, gso_size, .. }) if gso != GSO_NONE && gso_size > 0 => {
-            let frames = packet.len().div_ceil(gso_size).min(MAX_SEGMENTS);
+            let frames = packet.len().div_ceil(gso_size).min(MAX_GSO_FRAMES);
             frames * (gso_size.min(packet.len()) + MAX_SEGMENT_HEADERS).div_ceil(size)
         }
         _ => packet.len().div_ceil(size),
@@ -257,7 +257,7 @@ fn segment(
     let flags = if tcp { headers[at + 13] } else { 0 };
     let id = number(&headers[layers.ip + 4..layers.ip + 6]) as u16;
     let count = payload.len().div_ceil(request.gso_size).max(1);
-    if count > MAX_SEGMENTS {
+    if count > MAX_GSO_FRAMES {
         return Err(HeaderMismatch);
     }
     for i in 0..count {
@@ -305,7 +305,7 @@ fn fragment(
     }
     let bytes = packet.len() - at;
     let count = bytes.div_ceil(step);
-    if count > MAX_SEGMENTS {
+    if count > MAX_GSO_FRAMES {
         return Err(HeaderMismatch);
     }
     packet[at + 4..at + 6].copy_from_slice(&(bytes as u16).to_be_bytes());

@@ -108,7 +108,7 @@ impl Protocol {
 /// it can then neither open files nor start programs.
 ///
 /// # Errors
-/// A sentence: the port cannot be opened.
+/// A sentence: the port cannot be opened, or the socket cannot be listened at.
 pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<(), String> {
     if let Socket::Listen(listener) = &config.socket {
         listener.set_nonblocking(true).map_err(|e| format!("the socket: {e}"))?;
@@ -319,7 +319,9 @@ impl Device<'_> {
         };
         (self.connection, self.lost_at) = (None, Instant::now());
         let dropped = std::mem::take(&mut self.transfer.dropped);
-        self.note(&format!("{ended}; {dropped} packets were malformed or too long"));
+        self.note(&format!(
+            "{ended}; {dropped} packets were dropped, as they were malformed or too long or found no buffers"
+        ));
     }
 
     /// Changes the header of the port's packets to the one that the peer's features need.

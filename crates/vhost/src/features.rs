@@ -53,10 +53,10 @@ pub(crate) const OFFERED: u64 = CSUM
     | GUEST_USO
     | HOST_USO;
 
-/// By which the header of a packet that the guest sends can request something.
+/// Features that let the header of a packet from the guest request work.
 pub(crate) const HOST_OFFLOADS: u64 = CSUM | HOST_TSO4 | HOST_TSO6 | HOST_UFO | HOST_USO;
 
-/// By which any packet's header can.
+/// Features that let the header of any packet request work.
 pub(crate) const OFFLOADS: u64 = HOST_OFFLOADS | GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_UFO | GUEST_USO;
 
 /// Of the protocol: several queues, replies on request, MTU, a region of in-flight descriptors, reset, and memory

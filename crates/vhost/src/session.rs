@@ -268,7 +268,7 @@ impl Session {
         part.map(GuestWords::new).map(Some).ok_or_else(too_small)
     }
 
-    /// Starts a queue, or goes on with it by another descriptor.
+    /// Starts a queue, if it does not run; a running one has a new descriptor for its kicks.
     fn start(&mut self, index: usize) -> Result<(), String> {
         if self.vrings[index].queue.is_none() {
             self.vrings[index].queue = Some(self.queue(index)?);

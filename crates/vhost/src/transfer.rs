@@ -32,7 +32,7 @@ const NEEDS_CSUM: u8 = 1;
 /// `VIRTIO_NET_HDR_GSO_ECN`, a flag beside the kind of segmentation.
 const GSO_ECN: u8 = 0x80;
 
-/// A header, and what a guest has negotiated.
+/// A virtio-net header.
 type Header = [u8; PORT_HEADER];
 
 /// What one call has moved.
@@ -62,7 +62,7 @@ pub(crate) struct Transfer {
     packet: Vec<u8>,
     /// Bytes of a slot, in the last batch that the guest sent.
     slot_bytes: u32,
-    /// Packets that were malformed, or for which a chain was too short.
+    /// Packets that were malformed, too long for the chains, or without buffers when they had to be cut.
     pub(crate) dropped: u64,
 }
 

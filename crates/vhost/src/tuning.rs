@@ -11,7 +11,7 @@ pub(crate) const MAX_REGIONS: usize = 64;
 pub(crate) const MAX_QUEUE_SIZE: u16 = 32768;
 /// Most buffers of a packet's chains. Linux uses at most 19 for a packet that it sends, and 17 to 43 to receive one of
 /// 64 KiB; a packet with more is dropped.
-pub(crate) const MAX_SEGMENTS: usize = 1024;
+pub(crate) const MAX_CHAIN_BUFFERS: usize = 1024;
 /// Most bytes of a message's payload: regions of [`MAX_REGIONS`], 32 bytes each, and 8.
 pub(crate) const MAX_PAYLOAD: usize = 8 + 32 * MAX_REGIONS;
 /// Most packets that are moved for a queue before they are announced to the guest or the switch: it bounds how long the
@@ -24,7 +24,7 @@ pub(crate) const PREFETCH_GROUP: u16 = 8;
 /// [`MAX_IN_FLIGHT_BYTES`] counts. Smaller packets are a few cache lines, and a turn of many costs less.
 pub(crate) const LARGE_SLOT_BYTES: u32 = 512;
 /// Most bytes of large packets that the switch has not copied yet, so that they stay in a core's cache (decision 141):
-/// of 1500 B from DPDK 2.7 to 3.1 Mpps, with 768 KiB 2.5 to 2.8.
+/// of 1500 B from DPDK 2.8 Mpps, with 768 KiB 2.5.
 pub(crate) const MAX_IN_FLIGHT_BYTES: u32 = 512 << 10;
 /// Rounds between two looks at the socket while packets are moving: messages are rare, and each look is a system call.
 pub(crate) const ROUNDS_PER_MESSAGE_CHECK: u32 = 64;
@@ -54,7 +54,7 @@ pub(crate) const PLACEMENT_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) const PLACEMENT_WAIT_SHARE: u32 = 10;
 /// Longest time for which the process is kept beside the switch's thread; it mostly remains there when it is released.
 pub(crate) const PLACEMENT_STAY: Duration = Duration::from_secs(1);
-/// Time without a move after one that did no good.
+/// Time without a move after one that did not raise the rate.
 pub(crate) const PLACEMENT_REST: Duration = Duration::from_secs(1);
 /// Longest sleep: signals set a flag, which is checked in between.
 pub(crate) const MAX_SLEEP: Duration = Duration::from_millis(100);

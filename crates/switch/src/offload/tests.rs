@@ -252,7 +252,7 @@ proptest! {
         for bytes in VNET_HDR_LENS {
             let mut made = 0;
             let _ = frames(&packet, &header[..bytes]).map(|frames| made = frames.len());
-            prop_assert!(made <= MAX_SEGMENTS);
+            prop_assert!(made <= MAX_GSO_FRAMES);
         }
     }
 

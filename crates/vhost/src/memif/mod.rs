@@ -37,9 +37,9 @@ pub struct Config {
     pub id: u32,
     /// What the client must know; empty: nothing. At most [`MAX_SECRET`] bytes.
     pub secret: String,
-    /// Of a client's rings: slots, as a power of two, at most [`MAX_LOG2_RING`].
+    /// Of a client's rings: slots, as a power of two, 0 to [`MAX_LOG2_RING`].
     pub log2_ring: u8,
-    /// Bytes of a client's buffers.
+    /// Bytes of a client's buffers, in [`BUFFER_BYTES`].
     pub buffer_bytes: u32,
     /// Our interface's name, at most [`MAX_NAME`] bytes.
     pub name: String,

@@ -27,7 +27,7 @@ pub(crate) use packed::Packed;
 pub(crate) use split::Split;
 
 use crate::message::RingAddresses;
-use crate::tuning::{MAX_QUEUE_SIZE, MAX_SEGMENTS};
+use crate::tuning::{MAX_CHAIN_BUFFERS, MAX_QUEUE_SIZE};
 
 /// Flags of a descriptor: another one follows; the device writes the buffer; the buffer is a table of descriptors.
 const NEXT: u16 = 1;
@@ -81,7 +81,7 @@ struct Taken {
 pub(crate) struct Chains {
     taken: Vec<Taken>,
     segments: Vec<Segment>,
-    /// More than [`MAX_SEGMENTS`] buffers, or a buffer of the other direction: the packet is dropped.
+    /// More than [`MAX_CHAIN_BUFFERS`] buffers, or a buffer of the other direction: the packet is dropped.
     unusable: bool,
 }
 
@@ -127,7 +127,7 @@ impl Chains {
 
     /// Adds a buffer to the chain that is being taken; `writes`: the direction that the queue is for.
     fn push(&mut self, descriptor: Descriptor, writes: bool, capacity: &mut u64) {
-        if self.segments.len() >= MAX_SEGMENTS || (descriptor.flags & WRITE != 0) != writes {
+        if self.segments.len() >= MAX_CHAIN_BUFFERS || (descriptor.flags & WRITE != 0) != writes {
             self.unusable = true;
             return;
         }
@@ -225,7 +225,7 @@ fn push_table(
     capacity: &mut u64,
 ) -> bool {
     let count = table.len as usize / DESCRIPTOR;
-    if count == 0 || count > MAX_SEGMENTS || !(table.len as usize).is_multiple_of(DESCRIPTOR) {
+    if count == 0 || count > MAX_CHAIN_BUFFERS || !(table.len as usize).is_multiple_of(DESCRIPTOR) {
         return false;
     }
     let mut index = 0;

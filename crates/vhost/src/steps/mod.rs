@@ -16,7 +16,7 @@ use crate::device::Connection;
 use crate::memif::{Config, Session};
 use crate::message::RingAddresses;
 use crate::queue::{Chains, Cursor, Memif, OwnBuffers, Queue, Shape};
-use crate::tuning::MAX_SEGMENTS;
+use crate::tuning::MAX_CHAIN_BUFFERS;
 
 const BYTES: u64 = 64 << 10;
 const SLOTS: u16 = 16;
@@ -172,7 +172,7 @@ fn step(memory: &GuestMemory, queue: &mut Queue, input: &mut Input<'_>) -> bool 
             }
             Ok(true) => {}
         }
-        assert!(chains.capacity() <= MAX_SEGMENTS as u64 * u64::from(u32::MAX));
+        assert!(chains.capacity() <= MAX_CHAIN_BUFFERS as u64 * u64::from(u32::MAX));
         match input.byte() % 4 {
             0 => queue.rewind(mark),
             action => {

@@ -43,6 +43,12 @@ struct FrontEnd {
     sent: u32,
 }
 
+/// What is negotiated: packed rings and event indexes, or not.
+fn features_of(choice: u8) -> u64 {
+    let without = if choice & 1 == 0 { RING_PACKED } else { 0 } | if choice & 2 == 0 { EVENT_IDX } else { 0 };
+    features::OFFERED & !without
+}
+
 /// Carries out the steps that `bytes` say.
 pub fn run(bytes: &[u8]) {
     let mut input = Input(bytes);
@@ -51,13 +57,12 @@ pub fn run(bytes: &[u8]) {
     let Ok(mut session) = Session::new(own, 1) else { return };
     let (memory, _, words) = region();
     let choice = input.byte();
-    let without = if choice & 1 == 0 { RING_PACKED } else { 0 } | if choice & 2 == 0 { EVENT_IDX } else { 0 };
     let mut front = FrontEnd {
         socket,
         memory,
         event: eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"),
         words,
-        features: features::OFFERED & !without,
+        features: features_of(choice),
         keeps_inflight: choice & 4 != 0,
         sent: 0,
     };
@@ -209,8 +214,7 @@ mod tests {
             let (socket, own) = UnixStream::pair().unwrap();
             let mut session = Session::new(own, 1).unwrap();
             let (memory, _, words) = region();
-            let without = if choice & 1 == 0 { RING_PACKED } else { 0 };
-            let features = features::OFFERED & !without;
+            let features = features_of(choice);
             let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
             let keeps_inflight = choice & 4 != 0;
             let mut front = FrontEnd { socket, memory, event, words, features, keeps_inflight, sent: 0 };
