@@ -36,15 +36,22 @@ pub(crate) trait PortRecord {
     /// How [`Registry::repair_buffers`] treats the port's rings.
     fn buffer_repair(&self) -> BufferRepair<'_>;
 
-    /// Whether a thread of the daemon exchanges buffers between this port and other such ports of its region.
+    /// Whether a thread of the daemon exchanges buffers of this port: between its own receive slots, or with other such
+    /// ports of its region.
     fn exchanges_buffers(&self) -> bool {
         false
     }
 
     /// Stops those of these exchanges that a thread of the daemon makes, until the result is dropped; `None` if it does
-    /// not pause.
-    fn pause_exchange(&self) -> Option<Box<dyn PauseGuard + '_>> {
+    /// not pause. `has_others`: there are other such ports in the region.
+    fn pause_exchanges(&self, has_others: bool) -> Option<Box<dyn PauseGuard + '_>> {
+        let _ = has_others;
         Some(Box::new(()))
+    }
+
+    /// If a switch fills the receive rings: their channels.
+    fn switch_channels(&self) -> Option<&ChannelPage> {
+        None
     }
 
     /// Frees every lock that the exited process with this holder ID held, and returns how many there were.
@@ -306,6 +313,31 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
         }
     }
 
+    /// After a daemon was killed, before switches go on: gives the slots that a switch is to fill buffers of their own.
+    /// A thread that was exchanging the buffers of two such slots leaves one buffer in both, and the other in none.
+    pub(crate) fn repair_receive_rings(&mut self) {
+        for held in self.ports.values() {
+            let Some(channels) = held.port.switch_channels() else { continue };
+            let Some(record) = self.regions.get_mut(held.port.region()) else { continue };
+            for ring in held.port.endpoints().iter().flat_map(|endpoint| &endpoint.rx) {
+                let Some(sent) = ring.sent(Some(channels)) else { continue };
+                let (slots, limits) = (ring.view.slots(), record.region.limits());
+                let mut seen = IndexSet::new(limits.bufs);
+                slots.slots().walk(sent).for_each(|p| _ = seen.insert(slots.buf_idx(p)));
+                let is_sent = |p| slots.slots().distance(sent.from, p) < slots.slots().distance(sent.from, sent.to);
+                for p in RegionRecord::positions(&ring.view).filter(|p| !is_sent(*p)) {
+                    let idx = slots.buf_idx(p);
+                    if limits.index_ok(idx)
+                        && !seen.insert(idx)
+                        && let Ok(free) = record.take_buf()
+                    {
+                        slots.set_buf_idx(p, free);
+                    }
+                }
+            }
+        }
+    }
+
     /// Frees endpoints of a port that was removed, and the region if nothing else uses it. Their buffers are left to
     /// [`Registry::tidy`].
     pub(crate) fn free_endpoints(&mut self, region: RegionKey, mut endpoints: Vec<Endpoint>) {
@@ -327,14 +359,12 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
     }
 }
 
-/// Stops the exchange of buffers between ports, so that no buffer is found twice, or not at all; `None` if a thread
-/// does not pause.
+/// Stops the exchange of buffers by threads of the daemon, so that no buffer is found twice, or not at all; `None` if a
+/// thread does not pause.
 fn pause_exchanges<'a, P: PortRecord + ?Sized + 'a>(
     ports: impl Iterator<Item = &'a P>,
 ) -> Option<Vec<Box<dyn PauseGuard + 'a>>> {
     let ports: Vec<&P> = ports.filter(|port| port.exchanges_buffers()).collect();
-    if ports.len() < 2 {
-        return Some(Vec::new());
-    }
-    ports.into_iter().map(PortRecord::pause_exchange).collect()
+    let has_others = ports.len() > 1;
+    ports.into_iter().map(|port| port.pause_exchanges(has_others)).collect()
 }

@@ -13,14 +13,16 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use rustix::fs::{FallocateFlags, fallocate};
 use unetmap_abi::*;
-use unetmap_mem::{BufIdx, BufUsage, RingShape, Slots};
+use unetmap_mem::{BufIdx, BufUsage, RingShape, SlotRing, Slots};
 use unetmap_sys::socket::Peer;
 
 use crate::caller::{Caller, Namespace};
 use crate::knobs::Knobs;
 use crate::ports::pipe::{Pipe, PipeKey};
+use crate::ports::vale::ValePort;
 use crate::ports::{Admission, Daemon, Options, PortKey, Registered};
 use crate::region::Sizes;
+use crate::registry::PortRecord;
 use crate::work_times::WorkTimes;
 
 const PEER: Peer = Peer { pid: 1, uid: 1, gid: 1 };
@@ -291,6 +293,33 @@ proptest! {
         apart.iter().chain(&beside).for_each(|client| daemon.close(client.session));
         prop_assert!(is_empty(&daemon));
     }
+}
+
+/// A switch thread that was killed while it exchanged the buffers of two free receive slots left one in both. The next
+/// daemon gives one of the slots another; what the client holds stays.
+#[test]
+fn free_receive_slots_have_buffers_of_their_own_after_a_crash() {
+    let mut daemon = daemon();
+    let client = open(&mut daemon, "vale0:a", &register(8, 0, 0)).unwrap();
+    let of_ring = |daemon: &Daemon, change: &dyn Fn(&SlotRing)| {
+        let port = daemon.registry.all::<ValePort>().next().unwrap();
+        let ring = port.endpoints()[0].rx[0].view.slots();
+        change(ring);
+        let all = (0..8).map(|raw| ring.buf_idx(ring.slots().pos(raw).unwrap()).0);
+        all.collect::<Vec<_>>()
+    };
+    let before = of_ring(&daemon, &|_| {});
+    daemon.registry.repair_receive_rings();
+    assert_eq!(of_ring(&daemon, &|_| {}), before, "there is nothing to repair");
+    let set = |ring: &SlotRing, raw, idx| ring.set_buf_idx(ring.slots().pos(raw).unwrap(), BufIdx(idx));
+    of_ring(&daemon, &|ring| set(ring, 5, before[2]));
+    // An index that the client has written is its own fault, and is replaced when a packet is delivered.
+    of_ring(&daemon, &|ring| set(ring, 6, u32::MAX));
+    daemon.registry.repair_receive_rings();
+    let after = of_ring(&daemon, &|_| {});
+    assert!(!before.contains(&after[5]) && after[5] < BUFS, "{after:?}");
+    assert_eq!((&after[..5], after[6], after[7]), (&before[..5], u32::MAX, before[7]));
+    daemon.close(client.session);
 }
 
 /// The same while the daemon runs: a thread writes into all memory that it ever mapped.

@@ -35,8 +35,8 @@ pub const HEADER_PREFETCH_SLOTS: u32 = 8;
 /// Bounds: 1 up to [`HEADER_PREFETCH_SLOTS`], since the addresses are in the header.
 pub const ENTRY_PREFETCH_SLOTS: u32 = 4;
 
-/// Bytes. Slots with fewer get no recently used receive buffers: with 60 B packets, one cache line each, that costs more
-/// than it saves.
+/// Bytes. Slots with fewer get no recently used receive buffers: with 60 B packets, one cache line each, that costs
+/// more than it saves.
 ///
 /// Bounds: above 64. Measured: 512 B and 1500 B packets with and without the exchange (decision 141); not this value.
 pub(crate) const RECENT_BUFFER_BYTES: u32 = 512;

@@ -360,7 +360,7 @@ impl Transfer {
         self.packet.clear();
         self.packet.extend_from_slice(packet);
         let delivery = self.deliver_finished(guest)?;
-        Ok(Moved { packets: (delivery == Delivery::Done).into(), is_blocked: delivery == Delivery::NoBuffers })
+        Ok(Moved { packets: (delivery == Delivery::Done).into(), is_blocked: false })
     }
 
     /// Carries out what the header of `self.packet` requests, and delivers the frames.

@@ -232,10 +232,10 @@ impl Port {
         Ok(Err(start))
     }
 
-    /// If the peer of the wanted ring runs on this CPU, or was just woken and may need it, yields the CPU to it by a futex wait, until it moves or for a
-    /// few milliseconds. This works where `sched_yield` does not: for a peer of another session. Only for a wait for
-    /// one ring that has no other users. Returns whether it yielded. For event loops that wait for nothing else, before
-    /// [`Port::arm`].
+    /// If the peer of the wanted ring runs on this CPU, or was just woken and may need it, yields the CPU to it by a futex
+    /// wait, until it moves or for a few milliseconds. This works where `sched_yield` does not: for a peer of another
+    /// session. Only for a wait for one ring that has no other users. Returns whether it yielded. For event loops that
+    /// wait for nothing else, before [`Port::arm`].
     pub fn yield_to_peer(&self, want: Interest) -> bool {
         let mut all = self.wakeup_sources(want);
         let (Some((ring, source)), None) = (all.next(), all.next()) else { return false };
@@ -251,9 +251,9 @@ impl Port {
         false
     }
 
-    /// Returns the number of the CPU on which the switch's thread has moved packets of a ring of this direction last, of
-    /// the first ring that has one. A hint. `None`: the thread sleeps, or there is none. For programs that decide on which
-    /// CPU they run.
+    /// Returns the number of the CPU on which the switch's thread has moved packets of a ring of this direction last,
+    /// of the first ring that has one. A hint. `None`: the thread sleeps, or there is none. For programs that decide on
+    /// which CPU they run.
     pub fn peer_cpu(&self, direction: Interest) -> Option<u32> {
         self.wakeup_sources(direction).find_map(|(_, source)| source.peer_cpu())
     }
@@ -281,6 +281,7 @@ impl Port {
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
+                // It has only polled, or was interrupted in between: the next wait may poll again.
                 self.update_stream_state(Interest::NONE);
                 return Ok(Interest::NONE);
             }
@@ -306,8 +307,8 @@ impl Port {
         }
     }
 
-    /// Records whether a wait ended with [`SMALL_BATCH`] slots or more. At an interface it does not count: no peer has to wake several
-    /// receivers.
+    /// Records whether a wait ended with [`SMALL_BATCH`] slots or more. At an interface it does not count: no peer has
+    /// to wake several receivers.
     fn update_stream_state(&self, ready: Interest) {
         let space = |wanted, rings: &[Ring]| if wanted { rings.iter().map(|ring| ring.space()).sum() } else { 0 };
         let arrived: u32 = space(ready.rx(), &self.rx).max(space(ready.tx(), &self.tx));

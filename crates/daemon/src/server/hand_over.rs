@@ -300,7 +300,10 @@ impl Server {
         let stopped = Instant::now();
         match positions {
             Some(positions) => self.daemon.vale.take_positions(positions, &self.daemon.registry)?,
-            None => self.daemon.vale.recover_positions(&self.daemon.registry),
+            None => {
+                self.daemon.vale.recover_positions(&self.daemon.registry);
+                self.daemon.registry.repair_receive_rings();
+            }
         }
         let store = predecessor.commit()?;
         // At once: no packet crosses a switch meanwhile.

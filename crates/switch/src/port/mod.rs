@@ -7,7 +7,8 @@
 //!
 //! Between two ports of one region a packet with a single destination is delivered by swapping buffers. Both slots
 //! are written while the sender's ring is locked: the daemon [pauses](SwitchPort::pause_tx) the ring while it counts
-//! buffers.
+//! buffers. Buffers of free receive slots are exchanged while the receive ring is locked, by threads that serve senders
+//! of any region: the daemon [pauses](SwitchPort::pause_exchanges) that, too.
 //!
 //! * `tx_ring`: takes batches of slots (`batch`, `context`); `rx_ring`: fills slots; `offsets`: option OFFSETS of both.
 //! * `positions`: what another process needs to go on with the port.
@@ -44,6 +45,7 @@ mod vnet_hdr;
 
 pub(crate) use context::BatchContext;
 pub use positions::PortPositions;
+pub use rx_ring::ExchangePause;
 use rx_ring::PortRx;
 pub use tx_ring::TxPause;
 pub(crate) use tx_ring::{PortTx, TxState};
@@ -221,6 +223,13 @@ impl SwitchPort {
     pub fn pause_tx(&self) -> Option<Vec<TxPause<'_>>> {
         let end = Instant::now() + PAUSE_LIMIT;
         self.tx.iter().map(|tx| tx.pause(end)).collect()
+    }
+
+    /// Waits for deliveries that are under way. Until the result is dropped, no buffers of free slots of the port's
+    /// receive rings are exchanged. `None` if that takes longer than [`PAUSE_LIMIT`].
+    pub fn pause_exchanges(&self) -> Option<Vec<ExchangePause<'_>>> {
+        let end = Instant::now() + PAUSE_LIMIT;
+        self.rx.iter().map(|rx| rx.pause_exchanges(end)).collect()
     }
 
     /// Before the thread sleeps: it may be woken on any CPU.

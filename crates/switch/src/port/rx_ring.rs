@@ -3,8 +3,9 @@
 //! packet.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Instant;
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_core::sync::mirror::MirrorSet;
@@ -24,7 +25,21 @@ use super::prefault::Prefault;
 use super::recent_buffers::RecentBuffers;
 use crate::backpressure::Backpressure;
 use crate::forward::{MAX_FRAGS, Packet};
-use crate::tuning::{BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE, MAX_FUTILE_WAITS};
+use crate::tuning::{
+    BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE, MAX_FUTILE_WAITS, PAUSE_POLL,
+};
+
+/// Keeps the buffers of free receive slots where they are, see
+/// [`SwitchPort::pause_exchanges`](super::SwitchPort::pause_exchanges).
+pub struct ExchangePause<'a> {
+    pauses: &'a AtomicU32,
+}
+
+impl Drop for ExchangePause<'_> {
+    fn drop(&mut self) {
+        self.pauses.fetch_sub(1, Relaxed);
+    }
+}
 
 /// Slot flags of a packet of one slot: the number of its slots, without `NS_MOREFRAG`.
 const ONE_SLOT: u16 = 1 << 8;
@@ -37,6 +52,8 @@ pub(crate) struct PortRx {
     /// Wakes the client when it waits for packets.
     client_doorbell: Arc<Doorbell>,
     state: Mutex<RxState>,
+    /// Number of threads outside the switch that read the buffers of free slots: these are not exchanged.
+    exchange_pauses: AtomicU32,
     /// Packets without room.
     dropped: AtomicU64,
     /// Packets whose buffers were swapped instead of copied.
@@ -104,6 +121,7 @@ impl PortRx {
             placeholder: config.placeholder,
             client_doorbell: Arc::new(config.doorbell),
             state: Mutex::new(state),
+            exchange_pauses: AtomicU32::new(0),
             dropped: AtomicU64::new(0),
             swapped: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -115,6 +133,21 @@ impl PortRx {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, RxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a delivery that is under way, and keeps later ones from exchanging buffers of free slots until the
+    /// result is dropped; `None` if that takes longer than until `end`, as the switch waits for memory of a client.
+    pub(crate) fn pause_exchanges(&self, end: Instant) -> Option<ExchangePause<'_>> {
+        // Relaxed: deliveries read it with the lock that is taken here afterwards.
+        self.exchange_pauses.fetch_add(1, Relaxed);
+        let pause = ExchangePause { pauses: &self.exchange_pauses };
+        while let Err(TryLockError::WouldBlock) = self.state.try_lock() {
+            if Instant::now() >= end {
+                return None;
+            }
+            std::thread::sleep(PAUSE_POLL);
+        }
+        Some(pause)
     }
 
     /// Returns the client's position, and its word, if the ring was full when the position was read last, and the
@@ -456,6 +489,9 @@ impl PortRx {
 
     #[cold]
     fn exchange_buffers(&self, next: &mut RxState, most: u32) {
+        if self.exchange_pauses.load(Relaxed) > 0 {
+            return;
+        }
         let (ring, before) = (self.channel.slots(), next.cons);
         self.refresh(next);
         let room = next.room(ring.slots());
@@ -511,3 +547,6 @@ impl PortRx {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

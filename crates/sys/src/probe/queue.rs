@@ -92,8 +92,8 @@ pub fn try_queue(ifindex: u32) -> io::Result<QueueTrial> {
     Ok(trial)
 }
 
-/// Binds again. The kernel releases the queue of a socket with zero copy after it was closed, and on a slow machine takes
-/// longer than [`UnboundXsk::bind`] waits for others.
+/// Binds again. The kernel releases the queue of a socket with zero copy after it was closed, and on a slow machine
+/// takes longer than [`UnboundXsk::bind`] waits for others.
 fn bind_after(before: &Option<io::Result<()>>, bind: impl Fn() -> io::Result<()>) -> io::Result<()> {
     let start = Instant::now();
     loop {

@@ -87,28 +87,32 @@ impl Split {
 
     #[inline]
     pub(super) fn pop(&mut self, memory: &GuestMemory, chains: &mut Chains) -> Result<bool, Fault> {
-        if let Some(head) = self.again.get(self.again_taken) {
-            let (head, mut capacity) = (*head, 0);
-            self.walk(memory, head, chains, &mut capacity)?;
-            chains.taken.push(Taken { id: head, count: 1, capacity });
-            self.again_taken += 1;
-            return Ok(true);
+        let again = self.again.get(self.again_taken).copied();
+        let head = match again {
+            Some(head) => head,
+            None if !self.any_offered()? => return Ok(false),
+            None => self.avail.load_u16(RING + 2 * self.place(self.next_avail), Relaxed),
+        };
+        let mut capacity = 0;
+        self.walk(memory, head, chains, &mut capacity)?;
+        chains.taken.push(Taken { id: head, count: 1, capacity });
+        match again {
+            Some(_) => self.again_taken += 1,
+            None => self.next_avail = self.next_avail.wrapping_add(1),
         }
+        Ok(true)
+    }
+
+    /// Whether the guest offers a chain that was not taken.
+    #[inline]
+    fn any_offered(&mut self) -> Result<bool, Fault> {
         if self.next_avail == self.seen_avail {
             self.seen_avail = self.avail.load_u16(IDX, Acquire);
             if self.seen_avail.wrapping_sub(self.next_avail) > self.size {
                 return Err(Fault("the guest offers more chains than the queue has"));
             }
-            if self.next_avail == self.seen_avail {
-                return Ok(false);
-            }
         }
-        let head = self.avail.load_u16(RING + 2 * self.place(self.next_avail), Relaxed);
-        let mut capacity = 0;
-        self.walk(memory, head, chains, &mut capacity)?;
-        chains.taken.push(Taken { id: head, count: 1, capacity });
-        self.next_avail = self.next_avail.wrapping_add(1);
-        Ok(true)
+        Ok(self.next_avail != self.seen_avail)
     }
 
     #[inline]

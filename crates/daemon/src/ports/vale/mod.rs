@@ -458,10 +458,17 @@ impl PortRecord for ValePort {
         true
     }
 
-    fn pause_exchange(&self) -> Option<Box<dyn PauseGuard + '_>> {
+    fn pause_exchanges(&self, has_others: bool) -> Option<Box<dyn PauseGuard + '_>> {
         let sides = [Some(&self.switch_side), self.host_rings.as_ref().map(|host| &host.switch_side)];
-        let paused: Option<Vec<_>> = sides.into_iter().flatten().map(|side| side.pause_tx()).collect();
-        Some(Box::new(paused?))
+        let sides = || sides.iter().flatten();
+        // What is sent to ports of other regions is copied.
+        let senders: Option<Vec<_>> = sides().filter(|_| has_others).map(|side| side.pause_tx()).collect();
+        let receivers: Option<Vec<_>> = sides().map(|side| side.pause_exchanges()).collect();
+        Some(Box::new((senders?, receivers?)))
+    }
+
+    fn switch_channels(&self) -> Option<&ChannelPage> {
+        Some(&self.channels)
     }
 }
 
