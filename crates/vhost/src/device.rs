@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NmreqPortHdr};
-use unetmap::{Error, Interest, Port, Ring};
+use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE, NmreqPortHdr};
+use unetmap::{Error, Interest, Port, Ring, errno};
 use unetmap_mem::GuestMemory;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::eventfd;
@@ -27,8 +27,8 @@ use crate::queue::Fault;
 use crate::session::{Session, Vring};
 use crate::transfer::{Guest, Moved, PORT_HEADER, Transfer};
 use crate::tuning::{
-    BUFFER_POLL, DRAIN_POLLS, MAX_SLEEP, NAP, PAUSES_PER_SPIN, POLLED_SLEEP, RETRY, ROUNDS_PER_MESSAGE_CHECK, RX_SLOTS,
-    SPIN, STREAM, TIME_SLICE, TIMER_SLACK,
+    BUFFER_POLL, BUSY_LIMIT, BUSY_POLL, DRAIN_POLLS, MAX_SLEEP, NAP, PAUSES_PER_SPIN, POLLED_SLEEP, RETRY,
+    ROUNDS_PER_MESSAGE_CHECK, RX_SLOTS, SPIN, STREAM, TIME_SLICE, TIMER_SLACK,
 };
 
 /// What to serve.
@@ -113,7 +113,7 @@ pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<
     if let Socket::Listen(listener) = &config.socket {
         listener.set_nonblocking(true).map_err(|e| format!("the socket: {e}"))?;
     }
-    let port = open_port(config, config.protocol.port_header(OFFLOADS)).map_err(|e| e.to_string())?;
+    let port = open_port_of_ended(config, config.protocol.port_header(OFFLOADS)).map_err(|e| e.to_string())?;
     confine(config, note);
     note(&format!("{}: ready", config.port));
     let mut device = Device {
@@ -207,15 +207,26 @@ impl Idle {
     }
 }
 
-/// Opens the port, with a virtio-net header of `header` bytes before each packet.
+/// Opens the port as [`open_port`] does. A process before may have just ended, and the daemon not noticed yet.
+fn open_port_of_ended(config: &Config, header: usize) -> Result<Port, Error> {
+    let start = Instant::now();
+    loop {
+        match open_port(config, header) {
+            Err(e) if e.errno() == errno::EBUSY && start.elapsed() < BUSY_LIMIT => std::thread::sleep(BUSY_POLL),
+            opened => return opened,
+        }
+    }
+}
+
+/// Opens the port, for this process alone, with a virtio-net header of `header` bytes before each packet.
 fn open_port(config: &Config, header: usize) -> Result<Port, Error> {
     let pairs = config.queue_pairs;
     let options = Port::options().tx_rings(pairs).rx_rings(pairs);
     // A port with several rings has as many slots without it.
     let options = if pairs == 1 { options.rx_slots(RX_SLOTS) } else { options };
     let port = match config.protocol {
-        Protocol::VhostUser => options.flags(NR_ACCEPT_VNET_HDR).open(&config.port)?,
-        Protocol::Memif(_) => return options.open(&config.port),
+        Protocol::VhostUser => options.flags(NR_EXCLUSIVE | NR_ACCEPT_VNET_HDR).open(&config.port)?,
+        Protocol::Memif(_) => return options.flags(NR_EXCLUSIVE).open(&config.port),
     };
     set_port_header(config, header)?;
     Ok(port)

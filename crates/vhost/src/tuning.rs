@@ -58,6 +58,9 @@ pub(crate) const PLACEMENT_STAY: Duration = Duration::from_secs(1);
 pub(crate) const PLACEMENT_REST: Duration = Duration::from_secs(1);
 /// Longest sleep: signals set a flag, which is checked in between.
 pub(crate) const MAX_SLEEP: Duration = Duration::from_millis(100);
+/// Time for which a process that starts tries to open a port that another one has, and between two tries.
+pub(crate) const BUSY_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const BUSY_POLL: Duration = Duration::from_millis(10);
 /// Shortest and longest interval of attempts to open the port again, and to connect to the hypervisor. In between: a
 /// tenth of the time since it was lost, so that a restarted daemon is found at once, and one that never comes is not
 /// looked for all the time.

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
+use crate::served::{MAX_PATH, listen_error};
 use clap::{Args, Subcommand};
 use tool_common::{note, stop_on_signals};
 use unetmap_vhost::memif::{self, BUFFER_BYTES, MAX_LOG2_RING, MAX_NAME, MAX_SECRET};
@@ -62,6 +63,9 @@ impl Spec {
             buffer_bytes: DEFAULT_BUFFER,
             name: String::new(),
         };
+        if path.len() > MAX_PATH {
+            return Err(format!("a socket's path has at most {MAX_PATH} bytes, and this one {}", path.len()));
+        }
         let mut spec = Spec { path: path.into(), queues: 1, config };
         for part in parts {
             let (key, value) = part.split_once('=').ok_or_else(|| format!("`{part}`: give KEY=VALUE"))?;
@@ -147,7 +151,7 @@ fn serve_port(port: &str, spec: &Spec) -> Result<(), String> {
     let path = Path::new(&spec.path);
     let socket = match spec.config.is_client {
         true => Socket::Connect(path.into()),
-        false => Socket::Listen(listen(path).map_err(|e| format!("{}: {e}", spec.path))?),
+        false => Socket::Listen(listen(path).map_err(|e| listen_error(&spec.path, &e))?),
     };
     let name = port.bytes().take(MAX_NAME - 1).map(char::from).collect();
     let protocol = Protocol::Memif(memif::Config { name, ..spec.config.clone() });

@@ -6,11 +6,15 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::process::Signal;
 use serde_json::Value;
+use unetmap_core::control::client::own_socket;
 use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
 use unetmap_sys::process;
 
@@ -22,6 +26,8 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 /// for instance by a file that blocks in place of an eventfd.
 const END_LIMIT: Duration = Duration::from_secs(5);
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// Most bytes of a log to which another process adds its lines.
+const MAX_LOG: u64 = 1 << 20;
 /// The options with which ports are served, each of one command: `unetmap COMMAND serve PORT OPTION SOCKET`.
 const OPTIONS: [(&str, Kind); 3] =
     [("--socket", Kind::VhostUser), ("--client", Kind::VhostUserClient), ("--memif", Kind::Memif)];
@@ -42,6 +48,20 @@ impl Kind {
             Kind::VhostUserClient => ["vm", "--client", "--vhost-user-client"],
             Kind::Memif => ["memif", "--memif", "--memif"],
         }
+    }
+}
+
+/// Most bytes of a UNIX socket's path (`struct sockaddr_un`, less the NUL).
+pub(crate) const MAX_PATH: usize = 107;
+
+/// Why nobody can listen at a path, in a sentence.
+pub(crate) fn listen_error(path: &str, e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!("{path}: another process listens there, or it is no socket: choose another path, or remove it")
+        }
+        io::ErrorKind::NotFound => format!("{path}: there is no such folder: create it"),
+        _ => format!("{path}: {e}"),
     }
 }
 
@@ -70,20 +90,26 @@ pub(crate) fn socket_of(port: &Value, kind: Kind) -> Option<String> {
     served_by(&port["pids"]).filter(|server| server.kind == kind).map(|server| server.socket)
 }
 
-/// Returns the process that serves this port.
-fn server_of(port: &str) -> Result<Option<Server>, String> {
+/// Returns whether this port exists, as far as the caller may know, and the process that serves it.
+fn server_of(port: &str) -> Result<(bool, Option<Server>), String> {
     let switch = port.split(':').next().unwrap_or(port).to_owned();
     let request = ValeRequest { name: switch, action: ValeAction::Show };
     // A switch that does not exist has no ports.
-    let Ok(Some(reply)) = send_request(&request) else { return Ok(None) };
+    let Ok(Some(reply)) = send_request(&request) else { return Ok((false, None)) };
     let all = parse_reply("vale", &reply)?;
-    Ok(members(&all["port"]).find(|other| other["name"] == port).and_then(|port| served_by(&port["pids"])))
+    let found = members(&all["port"]).find(|other| other["name"] == port);
+    Ok((found.is_some(), found.and_then(|port| served_by(&port["pids"]))))
 }
 
 /// Serves a port in the background, at a socket in its normal form (`None`: no longer). Returns what was done, as a
 /// line.
 pub(crate) fn set(port: &str, kind: Kind, socket: Option<&str>) -> Result<String, String> {
-    match (server_of(port)?, socket) {
+    let (exists, server) = server_of(port)?;
+    match (server, socket) {
+        (None, None) if !exists => Err(format!(
+            "{port}: there is no such port, or none that you may see: unetmap vale show lists yours, sudo those of the \
+             system's daemon"
+        )),
         (Some(server), None) if server.kind == kind => {
             end(server.pid)?;
             Ok(format!("{port}: process {} has ended\n", server.pid))
@@ -100,19 +126,56 @@ pub(crate) fn set(port: &str, kind: Kind, socket: Option<&str>) -> Result<String
     }
 }
 
-/// The log of the process that serves a socket: beside it, or of an abstract name in the folder of temporary files.
-fn log_path(socket: &str) -> PathBuf {
-    match socket.strip_prefix('@') {
-        Some(name) => std::env::temp_dir().join(format!("unetmap-{}.log", name.replace('/', "-"))),
-        None => PathBuf::from(format!("{socket}.log")),
+/// The log of the process that serves a socket, `PATH[,OPTION]...`: beside it, or of an abstract name beside the
+/// daemon's. Both ends of one socket can have one.
+fn log_path(kind: Kind, socket: &str) -> Result<PathBuf, String> {
+    let (path, options) = socket.split_once(',').unwrap_or((socket, ""));
+    let connects = kind == Kind::VhostUserClient || options.split(',').any(|option| option == "role=client");
+    let end = if connects { ".client.log" } else { ".log" };
+    Ok(match path.strip_prefix('@') {
+        Some(name) => {
+            let daemon = own_socket().map_err(|e| format!("the daemon's folder: {e}"))?;
+            daemon.with_file_name(format!("memif-{}{end}", name.replace('/', "-")))
+        }
+        None => PathBuf::from(format!("{path}{end}")),
+    })
+}
+
+/// Opens a log to add lines: a file of this user's, in which nobody else has a name. One that is large begins anew.
+/// Returns its length, too.
+fn open_log(path: &Path) -> io::Result<(File, u64)> {
+    let mut options = File::options();
+    options.append(true).create(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
+    let log = options.open(path).map_err(|e| match Errno::from_io_error(&e) {
+        Some(Errno::LOOP) => io::Error::other("it is a symbolic link: remove it, or choose another folder"),
+        _ => e,
+    })?;
+    let meta = log.metadata()?;
+    if !meta.is_file() || meta.nlink() != 1 || meta.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other("it is no log of this user: remove it, or choose another folder"));
     }
+    if meta.len() <= MAX_LOG {
+        return Ok((log, meta.len()));
+    }
+    log.set_len(0)?;
+    Ok((log, 0))
+}
+
+/// What the process that serves `port` has written since `from`, without the lines of one that serves another port with
+/// the same socket.
+fn own_lines(log: &Path, from: u64, (command, port): (&str, &str)) -> Vec<String> {
+    let all = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(all.get(from as usize..).unwrap_or_default()).into_owned();
+    let of_process = format!("unetmap {command}: ");
+    let is_own = |line: &&str| line.strip_prefix(&of_process).is_none_or(|rest| rest.starts_with(&format!("{port}: ")));
+    text.lines().filter(is_own).map(str::to_owned).collect()
 }
 
 fn start(port: &str, kind: Kind, socket: &str) -> Result<String, String> {
     let failed = |what: &str, e: io::Error| format!("{port}: {what}: {e}");
     let program = std::env::current_exe().map_err(|e| failed("the path of this program", e))?;
-    let log_path = log_path(socket.split(',').next().unwrap_or(socket));
-    let log = File::create(&log_path).map_err(|e| failed(&log_path.display().to_string(), e))?;
+    let log_path = log_path(kind, socket)?;
+    let (log, length) = open_log(&log_path).map_err(|e| failed(&format!("its log {}", log_path.display()), e))?;
     let [command, option, _] = kind.words();
     let args = [command, "serve", port, option, socket].map(Into::into);
     let null = File::open("/dev/null").map_err(|e| failed("/dev/null", e))?;
@@ -120,12 +183,19 @@ fn start(port: &str, kind: Kind, socket: &str) -> Result<String, String> {
     let until = Instant::now() + START_LIMIT;
     loop {
         let is_running = is_running(pid as i32);
-        let text = fs::read_to_string(&log_path).unwrap_or_default();
-        if text.lines().any(|line| line.ends_with(": ready")) {
+        let lines = own_lines(&log_path, length, (command, port));
+        if lines.iter().any(|line| line.ends_with(": ready")) {
             return Ok(format!("{port}: process {pid} serves {socket}, its log is {}\n", log_path.display()));
         }
         if !is_running || Instant::now() >= until {
-            let why = text.lines().last().unwrap_or("it does not become ready");
+            if !is_running
+                && length == 0
+                && fs::read(&log_path).is_ok_and(|text| text.len() <= lines.concat().len() + lines.len())
+            {
+                // Nobody else's lines are lost.
+                let _ = fs::remove_file(&log_path);
+            }
+            let why = if lines.is_empty() { "it does not become ready".into() } else { lines.join("\n") };
             return Err(why.trim_start_matches("unetmap: ").trim_start_matches(&format!("{command}: ")).to_owned());
         }
         std::thread::sleep(CHECK_INTERVAL);

@@ -112,6 +112,16 @@ impl Action {
     }
 }
 
+/// Refuses a process that is to serve the port and a setting of the port in one command.
+fn check_one_change(action: Option<&Action>) -> Result<(), String> {
+    match action {
+        Some(action @ Action::Port { port, what: Some(_), .. }) if action.service().is_some() => Err(format!(
+            "vale port {port}: give the option of the process that serves it and the setting in two commands"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Processors to which the threads are pinned in turn; empty: not pinned.
 #[derive(Clone, Debug, PartialEq)]
 struct Cpus(Vec<u16>);
@@ -162,7 +172,7 @@ enum Port {
         #[arg(required = true, value_name = "EXPRESSION|off")]
         expression: Vec<String>,
     },
-    /// Remove all settings of the port
+    /// Remove all settings of the port; a process that serves it goes on (--vhost-user off ends it)
     Off,
 }
 
@@ -272,6 +282,7 @@ fn limit(rates: &[String]) -> Result<RateLimit, String> {
 
 /// Returns the value of a setting as `state` of the configuration has it, with the checks of its command.
 pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
+    check_one_change(args.action.as_ref())?;
     if let Some((.., socket)) = args.action.as_ref().and_then(Action::service) {
         return Ok(socket.unwrap_or_default());
     }
@@ -304,6 +315,7 @@ pub(crate) fn changed(args: &ValeArgs) -> Option<&str> {
 
 /// Performs the action; returns the state after it, as text.
 pub(crate) fn run(args: &ValeArgs) -> Result<String, String> {
+    check_one_change(args.action.as_ref())?;
     if let Some((port, kind, socket)) = args.action.as_ref().and_then(Action::service) {
         return served::set(port, kind, socket.as_deref());
     }

@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use crate::served::{MAX_PATH, listen_error};
 use clap::{Args, Subcommand, ValueEnum};
 use tool_common::{note, stop_on_signals};
 use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Protocol, Socket, serve};
@@ -54,11 +55,13 @@ enum Action {
         socket: ArgsSocket,
 
         /// The guest's memory
-        #[arg(long, value_name = "MIB", default_value_t = 1024)]
+        #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..),
+            conflicts_with = "device")]
         memory: u32,
 
         /// The card's address
-        #[arg(long, value_name = "MAC", default_value = "52:54:00:12:34:56", value_parser = mac)]
+        #[arg(long, value_name = "MAC", default_value = "52:54:00:12:34:56", value_parser = mac,
+            conflicts_with = "device")]
         mac: String,
     },
 }
@@ -118,11 +121,17 @@ pub(crate) struct SocketPath {
 impl SocketPath {
     /// Parses `PATH[,queues=N]`.
     pub(crate) fn parse(text: &str) -> Result<SocketPath, String> {
-        let (path, queues) = text.rsplit_once(",queues=").unwrap_or((text, "1"));
+        let (path, option) = text.split_once(',').unwrap_or((text, "queues=1"));
+        let queues = option.strip_prefix("queues=").ok_or_else(|| {
+            format!("`{option}` is not queues=N, the only option: give a path that begins with /, without commas")
+        })?;
         let queues = queues.parse().ok().filter(|n| (1..=MAX_QUEUE_PAIRS).contains(n));
         let queues = queues.ok_or_else(|| format!("give 1 to {MAX_QUEUE_PAIRS} queues"))?;
-        if !path.starts_with('/') || path.contains(',') {
+        if !path.starts_with('/') {
             return Err("give a path that begins with /, without commas".into());
+        }
+        if path.len() > MAX_PATH {
+            return Err(format!("a socket's path has at most {MAX_PATH} bytes, and this one {}", path.len()));
         }
         Ok(SocketPath { path: path.into(), queues })
     }
@@ -145,8 +154,12 @@ fn mac(text: &str) -> Result<String, String> {
     let bytes: Vec<_> =
         text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok().filter(|_| byte.len() == 2)).collect();
     match (bytes.len(), bytes.first()) {
-        (6, Some(Some(first))) if bytes.iter().all(Option::is_some) && first & 1 == 0 => Ok(text.into()),
-        _ => Err("give six bytes as in 52:54:00:12:34:56, the first of them even".into()),
+        (6, Some(Some(first)))
+            if bytes.iter().all(Option::is_some) && first & 1 == 0 && bytes.iter().any(|b| *b != Some(0)) =>
+        {
+            Ok(text.into())
+        }
+        _ => Err("give six bytes as in 52:54:00:12:34:56, the first of them even, not all 0".into()),
     }
 }
 
@@ -158,6 +171,10 @@ pub(crate) fn run(args: &VmArgs) -> Result<u8, String> {
         }
         Action::Args { hypervisor, socket, memory, mac } => {
             let ArgsSocket { socket, client, device } = socket.clone();
+            let paths = [socket.as_ref(), client.as_ref()].into_iter().flatten().map(|socket| &socket.path);
+            if paths.chain(&device).any(|path| path.contains(char::is_whitespace)) {
+                return Err("vm: the path has blanks, at which a shell would divide the argument: give another".into());
+            }
             let text = match device {
                 Some(path) => device::arguments(*hypervisor, &path)?,
                 None => arguments(*hypervisor, &SocketArgs { socket, client }, *memory, mac)?,
@@ -173,7 +190,7 @@ fn serve_port(port: &str, socket: &SocketArgs) -> Result<(), String> {
     let path = Path::new(&at.path);
     let socket = match is_client {
         true => Socket::Connect(path.into()),
-        false => Socket::Listen(listen(path).map_err(|e| format!("{}: {e}", at.path))?),
+        false => Socket::Listen(listen(path).map_err(|e| listen_error(&at.path, &e))?),
     };
     let config = Config { port: port.into(), socket, queue_pairs: at.queues, protocol: Protocol::VhostUser };
     let served = serve(&config, stop, &|line| note(&format!("unetmap vm: {line}")));
@@ -235,11 +252,15 @@ mod tests {
         for text in ["/run/vm1.sock", "/run/vm1.sock,queues=4"] {
             assert_eq!(SocketPath::parse(text).unwrap().to_string(), text);
         }
-        for wrong in ["vm1.sock", "", "/a,b", "/a,queues=0", "/a,queues=17", "/a,queues=x"] {
+        let long = format!("/{}", "a".repeat(MAX_PATH));
+        assert!(parsed(&long[..MAX_PATH]).is_ok());
+        for wrong in [&*long, "vm1.sock", "", "/a,b", "/a,queue=2", "/a,queues=0", "/a,queues=17", "/a,queues=x"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
         assert!(mac("52:54:00:12:34:56").is_ok());
-        for wrong in ["53:54:00:12:34:56", "52:54:00:12:34", "52:54:00:12:34:5x", "52:54:00:12:34:056"] {
+        for wrong in
+            ["53:54:00:12:34:56", "52:54:00:12:34", "52:54:00:12:34:5x", "52:54:00:12:34:056", "00:00:00:00:00:00"]
+        {
             assert!(mac(wrong).is_err(), "{wrong}");
         }
     }

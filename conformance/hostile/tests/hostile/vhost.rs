@@ -284,13 +284,71 @@ fn a_port_is_served_in_the_background_until_it_is_turned_off() {
         assert!(text.contains(&format!("vhost-user = \"{path}\"")), "{text}");
         assert_eq!(set("off").0, 0);
         until("the port is gone", || !is_open(home, "vale0:vm1"));
-        assert!(set("off").1.contains("no process"));
+        let (status, _, err) = set("off");
+        assert!(status == 1 && err.contains("there is no such port"), "{err}");
         config("apply", &file);
         let mut guest = FrontEnd::connect(path.as_ref()).expect("it listens again");
         guest.start(VERSION_1).expect("served");
         guest.transmit([0; 12], &ether::make(BROADCAST, mac(9), 9, 1));
         ether::expect(&port, 9, (1, 2));
         assert_eq!(set("off").0, 0);
+    });
+}
+
+/// The log of a process in the background is added to, and no file of others is written in its place.
+#[test]
+fn a_log_is_added_to_and_a_link_is_not_followed() {
+    isolated(|home| {
+        let path = |name: &str| home.folder().join(name).to_str().expect("UTF-8").to_owned();
+        let read = |name: &str| std::fs::read_to_string(path(name)).expect("a file");
+        let set = |port: &str, option: &str, socket: &str| vale(&["port", port, option, socket]);
+        std::fs::write(path("a.log"), "before\n").expect("written");
+        let (status, out, _) = set("vale0:a", "--vhost-user", &path("a"));
+        assert!(status == 0 && out.contains("a.log"), "{out}");
+        // Another port at its socket: the error is that port's own, and the log stays.
+        let (status, _, err) = set("vale0:b", "--vhost-user", &path("a"));
+        assert!(status == 1 && err.contains("another process listens") && !err.contains("vale0:a"), "{err}");
+        assert!(read("a.log").starts_with("before\nunetmap vm: vale0:a: ready\n"), "{}", read("a.log"));
+        // Both ends of a memif may be here.
+        for (port, socket) in [("vale0:m", path("m")), ("vale0:n", format!("{},role=client", path("m")))] {
+            assert_eq!(set(port, "--memif", &socket).0, 0);
+        }
+        until("the other end is noted", || read("m.log").contains("a peer has connected"));
+        assert!(read("m.client.log").contains("vale0:n: ready") && !read("m.log").contains("vale0:n"));
+        std::fs::write(path("victim"), "untouched").expect("written");
+        std::os::unix::fs::symlink(path("victim"), path("l.log")).expect("linked");
+        let (status, _, err) = set("vale0:l", "--vhost-user", &path("l"));
+        assert!(status == 1 && err.contains("symbolic link"), "{err}");
+        std::fs::hard_link(path("victim"), path("h.log")).expect("linked");
+        let (status, _, err) = set("vale0:h", "--vhost-user", &path("h"));
+        assert!(status == 1 && err.contains("no log of this user"), "{err}");
+        assert_eq!(read("victim"), "untouched");
+        // A start that fails leaves no log.
+        std::fs::create_dir(path("folder")).expect("a folder");
+        assert_eq!(set("vale0:f", "--vhost-user", &path("folder")).0, 1);
+        assert!(!std::fs::exists(path("folder.log")).expect("known"));
+        for (port, option) in [("vale0:a", "--vhost-user"), ("vale0:m", "--memif"), ("vale0:n", "--memif")] {
+            assert_eq!(set(port, option, "off").0, 0);
+        }
+    });
+}
+
+/// A port is served by one process, and a command that would leave out a setting is refused.
+#[test]
+fn a_port_has_one_process_and_a_command_one_change() {
+    isolated(|home| {
+        let served = serve(home, "vale0:vm1");
+        let mut command = Command::new(program("unetmap"));
+        command.args(["vm", "serve", "vale0:vm1", "--socket"]).arg(home.folder().join("second"));
+        let second = command.stdin(Stdio::null()).output().expect("unetmap");
+        let said = String::from_utf8_lossy(&second.stderr).into_owned();
+        assert!(!second.status.success() && said.contains("vale0:vm1") && said.contains("in use"), "{said}");
+        drop(served);
+        let path = home.folder().join("vm2");
+        let (status, _, err) =
+            vale(&["port", "vale0:vm2", "--vhost-user", path.to_str().expect("UTF-8"), "access", "10"]);
+        assert!(status == 1 && err.contains("two commands"), "{err}");
+        assert!(!is_open(home, "vale0:vm2"));
     });
 }
 

@@ -233,9 +233,9 @@ impl Port {
     }
 
     /// If the peer of the wanted ring runs on this CPU, or was just woken and may need it, yields the CPU to it by a
-    /// futex wait, until it moves or for a few milliseconds. This works where `sched_yield` does not: for a peer of another
-    /// session. Only for a wait for one ring that has no other users. Returns whether it yielded. For event loops that
-    /// wait for nothing else, before [`Port::arm`].
+    /// futex wait, until it moves or for a few milliseconds. This works where `sched_yield` does not: for a peer of
+    /// another session. Only for a wait for one ring that has no other users. Returns whether it yielded. For event
+    /// loops that wait for nothing else, before [`Port::arm`].
     pub fn yield_to_peer(&self, want: Interest) -> bool {
         let mut all = self.wakeup_sources(want);
         let (Some((ring, source)), None) = (all.next(), all.next()) else { return false };
