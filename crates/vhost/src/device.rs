@@ -124,6 +124,7 @@ pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<
         transfer: Transfer::new(config.protocol.port_header(OFFLOADS)),
         retry_at: Instant::now(),
         lost_at: Instant::now(),
+        absent: false,
         had_receivers: 0,
     };
     // Without it, a peer that polls all the time on this CPU keeps the process from running for milliseconds.
@@ -269,6 +270,8 @@ struct Device<'a> {
     retry_at: Instant,
     /// When the port or the connection was last lost.
     lost_at: Instant,
+    /// The peer that it connects to was said to be missing.
+    absent: bool,
     /// Queues that the peer received with in the last round.
     had_receivers: usize,
 }
@@ -297,11 +300,16 @@ impl Device<'_> {
                 Err(_) => return,
             }
         }
-        if self.connection.is_none()
-            && let Some(Ok(connection)) = self.connect_peer(is_time)
-        {
-            self.note(&format!("a {} has connected", self.config.protocol.peer()));
-            (self.connection, self.retry_at) = (Some(connection), now + RETRY[0]);
+        match self.connection.is_none().then(|| self.connect_peer(is_time)).flatten() {
+            Some(Ok(connection)) => {
+                self.note(&format!("a {} has connected", self.config.protocol.peer()));
+                (self.connection, self.retry_at, self.absent) = (Some(connection), now + RETRY[0], false);
+            }
+            Some(Err(e)) if !self.absent && matches!(self.config.socket, Socket::Connect(_)) => {
+                self.note(&format!("no {} can be connected to ({e}); it is tried again", self.config.protocol.peer()));
+                self.absent = true;
+            }
+            _ => {}
         }
     }
 

@@ -85,6 +85,11 @@ fn served_by(pids: &Value) -> Option<Server> {
     })
 }
 
+/// Returns how a switch port in the daemon's reply is served, in the words that set it: `vhost-user /run/vm1.sock`.
+pub(crate) fn setting_of(port: &Value) -> Option<String> {
+    served_by(&port["pids"]).map(|server| format!("{} {}", &server.kind.words()[2][2..], server.socket))
+}
+
 /// Returns the socket of a switch port in the daemon's reply, if it is served in this way.
 pub(crate) fn socket_of(port: &Value, kind: Kind) -> Option<String> {
     served_by(&port["pids"]).filter(|server| server.kind == kind).map(|server| server.socket)

@@ -488,7 +488,7 @@ fn ports(before: &Value, after: &Value, time: Duration) -> (Vec<Vec<String>>, Ve
         rows.push(vec![
             cell(&port["name"]),
             if port["open"] == true { cell(&port["kind"]) } else { "not open".into() },
-            settings(&port["rules"]),
+            all_settings(port),
             reasons(&port["lost"]),
             reasons(&port["dropped"]),
             placement(port),
@@ -541,6 +541,16 @@ fn settings(rules: &Value) -> String {
         }
     }
     if parts.is_empty() { "-".into() } else { parts.join("; ") }
+}
+
+/// Formats the settings of a port of the daemon's reply, and how a process serves it.
+fn all_settings(port: &Value) -> String {
+    let rules = settings(&port["rules"]);
+    match served::setting_of(port) {
+        Some(served) if rules == "-" => served,
+        Some(served) => format!("{served}; {rules}"),
+        None => rules,
+    }
 }
 
 /// Formats a rate limit of the daemon's reply in the syntax of [`limit`]; `None`: there is none.
