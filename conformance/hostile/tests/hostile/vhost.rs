@@ -106,11 +106,7 @@ fn large_frames_arrive_whole_and_in_order() {
         let served = serve(home, "vale0:vm1");
         let mut guest = connect_guest(&served, MERGEABLE);
         introduce(&mut guest, &port);
-        let frame = |seq: u64| {
-            let mut frame = ether::make(BROADCAST, mac(9), 9, seq).to_vec();
-            frame.extend((0..1400).map(|i| (seq * 31 + i) as u8));
-            frame
-        };
+        let frame = |seq: u64| large_frame(seq, 1460);
         // As many as the guest has buffers, at most, offered together.
         let batches = [1, 5, 64, 100, 3].into_iter().cycle().take(100);
         let (mut sent, mut returned) = (0, 0);
@@ -156,12 +152,7 @@ fn more_large_frames_than_may_be_in_flight_arrive() {
         let served = serve(home, "vale0:vm1");
         let mut guest = connect_guest(&served, MERGEABLE);
         introduce(&mut guest, &port);
-        let frame = |seq: u64| {
-            let mut frame = ether::make(BROADCAST, mac(9), 9, seq).to_vec();
-            frame.resize_with(FRAME, || 0);
-            frame.iter_mut().enumerate().skip(60).for_each(|(i, byte)| *byte = (seq * 31 + i as u64) as u8);
-            frame
-        };
+        let frame = |seq: u64| large_frame(seq, FRAME);
         let slots = FRAME.div_ceil(port.rx_rings()[0].buf_size() as usize) * FRAMES as usize;
         for lap in 0..10 {
             let seqs = lap * FRAMES..(lap + 1) * FRAMES;
@@ -171,6 +162,13 @@ fn more_large_frames_than_may_be_in_flight_arrive() {
             got.chunks(FRAME).zip(seqs).for_each(|(got, seq)| assert!(got == frame(seq), "packet {seq}"));
         }
     });
+}
+
+/// A broadcast of `bytes` bytes whose contents tell its number.
+fn large_frame(seq: u64, bytes: usize) -> Vec<u8> {
+    let mut frame = ether::make(BROADCAST, mac(9), 9, seq).to_vec();
+    frame.extend((frame.len()..bytes).map(|i| (seq * 31 + i as u64) as u8));
+    frame
 }
 
 /// Offers all frames, at most as many as the guest has buffers, then waits until the back end has returned them.
