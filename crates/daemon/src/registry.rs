@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use unetmap_abi::NmreqRegister;
 use unetmap_core::errno::{EINVAL, ENXIO};
-use unetmap_mem::{BufIdx, ChannelPage, Iface, IndexSet};
+use unetmap_mem::{BufIdx, ChannelPage, Iface, IndexSet, Pos, Slots, Span};
 
 use crate::endpoint::{Endpoint, RingSelection};
 use crate::ledger::{Charge, Ledger};
@@ -284,8 +284,7 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
                     let slots = ring.view.slots().slots();
                     // Slots that were sent and not released are the receiver's to read.
                     let sent = ring.sent(channels);
-                    let is_sent =
-                        |p| sent.is_some_and(|sent| slots.distance(sent.from, p) < slots.distance(sent.from, sent.to));
+                    let is_sent = |p| sent.is_some_and(|sent| is_within(slots, sent, p));
                     for p in RegionRecord::positions(&ring.view) {
                         if ring.binders() == 0 && !is_sent(p) {
                             unbound.push((&ring.view, p));
@@ -324,8 +323,7 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
                 let (slots, limits) = (ring.view.slots(), record.region.limits());
                 let mut seen = IndexSet::new(limits.bufs);
                 slots.slots().walk(sent).for_each(|p| _ = seen.insert(slots.buf_idx(p)));
-                let is_sent = |p| slots.slots().distance(sent.from, p) < slots.slots().distance(sent.from, sent.to);
-                for p in RegionRecord::positions(&ring.view).filter(|p| !is_sent(*p)) {
+                for p in RegionRecord::positions(&ring.view).filter(|p| !is_within(slots.slots(), sent, *p)) {
                     let idx = slots.buf_idx(p);
                     if limits.index_ok(idx)
                         && !seen.insert(idx)
@@ -357,6 +355,11 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
             self.regions.remove(region);
         }
     }
+}
+
+/// Whether a position of a ring is one of `span`.
+fn is_within(slots: Slots, span: Span, p: Pos) -> bool {
+    slots.distance(span.from, p) < slots.distance(span.from, span.to)
 }
 
 /// Stops the exchange of buffers by threads of the daemon, so that no buffer is found twice, or not at all; `None` if a

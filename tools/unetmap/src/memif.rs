@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use crate::served::{MAX_PATH, listen_error};
+use crate::served::{check_path, listen_error};
 use clap::{Args, Subcommand};
 use tool_common::{note, stop_on_signals};
 use unetmap_vhost::memif::{self, BUFFER_BYTES, MAX_LOG2_RING, MAX_NAME, MAX_SECRET};
@@ -63,9 +63,7 @@ impl Spec {
             buffer_bytes: DEFAULT_BUFFER,
             name: String::new(),
         };
-        if path.len() > MAX_PATH {
-            return Err(format!("a socket's path has at most {MAX_PATH} bytes, and this one {}", path.len()));
-        }
+        check_path(path)?;
         let mut spec = Spec { path: path.into(), queues: 1, config };
         for part in parts {
             let (key, value) = part.split_once('=').ok_or_else(|| format!("`{part}`: give KEY=VALUE"))?;

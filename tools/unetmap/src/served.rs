@@ -54,6 +54,14 @@ impl Kind {
 /// Most bytes of a UNIX socket's path (`struct sockaddr_un`, less the NUL).
 pub(crate) const MAX_PATH: usize = 107;
 
+/// Checks the length of a socket's path.
+pub(crate) fn check_path(path: &str) -> Result<(), String> {
+    match path.len() {
+        0..=MAX_PATH => Ok(()),
+        bytes => Err(format!("a socket's path has at most {MAX_PATH} bytes, and this one {bytes}")),
+    }
+}
+
 /// Why nobody can listen at a path, in a sentence.
 pub(crate) fn listen_error(path: &str, e: &io::Error) -> String {
     match e.kind() {
@@ -166,14 +174,15 @@ fn open_log(path: &Path) -> io::Result<(File, u64)> {
     Ok((log, 0))
 }
 
-/// What the process that serves `port` has written since `from`, without the lines of one that serves another port with
-/// the same socket.
-fn own_lines(log: &Path, from: u64, (command, port): (&str, &str)) -> Vec<String> {
+/// What the process that serves `port` has written since `from`, and then the lines of one that serves another port
+/// with the same socket.
+fn own_and_other_lines(log: &Path, from: u64, (command, port): (&str, &str)) -> [Vec<String>; 2] {
     let all = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(all.get(from as usize..).unwrap_or_default()).into_owned();
     let of_process = format!("unetmap {command}: ");
     let is_own = |line: &&str| line.strip_prefix(&of_process).is_none_or(|rest| rest.starts_with(&format!("{port}: ")));
-    text.lines().filter(is_own).map(str::to_owned).collect()
+    let (own, others): (Vec<_>, Vec<_>) = text.lines().partition(is_own);
+    [own, others].map(|lines| lines.into_iter().map(str::to_owned).collect())
 }
 
 fn start(port: &str, kind: Kind, socket: &str) -> Result<String, String> {
@@ -188,16 +197,12 @@ fn start(port: &str, kind: Kind, socket: &str) -> Result<String, String> {
     let until = Instant::now() + START_LIMIT;
     loop {
         let is_running = is_running(pid as i32);
-        let lines = own_lines(&log_path, length, (command, port));
+        let [lines, others] = own_and_other_lines(&log_path, length, (command, port));
         if lines.iter().any(|line| line.ends_with(": ready")) {
             return Ok(format!("{port}: process {pid} serves {socket}, its log is {}\n", log_path.display()));
         }
         if !is_running || Instant::now() >= until {
-            if !is_running
-                && length == 0
-                && fs::read(&log_path).is_ok_and(|text| text.len() <= lines.concat().len() + lines.len())
-            {
-                // Nobody else's lines are lost.
+            if !is_running && length == 0 && others.is_empty() {
                 let _ = fs::remove_file(&log_path);
             }
             let why = if lines.is_empty() { "it does not become ready".into() } else { lines.join("\n") };

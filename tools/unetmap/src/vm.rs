@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use crate::served::{MAX_PATH, listen_error};
+use crate::served::{check_path, listen_error};
 use clap::{Args, Subcommand, ValueEnum};
 use tool_common::{note, stop_on_signals};
 use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Protocol, Socket, serve};
@@ -130,9 +130,7 @@ impl SocketPath {
         if !path.starts_with('/') {
             return Err("give a path that begins with /, without commas".into());
         }
-        if path.len() > MAX_PATH {
-            return Err(format!("a socket's path has at most {MAX_PATH} bytes, and this one {}", path.len()));
-        }
+        check_path(path)?;
         Ok(SocketPath { path: path.into(), queues })
     }
 }
@@ -243,6 +241,7 @@ fn arguments(hypervisor: Hypervisor, socket: &SocketArgs, memory: u32, mac: &str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::served::MAX_PATH;
 
     #[test]
     fn sockets_are_parsed_or_refused() {

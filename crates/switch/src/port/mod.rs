@@ -17,7 +17,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 
 use unetmap_core::sync::mirror::{self, Monitor};
@@ -27,7 +27,7 @@ use unetmap_sys::Doorbell;
 use crate::forward::Packet;
 use crate::policy::ActivePolicy;
 use crate::policy::DropReason;
-use crate::tuning::PAUSE_LIMIT;
+use crate::tuning::{PAUSE_LIMIT, PAUSE_POLL};
 
 mod batch;
 mod context;
@@ -84,6 +84,18 @@ pub struct SwitchPort {
     futile_yields: AtomicU32,
     /// Whether packets are always copied from and to its buffers: a zero-copy monitor gets those.
     keeps_buffers: AtomicBool,
+}
+
+/// Waits for a ring's lock; `None` if that takes longer than until `end`, as the switch waits for memory of a client.
+fn lock_until<T>(state: &Mutex<T>, end: Instant) -> Option<MutexGuard<'_, T>> {
+    loop {
+        match state.try_lock() {
+            Ok(state) => return Some(state),
+            Err(TryLockError::Poisoned(e)) => return Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE_POLL),
+        }
+    }
 }
 
 impl SwitchPort {

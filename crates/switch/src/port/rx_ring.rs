@@ -4,7 +4,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use unetmap_abi::NS_MOREFRAG;
@@ -16,18 +16,16 @@ use unetmap_mem::{
 use unetmap_sys::Doorbell;
 use unetmap_sys::thread::current_cpu;
 
-use super::RingConfig;
 use super::batch::Batch;
 use super::context::BatchContext;
 use super::gather::{MAX_VNET_HDR, gathered};
 use super::offsets::HeadroomOffsets;
 use super::prefault::Prefault;
 use super::recent_buffers::RecentBuffers;
+use super::{RingConfig, lock_until};
 use crate::backpressure::Backpressure;
 use crate::forward::{MAX_FRAGS, Packet};
-use crate::tuning::{
-    BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE, MAX_FUTILE_WAITS, PAUSE_POLL,
-};
+use crate::tuning::{BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE, MAX_FUTILE_WAITS};
 
 /// Keeps the buffers of free receive slots where they are, see
 /// [`SwitchPort::pause_exchanges`](super::SwitchPort::pause_exchanges).
@@ -141,13 +139,7 @@ impl PortRx {
         // Relaxed: deliveries read it with the lock that is taken here afterwards.
         self.exchange_pauses.fetch_add(1, Relaxed);
         let pause = ExchangePause { pauses: &self.exchange_pauses };
-        while let Err(TryLockError::WouldBlock) = self.state.try_lock() {
-            if Instant::now() >= end {
-                return None;
-            }
-            std::thread::sleep(PAUSE_POLL);
-        }
-        Some(pause)
+        lock_until(&self.state, end).map(|_delivered| pause)
     }
 
     /// Returns the client's position, and its word, if the ring was full when the position was read last, and the

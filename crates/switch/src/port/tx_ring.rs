@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use unetmap_core::sync::mirror::MirrorSet;
@@ -14,13 +14,12 @@ use unetmap_mem::{
 use unetmap_sys::thread::current_cpu;
 use unetmap_sys::{Doorbell, Mapping, memfd};
 
-use super::RingConfig;
 use super::batch::Batch;
 use super::offsets::HeadroomOffsets;
+use super::{RingConfig, lock_until};
 use crate::backpressure::Backpressure;
 use crate::forward::{FlowCache, PacketCutter};
 use crate::policy::DropReason;
-use crate::tuning::PAUSE_POLL;
 
 /// A client's transmit ring, as the switch sees it: the client produces, the switch consumes.
 pub(crate) struct PortTx {
@@ -86,16 +85,11 @@ impl PortTx {
     pub(crate) fn pause(&self, end: Instant) -> Option<TxPause<'_>> {
         let PortTx { state, pauses, .. } = self;
         pauses.fetch_add(1, Relaxed);
-        loop {
-            match state.try_lock() {
-                Ok(state) => return Some(TxPause { pauses, _state: state }),
-                Err(TryLockError::Poisoned(e)) => return Some(TxPause { pauses, _state: e.into_inner() }),
-                Err(TryLockError::WouldBlock) if Instant::now() >= end => break,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE_POLL),
-            }
+        let locked = lock_until(state, end).map(|state| TxPause { pauses, _state: state });
+        if locked.is_none() {
+            pauses.fetch_sub(1, Relaxed);
         }
-        pauses.fetch_sub(1, Relaxed);
-        None
+        locked
     }
 
     /// Forgets the destinations of earlier packets.
