@@ -105,4 +105,5 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with qemu.told("machines"):
+        sys.exit(main())

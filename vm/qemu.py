@@ -6,11 +6,15 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
+sys.path.append(str(PROJECT / ".ci"))
+from faults import told  # noqa: E402, F401: for the scripts of this folder
+
 CACHE = Path(os.environ.get("VM_CACHE", Path.home() / ".cache/unetmap-vm"))
 NOT_FINISHED = 125
 # MiB that a guest has.

@@ -232,4 +232,5 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with qemu.told("switched"):
+        sys.exit(main())

@@ -126,4 +126,5 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with qemu.told("throughput"):
+        sys.exit(main())

@@ -287,7 +287,7 @@ pub fn program(name: &str) -> PathBuf {
         };
         let folder = profile.display();
         panic!(
-            "{name} is not in {folder}: build it first, with `cargo build --locked{option} --workspace --bins` (`make \
+            "{name} is not in {folder}: build it first, with `cargo build --locked{option} --workspace --all-targets` (`make \
              test` does)"
         );
     }
@@ -486,7 +486,7 @@ mod tests {
 
     /// Of the profile that this test was built with, and no other.
     #[test]
-    #[should_panic(expected = "--workspace --bins")]
+    #[should_panic(expected = "--workspace --all-targets")]
     fn a_program_that_was_not_built_is_named_with_its_build() {
         program("no-such-program");
     }
