@@ -155,7 +155,7 @@ bench: build
 
 # Builds only what is missing, so that root needs no Rust.
 install:
-	@for program in $(PROGRAMS) $(HELPERS) $(CNI); do test -x $(BIN)/$$program || { $(MAKE) build; break; }; done
+	@for program in $(PROGRAMS) $(HELPERS) $(CNI); do test -x $(BIN)/$$program || { $(MAKE) build || exit 1; break; }; done
 	@test -e $(BIN)/NOTICES || .ci/notices $(BIN)/NOTICES $(CONTAINED)
 	install -D -m 644 $(BIN)/NOTICES $(DESTDIR)$(PREFIX)/share/doc/unetmap/NOTICES
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(LIBDIR)/pkgconfig
