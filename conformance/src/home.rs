@@ -26,8 +26,10 @@ use crate::snapshot::Snapshot;
 pub const LIMIT: Duration = Duration::from_secs(30);
 /// Maximum duration of a whole test.
 const TEST_LIMIT: Duration = Duration::from_secs(200);
-/// How often a test is run at most.
+/// How often a test that a delay may disturb is run at most.
 const ATTEMPTS: u32 = 3;
+/// Environment variable: the file to which the names of repeated tests are added, a line each. `make test` prints them.
+const REPEATS: &str = "UNETMAP_TEST_REPEATS";
 /// What the daemon logs after it was kept from running for more than the time after which interfaces are the kernel's.
 const DELAYED: &str = "the daemon was delayed";
 /// Environment variable: the name of the test whose body this process runs.
@@ -45,7 +47,7 @@ pub struct Failure {
 
 /// Calls `attempt`, which returns its result, and why it failed, if it did. Calls it again, [`ATTEMPTS`] times at most,
 /// if the log says that the machine stood still for seconds: interfaces were then given back to the kernel, as they
-/// should be, and packets that a test counts are lost.
+/// should be, and packets that a test counts are lost. Each repeat is printed, and counted in the file [`REPEATS`].
 pub fn repeated_if_delayed<T>(name: &str, mut attempt: impl FnMut() -> (T, Option<Failure>)) -> T {
     let mut attempts = 1;
     loop {
@@ -55,6 +57,10 @@ pub fn repeated_if_delayed<T>(name: &str, mut attempt: impl FnMut() -> (T, Optio
             // Written directly, because the test runner captures the output of println! and hides it for passed tests.
             Some(Failure { text, .. }) => {
                 let _ = writeln!(std::io::stdout(), "{name}: repeated, as {DELAYED}:\n{text}");
+                if let Some(path) = std::env::var_os(REPEATS) {
+                    let file = File::options().append(true).open(path).expect("the file of repeats");
+                    let _ = writeln!(&file, "{}", name.replace(' ', "_"));
+                }
             }
         }
         attempts += 1;
@@ -75,16 +81,22 @@ static MACHINE: RwLock<()> = RwLock::new(());
 /// The process is a new one (exec), so a test may set environment variables, change its limits, handle signals and
 /// fork: no other test shares its memory or inherits its descriptors.
 pub fn isolated<F: FnOnce(&Home)>(body: F) {
-    run(body, || MACHINE.read().unwrap_or_else(PoisonError::into_inner));
+    run(body, false, || MACHINE.read().unwrap_or_else(PoisonError::into_inner));
+}
+
+/// Does the same for a test that opens interfaces, whose packets are lost if the machine stands still for seconds: then,
+/// and only then, it is repeated ([`repeated_if_delayed`]).
+pub fn isolated_with_interfaces<F: FnOnce(&Home)>(body: F) {
+    run(body, true, || MACHINE.read().unwrap_or_else(PoisonError::into_inner));
 }
 
 /// Does the same while no other test of the program runs: for tests that measure the processor time of something idle,
 /// or that load all processors by themselves.
 pub fn isolated_alone<F: FnOnce(&Home)>(body: F) {
-    run(body, || MACHINE.write().unwrap_or_else(PoisonError::into_inner));
+    run(body, false, || MACHINE.write().unwrap_or_else(PoisonError::into_inner));
 }
 
-fn run<F: FnOnce(&Home), L>(body: F, lock: impl FnOnce() -> L) {
+fn run<F: FnOnce(&Home), L>(body: F, has_interfaces: bool, lock: impl FnOnce() -> L) {
     // The type name of a closure contains the path of its test: crate::module::test::{{closure}}.
     let path = std::any::type_name::<F>();
     let name = path.split_once("::").map_or(path, |(_, rest)| rest).trim_end_matches("::{{closure}}");
@@ -94,11 +106,14 @@ fn run<F: FnOnce(&Home), L>(body: F, lock: impl FnOnce() -> L) {
         return body(&Home { folder: socket.parent().expect("a file in a folder").to_owned() });
     }
     let _lock = lock();
-    let Attempt { passed, text, log } = repeated_if_delayed(name, || {
-        let attempt = attempt(name);
-        let failure = (!attempt.passed).then(|| Failure { text: attempt.text.clone(), log: attempt.log.clone() });
-        (attempt, failure)
-    });
+    let repeatable = || {
+        repeated_if_delayed(name, || {
+            let attempt = attempt(name);
+            let failure = (!attempt.passed).then(|| Failure { text: attempt.text.clone(), log: attempt.log.clone() });
+            (attempt, failure)
+        })
+    };
+    let Attempt { passed, text, log } = if has_interfaces { repeatable() } else { attempt(name) };
     if !passed {
         let end = &log[log.len().saturating_sub(3000)..];
         panic!("{name} failed, or took more than {TEST_LIMIT:?}:\n{text}\nend of the daemon's log:\n{end}");

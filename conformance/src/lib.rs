@@ -27,5 +27,5 @@ pub mod thread;
 pub mod tool;
 pub mod traffic;
 
-pub use home::{Home, LIMIT, isolated, isolated_alone, program, until};
+pub use home::{Home, LIMIT, isolated, isolated_alone, isolated_with_interfaces, program, until};
 pub use node::Node;
