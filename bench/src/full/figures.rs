@@ -278,9 +278,15 @@ fn draw(figure: &Figure, rows: &[RowResult]) -> Option<Lines> {
     for row in rows.iter().filter(|row| row.class == class) {
         let Some((kind, x)) = points(figure, row) else { continue };
         let (_, what) = figure.rows[kind];
-        add(format!("{} {what}", labels::UNETMAP), Point { x, y: row.median, interval: Some((row.low, row.high)) });
+        add(
+            format!("{} {what}", labels::UNETMAP),
+            Point { x, y: row.median, interval: Some((row.low, row.high)), marked: false },
+        );
         for (label, peer) in &row.peers {
-            add(format!("{label} {what}"), Point { x, y: peer.median, interval: Some((peer.low, peer.high)) });
+            add(
+                format!("{label} {what}"),
+                Point { x, y: peer.median, interval: Some((peer.low, peer.high)), marked: false },
+            );
         }
     }
     series.iter_mut().for_each(|series| series.points.sort_by(|a, b| a.x.total_cmp(&b.x)));
@@ -294,6 +300,7 @@ fn draw(figure: &Figure, rows: &[RowResult]) -> Option<Lines> {
         x_scale: figure.x_scale,
         y_scale: figure.y_scale,
         series,
+        marked: String::new(),
     })
 }
 

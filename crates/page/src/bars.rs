@@ -4,15 +4,17 @@
 use std::fmt::Write as _;
 
 use crate::axis::{Axis, Scale};
+use crate::layout::{Layout, wrap};
 use crate::{escape, number};
 
-const WIDTH: f64 = 860.0;
-/// Room for the names.
-const LEFT: f64 = 270.0;
-/// Room for the values.
-const RIGHT: f64 = 110.0;
-const ROW: f64 = 21.0;
+/// Room for the names beside the bars, and for the values.
+const NAMES: f64 = 270.0;
+const VALUES: f64 = 110.0;
 const TOP: f64 = 26.0;
+/// Height of a bar with the space around it.
+const ROW: f64 = 21.0;
+/// Room that a label of the axis needs.
+const TICK_ROOM: f64 = 36.0;
 
 /// A ratio.
 #[derive(Clone, Debug)]
@@ -37,41 +39,48 @@ pub struct Bars {
 }
 
 impl Bars {
-    pub(crate) fn svg(&self) -> String {
-        let height = TOP + ROW * self.bars.len() as f64 + 8.0;
+    pub(crate) fn svg(&self, layout: &Layout) -> String {
+        let (left, right) = match layout.beside {
+            true => (NAMES, layout.width - VALUES),
+            false => (6.0, layout.width - 10.0 * layout.character),
+        };
+        // A name above its bar may need several lines.
+        let names = |bar: &Bar| match layout.beside {
+            true => vec![bar.label.clone()],
+            false => wrap(&bar.label, layout.width, layout.character),
+        };
+        let above = |bar: &Bar| if layout.beside { 0.0 } else { layout.line * names(bar).len() as f64 };
+        let height = TOP + self.bars.iter().map(|bar| ROW + above(bar)).sum::<f64>() + 8.0;
         let values = self.bars.iter().flat_map(|bar| [bar.ratio, bar.interval.map_or(1.0, |(low, _)| low)]);
         let ends = self.bars.iter().filter_map(|bar| bar.interval.map(|(_, high)| high));
-        let axis = Axis::new(Scale::Log, values.chain(ends).chain([0.8, 1.25]), (LEFT, WIDTH - RIGHT));
+        let axis = Axis::new(Scale::Log, values.chain(ends).chain([0.8, 1.25]), (left, right));
         let mut svg = format!(
-            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">\n",
+            "<svg class=\"{}\" viewBox=\"0 0 {} {height}\" role=\"img\" aria-label=\"{}\">\n",
+            layout.class,
+            layout.width,
             escape(&format!("{}: ratios", self.title))
         );
-        // Writing to a String cannot fail.
-        for tick in axis.ticks() {
-            let at = axis.at(tick);
-            let _ = writeln!(
-                svg,
-                "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{height}\"/>\
-                 <text class=\"dim mid\" x=\"{at:.1}\" y=\"{}\">{}</text>",
-                TOP - 9.0,
-                number(tick)
-            );
-        }
+        put_grid(&mut svg, &axis, height);
         let one = axis.at(1.0);
-        for (i, bar) in self.bars.iter().enumerate() {
-            let (y, end) = (TOP + ROW * i as f64 + 3.0, axis.at(bar.ratio));
-            let class = if bar.ratio < 1.0 { "worse c1" } else { "bar c0" };
+        // Above the lines that cross them.
+        let mut texts = String::new();
+        let mut y = TOP + 3.0;
+        for bar in &self.bars {
+            // Writing to a String cannot fail.
+            for name in names(bar) {
+                let (class, x) = if layout.beside { ("end", left - 10.0) } else { ("name", left) };
+                let _ =
+                    writeln!(texts, "<text class=\"{class}\" x=\"{x}\" y=\"{:.1}\">{}</text>", y + 11.0, escape(&name));
+                y += if layout.beside { 0.0 } else { layout.line };
+            }
+            let (end, class) = (axis.at(bar.ratio), if bar.ratio < 1.0 { "worse c1" } else { "bar c0" });
             let _ = writeln!(
                 svg,
-                "<text class=\"end\" x=\"{}\" y=\"{:.1}\">{}</text>\
-                 <rect class=\"{class}\" x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"14\"/>\
+                "<rect class=\"{class}\" x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"14\"/>\
                  <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-                LEFT - 10.0,
-                y + 11.0,
-                escape(&bar.label),
                 one.min(end),
                 (end - one).abs().max(1.0),
-                WIDTH - RIGHT + 10.0,
+                right + 10.0,
                 y + 11.0,
                 times(bar.ratio)
             );
@@ -82,9 +91,24 @@ impl Bars {
                     "<line class=\"one\" x1=\"{low:.1}\" x2=\"{high:.1}\" y1=\"{middle:.1}\" y2=\"{middle:.1}\"/>"
                 );
             }
+            y += ROW;
         }
         let _ = writeln!(svg, "<line class=\"one\" x1=\"{one:.1}\" x2=\"{one:.1}\" y1=\"{TOP}\" y2=\"{height}\"/>");
-        svg + "</svg>\n"
+        svg + &texts + "</svg>\n"
+    }
+}
+
+/// Writes the lines of the axis, and as many of its values as have room.
+fn put_grid(svg: &mut String, axis: &Axis, height: f64) {
+    let mut free = f64::NEG_INFINITY;
+    for tick in axis.ticks() {
+        let at = axis.at(tick);
+        let _ = writeln!(svg, "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{height}\"/>");
+        if at >= free {
+            let (y, text) = (TOP - 9.0, number(tick));
+            let _ = writeln!(svg, "<text class=\"dim mid\" x=\"{at:.1}\" y=\"{y}\">{text}</text>");
+            free = at + TICK_ROOM;
+        }
     }
 }
 

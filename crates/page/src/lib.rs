@@ -2,14 +2,18 @@
 //! Pages that people look at: one HTML file with text, tables and charts, which loads nothing from elsewhere.
 //!
 //! Colours follow the reader's choice of light or dark (`prefers-color-scheme`), and paper. Nothing is told by colour
-//! alone: each series also has a marker, a dash pattern, and its name beside its last point.
+//! alone: each series also has a marker, a dash pattern, and its name beside its last point, or in a legend. A page
+//! fits a screen of 320 px: charts are drawn for narrow screens as well, and wide tables scroll.
 #![forbid(unsafe_code)]
 
 mod axis;
 mod bars;
+mod layout;
 mod lines;
 
 use std::fmt::Write as _;
+
+use layout::{Layout, NARROW, WIDE};
 
 pub use axis::Scale;
 pub use bars::{Bar, Bars};
@@ -47,6 +51,11 @@ impl Page {
         self.put(format_args!("<h2>{}</h2>\n", escape(text)));
     }
 
+    /// Adds the paragraph that says the result, in larger letters.
+    pub fn lead(&mut self, text: &str) {
+        self.put(format_args!("<p class=\"lead\">{}</p>\n", escape(text)));
+    }
+
     /// Adds a paragraph.
     pub fn text(&mut self, text: &str) {
         self.put(format_args!("<p>{}</p>\n", escape(text)));
@@ -70,16 +79,16 @@ impl Page {
 
     /// Adds a chart of lines.
     pub fn lines(&mut self, chart: &Lines) {
-        self.figure(&chart.title, &chart.note, &chart.svg());
+        self.figure(&chart.title, &chart.note, |layout| chart.svg(layout));
     }
 
     /// Adds a chart of bars.
     pub fn bars(&mut self, chart: &Bars) {
-        self.figure(&chart.title, &chart.note, &chart.svg());
+        self.figure(&chart.title, &chart.note, |layout| chart.svg(layout));
     }
 
-    fn figure(&mut self, title: &str, note: &str, svg: &str) {
-        let (title, note) = (escape(title), escape(note));
+    fn figure(&mut self, title: &str, note: &str, svg: impl Fn(&Layout) -> String) {
+        let (title, note, svg) = (escape(title), escape(note), [WIDE, NARROW].map(|layout| svg(&layout)).concat());
         self.put(format_args!("<figure><figcaption><b>{title}</b> {note}</figcaption>\n{svg}</figure>\n"));
     }
 

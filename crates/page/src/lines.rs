@@ -4,18 +4,15 @@
 use std::fmt::Write as _;
 
 use crate::axis::{Axis, Scale};
+use crate::layout::{Layout, wrap};
 use crate::{escape, number};
 
-const WIDTH: f64 = 860.0;
-const HEIGHT: f64 = 380.0;
-const LEFT: f64 = 62.0;
-/// Room for the names of the series: before them, and for each character, which is bold.
+/// Room for the names of the series: before them.
 const BEFORE_NAME: f64 = 38.0;
-const CHARACTER: f64 = 8.8;
-const TOP: f64 = 14.0;
+/// Room for the labels of the x axis.
 const BOTTOM: f64 = 48.0;
-/// Distance of two names of series.
-const LABEL_STEP: f64 = 15.0;
+/// Room right of a chart with the names below it.
+const RIGHT: f64 = 12.0;
 /// Room that a label of the x axis needs.
 const TICK_ROOM: f64 = 36.0;
 const COLOURS: usize = 8;
@@ -30,6 +27,8 @@ pub struct Point {
     pub y: f64,
     /// The interval in which the value may be: [low, high].
     pub interval: Option<(f64, f64)>,
+    /// Whether it has a ring around it, see [`Lines::marked`].
+    pub marked: bool,
 }
 
 /// The values of one subject.
@@ -58,60 +57,77 @@ pub struct Lines {
     pub y_scale: Scale,
     /// What is drawn, the most important first.
     pub series: Vec<Series>,
+    /// What a ring around a point means; below the chart, if any has one.
+    pub marked: String,
 }
 
 impl Lines {
-    pub(crate) fn svg(&self) -> String {
+    pub(crate) fn svg(&self, layout: &Layout) -> String {
         let points = || self.series.iter().flat_map(|series| &series.points);
-        let (right, bottom) = (self.right(), HEIGHT - BOTTOM);
-        let x = Axis::new(self.x_scale, points().map(|p| p.x), (LEFT, right));
+        let (right, bottom) = (self.right(layout), layout.top + layout.plot);
+        let x = Axis::new(self.x_scale, points().map(|p| p.x), (layout.left, right));
         let highest = points().map(|p| p.interval.map_or(p.y, |(_, high)| high));
-        let y = Axis::new(self.y_scale, points().map(|p| p.y).chain(highest), (bottom, TOP));
-        let mut svg = format!(
-            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
-            escape(&format!("{}: {} by {}", self.title, self.y, self.x))
-        );
-        self.axes(&mut svg, &x, &y);
+        let y = Axis::new(self.y_scale, points().map(|p| p.y).chain(highest), (bottom, layout.top));
+        let mut body = String::new();
+        self.axes(&mut body, layout, &x, &y);
         let mut labels = Vec::new();
         for (i, series) in self.series.iter().enumerate() {
-            self.draw(&mut svg, (i, series), &x, &y);
+            self.draw(&mut body, (i, series), &x, &y);
             if let Some(last) = series.points.last() {
                 labels.push((y.at(last.y), x.at(last.x), i, &series.label));
             }
         }
-        put_labels(&mut svg, labels, right);
-        svg + "</svg>\n"
+        let mut height = bottom + BOTTOM;
+        if layout.beside {
+            put_labels(&mut body, layout, labels, right);
+        } else {
+            let names = labels.iter().map(|(_, _, i, label)| (Sign::Series(*i), &***label));
+            put_legend(&mut body, layout, &mut height, names);
+        }
+        if points().any(|point| point.marked) {
+            put_legend(&mut body, layout, &mut height, std::iter::once((Sign::Ring, &*self.marked)));
+        }
+        format!(
+            "<svg class=\"{}\" viewBox=\"0 0 {} {height}\" role=\"img\" aria-label=\"{}\">\n{body}</svg>\n",
+            layout.class,
+            layout.width,
+            escape(&format!("{}: {} by {}", self.title, self.y, self.x))
+        )
     }
 
-    /// Where the chart ends and the names of the series begin.
-    fn right(&self) -> f64 {
+    /// Where the chart ends, and the names of the series begin if they are beside it.
+    fn right(&self, layout: &Layout) -> f64 {
+        if !layout.beside {
+            return layout.width - RIGHT;
+        }
         let longest = self.series.iter().map(|series| series.label.chars().count()).max().unwrap_or(0);
         // A chart keeps half of the width.
-        (WIDTH - BEFORE_NAME - CHARACTER * longest as f64).max(WIDTH / 2.0)
+        (layout.width - BEFORE_NAME - layout.character * longest as f64).max(layout.width / 2.0)
     }
 
-    fn axes(&self, svg: &mut String, x: &Axis, y: &Axis) {
-        let (right, bottom) = (self.right(), HEIGHT - BOTTOM);
+    fn axes(&self, svg: &mut String, layout: &Layout, x: &Axis, y: &Axis) {
+        let (left, top, right) = (layout.left, layout.top, self.right(layout));
+        let bottom = top + layout.plot;
         // Writing to a String cannot fail.
         for tick in y.ticks() {
             let (at, text) = (y.at(tick), number(tick));
             let _ = writeln!(
                 svg,
-                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
+                "<line class=\"grid\" x1=\"{left}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
                  <text class=\"dim end\" x=\"{}\" y=\"{:.1}\">{text}</text>",
-                LEFT - 7.0,
+                left - 7.0,
                 at + 4.0
             );
         }
         let mut free = f64::NEG_INFINITY;
         for tick in self.x_ticks(x) {
             let at = x.at(tick);
-            let _ = writeln!(svg, "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>");
+            let _ = writeln!(svg, "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>");
             if at >= free {
                 let _ = writeln!(
                     svg,
                     "<text class=\"dim mid\" x=\"{at:.1}\" y=\"{}\">{}</text>",
-                    bottom + 17.0,
+                    bottom + 20.0,
                     number(tick)
                 );
                 free = at + TICK_ROOM;
@@ -119,14 +135,18 @@ impl Lines {
         }
         let _ = writeln!(
             svg,
-            "<text class=\"dim mid\" x=\"{:.1}\" y=\"{}\">{}</text>\
-             <text class=\"dim mid\" transform=\"translate(13 {:.1}) rotate(-90)\">{}</text>",
-            f64::midpoint(LEFT, right),
-            HEIGHT - 10.0,
-            escape(&self.x),
-            f64::midpoint(TOP, bottom),
-            escape(&self.y)
+            "<text class=\"dim mid\" x=\"{:.1}\" y=\"{}\">{}</text>",
+            f64::midpoint(left, right),
+            bottom + BOTTOM - 10.0,
+            escape(&self.x)
         );
+        let name = escape(&self.y);
+        let _ = if layout.beside {
+            let middle = f64::midpoint(top, bottom);
+            writeln!(svg, "<text class=\"dim mid\" transform=\"translate(13 {middle:.1}) rotate(-90)\">{name}</text>")
+        } else {
+            writeln!(svg, "<text class=\"dim\" x=\"4\" y=\"12\">{name}</text>")
+        };
     }
 
     /// Labels the measured values if they are few, else round ones.
@@ -154,7 +174,11 @@ impl Lines {
                     "<line class=\"ci\" x1=\"{px:.1}\" x2=\"{px:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\"/>"
                 );
             }
-            let text = format!("{}: {} at {}", series.label, number(point.y), number(point.x));
+            if point.marked {
+                let _ = writeln!(svg, "{}", ring(px, py));
+            }
+            let mark = if point.marked { format!(", {}", self.marked) } else { String::new() };
+            let text = format!("{}: {} at {}{mark}", series.label, number(point.y), number(point.x));
             let _ =
                 writeln!(svg, "<path class=\"m\" d=\"{}\"><title>{}</title></path>", marker(i, px, py), escape(&text));
         }
@@ -174,16 +198,62 @@ fn marker(i: usize, x: f64, y: f64) -> String {
     }
 }
 
+/// Returns the ring around a point.
+fn ring(x: f64, y: f64) -> String {
+    format!("<circle class=\"mark\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"8\"/>")
+}
+
+/// What a line of a legend begins with.
+enum Sign {
+    Series(usize),
+    Ring,
+}
+
+/// Writes a legend below the chart, from `height` on, which then is its end.
+fn put_legend<'t>(svg: &mut String, layout: &Layout, height: &mut f64, entries: impl Iterator<Item = (Sign, &'t str)>) {
+    const TEXT: f64 = 48.0;
+    for (sign, text) in entries {
+        let at = *height + 8.0;
+        let class = match sign {
+            Sign::Series(i) => {
+                let (colour, dash) = (i % COLOURS, DASHES[i % DASHES.len()]);
+                let _ = writeln!(
+                    svg,
+                    "<g class=\"c{colour}\"><line class=\"s\" x1=\"6\" x2=\"38\" y1=\"{at}\" y2=\"{at}\" \
+                     stroke-dasharray=\"{dash}\"/><path class=\"m\" d=\"{}\"/></g>",
+                    marker(i, 22.0, at)
+                );
+                format!("label c{colour}")
+            }
+            Sign::Ring => {
+                let _ = writeln!(svg, "{}", ring(22.0, at));
+                "dim".into()
+            }
+        };
+        for line in wrap(text, layout.width - TEXT, layout.character) {
+            let _ = writeln!(
+                svg,
+                "<text class=\"{class}\" x=\"{TEXT}\" y=\"{:.1}\">{}</text>",
+                *height + 12.0,
+                escape(&line)
+            );
+            *height += layout.line;
+        }
+        *height += 4.0;
+    }
+}
+
 /// Writes the names of the series right of the chart, each near its last point, without overlaps.
-fn put_labels(svg: &mut String, mut labels: Vec<(f64, f64, usize, &String)>, right: f64) {
+fn put_labels(svg: &mut String, layout: &Layout, mut labels: Vec<(f64, f64, usize, &String)>, right: f64) {
     labels.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let room = LABEL_STEP * labels.len() as f64;
-    let mut free = TOP;
+    let (step, top) = (layout.line, layout.top);
+    let room = step * labels.len() as f64;
+    let mut free = top;
     for (n, (y, x, i, label)) in labels.into_iter().enumerate() {
         // The names that follow need their room, too.
-        let lowest = (HEIGHT - BOTTOM) - room + LABEL_STEP * (n as f64 + 1.0);
+        let lowest = top + layout.plot - room + step * (n as f64 + 1.0);
         let at = y.min(lowest.max(free)).max(free);
-        free = at + LABEL_STEP;
+        free = at + step;
         let (name, colour) = (right + 26.0, i % COLOURS);
         let _ = writeln!(
             svg,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! What is drawn, and that it is well-formed.
 
+use super::layout::{NARROW, WIDE};
 use super::*;
 
 fn point(x: f64, y: f64) -> Point {
-    Point { x, y, interval: Some((y * 0.9, y * 1.1)) }
+    Point { x, y, interval: Some((y * 0.9, y * 1.1)), marked: false }
 }
 
 fn chart() -> Lines {
@@ -62,7 +63,7 @@ fn a_page_is_whole_and_loads_nothing() {
 
 #[test]
 fn names_of_series_do_not_overlap() {
-    let svg = chart().svg();
+    let svg = chart().svg(&WIDE);
     let mut heights: Vec<f64> = svg
         .split("class=\"label\" x=\"")
         .skip(1)
@@ -77,11 +78,13 @@ fn names_of_series_do_not_overlap() {
 fn odd_values_are_drawn_somewhere() {
     for scale in [Scale::Linear, Scale::Log] {
         for values in [vec![], vec![0.0], vec![0.0, 5.0], vec![f64::NAN, 1.0], vec![1e-9, 1e12]] {
-            let points: Vec<_> = values.iter().map(|v| Point { x: *v, y: *v, interval: None }).collect();
+            let points: Vec<_> = values.iter().map(|v| Point { x: *v, y: *v, interval: None, marked: false }).collect();
             let series = vec![Series { label: "s".into(), points }];
-            let svg = Lines { x_scale: scale, y_scale: scale, series, ..Lines::default() }.svg();
-            check_nesting(&svg);
-            assert!(!svg.contains("inf"), "{values:?}: {svg}");
+            let svg = Lines { x_scale: scale, y_scale: scale, series, ..Lines::default() };
+            for svg in [svg.svg(&WIDE), svg.svg(&NARROW)] {
+                check_nesting(&svg);
+                assert!(!svg.contains("inf"), "{values:?}: {svg}");
+            }
         }
     }
 }
@@ -133,13 +136,122 @@ fn times_have_the_unit_that_fits() {
 #[test]
 fn names_of_series_have_room_beside_the_chart() {
     let end_of_grid = |label: &str| {
-        let point = Point { x: 1.0, y: 2.0, interval: None };
+        let point = Point { x: 1.0, y: 2.0, interval: None, marked: false };
         let series = vec![Series { label: label.into(), points: vec![point, Point { x: 9.0, ..point }] }];
-        let svg = Lines { title: "t".into(), series, ..Lines::default() }.svg();
+        let svg = Lines { title: "t".into(), series, ..Lines::default() }.svg(&WIDE);
         let text = svg.split("class=\"grid\" x1=\"62\" x2=\"").nth(1).and_then(|rest| rest.split('"').next());
         text.and_then(|end| end.parse::<f64>().ok()).expect("a grid")
     };
     let (short, long) = (end_of_grid("a"), end_of_grid("openvswitch-dpdk receive"));
     assert!(short > 800.0 && long < 860.0 - 24.0 * 8.0, "{short} {long}");
     assert!(end_of_grid(&"x".repeat(500)) >= 430.0, "a chart keeps half of the width");
+}
+
+/// Returns the value of an attribute of an element.
+fn attribute<'s>(element: &'s str, name: &str) -> Option<&'s str> {
+    element.split(&format!(" {name}=\"")).nth(1)?.split('"').next()
+}
+
+/// Returns the boxes of the texts of a drawing that are not turned, as the widest font has them: left, right, baseline.
+fn text_boxes(svg: &str, character: f64) -> Vec<(f64, f64, f64, String)> {
+    let number = |element: &str, name| attribute(element, name).and_then(|text| text.parse::<f64>().ok());
+    let texts = svg.split("<text").skip(1).filter(|text| !text.contains("rotate"));
+    let boxes = texts.map(|text| {
+        let (element, content) = text.split_once('>').expect("an element");
+        let content = content.split('<').next().unwrap_or_default().replace("&amp;", "&");
+        let (x, y) = (number(element, "x").expect("x"), number(element, "y").expect("y"));
+        let (width, class) =
+            (content.chars().count() as f64 * character, attribute(element, "class").unwrap_or_default());
+        let left = match class {
+            "end" | "dim end" => x - width,
+            "dim mid" => x - width / 2.0,
+            _ => x,
+        };
+        (left, left + width, y, content)
+    });
+    boxes.collect()
+}
+
+/// Charts with what is longest in the reports.
+fn crowded() -> (Lines, Bars) {
+    let sizes = [64.0, 128.0, 256.0, 512.0, 1024.0, 1280.0, 1518.0];
+    let labels = [
+        "openvswitch-dpdk receive",
+        "typical (median)",
+        "the link's rate",
+        "a name that is much longer than others have it",
+    ];
+    let series = labels.iter().enumerate().map(|(i, label)| Series {
+        label: (*label).into(),
+        points: sizes.map(|x| Point { marked: x == 512.0, ..point(x, x * 1e3 / (i + 1) as f64) }).to_vec(),
+    });
+    let lines = Lines {
+        title: "Highest rate".into(),
+        x: "cycles of the program's own per packet".into(),
+        y: "million frames per second".into(),
+        x_scale: Scale::Log,
+        y_scale: Scale::Log,
+        series: series.collect(),
+        marked: "disturbed: the sender stood still and caught up, in each attempt at a trial".into(),
+        ..Lines::default()
+    };
+    let bars = [1.2, 300.0, 0.4].map(|ratio| Bar {
+        label: "nic-fwd-threads (L) / kernel-bridge with a filter and a long name".into(),
+        ratio,
+        interval: Some((ratio * 0.9, ratio * 1.1)),
+    });
+    (lines, Bars { title: "Ratios".into(), bars: bars.to_vec(), ..Bars::default() })
+}
+
+#[test]
+fn text_on_a_narrow_screen_is_inside_the_drawing_and_does_not_overlap() {
+    // Characters of 13 px are 7 px wide in the mean.
+    const CHARACTER: f64 = 7.0;
+    let (lines, bars) = crowded();
+    for svg in [lines.svg(&NARROW), bars.svg(&NARROW)] {
+        check_nesting(&svg);
+        let mut view =
+            attribute(&svg, "viewBox").expect("a box").split(' ').map(|n| n.parse::<f64>().expect("a number"));
+        let (width, height) = (view.nth(2).expect("width"), view.next().expect("height"));
+        let texts = text_boxes(&svg, CHARACTER);
+        assert!(texts.len() > 10);
+        for (i, (left, right, y, text)) in texts.iter().enumerate() {
+            assert!(*left >= -1.0 && *right <= width + 8.0 && *y >= 10.0 && *y <= height, "{text}: {left} {right} {y}");
+            for (other_left, other_right, other_y, other) in &texts[..i] {
+                let apart = right <= other_left || other_right <= left || (y - other_y).abs() >= 12.0;
+                assert!(apart, "{text} and {other} overlap");
+            }
+        }
+    }
+}
+
+#[test]
+fn text_has_11_px_on_every_screen() {
+    // Of style.css: where the layouts change, and the padding and the font size in each.
+    for part in ["max-width: 53rem", "main { padding: 1rem; }", "on-narrow text { font-size: 13px; }", "font: 12px"] {
+        assert!(STYLE.contains(part), "{part}");
+    }
+    for (layout, font, screen) in
+        [(NARROW, 13.0, 320.0 - 32.0), (NARROW, 13.0, 390.0 - 32.0), (WIDE, 12.0, 849.0 - 48.0)]
+    {
+        let pixels = font * screen / layout.width;
+        assert!(pixels >= 11.0, "{}: {pixels} px", layout.class);
+    }
+    let mut page = Page::new("t", "");
+    page.lines(&crowded().0);
+    let html = page.finish();
+    assert!(html.contains("<svg class=\"on-wide\"") && html.contains("<svg class=\"on-narrow\""));
+}
+
+#[test]
+fn marked_points_have_a_ring_and_a_legend_that_says_what_it_means() {
+    let (mut lines, _) = crowded();
+    for layout in [WIDE, NARROW] {
+        let svg = lines.svg(&layout);
+        // One for each series, and the legend's.
+        assert_eq!(svg.matches("<circle class=\"mark\"").count(), lines.series.len() + 1);
+        assert!(svg.contains(">disturbed: the sender stood still") && svg.contains("at 512, disturbed"), "{svg}");
+    }
+    lines.series.iter_mut().flat_map(|series| &mut series.points).for_each(|point| point.marked = false);
+    assert!(!lines.svg(&WIDE).contains("disturbed"), "nothing is marked");
 }

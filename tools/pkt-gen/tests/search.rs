@@ -98,7 +98,7 @@ fn the_limit_of_a_switch_port_bounds_its_throughput() {
     );
     assert!(results[0]["back_to_back"]["max"].as_u64().expect("packets") as f64 <= most, "{}", results[0]);
     let page = fs::read_to_string(html).expect("a page");
-    assert!(page.contains("RFC 2544 between two ports") && page.matches("<svg").count() == 4, "{page}");
+    assert!(page.contains("RFC 2544 between two ports") && page.matches("<figure>").count() == 4, "{page}");
 }
 
 #[test]
