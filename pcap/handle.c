@@ -124,6 +124,11 @@ pcap_open_live(const char *device, int snaplen, int promisc, int timeout_ms, cha
 	p->promisc = promisc;
 	p->timeout_ms = timeout_ms;
 	status = pcap_activate(p);
+	/* Few programs look at the text of a handle that was opened. */
+	if (status == PCAP_WARNING)
+		fprintf(stderr, "%s\n", p->error);
+	if (status >= 0 && p->error[0] != '\0')
+		snprintf(error, PCAP_ERRBUF_SIZE, "%s", p->error);
 	if (status >= 0)
 		return p;
 	/* The handle's text names the port; a bare status has libpcap's generic text. */

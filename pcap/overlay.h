@@ -189,7 +189,7 @@ extern struct system_libpcap libpcap;
 #define ALL_LIBUNETMAP(do_)	\
 	do_(unetmap_open) do_(unetmap_fd_closed) do_(unetmap_ioctl) do_(unetmap_mmap) do_(unetmap_poll)	\
 	do_(unetmap_arm) do_(unetmap_poll_woken) do_(unetmap_last_error) do_(unetmap_each_port)	\
-	do_(unetmap_dropped_packets)	\
+	do_(unetmap_dropped_packets) do_(unetmap_link_down)	\
 	do_(nmport_new) do_(nmport_parse) do_(nmport_undo_parse) do_(nmport_delete) do_(nmctx_get)
 
 int unetmap_open(int flags);
@@ -202,6 +202,10 @@ int unetmap_poll_woken(int fd, short events);
 size_t unetmap_last_error(char *into, size_t room);
 int unetmap_each_port(void (*each)(void *arg, const char *name, const char *kind), void *arg);
 int64_t unetmap_dropped_packets(int fd);
+int unetmap_link_down(int fd, const char *port, char *into, size_t room);
+
+/* unetmap_link_down: the interface is not set up, as opposed to having no carrier. */
+#define LINK_ADMINISTRATIVELY_DOWN	1
 
 struct libunetmap {
 #define MEMBER(name)	__typeof__(name) *name;

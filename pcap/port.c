@@ -271,18 +271,42 @@ port_missed(const pcap_t *p)
 	return counter(p->interface, "rx_missed_errors") + counter(p->interface, "rx_fifo_errors");
 }
 
+/*
+ * Says that the link is down, if it was when the port was opened and still is.
+ * libpcap does not open an interface that is administratively down, so that is a
+ * warning of pcap_activate. It does open one without a carrier, and programs
+ * exist that take every warning for a failure (gopacket, the crate pcap): that
+ * is said on standard error.
+ */
+static int
+say_if_link_is_down(pcap_t *p, const struct libunetmap *lib)
+{
+	char why[PCAP_ERRBUF_SIZE];
+	int cause = lib->unetmap_link_down(p->fd, p->name, why, sizeof(why));
+
+	if (cause == 0)
+		return 0;
+	(void)set_error(p, 0, "%s: %s", p->name, why);
+	if (cause == LINK_ADMINISTRATIVELY_DOWN)
+		return PCAP_WARNING;
+	fprintf(stderr, "%s\n", p->error);
+	return 0;
+}
+
 int
 port_open(pcap_t *p)
 {
 	const struct libunetmap *lib = load_libunetmap(p->error);
 	char room[PCAP_ERRBUF_SIZE];
-	int status;
+	int link_was_down, status;
 
 	if (lib == NULL)
 		return PCAP_ERROR;
 	status = parse(p, lib);
 	if (status != 0)
 		return status;
+	/* The open may reset the link of a network card, which is back after a moment. */
+	link_was_down = lib->unetmap_link_down(-1, p->name, room, sizeof(room)) != 0;
 	p->fd = lib->unetmap_open(O_RDWR | O_CLOEXEC);
 	status = p->fd;
 	if (p->fd >= 0)
@@ -296,6 +320,8 @@ port_open(pcap_t *p)
 	p->missed_before = port_missed(p);
 	if (status == 0 && p->promisc)
 		status = make_promiscuous(p);
+	if (status == 0 && link_was_down)
+		status = say_if_link_is_down(p, lib);
 	return status;
 }
 

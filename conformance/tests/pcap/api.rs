@@ -132,3 +132,25 @@ fn pcap_findalldevs_lists_the_ports() {
         }
     });
 }
+
+#[test]
+fn a_link_that_is_down_is_a_warning_or_a_line_of_standard_error() {
+    isolated(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        overlay();
+        let down = compile_with(home, "pcap_down", &["-lpcap"]);
+        let answers = || {
+            let output = by_us(net.command(program("unetmap")), &down).arg("netmap:va").output().expect("it runs");
+            assert!(output.status.success(), "{output:?}");
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text"))
+        };
+        assert_eq!(answers(), ["activate 0: \nopen_live: \n", ""]);
+        net.far.ip(&["link", "set", "vb", "down"]).unwrap_or_else(|e| panic!("{e}"));
+        let text = "netmap:va: the link is down: va has no carrier, as its peer, in another network namespace, is down";
+        // Programs exist that take a warning for a failure, and libpcap opens such an interface.
+        assert_eq!(answers(), [format!("activate 0: {text}\nopen_live: {text}\n"), format!("{text}\n{text}\n")]);
+        net.near.ip(&["link", "set", "va", "down"]).unwrap_or_else(|e| panic!("{e}"));
+        let text = "netmap:va: the link is down: va is administratively down (ip link set va up)";
+        assert_eq!(answers(), [format!("activate 1: {text}\nopen_live: {text}\n"), format!("{text}\n")]);
+    });
+}

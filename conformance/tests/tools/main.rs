@@ -13,6 +13,7 @@ mod events;
 mod forwarder;
 mod fw;
 mod lb;
+mod links;
 mod manuals;
 mod metrics;
 mod top;

@@ -21,6 +21,7 @@ mod heap;
 mod kloop;
 mod last_error;
 mod libnetmap;
+mod link;
 mod names;
 mod ready;
 mod snapshot;

@@ -30,7 +30,10 @@ pub use backend::timed::{SlotTime, TimeSource};
 pub use backend::vale::{ProgramData, defer_program_data, with_program_data};
 pub use error::{Error, errno};
 pub use port::extmem::Pools;
-pub use port::{InDaemon, Interest, NR_SLOT_TIMES, OpenOptions, Port, Ring, SlotIter, SlotRef, adopt};
+pub use port::{
+    DownCause, InDaemon, Interest, LinkDown, NR_SLOT_TIMES, OpenOptions, Port, Ring, SlotIter, SlotRef, adopt,
+    link_down,
+};
 
 /// Returns the version of this build, as `0.1.0 (2f6c35d9a1b0)`: the commit follows if the environment variable
 /// `UNETMAP_COMMIT` named it when this was built, as `make build` has it.

@@ -118,8 +118,8 @@ pub mod switch;
 
 #[doc(inline)]
 pub use unetmap_core::{
-    BufIdx, Error, Frame, Interest, NR_SLOT_TIMES, OpenOptions, Pools, Port, Pos, Region, Ring, Slot, SlotIter,
-    SlotRef, SlotTime, TimeSource, abi, errno, version,
+    BufIdx, DownCause, Error, Frame, Interest, LinkDown, NR_SLOT_TIMES, OpenOptions, Pools, Port, Pos, Region, Ring,
+    Slot, SlotIter, SlotRef, SlotTime, TimeSource, abi, errno, link_down, version,
 };
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tool_common::forward::{Counts, Direction, Mover, check_headers, check_sizes, drain, forward, move_all};
-use tool_common::{Failure, note, port, print, stop_on_signals, wait_for_link};
+use tool_common::{Failure, link, note, port, print, stop_on_signals, wait_for_link};
 use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap::{Port, Ring};
 
@@ -83,11 +83,12 @@ fn print_summary(config: &Config, directions: &[Direction<'_, All>], swap: bool,
                 json!({"from": direction.from.spec(), "to": direction.to.spec(), "packets": packets, "bytes": bytes})
             })
             .collect();
-        json!({
+        let mut object = json!({
             "event": "summary", "packets": total.packets, "bytes": total.bytes, "seconds": seconds,
             "zero_copy": swap, "ways": ways,
-        })
-        .to_string()
+        });
+        link::add_down(&mut object);
+        object.to_string()
     } else {
         let parts: Vec<_> = directions
             .iter()

@@ -4,6 +4,7 @@
 
 pub mod forward;
 pub mod held;
+pub mod link;
 pub mod port;
 pub mod rule;
 #[cfg(feature = "testing")]
@@ -119,15 +120,19 @@ pub fn fw_socket() -> Result<PathBuf, String> {
     Ok(daemon.with_file_name("unetmap-fw.sock"))
 }
 
-/// Waits for `wait`, or until the flag is set: some links come up slowly after a port was opened.
+/// Waits for `wait`, or until the flag is set: some links come up slowly after a port was opened. Then says which are
+/// down, unless [`link::open`] has said it.
 pub fn wait_for_link(wait: Duration, stop: &AtomicBool) {
     let begin = Instant::now();
     while !stop.load(Relaxed) {
         let left = wait.saturating_sub(begin.elapsed());
         if left.is_zero() {
-            return;
+            break;
         }
         std::thread::sleep(left.min(STOP_CHECK_INTERVAL));
+    }
+    if !wait.is_zero() {
+        link::say_after_wait();
     }
 }
 

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use unetmap::abi::{NmreqRegister, PortSpec};
 use unetmap::{Interest, Port};
 
-use crate::{Failure, note};
+use crate::{Failure, link, note};
 
 /// Longest wait; programs check their stop flag in between.
 const MAX_WAIT: Duration = Duration::from_millis(100);
@@ -34,15 +34,15 @@ pub fn full_name(name: &str) -> String {
     if prefixed { name.into() } else { format!("netmap:{name}") }
 }
 
-/// Opens a port. Prints a line to standard error if the port has other numbers of slots or rings than `config` or the
-/// name (`@conf:`) requested.
+/// Opens a port, by [`link::open`]. Prints a line to standard error if the port has other numbers of slots or rings
+/// than `config` or the name (`@conf:`) requested.
 ///
 /// # Errors
 /// [`Failure::Usage`] for an invalid name, else the library's error.
 pub fn open(spec: &str, config: RingConfig, flags: u64) -> Result<Port, Failure> {
     let options = Port::options().tx_slots(config.tx_slots).rx_slots(config.rx_slots);
     let options = options.tx_rings(config.tx_rings).rx_rings(config.rx_rings).flags(flags);
-    let port = options.open(spec)?;
+    let port = link::open(spec, &options)?;
     if let Some(line) = unmet_requests(spec, config, port.register()) {
         note(&line);
     }

@@ -23,7 +23,7 @@ use std::time::Instant;
 use serde_json::json;
 use tool_common::forward::{Counts, Direction as Way, check_headers, check_sizes, drain, flush, forward};
 use tool_common::{
-    Failure, flag_on_hangup, fw_socket, note, port, print, stop_on_hangup, stop_on_signals, wait_for_link,
+    Failure, flag_on_hangup, fw_socket, link, note, port, print, stop_on_hangup, stop_on_signals, wait_for_link,
 };
 use unetmap::Port;
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE};
@@ -71,7 +71,9 @@ fn open(options: &Options) -> Result<Vec<[Port; 2]>, Failure> {
         return Ok(vec![[whole(first)?, whole(second)?]]);
     }
     let ring = |spec: &str, ring: u16| -> Result<Port, Failure> {
-        let port = Port::options().flags(FLAGS).open(&port::ring_spec(spec, ring)?);
+        let (name, options) = (port::ring_spec(spec, ring)?, Port::options().flags(FLAGS));
+        // All rings have one link.
+        let port = if ring == 0 { link::open(&name, &options) } else { options.open(&name) };
         port.map_err(|e| alone(e.into()))
     };
     let mut pairs = vec![[ring(first, 0)?, ring(second, 0)?]];
@@ -237,11 +239,12 @@ fn print_summary(options: &Options, [out, back]: [Done; 2], swap: bool, seconds:
     let line = if options.json {
         let way =
             |done: Done| json!({"passed": done.passed.packets, "bytes": done.passed.bytes, "dropped": done.dropped});
-        json!({
+        let mut object = json!({
             "event": "summary", "passed": passed, "dropped": dropped, "seconds": seconds, "zero_copy": swap,
             "threads": options.threads, "out": way(out), "in": way(back),
-        })
-        .to_string()
+        });
+        link::add_down(&mut object);
+        object.to_string()
     } else {
         format!(
             "Passed {passed} packets and dropped {dropped} in {seconds:.2} seconds: out {} and {}, in {} and {}",

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tool_common::rule::Rule;
-use tool_common::{Failure, note, port, stop_on_signals, wait_for_link};
+use tool_common::{Failure, link, note, port, stop_on_signals, wait_for_link};
 use unetmap::{Interest, Port};
 
 use group::{Groups, Packet, Pipe};
@@ -63,7 +63,7 @@ fn run(config: &Config) -> Result<ExitCode, Failure> {
 }
 
 fn open_source(config: &Config) -> Result<Port, Failure> {
-    let source = Port::options().extra_bufs(config.extra_bufs).open(&config.port)?;
+    let source = link::open(&config.port, &Port::options().extra_bufs(config.extra_bufs))?;
     if source.rx_rings().is_empty() {
         return Err(Failure::Usage(format!("-i {}: the port has no receive rings; leave out /T", config.port)));
     }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tool_common::{note, print};
+use tool_common::{link, note, print};
 
 use crate::group::{Counts, Groups};
 
@@ -86,7 +86,9 @@ impl Totals {
     /// Prints the summary to standard output.
     pub(crate) fn print_summary(&self, time: Duration, json: bool) {
         let line = if json {
-            self.json("summary", time).to_string()
+            let mut object = self.json("summary", time);
+            link::add_down(&mut object);
+            object.to_string()
         } else {
             let mut line = self.text(time);
             line.replace_range(..1, "R");

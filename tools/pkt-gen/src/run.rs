@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use serde_json::{Value, json};
-use tool_common::{Failure, note, port, print, stop_on_signals};
+use tool_common::{Failure, link, note, port, print, stop_on_signals};
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, PortKind, PortSpec};
 use unetmap::{NR_SLOT_TIMES, Port, Ring};
 use unetmap_streams::Summary;
@@ -308,15 +308,36 @@ fn print_summary(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stoppe
     }
     if ping.is_some_and(|ping| ping.rtt.is_empty()) && totals.packets > 0 {
         let (port, n) = (&config.port, totals.packets);
-        note(&format!("pkt-gen: {port}: none of {n} pings was answered (does the peer run -f pong?)"));
+        let why = link::down_or(port, "does the peer run -f pong?");
+        note(&format!("pkt-gen: {port}: none of {n} pings was answered ({why})"));
         return ExitCode::FAILURE;
     }
     if unreleased == 0 {
+        if config.function.generates_packets() {
+            note_down(&config.port, "packets may be lost");
+        } else if totals.packets == 0 {
+            note_down(&config.port, "no packets arrived");
+        }
         return ExitCode::SUCCESS;
     }
-    note(&format!("pkt-gen: {}: the peer has not released {unreleased} slots (is a receiver running?)", config.port));
+    note(&format!("pkt-gen: {}", not_released(&config.port, unreleased)));
     // An interrupted sender is expected to leave unfinished work.
     if stopped { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Says that slots of a port were not released, and why that may be.
+pub(crate) fn not_released(port: &str, slots: u64) -> String {
+    match link::of(port) {
+        Some(down) => format!("{port}: {slots} slots are not released: {down}"),
+        None => format!("{port}: the peer has not released {slots} slots (is a receiver running?)"),
+    }
+}
+
+/// Says at the end what a link that is down explains.
+pub(crate) fn note_down(port: &str, what: &str) {
+    if let Some(down) = link::of(port) {
+        note(&format!("pkt-gen: {port}: {what}: {down}"));
+    }
 }
 
 fn gaps_line(gaps: Gaps) -> String {
@@ -375,7 +396,9 @@ fn json_summary(
             put("rtt_ns", percentiles(&summary_of(rtt)));
         }
     }
-    Value::Object(object).to_string()
+    let mut object = Value::Object(object);
+    link::add_down(&mut object);
+    object.to_string()
 }
 
 #[cfg(test)]

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tool_common::{Failure, note, port, print, stop_on_signals};
+use tool_common::{Failure, link, note, port, print, stop_on_signals};
 use unetmap::Port;
 use unetmap_streams::search::{self, Offer, Plan, SizeReport, Test, Tester, Trial};
 use unetmap_streams::{BATCH, Pace, Sender, StreamReport};
 
 use crate::options::Config;
 use crate::print_report;
+use crate::run::{not_released, note_down};
 use crate::streams::engine::{Clock, Run, lock};
 use crate::streams::{check_size, percentiles};
 
@@ -83,6 +84,9 @@ pub(crate) fn run(config: &Config, options: &SearchOptions) -> Result<ExitCode, 
     } else {
         print(&table(plan, &reports));
     }
+    if reports.iter().all(|report| report.throughput.is_none_or(|found| found.pps == 0.0)) {
+        [&config.port, &options.receive].into_iter().for_each(|port| note_down(port, "packets may be lost"));
+    }
     if let Some(path) = &options.html {
         let html = page::html(plan, &from_to, &reports);
         std::fs::write(path, html).map_err(|e| Failure::Work(format!("--html {}: {e}", path.display())))?;
@@ -127,8 +131,7 @@ impl Tester for Ports<'_> {
             return Err("ended by a signal".into());
         }
         if done.unreleased > 0 {
-            let (port, left) = (self.near.spec(), done.unreleased);
-            return Err(format!("{port}: nothing takes its packets: {left} slots are not released"));
+            return Err(not_released(self.near.spec(), done.unreleased));
         }
         let sent = lock(&sender).streams().map(|(_, sent)| sent.packets).sum::<u64>();
         let seconds = done.sending.as_secs_f64();
@@ -257,11 +260,13 @@ fn result_json(report: &SizeReport) -> Value {
 
 fn summary_json(config: &Config, options: &SearchOptions, whole: bool) -> Value {
     let plan = &options.plan;
-    json!({
+    let mut object = json!({
         "event": "summary", "function": plan.rfc.name(), "port": config.port, "receive": options.receive,
         "link": plan.link, "trial_seconds": plan.trial as f64 / 1e9, "tolerance": plan.tolerance,
         "resolution": plan.resolution, "complete": whole,
-    })
+    });
+    link::add_down(&mut object);
+    object
 }
 
 /// The results as a table of text; the page has the same rows.

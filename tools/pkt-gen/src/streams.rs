@@ -14,6 +14,7 @@ use unetmap_streams::{Sender, Stream, parse_file, parse_spec};
 use crate::capture::Capture;
 use crate::options::Config;
 use crate::print_report;
+use crate::run::{not_released, note_down};
 
 pub(crate) mod args;
 pub(crate) mod engine;
@@ -85,10 +86,16 @@ pub(crate) fn run(config: &Config, options: &StreamOptions) -> Result<ExitCode, 
         work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
     tool_common::print(&report.end(&done, sender.as_ref().map(engine::lock).as_deref()));
+    if let Some(port) = receiving.filter(|_| done.receiver.as_ref().is_some_and(|receiver| receiver.packets() == 0)) {
+        note_down(port.spec(), "no packets arrived");
+    }
     if done.unreleased > 0 {
-        note(&format!("pkt-gen: {}: the peer has not released {} slots", config.port, done.unreleased));
+        note(&format!("pkt-gen: {}", not_released(&config.port, done.unreleased)));
         let interrupted = stop.load(std::sync::atomic::Ordering::Relaxed);
         return Ok(if interrupted { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    if sender.is_some() && receiving.is_none_or(|port| port.spec() != config.port) {
+        note_down(&config.port, "packets may be lost");
     }
     Ok(ExitCode::SUCCESS)
 }

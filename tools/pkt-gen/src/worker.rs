@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use tool_common::note;
+use tool_common::{link, note};
 use unetmap::Port;
 
 use crate::options::Config;
@@ -42,7 +42,8 @@ impl Stall {
         let time = self.since.get_or_insert_with(Instant::now).elapsed();
         if time > NOTE_AFTER && !self.noted {
             self.noted = true;
-            note(&format!("pkt-gen: {port}: its ring is full: waiting for a receiver that reads the packets"));
+            let why = link::down_or(port, "waiting for a receiver that reads the packets");
+            note(&format!("pkt-gen: {port}: its ring is full: {why}"));
         }
         time > STALL_TIMEOUT && has_released()
     }

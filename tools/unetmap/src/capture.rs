@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::{Args, ValueEnum};
 use pcap::{BpfProgram, Capture, Linktype};
 use serde_json::{Value, json};
-use tool_common::{note, port, stop_on_signals};
+use tool_common::{link, note, port, stop_on_signals};
 use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_ZCOPY_MON, NS_MOREFRAG};
 use unetmap::{Interest, Port, TimeSource};
 
@@ -275,7 +275,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<u8, String> {
     let expression = args.filter.join(" ");
     let filter = compile(&expression).map_err(failed)?;
     let name = port::full_name(&args.port);
-    let port = Port::options().slot_times(true).open(&name).map_err(|e| failed(e.to_string()))?;
+    let port = link::open(&name, &Port::options().slot_times(true)).map_err(|e| failed(e.to_string()))?;
     if port.rx_rings().is_empty() {
         return Err(failed(format!("{name} has no receive rings")));
     }
@@ -317,11 +317,13 @@ fn print_summary(
 ) -> Result<(), String> {
     let Counters { received, accepted, dropped } = counters;
     if !args.json {
-        note(&format!("{name}: {accepted} packets captured, {received} received, {dropped} dropped (ring full)"));
+        let down = link::of(name).filter(|_| received == 0).map_or(String::new(), |down| format!("; {down}"));
+        note(&format!("{name}: {accepted} packets captured, {received} received, {dropped} dropped (ring full){down}"));
         return Ok(());
     }
-    let line = json!({"port": name, "received": received, "accepted": accepted, "bytes": running.bytes,
+    let mut line = json!({"port": name, "received": received, "accepted": accepted, "bytes": running.bytes,
         "dropped": dropped, "files": running.files.number(), "seconds": time.as_secs_f64()});
+    link::add_down(&mut line);
     // The capture itself may be on standard output.
     if args.write.as_os_str() == "-" {
         note(&line.to_string());

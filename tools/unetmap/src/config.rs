@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
+use tool_common::link;
 use unetmap::switch::{self, AttachOptions, NewPort};
 
 /// Make switches, persistent ports and settings as a file says, or write them to it.
@@ -157,7 +158,8 @@ impl Setting {
             Setting::Attach { switch, interface, host } => {
                 let mut options = AttachOptions::default();
                 options.host = *host;
-                switch::attach(&format!("{switch}:{interface}"), &options).map(drop)
+                let port = format!("{switch}:{interface}");
+                link::attach(&port, || switch::attach(&port, &options)).map(drop)
             }
             other => return crate::perform(&other.words()),
         };

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use pcap::{Capture, Linktype, Offline, Precision};
 use serde_json::json;
-use tool_common::{note, port, stop_on_signals};
+use tool_common::{link, note, port, stop_on_signals};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Interest, Port, Ring};
 
@@ -205,7 +205,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, String> {
         drop(open(&args.file).map_err(failed)?);
     }
     let name = port::full_name(&args.port);
-    let port = Port::open(&name).map_err(|e| failed(e.to_string()))?;
+    let port = link::open(&name, &Port::options()).map_err(|e| failed(e.to_string()))?;
     let ring = port.tx_rings().first().ok_or_else(|| failed(format!("{name} has no transmit rings")))?;
     let mut sender = Sender { port: &port, ring, unsent: 0, stop };
     let mut pace = Pace::new(args.rate, args.speed.unwrap_or(1.0));
@@ -229,7 +229,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, String> {
     let Sent { packets, bytes, truncated } = sent;
     if args.json {
         let seconds = time.as_secs_f64();
-        let line = json!({"port": name, "packets": packets, "bytes": bytes, "cut": truncated, "seconds": seconds});
+        let mut line = json!({"port": name, "packets": packets, "bytes": bytes, "cut": truncated, "seconds": seconds});
+        link::add_down(&mut line);
         crate::print("replay", &format!("{line}\n"))?;
     } else {
         let rate = packets as f64 / time.as_secs_f64().max(1e-9);
@@ -238,6 +239,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, String> {
             "{name}: {packets} packets, {bytes} bytes in {:.3} s, {rate:.0} per second{truncated}",
             time.as_secs_f64()
         ));
+    }
+    if let Some(down) = link::of(&name) {
+        note(&format!("replay: {name}: packets may be lost: {down}"));
     }
     result.and(drained.map(|()| true)).map(|_| 0).map_err(failed)
 }

@@ -7,7 +7,7 @@ mod options;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use tool_common::{Failure, note, print};
+use tool_common::{Failure, link, note, print};
 use unetmap::Error;
 use unetmap::abi::*;
 use unetmap::errno::ENOENT;
@@ -34,8 +34,8 @@ fn run(config: &Config) -> Result<ExitCode, Failure> {
         Command::Attach { port, host, mem_id } => {
             let nr_mode = if *host { NR_REG_NIC_SW } else { NR_REG_ALL_NIC };
             let reg = NmreqRegister { nr_mode, nr_mem_id: *mem_id, ..Default::default() };
-            let reply: NmreqValeAttach =
-                send(NETMAP_REQ_VALE_ATTACH, port, NmreqValeAttach { reg, ..Default::default() })?;
+            let body = NmreqValeAttach { reg, ..Default::default() };
+            let reply: NmreqValeAttach = link::attach(port, || send(NETMAP_REQ_VALE_ATTACH, port, body))?;
             port_index(port, reply.port_index)
         }
         Command::Detach(port) => {

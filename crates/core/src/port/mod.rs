@@ -7,6 +7,7 @@ pub mod extmem;
 pub mod file;
 mod forward;
 mod frames;
+mod link;
 mod lock_holder;
 mod many_rings;
 mod monitors;
@@ -15,6 +16,7 @@ mod poll;
 mod poll_fast;
 mod ring;
 
+pub use link::{DownCause, LinkDown, link_down};
 pub use open::{InDaemon, NR_SLOT_TIMES, OpenOptions, adopt};
 pub use ring::{Ring, SlotIter, SlotRef};
 
@@ -119,6 +121,8 @@ pub struct Port {
     /// Of ports with many rings.
     many: ManyRings,
     pub(crate) monitor_source: MonitorSource,
+    /// Whether a switch moves its packets.
+    pub(crate) is_switched: bool,
     pub(crate) host_ring_peer: HostRingPeer,
     holder: LockHolderCell,
     /// The holder ID, and in the upper half its number of forks, read by each sync. One word (O4), so that no thread
@@ -172,6 +176,7 @@ impl Port {
             rx,
             many,
             monitor_source,
+            is_switched: false,
             host_ring_peer: HostRingPeer::default(),
             holder_word: AtomicU64::new(holder.word()),
             holder: LockHolderCell::new(holder),

@@ -20,7 +20,8 @@ use crate::backend::region_cache::map_region;
 use crate::backend::{RingParts, open_ring};
 use crate::control::PeerDoorbellsRequest;
 use crate::control::binding::{
-    Binding, BoundRing, DOORBELL_LATER, FIXED_FDS, FORWARD_ALL, FORWARD_MARKED, NO_TIMESTAMP, NO_WAKEUPS, geometry,
+    BackendKind, Binding, BoundRing, DOORBELL_LATER, FIXED_FDS, FORWARD_ALL, FORWARD_MARKED, NO_TIMESTAMP, NO_WAKEUPS,
+    geometry,
 };
 use crate::control::client::{self, Connection, interface_exists};
 use crate::control::request::{NetmapReply, NetmapRequest};
@@ -262,7 +263,9 @@ fn assemble_mapped(
     let (tx, rx) = (rings(0)?, rings(1)?);
     let iface = Iface::new(&mapped.region, binding.head.if_offset).ok_or_else(malformed)?;
     let source = MonitorSource { session: binding.head.session, key: binding.head.key, list: None };
-    Ok(Port::new(spec, connection, holder, register, mapped.region, iface, (tx, rx), source))
+    let mut port = Port::new(spec, connection, holder, register, mapped.region, iface, (tx, rx), source);
+    port.is_switched = binding.rings.iter().any(|ring| ring.backend == BackendKind::Vale as u32);
+    Ok(port)
 }
 
 /// A connection, and the reply on it.

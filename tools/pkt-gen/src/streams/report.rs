@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use tool_common::link;
 use unetmap_streams::{IntervalReport, Receiver, Sender, SentCounts, StreamReport, Summary};
 
 use super::engine::{Done, Interval};
@@ -116,7 +117,9 @@ impl<'a> Report<'a> {
             summary.insert("unsigned".into(), json!(unsigned));
             summary.insert("ignored".into(), json!(ignored));
         }
-        text + &format!("{}\n", Value::Object(summary))
+        let mut summary = Value::Object(summary);
+        link::add_down(&mut summary);
+        text + &format!("{summary}\n")
     }
 
     fn table(&self, done: &Done, rows: &BTreeMap<u16, (Option<SentCounts>, Option<&StreamReport>)>) -> String {

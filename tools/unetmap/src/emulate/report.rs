@@ -3,7 +3,7 @@
 
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
-use tool_common::print;
+use tool_common::{link, print};
 use unetmap_shape::Counts;
 
 /// Percentiles of delays, in milliseconds.
@@ -132,7 +132,9 @@ impl Total {
 pub(crate) fn summary([out, back]: &[Total; 2], seconds: f64, left: usize, json: bool) {
     let text = if json {
         let ways = json!({"out": out.json(), "in": back.json()});
-        json!({"event": "summary", "seconds": seconds, "left": left, "ways": ways}).to_string()
+        let mut object = json!({"event": "summary", "seconds": seconds, "left": left, "ways": ways});
+        link::add_down(&mut object);
+        object.to_string()
     } else {
         let left =
             if left > 0 { format!("\n{left} packets were not taken by their port in time") } else { String::new() };
