@@ -84,8 +84,8 @@ pub fn isolated<F: FnOnce(&Home)>(body: F) {
     run(body, false, || MACHINE.read().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Does the same for a test that opens interfaces, whose packets are lost if the machine stands still for seconds: then,
-/// and only then, it is repeated ([`repeated_if_delayed`]).
+/// Does the same for a test that opens interfaces, whose packets are lost if the machine stands still for seconds: only
+/// then it is repeated ([`repeated_if_delayed`]).
 pub fn isolated_with_interfaces<F: FnOnce(&Home)>(body: F) {
     run(body, true, || MACHINE.read().unwrap_or_else(PoisonError::into_inner));
 }
