@@ -185,7 +185,7 @@ fn lookup(addresses: u64, packets: u64) {
 
 /// A UDP packet.
 fn packet() -> Vec<u8> {
-    let stream = parse_spec("rate=1k,dst=10.1.0.1,dport=53", 1, unetmap_streams::DEFAULT_LINK).expect("a stream");
+    let stream = parse_spec("rate=1kpps,dst=10.1.0.1,dport=53", 1, unetmap_streams::DEFAULT_LINK).expect("a stream");
     Sender::new(vec![stream]).take(0).expect("a packet").to_vec()
 }
 
@@ -222,7 +222,7 @@ fn recalled(n: u64, packets: u64) {
 }
 
 fn stream(streams: u64, packets: u64) {
-    let spec = "rate=1M,size=60-1514,dst=10.1.0.1";
+    let spec = "rate=1Mpps,size=60-1514,dst=10.1.0.1";
     let one = |id| parse_spec(spec, id, unetmap_streams::DEFAULT_LINK).expect("a stream");
     let mut sender = Sender::new((1..=streams as u16).map(one).collect());
     let mut receiver = Receiver::default();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The command-line programs: their errors and manual pages, `lb`, `unetmap-fw`, `unetmap-cni`,
-//! `unetmap-device-plugin`, `unetmap doctor`, `emulate`, `events`, `metrics` and `top`.
+//! `unetmap-device-plugin`, `unetmap doctor`, `emulate`, `events`, `metrics` and `top`; quantities of all programs.
 #![forbid(unsafe_code)]
 
 mod cni;
@@ -16,4 +16,5 @@ mod lb;
 mod links;
 mod manuals;
 mod metrics;
+mod quantities;
 mod top;

@@ -67,7 +67,7 @@ impl Resource {
 }
 
 /// Bytes.
-pub(crate) const MIB: u64 = 1 << 20;
+const MIB: u64 = 1 << 20;
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
 

@@ -22,6 +22,7 @@ use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::Sizes;
 use crate::tuning::region::INTERFACES_BUFS;
+use crate::written::Written;
 
 /// The configuration file of root's daemon, unless the command line names another.
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/unetmapd.toml";
@@ -220,7 +221,7 @@ pub(crate) struct KnobSnapshot {
 #[serde(deny_unknown_fields)]
 struct ConfigFile {
     #[serde(default)]
-    knobs: BTreeMap<Spanned<String>, Spanned<u64>>,
+    knobs: BTreeMap<Spanned<String>, Written>,
     vale: Option<Spanned<ValeSection>>,
 }
 
@@ -261,8 +262,15 @@ impl Knobs {
         };
         let mut knobs = Knobs::default();
         for (name, value) in &written.knobs {
-            if let Err(refusal) = knobs.set(name.get_ref(), *value.get_ref()) {
-                return at_line(name.span().start, &refusal.why);
+            let (at, name, Written(text)) = (name.span().start, name.get_ref(), value);
+            let number = match unetmap_quantity::knob(name, text) {
+                Ok(number) => number,
+                Err(why) => {
+                    return at_line(at, &format!("{name} is `{text}`: {why}; unetmapd(8) shows how it is written"));
+                }
+            };
+            if let Err(refusal) = knobs.set(name, number) {
+                return at_line(at, &refusal.why);
             }
         }
         if let Some(vale) = written.vale {

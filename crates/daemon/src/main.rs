@@ -47,6 +47,7 @@ mod turns;
 mod user_arena;
 mod users;
 mod work_times;
+mod written;
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -59,6 +60,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use unetmap_quantity::{bytes, count, seconds, within};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::thread::set_nice;
 use unetmap_sys::{event, socket};
@@ -142,8 +144,8 @@ struct Args {
     #[arg(long, value_name = "FD", hide = true)]
     access_memory: Option<u32>,
     /// Exit after so many seconds without a connection; 0: never.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    idle_exit: u64,
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds, allow_hyphen_values = true)]
+    idle_exit: Duration,
     /// File with the users who may open interfaces (unetmap-policy(5)). Only root's daemon reads it.
     #[arg(long, value_name = "PATH", env = "UNETMAP_POLICY", overrides_with = "policy")]
     policy: Option<PathBuf>,
@@ -159,22 +161,22 @@ struct Args {
     #[arg(long, value_name = "MODE")]
     admode: Option<Admode>,
     /// Sessions of a region (the knobs if_num and priv_if_num).
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = within::<u64, u32>(count, 0..=u32::MAX.into()), allow_hyphen_values = true)]
     if_num: Option<u32>,
     /// Bytes of a session's description: 8 for each ring, and 56.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = within::<u64, u32>(bytes, 0..=u32::MAX.into()), allow_hyphen_values = true)]
     if_size: Option<u32>,
     /// Rings of a region. A pipe needs 4 for each ring pair.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = within::<u64, u32>(count, 0..=u32::MAX.into()), allow_hyphen_values = true)]
     ring_num: Option<u32>,
     /// Bytes of a ring: 16 for each slot, and 256.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = within::<u64, u32>(bytes, 0..=u32::MAX.into()), allow_hyphen_values = true)]
     ring_size: Option<u32>,
     /// Buffers of a region.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = within::<u64, u32>(count, 0..=u32::MAX.into()), allow_hyphen_values = true)]
     buf_num: Option<u32>,
     /// Bytes of a buffer.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = within::<u64, u32>(bytes, 0..=u32::MAX.into()), allow_hyphen_values = true)]
     buf_size: Option<u32>,
 }
 
@@ -305,7 +307,7 @@ fn serve(
         server.set_store(store);
     }
     tracing::info!(socket = %socket.display(), files, "serving");
-    let idle = (args.idle_exit > 0).then(|| Duration::from_secs(args.idle_exit));
+    let idle = Some(args.idle_exit).filter(|time| !time.is_zero());
     // While the lock is held, no client that starts finds a socket about to be removed. A client that waits in the
     // listener's queue is served.
     let may_end = || {

@@ -128,15 +128,19 @@ pub fn parse_spec(text: &str, id: u16, link: u64) -> Result<Stream, String> {
         let (key, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is not KEY=VALUE"))?;
         let string = || Some(Spanned::new(0..0, Value::String(value.into())));
         let number = || value.parse::<i64>().map_err(|_| format!("{key}: `{value}` is not a number"));
+        let amount = || {
+            let amount = unetmap_quantity::count(value).and_then(|n| i64::try_from(n).map_err(|e| e.to_string()));
+            amount.map(Value::Integer).map_err(|why| format!("{key}: `{value}` is not a number: {why}"))
+        };
         match key {
             "name" => written.name = string(),
             "rate" => written.rate = string(),
             "size" => written.size = string(),
-            "count" => written.count = Some(Spanned::new(0..0, Value::Integer(number()?))),
+            "count" => written.count = Some(Spanned::new(0..0, amount()?)),
             "start" => written.start = string(),
             "stop" => written.stop = string(),
             "burst" => {
-                let shape = Table::from_iter([("burst".to_owned(), Value::Integer(number()?))]);
+                let shape = Table::from_iter([("burst".to_owned(), amount()?)]);
                 written.shape = Some(Spanned::new(0..0, Value::Table(shape)));
             }
             "smac" | "dmac" => {

@@ -1,66 +1,60 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Numbers with units: rates, times and sizes, as `100kpps`, `2.5Gbps`, `50%`, `10ms`.
 
-use crate::SECOND;
+use std::time::Duration;
+
+use unetmap_quantity::{bit_rate, bytes, packet_rate, share, within};
+
 use crate::packet::{MAX_SIZE, Sizes};
 use crate::schedule::{Rate, Unit};
 
 /// Bits per second of a link of unknown speed.
 pub const DEFAULT_LINK: u64 = 10_000_000_000;
+/// Slowest and fastest link, bits per second.
+const LINK: std::ops::RangeInclusive<u64> = 1000..=1_000_000_000_000_000;
+/// Packets or bits per second.
+const RATE: std::ops::RangeInclusive<f64> = 1e-3..=1e15;
+/// About 11 days.
+const MAX_TIME: Duration = Duration::from_secs(1_000_000);
 
-/// Splits `2.5G` into 2.5e9; without a prefix the factor is 1.
-fn scaled(text: &str) -> Option<f64> {
-    let factor = match text.chars().last()? {
-        'k' | 'K' => 1e3,
-        'M' => 1e6,
-        'G' => 1e9,
-        _ => 1.0,
-    };
-    let digits = text.trim_end_matches(['k', 'K', 'M', 'G']);
-    (digits.len() + 1 >= text.len()).then_some(())?;
-    let plain = !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit() || c == b'.');
-    plain.then(|| digits.parse::<f64>().ok().map(|n| n * factor))?.filter(|n| (1e-3..=1e15).contains(n))
-}
-
-/// Parses bits per second, as `10G`, `10Gbps` or `100M`.
+/// Parses the speed of a link: `10Gbit`, `100M`.
 ///
 /// # Errors
 /// A sentence that says what is allowed.
 pub fn parse_link(text: &str) -> Result<u64, String> {
-    let number = scaled(text.strip_suffix("bps").unwrap_or(text)).filter(|n| *n >= 1e3);
-    number
-        .map(|n| n as u64)
-        .ok_or_else(|| format!("`{text}` is not a link's speed, as in 10G (bits per second, 1k at least)"))
+    within(bit_rate, LINK)(text).map_err(|_| {
+        format!("`{text}` is not a link's speed: give bits per second, as in 10G or 100Mbit, from 1k to 1000000G")
+    })
 }
 
-/// Parses a rate: `100kpps` (or `100k`), `1Gbps` (bits of packets), `50%` (of the link, with framing).
+/// Parses a rate: `100kpps` (or `100000`), `1Gbit` (bits of packets), `50%` (of the link, with framing).
 pub(crate) fn rate(text: &str, link: u64) -> Result<Rate, String> {
-    let bad = || format!("`{text}` is not a rate above 0, as in 100kpps, 2.5Gbps or 50% (prefixes are k, M and G)");
-    let (number, unit) = if let Some(share) = text.strip_suffix('%') {
-        let share = scaled(share).filter(|share| *share <= 100.0).ok_or_else(bad)?;
-        (share / 100.0 * link as f64, Unit::LinkBits)
-    } else if let Some(bits) = text.strip_suffix("bps") {
-        (scaled(bits).ok_or_else(bad)?, Unit::Bits)
+    let bad = |why: &str| format!("`{text}` is not a rate above 0: {why}; or a share as 50% (prefixes are k, M and G)");
+    let (number, unit) = if text.ends_with('%') {
+        (share(text).map_err(|why| bad(&why))? * link as f64, Unit::LinkBits)
+    } else if text.ends_with(|c: char| c.is_ascii_digit()) {
+        (packet_rate(text).map_err(|why| bad(&why))?.as_f64(), Unit::Packets)
     } else {
-        (scaled(text.strip_suffix("pps").unwrap_or(text)).ok_or_else(bad)?, Unit::Packets)
+        match unetmap_quantity::rate(text).map_err(|why| bad(&why))? {
+            unetmap_quantity::Rate::Packets(number) => (number.as_f64(), Unit::Packets),
+            unetmap_quantity::Rate::Bits(number) => (number.as_f64(), Unit::Bits),
+        }
     };
-    Rate::new(number, unit).ok_or_else(bad)
+    let rate = Some(number).filter(|number| RATE.contains(number)).and_then(|number| Rate::new(number, unit));
+    rate.ok_or_else(|| bad("give 0.001 to 1e15 a second, as in 100kpps or 2.5Gbit"))
 }
 
 /// Parses a time, as `1.5s`, `10ms`, `20us` or `500ns`, into nanoseconds.
 pub(crate) fn time(text: &str) -> Result<u64, String> {
-    let bad = || format!("`{text}` is not a time, as in 1.5s, 10ms, 20us or 500ns");
-    let units = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", SECOND as f64)];
-    let (digits, factor) = units.iter().find_map(|(unit, f)| Some((text.strip_suffix(unit)?, f))).ok_or_else(bad)?;
-    let number = digits.parse::<f64>().map_err(|_| bad())? * factor;
-    // At most 11 days.
-    if (0.0..=1e15).contains(&number) { Ok(number.round() as u64) } else { Err(bad()) }
+    let time = within(unetmap_quantity::time, Duration::ZERO..=MAX_TIME)(text);
+    time.map(|time: Duration| time.as_nanos() as u64)
+        .map_err(|why| format!("`{text}` is not a time, as in 1.5s, 10ms, 20us or 500ns: {why}"))
 }
 
 /// Parses a size: `64`, `64-1514` or `imix`.
 pub(crate) fn sizes(text: &str) -> Result<Sizes, String> {
     let bad = || format!("`{text}` is not a size: give bytes as 60, a range as 60-1514, or imix");
-    let one = |text: &str| text.parse::<usize>().ok().filter(|n| (1..=MAX_SIZE).contains(n)).ok_or_else(bad);
+    let one = |text: &str| within(bytes, 1..=MAX_SIZE as u64)(text).map_err(|_: String| bad());
     match text.split_once('-') {
         _ if text == "imix" => Ok(Sizes::Imix),
         None => one(text).map(Sizes::Fixed),
@@ -80,11 +74,15 @@ mod tests {
         let parsed = |text| rate(text, 10_000_000_000).map(|r| (r.per_second(), r.unit()));
         assert_eq!(parsed("100kpps"), Ok((1e5, Unit::Packets)));
         assert_eq!(parsed("0.5"), Ok((0.5, Unit::Packets)));
-        assert_eq!(parsed("2.5Gbps"), Ok((2.5e9, Unit::Bits)));
+        for text in ["2.5Gbps", "2.5Gbit", "2.5gbit/s", "2500Mbit"] {
+            assert_eq!(parsed(text), Ok((2.5e9, Unit::Bits)), "{text}");
+        }
         assert_eq!(parsed("25%"), Ok((2.5e9, Unit::LinkBits)));
-        for bad in ["", "0", "-1", "101%", "1T", "1kk", "1e9", "fast", "NaN", "inf", "k", "%", "1..2"] {
+        for bad in ["", "0", "-1", "101%", "1T", "1kk", "1e19", "fast", "NaN", "inf", "k", "%", "1..2"] {
             assert!(rate(bad, 1).is_err(), "{bad}");
         }
+        let error = rate("100M", 1).unwrap_err();
+        assert!(error.contains("100Mpps") && error.contains("100Mbit"), "{error}");
     }
 
     #[test]
@@ -92,7 +90,7 @@ mod tests {
         for (text, ns) in [("1.5s", 1_500_000_000), ("10ms", 10_000_000), ("20us", 20_000), ("500ns", 500), ("0s", 0)] {
             assert_eq!(time(text), Ok(ns), "{text}");
         }
-        for bad in ["", "5", "s", "-1s", "1h", "1e9s", "NaNs"] {
+        for bad in ["", "5", "s", "-1s", "1m", "1e9s", "NaNs"] {
             assert!(time(bad).is_err(), "{bad}");
         }
         assert_eq!(sizes("60"), Ok(Sizes::Fixed(60)));

@@ -31,7 +31,7 @@ fn links() -> [PipeConfig; 5] {
 /// Sends all streams, each through its link. Returns what the receiver measured, and the arrivals by stream.
 fn run(pipes: &mut [Pipe], pool: &mut Pool) -> (Receiver, Vec<Vec<Arrival>>) {
     let shapes = ["size=60", "size=60-1514,burst=8", "vlan=3", "dst=fd00::2", "size=imix"];
-    let specs = shapes.iter().map(|more| format!("rate=20k,count={PACKETS},{more}"));
+    let specs = shapes.iter().map(|more| format!("rate=20kpps,count={PACKETS},{more}"));
     let streams = specs.zip(1..).map(|(spec, id)| parse_spec(&spec, id, DEFAULT_LINK).expect("a stream"));
     let mut sender = Sender::new(streams.collect());
     let (mut receiver, mut arrivals) = (Receiver::default(), vec![Vec::new(); pipes.len()]);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{ArgAction, Parser};
 use tool_common::port::full_name;
 use unetmap::abi::{PortKind, PortSpec, Rings};
+use unetmap_quantity::{count, seconds, within};
 
 /// Forwards packets between two netmap ports, without copying if both are in one region.
 #[derive(Debug, Parser)]
@@ -17,12 +18,12 @@ pub(crate) struct Cli {
     ports: Vec<String>,
 
     /// Maximum number of slots forwarded in a batch [default: 1024]
-    #[arg(short, long, value_name = "SLOTS", value_parser = tool_common::scaled_up_to(u32::MAX))]
+    #[arg(short, long, value_name = "SLOTS", value_parser = burst, allow_hyphen_values = true)]
     burst: Option<u32>,
 
     /// Seconds to wait after the ports were opened, because some links come up slowly
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
-    wait: u64,
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = seconds, allow_hyphen_values = true)]
+    wait: Duration,
 
     /// Copy packets even if buffers could be exchanged
     #[arg(short = 'c', long)]
@@ -43,6 +44,11 @@ pub(crate) struct Cli {
     /// Ports and burst without flags: PORT_A [PORT_B [BURST]]
     #[arg(value_name = "PORT", num_args = 0..=3)]
     positional: Vec<String>,
+}
+
+/// Parses a number of slots.
+fn burst(text: &str) -> Result<u32, String> {
+    within(count, 1..=u32::MAX.into())(text)
 }
 
 /// The validated command line.
@@ -71,8 +77,10 @@ impl Cli {
             let mut words = self.positional.into_iter();
             ports.extend(words.by_ref().take(2));
             if let Some(word) = words.next() {
-                let number = tool_common::scaled_up_to(u32::MAX)(&word);
-                burst = Some(number.map_err(|why| format!("`{word}`: the burst must be a number of slots: {why}"))?);
+                burst = Some(
+                    self::burst(&word)
+                        .map_err(|why| format!("`{word}`: the burst must be a number of slots: {why}"))?,
+                );
             }
         }
         let mut ports = ports.into_iter();
@@ -104,7 +112,7 @@ impl Cli {
             a,
             b,
             burst: burst.unwrap_or(1024),
-            wait: Duration::from_secs(self.wait),
+            wait: self.wait,
             copy: self.copy,
             verbose: self.verbose,
             json: self.json,

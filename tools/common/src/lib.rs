@@ -156,39 +156,6 @@ pub fn parse<C: Parser>() -> C {
     std::process::exit(i32::from(OUTPUT_LOST.load(Relaxed)));
 }
 
-/// Parses a number above 0, with an optional suffix: k, M and G are powers of 1000. With one it may have a fraction.
-///
-/// # Errors
-/// A sentence that says what is allowed.
-pub fn scaled(text: &str) -> Result<u64, String> {
-    let wrong = || "give a number above 0, with an optional suffix k, M or G".to_owned();
-    let (digits, scale) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 1e3),
-        Some((at, 'M')) => (&text[..at], 1e6),
-        Some((at, 'G')) => (&text[..at], 1e9),
-        _ => return text.parse().ok().filter(|&number| number > 0).ok_or_else(wrong),
-    };
-    let number = digits.parse::<f64>().map_err(|_| wrong())? * scale;
-    if (1.0..=1e15).contains(&number) { Ok(number as u64) } else { Err(wrong()) }
-}
-
-/// Returns a parser of numbers as [`scaled`], of at most `most`.
-pub fn scaled_up_to(most: u32) -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static {
-    move |text| {
-        let number = scaled(text).ok().and_then(|number| u32::try_from(number).ok()).filter(|number| *number <= most);
-        number.ok_or_else(|| format!("give a number from 1 to {most}, with an optional suffix k, M or G"))
-    }
-}
-
-/// Parses a number as [`scaled`] does, or 0.
-///
-/// # Errors
-/// A sentence that says what is allowed.
-pub fn scaled_or_zero(text: &str) -> Result<u64, String> {
-    let wrong = |_| "give 0 or a number, with an optional suffix k, M or G".to_owned();
-    if text == "0" { Ok(0) } else { scaled(text).map_err(wrong) }
-}
-
 /// Writes text to standard output. If the reader has closed it, sets the stop flag, as a signal does. Reports any other
 /// failure, such as a full disk, once; the program goes on.
 pub fn print(text: &str) {
@@ -228,42 +195,6 @@ mod tests {
         let status = "Name:\tx\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000002\n";
         assert_eq!([1, 2, 13].map(|signal| ignores(status, signal)), [true, false, true]);
         assert!(!ignores("", 1));
-    }
-
-    #[test]
-    fn numbers_have_suffixes() {
-        for (text, number) in [
-            ("1", Some(1)),
-            ("18446744073709551615", Some(u64::MAX)),
-            ("1.5k", Some(1500)),
-            ("14.88M", Some(14_880_000)),
-            ("2G", Some(2_000_000_000)),
-            ("0", None),
-            ("-1", None),
-            ("k", None),
-            ("1T", None),
-            ("1.5", None),
-            ("inf", None),
-            ("infk", None),
-            ("1e9G", None),
-        ] {
-            assert_eq!(scaled(text).ok(), number, "{text}");
-            assert_eq!(scaled_or_zero(text).ok(), number.or((text == "0").then_some(0)), "{text}");
-        }
-    }
-
-    #[test]
-    fn numbers_with_a_bound_have_suffixes() {
-        let parse = scaled_up_to(65_536);
-        for (text, number) in
-            [("1", Some(1)), ("1.5k", Some(1500)), ("65536", Some(65_536)), ("66k", None), ("0", None)]
-        {
-            assert_eq!(parse(text).ok(), number, "{text}");
-        }
-        assert_eq!(
-            scaled_up_to(u32::MAX)("5G"),
-            Err("give a number from 1 to 4294967295, with an optional suffix k, M or G".into())
-        );
     }
 
     #[test]

@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use tool_common::port::full_name;
+use unetmap_quantity::{count, mebibytes, seconds, within};
+
+const MIB: u64 = 1 << 20;
 
 /// A firewall between two ports, with rules in ipfw's language.
 #[derive(Debug, Parser)]
@@ -28,7 +31,7 @@ pub(crate) struct Cli {
     default_accept: bool,
 
     /// Maximum number of states, and of connections that NAT translates
-    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within::<u64, u32>(count, 1..=16_777_216), allow_hyphen_values = true)]
     states: u32,
 
     /// Number of threads; with more than one, each moves the packets of one ring (pair), and both ports have as many
@@ -36,8 +39,8 @@ pub(crate) struct Cli {
     threads: u16,
 
     /// Memory for packets in pipes and queues, in MiB. Packets that find none are dropped
-    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    memory: u32,
+    #[arg(long, value_name = "MIB", default_value = "256", value_parser = within::<u64, usize>(mebibytes, MIB..=65_536 * MIB), allow_hyphen_values = true)]
+    memory: usize,
 
     /// Path of the socket for `unetmap fw` [default: unetmap-fw.sock beside the daemon's socket]
     #[arg(long, value_name = "PATH")]
@@ -49,8 +52,8 @@ pub(crate) struct Cli {
     log: Option<PathBuf>,
 
     /// Space for logged packets, in MiB: when half of it is used, FILE becomes FILE.1, and FILE begins anew
-    #[arg(long, value_name = "MIB", default_value_t = 64, requires = "log", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
-    log_size: u32,
+    #[arg(long, value_name = "MIB", default_value = "64", requires = "log", value_parser = within::<u64, u64>(mebibytes, MIB..=1_048_576 * MIB), allow_hyphen_values = true)]
+    log_size: u64,
 
     /// Port that gets copies of the packets that rules `tee N` match; may be repeated. If its receiver is too slow,
     /// only copies are lost
@@ -58,12 +61,12 @@ pub(crate) struct Cli {
     tee: Vec<String>,
 
     /// Maximum number of slots in a batch
-    #[arg(short, long, value_name = "SLOTS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "SLOTS", default_value_t = 512, value_parser = within::<u64, u32>(count, 1..=u32::MAX.into()), allow_hyphen_values = true)]
     burst: u32,
 
     /// Seconds to wait after the ports were opened, because some links come up slowly
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
-    wait: u64,
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = seconds, allow_hyphen_values = true)]
+    wait: Duration,
 
     /// Copy packets even if buffers could be exchanged
     #[arg(short = 'c', long)]
@@ -116,12 +119,12 @@ impl Cli {
             default_accept: self.default_accept,
             states: self.states as usize,
             threads: self.threads,
-            memory: self.memory as usize * (1 << 20),
+            memory: self.memory,
             control: self.control,
             log: self.log,
-            log_bytes: u64::from(self.log_size) << 20,
+            log_bytes: self.log_size,
             burst: self.burst,
-            wait: Duration::from_secs(self.wait),
+            wait: self.wait,
             copy: self.copy,
             json: self.json,
         })

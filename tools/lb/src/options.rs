@@ -8,6 +8,7 @@ use clap::{ArgAction, Parser};
 use tool_common::port::full_name;
 use tool_common::rule::{self, Rule};
 use unetmap::abi::{PortKind, PortSpec};
+use unetmap_quantity::{count, seconds, within};
 
 /// Maximum number of pipes of one parent.
 const MAX_PIPES: u32 = 64;
@@ -27,7 +28,7 @@ pub(crate) struct Cli {
     pipes: Vec<String>,
 
     /// Number of extra buffers, for all pipes together, for packets that wait for room in their pipes
-    #[arg(short = 'B', long, value_name = "BUFFERS", default_value_t = 0, value_parser = extra_bufs)]
+    #[arg(short = 'B', long, value_name = "BUFFERS", default_value = "0", value_parser = within::<u64, u32>(count, 0..=u32::MAX.into()), allow_hyphen_values = true)]
     extra_bufs: u32,
 
     /// Send packets that match the rule to this pipe of the first group, regardless of their flow; the first matching
@@ -36,24 +37,24 @@ pub(crate) struct Cli {
     steer: Vec<String>,
 
     /// Maximum number of slots taken from a ring in a batch
-    #[arg(short, long, value_name = "SLOTS", default_value_t = BATCH, value_parser = tool_common::scaled_up_to(u32::MAX))]
+    #[arg(short, long, value_name = "SLOTS", default_value_t = BATCH, value_parser = within::<u64, u32>(count, 1..=u32::MAX.into()), allow_hyphen_values = true)]
     batch: u32,
 
     /// Seconds to wait after the port was opened, because some links come up slowly
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
-    wait: u64,
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = seconds, allow_hyphen_values = true)]
+    wait: Duration,
 
     /// Never sleep: spin while no packets arrive
     #[arg(short = 'W', long)]
     busy_wait: bool,
 
     /// Seconds between two reports to the system log; 0: no reports
-    #[arg(short = 's', long, value_name = "SECONDS", default_value_t = 0)]
-    syslog: u64,
+    #[arg(short = 's', long, value_name = "SECONDS", default_value = "0", value_parser = seconds, allow_hyphen_values = true)]
+    syslog: Duration,
 
     /// Seconds between two reports on standard output; 0: no reports
-    #[arg(short = 'o', long, value_name = "SECONDS", default_value_t = 0)]
-    stdout: u64,
+    #[arg(short = 'o', long, value_name = "SECONDS", default_value = "0", value_parser = seconds, allow_hyphen_values = true)]
+    stdout: Duration,
 
     /// Print reports and the summary as JSON objects, one per line
     #[arg(long)]
@@ -97,11 +98,6 @@ pub(crate) struct Config {
     pub(crate) json: bool,
 }
 
-/// Parses a number of buffers, which may be 0.
-fn extra_bufs(text: &str) -> Result<u32, String> {
-    if text == "0" { Ok(0) } else { tool_common::scaled_up_to(u32::MAX)(text) }
-}
-
 impl Cli {
     /// Validates the flags together.
     pub(crate) fn check(self) -> Result<Config, String> {
@@ -134,14 +130,14 @@ impl Cli {
             })?;
             steer.push((rule::parse(&pair[0]).map_err(|why| format!("--steer: {why}"))?, pipe));
         }
-        let interval = |seconds| Some(Duration::from_secs(seconds)).filter(|time| !time.is_zero());
+        let interval = |time: Duration| Some(time).filter(|time| !time.is_zero());
         Ok(Config {
             port,
             groups,
             extra_bufs: self.extra_bufs,
             steer,
             batch: self.batch,
-            wait: Duration::from_secs(self.wait),
+            wait: self.wait,
             busy_wait: self.busy_wait,
             syslog: interval(self.syslog),
             stdout: interval(self.stdout),

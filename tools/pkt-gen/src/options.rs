@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{ArgAction, Parser, ValueEnum};
 
 use tool_common::port::{RingConfig, full_name};
+use unetmap_quantity::{bytes, count, milliseconds, seconds, whole_packet_rate, within};
 
 use crate::addr::{Mac, Range};
 use crate::packet;
@@ -76,20 +77,19 @@ pub(crate) struct Cli {
 
     /// Number of packets to send or receive, over all threads; 0: no limit
     ///
-    /// The suffixes k, M and G are powers of 1000. Without -n there is no limit, except that a file given with -P is
-    /// sent once.
-    #[arg(short = 'n', long, value_name = "PACKETS", value_parser = tool_common::scaled_or_zero)]
+    /// Without -n there is no limit, except that a file given with -P is sent once.
+    #[arg(short = 'n', long, value_name = "PACKETS", value_parser = count, allow_hyphen_values = true)]
     count: Option<u64>,
 
     /// Packet length in bytes, from the Ethernet header to the end of the payload (without FCS); given twice, each
     /// packet gets a random length between the two
     ///
     /// The default is 60, or the minimum length for IPv6 (62) or for txseq over IPv6 (66).
-    #[arg(short = 'l', long = "len", value_name = "BYTES", action = ArgAction::Append)]
+    #[arg(short = 'l', long = "len", value_name = "BYTES", action = ArgAction::Append, value_parser = within::<u64, u16>(bytes, 0..=MAX_LEN as u64), allow_hyphen_values = true)]
     len: Vec<u16>,
 
     /// Maximum number of packets in a batch [default: 512; 1 for ping and pong; with -R at most 10 ms of packets]
-    #[arg(short, long, value_name = "PACKETS", value_parser = tool_common::scaled_up_to(65_536))]
+    #[arg(short, long, value_name = "PACKETS", value_parser = within::<u64, u32>(count, 1..=65_536), allow_hyphen_values = true)]
     burst: Option<u32>,
 
     /// Send IPv4 packets (the default)
@@ -135,19 +135,19 @@ pub(crate) struct Cli {
     threads: u16,
 
     /// Milliseconds between two reports; 0: no reports
-    #[arg(short = 'T', long, value_name = "MS", default_value_t = 1000)]
-    report_ms: u64,
+    #[arg(short = 'T', long, value_name = "MS", default_value = "1000", value_parser = milliseconds, allow_hyphen_values = true)]
+    report_ms: Duration,
 
     /// Seconds to wait after the port was opened, because some links come up slowly
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
-    wait: u64,
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = seconds, allow_hyphen_values = true)]
+    wait: Duration,
 
     /// Receiver: end when no packet has arrived for a second, after the first packet
     #[arg(short = 'W', long)]
     exit_when_idle: bool,
 
-    /// Packets per second, over all threads, with an optional suffix k, M or G; 0: as many as possible
-    #[arg(short = 'R', long, value_name = "PPS", default_value_t = 0, value_parser = tool_common::scaled_or_zero)]
+    /// Packets per second, over all threads; 0: as many as possible
+    #[arg(short = 'R', long, value_name = "PPS", default_value = "0", value_parser = whole_packet_rate, allow_hyphen_values = true)]
     rate: u64,
 
     /// Print every packet in hexadecimal
@@ -182,7 +182,7 @@ pub(crate) struct Cli {
     frags: u8,
 
     /// With -F: bytes in each slot except the last, if less than an equal share
-    #[arg(short = 'M', long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short = 'M', long, value_name = "BYTES", value_parser = within::<u64, u16>(bytes, 1..=MAX_LEN as u64), allow_hyphen_values = true)]
     frag_size: Option<u16>,
 
     /// Leave the packet in pkt-gen's own memory, from which the port copies it (NS_INDIRECT): only with -f tx on VALE
@@ -371,8 +371,8 @@ impl Cli {
             random_dst: self.random_dst || option(OPT_RANDOM_DST),
             cpus,
             threads: self.threads,
-            report: (self.report_ms > 0).then(|| Duration::from_millis(self.report_ms)),
-            wait: Duration::from_secs(self.wait),
+            report: Some(self.report_ms).filter(|time| !time.is_zero()),
+            wait: self.wait,
             exit_when_idle: self.exit_when_idle,
             rate: (self.rate > 0).then_some(self.rate),
             dump: self.dump || option(OPT_DUMP),
@@ -632,7 +632,7 @@ mod tests {
             ("-f up", &["--function", "'up'", "txseq"][..]),
             ("-n x", &["--count", "'x'", "suffix k, M or G"]),
             ("-n -1", &["-1"]),
-            ("-l 65536", &["--len", "65536", "0..=65535"]),
+            ("-l 65536", &["--len", "65536", "0 to 65535"]),
             ("-f tx -l 41", &["-l 41", "42 to 65535"]),
             ("-f tx -6 -l 60", &["-l 60", "IPv6", "62 to 65535"]),
             ("-f ping -l 53", &["-l 53", "54 to 65535"]),
@@ -652,13 +652,15 @@ mod tests {
             ("-T x", &["--report-ms", "'x'"]),
             ("-w x", &["--wait", "'x'"]),
             ("-R x", &["--rate", "'x'"]),
-            ("-R 1T", &["--rate", "'1T'", "suffix k, M or G"]),
+            ("-R 1T", &["--rate", "'1T'", "10kpps"]),
+            ("-R -5", &["--rate", "'-5'", "10kpps"]),
+            ("-R 100Mbit", &["--rate", "'100Mbit'", "give packets per second"]),
             ("-H 11", &["--vnet-hdr", "'11'", "0, 10 or 12"]),
             ("-F 0", &["--frags", "'0'", "1..=64"]),
             ("-F 65", &["--frags", "'65'", "1..=64"]),
             ("-f tx -M 100", &["-M", "-F"]),
             ("-f rx -F 2", &["-F", "rx", "-f tx and -f txseq"]),
-            ("-f tx -F 2 -M 0", &["--frag-size", "'0'", "1..=65535"]),
+            ("-f tx -F 2 -M 0", &["--frag-size", "'0'", "1 to 65535"]),
             ("-f tx -I", &["-I", "VALE", "leave it out"]),
             ("-f tx -o 32", &["-I", "VALE"]),
             ("-f rx -I", &["-I", "-f tx"]),

@@ -182,7 +182,7 @@ fn sender_and_receiver_may_be_two_processes() {
         let mut receiver =
             TestProcess::start(&mut daemon.command("pkt-gen", &format!("-i {there} --receive -W -w 0 --json {clock}")));
         receiver.await_note("Ready");
-        let spec = "--stream rate=20k,size=60-1514,count=2000,name=one --stream rate=5Mbps,dst=fd00::2,count=500";
+        let spec = "--stream rate=20kpps,size=60-1514,count=2000,name=one --stream rate=5Mbps,dst=fd00::2,count=500";
         let (code, out, err) = run(&daemon, &format!("-i {here} {spec} -w 0 {clock}"));
         assert_eq!(code, 0, "{err}");
         let row = |name: &str| out.lines().find(|line| line.starts_with(name)).map(str::to_owned).expect(name);
@@ -201,7 +201,7 @@ fn sender_and_receiver_may_be_two_processes() {
 fn a_sender_says_that_it_waits_and_ends_after_its_receiver() {
     let Some(daemon) = daemon() else { return };
     let sender = || {
-        let spec = "-i p{1 --stream rate=1M,count=20000 -w 0 --json";
+        let spec = "-i p{1 --stream rate=1Mpps,count=20000 -w 0 --json";
         let mut tx = TestProcess::start(&mut daemon.command("pkt-gen", spec));
         tx.await_note("pkt-gen: netmap:p{1: its ring is full: waiting for a receiver");
         tx
@@ -358,10 +358,10 @@ fn tshark_finds_no_wrong_checksum() {
     assert!(all.len() >= 250, "{}", all.len());
     let sizes = ["\"imix\"", "\"161-1514\"", "201", "1500"];
     for (number, part) in all.chunks(200).enumerate() {
-        let mut text = "[[stream]]\nname = \"sctp\"\npcap = \"sctp.pcap\"\nrate = \"1M\"\ncount = 12\n".to_owned();
+        let mut text = "[[stream]]\nname = \"sctp\"\npcap = \"sctp.pcap\"\nrate = \"1Mpps\"\ncount = 12\n".to_owned();
         for (i, layers) in part.iter().enumerate() {
             let size = sizes[i % sizes.len()];
-            text += &format!("[[stream]]\nrate = \"1M\"\ncount = 12\nsize = {size}\nlayers = [{layers}]\n");
+            text += &format!("[[stream]]\nrate = \"1Mpps\"\ncount = 12\nsize = {size}\nlayers = [{layers}]\n");
         }
         let sent = 12 * (part.len() + 1);
         let (path, to) = (write_streams(&daemon, &text), daemon.folder().join(format!("{number}.pcap")));

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tool_common::{link, note, port, stop_on_signals};
 use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_ZCOPY_MON, NS_MOREFRAG};
 use unetmap::{Interest, Port, TimeSource};
+use unetmap_quantity::{bytes, count, seconds, within};
 
 use files::{Files, Limits};
 use format::{CaptureInfo, Counters, Format};
@@ -55,23 +56,23 @@ pub(crate) struct CaptureArgs {
     format: Option<FormatArg>,
 
     /// Bytes of each packet to keep
-    #[arg(short, long, value_name = "BYTES", default_value_t = MAX_PACKET, value_parser = tool_common::scaled_up_to(MAX_PACKET))]
+    #[arg(short, long, value_name = "BYTES", default_value_t = MAX_PACKET, value_parser = within::<u64, u32>(bytes, 1..=MAX_PACKET.into()), allow_hyphen_values = true)]
     snaplen: u32,
 
-    /// Stop after this number of packets; suffixes k, M and G are powers of 1000
-    #[arg(short, long, value_name = "PACKETS", value_parser = tool_common::scaled)]
+    /// Stop after this number of packets
+    #[arg(short, long, value_name = "PACKETS", value_parser = within::<u64, u64>(count, 1..=u64::MAX), allow_hyphen_values = true)]
     count: Option<u64>,
 
     /// Stop after this time
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = above_zero, allow_hyphen_values = true)]
     duration: Option<Duration>,
 
-    /// Start another file before a file exceeds this size; suffixes k, M and G are powers of 1000
-    #[arg(long, value_name = "BYTES", value_parser = tool_common::scaled)]
+    /// Start another file before a file exceeds this size
+    #[arg(long, value_name = "BYTES", value_parser = within::<u64, u64>(bytes, 1..=u64::MAX), allow_hyphen_values = true)]
     file_size: Option<u64>,
 
     /// Start another file when a file is this old
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = above_zero, allow_hyphen_values = true)]
     file_seconds: Option<Duration>,
 
     /// Keep this number of files, and remove older ones
@@ -98,10 +99,10 @@ fn no_letter(port: &str) -> Result<String, String> {
     Err(format!("the port is given without -i: unetmap capture '{port}' -w FILE"))
 }
 
-/// Parses a time in seconds, with an optional fraction.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let time = text.parse::<f64>().ok().filter(|s| *s > 0.0).and_then(|s| Duration::try_from_secs_f64(s).ok());
-    time.ok_or_else(|| "give a number of seconds above 0".into())
+/// Parses a time above 0.
+fn above_zero(text: &str) -> Result<Duration, String> {
+    let time = seconds(text)?;
+    if time.is_zero() { Err("give a time above 0".into()) } else { Ok(time) }
 }
 
 impl CaptureArgs {

@@ -73,26 +73,9 @@ fn set_text(knob: &Value) -> String {
     format!("{}: {}, {from}\n", cell(&knob["knob"]), cell(&knob["value"]))
 }
 
-/// Parses a knob's value: decimal, or hexadecimal with the prefix 0x.
-pub(crate) fn value(text: &str) -> Result<u64, String> {
-    let parsed = match text.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16),
-        None => text.parse(),
-    };
-    parsed.map_err(|_| "give an integer of 0 or more, such as 4096 or 0x1000".into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_are_decimal_or_hexadecimal() {
-        for (text, number) in [("0", Some(0)), ("4096", Some(4096)), ("0x1000", Some(4096)), ("-1", None), ("1k", None)]
-        {
-            assert_eq!(value(text).ok(), number, "{text}");
-        }
-    }
 
     #[test]
     fn the_table_has_a_line_for_each_knob() {

@@ -27,9 +27,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use tool_common::note;
 use unetmap_bench::{Bench, Options, Peer, Report};
+use unetmap_quantity::{seconds, within};
 
 /// netmap in user space: shows open ports, checks this machine, and measures performance.
 #[derive(Debug, Parser)]
@@ -100,8 +102,8 @@ struct LsArgs {
 #[derive(Debug, Args)]
 struct TopArgs {
     /// Time between two refreshes
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
-    interval: f64,
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval, allow_hyphen_values = true)]
+    interval: Duration,
 
     /// Number of refreshes (0 = unlimited)
     #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
@@ -112,11 +114,9 @@ struct TopArgs {
     json: bool,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if (0.05..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("give a time from 0.05 to 3600 seconds".into()),
-    }
+/// Parses the time between two refreshes.
+fn interval(text: &str) -> Result<Duration, String> {
+    within(seconds, Duration::from_millis(50)..=Duration::from_secs(3600))(text)
 }
 
 /// Show an interface's port, or change its filter, busy polling, RSS or steering rules.
@@ -244,9 +244,9 @@ struct SetArgs {
     #[arg(value_name = "KNOB")]
     knob: String,
 
-    /// An integer, decimal or hexadecimal with 0x
-    #[arg(value_name = "VALUE", value_parser = knobs::value)]
-    value: u64,
+    /// A number, hexadecimal with 0x; a size, such as 4KiB, for knobs named _size; a time for sink_delay_ns
+    #[arg(value_name = "VALUE", allow_negative_numbers = true)]
+    value: String,
 
     /// Print the daemon's reply as JSON
     #[arg(long)]
@@ -389,8 +389,8 @@ struct BenchArgs {
     names: Vec<Bench>,
 
     /// Start no sample after this time; per benchmark, and per row in pipe-batch, preload-pipe, pcap and scale
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    seconds: u64,
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = within::<Duration, Duration>(seconds, Duration::from_secs(1)..=Duration::from_secs(86_400)), allow_hyphen_values = true)]
+    seconds: Duration,
 
     /// Samples that each contestant needs in one class
     #[arg(long, value_name = "SAMPLES", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -435,7 +435,7 @@ fn bench_names() -> impl TypedValueParser<Value = Bench> {
 fn main() -> ExitCode {
     let result = match tool_common::parse::<Cli>().command {
         Command::Ls(args) => ls::run(args.users, args.json, args.wide),
-        Command::Top(args) => top::run(Duration::from_secs_f64(args.interval), args.count, args.json),
+        Command::Top(args) => top::run(args.interval, args.count, args.json),
         Command::Events(args) => events::run(&args),
         Command::Nic(args) => nic_command(&args).and_then(|text| {
             let saved = if args.save { config::save(&args.interface) } else { Ok(()) };
@@ -463,7 +463,13 @@ fn main() -> ExitCode {
             node::run(action, json)
         }
         Command::Get(args) => knobs::get(args.knob.as_deref(), args.json),
-        Command::Set(args) => knobs::set(&args.knob, args.value, args.json),
+        Command::Set(SetArgs { knob, value, json }) => {
+            let number = unetmap_quantity::knob(&knob, &value).unwrap_or_else(|why| {
+                let wrong = format!("invalid value '{value}' for '{knob}': {why}");
+                Cli::command().error(ErrorKind::InvalidValue, wrong).exit()
+            });
+            knobs::set(&knob, number, json)
+        }
         Command::Reload(args) => knobs::reload(args.json),
         Command::Doctor(args) if args.kernels => print("doctor", &unetmap_sys::kernel::table()),
         Command::Doctor(args) => {
@@ -475,7 +481,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => unetmap_bench::run(&Options {
             benches: args.names,
             samples: args.samples,
-            limit: Duration::from_secs(args.seconds),
+            limit: args.seconds,
             peers: args.peers,
             json: args.json,
             report: args.report.map(|folder| Report {
@@ -598,14 +604,14 @@ mod tests {
             panic!("not bench");
         };
         assert_eq!(args.names, [Bench::Pipe, Bench::PipeRtt]);
-        assert_eq!((args.seconds, args.samples, args.json), (120, 7, true));
+        assert_eq!((args.seconds, args.samples, args.json), (Duration::from_secs(120), 7, true));
         assert_eq!(args.peers[0].label, "a");
         for (words, part) in [
             (&[][..], "required"),
             (&["pips"], "possible values: pipe, pipe-batch, pipe-size, pipe-cycles"),
             (&["pipe", "--peer", "x"], "give LABEL=COMMAND"),
             (&["pipe", "--samples", "0"], "0 is not in 1..=10000"),
-            (&["pipe", "--seconds", "0"], "0 is not in 1..=86400"),
+            (&["pipe", "--seconds", "0"], "from 1s to 86400s"),
             (&["pipe", "--seconds", "x"], "invalid"),
             (&["pipe", "--report", "r"], "--report"),
             (&["pipe", "--quick"], "--quick"),

@@ -101,7 +101,10 @@ impl Spec {
                 config.log2_ring = slots.ilog2() as u8;
             }
             "buffer" => {
-                let bytes = value.parse().ok().filter(|n| BUFFER_BYTES.contains(n));
+                let bytes = unetmap_quantity::bytes(value)
+                    .ok()
+                    .and_then(|n| u32::try_from(n).ok())
+                    .filter(|n| BUFFER_BYTES.contains(n));
                 let range = (BUFFER_BYTES.start(), BUFFER_BYTES.end());
                 config.buffer_bytes =
                     bytes.ok_or_else(|| format!("give buffer= and {} to {} bytes", range.0, range.1))?;

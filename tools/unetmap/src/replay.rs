@@ -39,12 +39,12 @@ pub(crate) struct ReplayArgs {
     #[arg(value_name = "PORT")]
     port: String,
 
-    /// Packets per second (suffixes k, M and G are powers of 1000) or max; ignores the timestamps of the capture
-    #[arg(short, long, value_name = "PACKETS|max", value_parser = pace::rate)]
+    /// Packets per second, or max; ignores the timestamps of the capture
+    #[arg(short, long, value_name = "PACKETS|max", value_parser = pace::rate, allow_hyphen_values = true)]
     rate: Option<Rate>,
 
     /// Divide the intervals of the capture by this factor
-    #[arg(long, value_name = "FACTOR", conflicts_with = "rate", value_parser = pace::factor)]
+    #[arg(long, value_name = "FACTOR", conflicts_with = "rate", value_parser = pace::factor, allow_hyphen_values = true)]
     speed: Option<f64>,
 
     /// Number of times to send the capture (0 = until a signal)

@@ -12,6 +12,7 @@ use unetmap_core::control::vale::{Direction, RateLimit, VLAN_IDS, VlanMode, Vlan
 use unetmap_core::control::vale::{
     MAX_AGE, MAX_CPUS, MAX_THREADS, ThreadConfig, ValeAction, ValeRequest, send_request,
 };
+use unetmap_quantity::{Rate, seconds, whole_packet_rate, within};
 
 use crate::ls::{cell, header, members, parse_reply};
 use crate::memif::Spec;
@@ -46,8 +47,8 @@ enum Action {
         switch: String,
 
         /// Time between the two snapshots from which the rates are computed
-        #[arg(short, long, value_name = "SECONDS", default_value_t = 0.5, value_parser = crate::seconds)]
-        interval: f64,
+        #[arg(short, long, value_name = "SECONDS", default_value = "0.5", value_parser = crate::interval, allow_hyphen_values = true)]
+        interval: Duration,
     },
     /// Change a setting of a switch
     Set {
@@ -122,6 +123,9 @@ fn check_one_change(action: Option<&Action>) -> Result<(), String> {
     }
 }
 
+/// Most packets, or bits, per second.
+const MAX_RATE: u64 = 1_000_000_000_000_000;
+
 /// Processors to which the threads are pinned in turn; empty: not pinned.
 #[derive(Clone, Debug, PartialEq)]
 struct Cpus(Vec<u16>);
@@ -131,7 +135,7 @@ enum Set {
     /// Set the aging time of the MAC address table
     Age {
         /// Seconds, up to 2592000 (30 days); off: never
-        #[arg(value_name = "SECONDS|off", value_parser = age)]
+        #[arg(value_name = "SECONDS|off", value_parser = age, allow_negative_numbers = true)]
         seconds: u32,
     },
 }
@@ -160,8 +164,8 @@ enum Port {
     },
     /// Limit the rate of flooded packets that the port sends: broadcast, multicast, and to unknown addresses
     Storm {
-        /// Packets per second: 1000, 10k; off: no limit
-        #[arg(value_name = "PACKETS|off", value_parser = storm)]
+        /// Packets per second: 1000, 10kpps; off: no limit
+        #[arg(value_name = "PACKETS|off", value_parser = storm, allow_negative_numbers = true)]
         packets: u64,
     },
     /// Set the filter for frames that the port sends (in) or receives (out)
@@ -204,11 +208,14 @@ fn memif(text: &str) -> Result<OrOff<Spec>, String> {
 }
 
 fn age(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        _ if text == "off" => Ok(0),
-        Ok(seconds) if (1..=MAX_AGE).contains(&seconds) => Ok(seconds),
-        _ => Err(format!("give a number of seconds from 1 to {MAX_AGE}, or off")),
+    if text == "off" {
+        return Ok(0);
     }
+    let whole = |time: Duration| u32::try_from(time.as_secs()).ok().filter(|_| time.subsec_nanos() == 0);
+    let age = seconds(text).ok().and_then(whole).filter(|age| (1..=MAX_AGE).contains(age));
+    age.ok_or_else(|| {
+        format!("give a time in whole seconds, or with its unit as in 5min, from 1 to {MAX_AGE} s; or off")
+    })
 }
 
 fn vlan(text: &str) -> Option<u16> {
@@ -257,7 +264,10 @@ fn cpus(text: &str) -> Result<Cpus, String> {
 }
 
 fn storm(text: &str) -> Result<u64, String> {
-    if text == "off" { Ok(0) } else { tool_common::scaled(text).map_err(|why| format!("{why}; or off")) }
+    if text == "off" {
+        return Ok(0);
+    }
+    within(whole_packet_rate, 1..=MAX_RATE)(text).map_err(|why| format!("{why}; or off"))
 }
 
 /// Parses `10kpps 100Mbit`, in either order, or one of them, or `off`.
@@ -267,15 +277,16 @@ fn limit(rates: &[String]) -> Result<RateLimit, String> {
         return Ok(limit);
     }
     for rate in rates {
-        let (field, number) = match (rate.strip_suffix("pps"), rate.strip_suffix("bit")) {
-            (Some(number), _) => (&mut limit.packets, number),
-            (_, Some(number)) => (&mut limit.bits, number),
-            _ => return Err(format!("`{rate}` is not a rate: give packets as 10kpps, bits as 100Mbit, or off")),
+        let wrong = |why: &str| format!("`{rate}` is not a rate: {why}; or off");
+        let (field, number) = match unetmap_quantity::rate(rate).map_err(|why| wrong(&why))? {
+            Rate::Packets(number) => (&mut limit.packets, number),
+            Rate::Bits(number) => (&mut limit.bits, number),
         };
         if *field > 0 {
             return Err(format!("`{rate}`: give at most one limit of packets and one of bits"));
         }
-        *field = tool_common::scaled(number).map_err(|why| format!("`{rate}`: {why}"))?;
+        let number = number.whole().filter(|number| (1..=MAX_RATE).contains(number));
+        *field = number.ok_or_else(|| wrong(&format!("give a whole number from 1 to {MAX_RATE}")))?;
     }
     Ok(limit)
 }
@@ -345,7 +356,7 @@ pub(crate) fn run(args: &ValeArgs) -> Result<String, String> {
         Some(reply) => match &args.action {
             None => switch_list(&parse(&reply)?),
             Some(Action::Show { interval, .. }) => {
-                std::thread::sleep(Duration::from_secs_f64(*interval));
+                std::thread::sleep(*interval);
                 let Some(later) = send()? else { return Err("vale: the daemon has exited".into()) };
                 switch_details(&parse(&reply)?, &parse(&later)?, start.elapsed(), use_colour())
             }
@@ -564,7 +575,7 @@ fn rate_text(packets: u64, bits: u64) -> String {
     limits.map(|(n, unit)| format!("{}{unit}", unscaled(n))).collect::<Vec<_>>().join(" ")
 }
 
-/// Formats a number in the syntax of [`tool_common::scaled`].
+/// Formats a number in the syntax of [`unetmap_quantity::count`].
 pub(crate) fn unscaled(number: u64) -> String {
     let scale =
         [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")].into_iter().find(|(n, _)| number.is_multiple_of(*n));
@@ -593,15 +604,15 @@ mod tests {
 
     #[test]
     fn settings_are_parsed_or_refused() {
-        assert_eq!((age("300"), age("off")), (Ok(300), Ok(0)));
+        assert_eq!((age("300"), age("5min"), age("off")), (Ok(300), Ok(300), Ok(0)));
         assert_eq!(access("10"), Ok(OrOff(Some(10))));
         assert_eq!(trunk("10,20-30"), Ok(OrOff(Some(VlanSet::new([10..=10, 20..=30])))));
-        assert_eq!((storm("2.5k"), storm("off")), (Ok(2500), Ok(0)));
+        assert_eq!((storm("2.5k"), storm("2.5Kpps"), storm("off")), (Ok(2500), Ok(2500), Ok(0)));
         assert_eq!((cpus("3,0-1"), cpus("any")), (Ok(Cpus(vec![3, 0, 1])), Ok(Cpus(vec![]))));
         let limit = |text: &str| limit(&text.split(' ').map(String::from).collect::<Vec<_>>());
         assert_eq!(limit("10kpps 1.5Gbit"), Ok(RateLimit { packets: 10_000, bits: 1_500_000_000 }));
         assert_eq!(limit("off"), Ok(RateLimit::default()));
-        for wrong in ["0", "2592001", "x", "-1"] {
+        for wrong in ["0", "2592001", "1.5", "10Mbit", "x", "-1"] {
             assert!(age(wrong).is_err(), "{wrong}");
         }
         for wrong in ["0", "4095", "10,", "30-20", "1-", "x", "", "10, 20"] {
@@ -610,7 +621,7 @@ mod tests {
         for wrong in ["", "1024", "2-1", "0,", "-1", "all"] {
             assert!(cpus(wrong).is_err(), "{wrong}");
         }
-        for wrong in ["10", "pps", "0bit", "1pps 2pps", "1bit off"] {
+        for wrong in ["10", "100M", "pps", "0bit", "1pps 2pps", "1bit off"] {
             assert!(limit(wrong).is_err(), "{wrong}");
         }
     }
@@ -618,7 +629,7 @@ mod tests {
     #[test]
     fn formatted_numbers_parse_to_the_same_value() {
         for number in [1, 999, 1000, 1500, 10_000, 1_000_001, 40_000_000_000] {
-            assert_eq!(tool_common::scaled(&unscaled(number)), Ok(number));
+            assert_eq!(unetmap_quantity::count(&unscaled(number)), Ok(number));
         }
     }
 

@@ -55,15 +55,22 @@ enum Action {
         socket: ArgsSocket,
 
         /// The guest's memory
-        #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..),
+        #[arg(long, value_name = "MIB", default_value = "1024", value_parser = memory, allow_hyphen_values = true,
             conflicts_with = "device")]
-        memory: u32,
+        memory: u64,
 
         /// The card's address
         #[arg(long, value_name = "MAC", default_value = "52:54:00:12:34:56", value_parser = mac,
             conflicts_with = "device")]
         mac: String,
     },
+}
+
+/// Parses the memory of a guest: whole MiB.
+fn memory(text: &str) -> Result<u64, String> {
+    let bytes = unetmap_quantity::mebibytes(text)?;
+    let mib = bytes >> 20;
+    if mib > 0 && bytes == mib << 20 { Ok(mib) } else { Err("give whole MiB, at least 1".into()) }
 }
 
 /// A socket of `unetmap vm serve`, or of `unetmap vm device`.
@@ -210,7 +217,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// The hypervisor's arguments, a group on each line.
-fn arguments(hypervisor: Hypervisor, socket: &SocketArgs, memory: u32, mac: &str) -> Result<String, String> {
+fn arguments(hypervisor: Hypervisor, socket: &SocketArgs, memory: u64, mac: &str) -> Result<String, String> {
     let (SocketPath { path, queues }, is_client) = socket.path().ok_or("give --socket or --client")?;
     let rings = 2 * queues;
     Ok(match hypervisor {

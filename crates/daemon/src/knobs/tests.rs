@@ -104,7 +104,7 @@ fn errors_in_a_file_are_reported_with_their_line() {
         fs::write(&path, text).unwrap();
         Knobs::load(&path)
     };
-    let knobs = load("# sizes\n[knobs]\nbuf_size = 4096\nfwd = 1\n").unwrap();
+    let knobs = load("# sizes\n[knobs]\nbuf_size = \"4KiB\"\nfwd = 1\n").unwrap();
     assert_eq!((knobs.get("buf_size"), knobs.fwd(), knobs.changed()), (4096, true, false));
     assert_eq!(*load("").unwrap().thread_plan(), ThreadConfig::default());
     let plan = |text: &str| load(text).unwrap().thread_plan().clone();
@@ -118,6 +118,7 @@ fn errors_in_a_file_are_reported_with_their_line() {
         ("[knobs]\nmax_bridges = 1\n", 2, "read-only"),
         ("[knobs]\nfwd = true\n", 2, "unetmapd(8)"),
         ("[knobs]\nfwd = -1\n", 2, "unetmapd(8)"),
+        ("[knobs]\nbuf_size = \"4k pages\"\n", 2, "`4k pages`: give bytes"),
         ("[knob]\n", 1, "unetmapd(8)"),
         ("[knobs\n", 1, "unetmapd(8)"),
         ("[knobs]\n[vale]\nthreads = 0\n", 2, "0 threads: switches have 1 to 64"),

@@ -4,10 +4,12 @@
 use std::num::NonZeroU32;
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
 
 use super::{Accounts, Word, Wrong, id, wrong};
-use crate::budget::{Amounts, Budget, Budgets, MIB, Resource};
+use crate::budget::{Amounts, Budget, Budgets, Resource};
+use crate::written::Written;
 
 /// A table `[[budget]]`, or `[total]`. Keys that are missing have their default.
 #[derive(Deserialize)]
@@ -19,7 +21,8 @@ pub(super) struct WrittenBudget {
     descriptors: Option<u64>,
     rings: Option<u64>,
     slots: Option<u64>,
-    /// MiB.
+    /// Bytes.
+    #[serde(default, deserialize_with = "memory")]
     memory: Option<u64>,
     threads: Option<u64>,
 }
@@ -31,7 +34,7 @@ impl WrittenBudget {
             Resource::Descriptors => self.descriptors,
             Resource::Rings => self.rings,
             Resource::Slots => self.slots,
-            Resource::Memory => self.memory.map(|mib| mib.saturating_mul(MIB)),
+            Resource::Memory => self.memory,
             Resource::Threads => self.threads,
         }
     }
@@ -43,6 +46,12 @@ impl WrittenBudget {
             }
         }
     }
+}
+
+fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let Written(text) = Written::deserialize(deserializer)?;
+    let wrong = |why| D::Error::custom(format!("memory is `{text}`: {why}"));
+    unetmap_quantity::mebibytes(&text).map(Some).map_err(wrong)
 }
 
 pub(super) fn understand(

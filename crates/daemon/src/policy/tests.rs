@@ -541,7 +541,7 @@ fn slow_fit(pattern: &[u8], name: &[u8]) -> bool {
 fn the_first_budget_that_names_a_user_is_its() {
     use crate::budget::{Amounts, Budget, Resource};
     let policy = policy(
-        "[[budget]]\nusers = [\"alice\", 7]\nconnections = 3\nmemory = 2\nrequests = 9\n\
+        "[[budget]]\nusers = [\"alice\", 7]\nconnections = 3\nmemory = \"2MiB\"\nrequests = 9\n\
          [[budget]]\nrings = 5\n[total]\nthreads = 8\n",
     );
     let budgets = policy.budgets();
@@ -569,6 +569,8 @@ fn budgets_that_cannot_be_are_refused() {
         ("[[budget]]\nrequests = 0\n", "nonzero"),
         ("[[budget]]\nring = 1\n", "unknown field"),
         ("[[budget]]\nrings = -1\n", "invalid value"),
+        ("[[budget]]\nmemory = \"2Mbit\"\n", "memory is `2Mbit`: give MiB"),
+        ("[[budget]]\nmemory = -1\n", "memory is `-1`: give MiB"),
         ("[[budget]]\nusers = [\"nobody\"]\n", "there is no user `nobody`"),
         ("[total]\nusers = [7]\n", "[total] is about all users together"),
         ("[total]\nrequests = 7\n", "[total] is about all users together"),

@@ -163,8 +163,8 @@ impl Parser<'_, '_> {
 
     fn probability(&mut self) -> Result<u32> {
         let word = self.words.required("a probability")?;
-        let value = word.parse::<f64>().ok().filter(|p| (0.0..=1.0).contains(p));
-        let value = value.ok_or_else(|| self.words.error(format!("`{word}`: give a probability from 0 to 1")))?;
+        let value = unetmap_quantity::share(word);
+        let value = value.map_err(|why| self.words.error(format!("`{word}`: {why}")))?;
         self.show(&format!("prob {value:.6}"));
         Ok((value * f64::from(1u32 << 31)) as u32)
     }

@@ -239,7 +239,8 @@ fn rates_are_held_within_a_thousandth_in_the_sum_of_streams() {
 #[test]
 fn a_command_line_describes_a_stream() {
     let stream =
-        parse_spec("rate=10k,size=64-100,src=10.0.0.9,dport=53,vlan=7,count=3,name=x", 4, DEFAULT_LINK).unwrap();
+        parse_spec("rate=10kpps,size=64-100,src=10.0.0.9,dport=53,vlan=7,count=0.003k,name=x", 4, DEFAULT_LINK)
+            .unwrap();
     assert_eq!((stream.id, stream.name.as_str()), (4, "x"));
     let all = packets_of(vec![stream], 10);
     assert_eq!(all.len(), 3);

@@ -71,7 +71,7 @@ const LINE_3: [(&str, &[&str]); 62] = [
 ];
 
 /// Whole files.
-const FILES: [(&str, &[&str]); 22] = [
+const FILES: [(&str, &[&str]); 23] = [
     ("", &["0 streams; 1 to 256", "[[stream]]"]),
     ("stream = []", &["0 streams"]),
     ("hello", &["line 1", "pkt-gen(8)"]),
@@ -91,6 +91,7 @@ const FILES: [(&str, &[&str]); 22] = [
     ("[[stream]]\nrate = [1]", &["rate: `a list`"]),
     ("[[stream]]\nrate = \"999999Gpps\"", &["rate: `999999Gpps`"]),
     ("[[stream]]\nrate = \"200%\"", &["rate: `200%`"]),
+    ("[[stream]]\nrate = \"100M\"", &["rate: `100M`", "100Mpps", "100Mbit"]),
     ("[[stream]]\nrate = \"1Tbps\"", &["rate: `1Tbps`", "prefixes are k, M and G"]),
     ("[[stream]]\nrate = 1\n[[stream]]\nrate = \"5x\"", &["line 4: stream stream2: rate: `5x`"]),
     ("[[stream]]\nname = \"\\q\"", &["line 2"]),
@@ -107,7 +108,7 @@ fn refused(text: &str, parts: &[&str]) {
 
 #[test]
 fn wrong_files_are_refused_with_the_line_and_what_is_right() {
-    LINE_3.iter().for_each(|(line, parts)| refused(&format!("[[stream]]\nrate = \"1k\"\n{line}"), parts));
+    LINE_3.iter().for_each(|(line, parts)| refused(&format!("[[stream]]\nrate = \"1kpps\"\n{line}"), parts));
     FILES.iter().for_each(|(text, parts)| refused(text, parts));
     refused(&"[[stream]]\nrate = 1\n".repeat(257), &["257 streams; 1 to 256"]);
 }

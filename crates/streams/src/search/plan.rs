@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! What is to be searched: as it is written, checked.
 
+use unetmap_quantity::{bytes, share};
+
 use super::{Offer, SECOND};
 use crate::file::parse_spec;
 use crate::schedule::FRAMING;
@@ -121,7 +123,7 @@ impl Plan {
             match key {
                 "tests" => plan.tests = tests(value)?,
                 "sizes" => {
-                    let all = value.split('+').map(|size| size.parse::<usize>().ok());
+                    let all = value.split('+').map(|size| usize::try_from(bytes(size).ok()?).ok());
                     let all: Option<Vec<usize>> = all.collect();
                     sizes = all.ok_or_else(|| format!("sizes: `{value}` is not a list of bytes, as in 64+1518"))?;
                 }
@@ -129,8 +131,8 @@ impl Plan {
                 "settle" => plan.settle = units::time(value).map_err(|e| format!("settle: {e}"))?,
                 "repeat" => plan.repeat = Some(number("repetitions")?),
                 "attempts" => plan.attempts = number("attempts")?,
-                "tolerance" => plan.tolerance = percent(key, value)?,
-                "resolution" => plan.resolution = percent(key, value)?,
+                "tolerance" => plan.tolerance = percentage(key, value)?,
+                "resolution" => plan.resolution = percentage(key, value)?,
                 "rate" | "count" | "size" | "start" | "stop" | "burst" | "name" => {
                     return Err(format!("{key}: the search itself determines it"));
                 }
@@ -205,8 +207,8 @@ fn tests(value: &str) -> Result<Vec<Test>, String> {
     Ok(Test::ALL.into_iter().filter(|test| wanted.contains(test)).collect())
 }
 
-fn percent(key: &str, value: &str) -> Result<f64, String> {
-    let number = value.strip_suffix('%').and_then(|number| number.parse::<f64>().ok());
-    let number = number.filter(|number| (0.0..=100.0).contains(number));
-    number.map(|n| n / 100.0).ok_or_else(|| format!("{key}: `{value}` is not a percentage, as in 0.1%"))
+fn percentage(key: &str, value: &str) -> Result<f64, String> {
+    // A number alone may mean percent or a part of 1.
+    let parsed = if value.ends_with('%') { share(value).ok() } else { None };
+    parsed.ok_or_else(|| format!("{key}: `{value}` is not a percentage, as in 0.1%"))
 }

@@ -63,7 +63,7 @@ pub(crate) struct StreamArgs {
     one_thread: bool,
 
     /// Bits per second of the link, for rates in percent of it
-    #[arg(long, value_name = "SPEED", default_value = "10G", value_parser = unetmap_streams::parse_link)]
+    #[arg(long, value_name = "SPEED", default_value = "10G", value_parser = unetmap_streams::parse_link, allow_hyphen_values = true)]
     link: u64,
 }
 

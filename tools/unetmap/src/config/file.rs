@@ -371,7 +371,7 @@ name = \"v0\"
 config = \"1024\"
 
 [switch.vale0]
-age = 300
+age = \"5min\"
 attach = [\"v0\"] # twice
 attach-host = [\"eth1\"]
 

@@ -6,8 +6,13 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use tool_common::port::full_name;
+use unetmap_quantity::{bit_rate, bytes, mebibytes, seconds, share, within};
 use unetmap_shape::aqm::{Aqm, Codel, Pie};
 use unetmap_shape::{Class, Delay, Fq, Kind, Limit, Loss, PipeConfig, Rate, Trace, value};
+
+const MIB: u64 = 1 << 20;
+/// Most bits per second, and bytes of a burst.
+const MAX: u64 = 1_000_000_000_000_000;
 
 /// Emulate a link between two ports: bandwidth, delay, loss and other faults.
 ///
@@ -28,12 +33,12 @@ pub(crate) struct EmulateArgs {
     #[arg(long, value_enum, default_value_t = Ways::Both)]
     direction: Ways,
 
-    /// Bits per second of frames, without the preamble and the checksum; suffixes k, M and G are powers of 1000
-    #[arg(long, value_name = "BITS", value_parser = rate)]
+    /// Bits per second of frames, without the preamble and the checksum
+    #[arg(long, value_name = "BITS", value_parser = within::<u64, u64>(bit_rate, 1..=MAX), allow_hyphen_values = true)]
     rate: Option<u64>,
 
-    /// Bytes that the link sends at once after idle time; suffixes as for --rate
-    #[arg(long, value_name = "BYTES", value_parser = tool_common::scaled, requires = "rate")]
+    /// Bytes that the link sends at once after idle time
+    #[arg(long, value_name = "BYTES", value_parser = within::<u64, u64>(bytes, 1..=MAX), allow_hyphen_values = true, requires = "rate")]
     burst: Option<u64>,
 
     /// Mahimahi's trace of the direction out, in place of a rate: a line for each 1504 bytes, with its time in
@@ -47,7 +52,7 @@ pub(crate) struct EmulateArgs {
 
     /// One-way delay: TIME (20ms), uniform FROM..TO (10ms..30ms), normal MEAN~DEVIATION (20ms~2ms), or @FILE of a
     /// distribution, a probability and a time on each line (0.5 20ms)
-    #[arg(long, value_name = "DELAY", value_parser = value::delay)]
+    #[arg(long, value_name = "DELAY", value_parser = value::delay, allow_hyphen_values = true)]
     delay: Option<Delay>,
 
     /// Let packets with a shorter delay overtake others; otherwise they wait for them
@@ -56,23 +61,23 @@ pub(crate) struct EmulateArgs {
 
     /// Packets that are lost: a probability (1% or 0.01), ber:RATE of wrong bits, or ge:P,R[,BAD[,GOOD]] by Gilbert and
     /// Elliott (good to bad, bad to good, loss when bad, loss when good)
-    #[arg(long, value_name = "LOSS", value_parser = value::loss)]
+    #[arg(long, value_name = "LOSS", value_parser = value::loss, allow_hyphen_values = true)]
     loss: Option<Loss>,
 
     /// Probability that a packet has no delay, and so overtakes others
-    #[arg(long, value_name = "P", value_parser = value::probability, requires = "delay")]
+    #[arg(long, value_name = "P", value_parser = share, allow_hyphen_values = true, requires = "delay")]
     reorder: Option<f64>,
 
     /// Probability that a packet comes twice
-    #[arg(long, value_name = "P", value_parser = value::probability)]
+    #[arg(long, value_name = "P", value_parser = share, allow_hyphen_values = true)]
     duplicate: Option<f64>,
 
     /// Probability that one bit of a packet is inverted
-    #[arg(long, value_name = "P", value_parser = value::probability)]
+    #[arg(long, value_name = "P", value_parser = share, allow_hyphen_values = true)]
     corrupt: Option<f64>,
 
-    /// Size of the queue in front of the link: packets, or bytes with B, KB or MB
-    #[arg(long, value_name = "SIZE", value_parser = value::queue, default_value = "1000")]
+    /// Size of the queue in front of the link: packets, or bytes with their unit, as in 64kB
+    #[arg(long, value_name = "SIZE", value_parser = value::queue, allow_hyphen_values = true, default_value = "1000")]
     queue: Limit,
 
     /// What manages the queue
@@ -80,16 +85,16 @@ pub(crate) struct EmulateArgs {
     aqm: Manager,
 
     /// Memory for the packets that the link holds, in MiB. Packets that find none are dropped
-    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    memory: u32,
+    #[arg(long, value_name = "MIB", default_value = "256", value_parser = within::<u64, usize>(mebibytes, MIB..=65_536 * MIB), allow_hyphen_values = true)]
+    memory: usize,
 
     /// Equal seeds draw equal losses and delays
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
     /// Seconds to wait after the ports were opened, because some links come up slowly
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
-    wait: u64,
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = seconds, allow_hyphen_values = true)]
+    wait: Duration,
 
     /// Print the lines and the summary as JSON objects
     #[arg(long)]
@@ -150,9 +155,9 @@ impl EmulateArgs {
             ports,
             links: [link(Ways::Out, out, self.seed)?, link(Ways::In, back, self.seed.wrapping_add(1))?],
             text: self.text(),
-            memory: self.memory as usize * (1 << 20),
+            memory: self.memory,
             burst: BURST,
-            wait: Duration::from_secs(self.wait),
+            wait: self.wait,
             json: self.json,
         })
     }
@@ -207,11 +212,6 @@ impl EmulateArgs {
     }
 }
 
-/// Parses bits per second.
-fn rate(text: &str) -> Result<u64, String> {
-    tool_common::scaled(text).map_err(|_| "give bits per second, with an optional suffix k, M or G".into())
-}
-
 fn read_trace(path: &Path) -> Result<Trace, String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("the trace {}: {e}", path.display()))?;
     Trace::parse(&text).map_err(|e| format!("the trace {}: {e}", path.display()))
@@ -247,7 +247,10 @@ mod tests {
             ("a", "PORT2"),
             ("a a", "two different ports"),
             ("a b --rate x", "bits per second"),
-            ("a b --delay 5", "give a time such as 20ms"),
+            ("a b --delay 5", "give a time with its unit, as in 5ms, 5s"),
+            ("a b --rate 10kpps", "bits per second"),
+            ("a b --rate -1", "--rate <BITS>"),
+            ("a b --queue 5k", "give 5kB"),
             ("a b --rate 1M --trace t", "--trace"),
             ("a b --trace /nonexistent", "the trace /nonexistent: "),
             ("a b --reorder 1%", "--delay"),

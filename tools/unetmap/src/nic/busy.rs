@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use unetmap_core::control::nic::NicAction;
+use unetmap_quantity::microseconds;
 use unetmap_sys::link::Link;
 use unetmap_sys::xsk::BusyPoll;
 
@@ -18,15 +19,19 @@ pub(crate) fn run(interface: &str, words: &[String], json: bool) -> Result<Strin
 }
 
 pub(crate) fn action(words: &[String]) -> Result<NicAction, String> {
-    let number = |word: &str, what: &str| {
-        let not = || format!("`{word}` is not a number of {what}; use `busy-poll USEC [BUDGET]`, or `busy-poll off`");
-        word.parse::<u32>().map_err(|_| not())
+    let not = |word: &str, what: &str| {
+        format!("`{word}` is not a number of {what}; use `busy-poll USEC [BUDGET]`, or `busy-poll off`")
+    };
+    let usec = |word: &str| {
+        let time = microseconds(word).ok().filter(|time| time.subsec_nanos() % 1000 == 0);
+        time.and_then(|time| u32::try_from(time.as_micros()).ok()).ok_or_else(|| not(word, "microseconds"))
     };
     match words {
         [off] if off == "off" => Ok(NicAction::NoBusyPoll),
-        [usec] => Ok(NicAction::BusyPoll { usec: number(usec, "microseconds")?, budget: *BusyPoll::BUDGET.end() }),
-        [usec, budget] => {
-            Ok(NicAction::BusyPoll { usec: number(usec, "microseconds")?, budget: number(budget, "packets")? })
+        [time] => Ok(NicAction::BusyPoll { usec: usec(time)?, budget: *BusyPoll::BUDGET.end() }),
+        [time, budget] => {
+            let budget = budget.parse().map_err(|_| not(budget, "packets"))?;
+            Ok(NicAction::BusyPoll { usec: usec(time)?, budget })
         }
         _ => Err("use `busy-poll USEC [BUDGET]`, or `busy-poll off`".into()),
     }
@@ -60,6 +65,7 @@ mod tests {
         let read = |text: &str| action(&text.split(' ').map(String::from).collect::<Vec<_>>());
         assert_eq!(read("off"), Ok(NicAction::NoBusyPoll));
         assert_eq!(read("50"), Ok(NicAction::BusyPoll { usec: 50, budget: 64 }));
+        assert_eq!(read("50us"), read("0.05ms 64"));
         assert_eq!(read("50 8"), Ok(NicAction::BusyPoll { usec: 50, budget: 8 }));
         for bad in ["on", "-1", "50 x", "off 8", "4294967296", "1 2 3"] {
             assert!(read(bad).unwrap_err().contains("busy-poll off"), "{bad}");

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 /// Waits shorter than this spin, because a sleep lasts longer than requested.
 const SPIN_BELOW: Duration = Duration::from_micros(100);
 
+/// Packets per second that can be given.
+const RATE: std::ops::RangeInclusive<f64> = 1e-3..=1e15;
+
 /// Packets per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rate {
@@ -15,12 +18,17 @@ pub(crate) enum Rate {
     PerSecond(f64),
 }
 
-/// Parses `max`, or a number with an optional suffix k, M or G.
+/// Parses `max`, or packets per second.
 pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     if text == "max" {
         return Ok(Rate::Max);
     }
-    tool_common::scaled(text).map(|n| Rate::PerSecond(n as f64))
+    let rate = unetmap_quantity::packet_rate(text).map_err(|why| format!("{why}; or max"))?.as_f64();
+    if RATE.contains(&rate) {
+        Ok(Rate::PerSecond(rate))
+    } else {
+        Err("give a number above 0, 0.001 to 1e15 packets per second, or max".into())
+    }
 }
 
 /// Parses a number above 0.
@@ -116,9 +124,9 @@ mod tests {
     fn rates_are_parsed_or_refused() {
         assert_eq!(rate("max"), Ok(Rate::Max));
         assert_eq!(rate("1500"), Ok(Rate::PerSecond(1500.0)));
-        assert_eq!(rate("2k"), Ok(Rate::PerSecond(2000.0)));
+        assert_eq!((rate("2k"), rate("2Kpps")), (Ok(Rate::PerSecond(2000.0)), Ok(Rate::PerSecond(2000.0))));
         assert_eq!(rate("14.88M"), Ok(Rate::PerSecond(14_880_000.0)));
-        for wrong in ["", "0", "-1", "k", "1x", "nan", "inf", "1e99"] {
+        for wrong in ["", "0", "-1", "k", "1x", "2Mbit", "nan", "inf", "1e99"] {
             assert!(rate(wrong).is_err(), "{wrong}");
         }
         assert!(factor("0").is_err() && factor("inf").is_err() && factor("2.5") == Ok(2.5));

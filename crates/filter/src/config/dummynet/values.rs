@@ -2,7 +2,9 @@
 //! Values of dummynet's parameters.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
+use unetmap_quantity::{count, ipfw_bandwidth, ipfw_bytes, milliseconds, share, within};
 use unetmap_shape::aqm::{Codel, Pie};
 use unetmap_shape::{Delay, Fq, Kind, Limit, Loss, Mask, Nanos, Rate, value};
 
@@ -14,55 +16,42 @@ use crate::parse::words::Words;
 const MAX_SLOTS: u32 = 100;
 const MAX_BYTES: u64 = 1_048_576;
 const MIN_BYTES: u64 = 1500;
+/// Highest bandwidth, bits per second.
+const MAX_BANDWIDTH: u64 = 10_000_000_000_000;
+/// Longest burst, bytes.
+const MAX_BURST: u64 = (1 << 48) - 1;
+/// Longest time of a queue manager.
+const MAX_TIME: Duration = Duration::from_secs(3600);
+/// ipfw's bound of PIE's alpha and beta.
+const MAX_FACTOR: f64 = 7.0;
 
 /// Reads `N[K|M|G]{bit/s|Byte/s}`. 0 is unlimited.
 pub(super) fn bandwidth(words: &mut Words<'_>) -> Result<Rate> {
-    let word = words.required("a bandwidth such as 10Mbit/s")?;
-    let wrong = || words.error(format!("`{word}`: give a bandwidth such as 10Mbit/s, 0 for none"));
-    let digits = word.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(word.len());
-    let (value, unit) = word.split_at(digits);
-    let value: f64 = value.parse().map_err(|_| wrong())?;
-    let (scale, unit) = match unit.chars().next().map(|c| c.to_ascii_lowercase()) {
-        Some('k') => (1e3, &unit[1..]),
-        Some('m') => (1e6, &unit[1..]),
-        Some('g') => (1e9, &unit[1..]),
-        _ => (1.0, unit),
-    };
-    let bits = match unit {
-        "" | "bit/s" | "bits/s" | "b/s" | "bps" | "Bit/s" | "Bits/s" => 1.0,
-        "B" | "B/s" | "Byte/s" | "Bytes/s" | "byte/s" | "bytes/s" => 8.0,
-        _ => return Err(wrong()),
-    };
-    let rate = value * scale * bits;
-    match rate {
-        0.0 => Ok(Rate::Unlimited),
-        rate if (1.0..=1e13).contains(&rate) => Ok(Rate::Bits(rate as u64)),
-        _ => Err(wrong()),
+    let wrong = |_| "give a bandwidth such as 10Mbit/s or 1MByte/s, at most 10000Gbit/s; 0 for none".to_owned();
+    let parse = |word: &str| within(ipfw_bandwidth, 0..=MAX_BANDWIDTH)(word).map_err(wrong);
+    match quantity(words, "a bandwidth such as 10Mbit/s", parse)? {
+        0 => Ok(Rate::Unlimited),
+        bits => Ok(Rate::Bits(bits)),
     }
 }
 
-/// Reads milliseconds, or a distribution with units.
+/// Reads milliseconds, or a time with its unit, or a distribution.
 pub(super) fn delay(words: &mut Words<'_>) -> Result<Delay> {
-    let word = words.required("a delay in milliseconds")?;
-    let text = if word.parse::<f64>().is_ok() { format!("{word}ms") } else { word.to_owned() };
-    if text.starts_with('@') {
-        return Err(words.error("a file of a distribution is not supported here"));
+    if words.peek().is_some_and(|word| word.starts_with('@')) {
+        return Err(words.error_here("a file of a distribution is not supported here"));
     }
-    let delay = value::delay(&text).map_err(|e| words.error(format!("`{word}`: {e}")))?;
-    Ok(delay)
+    quantity(words, "a delay in milliseconds", value::ipfw_delay)
 }
 
 /// Reads a number of bytes with an optional suffix.
 pub(super) fn size(words: &mut Words<'_>) -> Result<u64> {
-    let word = words.required("a number of bytes")?;
-    let (digits, scale) = match word.chars().last() {
-        Some('k' | 'K') => (&word[..word.len() - 1], 1 << 10),
-        Some('m' | 'M') => (&word[..word.len() - 1], 1 << 20),
-        Some('g' | 'G') => (&word[..word.len() - 1], 1 << 30),
-        _ => (word, 1u64),
-    };
-    let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(scale)).filter(|&n| n < 1 << 48);
-    bytes.ok_or_else(|| words.error(format!("`{word}`: give a number of bytes, with an optional suffix K, M or G")))
+    quantity(words, "a number of bytes", within(ipfw_bytes, 0..=MAX_BURST))
+}
+
+/// Reads a word as `parse` does.
+fn quantity<T>(words: &mut Words<'_>, what: &str, parse: impl Fn(&str) -> std::result::Result<T, String>) -> Result<T> {
+    let word = words.required(what)?;
+    parse(word).map_err(|why| words.error(format!("`{word}`: {why}")))
 }
 
 /// Reads slots, or bytes with a unit.
@@ -70,17 +59,12 @@ pub(super) fn limit(words: &mut Words<'_>) -> Result<Limit> {
     let word = words.required("the size of a queue")?;
     let wrong =
         || words.error(format!("`{word}`: give a queue of 1 to {MAX_SLOTS} slots, or of {MIN_BYTES}B to 1024KB"));
-    let lower = word.to_ascii_lowercase();
-    let digits = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());
-    let n: u64 = lower[..digits].parse().map_err(|_| wrong())?;
-    let bytes = match &lower[digits..] {
-        "" | "slots" if (1..=u64::from(MAX_SLOTS)).contains(&n) => return Ok(Limit::Packets(n as u32)),
-        "b" | "bytes" | "byte" => n,
-        "k" | "kb" | "kbytes" | "kbyte" => n.saturating_mul(1024),
-        "m" | "mb" | "mbytes" | "mbyte" => n.saturating_mul(1 << 20),
-        _ => return Err(wrong()),
-    };
-    if (MIN_BYTES..=MAX_BYTES).contains(&bytes) { Ok(Limit::Bytes(bytes)) } else { Err(wrong()) }
+    let slots = word.strip_suffix("slots").unwrap_or(word);
+    if slots.ends_with(|c: char| c.is_ascii_digit()) {
+        let slots = within(count, 1..=u64::from(MAX_SLOTS))(slots);
+        return slots.map(Limit::Packets).map_err(|_| wrong());
+    }
+    within(ipfw_bytes, MIN_BYTES..=MAX_BYTES)(word).map(Limit::Bytes).map_err(|_| wrong())
 }
 
 /// Reads `P`, or Gilbert's and Elliott's `K,p,H,r`: loss when good, good to bad, loss when bad, bad to good.
@@ -88,8 +72,7 @@ pub(super) fn loss(words: &mut Words<'_>) -> Result<Loss> {
     let word = words.required("a probability of loss")?;
     let wrong = |e| words.error(format!("`{word}`: {e}"));
     if word.contains(',') && !word.contains(':') {
-        let parts: Vec<_> =
-            word.split(',').map(value::probability).collect::<std::result::Result<_, _>>().map_err(wrong)?;
+        let parts: Vec<_> = word.split(',').map(share).collect::<std::result::Result<_, _>>().map_err(wrong)?;
         return match *parts.as_slice() {
             [good, p, bad, r] => Ok(Loss::GilbertElliott { p, r, bad, good }),
             _ => Err(wrong("give a probability, or four: K,p,H,r".into())),
@@ -99,8 +82,7 @@ pub(super) fn loss(words: &mut Words<'_>) -> Result<Loss> {
 }
 
 pub(super) fn probability(words: &mut Words<'_>) -> Result<f64> {
-    let word = words.required("a probability")?;
-    value::probability(word).map_err(|e| words.error(format!("`{word}`: {e}")))
+    quantity(words, "a probability", share)
 }
 
 /// Reads the words of a mask; returns it, and how it is shown.
@@ -165,12 +147,10 @@ fn bits(word: &str, max: u32) -> Option<u128> {
     (number < 1u64 << max).then_some(number.into())
 }
 
-/// Reads a time: milliseconds, or with a unit.
+/// Reads a time above 0: milliseconds, or with a unit.
 fn time(words: &mut Words<'_>) -> Result<Nanos> {
-    let word = words.required("a time such as 5ms")?;
-    let text = if word.parse::<f64>().is_ok() { format!("{word}ms") } else { word.to_owned() };
-    let nanos = value::time(&text).filter(|&nanos| nanos > 0);
-    nanos.ok_or_else(|| words.error(format!("`{word}`: give a time such as 5ms, above 0")))
+    let time = within(milliseconds, Duration::from_nanos(1)..=MAX_TIME);
+    quantity(words, "a time such as 5ms", time).map(|time: Duration| time.as_nanos() as Nanos)
 }
 
 pub(super) fn codel(words: &mut Words<'_>, mut codel: Codel) -> Result<Codel> {
@@ -186,10 +166,10 @@ pub(super) fn codel(words: &mut Words<'_>, mut codel: Codel) -> Result<Codel> {
 }
 
 pub(super) fn pie(words: &mut Words<'_>, mut pie: Pie) -> Result<Pie> {
-    let factor = |words: &mut Words<'_>, max: f64| {
+    let factor = |words: &mut Words<'_>| {
         let word = words.required("a number")?;
-        let value = word.parse::<f64>().ok().filter(|value| (0.0..=max).contains(value));
-        value.ok_or_else(|| words.error(format!("`{word}`: give a number from 0 to {max}")))
+        let value = word.parse::<f64>().ok().filter(|value| (0.0..=MAX_FACTOR).contains(value));
+        value.ok_or_else(|| words.error(format!("`{word}`: give a number from 0 to {MAX_FACTOR}")))
     };
     loop {
         match words.peek() {
@@ -199,9 +179,9 @@ pub(super) fn pie(words: &mut Words<'_>, mut pie: Pie) -> Result<Pie> {
                     "target" => pie.target = time(words)?,
                     "tupdate" => pie.update = time(words)?,
                     "max_burst" => pie.max_burst = time(words)?,
-                    "alpha" => pie.alpha = factor(words, 7.0)?,
-                    "beta" => pie.beta = factor(words, 7.0)?,
-                    "max_ecnth" => pie.max_ecn = factor(words, 1.0)?,
+                    "alpha" => pie.alpha = factor(words)?,
+                    "beta" => pie.beta = factor(words)?,
+                    "max_ecnth" => pie.max_ecn = probability(words)?,
                     _ => pie.ecn = word == "ecn",
                 }
             }
