@@ -11,8 +11,8 @@ mod budgets;
 mod file;
 
 use std::fmt;
-use std::fs::{self, File, Metadata};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -20,12 +20,12 @@ use std::sync::OnceLock;
 
 use crate::budget::Budgets;
 use crate::owner::owner;
-use crate::tuning::policy::MAX_BYTES;
 use budgets::WrittenBudget;
 pub(crate) use file::PolicyFile;
 use serde::de::{Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
+use unetmap_core::control::trusted_file;
 
 /// The policy file, unless the command line names another.
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/policy.toml";
@@ -96,8 +96,8 @@ impl Policy {
     /// One sentence that begins with the file, and the line if there is one.
     pub(crate) fn load(path: &Path) -> Result<Policy, String> {
         let fail = |why: String| Err(format!("{}: {why}", path.display()));
-        let bytes = match read(path, owner(), "policy") {
-            Ok(bytes) => bytes,
+        let bytes = match trusted_file::read(path, owner(), "policy") {
+            Ok(bytes) => bytes.unwrap_or_default(),
             Err(why) => return fail(why),
         };
         let text = match std::str::from_utf8(&bytes) {
@@ -477,56 +477,6 @@ fn defaults(accounts: &impl Accounts) -> Vec<Rule> {
         Err(e) => tracing::warn!("the group {GROUP} cannot be looked up, and so nobody is in it: {e}"),
     }
     rules
-}
-
-/// Returns the bytes of a file, a `what`, that only its trusted owner can write; none if there is no file.
-pub(crate) fn read(path: &Path, us: u32, what: &str) -> Result<Vec<u8>, String> {
-    let reported = |cannot: &str, e: io::Error| {
-        format!("the {what}{cannot}: {e}; make it a file that the daemon can read, or remove it")
-    };
-    let link = match fs::symlink_metadata(path) {
-        Ok(link) => link,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(reported(" cannot be found", e)),
-    };
-    // Opening another kind of file may wait, or do something.
-    let kind = fs::metadata(path).map_err(|e| reported(" cannot be found", e))?;
-    if !kind.is_file() {
-        return Err(format!("the {what} is not an ordinary file; replace it by one, or remove it"));
-    }
-    let file = File::open(path).map_err(|e| reported(" cannot be opened", e))?;
-    let found = file.metadata().map_err(|e| reported(" cannot be looked at", e))?;
-    let folder = path.parent().map_or_else(|| fs::metadata("/"), fs::metadata);
-    trusted(&folder.map_err(|e| reported("'s folder cannot be looked at", e))?, &link, &found, us, what)?;
-    let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| reported(" cannot be read", e))?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(format!("the {what} is longer than 1 MiB; shorten it"));
-    }
-    Ok(bytes)
-}
-
-/// Refuses a file that another user than root or the daemon's own could have created, changed or replaced: the file
-/// itself, the link to it if it is one, and the folder that this is in.
-fn trusted(folder: &Metadata, link: &Metadata, file: &Metadata, us: u32, what: &str) -> Result<(), String> {
-    let parts = [
-        (what.to_owned(), file.uid()),
-        (format!("link to the {what}"), link.uid()),
-        (format!("{what}'s folder"), folder.uid()),
-    ];
-    for (part, uid) in parts {
-        if uid != 0 && uid != us {
-            return Err(format!("the {part} belongs to user {uid}, who must not decide this; chown it to root"));
-        }
-    }
-    if file.mode() & 0o022 != 0 {
-        return Err(format!("the {what} can be written by others than its owner; chmod go-w it"));
-    }
-    // In a directory with the sticky bit, such as /tmp, users cannot replace files of others.
-    if folder.mode() & 0o022 != 0 && folder.mode() & 0o1000 == 0 {
-        return Err(format!("the {what}'s folder can be written by others than its owner; chmod go-w it"));
-    }
-    Ok(())
 }
 
 /// The line, from 1, of a byte.

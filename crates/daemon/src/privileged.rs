@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use unetmap_core::control::trusted_file;
 use unetmap_sys::fuse::{Backing, Device};
 use unetmap_sys::link::{Channels, DriverInfo, Link, LinkWatch, NetnsLinkWatch, Nsid, XdpFeatures};
 use unetmap_sys::memory_helper::MemoryHelper;
@@ -21,7 +22,7 @@ use unetmap_sys::xsk::{BusyPoll, Queue, Umem, UnboundXsk};
 
 use crate::broker::{Handle, Request, ask};
 use crate::owner::owner;
-use crate::policy::{self, Policy};
+use crate::policy::Policy;
 use crate::refusal::Refusal;
 
 /// Has an operation done that returns no descriptor.
@@ -522,8 +523,9 @@ pub(crate) fn policy(path: &Path) -> Result<Policy, String> {
 
 /// The contents of the configuration's file; none if there is no file.
 pub(crate) fn configuration(path: &Path) -> Result<Vec<u8>, String> {
-    let read: io::Result<Option<Result<Vec<u8>, String>>> = value(Request::Configuration, &[]);
-    read.map_err(|e| e.to_string())?.unwrap_or_else(|| policy::read(path, owner(), "configuration"))
+    let read: io::Result<Option<Result<Option<Vec<u8>>, String>>> = value(Request::Configuration, &[]);
+    let read = read.map_err(|e| e.to_string())?;
+    Ok(read.unwrap_or_else(|| trusted_file::read(path, owner(), "configuration"))?.unwrap_or_default())
 }
 
 /// Removes the daemon's socket.

@@ -133,8 +133,6 @@ pub(crate) mod nic {
 pub(crate) mod policy {
     use std::time::Duration;
 
-    /// Bytes of the longest file that is read.
-    pub(crate) const MAX_BYTES: u64 = 1 << 20;
     /// A file that changed less than this ago, in whole seconds, may change again without its times showing it.
     pub(crate) const SETTLED: Duration = Duration::from_secs(2);
 }

@@ -36,6 +36,7 @@ pub mod node;
 pub mod request;
 pub mod session;
 pub mod sysctl;
+pub mod trusted_file;
 pub mod vale;
 pub mod wire;
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use std::vec;
 
 use serde::Serialize;
+use unetmap_core::control::trusted_file;
 use unetmap_core::errno::EPERM;
 use unetmap_sys::link::{self, LinkWatch, NetnsLinkWatch, veth};
 use unetmap_sys::netns::Netns;
@@ -238,7 +239,7 @@ impl Broker {
             Request::Policy => value(self.setup.policy.as_deref().map(Policy::load)),
             Request::Configuration => {
                 let config = self.setup.config.as_ref();
-                value(config.map(|path| policy::read(path, owner(), "configuration")))
+                value(config.map(|path| trusted_file::read(path, owner(), "configuration")))
             }
             Request::RemoveSocket => match self.setup.socket.as_os_str().is_empty() {
                 // There is no broker.

@@ -379,8 +379,17 @@ fn a_file_that_others_could_change_is_refused() {
     assert!(Policy::load(&path).unwrap_err().contains("folder can be written by others"));
     mode(dir.path(), 0o1777);
     assert!(Policy::load(&path).is_ok(), "sticky");
-    // The kernel may follow no link of others in a folder that others can write to (fs.protected_symlinks).
+    // Others could replace the file that a link in a folder of ours leads to.
+    let [open, target] = ["open", "open/policy.toml"].map(|name| dir.path().join(name));
+    fs::create_dir(&open).unwrap();
+    put(&target, FOR_ALL);
+    fs::remove_file(&link).unwrap();
+    symlink(&target, &link).unwrap();
     mode(dir.path(), 0o755);
+    assert!(Policy::load(&link).is_ok());
+    mode(&open, 0o777);
+    assert!(Policy::load(&link).unwrap_err().contains("folder can be written by others"));
+    // The kernel may follow no link of others in a folder that others can write to (fs.protected_symlinks).
     let dangling = dir.path().join("dangling");
     symlink(dir.path().join("none"), &dangling).unwrap();
     assert!(Policy::load(&dangling).unwrap_err().contains("cannot be found"), "a broken link is a mistake, no default");
@@ -398,8 +407,8 @@ fn a_file_that_others_could_change_is_refused() {
     let why = Policy::load(&path).unwrap_err();
     assert!(why.contains("the policy belongs to user 1000") && why.contains("chown it to root"), "{why}");
     // A daemon of that user may follow it.
-    assert!(read(&path, ALICE, "policy").is_ok());
-    assert!(read(&path, BOB, "policy").is_err());
+    assert!(trusted_file::read(&path, ALICE, "policy").is_ok());
+    assert!(trusted_file::read(&path, BOB, "policy").is_err());
 }
 
 #[test]
