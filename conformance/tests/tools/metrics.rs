@@ -41,17 +41,17 @@ fn counters_are_served_over_http() {
         let mut server = serve(&path);
         // No daemon runs: a page without samples.
         const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-        assert!(asked(&path, GET).ends_with("# EOF\n"));
+        assert!(asked(&path, GET).ends_with("# TYPE unetmap_user_refused_total counter\n"));
         let (a, b) = (open("vale0:a"), open("vale0:b"));
         let (tx, rx) = (open("netmap:p{1"), open("netmap:p}1"));
         exchange(&tx, &rx, 0, 0, 1234);
         let page = asked(&path, GET);
         assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
-        assert!(page.contains("Content-Type: application/openmetrics-text; version=1.0.0"), "{page}");
+        assert!(page.contains("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{page}");
         for (labels, value) in [
             (r#"ring_packets_total{daemon="0",port="p{1",kind="pipe",mem_id="#, " 1234"),
-            (r#"switch_ports{daemon="0",switch="vale0",uid="0"}"#, " 2.0"),
-            (r#"sessions{daemon="0"}"#, " 4.0"),
+            (r#"switch_ports{daemon="0",switch="vale0",uid="0"}"#, " 2"),
+            (r#"sessions{daemon="0"}"#, " 4"),
         ] {
             let uid = home.folder().metadata().expect("a folder").uid();
             let labels = labels.replace("=\"0\"", &format!("=\"{uid}\""));
@@ -65,18 +65,7 @@ fn counters_are_served_over_http() {
         }
         assert!(asked(&path, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(asked(&path, b"POST /metrics HTTP/1.1\r\nConnection: close\r\n\r\n").starts_with("HTTP/1.1 405"));
-        assert!(asked(&path, GET).ends_with("# EOF\n"));
-        // Prometheus's own judgement, where it is installed.
-        match Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() {
-            Err(_) => summary("promtool is not installed (Debian package prometheus): the text was not given to it"),
-            Ok(mut promtool) => {
-                let body = page.split_once("\r\n\r\n").expect("a body").1;
-                promtool.stdin.take().expect("a pipe").write_all(body.as_bytes()).expect("it reads");
-                let output = promtool.wait_with_output().expect("it ends");
-                // 1: it cannot be parsed; 3: remarks on style.
-                assert_ne!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stdout));
-            }
-        }
+        assert!(asked(&path, GET).starts_with("HTTP/1.1 200 OK\r\n"));
         // Another server does not take its place; one that comes after it does.
         let mut second = Command::new(program("unetmap"));
         let output = second.args(["metrics", "-l", &format!("unix:{}", path.display())]).output().expect("it runs");
@@ -84,6 +73,79 @@ fn counters_are_served_over_http() {
         server.kill();
         serve(&path).kill();
         drop((a, b));
+    });
+}
+
+/// Runs `promtool check metrics`; returns what it says. It is silent about a text that is right.
+fn promtool(page: &str) -> Option<(Option<i32>, String)> {
+    let mut command = Command::new("promtool");
+    command.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let Ok(mut child) = command.spawn() else {
+        summary("promtool is not installed (Debian package prometheus): the text was not given to it");
+        return None;
+    };
+    child.stdin.take().expect("a pipe").write_all(page.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    let said = [output.stdout, output.stderr].concat();
+    Some((output.status.code(), String::from_utf8_lossy(&said).into_owned()))
+}
+
+/// Each sample of every metric: a region, a switch, pipes, users, and packets lost.
+#[test]
+fn the_format_is_the_one_that_a_request_accepts() {
+    isolated(|home| {
+        let path = home.folder().join("metrics.sock");
+        let mut server = serve(&path);
+        let (a, _b) = (open("vale0:a"), open("vale0:b"));
+        let (tx, rx) = (open("netmap:p{1"), open("netmap:p}1"));
+        exchange(&tx, &rx, 0, 0, 100);
+        transmit(&a, 0, &frames(&[60; 3], 0), BUFFER);
+        let get = |method: &str, accept: &str| {
+            let request = format!("{method} /metrics HTTP/1.1\r\nHost: x\r\n{accept}Connection: close\r\n\r\n");
+            let answer = asked(&path, request.as_bytes());
+            let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+            assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("\r\nVary: Accept\r\n"), "{head}");
+            (head.to_owned(), body.to_owned())
+        };
+        let text = "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n";
+        let openmetrics = "\r\nContent-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
+        for (accept, kind) in [
+            ("", text),
+            ("Accept: */*\r\n", text),
+            ("Accept: text/plain\r\n", text),
+            ("accept: application/openmetrics-text; version=1.0.0\r\n", openmetrics),
+            ("Accept: application/openmetrics-text;q=0.1, text/plain;q=0.2\r\n", text),
+            ("Accept: text/plain;q=0.2\r\nAccept: application/openmetrics-text;q=0.3\r\n", openmetrics),
+            (
+                "Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1\r\n",
+                openmetrics,
+            ),
+        ] {
+            let (head, body) = get("GET", accept);
+            assert!(head.contains(kind), "{accept}: {head}");
+            let is_openmetrics = kind == openmetrics;
+            let declared = if is_openmetrics { "ring_packets counter\n" } else { "ring_packets_total counter\n" };
+            assert!(body.contains(&format!("# TYPE unetmap_{declared}")), "{accept}: {body}");
+            assert_eq!(body.contains("# EOF"), is_openmetrics, "{accept}: {body}");
+            assert!(body.contains("unetmap_ring_packets_total{"), "{body}");
+            let (head, body) = get("HEAD", accept);
+            assert!(head.contains(kind) && body.is_empty(), "{accept}: {head}");
+        }
+        // The command's own output, and the page of a server.
+        let printed = |args: &[&str]| {
+            let output = Command::new(program("unetmap")).arg("metrics").args(args).output().expect("it runs");
+            String::from_utf8(output.stdout).expect("text")
+        };
+        assert!(printed(&["--openmetrics"]).ends_with("# EOF\n"));
+        for page in [printed(&[]), get("GET", "").1] {
+            assert!(!page.contains("# EOF"), "{page}");
+            if let Some(said) = promtool(&page) {
+                assert_eq!(said, (Some(0), String::new()), "{page}");
+                let wrong = promtool("# TYPE x counter\nx 1\n").expect("it is installed");
+                assert!(wrong.0 != Some(0) && wrong.1.contains("_total"), "it judges: {wrong:?}");
+            }
+        }
+        server.kill();
     });
 }
 
@@ -105,11 +167,11 @@ fn clients_that_do_not_read_delay_no_other() {
             }
             idle.push(client);
             if number % 20 == 19 {
-                assert!(asked(&path, GET).ends_with("# EOF\n"), "beside {number} clients");
+                assert!(asked(&path, GET).starts_with("HTTP/1.1 200 OK\r\n"), "beside {number} clients");
             }
         }
         drop(idle);
-        assert!(asked(&path, GET).ends_with("# EOF\n"));
+        assert!(asked(&path, GET).starts_with("HTTP/1.1 200 OK\r\n"));
         server.kill();
     });
 }

@@ -39,8 +39,11 @@ impl Listener {
 /// Status, type and body.
 type Answer = (u16, &'static str, String);
 
-/// Answers requests by what `answer` returns for their path, until no connection can be accepted; returns why.
-pub(crate) fn serve(listener: &Listener, answer: fn(&str) -> Answer) -> io::Error {
+/// What returns the answer to a request for a path with a value of the header `Accept`.
+type Answerer = fn(&str, &str) -> Answer;
+
+/// Answers requests by what `answer` returns, until no connection can be accepted; returns why.
+pub(crate) fn serve(listener: &Listener, answer: Answerer) -> io::Error {
     let mut connections: VecDeque<(TcpStream, JoinHandle<()>)> = VecDeque::new();
     loop {
         let connection = match listener.accept() {
@@ -75,11 +78,11 @@ pub(crate) fn serve(listener: &Listener, answer: fn(&str) -> Answer) -> io::Erro
 }
 
 /// Reads a request, and answers it.
-fn converse(connection: &TcpStream, answer: fn(&str) -> Answer) -> io::Result<()> {
+fn converse(connection: &TcpStream, answer: Answerer) -> io::Result<()> {
     let head = read_head(connection)?;
     let (status, content_type, body) = match request_of(&head) {
         None => (400, TEXT, "no request of HTTP/1\n".into()),
-        Some(("GET" | "HEAD", target)) => answer(target),
+        Some(("GET" | "HEAD", target)) => answer(target, &header(&head, "accept")),
         Some(_) => (405, TEXT, "only GET is answered\n".into()),
     };
     let reason = match status {
@@ -90,7 +93,8 @@ fn converse(connection: &TcpStream, answer: fn(&str) -> Answer) -> io::Result<()
         _ => "Internal Server Error",
     };
     let mut reply = format!(
-        "HTTP/1.1 {status} {reason}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 {status} {reason}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nVary: Accept\r\n\
+         Connection: close\r\n\r\n",
         body.len()
     );
     if !head.starts_with(b"HEAD ") {
@@ -106,6 +110,13 @@ fn request_of(head: &[u8]) -> Option<(&str, &str)> {
     let (method, target, version) = (words.next()?, words.next()?, words.next()?);
     let is_valid = words.next().is_none() && matches!(version, "HTTP/1.0" | "HTTP/1.1");
     is_valid.then_some((method, target.split('?').next()?))
+}
+
+/// The values of a header of a request, of which several are a list.
+fn header(head: &[u8], name: &str) -> String {
+    let head = String::from_utf8_lossy(head);
+    let lines = head.lines().skip(1).take_while(|line| !line.is_empty()).filter_map(|line| line.split_once(':'));
+    lines.filter(|(of, _)| of.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).collect::<Vec<_>>().join(",")
 }
 
 /// Reads the lines of a request, up to the empty one.

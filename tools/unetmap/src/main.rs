@@ -266,12 +266,17 @@ struct ReloadArgs {
 
 /// Print the daemons' counters for Prometheus, or serve them (unetmap-metrics(7)).
 ///
-/// Shows what `unetmap ls` shows the same user, as OpenMetrics text.
+/// Shows what `unetmap ls` shows the same user, in Prometheus's text format; over HTTP in the format that the request's
+/// Accept prefers.
 #[derive(Debug, Args)]
 struct MetricsArgs {
     /// Serve them over HTTP at /metrics instead, until a signal
     #[arg(short, long, value_name = "unix:PATH|ADDRESS:PORT", value_parser = metrics::place)]
     listen: Option<String>,
+
+    /// Print OpenMetrics text
+    #[arg(long, conflicts_with = "listen")]
+    openmetrics: bool,
 }
 
 /// Check what this machine and its interfaces support, and print how to fix what is missing.
@@ -453,7 +458,7 @@ fn main() -> ExitCode {
         Command::Fw(args) => fw::run(&args).and_then(|text| print("fw", &text)),
         Command::Emulate(args) => emulate::run(&args),
         Command::Config(args) => config::run(&args),
-        Command::Metrics(args) => metrics::run(args.listen.as_deref()),
+        Command::Metrics(args) => metrics::run(args.listen.as_deref(), args.openmetrics),
         Command::Node(NodeArgs { action, json }) => {
             let action = match action {
                 NodeAction::On { path } => node::Action::On(path),

@@ -1,57 +1,20 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! `unetmap metrics`: the daemons' counters in the OpenMetrics text format, once or for each request over HTTP.
+//! `unetmap metrics`: the daemons' counters for Prometheus, once or for each request over HTTP.
 //!
 //! Prometheus is served by a process of its own, so that no daemon parses HTTP.
 
-use std::fmt;
 use std::net::TcpListener;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::Registry;
 use serde_json::Value;
 
 use crate::http::{self, Listener};
 use crate::ls::{members, parse_reply};
+use format::{Format, Kind, Metric};
 
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// A sample: its labels, and its value.
-type Sample = (Vec<(&'static str, String)>, f64);
-
-/// A metric: its name without `unetmap_` and without `_total`, what it counts, and its samples.
-#[derive(Debug)]
-struct Metric {
-    name: &'static str,
-    help: &'static str,
-    kind: MetricType,
-    samples: Vec<Sample>,
-}
-
-/// What the daemons' snapshots contain.
-#[derive(Debug)]
-struct Snapshots(Vec<Metric>);
-
-impl Collector for Snapshots {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for Metric { name, help, kind, samples } in &self.0 {
-            let mut metric = encoder.encode_descriptor(name, help, None, *kind)?;
-            for (labels, value) in samples {
-                let labels: Vec<(&str, &str)> = labels.iter().map(|(name, value)| (*name, &**value)).collect();
-                let mut sample = metric.encode_family(&labels)?;
-                match kind {
-                    MetricType::Counter => sample.encode_counter::<NoLabelSet, u64, u64>(&(*value as u64), None)?,
-                    _ => sample.encode_gauge(value)?,
-                }
-            }
-        }
-        Ok(())
-    }
-}
+mod format;
 
 fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), String::from)
@@ -59,8 +22,8 @@ fn text_of(value: &Value) -> String {
 
 /// All metrics, without samples.
 fn definitions() -> Vec<Metric> {
-    let gauge = |name, help| Metric { name, help, kind: MetricType::Gauge, samples: Vec::new() };
-    let counter = |name, help| Metric { name, help, kind: MetricType::Counter, samples: Vec::new() };
+    let gauge = |name, help| Metric { name, help, kind: Kind::Gauge, samples: Vec::new() };
+    let counter = |name, help| Metric { name, help, kind: Kind::Counter, samples: Vec::new() };
     vec![
         gauge("daemon_info", "A daemon that runs; 1"),
         gauge("daemon_uptime_seconds", "Time since it started"),
@@ -162,26 +125,26 @@ fn add_user(user: &Value, add: &mut Add<'_>) {
 }
 
 /// Returns the text of all daemons.
-fn page() -> Result<String, String> {
+fn page(format: Format) -> Result<String, String> {
     let snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
     let parsed = snapshots.iter().map(|snapshot| parse_reply("metrics", snapshot)).collect::<Result<Vec<_>, _>>()?;
-    let mut registry = Registry::with_prefix("unetmap");
-    registry.register_collector(Box::new(Snapshots(metrics(&parsed))));
-    let mut page = String::new();
-    text::encode(&mut page, &registry).map_err(|e| format!("metrics: {e}"))?;
-    Ok(page)
+    Ok(format.page(&metrics(&parsed)))
 }
 
 /// Prints the metrics, or serves them at `listen`: `unix:PATH`, or ADDRESS:PORT.
-pub(crate) fn run(listen: Option<&str>) -> Result<u8, String> {
-    let Some(listen) = listen else { return crate::print("metrics", &page()?) };
+pub(crate) fn run(listen: Option<&str>, openmetrics: bool) -> Result<u8, String> {
+    let format = if openmetrics { Format::OpenMetrics } else { Format::Text };
+    let Some(listen) = listen else { return crate::print("metrics", &page(format)?) };
     let server = listener(listen).map_err(|why| format!("metrics: {listen}: {why}"))?;
     crate::note(&format!("unetmap: metrics: serving at {listen}"));
-    let why = http::serve(&server, |target| match target {
-        "/metrics" => match page() {
-            Ok(page) => (200, CONTENT_TYPE, page),
-            Err(why) => (500, http::TEXT, format!("{why}\n")),
-        },
+    let why = http::serve(&server, |target, accept| match target {
+        "/metrics" => {
+            let format = Format::accepted(accept);
+            match page(format) {
+                Ok(page) => (200, format.content_type(), page),
+                Err(why) => (500, http::TEXT, format!("{why}\n")),
+            }
+        }
         _ => (404, http::TEXT, "see /metrics\n".into()),
     });
     Err(format!("metrics: {listen}: {why}"))
@@ -245,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_openmetrics_text() {
+    fn a_snapshot_is_text_of_both_formats() {
         let ring = json!({"dir": "rx", "id": 0, "queued": 5, "crossed": 7, "bytes": 420, "batches": 2, "dropped": 1, "bad_slots": 0});
         let snapshot = json!({
             "daemon": {"pid": 7, "uid": 0, "version": "1", "uptime_seconds": 3, "connections": 2},
@@ -255,22 +218,25 @@ mod tests {
             "sessions": [{}],
             "users": [{"uid": 1, "rings": {"used": 2, "limit": null}, "refused": 6}, {"rings": {"used": 2, "limit": 9}}],
         });
-        let mut registry = Registry::with_prefix("unetmap");
-        registry.register_collector(Box::new(Snapshots(metrics(&[snapshot]))));
-        let mut page = String::new();
-        text::encode(&mut page, &registry).unwrap();
-        for line in [
-            "# TYPE unetmap_ring_packets counter",
-            r#"unetmap_ring_packets_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 7"#,
-            r#"unetmap_ring_bytes_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 420"#,
-            r#"unetmap_port_lost_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="vlan"} 4"#,
-            r#"unetmap_region_buffers{daemon="0",region="r\"\\\n",mem_id="2",state="free"} 3.0"#,
-            r#"unetmap_user_refused_total{daemon="0",uid="1"} 6"#,
-            r#"unetmap_user_limit{daemon="0",uid="all but root",resource="rings"} 9.0"#,
-            "# EOF",
-        ] {
-            assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+        let all = metrics(&[snapshot]);
+        for format in [Format::Text, Format::OpenMetrics] {
+            let page = format.page(&all);
+            for line in [
+                r#"unetmap_ring_packets_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 7"#,
+                r#"unetmap_ring_bytes_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 420"#,
+                r#"unetmap_port_lost_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="vlan"} 4"#,
+                r#"unetmap_region_buffers{daemon="0",region="r\"\\\n",mem_id="2",state="free"} 3"#,
+                r#"unetmap_user_refused_total{daemon="0",uid="1"} 6"#,
+                r#"unetmap_user_limit{daemon="0",uid="all but root",resource="rings"} 9"#,
+                "# TYPE unetmap_region_buffers gauge",
+            ] {
+                assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+            }
+            assert!(!page.contains("uid=\"1\",resource=\"rings\"} 9"), "no limit is no sample");
+            let is_openmetrics = format == Format::OpenMetrics;
+            assert_eq!(page.contains("# TYPE unetmap_ring_packets counter\n"), is_openmetrics, "{page}");
+            assert_eq!(page.contains("# TYPE unetmap_ring_packets_total counter\n"), !is_openmetrics, "{page}");
+            assert_eq!(page.ends_with("# EOF\n"), is_openmetrics, "{page}");
         }
-        assert!(!page.contains("uid=\"1\",resource=\"rings\"} 9"), "no limit is no sample");
     }
 }
