@@ -16,6 +16,7 @@ mod many;
 mod persistent;
 mod policy;
 mod replace;
+mod saved;
 mod threads;
 mod tunnels;
 mod zero_copy;

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap config`: switches, persistent ports and settings in a file, from which they are made again.
 
+mod edit;
 mod file;
 mod state;
+mod store;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
+use serde_json::json;
 use tool_common::link;
 use unetmap::switch::{self, AttachOptions, NewPort};
+
+use store::Locked;
 
 /// Make switches, persistent ports and settings as a file says, or write them to it.
 ///
@@ -37,11 +42,19 @@ enum Action {
         if_present: bool,
     },
     /// Print the commands that apply would run (+), and those that made what the file lacks (-); exit status 1 if any
-    Diff,
+    Diff {
+        /// Print one JSON object: file, missing, extra
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the present state in the file's format
     Show,
-    /// Write the present state to the file; comments and entries of other things stay
-    Save,
+    /// Write the present state to the file; comments stay, and the former file is kept as FILE~
+    Save {
+        /// Remove the entries of what does not exist now; otherwise they are listed and stay
+        #[arg(short, long)]
+        yes: bool,
+    },
 }
 
 /// The time from its start in which `apply` tries again what fails. The kernel removes the persistent ports of a daemon
@@ -49,8 +62,12 @@ enum Action {
 const RETRY: Duration = Duration::from_secs(3);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Keys of a port of which it has one at a time.
+pub(crate) const VLAN_KEYS: [&str; 2] = ["access", "trunk"];
+pub(crate) const SERVED_KEYS: [&str; 3] = ["vhost-user", "vhost-user-client", "memif"];
+
 /// What a port of a switch can have, by the file's keys, and the words of `unetmap vale port` that set it.
-const PORT_KEYS: [(&str, &str); 10] = [
+pub(crate) const PORT_KEYS: [(&str, &str); 10] = [
     ("access", "access"),
     ("trunk", "trunk"),
     ("rate-in", "rate in"),
@@ -146,6 +163,30 @@ impl Setting {
         }
     }
 
+    /// Where the file says it: section, name, key, and in a list the interface.
+    fn place(&self) -> [&str; 4] {
+        match self {
+            Setting::Persistent { name, .. } => ["persistent", name, "name", ""],
+            Setting::Age { switch, .. } => ["switch", switch, "age", ""],
+            Setting::Attach { switch, interface, host: false } => ["switch", switch, "attach", interface],
+            Setting::Attach { switch, interface, host: true } => ["switch", switch, "attach-host", interface],
+            Setting::Port { port, key, .. } => ["port", port, key, ""],
+            Setting::Interface { name, key, .. } => ["interface", name, key, ""],
+        }
+    }
+
+    /// Whether the two cannot both be so: then `present` is another value of this.
+    fn is_replaced_by(&self, present: &Setting) -> bool {
+        let both_in = |keys: &[&str], a: &str, b: &str| keys.contains(&a) && keys.contains(&b);
+        match (self, present) {
+            (Setting::Attach { interface, .. }, Setting::Attach { interface: other, .. }) => interface == other,
+            (Setting::Port { port, key, .. }, Setting::Port { port: other, key: with, .. }) => {
+                port == other && (key == with || both_in(&VLAN_KEYS, key, with) || both_in(&SERVED_KEYS, key, with))
+            }
+            _ => self.place() == present.place(),
+        }
+    }
+
     fn make(&self) -> Result<(), String> {
         let done = match self {
             Setting::Persistent { name, config: [tx_slots, rx_slots, tx_rings, rx_rings] } => {
@@ -176,48 +217,108 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<u8, String> {
     let failed = |why: String| format!("config: {why}");
     match args.action {
         Action::Check => {
-            let wanted = file::read(&path).map_err(failed)?;
+            let wanted = read(&path).map_err(failed)?;
             crate::print("config", &format!("{}: {} settings, no fault\n", path.display(), wanted.len()))
         }
-        Action::Apply { if_present: true } if !path.exists() => Ok(0),
-        Action::Apply { .. } => apply(&path).map_err(failed),
-        Action::Diff => {
-            let (wanted, present) = both(&path).map_err(failed)?;
-            let mut text = String::new();
-            for setting in missing(&wanted, &present) {
-                text += &format!("+ {setting}\n");
-            }
-            for setting in present.iter().filter(|has| !wanted.iter().any(|asked| asked.is_met_by(has))) {
-                text += &format!("- {setting}\n");
-            }
-            crate::print("config", &text).map(|status| if text.is_empty() { status } else { 1 })
+        Action::Apply { if_present } => match file::read(&path).map_err(failed)? {
+            None if if_present => Ok(0),
+            None => Err(failed(no_file(&path))),
+            Some(wanted) => apply(&path, &wanted).map_err(failed),
+        },
+        Action::Diff { json } => diff(&path, json).map_err(failed),
+        Action::Show => {
+            let text = present(&[]).and_then(|present| file::text(&present));
+            crate::print("config", &text.map_err(failed)?)
         }
-        Action::Show => crate::print("config", &file::text(&state::read_all(&[]).map_err(failed)?)),
-        Action::Save => {
-            let named = match path.try_exists() {
-                Ok(false) => Vec::new(),
-                _ => file::interfaces(&file::read(&path).map_err(failed)?),
-            };
-            let present = state::read_all(&named).map_err(failed)?;
-            file::write(&path, &present, None).map_err(failed)?;
-            crate::print("config", &format!("{}: {} settings\n", path.display(), present.len()))
+        Action::Save { yes } => {
+            let locked = Locked::open(&path).map_err(failed)?;
+            let said = locked.settings().map_err(failed)?;
+            let present = present(&file::interfaces(&said)).map_err(failed)?;
+            let count = present.len();
+            let former = write(&path, locked, said, present, &|_| yes).map_err(failed)?;
+            crate::print("config", &format!("{}: {count} settings{former}\n", path.display()))
         }
     }
 }
 
-/// Writes the present settings of one switch, port or interface to the default file: `--save` of other commands.
-pub(crate) fn save(subject: &str) -> Result<(), String> {
+/// Writes the present settings of one switch, port or interface to the default file: `--save` of other commands. Of
+/// what is not so now, only the entries of `keys` are removed, which the command set.
+pub(crate) fn save(subject: &str, keys: &[&str]) -> Result<(), String> {
     let path = default_path().ok_or("--save: there is no home folder")?;
     let named = if subject.starts_with("vale") { vec![] } else { vec![subject.to_owned()] };
-    state::read(&named)
-        .and_then(|present| file::write(&path, &present, Some(subject)))
-        .map_err(|why| format!("--save: {why}"))
+    let save = || {
+        let locked = Locked::open(&path)?;
+        let said = locked.settings()?;
+        let concerns = |setting: &Setting| setting.place()[1] == subject && setting.place()[0] != "persistent";
+        let present = state::read(&named)?.ok_or_else(no_daemon)?;
+        let (own, others): (Vec<_>, Vec<_>) = said.into_iter().partition(concerns);
+        let now = present.into_iter().filter(concerns);
+        write(&path, locked, own, now.chain(others).collect(), &|gone| keys.contains(&gone.place()[2]))
+    };
+    save().map(drop).map_err(|why| format!("--save: {why}"))
 }
 
-fn both(path: &Path) -> Result<(Vec<Setting>, Vec<Setting>), String> {
-    let wanted = file::read(path)?;
-    let present = state::read_all(&file::interfaces(&wanted))?;
-    Ok((wanted, present))
+/// Writes the `present` settings in place of those that the file said. An entry of something that is not so now stays,
+/// unless it is `removed`; both are told. Returns where the former file is, as a part of a sentence.
+fn write(
+    path: &Path,
+    locked: Locked,
+    said: Vec<Setting>,
+    present: Vec<Setting>,
+    removed: &dyn Fn(&Setting) -> bool,
+) -> Result<String, String> {
+    let is_gone = |said: &Setting| !present.iter().any(|has| said.is_replaced_by(has));
+    let (removed, stay): (Vec<_>, Vec<_>) = said.into_iter().filter(is_gone).partition(removed);
+    for (entries, what) in [
+        (&removed, "these entries are not so now, and are removed:"),
+        (&stay, "these entries are not so now, and stay (`unetmap config save --yes` removes them):"),
+    ] {
+        if !entries.is_empty() {
+            let lines: String = entries.iter().map(|entry| format!("\n- {entry}")).collect();
+            crate::note(&format!("unetmap: config: {}: {what}{lines}", path.display()));
+        }
+    }
+    let wanted: Vec<Setting> = present.into_iter().chain(stay).collect();
+    let text = edit::edit(locked.text(), &wanted).map_err(|why| format!("{}: {why}", path.display()))?;
+    let former = locked.replace(&text)?;
+    Ok(former.map_or_else(String::new, |former| format!("; the former file is {}", former.display())))
+}
+
+fn no_file(path: &Path) -> String {
+    format!("{}: there is no such file (`unetmap config save` writes one)", path.display())
+}
+
+fn no_daemon() -> String {
+    "no daemon is running, so nothing is known of the present state (`unetmap config apply` starts one, and makes what \
+     the file says)"
+        .into()
+}
+
+/// Reads a file that must exist.
+fn read(path: &Path) -> Result<Vec<Setting>, String> {
+    file::read(path)?.ok_or_else(|| no_file(path))
+}
+
+/// The settings of a daemon that must run.
+fn present(interfaces: &[String]) -> Result<Vec<Setting>, String> {
+    state::read_all(interfaces)?.ok_or_else(no_daemon)
+}
+
+/// Prints what is so and not in the file, and the reverse. Returns the exit status: 1 if there is any.
+fn diff(path: &Path, json: bool) -> Result<u8, String> {
+    let wanted = read(path)?;
+    let present = present(&file::interfaces(&wanted))?;
+    let commands = |settings: &[&Setting]| settings.iter().map(|setting| setting.to_string()).collect::<Vec<_>>();
+    let extra: Vec<_> = present.iter().filter(|has| !wanted.iter().any(|asked| asked.is_met_by(has))).collect();
+    let (missing, extra) = (commands(&missing(&wanted, &present)), commands(&extra));
+    let is_same = missing.is_empty() && extra.is_empty();
+    let text = if json {
+        format!("{}\n", json!({ "file": path.to_string_lossy(), "missing": missing, "extra": extra }))
+    } else {
+        let line = |sign: char| move |command: &String| format!("{sign} {command}\n");
+        missing.iter().map(line('+')).chain(extra.iter().map(line('-'))).collect()
+    };
+    crate::print("config", &text).map(|status| if is_same { status } else { 1 })
 }
 
 fn missing<'a>(wanted: &'a [Setting], present: &[Setting]) -> Vec<&'a Setting> {
@@ -225,11 +326,11 @@ fn missing<'a>(wanted: &'a [Setting], present: &[Setting]) -> Vec<&'a Setting> {
 }
 
 /// Makes what the file says and is not so. One that fails does not keep the others from being made.
-fn apply(path: &Path) -> Result<u8, String> {
-    let (wanted, present) = both(path)?;
+fn apply(path: &Path, wanted: &[Setting]) -> Result<u8, String> {
+    let present = state::read_all(&file::interfaces(wanted))?.unwrap_or_default();
     let (mut made, mut failures) = (0, 0);
     let until = Instant::now() + RETRY;
-    for setting in missing(&wanted, &present) {
+    for setting in missing(wanted, &present) {
         match make(setting, until) {
             Ok(()) => {
                 made += 1;

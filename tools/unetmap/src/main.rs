@@ -443,12 +443,12 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(args.interval, args.count, args.json),
         Command::Events(args) => events::run(&args),
         Command::Nic(args) => nic_command(&args).and_then(|text| {
-            let saved = if args.save { config::save(&args.interface) } else { Ok(()) };
+            let saved = if args.save { config::save(&args.interface, nic_keys(&args)) } else { Ok(()) };
             saved.and_then(|()| print("nic", &text))
         }),
         Command::Vale(args) => vale::run(&args).and_then(|text| {
             let saved = match vale::changed(&args) {
-                Some(subject) if args.save => config::save(subject),
+                Some((subject, keys)) if args.save => config::save(subject, &keys),
                 _ => Ok(()),
             };
             saved.and_then(|()| print("vale", &text))
@@ -518,6 +518,16 @@ fn nic_command(args: &NicArgs) -> Result<String, String> {
         Some(NicAction::Header { bytes }) => nic::set_header(interface, *bytes, json),
         Some(NicAction::Rss { change }) => nic::queues::rss(interface, change, json),
         Some(NicAction::Steer { words }) => nic::queues::steer(interface, words, json),
+    }
+}
+
+/// The keys in the configuration's file of what `unetmap nic` changes.
+fn nic_keys(args: &NicArgs) -> &'static [&'static str] {
+    match args.action {
+        Some(NicAction::Filter { .. }) => &["filter"],
+        Some(NicAction::BusyPoll { .. }) => &["busy-poll"],
+        Some(NicAction::Header { .. }) => &["header"],
+        _ => &[],
     }
 }
 

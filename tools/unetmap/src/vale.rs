@@ -20,6 +20,10 @@ use crate::nic::compile;
 use crate::served::{self, Kind};
 use crate::vm::SocketPath;
 
+mod changed;
+
+pub(crate) use changed::changed;
+
 /// Show the VALE switches, or change the settings of a switch, a port, or the switch threads.
 ///
 /// Without an action: prints a line for each switch. A setting remains until it is removed or the daemon exits, and
@@ -312,16 +316,6 @@ pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
         },
         _ => String::new(),
     })
-}
-
-/// The switch or the port whose settings the action changes.
-pub(crate) fn changed(args: &ValeArgs) -> Option<&str> {
-    match &args.action {
-        Some(Action::Set { switch, .. }) => Some(switch),
-        Some(Action::Port { port, what: Some(_), .. }) => Some(port),
-        Some(action) => action.service().map(|(port, ..)| port),
-        _ => None,
-    }
 }
 
 /// Performs the action; returns the state after it, as text.

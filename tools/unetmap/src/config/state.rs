@@ -10,24 +10,31 @@ use crate::ls::{members, parse_reply};
 use crate::served::{Kind, socket_of};
 use crate::vale::rate;
 
-/// Reads all settings, in order; of interfaces those of `named`, and of all in this network namespace.
-pub(super) fn read_all(named: &[String]) -> Result<Vec<Setting>, String> {
+/// Reads all settings, in order; of interfaces those of `named`, and of all in this network namespace. `None` if no
+/// daemon runs.
+pub(super) fn read_all(named: &[String]) -> Result<Option<Vec<Setting>>, String> {
     // Where they cannot be listed, those that have ports are known all the same.
     let here = unetmap_sys::link::all().unwrap_or_default().into_iter().map(|link| link.name);
     read(&named.iter().cloned().chain(here).collect::<Vec<_>>())
 }
 
-/// Reads all settings, in order; of interfaces those of `named`, and of those that have ports.
-pub(super) fn read(named: &[String]) -> Result<Vec<Setting>, String> {
+/// Reads all settings, in order; of interfaces those of `named`, and of those that have ports. `None` if no daemon
+/// runs.
+pub(super) fn read(named: &[String]) -> Result<Option<Vec<Setting>>, String> {
     let mut settings = Vec::new();
     let mut interfaces = named.to_vec();
-    for snapshot in unetmap::snapshots().map_err(|e| e.to_string())? {
+    let snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
+    if snapshots.is_empty() {
+        return Ok(None);
+    }
+    for snapshot in snapshots {
         let all = parse_reply("config", &snapshot)?;
         settings.extend(members(&all["persistent"]).flat_map(persistent));
         let open = members(&all["ports"]).filter(|port| ["nic", "mediated"].iter().any(|kind| port["kind"] == *kind));
         interfaces
             .extend(open.filter_map(|port| Some(port["name"].as_str()?.trim_start_matches("netmap:").to_owned())));
     }
+    // The daemon of this user's switches, which may be another one, and not run.
     let ask = |name: &str, action| {
         let reply = vale::send_request(&ValeRequest { name: name.into(), action }).map_err(|e| e.to_string())?;
         parse_reply("config", reply.as_deref().unwrap_or("null"))
@@ -47,7 +54,7 @@ pub(super) fn read(named: &[String]) -> Result<Vec<Setting>, String> {
     }
     settings.sort();
     settings.dedup();
-    Ok(settings)
+    Ok(Some(settings))
 }
 
 fn persistent(port: &Value) -> Vec<Setting> {
