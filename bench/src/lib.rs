@@ -87,7 +87,6 @@ pub fn run(options: &Options) -> Result<u8, String> {
     if let Ok(task) = std::env::var(scale::TASK) {
         return scale::client(&task);
     }
-    check(options)?;
     let benches = options.report.as_ref().map_or_else(|| options.benches.clone(), Report::benches);
     let old = options.report.as_ref().map(Report::prepare).transpose()?.flatten();
     let cores = Cores::first_two()?;
@@ -179,7 +178,11 @@ fn print(text: &str) -> Result<(), String> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| format!("bench: standard output: {e}"))
 }
 
-fn check(options: &Options) -> Result<(), String> {
+/// Checks what the options say together.
+///
+/// # Errors
+/// A sentence that names the wrong option.
+pub fn check(options: &Options) -> Result<(), String> {
     if options.samples == 0 {
         return Err("--samples 0: at least 1 is needed".into());
     }

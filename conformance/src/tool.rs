@@ -23,7 +23,18 @@ pub fn done(ns: &Ns, args: &[&str]) -> String {
 /// The error message of a run that was refused: one line.
 #[track_caller]
 pub fn refused(output: &Output) -> String {
-    assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]), "{output:?}");
+    ended(output, 1)
+}
+
+/// The error message about a wrong command line: one line.
+#[track_caller]
+pub fn wrong(output: &Output) -> String {
+    ended(output, 2)
+}
+
+#[track_caller]
+fn ended(output: &Output, status: i32) -> String {
+    assert_eq!((output.status.code(), &*output.stdout), (Some(status), &b""[..]), "{output:?}");
     let text = String::from_utf8_lossy(&output.stderr);
     let line = text.strip_suffix('\n').unwrap_or_else(|| panic!("{text}"));
     assert!(line.starts_with("unetmap: nic") && !line.contains('\n'), "one sentence: {text}");

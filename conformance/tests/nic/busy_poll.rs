@@ -8,7 +8,7 @@ use std::process::Command;
 
 use conformance::home::summary;
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, assert_works, public_copy};
-use conformance::tool::{done, nic, refused};
+use conformance::tool::{done, nic, refused, wrong};
 use conformance::{Home, isolated, program, until};
 use lab::{Ns, VethOptions};
 use serde_json::{Value, json};
@@ -134,7 +134,7 @@ fn invalid_values_are_refused_with_the_allowed_ones() {
             assert!(printed.contains("give 1 to 1000 us, and a budget of 1 to 64 packets"), "{words:?}: {printed}");
         }
         for words in [&["on"][..], &["4294967296"], &["50", "x"], &["off", "8"]] {
-            let printed = refused(&nic(&net.near, &[&["va", "busy-poll"], words].concat()));
+            let printed = wrong(&nic(&net.near, &[&["va", "busy-poll"], words].concat()));
             assert!(printed.contains("use `busy-poll USEC [BUDGET]`, or `busy-poll off`"), "{words:?}: {printed}");
         }
         assert!(refused(&nic(&net.near, &["nope", "busy-poll", "50"])).contains("no such interface"));

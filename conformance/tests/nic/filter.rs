@@ -13,7 +13,7 @@ use conformance::net::{
     BUFFER, CABLE, DIRECT, MEDIATED, Net, Tap, assert_same, assert_works, collect, empty, frame, frames, open_in,
     pings, policy_file, public_copy, set_policy, take, transmit,
 };
-use conformance::tool::{done, nic, refused};
+use conformance::tool::{done, nic, refused, wrong};
 use conformance::{Home, isolated, program, until};
 use lab::{Lab, Ns};
 use serde_json::Value;
@@ -147,7 +147,7 @@ fn a_sample_enters_the_port() {
         assert_eq!(sampled(&["--sample", "1"]).len(), 400);
         done(&net.near, &["va", "filter", "--sample", "9", "udp", "port", "53"]);
         assert_eq!(filter_of(&net.near, "va"), "sample=9 udp port 53");
-        let error = refused(&nic(&net.near, &["va", "filter", "sample=0 udp"]));
+        let error = wrong(&nic(&net.near, &["va", "filter", "sample=0 udp"]));
         assert!(error.contains("sample: `0`: give a number from 1"), "{error}");
     });
 }
@@ -426,7 +426,7 @@ fn an_invalid_filter_is_refused_with_the_position_of_the_error() {
             (&["udp and inbound"], "not in the frame, at character 9: `inbound`"),
             (&[" "], "no filter; give an expression"),
         ] {
-            let printed = refused(&nic(&net.near, &[&["va", "filter"], words].concat()));
+            let printed = wrong(&nic(&net.near, &[&["va", "filter"], words].concat()));
             assert!(printed.starts_with("unetmap: nic va: ") && printed.contains(wanted), "{words:?}: {printed}");
         }
         assert!(refused(&nic(&net.near, &["nope", "filter", "udp"])).contains("no such interface"));

@@ -175,6 +175,127 @@ fn everyday_mistakes_are_explained() {
     });
 }
 
+/// A wrong command line, which a program refuses by itself, ends with 2; whatever else fails, with 1.
+#[test]
+fn a_wrong_command_line_ends_with_2_and_a_failure_with_1() {
+    isolated(|home| {
+        let _keeper = open("vale0:keeper");
+        let file = home.folder().join("none.pcap").display().to_string();
+        for (status, line) in [
+            // An option that there is not.
+            (2, "unetmap --wrong"),
+            (2, "unetmap ls --wrong"),
+            (2, "unetmap config save --wrong"),
+            (2, "pkt-gen --wrong"),
+            (2, "bridge --wrong"),
+            (2, "lb --wrong"),
+            (2, "vale-ctl --wrong"),
+            (2, "unetmap-fw --wrong"),
+            (2, "unetmapd --wrong"),
+            (2, "unetmap-device-plugin --wrong"),
+            // A wrong value.
+            (2, "unetmap top -i x"),
+            (2, "unetmap nic lo busy-poll x"),
+            (2, "unetmap nic lo header 7"),
+            (2, "unetmap nic lo filter udp prot 1"),
+            (2, "unetmap nic lo rss equal x"),
+            (2, "unetmap vale show eth0"),
+            (2, "unetmap vale port vale0 access 1"),
+            (2, "unetmap vale port vale0:a access 4095"),
+            (2, "unetmap vale port vale0:a rate in 5x"),
+            (2, "unetmap vale port vale0:a filter in udp prot 1"),
+            (2, "unetmap vale threads 0"),
+            (2, "unetmap vm serve nothing --socket /tmp/s"),
+            (2, "unetmap memif serve nothing --memif /tmp/s"),
+            (2, "unetmap metrics --listen x"),
+            (2, "unetmap bench pipe --samples 0"),
+            (2, "unetmap doctor vale0:a"),
+            (2, "unetmap capture vale0:a -w /dev/null udp prot 1"),
+            (2, "pkt-gen -i vale0:a -f sideways"),
+            (2, "pkt-gen -i nothing:a{x{y"),
+            (2, "bridge -i vale0:a -b x"),
+            (2, "lb -i vale0:a -p a:b:c"),
+            (2, "vale-ctl -a nothing"),
+            (2, "vale-ctl -n v0 -C x"),
+            (2, "unetmapd --ring-size 5"),
+            (2, "unetmapd --log loud"),
+            (2, "unetmap-device-plugin --resource x"),
+            // Options that do not go together, or are missing.
+            (2, "unetmap"),
+            (2, "unetmap vale port vale0:a --memif /tmp/s access 5"),
+            (2, "unetmap metrics --listen 127.0.0.1:0 --openmetrics"),
+            (2, "unetmap capture vale0:a -w /tmp/f --files 2"),
+            (2, "unetmap replay - vale0:a --loop 2"),
+            (2, "unetmap emulate vale0:a vale0:a"),
+            (2, "unetmap emulate vale0:a vale0:b --aqm fq-codel --queue 100KB"),
+            (2, "unetmap vm args crosvm --client /tmp/s"),
+            (2, "unetmap fw load"),
+            (2, "unetmap bench pipe --peer unetmap=true"),
+            (2, "pkt-gen -f tx"),
+            (2, "bridge"),
+            (2, "lb"),
+            (2, "vale-ctl -C 1"),
+            (2, "unetmap-fw vale0:a"),
+            (2, "unetmapd --if-changed"),
+            (2, "unetmap-cni"),
+            // An interface that does not exist here.
+            (1, "unetmap nic no-such-if"),
+            (1, "unetmap doctor no-such-if"),
+            (1, "unetmap emulate netmap:no-such-if vale0:b"),
+            (1, "unetmap capture no-such-if -w /dev/null"),
+            (1, "pkt-gen -i netmap:no-such-if -f tx"),
+            (1, "bridge -i netmap:no-such-if -i vale0:b"),
+            (1, "lb -i netmap:no-such-if"),
+            (1, "vale-ctl -a vale0:no-such-if"),
+            (1, "vale-ctl -d vale0:no-such-if"),
+            // Other failures.
+            (1, "unetmap fw list"),
+            (1, "unetmap get no_such_knob"),
+            (1, "unetmap set ring_size 5"),
+            (1, "unetmap set if_curr_num 5"),
+            (1, "unetmap config check -f /no/such/file"),
+            (1, "unetmap emulate vale0:a vale0:b --trace /no/such/file"),
+            (1, &format!("unetmap replay {file} vale0:a")),
+            (1, &format!("pkt-gen -i vale0:a -f tx -P {file}")),
+            (1, "unetmap-fw vale0:a vale0:b --rules /no/such/file"),
+            (1, "unetmapd --config /no/such/file"),
+        ] {
+            let (exit, printed) = run(command(line).stdout(Stdio::null()));
+            let said = !printed.trim().is_empty() && !printed.contains("panicked");
+            assert!(exit == status && said, "{line}: {exit}, not {status}: {printed}");
+        }
+    });
+}
+
+/// A word that is not known: what was meant is named, by clap or by the program.
+#[test]
+fn what_was_meant_is_named() {
+    isolated(|home| {
+        let _keeper = open("vale0:keeper");
+        let file = home.folder().join("switches.toml");
+        std::fs::write(&file, "[interface.eth0]\nbusypoll = 50\n").expect("a file");
+        for (line, meant) in [
+            ("unetmap confg", "'config'"),
+            ("unetmap config aply", "'apply'"),
+            ("unetmap nic lo fliter udp", "'filter'"),
+            ("unetmap vale prot vale0:a", "'port'"),
+            ("unetmap vale port vale0:a acces 5", "'access'"),
+            ("unetmap node of", "'off'"),
+            ("unetmap ls --jsn", "'--json'"),
+            ("pkt-gen --verson", "'--version'"),
+            ("unetmap get rng_size", "did you mean `ring_size`?"),
+            ("unetmap get dev.netmap.rng_size", "did you mean `ring_size`?"),
+            ("unetmap set bufnum 4", "did you mean `buf_num`?"),
+            (&format!("unetmap config check -f {}", file.display()), "did you mean `busy-poll`?"),
+        ] {
+            let (_, printed) = run(&mut command(line));
+            assert!(printed.contains(meant), "{line}: {meant}: {printed}");
+        }
+        let (exit, printed) = run(&mut command("unetmap get dev.netmap.ring_size"));
+        assert_eq!(exit, 0, "as sysctl names it: {printed}");
+    });
+}
+
 /// Completions of each program for the usual shells; bash understands its own.
 #[test]
 fn programs_print_completions_for_shells() {

@@ -14,6 +14,7 @@ use toml::Spanned;
 use unetmap_core::control::vale::ThreadConfig;
 use unetmap_core::errno::{EINVAL, ENOENT, EPERM};
 use unetmap_mem::Geometry;
+use unetmap_suggest::did_you_mean;
 use unetmap_switch::fdb::{DEFAULT_ENTRIES, MAX_ENTRIES};
 use unetmap_sys::xsk::ZERO_COPY_BUFFER;
 
@@ -526,11 +527,15 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Knob> {
     KNOBS.iter()
 }
 
-/// Returns the knob of that name.
+/// Returns the knob of that name, which may begin as sysctl(8) has it.
 pub(crate) fn find(name: &str) -> Result<&'static Knob, Refusal> {
+    let name = name.strip_prefix("dev.netmap.").unwrap_or(name);
     match KNOBS.iter().find(|knob| knob.name == name) {
         Some(knob) => Ok(knob),
-        None => refuse(ENOENT, "there is no such knob (unetmap get lists them)"),
+        None => {
+            let meant = did_you_mean(name, KNOBS.iter().map(|knob| knob.name));
+            refuse(ENOENT, format!("there is no such knob (unetmap get lists them){meant}"))
+        }
     }
 }
 

@@ -59,7 +59,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, ValueEnum};
 use unetmap_quantity::{bytes, count, seconds, within};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::thread::set_nice;
@@ -184,7 +185,6 @@ struct Args {
 /// with `UPDATE_MAN=1` in the environment.
 #[test]
 fn the_man_page_is_up_to_date() {
-    use clap::CommandFactory;
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../man/unetmapd.8");
     tool_common::testing::check_options(&[Args::command()], path);
 }
@@ -224,6 +224,10 @@ fn run(args: &Args) -> Result<(), String> {
         return store::run(connection).map_err(|e| format!("--store {fd}: {e}"));
     }
     let sources = knob_sources(args)?;
+    if let Err(refusal) = Knobs::default().with_options(&sources.sizes, sources.admode) {
+        // The command line is wrong, whatever the file says.
+        Args::command().error(ErrorKind::ValueValidation, refusal.why).exit();
+    }
     let knobs = sources.load()?;
     let socket = match &args.socket {
         // The daemon's working directory is another one.

@@ -10,6 +10,7 @@ pub mod rule;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+use std::fmt;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,6 +38,24 @@ pub enum Failure {
     Usage(String),
     /// The command line is valid, but the work could not be done.
     Work(String),
+}
+
+impl Failure {
+    /// The same failure, of a part of the program: `part: why`.
+    #[must_use]
+    pub fn within(self, part: &str) -> Failure {
+        match self {
+            Failure::Usage(message) => Failure::Usage(format!("{part}: {message}")),
+            Failure::Work(message) => Failure::Work(format!("{part}: {message}")),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Failure::Usage(message) | Failure::Work(message)) = self;
+        f.write_str(message)
+    }
 }
 
 impl From<String> for Failure {

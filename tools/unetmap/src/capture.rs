@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::{Args, ValueEnum};
 use pcap::{BpfProgram, Capture, Linktype};
 use serde_json::{Value, json};
-use tool_common::{link, note, port, stop_on_signals};
+use tool_common::{Failure, link, note, port, stop_on_signals};
 use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_ZCOPY_MON, NS_MOREFRAG};
 use unetmap::{Interest, Port, TimeSource};
 use unetmap_quantity::{bytes, count, seconds, within};
@@ -114,7 +114,11 @@ impl CaptureArgs {
         }
     }
 
-    fn files(&self, info: CaptureInfo) -> Result<Files, String> {
+    /// The limits of a file.
+    ///
+    /// # Errors
+    /// A sentence: options that do not go together.
+    fn limits(&self) -> Result<Limits, String> {
         let limits = Limits {
             bytes: self.file_size,
             time: self.file_seconds,
@@ -126,7 +130,7 @@ impl CaptureArgs {
         if self.write.as_os_str() == "-" && (limits.bytes.is_some() || limits.time.is_some()) {
             return Err("-w -: standard output cannot be split into files; give a file name".into());
         }
-        Files::create(&self.write, self.format(), info, limits)
+        Ok(limits)
     }
 }
 
@@ -270,20 +274,22 @@ impl Running<'_> {
 }
 
 /// Captures until a limit is reached or a signal arrives.
-pub(crate) fn run(args: &CaptureArgs) -> Result<u8, String> {
-    let failed = |why: String| format!("capture: {why}");
+pub(crate) fn run(args: &CaptureArgs) -> Result<u8, Failure> {
+    let failed = |why: String| Failure::Work(why).within("capture");
+    let wrong = |why: String| Failure::Usage(why).within("capture");
     let stop = stop_on_signals().map_err(failed)?;
     let expression = args.filter.join(" ");
-    let filter = compile(&expression).map_err(failed)?;
+    let filter = compile(&expression).map_err(wrong)?;
+    let limits = args.limits().map_err(wrong)?;
     let name = port::full_name(&args.port);
-    let port = link::open(&name, &Port::options().slot_times(true)).map_err(|e| failed(e.to_string()))?;
+    let port = link::open(&name, &Port::options().slot_times(true)).map_err(|e| Failure::from(e).within("capture"))?;
     if port.rx_rings().is_empty() {
         return Err(failed(format!("{name} has no receive rings")));
     }
     let monitors = port.register().nr_flags & (NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON) != 0;
     let times = if monitors { TimeSource::MonitoredSync } else { TimeSource::Sync };
     let info = CaptureInfo { port: name.clone(), filter: expression, snaplen: args.snaplen, times };
-    let files = args.files(info).map_err(failed)?;
+    let files = Files::create(&args.write, args.format(), info, limits).map_err(failed)?;
     let begin = Instant::now();
     let mut running = Running {
         args,

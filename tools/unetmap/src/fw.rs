@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use tool_common::fw_socket;
+use tool_common::{Failure, fw_socket};
 
 /// Show or change the rules of a running unetmap-fw(1).
 ///
@@ -81,7 +81,7 @@ struct Request {
 }
 
 impl Request {
-    fn of(args: &FwArgs) -> Result<Request, String> {
+    fn of(args: &FwArgs) -> Result<Request, Failure> {
         let read = |path: &Path| {
             let bytes = if path == Path::new("-") {
                 let mut bytes = Vec::new();
@@ -89,7 +89,7 @@ impl Request {
             } else {
                 std::fs::read(path)
             };
-            bytes.map_err(|e| format!("fw: {}: {e}", path.display()))
+            bytes.map_err(|e| Failure::Work(format!("fw: {}: {e}", path.display())))
         };
         let of_file = |format, path: &Path| Ok(Request { format, script: read(path)?, is_quiet: args.quiet });
         if let Some(path) = &args.file {
@@ -101,12 +101,12 @@ impl Request {
         };
         match words {
             [load, path] if load == "load" => return of_file("load", Path::new(path)),
-            [load, ..] if load == "load" => return Err("fw: give one file: load FILE".into()),
+            [load, ..] if load == "load" => return Err(Failure::Usage("fw: give one file: load FILE".into())),
             [states] if states == "states" => {
                 let script = if is_json { "json" } else { "text" };
                 return Ok(Request { format: "states", script: script.into(), is_quiet: false });
             }
-            [states, ..] if states == "states" => return Err("fw: states has no more words".into()),
+            [states, ..] if states == "states" => return Err(Failure::Usage("fw: states has no more words".into())),
             // As ipfw has it.
             [path] if path.starts_with('/') => return of_file("text", Path::new(path)),
             _ => {}
@@ -119,7 +119,7 @@ impl Request {
 }
 
 /// Performs `unetmap fw`; returns what it prints.
-pub(crate) fn run(args: &FwArgs) -> Result<String, String> {
+pub(crate) fn run(args: &FwArgs) -> Result<String, Failure> {
     let Request { format, script, is_quiet } = Request::of(args)?;
     let path = args.control.clone().map_or_else(fw_socket, Ok)?;
     let failed = |e: std::io::Error| match e.kind() {
@@ -136,7 +136,7 @@ pub(crate) fn run(args: &FwArgs) -> Result<String, String> {
     match reply.split_once('\n') {
         Some(("ok", _)) if is_quiet => Ok(String::new()),
         Some(("ok", text)) => Ok(text.to_owned()),
-        Some(("error", text)) => Err(format!("fw: {text}")),
-        _ => Err("fw: the firewall ended before it answered".into()),
+        Some(("error", text)) => Err(Failure::Work(format!("fw: {text}"))),
+        _ => Err(Failure::Work("fw: the firewall ended before it answered".into())),
     }
 }

@@ -29,7 +29,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
-use tool_common::note;
+use tool_common::{Failure, note};
 use unetmap_bench::{Bench, Options, Peer, Report};
 use unetmap_quantity::{seconds, within};
 
@@ -169,7 +169,7 @@ enum NicAction {
     Header {
         /// 0: none; 10 or 12: received frames have an empty header, and of sent ones the daemon computes the checksum
         /// and makes the segments that the header requests
-        #[arg(value_name = "0|10|12")]
+        #[arg(value_name = "0|10|12", value_parser = nic::header)]
         bytes: u32,
     },
     /// Show or change how the driver distributes frames over the receive queues
@@ -438,25 +438,34 @@ fn bench_names() -> impl TypedValueParser<Value = Bench> {
 }
 
 fn main() -> ExitCode {
-    let result = match tool_common::parse::<Cli>().command {
+    let done = execute(tool_common::parse::<Cli>().command);
+    tool_common::exit_code("unetmap", done.map(ExitCode::from))
+}
+
+/// Performs the command. Returns the exit status.
+fn execute(command: Command) -> Result<u8, Failure> {
+    let done = match command {
         Command::Ls(args) => ls::run(args.users, args.json, args.wide),
         Command::Top(args) => top::run(args.interval, args.count, args.json),
         Command::Events(args) => events::run(&args),
-        Command::Nic(args) => nic_command(&args).and_then(|text| {
-            let saved = if args.save { config::save(&args.interface, nic_keys(&args)) } else { Ok(()) };
-            saved.and_then(|()| print("nic", &text))
-        }),
-        Command::Vale(args) => vale::run(&args).and_then(|text| {
-            let saved = match vale::changed(&args) {
-                Some((subject, keys)) if args.save => config::save(subject, &keys),
-                _ => Ok(()),
-            };
-            saved.and_then(|()| print("vale", &text))
-        }),
-        Command::Vm(args) => vm::run(&args),
+        Command::Nic(args) => {
+            let text = nic_command(&args)?;
+            if args.save {
+                config::save(&args.interface, nic_keys(&args))?;
+            }
+            print("nic", &text)
+        }
+        Command::Vale(args) => {
+            let text = vale::run(&args)?;
+            if let Some((subject, keys)) = vale::changed(&args).filter(|_| args.save) {
+                config::save(subject, &keys)?;
+            }
+            print("vale", &text)
+        }
+        Command::Vm(args) => return vm::run(&args),
         Command::Memif(args) => memif::run(&args),
-        Command::Fw(args) => fw::run(&args).and_then(|text| print("fw", &text)),
-        Command::Emulate(args) => emulate::run(&args),
+        Command::Fw(args) => print("fw", &fw::run(&args)?),
+        Command::Emulate(args) => return emulate::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Metrics(args) => metrics::run(args.listen.as_deref(), args.openmetrics),
         Command::Node(NodeArgs { action, json }) => {
@@ -480,34 +489,35 @@ fn main() -> ExitCode {
         Command::Doctor(args) => {
             doctor::run(args.interface.as_deref(), doctor::Output { json: args.json, report: args.report })
         }
-        Command::Capture(args) => capture::run(&args),
-        Command::Replay(args) => replay::run(&args),
+        Command::Capture(args) => return capture::run(&args),
+        Command::Replay(args) => return replay::run(&args),
         Command::Run(args) => Ok(run::run(&args.program, args.force)),
-        Command::Bench(args) => unetmap_bench::run(&Options {
-            benches: args.names,
-            samples: args.samples,
-            limit: args.seconds,
-            peers: args.peers,
-            json: args.json,
-            report: args.report.map(|folder| Report {
-                folder,
-                quick: args.quick,
-                steady: args.steady,
-                compare: args.compare,
-            }),
+        Command::Bench(args) => return bench(args),
+    };
+    Ok(done?)
+}
+
+/// Performs `unetmap bench`. Returns the exit status.
+fn bench(args: BenchArgs) -> Result<u8, Failure> {
+    let options = Options {
+        benches: args.names,
+        samples: args.samples,
+        limit: args.seconds,
+        peers: args.peers,
+        json: args.json,
+        report: args.report.map(|folder| Report {
+            folder,
+            quick: args.quick,
+            steady: args.steady,
+            compare: args.compare,
         }),
     };
-    match result {
-        Ok(code) => code.into(),
-        Err(message) => {
-            note(&format!("unetmap: {message}"));
-            ExitCode::FAILURE
-        }
-    }
+    unetmap_bench::check(&options).map_err(Failure::Usage)?;
+    Ok(unetmap_bench::run(&options)?)
 }
 
 /// Performs `unetmap nic`; returns what it prints.
-fn nic_command(args: &NicArgs) -> Result<String, String> {
+fn nic_command(args: &NicArgs) -> Result<String, Failure> {
     let (interface, json) = (&args.interface, args.json);
     match &args.action {
         None => nic::run(interface, None, json),
@@ -544,8 +554,8 @@ fn command(words: &[String]) -> Result<Command, String> {
 /// Performs a command of this program that changes something, without its output.
 fn perform(words: &[String]) -> Result<(), String> {
     match command(words)? {
-        Command::Vale(args) => vale::run(&args).map(drop),
-        Command::Nic(args) => nic_command(&args).map(drop),
+        Command::Vale(args) => vale::run(&args).map(drop).map_err(|failure| failure.to_string()),
+        Command::Nic(args) => nic_command(&args).map(drop).map_err(|failure| failure.to_string()),
         _ => Err(format!("`unetmap {}` is no setting", words.join(" "))),
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use crate::served::{check_path, listen_error};
+use crate::served::{check_path, listen_error, port_name};
 use clap::{Args, Subcommand};
 use tool_common::{note, stop_on_signals};
 use unetmap_vhost::memif::{self, BUFFER_BYTES, MAX_LOG2_RING, MAX_NAME, MAX_SECRET};
@@ -31,7 +31,7 @@ enum Action {
     /// Serve the port until a signal comes; `unetmap vale port S:P --memif PATH` does so in the background
     Serve {
         /// The port: valeS:P
-        #[arg(value_name = "S:P")]
+        #[arg(value_name = "S:P", value_parser = port_name)]
         port: String,
 
         /// The socket, the role and what is agreed with the peer (unetmap-memif(7))

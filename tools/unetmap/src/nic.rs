@@ -6,13 +6,14 @@
 
 use pcap::{Capture, Linktype};
 use serde_json::Value;
+use tool_common::Failure;
 use unetmap_bench::align;
 pub(crate) use unetmap_core::control::nic::NicAction as Action;
 use unetmap_core::control::nic::{Filter, MAX_EXPRESSION, MAX_INSNS, NicAction, NicRequest, send_request};
 use unetmap_sys::link;
 use unetmap_sys::xdp::ClassicInsn;
 
-use crate::ls::{cell, header, members, parse_reply};
+use crate::ls::{cell, header as titled, members, parse_reply};
 use sample::Sample;
 
 pub(crate) mod busy;
@@ -28,7 +29,7 @@ pub(crate) fn words(sample: Option<u32>, by_flow: bool, expression: &[String]) -
 }
 
 /// Shows an interface, or sets its filter: the words of a sample and an expression, or `off`.
-pub(crate) fn run(interface: &str, filter: Option<&str>, json: bool) -> Result<String, String> {
+pub(crate) fn run(interface: &str, filter: Option<&str>, json: bool) -> Result<String, Failure> {
     let action = match filter {
         None => Ok(NicAction::Show),
         Some("off") => Ok(NicAction::NoFilter),
@@ -37,9 +38,14 @@ pub(crate) fn run(interface: &str, filter: Option<&str>, json: bool) -> Result<S
     send(interface, action, json)
 }
 
+/// Parses the bytes of a virtio-net header.
+pub(crate) fn header(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|bytes| [0, 10, 12].contains(bytes)).ok_or_else(|| "give 0, 10 or 12".into())
+}
+
 /// Sets the bytes of virtio-net header before each packet.
-pub(crate) fn set_header(interface: &str, bytes: u32, json: bool) -> Result<String, String> {
-    unetmap::switch::set_vnet_header(interface, bytes).map_err(|e| format!("nic: {e}"))?;
+pub(crate) fn set_header(interface: &str, bytes: u32, json: bool) -> Result<String, Failure> {
+    unetmap::switch::set_vnet_header(interface, bytes).map_err(|e| Failure::from(e).within("nic"))?;
     Ok(match bytes {
         _ if json => format!("{{\"interface\": {}, \"header\": {bytes}}}\n", Value::from(interface)),
         0 => format!("{interface}: packets have no virtio-net header\n"),
@@ -48,11 +54,11 @@ pub(crate) fn set_header(interface: &str, bytes: u32, json: bool) -> Result<Stri
 }
 
 /// Sends a request to the daemon; returns the reply or the change as text.
-fn send(interface: &str, action: Result<NicAction, String>, json: bool) -> Result<String, String> {
+fn send(interface: &str, action: Result<NicAction, String>, json: bool) -> Result<String, Failure> {
     let failed = |why: &dyn std::fmt::Display| format!("nic {interface}: {why}");
     let link = link::by_name(interface).map_err(|e| failed(&e))?;
-    let Some(link) = link else { return Err(failed(&"no such interface (ip link shows them)")) };
-    let action = action.map_err(|why| failed(&why))?;
+    let Some(link) = link else { return Err(failed(&"no such interface (ip link shows them)").into()) };
+    let action = action.map_err(|why| Failure::Usage(failed(&why)))?;
     let request = NicRequest { interface: link.name.clone(), action };
     let reply = send_request(&request).map_err(|e| format!("nic: {e}"))?;
     Ok(match reply {
@@ -197,7 +203,7 @@ fn queues(queues: &Value) -> Vec<Vec<String>> {
         "bad slots",
         "dropped",
     ];
-    let mut rows = header(titles);
+    let mut rows = titled(titles);
     for queue in members(queues) {
         let (tx, rx) = (&queue["tx"], &queue["rx"]);
         let cells = |ring: &Value, names: &[&str]| names.iter().map(|name| cell(&ring[*name])).collect::<Vec<_>>();
@@ -214,7 +220,7 @@ fn queues(queues: &Value) -> Vec<Vec<String>> {
 }
 
 fn sessions(sessions: &Value) -> Vec<Vec<String>> {
-    let mut rows = header(["session", "pid", "uid", "tx rings", "rx rings", "exclusive"]);
+    let mut rows = titled(["session", "pid", "uid", "tx rings", "rx rings", "exclusive"]);
     for s in members(sessions) {
         rows.push(vec![
             cell(&s["id"]),

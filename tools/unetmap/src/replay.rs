@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use pcap::{Capture, Linktype, Offline, Precision};
 use serde_json::json;
-use tool_common::{link, note, port, stop_on_signals};
+use tool_common::{Failure, link, note, port, stop_on_signals};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Interest, Port, Ring};
 
@@ -193,19 +193,19 @@ fn send_once(
 }
 
 /// Sends the capture as often as requested, or until a signal arrives.
-pub(crate) fn run(args: &ReplayArgs) -> Result<u8, String> {
-    let failed = |why: String| format!("replay: {why}");
+pub(crate) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
+    let failed = |why: String| Failure::Work(why).within("replay");
     let stop = stop_on_signals().map_err(failed)?;
     let standard_input = args.file.as_os_str() == "-";
     if standard_input && args.times != 1 {
-        return Err(failed("standard input can be read only once (--loop)".into()));
+        return Err(Failure::Usage("replay: standard input can be read only once (--loop)".into()));
     }
     if !standard_input {
         // Detects a bad file before the port is opened.
         drop(open(&args.file).map_err(failed)?);
     }
     let name = port::full_name(&args.port);
-    let port = link::open(&name, &Port::options()).map_err(|e| failed(e.to_string()))?;
+    let port = link::open(&name, &Port::options()).map_err(|e| Failure::from(e).within("replay"))?;
     let ring = port.tx_rings().first().ok_or_else(|| failed(format!("{name} has no transmit rings")))?;
     let mut sender = Sender { port: &port, ring, unsent: 0, stop };
     let mut pace = Pace::new(args.rate, args.speed.unwrap_or(1.0));

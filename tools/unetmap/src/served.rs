@@ -14,6 +14,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::Signal;
 use serde_json::Value;
+use unetmap::abi::PortSpec;
 use unetmap_core::control::client::own_socket;
 use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
 use unetmap_sys::process;
@@ -53,6 +54,14 @@ impl Kind {
 
 /// Most bytes of a UNIX socket's path (`struct sockaddr_un`, less the NUL).
 pub(crate) const MAX_PATH: usize = 107;
+
+/// Checks the name of a port that is served.
+///
+/// # Errors
+/// A sentence that says how ports are named.
+pub(crate) fn port_name(text: &str) -> Result<String, String> {
+    PortSpec::parse(text).map(|_| text.into()).map_err(|e| e.to_string())
+}
 
 /// Checks the length of a socket's path.
 pub(crate) fn check_path(path: &str) -> Result<(), String> {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
+use tool_common::Failure;
 use unetmap_bench::align;
 use unetmap_core::control::vale::{Direction, RateLimit, VLAN_IDS, VlanMode, VlanSet};
 use unetmap_core::control::vale::{
@@ -47,7 +48,7 @@ enum Action {
     /// Show a switch: its ports with their packet rates, losses and settings, and its MAC address table
     Show {
         /// The switch: valeS
-        #[arg(value_name = "S")]
+        #[arg(value_name = "S", value_parser = switch)]
         switch: String,
 
         /// Time between the two snapshots from which the rates are computed
@@ -57,7 +58,7 @@ enum Action {
     /// Change a setting of a switch
     Set {
         /// The switch: valeS
-        #[arg(value_name = "S")]
+        #[arg(value_name = "S", value_parser = switch)]
         switch: String,
 
         #[command(subcommand)]
@@ -66,7 +67,7 @@ enum Action {
     /// Show or change the settings of a port
     Port {
         /// The port: valeS:P
-        #[arg(value_name = "S:P")]
+        #[arg(value_name = "S:P", value_parser = port_name)]
         port: String,
 
         /// Serve a virtual machine on the port: listen on a UNIX socket at this path for its hypervisor (vhost-user),
@@ -203,6 +204,22 @@ impl From<DirectionArg> for Direction {
 #[derive(Clone, Debug, PartialEq)]
 struct OrOff<T>(Option<T>);
 
+/// Parses the name of a switch.
+fn switch(text: &str) -> Result<String, String> {
+    match text.starts_with("vale") && !text.contains(':') {
+        true => Ok(text.into()),
+        false => Err("a switch is named valeS, without a port".into()),
+    }
+}
+
+/// Parses the name of a port of a switch.
+fn port_name(text: &str) -> Result<String, String> {
+    match text.split_once(':') {
+        Some((of, port)) if switch(of).is_ok() && !port.is_empty() => Ok(text.into()),
+        _ => Err("the name of a switch port is valeS:P".into()),
+    }
+}
+
 fn socket(text: &str) -> Result<OrOff<SocketPath>, String> {
     if text == "off" { Ok(OrOff(None)) } else { SocketPath::parse(text).map(|path| OrOff(Some(path))) }
 }
@@ -319,10 +336,10 @@ pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
 }
 
 /// Performs the action; returns the state after it, as text.
-pub(crate) fn run(args: &ValeArgs) -> Result<String, String> {
-    check_one_change(args.action.as_ref())?;
+pub(crate) fn run(args: &ValeArgs) -> Result<String, Failure> {
+    check_one_change(args.action.as_ref()).map_err(Failure::Usage)?;
     if let Some((port, kind, socket)) = args.action.as_ref().and_then(Action::service) {
-        return served::set(port, kind, socket.as_deref());
+        return Ok(served::set(port, kind, socket.as_deref())?);
     }
     let (name, action) = match &args.action {
         None => (String::new(), ValeAction::List),
@@ -330,12 +347,12 @@ pub(crate) fn run(args: &ValeArgs) -> Result<String, String> {
         Some(Action::Set { switch, what: Set::Age { seconds } }) => (switch.clone(), ValeAction::Age(*seconds)),
         Some(Action::Port { port, what, .. }) => {
             let action = what.as_ref().map_or(Ok(ValeAction::ShowPort), port_action);
-            (port.clone(), action.map_err(|why| format!("vale port {port}: {why}"))?)
+            (port.clone(), action.map_err(|why| Failure::Usage(format!("vale port {port}: {why}")))?)
         }
         Some(Action::Threads { threads: None, .. }) => (String::new(), ValeAction::Threads),
         Some(Action::Threads { threads: Some(threads), cpus: Cpus(cpus) }) => {
             let config = ThreadConfig { threads: *threads, cpus: cpus.clone() };
-            config.check().map_err(|why| format!("vale threads: {why}"))?;
+            config.check().map_err(|why| Failure::Usage(format!("vale threads: {why}")))?;
             (String::new(), ValeAction::SetThreads(config))
         }
     };
@@ -351,7 +368,7 @@ pub(crate) fn run(args: &ValeArgs) -> Result<String, String> {
             None => switch_list(&parse(&reply)?),
             Some(Action::Show { interval, .. }) => {
                 std::thread::sleep(*interval);
-                let Some(later) = send()? else { return Err("vale: the daemon has exited".into()) };
+                let Some(later) = send()? else { return Err(Failure::Work("vale: the daemon has exited".into())) };
                 switch_details(&parse(&reply)?, &parse(&later)?, start.elapsed(), use_colour())
             }
             Some(Action::Threads { .. }) => threads(&parse(&reply)?),

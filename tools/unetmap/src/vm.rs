@@ -10,9 +10,9 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use crate::served::{check_path, listen_error};
+use crate::served::{check_path, listen_error, port_name};
 use clap::{Args, Subcommand, ValueEnum};
-use tool_common::{note, stop_on_signals};
+use tool_common::{Failure, note, stop_on_signals};
 use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Protocol, Socket, serve};
 
 /// The socket's permissions: its owner's hypervisors may connect, and root's.
@@ -30,7 +30,7 @@ enum Action {
     /// Serve the port until a signal comes; `unetmap vale port S:P --vhost-user PATH` does so in the background
     Serve {
         /// The port: valeS:P
-        #[arg(value_name = "S:P")]
+        #[arg(value_name = "S:P", value_parser = port_name)]
         port: String,
 
         #[command(flatten)]
@@ -39,7 +39,7 @@ enum Action {
     /// Give the memory of a pipe's end to a guest, whose programs open it without a daemon (pass-through)
     Device {
         /// The end of a pipe: netmap:p{1, whose other end netmap:p}1 is opened on this machine
-        #[arg(value_name = "PORT")]
+        #[arg(value_name = "PORT", value_parser = port_name)]
         port: String,
 
         /// Listen on a UNIX socket at this path; the hypervisor connects (QEMU's ivshmem)
@@ -168,8 +168,8 @@ fn mac(text: &str) -> Result<String, String> {
     }
 }
 
-pub(crate) fn run(args: &VmArgs) -> Result<u8, String> {
-    match &args.action {
+pub(crate) fn run(args: &VmArgs) -> Result<u8, Failure> {
+    Ok(match &args.action {
         Action::Serve { port, socket } => serve_port(port, socket).map(|()| 0).map_err(|why| format!("vm: {why}")),
         Action::Device { port, socket } => {
             device::serve(port, Path::new(socket)).map(|()| 0).map_err(|why| format!("vm: {why}"))
@@ -178,15 +178,16 @@ pub(crate) fn run(args: &VmArgs) -> Result<u8, String> {
             let ArgsSocket { socket, client, device } = socket.clone();
             let paths = [socket.as_ref(), client.as_ref()].into_iter().flatten().map(|socket| &socket.path);
             if paths.chain(&device).any(|path| path.contains(char::is_whitespace)) {
-                return Err("vm: the path has blanks, at which a shell would divide the argument: give another".into());
+                let why = "vm: the path has blanks, at which a shell would divide the argument: give another";
+                return Err(Failure::Usage(why.into()));
             }
             let text = match device {
                 Some(path) => device::arguments(*hypervisor, &path)?,
-                None => arguments(*hypervisor, &SocketArgs { socket, client }, *memory, mac)?,
+                None => arguments(*hypervisor, &SocketArgs { socket, client }, *memory, mac).map_err(Failure::Usage)?,
             };
             crate::print("vm", &text)
         }
-    }
+    }?)
 }
 
 fn serve_port(port: &str, socket: &SocketArgs) -> Result<(), String> {

@@ -149,7 +149,12 @@ impl Cli {
         if region && !matches!(command, Command::New { .. } | Command::Attach { .. }) {
             return Err("-m needs -n, -a or -h".into());
         }
-        Ok(command)
+        match &command {
+            Command::Attach { port, .. } | Command::Detach(port) if !port.contains(':') => {
+                Err(format!("{port}: a switch port is named valeS:P"))
+            }
+            _ => Ok(command),
+        }
     }
 }
 

@@ -24,11 +24,8 @@ use report::Report;
 const REPORTS: usize = 16;
 
 /// Performs `unetmap emulate`.
-pub(crate) fn run(args: &EmulateArgs) -> Result<u8, String> {
-    let result = emulate(args).map_err(|failure| match failure {
-        Failure::Usage(message) | Failure::Work(message) => format!("emulate: {message}"),
-    });
-    result.map(|()| 0)
+pub(crate) fn run(args: &EmulateArgs) -> Result<u8, Failure> {
+    emulate(args).map(|()| 0).map_err(|failure| failure.within("emulate"))
 }
 
 fn emulate(args: &EmulateArgs) -> Result<(), Failure> {

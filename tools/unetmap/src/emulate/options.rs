@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use tool_common::Failure;
 use tool_common::port::full_name;
 use unetmap_quantity::{bit_rate, bytes, mebibytes, seconds, share, within};
 use unetmap_shape::aqm::{Aqm, Codel, Pie};
@@ -138,10 +139,10 @@ pub(super) struct Settings {
 }
 
 impl EmulateArgs {
-    pub(super) fn check(&self) -> Result<Settings, String> {
+    pub(super) fn check(&self) -> Result<Settings, Failure> {
         let ports = [full_name(&self.first), full_name(&self.second)];
         if ports[0] == ports[1] {
-            return Err(format!("{}: give two different ports", self.second));
+            return Err(Failure::Usage(format!("{}: give two different ports", self.second)));
         }
         let traces = [&self.trace, &self.trace_in].map(|path| path.as_deref().map(read_trace).transpose());
         let [out, back] = traces;
@@ -162,7 +163,7 @@ impl EmulateArgs {
         })
     }
 
-    fn link(&self, trace: Option<Trace>, seed: u64) -> Result<PipeConfig, String> {
+    fn link(&self, trace: Option<Trace>, seed: u64) -> Result<PipeConfig, Failure> {
         let rate = match (trace, self.rate) {
             (Some(trace), _) => Rate::Trace(trace.into()),
             (None, Some(bits)) => Rate::Bits(bits),
@@ -172,7 +173,9 @@ impl EmulateArgs {
         let pie = Pie { ecn: true, ..Pie::default() };
         let fq = || match self.queue {
             Limit::Packets(limit) => Ok(Fq { limit, ..Fq::default() }),
-            Limit::Bytes(_) => Err("--queue: give packets, not bytes, with --aqm fq-codel and fq-pie".to_owned()),
+            Limit::Bytes(_) => {
+                Err(Failure::Usage("--queue: give packets, not bytes, with --aqm fq-codel and fq-pie".into()))
+            }
         };
         let (kind, aqm) = match self.aqm {
             Manager::None => (Kind::Fifo, Aqm::None),
@@ -230,7 +233,7 @@ mod tests {
 
     fn parse(args: &str) -> Result<Settings, String> {
         let all = ["emulate"].into_iter().chain(args.split_whitespace());
-        Program::try_parse_from(all).map_err(|e| e.to_string())?.args.check()
+        Program::try_parse_from(all).map_err(|e| e.to_string())?.args.check().map_err(|failure| failure.to_string())
     }
 
     #[test]

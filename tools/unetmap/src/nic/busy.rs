@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
+use tool_common::Failure;
 use unetmap_core::control::nic::NicAction;
 use unetmap_quantity::microseconds;
 use unetmap_sys::link::Link;
@@ -14,7 +15,7 @@ use unetmap_sys::xsk::BusyPoll;
 const NAPI: [&str; 2] = ["napi_defer_hard_irqs", "gro_flush_timeout"];
 
 /// Sets busy polling for ports opened from now on: `off`, or microseconds and optionally packets.
-pub(crate) fn run(interface: &str, words: &[String], json: bool) -> Result<String, String> {
+pub(crate) fn run(interface: &str, words: &[String], json: bool) -> Result<String, Failure> {
     super::send(interface, action(words), json)
 }
 

@@ -5,7 +5,7 @@
 use std::io;
 
 use serde_json::json;
-use tool_common::rule;
+use tool_common::{Failure, rule};
 use unetmap_sys::link;
 use unetmap_sys::link::ntuple;
 
@@ -47,17 +47,21 @@ impl Change {
 }
 
 /// Changes the RSS configuration if `words` are given, then prints it.
-pub(crate) fn rss(interface: &str, words: &[String], json: bool) -> Result<String, String> {
+pub(crate) fn rss(interface: &str, words: &[String], json: bool) -> Result<String, Failure> {
     let failed = |why: &str| format!("nic {interface}: {why}");
+    let change = match words {
+        [] => None,
+        words => Some(Change::parse(words).map_err(|why| Failure::Usage(failed(&why)))?),
+    };
     let name = name_of(interface)?;
-    let change = if words.is_empty() { None } else { Some(Change::parse(words).map_err(|why| failed(&why))?) };
     let read = || link::rss(&name).map_err(|e| failed(&format!("its RSS configuration cannot be read: {e}")));
     let Some(mut rss) = read()? else {
         return Err(failed(&format!(
             "its driver{} reports no RSS, so the distribution over its queues can be neither shown nor set; lb(8) \
              distributes frames over pipes by flow",
             driver_of(&name)
-        )));
+        ))
+        .into());
     };
     if let Some(change) = change {
         let set = match &change {
@@ -67,7 +71,7 @@ pub(crate) fn rss(interface: &str, words: &[String], json: bool) -> Result<Strin
             }
             Change::Key(key) if key.len() != rss.key.len() => {
                 let (given, needed) = (key.len(), rss.key.len());
-                return Err(failed(&format!("the key has {given} bytes; its driver needs {needed}")));
+                return Err(failed(&format!("the key has {given} bytes; its driver needs {needed}")).into());
             }
             Change::Key(key) => link::set_rss(&name, None, Some(key)),
             Change::Symmetric if rss.key.is_empty() => Err(io::Error::from_raw_os_error(unetmap::errno::EOPNOTSUPP)),
@@ -111,8 +115,9 @@ fn is_symmetric(key: &[u8]) -> bool {
 }
 
 /// Changes the steering rules: `RULE QUEUE` adds a rule, `off PLACE` removes one, no words list their places.
-pub(crate) fn steer(interface: &str, words: &[String], json: bool) -> Result<String, String> {
+pub(crate) fn steer(interface: &str, words: &[String], json: bool) -> Result<String, Failure> {
     let failed = |why: &str| format!("nic {interface}: {why}");
+    let usage = |why: &str| Failure::Usage(failed(why));
     let name = name_of(interface)?;
     let cannot = |e: io::Error| {
         let why = refusal(&e, &name, "does not support steering rules");
@@ -122,13 +127,12 @@ pub(crate) fn steer(interface: &str, words: &[String], json: bool) -> Result<Str
     let (change, places) = match words[..] {
         [] => ("has rules at", ntuple::rules(&name).map_err(cannot)?),
         ["off", place] => {
-            let place =
-                place.parse().map_err(|_| failed(&format!("`{place}` is not the place of a rule, a number")))?;
+            let place = place.parse().map_err(|_| usage(&format!("`{place}` is not the place of a rule, a number")))?;
             ntuple::remove_rule(&name, place).map_err(cannot)?;
             ("removed the rule at", vec![place])
         }
         [rule, queue] => {
-            let rule = rule::parse(rule).map_err(|why| failed(&why))?;
+            let rule = rule::parse(rule).map_err(|why| usage(&why))?;
             let queues = link::channels(&name).map_err(|e| failed(&e.to_string()))?.rx;
             let queue = queue.parse().ok().filter(|queue| *queue < queues);
             let queue = queue.ok_or_else(|| failed(&format!("`{}`: its queues are 0 to {}", words[1], queues - 1)))?;
@@ -139,13 +143,13 @@ pub(crate) fn steer(interface: &str, words: &[String], json: bool) -> Result<Str
                     Err(e) => {
                         // Removes the rule of the other address family. A failure here shows in the list of rules.
                         places.iter().for_each(|place| drop(ntuple::remove_rule(&name, *place)));
-                        return Err(cannot(e));
+                        return Err(cannot(e).into());
                     }
                 }
             }
             ("has rules at", places)
         }
-        _ => return Err(failed("use `steer`, `steer RULE QUEUE` (the rule as one word), or `steer off PLACE`")),
+        _ => return Err(usage("use `steer`, `steer RULE QUEUE` (the rule as one word), or `steer off PLACE`")),
     };
     let text = if json {
         format!("{}\n", json!({"interface": name, "places": places}))
