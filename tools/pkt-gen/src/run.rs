@@ -30,18 +30,14 @@ use crate::{ping, print_report, rx, tx};
 
 /// Runs the function of the command line.
 pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
-    let capture = config.pcap.as_deref().map(Capture::read).transpose()?;
+    let capture = config.pcap.as_deref().map(Capture::read).transpose().map_err(|e| format!("-P {e}"))?;
     let stop = stop_on_signals()?;
     let ports = open(config)?;
     for port in &ports {
         check_port(config, port, capture.as_ref())?;
     }
-    if let Some(capture) = capture.as_ref().filter(|c| c.truncated > 0) {
-        note(&format!(
-            "pkt-gen: {} of {} packets of the file are truncated; only the captured bytes are sent",
-            capture.truncated,
-            capture.len()
-        ));
+    if let (Some(capture), Some(path)) = (&capture, &config.pcap) {
+        capture.notes().iter().for_each(|what| note(&format!("pkt-gen: -P {}: {what}", path.display())));
     }
     wait_for_link(config, stop);
     let counters: Vec<Counters> = ports.iter().map(|_| Counters::default()).collect();
@@ -86,6 +82,8 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
     }
     let interrupted = stop.load(Relaxed);
     let code = print_summary(config, Totals::of(&counters), outcomes, interrupted);
+    let damaged = capture.is_some_and(|capture| capture.damage.is_some());
+    let code = if damaged { ExitCode::FAILURE } else { code };
     failure.map_or(Ok(code), |message| Err(Failure::Work(message)))
 }
 

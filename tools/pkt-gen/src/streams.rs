@@ -132,10 +132,12 @@ fn read(options: &StreamOptions) -> Result<Vec<Stream>, Failure> {
 /// Reads a packet of a capture, whose path is relative to the folder of the streams' file.
 fn packet_of_capture(folder: &Path, path: &Path, number: usize) -> Result<Vec<u8>, String> {
     let path = folder.join(path);
-    // Its messages begin with the option that usually names the file.
-    let capture = Capture::read(&path).map_err(|e| e.trim_start_matches("-P ").to_owned())?;
+    let capture = Capture::read(&path)?;
     let index = number.checked_sub(1).filter(|index| *index < capture.len());
-    let index = index.ok_or_else(|| format!("packet {number} of {}: it has {}", path.display(), capture.len()))?;
+    let index = index.ok_or_else(|| {
+        let notes: String = capture.notes().iter().map(|what| format!("; {what}")).collect();
+        format!("packet {number} of {}: it has {}{notes}", path.display(), capture.len())
+    })?;
     Ok(capture.packet(index).to_vec())
 }
 
