@@ -161,7 +161,7 @@ pub(crate) struct Cli {
     /// Send the packets of this pcap or pcapng file, in order, as fast as -R allows
     ///
     /// Without -n the file is sent once; with -n it is repeated until the given number of packets is sent. The
-    /// timestamps of the file are not used.
+    /// timestamps of the file are not used. unetmap-capture(1) says which files are read, and what of them is sent.
     #[arg(short = 'P', long, value_name = "FILE", conflicts_with_all = ["len", "src", "dst", "src_mac", "dst_mac", "ipv6", "random_src", "random_dst", "rubbish"])]
     pcap: Option<PathBuf>,
 

@@ -4,16 +4,18 @@
 mod pace;
 mod progress;
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pcap::{Capture, Linktype, Offline, Precision};
 use serde_json::json;
 use tool_common::{Failure, link, note, port, stop_on_signals};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Interest, Port, Ring};
+use unetmap_capture::{Counts, Frames};
 
 use pace::{Pace, Rate};
 use progress::Progress;
@@ -27,7 +29,7 @@ const BATCH: u32 = 256;
 
 /// Send the packets of a capture file through a port.
 ///
-/// Reads pcap and pcapng files of Ethernet frames. Without --rate packets are sent at the intervals at which they were
+/// Reads pcap and pcapng files, and sends their Ethernet frames. Without --rate packets are sent at the intervals at which they were
 /// captured. If the transmit ring stays full, as for a pipe without a reader, replay waits.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
@@ -55,7 +57,7 @@ pub(crate) struct ReplayArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Print one JSON object at the end: port, packets, bytes, cut, seconds
+    /// Print one JSON object at the end: port, packets, bytes, cut, skipped, seconds
     #[arg(long)]
     json: bool,
 }
@@ -67,6 +69,19 @@ struct Sent {
     bytes: u64,
     /// Packets that are truncated in the capture.
     truncated: u64,
+    /// Packets of other link types, and without bytes.
+    skipped: u64,
+    /// What the last round read.
+    counts: Counts,
+}
+
+impl Sent {
+    /// Takes over what a round has read.
+    fn round(&mut self, counts: &Counts) {
+        self.truncated += counts.truncated;
+        self.skipped += counts.skipped();
+        self.counts = counts.clone();
+    }
 }
 
 /// Writes packets into the slots of a transmit ring.
@@ -118,6 +133,16 @@ impl Sender<'_> {
         Ok(true)
     }
 
+    /// Returns the number of packets in the ring that the receiver has not released.
+    fn unreleased(&mut self) -> u64 {
+        // A failure is an error of the next sync.
+        let _ = self.flush();
+        let ring = self.ring;
+        let slots = ring.num_slots() - 1 - ring.space();
+        let last = ring.run(ring.next(ring.tail()), slots).filter(|slot| slot.flags() & NS_MOREFRAG == 0);
+        last.count() as u64
+    }
+
     /// Waits until the receiver has released all slots, for at most [`DRAIN_TIMEOUT`].
     fn drain(&mut self) -> Result<(), String> {
         self.flush()?;
@@ -130,21 +155,25 @@ impl Sender<'_> {
     }
 }
 
-fn open(path: &Path) -> Result<Capture<Offline>, String> {
-    // Some of libpcap's messages begin with the file name.
-    let name = format!("{}: ", path.display());
-    let message = |e: pcap::Error| match e {
-        pcap::Error::PcapError(message) => message.strip_prefix(&name).map(str::to_owned).unwrap_or(message),
-        other => other.to_string(),
+/// Opens a capture; `-` is standard input.
+fn open(path: &Path) -> Result<Frames<Box<dyn Read>>, String> {
+    let file: Result<Box<dyn Read>, io::Error> = match path.as_os_str() == "-" {
+        true => Ok(Box::new(io::stdin())),
+        false => File::open(path).map(|file| Box::new(file) as _),
     };
-    let capture = Capture::from_file_with_precision(path, Precision::Nano);
-    let capture = capture.map_err(|e| format!("{name}{}", message(e)))?;
-    let link = capture.get_datalink();
-    if link != Linktype::ETHERNET {
-        let name = link.get_name().unwrap_or_else(|_| link.0.to_string());
-        return Err(format!("{}: link type {name}; only Ethernet can be sent", path.display()));
+    file.map_err(|e| e.to_string())
+        .and_then(|file| Frames::new(file).map_err(|e| e.to_string()))
+        .map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Refuses a capture that begins with no packet that could be sent.
+fn check(path: &Path) -> Result<(), String> {
+    let mut capture = open(path)?;
+    match capture.next_frame() {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err(format!("{}: {}", path.display(), capture.counts().nothing())),
+        Err(e) => Err(format!("{}: {e}", path.display())),
     }
-    Ok(capture)
 }
 
 /// Sends the capture once. Returns `false` if a signal arrived.
@@ -156,39 +185,46 @@ fn send_once(
     sent: &mut Sent,
 ) -> Result<bool, String> {
     let mut capture = open(&args.file)?;
+    let result = send_frames(args, &mut capture, sender, pace, progress, sent);
+    sent.round(capture.counts());
+    if capture.counts().frames == 0 && matches!(result, Ok(true)) {
+        return Err(format!("{}: {}", args.file.display(), capture.counts().nothing()));
+    }
+    result
+}
+
+fn send_frames(
+    args: &ReplayArgs,
+    capture: &mut Frames<Box<dyn Read>>,
+    sender: &mut Sender<'_>,
+    pace: &mut Pace,
+    progress: &mut Progress,
+    sent: &mut Sent,
+) -> Result<bool, String> {
     pace.begin();
     loop {
-        let packet = match capture.next_packet() {
-            Ok(packet) => packet,
-            Err(pcap::Error::NoMorePackets) => return Ok(true),
-            Err(e) => return Err(format!("{}: after packet {}: {e}", args.file.display(), sent.packets)),
-        };
-        let stamp = packet.header.ts;
-        // With Precision::Nano `tv_usec` is in nanoseconds.
-        let time = Duration::new(stamp.tv_sec.try_into().unwrap_or(0), stamp.tv_usec.try_into().unwrap_or(0));
-        while let Some(wait) = pace.wait(time) {
+        let frame = capture.next_frame().map_err(|e| format!("{}: {e}", args.file.display()))?;
+        let Some(frame) = frame else { return Ok(true) };
+        while let Some(wait) = pace.wait(frame.time) {
             if sender.unsent > 0 {
                 sender.flush()?;
             }
             if sender.stop.load(Relaxed) {
                 return Ok(false);
             }
+            progress.pause(|| sender.unreleased());
             pace::pause(wait.min(MAX_WAIT));
         }
-        if packet.data.is_empty() {
-            continue;
-        }
-        if !sender.put(packet.data)? {
+        if !sender.put(frame.bytes)? {
             return Ok(false);
         }
         pace.sent();
         sent.packets += 1;
-        sent.bytes += packet.data.len() as u64;
-        sent.truncated += u64::from(packet.header.caplen < packet.header.len);
+        sent.bytes += frame.bytes.len() as u64;
         if sent.packets.is_multiple_of(64) && sender.stop.load(Relaxed) {
             return Ok(false);
         }
-        progress.sent(packet.data.len() as u64);
+        progress.packet(capture.position(), || sender.unreleased());
     }
 }
 
@@ -202,7 +238,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     }
     if !standard_input {
         // Detects a bad file before the port is opened.
-        drop(open(&args.file).map_err(failed)?);
+        check(&args.file).map_err(failed)?;
     }
     let name = port::full_name(&args.port);
     let port = link::open(&name, &Port::options()).map_err(|e| Failure::from(e).within("replay"))?;
@@ -215,33 +251,38 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let mut rounds = 0;
     let mut result = Ok(true);
     while matches!(result, Ok(true)) && (args.times == 0 || rounds < args.times) && !stop.load(Relaxed) {
-        let before = sent.packets;
         result = send_once(args, &mut sender, &mut pace, &mut progress, &mut sent);
-        if sent.packets == before && matches!(result, Ok(true)) {
-            result = Err(format!("{}: it contains no packet", args.file.display()));
+        if matches!(result, Ok(true)) {
+            progress.round();
         }
-        progress.round();
         rounds += 1;
     }
     let time = begin.elapsed();
     let drained = sender.drain();
-    progress.end();
-    let Sent { packets, bytes, truncated } = sent;
-    if args.json {
-        let seconds = time.as_secs_f64();
-        let mut line = json!({"port": name, "packets": packets, "bytes": bytes, "cut": truncated, "seconds": seconds});
-        link::add_down(&mut line);
-        crate::print("replay", &format!("{line}\n"))?;
-    } else {
-        let rate = packets as f64 / time.as_secs_f64().max(1e-9);
-        let truncated = if truncated > 0 { format!("; {truncated} truncated in the capture") } else { String::new() };
-        note(&format!(
-            "{name}: {packets} packets, {bytes} bytes in {:.3} s, {rate:.0} per second{truncated}",
-            time.as_secs_f64()
-        ));
-    }
-    if let Some(down) = link::of(&name) {
-        note(&format!("replay: {name}: packets may be lost: {down}"));
-    }
+    progress.end(sender.unreleased());
+    print_end(args, &name, &sent, time)?;
     result.and(drained.map(|()| true)).map(|_| 0).map_err(failed)
+}
+
+/// Prints what was sent, and what is not whole or was not sent.
+fn print_end(args: &ReplayArgs, port: &str, sent: &Sent, time: Duration) -> Result<(), String> {
+    let Sent { packets, bytes, truncated, skipped, counts } = sent;
+    let seconds = time.as_secs_f64();
+    if args.json {
+        let mut members = json!({
+            "port": port, "packets": packets, "bytes": bytes, "cut": truncated, "skipped": skipped, "seconds": seconds
+        });
+        link::add_down(&mut members);
+        crate::print("replay", &format!("{members}\n"))?;
+    } else {
+        let rate = *packets as f64 / seconds.max(1e-9);
+        note(&format!("{port}: {packets} packets, {bytes} bytes in {seconds:.3} s, {rate:.0} per second"));
+    }
+    if let Some(down) = link::of(port) {
+        note(&format!("replay: {port}: packets may be lost: {down}"));
+    }
+    for what in counts.notes() {
+        note(&format!("{}: {what}", args.file.display()));
+    }
+    Ok(())
 }

@@ -60,13 +60,16 @@ impl Pace {
         }
     }
 
-    /// Returns the time until the next packet is due, which was captured at `time`; `None` if it is due now.
-    pub(crate) fn wait(&mut self, time: Duration) -> Option<Duration> {
+    /// Returns the time until the next packet is due, which was captured at `time` (`None`: unknown); `None` if it is
+    /// due now.
+    pub(crate) fn wait(&mut self, time: Option<Duration>) -> Option<Duration> {
         let due = match self.rate {
             Some(Rate::Max) => return None,
             Some(Rate::PerSecond(rate)) => self.sent as f64 / rate,
-            // A packet with a timestamp before the first one is due at once.
-            None => time.saturating_sub(*self.first.get_or_insert(time)).as_secs_f64() / self.speed,
+            // A packet with a timestamp before the first one is due at once, and so is one without.
+            None => {
+                time.map_or(0.0, |time| time.saturating_sub(*self.first.get_or_insert(time)).as_secs_f64() / self.speed)
+            }
         };
         // The caller limits each wait, so a time that is out of range only has to be long.
         let due = Duration::try_from_secs_f64(due).unwrap_or(Duration::MAX);
@@ -97,27 +100,28 @@ mod tests {
     fn without_a_rate_packets_are_due_by_their_timestamps() {
         let mut pace = Pace::new(None, 1.0);
         pace.begin();
-        assert_eq!(pace.wait(50 * SECOND), None, "the first packet is due at once");
-        let wait = pace.wait(80 * SECOND).unwrap();
+        assert_eq!(pace.wait(None), None, "a packet without a timestamp");
+        assert_eq!(pace.wait(Some(50 * SECOND)), None, "the first packet is due at once");
+        let wait = pace.wait(Some(80 * SECOND)).unwrap();
         assert!(wait > 29 * SECOND && wait <= 30 * SECOND, "{wait:?}");
-        assert_eq!(pace.wait(40 * SECOND), None, "a timestamp before the first one");
+        assert_eq!(pace.wait(Some(40 * SECOND)), None, "a timestamp before the first one");
         pace.speed = 10.0;
-        let wait = pace.wait(80 * SECOND).unwrap();
+        let wait = pace.wait(Some(80 * SECOND)).unwrap();
         assert!(wait > 2 * SECOND && wait <= 3 * SECOND, "{wait:?}");
         pace.begin();
-        assert_eq!(pace.wait(80 * SECOND), None, "the first packet of the next round");
-        assert!(pace.wait(Duration::MAX).is_some());
+        assert_eq!(pace.wait(Some(80 * SECOND)), None, "the first packet of the next round");
+        assert!(pace.wait(Some(Duration::MAX)).is_some());
     }
 
     #[test]
     fn with_a_rate_timestamps_are_ignored() {
         let mut pace = Pace::new(Some(Rate::PerSecond(1.0)), 1.0);
         pace.begin();
-        assert_eq!(pace.wait(Duration::ZERO), None);
+        assert_eq!(pace.wait(Some(Duration::ZERO)), None);
         pace.sent();
-        let wait = pace.wait(Duration::ZERO).unwrap();
+        let wait = pace.wait(Some(Duration::ZERO)).unwrap();
         assert!(wait <= SECOND, "{wait:?}");
-        assert_eq!(Pace::new(Some(Rate::Max), 1.0).wait(80 * SECOND), None);
+        assert_eq!(Pace::new(Some(Rate::Max), 1.0).wait(Some(80 * SECOND)), None);
     }
 
     #[test]
