@@ -53,7 +53,7 @@ impl Counts {
             notes.push(format!("{} of link type {link}: not sent, as only Ethernet can be", packets(*count)));
         }
         if self.wrong_options > 0 {
-            notes.push(format!("{} option(s) of a wrong size are ignored", self.wrong_options));
+            notes.push(format!("{} of a wrong size ignored", count(self.wrong_options, "option")));
         }
         notes
     }
@@ -70,8 +70,12 @@ impl Counts {
     }
 }
 
-fn packets(count: u64) -> String {
-    format!("{count} packet{}", if count == 1 { "" } else { "s" })
+fn packets(number: u64) -> String {
+    count(number, "packet")
+}
+
+fn count(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// Reads the Ethernet frames of a file, and counts what it passes over.

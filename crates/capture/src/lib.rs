@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Reads capture files: pcap and pcapng, as any program wrote them.
+//! Reads capture files: pcap and pcapng, as any program wrote them; writes both formats ([`write`](mod@write)).
 //!
 //! ```text
 //! bytes --input--> pcap | pcapng --Reader--> packets of any link type --Frames--> Ethernet frames without FCS
 //! ```
-//! A file is untrusted: a length in it is checked before memory is allocated for it, and no file takes more than a packet
-//! ([`MAX_PACKET`]) and its list of interfaces ([`MAX_INTERFACES`]). What can be ignored is ignored and counted, so that a
-//! file that libpcap reads is read here.
+//! A file is untrusted: a length in it is checked before memory is allocated for it, and no file takes more than a
+//! packet ([`MAX_PACKET`]) and its list of interfaces ([`MAX_INTERFACES`]). What can be ignored is ignored and counted,
+//! so that a file that libpcap reads is read here.
 #![forbid(unsafe_code)]
 
 mod frames;
@@ -17,6 +17,7 @@ mod pcapng;
 mod reader;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod write;
 
 pub use frames::{Counts, Frame, Frames};
 pub use link::LinkType;
@@ -41,7 +42,8 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io(error) => error.fmt(f),
+            // The text says what the number means.
+            Error::Io(error) => f.write_str(error.to_string().split(" (os error").next().unwrap_or_default()),
             Error::Format(what) => f.write_str(what),
         }
     }

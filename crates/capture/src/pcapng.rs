@@ -6,8 +6,8 @@
 //! block     kind length | fields | data, padded to 4 bytes | options | length again
 //! option    code length | value, padded to 4 bytes
 //! ```
-//! Interfaces are numbered from 0 in each section. Blocks and options that are not needed are passed over, whatever they
-//! contain; the options may end with the block instead of their end mark.
+//! Interfaces are numbered from 0 in each section. Blocks and options that are not needed are passed over with their
+//! contents; the options may end with the block instead of their end mark.
 
 use std::io::Read;
 use std::time::Duration;

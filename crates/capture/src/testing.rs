@@ -1,6 +1,23 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Capture files for tests, as programs wrote them that read the formats' descriptions differently.
 
+use std::path::Path;
+
+/// Returns all Ethernet frames of a file, which is not damaged.
+///
+/// # Panics
+/// The file cannot be read.
+pub fn read_file(path: &Path) -> Vec<Vec<u8>> {
+    let fail = |e: &dyn std::fmt::Display| -> ! { panic!("{}: {e}", path.display()) };
+    let file = std::fs::File::open(path).unwrap_or_else(|e| fail(&e));
+    let mut file = crate::Frames::new(file).unwrap_or_else(|e| fail(&e));
+    let mut all = Vec::new();
+    while let Some(frame) = file.next_frame().unwrap_or_else(|e| fail(&e)) {
+        all.push(frame.bytes.to_vec());
+    }
+    all
+}
+
 /// A capture file, and what is to be read from it.
 pub struct Sample {
     /// File name.
@@ -197,7 +214,8 @@ fn good(name: impl Into<String>, bytes: Vec<u8>, libpcap: Libpcap) -> Sample {
 
 /// Returns all samples. Each has a frame at least, and all can be sent through a port.
 pub fn samples() -> Vec<Sample> {
-    [pcap_samples(), pcapng_samples(), samples_with_fcs(), incomplete_samples()].into_iter().flatten().collect()
+    let all = [pcap_samples(), pcapng_samples(), interface_samples(), samples_with_fcs(), incomplete_samples()];
+    all.into_iter().flatten().collect()
 }
 
 fn pcap_samples() -> Vec<Sample> {
@@ -229,89 +247,77 @@ fn pcap_samples() -> Vec<Sample> {
 fn pcapng_samples() -> Vec<Sample> {
     let frames: Vec<_> = (0..3).map(frame).collect();
     let [a, b, c] = [0, 1, 2].map(|i| frames[i].as_slice());
-    let same = |name: &str, file: Pcapng| good(name, file.bytes, Libpcap::Same);
-    // A file whose interface has these options.
-    let with = |big, options| Pcapng::default().section(big).interface(1, 0, options).packets(&frames);
-    let many = Pcapng::usual(false)
+    let usual = Pcapng::usual;
+    let sections = usual(false).packets(&frames[..1]).section(false).interface(1, 262_144, &[]).packets(&frames[1..]);
+    let interfaces = usual(false)
         .interface(1, 262_144, &[(9, &[9]), END])
         .interface(1, 262_144, &[(9, &[0x8a]), (14, &[1, 0, 0, 0, 0, 0, 0, 0]), END])
         .packet(2, 1024, a, 100, &[])
         .packet(1, 2_000_100_000, b, 101, &[])
         .packet(0, 2_000_200, c, 102, &[]);
-    let unknown = Pcapng::usual(true)
+    let unknown = usual(true)
         .block(0xbad, &[7; 99])
         .packets(&frames[..1])
         .block(0x0bad_0001, &[])
         .block(10, &[1; 70_000])
         .block(5, &[0; 12])
         .packets(&frames[1..]);
-    let mut all = vec![
-        same("little.pcapng", Pcapng::usual(false).packets(&frames)),
-        same("big.pcapng", Pcapng::usual(true).packets(&frames)),
-        same("no-end-of-options.pcapng", with(false, &[(2, b"eth0")])),
-        same("not-utf-8.pcapng", with(false, &[(3, b"Schnittstelle \xfcber"), (2, b"\xff\xfe"), END])),
-        same("odd-options.pcapng", with(true, &[(2, b"a"), (3, b"abc"), (1, b"12345"), (0x7fff, b"x"), END])),
-        same("several-interfaces.pcapng", many),
-        same(
-            "sections.pcapng",
-            Pcapng::usual(false).packets(&frames[..1]).section(false).interface(1, 262_144, &[]).packets(&frames[1..]),
-        ),
-        same("unknown-blocks.pcapng", unknown),
-        same("simple.pcapng", Pcapng::usual(false).simple_packet(a, 100).simple_packet(b, 101).simple_packet(c, 102)),
-        same(
-            "old-packets.pcapng",
-            Pcapng::usual(true).old_packet(0, 1, a, 100, &[END]).old_packet(0, 2, b, 101, &[]).old_packet(
-                0,
-                3,
-                c,
-                102,
-                &[],
-            ),
-        ),
-        same(
-            "options-of-packets.pcapng",
-            Pcapng::usual(false)
-                .packet(0, 1, a, 100, &[(1, b"\xc0\xff"), (2, &[1, 0, 0, 0])])
-                .packet(0, 2, b, 101, &[(0x8bad, b"odd"), END])
-                .packet(0, 3, c, 102, &[(1, &[b'x'; 60_000]), END]),
-        ),
-        good(
-            "both-orders.pcapng",
-            Pcapng::usual(false).packets(&frames[..1]).section(true).interface(1, 0, &[]).packets(&frames[1..]).bytes,
-            Libpcap::Refuses,
-        ),
-        good(
-            "snaplens-below-stored.pcapng",
-            Pcapng::default().section(false).interface(1, 64, &[]).packets(&frames).bytes,
-            Libpcap::Refuses,
-        ),
-        good("resolution-of-no-clock.pcapng", with(false, &[(9, &[0x7f])]).bytes, Libpcap::Refuses),
-    ];
+    let simple = usual(false).simple_packet(a, 100).simple_packet(b, 101).simple_packet(c, 102);
+    let old = usual(true).old_packet(0, 1, a, 100, &[END]).old_packet(0, 2, b, 101, &[]);
+    let options = usual(false)
+        .packet(0, 1, a, 100, &[(1, b"\xc0\xff"), (2, &[1, 0, 0, 0])])
+        .packet(0, 2, b, 101, &[(0x8bad, b"odd"), END])
+        .packet(0, 3, c, 102, &[(1, &[b'x'; 60_000]), END]);
+    let both_orders = usual(false).packets(&frames[..1]).section(true).interface(1, 0, &[]).packets(&frames[1..]);
+    let snaplen = Pcapng::default().section(false).interface(1, 64, &[]).packets(&frames);
+    [
+        ("little.pcapng", usual(false).packets(&frames), Libpcap::Same),
+        ("big.pcapng", usual(true).packets(&frames), Libpcap::Same),
+        ("sections.pcapng", sections, Libpcap::Same),
+        ("several-interfaces.pcapng", interfaces, Libpcap::Same),
+        ("unknown-blocks.pcapng", unknown, Libpcap::Same),
+        ("simple.pcapng", simple, Libpcap::Same),
+        ("old-packets.pcapng", old.old_packet(0, 3, c, 102, &[]), Libpcap::Same),
+        ("options-of-packets.pcapng", options, Libpcap::Same),
+        ("both-orders.pcapng", both_orders, Libpcap::Refuses),
+        ("snaplen-below-stored.pcapng", snaplen, Libpcap::Refuses),
+    ]
+    .map(|(name, file, libpcap)| good(name, file.bytes, libpcap))
+    .into()
+}
+
+/// Files whose interfaces have unusual options or link types.
+fn interface_samples() -> Vec<Sample> {
+    let frames: Vec<_> = (0..3).map(frame).collect();
+    let [a, b, c] = [0, 1, 2].map(|i| frames[i].as_slice());
+    let with = |big, options| Pcapng::default().section(big).interface(1, 0, options).packets(&frames).bytes;
+    let text: Options<'_> = &[(3, b"Schnittstelle \xfcber"), (2, b"\xff\xfe"), END];
+    let odd: Options<'_> = &[(2, b"a"), (3, b"abc"), (1, b"12345"), (0x7fff, b"x"), END];
     let sizes = with(false, &[(8, &[0; 4]), (9, &[6, 0]), (13, &[4, 0]), END]);
-    all.push(Sample {
-        notes: &["3 option(s) of a wrong size"],
-        ..good("wrong-sizes.pcapng", sizes.bytes, Libpcap::Refuses)
-    });
     let mut over = with(false, &[(2, b"eth0")]);
     // The name's length, in the interface after a section of 28 bytes: more than the block has.
-    over.bytes[28 + 18] = 200;
-    all.push(Sample {
-        notes: &["1 option(s) of a wrong size"],
-        ..good("option-over-the-end.pcapng", over.bytes, Libpcap::Refuses)
-    });
-    let [link_of_others, cooked] = [&[7; 300_000][..], &[7; 102]];
+    over[28 + 18] = 200;
+    let [long_of_usb, cooked] = [&[7; 300_000][..], &[7; 102]];
     let mixed = Pcapng::usual(false)
         .interface(113, 262_144, &[])
         .interface(220, 0, &[])
         .packet(0, 1, a, 100, &[])
         .packet(1, 2, cooked, 102, &[])
-        .packet(2, 3, link_of_others, 300_000, &[])
+        .packet(2, 3, long_of_usb, 300_000, &[])
         .packet(0, 4, b, 101, &[])
         .packet(1, 5, cooked, 102, &[])
         .packet(0, 6, c, 102, &[]);
-    let notes = &["2 packets of link type LINUX_SLL (113): not sent", "1 packet of link type USB_LINUX_MMAPPED (220)"];
-    all.push(Sample { notes, ..good("link-types.pcapng", mixed.bytes, Libpcap::Refuses) });
-    all
+    let links = &["2 packets of link type LINUX_SLL (113): not sent", "1 packet of link type USB_LINUX_MMAPPED (220)"];
+    let refused = |name, bytes, notes| Sample { notes, ..good(name, bytes, Libpcap::Refuses) };
+    vec![
+        good("no-end-of-options.pcapng", with(false, &[(2, b"eth0")]), Libpcap::Same),
+        good("not-utf-8.pcapng", with(false, text), Libpcap::Same),
+        good("odd-options.pcapng", with(true, odd), Libpcap::Same),
+        refused("resolution-of-no-clock.pcapng", with(false, &[(9, &[0x7f])]), &[]),
+        refused("wrong-sizes.pcapng", sizes, &["3 options of a wrong size"]),
+        refused("option-over-the-end.pcapng", over, &["1 option of a wrong size"]),
+        refused("link-types.pcapng", mixed.bytes, links),
+    ]
 }
 
 fn samples_with_fcs() -> Vec<Sample> {

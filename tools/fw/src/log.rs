@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Packets that rules log: lines as ipfw writes them, or a file of packets.
 
-use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 
-use pcap_file::DataLink;
-use pcap_file::pcapng::PcapNgWriter;
-use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
-use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption};
 use tool_common::note;
+use unetmap_capture::write::{self, CaptureInfo, Format};
 use unetmap_filter::{Direction, Family, HEADER_BYTES, Headers, proto};
 
 use crate::events::Events;
@@ -77,10 +73,10 @@ pub(crate) struct PacketLog {
     /// Most bytes of one file.
     max: u64,
     written: u64,
-    writer: PcapNgWriter<BufWriter<File>>,
+    writer: BufWriter<File>,
 }
 
-/// Bytes of a packet's block besides the packet and the comment.
+/// Bytes of a packet's block besides the packet and the comment, at most.
 const BLOCK: u64 = 48;
 
 impl PacketLog {
@@ -89,8 +85,8 @@ impl PacketLog {
     /// # Errors
     /// A sentence.
     pub(crate) fn create(path: &Path, bytes: u64) -> Result<PacketLog, String> {
-        let writer = begin(path).map_err(|e| format!("--log {}: {e}", path.display()))?;
-        Ok(PacketLog { path: path.to_owned(), max: bytes / 2, written: 0, writer })
+        let (writer, written) = begin(path).map_err(|e| format!("--log {}: {e}", path.display()))?;
+        Ok(PacketLog { path: path.to_owned(), max: bytes / 2, written, writer })
     }
 
     fn packet(&mut self, entry: &LogEntry, line: &str) -> Result<(), String> {
@@ -101,32 +97,23 @@ impl PacketLog {
             let mut old = self.path.clone().into_os_string();
             old.push(".1");
             fs::rename(&self.path, old).map_err(|e| e.to_string())?;
-            self.writer = begin(&self.path)?;
-            self.written = 0;
+            (self.writer, self.written) = begin(&self.path)?;
         }
-        let block = EnhancedPacketBlock {
-            interface_id: 0,
-            timestamp: entry.time,
-            original_len: entry.len,
-            data: Cow::Borrowed(&entry.bytes[..kept]),
-            options: vec![EnhancedPacketOption::Comment(Cow::Borrowed(line))],
-        };
-        self.writer.write_pcapng_block(block).map_err(|e| e.to_string())?;
-        self.written += size;
+        let (time, bytes) = (entry.time, &entry.bytes[..kept]);
+        let written = write::packet_with_comment(&mut self.writer, time, bytes, entry.len, line);
+        self.written += written.map_err(|e| e.to_string())?;
         Ok(())
     }
 
     fn flush(&mut self) -> Result<(), String> {
-        self.writer.get_mut().flush().map_err(|e: io::Error| e.to_string())
+        self.writer.flush().map_err(|e: io::Error| e.to_string())
     }
 }
 
-fn begin(path: &Path) -> Result<PcapNgWriter<BufWriter<File>>, String> {
-    let file = File::create(path).map_err(|e| e.to_string())?;
-    let mut writer = PcapNgWriter::new(BufWriter::new(file)).map_err(|e| e.to_string())?;
-    let mut interface = InterfaceDescriptionBlock::new(DataLink::ETHERNET, HEADER_BYTES as u32);
-    // Times have a resolution of 10^-9 seconds.
-    interface.options.push(InterfaceDescriptionOption::IfTsResol(9));
-    writer.write_pcapng_block(interface).map_err(|e| e.to_string())?;
-    Ok(writer)
+/// Returns a file that has only its header, and the header's bytes.
+fn begin(path: &Path) -> Result<(BufWriter<File>, u64), String> {
+    let mut writer = BufWriter::new(File::create(path).map_err(|e| e.to_string())?);
+    let info = CaptureInfo { port: String::new(), filter: String::new(), snaplen: HEADER_BYTES as u32, times: "" };
+    let bytes = write::begin(&mut writer, Format::Pcapng, &info).map_err(|e| e.to_string())?;
+    Ok((writer, bytes))
 }

@@ -2,17 +2,13 @@
 //! Reads the packets of a capture file to send them, and writes received packets to a pcap file.
 
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
-use pcap_file::{DataLink, Endianness, PcapError, TsResolution};
-use unetmap_capture::{Counts, Frames};
-
-/// Snap length of the written file in bytes, more than any received packet has.
-const SNAPLEN: u32 = 262_144;
+use unetmap_capture::write::{self, CaptureInfo, Format};
+use unetmap_capture::{Counts, Error, Frames, MAX_PACKET};
 
 /// All Ethernet packets of a file, in order.
 #[derive(Clone, Debug, Default)]
@@ -32,8 +28,8 @@ impl Capture {
     /// A sentence that begins with the path, if the file cannot be read or has no such packet.
     pub(crate) fn read(path: &Path) -> Result<Capture, String> {
         let fail = |what: String| format!("{}: {what}", path.display());
-        let file = File::open(path).map_err(|e| fail(e.to_string()))?;
-        let mut file = Frames::new(file).map_err(|e| fail(e.to_string()))?;
+        let file = File::open(path).map_err(Error::Io).and_then(Frames::new);
+        let mut file = file.map_err(|e| fail(e.to_string()))?;
         let mut capture = Capture::default();
         loop {
             match file.next_frame() {
@@ -75,47 +71,36 @@ impl Capture {
     }
 }
 
-fn reason(error: &PcapError) -> String {
-    match error {
-        PcapError::IoError(io) => io.to_string(),
-        other => other.to_string(),
-    }
-}
-
 /// Writes a pcap file with timestamps in nanoseconds.
 pub(crate) struct CaptureWriter {
     path: PathBuf,
-    out: PcapWriter<BufWriter<File>>,
+    out: BufWriter<File>,
 }
 
 impl CaptureWriter {
     pub(crate) fn create(path: &Path) -> Result<CaptureWriter, String> {
-        let fail = |e: String| format!("--write {}: {e}", path.display());
-        let file = File::create(path).map_err(|e| fail(e.to_string()))?;
-        let header = PcapHeader {
-            snaplen: SNAPLEN,
-            datalink: DataLink::ETHERNET,
-            ts_resolution: TsResolution::NanoSecond,
-            // The library's default is big endian, which simple parsers may not support.
-            endianness: Endianness::native(),
-            ..PcapHeader::default()
-        };
-        let out =
-            PcapWriter::with_header(BufWriter::with_capacity(1 << 20, file), header).map_err(|e| fail(reason(&e)))?;
-        Ok(CaptureWriter { path: path.into(), out })
+        let file = File::create(path).map_err(|e| format!("--write {}: {e}", path.display()))?;
+        let mut writer = CaptureWriter { path: path.into(), out: BufWriter::with_capacity(1 << 20, file) };
+        let info = CaptureInfo { port: String::new(), filter: String::new(), snaplen: MAX_PACKET, times: "" };
+        let begun = write::begin(&mut writer.out, Format::Pcap, &info);
+        begun.map_err(|e| writer.failed(&e))?;
+        Ok(writer)
     }
 
     /// Appends one packet. `time` counts from 1970.
     pub(crate) fn packet(&mut self, time: Duration, bytes: &[u8]) -> Result<(), String> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let packet = PcapPacket::new(time, len, bytes);
-        self.out.write_packet(&packet).map(drop).map_err(|e| format!("--write {}: {}", self.path.display(), reason(&e)))
+        let written = write::packet(&mut self.out, Format::Pcap, time, bytes, len);
+        written.map(drop).map_err(|e| self.failed(&e))
     }
 
     /// Flushes the buffered packets to the file.
-    pub(crate) fn finish(self) -> Result<(), String> {
-        let path = self.path;
-        self.out.into_writer().flush().map_err(|e| format!("--write {}: {e}", path.display()))
+    pub(crate) fn finish(mut self) -> Result<(), String> {
+        self.out.flush().map_err(|e| self.failed(&e))
+    }
+
+    fn failed(&self, error: &io::Error) -> String {
+        format!("--write {}: {error}", self.path.display())
     }
 }
 

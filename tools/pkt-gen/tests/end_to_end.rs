@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Tests of the program: exit status, output, and the packets that it sends and receives.
 
-use std::fs::File;
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tool_common::testing::{TIMEOUT, TestDaemon, TestProcess};
+use unetmap_capture::testing::{Pcap, read_file};
 
 const PKT_GEN: &str = env!("CARGO_BIN_EXE_pkt-gen");
 
@@ -28,19 +28,7 @@ fn interrupt(running: &TestProcess) {
 }
 
 fn write_capture(path: &Path, packets: &[Vec<u8>]) {
-    let mut writer = PcapWriter::new(File::create(path).expect("a file")).expect("a capture");
-    for packet in packets {
-        writer.write_packet(&PcapPacket::new(Duration::ZERO, packet.len() as u32, packet)).expect("room");
-    }
-}
-
-fn read_capture(path: &Path) -> Vec<Vec<u8>> {
-    let mut reader = PcapReader::new(File::open(path).expect("a file")).expect("a capture");
-    let mut packets = Vec::new();
-    while let Some(packet) = reader.next_packet() {
-        packets.push(packet.expect("a whole packet").data.into_owned());
-    }
-    packets
+    fs::write(path, Pcap::usual().records(packets).bytes).expect("a file");
 }
 
 fn objects(text: &str) -> Vec<Value> {
@@ -237,7 +225,7 @@ fn a_capture_is_replayed_repeatedly() {
         let (code, out, err) = start(&daemon, &args).wait();
         assert!(code == 0 && out.starts_with("Sent 300 packets"), "{here}: {out}{err}");
         assert_eq!(rx.wait().0, 0, "{here}");
-        let received = read_capture(&to);
+        let received = read_file(&to);
         let sent = packets.iter().cycle().take(300);
         assert!(received.iter().eq(sent), "{here}: {} packets differ from those sent", received.len());
     }

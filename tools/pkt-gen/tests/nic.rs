@@ -2,14 +2,14 @@
 //! Tests on interfaces: a veth pair with each end in a network namespace of its own. Need root and a kernel with
 //! AF_XDP.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
 use lab::{Lab, Ns, VethOptions};
-use pcap_file::pcap::PcapReader;
 use serde_json::Value;
 use tool_common::testing::{TestDaemon, TestProcess};
+use unetmap_capture::testing::read_file;
 
 const PKT_GEN: &str = env!("CARGO_BIN_EXE_pkt-gen");
 
@@ -68,15 +68,12 @@ fn packets_have_the_interfaces_source_address() {
     assert!(code == 0 && out.starts_with("Sent 500 packets 50000 bytes"), "{out}{err}");
     let (code, out, err) = rx.wait();
     assert!(code == 0 && out.starts_with("Received 500 packets"), "{out}{err}");
-    let mut reader = PcapReader::new(File::open(&file).expect("a capture")).expect("a capture");
-    let mut count = 0;
     let mac = setup.here.mac("here0").expect("an address");
-    while let Some(packet) = reader.next_packet() {
-        let packet = packet.expect("a packet").data;
+    let packets = read_file(&file);
+    assert_eq!(packets.len(), 500);
+    for packet in packets {
         assert_eq!((packet.len(), &packet[..6], &packet[6..12]), (100, &[0xff; 6][..], &mac[..]));
-        count += 1;
     }
-    assert_eq!(count, 500);
 }
 
 #[test]

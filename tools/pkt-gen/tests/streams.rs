@@ -6,10 +6,10 @@ use std::fs::{self, File};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use serde_json::Value;
 use tool_common::testing::{TestDaemon, TestProcess};
 use unetmap::{Interest, Port};
+use unetmap_capture::testing::{Pcap, read_file};
 use unetmap_streams::signature;
 
 const PKT_GEN: &str = env!("CARGO_BIN_EXE_pkt-gen");
@@ -264,11 +264,7 @@ fn a_captured_packet_is_sent_as_a_stream() {
         &[0xcd; 54],
     ]
     .concat();
-    let mut writer = PcapWriter::new(File::create(&from).expect("a file")).expect("a capture");
-    for packet in [vec![0xff; 60], udp] {
-        writer.write_packet(&PcapPacket::new(Duration::ZERO, packet.len() as u32, &packet)).expect("room");
-    }
-    drop(writer);
+    fs::write(&from, Pcap::usual().records(&[vec![0xff; 60], udp]).bytes).expect("a file");
     let file = |number| {
         let stream = format!("[[stream]]\nrate = 1000\ncount = 3\npcap = \"{}\"\npacket = {number}\n", from.display());
         write_streams(&daemon, &(stream + "layers = [{ ip = { ttl = [7, 8] } }]"))
@@ -281,12 +277,12 @@ fn a_captured_packet_is_sent_as_a_stream() {
     let (code, _, err) = run(&daemon, &format!("-i p{{1 --streams {path} -w 0"));
     assert_eq!(code, 0, "{err}");
     assert_eq!(receiver.wait().0, 0);
-    let mut reader = PcapReader::new(File::open(&to).expect("a file")).expect("a capture");
-    for ttl in [7, 8, 7] {
-        let packet = reader.next_packet().expect("a packet").expect("whole").data.into_owned();
+    let received = read_file(&to);
+    assert_eq!(received.len(), 3);
+    for (packet, ttl) in received.iter().zip([7, 8, 7]) {
         assert_eq!((packet.len(), packet[22], &packet[26..30]), (96, ttl, &[192, 0, 2, 1][..]));
         assert!(packet[42..78].iter().all(|byte| *byte == 0xcd), "the captured payload");
-        assert!(signature::find(&packet).is_some());
+        assert!(signature::find(packet).is_some());
     }
     let (code, _, err) = run(&daemon, &format!("-i p{{1 --streams {} -w 0", file(3)));
     assert!(code == 1 && err.contains("it has 2"), "{err}");
@@ -350,10 +346,7 @@ fn tshark_finds_no_wrong_checksum() {
     if Command::new("tshark").arg("--version").output().is_err() {
         return eprintln!("skipped: there is no tshark");
     }
-    let capture = File::create(daemon.folder().join("sctp.pcap")).expect("a file");
-    let mut writer = PcapWriter::new(capture).expect("a capture");
-    writer.write_packet(&PcapPacket::new(Duration::ZERO, 130, &sctp())).expect("room");
-    drop(writer);
+    fs::write(daemon.folder().join("sctp.pcap"), Pcap::usual().records(&[sctp()]).bytes).expect("a file");
     let all = combinations();
     assert!(all.len() >= 250, "{}", all.len());
     let sizes = ["\"imix\"", "\"161-1514\"", "201", "1500"];

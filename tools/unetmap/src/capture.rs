@@ -2,7 +2,6 @@
 //! `unetmap capture`: writes the packets that a port receives into files.
 
 mod files;
-mod format;
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -14,18 +13,17 @@ use pcap::{BpfProgram, Capture, Linktype};
 use serde_json::{Value, json};
 use tool_common::{Failure, link, note, port, stop_on_signals};
 use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_ZCOPY_MON, NS_MOREFRAG};
-use unetmap::{Interest, Port, TimeSource};
+use unetmap::{Interest, Port};
+use unetmap_capture::MAX_PACKET;
+use unetmap_capture::write::{CaptureInfo, Counters, Format};
 use unetmap_quantity::{bytes, count, seconds, within};
 
 use files::{Files, Limits};
-use format::{CaptureInfo, Counters, Format};
 
 /// Longest wait for packets before signals and limits are checked.
 const MAX_WAIT: Duration = Duration::from_millis(100);
 /// Interval at which buffered packets are written and, on a terminal, the progress is printed.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Most bytes of a packet.
-const MAX_PACKET: u32 = 262_144;
 
 /// Write the packets that a port receives into a file.
 ///
@@ -287,7 +285,10 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<u8, Failure> {
         return Err(failed(format!("{name} has no receive rings")));
     }
     let monitors = port.register().nr_flags & (NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON) != 0;
-    let times = if monitors { TimeSource::MonitoredSync } else { TimeSource::Sync };
+    let times = match monitors {
+        true => "times: software, when the monitored port's sync moved the packet",
+        false => "times: software, when the port's sync delivered the packet",
+    };
     let info = CaptureInfo { port: name.clone(), filter: expression, snaplen: args.snaplen, times };
     let files = Files::create(&args.write, args.format(), info, limits).map_err(failed)?;
     let begin = Instant::now();

@@ -15,7 +15,7 @@ use serde_json::json;
 use tool_common::{Failure, link, note, port, stop_on_signals};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Interest, Port, Ring};
-use unetmap_capture::{Counts, Frames};
+use unetmap_capture::{Counts, Error, Frames};
 
 use pace::{Pace, Rate};
 use progress::Progress;
@@ -29,8 +29,8 @@ const BATCH: u32 = 256;
 
 /// Send the packets of a capture file through a port.
 ///
-/// Reads pcap and pcapng files, and sends their Ethernet frames. Without --rate packets are sent at the intervals at which they were
-/// captured. If the transmit ring stays full, as for a pipe without a reader, replay waits.
+/// Reads pcap and pcapng files, and sends their Ethernet frames. Without --rate packets are sent at the intervals at
+/// which they were captured. If the transmit ring stays full, as for a pipe without a reader, replay waits.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
     /// Capture file to read, - for standard input
@@ -57,7 +57,7 @@ pub(crate) struct ReplayArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Print one JSON object at the end: port, packets, bytes, cut, skipped, seconds
+    /// Print one JSON object at the end: port, packets, bytes, cut, skipped, left, seconds
     #[arg(long)]
     json: bool,
 }
@@ -71,6 +71,8 @@ struct Sent {
     truncated: u64,
     /// Packets of other link types, and without bytes.
     skipped: u64,
+    /// Packets that the receiver has not released at the end.
+    left: u64,
     /// What the last round read.
     counts: Counts,
 }
@@ -157,13 +159,11 @@ impl Sender<'_> {
 
 /// Opens a capture; `-` is standard input.
 fn open(path: &Path) -> Result<Frames<Box<dyn Read>>, String> {
-    let file: Result<Box<dyn Read>, io::Error> = match path.as_os_str() == "-" {
+    let file: Result<Box<dyn Read>, Error> = match path.as_os_str() == "-" {
         true => Ok(Box::new(io::stdin())),
-        false => File::open(path).map(|file| Box::new(file) as _),
+        false => File::open(path).map(|file| Box::new(file) as _).map_err(Error::Io),
     };
-    file.map_err(|e| e.to_string())
-        .and_then(|file| Frames::new(file).map_err(|e| e.to_string()))
-        .map_err(|e| format!("{}: {e}", path.display()))
+    file.and_then(Frames::new).map_err(|e| format!("{}: {e}", path.display()))
 }
 
 /// Refuses a capture that begins with no packet that could be sent.
@@ -259,24 +259,27 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     }
     let time = begin.elapsed();
     let drained = sender.drain();
-    progress.end(sender.unreleased());
+    sent.left = sender.unreleased();
+    progress.end(sent.left);
     print_end(args, &name, &sent, time)?;
     result.and(drained.map(|()| true)).map(|_| 0).map_err(failed)
 }
 
 /// Prints what was sent, and what is not whole or was not sent.
 fn print_end(args: &ReplayArgs, port: &str, sent: &Sent, time: Duration) -> Result<(), String> {
-    let Sent { packets, bytes, truncated, skipped, counts } = sent;
+    let Sent { packets, bytes, truncated, skipped, left, counts } = sent;
     let seconds = time.as_secs_f64();
     if args.json {
         let mut members = json!({
-            "port": port, "packets": packets, "bytes": bytes, "cut": truncated, "skipped": skipped, "seconds": seconds
+            "port": port, "packets": packets, "bytes": bytes, "cut": truncated, "skipped": skipped, "left": left,
+            "seconds": seconds
         });
         link::add_down(&mut members);
         crate::print("replay", &format!("{members}\n"))?;
     } else {
         let rate = *packets as f64 / seconds.max(1e-9);
-        note(&format!("{port}: {packets} packets, {bytes} bytes in {seconds:.3} s, {rate:.0} per second"));
+        let left = if *left > 0 { format!("; the peer has not released {left} of them") } else { String::new() };
+        note(&format!("{port}: {packets} packets, {bytes} bytes in {seconds:.3} s, {rate:.0} per second{left}"));
     }
     if let Some(down) = link::of(port) {
         note(&format!("replay: {port}: packets may be lost: {down}"));

@@ -12,9 +12,9 @@ use std::time::Duration;
 use conformance::net::transmit;
 use conformance::traffic::open;
 use conformance::{isolated, program};
-use pcap_file::pcapng::{Block, PcapNgReader};
 use serde_json::Value;
 use unetmap::Port;
+use unetmap_capture::testing::read_file;
 
 use super::{fw, packet, plain, receive, seq, start};
 use crate::forwarder::Line;
@@ -290,13 +290,10 @@ fn logged_packets_are_in_a_bounded_file() {
             assert!(bytes.len() <= 512 << 10, "{} bytes", bytes.len());
             let text = String::from_utf8_lossy(&bytes);
             assert!(text.contains("ipfw: 10 Deny UDP 10.0.0.1:1000 10.0.0.2:22 out via b{1"), "{}", path.display());
-            let mut reader = PcapNgReader::new(&bytes[..]).expect("a pcapng file");
-            while let Some(block) = reader.next_block() {
-                if let Block::EnhancedPacket(block) = block.expect("whole blocks") {
-                    let number = seq(&block.data).expect("a packet of the test");
-                    assert!(last < Some(number) && number < sent, "in order: {last:?} {number}");
-                    last = Some(number);
-                }
+            for packet in read_file(path) {
+                let number = seq(&packet).expect("a packet of the test");
+                assert!(last < Some(number) && number < sent, "in order: {last:?} {number}");
+                last = Some(number);
             }
         }
         assert!(last.is_some());

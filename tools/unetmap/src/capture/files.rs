@@ -11,7 +11,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::format::{self, CaptureInfo, Counters, Format, Volume};
+use unetmap_capture::write::{self, CaptureInfo, Counters, Format, Volume};
 
 /// Bytes of records that are collected before they are written.
 const BUFFER: usize = 1 << 20;
@@ -109,7 +109,7 @@ impl Files {
             }
         }
         let mut header = Vec::new();
-        self.bytes = format::begin(&mut header, self.format, &self.info)?;
+        self.bytes = write::begin(&mut header, self.format, &self.info)?;
         self.out.write_all(&header)?;
         self.flushed = self.bytes;
         self.file_begin = None;
@@ -132,7 +132,7 @@ impl Files {
                 Err(e) => break e,
             }
         };
-        let (whole, left) = format::whole_records(self.format, &self.buffer, done);
+        let (whole, left) = write::whole_records(self.format, &self.buffer, done);
         self.flushed += whole as u64;
         self.unwritten.add(left);
         self.buffer.clear();
@@ -153,7 +153,7 @@ impl Files {
         len: u32,
         counters: impl FnOnce() -> Counters,
     ) -> Result<(), String> {
-        let size = self.bytes + format::packet_size(self.format, bytes) + format::end_size(self.format);
+        let size = self.bytes + write::packet_size(self.format, bytes) + write::end_size(self.format);
         let age = self.file_begin.map(|begin| time.saturating_sub(begin));
         let full = self.limits.bytes.is_some_and(|limit| size > limit)
             || self.limits.time.is_some_and(|limit| age.is_some_and(|age| age >= limit));
@@ -163,14 +163,14 @@ impl Files {
         }
         self.file_begin.get_or_insert(time);
         self.capture_begin.get_or_insert(time);
-        let written = format::packet(&mut self.buffer, self.format, time, bytes, len);
+        let written = write::packet(&mut self.buffer, self.format, time, bytes, len);
         self.bytes += written.map_err(|e| self.failed(&e))?;
         if self.buffer.len() >= BUFFER { self.flush() } else { Ok(()) }
     }
 
     fn end(&mut self, now: Duration, counters: Counters) -> io::Result<()> {
         self.write_buffer()?;
-        format::end(&mut self.buffer, self.format, self.capture_begin.unwrap_or(now), now, counters)?;
+        write::end(&mut self.buffer, self.format, self.capture_begin.unwrap_or(now), now, counters)?;
         self.write_buffer()
     }
 

@@ -11,8 +11,6 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use unetmap::TimeSource;
-
 /// Link type of Ethernet, in both formats.
 const LINK: u16 = 1;
 /// Block types of pcapng.
@@ -23,52 +21,59 @@ const PACKET: u32 = 6;
 
 /// The file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub enum Format {
     /// The older format, which every program reads.
     Pcap,
     /// The newer format, which contains drop counters.
     Pcapng,
 }
 
-/// Description of the capture in the header of a file.
+/// Description of the capture in the header of a file. Empty texts are left out.
 #[derive(Clone, Debug)]
-pub(crate) struct CaptureInfo {
-    pub(crate) port: String,
+pub struct CaptureInfo {
+    /// Name of the interface.
+    pub port: String,
     /// The filter expression; empty: all packets.
-    pub(crate) filter: String,
+    pub filter: String,
     /// Most bytes of a packet that are stored.
-    pub(crate) snaplen: u32,
-    /// What took the packets' times.
-    pub(crate) times: TimeSource,
+    pub snaplen: u32,
+    /// Description of the interface: what took the packets' times.
+    pub times: &'static str,
 }
 
 /// Packet counters since the capture started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counters {
+pub struct Counters {
     /// Packets that the port received, including those that the filter rejected.
-    pub(crate) received: u64,
+    pub received: u64,
     /// Packets that the filter accepted.
-    pub(crate) accepted: u64,
+    pub accepted: u64,
     /// Packets dropped because the port's rings were full.
-    pub(crate) dropped: u64,
+    pub dropped: u64,
 }
 
 /// A number of packets, with their lengths before they were truncated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Volume {
-    pub(crate) packets: u64,
-    pub(crate) bytes: u64,
+pub struct Volume {
+    /// Number of packets.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 impl Volume {
-    pub(crate) fn add(&mut self, other: Volume) {
+    /// Adds both numbers.
+    pub fn add(&mut self, other: Volume) {
         self.packets += other.packets;
         self.bytes += other.bytes;
     }
 }
 
 /// Writes the header of a file; returns its size in bytes.
-pub(crate) fn begin(out: &mut impl Write, format: Format, info: &CaptureInfo) -> io::Result<u64> {
+///
+/// # Errors
+/// As of [`Write::write_all`].
+pub fn begin(out: &mut impl Write, format: Format, info: &CaptureInfo) -> io::Result<u64> {
     if format == Format::Pcap {
         // Version 2.4; the two zeros are time zone and accuracy, which are unused.
         let words = [0xa1b2_3c4d, 4 << 16 | 2, 0, 0, info.snaplen, LINK.into()];
@@ -86,8 +91,9 @@ pub(crate) fn begin(out: &mut impl Write, format: Format, info: &CaptureInfo) ->
     end_options(&mut section);
     let mut interface = [LINK.to_ne_bytes(), 0u16.to_ne_bytes()].concat();
     interface.extend(info.snaplen.to_ne_bytes());
-    push_option(&mut interface, 2, info.port.as_bytes());
-    push_option(&mut interface, 3, times(info.times).as_bytes());
+    for (code, text) in [(2, info.port.as_str()), (3, info.times)].into_iter().filter(|(_, text)| !text.is_empty()) {
+        push_option(&mut interface, code, text.as_bytes());
+    }
     // Timestamps have a resolution of 10^-9 seconds.
     push_option(&mut interface, 9, &[9]);
     if !info.filter.is_empty() {
@@ -98,7 +104,7 @@ pub(crate) fn begin(out: &mut impl Write, format: Format, info: &CaptureInfo) ->
 }
 
 /// Returns the size in the file of a packet with `bytes`, including its header and padding.
-pub(crate) fn packet_size(format: Format, bytes: &[u8]) -> u64 {
+pub fn packet_size(format: Format, bytes: &[u8]) -> u64 {
     match format {
         Format::Pcap => 16 + bytes.len() as u64,
         Format::Pcapng => 32 + bytes.len().next_multiple_of(4) as u64,
@@ -106,7 +112,7 @@ pub(crate) fn packet_size(format: Format, bytes: &[u8]) -> u64 {
 }
 
 /// Returns how many of the first `bytes` bytes of these records are whole records, and the packets after them.
-pub(crate) fn whole_records(format: Format, records: &[u8], bytes: usize) -> (usize, Volume) {
+pub fn whole_records(format: Format, records: &[u8], bytes: usize) -> (usize, Volume) {
     let word = |at: usize| records.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes);
     let (mut at, mut whole, mut left) = (0, 0, Volume::default());
     while at < records.len() {
@@ -126,7 +132,7 @@ pub(crate) fn whole_records(format: Format, records: &[u8], bytes: usize) -> (us
 }
 
 /// Returns the size of the end of a file, in bytes.
-pub(crate) fn end_size(format: Format) -> u64 {
+pub fn end_size(format: Format) -> u64 {
     match format {
         Format::Pcap => 0,
         // An interface number and a timestamp, then five options of 8 bytes each.
@@ -134,17 +140,12 @@ pub(crate) fn end_size(format: Format) -> u64 {
     }
 }
 
-/// Returns what took the packets' times, for people.
-fn times(source: TimeSource) -> &'static str {
-    match source {
-        TimeSource::MonitoredSync => "times: software, when the monitored port's sync moved the packet",
-        _ => "times: software, when the port's sync delivered the packet",
-    }
-}
-
 /// Writes a packet of `len` bytes, truncated to `bytes`, received at `time` since 1970; returns its size in the file.
+///
+/// # Errors
+/// As of [`Write::write_all`].
 #[inline]
-pub(crate) fn packet(out: &mut impl Write, format: Format, time: Duration, bytes: &[u8], len: u32) -> io::Result<u64> {
+pub fn packet(out: &mut impl Write, format: Format, time: Duration, bytes: &[u8], len: u32) -> io::Result<u64> {
     let kept = bytes.len() as u32;
     if format == Format::Pcap {
         let head: [u32; 4] = [time.as_secs() as u32, time.subsec_nanos(), kept, len];
@@ -162,14 +163,31 @@ pub(crate) fn packet(out: &mut impl Write, format: Format, time: Duration, bytes
     Ok(total.into())
 }
 
-/// Writes the end of a file: the counters at `now`, of a capture that started at `begin`.
-pub(crate) fn end(
+/// Writes a packet to a pcapng file as [`packet`] does, with a comment.
+///
+/// # Errors
+/// As of [`Write::write_all`].
+pub fn packet_with_comment(
     out: &mut impl Write,
-    format: Format,
-    begin: Duration,
-    now: Duration,
-    counters: Counters,
-) -> io::Result<()> {
+    time: Duration,
+    bytes: &[u8],
+    len: u32,
+    comment: &str,
+) -> io::Result<u64> {
+    let [high, low] = halves(time);
+    let mut body = words(&[0, high, low, bytes.len() as u32, len]).concat();
+    body.extend(bytes);
+    body.resize(body.len().next_multiple_of(4), 0);
+    push_option(&mut body, 1, comment.as_bytes());
+    end_options(&mut body);
+    block(out, PACKET, &body)
+}
+
+/// Writes the end of a file: the counters at `now`, of a capture that started at `begin`.
+///
+/// # Errors
+/// As of [`Write::write_all`].
+pub fn end(out: &mut impl Write, format: Format, begin: Duration, now: Duration, counters: Counters) -> io::Result<()> {
     if format == Format::Pcap {
         return Ok(());
     }
@@ -221,6 +239,33 @@ fn block(out: &mut impl Write, kind: u32, body: &[u8]) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn written_files_are_read() {
+        let info = CaptureInfo { port: "eth0".into(), filter: String::new(), snaplen: 262_144, times: "" };
+        let times = [0, 1_700_000_000_123_456_789].map(Duration::from_nanos);
+        for format in [Format::Pcap, Format::Pcapng] {
+            let mut file = Vec::new();
+            let mut bytes = begin(&mut file, format, &info).unwrap();
+            for (time, len) in times.into_iter().zip([61, 1514]) {
+                let packet_bytes = packet(&mut file, format, time, &vec![7; len], 2000).unwrap();
+                assert_eq!(packet_bytes, packet_size(format, &vec![7; len]));
+                bytes += packet_bytes;
+            }
+            if format == Format::Pcapng {
+                bytes += packet_with_comment(&mut file, times[1], &[7; 61], 61, "a packet").unwrap();
+            }
+            end(&mut file, format, times[0], times[1], Counters::default()).unwrap();
+            assert_eq!(file.len() as u64, bytes + end_size(format));
+            let mut frames = crate::Frames::new(&file[..]).unwrap();
+            for (time, len) in times.into_iter().zip([61, 1514]) {
+                let frame = frames.next_frame().unwrap().unwrap();
+                assert_eq!((frame.time, frame.bytes, frame.truncated), (Some(time), &vec![7; len][..], true));
+            }
+            let last = frames.next_frame().unwrap().map(|frame| (frame.bytes.len(), frame.truncated));
+            assert_eq!(last, (format == Format::Pcapng).then_some((61, false)));
+        }
+    }
 
     #[test]
     fn whole_records_end_before_the_given_byte() {
