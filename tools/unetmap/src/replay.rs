@@ -233,10 +233,13 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     let failed = |why: String| Failure::Work(why).within("replay");
     let stop = stop_on_signals().map_err(failed)?;
     let standard_input = args.file.as_os_str() == "-";
-    if standard_input && args.times != 1 {
-        return Err(Failure::Usage("replay: standard input can be read only once (--loop)".into()));
+    // A pipe, as of standard input, cannot be read again.
+    let once = standard_input || std::fs::metadata(&args.file).is_ok_and(|meta| !meta.is_file());
+    if once && args.times != 1 {
+        let what = if standard_input { "standard input".into() } else { args.file.display().to_string() };
+        return Err(Failure::Usage(format!("replay: {what} can be read only once (--loop)")));
     }
-    if !standard_input {
+    if !once {
         // Detects a bad file before the port is opened.
         check(&args.file).map_err(failed)?;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap replay`, `pkt-gen -P` and streams of `pkt-gen` send the same packets of a capture.
 
-use std::fs::{self, File};
+use std::fs;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -50,15 +50,15 @@ fn check(daemon: &TestDaemon, sample: &Sample) {
         }
     }
     let streams = daemon.folder().join("streams.toml");
-    for (frame, number) in sample.frames.iter().zip(1..) {
-        let text = format!("[[stream]]\nrate = \"1M\"\ncount = 1\npcap = \"{name}\"\npacket = {number}\n");
-        fs::write(&streams, text).unwrap();
-        let args = format!("-i s{{1 -w 0 --streams {}", streams.display());
-        let (status, _, err, got) = sent(daemon, "pkt-gen", &args, 1);
-        assert_eq!((status, got.len(), got[0].len()), (0, 1, frame.len()), "{name}: {number}: {err}");
-        let kept = frame.len() - SIGNATURE;
-        assert_eq!(got[0][..kept], frame[..kept], "{name}: {number}");
-    }
+    let stream = |i| format!("[[stream]]\nrate = 1\ncount = 1\nstart = \"{i}ms\"\npcap = \"{name}\"\npacket = {i}\n");
+    fs::write(&streams, (1..=count).map(stream).collect::<String>()).unwrap();
+    let args = format!("-i s{{1 -w 0 --streams {}", streams.display());
+    let (status, _, err, got) = sent(daemon, "pkt-gen", &args, count);
+    assert_eq!(status, 0, "{name}: {err}");
+    let kept = |frames: &[Vec<u8>]| {
+        frames.iter().map(|frame| (frame.len(), frame[..frame.len() - SIGNATURE].to_vec())).collect::<Vec<_>>()
+    };
+    assert_eq!(kept(&got), kept(&sample.frames), "{name}: streams");
 }
 
 #[test]
@@ -70,19 +70,29 @@ fn all_programs_send_the_same_packets_of_a_capture() {
     }
 }
 
+/// A pipe has no second beginning.
 #[test]
-fn replay_reads_standard_input_once() {
+fn replay_reads_standard_input_and_pipes_once() {
     let Some(daemon) = TestDaemon::start_beside(env!("CARGO_BIN_EXE_unetmap")) else { return };
     let sample = samples().into_iter().find(|sample| sample.name == "link-types.pcapng").unwrap();
     let path = daemon.folder().join("in.pcapng");
     fs::write(&path, &sample.bytes).unwrap();
-    let mut command = daemon.command("unetmap", "replay --json --rate max - netmap:s{1");
-    let running = TestProcess::start(command.stdin(File::open(&path).unwrap()));
-    let (status, out, err) = running.wait();
-    let line: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}{err}"));
-    assert_eq!((status, &line["packets"], &line["skipped"]), (0, &3.into(), &3.into()), "{err}");
-    assert_eq!(line["left"], 3, "nobody receives");
-    assert!(err.contains("2 packets of link type LINUX_SLL (113)"), "{err}");
+    for (name, args) in [("-", ""), ("/dev/stdin", ""), ("-", "--loop 2"), ("/dev/stdin", "--loop 0")] {
+        let mut cat = Command::new("cat").arg(&path).stdout(Stdio::piped()).spawn().unwrap();
+        let mut command = daemon.command("unetmap", &format!("replay --json --rate max {name} netmap:s{{1 {args}"));
+        let (status, out, err) = TestProcess::start(command.stdin(cat.stdout.take().unwrap())).wait();
+        // Its end of the pipe, so that cat does not wait for a reader.
+        drop(command);
+        cat.wait().unwrap();
+        if !args.is_empty() {
+            assert!(status == 1 && err.contains("can be read only once"), "{name}: {status}: {err}");
+            continue;
+        }
+        let line: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}{err}"));
+        assert_eq!((status, &line["packets"], &line["skipped"]), (0, &3.into(), &3.into()), "{err}");
+        assert_eq!(line["left"], 3, "nobody receives");
+        assert!(err.contains("2 packets of link type LINUX_SLL (113)"), "{err}");
+    }
 }
 
 /// On a terminal, for a pipe without a receiver, and with one.
