@@ -15,6 +15,7 @@ pub type Seed = (&'static str, Vec<u8>);
 /// Returns all of them.
 pub fn all() -> Vec<Seed> {
     let mut seeds: Vec<Seed> = Vec::new();
+    seeds.extend(unetmap_capture::testing::samples().into_iter().map(|sample| ("capture", sample.bytes)));
     let requests = requests();
     let encoded: Vec<Vec<u8>> = requests.iter().map(NetmapRequest::encode).collect();
     let message = |kind, payload: &[u8]| ("control", wire::encode(kind, 0, 0, 0, payload));
