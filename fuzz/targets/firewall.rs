@@ -7,7 +7,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use unetmap_filter::{Config, Direction, Engine, HEADER_BYTES, Headers, MAX_REPLY, Now, Verdict, reply};
+use unetmap_filter::{Config, Direction, Effect, Engine, HEADER_BYTES, Headers, MAX_REPLY, Now, Verdict, reply};
 use unetmap_fuzz::bytes::Bytes;
 
 /// States of an engine: few, so that the table is full.
@@ -56,14 +56,24 @@ fuzz_target!(|bytes: &[u8]| {
             assert_eq!(recalled, None, "no verdict is remembered for what is malformed");
             continue;
         };
+        let mut changes = Vec::new();
         let verdict = match recalled {
             Some(verdict) => {
                 assert_eq!(other.evaluate(&set, &headers, direction, len as u64, now, |_| {}), verdict);
                 verdict
             }
-            None => engine.evaluate(&set, &headers, direction, len as u64, now, |_| {}),
+            None => engine.evaluate(&set, &headers, direction, len as u64, now, |effect| {
+                if let Effect::Change(change) = effect {
+                    changes.push(change);
+                }
+            }),
         };
         let before = frame.len();
+        for change in changes {
+            change.write(&headers, &mut frame);
+            let after = Headers::parse(&frame, len).expect("a changed packet is valid");
+            assert_eq!(after, Headers { tos: after.tos, ..headers }, "{change:?}");
+        }
         match verdict {
             Verdict::Nat(number) => {
                 engine.translate(&set, number, direction, &headers, &mut frame, now);

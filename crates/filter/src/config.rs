@@ -10,8 +10,8 @@
 //! let config = Config::new(["p}1", "q{1"], 1, false);
 //! let (config, output) = config.apply("add 100 allow tcp from 10.0.0.0/8 to any dst-port 80 setup").unwrap();
 //! assert_eq!(output, "00100 allow tcp from 10.0.0.0/8 to any dst-port 80 setup\n");
-//! let error = config.apply("add allow ip from any to any\nadd divert 1 ip from any to any").unwrap_err();
-//! assert_eq!(error.to_string(), "line 2, column 5: the action `divert` is not supported");
+//! let error = config.apply("add allow ip from any to any\nadd diverd 1 ip from any to any").unwrap_err();
+//! assert_eq!(error.to_string(), "line 2, column 5: `diverd` is no action; give one such as allow or deny");
 //! ```
 
 mod dummynet;
@@ -22,14 +22,17 @@ mod tables;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use unetmap_suggest::did_you_mean;
+
 use crate::counters::RuleCounters;
-use crate::parse::words::{Line, SyntaxError, Words};
+use crate::parse::words::{self, Line, SyntaxError, Words};
 use crate::parse::{self, Context, ParsedRule};
 use crate::rule::{Action, DEFAULT_RULE, Rule, RuleId};
 use crate::ruleset::Ruleset;
-use crate::table::Table;
+use tables::Tables;
 
 type Result<T> = std::result::Result<T, SyntaxError>;
 
@@ -37,6 +40,28 @@ type Result<T> = std::result::Result<T, SyntaxError>;
 const PERMANENT_SET: u8 = 31;
 /// Distance of rules that are added without a number.
 const STEP: u32 = 100;
+
+/// Commands. As in ipfw, the beginning of one stands for it.
+const COMMANDS: [&str; 18] = [
+    "add", "delete", "disable", "enable", "flowset", "flush", "graph", "list", "nat", "pipe", "print", "queue",
+    "resetlog", "sched", "set", "show", "table", "zero",
+];
+
+/// Reads the name of a command, which may be cut.
+fn command_name(words: &mut Words<'_>) -> Result<&'static str> {
+    let word = words.required("a command, such as add")?;
+    if word.starts_with('$') {
+        let message = format!("`{word}` is a variable of a shell; run the script with the value `unetmap fw` for it");
+        return Err(words.error(message));
+    }
+    let wrong = |hint: String| {
+        // These two are commands of `unetmap fw` alone.
+        let of_client = ["load", "states"].into_iter().filter(|known| *known != word);
+        let hint = if hint.is_empty() { did_you_mean(word, of_client) } else { hint };
+        words.error(format!("`{word}` is no command; give add, delete, show, table, set, pipe or nat{hint}"))
+    };
+    words::of_beginning(word, &COMMANDS).map_err(wrong)
+}
 
 /// Rules, tables and sets.
 #[derive(Clone, Debug)]
@@ -50,16 +75,16 @@ pub struct Config {
     sorted: bool,
     /// The highest number of a rule but the default rule; 0: there is none.
     highest: u16,
-    tables: BTreeMap<String, u16>,
-    /// By number; `None` for numbers without a table.
-    contents: Vec<Option<Arc<Table>>>,
+    tables: Tables,
     states: Vec<String>,
     dummynet: dummynet::Dummynet,
     nats: BTreeMap<u16, nat::Nat>,
     /// Number of identities of NAT instances.
     identities: u32,
     /// Returns the address of an interface.
-    resolve: fn(&str) -> Option<std::net::Ipv4Addr>,
+    resolve: fn(&str) -> Option<Ipv4Addr>,
+    /// Returns the addresses of the host, if a port is one of its interfaces.
+    own: Option<fn() -> Vec<IpAddr>>,
     /// Number of revisions of links.
     links: u64,
     /// Number of commands that may have changed what is evaluated.
@@ -81,13 +106,18 @@ pub struct Config {
 struct Names<'a> {
     ports: &'a [String; 2],
     tees: &'a [u16],
-    tables: &'a BTreeMap<String, u16>,
+    tables: &'a mut Tables,
+    own: Option<fn() -> Vec<IpAddr>>,
     states: &'a mut Vec<String>,
 }
 
 impl Context for Names<'_> {
-    fn table(&self, name: &str) -> Option<u16> {
-        self.tables.get(name).copied()
+    fn table(&mut self, name: &str) -> std::result::Result<u16, String> {
+        self.tables.used(name)
+    }
+
+    fn own(&mut self, only_v6: bool) -> Option<u16> {
+        self.own.map(|own| self.tables.own(only_v6, &own()))
     }
 
     fn state(&mut self, name: &str) -> u16 {
@@ -130,6 +160,10 @@ impl Flags {
                     'q' => self.quiet = true,
                     // Nothing is asked before a change.
                     'f' => {}
+                    'd' | 'D' => {
+                        let message = format!("`-{letter}` is not supported; `unetmap fw states` lists states");
+                        return Err(words.error(message));
+                    }
                     _ => return Err(words.error(format!("`-{letter}` is not supported; give -a, -f, -q or -S"))),
                 }
             }
@@ -163,13 +197,13 @@ impl Config {
             rules: vec![Arc::new(rule)],
             sorted: true,
             highest: 0,
-            tables: BTreeMap::new(),
-            contents: Vec::new(),
+            tables: Tables::default(),
             states: vec!["default".into()],
             dummynet: dummynet::Dummynet::default(),
             nats: BTreeMap::new(),
             identities: 0,
             resolve: |_| None,
+            own: None,
             links: 0,
             revision: 0,
             enabled: !0,
@@ -182,8 +216,13 @@ impl Config {
     }
 
     /// Gives the function that knows the addresses of interfaces, for `nat N config if`.
-    pub fn with_interfaces(self, resolve: fn(&str) -> Option<std::net::Ipv4Addr>) -> Config {
+    pub fn with_interfaces(self, resolve: fn(&str) -> Option<Ipv4Addr>) -> Config {
         Config { resolve, ..self }
+    }
+
+    /// Gives the function that knows the addresses of the host, for `me`; `None`: no port is one of its interfaces.
+    pub fn with_own_addresses(self, own: Option<fn() -> Vec<IpAddr>>) -> Config {
+        Config { own, ..self }
     }
 
     /// Gives the numbers that rules `tee` may have.
@@ -218,7 +257,7 @@ impl Config {
     pub fn compile(&self) -> Ruleset {
         Ruleset::new(
             self.rules.clone(),
-            self.contents.clone(),
+            self.tables.contents(),
             self.enabled,
             self.plan(),
             self.nat_settings(),
@@ -254,22 +293,27 @@ impl Config {
     fn command(&mut self, words: &mut Words<'_>, output: &mut String) -> Result<()> {
         let mut flags = Flags::default();
         flags.read(words)?;
-        let (before, is_list) = (output.len(), matches!(words.peek(), Some("list" | "show" | "graph")));
-        self.perform(words, output, flags)?;
-        if flags.quiet && !is_list {
+        // As scripts have it.
+        if words.peek().is_some_and(|word| word == "ipfw" || word.ends_with("/ipfw")) {
+            words.next();
+            flags.read(words)?;
+        }
+        let (before, command) = (output.len(), command_name(words)?);
+        self.perform(command, words, output, flags)?;
+        if flags.quiet && !matches!(command, "list" | "print" | "show" | "graph") {
             output.truncate(before);
         }
         words.end()
     }
 
-    fn perform(&mut self, words: &mut Words<'_>, output: &mut String, flags: Flags) -> Result<()> {
+    fn perform(&mut self, command: &str, words: &mut Words<'_>, output: &mut String, flags: Flags) -> Result<()> {
         if !matches!(
-            words.peek(),
-            Some("list" | "show" | "graph" | "zero" | "resetlog" | "pipe" | "queue" | "sched" | "nat")
+            command,
+            "list" | "print" | "show" | "graph" | "zero" | "resetlog" | "pipe" | "queue" | "flowset" | "sched" | "nat"
         ) {
             self.revision += 1;
         }
-        match words.required("a command, such as add")? {
+        match command {
             "add" => self.add(words, output)?,
             "delete" => self.delete(words)?,
             "flush" => {
@@ -278,21 +322,38 @@ impl Config {
             }
             "zero" => self.zero(words, output, true)?,
             "resetlog" => self.zero(words, output, false)?,
-            "list" => self.list(words, output, flags)?,
+            "list" | "print" => self.list(words, output, flags)?,
             "show" => self.list(words, output, Flags { counters: true, ..flags })?,
             "graph" => self.graph(output),
             "set" => self.sets(words, output)?,
-            "table" => self.table(words, output)?,
+            "table" => self.table(words, output, flags.quiet)?,
+            "flowset" => self.dummynet("queue", words, output)?,
             what @ ("pipe" | "queue" | "sched") => self.dummynet(what, words, output)?,
             "nat" => self.nat(words, output)?,
-            what @ ("enable" | "disable") => match words.required("dyn_keepalive")? {
-                "dyn_keepalive" => self.keepalive = what == "enable",
-                other => return Err(words.error(format!("{what} `{other}` is not supported; give dyn_keepalive"))),
-            },
-            other => {
-                return Err(
-                    words.error(format!("`{other}` is no command; give add, delete, show, table, set, pipe or nat"))
-                );
+            _ => self.switch(command == "enable", words)?,
+        }
+        Ok(())
+    }
+
+    /// Performs `enable` or `disable`.
+    fn switch(&mut self, on: bool, words: &mut Words<'_>) -> Result<()> {
+        let word = words.required("dyn_keepalive")?;
+        let refuse = |instead: &str| {
+            let command = if on { "enable" } else { "disable" };
+            Err(words.error(format!("{command} `{word}` is not supported; {instead}")))
+        };
+        match word {
+            "dyn_keepalive" => self.keepalive = on,
+            // They always are.
+            "firewall" | "one_pass" | "verbose" if on => {}
+            "firewall" => return refuse("a first rule `allow ip from any to any` lets all pass"),
+            "one_pass" => {
+                return refuse("a packet passes after its pipe or NAT; give the other rules before");
+            }
+            "verbose" => return refuse("leave `log` out of the rules"),
+            _ => {
+                let hint = did_you_mean(word, ["dyn_keepalive", "firewall", "one_pass", "verbose"]);
+                return refuse(&format!("give dyn_keepalive{hint}"));
             }
         }
         Ok(())
@@ -307,7 +368,13 @@ impl Config {
     }
 
     fn add(&mut self, words: &mut Words<'_>, output: &mut String) -> Result<()> {
-        let mut names = Names { ports: &self.ports, tees: &self.tees, tables: &self.tables, states: &mut self.states };
+        let mut names = Names {
+            ports: &self.ports,
+            tees: &self.tees,
+            tables: &mut self.tables,
+            own: self.own,
+            states: &mut self.states,
+        };
         let parsed = parse::rule(words, &mut names)?;
         let number = parsed.number.unwrap_or_else(|| self.next_number());
         let ParsedRule { set, probability, action, log, tag, tests, state, text, .. } = parsed;
@@ -484,7 +551,15 @@ impl Config {
                     self.enabled = if on { self.enabled | bit } else { self.enabled & !bit };
                 }
             }
-            other => return Err(words.error(format!("`{other}`: give disable, enable, move, swap or show"))),
+            other if other.parse::<u8>().is_ok() => {
+                let message =
+                    format!("`set {other}` before a command is not supported; give `delete set {other}`, or list -S");
+                return Err(words.error(message));
+            }
+            other => {
+                let hint = did_you_mean(other, ["disable", "enable", "move", "swap", "show"]);
+                return Err(words.error(format!("`{other}`: give disable, enable, move, swap or show{hint}")));
+            }
         }
         Ok(())
     }

@@ -92,6 +92,7 @@ fn kinds(test: &Test) -> Keys<u32> {
         Test::Icmp6Types(_) | Test::Extensions(_) => (&all[2..], 3),
         Test::Proto(_)
         | Test::Table(..)
+        | Test::Own(..)
         | Test::Dscp(_)
         | Test::Version(_)
         | Test::TcpFlags(..)

@@ -3,6 +3,7 @@
 
 use std::hash::Hasher as _;
 
+use crate::change::with_dscp;
 use crate::matcher::{Subject, matches};
 use crate::memo::{Key, Memo};
 use crate::nat::{NatCounts, NatTable, Translated};
@@ -16,7 +17,7 @@ use crate::states::{States, Walk};
 use crate::syn_proxy::{self, Cookies, ProxyCounts};
 use crate::table::AddressHasher;
 use crate::tuning::{CALL_DEPTH, MAX_CALLS, MAX_TAGS};
-use crate::verdict::{Effect, Verdict};
+use crate::verdict::{Change, Effect, Verdict};
 
 /// The way of a packet between the two ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +93,8 @@ struct Traversal {
     /// Those of the packet; the first `tagged` are used.
     tags: [u16; MAX_TAGS],
     tagged: usize,
+    /// Type of service, as rules have left it.
+    tos: u8,
 }
 
 impl Engine {
@@ -303,7 +306,7 @@ impl Engine {
         mut effect: impl FnMut(Effect<'_>),
     ) -> (Verdict, Option<usize>) {
         let mut search = set.index.search(headers, direction as u8);
-        let mut way = Traversal::BEGIN;
+        let mut way = Traversal { tos: headers.tos, ..Traversal::BEGIN };
         let mut asked = None;
         let mut probe = 0;
         let mut has_state = false;
@@ -339,7 +342,8 @@ impl Engine {
             is_plain &= set.plain[at];
             way.argument = 0;
             if !is_state {
-                let subject = Subject { headers, direction: direction as u8, tags: &way.tags[..way.tagged] };
+                let (tags, tos) = (&way.tags[..way.tagged], way.tos);
+                let subject = Subject { headers, direction: direction as u8, tags, tos };
                 let skipped = rule.probability.is_some_and(|p| self.random(rule) >= p);
                 if skipped || !matches(&rule.tests, subject, &set.tables, &mut way.argument) {
                     candidate = search.next();
@@ -427,6 +431,17 @@ impl Engine {
                 effect(Effect::Copy(way.number(target) as u16));
                 return Next::Rule(at + 1);
             }
+            Action::SetDscp(target) => {
+                if let Some(dscp) = u8::try_from(way.number(target)).ok().filter(|&dscp| dscp < 64) {
+                    way.tos = with_dscp(way.tos, dscp);
+                    effect(Effect::Change(Change::Dscp(dscp)));
+                }
+                return Next::Rule(at + 1);
+            }
+            Action::SetMss(mss) => {
+                effect(Effect::Change(Change::Mss(mss)));
+                return Next::Rule(at + 1);
+            }
             Action::Count | Action::CheckState => return Next::Rule(at + 1),
             Action::SkipTo(target) => {
                 let number = way.number(target);
@@ -463,7 +478,7 @@ impl Engine {
 
 impl Traversal {
     const BEGIN: Traversal =
-        Traversal { calls: [0; CALL_DEPTH], depth: 0, called: 0, argument: 0, tags: [0; MAX_TAGS], tagged: 0 };
+        Traversal { calls: [0; CALL_DEPTH], depth: 0, called: 0, argument: 0, tags: [0; MAX_TAGS], tagged: 0, tos: 0 };
 
     fn number(&self, target: Target) -> u32 {
         match target {

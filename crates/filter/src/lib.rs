@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod buckets;
+mod change;
 mod config;
 mod constraint;
 mod counters;
@@ -49,4 +50,4 @@ pub use states::States;
 pub use syn_proxy::ProxyCounts;
 pub use table::{Prefix, Table};
 pub use tuning::{EXAMINED_PER_CALL, FETCH_STATES, SWEEP_PER_BATCH};
-pub use verdict::{Effect, Verdict};
+pub use verdict::{Change, Effect, Verdict};

@@ -13,6 +13,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) direction: u8,
     /// Tags that earlier rules have set.
     pub(crate) tags: &'a [u16],
+    /// Type of service, as earlier rules have left it.
+    pub(crate) tos: u8,
 }
 
 /// Whether all groups of tests match. `argument` gets the value of the last table entry that was found.
@@ -73,21 +75,14 @@ fn test(test: &Test, subject: Subject<'_>, tables: &[Option<std::sync::Arc<Table
             h.family == Family::V4 && address >> 8 == *base && set[byte / 64] >> (byte % 64) & 1 != 0
         }
         Test::Table(side, table, wanted) => {
-            let Some(Some(table)) = tables.get(usize::from(*table)) else { return false };
-            let found = match (h.family, side) {
-                (Family::V4, Side::Src) => table.get4(h.src4),
-                (Family::V4, Side::Dst) => table.get4(h.dst4),
-                (Family::V6, Side::Src) => table.get6(h.src6),
-                (Family::V6, Side::Dst) => table.get6(h.dst6),
-                (Family::Other, _) => None,
-            };
-            let Some(value) = found else { return false };
+            let Some(value) = find(tables, *table, h, *side) else { return false };
             let matches = wanted.is_none_or(|wanted| wanted == value);
             if matches {
                 *argument = value;
             }
             matches
         }
+        Test::Own(side, table) => find(tables, *table, h, *side).is_some(),
         Test::Number(field, ranges) => number(*field, h).is_some_and(|number| in_ranges(ranges, number)),
         Test::LaterFragment => h.frag_offset != 0,
         Test::Fragment(set, clear) => {
@@ -98,8 +93,8 @@ fn test(test: &Test, subject: Subject<'_>, tables: &[Option<std::sync::Arc<Table
                 | bit(h.frag_offset != 0, fragment_flag::OFFSET);
             h.family == Family::V4 && flags & set == *set && flags & clear == 0
         }
-        Test::Tos(set, clear) => h.family == Family::V4 && h.tos & set == *set && h.tos & clear == 0,
-        Test::Dscp(map) => h.family != Family::Other && map >> (h.tos >> 2) & 1 != 0,
+        Test::Tos(set, clear) => h.family == Family::V4 && subject.tos & set == *set && subject.tos & clear == 0,
+        Test::Dscp(map) => h.family != Family::Other && map >> (subject.tos >> 2) & 1 != 0,
         Test::Version(version) => match h.family {
             Family::V4 => *version == 4,
             Family::V6 => *version == 6,
@@ -126,6 +121,19 @@ fn test(test: &Test, subject: Subject<'_>, tables: &[Option<std::sync::Arc<Table
         }
         Test::Tagged(ranges) => subject.tags.iter().any(|&tag| in_ranges(ranges, tag)),
         Test::Extensions(bits) => h.extensions & bits != 0,
+    }
+}
+
+/// Returns the value of the entry of a table that has an address of the packet.
+#[inline]
+fn find(tables: &[Option<std::sync::Arc<Table>>], table: u16, h: &Headers, side: Side) -> Option<u32> {
+    let table = tables.get(usize::from(table))?.as_ref()?;
+    match (h.family, side) {
+        (Family::V4, Side::Src) => table.get4(h.src4),
+        (Family::V4, Side::Dst) => table.get4(h.dst4),
+        (Family::V6, Side::Src) => table.get6(h.src6),
+        (Family::V6, Side::Dst) => table.get6(h.dst6),
+        (Family::Other, _) => None,
     }
 }
 

@@ -84,6 +84,7 @@ pub(crate) fn is_plain(rule: &Rule) -> bool {
         | Test::Nets(..)
         | Test::LastByte(..)
         | Test::Table(..)
+        | Test::Own(..)
         | Test::Version(_)
         | Test::TcpFlags(..)
         | Test::Established => true,

@@ -55,6 +55,8 @@ impl Rule {
             Action::Nat(_) => "Nat",
             Action::Tee(_) => "Tee",
             Action::SynProxy { .. } => "Synproxy",
+            Action::SetDscp(_) => "SetDscp",
+            Action::SetMss(_) => "SetMss",
         }
     }
 }
@@ -101,6 +103,10 @@ pub(crate) enum Action {
     Nat(Target),
     /// The port with this number gets a copy, and the next rule follows.
     Tee(Target),
+    /// The packet gets this DSCP, and the next rule follows. A value of a table above 63 changes nothing.
+    SetDscp(Target),
+    /// The segment size that a SYN names is lowered to this, and the next rule follows.
+    SetMss(u16),
     /// The handshake of a connection is completed for the server.
     SynProxy {
         /// Maximum segment size; 0: that of Ethernet.
@@ -122,6 +128,8 @@ impl Action {
             | Action::Pipe(_)
             | Action::Queue(_)
             | Action::Tee(_)
+            | Action::SetDscp(_)
+            | Action::SetMss(_)
             | Action::SynProxy { .. } => true,
             Action::Deny
             | Action::CheckState
@@ -227,6 +235,8 @@ pub(crate) enum Test {
     LastByte(Side, u32, Box<[u64; 4]>),
     /// An address in a table; with a value, the entry must have it.
     Table(Side, u16, Option<u32>),
+    /// An address of the host, by the table that has them.
+    Own(Side, u16),
     /// A number in one of the ranges.
     Number(Field, Box<[(u16, u16)]>),
     /// A fragment other than the first.

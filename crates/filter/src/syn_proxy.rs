@@ -40,10 +40,10 @@ const PLAIN_BITS: u32 = 5;
 const PERIOD: u32 = 16;
 
 /// Kinds of TCP options.
-mod option {
+pub(crate) mod option {
     pub(super) const END: u8 = 0;
     pub(super) const NOP: u8 = 1;
-    pub(super) const MSS: u8 = 2;
+    pub(crate) const MSS: u8 = 2;
     pub(super) const SCALE: u8 = 3;
     pub(super) const SACK_PERMITTED: u8 = 4;
     pub(super) const SACK: u8 = 5;
@@ -185,7 +185,7 @@ fn scales_of(times: Option<(u32, u32)>, cookie: u32) -> Scales {
 }
 
 /// Walks through the options of a segment: their kinds, and where their values are.
-struct Options<'a> {
+pub(crate) struct Options<'a> {
     bytes: &'a [u8],
     at: usize,
     end: usize,
@@ -193,7 +193,7 @@ struct Options<'a> {
 
 impl<'a> Options<'a> {
     /// Those within `bytes`.
-    fn of(h: &Headers, bytes: &'a [u8]) -> Options<'a> {
+    pub(crate) fn of(h: &Headers, bytes: &'a [u8]) -> Options<'a> {
         let (at, end) = (usize::from(h.l4) + 20, header_end(h, bytes).unwrap_or(0));
         Options { bytes, at, end: end.min(bytes.len()) }
     }
@@ -513,7 +513,7 @@ fn set_number(h: &Headers, bytes: &mut [u8], at: usize, number: u32) {
 }
 
 /// Writes bytes of a TCP header, and adjusts the checksum byte by byte: an option may begin anywhere.
-fn set_bytes(h: &Headers, bytes: &mut [u8], at: usize, new: &[u8]) {
+pub(crate) fn set_bytes(h: &Headers, bytes: &mut [u8], at: usize, new: &[u8]) {
     let l4 = usize::from(h.l4);
     for (at, &new) in (at..).zip(new) {
         let Some(byte) = bytes.get_mut(at) else { return };

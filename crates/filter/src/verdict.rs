@@ -27,6 +27,15 @@ pub enum Verdict {
     SynProxy(u32),
 }
 
+/// What a rule changes in a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The DSCP becomes this, 0..=63.
+    Dscp(u8),
+    /// The maximum segment size that a SYN names becomes this, in bytes, if it is larger.
+    Mss(u16),
+}
+
 /// What a rule does with a packet besides the verdict.
 #[derive(Clone, Copy, Debug)]
 pub enum Effect<'r> {
@@ -34,4 +43,6 @@ pub enum Effect<'r> {
     Log(&'r Rule),
     /// The port of a rule `tee` with this number gets a copy of the packet as it came.
     Copy(u16),
+    /// The packet is changed before it goes on ([`Change::write`]). Tests of later rules see it changed.
+    Change(Change),
 }

@@ -9,7 +9,7 @@
 //! ```
 
 use std::io::{self, Read as _, Write as _};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::SockaddrStorage;
 use serde_json::{Value, json};
 use tool_common::note;
 use unetmap_filter::{Config, ProxyCounts, SharedTables};
@@ -129,8 +130,8 @@ fn answer(mut stream: &UnixStream, shared: &Shared, config: &Mutex<Config>, even
     stream.write_all(format!("{status}\n{text}").as_bytes())
 }
 
-/// Follows the addresses of interfaces that NAT has, and reads the file of rules again when its flag is set, until the
-/// process ends.
+/// Follows the addresses of interfaces that NAT and `me` have, and reads the file of rules again when its flag is set,
+/// until the process ends.
 pub(crate) fn follow(shared: &Shared, config: &Mutex<Config>, reread: Option<&(PathBuf, Arc<AtomicBool>)>) {
     for i in 1u32.. {
         std::thread::sleep(HANGUP_PERIOD);
@@ -161,6 +162,15 @@ pub(crate) fn follow(shared: &Shared, config: &Mutex<Config>, reread: Option<&(P
 pub(crate) fn interface_address(name: &str) -> Option<Ipv4Addr> {
     let mut all = getifaddrs().ok()?.filter(|interface| interface.interface_name == name);
     all.find_map(|interface| Some(interface.address?.as_sockaddr_in()?.ip()))
+}
+
+/// Returns the addresses of all interfaces of the host.
+pub(crate) fn host_addresses() -> Vec<IpAddr> {
+    let of = |address: &SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|address| address.ip().into());
+        v4.or_else(|| Some(address.as_sockaddr_in6()?.ip().into()))
+    };
+    getifaddrs().into_iter().flatten().filter_map(|interface| of(&interface.address?)).collect()
 }
 
 /// Returns the rules with their counters, and the counts of packets and states.

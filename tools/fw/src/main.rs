@@ -6,6 +6,7 @@ mod control;
 mod events;
 mod log;
 mod options;
+mod parsed;
 mod shared;
 mod states;
 mod tee;
@@ -48,6 +49,11 @@ fn main() -> ExitCode {
 fn rule_name(port: &str) -> &str {
     let name = port.strip_prefix("netmap:").unwrap_or(port);
     name.split('@').next().unwrap_or(name)
+}
+
+/// Whether a port, by its name in rules, is one of an interface: pipes have braces, and ports of switches a colon.
+fn is_of_interface(name: &str) -> bool {
+    !name.contains(['{', '}', ':'])
 }
 
 /// Of both ports: another program on the same rings would take packets that the firewall has not seen.
@@ -115,6 +121,7 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     let threads = usize::from(options.threads);
     let mut config = Config::new(names, threads, options.default_accept)
         .with_interfaces(control::interface_address)
+        .with_own_addresses(names.iter().any(|name| is_of_interface(name)).then_some(control::host_addresses))
         .with_tees(options.tees.iter().map(|(number, _)| *number).collect());
     if let Some(path) = &options.rules {
         config = read_rules(path, |script| config.apply(script))?;

@@ -10,15 +10,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tool_common::forward::{Counts, Mover, copy_slot, count_all, move_all, swap_slot};
 use tool_common::held::{PacketSlots, emit, slots_needed, store};
-use unetmap::abi::NS_MOREFRAG;
-use unetmap::{Pos, Ring, SlotIter, SlotRef};
+use unetmap::{Ring, SlotIter};
 use unetmap_filter::{
-    Direction, EXAMINED_PER_CALL, Effect, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared, Now,
-    Ruleset, SWEEP_PER_BATCH, Translated, Verdict, reply,
+    Change, Direction, EXAMINED_PER_CALL, Effect, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared,
+    Now, Ruleset, SWEEP_PER_BATCH, Translated, Verdict, reply,
 };
 use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
 use unetmap_sys::map::prefer_huge_pages;
 
+use crate::parsed::Parsed;
 use crate::shared::{LogEntry, Shared, Totals, add};
 use crate::tee::{Tees, write_head};
 
@@ -75,6 +75,8 @@ pub(crate) struct Worker<'a> {
     pub(crate) tees: MaybeShared<Tees>,
     /// Numbers of the ports that get copies of the packet.
     copies: Vec<u16>,
+    /// Changes of the packet, in their order.
+    changes: Vec<Change>,
     /// Whether packets of this batch were copied.
     has_copied: bool,
     links: MaybeShared<Option<Links>>,
@@ -99,6 +101,7 @@ impl<'a> Worker<'a> {
             log,
             tees,
             copies: Vec::new(),
+            changes: Vec::new(),
             has_copied: false,
             links,
             has_links: false,
@@ -190,14 +193,15 @@ impl<'a> Worker<'a> {
         Now { millis: self.shared.millis(), seconds }
     }
 
-    /// Evaluates a packet of `len` bytes that begins with `bytes`, which are parsed. Notes its copies.
+    /// Evaluates a packet of `len` bytes that begins with `bytes`, which are parsed. Notes its copies and changes.
     #[inline]
     fn evaluate(&mut self, headers: &Headers, bytes: &[u8], len: usize, direction: Direction, now: Now) -> Verdict {
-        let (totals, log, copies) = (self.totals, &self.log, &mut self.copies);
+        let (totals, log, copies, changes) = (self.totals, &self.log, &mut self.copies, &mut self.changes);
         self.engine.evaluate(&self.set, headers, direction, len as u64, now, |effect| {
             let rule = match effect {
                 Effect::Log(rule) => rule,
                 Effect::Copy(number) => return copies.push(number),
+                Effect::Change(change) => return changes.push(change),
             };
             let mut entry = LogEntry {
                 time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
@@ -226,6 +230,12 @@ impl<'a> Worker<'a> {
             }
         });
         self.has_copied = true;
+    }
+
+    /// Makes the changes that a packet's evaluation has noted, in its first `bytes`. Returns whether there were any.
+    #[cold]
+    fn change(&mut self, headers: &Headers, bytes: &mut [u8]) -> bool {
+        self.changes.drain(..).fold(false, |is_changed, change| change.write(headers, bytes) | is_changed)
     }
 
     /// Does what a verdict says with a packet, and may change its first `bytes`, which are parsed. A refused packet may
@@ -289,56 +299,6 @@ fn queue_reply(queue: &mut Vec<([u8; MAX_REPLY], usize)>, frame: &[u8; MAX_REPLY
         queue.push((*frame, len));
     } else {
         add(&totals.lost_replies, 1);
-    }
-}
-
-/// A packet whose headers are parsed, or whose verdict is known without that.
-pub(crate) struct Parsed {
-    slots: PacketSlots,
-    /// A copy of its first bytes.
-    bytes: [u8; HEADER_BYTES],
-    /// How many they are.
-    read: usize,
-    headers: Headers,
-    malformed: bool,
-    /// The verdict that its flow had before.
-    known: Option<Verdict>,
-}
-
-impl Parsed {
-    fn new(start: Pos) -> Parsed {
-        Parsed {
-            slots: PacketSlots { start, slots: 0, bytes: 0 },
-            bytes: [0; HEADER_BYTES],
-            read: 0,
-            headers: Headers::default(),
-            malformed: false,
-            known: None,
-        }
-    }
-
-    /// Copies the first bytes of the packet that begins in `first` and goes on in `rest`, after `header` bytes that are
-    /// not of its frame.
-    #[inline(always)]
-    fn read(&mut self, first: &SlotRef<'_>, rest: &mut SlotIter<'_>, header: usize) {
-        let (len, flags) = first.len_flags();
-        self.read = read_header(first, header, len, &mut self.bytes, 0);
-        self.slots = PacketSlots { start: first.pos(), slots: 1, bytes: usize::from(len) };
-        let mut more = flags & NS_MOREFRAG != 0;
-        while more {
-            let Some(slot) = rest.next() else { break };
-            let (len, flags) = slot.len_flags();
-            self.read += read_header(&slot, 0, len, &mut self.bytes, self.read);
-            self.slots.slots += 1;
-            self.slots.bytes += usize::from(len);
-            more = flags & NS_MOREFRAG != 0;
-        }
-    }
-
-    /// The first bytes of its frame, and the length of the whole.
-    #[inline(always)]
-    fn frame(&self, header: usize) -> (&[u8], usize) {
-        (&self.bytes[..self.read], self.slots.bytes.saturating_sub(header))
     }
 }
 
@@ -441,7 +401,11 @@ impl Filter<'_, '_> {
                 if !worker.copies.is_empty() {
                     worker.copy(from, slots, self.header, &bytes[..read]);
                 }
-                worker.obey(verdict, headers, &mut bytes[..read], self.direction, now)
+                let is_changed = !worker.changes.is_empty() && worker.change(headers, &mut bytes[..read]);
+                match worker.obey(verdict, headers, &mut bytes[..read], self.direction, now) {
+                    Fate::Pass if is_changed => Fate::Changed,
+                    fate => fate,
+                }
             }
         };
         let keep = match fate {
@@ -482,13 +446,6 @@ impl Filter<'_, '_> {
 fn swap_macs(bytes: &mut [u8; HEADER_BYTES]) {
     let (dst, rest) = bytes.split_at_mut(6);
     dst.swap_with_slice(&mut rest[..6]);
-}
-
-/// Copies bytes of a slot, after `skip` of them, to `bytes[at..]`; returns how many.
-#[inline]
-fn read_header(slot: &SlotRef<'_>, skip: usize, len: u16, bytes: &mut [u8; HEADER_BYTES], at: usize) -> usize {
-    let n = usize::from(len).saturating_sub(skip).min(HEADER_BYTES - at);
-    slot.frame().read(skip, &mut bytes[at..at + n])
 }
 
 impl Mover for Filter<'_, '_> {

@@ -159,6 +159,56 @@ fn a_list_of_a_million_addresses_is_loaded_and_swapped_under_traffic() {
 }
 
 #[test]
+fn packets_that_rules_change_leave_changed() {
+    isolated(|home| {
+        // Buffers are exchanged, copied, and kept by a pipe.
+        for (near, far, ports, last) in [
+            ("netmap:a{1", "netmap:a}2", "a}1 a{2", "allow ip from any to any"),
+            ("netmap:b{1", "netmap:c}1", "b}1 c{1", "allow ip from any to any"),
+            ("netmap:d{1", "netmap:d}2", "d}1 d{2", "pipe 1 ip from any to any"),
+        ] {
+            let rules = format!(
+                "ipfw -q -f flush\n/sbin/ipfw add 10 setdscp ef tcp from any to any 80\n\
+                 ipfw add 20 tcp-setmss 1000 tcp from any to any 80\nipfw pipe 1 conf bandwidth 10Mbit/s noerror\n\
+                 ipfw add 30 {last}"
+            );
+            let running = plain(home, ports, &rules);
+            let (near, far) = (open(near), open(far));
+            // SYNs with the option MSS 1460, in place of their first payload.
+            let syn = |port: u16, seq: u32| {
+                let mut bytes = packet((1, 2), port, 2, seq);
+                bytes[46] = 0x60;
+                bytes[50..58].copy_from_slice(&[0, 0, 0, 0, 2, 4, 5, 180]);
+                bytes
+            };
+            transmit(&near, 0, &[syn(80, 1), syn(81, 2)], 2048);
+            let got = crate::forwarder::receive(&far, 2, |bytes| bytes[26..29] == [10, 0, 0]);
+            let mut expected = [syn(80, 1), syn(81, 2)];
+            expected[0][15] = 46 << 2;
+            expected[0][56..58].copy_from_slice(&1000_u16.to_be_bytes());
+            // The checksums of these packets are not right; they are wrong by as much afterwards.
+            let sum = |bytes: &[u8], at: usize, words: std::ops::Range<usize>| {
+                let sum: u32 = bytes[words].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+                let check = u32::from(bytes[at]) << 8 | u32::from(bytes[at + 1]);
+                (sum + check) % 0xffff
+            };
+            for (before, after) in [syn(80, 1), syn(81, 2)].iter().zip(&got) {
+                assert_eq!(sum(after, 24, 14..24), sum(before, 24, 14..24), "{ports}: the IPv4 header");
+                assert_eq!(sum(after, 50, 52..58), sum(before, 50, 52..58), "{ports}: the TCP header");
+            }
+            let without_sums = |bytes: &Vec<u8>| {
+                let mut bytes = bytes.clone();
+                bytes[24..26].fill(0);
+                bytes[50..52].fill(0);
+                bytes
+            };
+            assert_eq!(got.iter().map(without_sums).collect::<Vec<_>>(), expected, "{ports}");
+            running.summary();
+        }
+    });
+}
+
+#[test]
 fn an_error_leaves_the_rules_as_they_were() {
     isolated(|home| {
         let running = plain(home, "a}1 a{2", "add 10 allow udp from any to any 53");
@@ -170,7 +220,7 @@ fn an_error_leaves_the_rules_as_they_were() {
         for (command, part) in [
             (&format!("load {}", binary.display())[..], "fw: line 2, column 5: the byte 0xff is not UTF-8"),
             ("add 5 deny udp from any to any 99999", "fw: line 1, column 32: `99999`"),
-            ("add 5 fwd 10.0.0.1 ip from any to any", "column 7: `fwd` is not supported: frames keep"),
+            ("add 5 fwd 10.0.0.1 ip from any to any", "column 7: the action `fwd` is not supported: frames keep"),
             ("delete 11", "there is no rule 11"),
             (&format!("load {}", wrong.display()), "line 2, column 5: `alow` is no action"),
             ("load /nonexistent", "/nonexistent"),

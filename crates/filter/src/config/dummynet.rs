@@ -21,17 +21,41 @@ use unetmap_shape::{
     Class, Delay, Kind, Limit, LinkCounters, Loss, MILLISECOND, Mask, Nanos, Node, PipeConfig, Plan, Rate,
 };
 
+use unetmap_suggest::did_you_mean;
+
 use super::{Config, Result};
 use crate::parse::number;
-use crate::parse::words::Words;
-use values::{bandwidth, codel, delay, kind, limit, loss, mask, pie, probability, size};
+use crate::parse::words::{Words, listed, of_beginning};
+use values::{bandwidth, codel, delay, kind, kind_parameter, limit, loss, mask, pie, probability, size};
 
 /// Flows of each bucket at most, as in dummynet.
 const FLOWS_OF_BUCKET: usize = 16;
 /// Maximum number of flows of a link.
 const MAX_FLOWS: usize = 65_536;
 /// Parameters of dummynet that this program does not have.
-const UNSUPPORTED: [&str; 8] = ["red", "gred", "profile", "noerror", "flow-id", "lmax", "pri", "priority"];
+const UNSUPPORTED: [&str; 8] = ["red", "gred", "profile", "flow-id", "lmax", "maxlen", "pri", "priority"];
+/// Parameters of pipes and queues.
+const COMMON: [&str; 7] = ["queue", "mask", "buckets", "codel", "pie", "droptail", "noerror"];
+const OF_PIPES: [&str; 7] = ["bw", "delay", "burst", "plr", "reorder", "duplicate", "corrupt"];
+const OF_QUEUES: [&str; 3] = ["pipe", "sched", "weight"];
+const OF_SCHEDULERS: [&str; 3] = ["type", "mask", "pipe"];
+/// Parameters that only the types `fq_codel` and `fq_pie` have.
+const OF_FQ: [&str; 12] = [
+    "quantum",
+    "limit",
+    "flows",
+    "target",
+    "interval",
+    "tupdate",
+    "max_burst",
+    "alpha",
+    "beta",
+    "max_ecnth",
+    "ecn",
+    "noecn",
+];
+/// Types of schedulers.
+const KINDS: &str = "fifo, rr, wf2q+, qfq, prio, fq_codel or fq_pie";
 
 /// A pipe.
 #[derive(Clone, Debug)]
@@ -95,6 +119,8 @@ impl Common {
             "codel" => self.aqm = Aqm::Codel(codel(words, Codel::default())?),
             "pie" => self.aqm = Aqm::Pie(pie(words, Pie::default())?),
             "droptail" => self.aqm = Aqm::None,
+            // No sender is told of a drop, as if each pipe had it.
+            "noerror" => {}
             _ => return Ok(false),
         }
         Ok(true)
@@ -111,6 +137,7 @@ impl Config {
             given = Some(n.ok_or_else(|| words.error(format!("give a number of a {what}, 1 to 65535")))?);
             command = words.required("config, delete or show")?;
         }
+        let command = of_beginning(command, &["config", "delete", "show", "list", "flush"]).unwrap_or(command);
         match (command, given) {
             ("config", Some(n)) => {
                 self.revision += 1;
@@ -141,8 +168,18 @@ impl Config {
                 self.show_dummynet(what, given, output);
                 Ok(())
             }
+            // Of all kinds, as in ipfw.
+            ("flush", None) => {
+                words.accept("-f");
+                self.revision += 1;
+                self.dummynet = Dummynet::default();
+                Ok(())
+            }
             ("config", None) => Err(words.error(format!("give the number of the {what} before config"))),
-            (other, _) => Err(words.error(format!("`{other}`: give config, delete or show"))),
+            (other, _) => {
+                let hint = did_you_mean(other, ["config", "delete", "show", "flush"]);
+                Err(words.error(format!("`{other}`: give config, delete, show or flush{hint}")))
+            }
         }
     }
 
@@ -151,7 +188,7 @@ impl Config {
         let mut config = PipeConfig { seed: n.into(), ..PipeConfig::default() };
         while let Some(word) = words.next() {
             match word {
-                "bw" => config.rate = bandwidth(words)?,
+                "bw" | "bandwidth" => config.rate = bandwidth(words)?,
                 "delay" => config.delay = delay(words)?,
                 "burst" => config.burst = size(words)?,
                 "plr" => config.loss = loss(words)?,
@@ -159,7 +196,7 @@ impl Config {
                 "duplicate" => config.duplicate = probability(words)?,
                 "corrupt" => config.corrupt = probability(words)?,
                 _ if common.parameter(word, words)? => {}
-                _ => return Err(unknown(word, words, "bw, delay, burst, plr, queue, mask, buckets, codel or pie")),
+                _ => return Err(unknown(word, words, &[&OF_PIPES[..], &COMMON].concat())),
             }
         }
         config.classes = vec![Class { limit: common.limit, aqm: common.aqm, ..Class::default() }];
@@ -181,7 +218,7 @@ impl Config {
                 "pipe" | "sched" => pipe = Some(number(words, "a number of a pipe", 1, 65535)? as u16),
                 "weight" => weight = number(words, "a weight", 1, 65536)?,
                 _ if common.parameter(word, words)? => {}
-                _ => return Err(unknown(word, words, "pipe, sched, weight, queue, mask, buckets, codel or pie")),
+                _ => return Err(unknown(word, words, &[&OF_QUEUES[..], &COMMON].concat())),
             }
         }
         let pipe = pipe.ok_or_else(|| words.error_here("give the queue's pipe: pipe N, or sched N"))?;
@@ -195,13 +232,26 @@ impl Config {
     fn sched_config(&mut self, n: u16, words: &mut Words<'_>) -> Result<()> {
         let kind_before = self.dummynet.scheds.get(&n).map_or(Kind::Wf2q, |sched| sched.kind);
         let mut sched = SchedSettings { kind: kind_before, mask: Mask::default(), shown_mask: String::new() };
-        while let Some(word) = words.next() {
-            match word {
-                "type" => sched.kind = kind(words)?,
+        // The type says what the other words mean, wherever it stands among them.
+        if let Some(new) = words.value_of("type").and_then(kind) {
+            sched.kind = new;
+        }
+        while words.peek().is_some() {
+            if kind_parameter(words, &mut sched.kind)? {
+                continue;
+            }
+            match words.required("a parameter")? {
+                "type" => {
+                    let name = words.required(KINDS)?;
+                    kind(name).ok_or_else(|| words.error(format!("`{name}`: give {KINDS}")))?;
+                }
                 "mask" => (sched.mask, sched.shown_mask) = mask(words)?,
                 "pipe" if number(words, "the number of the scheduler", 1, 65535)? == u32::from(n) => {}
                 "pipe" => return Err(words.error(format!("scheduler {n} serves pipe {n}"))),
-                _ => return Err(unknown(word, words, "type, mask or pipe")),
+                word if OF_FQ.contains(&word) => {
+                    return Err(words.error(format!("`{word}` is for the types fq_codel and fq_pie")));
+                }
+                word => return Err(unknown(word, words, &OF_SCHEDULERS)),
             }
         }
         self.dummynet.scheds.insert(n, sched);
@@ -315,10 +365,15 @@ fn write_counts(output: &mut String, counters: &LinkCounters) {
     let _ = writeln!(output, "   {packets} packets {bytes} bytes, {held} held, {dropped} dropped");
 }
 
-fn unknown(word: &str, words: &Words<'_>, valid: &str) -> crate::SyntaxError {
-    match UNSUPPORTED.contains(&word) {
-        true => words.error(format!("the parameter `{word}` is not supported")),
-        false => words.error(format!("`{word}`: give {valid}")),
+/// The error about a parameter that is none of those which are valid here.
+fn unknown(word: &str, words: &Words<'_>, valid: &[&str]) -> crate::SyntaxError {
+    match word {
+        "red" | "gred" => words.error(format!("the parameter `{word}` is not supported; give codel or pie")),
+        "profile" => words.error("the parameter `profile` is not supported; give delay a distribution"),
+        _ if UNSUPPORTED.contains(&word) => {
+            words.error(format!("the parameter `{word}` is not supported; leave it out"))
+        }
+        _ => words.error(format!("`{word}`: give {}{}", listed(valid), did_you_mean(word, valid.iter().copied()))),
     }
 }
 

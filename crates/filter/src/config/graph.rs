@@ -61,6 +61,9 @@ impl Rule {
             Action::Queue(target) => format!("queue {}, passed", number(target)),
             Action::Nat(target) => format!("nat {}, passed", number(target)),
             Action::Tee(target) => format!("a copy to port {}, next", number(target)),
+            Action::SetDscp(Target::Number(dscp)) => format!("DSCP {dscp}, next"),
+            Action::SetDscp(Target::TableArg) => "DSCP of the table, next".into(),
+            Action::SetMss(mss) => format!("MSS at most {mss}, next"),
             Action::SynProxy { .. } => "passed, if its client exists".into(),
         }
     }

@@ -11,14 +11,33 @@ use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
+use unetmap_suggest::did_you_mean;
+
 use super::{Config, Result};
 use crate::nat::{ALIAS_PORTS, NatSettings, Redirect};
 use crate::packet::proto;
-use crate::parse::words::Words;
+use crate::parse::words::{Words, of_beginning};
 use crate::parse::{number, protocol_number};
 
 /// What ipfw has and this program does not.
 const UNSUPPORTED: [&str; 4] = ["skip_global", "udp_eim", "global", "port_alias"];
+/// What `config` reads.
+const PARAMETERS: [&str; 14] = [
+    "ip",
+    "if",
+    "log",
+    "deny_in",
+    "same_ports",
+    "reset",
+    "reverse",
+    "proxy_only",
+    "unreg_only",
+    "unreg_cgn",
+    "port_range",
+    "redirect_port",
+    "redirect_addr",
+    "redirect_proto",
+];
 /// Most servers of a redirect, and redirects of an instance.
 const MAX_SERVERS: usize = 256;
 const MAX_REDIRECTS: usize = 1024;
@@ -43,6 +62,7 @@ impl Config {
             given = Some(n.ok_or_else(|| words.error("give a number of a nat, 1 to 65535"))?);
             command = words.required("config, delete or show")?;
         }
+        let command = of_beginning(command, &["config", "delete", "show", "list"]).unwrap_or(command);
         match (command, given) {
             ("config", Some(n)) => self.nat_config(n, words),
             ("config", None) => Err(words.error("give the number of the nat before config")),
@@ -58,7 +78,10 @@ impl Config {
                 }
                 Ok(())
             }
-            (other, _) => Err(words.error(format!("`{other}`: give config, delete or show"))),
+            (other, _) => {
+                let hint = did_you_mean(other, ["config", "delete", "show"]);
+                Err(words.error(format!("`{other}`: give config, delete or show{hint}")))
+            }
         }
     }
 
@@ -89,12 +112,12 @@ impl Config {
                     }
                 }
                 _ if UNSUPPORTED.contains(&word) => {
-                    return Err(words.error(format!("the parameter `{word}` is not supported")));
+                    return Err(words.error(format!("the parameter `{word}` is not supported; leave it out")));
                 }
                 _ => {
                     let valid = "ip, if, log, deny_in, same_ports, reset, reverse, proxy_only, unreg_only, unreg_cgn, \
                                  port_range or redirect_...";
-                    return Err(words.error(format!("`{word}`: give {valid}")));
+                    return Err(words.error(format!("`{word}`: give {valid}{}", did_you_mean(word, PARAMETERS))));
                 }
             }
         }
@@ -120,7 +143,7 @@ impl Config {
         self.identities
     }
 
-    /// Looks the addresses of interfaces up again. Returns the new configuration if one has changed.
+    /// Looks the addresses of interfaces, and of the host, up again. Returns the new configuration if one has changed.
     pub fn refresh(&self) -> Option<Config> {
         let mut changed = None;
         for (n, nat) in &self.nats {
@@ -135,6 +158,11 @@ impl Config {
             if let Some(nat) = config.nats.get_mut(n) {
                 nat.settings = Arc::new(NatSettings { address, identity, ..(*nat.settings).clone() });
             }
+        }
+        if let Some(tables) = self.own.and_then(|own| self.tables.with_own(own)) {
+            let config = changed.get_or_insert_with(|| self.clone());
+            config.revision += 1;
+            config.tables = tables;
         }
         changed
     }

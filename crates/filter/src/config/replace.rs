@@ -7,6 +7,7 @@ use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use super::nat::Nat;
+use super::tables::Tables;
 use super::{Config, Result, dummynet};
 use crate::counters::RuleCounters;
 use crate::rule::{DEFAULT_RULE, Rule, RuleId};
@@ -40,7 +41,7 @@ impl Config {
         }
         config.kept.nats = std::mem::take(&mut config.nats);
         config.revision += 1;
-        (config.tables, config.contents, config.enabled) = (BTreeMap::new(), Vec::new(), !0);
+        (config.tables, config.enabled) = (Tables::default(), !0);
         config.dummynet = dummynet::Dummynet::default();
         config.keepalive = true;
         let (mut config, output) = config.apply(script)?;

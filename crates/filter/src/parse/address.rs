@@ -16,7 +16,12 @@ impl Parser<'_, '_> {
                 return Ok(Test::Always(true));
             }
             "me" | "me6" => {
-                return Err(self.words.error(format!("`{word}` is not supported; give the addresses, or a table")));
+                let table = self.context.own(word == "me6").ok_or_else(|| {
+                    self.words.error(format!(
+                        "`{word}`: neither port is an interface of this host; give the addresses, or table(NAME)"
+                    ))
+                })?;
+                Test::Own(side, table)
             }
             _ if word.starts_with("table(") => self.table(side, word)?,
             _ if word.contains('{') => self.last_bytes(side, word)?,
@@ -52,10 +57,8 @@ impl Parser<'_, '_> {
             Some(Ok(value)) => Some(value),
             Some(Err(_)) => return Err(self.words.error(format!("`{word}`: the value of an entry is a number"))),
         };
-        match self.context.table(name) {
-            Some(table) => Ok(Test::Table(side, table, value)),
-            None => Err(self.words.error(format!("there is no table `{name}`; create it first: table {name} create"))),
-        }
+        let table = self.context.table(name).map_err(|e| self.words.error(e))?;
+        Ok(Test::Table(side, table, value))
     }
 
     /// Parses `ADDRESS/24{1,5-9}`: addresses that differ in the last byte. Without a length, /24.

@@ -15,14 +15,17 @@ pub(crate) mod words;
 use crate::packet::proto;
 use crate::rule::{Action, Field, Limit, Literal, Log, Nets, Side, StateOption, Tag, Target, Test, limit_field};
 use crate::syn_proxy::MIN_MSS;
+use unetmap_suggest::did_you_mean;
 use words::{SyntaxError, Words};
 
 type Result<T> = std::result::Result<T, SyntaxError>;
 
 /// What names in rules stand for.
 pub(crate) trait Context {
-    /// The number of a table; `None` if it does not exist.
-    fn table(&self, name: &str) -> Option<u16>;
+    /// The number of a table, which is made if there is none; a sentence if it cannot be.
+    fn table(&mut self, name: &str) -> std::result::Result<u16, String>;
+    /// The number of the table of the host's addresses, of both families or of IPv6; `None` if no port is an interface.
+    fn own(&mut self, only_v6: bool) -> Option<u16>;
     /// The number of a state's name.
     fn state(&mut self, name: &str) -> u16;
     /// Names of the two ports, without `netmap:`.
@@ -74,24 +77,54 @@ struct Parser<'p, 'w> {
     text: String,
 }
 
-/// Actions of ipfw that this program does not have.
-const UNSUPPORTED_ACTIONS: [&str; 15] = [
-    "divert",
-    "netgraph",
-    "ngtee",
-    "reass",
-    "setfib",
+/// Actions, for suggestions.
+const ACTIONS: [&str; 23] = [
+    "allow",
+    "accept",
+    "pass",
+    "permit",
+    "deny",
+    "drop",
+    "count",
+    "skipto",
+    "call",
+    "return",
+    "check-state",
+    "reject",
+    "unreach",
+    "unreach6",
+    "reset",
+    "reset6",
+    "pipe",
+    "queue",
+    "nat",
+    "tee",
     "setdscp",
-    "setmark",
     "tcp-setmss",
-    "abort",
-    "abort6",
-    "nat64lsn",
-    "nat64stl",
-    "nptv6",
-    "eaction",
-    "skip-action",
+    "synproxy",
 ];
+
+/// Actions of ipfw that this program does not have, and what is there instead.
+const UNSUPPORTED_ACTIONS: [(&str, &str); 14] = [
+    ("divert", COPIES),
+    ("netgraph", COPIES),
+    ("ngtee", COPIES),
+    ("fwd", NO_ROUTES),
+    ("forward", NO_ROUTES),
+    ("reass", "fragments pass one by one; the option `frag` matches the later ones"),
+    ("setfib", "there are no routing tables here; leave the rule out"),
+    ("setmark", "give `count tag N`, and test it by `tagged N`"),
+    ("abort", "give deny"),
+    ("abort6", "give deny"),
+    ("nat64lsn", NO_NAT64),
+    ("nat64stl", NO_NAT64),
+    ("nptv6", NO_NAT64),
+    ("eaction", "give the action by its own name, such as `tcp-setmss N`"),
+];
+const COPIES: &str = "`tee N` gives another program copies of packets by a port";
+const NO_ROUTES: &str =
+    "frames keep their MAC addresses; the host behind netmap:IF^ chooses next hops by its own tables";
+const NO_NAT64: &str = "`nat N` translates IPv4";
 
 impl Parser<'_, '_> {
     fn rule(&mut self) -> Result<ParsedRule> {
@@ -106,7 +139,7 @@ impl Parser<'_, '_> {
         let tag = self.tag()?;
         for word in ["altq", "setmark"] {
             if self.words.accept(word) {
-                return Err(self.words.error(format!("`{word}` is not supported")));
+                return Err(self.words.error(format!("`{word}` is not supported; give tag N")));
             }
         }
         // A rule that only has a comment counts.
@@ -209,22 +242,42 @@ impl Parser<'_, '_> {
                 self.state = Some(StateOption { name, limit: None, probe: true, defer: false });
                 (Action::CheckState, String::new())
             }
-            "fwd" | "forward" => {
-                let message = format!(
-                    "`{word}` is not supported: frames keep their MAC addresses; the host behind netmap:IF^ chooses \
-                     next hops by its own tables"
-                );
-                return Err(self.words.error(message));
+            "setdscp" => self.dscp()?,
+            "tcp-setmss" => {
+                let mss = number(self.words, "a maximum segment size", 1, u16::MAX.into())? as u16;
+                (Action::SetMss(mss), format!("tcp-setmss {mss}"))
             }
-            _ if UNSUPPORTED_ACTIONS.contains(&word) => {
-                return Err(self.words.error(format!("the action `{word}` is not supported")));
-            }
-            _ => return Err(self.words.error(format!("`{word}` is no action; give one such as allow or deny"))),
+            _ => return Err(self.no_action(word)),
         };
         if action != Action::CheckState {
             self.show(&shown);
         }
         Ok(action)
+    }
+
+    /// The error about a word in place of an action.
+    fn no_action(&self, word: &str) -> SyntaxError {
+        match UNSUPPORTED_ACTIONS.iter().find(|(known, _)| *known == word) {
+            Some((_, instead)) => self.words.error(format!("the action `{word}` is not supported: {instead}")),
+            None => {
+                let hint = did_you_mean(word, ACTIONS);
+                self.words.error(format!("`{word}` is no action; give one such as allow or deny{hint}"))
+            }
+        }
+    }
+
+    fn dscp(&mut self) -> Result<(Action, String)> {
+        let word = self.words.required("a DSCP, such as ef, or tablearg")?;
+        let target = match (word, names::dscp(word)) {
+            ("tablearg", _) => Target::TableArg,
+            (_, Some(dscp)) => Target::Number(dscp.into()),
+            _ => {
+                return Err(self
+                    .words
+                    .error(format!("`{word}`: give a DSCP, such as ef or af11, 0 to 63, or tablearg")));
+            }
+        };
+        Ok((Action::SetDscp(target), format!("setdscp {word}")))
     }
 
     /// Parses the number of an action, which has one.
@@ -418,8 +471,10 @@ impl Parser<'_, '_> {
             self.show(shown);
             return Ok(family.map_or(Test::Always(true), Test::Family));
         }
-        let number = protocol_number(word)
-            .ok_or_else(|| self.words.error(format!("`{word}` is no protocol that is known here")))?;
+        let number = protocol_number(word).ok_or_else(|| {
+            let hint = did_you_mean(word, names::protocols());
+            self.words.error(format!("`{word}` is no protocol that is known here; give its number{hint}"))
+        })?;
         self.show(word);
         // Number 0 means any protocol, as in ipfw.
         Ok(if number == 0 { Test::Always(true) } else { Test::Proto(number) })
@@ -503,4 +558,23 @@ fn number_u8(words: &mut Words<'_>, what: &str, max: u8) -> Result<u8> {
 /// Whether a list of networks has none.
 fn is_empty(nets: &Nets) -> bool {
     nets.v4.is_empty() && nets.v6.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    /// What is suggested in place of an unknown word is known.
+    #[test]
+    fn suggestions_are_words_of_the_language() {
+        let message = |rule: String| Config::new(["a", "b"], 1, false).apply(&rule).err().map(|e| e.message);
+        for action in super::ACTIONS {
+            let message = message(format!("add {action} 1 ip from any to any"));
+            assert!(!message.is_some_and(|message| message.starts_with(&format!("`{action}` is no"))), "{action}");
+        }
+        for option in super::option::OPTIONS {
+            let message = message(format!("add allow ip from any to any {option} 1"));
+            assert!(!message.is_some_and(|message| message.starts_with(&format!("`{option}` is no"))), "{option}");
+        }
+    }
 }

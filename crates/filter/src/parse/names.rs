@@ -18,26 +18,32 @@ pub(super) fn family(name: &str) -> Option<(Option<Family>, &'static str)> {
     }
 }
 
+const PROTOCOLS: [(&str, u8); 16] = [
+    ("icmp", proto::ICMP),
+    ("igmp", 2),
+    ("ipencap", 4),
+    ("tcp", proto::TCP),
+    ("udp", proto::UDP),
+    ("gre", 47),
+    ("esp", proto::ESP),
+    ("ah", proto::AH),
+    ("ipv6-icmp", proto::ICMP6),
+    ("icmp6", proto::ICMP6),
+    ("ospf", 89),
+    ("pim", 103),
+    ("carp", 112),
+    ("vrrp", 112),
+    ("sctp", proto::SCTP),
+    ("udplite", proto::UDPLITE),
+];
+
 pub(super) fn protocol(name: &str) -> Option<u8> {
-    const TABLE: [(&str, u8); 16] = [
-        ("icmp", proto::ICMP),
-        ("igmp", 2),
-        ("ipencap", 4),
-        ("tcp", proto::TCP),
-        ("udp", proto::UDP),
-        ("gre", 47),
-        ("esp", proto::ESP),
-        ("ah", proto::AH),
-        ("ipv6-icmp", proto::ICMP6),
-        ("icmp6", proto::ICMP6),
-        ("ospf", 89),
-        ("pim", 103),
-        ("carp", 112),
-        ("vrrp", 112),
-        ("sctp", proto::SCTP),
-        ("udplite", proto::UDPLITE),
-    ];
-    find(&TABLE, name)
+    find(&PROTOCOLS, name)
+}
+
+/// Names of protocols, and of families.
+pub(super) fn protocols() -> impl Iterator<Item = &'static str> {
+    PROTOCOLS.iter().map(|(name, _)| *name).chain(["ip", "all", "ip4", "ipv4", "ip6", "ipv6"])
 }
 
 const PORTS: [(&str, u16); 22] = [

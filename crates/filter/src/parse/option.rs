@@ -1,41 +1,97 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Options of rules.
 
+use unetmap_suggest::did_you_mean;
+
+use super::words::SyntaxError;
 use super::{Parser, Result, names};
 use crate::packet::tcp;
 use crate::rule::{Field, Literal, Side, StateOption, Test};
 
-/// Options of ipfw that this program does not have.
-const UNSUPPORTED: [&str; 28] = [
-    "uid",
-    "gid",
-    "jail",
-    "sockarg",
-    "ipsec",
-    "diverted",
-    "diverted-loopback",
-    "diverted-output",
-    "verrevpath",
-    "versrcreach",
-    "antispoof",
-    "fib",
-    "mark",
-    "lookup",
-    "flow",
-    "flow-id",
-    "ipoptions",
-    "ipopts",
-    "tcpoptions",
-    "tcpopts",
-    "tcpmss",
-    "src-mac",
-    "dst-mac",
-    "set-limit",
-    "me",
-    "me6",
-    "tablearg",
+/// Options, for suggestions.
+pub(super) const OPTIONS: [&str; 44] = [
+    "in",
+    "out",
+    "recv",
+    "xmit",
+    "via",
+    "layer2",
     "bridged",
+    "frag",
+    "fragment",
+    "setup",
+    "established",
+    "estab",
+    "mac",
+    "MAC",
+    "proto",
+    "src-ip",
+    "src-ip6",
+    "dst-ip",
+    "dst-ip6",
+    "src-port",
+    "dst-port",
+    "iplen",
+    "ipid",
+    "ipttl",
+    "tcpwin",
+    "tcpdatalen",
+    "tagged",
+    "mac-type",
+    "tcpflags",
+    "iptos",
+    "ext6hdr",
+    "ipprecedence",
+    "ipversion",
+    "tcpseq",
+    "tcpack",
+    "dscp",
+    "icmptypes",
+    "icmp6types",
+    "ip4",
+    "ip6",
+    "keep-state",
+    "limit",
+    "record-state",
+    "defer-action",
 ];
+
+/// Options of ipfw that this program does not have, and what is there instead.
+const UNSUPPORTED: [(&str, &str); 28] = [
+    ("uid", NO_SOCKETS),
+    ("gid", NO_SOCKETS),
+    ("jail", NO_SOCKETS),
+    ("sockarg", NO_SOCKETS),
+    ("ipsec", NO_HOST),
+    ("diverted", NO_HOST),
+    ("diverted-loopback", NO_HOST),
+    ("diverted-output", NO_HOST),
+    ("fib", NO_HOST),
+    ("verrevpath", NO_ROUTES),
+    ("versrcreach", NO_ROUTES),
+    ("antispoof", NO_ROUTES),
+    ("mark", "give tagged N"),
+    ("lookup", TABLES),
+    ("flow", TABLES),
+    ("flow-id", "give src-ip6 and dst-ip6"),
+    ("ipoptions", NO_OPTIONS),
+    ("ipopts", NO_OPTIONS),
+    ("tcpoptions", NO_OPTIONS),
+    ("tcpopts", NO_OPTIONS),
+    ("tcpmss", "the action `tcp-setmss N` lowers it"),
+    ("src-mac", "give mac any ADDRESS"),
+    ("dst-mac", "give mac ADDRESS any"),
+    ("set-limit", "give limit"),
+    ("defer-immediate-action", "give defer-action"),
+    ("me", "give src-ip me or dst-ip me"),
+    ("me6", "give src-ip6 me6 or dst-ip6 me6"),
+    ("tablearg", "it stands in place of the number of an action"),
+];
+const NO_SOCKETS: &str = "packets between ports have no socket; give addresses and ports";
+const NO_HOST: &str = "packets between ports have no such property; leave it out";
+const NO_ROUTES: &str = "there are no routes here; give the networks of each port, as in `src-ip 10.0.0.0/8 recv PORT`";
+const TABLES: &str = "give src-ip table(NAME) or dst-ip table(NAME)";
+const NO_OPTIONS: &str = "options are not looked at; leave it out";
 
 impl Parser<'_, '_> {
     /// Parses an option, or several alternatives in braces.
@@ -85,6 +141,15 @@ impl Parser<'_, '_> {
     }
 
     fn test(&mut self, word: &str) -> Result<Test> {
+        // ipfw's other names.
+        let word = match word {
+            "bridged" => "layer2",
+            "fragment" => "frag",
+            "estab" => "established",
+            "src-ipv6" => "src-ip6",
+            "dst-ipv6" => "dst-ip6",
+            _ => word,
+        };
         match word {
             "in" | "out" | "recv" | "xmit" | "via" => return self.direction(word),
             "layer2" => {
@@ -102,10 +167,10 @@ impl Parser<'_, '_> {
             }
             "ip4" | "ipv4" | "ip6" | "ipv6" => return self.protocol(word),
             "mac" | "MAC" => return self.mac(),
-            _ if UNSUPPORTED.contains(&word) => {
-                return Err(self.words.error(format!("the option `{word}` is not supported")));
-            }
             _ => {}
+        }
+        if let Some((_, instead)) = UNSUPPORTED.iter().find(|(known, _)| *known == word) {
+            return Err(self.words.error(format!("the option `{word}` is not supported: {instead}")));
         }
         self.show(word);
         self.test_with_value(word)
@@ -185,11 +250,17 @@ impl Parser<'_, '_> {
                 let list = value(self, "ICMPv6 types")?;
                 self.bitmap(list, |text| text.parse().ok(), 255).map(|map| Test::Icmp6Types(Box::new(map)))
             }
-            _ if names::family(word).is_some() || names::protocol(word).is_some() => {
-                Err(self.words.error_here(format!("give `from` after the protocol `{word}`")))
-            }
-            _ => Err(self.words.error(format!("`{word}` is no option that is known here"))),
+            _ => Err(self.no_option(word)),
         }
+    }
+
+    /// The error about a word in place of an option.
+    fn no_option(&self, word: &str) -> SyntaxError {
+        if names::family(word).is_some() || names::protocol(word).is_some() {
+            return self.words.error_here(format!("give `from` after the protocol `{word}`"));
+        }
+        let hint = did_you_mean(word, OPTIONS);
+        self.words.error(format!("`{word}` is no option that is known here{hint}"))
     }
 
     /// Resolves a direction or a port's name: packets travel from the first port to the second (`out`), or back

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use unetmap_suggest::did_you_mean;
+
 /// Why a text was refused, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyntaxError {
@@ -158,6 +160,12 @@ impl<'a> Words<'a> {
         Some(word)
     }
 
+    /// The word after the next `word`, wherever that is; nothing is read.
+    pub(crate) fn value_of(&self, word: &str) -> Option<&'a str> {
+        let at = self.words.get(self.at..)?.iter().position(|other| other.text == word)?;
+        self.peek_at(at + 1)
+    }
+
     /// Returns the next word. `what` says what it should be, if there is none.
     pub(crate) fn required(&mut self, what: &str) -> Result<&'a str, SyntaxError> {
         match self.next() {
@@ -191,6 +199,29 @@ impl<'a> Words<'a> {
             None => Ok(()),
             Some(word) => Err(self.error_here(format!("`{word}`: nothing more is expected here"))),
         }
+    }
+}
+
+/// Returns the one of `known` that `word` is, or that alone begins with it.
+///
+/// # Errors
+/// What it may have been, for the end of a sentence.
+pub(crate) fn of_beginning(word: &str, known: &[&'static str]) -> Result<&'static str, String> {
+    let found: Vec<&str> = known.iter().copied().filter(|known| known.starts_with(word)).collect();
+    match (known.iter().find(|known| **known == word), found.as_slice()) {
+        (Some(exact), _) => Ok(exact),
+        (None, [one]) => Ok(one),
+        (None, []) => Err(did_you_mean(word, known.iter().copied())),
+        (None, several) => Err(format!("; it may be {}", listed(several))),
+    }
+}
+
+/// Returns words as a sentence has them: `a, b or c`.
+pub(crate) fn listed(words: &[&str]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [others @ .., last] => format!("{} or {last}", others.join(", ")),
     }
 }
 

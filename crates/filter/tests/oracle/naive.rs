@@ -161,6 +161,7 @@ impl Naive {
         self.states.retain(|state| state.expires > now);
         let mut stack: Vec<u16> = Vec::new();
         let mut tags: Vec<u32> = Vec::new();
+        let mut tos = fields.ip.as_ref().map_or(0, |ip| ip.tos);
         let (mut at, mut asked, mut calls, mut found) = (0, None, 0, false);
         while at < self.rules.len() {
             let mut rule = at;
@@ -186,7 +187,7 @@ impl Naive {
                 if matches!(self.rules[rule].action, Do::CheckState) || self.rules[rule].never {
                     continue;
                 }
-                if !self.matches(rule, fields, (out, &tags), &mut argument) {
+                if !self.matches(rule, fields, (out, &tags, tos), &mut argument) {
                     continue;
                 }
                 if let (Some(keep), Some(ip)) = (keep, &fields.ip)
@@ -221,6 +222,12 @@ impl Naive {
                 Do::Unreach6 => return Verdict::Unreach6(4),
                 Do::Reset => return Verdict::Reset,
                 Do::Count | Do::CheckState => {}
+                Do::Dscp(given) => {
+                    let dscp = given.map_or(argument, u32::from);
+                    if dscp < 64 {
+                        tos = (dscp as u8) << 2 | tos & 3;
+                    }
+                }
                 Do::SkipTo(to) => {
                     let to = to.map_or(argument, u32::from).max(u32::from(number) + 1);
                     at = first_at_least(&self.rules, to);
@@ -242,8 +249,8 @@ impl Naive {
         Verdict::Deny
     }
 
-    fn matches(&self, rule: usize, fields: &Fields, (out, tags): (bool, &[u32]), argument: &mut u32) -> bool {
-        let view = View { fields, out, tags, tables: &self.tables };
+    fn matches(&self, rule: usize, fields: &Fields, (out, tags, tos): (bool, &[u32], u8), argument: &mut u32) -> bool {
+        let view = View { fields, out, tags, tos, tables: &self.tables };
         self.rules[rule].groups.iter().all(|group| {
             group.iter().any(|(negated, check)| {
                 let (matches, value) = check(&view);

@@ -12,6 +12,8 @@ pub(crate) struct View<'a> {
     pub(crate) out: bool,
     /// Tags that earlier rules have set.
     pub(crate) tags: &'a [u32],
+    /// Type of service, as earlier rules have left it.
+    pub(crate) tos: u8,
     pub(crate) tables: &'a [Vec<(IpAddr, u8, u32)>],
 }
 
@@ -38,6 +40,7 @@ pub(crate) enum Do {
     SkipTo(Option<u16>),
     Call(Option<u16>),
     Return,
+    Dscp(Option<u8>),
     CheckState,
 }
 
@@ -262,7 +265,7 @@ fn option(random: &mut Random, tables: usize) -> (String, Check) {
         }
         21 => {
             let (name, n) = *random.pick(&[("ef", 46), ("af11", 10), ("cs0", 0), ("63", 63)]);
-            (format!("dscp {name}"), on_ip(move |ip| ip.tos >> 2 == n))
+            (format!("dscp {name}"), simple(move |view| view.ip().is_some() && view.tos >> 2 == n))
         }
         22 => {
             let version = *random.pick(&[4, 6]);
@@ -336,7 +339,7 @@ pub(crate) fn rule(random: &mut Random, style: Style) -> (String, NaiveRule) {
             (Some(n), n.to_string())
         }
     };
-    let (action, word) = match random.below(if style.states { 21 } else { 18 }) {
+    let (action, word) = match random.below(if style.states { 23 } else { 20 }) {
         0..=4 => (Do::Allow, "allow".into()),
         5..=8 => (Do::Deny, "deny".into()),
         9 => (Do::Reject, "reject".into()),
@@ -352,6 +355,13 @@ pub(crate) fn rule(random: &mut Random, style: Style) -> (String, NaiveRule) {
             (Do::Call(to), format!("call {text}"))
         }
         17 => (Do::Return, "return".into()),
+        18 | 19 => match random.one_in(3) && style.tables > 0 {
+            true => (Do::Dscp(None), "setdscp tablearg".into()),
+            false => {
+                let (name, n) = *random.pick(&[("ef", 46), ("af11", 10), ("0", 0), ("63", 63)]);
+                (Do::Dscp(Some(n)), format!("setdscp {name}"))
+            }
+        },
         _ => (Do::CheckState, "check-state".into()),
     };
     text += &word;

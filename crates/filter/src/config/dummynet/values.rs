@@ -153,78 +153,89 @@ fn time(words: &mut Words<'_>) -> Result<Nanos> {
     quantity(words, "a time such as 5ms", time).map(|time: Duration| time.as_nanos() as Nanos)
 }
 
+/// Reads the parameters of CoDel that come next.
 pub(super) fn codel(words: &mut Words<'_>, mut codel: Codel) -> Result<Codel> {
-    while let Some(word) = words.peek().filter(|word| matches!(*word, "target" | "interval" | "ecn" | "noecn")) {
-        words.next();
-        match word {
-            "target" => codel.target = time(words)?,
-            "interval" => codel.interval = time(words)?,
-            _ => codel.ecn = word == "ecn",
-        }
-    }
+    while codel_parameter(words, &mut codel)? {}
     Ok(codel)
 }
 
+/// Reads one parameter, with its value; returns false if the next word is none.
+fn codel_parameter(words: &mut Words<'_>, codel: &mut Codel) -> Result<bool> {
+    let Some(word @ ("target" | "interval" | "ecn" | "noecn")) = words.peek() else { return Ok(false) };
+    words.next();
+    match word {
+        "target" => codel.target = time(words)?,
+        "interval" => codel.interval = time(words)?,
+        _ => codel.ecn = word == "ecn",
+    }
+    Ok(true)
+}
+
+/// Reads the parameters of PIE that come next.
 pub(super) fn pie(words: &mut Words<'_>, mut pie: Pie) -> Result<Pie> {
+    while pie_parameter(words, &mut pie)? {}
+    Ok(pie)
+}
+
+/// As [`codel_parameter`].
+fn pie_parameter(words: &mut Words<'_>, pie: &mut Pie) -> Result<bool> {
     let factor = |words: &mut Words<'_>| {
         let word = words.required("a number")?;
         let value = word.parse::<f64>().ok().filter(|value| (0.0..=MAX_FACTOR).contains(value));
         value.ok_or_else(|| words.error(format!("`{word}`: give a number from 0 to {MAX_FACTOR}")))
     };
-    loop {
-        match words.peek() {
-            Some(word @ ("target" | "tupdate" | "max_burst" | "alpha" | "beta" | "max_ecnth" | "ecn" | "noecn")) => {
-                words.next();
-                match word {
-                    "target" => pie.target = time(words)?,
-                    "tupdate" => pie.update = time(words)?,
-                    "max_burst" => pie.max_burst = time(words)?,
-                    "alpha" => pie.alpha = factor(words)?,
-                    "beta" => pie.beta = factor(words)?,
-                    "max_ecnth" => pie.max_ecn = probability(words)?,
-                    _ => pie.ecn = word == "ecn",
-                }
+    match words.peek() {
+        Some(word @ ("target" | "tupdate" | "max_burst" | "alpha" | "beta" | "max_ecnth" | "ecn" | "noecn")) => {
+            words.next();
+            match word {
+                "target" => pie.target = time(words)?,
+                "tupdate" => pie.update = time(words)?,
+                "max_burst" => pie.max_burst = time(words)?,
+                "alpha" => pie.alpha = factor(words)?,
+                "beta" => pie.beta = factor(words)?,
+                "max_ecnth" => pie.max_ecn = probability(words)?,
+                _ => pie.ecn = word == "ecn",
             }
-            Some(word @ ("derand" | "noderand" | "capdrop" | "nocapdrop" | "onoff" | "dre" | "ts")) => {
-                return Err(words.error_here(format!("the parameter `{word}` is not supported")));
-            }
-            _ => return Ok(pie),
+            Ok(true)
         }
+        Some(word @ ("derand" | "noderand" | "capdrop" | "nocapdrop" | "onoff" | "dre" | "ts")) => {
+            Err(words.error_here(format!("the parameter `{word}` is not supported; leave it out")))
+        }
+        _ => Ok(false),
     }
 }
 
-pub(super) fn kind(words: &mut Words<'_>) -> Result<Kind> {
-    let word = words.required("a scheduler: fifo, rr, wf2q+, qfq, fq_codel or fq_pie")?;
-    let (mut fq, ecn_codel) = (Fq::default(), Codel { ecn: true, ..Codel::default() });
-    let mut parameters = |words: &mut Words<'_>| -> Result<()> {
-        while let Some(word) = words.peek().filter(|word| matches!(*word, "quantum" | "limit" | "flows")) {
-            words.next();
-            match word {
-                "quantum" => fq.quantum = number(words, "a quantum", 256, 9000)?,
-                "limit" => fq.limit = number(words, "a number of packets", 1, 20_480)?,
-                _ => fq.flows = number(words, "a number of flows", 1, 65_536)?,
-            }
-        }
-        Ok(())
-    };
-    match word.to_ascii_lowercase().as_str() {
-        "fifo" => Ok(Kind::Fifo),
-        "rr" => Ok(Kind::Drr),
-        "wf2q+" => Ok(Kind::Wf2q),
-        "qfq" => Ok(Kind::Qfq),
-        "fq_codel" => {
-            parameters(words)?;
-            let codel = codel(words, ecn_codel)?;
-            parameters(words)?;
-            Ok(Kind::FqCodel(fq, codel))
-        }
-        "fq_pie" => {
-            parameters(words)?;
-            let pie = pie(words, Pie { ecn: true, ..Pie::default() })?;
-            parameters(words)?;
-            Ok(Kind::FqPie(fq, pie))
-        }
-        "prio" => Ok(Kind::Priority),
-        _ => Err(words.error(format!("`{word}`: give fifo, rr, wf2q+, qfq, prio, fq_codel or fq_pie"))),
+/// As [`codel_parameter`], of the flows of `fq_codel` and `fq_pie`.
+fn fq_parameter(words: &mut Words<'_>, fq: &mut Fq) -> Result<bool> {
+    let Some(word @ ("quantum" | "limit" | "flows")) = words.peek() else { return Ok(false) };
+    words.next();
+    match word {
+        "quantum" => fq.quantum = number(words, "a quantum", 256, 9000)?,
+        "limit" => fq.limit = number(words, "a number of packets", 1, 20_480)?,
+        _ => fq.flows = number(words, "a number of flows", 1, 65_536)?,
+    }
+    Ok(true)
+}
+
+/// Reads a parameter of a scheduler of this type, with its value; returns false if the next word is none.
+pub(super) fn kind_parameter(words: &mut Words<'_>, kind: &mut Kind) -> Result<bool> {
+    match kind {
+        Kind::FqCodel(fq, codel) => Ok(fq_parameter(words, fq)? || codel_parameter(words, codel)?),
+        Kind::FqPie(fq, pie) => Ok(fq_parameter(words, fq)? || pie_parameter(words, pie)?),
+        _ => Ok(false),
+    }
+}
+
+/// Returns a scheduler by the name of its type, with the parameters that it has if none are given.
+pub(super) fn kind(name: &str) -> Option<Kind> {
+    match name.to_ascii_lowercase().as_str() {
+        "fifo" => Some(Kind::Fifo),
+        "rr" => Some(Kind::Drr),
+        "wf2q+" => Some(Kind::Wf2q),
+        "qfq" => Some(Kind::Qfq),
+        "fq_codel" => Some(Kind::FqCodel(Fq::default(), Codel { ecn: true, ..Codel::default() })),
+        "fq_pie" => Some(Kind::FqPie(Fq::default(), Pie { ecn: true, ..Pie::default() })),
+        "prio" => Some(Kind::Priority),
+        _ => None,
     }
 }
