@@ -6,10 +6,12 @@
  *
  * Programs look devices up in libpcap's list before they open them. A port is
  * created when it is opened, so besides existing ports the list contains those
- * that are named on the program's own command line.
+ * that are named on the program's own command line, as a word, or in quotes in
+ * the text of a Python script there, or in UNETMAP_PCAP_DEVICES.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,36 +35,112 @@ pcap_lookupnet(const char *device, bpf_u_int32 *net, bpf_u_int32 *mask, char *er
 	return 0;
 }
 
-/* ---- the command line */
+/* ---- names of ports that the program may open */
+
+#define MAX_LISTED	64
+#define MAX_NAME	128
+#define MAX_SCRIPT	(1 << 20)
 
 static char *command_line_ports[MAX_COMMAND_LINE_PORTS];
 static unsigned int command_line_port_count;
+/* Those that are only listed. */
+static char *listed_ports[MAX_LISTED];
+static unsigned int listed_port_count;
 
-/* Runs before main, while the process has one thread. */
-__attribute__((constructor)) static void
-read_command_line(void)
+static void
+list_name(const char *name, size_t bytes)
 {
-	char *line = NULL, *at;
-	size_t room = 0, bytes = 0;
-	ssize_t n = 0;
-	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+	char *copy = bytes < MAX_NAME && listed_port_count < MAX_LISTED ? strndup(name, bytes) : NULL;
 
+	/* One end of a pipe has one brace; {x} is a placeholder of Python. */
+	if (copy != NULL && is_port(copy) && strpbrk(copy, " \t\n%\\") == NULL && copy[bytes - 1] != ':' &&
+	    (strchr(copy, '{') == NULL || strchr(copy, '}') == NULL))
+		listed_ports[listed_port_count++] = copy;
+	else
+		free(copy);
+}
+
+/* Lists what is in quotes and can be a port. */
+static void
+read_quoted(const char *text, size_t bytes)
+{
+	size_t at, rest;
+
+	for (at = 0; at < bytes; at++) {
+		const char *open = text + at, *end;
+
+		if (*open != '"' && *open != '\'')
+			continue;
+		rest = bytes - at - 1;
+		end = memchr(open + 1, *open, rest < MAX_NAME ? rest : MAX_NAME);
+		if (end != NULL && end > open + 1)
+			list_name(open + 1, (size_t)(end - open - 1));
+	}
+}
+
+/* Reads a file to its end, or about its first max bytes, and adds a NUL. Returns NULL if it cannot be read. */
+static char *
+read_file(const char *path, size_t max, size_t *bytes)
+{
+	char *text = NULL;
+	size_t room = 0;
+	ssize_t n = 0;
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+	*bytes = 0;
 	if (fd < 0)
-		return;
+		return NULL;
 	do {
-		char *more = realloc(line, room + 4096);
+		char *more = realloc(text, room + 4096 + 1);
 
 		if (more == NULL)
 			break;
-		line = more;
+		text = more;
 		room += 4096;
-		while (bytes < room && (n = read(fd, line + bytes, room - bytes)) > 0)
-			bytes += (size_t)n;
-	} while (n > 0);
+		while (*bytes < room && (n = read(fd, text + *bytes, room - *bytes)) > 0)
+			*bytes += (size_t)n;
+	} while (n > 0 && room < max);
 	close(fd);
-	for (at = line; at != NULL && at < line + bytes; at += strnlen(at, (size_t)(line + bytes - at)) + 1) {
+	if (text != NULL)
+		text[*bytes] = '\0';
+	return text;
+}
+
+static int
+ends_with(const char *word, const char *end)
+{
+	size_t n = strlen(word), m = strlen(end);
+
+	return n >= m && strcmp(word + n - m, end) == 0;
+}
+
+/* Runs before main, while the process has one thread. */
+__attribute__((constructor)) static void
+read_names(void)
+{
+	size_t bytes, script_bytes;
+	char *line = read_file("/proc/self/cmdline", SIZE_MAX, &bytes), *at, *script;
+	const char *devices = secure_getenv("UNETMAP_PCAP_DEVICES");
+	int python = line != NULL && strstr(line, "python") != NULL;
+
+	for (; devices != NULL && *devices != '\0'; devices += strspn(devices, " ,")) {
+		size_t length = strcspn(devices, " ,");
+
+		if (length > 0)
+			list_name(devices, length);
+		devices += length;
+	}
+	for (at = line; at != NULL && at < line + bytes; at += strlen(at) + 1) {
 		/* A port is a word of its own, or the end of an option: -inetmap:p}1, --interface=netmap:p}1. */
 		char *name = at;
+
+		if (python && at != line) {
+			read_quoted(at, strlen(at));
+			script = ends_with(at, ".py") ? read_file(at, MAX_SCRIPT, &script_bytes) : NULL;
+			if (script != NULL)
+				read_quoted(script, script_bytes);
+			free(script);
+		}
 
 		if (*at == '-')
 			while (*name != '\0' && !is_port(name))
@@ -144,5 +222,7 @@ pcap_findalldevs(pcap_if_t **list, char *error)
 		(void)lib->unetmap_each_port(add_existing_port, &devices);
 	for (i = 0; i < command_line_port_count; i++)
 		add_device(&devices, command_line_ports[i], "named");
+	for (i = 0; i < listed_port_count; i++)
+		add_device(&devices, listed_ports[i], "named");
 	return 0;
 }

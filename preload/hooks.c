@@ -107,7 +107,7 @@ unetmap_hook_ioctl(int fd, unsigned long request, void *arg)
 	if (is_netmap(fd))
 		return unetmap_result(unetmap_ioctl(fd, request, arg));
 	result = CALL_LIBC(ioctl, (fd, request, arg), (int)syscall(SYS_ioctl, fd, request, arg));
-	return __builtin_expect(result != -1, 1) ? result : unetmap_look_up(request, arg);
+	return __builtin_expect(result != -1, 1) ? result : unetmap_look_up(fd, request, arg);
 }
 
 static void *

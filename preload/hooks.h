@@ -69,7 +69,7 @@ int unetmap_result(long result);
 int unetmap_is_device(const char *path);
 
 /* interfaces.c: answers a request about an interface that the kernel does not know, if it is one of ours; else -1. */
-int unetmap_look_up(unsigned long request, void *arg);
+int unetmap_look_up(int fd, unsigned long request, void *arg);
 
 /* descriptors.c: true in a vfork child, which still runs in its parent's memory. */
 int unetmap_in_vfork_child(void);

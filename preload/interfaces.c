@@ -5,6 +5,8 @@
  * Lookups of interfaces. The parents of open pipes, and open sinks, are no
  * interfaces of the kernel; programs that look one up by name find an Ethernet
  * interface that is up. A name that the kernel knows is never answered here.
+ * The same holds for whole names of ports, which libpcap lists as devices and
+ * programs ask the kernel for (scapy); that of an interface has its properties.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -16,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <linux/if_ether.h>
 
@@ -98,18 +102,52 @@ is_lookup(unsigned long request)
 	return request == SIOCGIFFLAGS || request == SIOCSIFFLAGS || request == SIOCGIFHWADDR || request == SIOCGIFMTU;
 }
 
+/* Whether a name, of which 15 bytes are asked for, is a port's; the kernel's have no colon. */
+static int
+is_port(const char *name)
+{
+	return strncmp(name, "netmap:", 7) == 0 || strncmp(name, "unetmap:", 8) == 0 ||
+	    (strncmp(name, "vale", 4) == 0 && strchr(name, ':') != NULL);
+}
+
+/* Asks the kernel for the interface that a port is of. Returns -1 if it is of none. */
+static int
+ask_interface(int fd, unsigned long request, const char *name, struct ifreq *asked)
+{
+	const char *interface = strchr(name, ':') + 1;
+	size_t length = strcspn(interface, "-^*/@{}");
+	struct ifreq req = *asked;
+	int result;
+
+	if (request == SIOCSIFFLAGS || strncmp(name, "vale", 4) == 0 || interface[length] == '{' || interface[length] == '}')
+		return -1;
+	memset(req.ifr_name, 0, IFNAMSIZ);
+	memcpy(req.ifr_name, interface, length);
+	result = CALL_LIBC(ioctl, (fd, request, &req), (int)syscall(SYS_ioctl, fd, request, &req));
+	if (result == 0) {
+		memcpy(req.ifr_name, asked->ifr_name, IFNAMSIZ);
+		*asked = req;
+	}
+	return result;
+}
+
 /* The kernel has failed to answer a request, with errno: answers one about a port of ours. */
 int
-unetmap_look_up(unsigned long request, void *arg)
+unetmap_look_up(int fd, unsigned long request, void *arg)
 {
 	struct ifreq *asked = arg;
 	struct names *names;
+	char name[IFNAMSIZ] = "";
 	unsigned int i;
-	int found = 0;
+	int found;
 
 	if (errno != ENODEV || !is_lookup(request))
 		return -1;
-	names = find_names();
+	memcpy(name, asked->ifr_name, IFNAMSIZ - 1);
+	found = is_port(name);
+	if (found && ask_interface(fd, request, name, asked) == 0)
+		return 0;
+	names = found ? NULL : find_names();
 	for (i = 0; names != NULL && !found && i < names->n; i++)
 		found = strncmp(names->all[i], asked->ifr_name, IFNAMSIZ) == 0;
 	free(names);
@@ -123,7 +161,7 @@ unetmap_look_up(unsigned long request, void *arg)
 	else if (request == SIOCGIFHWADDR) {
 		memset(&asked->ifr_hwaddr, 0, sizeof(asked->ifr_hwaddr));
 		asked->ifr_hwaddr.sa_family = ARPHRD_ETHER;
-		make_address(asked->ifr_name, (unsigned char *)asked->ifr_hwaddr.sa_data);
+		make_address(name, (unsigned char *)asked->ifr_hwaddr.sa_data);
 	}
 	return 0;
 }
