@@ -47,7 +47,7 @@ pub struct Failure {
 
 /// Calls `attempt`, which returns its result, and why it failed, if it did. Calls it again, [`ATTEMPTS`] times at most,
 /// if the log says that the machine stood still for seconds: interfaces were then given back to the kernel, as they
-/// should be, and packets that a test counts are lost. Each repeat is printed, and counted in the file [`REPEATS`].
+/// should be, and packets that a test counts are lost. Each repeat is printed, and counted ([`count_repeat`]).
 pub fn repeated_if_delayed<T>(name: &str, mut attempt: impl FnMut() -> (T, Option<Failure>)) -> T {
     let mut attempts = 1;
     loop {
@@ -57,13 +57,18 @@ pub fn repeated_if_delayed<T>(name: &str, mut attempt: impl FnMut() -> (T, Optio
             // Written directly, because the test runner captures the output of println! and hides it for passed tests.
             Some(Failure { text, .. }) => {
                 let _ = writeln!(std::io::stdout(), "{name}: repeated, as {DELAYED}:\n{text}");
-                if let Some(path) = std::env::var_os(REPEATS) {
-                    let file = File::options().append(true).open(path).expect("the file of repeats");
-                    let _ = writeln!(&file, "{}", name.replace(' ', "_"));
-                }
+                count_repeat(name);
             }
         }
         attempts += 1;
+    }
+}
+
+/// Counts a repeat of a test, or of a part of it, for `make test`, which prints how many there were at its end.
+pub fn count_repeat(name: &str) {
+    if let Some(path) = std::env::var_os(REPEATS) {
+        let file = File::options().append(true).open(path).expect("the file of repeats");
+        let _ = writeln!(&file, "{}", name.replace(' ', "_"));
     }
 }
 

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use conformance::home::wait_within;
+use conformance::home::{count_repeat, wait_within};
 use conformance::net::frames;
 use conformance::pcap::{overlay, pcap_file};
 use conformance::program;
@@ -251,7 +251,10 @@ fn run(name: &str, examples: &Examples) -> Result<(), String> {
     let text = fs::read_to_string(&output).unwrap_or_default();
     match status {
         Some(status) if status.success() => {
-            text.lines().filter(|line| line.starts_with("MORE TIME")).for_each(note);
+            for line in text.lines().filter(|line| line.starts_with("MORE TIME")) {
+                note(line);
+                count_repeat(&format!("the examples of {name}"));
+            }
             Ok(())
         }
         _ => Err(format!("{name}: {status:?}:\n{text}")),
