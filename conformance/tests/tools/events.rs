@@ -92,11 +92,21 @@ fn ports_and_sessions_are_shown_as_they_come_and_go() {
         let wanted =
             ["port-opened", "session-opened", "session-opened", "session-closed", "session-closed", "port-closed"];
         assert_eq!(kinds(&printed(&mut Command::new(program("unetmap"))), "p{1"), wanted);
-        // A process that was killed.
+        // A process that was killed: its name stays.
         let mut killed = Guard::spawn(Command::new(program("pkt-gen")).args(["-i", "k}1", "-f", "rx", "-w", "0"]));
+        let pid = killed.0.id();
         follower.shows("session-opened", "k}1");
         killed.kill();
         follower.shows("port-closed", "k}1");
+        for what in ["port-opened", "session-opened", "session-closed", "port-closed"] {
+            let event = follower.shows(what, "k}1");
+            assert_eq!((&event["program"], &event["pid"]), (&"pkt-gen".into(), &pid.into()), "{event}");
+        }
+        let text = Command::new(program("unetmap")).arg("events").output().expect("it runs");
+        let text = String::from_utf8(text.stdout).expect("text");
+        for what in ["port opened by", "session opened by", "session of", "port closed by"] {
+            assert!(text.contains(&format!("k}}1              {what} pkt-gen ({pid})")), "{what}: {text}");
+        }
         // The events of another daemon follow those of this one.
         rustix::process::kill_process(home.daemon(), rustix::process::Signal::KILL).expect("it runs");
         until("it has ended", || !home.serves());
@@ -104,7 +114,7 @@ fn ports_and_sessions_are_shown_as_they_come_and_go() {
         follower.shows("session-opened", "again{1");
         let text = Command::new(program("unetmap")).arg("events").output().expect("it runs");
         let text = String::from_utf8(text.stdout).expect("text");
-        assert!(text.contains("again{1          port opened\n"), "{text}");
+        assert!(text.contains("again{1          port opened by "), "{text}");
     });
 }
 

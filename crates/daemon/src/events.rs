@@ -11,7 +11,21 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use unetmap_sys::process;
 
+use crate::ports::Session;
 use crate::tuning::events::{MAX_OF_ANSWER, MAX_OF_USER, MAX_REASON, MAX_USERS};
+
+/// The process of a session, and its program when it opened the session: it may have ended since.
+#[derive(Clone, Serialize)]
+pub(crate) struct By {
+    pid: u32,
+    program: Option<String>,
+}
+
+impl By {
+    pub(crate) fn of(session: &Session) -> By {
+        By { pid: session.pid, program: session.program.clone() }
+    }
+}
 
 /// What has happened.
 #[derive(Serialize)]
@@ -20,22 +34,28 @@ pub(crate) enum What {
     /// The first session of a port.
     PortOpened {
         port: String,
+        #[serde(flatten)]
+        by: By,
     },
     /// The last session of a port was closed.
     PortClosed {
         port: String,
+        #[serde(flatten)]
+        by: By,
     },
     SessionOpened {
         port: String,
         session: u64,
-        pid: u32,
+        #[serde(flatten)]
+        by: By,
         tx_rings: usize,
         rx_rings: usize,
     },
     SessionClosed {
         port: String,
         session: u64,
-        pid: u32,
+        #[serde(flatten)]
+        by: By,
     },
     /// An interface became a port of a switch, or is no longer one.
     Attached {
@@ -169,7 +189,7 @@ mod tests {
     use super::*;
 
     fn opened(port: &str) -> What {
-        What::PortOpened { port: port.into() }
+        What::LinkUp { port: port.into() }
     }
 
     /// Reads all events; returns the names of their ports, and how many were missed.

@@ -84,6 +84,8 @@ pub(crate) struct Session<K> {
     /// The name in the request.
     pub(crate) name: String,
     pub(crate) pid: u32,
+    /// The name of its program when it opened the session.
+    pub(crate) program: Option<String>,
     pub(crate) uid: u32,
     pub(crate) region: RegionKey,
     pub(crate) selection: RingSelection,

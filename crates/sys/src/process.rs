@@ -30,6 +30,13 @@ pub fn pid() -> u32 {
     std::process::id()
 }
 
+/// Returns the name of a process's program, at most 15 bytes; `None`: there is no such process, or no `/proc`. A program
+/// can change its name.
+pub fn program_name(pid: u32) -> Option<String> {
+    let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
+}
+
 /// Returns the control groups of a process, a line each: of a unit's processes, those of the unit. `process` is its
 /// number, or `self`.
 ///

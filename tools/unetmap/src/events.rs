@@ -181,12 +181,16 @@ fn now_ms() -> u64 {
 /// Formats an event: time, user, port, and what happened.
 fn line(event: &Value) -> String {
     let of = |key: &str| cell(&event[key]);
-    let process = || format!("{} ({})", program_name(&event["pid"]), of("pid"));
+    // A name that only this process can read.
+    let program = || if event["program"].is_null() { program_name(&event["pid"]) } else { of("program") };
+    let process = || format!("{} ({})", program(), of("pid"));
     let what = match event["event"].as_str().unwrap_or_default() {
         "session-opened" => {
             format!("session opened by {}: {} tx and {} rx rings", process(), of("tx_rings"), of("rx_rings"))
         }
-        "session-closed" => format!("session of process {} closed", of("pid")),
+        "session-closed" => format!("session of {} closed", process()),
+        "port-opened" => format!("port opened by {}", process()),
+        "port-closed" => format!("port closed by {}", process()),
         "link-renamed" => format!("interface renamed, was {}", of("was")),
         "link-gone" => "interface gone".into(),
         "budget-reached" => format!("request refused: {}", of("reason")),
@@ -197,7 +201,7 @@ fn line(event: &Value) -> String {
         "daemon-ended" => format!("daemon ended, was process {}", of("was")),
         "daemon-replaced" => format!("daemon is process {}, was {}", of("pid"), of("was")),
         "missed" => format!("{} events missed: the daemon keeps the last ones only", of("events")),
-        // port-opened, port-closed, attached, detached, link-up, link-down.
+        // attached, detached, link-up, link-down.
         other => cell(&Value::from(other)).replace('-', " "),
     };
     let time = event["time_ms"].as_u64().map_or_else(|| "-".into(), utc);

@@ -44,6 +44,7 @@ struct SavedSession {
     endpoint: usize,
     name: String,
     pid: u32,
+    program: Option<String>,
     uid: u32,
     region: RegionKey,
     selection: RingSelection,
@@ -185,6 +186,7 @@ impl Registry {
             name: saved.name,
             // Of the daemon's own threads.
             pid: if saved.pid == former { process::pid() } else { saved.pid },
+            program: saved.program,
             uid: saved.uid,
             region: saved.region,
             selection: saved.selection,
@@ -206,6 +208,7 @@ fn save_session(session: &Session) -> SavedSession {
         endpoint: session.endpoint,
         name: session.name.clone(),
         pid: session.pid,
+        program: session.program.clone(),
         uid: session.uid,
         region: session.region,
         selection: session.selection.clone(),

@@ -14,7 +14,7 @@ use super::{Daemon, EndpointKey, Session, arrival, monitor, nic};
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::caller::Caller;
 use crate::endpoint::RingSelection;
-use crate::events::What;
+use crate::events::{By, What};
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{Need, RegionKey, Scope};
@@ -76,6 +76,7 @@ impl Daemon {
             endpoint: at.index,
             name: name.into(),
             pid: caller.peer.pid,
+            program: process::program_name(caller.peer.pid),
             uid: caller.peer.uid,
             region,
             selection,
@@ -125,12 +126,12 @@ impl Daemon {
         let Some(session) = self.registry.sessions.get(&id).filter(|session| session.pid != process::pid()) else {
             return;
         };
-        let (uid, pid, port) = (session.uid, session.pid, self.port_name(session).to_owned());
+        let (uid, by, port) = (session.uid, By::of(session), self.port_name(session).to_owned());
         let (tx_rings, rx_rings) = (session.selection.tx.len(), session.selection.rx.len());
         if is_first {
-            self.events.add(uid, What::PortOpened { port: port.clone() });
+            self.events.add(uid, What::PortOpened { port: port.clone(), by: by.clone() });
         }
-        self.events.add(uid, What::SessionOpened { port, session: id, pid, tx_rings, rx_rings });
+        self.events.add(uid, What::SessionOpened { port, session: id, by, tx_rings, rx_rings });
     }
 
     /// Returns how many extra buffers a session gets: those that it requests, up to a bound.
@@ -203,9 +204,10 @@ impl Daemon {
             monitor::end_monitors(self, &at);
         }
         if session.pid != process::pid() {
-            self.events.add(session.uid, What::SessionClosed { port: port.clone(), session: id, pid: session.pid });
+            let by = By::of(&session);
+            self.events.add(session.uid, What::SessionClosed { port: port.clone(), session: id, by: by.clone() });
             if is_last {
-                self.events.add(session.uid, What::PortClosed { port });
+                self.events.add(session.uid, What::PortClosed { port, by });
             }
         }
         if let Some(record) = self.registry.regions.get_mut(session.region) {
