@@ -193,6 +193,14 @@ impl Ns {
         path_of(self.name())
     }
 
+    /// Removes its name, as `ip netns del` does. It ends when nothing else refers to it.
+    ///
+    /// # Errors
+    /// It has no name any more.
+    pub fn remove_name(&self) -> Result<(), String> {
+        ip(&["netns", "del", self.name()]).map(drop)
+    }
+
     /// A command that runs `program` in the namespace: the process that is spawned becomes the program, so its id and
     /// exit status are the program's.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The daemon: how it starts, what it costs and how it ends; clients and daemons that crash; a daemon that is
-//! replaced; netmap's knobs; the daemon as a service.
+//! replaced; its namespaces; netmap's knobs; the daemon as a service.
 #![forbid(unsafe_code)]
 
 mod crashes;
 mod daemon;
 mod kept;
 mod knobs;
+mod namespaces;
 mod replace;
 mod service;

@@ -13,6 +13,7 @@ mod host_stack;
 mod interfaces;
 mod kept;
 mod many;
+mod namespaces;
 mod persistent;
 mod policy;
 mod replace;

@@ -90,6 +90,8 @@ pub(crate) enum Request {
     ProgramName(u32),
     /// Whether programs of this machine use dispatchers; without descriptor.
     DispatchersAreUsed,
+    /// Of namespaces, by their inode numbers, those that have a name or a thread; without descriptor.
+    UsedNamespaces(Vec<u64>),
     /// The inode number of the namespace that a file names, or none; without descriptor.
     NamespaceAt(PathBuf),
 

@@ -11,20 +11,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use unetmap_sys::process;
 
-use crate::ports::Session;
 use crate::tuning::events::{MAX_OF_ANSWER, MAX_OF_USER, MAX_REASON, MAX_USERS};
 
 /// The process of a session, and its program when it opened the session: it may have ended since.
 #[derive(Clone, Serialize)]
 pub(crate) struct By {
-    pid: u32,
-    program: Option<String>,
-}
-
-impl By {
-    pub(crate) fn of(session: &Session) -> By {
-        By { pid: session.pid, program: session.program.clone() }
-    }
+    pub(crate) pid: u32,
+    pub(crate) program: Option<String>,
 }
 
 /// What has happened.

@@ -223,6 +223,9 @@ fn run(args: &Args) -> Result<(), String> {
         confinement::confine_store();
         return store::run(connection).map_err(|e| format!("--store {fd}: {e}"));
     }
+    if let Some(fd) = args.listen_fd.or(args.report_fd) {
+        leave_namespaces(fd);
+    }
     let sources = knob_sources(args)?;
     if let Err(refusal) = Knobs::default().with_options(&sources.sizes, sources.admode) {
         // The command line is wrong, whatever the file says.
@@ -254,6 +257,14 @@ fn run(args: &Args) -> Result<(), String> {
     };
     let served = serve(args, (knobs, sources), &socket, (service, managed_fd), &report);
     served.inspect_err(|why| report(Err(why)))
+}
+
+/// Leaves the namespaces of the program that has started this daemon in the background, and has left it this socket.
+fn leave_namespaces(fd: u32) {
+    let starter = process::inherit_fd(fd).and_then(socket::peer).map_or(0, |starter| starter.pid);
+    if let Err(e) = process::leave_namespaces(starter) {
+        tracing::debug!("the daemon stays in the namespaces of the program that has started it: {e}");
+    }
 }
 
 /// Serves until the daemon is no longer needed, or was replaced. `started` is called when it has replaced another one.

@@ -405,6 +405,11 @@ pub(crate) fn dispatchers_are_used() -> bool {
     value(Request::DispatchersAreUsed, &[]).unwrap_or(false)
 }
 
+/// Of network namespaces, by their inode numbers, those that have a name or a thread.
+pub(crate) fn used_namespaces(ids: Vec<u64>) -> io::Result<Vec<u64>> {
+    value(Request::UsedNamespaces(ids), &[])
+}
+
 /// The inode number of the network namespace that a file names; `None` if it names none.
 pub(crate) fn namespace_at(path: &Path) -> Option<u64> {
     value(Request::NamespaceAt(path.into()), &[]).ok().flatten()

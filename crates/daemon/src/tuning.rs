@@ -121,6 +121,11 @@ pub(crate) mod nic {
     pub(crate) const MAX_SURVEYS: usize = 16;
     /// Most changes of interfaces that are kept while an interface of their namespace is opened or closed.
     pub(crate) const MAX_DEFERRED: usize = 4096;
+    /// Time between two looks at whether namespaces with attached interfaces still have a name or a thread, and between
+    /// those that find none, of which so many must: a thread that starts others may be missed.
+    pub(crate) const ABANDONED_INTERVAL: Duration = Duration::from_millis(500);
+    pub(crate) const ABANDONED_AGAIN: Duration = Duration::from_millis(50);
+    pub(crate) const ABANDONED_ROUNDS: u32 = 2;
     /// Longest wait for the keeper of an earlier daemon, which restores offloads, and the interval of its polls.
     pub(crate) const KEEPER_LIMIT: Duration = Duration::from_millis(300);
     pub(crate) const KEEPER_POLL: Duration = Duration::from_millis(2);

@@ -81,12 +81,7 @@ impl Netns {
         let mut seen = BTreeSet::new();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let mounted = mounts.lines().filter(|line| line.contains(" - nsfs ")).filter_map(|line| line.split(' ').nth(4));
-        let of_process = |entry: fs::DirEntry| {
-            let is_pid = entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
-            is_pid.then(|| entry.path().join("ns/net"))
-        };
-        let processes = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(of_process);
-        let mut paths = mounted.map(PathBuf::from).chain(processes);
+        let mut paths = mounted.map(PathBuf::from).chain(processes().map(|process| process.join("ns/net")));
         paths.find_map(|path| {
             // Most processes share a namespace, which is opened once.
             let new = fs::metadata(&path).is_ok_and(|found| seen.insert(found.ino()));
@@ -134,6 +129,49 @@ impl Netns {
     }
 }
 
+/// What shows that a network namespace is in use, other than descriptors and sockets.
+#[derive(Debug)]
+pub enum NetnsUse {
+    /// A thread is in it: the thread's link.
+    Thread(PathBuf),
+    /// It has a name, a file that it is mounted at: the mounts of a process that sees that.
+    Name(PathBuf),
+}
+
+impl NetnsUse {
+    /// Finds one of those that this process can see: threads of its PID namespace, and names in the mount namespaces of
+    /// these. Reads a file of each thread. Opens no namespace, and no path that others have made: that may take long.
+    pub fn find(id: u64) -> Option<NetnsUse> {
+        let mut seen = BTreeSet::new();
+        ["/proc/self".into()].into_iter().chain(processes()).find_map(|process: PathBuf| {
+            let is_new = fs::metadata(process.join("ns/mnt")).is_ok_and(|found| seen.insert(found.ino()));
+            let named = is_new.then(|| NetnsUse::Name(process.join("mountinfo"))).filter(|name| name.shows(id));
+            let threads = fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+            named.or_else(|| {
+                threads.map(|thread| NetnsUse::Thread(thread.path().join("ns/net"))).find(|thread| thread.shows(id))
+            })
+        })
+    }
+
+    /// Whether it still shows that.
+    pub fn shows(&self, id: u64) -> bool {
+        match self {
+            NetnsUse::Thread(link) => fs::metadata(link).is_ok_and(|found| found.ino() == id),
+            NetnsUse::Name(mounts) => {
+                let name = format!("net:[{id}]");
+                let mounts = fs::read_to_string(mounts).unwrap_or_default();
+                mounts.lines().any(|line| line.split(' ').nth(3) == Some(&name))
+            }
+        }
+    }
+}
+
+/// The folders in `/proc` of all processes that this one can see.
+fn processes() -> impl Iterator<Item = PathBuf> {
+    let is_pid = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter(is_pid).map(|entry| entry.path())
+}
+
 impl AsFd for Netns {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
@@ -170,6 +208,28 @@ mod tests {
         let found = Netns::find(|netns| netns.id() == here.id());
         assert_eq!(found.map(|netns| netns.id()), Some(here.id()));
         assert!(Netns::find(|_| false).is_none());
+    }
+
+    #[test]
+    fn threads_show_that_a_namespace_is_in_use_and_descriptors_do_not() {
+        assert!(NetnsUse::find(Netns::current().unwrap().id()).is_some());
+        let new = match Netns::new() {
+            Ok(new) => new,
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return eprintln!("skipped: needs CAP_SYS_ADMIN"),
+            Err(e) => panic!("{e}"),
+        };
+        // A thread that was joined may be there for a moment.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let until = |done: &dyn Fn() -> bool| {
+            while !done() {
+                assert!(std::time::Instant::now() < end, "the thread has ended");
+                thread::yield_now();
+            }
+        };
+        until(&|| NetnsUse::find(new.id()).is_none());
+        let found = new.run(|| NetnsUse::find(new.id()).inspect(|found| assert!(found.shows(new.id())))).unwrap();
+        let found = found.filter(|found| matches!(found, NetnsUse::Thread(_))).expect("the thread");
+        until(&|| !found.shows(new.id()));
     }
 
     #[test]

@@ -11,11 +11,13 @@ use rustix::process::{Pid, Resource, Rlimit, getrlimit, setpriority_process, set
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 mod environment;
+mod namespaces;
 mod spawn;
 mod user_namespace;
 
 pub use environment::{is_secure_execution, variable};
 pub use libc::{O_NOFOLLOW, O_NONBLOCK};
+pub use namespaces::{leave_namespaces, outside_netns};
 pub use rustix::process::Signal;
 pub use spawn::spawn_detached;
 pub use user_namespace::{is_unmapped_user, may_be_unmapped_owner};
@@ -30,8 +32,8 @@ pub fn pid() -> u32 {
     std::process::id()
 }
 
-/// Returns the name of a process's program, at most 15 bytes; `None`: there is no such process, or no `/proc`. A program
-/// can change its name.
+/// Returns the name of a process's program, at most 15 bytes; `None`: there is no such process, or no `/proc`. A
+/// program can change its name.
 pub fn program_name(pid: u32) -> Option<String> {
     let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
     Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())

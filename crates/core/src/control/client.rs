@@ -186,7 +186,7 @@ pub fn start(path: &Path, program: &Path, more: &[OsString]) -> Result<bool, Err
 }
 
 fn start_locked(path: &Path, lock: &File, program: &Path, more: &[OsString]) -> Result<bool, Error> {
-    let Some(listener) = listen_alone(path, lock)? else { return Ok(false) };
+    let Some(listener) = process::outside_netns(|| listen_alone(path, lock))? else { return Ok(false) };
     let log = open_log(path)?;
     let mut args = more.to_vec();
     args.extend(["--listen-fd".into(), "3".into(), "--socket".into(), path.as_os_str().to_owned()]);

@@ -20,6 +20,7 @@ use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket;
 use unetmap_sys::xdp::dispatcher;
 
+use super::inside;
 use crate::tuning::nic::{KEEPER_LIMIT, KEEPER_POLL};
 
 /// The option of `unetmapd` that starts the keeper, and the descriptor of its connection.
@@ -101,8 +102,11 @@ impl FromStr for Change {
 }
 
 /// The daemon's side of the keeper.
-#[derive(Default)]
-pub(crate) struct Keeper(Mutex<KeeperState>);
+pub(crate) struct Keeper {
+    state: Mutex<KeeperState>,
+    /// The namespace of the keeper and its connection: changes are made in those of interfaces. `None`: it is unknown.
+    netns: Option<Netns>,
+}
 
 #[derive(Default)]
 struct KeeperState {
@@ -116,32 +120,46 @@ struct KeeperState {
 impl Keeper {
     /// The keeper of the daemon that listens at `socket`.
     pub(crate) fn new(socket: &Path) -> Keeper {
-        Keeper(Mutex::new(KeeperState { name: format!("unetmap-offloads {}", socket.display()), ..Default::default() }))
+        let state = KeeperState { name: format!("unetmap-offloads {}", socket.display()), ..Default::default() };
+        Keeper { state: Mutex::new(state), netns: Netns::current().ok() }
+    }
+
+    /// Does `work` in the daemon's namespace.
+    fn with_state(&self, work: impl FnOnce(&mut KeeperState) -> io::Result<()> + Send) -> io::Result<()> {
+        let work = || work(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        match &self.netns {
+            Some(netns) => inside(netns, work),
+            None => work(),
+        }
     }
 
     /// Waits until an earlier daemon's keeper has undone its changes, so that it does not undo this one's.
     pub(super) fn wait_for_earlier(&self) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).connect()
+        self.with_state(KeeperState::connect)
     }
 
     fn add(&self, change: Change) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.changes.push(change);
-        let sent = state.send(&change.message('+'));
-        if sent.is_err() {
-            state.changes.retain(|other| *other != change);
-        }
-        sent
+        self.with_state(|state| {
+            state.changes.push(change);
+            let sent = state.send(&change.message('+'));
+            if sent.is_err() {
+                state.changes.retain(|other| *other != change);
+            }
+            sent
+        })
     }
 
     fn remove(&self, change: &Change) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.changes.retain(|other| other != change);
-        if let Err(e) = state.send(&change.message('-')) {
+        let removed = self.with_state(|state| {
+            state.changes.retain(|other| other != change);
+            let sent = state.send(&change.message('-'));
+            if state.changes.is_empty() {
+                state.connection = None;
+            }
+            sent
+        });
+        if let Err(e) = removed {
             tracing::warn!("the process that undoes changes after a crash of the daemon cannot be reached: {e}");
-        }
-        if state.changes.is_empty() {
-            state.connection = None;
         }
     }
 }

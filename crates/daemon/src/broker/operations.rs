@@ -95,6 +95,7 @@ impl Broker {
             Request::ExistsIn(nsid, index) => value(NetnsLinkWatch::new()?.exists(nsid, index)?),
             Request::ProgramName(id) => value(probe::program_name(id)?),
             Request::DispatchersAreUsed => value(dispatcher::are_used()),
+            Request::UsedNamespaces(ids) => value(self.used_namespaces(ids)),
             Request::NamespaceAt(path) => value(policy::namespace_at(&path)),
             Request::TryBusyPoll { usec, budget } => {
                 let busy = busy_poll(usec, budget)?;

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
+use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use std::time::Instant;
 use unetmap_core::errno::EMFILE;
 use unetmap_sys::deadline::Deadline;
 use unetmap_sys::memory_helper::Approvals;
+use unetmap_sys::netns::NetnsUse;
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket;
 use unetmap_sys::tcx::{Relay, Tcx};
@@ -56,6 +58,8 @@ pub(super) struct Broker {
     pub(super) helpers: Mutex<BTreeMap<Handle, Approvals>>,
     /// The devices of the node's mounts, also of those that were unmounted: files of theirs may be open.
     pub(super) devices: Mutex<Vec<(u32, u32)>>,
+    /// What shows that namespaces are in use, by their inode numbers.
+    uses: Mutex<BTreeMap<u64, NetnsUse>>,
     last: AtomicU64,
     pub(super) keeper: Arc<Keeper>,
 }
@@ -74,6 +78,7 @@ impl Broker {
             pairs: Mutex::default(),
             helpers: Mutex::default(),
             devices: Mutex::default(),
+            uses: Mutex::default(),
             last: AtomicU64::new(0),
         }
     }
@@ -114,6 +119,15 @@ impl Broker {
         }
         objects.insert(handle, Arc::new(Mutex::new(object)));
         Ok(handle)
+    }
+
+    /// Returns those of these namespaces that have a name or a thread. What was found for one is looked at first.
+    pub(super) fn used_namespaces(&self, ids: Vec<u64>) -> Vec<u64> {
+        let mut uses = lock(&self.uses);
+        let mut known = mem::take(&mut *uses);
+        let mut found = |id: u64| known.remove(&id).filter(|known| known.shows(id)).or_else(|| NetnsUse::find(id));
+        *uses = ids.into_iter().take(MAX_OBJECTS).filter_map(|id| Some((id, found(id)?))).collect();
+        uses.keys().copied().collect()
     }
 
     /// Serves the requests of a connection until its other end is closed.
@@ -207,7 +221,7 @@ fn keep_locked(lock: Option<File>) {
     while lock.as_ref().is_some_and(|lock| socket::try_lock(lock).is_ok_and(|locked| !locked)) {
         thread::sleep(FORMER_POLL);
     }
-    std::mem::forget(lock);
+    mem::forget(lock);
 }
 
 /// Waits until the broker of an earlier worker has undone its changes.

@@ -31,6 +31,11 @@ pub(crate) struct Registered {
     pub(crate) offsets: Option<OffsetLayout>,
 }
 
+/// The process of a session, for events.
+fn by(session: &Session) -> By {
+    By { pid: session.pid, program: session.program.clone() }
+}
+
 /// The options of REGISTER.
 #[derive(Default)]
 pub(crate) struct Options {
@@ -126,7 +131,7 @@ impl Daemon {
         let Some(session) = self.registry.sessions.get(&id).filter(|session| session.pid != process::pid()) else {
             return;
         };
-        let (uid, by, port) = (session.uid, By::of(session), self.port_name(session).to_owned());
+        let (uid, by, port) = (session.uid, by(session), self.port_name(session).to_owned());
         let (tx_rings, rx_rings) = (session.selection.tx.len(), session.selection.rx.len());
         if is_first {
             self.events.add(uid, What::PortOpened { port: port.clone(), by: by.clone() });
@@ -204,7 +209,7 @@ impl Daemon {
             monitor::end_monitors(self, &at);
         }
         if session.pid != process::pid() {
-            let by = By::of(&session);
+            let by = by(&session);
             self.events.add(session.uid, What::SessionClosed { port: port.clone(), session: id, by: by.clone() });
             if is_last {
                 self.events.add(session.uid, What::PortClosed { port, by });

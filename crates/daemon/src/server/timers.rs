@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::Server;
+use crate::ports::nic::abandoned;
 use crate::ports::vale;
 
 impl Server {
@@ -13,6 +14,7 @@ impl Server {
             vale::age_tables(&mut self.daemon),
             vale::free_retired(&mut self.daemon),
             self.daemon.end_stopped_mediators(),
+            abandoned::ask(&mut self.daemon, now),
             self.end_silent_newcomers(now),
             self.end_accept_pause(now),
             self.end_drain(now),

@@ -57,6 +57,8 @@ pub(super) enum Done {
     Interface { nic: Box<Nic>, number: u64, result: Result<(), Refusal> },
     /// The interfaces of a namespace were read.
     Links { netns: u64, links: io::Result<Vec<Link>> },
+    /// Which of these namespaces are in use.
+    Namespaces { asked: BTreeSet<u64>, used: io::Result<Vec<u64>> },
     /// What a message of a connection waits for was read, for this user.
     Survey { uid: u32, connection: u64, survey: Box<Survey> },
 }

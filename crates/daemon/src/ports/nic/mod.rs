@@ -9,6 +9,7 @@
 //! ```
 //! The host rings are queues of a veth device (`host_rings`). Their numbers follow those of the interface's queues.
 
+pub(crate) mod abandoned;
 mod attach;
 mod busy_poll;
 mod filter;

@@ -11,6 +11,7 @@ use unetmap_mem::Slots;
 use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
 
+use super::abandoned::AbandonedNamespaces;
 use super::keep_alive::KeepAlive;
 use super::kernel_work::{self, KernelWork, Work, any_is_away};
 use super::lookup::{denied, find_link, find_link_for, may_have_interfaces};
@@ -54,6 +55,8 @@ pub(crate) struct NicState {
     pub(crate) work: KernelWork,
     /// Threads that read about interfaces.
     pub(super) surveys: Surveys,
+    /// Namespaces that only attached interfaces keep.
+    pub(crate) abandoned: AbandonedNamespaces,
     /// Renews the deadlines of the attached programs.
     pub(crate) keep_alive: KeepAlive,
 }
@@ -434,7 +437,7 @@ fn log_change(daemon: &mut Daemon, key: NicKey, what: What) {
     daemon.events.add(uid, what);
 }
 
-fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
+pub(super) fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
     daemon.nics.queue_counts.remove(netns, index);
     let nics = daemon.registry.all_mut::<NicPort>().filter_map(NicPort::here_mut);
     nics.filter(|nic| nic.key.netns == netns).for_each(|nic| {

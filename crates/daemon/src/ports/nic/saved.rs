@@ -12,6 +12,7 @@ use unetmap_mem::TxFramesPage;
 use unetmap_sys::link::LinkWatch;
 use unetmap_sys::xdp::Mark;
 
+use super::abandoned::AbandonedNamespaces;
 use super::host_rings::SavedHostRings;
 use super::open::NamespaceWatch;
 use super::queue::OpenQueue;
@@ -73,6 +74,8 @@ pub(crate) struct SavedNics {
     watches: Vec<(u64, FdIndex, FdIndex)>,
     queue_counts: SavedCounts,
     settings: SavedSettings,
+    /// Namespaces with attached interfaces that were in use.
+    used: Vec<u64>,
 }
 
 impl Nic {
@@ -211,7 +214,8 @@ impl NicState {
     pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedNics {
         let watches = self.watches.iter().map(|(id, watch)| (*id, fds.add(&watch.watch), fds.add(&*watch.netns)));
         let (watches, queue_counts) = (watches.collect(), self.queue_counts.save());
-        SavedNics { last_serial: self.last_serial, watches, queue_counts, settings: self.settings.save(fds) }
+        let (settings, used) = (self.settings.save(fds), self.abandoned.save());
+        SavedNics { last_serial: self.last_serial, watches, queue_counts, settings, used }
     }
 
     /// Takes over what is known of all interfaces, which are in `registry` already.
@@ -224,6 +228,7 @@ impl NicState {
         self.last_serial = saved.last_serial;
         self.queue_counts.restore(saved.queue_counts);
         self.settings = InterfaceSettings::restore(saved.settings, fds)?;
+        self.abandoned = AbandonedNamespaces::restore(saved.used);
         for (id, watch, netns) in saved.watches {
             let (watch, netns) = (LinkWatch::of_fd(fds.take(watch)?), Arc::new(fds.take_netns(netns)?));
             if netns.id() != id {

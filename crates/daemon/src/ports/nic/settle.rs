@@ -5,10 +5,10 @@ use std::mem;
 use std::sync::Arc;
 
 use super::kernel_work::{Done, Work, next_done, port_mut, start};
-use super::open::{compare_links, handle_deferred_events, release_closed};
+use super::open::{compare_links, handle_deferred_events, link_gone, release_closed};
 use super::survey;
 use super::surveyed::Survey;
-use super::{Nic, NicKey};
+use super::{Nic, NicKey, abandoned};
 use crate::ports::mediated::{self, Mediated};
 use crate::ports::{Daemon, EndpointKey, PortKey, PortRecord, arrival, monitor};
 use crate::refusal::Refusal;
@@ -30,6 +30,10 @@ pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
             Done::Interface { nic, number, result } => back.nics.extend(take_back_nic(daemon, nic, (number, result))),
             Done::Links { netns, links: Ok(links) } => compare_links(daemon, netns, &links),
             Done::Links { links: Err(e), .. } => tracing::warn!("changes of interfaces were missed: {e}"),
+            Done::Namespaces { asked, used } => {
+                let gone = abandoned::answered(daemon, asked, used);
+                gone.into_iter().for_each(|(netns, index)| link_gone(daemon, netns, index));
+            }
             Done::Survey { uid, connection, survey } => {
                 survey::ended(daemon, uid);
                 back.surveys.push((connection, Arc::from(survey)));

@@ -17,7 +17,7 @@ use super::{ValeKey, ValePort, create};
 use crate::caller::Caller;
 use crate::events::What;
 use crate::ports::mediator::{self, Directions, MediatorThread};
-use crate::ports::nic::no_such_interface;
+use crate::ports::nic::{NicKey, no_such_interface};
 use crate::ports::{Daemon, EndpointKey, PortKey};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, Scope};
@@ -107,8 +107,8 @@ pub(super) fn connect(
             }
         }
     }
-    tracing::info!(port = key.name(), "attached");
-    daemon.events.add(key.scope.uid, What::Attached { port: key.name() });
+    log(daemon, key, "attached", |port| What::Attached { port });
+    daemon.nics.abandoned.attached();
     let node = daemon.registry.nic(interface).and_then(|nic| nic.numa_node);
     let Some(port) = daemon.registry.get_mut::<ValePort>(&switch_port) else { return no_such_interface() };
     port.attachment = Some(AttachedInterface { interface: interface.clone(), side, threads, polling: false });
@@ -120,13 +120,30 @@ pub(super) fn connect(
 /// Detaches an interface, or its host rings.
 pub(super) fn disconnect(daemon: &mut Daemon, id: &PortKey) {
     let Some(port) = daemon.registry.get_mut::<ValePort>(id) else { return };
-    let (uid, name) = (port.key.scope.uid, port.key.name());
+    let key = port.key.clone();
     let Some(AttachedInterface { interface, threads, .. }) = port.attachment.take() else { return };
     mediator::stop(daemon, threads);
     daemon.release_if_unused(id);
     daemon.release_if_unused(&interface);
-    tracing::info!(port = name, "detached");
-    daemon.events.add(uid, What::Detached { port: name });
+    // A persistent port is detached, and not its end.
+    if !matches!(&interface, PortKey::Nic(nic) if daemon.vale.persistent.is_hidden_namespace(nic.netns)) {
+        log(daemon, &key, "detached", |port| What::Detached { port });
+    }
+}
+
+/// Logs that a port of a switch was attached or detached. The host end of a persistent port has places that no program
+/// knows of.
+pub(super) fn log(daemon: &mut Daemon, key: &ValeKey, what: &str, event: fn(String) -> What) {
+    if !key.is_in_own_switch() {
+        tracing::info!(port = key.name(), "{what}");
+        daemon.events.add(key.scope.uid, event(key.name()));
+    }
+}
+
+/// The attached interfaces, each as often as rings of it are attached.
+pub(crate) fn attached_interfaces(daemon: &Daemon) -> impl Iterator<Item = NicKey> {
+    let attachments = daemon.registry.all::<ValePort>().filter_map(|port| port.attachment.as_ref());
+    attachments.filter_map(|attachment| if let PortKey::Nic(nic) = attachment.interface { Some(nic) } else { None })
 }
 
 /// Detaches all ports to which `interface` is attached.

@@ -45,6 +45,7 @@ use attached::AttachedInterface;
 use switches::{Switch, SwitchKey};
 
 use crate::tuning::region::MAX_EXTRA;
+pub(crate) use attached::attached_interfaces;
 pub(crate) use requests::{answer_request, switch_snapshots};
 pub(crate) use saved::{SavedSwitches, SavedValePort, SwitchPositions};
 pub(crate) use settings::age_tables;
@@ -75,7 +76,16 @@ impl ValeKey {
     fn switch_key(&self) -> SwitchKey {
         (self.scope, self.switch.clone())
     }
+
+    /// Whether it is a place in a switch of a persistent port itself.
+    fn is_in_own_switch(&self) -> bool {
+        self.switch.starts_with(OWN_SWITCH)
+    }
 }
+
+/// The switches of a persistent port itself have names that no program can write: this sign and the index of its
+/// hidden end.
+const OWN_SWITCH: char = '#';
 
 /// A switch port. It exists as long as it is open.
 pub(crate) struct ValePort {

@@ -27,7 +27,7 @@ use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 
 use super::attached::{self, Side, check_root, check_system_daemon, disconnect};
-use super::{MAX_RINGS, ValeKey, ValePort, ValeState};
+use super::{MAX_RINGS, OWN_SWITCH, ValeKey, ValePort, ValeState};
 use crate::caller::Caller;
 use crate::descriptors::{FdIndex, Incoming, Outgoing};
 use crate::endpoint::Endpoint;
@@ -46,9 +46,7 @@ pub(super) const MAX_NAME: usize = 15;
 /// The index of the program end's host rings on the wire, and that of the host end.
 pub(super) const WIRE_PROGRAM: u8 = 0;
 const WIRE_HOST: u8 = 1;
-/// The switches of a persistent port itself have names that no program can write: this sign and the index of its
-/// hidden end. The wire's ends with [`WIRE`].
-const OWN_SWITCH: char = '#';
+/// The end of the name of the wire.
 const WIRE: char = '^';
 
 /// The persistent ports, attached or not.
@@ -112,7 +110,7 @@ pub(super) fn table_of(key: &ValeKey, addresses: usize) -> MacTable {
 /// A persistent port in JSON.
 #[derive(Serialize)]
 pub(crate) struct PersistentSnapshot {
-    name: String,
+    pub(crate) name: String,
     tx_rings: u16,
     rx_rings: u16,
     tx_slots: u32,
@@ -136,7 +134,7 @@ pub(crate) fn persistent_snapshots(daemon: &Daemon) -> Vec<PersistentSnapshot> {
 
 /// Returns the name by which people know the port with this place.
 pub(super) fn display_name(key: &ValeKey) -> String {
-    match (key.switch.starts_with(OWN_SWITCH), key.switch.ends_with(WIRE)) {
+    match (key.is_in_own_switch(), key.switch.ends_with(WIRE)) {
         (true, true) => format!("{}^", key.port),
         (true, false) => key.port.clone(),
         (false, _) => key.name(),
@@ -364,8 +362,7 @@ pub(super) fn attach(
     connect_ends(daemon, hidden).inspect_err(|_| {
         let _ = detach(daemon, key);
     })?;
-    tracing::info!(port = key.name(), "attached");
-    daemon.events.add(key.scope.uid, What::Attached { port: key.name() });
+    attached::log(daemon, key, "attached", |port| What::Attached { port });
     Ok(daemon.vale.persistent.get(hidden).map(|port| port.place.1.into()))
 }
 
@@ -376,8 +373,7 @@ pub(super) fn detach(daemon: &mut Daemon, key: &ValeKey) -> Result<u32, Refusal>
     let index = port.place.1;
     port.attached = None;
     connect_ends(daemon, hidden)?;
-    tracing::info!(port = key.name(), "detached");
-    daemon.events.add(key.scope.uid, What::Detached { port: key.name() });
+    attached::log(daemon, key, "detached", |port| What::Detached { port });
     Ok(index.into())
 }
 
@@ -403,6 +399,9 @@ fn end(daemon: &mut Daemon, port: &PersistentPort) {
     }
     daemon.vale.leave(&port.place);
     disconnect(daemon, &port.host_end);
+    if let Some(key) = &port.attached {
+        attached::log(daemon, key, "detached", |port| What::Detached { port });
+    }
     if let Some(program) = daemon.registry.get_mut::<ValePort>(&program_id) {
         program.endpoints().iter().for_each(Endpoint::end_all);
         monitor::end_monitors(daemon, &program_id.clone().into());
