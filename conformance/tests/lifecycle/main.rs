@@ -10,3 +10,4 @@ mod knobs;
 mod namespaces;
 mod replace;
 mod service;
+mod stop;

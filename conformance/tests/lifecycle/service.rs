@@ -102,6 +102,8 @@ fn the_service_manager_is_told_the_state_of_the_daemon() {
         assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
         assert_eq!(next().expect("endless"), "READY=1\n");
         exchange(&open("netmap:p{1"), &open("netmap:p}1"), 0, 0, 10);
+        let stop = unetmap(&["stop", "--force"]);
+        assert!(!stop.status.success() && text(&stop).contains("systemctl stop unetmapd.socket"), "{}", text(&stop));
         daemon.signal(Signal::TERM);
         assert_eq!(next().expect("endless"), "STOPPING=1\n");
         assert!(daemon.wait().success());

@@ -193,8 +193,8 @@ impl Server {
         })
     }
 
-    /// Serves until a signal other than SIGHUP arrives on `signals`, or until no client was connected for `idle` and
-    /// `may_end` agrees. SIGHUP has the configuration and the policy read again.
+    /// Serves until a signal on `signals` other than SIGHUP or a request ends it, or until no client was connected for
+    /// `idle` and `may_end` agrees. SIGHUP has the configuration and the policy read again.
     pub(crate) fn run(
         &mut self,
         signals: BorrowedFd<'_>,
@@ -246,13 +246,10 @@ impl Server {
                     }
                     SIGNALS => {
                         while let Some(signal) = process::next_signal(signals)? {
-                            if signal != Signal::HUP {
-                                tracing::info!("exiting on a signal");
-                                service.stopping();
-                                self.nodes.shut_down(&mut self.daemon);
-                                return Ok(End::Unused);
+                            match signal {
+                                Signal::HUP => self.reload(service),
+                                _ => self.daemon.ends = Some("a signal"),
                             }
-                            self.reload(service);
                         }
                     }
                     token if token % 2 == 1 => self.end(token - 1),
@@ -264,6 +261,12 @@ impl Server {
             next_turn = self.do_next();
             if self.is_replaced(service) {
                 return Ok(End::Replaced);
+            }
+            if let Some(why) = self.daemon.ends {
+                tracing::info!("exiting on {why}");
+                service.stopping();
+                self.nodes.shut_down(&mut self.daemon);
+                return Ok(End::Unused);
             }
         }
     }
@@ -476,6 +479,7 @@ impl Server {
             holder: &mut client.holder,
             payload,
             owner: self.owner,
+            is_service: self.is_managed || self.is_unit,
         };
         let reply = requests::answer(kind, &mut call);
         let errno = if let Reply::Answer(answer) = &reply { answer.errno } else { 0 };

@@ -18,6 +18,7 @@ mod node;
 mod replay;
 mod run;
 mod served;
+mod stop;
 mod top;
 mod vale;
 mod vm;
@@ -56,6 +57,7 @@ enum Command {
     Get(GetArgs),
     Set(SetArgs),
     Reload(ReloadArgs),
+    Stop(stop::StopArgs),
     Config(config::ConfigArgs),
     Metrics(MetricsArgs),
     Doctor(DoctorArgs),
@@ -485,6 +487,7 @@ fn execute(command: Command) -> Result<u8, Failure> {
             knobs::set(&knob, number, json)
         }
         Command::Reload(args) => knobs::reload(args.json),
+        Command::Stop(args) => stop::run(&args),
         Command::Doctor(args) if args.kernels => print("doctor", &unetmap_sys::kernel::table()),
         Command::Doctor(args) => {
             doctor::run(args.interface.as_deref(), doctor::Output { json: args.json, report: args.report })

@@ -21,6 +21,7 @@
 //!   PeerDoorbellsRequest   -->     the doorbells of the other end of a session's pipe, one for each of its rings
 //!   SnapshotRequest        -->     everything that `unetmap ls` shows, as JSON
 //!   EventsRequest          -->     what has happened since an event, as JSON; see `events`
+//!   StopRequest            -->     what is open, as JSON, and whether the daemon ends; see `stop`
 //! ```
 //! JSON stands in the reply; one that is too long for it, in a memfd. The daemon reads the next request of a connection
 //! when the reply has been received.
@@ -35,6 +36,7 @@ pub mod nic;
 pub mod node;
 pub mod request;
 pub mod session;
+pub mod stop;
 pub mod sysctl;
 pub mod trusted_file;
 pub mod vale;
@@ -48,6 +50,7 @@ pub use request::NetmapRequest;
 pub use session::{
     AttachRequest, HelloRequest, LockHolderRequest, PeerDoorbellsRequest, SnapshotRequest, UnbindRequest,
 };
+pub use stop::StopRequest;
 pub use sysctl::KnobRequest;
 pub use vale::ValeRequest;
 pub use wire::{ControlRequest, Kind};
@@ -71,11 +74,12 @@ mod tests {
             NodeRequest::KIND,
             PeerDoorbellsRequest::KIND,
             SnapshotRequest::KIND,
+            StopRequest::KIND,
             UnbindRequest::KIND,
             ValeRequest::KIND,
         ];
         let mut numbers = kinds.map(|kind| kind.0);
         numbers.sort_unstable();
-        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
     }
 }

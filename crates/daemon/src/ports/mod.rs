@@ -310,6 +310,8 @@ pub(crate) struct Daemon {
     pub(crate) paused_mediators: Vec<mediator::PausedThread>,
     /// Whether threads that were to be paused were held up: each is started again when it has ended.
     held_mediators: bool,
+    /// Why the daemon is to end.
+    pub(crate) ends: Option<&'static str>,
 }
 
 impl Daemon {
@@ -325,6 +327,7 @@ impl Daemon {
             stopping_mediators: Vec::new(),
             paused_mediators: Vec::new(),
             held_mediators: false,
+            ends: None,
             knobs,
             knob_sources: KnobSources::default(),
             admission,

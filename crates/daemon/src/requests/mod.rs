@@ -9,6 +9,7 @@ mod knobs;
 mod lock_holder;
 mod port;
 mod snapshot;
+mod stop;
 
 use std::fs::File;
 use std::io::Write;
@@ -18,8 +19,8 @@ use std::sync::Arc;
 use unetmap_abi::NmreqHeader;
 use unetmap_core::control::{
     AttachRequest, ControlRequest, EventsRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest,
-    NextMonitorRequest, NicRequest, NodeRequest, PeerDoorbellsRequest, SnapshotRequest, UnbindRequest, ValeRequest,
-    wire,
+    NextMonitorRequest, NicRequest, NodeRequest, PeerDoorbellsRequest, SnapshotRequest, StopRequest, UnbindRequest,
+    ValeRequest, wire,
 };
 use unetmap_core::errno::{ENOMEM, EPROTO};
 use unetmap_sys::memfd;
@@ -51,6 +52,8 @@ pub(crate) struct Call<'a> {
     pub(crate) payload: &'a [u8],
     /// The user that the daemon runs as.
     pub(crate) owner: u32,
+    /// Whether a service manager runs the daemon.
+    pub(crate) is_service: bool,
 }
 
 /// What becomes of a message.
@@ -78,7 +81,7 @@ pub(crate) struct Answer {
 type Handler = fn(&mut Call<'_>) -> Reply;
 
 /// The name of each kind of message, and its handler.
-const HANDLERS: [(Kind, &str, Handler); 13] = [
+const HANDLERS: [(Kind, &str, Handler); 14] = [
     (HelloRequest::KIND, "hello", |_| Reply::Answer(Answer::default())),
     (LockHolderRequest::KIND, "lock holder", lock_holder::lock_holder),
     (NetmapRequest::KIND, "netmap", port::netmap_request),
@@ -92,6 +95,7 @@ const HANDLERS: [(Kind, &str, Handler); 13] = [
     (KnobRequest::KIND, "knobs", |call| call.text(knobs::answer_request)),
     (SnapshotRequest::KIND, "snapshot", snapshot::snapshot),
     (EventsRequest::KIND, "events", |call| call.text(events::answer_request)),
+    (StopRequest::KIND, "stop", stop::stop),
 ];
 
 /// Answers a message.

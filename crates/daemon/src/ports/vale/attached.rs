@@ -140,6 +140,12 @@ pub(super) fn log(daemon: &mut Daemon, key: &ValeKey, what: &str, event: fn(Stri
     }
 }
 
+/// The names of the ports of switches that interfaces are.
+pub(crate) fn attached_ports(daemon: &Daemon) -> Vec<String> {
+    let ports = daemon.registry.all::<ValePort>().filter(|port| port.attachment.is_some());
+    ports.filter(|port| !port.key.is_in_own_switch()).map(|port| port.key.name()).collect()
+}
+
 /// The attached interfaces, each as often as rings of it are attached.
 pub(crate) fn attached_interfaces(daemon: &Daemon) -> impl Iterator<Item = NicKey> {
     let attachments = daemon.registry.all::<ValePort>().filter_map(|port| port.attachment.as_ref());

@@ -45,7 +45,7 @@ use attached::AttachedInterface;
 use switches::{Switch, SwitchKey};
 
 use crate::tuning::region::MAX_EXTRA;
-pub(crate) use attached::attached_interfaces;
+pub(crate) use attached::{attached_interfaces, attached_ports};
 pub(crate) use requests::{answer_request, switch_snapshots};
 pub(crate) use saved::{SavedSwitches, SavedValePort, SwitchPositions};
 pub(crate) use settings::age_tables;

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmap stop`: ends this user's own daemon.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+use unetmap_core::control::stop::RunningDaemon;
+
+use crate::ls::{cell, members, parse_reply};
+
+/// Time within which the daemon has closed everything. Drivers may take seconds for each interface.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// End this user's own daemon.
+///
+/// If ports are open, which the daemon's end closes, it lists them and asks; if standard input is no terminal, it
+/// refuses. A daemon that a service manager has started is left to that.
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// Do not ask: close all open ports
+    #[arg(short, long)]
+    force: bool,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Has the daemon end, and waits until it has.
+pub(crate) fn run(args: &StopArgs) -> Result<u8, String> {
+    let failed = |e: unetmap::Error| format!("stop: {e}");
+    let Some(daemon) = RunningDaemon::connect().map_err(failed)? else {
+        let nothing = if args.json { format!("{}\n", json!({"ends": false})) } else { "no daemon is running\n".into() };
+        return crate::print("stop", &nothing);
+    };
+    let ask = |force| parse_reply("stop", &daemon.stop(force).map_err(failed)?);
+    let mut reply = ask(args.force)?;
+    if reply["ends"] != true {
+        let open = list(&reply);
+        if !io::stdin().is_terminal() {
+            return Err(format!("stop: this would close {open} (end the programs first, or --force)"));
+        }
+        if !agrees(&open)? {
+            return Err("stop: not stopped".into());
+        }
+        reply = ask(true)?;
+    }
+    let socket = daemon.socket().display().to_string();
+    daemon.wait(LIMIT).map_err(failed)?;
+    let text = match args.json {
+        true => {
+            reply["socket"] = socket.into();
+            format!("{reply}\n")
+        }
+        false => {
+            let closed = if members(&reply["ports"]).next().is_some() { list(&reply) } else { "no ports".into() };
+            format!("the daemon at {socket} (process {}) has ended, and closed {closed}\n", cell(&reply["pid"]))
+        }
+    };
+    crate::print("stop", &text)
+}
+
+/// Asks on the terminal.
+fn agrees(open: &str) -> Result<bool, String> {
+    let mut answer = String::new();
+    let asked = write!(io::stderr(), "This closes {open}. Stop the daemon? [y/N] ");
+    let answered = asked.and_then(|()| io::stdin().read_line(&mut answer));
+    answered.map_err(|e| format!("stop: {e}"))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// What closes, in words.
+fn list(reply: &Value) -> String {
+    let port = |of: &Value| {
+        let name = cell(&of["port"]);
+        match of["kind"].as_str().unwrap_or_default() {
+            "open" => format!("{name} of {} ({})", cell(&of["program"]), cell(&of["pid"])),
+            "attached" => format!("{name} (attached interface)"),
+            "persistent" => format!("{name} (persistent port)"),
+            "node" => format!("{name} (for programs of netmap)"),
+            _ => name,
+        }
+    };
+    members(&reply["ports"]).map(port).collect::<Vec<_>>().join(", ")
+}
