@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The command-line programs: their errors and manual pages, `lb`, `unetmap-fw`, `unetmap-cni`,
-//! `unetmap-device-plugin`, `unetmap doctor`, `emulate`, `events`, `metrics` and `top`; quantities of all programs.
+//! `unetmap-device-plugin`, `unetmap doctor`, `emulate`, `events`, `metrics` and `top`; quantities of all
+//! programs; the commands of the README.
 #![forbid(unsafe_code)]
 
 mod cni;
@@ -17,4 +18,5 @@ mod links;
 mod manuals;
 mod metrics;
 mod quantities;
+mod readme;
 mod top;
