@@ -121,7 +121,7 @@ fn persistent_ports_are_created_and_removed() {
             ("-r no_such_if0", 1, "no such interface"),
             ("-d vale0:vi0", 1, "no switch"),
             ("-a vale0:no_such_if0", 1, "no such interface"),
-            ("-a va", 1, "valeS:P"),
+            ("-a va", 2, "valeS:P"),
             ("-p vale0:vi0", 1, "no switch"),
         ] {
             let (code, out, err) = ctl(ns, args);
