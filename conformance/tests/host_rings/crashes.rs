@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use conformance::home::{Guard, summary};
 use conformance::host::{ATTACHMENTS, Attachment, V4, bridge, left_over, net, until_clean, until_it_works};
 use conformance::net::{Net, start_daemon};
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 use rustix::process::Signal;
 
 const KILLS: u32 = 50;
@@ -64,18 +64,18 @@ fn fifty_kills(home: &Home, attachment: Attachment) {
 
 #[test]
 fn fifty_crashes_of_program_and_daemon_native() {
-    isolated(|home| fifty_kills(home, ATTACHMENTS[1]));
+    isolated_with_interfaces(|home| fifty_kills(home, ATTACHMENTS[1]));
 }
 
 #[test]
 fn fifty_crashes_of_program_and_daemon_generic() {
-    isolated(|home| fifty_kills(home, ATTACHMENTS[2]));
+    isolated_with_interfaces(|home| fifty_kills(home, ATTACHMENTS[2]));
 }
 
 /// A client that survives its daemon holds the companion interface; the next daemon works in spite of that.
 #[test]
 fn a_new_daemon_replaces_a_companion_held_by_an_old_client() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
         let old = net.open("netmap:va^");
         rustix::process::kill_process(home.daemon(), Signal::KILL).expect("our own daemon");
@@ -96,7 +96,7 @@ fn a_new_daemon_replaces_a_companion_held_by_an_old_client() {
 /// on.
 #[test]
 fn a_stopped_daemon_releases_the_interface_and_resumes_it() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let mut slowest = Duration::ZERO;
         for attachment in [ATTACHMENTS[0], ATTACHMENTS[2]] {
             let Some(net) = net(home, attachment, 1500) else { return };

@@ -10,7 +10,7 @@ use conformance::net::{
     BUFFER, CABLE as QUIET, DIRECT, MEDIATED, Net, Tap, assert_same, collect, frame, frames, transmit,
 };
 use conformance::traffic::bytes_of;
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 use lab::VethOptions;
 use unetmap::abi::NS_FORWARD;
 use unetmap::{BufIdx, Interest, Port};
@@ -94,28 +94,28 @@ fn from_the_wire(home: &Home, policy: &str, spec: &str) {
 
 #[test]
 fn packets_with_ns_forward_reach_the_host() {
-    isolated(|home| from_the_wire(home, DIRECT, "netmap:va*"));
+    isolated_with_interfaces(|home| from_the_wire(home, DIRECT, "netmap:va*"));
 }
 
 #[test]
 fn forwarding_opens_a_host_ring_for_a_port_without_one() {
-    isolated(|home| from_the_wire(home, DIRECT, "netmap:va"));
+    isolated_with_interfaces(|home| from_the_wire(home, DIRECT, "netmap:va"));
 }
 
 #[test]
 fn packets_with_ns_forward_on_a_mediated_port_reach_the_host() {
-    isolated(|home| from_the_wire(home, MEDIATED, "netmap:va*"));
+    isolated_with_interfaces(|home| from_the_wire(home, MEDIATED, "netmap:va*"));
 }
 
 #[test]
 fn forwarding_opens_a_host_ring_for_a_mediated_port_without_one() {
-    isolated(|home| from_the_wire(home, MEDIATED, "netmap:va"));
+    isolated_with_interfaces(|home| from_the_wire(home, MEDIATED, "netmap:va"));
 }
 
 /// More at once than the other ring has slots.
 #[test]
 fn a_full_ring_is_forwarded() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, QUIET) else { return };
         let port = net.open("netmap:va*@conf:rx-slots=1024,tx-slots=64");
         let (far, stack) = (net.tap(), Tap::on(&net.near, "va"));
@@ -143,7 +143,7 @@ fn a_full_ring_is_forwarded() {
 
 #[test]
 fn host_packets_are_forwarded_to_the_wire_from_a_port_with_all_rings() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for policy in [DIRECT, MEDIATED] {
             let Some(net) = Net::new(home, policy, VethOptions { queues: 2, ..QUIET }) else { return };
             let (far, stack) = (net.tap(), Tap::on(&net.near, "va"));
@@ -188,7 +188,7 @@ fn host_packets_are_forwarded_to_the_wire_from_a_port_with_all_rings() {
 /// A program that marks everything is a wire between stack and interface.
 #[test]
 fn two_network_stacks_communicate_through_a_port_that_forwards_everything() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for attachment in ATTACHMENTS {
             let Some(net) = net(home, attachment, 1500) else { return };
             let port = net.open("netmap:va*");
@@ -214,7 +214,7 @@ fn two_network_stacks_communicate_through_a_port_that_forwards_everything() {
 /// Buffer numbers and lengths that mean nothing do no harm on the way.
 #[test]
 fn invalid_slots_are_not_forwarded() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, QUIET) else { return };
         let port = net.open("netmap:va*");
         let (far, stack) = (net.tap(), Tap::on(&net.near, "va"));
@@ -243,7 +243,7 @@ fn invalid_slots_are_not_forwarded() {
 /// Host rings of a program that may not touch the interface: the daemon runs their sockets, and copies.
 #[test]
 fn mediated_host_rings_spread_flows_and_work_both_ways() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, MEDIATED, VethOptions { tx_checksum_off: true, ..CABLE }) else { return };
         let port = net.open("netmap:va^@conf:host-rings=4");
         assert_eq!((port.tx_rings().len(), port.rx_rings().len()), (4, 4));
@@ -265,7 +265,7 @@ fn mediated_host_rings_spread_flows_and_work_both_ways() {
 
 #[test]
 fn a_mediated_bridge_is_transparent() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, MEDIATED, CABLE) else { return };
         net.far.tool("ethtool", &["-K", "vb", "tx", "off"]).expect("ethtool");
         let mut program = net.start(home, conformance::program("bridge"), &["-w", "0", "-i", "netmap:va"], 2);
@@ -281,7 +281,7 @@ fn a_mediated_bridge_is_transparent() {
 /// With the knob set, a program that only reads packets does not disconnect the host.
 #[test]
 fn the_fwd_knob_forwards_for_programs_that_do_not_request_it() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for policy in [DIRECT, MEDIATED] {
             let Some(net) = Net::new(home, policy, VethOptions { tx_checksum_off: true, ..CABLE }) else { return };
             net.near.ip(&["route", "add", "default", "via", V4[1], "dev", "va"]).expect("a route");

@@ -11,7 +11,7 @@ use conformance::host::{
 };
 use conformance::net::{Tap, collect};
 use conformance::replace::replace;
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::process::Signal;
 
@@ -37,12 +37,12 @@ fn fifty_programs(home: &Home, attachment: Attachment) {
 
 #[test]
 fn fifty_programs_open_and_close_under_a_tcp_stream_native() {
-    isolated(|home| fifty_programs(home, ATTACHMENTS[0]));
+    isolated_with_interfaces(|home| fifty_programs(home, ATTACHMENTS[0]));
 }
 
 #[test]
 fn fifty_programs_open_and_close_under_a_tcp_stream_generic() {
-    isolated(|home| fifty_programs(home, ATTACHMENTS[2]));
+    isolated_with_interfaces(|home| fifty_programs(home, ATTACHMENTS[2]));
 }
 
 /// Replaces the daemon while a program joins interface and stack, and a stream crosses it.
@@ -76,18 +76,18 @@ fn replaced(home: &Home, attachment: Attachment) {
 
 #[test]
 fn a_stream_crosses_host_rings_while_the_daemon_is_replaced_native() {
-    isolated(|home| replaced(home, ATTACHMENTS[0]));
+    isolated_with_interfaces(|home| replaced(home, ATTACHMENTS[0]));
 }
 
 #[test]
 fn a_stream_crosses_host_rings_while_the_daemon_is_replaced_generic() {
-    isolated(|home| replaced(home, ATTACHMENTS[2]));
+    isolated_with_interfaces(|home| replaced(home, ATTACHMENTS[2]));
 }
 
 /// Datagrams that the stack sends as one, for the interface to cut.
 #[test]
 fn coalesced_datagrams_are_split() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         const LEN: usize = 1000;
         let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
         let far = net.far.mac("vb").expect("a MAC").map(|byte| format!("{byte:02x}")).join(":");
@@ -109,7 +109,7 @@ fn coalesced_datagrams_are_split() {
 /// An administrator changes an interface while a program is between it and the wire.
 #[test]
 fn the_administrator_can_manage_the_interface_as_before() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for attachment in [ATTACHMENTS[0], ATTACHMENTS[2]] {
             let Some(net) = net(home, attachment, 1500) else { return };
             let program = bridge(&net, home, 1);
@@ -163,7 +163,7 @@ fn the_administrator_can_manage_the_interface_as_before() {
 /// which a server of the far stack sends to all.
 #[test]
 fn dhcp_works_through_host_rings() {
-    isolated(|home: &Home| {
+    isolated_with_interfaces(|home: &Home| {
         for attachment in [ATTACHMENTS[0], ATTACHMENTS[2]] {
             let Some(net) = net(home, attachment, 1500) else { return };
             let program = bridge(&net, home, 1);

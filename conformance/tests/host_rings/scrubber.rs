@@ -9,7 +9,7 @@ use std::time::Duration;
 use conformance::home::Guard;
 use conformance::host::{ATTACHMENTS, V4, net, ping, stream, until_clean};
 use conformance::net::Net;
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use rustix::process::Signal;
 
 /// Starts it with a thread for each queue, and packets a second for each source; returns when it works.
@@ -112,15 +112,15 @@ fn cleans(home: &Home, which: usize) {
 
 #[test]
 fn the_scrubber_stops_attacks_and_leaves_other_traffic_unchanged() {
-    isolated(|home| cleans(home, 0));
+    isolated_with_interfaces(|home| cleans(home, 0));
 }
 
 #[test]
 fn the_scrubber_stops_attacks_on_four_queues() {
-    isolated(|home| cleans(home, 1));
+    isolated_with_interfaces(|home| cleans(home, 1));
 }
 
 #[test]
 fn the_scrubber_stops_attacks_in_generic_mode() {
-    isolated(|home| cleans(home, 3));
+    isolated_with_interfaces(|home| cleans(home, 3));
 }

@@ -10,7 +10,7 @@ use conformance::home::summary;
 use conformance::host::{ATTACHMENTS, V4, bridge, net, stream, until_clean, until_it_works};
 use conformance::net::{BUFFER, CABLE as QUIET, DIRECT, Net, assert_same, collect, frames, take, transmit};
 use conformance::packet::assert_checksums;
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 use rustix::process::Signal;
 use unetmap::{Interest, Port};
 
@@ -34,7 +34,7 @@ fn flow_of(packet: &[u8]) -> Option<u16> {
 
 #[test]
 fn flows_are_spread_over_host_rings_and_keep_their_order() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         const FLOWS: u16 = 64;
         const EACH: u32 = 40;
         let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
@@ -73,7 +73,7 @@ fn flows_are_spread_over_host_rings_and_keep_their_order() {
 /// as from the wire.
 #[test]
 fn host_segments_are_split_and_checksums_computed() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
         let features = || net.near.tool("ethtool", &["-k", "va"]).expect("ethtool");
         let before = features();
@@ -115,7 +115,7 @@ fn host_segments_are_split_and_checksums_computed() {
 
 #[test]
 fn frames_longer_than_a_buffer_take_several_slots() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for attachment in [ATTACHMENTS[0], ATTACHMENTS[2]] {
             let Some(net) = net(home, attachment, 9000) else { return };
             let mut program = bridge(&net, home, 1);
@@ -138,7 +138,7 @@ fn frames_longer_than_a_buffer_take_several_slots() {
 
 #[test]
 fn invalid_frames_are_not_sent_to_the_host() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, QUIET) else { return };
         let (port, tap) = (net.open("netmap:va^/T"), conformance::net::Tap::on(&net.near, "va"));
         let ring = &port.tx_rings()[0];
@@ -168,7 +168,7 @@ fn invalid_frames_are_not_sent_to_the_host() {
 /// everything leaves it to the wire.
 #[test]
 fn host_packets_without_a_reader_are_dropped_or_stay_with_the_kernel() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, QUIET) else { return };
         let port = net.open("netmap:va");
         let before = net.far.counters("vb").expect("an interface").rx_packets;
@@ -191,7 +191,7 @@ fn host_packets_without_a_reader_are_dropped_or_stay_with_the_kernel() {
 
 #[test]
 fn unsupported_host_ring_requests_are_refused() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
         for (spec, errno, says) in [
             ("netmap:va^1", 22, "there is no host ring 1 (1 transmit, 1 receive host rings, from 0)"),
@@ -224,7 +224,7 @@ fn unsupported_host_ring_requests_are_refused() {
 
 #[test]
 fn opening_the_default_route_interface_needs_confirmation() {
-    isolated(|home: &Home| {
+    isolated_with_interfaces(|home: &Home| {
         let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
         for (family, to) in [("-4", V4[1]), ("-6", conformance::host::V6[1])] {
             net.near.ip(&[family, "route", "add", "default", "via", to, "dev", "va"]).expect("a route");
@@ -258,7 +258,7 @@ fn opening_the_default_route_interface_needs_confirmation() {
 
 #[test]
 fn removing_the_companion_ends_only_the_host_rings() {
-    isolated(|home: &Home| {
+    isolated_with_interfaces(|home: &Home| {
         let Some(net) = Net::new(home, DIRECT, QUIET) else { return };
         let (nic, host) = (net.open("netmap:va"), net.open("netmap:va^"));
         assert!(nic.same_region(&host));
@@ -304,7 +304,7 @@ fn companion(net: &Net) -> String {
 /// The host stack answers the frames that a filter leaves to it.
 #[test]
 fn the_host_answers_frames_that_a_filter_leaves_to_it() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
         let unetmap = || net.near.command(conformance::program("unetmap"));
         let set = unetmap().args(["nic", "va", "filter", "udp port 7777"]).output().expect("unetmap runs");

@@ -12,7 +12,7 @@ use conformance::net::{
     BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_same, assert_works, collect, frames, take, transmit,
 };
 use conformance::traffic::{bytes_of, expect, open, send};
-use conformance::{Home, LIMIT, isolated, until};
+use conformance::{Home, LIMIT, isolated_with_interfaces, until};
 use lab::VethOptions;
 use unetmap::abi::NS_TXMON;
 use unetmap::errno::{EBUSY, EINVAL, EIO, ENXIO};
@@ -57,18 +57,18 @@ fn an_interface_is_watched(home: &Home, policy: &str) {
 
 #[test]
 fn a_direct_interface_can_be_monitored() {
-    isolated(|home| an_interface_is_watched(home, DIRECT));
+    isolated_with_interfaces(|home| an_interface_is_watched(home, DIRECT));
 }
 
 #[test]
 fn a_mediated_interface_can_be_monitored() {
-    isolated(|home| an_interface_is_watched(home, MEDIATED));
+    isolated_with_interfaces(|home| an_interface_is_watched(home, MEDIATED));
 }
 
 /// The thread that shows a monitor what has arrived takes it from the socket that the program waits for.
 #[test]
 fn a_program_that_waits_on_a_monitored_interface_is_woken() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         const FRAMES: u64 = 200;
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va"), net.tap());
@@ -101,7 +101,7 @@ fn a_program_that_waits_on_a_monitored_interface_is_woken() {
 /// Programs come and go while their interface is monitored: each that is left is served.
 #[test]
 fn sessions_of_a_monitored_interface_come_and_go() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (first, tap) = (net.open("netmap:va"), net.tap());
         let monitor = net.open("netmap:va/r");
@@ -154,18 +154,18 @@ fn queues_are_watched(home: &Home, policy: &str) {
 
 #[test]
 fn single_queues_of_a_direct_interface_can_be_monitored() {
-    isolated(|home| queues_are_watched(home, DIRECT));
+    isolated_with_interfaces(|home| queues_are_watched(home, DIRECT));
 }
 
 #[test]
 fn single_queues_of_a_mediated_interface_can_be_monitored() {
-    isolated(|home| queues_are_watched(home, MEDIATED));
+    isolated_with_interfaces(|home| queues_are_watched(home, MEDIATED));
 }
 
 /// The switch copies what it delivers to a port and what it receives from it.
 #[test]
 fn ports_of_a_switch_can_be_monitored() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let (a, b) = (open("vale0:a"), open("vale0:b"));
         let (sent, received, both) = (open("vale0:a/t"), open("vale0:b/r"), open("vale0:b/rt"));
         send(&a, 1, 0, 500).expect("room");
@@ -203,7 +203,7 @@ fn ports_of_a_switch_can_be_monitored() {
 /// Exactly: packets copied to the monitor plus drops counted equal packets delivered to the port.
 #[test]
 fn a_slow_monitor_of_a_switch_port_loses_only_its_own_packets() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         const PACKETS: u64 = 50_000;
         let (a, b) = (open("vale0:a"), open("vale0:b"));
         let monitor = Port::options().rx_slots(128).open("vale0:b/r").expect("a monitor");
@@ -239,7 +239,7 @@ fn a_slow_monitor_of_a_switch_port_loses_only_its_own_packets() {
 /// A monitor sees packets for other ports only if the monitored port receives them.
 #[test]
 fn a_monitor_sees_no_other_port() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         let ports = [open("vale0:a"), open("vale0:b"), open("vale0:c")];
         // The switch learns the address of each.
         for (n, port) in ports.iter().enumerate() {
@@ -260,7 +260,7 @@ fn a_monitor_sees_no_other_port() {
 /// Host rings are not monitored, and do not disturb monitors of the other rings.
 #[test]
 fn an_interface_with_host_rings_can_be_monitored() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va*"), net.tap());
         let monitor = net.open("netmap:va/t");
@@ -277,7 +277,7 @@ fn an_interface_with_host_rings_can_be_monitored() {
 /// Another user's interface cannot be monitored.
 #[test]
 fn a_user_can_monitor_only_interfaces_it_may_open() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let port = net.open("netmap:va");
         conformance::net::set_policy(home, MEDIATED);

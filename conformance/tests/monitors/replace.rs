@@ -10,7 +10,7 @@ use conformance::monitor::see_all;
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, assert_same, assert_works, collect, frames};
 use conformance::replace::{Stream, refused, replace, try_replace};
 use conformance::traffic::open;
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 
 /// What the monitor of a port had no room for. By its name: one without copies is in the port's region.
 fn dropped_by(home: &Home, port: &str) -> u64 {
@@ -48,7 +48,7 @@ fn during_monitored_streams(home: &Home, work: impl FnOnce(&dyn Fn())) {
 
 #[test]
 fn monitors_go_on_while_the_daemon_is_replaced() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         during_monitored_streams(home, |go_on| {
             for _ in 0..5 {
                 replace(home);
@@ -60,7 +60,7 @@ fn monitors_go_on_while_the_daemon_is_replaced() {
 
 #[test]
 fn monitors_go_on_when_a_successor_fails() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         during_monitored_streams(home, |go_on| {
             for fault in ["successor", "abort"] {
                 refused(home, Some(fault));
@@ -79,7 +79,7 @@ fn monitors_go_on_when_a_successor_fails() {
 /// Opened before, between and after: the lists that programs and threads have are those of the daemon that runs.
 #[test]
 fn monitors_come_and_go_after_a_replacement() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let stream = Stream::start("netmap:p{1", "netmap:p}1", 1, Duration::from_millis(1));
         let first = open("netmap:p{1/t");
         replace(home);
@@ -136,10 +136,10 @@ fn a_monitored_interface_goes_on(home: &Home, policy: &str) {
 
 #[test]
 fn a_monitored_direct_interface_goes_on_while_the_daemon_is_replaced() {
-    isolated(|home| a_monitored_interface_goes_on(home, DIRECT));
+    isolated_with_interfaces(|home| a_monitored_interface_goes_on(home, DIRECT));
 }
 
 #[test]
 fn a_monitored_mediated_interface_goes_on_while_the_daemon_is_replaced() {
-    isolated(|home| a_monitored_interface_goes_on(home, MEDIATED));
+    isolated_with_interfaces(|home| a_monitored_interface_goes_on(home, MEDIATED));
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use conformance::home::summary;
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, assert_works, public_copy};
 use conformance::tool::{done, nic, refused, wrong};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::{Ns, VethOptions};
 use serde_json::{Value, json};
 
@@ -86,19 +86,19 @@ fn polled(home: &Home, policy: &str) {
 
 #[test]
 fn busy_poll_is_set_on_new_sockets_direct() {
-    isolated(|home| polled(home, DIRECT));
+    isolated_with_interfaces(|home| polled(home, DIRECT));
 }
 
 #[test]
 fn busy_poll_is_set_on_new_sockets_mediated() {
-    isolated(|home| polled(home, MEDIATED));
+    isolated_with_interfaces(|home| polled(home, MEDIATED));
 }
 
 /// The setting belongs to the interface, like its filter: each stays without the other, both are removed with the
 /// interface.
 #[test]
 fn busy_poll_lasts_as_long_as_the_interface() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         if !can(&net) {
             return;
@@ -123,7 +123,7 @@ fn busy_poll_lasts_as_long_as_the_interface() {
 
 #[test]
 fn invalid_values_are_refused_with_the_allowed_ones() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         if !can(&net) {
             return;
@@ -145,7 +145,7 @@ fn invalid_values_are_refused_with_the_allowed_ones() {
 /// The same users as for filters may set it: root, and users with the interface open directly.
 #[test]
 fn only_permitted_users_can_set_busy_poll() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let policy = format!(
             "[[rule]]\nports = [\"v*\"]\nusers = [\"root\", {OWNER}]\naccess = \"direct\"\n\
              [[rule]]\nports = [\"v*\"]\nusers = [{GUEST}]\naccess = \"mediated\"\n"

@@ -14,7 +14,7 @@ use conformance::net::{
     transmit,
 };
 use conformance::traffic::fill_some;
-use conformance::{Home, LIMIT, isolated, packet, program, until};
+use conformance::{Home, LIMIT, isolated_with_interfaces, packet, program, until};
 use lab::{Ns, VethOptions};
 use unetmap::{Error, Interest, Port};
 
@@ -108,12 +108,12 @@ fn deleted(home: &Home, policy: &str) {
 
 #[test]
 fn a_deleted_interface_ends_its_ports_direct() {
-    isolated(|home| deleted(home, DIRECT));
+    isolated_with_interfaces(|home| deleted(home, DIRECT));
 }
 
 #[test]
 fn a_deleted_interface_ends_its_ports_mediated() {
-    isolated(|home| deleted(home, MEDIATED));
+    isolated_with_interfaces(|home| deleted(home, MEDIATED));
 }
 
 /// Receives on one queue, spinning or sleeping, and counts.
@@ -181,12 +181,12 @@ fn down_and_up(home: &Home, policy: &str) {
 
 #[test]
 fn a_link_can_go_down_and_up_direct() {
-    isolated(|home| down_and_up(home, DIRECT));
+    isolated_with_interfaces(|home| down_and_up(home, DIRECT));
 }
 
 #[test]
 fn a_link_can_go_down_and_up_mediated() {
-    isolated(|home| down_and_up(home, MEDIATED));
+    isolated_with_interfaces(|home| down_and_up(home, MEDIATED));
 }
 
 /// Packets handed to the kernel while the interface was down are sent when it is up, although the program sleeps and
@@ -220,12 +220,12 @@ fn sent_when_up(home: &Home, policy: &str) {
 
 #[test]
 fn packets_queued_while_the_link_is_down_are_sent_later_direct() {
-    isolated(|home| sent_when_up(home, DIRECT));
+    isolated_with_interfaces(|home| sent_when_up(home, DIRECT));
 }
 
 #[test]
 fn packets_queued_while_the_link_is_down_are_sent_later_mediated() {
-    isolated(|home| sent_when_up(home, MEDIATED));
+    isolated_with_interfaces(|home| sent_when_up(home, MEDIATED));
 }
 
 /// An MTU beyond a buffer, and back, while a port is open: long frames come and go in several slots, or, where the
@@ -253,12 +253,12 @@ fn longer_and_shorter(home: &Home, policy: &str) {
 
 #[test]
 fn the_mtu_can_change_under_an_open_port_direct() {
-    isolated(|home| longer_and_shorter(home, DIRECT));
+    isolated_with_interfaces(|home| longer_and_shorter(home, DIRECT));
 }
 
 #[test]
 fn the_mtu_can_change_under_an_open_port_mediated() {
-    isolated(|home| longer_and_shorter(home, MEDIATED));
+    isolated_with_interfaces(|home| longer_and_shorter(home, MEDIATED));
 }
 
 /// The receive queues of `va` that carry traffic, as ethtool prints them behind `Current hardware settings`.
@@ -297,12 +297,12 @@ fn other_queues(home: &Home, policy: &str) {
 
 #[test]
 fn an_open_port_keeps_its_rings_when_the_number_of_queues_changes_direct() {
-    isolated(|home| other_queues(home, DIRECT));
+    isolated_with_interfaces(|home| other_queues(home, DIRECT));
 }
 
 #[test]
 fn an_open_port_keeps_its_rings_when_the_number_of_queues_changes_mediated() {
-    isolated(|home| other_queues(home, MEDIATED));
+    isolated_with_interfaces(|home| other_queues(home, MEDIATED));
 }
 
 /// A queue is closed and bound again, by programs that receive, send, or do neither, while another queue is
@@ -363,19 +363,19 @@ fn rebound(home: &Home, policy: &str) {
 
 #[test]
 fn rebinding_one_queue_loses_no_packet_of_the_other_direct() {
-    isolated(|home| rebound(home, DIRECT));
+    isolated_with_interfaces(|home| rebound(home, DIRECT));
 }
 
 #[test]
 fn rebinding_one_queue_loses_no_packet_of_the_other_mediated() {
-    isolated(|home| rebound(home, MEDIATED));
+    isolated_with_interfaces(|home| rebound(home, MEDIATED));
 }
 
 /// An XDP program attached by netlink stays when the attaching process exits: the port is refused with the command that
 /// removes the program, and opens after that command. No other program replaces that of the port.
 #[test]
 fn an_xdp_program_without_a_holder_is_removed_by_the_suggested_command() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         // Without sockets it passes all frames.
         let object = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("bpf").join("xdp.o");

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use conformance::home::{Guard, summary, wait_within};
 use conformance::net::{CABLE, Net, frames, public_copy, set_policy};
-use conformance::{Home, LIMIT, isolated, program, until};
+use conformance::{Home, LIMIT, isolated_with_interfaces, program, until};
 
 /// The user `nobody` on every system, or at least a user and a group without privileges.
 const NOBODY: u32 = 65534;
@@ -147,7 +147,7 @@ fn assert_works(pod: &Pod, net: &Net) {
 
 #[test]
 fn a_pod_opens_interfaces_of_its_own_namespace() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = set_up(home, "") else { return };
         let Some(pod) = Pod::new(home) else { return };
         net.near.ip(&["link", "set", "va", "netns", &pod.pid()]).expect("an interface");
@@ -193,7 +193,7 @@ fn a_pod_opens_interfaces_of_its_own_namespace() {
 /// A pod's bridge forwards the packets of its stack; when the pod is killed, the daemon keeps running.
 #[test]
 fn a_bridge_in_a_pod_works_and_leaves_nothing_when_killed() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for access in ["direct", "mediated"] {
             let Some(mut net) = set_up(home, &rule(&format!("users = [{NOBODY}]"), access)) else { return };
             let Some(pod) = Pod::new(home) else { return };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use conformance::home::summary;
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, Tap, assert_same, collect, empty, frame, start_daemon};
 use conformance::tool::done;
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::output;
 use rustix::process::{Signal, kill_process};
 use unetmap::{Interest, Port};
@@ -173,22 +173,22 @@ fn beside(home: &Home, policy: &str, mode: &str) {
 
 #[test]
 fn xdp_filter_works_beside_a_direct_port() {
-    isolated(|home| beside(home, DIRECT, "native"));
+    isolated_with_interfaces(|home| beside(home, DIRECT, "native"));
 }
 
 #[test]
 fn xdp_filter_works_beside_a_mediated_port() {
-    isolated(|home| beside(home, MEDIATED, "native"));
+    isolated_with_interfaces(|home| beside(home, MEDIATED, "native"));
 }
 
 #[test]
 fn xdp_filter_works_beside_a_port_in_generic_mode() {
-    isolated(|home| beside(home, DIRECT, "skb"));
+    isolated_with_interfaces(|home| beside(home, DIRECT, "skb"));
 }
 
 #[test]
 fn a_killed_daemon_leaves_only_the_other_programs() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(lab) = Setup::new(home, DIRECT, &[]) else { return };
         let mut daemon = None;
         for filtered in [false, true] {
@@ -215,7 +215,7 @@ fn a_killed_daemon_leaves_only_the_other_programs() {
 
 #[test]
 fn a_port_in_a_dispatcher_has_filters() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(lab) = Setup::new(home, DIRECT, &[]) else { return };
         lab.load_filter("native");
         let (port, tap) = (lab.net.open("netmap:va"), lab.net.tap());
@@ -238,7 +238,7 @@ fn a_port_in_a_dispatcher_has_filters() {
 /// The interface of an open port is deleted: its pins do not stay.
 #[test]
 fn a_deleted_interface_leaves_no_pins() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(lab) = Setup::new(home, DIRECT, &[]) else { return };
         let port = lab.net.open("netmap:va");
         assert!(lab.bpffs.pins() > 0);
@@ -251,7 +251,7 @@ fn a_deleted_interface_leaves_no_pins() {
 /// Where a path could be mistaken for one of a BPF file system, nothing is pinned there.
 #[test]
 fn without_a_bpf_file_system_the_program_is_attached_directly() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let folder: &Path = &home.folder().join("bpf");
         std::fs::create_dir_all(folder.join("xdp")).expect("a folder");

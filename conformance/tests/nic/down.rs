@@ -11,7 +11,7 @@ use conformance::net::{
     BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_same, assert_works, collect, drain, frames, open_in, take, transmit,
 };
 use conformance::traffic::fill_some;
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 use unetmap::{Interest, Port};
 
 /// Flaps of the link under traffic.
@@ -51,12 +51,12 @@ fn opened_while_down(home: &Home, policy: &str) {
 
 #[test]
 fn an_interface_that_is_down_opens_and_works_when_it_is_up_direct() {
-    isolated(|home| opened_while_down(home, DIRECT));
+    isolated_with_interfaces(|home| opened_while_down(home, DIRECT));
 }
 
 #[test]
 fn an_interface_that_is_down_opens_and_works_when_it_is_up_mediated() {
-    isolated(|home| opened_while_down(home, MEDIATED));
+    isolated_with_interfaces(|home| opened_while_down(home, MEDIATED));
 }
 
 /// Two ends send to each other while one and then the other flaps, and monitors are open. Every frame arrives, is
@@ -133,10 +133,10 @@ fn flaps(home: &Home, policy: &str) {
 
 #[test]
 fn link_flaps_under_traffic_end_no_port_direct() {
-    isolated(|home| flaps(home, DIRECT));
+    isolated_with_interfaces(|home| flaps(home, DIRECT));
 }
 
 #[test]
 fn link_flaps_under_traffic_end_no_port_mediated() {
-    isolated(|home| flaps(home, MEDIATED));
+    isolated_with_interfaces(|home| flaps(home, MEDIATED));
 }

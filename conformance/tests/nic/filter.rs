@@ -14,7 +14,7 @@ use conformance::net::{
     pings, policy_file, public_copy, set_policy, take, transmit,
 };
 use conformance::tool::{done, nic, refused, wrong};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::{Lab, Ns};
 use serde_json::Value;
 use unetmap::{Interest, Port};
@@ -110,7 +110,7 @@ fn only_matching_frames(home: &Home, policy: &str) {
 /// Of 100 flows with four frames each, one of four enters: all frames of some flows, or some frames.
 #[test]
 fn a_sample_enters_the_port() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va"), net.tap());
         let sent: Vec<Vec<u8>> = (0..400u64)
@@ -154,18 +154,18 @@ fn a_sample_enters_the_port() {
 
 #[test]
 fn only_matching_frames_enter_direct() {
-    isolated(|home| only_matching_frames(home, DIRECT));
+    isolated_with_interfaces(|home| only_matching_frames(home, DIRECT));
 }
 
 #[test]
 fn only_matching_frames_enter_mediated() {
-    isolated(|home| only_matching_frames(home, MEDIATED));
+    isolated_with_interfaces(|home| only_matching_frames(home, MEDIATED));
 }
 
 /// The filter belongs to the interface: it stays when ports are closed and opened.
 #[test]
 fn a_filter_survives_closed_ports_and_interface_changes() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         assert_eq!(filter_of(&net.near, "va"), Value::Null);
         done(&net.near, &["va", "filter", "udp port 7777"]);
@@ -201,7 +201,7 @@ fn filter_known(ns: &Ns, name: &str) -> bool {
 /// A filter is removed with its interface: a new interface of the same name and index has none.
 #[test]
 fn a_filter_is_removed_with_its_interface() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let index = reported(&net.near, "va")["index"].clone();
         for open in [false, true] {
@@ -242,7 +242,7 @@ fn a_filter_is_removed_with_its_interface() {
 /// A filter does not keep a network namespace alive.
 #[test]
 fn a_filter_is_removed_with_its_namespace() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for round in 0..5 {
             let label = format!("guest{round}");
@@ -264,7 +264,7 @@ fn a_filter_is_removed_with_its_namespace() {
 /// A daemon with a filter does not exit when idle; without one it does.
 #[test]
 fn a_daemon_with_filters_does_not_exit_when_idle() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let lab = match Lab::new() {
             Ok(lab) => lab,
             Err(why) => return summary(&format!("skipped: {why}")),
@@ -306,7 +306,7 @@ fn a_daemon_with_filters_does_not_exit_when_idle() {
 /// A daemon without the capability reports that.
 #[test]
 fn a_daemon_without_the_capability_refuses_filters() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let lab = match Lab::new() {
             Ok(lab) => lab,
             Err(why) => return summary(&format!("skipped: {why}")),
@@ -339,7 +339,7 @@ fn nic_as(net: &Net, tool: &std::path::Path, uid: u32, args: &[&str]) -> Output 
 
 #[test]
 fn only_permitted_users_can_set_a_filter() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let policy = format!(
             "[[rule]]\nports = [\"v*\"]\nusers = [\"root\", {OWNER}, {OTHER}]\naccess = \"direct\"\n\
              [[rule]]\nports = [\"v*\"]\nusers = [{GUEST}]\naccess = \"mediated\"\n"
@@ -416,7 +416,7 @@ fn only_permitted_users_can_set_a_filter() {
 
 #[test]
 fn an_invalid_filter_is_refused_with_the_position_of_the_error() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         done(&net.near, &["va", "filter", "udp"]);
         for (words, wanted) in [
@@ -463,18 +463,18 @@ fn changed_under_traffic(home: &Home, policy: &str) {
 
 #[test]
 fn changing_a_filter_loses_no_packet_direct() {
-    isolated(|home| changed_under_traffic(home, DIRECT));
+    isolated_with_interfaces(|home| changed_under_traffic(home, DIRECT));
 }
 
 #[test]
 fn changing_a_filter_loses_no_packet_mediated() {
-    isolated(|home| changed_under_traffic(home, MEDIATED));
+    isolated_with_interfaces(|home| changed_under_traffic(home, MEDIATED));
 }
 
 /// Each interface in each namespace has its own filter, and `unetmap nic` lists open interfaces.
 #[test]
 fn each_interface_has_its_own_filter() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, lab::VethOptions { queues: 2, ..CABLE }) else { return };
         net.lab.veth(&net.near, "vc", &net.far, "va", lab::VethOptions { addresses: None, ..CABLE }).expect("a cable");
         done(&net.near, &["va", "filter", "udp"]);

@@ -6,7 +6,7 @@ use conformance::host::CABLE;
 use conformance::net::{BUFFER, DIRECT, MEDIATED, Net, Tap, assert_same, collect, frames, transmit};
 use conformance::packet::{assert_checksums, gso_packet};
 use conformance::traffic::open;
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use rustix::process::Signal;
 use unetmap::Port;
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_GET, NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NmreqPortHdr};
@@ -118,13 +118,13 @@ fn packets_have_headers(home: &Home, (name, policy, admode): (&str, &str, &str))
 #[test]
 fn packets_of_interfaces_have_the_header_that_was_set() {
     for way in WAYS {
-        isolated(|home| packets_have_headers(home, way));
+        isolated_with_interfaces(|home| packets_have_headers(home, way));
     }
 }
 
 #[test]
 fn headers_of_interfaces_are_set_before_they_are_opened() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         assert_eq!((set(&net, "va", 11), set(&net, "nothing", 12)), (Err(EINVAL), Err(ENXIO)));
         assert_eq!(get(&net, "va"), Ok(0));
@@ -148,7 +148,7 @@ fn headers_of_interfaces_are_set_before_they_are_opened() {
 
 #[test]
 fn a_bridge_between_an_interface_and_a_switch_leaves_offloads_to_the_last() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         assert_eq!(set(&net, "va", 12), Ok(()));
         let interface = accepting(&net, "netmap:va");

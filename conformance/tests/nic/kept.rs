@@ -9,7 +9,7 @@ use conformance::kept::{kill, net, wait_until_kept};
 use conformance::net::{DIRECT, MEDIATED, Net, assert_works};
 use conformance::replace::{replace, rounds};
 use conformance::tool::done;
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 
 /// Fewer than those after which the daemon is not started again, if they come as fast as they can.
 const CRASHES: usize = 4;
@@ -45,7 +45,7 @@ fn goes_on(home: &Home, net: &Net) {
 
 #[test]
 fn an_interface_goes_on_after_a_crash() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net(home, DIRECT) else { return };
         goes_on(home, &net);
     });
@@ -53,7 +53,7 @@ fn an_interface_goes_on_after_a_crash() {
 
 #[test]
 fn a_mediated_interface_goes_on_after_a_crash() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net(home, MEDIATED) else { return };
         goes_on(home, &net);
     });
@@ -62,7 +62,7 @@ fn a_mediated_interface_goes_on_after_a_crash() {
 /// What is kept has duplicates of the sockets of queues: a queue that was closed can be opened at once all the same.
 #[test]
 fn a_queue_is_free_when_its_port_is_closed() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net(home, DIRECT) else { return };
         let other = net.open("netmap:p{1");
         for _ in 0..20 {

@@ -9,7 +9,7 @@ use conformance::home::{Guard, summary};
 use conformance::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_works, collect, frames, open_in, transmit};
 use conformance::request::control;
 use conformance::thread::StoppedThread;
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::VethOptions;
 use rustix::process::Signal;
 use unetmap::abi::{NETMAP_REQ_PORT_INFO_GET, NmreqPortInfoGet};
@@ -48,12 +48,12 @@ fn renamed(home: &Home, policy: &str) {
 
 #[test]
 fn a_renamed_interface_keeps_working_direct() {
-    isolated(|home| renamed(home, DIRECT));
+    isolated_with_interfaces(|home| renamed(home, DIRECT));
 }
 
 #[test]
 fn a_renamed_interface_keeps_working_mediated() {
-    isolated(|home| renamed(home, MEDIATED));
+    isolated_with_interfaces(|home| renamed(home, MEDIATED));
 }
 
 fn moved(home: &Home, policy: &str) {
@@ -89,12 +89,12 @@ fn moved(home: &Home, policy: &str) {
 
 #[test]
 fn an_interface_moved_to_another_namespace_ends_its_ports_direct() {
-    isolated(|home| moved(home, DIRECT));
+    isolated_with_interfaces(|home| moved(home, DIRECT));
 }
 
 #[test]
 fn an_interface_moved_to_another_namespace_ends_its_ports_mediated() {
-    isolated(|home| moved(home, MEDIATED));
+    isolated_with_interfaces(|home| moved(home, MEDIATED));
 }
 
 fn shaken(home: &Home, policy: &str) {
@@ -122,17 +122,17 @@ fn shaken(home: &Home, policy: &str) {
 
 #[test]
 fn a_port_survives_changes_of_link_mtu_and_queues_direct() {
-    isolated(|home| shaken(home, DIRECT));
+    isolated_with_interfaces(|home| shaken(home, DIRECT));
 }
 
 #[test]
 fn a_port_survives_changes_of_link_mtu_and_queues_mediated() {
-    isolated(|home| shaken(home, MEDIATED));
+    isolated_with_interfaces(|home| shaken(home, MEDIATED));
 }
 
 #[test]
 fn a_port_says_that_its_interface_has_other_queues() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, VethOptions { queues: 4, ..CABLE }) else { return };
         let set = |queues| net.near.tool("ethtool", &["-L", "va", "rx", queues, "tx", queues]).expect("ethtool");
         let of_port = || home.snapshot().ports.into_iter().find(|port| port.name == "va").expect("the port is open");
@@ -151,7 +151,7 @@ fn a_port_says_that_its_interface_has_other_queues() {
 
 #[test]
 fn a_port_says_why_packets_are_copied() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let _port = net.open("netmap:va");
         let port = home.snapshot().ports.into_iter().find(|port| port.name == "va").expect("the port is open");
@@ -162,7 +162,7 @@ fn a_port_says_why_packets_are_copied() {
 
 #[test]
 fn another_xdp_program_is_not_replaced() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for (mode, word) in [(XdpMode::Native, "native"), (XdpMode::Generic, "generic")] {
             let attached = net.near.run(|| attach_xdp("va", mode)).expect("a namespace").expect("a program");
@@ -183,7 +183,7 @@ fn another_xdp_program_is_not_replaced() {
 
 #[test]
 fn rebinding_a_queue_disturbs_no_other() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, VethOptions { queues: 2, ..CABLE }) else { return };
         // Frames from the far end's first queue arrive at our first queue.
         let (steady, feeder) = (net.open("netmap:va-0"), open_in(&net.far, "netmap:vb-0/T"));
@@ -201,7 +201,7 @@ fn rebinding_a_queue_disturbs_no_other() {
 
 #[test]
 fn port_info_does_not_attach_the_interface() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for policy in [DIRECT, MEDIATED] {
             let Some(net) = Net::new(home, policy, CABLE) else { return };
             let ask = || control(NETMAP_REQ_PORT_INFO_GET, "va", NmreqPortInfoGet::default());
@@ -217,7 +217,7 @@ fn port_info_does_not_attach_the_interface() {
 /// An interface can be opened in another region than the default one, and exchanges buffers with the ports there.
 #[test]
 fn an_interface_can_be_opened_in_a_chosen_region() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::with(home, DIRECT, CABLE, &["--buf-num", "8192"]) else { return };
         let pipe = net.open("netmap:p{1");
         let port = net.open(&format!("netmap:va@{}", pipe.mem_id()));
@@ -236,7 +236,7 @@ fn an_interface_can_be_opened_in_a_chosen_region() {
 /// A slow driver, or memory of a client, can hold up the thread of the daemon that answers requests.
 #[test]
 fn a_blocked_control_thread_keeps_its_interfaces() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va"), net.tap());
         let blocked = StoppedThread::main_of(home.daemon());

@@ -16,7 +16,7 @@ use conformance::host::{CABLE, stream};
 use conformance::machine::{HEADER, Machine, unfinished};
 use conformance::net::{DIRECT, MEDIATED, Net, Tap, frame};
 use conformance::switch::host_on_switch;
-use conformance::{Home, bpf, isolated, program, until};
+use conformance::{Home, bpf, isolated_with_interfaces, program, until};
 use lab::{Ns, output};
 use rustix::process::Signal;
 
@@ -187,27 +187,27 @@ fn row(home: &Home, path: &Path) {
 
 #[test]
 fn offloads_are_complete_native() {
-    isolated(|home| row(home, &PATHS[0]));
+    isolated_with_interfaces(|home| row(home, &PATHS[0]));
 }
 
 #[test]
 fn offloads_are_complete_generic() {
-    isolated(|home| row(home, &PATHS[1]));
+    isolated_with_interfaces(|home| row(home, &PATHS[1]));
 }
 
 #[test]
 fn offloads_are_complete_mediated() {
-    isolated(|home| row(home, &PATHS[2]));
+    isolated_with_interfaces(|home| row(home, &PATHS[2]));
 }
 
 #[test]
 fn offloads_are_complete_host_rings() {
-    isolated(|home| row(home, &PATHS[3]));
+    isolated_with_interfaces(|home| row(home, &PATHS[3]));
 }
 
 #[test]
 fn offloads_are_complete_persistent_port() {
-    isolated(|home| row(home, &PATHS[4]));
+    isolated_with_interfaces(|home| row(home, &PATHS[4]));
 }
 
 fn row_above(home: &Home, name: &'static str) {
@@ -216,23 +216,23 @@ fn row_above(home: &Home, name: &'static str) {
 
 #[test]
 fn offloads_are_complete_bridge() {
-    isolated(|home| row_above(home, UPPER[0].0));
+    isolated_with_interfaces(|home| row_above(home, UPPER[0].0));
 }
 
 #[test]
 fn offloads_are_complete_bond() {
-    isolated(|home| row_above(home, UPPER[1].0));
+    isolated_with_interfaces(|home| row_above(home, UPPER[1].0));
 }
 
 #[test]
 fn offloads_are_complete_macvlan() {
-    isolated(|home| row_above(home, UPPER[2].0));
+    isolated_with_interfaces(|home| row_above(home, UPPER[2].0));
 }
 
 /// A virtual machine that relies on its host for checksums and segmentation.
 #[test]
 fn offloads_are_complete_tap() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         if Command::new("tcpdump").arg("--version").output().is_err() {
             return summary("skipped: no tcpdump here (Debian: tcpdump)");
         }

@@ -11,7 +11,7 @@ use conformance::host::{CABLE, V4, bridge, stream, until_clean, until_it_works};
 use conformance::net::{DIRECT, MEDIATED, Net, Tap, collect, frame, set_policy, start_daemon};
 use conformance::packet::assert_checksums;
 use conformance::switch::host_on_switch;
-use conformance::{Home, bpf, isolated, program, until};
+use conformance::{Home, bpf, isolated_with_interfaces, program, until};
 use lab::Ns;
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::process::{Signal, kill_process};
@@ -135,32 +135,32 @@ fn frames_are_those_on_the_wire(home: &Home, path: Path) {
 
 #[test]
 fn frames_are_those_on_the_wire_native() {
-    isolated(|home| frames_are_those_on_the_wire(home, Path::Native));
+    isolated_with_interfaces(|home| frames_are_those_on_the_wire(home, Path::Native));
 }
 
 #[test]
 fn frames_are_those_on_the_wire_generic() {
-    isolated(|home| frames_are_those_on_the_wire(home, Path::Generic));
+    isolated_with_interfaces(|home| frames_are_those_on_the_wire(home, Path::Generic));
 }
 
 #[test]
 fn frames_are_those_on_the_wire_mediated() {
-    isolated(|home| frames_are_those_on_the_wire(home, Path::Mediated));
+    isolated_with_interfaces(|home| frames_are_those_on_the_wire(home, Path::Mediated));
 }
 
 #[test]
 fn frames_are_those_on_the_wire_host_rings() {
-    isolated(|home| frames_are_those_on_the_wire(home, Path::HostRings));
+    isolated_with_interfaces(|home| frames_are_those_on_the_wire(home, Path::HostRings));
 }
 
 #[test]
 fn frames_are_those_on_the_wire_persistent_port() {
-    isolated(|home| frames_are_those_on_the_wire(home, Path::Persistent));
+    isolated_with_interfaces(|home| frames_are_those_on_the_wire(home, Path::Persistent));
 }
 
 #[test]
 fn offloads_are_restored_when_a_port_closes_and_when_a_process_is_killed() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for policy in [DIRECT, MEDIATED] {
             let Some(net) = Net::new(home, policy, CABLE) else { return };
             let all = |net: &Net| [features(&net.near, "va"), features(&net.far, "vb")];
@@ -206,7 +206,7 @@ fn offloads_are_restored_when_a_port_closes_and_when_a_process_is_killed() {
 /// Streams between two stacks, each behind a veth, through a bridge that neither has been configured for.
 #[test]
 fn streams_cross_a_bridge_of_two_interfaces_without_ethtool() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for mode in ["native", "generic"] {
             let Some(net) = Net::with(home, DIRECT, CABLE, &["--admode", mode]) else { return };
             let third = net.lab.namespace("third").expect("a namespace");
@@ -231,7 +231,7 @@ fn streams_cross_a_bridge_of_two_interfaces_without_ethtool() {
 /// The same between an interface and the host behind it.
 #[test]
 fn streams_cross_a_bridge_to_the_host_without_ethtool() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for mode in ["native", "generic"] {
             let Some(net) = Net::with(home, DIRECT, CABLE, &["--admode", mode]) else { return };
             let mut program = bridge(&net, home, 1);

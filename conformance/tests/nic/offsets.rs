@@ -4,7 +4,7 @@
 use conformance::net::{
     BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_same, assert_works, collect, drain, frames, transmit,
 };
-use conformance::{isolated, until};
+use conformance::{isolated_with_interfaces, until};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::errno::{EBUSY, EINVAL, EOPNOTSUPP};
 use unetmap::{BufIdx, Interest, Port, SlotRef};
@@ -22,7 +22,7 @@ fn whole(port: &Port, slot: &SlotRef<'_>) -> [u8; BUFFER] {
 
 #[test]
 fn frames_at_an_offset_are_sent_and_received() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va@offset:initial=128,bits=16"), net.tap());
         for ring in port.tx_rings().iter().chain(port.rx_rings()) {
@@ -48,7 +48,7 @@ fn frames_at_an_offset_are_sent_and_received() {
 /// The program chooses an offset for each slot; no byte outside of the frame is written.
 #[test]
 fn each_slot_has_an_offset_of_its_own() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va@offset:initial=530,bits=16"), net.tap());
         let (rx, tx) = (&port.rx_rings()[0], &port.tx_rings()[0]);
@@ -104,7 +104,7 @@ fn each_slot_has_an_offset_of_its_own() {
 
 #[test]
 fn sharing_a_queue_requires_the_same_offsets() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let first = net.open("netmap:va/R@offset:initial=64,bits=8");
         assert_eq!(net.refused("netmap:va@offset:initial=65,bits=8").0, EBUSY);
@@ -129,7 +129,7 @@ fn sharing_a_queue_requires_the_same_offsets() {
 
 #[test]
 fn invalid_offsets_are_refused() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for spec in ["netmap:va@offset=2049", "netmap:va@offset=2048", "netmap:va@offset:initial=16,bits=4"] {
             assert_eq!(net.refused(spec).0, EINVAL, "{spec}");
@@ -149,7 +149,7 @@ fn invalid_offsets_are_refused() {
 
 #[test]
 fn a_mediated_port_refuses_offsets() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, MEDIATED, CABLE) else { return };
         assert_eq!(net.refused("netmap:va@offset=16").0, EOPNOTSUPP);
         net.assert_given_back();

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use conformance::home::{Guard, summary};
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, Tap, assert_works, policy_file, public_copy, set_policy};
 use conformance::packet;
-use conformance::{Home, LIMIT, isolated, program, until};
+use conformance::{Home, LIMIT, isolated_with_interfaces, program, until};
 use lab::Ns;
 use unetmap::Port;
 
@@ -132,7 +132,7 @@ fn rule(ports: &str, netns: Option<&Ns>, access: &str) -> String {
 
 #[test]
 fn users_are_refused_unless_a_rule_allows_them() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let Some(nobody) = Nobody::new(home) else { return };
         for (policy, spec) in [
@@ -199,12 +199,12 @@ fn with_a_rule(home: &Home, access: &str) {
 
 #[test]
 fn a_rule_grants_direct_access() {
-    isolated(|home| with_a_rule(home, "direct"));
+    isolated_with_interfaces(|home| with_a_rule(home, "direct"));
 }
 
 #[test]
 fn a_rule_grants_mediated_access() {
-    isolated(|home| with_a_rule(home, "mediated"));
+    isolated_with_interfaces(|home| with_a_rule(home, "mediated"));
 }
 
 /// Interfaces of the same name in two namespaces: each user opens the one of its own namespace, at the same time.
@@ -240,18 +240,18 @@ fn same_name_twice(home: &Home, access: &str) {
 
 #[test]
 fn a_name_means_the_interface_of_the_callers_namespace_direct() {
-    isolated(|home| same_name_twice(home, "direct"));
+    isolated_with_interfaces(|home| same_name_twice(home, "direct"));
 }
 
 #[test]
 fn a_name_means_the_interface_of_the_callers_namespace_mediated() {
-    isolated(|home| same_name_twice(home, "mediated"));
+    isolated_with_interfaces(|home| same_name_twice(home, "mediated"));
 }
 
 /// An interface has one user at a time.
 #[test]
 fn a_refusal_names_the_process_that_has_the_interface_open() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let Some(nobody) = Nobody::new(home) else { return };
         for access in ["direct", "mediated"] {
@@ -292,7 +292,7 @@ fn a_refusal_names_the_process_that_has_the_interface_open() {
 /// and the error names the line.
 #[test]
 fn a_policy_change_applies_from_the_next_open() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let Some(nobody) = Nobody::new(home) else { return };
         for access in ["direct", "mediated"] {
@@ -333,7 +333,7 @@ fn a_policy_change_applies_from_the_next_open() {
 /// Two users share no region, though both have interfaces in region 1 of the same namespace.
 #[test]
 fn two_users_of_one_namespace_share_no_memory() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let Some(nobody) = Nobody::new(home) else { return };
         net.lab.veth(&net.near, "vc", &net.far, "vd", lab::VethOptions { addresses: None, ..CABLE }).expect("a cable");
@@ -358,7 +358,7 @@ fn two_users_of_one_namespace_share_no_memory() {
 
 #[test]
 fn only_root_changes_the_switches_of_the_system() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, "[[rule]]\nusers = [65534]\npipes = true\naccess = \"direct\"\n", CABLE) else {
             return;
         };

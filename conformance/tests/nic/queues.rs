@@ -3,7 +3,7 @@
 //! names an alternative.
 
 use conformance::net::{CABLE, DIRECT, Net, assert_works};
-use conformance::{isolated, program};
+use conformance::{isolated_with_interfaces, program};
 
 /// Runs `unetmap nic` in the near namespace; returns its exit status and its output.
 #[track_caller]
@@ -15,7 +15,7 @@ fn nic(net: &Net, args: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn unsupported_queue_settings_are_refused_with_an_alternative() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         net.near.ip(&["tuntap", "add", "tap0", "mode", "tap"]).expect("a tap");
         // The port works before, meanwhile and afterwards.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use conformance::bpf::check_xdp_socket;
 use conformance::home::{Guard, summary};
 use conformance::net::{CABLE, DIRECT, MEDIATED, Tap, assert_works, open_in, policy_file, set_policy};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::{Lab, Ns};
 use unetmap::Port;
 
@@ -57,7 +57,7 @@ fn refusal(ns: &Ns, spec: &str) -> String {
 
 #[test]
 fn a_missing_capability_or_limit_is_named() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some((_lab, near, far)) = cable() else { return };
         // The daemon's namespace, the missing capability, the limit, and the expected message.
         let here = &near;
@@ -137,7 +137,7 @@ fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
 /// Simulates a kernel that was built without AF_XDP.
 #[test]
 fn an_error_names_a_kernel_without_af_xdp() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let wanted = "this kernel has no AF_XDP sockets: interfaces need Linux 5.11 or newer with CONFIG_XDP_SOCKETS, ";
         lacks(home, "af_xdp", "netmap:va", wanted);
     });
@@ -146,7 +146,7 @@ fn an_error_names_a_kernel_without_af_xdp() {
 /// Simulates a kernel without BPF links at an interface's egress (tcx).
 #[test]
 fn an_error_names_a_kernel_without_tcx() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let wanted = "host rings need Linux 6.6 or newer";
         lacks(home, "links", "netmap:va^", wanted);
     });

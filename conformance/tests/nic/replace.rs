@@ -9,7 +9,7 @@ use conformance::net::{CABLE, DIRECT, MEDIATED, Net, assert_works, policy_file};
 use conformance::replace::{refused, replace, replace_with, rounds, try_replace};
 use conformance::thread::StoppedThread;
 use conformance::tool::{done, nic};
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 use serde_json::Value;
 
 use crate::headers;
@@ -24,7 +24,7 @@ fn rename(net: &Net, home: &Home, from: &str, to: &str) {
 
 #[test]
 fn an_interface_goes_on_while_the_daemon_is_replaced() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va"), net.tap());
         rounds(&port, &tap, |go_on| {
@@ -61,7 +61,7 @@ fn an_interface_goes_on_while_the_daemon_is_replaced() {
 
 #[test]
 fn a_mediated_interface_goes_on_while_the_daemon_is_replaced() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, MEDIATED, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va"), net.tap());
         rounds(&port, &tap, |go_on| {
@@ -97,7 +97,7 @@ fn a_mediated_interface_goes_on_while_the_daemon_is_replaced() {
 
 #[test]
 fn an_interface_goes_on_when_a_successor_fails() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va"), net.tap());
         let other = home.folder().join("other.toml");
@@ -128,7 +128,7 @@ fn an_interface_goes_on_when_a_successor_fails() {
 /// Filter, busy polling and header: what is set stays, is in force without a gap, and ends with its interface.
 #[test]
 fn settings_of_interfaces_go_on_while_the_daemon_is_replaced() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         for name in ["v1", "v2"] {

@@ -16,7 +16,7 @@ use conformance::net::{
 use conformance::packet;
 use conformance::snapshot::PIPE_BUFFERS;
 use conformance::traffic::fill_some;
-use conformance::{Home, LIMIT, isolated, program, until};
+use conformance::{Home, LIMIT, isolated_with_interfaces, program, until};
 use rustix::process::Signal;
 use unetmap::{Interest, Port};
 
@@ -93,12 +93,12 @@ fn receive_ring_of_processes(home: &Home, policy: &str) {
 
 #[test]
 fn three_processes_share_a_receive_ring_direct() {
-    isolated(|home| receive_ring_of_processes(home, DIRECT));
+    isolated_with_interfaces(|home| receive_ring_of_processes(home, DIRECT));
 }
 
 #[test]
 fn three_processes_share_a_receive_ring_mediated() {
-    isolated(|home| receive_ring_of_processes(home, MEDIATED));
+    isolated_with_interfaces(|home| receive_ring_of_processes(home, MEDIATED));
 }
 
 fn transmit_ring_of_processes(home: &Home, policy: &str) {
@@ -125,12 +125,12 @@ fn transmit_ring_of_processes(home: &Home, policy: &str) {
 
 #[test]
 fn two_processes_share_a_transmit_ring_direct() {
-    isolated(|home| transmit_ring_of_processes(home, DIRECT));
+    isolated_with_interfaces(|home| transmit_ring_of_processes(home, DIRECT));
 }
 
 #[test]
 fn two_processes_share_a_transmit_ring_mediated() {
-    isolated(|home| transmit_ring_of_processes(home, MEDIATED));
+    isolated_with_interfaces(|home| transmit_ring_of_processes(home, MEDIATED));
 }
 
 fn forked_child(home: &Home, policy: &str) {
@@ -151,17 +151,17 @@ fn forked_child(home: &Home, policy: &str) {
 
 #[test]
 fn a_parent_and_its_forked_child_share_an_interface_direct() {
-    isolated(|home| forked_child(home, DIRECT));
+    isolated_with_interfaces(|home| forked_child(home, DIRECT));
 }
 
 #[test]
 fn a_parent_and_its_forked_child_share_an_interface_mediated() {
-    isolated(|home| forked_child(home, MEDIATED));
+    isolated_with_interfaces(|home| forked_child(home, MEDIATED));
 }
 
 #[test]
 fn a_forked_child_keeps_the_interface_after_its_parent_is_killed() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for policy in [DIRECT, MEDIATED] {
             set_policy(home, policy);
@@ -233,12 +233,12 @@ fn comings_and_goings(home: &Home, policy: &str) {
 
 #[test]
 fn repeated_opens_and_closes_disturb_no_other_client_direct() {
-    isolated(|home| comings_and_goings(home, DIRECT));
+    isolated_with_interfaces(|home| comings_and_goings(home, DIRECT));
 }
 
 #[test]
 fn repeated_opens_and_closes_disturb_no_other_client_mediated() {
-    isolated(|home| comings_and_goings(home, MEDIATED));
+    isolated_with_interfaces(|home| comings_and_goings(home, MEDIATED));
 }
 
 /// A queue that is closed at any moment and opened again, while another stays open, sends nothing twice.
@@ -267,18 +267,18 @@ fn again_and_again(home: &Home, policy: &str) {
 
 #[test]
 fn a_reopened_queue_sends_no_packet_twice_direct() {
-    isolated(|home| again_and_again(home, DIRECT));
+    isolated_with_interfaces(|home| again_and_again(home, DIRECT));
 }
 
 #[test]
 fn a_reopened_queue_sends_no_packet_twice_mediated() {
-    isolated(|home| again_and_again(home, MEDIATED));
+    isolated_with_interfaces(|home| again_and_again(home, MEDIATED));
 }
 
 /// A refused open leaves nothing behind that blocks the next one.
 #[test]
 fn a_refused_open_leaves_nothing_behind() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for policy in [DIRECT, MEDIATED] {
             set_policy(home, policy);
@@ -300,7 +300,7 @@ fn a_refused_open_leaves_nothing_behind() {
 /// An exclusive open excludes others.
 #[test]
 fn an_exclusive_port_cannot_be_opened_again() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for policy in [DIRECT, MEDIATED] {
             set_policy(home, policy);
@@ -351,7 +351,7 @@ fn assert_all_buffers_back(home: &Home, before: conformance::snapshot::Buffers) 
 /// A frame that is exchanged from one interface to another leaves from the very buffer that it came into.
 #[test]
 fn a_swapped_frame_leaves_from_the_buffer_that_it_came_into() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let out = second_cable(&net);
         let keeper = net.open("netmap:va{9");
@@ -420,7 +420,7 @@ fn bridge_summary(bridge: &mut Guard) -> serde_json::Value {
 /// own receive buffers: nothing was copied.
 #[test]
 fn bridge_moves_frames_to_a_pipe_and_back_without_a_copy() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let keeper = net.open("netmap:va{9");
         let before = home.snapshot().buffers("interfaces");
@@ -502,19 +502,19 @@ fn bridge_between_interfaces(home: &Home, policy: &str, zero_copy: bool) {
 
 #[test]
 fn bridge_between_two_interfaces_direct() {
-    isolated(|home| bridge_between_interfaces(home, DIRECT, true));
+    isolated_with_interfaces(|home| bridge_between_interfaces(home, DIRECT, true));
 }
 
 /// Each has a region of its own, so that this is a copy.
 #[test]
 fn bridge_between_two_interfaces_mediated() {
-    isolated(|home| bridge_between_interfaces(home, MEDIATED, false));
+    isolated_with_interfaces(|home| bridge_between_interfaces(home, MEDIATED, false));
 }
 
 /// Extra buffers, sent from an interface's slots, are accounted for again.
 #[test]
 fn extra_buffers_go_through_an_interface_and_come_back() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let keeper = net.open("netmap:va{9");
         let before = home.snapshot().buffers("interfaces");
@@ -548,7 +548,7 @@ fn extra_buffers_go_through_an_interface_and_come_back() {
 /// The pipe of an interface whose owner may not touch it is a pipe like others.
 #[test]
 fn a_mediated_interface_and_its_pipe_share_a_region() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, MEDIATED, CABLE) else { return };
         let (port, tap) = (net.open("netmap:va"), net.tap());
         let (one, two) = (net.open("netmap:va{1"), net.open("netmap:va}1"));

@@ -12,7 +12,7 @@ use conformance::net::{
     pings, set_policy, take, transmit,
 };
 use conformance::traffic::{expect, fill, send};
-use conformance::{Home, LIMIT, isolated, program, until};
+use conformance::{Home, LIMIT, isolated_with_interfaces, program, until};
 use lab::VethOptions;
 use rustix::process::Signal;
 use unetmap::Interest;
@@ -55,18 +55,18 @@ fn whole_and_counted(home: &Home, policy: &str) {
 
 #[test]
 fn frames_are_whole_in_order_and_counted_direct() {
-    isolated(|home| whole_and_counted(home, DIRECT));
+    isolated_with_interfaces(|home| whole_and_counted(home, DIRECT));
 }
 
 #[test]
 fn frames_are_whole_in_order_and_counted_mediated() {
-    isolated(|home| whole_and_counted(home, MEDIATED));
+    isolated_with_interfaces(|home| whole_and_counted(home, MEDIATED));
 }
 
 /// Packets of the far stack are received, and sent packets reach a socket of that stack.
 #[test]
 fn the_far_stack_is_reached_both_ways() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (mac_a, mac_b) = (net.near.mac("va").expect("a MAC"), net.far.mac("vb").expect("a MAC"));
         let text = mac_a.map(|b| format!("{b:02x}")).join(":");
@@ -142,12 +142,12 @@ fn listed(home: &Home, port: &str, dir: &str, what: &str) -> u64 {
 
 #[test]
 fn wrong_lengths_are_not_sent_and_counted_direct() {
-    isolated(|home| too_short_or_too_long(home, DIRECT));
+    isolated_with_interfaces(|home| too_short_or_too_long(home, DIRECT));
 }
 
 #[test]
 fn wrong_lengths_are_not_sent_and_counted_mediated() {
-    isolated(|home| too_short_or_too_long(home, MEDIATED));
+    isolated_with_interfaces(|home| too_short_or_too_long(home, MEDIATED));
 }
 
 /// A frame that fills its buffer, and the next longer one.
@@ -216,12 +216,12 @@ fn buffers_to_the_last_byte(home: &Home, policy: &str) {
 
 #[test]
 fn frames_of_several_buffers_direct() {
-    isolated(|home| buffers_to_the_last_byte(home, DIRECT));
+    isolated_with_interfaces(|home| buffers_to_the_last_byte(home, DIRECT));
 }
 
 #[test]
 fn frames_of_several_buffers_mediated() {
-    isolated(|home| buffers_to_the_last_byte(home, MEDIATED));
+    isolated_with_interfaces(|home| buffers_to_the_last_byte(home, MEDIATED));
 }
 
 /// Four queues: a program for each, and one for all of the far end.
@@ -267,12 +267,12 @@ fn queues(home: &Home, policy: &str) {
 
 #[test]
 fn each_queue_has_its_own_program_direct() {
-    isolated(|home| queues(home, DIRECT));
+    isolated_with_interfaces(|home| queues(home, DIRECT));
 }
 
 #[test]
 fn each_queue_has_its_own_program_mediated() {
-    isolated(|home| queues(home, MEDIATED));
+    isolated_with_interfaces(|home| queues(home, MEDIATED));
 }
 
 /// Queues that are not bound, and packets received on queues bound only for sending, stay with the kernel.
@@ -325,17 +325,17 @@ fn what_is_not_bound_is_the_kernels(home: &Home, policy: &str) {
 
 #[test]
 fn queues_that_are_not_bound_stay_with_the_kernel_direct() {
-    isolated(|home| what_is_not_bound_is_the_kernels(home, DIRECT));
+    isolated_with_interfaces(|home| what_is_not_bound_is_the_kernels(home, DIRECT));
 }
 
 #[test]
 fn queues_that_are_not_bound_stay_with_the_kernel_mediated() {
-    isolated(|home| what_is_not_bound_is_the_kernels(home, MEDIATED));
+    isolated_with_interfaces(|home| what_is_not_bound_is_the_kernels(home, MEDIATED));
 }
 
 #[test]
 fn requested_slot_counts_are_rounded() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for policy in [DIRECT, MEDIATED] {
             set_policy(home, policy);
@@ -380,7 +380,7 @@ fn requested_slot_counts_are_rounded() {
 
 #[test]
 fn an_interface_that_goes_down_comes_back() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for policy in [DIRECT, MEDIATED] {
             set_policy(home, policy);
@@ -415,7 +415,7 @@ fn an_interface_that_goes_down_comes_back() {
 
 #[test]
 fn an_interface_that_is_deleted_ends_its_port() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for policy in [DIRECT, MEDIATED] {
             set_policy(home, policy);
@@ -443,7 +443,7 @@ fn an_interface_that_is_deleted_ends_its_port() {
 
 #[test]
 fn a_closed_port_leaves_the_interface_as_it_was() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         for policy in [DIRECT, MEDIATED] {
             set_policy(home, policy);
@@ -524,12 +524,12 @@ fn overflow(home: &Home, policy: &str) {
 
 #[test]
 fn packets_lost_by_a_stopped_program_are_counted_direct() {
-    isolated(|home| overflow(home, DIRECT));
+    isolated_with_interfaces(|home| overflow(home, DIRECT));
 }
 
 #[test]
 fn packets_lost_by_a_stopped_program_are_counted_mediated() {
-    isolated(|home| overflow(home, MEDIATED));
+    isolated_with_interfaces(|home| overflow(home, MEDIATED));
 }
 
 /// The packets that pkt-gen sends are counted at the far end, and a pkt-gen there receives as many.
@@ -562,19 +562,19 @@ fn pkt_gen(home: &Home, policy: &str) {
 
 #[test]
 fn pkt_gen_counts_what_it_sends_and_receives_direct() {
-    isolated(|home| pkt_gen(home, DIRECT));
+    isolated_with_interfaces(|home| pkt_gen(home, DIRECT));
 }
 
 #[test]
 fn pkt_gen_counts_what_it_sends_and_receives_mediated() {
-    isolated(|home| pkt_gen(home, MEDIATED));
+    isolated_with_interfaces(|home| pkt_gen(home, MEDIATED));
 }
 
 /// An MTU that the buffers are too small for is accepted where packets may have several slots; buffers that no socket
 /// can use are refused.
 #[test]
 fn buffer_sizes_that_af_xdp_cannot_use_are_refused() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::with(home, DIRECT, CABLE, &["--buf-size", "8192"]) else { return };
         let (errno, why) = net.refused("netmap:va");
         assert_eq!(errno, 22, "{why}");
@@ -585,7 +585,7 @@ fn buffer_sizes_that_af_xdp_cannot_use_are_refused() {
 
 #[test]
 fn smaller_and_larger_buffers_carry_the_same_frames() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for (size, mtu) in [("1792", 1500), ("1792", 4000), ("3840", 3500), ("3840", 9000), ("4096", 9000)] {
             let Some(net) = Net::with(home, DIRECT, VethOptions { mtu, ..CABLE }, &["--buf-size", size]) else {
                 return;
@@ -611,7 +611,7 @@ fn smaller_and_larger_buffers_carry_the_same_frames() {
 /// The library's own packets, as the tests of pipes use them, over a cable both of whose ends are ports.
 #[test]
 fn a_veth_with_ports_at_both_ends_works_like_a_pipe() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (a, b) = (net.open("netmap:va"), open_in(&net.far, "netmap:vb"));
         for round in 0..40 {

@@ -13,7 +13,7 @@ use conformance::host::CABLE;
 use conformance::machine::{self, HEADER, Machine, unfinished};
 use conformance::net::{BUFFER, DIRECT, MEDIATED, Net, assert_same, collect, frame, frames, take, transmit};
 use conformance::packet::assert_checksums;
-use conformance::{Home, isolated, program, tool, until};
+use conformance::{Home, isolated_with_interfaces, program, tool, until};
 use rustix::process::{Signal, kill_process};
 use rustix::thread::gettid;
 use unetmap::{Interest, Port};
@@ -108,18 +108,18 @@ fn frames_of_a_tap(home: &Home, policy: &str) {
 
 #[test]
 fn frames_of_a_tap_are_complete_direct() {
-    isolated(|home| frames_of_a_tap(home, DIRECT));
+    isolated_with_interfaces(|home| frames_of_a_tap(home, DIRECT));
 }
 
 #[test]
 fn frames_of_a_tap_are_complete_mediated() {
-    isolated(|home| frames_of_a_tap(home, MEDIATED));
+    isolated_with_interfaces(|home| frames_of_a_tap(home, MEDIATED));
 }
 
 /// A veth whose peer is in a namespace that the daemon cannot find: no process is in it, only a thread is.
 #[test]
 fn frames_of_a_hidden_sender_are_complete() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (to_thread, of_test) = channel::<()>();
         let (to_test, of_thread) = channel();
@@ -163,7 +163,7 @@ fn frames_of_a_hidden_sender_are_complete() {
 
 #[test]
 fn frames_of_the_loopback_interface_are_complete() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         net.near.ip(&["link", "set", "lo", "up"]).expect("lo");
         let port = net.open("netmap:lo/R");
@@ -179,7 +179,7 @@ fn frames_of_the_loopback_interface_are_complete() {
 /// that a program passes on to the host rings, and all after the daemon was killed.
 #[test]
 fn the_host_has_the_other_frames_of_a_tap() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let machine = machine(&net);
         let sender = net.open("netmap:tap0/T");

@@ -7,7 +7,7 @@ use std::process::Command;
 use conformance::c::compile_with;
 use conformance::net::{CABLE, DIRECT, Net, assert_same, open_in};
 use conformance::pcap::{Far, InteractiveProgram, overlay};
-use conformance::{Home, isolated, program};
+use conformance::{Home, isolated_with_interfaces, program};
 
 /// The output of `pcap_calls` on a device, while frames are sent to it and received from it.
 #[track_caller]
@@ -44,7 +44,7 @@ fn by_us(mut command: Command, calls: &Path) -> Command {
 
 #[test]
 fn every_function_behaves_like_the_system_libpcap() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let calls = calls(home);
         let systems = answers(net.command(&calls), "va", &Far::Tap(net.tap()));
@@ -58,7 +58,7 @@ fn every_function_behaves_like_the_system_libpcap() {
 
 #[test]
 fn filters_accept_the_same_packets_as_the_system_libpcap() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let folders = ["../pcap", "../include", "c"].map(|folder| format!("-I{}", root.join(folder).display()));
         let more: Vec<_> =
@@ -104,7 +104,7 @@ for name in sys.argv[2:]:
 
 #[test]
 fn programs_may_load_the_library_by_any_of_its_names() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         overlay();
         let _port = unetmap::Port::open("netmap:d{1").expect("a port");
         let mut run = Command::new(program("unetmap"));
@@ -118,7 +118,7 @@ fn programs_may_load_the_library_by_any_of_its_names() {
 
 #[test]
 fn pcap_findalldevs_lists_the_ports() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         overlay();
         let _ports = ["netmap:d{1", "vale9:one"].map(|spec| unetmap::Port::open(spec).expect("a port"));
         let calls = Command::new(program("unetmap")).args(["run", "tcpdump", "-D"]).output().expect("unetmap starts");
@@ -135,7 +135,7 @@ fn pcap_findalldevs_lists_the_ports() {
 
 #[test]
 fn a_link_that_is_down_is_a_warning_or_a_line_of_standard_error() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         overlay();
         let down = compile_with(home, "pcap_down", &["-lpcap"]);

@@ -10,7 +10,7 @@ use conformance::c::compile_with;
 use conformance::home::{Guard, summary};
 use conformance::net::{BUFFER, CABLE, DIRECT, MEDIATED, Net, assert_same, collect, frames, transmit};
 use conformance::pcap::{Far, InteractiveProgram, overlay, read_pcap};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use rustix::process::{Pid, Signal, kill_process};
 use unetmap::Port;
 
@@ -44,7 +44,7 @@ fn numbered(numbers: std::ops::Range<usize>) -> Vec<Vec<u8>> {
 
 #[test]
 fn impossible_snap_lengths_are_handled() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let port = open("netmap:s{1");
         let mut program = start(Command::new(program("unetmap")), &faults(home), "snaplens", "netmap:s}1");
         assert_eq!(program.line(), "262144 262144 262144 262144 262144 262144 1 65");
@@ -57,7 +57,7 @@ fn impossible_snap_lengths_are_handled() {
 
 #[test]
 fn a_thread_that_waits_in_pcap_loop_can_be_cancelled() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let _port = open("netmap:c{1");
         ready(&faults(home), "cancelled", "netmap:c}1").end();
     });
@@ -65,7 +65,7 @@ fn a_thread_that_waits_in_pcap_loop_can_be_cancelled() {
 
 #[test]
 fn a_killed_daemon_ends_the_capture_with_an_error() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let faults = faults(home);
         let mut programs =
             [ready(&faults, "port-deleted", "netmap:g}1"), ready(&faults, "port-deleted-select", "netmap:g{1")];
@@ -80,7 +80,7 @@ fn a_killed_daemon_ends_the_capture_with_an_error() {
 
 #[test]
 fn a_deleted_interface_ends_the_capture_with_an_error() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let faults = faults(home);
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let mut program = start(net.command(program("unetmap")), &faults, "port-deleted", "netmap:va");
@@ -114,7 +114,7 @@ fn slow_reader(mut program: InteractiveProgram, far: &Far, sent: usize, least: u
 
 #[test]
 fn drops_of_a_slow_reader_on_a_switch_are_counted() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let far = Far::Port(Box::new(open("vale4:far")));
         let program = start(Command::new(program("unetmap")), &faults(home), "slow", "vale4:near");
         slow_reader(program, &far, 20_000, 500);
@@ -123,7 +123,7 @@ fn drops_of_a_slow_reader_on_a_switch_are_counted() {
 
 #[test]
 fn drops_of_a_slow_reader_on_an_interface_are_counted() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let faults = faults(home);
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let program = start(net.command(program("unetmap")), &faults, "slow", "netmap:va");
@@ -133,7 +133,7 @@ fn drops_of_a_slow_reader_on_an_interface_are_counted() {
 
 #[test]
 fn drops_of_a_slow_reader_on_a_mediated_interface_are_counted() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let faults = faults(home);
         let Some(net) = Net::new(home, MEDIATED, CABLE) else { return };
         let program = start(net.command(program("unetmap")), &faults, "slow", "netmap:va");
@@ -143,7 +143,7 @@ fn drops_of_a_slow_reader_on_a_mediated_interface_are_counted() {
 
 #[test]
 fn a_pipe_sender_waits_for_a_slow_reader() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let far = Far::Port(Box::new(open("netmap:w{1")));
         let program = start(Command::new(program("unetmap")), &faults(home), "slow", "netmap:w}1");
         slow_reader(program, &far, 1000, 1000);
@@ -152,7 +152,7 @@ fn a_pipe_sender_waits_for_a_slow_reader() {
 
 #[test]
 fn pcap_breakloop_works_at_any_moment() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let port = open("netmap:b{1");
         let mut program = ready(&faults(home), "breaks", "netmap:b}1");
         let some = numbered(0..100);
@@ -166,7 +166,7 @@ fn pcap_breakloop_works_at_any_moment() {
 
 #[test]
 fn a_forked_child_can_continue_the_capture() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let port = open("netmap:f{1");
         let mut program = ready(&faults(home), "forks", "netmap:f}1");
         transmit(&port, 0, &numbered(0..20), 2048);
@@ -184,7 +184,7 @@ fn a_forked_child_can_continue_the_capture() {
 
 #[test]
 fn sends_into_a_full_pipe_fail_and_are_counted() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let port = open("netmap:u{1");
         let mut program = ready(&faults(home), "full", "netmap:u}1");
         let sent: usize = program.line().parse().unwrap();
@@ -198,7 +198,7 @@ fn sends_into_a_full_pipe_fail_and_are_counted() {
 
 #[test]
 fn the_last_injected_packets_are_sent_without_a_flush() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let port = open("netmap:e{1");
         let mut program = ready(&faults(home), "stream", "netmap:e}1");
         assert_eq!(collect(&port, 777).len(), 777);
@@ -211,7 +211,7 @@ fn the_last_injected_packets_are_sent_without_a_flush() {
 /// Root's daemon has no rule for the user that the program becomes.
 #[test]
 fn a_program_that_drops_its_privileges_can_send_by_a_packet_socket() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         if !rustix::process::geteuid().is_root() {
             return summary("skipped: needs root");
         }
@@ -225,7 +225,7 @@ fn a_program_that_drops_its_privileges_can_send_by_a_packet_socket() {
 
 #[test]
 fn packets_of_several_slots_arrive_whole() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let port = open("netmap:l{1");
         let mut program = ready(&faults(home), "large", "netmap:l}1");
         let packet = |i: usize| (0..9000).map(|k| (k / 100 + i) as u8).collect::<Vec<u8>>();
@@ -238,7 +238,7 @@ fn packets_of_several_slots_arrive_whole() {
 
 #[test]
 fn a_killed_program_leaves_nothing() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let port = open("netmap:k{1");
         let faults = faults(home);
         for _ in 0..10 {
@@ -257,7 +257,7 @@ fn a_killed_program_leaves_nothing() {
 
 #[test]
 fn filtered_packets_do_not_extend_a_timeout() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let mut program = ready(&faults(home), "flood", "netmap:n}1");
         let mut sender = Command::new(conformance::program("pkt-gen"));
         sender.args(["-i", "netmap:n{1", "-f", "tx", "-w", "0", "-T", "0"]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -282,12 +282,12 @@ fn in_hand(home: &Home, how: &str) {
 
 #[test]
 fn a_returned_packet_stays_valid_during_pcap_stats() {
-    isolated(|home| in_hand(home, "held-packet"));
+    isolated_with_interfaces(|home| in_hand(home, "held-packet"));
 }
 
 #[test]
 fn a_returned_packet_stays_valid_during_select() {
-    isolated(|home| in_hand(home, "held-packet-select"));
+    isolated_with_interfaces(|home| in_hand(home, "held-packet-select"));
 }
 
 /// Starts tcpdump by `unetmap run`, writing `packets` packets to a file; `None` if it is not installed.
@@ -318,7 +318,7 @@ fn assert_wrote(tcpdump: &mut Guard, file: &Path, sent: &[Vec<u8>]) {
 
 #[test]
 fn four_programs_capture_on_monitors_of_one_port() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let (far, near) = (open("netmap:o{1"), open("netmap:o}1"));
         let sent = numbered(0..200);
         let mut programs = Vec::new();
@@ -351,7 +351,7 @@ fn handles(pid: Pid, signal: Signal) -> bool {
 
 #[test]
 fn pcap_stats_works_in_a_signal_handler_at_any_moment() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let port = open("netmap:i{1");
         let sent: Vec<_> = (0..300).flat_map(|_| numbered(0..100)).collect();
         let Some((mut tcpdump, file)) = tcpdump(home, "netmap:i}1", sent.len()) else { return };

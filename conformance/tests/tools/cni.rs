@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use conformance::home::summary;
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, collect, frames, open_in, pings, transmit};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::Ns;
 use serde_json::{Value, json};
 
@@ -90,7 +90,7 @@ fn ports(home: &Home) -> Vec<String> {
 
 #[test]
 fn pods_get_ports_of_a_switch() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let runtime = Runtime::new(home);
         let conf = &runtime.conf;
@@ -147,7 +147,7 @@ fn pods_get_ports_of_a_switch() {
 
 #[test]
 fn networks_of_one_switch_are_apart_by_their_vlans() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let runtime = Runtime::new(home);
         let pods = ["a", "b", "c"].map(|name| (name, net.lab.namespace(name).expect("a namespace")));
@@ -175,7 +175,7 @@ fn networks_of_one_switch_are_apart_by_their_vlans() {
 
 #[test]
 fn what_is_wrong_is_said_and_leaves_nothing() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let runtime = Runtime::new(home);
         let (pod, conf) = (&net.near, &runtime.conf);
@@ -215,7 +215,7 @@ fn what_is_wrong_is_said_and_leaves_nothing() {
 /// With the reference tool, and the reference plugin of addresses.
 #[test]
 fn cnitool_and_host_local_use_the_plugin() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let host_local = Path::new("/usr/lib/cni/host-local");
         if Command::new("cnitool").output().is_err() || !host_local.exists() {
             return summary(

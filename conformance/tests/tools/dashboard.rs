@@ -6,7 +6,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use conformance::home::{Guard, summary};
-use conformance::{isolated, program, until};
+use conformance::{isolated_with_interfaces, program, until};
 use lab::{Lab, Ns};
 use serde_json::Value;
 
@@ -43,7 +43,7 @@ fn ask(ns: &Ns, query: &str) -> Result<Vec<f64>, String> {
 
 #[test]
 fn the_dashboard_shows_a_load() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         if Command::new("prometheus").arg("--version").output().is_err() {
             return summary("skipped: prometheus is not installed (Debian package prometheus)");
         }

@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use conformance::bpf::{XdpMode, attach_xdp};
 use conformance::home::{Guard, own_snapshot, program, summary};
 use conformance::net::{DIRECT, Net};
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 use lab::{Lab, Ns, VethOptions};
 use serde_json::Value;
 use unetmap::{Error, Port};
@@ -115,7 +115,7 @@ fn set_up(ns: &Ns, name: &str) {
 
 #[test]
 fn the_report_agrees_with_opening_veth_loopback_and_tunnels() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         with_cable(|ns| {
             for name in ["va", "vb", "lo"] {
                 assert_eq!(agree(ns, name), []);
@@ -164,7 +164,7 @@ fn condition(ns: &Ns, name: &str) -> String {
 
 #[test]
 fn an_unused_interface_is_tried_and_left_as_it_was() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         with_cable(|ns| {
             let before = condition(ns, "va");
             let tried = opinion(ns, "va")["interfaces"][0]["tried"].clone();
@@ -203,7 +203,7 @@ fn an_unused_interface_is_tried_and_left_as_it_was() {
 
 #[test]
 fn a_report_names_what_a_developer_needs_and_nothing_private() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         with_cable(|ns| {
             ns.ip(&["link", "set", "va", "address", "02:aa:bb:cc:dd:ee"]).unwrap();
             let port = open(ns, "vb").expect("nothing uses it");
@@ -232,7 +232,7 @@ fn a_report_names_what_a_developer_needs_and_nothing_private() {
 
 #[test]
 fn a_bond_receives_by_way_of_a_veth() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         with_cable(|ns| {
             if let Err(why) = ns.ip(&["link", "add", "bond7", "type", "bond", "mode", "active-backup"]) {
                 return summary(&format!("skipped: no bond can be made here: {why}"));
@@ -248,7 +248,7 @@ fn a_bond_receives_by_way_of_a_veth() {
 
 #[test]
 fn the_report_names_the_data_path_of_a_veth_with_few_or_many_queues() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         with_cable(|ns| {
             // Fewer receive queues than the other end sends on.
             let queues = ["numrxqueues", "1", "numtxqueues", "1", "type", "veth", "peer", "name", "vd"];
@@ -268,7 +268,7 @@ fn the_report_names_the_data_path_of_a_veth_with_few_or_many_queues() {
 
 #[test]
 fn another_xdp_program_is_reported_with_its_remedy() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         with_cable(|ns| {
             for mode in [XdpMode::Native, XdpMode::Generic] {
                 let attach = || attach_xdp("va", mode).expect("nothing else is attached");
@@ -297,7 +297,7 @@ fn another_xdp_program_is_reported_with_its_remedy() {
 
 #[test]
 fn a_missing_capability_of_the_daemon_is_reported() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         with_cable(|ns| {
             for (lacks, what) in [
                 ("+all", ""),
@@ -330,7 +330,7 @@ fn start_without(home: &Home, ns: &Ns, lacks: &str) -> Guard {
 
 #[test]
 fn an_unprivileged_user_gets_a_report() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         with_cable(|ns| {
             // Where everybody may run it.
             let unetmap = home.folder().join("unetmap");
@@ -357,7 +357,7 @@ fn an_unprivileged_user_gets_a_report() {
 
 #[test]
 fn all_interfaces_are_listed_in_a_table() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         with_cable(|ns| {
             ns.ip(&["link", "set", "vb", "down"]).unwrap();
             let output = doctor(ns, &[]);
@@ -384,7 +384,7 @@ fn all_interfaces_are_listed_in_a_table() {
 /// `make test-nic`, with a veth pair for the cable.
 #[test]
 fn the_check_of_real_interfaces_passes_on_unused_ones_and_refuses_others() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         with_cable(|ns| {
             let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/test-nic");
             let folder = program("unetmap").parent().expect("it is in a folder").to_owned();
@@ -416,7 +416,7 @@ fn the_readme_has_the_table_of_kernels() {
 /// What the offloads of a veth's peer mean for a port, before it is opened and while it is open.
 #[test]
 fn each_offload_has_a_line() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, conformance::host::CABLE) else { return };
         let lines = || {
             let report = opinion(&net.near, "va");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use conformance::net::transmit;
 use conformance::traffic::{expect, fill_some, open, send};
-use conformance::{isolated, program, until};
+use conformance::{isolated_with_interfaces, program, until};
 use rustix::process::Signal;
 use serde_json::Value;
 use unetmap::Interest;
@@ -31,7 +31,7 @@ fn receive(port: &unetmap::Port, n: usize) -> Vec<Vec<u8>> {
 
 #[test]
 fn an_emulator_that_stops_sends_what_it_holds() {
-    isolated(|_home| {
+    isolated_with_interfaces(|_home| {
         // A switch drops what exceeds a ring.
         for (near, far, ports, n) in
             [("netmap:a{1", "netmap:a}2", "a}1 a{2", 3000), ("vale0:t", "vale1:t", "vale0:f vale1:f", 500)]
@@ -59,7 +59,7 @@ fn an_emulator_that_stops_sends_what_it_holds() {
 /// A sender is not faster than the receiver, and the emulator keeps no more than rings have room for.
 #[test]
 fn a_sender_waits_while_the_receivers_ring_is_full() {
-    isolated(|_home| {
+    isolated_with_interfaces(|_home| {
         let _running = emulate(Command::new(program("unetmap")), "a}1 a{2");
         let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
         let (ring, mut sent, mut idle) = (&near.tx_rings()[0], 0, 0);
@@ -81,7 +81,7 @@ fn a_sender_waits_while_the_receivers_ring_is_full() {
 
 #[test]
 fn an_emulator_that_is_killed_leaves_its_ports_usable() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for _ in 0..2 {
             let mut running = emulate(Command::new(program("unetmap")), "a}1 a{2 --delay 60s");
             let near = open("netmap:a{1");
@@ -101,7 +101,7 @@ fn an_emulator_that_is_killed_leaves_its_ports_usable() {
 
 #[test]
 fn a_link_loses_and_doubles_as_often_as_asked() {
-    isolated(|_home| {
+    isolated_with_interfaces(|_home| {
         let running = emulate(Command::new(program("unetmap")), "a}1 b{1 --loss 20% --duplicate 10% --direction out");
         let (near, far) = (open("netmap:a{1"), open("netmap:b}1"));
         std::thread::scope(|scope| {
@@ -124,7 +124,7 @@ const FIVE: &str = include_str!("../../../examples/streams/five.toml");
 /// Loss, copies and order, to the packet: the pipes lose nothing, so all of it is the link's.
 #[test]
 fn pkt_gen_reports_what_the_link_did_to_five_streams() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let faults = "--loss 2% --delay 2ms --reorder 0.5% --duplicate 1% --queue 20000";
         let running = emulate(Command::new(program("unetmap")), &format!("a}}1 b{{1 --direction out {faults}"));
         let path = home.folder().join("five.toml");
@@ -158,7 +158,7 @@ fn pkt_gen_reports_what_the_link_did_to_five_streams() {
 fn tcp_and_ping_agree_with_the_link() {
     const LIMIT: Duration = Duration::from_secs(20);
     const BYTES: usize = 8_000_000;
-    isolated(|_home| {
+    isolated_with_interfaces(|_home| {
         let Some(Line { left, middle, right, .. }) = &Line::new() else { return };
         let running = emulate(middle.command(program("unetmap")), "left1 right1 --rate 80M --delay 20ms");
         let text = left.tool("ping", &["-n", "-c", "6", "-i", "0.2", "10.9.0.2"]).expect("answers");

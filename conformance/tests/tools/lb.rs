@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, frame, open_in, take, transmit};
 use conformance::traffic::open;
-use conformance::{Home, LIMIT, isolated, program, until};
+use conformance::{Home, LIMIT, isolated_with_interfaces, program, until};
 use lab::VethOptions;
 use serde_json::Value;
 use unetmap::Port;
@@ -108,7 +108,7 @@ fn traffic(from: u32, each: u32) -> Vec<Vec<u8>> {
 
 #[test]
 fn each_flow_stays_in_one_pipe_and_in_order() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         let lb = plain(&format!("-w 0 -i p}}feed -p lb:{PIPES}"));
         let feed = open("netmap:p{feed");
         let readers: Vec<Port> = (0..PIPES).map(|i| open(&format!("netmap:lb}}{i}"))).collect();
@@ -173,17 +173,17 @@ fn sleeper(extra: u64) {
 
 #[test]
 fn a_sleeping_reader_delays_no_other_and_loses_only_its_own_packets() {
-    isolated(|_| sleeper(0));
+    isolated_with_interfaces(|_| sleeper(0));
 }
 
 #[test]
 fn packets_for_a_slow_reader_wait_in_extra_buffers() {
-    isolated(|_| sleeper(512));
+    isolated_with_interfaces(|_| sleeper(512));
 }
 
 #[test]
 fn packets_are_copied_to_every_group() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         let lb = plain("-w 0 -i p}feed -p first:2 -p second:1 -p first:1");
         let feed = open("netmap:p{feed");
         let readers = ["netmap:first}0", "netmap:first}1", "netmap:second}0", "netmap:first}2"].map(open);
@@ -204,7 +204,7 @@ fn packets_are_copied_to_every_group() {
 
 #[test]
 fn rules_direct_packets_to_their_pipe() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         let mut command = Command::new(program("lb"));
         command.args(["--steer", "udp dst port 53", "2", "--steer", "udp src port 53", "1"]);
         let lb = start(command, "-w 0 -i p}feed -p lb:3");
@@ -224,7 +224,7 @@ fn rules_direct_packets_to_their_pipe() {
 
 #[test]
 fn packets_of_several_slots_stay_whole() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         let lb = plain("-w 0 -i p}feed -p first:2 -p second:2 -B 300");
         let feed = open("netmap:p{feed");
         let readers = ["netmap:first}0", "netmap:first}1", "netmap:second}0", "netmap:second}1"].map(open);
@@ -253,7 +253,7 @@ fn packets_of_several_slots_stay_whole() {
 
 #[test]
 fn a_pipe_that_its_reader_opened_first_in_another_region_gets_copies() {
-    isolated(|_| {
+    isolated_with_interfaces(|_| {
         let first = open("netmap:q}0");
         // More than the first ring holds: the rest waits in extra buffers. What is read enters the second group.
         let lb = plain("-w 0 -i p}feed -p q:1 -p r:1 -B 2000");
@@ -284,7 +284,7 @@ fn a_pipe_that_its_reader_opened_first_in_another_region_gets_copies() {
 
 #[test]
 fn extra_buffers_are_given_back() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         // Another port keeps the region.
         let feed = open("netmap:p{feed");
         let before = home.snapshot().buffers("p");
@@ -339,10 +339,10 @@ fn interface(home: &Home, policy: &str) {
 
 #[test]
 fn packets_of_an_interface_are_all_delivered_or_counted() {
-    isolated(|home| interface(home, DIRECT));
+    isolated_with_interfaces(|home| interface(home, DIRECT));
 }
 
 #[test]
 fn packets_of_a_mediated_interface_are_all_delivered_or_counted() {
-    isolated(|home| interface(home, MEDIATED));
+    isolated_with_interfaces(|home| interface(home, MEDIATED));
 }

@@ -9,7 +9,7 @@ use std::thread;
 use conformance::home::Guard;
 use conformance::net::{CABLE, DIRECT, HELD, MEDIATED, Net};
 use conformance::pcap::{overlay, pcap_file};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use rustix::process::Signal;
 
 const SAID: &str = "the link is down: va ";
@@ -121,12 +121,12 @@ fn down_links_are_said(home: &Home, policy: &str) {
 
 #[test]
 fn each_program_says_that_a_link_is_down_direct() {
-    isolated(|home| down_links_are_said(home, DIRECT));
+    isolated_with_interfaces(|home| down_links_are_said(home, DIRECT));
 }
 
 #[test]
 fn pkt_gen_says_that_a_mediated_link_is_down() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, MEDIATED, CABLE) else { return };
         net.near.ip(&["link", "set", "va", "down"]).unwrap_or_else(|e| panic!("{e}"));
         check(&net, home, ENDING[0], true, ADMINISTRATIVELY);
@@ -136,7 +136,7 @@ fn pkt_gen_says_that_a_mediated_link_is_down() {
 
 #[test]
 fn ports_that_need_no_link_say_nothing() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let quiet = |line: &str| {
             let mut guard = Guard::spawn(&mut command(&net, home, line));

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use conformance::ether::{BROADCAST, drain, mac, make};
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, collect, open_in, transmit};
-use conformance::{isolated, program, until};
+use conformance::{isolated_with_interfaces, program, until};
 use lab::Ns;
 use unetmap::Port;
 
@@ -56,7 +56,7 @@ fn assert_separated(net: &Net, seq: u64) {
 
 #[test]
 fn a_daemon_that_starts_gets_what_the_one_before_it_had() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let path = home.folder().join("switches.toml");
         fs::write(&path, FILE).expect("a file");
@@ -97,7 +97,7 @@ fn a_daemon_that_starts_gets_what_the_one_before_it_had() {
 
 #[test]
 fn a_setting_that_is_saved_is_made_again() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let run = |net: &Net, args: &[&str]| {
             let mut command: Command = net.near.command(program("unetmap"));

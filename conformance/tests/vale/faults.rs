@@ -8,7 +8,7 @@ use conformance::ether::{self, BROADCAST, drain, mac};
 use conformance::home::{Guard, summary};
 use conformance::net::{CABLE, DIRECT, Net, open_in};
 use conformance::traffic::open;
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use rustix::process::Signal;
 use serde_json::Value;
 use unetmap::Port;
@@ -32,7 +32,7 @@ const HOSTS: u32 = 200;
 /// One port sends with a million source addresses: the MAC table stays bounded, and active addresses stay known.
 #[test]
 fn a_flood_of_source_addresses_displaces_no_active_one() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let (a, b) = (open("vale0:a"), open("vale0:b"));
         let (hosts, flood) = (open("vale0:hosts"), open("vale0:flood"));
         for n in 0..HOSTS {
@@ -92,7 +92,7 @@ fn a_flood_of_source_addresses_displaces_no_active_one() {
 /// Receivers are stopped with full rings and then killed, while others exchange packets.
 #[test]
 fn a_port_killed_with_full_rings_stops_nobody() {
-    isolated(|home: &Home| {
+    isolated_with_interfaces(|home: &Home| {
         let (a, b) = (open("vale0:a"), open("vale0:b"));
         ether::send(&b, BROADCAST, mac(1), 1, (0, 1));
         ether::expect(&a, 1, (0, 1));
@@ -121,7 +121,7 @@ fn a_port_killed_with_full_rings_stops_nobody() {
 /// `ip link del` on persistent ports that carry traffic, from both namespaces.
 #[test]
 fn persistent_ports_can_be_deleted_under_traffic() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let (a, b) = (open_in(&net.near, "vale0:a"), open_in(&net.near, "vale0:b"));
         ether::send(&b, BROADCAST, mac(1), 1, (0, 1));

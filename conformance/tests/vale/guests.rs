@@ -9,7 +9,7 @@ use conformance::home::{Guard, summary};
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, open_in, pings, transmit};
 use conformance::request::control;
 use conformance::switch::{bring_up, host_on_switch, tcp, udp, udp_server};
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 use lab::Ns;
 use rustix::process::{Pid, Signal, kill_process};
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NmreqPortHdr};
@@ -92,7 +92,7 @@ fn bad(home: &Home) -> u64 {
 
 #[test]
 fn guests_with_vnet_headers_and_hosts_exchange_packets() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some((three, a, b)) = Three::new(home) else { return };
         let (near, far, host) = (&three.net.near, &three.net.far, &three.host);
         let pairs = [
@@ -130,7 +130,7 @@ fn guests_with_vnet_headers_and_hosts_exchange_packets() {
 /// ones).
 #[test]
 fn coalesced_udp_datagrams_are_split_for_hosts() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some((three, a, b)) = Three::new(home) else { return };
         let (near, far, host) = (&three.net.near, &three.net.far, &three.host);
         for (to, [v4, v6]) in [(host, PLAIN), (far, TEN)] {

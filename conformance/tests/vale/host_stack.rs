@@ -5,7 +5,7 @@ use conformance::home::summary;
 use conformance::host::{ATTACHMENTS, Attachment, TRAFFIC, net, until_clean, until_it_works};
 use conformance::net::{BUFFER, frame, open_in, transmit};
 use conformance::switch::{ctl, done, ipv4_of};
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 
 /// Host and wire communicate over the switch, with each kind of traffic.
 fn the_host_stays_on_its_wire(home: &Home, attachment: Attachment) {
@@ -35,18 +35,18 @@ fn the_host_stays_on_its_wire(home: &Home, attachment: Attachment) {
 
 #[test]
 fn the_host_stack_is_attached_in_native_mode() {
-    isolated(|home| the_host_stays_on_its_wire(home, ATTACHMENTS[0]));
+    isolated_with_interfaces(|home| the_host_stays_on_its_wire(home, ATTACHMENTS[0]));
 }
 
 #[test]
 fn the_host_stack_is_attached_in_generic_mode() {
-    isolated(|home| the_host_stays_on_its_wire(home, ATTACHMENTS[2]));
+    isolated_with_interfaces(|home| the_host_stays_on_its_wire(home, ATTACHMENTS[2]));
 }
 
 /// A third port communicates with both, and sees broadcasts but none of the unicast packets between the two.
 #[test]
 fn a_program_shares_a_switch_with_host_and_wire() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net(home, ATTACHMENTS[0], 1500) else { return };
         done(&net.near, "-h vale0:va");
         let third = open_in(&net.near, "vale0:third");
@@ -71,7 +71,7 @@ fn a_program_shares_a_switch_with_host_and_wire() {
 /// A persistent port has no separate host stack to attach.
 #[test]
 fn a_persistent_port_is_attached_without_its_host_stack() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = net(home, ATTACHMENTS[0], 1500) else { return };
         done(&net.near, "-n vi0");
         let (status, _, err) = ctl(&net.near, "-h vale0:vi0");

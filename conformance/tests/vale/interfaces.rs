@@ -10,7 +10,7 @@ use conformance::net::{BUFFER, CABLE, DIRECT, HELD, Net, collect, frame, frames,
 use conformance::request::control;
 use conformance::switch::{bring_up, ctl, done, host_on_switch, iperf3, ipv4_of, tcp};
 use conformance::traffic::{receive, send};
-use conformance::{LIMIT, isolated, isolated_alone, program, until};
+use conformance::{LIMIT, isolated_alone, isolated_with_interfaces, program, until};
 use rustix::process::Signal;
 use unetmap::abi::*;
 use unetmap::errno::{EFAULT, EINVAL};
@@ -27,7 +27,7 @@ fn printed(text: &str) -> Vec<[u8; 16]> {
 
 #[test]
 fn an_interface_that_is_attached_is_refused_with_the_name_of_its_switch_port() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         done(&net.near, "-a vale1:va");
         let (errno, why) = net.refused("netmap:va");
@@ -41,7 +41,7 @@ fn an_interface_that_is_attached_is_refused_with_the_name_of_its_switch_port() {
 /// A third port sees the broadcasts and the flooded packets of two hosts, and none of their unicast packets.
 #[test]
 fn pkt_gen_shares_a_switch_with_two_hosts() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
         host_on_switch(&net.far, "vi1", &["10.8.0.2/24"]);
@@ -80,7 +80,7 @@ fn pkt_gen_shares_a_switch_with_two_hosts() {
 
 #[test]
 fn two_hosts_communicate_over_a_switch() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
         host_on_switch(&net.far, "vi1", &["10.8.0.2/24"]);
@@ -110,7 +110,7 @@ fn two_hosts_communicate_over_a_switch() {
 
 #[test]
 fn persistent_ports_are_created_and_removed() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         for (args, status, part) in [
@@ -158,7 +158,7 @@ fn persistent_ports_are_created_and_removed() {
 /// `-m`: the port is in the region of a program, chosen when the port is attached or when it is created.
 #[test]
 fn ports_can_be_created_in_the_region_of_a_program() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let port = open_in(&net.near, "vale0:p");
         let of = |name: &str| home.snapshot().ports.iter().find(|port| port.name == name).map(|port| port.mem_id);
@@ -200,7 +200,7 @@ fn ports_can_be_created_in_the_region_of_a_program() {
 /// Its ends are the daemon's, and the interface behind it: in a switch of root's as in none, and open as closed.
 #[test]
 fn nobody_is_charged_for_a_persistent_port() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let other = open_in(&net.near, "vale0:p");
         let rings = || {
@@ -226,7 +226,7 @@ fn nobody_is_charged_for_a_persistent_port() {
 /// A persistent port can be renamed and moved to another namespace, such as a container's, and stays the same port.
 #[test]
 fn a_persistent_port_can_move_to_another_namespace() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
         let move_it = |from: &lab::Ns, to: &lab::Ns, name: &str| {
@@ -264,7 +264,7 @@ fn a_persistent_port_can_move_to_another_namespace() {
 
 #[test]
 fn an_interface_is_attached_to_a_switch() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         done(&net.near, "-a vale0:va");
         assert!(net.has_xdp());
@@ -300,7 +300,7 @@ fn an_interface_is_attached_to_a_switch() {
 /// Polling CPUs of an attached interface: valid and invalid settings, with netmap's error numbers.
 #[test]
 fn polling_cpus_are_assigned_to_the_queues_of_an_interface() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let queues = lab::VethOptions { queues: 2, ..CABLE };
         let Some(mut net) = Net::new(home, DIRECT, queues) else { return };
         let here = cpus_allowed().len();
@@ -427,7 +427,7 @@ fn an_interface_can_be_attached_and_detached_under_load() {
 
 #[test]
 fn a_killed_daemon_leaves_no_interface() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
         done(&net.near, "-a vale0:va");

@@ -10,7 +10,7 @@ use conformance::host::during_a_stream;
 use conformance::kept::{kill, net, wait_until_kept};
 use conformance::net::{DIRECT, Tap, frames, open_in, take, transmit};
 use conformance::switch::done;
-use conformance::{isolated, until};
+use conformance::{isolated_with_interfaces, until};
 use unetmap::Port;
 
 use crate::replace::{hosts_on_switch, remove_hosts};
@@ -61,7 +61,7 @@ fn assert_arrive(port: &Port, tap: &Tap) {
 
 #[test]
 fn an_attached_interface_goes_on_after_a_crash() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net(home, DIRECT) else { return };
         done(&net.near, "-h vale0:va");
         done(&net.near, "-p vale0:va -C 0,1");
@@ -92,7 +92,7 @@ fn an_attached_interface_goes_on_after_a_crash() {
 /// Two stacks, each with a persistent port, and one connection; a program opens and closes one of the ports.
 #[test]
 fn persistent_ports_go_on_after_a_crash() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net(home, DIRECT) else { return };
         hosts_on_switch(&net);
         let bytes = during_a_stream([&net.near, &net.far], "10.8.0.1", |until_more| {

@@ -7,7 +7,7 @@ use conformance::home::Guard;
 use conformance::net::{CABLE, DIRECT, Net};
 use conformance::replace::replace;
 use conformance::switch::{done, host_on_switch};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::Ns;
 use serde_json::Value;
 
@@ -61,17 +61,17 @@ fn ends_with_its_last_name_and_process(home: &Home, how: &str) {
 
 #[test]
 fn a_namespace_ends_with_its_attached_interfaces() {
-    isolated(|home| ends_with_its_last_name_and_process(home, "-a"));
+    isolated_with_interfaces(|home| ends_with_its_last_name_and_process(home, "-a"));
 }
 
 #[test]
 fn a_namespace_ends_with_its_attached_interfaces_and_host_stacks() {
-    isolated(|home| ends_with_its_last_name_and_process(home, "-h"));
+    isolated_with_interfaces(|home| ends_with_its_last_name_and_process(home, "-h"));
 }
 
 #[test]
 fn a_namespace_ends_with_its_persistent_ports() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
         done(&net.near, "-n idle0");

@@ -3,7 +3,7 @@
 
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, Tap, collect, frames, open_in, transmit};
 use conformance::switch::{bring_up, ctl, done, host_on_switch};
-use conformance::{isolated, program, until};
+use conformance::{isolated_with_interfaces, program, until};
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_GET, NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NS_FORWARD, NmreqPortHdr};
 use unetmap::errno::{EBUSY, EINVAL, EIO};
 use unetmap::{Interest, Port};
@@ -29,7 +29,7 @@ fn assert_connected(a: &Port, b: &Port, serial: u64) {
 
 #[test]
 fn a_persistent_port_is_opened_by_both_names() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         done(ns, "-n v0 -C 256,128,2");
@@ -70,7 +70,7 @@ fn a_persistent_port_is_opened_by_both_names() {
 /// While no program has it open the host uses the switch; while one has, the host's packets are in the host rings.
 #[test]
 fn the_host_has_the_port_while_no_program_has_it_open() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         host_on_switch(ns, "v0", &[]);
@@ -116,7 +116,7 @@ fn the_host_has_the_port_while_no_program_has_it_open() {
 /// A program that has the port and its host rings forwards released packets to the other side (`NS_FORWARD`).
 #[test]
 fn released_packets_are_forwarded_to_the_host() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         host_on_switch(ns, "v0", &[]);
@@ -137,7 +137,7 @@ fn released_packets_are_forwarded_to_the_host() {
 
 #[test]
 fn a_persistent_port_has_what_an_ephemeral_port_has() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         done(ns, "-n v0");
@@ -166,7 +166,7 @@ fn a_persistent_port_has_what_an_ephemeral_port_has() {
 /// The header of its packets is set by either name, before it is attached to a switch, and it keeps it.
 #[test]
 fn a_persistent_port_has_a_header_before_it_is_attached() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         let header = |request, port: &str, bytes| {
@@ -216,7 +216,7 @@ fn a_persistent_port_has_a_header_before_it_is_attached() {
 /// A persistent port that is attached already is attached to a second switch as an interface is.
 #[test]
 fn a_second_switch_gets_the_port_as_an_interface() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         done(ns, "-n v0");
@@ -249,7 +249,7 @@ fn a_second_switch_gets_the_port_as_an_interface() {
 /// The interface is deleted while programs have the port open: their calls fail, and nothing is left.
 #[test]
 fn deleting_the_interface_ends_the_port() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         done(ns, "-n v0");
@@ -278,7 +278,7 @@ fn deleting_the_interface_ends_the_port() {
 /// An XDP program and a socket would never see the port's packets.
 #[test]
 fn filters_and_busy_polling_of_a_persistent_port_are_refused() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         done(&net.near, "-n v0");
         let nic = |args: &[&str]| {
@@ -300,7 +300,7 @@ fn filters_and_busy_polling_of_a_persistent_port_are_refused() {
 /// Whichever is opened first: both ends of a pipe and its parent are in one region.
 #[test]
 fn a_parent_joins_the_region_of_pipes_that_are_older() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         let reader = open_in(ns, "netmap:q}0");

@@ -10,11 +10,11 @@ use conformance::net::{CABLE, DIRECT, Net, Tap, assert_works, open_in};
 use conformance::replace::{Stream, drops_of, refused, replace, rounds, try_replace};
 use conformance::switch::{done, host_on_switch};
 use conformance::traffic::open;
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated_with_interfaces, until};
 
 #[test]
 fn an_attached_interface_goes_on_while_the_daemon_is_replaced() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         done(&net.near, "-h vale0:va");
         let port = open_in(&net.near, "vale0:p");
@@ -65,7 +65,7 @@ pub(crate) fn remove_hosts(home: &Home, net: &Net) {
 /// Two stacks, each with a persistent port, and one connection.
 #[test]
 fn persistent_ports_go_on_while_the_daemon_is_replaced() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         const REPLACEMENTS: u32 = 5;
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         hosts_on_switch(&net);
@@ -86,7 +86,7 @@ fn persistent_ports_go_on_while_the_daemon_is_replaced() {
 /// A program has the port and its host rings: neither loses a packet that it does not count.
 #[test]
 fn a_persistent_port_that_a_program_has_open_goes_on() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         host_on_switch(&net.near, "v0", &[]);
         let names = ["vale0:v0", "vale0:other"];
@@ -133,7 +133,7 @@ fn a_persistent_port_that_a_program_has_open_goes_on() {
 /// The daemon has the port open: threads copy its packets to a second switch.
 #[test]
 fn a_persistent_port_of_two_switches_goes_on() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         ["-n v0", "-a vale0:v0", "-a vale1:v0"].iter().for_each(|args| drop(done(&net.near, args)));
         let kept = ["vale0:a", "vale1:b"].map(open);

@@ -15,7 +15,7 @@ use std::process::Command;
 use conformance::home::{Guard, daemon_listens, summary};
 use conformance::net::{BUFFER, CABLE, DIRECT, Net, frames, open_in, pings, take, transmit};
 use conformance::switch::{bring_up, tcp};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::Ns;
 
 /// Bytes of the largest packet in a tunnel of IPv4 over 1500.
@@ -80,7 +80,7 @@ fn hosts(home: &Home, net: &Net) -> ([Host; 2], Guard) {
 
 #[test]
 fn switches_of_two_hosts_are_joined_by_a_tunnel() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let ([one, two], mut daemon) = hosts(home, &net);
         let kinds = [

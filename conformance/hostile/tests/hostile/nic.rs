@@ -15,7 +15,7 @@ use conformance::net::{
 use conformance::packet::Rng;
 use conformance::snapshot::PIPE_BUFFERS;
 use conformance::traffic::{exchange, expect, send};
-use conformance::{Home, LIMIT, isolated, program, until};
+use conformance::{Home, LIMIT, isolated_with_interfaces, program, until};
 use conformance_hostile::raw::{RawPort, field};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{BufIdx, Error, Interest, Port, Ring};
@@ -88,12 +88,12 @@ fn sent_slots(home: &Home, policy: &str) {
 
 #[test]
 fn slots_out_of_range_are_not_sent_direct() {
-    isolated(|home| sent_slots(home, DIRECT));
+    isolated_with_interfaces(|home| sent_slots(home, DIRECT));
 }
 
 #[test]
 fn slots_out_of_range_are_not_sent_mediated() {
-    isolated(|home| sent_slots(home, MEDIATED));
+    isolated_with_interfaces(|home| sent_slots(home, MEDIATED));
 }
 
 /// Slots of a receive ring are released with invalid indexes: only these buffers are missing for receiving.
@@ -145,12 +145,12 @@ fn given_back_slots(home: &Home, policy: &str) {
 
 #[test]
 fn released_slots_out_of_range_lose_only_their_buffers_direct() {
-    isolated(|home| given_back_slots(home, DIRECT));
+    isolated_with_interfaces(|home| given_back_slots(home, DIRECT));
 }
 
 #[test]
 fn released_slots_out_of_range_lose_only_their_buffers_mediated() {
-    isolated(|home| given_back_slots(home, MEDIATED));
+    isolated_with_interfaces(|home| given_back_slots(home, MEDIATED));
 }
 
 /// Invalid values of `head` or `cur` of a ring whose current values are `head..tail`.
@@ -224,19 +224,19 @@ fn pointers(home: &Home, policy: &str) {
 
 #[test]
 fn pointers_out_of_range_are_an_error_and_are_reset_direct() {
-    isolated(|home| pointers(home, DIRECT));
+    isolated_with_interfaces(|home| pointers(home, DIRECT));
 }
 
 #[test]
 fn pointers_out_of_range_are_an_error_and_are_reset_mediated() {
-    isolated(|home| pointers(home, MEDIATED));
+    isolated_with_interfaces(|home| pointers(home, MEDIATED));
 }
 
 /// A buffer in several slots is sent once for each; the buffers that it replaced count as lost until the region is
 /// removed.
 #[test]
 fn an_index_used_twice_is_sent_twice_and_not_lost() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let keeper = net.open("netmap:va{9");
         let before = home.snapshot().buffers("interfaces");
@@ -289,7 +289,7 @@ fn an_index_used_twice_is_sent_twice_and_not_lost() {
 /// A program sends from, and receives into, buffers of another port of its region: they still belong to the other port.
 #[test]
 fn using_buffers_of_another_port_does_not_free_them() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let (victim, reader) = (net.open("netmap:va{2"), net.open("netmap:va}2"));
         let before = home.snapshot().buffers("interfaces");
@@ -420,19 +420,19 @@ fn scribbling(home: &Home, policy: &str) {
 
 #[test]
 fn random_writes_affect_no_other_interface_direct() {
-    isolated(|home| scribbling(home, DIRECT));
+    isolated_with_interfaces(|home| scribbling(home, DIRECT));
 }
 
 #[test]
 fn random_writes_affect_no_other_interface_mediated() {
-    isolated(|home| scribbling(home, MEDIATED));
+    isolated_with_interfaces(|home| scribbling(home, MEDIATED));
 }
 
 /// While a client keeps a duplicate of the queue's socket, the queue is occupied; the next client is refused, and gets
 /// it when the client closes the duplicate.
 #[test]
 fn a_kept_socket_occupies_the_queue_until_it_is_closed() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         let mut innocent = Innocent::new(&net);
         let raw_port = raw_port(&net, home);
@@ -549,19 +549,19 @@ fn kills(home: &Home, policy: &str) {
 
 #[test]
 fn fifty_crashes_under_traffic_direct() {
-    isolated(|home| kills(home, DIRECT));
+    isolated_with_interfaces(|home| kills(home, DIRECT));
 }
 
 #[test]
 fn fifty_crashes_under_traffic_mediated() {
-    isolated(|home| kills(home, MEDIATED));
+    isolated_with_interfaces(|home| kills(home, MEDIATED));
 }
 
 /// A bridge killed during a buffer exchange loses at most one buffer, and no buffer is in two places afterwards.
 #[test]
 fn crashes_of_a_bridge_between_an_interface_and_a_pipe_lose_no_buffer() {
     const KILLS: u64 = 25;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let reader = net.open("netmap:va}1");
         let before = home.snapshot().buffers("interfaces");
@@ -622,7 +622,7 @@ fn crashes_of_a_bridge_between_an_interface_and_a_pipe_lose_no_buffer() {
 
 #[test]
 fn clients_killed_while_opening_leave_nothing() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let mut rng = Rng(0x5eed_0032);
         for policy in [DIRECT, MEDIATED] {
@@ -681,10 +681,10 @@ fn deaths_inside_a_sync(home: &Home, policy: &str) {
 
 #[test]
 fn a_crash_inside_a_sync_leaves_the_ring_usable_direct() {
-    isolated(|home| deaths_inside_a_sync(home, DIRECT));
+    isolated_with_interfaces(|home| deaths_inside_a_sync(home, DIRECT));
 }
 
 #[test]
 fn a_crash_inside_a_sync_leaves_the_ring_usable_mediated() {
-    isolated(|home| deaths_inside_a_sync(home, MEDIATED));
+    isolated_with_interfaces(|home| deaths_inside_a_sync(home, MEDIATED));
 }

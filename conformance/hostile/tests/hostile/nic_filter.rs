@@ -2,7 +2,7 @@
 //! Filters of interfaces as a program could send them itself: any instructions, of any length.
 
 use conformance::home::summary;
-use conformance::isolated;
+use conformance::isolated_with_interfaces;
 use conformance::net::{CABLE, DIRECT, Net, assert_same, assert_works, collect, empty, frame};
 use conformance::packet::Rng;
 use conformance::tool::done;
@@ -15,7 +15,7 @@ use unetmap_sys::xdp::ClassicInsn;
 /// The daemon validates instructions and lengths that a program sends itself, and the current filter stays.
 #[test]
 fn the_daemon_validates_filter_instructions() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         done(&net.near, &["va", "filter", "ether proto 0x88b5"]);
         let (port, tap) = (net.open("netmap:va"), net.tap());

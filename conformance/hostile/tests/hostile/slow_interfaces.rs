@@ -12,7 +12,7 @@ use conformance::home::until;
 use conformance::net::{CABLE, DIRECT, Held, MEDIATED, Net, set_policy};
 use conformance::packet::Rng;
 use conformance::replace::try_replace;
-use conformance::{Home, isolated};
+use conformance::{Home, isolated_with_interfaces};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 use unetmap::abi::*;
 use unetmap::errno::{EACCES, EBUSY, EINVAL, ENXIO};
@@ -113,18 +113,18 @@ fn opens_and_closes_beside_others(home: &Home, policy: &str) {
 
 #[test]
 fn an_interface_that_opens_and_closes_slowly_delays_nobody_else_direct() {
-    isolated(|home| opens_and_closes_beside_others(home, DIRECT));
+    isolated_with_interfaces(|home| opens_and_closes_beside_others(home, DIRECT));
 }
 
 #[test]
 fn an_interface_that_opens_and_closes_slowly_delays_nobody_else_mediated() {
-    isolated(|home| opens_and_closes_beside_others(home, MEDIATED));
+    isolated_with_interfaces(|home| opens_and_closes_beside_others(home, MEDIATED));
 }
 
 /// The reason of a refusal reaches the request for which the interface was opened, and no other.
 #[test]
 fn an_interface_that_cannot_be_opened_is_refused_after_the_wait() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = Net::with_fault(home, DIRECT, CABLE, "interfaces") else { return };
         net.near.ip(&["link", "set", "va", "mtu", "9000"]).expect("an interface");
         let held = Held::new(home);
@@ -145,7 +145,7 @@ fn an_interface_that_cannot_be_opened_is_refused_after_the_wait() {
 /// The daemon is killed while a driver takes long: the next one serves.
 #[test]
 fn a_daemon_that_is_killed_while_it_opens_an_interface_leaves_nothing() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::with_fault(home, DIRECT, CABLE, "interfaces") else { return };
         let held = Held::new(home);
         let one = ask(&net, home, NETMAP_REQ_REGISTER, register().as_bytes());
@@ -164,7 +164,7 @@ fn a_daemon_that_is_killed_while_it_opens_an_interface_leaves_nothing() {
 fn an_interface_that_vanishes_while_it_is_opened_is_refused() {
     for access in ["direct", "mediated"] {
         for change in [&["link", "del", "va"][..], &["link", "set", "va", "netns"]] {
-            isolated(|home| {
+            isolated_with_interfaces(|home| {
                 let Some(net) = Net::with_fault(home, &policy(&[0], access), CABLE, "interfaces") else { return };
                 let held = Held::new(home);
                 let (one, other) = (open_as(0, &net, home), open_as(0, &net, home));
@@ -189,7 +189,7 @@ fn an_interface_that_vanishes_while_it_is_opened_is_refused() {
 #[test]
 fn of_two_users_who_open_an_interface_at_once_one_gets_it() {
     for access in ["direct", "mediated"] {
-        isolated(|home| {
+        isolated_with_interfaces(|home| {
             let Some(net) = net_for_users(home, &policy(&[ALICE, BOB], access), "interfaces") else { return };
             let held = Held::new(home);
             let both = [ALICE, BOB].map(|uid| (uid, open_as(uid, &net, home)));
@@ -230,7 +230,7 @@ fn of_two_users_who_open_an_interface_at_once_one_gets_it() {
 /// A request that waited is judged by the policy of the time at which it is answered.
 #[test]
 fn a_user_who_lost_an_interface_while_it_was_opened_is_refused() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net_for_users(home, &policy(&[ALICE], "direct"), "interfaces") else { return };
         let held = Held::new(home);
         let alice = open_as(ALICE, &net, home);
@@ -251,7 +251,7 @@ fn a_user_who_lost_an_interface_while_it_was_opened_is_refused() {
 /// The daemon ends on SIGTERM at once, and the next one waits until its broker has undone what was under way.
 #[test]
 fn a_daemon_ends_on_sigterm_while_it_opens_an_interface() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(mut net) = Net::with_fault(home, DIRECT, CABLE, "interfaces") else { return };
         let held = Held::new(home);
         let one = open_as(0, &net, home);
@@ -271,7 +271,7 @@ fn a_daemon_ends_on_sigterm_while_it_opens_an_interface() {
 /// Four users open and close an interface as fast as they can, from many connections that are closed at any moment.
 #[test]
 fn storms_of_opens_by_several_users_leave_nothing() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let users = [ALICE, BOB, 4003, 4004];
         let Some(net) = net_for_users(home, &policy(&users, "direct"), "interfaces") else { return };
         others_are_served(home);
@@ -315,7 +315,7 @@ fn storms_of_opens_by_several_users_leave_nothing() {
 /// configuration, which looking at an interface takes.
 #[test]
 fn a_user_without_interfaces_has_none_looked_at() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let policy = format!("{}[[rule]]\npipes = true\nusers = [{BOB}]\n", policy(&[ALICE], "direct"));
         let Some(net) = net_for_users(home, &policy, "network-lock") else { return };
         let held = Held::new(home);
@@ -344,7 +344,7 @@ fn a_user_without_interfaces_has_none_looked_at() {
 /// namespace can hold much of the time.
 #[test]
 fn a_look_at_an_interface_that_takes_long_delays_nobody_else() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let policy = format!("{}[[rule]]\npipes = true\nusers = [{BOB}]\n", policy(&[ALICE], "direct"));
         let Some(net) = net_for_users(home, &policy, "network-lock") else { return };
         let held = Held::new(home);
@@ -371,7 +371,7 @@ fn a_look_at_an_interface_that_takes_long_delays_nobody_else() {
 /// replaced.
 #[test]
 fn a_tenant_that_keeps_asking_does_not_hold_off_a_replacement() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(net) = net_for_users(home, &policy(&[ALICE], "direct"), "network-lock") else { return };
         let (stop, asked) = (AtomicBool::new(false), AtomicU32::new(0));
         let ask_on = || {
@@ -405,7 +405,7 @@ fn a_tenant_that_keeps_asking_does_not_hold_off_a_replacement() {
 /// A tenant may set an interface down and up as fast as it can, if it belongs to a namespace of its own.
 #[test]
 fn an_interface_that_changes_delays_nobody_else() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let policy = format!("{}[[rule]]\npipes = true\nusers = [{BOB}]\n", policy(&[ALICE], "direct"));
         let Some(net) = net_for_users(home, &policy, "network-lock") else { return };
         let open = open_as(ALICE, &net, home);

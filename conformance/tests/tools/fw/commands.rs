@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use conformance::net::transmit;
 use conformance::traffic::open;
-use conformance::{isolated, program};
+use conformance::{isolated_with_interfaces, program};
 use serde_json::{Value, json};
 
 use super::{fw, packet, plain, receive, start};
@@ -17,7 +17,7 @@ use super::{fw, packet, plain, receive, start};
 #[test]
 fn states_are_listed_for_one_thread_and_for_several() {
     const FLOWS: u16 = 3000;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for (threads, rings) in [("1", ""), ("2", "@conf:rings=2")] {
             let mut command = Command::new(program("unetmap-fw"));
             command.args(["-p", threads]);
@@ -71,7 +71,7 @@ fn states_are_listed_for_one_thread_and_for_several() {
 
 #[test]
 fn malformed_requests_are_refused_and_change_nothing() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let running = plain(home, "a}1 a{2", "add 10 allow udp from any to any 53");
         let before = fw("list").unwrap();
         let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
@@ -108,7 +108,7 @@ fn malformed_requests_are_refused_and_change_nothing() {
 
 #[test]
 fn a_file_of_commands_is_one_change() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let running = plain(home, "a}1 a{2", "add 10 allow udp from any to any 53\ntable t create");
         let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
         transmit(&near, 0, &[packet((1, 2), 53, 0, 1)], 2048);

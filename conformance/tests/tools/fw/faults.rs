@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use conformance::net::{take, transmit};
 use conformance::traffic::open;
-use conformance::{isolated, program, until};
+use conformance::{isolated_with_interfaces, program, until};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ use super::{fw, packet, plain, receive, seq, start};
 #[test]
 fn a_file_of_a_million_lines_that_is_wrong_anywhere_changes_nothing() {
     const LINES: usize = 1_000_000;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let rules = "add 10 count ip from any to any\nadd 20 allow udp from any to any 53";
         let running = plain(home, "a}1 a{2", rules);
         let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
@@ -53,7 +53,7 @@ fn a_firewall_killed_under_load_leaves_its_ports_and_no_packet() {
     let rules = "pipe 1 config delay 60000\nnat 1 config ip 10.0.0.99\n\
                  add count udp from any to any 53 record-state\nadd pipe 1 udp from any to any 54\n\
                  add nat 1 udp from any to any 55\nadd allow ip from any to any";
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         // Buffers are exchanged; packets are copied; ports of a switch.
         for (near, far, ports) in [
             ("netmap:a{1", "netmap:a}2", "a}1 a{2"),
@@ -121,7 +121,7 @@ fn a_firewall_killed_under_load_leaves_its_ports_and_no_packet() {
 fn a_full_table_of_states_keeps_connections_that_are_up() {
     const SYN: u8 = 2;
     const ACK: u8 = 16;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let mut command = Command::new(program("unetmap-fw"));
         command.args(["--states", "64"]);
         let rules = "add check-state\nadd allow tcp from any to any setup out keep-state";
@@ -177,7 +177,7 @@ fn a_full_table_of_states_keeps_connections_that_are_up() {
 
 #[test]
 fn a_signal_reads_the_rules_again_or_ends_the_program_in_order() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let mut running = plain(home, "a}1 a{2", "add 10 allow udp from any to any 53 out keep-state");
         let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
         let back = |n: u32| {
@@ -236,7 +236,7 @@ fn a_signal_reads_the_rules_again_or_ends_the_program_in_order() {
 
 #[test]
 fn two_firewalls_on_the_same_ports_are_refused() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for (ports, threads) in [("a}1 a{2", "1"), ("b}1@conf:rings=2 c{1@conf:rings=2", "2")] {
             let mut command = Command::new(program("unetmap-fw"));
             command.args(["-p", threads]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conformance::net::transmit;
 use conformance::traffic::open;
-use conformance::{isolated, program};
+use conformance::{isolated_with_interfaces, program};
 use lab::{Lab, Ns, VethOptions};
 use serde_json::Value;
 
@@ -77,7 +77,7 @@ fn serve(listener: &TcpListener, body: &str) -> SocketAddr {
 
 #[test]
 fn a_router_on_host_rings_translates_for_two_namespaces() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(Site { clients: [one, two], router, server, .. }) = &Site::new() else { return };
         let rules = "nat 1 config if wan0 deny_in redirect_port tcp 10.1.1.2:8080 80\n\
                      add allow mac-type arp\nadd nat 1 ip from any to any";
@@ -137,7 +137,7 @@ fn a_router_on_host_rings_translates_for_two_namespaces() {
 
 #[test]
 fn translated_packets_are_written_where_buffers_are_exchanged_and_turned_back() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for (near, far, ports) in [
             ("netmap:a{1", "netmap:a}2", "a}1 a{2"),
             ("netmap:b{1", "netmap:c}1", "b}1 c{1"),

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use conformance::isolated;
+use conformance::isolated_with_interfaces;
 use conformance::net::transmit;
 use conformance::traffic::open;
 
@@ -15,7 +15,7 @@ fn packets(port: u16, numbers: std::ops::Range<u32>) -> Vec<Vec<u8>> {
 
 #[test]
 fn a_pipe_delays_paces_and_loses_what_rules_send_to_it() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for (near, far, ports) in [("netmap:a{1", "netmap:a}2", "a}1 a{2"), ("vale0:t", "vale1:t", "vale0:f vale1:f")] {
             // 60 bytes take 10 ms.
             let rules = "pipe 1 config bw 48Kbit/s delay 100\npipe 2 config plr 1\n\
@@ -48,7 +48,7 @@ fn a_pipe_delays_paces_and_loses_what_rules_send_to_it() {
 
 #[test]
 fn queues_share_a_pipe_by_their_weights() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         // 60 bytes take 20 ms: a batch is in the queues before many of it have left.
         let rules = "pipe 1 config bw 24Kbit/s\nqueue 1 config pipe 1 weight 3\nqueue 2 config pipe 1 weight 1\n\
                      add queue 1 udp from any to any 53\nadd queue 2 udp from any to any 80";
@@ -71,7 +71,7 @@ fn queues_share_a_pipe_by_their_weights() {
 
 #[test]
 fn a_queue_of_priority_is_sent_before_others() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         // 60 bytes take 20 ms: a batch is in the queues before many of it have left.
         let rules = "pipe 1 config bw 24Kbit/s\nsched 1 config type prio\nqueue 1 config pipe 1 weight 2\n\
                      queue 2 config pipe 1 weight 1\nadd queue 1 udp from any to any 53\n\
@@ -92,7 +92,7 @@ fn a_queue_of_priority_is_sent_before_others() {
 
 #[test]
 fn pipes_change_under_traffic_and_the_end_sends_what_they_hold() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let running = plain(home, "a}1 b{1", "pipe 1 config delay 10000\nadd pipe 1 ip from any to any");
         let (near, far) = (open("netmap:a{1"), open("netmap:b}1"));
         transmit(&near, 0, &packets(53, 0..40), 2048);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use conformance::net::transmit;
 use conformance::traffic::open;
-use conformance::{isolated, program};
+use conformance::{isolated_with_interfaces, program};
 use serde_json::Value;
 use unetmap::Port;
 use unetmap_capture::testing::read_file;
@@ -21,7 +21,7 @@ use crate::forwarder::Line;
 
 #[test]
 fn rules_decide_between_pipes_and_switch_ports() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         // One region: buffers are exchanged. Two regions, and ports of switches: packets are copied.
         for (near, far, ports, zero_copy) in [
             ("netmap:a{1", "netmap:a}2", "a}1 a{2", true),
@@ -55,7 +55,7 @@ fn rules_decide_between_pipes_and_switch_ports() {
 #[test]
 fn rules_and_tables_change_under_traffic_without_loss() {
     const PACKETS: u32 = 60_000;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let rules = "add 5 count ip from any to any\nadd 100 allow udp from any to any 53\n\
                      table one create\ntable two create";
         let running = plain(home, "a}1 a{2", rules);
@@ -108,7 +108,7 @@ fn rules_and_tables_change_under_traffic_without_loss() {
 #[test]
 fn a_list_of_a_million_addresses_is_loaded_and_swapped_under_traffic() {
     const ADDRESSES: u32 = 1_000_000;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let running = plain(
             home,
             "a}1 a{2",
@@ -160,7 +160,7 @@ fn a_list_of_a_million_addresses_is_loaded_and_swapped_under_traffic() {
 
 #[test]
 fn packets_that_rules_change_leave_changed() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         // Buffers are exchanged, copied, and kept by a pipe.
         for (near, far, ports, last) in [
             ("netmap:a{1", "netmap:a}2", "a}1 a{2", "allow ip from any to any"),
@@ -210,7 +210,7 @@ fn packets_that_rules_change_leave_changed() {
 
 #[test]
 fn an_error_leaves_the_rules_as_they_were() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let running = plain(home, "a}1 a{2", "add 10 allow udp from any to any 53");
         let (near, far) = (open("netmap:a{1"), open("netmap:a}2"));
         let wrong = home.folder().join("wrong");
@@ -251,7 +251,7 @@ fn an_error_leaves_the_rules_as_they_were() {
 #[test]
 fn states_admit_answers_and_resets_refuse_the_rest() {
     const SYN: u8 = 2;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let rules = "add check-state\nadd allow udp from any to any 53 out keep-state\n\
                      add reset log logamount 1 tcp from any to any\nadd unreach port udp from any to any";
         let running = plain(home, "a}1 b{1", rules);
@@ -279,7 +279,7 @@ fn states_admit_answers_and_resets_refuse_the_rest() {
 
 #[test]
 fn logged_packets_are_events() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let events = || {
             let output = Command::new(program("unetmap")).args(["events", "--json"]).output().expect("it runs");
             assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
@@ -311,7 +311,7 @@ fn logged_packets_are_events() {
 
 #[test]
 fn logged_packets_are_in_a_bounded_file() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let log = home.folder().join("log.pcapng");
         let older = home.folder().join("log.pcapng.1");
         let mut command = Command::new(program("unetmap-fw"));
@@ -363,7 +363,7 @@ fn receive_any(port: &Port) -> Vec<u8> {
 #[test]
 fn a_firewall_between_interfaces_admits_connections_one_way() {
     const LIMIT: Duration = Duration::from_secs(20);
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(Line { left, middle, right, .. }) = &Line::new() else { return };
         let rules = "add allow mac-type arp\nadd check-state\n\
                      add allow tcp from any to 10.9.0.0/24{2} 7000 setup out keep-state\n\

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated_with_interfaces, program, until};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
 use serde_json::Value;
 
@@ -71,7 +71,7 @@ fn count(part: &str, key: &str) -> u64 {
 fn a_flooded_server_sees_only_clients_that_exist() {
     const CONNECTIONS: u64 = 5;
     const BYTES: usize = 500_000;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         behind_proxy(home, "tcp from any to 10.9.0.2 7000,7001", |Line { left, right, .. }, listener| {
             let socket = left
                 .run(|| socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW)))
@@ -134,7 +134,7 @@ fn a_flooded_server_sees_only_clients_that_exist() {
 #[test]
 fn windows_are_scaled_for_servers_of_each_kind() {
     const BYTES: usize = 4_000_000;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         behind_proxy(home, "wscale 7 tcp from any to 10.9.0.2 7000", |Line { left, right, .. }, listener| {
             let file: Vec<u8> = (0..BYTES).map(|i| (i % 251) as u8).collect();
             // Servers with both, without a scale, and without timestamps.

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use conformance::net::{take, transmit};
 use conformance::traffic::open;
-use conformance::{isolated, program};
+use conformance::{isolated_with_interfaces, program};
 use serde_json::Value;
 
 use super::{fw, packet, receive, seq, start};
@@ -17,7 +17,7 @@ fn counts() -> [u64; 2] {
 
 #[test]
 fn ports_get_copies_of_what_rules_match() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         // Buffers are exchanged, or copied; copies go into a pipe of the same region, of another one, and to a switch.
         for (near, far, ports) in [("netmap:a{1", "netmap:a}2", "a}1 a{2"), ("netmap:b{1", "netmap:c}1", "b}1 c{1")] {
             let mut command = Command::new(program("unetmap-fw"));
@@ -51,7 +51,7 @@ fn ports_get_copies_of_what_rules_match() {
 
 #[test]
 fn threads_share_the_ports_of_copies() {
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let mut command = Command::new(program("unetmap-fw"));
         command.args(["-p", "2", "--tee", "1=t{1"]);
         let rules = "add tee 1 ip from any to any\nadd allow ip from any to any";
@@ -74,7 +74,7 @@ fn threads_share_the_ports_of_copies() {
 #[test]
 fn a_receiver_that_is_full_loses_only_copies() {
     const PACKETS: u32 = 5000;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let mut command = Command::new(program("unetmap-fw"));
         command.args(["--tee", "1=t{1@conf:slots=256"]);
         let running = start(home, command, "a}1 a{2", "add tee 1 ip from any to any\nadd allow ip from any to any");

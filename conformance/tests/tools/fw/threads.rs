@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use conformance::net::{take, transmit};
 use conformance::traffic::open;
-use conformance::{isolated, program, until};
+use conformance::{isolated_with_interfaces, program, until};
 use serde_json::Value;
 
 use super::{fw, packet, seq, start};
@@ -35,7 +35,7 @@ fn receive_at(port: &unetmap::Port, ring: usize, n: usize) -> Vec<u32> {
 #[test]
 fn both_directions_of_a_flow_meet_at_any_rings() {
     const N: u32 = 200;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         for (near, far, ports) in [
             ("netmap:a{1@conf:rings=3", "netmap:a}2@conf:rings=3", "a}1@conf:rings=3 a{2@conf:rings=3"),
             ("netmap:b{1@conf:rings=3", "netmap:c}1@conf:rings=3", "b}1@conf:rings=3 c{1@conf:rings=3"),
@@ -87,7 +87,7 @@ fn both_directions_of_a_flow_meet_at_any_rings() {
 
 #[test]
 fn as_many_threads_as_rings_are_needed() {
-    isolated(|_home| {
+    isolated_with_interfaces(|_home| {
         let refused = |args: &str| {
             let output = Command::new(program("unetmap-fw")).args(args.split_whitespace()).output().expect("it runs");
             assert_eq!(output.status.code(), Some(1), "{args}");
@@ -104,7 +104,7 @@ fn tcp_passes_between_interfaces_of_several_queues() {
     const LIMIT: Duration = Duration::from_secs(20);
     const BYTES: usize = 200_000;
     const CONNECTIONS: usize = 12;
-    isolated(|home| {
+    isolated_with_interfaces(|home| {
         let Some(Line { left, middle, right, .. }) = &Line::with_queues(3) else { return };
         let rules = "add allow mac-type arp\nadd check-state\n\
                      add allow tcp from any to 10.9.0.2 7000 setup out keep-state";
