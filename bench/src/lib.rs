@@ -81,7 +81,7 @@ pub struct Options {
 /// (the other results are printed).
 ///
 /// # Errors
-/// A sentence: bad options, no second processor, a port that cannot be opened, pkt-gen missing or failing; for `nic-*`
+/// A sentence: no second processor, a port that cannot be opened, pkt-gen missing or failing; for `nic-*`
 /// and `host-*` no permission to create network namespaces; for `node-*` no node; no C compiler.
 pub fn run(options: &Options) -> Result<u8, String> {
     if let Ok(task) = std::env::var(scale::TASK) {
@@ -239,7 +239,7 @@ mod tests {
             ),
         ];
         for (options, part) in cases {
-            let message = run(&options).unwrap_err();
+            let message = check(&options).unwrap_err();
             assert!(message.contains(part), "{message}");
         }
         assert_eq!(check(&options()), Ok(()));

@@ -345,7 +345,7 @@ fn a_port_has_one_process_and_a_command_one_change() {
         let path = home.folder().join("vm2");
         let (status, _, err) =
             vale(&["port", "vale0:vm2", "--vhost-user", path.to_str().expect("UTF-8"), "access", "10"]);
-        assert!(status == 1 && err.contains("two commands"), "{err}");
+        assert!(status == 2 && err.contains("two commands"), "{err}");
         assert!(!is_open(home, "vale0:vm2"));
     });
 }
