@@ -67,7 +67,7 @@ setup-tests:
 setup:
 	@.ci/setup
 
-# Only what the demo runs, by a profile of its own (Cargo.toml): a fourth of the work of `make build`.
+# Only what the demo runs, by a profile of its own (Cargo.toml): a fifth of the work of `make build`.
 demo: setup
 	@echo "demo: builds $(words $(DEMO_PACKAGES)) programs first, which takes 1 to 3 minutes on two cores the first time; then runs for half a minute"
 	$(CARGO) build --locked --profile demo --bins $(DEMO_PACKAGES:%=-p %)
