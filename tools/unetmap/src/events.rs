@@ -14,7 +14,7 @@ use tool_common::{print, stop_on_signals};
 use unetmap_core::control::events;
 
 use crate::fw;
-use crate::ls::{cell, members, parse_reply, program_name};
+use crate::ls::{NO_DAEMON, cell, members, parse_reply, program_name};
 use crate::top::{RingCounters, RingKey, key_before, rates, rings_of};
 
 /// Time between two questions for events.
@@ -64,8 +64,12 @@ pub(crate) fn run(args: &EventsArgs) -> Result<u8, String> {
     let failed = |why: String| format!("events: {why}");
     let stop = stop_on_signals().map_err(failed)?;
     let mut reader = Reader { json: args.json, seen: [(0, 0); 3], drops: Drops::default() };
+    let mut is_first = true;
     loop {
         let result = reader.read_events();
+        if std::mem::take(&mut is_first) && result.is_ok() && reader.seen[..FIREWALL].iter().all(|(pid, _)| *pid == 0) {
+            eprintln!("{NO_DAEMON}");
+        }
         if !args.follow {
             return result.map(|()| 0).map_err(failed);
         }

@@ -14,6 +14,9 @@ const SWITCH_PORT: &str = "\"kind\":\"vale\"";
 /// Time between the two snapshots from which the rates of switches are computed.
 const RATE_INTERVAL: Duration = Duration::from_millis(200);
 
+/// What is said where no daemon runs and that is no error.
+pub(crate) const NO_DAEMON: &str = "No daemon is running; the first program that opens a port starts one.";
+
 /// Prints the daemon's regions, ports and sessions, or its `users`. It is no error if no daemon runs.
 pub(crate) fn run(users: bool, json: bool, wide: bool) -> Result<u8, String> {
     let mut snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
@@ -24,7 +27,7 @@ pub(crate) fn run(users: bool, json: bool, wide: bool) -> Result<u8, String> {
             false => snapshots.iter().map(|snapshot| format!("{snapshot}\n")).collect(),
         }
     } else if snapshots.is_empty() {
-        "No daemon is running; the first program that opens a port starts one.\n".into()
+        format!("{NO_DAEMON}\n")
     } else if users {
         let texts = snapshots.iter().map(|snapshot| users_table(snapshot));
         texts.collect::<Result<Vec<String>, String>>()?.join("\n")

@@ -52,6 +52,9 @@ fn bench_prints_all_rows_and_ls_shows_its_daemon() {
     let idle = unetmap(&["ls"]);
     assert!(idle.status.success() && idle.stdout.starts_with(b"No daemon is running"), "{idle:?}");
     assert_eq!(unetmap(&["ls", "--json"]).stdout, b"null\n");
+    let events = unetmap(&["events"]);
+    assert!(events.status.success() && events.stdout.is_empty(), "{events:?}");
+    assert!(events.stderr.starts_with(b"No daemon is running"), "{events:?}");
 
     let daemon = Daemon(&unetmap);
     // One sample of each contestant; the test does not check the speed.
