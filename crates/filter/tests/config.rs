@@ -134,7 +134,12 @@ fn what_is_wrong_or_not_supported_is_refused_with_its_place() {
             30,
             "`verrevpath` is not supported: there are no routes here; give the networks",
         ),
-        ("add allow ip from any to any recv eth1", 1, 35, "the ports are p}1 and eth0"),
+        (
+            "add allow ip from any to any recv eth1",
+            1,
+            35,
+            "the ports are p}1 and eth0, and no packet of `eth1` comes here: give one of them, or",
+        ),
         ("add allow ip from any to any { in or keep-state }", 1, 38, "alternative"),
         ("add allow ip from any to any { in out }", 1, 35, "give `or` or `}`"),
         ("add allow ip from any to any keep-state limit src-addr 1", 1, 41, "a rule has one of"),

@@ -283,7 +283,8 @@ impl Parser<'_, '_> {
         let ports = self.context.ports();
         if !name.contains(['*', '?', '[']) && !ports.contains(&name.strip_prefix("netmap:").unwrap_or(name)) {
             let [a, b] = ports;
-            return Err(self.words.error(format!("{word} `{name}`: the ports are {a} and {b}")));
+            let why = format!("{word} `{name}`: the ports are {a} and {b}, and no packet of `{name}` comes here");
+            return Err(self.words.error(format!("{why}: give one of them, or leave this rule out")));
         }
         let pattern = name.strip_prefix("netmap:").unwrap_or(name);
         let [first, second] = ports.map(|port| matches_pattern(pattern, port));
