@@ -355,7 +355,11 @@ fn only_permitted_users_can_set_a_filter() {
         assert_eq!(filter_of(&net.near, "va"), "tcp");
         for words in ["udp", "off"] {
             assert!(refused(&set(GUEST, words)).contains("gets it through the daemon; its filter is set by root"));
-            assert!(refused(&set(NOBODY, words)).contains("no rule of this daemon's policy lets user"));
+            let why = refused(&set(NOBODY, words));
+            assert!(
+                why.contains("no rule of this daemon's policy lets user") && why.contains("root adds one to /"),
+                "{why}"
+            );
         }
         // Showing the settings is refused as well.
         assert!(refused(&ask(NOBODY, &["va"])).contains("no rule of this daemon's policy lets user"));

@@ -43,6 +43,11 @@ impl PolicyFile {
         PolicyFile::read_by(path, Policy::load)
     }
 
+    /// The file of the rules.
+    pub(crate) fn path(&self) -> &Path {
+        &self.files[0]
+    }
+
     /// As [`PolicyFile::new`], read by another function.
     ///
     /// # Errors

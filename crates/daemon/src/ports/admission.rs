@@ -53,7 +53,9 @@ impl Daemon {
         if self.policy()?.is_some_and(|policy| policy.admits_anything(&caller.identity(policy))) {
             return Ok(());
         }
-        let why = format!("no rule of this daemon's policy lets user {uid} open anything (unetmap-policy(5))");
+        let place = self.admission.policy.as_ref().map(|file| format!("root adds one to {}: ", file.path().display()));
+        let place = place.unwrap_or_default();
+        let why = format!("no rule of this daemon's policy lets user {uid} open anything ({place}unetmap-policy(5))");
         refuse(EACCES, why)
     }
 }
