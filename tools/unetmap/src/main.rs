@@ -67,12 +67,14 @@ enum Command {
     Replay(replay::ReplayArgs),
 }
 
-/// Run a program that was written for netmap.
+/// Run a program that was written for netmap, or one that uses libpcap.
 ///
-/// The program can open /dev/netmap, even if this machine has no such file. unetmap handles the program's open, ioctl,
-/// mmap, poll, select and epoll calls on it; all other calls go to the system. The program must be linked dynamically,
-/// and must not be setuid, because the loader preloads no library into such programs. UNETMAP_VERBOSE=1 prints the
-/// reason for each refused request.
+/// A program that uses libpcap, such as tcpdump or scapy, opens ports by their names (unetmap-pcap(7)).
+///
+/// A program that was written for netmap can open /dev/netmap, even if this machine has no such file. unetmap handles
+/// the program's open, ioctl, mmap, poll, select and epoll calls on it; all other calls go to the system. The program
+/// must be linked dynamically, and must not be setuid, because the loader preloads no library into such programs.
+/// UNETMAP_VERBOSE=1 prints the reason for each refused request.
 #[derive(Debug, Args)]
 struct RunArgs {
     /// Allow the program to open the interface of the default route, which disconnects the host (UNETMAP_FORCE=1)
