@@ -56,6 +56,7 @@ build: export RUSTFLAGS := $(RUSTFLAGS) $(join --remap-path-prefix=$(CARGO_HOME)
 build: export UNETMAP_COMMIT ?= $(or $(shell git describe --always --dirty --exclude='*' --abbrev=12 2>/dev/null),no commit)
 build: export CFLAGS := $(or $(CFLAGS),-O2 -g) -ffile-prefix-map=$(CURDIR)=unetmap
 build: setup
+	@echo "build: all programs, each optimized as a whole, which takes about 10 minutes on two cores the first time"
 	$(CARGO) build --locked --release --bins --lib $(CONTAINED:%=-p %)
 	$(MAKE) -C crates/capi OUT=$(BIN)
 	$(MAKE) -C pcap OUT=$(BIN)/pcap
