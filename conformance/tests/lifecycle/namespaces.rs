@@ -2,6 +2,7 @@
 //! The namespaces of a daemon that a program starts.
 
 use std::fs;
+use std::process::Command;
 
 use conformance::home::{daemon_listens, summary};
 use conformance::{isolated, program, until};
@@ -44,5 +45,38 @@ fn a_daemon_keeps_no_namespace_of_the_program_that_starts_it() {
             assert!(daemon_listens(&home.socket()), "{starter}");
             home.end_daemon();
         }
+    });
+}
+
+/// A root directory below that of the mount namespace, with processes of its own, in which a program in `ip netns exec`
+/// starts the daemon. The folder of the socket is only there.
+const CHROOT: &str = r#"
+mount --make-rprivate /
+mount --rbind / "$0"
+mount -t proc proc "$0/proc"
+mount -t tmpfs tmpfs "$0/run"
+mkdir "$0/run/below"
+chroot "$0" sh -ec '
+    ip netns add inside
+    ip netns exec inside "$0" get ring_num
+    "$0" stop
+' "$1"
+"#;
+
+#[test]
+fn a_daemon_that_leaves_a_namespace_stays_in_its_chroot() {
+    isolated(|home| {
+        if let Err(why) = Lab::new() {
+            return summary(&format!("skipped: {why}"));
+        }
+        let root = home.folder().join("root");
+        fs::create_dir(&root).expect("our own folder");
+        let output = Command::new("unshare")
+            .args(["--mount", "--pid", "--net", "--fork", "--kill-child", "sh", "-ec", CHROOT])
+            .args([root, program("unetmap")])
+            .env("UNETMAP_SOCKET", "/run/below/socket")
+            .output()
+            .expect("it starts");
+        assert!(output.status.success(), "{output:?}");
     });
 }

@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt as _;
 
 use rustix::fs::fstat;
+use rustix::process::{chdir, chroot, fchdir};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::netns::Netns;
@@ -37,9 +38,21 @@ pub fn leave_namespaces(starter: u32) -> io::Result<()> {
     let ours = mounts("self")?;
     let mut candidates = of_the_machine().map(str::to_owned).chain(ancestors(starter).into_iter().rev());
     match candidates.find(|process| mounts(process).is_ok_and(|theirs| shows_all_of(&theirs, &ours))) {
-        Some(process) => enter("mnt", File::open(format!("/proc/{process}/ns/mnt"))?, LinkNameSpaceType::Mount),
+        Some(process) => enter_mounts(&process),
         None => Ok(()),
     }
+}
+
+/// Enters the mount namespace of a process, below its root directory: in a chroot that is another one than the
+/// namespace's, and the mounts that were compared are those below it.
+fn enter_mounts(process: &str) -> io::Result<()> {
+    let root = File::open(format!("/proc/{process}/root"))?;
+    if enter("mnt", File::open(format!("/proc/{process}/ns/mnt"))?, LinkNameSpaceType::Mount)? {
+        fchdir(&root)?;
+        chroot(".")?;
+        chdir("/")?;
+    }
+    Ok(())
 }
 
 /// Calls `work` in the network namespace into which [`leave_namespaces`] goes: sockets that it creates do not keep this
@@ -60,12 +73,13 @@ fn of_the_machine() -> impl Iterator<Item = &'static str> {
     processes.filter(|process| fs::metadata(format!("/proc/{process}/ns/net")).is_ok())
 }
 
-/// Enters a namespace, unless this process is in it.
-fn enter(name: &str, namespace: impl AsFd, kind: LinkNameSpaceType) -> io::Result<()> {
+/// Enters a namespace. Returns false if this process is in it already.
+fn enter(name: &str, namespace: impl AsFd, kind: LinkNameSpaceType) -> io::Result<bool> {
     if fs::metadata(format!("/proc/self/ns/{name}"))?.ino() == fstat(&namespace)?.st_ino {
-        return Ok(());
+        return Ok(false);
     }
-    Ok(move_into_link_name_space(namespace.as_fd(), Some(kind))?)
+    move_into_link_name_space(namespace.as_fd(), Some(kind))?;
+    Ok(true)
 }
 
 /// The parent of a process, that one's parent, and so on.
