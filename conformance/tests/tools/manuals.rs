@@ -114,7 +114,7 @@ fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// What the examples of a page make a reader do.
+/// The actions of a reader of a page's examples, in order.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     /// A command, and its line in the page.

@@ -28,7 +28,7 @@ const COUNT: u64 = 200_000;
 /// The folder of the README's Rust program.
 const HELLO: &str = "../hello-pipe";
 
-/// What the reader does before going on.
+/// The reader's action before the next command.
 #[derive(Debug, PartialEq)]
 enum Step {
     /// Runs these, each in a terminal.

@@ -23,7 +23,7 @@ pub struct Frame<'a> {
 pub struct Counts {
     /// Frames to send.
     pub frames: u64,
-    /// Those of which the file has only the beginning.
+    /// Packets of which the file has only the beginning.
     pub truncated: u64,
     /// Records of no bytes: nothing can be sent for them.
     pub empty: u64,

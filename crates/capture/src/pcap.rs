@@ -25,7 +25,7 @@ const LINK: u32 = 0x03ff_ffff;
 const FCS_GIVEN: u32 = 1 << 26;
 const FCS_SHIFT: u32 = 28;
 
-/// What the header of a file says.
+/// The fields of a file's header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pcap {
     order: Order,

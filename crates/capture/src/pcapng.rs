@@ -49,7 +49,7 @@ const FLAGS: u16 = 2;
 const PACKET_SIZES: &[(u16, u16)] = &[(2, 4), (4, 8), (5, 8), (6, 4)];
 const OLD_PACKET_SIZES: &[(u16, u16)] = &[(2, 4)];
 
-/// What a section says about an interface.
+/// An interface, as a section describes it.
 #[derive(Clone, Copy, Debug)]
 struct Interface {
     link: LinkType,

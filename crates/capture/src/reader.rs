@@ -9,7 +9,7 @@ use crate::pcap::Pcap;
 use crate::pcapng::{self, Pcapng};
 use crate::{Error, LinkType, MAX_PACKET};
 
-/// What a file says about a packet.
+/// A packet, as a file describes it.
 pub(crate) struct Header {
     pub(crate) time: Option<Duration>,
     pub(crate) link: LinkType,

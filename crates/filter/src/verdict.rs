@@ -27,7 +27,7 @@ pub enum Verdict {
     SynProxy(u32),
 }
 
-/// What a rule changes in a packet.
+/// A change that a rule makes to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The DSCP becomes this, 0..=63.

@@ -57,7 +57,7 @@ pub struct Lines {
     pub y_scale: Scale,
     /// What is drawn, the most important first.
     pub series: Vec<Series>,
-    /// What a ring around a point means; below the chart, if any has one.
+    /// The meaning of a ring around a point; below the chart, if any has one.
     pub marked: String,
 }
 

@@ -22,7 +22,7 @@ pub enum Rate {
     Bits(Number),
 }
 
-/// What a rate counts.
+/// The unit that a rate counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Counted {
     Packets,

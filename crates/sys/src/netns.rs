@@ -129,7 +129,7 @@ impl Netns {
     }
 }
 
-/// What shows that a network namespace is in use, other than descriptors and sockets.
+/// A sign that a network namespace is in use, other than descriptors and sockets.
 #[derive(Debug)]
 pub enum NetnsUse {
     /// A thread is in it: the thread's link.

@@ -40,7 +40,7 @@ pub fn open(spec: &str, options: &OpenOptions) -> Result<Port, Error> {
 /// Has an interface attached to a switch as `port` (`vale0:eth0`), and says on standard error if its link is down.
 ///
 /// # Errors
-/// Those of `attach`.
+/// The errors of `attach`.
 pub fn attach<T, E>(port: &str, attach: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let name = port.split_once(':').map_or(port, |(_, interface)| interface);
     let interface = format!("netmap:{name}");

@@ -14,7 +14,7 @@ const SWITCH_PORT: &str = "\"kind\":\"vale\"";
 /// Time between the two snapshots from which the rates of switches are computed.
 const RATE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What is said where no daemon runs and that is no error.
+/// The note that no daemon runs, where that is no error.
 pub(crate) const NO_DAEMON: &str = "No daemon is running; the first program that opens a port starts one.";
 
 /// Prints the daemon's regions, ports and sessions, or its `users`. It is no error if no daemon runs.

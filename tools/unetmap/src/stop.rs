@@ -71,7 +71,7 @@ fn agrees(open: &str) -> Result<bool, String> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-/// What closes, in words.
+/// The ports and sessions that close, in words.
 fn list(reply: &Value) -> String {
     let port = |of: &Value| {
         let name = cell(&of["port"]);

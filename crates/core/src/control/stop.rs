@@ -18,7 +18,7 @@ use crate::control::wire::{ControlRequest, Kind};
 use crate::error::{Error, errno};
 use crate::tuning::LOCK_POLL;
 
-/// What this is about, in error texts.
+/// The subject of error texts.
 const SUBJECT: &str = "stopping the daemon";
 
 /// Asks the daemon to end.

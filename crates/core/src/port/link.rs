@@ -26,7 +26,7 @@ pub enum DownCause {
     Administrative,
     /// The interface is up and has no carrier.
     NoCarrier,
-    /// The same of a veth, of which the other end is not up: its name, if it is in the same network namespace.
+    /// No carrier, as the other end of the veth is not up: its name, if it is in the same network namespace.
     PeerDown(Option<String>),
 }
 

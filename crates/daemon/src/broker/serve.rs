@@ -58,7 +58,7 @@ pub(super) struct Broker {
     pub(super) helpers: Mutex<BTreeMap<Handle, Approvals>>,
     /// The devices of the node's mounts, also of those that were unmounted: files of theirs may be open.
     pub(super) devices: Mutex<Vec<(u32, u32)>>,
-    /// What shows that namespaces are in use, by their inode numbers.
+    /// Names and threads that show that namespaces are in use, by inode number.
     uses: Mutex<BTreeMap<u64, NetnsUse>>,
     last: AtomicU64,
     pub(super) keeper: Arc<Keeper>,

@@ -10,7 +10,7 @@ use super::{FCS, as_seen, rows};
 const SIZE: &str = "bytes of a frame, with FCS";
 /// The mark of disturbed results in tables; in charts it is a ring.
 const MARK: &str = "\u{2020}";
-/// What the mark means.
+/// The meaning of the mark.
 const DISTURBED: &str =
     "disturbed: in each attempt at a trial the sender stood still and caught up, so the value may be wrong";
 
@@ -250,7 +250,7 @@ fn by_size(label: &str, reports: &[SizeReport], value: impl Fn(&SizeReport) -> O
     Series { label: label.into(), points }
 }
 
-/// The same without marks, of values that were not measured.
+/// Removes the marks, for a series of values that were not measured.
 fn unmarked(mut series: Series) -> Series {
     series.points.iter_mut().for_each(|point| point.marked = false);
     series

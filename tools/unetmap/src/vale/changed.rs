@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What a command changes, as the configuration's file names it.
+//! The settings that a command changes, as the configuration's file names them.
 
 use super::{Action, DirectionArg, Port, Set, ValeArgs};
 use crate::config::{PORT_KEYS, SERVED_KEYS, VLAN_KEYS};

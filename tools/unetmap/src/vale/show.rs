@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What `unetmap vale` prints: switches, their ports and addresses, threads, settings.
+//! The output of `unetmap vale`: switches, their ports and addresses, threads, settings.
 
 use std::io::{IsTerminal as _, stdout};
 use std::time::Duration;

@@ -20,7 +20,7 @@ use crate::privileged;
 use crate::threads;
 use crate::tuning::nic::{ABANDONED_AGAIN, ABANDONED_INTERVAL, ABANDONED_ROUNDS};
 
-/// What is known of the namespaces that have attached interfaces.
+/// The namespaces that have attached interfaces.
 #[derive(Default)]
 pub(crate) struct AbandonedNamespaces {
     /// When a thread asks next; `None`: there are no such namespaces.
