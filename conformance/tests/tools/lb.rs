@@ -307,8 +307,9 @@ fn interface(home: &Home, policy: &str) {
     let readers: Vec<Port> = (0..PIPES).map(|i| net.open(&format!("netmap:va}}{i}"))).collect();
     let sender = open_in(&net.far, "netmap:vb-0/T");
     let (mut seen, mut sent) = (Seen::default(), 0);
-    for round in 0..50 {
-        let frames = traffic(round * 10, 10);
+    // Two rounds fit into the ring: lb may not have synced again when the readers have the packets of one.
+    for round in 0..100 {
+        let frames = traffic(round * 5, 5);
         send(&sender, &frames);
         sent += frames.len() as u64;
         let end = Instant::now() + LIMIT;
