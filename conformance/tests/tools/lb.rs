@@ -320,9 +320,9 @@ fn interface(home: &Home, policy: &str) {
         }
     }
     assert_eq!(seen.flows.len(), usize::from(FLOWS));
-    // Without readers each packet is forwarded or counted as dropped. A flood at once might be lost by the interface: it
-    // comes in parts, of each of which the interface has room for some hundred packets at least, and in all for more
-    // than the pipes and the extra buffers.
+    // Without readers each packet is forwarded or counted as dropped. The interface might lose a flood at once, so it
+    // comes in parts. The interface has room for some hundred packets of each, and in all for more than the pipes and
+    // the extra buffers.
     for round in 0..40 {
         let flood = traffic(1000 + round * 20, 20);
         send(&sender, &flood);
