@@ -85,7 +85,7 @@ fn replay_reads_standard_input_and_pipes_once() {
         drop(command);
         cat.wait().unwrap();
         if !args.is_empty() {
-            assert!(status == 1 && err.contains("can be read only once"), "{name}: {status}: {err}");
+            assert!(status == 2 && err.contains("can be read only once"), "{name}: {status}: {err}");
             continue;
         }
         let line: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}{err}"));
