@@ -219,7 +219,7 @@ fn script(name: &str, examples: &Examples, folder: &Path) -> String {
 /// Runs the examples of a page.
 ///
 /// # Errors
-/// What they print, if one fails.
+/// The output of the examples, if one fails.
 fn run(name: &str, examples: &Examples) -> Result<(), String> {
     let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().expect("a folder");
     let folder = folder.path();

@@ -9,7 +9,7 @@ pub(crate) enum Fault {
     Io(io::Error),
     /// The file ends here.
     End,
-    /// What is wrong.
+    /// The fault, as a sentence.
     Wrong(String),
 }
 

@@ -30,16 +30,16 @@ pub struct Sample {
     pub notes: &'static [&'static str],
     /// Part of the error after the last frame; empty: the file is good.
     pub damage: &'static str,
-    /// What libpcap does.
+    /// The behaviour of libpcap.
     pub libpcap: Libpcap,
 }
 
 /// How libpcap reads a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Libpcap {
-    /// The same bytes.
+    /// It reads the bytes that we read.
     Same,
-    /// The same bytes, and 4 of FCS after them.
+    /// It reads our bytes, and 4 of FCS after them.
     WithFcs,
     /// At most this number of the bytes.
     First(usize),

@@ -11,7 +11,7 @@ use pcap::{Capture, Linktype, Precision};
 use unetmap_capture::testing::{END, Libpcap, Pcap, Pcapng, frame, samples};
 use unetmap_capture::{Error, Frames, MAX_INTERFACES};
 
-/// What was read: frames, notes, and the error at the end.
+/// The result of a reading: frames, notes, and the error at the end.
 #[derive(Debug, Default, PartialEq)]
 struct Read {
     frames: Vec<Vec<u8>>,
