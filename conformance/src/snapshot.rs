@@ -60,10 +60,29 @@ pub struct Daemon {
     pub privileged_pid: u32,
     /// Sessions that would go on after a crash.
     pub kept_sessions: usize,
+    /// Whether all of them would.
+    pub crash_protection: CrashProtection,
     /// Number of connections, including the one that requested the snapshot.
     pub connections: usize,
     /// How long its work for users took.
     pub work: Work,
+}
+
+/// Whether ports go on after a crash (`--keep-ports`).
+#[derive(Clone, Debug, Deserialize)]
+pub struct CrashProtection {
+    /// Whether the daemon was started so.
+    pub asked: bool,
+    /// Whether they do.
+    pub on: bool,
+    /// Since when not, in milliseconds since 1970.
+    pub since_ms: Option<u64>,
+    /// Why not.
+    pub why: Option<String>,
+    /// The process that keeps them.
+    pub pid: Option<i32>,
+    /// How long they did not.
+    pub off_seconds: f64,
 }
 
 /// What the daemon did for users, since it was started: requests, and ends of connections.

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmapd --keep-ports`: the daemon is killed, and programs go on with their ports.
 
+use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
 use conformance::home::{is_alive, summary};
-use conformance::kept::{kill, start, wait_until_kept};
+use conformance::kept::{kill, start, successor, wait_until_kept};
 use conformance::replace::{Gaps, Stream, replace};
 use conformance::traffic::{assert_pipe_works, exchange, expect, open, receive, send};
-use conformance::{isolated, until};
-use rustix::process::{Signal, kill_process};
+use conformance::{Home, isolated, until};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// `CRASHES` of them (5): a daemon that crashes more often in a short time is not started again.
 #[test]
@@ -42,9 +43,47 @@ fn pipes_and_switch_ports_go_on_after_a_crash() {
         let gaps = gaps.line(Duration::from_millis(200));
         summary(&format!("{crashes} crashes: a pipe {pipe:?}, a switch {switch:?}; {gaps}"));
         assert_eq!((pipe.1.received, pipe.1.missing, pipe.1.repeated), (pipe.0, 0, 0));
+        assert!(switch.1.received + switch.1.missing <= switch.0, "{switch:?}");
         drop((waiting, unread));
         until("all regions are freed", || home.snapshot().regions.is_empty());
     });
+}
+
+/// A daemon that was started after a crash is killed while it takes over: another one goes on with the same.
+#[test]
+fn a_daemon_that_is_killed_while_it_takes_over_is_started_once_more() {
+    isolated(|home| {
+        let _daemon = start(home, None);
+        let stream = Stream::start("netmap:p{1", "netmap:p}1", 1, Duration::from_micros(200));
+        let ports = ["vale0:a", "vale0:b"].map(open);
+        for n in 0..2 {
+            wait_until_kept(home);
+            let before = home.daemon();
+            kill_process(before, Signal::KILL).expect("our own daemon");
+            let mut next = None;
+            until("the next one is started", || {
+                next = restored(home, before);
+                next.is_some()
+            });
+            kill_process(next.expect("a process"), Signal::KILL).expect("our own daemon");
+            let last = successor(home, before);
+            assert_ne!(Some(last), next);
+            stream.go_on();
+            exchange(&ports[0], &ports[1], 2, 1000 * n, 1000 * (n + 1));
+        }
+        let (sent, counts) = stream.stop_after_crashes();
+        assert_eq!((counts.received, counts.missing, counts.repeated), (sent, 0, 0));
+    });
+}
+
+/// The daemon of this test that goes on after a crash of `before`, from its start on.
+fn restored(home: &Home, before: Pid) -> Option<Pid> {
+    let socket = home.socket().display().to_string();
+    let all = fs::read_dir("/proc").expect("a folder").flatten();
+    all.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).find(|pid| {
+        let line = fs::read_to_string(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+        *pid != before && line.contains(&socket) && line.contains("--restore") && is_alive(*pid)
+    })
 }
 
 /// What the daemon makes when an end is first opened: the one that is started after a crash makes it.

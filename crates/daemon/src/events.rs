@@ -75,6 +75,13 @@ pub(crate) enum What {
     BudgetReached {
         reason: String,
     },
+    /// Ports are no longer kept over a crash (`--keep-ports`), and are again.
+    CrashProtectionOff {
+        reason: String,
+    },
+    CrashProtectionOn {
+        off_seconds: f64,
+    },
 }
 
 #[derive(Serialize)]

@@ -318,8 +318,8 @@ fn serve(
     }
     if let Some(store) = store {
         // The service manager ends all processes of a unit whose main process has ended.
-        service.main_process_is(store.pid());
-        server.set_store(store);
+        store.pid().into_iter().for_each(|pid| service.main_process_is(pid));
+        server.set_store(Ok(store));
     }
     tracing::info!(socket = %socket.display(), files, "serving");
     let idle = Some(args.idle_exit).filter(|time| !time.is_zero());

@@ -57,7 +57,7 @@ use crate::region_preparer::Preparer;
 use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, SnapshotTask, text_answer};
 use crate::service::Service;
-use crate::store::Store;
+use crate::store::{Protection, Store};
 use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::{WorkClock, WorkTimes};
@@ -148,6 +148,7 @@ pub(crate) struct Server {
     drain: Option<Drain>,
     /// The process that keeps the state for the case of a crash.
     store: Option<Store>,
+    protection: Protection,
 }
 
 impl Server {
@@ -190,6 +191,7 @@ impl Server {
             successor: None,
             drain: None,
             store: None,
+            protection: Protection::default(),
         })
     }
 
@@ -238,6 +240,7 @@ impl Server {
                     LISTENER => self.accept_clients(),
                     token if token & WATCHES != 0 => nic::links_changed(&mut self.daemon, token & !WATCHES),
                     INTERFACES => self.interfaces_are_back(),
+                    work::STORE => self.store_answers(),
                     NODE => {
                         self.nodes.clear_doorbell();
                         while let Some((uid, job)) = self.nodes.next_job(&self.daemon) {
@@ -309,7 +312,7 @@ impl Server {
         self.answered = NO_MESSAGE;
         let kind = work.kind();
         let token = if let Work::Message(token) | Work::Continue(token) = work { token } else { 0 };
-        self.mark(token);
+        let session = self.mark(token);
         let mut admitted = Vec::new();
         match work {
             Work::Message(token) => self.next_message(uid, token),
@@ -321,7 +324,7 @@ impl Server {
                 self.add_watches();
             }
         }
-        self.end_mark(token);
+        self.end_mark(token, session);
         self.daemon.admission.end_work();
         let time = begin.at.elapsed();
         self.turns.count_time(uid, time);
@@ -541,8 +544,7 @@ impl Server {
 
     /// Goes on with a snapshot, and answers when it is complete; returns `false` when the connection is to be closed.
     fn continue_snapshot(&mut self, token: u64, kind: Kind, mut task: Box<SnapshotTask>) -> bool {
-        let kept = self.store.as_ref().map_or(0, Store::kept_sessions);
-        let general = (self.clients.len(), kept, self.started.elapsed(), self.work_times.clone());
+        let general = (self.clients.len(), self.kept(), self.started.elapsed(), self.work_times.clone());
         let Some(client) = self.clients.get_mut(&token) else { return true };
         if !task.step(&self.daemon) {
             client.task = Some((kind, Task::Snapshot(task)));

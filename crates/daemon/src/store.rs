@@ -4,11 +4,14 @@
 //!
 //! ```text
 //! daemon                              store
-//!                            <--      its process
+//!                            <--      Serves
 //!   Descriptors, State       -->      what is kept from now on, after each change (at most every KEEP_PAUSE)
+//!                            <--      Kept: only then the next state follows; or Failed: what was kept before still is
+//!   Discard                  -->      the rest of a state does not follow: what was kept before still is
 //!   Nothing                  -->      nothing can be kept for a while: a crash ends all ports
 //!   Sync                     -->
-//!                            <--      what is not kept any more is closed
+//!                            <--      Synced: what is not kept any more is closed
+//!   Spare                    -->      starts another store, which is told nothing while this one runs
 //!   Ended                    -->      exits
 //!   (its end is closed)               starts a daemon, to which it is a predecessor that has crashed
 //! ```
@@ -17,11 +20,20 @@
 //! answering: it would wait for the answer without end, and may be the cause. The node ends, as its requests would have
 //! no answer; the ports of its programs are closed, and it is on again.
 //!
+//! A state that cannot be sent is sent again, after a pause that grows. Meanwhile a crash has what was kept before, if
+//! that can be used: a connection that was closed since is found closed, but a queue's socket may have to be closed in
+//! the store, too, and a state with an interface that has changed is of no use. Such a state is dropped. If the store
+//! ends, its spare takes its place: the daemon, which has given up its rights, could not start one.
+//!
 //! The broker goes on, as the store has its connections, too. Under a service manager the store is the main process of
 //! the unit, which thus does not end with the daemon.
 //!
 //! The store reads nothing that a program can write. The daemon takes from shared memory only the positions of switch
 //! ports, which the program that has the port can have written: they are checked as always.
+
+mod connection;
+mod process;
+mod protection;
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -31,82 +43,129 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::socket::{self, MAX_FDS};
-use unetmap_sys::{memfd, process};
+use unetmap_sys::{memfd, process as own_process, socket};
 
 use crate::broker;
-use crate::handover::{Reply, Request, State};
-use crate::ports::mediator::PausedThread;
-use crate::tuning::handover::{MAX_STATE_BYTES, REPLY_LIMIT, SEND_POLL};
-use crate::tuning::nic::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
+use crate::handover::State;
 use crate::tuning::store::{
-    CLOSED_LIMIT, CRASH_PERIOD, KEEP_PAUSE, KEEP_SHARE, MAX_CRASHES, MAX_KEEP_PAUSE, SEND_LIMIT,
+    ANSWER_LIMIT, CLOSED_LIMIT, KEEP_PAUSE, KEEP_SHARE, MAX_KEEP_PAUSE, MAX_RETRY_PAUSE, MAX_SPARES, RETRY_PAUSE,
+    SPARE_PERIOD,
 };
+use connection::{Connection, Failure};
+
+pub(crate) use connection::UNREAD;
+pub(crate) use process::run;
+pub(crate) use protection::{Protection, ProtectionSnapshot};
 
 /// This program, also if its file was replaced since: the next one may have another state.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// `ETOOMANYREFS`: the receiver has to take some descriptors first.
+/// `ETOOMANYREFS`: a receiver has to take some descriptors first.
 const TOO_MANY_IN_FLIGHT: i32 = 109;
 
 /// A message to the store.
 #[derive(Serialize, Deserialize)]
 enum Message {
-    /// The next descriptors of a state, which come with the message.
-    Descriptors,
-    /// What is kept from now on.
+    /// The next descriptors of a state, which come with the message; whether they are its first.
+    Descriptors(bool),
+    /// What is kept from now on. To be answered.
     State(Box<State>),
+    /// No more comes of a state.
+    Discard,
     /// Nothing is kept.
     Nothing,
     /// To be answered: all that is not kept any more is closed.
     Sync,
+    /// Another store is to be started, whose connection comes with the message.
+    Spare,
     /// The daemon exits as it should.
     Ended,
 }
 
+/// A message of the store.
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    /// Its first: its process, how many descriptors it may have, and how many it keeps.
+    Serves {
+        pid: u32,
+        files: u64,
+        held: usize,
+    },
+    Kept,
+    Failed(String),
+    Synced,
+}
+
 /// The daemon's side.
 pub(crate) struct Store {
-    connection: OwnedFd,
+    /// The process that keeps the state; `None`: it has ended, and there was no other.
+    connection: Option<Connection>,
+    /// The process that takes its place if it ends.
+    spare: Option<Connection>,
+    /// When the last spares were started.
+    spares: VecDeque<Instant>,
     /// The token of the connection whose message is being answered.
-    mark: File,
+    mark: Arc<File>,
     /// Whether something may have changed since it was told.
     changed: bool,
+    /// Whether what is kept must not be used.
+    is_stale: bool,
+    /// Whether what is kept must not be used once it cannot be replaced.
+    is_obsolete: bool,
     /// When it is told next at the earliest.
     due: Instant,
-    /// Sessions that are kept; `None`: nothing is.
-    kept: Option<usize>,
+    /// Pause after the next failure.
+    retry_pause: Duration,
+    /// When the last failure was.
+    failed: Option<Instant>,
     /// Since when it may have duplicates of sockets of queues that were closed.
     closed: Option<Instant>,
-    /// Its process.
-    pid: u32,
+    /// Since when nothing is kept, as an interface is being opened or closed.
+    waits: Option<Instant>,
     /// This process's connections to the broker, of which any may be in use for a while.
     broker: Option<Arc<broker::Duplicates>>,
 }
 
 impl Store {
     /// Starts the process, which is to start a daemon with these arguments.
+    ///
+    /// # Errors
+    /// Those of starting a process; it does not answer.
     pub(crate) fn start(mut args: Vec<OsString>) -> io::Result<Store> {
         let (own, its) = socket::pair()?;
         args.extend(["--store".into(), "3".into()]);
         let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-        process::spawn_detached(Path::new(OWN_PROGRAM), &args, its, log)?;
+        own_process::spawn_detached(Path::new(OWN_PROGRAM), &args, its, log)?;
         Store::of(own)
     }
 
     /// The process at the other end of a connection.
+    ///
+    /// # Errors
+    /// It does not answer; a lack of descriptors.
     pub(crate) fn of(connection: OwnedFd) -> io::Result<Store> {
-        socket::set_timeout(&connection, SEND_LIMIT)?;
-        let Some((pid, _)) = broker::receive(&connection, 0)? else {
-            return Err(io::ErrorKind::ConnectionReset.into());
-        };
+        let connection = Connection::started(connection)?;
         let mark = File::from(memfd::create_unsealed("unetmap-mark")?);
         mark.write_all_at(&[0; 8], 0)?;
-        Ok(Store { connection, mark, changed: true, due: Instant::now(), kept: None, closed: None, pid, broker: None })
+        let now = Instant::now();
+        Ok(Store {
+            connection: Some(connection),
+            spare: None,
+            spares: VecDeque::new(),
+            mark: Arc::new(mark),
+            changed: true,
+            is_stale: false,
+            is_obsolete: false,
+            due: now,
+            retry_pause: RETRY_PAUSE,
+            failed: None,
+            closed: None,
+            waits: None,
+            broker: None,
+        })
     }
 
     /// Something may have changed.
@@ -116,15 +175,70 @@ impl Store {
 
     /// The same, and what is kept now must not be used.
     pub(crate) fn changed_now(&mut self) {
-        (self.changed, self.due) = (true, Instant::now());
+        (self.changed, self.is_stale, self.due) = (true, true, Instant::now());
     }
 
-    /// Whether it is to be told now; else the time until then, if there is anything.
+    /// The same, and what is kept now must not be used, unless it is replaced at the next turn.
+    pub(crate) fn is_obsolete(&mut self) {
+        (self.changed, self.is_obsolete) = (true, true);
+    }
+
+    /// Whether it is to be told now; else the time until then, or until its answer is overdue.
     pub(crate) fn is_due(&self, now: Instant) -> Result<(), Option<Duration>> {
-        match self.changed {
-            false => Err(None),
-            true if now < self.due => Err(Some(self.due - now)),
-            true => Ok(()),
+        let Some(connection) = &self.connection else { return Err(None) };
+        let until = |at: Instant| at.saturating_duration_since(now);
+        match connection.sent_at() {
+            Some(sent) if !self.is_stale => Err(Some(until(sent + ANSWER_LIMIT)).filter(|left| !left.is_zero())),
+            _ if !self.changed => Err(None),
+            _ if now < self.due => Err(Some(until(self.due))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it was to say that it keeps a state long ago. If that is obsolete, it is to keep nothing.
+    pub(crate) fn is_overdue(&mut self, now: Instant) -> bool {
+        let Some(connection) = &mut self.connection else { return false };
+        let is_overdue = connection.sent_at().is_some_and(|sent| now >= sent + ANSWER_LIMIT);
+        if is_overdue && self.is_obsolete {
+            self.is_obsolete = connection.forget().is_err();
+        }
+        is_overdue
+    }
+
+    /// Has a spare started, if there is none; returns the time until that is tried again.
+    pub(crate) fn start_spare(&mut self, now: Instant) -> Option<Duration> {
+        let connection = self.connection.as_mut().filter(|_| self.spare.is_none())?;
+        self.spares.retain(|start| now.duration_since(*start) < SPARE_PERIOD);
+        if self.spares.len() >= MAX_SPARES {
+            return self.spares.front().map(|first| (*first + SPARE_PERIOD).saturating_duration_since(now));
+        }
+        self.spares.push_back(now);
+        let spare = socket::pair().and_then(|(own, its)| {
+            connection.send(&Message::Spare, &[its.as_fd()])?;
+            Connection::new(own)
+        });
+        // Without one this process ends the protection with it; it is tried again.
+        self.spare = spare.inspect_err(|e| tracing::debug!("no other process to keep the ports: {e}")).ok();
+        self.spare.is_none().then_some(RETRY_PAUSE)
+    }
+
+    /// Connections that the event loop does not watch yet.
+    pub(crate) fn take_unwatched(&mut self) -> impl Iterator<Item = &OwnedFd> {
+        self.connection.iter_mut().chain(&mut self.spare).filter_map(Connection::take_unwatched)
+    }
+
+    /// Takes the answers that are there. Returns what has become of the state that was sent last, if that is known, or
+    /// that its process has ended.
+    pub(crate) fn take_answers(&mut self) -> Option<Result<(), String>> {
+        if self.spare.as_mut().is_some_and(|spare| spare.take_answers().is_err()) {
+            self.spare = None;
+        }
+        let answer = self.connection.as_mut()?.take_answers();
+        match answer {
+            Ok(None) => None,
+            Ok(Some(Ok(()))) => Some(Ok(())),
+            Ok(Some(Err(why))) => Some(Err(self.fail(Failure::Why(why)))),
+            Err(e) => Some(Err(self.fail(e.into()))),
         }
     }
 
@@ -133,37 +247,73 @@ impl Store {
         let _ = self.mark.write_all_at(&token.to_ne_bytes(), 0);
     }
 
-    pub(crate) fn mark(&self) -> &File {
-        &self.mark
+    pub(crate) fn mark(&self) -> Arc<File> {
+        self.mark.clone()
     }
 
-    /// Tells the store what to keep; `None`: nothing. `closed`: a socket of a queue was closed, of which the store may
-    /// have a duplicate: the queue cannot be opened until that is closed.
-    pub(crate) fn keep(&mut self, state: Option<(State, &[BorrowedFd<'_>])>, closed: bool) -> io::Result<()> {
+    /// Tells the store what to keep; an error says why there is nothing to keep. `closed`: a socket of a queue was
+    /// closed, of which the store may have a duplicate: the queue cannot be opened until that is closed.
+    ///
+    /// # Errors
+    /// Why it is not kept, a sentence; it is to be told again.
+    pub(crate) fn keep(
+        &mut self,
+        state: Result<(State, &[BorrowedFd<'_>]), String>,
+        closed: bool,
+    ) -> Result<(), String> {
         let start = Instant::now();
-        match state {
-            Some((state, fds)) => {
-                for some in fds.chunks(MAX_FDS) {
-                    self.send(&Message::Descriptors, some)?;
-                }
-                let of_clients = state.clients.iter().filter(|client| client.session.is_some()).count();
-                let sessions = of_clients + state.mediators.iter().flat_map(PausedThread::sessions).count();
-                self.send(&Message::State(Box::new(state)), &[])?;
-                self.kept = Some(sessions);
-            }
-            None if self.kept.is_some() => {
-                self.send(&Message::Nothing, &[])?;
-                self.kept = None;
-            }
-            None => {}
+        let closed = closed || self.closed.is_some();
+        if let Err(failure) = self.tell(state, closed) {
+            self.closed = self.closed.or(closed.then_some(start)).filter(|_| self.connection.is_some());
+            return Err(self.fail(failure));
         }
-        if self.closed.take().is_some() || closed {
-            self.sync()?;
-        }
-        self.changed = false;
+        (self.changed, self.is_stale, self.is_obsolete) = (false, false, false);
+        (self.closed, self.waits) = (None, None);
         // A small share of the time, even of many ports.
         self.due = Instant::now() + (start.elapsed() * KEEP_SHARE).clamp(KEEP_PAUSE, MAX_KEEP_PAUSE);
         Ok(())
+    }
+
+    fn tell(&mut self, state: Result<(State, &[BorrowedFd<'_>]), String>, closed: bool) -> Result<(), Failure> {
+        let Some(connection) = &mut self.connection else {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        };
+        let is_unusable = self.is_stale || self.is_obsolete || closed || state.is_err();
+        let sent = state.map_err(Failure::Why).and_then(|(state, fds)| connection.push(state, fds));
+        if sent.is_err() && is_unusable {
+            connection.forget()?;
+            (self.is_stale, self.is_obsolete) = (false, false);
+        }
+        if closed {
+            connection.sync()?;
+            self.closed = None;
+        }
+        sent
+    }
+
+    /// Something was not kept: it is tried again after a pause, by another process if this one has ended. Returns why.
+    fn fail(&mut self, failure: Failure) -> String {
+        let now = Instant::now();
+        if self.failed.is_none_or(|last| now >= last + 2 * MAX_RETRY_PAUSE) {
+            self.retry_pause = RETRY_PAUSE;
+        }
+        (self.changed, self.failed, self.due) = (true, Some(now), now + self.retry_pause);
+        self.retry_pause = (2 * self.retry_pause).min(MAX_RETRY_PAUSE);
+        match failure {
+            Failure::Why(why) => why,
+            Failure::Ended(e) => {
+                tracing::debug!("the connection to the process that keeps the ports: {e}");
+                (self.connection, self.closed, self.due) = (self.spare.take(), None, now);
+                (self.is_stale, self.is_obsolete) = (false, false);
+                match self.connection {
+                    Some(_) => "the process that keeps the ports has ended, and another one takes its place".into(),
+                    None => {
+                        "the processes that keep the ports have ended: unetmapd --replace --keep-ports has new ones"
+                            .into()
+                    }
+                }
+            }
+        }
     }
 
     /// Sets the broker that the next daemon goes on with. Call it before requests are served.
@@ -175,57 +325,45 @@ impl Store {
         self.broker.as_ref()
     }
 
-    /// Its process.
-    pub(crate) fn pid(&self) -> u32 {
-        self.pid
+    /// Its process, if there is one.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.connection.as_ref()?.pid()
     }
 
     /// Sessions that are kept.
     pub(crate) fn kept_sessions(&self) -> usize {
-        self.kept.unwrap_or(0)
+        self.connection.as_ref().and_then(Connection::kept).unwrap_or(0)
     }
 
     /// The state cannot be kept now, as an interface is being opened or closed: tries again in a moment. `closed`: a
     /// socket of a queue was closed, of which the store may have a duplicate. It may be that very queue which is being
     /// opened, if one `is_opening`, so what is kept is let go after a while.
-    pub(crate) fn later(&mut self, closed: bool, is_opening: bool) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// As those of [`Store::keep`]; nothing is kept for long.
+    pub(crate) fn later(&mut self, closed: bool, is_opening: bool) -> Result<(), String> {
         self.due = Instant::now() + KEEP_PAUSE;
         if closed && self.closed.is_none() {
             self.closed = Some(Instant::now());
         }
         let is_over = self.closed.is_some_and(|since| is_opening && since.elapsed() >= CLOSED_LIMIT);
-        if is_over && self.kept.take().is_some() {
-            self.closed = None;
-            self.send(&Message::Nothing, &[])?;
-            self.sync()?;
-        }
-        Ok(())
-    }
-
-    /// Waits until the store has closed what it does not keep any more.
-    fn sync(&self) -> io::Result<()> {
-        self.send(&Message::Sync, &[])?;
-        broker::receive::<()>(&self.connection, 0)?.map(drop).ok_or_else(|| io::ErrorKind::ConnectionReset.into())
+        let Some(connection) = self.connection.as_mut().filter(|connection| is_over && connection.has_any()) else {
+            return match self.waits {
+                Some(since) if since.elapsed() > ANSWER_LIMIT => {
+                    Err("nothing can be kept while an interface is being opened, as another one was closed before"
+                        .into())
+                }
+                _ => Ok(()),
+            };
+        };
+        self.waits = Some(Instant::now());
+        let told = connection.forget().and_then(|()| Ok(connection.sync()?));
+        told.map(|()| self.closed = None).map_err(|failure| self.fail(failure))
     }
 
     /// The daemon exits, or another process has what it had.
     pub(crate) fn end(&self) {
-        let _ = self.send(&Message::Ended, &[]);
-    }
-
-    fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        send(&self.connection, message, fds)
-    }
-}
-
-/// Sends a message; the receiver takes the descriptors one message after the other.
-fn send(connection: &OwnedFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let end = Instant::now() + SEND_LIMIT;
-    loop {
-        match broker::send(connection, message, fds) {
-            Err(e) if e.raw_os_error() == Some(TOO_MANY_IN_FLIGHT) && Instant::now() < end => sleep(SEND_POLL),
-            sent => return sent,
-        }
+        let _ = self.connection.as_ref().map(|connection| connection.send(&Message::Ended, &[]));
     }
 }
 
@@ -267,76 +405,6 @@ pub(crate) fn arguments(
         );
     }
     args
-}
-
-/// Runs the store, until the daemon exits as it should.
-///
-/// # Errors
-/// The daemon has crashed, and is not started again: nothing was kept, or it has crashed often.
-pub(crate) fn run(mut connection: OwnedFd) -> io::Result<()> {
-    process::raise_fd_limit();
-    broker::send(&connection, &process::pid(), &[])?;
-    let (mut kept, mut fds, mut crashes) = (None, Vec::new(), VecDeque::new());
-    loop {
-        match broker::receive::<Message>(&connection, MAX_STATE_BYTES) {
-            Ok(Some((Message::Descriptors, some))) => fds.extend(some),
-            Ok(Some((Message::State(state), _))) => kept = Some((state, std::mem::take(&mut fds))),
-            Ok(Some((Message::Nothing, _))) => kept = None,
-            Ok(Some((Message::Sync, _))) => broker::send(&connection, &(), &[])?,
-            Ok(Some((Message::Ended, _))) => return Ok(()),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Ok(None) | Err(_) => {
-                fds.clear();
-                let Some((state, fds)) = kept.take() else {
-                    return Err(io::Error::other("the daemon has crashed, and nothing was kept: its ports end"));
-                };
-                let now = Instant::now();
-                crashes.retain(|crash| now.duration_since(*crash) < CRASH_PERIOD);
-                crashes.push_back(now);
-                if crashes.len() > MAX_CRASHES {
-                    let crashes = crashes.len();
-                    return Err(io::Error::other(format!("the daemon has crashed {crashes} times: its ports end")));
-                }
-                tracing::error!(pid = state.pid, "the daemon has crashed, and is started again with its ports");
-                connection = restart(state, &fds)?;
-                let took = now.elapsed();
-                tracing::info!(?took, "the daemon goes on with its ports");
-                if took + KEEPALIVE_INTERVAL >= KEEPALIVE_TIMEOUT {
-                    tracing::warn!("the daemon was delayed: open interfaces were the kernel's until it went on");
-                }
-                broker::send(&connection, &process::pid(), &[])?;
-            }
-        }
-    }
-}
-
-/// Starts the daemon; returns the connection to it.
-fn restart(state: Box<State>, fds: &[OwnedFd]) -> io::Result<OwnedFd> {
-    let (own, its) = socket::pair()?;
-    let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // The last two made this process the store.
-    args.truncate(args.len().saturating_sub(2));
-    args.extend(["--restore".into(), "3".into()]);
-    let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    process::spawn_detached(Path::new(OWN_PROGRAM), &args, its, log)?;
-    let expect = |is_it: &dyn Fn(&Request) -> bool| {
-        wait_readable(&mut [PollFd::new(&own, PollFlags::IN)], Some(REPLY_LIMIT))?;
-        match broker::receive::<Request>(&own, 0)? {
-            Some((request, _)) if is_it(&request) => Ok(()),
-            _ => Err(io::Error::other("the daemon that was started again has ended")),
-        }
-    };
-    expect(&|request| matches!(request, Request::Begin { .. }))?;
-    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
-    for some in fds.chunks(MAX_FDS) {
-        send(&own, &Reply::Descriptors, some)?;
-    }
-    send(&own, &Reply::State(state), &[])?;
-    expect(&|request| matches!(request, Request::Ready))?;
-    send(&own, &Reply::Recover, &[])?;
-    expect(&|request| matches!(request, Request::Commit))?;
-    send(&own, &Reply::Released, &[])?;
-    Ok(own)
 }
 
 #[cfg(test)]

@@ -107,7 +107,8 @@ fn check(daemon: &Daemon) {
         assert_eq!(c.free + c.in_rings + c.extra + c.missing, BUFS - 2, "{c:?}");
     }
     daemon.check_charges();
-    let work = (1, 0, Duration::ZERO, WorkTimes::default());
+    let kept = (0, crate::store::Protection::default().snapshot(None));
+    let work = (1, kept, Duration::ZERO, WorkTimes::default());
     let mut task = crate::requests::SnapshotTask::new(daemon, Vec::new(), None);
     while !task.step(daemon) {}
     let json = serde_json::from_str::<serde_json::Value>(&task.json(daemon, work).concat()).unwrap();

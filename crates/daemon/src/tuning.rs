@@ -90,8 +90,24 @@ pub(crate) mod store {
     /// How long sockets of queues that were closed are kept while the state cannot be kept anew. A queue that is opened
     /// waits longer for its former socket.
     pub(crate) const CLOSED_LIMIT: Duration = Duration::from_millis(5);
-    /// How long the daemon waits at most for the process that keeps the state.
+    /// How long the daemon waits at most for a message of the process that keeps the state, or to send it one; and for
+    /// it to receive descriptors of a state while the kernel allows no more.
     pub(crate) const SEND_LIMIT: Duration = Duration::from_secs(1);
+    pub(crate) const PUSH_LIMIT: Duration = Duration::from_millis(100);
+    /// How long that process may take to say that it keeps a state, before the ports count as not kept.
+    pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+    /// Pause before a state is sent again that could not be sent. It doubles up to the second.
+    pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(50);
+    pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
+    /// Most processes that are to take the place of that one which are started in a period.
+    pub(crate) const MAX_SPARES: usize = 5;
+    pub(crate) const SPARE_PERIOD: Duration = Duration::from_secs(10);
+    /// Descriptors that such a process has for itself, and needs to start a daemon.
+    pub(crate) const OWN_FILES: usize = 20;
+    /// Time between two messages of the log that the ports are not kept.
+    pub(crate) const LOG_PAUSE: Duration = Duration::from_secs(60);
+    /// How long that process waits at most, while it starts a daemon, until it may send descriptors.
+    pub(crate) const RESTART_SEND_LIMIT: Duration = Duration::from_secs(8);
     /// Most crashes in a period after which the daemon is started again: what it goes on with may be the cause.
     pub(crate) const MAX_CRASHES: usize = 5;
     pub(crate) const CRASH_PERIOD: Duration = Duration::from_secs(10);

@@ -254,6 +254,14 @@ fn decode(bytes: &[u8]) -> Option<ValeRequest> {
     Some(ValeRequest { name: std::str::from_utf8(name).ok()?.to_owned(), action })
 }
 
+impl ValeAction {
+    /// Whether it changes nothing.
+    pub fn shows(&self) -> bool {
+        use ValeAction::{Filter, List, Show, ShowPort, Threads};
+        matches!(self, List | Threads | Show | ShowPort | Filter(_, None))
+    }
+}
+
 impl ValeRequest {
     /// Whether a daemon is started for the request: settings apply to ports that are opened later.
     fn sets(&self) -> bool {
@@ -264,15 +272,7 @@ impl ValeRequest {
             ValeAction::Clear,
             ValeAction::SetThreads(ThreadConfig::default()),
         ];
-        let shows = matches!(
-            self.action,
-            ValeAction::List
-                | ValeAction::Threads
-                | ValeAction::Show
-                | ValeAction::ShowPort
-                | ValeAction::Filter(_, None)
-        );
-        !shows
+        !self.action.shows()
             && !nothing.contains(&self.action)
             && !matches!(self.action, ValeAction::Limit(_, limit) if limit == RateLimit::default())
     }

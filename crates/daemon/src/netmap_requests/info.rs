@@ -79,6 +79,7 @@ pub(super) fn set_port_header(call: &mut Call<'_>) -> Result<(), Refusal> {
     if !of_switch_port && name.starts_with(NM_BDG_NAME) && name.contains(':') {
         return refuse(ENXIO, "there is no switch that has this port");
     }
+    call.daemon.settings_changed = true;
     match request.nr_hdr_len {
         bytes @ (0 | 10 | 12) if of_switch_port => vale::set_header(call.daemon, &name, bytes as u8, call.caller),
         bytes @ (0 | 10 | 12) => nic::set_header(call.daemon, &name, bytes as u8, call.caller),

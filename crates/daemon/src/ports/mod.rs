@@ -310,6 +310,8 @@ pub(crate) struct Daemon {
     pub(crate) paused_mediators: Vec<mediator::PausedThread>,
     /// Whether threads that were to be paused were held up: each is started again when it has ended.
     held_mediators: bool,
+    /// Whether a request was to change a setting that is kept: one from before may not come back after a crash.
+    pub(crate) settings_changed: bool,
     /// Why the daemon is to end.
     pub(crate) ends: Option<&'static str>,
 }
@@ -327,6 +329,7 @@ impl Daemon {
             stopping_mediators: Vec::new(),
             paused_mediators: Vec::new(),
             held_mediators: false,
+            settings_changed: false,
             ends: None,
             knobs,
             knob_sources: KnobSources::default(),

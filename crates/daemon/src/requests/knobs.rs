@@ -37,6 +37,7 @@ pub(super) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
         KnobRequest::Set(name, value) => {
             let knob = find(&name)?;
             let before = daemon.knobs.value(knob);
+            daemon.settings_changed = true;
             daemon.knobs.set_checked(&name, value)?;
             tracing::info!(uid, pid, knob = name, before, now = value, "knob set");
             log::set_verbose(daemon.knobs.verbose());

@@ -13,6 +13,7 @@ use crate::ports::vale::{switch_snapshots, worker_snapshots};
 use crate::ports::{Daemon, PortKey, UserSnapshot};
 use crate::privileged;
 use crate::region::{RegionKey, RegionRecord, Scope};
+use crate::store::ProtectionSnapshot;
 use crate::tuning::server::SNAPSHOT_SLICE;
 use crate::work_times::WorkTimes;
 
@@ -23,6 +24,7 @@ struct DaemonSnapshot {
     privileged_pid: u32,
     /// Sessions that would go on after a crash (`--keep-ports`).
     kept_sessions: usize,
+    crash_protection: ProtectionSnapshot,
     uid: u32,
     version: &'static str,
     uptime_seconds: u64,
@@ -62,8 +64,8 @@ struct SessionSnapshot {
     exclusive: bool,
 }
 
-/// Connections, sessions that are kept, the time that the daemon has run, and its work.
-type General = (usize, usize, Duration, WorkTimes);
+/// Connections, sessions that are kept over a crash, the time that the daemon has run, and its work.
+type General = (usize, (usize, ProtectionSnapshot), Duration, WorkTimes);
 
 /// A snapshot that is being made, in slices: of many ports it takes long, and other requests are served between them.
 /// What changes meanwhile is in it as it was before or after.
@@ -119,12 +121,13 @@ impl SnapshotTask {
     }
 
     /// Returns the JSON, after the last step, in parts: of many ports it is long, and is copied once.
-    pub(crate) fn json(self, daemon: &Daemon, (connections, kept_sessions, uptime, work): General) -> [String; 7] {
+    pub(crate) fn json(self, daemon: &Daemon, (connections, kept, uptime, work): General) -> [String; 7] {
         let SnapshotTask { only, users, regions, ports, sessions, .. } = self;
         let general = DaemonSnapshot {
             pid: process::pid(),
             privileged_pid: privileged::process_id(),
-            kept_sessions,
+            kept_sessions: kept.0,
+            crash_protection: kept.1,
             uid: owner(),
             version: unetmap_core::version(),
             uptime_seconds: uptime.as_secs(),

@@ -319,10 +319,7 @@ impl Server {
         self.add_watches();
         if let Some(store) = store {
             self.recover(marked, unknown.unwrap_or_default(), crash.and_then(|crash| crash.node));
-            match Store::of(store) {
-                Ok(store) => self.set_store(store),
-                Err(e) => tracing::error!("a crash will end all ports: {e}"),
-            }
+            self.set_store(Store::of(store));
         }
         Ok(service)
     }

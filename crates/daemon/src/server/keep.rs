@@ -10,18 +10,21 @@ use std::time::{Duration, Instant};
 
 use unetmap_sys::socket;
 
-use super::work::{INTERFACES, WATCHES};
+use super::work::{INTERFACES, STORE, WATCHES};
 use super::{Client, Server};
 use crate::broker;
 use crate::broker::Handle;
 use crate::descriptors::{Incoming, Outgoing};
+use crate::events::What;
 use crate::handover::{SavedForCrash, State};
 use crate::node::{PausedNodes, SavedNodes};
+use crate::owner::owner;
 use crate::ports::mediator::{self, DAEMON_HOLDER, PausedThread};
 use crate::ports::nic;
 use crate::refusal::Refusal;
 use crate::service::Service;
-use crate::store::Store;
+use crate::store::{self, ProtectionSnapshot, Store};
+use crate::tuning::events::MAX_REASON;
 use crate::user_arena::UserArena;
 
 /// What is kept while the state refers to it.
@@ -48,14 +51,45 @@ impl AfterCrash {
 }
 
 impl Server {
-    /// Keeps the state in this process from now on.
-    pub(crate) fn set_store(&mut self, mut store: Store) {
-        match broker::Duplicates::new() {
-            Ok(broker) => {
+    /// Keeps the state in this process from now on; an error says why there is none.
+    pub(crate) fn set_store(&mut self, store: io::Result<Store>) {
+        self.protection.is_asked_for();
+        let broker = || broker::Duplicates::new();
+        match store.and_then(|store| Ok((store, broker()?))) {
+            Ok((mut store, broker)) => {
                 store.set_broker(broker);
                 self.store = Some(store);
             }
-            Err(e) => tracing::error!("a crash will end all ports: {e}"),
+            Err(e) => self.is_kept(Err(format!("the process that keeps the ports cannot be used: {e}"))),
+        }
+    }
+
+    /// Tells whether ports are kept, if that is new; an error says why not.
+    fn is_kept(&mut self, kept: Result<(), String>) {
+        match kept {
+            Ok(()) => {
+                let Some(was_off) = self.protection.is_on() else { return };
+                self.daemon.events.add(owner(), What::CrashProtectionOn { off_seconds: was_off.as_secs_f64() });
+            }
+            Err(why) => {
+                if self.protection.is_off(&why) {
+                    let reason = why.chars().take(MAX_REASON).collect();
+                    self.daemon.events.add(owner(), What::CrashProtectionOff { reason });
+                }
+            }
+        }
+    }
+
+    /// How many sessions are kept, and whether all are.
+    pub(super) fn kept(&self) -> (usize, ProtectionSnapshot) {
+        let store = self.store.as_ref();
+        (store.map_or(0, Store::kept_sessions), self.protection.snapshot(store.and_then(Store::pid)))
+    }
+
+    /// A process that keeps the state, or is to, has answered or ended.
+    pub(super) fn store_answers(&mut self) {
+        if let Some(known) = self.store.as_mut().and_then(Store::take_answers) {
+            self.is_kept(known);
         }
     }
 
@@ -64,22 +98,28 @@ impl Server {
         self.store.take().iter().for_each(Store::end);
     }
 
-    /// The message of a connection is being answered; 0: other work is done.
-    pub(super) fn mark(&mut self, token: u64) {
-        let Some(store) = &mut self.store else { return };
+    /// The message of a connection is being answered; 0: other work is done. Returns its session.
+    pub(super) fn mark(&mut self, token: u64) -> Option<u64> {
+        let store = self.store.as_mut()?;
         store.changed();
         if token != 0 {
             store.set_mark(token);
         }
+        self.clients.get(&token)?.session
     }
 
-    /// It is done.
-    pub(super) fn end_mark(&mut self, token: u64) {
+    /// It is done; `before`: the session that it had.
+    pub(super) fn end_mark(&mut self, token: u64, before: Option<u64>) {
+        let settings_changed = std::mem::take(&mut self.daemon.settings_changed);
         let Some(store) = self.store.as_mut().filter(|_| token != 0) else { return };
         store.set_mark(0);
+        let Some(client) = self.clients.get(&token) else { return };
+        // A connection that goes on would have its former port, or another one's filter.
+        if settings_changed || before.is_some() && client.session != before {
+            store.is_obsolete();
+        }
         // Its answer follows later.
-        let has_port = |client: &Client| client.session.is_some() || client.holder.is_some();
-        if self.clients.get(&token).is_some_and(|client| has_port(client) && client.task.is_some()) {
+        if (client.session.is_some() || client.holder.is_some()) && client.task.is_some() {
             store.changed_now();
         }
     }
@@ -95,47 +135,54 @@ impl Server {
 
     /// Has the state kept, if it may have changed; returns the time until it is to be, if it is not yet.
     pub(super) fn keep(&mut self, service: &Service, now: Instant) -> Option<Duration> {
-        if let Err(left) = self.store.as_ref()?.is_due(now) {
-            return left;
+        let store = self.store.as_mut()?;
+        let spare_due = store.start_spare(now);
+        if store.is_overdue(now) {
+            self.is_kept(Err(store::UNREAD.into()));
         }
-        if let Err(why) = self.keep_now(service) {
-            tracing::error!("a crash will end ports that are opened from now on: {why}");
-            // If only it is slow, it must not take this process for crashed.
-            std::mem::forget(self.store.take());
+        if self.store.as_ref()?.is_due(now).is_ok() {
+            self.keep_now(service);
         }
-        None
+        let store = self.store.as_mut()?;
+        for fd in store.take_unwatched() {
+            if let Err(e) = self.epoll.add(fd, STORE, true, false) {
+                tracing::warn!("the end of the process that keeps the ports will be noticed late: {e}");
+            }
+        }
+        let due = store.is_due(Instant::now()).map_or_else(|left| left, |()| Some(Duration::ZERO));
+        [due, spare_due].into_iter().flatten().min()
     }
 
-    fn keep_now(&mut self, service: &Service) -> Result<(), String> {
-        let Some(mut store) = self.store.take() else { return Ok(()) };
+    fn keep_now(&mut self, service: &Service) {
+        let Some(mut store) = self.store.take() else { return };
         self.daemon.registry.tidy_all();
-        let kept = match self.daemon.check_hand_over() {
+        let told = match self.daemon.check_hand_over() {
             Ok(()) => self.keep_in(&mut store, service),
             Err(_) => store.later(nic::any_was_closed(), self.daemon.is_opening_interface()),
         };
         self.store = Some(store);
-        kept.map_err(|e| e.to_string())
+        if told.is_err() {
+            self.is_kept(told);
+        }
     }
 
-    fn keep_in(&mut self, store: &mut Store, service: &Service) -> io::Result<()> {
+    fn keep_in(&mut self, store: &mut Store, service: &Service) -> Result<(), String> {
         let closed = nic::any_was_closed();
         let keeps = self.daemon.has_interfaces() || self.nodes.in_use();
         let broker = store.broker().filter(|_| keeps).cloned();
-        let last_handle = broker.as_ref().map(|_| broker::last_handle()).transpose()?;
+        let last_handle = broker.as_ref().map(|_| broker::last_handle()).transpose();
         let mediators = mediator::running(&mut self.daemon);
         let kept = Kept { broker, arenas: self.daemon.registry.regions.all_arenas(), nodes: PausedNodes::default() };
-        let mark = store.mark().try_clone()?;
-        let mut fds = Outgoing::default();
-        let state = match self.save(service, &kept, is_kept, &mut fds) {
-            Ok(state) => state,
-            Err(refusal) => {
-                tracing::warn!("a crash will end all ports: {}", refusal.why);
-                return store.keep(None, closed);
+        let (mark, mut fds) = (store.mark(), Outgoing::default());
+        let state = match (self.save(service, &kept, is_kept, &mut fds), last_handle) {
+            (Ok(state), Ok(last_handle)) => {
+                let after_crash = SavedForCrash { mark: fds.add(&*mark), last_handle, node: self.nodes.path() };
+                Ok(State { nodes: SavedNodes::default(), mediators, after_crash: Some(after_crash), ..state })
             }
+            (Err(refusal), _) => Err(refusal.why),
+            (_, Err(e)) => Err(format!("the process with root's privileges does not answer: {e}")),
         };
-        let after_crash = SavedForCrash { mark: fds.add(&mark), last_handle, node: self.nodes.path() };
-        let state = State { nodes: SavedNodes::default(), mediators, after_crash: Some(after_crash), ..state };
-        store.keep(Some((state, fds.fds())), closed)
+        store.keep(state.map(|state| (state, fds.fds())), closed)
     }
 
     /// Takes what a daemon has left that has crashed, before its threads' work is continued: their locks, and the

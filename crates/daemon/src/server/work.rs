@@ -22,6 +22,8 @@ pub(super) const WATCHES: u64 = 1 << 63;
 pub(super) const NODE: u64 = 1 << 62;
 /// What threads have done about interfaces, or memory that one has prepared.
 pub(super) const INTERFACES: u64 = 1 << 61;
+/// Answers of the processes that keep the state, or their end.
+pub(super) const STORE: u64 = 1 << 60;
 
 /// An answer that is not complete.
 pub(super) enum Task {
@@ -81,6 +83,7 @@ pub(super) fn kind_of_event(token: u64) -> &'static str {
         SIGNALS => "signals",
         NODE => "queue node jobs",
         INTERFACES => "interfaces are back",
+        STORE => "answers of the store",
         token if token & WATCHES != 0 => "changes of interfaces",
         _ => "events of connections",
     }

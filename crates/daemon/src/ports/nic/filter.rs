@@ -113,6 +113,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
     if access.is_none() && caller.peer.uid != 0 {
         return denied(caller);
     }
+    daemon.settings_changed |= !matches!(request.action, NicAction::Show);
     match request.action {
         NicAction::Show => {}
         NicAction::Filter(filter) => set_filter(daemon, &link, Some(filter), access, caller)?,

@@ -138,6 +138,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
     let Ok(ValeRequest { name, action }) = ValeRequest::decode(payload) else {
         return refuse(EINVAL, "the request about a switch cannot be decoded");
     };
+    daemon.settings_changed |= !action.shows();
     let text = match action {
         ValeAction::List => {
             check_may_use_switches(daemon, caller)?;
