@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! `unetmap events`: what has happened to ports, sessions, interfaces and budgets, and what happens.
+//! `unetmap events`: what has happened to ports, sessions, interfaces, budgets and crash protection, and what happens.
 //!
 //! The daemons keep events, and a firewall the packets that its rules log; that drops begin is noticed here, from two
 //! snapshots of the counters.
@@ -24,7 +24,7 @@ const DROPS_INTERVAL: Duration = Duration::from_secs(1);
 /// Time without drops after which they begin again.
 const DROPS_END: Duration = Duration::from_secs(10);
 
-/// Show what has happened in the daemon: ports, sessions, interfaces, budgets.
+/// Show what has happened in the daemon: ports, sessions, interfaces, budgets, crash protection.
 ///
 /// Prints the last events that the daemon has kept, and packets that a firewall (unetmap-fw) has logged. Users other
 /// than root and the daemon's own see their own only.
@@ -198,6 +198,10 @@ fn line(event: &Value) -> String {
         "link-renamed" => format!("interface renamed, was {}", of("was")),
         "link-gone" => "interface gone".into(),
         "budget-reached" => format!("request refused: {}", of("reason")),
+        "crash-protection-off" => format!("a crash will end ports: {}", of("reason")),
+        "crash-protection-on" => {
+            format!("a crash ends no port any more; it would have for {} s", of("off_seconds"))
+        }
         "drops-began" => {
             format!("drops begin at {} {}: {} packets per second", of("dir"), of("ring"), of("per_second"))
         }
@@ -213,7 +217,7 @@ fn line(event: &Value) -> String {
 }
 
 /// Formats a time as RFC 3339 has it, in UTC.
-fn utc(ms: u64) -> String {
+pub(crate) fn utc(ms: u64) -> String {
     let (days, of_day) = (ms / 86_400_000, ms % 86_400_000);
     // Years begin in March here, so that a leap day is the last day; 146097 days are 400 years.
     let since = days + 719_468;

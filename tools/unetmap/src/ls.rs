@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use unetmap_bench::align;
 
+use crate::events::utc;
 use crate::top::{Rate, rates, rings_of};
 
 /// Text in a snapshot of a daemon that has switches.
@@ -91,6 +92,9 @@ fn tables(json: &str, earlier: &[String], wide: bool) -> Result<String, String> 
         uptime(&daemon["uptime_seconds"]),
         cell(&daemon["connections"]),
     );
+    if let Some((_, protection)) = protection(daemon) {
+        text += &format!("crash protection: {protection}\n");
+    }
     for (title, rows, left) in [
         ("Regions", regions(&all["regions"], wide), 2),
         ("Switches", switches(&all, earlier), 1),
@@ -105,6 +109,17 @@ fn tables(json: &str, earlier: &[String], wide: bool) -> Result<String, String> 
         }
     }
     Ok(text)
+}
+
+/// Whether a crash of the daemon would end no port, and a text that says so, or since when and why it would; `None`:
+/// the daemon is of a version that does not say it.
+pub(crate) fn protection(daemon: &Value) -> Option<(bool, String)> {
+    let protection = daemon["crash_protection"].as_object()?;
+    if protection["on"] == true {
+        return Some((true, format!("on, {} sessions kept", cell(&daemon["kept_sessions"]))));
+    }
+    let since = protection["since_ms"].as_u64().map_or_else(String::new, |ms| format!(" since {}", utc(ms)));
+    Some((false, format!("off{since}: {}", cell(&protection["why"]))))
 }
 
 pub(crate) fn header<const N: usize>(titles: [&str; N]) -> Vec<Vec<String>> {
@@ -389,6 +404,28 @@ Sessions
 port  program  exclusive  session         pid   uid  tx rings  rx rings
 p{1?  -        no               1  4294967295  1000         1         1
 "
+        );
+    }
+
+    #[test]
+    fn crash_protection_is_said_with_its_reason() {
+        let of = |json: &str| {
+            let daemon = format!(r#"{{"daemon": {{"kept_sessions": 4, "crash_protection": {json}}}}}"#);
+            tables(&daemon, &[], false).unwrap().lines().nth(1).map(str::to_owned)
+        };
+        assert_eq!(of("null"), None);
+        assert_eq!(
+            of(r#"{"asked": true, "on": true, "since_ms": null, "why": null}"#).unwrap(),
+            "crash protection: on, 4 sessions kept"
+        );
+        assert_eq!(
+            of(r#"{"asked": true, "on": false, "since_ms": 0, "why": "no room\u001b"}"#).unwrap(),
+            "crash protection: off since 1970-01-01T00:00:00.000Z: no room?"
+        );
+        assert_eq!(
+            of(r#"{"asked": false, "on": false, "since_ms": null, "why": "not asked for (unetmapd --keep-ports)"}"#)
+                .unwrap(),
+            "crash protection: off: not asked for (unetmapd --keep-ports)"
         );
     }
 

@@ -28,6 +28,8 @@ fn definitions() -> Vec<Metric> {
         gauge("daemon_info", "A daemon that runs; 1"),
         gauge("daemon_uptime_seconds", "Time since it started"),
         gauge("daemon_connections", "Connections of clients"),
+        gauge("crash_protection", "1: a crash of the daemon ends no port; 0: it would, though --keep-ports was given"),
+        counter("crash_protection_off_seconds", "Time that it was 0 since the daemon started"),
         gauge("sessions", "Open ports, counted once for each program that has them open"),
         gauge("region_bytes", "Size of a region"),
         gauge("region_resident_bytes", "Memory that it uses"),
@@ -75,6 +77,11 @@ fn add_daemon(snapshot: &Value, add: &mut Add<'_>) {
     add("daemon_info", &[("version", &daemon["version"]), ("pid", &daemon["pid"])], Some(1.0));
     add("daemon_uptime_seconds", &[], daemon["uptime_seconds"].as_f64());
     add("daemon_connections", &[], daemon["connections"].as_f64());
+    let protection = &daemon["crash_protection"];
+    if protection["asked"] == true {
+        add("crash_protection", &[], Some(f64::from(u8::from(protection["on"] == true))));
+        add("crash_protection_off_seconds", &[], protection["off_seconds"].as_f64());
+    }
     add("sessions", &[], Some(members(&snapshot["sessions"]).count() as f64));
     for region in members(&snapshot["regions"]) {
         let name = [("region", &region["name"]), ("mem_id", &region["mem_id"])];

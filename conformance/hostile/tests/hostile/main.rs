@@ -22,5 +22,6 @@ mod setuid;
 mod shared_rings;
 mod slow_interfaces;
 mod stalled;
+mod store;
 mod vale;
 mod vhost;

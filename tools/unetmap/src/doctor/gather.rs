@@ -12,6 +12,7 @@ use unetmap_sys::{barrier, kernel, process};
 
 use super::machine::{self, BPF, Daemon, NET_ADMIN, NET_RAW, OpenPort, Privileges, SYS_ADMIN};
 use super::nic::{self, Holder, Program};
+use crate::ls;
 
 /// Collects the facts about the machine.
 pub(super) fn machine() -> machine::Facts {
@@ -191,6 +192,7 @@ fn daemon(snapshot: &str) -> Daemon {
         version: text(&all["daemon"]["version"]).unwrap_or_default(),
         privileges: privileges(&privileged_pid.to_string()),
         ports: ports.collect(),
+        protection: ls::protection(&all["daemon"]),
     }
 }
 

@@ -68,6 +68,8 @@ pub(super) struct Daemon {
     pub(super) version: String,
     pub(super) privileges: Privileges,
     pub(super) ports: Vec<OpenPort>,
+    /// Whether a crash would end no port, and a text about it; `None`: the daemon does not say it.
+    pub(super) protection: Option<(bool, String)>,
 }
 
 /// An open port on an interface.
@@ -118,6 +120,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Check> {
     let done = "a program was attached to lo of a temporary network namespace";
     checks.push(attempt("XDP links", done, &facts.link, facts, NET_ADMIN | BPF | SYS_ADMIN));
     checks.push(daemon(facts));
+    checks.extend(facts.daemons.iter().flatten().filter_map(crash_protection));
     if let Some(privileges) = facts.opener() {
         checks.push(capabilities(privileges));
         checks.push(locked(privileges));
@@ -185,6 +188,14 @@ fn daemon(facts: &Facts) -> Check {
         (None, None) if facts.uid == 0 => Check::ok(WHAT, "not running; the first program that opens a port starts it"),
         (None, None) => Check::missing(WHAT, "root's daemon, which opens interfaces, is not running").fix(START),
     }
+}
+
+/// Checks whether ports go on after a crash of a daemon.
+fn crash_protection(daemon: &Daemon) -> Option<Check> {
+    const WHAT: &str = "crash protection";
+    let (is_on, text) = daemon.protection.as_ref()?;
+    let text = format!("of process {}: {text}", daemon.pid);
+    Some(if *is_on { Check::ok(WHAT, text) } else { Check::missing(WHAT, text) }.optional())
 }
 
 /// Checks the capabilities of the process that opens interfaces.
