@@ -2,7 +2,9 @@
 //! `unetmapd --keep-ports`: the daemon is killed, and programs go on with their ports.
 
 use std::fs;
-use std::thread::sleep;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
 use conformance::home::{is_alive, summary};
@@ -24,13 +26,16 @@ fn pipes_and_switch_ports_go_on_after_a_crash() {
         let streams = streams.map(|(from, to, id)| Stream::start(from, to, id, Duration::from_micros(100)));
         let (before, mut gaps) = (home.snapshot(), Gaps::default());
         wait_until_kept(home);
+        let opener = Opener::start();
         for n in 0..crashes {
             if n > 0 && crashes > 5 {
                 sleep(Duration::from_millis(2100));
             }
             gaps.during(&streams[1], &streams[0], || _ = kill(home));
         }
+        let opens = opener.stop();
         assert!(daemon.0.try_wait().is_ok_and(|status| status.is_some()), "the first was killed");
+        until("what was opened meanwhile is closed", || home.snapshot().sessions.len() == before.sessions.len());
         let after = home.snapshot();
         assert_eq!((after.sessions.len(), after.regions.len()), (before.sessions.len(), before.regions.len()));
         // Packets that were sent before, and both directions of a port that was idle.
@@ -41,12 +46,42 @@ fn pipes_and_switch_ports_go_on_after_a_crash() {
         assert_pipe_works("netmap:new{1", "netmap:new}1");
         let [pipe, switch] = streams.map(Stream::stop_after_crashes);
         let gaps = gaps.line(Duration::from_millis(200));
-        summary(&format!("{crashes} crashes: a pipe {pipe:?}, a switch {switch:?}; {gaps}"));
+        summary(&format!("{crashes} crashes: a pipe {pipe:?}, a switch {switch:?}; {gaps}; {opens} opens"));
         assert_eq!((pipe.1.received, pipe.1.missing, pipe.1.repeated), (pipe.0, 0, 0));
         assert!(switch.1.received + switch.1.missing <= switch.0, "{switch:?}");
         drop((waiting, unread));
         until("all regions are freed", || home.snapshot().regions.is_empty());
     });
+}
+
+/// Opens and closes ports all the time: none is refused.
+struct Opener {
+    stops: Arc<AtomicBool>,
+    thread: JoinHandle<u32>,
+}
+
+impl Opener {
+    fn start() -> Opener {
+        let stops = Arc::new(AtomicBool::new(false));
+        let until = stops.clone();
+        let all = move || {
+            let mut opens = 0;
+            while !until.load(Relaxed) {
+                drop(open(["netmap:beside{1", "vale2:beside"][opens as usize % 2]));
+                opens += 1;
+                sleep(Duration::from_millis(1));
+            }
+            opens
+        };
+        Opener { stops, thread: spawn(all) }
+    }
+
+    /// Returns how many were opened.
+    #[track_caller]
+    fn stop(self) -> u32 {
+        self.stops.store(true, Relaxed);
+        self.thread.join().expect("no open was refused")
+    }
 }
 
 /// A daemon that was started after a crash is killed while it takes over: another one goes on with the same.

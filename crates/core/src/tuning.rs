@@ -178,6 +178,12 @@ pub(crate) const QUEUE_BUSY_RETRY: Duration = Duration::from_millis(20);
 /// How often to start a daemon and connect: one that is just exiting may refuse the connection.
 pub(crate) const START_TRIES: u32 = 3;
 
+/// How often to ask for a port while the daemon ends before it has answered, and the pause between two attempts, of
+/// which the first follows at once: so many times as there were pauses. A daemon that goes on after a crash is there at
+/// once.
+pub(crate) const OPEN_TRIES: u32 = 5;
+pub(crate) const OPEN_RETRY: Duration = Duration::from_millis(20);
+
 /// How often to try for the lock that serializes starting a daemon. Not measured.
 pub(crate) const LOCK_POLL: Duration = Duration::from_millis(2);
 

@@ -484,10 +484,11 @@ fn receive_tagged(
     }
 }
 
-/// Returns the error for a closed connection, or for any other failure of it.
+/// Returns the error for a closed connection, for a daemon that was there before, or for any other failure.
 fn gone_or_host(subject: &str, e: io::Error) -> Error {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
     match e.kind() {
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Error::DaemonGone { subject: subject.into() },
+        BrokenPipe | ConnectionRefused | ConnectionReset | NotFound => Error::DaemonGone { subject: subject.into() },
         _ => Error::host(subject, e),
     }
 }
@@ -554,7 +555,7 @@ pub(crate) struct RequestedHolder {
 
 /// Requests that this process becomes a lock holder.
 pub(crate) fn request_lock_holder(path: &Path) -> Result<RequestedHolder, Error> {
-    let fd = socket::connect(path).map_err(|e| Error::host(LOCK_HOLDER, e))?;
+    let fd = socket::connect(path).map_err(|e| gone_or_host(LOCK_HOLDER, e))?;
     let tag = send_only(fd.as_fd(), LOCK_HOLDER, LockHolderRequest::KIND, &LockHolderRequest.encode())?;
     Ok(RequestedHolder { fd, tag })
 }

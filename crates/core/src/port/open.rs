@@ -11,6 +11,7 @@ use unetmap_abi::{
     NmreqPortInfoGet, NmreqRegister, PortKind, PortSpec,
 };
 use unetmap_mem::{EndpointPage, Geometry, Iface, MappedRange, Offsets, Region, RingShape, RingView, Slots};
+use unetmap_sys::event::hung_up;
 use unetmap_sys::xsk::SocketRings;
 use unetmap_sys::{Doorbell, Mapping, process};
 use zerocopy::IntoBytes;
@@ -33,6 +34,7 @@ use crate::port::monitors::MonitorSource;
 use crate::port::ring::Ring;
 use crate::sync::mirror::{MirrorSet, MonitorList};
 use crate::sync::{ForwardPolicy, NO_INDEX, SyncRing};
+use crate::tuning::{OPEN_RETRY, OPEN_TRIES};
 
 /// Flag of the register request, in addition to netmap's: the library records when each packet is received and sent.
 /// In C: `include/unetmap.h`.
@@ -127,16 +129,11 @@ impl OpenOptions {
         request.options.extend(pools.or(self.pools).map(|pools| pools.option().as_bytes().to_vec()));
         unetmap_mem::register_publisher();
         process::count_forks().map_err(|e| Error::host(spec, e))?;
-        // Both replies are waited for at once.
-        let mut holder = None;
-        let request_holder = |socket: &Path| holder = Some(lock_holder::Requested::send(socket));
-        let (connection, (reply, fds)) =
-            request_from_any(spec, parsed, &request, request_holder).map_err(|e| explain_share(e, parsed))?;
+        let ((connection, (reply, fds)), holder) =
+            request_with_holder(spec, parsed, &request).map_err(|e| explain_share(e, parsed))?;
         let malformed = || Error::malformed_reply(spec);
         let register = reply.request.body_as::<NmreqRegister>().ok_or_else(malformed)?;
         let binding = Binding::decode(&reply.binding).filter(|b| b.fds() == fds.len()).ok_or_else(malformed)?;
-        let holder = holder.unwrap_or_else(|| lock_holder::Requested::send(&connection.socket));
-        let holder = holder?.receive(&connection.socket)?;
         let region = fds.first().map(OwnedFd::try_clone).ok_or_else(malformed)?.map_err(|e| Error::host(spec, e))?;
         let port = assemble(spec, connection, holder, register, &binding, fds)?;
         if let Some((file, _)) = &file {
@@ -271,54 +268,80 @@ fn assemble_mapped(
 /// A connection, and the reply on it.
 type Replied = (Connection, (NetmapReply, Vec<OwnedFd>));
 
+/// Has a port opened, and this process known as a lock holder. Both replies are waited for at once.
+fn request_with_holder(
+    spec: &str,
+    parsed: &PortSpec,
+    request: &NetmapRequest,
+) -> Result<(Replied, Arc<LockHolder>), Error> {
+    again_if_gone(|is_last| {
+        let mut holder = None;
+        let request_holder = |socket: &Path| holder = Some(lock_holder::Requested::send(socket));
+        let replied = request_from_any(spec, parsed, request, is_last, request_holder)?;
+        let socket = &replied.0.socket;
+        let holder = holder.unwrap_or_else(|| lock_holder::Requested::send(socket))?.receive(socket)?;
+        // The daemon may have crashed between the two.
+        if hung_up(replied.0.fd.as_fd()) {
+            return Err(Error::DaemonGone { subject: spec.into() });
+        }
+        Ok((replied, holder))
+    })
+}
+
+/// Makes a request on connections of its own, again if the daemon ends before it has answered: with the connection ends
+/// what it has of the request. It may have exited because it was idle, or crashed and be there again at once. The
+/// closure is told which attempt is the last.
+fn again_if_gone<T>(mut request: impl FnMut(bool) -> Result<T, Error>) -> Result<T, Error> {
+    for tries in 1.. {
+        let is_last = tries == OPEN_TRIES;
+        match request(is_last) {
+            Err(Error::DaemonGone { .. }) if !is_last => std::thread::sleep(OPEN_RETRY * (tries - 1)),
+            Err(Error::DaemonGone { .. }) => break,
+            other => return other,
+        }
+    }
+    Err(Error::NoDaemon {
+        reason: format!(
+            "it ended before it answered, {OPEN_TRIES} times in a row (its log is beside its socket, see unetmapd(8))"
+        ),
+        source: io::ErrorKind::ConnectionReset.into(),
+    })
+}
+
 /// Sends a request to the system's daemon if that runs and serves this user, else to this user's own. Calls `meanwhile`
 /// with the socket of each, before it waits for the reply.
 fn request_from_any(
     spec: &str,
     parsed: &PortSpec,
     request: &NetmapRequest,
+    is_last: bool,
     mut meanwhile: impl FnMut(&Path),
 ) -> Result<Replied, Error> {
-    match request_from_system(spec, parsed, request, &mut meanwhile) {
-        Some(replied) => replied,
-        None => request_from_own(spec, request, meanwhile),
+    if let Some(replied) = request_from_system(spec, parsed, request, is_last, &mut meanwhile) {
+        return replied;
     }
+    let connection = client::connect()?;
+    let reply = client::send_netmap(connection.fd.as_fd(), spec, request, || meanwhile(&connection.socket))?;
+    Ok((connection, reply))
 }
 
 /// Sends a request to the system's daemon. `None` if it does not run, is this user's own, or does not serve this user
-/// and there is no interface of that name, which only the system's daemon could open.
+/// and there is no interface of that name, which only the system's daemon could open; or if it ends at the last
+/// attempt.
 fn request_from_system(
     spec: &str,
     parsed: &PortSpec,
     request: &NetmapRequest,
+    is_last: bool,
     meanwhile: impl FnOnce(&Path),
 ) -> Option<Result<Replied, Error>> {
     let connection = client::connect_system()?;
     match client::send_netmap(connection.fd.as_fd(), spec, request, || meanwhile(&connection.socket)) {
         Err(Error::Refused { errno: errno::EACCES, .. }) if !interface_exists(&parsed.parent) => None,
-        Err(Error::DaemonGone { .. }) => None,
+        Err(Error::DaemonGone { .. }) if is_last => None,
         // A daemon that does not answer must not keep users from their own.
         Err(Error::Host { .. }) if !interface_exists(&parsed.parent) => None,
         replied => Some(replied.map(|reply| (connection, reply))),
-    }
-}
-
-/// Sends a request to this user's own daemon, and again if it exited meanwhile because it was idle.
-fn request_from_own(spec: &str, request: &NetmapRequest, mut meanwhile: impl FnMut(&Path)) -> Result<Replied, Error> {
-    let mut send = || {
-        let connection = client::connect()?;
-        let reply = client::send_netmap(connection.fd.as_fd(), spec, request, || meanwhile(&connection.socket))?;
-        Ok((connection, reply))
-    };
-    match send() {
-        Err(Error::DaemonGone { .. }) => send().map_err(|e| match e {
-            Error::DaemonGone { .. } => Error::NoDaemon {
-                reason: "it exits as soon as it is started (its log is beside its socket, see unetmapd(8))".into(),
-                source: io::ErrorKind::ConnectionReset.into(),
-            },
-            other => other,
-        }),
-        other => other,
     }
 }
 
@@ -339,7 +362,7 @@ fn shared_region(spec: &str, parsed: &PortSpec) -> Result<u16, Error> {
     let too_long = |errno| Error::refused(spec, errno, format!("the name of {subject} is too long"));
     let body = NmreqPortInfoGet::default();
     let request = NetmapRequest::new(NETMAP_REQ_PORT_INFO_GET, &other.name, body.as_bytes()).map_err(too_long)?;
-    let (_, (reply, _)) = request_from_any(&subject, other, &request, |_| ())?;
+    let (_, (reply, _)) = again_if_gone(|is_last| request_from_any(&subject, other, &request, is_last, |_| ()))?;
     let info = reply.request.body_as::<NmreqPortInfoGet>().ok_or_else(|| Error::malformed_reply(&subject))?;
     match parsed.mem_id {
         0 => Ok(info.nr_mem_id),
