@@ -136,8 +136,11 @@ fn send_request(
     then: impl FnOnce(&BoundPort) -> Result<(), i32>,
 ) -> Result<(i32, Option<NetmapRequest>), i32> {
     let mut exchange = open.begin_request(fd)?;
-    let FileReply { mut errno, reason, request: reply, moved, bound } =
-        exchange.file().request(exchange.fd(), request).map_err(|e| report(&e))?;
+    let answered = match exchange.is_bound() {
+        true => exchange.file().request(exchange.fd(), request),
+        false => exchange.file().request_unbound(exchange.fd(), request),
+    };
+    let FileReply { mut errno, reason, request: reply, moved, bound } = answered.map_err(|e| report(&e))?;
     if let Some((connection, file)) = moved {
         if open.refers_to(fd) {
             replace_fd(fd, connection.as_fd());

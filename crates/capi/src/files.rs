@@ -361,6 +361,11 @@ impl RequestGuard {
         drop(unsafe { Box::from_raw(before) });
     }
 
+    /// Whether a port is bound to the file, as far as this process knows.
+    pub(crate) fn is_bound(&self) -> bool {
+        !self.open.port.load(Relaxed).is_null()
+    }
+
     /// Stores the file's port.
     pub(crate) fn bind(&self, port: BoundPort) {
         let open = self.open;

@@ -3,6 +3,7 @@
 //! and a crash afterwards ends nothing.
 
 use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use unetmap::abi::{NETMAP_REQ_REGISTER, NR_REG_ALL_NIC, NmreqRegister};
 use unetmap_core::control::ControlRequest as _;
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::wire;
+use unetmap_core::port::file::File as NetmapFile;
 use zerocopy::IntoBytes as _;
 
 fn protection(home: &Home) -> CrashProtection {
@@ -154,6 +156,23 @@ fn another_process_keeps_the_ports_of_one_that_has_ended() {
         let last = keeper(home);
         kill_process(home.daemon(), Signal::TERM).expect("our own daemon");
         until("no process is left", || !is_alive(last));
+    });
+}
+
+/// A file of netmap's API that was opened before the crash, and has no port yet.
+#[test]
+fn a_file_without_a_port_gets_one_after_a_crash() {
+    isolated(|home| {
+        let _daemon = start(home, None);
+        let first = open("netmap:p{1");
+        let (fd, file) = NetmapFile::open().expect("a daemon");
+        wait_until_kept(home);
+        kill(home);
+        let fields = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() };
+        let request = NetmapRequest::new(NETMAP_REQ_REGISTER, "p}1", fields.as_bytes()).expect("a short name");
+        let reply = file.request_unbound(fd.as_fd(), &request).expect("an answer");
+        assert!(reply.errno == 0 && reply.moved.is_some(), "{}", reply.reason);
+        exchange(&first, &reply.bound.expect("a port").port, 1, 0, 3000);
     });
 }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use unetmap_abi::{NETMAP_REQ_REGISTER, NmreqRegister};
+use unetmap_abi::{NETMAP_REQ_POOLS_INFO_GET, NETMAP_REQ_PORT_INFO_GET, NETMAP_REQ_REGISTER, NmreqRegister};
 use unetmap_sys::{event, process, socket};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -24,7 +24,7 @@ use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::control::{AttachRequest, ControlRequest, UnbindRequest};
 use crate::error::{Error, errno};
 use crate::port::lock_holder;
-use crate::port::open::assemble;
+use crate::port::open::{again_if_gone, assemble};
 use crate::port::{Interest, Port, device};
 use crate::sync::SyncError;
 use crate::tuning::{EXIT_LIMIT, REPLY_TIMEOUT, TURN_POLL};
@@ -51,7 +51,7 @@ pub struct FileReply {
     pub reason: String,
     /// The request with the daemon's changes to body and options, also if it was refused; `None` if it was malformed.
     pub request: Option<NetmapRequest>,
-    /// Set if another daemon replied: this connection replaces that of the file.
+    /// Set if another daemon replied, or the same one on another connection: this connection replaces that of the file.
     pub moved: Option<(OwnedFd, File)>,
     /// The port that REGISTER bound.
     pub bound: Option<BoundPort>,
@@ -109,6 +109,28 @@ impl File {
         self.decode(subject, reqtype, reply).inspect_err(|_| {
             // A port that cannot be mapped is released.
             let _ = self.unbind(fd);
+        })
+    }
+
+    /// As [`File::request`], on a file to which no port is bound. A question, or REGISTER, is asked again on another
+    /// file, which is in the reply, if the daemon has ended before it answered: as often as an open is.
+    ///
+    /// # Errors
+    /// As [`File::request`].
+    pub fn request_unbound(&self, fd: BorrowedFd<'_>, request: &NetmapRequest) -> Result<FileReply, Error> {
+        let again = [NETMAP_REQ_REGISTER, NETMAP_REQ_PORT_INFO_GET, NETMAP_REQ_POOLS_INFO_GET];
+        if !again.contains(&request.header.nr_reqtype) {
+            return self.request(fd, request);
+        }
+        let mut is_first = true;
+        again_if_gone(|_| {
+            if std::mem::take(&mut is_first) {
+                return self.request(fd, request);
+            }
+            let (fd, file) = File::open()?;
+            let reply = file.request(fd.as_fd(), request)?;
+            let moved = reply.moved.or(Some((fd, file)));
+            Ok(FileReply { moved, ..reply })
         })
     }
 

@@ -291,7 +291,7 @@ fn request_with_holder(
 /// Makes a request on connections of its own, again if the daemon ends before it has answered: with the connection ends
 /// what it has of the request. It may have exited because it was idle, or crashed and be there again at once. The
 /// closure is told which attempt is the last.
-fn again_if_gone<T>(mut request: impl FnMut(bool) -> Result<T, Error>) -> Result<T, Error> {
+pub(super) fn again_if_gone<T>(mut request: impl FnMut(bool) -> Result<T, Error>) -> Result<T, Error> {
     for tries in 1.. {
         let is_last = tries == OPEN_TRIES;
         match request(is_last) {
