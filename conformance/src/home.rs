@@ -83,7 +83,8 @@ pub struct Home {
 }
 
 /// Held for reading by each running test, and for writing by a test that must not share the machine with another one.
-/// The outer process of the test holds it; cargo runs one test program after the other.
+/// The outer process of the test holds it. `.ci/test`, which runs several test programs at once, runs the latter tests
+/// after all others.
 static MACHINE: RwLock<()> = RwLock::new(());
 
 /// Runs `body` in a process and with a daemon of its own. Call it once in a test, with nothing around it.
@@ -100,16 +101,23 @@ pub fn isolated_with_interfaces<F: FnOnce(&Home)>(body: F) {
     run(body, true, || MACHINE.read().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Does the same while no other test of the program runs: for tests that measure the processor time of something idle,
-/// or that load all processors by themselves.
+/// Does the same while no other test runs: for tests that measure the processor time of something idle, or that load
+/// all processors by themselves. Such a test is in a module `alone`, by which `make test` finds it.
 pub fn isolated_alone<F: FnOnce(&Home)>(body: F) {
+    let name = test_of::<F>();
+    assert!(name.contains("alone::"), "{name} is in no module `alone`, so `make test` runs it beside others");
     run(body, false, || MACHINE.write().unwrap_or_else(PoisonError::into_inner));
 }
 
-fn run<F: FnOnce(&Home), L>(body: F, has_interfaces: bool, lock: impl FnOnce() -> L) {
+/// The name of the test in which a closure stands.
+fn test_of<F>() -> &'static str {
     // The type name of a closure contains the path of its test: crate::module::test::{{closure}}.
     let path = std::any::type_name::<F>();
-    let name = path.split_once("::").map_or(path, |(_, rest)| rest).trim_end_matches("::{{closure}}");
+    path.split_once("::").map_or(path, |(_, rest)| rest).trim_end_matches("::{{closure}}")
+}
+
+fn run<F: FnOnce(&Home), L>(body: F, has_interfaces: bool, lock: impl FnOnce() -> L) {
+    let name = test_of::<F>();
     if std::env::var(INSIDE).is_ok_and(|inside| inside == name) {
         let socket = PathBuf::from(std::env::var_os("UNETMAP_SOCKET").expect("set by the outer process"));
         end_with_starter();

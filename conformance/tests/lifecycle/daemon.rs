@@ -355,32 +355,6 @@ fn ticks(daemon: Pid) -> u64 {
 }
 
 #[test]
-fn a_daemon_with_a_hundred_idle_ports_uses_almost_no_processor_time() {
-    isolated_alone(|home| {
-        raise_fd_limit();
-        let start = Instant::now();
-        let ports: Vec<Port> = (0..100)
-            .map(|i| open(&format!("netmap:p{}{}{}", i / 20, if i % 2 == 0 { '{' } else { '}' }, i % 20 / 2)))
-            .collect();
-        let each = start.elapsed() / 100;
-        assert_eq!(home.snapshot().sessions.len(), 100);
-        let daemon = home.daemon();
-        let (before, start) = (ticks(daemon), Instant::now());
-        sleep(Duration::from_secs(3));
-        let used = (ticks(daemon) - before) as f64 / TICKS_PER_SECOND;
-        let share = 100.0 * used / start.elapsed().as_secs_f64();
-        // Mapped pages of regions are counted as shared memory.
-        let kib = home.daemon_kib("RssAnon:") + home.daemon_kib("RssFile:");
-        summary(&format!("100 ports: {share:.2} % of a core, {kib} KiB beside the regions, {each:?} to open one"));
-        assert!(share < 5.0, "an idle daemon takes {share} % of a core");
-        assert!(home.daemon_kib("RssAnon:") < 20 << 10, "{kib} KiB");
-        for pair in ports.chunks(2).step_by(7) {
-            exchange(&pair[0], &pair[1], 1, 0, 100);
-        }
-    });
-}
-
-#[test]
 fn a_pipe_at_its_defaults_touches_at_most_16_mib() {
     isolated(|home| {
         let (a, b) = (open("netmap:p{1"), open("netmap:p}1"));
@@ -430,4 +404,35 @@ fn a_daemon_started_by_hand_goes_to_the_background() {
         assert!(String::from_utf8_lossy(&second.stderr).contains("already listens"), "{second:?}");
         drop(port);
     });
+}
+
+/// Tests of [`isolated_alone`].
+mod alone {
+    use super::*;
+
+    #[test]
+    fn a_daemon_with_a_hundred_idle_ports_uses_almost_no_processor_time() {
+        isolated_alone(|home| {
+            raise_fd_limit();
+            let start = Instant::now();
+            let ports: Vec<Port> = (0..100)
+                .map(|i| open(&format!("netmap:p{}{}{}", i / 20, if i % 2 == 0 { '{' } else { '}' }, i % 20 / 2)))
+                .collect();
+            let each = start.elapsed() / 100;
+            assert_eq!(home.snapshot().sessions.len(), 100);
+            let daemon = home.daemon();
+            let (before, start) = (ticks(daemon), Instant::now());
+            sleep(Duration::from_secs(3));
+            let used = (ticks(daemon) - before) as f64 / TICKS_PER_SECOND;
+            let share = 100.0 * used / start.elapsed().as_secs_f64();
+            // Mapped pages of regions are counted as shared memory.
+            let kib = home.daemon_kib("RssAnon:") + home.daemon_kib("RssFile:");
+            summary(&format!("100 ports: {share:.2} % of a core, {kib} KiB beside the regions, {each:?} to open one"));
+            assert!(share < 5.0, "an idle daemon takes {share} % of a core");
+            assert!(home.daemon_kib("RssAnon:") < 20 << 10, "{kib} KiB");
+            for pair in ports.chunks(2).step_by(7) {
+                exchange(&pair[0], &pair[1], 1, 0, 100);
+            }
+        });
+    }
 }

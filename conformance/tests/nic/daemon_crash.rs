@@ -37,49 +37,54 @@ fn answered(net: &Net) -> bool {
     net.near.tool("ping", &["-n", "-q", "-c", "1", "-i", "0.01", "-w", "3", "10.9.0.2"]).is_ok()
 }
 
-#[test]
-fn a_hundred_daemons_killed_under_traffic() {
-    isolated_alone(|home| {
-        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
-        assert!(net.pings(), "the cable works");
-        let (tap, before) = (net.tap(), traces(&net));
-        let (mut slowest_ping, mut slowest_client) = (Duration::ZERO, Duration::ZERO);
-        let mut daemon = None;
-        for turn in 0..KILLS {
-            set_policy(home, if turn % 2 == 0 { DIRECT } else { MEDIATED });
-            let dir = if turn / 2 % 2 == 0 { "tx" } else { "rx" };
-            let mut client = Guard::spawn(
-                net.command(program("pkt-gen"))
-                    .args(["-i", "netmap:va", "-f", dir, "-w", "0", "-D", "02:00:00:00:00:99"])
-                    .stdout(Stdio::null())
-                    .stderr(Stdio::piped()),
-            );
-            until("packets flow", || {
-                if dir == "rx" {
-                    (0..32).for_each(|seq| tap.send(&frame(60, seq)));
-                }
-                crossed(home, dir) > 200
-            });
-            rustix::process::kill_process(home.daemon(), rustix::process::Signal::KILL).expect("our own daemon");
-            let start = Instant::now();
-            until("the kernel's own traffic flows again", || answered(&net));
-            slowest_ping = slowest_ping.max(start.elapsed());
-            let status = client.wait();
-            slowest_client = slowest_client.max(start.elapsed());
-            let mut printed = String::new();
-            client.0.stderr.take().expect("piped").read_to_string(&mut printed).expect("text");
-            assert_eq!(status.code(), Some(1), "turn {turn}: {printed}");
-            assert!(printed.contains("the daemon that served this port has exited"), "turn {turn}: {printed}");
-            // The broker detaches the program when it notices the end of the daemon.
-            until("nothing is left behind", || traces(&net) == before);
-            daemon = Some(start_daemon(home, &[]));
-        }
-        summary(&format!(
-            "daemon kills {KILLS}, kernel's traffic back after at most {} ms, programs notified after at most {} ms, left \
-             behind: 0",
-            slowest_ping.as_millis(),
-            slowest_client.as_millis()
-        ));
-        drop(daemon);
-    });
+/// Tests of [`isolated_alone`].
+mod alone {
+    use super::*;
+
+    #[test]
+    fn a_hundred_daemons_killed_under_traffic() {
+        isolated_alone(|home| {
+            let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+            assert!(net.pings(), "the cable works");
+            let (tap, before) = (net.tap(), traces(&net));
+            let (mut slowest_ping, mut slowest_client) = (Duration::ZERO, Duration::ZERO);
+            let mut daemon = None;
+            for turn in 0..KILLS {
+                set_policy(home, if turn % 2 == 0 { DIRECT } else { MEDIATED });
+                let dir = if turn / 2 % 2 == 0 { "tx" } else { "rx" };
+                let mut client = Guard::spawn(
+                    net.command(program("pkt-gen"))
+                        .args(["-i", "netmap:va", "-f", dir, "-w", "0", "-D", "02:00:00:00:00:99"])
+                        .stdout(Stdio::null())
+                        .stderr(Stdio::piped()),
+                );
+                until("packets flow", || {
+                    if dir == "rx" {
+                        (0..32).for_each(|seq| tap.send(&frame(60, seq)));
+                    }
+                    crossed(home, dir) > 200
+                });
+                rustix::process::kill_process(home.daemon(), rustix::process::Signal::KILL).expect("our own daemon");
+                let start = Instant::now();
+                until("the kernel's own traffic flows again", || answered(&net));
+                slowest_ping = slowest_ping.max(start.elapsed());
+                let status = client.wait();
+                slowest_client = slowest_client.max(start.elapsed());
+                let mut printed = String::new();
+                client.0.stderr.take().expect("piped").read_to_string(&mut printed).expect("text");
+                assert_eq!(status.code(), Some(1), "turn {turn}: {printed}");
+                assert!(printed.contains("the daemon that served this port has exited"), "turn {turn}: {printed}");
+                // The broker detaches the program when it notices the end of the daemon.
+                until("nothing is left behind", || traces(&net) == before);
+                daemon = Some(start_daemon(home, &[]));
+            }
+            summary(&format!(
+                "daemon kills {KILLS}, kernel's traffic back after at most {} ms, programs notified after at most {} ms, left \
+                 behind: 0",
+                slowest_ping.as_millis(),
+                slowest_client.as_millis()
+            ));
+            drop(daemon);
+        });
+    }
 }

@@ -19,4 +19,5 @@ mod manuals;
 mod metrics;
 mod quantities;
 mod readme;
+mod runner;
 mod top;

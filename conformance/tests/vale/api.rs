@@ -532,21 +532,6 @@ fn list_info_and_header_requests_describe_ports() {
     });
 }
 
-#[test]
-fn an_idle_switch_uses_no_processor_time() {
-    isolated_alone(|home| {
-        let (a, b) = (port("a"), port("b"));
-        ether::send(&a, BROADCAST, mac(0), 1, (0, 1000));
-        ether::expect(&b, 1, (0, 1000));
-        let (ran, waits) = home.daemon_effort(Duration::from_secs(2));
-        assert!(ran < Duration::from_millis(2) && waits <= 5, "idle, it ran for {ran:?} and waited {waits} times");
-        // It still forwards immediately.
-        ether::send(&a, BROADCAST, mac(0), 1, (1000, 1001));
-        ether::expect(&b, 1, (1000, 1001));
-        summary(&format!("idle for 2 s: ran for {ran:?}, {waits} wake-ups"));
-    });
-}
-
 /// A sleeping receiver is woken, however long it has slept.
 #[test]
 fn sleeping_receivers_are_woken() {
@@ -635,4 +620,24 @@ fn pkt_gen_works_over_a_switch() {
         assert!(ping.status.success(), "{ping:?}");
         pong.kill();
     });
+}
+
+/// Tests of [`isolated_alone`].
+mod alone {
+    use super::*;
+
+    #[test]
+    fn an_idle_switch_uses_no_processor_time() {
+        isolated_alone(|home| {
+            let (a, b) = (port("a"), port("b"));
+            ether::send(&a, BROADCAST, mac(0), 1, (0, 1000));
+            ether::expect(&b, 1, (0, 1000));
+            let (ran, waits) = home.daemon_effort(Duration::from_secs(2));
+            assert!(ran < Duration::from_millis(2) && waits <= 5, "idle, it ran for {ran:?} and waited {waits} times");
+            // It still forwards immediately.
+            ether::send(&a, BROADCAST, mac(0), 1, (1000, 1001));
+            ether::expect(&b, 1, (1000, 1001));
+            summary(&format!("idle for 2 s: ran for {ran:?}, {waits} wake-ups"));
+        });
+    }
 }

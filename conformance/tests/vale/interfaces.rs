@@ -376,56 +376,6 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn an_interface_can_be_attached_and_detached_under_load() {
-    isolated_alone(|home| {
-        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
-        let (a, b) = (open_in(&net.near, "vale0:a"), open_in(&net.near, "vale0:b"));
-        let stop = AtomicBool::new(false);
-        let (mut sent, mut received) = (0, 0);
-        std::thread::scope(|scope| {
-            let over = Over(&stop);
-            // No packet between the two programs is lost: the sender waits until the receiver has received all.
-            let traffic = scope.spawn(|| {
-                while !stop.load(Relaxed) {
-                    send(&a, 1, sent, sent + 32).expect("a switch");
-                    sent += 32;
-                    while received < sent {
-                        let got = receive(&b, 1).expect("a switch").len() as u64;
-                        received += got;
-                    }
-                }
-                (sent, received)
-            });
-            let mut turns = 0;
-            for threads in [1, 3] {
-                conformance::ether::threads(threads, "any");
-                let start = Instant::now();
-                for _ in (0..TURNS).take_while(|_| start.elapsed() < TURNS_LIMIT) {
-                    for args in ["-a vale0:va", "-d vale0:va"] {
-                        let end = Instant::now() + LIMIT;
-                        let (mut status, _, mut err) = ctl(&net.near, args);
-                        // A busy kernel may release the queue later than the daemon waits.
-                        while err.contains(HELD) && Instant::now() < end {
-                            (status, _, err) = ctl(&net.near, args);
-                        }
-                        assert_eq!(status, 0, "turn {turns}, {args}: {err}");
-                    }
-                    turns += 1;
-                }
-            }
-            drop(over);
-            let (sent, received) = traffic.join().expect("the traffic goes on");
-            assert_eq!(sent, received);
-            summary(&format!(
-                "attached and detached {turns} times under traffic: {sent} packets sent, {received} received"
-            ));
-        });
-        net.assert_given_back();
-        net.assert_alive();
-    });
-}
-
-#[test]
 fn a_killed_daemon_leaves_no_interface() {
     isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
@@ -435,4 +385,59 @@ fn a_killed_daemon_leaves_no_interface() {
         until("the persistent port is gone", || net.near.ip(&["link", "show", "vi0"]).is_err());
         net.assert_given_back();
     });
+}
+
+/// Tests of [`isolated_alone`].
+mod alone {
+    use super::*;
+
+    #[test]
+    fn an_interface_can_be_attached_and_detached_under_load() {
+        isolated_alone(|home| {
+            let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+            let (a, b) = (open_in(&net.near, "vale0:a"), open_in(&net.near, "vale0:b"));
+            let stop = AtomicBool::new(false);
+            let (mut sent, mut received) = (0, 0);
+            std::thread::scope(|scope| {
+                let over = Over(&stop);
+                // No packet between the two programs is lost: the sender waits until the receiver has received all.
+                let traffic = scope.spawn(|| {
+                    while !stop.load(Relaxed) {
+                        send(&a, 1, sent, sent + 32).expect("a switch");
+                        sent += 32;
+                        while received < sent {
+                            let got = receive(&b, 1).expect("a switch").len() as u64;
+                            received += got;
+                        }
+                    }
+                    (sent, received)
+                });
+                let mut turns = 0;
+                for threads in [1, 3] {
+                    conformance::ether::threads(threads, "any");
+                    let start = Instant::now();
+                    for _ in (0..TURNS).take_while(|_| start.elapsed() < TURNS_LIMIT) {
+                        for args in ["-a vale0:va", "-d vale0:va"] {
+                            let end = Instant::now() + LIMIT;
+                            let (mut status, _, mut err) = ctl(&net.near, args);
+                            // A busy kernel may release the queue later than the daemon waits.
+                            while err.contains(HELD) && Instant::now() < end {
+                                (status, _, err) = ctl(&net.near, args);
+                            }
+                            assert_eq!(status, 0, "turn {turns}, {args}: {err}");
+                        }
+                        turns += 1;
+                    }
+                }
+                drop(over);
+                let (sent, received) = traffic.join().expect("the traffic goes on");
+                assert_eq!(sent, received);
+                summary(&format!(
+                    "attached and detached {turns} times under traffic: {sent} packets sent, {received} received"
+                ));
+            });
+            net.assert_given_back();
+            net.assert_alive();
+        });
+    }
 }

@@ -251,19 +251,6 @@ fn moving_a_port_loses_no_wakeup() {
     });
 }
 
-#[test]
-fn idle_threads_use_no_processor_time() {
-    isolated_alone(|home| {
-        ether::threads(4, "any");
-        let ports: Vec<Port> = (0..8).map(|n| open(&format!("vale0:p{n}"))).collect();
-        everybody_hears_everybody(&ports, 0);
-        let (ran, waits) = home.daemon_effort(Duration::from_secs(2));
-        assert!(ran < Duration::from_millis(2) && waits <= 5, "idle, it ran for {ran:?} and waited {waits} times");
-        everybody_hears_everybody(&ports, 1);
-        summary(&format!("4 threads idle for 2 s: ran for {ran:?}, {waits} wake-ups"));
-    });
-}
-
 /// A receiver that never reads and one that is stopped delay neither other threads nor other ports of their own thread.
 #[test]
 fn a_port_that_never_reads_delays_no_thread() {
@@ -309,77 +296,95 @@ fn a_port_that_never_reads_delays_no_thread() {
     });
 }
 
-/// Sender, receiver and switch threads that are all busy on two processors, or on one, all make progress.
-#[test]
-fn busy_threads_share_the_processors() {
-    isolated_alone(|home| {
-        let cpus = cpus_allowed();
-        let (one, other) = (cpus[0], *cpus.last().expect("a processor"));
-        let pkt_gen = |args: String| {
-            let mut command = Command::new(program("pkt-gen"));
-            Guard::spawn(command.args(args.split(' ')).stdout(Stdio::null()).stderr(Stdio::null()))
-        };
-        for (threads, at, rx_at) in [(1, one, other), (3, one, other), (3, one, one)] {
-            ether::threads(threads, &at.to_string());
-            let _rx = pkt_gen(format!("-i vale0:rx -f rx -w 0 -a {rx_at}"));
-            until("the receiver is there", || home.try_snapshot().is_some_and(|books| books.ports.len() == 1));
-            let _tx = pkt_gen(format!("-i vale0:tx -f tx -w 0 -a {one}"));
-            until("the sender is there", || home.snapshot().ports.len() == 2);
-            let crossed = || {
-                let books = home.snapshot();
-                (books.ring("vale0:tx", "tx", 0).crossed, books.ring("vale0:rx", "rx", 0).crossed)
-            };
-            let begin = crossed();
-            for _ in 0..10 {
-                let before = crossed();
-                until("both have got on", || {
-                    let now = crossed();
-                    now.0 >= before.0 + 5000 && now.1 >= before.1 + 5000
-                });
-            }
-            let end = crossed();
-            summary(&format!(
-                "{threads} threads on processor {at}, receiver on {rx_at}: sent {}, received {}",
-                end.0 - begin.0,
-                end.1 - begin.1
-            ));
-            drop((_rx, _tx));
-            until("both are gone", || home.snapshot().ports.is_empty());
-        }
-    });
-}
+/// Tests of [`isolated_alone`].
+mod alone {
+    use super::*;
 
-/// A sender whose packets have all been taken does not wait for the thread, which has nothing more to move for it.
-#[test]
-fn a_sender_yields_no_processor_to_a_thread_that_took_everything() {
-    isolated_alone(|_| {
-        let cpu = cpus_allowed()[0];
-        ether::threads(1, &cpu.to_string());
-        let [port, from, to] = ["vale0:a", "vale0:b", "vale0:c"].map(open);
-        ether::send(&to, BROADCAST, mac(3), 3, (0, 1));
-        let (stop, mut shared) = (AtomicBool::new(false), 0);
-        std::thread::scope(|scope| {
-            // Keeps the thread awake.
-            scope.spawn(|| {
-                while !stop.load(Relaxed) {
-                    ether::send(&from, mac(3), mac(2), 2, (0, 100));
-                }
-            });
-            let mut here = CpuSet::new();
-            here.set(cpu);
-            sched_setaffinity(None, &here).expect("a processor that is allowed");
-            for seq in 0..500 {
-                ether::send(&port, mac(3), mac(1), 1, (seq, seq + 1));
-                let ring = &port.tx_rings()[0];
-                while ring.pending() {
-                    port.txsync().expect("the daemon runs");
-                    std::thread::yield_now();
-                }
-                shared += u32::from(port.peer_cpu(Interest::TX) == Some(cpu as u32));
-                assert!(!port.yield_to_peer(Interest::TX), "packet {seq}");
-            }
-            stop.store(true, Relaxed);
+    #[test]
+    fn idle_threads_use_no_processor_time() {
+        isolated_alone(|home| {
+            ether::threads(4, "any");
+            let ports: Vec<Port> = (0..8).map(|n| open(&format!("vale0:p{n}"))).collect();
+            everybody_hears_everybody(&ports, 0);
+            let (ran, waits) = home.daemon_effort(Duration::from_secs(2));
+            assert!(ran < Duration::from_millis(2) && waits <= 5, "idle, it ran for {ran:?} and waited {waits} times");
+            everybody_hears_everybody(&ports, 1);
+            summary(&format!("4 threads idle for 2 s: ran for {ran:?}, {waits} wake-ups"));
         });
-        assert!(shared > 0, "the thread was never seen on processor {cpu}");
-    });
+    }
+
+    /// Sender, receiver and switch threads that are all busy on two processors, or on one, all make progress.
+    #[test]
+    fn busy_threads_share_the_processors() {
+        isolated_alone(|home| {
+            let cpus = cpus_allowed();
+            let (one, other) = (cpus[0], *cpus.last().expect("a processor"));
+            let pkt_gen = |args: String| {
+                let mut command = Command::new(program("pkt-gen"));
+                Guard::spawn(command.args(args.split(' ')).stdout(Stdio::null()).stderr(Stdio::null()))
+            };
+            for (threads, at, rx_at) in [(1, one, other), (3, one, other), (3, one, one)] {
+                ether::threads(threads, &at.to_string());
+                let _rx = pkt_gen(format!("-i vale0:rx -f rx -w 0 -a {rx_at}"));
+                until("the receiver is there", || home.try_snapshot().is_some_and(|books| books.ports.len() == 1));
+                let _tx = pkt_gen(format!("-i vale0:tx -f tx -w 0 -a {one}"));
+                until("the sender is there", || home.snapshot().ports.len() == 2);
+                let crossed = || {
+                    let books = home.snapshot();
+                    (books.ring("vale0:tx", "tx", 0).crossed, books.ring("vale0:rx", "rx", 0).crossed)
+                };
+                let begin = crossed();
+                for _ in 0..10 {
+                    let before = crossed();
+                    until("both have got on", || {
+                        let now = crossed();
+                        now.0 >= before.0 + 5000 && now.1 >= before.1 + 5000
+                    });
+                }
+                let end = crossed();
+                summary(&format!(
+                    "{threads} threads on processor {at}, receiver on {rx_at}: sent {}, received {}",
+                    end.0 - begin.0,
+                    end.1 - begin.1
+                ));
+                drop((_rx, _tx));
+                until("both are gone", || home.snapshot().ports.is_empty());
+            }
+        });
+    }
+
+    /// A sender whose packets have all been taken does not wait for the thread, which has nothing more to move for it.
+    #[test]
+    fn a_sender_yields_no_processor_to_a_thread_that_took_everything() {
+        isolated_alone(|_| {
+            let cpu = cpus_allowed()[0];
+            ether::threads(1, &cpu.to_string());
+            let [port, from, to] = ["vale0:a", "vale0:b", "vale0:c"].map(open);
+            ether::send(&to, BROADCAST, mac(3), 3, (0, 1));
+            let (stop, mut shared) = (AtomicBool::new(false), 0);
+            std::thread::scope(|scope| {
+                // Keeps the thread awake.
+                scope.spawn(|| {
+                    while !stop.load(Relaxed) {
+                        ether::send(&from, mac(3), mac(2), 2, (0, 100));
+                    }
+                });
+                let mut here = CpuSet::new();
+                here.set(cpu);
+                sched_setaffinity(None, &here).expect("a processor that is allowed");
+                for seq in 0..500 {
+                    ether::send(&port, mac(3), mac(1), 1, (seq, seq + 1));
+                    let ring = &port.tx_rings()[0];
+                    while ring.pending() {
+                        port.txsync().expect("the daemon runs");
+                        std::thread::yield_now();
+                    }
+                    shared += u32::from(port.peer_cpu(Interest::TX) == Some(cpu as u32));
+                    assert!(!port.yield_to_peer(Interest::TX), "packet {seq}");
+                }
+                stop.store(true, Relaxed);
+            });
+            assert!(shared > 0, "the thread was never seen on processor {cpu}");
+        });
+    }
 }

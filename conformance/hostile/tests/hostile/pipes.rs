@@ -704,25 +704,6 @@ fn doorbells_of_the_other_end_are_given_only_for_the_key() {
     });
 }
 
-/// A peer with an invalid position is ignored until the position changes, and causes no busy loop.
-#[test]
-fn a_persistent_invalid_position_costs_no_processor_time() {
-    isolated_alone(|home| {
-        let peer = open("netmap:b{1");
-        let raw_port = RawPort::open(&home.socket(), "b}1");
-        let channel_of_peer = peer_channel(&raw_port);
-        for nonsense in [u32::MAX, 5000] {
-            raw_port.write_channel(channel_of_peer, 0, nonsense);
-            for _ in 0..100 {
-                assert!(peer.arm(Interest::RX).expect("the daemon runs").is_none());
-            }
-        }
-        let (_, pointers) = home.snapshot().faults("b{1");
-        assert!((1..=4).contains(&pointers), "each invalid position is counted once, not {pointers} times");
-        home.assert_serves();
-    });
-}
-
 /// The raw port's transmit ring, whose channel leads to the peer.
 fn peer_channel(raw_port: &RawPort) -> usize {
     raw_port.bound.rings.iter().position(|ring| ring.dir == 0).expect("a transmit ring")
@@ -736,4 +717,28 @@ fn send_one(port: &Port, seq: u64) {
         ring.advance(1);
     }
     port.txsync().expect("the daemon runs");
+}
+
+/// Tests of [`isolated_alone`].
+mod alone {
+    use super::*;
+
+    /// A peer with an invalid position is ignored until the position changes, and causes no busy loop.
+    #[test]
+    fn a_persistent_invalid_position_costs_no_processor_time() {
+        isolated_alone(|home| {
+            let peer = open("netmap:b{1");
+            let raw_port = RawPort::open(&home.socket(), "b}1");
+            let channel_of_peer = peer_channel(&raw_port);
+            for nonsense in [u32::MAX, 5000] {
+                raw_port.write_channel(channel_of_peer, 0, nonsense);
+                for _ in 0..100 {
+                    assert!(peer.arm(Interest::RX).expect("the daemon runs").is_none());
+                }
+            }
+            let (_, pointers) = home.snapshot().faults("b{1");
+            assert!((1..=4).contains(&pointers), "each invalid position is counted once, not {pointers} times");
+            home.assert_serves();
+        });
+    }
 }
