@@ -276,6 +276,7 @@ fn what_was_meant_is_named() {
         std::fs::write(&file, "[interface.eth0]\nbusypoll = 50\n").expect("a file");
         for (line, meant) in [
             ("unetmap confg", "'config'"),
+            ("unetmap tpo", "'top'"),
             ("unetmap config aply", "'apply'"),
             ("unetmap nic lo fliter udp", "'filter'"),
             ("unetmap vale prot vale0:a", "'port'"),

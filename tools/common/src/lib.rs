@@ -7,6 +7,7 @@ pub mod held;
 pub mod link;
 pub mod port;
 pub mod rule;
+mod suggestions;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -160,7 +161,13 @@ pub fn wait_for_link(wait: Duration, stop: &AtomicBool) {
 pub fn parse<C: Parser>() -> C {
     let mut args = std::env::args().skip(1);
     if args.next().as_deref() != Some("--completions") {
-        return C::parse();
+        return C::try_parse().unwrap_or_else(|mut error| {
+            let mut command = C::command();
+            // Adds what clap adds to each command, such as --version.
+            command.build();
+            suggestions::add(&mut error, &command, std::env::args().skip(1));
+            error.exit()
+        });
     }
     let mut command = C::command();
     let shell = args.next().filter(|_| args.next().is_none()).and_then(|name| Shell::from_str(&name, false).ok());
