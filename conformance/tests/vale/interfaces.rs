@@ -114,8 +114,8 @@ fn persistent_ports_are_created_and_removed() {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         let ns = &net.near;
         for (args, status, part) in [
-            ("-n vale7", 1, "not vale"),
-            ("-n a_name_that_is_too_long", 1, "1 to 15 bytes"),
+            ("-n vale7", 2, "not vale"),
+            ("-n a_name_that_is_too_long", 2, "1 to 15 bytes"),
             ("-n va", 1, "already"),
             ("-r va", 1, "no persistent port"),
             ("-r no_such_if0", 1, "no such interface"),

@@ -80,7 +80,7 @@ fn in_new_namespace(inside: fn() -> io::Result<()>) -> io::Result<()> {
 /// # Errors
 /// As [`xsk::try_busy_poll`].
 pub fn busy_poll() -> io::Result<()> {
-    xsk::try_busy_poll(BusyPoll::new(1, 1).ok_or(io::ErrorKind::InvalidInput)?)
+    xsk::try_busy_poll(BusyPoll::new(1, 1).map_err(io::Error::other)?)
 }
 
 /// Returns the name of a loaded BPF program, at most 15 bytes; empty if it has none.

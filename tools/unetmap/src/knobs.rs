@@ -2,27 +2,40 @@
 //! `unetmap get`, `set` and `reload`: show and set the daemon's knobs, and have their file read again.
 
 use serde_json::Value;
+use tool_common::Failure;
+use unetmap::Error;
+use unetmap::errno::{EINVAL, ENOENT};
 use unetmap_bench::align;
 use unetmap_core::control::sysctl::{self, KnobRequest, send_request};
 
 use crate::ls::{cell, header, members, parse_reply};
 
 /// Prints the value of a knob, or a table of all knobs.
-pub(crate) fn get(name: Option<&str>, json: bool) -> Result<u8, String> {
-    let reply = send_request(&KnobRequest::Get(name.map(str::to_owned))).map_err(|e| format!("get: {e}"))?;
+pub(crate) fn get(name: Option<&str>, json: bool) -> Result<u8, Failure> {
+    let reply = send_request(&KnobRequest::Get(name.map(str::to_owned))).map_err(|e| failure("get", &e))?;
     let text = match name {
         _ if json => format!("{reply}\n"),
         Some(_) => format!("{}\n", cell(&parse_reply("get", &reply)?["value"])),
         None => table(&parse_reply("get", &reply)?),
     };
-    crate::print("get", &text)
+    Ok(crate::print("get", &text)?)
+}
+
+/// The failure that a refusal of the daemon is: knobs that it does not have, and values that they do not take, are
+/// wrong usage.
+fn failure(subcommand: &str, error: &Error) -> Failure {
+    let message = format!("{subcommand}: {error}");
+    match error {
+        Error::Refused { errno: ENOENT | EINVAL, .. } => Failure::Usage(message),
+        _ => Failure::Work(message),
+    }
 }
 
 /// Sets a knob, and prints when the value takes effect.
-pub(crate) fn set(name: &str, value: u64, json: bool) -> Result<u8, String> {
-    let reply = send_request(&KnobRequest::Set(name.into(), value)).map_err(|e| format!("set: {e}"))?;
+pub(crate) fn set(name: &str, value: u64, json: bool) -> Result<u8, Failure> {
+    let reply = send_request(&KnobRequest::Set(name.into(), value)).map_err(|e| failure("set", &e))?;
     let text = if json { format!("{reply}\n") } else { set_text(&parse_reply("set", &reply)?) };
-    crate::print("set", &text)
+    Ok(crate::print("set", &text)?)
 }
 
 /// Has the daemon read its configuration and policy again, and prints what that changed.

@@ -480,13 +480,13 @@ fn execute(command: Command) -> Result<u8, Failure> {
             };
             node::run(action, json)
         }
-        Command::Get(args) => knobs::get(args.knob.as_deref(), args.json),
+        Command::Get(args) => return knobs::get(args.knob.as_deref(), args.json),
         Command::Set(SetArgs { knob, value, json }) => {
             let number = unetmap_quantity::knob(&knob, &value).unwrap_or_else(|why| {
                 let wrong = format!("invalid value '{value}' for '{knob}': {why}");
                 Cli::command().error(ErrorKind::InvalidValue, wrong).exit()
             });
-            knobs::set(&knob, number, json)
+            return knobs::set(&knob, number, json);
         }
         Command::Reload(args) => knobs::reload(args.json),
         Command::Stop(args) => stop::run(&args),

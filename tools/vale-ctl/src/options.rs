@@ -2,7 +2,10 @@
 //! The command line: each flag is defined once here, for the parser, `--help` and the man page.
 
 use clap::{ArgGroup, Parser};
-use unetmap::abi::{NETMAP_POLLING_MODE_MULTI_CPU, NETMAP_POLLING_MODE_SINGLE_CPU};
+use unetmap::abi::{NETMAP_POLLING_MODE_MULTI_CPU, NETMAP_POLLING_MODE_SINGLE_CPU, NETMAP_REQ_IFNAMSIZ, NM_BDG_NAME};
+
+/// Bytes of the longest name of an interface: IFNAMSIZ less its NUL.
+const MAX_INTERFACE_NAME: usize = 15;
 
 /// Shows and changes the ports of VALE switches. Without a command, lists the ports.
 #[derive(Debug, Parser)]
@@ -119,6 +122,28 @@ pub(crate) struct Config {
     pub(crate) json: bool,
 }
 
+impl Command {
+    /// Refuses names that no port and no interface can have.
+    fn check_names(&self) -> Result<(), String> {
+        let (name, what, most) = match self {
+            Command::ListAll => return Ok(()),
+            Command::Attach { port, .. } | Command::Detach(port) if !port.contains(':') => {
+                return Err(format!("{port}: a switch port is named valeS:P"));
+            }
+            Command::New { name, .. } if name.starts_with(NM_BDG_NAME) => {
+                return Err(format!("{name}: a persistent port has the name of an interface, not vale..."));
+            }
+            Command::New { name, .. } | Command::Remove(name) => (name, "an interface", MAX_INTERFACE_NAME),
+            Command::List(port) | Command::Info(port) | Command::Detach(port) | Command::PollingOff(port) => {
+                (port, "a port", NETMAP_REQ_IFNAMSIZ - 1)
+            }
+            Command::Attach { port, .. } | Command::PollingOn { port, .. } => (port, "a port", NETMAP_REQ_IFNAMSIZ - 1),
+        };
+        let is_valid = (1..=most).contains(&name.len());
+        if is_valid { Ok(()) } else { Err(format!("{name}: the name of {what} has 1 to {most} bytes")) }
+    }
+}
+
 impl Cli {
     /// Validates the flags together.
     pub(crate) fn check(self) -> Result<Config, String> {
@@ -149,12 +174,8 @@ impl Cli {
         if region && !matches!(command, Command::New { .. } | Command::Attach { .. }) {
             return Err("-m needs -n, -a or -h".into());
         }
-        match &command {
-            Command::Attach { port, .. } | Command::Detach(port) if !port.contains(':') => {
-                Err(format!("{port}: a switch port is named valeS:P"))
-            }
-            _ => Ok(command),
-        }
+        command.check_names()?;
+        Ok(command)
     }
 }
 
@@ -252,10 +273,15 @@ mod tests {
             ("-n vi0 -C x", "--config"),
             ("-a vale0:a -m 0", "--mem-id"),
             ("stray", "stray"),
+            ("-n a_name_that_is_too_long", "1 to 15 bytes"),
+            ("-r a_name_that_is_too_long", "1 to 15 bytes"),
+            ("-n vale7", "not vale"),
         ] {
             let message = parse(args).unwrap_err();
             assert!(message.contains(part), "{args}: {message}");
         }
+        let long = format!("-a vale0:{}", "x".repeat(NETMAP_REQ_IFNAMSIZ));
+        assert!(parse(&long).unwrap_err().contains("1 to 63 bytes"), "{long}");
     }
 
     #[test]

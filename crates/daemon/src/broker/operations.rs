@@ -51,7 +51,7 @@ fn descriptor(of: impl AsFd) -> io::Result<Answer> {
 }
 
 fn busy_poll(usec: u32, budget: u32) -> io::Result<BusyPoll> {
-    BusyPoll::new(usec, budget).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    BusyPoll::new(usec, budget).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))
 }
 
 impl Broker {

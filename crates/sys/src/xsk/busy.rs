@@ -20,10 +20,20 @@ impl BusyPoll {
     /// Most packets of one poll (`SO_BUSY_POLL_BUDGET`). Drivers are designed for 64 (`NAPI_POLL_WEIGHT`).
     pub const BUDGET: RangeInclusive<u32> = 1..=64;
 
-    /// Returns `None` if a value is out of bounds.
-    pub fn new(usec: u32, budget: u32) -> Option<BusyPoll> {
-        let inside = Self::USEC.contains(&usec) && Self::BUDGET.contains(&budget);
-        inside.then_some(BusyPoll { usec: usec as u16, budget: budget as u16 })
+    /// # Errors
+    /// A sentence, if a value is out of bounds.
+    pub fn new(usec: u32, budget: u32) -> Result<BusyPoll, String> {
+        let (usecs, budgets) = (Self::USEC, Self::BUDGET);
+        if usecs.contains(&usec) && budgets.contains(&budget) {
+            return Ok(BusyPoll { usec: usec as u16, budget: budget as u16 });
+        }
+        Err(format!(
+            "busy polling of {usec} us with a budget of {budget}: give {} to {} us, and a budget of {} to {} packets",
+            usecs.start(),
+            usecs.end(),
+            budgets.start(),
+            budgets.end()
+        ))
     }
 
     /// Returns the microseconds, in [`BusyPoll::USEC`].
@@ -79,7 +89,7 @@ mod tests {
     #[test]
     fn values_out_of_bounds_are_refused() {
         for (usec, budget) in [(0, 1), (1, 0), (1001, 1), (1, 65), (u32::MAX, 1), (65_537, 65_537)] {
-            assert_eq!(BusyPoll::new(usec, budget), None, "{usec} {budget}");
+            assert!(BusyPoll::new(usec, budget).is_err(), "{usec} {budget}");
         }
         let most = BusyPoll::new(1000, 64).unwrap();
         assert_eq!((most.usec(), most.budget()), (1000, 64));

@@ -27,15 +27,13 @@ pub(crate) fn action(words: &[String]) -> Result<NicAction, String> {
         let time = microseconds(word).ok().filter(|time| time.subsec_nanos() % 1000 == 0);
         time.and_then(|time| u32::try_from(time.as_micros()).ok()).ok_or_else(|| not(word, "microseconds"))
     };
-    match words {
-        [off] if off == "off" => Ok(NicAction::NoBusyPoll),
-        [time] => Ok(NicAction::BusyPoll { usec: usec(time)?, budget: *BusyPoll::BUDGET.end() }),
-        [time, budget] => {
-            let budget = budget.parse().map_err(|_| not(budget, "packets"))?;
-            Ok(NicAction::BusyPoll { usec: usec(time)?, budget })
-        }
-        _ => Err("use `busy-poll USEC [BUDGET]`, or `busy-poll off`".into()),
-    }
+    let (usec, budget) = match words {
+        [off] if off == "off" => return Ok(NicAction::NoBusyPoll),
+        [time] => (usec(time)?, *BusyPoll::BUDGET.end()),
+        [time, budget] => (usec(time)?, budget.parse().map_err(|_| not(budget, "packets"))?),
+        _ => return Err("use `busy-poll USEC [BUDGET]`, or `busy-poll off`".into()),
+    };
+    BusyPoll::new(usec, budget).map(|_| NicAction::BusyPoll { usec, budget })
 }
 
 /// Formats the interface's interrupt deferral, without which busy polling is of little use. Returns an empty string if
@@ -70,6 +68,9 @@ mod tests {
         assert_eq!(read("50 8"), Ok(NicAction::BusyPoll { usec: 50, budget: 8 }));
         for bad in ["on", "-1", "50 x", "off 8", "4294967296", "1 2 3"] {
             assert!(read(bad).unwrap_err().contains("busy-poll off"), "{bad}");
+        }
+        for bad in ["0", "10s", "1001", "50 0", "50 65"] {
+            assert!(read(bad).unwrap_err().contains("give 1 to 1000 us, and a budget of 1 to 64 packets"), "{bad}");
         }
     }
 

@@ -52,7 +52,7 @@ pub(super) fn set_busy_poll(
             None
         }
         Some((usec, budget)) => {
-            let Some(busy_poll) = BusyPoll::new(usec, budget) else { return out_of_bounds(usec, budget) };
+            let busy_poll = BusyPoll::new(usec, budget).or_else(|why| refuse(EINVAL, why))?;
             refuse_persistent(daemon, "busy polling", link, caller)?;
             let Some(netns) = caller.netns() else { return refuse(ENXIO, "no such interface (ip link shows them)") };
             // Also tried where no socket is open yet: a setting that cannot be used is not stored.
@@ -67,20 +67,6 @@ pub(super) fn set_busy_poll(
         nic.busy_poll = busy_poll;
     }
     Ok(())
-}
-
-fn out_of_bounds<T>(usec: u32, budget: u32) -> Result<T, Refusal> {
-    let (usecs, budgets) = (BusyPoll::USEC, BusyPoll::BUDGET);
-    refuse(
-        EINVAL,
-        format!(
-            "busy polling of {usec} us with a budget of {budget}: give {} to {} us, and a budget of {} to {} packets",
-            usecs.start(),
-            usecs.end(),
-            budgets.start(),
-            budgets.end()
-        ),
-    )
 }
 
 /// Refuses busy polling that the kernel does not accept.

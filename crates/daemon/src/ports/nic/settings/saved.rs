@@ -89,9 +89,9 @@ impl InterfaceSettings {
                 return invalid("the settings of an interface");
             }
             let filter = filter.map(SavedFilter::restore).transpose()?;
-            let busy_poll = match busy_poll.map(|(usec, budget)| BusyPoll::new(usec, budget)) {
-                Some(None) => return invalid("the busy polling of an interface"),
-                set => set.flatten(),
+            let busy_poll = match busy_poll.map(|(usec, budget)| BusyPoll::new(usec, budget)).transpose() {
+                Err(_) => return invalid("the busy polling of an interface"),
+                Ok(set) => set,
             };
             settings.all.insert((netns, index), Settings { nsid, filter, busy_poll, header });
         }
