@@ -10,7 +10,7 @@ use unetmap_bench::align;
 
 mod screen;
 
-use crate::ls::{cell, header, members, parse_reply, ring_name};
+use crate::ls::{NO_DAEMON, cell, header, members, parse_reply, ring_name};
 
 /// Identifies a ring: the daemon's pid, the port's name, direction and ring number.
 pub(crate) type RingKey = (u64, String, String, u64);
@@ -50,13 +50,21 @@ pub(crate) fn run(interval: Duration, count: u64, json: bool) -> Result<u8, Stri
     if stdin().is_terminal() && stdout().is_terminal() && !json {
         return screen::run(interval, count).map(|()| 0);
     }
-    let mut last = (Instant::now(), read_rings()?);
+    let rings = || Ok::<_, String>((Instant::now(), read_rings()?));
+    let mut last = rings()?;
     let mut refreshes = 0;
     while count == 0 || refreshes < count {
         std::thread::sleep(interval);
-        let now = (Instant::now(), read_rings()?);
-        let rates = rates(&last.1, &now.1, now.0 - last.0);
-        let text = if json { lines(&rates) } else { format!("{}\n", table(&rates)) };
+        let now = rings()?;
+        let text = match (&last.1, &now.1) {
+            (_, None) if json => String::new(),
+            (_, None) => format!("{NO_DAEMON}\n"),
+            (before, Some(after)) => {
+                let none = BTreeMap::new();
+                let rates = rates(before.as_ref().unwrap_or(&none), after, now.0 - last.0);
+                if json { lines(&rates) } else { format!("{}\n", table(&rates)) }
+            }
+        };
         match stdout().lock().write_all(text.as_bytes()) {
             // A reader such as `head` closes the pipe early.
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(0),
@@ -67,13 +75,17 @@ pub(crate) fn run(interval: Duration, count: u64, json: bool) -> Result<u8, Stri
     Ok(0)
 }
 
-fn read_rings() -> Result<BTreeMap<RingKey, RingCounters>, String> {
+/// Returns the counters of all rings; `None` if no daemon runs.
+fn read_rings() -> Result<Option<BTreeMap<RingKey, RingCounters>>, String> {
     let snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
+    if snapshots.is_empty() {
+        return Ok(None);
+    }
     let mut rings = BTreeMap::new();
     for snapshot in snapshots {
         rings.extend(rings_of(&parse_reply("top", &snapshot)?));
     }
-    Ok(rings)
+    Ok(Some(rings))
 }
 
 /// Returns the counters of all rings in a daemon's snapshot.

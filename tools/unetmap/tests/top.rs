@@ -13,6 +13,10 @@ fn top_shows_packet_and_loss_rates() {
     let Some(daemon) = TestDaemon::start_beside(UNETMAP) else { return };
     let nothing = TestProcess::start(&mut daemon.command("unetmap", "top -i 0.05 -n 1")).wait();
     assert_eq!(nothing, (0, "No port is open.\n".into(), String::new()));
+    let mut elsewhere = daemon.command("unetmap", "top -i 0.05 -n 1");
+    elsewhere.env("UNETMAP_SOCKET", daemon.folder().join("no-daemon"));
+    let (code, out, _) = TestProcess::start(&mut elsewhere).wait();
+    assert!(code == 0 && out.starts_with("No daemon is running;"), "{code}: {out}");
     for wrong in ["-i 0", "-i x", "-n -1"] {
         let (code, _, err) = TestProcess::start(&mut daemon.command("unetmap", &format!("top {wrong}"))).wait();
         assert_eq!(code, 2, "{wrong}: {err}");

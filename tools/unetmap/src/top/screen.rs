@@ -14,6 +14,7 @@ use crossterm::{cursor, execute, queue};
 use unetmap_bench::align;
 
 use super::{Rate, RingCounters, RingKey, rates, read_rings, rows};
+use crate::ls::NO_DAEMON;
 
 /// What the rings are sorted by, in the order in which the key `s` goes through them.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -199,11 +200,15 @@ pub(super) fn run(interval: Duration, count: u64) -> Result<(), String> {
                         last = None;
                         Err(why)
                     }
-                    Ok(rings) if rings.is_empty() => {
+                    Ok(None) => {
+                        last = None;
+                        Err(NO_DAEMON.into())
+                    }
+                    Ok(Some(rings)) if rings.is_empty() => {
                         last = None;
                         Err("no port is open".into())
                     }
-                    Ok(rings) => {
+                    Ok(Some(rings)) => {
                         let now = Instant::now();
                         let before = last.take().unwrap_or_else(|| (now, rings.clone()));
                         let rates = rates(&before.1, &rings, now - before.0);
