@@ -24,6 +24,14 @@ impl PlacementClass {
         if ns < NEAR_BELOW_NS { PlacementClass::L } else { PlacementClass::R }
     }
 
+    /// Returns what the letter stands for.
+    pub(crate) fn meaning(self) -> &'static str {
+        match self {
+            PlacementClass::L => "the cores are near each other",
+            PlacementClass::R => "the cores are far from each other",
+        }
+    }
+
     /// Parses the letter in JSON.
     pub(crate) fn from_letter(text: &str) -> Option<PlacementClass> {
         PlacementClass::ALL.into_iter().find(|class| class.to_string() == text)

@@ -134,20 +134,25 @@ pub(crate) fn run_turns(
     Ok(Outcome { rows, all_samples, failures, missing, series: Vec::new() })
 }
 
+/// A sentence for each class of which a contestant has too few samples: most machines have only one of the two.
 fn missing(all_samples: &[ContestantSamples], goal: StopCondition, time: Duration) -> Vec<String> {
     let mut sentences = Vec::new();
+    let seconds = time.as_secs_f64();
+    let occurs = |class| all_samples.iter().any(|of| of.rows.iter().any(|row| row[class as usize].count() > 0));
     for class in PlacementClass::ALL {
-        let few: Vec<String> = all_samples
-            .iter()
-            .filter(|t| t.count(class) < goal.samples)
-            .map(|t| format!("{} {}", t.label, t.count(class)))
-            .collect();
-        if !few.is_empty() {
+        let few = all_samples.iter().filter(|of| of.count(class) < goal.samples);
+        let few: Vec<String> = few.map(|of| format!("{} {}", of.label, of.count(class))).collect();
+        let other = PlacementClass::ALL.into_iter().find(|other| *other != class && occurs(*other));
+        let named = format!("class {class} ({})", class.meaning());
+        if few.is_empty() {
+            continue;
+        }
+        if let Some(other) = other.filter(|_| !occurs(class)) {
+            sentences.push(format!("{named} did not occur in {seconds:.0} s, so all figures are of class {other}"));
+        } else {
+            let (samples, few) = (goal.samples, few.join(", "));
             sentences.push(format!(
-                "class {class}: fewer than {} samples in {:.0} s ({})",
-                goal.samples,
-                time.as_secs_f64(),
-                few.join(", ")
+                "{named}: fewer than {samples} samples in {seconds:.0} s ({few}); --seconds allows more"
             ));
         }
     }
@@ -210,7 +215,8 @@ mod tests {
         assert!(!outcome.is_short(3) && outcome.is_short(5));
         assert_eq!(outcome.missing.len(), 1, "{:?}", outcome.missing);
         assert!(
-            outcome.missing[0].starts_with("class L: fewer than 3 samples") && outcome.missing[0].ends_with("(peer 0)")
+            outcome.missing[0].starts_with("class L (the cores are near each other): fewer than 3 samples")
+                && outcome.missing[0].contains("(peer 0)")
         );
         assert!(outcome.failures.is_empty());
     }
@@ -233,10 +239,19 @@ mod tests {
         let peer = contestant("peer", vec![one(PlacementClass::R, 1.0)]);
         let outcome = hold_for(vec![ours, peer], 2, 9).unwrap();
         assert_eq!((counts(&outcome, 0), counts(&outcome, 1)), ([5, 0], [0, 5]));
-        assert_eq!(
-            outcome.missing,
-            ["class L: fewer than 2 samples in 10 s (peer 0)", "class R: fewer than 2 samples in 10 s (ours 0)"]
-        );
+        let [near, far] = &outcome.missing[..] else { panic!("{:?}", outcome.missing) };
+        assert!(near.starts_with("class L (the cores are near each other): fewer than 2 samples in 10 s (peer 0);"));
+        assert!(far.starts_with("class R (the cores are far from each other): fewer than 2 samples in 10 s (ours 0);"));
+    }
+
+    #[test]
+    fn a_class_that_the_machine_does_not_have_is_no_lack() {
+        let near = || contestant("any", vec![one(PlacementClass::L, 1.0)]);
+        let outcome = hold_for(vec![near(), near()], 3, 1000).unwrap();
+        let said = "class R (the cores are far from each other) did not occur in 6 s, so all figures are of class L";
+        assert_eq!(outcome.missing, [said]);
+        let outcome = hold_for(vec![contestant("ours", vec![Ok(vec![])])], 3, 5).unwrap();
+        assert!(outcome.missing.len() == 2 && outcome.missing.iter().all(|said| said.contains("fewer than 3 samples")));
     }
 
     #[test]

@@ -387,7 +387,8 @@ struct DoctorArgs {
 ///
 /// The distance of the two cores is probed before and after each sample: class L if the round trip of a cache line
 /// takes less than 200 ns, else R. Figures of different classes are never compared. A benchmark ends when each
-/// contestant has enough samples of one class; standard error names the classes that have too few.
+/// contestant has enough samples of one class; standard error says which class has too few, and which did not occur:
+/// most machines have one class only.
 ///
 /// ours/its, and `ratio` in JSON, is unetmap's median divided by the peer's: for rates (Mpps, Gbit/s) higher is better,
 /// for times (ns, us, cycles) lower.
