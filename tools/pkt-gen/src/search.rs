@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The tests of RFC 2544 and RFC 8219 between two ports: trials, their reports, and the results.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -67,6 +68,8 @@ pub(crate) fn run(config: &Config, options: &SearchOptions) -> Result<ExitCode, 
         json: config.json,
         one_thread: options.one_thread,
         cpus: &config.cpus,
+        trials: 0,
+        down: BTreeMap::new(),
     };
     let mut reports = Vec::new();
     for size in &plan.sizes {
@@ -77,18 +80,19 @@ pub(crate) fn run(config: &Config, options: &SearchOptions) -> Result<ExitCode, 
             Err(e) => return Err(e.into()),
         }
     }
-    let from_to = format!("{} to {}", config.port, options.receive);
+    let (from_to, down) = (format!("{} to {}", config.port, options.receive), tester.links_down());
     if config.json {
         reports.iter().for_each(|report| print(&format!("{}\n", result_json(report))));
         print(&format!("{}\n", summary_json(config, options, reports.len() == plan.sizes.len())));
     } else {
         print(&table(plan, &reports));
+        down.iter().for_each(|sentence| print(&format!("{sentence}\n")));
     }
     if reports.iter().all(|report| report.throughput.is_none_or(|found| found.pps == 0.0)) {
         [&config.port, &options.receive].into_iter().for_each(|port| note_down(port, "packets may be lost"));
     }
     if let Some(path) = &options.html {
-        let html = page::html(plan, &from_to, &reports);
+        let html = page::html(plan, &from_to, &reports, &down);
         std::fs::write(path, html).map_err(|e| Failure::Work(format!("--html {}: {e}", path.display())))?;
     }
     Ok(ExitCode::SUCCESS)
@@ -104,6 +108,9 @@ struct Ports<'a> {
     json: bool,
     one_thread: bool,
     cpus: &'a [usize],
+    trials: u32,
+    /// Why the link of a port was down, and after how many trials.
+    down: BTreeMap<String, (String, u32)>,
 }
 
 impl Tester for Ports<'_> {
@@ -149,11 +156,30 @@ impl Tester for Ports<'_> {
             pace: stream.and_then(StreamReport::pace),
         };
         print_report(&trial_line(test, &trial, self.json), self.json);
+        self.see_links();
         Ok(trial)
     }
 }
 
 impl Ports<'_> {
+    /// Counts a trial, and the links that are down at its end.
+    fn see_links(&mut self) {
+        self.trials += 1;
+        for port in [self.near, self.far] {
+            if let Some(why) = link::of(port.spec()) {
+                self.down.entry(port.spec().into()).or_insert_with(|| (why.to_string(), 0)).1 += 1;
+            }
+        }
+    }
+
+    /// A sentence for each port whose link was down.
+    fn links_down(&self) -> Vec<String> {
+        let sentence = |(spec, (why, n)): (&String, &(String, u32))| {
+            format!("{spec}, after {n} of {} trials: {why}.", self.trials)
+        };
+        self.down.iter().map(sentence).collect()
+    }
+
     /// Sends a packet from the receiver's address, so that switches learn where it is.
     fn announce(&self, sender: &mut Sender) -> Result<(), String> {
         let Some(packet) = sender.take(0) else { return Ok(()) };

@@ -17,12 +17,13 @@ const DISTURBED: &str =
 /// A column of the table of results: its name, and the cell of a size.
 type Column = (&'static str, Box<dyn Fn(&SizeReport) -> String>);
 
-/// Returns the page; `ports` names the two.
-pub(crate) fn html(plan: &Plan, ports: &str, reports: &[SizeReport]) -> String {
+/// Returns the page; `ports` names the two, and `down` says of which the link was down.
+pub(crate) fn html(plan: &Plan, ports: &str, reports: &[SizeReport], down: &[String]) -> String {
     let subtitle = format!("{ports}. Link {}bit/s. unetmap {}.", number(plan.link as f64), unetmap::version());
     let mut page = Page::new(&format!("{} between two ports", plan.rfc.name()), &subtitle);
     page.heading("Result");
     page.lead(&result(plan, reports));
+    down.iter().for_each(|sentence| page.text(sentence));
     page.table(&results(reports));
     if reports.iter().any(is_disturbed) {
         page.text(&format!("{MARK} and a ring in the charts: {DISTURBED}."));
@@ -299,7 +300,7 @@ mod tests {
 
     fn page(reports: &[SizeReport]) -> String {
         let plan = Plan::parse(Rfc::Rfc2544, "tests=throughput+latency+loss", 1_000_000_000).expect("a plan");
-        html(&plan, "a to b", reports)
+        html(&plan, "a to b", reports, &["netmap:a, after 2 of 9 trials: the link is down.".into()])
     }
 
     #[test]
@@ -324,6 +325,7 @@ mod tests {
         let places = order.map(|part| at(&part.replace("&apos;", "'")));
         assert!(places.is_sorted(), "{places:?}");
         assert!(page(&[]).contains("No size was finished."));
+        assert!(page(&[]).contains("<p>netmap:a, after 2 of 9 trials: the link is down.</p>"));
     }
 
     #[test]
