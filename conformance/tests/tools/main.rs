@@ -6,6 +6,7 @@
 
 mod cni;
 mod dashboard;
+mod demo;
 mod device_plugin;
 mod doctor;
 mod emulate;
