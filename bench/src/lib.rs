@@ -170,7 +170,7 @@ impl Setup {
 
 /// Writes a line to standard error. Ignores failures, because there is nowhere left to report them.
 fn note(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "{}", unetmap_core::without_codes(line));
 }
 
 fn print(text: &str) -> Result<(), String> {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Errors, and the errnos that netmap's interface uses for them.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 
@@ -166,12 +167,34 @@ impl Error {
     }
 }
 
+/// Returns a text without the numbers that Rust writes behind the words of the system's errors: ` (os error 2)`. They say
+/// nothing that the words do not. All that is printed, logged, or sent as a reason passes here once.
+#[doc(hidden)]
+pub fn without_codes(text: &str) -> Cow<'_, str> {
+    const BEGIN: &str = " (os error ";
+    let mut parts = text.split(BEGIN);
+    let first = parts.next().unwrap_or_default();
+    if first.len() == text.len() {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = first.to_owned();
+    for part in parts {
+        match part.split_once(')') {
+            Some((number, rest)) if number.bytes().all(|b| b.is_ascii_digit()) => plain += rest,
+            _ => plain.extend([BEGIN, part]),
+        }
+    }
+    Cow::Owned(plain)
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Name(e) => e.fmt(f),
-            Error::Refused { subject, reason, .. } => write!(f, "{subject}: {reason}"),
-            Error::NoDaemon { reason, source } => write!(f, "no unetmapd answers: {reason}: {source}"),
+            Error::Refused { subject, reason, .. } => write!(f, "{subject}: {}", without_codes(reason)),
+            Error::NoDaemon { reason, source } => {
+                write!(f, "no unetmapd answers: {}", without_codes(&format!("{reason}: {source}")))
+            }
             Error::DaemonGone { subject } => {
                 write!(f, "{subject}: the daemon that served this port has exited (open the port again)")
             }
@@ -197,7 +220,7 @@ impl fmt::Display for Error {
                 "{subject}: head or cur of ring {ring} was out of bounds; the ring was reset (does another thread or \
                  process move them too?)"
             ),
-            Error::Host { subject, source } => write!(f, "{subject}: {source}"),
+            Error::Host { subject, source } => write!(f, "{subject}: {}", without_codes(&source.to_string())),
         }
     }
 }
@@ -215,5 +238,25 @@ impl std::error::Error for Error {
 impl From<NameError> for Error {
     fn from(e: NameError) -> Error {
         Error::Name(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_system_are_shown_in_words() {
+        let no_file = || io::Error::from_raw_os_error(errno::ENOENT);
+        let host = Error::host("netmap:eth0", no_file());
+        assert_eq!(host.to_string(), "netmap:eth0: No such file or directory");
+        let error = Error::NoDaemon { reason: "it cannot be started".into(), source: no_file() };
+        assert_eq!(error.to_string(), "no unetmapd answers: it cannot be started: No such file or directory");
+        let error = Error::refused("vale0:a", errno::EINVAL, format!("a file: {} (does it exist?)", no_file()));
+        assert_eq!(error.to_string(), "vale0:a: a file: No such file or directory (does it exist?)");
+        for text in ["", "no code", "a (os error x)", "a (os error 5", "(os error 5)"] {
+            assert_eq!(without_codes(text), text);
+        }
+        assert_eq!(without_codes("a (os error 1), b (os error 22)"), "a, b");
     }
 }

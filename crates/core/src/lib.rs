@@ -28,7 +28,7 @@ mod tuning;
 
 pub use backend::timed::{SlotTime, TimeSource};
 pub use backend::vale::{ProgramData, defer_program_data, with_program_data};
-pub use error::{Error, errno};
+pub use error::{Error, errno, without_codes};
 pub use port::extmem::Pools;
 pub use port::{
     DownCause, InDaemon, Interest, LinkDown, NR_SLOT_TIMES, OpenOptions, Port, Ring, SlotIter, SlotRef, adopt,

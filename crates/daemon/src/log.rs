@@ -4,13 +4,14 @@
 
 mod journal;
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::{Registry, fmt, reload};
+use unetmap_core::without_codes;
 
 use journal::Journal;
 
@@ -23,13 +24,27 @@ pub(crate) fn start(level: Level) {
     let journal = Journal::of_stderr();
     let lines = journal.is_none().then(|| {
         fmt::layer()
-            .with_writer(io::stderr)
+            .with_writer(|| Plain)
             .with_ansi(io::stderr().is_terminal())
             // A log that cannot be written, because the disk is full, must not stop the daemon.
             .log_internal_errors(false)
     });
     tracing_subscriber::registry().with(filter).with(lines).with(journal).init();
     let _ = CHOICE.set((level, choice));
+}
+
+/// Standard error, for whole lines.
+struct Plain;
+
+impl Write for Plain {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        io::stderr().write_all(without_codes(&String::from_utf8_lossy(line)).as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Sets the level to that of the start (0), to requests that are served or refused (1), or to everything.

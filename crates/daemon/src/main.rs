@@ -196,7 +196,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             // If standard error is closed, the exit status remains.
-            let _ = writeln!(io::stderr(), "unetmapd: {why}");
+            let _ = writeln!(io::stderr(), "unetmapd: {}", unetmap_core::without_codes(&why));
             ExitCode::FAILURE
         }
     }

@@ -4,6 +4,7 @@
 use std::io;
 
 use unetmap_core::errno::{EMFILE, ENFILE, ENOMEM};
+use unetmap_core::without_codes;
 
 /// Why a request was refused.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,7 +24,7 @@ impl Refusal {
 
 /// Refuses a request with `errno` and a reason for people.
 pub(crate) fn refuse<T>(errno: i32, why: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal { errno, why: why.into(), option: None })
+    Err(Refusal { errno, why: without_codes(&why.into()).into_owned(), option: None })
 }
 
 /// Refuses a request for which the daemon could not get something from the kernel.

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         Ok(Some(reply)) => (reply, ExitCode::SUCCESS),
         Err(fault) => (fault.json(&version), ExitCode::FAILURE),
     };
-    match writeln!(std::io::stdout(), "{output}") {
+    match writeln!(std::io::stdout(), "{}", unetmap_core::without_codes(&output.to_string())) {
         Ok(()) => status,
         Err(_) => ExitCode::FAILURE,
     }

@@ -196,7 +196,7 @@ pub fn print(text: &str) {
 
 /// Writes a line to standard error. Ignores failures, because there is nowhere left to report them.
 pub fn note(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(io::stderr(), "{}", unetmap_core::without_codes(line));
 }
 
 #[cfg(test)]

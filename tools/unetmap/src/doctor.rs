@@ -147,7 +147,7 @@ pub(crate) fn run(interface: Option<&str>, output: Output) -> Result<u8, String>
         (true, false) => report::text(&report::build(&machine, &found, link.as_ref())),
         (true, true) => json(serde_json::to_string(&report::build(&machine, &found, link.as_ref())))?,
     };
-    crate::print("doctor", &text)?;
+    crate::print("doctor", &unetmap_core::without_codes(&text))?;
     Ok(u8::from(!ok && !output.report))
 }
 

@@ -15,6 +15,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
+use unetmap_core::without_codes;
 
 use crate::tuning::log::MAX_JOURNAL_BYTES;
 
@@ -45,6 +46,7 @@ impl<S: Subscriber> Layer<S> for Journal {
         let mut fields = Fields::default();
         event.record(&mut fields);
         let line = format!("{}{}", fields.message, fields.shown);
+        let line = without_codes(&line);
         let priority = match *event.metadata().level() {
             Level::ERROR => "3",
             Level::WARN => "4",
@@ -52,7 +54,7 @@ impl<S: Subscriber> Layer<S> for Journal {
             _ => "7",
         };
         let mut bytes = Vec::new();
-        let of_event = [("MESSAGE", line.as_str()), ("PRIORITY", priority), ("SYSLOG_IDENTIFIER", "unetmapd")];
+        let of_event = [("MESSAGE", &*line), ("PRIORITY", priority), ("SYSLOG_IDENTIFIER", "unetmapd")];
         let of_fields = fields.named.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         of_event.into_iter().chain(of_fields).for_each(|(name, value)| add(&mut bytes, name, value));
         // A message that cannot be sent is lost, as one that standard error does not take.
