@@ -167,8 +167,8 @@ impl Error {
     }
 }
 
-/// Returns a text without the numbers that Rust writes behind the words of the system's errors: ` (os error 2)`. They say
-/// nothing that the words do not. All that is printed, logged, or sent as a reason passes here once.
+/// Returns a text without the numbers that Rust writes behind the words of the system's errors: ` (os error 2)`. They
+/// say nothing that the words do not. All that is printed, logged, or sent as a reason passes here once.
 #[doc(hidden)]
 pub fn without_codes(text: &str) -> Cow<'_, str> {
     const BEGIN: &str = " (os error ";
