@@ -54,6 +54,19 @@ impl Reply {
     }
 }
 
+/// Calls `run` as user `uid`, for tests that root runs: peers of sockets that it connects or listens at see that user.
+///
+/// # Errors
+/// This process is not root's.
+pub fn as_user<T>(uid: u32, run: impl FnOnce() -> T) -> io::Result<T> {
+    let set_user = |uid| set_thread_res_uid(None, Uid::from_raw(uid), None);
+    // Only this thread: the effective user id alone, so that it can be root's again.
+    set_user(uid)?;
+    let done = run();
+    set_user(0)?;
+    Ok(done)
+}
+
 impl ControlConnection {
     /// Connects without starting a daemon. No call on the connection waits longer than [`LIMIT`].
     ///
@@ -70,12 +83,7 @@ impl ControlConnection {
     /// # Errors
     /// No daemon listens there.
     pub fn connect_as(path: &Path, uid: u32) -> io::Result<ControlConnection> {
-        let set_user = |uid| set_thread_res_uid(None, Uid::from_raw(uid), None);
-        // Only this thread: the effective user id alone, so that it can be root's again.
-        set_user(uid)?;
-        let connected = ControlConnection::connect(path);
-        set_user(0)?;
-        connected
+        as_user(uid, || ControlConnection::connect(path))?
     }
 
     /// Bytes of the messages that have come and were not received.

@@ -34,7 +34,7 @@ pub(crate) use successor::{Predecessor, Taken};
 
 /// The version of [`State`]. It changes with every change of what is in it, and of the broker's requests: a successor
 /// may have to go on with the broker of an earlier release.
-pub(crate) const VERSION: u32 = 12;
+pub(crate) const VERSION: u32 = 13;
 
 /// From the successor.
 #[derive(Serialize, Deserialize)]

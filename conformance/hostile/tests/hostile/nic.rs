@@ -3,6 +3,8 @@
 //! the users of other interfaces continue, and the next client can open the interface.
 
 use std::collections::HashSet;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -16,8 +18,9 @@ use conformance::packet::Rng;
 use conformance::snapshot::PIPE_BUFFERS;
 use conformance::traffic::{exchange, expect, send};
 use conformance::{Home, LIMIT, isolated_with_interfaces, program, until};
-use conformance_hostile::raw::{RawPort, field};
-use unetmap::abi::NS_MOREFRAG;
+use conformance_hostile::raw::{RawPort, as_user, field};
+use unetmap::abi::{NR_ACCEPT_VNET_HDR, NS_MOREFRAG};
+use unetmap::errno::{EACCES, EBUSY, EIO};
 use unetmap::{BufIdx, Error, Interest, Port, Ring};
 
 /// Faults of both ports of an interface's name: the program's, and the daemon's own.
@@ -687,4 +690,68 @@ fn a_crash_inside_a_sync_leaves_the_ring_usable_direct() {
 #[test]
 fn a_crash_inside_a_sync_leaves_the_ring_usable_mediated() {
     isolated_with_interfaces(|home| deaths_inside_a_sync(home, MEDIATED));
+}
+
+/// A user's programs alone have the virtio-net header that the user sets, until the last of them has closed the
+/// interface; users who get it through the daemon set none, as they set no filter.
+#[test]
+fn a_header_of_one_user_shuts_out_no_other() {
+    const OWNER: u32 = 4001;
+    const GUEST: u32 = 4002;
+    const OTHER: u32 = 4003;
+    isolated_with_interfaces(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return summary("skipped: only root can be several users");
+        }
+        let policy = format!(
+            "[[rule]]\nports = [\"v*\"]\nusers = [\"root\", {OWNER}]\naccess = \"direct\"\n\
+             [[rule]]\nports = [\"v*\"]\nusers = [{GUEST}, {OTHER}]\naccess = \"mediated\"\n"
+        );
+        let Some(mut net) = Net::new(home, &policy, CABLE) else { return };
+        std::fs::set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
+        let open = |uid, flags| {
+            let open = || Port::options().flags(flags).open("netmap:va");
+            net.near.run(|| as_user(uid, open)).expect("a namespace").expect("root")
+        };
+        let opens = |uid, flags| {
+            let mut opened = None;
+            until("the interface is closed", || {
+                opened = Some(open(uid, flags));
+                !matches!(&opened, Some(Err(e)) if e.errno() == EBUSY)
+            });
+            opened.expect("just tried").map_err(|e| e.errno())
+        };
+        let set = |uid, bytes| {
+            let set = || unetmap::switch::set_vnet_header("va", bytes);
+            net.near.run(|| as_user(uid, set)).expect("a namespace").expect("root")
+        };
+        let header = |uid| {
+            let get = || unetmap::switch::vnet_header("va");
+            let got = net.near.run(|| as_user(uid, get)).expect("a namespace").expect("root");
+            got.unwrap_or_else(|e| panic!("{e}"))
+        };
+        let refusal = set(GUEST, 12).expect_err("refused");
+        assert!(refusal.errno() == EACCES && refusal.to_string().contains("its header is set by root"), "{refusal}");
+        set(OWNER, 12).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!([0, OWNER, OTHER].map(header), [0, 12, 0]);
+        for uid in [0, OTHER, GUEST] {
+            opens(uid, 0).unwrap_or_else(|errno| panic!("user {uid}: errno {errno}"));
+        }
+        assert_eq!(opens(OWNER, 0).err(), Some(EIO), "the owner's own programs must accept it");
+        let port = opens(OWNER, NR_ACCEPT_VNET_HDR).expect("accepted");
+        assert_eq!(set(OWNER, 0).expect_err("it is open").errno(), EBUSY);
+        drop(port);
+        until("the header has ended", || header(OWNER) == 0);
+        drop(opens(OWNER, 0).expect("without a header"));
+        // That of root stays, and is everybody's; its owner may have none instead.
+        until("the interface is closed", || set(0, 12).is_ok());
+        for uid in [0, OTHER] {
+            assert_eq!(opens(uid, 0).err(), Some(EIO));
+            drop(opens(uid, NR_ACCEPT_VNET_HDR).expect("accepted"));
+        }
+        until("the interface is closed", || set(OWNER, 0).is_ok());
+        drop(opens(OWNER, 0).expect("without a header"));
+        until("root's header is in force again", || header(OWNER) == 12);
+        net.assert_alive();
+    });
 }

@@ -204,6 +204,7 @@ impl Daemon {
         if let Ok(port) = self.registry.port_mut(&at.port) {
             port.unbind(at.index, &session.selection);
         }
+        nic::end_own_header(self, &at.port, session.uid);
         let is_last = !self.registry.endpoint(&at).is_ok_and(|(endpoint, _)| endpoint.in_use());
         if is_last {
             monitor::end_monitors(self, &at);

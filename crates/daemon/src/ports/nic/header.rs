@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Virtio-net headers of interfaces (PORT_HDR_SET): each packet of the port begins with one, so that a forwarder can
-//! pass unsegmented packets, and packets with unfinished checksums, from a switch port to an interface.
+//! pass unsegmented packets, and packets with unfinished checksums, from a switch port to an interface. Programs that
+//! do not accept the header are refused, so that one user's setting is in force for this user alone.
 //!
 //! AF_XDP has no place for the header. The daemon therefore moves the packets of such an interface, as for a program
 //! that may not use its sockets (`mediator::headers`).
@@ -8,10 +9,11 @@
 use unetmap_core::errno::{EBUSY, EIO, ENXIO, EPERM};
 
 use super::lookup::find_link;
-use super::open::{admitted, find};
+use super::open::{admitted, check_may_set, header_of_link};
 use crate::caller::Caller;
-use crate::ports::Daemon;
-use crate::ports::vale::{self, persistent};
+use crate::ports::mediated::Mediated;
+use crate::ports::vale::persistent;
+use crate::ports::{Daemon, PortKey};
 use crate::refusal::{Refusal, refuse};
 
 /// Returns the header of an interface's packets: 0, 10 or 12 bytes; 0 if there is no such interface.
@@ -21,34 +23,54 @@ pub(crate) fn header(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result
     }
     let Ok(Some(link)) = find_link(name, caller) else { return Ok(0) };
     match persistent::of_link(daemon, &link, caller)? {
-        Some(hidden) => Ok(vale::persistent_header(daemon, hidden)),
-        None => Ok(daemon.nics.settings.header_of(caller.netns_id(), link.index)),
+        Some(hidden) => Ok(persistent::header_for(daemon, hidden, caller.peer.uid)),
+        None => Ok(header_of_link(daemon, &link, caller)),
     }
 }
 
-/// Sets it, for ports that are opened afterwards.
+/// Sets it, for ports that are opened afterwards: by root for all users, until root changes it; by another user for
+/// this user's programs, until the last of them closes the interface.
 pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Caller) -> Result<(), Refusal> {
     if daemon.admission.policy.is_none() {
         return refuse(ENXIO, "there is no such port in a switch, and a user's own daemon opens no interface");
     }
-    let (link, _) = admitted(daemon, name, caller)?;
+    let (link, access) = admitted(daemon, name, caller)?;
     if let Some(hidden) = persistent::of_link(daemon, &link, caller)? {
-        vale::set_persistent_header(daemon, hidden, bytes);
+        if !persistent::has_open(daemon, hidden, caller) {
+            check_may_set(daemon, "header", &link, Some(access), caller)?;
+        }
+        return persistent::set_header(daemon, hidden, bytes, caller);
+    }
+    let open = check_may_set(daemon, "header", &link, Some(access), caller)?;
+    if header_of_link(daemon, &link, caller) == bytes {
         return Ok(());
     }
-    if daemon.nics.settings.header_of(caller.netns_id(), link.index) == bytes {
-        return Ok(());
-    }
-    if find(daemon, caller.netns_id(), link.index)?.is_some() {
+    if open.is_some() {
         return refuse(EBUSY, "it is open: the header of an interface is set before it is opened");
     }
     let Some(netns) = caller.netns() else { return refuse(EPERM, "the daemon cannot see your network namespace") };
-    match bytes {
-        0 => daemon.nics.settings.remove_header(netns.id(), link.index),
-        _ => daemon.nics.settings.store_header(netns, link.index, bytes)?,
-    }
+    daemon.nics.settings.store_header(netns, link.index, bytes, caller.peer.uid)?;
     tracing::info!(name = link.name, uid = caller.peer.uid, bytes, "virtio-net header set");
     Ok(())
+}
+
+/// A session of a user is closed: a header that the user has set ends with the last one at the interface.
+pub(in crate::ports) fn end_own_header(daemon: &mut Daemon, port: &PortKey, uid: u32) {
+    let key = match port {
+        PortKey::Nic(key) => *key,
+        PortKey::Mediated(_) => match daemon.registry.get::<Mediated>(port) {
+            Some(mediated) => mediated.nic(),
+            None => return,
+        },
+        PortKey::Persistent(hidden) => return persistent::end_own_header(daemon, *hidden),
+        _ => return,
+    };
+    // Those of the daemon's threads, at the other end of a mediated port, do not count.
+    let mut sessions =
+        daemon.registry.sessions.values().filter(|session| session.port == *port && session.endpoint == 0);
+    if !sessions.any(|session| session.uid == uid) {
+        daemon.nics.settings.remove_own_header(key.netns, key.index, uid);
+    }
 }
 
 /// Refuses a program that does not accept the header.

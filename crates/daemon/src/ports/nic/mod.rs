@@ -68,7 +68,7 @@ use settings::StoredFilter;
 
 pub(crate) use crate::awaited::NicKey;
 pub(crate) use filter::answer_request;
-pub(super) use header::refuse_header;
+pub(super) use header::{end_own_header, refuse_header};
 pub(crate) use header::{header, set_header};
 pub(super) use kernel_work::open_queues;
 pub(crate) use lookup::{find_link, may_have_interfaces};

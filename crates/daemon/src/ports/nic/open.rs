@@ -173,7 +173,7 @@ pub(crate) fn admitted(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
 
 /// Returns the header of the packets of an interface: 0, 10 or 12 bytes.
 pub(in crate::ports) fn header_of_link(daemon: &mut Daemon, link: &Link, caller: &Caller) -> u8 {
-    daemon.nics.settings.header_of(caller.netns_id(), link.index)
+    daemon.nics.settings.header_of(caller.netns_id(), link.index, caller.peer.uid)
 }
 
 /// Returns the access that this kernel and the interface's settings allow. Before Linux 6.4 only the process that

@@ -5,8 +5,10 @@
 //! ```text
 //! set by      root, or a user who may open the interface directly, unless another user has it open
 //! stored      for the interface (its namespace and index), whether a port is open or not
-//! in force    filter: while an XDP program is attached; busy polling: for sockets that are opened from then on
-//! removed     by request, or when the interface is deleted or moved to another namespace
+//! in force    filter: while an XDP program is attached; busy polling: for sockets that are opened from then on;
+//!             header: for ports that are opened from then on, if another than root has set it by programs of that user
+//! removed     by request, or when the interface is deleted or moved to another namespace; header of another user than
+//!             root: when the user's last program closes the interface
 //! ```
 //! A mediated user sets none: the XDP program and the interface are the daemon's then, and the program can ignore
 //! frames.
@@ -31,8 +33,9 @@ use crate::refusal::{Refusal, refuse};
 
 pub(super) use saved::SavedSettings;
 
-/// Most interfaces with settings.
+/// Most interfaces with settings, and users who have headers of their own at one.
 const MAX_INTERFACES: usize = 1024;
+const MAX_USERS: usize = 64;
 
 /// A filter, and the user who set it.
 #[derive(Debug)]
@@ -48,6 +51,14 @@ struct Settings {
     busy_poll: Option<BusyPoll>,
     /// Bytes of the virtio-net header: 10 or 12; 0: none.
     header: u8,
+    /// In its place for programs of these users, 0 to 12 bytes.
+    own_headers: BTreeMap<u32, u8>,
+}
+
+impl Settings {
+    fn is_empty(&self) -> bool {
+        self.filter.is_none() && self.busy_poll.is_none() && self.header == 0 && self.own_headers.is_empty()
+    }
 }
 
 /// The settings of all interfaces, by namespace and index.
@@ -89,10 +100,11 @@ impl InterfaceSettings {
         self.all.get(&(netns, index)).map_or((None, None), |settings| (settings.filter.clone(), settings.busy_poll))
     }
 
-    /// Returns the bytes of the virtio-net header of packets of an interface that exists.
-    pub(super) fn header_of(&mut self, netns: u64, index: u32) -> u8 {
+    /// Returns the bytes of the virtio-net header of packets of an interface that exists, for a user's programs.
+    pub(super) fn header_of(&mut self, netns: u64, index: u32, uid: u32) -> u8 {
         self.remove_gone();
-        self.all.get(&(netns, index)).map_or(0, |settings| settings.header)
+        let settings = self.all.get(&(netns, index));
+        settings.map_or(0, |settings| settings.own_headers.get(&uid).copied().unwrap_or(settings.header))
     }
 
     pub(super) fn store_filter(&mut self, netns: &Netns, index: u32, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
@@ -103,8 +115,23 @@ impl InterfaceSettings {
         self.entry(netns, index).map(|settings| settings.busy_poll = Some(busy_poll))
     }
 
-    pub(super) fn store_header(&mut self, netns: &Netns, index: u32, bytes: u8) -> Result<(), Refusal> {
-        self.entry(netns, index).map(|settings| settings.header = bytes)
+    /// Stores root's header for all users, and that of another user for this user's programs.
+    pub(super) fn store_header(&mut self, netns: &Netns, index: u32, bytes: u8, uid: u32) -> Result<(), Refusal> {
+        let settings = self.entry(netns, index)?;
+        let has_room = settings.own_headers.len() < MAX_USERS || settings.own_headers.contains_key(&uid);
+        if uid == 0 {
+            settings.header = bytes;
+        } else if has_room {
+            settings.own_headers.insert(uid, bytes);
+        }
+        self.remove(netns.id(), index, |settings| {
+            let of_all = settings.header;
+            settings.own_headers.retain(|_, own| *own != of_all);
+        });
+        if uid != 0 && !has_room {
+            return refuse(ENOMEM, format!("{MAX_USERS} users have headers of their own at this interface"));
+        }
+        Ok(())
     }
 
     /// Returns the settings of an interface that exists. The caller sets one of them.
@@ -129,7 +156,13 @@ impl InterfaceSettings {
             _ => refuse(ENXIO, format!("changes of its namespace cannot be watched: {e}")),
         });
         let nsid = nsid.inspect_err(|_| self.close_watch_if_unused())?;
-        let settings = self.all.entry(key).or_insert(Settings { nsid, filter: None, busy_poll: None, header: 0 });
+        let settings = self.all.entry(key).or_insert(Settings {
+            nsid,
+            filter: None,
+            busy_poll: None,
+            header: 0,
+            own_headers: BTreeMap::new(),
+        });
         settings.nsid = nsid;
         Ok(settings)
     }
@@ -161,14 +194,15 @@ impl InterfaceSettings {
         self.remove(netns, index, |settings| settings.busy_poll = None);
     }
 
-    pub(super) fn remove_header(&mut self, netns: u64, index: u32) {
-        self.remove(netns, index, |settings| settings.header = 0);
+    /// A user's last program has closed the interface.
+    pub(super) fn remove_own_header(&mut self, netns: u64, index: u32, uid: u32) {
+        self.remove(netns, index, |settings| _ = settings.own_headers.remove(&uid));
     }
 
     fn remove(&mut self, netns: u64, index: u32, remove: impl FnOnce(&mut Settings)) {
         if let Some(settings) = self.all.get_mut(&(netns, index)) {
             remove(settings);
-            if settings.filter.is_none() && settings.busy_poll.is_none() && settings.header == 0 {
+            if settings.is_empty() {
                 self.all.remove(&(netns, index));
             }
         }

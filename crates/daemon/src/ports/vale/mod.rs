@@ -416,7 +416,10 @@ pub(super) fn program_port(daemon: &Daemon, key: ValeKey) -> PortKey {
 /// Returns the bytes of the virtio-net header that the port's packets begin with; 0 if there is no such port.
 pub(crate) fn header(daemon: &Daemon, name: &str, caller: &Caller) -> u8 {
     let Some(port) = find_by_name(daemon, name, caller) else { return 0 };
-    daemon.vale.persistent.header(&port.key).unwrap_or_else(|| port.header())
+    match daemon.vale.persistent.attached_as(&port.key) {
+        Some(hidden) => persistent::header_for(daemon, hidden, caller.peer.uid),
+        None => port.header(),
+    }
 }
 
 /// Sets it. Afterwards no switch thread delivers a packet with the header of before to the port, except one that waits
@@ -426,24 +429,11 @@ pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Ca
     if header(daemon, name, caller) == bytes {
         return Ok(());
     }
-    let key = port.key.clone();
-    match daemon.vale.persistent.attached_as(&key) {
-        Some(hidden) => set_persistent_header(daemon, hidden, bytes),
-        None => find(&daemon.registry, &key).into_iter().for_each(|port| port.switch_side.set_vnet_hdr_len(bytes)),
+    match daemon.vale.persistent.attached_as(&port.key) {
+        Some(hidden) => persistent::set_header(daemon, hidden, bytes, caller)?,
+        None => port.switch_side.set_vnet_hdr_len(bytes),
     }
     daemon.vale.publish()
-}
-
-/// Sets the header of the packets that programs send and receive on a persistent port.
-pub(crate) fn set_persistent_header(daemon: &mut Daemon, hidden: u32, bytes: u8) {
-    daemon.vale.persistent.set_header(hidden, bytes);
-    let of_program = daemon.registry.get::<ValePort>(&PortKey::Persistent(hidden));
-    of_program.into_iter().for_each(|port| port.switch_side.set_vnet_hdr_len(bytes));
-}
-
-/// Returns it.
-pub(crate) fn persistent_header(daemon: &Daemon, hidden: u32) -> u8 {
-    daemon.vale.persistent.header_of(hidden)
 }
 
 /// Whether there is such a port.

@@ -16,6 +16,8 @@
 //! connects the host rings with the host end. While the port is attached to no switch, its place is in a switch of its
 //! own.
 
+mod header;
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +27,8 @@ use unetmap_switch::fdb::MacTable;
 use unetmap_switch::port::SwitchPort;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
+
+pub(crate) use header::{end_own_header, has_open, header_for, set_header};
 
 use super::attached::{self, Side, check_root, check_system_daemon, disconnect};
 use super::{MAX_RINGS, OWN_SWITCH, ValeKey, ValePort, ValeState};
@@ -76,6 +80,8 @@ struct PersistentPort {
     region: RegionKey,
     /// Bytes of the virtio-net header of packets that programs send and receive.
     header: u8,
+    /// In its place for programs of this user, until the last of them closes the port.
+    own_header: Option<(u32, u8)>,
     /// The port of a switch that it is.
     attached: Option<ValeKey>,
     /// Where one of its ends is a member, and the index there.
@@ -188,23 +194,6 @@ impl PersistentState {
         self.get(hidden).map(PersistentPort::wire_key)
     }
 
-    /// Returns the header of the packets that programs send and receive on this port of a switch.
-    pub(super) fn header(&self, key: &ValeKey) -> Option<u8> {
-        self.at(key).map(|port| port.header)
-    }
-
-    /// The same, by its hidden end.
-    pub(super) fn header_of(&self, hidden: u32) -> u8 {
-        self.get(hidden).map_or(0, |port| port.header)
-    }
-
-    /// Sets it.
-    pub(super) fn set_header(&mut self, hidden: u32, bytes: u8) {
-        if let Some(port) = self.get_mut(hidden) {
-            port.header = bytes;
-        }
-    }
-
     pub(crate) fn is_hidden_namespace(&self, netns: u64) -> bool {
         self.hidden_namespace.as_ref().is_some_and(|hidden| hidden.id() == netns)
     }
@@ -313,7 +302,7 @@ pub(crate) fn find_or_create(
     if daemon.registry.port(&id).is_err() {
         let record = daemon.registry.regions.existing_mut(port.region)?;
         let program = ValePort::create(record, (id.clone(), port.key()), port.shape, 0)?;
-        program.switch_side.set_vnet_hdr_len(port.header);
+        program.switch_side.set_vnet_hdr_len(port.header_for(caller.peer.uid));
         daemon.registry.insert(id.clone(), Box::new(program));
     }
     Ok(id.into())
@@ -474,6 +463,7 @@ fn create_in(
         shape,
         region,
         header: 0,
+        own_header: None,
         attached: None,
         place: (key, 0),
         host_end,

@@ -9,7 +9,7 @@ use unetmap_core::control::nic::Filter;
 use unetmap_sys::link::{NetnsLinkWatch, Nsid};
 use unetmap_sys::xsk::BusyPoll;
 
-use super::{InterfaceSettings, MAX_INTERFACES, Settings, StoredFilter};
+use super::{InterfaceSettings, MAX_INTERFACES, MAX_USERS, Settings, StoredFilter};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::refusal::{Refusal, refuse_lack};
 
@@ -29,6 +29,8 @@ struct SavedInterface {
     /// Microseconds and packets.
     busy_poll: Option<(u32, u32)>,
     header: u8,
+    /// By user.
+    own_headers: Vec<(u32, u8)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -62,6 +64,7 @@ impl InterfaceSettings {
             filter: settings.filter.as_deref().map(SavedFilter::of),
             busy_poll: settings.busy_poll.map(|busy| (busy.usec().into(), busy.budget().into())),
             header: settings.header,
+            own_headers: settings.own_headers.iter().map(|(uid, bytes)| (*uid, *bytes)).collect(),
         };
         SavedSettings {
             interfaces: self.all.iter().map(save).collect(),
@@ -83,17 +86,22 @@ impl InterfaceSettings {
             settings.watch = Some(watch.or_else(|e| refuse_lack("changes of interfaces cannot be watched", &e))?);
         }
         for interface in interfaces {
-            let SavedInterface { netns, index, nsid, filter, busy_poll, header } = interface;
-            let is_set = filter.is_some() || busy_poll.is_some() || header > 0;
-            if !is_set || ![0, 10, 12].contains(&header) {
-                return invalid("the settings of an interface");
+            let SavedInterface { netns, index, nsid, filter, busy_poll, header, own_headers } = interface;
+            let mut headers = own_headers.iter().map(|(_, bytes)| *bytes).chain([header]);
+            if own_headers.len() > MAX_USERS || !headers.all(|bytes| [0, 10, 12].contains(&bytes)) {
+                return invalid("the headers of an interface");
             }
             let filter = filter.map(SavedFilter::restore).transpose()?;
             let busy_poll = match busy_poll.map(|(usec, budget)| BusyPoll::new(usec, budget)).transpose() {
                 Err(_) => return invalid("the busy polling of an interface"),
                 Ok(set) => set,
             };
-            settings.all.insert((netns, index), Settings { nsid, filter, busy_poll, header });
+            let own_headers = own_headers.into_iter().collect();
+            let restored = Settings { nsid, filter, busy_poll, header, own_headers };
+            if restored.is_empty() {
+                return invalid("the settings of an interface");
+            }
+            settings.all.insert((netns, index), restored);
         }
         Ok(settings)
     }
