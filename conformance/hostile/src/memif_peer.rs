@@ -91,6 +91,17 @@ pub fn add_ring(client_sends: bool, index: u16, offset: u32, log2: u8) -> Vec<u8
     message(5, &[&words, &offset.to_ne_bytes(), &[log2], &[0; 2]])
 }
 
+/// `HELLO` of a server with a ring each way, of this number of slots at most.
+pub fn hello(log2: u8) -> Vec<u8> {
+    let words = [VERSION, VERSION, 255, 0, 0].map(u16::to_ne_bytes).concat();
+    message(2, &[&text("test", 32), &words, &[log2]])
+}
+
+/// `ACK`.
+pub fn ack() -> Vec<u8> {
+    message(1, &[])
+}
+
 /// `CONNECT`.
 pub fn connect() -> Vec<u8> {
     message(6, &[&text("test", 32)])
@@ -135,12 +146,15 @@ fn reason(body: &[u8]) -> String {
     body[4..].iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()
 }
 
-/// Connects to the server that listens at `path`.
+/// Connects to the server that listens at `path`, or by an abstract name (`@NAME`).
 ///
 /// # Errors
 /// The kernel's.
 pub fn dial(path: &Path) -> io::Result<OwnedFd> {
-    let socket = socket::connect(path)?;
+    let socket = match path.to_str().and_then(|path| path.strip_prefix('@')) {
+        Some(name) => socket::connect_abstract(name)?,
+        None => socket::connect(path)?,
+    };
     socket::set_timeout(&socket, REPLY_LIMIT)?;
     Ok(socket)
 }
@@ -204,10 +218,9 @@ impl Peer {
     /// As [`Peer::client`].
     pub fn server(socket: OwnedFd, log2: u8) -> io::Result<Peer> {
         socket::set_timeout(&socket, REPLY_LIMIT)?;
-        let words = [VERSION, VERSION, 255, 0, 0].map(u16::to_ne_bytes).concat();
-        send(&socket, &message(2, &[&text("test", 32), &words, &[log2]]), &[])?;
+        send(&socket, &hello(log2), &[])?;
         expect(&socket, 3)?;
-        let ack = || send(&socket, &message(1, &[]), &[]);
+        let ack = || send(&socket, &ack(), &[]);
         ack()?;
         let (region, mut fds) = expect(&socket, 4)?;
         let bytes = u64::from_ne_bytes(std::array::from_fn(|i| region[2 + i]));

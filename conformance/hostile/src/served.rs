@@ -3,6 +3,7 @@
 //! every rule.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -28,12 +29,17 @@ pub struct Served {
 
 impl Served {
     /// Runs `unetmap COMMAND serve PORT OPTION SOCKET`, with `more` behind the socket's path, and waits for the port.
-    pub fn start(home: &Home, [command, option]: [&str; 2], port: &str, more: &str) -> Served {
+    pub fn start(home: &Home, words: [&str; 2], port: &str, more: &str) -> Served {
         let path = home.folder().join(format!("{}.sock", port.replace(':', "-")));
+        Served::start_at(home, words, (port, &path), more)
+    }
+
+    /// As [`Served::start`], with a socket at this path, or with this abstract name.
+    pub fn start_at(home: &Home, [command, option]: [&str; 2], (port, path): (&str, &Path), more: &str) -> Served {
         let socket = format!("{}{more}", path.display());
         let mut process = Command::new(program("unetmap"));
         process.args([command, "serve", port, option, &socket]).stdin(Stdio::null());
-        let served = Served { process: Guard::spawn(&mut process), path };
+        let served = Served { process: Guard::spawn(&mut process), path: path.into() };
         until("the port is served", || is_open(home, port));
         served
     }
@@ -58,6 +64,22 @@ impl Served {
         });
         found.expect("just connected")
     }
+}
+
+/// The CPU time of a process, in hundredths of a second.
+#[track_caller]
+pub fn cpu_time(process: &Guard) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.0.id())).expect("a process");
+    let fields: Vec<_> = stat.rsplit_once(')').expect("its name").1.split_whitespace().collect();
+    fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
+}
+
+/// Descriptors that were sent to a socket and not received (`scm_fds`).
+#[track_caller]
+pub fn unreceived(socket: &impl AsRawFd) -> u32 {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", socket.as_raw_fd())).expect("our own socket");
+    let count = info.lines().find_map(|line| line.strip_prefix("scm_fds:"));
+    count.expect("Linux 5.6 or later").trim().parse().expect("a number")
 }
 
 /// Whether the port is open; there may be no daemon for a moment.

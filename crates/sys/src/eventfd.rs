@@ -17,12 +17,14 @@ pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: K2: borrowed for this call only; the program keeps the descriptor open, else the kernel answers EBADF.
     let fd = fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(fd) }, 0)?;
-    match std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())) {
-        Ok(target) if target.as_os_str() != "anon_inode:[eventfd]" => Err(Errno::INVAL.into()),
-        // Without /proc the kind cannot be checked; the program then accepts a write of 8 bytes to another kind of
-        // file.
-        _ => Ok(fd),
-    }
+    if is_eventfd(&fd) { Ok(fd) } else { Err(Errno::INVAL.into()) }
+}
+
+/// Returns whether `fd` is an eventfd. Without /proc its kind cannot be found, and any descriptor counts as one: a
+/// notification then writes 8 bytes to another kind of file.
+pub fn is_eventfd(fd: impl AsFd) -> bool {
+    let target = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()));
+    target.map_or(true, |target| target.as_os_str() == "anon_inode:[eventfd]")
 }
 
 /// Adds 1 to the counter, which wakes all waiters. Blocks only on a blocking eventfd whose counter has reached

@@ -2,6 +2,8 @@
 //! UNIX sockets of type SOCK_SEQPACKET: connections that preserve message boundaries, pass descriptors, and hang up
 //! when the last duplicate of the other end is closed, also by a crash.
 
+mod fd_sender;
+
 use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
@@ -20,6 +22,8 @@ use rustix::net::{
     sockopt::{Timeout, set_socket_timeout},
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+pub use fd_sender::FdSender;
 
 use crate::tuning::{CONNECT_LIMIT, LISTEN_BACKLOG, PEER_GROUPS};
 

@@ -5,9 +5,8 @@
 //! the port's rings until the switch drops further ones; they are discarded when a peer begins. When the daemon ends,
 //! the peer keeps its link, and the port is opened again as soon as a daemon answers.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -17,18 +16,20 @@ use unetmap::{Error, Interest, Port, Ring, errno};
 use unetmap_mem::GuestMemory;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::eventfd;
+use unetmap_sys::socket::FdSender;
 use unetmap_sys::thread::{set_time_slice, set_timer_slack};
 
 use crate::confinement::confine;
 use crate::features::OFFLOADS;
 use crate::memif;
+use crate::peers::Peers;
 use crate::placement::Placement;
 use crate::queue::Fault;
-use crate::session::{Session, Vring};
+use crate::session::Vring;
 use crate::transfer::{Guest, Moved, PORT_HEADER, Transfer};
 use crate::tuning::{
-    BUFFER_POLL, BUSY_LIMIT, BUSY_POLL, DRAIN_POLLS, MAX_SLEEP, NAP, PAUSES_PER_SPIN, POLLED_SLEEP, RETRY,
-    ROUNDS_PER_MESSAGE_CHECK, RX_SLOTS, SPIN, STREAM, TIME_SLICE, TIMER_SLACK,
+    ANSWER_POLL, BUFFER_POLL, BUSY_LIMIT, BUSY_POLL, DRAIN_POLLS, IDLE_KICKS, MAX_SLEEP, NAP, PAUSES_PER_SPIN,
+    POLLED_SLEEP, RETRY, ROUNDS_PER_MESSAGE_CHECK, RX_SLOTS, SPIN, STREAM, TIME_SLICE, TIMER_SLACK,
 };
 
 /// What to serve.
@@ -70,8 +71,11 @@ pub(crate) trait Connection {
     /// Carries out the messages that have arrived. Returns false once the peer has closed the connection.
     ///
     /// # Errors
-    /// A sentence: the peer breaks the protocol.
-    fn process_messages(&mut self) -> Result<bool, String>;
+    /// A sentence: the peer breaks the protocol, or cannot be answered.
+    fn process_messages(&mut self, sender: &mut FdSender) -> Result<bool, String>;
+
+    /// Whether a message with a descriptor waits to be sent. No other is received then.
+    fn waits_to_send(&self) -> bool;
 
     /// The queues: queue `2 n` is received by the peer, `2 n + 1` sent.
     fn vrings(&self) -> &[Vring];
@@ -121,11 +125,14 @@ pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<
         note,
         port: Some(port),
         connection: None,
+        peers: Peers::new(config),
+        sender: FdSender::default(),
         transfer: Transfer::new(config.protocol.port_header(OFFLOADS)),
         retry_at: Instant::now(),
         lost_at: Instant::now(),
         absent: false,
         had_receivers: 0,
+        noted_kick: false,
     };
     // Without it, a peer that polls all the time on this CPU keeps the process from running for milliseconds.
     let _ = set_time_slice(TIME_SLICE);
@@ -265,6 +272,8 @@ struct Device<'a> {
     note: &'a dyn Fn(&str),
     port: Option<Port>,
     connection: Option<Box<dyn Connection>>,
+    peers: Peers<'a>,
+    sender: FdSender,
     transfer: Transfer,
     /// When to try again what failed.
     retry_at: Instant,
@@ -274,6 +283,8 @@ struct Device<'a> {
     absent: bool,
     /// Queues that the peer received with in the last round.
     had_receivers: usize,
+    /// It was said that a kick of this connection is of no use.
+    noted_kick: bool,
 }
 
 impl Device<'_> {
@@ -300,43 +311,38 @@ impl Device<'_> {
                 Err(_) => return,
             }
         }
-        match self.connection.is_none().then(|| self.connect_peer(is_time)).flatten() {
+        if self.connection.is_some() {
+            return;
+        }
+        let (peer, port) = (self.config.protocol.peer(), &self.config.port);
+        let note = |text: &str| (self.note)(&format!("{port}: {text}"));
+        match self.peers.next(is_time, &mut self.sender, &note) {
             Some(Ok(connection)) => {
-                self.note(&format!("a {} has connected", self.config.protocol.peer()));
+                match self.peers.take_refused() {
+                    0 => note(&format!("a {peer} has connected")),
+                    refused => note(&format!("a {peer} has connected; before it {refused} were refused")),
+                }
                 (self.connection, self.retry_at, self.absent) = (Some(connection), now + RETRY[0], false);
+                self.noted_kick = false;
             }
             Some(Err(e)) if !self.absent && matches!(self.config.socket, Socket::Connect(_)) => {
-                self.note(&format!("no {} can be connected to ({e}); it is tried again", self.config.protocol.peer()));
+                note(&format!("no {peer} can be connected to ({e}); it is tried again"));
                 self.absent = true;
             }
             _ => {}
         }
     }
 
-    /// Accepts a connection, or makes one if it is time to. `None`: not yet.
-    fn connect_peer(&self, is_time: bool) -> Option<io::Result<Box<dyn Connection>>> {
-        let pairs = self.config.queue_pairs;
-        let socket = match (&self.config.socket, &self.config.protocol) {
-            (Socket::Listen(listener), _) => listener.accept().map(|(socket, _)| socket),
-            (Socket::Connect(_), _) if !is_time => return None,
-            (Socket::Connect(path), Protocol::VhostUser) => UnixStream::connect(path),
-            (Socket::Connect(path), Protocol::Memif(_)) => memif::connect(path).map(UnixStream::from),
-        };
-        Some(socket.and_then(|socket| match &self.config.protocol {
-            Protocol::VhostUser => Ok(Box::new(Session::new(socket, pairs)?) as Box<dyn Connection>),
-            Protocol::Memif(config) => Ok(Box::new(memif::Session::new(socket, config, pairs)?)),
-        }))
-    }
-
     fn process_messages(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         let peer = self.config.protocol.peer();
-        let ended = match connection.process_messages() {
+        let ended = match connection.process_messages(&mut self.sender) {
             Ok(true) => return,
             Ok(false) => format!("the {peer} has closed the connection"),
-            Err(why) => format!("the connection is closed, as the {peer} breaks the protocol: {why}"),
+            Err(why) => format!("the connection with the {peer} is closed: {why}"),
         };
         (self.connection, self.lost_at) = (None, Instant::now());
+        self.sender.end_last();
         let dropped = std::mem::take(&mut self.transfer.dropped);
         self.note(&format!(
             "{ended}; {dropped} packets were dropped, as they were malformed or too long or found no buffers"
@@ -471,7 +477,25 @@ impl Device<'_> {
         true
     }
 
-    fn wait(&self, round: &Round) {
+    fn wait(&mut self, round: &Round) {
+        let woken = self.wait_for_events(round);
+        let Some(connection) = &mut self.connection else { return };
+        for number in woken {
+            let vring = &mut connection.queues().vrings[number];
+            vring.idle_kicks += 1;
+            if vring.idle_kicks == IDLE_KICKS && !self.noted_kick {
+                self.noted_kick = true;
+                (self.note)(&format!(
+                    "{}: queue {number} wakes the process again and again without a packet: it is looked at every \
+                     millisecond until there is one",
+                    self.config.port
+                ));
+            }
+        }
+    }
+
+    /// Returns the queues whose kicks have ended the sleep.
+    fn wait_for_events(&self, round: &Round) -> Vec<usize> {
         let mut timeout = MAX_SLEEP;
         let mut interest = Interest::NONE;
         if round.waits_for_buffers.is_empty() && self.had_receivers > 0 {
@@ -487,37 +511,39 @@ impl Device<'_> {
             None => {}
         }
         // Kicks first: their descriptors are read afterwards.
-        let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
+        let (mut fds, mut kicks): (Vec<BorrowedFd<'_>>, Vec<usize>) = Default::default();
         let vrings = self.connection.iter().flat_map(|connection| connection.vrings()).enumerate();
         for (number, vring) in vrings.filter(|(_, vring)| vring.queue.is_some()) {
             let is_received = number.is_multiple_of(2);
-            match &vring.kick {
-                Some(kick) => fds.push(kick.as_fd()),
-                None if !is_received => timeout = timeout.min(POLLED_SLEEP),
-                None if round.waits_for_buffers_of(number / 2) => timeout = BUFFER_POLL,
+            let waits = !is_received || round.waits_for_buffers_of(number / 2);
+            match vring.usable_kick() {
+                Some(kick) => {
+                    fds.push(kick.as_fd());
+                    kicks.push(number);
+                }
+                None if is_received && waits && vring.kick.is_none() => timeout = BUFFER_POLL,
+                None if waits => timeout = timeout.min(POLLED_SLEEP),
                 None => {}
             }
         }
-        let kicks = fds.len();
-        fds.extend(self.connection.as_ref().map(|connection| connection.socket()));
-        if let (None, Socket::Listen(listener)) = (&self.connection, &self.config.socket) {
-            fds.push(listener.as_fd());
+        match &self.connection {
+            // Its messages wait, so that it stays readable.
+            Some(connection) if connection.waits_to_send() => timeout = timeout.min(ANSWER_POLL),
+            Some(connection) => fds.push(connection.socket()),
+            None => fds.extend(self.peers.wait_fds()),
         }
         if let Some(port) = &self.port {
             // An error shows in the next round.
             if port.arm(interest).is_ok_and(|ready| !ready.is_none()) {
-                return;
+                return Vec::new();
             }
             fds.extend(port.wait_fds(interest));
         }
         let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         // A signal sets `stop`.
         let _ = wait_readable(&mut polled, Some(timeout));
-        for (fd, polled) in fds[..kicks].iter().zip(&polled) {
-            if !polled.revents().is_empty() {
-                eventfd::clear(fd);
-            }
-        }
+        let woken = kicks.iter().zip(&polled).zip(&fds).filter(|((_, polled), _)| !polled.revents().is_empty());
+        woken.inspect(|(_, fd)| eventfd::clear(fd)).map(|((number, _), _)| *number).collect()
     }
 }
 
@@ -529,7 +555,11 @@ fn on_queue(
     transfer: impl FnOnce(&mut Guest<'_>) -> Result<Moved, Fault>,
 ) -> Result<Moved, Fault> {
     let Some(queue) = &mut vring.queue else { return Ok(Moved::default()) };
-    transfer(&mut Guest { memory, queue, features, header })
+    let moved = transfer(&mut Guest { memory, queue, features, header })?;
+    if moved.packets > 0 {
+        vring.idle_kicks = 0;
+    }
+    Ok(moved)
 }
 
 /// Shows the guest what was returned, and notifies it.

@@ -16,6 +16,7 @@
 //! * `queue` walks the queues: `split.rs`, `packed.rs` and `memif.rs` find chains of descriptors and return them.
 //! * `transfer.rs` copies packets between chains and the slots of the port, with a virtio-net header of 12 bytes, or
 //!   none.
+//! * `peers.rs` accepts peers, or connects to them; `descriptors.rs` tells why a descriptor cannot be sent to one.
 //! * `device.rs` is the loop: the port, the queues and the socket, and sleeping when nothing moves.
 //!
 //! # Trust
@@ -26,10 +27,12 @@
 #![forbid(unsafe_code)]
 
 mod confinement;
+mod descriptors;
 mod device;
 mod features;
 pub mod memif;
 mod message;
+mod peers;
 mod placement;
 mod queue;
 mod session;
@@ -38,5 +41,6 @@ pub mod steps;
 mod transfer;
 mod tuning;
 
+pub use descriptors::{is_passing, why_unsent};
 pub use device::{Config, Protocol, Socket, serve};
-pub use tuning::MAX_QUEUE_PAIRS;
+pub use tuning::{ANSWER_LIMIT, MAX_QUEUE_PAIRS};

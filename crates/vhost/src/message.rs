@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use unetmap_mem::GuestPlace;
-use unetmap_sys::socket::{recv, send};
+use unetmap_sys::socket::{FdSender, recv, send};
 
 use crate::tuning::{MAX_PAYLOAD, MAX_REGIONS};
 
@@ -174,17 +174,34 @@ impl Stream {
     }
 
     /// Sends a reply. The front end waits for it, so there is room in the socket's queue.
-    pub(crate) fn reply(&self, number: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(HEADER + payload.len());
-        for word in [number, VERSION | REPLY, payload.len() as u32] {
-            bytes.extend(word.to_ne_bytes());
-        }
-        bytes.extend(payload);
-        match send(&self.socket, &bytes, fds)? {
-            sent if sent == bytes.len() => Ok(()),
-            _ => Err(io::ErrorKind::WouldBlock.into()),
-        }
+    pub(crate) fn reply(&self, number: u32, payload: &[u8]) -> io::Result<()> {
+        let bytes = reply_bytes(number, payload);
+        check_sent(send(&self.socket, &bytes, &[])?, &bytes)
     }
+
+    /// Sends a reply with a descriptor.
+    ///
+    /// # Errors
+    /// As [`FdSender::send`].
+    pub(crate) fn reply_fd(
+        &self,
+        sender: &mut FdSender,
+        (number, payload): (u32, &[u8]),
+        fd: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        let bytes = reply_bytes(number, payload);
+        check_sent(sender.send(&self.socket, &bytes, &[fd])?, &bytes)
+    }
+}
+
+fn reply_bytes(number: u32, payload: &[u8]) -> Vec<u8> {
+    let header = [number, VERSION | REPLY, payload.len() as u32].map(u32::to_ne_bytes).concat();
+    [&header, payload].concat()
+}
+
+/// Part of a reply cannot be taken back.
+fn check_sent(sent: usize, bytes: &[u8]) -> io::Result<()> {
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 /// Reads integers from the start of a payload.

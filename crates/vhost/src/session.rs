@@ -8,20 +8,25 @@
 //! | running, enabled | its kick, and `SET_VRING_ENABLE` or features without `PROTOCOL_FEATURES` | are moved |
 //!
 //! Messages come in any order, and again while queues run. They are carried out between two rounds of the loop, when
-//! nothing else uses the queues.
+//! nothing else uses the queues. After one whose answer carries a descriptor, the next is received when that answer was
+//! sent, which needs that the last such answer was received ([`FdSender`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Instant;
 
 use unetmap_mem::{GuestMemory, GuestWords, MappedRange};
+use unetmap_sys::eventfd::is_eventfd;
+use unetmap_sys::socket::FdSender;
 use unetmap_sys::{Mapping, memfd};
 
+use crate::descriptors::{is_passing, why_unsent};
 use crate::device::{Connection, Queues};
 use crate::features::{self, EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, RING_PACKED, VERSION_1};
 use crate::message::{Incoming, InflightShape, Malformed, Message, Region, Request, RingAddresses, Stream};
 use crate::queue::{NotStarted, Queue, Shape, part_bytes};
-use crate::tuning::{MAX_QUEUE_PAIRS, MAX_QUEUE_SIZE, MAX_REGIONS, MESSAGES_AT_ONCE};
+use crate::tuning::{ANSWER_LIMIT, IDLE_KICKS, MAX_QUEUE_PAIRS, MAX_QUEUE_SIZE, MAX_REGIONS, MESSAGES_AT_ONCE};
 
 /// Bytes that an MTU can have: IPv4's least, and the most of its length field.
 const MTUS: std::ops::RangeInclusive<u64> = 68..=65535;
@@ -35,6 +40,8 @@ pub(crate) struct Vring {
     /// `None` with a running queue: the guest does not kick, the queue is polled.
     pub(crate) kick: Option<OwnedFd>,
     pub(crate) call: Option<OwnedFd>,
+    /// Times that the kick has ended a sleep since a packet was moved, up to [`IDLE_KICKS`].
+    pub(crate) idle_kicks: u32,
     pub(crate) is_enabled: bool,
     /// While it runs.
     pub(crate) queue: Option<Queue>,
@@ -50,6 +57,11 @@ impl Vring {
         self.is_enabled && self.queue.is_some()
     }
 
+    /// The kick, unless it has ended sleep after sleep without a packet: such a queue is polled.
+    pub(crate) fn usable_kick(&self) -> Option<&OwnedFd> {
+        self.kick.as_ref().filter(|_| self.idle_kicks < IDLE_KICKS)
+    }
+
     /// Stops the queue, and remembers its positions.
     pub(crate) fn stop(&mut self) {
         if let Some(queue) = self.queue.take() {
@@ -62,6 +74,14 @@ impl Vring {
 
 /// The reply to a request: a payload of its own and a descriptor beside it, or none.
 type Reply = Option<(Vec<u8>, Option<OwnedFd>)>;
+
+/// A reply with a descriptor that is to be sent.
+struct Unsent {
+    number: u32,
+    payload: Vec<u8>,
+    fd: OwnedFd,
+    since: Instant,
+}
 
 /// The region of in-flight descriptors that the hypervisor keeps.
 struct Inflight {
@@ -77,6 +97,7 @@ pub(crate) struct Session {
     /// Queue `2 n` is received by the guest, `2 n + 1` sent.
     vrings: Vec<Vring>,
     inflight: Option<Inflight>,
+    unsent: Option<Unsent>,
 }
 
 impl Connection for Session {
@@ -84,9 +105,13 @@ impl Connection for Session {
         self.stream.as_fd()
     }
 
-    fn process_messages(&mut self) -> Result<bool, String> {
+    fn process_messages(&mut self, sender: &mut FdSender) -> Result<bool, String> {
         // A hypervisor that sends without a pause must not keep the process from everything else.
         for _ in 0..MESSAGES_AT_ONCE {
+            self.send_unsent(sender)?;
+            if self.unsent.is_some() {
+                break;
+            }
             match self.stream.receive() {
                 Ok(Incoming::Message(message)) => self.answer(message)?,
                 Ok(Incoming::Nothing) => return Ok(true),
@@ -95,6 +120,10 @@ impl Connection for Session {
             }
         }
         Ok(true)
+    }
+
+    fn waits_to_send(&self) -> bool {
+        self.unsent.is_some()
     }
 
     fn vrings(&self) -> &[Vring] {
@@ -113,22 +142,37 @@ impl Session {
     pub(crate) fn new(socket: UnixStream, pairs: u16) -> std::io::Result<Session> {
         let vrings = (0..2 * pairs.min(MAX_QUEUE_PAIRS)).map(|_| Vring::default()).collect();
         let stream = Stream::new(socket)?;
-        Ok(Session { stream, memory: GuestMemory::default(), features: 0, protocol: 0, vrings, inflight: None })
+        let memory = GuestMemory::default();
+        Ok(Session { stream, memory, features: 0, protocol: 0, vrings, inflight: None, unsent: None })
     }
 
     fn answer(&mut self, message: Message) -> Result<(), String> {
         let Message { number, need_reply, request } = message;
         let wants_status = need_reply && self.protocol & features::PROTOCOL_REPLY_ACK != 0;
         let status = |failed: bool| u64::from(failed).to_ne_bytes().to_vec();
-        let (reply, fd) = match self.carry_out(request) {
-            Ok(Some(own)) => own,
-            Ok(None) if wants_status => (status(false), None),
+        let reply = match self.carry_out(request) {
+            Ok(Some((payload, Some(fd)))) => {
+                self.unsent = Some(Unsent { number, payload, fd, since: Instant::now() });
+                return Ok(());
+            }
+            Ok(Some((payload, None))) => payload,
+            Ok(None) if wants_status => status(false),
             Ok(None) => return Ok(()),
-            Err(_) if wants_status => (status(true), None),
+            Err(_) if wants_status => status(true),
             Err(why) => return Err(format!("request {number}: {why}")),
         };
-        let fd: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-        self.stream.reply(number, &reply, &fd).map_err(|e| format!("the reply to request {number} cannot be sent: {e}"))
+        self.stream.reply(number, &reply).map_err(|e| format!("the reply to request {number} cannot be sent: {e}"))
+    }
+
+    /// Sends the reply with a descriptor, if there is one and it can be sent now.
+    fn send_unsent(&mut self, sender: &mut FdSender) -> Result<(), String> {
+        let Some(Unsent { number, payload, fd, since }) = &self.unsent else { return Ok(()) };
+        match self.stream.reply_fd(sender, (*number, payload), fd.as_fd()) {
+            Ok(()) => self.unsent = None,
+            Err(e) if is_passing(&e) && since.elapsed() < ANSWER_LIMIT => {}
+            Err(e) => return Err(format!("the reply to request {number} cannot be sent: {}", why_unsent(&e))),
+        }
+        Ok(())
     }
 
     fn carry_out(&mut self, request: Request) -> Result<Reply, String> {
@@ -174,10 +218,14 @@ impl Session {
                 return Ok(Some(([index, vring.base].map(u32::to_ne_bytes).concat(), None)));
             }
             Request::SetVringKick(index, fd) => {
+                check_event("kick", index, fd.as_ref())?;
                 self.vring(index)?.kick = fd;
                 self.start(index as usize)?;
             }
-            Request::SetVringCall(index, fd) => self.vring(index)?.call = fd,
+            Request::SetVringCall(index, fd) => {
+                check_event("call", index, fd.as_ref())?;
+                self.vring(index)?.call = fd;
+            }
             Request::SetVringEnable(index, on) => self.vring(index)?.is_enabled = on,
             Request::SetMtu(mtu) if MTUS.contains(&mtu) => {}
             Request::SetMtu(mtu) => return Err(format!("an MTU of {mtu}")),
@@ -307,24 +355,92 @@ impl Session {
     }
 }
 
+/// Any other descriptor could be readable for ever, or keep the process in a read or a write.
+fn check_event(what: &str, index: u32, fd: Option<&OwnedFd>) -> Result<(), String> {
+    if fd.is_none_or(is_eventfd) { Ok(()) } else { Err(format!("the {what} of queue {index} is no eventfd")) }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::{Read as _, Write as _};
+
+    use unetmap_sys::socket::{recv, send};
 
     use super::*;
 
+    fn message(number: u32, payload: &[u8]) -> Vec<u8> {
+        let header = [number, 1, payload.len() as u32].map(u32::to_ne_bytes).concat();
+        [&header, payload].concat()
+    }
+
+    /// A connected session, and the front end's socket.
+    fn connected() -> (UnixStream, Session) {
+        let (front, back) = UnixStream::pair().unwrap();
+        front.set_nonblocking(true).unwrap();
+        (front, Session::new(back, 1).unwrap())
+    }
+
+    /// `GET_INFLIGHT_FD` for two queues of 128.
+    fn get_inflight() -> Vec<u8> {
+        message(31, &[&[0; 16][..], &[2, 0, 128, 0, 0, 0, 0, 0]].concat())
+    }
+
     #[test]
     fn endless_messages_do_not_keep_the_process() {
-        let (mut front, back) = UnixStream::pair().unwrap();
-        front.set_nonblocking(true).unwrap();
-        let mut session = Session::new(back, 1).unwrap();
-        let message = |number: u32| [number, 1, 0].into_iter().flat_map(u32::to_ne_bytes).collect::<Vec<u8>>();
+        let (mut front, mut session) = connected();
+        let sender = &mut FdSender::default();
         // SET_OWNER, and after them GET_QUEUE_NUM, which is answered.
-        front.write_all(&message(3).repeat(MESSAGES_AT_ONCE as usize)).unwrap();
-        front.write_all(&message(17)).unwrap();
-        assert_eq!(session.process_messages(), Ok(true));
+        front.write_all(&message(3, &[]).repeat(MESSAGES_AT_ONCE as usize)).unwrap();
+        front.write_all(&message(17, &[])).unwrap();
+        assert_eq!(session.process_messages(sender), Ok(true));
         assert!(front.read(&mut [0; 64]).is_err(), "answered at once");
-        assert_eq!(session.process_messages(), Ok(true));
+        assert_eq!(session.process_messages(sender), Ok(true));
         assert_eq!(front.read(&mut [0; 64]).unwrap(), 20);
+    }
+
+    /// The descriptors of a front end's answers that it can receive now.
+    fn received(front: &UnixStream) -> usize {
+        let (mut bytes, mut fds) = ([0; 36], Vec::new());
+        while recv(front, &mut bytes, &mut fds).is_ok_and(|got| got.bytes > 0) {}
+        fds.len()
+    }
+
+    #[test]
+    fn one_descriptor_is_in_flight_over_all_connections() {
+        let mut sender = FdSender::default();
+        let ((mut first, mut session), (mut second, mut next)) = (connected(), connected());
+        first.write_all(&get_inflight().repeat(10)).unwrap();
+        for _ in 0..3 {
+            assert_eq!(session.process_messages(&mut sender), Ok(true));
+        }
+        assert!(session.waits_to_send());
+        // The connection ends; its answer is still there.
+        drop(session);
+        sender.end_last();
+        second.write_all(&get_inflight()).unwrap();
+        assert_eq!((next.process_messages(&mut sender), next.waits_to_send()), (Ok(true), true));
+        assert_eq!((received(&first), received(&second)), (1, 0));
+        assert_eq!((next.process_messages(&mut sender), next.waits_to_send()), (Ok(true), false));
+        // After each answer that is received comes the next one.
+        for n in 0..5 {
+            assert_eq!(received(&second), 1, "answer {n}");
+            second.write_all(&get_inflight()).unwrap();
+            assert_eq!((next.process_messages(&mut sender), next.waits_to_send()), (Ok(true), false));
+        }
+    }
+
+    #[test]
+    fn kicks_and_calls_are_eventfds() {
+        let null = File::open("/dev/null").unwrap();
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        for number in [12, 13] {
+            for fd in [null.as_fd(), pipe.as_fd()] {
+                let (front, mut session) = connected();
+                send(&front, &message(number, &0u64.to_ne_bytes()), &[fd]).unwrap();
+                let why = session.process_messages(&mut FdSender::default()).unwrap_err();
+                assert!(why.contains("is no eventfd"), "{why}");
+            }
+        }
     }
 }

@@ -72,7 +72,20 @@ pub(crate) const DRAIN_POLLS: u32 = 10_000;
 /// Longest sleep while a memif peer lacks buffers, or a packet waits in a port that has free slots: nobody tells when
 /// there are enough.
 pub(crate) const BUFFER_POLL: Duration = Duration::from_micros(100);
+/// Longest time for which it is tried to send a message with a descriptor, and between two tries.
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER_POLL: Duration = Duration::from_millis(10);
+/// Most sleeps that the kick of a queue ends without a packet to be moved, until the queue is polled in its place: a
+/// descriptor may be readable for ever.
+pub(crate) const IDLE_KICKS: u32 = 64;
 /// Longest time from a memif connection to its last message of the set-up.
 pub(crate) const SETUP_LIMIT: Duration = Duration::from_secs(10);
+/// Longest time between two messages of a memif client's set-up. With the longest sleep, a silent client has its place
+/// for a second.
+pub(crate) const SILENCE_LIMIT: Duration = Duration::from_millis(900);
+/// Most memif clients that are heard until one has begun its set-up, each of another user.
+pub(crate) const MAX_CANDIDATES: usize = 16;
+/// Most memif clients that are accepted before packets are looked at again.
+pub(crate) const ACCEPTED_AT_ONCE: u32 = 64;
 /// Most bytes of the region of a memif client.
 pub(crate) const MAX_CLIENT_REGION: u64 = 1 << 30;

@@ -40,7 +40,12 @@ enum Action {
     },
 }
 
-/// `PATH[,role=server|client][,id=N][,secret=TEXT][,queues=N][,ring=SLOTS][,buffer=BYTES]`.
+/// Most users that are named.
+const MAX_USERS: usize = 16;
+/// The machine's accounts.
+const ACCOUNTS: &str = "/etc/passwd";
+
+/// `PATH[,role=server|client][,id=N][,secret=TEXT][,peer=USER]...[,queues=N][,ring=SLOTS][,buffer=BYTES]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Spec {
     path: String,
@@ -62,6 +67,7 @@ impl Spec {
             log2_ring: DEFAULT_LOG2_RING,
             buffer_bytes: DEFAULT_BUFFER,
             name: String::new(),
+            users: Vec::new(),
         };
         check_path(path)?;
         let mut spec = Spec { path: path.into(), queues: 1, config };
@@ -90,6 +96,15 @@ impl Spec {
             "id" => config.id = value.parse().map_err(|_| "give id= and a number from 0 to 4294967295")?,
             "secret" if (1..=MAX_SECRET).contains(&value.len()) => config.secret = value.into(),
             "secret" => return Err(format!("give secret= and 1 to {MAX_SECRET} bytes, without commas")),
+            "peer" => {
+                let uid = user_id(value)?;
+                if !config.users.contains(&uid) {
+                    config.users.push(uid);
+                }
+                if config.users.len() > MAX_USERS {
+                    return Err(format!("give peer= at most {MAX_USERS} times"));
+                }
+            }
             "queues" => {
                 let queues = value.parse().ok().filter(|n| (1..=MAX_QUEUE_PAIRS).contains(n));
                 self.queues = queues.ok_or_else(|| format!("give 1 to {MAX_QUEUE_PAIRS} queues"))?;
@@ -109,7 +124,7 @@ impl Spec {
                 config.buffer_bytes =
                     bytes.ok_or_else(|| format!("give buffer= and {} to {} bytes", range.0, range.1))?;
             }
-            _ => return Err(format!("`{key}` is none of role, id, secret, queues, ring, buffer")),
+            _ => return Err(format!("`{key}` is none of role, id, secret, peer, queues, ring, buffer")),
         }
         Ok(())
     }
@@ -129,6 +144,9 @@ impl fmt::Display for Spec {
         if !config.secret.is_empty() {
             write!(f, ",secret={}", config.secret)?;
         }
+        for uid in &config.users {
+            write!(f, ",peer={uid}")?;
+        }
         if self.queues != 1 {
             write!(f, ",queues={}", self.queues)?;
         }
@@ -140,6 +158,18 @@ impl fmt::Display for Spec {
         }
         Ok(())
     }
+}
+
+/// Returns the number of a user, given by it or by name.
+fn user_id(text: &str) -> Result<u32, String> {
+    if let Ok(uid) = text.parse() {
+        return Ok(uid);
+    }
+    let accounts = fs::read_to_string(ACCOUNTS).map_err(|e| format!("{ACCOUNTS}: {e}"))?;
+    let mut fields = accounts.lines().map(|line| line.split(':'));
+    let account = fields.find_map(|mut fields| (fields.next() == Some(text)).then(|| fields.nth(1)));
+    let uid = account.flatten().and_then(|uid| uid.parse().ok());
+    uid.ok_or_else(|| format!("peer={text}: {ACCOUNTS} has no such user: give a name from there, or a number"))
 }
 
 pub(crate) fn run(args: &MemifArgs) -> Result<u8, String> {
@@ -187,6 +217,7 @@ mod tests {
                 "/a,buffer=4096,ring=512,queues=2,secret=x y,id=7,role=slave",
                 "/a,role=client,id=7,secret=x y,queues=2,ring=512,buffer=4096",
             ),
+            ("/a,peer=root,peer=7,queues=2,peer=0", "/a,peer=0,peer=7,queues=2"),
         ] {
             let spec = Spec::parse(text).unwrap();
             assert_eq!(spec.to_string(), normal);
@@ -209,6 +240,9 @@ mod tests {
             "/a,role=client,buffer=1",
             "/a,ring=512",
             "/a,role=client,queues=16,ring=16384,buffer=65536",
+            "/a,peer=",
+            "/a,peer=-1",
+            "/a,peer=no such user",
         ] {
             assert!(Spec::parse(wrong).is_err(), "{wrong}");
         }

@@ -2,6 +2,7 @@
 //! Pass-through: programs that have a pipe's end in the memory of a device, as in a guest, without a daemon; and guests
 //! that write anything into that memory, or vanish.
 
+use std::net::Shutdown;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -14,9 +15,11 @@ use conformance::packet::{self, Rng};
 use conformance::replace::replace;
 use conformance::traffic::{assert_pipe_works, bytes_of, expect, open, send};
 use conformance::{Home, isolated, program, until};
+use conformance_hostile::served::unreceived;
 use rustix::process::Signal;
 use unetmap::{Interest, Port};
 use unetmap_mem::{GuestWords, MappedRange};
+use unetmap_sys::event::hung_up;
 use unetmap_sys::{Mapping, socket::recv};
 
 const GUEST_PORT: &str = "netmap:vm1{1";
@@ -158,6 +161,29 @@ fn a_guest_that_writes_anything_harms_only_its_device() {
 }
 
 /// The daemon is replaced while the guest sends, and a later program of the guest finds the device as it was.
+/// Clients that connect one after the other and receive nothing have one descriptor in flight: the kernel counts them
+/// against all processes of the user.
+#[test]
+fn clients_that_receive_nothing_have_one_descriptor_in_flight() {
+    isolated(|home| {
+        let (_process, socket) = serve(home);
+        let connect = |_| {
+            let client = UnixStream::connect(&socket).expect("it listens");
+            client.shutdown(Shutdown::Write).expect("a connection");
+            client
+        };
+        let clients: Vec<_> = (0..8).map(connect).collect();
+        let in_flight = || clients.iter().map(unreceived).sum::<u32>();
+        until("the first is given the memory", || in_flight() > 0);
+        until("its connection is ended", || hung_up(clients[0].as_fd()));
+        // Time for the next ones.
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(in_flight(), 1);
+        drop(clients);
+        map(&socket);
+    });
+}
+
 #[test]
 fn a_guest_goes_on_while_the_daemon_is_replaced() {
     isolated(|home| {

@@ -5,18 +5,21 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conformance::ether::{self, BROADCAST, mac};
-use conformance::home::wait_within;
+use conformance::home::{summary, wait_within};
 use conformance::packet::Rng;
 use conformance::switch::vale;
 use conformance::traffic::open;
 use conformance::{Home, isolated, until};
 use conformance_hostile::memif_peer::{self as peer, MESSAGE, Peer, REGION, SIZE, VERSION};
+use conformance_hostile::raw::as_user;
 use conformance_hostile::served::{self, Served, config, is_open, word};
+use rustix::event::{EventfdFlags, eventfd};
 use unetmap::Port;
+use unetmap_sys::event::hung_up;
 use unetmap_sys::socket;
 
 fn serve(home: &Home, port: &str, more: &str) -> Served {
@@ -104,6 +107,7 @@ fn ids_secrets_versions_and_order_are_checked() {
             (vec![init(VERSION, 0), peer::add_region(0, 0)], "cannot be mapped"),
             (vec![init(VERSION, 0), peer::add_ring(true, 1, 0, 7)], "not the next"),
             (vec![init(VERSION, 0), peer::add_ring(true, 0, 0, 15)], "2^15 slots"),
+            (vec![init(VERSION, 0), peer::add_ring(true, 0, 0, 7)], "no eventfd"),
             (
                 vec![
                     init(VERSION, 0),
@@ -118,16 +122,126 @@ fn ids_secrets_versions_and_order_are_checked() {
             peer::expect(&socket, 2).expect("HELLO");
             let file: OwnedFd =
                 tempfile::tempfile().and_then(|file| file.set_len(REGION).map(|()| file)).expect("a file").into();
-            let mut got = Ok(());
+            let (event, mut got) = (eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"), Ok(()));
             for message in &messages {
-                let fds = [file.as_fd()];
-                let fds = if [4, 5].contains(&message[0]) { &fds[..] } else { &[] };
+                let fds: &[_] = match message[0] {
+                    4 => &[file.as_fd()],
+                    // A file in its place could be readable for ever.
+                    5 if reason == "no eventfd" => &[file.as_fd()],
+                    5 => &[event.as_fd()],
+                    _ => &[],
+                };
                 got = peer::send(&socket, message, fds).and_then(|()| peer::expect(&socket, 1).map(drop));
             }
             let got = got.expect_err("refused").to_string();
             assert!(got.contains(reason), "{reason}: {got}");
         }
         Peer::client(&served.path, 7, "open sesame").expect("served");
+    });
+}
+
+/// An abstract name is open to every process of the network namespace: without a secret, peers are of the process's
+/// user or root, or named. Those that are refused, and those that say nothing, keep no other waiting.
+#[test]
+fn peers_of_a_memif_are_checked_by_their_user() {
+    const NAMED: u32 = 4001;
+    const OTHER: u32 = 4002;
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return summary("skipped: only root can connect as several users");
+        }
+        let name = |n: u32| PathBuf::from(format!("@unetmap-test-{}-{n}", std::process::id()));
+        let served = Served::start_at(home, ["memif", "--memif"], ("vale0:m1", &name(1)), &format!(",peer={NAMED}"));
+        let client = |uid, path: &Path, secret: &str| as_user(uid, || Peer::client(path, 0, secret)).expect("root");
+        // Nothing is read from others, and nothing sent to them but the reason.
+        let why = client(OTHER, &served.path, "").err().expect("refused").to_string();
+        assert!(why.contains("user 4002 is not admitted") && why.contains("peer=USER"), "{why}");
+        let silent: Vec<_> =
+            (0..30).map(|_| as_user(OTHER, || peer::dial(&served.path)).expect("root").expect("it listens")).collect();
+        let _own_silent = peer::dial(&served.path).expect("it listens");
+        let port = open("vale0:a");
+        exchange(&port, &mut client(NAMED, &served.path, "").expect("named"));
+        exchange(&port, &mut client(0, &served.path, "").expect("root"));
+        drop(silent);
+        // The secret tells as well, if no user is named. Each silent client leaves after a second.
+        let told = Served::start_at(home, ["memif", "--memif"], ("vale0:m2", &name(2)), ",secret=sesame");
+        let silent: Vec<_> =
+            (0..3).map(|_| as_user(NAMED, || peer::dial(&told.path)).expect("root").expect("it listens")).collect();
+        assert!(client(OTHER, &told.path, "").err().expect("refused").to_string().contains("the secret is wrong"));
+        until("the silent ones are disconnected", || silent.iter().all(|socket| hung_up(socket.as_fd())));
+        exchange(&port, &mut client(OTHER, &told.path, "sesame").expect("it knows the secret"));
+    });
+}
+
+/// A client of memif tells its secret, and gives its memory, only to a server whose user is admitted.
+#[test]
+fn a_secret_is_sent_to_no_server_of_another_user() {
+    const OTHER: u32 = 4002;
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return summary("skipped: only root can listen as another user");
+        }
+        let listen = |name: &str| as_user(OTHER, || socket::listen_abstract(name)).expect("root").expect("a socket");
+        let names = [1, 2].map(|n| format!("unetmap-server-{}-{n}", std::process::id()));
+        let listeners = names.each_ref().map(|name| listen(name));
+        let serve = |port, n: usize, more: &str| {
+            let more = format!(",role=client,secret=sesame{more}");
+            Served::start_at(home, ["memif", "--memif"], (port, Path::new(&format!("@{}", names[n]))), &more)
+        };
+        let _refused = serve("vale0:m1", 0, "");
+        let _admitted = serve("vale0:m2", 1, &format!(",peer={OTHER}"));
+        let accept = |n: usize| {
+            let mut socket = None;
+            until("it connects", || {
+                socket = socket::accept(&listeners[n]).ok();
+                socket.is_some()
+            });
+            let socket: OwnedFd = socket.expect("just accepted");
+            rustix::io::ioctl_fionbio(&socket, false).expect("blocking");
+            socket
+        };
+        for _ in 0..3 {
+            let socket = accept(0);
+            // It may have closed the connection already.
+            let _ = peer::send(&socket, &peer::hello(7), &[]);
+            let got = peer::receive(&socket);
+            assert!(got.is_err(), "{got:?}");
+        }
+        exchange(&open("vale0:a"), &mut Peer::server(accept(1), 7).expect("set up"));
+    });
+}
+
+/// A server that acknowledges a client's messages and receives none has one descriptor in flight, on whatever number of
+/// connections; the kernel would count more of them against all of the user's processes.
+#[test]
+fn a_server_that_receives_nothing_has_one_descriptor_in_flight() {
+    isolated(|home| {
+        let listener = socket::listen(&home.folder().join("vale0-m1.sock"), 0o600).expect("a socket");
+        let _served = serve(home, "vale0:m1", ",role=client,ring=128");
+        let mut accepted = None;
+        until("it connects", || {
+            accepted = socket::accept(&listener).ok();
+            accepted.is_some()
+        });
+        let accepted = accepted.expect("just accepted");
+        peer::send(&accepted, &peer::hello(7), &[]).expect("sent");
+        (0..3).for_each(|_| peer::send(&accepted, &peer::ack(), &[]).expect("sent"));
+        until("it has sent one", || served::unreceived(&accepted) > 0);
+        // An error that ends the connection: with it, the descriptor stays.
+        peer::send(&accepted, &[0; MESSAGE], &[]).expect("sent");
+        let (port, other) = (open("vale0:a"), serve(home, "vale0:m2", ""));
+        exchange(&port, &mut other.peer(connect));
+        assert_eq!(served::unreceived(&accepted), 1);
+        drop(accepted);
+        // Then the next one is served.
+        let mut next = None;
+        until("it connects again", || {
+            next = socket::accept(&listener).ok();
+            next.is_some()
+        });
+        let next = next.expect("just accepted");
+        rustix::io::ioctl_fionbio(&next, false).expect("blocking");
+        exchange(&port, &mut Peer::server(next, 7).expect("set up"));
     });
 }
 

@@ -3,6 +3,7 @@
 //! ports lose no packet.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -11,14 +12,16 @@ use std::time::Duration;
 
 use conformance::ether::{self, BROADCAST, mac};
 use conformance::home::{Guard, summary, wait_within};
+use conformance::net::{CABLE, DIRECT, Net};
 use conformance::packet::Rng;
 use conformance::switch::vale;
 use conformance::traffic::{bytes_of, open, receive};
-use conformance::{Home, isolated, program, until};
+use conformance::{Home, isolated, isolated_with_interfaces, program, until};
 use conformance_hostile::front_end::{
     EVENT_IDX, FrontEnd, MEMORY, MERGEABLE, OFFLOADS, PACKED, SIZE, VERSION_1, words32,
 };
-use conformance_hostile::served::{self, Served, config, is_open, word};
+use conformance_hostile::served::{self, Served, config, cpu_time, is_open, unreceived, word};
+use rustix::event::{EventfdFlags, eventfd};
 use unetmap::{Interest, Port};
 
 fn serve(home: &Home, port: &str) -> Served {
@@ -516,6 +519,102 @@ fn regions_of_in_flight_descriptors_are_checked() {
         }
         let port = open("vale0:a");
         introduce(&mut connect_guest(&served, MERGEABLE), &port);
+    });
+}
+
+/// Front ends that ask for regions of in-flight descriptors and receive nothing have one descriptor in flight, on
+/// whatever number of connections: the kernel counts them against all processes of the user.
+#[test]
+fn a_front_end_that_receives_nothing_has_one_descriptor_in_flight() {
+    isolated(|home| {
+        let (served, other) = (serve(home, "vale0:vm1"), serve(home, "vale0:vm2"));
+        let get_inflight = || [[0; 16].as_slice(), &[2, 0, 128, 0, 0, 0, 0, 0]].concat();
+        let first = served.peer(FrontEnd::connect);
+        (0..20).for_each(|_| first.send(31, &get_inflight(), &[]).expect("sent"));
+        until("an answer is there", || unreceived(&first.socket) > 0);
+        first.socket.shutdown(Shutdown::Write).expect("a connection");
+        // Each has ended its side, so that the next one is accepted.
+        let more: Vec<_> = (0..10).map(|_| FrontEnd::connect(&served.path).expect("it listens")).collect();
+        for guest in &more {
+            guest.send(31, &get_inflight(), &[]).expect("sent");
+            guest.socket.shutdown(Shutdown::Write).expect("a connection");
+        }
+        let honest = other.peer(FrontEnd::connect);
+        (0..300).for_each(|_| drop(honest.ask_inflight([2, SIZE]).expect("a region")));
+        let in_flight: u32 = more.iter().chain([&first]).map(|guest| unreceived(&guest.socket)).sum();
+        assert_eq!(in_flight, 1);
+        drop((first, more));
+        let mut guest = served.peer(FrontEnd::connect);
+        guest.start_kept(MERGEABLE | VERSION_1).expect("served");
+        introduce(&mut guest, &open("vale0:a"));
+    });
+}
+
+/// A kick that is readable for ever takes no CPU: it is an eventfd, and one whose reads change little is looked at
+/// every millisecond. Packets move nevertheless.
+#[test]
+fn a_kick_that_is_always_readable_takes_little_of_a_cpu() {
+    const WATCHED: Duration = Duration::from_secs(2);
+    isolated(|home| {
+        let port = open("vale0:a");
+        let served = serve(home, "vale0:vm1");
+        let (pipe, other_end) = rustix::pipe::pipe().expect("a pipe");
+        drop(other_end);
+        let zero = std::fs::File::open("/dev/zero").expect("a file");
+        for (request, fd) in [(12, pipe.as_fd()), (13, pipe.as_fd()), (12, zero.as_fd())] {
+            let mut guest = served.peer(|path| connect(path, MERGEABLE));
+            guest.send(request, &1u64.to_ne_bytes(), &[fd]).expect("sent");
+            assert!(guest.ask(17).is_err(), "request {request} is accepted");
+        }
+        let mut guest = connect_guest(&served, MERGEABLE);
+        let kick = eventfd(0, EventfdFlags::SEMAPHORE).expect("an eventfd");
+        rustix::io::write(&kick, &(1u64 << 62).to_ne_bytes()).expect("it counts");
+        for queue in 0..2u64 {
+            guest.send(12, &queue.to_ne_bytes(), &[kick.as_fd()]).expect("sent");
+        }
+        guest.ask(17).expect("accepted");
+        introduce(&mut guest, &port);
+        let before = cpu_time(&served.process);
+        std::thread::sleep(WATCHED);
+        let used = cpu_time(&served.process) - before;
+        summary(&format!("CPU time in {} ms: {used} ticks of 10 ms", WATCHED.as_millis()));
+        assert!(used < 40, "{used} ticks of 10 ms");
+        introduce(&mut guest, &port);
+        ether::send(&port, mac(9), mac(1), 5, (0, 20));
+        for seq in 0..20 {
+            assert_eq!(ether::check(&guest.wait_packet().1), Ok((5, seq)));
+        }
+    });
+}
+
+/// The header of a persistent port while a guest has it is that of the guest: afterwards it is that of before.
+#[test]
+fn a_persistent_port_has_its_header_again_after_a_guest() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        let path = home.folder().join("vm1.sock");
+        let ctl = program("vale-ctl").display().to_string();
+        let in_namespace = || {
+            let header = || unetmap::switch::vnet_header("vale0:v0").unwrap_or_else(|e| panic!("{e}"));
+            let set = |value: &str| {
+                let (status, _, err) = vale(&["port", "vale0:v0", "--vhost-user", value]);
+                assert_eq!((status, err.as_str()), (0, ""));
+            };
+            for arguments in [["-n", "v0"], ["-a", "vale0:v0"]] {
+                let out = Command::new(&ctl).args(arguments).output().expect("vale-ctl");
+                assert!(out.status.success(), "{out:?}");
+            }
+            for before in [0, 10] {
+                unetmap::switch::set_vnet_header("v0", before).unwrap_or_else(|e| panic!("{e}"));
+                set(path.to_str().expect("UTF-8"));
+                let _guest = connect(&path, MERGEABLE | OFFLOADS).expect("served");
+                until("the guest's header", || header() == 12);
+                set("off");
+                until("the header of before", || header() == before);
+            }
+        };
+        net.near.run(in_namespace).expect("a namespace");
+        net.assert_alive();
     });
 }
 

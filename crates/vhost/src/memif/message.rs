@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use unetmap_sys::socket::{recv, send};
+use unetmap_sys::socket::{FdSender, recv, send};
 
 const BYTES: usize = 128;
 /// Version 2.0, the only one.
@@ -199,46 +199,61 @@ impl Stream {
         }
     }
 
-    fn send(&self, Builder(mut bytes): Builder, fds: &[BorrowedFd<'_>]) -> Result<(), String> {
+    fn send(&self, Builder(mut bytes): Builder) -> Result<(), String> {
         bytes.resize(BYTES, 0);
-        send(&self.0, &bytes, fds).map(drop).map_err(|e| format!("a message cannot be sent: {e}"))
+        send(&self.0, &bytes, &[]).map(drop).map_err(|e| format!("a message cannot be sent: {e}"))
+    }
+
+    /// Sends a message with a descriptor.
+    fn send_fd(&self, sender: &mut FdSender, Builder(mut bytes): Builder, fd: BorrowedFd<'_>) -> io::Result<()> {
+        bytes.resize(BYTES, 0);
+        sender.send(&self.0, &bytes, &[fd]).map(drop)
     }
 
     pub(super) fn ack(&self) -> Result<(), String> {
-        self.send(Builder::new(1), &[])
+        self.send(Builder::new(1))
     }
 
     pub(super) fn hello(&self, name: &str, hello: Hello) -> Result<(), String> {
         let [least, most] = hello.versions;
         let words = [least, most, hello.max_region, hello.max_server_ring, hello.max_client_ring];
         let words = words.into_iter().flat_map(u16::to_ne_bytes).collect::<Vec<_>>();
-        self.send(Builder::new(2).text(name, MAX_NAME).bytes(words).bytes([hello.max_log2_ring]), &[])
+        self.send(Builder::new(2).text(name, MAX_NAME).bytes(words).bytes([hello.max_log2_ring]))
     }
 
     pub(super) fn init(&self, id: u32, secret: &str, name: &str) -> Result<(), String> {
         let message = Builder::new(3).bytes(VERSION.to_ne_bytes()).bytes(id.to_ne_bytes()).bytes([ETHERNET]);
-        self.send(message.text(secret, MAX_SECRET).text(name, MAX_NAME), &[])
+        self.send(message.text(secret, MAX_SECRET).text(name, MAX_NAME))
     }
 
-    pub(super) fn add_region(&self, index: u16, bytes: u64, fd: BorrowedFd<'_>) -> Result<(), String> {
-        self.send(Builder::new(4).bytes(index.to_ne_bytes()).bytes(bytes.to_ne_bytes()), &[fd])
+    /// # Errors
+    /// As [`FdSender::send`].
+    pub(super) fn add_region(
+        &self,
+        sender: &mut FdSender,
+        (index, bytes): (u16, u64),
+        fd: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        self.send_fd(sender, Builder::new(4).bytes(index.to_ne_bytes()).bytes(bytes.to_ne_bytes()), fd)
     }
 
-    pub(super) fn add_ring(&self, ring: AddRing, fd: BorrowedFd<'_>) -> Result<(), String> {
+    /// # Errors
+    /// As [`FdSender::send`].
+    pub(super) fn add_ring(&self, sender: &mut FdSender, ring: AddRing, fd: BorrowedFd<'_>) -> io::Result<()> {
         let flags = if ring.client_sends { CLIENT_SENDS } else { 0 };
         let words = [flags, ring.index, ring.region].into_iter().flat_map(u16::to_ne_bytes).collect::<Vec<_>>();
         let message = Builder::new(5).bytes(words).bytes(ring.offset.to_ne_bytes()).bytes([ring.log2]);
-        self.send(message.bytes(ring.private_header.to_ne_bytes()), &[fd])
+        self.send_fd(sender, message.bytes(ring.private_header.to_ne_bytes()), fd)
     }
 
     /// `CONNECT` of a client, `CONNECTED` of a server.
     pub(super) fn connect(&self, is_client: bool, name: &str) -> Result<(), String> {
-        self.send(Builder::new(if is_client { 6 } else { 7 }).text(name, MAX_NAME), &[])
+        self.send(Builder::new(if is_client { 6 } else { 7 }).text(name, MAX_NAME))
     }
 
     /// Tells why the connection ends; the peer may have ended it before.
     pub(super) fn disconnect(&self, reason: &str) {
         // A server of DPDK or VPP shows it.
-        let _ = self.send(Builder::new(8).bytes(0u32.to_ne_bytes()).text(reason, MAX_REASON - 1), &[]);
+        let _ = self.send(Builder::new(8).bytes(0u32.to_ne_bytes()).text(reason, MAX_REASON - 1));
     }
 }

@@ -9,13 +9,15 @@
 //! `message.rs` has the messages, `session.rs` one connection of either role. The rings are queues as those of virtual
 //! machines ([`crate::queue::memif`]), and the peer is no better trusted.
 
+mod candidates;
 mod message;
 mod session;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+pub(crate) use candidates::Candidates;
 pub use message::{MAX_NAME, MAX_SECRET};
 pub(crate) use session::Session;
 use unetmap_sys::socket;
@@ -43,6 +45,8 @@ pub struct Config {
     pub buffer_bytes: u32,
     /// Our interface's name, at most [`MAX_NAME`] bytes.
     pub name: String,
+    /// Users that are admitted as peers, beside root and the process's own.
+    pub users: Vec<u32>,
 }
 
 impl Config {
@@ -55,6 +59,22 @@ impl Config {
             return Err(format!("rings and buffers exceed {} MiB: give fewer of them", MAX_CLIENT_REGION >> 20));
         }
         Ok(())
+    }
+
+    /// Checks a peer's user. Clients with a secret may be of any, unless users are named; a server is always checked,
+    /// as the client's memory and its secret are for it alone.
+    ///
+    /// # Errors
+    /// A sentence: the user is not admitted.
+    pub(crate) fn check_user(&self, uid: u32) -> Result<(), String> {
+        let is_told_by_secret = !self.is_client && !self.secret.is_empty() && self.users.is_empty();
+        let own = rustix::process::geteuid().as_raw();
+        match is_told_by_secret || [0, own].contains(&uid) || self.users.contains(&uid) {
+            true => Ok(()),
+            false => Err(format!(
+                "user {uid} is not admitted: peers are of user {own} or root, or named by peer=USER (unetmap-memif(7))"
+            )),
+        }
     }
 
     /// Slots of a client's rings.
@@ -95,8 +115,15 @@ pub fn has_no_listener(path: &Path) -> bool {
     connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
 }
 
+/// Connects to a server whose user is admitted.
+pub(crate) fn connect_checked(path: &Path, config: &Config) -> io::Result<OwnedFd> {
+    let server = connect(path)?;
+    config.check_user(socket::peer(server.as_fd())?.uid).map_err(io::Error::other)?;
+    Ok(server)
+}
+
 /// Connects to the server at a path or abstract name.
-pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
+fn connect(path: &Path) -> io::Result<OwnedFd> {
     match abstract_name(path) {
         Some(name) => socket::connect_abstract(name),
         None => socket::connect(path),

@@ -8,7 +8,7 @@
 //! | `Up` | packets move | packets move |
 //!
 //! A server opens the rings at `CONNECT`, when all of them are known, so a region that is missing or short is found
-//! then; a client at `CONNECTED`.
+//! then; a client at `CONNECTED`. A client sends descriptors, each after the last was received ([`FdSender`]).
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,15 +19,18 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use unetmap_mem::{GuestMemory, GuestPlace, MappedRange};
+use unetmap_sys::eventfd::is_eventfd;
+use unetmap_sys::socket::FdSender;
 use unetmap_sys::{Mapping, memfd};
 
 use super::message::{AddRing, ETHERNET, Hello, Incoming, Init, Message, Stream, VERSION};
 use super::{Config, MAX_LOG2_RING};
+use crate::descriptors::{is_passing, why_unsent};
 use crate::device::{Connection, Queues};
 use crate::features::MRG_RXBUF;
 use crate::queue::{Memif, OwnBuffers, Queue};
 use crate::session::Vring;
-use crate::tuning::{MAX_REGIONS, SETUP_LIMIT};
+use crate::tuning::{MAX_REGIONS, SETUP_LIMIT, SILENCE_LIMIT};
 
 /// A region's first address: its number in the upper half, as offsets have 32 bits.
 fn region_address(region: u16) -> u64 {
@@ -49,6 +52,8 @@ pub(crate) struct Session {
     stream: Stream,
     state: State,
     since: Instant,
+    /// When the last message came.
+    heard_at: Instant,
     memory: GuestMemory,
     /// By their indexes: those by which the client sends, and the server.
     rings: [Vec<Ring>; 2],
@@ -56,6 +61,8 @@ pub(crate) struct Session {
     file: Option<OwnedFd>,
     /// What a client has still to send.
     pending: VecDeque<ClientMessage>,
+    /// Why the first of them, which has been asked for, could not be sent yet.
+    unsent: Option<String>,
     vrings: Vec<Vring>,
     pairs: u16,
 }
@@ -72,12 +79,16 @@ impl Connection for Session {
         self.stream.as_fd()
     }
 
-    fn process_messages(&mut self) -> Result<bool, String> {
-        let done = self.receive();
+    fn process_messages(&mut self, sender: &mut FdSender) -> Result<bool, String> {
+        let done = self.receive(sender);
         if let Err(why) = &done {
             self.stream.disconnect(why);
         }
         done
+    }
+
+    fn waits_to_send(&self) -> bool {
+        self.unsent.is_some()
     }
 
     fn vrings(&self) -> &[Vring] {
@@ -97,10 +108,12 @@ impl Session {
             stream: Stream::new(socket)?,
             state: State::New,
             since: Instant::now(),
+            heard_at: Instant::now(),
             memory: GuestMemory::default(),
             rings: [Vec::new(), Vec::new()],
             file: None,
             pending: VecDeque::new(),
+            unsent: None,
             vrings: Vec::new(),
             pairs,
         };
@@ -117,19 +130,44 @@ impl Session {
         Ok(session)
     }
 
-    fn receive(&mut self) -> Result<bool, String> {
-        loop {
+    /// Whether the client has told an id and a secret that are right, if there are some.
+    pub(super) fn has_begun(&self) -> bool {
+        self.state != State::New
+    }
+
+    /// Closes a connection that is not served: the peer is told why, and nothing else.
+    pub(super) fn refuse(socket: UnixStream, why: &str) {
+        if let Ok(stream) = Stream::new(socket) {
+            stream.disconnect(why);
+        }
+    }
+
+    fn receive(&mut self, sender: &mut FdSender) -> Result<bool, String> {
+        if self.waits_to_send() {
+            self.send_next(sender)?;
+        }
+        while !self.waits_to_send() {
             match self.stream.receive()? {
                 Incoming::Message(Message::Disconnect(reason)) => {
                     return Err(format!("it has ended the connection: {reason}"));
                 }
-                Incoming::Message(message) => self.carry_out(message)?,
+                Incoming::Message(message) => self.carry_out(message, sender)?,
                 Incoming::Closed => return Ok(false),
                 Incoming::Nothing => break,
             }
+            self.heard_at = Instant::now();
         }
         if self.state != State::Up && self.since.elapsed() > SETUP_LIMIT {
-            return Err(format!("it has not connected within {} s", SETUP_LIMIT.as_secs()));
+            let unsent = self.unsent.as_ref().map(|why| format!("; a descriptor cannot be sent: {why}"));
+            return Err(format!(
+                "it has not connected within {} s{}",
+                SETUP_LIMIT.as_secs(),
+                unsent.unwrap_or_default()
+            ));
+        }
+        // A client that says nothing has a place that others wait for.
+        if self.state != State::Up && !self.config.is_client && self.heard_at.elapsed() > SILENCE_LIMIT {
+            return Err(format!("it has said nothing for {} ms", SILENCE_LIMIT.as_millis()));
         }
         if self.vrings.iter().any(|vring| vring.is_enabled && vring.queue.is_none()) {
             return Err("a ring is broken".into());
@@ -137,7 +175,7 @@ impl Session {
         Ok(true)
     }
 
-    fn carry_out(&mut self, message: Message) -> Result<(), String> {
+    fn carry_out(&mut self, message: Message, sender: &mut FdSender) -> Result<(), String> {
         match (self.config.is_client, self.state, message) {
             (false, State::New, Message::Init(init)) => {
                 self.check_init(&init)?;
@@ -162,7 +200,7 @@ impl Session {
                 self.state = State::Setup;
                 self.stream.init(self.config.id, &self.config.secret, &self.config.name)
             }
-            (true, State::Setup, Message::Ack) => self.send_next(),
+            (true, State::Setup, Message::Ack) => self.send_next(sender),
             (true, State::Setup, Message::Connected) if self.pending.is_empty() => {
                 self.open_rings()?;
                 self.state = State::Up;
@@ -221,6 +259,9 @@ impl Session {
         if ring.log2 > MAX_LOG2_RING || ring.private_header != 0 {
             return Err(format!("ring {} has 2^{} slots, or private headers", ring.index, ring.log2));
         }
+        if !is_eventfd(&fd) {
+            return Err(format!("the descriptor of ring {} is no eventfd", ring.index));
+        }
         rings.push((ring, fd));
         Ok(())
     }
@@ -255,25 +296,32 @@ impl Session {
         Ok(())
     }
 
-    /// Sends a client's next message of the set-up.
-    fn send_next(&mut self) -> Result<(), String> {
-        match (self.pending.pop_front(), &self.file) {
+    /// Sends a client's next message of the set-up. One with a descriptor may have to wait.
+    fn send_next(&mut self, sender: &mut FdSender) -> Result<(), String> {
+        let sent = match (self.pending.front(), &self.file) {
             (Some(ClientMessage::Region), Some(file)) => {
                 let bytes = self.config.region_bytes(self.rings.iter().map(|rings| rings.len() as u16).sum());
-                self.stream.add_region(0, bytes, file.as_fd())
+                self.stream.add_region(sender, (0, bytes), file.as_fd())
             }
             (Some(ClientMessage::Ring(ring)), _) => {
                 let rings = &self.rings[usize::from(!ring.client_sends)];
                 let (_, fd) = &rings[usize::from(ring.index)];
-                self.stream.add_ring(ring, fd.as_fd())
+                self.stream.add_ring(sender, *ring, fd.as_fd())
             }
             (Some(ClientMessage::Connect), _) => {
                 // The server looks for rings, and may set their positions to 0, before it answers.
                 self.prepare_rings()?;
-                self.stream.connect(true, &self.config.name)
+                self.stream.connect(true, &self.config.name)?;
+                Ok(())
             }
-            _ => Err("it has acknowledged more messages than there were".into()),
-        }
+            _ => return Err("it has acknowledged more messages than there were".into()),
+        };
+        self.unsent = match sent {
+            Ok(()) => self.pending.pop_front().and(None),
+            Err(e) if is_passing(&e) => Some(why_unsent(&e)),
+            Err(e) => return Err(format!("a descriptor cannot be sent: {}", why_unsent(&e))),
+        };
+        Ok(())
     }
 
     /// Writes what tells a server that a client's rings are some.

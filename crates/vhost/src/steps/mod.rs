@@ -9,7 +9,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use rustix::event::{EventfdFlags, eventfd};
 use unetmap_mem::{GuestMemory, GuestPlace, GuestWords, MappedRange};
+use unetmap_sys::socket::FdSender;
 use unetmap_sys::{Mapping, memfd, socket};
 
 use crate::device::Connection;
@@ -73,12 +75,14 @@ fn session(input: &mut Input<'_>, is_client: bool) {
         log2_ring: SLOTS.ilog2() as u8,
         buffer_bytes: 64,
         name: "steps".into(),
+        users: Vec::new(),
     };
     let (peer, own) = socket::pair().expect("two sockets");
     socket::set_nonblocking(&peer).expect("a socket");
     let Ok(mut session) = Session::new(UnixStream::from(own), &config, 2) else { return };
     let (file, _memory, words) = region();
-    let mut valid = 0;
+    let event = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+    let (mut valid, mut sender) = (0, FdSender::default());
     while !input.0.is_empty() {
         match input.byte() % 4 {
             0 => {
@@ -86,13 +90,18 @@ fn session(input: &mut Input<'_>, is_client: bool) {
                 message[0] = input.byte() % 10;
                 let bytes = usize::from(input.byte() % 64);
                 message[2..2 + bytes].iter_mut().for_each(|byte| *byte = input.byte());
-                let _ = socket::send(&peer, &message, &vec![file.as_fd(); usize::from(input.byte() % 3)]);
+                let fd = if input.byte() & 1 == 0 { file.as_fd() } else { event.as_fd() };
+                let _ = socket::send(&peer, &message, &vec![fd; usize::from(input.byte() % 3)]);
             }
             1 => {
-                let (message, has_fd) = next_message(valid, is_client);
+                let message = next_message(valid, is_client);
                 valid += 1;
-                let fds = [file.as_fd()];
-                let _ = socket::send(&peer, &message, if has_fd { &fds } else { &[] });
+                let fds: &[_] = match (is_client, message[0]) {
+                    (false, 4) => &[file.as_fd()],
+                    (false, 5) => &[event.as_fd()],
+                    _ => &[],
+                };
+                let _ = socket::send(&peer, &message, fds);
             }
             2 => write(&words, input),
             _ => {
@@ -102,16 +111,24 @@ fn session(input: &mut Input<'_>, is_client: bool) {
                 });
             }
         }
-        if !matches!(session.process_messages(), Ok(true)) {
+        if !matches!(session.process_messages(&mut sender), Ok(true)) {
             return;
         }
-        let mut fds = Vec::new();
-        while socket::recv(&peer, &mut [0; 128], &mut fds).is_ok_and(|got| got.bytes > 0) {}
+        receive_some(&peer, input);
     }
 }
 
-/// Message `number` of a peer that keeps the rules, and whether a descriptor is attached.
-fn next_message(number: u32, is_client: bool) -> (Vec<u8>, bool) {
+/// Receives what was sent to a peer, or leaves it there for now.
+fn receive_some(peer: impl AsFd, input: &mut Input<'_>) {
+    if input.byte().is_multiple_of(8) {
+        return;
+    }
+    let mut fds = Vec::new();
+    while socket::recv(&peer, &mut [0; 256], &mut fds).is_ok_and(|got| got.bytes > 0) {}
+}
+
+/// Message `number` of a peer that keeps the rules.
+fn next_message(number: u32, is_client: bool) -> Vec<u8> {
     let mut message: Vec<u8> = match (is_client, number) {
         (true, 0) => [&[2, 0][..], &[0; 32], &[0, 2, 0, 2, 255, 0, 1, 0, 1, 0, 10]].concat(),
         (true, 1..=6) => vec![1],
@@ -124,7 +141,7 @@ fn next_message(number: u32, is_client: bool) -> (Vec<u8>, bool) {
         (false, _) => vec![6],
     };
     message.resize(128, 0);
-    (message, !is_client && (1..4).contains(&number))
+    message
 }
 
 /// Words of a peer in one queue.

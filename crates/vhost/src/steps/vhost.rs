@@ -7,9 +7,9 @@ use std::os::unix::net::UnixStream;
 
 use rustix::event::{EventfdFlags, eventfd};
 use unetmap_mem::GuestWords;
-use unetmap_sys::socket;
+use unetmap_sys::socket::{self, FdSender};
 
-use super::{BYTES, Input, SLOTS, region, step, write};
+use super::{BYTES, Input, SLOTS, receive_some, region, step, write};
 use crate::device::{Connection, Queues};
 use crate::features::{self, EVENT_IDX, PROTOCOL_OFFERED, RING_PACKED};
 use crate::queue::Fault;
@@ -71,7 +71,7 @@ pub fn run(bytes: &[u8]) {
     for _ in 0..input.byte() % 32 {
         front.send_next();
     }
-    let mut transfer = Transfer::new(PORT_HEADER);
+    let (mut transfer, mut sender) = (Transfer::new(PORT_HEADER), FdSender::default());
     while !input.0.is_empty() {
         match input.byte() % 8 {
             0 => front.send_any(&mut input),
@@ -92,11 +92,10 @@ pub fn run(bytes: &[u8]) {
                 });
             }
         }
-        if !matches!(session.process_messages(), Ok(true)) {
+        if !matches!(session.process_messages(&mut sender), Ok(true)) {
             return;
         }
-        let mut fds = Vec::new();
-        while socket::recv(&front.socket, &mut [0; 256], &mut fds).is_ok_and(|got| got.bytes > 0) {}
+        receive_some(&front.socket, &mut input);
     }
 }
 
@@ -220,7 +219,7 @@ mod tests {
             let mut front = FrontEnd { socket, memory, event, words, features, keeps_inflight, sent: 0 };
             front.offer();
             (0..17).for_each(|_| front.send_next());
-            assert_eq!(session.process_messages(), Ok(true));
+            assert_eq!(session.process_messages(&mut FdSender::default()), Ok(true));
             let (mut transfer, mut packets) = (Transfer::new(PORT_HEADER), Vec::new());
             each_queue(&mut session, |is_received, guest| {
                 let moved = match is_received {

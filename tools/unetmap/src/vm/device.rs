@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use tool_common::{note, stop_on_signals};
 use unetmap_core::port::device::{DevicePort, IVSHMEM_MEMORY, IVSHMEM_VERSION, LOOK_EVERY};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::socket::{recv, send};
+use unetmap_sys::socket::{FdSender, recv, send};
+use unetmap_vhost::{ANSWER_LIMIT, is_passing, why_unsent};
 
 use super::{Hypervisor, listen};
 
@@ -35,7 +36,7 @@ pub(super) fn serve(port: &str, path: &Path) -> Result<(), String> {
     note(&format!("unetmap vm: {port}: ready"));
     let mut moved_at = Instant::now();
     // The hypervisor, or a program in its place.
-    let mut client: Option<UnixStream> = None;
+    let (mut client, mut sender): (Option<Client>, _) = (None, FdSender::default());
     let served = loop {
         if stop.load(Relaxed) {
             break Ok(());
@@ -46,38 +47,68 @@ pub(super) fn serve(port: &str, path: &Path) -> Result<(), String> {
             Err(e) => break Err(format!("{e}; the guest's device ends with it: plug in another")),
         }
         client = match client {
-            None => accept(&listener, device.file()).inspect(|_| note(&format!("unetmap vm: {port}: connected"))),
-            Some(client) if is_closed(&client) => {
-                note(&format!("unetmap vm: {port}: the connection was closed"));
-                None
-            }
-            connected => connected,
+            // One that has not received the memory must receive it first, or go.
+            None if !sender.is_free() => None,
+            None => accept(&listener).inspect(|_| note(&format!("unetmap vm: {port}: connected"))),
+            Some(mut client) => match client.serve(device.file(), &mut sender) {
+                Ok(()) => Some(client),
+                Err(why) => {
+                    note(&format!("unetmap vm: {port}: {why}"));
+                    drop(client);
+                    sender.end_last();
+                    None
+                }
+            },
         };
-        let fd = client.as_ref().map_or(listener.as_fd(), |client| client.as_fd());
+        let fd = match &client {
+            Some(client) => Some(client.socket.as_fd()),
+            None => sender.is_free().then(|| listener.as_fd()),
+        };
+        let mut fds = fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let pause = if moved_at.elapsed() < IDLE { LOOK_EVERY } else { IDLE_LOOK };
         // A signal sets `stop`.
-        let _ = wait_readable(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(pause));
+        let _ = wait_readable(fds.as_mut_slice(), Some(pause));
     };
     let _ = fs::remove_file(path);
     served
 }
 
-/// Accepts a client and sends it the memory. A client that does not take three short messages is closed.
-fn accept(listener: &UnixListener, memory: BorrowedFd<'_>) -> Option<UnixStream> {
-    let (client, _) = listener.accept().ok()?;
-    client.set_nonblocking(true).ok()?;
-    for (message, fds) in [(IVSHMEM_VERSION, &[][..]), (PEER, &[]), (IVSHMEM_MEMORY, &[memory])] {
-        send(&client, &message.to_le_bytes(), fds).ok().filter(|sent| *sent == size_of::<i64>())?;
-    }
-    Some(client)
+/// A connection that is, or is to be, given the memory.
+struct Client {
+    socket: UnixStream,
+    /// While the memory is to be sent.
+    unsent_since: Option<Instant>,
 }
 
-/// Whether the client has closed the connection. What it sends is ignored.
-fn is_closed(client: &UnixStream) -> bool {
-    let (mut bytes, mut fds) = ([0; 64], Vec::new());
-    match recv(client, &mut bytes, &mut fds) {
-        Ok(got) => got.bytes == 0,
-        Err(e) => e.kind() != io::ErrorKind::WouldBlock,
+/// Accepts a client. One that does not take two short messages is closed.
+fn accept(listener: &UnixListener) -> Option<Client> {
+    let (socket, _) = listener.accept().ok()?;
+    socket.set_nonblocking(true).ok()?;
+    for message in [IVSHMEM_VERSION, PEER] {
+        send(&socket, &message.to_le_bytes(), &[]).ok().filter(|sent| *sent == size_of::<i64>())?;
+    }
+    Some(Client { socket, unsent_since: Some(Instant::now()) })
+}
+
+impl Client {
+    /// Sends the memory, if it was not sent yet. What the client sends is ignored.
+    ///
+    /// # Errors
+    /// A sentence: why the connection ends.
+    fn serve(&mut self, memory: BorrowedFd<'_>, sender: &mut FdSender) -> Result<(), String> {
+        if let Some(since) = self.unsent_since {
+            match sender.send(&self.socket, &IVSHMEM_MEMORY.to_le_bytes(), &[memory]) {
+                Ok(_) => self.unsent_since = None,
+                Err(e) if is_passing(&e) && since.elapsed() < ANSWER_LIMIT => {}
+                Err(e) => return Err(format!("the memory cannot be sent: {}", why_unsent(&e))),
+            }
+        }
+        let (mut bytes, mut fds) = ([0; 64], Vec::new());
+        match recv(&self.socket, &mut bytes, &mut fds) {
+            Ok(got) if got.bytes > 0 => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            _ => Err("the connection was closed".into()),
+        }
     }
 }
 
