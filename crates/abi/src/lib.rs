@@ -8,6 +8,7 @@
 mod constants;
 mod layout;
 mod name;
+pub mod printable;
 
 pub use constants::*;
 pub use layout::*;

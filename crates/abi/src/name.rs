@@ -25,6 +25,7 @@ use crate::constants::{
     NR_EXCLUSIVE, NR_MONITOR_RX, NR_MONITOR_TX, NR_REG_ALL_NIC, NR_REG_NIC_SW, NR_REG_ONE_NIC, NR_REG_ONE_SW,
     NR_REG_SW, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NR_ZCOPY_MON,
 };
+use crate::printable::word;
 pub use options::{Conf, ExtMem, Offset, PortOptions};
 
 /// `EINVAL`, the errno of every malformed name.
@@ -234,10 +235,8 @@ impl NameError {
 
 impl fmt::Display for NameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A control character could move the caret or change the terminal's state, so each is shown as one visible
-        // character.
-        let shown: String = self.spec.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-        let column = self.spec[..self.at].chars().count();
+        let shown = word(&self.spec);
+        let column = word(&self.spec[..self.at]).chars().count();
         writeln!(f, "{shown}: {}", self.message)?;
         writeln!(f, "  {shown}")?;
         write!(f, "  {:column$}^", "")

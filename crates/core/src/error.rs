@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 
 use unetmap_abi::NameError;
+use unetmap_abi::printable::Shown;
 
 /// Why a request or a sync failed. The text names the subject (mostly the port), what is wrong, and what to do.
 ///
@@ -191,7 +192,10 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Name(e) => e.fmt(f),
-            Error::Refused { subject, reason, .. } => write!(f, "{subject}: {}", without_codes(reason)),
+            // They may name what other clients chose.
+            Error::Refused { subject, reason, .. } => {
+                write!(f, "{}: {}", Shown(subject), Shown(&without_codes(reason)))
+            }
             Error::NoDaemon { reason, source } => {
                 write!(f, "no unetmapd answers: {}", without_codes(&format!("{reason}: {source}")))
             }

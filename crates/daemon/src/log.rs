@@ -4,13 +4,14 @@
 
 mod journal;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::OnceLock;
 
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::{Registry, fmt, reload};
+use unetmap_abi::printable;
 use unetmap_core::without_codes;
 
 use journal::Journal;
@@ -24,8 +25,8 @@ pub(crate) fn start(level: Level) {
     let journal = Journal::of_stderr();
     let lines = journal.is_none().then(|| {
         fmt::layer()
-            .with_writer(|| Plain)
-            .with_ansi(io::stderr().is_terminal())
+            .with_writer(|| PrintableLines(io::stderr()))
+            .with_ansi(false)
             // A log that cannot be written, because the disk is full, must not stop the daemon.
             .log_internal_errors(false)
     });
@@ -33,17 +34,18 @@ pub(crate) fn start(level: Level) {
     let _ = CHOICE.set((level, choice));
 }
 
-/// Standard error, for whole lines.
-struct Plain;
+/// Writes each message, which is one write, as one printable line without the numbers of the system's errors: messages
+/// name what clients chose.
+struct PrintableLines<W>(W);
 
-impl Write for Plain {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        io::stderr().write_all(without_codes(&String::from_utf8_lossy(line)).as_bytes())?;
-        Ok(line.len())
+impl<W: Write> Write for PrintableLines<W> {
+    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        let line = printable::bytes(message.strip_suffix(b"\n").unwrap_or(message));
+        self.0.write_all(format!("{}\n", without_codes(&line)).as_bytes()).map(|()| message.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        self.0.flush()
     }
 }
 
@@ -57,4 +59,16 @@ pub(crate) fn set_verbose(verbose: u64) {
     };
     // Fails only if logging has ended.
     let _ = choice.modify(|filter| *filter = LevelFilter::from_level(wanted));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_printable_line() {
+        let mut lines = PrintableLines(Vec::new());
+        lines.write_all(b"x \x1b[2J\nforged \xff\xe2\x80\xae\n").unwrap();
+        assert_eq!(lines.0, b"x \\u001b[2J\\nforged \\xff\\u202e\n");
+    }
 }

@@ -13,6 +13,8 @@ mod lines;
 
 use std::fmt::Write as _;
 
+use unetmap_abi::printable;
+
 use layout::{Layout, NARROW, WIDE};
 
 pub use axis::Scale;
@@ -112,7 +114,7 @@ impl Page {
 
 /// Returns text as it is written in HTML and in SVG.
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    printable::text(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// Formats a number with three significant digits, with a prefix from a thousand on.

@@ -19,6 +19,7 @@ use std::io::{Read as _, Write as _};
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
+use unetmap::abi::printable;
 
 use config::{Environment, NetConf, VERSIONS};
 use fault::{Code, Fault};
@@ -28,6 +29,7 @@ const MAX_INPUT: u64 = 16 << 20;
 
 fn main() -> ExitCode {
     let Ok(command) = std::env::var("CNI_COMMAND") else {
+        // Raw: its own text.
         eprintln!(
             "unetmap-cni {}: a CNI plugin, which a container runtime calls with CNI_COMMAND and a configuration \
              (unetmap-cni(8)). CNI versions: {}",
@@ -45,7 +47,9 @@ fn main() -> ExitCode {
         Ok(Some(reply)) => (reply, ExitCode::SUCCESS),
         Err(fault) => (fault.json(&version), ExitCode::FAILURE),
     };
-    match writeln!(std::io::stdout(), "{}", unetmap_core::without_codes(&output.to_string())) {
+    let output = output.to_string();
+    // Raw: escaped here.
+    match writeln!(std::io::stdout(), "{}", printable::text(&unetmap_core::without_codes(&output))) {
         Ok(()) => status,
         Err(_) => ExitCode::FAILURE,
     }

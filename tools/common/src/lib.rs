@@ -23,6 +23,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum as _};
 use clap_complete::Shell;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use unetmap::abi::printable;
 
 /// Exit status of a wrong command line, the same as clap's.
 const WRONG_USAGE: u8 = 2;
@@ -166,7 +167,13 @@ pub fn parse<C: Parser>() -> C {
             // Adds what clap adds to each command, such as --version.
             command.build();
             suggestions::add(&mut error, &command, std::env::args().skip(1));
-            error.exit()
+            let message = error.to_string();
+            if printable::text(&message) == message {
+                error.exit()
+            }
+            // The words of the command line may be what somebody else chose.
+            note_part(&message);
+            std::process::exit(error.exit_code())
         });
     }
     let mut command = C::command();
@@ -182,11 +189,41 @@ pub fn parse<C: Parser>() -> C {
     std::process::exit(i32::from(OUTPUT_LOST.load(Relaxed)));
 }
 
-/// Writes text to standard output. If the reader has closed it, sets the stop flag, as a signal does. Reports any other
-/// failure, such as a full disk, once; the program goes on.
-pub fn print(text: &str) {
+/// What [`write`](fn@write) lets pass besides printable text, for rows that stand out on a terminal.
+pub const BOLD: &str = "\x1b[1m";
+/// As [`BOLD`].
+pub const YELLOW: &str = "\x1b[33m";
+/// As [`BOLD`]: the end of a style.
+pub const PLAIN: &str = "\x1b[0m";
+
+/// Writes text to standard output: lines, whose characters that are not printable are escaped
+/// ([`printable`](mod@unetmap::abi::printable)). Programs write text by this function alone, and by those that call it:
+/// `.ci/check-source` looks for others.
+///
+/// # Errors
+/// The kernel's; `BrokenPipe` if the reader has closed it.
+pub fn write(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) else { return };
+    out.write_all(shown(text).as_bytes()).and_then(|()| out.flush())
+}
+
+/// The text as a terminal gets it.
+fn shown(text: &str) -> String {
+    let (mut shown, mut left) = (String::with_capacity(text.len()), text);
+    while let Some(at) = left.find('\x1b') {
+        let style = [BOLD, YELLOW, PLAIN].into_iter().find(|style| left[at..].starts_with(style));
+        let end = at + style.map_or(1, str::len);
+        shown += &printable::text(&left[..at]);
+        shown += style.unwrap_or("\\u001b");
+        left = &left[end..];
+    }
+    shown + &printable::text(left)
+}
+
+/// Writes text to standard output, as [`write`](fn@write) does. If the reader has closed it, sets the stop flag, as a
+/// signal does. Reports any other failure, such as a full disk, once; the program goes on.
+pub fn print(text: &str) {
+    let Err(error) = write(text) else { return };
     if error.kind() == io::ErrorKind::BrokenPipe {
         STOP.store(true, Relaxed);
     } else if !OUTPUT_LOST.swap(true, Relaxed) {
@@ -194,9 +231,17 @@ pub fn print(text: &str) {
     }
 }
 
-/// Writes a line to standard error. Ignores failures, because there is nowhere left to report them.
+/// Writes a line to standard error, of which characters that are not printable are escaped. Ignores failures, because
+/// there is nowhere left to report them.
 pub fn note(line: &str) {
-    let _ = writeln!(io::stderr(), "{}", unetmap_core::without_codes(line));
+    let _ = writeln!(io::stderr(), "{}", printable::text(&unetmap_core::without_codes(line)));
+}
+
+/// Writes a part of a line to standard error, as [`note`]: a question, or, after `\r`, a bar of progress.
+pub fn note_part(part: &str) {
+    let (start, rest) = part.strip_prefix('\r').map_or(("", part), |rest| ("\r", rest));
+    let mut out = io::stderr().lock();
+    let _ = write!(out, "{start}{}", printable::text(rest)).and_then(|()| out.flush());
 }
 
 #[cfg(test)]
@@ -214,6 +259,11 @@ mod tests {
             scope.spawn(|| wait_for_link(Duration::MAX, &flag));
             flag.store(true, Relaxed);
         });
+    }
+
+    #[test]
+    fn a_terminal_gets_printable_text_and_own_styles() {
+        assert_eq!(shown("\x1b[1ma\x1b[0m\n\x1b[2Jb\u{202e}\x1b"), "\x1b[1ma\x1b[0m\n\\u001b[2Jb\\u202e\\u001b");
     }
 
     #[test]

@@ -31,6 +31,7 @@ impl TestDaemon {
         let programs = Path::new(program).parent().expect("a program has a folder").to_owned();
         let daemon = programs.join("unetmapd");
         if !daemon.is_file() {
+            // Raw: a test's.
             eprintln!("skipped: {} does not exist (`make` builds it)", daemon.display());
             return None;
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::{Args, ValueEnum};
 use pcap::{BpfProgram, Capture, Linktype};
 use serde_json::{Value, json};
-use tool_common::{Failure, link, note, port, stop_on_signals};
+use tool_common::{Failure, link, note, note_part, port, stop_on_signals};
 use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_ZCOPY_MON, NS_MOREFRAG};
 use unetmap::{Interest, Port};
 use unetmap_capture::MAX_PACKET;
@@ -257,13 +257,14 @@ impl Running<'_> {
                 if show_progress {
                     let rate = (self.counters.received - reported.1) as f64 / reported.0.elapsed().as_secs_f64();
                     let Counters { accepted, .. } = self.counters;
-                    eprint!("\r{accepted} packets, {rate:.0} per second, {} dropped   ", self.dropped());
+                    let dropped = self.dropped();
+                    note_part(&format!("\r{accepted} packets, {rate:.0} per second, {dropped} dropped   "));
                 }
                 reported = (Instant::now(), self.counters.received);
             }
         }
         if show_progress {
-            eprintln!();
+            note("");
         }
         // Releases the slots. This fails if the daemon has exited, and then there is nothing to release.
         let _ = self.port.rxsync();

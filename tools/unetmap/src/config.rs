@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tool_common::link;
+use unetmap::abi::printable::word;
 use unetmap::switch::{self, AttachOptions, NewPort};
 
 use store::Locked;
@@ -123,8 +124,12 @@ impl fmt::Display for Setting {
             }
             other => {
                 let words = other.words();
-                let quoted =
-                    words.iter().map(|word| if word.contains(' ') { format!("'{word}'") } else { word.clone() });
+                let is_plain =
+                    |word: &str| !word.contains(|c: char| c.is_whitespace() || "'\"\\$`;&|<>()*?".contains(c));
+                let quoted = words.iter().map(|of| match is_plain(of) {
+                    true => word(of).into_owned(),
+                    false => format!("'{}'", word(&of.replace('\'', "'\\''"))),
+                });
                 write!(f, "unetmap {}", quoted.collect::<Vec<_>>().join(" "))
             }
         }

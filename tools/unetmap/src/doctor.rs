@@ -11,6 +11,7 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
+use unetmap::abi::printable::word;
 use unetmap::abi::{PortKind, PortSpec};
 use unetmap_bench::align;
 use unetmap_sys::link;
@@ -166,7 +167,7 @@ fn text(report: &Report, single_interface: bool) -> String {
         return format!("{text}\n{verdict}\n");
     }
     for nic in &report.interfaces {
-        let name = printable(&nic.name);
+        let name = word(&nic.name).into_owned();
         // Writes to a String cannot fail.
         let _ = write!(text, "\nnetmap:{name}\n{}\n", lines(&nic.checks));
         text += &match (report.ok, nic.data_path) {
@@ -190,7 +191,7 @@ fn blocking<'a>(checks: impl IntoIterator<Item = &'a Check>) -> String {
 }
 
 fn lines(checks: &[Check]) -> String {
-    let row = |check: &Check| vec![check.state.word().into(), check.what.into(), printable(&check.sentence())];
+    let row = |check: &Check| vec![check.state.word().into(), check.what.into(), word(&check.sentence()).into_owned()];
     align(&checks.iter().map(row).collect::<Vec<_>>(), 3)
 }
 
@@ -201,24 +202,18 @@ fn table(interfaces: &[nic::InterfaceReport]) -> String {
         let missing = |check: &&Check| check.state == State::Missing && check.fix.is_some();
         let needs = nic.checks.iter().find(|check| check.blocks()).or_else(|| nic.checks.iter().find(missing));
         rows.push(vec![
-            printable(&nic.name),
-            nic.driver.as_ref().map_or("-".into(), |driver| printable(&driver.name)),
+            word(&nic.name).into_owned(),
+            nic.driver.as_ref().map_or("-".into(), |driver| word(&driver.name).into_owned()),
             nic.state().into(),
             nic.mtu.to_string(),
             nic.queues.rx.to_string(),
             nic.queues.tx.to_string(),
-            nic.program.as_ref().map_or("-".into(), |program| printable(&program.label())),
+            nic.program.as_ref().map_or("-".into(), |program| word(&program.label()).into_owned()),
             nic.data_path.unwrap_or("unknown").into(),
-            needs.map_or("-".into(), |check| printable(&check.sentence())),
+            needs.map_or("-".into(), |check| word(&check.sentence()).into_owned()),
         ]);
     }
     align(&rows, titles.len())
-}
-
-/// Replaces control characters. Users choose the names of interfaces and programs, so they may contain terminal
-/// escapes.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -264,7 +259,7 @@ mod tests {
     fn the_text_names_checks_fixes_and_the_verdict() {
         let checks = vec![Check::ok("barrier", "x"), Check::missing("AF_XDP", "none\u{1b}").fix("do this")];
         let mut report = Report { kernel: "6.1.0".into(), ok: false, checks, interfaces: vec![] };
-        assert_eq!(text(&report, true), "Linux 6.1.0\nok       barrier  x\nmissing  AF_XDP   none? (do this)\n");
+        assert_eq!(text(&report, true), "Linux 6.1.0\nok       barrier  x\nmissing  AF_XDP   none\\u001b (do this)\n");
         assert!(text(&report, false).contains("Interfaces cannot be opened: see AF_XDP above. Pipes"));
         report.ok = true;
         let end = "Interfaces can be opened; `unetmap doctor IF` prints the details of one.\n";

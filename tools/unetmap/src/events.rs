@@ -10,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use serde_json::{Value, json};
-use tool_common::{print, stop_on_signals};
+use tool_common::{note, print, stop_on_signals};
 use unetmap_core::control::events;
 
 use crate::fw;
-use crate::ls::{NO_DAEMON, cell, members, parse_reply, program_name};
+use crate::ls::{NO_DAEMON, cell, members, parse_reply};
 use crate::top::{RingCounters, RingKey, key_before, rates, rings_of};
 
 /// Time between two questions for events.
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &EventsArgs) -> Result<u8, String> {
     loop {
         let result = reader.read_events();
         if std::mem::take(&mut is_first) && result.is_ok() && reader.seen[..FIREWALL].iter().all(|(pid, _)| *pid == 0) {
-            eprintln!("{NO_DAEMON}");
+            note(NO_DAEMON);
         }
         if !args.follow {
             return result.map(|()| 0).map_err(failed);
@@ -185,9 +185,7 @@ fn now_ms() -> u64 {
 /// Formats an event: time, user, port, and what happened.
 fn line(event: &Value) -> String {
     let of = |key: &str| cell(&event[key]);
-    // A name that only this process can read.
-    let program = || if event["program"].is_null() { program_name(&event["pid"]) } else { of("program") };
-    let process = || format!("{} ({})", program(), of("pid"));
+    let process = || format!("{} ({})", of("program"), of("pid"));
     let what = match event["event"].as_str().unwrap_or_default() {
         "session-opened" => {
             format!("session opened by {}: {} tx and {} rx rings", process(), of("tx_rings"), of("rx_rings"))
@@ -277,6 +275,6 @@ mod tests {
         let event = json!({"time_ms": 0, "uid": 0, "event": "link-down", "port": "eth0"});
         assert_eq!(line(&event), "1970-01-01T00:00:00.000Z     0 eth0             link down\n");
         let event = json!({"time_ms": 0, "uid": 5, "event": "budget-reached", "reason": "x\u{1b}[2J"});
-        assert!(line(&event).ends_with("request refused: x?[2J\n"), "{}", line(&event));
+        assert!(line(&event).ends_with("request refused: x\\u001b[2J\n"), "{}", line(&event));
     }
 }

@@ -4,7 +4,9 @@
 use std::fmt::Display;
 use std::time::Duration;
 
+use rustix::process::geteuid;
 use serde_json::Value;
+use unetmap::abi::printable::word;
 use unetmap_bench::align;
 
 use crate::events::utc;
@@ -219,7 +221,8 @@ fn rings(ports: &Value, wide: bool) -> Vec<Vec<String>> {
     };
     for port in members(ports) {
         for ring in members(&port["rings"]) {
-            let [name, mem_id, kind] = ["name", "mem_id", "kind"].map(|key| cell(&port[key]));
+            let [name, mem_id] = ["name", "mem_id"].map(|key| cell(&port[key]));
+            let kind = kind(port);
             let [slots, sessions, queued, crossed, bytes, dropped] =
                 ["slots", "sessions", "queued", "crossed", "bytes", "dropped"].map(|key| cell(&ring[key]));
             let batch = batch_size(&ring["crossed"], &ring["batches"]);
@@ -265,6 +268,15 @@ fn rings(ports: &Value, wide: bool) -> Vec<Vec<String>> {
     rows
 }
 
+/// The kind of a port, and of a pipe whose it is, if it is another user's: of one name several can have a pipe.
+fn kind(port: &Value) -> String {
+    let kind = cell(&port["kind"]);
+    match port["uid"].as_u64() {
+        Some(uid) if kind == "pipe" && uid != u64::from(geteuid().as_raw()) => format!("{kind} of user {uid}"),
+        _ => kind,
+    }
+}
+
 /// Lines about interfaces: how packets move, if the table does not say it; why they are copied; queues without a ring.
 fn remarks(ports: &Value, wide: bool) -> String {
     let of_port = |port: &Value| {
@@ -289,7 +301,7 @@ fn sessions(sessions: &Value, wide: bool) -> Vec<Vec<String>> {
         header(["port", "program", "pid", "uid", "tx rings", "rx rings"])
     };
     for s in members(sessions) {
-        let mut row = vec![cell(&s["port"]), program_name(&s["pid"])];
+        let mut row = vec![cell(&s["port"]), cell(&s["program"])];
         if wide {
             row.extend([if s["exclusive"] == true { "yes" } else { "no" }.into(), cell(&s["id"])]);
         }
@@ -299,18 +311,12 @@ fn sessions(sessions: &Value, wide: bool) -> Vec<Vec<String>> {
     rows
 }
 
-/// The name of a process, as far as this one may know it: its number may be one of another PID namespace.
-pub(crate) fn program_name(pid: &Value) -> String {
-    let name = pid.as_u64().and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
-    name.map_or_else(|| "-".into(), |name| cell(&Value::from(name.trim_end())))
-}
-
 /// Formats a value; `-` if it is absent, as in a reply from a daemon of another version.
 pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
-        // Clients choose the names: control characters must not reach the terminal.
-        Value::String(text) => text.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
+        // Clients choose the names.
+        Value::String(text) => word(text).into_owned(),
         other => other.to_string(),
     }
 }
@@ -363,7 +369,7 @@ mod tests {
            {"name": "vale0:a", "kind": "vale", "uid": 1000, "mem_id": 16385, "open": true, "rings": [
             {"dir": "tx", "id": 1, "host": true, "slots": 512, "sessions": 1, "queued": 0, "crossed": 300, "batches": 3,
              "bytes": 18000, "bad_slots": 1, "bad_pointers": 2, "dropped": 4}]}],
-        "sessions": [{"id": 1, "port": "p{1\u001b", "pid": 4294967295, "uid": 1000, "tx_rings": 1, "rx_rings": 1,
+        "sessions": [{"id": 1, "port": "p{1\u001b", "program": "x\u202e", "pid": 4294967295, "uid": 1000, "tx_rings": 1, "rx_rings": 1,
             "exclusive": false}]
     }"#;
 
@@ -389,8 +395,8 @@ p{1      tx 0       5     1500  500.0    0        0  pipe
 vale0:a  tx ^       0      300  100.0    3        4  vale
 
 Sessions
-port  program         pid   uid  tx rings  rx rings
-p{1?  -        4294967295  1000         1         1
+port       program         pid   uid  tx rings  rx rings
+p{1\\u001b  x\\u202e  4294967295  1000         1         1
 "
         );
         assert_eq!(
@@ -401,8 +407,8 @@ p{1      yes   tx 0   16384   1024         1       5     1500      -  500.0     
 vale0:a  yes   tx ^   16385    512         1       0      300  18000  100.0          1             2        4  vale
 
 Sessions
-port  program  exclusive  session         pid   uid  tx rings  rx rings
-p{1?  -        no               1  4294967295  1000         1         1
+port       program  exclusive  session         pid   uid  tx rings  rx rings
+p{1\\u001b  x\\u202e  no               1  4294967295  1000         1         1
 "
         );
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap stop`: ends this user's own daemon.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
 use clap::Args;
@@ -65,9 +65,8 @@ pub(crate) fn run(args: &StopArgs) -> Result<u8, String> {
 /// Asks on the terminal.
 fn agrees(open: &str) -> Result<bool, String> {
     let mut answer = String::new();
-    let asked = write!(io::stderr(), "This closes {open}. Stop the daemon? [y/N] ");
-    let answered = asked.and_then(|()| io::stdin().read_line(&mut answer));
-    answered.map_err(|e| format!("stop: {e}"))?;
+    tool_common::note_part(&format!("This closes {open}. Stop the daemon? [y/N] "));
+    io::stdin().read_line(&mut answer).map_err(|e| format!("stop: {e}"))?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 

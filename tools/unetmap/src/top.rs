@@ -2,7 +2,7 @@
 //! `unetmap top`: shows the packet rates of all rings, refreshed periodically.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, IsTerminal as _, Write as _, stdin, stdout};
+use std::io::{ErrorKind, IsTerminal as _, stdin, stdout};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ pub(crate) fn run(interval: Duration, count: u64, json: bool) -> Result<u8, Stri
                 if json { lines(&rates) } else { format!("{}\n", table(&rates)) }
             }
         };
-        match stdout().lock().write_all(text.as_bytes()) {
+        match tool_common::write(&text) {
             // A reader such as `head` closes the pipe early.
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(0),
             written => written.map_err(|e| format!("top: standard output: {e}"))?,

@@ -3,6 +3,7 @@
 
 use super::{FLAGS, PipeEnd, PipeRole, PortKind, PortOptions, PortSpec, Rings};
 use crate::constants::{NETMAP_REQ_IFNAMSIZ, NETMAP_RING_MASK, NM_BDG_NAME};
+use crate::printable::is_printable;
 
 /// Characters that end an interface name.
 const SEPARATORS: [char; 6] = ['{', '}', '^', '*', '/', '@'];
@@ -158,7 +159,7 @@ impl<'a> Parser<'a> {
     /// that does not begin the ring suffix.
     fn interface(&mut self) -> Result<(), ParseError> {
         let start = self.at;
-        let name = self.take_while(|c| !SEPARATORS.contains(&c) && c != ':' && !c.is_whitespace() && !c.is_control());
+        let name = self.take_while(|c| !SEPARATORS.contains(&c) && c != ':' && !c.is_whitespace() && is_printable(c));
         if self.peek() == Some(':') {
             return match name.starts_with(NM_BDG_NAME) {
                 true => self.error_at(start, "the name of a VALE port begins with vale, not netmap:"),

@@ -15,6 +15,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
+use unetmap_abi::printable;
 use unetmap_core::without_codes;
 
 use crate::tuning::log::MAX_JOURNAL_BYTES;
@@ -82,7 +83,8 @@ struct Fields {
 }
 
 impl Fields {
-    fn add(&mut self, field: &Field, value: String) {
+    fn add(&mut self, field: &Field, value: &str) {
+        let value = printable::word(value).into_owned();
         if field.name() == "message" {
             self.message = value;
             return;
@@ -100,10 +102,10 @@ impl Fields {
 
 impl Visit for Fields {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.add(field, value.into());
+        self.add(field, value);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.add(field, format!("{value:?}"));
+        self.add(field, &format!("{value:?}"));
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Snapshot: everything that `unetmap ls` shows, as JSON.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -58,6 +59,8 @@ struct SessionSnapshot {
     id: u64,
     port: String,
     pid: u32,
+    /// Its program's name when it was opened, as that program chose it.
+    program: Option<String>,
     uid: u32,
     tx_rings: usize,
     rx_rings: usize,
@@ -86,8 +89,14 @@ impl SnapshotTask {
     pub(crate) fn new(daemon: &Daemon, users: Vec<UserSnapshot>, only: Option<u32>) -> SnapshotTask {
         let shown = |uid: u32| only.is_none_or(|only| only == uid);
         let registry = &daemon.registry;
-        let regions = registry.regions.iter().filter(|record| shown(record.scope.uid)).map(|record| record.key);
-        let ports = registry.ports().filter(|(_, port)| shown(port.owner())).map(|(key, _)| key.clone());
+        // Also what others share with the user, while it is open.
+        let own = || registry.sessions.values().filter(|session| only.is_some() && shown(session.uid));
+        let (open_ports, open_regions): (BTreeSet<&PortKey>, BTreeSet<RegionKey>) =
+            own().map(|session| (&session.port, session.region)).unzip();
+        let is_shown = |of: &RegionRecord| shown(of.scope.uid) || open_regions.contains(&of.key);
+        let regions = registry.regions.iter().filter(|record| is_shown(record)).map(|record| record.key);
+        let ports = registry.ports().filter(|(key, port)| shown(port.owner()) || open_ports.contains(key));
+        let ports = ports.map(|(key, _)| key.clone());
         let sessions = registry.sessions.iter().filter(|(_, session)| shown(session.uid)).map(|(id, _)| *id);
         let mut left = (regions.collect::<Vec<_>>(), ports.collect::<Vec<_>>(), sessions.collect::<Vec<_>>());
         left.0.reverse();
@@ -173,6 +182,7 @@ fn session(daemon: &Daemon, id: u64) -> Option<SessionSnapshot> {
         id,
         port: daemon.port_name(session).into(),
         pid: session.pid,
+        program: session.program.clone(),
         uid: session.uid,
         tx_rings: session.selection.tx.len(),
         rx_rings: session.selection.rx.len(),

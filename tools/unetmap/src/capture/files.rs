@@ -66,6 +66,7 @@ impl Files {
             info,
             limits,
             // Replaced below.
+            // Raw: a capture.
             out: io::stdout().as_fd().try_clone_to_owned().map_err(failed)?.into(),
             buffer: Vec::new(),
             flushed: 0,

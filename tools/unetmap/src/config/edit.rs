@@ -8,6 +8,8 @@ use std::ops::Range;
 
 use toml_edit::{Array, ArrayOfTables, Document, DocumentMut, Item, Key, Table, TableLike, Value, value};
 
+use unetmap::abi::printable::{is_printable, toml_string};
+
 use super::Setting;
 use super::file::parse;
 
@@ -251,7 +253,7 @@ fn after_string<'a>(text: &'a str, closing: &str, is_basic: bool) -> &'a str {
 /// Sets what the document does not say, or says otherwise.
 fn put(document: &mut DocumentMut, setting: &Setting) {
     let [section, name, key, _] = setting.place();
-    let number_or_text = |text: &str| text.parse::<i64>().map_or_else(|_| text.into(), Value::from);
+    let number_or_text = |text: &str| text.parse::<i64>().map_or_else(|_| quoted(text), Value::from);
     match setting {
         Setting::Persistent { name, config } => {
             let numbers: Vec<String> = config.iter().map(u32::to_string).collect();
@@ -262,15 +264,15 @@ fn put(document: &mut DocumentMut, setting: &Setting) {
                 return set(table, "config", numbers.join(",").into());
             }
             let mut table = Table::new();
-            table["name"] = value(name);
+            table["name"] = value(quoted(name));
             table["config"] = value(numbers.join(","));
             list.push(table);
         }
         Setting::Attach { interface, .. } => {
             let table = table(document, section, name);
             match table.get_mut(key).and_then(Item::as_array_mut) {
-                Some(list) => list.push(interface),
-                None => set(table, key, Array::from_iter([interface.as_str()]).into()),
+                Some(list) => list.push(quoted(interface)),
+                None => set(table, key, Array::from_iter([quoted(interface)]).into()),
             }
         }
         Setting::Age { seconds: value, .. } | Setting::Port { value, .. } | Setting::Interface { value, .. } => {
@@ -295,7 +297,21 @@ fn table<'a>(document: &'a mut DocumentMut, section: &str, name: &str) -> &'a mu
     let mut parent = Table::new();
     parent.set_implicit(true);
     let tables = document.entry(section).or_insert(Item::Table(parent));
-    tables[name].or_insert(Item::Table(Table::new())).as_table_like_mut().expect("a table, as the file was checked")
+    let tables = tables.as_table_like_mut().expect("a table, as the file was checked");
+    let named = tables.entry_format(&key(name)).or_insert(Item::Table(Table::new()));
+    named.as_table_like_mut().expect("a table, as the file was checked")
+}
+
+/// A text as a value, of which everything that is not printable is escaped: an editor shows what it says.
+fn quoted(text: &str) -> Value {
+    let escaped = (!text.chars().all(is_printable)).then(|| toml_string(text).parse().ok()).flatten();
+    escaped.unwrap_or_else(|| text.into())
+}
+
+/// The same, as a key.
+fn key(text: &str) -> Key {
+    let escaped = (!text.chars().all(is_printable)).then(|| toml_string(text).parse().ok()).flatten();
+    escaped.unwrap_or_else(|| Key::new(text))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use std::{fs, io};
 
 use serde_json::Value;
+use unetmap::abi::printable::word;
 use unetmap_sys::link::{self, Channels, Link, OffloadKind, Offloads, veth};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::probe::{self, QueueTrial};
@@ -35,7 +36,7 @@ pub(super) fn machine() -> machine::Facts {
 
 /// Returns the interface of this name.
 pub(super) fn link(name: &str) -> Result<Link, String> {
-    let port = format!("netmap:{}", super::printable(name));
+    let port = format!("netmap:{}", word(name));
     match link::by_name(name) {
         Ok(Some(link)) => Ok(link),
         Ok(None) => Err(format!(
@@ -209,7 +210,7 @@ fn holder(program: u32) -> Option<Holder> {
                 continue;
             }
             if let Some(link) = xdp_link(&read(&format!("/proc/{pid}/fdinfo/{fd}")), program) {
-                return Some(Holder { pid, command: read(&format!("/proc/{pid}/comm")).trim().to_owned(), link });
+                return Some(Holder { pid, command: process::program_name(pid).unwrap_or_default(), link });
             }
         }
     }

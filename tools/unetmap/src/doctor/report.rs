@@ -4,9 +4,10 @@
 use std::fs;
 
 use serde_json::{Map, Value, json};
+use unetmap::abi::printable::word;
 use unetmap_sys::link::{self, Link};
 
-use super::{Check, Report, gather, machine, nic, printable};
+use super::{Check, Report, gather, machine, nic};
 
 /// What the report leaves out, in its own words.
 const LEFT_OUT: &str = "IP addresses, routes, the second half of MAC addresses, names of hosts and users, the commands \
@@ -57,7 +58,7 @@ fn write(value: &Value, depth: usize, text: &mut String) {
                 *text += &format!("{indent}{}\n", key.trim_end());
                 return write(value, depth + 1, text);
             }
-            Value::String(value) => printable(value),
+            Value::String(value) => word(value).into_owned(),
             Value::Null => "-".to_owned(),
             other => other.to_string(),
         };
@@ -190,7 +191,7 @@ mod tests {
     #[test]
     fn a_report_is_printed_line_by_line() {
         let report = json!({ "a": { "b": [1, "two\u{1b}"], "c": null }, "d": true });
-        assert_eq!(text(&report), "a:\n  b:\n    1\n    two?\n  c: -\nd: true\n");
+        assert_eq!(text(&report), "a:\n  b:\n    1\n    two\\u001b\n  c: -\nd: true\n");
     }
 
     #[test]

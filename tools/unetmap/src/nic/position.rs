@@ -5,6 +5,8 @@
 //! with the same error ends with the word at fault. A prefix that is only incomplete does not count: it would compile
 //! with a suitable ending, so several endings are tried.
 
+use unetmap::abi::printable::word;
+
 /// Endings that complete a valid prefix. The closing brackets follow.
 const ENDINGS: [&str; 20] = [
     "",
@@ -37,8 +39,7 @@ pub(super) fn explain(expression: &str, why: &str, compile: impl Fn(&str) -> Res
     let message = why.strip_prefix(PARSER).unwrap_or(why).trim().to_owned();
     let at = match word_at_fault(expression, why, compile) {
         Some((from, to)) => {
-            let word: String = expression[from..to].chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-            format!("at character {}: `{word}`", expression[..from].chars().count() + 1)
+            format!("at character {}: `{}`", expression[..from].chars().count() + 1, word(&expression[from..to]))
         }
         None => format!("at its end, character {}", expression.chars().count() + 1),
     };

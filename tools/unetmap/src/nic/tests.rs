@@ -162,7 +162,7 @@ fn the_state_is_formatted() {
         state_text(open).unwrap(),
         "\
 eth0: open, direct: native, copy; region 1
-filter: udp? (6 instructions, set by user 0, active)
+filter: udp\\u001b (6 instructions, set by user 0, active)
 
 Queues
 queue  tx slots  sessions  sent  refused  rx slots  sessions  received  bad slots  dropped

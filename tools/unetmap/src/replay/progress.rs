@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The progress bar of a replay, on a terminal.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
+
+use tool_common::{note, note_part};
 
 /// Characters of the bar.
 const WIDTH: usize = 30;
@@ -79,7 +81,7 @@ impl Progress {
     pub(crate) fn end(&mut self, unreleased: u64) {
         if self.enabled && self.drawn.is_some() {
             self.draw(unreleased);
-            eprintln!();
+            note("");
         }
     }
 
@@ -94,8 +96,7 @@ impl Progress {
         let read = self.per_round.saturating_mul(self.rounds).saturating_add(self.position);
         let fraction = (self.total > 0).then(|| read as f64 / self.total as f64);
         let line = line(fraction, self.packets, unreleased, self.begin.elapsed());
-        // A failure affects only the display.
-        let _ = write!(std::io::stderr(), "\r{line}   ");
+        note_part(&format!("\r{line}   "));
     }
 }
 

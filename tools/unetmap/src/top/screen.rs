@@ -11,6 +11,7 @@ use crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode, size,
 };
 use crossterm::{cursor, execute, queue};
+use unetmap::abi::printable::word;
 use unetmap_bench::align;
 
 use super::{Rate, RingCounters, RingKey, rates, read_rings, rows};
@@ -120,7 +121,7 @@ impl View {
             }
         }
         lines.truncate(height);
-        lines.into_iter().map(|line| line.chars().filter(|c| !c.is_control()).take(width).collect()).collect()
+        lines.into_iter().map(|line| word(&line).chars().take(width).collect()).collect()
     }
 
     fn heading(&self, rates: &[Rate]) -> Vec<String> {
@@ -151,6 +152,7 @@ struct Screen(Stdout);
 impl Screen {
     fn open() -> std::io::Result<Screen> {
         enable_raw_mode()?;
+        // Raw: `View::lines` has escaped what is shown.
         let mut screen = Screen(stdout());
         execute!(screen.0, EnterAlternateScreen, cursor::Hide)?;
         Ok(screen)
@@ -281,7 +283,7 @@ mod tests {
         let mut view = view();
         assert_eq!(first(&view), "a{1");
         assert!(press(&mut view, "s"));
-        assert_eq!(first(&view), "c[2J", "by loss; without the name's control characters");
+        assert_eq!(first(&view), "c\\u001b[2J", "by loss; the name's control characters escaped");
         assert!(press(&mut view, "ss") && view.sort == Sort::Name);
         assert!(press(&mut view, "/bq"));
         assert!(view.lines(&rates, (80, 24))[1].contains("ports with bq_"));

@@ -5,6 +5,7 @@ use std::io::{IsTerminal as _, stdout};
 use std::time::Duration;
 
 use serde_json::Value;
+use tool_common::{BOLD, PLAIN, YELLOW};
 use unetmap_bench::align;
 
 use crate::ls::{cell, header, members};
@@ -75,15 +76,11 @@ pub(super) fn switch_details(before: &Value, after: &Value, time: Duration, colo
             text += &format!("\n{title}\n");
             for (n, line) in align(&rows, left).lines().enumerate() {
                 let style = match n {
-                    0 => "1",
-                    n if title == "Ports" && losing.contains(&n) => "33",
-                    _ => "",
+                    0 if colour => Some(BOLD),
+                    n if colour && title == "Ports" && losing.contains(&n) => Some(YELLOW),
+                    _ => None,
                 };
-                text += &if colour && !style.is_empty() {
-                    format!("\x1b[{style}m{line}\x1b[0m\n")
-                } else {
-                    format!("{line}\n")
-                };
+                text += &style.map_or_else(|| format!("{line}\n"), |style| format!("{style}{line}{PLAIN}\n"));
             }
         }
     }
@@ -257,9 +254,9 @@ mod tests {
 vale0: user 0, 1 ports, 1 of 4096 addresses, aging 300 s
 
 Ports
-port     kind      settings                                    lost    dropped  thread                index  sent  received  sent/s  received/s  lost/s
-vale0:a  program   access 10; rate in 10kpps; filter out udp?  vlan 2  -        1 on 3; queue 0 on 1      0   300         5     100           0       0
-vale0:b  not open  trunk 10,20-30; storm 1k                    -       -        -                         -     0         0       0           0       0
+port     kind      settings                                         lost    dropped  thread                index  sent  received  sent/s  received/s  lost/s
+vale0:a  program   access 10; rate in 10kpps; filter out udp\\u001b  vlan 2  -        1 on 3; queue 0 on 1      0   300         5     100           0       0
+vale0:b  not open  trunk 10,20-30; storm 1k                         -       -        -                         -     0         0       0           0       0
 
 Addresses
 address            port  vlan   age

@@ -238,3 +238,21 @@ fn file(lines: &[bool]) -> String {
     }
     text + "# End.\n"
 }
+
+#[test]
+fn what_is_not_printable_is_escaped_in_the_file_and_read_again() {
+    let hostile = "udp \u{1b}[2J\n\u{202e}\u{9b}\u{e0041}";
+    let settings = [
+        Setting::Interface { name: "e\u{202e}th".into(), key: "filter", value: "udp".into() },
+        Setting::Attach { switch: "vale0".into(), interface: "i\u{1b}f".into(), host: false },
+    ];
+    let mut document = DocumentMut::new();
+    settings.iter().for_each(|setting| put(&mut document, setting));
+    document["x"] = value(quoted(hostile));
+    let text = document.to_string();
+    assert!(text.chars().all(|c| is_printable(c) || c == '\n'), "{text:?}");
+    let read: DocumentMut = text.parse().unwrap();
+    assert_eq!(read["x"].as_str(), Some(hostile));
+    assert_eq!(read["interface"]["e\u{202e}th"]["filter"].as_str(), Some("udp"));
+    assert_eq!(read["switch"]["vale0"]["attach"][0].as_str(), Some("i\u{1b}f"));
+}
