@@ -176,6 +176,66 @@ fn clients_that_do_not_read_delay_no_other() {
     });
 }
 
+/// A name that leads to the server without being one of its own, as of a page of a browser (DNS rebinding), is refused.
+#[test]
+fn requests_for_another_host_are_refused() {
+    isolated(|home| {
+        let (mut command, log) = (Command::new(program("unetmap")), home.folder().join("metrics.log"));
+        let at = std::net::TcpListener::bind("127.0.0.1:0").expect("an address").local_addr().expect("its own");
+        let stderr = std::fs::File::create(&log).expect("a file");
+        command.args(["metrics", "--listen", &at.to_string(), "--host", "mon.example"]).stderr(stderr);
+        let mut server = Guard::spawn(&mut command);
+        until("it listens", || std::net::TcpStream::connect(at).is_ok());
+        let asked = |host: &str| {
+            let mut stream = std::net::TcpStream::connect(at).expect("it listens");
+            stream.set_read_timeout(Some(LIMIT)).expect("a time");
+            let mut answer = String::new();
+            let _ = write!(stream, "GET /metrics HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
+            let _ = stream.read_to_string(&mut answer);
+            answer
+        };
+        for host in ["127.0.0.1", "localhost:9464", "[::1]", "mon.example", "MON.example:80"] {
+            let answer = asked(&format!("Host: {host}\r\n"));
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{host}: {answer}");
+        }
+        for host in ["Host: evil.example\r\n", "", "Host: localhost\r\nHost: evil.example\r\n", "Host: 192.0.2.1\r\n"] {
+            let answer = asked(host);
+            let is_refused =
+                answer.starts_with("HTTP/1.1 421 Misdirected Request\r\n") && answer.contains("--host NAME");
+            assert!(is_refused && !answer.contains("unetmap_"), "{host}: {answer}");
+        }
+        server.kill();
+    });
+}
+
+/// Of many clients that send nothing the newest end; one whose answer is on its way, and the first idle ones, stay.
+#[test]
+fn the_newest_idle_connection_ends_first() {
+    isolated(|home| {
+        let path = home.folder().join("metrics.sock");
+        let mut server = serve(&path);
+        let _pipes: Vec<Port> = (0..90).map(|n| open(&format!("netmap:p{n}{{1"))).collect();
+        // It has sent a request whose answer does not fit the socket, and reads later.
+        let mut active = UnixStream::connect(&path).expect("it listens");
+        active.set_read_timeout(Some(LIMIT)).expect("a time");
+        write!(active, "GET /metrics HTTP/1.1\r\n\r\n").expect("it reads");
+        let mut first = [0; 16];
+        active.read_exact(&mut first).expect("an answer");
+        let mut idle: Vec<UnixStream> = (0..100).map(|_| UnixStream::connect(&path).expect("it listens")).collect();
+        const GET: &[u8] = b"GET /metrics HTTP/1.1\r\n\r\n";
+        assert!(asked(&path, GET).starts_with("HTTP/1.1 200 OK\r\n"));
+        let mut rest = String::new();
+        active.read_to_string(&mut rest).expect("the rest");
+        assert!(rest.contains("unetmap_user_refused_total"), "the active one got all of its answer");
+        let mut answer = String::new();
+        idle[0].set_read_timeout(Some(LIMIT)).expect("a time");
+        idle[0].write_all(GET).expect("the first idle one is still read");
+        idle[0].read_to_string(&mut answer).expect("an answer");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        server.kill();
+    });
+}
+
 /// The bytes of a port's first ring of a direction, as `ls` shows them. A mediated interface is also the daemon's own
 /// port.
 fn bytes(home: &Home, port: &str, dir: &str) -> Option<u64> {

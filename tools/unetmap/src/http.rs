@@ -4,13 +4,15 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Most connections at a time: one more ends the oldest.
+/// Most connections at a time. One more ends the newest that has sent no request yet, or the oldest if all have.
 const MAX_CONNECTIONS: usize = 32;
 /// Time for a request to arrive, and then for its answer to be read.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -20,9 +22,14 @@ const MAX_REQUEST: usize = 8192;
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+/// The answer to a request that names another host.
+const OTHER_HOST: &str = "the request's Host is neither the address that it came to nor a name of this server: use the \
+                          address, or start unetmap metrics with --host NAME\n";
 
 pub(crate) enum Listener {
-    Tcp(TcpListener),
+    /// With the names by which clients may call it, besides loopback's and its own addresses. A page that a browser has
+    /// from elsewhere can have its own name lead here (DNS rebinding), but sends that name.
+    Tcp(TcpListener, Vec<String>),
     Unix(UnixListener),
 }
 
@@ -30,9 +37,73 @@ impl Listener {
     /// Of a UNIX socket, too, this is a `TcpStream`: of both, only what all sockets have is used.
     fn accept(&self) -> io::Result<TcpStream> {
         match self {
-            Listener::Tcp(listener) => Ok(listener.accept()?.0),
+            Listener::Tcp(listener, _) => Ok(listener.accept()?.0),
             Listener::Unix(listener) => Ok(OwnedFd::from(listener.accept()?.0).into()),
         }
+    }
+
+    /// Who may be called at a connection; `None`: anybody, as no browser connects to a UNIX socket.
+    fn hosts(&self, connection: &TcpStream) -> Option<Hosts> {
+        match self {
+            Listener::Tcp(_, names) => {
+                Some(Hosts { names: names.clone(), own: connection.local_addr().ok().map(|at| at.ip().to_canonical()) })
+            }
+            Listener::Unix(_) => None,
+        }
+    }
+}
+
+/// The values of the header `Host` that are answered.
+#[derive(Debug, Default)]
+struct Hosts {
+    names: Vec<String>,
+    /// The address that the client has connected to.
+    own: Option<IpAddr>,
+}
+
+impl Hosts {
+    /// Whether a request with this `Host` is meant for this server. Its port does not matter.
+    fn include(&self, host: &str) -> bool {
+        let name = host_name(host);
+        match name.parse::<IpAddr>() {
+            Ok(address) => {
+                let address = address.to_canonical();
+                address.is_loopback() || Some(address) == self.own || self.has(name)
+            }
+            Err(_) => name.eq_ignore_ascii_case("localhost") || self.has(name),
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.names.iter().any(|of| host_name(of).eq_ignore_ascii_case(name))
+    }
+}
+
+/// The name or the address of `NAME`, `NAME:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
+fn host_name(host: &str) -> &str {
+    let end = if host.starts_with('[') { host.find(']').map(|at| at + 1) } else { host.find(':') };
+    let name = match host.split_at_checked(end.unwrap_or(host.len())) {
+        Some((name, port)) if port.is_empty() || port[1..].parse::<u16>().is_ok() && port.starts_with(':') => name,
+        // An address without brackets, or nonsense.
+        _ => host,
+    };
+    name.trim_start_matches('[').trim_end_matches([']', '.'])
+}
+
+/// A connection that is being served.
+struct Served {
+    connection: TcpStream,
+    thread: JoinHandle<()>,
+    /// Whether its request has arrived.
+    is_active: Arc<AtomicBool>,
+}
+
+/// Ends a connection to make room for another.
+fn make_room(connections: &mut VecDeque<Served>) {
+    let idle = connections.iter().rposition(|served| !served.is_active.load(Relaxed));
+    if let Some(Served { connection, thread, .. }) = connections.remove(idle.unwrap_or(0)) {
+        let _ = connection.shutdown(Shutdown::Both);
+        let _ = thread.join();
     }
 }
 
@@ -44,43 +115,44 @@ type Answerer = fn(&str, &str) -> Answer;
 
 /// Answers requests by what `answer` returns, until no connection can be accepted; returns why.
 pub(crate) fn serve(listener: &Listener, answer: Answerer) -> io::Error {
-    let mut connections: VecDeque<(TcpStream, JoinHandle<()>)> = VecDeque::new();
+    let mut connections: VecDeque<Served> = VecDeque::new();
     loop {
         let connection = match listener.accept() {
             Ok(connection) => connection,
             Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => continue,
             // No descriptors: some are free when connections have ended.
             Err(_) if !connections.is_empty() => {
-                connections.retain(|(_, thread)| !thread.is_finished());
+                connections.retain(|served| !served.thread.is_finished());
                 thread::sleep(PAUSE);
                 continue;
             }
             Err(e) => return e,
         };
-        connections.retain(|(_, thread)| !thread.is_finished());
-        if connections.len() == MAX_CONNECTIONS
-            && let Some((oldest, thread)) = connections.pop_front()
-        {
-            let _ = oldest.shutdown(Shutdown::Both);
-            let _ = thread.join();
+        connections.retain(|served| !served.thread.is_finished());
+        if connections.len() == MAX_CONNECTIONS {
+            make_room(&mut connections);
         }
         let Ok(other) = connection.try_clone() else { continue };
+        let (hosts, is_active) = (listener.hosts(&connection), Arc::new(AtomicBool::new(false)));
+        let active = Arc::clone(&is_active);
         let work = move || {
             // The client may go at any time.
-            let _ = converse(&connection, answer);
+            let _ = converse(&connection, hosts.as_ref(), &active, answer);
             let _ = connection.shutdown(Shutdown::Both);
         };
         match thread::Builder::new().spawn(work) {
-            Ok(thread) => connections.push_back((other, thread)),
+            Ok(thread) => connections.push_back(Served { connection: other, thread, is_active }),
             Err(_) => thread::sleep(PAUSE),
         }
     }
 }
 
 /// Reads a request, and answers it.
-fn converse(connection: &TcpStream, answer: Answerer) -> io::Result<()> {
+fn converse(connection: &TcpStream, hosts: Option<&Hosts>, active: &AtomicBool, answer: Answerer) -> io::Result<()> {
     let head = read_head(connection)?;
+    active.store(true, Relaxed);
     let (status, content_type, body) = match request_of(&head) {
+        Some(_) if hosts.is_some_and(|hosts| !hosts.include(&header(&head, "host"))) => (421, TEXT, OTHER_HOST.into()),
         None => (400, TEXT, "no request of HTTP/1\n".into()),
         Some(("GET" | "HEAD", target)) => answer(target, &header(&head, "accept")),
         Some(_) => (405, TEXT, "only GET is answered\n".into()),
@@ -90,6 +162,7 @@ fn converse(connection: &TcpStream, answer: Answerer) -> io::Result<()> {
         400 => "Bad Request",
         404 => "Not Found",
         405 => "Method Not Allowed",
+        421 => "Misdirected Request",
         _ => "Internal Server Error",
     };
     let mut reply = format!(
@@ -152,4 +225,36 @@ fn write_all(mut connection: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
 fn left(end: Instant) -> io::Result<Duration> {
     let left = end.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_and_names_of_the_server_are_its_hosts() {
+        let hosts = Hosts { names: vec!["mon.example".into()], own: Some("192.0.2.7".parse().unwrap()) };
+        for (host, is_own) in [
+            ("localhost", true),
+            ("LOCALHOST:9464", true),
+            ("127.0.0.1:9464", true),
+            ("127.9.9.9", true),
+            ("[::1]:9464", true),
+            ("[::1]", true),
+            ("192.0.2.7:1", true),
+            ("[::ffff:192.0.2.7]", true),
+            ("Mon.Example.:9464", true),
+            ("", false),
+            ("evil.example:9464", false),
+            ("localhost.evil.example", false),
+            ("192.0.2.8", false),
+            ("[2001:db8::1]:9464", false),
+            ("127.0.0.1.evil.example", false),
+            ("localhost,evil.example", false),
+            ("localhost:x", false),
+            ("user@localhost", false),
+        ] {
+            assert_eq!(hosts.include(host), is_own, "{host}");
+        }
+    }
 }

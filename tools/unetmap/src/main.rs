@@ -23,7 +23,6 @@ mod top;
 mod vale;
 mod vm;
 
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -278,6 +277,10 @@ struct MetricsArgs {
     #[arg(short, long, value_name = "unix:PATH|ADDRESS:PORT", value_parser = metrics::place)]
     listen: Option<String>,
 
+    /// Also answer requests whose Host is NAME, besides the address that they came to; may be given several times
+    #[arg(long = "host", value_name = "NAME", requires = "listen")]
+    hosts: Vec<String>,
+
     /// Print OpenMetrics text
     #[arg(long, conflicts_with = "listen")]
     openmetrics: bool,
@@ -472,7 +475,7 @@ fn execute(command: Command) -> Result<u8, Failure> {
         Command::Fw(args) => print("fw", &fw::run(&args)?),
         Command::Emulate(args) => return emulate::run(&args),
         Command::Config(args) => config::run(&args),
-        Command::Metrics(args) => metrics::run(args.listen.as_deref(), args.openmetrics),
+        Command::Metrics(args) => metrics::run(args.listen.as_deref(), &args.hosts, args.openmetrics),
         Command::Node(NodeArgs { action, json }) => {
             let action = match action {
                 NodeAction::On { path } => node::Action::On(path),
@@ -588,7 +591,7 @@ fn normal_form(words: &[String]) -> Result<String, String> {
 
 /// Writes `text` to standard output. An error begins with the name of the subcommand.
 fn print(subcommand: &str, text: &str) -> Result<u8, String> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
+    match tool_common::write(text) {
         // A reader such as `head` closes the pipe early.
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),
         result => result.map(|()| 0).map_err(|e| format!("{subcommand}: standard output: {e}")),

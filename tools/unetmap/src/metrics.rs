@@ -139,10 +139,10 @@ fn page(format: Format) -> Result<String, String> {
 }
 
 /// Prints the metrics, or serves them at `listen`: `unix:PATH`, or ADDRESS:PORT.
-pub(crate) fn run(listen: Option<&str>, openmetrics: bool) -> Result<u8, String> {
+pub(crate) fn run(listen: Option<&str>, hosts: &[String], openmetrics: bool) -> Result<u8, String> {
     let format = if openmetrics { Format::OpenMetrics } else { Format::Text };
     let Some(listen) = listen else { return crate::print("metrics", &page(format)?) };
-    let server = listener(listen).map_err(|why| format!("metrics: {listen}: {why}"))?;
+    let server = listener(listen, hosts).map_err(|why| format!("metrics: {listen}: {why}"))?;
     crate::note(&format!("unetmap: metrics: serving at {listen}"));
     let why = http::serve(&server, |target, accept| match target {
         "/metrics" => {
@@ -170,13 +170,17 @@ pub(crate) fn place(text: &str) -> Result<String, String> {
     is_place.then(|| text.to_owned()).ok_or_else(wrong)
 }
 
-fn listener(listen: &str) -> Result<Listener, String> {
+fn listener(listen: &str, hosts: &[String]) -> Result<Listener, String> {
     match listen.strip_prefix("unix:") {
         Some(path) => {
             remove_stale(Path::new(path))?;
             UnixListener::bind(path).map(Listener::Unix)
         }
-        None => TcpListener::bind(listen).map(Listener::Tcp),
+        None => {
+            // Its own name or address is one, too, with which its port was given.
+            let names = hosts.iter().cloned().chain([listen.to_owned()]).collect();
+            TcpListener::bind(listen).map(|listener| Listener::Tcp(listener, names))
+        }
     }
     .map_err(|e| e.to_string())
 }
@@ -232,7 +236,7 @@ mod tests {
                 r#"unetmap_ring_packets_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 7"#,
                 r#"unetmap_ring_bytes_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 420"#,
                 r#"unetmap_port_lost_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="vlan"} 4"#,
-                r#"unetmap_region_buffers{daemon="0",region="r\"\\\n",mem_id="2",state="free"} 3"#,
+                r#"unetmap_region_buffers{daemon="0",region="r\"\\\\n",mem_id="2",state="free"} 3"#,
                 r#"unetmap_user_refused_total{daemon="0",uid="1"} 6"#,
                 r#"unetmap_user_limit{daemon="0",uid="all but root",resource="rings"} 9"#,
                 "# TYPE unetmap_region_buffers gauge",

@@ -3,6 +3,8 @@
 
 use std::fmt::Write as _;
 
+use unetmap::abi::printable::word;
+
 /// How a metric is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -90,7 +92,7 @@ impl Format {
 
 /// The value of a label, which stands in quotes.
 fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    word(value).replace('\\', "\\\\").replace('"', "\\\"")
 }
 
 /// A range of an `Accept` header, such as `text/*;q=0.5`.
