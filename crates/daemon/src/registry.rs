@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use unetmap_abi::NmreqRegister;
+use unetmap_core::control::ServesRequest;
 use unetmap_core::errno::{EINVAL, ENXIO};
 use unetmap_mem::{BufIdx, ChannelPage, Iface, IndexSet, Pos, Slots, Span};
 
@@ -97,6 +98,8 @@ pub(crate) struct Session<K> {
     pub(crate) iface_offset: u64,
     /// Number of extra buffers that the session got.
     pub(crate) extra: u32,
+    /// What its process says that it serves with the port.
+    pub(crate) serves: Option<ServesRequest>,
     /// Whether a process has the port that can ask for descriptors later: not the daemon itself.
     pub(crate) can_ask: bool,
     /// Descriptors that the daemon itself keeps for the session, of a file of the node: what its user is charged.

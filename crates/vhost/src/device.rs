@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE, NmreqPortHdr};
 use unetmap::{Error, Interest, Port, Ring, errno};
+use unetmap_core::control::serves::{self, ServesRequest};
 use unetmap_mem::GuestMemory;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::eventfd;
@@ -43,6 +44,8 @@ pub struct Config {
     pub queue_pairs: u16,
     /// What is spoken on the socket.
     pub protocol: Protocol,
+    /// What the daemon is told about it.
+    pub serves: ServesRequest,
 }
 
 /// How a peer shares its memory, by messages on a UNIX socket.
@@ -232,11 +235,15 @@ fn open_port(config: &Config, header: usize) -> Result<Port, Error> {
     let options = Port::options().tx_rings(pairs).rx_rings(pairs);
     // A port with several rings has as many slots without it.
     let options = if pairs == 1 { options.rx_slots(RX_SLOTS) } else { options };
-    let port = match config.protocol {
-        Protocol::VhostUser => options.flags(NR_EXCLUSIVE | NR_ACCEPT_VNET_HDR).open(&config.port)?,
-        Protocol::Memif(_) => return options.flags(NR_EXCLUSIVE).open(&config.port),
+    let flags = match config.protocol {
+        Protocol::VhostUser => NR_EXCLUSIVE | NR_ACCEPT_VNET_HDR,
+        Protocol::Memif(_) => NR_EXCLUSIVE,
     };
-    set_port_header(config, header)?;
+    let port = options.flags(flags).open(&config.port)?;
+    serves::declare(port.as_fd(), &config.serves)?;
+    if matches!(config.protocol, Protocol::VhostUser) {
+        set_port_header(config, header)?;
+    }
     Ok(port)
 }
 

@@ -10,6 +10,8 @@ use std::path::Path;
 use crate::served::{check_path, listen_error, port_name};
 use clap::{Args, Subcommand};
 use tool_common::{note, stop_on_signals};
+use unetmap::abi::printable::Shown;
+use unetmap_core::control::serves::{ServesRequest, Service};
 use unetmap_vhost::memif::{self, BUFFER_BYTES, MAX_LOG2_RING, MAX_NAME, MAX_SECRET};
 use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Protocol, Socket, serve};
 
@@ -186,8 +188,9 @@ fn serve_port(port: &str, spec: &Spec) -> Result<(), String> {
     };
     let name = port.bytes().take(MAX_NAME - 1).map(char::from).collect();
     let protocol = Protocol::Memif(memif::Config { name, ..spec.config.clone() });
-    let config = Config { port: port.into(), socket, queue_pairs: spec.queues, protocol };
-    let served = serve(&config, stop, &|line| note(&format!("unetmap memif: {line}")));
+    let serves = ServesRequest { service: Service::Memif, socket: spec.to_string() };
+    let config = Config { port: port.into(), socket, queue_pairs: spec.queues, protocol, serves };
+    let served = serve(&config, stop, &|line| note(&format!("unetmap memif: {}", Shown(line))));
     if !spec.config.is_client {
         let _ = fs::remove_file(path);
     }

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Ports of switches that a process in the background serves: `unetmap vm serve`, `unetmap memif serve`.
 //!
-//! There is no list of such processes but the daemon's own of each port's programs: the command line of one of them
-//! says what it serves.
+//! The daemon lists them: each tells it what it serves (`unetmap_core::control::serves`), and the daemon knows its
+//! user. Command lines are not asked, as anybody can write what he likes into his own.
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::process::Signal;
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 use unetmap::abi::PortSpec;
+use unetmap::abi::printable::Shown;
 use unetmap_core::control::client::own_socket;
 use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
+use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::process;
 
 use crate::ls::{members, parse_reply};
@@ -29,26 +32,15 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// Most bytes of a log to which another process adds its lines.
 const MAX_LOG: u64 = 1 << 20;
-/// The options with which ports are served, each of one command: `unetmap COMMAND serve PORT OPTION SOCKET`.
-const OPTIONS: [(&str, Kind); 3] =
-    [("--socket", Kind::VhostUser), ("--client", Kind::VhostUserClient), ("--memif", Kind::Memif)];
-
 /// How a port is served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    VhostUser,
-    VhostUserClient,
-    Memif,
-}
+pub(crate) use unetmap_core::control::serves::Service as Kind;
 
-impl Kind {
-    /// The command, its option, and the option of `unetmap vale port` that starts and ends it.
-    fn words(self) -> [&'static str; 3] {
-        match self {
-            Kind::VhostUser => ["vm", "--socket", "--vhost-user"],
-            Kind::VhostUserClient => ["vm", "--client", "--vhost-user-client"],
-            Kind::Memif => ["memif", "--memif", "--memif"],
-        }
+/// The command and its option that serve a port: `unetmap COMMAND serve PORT OPTION SOCKET`.
+fn words(kind: Kind) -> [&'static str; 2] {
+    match kind {
+        Kind::VhostUser => ["vm", "--socket"],
+        Kind::VhostUserClient => ["vm", "--client"],
+        Kind::Memif => ["memif", "--memif"],
     }
 }
 
@@ -82,34 +74,43 @@ pub(crate) fn listen_error(path: &str, e: &io::Error) -> String {
     }
 }
 
-/// A process that serves a port, and the socket as its command line has it.
+/// A process that says that it serves a port, and its user, as the daemon knows them.
 struct Server {
     pid: i32,
+    uid: u32,
     kind: Kind,
     socket: String,
 }
 
-/// Returns the one of these processes that serves their port.
-fn served_by(pids: &Value) -> Option<Server> {
-    members(pids).find_map(|pid| {
-        let pid = i32::try_from(pid.as_u64()?).ok()?;
-        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
-        let at = words.windows(2).position(|pair| pair[1] == "serve" && ["vm", "memif"].contains(&&*pair[0]))?;
-        let (option, socket) = (words.get(at + 3)?, words.get(at + 4)?);
-        let (_, kind) = OPTIONS.into_iter().find(|(name, kind)| name == option && kind.words()[0] == words[at])?;
-        Some(Server { pid, kind, socket: socket.to_string() })
-    })
+impl Server {
+    /// Whether what it says counts as a setting: a process of root or of this user. Any other can say what it likes.
+    fn is_believed(&self) -> bool {
+        self.uid == 0 || self.uid == geteuid().as_raw()
+    }
+}
+
+/// Returns the process that serves a switch port in the daemon's reply; one that is believed, if there is any.
+fn served_by(port: &Value) -> Option<Server> {
+    let servers = members(&port["served"]).filter_map(|server| {
+        let kind = Kind::ALL.into_iter().find(|kind| server["service"] == kind.name())?;
+        let number = |key: &str| u32::try_from(server[key].as_u64()?).ok();
+        let (pid, uid) = (i32::try_from(number("pid")?).ok()?, number("uid")?);
+        Some(Server { pid, uid, kind, socket: server["socket"].as_str()?.into() })
+    });
+    servers.max_by_key(Server::is_believed)
 }
 
 /// Returns how a switch port in the daemon's reply is served, in the words that set it: `vhost-user /run/vm1.sock`.
+/// What a process of another user says is marked as such.
 pub(crate) fn setting_of(port: &Value) -> Option<String> {
-    served_by(&port["pids"]).map(|server| format!("{} {}", &server.kind.words()[2][2..], server.socket))
+    let server = served_by(port)?;
+    let setting = format!("{} {}", server.kind.name(), Shown(&server.socket));
+    Some(if server.is_believed() { setting } else { format!("user {} says: {setting}", server.uid) })
 }
 
-/// Returns the socket of a switch port in the daemon's reply, if it is served in this way.
+/// Returns the socket of a switch port in the daemon's reply, if a process that is believed serves it in this way.
 pub(crate) fn socket_of(port: &Value, kind: Kind) -> Option<String> {
-    served_by(&port["pids"]).filter(|server| server.kind == kind).map(|server| server.socket)
+    served_by(port).filter(|server| server.kind == kind && server.is_believed()).map(|server| server.socket)
 }
 
 /// Returns whether this port exists, as far as the caller may know, and the process that serves it.
@@ -120,7 +121,7 @@ fn server_of(port: &str) -> Result<(bool, Option<Server>), String> {
     let Ok(Some(reply)) = send_request(&request) else { return Ok((false, None)) };
     let all = parse_reply("vale", &reply)?;
     let found = members(&all["port"]).find(|other| other["name"] == port);
-    Ok((found.is_some(), found.and_then(|port| served_by(&port["pids"]))))
+    Ok((found.is_some(), found.and_then(served_by)))
 }
 
 /// Serves a port in the background, at a socket in its normal form (`None`: no longer). Returns what was done, as a
@@ -132,19 +133,24 @@ pub(crate) fn set(port: &str, kind: Kind, socket: Option<&str>) -> Result<String
             "{port}: there is no such port, or none that you may see: unetmap vale show lists yours, sudo those of the \
              system's daemon"
         )),
+        (None, None) => Ok(format!("{port}: no process serves it\n")),
+        (None, Some(wanted)) => start(port, kind, wanted),
+        (Some(server), _) if !server.is_believed() => Err(format!(
+            "{port}: process {} of user {} has it, and says that it serves {}; only that user ends it",
+            server.pid,
+            server.uid,
+            Shown(&server.socket)
+        )),
         (Some(server), None) if server.kind == kind => {
-            end(server.pid)?;
+            end(port, &server)?;
             Ok(format!("{port}: process {} has ended\n", server.pid))
         }
-        (None, None) => Ok(format!("{port}: no process serves it\n")),
-        (Some(Server { pid, kind: has, socket }), Some(wanted)) if socket == wanted && has == kind => {
+        (Some(Server { pid, kind: has, socket, .. }), Some(wanted)) if socket == wanted && has == kind => {
             Ok(format!("{port}: process {pid} serves {socket} already\n"))
         }
-        (Some(Server { pid, kind, socket }), _) => {
-            let [.., option] = kind.words();
-            Err(format!("{port}: process {pid} serves {socket}; end it first with {option} off"))
+        (Some(Server { pid, kind, socket, .. }), _) => {
+            Err(format!("{port}: process {pid} serves {socket}; end it first with --{} off", kind.name()))
         }
-        (None, Some(wanted)) => start(port, kind, wanted),
     }
 }
 
@@ -173,7 +179,7 @@ fn open_log(path: &Path) -> io::Result<(File, u64)> {
         _ => e,
     })?;
     let meta = log.metadata()?;
-    if !meta.is_file() || meta.nlink() != 1 || meta.uid() != rustix::process::geteuid().as_raw() {
+    if !meta.is_file() || meta.nlink() != 1 || meta.uid() != geteuid().as_raw() {
         return Err(io::Error::other("it is no log of this user: remove it, or choose another folder"));
     }
     if meta.len() <= MAX_LOG {
@@ -199,13 +205,14 @@ fn start(port: &str, kind: Kind, socket: &str) -> Result<String, String> {
     let program = std::env::current_exe().map_err(|e| failed("the path of this program", e))?;
     let log_path = log_path(kind, socket)?;
     let (log, length) = open_log(&log_path).map_err(|e| failed(&format!("its log {}", log_path.display()), e))?;
-    let [command, option, _] = kind.words();
+    let [command, option] = words(kind);
     let args = [command, "serve", port, option, socket].map(Into::into);
     let null = File::open("/dev/null").map_err(|e| failed("/dev/null", e))?;
     let pid = process::spawn_detached(&program, &args, null.into(), log).map_err(|e| failed("cannot be served", e))?;
+    let process = Process::new(pid as i32);
     let until = Instant::now() + START_LIMIT;
     loop {
-        let is_running = is_running(pid as i32);
+        let is_running = process.as_ref().is_some_and(Process::is_running);
         let [lines, others] = own_and_other_lines(&log_path, length, (command, port));
         if lines.iter().any(|line| line.ends_with(": ready")) {
             return Ok(format!("{port}: process {pid} serves {socket}, its log is {}\n", log_path.display()));
@@ -221,25 +228,58 @@ fn start(port: &str, kind: Kind, socket: &str) -> Result<String, String> {
     }
 }
 
-fn end(pid: i32) -> Result<(), String> {
-    let at = rustix::process::Pid::from_raw(pid).ok_or("no process")?;
+/// Ends the process that serves a port.
+fn end(port: &str, server: &Server) -> Result<(), String> {
+    let pid = server.pid;
+    let Some(process) = Process::new(pid) else { return Ok(()) };
+    // Only now is it sure that the descriptor is that process's, and not of one that has its number since.
+    if server_of(port)?.1.is_none_or(|now| (now.pid, now.uid) != (pid, server.uid)) {
+        return Ok(());
+    }
     for (signal, limit) in [(Signal::TERM, END_LIMIT), (Signal::KILL, START_LIMIT)] {
-        match rustix::process::kill_process(at, signal) {
-            Err(e) if is_running(pid) => return Err(format!("process {pid}: {e}")),
+        match pidfd_send_signal(&process.0, signal) {
+            Err(e) if process.is_running() => return Err(format!("process {pid}: {e}")),
+            _ if process.ends_within(limit) => return Ok(()),
             _ => {}
-        }
-        let until = Instant::now() + limit;
-        while Instant::now() < until {
-            if !is_running(pid) {
-                return Ok(());
-            }
-            std::thread::sleep(CHECK_INTERVAL);
         }
     }
     Err(format!("process {pid} does not end"))
 }
 
-fn is_running(pid: i32) -> bool {
-    // An orphan that has ended may stay for a moment, without a command line.
-    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+/// A process, by a descriptor: its number may be another's after its end.
+struct Process(OwnedFd);
+
+impl Process {
+    /// `None`: it has ended.
+    fn new(pid: i32) -> Option<Process> {
+        pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok().map(Process)
+    }
+
+    fn is_running(&self) -> bool {
+        !self.ends_within(Duration::ZERO)
+    }
+
+    fn ends_within(&self, limit: Duration) -> bool {
+        let mut end = [PollFd::new(&self.0, PollFlags::IN)];
+        wait_readable(&mut end, Some(limit)).is_ok() && !end[0].revents().is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_processes_of_other_users_say_is_no_setting() {
+        let own = geteuid().as_raw();
+        let served = |uid: u32, socket: &str| json!({"pid": 7, "uid": uid, "service": "memif", "socket": socket});
+        let port = json!({"served": [served(own + 1, "/forged\u{1b}")]});
+        assert_eq!(socket_of(&port, Kind::Memif), None);
+        assert_eq!(setting_of(&port).unwrap(), format!("user {} says: memif /forged\\u001b", own + 1));
+        let port = json!({"served": [served(own + 1, "/forged"), served(own, "/own"), served(own + 1, "/forged")]});
+        assert_eq!(socket_of(&port, Kind::Memif).as_deref(), Some("/own"));
+        assert_eq!((socket_of(&port, Kind::VhostUser), setting_of(&port).as_deref()), (None, Some("memif /own")));
+        assert_eq!(setting_of(&json!({"pids": [7]})), None);
+    }
 }

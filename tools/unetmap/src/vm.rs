@@ -13,6 +13,8 @@ use std::path::Path;
 use crate::served::{check_path, listen_error, port_name};
 use clap::{Args, Subcommand, ValueEnum};
 use tool_common::{Failure, note, stop_on_signals};
+use unetmap::abi::printable::Shown;
+use unetmap_core::control::serves::{ServesRequest, Service};
 use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Protocol, Socket, serve};
 
 /// The socket's permissions: its owner's hypervisors may connect, and root's.
@@ -198,8 +200,10 @@ fn serve_port(port: &str, socket: &SocketArgs) -> Result<(), String> {
         true => Socket::Connect(path.into()),
         false => Socket::Listen(listen(path).map_err(|e| listen_error(&at.path, &e))?),
     };
-    let config = Config { port: port.into(), socket, queue_pairs: at.queues, protocol: Protocol::VhostUser };
-    let served = serve(&config, stop, &|line| note(&format!("unetmap vm: {line}")));
+    let service = if is_client { Service::VhostUserClient } else { Service::VhostUser };
+    let serves = ServesRequest { service, socket: at.to_string() };
+    let config = Config { port: port.into(), socket, queue_pairs: at.queues, protocol: Protocol::VhostUser, serves };
+    let served = serve(&config, stop, &|line| note(&format!("unetmap vm: {}", Shown(line))));
     if !is_client {
         let _ = fs::remove_file(path);
     }

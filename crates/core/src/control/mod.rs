@@ -13,6 +13,7 @@
 //!   NetmapRequest          -->     the same request, answered; for REGISTER also the binding and its descriptors
 //!   UnbindRequest          -->     nothing: the port that REGISTER bound on this connection is released
 //!   AttachRequest          -->     the reply to REGISTER on this connection, with its descriptors, again
+//!   ServesRequest          -->     nothing: what the process serves with the port is known; see `serves`
 //!   NicRequest             -->     the state of an interface, as JSON; see `nic`
 //!   ValeRequest            -->     the state of a switch, as JSON; see `vale`
 //!   NodeRequest            -->     the state of /dev/netmap, as JSON; see `node`
@@ -35,6 +36,7 @@ pub mod monitor;
 pub mod nic;
 pub mod node;
 pub mod request;
+pub mod serves;
 pub mod session;
 pub mod stop;
 pub mod sysctl;
@@ -47,6 +49,7 @@ pub use monitor::NextMonitorRequest;
 pub use nic::NicRequest;
 pub use node::NodeRequest;
 pub use request::NetmapRequest;
+pub use serves::ServesRequest;
 pub use session::{
     AttachRequest, HelloRequest, LockHolderRequest, PeerDoorbellsRequest, SnapshotRequest, UnbindRequest,
 };
@@ -73,6 +76,7 @@ mod tests {
             NicRequest::KIND,
             NodeRequest::KIND,
             PeerDoorbellsRequest::KIND,
+            ServesRequest::KIND,
             SnapshotRequest::KIND,
             StopRequest::KIND,
             UnbindRequest::KIND,
@@ -80,6 +84,6 @@ mod tests {
         ];
         let mut numbers = kinds.map(|kind| kind.0);
         numbers.sort_unstable();
-        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqRegister;
+use unetmap_core::control::{ControlRequest as _, ServesRequest};
 use unetmap_core::errno::EAGAIN;
 use unetmap_mem::Iface;
 use unetmap_sys::process;
@@ -53,6 +54,8 @@ struct SavedSession {
     request: Vec<u8>,
     iface_offset: u64,
     extra: u32,
+    /// `ServesRequest`, as bytes.
+    serves: Option<Vec<u8>>,
     can_ask: bool,
     descriptors: u32,
 }
@@ -195,6 +198,7 @@ impl Registry {
             iface,
             iface_offset: saved.iface_offset,
             extra: saved.extra,
+            serves: saved.serves.and_then(|bytes| ServesRequest::decode(&bytes).ok()),
             can_ask: saved.can_ask,
             descriptors: (saved.descriptors > 0)
                 .then(|| self.ledger.charge(saved.uid, Amounts::of(Resource::Descriptors, saved.descriptors.into()))),
@@ -216,6 +220,7 @@ fn save_session(session: &Session) -> SavedSession {
         request: session.request.as_bytes().to_vec(),
         iface_offset: session.iface_offset,
         extra: session.extra,
+        serves: session.serves.as_ref().map(ServesRequest::encode),
         can_ask: session.can_ask,
         descriptors: session.descriptors.as_ref().map_or(0, |charge| charge.amounts()[Resource::Descriptors] as u32),
     }

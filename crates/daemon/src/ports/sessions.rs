@@ -90,6 +90,7 @@ impl Daemon {
             iface,
             iface_offset,
             extra,
+            serves: None,
             can_ask: caller.is_connected(),
             descriptors: None,
         };

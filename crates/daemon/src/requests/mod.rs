@@ -19,8 +19,8 @@ use std::sync::Arc;
 use unetmap_abi::NmreqHeader;
 use unetmap_core::control::{
     AttachRequest, ControlRequest, EventsRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest,
-    NextMonitorRequest, NicRequest, NodeRequest, PeerDoorbellsRequest, SnapshotRequest, StopRequest, UnbindRequest,
-    ValeRequest, wire,
+    NextMonitorRequest, NicRequest, NodeRequest, PeerDoorbellsRequest, ServesRequest, SnapshotRequest, StopRequest,
+    UnbindRequest, ValeRequest, wire,
 };
 use unetmap_core::errno::{ENOMEM, EPROTO};
 use unetmap_sys::memfd;
@@ -81,7 +81,7 @@ pub(crate) struct Answer {
 type Handler = fn(&mut Call<'_>) -> Reply;
 
 /// The name of each kind of message, and its handler.
-const HANDLERS: [(Kind, &str, Handler); 14] = [
+const HANDLERS: [(Kind, &str, Handler); 15] = [
     (HelloRequest::KIND, "hello", |_| Reply::Answer(Answer::default())),
     (LockHolderRequest::KIND, "lock holder", lock_holder::lock_holder),
     (NetmapRequest::KIND, "netmap", port::netmap_request),
@@ -89,6 +89,7 @@ const HANDLERS: [(Kind, &str, Handler); 14] = [
     (UnbindRequest::KIND, "unbind", port::unbind),
     (NextMonitorRequest::KIND, "next monitor", port::next_monitor),
     (PeerDoorbellsRequest::KIND, "peer doorbells", port::peer_doorbells),
+    (ServesRequest::KIND, "serves", port::serves),
     (NicRequest::KIND, "nic", |call| call.text(nic::answer_request)),
     (ValeRequest::KIND, "vale", |call| call.text(vale::answer_request)),
     (NodeRequest::KIND, "node", node),

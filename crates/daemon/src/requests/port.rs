@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Requests about ports: netmap's own, and those that a process sends about the port that its connection has open.
 
-use unetmap_core::control::{ControlRequest, NetmapRequest, NextMonitorRequest, PeerDoorbellsRequest};
-use unetmap_core::errno::EPROTO;
+use unetmap_core::control::{ControlRequest, NetmapRequest, NextMonitorRequest, PeerDoorbellsRequest, ServesRequest};
+use unetmap_core::errno::{ENXIO, EPROTO};
 
 use super::{Answer, Call, Reply};
 use crate::netmap_requests::{self, Outcome};
@@ -65,5 +65,20 @@ pub(super) fn peer_doorbells(call: &mut Call<'_>) -> Reply {
     Reply::Answer(match call.daemon.peer_doorbells(&request) {
         Ok(fds) => Answer { fds, ..Default::default() },
         Err(refusal) => call.refused(refusal),
+    })
+}
+
+/// Serves: what the process serves with its port.
+pub(super) fn serves(call: &mut Call<'_>) -> Reply {
+    let Ok(request) = ServesRequest::decode(call.payload) else {
+        return Reply::Invalid(EPROTO, "the request about what is served cannot be decoded");
+    };
+    let session = call.session.and_then(|session| call.daemon.registry.sessions.get_mut(&session));
+    Reply::Answer(match session {
+        Some(session) => {
+            session.serves = Some(request);
+            Answer::default()
+        }
+        None => Answer { errno: ENXIO, payload: b"no port is bound to this connection".to_vec(), ..Default::default() },
     })
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use unetmap_abi::NM_BDG_NAME;
-use unetmap_core::control::ControlRequest;
 use unetmap_core::control::vale::{PortPolicy, RateLimit, VlanMode};
 use unetmap_core::control::vale::{ValeAction, ValeRequest};
+use unetmap_core::control::{ControlRequest, ServesRequest};
 use unetmap_core::errno::{EINVAL, ENOENT, EOPNOTSUPP};
 use unetmap_switch::fdb::LIFETIME_EPOCHS;
 
@@ -16,7 +16,7 @@ use super::settings::{set_age, set_rules};
 use super::workers::{set_plan, workers_as_json};
 use super::{Switch, SwitchKey, ValeKey, ValePort, find, key_of};
 use crate::caller::Caller;
-use crate::ports::Daemon;
+use crate::ports::{Daemon, Session};
 use crate::refusal::{Refusal, refuse};
 use crate::region::Scope;
 
@@ -58,6 +58,8 @@ struct PortDetails {
     kind: &'static str,
     /// Programs that have it open.
     pids: Vec<u32>,
+    /// What they say that they serve with it, each as its user says.
+    served: Vec<ServedSnapshot>,
     mem_id: u16,
     /// The thread that forwards what it sends, and the processor on which that thread runs or ran last.
     thread: Option<usize>,
@@ -73,6 +75,15 @@ struct PortDetails {
     /// Packets for it that it did not receive, by reason.
     dropped: BTreeMap<&'static str, u64>,
     rules: RulesSnapshot,
+}
+
+#[derive(Serialize)]
+struct ServedSnapshot {
+    pid: u32,
+    uid: u32,
+    program: Option<String>,
+    service: &'static str,
+    socket: String,
 }
 
 #[derive(Serialize, Default)]
@@ -250,11 +261,21 @@ fn switch_details(daemon: &Daemon, of: &SwitchKey) -> Result<SwitchDetails, Refu
     })
 }
 
+impl ServedSnapshot {
+    fn of(session: &Session) -> Option<ServedSnapshot> {
+        let ServesRequest { service, socket } = session.serves.as_ref()?;
+        let (pid, uid, program) = (session.pid, session.uid, session.program.clone());
+        Some(ServedSnapshot { pid, uid, program, service: service.name(), socket: socket.clone() })
+    }
+}
+
 impl PortDetails {
     fn of(daemon: &Daemon, key: &ValeKey) -> PortDetails {
         let port = find(&daemon.registry, key);
         let is_attached = port.is_some_and(|port| port.attachment.is_some());
-        let sessions = daemon.registry.sessions.values().filter(|session| port.is_some_and(|p| p.id == session.port));
+        let sessions = daemon.registry.sessions.values();
+        let sessions: Vec<&Session> =
+            sessions.filter(|session| !is_attached && port.is_some_and(|p| p.id == session.port)).collect();
         let thread = port.and_then(|port| daemon.vale.thread_of(port));
         PortDetails {
             name: key.name(),
@@ -265,7 +286,8 @@ impl PortDetails {
                 Some(_) if is_attached => "interface",
                 Some(_) => "program",
             },
-            pids: if is_attached { Vec::new() } else { sessions.map(|session| session.pid).collect() },
+            pids: sessions.iter().map(|session| session.pid).collect(),
+            served: sessions.iter().filter_map(|session| ServedSnapshot::of(session)).collect(),
             mem_id: port.map_or(0, |port| daemon.registry.regions.mem_id(port.region)),
             thread,
             cpu: thread.and_then(|thread| daemon.vale.workers.cpu_of(thread)),
