@@ -167,6 +167,8 @@ pub struct Port {
     pub name: String,
     /// `nic`, `vale`, `mediated`, `pipe` or `null`.
     pub kind: String,
+    /// Pipes and switch ports: the user to whom they belong.
+    pub uid: Option<u32>,
     /// Its region.
     pub mem_id: u16,
     /// Whether any session has it open.

@@ -9,6 +9,7 @@
 
 mod budgets;
 mod file;
+mod shares;
 
 use std::fmt;
 use std::fs;
@@ -24,6 +25,8 @@ use budgets::WrittenBudget;
 pub(crate) use file::PolicyFile;
 use serde::de::{Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
+pub(crate) use shares::PipeOwner;
+use shares::{Share, WrittenShare};
 use toml::Spanned;
 use unetmap_core::control::trusted_file;
 
@@ -61,6 +64,7 @@ pub(crate) enum Access {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Policy {
     rules: Vec<Rule>,
+    shares: Vec<Share>,
     budgets: Budgets,
 }
 
@@ -145,7 +149,7 @@ impl Policy {
     /// Whether there is anything that this client might be given. A yes is no promise: the interfaces that are allowed
     /// may all be refused by other rules, if only several of these together refuse them.
     pub(crate) fn admits_anything(&self, who: &Identity<'_>) -> bool {
-        self.pipes(who) || self.may_give_interfaces(who)
+        self.pipes(who) || self.shares_with(who) || self.may_give_interfaces(who)
     }
 
     /// Whether there is an interface that this client might be given; as little of a promise.
@@ -164,11 +168,17 @@ impl Policy {
 
 impl Rule {
     fn is_for(&self, who: &Identity<'_>) -> bool {
-        let named = match &self.users {
+        self.users.include(&self.groups, who) && self.netns.as_ref().is_none_or(|netns| netns.is(who.netns))
+    }
+}
+
+impl Users {
+    /// Whether a client is one of them, or in one of these groups.
+    fn include(&self, groups: &[u32], who: &Identity<'_>) -> bool {
+        match self {
             Users::Anybody => true,
-            Users::These(uids) => uids.contains(&who.uid) || self.groups.iter().any(|gid| who.groups.contains(gid)),
-        };
-        named && self.netns.as_ref().is_none_or(|netns| netns.is(who.netns))
+            Users::These(uids) => uids.contains(&who.uid) || groups.iter().any(|gid| who.groups.contains(gid)),
+        }
     }
 }
 
@@ -209,16 +219,17 @@ enum Symbol {
 }
 
 impl Pattern {
-    fn new(text: &str) -> Result<Pattern, String> {
+    /// A pattern of names of at most `max` bytes.
+    fn new(text: &str, max: usize) -> Result<Pattern, String> {
         let wrong = |why: &str| Err(format!("`{text}` {why}; write names such as \"eth0\" or \"veth*\""));
         if text.is_empty() {
             return wrong("is no name");
         }
         if text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
-            return wrong("has a character that no interface's name has");
+            return wrong("has a character that no such name has");
         }
-        if text.bytes().filter(|b| *b != b'*').count() > MAX_NAME {
-            return wrong("is longer than an interface's name, 15 bytes");
+        if text.bytes().filter(|b| *b != b'*').count() > max {
+            return wrong(&format!("is longer than such a name, {max} bytes"));
         }
         let mut symbols: Vec<Symbol> = text
             .chars()
@@ -274,6 +285,8 @@ struct Written {
     defaults: bool,
     #[serde(default)]
     rule: Vec<Spanned<WrittenRule>>,
+    #[serde(default)]
+    share: Vec<Spanned<WrittenShare>>,
     #[serde(default)]
     budget: Vec<WrittenBudget>,
     total: Option<Spanned<WrittenBudget>>,
@@ -379,8 +392,12 @@ fn parse(text: &str, accounts: &impl Accounts) -> Result<Policy, Wrong> {
     if written.defaults {
         rules.extend(defaults(accounts));
     }
+    let mut shares = Vec::new();
+    for share in written.share {
+        shares.push(shares::understand(share.get_ref(), &share.span(), accounts)?);
+    }
     let budgets = budgets::understand(written.budget, written.total, accounts)?;
-    Ok(Policy { rules, budgets })
+    Ok(Policy { rules, shares, budgets })
 }
 
 fn understand(rule: WrittenRule, span: &Range<usize>, accounts: &impl Accounts) -> Result<Rule, Wrong> {
@@ -392,21 +409,9 @@ fn understand(rule: WrittenRule, span: &Range<usize>, accounts: &impl Accounts) 
     }
     let mut ports = Vec::new();
     for port in &rule.ports {
-        ports.push(Pattern::new(port.get_ref()).or_else(|why| wrong(&port.span(), why))?);
+        ports.push(Pattern::new(port.get_ref(), MAX_NAME).or_else(|why| wrong(&port.span(), why))?);
     }
-    let mut users = Users::These(Vec::new());
-    for user in &rule.users {
-        match (user.get_ref(), &mut users) {
-            (Word::Name(name), _) if name == "*" => users = Users::Anybody,
-            (word, Users::These(uids)) => uids.push(id(word, &user.span(), "user", |name| accounts.uid(name))?),
-            // Still looked up, so that a wrong name is reported.
-            (word, Users::Anybody) => drop(id(word, &user.span(), "user", |name| accounts.uid(name))?),
-        }
-    }
-    let mut groups = Vec::new();
-    for group in &rule.groups {
-        groups.push(id(group.get_ref(), &group.span(), "group", |name| accounts.gid(name))?);
-    }
+    let (users, groups) = (users(&rule.users, accounts)?, groups(&rule.groups, accounts)?);
     let netns = rule.netns.map(|netns| namespace(netns.get_ref(), &netns.span())).transpose()?;
     let access = match rule.access {
         WrittenAccess::Direct => Some(Access::Direct),
@@ -414,6 +419,24 @@ fn understand(rule: WrittenRule, span: &Range<usize>, accounts: &impl Accounts) 
         WrittenAccess::None => None,
     };
     Ok(Rule { ports, pipes: rule.pipes, users, groups, netns, access })
+}
+
+/// The users of a list; `*`: anybody.
+fn users(written: &[Spanned<Word>], accounts: &impl Accounts) -> Result<Users, Wrong> {
+    let mut users = Users::These(Vec::new());
+    for user in written {
+        match (user.get_ref(), &mut users) {
+            (Word::Name(name), _) if name == "*" => users = Users::Anybody,
+            (word, Users::These(uids)) => uids.push(id(word, &user.span(), "user", |name| accounts.uid(name))?),
+            // Still looked up, so that a wrong name is reported.
+            (word, Users::Anybody) => drop(id(word, &user.span(), "user", |name| accounts.uid(name))?),
+        }
+    }
+    Ok(users)
+}
+
+fn groups(written: &[Spanned<Word>], accounts: &impl Accounts) -> Result<Vec<u32>, Wrong> {
+    written.iter().map(|group| id(group.get_ref(), &group.span(), "group", |name| accounts.gid(name))).collect()
 }
 
 fn id(

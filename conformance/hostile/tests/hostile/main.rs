@@ -15,6 +15,7 @@ mod memif;
 mod monitors;
 mod nic;
 mod nic_filter;
+mod owners;
 mod pipes;
 mod removed_pages;
 mod requests;

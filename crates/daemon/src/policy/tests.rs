@@ -201,7 +201,7 @@ fn what_is_refused_again_is_not_admitted() {
 
 #[test]
 fn names_of_interfaces() {
-    let fits = |pattern: &str, name: &str| Pattern::new(pattern).unwrap().fits(name);
+    let fits = |pattern: &str, name: &str| Pattern::new(pattern, MAX_NAME).unwrap().fits(name);
     for (pattern, name) in [
         ("eth0", "eth0"),
         ("*", "anything"),
@@ -273,7 +273,7 @@ fn mistakes_are_told_with_their_line() {
         (
             "default = true",
             1,
-            "unknown field `default`, expected one of `defaults`, `rule`, `budget`, `total`; unetmap-policy(5)",
+            "unknown field `default`, expected one of `defaults`, `rule`, `share`, `budget`, `total`; unetmap-policy(5)",
         ),
         ("\n[[allow]]\nports = ['a']", 2, "unknown field `allow`"),
         ("[[rule]]\nports = ['a']\nuser = ['*']", 3, "unknown field `user`"),
@@ -296,7 +296,7 @@ fn mistakes_are_told_with_their_line() {
         ("[[rule]]\nusers = ['*']\nports = ['']", 3, "`` is no name"),
         ("[[rule]]\nusers = ['*']\nports = ['netmap:eth0']", 3, "`netmap:eth0` has a character"),
         ("[[rule]]\nusers = ['*']\nports = ['a b']", 3, "`a b` has a character"),
-        ("[[rule]]\nusers = ['*']\nports = ['abcdefghijklmnop']", 3, "is longer than an interface's name"),
+        ("[[rule]]\nusers = ['*']\nports = ['abcdefghijklmnop']", 3, "is longer than such a name, 15 bytes"),
         ("[[rule]]\nusers = ['*']\nports = [1]", 3, "expected a string"),
         ("[[rule]]\nusers = ['*']\nports = ['a']\naccess = 'yes'", 4, "unknown variant `yes`"),
         ("[[rule]]\nusers = ['*']\nports = ['a']\nnetns = 'blue'", 4, "write a path such as"),
@@ -528,7 +528,7 @@ proptest! {
 
     #[test]
     fn a_pattern_that_covers_another_fits_all_its_names(a in "[ab*?]{1,5}", b in "[ab*?]{1,5}", name in "[ab*?]{0,6}") {
-        let (pa, pb) = (Pattern::new(&a).unwrap(), Pattern::new(&b).unwrap());
+        let (pa, pb) = (Pattern::new(&a, MAX_NAME).unwrap(), Pattern::new(&b, MAX_NAME).unwrap());
         prop_assert_eq!(pa.fits(&name), slow_fit(a.as_bytes(), name.as_bytes()));
         prop_assert!(!(pa.covers(&pb) && pb.fits(&name)) || pa.fits(&name));
         prop_assert!(pa.covers(&pa));
@@ -586,5 +586,35 @@ fn budgets_that_cannot_be_are_refused() {
     ] {
         let wrong = parse(text, &Fixed).expect_err(text);
         assert!(wrong.why.contains(part), "{text}: {}", wrong.why);
+    }
+}
+
+#[test]
+fn a_share_gives_names_of_pipes_to_one_user_and_those_that_it_lists() {
+    use PipeOwner::{Denied, Each, Shared};
+    let p = policy(
+        "[[share]]\npipes = [\"bus*\", \"a-pipe-with-a-long-name\"]\nowner = \"alice\"\nusers = [\"bob\"]\ngroups = [\"staff\"]\n\
+         [[share]]\npipes = [\"*\"]\nowner = \"bob\"\nusers = [\"*\"]\n[[share]]\npipes = [\"b*\"]\nowner = 7\n",
+    );
+    let all = [user(ALICE), user(BOB), who(2000, &[STAFF]), user(2000), ROOT];
+    for (parent, owners) in [
+        ("bus1", [Shared(ALICE), Shared(ALICE), Shared(ALICE), Denied(ALICE), Shared(ALICE)]),
+        ("a-pipe-with-a-long-name", [Shared(ALICE), Shared(ALICE), Shared(ALICE), Denied(ALICE), Shared(ALICE)]),
+        ("c", [Shared(BOB); 5]),
+    ] {
+        assert_eq!(all.map(|who| p.pipe_owner(&who, parent)), owners, "{parent}");
+    }
+    let p = policy("[[share]]\npipes = [\"bus*\"]\nowner = 1000\nusers = [1001]\n");
+    assert_eq!([ROOT, user(BOB)].map(|who| p.pipe_owner(&who, "b")), [Each; 2]);
+    assert!(p.admits_anything(&user(BOB)) && !p.pipes(&user(BOB)) && !p.admits_anything(&user(2000)));
+    for (text, part) in [
+        ("[[share]]\nowner = 1", "has no pipes"),
+        ("[[share]]\npipes = [\"a\"]", "missing field `owner`"),
+        ("[[share]]\npipes = [\"a:b\"]\nowner = 1", "no such name has"),
+        ("[[share]]\npipes = [\"a\"]\nowner = \"nobody-here\"", "no user `nobody-here`"),
+        ("[[share]]\npipes = [\"a\"]\nowner = 1\naccess = \"none\"", "unknown field"),
+    ] {
+        let why = parse(text, &Fixed).map(drop).unwrap_err().why;
+        assert!(why.contains(part), "{text}: {why}");
     }
 }

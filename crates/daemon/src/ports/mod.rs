@@ -560,7 +560,7 @@ fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Caller) -> Resu
     let at = match (&spec.pipe, spec.kind) {
         (Some(pipe), _) => {
             let interface = nic::admitted_interface(daemon, &spec.parent, caller)?;
-            let scope = interface.map_or_else(|| daemon.scope(caller), |(scope, _)| scope);
+            let (scope, _) = pipe::owner(daemon, &spec.parent, interface, caller)?;
             let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
             let key = pipe::find(daemon, &key, caller).unwrap_or(key);
             let index = endpoint_index(pipe.role);

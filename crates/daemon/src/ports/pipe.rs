@@ -27,7 +27,7 @@ use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::descriptors::{Incoming, Outgoing};
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
-use crate::policy::Access;
+use crate::policy::{Access, PipeOwner};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope, Sizes};
 use crate::registry::{BufferRepair, PortRecord};
@@ -67,10 +67,7 @@ pub(super) fn find_or_create(
     purpose: Purpose,
 ) -> Result<EndpointKey, Refusal> {
     let interface = nic::admitted_interface(daemon, parent, caller)?;
-    if interface.is_none() && !daemon.may_use_pipes(caller)? {
-        return refuse(EACCES, "this daemon serves pipes to other users only where its policy says so");
-    }
-    let scope = interface.as_ref().map_or_else(|| daemon.scope(caller), |(scope, _)| *scope);
+    let (scope, is_shared) = owner(daemon, parent, interface, caller)?;
     let key = PipeKey { scope, parent: parent.into(), id: spec.id.clone() };
     let index = endpoint_index(spec.role);
     if let Some(existing) = find(daemon, &key, caller) {
@@ -79,6 +76,12 @@ pub(super) fn find_or_create(
     let at = EndpointKey { port: PortKey::Pipe(key.clone()), index };
     if children(&daemon.registry, scope, parent).count() >= MAX_PIPES {
         return refuse(EINVAL, format!("{parent} has {MAX_PIPES} pipes already"));
+    }
+    if is_shared && request.nr_mem_id != 0 {
+        return refuse(
+            EINVAL,
+            format!("{parent}: pipes that users share are in a region of their own: open one end without @N first"),
+        );
     }
     let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
     let sizes = daemon.knobs.private_sizes().with_pipe(&shape);
@@ -106,6 +109,34 @@ pub(super) fn find_or_create(
     let inner = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     daemon.registry.insert(at.port.clone(), Box::new(Pipe { key, inner }));
     Ok(at)
+}
+
+/// Returns whose the pipes of a parent are that the caller names: of an interface or a switch port its own; of another
+/// name those of the user to whom the policy gives it, or its own. Also returns whether users share them.
+pub(super) fn owner(
+    daemon: &mut Daemon,
+    parent: &str,
+    interface: Option<(Scope, Access)>,
+    caller: &Caller,
+) -> Result<(Scope, bool), Refusal> {
+    if let Some((scope, _)) = interface {
+        return Ok((scope, false));
+    }
+    let is_name = !parent.contains(':') && sink::number(daemon, parent, caller)?.is_none();
+    let policy = if is_name { daemon.policy()? } else { None };
+    match policy.map_or(PipeOwner::Each, |policy| policy.pipe_owner(&caller.identity(policy), parent)) {
+        PipeOwner::Shared(uid) => Ok((Scope { uid, netns: 0 }, true)),
+        PipeOwner::Denied(uid) => refuse(
+            EACCES,
+            format!(
+                "user {} asked for a pipe of {parent}, which the policy gives to user {uid} and does not share with it: \
+                 choose another name, or have root add the user to the [[share]] (unetmap-policy(5))",
+                caller.peer.uid
+            ),
+        ),
+        PipeOwner::Each if daemon.may_use_pipes(caller)? => Ok((daemon.scope(caller), false)),
+        PipeOwner::Each => refuse(EACCES, "this daemon serves pipes to other users only where its policy says so"),
+    }
 }
 
 /// Returns the key of a pipe, if it exists: `key`, or that of another scope if its parent became an interface, or
@@ -254,7 +285,10 @@ impl Port for Pipe {
         let PipeKey { parent, id, .. } = &self.key;
         let mem_id = daemon.registry.regions.mem_id(self.inner.region);
         let [master, slave] = &self.inner.endpoints;
-        let snapshot = |name, endpoint| PortSnapshot::new(name, "pipe", mem_id, endpoint, Some(&self.inner.channels));
+        let snapshot = |name, endpoint| PortSnapshot {
+            uid: Some(self.key.scope.uid),
+            ..PortSnapshot::new(name, "pipe", mem_id, endpoint, Some(&self.inner.channels))
+        };
         vec![snapshot(format!("{parent}{{{id}"), master), snapshot(format!("{parent}}}{id}"), slave)]
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct PortSnapshot {
     pub(crate) kind: &'static str,
     pub(crate) mem_id: u16,
     pub(crate) open: bool,
-    /// Switch port: the user that the switch belongs to.
+    /// Switch port or pipe: the user that the switch, or the pipe, belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uid: Option<u32>,
     /// Switch port: the number of the thread that forwards what it sends, and the processor on which that thread is or

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Whose a pipe is, what a process says that it serves, and names that a terminal would obey: what one user claims
+//! neither reaches another user's packets and settings nor moves its cursor.
+
+use std::fs::{self, Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Output};
+
+use conformance::home::{Guard, summary};
+use conformance::net::{set_policy, start_daemon};
+use conformance::traffic::{exchange, open};
+use conformance::{Home, isolated, kept, program, replace, until};
+use conformance_hostile::raw::ControlConnection;
+use conformance_hostile::served::Served;
+use rustix::process::{geteuid, getpid};
+use unetmap::abi::printable::is_printable;
+use unetmap::abi::*;
+use unetmap::errno::{EACCES, EINVAL};
+use unetmap_core::control::request::NetmapRequest;
+use unetmap_core::control::serves::Service;
+use unetmap_core::control::vale::{ValeAction, ValeRequest};
+use unetmap_core::control::{ControlRequest, ServesRequest, wire};
+use zerocopy::IntoBytes as _;
+
+const ALICE: u32 = 4001;
+const BOB: u32 = 4002;
+const CAROL: u32 = 4003;
+const PIPES: &str = "[[rule]]\npipes = true\nusers = [4001, 4002, 4003]\n";
+const SHARE: &str = "[[share]]\npipes = [\"bus*\"]\nowner = 4001\nusers = [4002]\n";
+
+/// Starts root's daemon with this policy. Prints why and returns `None` if this process cannot be several users.
+fn daemon_with(home: &Home, policy: &str, args: &[&str]) -> Option<Guard> {
+    if !geteuid().is_root() {
+        summary("skipped: only root can connect as several users");
+        return None;
+    }
+    set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
+    set_policy(home, policy);
+    Some(start_daemon(home, args))
+}
+
+/// Opens a port as a user; `Err`: the errno and the reason.
+#[track_caller]
+fn open_as(home: &Home, uid: u32, name: &str, flags: u64) -> Result<ControlConnection, (i32, String)> {
+    let raw = ControlConnection::connect_as(&home.socket(), uid).expect("a daemon that listens");
+    let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_flags: flags, ..Default::default() };
+    let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name");
+    match raw.request(&request) {
+        (0, ..) => Ok(raw),
+        (errno, reply, _) => Err((errno, reply.map_or_else(String::new, |reply| reply.reason))),
+    }
+}
+
+#[track_caller]
+fn opened(home: &Home, uid: u32, name: &str) -> ControlConnection {
+    open_as(home, uid, name, 0).unwrap_or_else(|refusal| panic!("user {uid}, {name}: {refusal:?}"))
+}
+
+/// The ends of pipes of this name, as a user sees them: the user to whom each belongs, and whether it is open.
+fn ends(home: &Home, uid: u32, name: &str) -> Vec<(u32, bool)> {
+    let raw = ControlConnection::connect_as(&home.socket(), uid).expect("a daemon that listens");
+    let all = raw.snapshot().expect("a snapshot").ports;
+    let found = all.iter().filter(|port| port.name == name);
+    found.map(|port| (port.uid.expect("a pipe has a user"), port.open)).collect()
+}
+
+#[test]
+fn a_pipe_of_one_name_is_another_for_each_user() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES, &[]) else { return };
+        let _alice = opened(home, ALICE, "p{1");
+        // Neither the other end, nor the same one, nor one that is taken alone, is the other user's.
+        let _other = opened(home, BOB, "p}1");
+        let _same = open_as(home, CAROL, "p{1", NR_EXCLUSIVE).expect("its own");
+        assert_eq!(ends(home, 0, "p{1"), [(ALICE, true), (BOB, false), (CAROL, true)]);
+        assert_eq!(ends(home, 0, "p}1"), [(ALICE, false), (BOB, true), (CAROL, false)]);
+        assert_eq!((ends(home, BOB, "p{1"), ends(home, BOB, "p}1")), (vec![(BOB, false)], vec![(BOB, true)]));
+        let (errno, _) = open_as(home, BOB, "p{1", NR_MONITOR_TX).map(drop).expect_err("not its own");
+        assert_eq!(errno, EINVAL, "no program of its own has it open");
+        // Root sees whose each is.
+        let said = String::from_utf8(unetmap(&["ls"]).stdout).expect("text");
+        assert!([ALICE, BOB, CAROL].iter().all(|uid| said.contains(&format!("pipe of user {uid}"))), "{said}");
+    });
+}
+
+#[test]
+fn a_shared_pipe_belongs_to_the_user_whom_the_policy_names() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, &format!("{PIPES}{SHARE}"), &[]) else { return };
+        // The other user comes first, and does not take the name.
+        let bob = opened(home, BOB, "bus1}1");
+        let alice = opened(home, ALICE, "bus1{1");
+        assert_eq!((ends(home, 0, "bus1{1"), ends(home, 0, "bus1}1")), (vec![(ALICE, true)], vec![(ALICE, true)]));
+        assert_eq!(ends(home, BOB, "bus1{1"), [(ALICE, true)], "it has it open");
+        for (name, flags) in [("bus1{1", 0), ("bus1}1", 0), ("bus2{x", 0), ("bus1{1", NR_MONITOR_TX)] {
+            let (errno, why) = open_as(home, CAROL, name, flags).map(drop).expect_err("refused");
+            let parts = ["user 4003", &name[..4], "user 4001", "choose another name", "[[share]]"];
+            assert!(errno == EACCES && parts.iter().all(|part| why.contains(part)), "{name}: {errno} {why}");
+        }
+        assert!(ends(home, CAROL, "bus1{1").is_empty());
+        drop(opened(home, 0, "bus1{1"));
+        drop(open_as(home, BOB, "bus1{1", NR_MONITOR_TX).expect("a monitor"));
+        // Other names, and ports of switches, are each user's own.
+        let _others = [BOB, CAROL].map(|uid| [opened(home, uid, "b{1"), opened(home, uid, "vale0:bus1")]);
+        assert_eq!(ends(home, 0, "b{1"), [(BOB, true), (CAROL, true)]);
+        // A region of one of the users would be open to all.
+        let (errno, why) = {
+            let raw = ControlConnection::connect_as(&home.socket(), BOB).expect("a daemon that listens");
+            let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_mem_id: 1, ..Default::default() };
+            let request = NetmapRequest::new(NETMAP_REQ_REGISTER, "bus3{1", body.as_bytes()).expect("a name");
+            let (errno, reply, _) = raw.request(&request);
+            (errno, reply.map_or_else(String::new, |reply| reply.reason))
+        };
+        assert!(errno == EINVAL && why.contains("without @N"), "{errno} {why}");
+        // Once it is closed, and the policy gives it to nobody, it is anybody's.
+        drop((alice, bob));
+        until("it is closed", || ends(home, 0, "bus1{1").is_empty());
+        set_policy(home, PIPES);
+        let _carol = opened(home, CAROL, "bus1{1");
+        assert_eq!(ends(home, 0, "bus1{1"), [(CAROL, true)]);
+    });
+}
+
+#[test]
+fn a_user_may_have_shared_pipes_and_no_others() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, SHARE, &[]) else { return };
+        let _pipe = [opened(home, BOB, "bus1}1"), opened(home, ALICE, "bus1{1")];
+        let (errno, why) = open_as(home, BOB, "own{1", 0).map(drop).expect_err("no rule");
+        assert!(errno == EACCES && why.contains("policy"), "{errno} {why}");
+    });
+}
+
+#[test]
+fn pipes_keep_their_owners_over_a_replacement_and_a_crash() {
+    isolated(|home| {
+        let policy = format!("{PIPES}{SHARE}");
+        let Some(_daemon) = daemon_with(home, &policy, &["--keep-ports"]) else { return };
+        let _open = [opened(home, BOB, "bus1}1"), opened(home, CAROL, "p{1")];
+        let check = || {
+            assert_eq!(ends(home, 0, "bus1}1"), [(ALICE, true)]);
+            assert_eq!(ends(home, 0, "p{1"), [(CAROL, true)]);
+            assert_eq!(open_as(home, CAROL, "bus1{1", 0).map(drop).expect_err("refused").0, EACCES);
+            drop(opened(home, ALICE, "bus1{1"));
+        };
+        check();
+        kept::wait_until_kept(home);
+        kept::kill(home);
+        check();
+        // The one that takes over keeps nothing for a crash.
+        replace::replace(home);
+        check();
+    });
+}
+
+fn unetmap(args: &[&str]) -> Output {
+    Command::new(program("unetmap")).args(args).output().expect("unetmap runs")
+}
+
+/// Tells the daemon as a user what it serves with the port of this connection.
+#[track_caller]
+fn declare(raw: &ControlConnection, socket: &str) {
+    let request = ServesRequest { service: Service::Memif, socket: socket.into() };
+    raw.send(&wire::encode(ServesRequest::KIND, 0, 0, 0, &request.encode())).expect("it is sent");
+    assert_eq!(raw.receive().expect("an answer").errno, 0);
+}
+
+#[test]
+fn what_is_served_is_what_the_process_told_the_daemon_and_survives_it() {
+    isolated(|home| {
+        let _daemon = kept::start(home, None);
+        let served = Served::start(home, ["memif", "--memif"], "vale0:m1", ",id=7");
+        let setting = format!("memif {},id=7", served.path.display());
+        let check = || {
+            let out = unetmap(&["vale", "show", "vale0"]);
+            let said = String::from_utf8_lossy(&out.stdout).into_owned();
+            assert!(said.contains(&setting) && !said.contains("vhost-user"), "{said}");
+            let out = unetmap(&["config", "show"]);
+            let said = String::from_utf8_lossy(&out.stdout).into_owned();
+            assert!(said.contains("memif = "), "{said}");
+        };
+        until("it is said", || unetmap(&["vale", "show", "vale0"]).stdout.windows(6).any(|part| part == b"memif "));
+        check();
+        kept::wait_until_kept(home);
+        kept::kill(home);
+        check();
+        replace::replace(home);
+        check();
+        assert!(unetmap(&["vale", "port", "vale0:m1", "--memif", "off"]).status.success());
+    });
+}
+
+/// The user of a claim is the one that the kernel reports, and other users do not see it.
+#[test]
+fn what_a_user_says_that_it_serves_is_its_own_claim() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES, &[]) else { return };
+        let alice = opened(home, ALICE, "vale0:a");
+        declare(&alice, "/forged\u{1b}[2J\n");
+        let show = |uid: u32| {
+            let raw = ControlConnection::connect_as(&home.socket(), uid).expect("a daemon that listens");
+            let request = ValeRequest { name: "vale0".into(), action: ValeAction::Show };
+            raw.send(&wire::encode(ValeRequest::KIND, 0, 0, 0, &request.encode())).expect("it is sent");
+            raw.receive().expect("an answer").text()
+        };
+        let state: serde_json::Value = serde_json::from_str(&show(ALICE)).expect("JSON");
+        let served = &state["port"][0]["served"][0];
+        assert_eq!((&served["uid"], &served["socket"]), (&ALICE.into(), &"/forged\u{1b}[2J\n".into()), "{state}");
+        assert!(!show(BOB).contains("forged") && !show(0).contains("forged"));
+        // Without a port there is nothing to serve.
+        let raw = ControlConnection::connect_as(&home.socket(), BOB).expect("a daemon that listens");
+        let request = ServesRequest { service: Service::Memif, socket: "/x".into() };
+        raw.send(&wire::encode(ServesRequest::KIND, 0, 0, 0, &request.encode())).expect("it is sent");
+        assert_ne!(raw.receive().expect("an answer").errno, 0);
+    });
+}
+
+#[test]
+fn what_clients_choose_reaches_no_terminal_unescaped() {
+    isolated(|home| {
+        let _daemon = kept::start(home, None);
+        // The name of this process's program, while it opens ports.
+        let comm = format!("/proc/self/task/{}/comm", getpid().as_raw_nonzero());
+        let own = fs::read(&comm).expect("its own name");
+        fs::write(&comm, b"a\x1b[2J\xe2\x80\xae\xc2\x9b\xff").expect("its own name");
+        let (tx, rx) = (open("netmap:p{1"), open("netmap:p}1"));
+        exchange(&tx, &rx, 0, 0, 10);
+        let uid = geteuid().as_raw();
+        let raw = if uid == 0 {
+            opened(home, 0, "vale0:a")
+        } else {
+            ControlConnection::connect(&home.socket()).expect("it listens")
+        };
+        let name = "p\u{202e}q{1";
+        let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() };
+        let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name");
+        let other = ControlConnection::connect(&home.socket()).expect("it listens");
+        assert_eq!(other.request(&request).0, EINVAL, "such a name is refused");
+        if uid == 0 {
+            declare(&raw, "/run/\u{1b}]0;x\u{7}\n\u{2066}\u{200b}forged");
+        }
+        fs::write(&comm, own).expect("its own name");
+        for args in [
+            &["ls"][..],
+            &["ls", "--wide"],
+            &["ls", "--users"],
+            &["ls", "--json"],
+            &["top", "-n", "1", "-i", "0.1"],
+            &["top", "-n", "1", "-i", "0.1", "--json"],
+            &["events"],
+            &["events", "--json"],
+            &["metrics"],
+            &["metrics", "--openmetrics"],
+            &["vale", "show", "vale0"],
+            &["vale", "show", "vale0", "--json"],
+            &["config", "show"],
+            &["doctor"],
+            &["nic", "p\u{1b}\u{202e}"],
+            &["vale", "show", "vale\u{1b}\u{202e}"],
+            &["capture", "netmap:p\u{1b}\u{202e}{1", "-w", "/x\u{1b}\u{202e}"],
+        ] {
+            let out = unetmap(args);
+            for said in [out.stdout, out.stderr] {
+                let said = String::from_utf8(said).unwrap_or_else(|e| panic!("{args:?}: {e}"));
+                let wrong = said.chars().find(|c| !is_printable(*c) && !matches!(c, '\n' | '\t'));
+                assert_eq!(wrong, None, "{args:?}: {said:?}");
+                assert!(
+                    !args.contains(&"--json")
+                        || said.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok())
+                        || serde_json::from_str::<serde_json::Value>(&said).is_ok(),
+                    "{args:?}: {said}"
+                );
+            }
+        }
+        let ls = String::from_utf8(unetmap(&["ls"]).stdout).expect("text");
+        assert!(ls.contains(r"a\u001b[2J\u202e\u009b"), "{ls}");
+        let log = String::from_utf8(fs::read(home.log()).expect("a log")).expect("text");
+        assert!(log.chars().all(|c| is_printable(c) || matches!(c, '\n' | '\t')), "{log:?}");
+    });
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Pipes that users share: tables `[[share]]` of the policy's file.
+//!
+//! Each user has pipes of its own: the same name of another user is another pipe. A share gives names to one user, so
+//! that the others of its lists open that user's pipes, also if one of these comes first.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+use unetmap_abi::NETMAP_REQ_IFNAMSIZ;
+
+use super::{Accounts, Identity, Pattern, Policy, Users, Word, Wrong, groups, id, users, wrong};
+
+/// Bytes of the longest name of a pipe's parent.
+const MAX_PARENT: usize = NETMAP_REQ_IFNAMSIZ - 1;
+
+/// Pipes of one user that others may open.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Share {
+    /// Of the names of the pipes' parents.
+    pipes: Vec<Pattern>,
+    owner: u32,
+    users: Users,
+    groups: Vec<u32>,
+}
+
+/// Whose a pipe is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PipeOwner {
+    /// No share has its name: each user has one of its own.
+    Each,
+    /// It is this user's, and the client may open it.
+    Shared(u32),
+    /// It is this user's, and the client may not.
+    Denied(u32),
+}
+
+impl Policy {
+    /// Whose the pipes of a parent are, for this client. The first share that has the name decides; root opens all.
+    pub(crate) fn pipe_owner(&self, who: &Identity<'_>, parent: &str) -> PipeOwner {
+        match self.shares.iter().find(|share| share.pipes.iter().any(|pattern| pattern.fits(parent))) {
+            None => PipeOwner::Each,
+            Some(share) if who.uid == 0 || share.is_for(who) => PipeOwner::Shared(share.owner),
+            Some(share) => PipeOwner::Denied(share.owner),
+        }
+    }
+
+    /// Whether any share is for this client.
+    pub(super) fn shares_with(&self, who: &Identity<'_>) -> bool {
+        self.shares.iter().any(|share| share.is_for(who))
+    }
+}
+
+impl Share {
+    fn is_for(&self, who: &Identity<'_>) -> bool {
+        who.uid == self.owner || self.users.include(&self.groups, who)
+    }
+}
+
+/// A table `[[share]]`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenShare {
+    #[serde(default)]
+    pipes: Vec<Spanned<String>>,
+    owner: Spanned<Word>,
+    #[serde(default)]
+    users: Vec<Spanned<Word>>,
+    #[serde(default)]
+    groups: Vec<Spanned<Word>>,
+}
+
+pub(super) fn understand(share: &WrittenShare, span: &Range<usize>, accounts: &impl Accounts) -> Result<Share, Wrong> {
+    if share.pipes.is_empty() {
+        return wrong(span, "the share has no pipes; give it pipes = [\"bus*\"]".into());
+    }
+    let mut pipes = Vec::new();
+    for pipe in &share.pipes {
+        pipes.push(Pattern::new(pipe.get_ref(), MAX_PARENT).or_else(|why| wrong(&pipe.span(), why))?);
+    }
+    let owner = id(share.owner.get_ref(), &share.owner.span(), "user", |name| accounts.uid(name))?;
+    Ok(Share { pipes, owner, users: users(&share.users, accounts)?, groups: groups(&share.groups, accounts)? })
+}
