@@ -9,7 +9,7 @@ use unetmap_core::control::request::NetmapReply;
 use unetmap_core::control::wire::{self, Kind};
 use unetmap_core::control::{
     AttachRequest, ControlRequest, EventsRequest, HelloRequest, KnobRequest, LockHolderRequest, NetmapRequest,
-    NextMonitorRequest, NicRequest, NodeRequest, SnapshotRequest, UnbindRequest, ValeRequest,
+    NextMonitorRequest, NicRequest, NodeRequest, ServesRequest, SnapshotRequest, UnbindRequest, ValeRequest,
 };
 
 /// Decodes a payload if it is of this kind.
@@ -35,6 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
     decode::<NextMonitorRequest>(kind, payload);
     decode::<NicRequest>(kind, payload);
     decode::<NodeRequest>(kind, payload);
+    decode::<ServesRequest>(kind, payload);
     decode::<SnapshotRequest>(kind, payload);
     decode::<UnbindRequest>(kind, payload);
     decode::<ValeRequest>(kind, payload);
