@@ -61,6 +61,7 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, ValueEnum};
+use unetmap_abi::printable;
 use unetmap_quantity::{bytes, count, seconds, within};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::thread::set_nice;
@@ -196,7 +197,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             // If standard error is closed, the exit status remains.
-            let _ = writeln!(io::stderr(), "unetmapd: {}", unetmap_core::without_codes(&why));
+            let _ = writeln!(io::stderr(), "unetmapd: {}", printable::text(&unetmap_core::without_codes(&why)));
             ExitCode::FAILURE
         }
     }
