@@ -380,8 +380,10 @@ fn messages() {
     let message = |spec: &str| PortSpec::parse(spec).unwrap_err().to_string();
     let want = "netmap:lan/q: unknown flag 'q' (flags are x z t r R T)\n  netmap:lan/q\n             ^";
     assert_eq!(message("netmap:lan/q"), want);
-    let want = "netmap:a?b: unexpected '\\u{7}'\n  netmap:a?b\n          ^";
+    let want = "netmap:a\\u0007b: unexpected '\\u0007'\n  netmap:a\\u0007b\n          ^";
     assert_eq!(message("netmap:a\u{7}b"), want);
+    let want = "netmap:\\u202ea\\u200bb: the name of an interface or of a pipe's parent is missing";
+    assert!(message("netmap:\u{202e}a\u{200b}b").starts_with(want));
 }
 
 fn ident() -> impl Strategy<Value = String> {

@@ -2,6 +2,7 @@
 //! Whose a pipe is, what a process says that it serves, and names that a terminal would obey: what one user claims
 //! neither reaches another user's packets and settings nor moves its cursor.
 
+use std::collections::BTreeSet;
 use std::fs::{self, Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
@@ -74,6 +75,8 @@ fn a_pipe_of_one_name_is_another_for_each_user() {
         let _same = open_as(home, CAROL, "p{1", NR_EXCLUSIVE).expect("its own");
         assert_eq!(ends(home, 0, "p{1"), [(ALICE, true), (BOB, false), (CAROL, true)]);
         assert_eq!(ends(home, 0, "p}1"), [(ALICE, false), (BOB, true), (CAROL, false)]);
+        let regions: BTreeSet<u16> = home.snapshot().ports.iter().map(|port| port.mem_id).collect();
+        assert_eq!(regions.len(), 3, "no memory in common, and so no packet");
         assert_eq!((ends(home, BOB, "p{1"), ends(home, BOB, "p}1")), (vec![(BOB, false)], vec![(BOB, true)]));
         let (errno, _) = open_as(home, BOB, "p{1", NR_MONITOR_TX).map(drop).expect_err("not its own");
         assert_eq!(errno, EINVAL, "no program of its own has it open");

@@ -3,7 +3,7 @@
 
 use super::{FLAGS, PipeEnd, PipeRole, PortKind, PortOptions, PortSpec, Rings};
 use crate::constants::{NETMAP_REQ_IFNAMSIZ, NETMAP_RING_MASK, NM_BDG_NAME};
-use crate::printable::is_printable;
+use crate::printable::{is_printable, word};
 
 /// Characters that end an interface name.
 const SEPARATORS: [char; 6] = ['{', '}', '^', '*', '/', '@'];
@@ -75,7 +75,7 @@ impl<'a> Parser<'a> {
     /// Returns an error if any text is left.
     pub(super) fn end(&self) -> Result<(), ParseError> {
         match self.peek() {
-            Some(c) => self.error(format!("unexpected '{}'", c.escape_debug())),
+            Some(c) => self.error(format!("unexpected '{}'", word(&c.to_string()))),
             None => Ok(()),
         }
     }
