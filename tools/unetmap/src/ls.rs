@@ -426,7 +426,7 @@ p{1\\u001b  x\\u202e  no               1  4294967295  1000         1         1
         );
         assert_eq!(
             of(r#"{"asked": true, "on": false, "since_ms": 0, "why": "no room\u001b"}"#).unwrap(),
-            "crash protection: off since 1970-01-01T00:00:00.000Z: no room?"
+            "crash protection: off since 1970-01-01T00:00:00.000Z: no room\\u001b"
         );
         assert_eq!(
             of(r#"{"asked": false, "on": false, "since_ms": null, "why": "not asked for (unetmapd --keep-ports)"}"#)
