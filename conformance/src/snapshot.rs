@@ -23,6 +23,19 @@ pub struct Snapshot {
     pub sessions: Vec<Session>,
     /// Its users, and at the end all of them but root together.
     pub users: Vec<User>,
+    /// What all users but root can have.
+    pub totals: Vec<Total>,
+}
+
+/// How much of a resource all users but root can have.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Total {
+    /// The key in the policy file.
+    pub resource: String,
+    /// In all.
+    pub total: u64,
+    /// What limits it, in words.
+    pub limited_by: String,
 }
 
 /// What a user has of the daemon, and may have.

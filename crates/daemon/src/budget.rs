@@ -4,13 +4,14 @@
 //! Root and the users of their own daemons have none. What a user has is kept up to date (`ledger`).
 
 use std::ops::{AddAssign, Index, IndexMut, SubAssign};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::{EDQUOT, EMFILE};
 use unetmap_mem::{ChannelPage, EndpointPage, RingShape};
 
 use crate::shape::EndpointShape;
-use crate::tuning::budget::{DEFAULT, DEFAULT_REQUESTS, DEFAULT_TOTAL, LEAST_RESERVE, RESERVE_SHARE};
+use crate::tuning::budget::{DEFAULT, DEFAULT_REQUESTS, DEFAULT_TOTAL, USER_SHARE};
 
 /// Something that a user has at the daemon's cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +68,7 @@ impl Resource {
 }
 
 /// Bytes.
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
 
@@ -145,6 +146,11 @@ impl Amounts {
         Amounts::of(Resource::Memory, u64::from(count) * u64::from(buf_size).min(PAGE))
     }
 
+    /// The lesser of both, for each resource.
+    pub(crate) fn at_most(self, bound: Amounts) -> Amounts {
+        Amounts(Resource::ALL.map(|r| self[r].min(bound[r])))
+    }
+
     /// The sum.
     pub(crate) fn and(mut self, other: Amounts) -> Amounts {
         self += other;
@@ -153,51 +159,97 @@ impl Amounts {
 }
 
 /// The budget of one user.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Budget {
     pub(crate) amounts: Amounts,
     /// Requests in a second. More wait.
     pub(crate) requests: u32,
 }
 
-impl Default for Budget {
-    fn default() -> Budget {
-        Budget { amounts: Amounts(DEFAULT), requests: DEFAULT_REQUESTS }
+/// What users can have of what the machine lets the daemon have ([`crate::limits`]).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Bounds {
+    /// All users together, root included.
+    pub(crate) all: Amounts,
+    /// All but root.
+    pub(crate) others: Amounts,
+    /// What limits each resource.
+    pub(crate) by: [Arc<str>; Resource::ALL.len()],
+}
+
+impl Default for Bounds {
+    /// Nothing is limited.
+    fn default() -> Bounds {
+        let all = Amounts([u64::MAX; Resource::ALL.len()]);
+        Bounds { all, others: all, by: Resource::ALL.map(|_| Arc::from("")) }
+    }
+}
+
+impl Bounds {
+    /// Descriptors that only root can have.
+    pub(crate) fn reserve(&self) -> u64 {
+        self.all[Resource::Descriptors] - self.others[Resource::Descriptors]
+    }
+}
+
+/// Amounts that the policy file states; `None`: it does not.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Stated(pub(crate) [Option<u64>; Resource::ALL.len()]);
+
+impl Stated {
+    /// The stated amounts, else those of `default`.
+    fn or(self, default: impl Fn(Resource) -> u64) -> Amounts {
+        Amounts(Resource::ALL.map(|r| self.0[r as usize].unwrap_or_else(|| default(r))))
     }
 }
 
 /// The budgets of the policy file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Budgets {
-    /// The first that names a user is this user's; `None` names all users.
-    pub(crate) users: Vec<(Option<Vec<u32>>, Budget)>,
+    /// The first that names a user is this user's, with its requests in a second; `None` names all users.
+    pub(crate) users: Vec<(Option<Vec<u32>>, Stated, Option<u32>)>,
     /// Of all users but root together.
-    pub(crate) total: Amounts,
-}
-
-impl Default for Budgets {
-    fn default() -> Budgets {
-        Budgets { users: Vec::new(), total: Amounts(DEFAULT_TOTAL) }
-    }
+    pub(crate) total: Stated,
 }
 
 impl Budgets {
-    /// The budget of a user.
-    pub(crate) fn of(&self, uid: u32) -> Budget {
+    /// The budget of a user: what the policy states, or the default. It is at most what there is, and a default leaves
+    /// some of that to others.
+    pub(crate) fn of(&self, uid: u32, bounds: &Bounds) -> Budget {
         let names = |users: &Option<Vec<u32>>| users.as_ref().is_none_or(|users| users.contains(&uid));
-        self.users.iter().find(|(users, _)| names(users)).map(|(_, budget)| *budget).unwrap_or_default()
+        let stated = self.users.iter().find(|(users, ..)| names(users));
+        let (stated, requests) = stated.map_or((Stated::default(), None), |(_, stated, requests)| (*stated, *requests));
+        let default = |r: Resource| DEFAULT[r as usize].min(bounds.others[r] / USER_SHARE);
+        Budget { amounts: stated.or(default).at_most(bounds.others), requests: requests.unwrap_or(DEFAULT_REQUESTS) }
     }
 
-    /// The budget of all users but root, where the daemon can have `files` descriptors: some are reserved for root.
-    pub(crate) fn total(&self, files: u64) -> Amounts {
-        let reserve = reserve(files);
-        let mut total = self.total;
-        total[Resource::Descriptors] = total[Resource::Descriptors].min(files.saturating_sub(reserve));
-        total
+    /// The budget of all users but root.
+    pub(crate) fn total(&self, bounds: &Bounds) -> Amounts {
+        self.total.or(|r| DEFAULT_TOTAL[r as usize]).at_most(bounds.others)
     }
-}
 
-/// Descriptors that are reserved for root, of `files` that the daemon can have.
-pub(crate) fn reserve(files: u64) -> u64 {
-    (files / RESERVE_SHARE).max(LEAST_RESERVE)
+    /// What limits an amount of all users but root.
+    pub(crate) fn total_is_limited_by(&self, r: Resource, bounds: &Bounds) -> String {
+        let stated = self.total.0[r as usize];
+        if bounds.others[r] < stated.unwrap_or(DEFAULT_TOTAL[r as usize]) {
+            return bounds.by[r as usize].to_string();
+        }
+        if stated.is_some() { "[total] of the policy" } else { "the default (unetmap-policy(5))" }.into()
+    }
+
+    /// Sentences about what the policy states and the machine does not have.
+    pub(crate) fn excessive(&self, bounds: &Bounds) -> Vec<String> {
+        let tables = self.users.iter().map(|(_, stated, _)| ("[[budget]]", stated)).chain([("[total]", &self.total)]);
+        let too_much = tables.flat_map(|(table, stated)| {
+            Resource::ALL.into_iter().filter_map(move |r| {
+                let (stated, there_is) = (stated.0[r as usize]?, bounds.others[r]);
+                (stated > there_is).then(|| {
+                    let (key, by) = (r.key(), &bounds.by[r as usize]);
+                    let [stated, there_is] = [stated, there_is].map(|amount| r.text(amount));
+                    format!("`{key}` in {table} is {stated}, and counts as {there_is}: {by}")
+                })
+            })
+        });
+        too_much.collect()
+    }
 }

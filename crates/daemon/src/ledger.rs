@@ -45,6 +45,12 @@ impl Ledger {
         (totals.users.get(&uid).copied().unwrap_or_default(), totals.others)
     }
 
+    /// What all users have, root included.
+    pub(crate) fn everybody(&self) -> Amounts {
+        let totals = self.totals();
+        totals.others.and(totals.users.get(&0).copied().unwrap_or_default())
+    }
+
     /// What each user has.
     pub(crate) fn all(&self) -> BTreeMap<u32, Amounts> {
         self.totals().users.clone()
@@ -94,6 +100,7 @@ mod tests {
             (ledger.charge(0, rings(7)), ledger.charge(1, rings(3)), ledger.charge(1, rings(4)));
         let other = ledger.charge(2, rings(5));
         assert_eq!((ledger.of(0), ledger.of(1)), ((rings(7), rings(12)), (rings(7), rings(12))));
+        assert_eq!(ledger.everybody(), rings(19));
         first.set(rings(1));
         assert_eq!(ledger.of(1), (rings(5), rings(10)));
         drop((first, second, root));

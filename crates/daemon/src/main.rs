@@ -18,6 +18,7 @@ pub mod fuzz;
 mod handover;
 mod knobs;
 mod ledger;
+mod limits;
 mod log;
 mod memory_files;
 mod netmap_requests;
@@ -69,6 +70,7 @@ use unetmap_sys::{event, socket};
 
 use handover::{End, Predecessor, Taken};
 use knobs::{Admode, KnobSources, Knobs};
+use limits::Limits;
 use policy::PolicyFile;
 use ports::{Admission, Daemon};
 use server::Server;
@@ -78,6 +80,9 @@ use store::Store;
 /// The first number of private regions of a user's own daemon. The system's daemon uses lower ones, so that one number
 /// never names two regions.
 const FIRST_PRIVATE_ID: u16 = 0x4000;
+
+/// The exit status of a daemon that cannot have what it needs: starting it again does not help. `EX_CONFIG`.
+const LACKS: u8 = 78;
 
 /// The least severe messages that are logged.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -182,6 +187,14 @@ struct Args {
     buf_size: Option<u32>,
 }
 
+impl Args {
+    /// Whether this process is a daemon that begins or replaces another, and so may refuse to.
+    fn is_new(&self) -> bool {
+        let others = [self.store, self.restore, self.restore_offloads, self.privileged, self.access_memory];
+        others.iter().all(Option::is_none)
+    }
+}
+
 /// The section OPTIONS of `man/unetmapd.8` is generated from the flags above. After a change of these, run this test
 /// with `UPDATE_MAN=1` in the environment.
 #[test]
@@ -193,6 +206,13 @@ fn the_man_page_is_up_to_date() {
 fn main() -> ExitCode {
     let args = Args::parse();
     log::start(args.log.into());
+    process::raise_fd_limit();
+    if args.is_new()
+        && let Err(why) = Limits::read(args.keep_ports).check()
+    {
+        let _ = writeln!(io::stderr(), "unetmapd: {why}");
+        return ExitCode::from(LACKS);
+    }
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -287,7 +307,7 @@ fn serve(
     };
     let own_socket = file_at(socket);
     process::reset_inherited_limits();
-    let files = process::raise_fd_limit();
+    let limits = Limits::read(args.keep_ports);
     let (admission, first_mem_id) = admission(args)?;
     let failed = |e| format!("starting the process that keeps root's privileges: {e}");
     let store = start_store(args, socket)?;
@@ -310,8 +330,9 @@ fn serve(
     let is_managed = taken.as_ref().map_or(managed_fd.is_some(), Taken::is_managed);
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
     let mut daemon = Daemon::new(knobs, admission, first_mem_id);
-    daemon.users.files = files;
+    daemon.users.keeps_ports = args.keep_ports;
     daemon.knob_sources = sources;
+    daemon.set_bounds(limits.bounds(daemon.knobs.thread_plan().threads));
     let mut server = Server::new(listener, daemon, socket, is_managed).map_err(|e| e.to_string())?;
     if let Some(taken) = taken {
         (server, service) = take_over(server, taken)?;
@@ -322,7 +343,7 @@ fn serve(
         store.pid().into_iter().for_each(|pid| service.main_process_is(pid));
         server.set_store(Ok(store));
     }
-    tracing::info!(socket = %socket.display(), files, "serving");
+    tracing::info!(socket = %socket.display(), files = limits.files(), "serving");
     let idle = Some(args.idle_exit).filter(|time| !time.is_zero());
     // While the lock is held, no client that starts finds a socket about to be removed. A client that waits in the
     // listener's queue is served.

@@ -5,6 +5,7 @@ use serde::Serialize;
 use unetmap_core::errno::EINVAL;
 
 use crate::knobs::KnobChange;
+use crate::limits::Limits;
 use crate::log;
 use crate::ports::{Daemon, vale};
 use crate::refusal::{Refusal, refuse};
@@ -22,7 +23,7 @@ pub(crate) struct Reloaded {
     policy_rules: Option<usize>,
 }
 
-/// Reads both files again, and applies what has changed in them. Open ports stay as they are.
+/// Reads both files again, and the limits of this process, and applies what has changed. Open ports stay as they are.
 ///
 /// # Errors
 /// `EINVAL`: a file is invalid; the reason begins with it and the line. The daemon goes on with the configuration that
@@ -38,6 +39,11 @@ pub(crate) fn reload(daemon: &mut Daemon) -> Result<Reloaded, Refusal> {
     }
     let knobs = daemon.knobs.reload(fresh)?;
     log::set_verbose(daemon.knobs.verbose());
+    let limits = Limits::read(daemon.users.keeps_ports);
+    if let Err(why) = limits.check() {
+        tracing::warn!("there is less than a daemon needs to start, and users can have next to nothing: {why}");
+    }
+    daemon.set_bounds(limits.bounds(plan.threads));
     let threads = other_plan.then_some(plan.threads);
     tracing::info!(?knobs, ?threads, ?policy_rules, "configuration and policy read again");
     let config = daemon.knob_sources.file.as_ref().map(|file| file.display().to_string());

@@ -43,7 +43,6 @@ use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket::{self, MAX_FDS, Peer, Received};
 
-use crate::budget;
 use crate::caller::Caller;
 use crate::closer::Closer;
 use crate::handover::{self, End, First};
@@ -156,7 +155,7 @@ impl Server {
     pub(crate) fn new(listener: OwnedFd, mut daemon: Daemon, socket: &Path, is_managed: bool) -> io::Result<Server> {
         // The kernel refuses descriptors where it can.
         let fds_are_refused = !fault::takes_fds() && socket::refuse_fds(&listener);
-        let reserve = budget::reserve(daemon.users.files) / 2;
+        let reserve = daemon.users.bounds.reserve() / 2;
         let max_waiting = usize::try_from(reserve.min(MAX_WAITING)).unwrap_or(usize::MAX);
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER, true, false)?;

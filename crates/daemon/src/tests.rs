@@ -109,7 +109,7 @@ fn check(daemon: &Daemon) {
     daemon.check_charges();
     let kept = (0, crate::store::Protection::default().snapshot(None));
     let work = (1, kept, Duration::ZERO, WorkTimes::default());
-    let mut task = crate::requests::SnapshotTask::new(daemon, Vec::new(), None);
+    let mut task = crate::requests::SnapshotTask::new(daemon, (Vec::new(), Vec::new()), None);
     while !task.step(daemon) {}
     let json = serde_json::from_str::<serde_json::Value>(&task.json(daemon, work).concat()).unwrap();
     let count = |list: &str| json[list].as_array().unwrap().len();

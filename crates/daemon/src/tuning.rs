@@ -169,9 +169,29 @@ pub(crate) mod budget {
     pub(crate) const DEFAULT_REQUESTS: u32 = 2000;
     /// Of all users but root together.
     pub(crate) const DEFAULT_TOTAL: [u64; 6] = [8192, 1 << 20, 8192, 4 << 20, 1 << 30, 256];
-    /// One in so many of the daemon's descriptors is reserved for root, but at least so many.
+    /// One user has at most one in so many of what all but root can have, unless the policy says otherwise.
+    pub(crate) const USER_SHARE: u64 = 2;
+}
+
+/// What the machine lets the daemon have, and how that is divided.
+pub(crate) mod limits {
+    /// The daemon does not start with less: it could not open a pipe for a user. With a store, twice the descriptors.
+    pub(crate) const LEAST_FILES: u64 = 128;
+    pub(crate) const LEAST_MEMORY: u64 = 32 << 20;
+    pub(crate) const LEAST_TASKS: u64 = 16;
+    /// What the daemon has without any user. Descriptors: 65, of which 32 are files made ahead. Bytes of all its
+    /// processes: 5.5 MiB, and 1 MiB for each helper of the node. Threads and processes: 12; 16 more for the node, and
+    /// as many that close connections or read about interfaces at a time.
+    pub(crate) const OWN_FILES: u64 = 72;
+    pub(crate) const OWN_MEMORY: u64 = 16 << 20;
+    pub(crate) const OWN_TASKS: u64 = 48;
+    /// Bytes of the kernel for an answer that a connection does not read.
+    pub(crate) const CONNECTION_BYTES: u64 = 128 << 10;
+    /// Bytes of a helper of the node.
+    pub(crate) const HELPER_BYTES: u64 = 1 << 20;
+    /// One in so many of what there is is reserved for root; of descriptors at least so many: a port, and `unetmap ls`.
     pub(crate) const RESERVE_SHARE: u64 = 8;
-    pub(crate) const LEAST_RESERVE: u64 = 64;
+    pub(crate) const LEAST_RESERVE: u64 = 16;
 }
 
 /// Regions.

@@ -2,15 +2,20 @@
 //! Users with open connections.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use crate::budget::Amounts;
+use crate::budget::{Amounts, Bounds, Budgets};
 use crate::ledger::{Charge, Ledger};
 
 /// What the daemon records about users, besides their ports.
 #[derive(Default)]
 pub(crate) struct Users {
-    /// Descriptors that the daemon can have.
-    pub(crate) files: u64,
+    /// Another process keeps the ports for the case of a crash (`--keep-ports`), and needs as much as this one.
+    pub(crate) keeps_ports: bool,
+    /// What the machine lets users have.
+    pub(crate) bounds: Arc<Bounds>,
+    /// The budgets that were last compared with it.
+    pub(crate) compared: Option<Budgets>,
     pub(crate) ledger: Ledger,
     /// By user: open connections, and refused requests since the first of these was opened.
     pub(crate) connected: BTreeMap<u32, Connected>,

@@ -159,6 +159,11 @@ pub fn raise_fd_limit() -> u64 {
     let maximum = getrlimit(Resource::Nofile).maximum;
     // Refused only by a sandbox; the limit is unchanged then.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    fd_limit()
+}
+
+/// Returns the limit of open files that is in force (`u64::MAX`: none).
+pub fn fd_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
@@ -170,6 +175,11 @@ pub fn raise_fd_limit_to(files: u64) -> u64 {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum: Some(files) });
     }
     raise_fd_limit()
+}
+
+/// Returns how many processes and threads this process's user may have (`u64::MAX`: no limit).
+pub fn task_limit() -> u64 {
+    getrlimit(Resource::Nproc).current.unwrap_or(u64::MAX)
 }
 
 /// The steps of [`own_session_high_priority`] that succeeded.

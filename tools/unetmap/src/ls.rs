@@ -79,7 +79,16 @@ fn users_table(json: &str) -> Result<String, String> {
             cell(&user["refused"]),
         ]);
     }
-    Ok(format!("Users of the daemon with pid {}\n{}", cell(&all["daemon"]["pid"]), align(&rows, 1)))
+    let mut text = format!("Users of the daemon with pid {}\n{}", cell(&all["daemon"]["pid"]), align(&rows, 1));
+    let mut rows = header(["all but root", "at most", "limited by"]);
+    for total in members(&all["totals"]) {
+        let amount = if total["resource"] == "memory" { size } else { cell };
+        rows.push(vec![cell(&total["resource"]), amount(&total["total"]), cell(&total["limited_by"])]);
+    }
+    if rows.len() > 1 {
+        text += &format!("\n{}", align(&rows, 3));
+    }
+    Ok(text)
 }
 
 /// Formats a snapshot. `earlier` are the snapshots of all daemons [`RATE_INTERVAL`] before, or empty.
@@ -457,7 +466,9 @@ p{1\\u001b  x\\u202e  no               1  4294967295  1000         1         1
             {"uid": 0, "connections": {"used": 2, "limit": null}, "memory": {"used": 1536, "limit": null}, "refused": 0},
             {"uid": 1000, "connections": {"used": 3, "limit": 512}, "memory": {"used": 0, "limit": 1048576},
              "requests": 2000, "refused": 1},
-            {"connections": {"used": 3, "limit": 8192}, "refused": 1}]}"#;
+            {"connections": {"used": 3, "limit": 8192}, "refused": 1}],
+            "totals": [{"resource": "descriptors", "total": 56, "limited_by": "the limit of 128 open files"},
+            {"resource": "memory", "total": 25165824, "limited_by": "the cgroup's memory.max of 64 MiB"}]}"#;
         assert_eq!(
             users_table(json).unwrap(),
             "\
@@ -466,6 +477,10 @@ user          connections  descriptors  rings  slots       memory  threads  requ
 0                       2            -      -      -      1.5 KiB        -           -        0
 1000                3/512            -      -      -  0 B/1.0 MiB        -        2000        1
 all but root       3/8192            -      -      -            -        -           -        1
+
+all but root  at most   limited by
+descriptors   56        the limit of 128 open files
+memory        24.0 MiB  the cgroup's memory.max of 64 MiB
 "
         );
     }

@@ -11,6 +11,7 @@ mod descriptors;
 mod device;
 mod exhaustion;
 mod kept;
+mod limits;
 mod memif;
 mod monitors;
 mod nic;

@@ -17,10 +17,9 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::memory_helper::{MemoryHelper, Piece, serve};
 use unetmap_sys::thread::RemoteThread;
 
+use crate::limits;
 use crate::privileged::Helper;
-use crate::tuning::node::{
-    CUT_CHECK, HELPER_WAIT_LIMIT, MAX_HELPERS, MAX_HELPERS_OF_USER, MAX_IDLE_HELPERS, MEMORY_LIMIT,
-};
+use crate::tuning::node::{CUT_CHECK, HELPER_WAIT_LIMIT, MAX_IDLE_HELPERS, MEMORY_LIMIT};
 
 const EFAULT: i32 = 14;
 const ETIMEDOUT: i32 = 110;
@@ -48,9 +47,9 @@ impl State {
     /// Whether another helper may work for this user.
     fn has_room(&self, uid: u32) -> bool {
         let users = || self.served.iter().chain(self.killed.iter().map(|(uid, _)| uid));
+        let (of_user, all) = limits::node_helpers();
         // Root is not refused because of other users.
-        users().filter(|user| **user == uid).count() < MAX_HELPERS_OF_USER
-            && (uid == 0 || users().count() < MAX_HELPERS)
+        users().filter(|user| **user == uid).count() < of_user && (uid == 0 || users().count() < all)
     }
 
     /// Forgets the killed helpers that have exited.

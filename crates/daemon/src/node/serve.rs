@@ -27,9 +27,10 @@ use super::shared::{Files, Shared, User};
 use super::waker::PollWaker;
 use super::{Job, JobQueue};
 use crate::broker::NODE_NAME as NAME;
+use crate::limits;
 use crate::privileged;
 use crate::threads;
-use crate::tuning::node::{CATCH_UP_LIMIT, MAX_FILES_OF_USER, MAX_IDLE_THREADS};
+use crate::tuning::node::{CATCH_UP_LIMIT, MAX_IDLE_THREADS};
 
 /// The kernel looks the file up again: another user looked it up first.
 const ESTALE: i32 = 116;
@@ -402,10 +403,11 @@ impl Shared {
         let mut files = self.files();
         let Files { last, open, users } = &mut *files;
         let Some(user) = users.get_mut(&uid) else { return false };
-        if user.files >= MAX_FILES_OF_USER && !counted {
+        let is_full = user.files >= limits::node_files_of_user();
+        if is_full && !counted {
             return false;
         }
-        if user.files >= MAX_FILES_OF_USER {
+        if is_full {
             let _ = mount.dev.reply_error(*unique, EMFILE);
             return true;
         }

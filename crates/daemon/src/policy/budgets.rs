@@ -8,7 +8,7 @@ use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
 
 use super::{Accounts, Word, Wrong, id, wrong};
-use crate::budget::{Amounts, Budget, Budgets, Resource};
+use crate::budget::{Budgets, Resource, Stated};
 use crate::written::Written;
 
 /// A table `[[budget]]`, or `[total]`. Keys that are missing have their default.
@@ -39,12 +39,8 @@ impl WrittenBudget {
         }
     }
 
-    fn set(&self, amounts: &mut Amounts) {
-        for resource in Resource::ALL {
-            if let Some(amount) = self.amount(resource) {
-                amounts[resource] = amount;
-            }
-        }
+    fn stated(&self) -> Stated {
+        Stated(Resource::ALL.map(|resource| self.amount(resource)))
     }
 }
 
@@ -61,10 +57,8 @@ pub(super) fn understand(
 ) -> Result<Budgets, Wrong> {
     let mut budgets = Budgets::default();
     for written in users {
-        let mut budget = Budget::default();
-        written.set(&mut budget.amounts);
-        budget.requests = written.requests.map_or(budget.requests, NonZeroU32::get);
-        budgets.users.push((named(&written, accounts)?, budget));
+        let requests = written.requests.map(NonZeroU32::get);
+        budgets.users.push((named(&written, accounts)?, written.stated(), requests));
     }
     if let Some(total) = total {
         let written = total.get_ref();
@@ -73,7 +67,7 @@ pub(super) fn understand(
                 "[total] is about all users together, and has neither `users` nor `requests`; [[budget]] has them";
             return wrong(&total.span(), why.into());
         }
-        written.set(&mut budgets.total);
+        budgets.total = written.stated();
     }
     Ok(budgets)
 }

@@ -548,28 +548,43 @@ fn slow_fit(pattern: &[u8], name: &[u8]) -> bool {
 
 #[test]
 fn the_first_budget_that_names_a_user_is_its() {
-    use crate::budget::{Amounts, Budget, Resource};
+    use crate::budget::{Bounds, Budget, Resource};
     let policy = policy(
         "[[budget]]\nusers = [\"alice\", 7]\nconnections = 3\nmemory = \"2MiB\"\nrequests = 9\n\
          [[budget]]\nrings = 5\n[total]\nthreads = 8\n",
     );
-    let budgets = policy.budgets();
-    let default = Budget::default();
-    let set = |amounts: Amounts, changes: &[(Resource, u64)]| {
-        changes.iter().fold(amounts, |mut amounts, (resource, amount)| {
-            amounts[*resource] = *amount;
-            amounts
-        })
-    };
-    let alice = set(default.amounts, &[(Resource::Connections, 3), (Resource::Memory, 2 << 20)]);
-    assert_eq!(budgets.of(ALICE), Budget { amounts: alice, requests: 9 });
-    assert_eq!(budgets.of(7), budgets.of(ALICE));
-    let bob = set(default.amounts, &[(Resource::Rings, 5)]);
-    assert_eq!(budgets.of(BOB), Budget { amounts: bob, ..default });
-    assert_eq!(budgets.total[Resource::Threads], 8);
-    // One in eight of the daemon's descriptors is root's.
-    assert_eq!(budgets.total(800)[Resource::Descriptors], 700);
-    assert_eq!(budgets.total(100)[Resource::Descriptors], 36);
+    let (budgets, bounds) = (policy.budgets(), Bounds::default());
+    let default = Policy::default().budgets().of(BOB, &bounds);
+    let mut alice = Budget { requests: 9, ..default };
+    (alice.amounts[Resource::Connections], alice.amounts[Resource::Memory]) = (3, 2 << 20);
+    assert_eq!(budgets.of(ALICE, &bounds), alice);
+    assert_eq!(budgets.of(7, &bounds), alice);
+    let mut bob = default;
+    bob.amounts[Resource::Rings] = 5;
+    assert_eq!(budgets.of(BOB, &bounds), bob);
+    assert_eq!(budgets.total(&bounds)[Resource::Threads], 8);
+    assert_eq!(budgets.excessive(&bounds), [""; 0]);
+}
+
+/// What the policy states is at most what there is, and says so; a default is half of that, for one user.
+#[test]
+fn budgets_are_bounded_by_what_the_machine_has() {
+    use crate::budget::{Bounds, Resource};
+    let policy = policy("[[budget]]\nusers = [\"alice\"]\nmemory = 100\nthreads = 9\n[total]\ndescriptors = 30\n");
+    let mut bounds = Bounds::default();
+    bounds.others[Resource::Memory] = 24 << 20;
+    bounds.others[Resource::Descriptors] = 40;
+    bounds.by[Resource::Memory as usize] = "the cgroup's memory.max".into();
+    let (budgets, of) = (policy.budgets(), |uid, resource| policy.budgets().of(uid, &bounds).amounts[resource]);
+    assert_eq!((of(ALICE, Resource::Memory), of(BOB, Resource::Memory)), (24 << 20, 12 << 20));
+    assert_eq!((of(ALICE, Resource::Threads), of(BOB, Resource::Descriptors)), (9, 20));
+    assert_eq!(budgets.total(&bounds)[Resource::Descriptors], 30);
+    let limited_by = |resource| budgets.total_is_limited_by(resource, &bounds);
+    assert_eq!(limited_by(Resource::Memory), "the cgroup's memory.max");
+    assert_eq!(limited_by(Resource::Descriptors), "[total] of the policy");
+    assert_eq!(limited_by(Resource::Rings), "the default (unetmap-policy(5))");
+    let why = "`memory` in [[budget]] is 100 MiB of memory, and counts as 24 MiB of memory: the cgroup's memory.max";
+    assert_eq!(budgets.excessive(&bounds), [why]);
 }
 
 #[test]

@@ -67,7 +67,7 @@ use vale::{ValeKey, ValeState};
 pub(crate) use admission::Admission;
 pub(crate) use saved::{SavedPort, SavedRegistry};
 pub(crate) use sessions::{Options, Registered};
-pub(crate) use usage::{BudgetCheck, UserSnapshot};
+pub(crate) use usage::{BudgetCheck, TotalSnapshot, UserSnapshot};
 
 pub(crate) type Registry = registry::Registry<PortKey, dyn Port>;
 pub(crate) type Session = registry::Session<PortKey>;

@@ -13,7 +13,7 @@ use unetmap_core::errno::EDQUOT;
 
 use super::nic::{NicKey, NicPort};
 use super::{Daemon, Port, PortKey, Registry};
-use crate::budget::{Amounts, Budgets, Resource};
+use crate::budget::{Amounts, Bounds, Budgets, Resource};
 use crate::ledger::{Charge, Ledger};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
@@ -35,6 +35,18 @@ pub(crate) struct UserSnapshot {
     refused: u64,
 }
 
+/// How much of a resource users can have.
+#[derive(Serialize)]
+pub(crate) struct TotalSnapshot {
+    resource: &'static str,
+    /// All users but root.
+    total: u64,
+    /// With root; `None`: it has no limit.
+    with_root: Option<u64>,
+    /// What limits the total, in words.
+    limited_by: String,
+}
+
 #[derive(Serialize)]
 struct Share {
     used: u64,
@@ -45,21 +57,20 @@ struct Share {
 /// What users may have, and have at one time.
 pub(crate) struct BudgetCheck {
     budgets: Budgets,
-    /// Descriptors that the daemon can have.
-    files: u64,
+    bounds: Arc<Bounds>,
     ledger: Ledger,
 }
 
 impl BudgetCheck {
     /// Requests that a user may make in a second.
     pub(crate) fn request_rate(&self, uid: u32) -> u32 {
-        self.budgets.of(uid).requests
+        self.budgets.of(uid, &self.bounds).requests
     }
 
     /// Refuses what would give a user more than its budget, or all users more than theirs.
     pub(crate) fn check(&self, uid: u32, more: Amounts) -> Result<(), Refusal> {
         let (own, all) = self.ledger.of(uid);
-        let (budget, total) = (self.budgets.of(uid).amounts, self.budgets.total(self.files));
+        let (budget, total) = (self.budgets.of(uid, &self.bounds).amounts, self.budgets.total(&self.bounds));
         let largest = budget[Resource::Slots] / LARGEST_PORT;
         if more[Resource::Slots] > largest {
             return refuse(
@@ -74,22 +85,46 @@ impl BudgetCheck {
         let whose = format!("user {uid} has");
         let checks = [(own, budget, &whose[..], "[[budget]]"), (all, total, "all users but root have", "[total]")];
         for (used, limit, who, table) in checks {
-            let exceeded = |r: &Resource| more[*r] > 0 && used[*r].saturating_add(more[*r]) > limit[*r];
-            let Some(r) = Resource::ALL.into_iter().find(exceeded) else { continue };
+            let Some(r) = exceeded(used, more, limit) else { continue };
+            let raise = match limit[r] < self.bounds.others[r] {
+                true => format!("or raise `{}` in {table} of the policy", r.key()),
+                false => format!("or raise {}", self.bounds.by[r as usize]),
+            };
             return refuse(
                 r.errno(),
                 format!(
-                    "{who} {} here, this needs {}, and the budget is {}: close something, or raise `{}` in {table} of \
-                     the policy (unetmap-policy(5), unetmap ls --users)",
+                    "{who} {} here, this needs {}, and the budget is {}: close something, {raise} (unetmap-policy(5), \
+                     unetmap ls --users)",
                     r.text(used[r]),
                     r.text(more[r]),
                     r.text(limit[r]),
-                    r.key()
                 ),
             );
         }
-        Ok(())
+        self.check_all(more)
     }
+
+    /// Refuses what would be more than there is: nobody's budget, and so the only one that root has.
+    fn check_all(&self, more: Amounts) -> Result<(), Refusal> {
+        let used = self.ledger.everybody();
+        let Some(r) = exceeded(used, more, self.bounds.all) else { return Ok(()) };
+        refuse(
+            r.errno(),
+            format!(
+                "all users have {} here, this needs {}, and the daemon can give them {}: close something, or raise {} \
+                 (unetmap-policy(5), unetmap ls --users)",
+                r.text(used[r]),
+                r.text(more[r]),
+                r.text(self.bounds.all[r]),
+                self.bounds.by[r as usize]
+            ),
+        )
+    }
+}
+
+/// The first resource of which there would be more than the limit.
+fn exceeded(used: Amounts, more: Amounts, limit: Amounts) -> Option<Resource> {
+    Resource::ALL.into_iter().find(|r| more[*r] > 0 && used[*r].saturating_add(more[*r]) > limit[*r])
 }
 
 impl Daemon {
@@ -98,14 +133,30 @@ impl Daemon {
         uid == 0 || self.admission.policy.is_none()
     }
 
+    /// The policy's budgets. Warns of those that are more than there is, once they were read.
     fn budgets(&mut self) -> Budgets {
-        self.policy().ok().flatten().map(|policy| policy.budgets().clone()).unwrap_or_default()
+        let budgets = self.policy().ok().flatten().map(|policy| policy.budgets().clone()).unwrap_or_default();
+        if self.users.compared.as_ref() != Some(&budgets) {
+            let path = self.admission.policy.as_ref().map(|file| file.path().display().to_string()).unwrap_or_default();
+            budgets.excessive(&self.users.bounds).iter().for_each(|why| tracing::warn!("{path}: {why}"));
+            self.users.compared = Some(budgets.clone());
+        }
+        budgets
+    }
+
+    /// From now on users have at most so much of what there is.
+    pub(crate) fn set_bounds(&mut self, bounds: Bounds) {
+        (self.users.bounds, self.users.compared) = (Arc::new(bounds), None);
+        self.budgets();
     }
 
     /// Refuses a request that would give a user more than its budget, or all users more than theirs.
     pub(crate) fn check_budget(&mut self, scope: Scope, more: Amounts) -> Result<(), Refusal> {
         if self.has_no_budget(scope.uid) {
-            return Ok(());
+            // The policy says nothing about it, and is not read.
+            let (bounds, ledger) = (self.users.bounds.clone(), self.users.ledger.clone());
+            let checked = BudgetCheck { budgets: Budgets::default(), bounds, ledger }.check_all(more);
+            return checked.inspect_err(|refusal| self.budget_reached(scope.uid, refusal));
         }
         // Now and then, as it looks at all ports.
         if self.registry.last_session().is_multiple_of(64) {
@@ -122,7 +173,7 @@ impl Daemon {
 
     /// What users may have and have now.
     pub(crate) fn budget_check(&mut self) -> BudgetCheck {
-        BudgetCheck { budgets: self.budgets(), files: self.users.files, ledger: self.users.ledger.clone() }
+        BudgetCheck { budgets: self.budgets(), bounds: self.users.bounds.clone(), ledger: self.users.ledger.clone() }
     }
 
     /// In builds for debugging: compares what users are charged with what there is.
@@ -169,7 +220,7 @@ impl Daemon {
 
     /// What users have and may have: user `only`, or each of them and all together.
     pub(crate) fn user_snapshots(&mut self, only: Option<u32>) -> Vec<UserSnapshot> {
-        let (budgets, usage) = (self.budgets(), self.users.ledger.all());
+        let (budgets, usage, bounds) = (self.budgets(), self.users.ledger.all(), self.users.bounds.clone());
         self.check_charges();
         let row = |uid: Option<u32>, used: Amounts, limit: Option<Amounts>, requests, refused| {
             let share = |r: Resource| Share { used: used[r], limit: limit.map(|limit| limit[r]) };
@@ -180,7 +231,7 @@ impl Daemon {
         let refused = |uid: &u32| self.users.connected.get(uid).map_or(0, |user| user.refused);
         let mut rows: Vec<UserSnapshot> = shown
             .map(|(uid, used)| {
-                let budget = (!self.has_no_budget(*uid)).then(|| budgets.of(*uid));
+                let budget = (!self.has_no_budget(*uid)).then(|| budgets.of(*uid, &bounds));
                 row(Some(*uid), *used, budget.map(|b| b.amounts), budget.map(|b| b.requests), refused(uid))
             })
             .collect();
@@ -188,9 +239,26 @@ impl Daemon {
             let mut all = Amounts::default();
             usage.iter().filter(|(uid, _)| **uid != 0).for_each(|(_, amounts)| all += *amounts);
             let refused = self.users.connected.values().map(|user| user.refused).sum();
-            rows.push(row(None, all, Some(budgets.total(self.users.files)), None, refused));
+            rows.push(row(None, all, Some(budgets.total(&bounds)), None, refused));
         }
         rows
+    }
+
+    /// What all users but root can have, and what limits it: nothing in a user's own daemon.
+    pub(crate) fn total_snapshots(&mut self) -> Vec<TotalSnapshot> {
+        if self.admission.policy.is_none() {
+            return Vec::new();
+        }
+        let (budgets, bounds) = (self.budgets(), self.users.bounds.clone());
+        let total = budgets.total(&bounds);
+        let all = |r: Resource| Some(bounds.all[r]).filter(|amount| *amount != u64::MAX);
+        let row = |r: Resource| TotalSnapshot {
+            resource: r.key(),
+            total: total[r],
+            with_root: all(r),
+            limited_by: budgets.total_is_limited_by(r, &bounds),
+        };
+        Resource::ALL.into_iter().map(row).collect()
     }
 }
 

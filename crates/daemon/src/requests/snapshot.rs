@@ -11,7 +11,7 @@ use super::{Call, Reply};
 use crate::owner::owner;
 use crate::ports::vale::persistent::persistent_snapshots;
 use crate::ports::vale::{switch_snapshots, worker_snapshots};
-use crate::ports::{Daemon, PortKey, UserSnapshot};
+use crate::ports::{Daemon, PortKey, TotalSnapshot, UserSnapshot};
 use crate::privileged;
 use crate::region::{RegionKey, RegionRecord, Scope};
 use crate::store::ProtectionSnapshot;
@@ -76,6 +76,7 @@ pub(crate) struct SnapshotTask {
     /// The user whose belongings are shown; `None`: everybody's.
     only: Option<u32>,
     users: Vec<UserSnapshot>,
+    totals: Vec<TotalSnapshot>,
     /// What is left to do, the last first.
     left: (Vec<RegionKey>, Vec<PortKey>, Vec<u64>),
     /// Regions, ports and sessions so far: JSON, separated by commas.
@@ -86,7 +87,11 @@ pub(crate) struct SnapshotTask {
 
 impl SnapshotTask {
     /// Returns the snapshot of everything, or of what belongs to user `only`.
-    pub(crate) fn new(daemon: &Daemon, users: Vec<UserSnapshot>, only: Option<u32>) -> SnapshotTask {
+    pub(crate) fn new(
+        daemon: &Daemon,
+        (users, totals): (Vec<UserSnapshot>, Vec<TotalSnapshot>),
+        only: Option<u32>,
+    ) -> SnapshotTask {
         let shown = |uid: u32| only.is_none_or(|only| only == uid);
         let registry = &daemon.registry;
         // Also what others share with the user, while it is open.
@@ -103,7 +108,7 @@ impl SnapshotTask {
         left.1.reverse();
         left.2.reverse();
         let [regions, ports, sessions] = [String::new(), String::new(), String::new()];
-        SnapshotTask { only, users, left, regions, ports, sessions }
+        SnapshotTask { only, users, totals, left, regions, ports, sessions }
     }
 
     /// Goes on for [`SNAPSHOT_SLICE`]; returns whether all is done.
@@ -131,7 +136,7 @@ impl SnapshotTask {
 
     /// Returns the JSON, after the last step, in parts: of many ports it is long, and is copied once.
     pub(crate) fn json(self, daemon: &Daemon, (connections, kept, uptime, work): General) -> [String; 7] {
-        let SnapshotTask { only, users, regions, ports, sessions, .. } = self;
+        let SnapshotTask { only, users, totals, regions, ports, sessions, .. } = self;
         let general = DaemonSnapshot {
             pid: process::pid(),
             privileged_pid: privileged::process_id(),
@@ -148,10 +153,11 @@ impl SnapshotTask {
         let persistent = if only.is_none() { persistent_snapshots(daemon) } else { Vec::new() };
         let persistent = to_json(&persistent);
         let (threads, users, general) = (to_json(&worker_snapshots(daemon)), to_json(&users), to_json(&general));
+        let totals = to_json(&totals);
         let start = format!("{{\"daemon\":{general},\"regions\":[");
         let middle = format!("],\"switches\":{switches},\"threads\":{threads},\"ports\":[");
         let after = format!("],\"persistent\":{persistent},\"sessions\":[");
-        let end = format!("],\"users\":{users}}}");
+        let end = format!("],\"users\":{users},\"totals\":{totals}}}");
         [start, regions, middle, ports, after, sessions, end]
     }
 }
@@ -173,7 +179,8 @@ pub(super) fn snapshot(call: &mut Call<'_>) -> Reply {
     let uid = call.peer.uid;
     let only = (uid != 0 && uid != call.owner).then_some(uid);
     let users = call.daemon.user_snapshots(only);
-    Reply::Later(Box::new(SnapshotTask::new(call.daemon, users, only)))
+    let totals = if only.is_none() { call.daemon.total_snapshots() } else { Vec::new() };
+    Reply::Later(Box::new(SnapshotTask::new(call.daemon, (users, totals), only)))
 }
 
 fn session(daemon: &Daemon, id: u64) -> Option<SessionSnapshot> {
