@@ -120,10 +120,11 @@ lint: setup lint-source lint-crates lint-headers lint-man lint-bpf
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-# Import cycles, sizes, words; decisions and the links to them; the C files in the library's package.
+# Import cycles, sizes, words; decisions and the links to them; the table of resources; the C files in the library's package.
 lint-source:
 	@.ci/check-source
 	@.ci/check-decisions
+	@.ci/check-resources
 	@$(CARGO) package --locked -p unetmap-capi --allow-dirty --list | grep -qx preload/hooks.c || \
 		{ echo "lint: the package of unetmap-capi lacks the C files"; exit 1; }
 

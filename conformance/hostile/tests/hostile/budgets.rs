@@ -15,8 +15,8 @@ use rustix::process::geteuid;
 use unetmap::abi::*;
 use unetmap::errno::*;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
-use unetmap_core::control::wire;
-use unetmap_core::control::{ControlRequest, HelloRequest};
+use unetmap_core::control::vale::ValeAction;
+use unetmap_core::control::{ControlRequest, HelloRequest, ValeRequest, wire};
 use zerocopy::IntoBytes as _;
 
 const ALICE: u32 = 4001;
@@ -307,6 +307,43 @@ fn memory_that_the_daemon_touches_is_the_users() {
             drop(opened);
             until("all are closed", || home.snapshot().sessions.is_empty());
         }
+    });
+}
+
+/// What is no budget, as each is small: settings of switches, pipes of a parent, monitors of a port.
+#[test]
+fn settings_pipes_and_monitors_of_a_user_are_bounded() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        let set = |uid, n: usize| {
+            let raw = connect_as(home, uid);
+            let request = ValeRequest { name: format!("vale7:p{n}"), action: ValeAction::Storm(1) };
+            raw.send(&wire::encode(ValeRequest::KIND, 0, 0, 0, &request.encode())).expect("an open connection");
+            let reply = raw.receive().expect("an answer");
+            (reply.errno, reply.text())
+        };
+        let settings = (0..2000).map(|n| set(ALICE, n)).position(|(errno, why)| {
+            assert!(errno == 0 || errno == ENOMEM && why.contains("have settings already"), "{errno}: {why}");
+            errno != 0
+        });
+        assert_eq!(set(BOB, 0).0, 0, "another user has its own");
+        let mut open = Vec::new();
+        let mut register_until_refused = |of: &dyn Fn(usize) -> NetmapRequest, part: &str| {
+            for n in 0.. {
+                let raw = connect_as(home, ALICE);
+                match ask(&raw, &of(n)) {
+                    (0, _) => open.push(raw),
+                    (_, why) if why.contains(part) => return n,
+                    (errno, why) => panic!("{errno}: {why}"),
+                }
+            }
+            unreachable!("a number that ends");
+        };
+        let small = NmreqRegister { nr_tx_slots: 2, nr_rx_slots: 2, ..Default::default() };
+        let pipes = register_until_refused(&|n| register(&format!("p{{{n}"), small), "pipes already");
+        let monitor = NmreqRegister { nr_flags: NR_MONITOR_TX, ..small };
+        let monitors = register_until_refused(&|_| register("p{1", monitor), "monitors already");
+        assert_eq!((settings, pipes, monitors), (Some(511), 64, 16));
     });
 }
 
