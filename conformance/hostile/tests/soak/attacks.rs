@@ -13,18 +13,27 @@ use std::time::Duration;
 
 use conformance::home::raise_fd_limit;
 use conformance::packet::Rng;
+use conformance_hostile::front_end::{FrontEnd, VERSION_1};
+use conformance_hostile::memif_peer;
 use conformance_hostile::raw::{ControlConnection, RawPort, Reply};
 use rustix::fs::{FallocateFlags, fallocate};
 use unetmap::abi::*;
 use unetmap_core::control::request::NetmapRequest;
+use unetmap_core::control::vale::ValeAction;
 use unetmap_core::control::wire;
-use unetmap_core::control::{ControlRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, SnapshotRequest};
+use unetmap_core::control::{
+    ControlRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, SnapshotRequest, ValeRequest,
+};
 use zerocopy::IntoBytes as _;
+
+use crate::guests;
 
 /// The user of the tenant with an interface of its own.
 pub(crate) const INTERFACE_USER: u32 = 4020;
 /// The user of the tenant with memory that never answers.
 pub(crate) const STALLED_USER: u32 = 65_534;
+/// The user of a virtual machine and of a packet processor, whose ports processes of its own serve.
+pub(crate) const GUEST_USER: u32 = 4021;
 /// Users with idle connections.
 pub(crate) const IDLE_USERS: std::ops::Range<u32> = 5000..5042;
 /// The policy gives nothing to this user.
@@ -53,16 +62,18 @@ pub(crate) struct Attack {
 pub(crate) enum What {
     /// A function of this program, until the process is killed.
     Function(fn(&mut Tenant) -> !),
+    /// The same in the namespace of the interfaces.
+    FunctionInNamespace(fn(&mut Tenant) -> !),
     /// Another program; `SEED` in its arguments becomes a number.
     Program(&'static str, &'static [&'static str]),
     /// The same in the namespace of the interfaces.
     ProgramInNamespace(&'static str, &'static [&'static str]),
 }
 
-use What::{Function, Program, ProgramInNamespace};
+use What::{Function, FunctionInNamespace, Program, ProgramInNamespace};
 
 /// All but the one that needs the node.
-pub(crate) static ATTACKS: [Attack; 17] = [
+pub(crate) static ATTACKS: [Attack; 25] = [
     Attack { name: "connections", uid: 4001, what: Function(flood_connections) },
     Attack { name: "uninvited connections", uid: UNINVITED, what: Function(flood_connections) },
     // Changes to each of its users, which only root can.
@@ -77,6 +88,14 @@ pub(crate) static ATTACKS: [Attack; 17] = [
     Attack { name: "changed messages", uid: 4009, what: Function(send_changed_messages) },
     Attack { name: "descriptors", uid: 4010, what: Function(send_descriptors) },
     Attack { name: "ports opened and closed", uid: 4011, what: Function(open_and_close) },
+    Attack { name: "unread descriptors", uid: 4015, what: Function(leave_descriptors_unread) },
+    Attack { name: "settings without end", uid: 4016, what: Function(change_settings) },
+    Attack { name: "names with control characters", uid: 4017, what: Function(open_strange_names) },
+    Attack { name: "names of pipes", uid: 4018, what: Function(open_many_names) },
+    Attack { name: "headers of an interface", uid: INTERFACE_USER, what: FunctionInNamespace(set_headers) },
+    Attack { name: "kicks that are hung up", uid: GUEST_USER, what: Function(hang_kicks_up) },
+    Attack { name: "silent memif peers", uid: GUEST_USER, what: Function(keep_silent) },
+    Attack { name: "memif peers that give reasons", uid: GUEST_USER, what: Function(give_reasons) },
     Attack { name: "scribbled pipe", uid: 4012, what: Program("scribbler", &["scribbled{1", "SEED"]) },
     Attack { name: "scribbled switch port", uid: 4013, what: Program("scribbler", &["vale0:scribbled", "SEED"]) },
     Attack { name: "raced switch port", uid: 4014, what: Program("slot_racer", &["vale0:raced", "SEED", "0", "128"]) },
@@ -92,7 +111,7 @@ pub(crate) struct Tenant {
 /// Runs the function of the attack of this number; returns if there is none.
 pub(crate) fn run(socket: &Path, attack: usize, seed: u64) {
     raise_fd_limit();
-    if let Some(Attack { what: Function(function), .. }) = ATTACKS.get(attack) {
+    if let Some(Attack { what: Function(function) | FunctionInNamespace(function), .. }) = ATTACKS.get(attack) {
         function(&mut Tenant { socket: socket.to_owned(), rng: Rng(seed | 1) });
     }
 }
@@ -316,5 +335,123 @@ fn open_and_close(tenant: &mut Tenant) -> ! {
         let nr_flags = tenant.pick(&[0, 0, NR_MONITOR_TX | NR_MONITOR_RX]);
         let (nr_tx_rings, nr_rx_rings) = (tenant.rng.below(4) as u16, tenant.rng.below(4) as u16);
         tenant.ask(&register(name, NmreqRegister { nr_flags, nr_tx_rings, nr_rx_rings, ..Default::default() }));
+    }
+}
+
+/// Answers with as many descriptors as the user may have, of which none is received: the kernel counts them as the
+/// daemon's.
+fn leave_descriptors_unread(tenant: &mut Tenant) -> ! {
+    loop {
+        let fields =
+            NmreqRegister { nr_tx_rings: 16, nr_rx_rings: 16, nr_tx_slots: 64, nr_rx_slots: 64, ..Default::default() };
+        let message = wire::encode(NetmapRequest::KIND, 0, 0, 0, &register("unread{1", fields).encode());
+        let all: Vec<_> = (0..CONNECTIONS).filter_map(|_| tenant.connect()).collect();
+        all.iter().for_each(|raw| _ = raw.send(&message));
+        sleep(HOLD);
+    }
+}
+
+/// Each is a line that the daemon could log.
+fn change_settings(tenant: &mut Tenant) -> ! {
+    let _port = tenant.ask(&register("vale8:settings", NmreqRegister::default()));
+    loop {
+        let Some(raw) = tenant.connect() else { continue };
+        for seconds in 1..1000 {
+            let request = ValeRequest { name: "vale8".into(), action: ValeAction::Age(seconds) };
+            if raw.send(&wire::encode(ValeRequest::KIND, 0, 0, 0, &request.encode())).is_err() {
+                break;
+            }
+            raw.receive_after_reset();
+        }
+    }
+}
+
+/// Names that would change the terminal, or add lines, of a program that shows them.
+fn open_strange_names(tenant: &mut Tenant) -> ! {
+    const STRANGE: [&str; 6] = ["\x1b[2J", "\n9 ", "\r", "\u{202e}", "\x07\x08", "\"}],"];
+    loop {
+        let (strange, more) = (tenant.pick(&STRANGE), tenant.pick(&["{1", ":a", ""]));
+        let prefix = tenant.pick(&["", "vale", "vale9:"]);
+        tenant.ask(&register(&format!("{prefix}a{strange}{more}"), NmreqRegister::default()));
+        if let Some(raw) = tenant.connect() {
+            let request = ValeRequest { name: format!("vale9{strange}:{strange}"), action: ValeAction::Storm(1) };
+            let _ = raw.send(&wire::encode(ValeRequest::KIND, 0, 0, 0, &request.encode()));
+            raw.receive_after_reset();
+        }
+    }
+}
+
+/// Names that others may want, and further pipes of those that they have.
+fn open_many_names(tenant: &mut Tenant) -> ! {
+    loop {
+        let mut open = Vec::new();
+        for n in 0..CONNECTIONS / 2 {
+            let name = match tenant.rng.below(3) {
+                0 => format!("wanted{n}{{1"),
+                1 => format!("honest{{{}", 2 + tenant.rng.below(60)),
+                _ => format!("wanted{n}}}{}", tenant.rng.below(3)),
+            };
+            let nr_flags = tenant.pick(&[0, NR_EXCLUSIVE, NR_MONITOR_TX]);
+            let fields = NmreqRegister { nr_flags, nr_tx_slots: 2, nr_rx_slots: 2, ..Default::default() };
+            open.extend(tenant.ask(&register(&name, fields)).filter(|(_, reply)| reply.errno == 0));
+        }
+        sleep(HOLD);
+    }
+}
+
+fn set_headers(tenant: &mut Tenant) -> ! {
+    loop {
+        for nr_hdr_len in [12, 10, 0] {
+            let body = NmreqPortHdr { nr_hdr_len, ..Default::default() };
+            let request = NetmapRequest::new(NETMAP_REQ_PORT_HDR_SET, "vg", body.as_bytes()).expect("a short name");
+            tenant.ask(&request);
+        }
+        sleep(Duration::from_millis(100));
+    }
+}
+
+/// A front end whose kicks end at once, and that is silent then: its process could poll them without end.
+fn hang_kicks_up(tenant: &mut Tenant) -> ! {
+    const SET_VRING_KICK: u32 = 12;
+    loop {
+        let Ok(mut guest) = FrontEnd::connect(&guests::socket(&tenant.socket, guests::VHOST)) else {
+            sleep(Duration::from_millis(10));
+            continue;
+        };
+        if guest.start(VERSION_1).is_ok() {
+            for queue in 0..2u64 {
+                let Ok((kick, _)) = std::io::pipe() else { continue };
+                let _ = guest.send(SET_VRING_KICK, &queue.to_ne_bytes(), &[kick.as_fd()]);
+            }
+        }
+        sleep(HOLD.mul_f64(tenant.rng.below(100) as f64 / 50.0));
+    }
+}
+
+/// Peers of memif that occupy the port's one place.
+fn keep_silent(tenant: &mut Tenant) -> ! {
+    let path = guests::socket(&tenant.socket, guests::MEMIF);
+    loop {
+        let all: Vec<_> = (0..20).filter_map(|_| memif_peer::dial(&path).ok()).collect();
+        for peer in &all {
+            if tenant.rng.below(2) == 0 {
+                let _ = memif_peer::send(peer, &memif_peer::init(memif_peer::VERSION, 0, 0, ""), &[]);
+            }
+        }
+        sleep(HOLD);
+    }
+}
+
+/// Peers of memif that end the connection, each with a reason that could be logged.
+fn give_reasons(tenant: &mut Tenant) -> ! {
+    const DISCONNECT: u16 = 8;
+    let path = guests::socket(&tenant.socket, guests::MEMIF);
+    let mut message = [DISCONNECT.to_ne_bytes().as_slice(), &1u32.to_ne_bytes(), &[b'A'; 95]].concat();
+    message.resize(memif_peer::MESSAGE, 0);
+    loop {
+        match memif_peer::dial(&path) {
+            Ok(peer) => _ = memif_peer::send(&peer, &message, &[]),
+            Err(_) => sleep(Duration::from_millis(1)),
+        }
     }
 }

@@ -26,6 +26,7 @@
 
 mod attacks;
 mod flows;
+mod guests;
 mod honest;
 mod supervisor;
 mod watch;
@@ -48,6 +49,7 @@ use lab::VethOptions;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use flows::Flows;
+use guests::Guests;
 use supervisor::Supervisors;
 use watch::{Opens, Watch};
 
@@ -183,6 +185,7 @@ fn soak(folder: &Path, length: Duration) -> bool {
     }
     println!("soak: {:.1} minutes, {} CPUs, {}", length.as_secs_f64() / 60.0, cpus(), program("unetmapd").display());
     let mut flows = Flows::start(&home, &net, &this);
+    let guests = Guests::start(&home);
     let opens = Opens::start(&this);
     let supervisors = Supervisors::start(&home, &net, node.as_ref(), &this);
     let mut watch = Watch::new(&home);
@@ -201,7 +204,8 @@ fn soak(folder: &Path, length: Duration) -> bool {
     watch.quiet(&home, "after the attacks");
     println!("\nran {:.1} minutes of {:.1}, {} CPUs, load {}", minutes(ran), minutes(length), cpus(), watch::load());
     let alive = !has_ended(&mut net) && watch.same_daemon(&home);
-    let results = [flows.finish(&home), opens.finish(OPEN_LIMIT), watch.finish(), alive, supervisors.finish()];
+    let results =
+        [flows.finish(&home), opens.finish(OPEN_LIMIT), watch.finish(), alive, supervisors.finish(), guests.finish()];
     drop(honest);
     drop((node, net));
     let log = std::fs::read_to_string(home.folder().join(LOG)).unwrap_or_default();

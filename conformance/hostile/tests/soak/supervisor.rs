@@ -158,7 +158,7 @@ fn supervise(shared: &Shared, seed: u64, mut start: Start) -> Record {
 fn by_command(home: &Home, attack: &'static Attack, number: usize, near: Ns, this: &Path, output: PathBuf) -> Start {
     let program = |name: &str| public_copy(home.folder(), &program(name).to_string_lossy());
     let copy = match attack.what {
-        What::Function(_) => this.to_owned(),
+        What::Function(_) | What::FunctionInNamespace(_) => this.to_owned(),
         What::Program(name, _) | What::ProgramInNamespace(name, _) => program(name),
     };
     Box::new(move |rng| {
@@ -167,10 +167,10 @@ fn by_command(home: &Home, attack: &'static Attack, number: usize, near: Ns, thi
             args.iter().map(|arg| if *arg == "SEED" { seed.clone() } else { (*arg).to_owned() }).collect()
         };
         let number = number.to_string();
+        let own = ["tenant", "attack", &number, "SEED"];
         let mut command = match attack.what {
-            What::Function(_) => {
-                as_user(Command::new("env"), attack.uid, &copy, &words(&["tenant", "attack", &number, "SEED"]))
-            }
+            What::Function(_) => as_user(Command::new("env"), attack.uid, &copy, &words(&own)),
+            What::FunctionInNamespace(_) => as_user(near.command("env"), attack.uid, &copy, &words(&own)),
             What::Program(_, args) => as_user(Command::new("env"), attack.uid, &copy, &words(args)),
             What::ProgramInNamespace(_, args) => as_user(near.command("env"), attack.uid, &copy, &words(args)),
         };
@@ -180,7 +180,7 @@ fn by_command(home: &Home, attack: &'static Attack, number: usize, near: Ns, thi
 }
 
 /// Completes a command: `ip`, `setpriv` and all others replace themselves by the program.
-fn as_user(mut command: Command, uid: u32, program: &Path, args: &[String]) -> Command {
+pub(crate) fn as_user(mut command: Command, uid: u32, program: &Path, args: &[String]) -> Command {
     let uid = uid.to_string();
     command.args(["setsid", "sh", "-c", LOWEST_PRIORITY, "sh"]);
     command.args(["setpriv", "--reuid", &uid, "--regid", &uid, "--clear-groups", "--"]);
