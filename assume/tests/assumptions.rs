@@ -51,6 +51,7 @@ programs! {
     socket_lock_released_at_exit
     tcx_link_detached_at_last_close
     timerfd_ticks_wake_pollers
+    unread_descriptors_count_for_the_sender
     wipeonfork_zeroes_in_child
     xdp_link_detached_at_last_close
 }
