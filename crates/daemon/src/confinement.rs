@@ -4,12 +4,13 @@
 use std::io;
 use std::path::Path;
 
+use unetmap_sys::process;
 use unetmap_sys::sandbox::{self, Access, Capability};
 use unetmap_sys::thread::set_nice;
 
 use crate::memory_files;
 use crate::owner::owner;
-use crate::tuning::confinement::{CONTROL_NICE, OOM_SCORE, WORKER};
+use crate::tuning::confinement::{CONTROL_NICE, OOM_SCORE, WORKERS};
 
 /// What the broker needs: to read the policy and the accounts (1, 2), memory whose pages stay, of another user (3, 9),
 /// interfaces and their sockets (11 to 13), memory that the kernel pins for them (14), the namespaces and the memory of
@@ -40,7 +41,7 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
         report("oom_score_adj", sandbox::set_oom_score(OOM_SCORE));
         report("priority", set_nice(CONTROL_NICE));
         report("capabilities", sandbox::keep_capabilities(&[Capability::SetGid, Capability::SetUid]));
-        report("another user", sandbox::become_user(WORKER));
+        report("another user", unused_user().and_then(sandbox::become_user));
     }
     report("capabilities", sandbox::keep_capabilities(&[]));
     let folder_of = |file: &'_ Path| file.parent().unwrap_or(Path::new("/")).to_owned();
@@ -59,6 +60,13 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
     }
     report("landlock", sandbox::allow_files(&files));
     report("seccomp", sandbox::allow_calls(sandbox::MAIN));
+}
+
+/// A user that no other process is, wherever on the machine: the kernel counts descriptors in flight, locked memory and
+/// more by user, and daemons in other containers cannot be seen. By chance, of very many.
+fn unused_user() -> io::Result<u32> {
+    let users = u64::from(WORKERS.end - WORKERS.start);
+    Ok(WORKERS.start + (process::random()? % users) as u32)
 }
 
 /// Confines the process that keeps the ports of a daemon for the case of a crash: it starts a daemon.

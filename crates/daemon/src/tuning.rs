@@ -302,9 +302,10 @@ pub(crate) mod confinement {
     /// Niceness of the control thread of root's daemon: it runs before programs that keep the CPUs busy, on which
     /// everybody's requests would wait. Open vSwitch's is the same.
     pub(crate) const CONTROL_NICE: i32 = -10;
-    /// The user and group that root's daemon becomes: of no account, and of no container (their numbers end at
-    /// 0x6fffffff).
-    pub(crate) const WORKER: u32 = 0x7575_6d70;
+    /// The users and groups of which root's daemon becomes one: of no account, also of directory services (their
+    /// numbers end at 2,000,200,000), and of no container (0x6fffffff). So many that two of a hundred daemons of a
+    /// machine are the same user with a probability of 1 in 27,000.
+    pub(crate) const WORKERS: std::ops::Range<u32> = 0x7800_0000..0x8000_0000;
 }
 
 /// Closing of connections.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use conformance::home::{Guard, Home, daemon_listens, summary};
 use conformance::net::{set_policy, start_daemon};
+use conformance::replace::replace;
 use conformance::traffic::open;
 use conformance_hostile::raw::{ControlConnection, RawPort};
 use rustix::process::{Pid, Signal, kill_process};
@@ -163,6 +164,32 @@ fn the_daemon_and_its_threads_have_what_they_need_and_no_more() {
         let log = fs::read_to_string(home.log()).expect("the daemon's log");
         assert!(!log.contains("not confined"), "{log}");
         summary(&format!("CapEff {}, Seccomp {}", status.field("CapEff"), status.field("Seccomp")));
+    });
+}
+
+/// The kernel counts descriptors in flight and more by user: daemons share none of it, nor does a successor.
+#[test]
+fn each_daemon_of_root_is_another_user() {
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return summary("skipped: a user's daemon is that user");
+        }
+        let user_of = |home: &Home| {
+            let process = PathBuf::from(format!("/proc/{}", home.daemon().as_raw_nonzero()));
+            let ids = Status::of(&process).field("Uid").to_owned();
+            let ids: Vec<u32> = ids.split_whitespace().map(|id| id.parse().expect("a number")).collect();
+            assert!(ids.iter().all(|id| *id == ids[0] && (0x7800_0000..0x8000_0000).contains(id)), "{ids:?}");
+            ids[0]
+        };
+        let other = Home::at(&home.folder().join("other")).expect("a folder");
+        let _daemons = [home, &other].map(|home| {
+            set_policy(home, "");
+            start_daemon(home, &[])
+        });
+        let users = [user_of(home), user_of(&other)];
+        replace(home);
+        let successor = user_of(home);
+        assert!(users[0] != users[1] && !users.contains(&successor), "{users:?}, {successor}");
     });
 }
 
