@@ -51,6 +51,8 @@ pub struct User {
     pub rings: Share,
     /// Bytes that the daemon touches or locks.
     pub memory: Share,
+    /// File descriptors in answers that were not received.
+    pub in_flight: Share,
     /// Requests that exceeded a budget.
     pub refused: u64,
 }

@@ -67,6 +67,12 @@ pub fn as_user<T>(uid: u32, run: impl FnOnce() -> T) -> io::Result<T> {
     Ok(done)
 }
 
+impl AsFd for ControlConnection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 impl ControlConnection {
     /// Connects without starting a daemon. No call on the connection waits longer than [`LIMIT`].
     ///

@@ -137,6 +137,8 @@ pub mod errno {
     pub const ENFILE: i32 = 23;
     /// Too many files open in the process.
     pub const EMFILE: i32 = 24;
+    /// Too many file descriptors of the daemon's user are in messages that were not received.
+    pub const ETOOMANYREFS: i32 = 109;
 }
 
 impl Error {

@@ -11,7 +11,7 @@ use unetmap_core::errno::{EDQUOT, EMFILE};
 use unetmap_mem::{ChannelPage, EndpointPage, RingShape};
 
 use crate::shape::EndpointShape;
-use crate::tuning::budget::{DEFAULT, DEFAULT_REQUESTS, DEFAULT_TOTAL, USER_SHARE};
+use crate::tuning::budget::{DEFAULT, DEFAULT_REQUESTS, DEFAULT_TOTAL, IN_FLIGHT_USERS, USER_SHARE};
 
 /// Something that a user has at the daemon's cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,16 +26,19 @@ pub(crate) enum Resource {
     Memory,
     /// Threads of the daemon that serve one user's ports alone.
     Threads,
+    /// File descriptors in answers that the user's programs have not received (`in_flight`).
+    InFlight,
 }
 
 impl Resource {
-    pub(crate) const ALL: [Resource; 6] = [
+    pub(crate) const ALL: [Resource; 7] = [
         Resource::Connections,
         Resource::Descriptors,
         Resource::Rings,
         Resource::Slots,
         Resource::Memory,
         Resource::Threads,
+        Resource::InFlight,
     ];
 
     /// The key in the policy file.
@@ -47,6 +50,7 @@ impl Resource {
             Resource::Slots => "slots",
             Resource::Memory => "memory",
             Resource::Threads => "threads",
+            Resource::InFlight => "in_flight",
         }
     }
 
@@ -55,13 +59,14 @@ impl Resource {
         match self {
             Resource::Memory => format!("{} MiB of memory", amount.div_ceil(MIB)),
             Resource::Descriptors => format!("{amount} file descriptors"),
+            Resource::InFlight => format!("{amount} file descriptors in answers that were not received"),
             other => format!("{amount} {}", other.key()),
         }
     }
 
     pub(crate) const fn errno(self) -> i32 {
         match self {
-            Resource::Connections | Resource::Descriptors => EMFILE,
+            Resource::Connections | Resource::Descriptors | Resource::InFlight => EMFILE,
             Resource::Rings | Resource::Slots | Resource::Memory | Resource::Threads => EDQUOT,
         }
     }
@@ -186,6 +191,11 @@ impl Default for Bounds {
 }
 
 impl Bounds {
+    /// Descriptors in flight that root may have, or the one user of a daemon without a policy.
+    pub(crate) fn in_flight_of_root(&self) -> u64 {
+        (self.all[Resource::InFlight] - self.others[Resource::InFlight]).max(1)
+    }
+
     /// Descriptors that only root can have.
     pub(crate) fn reserve(&self) -> u64 {
         self.all[Resource::Descriptors] - self.others[Resource::Descriptors]
@@ -214,13 +224,16 @@ pub(crate) struct Budgets {
 
 impl Budgets {
     /// The budget of a user: what the policy states, or the default. It is at most what there is, and a default leaves
-    /// some of that to others.
+    /// some of that to others; of descriptors in flight any budget does.
     pub(crate) fn of(&self, uid: u32, bounds: &Bounds) -> Budget {
         let names = |users: &Option<Vec<u32>>| users.as_ref().is_none_or(|users| users.contains(&uid));
         let stated = self.users.iter().find(|(users, ..)| names(users));
         let (stated, requests) = stated.map_or((Stated::default(), None), |(_, stated, requests)| (*stated, *requests));
         let default = |r: Resource| DEFAULT[r as usize].min(bounds.others[r] / USER_SHARE);
-        Budget { amounts: stated.or(default).at_most(bounds.others), requests: requests.unwrap_or(DEFAULT_REQUESTS) }
+        let mut amounts = stated.or(default).at_most(bounds.others);
+        let in_flight = self.total(bounds)[Resource::InFlight] / IN_FLIGHT_USERS;
+        amounts[Resource::InFlight] = amounts[Resource::InFlight].min(in_flight).max(1);
+        Budget { amounts, requests: requests.unwrap_or(DEFAULT_REQUESTS) }
     }
 
     /// The budget of all users but root.

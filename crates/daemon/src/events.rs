@@ -82,6 +82,10 @@ pub(crate) enum What {
     CrashProtectionOn {
         off_seconds: f64,
     },
+    /// Requests of a user are not begun until its programs have received earlier answers.
+    RequestsWait {
+        reason: String,
+    },
 }
 
 #[derive(Serialize)]
@@ -156,9 +160,18 @@ impl EventLog {
 
     /// Adds the event that a budget was reached, at most once a second: a user may try again and again.
     pub(crate) fn budget_reached(&mut self, uid: u32, reason: &str) {
+        self.add_limited(uid, reason, |reason| What::BudgetReached { reason });
+    }
+
+    /// Adds the event that requests wait; of this and the former at most one a second.
+    pub(crate) fn requests_wait(&mut self, uid: u32, reason: &str) {
+        self.add_limited(uid, reason, |reason| What::RequestsWait { reason });
+    }
+
+    fn add_limited(&mut self, uid: u32, reason: &str, what: fn(String) -> What) {
         let last = self.users.get(&uid).and_then(|events| events.budget_reached);
         if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
-            self.add(uid, What::BudgetReached { reason: reason.chars().take(MAX_REASON).collect() });
+            self.add(uid, what(reason.chars().take(MAX_REASON).collect()));
             self.users.entry(uid).or_default().budget_reached = Some(Instant::now());
         }
     }

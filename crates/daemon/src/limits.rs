@@ -108,6 +108,10 @@ impl Limits {
         let Amounts(mut others) = all;
         others.iter_mut().filter(|amount| **amount != u64::MAX).for_each(|amount| *amount -= *amount / RESERVE_SHARE);
         let mut others = Amounts(others);
+        let in_flight = |share| self.files.amount / share;
+        others[Resource::InFlight] = in_flight(IN_FLIGHT_OF_USERS);
+        all[Resource::InFlight] = others[Resource::InFlight] + in_flight(IN_FLIGHT_OF_ROOT);
+        by[Resource::InFlight as usize] = Arc::from(&*self.files.by);
         others[Resource::Descriptors] = others[Resource::Descriptors].min(files.saturating_sub(LEAST_RESERVE));
         // Of the rest, the node has its part.
         NODE.set(tasks / 4, memory / 8);
@@ -173,6 +177,7 @@ fn of_group(limit: &cgroup::Limit, amount: &str) -> Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budgets;
 
     fn limits(files: u64, memory_mib: u64, tasks: u64, keeps_ports: bool) -> Limits {
         let limit = |amount, by: &str| Limit { amount, by: by.into() };
@@ -216,6 +221,13 @@ mod tests {
                 }
             }
         }
+        // Of descriptors in flight all users have half, each of them at most a sixteenth of that, and root a quarter.
+        let in_flight = |files| {
+            let bounds = limits(files, 1000, 1000, false).bounds(1);
+            let of_user = Budgets::default().of(1000, &bounds).amounts[Resource::InFlight];
+            [of_user, bounds.others[Resource::InFlight], bounds.in_flight_of_root()]
+        };
+        assert_eq!([1024, 20_000].map(in_flight), [[32, 512, 256], [512, 10_000, 5000]]);
         // A user opens a pipe even with the least that there may be.
         let Bounds { others, .. } = limits(LEAST_FILES, 32, 16, false).bounds(1);
         assert!(others[Resource::Descriptors] / 2 >= 13 && others[Resource::Memory] >= MIB, "{others:?}");

@@ -16,6 +16,7 @@ mod events;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod handover;
+mod in_flight;
 mod knobs;
 mod ledger;
 mod limits;

@@ -19,29 +19,31 @@
 //! that sends an invalid message is disconnected, as is one that sends none for a while.
 
 mod accept;
+mod answers;
 mod disconnect;
 mod hand_over;
 mod interfaces;
 mod keep;
 mod memory;
 mod timers;
+mod unsent;
 mod waiting;
 mod work;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unetmap_core::control::wire::{self, Malformed};
-use unetmap_core::control::{ControlRequest, Kind, NetmapRequest};
-use unetmap_core::errno::{EINVAL, EIO, EMSGSIZE, EPROTO, EPROTONOSUPPORT};
+use unetmap_core::control::{ControlRequest as _, Kind, SnapshotRequest};
+use unetmap_core::errno::{EINVAL, EMSGSIZE, EPROTO, EPROTONOSUPPORT};
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::process::{self, Signal};
-use unetmap_sys::socket::{self, MAX_FDS, Peer, Received};
+use unetmap_sys::socket::{self, Peer, Received};
 
 use crate::caller::Caller;
 use crate::closer::Closer;
@@ -54,13 +56,15 @@ use crate::ports::nic::{kernel_work, settle};
 use crate::ports::{Daemon, nic};
 use crate::region_preparer::Preparer;
 use crate::reload;
-use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply, SnapshotTask, text_answer};
+use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply};
 use crate::service::Service;
 use crate::store::{Protection, Store};
 use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::{WorkClock, WorkTimes};
+use answers::WaitingAnswers;
 use hand_over::Drain;
+use unsent::send_refusal;
 use waiting::WaitingConnections;
 use work::{FIRST_TOKEN, INTERFACES, LISTENER, NO_MESSAGE, NODE, SIGNALS, Task, WATCHES, Waited, Work, kind_of_event};
 
@@ -126,6 +130,8 @@ pub(crate) struct Server {
     /// Connections of users with a budget, and when they were accepted; the oldest first.
     newcomers: VecDeque<(Instant, u64)>,
     lock_holders: LockHolders,
+    /// Messages and answers that wait until clients have received others.
+    answers: WaitingAnswers,
     next_token: u64,
     /// A descriptor that is given up for a moment to reject a client when no other is left.
     reserve: Option<File>,
@@ -178,6 +184,7 @@ impl Server {
             turns: Turns::new(),
             newcomers: VecDeque::new(),
             lock_holders: LockHolders::default(),
+            answers: WaitingAnswers::default(),
             next_token: FIRST_TOKEN,
             reserve: File::open("/dev/null").ok(),
             owner: owner(),
@@ -261,6 +268,9 @@ impl Server {
                 self.work_times.add(0, kind_of_event(token), self.clock.end(&begin));
             }
             next_turn = self.do_next();
+            if self.release() {
+                next_turn = Some(Duration::ZERO);
+            }
             if self.is_replaced(service) {
                 return Ok(End::Replaced);
             }
@@ -324,6 +334,7 @@ impl Server {
             }
         }
         self.end_mark(token, session);
+        self.has_worked(uid);
         self.daemon.admission.end_work();
         let time = begin.at.elapsed();
         self.turns.count_time(uid, time);
@@ -352,7 +363,10 @@ impl Server {
     }
 
     fn client_event(&mut self, token: u64, flags: EventFlags) {
-        if flags.intersects(EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
+        if !self.clients.contains_key(&token) {
+            // It has ended, but for what is in flight there.
+            self.forget_if_received(token);
+        } else if flags.intersects(EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
             self.end(token);
         } else {
             self.make_ready(token);
@@ -375,7 +389,11 @@ impl Server {
             return;
         }
         // An error here is one of the connection, which reading reports.
-        client.is_answered = client.is_answered && !socket::all_received(&client.fd).unwrap_or(true);
+        if client.is_answered && socket::all_received(&client.fd).unwrap_or(true) {
+            client.is_answered = false;
+            self.forget_if_received(token);
+        }
+        let Some(client) = self.clients.get_mut(&token) else { return };
         if client.is_parked != client.is_answered {
             client.is_parked = client.is_answered;
             // If the answer was received meanwhile, an event follows at once.
@@ -385,7 +403,7 @@ impl Server {
             return;
         }
         let rate = client.rate;
-        match self.read_message(token) {
+        match self.read_message(uid, token) {
             Read::Nothing => {}
             Read::End => self.end(token),
             Read::Answered => {
@@ -400,11 +418,23 @@ impl Server {
         }
     }
 
-    /// Reads and answers one message.
-    fn read_message(&mut self, token: u64) -> Read {
+    /// Reads and answers one message, or holds it.
+    fn read_message(&mut self, uid: u32, token: u64) -> Read {
+        self.forget_held(uid, token);
+        let must_hold = self.must_hold(uid);
         let Some(client) = self.clients.get_mut(&token) else { return Read::Nothing };
         let mut buf = [0; wire::MAX_REQUEST];
-        let received = match socket::recv_without_fds(&client.fd, &mut buf) {
+        let is_wanted = |message: &[u8]| !must_hold || !requests::asks_for_descriptors(message);
+        let received = match socket::recv_without_fds(&client.fd, &mut buf, is_wanted) {
+            Ok(None) => {
+                client.has_spoken = true;
+                self.hold(uid, token);
+                return Read::Nothing;
+            }
+            Ok(Some(received)) => Ok(received),
+            Err(e) => Err(e),
+        };
+        let received = match received {
             // An empty message, or the end of the connection, which has an event of its own.
             Ok(received) if received.bytes == 0 && !received.fds_truncated && client.session.is_some() => {
                 return Read::Answered;
@@ -449,6 +479,10 @@ impl Server {
     /// Answers a message, or has it answered when that is there for which it must wait.
     fn answer(&mut self, token: u64, kind: Kind, payload: &[u8], waited: Waited) -> bool {
         let Waited { nic: resumes, survey, memory, had_memory, .. } = waited;
+        if kind == SnapshotRequest::KIND {
+            // It shows what is in flight.
+            self.forget_received();
+        }
         // The broker names its namespace once, however often that is asked for.
         let Some(client) = self.clients.get(&token) else { return true };
         let caller = Caller::of_connection(&client.fd, client.peer);
@@ -467,6 +501,7 @@ impl Server {
         let caller = caller.map(|caller| Caller { resumes, survey: survey.clone(), ..caller });
         let Some(client) = self.clients.get_mut(&token) else { return true };
         self.answered = requests::name(kind, payload);
+        let had_session = client.session.is_some();
         kernel_work::begin_request(&self.daemon);
         self.daemon.registry.regions.begin_request(memory, resumes.is_none() && !had_memory);
         let was_holder = client.holder.is_some();
@@ -504,8 +539,8 @@ impl Server {
         }
         match reply {
             Reply::Answer(answer) => {
-                let Some(client) = self.clients.get(&token) else { return true };
-                send(&client.fd, client.tag, kind, &answer).is_ok()
+                let has_session = self.clients.get(&token).is_some_and(|client| client.session.is_some());
+                self.send_answer(token, kind, answer, has_session && !had_session)
             }
             Reply::Later(task) => {
                 let Some(client) = self.clients.get_mut(&token) else { return true };
@@ -518,43 +553,6 @@ impl Server {
         }
     }
 
-    /// Goes on with an answer.
-    fn continue_answer(&mut self, token: u64) {
-        let Some(client) = self.clients.get_mut(&token).filter(|client| !client.is_ended) else { return };
-        let is_open = match client.task.take() {
-            None => return,
-            // It is answered when the thread is done.
-            Some(waiting @ (_, Task::Wait(Waited { is_surveyed: true, .. } | Waited { is_prepared: true, .. }, _))) => {
-                client.task = Some(waiting);
-                return;
-            }
-            Some((kind, Task::Snapshot(task))) => {
-                self.answered = "snapshot, a slice";
-                self.continue_snapshot(token, kind, task)
-            }
-            Some((kind, Task::Wait(waited, payload))) => self.answer(token, kind, &payload, waited),
-        };
-        if !is_open {
-            self.end(token);
-        } else if self.clients.get(&token).is_some_and(Client::has_message) {
-            self.make_ready(token);
-        }
-    }
-
-    /// Goes on with a snapshot, and answers when it is complete; returns `false` when the connection is to be closed.
-    fn continue_snapshot(&mut self, token: u64, kind: Kind, mut task: Box<SnapshotTask>) -> bool {
-        let general = (self.clients.len(), self.kept(), self.started.elapsed(), self.work_times.clone());
-        let Some(client) = self.clients.get_mut(&token) else { return true };
-        if !task.step(&self.daemon) {
-            client.task = Some((kind, Task::Snapshot(task)));
-            self.turns.push_slice(client.peer.uid, Work::Continue(token));
-            return true;
-        }
-        let json = task.json(&self.daemon, general);
-        let answer = text_answer(&json.each_ref().map(String::as_str));
-        send(&client.fd, client.tag, kind, &answer).is_ok()
-    }
-
     /// Answers an invalid message with an error and closes the connection: what follows such a message may not be one.
     /// A connection with a session stays open, and only a library of another release is answered: the descriptor may be
     /// in a process that does not use netmap and just writes to it.
@@ -563,10 +561,13 @@ impl Server {
         let answer = Answer { errno, ..Default::default() };
         if client.session.is_some() {
             tracing::debug!(pid = client.peer.pid, why, "invalid message ignored");
-            return errno != EPROTONOSUPPORT || send(&client.fd, client.tag, NetmapRequest::KIND, &answer).is_ok();
+            if errno == EPROTONOSUPPORT {
+                send_refusal(&client.fd, client.tag, answer);
+            }
+            return true;
         }
         tracing::debug!(pid = client.peer.pid, why, "connection closed");
-        let _ = send(&client.fd, client.tag, NetmapRequest::KIND, &answer);
+        send_refusal(&client.fd, client.tag, answer);
         false
     }
 }
@@ -577,22 +578,4 @@ mod fault {
     pub(super) fn takes_fds() -> bool {
         cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|fault| fault == "descriptors")
     }
-}
-
-/// Sends an answer, with further messages for descriptors that do not fit one. It is an error if the client cannot
-/// receive it now, as that client does not read its answers.
-fn send(connection: impl AsFd, tag: u32, kind: Kind, answer: &Answer) -> io::Result<()> {
-    let Answer { errno, holder, payload, fds } = answer;
-    if wire::HEAD_BYTES + payload.len() > wire::MAX_REPLY {
-        return Err(io::Error::from_raw_os_error(EIO));
-    }
-    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    let (first, mut rest) = fds.split_at(fds.len().min(MAX_FDS));
-    socket::send(&connection, &wire::encode_tagged(tag, kind, *errno, fds.len(), *holder, payload), first)?;
-    while !rest.is_empty() {
-        let (now, later) = rest.split_at(rest.len().min(MAX_FDS));
-        socket::send(&connection, &wire::encode_tagged(tag, Kind::MORE_FDS, 0, 0, 0, &[]), now)?;
-        rest = later;
-    }
-    Ok(())
 }

@@ -161,16 +161,18 @@ pub(crate) mod policy {
 /// Budgets of users, where the policy file has none. The amounts are in the order of `budget::Resource`.
 pub(crate) mod budget {
     /// Of one user: connections (a session and a lock holder each, so about 256 ports), descriptors, rings, slots (64
-    /// pipes of the default size and as many switch ports), bytes, threads.
-    pub(crate) const DEFAULT: [u64; 6] = [512, 2048, 1024, 1 << 19, 256 << 20, 64];
+    /// pipes of the default size and as many switch ports), bytes, threads, descriptors in flight (70 answers).
+    pub(crate) const DEFAULT: [u64; 7] = [512, 2048, 1024, 1 << 19, 256 << 20, 64, 512];
     /// A port has at most one in so many of its user's slots, so that creating it delays no other user for long.
     pub(crate) const LARGEST_PORT: u64 = 4;
     /// Requests of one user in a second.
     pub(crate) const DEFAULT_REQUESTS: u32 = 2000;
     /// Of all users but root together.
-    pub(crate) const DEFAULT_TOTAL: [u64; 6] = [8192, 1 << 20, 8192, 4 << 20, 1 << 30, 256];
+    pub(crate) const DEFAULT_TOTAL: [u64; 7] = [8192, 1 << 20, 8192, 4 << 20, 1 << 30, 256, 1 << 20];
     /// One user has at most one in so many of what all but root can have, unless the policy says otherwise.
     pub(crate) const USER_SHARE: u64 = 2;
+    /// A user may have at most one in so many of the descriptors in flight that all users may have.
+    pub(crate) const IN_FLIGHT_USERS: u64 = 16;
 }
 
 /// What the machine lets the daemon have, and how that is divided.
@@ -192,6 +194,10 @@ pub(crate) mod limits {
     /// One in so many of what there is is reserved for root; of descriptors at least so many: a port, and `unetmap ls`.
     pub(crate) const RESERVE_SHARE: u64 = 8;
     pub(crate) const LEAST_RESERVE: u64 = 16;
+    /// Of the descriptors that a process may have in flight, users may have one in so many, and root one in so many. The
+    /// rest is for the processes that keep or take over the daemon's state, and for last answers that exceed a share.
+    pub(crate) const IN_FLIGHT_OF_USERS: u64 = 2;
+    pub(crate) const IN_FLIGHT_OF_ROOT: u64 = 4;
 }
 
 /// Regions.
@@ -292,6 +298,16 @@ pub(crate) mod events {
     pub(crate) const MAX_OF_ANSWER: usize = 1000;
     /// Characters of the reason of a refusal.
     pub(crate) const MAX_REASON: usize = 200;
+}
+
+/// Answers that the kernel does not send, as too many descriptors of the daemon's user are in flight.
+pub(crate) mod answers {
+    use std::time::Duration;
+
+    /// Pause before such an answer is sent again, and how long that is tried before the request fails: programs wait
+    /// longer for an answer.
+    pub(crate) const RESEND_PAUSE: Duration = Duration::from_millis(5);
+    pub(crate) const RESEND_LIMIT: Duration = Duration::from_secs(3);
 }
 
 /// Restrictions of the daemon.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::budget::{Amounts, Bounds, Budgets};
+use crate::in_flight::InFlight;
 use crate::ledger::{Charge, Ledger};
 
 /// What the daemon records about users, besides their ports.
@@ -17,6 +18,8 @@ pub(crate) struct Users {
     /// The budgets that were last compared with it.
     pub(crate) compared: Option<Budgets>,
     pub(crate) ledger: Ledger,
+    /// What was sent to them and may not have been received.
+    pub(crate) in_flight: InFlight,
     /// By user: open connections, and refused requests since the first of these was opened.
     pub(crate) connected: BTreeMap<u32, Connected>,
 }

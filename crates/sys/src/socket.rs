@@ -230,14 +230,18 @@ pub fn recv(fd: impl AsFd, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result
     })
 }
 
-/// Receives one message into `buf`, unless it has descriptors: then it stays in the queue, `fds_truncated` is set, and
-/// the connection should be closed. No descriptor is ever one of this process, not even for a moment: closing a file
-/// may take as long as its file system wants.
+/// Receives one message into `buf` if `is_wanted`; else it stays in the queue, and `None` is returned. One with
+/// descriptors stays there, too: `fds_truncated` is set, and the connection should be closed. No descriptor is ever one
+/// of this process, not even for a moment: closing a file may take as long as its file system wants.
 ///
 /// # Errors
 /// As [`recv`].
-pub fn recv_without_fds(fd: impl AsFd, buf: &mut [u8]) -> io::Result<Received> {
-    let mut receive = |flags| -> io::Result<Received> {
+pub fn recv_without_fds(
+    fd: impl AsFd,
+    buf: &mut [u8],
+    is_wanted: impl FnOnce(&[u8]) -> bool,
+) -> io::Result<Option<Received>> {
+    let receive = |buf: &mut [u8], flags| -> io::Result<Received> {
         // Without room for descriptors the kernel only reports that there are some. The first call takes no message
         // from the queue, so that it drops none.
         let mut none = RecvAncillaryBuffer::new(&mut []);
@@ -248,8 +252,11 @@ pub fn recv_without_fds(fd: impl AsFd, buf: &mut [u8]) -> io::Result<Received> {
             fds_truncated: got.flags.contains(ReturnFlags::CTRUNC),
         })
     };
-    let peeked = receive(RecvFlags::PEEK)?;
-    if peeked.fds_truncated { Ok(peeked) } else { receive(RecvFlags::empty()) }
+    let peeked = receive(buf, RecvFlags::PEEK)?;
+    if peeked.fds_truncated {
+        return Ok(Some(peeked));
+    }
+    if is_wanted(&buf[..peeked.bytes]) { receive(buf, RecvFlags::empty()).map(Some) } else { Ok(None) }
 }
 
 /// Returns whether the peer has received all messages that were sent on this connection.
@@ -463,9 +470,11 @@ mod tests {
         send(&a, b"two", &[a.as_fd()]).unwrap();
         let mut buf = [0; 8];
         let whole = Received { bytes: 3, truncated: false, fds_truncated: false };
-        assert_eq!(recv_without_fds(&b, &mut buf).unwrap(), whole);
+        assert_eq!(recv_without_fds(&b, &mut buf, |message| message != b"one").unwrap(), None);
+        assert_eq!(recv_without_fds(&b, &mut buf, |message| message == b"one").unwrap(), Some(whole));
         for _ in 0..2 {
-            assert_eq!(recv_without_fds(&b, &mut buf).unwrap(), Received { fds_truncated: true, ..whole });
+            let left = Received { fds_truncated: true, ..whole };
+            assert_eq!(recv_without_fds(&b, &mut buf, |_| true).unwrap(), Some(left));
         }
         let mut fds = Vec::new();
         assert_eq!((recv(&b, &mut buf, &mut fds).unwrap(), fds.len()), (whole, 1));

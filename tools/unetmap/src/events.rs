@@ -200,6 +200,7 @@ fn line(event: &Value) -> String {
         "crash-protection-on" => {
             format!("a crash ends no port any more; it would have for {} s", of("off_seconds"))
         }
+        "requests-wait" => format!("requests wait: {}", of("reason")),
         "drops-began" => {
             format!("drops begin at {} {}: {} packets per second", of("dir"), of("ring"), of("per_second"))
         }

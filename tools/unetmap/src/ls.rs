@@ -60,8 +60,18 @@ pub(crate) fn parse_reply(subcommand: &str, json: &str) -> Result<Value, String>
 /// Formats what users have, as `used/budget`.
 fn users_table(json: &str) -> Result<String, String> {
     let all = parse_reply("ls", json)?;
-    let mut rows =
-        header(["user", "connections", "descriptors", "rings", "slots", "memory", "threads", "requests/s", "refused"]);
+    let mut rows = header([
+        "user",
+        "connections",
+        "descriptors",
+        "in flight",
+        "rings",
+        "slots",
+        "memory",
+        "threads",
+        "requests/s",
+        "refused",
+    ]);
     for user in members(&all["users"]) {
         let share = |key: &str, format: fn(&Value) -> String| match &user[key]["limit"] {
             Value::Null => format(&user[key]["used"]),
@@ -71,6 +81,7 @@ fn users_table(json: &str) -> Result<String, String> {
             if user["uid"].is_null() { "all but root".into() } else { cell(&user["uid"]) },
             share("connections", cell),
             share("descriptors", cell),
+            share("in_flight", cell),
             share("rings", cell),
             share("slots", cell),
             share("memory", size),
@@ -464,7 +475,7 @@ p{1\\u001b  x\\u202e  no               1  4294967295  1000         1         1
     fn users_and_their_budgets_are_formatted() {
         let json = r#"{"daemon": {"pid": 7}, "users": [
             {"uid": 0, "connections": {"used": 2, "limit": null}, "memory": {"used": 1536, "limit": null}, "refused": 0},
-            {"uid": 1000, "connections": {"used": 3, "limit": 512}, "memory": {"used": 0, "limit": 1048576},
+            {"uid": 1000, "connections": {"used": 3, "limit": 512}, "in_flight": {"used": 67, "limit": 512}, "memory": {"used": 0, "limit": 1048576},
              "requests": 2000, "refused": 1},
             {"connections": {"used": 3, "limit": 8192}, "refused": 1}],
             "totals": [{"resource": "descriptors", "total": 56, "limited_by": "the limit of 128 open files"},
@@ -473,10 +484,10 @@ p{1\\u001b  x\\u202e  no               1  4294967295  1000         1         1
             users_table(json).unwrap(),
             "\
 Users of the daemon with pid 7
-user          connections  descriptors  rings  slots       memory  threads  requests/s  refused
-0                       2            -      -      -      1.5 KiB        -           -        0
-1000                3/512            -      -      -  0 B/1.0 MiB        -        2000        1
-all but root       3/8192            -      -      -            -        -           -        1
+user          connections  descriptors  in flight  rings  slots       memory  threads  requests/s  refused
+0                       2            -          -      -      -      1.5 KiB        -           -        0
+1000                3/512            -     67/512      -      -  0 B/1.0 MiB        -        2000        1
+all but root       3/8192            -          -      -      -            -        -           -        1
 
 all but root  at most   limited by
 descriptors   56        the limit of 128 open files

@@ -19,14 +19,14 @@ use unetmap_core::control::vale::ValeAction;
 use unetmap_core::control::{ControlRequest, HelloRequest, ValeRequest, wire};
 use zerocopy::IntoBytes as _;
 
-const ALICE: u32 = 4001;
-const BOB: u32 = 4002;
+pub(crate) const ALICE: u32 = 4001;
+pub(crate) const BOB: u32 = 4002;
 /// The policy gives nothing to this user.
 const MALLORY: u32 = 4003;
-const PIPES: &str = "[[rule]]\npipes = true\nusers = [4001, 4002]\n";
+pub(crate) const PIPES: &str = "[[rule]]\npipes = true\nusers = [4001, 4002]\n";
 
 /// Starts root's daemon with this policy. Prints why and returns `None` if this process cannot be several users.
-fn daemon_with(home: &Home, policy: &str) -> Option<Guard> {
+pub(crate) fn daemon_with(home: &Home, policy: &str) -> Option<Guard> {
     if !geteuid().is_root() {
         summary("skipped: only root can connect as several users");
         return None;
@@ -37,7 +37,7 @@ fn daemon_with(home: &Home, policy: &str) -> Option<Guard> {
 }
 
 #[track_caller]
-fn connect_as(home: &Home, uid: u32) -> ControlConnection {
+pub(crate) fn connect_as(home: &Home, uid: u32) -> ControlConnection {
     ControlConnection::connect_as(&home.socket(), uid).expect("a daemon that listens")
 }
 
@@ -55,7 +55,7 @@ fn request(reqtype: u16, name: &str, body: &[u8]) -> NetmapRequest {
     NetmapRequest::new(reqtype, name, body).expect("a short name")
 }
 
-fn register(name: &str, fields: NmreqRegister) -> NetmapRequest {
+pub(crate) fn register(name: &str, fields: NmreqRegister) -> NetmapRequest {
     let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..fields };
     request(NETMAP_REQ_REGISTER, name, body.as_bytes())
 }
@@ -90,7 +90,7 @@ fn open_until_refused(
 
 /// Opens a pipe as a user, which must be served.
 #[track_caller]
-fn assert_served(home: &Home, uid: u32) {
+pub(crate) fn assert_served(home: &Home, uid: u32) {
     let raw = greet(home, uid).unwrap_or_else(|refusal| panic!("user {uid}: {refusal:?}"));
     let answer = ask(&raw, &register("honest{1", NmreqRegister::default()));
     assert_eq!(answer, (0, String::new()), "user {uid}");

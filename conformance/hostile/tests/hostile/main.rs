@@ -10,6 +10,7 @@ mod crashes;
 mod descriptors;
 mod device;
 mod exhaustion;
+mod in_flight;
 mod kept;
 mod limits;
 mod memif;

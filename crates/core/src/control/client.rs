@@ -442,9 +442,10 @@ fn receive_reply(fd: BorrowedFd<'_>, subject: &str, tag: u32, most: usize) -> Re
     let mut fds = Vec::new();
     let (head, payload) = receive_tagged(fd, subject, (tag, most), &mut fds)?;
     while fds.len() < head.fds as usize {
-        let before = fds.len();
-        receive_tagged(fd, subject, (tag, most), &mut fds)?;
-        if fds.len() == before {
+        let (before, (more, why)) = (fds.len(), receive_tagged(fd, subject, (tag, most), &mut fds)?);
+        if more.errno != 0 {
+            return Ok(Reply { errno: more.errno, holder: 0, payload: why, fds: Vec::new() });
+        } else if fds.len() == before {
             return Err(Error::host(subject, io::Error::other("the daemon's reply lacks file descriptors")));
         }
     }
@@ -503,7 +504,7 @@ fn receive(fd: BorrowedFd<'_>, fds: &mut Vec<OwnedFd>, most: usize) -> io::Resul
             // A program may have made its netmap descriptor non-blocking.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && wait_for_input(fd, REPLY_TIMEOUT)? => {}
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer"));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer (see unetmap events)"));
             }
             other => break other?,
         }

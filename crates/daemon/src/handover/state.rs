@@ -23,6 +23,8 @@ pub(crate) struct State {
     pub(crate) listener: FdIndex,
     pub(crate) service: SavedService,
     pub(crate) clients: Vec<SavedClient>,
+    /// Connections that have ended, but for so many descriptors in flight.
+    pub(crate) left: Vec<(FdIndex, u64)>,
     /// What is kept for a crash, besides.
     pub(crate) after_crash: Option<SavedForCrash>,
     /// The holder ID that was given out last.
@@ -61,4 +63,8 @@ pub(crate) struct SavedClient {
     pub(crate) holder: Option<(u32, Option<FdIndex>)>,
     pub(crate) has_spoken: bool,
     pub(crate) is_answered: bool,
+    /// Descriptors of the last answer, if it may not have been received.
+    pub(crate) in_flight: u64,
+    /// A message that was read and waits until others were received: its kind, tag, and payload.
+    pub(crate) held: Option<(u16, u32, Vec<u8>)>,
 }

@@ -25,6 +25,7 @@ pub(super) struct WrittenBudget {
     #[serde(default, deserialize_with = "memory")]
     memory: Option<u64>,
     threads: Option<u64>,
+    in_flight: Option<u64>,
 }
 
 impl WrittenBudget {
@@ -36,6 +37,7 @@ impl WrittenBudget {
             Resource::Slots => self.slots,
             Resource::Memory => self.memory,
             Resource::Threads => self.threads,
+            Resource::InFlight => self.in_flight,
         }
     }
 

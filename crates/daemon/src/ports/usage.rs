@@ -120,6 +120,24 @@ impl BudgetCheck {
             ),
         )
     }
+
+    /// Says why nothing more is sent to a user, if so: the number of an answer's descriptors is known only when its
+    /// request was done.
+    fn check_in_flight(&self, uid: u32, has_budget: bool) -> Result<(), String> {
+        let (r, (own, all)) = (Resource::InFlight, self.ledger.of(uid));
+        let of_user =
+            if has_budget { self.budgets.of(uid, &self.bounds).amounts[r] } else { self.bounds.in_flight_of_root() };
+        let of_all = if has_budget { self.budgets.total(&self.bounds)[r] } else { u64::MAX };
+        let whose = [(own[r], of_user, format!("user {uid} has")), (all[r], of_all, "all users but root have".into())];
+        match whose.into_iter().find(|(used, limit, _)| used >= limit) {
+            None => Ok(()),
+            Some((used, limit, who)) => Err(format!(
+                "{who} {}, and the limit is {limit}: continue or end the programs that do not receive their answers \
+                 (unetmap ls --users)",
+                r.text(used)
+            )),
+        }
+    }
 }
 
 /// The first resource of which there would be more than the limit.
@@ -165,6 +183,17 @@ impl Daemon {
         self.budget_check().check(scope.uid, more).inspect_err(|refusal| self.budget_reached(scope.uid, refusal))
     }
 
+    /// Why a request of this user is not begun: as many descriptors as it may have, or all users but root, are in
+    /// answers that were not received.
+    pub(crate) fn check_in_flight(&mut self, uid: u32) -> Result<(), String> {
+        let (own, all) = self.users.ledger.of(uid);
+        if own[Resource::InFlight] == 0 && all[Resource::InFlight] == 0 {
+            return Ok(());
+        }
+        let has_budget = !self.has_no_budget(uid);
+        self.budget_check().check_in_flight(uid, has_budget)
+    }
+
     /// Counts a request that was refused as it exceeds a budget.
     pub(crate) fn budget_reached(&mut self, uid: u32, refusal: &Refusal) {
         self.users.count_refusal(uid);
@@ -196,6 +225,9 @@ impl Daemon {
             let Amounts(one) = Amounts::connection();
             *sum += Amounts(one.map(|amount| amount * user.connections));
         }
+        for (uid, amounts) in self.users.in_flight.amounts() {
+            *usage.entry(uid).or_default() += amounts;
+        }
         for (key, port) in self.registry.ports() {
             if let Some(user) = user_of(key, port) {
                 *usage.entry(user).or_default() += of_port(port);
@@ -223,7 +255,9 @@ impl Daemon {
         let (budgets, usage, bounds) = (self.budgets(), self.users.ledger.all(), self.users.bounds.clone());
         self.check_charges();
         let row = |uid: Option<u32>, used: Amounts, limit: Option<Amounts>, requests, refused| {
-            let share = |r: Resource| Share { used: used[r], limit: limit.map(|limit| limit[r]) };
+            let limit =
+                |r| limit.map(|limit| limit[r]).or((r == Resource::InFlight).then(|| bounds.in_flight_of_root()));
+            let share = |r: Resource| Share { used: used[r], limit: limit(r) };
             let resources = Resource::ALL.into_iter().map(|r| (r.key(), share(r))).collect();
             UserSnapshot { uid, resources, requests, refused }
         };

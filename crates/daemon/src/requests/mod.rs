@@ -99,6 +99,21 @@ const HANDLERS: [(Kind, &str, Handler); 15] = [
     (StopRequest::KIND, "stop", stop::stop),
 ];
 
+/// Kinds whose answers bring descriptors: these wait until earlier ones were received. Others have one if their text is
+/// long, and are refused instead.
+const WITH_DESCRIPTORS: [Kind; 4] =
+    [NetmapRequest::KIND, AttachRequest::KIND, NextMonitorRequest::KIND, PeerDoorbellsRequest::KIND];
+
+/// Whether the answer to messages of this kind brings descriptors.
+pub(crate) fn brings_descriptors(kind: Kind) -> bool {
+    WITH_DESCRIPTORS.contains(&kind)
+}
+
+/// Whether a message is a request whose answer brings descriptors.
+pub(crate) fn asks_for_descriptors(message: &[u8]) -> bool {
+    wire::decode(message).is_ok_and(|(kind, ..)| brings_descriptors(kind))
+}
+
 /// Answers a message.
 pub(crate) fn answer(kind: Kind, call: &mut Call<'_>) -> Reply {
     match HANDLERS.iter().find(|(of, ..)| *of == kind) {

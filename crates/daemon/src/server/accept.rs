@@ -15,12 +15,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use unetmap_core::control::{ControlRequest, NetmapRequest};
 use unetmap_core::errno::{EACCES, EMFILE, ENFILE, ENOMEM};
 use unetmap_sys::socket::{self, Peer};
 
+use super::unsent::send_refusal;
 use super::work::{LISTENER, Work};
-use super::{Client, Server, send};
+use super::{Client, Server};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::ports::{BudgetCheck, Daemon};
@@ -182,7 +182,7 @@ impl Server {
         if let Err(Refusal { errno, why, .. }) = self.check_client(&fd, peer, checks) {
             tracing::debug!(uid = peer.uid, pid = peer.pid, why, "turned away");
             let answer = Answer { errno, payload: why.into_bytes(), ..Default::default() };
-            let _ = send(&fd, 0, NetmapRequest::KIND, &answer);
+            send_refusal(&fd, 0, answer);
             self.close_connection(peer.uid, fd);
             return None;
         }

@@ -7,23 +7,23 @@ use std::sync::Arc;
 use unetmap_sys::socket;
 
 use super::Server;
-use super::work::Task;
+use super::work::{Task, Waited};
 use crate::ports::nic::{kernel_work, survey};
 
 impl Server {
     /// Closes a connection, and all that it had.
     pub(super) fn disconnect(&mut self, token: u64) {
         let Some(client) = self.clients.remove(&token) else { return };
-        let _ = self.epoll.delete(&client.fd);
+        if !self.leave_in_flight(client.peer.uid, token, &client.fd) {
+            let _ = self.epoll.delete(&client.fd);
+        }
         if let Some(store) = &mut self.store {
             // The store has a duplicate until it is told.
             socket::shut_down(&client.fd);
             store.changed();
         }
         if let Some((_, Task::Wait(waited, _))) = client.task {
-            waited.nic.into_iter().for_each(|awaited| kernel_work::end_wait(&mut self.daemon, awaited));
-            survey::forget(&mut self.daemon, token);
-            self.free_prepared(waited.memory);
+            self.free_waited(token, waited);
         }
         if let Some(holder) = &client.holder {
             if let Some(pidfd) = &holder.pidfd {
@@ -46,9 +46,16 @@ impl Server {
         self.close_connection(client.peer.uid, client.fd);
     }
 
+    /// Frees what a message has waited for.
+    pub(super) fn free_waited(&mut self, token: u64, waited: Waited) {
+        waited.nic.into_iter().for_each(|awaited| kernel_work::end_wait(&mut self.daemon, awaited));
+        survey::forget(&mut self.daemon, token);
+        self.free_prepared(waited.memory);
+    }
+
     /// Closes the descriptor of a connection: in another thread if there may be descriptors in its queue.
     pub(super) fn close_connection(&self, uid: u32, fd: Arc<OwnedFd>) {
-        // No request is being answered, so nothing else has it.
+        // No request is being answered: nothing else has it, unless something is in flight there.
         if let Some(fd) = Arc::into_inner(fd).filter(|_| !self.fds_are_refused) {
             self.closer.close(uid, fd);
         }

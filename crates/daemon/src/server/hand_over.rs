@@ -9,15 +9,16 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use unetmap_core::errno::{EAGAIN, EIO, EPERM};
+use unetmap_core::control::Kind;
+use unetmap_core::errno::{EAGAIN, EIO, EPERM, ETOOMANYREFS};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::process;
 use unetmap_sys::socket::{self, MAX_FDS};
 
 use super::keep::{AfterCrash, Kept};
-use super::{Client, Server, Task, Work};
+use super::{Client, Server, Task, Waited, Work};
 use crate::broker;
-use crate::descriptors::{Incoming, Outgoing, cannot};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot};
 use crate::handover::{self, Reply, Request, SavedClient, State, Taken, VERSION};
 use crate::log;
 use crate::ports::{arrival, mediator, monitor};
@@ -26,9 +27,6 @@ use crate::requests::LockHolder;
 use crate::service::Service;
 use crate::store::{self, Store};
 use crate::tuning::handover::{COMMIT_LIMIT, DRAIN_LIMIT, SEND_POLL};
-
-/// `ETOOMANYREFS`: the receiver has to take some descriptors first.
-const TOO_MANY_IN_FLIGHT: i32 = 109;
 
 /// Work that is kept back so that the daemon can be replaced.
 pub(super) struct Drain {
@@ -190,7 +188,9 @@ impl Server {
             }
         }
         prepared.into_iter().for_each(|token| self.continue_answer(token));
-        if self.clients.values().any(|client| client.task.is_some()) {
+        let is_busy =
+            |(token, client): (&u64, &Client)| client.task.is_some() && !self.is_held(client.peer.uid, *token);
+        if self.clients.iter().any(is_busy) {
             return refuse(EAGAIN, "a program waits for an interface that is being opened or closed: try again");
         }
         if self.nodes.in_use() && !broker::is_used() {
@@ -257,14 +257,21 @@ impl Server {
             holder: client.holder.as_ref().map(|holder| (holder.id, holder.pidfd.as_ref().map(|pidfd| fds.add(pidfd)))),
             has_spoken: client.has_spoken,
             is_answered: client.is_answered,
+            in_flight: self.daemon.users.in_flight.count(*token),
+            held: match &client.task {
+                Some((Kind(kind), Task::Wait(_, payload))) => Some((*kind, client.tag, payload.clone())),
+                _ => None,
+            },
         };
         let clients = self.clients.iter().filter(|(_, client)| which(client)).map(save_client).collect();
+        let left = self.daemon.users.in_flight.left().map(|(fd, count)| (fds.add(fd), count)).collect();
         Ok(State {
             version: VERSION,
             pid: process::pid(),
             listener: fds.add(&self.listener),
             service: service.save(self.is_managed, fds),
             clients,
+            left,
             after_crash: None,
             last_holder: self.lock_holders.last(),
             knobs: self.daemon.knobs.set_since(),
@@ -295,6 +302,7 @@ impl Server {
         let crash = state.after_crash.map(|saved| AfterCrash::of(saved, &mut fds)).transpose()?;
         let mark = crash.as_ref().map(|crash| &crash.mark);
         let marked = self.take_connections(state.clients, state.last_holder, mark, &mut fds)?;
+        self.take_left(state.left, &mut fds)?;
         let service = state.service.restore(&mut fds)?;
         let positions = predecessor.positions()?;
         let stopped = Instant::now();
@@ -338,7 +346,6 @@ impl Server {
         mark: Option<&File>,
         fds: &mut Incoming,
     ) -> Result<Option<u64>, Refusal> {
-        let lacks = |e| Refusal { errno: EIO, why: format!("a connection cannot be taken over: {e}"), option: None };
         let holders = clients.iter().filter_map(|client| client.holder.as_ref().map(|(id, _)| *id));
         self.lock_holders.restore(last_holder, holders);
         let (mut budgets, mut marked, mark) = (None, None, mark.map_or(0, store::marked));
@@ -363,11 +370,43 @@ impl Server {
             if rate.is_some() && !saved.has_spoken {
                 self.newcomers.push_back((Instant::now(), token));
             }
+            let fd = Arc::new(fd);
+            self.take_in_flight(token, peer.uid, &fd, saved.in_flight);
+            let (tag, task) = match saved.held {
+                None => (0, None),
+                Some((kind, tag, payload)) => {
+                    self.turns.push(peer.uid, Work::Continue(token));
+                    (tag, Some((Kind(kind), Task::Wait(Waited::default(), payload))))
+                }
+            };
             let (session, has_spoken, is_answered) = (saved.session, saved.has_spoken, saved.is_answered);
-            let client = Client { session, holder, rate, has_spoken, is_answered, ..Client::new(Arc::new(fd), peer) };
+            let client = Client { session, holder, rate, tag, task, has_spoken, is_answered, ..Client::new(fd, peer) };
             self.clients.insert(token, client);
         }
         Ok(marked)
+    }
+
+    /// What is in flight counts on. If this daemon is another user than the former one, it need not, and the user to
+    /// whom it was sent has as much less than it could have.
+    fn take_in_flight(&mut self, token: u64, uid: u32, fd: &Arc<OwnedFd>, count: u64) {
+        if count > 0 {
+            let users = &mut self.daemon.users;
+            users.in_flight.add(token, uid, fd, count, &users.ledger);
+        }
+    }
+
+    /// Takes connections that have ended, but for descriptors in flight.
+    fn take_left(&mut self, left: Vec<(FdIndex, u64)>, fds: &mut Incoming) -> Result<(), Refusal> {
+        for (fd, count) in left {
+            let (fd, token) = (fds.take(fd)?, self.next_token);
+            self.next_token += 2;
+            let uid = socket::peer(&fd).map_err(lacks)?.uid;
+            self.epoll.add_edge(&fd, token).map_err(lacks)?;
+            let fd = Arc::new(fd);
+            self.take_in_flight(token, uid, &fd, count);
+            self.leave_in_flight(uid, token, &fd);
+        }
+        Ok(())
     }
 }
 
@@ -384,7 +423,7 @@ impl Successor<'_> {
         loop {
             match broker::send(self.connection.as_fd(), message, fds) {
                 Err(e)
-                    if (e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(TOO_MANY_IN_FLIGHT))
+                    if (e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(ETOOMANYREFS))
                         && self.start.elapsed() < COMMIT_LIMIT =>
                 {
                     sleep(SEND_POLL);
@@ -403,6 +442,10 @@ impl Successor<'_> {
             _ => refuse(EIO, "the successor has ended"),
         }
     }
+}
+
+fn lacks(e: io::Error) -> Refusal {
+    Refusal { errno: EIO, why: format!("a connection cannot be taken over: {e}"), option: None }
 }
 
 fn failed(e: io::Error) -> Refusal {

@@ -18,6 +18,7 @@ impl Server {
             self.end_silent_newcomers(now),
             self.end_accept_pause(now),
             self.end_drain(now),
+            self.resend(now),
         ];
         timers.into_iter().flatten().min()
     }

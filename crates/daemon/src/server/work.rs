@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::unsent::Unsent;
 use crate::awaited::Awaited;
 use crate::node::Job;
 use crate::ports::nic::surveyed::Survey;
@@ -31,6 +32,8 @@ pub(super) enum Task {
     Snapshot(Box<SnapshotTask>),
     /// The message, which is to be answered when what it waits for is there.
     Wait(Waited, Vec<u8>),
+    /// It is to be sent again.
+    Send(Unsent),
 }
 
 /// What a message has waited for.
