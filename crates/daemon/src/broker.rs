@@ -31,10 +31,12 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::sleep;
+use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use unetmap_core::errno::EMFILE;
+use unetmap_core::errno::{EMFILE, ETOOMANYREFS};
 use unetmap_sys::link::Nsid;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::HostTxAction;
@@ -43,7 +45,8 @@ use unetmap_sys::xsk::Queue;
 use unetmap_sys::{memfd, process, socket};
 
 use crate::threads;
-use crate::tuning::broker::{INTERFACE_LANES, MESSAGE_BYTES, REPLY_BYTES};
+use crate::tuning::broker::{INTERFACE_LANES, MESSAGE_BYTES, REPLY_BYTES, SEND_LIMIT};
+use crate::tuning::handover::SEND_POLL;
 use serve::Broker;
 
 pub(crate) use handed_over::{Adopted, Duplicates, SavedBroker, go_on_after_crash, is_used, last_handle, pause};
@@ -408,7 +411,7 @@ pub(crate) fn ask<T: DeserializeOwned>(request: Request, fds: &[BorrowedFd<'_>])
         }
         Some(connections) => {
             let connection = connection_for(connections, &request);
-            send(&*connection, &request, fds)?;
+            send_patiently(&*connection, &request, fds)?;
             let (reply, fds) = receive::<Result<serde_json::Value, Failure>>(&*connection, REPLY_BYTES)?
                 .ok_or(io::ErrorKind::ConnectionReset)?;
             (reply?, fds)
@@ -429,6 +432,18 @@ pub(crate) fn send(connection: impl AsFd, message: &impl Serialize, fds: &[Borro
     file.write_all(&bytes[1..])?;
     let fds: Vec<BorrowedFd<'_>> = fds.iter().copied().chain([file.as_fd()]).collect();
     socket::send(connection, &[IN_FILE], &fds).map(drop)
+}
+
+/// Sends a message as [`send`] does, and again while too many descriptors of this process's user are in flight: those
+/// that the store or a successor is about to receive.
+fn send_patiently(connection: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match send(&connection, message, fds) {
+            Err(e) if e.raw_os_error() == Some(ETOOMANYREFS) && start.elapsed() < SEND_LIMIT => sleep(SEND_POLL),
+            sent => return sent,
+        }
+    }
 }
 
 /// Decodes a message that is here and not in a file; `None` if it is another one.

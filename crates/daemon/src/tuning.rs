@@ -44,6 +44,8 @@ pub(crate) mod broker {
     pub(crate) const REQUEST_BYTES: u64 = 1 << 20;
     /// Most bytes of a reply in a file: a list of all interfaces, or a configuration of 1 MiB, in JSON.
     pub(crate) const REPLY_BYTES: u64 = 64 << 20;
+    /// How long a request is sent again whose descriptors the kernel refuses to pass.
+    pub(crate) const SEND_LIMIT: Duration = Duration::from_secs(1);
     /// Connections, each with a thread of the broker, for threads that open and close interfaces: so many drivers can
     /// be slow before others' interfaces wait for them.
     pub(crate) const INTERFACE_LANES: usize = 4;
