@@ -8,10 +8,12 @@ mod machine;
 mod markdown;
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use unetmap_sys::place;
 
 use crate::probe::Cores;
 use crate::report::{self, RowResult};
@@ -222,7 +224,8 @@ fn without(lacking: &[(Bench, String)]) -> Vec<Absent> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {
-    fs::write(path, text).map_err(|e| format!("bench: {}: {e}", path.display()))
+    let written = place::create(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|e| format!("bench: {}: {e}", path.display()))
 }
 
 /// Returns true if more of this unit is better: for rates and shares; not for times, memory and CPU time.

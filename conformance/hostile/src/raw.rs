@@ -14,6 +14,7 @@ use unetmap::abi::{NETMAP_REQ_REGISTER, NetmapRing, NetmapSlot, NmreqRegister};
 use unetmap_core::control::binding::Binding;
 use unetmap_core::control::monitor::MonitorReply;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
+use unetmap_core::control::vale::ValeRequest;
 use unetmap_core::control::wire::{self, Head};
 use unetmap_core::control::{
     ControlRequest, LockHolderRequest, NextMonitorRequest, PeerDoorbellsRequest, SnapshotRequest,
@@ -171,6 +172,13 @@ impl ControlConnection {
         self.send(&wire::encode(NetmapRequest::KIND, 0, 0, 0, &request.encode())).expect("a daemon that listens");
         let reply = self.receive().expect("an answer");
         (reply.errno, NetmapReply::decode(&reply.payload), reply.fds)
+    }
+
+    /// Requests a change of a switch; returns the errno.
+    #[track_caller]
+    pub fn request_vale(&self, request: &ValeRequest) -> i32 {
+        self.send(&wire::encode(ValeRequest::KIND, 0, 0, 0, &request.encode())).expect("a daemon that listens");
+        self.receive().expect("an answer").errno
     }
 
     /// Requests the next monitor of a session; returns the errno, the monitor, and the descriptors of its mirror rings.

@@ -26,6 +26,7 @@ mod serve;
 mod veth;
 
 use std::cell::Cell;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -216,6 +217,8 @@ pub(crate) enum Request {
     Policy,
     Configuration,
     RemoveSocket,
+    /// Opens the log again if it was moved away, and begins it anew if it is too long. The log.
+    OpenLog,
 }
 
 impl Request {
@@ -345,6 +348,13 @@ static CONNECTIONS: OnceLock<[Mutex<OwnedFd>; LANES]> = OnceLock::new();
 /// The operations of a process without broker.
 static OWN: LazyLock<Broker> = LazyLock::new(|| Broker::new(Setup::default()));
 
+/// The name of a process of the daemon that listens at `socket`, as ps(1) shows it.
+pub(crate) fn process_name(part: &str, socket: &Path) -> OsString {
+    let mut name = OsString::from(format!("unetmapd: {part} "));
+    name.push(socket);
+    name
+}
+
 /// Starts the broker. Call it before the first thread is started, and before the process gives up anything.
 ///
 /// # Errors
@@ -352,7 +362,8 @@ static OWN: LazyLock<Broker> = LazyLock::new(|| Broker::new(Setup::default()));
 pub(crate) fn start(setup: &Setup) -> io::Result<()> {
     let (first, other) = socket::pair()?;
     let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    process::spawn_detached(Path::new("/proc/self/exe"), &[OPTION.into(), CONNECTION.into()], other, log)?;
+    let name = process_name("broker", &setup.socket);
+    process::spawn_detached(Path::new("/proc/self/exe"), &name, &[OPTION.into(), CONNECTION.into()], other, log)?;
     let (mut own, mut others) = (vec![first], Vec::new());
     for _ in 1..LANES {
         let (one, other) = socket::pair()?;

@@ -137,8 +137,10 @@ impl EventLog {
     pub(crate) fn add(&mut self, uid: u32, what: What) {
         if !self.users.contains_key(&uid) && self.users.len() >= MAX_USERS {
             let last = |events: &UserEvents| events.kept.back().map_or(0, |event| event.number);
-            // The user whose last event is the oldest. Readers that see all users miss these events.
-            if let Some(quiet) = self.users.iter().min_by_key(|(_, events)| last(events)).map(|(uid, _)| *uid) {
+            // The user whose last event is the oldest, but root: a user can have many numbers, in a user namespace.
+            // Readers that see all users miss these events.
+            let others = self.users.iter().filter(|(uid, _)| **uid != 0);
+            if let Some(quiet) = others.min_by_key(|(_, events)| last(events)).map(|(uid, _)| *uid) {
                 self.users.remove(&quiet);
             }
         }
@@ -245,7 +247,8 @@ mod tests {
         assert_eq!(read(&log, Some(0), 0), (vec!["first".into()], 0));
         (0..MAX_USERS as u32).for_each(|uid| log.add(100 + uid, opened("many")));
         assert_eq!(log.users.len(), MAX_USERS);
-        assert_eq!(read(&log, Some(0), 1), (vec![], 0), "its number is of the time before");
+        assert_eq!(read(&log, Some(0), 0), (vec!["first".into()], 0), "those of root stay");
+        assert_eq!(read(&log, Some(1), 1), (vec![], 0), "its number is of the time before");
         let (ports, missed) = read(&log, None, 0);
         assert_eq!(ports.len() as u64 + missed, log.count);
     }

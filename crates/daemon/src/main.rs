@@ -52,7 +52,7 @@ mod work_times;
 mod written;
 
 use std::cell::Cell;
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
@@ -194,6 +194,17 @@ impl Args {
         let others = [self.store, self.restore, self.restore_offloads, self.privileged, self.access_memory];
         others.iter().all(Option::is_none)
     }
+
+    /// The name of this process, at most 15 bytes.
+    fn process_name(&self) -> &'static CStr {
+        let parts = [
+            (self.privileged, c"unetmapd-broker"),
+            (self.store, c"unetmapd-store"),
+            (self.restore_offloads, c"unetmapd-keeper"),
+            (self.access_memory, c"unetmapd-memory"),
+        ];
+        parts.into_iter().find_map(|(fd, name)| fd.map(|_| name)).unwrap_or(c"unetmapd")
+    }
 }
 
 /// The section OPTIONS of `man/unetmapd.8` is generated from the flags above. After a change of these, run this test
@@ -206,6 +217,7 @@ fn the_man_page_is_up_to_date() {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    process::set_program_name(args.process_name());
     log::start(args.log.into());
     process::raise_fd_limit();
     if args.is_new()
@@ -214,7 +226,9 @@ fn main() -> ExitCode {
         let _ = writeln!(io::stderr(), "unetmapd: {why}");
         return ExitCode::from(LACKS);
     }
-    match run(&args) {
+    let served = run(&args);
+    log::finish();
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             // If standard error is closed, the exit status remains.
@@ -227,6 +241,7 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), String> {
     if let Some(fd) = args.restore_offloads {
         let connection = process::inherit_fd(fd).map_err(|e| format!("--restore-offloads {fd}: {e}"))?;
+        args.socket.iter().for_each(|socket| log::watch_file(socket, true));
         // The broker's is another.
         let _ = set_nice(0);
         return broker::run_keeper(connection).map_err(|e| format!("--restore-offloads {fd}: {e}"));
@@ -242,6 +257,7 @@ fn run(args: &Args) -> Result<(), String> {
     }
     if let Some(fd) = args.store {
         let connection = process::inherit_fd(fd).map_err(|e| format!("--store {fd}: {e}"))?;
+        args.socket.iter().for_each(|socket| log::watch_file(socket, true));
         confinement::confine_store();
         return store::run(connection).map_err(|e| format!("--store {fd}: {e}"));
     }
@@ -315,6 +331,7 @@ fn serve(
     if process::uid() == 0 {
         start_broker(args, socket, &sources).map_err(failed)?;
     }
+    log::watch_file(socket, false);
     confinement::confine_daemon(socket, sources.file.as_deref());
     if owner::owner() == 0 {
         confinement::keep_pages();
@@ -419,7 +436,9 @@ fn start_store(args: &Args, socket: &Path) -> Result<Option<Store>, String> {
     }
     let files = [("--policy", args.policy.as_ref()), ("--config", args.config.as_ref())];
     let arguments = store::arguments(std::env::args_os().skip(1), socket, files);
-    Store::start(arguments).map(Some).map_err(|e| format!("--keep-ports: starting the process that keeps them: {e}"))
+    Store::start(arguments, socket)
+        .map(Some)
+        .map_err(|e| format!("--keep-ports: starting the process that keeps them: {e}"))
 }
 
 /// Starts the process that keeps root's privileges.
@@ -513,7 +532,7 @@ fn replace_in_background(socket: &Path, program: &Path, mut args: Vec<OsString>)
     };
     let (report, to) = socket::pair().map_err(failed)?;
     args.extend(["--report-fd".into(), "3".into(), "--socket".into(), socket.into()]);
-    process::spawn_detached(program, &args, to, log).map_err(failed)?;
+    process::spawn_detached(program, program.as_os_str(), &args, to, log).map_err(failed)?;
     let pid = match broker::receive::<Result<u32, String>>(&report, 0).map_err(failed)? {
         Some((outcome, _)) => outcome?,
         None => {

@@ -11,8 +11,10 @@ use std::time::Duration;
 use unetmap_core::control::trusted_file;
 use unetmap_sys::fuse::{Backing, Device};
 use unetmap_sys::link::{Channels, DriverInfo, Link, LinkWatch, NetnsLinkWatch, Nsid, XdpFeatures};
+use unetmap_sys::log::set_stderr;
 use unetmap_sys::memory_helper::MemoryHelper;
 use unetmap_sys::netns::Netns;
+use unetmap_sys::place::Place;
 use unetmap_sys::process;
 use unetmap_sys::tcx::{HostTxAction, RelayEnds};
 use unetmap_sys::thread::RemoteThread;
@@ -533,10 +535,21 @@ pub(crate) fn configuration(path: &Path) -> Result<Vec<u8>, String> {
     Ok(read.unwrap_or_else(|| trusted_file::read(path, owner(), "configuration"))?.unwrap_or_default())
 }
 
+/// Opens the log's file again if it was moved away, or is too long.
+pub(crate) fn open_log() -> io::Result<()> {
+    set_stderr(descriptor(Request::OpenLog, &[])?)
+}
+
 /// Removes the daemon's socket.
 pub(crate) fn remove_socket(path: &Path) -> io::Result<()> {
     match value(Request::RemoveSocket, &[])? {
         true => Ok(()),
-        false => std::fs::remove_file(path),
+        false => remove_own_socket(path),
     }
+}
+
+/// Removes the file of the daemon's socket, and nothing that a link of another user leads to.
+pub(crate) fn remove_own_socket(path: &Path) -> io::Result<()> {
+    let place = Place::of(path)?;
+    place.identity().map_or(Ok(()), |socket| place.remove(socket))
 }

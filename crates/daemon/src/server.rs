@@ -48,7 +48,6 @@ use unetmap_sys::socket::{self, Peer, Received};
 use crate::caller::Caller;
 use crate::closer::Closer;
 use crate::handover::{self, End, First};
-use crate::netmap_requests;
 use crate::node::{Job, Nodes};
 use crate::owner::owner;
 use crate::ports::nic::survey::Begun;
@@ -62,6 +61,7 @@ use crate::store::{Protection, Store};
 use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::{WorkClock, WorkTimes};
+use crate::{log, netmap_requests};
 use answers::WaitingAnswers;
 use hand_over::Drain;
 use unsent::send_refusal;
@@ -283,9 +283,10 @@ impl Server {
         }
     }
 
-    /// Reads the configuration and the policy again.
+    /// Opens the log again, and reads the configuration and the policy.
     fn reload(&mut self, service: &Service) {
         service.reloading();
+        timers::open_log();
         if let Err(refusal) = reload::reload(&mut self.daemon) {
             tracing::error!("the daemon goes on with the configuration that it had: {}", refusal.why);
         }
@@ -312,6 +313,7 @@ impl Server {
 
     /// Does a piece of work of a user; returns the connections that it admitted.
     fn do_work(&mut self, uid: u32, work: Work) -> Vec<u64> {
+        let _acting = log::Acting::of(uid);
         self.daemon.nics.keep_alive.control_begins();
         let begin = self.clock.begin();
         self.daemon.admission.begin_work();

@@ -134,11 +134,11 @@ impl Store {
     ///
     /// # Errors
     /// Those of starting a process; it does not answer.
-    pub(crate) fn start(mut args: Vec<OsString>) -> io::Result<Store> {
+    pub(crate) fn start(mut args: Vec<OsString>, socket: &Path) -> io::Result<Store> {
         let (own, its) = socket::pair()?;
         args.extend(["--store".into(), "3".into()]);
         let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-        own_process::spawn_detached(Path::new(OWN_PROGRAM), &args, its, log)?;
+        own_process::spawn_detached(Path::new(OWN_PROGRAM), &broker::process_name("store", socket), &args, its, log)?;
         Store::of(own)
     }
 

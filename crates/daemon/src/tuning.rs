@@ -196,8 +196,8 @@ pub(crate) mod limits {
     /// One in so many of what there is is reserved for root; of descriptors at least so many: a port, and `unetmap ls`.
     pub(crate) const RESERVE_SHARE: u64 = 8;
     pub(crate) const LEAST_RESERVE: u64 = 16;
-    /// Of the descriptors that a process may have in flight, users may have one in so many, and root one in so many. The
-    /// rest is for the processes that keep or take over the daemon's state, and for last answers that exceed a share.
+    /// Of the descriptors that a process may have in flight, users may have one in so many, and root one in so many.
+    /// The rest is for the processes that keep or take over the daemon's state, and for last answers above a share.
     pub(crate) const IN_FLIGHT_OF_USERS: u64 = 2;
     pub(crate) const IN_FLIGHT_OF_ROOT: u64 = 4;
 }
@@ -425,4 +425,8 @@ pub(crate) mod node {
 pub(crate) mod log {
     /// Bytes of a field of a message to the journal, so that all fit a datagram of 200 KiB, the default limit of Linux.
     pub(crate) const MAX_JOURNAL_BYTES: usize = 8192;
+    /// How many times more messages are logged of a kind that no user is known to have caused: 5; and of details, which
+    /// are those of the levels debug and trace: 1000. Not measured.
+    pub(crate) const TIMES_OF_NOBODY: u32 = 5;
+    pub(crate) const TIMES_OF_DETAILS: u32 = 1000;
 }

@@ -18,7 +18,7 @@
 //! Whose memory is accessed is decided at another connection, [`Approvals`]: that of a process which verified that the
 //! thread uses the node. A daemon that was taken over cannot have it access others.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -101,13 +101,13 @@ impl MemoryHelper {
     ///
     /// # Errors
     /// Those of [`spawn_detached`]; `EMFILE`.
-    pub fn start(program: &Path, args: &[OsString], log: File) -> io::Result<(MemoryHelper, Approvals)> {
+    pub fn start(program: &Path, name: &OsStr, args: &[OsString], log: File) -> io::Result<(MemoryHelper, Approvals)> {
         let (approvals, other) = socket::pair()?;
         let (connection, served) = socket::pair()?;
         socket::send(&approvals, &[0], &[served.as_fd()])?;
         // For the helper, which may not change it.
         socket::set_nonblocking(&other)?;
-        let pid = spawn_detached(program, args, other, log)?;
+        let pid = spawn_detached(program, name, args, other, log)?;
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         let approvals = Approvals { connection: approvals, pidfd: pidfd.try_clone()? };

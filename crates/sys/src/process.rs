@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The calling process: identity, forks, CPUs, limits, priority and signals.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -30,6 +31,12 @@ pub fn uid() -> u32 {
 /// Returns the process id, in this process's pid namespace.
 pub fn pid() -> u32 {
     std::process::id()
+}
+
+/// Sets the name of this process, as `/proc/PID/comm` has it: 15 bytes of it. Call it in the main thread.
+pub fn set_program_name(name: &CStr) {
+    // Longer names are cut.
+    let _ = rustix::thread::set_name(name);
 }
 
 /// Returns the name of a process's program, at most 15 bytes; `None`: there is no such process, or no `/proc`. A

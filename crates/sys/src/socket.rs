@@ -9,11 +9,11 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, chmod, fchmod, fcntl_lock, fstat};
+use rustix::fs::{FileType, FlockOperation, Mode, chmod, fchmod, fcntl_lock, fstat};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -25,6 +25,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 pub use fd_sender::FdSender;
 
+use crate::place::{Identity, Place};
 use crate::tuning::{CONNECT_LIMIT, LISTEN_BACKLOG, PEER_GROUPS};
 
 /// Most descriptors that one message can carry: the kernel's SCM_MAX_FD.
@@ -60,21 +61,86 @@ pub struct Peer {
     pub gid: u32,
 }
 
+/// The file of a listening socket.
+#[derive(Debug)]
+pub struct SocketFile {
+    place: Place,
+    identity: Identity,
+}
+
+impl SocketFile {
+    /// Removes the file, unless another one has its name by now.
+    pub fn remove(&self) {
+        let _ = self.place.remove(self.identity);
+    }
+}
+
 /// Creates a non-blocking socket that listens at `path` (at most 107 bytes) with file permissions `mode` (such as
 /// 0o600). The file first has the permissions of `mode` reduced by the umask, then those of `mode`; never more.
 ///
 /// # Errors
-/// `EADDRINUSE` if a file of that name exists, even without a listener; `ENAMETOOLONG`; `ENOENT`; `EACCES`.
+/// `EADDRINUSE` if a file of that name exists, even without a listener; `ENAMETOOLONG`; `ENOENT`; `EACCES`; `EEXIST` if
+/// another user replaced the file meanwhile; a link of another user, as of [`Place::of`].
 pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    listen_with(SocketType::SEQPACKET, path, mode).map(|(fd, _)| fd)
+}
+
+/// The same, in place of a socket at which nobody listens any more. Returns its file, too.
+///
+/// # Errors
+/// As of [`listen`].
+pub fn listen_again(path: &Path, mode: u32) -> io::Result<(OwnedFd, SocketFile)> {
+    remove_dead(path)?;
+    listen_with(SocketType::SEQPACKET, path, mode)
+}
+
+/// As [`listen_again`], for connections that are streams of bytes. Calls on the socket wait.
+///
+/// # Errors
+/// As of [`listen`].
+pub fn listen_for_streams(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
+    remove_dead(path)?;
+    let (fd, file) = listen_with(SocketType::STREAM, path, mode)?;
+    let listener = UnixListener::from(fd);
+    listener.set_nonblocking(false)?;
+    Ok((listener, file))
+}
+
+/// All sockets with names in folders are made here (`.ci/check-source`).
+fn listen_with(of: SocketType, path: &Path, mode: u32) -> io::Result<(OwnedFd, SocketFile)> {
     let address = SocketAddrUnix::new(path)?;
+    let place = Place::of(path)?;
     let mode = Mode::from_bits_truncate(mode);
-    let fd = seqpacket(SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
+    let fd = socket_with(AddressFamily::UNIX, of, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
     // bind gives the file the permissions of the socket's own inode less the umask.
     fchmod(&fd, mode)?;
     bind(&fd, &address)?;
-    restore_mode(&fd, path, mode)?;
+    let identity = restore_mode(&fd, &place, mode)?;
+    // A name in another folder, or of another file, by now: nobody would connect.
+    if place.identity() != Some(identity) {
+        return Err(Errno::EXIST.into());
+    }
     rustix::net::listen(&fd, LISTEN_BACKLOG)?;
-    Ok(fd)
+    Ok((fd, SocketFile { place, identity }))
+}
+
+/// Removes the file at `path` if it is a socket at which nobody listens. Any other file stays.
+///
+/// # Errors
+/// A link of another user, as of [`Place::of`]; `EACCES`.
+pub fn remove_dead(path: &Path) -> io::Result<()> {
+    let place = Place::of(path)?;
+    let Ok(found) = place.stat() else { return Ok(()) };
+    if !FileType::from_raw_mode(found.st_mode).is_socket() {
+        return Ok(());
+    }
+    // A socket that listens may be of another type, or have a full queue: that is no refusal.
+    let fd =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
+    match rustix::net::connect(&fd, &SocketAddrUnix::new(place.anchored())?) {
+        Err(Errno::CONNREFUSED) => place.remove(Identity::from(&found)),
+        _ => Ok(()),
+    }
 }
 
 /// The same by an abstract name, which each process of the network namespace can connect to.
@@ -89,25 +155,23 @@ pub fn listen_abstract(name: &str) -> io::Result<OwnedFd> {
 }
 
 /// Sets the permissions of the file that the socket was just bound to, and of no other: in a folder that others can
-/// write, `path` may be another file by now.
+/// write, the name may be of another file by now. Returns which file it is. The only function that changes permissions
+/// by a path (`.ci/check-source`).
 ///
 /// # Errors
 /// `EEXIST` if it is another file; or the kernel's.
-fn restore_mode(fd: &OwnedFd, path: &Path, mode: Mode) -> io::Result<()> {
-    let file = match bound_file(fd) {
-        Ok(file) => file,
-        // Without CAP_NET_ADMIN, the path tells.
-        Err(_) => rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?,
-    };
+fn restore_mode(fd: &OwnedFd, place: &Place, mode: Mode) -> io::Result<Identity> {
+    // Without CAP_NET_ADMIN, the name tells.
+    let file = bound_file(fd).or_else(|_| place.find())?;
     let found = fstat(&file)?;
     if !FileType::from_raw_mode(found.st_mode).is_socket() || found.st_uid != rustix::process::geteuid().as_raw() {
         return Err(Errno::EXIST.into());
     }
-    if Mode::from_raw_mode(found.st_mode) == mode {
-        return Ok(());
+    if Mode::from_raw_mode(found.st_mode) != mode {
+        // The kernel follows this link to the very file that is open.
+        chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?;
     }
-    // The kernel follows this link to the very file that is open.
-    Ok(chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?)
+    Ok(Identity::from(&found))
 }
 
 /// Opens the file that a socket is bound to, without rights to its contents (`SIOCUNIXFILE`).
@@ -450,17 +514,57 @@ mod tests {
         };
         let public = Mode::from_raw_mode(0o666);
         let fd = bound(&path);
-        restore_mode(&fd, &path, public).unwrap();
+        restore_mode(&fd, &Place::of(&path).unwrap(), public).unwrap();
         assert_eq!(mode_of(&path), 0o666);
         // Between bind and chmod another user replaces the file by a link to a file that is ours.
         let swapped = dir.path().join("swapped");
         let fd = bound(&swapped);
+        let place = Place::of(&swapped).unwrap();
         std::fs::remove_file(&swapped).unwrap();
         std::os::unix::fs::symlink(&other, &swapped).unwrap();
-        let result = restore_mode(&fd, &swapped, public);
+        let result = restore_mode(&fd, &place, public);
         assert_eq!(mode_of(&other), 0o600);
         // Root finds the very file, which has no name any more; others find that this is no socket.
         assert!(result.is_ok() || result.is_err_and(|e| e.kind() == io::ErrorKind::AlreadyExists));
+    }
+
+    #[test]
+    fn only_dead_sockets_are_replaced_and_only_the_own_file_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let in_use =
+            |result: io::Result<(UnixListener, SocketFile)>| result.unwrap_err().kind() == io::ErrorKind::AddrInUse;
+        for stream in [false, true] {
+            let listen_of = |stream: bool| match stream {
+                true => listen_for_streams(&path, 0o600).map(|(socket, file)| (OwnedFd::from(socket), file)),
+                false => listen_again(&path, 0o600),
+            };
+            let (socket, _) = listen_of(stream).unwrap();
+            // Whatever its type, and however full its queue is.
+            assert!(in_use(listen_for_streams(&path, 0o600)), "{stream}");
+            rustix::net::listen(&socket, 0).unwrap();
+            let _waiting: Vec<_> = std::iter::repeat_with(|| {
+                let kind = if stream { SocketType::STREAM } else { SocketType::SEQPACKET };
+                let fd = socket_with(AddressFamily::UNIX, kind, SocketFlags::NONBLOCK, None).unwrap();
+                rustix::net::connect(&fd, &SocketAddrUnix::new(&path).unwrap()).map(|()| fd)
+            })
+            .map_while(Result::ok)
+            .collect();
+            assert!(in_use(listen_for_streams(&path, 0o600)), "{stream}");
+            drop(socket);
+            // Dead: replaced.
+            let (_socket, file) = listen_of(!stream).unwrap();
+            assert_eq!(mode_of(&path), 0o600);
+            // What another program has put there meanwhile stays.
+            std::fs::rename(&path, dir.path().join("moved")).unwrap();
+            std::fs::write(&path, "of somebody else").unwrap();
+            file.remove();
+            assert_eq!(std::fs::read(&path).unwrap(), b"of somebody else");
+            assert!(in_use(listen_for_streams(&path, 0o600)), "a file that is no socket");
+            std::fs::rename(dir.path().join("moved"), &path).unwrap();
+            file.remove();
+            assert!(!path.exists());
+        }
     }
 
     #[test]

@@ -81,3 +81,23 @@ pub const FUSE_ENTRY_VALID_S: u64 = 1 << 30;
 
 const _: () = assert!(WAIT_LIMIT.as_secs() == 0 && MAX_WORDS <= 128 && MAX_PIECES <= 64 && PIPE_BYTES <= 4096);
 const _: () = assert!(!CONNECT_LIMIT.is_zero() && LINK_LIST_TRIES > 0 && BPF_LOAD_TRIES > 0);
+
+/// Logs.
+pub mod log {
+    use std::time::Duration;
+
+    /// Time in which messages are counted: 60 s; at least some seconds, as there is a line of each kind and user at its
+    /// end.
+    pub const PERIOD: Duration = Duration::from_secs(60);
+    /// Messages of a kind that one user can have logged in a period: 20; and all users: 100. At 200 bytes and 100 kinds
+    /// these are 48 GB a year of all users together, of which [`MAX_DAEMON_LOG`] are kept. Not measured.
+    pub const LINES_OF_USER: u32 = 20;
+    /// See [`LINES_OF_USER`].
+    pub const LINES_OF_KIND: u32 = 100;
+    /// Users whose messages of a kind are counted apart: 64.
+    pub const MAX_USERS: usize = 64;
+    /// Bytes of a daemon's log, and as many of the one before: 8 MiB. Days of an ordinary daemon.
+    pub const MAX_DAEMON_LOG: u64 = 8 << 20;
+    /// The same of a process that serves a port: 1 MiB.
+    pub const MAX_SERVER_LOG: u64 = 1 << 20;
+}

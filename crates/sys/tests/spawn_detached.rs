@@ -5,7 +5,7 @@
 #![allow(missing_docs)]
 
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -45,7 +45,8 @@ fn a_detached_program_inherits_nothing() {
     std::fs::write(&script, SCRIPT).unwrap();
     let (read, write) = pipe().unwrap();
     let args = [script.into_os_string(), "one".into(), "with space".into()];
-    let pid = spawn_detached(Path::new("/bin/sh"), &args, write, File::create(&log).unwrap()).unwrap();
+    let pid =
+        spawn_detached(Path::new("/bin/sh"), OsStr::new("sh"), &args, write, File::create(&log).unwrap()).unwrap();
     let mut status = String::new();
     File::from(read).read_to_string(&mut status).unwrap();
     let status: HashMap<&str, &str> =
@@ -86,7 +87,7 @@ fn failures(dir: &Path) {
     let spawn = |program: &Path, args: &[OsString]| {
         let (_read, write): (OwnedFd, OwnedFd) = pipe().unwrap();
         assert!(write.as_raw_fd() > 2);
-        spawn_detached(program, args, write, File::open("/dev/null").unwrap()).unwrap_err().kind()
+        spawn_detached(program, program.as_os_str(), args, write, File::open("/dev/null").unwrap()).unwrap_err().kind()
     };
     assert_eq!(spawn(&dir.join("missing"), &[]), io::ErrorKind::NotFound);
     assert_eq!(spawn(dir, &[]), io::ErrorKind::PermissionDenied);

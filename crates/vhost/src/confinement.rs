@@ -4,14 +4,15 @@
 use std::io;
 use std::path::Path;
 
+use unetmap_sys::log::Log;
 use unetmap_sys::sandbox::{self, Access};
 
 use crate::device::{Config, Socket};
 
 /// Takes away capabilities, other files and system calls. The socket's folder remains: the file is removed at the end.
-pub(crate) fn confine(config: &Config, note: &dyn Fn(&str)) {
+pub(crate) fn confine(config: &Config, log: &Log) {
     let report = |what: &str, result: io::Result<()>| match result {
-        Err(e) if !sandbox::is_missing(&e) => note(&format!("not confined by {what}: {e}")),
+        Err(e) if !sandbox::is_missing(&e) => log.line(&format!("not confined by {what}: {e}")),
         _ => {}
     };
     report("no_new_privs", sandbox::no_new_privileges());
@@ -22,6 +23,9 @@ pub(crate) fn confine(config: &Config, note: &dyn Fn(&str)) {
     let folder = folder.as_deref().and_then(Path::parent);
     let mut files = vec![(Path::new("/proc"), Access::Read), (Path::new("/sys"), Access::Read)];
     files.extend(folder.map(|folder| (folder, Access::Write)));
+    // The log is opened again.
+    let of_log = log.folder();
+    files.extend(of_log.iter().map(|folder| (&**folder, Access::Write)));
     report("landlock", sandbox::allow_files(&files));
     report("capabilities", sandbox::keep_capabilities(&[]));
     report("seccomp", sandbox::allow_calls(sandbox::MAIN));

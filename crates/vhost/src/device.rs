@@ -17,11 +17,13 @@ use unetmap_core::control::serves::{self, ServesRequest};
 use unetmap_mem::GuestMemory;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::eventfd;
-use unetmap_sys::socket::FdSender;
+use unetmap_sys::log::Log;
+use unetmap_sys::socket::{self, FdSender};
 use unetmap_sys::thread::{set_time_slice, set_timer_slack};
 
 use crate::confinement::confine;
 use crate::features::OFFLOADS;
+use crate::idle::{Idle, Pause};
 use crate::memif;
 use crate::peers::Peers;
 use crate::placement::Placement;
@@ -29,8 +31,8 @@ use crate::queue::Fault;
 use crate::session::Vring;
 use crate::transfer::{Guest, Moved, PORT_HEADER, Transfer};
 use crate::tuning::{
-    ANSWER_POLL, BUFFER_POLL, BUSY_LIMIT, BUSY_POLL, DRAIN_POLLS, IDLE_KICKS, MAX_SLEEP, NAP, PAUSES_PER_SPIN,
-    POLLED_SLEEP, RETRY, ROUNDS_PER_MESSAGE_CHECK, RX_SLOTS, SPIN, STREAM, TIME_SLICE, TIMER_SLACK,
+    ANSWER_POLL, BUFFER_POLL, BUSY_LIMIT, BUSY_POLL, DRAIN_POLLS, IDLE_KICKS, MAX_SLEEP, NAP, POLLED_SLEEP, RETRY,
+    ROUNDS_PER_MESSAGE_CHECK, RX_SLOTS, TIME_SLICE, TIMER_SLACK,
 };
 
 /// What to serve.
@@ -111,21 +113,22 @@ impl Protocol {
     }
 }
 
-/// Serves a peer after the other until `stop` is set; `note` reports events, in sentences. Confines the process first:
-/// it can then neither open files nor start programs.
+/// Serves a peer after the other until `stop` is set; `log` gets events, in sentences. Confines the process first: it
+/// can then neither open files, but the log, nor start programs.
 ///
 /// # Errors
 /// A sentence: the port cannot be opened, or the socket cannot be listened at.
-pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<(), String> {
+pub fn serve(config: &Config, stop: &AtomicBool, log: &Log) -> Result<(), String> {
     if let Socket::Listen(listener) = &config.socket {
         listener.set_nonblocking(true).map_err(|e| format!("the socket: {e}"))?;
     }
     let port = open_port_of_ended(config, config.protocol.port_header(OFFLOADS)).map_err(|e| e.to_string())?;
-    confine(config, note);
-    note(&format!("{}: ready", config.port));
+    confine(config, log);
+    log.line(&format!("{}: ready", config.port));
     let mut device = Device {
         config,
-        note,
+        log,
+        peer: None,
         port: Some(port),
         connection: None,
         peers: Peers::new(config),
@@ -146,6 +149,7 @@ pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<
             device.connect();
             device.process_messages();
             device.fit_port_header();
+            log.tend();
             placement.check(|direction| device.port.as_ref()?.peer_cpu(direction));
             rounds = ROUNDS_PER_MESSAGE_CHECK;
         }
@@ -169,53 +173,6 @@ pub fn serve(config: &Config, stop: &AtomicBool, note: &dyn Fn(&str)) -> Result<
         }
     }
     Ok(())
-}
-
-/// What the process does when it finds nothing to move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pause {
-    /// It looks again at once.
-    Poll,
-    /// It looks again after [`NAP`]. Nobody is asked to wake it.
-    Nap,
-    /// It sleeps until somebody wakes it.
-    Sleep,
-}
-
-/// Decides how the process waits.
-///
-/// Polling is the fastest, but where the process shares a CPU with those that it waits for it keeps them from running.
-/// So after a time of polling in which nothing came it polls only now and then. In a stream it then naps: a wake-up
-/// comes with the first packets, or the first buffers, and costs as much as moving hundreds.
-#[derive(Default)]
-struct Idle {
-    /// Packets that were moved since the last pause.
-    moved: u64,
-    polling_since: Option<Instant>,
-    /// Pauses without polling that are left.
-    skips: u32,
-}
-
-impl Idle {
-    fn moved(&mut self, packets: u64) {
-        self.moved += packets;
-        if self.polling_since.take().is_some() {
-            self.skips = 0;
-        }
-    }
-
-    fn next_pause(&mut self) -> Pause {
-        match self.polling_since {
-            None if self.skips == 0 => {
-                self.polling_since = Some(Instant::now());
-                return Pause::Poll;
-            }
-            None => self.skips -= 1,
-            Some(since) if since.elapsed() < SPIN => return Pause::Poll,
-            Some(_) => (self.polling_since, self.skips) = (None, PAUSES_PER_SPIN),
-        }
-        if std::mem::take(&mut self.moved) >= STREAM { Pause::Nap } else { Pause::Sleep }
-    }
 }
 
 /// Opens the port as [`open_port`] does. A process before may have just ended, and the daemon not noticed yet.
@@ -276,7 +233,9 @@ struct Round {
 
 struct Device<'a> {
     config: &'a Config,
-    note: &'a dyn Fn(&str),
+    log: &'a Log,
+    /// The user of the last peer.
+    peer: Option<u32>,
     port: Option<Port>,
     connection: Option<Box<dyn Connection>>,
     peers: Peers<'a>,
@@ -295,8 +254,10 @@ struct Device<'a> {
 }
 
 impl Device<'_> {
+    /// Logs what the peer has caused.
+    #[track_caller]
     fn note(&self, text: &str) {
-        (self.note)(&format!("{}: {text}", self.config.port));
+        self.log.of_user(self.peer, &format!("{}: {text}", self.config.port));
     }
 
     /// Opens the port and accepts or makes a connection, where one is missing.
@@ -321,13 +282,14 @@ impl Device<'_> {
         if self.connection.is_some() {
             return;
         }
-        let (peer, port) = (self.config.protocol.peer(), &self.config.port);
-        let note = |text: &str| (self.note)(&format!("{port}: {text}"));
+        let (peer, config, log, user) = (self.config.protocol.peer(), self.config, self.log, self.peer);
+        let note = |text: &str| log.of_user(user, &format!("{}: {text}", config.port));
         match self.peers.next(is_time, &mut self.sender, &note) {
             Some(Ok(connection)) => {
+                self.peer = socket::peer(connection.socket()).ok().map(|peer| peer.uid);
                 match self.peers.take_refused() {
-                    0 => note(&format!("a {peer} has connected")),
-                    refused => note(&format!("a {peer} has connected; before it {refused} were refused")),
+                    0 => self.note(&format!("a {peer} has connected")),
+                    refused => self.note(&format!("a {peer} has connected; before it {refused} were refused")),
                 }
                 (self.connection, self.retry_at, self.absent) = (Some(connection), now + RETRY[0], false);
                 self.noted_kick = false;
@@ -382,7 +344,7 @@ impl Device<'_> {
     }
 
     fn lose_port(&mut self, error: &Error) {
-        (self.note)(&format!("{error}; it is opened again when a daemon answers"));
+        self.log.of_user(None, &format!("{error}; it is opened again when a daemon answers"));
         (self.port, self.lost_at, self.retry_at) = (None, Instant::now(), Instant::now());
     }
 
@@ -414,7 +376,7 @@ impl Device<'_> {
             let ring = self.port.as_ref().and_then(|port| port.tx_rings().get(pair % port.tx_rings().len().max(1)));
             let ring = ring.filter(|_| vring.is_enabled);
             let moved = on_queue(memory, vring, (features, header), |guest| self.transfer.send(guest, ring));
-            round.add(moved, self.note);
+            round.add(moved, (self.log, self.peer));
             round.is_port_full |= moved.is_ok_and(|moved| moved.is_blocked);
             if moved.is_err() {
                 faulty.push(2 * pair + 1);
@@ -441,7 +403,7 @@ impl Device<'_> {
                 false => on_queue(memory, vring, (features, header), |guest| transfer.receive(guest, ring)),
             };
             publish(vring);
-            round.add(moved, self.note);
+            round.add(moved, (self.log, self.peer));
             round.received += moved.map_or(0, |moved| moved.packets);
             if moved.is_err() {
                 vring.stop();
@@ -492,11 +454,14 @@ impl Device<'_> {
             vring.idle_kicks += 1;
             if vring.idle_kicks == IDLE_KICKS && !self.noted_kick {
                 self.noted_kick = true;
-                (self.note)(&format!(
-                    "{}: queue {number} wakes the process again and again without a packet: it is looked at every \
+                self.log.of_user(
+                    self.peer,
+                    &format!(
+                        "{}: queue {number} wakes the process again and again without a packet: it is looked at every \
                      millisecond until there is one",
-                    self.config.port
-                ));
+                        self.config.port
+                    ),
+                );
             }
         }
     }
@@ -584,10 +549,10 @@ impl Round {
         self.waits_for_buffers.get(pair) == Some(&true)
     }
 
-    fn add(&mut self, moved: Result<Moved, Fault>, note: &dyn Fn(&str)) {
+    fn add(&mut self, moved: Result<Moved, Fault>, (log, peer): (&Log, Option<u32>)) {
         match moved {
             Ok(moved) => self.packets += moved.packets,
-            Err(Fault(why)) => note(&format!("a queue is stopped until the peer resets it: {why}")),
+            Err(Fault(why)) => log.of_user(peer, &format!("a queue is stopped until the peer resets it: {why}")),
         }
     }
 }
@@ -595,25 +560,6 @@ impl Round {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn polling_in_vain_is_seldom_and_a_stream_is_followed_by_a_nap() {
-        let mut idle = Idle::default();
-        let until_no_poll = |idle: &mut Idle| std::iter::repeat_with(|| idle.next_pause()).find(|p| *p != Pause::Poll);
-        idle.moved(STREAM);
-        assert_eq!(until_no_poll(&mut idle), Some(Pause::Nap));
-        // Nothing has come: it sleeps, without polling.
-        for _ in 1..PAUSES_PER_SPIN {
-            assert_eq!(idle.next_pause(), Pause::Sleep);
-            idle.moved(STREAM - 1);
-        }
-        idle.moved(1);
-        assert_eq!(idle.next_pause(), Pause::Nap);
-        assert_eq!(idle.next_pause(), Pause::Poll);
-        // Polling was worth it.
-        idle.moved(1);
-        assert_eq!((idle.next_pause(), idle.skips), (Pause::Poll, 0));
-    }
 
     #[test]
     fn what_is_lost_for_long_is_looked_for_seldom() {

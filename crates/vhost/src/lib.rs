@@ -30,6 +30,7 @@ mod confinement;
 mod descriptors;
 mod device;
 mod features;
+mod idle;
 pub mod memif;
 mod message;
 mod peers;

@@ -3,8 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::os::unix::net::UnixStream as BlockingStream;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use prost::Message as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use unetmap_sys::socket::{SocketFile, listen_for_streams};
 
 use crate::api::{DevicePluginOptions, RegisterRequest, VERSION};
 use crate::grpc::{self, CONTENT_TYPE, LIMIT};
@@ -27,6 +27,8 @@ use crate::server::{self, Task};
 const REGISTER: &str = "http://localhost/v1beta1.Registration/Register";
 /// Time after which a kubelet that has accepted the plugin, but does not ask for its devices, is told of it again.
 const UNWATCHED: Duration = Duration::from_secs(10);
+/// The plugin's socket is root's, as the kubelet is.
+const SOCKET_MODE: u32 = 0o600;
 
 /// A file, as opposed to another with the same path later.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,6 +51,7 @@ pub(crate) struct Registration<'a> {
     options: &'a Options,
     kubelet: Option<FileId>,
     own: Option<FileId>,
+    file: SocketFile,
     /// Since when no kubelet has asked for the devices.
     unwatched: Option<Instant>,
     _server: Task,
@@ -63,10 +66,10 @@ impl<'a> Registration<'a> {
         if kubelet.is_none() {
             return Err(format!("no kubelet has a socket at {}: waiting for it", options.kubelet.display()));
         }
-        let listener = listen(&options.own).map_err(|e| format!("{}: {e}", options.own.display()))?;
+        let (listener, file) = listen(&options.own).map_err(|e| format!("{}: {e}", options.own.display()))?;
         let server = server::start(plugin, listener);
         let own = FileId::of(&options.own);
-        let registration = Registration { options, kubelet, own, unwatched: None, _server: server };
+        let registration = Registration { options, kubelet, own, file, unwatched: None, _server: server };
         match timeout(LIMIT, register(options)).await.unwrap_or_else(|_| Err(format!("no answer within {LIMIT:?}"))) {
             Ok(()) => Ok(registration),
             Err(why) => Err(format!("the kubelet at {} does not register it: {why}", options.kubelet.display())),
@@ -92,25 +95,20 @@ impl<'a> Registration<'a> {
 
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
-        if self.own.is_some() && FileId::of(&self.options.own) == self.own {
-            // Something else may remove it in the same moment.
-            let _ = fs::remove_file(&self.options.own);
-        }
+        self.file.remove();
     }
 }
 
 /// Listens at a path, where a plugin that was killed may have left its socket.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    if let Ok(file) = fs::symlink_metadata(path) {
-        if !file.file_type().is_socket() {
-            return Err(io::Error::other("there is a file of this name, which is no socket"));
+fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    let (listener, file) = listen_for_streams(path, SOCKET_MODE).map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => {
+            io::Error::other("another plugin serves the same resource there, or it is a file which is no socket")
         }
-        if BlockingStream::connect(path).is_ok() {
-            return Err(io::Error::other("another plugin serves the same resource there"));
-        }
-        fs::remove_file(path)?;
-    }
-    UnixListener::bind(path)
+        _ => e,
+    })?;
+    listener.set_nonblocking(true)?;
+    Ok((UnixListener::from_std(listener)?, file))
 }
 
 /// Calls the kubelet.

@@ -10,7 +10,6 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -22,6 +21,7 @@ use nix::sys::socket::SockaddrStorage;
 use serde_json::{Value, json};
 use tool_common::note;
 use unetmap_filter::{Config, ProxyCounts, SharedTables};
+use unetmap_sys::socket::{SocketFile, listen_for_streams};
 
 use crate::events::Events;
 use crate::shared::{Shared, Totals};
@@ -41,20 +41,8 @@ const MODE: u32 = 0o600;
 ///
 /// # Errors
 /// A sentence.
-pub(crate) fn listen(path: &Path) -> Result<UnixListener, String> {
-    let stale = || -> io::Result<bool> {
-        let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
-        Ok(is_socket && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused))
-    };
-    if stale().unwrap_or(false) {
-        // If this fails, so does the next step, which is reported.
-        let _ = std::fs::remove_file(path);
-    }
-    let bound = UnixListener::bind(path).and_then(|listener| {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(MODE))?;
-        Ok(listener)
-    });
-    bound.map_err(|e| match e.kind() {
+pub(crate) fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
+    listen_for_streams(path, MODE).map_err(|e| match e.kind() {
         io::ErrorKind::AddrInUse => {
             format!(
                 "another unetmap-fw listens at {}; give this one a socket of its own (--control PATH)",

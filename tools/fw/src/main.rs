@@ -128,10 +128,11 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
     let packet_log = options.log.as_deref().map(|path| PacketLog::create(path, options.log_bytes)).transpose()?;
     let stop = stop_on_signals()?;
-    let reread = match &options.rules {
-        Some(path) => Some((path.clone(), flag_on_hangup()?)),
-        None => stop_on_hangup().map(|()| None)?,
-    };
+    let reread = options.rules.clone().map(|path| flag_on_hangup().map(|flag| (path, flag))).transpose()?;
+    let log_again = packet_log.as_ref().map(|_| flag_on_hangup()).transpose()?;
+    if reread.is_none() && log_again.is_none() {
+        stop_on_hangup()?;
+    }
     let pairs = open(options)?;
     let [a, b] = &pairs[0];
     let swap = !options.copy && a.same_region(b);
@@ -139,7 +140,7 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     let header = check_headers(a, b)? as usize;
     let tees = Tees::open(&options.tees, [a, b])?;
     let control = options.control.clone().map_or_else(fw_socket, Ok)?;
-    let listener = control::listen(&control)?;
+    let (listener, control_file) = control::listen(&control)?;
     let engines = Engine::for_threads(threads, options.states, RandomState::new().hash_one(0));
     let shared = Arc::new(Shared::new(config.compile(), &engines));
     let config = Arc::new(Mutex::new(config));
@@ -154,7 +155,8 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     });
     let (log, entries) = sync_channel(LOG_QUEUE);
     let ports = names.map(str::to_owned);
-    let logger = std::thread::spawn(move || log::run(&entries, &ports, &events, packet_log));
+    let logger =
+        std::thread::spawn(move || log::run(&entries, &ports, &events, packet_log, &log_again.unwrap_or_default()));
     wait_for_link(options.wait, stop);
     let mode = if swap { "zero copy" } else { "copy" };
     let [first, second] = &options.ports;
@@ -184,8 +186,7 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
         own.into_iter().chain(others.into_iter().map(|thread| thread.join().expect("no panic"))).collect::<Vec<_>>()
     });
     let seconds = begin.elapsed().as_secs_f64();
-    // Only a socket of this process is removed: it was listening until now.
-    let _ = std::fs::remove_file(&control);
+    control_file.remove();
     print_summary(options, sum(done.iter().map(|(_, done)| done)), swap, seconds);
     // The log's senders are gone, so the thread ends after the last line.
     let _ = logger.join();

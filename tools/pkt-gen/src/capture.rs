@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use unetmap_capture::write::{self, CaptureInfo, Format};
 use unetmap_capture::{Counts, Error, Frames, MAX_PACKET};
+use unetmap_sys::place;
 
 /// All Ethernet packets of a file, in order.
 #[derive(Clone, Debug, Default)]
@@ -79,7 +80,7 @@ pub(crate) struct CaptureWriter {
 
 impl CaptureWriter {
     pub(crate) fn create(path: &Path) -> Result<CaptureWriter, String> {
-        let file = File::create(path).map_err(|e| format!("--write {}: {e}", path.display()))?;
+        let file = place::create(path).map_err(|e| format!("--write {}: {e}", path.display()))?;
         let mut writer = CaptureWriter { path: path.into(), out: BufWriter::with_capacity(1 << 20, file) };
         let info = CaptureInfo { port: String::new(), filter: String::new(), snaplen: MAX_PACKET, times: "" };
         let begun = write::begin(&mut writer.out, Format::Pcap, &info);

@@ -2,7 +2,8 @@
 //! The tests of RFC 2544 and RFC 8219 between two ports: trials, their reports, and the results.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,6 +14,7 @@ use tool_common::{Failure, link, note, port, print, stop_on_signals};
 use unetmap::Port;
 use unetmap_streams::search::{self, Offer, Plan, SizeReport, Test, Tester, Trial};
 use unetmap_streams::{BATCH, Pace, Sender, StreamReport};
+use unetmap_sys::place;
 
 use crate::options::Config;
 use crate::print_report;
@@ -52,10 +54,9 @@ pub(crate) fn run(config: &Config, options: &SearchOptions) -> Result<ExitCode, 
     let far = port::open(&options.receive, config.rings, 0)?;
     let plan = &options.plan;
     check_size(&near, plan.sizes.iter().max().copied().unwrap_or(0))?;
-    if let Some(path) = &options.html {
-        // Fails before hours of trials, not after them.
-        std::fs::write(path, "").map_err(|e| Failure::Work(format!("--html {}: {e}", path.display())))?;
-    }
+    // Fails before hours of trials, not after them.
+    let create = |path| place::create(path).map(|file| (path, file)).map_err(|e| no_page(path, &e));
+    let page = options.html.as_deref().map(create).transpose()?;
     tool_common::wait_for_link(config.wait, stop);
     note("Ready...");
     let clock = if options.wall_clock { Clock::Wall } else { Clock::Monotonic };
@@ -91,11 +92,15 @@ pub(crate) fn run(config: &Config, options: &SearchOptions) -> Result<ExitCode, 
     if reports.iter().all(|report| report.throughput.is_none_or(|found| found.pps == 0.0)) {
         [&config.port, &options.receive].into_iter().for_each(|port| note_down(port, "packets may be lost"));
     }
-    if let Some(path) = &options.html {
+    if let Some((path, mut file)) = page {
         let html = page::html(plan, &from_to, &reports, &down);
-        std::fs::write(path, html).map_err(|e| Failure::Work(format!("--html {}: {e}", path.display())))?;
+        file.write_all(html.as_bytes()).map_err(|e| no_page(path, &e))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn no_page(path: &Path, e: &io::Error) -> Failure {
+    Failure::Work(format!("--html {}: {e}", path.display()))
 }
 
 /// The two ports of the search.

@@ -3,15 +3,14 @@
 
 use std::fmt;
 use std::fs;
-use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::served::{check_path, listen_error, port_name};
+use crate::served::{check_path, listen_error, port_name, server_log};
 use clap::{Args, Subcommand};
-use tool_common::{note, stop_on_signals};
-use unetmap::abi::printable::Shown;
+use tool_common::stop_on_signals;
 use unetmap_core::control::serves::{ServesRequest, Service};
+use unetmap_sys::process;
+use unetmap_sys::socket::SocketFile;
 use unetmap_vhost::memif::{self, BUFFER_BYTES, MAX_LOG2_RING, MAX_NAME, MAX_SECRET};
 use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Protocol, Socket, serve};
 
@@ -39,6 +38,10 @@ enum Action {
         /// The socket, the role and what is agreed with the peer (unetmap-memif(7))
         #[arg(long, value_name = "PATH[,OPTION]...", value_parser = Spec::parse)]
         memif: Spec,
+
+        /// Log to this file, which begins anew at 1 MiB (the former is FILE.1), and is opened again on SIGHUP
+        #[arg(long, value_name = "FILE")]
+        log: Option<PathBuf>,
     },
 }
 
@@ -175,35 +178,29 @@ fn user_id(text: &str) -> Result<u32, String> {
 }
 
 pub(crate) fn run(args: &MemifArgs) -> Result<u8, String> {
-    let Action::Serve { port, memif } = &args.action;
-    serve_port(port, memif).map(|()| 0).map_err(|why| format!("memif: {why}"))
+    let Action::Serve { port, memif, log } = &args.action;
+    serve_port(port, memif, log.as_deref()).map(|()| 0).map_err(|why| format!("memif: {why}"))
 }
 
-fn serve_port(port: &str, spec: &Spec) -> Result<(), String> {
+fn serve_port(port: &str, spec: &Spec, log: Option<&Path>) -> Result<(), String> {
+    process::set_program_name(c"unetmap-memif");
+    let log = server_log("memif", log)?;
     let stop = stop_on_signals()?;
     let path = Path::new(&spec.path);
-    let socket = match spec.config.is_client {
-        true => Socket::Connect(path.into()),
-        false => Socket::Listen(listen(path).map_err(|e| listen_error(&spec.path, &e))?),
+    let (socket, file) = match spec.config.is_client {
+        true => (Socket::Connect(path.into()), None),
+        false => {
+            let (listener, file) = memif::listen(path, SOCKET_MODE).map_err(|e| listen_error(&spec.path, &e))?;
+            (Socket::Listen(listener.into()), file)
+        }
     };
     let name = port.bytes().take(MAX_NAME - 1).map(char::from).collect();
     let protocol = Protocol::Memif(memif::Config { name, ..spec.config.clone() });
     let serves = ServesRequest { service: Service::Memif, socket: spec.to_string() };
     let config = Config { port: port.into(), socket, queue_pairs: spec.queues, protocol, serves };
-    let served = serve(&config, stop, &|line| note(&format!("unetmap memif: {}", Shown(line))));
-    if !spec.config.is_client {
-        let _ = fs::remove_file(path);
-    }
+    let served = serve(&config, stop, &log);
+    file.iter().for_each(SocketFile::remove);
     served
-}
-
-/// Listens at `path`. Replaces a socket on which nobody listens any more.
-fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
-    if is_socket && memif::has_no_listener(path) {
-        fs::remove_file(path)?;
-    }
-    memif::listen(path, SOCKET_MODE).map(Into::into)
 }
 
 #[cfg(test)]

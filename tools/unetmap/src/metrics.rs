@@ -3,12 +3,14 @@
 //!
 //! Prometheus is served by a process of its own, so that no daemon parses HTTP.
 
+use std::io::ErrorKind;
 use std::net::TcpListener;
-use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use rustix::fs::Mode;
+use rustix::process::umask;
 use serde_json::Value;
+use unetmap_sys::socket::listen_for_streams;
 
 use crate::http::{self, Listener};
 use crate::ls::{members, parse_reply};
@@ -172,9 +174,11 @@ pub(crate) fn place(text: &str) -> Result<String, String> {
 
 fn listener(listen: &str, hosts: &[String]) -> Result<Listener, String> {
     match listen.strip_prefix("unix:") {
+        // As of any new file. It stays when a signal ends the process: the next one replaces it.
         Some(path) => {
-            remove_stale(Path::new(path))?;
-            UnixListener::bind(path).map(Listener::Unix)
+            let mask = umask(Mode::empty());
+            umask(mask);
+            listen_for_streams(Path::new(path), 0o666 & !mask.bits()).map(|(listener, _)| Listener::Unix(listener))
         }
         None => {
             // Its own name or address is one, too, with which its port was given.
@@ -182,17 +186,10 @@ fn listener(listen: &str, hosts: &[String]) -> Result<Listener, String> {
             TcpListener::bind(listen).map(|listener| Listener::Tcp(listener, names))
         }
     }
-    .map_err(|e| e.to_string())
-}
-
-/// Removes a socket at which nobody listens.
-fn remove_stale(path: &Path) -> Result<(), String> {
-    match path.symlink_metadata() {
-        Ok(file) if !file.file_type().is_socket() => Err("there is a file that is no socket".into()),
-        Ok(_) if UnixStream::connect(path).is_ok() => Err("another program serves there".into()),
-        Ok(_) => std::fs::remove_file(path).map_err(|e| e.to_string()),
-        Err(_) => Ok(()),
-    }
+    .map_err(|e| match e.kind() {
+        ErrorKind::AddrInUse => "another program serves there, or it is a file that is no socket".into(),
+        _ => e.to_string(),
+    })
 }
 
 #[cfg(test)]

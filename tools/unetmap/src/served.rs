@@ -4,23 +4,27 @@
 //! The daemon lists them: each tells it what it serves (`unetmap_core::control::serves`), and the daemon knows its
 //! user. Command lines are not asked, as anybody can write what he likes into his own.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
-use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
+use tool_common::flag_on_hangup;
 use unetmap::abi::PortSpec;
 use unetmap::abi::printable::Shown;
 use unetmap_core::control::client::own_socket;
 use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::log::{self, Log, LogFile};
+use unetmap_sys::place::{Identity, Place};
 use unetmap_sys::process;
+use unetmap_sys::tuning::log::MAX_SERVER_LOG;
 
 use crate::ls::{members, parse_reply};
 
@@ -30,8 +34,11 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 /// for instance by a file that blocks in place of an eventfd.
 const END_LIMIT: Duration = Duration::from_secs(5);
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Most bytes of a log to which another process adds its lines.
-const MAX_LOG: u64 = 1 << 20;
+/// The permissions of a log: the folder's owner may look what is wrong.
+const LOG_MODE: u32 = 0o644;
+/// Most bytes of a log in which a process says how it has started.
+const MAX_START: usize = 1 << 16;
+
 /// How a port is served.
 pub(crate) use unetmap_core::control::serves::Service as Kind;
 
@@ -169,31 +176,31 @@ fn log_path(kind: Kind, socket: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// Opens a log to add lines: a file of this user's, in which nobody else has a name. One that is large begins anew.
-/// Returns its length, too.
-fn open_log(path: &Path) -> io::Result<(File, u64)> {
-    let mut options = File::options();
-    options.append(true).create(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
-    let log = options.open(path).map_err(|e| match Errno::from_io_error(&e) {
-        Some(Errno::LOOP) => io::Error::other("it is a symbolic link: remove it, or choose another folder"),
-        _ => e,
-    })?;
-    let meta = log.metadata()?;
-    if !meta.is_file() || meta.nlink() != 1 || meta.uid() != geteuid().as_raw() {
-        return Err(io::Error::other("it is no log of this user: remove it, or choose another folder"));
-    }
-    if meta.len() <= MAX_LOG {
-        return Ok((log, meta.len()));
-    }
-    log.set_len(0)?;
-    Ok((log, 0))
+/// The log of a process that serves a port, on standard error or in a file, and SIGHUP has it opened again.
+pub(crate) fn server_log(command: &str, path: Option<&Path>) -> Result<Log, String> {
+    let open = |path: &Path| -> io::Result<Option<LogFile>> {
+        // The process that has started this one may have opened it, and reads it.
+        if let Some(file) = LogFile::of_stderr(path, MAX_SERVER_LOG) {
+            return Ok(Some(file));
+        }
+        log::set_stderr(log::begin(path, MAX_SERVER_LOG, LOG_MODE)?)?;
+        Ok(LogFile::of_stderr(path, MAX_SERVER_LOG))
+    };
+    let file = path.map(|path| open(path).map_err(|e| format!("--log {}: {e}", path.display()))).transpose()?.flatten();
+    let again = if file.is_some() { flag_on_hangup()? } else { Arc::default() };
+    let log = Log::new(&format!("unetmap {command}: "), |line| Shown(line).to_string(), file, again);
+    // A peer that takes over the process must not come by the daemon's socket.
+    let folder = |path: &Path| path.parent().and_then(|folder| fs::canonicalize(folder).ok());
+    let is_beside_daemon = path.is_some_and(|path| own_socket().is_ok_and(|daemon| folder(&daemon) == folder(path)));
+    Ok(if is_beside_daemon { log.never_opened_again() } else { log })
 }
 
 /// What the process that serves `port` has written since `from`, and then the lines of one that serves another port
-/// with the same socket.
-fn own_and_other_lines(log: &Path, from: u64, (command, port): (&str, &str)) -> [Vec<String>; 2] {
-    let all = fs::read(log).unwrap_or_default();
-    let text = String::from_utf8_lossy(all.get(from as usize..).unwrap_or_default()).into_owned();
+/// with the same socket; of the first [`MAX_START`] bytes.
+fn own_and_other_lines(log: &File, from: u64, (command, port): (&str, &str)) -> [Vec<String>; 2] {
+    let mut bytes = vec![0; MAX_START];
+    let length = log.read_at(&mut bytes, from).unwrap_or(0);
+    let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
     let of_process = format!("unetmap {command}: ");
     let is_own = |line: &&str| line.strip_prefix(&of_process).is_none_or(|rest| rest.starts_with(&format!("{port}: ")));
     let (own, others): (Vec<_>, Vec<_>) = text.lines().partition(is_own);
@@ -204,22 +211,28 @@ fn start(port: &str, kind: Kind, socket: &str) -> Result<String, String> {
     let failed = |what: &str, e: io::Error| format!("{port}: {what}: {e}");
     let program = std::env::current_exe().map_err(|e| failed("the path of this program", e))?;
     let log_path = log_path(kind, socket)?;
-    let (log, length) = open_log(&log_path).map_err(|e| failed(&format!("its log {}", log_path.display()), e))?;
+    // Read by the same descriptor: the folder may be another user's.
+    let no_log = |e| failed(&format!("its log {}", log_path.display()), e);
+    let log = log::begin(&log_path, MAX_SERVER_LOG, LOG_MODE).map_err(no_log)?;
+    let (length, identity) = (log.metadata().map_err(no_log)?.len(), Identity::of(&log).map_err(no_log)?);
     let [command, option] = words(kind);
-    let args = [command, "serve", port, option, socket].map(Into::into);
+    let mut args = [command, "serve", port, option, socket, "--log"].map(OsString::from).to_vec();
+    args.push(log_path.clone().into());
     let null = File::open("/dev/null").map_err(|e| failed("/dev/null", e))?;
-    let pid = process::spawn_detached(&program, &args, null.into(), log).map_err(|e| failed("cannot be served", e))?;
+    let its = log.try_clone().map_err(no_log)?;
+    let started = process::spawn_detached(&program, program.as_os_str(), &args, null.into(), its);
+    let pid = started.map_err(|e| failed("cannot be served", e))?;
     let process = Process::new(pid as i32);
     let until = Instant::now() + START_LIMIT;
     loop {
         let is_running = process.as_ref().is_some_and(Process::is_running);
-        let [lines, others] = own_and_other_lines(&log_path, length, (command, port));
+        let [lines, others] = own_and_other_lines(&log, length, (command, port));
         if lines.iter().any(|line| line.ends_with(": ready")) {
             return Ok(format!("{port}: process {pid} serves {socket}, its log is {}\n", log_path.display()));
         }
         if !is_running || Instant::now() >= until {
             if !is_running && length == 0 && others.is_empty() {
-                let _ = fs::remove_file(&log_path);
+                let _ = Place::of(&log_path).and_then(|place| place.remove(identity));
             }
             let why = if lines.is_empty() { "it does not become ready".into() } else { lines.join("\n") };
             return Err(why.trim_start_matches("unetmap: ").trim_start_matches(&format!("{command}: ")).to_owned());

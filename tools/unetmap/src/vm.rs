@@ -4,17 +4,14 @@
 mod device;
 
 use std::fmt;
-use std::fs;
-use std::io;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::served::{check_path, listen_error, port_name};
+use crate::served::{check_path, listen_error, port_name, server_log};
 use clap::{Args, Subcommand, ValueEnum};
-use tool_common::{Failure, note, stop_on_signals};
-use unetmap::abi::printable::Shown;
+use tool_common::{Failure, stop_on_signals};
 use unetmap_core::control::serves::{ServesRequest, Service};
+use unetmap_sys::process;
+use unetmap_sys::socket::{SocketFile, listen_for_streams};
 use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Protocol, Socket, serve};
 
 /// The socket's permissions: its owner's hypervisors may connect, and root's.
@@ -37,6 +34,10 @@ enum Action {
 
         #[command(flatten)]
         socket: SocketArgs,
+
+        /// Log to this file, which begins anew at 1 MiB (the former is FILE.1), and is opened again on SIGHUP
+        #[arg(long, value_name = "FILE")]
+        log: Option<PathBuf>,
     },
     /// Give the memory of a pipe's end to a guest, whose programs open it without a daemon (pass-through)
     Device {
@@ -172,7 +173,9 @@ fn mac(text: &str) -> Result<String, String> {
 
 pub(crate) fn run(args: &VmArgs) -> Result<u8, Failure> {
     Ok(match &args.action {
-        Action::Serve { port, socket } => serve_port(port, socket).map(|()| 0).map_err(|why| format!("vm: {why}")),
+        Action::Serve { port, socket, log } => {
+            serve_port(port, socket, log.as_deref()).map(|()| 0).map_err(|why| format!("vm: {why}"))
+        }
         Action::Device { port, socket } => {
             device::serve(port, Path::new(socket)).map(|()| 0).map_err(|why| format!("vm: {why}"))
         }
@@ -192,33 +195,25 @@ pub(crate) fn run(args: &VmArgs) -> Result<u8, Failure> {
     }?)
 }
 
-fn serve_port(port: &str, socket: &SocketArgs) -> Result<(), String> {
+fn serve_port(port: &str, socket: &SocketArgs, log: Option<&Path>) -> Result<(), String> {
+    process::set_program_name(c"unetmap-vm");
+    let log = server_log("vm", log)?;
     let (at, is_client) = socket.path().ok_or("give --socket or --client")?;
     let stop = stop_on_signals()?;
     let path = Path::new(&at.path);
-    let socket = match is_client {
-        true => Socket::Connect(path.into()),
-        false => Socket::Listen(listen(path).map_err(|e| listen_error(&at.path, &e))?),
+    let (socket, file) = match is_client {
+        true => (Socket::Connect(path.into()), None),
+        false => {
+            let (listener, file) = listen_for_streams(path, SOCKET_MODE).map_err(|e| listen_error(&at.path, &e))?;
+            (Socket::Listen(listener), Some(file))
+        }
     };
     let service = if is_client { Service::VhostUserClient } else { Service::VhostUser };
     let serves = ServesRequest { service, socket: at.to_string() };
     let config = Config { port: port.into(), socket, queue_pairs: at.queues, protocol: Protocol::VhostUser, serves };
-    let served = serve(&config, stop, &|line| note(&format!("unetmap vm: {}", Shown(line))));
-    if !is_client {
-        let _ = fs::remove_file(path);
-    }
+    let served = serve(&config, stop, &log);
+    file.iter().for_each(SocketFile::remove);
     served
-}
-
-/// Listens at `path`. Replaces a socket on which nobody listens any more.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
-    if is_socket && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
-        fs::remove_file(path)?;
-    }
-    let listener = UnixListener::bind(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
-    Ok(listener)
 }
 
 /// The hypervisor's arguments, a group on each line.

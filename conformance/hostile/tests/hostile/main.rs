@@ -13,6 +13,7 @@ mod exhaustion;
 mod in_flight;
 mod kept;
 mod limits;
+mod logs;
 mod memif;
 mod monitors;
 mod nic;

@@ -313,6 +313,28 @@ fn logged_packets_are_events() {
     });
 }
 
+/// The senders of packets cannot fill the log of the process, of which all are events.
+#[test]
+fn of_a_rule_a_hundred_lines_are_written_in_a_minute() {
+    isolated_with_interfaces(|home| {
+        let rules = "add 10 deny log udp from any to any 22\nadd 20 allow log ip from any to any";
+        let mut running = plain(home, "a}1 b{1", rules);
+        let (near, far) = (open("netmap:a{1"), open("netmap:b}1"));
+        let mut sent: Vec<_> = (0..300).map(|i| packet((1, 2), 22, 0, i)).collect();
+        sent.push(packet((1, 2), 80, 0, 300));
+        transmit(&near, 0, &sent, 2048);
+        assert_eq!(receive(&far, 1).len(), 1);
+        let mut written = running.guard().0.stderr.take().expect("piped");
+        running.summary();
+        let mut text = String::new();
+        written.read_to_string(&mut text).expect("text");
+        let lines = |of: &str| text.lines().filter(|line| line.starts_with(of)).count();
+        // And one with the count.
+        assert_eq!((lines("ipfw: 10 Deny"), lines("ipfw: 20 Accept")), (101, 1), "{text}");
+        assert!(text.contains("... and 200 more of this kind in "), "{text}");
+    });
+}
+
 #[test]
 fn logged_packets_are_in_a_bounded_file() {
     isolated_with_interfaces(|home| {

@@ -10,16 +10,17 @@
 //! environment, nor the daemon from the folder that its own file is in: its caller has chosen both.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::{clock, link, process, socket};
+use unetmap_sys::tuning::log::MAX_DAEMON_LOG;
+use unetmap_sys::{clock, link, log, place, process, socket};
 
 use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::control::session::{HelloRequest, LockHolderRequest, SnapshotRequest};
@@ -190,7 +191,7 @@ fn start_locked(path: &Path, lock: &File, program: &Path, more: &[OsString]) -> 
     let log = open_log(path)?;
     let mut args = more.to_vec();
     args.extend(["--listen-fd".into(), "3".into(), "--socket".into(), path.as_os_str().to_owned()]);
-    process::spawn_detached(program, &args, listener, log)
+    process::spawn_detached(program, program.as_os_str(), &args, listener, log)
         .map_err(|e| Error::NoDaemon { reason: format!("starting {}", program.display()), source: e })?;
     Ok(true)
 }
@@ -200,15 +201,20 @@ fn start_locked(path: &Path, lock: &File, program: &Path, more: &[OsString]) -> 
 /// # Errors
 /// It is not a regular file of this user; or the kernel's.
 pub fn open_lock(path: &Path) -> Result<File, Error> {
-    own_file(&lock_path(path)).map_err(|e| failed("opening the lock beside", path, e))
+    place::append(&lock_path(path)).map_err(|e| failed("opening the lock beside", path, e))
 }
 
-/// Opens the log of the daemon that listens at `path`.
+/// Opens the log of the daemon that listens at `path`, which begins anew if it is long.
 ///
 /// # Errors
 /// It is not a regular file of this user; or the kernel's.
 pub fn open_log(path: &Path) -> Result<File, Error> {
-    own_file(&beside(path, ".log")).map_err(|e| failed("opening the log beside", path, e))
+    log::begin(&log_path(path), MAX_DAEMON_LOG, 0o600).map_err(|e| failed("opening the log beside", path, e))
+}
+
+/// The file of [`open_log`].
+pub fn log_path(path: &Path) -> PathBuf {
+    beside(path, ".log")
 }
 
 /// The file of [`open_lock`].
@@ -226,7 +232,7 @@ pub fn listen_alone(path: &Path, lock: &File) -> Result<Option<OwnedFd>, Error> 
         return Ok(None);
     }
     // The lock excludes other starters, so a socket that refuses connections was left by a daemon that has exited.
-    remove_stale_socket(path).map_err(|e| failed("removing the stale socket", path, e))?;
+    remove_dead_socket(path).map_err(|e| failed("removing the stale socket", path, e))?;
     // Root's daemon serves all users that its policy admits.
     let mode = if process::uid() == 0 { 0o666 } else { 0o600 };
     socket::listen(path, mode).map(Some).map_err(|e| failed("listening at", path, e))
@@ -240,21 +246,6 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
-}
-
-/// Opens a file beside the socket for appending, or creates it. Rejects what another user put there: a FIFO would block
-/// this process, a link would make it write elsewhere.
-///
-/// # Errors
-/// It is not a regular file of this user; or the kernel's.
-fn own_file(path: &Path) -> io::Result<File> {
-    let no_follow_no_wait = process::O_NOFOLLOW | process::O_NONBLOCK;
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(no_follow_no_wait).open(path)?;
-    let meta = file.metadata()?;
-    if meta.is_file() && meta.uid() == process::uid() {
-        return Ok(file);
-    }
-    Err(io::Error::other("not a regular file of this user (remove it)"))
 }
 
 /// Takes the lock, within the time that a starting daemon may need.
@@ -275,16 +266,17 @@ fn wait_for_lock(lock: &File) -> io::Result<()> {
     }
 }
 
-/// Removes the socket at `path`, if there is one. The caller has checked that no daemon listens.
+/// Removes the socket at `path`, if there is one at which nobody listens.
 ///
 /// # Errors
 /// The kernel's; `AlreadyExists` for a file that is not a socket, which is left in place.
-fn remove_stale_socket(path: &Path) -> io::Result<()> {
+fn remove_dead_socket(path: &Path) -> io::Result<()> {
+    socket::remove_dead(path)?;
     match fs::symlink_metadata(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(e),
-        Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path),
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket (choose another path)")),
+        Ok(meta) if !meta.file_type().is_socket() => {
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket (choose another path)"))
+        }
+        _ => Ok(()),
     }
 }
 

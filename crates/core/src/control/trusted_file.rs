@@ -4,8 +4,10 @@
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
+
+use unetmap_sys::process;
 
 /// Bytes of the longest file that is read.
 const MAX_BYTES: u64 = 1 << 20;
@@ -20,6 +22,7 @@ pub fn read(path: &Path, us: u32, what: &str) -> Result<Option<Vec<u8>>, String>
     let reported = |cannot: &str, e: io::Error| {
         format!("the {what}{cannot}: {e}; make it a file that the daemon can read, or remove it")
     };
+    let not_ordinary = || format!("the {what} is not an ordinary file; replace it by one, or remove it");
     let link = match fs::symlink_metadata(path) {
         Ok(link) => link,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -28,10 +31,15 @@ pub fn read(path: &Path, us: u32, what: &str) -> Result<Option<Vec<u8>>, String>
     let target = fs::canonicalize(path).map_err(|e| reported(" cannot be found", e))?;
     // Opening another kind of file may wait, or do something.
     if !fs::metadata(&target).map_err(|e| reported(" cannot be found", e))?.is_file() {
-        return Err(format!("the {what} is not an ordinary file; replace it by one, or remove it"));
+        return Err(not_ordinary());
     }
-    let file = File::open(&target).map_err(|e| reported(" cannot be opened", e))?;
+    // It may have been replaced since.
+    let opened = File::options().read(true).custom_flags(process::O_NONBLOCK).open(&target);
+    let file = opened.map_err(|e| reported(" cannot be opened", e))?;
     let found = file.metadata().map_err(|e| reported(" cannot be looked at", e))?;
+    if !found.is_file() {
+        return Err(not_ordinary());
+    }
     for path in [path, &target] {
         let folder = fs::metadata(path.parent().unwrap_or(Path::new("/")));
         check(&folder.map_err(|e| reported("'s folder cannot be looked at", e))?, &link, &found, us, what)?;

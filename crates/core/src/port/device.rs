@@ -230,6 +230,7 @@ fn find(name: &str) -> io::Result<Option<Device>> {
         }
         if is("enable", "0") {
             // The mapping would fail, and says why.
+            // Path: of the kernel, below /sys.
             let _ = fs::write(folder.join("enable"), "1");
         }
         let file = File::options().read(true).write(true).open(folder.join("resource2"))?;

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -20,7 +20,7 @@ use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket;
 use unetmap_sys::xdp::dispatcher;
 
-use super::inside;
+use super::{inside, process_name};
 use crate::tuning::nic::{KEEPER_LIMIT, KEEPER_POLL};
 
 /// The option of `unetmapd` that starts the keeper, and the descriptor of its connection.
@@ -110,6 +110,8 @@ pub(crate) struct Keeper {
 
 #[derive(Default)]
 struct KeeperState {
+    /// Where the daemon listens.
+    socket: PathBuf,
     /// The name of the keeper's end of the connection. It is in use while the keeper of an earlier daemon restores.
     name: String,
     changes: Vec<Change>,
@@ -120,7 +122,8 @@ struct KeeperState {
 impl Keeper {
     /// The keeper of the daemon that listens at `socket`.
     pub(crate) fn new(socket: &Path) -> Keeper {
-        let state = KeeperState { name: format!("unetmap-offloads {}", socket.display()), ..Default::default() };
+        let name = format!("unetmap-offloads {}", socket.display());
+        let state = KeeperState { socket: socket.to_owned(), name, ..Default::default() };
         Keeper { state: Mutex::new(state), netns: Netns::current().ok() }
     }
 
@@ -186,8 +189,9 @@ impl KeeperState {
         let Some((connection, other)) = &mut self.connection else { return Err(io::ErrorKind::NotConnected.into()) };
         if let Some(other) = other.take() {
             let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-            let args = [OPTION.into(), CONNECTION.into()];
-            process::spawn_detached(Path::new("/proc/self/exe"), &args, OwnedFd::from(other), log)?;
+            let name = process_name("keeper", &self.socket);
+            let args = [OPTION.into(), CONNECTION.into(), "--socket".into(), self.socket.clone().into()];
+            process::spawn_detached(Path::new("/proc/self/exe"), &name, &args, OwnedFd::from(other), log)?;
         }
         if connection.write_all(message.as_bytes()).is_ok() {
             return Ok(());

@@ -13,7 +13,7 @@ use unetmap_sys::fuse::{self, Backing, Device, Op};
 use unetmap_sys::kernel;
 use unetmap_sys::memory_helper::{Approvals, MemoryHelper};
 
-use super::Setup;
+use super::{Setup, process_name};
 use crate::refusal::{Refusal, refuse};
 use crate::tuning::node::MAX_MOUNTS;
 use crate::user_arena::UserArena;
@@ -176,6 +176,7 @@ fn check_link(path: &Path, target: &Path) -> Result<bool, Refusal> {
 /// Removes the link, if it is the daemon's.
 pub(super) fn unlink(setup: &Setup, path: &Path) {
     if fs::read_link(path).is_ok_and(|to| to == folder(&setup.socket).join(NAME)) {
+        // Path: a link in the folder that `check_folder` has allowed.
         let _ = fs::remove_file(path);
     }
 }
@@ -199,9 +200,10 @@ fn fuse_device(fd: OwnedFd) -> io::Result<Device> {
 }
 
 /// Starts a process that accesses the memory of programs.
-pub(super) fn start_helper() -> io::Result<(MemoryHelper, Approvals)> {
+pub(super) fn start_helper(socket: &Path) -> io::Result<(MemoryHelper, Approvals)> {
     let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    MemoryHelper::start(Path::new("/proc/self/exe"), &[OPTION.into(), CONNECTION.into()], log)
+    let name = process_name("memory helper", socket);
+    MemoryHelper::start(Path::new("/proc/self/exe"), &name, &[OPTION.into(), CONNECTION.into()], log)
 }
 
 /// Whether a process runs.

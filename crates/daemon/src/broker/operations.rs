@@ -22,8 +22,10 @@ use unetmap_sys::{Mapping, memfd, probe, process};
 use super::keeper::{Change, UndoOnDrop};
 use super::serve::{Broker, Object, fault, lock};
 use super::{Answer, Handle, Request, inside, mounts, offloads, veth as pairs};
+use crate::log;
 use crate::owner::owner;
 use crate::policy::{self, Policy};
+use crate::privileged;
 use crate::tuning::broker::{MAX_DEADLINE, MAX_HELPERS};
 
 /// A program that was attached: its handle, and its properties.
@@ -242,10 +244,14 @@ impl Broker {
                 let config = self.setup.config.as_ref();
                 value(config.map(|path| trusted_file::read(path, owner(), "configuration")))
             }
+            Request::OpenLog => {
+                log::tend()?;
+                descriptor(io::stderr().as_fd().try_clone_to_owned()?)
+            }
             Request::RemoveSocket => match self.setup.socket.as_os_str().is_empty() {
                 // There is no broker.
                 true => value(false),
-                false => value(fs::remove_file(&self.setup.socket).map(|()| true)?),
+                false => value(privileged::remove_own_socket(&self.setup.socket).map(|()| true)?),
             },
         }
     }
@@ -293,7 +299,7 @@ impl Broker {
         if helpers.len() >= MAX_HELPERS {
             return Err(io::Error::other("too many processes access the memory of programs"));
         }
-        let (helper, approvals) = mounts::start_helper()?;
+        let (helper, approvals) = mounts::start_helper(&self.setup.socket)?;
         let (connection, pidfd) = helper.into_parts()?;
         let handle = self.handle();
         helpers.insert(handle, approvals);

@@ -15,6 +15,7 @@ use unetmap_core::errno::EMFILE;
 use unetmap_sys::deadline::Deadline;
 use unetmap_sys::memory_helper::Approvals;
 use unetmap_sys::netns::NetnsUse;
+use unetmap_sys::place;
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket;
 use unetmap_sys::tcx::{Relay, Tcx};
@@ -23,6 +24,7 @@ use unetmap_sys::xdp::Xdp;
 use super::keeper::{Keeper, UndoOnDrop};
 use super::{Answer, Failure, Handle, LANES, Request, Setup, receive, send};
 use crate::confinement;
+use crate::log;
 use crate::threads;
 use crate::tuning::broker::{FORMER_LIMIT, FORMER_POLL, MAX_OBJECTS, REQUEST_BYTES};
 
@@ -171,7 +173,8 @@ pub(crate) fn run_broker(control: &OwnedFd) -> io::Result<()> {
     let Ok([deadlines, node, interfaces @ .., _alive]) = <[OwnedFd; LANES]>::try_from(fds) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    let lock_file = File::options().append(true).create(true).open(&setup.lock).ok();
+    let lock_file = place::append(&setup.lock).ok();
+    log::watch_file(&setup.socket, true);
     confinement::confine_broker();
     if setup.replaces {
         // What this broker changes is not what the former one has.

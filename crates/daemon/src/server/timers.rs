@@ -4,12 +4,24 @@
 use std::time::{Duration, Instant};
 
 use super::Server;
+use crate::log;
 use crate::ports::nic::abandoned;
 use crate::ports::vale;
+use crate::privileged;
+
+/// Opens the log's file again.
+pub(super) fn open_log() {
+    if let Err(e) = privileged::open_log() {
+        tracing::warn!("the log cannot be opened again: {e}");
+    }
+}
 
 impl Server {
     /// Does what is due; returns the time until more is.
     pub(super) fn do_due(&mut self, now: Instant) -> Option<Duration> {
+        if log::is_over() {
+            open_log();
+        }
         let timers = [
             vale::age_tables(&mut self.daemon),
             vale::free_retired(&mut self.daemon),
@@ -19,6 +31,7 @@ impl Server {
             self.end_accept_pause(now),
             self.end_drain(now),
             self.resend(now),
+            log::summarize(),
         ];
         timers.into_iter().flatten().min()
     }

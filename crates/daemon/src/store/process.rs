@@ -18,6 +18,7 @@ use unetmap_sys::socket::{self, MAX_FDS};
 use super::{Answer, Message, OWN_PROGRAM, TOO_MANY_IN_FLIGHT};
 use crate::broker;
 use crate::handover::{Reply, Request, State};
+use crate::log;
 use crate::tuning::handover::{MAX_STATE_BYTES, REPLY_LIMIT, SEND_POLL};
 use crate::tuning::nic::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
 use crate::tuning::store::{CRASH_PERIOD, MAX_CRASHES, RESTART_SEND_LIMIT, RETRY_PAUSE};
@@ -163,8 +164,14 @@ impl Kept {
 
 /// Starts this program; the connection becomes its descriptor 3.
 fn start(args: &[OsString], its: OwnedFd) -> io::Result<()> {
+    log::follow();
     let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    process::spawn_detached(Path::new(OWN_PROGRAM), args, its, log).map(drop)
+    let value_of = |option: &str| args.iter().position(|arg| arg == option).and_then(|at| args.get(at + 1));
+    let name = match (value_of("--store"), value_of("--socket")) {
+        (Some(_), Some(socket)) => broker::process_name("store", Path::new(socket)),
+        _ => "unetmapd".into(),
+    };
+    process::spawn_detached(Path::new(OWN_PROGRAM), &name, args, its, log).map(drop)
 }
 
 /// Starts the daemon; returns the connection to it.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Starting a program that is not a child of this process.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -30,11 +30,11 @@ struct Launch {
     leaves_caller: bool,
 }
 
-/// Starts `program` (a path; `args` without its name) as an orphan: in a session of its own, with working directory
-/// `/`, standard input and output `/dev/null`, standard error to `stderr_to`, `keep_fd` as descriptor 3, and no other
-/// descriptor open; default signal actions, no signal blocked; the environment of this process without LD_PRELOAD.
-/// Returns its process id. The caller receives no SIGCHLD and need not wait for it, unless it is process 1 or a
-/// subreaper, the parent of all orphans.
+/// Starts `program` (a path; `args` without its name, which is `name`, as ps(1) shows it) as an orphan: in a session of
+/// its own, with working directory `/`, standard input and output `/dev/null`, standard error to `stderr_to`, `keep_fd`
+/// as descriptor 3, and no other descriptor open; default signal actions, no signal blocked; the environment of this
+/// process without LD_PRELOAD. Returns its process id. The caller receives no SIGCHLD and need not wait for it, unless
+/// it is process 1 or a subreaper, the parent of all orphans.
 ///
 /// If this program has more privileges than its caller ([`is_secure_execution`]), the environment is empty, and all ids
 /// of the new process are the effective ones, so that the caller may not signal it.
@@ -42,7 +42,13 @@ struct Launch {
 /// # Errors
 /// Those of exec (`ENOENT`, `EACCES`, `ENOEXEC`) and of clone (`EAGAIN`, `ENOMEM`), `EMFILE`; `EINVAL` for a NUL in
 /// a string.
-pub fn spawn_detached(program: &Path, args: &[OsString], keep_fd: OwnedFd, stderr_to: File) -> io::Result<u32> {
+pub fn spawn_detached(
+    program: &Path,
+    name: &OsStr,
+    args: &[OsString],
+    keep_fd: OwnedFd,
+    stderr_to: File,
+) -> io::Result<u32> {
     let program = c_string(program.as_os_str().as_bytes().to_vec())?;
     let args = args.iter().map(|arg| c_string(arg.as_bytes().to_vec())).collect::<io::Result<Vec<_>>>()?;
     let leaves_caller = is_secure_execution();
@@ -53,7 +59,8 @@ pub fn spawn_detached(program: &Path, args: &[OsString], keep_fd: OwnedFd, stder
         c_string(name.into_vec())
     });
     let variables = variables.collect::<io::Result<Vec<_>>>()?;
-    let argv = pointers(std::iter::once(&program).chain(&args));
+    let name = c_string(name.as_bytes().to_vec())?;
+    let argv = pointers(std::iter::once(&name).chain(&args));
     let envp = pointers(&variables);
 
     let null = File::options().read(true).write(true).open("/dev/null")?;

@@ -20,7 +20,7 @@ use std::path::Path;
 pub(crate) use candidates::Candidates;
 pub use message::{MAX_NAME, MAX_SECRET};
 pub(crate) use session::Session;
-use unetmap_sys::socket;
+use unetmap_sys::socket::{self, SocketFile};
 
 use crate::queue::Memif;
 use crate::tuning::MAX_CLIENT_REGION;
@@ -99,20 +99,16 @@ impl Config {
     }
 }
 
-/// Listens for clients at a path, for its owner alone, or by an abstract name (`@NAME`).
+/// Listens for clients at a path, for its owner alone and in place of a socket at which nobody listens any more; or by
+/// an abstract name (`@NAME`), which has no file.
 ///
 /// # Errors
-/// The kernel's.
-pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+/// The kernel's, and those of [`socket::listen`].
+pub fn listen(path: &Path, mode: u32) -> io::Result<(OwnedFd, Option<SocketFile>)> {
     match abstract_name(path) {
-        Some(name) => socket::listen_abstract(name),
-        None => socket::listen(path, mode),
+        Some(name) => socket::listen_abstract(name).map(|fd| (fd, None)),
+        None => socket::listen_again(path, mode).map(|(fd, file)| (fd, Some(file))),
     }
-}
-
-/// Whether nobody listens at the path any more.
-pub fn has_no_listener(path: &Path) -> bool {
-    connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Connects to a server whose user is admitted.

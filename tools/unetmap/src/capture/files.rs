@@ -5,13 +5,14 @@
 //! after its last record, so that it can be read.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use unetmap_capture::write::{self, CaptureInfo, Counters, Format, Volume};
+use unetmap_sys::place::{Identity, Place};
 
 /// Bytes of records that are collected before they are written.
 const BUFFER: usize = 1 << 20;
@@ -47,7 +48,8 @@ pub(crate) struct Files {
     flushed: u64,
     /// Packets that could not be written.
     unwritten: Volume,
-    written: VecDeque<PathBuf>,
+    /// The files with numbers, in one folder that is held open: only those are removed.
+    written: VecDeque<(Place, Identity)>,
     number: u32,
     /// Bytes of the current file, and the time of its first packet.
     bytes: u64,
@@ -92,21 +94,24 @@ impl Files {
     }
 
     fn failed(&self, error: &io::Error) -> String {
-        format!("-w {}: {error}", self.written.back().unwrap_or(&self.path).display())
+        format!("-w {}: {error}", self.name().display())
     }
 
     fn create_next(&mut self) -> io::Result<()> {
         self.number += 1;
         if self.path != Path::new("-") {
             let name = self.name();
-            let file = File::create(&name);
-            self.written.push_back(name);
-            self.out = file?;
+            let place = match self.written.back() {
+                Some((last, _)) => last.beside(name.file_name().unwrap_or_default()),
+                None => Place::of_target(&name)?,
+            };
+            self.out = place.create(0o666)?;
+            self.written.push_back((place, Identity::of(&self.out)?));
         }
         if let Some(limit) = self.limits.files {
             while self.written.len() > limit {
                 // Fails if the user has removed the file already.
-                let _ = self.written.pop_front().map(fs::remove_file);
+                let _ = self.written.pop_front().map(|(place, identity)| place.remove(identity));
             }
         }
         let mut header = Vec::new();

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Replacing the file: a reader finds the old one or the new one, whole, and the old one is kept as `FILE~`.
 
-use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Metadata, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
+use unetmap_sys::place::{Identity, Place};
 
 use super::Setting;
 use super::file::{read_text, settings};
@@ -23,8 +24,8 @@ const MODE: u32 = 0o644;
 pub(super) struct Locked {
     /// As the user named it.
     name: PathBuf,
-    /// The file itself, where `name` is a link.
-    path: PathBuf,
+    /// The file itself, where `name` is a link, in a folder that is held open.
+    place: Place,
     _lock: Lock,
     /// What it says; `None` if there is no file.
     before: Option<String>,
@@ -39,20 +40,19 @@ impl Locked {
     pub(super) fn open(name: &Path) -> Result<Locked, String> {
         let failed = |why: String| format!("{}: {why}", name.display());
         let path = std::path::absolute(name).map_err(|e| failed(e.to_string()))?;
-        let path = match fs::symlink_metadata(&path) {
-            Ok(meta) if meta.is_symlink() => fs::canonicalize(&path)
-                .map_err(|e| failed(format!("it is a link to a file that cannot be found: {e}; mend or remove it")))?,
-            _ => path,
-        };
-        let lock =
-            Lock::take(&path).map_err(|e| match (e.kind(), path.parent().unwrap_or(Path::new("/")).display()) {
-                (ErrorKind::NotFound, folder) => {
-                    failed(format!("there is no folder {folder}; make it first: mkdir -p {folder}"))
-                }
-                _ => failed(format!("it cannot be replaced: {e}")),
-            })?;
+        let is_link = fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_symlink());
+        let folder = path.parent().unwrap_or(Path::new("/")).display();
+        let place = Place::of_target(&path).map_err(|e| match e.kind() {
+            _ if is_link => failed(format!("it is a link to a file that cannot be found: {e}; mend or remove it")),
+            ErrorKind::NotFound => failed(format!("there is no folder {folder}; make it first: mkdir -p {folder}")),
+            _ => failed(format!("it cannot be replaced: {e}")),
+        })?;
+        if is_link && place.identity().is_none() {
+            return Err(failed("it is a link to a file that cannot be found; mend or remove it".into()));
+        }
+        let lock = Lock::take(&place).map_err(|e| failed(format!("it cannot be replaced: {e}")))?;
         let before = read_text(name)?;
-        Ok(Locked { name: name.into(), path, _lock: lock, before })
+        Ok(Locked { name: name.into(), place, _lock: lock, before })
     }
 
     /// What it says, as text.
@@ -76,53 +76,43 @@ impl Locked {
         if self.before.as_deref() == Some(text) {
             return Ok(None);
         }
-        let mut former = self.path.clone().into_os_string();
+        let mut former = self.place.name().to_owned();
         former.push("~");
-        let former = PathBuf::from(former);
         let replace = || {
-            let like = self.before.as_ref().map(|_| fs::metadata(&self.path)).transpose()?;
-            let new = New::write(&self.path, ".new", text, like.as_ref())?;
+            let like = self.before.as_ref().map(|_| fs::symlink_metadata(self.place.anchored())).transpose()?;
+            let new = New::write(&self.place, ".new", text, like.as_ref())?;
             if let Some(before) = &self.before {
-                New::write(&self.path, ".old", before, like.as_ref())?.rename_to(&former)?;
+                New::write(&self.place, ".old", before, like.as_ref())?.rename_to(&former)?;
             }
-            new.rename_to(&self.path)?;
-            File::open(self.path.parent().unwrap_or(Path::new("/")))?.sync_all()
+            new.rename_to(self.place.name())?;
+            File::open(self.place.anchored().parent().unwrap_or(Path::new("/")))?.sync_all()
         };
         replace().map_err(|e: io::Error| format!("{}: it cannot be replaced: {e}", self.name.display()))?;
-        Ok(self.before.is_some().then_some(former))
+        let path = fs::canonicalize(&self.name).unwrap_or(self.name);
+        Ok(self.before.is_some().then(|| path.with_file_name(former)))
     }
 }
 
 /// A locked file beside the one that is changed, which itself is replaced, and may not exist yet. Other users cannot
 /// open it, and so cannot keep it locked. Removed on drop.
 struct Lock {
-    path: PathBuf,
+    place: Place,
+    identity: Identity,
     /// Locked as long as it is open.
     _file: File,
 }
 
 impl Lock {
-    /// Takes the lock of `path`, within a limit.
-    fn take(path: &Path) -> io::Result<Lock> {
-        let path = beside(path, ".lock")?;
+    /// Takes the lock of a file, within a limit.
+    fn take(of: &Place) -> io::Result<Lock> {
+        let place = hidden(of, ".lock");
         let end = Instant::now() + LOCK_LIMIT;
         loop {
-            let no_follow = OFlags::NOFOLLOW.bits().cast_signed();
-            let file = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .custom_flags(no_follow)
-                .open(&path)?;
+            let file = place.append(0o600)?;
+            let identity = Identity::of(&file)?;
             match file.try_lock() {
                 // Not that of another program, which has removed it meanwhile.
-                Ok(())
-                    if fs::symlink_metadata(&path)
-                        .is_ok_and(|now| file.metadata().is_ok_and(|it| is_same(&now, &it))) =>
-                {
-                    return Ok(Lock { path, _file: file });
-                }
+                Ok(()) if place.identity() == Some(identity) => return Ok(Lock { place, identity, _file: file }),
                 Err(TryLockError::Error(e)) => return Err(e),
                 Err(TryLockError::WouldBlock) if Instant::now() >= end => {
                     let why = "another `unetmap config save`, or a command with --save, does not end";
@@ -136,37 +126,34 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        let _ = self.place.remove(self.identity);
     }
 }
 
-fn is_same(a: &Metadata, b: &Metadata) -> bool {
-    (a.dev(), a.ino()) == (b.dev(), b.ino())
-}
-
-/// The path of a hidden file in the same folder.
-fn beside(path: &Path, suffix: &str) -> io::Result<PathBuf> {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().ok_or(ErrorKind::InvalidFilename)?);
+/// A hidden file in the same folder.
+fn hidden(place: &Place, suffix: &str) -> Place {
+    let mut name = OsString::from(".");
+    name.push(place.name());
     name.push(suffix);
-    Ok(path.with_file_name(name))
+    place.beside(&name)
 }
 
 /// A file that is to get another name; removed if it did not.
 struct New {
-    path: PathBuf,
-    renamed: bool,
+    place: Place,
+    identity: Identity,
 }
 
 impl New {
-    /// Writes a hidden file beside `path`, with the owner and the permissions of `like`.
-    fn write(path: &Path, suffix: &str, text: &str, like: Option<&Metadata>) -> io::Result<New> {
-        let path = beside(path, suffix)?;
+    /// Writes a hidden file beside another one, with the owner and the permissions of `like`.
+    fn write(beside: &Place, suffix: &str, text: &str, like: Option<&Metadata>) -> io::Result<New> {
+        let place = hidden(beside, suffix);
         // One that was left by a program that was killed: no other writes now.
-        let _ = fs::remove_file(&path);
-        // A new file: what another user links to this name is not written.
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        let new = New { path, renamed: false };
+        if let Some(left) = place.identity() {
+            let _ = place.remove(left);
+        }
+        let mut file = place.create_new(0o600)?;
+        let new = New { identity: Identity::of(&file)?, place };
         file.write_all(text.as_bytes())?;
         let made = file.metadata()?;
         if let Some(like) = like.filter(|like| (like.uid(), like.gid()) != (made.uid(), made.gid())) {
@@ -176,22 +163,18 @@ impl New {
             };
             fchown(&file, Some(like.uid()), Some(like.gid())).map_err(to)?;
         }
-        file.set_permissions(Permissions::from_mode(like.map_or(MODE, |like| like.mode() & 0o7777)))?;
+        file.set_permissions(Permissions::from_mode(like.map_or(MODE, |like| like.mode() & 0o777)))?;
         file.sync_all()?;
         Ok(new)
     }
 
-    fn rename_to(mut self, path: &Path) -> io::Result<()> {
-        fs::rename(&self.path, path)?;
-        self.renamed = true;
-        Ok(())
+    fn rename_to(self, name: &OsStr) -> io::Result<()> {
+        self.place.rename(name)
     }
 }
 
 impl Drop for New {
     fn drop(&mut self) {
-        if !self.renamed {
-            let _ = fs::remove_file(&self.path);
-        }
+        let _ = self.place.remove(self.identity);
     }
 }

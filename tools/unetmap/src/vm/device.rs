@@ -4,7 +4,6 @@
 //! The hypervisor connects and receives three messages of eight bytes: the protocol's version, its number, and -1 with
 //! the memory's descriptor beside it. There are no interrupts: both sides look at the rings by a timer.
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,13 +11,15 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use tool_common::{note, stop_on_signals};
+use tool_common::stop_on_signals;
 use unetmap_core::port::device::{DevicePort, IVSHMEM_MEMORY, IVSHMEM_VERSION, LOOK_EVERY};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::socket::{FdSender, recv, send};
+use unetmap_sys::process;
+use unetmap_sys::socket::{FdSender, listen_for_streams, peer, recv, send};
 use unetmap_vhost::{ANSWER_LIMIT, is_passing, why_unsent};
 
-use super::{Hypervisor, listen};
+use super::{Hypervisor, SOCKET_MODE};
+use crate::served::server_log;
 
 /// Of the one guest; the server's own numbers are not used.
 const PEER: i64 = 1;
@@ -29,11 +30,13 @@ const IDLE: Duration = Duration::from_secs(1);
 /// Serves the port until a signal comes.
 pub(super) fn serve(port: &str, path: &Path) -> Result<(), String> {
     let stop = stop_on_signals()?;
+    process::set_program_name(c"unetmap-vm");
+    let log = server_log("vm", None)?;
     let mut device = DevicePort::open(port).map_err(|e| e.to_string())?;
     let failed = |e: io::Error| format!("{}: {e}", path.display());
-    let listener = listen(path).map_err(failed)?;
+    let (listener, file) = listen_for_streams(path, SOCKET_MODE).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
-    note(&format!("unetmap vm: {port}: ready"));
+    log.line(&format!("{port}: ready"));
     let mut moved_at = Instant::now();
     // The hypervisor, or a program in its place.
     let (mut client, mut sender): (Option<Client>, _) = (None, FdSender::default());
@@ -41,6 +44,7 @@ pub(super) fn serve(port: &str, path: &Path) -> Result<(), String> {
         if stop.load(Relaxed) {
             break Ok(());
         }
+        log.tend();
         match device.look() {
             Ok(true) => moved_at = Instant::now(),
             Ok(false) => {}
@@ -49,11 +53,13 @@ pub(super) fn serve(port: &str, path: &Path) -> Result<(), String> {
         client = match client {
             // One that has not received the memory must receive it first, or go.
             None if !sender.is_free() => None,
-            None => accept(&listener).inspect(|_| note(&format!("unetmap vm: {port}: connected"))),
+            None => accept(&listener).inspect(|client| {
+                log.of_user(peer(&client.socket).ok().map(|peer| peer.uid), &format!("{port}: connected"))
+            }),
             Some(mut client) => match client.serve(device.file(), &mut sender) {
                 Ok(()) => Some(client),
                 Err(why) => {
-                    note(&format!("unetmap vm: {port}: {why}"));
+                    log.of_user(peer(&client.socket).ok().map(|peer| peer.uid), &format!("{port}: {why}"));
                     drop(client);
                     sender.end_last();
                     None
@@ -69,7 +75,7 @@ pub(super) fn serve(port: &str, path: &Path) -> Result<(), String> {
         // A signal sets `stop`.
         let _ = wait_readable(fds.as_mut_slice(), Some(pause));
     };
-    let _ = fs::remove_file(path);
+    file.remove();
     served
 }
 
