@@ -44,7 +44,10 @@ impl Limits {
         let files = process::fd_limit();
         let half = if keeps_ports { ", of which keeping ports over a crash needs half" } else { "" };
         let limits = Limits {
-            files: Limit { amount: files, by: format!("the limit of {files} open files (ulimit -n){half}") },
+            files: Limit {
+                amount: files,
+                by: format!("the limit of {files} open files (ulimit -n, LimitNOFILE= of its unit){half}"),
+            },
             memory: memory(),
             tasks: tasks(),
             keeps_ports,
@@ -72,19 +75,17 @@ impl Limits {
         let with = if self.keeps_ports { " with --keep-ports" } else { "" };
         let short = |what: &str, needed: &dyn Display, limit: &Limit, raise: &str| {
             let by = &limit.by;
-            Err(format!(
-                "the daemon needs {needed} {what}{with} at least, and cannot have that: {by}; raise it ({raise})"
-            ))
+            Err(format!("the daemon needs {needed} {what}{with} at least, and cannot have that: {by}; raise it{raise}"))
         };
         if self.files.amount < files {
-            return short("file descriptors", &files, &self.files, "LimitNOFILE= of a unit of systemd");
+            return short("file descriptors", &files, &self.files, "");
         }
         if self.memory.amount < LEAST_MEMORY {
             let needed = format!("{} MiB", LEAST_MEMORY / MIB);
-            return short("of memory", &needed, &self.memory, "MemoryMax= of a unit of systemd");
+            return short("of memory", &needed, &self.memory, " (MemoryMax= of its unit)");
         }
         if self.tasks.amount < LEAST_TASKS {
-            return short("processes and threads", &LEAST_TASKS, &self.tasks, "TasksMax= of a unit of systemd");
+            return short("processes and threads", &LEAST_TASKS, &self.tasks, " (TasksMax= of its unit)");
         }
         Ok(())
     }
