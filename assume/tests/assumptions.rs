@@ -37,7 +37,6 @@ macro_rules! programs {
 
 programs! {
     atfork_runs_in_child
-    descriptors_in_flight_until_received
     doorbell_wakes_all_waiters
     flock_released_at_exit
     futex_wakes_other_processes

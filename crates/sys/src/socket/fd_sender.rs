@@ -13,7 +13,7 @@ use super::{all_received, send, shut_down};
 /// The kernel counts descriptors that were sent and not received yet against the sender's *user*. Once they are as many
 /// as a process of that user may have open, no process of the user can send any (`ETOOMANYREFS`), unless it has
 /// CAP_SYS_RESOURCE or CAP_SYS_ADMIN. They count until the peer receives the message or closes its end; that the
-/// sender closes the connection changes nothing (`descriptors_in_flight_until_received` in `assume`). Therefore the
+/// sender closes the connection changes nothing (`unread_descriptors_count_for_the_sender` in `assume`). Therefore the
 /// connection of the last such message is kept here, also when its owner has ended it.
 #[derive(Debug, Default)]
 pub struct FdSender {
