@@ -65,7 +65,7 @@ impl LogFile {
     pub fn tend(&self) -> io::Result<()> {
         let followed = self.follow();
         if length_of_stderr().is_some_and(|length| length > self.max)
-            && (followed.is_err() || set_aside(&self.place).and_then(|()| self.follow()).is_err())
+            && (followed.is_err() || self.place.set_aside().and_then(|()| self.follow()).is_err())
         {
             rustix::fs::ftruncate(io::stderr(), 0)?;
         }
@@ -84,18 +84,11 @@ pub fn begin(path: &Path, max: u64, mode: u32) -> io::Result<File> {
     if log.metadata()?.len() <= max {
         return Ok(log);
     }
-    match set_aside(&place) {
+    match place.set_aside() {
         Ok(()) => place.append(mode),
         // Another user may have put a folder in the way.
         Err(_) => log.set_len(0).map(|()| log),
     }
-}
-
-/// Gives the file the ending `.1`.
-fn set_aside(place: &Place) -> io::Result<()> {
-    let mut name = place.name().to_owned();
-    name.push(".1");
-    place.rename(&name)
 }
 
 /// Bytes in the file that standard error is; `None`: it is no file.

@@ -225,6 +225,16 @@ impl Place {
         Ok(renameat(&self.folder, &self.name, &self.folder, name)?)
     }
 
+    /// Gives the file the ending `.1`, in place of the one that has that name.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_aside(&self) -> io::Result<()> {
+        let mut name = self.name.clone();
+        name.push(".1");
+        self.rename(&name)
+    }
+
     /// Removes the name, if it is still of this file.
     ///
     /// # Errors

@@ -127,9 +127,7 @@ impl PacketLog {
         let kept = (entry.len as usize).min(HEADER_BYTES);
         let size = BLOCK + kept as u64 + line.len() as u64;
         if self.written + size > self.max {
-            let mut old = self.place.name().to_owned();
-            old.push(".1");
-            self.place.rename(&old).map_err(|e| e.to_string())?;
+            self.place.set_aside().map_err(|e| e.to_string())?;
             self.begin_again()?;
         }
         let (time, bytes) = (entry.time, &entry.bytes[..kept]);
