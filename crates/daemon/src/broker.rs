@@ -422,7 +422,7 @@ pub(crate) fn ask<T: DeserializeOwned>(request: Request, fds: &[BorrowedFd<'_>])
         }
         Some(connections) => {
             let connection = connection_for(connections, &request);
-            send_patiently(&*connection, &request, fds)?;
+            send_until(Instant::now() + SEND_LIMIT, &*connection, &request, fds)?;
             let (reply, fds) = receive::<Result<serde_json::Value, Failure>>(&*connection, REPLY_BYTES)?
                 .ok_or(io::ErrorKind::ConnectionReset)?;
             (reply?, fds)
@@ -445,13 +445,17 @@ pub(crate) fn send(connection: impl AsFd, message: &impl Serialize, fds: &[Borro
     socket::send(connection, &[IN_FILE], &fds).map(drop)
 }
 
-/// Sends a message as [`send`] does, and again while too many descriptors of this process's user are in flight: those
-/// that the store or a successor is about to receive.
-fn send_patiently(connection: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let start = Instant::now();
+/// Sends a message as [`send`] does, and again until `end` while too many descriptors of this process's user are in
+/// flight: those that the store, a successor or others are about to receive.
+pub(crate) fn send_until(
+    end: Instant,
+    connection: impl AsFd,
+    message: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     loop {
         match send(&connection, message, fds) {
-            Err(e) if e.raw_os_error() == Some(ETOOMANYREFS) && start.elapsed() < SEND_LIMIT => sleep(SEND_POLL),
+            Err(e) if e.raw_os_error() == Some(ETOOMANYREFS) && Instant::now() < end => sleep(SEND_POLL),
             sent => return sent,
         }
     }

@@ -63,9 +63,6 @@ pub(crate) use protection::{Protection, ProtectionSnapshot};
 /// This program, also if its file was replaced since: the next one may have another state.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// `ETOOMANYREFS`: a receiver has to take some descriptors first.
-const TOO_MANY_IN_FLIGHT: i32 = 109;
-
 /// A message to the store.
 #[derive(Serialize, Deserialize)]
 enum Message {
@@ -179,7 +176,7 @@ impl Store {
     }
 
     /// The same, and what is kept now must not be used, unless it is replaced at the next turn.
-    pub(crate) fn is_obsolete(&mut self) {
+    pub(crate) fn set_obsolete(&mut self) {
         (self.changed, self.is_obsolete) = (true, true);
     }
 

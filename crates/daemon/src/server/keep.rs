@@ -53,7 +53,7 @@ impl AfterCrash {
 impl Server {
     /// Keeps the state in this process from now on; an error says why there is none.
     pub(crate) fn set_store(&mut self, store: io::Result<Store>) {
-        self.protection.is_asked_for();
+        self.protection.ask_for();
         let broker = || broker::Duplicates::new();
         match store.and_then(|store| Ok((store, broker()?))) {
             Ok((mut store, broker)) => {
@@ -68,11 +68,11 @@ impl Server {
     fn is_kept(&mut self, kept: Result<(), String>) {
         match kept {
             Ok(()) => {
-                let Some(was_off) = self.protection.is_on() else { return };
+                let Some(was_off) = self.protection.set_on() else { return };
                 self.daemon.events.add(owner(), What::CrashProtectionOn { off_seconds: was_off.as_secs_f64() });
             }
             Err(why) => {
-                if self.protection.is_off(&why) {
+                if self.protection.set_off(&why) {
                     let reason = why.chars().take(MAX_REASON).collect();
                     self.daemon.events.add(owner(), What::CrashProtectionOff { reason });
                 }
@@ -116,7 +116,7 @@ impl Server {
         let Some(client) = self.clients.get(&token) else { return };
         // A connection that goes on would have its former port, or another one's filter.
         if settings_changed || before.is_some() && client.session != before {
-            store.is_obsolete();
+            store.set_obsolete();
         }
         // Its answer follows later.
         if (client.session.is_some() || client.holder.is_some()) && client.task.is_some() {

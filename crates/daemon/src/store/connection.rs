@@ -9,10 +9,11 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::thread::sleep;
 use std::time::Instant;
 
+use unetmap_core::errno::ETOOMANYREFS;
 use unetmap_sys::event::hung_up;
 use unetmap_sys::socket::{self, MAX_FDS};
 
-use super::{Answer, Message, TOO_MANY_IN_FLIGHT};
+use super::{Answer, Message};
 use crate::broker;
 use crate::handover::State;
 use crate::ports::mediator::PausedThread;
@@ -30,7 +31,7 @@ pub(super) enum Failure {
 impl From<io::Error> for Failure {
     fn from(e: io::Error) -> Failure {
         match (e.kind(), e.raw_os_error()) {
-            (_, Some(TOO_MANY_IN_FLIGHT)) => Failure::Why(
+            (_, Some(ETOOMANYREFS)) => Failure::Why(
                 "programs have not received what the daemon has sent them, and the kernel lets it send no more \
                  descriptors meanwhile (ETOOMANYREFS)"
                     .into(),
@@ -197,7 +198,7 @@ impl Connection {
         loop {
             let waits_for_others = socket::all_received(&self.fd)?;
             match self.send(message, fds) {
-                Err(e) if e.raw_os_error() == Some(TOO_MANY_IN_FLIGHT) && !waits_for_others && Instant::now() < end => {
+                Err(e) if e.raw_os_error() == Some(ETOOMANYREFS) && !waits_for_others && Instant::now() < end => {
                     sleep(SEND_POLL);
                 }
                 sent => return sent,

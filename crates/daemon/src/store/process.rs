@@ -15,7 +15,7 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::process;
 use unetmap_sys::socket::{self, MAX_FDS};
 
-use super::{Answer, Message, OWN_PROGRAM, TOO_MANY_IN_FLIGHT};
+use super::{Answer, Message, OWN_PROGRAM};
 use crate::broker;
 use crate::handover::{Reply, Request, State};
 use crate::log;
@@ -192,23 +192,13 @@ fn restart(state: &State, fds: &[OwnedFd]) -> io::Result<OwnedFd> {
     expect(&|request| matches!(request, Request::Begin { .. }))?;
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
     for some in fds.chunks(MAX_FDS) {
-        send(&own, &Reply::Descriptors, some)?;
+        broker::send_until(Instant::now() + RESTART_SEND_LIMIT, &own, &Reply::Descriptors, some)?;
     }
-    send(&own, &StateReply::State(state), &[])?;
+    // A long state is a file, and so brings a descriptor, too.
+    broker::send_until(Instant::now() + RESTART_SEND_LIMIT, &own, &StateReply::State(state), &[])?;
     expect(&|request| matches!(request, Request::Ready))?;
-    send(&own, &Reply::Recover, &[])?;
+    broker::send(&own, &Reply::Recover, &[])?;
     expect(&|request| matches!(request, Request::Commit))?;
-    send(&own, &Reply::Released, &[])?;
+    broker::send(&own, &Reply::Released, &[])?;
     Ok(own)
-}
-
-/// Sends a message, as soon as the kernel allows it: the receiver, and others, take descriptors.
-fn send(connection: &OwnedFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let end = Instant::now() + RESTART_SEND_LIMIT;
-    loop {
-        match broker::send(connection, message, fds) {
-            Err(e) if e.raw_os_error() == Some(TOO_MANY_IN_FLIGHT) && Instant::now() < end => sleep(SEND_POLL),
-            sent => return sent,
-        }
-    }
 }

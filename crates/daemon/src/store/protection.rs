@@ -44,12 +44,12 @@ pub(crate) struct ProtectionSnapshot {
 
 impl Protection {
     /// The daemon is to keep its ports.
-    pub(crate) fn is_asked_for(&mut self) {
+    pub(crate) fn ask_for(&mut self) {
         self.is_asked_for = true;
     }
 
     /// Ports that are open now are not kept; returns whether all were before. The log says so once a minute at most.
-    pub(crate) fn is_off(&mut self, why: &str) -> bool {
+    pub(crate) fn set_off(&mut self, why: &str) -> bool {
         if let Some(off) = &mut self.off {
             // The last reason is that which lasts.
             why.clone_into(&mut off.why);
@@ -67,7 +67,7 @@ impl Protection {
     }
 
     /// All ports are kept; returns how long they were not.
-    pub(crate) fn is_on(&mut self) -> Option<Duration> {
+    pub(crate) fn set_on(&mut self) -> Option<Duration> {
         let off = self.off.take()?;
         let was_off = off.since.elapsed();
         self.was_off += was_off;
@@ -103,14 +103,14 @@ mod tests {
     fn the_first_failure_tells_since_when_and_the_last_one_why() {
         let mut protection = Protection::default();
         assert!(!protection.snapshot(None).on && protection.snapshot(None).since_ms.is_none());
-        protection.is_asked_for();
-        assert!(protection.snapshot(None).on && protection.is_on().is_none());
-        assert!(protection.is_off("a"));
+        protection.ask_for();
+        assert!(protection.snapshot(None).on && protection.set_on().is_none());
+        assert!(protection.set_off("a"));
         let since = protection.snapshot(None).since_ms;
-        assert!(!protection.is_off("b"));
+        assert!(!protection.set_off("b"));
         let off = protection.snapshot(None);
         assert_eq!((off.on, off.since_ms, off.why.as_deref()), (false, since, Some("b")));
-        assert!(protection.is_on().is_some() && protection.is_on().is_none());
+        assert!(protection.set_on().is_some() && protection.set_on().is_none());
         let on = protection.snapshot(None);
         assert!(on.on && on.why.is_none() && on.off_seconds > 0.0);
     }
