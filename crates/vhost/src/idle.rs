@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn polling_in_vain_is_seldom_and_a_stream_is_followed_by_a_nap() {
+    fn polling_without_packets_is_seldom_and_a_stream_is_followed_by_a_nap() {
         let mut idle = Idle::default();
         let until_no_poll = |idle: &mut Idle| std::iter::repeat_with(|| idle.next_pause()).find(|p| *p != Pause::Poll);
         idle.moved(STREAM);
