@@ -27,13 +27,18 @@ pub(crate) const PIPES: &str = "[[rule]]\npipes = true\nusers = [4001, 4002]\n";
 
 /// Starts root's daemon with this policy. Prints why and returns `None` if this process cannot be several users.
 pub(crate) fn daemon_with(home: &Home, policy: &str) -> Option<Guard> {
+    daemon_with_args(home, policy, &[])
+}
+
+/// The same, with further arguments.
+pub(crate) fn daemon_with_args(home: &Home, policy: &str, args: &[&str]) -> Option<Guard> {
     if !geteuid().is_root() {
         summary("skipped: only root can connect as several users");
         return None;
     }
     set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
     set_policy(home, policy);
-    Some(start_daemon(home, &[]))
+    Some(start_daemon(home, args))
 }
 
 #[track_caller]

@@ -7,7 +7,6 @@ use std::os::fd::AsFd as _;
 
 use conformance::home::{limit_daemon, summary};
 use conformance::kept;
-use conformance::net::{set_policy, start_daemon};
 use conformance::replace::replace;
 use conformance::{Home, isolated, until};
 use conformance_hostile::raw::ControlConnection;
@@ -19,7 +18,7 @@ use unetmap_core::control::wire;
 use unetmap_core::control::{ControlRequest as _, NetmapRequest};
 use unetmap_sys::socket;
 
-use super::budgets::{ALICE, BOB, PIPES, assert_served, connect_as, daemon_with, register};
+use super::budgets::{ALICE, BOB, PIPES, assert_served, connect_as, daemon_with, daemon_with_args, register};
 
 /// Opens that must succeed beside the attack.
 const HONEST: usize = 20;
@@ -213,13 +212,7 @@ fn requests_that_waited_for_memory_are_answered_by_the_daemon_that_replaces_thei
 #[test]
 fn a_crash_while_requests_wait_ends_these_alone() {
     isolated(|home| {
-        if !rustix::process::geteuid().is_root() {
-            return summary("skipped: only root can connect as several users");
-        }
-        fs::set_permissions(home.folder(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
-            .expect("our own folder");
-        set_policy(home, PIPES);
-        let _daemon = start_daemon(home, &["--keep-ports"]);
+        let Some(_daemon) = daemon_with_args(home, PIPES, &["--keep-ports"]) else { return };
         let unread: Vec<_> = (0..20).map(|_| ask(home, ALICE, 16)).collect();
         until_held(home, ALICE);
         let answered = unread.iter().filter(|raw| raw.has_reply()).count();

@@ -3,12 +3,10 @@
 //! neither reaches another user's packets and settings nor moves its cursor.
 
 use std::collections::BTreeSet;
-use std::fs::{self, Permissions, set_permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs;
 use std::process::{Command, Output};
 
-use conformance::home::{Guard, summary};
-use conformance::net::{set_policy, start_daemon};
+use conformance::net::set_policy;
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, kept, program, replace, until};
 use conformance_hostile::raw::ControlConnection;
@@ -23,22 +21,13 @@ use unetmap_core::control::vale::{ValeAction, ValeRequest};
 use unetmap_core::control::{ControlRequest, ServesRequest, wire};
 use zerocopy::IntoBytes as _;
 
+use super::budgets::{daemon_with, daemon_with_args};
+
 const ALICE: u32 = 4001;
 const BOB: u32 = 4002;
 const CAROL: u32 = 4003;
 const PIPES: &str = "[[rule]]\npipes = true\nusers = [4001, 4002, 4003]\n";
 const SHARE: &str = "[[share]]\npipes = [\"bus*\"]\nowner = 4001\nusers = [4002]\n";
-
-/// Starts root's daemon with this policy. Prints why and returns `None` if this process cannot be several users.
-fn daemon_with(home: &Home, policy: &str, args: &[&str]) -> Option<Guard> {
-    if !geteuid().is_root() {
-        summary("skipped: only root can connect as several users");
-        return None;
-    }
-    set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
-    set_policy(home, policy);
-    Some(start_daemon(home, args))
-}
 
 /// Opens a port as a user; `Err`: the errno and the reason.
 #[track_caller]
@@ -68,7 +57,7 @@ fn ends(home: &Home, uid: u32, name: &str) -> Vec<(u32, bool)> {
 #[test]
 fn a_pipe_of_one_name_is_another_for_each_user() {
     isolated(|home| {
-        let Some(_daemon) = daemon_with(home, PIPES, &[]) else { return };
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
         let _alice = opened(home, ALICE, "p{1");
         // Neither the other end, nor the same one, nor one that is taken alone, is the other user's.
         let _other = opened(home, BOB, "p}1");
@@ -89,7 +78,7 @@ fn a_pipe_of_one_name_is_another_for_each_user() {
 #[test]
 fn a_shared_pipe_belongs_to_the_user_whom_the_policy_names() {
     isolated(|home| {
-        let Some(_daemon) = daemon_with(home, &format!("{PIPES}{SHARE}"), &[]) else { return };
+        let Some(_daemon) = daemon_with(home, &format!("{PIPES}{SHARE}")) else { return };
         // The other user comes first, and does not take the name.
         let bob = opened(home, BOB, "bus1}1");
         let alice = opened(home, ALICE, "bus1{1");
@@ -127,7 +116,7 @@ fn a_shared_pipe_belongs_to_the_user_whom_the_policy_names() {
 #[test]
 fn a_user_may_have_shared_pipes_and_no_others() {
     isolated(|home| {
-        let Some(_daemon) = daemon_with(home, SHARE, &[]) else { return };
+        let Some(_daemon) = daemon_with(home, SHARE) else { return };
         let _pipe = [opened(home, BOB, "bus1}1"), opened(home, ALICE, "bus1{1")];
         let (errno, why) = open_as(home, BOB, "own{1", 0).map(drop).expect_err("no rule");
         assert!(errno == EACCES && why.contains("policy"), "{errno} {why}");
@@ -138,7 +127,7 @@ fn a_user_may_have_shared_pipes_and_no_others() {
 fn pipes_keep_their_owners_over_a_replacement_and_a_crash() {
     isolated(|home| {
         let policy = format!("{PIPES}{SHARE}");
-        let Some(_daemon) = daemon_with(home, &policy, &["--keep-ports"]) else { return };
+        let Some(_daemon) = daemon_with_args(home, &policy, &["--keep-ports"]) else { return };
         let _open = [opened(home, BOB, "bus1}1"), opened(home, CAROL, "p{1")];
         let check = || {
             assert_eq!(ends(home, 0, "bus1}1"), [(ALICE, true)]);
@@ -197,7 +186,7 @@ fn what_is_served_is_what_the_process_told_the_daemon_and_survives_it() {
 #[test]
 fn what_a_user_says_that_it_serves_is_its_own_claim() {
     isolated(|home| {
-        let Some(_daemon) = daemon_with(home, PIPES, &[]) else { return };
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
         let alice = opened(home, ALICE, "vale0:a");
         declare(&alice, "/forged\u{1b}[2J\n");
         let show = |uid: u32| {
