@@ -209,23 +209,27 @@ pub fn daemon_listens(socket: &Path) -> bool {
     connected.is_ok()
 }
 
-/// The output of `unetmap ls --json` about the daemon at `socket`; `None` if none answers.
-pub fn snapshot_of(socket: &Path) -> Option<Snapshot> {
+/// The output of `unetmap ls --json` about the daemon at `socket`; else why there is none.
+pub fn snapshot_of(socket: &Path) -> Result<Snapshot, String> {
     snapshot_by(Command::new(program("unetmap")).env("UNETMAP_SOCKET", socket))
 }
 
-/// The output of `command`, which runs `unetmap`, about the daemon: for daemons of other users. `None` if none answers.
-pub fn snapshot_by(command: &mut Command) -> Option<Snapshot> {
-    let output = command.args(["ls", "--json"]).stdin(Stdio::null()).output().ok()?;
-    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+/// The output of `command`, which runs `unetmap`, about the daemon: for daemons of other users; else why there is none.
+pub fn snapshot_by(command: &mut Command) -> Result<Snapshot, String> {
+    let output = command.args(["ls", "--json"]).stdin(Stdio::null()).output().map_err(|e| e.to_string())?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        return Err(format!("unetmap ls: {}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr)));
+    }
+    let snapshot: Option<Snapshot> = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    snapshot.ok_or_else(|| format!("no daemon: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
 /// The snapshot of the daemon of the test in whose process this is called.
 #[track_caller]
 pub fn own_snapshot() -> Snapshot {
     let socket = std::env::var_os("UNETMAP_SOCKET").expect("the test has a daemon of its own");
-    snapshot_of(Path::new(&socket)).expect("a daemon that answers")
+    snapshot_of(Path::new(&socket)).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// The processors that this process may use.
@@ -361,12 +365,12 @@ impl Home {
     /// The daemon's snapshot.
     #[track_caller]
     pub fn snapshot(&self) -> Snapshot {
-        self.try_snapshot().expect("a daemon that answers")
+        snapshot_of(&self.socket()).unwrap_or_else(|why| panic!("{why}"))
     }
 
     /// The daemon's snapshot; `None` if no daemon answers.
     pub fn try_snapshot(&self) -> Option<Snapshot> {
-        snapshot_of(&self.socket())
+        snapshot_of(&self.socket()).ok()
     }
 
     /// The daemon's process id.
