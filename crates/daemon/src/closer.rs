@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Closing of connections, in threads of their own: a client may have left descriptors in the queue of its connection
-//! (before Linux 6.16), and closing those takes as long as it wants.
+//! (before Linux 6.16), and closing those takes as long as it wants. The memory of files that clients can have mapped
+//! any number of times is taken back here, too.
 //!
-//! Connections of one user are closed one after the other, so that a user occupies one thread, and delays itself alone.
+//! What one user has is closed one after the other, so that a user occupies one thread, and delays itself alone.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+use unetmap_sys::memfd;
 
 use crate::confinement::confine_packet_thread;
 use crate::threads;
@@ -35,15 +38,32 @@ struct State {
     idle: usize,
 }
 
-/// Connections of a user that wait to be closed.
+/// What is to be closed.
+enum Closing {
+    Connection(OwnedFd),
+    /// A memory file, which is emptied.
+    File(OwnedFd),
+}
+
+impl Closing {
+    fn close(self) {
+        match self {
+            Closing::Connection(fd) => drop(fd),
+            // It is neither sealed nor immutable.
+            Closing::File(fd) => drop(memfd::empty(&fd)),
+        }
+    }
+}
+
+/// What waits to be closed for a user.
 struct Pending {
-    fds: Vec<OwnedFd>,
+    fds: Vec<Closing>,
     /// When the thread began to close others of this user, or when the first of these came.
     since: Instant,
 }
 
 impl Pending {
-    fn new(fds: Vec<OwnedFd>) -> Pending {
+    fn new(fds: Vec<Closing>) -> Pending {
         Pending { fds, since: Instant::now() }
     }
 }
@@ -74,6 +94,15 @@ impl Closer {
 
     /// Closes a connection of the user.
     pub(crate) fn close(&self, uid: u32, fd: OwnedFd) {
+        self.add(uid, Closing::Connection(fd));
+    }
+
+    /// Takes back the memory of a file that the user's programs can have.
+    pub(crate) fn empty(&self, uid: u32, file: OwnedFd) {
+        self.add(uid, Closing::File(file));
+    }
+
+    fn add(&self, uid: u32, fd: Closing) {
         let mut state = self.0.state();
         if let Some(pending) = state.pending.get_mut(&uid) {
             return pending.fds.push(fd);
@@ -106,7 +135,7 @@ impl Shared {
             let Some(uid) = state.ready.pop_front() else { continue };
             while let Some(batch) = state.pending.insert(uid, Pending::new(Vec::new())).filter(|b| !b.fds.is_empty()) {
                 drop(state);
-                drop(batch);
+                batch.fds.into_iter().for_each(Closing::close);
                 state = self.state();
             }
             state.pending.remove(&uid);

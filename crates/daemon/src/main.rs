@@ -42,6 +42,7 @@ mod shape;
 mod store;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod thread_waits;
 mod threads;
 mod tuning;

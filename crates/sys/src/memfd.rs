@@ -2,12 +2,12 @@
 //! Sealed memory files (memfd): memory that several processes map and that no process can shrink under another.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use rustix::fs::{
-    FallocateFlags, IFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs,
-    ftruncate, ioctl_setflags, memfd_create,
+    FallocateFlags, IFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fchmod, fcntl_add_seals, fcntl_get_seals,
+    fstat, fstatfs, ftruncate, ioctl_setflags, memfd_create, open,
 };
 use rustix::io::Errno;
 
@@ -125,6 +125,26 @@ pub fn punch(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<()> {
     Ok(fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes)?)
 }
 
+/// Returns a descriptor by which a file of [`create_unsealed`] can only be read, also by other users: they cannot write
+/// to it, seal it, or keep it locked while they do so.
+///
+/// # Errors
+/// Those of opening it again, by `/proc`.
+pub fn read_only(fd: impl AsFd) -> io::Result<OwnedFd> {
+    let fd = fd.as_fd();
+    fchmod(fd, Mode::RUSR)?;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    Ok(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Returns all memory of a file of [`create_unsealed`] to the kernel, which is empty afterwards.
+///
+/// # Errors
+/// `EPERM` if it is sealed or immutable.
+pub fn empty(fd: impl AsFd) -> io::Result<()> {
+    Ok(ftruncate(fd, 0)?)
+}
+
 fn size(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(fstat(fd)?.st_size.cast_unsigned())
 }
@@ -157,6 +177,20 @@ mod tests {
         assert_eq!(fallocate(&fd, FallocateFlags::KEEP_SIZE, 0, 4096), Err(Errno::PERM));
         drop(map);
         assert_eq!(resident_bytes(&fd).unwrap(), 4096);
+    }
+
+    #[test]
+    fn a_file_that_others_read_can_be_emptied() {
+        let fd = create_unsealed("test").unwrap();
+        rustix::io::pwrite(&fd, b"text", 0).unwrap();
+        let theirs = read_only(&fd).unwrap();
+        let mut text = [0; 4];
+        assert_eq!((rustix::io::pread(&theirs, &mut text, 0).unwrap(), &text), (4, b"text"));
+        assert!(rustix::io::pwrite(&theirs, b"x", 0).is_err() && ftruncate(&theirs, 0).is_err());
+        assert_eq!(fcntl_add_seals(&theirs, SIZE_SEALS), Err(Errno::PERM));
+        assert_eq!(fstat(&theirs).unwrap().st_mode & 0o777, 0o400);
+        empty(&fd).unwrap();
+        assert_eq!(resident_bytes(&theirs).unwrap(), 0);
     }
 
     #[test]

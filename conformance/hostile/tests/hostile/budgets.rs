@@ -16,7 +16,7 @@ use unetmap::abi::*;
 use unetmap::errno::*;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
 use unetmap_core::control::vale::ValeAction;
-use unetmap_core::control::{ControlRequest, HelloRequest, ValeRequest, wire};
+use unetmap_core::control::{ControlRequest, HelloRequest, SnapshotRequest, ValeRequest, wire};
 use zerocopy::IntoBytes as _;
 
 pub(crate) const ALICE: u32 = 4001;
@@ -442,5 +442,37 @@ fn a_full_region_is_freed_by_a_thread_of_its_own() {
         }
         assert_eq!(freers(), 1);
         assert_served(home, BOB);
+    });
+}
+
+/// A user keeps the files of long lists: their memory counts for the daemon, which takes it back.
+#[test]
+fn a_user_cannot_keep_the_memory_of_long_lists() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        raise_fd_limit();
+        let small = NmreqRegister { nr_tx_slots: 64, nr_rx_slots: 64, ..Default::default() };
+        let open = |n: u32| {
+            let raw = connect_as(home, ALICE);
+            assert_eq!(ask(&raw, &register(&format!("long{n}{{1"), small)), (0, String::new()));
+            raw
+        };
+        let ports: Vec<_> = (0..100).map(open).collect();
+        let raw = connect_as(home, ALICE);
+        let list = || {
+            raw.send(&wire::encode(SnapshotRequest::KIND, 0, 0, 0, &[])).expect("a daemon that listens");
+            let reply = raw.receive().expect("an answer");
+            File::from(reply.fds.into_iter().next().expect("a list of more than 64 KiB"))
+        };
+        let bytes = |file: &File| file.metadata().expect("a file").len();
+        let kept: Vec<File> = (0..200).map(|_| list()).collect();
+        let whole = || kept.iter().filter(|file| bytes(file) > 0).count();
+        until("the memory of most was taken back", || whole() <= 8);
+        assert!(bytes(&list()) > 65536, "the last can be read");
+        drop(ports);
+        drop(raw);
+        until("the memory of all was taken back", || whole() == 0);
+        until("nothing is charged", || home.snapshot().users.iter().all(|user| user.uid != Some(ALICE)));
+        summary("200 lists were kept, and have no memory");
     });
 }

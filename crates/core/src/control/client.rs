@@ -336,7 +336,12 @@ impl Reply {
             return Err(Error::Refused { subject: subject.into(), errno: errno::EIO, reason });
         };
         let (mut file, mut text) = (File::from(memfd), String::new());
-        file.rewind().and_then(|()| file.read_to_string(&mut text)).map_err(|e| Error::host(subject, e))?;
+        let read = file.rewind().and_then(|()| Ok((file.metadata()?.len(), file.read_to_string(&mut text)?)));
+        let (bytes, read) = read.map_err(|e| Error::host(subject, e))?;
+        if read == 0 || read as u64 != bytes {
+            let reason = "the daemon has taken its reply back, which was not read for long: try again".into();
+            return Err(Error::Refused { subject: subject.into(), errno: errno::EIO, reason });
+        }
         Ok(text.trim_end_matches('\0').to_owned())
     }
 

@@ -225,7 +225,7 @@ impl Daemon {
             let Amounts(one) = Amounts::connection();
             *sum += Amounts(one.map(|amount| amount * user.connections));
         }
-        for (uid, amounts) in self.users.in_flight.amounts() {
+        for (uid, amounts) in self.users.in_flight.amounts().chain(self.users.texts.amounts()) {
             *usage.entry(uid).or_default() += amounts;
         }
         for (key, port) in self.registry.ports() {

@@ -76,6 +76,8 @@ pub(crate) struct Answer {
     pub(crate) holder: u32,
     pub(crate) payload: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
+    /// A file among these, as the daemon can empty it: the text.
+    pub(crate) text: Option<OwnedFd>,
 }
 
 type Handler = fn(&mut Call<'_>) -> Reply;
@@ -156,19 +158,19 @@ impl Call<'_> {
 }
 
 /// Returns an answer with a text of any length, in parts. A text that does not fit the answer is sent as a file, whose
-/// memory the daemon cannot take back from a client that keeps it.
+/// memory the daemon can take back from a client that keeps it ([`crate::texts`]).
 pub(crate) fn text_answer(parts: &[&str]) -> Answer {
     let bytes: usize = parts.iter().map(|part| part.len()).sum();
     if bytes <= wire::MAX_REPLY - wire::HEAD_BYTES {
         return Answer { payload: parts.concat().into(), ..Default::default() };
     }
-    let file = memfd::create_sealed("unetmap-text", bytes as u64).and_then(|fd| {
+    let file = memfd::create_unsealed("unetmap-text").and_then(|fd| {
         let mut file = File::from(fd);
         parts.iter().try_for_each(|part| file.write_all(part.as_bytes()))?;
-        Ok(file)
+        Ok((memfd::read_only(&file)?, file.into()))
     });
     match file {
-        Ok(file) => Answer { fds: vec![file.into()], ..Default::default() },
+        Ok((theirs, file)) => Answer { fds: vec![theirs], text: Some(file), ..Default::default() },
         Err(e) => Answer { errno: e.raw_os_error().unwrap_or(ENOMEM), ..Default::default() },
     }
 }

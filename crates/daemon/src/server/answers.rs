@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use unetmap_core::control::Kind;
 use unetmap_core::errno::ETOOMANYREFS;
+use unetmap_sys::memfd;
 use unetmap_sys::process;
 use unetmap_sys::socket;
 
@@ -240,14 +241,40 @@ impl Server {
         let Some(uid) = self.clients.get(&token).map(|client| client.peer.uid) else { return true };
         let mut unsent = Unsent { opened, ..Unsent::from(answer) };
         // A long text, which is in a file.
-        if !unsent.answer.fds.is_empty()
-            && !requests::brings_descriptors(kind)
-            && let Err(why) = self.check_in_flight(uid)
+        if !requests::brings_descriptors(kind)
+            && let Some(file) = unsent.answer.text.take()
+            && let Err(why) = self.check_in_flight(uid).and_then(|()| self.keep_text(uid, file))
         {
             let errno = Resource::InFlight.errno();
             unsent = Answer { errno, payload: why.into_bytes(), ..Default::default() }.into();
         }
         self.send_rest(token, kind, unsent)
+    }
+
+    /// Has the memory of a text taken back later that is sent to a user, if this one has a budget.
+    fn keep_text(&mut self, uid: u32, file: OwnedFd) -> Result<(), String> {
+        if self.daemon.has_no_budget(uid) {
+            return Ok(());
+        }
+        if self.closer.is_blocked(uid) {
+            return Err("taking back the memory of this user's earlier lists takes long".into());
+        }
+        let bytes = memfd::resident_bytes(&file).map_err(|e| format!("the list cannot be sent: {e}"))?;
+        let users = &mut self.daemon.users;
+        if let Some(oldest) = users.texts.add(uid, file, bytes, &users.ledger) {
+            self.closer.empty(uid, oldest);
+        }
+        Ok(())
+    }
+
+    /// Takes back the memory of texts that are old; returns the time until the next one is.
+    pub(super) fn empty_texts(&mut self, now: Instant) -> Option<Duration> {
+        loop {
+            match self.daemon.users.texts.take_due(now) {
+                Ok((uid, file)) => self.closer.empty(uid, file),
+                Err(left) => return left,
+            }
+        }
     }
 
     /// Goes on with an answer; returns `false` when the connection is to be closed.

@@ -31,7 +31,7 @@ impl Unsent {
     /// Sends an answer, with further messages for descriptors that do not fit one. It is an error if the client cannot
     /// receive it now, as that client does not read its answers.
     pub(super) fn send(&mut self, connection: impl AsFd, tag: u32, kind: Kind) -> io::Result<()> {
-        let Answer { errno, holder, payload, fds } = &self.answer;
+        let Answer { errno, holder, payload, fds, .. } = &self.answer;
         if wire::HEAD_BYTES + payload.len() > wire::MAX_REPLY {
             return Err(io::Error::from_raw_os_error(EIO));
         }
