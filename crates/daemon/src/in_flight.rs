@@ -34,6 +34,13 @@ pub(crate) struct Received {
     pub(crate) ended: Option<Arc<OwnedFd>>,
 }
 
+impl Sent {
+    /// An error is one of the connection, which cannot have anything in flight then.
+    fn is_received(&self) -> bool {
+        socket::all_received(&self.connection).unwrap_or(true)
+    }
+}
+
 impl From<Sent> for Received {
     fn from(sent: Sent) -> Received {
         Received { uid: sent.uid, ended: sent.is_left.then_some(sent.connection) }
@@ -58,19 +65,13 @@ impl InFlight {
 
     /// Removes a connection if all was received there.
     pub(crate) fn remove_if_received(&mut self, token: u64) -> Option<Received> {
-        let sent = self.0.get(&token)?;
-        // An error is one of the connection, which cannot have anything in flight then.
-        socket::all_received(&sent.connection)
-            .unwrap_or(true)
-            .then(|| self.0.remove(&token))
-            .flatten()
-            .map(Received::from)
+        let is_received = self.0.get(&token)?.is_received();
+        is_received.then(|| self.0.remove(&token)).flatten().map(Received::from)
     }
 
     /// Removes all connections on which all was received, and returns them.
     pub(crate) fn remove_received(&mut self) -> Vec<Received> {
-        let is_received = |_: &u64, sent: &mut Sent| socket::all_received(&sent.connection).unwrap_or(true);
-        self.0.extract_if(.., is_received).map(|(_, sent)| sent.into()).collect()
+        self.0.extract_if(.., |_, sent| sent.is_received()).map(|(_, sent)| sent.into()).collect()
     }
 
     /// All connections.
