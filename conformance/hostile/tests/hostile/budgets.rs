@@ -315,7 +315,7 @@ fn memory_that_the_daemon_touches_is_the_users() {
     });
 }
 
-/// What is no budget, as each is small: settings of switches, pipes of a parent, monitors of a port.
+/// Settings of switches, pipes of a parent and monitors of a port are in no budget, as each is small, but bounded.
 #[test]
 fn settings_pipes_and_monitors_of_a_user_are_bounded() {
     isolated(|home| {

@@ -188,7 +188,7 @@ fn requests_that_wait_are_answered_by_the_daemon_that_replaces_theirs() {
     });
 }
 
-/// The same of requests that have waited for the memory of large pipes before.
+/// So are requests that have waited for the memory of large pipes before.
 #[test]
 fn requests_that_waited_for_memory_are_answered_by_the_daemon_that_replaces_theirs() {
     isolated(|home| {

@@ -164,7 +164,7 @@ fn a_daemon_with_few_descriptors_refuses_to_start_or_serves_within_them() {
     });
 }
 
-/// What the limits are, the daemon reads again with its configuration.
+/// The daemon reads its limits again with its configuration.
 #[test]
 fn limits_are_read_again_with_the_configuration() {
     isolated(|home| {

@@ -253,7 +253,7 @@ fn logrotate_moves_the_log_away_and_the_daemon_goes_on_in_another() {
     });
 }
 
-/// What ps(1) and pgrep(1) show.
+/// Names of processes, as ps(1) and pgrep(1) show them.
 #[test]
 fn each_process_of_a_daemon_says_what_it_is() {
     isolated(|home: &Home| {

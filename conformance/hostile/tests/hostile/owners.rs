@@ -149,12 +149,12 @@ fn unetmap(args: &[&str]) -> Output {
     Command::new(program("unetmap")).args(args).output().expect("unetmap runs")
 }
 
-/// Tells the daemon as a user what it serves with the port of this connection.
+/// Tells the daemon as a user what it serves with the port of this connection; returns the answer's errno.
 #[track_caller]
-fn declare(raw: &ControlConnection, socket: &str) {
+fn declare(raw: &ControlConnection, socket: &str) -> i32 {
     let request = ServesRequest { service: Service::Memif, socket: socket.into() };
     raw.send(&wire::encode(ServesRequest::KIND, 0, 0, 0, &request.encode())).expect("it is sent");
-    assert_eq!(raw.receive().expect("an answer").errno, 0);
+    raw.receive().expect("an answer").errno
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn what_a_user_says_that_it_serves_is_its_own_claim() {
     isolated(|home| {
         let Some(_daemon) = daemon_with(home, PIPES) else { return };
         let alice = opened(home, ALICE, "vale0:a");
-        declare(&alice, "/forged\u{1b}[2J\n");
+        assert_eq!(declare(&alice, "/forged\u{1b}[2J\n"), 0);
         let show = |uid: u32| {
             let raw = ControlConnection::connect_as(&home.socket(), uid).expect("a daemon that listens");
             let request = ValeRequest { name: "vale0".into(), action: ValeAction::Show };
@@ -201,9 +201,7 @@ fn what_a_user_says_that_it_serves_is_its_own_claim() {
         assert!(!show(BOB).contains("forged") && !show(0).contains("forged"));
         // Without a port there is nothing to serve.
         let raw = ControlConnection::connect_as(&home.socket(), BOB).expect("a daemon that listens");
-        let request = ServesRequest { service: Service::Memif, socket: "/x".into() };
-        raw.send(&wire::encode(ServesRequest::KIND, 0, 0, 0, &request.encode())).expect("it is sent");
-        assert_ne!(raw.receive().expect("an answer").errno, 0);
+        assert_ne!(declare(&raw, "/x"), 0);
     });
 }
 
@@ -229,7 +227,7 @@ fn what_clients_choose_reaches_no_terminal_unescaped() {
         let other = ControlConnection::connect(&home.socket()).expect("it listens");
         assert_eq!(other.request(&request).0, EINVAL, "such a name is refused");
         if uid == 0 {
-            declare(&raw, "/run/\u{1b}]0;x\u{7}\n\u{2066}\u{200b}forged");
+            assert_eq!(declare(&raw, "/run/\u{1b}]0;x\u{7}\n\u{2066}\u{200b}forged"), 0);
         }
         fs::write(&comm, own).expect("its own name");
         for args in [

@@ -27,7 +27,7 @@ fn protection(home: &Home) -> CrashProtection {
     home.snapshot().daemon.crash_protection
 }
 
-/// What `unetmap` prints with these arguments.
+/// Returns the output of `unetmap` with these arguments.
 #[track_caller]
 fn said(home: &Home, args: &[&str]) -> String {
     let mut command = Command::new(program("unetmap"));

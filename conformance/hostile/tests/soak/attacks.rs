@@ -62,11 +62,11 @@ pub(crate) struct Attack {
 pub(crate) enum What {
     /// A function of this program, until the process is killed.
     Function(fn(&mut Tenant) -> !),
-    /// The same in the namespace of the interfaces.
+    /// As the one before, in the namespace of the interfaces.
     FunctionInNamespace(fn(&mut Tenant) -> !),
     /// Another program; `SEED` in its arguments becomes a number.
     Program(&'static str, &'static [&'static str]),
-    /// The same in the namespace of the interfaces.
+    /// As the one before, in the namespace of the interfaces.
     ProgramInNamespace(&'static str, &'static [&'static str]),
 }
 
