@@ -3,7 +3,7 @@
 //!
 //! All are `const`, because those of the poll loops decide how the compiler lays out the paths that every packet takes.
 //! "Not measured" means that any value of the same order works: the constant bounds a rare wait. Decisions are in
-//! `docs/decisions`.
+//! `docs/notebook`.
 
 use std::time::Duration;
 

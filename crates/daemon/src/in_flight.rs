@@ -4,7 +4,7 @@
 //! The kernel counts them for the user who sent them, the daemon's, and lets it send none beyond its limit of open
 //! files: a client that receives no answers would stop those to everybody. So they are charged to the user to whom
 //! they were sent, for as long as the kernel counts them: until they were received, or the receiving socket is freed.
-//! Closing the daemon's end would not end that, so it stays open, which is the only way to know (docs/decisions/0145).
+//! Closing the daemon's end would not end that, so it stays open, which is the only way to know (decision 145).
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The constants that tune the switch: unit, purpose, bounds, and how each was measured.
 //!
-//! "Measured" names the decision (docs/decisions) with the figures. Most figures are for a mechanism as a whole, with
+//! "Measured" names the note (docs/notebook) with the figures. Most figures are for a mechanism as a whole, with
 //! and without it; where no figure for the value itself is recorded, the text says so.
 
 use std::time::Duration;
