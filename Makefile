@@ -120,9 +120,10 @@ lint: setup lint-source lint-crates lint-headers lint-man lint-bpf
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-# Import cycles, sizes, words; decisions and the links to them; the table of resources; the C files in the library's package.
+# Sizes, words; import circles; decisions and the links to them; the table of resources; the C files in the library's package.
 lint-source:
 	@.ci/check-source
+	@.ci/check-imports
 	@.ci/check-decisions
 	@.ci/check-resources
 	@$(CARGO) package --locked -p unetmap-capi --allow-dirty --list | grep -qx preload/hooks.c || \
