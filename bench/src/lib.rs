@@ -54,7 +54,6 @@ use nic::pcap::PcapTask;
 use nic::{Implementation, NicLab};
 pub use peer::Peer;
 use probe::Cores;
-pub use report::align;
 use row_group::row_groups;
 pub use scale::Subject;
 pub use stats::PlacementClass;

@@ -2,9 +2,9 @@
 //! Formats the results as JSON lines and as a table.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use serde::Serialize;
+use tool_common::table::align;
 
 use crate::scale;
 use crate::stats::{PlacementClass, Sample};
@@ -138,28 +138,6 @@ pub(crate) fn table(results: &[RowResult]) -> String {
         }
     }
     align(&rows, 4)
-}
-
-/// Formats a table with columns as wide as their widest cell, two spaces apart. The first `left` columns are
-/// left-aligned, the others right-aligned.
-pub fn align(rows: &[Vec<String>], left: usize) -> String {
-    let mut widths = vec![0; rows.iter().map(Vec::len).max().unwrap_or(0)];
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (i, (cell, &width)) in row.iter().zip(&widths).enumerate() {
-            // Writes to a String cannot fail.
-            let _ = if i < left { write!(line, "{cell:<width$}  ") } else { write!(line, "{cell:>width$}  ") };
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ pub mod link;
 pub mod port;
 pub mod rule;
 mod suggestions;
+pub mod table;
 #[cfg(feature = "testing")]
 pub mod testing;
 

@@ -11,9 +11,9 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
+use tool_common::table::align;
 use unetmap::abi::printable::word;
 use unetmap::abi::{PortKind, PortSpec};
-use unetmap_bench::align;
 use unetmap_sys::link;
 
 mod gather;

@@ -3,9 +3,9 @@
 
 use serde_json::Value;
 use tool_common::Failure;
+use tool_common::table::align;
 use unetmap::Error;
 use unetmap::errno::{EINVAL, ENOENT};
-use unetmap_bench::align;
 use unetmap_core::control::sysctl::{self, KnobRequest, send_request};
 
 use crate::ls::{cell, header, members, parse_reply};

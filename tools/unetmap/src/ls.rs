@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::process::geteuid;
 use serde_json::Value;
+use tool_common::table::align;
 use unetmap::abi::printable::word;
-use unetmap_bench::align;
 
 use crate::events::utc;
 use crate::top::{Rate, rates, rings_of};

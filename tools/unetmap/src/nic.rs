@@ -7,7 +7,7 @@
 use pcap::{Capture, Linktype};
 use serde_json::Value;
 use tool_common::Failure;
-use unetmap_bench::align;
+use tool_common::table::align;
 pub(crate) use unetmap_core::control::nic::NicAction as Action;
 use unetmap_core::control::nic::{Filter, MAX_EXPRESSION, MAX_INSNS, NicAction, NicRequest, send_request};
 use unetmap_sys::link;

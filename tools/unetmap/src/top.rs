@@ -6,7 +6,7 @@ use std::io::{ErrorKind, IsTerminal as _, stdin, stdout};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use unetmap_bench::align;
+use tool_common::table::align;
 
 mod screen;
 

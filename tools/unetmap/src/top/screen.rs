@@ -11,8 +11,8 @@ use crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode, size,
 };
 use crossterm::{cursor, execute, queue};
+use tool_common::table::align;
 use unetmap::abi::printable::word;
-use unetmap_bench::align;
 
 use super::{Rate, RingCounters, RingKey, rates, read_rings, rows};
 use crate::ls::NO_DAEMON;

@@ -5,8 +5,8 @@ use std::io::{IsTerminal as _, stdout};
 use std::time::Duration;
 
 use serde_json::Value;
+use tool_common::table::align;
 use tool_common::{BOLD, PLAIN, YELLOW};
-use unetmap_bench::align;
 
 use crate::ls::{cell, header, members};
 use crate::served;
