@@ -18,7 +18,11 @@
 //!
 //! What is handed over are the daemon's private records. Shared memory needs no change: programs notice nothing.
 
+pub(crate) mod channel;
+mod crash;
+pub(crate) mod replacement;
 mod state;
+pub(crate) mod store;
 mod successor;
 
 use std::os::unix::fs::MetadataExt as _;
@@ -26,7 +30,6 @@ use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use crate::broker;
 use crate::ports::vale::SwitchPositions;
 
 pub(crate) use state::{SavedClient, SavedForCrash, State};
@@ -75,7 +78,7 @@ pub(crate) enum First {
 
 /// Decodes the first message of a successor; `None`: it is another message.
 pub(crate) fn decode_first(bytes: &[u8]) -> Option<First> {
-    match broker::decode_inline(bytes)? {
+    match channel::decode_inline(bytes)? {
         Request::Begin { version } => Some(First::Begin(version)),
         Request::WhichProgram => Some(First::WhichProgram),
         Request::Ready | Request::Commit => None,

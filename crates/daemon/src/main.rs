@@ -39,7 +39,6 @@ mod requests;
 mod server;
 mod service;
 mod shape;
-mod store;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -70,14 +69,14 @@ use unetmap_sys::process::{self, Signal};
 use unetmap_sys::thread::set_nice;
 use unetmap_sys::{event, socket};
 
-use handover::{End, Predecessor, Taken};
+use handover::store::{self, Store};
+use handover::{End, Predecessor, Taken, channel};
 use knobs::{Admode, KnobSources, Knobs};
 use limits::Limits;
 use policy::PolicyFile;
 use ports::{Admission, Daemon};
 use server::Server;
 use service::Service;
-use store::Store;
 
 /// The first number of private regions of a user's own daemon. The system's daemon uses lower ones, so that one number
 /// never names two regions.
@@ -292,7 +291,7 @@ fn run(args: &Args) -> Result<(), String> {
     let report = |outcome: Result<(), &String>| {
         let outcome = outcome.map(|()| process::pid()).map_err(String::clone);
         // The process that started this one may not wait any more.
-        report_to.take().iter().for_each(|to| _ = broker::send(to, &outcome, &[]));
+        report_to.take().iter().for_each(|to| _ = channel::send(to, &outcome, &[]));
     };
     let served = serve(args, (knobs, sources), &socket, (service, managed_fd), &report);
     served.inspect_err(|why| report(Err(why)))
@@ -534,7 +533,7 @@ fn replace_in_background(socket: &Path, program: &Path, mut args: Vec<OsString>)
     let (report, to) = socket::pair().map_err(failed)?;
     args.extend(["--report-fd".into(), "3".into(), "--socket".into(), socket.into()]);
     process::spawn_detached(program, program.as_os_str(), &args, to, log).map_err(failed)?;
-    let pid = match broker::receive::<Result<u32, String>>(&report, 0).map_err(failed)? {
+    let pid = match channel::receive::<Result<u32, String>>(&report, 0).map_err(failed)? {
         Some((outcome, _)) => outcome?,
         None => {
             return Err(format!("the daemon that was to replace another one has ended: see {place}"));

@@ -21,14 +21,12 @@
 mod accept;
 mod answers;
 mod disconnect;
-mod hand_over;
 mod interfaces;
-mod keep;
 mod memory;
 mod timers;
 mod unsent;
 mod waiting;
-mod work;
+pub(crate) mod work;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -47,6 +45,8 @@ use unetmap_sys::socket::{self, Peer, Received};
 
 use crate::caller::Caller;
 use crate::closer::Closer;
+use crate::handover::replacement::Drain;
+use crate::handover::store::{Protection, Store};
 use crate::handover::{self, End, First};
 use crate::node::{Job, Nodes};
 use crate::owner::owner;
@@ -57,38 +57,36 @@ use crate::region_preparer::Preparer;
 use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply};
 use crate::service::Service;
-use crate::store::{Protection, Store};
 use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::{WorkClock, WorkTimes};
 use crate::{log, netmap_requests};
 use answers::WaitingAnswers;
-use hand_over::Drain;
 use unsent::send_refusal;
 use waiting::WaitingConnections;
 use work::{FIRST_TOKEN, INTERFACES, LISTENER, NO_MESSAGE, NODE, SIGNALS, Task, WATCHES, Waited, Work, kind_of_event};
 
-struct Client {
-    fd: Arc<OwnedFd>,
-    peer: Peer,
-    session: Option<u64>,
-    holder: Option<LockHolder>,
+pub(crate) struct Client {
+    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) peer: Peer,
+    pub(crate) session: Option<u64>,
+    pub(crate) holder: Option<LockHolder>,
     /// The tag of the message that is being answered.
-    tag: u32,
+    pub(crate) tag: u32,
     /// Messages that its user may send in a second; `None`: any number.
-    rate: Option<u32>,
+    pub(crate) rate: Option<u32>,
     /// What becomes of its last message, and the kind of that: the next message is read afterwards.
-    task: Option<(Kind, Task)>,
+    pub(crate) task: Option<(Kind, Task)>,
     /// Whether it has sent a message.
-    has_spoken: bool,
+    pub(crate) has_spoken: bool,
     /// Whether an answer was sent that the client may not have received.
-    is_answered: bool,
+    pub(crate) is_answered: bool,
     /// Whether the event loop waits until the client has received it.
-    is_parked: bool,
+    pub(crate) is_parked: bool,
     /// Whether it waits for its user's turn.
-    is_ready: bool,
+    pub(crate) is_ready: bool,
     /// Whether it is to be closed at its user's turn.
-    is_ended: bool,
+    pub(crate) is_ended: bool,
 }
 
 impl Client {
@@ -110,50 +108,50 @@ enum Read {
 
 /// The daemon's main thread.
 pub(crate) struct Server {
-    daemon: Daemon,
-    nodes: Nodes,
-    epoll: Epoll,
-    listener: OwnedFd,
+    pub(crate) daemon: Daemon,
+    pub(crate) nodes: Nodes,
+    pub(crate) epoll: Epoll,
+    pub(crate) listener: OwnedFd,
     closer: Closer,
     /// `None`: it was not needed yet.
     preparer: Option<Preparer>,
     /// Whether the kernel lets no client send descriptors, whose close could take long.
     fds_are_refused: bool,
-    clients: BTreeMap<u64, Client>,
+    pub(crate) clients: BTreeMap<u64, Client>,
     /// Connections that are not yet admitted.
-    waiting: WaitingConnections<Arc<OwnedFd>>,
+    pub(crate) waiting: WaitingConnections<Arc<OwnedFd>>,
     /// Time that goes to users' work before the next connection is accepted.
     accept_debt: Duration,
     /// When connections are accepted again; `None`: they are.
     accept_again: Option<Instant>,
-    turns: Turns<Work>,
+    pub(crate) turns: Turns<Work>,
     /// Connections of users with a budget, and when they were accepted; the oldest first.
-    newcomers: VecDeque<(Instant, u64)>,
-    lock_holders: LockHolders,
+    pub(crate) newcomers: VecDeque<(Instant, u64)>,
+    pub(crate) lock_holders: LockHolders,
     /// Messages and answers that wait until clients have received others.
     answers: WaitingAnswers,
-    next_token: u64,
+    pub(crate) next_token: u64,
     /// A descriptor that is given up for a moment to reject a client when no other is left.
     reserve: Option<File>,
     /// The daemon's user. Besides root only this user may connect; if it is root, all users whom the socket's mode
     /// admits.
-    owner: u32,
+    pub(crate) owner: u32,
     started: Instant,
     work_times: WorkTimes,
     clock: WorkClock,
     /// The kind of the message that was answered last.
     answered: &'static str,
     /// Whether a service manager listens for the daemon.
-    is_managed: bool,
+    pub(crate) is_managed: bool,
     /// Whether a service manager started the daemon.
-    is_unit: bool,
+    pub(crate) is_unit: bool,
     /// A connection whose process is to replace this one.
-    successor: Option<u64>,
+    pub(crate) successor: Option<u64>,
     /// What waits until that process has replaced this one.
-    drain: Option<Drain>,
+    pub(crate) drain: Option<Drain>,
     /// The process that keeps the state for the case of a crash.
-    store: Option<Store>,
-    protection: Protection,
+    pub(crate) store: Option<Store>,
+    pub(crate) protection: Protection,
 }
 
 impl Server {
@@ -352,7 +350,7 @@ impl Server {
     }
 
     /// Closes a connection: at its user's turn, if it has anything that takes time to free.
-    fn end(&mut self, token: u64) {
+    pub(crate) fn end(&mut self, token: u64) {
         let Some(client) = self.clients.get_mut(&token).filter(|client| !client.is_ended) else { return };
         client.is_ended = true;
         // Its user can have another one at once.
@@ -446,7 +444,7 @@ impl Server {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Read::Nothing,
             Err(_) => return Read::End,
         };
-        keep::fault::at_request(client.session.is_some());
+        fault::at_request(client.session.is_some());
         (client.has_spoken, client.is_answered) = (true, true);
         if self.answer_bytes(token, &buf[..received.bytes], received) { Read::Answered } else { Read::End }
     }
@@ -578,6 +576,17 @@ impl Server {
 mod fault {
     /// Whether the daemon was started with `UNETMAP_FAULT=descriptors`: clients can send them, as before Linux 6.16.
     pub(super) fn takes_fds() -> bool {
-        cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|fault| fault == "descriptors")
+        is("descriptors")
+    }
+
+    /// `UNETMAP_FAULT=request`: a request on the connection of a port crashes the daemon.
+    pub(super) fn at_request(is_session: bool) {
+        if is_session && is("request") {
+            std::process::abort();
+        }
+    }
+
+    fn is(fault: &str) -> bool {
+        cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|set| set == fault)
     }
 }

@@ -107,7 +107,7 @@ fn check(daemon: &Daemon) {
         assert_eq!(c.free + c.in_rings + c.extra + c.missing, BUFS - 2, "{c:?}");
     }
     daemon.check_charges();
-    let kept = (0, crate::store::Protection::default().snapshot(None));
+    let kept = (0, crate::handover::store::Protection::default().snapshot(None));
     let work = (1, kept, Duration::ZERO, WorkTimes::default());
     let mut task = crate::requests::SnapshotTask::new(daemon, (Vec::new(), Vec::new()), None);
     while !task.step(daemon) {}

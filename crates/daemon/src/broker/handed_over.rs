@@ -6,8 +6,8 @@
 //! no interface is open or has settings    the successor's broker serves it; the former one exits
 //! one is open, or has settings            the former broker goes on, until a daemon is replaced while none is
 //! ```
-//! So it is after a crash of a daemon whose state another process has kept ([`crate::store`]). Then requests may be in
-//! progress, whose answers nobody expects any more ([`go_on_after_crash`]).
+//! So it is after a crash of a daemon whose state another process has kept ([`crate::handover::store`]). Then requests
+//! may be in progress, whose answers nobody expects any more ([`go_on_after_crash`]).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,8 +17,9 @@ use serde::{Deserialize, Serialize};
 use unetmap_core::errno::EBUSY;
 use unetmap_sys::process;
 
-use super::{ADOPTED, ALIVE, CONNECTIONS, Failure, Handle, LANES, Request, SETUP, Setup, ask, receive, send};
+use super::{ADOPTED, ALIVE, CONNECTIONS, Failure, Handle, LANES, Request, SETUP, Setup, ask};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
+use crate::handover::channel::{receive, send};
 use crate::refusal::{Refusal, refuse};
 use crate::tuning::broker::REPLY_BYTES;
 

@@ -22,8 +22,9 @@ use unetmap_sys::tcx::{Relay, Tcx};
 use unetmap_sys::xdp::Xdp;
 
 use super::keeper::{Keeper, UndoOnDrop};
-use super::{Answer, Failure, Handle, LANES, Request, Setup, receive, send};
+use super::{Answer, Failure, Handle, LANES, Request, Setup};
 use crate::confinement;
+use crate::handover::channel::{receive, send};
 use crate::log;
 use crate::threads;
 use crate::tuning::broker::{FORMER_LIMIT, FORMER_POLL, MAX_OBJECTS, REQUEST_BYTES};

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use unetmap_sys::{memfd, socket};
 
 use super::*;
+use crate::handover::channel::{IN_FILE, INLINE};
 use crate::tuning::broker::REQUEST_BYTES;
 
 fn pair() -> (OwnedFd, OwnedFd) {

@@ -10,8 +10,7 @@ use std::time::Instant;
 use unetmap_core::errno::EIO;
 use unetmap_sys::socket;
 
-use super::{Reply, Request, State, VERSION, own_program};
-use crate::broker;
+use super::{Reply, Request, State, VERSION, channel, own_program};
 use crate::descriptors::Incoming;
 use crate::owner::owner;
 use crate::ports::vale::SwitchPositions;
@@ -122,11 +121,11 @@ impl Predecessor {
     }
 
     fn send(&self, request: &Request) -> Result<(), String> {
-        broker::send(&self.connection, request, &[]).map_err(|e| format!("the running daemon does not answer: {e}"))
+        channel::send(&self.connection, request, &[]).map_err(|e| format!("the running daemon does not answer: {e}"))
     }
 
     fn receive(&self) -> Result<(Reply, Vec<OwnedFd>), String> {
-        match broker::receive(&self.connection, MAX_STATE_BYTES) {
+        match channel::receive(&self.connection, MAX_STATE_BYTES) {
             Ok(Some(reply)) => Ok(reply),
             Ok(None) => Err("the running daemon has closed the connection, and goes on".into()),
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {

@@ -8,13 +8,13 @@ use serde::Serialize;
 use unetmap_sys::{memfd, process};
 
 use super::{Call, Reply};
+use crate::handover::store::ProtectionSnapshot;
 use crate::owner::owner;
 use crate::ports::vale::persistent::persistent_snapshots;
 use crate::ports::vale::{switch_snapshots, worker_snapshots};
 use crate::ports::{Daemon, PortKey, TotalSnapshot, UserSnapshot};
 use crate::privileged;
 use crate::region::{RegionKey, RegionRecord, Scope};
-use crate::store::ProtectionSnapshot;
 use crate::tuning::server::SNAPSHOT_SLICE;
 use crate::work_times::WorkTimes;
 

@@ -57,7 +57,7 @@ fn is_lack(e: &io::Error) -> bool {
 
 impl Client {
     /// A connection that was accepted, of a user without a rate.
-    pub(super) fn new(fd: Arc<OwnedFd>, peer: Peer) -> Client {
+    pub(crate) fn new(fd: Arc<OwnedFd>, peer: Peer) -> Client {
         Client {
             fd,
             peer,
@@ -150,7 +150,7 @@ impl Server {
     }
 
     /// Admits connections of a user, or turns them away; returns those that were admitted.
-    pub(super) fn admit_some(&mut self, uid: u32) -> Vec<u64> {
+    pub(crate) fn admit_some(&mut self, uid: u32) -> Vec<u64> {
         let (mut checks, mut admitted) = (Checks::default(), Vec::new());
         for _ in 0..ADMISSIONS_A_TURN {
             let Some((fd, peer)) = self.waiting.pop(uid) else { return admitted };

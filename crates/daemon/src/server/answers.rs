@@ -28,9 +28,9 @@ use super::unsent::Unsent;
 use super::work::{Task, Waited, Work};
 use super::{Client, Server};
 use crate::budget::Resource;
+use crate::handover::store::Store;
 use crate::in_flight::Received;
 use crate::requests::{self, Answer, SnapshotTask, text_answer};
-use crate::store::Store;
 use crate::tuning::answers::{RESEND_LIMIT, RESEND_PAUSE};
 
 /// Messages and answers that wait.
@@ -134,7 +134,7 @@ impl Server {
     }
 
     /// Whether the message that a connection's task has waits for nothing else.
-    pub(super) fn is_held(&self, uid: u32, token: u64) -> bool {
+    pub(crate) fn is_held(&self, uid: u32, token: u64) -> bool {
         self.answers.held.get(&uid).is_some_and(|own| own.contains(&token))
     }
 
@@ -176,7 +176,7 @@ impl Server {
     }
 
     /// A connection has ended. Returns whether anything is in flight there: an event follows when it was received.
-    pub(super) fn leave_in_flight(&mut self, uid: u32, token: u64, fd: &OwnedFd) -> bool {
+    pub(crate) fn leave_in_flight(&mut self, uid: u32, token: u64, fd: &OwnedFd) -> bool {
         self.forget_held(uid, token);
         if self.answers.unsent.remove(&token) {
             self.answers.may_release = true;
@@ -192,7 +192,7 @@ impl Server {
     }
 
     /// Goes on with an answer.
-    pub(super) fn continue_answer(&mut self, token: u64) {
+    pub(crate) fn continue_answer(&mut self, token: u64) {
         let Some(client) = self.clients.get_mut(&token).filter(|client| !client.is_ended) else { return };
         let uid = client.peer.uid;
         let task = client.task.take();

@@ -12,7 +12,7 @@ use crate::ports::nic::{kernel_work, survey};
 
 impl Server {
     /// Closes a connection, and all that it had.
-    pub(super) fn disconnect(&mut self, token: u64) {
+    pub(crate) fn disconnect(&mut self, token: u64) {
         let Some(client) = self.clients.remove(&token) else { return };
         if !self.leave_in_flight(client.peer.uid, token, &client.fd) {
             let _ = self.epoll.delete(&client.fd);

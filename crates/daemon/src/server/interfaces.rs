@@ -56,7 +56,7 @@ impl Server {
     }
 
     /// Adds new watches of interfaces to the event loop. A watch that is closed leaves it.
-    pub(super) fn add_watches(&mut self) {
+    pub(crate) fn add_watches(&mut self) {
         let mut added = Ok(());
         let state = &mut self.daemon.nics;
         for (netns, watch) in state.watches.iter_mut().filter(|(_, watch)| !watch.in_event_loop) {

@@ -11,7 +11,7 @@ use unetmap_sys::socket::{self, MAX_FDS};
 use crate::requests::Answer;
 
 /// An answer, and how much of it was sent.
-pub(super) struct Unsent {
+pub(crate) struct Unsent {
     pub(super) answer: Answer,
     /// Descriptors.
     pub(super) sent: usize,

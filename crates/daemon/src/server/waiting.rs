@@ -14,7 +14,7 @@ use unetmap_sys::socket::Peer;
 pub(super) type Waiting<C> = (C, Peer);
 
 /// Connections of all users, `C` being one.
-pub(super) struct WaitingConnections<C = OwnedFd> {
+pub(crate) struct WaitingConnections<C = OwnedFd> {
     by_user: BTreeMap<u32, VecDeque<Waiting<C>>>,
     count: usize,
     /// The most that wait.
@@ -53,7 +53,7 @@ impl<C> WaitingConnections<C> {
     }
 
     /// A user with a connection here.
-    pub(super) fn any_user(&self) -> Option<u32> {
+    pub(crate) fn any_user(&self) -> Option<u32> {
         self.by_user.keys().next().copied()
     }
 

@@ -12,22 +12,22 @@ use crate::requests::SnapshotTask;
 
 /// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of lock holders the odd ones
 /// after.
-pub(super) const LISTENER: u64 = 0;
-pub(super) const SIGNALS: u64 = 1;
-pub(super) const FIRST_TOKEN: u64 = 2;
+pub(crate) const LISTENER: u64 = 0;
+pub(crate) const SIGNALS: u64 = 1;
+pub(crate) const FIRST_TOKEN: u64 = 2;
 /// Kind of work: reading a message that is not there, or is invalid.
-pub(super) const NO_MESSAGE: &str = "no message";
+pub(crate) const NO_MESSAGE: &str = "no message";
 /// Watches of namespaces: this bit, and the namespace's number, which is an inode's and thus small.
-pub(super) const WATCHES: u64 = 1 << 63;
+pub(crate) const WATCHES: u64 = 1 << 63;
 /// Jobs of the node's threads.
-pub(super) const NODE: u64 = 1 << 62;
+pub(crate) const NODE: u64 = 1 << 62;
 /// What threads have done about interfaces, or memory that one has prepared.
-pub(super) const INTERFACES: u64 = 1 << 61;
+pub(crate) const INTERFACES: u64 = 1 << 61;
 /// Answers of the processes that keep the state, or their end.
-pub(super) const STORE: u64 = 1 << 60;
+pub(crate) const STORE: u64 = 1 << 60;
 
 /// An answer that is not complete.
-pub(super) enum Task {
+pub(crate) enum Task {
     /// It is being made.
     Snapshot(Box<SnapshotTask>),
     /// The message, which is to be answered when what it waits for is there.
@@ -38,23 +38,23 @@ pub(super) enum Task {
 
 /// What a message has waited for.
 #[derive(Default)]
-pub(super) struct Waited {
+pub(crate) struct Waited {
     /// The interface for which it was refused.
-    pub(super) nic: Option<Awaited>,
+    pub(crate) nic: Option<Awaited>,
     /// What was read of the interface that it names.
-    pub(super) survey: Option<Arc<Survey>>,
+    pub(crate) survey: Option<Arc<Survey>>,
     /// Whether a thread reads of it.
-    pub(super) is_surveyed: bool,
+    pub(crate) is_surveyed: bool,
     /// Memory that was prepared for it.
-    pub(super) memory: Option<Box<Prepared>>,
+    pub(crate) memory: Option<Box<Prepared>>,
     /// Whether a thread prepares that.
-    pub(super) is_prepared: bool,
+    pub(crate) is_prepared: bool,
     /// Whether it has waited for memory: it does so once.
-    pub(super) had_memory: bool,
+    pub(crate) had_memory: bool,
 }
 
 /// What is done at a user's turn.
-pub(super) enum Work {
+pub(crate) enum Work {
     /// Reads and answers a message of a connection.
     Message(u64),
     /// Goes on with the answer to a connection's message.
@@ -69,7 +69,7 @@ pub(super) enum Work {
 
 impl Work {
     /// Its kind in `work_times`; `None`: that of the message which it answers.
-    pub(super) fn kind(&self) -> Option<&'static str> {
+    pub(crate) fn kind(&self) -> Option<&'static str> {
         match self {
             Work::Message(_) | Work::Continue(_) => None,
             Work::Admit => Some("admit connections"),
@@ -80,7 +80,7 @@ impl Work {
 }
 
 /// The kind of an event of the event loop in `work_times`.
-pub(super) fn kind_of_event(token: u64) -> &'static str {
+pub(crate) fn kind_of_event(token: u64) -> &'static str {
     match token {
         LISTENER => "accept",
         SIGNALS => "signals",

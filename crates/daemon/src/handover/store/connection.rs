@@ -14,8 +14,7 @@ use unetmap_sys::event::hung_up;
 use unetmap_sys::socket::{self, MAX_FDS};
 
 use super::{Answer, Message};
-use crate::broker;
-use crate::handover::State;
+use crate::handover::{State, channel};
 use crate::ports::mediator::PausedThread;
 use crate::tuning::handover::{REPLY_LIMIT, SEND_POLL};
 use crate::tuning::store::{OWN_FILES, PUSH_LIMIT, SEND_LIMIT};
@@ -122,7 +121,7 @@ impl Connection {
 
     /// Waits for an answer; returns whether it is that to `Sync`, and that of [`Connection::take_answers`].
     fn take_answer(&mut self) -> io::Result<(bool, Option<Result<(), String>>)> {
-        let answer = broker::receive::<Answer>(&self.fd, 0)?.ok_or(io::ErrorKind::ConnectionReset)?.0;
+        let answer = channel::receive::<Answer>(&self.fd, 0)?.ok_or(io::ErrorKind::ConnectionReset)?.0;
         Ok(match (answer, self.sent.is_some()) {
             (Answer::Serves { pid, files, held }, _) => {
                 self.serves = Some((pid, usize::try_from(files).unwrap_or(usize::MAX)));
@@ -225,6 +224,6 @@ impl Connection {
     }
 
     pub(super) fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        broker::send(&self.fd, message, fds)
+        channel::send(&self.fd, message, fds)
     }
 }

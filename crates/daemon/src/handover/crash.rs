@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Keeping the state for the case of a crash ([`crate::store`]).
+//! Keeping the state for the case of a crash ([`crate::handover::store`]).
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,32 +10,32 @@ use std::time::{Duration, Instant};
 
 use unetmap_sys::socket;
 
-use super::work::{INTERFACES, STORE, WATCHES};
-use super::{Client, Server};
 use crate::broker;
 use crate::broker::Handle;
 use crate::descriptors::{Incoming, Outgoing};
 use crate::events::What;
+use crate::handover::store::{self, ProtectionSnapshot, Store};
 use crate::handover::{SavedForCrash, State};
 use crate::node::{PausedNodes, SavedNodes};
 use crate::owner::owner;
 use crate::ports::mediator::{self, DAEMON_HOLDER, PausedThread};
 use crate::ports::nic;
 use crate::refusal::Refusal;
+use crate::server::work::{INTERFACES, STORE, WATCHES};
+use crate::server::{Client, Server};
 use crate::service::Service;
-use crate::store::{self, ProtectionSnapshot, Store};
 use crate::tuning::events::MAX_REASON;
 use crate::user_arena::UserArena;
 
 /// What is kept while the state refers to it.
-pub(super) struct Kept {
+pub(crate) struct Kept {
     pub(super) broker: Option<Arc<broker::Duplicates>>,
     pub(super) arenas: Vec<(u32, Arc<UserArena>)>,
     pub(super) nodes: PausedNodes,
 }
 
 /// What was kept for a crash, besides the state.
-pub(super) struct AfterCrash {
+pub(crate) struct AfterCrash {
     /// The file with the token of the connection whose message was being answered.
     pub(super) mark: File,
     last_handle: Option<Handle>,
@@ -44,7 +44,7 @@ pub(super) struct AfterCrash {
 }
 
 impl AfterCrash {
-    pub(super) fn of(saved: SavedForCrash, fds: &mut Incoming) -> Result<AfterCrash, Refusal> {
+    pub(crate) fn of(saved: SavedForCrash, fds: &mut Incoming) -> Result<AfterCrash, Refusal> {
         let SavedForCrash { mark, last_handle, node } = saved;
         Ok(AfterCrash { mark: File::from(fds.take(mark)?), last_handle, node })
     }
@@ -81,13 +81,13 @@ impl Server {
     }
 
     /// How many sessions are kept, and whether all are.
-    pub(super) fn kept(&self) -> (usize, ProtectionSnapshot) {
+    pub(crate) fn kept(&self) -> (usize, ProtectionSnapshot) {
         let store = self.store.as_ref();
         (store.map_or(0, Store::kept_sessions), self.protection.snapshot(store.and_then(Store::pid)))
     }
 
     /// A process that keeps the state, or is to, has answered or ended.
-    pub(super) fn store_answers(&mut self) {
+    pub(crate) fn store_answers(&mut self) {
         if let Some(known) = self.store.as_mut().and_then(Store::take_answers) {
             self.is_kept(known);
         }
@@ -99,7 +99,7 @@ impl Server {
     }
 
     /// The message of a connection is being answered; 0: other work is done. Returns its session.
-    pub(super) fn mark(&mut self, token: u64) -> Option<u64> {
+    pub(crate) fn mark(&mut self, token: u64) -> Option<u64> {
         let store = self.store.as_mut()?;
         store.changed();
         if token != 0 {
@@ -109,7 +109,7 @@ impl Server {
     }
 
     /// It is done; `before`: the session that it had.
-    pub(super) fn end_mark(&mut self, token: u64, before: Option<u64>) {
+    pub(crate) fn end_mark(&mut self, token: u64, before: Option<u64>) {
         let settings_changed = std::mem::take(&mut self.daemon.settings_changed);
         let Some(store) = self.store.as_mut().filter(|_| token != 0) else { return };
         store.set_mark(0);
@@ -126,7 +126,7 @@ impl Server {
 
     /// An event was handled. A state with an interface that has changed must not be used, and a queue that was closed
     /// may be opened next.
-    pub(super) fn event_changed(&mut self, service: &Service, token: u64) {
+    pub(crate) fn event_changed(&mut self, service: &Service, token: u64) {
         if let Some(store) = self.store.as_mut().filter(|_| token == INTERFACES || token & WATCHES != 0) {
             store.changed_now();
             self.keep(service, Instant::now());
@@ -134,7 +134,7 @@ impl Server {
     }
 
     /// Has the state kept, if it may have changed; returns the time until it is to be, if it is not yet.
-    pub(super) fn keep(&mut self, service: &Service, now: Instant) -> Option<Duration> {
+    pub(crate) fn keep(&mut self, service: &Service, now: Instant) -> Option<Duration> {
         let store = self.store.as_mut()?;
         let spare_due = store.start_spare(now);
         if store.is_overdue(now) {
@@ -188,7 +188,7 @@ impl Server {
     /// Takes what a daemon has left that has crashed, before its threads' work is continued: their locks, and the
     /// broker. Returns the sessions that belong to no connection and no thread: those of programs at the node, and of
     /// connections that are not kept.
-    pub(super) fn take_from_crashed(&mut self, crash: &AfterCrash) -> Vec<u64> {
+    pub(crate) fn take_from_crashed(&mut self, crash: &AfterCrash) -> Vec<u64> {
         let broken = self.daemon.registry.break_locks(DAEMON_HOLDER);
         if broken > 0 {
             tracing::debug!(broken, "the daemon that crashed was copying: its locks are broken");
@@ -206,7 +206,7 @@ impl Server {
 
     /// After a crash: closes these sessions, ends the connection whose message was being answered, and wakes all
     /// programs, as the process that crashed may have been about to. The node, if it was on, is on again at `node`.
-    pub(super) fn recover(&mut self, marked: Option<u64>, unknown: Vec<u64>, node: Option<PathBuf>) {
+    pub(crate) fn recover(&mut self, marked: Option<u64>, unknown: Vec<u64>, node: Option<PathBuf>) {
         if let Some(client) = marked.and_then(|token| self.clients.get(&token)) {
             tracing::warn!(pid = client.peer.pid, "the daemon crashed while it answered this process");
             socket::shut_down(&client.fd);
@@ -228,17 +228,4 @@ impl Server {
 /// Whether a connection can go on after a crash: nothing is being answered.
 fn is_kept(client: &Client) -> bool {
     (client.session.is_some() || client.holder.is_some()) && client.task.is_none() && !client.is_ended
-}
-
-/// Fault injection for tests, in debug builds only.
-pub(super) mod fault {
-    /// `UNETMAP_FAULT=request`: a request on the connection of a port crashes the daemon.
-    pub(in crate::server) fn at_request(is_session: bool) {
-        if cfg!(debug_assertions)
-            && is_session
-            && std::env::var_os("UNETMAP_FAULT").is_some_and(|fault| fault == "request")
-        {
-            std::process::abort();
-        }
-    }
 }

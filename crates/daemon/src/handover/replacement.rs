@@ -15,21 +15,22 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::process;
 use unetmap_sys::socket::{self, MAX_FDS};
 
-use super::keep::{AfterCrash, Kept};
-use super::{Client, Server, Task, Waited, Work};
+use super::crash::{AfterCrash, Kept};
 use crate::broker;
 use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot};
-use crate::handover::{self, Reply, Request, SavedClient, State, Taken, VERSION};
+use crate::handover::store::{self, Store};
+use crate::handover::{self, Reply, Request, SavedClient, State, Taken, VERSION, channel};
 use crate::log;
 use crate::ports::{arrival, mediator, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::requests::LockHolder;
+use crate::server::work::{Task, Waited, Work};
+use crate::server::{Client, Server};
 use crate::service::Service;
-use crate::store::{self, Store};
 use crate::tuning::handover::{COMMIT_LIMIT, DRAIN_LIMIT, SEND_POLL};
 
 /// Work that is kept back so that the daemon can be replaced.
-pub(super) struct Drain {
+pub(crate) struct Drain {
     /// The connection of the process that is to replace this one.
     successor: u64,
     /// When work is no longer kept back or, if it `is_over`, when it can be again.
@@ -41,7 +42,7 @@ pub(super) struct Drain {
 impl Server {
     /// A connection asks to replace the daemon: done when its user's turn is over. Returns `false` when the connection
     /// is to be closed.
-    pub(super) fn successor_begins(&mut self, token: u64, version: u32) -> bool {
+    pub(crate) fn successor_begins(&mut self, token: u64, version: u32) -> bool {
         let Some(client) = self.clients.get(&token) else { return true };
         let (own, its) = (process::cgroup("self"), process::cgroup(&client.peer.pid.to_string()));
         let checked = if client.peer.uid != self.owner && client.peer.uid != 0 {
@@ -65,7 +66,7 @@ impl Server {
             Ok(())
         };
         if let Err(refusal) = checked {
-            let _ = broker::send(&client.fd, &Reply::Refused(refusal.why), &[]);
+            let _ = channel::send(&client.fd, &Reply::Refused(refusal.why), &[]);
             return false;
         }
         self.successor = Some(token);
@@ -73,15 +74,15 @@ impl Server {
     }
 
     /// Tells a connection which file the daemon runs. Returns `false`: the connection is to be closed.
-    pub(super) fn tell_program(&mut self, token: u64) -> bool {
+    pub(crate) fn tell_program(&mut self, token: u64) -> bool {
         if let (Some(client), Ok((device, inode))) = (self.clients.get(&token), handover::own_program()) {
-            let _ = broker::send(&client.fd, &Reply::Program(device, inode), &[]);
+            let _ = channel::send(&client.fd, &Reply::Program(device, inode), &[]);
         }
         false
     }
 
     /// Hands everything over if a successor has asked for it; returns whether it has taken over.
-    pub(super) fn is_replaced(&mut self, service: &Service) -> bool {
+    pub(crate) fn is_replaced(&mut self, service: &Service) -> bool {
         let Some(token) = self.successor.take() else { return false };
         let Some(client) = self.clients.remove(&token) else { return false };
         let start = Instant::now();
@@ -105,7 +106,7 @@ impl Server {
             }
             Err(Refusal { errno: EAGAIN, .. }) => {
                 if let Some(client) = self.clients.get(&token) {
-                    let _ = broker::send(&client.fd, &Reply::Busy, &[]);
+                    let _ = channel::send(&client.fd, &Reply::Busy, &[]);
                 }
                 false
             }
@@ -115,7 +116,7 @@ impl Server {
                 }
                 tracing::warn!(pid, ?took, "not replaced: {why}");
                 if let Some(client) = self.clients.get(&token) {
-                    let _ = broker::send(&client.fd, &Reply::Refused(why), &[]);
+                    let _ = channel::send(&client.fd, &Reply::Refused(why), &[]);
                 }
                 self.end(token);
                 false
@@ -135,7 +136,7 @@ impl Server {
     }
 
     /// Keeps back work that would begin something while only what is in progress is completed; else returns it.
-    pub(super) fn hold_back(&mut self, uid: u32, work: Work) -> Option<Work> {
+    pub(crate) fn hold_back(&mut self, uid: u32, work: Work) -> Option<Work> {
         let Some(drain) = self.drain.as_mut().filter(|drain| !drain.is_over) else { return Some(work) };
         match work {
             Work::Message(token) if token == drain.successor => Some(work),
@@ -148,7 +149,7 @@ impl Server {
     }
 
     /// Has the work done that was kept back, if it is due; returns the time until it is.
-    pub(super) fn end_drain(&mut self, now: Instant) -> Option<Duration> {
+    pub(crate) fn end_drain(&mut self, now: Instant) -> Option<Duration> {
         let drain = self.drain.as_mut()?;
         let left = drain.until.saturating_duration_since(now);
         if self.clients.contains_key(&drain.successor) && !left.is_zero() {
@@ -242,7 +243,7 @@ impl Server {
     }
 
     /// What the successor needs.
-    pub(super) fn save<'a>(
+    pub(crate) fn save<'a>(
         &'a self,
         service: &'a Service,
         kept: &'a Kept,
@@ -421,7 +422,7 @@ impl Successor<'_> {
     /// Sends a message; the successor receives them one after the other.
     fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Refusal> {
         loop {
-            match broker::send(self.connection.as_fd(), message, fds) {
+            match channel::send(self.connection.as_fd(), message, fds) {
                 Err(e)
                     if (e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(ETOOMANYREFS))
                         && self.start.elapsed() < COMMIT_LIMIT =>
@@ -437,7 +438,7 @@ impl Successor<'_> {
     fn expect(&self, which: impl Fn(&Request) -> bool) -> Result<(), Refusal> {
         let left = COMMIT_LIMIT.saturating_sub(self.start.elapsed());
         wait_readable(&mut [PollFd::new(self.connection, PollFlags::IN)], Some(left)).map_err(failed)?;
-        match broker::receive::<Request>(self.connection, 0).map_err(failed)? {
+        match channel::receive::<Request>(self.connection, 0).map_err(failed)? {
             Some((request, _)) if which(&request) => Ok(()),
             _ => refuse(EIO, "the successor has ended"),
         }

@@ -17,7 +17,7 @@ use unetmap_sys::socket::{self, MAX_FDS};
 
 use super::{Answer, Message, OWN_PROGRAM};
 use crate::broker;
-use crate::handover::{Reply, Request, State};
+use crate::handover::{Reply, Request, State, channel};
 use crate::log;
 use crate::tuning::handover::{MAX_STATE_BYTES, REPLY_LIMIT, SEND_POLL};
 use crate::tuning::nic::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
@@ -51,7 +51,7 @@ pub(crate) fn run(mut connection: OwnedFd) -> io::Result<()> {
     let (mut kept, mut crashes, mut was_reset) = (Kept::default(), VecDeque::new(), false);
     kept.serve(&connection, files);
     loop {
-        match broker::receive::<Message>(&connection, MAX_STATE_BYTES) {
+        match channel::receive::<Message>(&connection, MAX_STATE_BYTES) {
             Ok(Some((Message::Ended, _))) => return Ok(()),
             Ok(Some((message, fds))) => kept.take(message, fds, &connection),
             // Said once, if the daemon has ended with an answer unread; what it has sent follows.
@@ -71,13 +71,13 @@ impl Kept {
     /// Tells a daemon about this process. It may have ended by now: that is seen next.
     fn serve(&self, connection: &OwnedFd, files: u64) {
         let held = self.state.as_ref().map_or(0, |(_, fds)| fds.len());
-        let _ = broker::send(connection, &Answer::Serves { pid: process::pid(), files, held }, &[]);
+        let _ = channel::send(connection, &Answer::Serves { pid: process::pid(), files, held }, &[]);
     }
 
     /// Does what a message says. The daemon may have ended before it is answered: that is seen next.
     fn take(&mut self, message: Message, fds: Vec<OwnedFd>, connection: &OwnedFd) {
         self.is_used = true;
-        let answer = |answer| _ = broker::send(connection, &answer, &[]);
+        let answer = |answer| _ = channel::send(connection, &answer, &[]);
         match message {
             Message::Descriptors(is_first) => {
                 if is_first {
@@ -121,7 +121,7 @@ impl Kept {
         if self.broken.is_none() {
             self.discard();
             let why = format!("the process that keeps the ports cannot receive what it is to keep: {e}");
-            let _ = broker::send(connection, &Answer::Failed(why.clone()), &[]);
+            let _ = channel::send(connection, &Answer::Failed(why.clone()), &[]);
             self.broken = Some(why);
         }
         // If the reason persists.
@@ -184,7 +184,7 @@ fn restart(state: &State, fds: &[OwnedFd]) -> io::Result<OwnedFd> {
     start(&args, its)?;
     let expect = |is_it: &dyn Fn(&Request) -> bool| {
         wait_readable(&mut [PollFd::new(&own, PollFlags::IN)], Some(REPLY_LIMIT))?;
-        match broker::receive::<Request>(&own, 0)? {
+        match channel::receive::<Request>(&own, 0)? {
             Some((request, _)) if is_it(&request) => Ok(()),
             _ => Err(io::Error::other("the daemon that was started again has ended")),
         }
@@ -192,13 +192,13 @@ fn restart(state: &State, fds: &[OwnedFd]) -> io::Result<OwnedFd> {
     expect(&|request| matches!(request, Request::Begin { .. }))?;
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
     for some in fds.chunks(MAX_FDS) {
-        broker::send_until(Instant::now() + RESTART_SEND_LIMIT, &own, &Reply::Descriptors, some)?;
+        channel::send_until(Instant::now() + RESTART_SEND_LIMIT, &own, &Reply::Descriptors, some)?;
     }
     // A long state is a file, and so brings a descriptor, too.
-    broker::send_until(Instant::now() + RESTART_SEND_LIMIT, &own, &StateReply::State(state), &[])?;
+    channel::send_until(Instant::now() + RESTART_SEND_LIMIT, &own, &StateReply::State(state), &[])?;
     expect(&|request| matches!(request, Request::Ready))?;
-    broker::send(&own, &Reply::Recover, &[])?;
+    channel::send(&own, &Reply::Recover, &[])?;
     expect(&|request| matches!(request, Request::Commit))?;
-    broker::send(&own, &Reply::Released, &[])?;
+    channel::send(&own, &Reply::Released, &[])?;
     Ok(own)
 }
