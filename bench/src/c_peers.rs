@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::nic::PACKET_HEADER;
 
-/// What all programs are compiled with.
+/// Flags of the compiler for all programs.
 const FLAGS: [&str; 5] = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread"];
 /// Debian's packages of DPDK's headers and libraries, and of the program that knows where they are.
 const DPDK_PACKAGES: &str = "libdpdk-dev pkg-config";

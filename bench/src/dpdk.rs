@@ -61,7 +61,7 @@ impl Link {
     }
 }
 
-/// What is measured, with packets of one length.
+/// The measurement, with packets of one length.
 pub(crate) struct Dpdk {
     link: Link,
     len: u16,

@@ -51,7 +51,7 @@ const CLOCK_TIME: Duration = Duration::from_secs(2);
 /// The packets whose delays are measured: a million per second, for two seconds.
 const LATE_STREAM: &str = "[[stream]]\nname = \"late\"\nsize = 60\nrate = \"1Mpps\"\ncount = 2_000_000\n";
 
-/// What a row measures.
+/// The subject of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
     /// So many rules, of which the last one admits all packets.

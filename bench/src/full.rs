@@ -21,7 +21,7 @@ use crate::row_group::{RowGroup, row_groups};
 use crate::{Bench, Options, Setup, note};
 use machine::{Absent, Machine};
 
-/// What a report is made of, the most important first: a report that runs out of time lacks the last ones.
+/// The parts of a report, the most important first: a report that runs out of time lacks the last ones.
 const BENCHES: [Bench; 22] = [
     Bench::Pipe,
     Bench::PipeRtt,
@@ -175,7 +175,7 @@ impl Report {
         Ok(code)
     }
 
-    /// What this report leaves out, and how it is had.
+    /// Returns the parts that this report leaves out, and how each is had.
     fn left_out(&self) -> Vec<Absent> {
         let of = |peer: &str, why: &str| Absent { peer: peer.into(), why: why.into() };
         let mut all = Vec::new();

@@ -134,7 +134,7 @@ pub fn run(options: &Options) -> Result<u8, String> {
     Ok(code)
 }
 
-/// What benchmarks share: the networks of those of interfaces, and programs of peers.
+/// State that benchmarks share: networks for interfaces, and programs of peers.
 struct Setup {
     nics: Option<Rc<NicLab>>,
     hosts: Option<Rc<HostLab>>,

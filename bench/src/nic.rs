@@ -138,7 +138,7 @@ impl Implementation {
     }
 }
 
-/// What is sent.
+/// The traffic that is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     /// Bytes of a packet.

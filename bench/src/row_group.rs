@@ -33,7 +33,7 @@ const BATCHES_OF_FIGURES: [u32; 6] = [1, 4, 8, 32, 128, 512];
 /// The sizes of packets of `pipe-size`, `vale-size`, `nic-tx-size` and `nic-rx-size`, bytes: some are no multiples of
 /// 64.
 const SIZES: [u16; 9] = [60, 65, 100, 128, 250, 512, 777, 1024, 1514];
-/// What the sender of `pipe-cycles` spends on a packet, cycles.
+/// Cycles that the sender of `pipe-cycles` spends on a packet.
 const CYCLES: [u32; 7] = [0, 10, 30, 100, 200, 500, 1000];
 /// Ring pairs of its pipe.
 const RING_PAIRS: [u16; 3] = [1, 2, 4];

@@ -49,7 +49,7 @@ const FIRST_ROUND: Duration = Duration::from_millis(1200);
 /// Time after that in which the daemon's CPU time is measured.
 const MEASURE: Duration = Duration::from_millis(1000);
 
-/// What grows.
+/// The number that grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// Open ports of a switch: time to open one more.

@@ -46,7 +46,8 @@ const PINGS: u32 = 5_000;
 const SLEEPING_PINGS: u32 = 200;
 const SLEEPING_RATE: u32 = 500;
 
-/// What the reader of `vale-overload` counts to for each packet, so that it reads some 3 million packets per second.
+/// The number to which the reader of `vale-overload` counts for each packet, so that it reads some 3 million packets
+/// per second.
 const READER_WORK: &str = "150";
 /// The rates that are offered to it, packets per second: its best rate is the highest that it reads at one of them.
 const OFFERED_RATES: [u64; 6] = [500_000, 1_000_000, 1_500_000, 2_000_000, 3_000_000, 4_000_000];

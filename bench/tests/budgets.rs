@@ -18,7 +18,7 @@ use unetmap_filter::{Config, Direction, Engine, Headers, Now, Ruleset, Verdict};
 use unetmap_streams::{Receiver, Sender, parse_spec, signature};
 use unetmap_switch::fdb::{Mac, MacTable};
 
-/// What this program is to do under valgrind: NAME PACKETS.
+/// The task of this program under valgrind: NAME PACKETS.
 const TASK: &str = "UNETMAP_BUDGET_TASK";
 /// Packets of the two runs of a loop.
 const FEW: u64 = 1024;

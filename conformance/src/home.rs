@@ -30,7 +30,7 @@ const TEST_LIMIT: Duration = Duration::from_secs(200);
 const ATTEMPTS: u32 = 3;
 /// Environment variable: the file to which the names of repeated tests are added, a line each. `make test` prints them.
 const REPEATS: &str = "UNETMAP_TEST_REPEATS";
-/// What the daemon logs after it was kept from running for more than the time after which interfaces are the kernel's.
+/// The daemon's message after it was kept from running for more than the time after which interfaces are the kernel's.
 const DELAYED: &str = "the daemon was delayed";
 /// Environment variable: the name of the test whose body this process runs.
 const INSIDE: &str = "UNETMAP_TEST_INSIDE";
@@ -39,7 +39,7 @@ const SUMMARY: &str = "summary: ";
 
 /// Why an attempt failed.
 pub struct Failure {
-    /// What it printed.
+    /// Its output.
     pub text: String,
     /// Its daemon's log.
     pub log: String,
@@ -414,8 +414,8 @@ impl Home {
         self.daemon_tasks().iter().filter(|task| kept(task)).count()
     }
 
-    /// What the daemon does in `period`, in which nothing asks it anything: the time that its threads run, and the
-    /// number of times that they wait (voluntary context switches).
+    /// Returns the daemon's effort in `period`, in which nothing asks it anything: the time that its threads run, and
+    /// the number of times that they wait (voluntary context switches).
     #[track_caller]
     pub fn daemon_effort(&self, period: Duration) -> (Duration, u64) {
         let tasks = self.daemon_tasks();

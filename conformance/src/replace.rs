@@ -98,7 +98,7 @@ pub struct Stream {
     receiver: JoinHandle<Counts>,
 }
 
-/// What a receiver tells while it runs.
+/// Progress of a receiver while it runs.
 #[derive(Default)]
 struct Progress {
     /// Packets received so far.
@@ -107,7 +107,7 @@ struct Progress {
     gap: AtomicU64,
 }
 
-/// What a receiver has counted.
+/// Counts of a receiver.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// Packets that arrived, in order.

@@ -23,7 +23,7 @@ pub struct Snapshot {
     pub sessions: Vec<Session>,
     /// Its users, and at the end all of them but root together.
     pub users: Vec<User>,
-    /// What all users but root can have.
+    /// Budgets of all users but root together.
     pub totals: Vec<Total>,
 }
 
@@ -34,11 +34,11 @@ pub struct Total {
     pub resource: String,
     /// In all.
     pub total: u64,
-    /// What limits it, in words.
+    /// The limit that bounds it, in words.
     pub limited_by: String,
 }
 
-/// What a user has of the daemon, and may have.
+/// A user's share of the daemon, and its bounds.
 #[derive(Clone, Debug, Deserialize)]
 pub struct User {
     /// `None`: all users but root.
@@ -60,7 +60,7 @@ pub struct User {
 /// An amount that a user has, and its budget.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Share {
-    /// What the user has.
+    /// The amount that the user has.
     pub used: u64,
     /// `None`: no budget.
     pub limit: Option<u64>,
@@ -100,7 +100,7 @@ pub struct CrashProtection {
     pub off_seconds: f64,
 }
 
-/// What the daemon did for users, since it was started: requests, and ends of connections.
+/// The daemon's work for users since it was started: requests, and ends of connections.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Work {
     /// How many.

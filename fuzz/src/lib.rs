@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the fuzz targets share.
+//! Functions that the fuzz targets share.
 
 pub mod bytes;
 pub mod ebpf;

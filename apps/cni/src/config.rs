@@ -124,7 +124,7 @@ fn hash(texts: &[&str]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// What the runtime says beside the configuration.
+/// The runtime's environment variables, which stand beside the configuration.
 #[derive(Debug)]
 pub(crate) struct Environment {
     pub(crate) container: String,

@@ -26,7 +26,7 @@ pub(crate) struct Route {
     options: Vec<(&'static str, u64)>,
 }
 
-/// What a pod gets.
+/// The addresses and routes of a pod.
 #[derive(Debug, Default)]
 pub(crate) struct Assignment {
     pub(crate) addresses: Vec<Address>,

@@ -70,7 +70,7 @@ pub(crate) struct AllocateResponse {
     pub(crate) container_responses: Vec<ContainerAllocateResponse>,
 }
 
-/// What a container gets.
+/// The variables and mounts that a container gets.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ContainerAllocateResponse {
     #[prost(btree_map = "string, string", tag = "1")]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the plugin answers: its devices, and what a container gets that has one.
+//! The plugin's answers: its devices, and the mounts and variables of a container that has one.
 
 use std::cell::Cell;
 

@@ -96,7 +96,7 @@ pub struct Config {
     /// Generation of each slot of rules.
     generations: Vec<u32>,
     free_slots: Vec<u32>,
-    /// What this script may take over from what it replaces.
+    /// The rules and translations that this script may take over from its predecessor.
     kept: replace::Kept,
     /// Counters that this script has set to zero, and what they were counted from before.
     zeroed: Vec<(Arc<RuleCounters>, [u64; 3])>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the tests of a rule exclude, field by field, for the index.
+//! The values that the tests of a rule exclude, field by field, for the index.
 
 use crate::packet::{Family, tcp};
 use crate::rule::{Field, Literal, Side, Test};

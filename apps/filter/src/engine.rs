@@ -77,20 +77,20 @@ impl SharedTables {
     }
 }
 
-/// What evaluation goes on with after a rule.
+/// The next step of evaluation after a rule.
 enum Next {
     Done(Verdict),
     /// The rule at this place or after it.
     Rule(usize),
 }
 
-/// What a packet's evaluation remembers.
+/// The state of a packet's evaluation.
 struct Traversal {
     calls: [u16; CALL_DEPTH],
     depth: usize,
     called: u32,
     argument: u32,
-    /// Those of the packet; the first `tagged` are used.
+    /// The packet's tags; the first `tagged` are used.
     tags: [u16; MAX_TAGS],
     tagged: usize,
     /// Type of service, as rules have left it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What a state has of a connection whose handshake is completed for the server.
+//! The part of a state that completes a connection's handshake for the server.
 
 /// How far a proxied connection is, in its state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -262,7 +262,7 @@ impl Common {
     const NONE: Common = Common { rows: [0; FIELDS], n: 0, summary: 0 };
 }
 
-/// What the index looks at of a packet.
+/// The header fields by which the index looks up a packet.
 struct Key<'a> {
     headers: &'a Headers,
     kind: u8,

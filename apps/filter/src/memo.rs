@@ -18,7 +18,7 @@ const L4: usize = L3 + 20;
 /// The rule of an entry that holds nothing.
 const NO_RULE: u32 = u32::MAX;
 
-/// What a verdict that is remembered depends on.
+/// Everything that a remembered verdict depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Key {
     v6: [u128; 2],

@@ -20,7 +20,7 @@ pub struct Rule {
     pub id: RuleId,
     /// The rule is skipped unless a random number of 31 bits is below; `None`: never skipped.
     pub(crate) probability: Option<u32>,
-    /// What happens to a packet that matches.
+    /// The fate of a packet that matches.
     pub(crate) action: Action,
     /// Whether matches are logged.
     pub(crate) log: Option<Log>,
@@ -70,7 +70,7 @@ pub struct RuleId {
     pub generation: u32,
 }
 
-/// What happens to a packet that matches a rule.
+/// The action of a rule on a packet that matches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// The packet passes.

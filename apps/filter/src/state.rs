@@ -83,7 +83,7 @@ impl Flow {
     }
 }
 
-/// What most packets need of a state: one cache line.
+/// The fields of a state that most packets need: one cache line.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 struct Entry {

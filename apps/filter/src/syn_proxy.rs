@@ -72,7 +72,7 @@ pub struct ProxyCounts {
 #[derive(Clone, Debug)]
 pub(crate) struct Cookies(RandomState);
 
-/// What a valid cookie says.
+/// The contents of a valid cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Accepted {
     /// The client's first sequence number.
@@ -127,7 +127,7 @@ pub(crate) struct SynOptions {
 const WRITTEN: usize = 20;
 
 impl SynOptions {
-    /// Those of any segment.
+    /// Reads the options of any segment.
     fn of(h: &Headers, bytes: &[u8]) -> SynOptions {
         let mut found = SynOptions { mss: DEFAULT_MSS, sack: false, scale: None, times: None };
         for (kind, place) in Options::of(h, bytes) {
@@ -226,7 +226,7 @@ fn header_end(h: &Headers, bytes: &[u8]) -> Option<usize> {
     (words >= 5).then(|| usize::from(h.l4) + usize::from(words) * 4)
 }
 
-/// What happens for a segment.
+/// The next step for a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Its sender gets a cookie, and options.

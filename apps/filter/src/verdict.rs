@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What a rule set says of a packet.
+//! The verdict of a rule set on a packet.
 
 use crate::rule::Rule;
 
-/// What happens to a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It passes.
@@ -36,7 +36,7 @@ pub enum Change {
     Mss(u16),
 }
 
-/// What a rule does with a packet besides the verdict.
+/// An effect of a rule besides its verdict.
 #[derive(Clone, Copy, Debug)]
 pub enum Effect<'r> {
     /// The rule logs it.

@@ -98,7 +98,7 @@ fn open(options: &Options) -> Result<Vec<[Port; 2]>, Failure> {
     Ok(pairs)
 }
 
-/// What a direction has done.
+/// Counts of one direction.
 #[derive(Clone, Copy, Default)]
 struct Done {
     passed: Counts,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the threads that move packets share with the others: rules, counts, packets that are logged.
+//! State that the threads that move packets share with the others: rules, counts, packets that are logged.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};

@@ -41,7 +41,7 @@ pub(crate) struct Links {
     seed: u64,
 }
 
-/// What a worker is made of.
+/// The parts of which a worker is made.
 pub(crate) struct Parts {
     pub(crate) engine: Engine,
     /// Links of the rules, once there are some.
@@ -52,7 +52,7 @@ pub(crate) struct Parts {
     pub(crate) memory: usize,
 }
 
-/// What happens to a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Pass,
@@ -64,7 +64,7 @@ enum Fate {
     Link(Target, FlowKey),
 }
 
-/// What both directions of a thread share.
+/// State that both directions of a thread share.
 pub(crate) struct Worker<'a> {
     shared: &'a Shared,
     totals: &'a Totals,

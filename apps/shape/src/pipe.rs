@@ -14,7 +14,7 @@ use crate::pool::{Packet, Pool, Queue};
 use crate::random::Random;
 use crate::sched::{Admission, Class, Kind, Scheduler};
 
-/// What a link is like.
+/// Properties of a link.
 #[derive(Clone, Debug)]
 pub struct PipeConfig {
     /// Bandwidth.
@@ -62,7 +62,7 @@ impl Default for PipeConfig {
     }
 }
 
-/// What happened to packets.
+/// Counts of packets by their fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets that came.
@@ -171,7 +171,7 @@ pub struct Pipe {
     /// When the first packet of the present backlog came.
     ready_at: Nanos,
     line: DelayLine,
-    /// What happened.
+    /// Counts of all packets so far.
     pub counts: Counts,
 }
 

@@ -17,7 +17,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Packet(pub(crate) u32);
 
-/// What is known of a packet besides its bytes.
+/// Properties of a packet besides its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Meta {
     /// Bytes in the pool.

@@ -32,9 +32,9 @@ pub struct LinkCounters {
 /// A link of a plan.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What it is like. With a mask, each flow has one of these.
+    /// Properties of the link. With a mask, each flow has a link of its own with these.
     pub config: PipeConfig,
-    /// What makes a flow that has a link of its own.
+    /// The header bits that tell flows apart, each with a link of its own.
     pub mask: Mask,
     /// Maximum number of those.
     pub max_flows: usize,

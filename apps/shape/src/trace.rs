@@ -23,7 +23,7 @@ pub struct Trace {
 pub struct TraceError {
     /// From 1; 0 if the trace as a whole is wrong.
     pub line: usize,
-    /// What is wrong.
+    /// The fault.
     pub message: &'static str,
 }
 

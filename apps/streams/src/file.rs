@@ -63,7 +63,7 @@ struct Written {
     seed: Option<Spanned<Value>>,
 }
 
-/// What is wrong, and the byte of the file where it is written, if that is known.
+/// A fault, and the byte of the file where it is written, if that is known.
 struct Fault {
     at: Option<usize>,
     text: String,

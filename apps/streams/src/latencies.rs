@@ -65,7 +65,7 @@ pub struct Latencies {
     max: u64,
 }
 
-/// What is reported of latencies, in nanoseconds.
+/// A summary of latencies, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Number of latencies; the others are 0 if there are none.

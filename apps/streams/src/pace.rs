@@ -6,7 +6,7 @@ use crate::signature::elapsed;
 /// Packets of a batch, at most: a stream that is due does not wait longer for another.
 pub const BATCH: u32 = 64;
 
-/// What is seen of the departures of a stream whose rate is known.
+/// Observations of the departures of a stream whose rate is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
     /// Packets per second, from the first packet that arrived to the last.

@@ -37,7 +37,7 @@ struct Length {
 #[derive(Clone, Copy, Debug)]
 struct Checksum {
     at: usize,
-    /// What it covers of the headers: `[from, to)`.
+    /// The part of the headers that it covers: `[from, to)`.
     from: usize,
     to: usize,
     /// The addresses and the protocol of the pseudo header.

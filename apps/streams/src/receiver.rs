@@ -12,7 +12,7 @@ const WINDOW: u64 = 65_536;
 /// Numbers that a packet's number may be ahead of the highest. Beyond it, the packet is of another run.
 const MAX_AHEAD: u64 = 1 << 30;
 
-/// What arrived of a stream.
+/// Counts of the packets of a stream that arrived.
 #[derive(Clone, Debug)]
 pub struct StreamReport {
     /// Number of the stream.
@@ -46,7 +46,7 @@ impl StreamReport {
     }
 }
 
-/// What arrived of a stream in an interval.
+/// Counts of the packets of a stream that arrived in an interval.
 #[derive(Clone, Debug)]
 pub struct IntervalReport {
     /// Number of the stream.

@@ -7,7 +7,7 @@ use crate::{Random, SECOND};
 /// Bytes that Ethernet adds to each packet: preamble, FCS and the gap between frames.
 pub const FRAMING: u64 = 24;
 
-/// What a rate counts.
+/// The unit that a rate counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Packets.

@@ -21,7 +21,7 @@ const LOSS_STEPS: u32 = 10;
 /// Searches end after so many trials, whatever the resolution.
 const MAX_TRIALS: u32 = 60;
 
-/// What a trial is to send.
+/// The traffic that a trial offers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Offer {
     /// Bytes of each packet.
@@ -32,10 +32,10 @@ pub struct Offer {
     pub packets: u64,
 }
 
-/// What was measured in a trial.
+/// The results of a trial.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// What was to be sent.
+    /// The traffic that was offered.
     pub offer: Offer,
     /// Packets that were sent.
     pub sent: u64,

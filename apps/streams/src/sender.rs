@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 use crate::signature::Signature;
 use crate::stream::Stream;
 
-/// What was sent of a stream.
+/// Counts of the packets of a stream that were sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SentCounts {
     /// Packets.

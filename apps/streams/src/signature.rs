@@ -19,7 +19,7 @@ const MAGIC: [u8; 4] = *b"uNm\xa7";
 /// Times have 48 bits: they begin again after 78 hours.
 const TIME_BITS: u32 = 48;
 
-/// What a sender writes into a packet.
+/// The signature that a sender writes into a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signature {
     /// Number of the stream, from 1.

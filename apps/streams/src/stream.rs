@@ -11,7 +11,7 @@ pub struct Stream {
     pub id: u16,
     /// Its name in reports.
     pub name: String,
-    /// What is sent.
+    /// The packet that is sent.
     pub packet: Packet,
     /// When.
     pub schedule: Schedule,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the process gives up before it accepts a hypervisor.
+//! Rights that the process gives up before it accepts a hypervisor.
 
 use std::io;
 use std::path::Path;

@@ -35,7 +35,7 @@ use crate::tuning::{
     ROUNDS_PER_MESSAGE_CHECK, RX_SLOTS, TIME_SLICE, TIMER_SLACK,
 };
 
-/// What to serve.
+/// The port, and how it is served.
 #[derive(Debug)]
 pub struct Config {
     /// The port of a VALE switch, `valeS:P`.
@@ -44,9 +44,9 @@ pub struct Config {
     pub socket: Socket,
     /// Pairs of queues that a peer can have, 1 to [`crate::MAX_QUEUE_PAIRS`], and the port's rings.
     pub queue_pairs: u16,
-    /// What is spoken on the socket.
+    /// The protocol that is spoken on the socket.
     pub protocol: Protocol,
-    /// What the daemon is told about it.
+    /// The request that tells the daemon about it.
     pub serves: ServesRequest,
 }
 

@@ -28,8 +28,8 @@ pub(crate) const HOST_USO: u64 = 1 << 56;
 /// Both, as a GSO packet of UDP does not say which.
 pub(crate) const GUEST_USO: u64 = GUEST_USO4 | GUEST_USO6;
 
-/// What a guest may use. Missing: `LOG_ALL`, without which hypervisors refuse live migration; and memory behind an
-/// IOMMU.
+/// Features that a guest may use. Missing: `LOG_ALL`, without which hypervisors refuse live migration; and memory
+/// behind an IOMMU.
 pub(crate) const OFFERED: u64 = CSUM
     | GUEST_CSUM
     | MTU

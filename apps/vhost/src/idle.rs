@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::tuning::{PAUSES_PER_SPIN, SPIN, STREAM};
 
-/// What the process does when it finds nothing to move.
+/// The pause of a process that finds nothing to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pause {
     /// It looks again at once.

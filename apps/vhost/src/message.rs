@@ -98,7 +98,7 @@ pub(crate) struct Message {
     pub(crate) request: Request,
 }
 
-/// What can be read from the socket.
+/// A message, or the state of the socket if there is none.
 pub(crate) enum Incoming {
     Message(Message),
     /// Nothing yet, or part of a message.

@@ -63,7 +63,7 @@ impl Peers<'_> {
         Some(next)
     }
 
-    /// What becomes readable when a peer comes.
+    /// Descriptors that become readable when a peer comes.
     pub(crate) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let listener = match &self.config.socket {
             Socket::Listen(listener) if Instant::now() >= self.accept_at && self.candidates.has_room() => {

@@ -34,7 +34,7 @@ pub(crate) struct Placement {
     allowed: Vec<usize>,
 }
 
-/// What happened in an interval.
+/// A sample of one interval.
 #[derive(Clone, Copy)]
 struct Sample {
     end: Instant,

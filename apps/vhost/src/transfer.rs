@@ -35,7 +35,7 @@ const GSO_ECN: u8 = 0x80;
 /// A virtio-net header.
 type Header = [u8; PORT_HEADER];
 
-/// What one call has moved.
+/// Counts of packets that one call moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
     pub(crate) packets: u64,
@@ -43,7 +43,7 @@ pub(crate) struct Moved {
     pub(crate) is_blocked: bool,
 }
 
-/// What happened to a packet for the guest.
+/// The result of delivering a packet to the guest.
 #[derive(PartialEq, Eq)]
 enum Delivery {
     Done,

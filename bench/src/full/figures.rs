@@ -119,7 +119,7 @@ const FIGURES: [(&str, &str, &[Figure]); 4] = [
     ),
 ];
 
-/// What the paper says of points of its figures 6 and 7: the number in the names of our rows, what it is, and the rate.
+/// Points of the paper's figures 6 and 7: the number in the names of our rows, what it is, and the rate.
 type PaperPoints = &'static [(u32, &'static str, &'static str)];
 /// Its points, by the ends of the names of our rows and the place of the figure in [`FIGURES`].
 const PAPER_POINTS: [(usize, &str, PaperPoints); 2] = [

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What else forwards from `vb` to `vc`: the kernel's bridge, and Open vSwitch in user space, on AF_PACKET and
-//! on DPDK's driver for AF_XDP.
+//! Other forwarders from `vb` to `vc`: the kernel's bridge, and Open vSwitch in user space, on AF_PACKET and on DPDK's
+//! driver for AF_XDP.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What hostile clients share: the control protocol without the library, and shared memory to write anything to.
+//! Functions that hostile clients share: the control protocol without the library, and shared memory to write anything
+//! to.
 #![forbid(unsafe_code)]
 
 pub mod front_end;

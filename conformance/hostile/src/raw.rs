@@ -209,7 +209,7 @@ impl ControlConnection {
 pub struct RawPort {
     /// The connection; closing it closes the port.
     pub raw: ControlConnection,
-    /// What was bound, and its offsets.
+    /// The binding, and its offsets.
     pub bound: Binding,
     /// The region.
     pub region: File,

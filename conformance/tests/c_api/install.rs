@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What `make install` installs, used like the author of a C program does: by `pkg-config`, without this source tree.
+//! `make install`, and programs that use the result as the author of a C program does: by `pkg-config`, without this
+//! source tree.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

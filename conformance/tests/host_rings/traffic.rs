@@ -69,8 +69,8 @@ fn flows_are_spread_over_host_rings_and_keep_their_order() {
     });
 }
 
-/// What is cut, summed up and tagged by hardware elsewhere is whole here; what the stack gets from a program it takes
-/// as from the wire.
+/// Segments that hardware would cut, sum up and tag are whole here; the stack takes a program's packets as it takes
+/// those from the wire.
 #[test]
 fn host_segments_are_split_and_checksums_computed() {
     isolated_with_interfaces(|home| {

@@ -121,7 +121,7 @@ fn restored(home: &Home, before: Pid) -> Option<Pid> {
     })
 }
 
-/// What the daemon makes when an end is first opened: the one that is started after a crash makes it.
+/// The daemon that is started after a crash makes what belongs to an end when that end is first opened.
 #[test]
 fn ends_are_first_opened_after_a_crash() {
     isolated(|home| {

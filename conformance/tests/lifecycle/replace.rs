@@ -53,7 +53,7 @@ fn pipes_go_on_while_the_daemon_is_replaced() {
     });
 }
 
-/// What the daemon makes when an end is first opened: its successor makes it.
+/// The successor makes what belongs to an end when that end is first opened.
 #[test]
 fn ends_are_first_opened_after_a_replacement() {
     isolated(|home| {
@@ -94,8 +94,8 @@ fn vale(words: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// What `unetmap vale --json` prints, without what changes while packets pass: counters, ages of addresses, and the
-/// processors on which threads are.
+/// Returns the output of `unetmap vale --json`, without the fields that change while packets pass: counters, ages of
+/// addresses, and the processors on which threads are.
 #[track_caller]
 fn settings_of(words: &str) -> Value {
     const CHANGES: [&str; 6] = ["sent", "received", "lost", "dropped", "age", "cpu"];

@@ -190,7 +190,7 @@ fn a_unit_keeps_its_ports_over_a_crash() {
     });
 }
 
-/// What cannot be handed over now: the sentence says what replaces the daemon of a unit all the same.
+/// A refusal of the reload names what replaces the daemon of a unit all the same.
 #[test]
 fn a_unit_that_cannot_be_replaced_names_the_restart() {
     isolated(|home| {
@@ -305,7 +305,7 @@ fn a_wrong_socket_of_the_service_manager_is_refused() {
     });
 }
 
-/// What the file changes is applied; a knob that was set since stays; an error changes nothing and has its line.
+/// Changes in the file are applied; a knob that was set since stays; an error changes nothing and has its line.
 #[test]
 fn a_reload_applies_what_changed_in_the_files() {
     isolated(|home| {

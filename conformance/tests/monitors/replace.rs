@@ -12,7 +12,7 @@ use conformance::replace::{Stream, refused, replace, try_replace};
 use conformance::traffic::open;
 use conformance::{Home, isolated_with_interfaces, until};
 
-/// What the monitor of a port had no room for. By its name: one without copies is in the port's region.
+/// Packets for which the monitor of a port had no room. By its name: one without copies is in the port's region.
 fn dropped_by(home: &Home, port: &str) -> u64 {
     let (snapshot, prefix) = (home.snapshot(), format!("{}/", port.trim_start_matches("netmap:")));
     let monitor = snapshot.ports.iter().find(|port| port.name.starts_with(&prefix)).expect("its monitor");
@@ -107,7 +107,7 @@ fn monitors_come_and_go_after_a_replacement() {
     });
 }
 
-/// What arrives while the daemon is replaced is seen, too, whether the program syncs or not.
+/// The monitor sees arrivals while the daemon is replaced, too, whether the program syncs or not.
 fn a_monitored_interface_goes_on(home: &Home, policy: &str) {
     let Some(net) = Net::new(home, policy, CABLE) else { return };
     let (port, tap) = (net.open("netmap:va"), net.tap());

@@ -16,7 +16,7 @@ use unetmap::{Interest, Port};
 
 /// The MAC address of which `xdp-filter` drops frames: the source of the tests' frames.
 const DROPPED: &str = "02:00:00:00:00:01";
-/// What the daemon logs if the kernel cannot replace functions of XDP programs, as the programs of dispatchers do.
+/// The daemon's message if the kernel cannot replace functions of XDP programs, as the programs of dispatchers do.
 const NO_FREPLACE: &str = "other XDP programs cannot be added while the port is open: Operation not permitted";
 
 /// A BPF file system, in which libxdp and the daemon pin programs.

@@ -59,7 +59,7 @@ fn a_mediated_interface_goes_on_after_a_crash() {
     });
 }
 
-/// What is kept has duplicates of the sockets of queues: a queue that was closed can be opened at once all the same.
+/// The store has duplicates of the sockets of queues; a queue that was closed can be opened at once all the same.
 #[test]
 fn a_queue_is_free_when_its_port_is_closed() {
     isolated_with_interfaces(|home| {

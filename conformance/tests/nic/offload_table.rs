@@ -91,7 +91,7 @@ impl Witness {
         Witness { guard, file }
     }
 
-    /// What it has seen so far, with the filter `expression`: each frame's link level, lengths and checksums.
+    /// Returns the frames so far that match the filter `expression`: each one's link level, lengths and checksums.
     fn read(&self, expression: &str) -> String {
         let mut command = Command::new("tcpdump");
         command.args(["-nn", "-e", "-vvv", "-r"]).arg(&self.file).arg(expression);

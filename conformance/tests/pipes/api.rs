@@ -93,7 +93,7 @@ fn pipes_beyond_the_buffers_of_the_region_are_refused_with_the_knob() {
     });
 }
 
-/// What a pipe takes of a process that opens one end, and of the daemon.
+/// A pipe takes a bounded number of descriptors and bytes of a process that opens one end, and of the daemon.
 #[test]
 fn a_pipe_takes_64_mb_of_address_space_and_six_descriptors() {
     isolated(|home| {

@@ -130,7 +130,7 @@ fn mixed(n: u16) -> Vec<Vec<u8>> {
     (0..2 * n).map(|i| udp(1000 + i, 7777 + i % 2, format!("needle {i:3}, and hay behind it").as_bytes())).collect()
 }
 
-/// Those of them to port 7777.
+/// Returns the frames to port 7777.
 fn wanted(frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
     frames.iter().step_by(2).cloned().collect()
 }

@@ -71,7 +71,7 @@ impl<'a> Runtime<'a> {
         printed
     }
 
-    /// What the plugin of addresses was asked.
+    /// The requests that the plugin of addresses got.
     fn log(&self) -> String {
         fs::read_to_string(self.home.folder().join("addresses.log")).unwrap_or_default()
     }

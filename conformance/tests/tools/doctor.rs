@@ -154,7 +154,7 @@ fn the_report_agrees_with_opening_veth_loopback_and_tunnels() {
     });
 }
 
-/// What `ip` and the kernel say about the interface.
+/// The state of the interface by `ip` and the kernel.
 fn condition(ns: &Ns, name: &str) -> String {
     let link = ns.ip(&["-d", "link", "show", name]).expect("it is there");
     let queues =
@@ -413,7 +413,7 @@ fn the_readme_has_the_table_of_kernels() {
     assert!(table.lines().count() > 4 && readme.contains(&table), "README.md lacks:\n{table}");
 }
 
-/// What the offloads of a veth's peer mean for a port, before it is opened and while it is open.
+/// The effect of each offload of a veth's peer on a port, before it is opened and while it is open.
 #[test]
 fn each_offload_has_a_line() {
     isolated_with_interfaces(|home| {

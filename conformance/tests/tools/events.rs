@@ -19,7 +19,7 @@ fn objects(text: &str) -> Vec<Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// What a command prints that runs `unetmap events --json`.
+/// Returns the output of a command that runs `unetmap events --json`.
 #[track_caller]
 fn printed(command: &mut Command) -> Vec<Value> {
     let output = command.args(["events", "--json"]).output().expect("it runs");

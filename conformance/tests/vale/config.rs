@@ -42,7 +42,7 @@ fn unetmap(ns: &Ns, args: &[&str]) -> (i32, String, String) {
     (output.status.code().expect("an exit"), text(&output.stdout), text(&output.stderr))
 }
 
-/// What `a` sends reaches the uplink with the tag of its VLAN, and not `b`.
+/// Packets from `a` reach the uplink with the tag of its VLAN, and do not reach `b`.
 #[track_caller]
 fn assert_separated(net: &Net, seq: u64) {
     let [a, b]: [Port; 2] = ["vale0:a", "vale0:b"].map(|name| open_in(&net.near, name));

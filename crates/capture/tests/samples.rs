@@ -43,7 +43,7 @@ fn read(bytes: &[u8]) -> Read {
     read
 }
 
-/// What libpcap reads: `None` if it is not Ethernet; the error is empty at the end of the file.
+/// Reads by libpcap: `None` if the file is not Ethernet; the error is empty at the end of the file.
 fn libpcap(path: &Path) -> Option<Read> {
     let mut read = Read::default();
     let mut file = match Capture::from_file_with_precision(path, Precision::Nano) {

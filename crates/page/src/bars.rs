@@ -19,7 +19,7 @@ const TICK_ROOM: f64 = 36.0;
 /// A ratio.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// What is compared.
+    /// The name of the thing compared.
     pub label: String,
     /// The ratio, above 0.
     pub ratio: f64,
@@ -30,7 +30,7 @@ pub struct Bar {
 /// A chart of ratios.
 #[derive(Clone, Debug, Default)]
 pub struct Bars {
-    /// What is shown.
+    /// The title of the chart.
     pub title: String,
     /// A sentence beside the title.
     pub note: String,

@@ -43,7 +43,7 @@ pub struct Series {
 /// A chart of lines.
 #[derive(Clone, Debug, Default)]
 pub struct Lines {
-    /// What is shown.
+    /// The title of the chart.
     pub title: String,
     /// A sentence beside the title.
     pub note: String,
@@ -55,7 +55,7 @@ pub struct Lines {
     pub x_scale: Scale,
     /// Scale of the y axis.
     pub y_scale: Scale,
-    /// What is drawn, the most important first.
+    /// The lines, the most important first.
     pub series: Vec<Series>,
     /// The meaning of a ring around a point; below the chart, if any has one.
     pub marked: String,
@@ -203,7 +203,7 @@ fn ring(x: f64, y: f64) -> String {
     format!("<circle class=\"mark\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"8\"/>")
 }
 
-/// What a line of a legend begins with.
+/// The sign at which a line of a legend begins.
 enum Sign {
     Series(usize),
     Ring,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What is drawn, and that it is well-formed.
+//! Tests of the drawings, and that they are well-formed.
 
 use super::layout::{NARROW, WIDE};
 use super::*;

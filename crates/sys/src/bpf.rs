@@ -161,7 +161,7 @@ struct RawMapInfo {
 /// Most maps of a program whose ids are returned.
 const MAP_IDS: usize = 8;
 
-/// What the kernel knows about a program.
+/// The kernel's record of a program.
 #[derive(Clone, Debug)]
 pub(crate) struct ProgramInfo {
     pub(crate) id: u32,

@@ -37,7 +37,7 @@ pub struct Feature {
     pub subject: &'static str,
     /// Build options of the kernel; empty: every kernel of that version has it.
     pub config: &'static str,
-    /// What the README says about it, as an item of a list.
+    /// The README's text about it, as an item of a list.
     pub summary: &'static str,
 }
 

@@ -66,7 +66,8 @@ pub struct MemoryHelper {
     pidfd: OwnedFd,
 }
 
-/// What decides whose memory a helper accesses. It may be in another process than the [`MemoryHelper`].
+/// The approvals, which decide whose memory a helper accesses. They may be in another process than the
+/// [`MemoryHelper`].
 #[derive(Debug)]
 pub struct Approvals {
     connection: OwnedFd,

@@ -129,7 +129,7 @@ impl Place {
         Place { folder: Arc::clone(&self.folder), name: name.to_owned() }
     }
 
-    /// What has this name now; a link is not followed.
+    /// Returns the state of the file that has this name now; a link is not followed.
     ///
     /// # Errors
     /// `ENOENT`, or the kernel's.

@@ -44,7 +44,7 @@ impl Counts {
     }
 }
 
-/// What happens to the packets of a direction.
+/// Moves the packets of one direction.
 pub trait Mover {
     /// Handles the packets in the first `n` slots of `from`, which end with a complete packet. Returns how many slots
     /// of `to`, from its first on, have packets to send; `to` has at least `n` free slots. The caller moves both rings.
@@ -84,7 +84,7 @@ pub struct Direction<'a, M> {
     pub to: &'a Port,
     /// Maximum number of slots per batch.
     pub burst: u32,
-    /// What happens to the packets.
+    /// Moves the packets.
     pub mover: M,
 }
 

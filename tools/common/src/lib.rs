@@ -190,7 +190,8 @@ pub fn parse<C: Parser>() -> C {
     std::process::exit(i32::from(OUTPUT_LOST.load(Relaxed)));
 }
 
-/// What [`write`](fn@write) lets pass besides printable text, for rows that stand out on a terminal.
+/// The sequence for bold, which [`write`](fn@write) lets pass besides printable text, for rows that stand out on a
+/// terminal.
 pub const BOLD: &str = "\x1b[1m";
 /// As [`BOLD`].
 pub const YELLOW: &str = "\x1b[33m";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What a wrong word of a command line resembles, judged as the programs judge all other words ([`unetmap_suggest`]):
-//! clap itself takes no exchanged letters in short words for a slip.
+//! Suggestions for a wrong word of a command line, by the rules for all other words ([`unetmap_suggest`]): clap itself
+//! takes no exchanged letters in short words for a slip.
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, Error};

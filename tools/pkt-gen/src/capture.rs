@@ -16,7 +16,7 @@ use unetmap_sys::place;
 pub(crate) struct Capture {
     bytes: Vec<u8>,
     packets: Vec<Range<usize>>,
-    /// What was read, and what was passed over.
+    /// Counts of the packets that were read, and of those that were passed over.
     pub(crate) counts: Counts,
     /// Why the rest of the file could not be read.
     pub(crate) damage: Option<String>,

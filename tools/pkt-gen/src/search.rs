@@ -254,7 +254,7 @@ fn trial_json(test: Test, trial: &Trial) -> Value {
     object
 }
 
-/// What the receiver saw of the departures.
+/// The receiver's view of the departures.
 fn pace_json(pace: &Pace) -> Value {
     json!({"pps": pace.pps, "burst": pace.burst, "in_step": pace.in_step})
 }

@@ -67,7 +67,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) const VLAN_KEYS: [&str; 2] = ["access", "trunk"];
 pub(crate) const SERVED_KEYS: [&str; 3] = ["vhost-user", "vhost-user-client", "memif"];
 
-/// What a port of a switch can have, by the file's keys, and the words of `unetmap vale port` that set it.
+/// Settings of a switch's port, by the file's keys, and the words of `unetmap vale port` that set them.
 pub(crate) const PORT_KEYS: [(&str, &str); 10] = [
     ("access", "access"),
     ("trunk", "trunk"),

@@ -117,7 +117,7 @@ pub(crate) fn interface(name: &str) -> Result<String, String> {
     }
 }
 
-/// What is printed.
+/// The form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Output {
     /// JSON instead of text.

@@ -42,7 +42,7 @@ pub(crate) struct EventsArgs {
 /// The place of the firewall in what was read.
 const FIREWALL: usize = 2;
 
-/// What was read so far.
+/// The part of the log that was read so far.
 struct Reader {
     json: bool,
     /// Of the system's daemon, of the user's own, and of the firewall: its process, and its last event.

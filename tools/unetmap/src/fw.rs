@@ -72,7 +72,7 @@ pub(crate) fn events(after: u64) -> Option<String> {
     reply.strip_prefix("ok\n").map(str::to_owned)
 }
 
-/// What is sent to the firewall.
+/// A request to the firewall.
 struct Request {
     format: &'static str,
     script: Vec<u8>,

@@ -110,7 +110,7 @@ fn make_room(connections: &mut VecDeque<Served>) {
 /// Status, type and body.
 type Answer = (u16, &'static str, String);
 
-/// What returns the answer to a request for a path with a value of the header `Accept`.
+/// Returns the answer to a request for a path with a value of the header `Accept`.
 type Answerer = fn(&str, &str) -> Answer;
 
 /// Answers requests by what `answer` returns, until no connection can be accepted; returns why.

@@ -73,7 +73,7 @@ struct Sent {
     skipped: u64,
     /// Packets that the receiver has not released at the end.
     left: u64,
-    /// What the last round read.
+    /// Counts of the last round.
     counts: Counts,
 }
 

@@ -195,8 +195,8 @@ pub(crate) fn server_log(command: &str, path: Option<&Path>) -> Result<Log, Stri
     Ok(if is_beside_daemon { log.never_opened_again() } else { log })
 }
 
-/// What the process that serves `port` has written since `from`, and then the lines of one that serves another port
-/// with the same socket; of the first [`MAX_START`] bytes.
+/// Returns the lines that the process serving `port` has written since `from`, and then the lines of one that serves
+/// another port with the same socket; of the first [`MAX_START`] bytes.
 fn own_and_other_lines(log: &File, from: u64, (command, port): (&str, &str)) -> [Vec<String>; 2] {
     let mut bytes = vec![0; MAX_START];
     let length = log.read_at(&mut bytes, from).unwrap_or(0);

@@ -95,7 +95,7 @@ pub(super) struct Dummynet {
     scheds: BTreeMap<u16, SchedSettings>,
 }
 
-/// What `config` reads for pipes and queues.
+/// Parameters of `config` that pipes and queues share.
 #[derive(Default)]
 struct Common {
     limit: Limit,

@@ -33,7 +33,7 @@ impl Config {
     }
 }
 
-/// What follows a rule that only counts.
+/// The edge from a rule that only counts to the next one.
 const NEXT: &str = "next";
 
 impl Rule {

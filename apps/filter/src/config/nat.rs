@@ -19,9 +19,9 @@ use crate::packet::proto;
 use crate::parse::words::{Words, of_beginning};
 use crate::parse::{number, protocol_number};
 
-/// What ipfw has and this program does not.
+/// Parameters of ipfw that this program lacks.
 const UNSUPPORTED: [&str; 4] = ["skip_global", "udp_eim", "global", "port_alias"];
-/// What `config` reads.
+/// Parameters that `config` reads.
 const PARAMETERS: [&str; 14] = [
     "ip",
     "if",

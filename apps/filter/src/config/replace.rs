@@ -12,7 +12,7 @@ use super::{Config, Result, dummynet};
 use crate::counters::RuleCounters;
 use crate::rule::{DEFAULT_RULE, Rule, RuleId};
 
-/// What a script may take over from what it replaces.
+/// The rules and translations that a script may take over from its predecessor.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kept {
     /// By the hash of number, set and text, in the order of the rules.

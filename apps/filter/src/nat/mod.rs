@@ -42,12 +42,12 @@ pub(crate) struct NatSettings {
     pub(crate) proxy_only: bool,
     /// Only sources of private networks are translated.
     pub(crate) unregistered_only: bool,
-    /// Those of carriers (100.64.0.0/10) as well.
+    /// Addresses of carriers (100.64.0.0/10) are translated, too.
     pub(crate) carrier: bool,
     pub(crate) redirects: Vec<Redirect>,
 }
 
-/// What outside reaches inside without being asked.
+/// An address inside that hosts outside reach without being asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Redirect {
     /// `None`: all protocols.
@@ -62,7 +62,7 @@ pub(crate) struct Redirect {
     pub(crate) remote: Option<(u32, u16, u16)>,
 }
 
-/// What becomes of a packet.
+/// The result of translating a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Translated {
     /// It passes.

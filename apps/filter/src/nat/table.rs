@@ -49,7 +49,7 @@ impl Life {
     }
 }
 
-/// What a connection is: `inside` is translated to `alias` for `remote`.
+/// A connection: `inside` is translated to `alias` for `remote`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Connection {
     /// The instance, and how often it was reset.

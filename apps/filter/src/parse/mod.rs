@@ -20,7 +20,7 @@ use words::{SyntaxError, Words};
 
 type Result<T> = std::result::Result<T, SyntaxError>;
 
-/// What names in rules stand for.
+/// Resolves the names in rules.
 pub(crate) trait Context {
     /// The number of a table, which is made if there is none; a sentence if it cannot be.
     fn table(&mut self, name: &str) -> std::result::Result<u16, String>;
@@ -564,7 +564,7 @@ fn is_empty(nets: &Nets) -> bool {
 mod tests {
     use crate::Config;
 
-    /// What is suggested in place of an unknown word is known.
+    /// Each suggestion for an unknown word is itself a known word.
     #[test]
     fn suggestions_are_words_of_the_language() {
         let message = |rule: String| Config::new(["a", "b"], 1, false).apply(&rule).err().map(|e| e.message);

@@ -12,7 +12,7 @@ pub struct SyntaxError {
     pub line: usize,
     /// From 1, in characters.
     pub column: usize,
-    /// What is wrong, and what is valid.
+    /// The fault, and the words that are valid there.
     pub message: String,
 }
 

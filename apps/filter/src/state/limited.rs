@@ -9,7 +9,7 @@ use crate::rule::{Limit, RuleId, limit_field};
 use crate::shared::locked;
 use crate::tuning::MAX_LIMITS;
 
-/// Those of one table.
+/// The limited states of one table.
 #[derive(Debug)]
 pub(super) struct Limited {
     /// The counts of all tables.

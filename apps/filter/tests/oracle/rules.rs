@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::packet::{Fields, Ip, PORTS, PROTOCOLS, address4, address6, mac};
 use crate::random::Random;
 
-/// What a test sees: the packet, and whether it travels out.
+/// The view of a test: the packet, and whether it travels out.
 pub(crate) struct View<'a> {
     pub(crate) fields: &'a Fields,
     pub(crate) out: bool,
@@ -311,7 +311,7 @@ fn group(random: &mut Random, groups: &mut Vec<Group>, item: impl Fn(&mut Random
     format!("{{ {} }}", text.join(" or "))
 }
 
-/// What rules may have.
+/// The features that generated rules may have.
 #[derive(Clone, Copy)]
 pub(crate) struct Style {
     pub(crate) tables: usize,

@@ -72,7 +72,7 @@ impl Default for Pie {
     }
 }
 
-/// What a manager did.
+/// Counts of a manager's actions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Actions {
     /// Packets that were dropped.
@@ -83,7 +83,7 @@ pub(crate) struct Actions {
     pub(crate) marked: u32,
 }
 
-/// What a manager remembers of a queue.
+/// A manager's state for one queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AqmState {
     codel: CodelState,

@@ -28,7 +28,7 @@ pub(crate) struct PieState {
     next_update: Nanos,
 }
 
-/// What happens to a packet.
+/// The decision on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
     Admit,

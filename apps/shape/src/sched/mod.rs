@@ -73,7 +73,7 @@ impl Default for Limit {
     }
 }
 
-/// What flows of a class have in common.
+/// Properties that all flows of a class share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Class {
     /// Share of the bandwidth of each flow, compared with the other flows; not 0. For [`Kind::Priority`] the place in
@@ -83,7 +83,7 @@ pub struct Class {
     pub limit: Limit,
     /// The manager of a flow's queue.
     pub aqm: Aqm,
-    /// What makes a flow of the class.
+    /// The header bits that tell flows of the class apart.
     pub mask: Mask,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What is to be searched: as it is written, checked.
+//! The plan of a search, as it is written, checked.
 
 use unetmap_quantity::{bytes, share};
 
@@ -69,7 +69,7 @@ impl Test {
     }
 }
 
-/// What is to be searched.
+/// The plan of a search.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The document.

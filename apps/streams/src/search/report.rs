@@ -4,7 +4,7 @@
 use super::Trial;
 use crate::{Pace, Summary};
 
-/// What bounds a throughput.
+/// The cause that bounds a throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// Higher rates lose packets.
@@ -31,7 +31,7 @@ impl Limit {
 pub struct Throughput {
     /// Packets per second; 0 if none passed.
     pub pps: f64,
-    /// What bounds it.
+    /// The cause that bounds the throughput.
     pub limit: Limit,
     /// How evenly the packets left in the trial that found it, as the receiver saw it.
     pub pace: Option<Pace>,

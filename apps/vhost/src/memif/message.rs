@@ -20,7 +20,7 @@ const CLIENT_SENDS: u16 = 1;
 /// Of `INIT`: Ethernet frames.
 pub(super) const ETHERNET: u8 = 0;
 
-/// What a server offers: the highest numbers that it accepts.
+/// The server's offer: the highest numbers that it accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) versions: [u16; 2],
@@ -64,7 +64,7 @@ pub(super) enum Message {
     Disconnect(String),
 }
 
-/// What can be read from the socket.
+/// A message, or the state of the socket if there is none.
 pub(super) enum Incoming {
     Message(Message),
     Nothing,

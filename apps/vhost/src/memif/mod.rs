@@ -30,14 +30,14 @@ pub const MAX_LOG2_RING: u8 = 14;
 /// Bytes that a client's buffers can have.
 pub const BUFFER_BYTES: std::ops::RangeInclusive<u32> = 64..=65536;
 
-/// What is agreed with the peer.
+/// Parameters that are agreed with the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// We are the client, and make the memory.
     pub is_client: bool,
     /// The interface, by its number on the socket.
     pub id: u32,
-    /// What the client must know; empty: nothing. At most [`MAX_SECRET`] bytes.
+    /// The secret that the client must know; empty: none. At most [`MAX_SECRET`] bytes.
     pub secret: String,
     /// Of a client's rings: slots, as a power of two, 0 to [`MAX_LOG2_RING`].
     pub log2_ring: u8,

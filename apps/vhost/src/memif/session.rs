@@ -59,7 +59,7 @@ pub(crate) struct Session {
     rings: [Vec<Ring>; 2],
     /// A client's region.
     file: Option<OwnedFd>,
-    /// What a client has still to send.
+    /// Messages that a client has still to send.
     pending: VecDeque<ClientMessage>,
     /// Why the first of them, which has been asked for, could not be sent yet.
     unsent: Option<String>,

@@ -149,7 +149,7 @@ pub(super) type Place = (u16, bool);
 /// A descriptor of a packed ring, and its identifier.
 pub(super) type WithId = (Descriptor, u16);
 
-/// What the process before has left.
+/// The queue's state that the process before left behind.
 pub(super) struct Recovered {
     /// The next descriptor to be returned.
     pub(super) used: Place,

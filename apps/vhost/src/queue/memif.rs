@@ -26,7 +26,7 @@ const FLAGS: usize = 4;
 const HEAD: usize = 6;
 const TAIL: usize = 64;
 const DESCRIPTORS: usize = 128;
-/// What a ring's first word is.
+/// The first word of a ring.
 const MAGIC: u32 = 0x03e3_1f20;
 /// In the ring's flags: the receiver polls.
 const NO_NOTIFICATION: u16 = 1;

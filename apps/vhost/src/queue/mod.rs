@@ -285,7 +285,7 @@ pub(crate) enum Queue {
     Memif(Memif),
 }
 
-/// What a queue is made of.
+/// The addresses and sizes of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) size: u32,

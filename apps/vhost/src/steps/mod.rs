@@ -23,7 +23,7 @@ use crate::tuning::MAX_CHAIN_BUFFERS;
 const BYTES: u64 = 64 << 10;
 const SLOTS: u16 = 16;
 
-/// What is left of the input; zeros at its end.
+/// The rest of the input; zeros at its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {

@@ -30,20 +30,20 @@ const NO_FD: u64 = 1 << 8;
 /// Most bytes of a packet that is delivered.
 const PACKET: u32 = 4000;
 
-/// What the hypervisor has.
+/// State of the hypervisor.
 struct FrontEnd {
     socket: UnixStream,
     memory: OwnedFd,
     event: OwnedFd,
     words: GuestWords,
-    /// What it negotiates.
+    /// The features that it negotiates.
     features: u64,
     keeps_inflight: bool,
     /// Messages of a set-up that it has sent.
     sent: u32,
 }
 
-/// What is negotiated: packed rings and event indexes, or not.
+/// Returns the features that are negotiated: packed rings and event indexes, or not.
 fn features_of(choice: u8) -> u64 {
     let without = if choice & 1 == 0 { RING_PACKED } else { 0 } | if choice & 2 == 0 { EVENT_IDX } else { 0 };
     features::OFFERED & !without

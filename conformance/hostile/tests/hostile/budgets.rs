@@ -215,7 +215,7 @@ fn rings_of_one_user_leave_descriptors_for_others() {
     });
 }
 
-/// What the table shows for each kind of port is not less than what the daemon has for it.
+/// The table shows for each kind of port at least what the daemon has for it.
 #[test]
 fn descriptors_of_all_kinds_of_ports_are_counted() {
     isolated(|home| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the daemon's processes and threads have given up, as the kernel shows it.
+//! Rights that the daemon's processes and threads have given up, as the kernel shows them.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -26,7 +26,7 @@ use zerocopy::IntoBytes as _;
 const OF_BROKER: u64 = 1 << 1 | 1 << 3 | 1 << 2 | 1 << 9 | 15 << 11 | 1 << 19 | 1 << 21 | 1 << 23 | 1 << 24 | 3 << 38;
 const SYS_PTRACE: u64 = 1 << 19;
 
-/// What `/proc` shows of a process or thread.
+/// The state of a process or thread in `/proc`.
 struct Status(String);
 
 impl Status {
@@ -199,7 +199,7 @@ fn nice_of(stat: &str) -> i32 {
     fields.split(' ').nth(16).and_then(|nice| nice.parse().ok()).expect("a number")
 }
 
-/// What everybody waits for runs before programs that keep the CPUs busy; what moves packets does not.
+/// Threads for which everybody waits run before programs that keep the CPUs busy; threads that move packets do not.
 #[test]
 fn only_the_control_thread_and_its_broker_run_before_others() {
     isolated(|home| {

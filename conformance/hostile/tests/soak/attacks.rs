@@ -58,7 +58,7 @@ pub(crate) struct Attack {
     pub(crate) what: What,
 }
 
-/// What its process executes.
+/// The program that its process executes.
 pub(crate) enum What {
     /// A function of this program, until the process is killed.
     Function(fn(&mut Tenant) -> !),

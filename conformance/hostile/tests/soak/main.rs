@@ -221,7 +221,7 @@ fn soak(folder: &Path, length: Duration) -> bool {
     passed
 }
 
-/// What is looked at during the attacks.
+/// Parts that are watched during the attacks.
 struct Parts<'a> {
     home: &'a Home,
     net: &'a mut Net,

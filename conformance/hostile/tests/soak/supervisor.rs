@@ -31,7 +31,7 @@ const STALLED: usize = 4;
 /// The errno of such a request, if its process is not killed before (ETIMEDOUT).
 const TIMED_OUT: &str = "110";
 
-/// What the threads share.
+/// State that the threads share.
 struct Shared {
     attacks: AtomicBool,
     ended: AtomicBool,
@@ -39,7 +39,7 @@ struct Shared {
     killed: AtomicU64,
 }
 
-/// What one thread has done.
+/// The record of one thread.
 #[derive(Default)]
 struct Record {
     /// Tenants that were killed.

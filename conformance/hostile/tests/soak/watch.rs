@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What is measured: the daemon's memory and descriptors, and how long the honest tenant's opens take.
+//! Measurements: the daemon's memory and descriptors, and how long the honest tenant's opens take.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};

@@ -11,7 +11,7 @@ use super::{IFINFOMSG, header_of, ifinfomsg};
 /// Bytes of `struct ifaddrmsg`, the header of every message about an address.
 const IFADDRMSG: usize = 8;
 
-/// What uses an interface.
+/// A user of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Usage {
     /// It has an address, other than the link-local one that the kernel gives to each.

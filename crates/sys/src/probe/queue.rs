@@ -18,7 +18,7 @@ const BUFFERS: usize = 16;
 /// Entries of each ring; a power of two.
 const ENTRIES: u32 = 64;
 
-/// What the kernel answered; `None`: not tried.
+/// The kernel's answers; `None`: not tried.
 #[derive(Debug)]
 pub struct QueueTrial {
     /// The queue.

@@ -9,7 +9,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::done;
 
-/// What may be done below a path.
+/// Accesses that are allowed below a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Files are read, and folders are listed.

@@ -97,7 +97,7 @@ impl Settings {
     }
 }
 
-/// What is attached to an interface.
+/// The kind of program that is attached to an interface.
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Attached {

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::ZERO_COPY_BUFFER;
 use crate::kernel;
 
-/// What prevents zero copy on an interface.
+/// An obstacle to zero copy on an interface.
 #[derive(Clone, Copy, Debug)]
 pub enum ZeroCopyObstacle<'a> {
     /// The XDP program does not run in the driver.

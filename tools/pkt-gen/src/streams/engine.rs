@@ -39,7 +39,7 @@ impl Clock {
     }
 }
 
-/// What is sent and measured.
+/// The streams that are sent and measured.
 pub(crate) struct Run<'a> {
     pub(crate) clock: Clock,
     pub(crate) stop: &'a AtomicBool,
@@ -62,7 +62,7 @@ pub(crate) struct Run<'a> {
     pub(crate) cpus: &'a [usize],
 }
 
-/// What arrived in an interval.
+/// Counts of the packets that arrived in an interval.
 pub(crate) struct Interval {
     pub(crate) time: Duration,
     pub(crate) streams: Vec<IntervalReport>,
@@ -89,7 +89,7 @@ struct Shared {
     sent: AtomicU64,
 }
 
-/// What a sender is to do next.
+/// The next step of a sender.
 enum Step {
     /// Go on.
     Sent,

@@ -232,7 +232,7 @@ fn comments(text: &str) -> Vec<&str> {
     found
 }
 
-/// What follows a string, after its opening quotes; in a basic one, a backslash escapes a quote.
+/// Returns the text after a string, from behind its opening quotes; in a basic one, a backslash escapes a quote.
 fn after_string<'a>(text: &'a str, closing: &str, is_basic: bool) -> &'a str {
     let mut at = 0;
     while let Some(rest) = text.get(at..).filter(|rest| !rest.is_empty()) {

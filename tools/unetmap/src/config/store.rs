@@ -27,7 +27,7 @@ pub(super) struct Locked {
     /// The file itself, where `name` is a link, in a folder that is held open.
     place: Place,
     _lock: Lock,
-    /// What it says; `None` if there is no file.
+    /// The file's text; `None` if there is no file.
     before: Option<String>,
 }
 
@@ -55,12 +55,12 @@ impl Locked {
         Ok(Locked { name: name.into(), place, _lock: lock, before })
     }
 
-    /// What it says, as text.
+    /// Returns the file's text.
     pub(super) fn text(&self) -> &str {
         self.before.as_deref().unwrap_or_default()
     }
 
-    /// What it says.
+    /// Returns the file's settings.
     ///
     /// # Errors
     /// A sentence that begins with the file, and the line.

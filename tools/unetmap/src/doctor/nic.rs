@@ -42,7 +42,7 @@ pub(super) struct Facts {
     pub(super) program: Option<Program>,
     /// The open port of this name.
     pub(super) port: Option<OpenPort>,
-    /// What happened when a queue was opened as a port does it, or why that was not tried.
+    /// The result of opening a queue as a port does, or why that was not tried.
     pub(super) trial: Result<QueueTrial, String>,
     /// Effective user id of this process.
     pub(super) uid: u32,
@@ -101,7 +101,7 @@ pub(super) struct InterfaceReport {
     pub(super) queues: Queues,
     pub(super) program: Option<Program>,
     pub(super) features: Option<Features>,
-    /// What was tried; `None`: nothing.
+    /// The attempt; `None`: nothing was tried.
     pub(super) tried: Option<Tried>,
     /// The data path of the open port, else the one that a port would have; `None` if unknown.
     #[serde(rename = "way")]

@@ -9,7 +9,7 @@ use unetmap_sys::link::{self, Link};
 
 use super::{Check, Report, gather, machine, nic};
 
-/// What the report leaves out, in its own words.
+/// The report's own words for the things that it leaves out.
 const LEFT_OUT: &str = "IP addresses, routes, the second half of MAC addresses, names of hosts and users, the commands \
                         of processes other than the holder of an XDP program, and all interfaces but the given one";
 

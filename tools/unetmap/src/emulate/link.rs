@@ -57,7 +57,7 @@ pub(crate) struct Link<'p> {
     /// Delays of packets that have arrived, in microseconds, of this second. Small, as it is read and cleared while
     /// packets wait.
     delays: Histogram<u64>,
-    /// Those of all packets.
+    /// The delays of all packets.
     all_delays: Histogram<u64>,
     /// How much later than due they were written to the ring, in nanoseconds.
     late: Histogram<u64>,

@@ -81,7 +81,7 @@ pub(crate) struct EmulateArgs {
     #[arg(long, value_name = "SIZE", value_parser = value::queue, allow_hyphen_values = true, default_value = "1000")]
     queue: Limit,
 
-    /// What manages the queue
+    /// Manager of the queue
     #[arg(long, value_enum, default_value_t = Manager::None)]
     aqm: Manager,
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What `unetmap emulate` prints: a line each second and direction, and a summary.
+//! Output of `unetmap emulate`: a line each second and direction, and a summary.
 
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};

@@ -9,7 +9,7 @@
 
 use unetmap_sys::xdp::ClassicInsn;
 
-/// What is one of N.
+/// The unit of which one in N is sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     Frames,

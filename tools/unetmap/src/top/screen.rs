@@ -17,7 +17,7 @@ use unetmap::abi::printable::word;
 use super::{Rate, RingCounters, RingKey, rates, read_rings, rows};
 use crate::ls::NO_DAEMON;
 
-/// What the rings are sorted by, in the order in which the key `s` goes through them.
+/// The order of the rings, in the sequence in which the key `s` goes through them.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Sort {
     Packets,
@@ -44,7 +44,7 @@ impl Sort {
     }
 }
 
-/// What the user has chosen.
+/// The user's choices.
 struct View {
     sort: Sort,
     /// Rings whose port's name contains it are shown.

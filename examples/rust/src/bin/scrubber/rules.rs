@@ -42,7 +42,7 @@ pub(crate) struct Rules {
 struct Current {
     config: Config,
     set: Arc<Ruleset>,
-    /// What earlier rules have denied.
+    /// Counts of packets that earlier rules denied.
     before: Sums,
 }
 

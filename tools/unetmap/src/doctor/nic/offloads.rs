@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What becomes of offloads while a port is open: one line for each.
+//! The fate of offloads while a port is open: one line for each.
 
 use super::super::Check;
 
