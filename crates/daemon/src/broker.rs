@@ -18,11 +18,11 @@
 //! process itself.
 
 mod handed_over;
-mod keeper;
 mod mounts;
 mod offloads;
 mod operations;
 mod serve;
+mod undo;
 mod veth;
 
 use std::cell::Cell;
@@ -49,9 +49,9 @@ use crate::tuning::broker::{INTERFACE_LANES, REPLY_BYTES, SEND_LIMIT};
 use serve::Broker;
 
 pub(crate) use handed_over::{Adopted, Duplicates, SavedBroker, go_on_after_crash, is_used, last_handle, pause};
-pub(crate) use keeper::run_keeper;
 pub(crate) use mounts::{NAME as NODE_NAME, folder as node_folder};
 pub(crate) use serve::run_broker;
+pub(crate) use undo::run_undo;
 pub(crate) use veth::{near_name, relay_name};
 
 /// The option of `unetmapd` that starts the broker, and the descriptor of its first connection.

@@ -200,7 +200,7 @@ impl Args {
         let parts = [
             (self.privileged, c"unetmapd-broker"),
             (self.store, c"unetmapd-store"),
-            (self.restore_offloads, c"unetmapd-keeper"),
+            (self.restore_offloads, c"unetmapd-undo"),
             (self.access_memory, c"unetmapd-memory"),
         ];
         parts.into_iter().find_map(|(fd, name)| fd.map(|_| name)).unwrap_or(c"unetmapd")
@@ -244,7 +244,7 @@ fn run(args: &Args) -> Result<(), String> {
         args.socket.iter().for_each(|socket| log::watch_file(socket, true));
         // The broker's is another.
         let _ = set_nice(0);
-        return broker::run_keeper(connection).map_err(|e| format!("--restore-offloads {fd}: {e}"));
+        return broker::run_undo(connection).map_err(|e| format!("--restore-offloads {fd}: {e}"));
     }
     if let Some(fd) = args.privileged {
         let connection = process::inherit_fd(fd).map_err(|e| format!("--privileged {fd}: {e}"))?;

@@ -227,10 +227,10 @@ impl Server {
             }
             // If it may not end yet, a client has come, which the wait returns at once.
             let rest = rest.map(|rest| rest.max(EXIT_RETRY));
-            let timers = [self.do_due(now), self.keep(service, now), service.keep_alive(now), next_turn, rest];
+            let timers = [self.do_due(now), self.keep(service, now), service.notify_watchdog(now), next_turn, rest];
             // Of what was handled, and of threads that have ended by now.
             settle::close_unneeded(&mut self.daemon);
-            self.daemon.nics.keep_alive.control_waits();
+            self.daemon.nics.heartbeat.control_waits();
             match self.epoll.wait(&mut events, timers.into_iter().flatten().min()) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
@@ -238,7 +238,7 @@ impl Server {
             // Connections that end no longer count when new ones are accepted.
             events.sort_by_key(|(token, _)| *token == LISTENER);
             for &(token, flags) in &events {
-                self.daemon.nics.keep_alive.control_begins();
+                self.daemon.nics.heartbeat.control_begins();
                 let begin = self.clock.begin();
                 match token {
                     LISTENER => self.accept_clients(),
@@ -312,7 +312,7 @@ impl Server {
     /// Does a piece of work of a user; returns the connections that it admitted.
     fn do_work(&mut self, uid: u32, work: Work) -> Vec<u64> {
         let _acting = log::Acting::of(uid);
-        self.daemon.nics.keep_alive.control_begins();
+        self.daemon.nics.heartbeat.control_begins();
         let begin = self.clock.begin();
         self.daemon.admission.begin_work();
         if !matches!(work, Work::Close(_) | Work::Job(Job::Close(_))) {

@@ -93,7 +93,7 @@ impl Service {
     }
 
     /// Gives a sign of life if it is due; returns the time until the next one.
-    pub(crate) fn keep_alive(&mut self, now: Instant) -> Option<Duration> {
+    pub(crate) fn notify_watchdog(&mut self, now: Instant) -> Option<Duration> {
         let (interval, due) = self.watchdog?;
         if due > now {
             return Some(due - now);

@@ -125,10 +125,10 @@ pub(crate) mod nic {
     /// Slots of a receive ring for which the request says 0: room for packets that arrive while the program is busy.
     pub(crate) const DEFAULT_RX_SLOTS: u32 = 1024;
     /// Interval at which the deadlines of the kernel's programs are renewed.
-    pub(crate) const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(200);
+    pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
     /// Time after the last renewal for which the kernel's programs still redirect packets. Longer than the interval,
     /// so that a daemon that is delayed keeps its interfaces.
-    pub(crate) const KEEPALIVE_TIMEOUT: Duration = Duration::from_millis(1750);
+    pub(crate) const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(1750);
     /// Longest time that one event may take the control thread before it counts as hung. Drivers reset their devices in
     /// it when a program is attached: up to 5 s in an emulated processor.
     pub(crate) const MAX_CONTROL_DELAY: Duration = Duration::from_secs(30);
@@ -144,12 +144,12 @@ pub(crate) mod nic {
     pub(crate) const ABANDONED_INTERVAL: Duration = Duration::from_millis(500);
     pub(crate) const ABANDONED_AGAIN: Duration = Duration::from_millis(50);
     pub(crate) const ABANDONED_ROUNDS: u32 = 2;
-    /// Longest wait for the keeper of an earlier daemon, which restores offloads, and the interval of its polls.
-    pub(crate) const KEEPER_LIMIT: Duration = Duration::from_millis(300);
-    pub(crate) const KEEPER_POLL: Duration = Duration::from_millis(2);
+    /// Longest wait for the undo process of an earlier daemon, which restores offloads, and the interval of its polls.
+    pub(crate) const UNDO_LIMIT: Duration = Duration::from_millis(300);
+    pub(crate) const UNDO_POLL: Duration = Duration::from_millis(2);
 
-    const _: () = assert!(KEEPALIVE_TIMEOUT.as_millis() > KEEPALIVE_INTERVAL.as_millis());
-    const _: () = assert!(MAX_CONTROL_DELAY.as_millis() > KEEPALIVE_TIMEOUT.as_millis());
+    const _: () = assert!(HEARTBEAT_TIMEOUT.as_millis() > HEARTBEAT_INTERVAL.as_millis());
+    const _: () = assert!(MAX_CONTROL_DELAY.as_millis() > HEARTBEAT_TIMEOUT.as_millis());
 }
 
 /// The access policy.

@@ -220,7 +220,7 @@ fn only_the_control_thread_and_its_broker_run_before_others() {
                     // It may have ended.
                     let Ok(stat) = fs::read_to_string(task.path().join("stat")) else { return true };
                     let is_main = task.file_name() == process.file_name().expect("a number");
-                    let before = is_root && (is_main || stat.contains("(keep-alive)"));
+                    let before = is_root && (is_main || stat.contains("(heartbeat)"));
                     nice_of(&stat) == if before { -10 } else { 0 }
                 })
             })

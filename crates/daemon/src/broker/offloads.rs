@@ -10,7 +10,7 @@
 //! generic mode   its own GRO                                    the stack merges segments before the XDP program runs
 //! ```
 //! The kernel disables LRO and hardware GRO when an XDP program is attached.
-//! The settings are restored when the port closes, or by the keeper.
+//! The settings are restored when the port closes, or by the undo process.
 
 use std::io;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use std::sync::Arc;
 use unetmap_sys::link::{self, OffloadKind, Offloads, veth};
 use unetmap_sys::netns::Netns;
 
-use super::keeper::{Change, Keeper, UndoOnDrop};
+use super::undo::{Change, UndoLog, UndoOnDrop};
 
 /// Disables the offloads that would hide parts of the frames of interface `index` in `netns`; `None` if none is
 /// enabled.
-pub(super) fn disable(netns: &Netns, index: u32, keeper: &Arc<Keeper>) -> io::Result<Option<UndoOnDrop>> {
+pub(super) fn disable(netns: &Netns, index: u32, log: &Arc<UndoLog>) -> io::Result<Option<UndoOnDrop>> {
     let is_veth = |link: &link::Link| link.kind.as_deref() == Some("veth");
     let (target, index, kind) = netns.run(|| {
         if !link::by_index(index)?.is_some_and(|link| is_veth(&link)) {
@@ -36,20 +36,20 @@ pub(super) fn disable(netns: &Netns, index: u32, keeper: &Arc<Keeper>) -> io::Re
         let found = found.ok_or_else(|| io::Error::other("the network namespace of its peer is not found"))?;
         Ok::<_, io::Error>((Some(found), peer.index, OffloadKind::Transmit))
     })??;
-    disable_at(target.as_ref().unwrap_or(netns), index, kind, keeper)
+    disable_at(target.as_ref().unwrap_or(netns), index, kind, log)
 }
 
 /// Disables GRO at interface `index` in `netns`, whose XDP program is in generic mode; `None` if it is off. On failure
 /// the port works as well, but some TCP segments are merged.
-pub(super) fn disable_merging(netns: &Netns, (index, name): (u32, &str), keeper: &Arc<Keeper>) -> Option<UndoOnDrop> {
-    disable_at(netns, index, OffloadKind::Merging, keeper).unwrap_or_else(|e| {
+pub(super) fn disable_merging(netns: &Netns, (index, name): (u32, &str), log: &Arc<UndoLog>) -> Option<UndoOnDrop> {
+    disable_at(netns, index, OffloadKind::Merging, log).unwrap_or_else(|e| {
         tracing::warn!(name, "received TCP segments may be merged: {e} (ethtool -K {name} gro off)");
         None
     })
 }
 
-fn disable_at(target: &Netns, index: u32, kind: OffloadKind, keeper: &Arc<Keeper>) -> io::Result<Option<UndoOnDrop>> {
-    keeper.wait_for_earlier()?;
+fn disable_at(target: &Netns, index: u32, kind: OffloadKind, log: &Arc<UndoLog>) -> io::Result<Option<UndoOnDrop>> {
+    log.wait_for_earlier()?;
     target.run(|| {
         let Some(link) = link::by_index(index)? else { return Ok(None) };
         let offloads = match link::changeable_offloads(&link.name, kind) {
@@ -60,7 +60,7 @@ fn disable_at(target: &Netns, index: u32, kind: OffloadKind, keeper: &Arc<Keeper
         if offloads == Offloads::default() {
             return Ok(None);
         }
-        let disabled = UndoOnDrop::new(Change::Offloads { netns: target.id(), index, offloads }, keeper)?;
+        let disabled = UndoOnDrop::new(Change::Offloads { netns: target.id(), index, offloads }, log)?;
         link::set_offloads(&link.name, offloads, false)?;
         tracing::debug!(name = link.name, "offloads disabled: {:#x}", offloads.0);
         Ok(Some(disabled))

@@ -19,8 +19,8 @@ use unetmap_sys::xdp::{Mode, Xdp, dispatcher};
 use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
 use unetmap_sys::{Mapping, memfd, probe, process};
 
-use super::keeper::{Change, UndoOnDrop};
 use super::serve::{Broker, Object, fault, lock};
+use super::undo::{Change, UndoOnDrop};
 use super::{Answer, Handle, Request, inside, mounts, offloads, veth as pairs};
 use crate::log;
 use crate::owner::owner;
@@ -149,9 +149,9 @@ impl Broker {
             Request::TcxHostTx(handle, action) => self.with(handle, Object::tcx, |tcx| tcx.set_host_tx(action)),
             Request::TcxDropped(handle) => self.with(handle, Object::tcx, |tcx| Ok(tcx.dropped())),
             Request::Extend(handle, ms) => self.extend(handle, Duration::from_millis(ms.into())),
-            Request::DisableOffloads(index) => self.keep_undo(offloads::disable(&fds.netns()?, index, &self.keeper)?),
+            Request::DisableOffloads(index) => self.keep_undo(offloads::disable(&fds.netns()?, index, &self.undo_log)?),
             Request::DisableMerging { index, name } => {
-                self.keep_undo(offloads::disable_merging(&fds.netns()?, (index, &name), &self.keeper))
+                self.keep_undo(offloads::disable_merging(&fds.netns()?, (index, &name), &self.undo_log))
             }
             Request::Drop(handle) => self.drop_object(handle),
             Request::CreateVeth { nic, queues, relay } => {
@@ -266,9 +266,9 @@ impl Broker {
     }
 
     fn join(&self, netns: &Netns, place: (u32, u32), mode_and_extras: (Mode, bool)) -> io::Result<AttachedProgram> {
-        let (keeper, mut membership) = (&self.keeper, None);
+        let (log, mut membership) = (&self.undo_log, None);
         let mut announce = |program| {
-            membership = Some(UndoOnDrop::new(Change::Member { netns: netns.id(), program }, keeper)?);
+            membership = Some(UndoOnDrop::new(Change::Member { netns: netns.id(), program }, log)?);
             Ok(())
         };
         // On failure the program leaves the dispatcher, should it be in one.

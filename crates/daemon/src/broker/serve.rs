@@ -21,7 +21,7 @@ use unetmap_sys::socket;
 use unetmap_sys::tcx::{Relay, Tcx};
 use unetmap_sys::xdp::Xdp;
 
-use super::keeper::{Keeper, UndoOnDrop};
+use super::undo::{UndoLog, UndoOnDrop};
 use super::{Answer, Failure, Handle, LANES, Request, Setup};
 use crate::confinement;
 use crate::handover::channel::{receive, send};
@@ -64,7 +64,7 @@ pub(super) struct Broker {
     /// Names and threads that show that namespaces are in use, by inode number.
     uses: Mutex<BTreeMap<u64, NetnsUse>>,
     last: AtomicU64,
-    pub(super) keeper: Arc<Keeper>,
+    pub(super) undo_log: Arc<UndoLog>,
 }
 
 pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -74,7 +74,7 @@ pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Broker {
     pub(super) fn new(setup: Setup) -> Broker {
         Broker {
-            keeper: Arc::new(Keeper::new(&setup.socket)),
+            undo_log: Arc::new(UndoLog::new(&setup.socket)),
             setup,
             objects: Mutex::default(),
             deadlines: Mutex::default(),

@@ -20,7 +20,7 @@ use crate::broker;
 use crate::handover::{Reply, Request, State, channel};
 use crate::log;
 use crate::tuning::handover::{MAX_STATE_BYTES, REPLY_LIMIT, SEND_POLL};
-use crate::tuning::nic::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
+use crate::tuning::nic::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
 use crate::tuning::store::{CRASH_PERIOD, MAX_CRASHES, RESTART_SEND_LIMIT, RETRY_PAUSE};
 
 /// [`Reply::State`] of a state that goes on to be kept.
@@ -149,7 +149,7 @@ impl Kept {
                 Ok(connection) => {
                     let took = first.elapsed();
                     tracing::info!(?took, "the daemon goes on with its ports");
-                    if took + KEEPALIVE_INTERVAL >= KEEPALIVE_TIMEOUT {
+                    if took + HEARTBEAT_INTERVAL >= HEARTBEAT_TIMEOUT {
                         tracing::warn!("the daemon was delayed: open interfaces were the kernel's until it went on");
                     }
                     return Ok(connection);

@@ -43,13 +43,13 @@ impl Nic {
         if xdp.mode() == Mode::Generic && self.merging.is_none() {
             self.merging = privileged::disable_merging(&self.netns, (index, name));
         }
-        let kept = xdp.set_mark(mark).and_then(|()| self.keep_alive.add(xdp.deadline()));
+        let kept = xdp.set_mark(mark).and_then(|()| self.heartbeat.add(xdp.deadline()));
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be configured: {e}")))?;
         self.xdp = Some(xdp);
         // Only now that the XDP program accepts it.
         self.host.set_mark(mark);
         self.host.set_relayed(self.relay.is_some());
-        if let Err(refusal) = self.host.attach(&self.keep_alive) {
+        if let Err(refusal) = self.host.attach(&self.heartbeat) {
             tracing::debug!(name = self.name, "frames that the host sends go to the wire: {}", refusal.why);
         }
         // No socket is open yet, so no frame bypasses the filter.

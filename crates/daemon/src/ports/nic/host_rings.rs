@@ -29,7 +29,7 @@ use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::Mark;
 use unetmap_sys::xsk::{Queue, UnboundXsk};
 
-use super::keep_alive::KeepAlive;
+use super::heartbeat::Heartbeat;
 use crate::broker::Handle;
 use crate::descriptors::{FdIndex, Incoming, Outgoing};
 use crate::privileged::{self, Deadline, HostVeth, KeptXdp, PacketMemory, Tcx, Xdp};
@@ -107,14 +107,14 @@ impl HostRings {
     }
 
     /// Attaches the tcx program to the interface, if it is not attached. Frames still go to the wire.
-    pub(super) fn attach(&mut self, keep_alive: &KeepAlive) -> Result<(), Refusal> {
+    pub(super) fn attach(&mut self, heartbeat: &Heartbeat) -> Result<(), Refusal> {
         if self.tcx.is_some() {
             return Ok(());
         }
         let nic = self.nic;
         let attached = privileged::attach_tcx(&self.netns, nic);
         let tcx = attached.or_else(|e| explain(&e))?;
-        let kept = keep_alive.add(tcx.deadline());
+        let kept = heartbeat.add(tcx.deadline());
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the host's frames cannot be redirected: {e}")))?;
         (self.tcx, self.capture) = (Some(tcx), HostTxAction::Pass);
         self.set_relayed(self.relayed);
@@ -132,8 +132,8 @@ impl HostRings {
     }
 
     /// Creates the veth pair, if there is none.
-    pub(super) fn create(&mut self, frames: Mark, keep_alive: &KeepAlive) -> Result<(), Refusal> {
-        self.attach(keep_alive)?;
+    pub(super) fn create(&mut self, frames: Mark, heartbeat: &Heartbeat) -> Result<(), Refusal> {
+        self.attach(heartbeat)?;
         if self.veth.is_some() {
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl HostRings {
         let pair = privileged::create_veth(&self.netns, (self.nic, self.queues), false).or_else(failed)?;
         let Some(tcx) = &mut self.tcx else { return Ok(()) };
         let near = pair.near;
-        let joined = keep_alive.add(pair.xdp.deadline());
+        let joined = heartbeat.add(pair.xdp.deadline());
         let joined = joined.and_then(|()| tcx.set_mark(frames)).and_then(|()| tcx.attach_companion(near));
         self.veth = Some(pair);
         joined.or_else(|e| explain(&e))

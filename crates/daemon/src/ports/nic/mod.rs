@@ -14,8 +14,8 @@ mod attach;
 mod busy_poll;
 mod filter;
 mod header;
+mod heartbeat;
 mod host_rings;
-mod keep_alive;
 pub(crate) mod kernel_work;
 mod lookup;
 mod open;
@@ -58,8 +58,8 @@ use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, shared_page};
 use crate::shape::EndpointShape;
 
 use attach::random_mark;
+use heartbeat::Heartbeat;
 use host_rings::HostRings;
-use keep_alive::KeepAlive;
 pub(crate) use queue::any_was_closed;
 use queue::{OpenQueue, socket_position};
 use queue_count::QueueCounts;
@@ -124,7 +124,7 @@ pub(crate) struct Nic {
     offloads_stay_on: bool,
     /// The sockets are those of another interface, on the way to which the kernel completes frames.
     relay: Option<Relay>,
-    keep_alive: KeepAlive,
+    heartbeat: Heartbeat,
     host: HostRings,
     /// In generic mode: the mark of frames that the XDP program passes to the stack.
     mark: Mark,
@@ -207,7 +207,7 @@ impl Nic {
             merging: None,
             offloads_stay_on: false,
             relay: None,
-            keep_alive: KeepAlive::default(),
+            heartbeat: Heartbeat::default(),
             host,
             mark: random_mark()?,
             xdp_config: None,
@@ -243,7 +243,7 @@ impl Nic {
             self.check_attached_queues(without)?;
         }
         if pairs.last().is_some_and(|last| *last >= own) {
-            self.host.create(self.frames_mark(), &self.keep_alive)?;
+            self.host.create(self.frames_mark(), &self.heartbeat)?;
         }
         for pair in pairs {
             if self.queues[pair].is_none() {

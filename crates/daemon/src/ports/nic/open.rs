@@ -12,7 +12,7 @@ use unetmap_sys::link::{self, Link, LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
 
 use super::abandoned::AbandonedNamespaces;
-use super::keep_alive::KeepAlive;
+use super::heartbeat::Heartbeat;
 use super::kernel_work::{self, KernelWork, Work, any_is_away};
 use super::lookup::{denied, find_link, find_link_for, may_have_interfaces};
 use super::port::is_away;
@@ -58,7 +58,7 @@ pub(crate) struct NicState {
     /// Namespaces that only attached interfaces keep.
     pub(crate) abandoned: AbandonedNamespaces,
     /// Renews the deadlines of the attached programs.
-    pub(crate) keep_alive: KeepAlive,
+    pub(crate) heartbeat: Heartbeat,
 }
 
 /// The changes of all interfaces of one namespace.
@@ -320,7 +320,7 @@ fn create(
     nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
     nic.forwards = daemon.knobs.fwd();
     nic.queue_counts = daemon.nics.queue_counts.clone();
-    nic.keep_alive = daemon.nics.keep_alive.clone();
+    nic.heartbeat = daemon.nics.heartbeat.clone();
     daemon.nics.last_serial = key.serial;
     daemon.registry.insert(PortKey::Nic(key), Box::new(NicPort::new(nic, sent, caller.peer.uid)));
     Ok(key)

@@ -20,7 +20,7 @@ use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::RelayEnds;
 
 use super::Nic;
-use super::keep_alive::KeepAlive;
+use super::heartbeat::Heartbeat;
 use crate::broker::{Handle, relay_name as near_name};
 use crate::descriptors::{FdIndex, Incoming, Outgoing};
 use crate::knobs::Admode;
@@ -67,7 +67,7 @@ impl Relay {
         netns: &Arc<Netns>,
         (nic, queues): (u32, u32),
         up: bool,
-        keep_alive: &KeepAlive,
+        heartbeat: &Heartbeat,
     ) -> io::Result<(Relay, Xdp)> {
         let HostVeth { near, far_netns, far, xdp } = privileged::create_veth(netns, (nic, queues), true)?;
         let ends = RelayEnds { nic, near, far };
@@ -75,7 +75,7 @@ impl Relay {
         let tcx = privileged::attach_relay(netns, &far_netns, ends).inspect_err(remove)?;
         let deadline = tcx.deadline().clone();
         let relay = Relay { netns: netns.clone(), far_netns, ends, tcx: Some(tcx) };
-        keep_alive.add(xdp.deadline()).and_then(|()| keep_alive.add(&deadline))?;
+        heartbeat.add(xdp.deadline()).and_then(|()| heartbeat.add(&deadline))?;
         relay.set_up(up)?;
         Ok((relay, xdp))
     }
@@ -131,7 +131,7 @@ impl Nic {
             return None;
         }
         let place = (self.key.index, u32::from(self.endpoint.shape.rx_rings));
-        match Relay::create(&self.netns, place, link.up, &self.keep_alive) {
+        match Relay::create(&self.netns, place, link.up, &self.heartbeat) {
             Ok((relay, xdp)) => {
                 self.relay = Some(relay);
                 Some(xdp)

@@ -19,7 +19,7 @@ use super::queue::OpenQueue;
 use super::queue_count::{QueueCounts, SavedCounts};
 use super::relay::{Relay, SavedRelay};
 use super::settings::{InterfaceSettings, SavedSettings};
-use super::{KeepAlive, NearGone, Nic, NicKey, NicPort, NicState, XdpConfig};
+use super::{Heartbeat, NearGone, Nic, NicKey, NicPort, NicState, XdpConfig};
 use crate::broker::Handle;
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::endpoint::SavedEndpoint;
@@ -185,7 +185,7 @@ impl SavedNic {
             merging: self.merging.map(Undo::of),
             offloads_stay_on: self.offloads_stay_on,
             relay,
-            keep_alive: KeepAlive::default(),
+            heartbeat: Heartbeat::default(),
             host,
             mark: self.mark,
             xdp_config: self.xdp_config,
@@ -240,7 +240,7 @@ impl NicState {
             if !self.watches.contains_key(&nic.key.netns) {
                 return invalid("nobody watches an interface");
             }
-            (nic.keep_alive, nic.queue_counts) = (self.keep_alive.clone(), self.queue_counts.clone());
+            (nic.heartbeat, nic.queue_counts) = (self.heartbeat.clone(), self.queue_counts.clone());
             // The filter is in the program that is attached, and the kernel's sockets busy poll already.
             (nic.filter, nic.busy_poll) = self.settings.kept_of(nic.key.netns, nic.key.index);
         }
@@ -253,7 +253,7 @@ impl NicState {
         self.work.unneeded.extend(registry.all::<NicPort>().map(|port| port.key));
         for nic in registry.all::<NicPort>().filter_map(NicPort::here) {
             for deadline in nic.deadlines() {
-                if let Err(e) = self.keep_alive.add(deadline) {
+                if let Err(e) = self.heartbeat.add(deadline) {
                     tracing::error!(name = nic.name, "its programs will pass all frames: {e}");
                 }
             }

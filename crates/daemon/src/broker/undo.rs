@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Changes of interfaces that do not end with the daemon: disabled offloads, and its programs in dispatchers. They are
-//! undone when the port closes. If the daemon is killed, the *keeper* undoes them: a process that exists while there is
-//! such a change. It learns each change before the change is made, and undoes what is left when the connection to the
-//! daemon ends.
+//! undone when the port closes or, if the daemon is killed, by the *undo process*, which exists while there is such a
+//! change. It learns each change before the change is made, and undoes what is left when the connection to the daemon
+//! ends.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -21,9 +21,9 @@ use unetmap_sys::socket;
 use unetmap_sys::xdp::dispatcher;
 
 use super::{inside, process_name};
-use crate::tuning::nic::{KEEPER_LIMIT, KEEPER_POLL};
+use crate::tuning::nic::{UNDO_LIMIT, UNDO_POLL};
 
-/// The option of `unetmapd` that starts the keeper, and the descriptor of its connection.
+/// The option of `unetmapd` that starts the undo process, and the descriptor of its connection.
 const OPTION: &str = "--restore-offloads";
 const CONNECTION: &str = "3";
 
@@ -37,7 +37,7 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// The message to the keeper about this change, which is about to be made (`+`) or undone (`-`).
+    /// The message to the undo process about this change, which is about to be made (`+`) or undone (`-`).
     fn message(&self, sign: char) -> String {
         match self {
             Change::Offloads { netns, index, offloads } => format!("{sign} offloads {netns} {index} {}\n", offloads.0),
@@ -101,34 +101,34 @@ impl FromStr for Change {
     }
 }
 
-/// The daemon's side of the keeper.
-pub(crate) struct Keeper {
-    state: Mutex<KeeperState>,
-    /// The namespace of the keeper and its connection: changes are made in those of interfaces. `None`: it is unknown.
+/// The daemon's side of the undo process.
+pub(crate) struct UndoLog {
+    state: Mutex<UndoState>,
+    /// The namespace of that process and its connection: changes are made in others. `None`: it is unknown.
     netns: Option<Netns>,
 }
 
 #[derive(Default)]
-struct KeeperState {
+struct UndoState {
     /// Where the daemon listens.
     socket: PathBuf,
-    /// The name of the keeper's end of the connection. It is in use while the keeper of an earlier daemon restores.
+    /// The name of the process's end of the connection. It is in use while that of an earlier daemon undoes changes.
     name: String,
     changes: Vec<Change>,
-    /// Our end; the keeper's until it is started.
+    /// Our end; the undo process's until it is started.
     connection: Option<(UnixStream, Option<UnixStream>)>,
 }
 
-impl Keeper {
-    /// The keeper of the daemon that listens at `socket`.
-    pub(crate) fn new(socket: &Path) -> Keeper {
+impl UndoLog {
+    /// The undo process of the daemon that listens at `socket`.
+    pub(crate) fn new(socket: &Path) -> UndoLog {
         let name = format!("unetmap-offloads {}", socket.display());
-        let state = KeeperState { socket: socket.to_owned(), name, ..Default::default() };
-        Keeper { state: Mutex::new(state), netns: Netns::current().ok() }
+        let state = UndoState { socket: socket.to_owned(), name, ..Default::default() };
+        UndoLog { state: Mutex::new(state), netns: Netns::current().ok() }
     }
 
     /// Does `work` in the daemon's namespace.
-    fn with_state(&self, work: impl FnOnce(&mut KeeperState) -> io::Result<()> + Send) -> io::Result<()> {
+    fn with_state(&self, work: impl FnOnce(&mut UndoState) -> io::Result<()> + Send) -> io::Result<()> {
         let work = || work(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
         match &self.netns {
             Some(netns) => inside(netns, work),
@@ -136,9 +136,9 @@ impl Keeper {
         }
     }
 
-    /// Waits until an earlier daemon's keeper has undone its changes, so that it does not undo this one's.
+    /// Waits until an earlier daemon's undo process has undone its changes, so that it does not undo this one's.
     pub(super) fn wait_for_earlier(&self) -> io::Result<()> {
-        self.with_state(KeeperState::connect)
+        self.with_state(UndoState::connect)
     }
 
     fn add(&self, change: Change) -> io::Result<()> {
@@ -167,45 +167,45 @@ impl Keeper {
     }
 }
 
-impl KeeperState {
+impl UndoState {
     fn connect(&mut self) -> io::Result<()> {
         let start = Instant::now();
         while self.connection.is_none() {
             match socket::named_pair(&self.name) {
                 Ok((own, other)) => self.connection = Some((own, Some(other))),
-                Err(e) if e.kind() == io::ErrorKind::AddrInUse && start.elapsed() < KEEPER_LIMIT => {
-                    thread::sleep(KEEPER_POLL);
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse && start.elapsed() < UNDO_LIMIT => {
+                    thread::sleep(UNDO_POLL);
                 }
-                // The name is too long, or another program has it: the keeper works without.
+                // The name is too long, or another program has it: the undo process works without.
                 Err(_) => self.connection = UnixStream::pair().map(|(own, other)| Some((own, Some(other))))?,
             }
         }
         Ok(())
     }
 
-    /// Sends a message; starts the keeper if it does not run.
+    /// Sends a message; starts the undo process if it does not run.
     fn send(&mut self, message: &str) -> io::Result<()> {
         self.connect()?;
         let Some((connection, other)) = &mut self.connection else { return Err(io::ErrorKind::NotConnected.into()) };
         if let Some(other) = other.take() {
             let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-            let name = process_name("keeper", &self.socket);
+            let name = process_name("undo", &self.socket);
             let args = [OPTION.into(), CONNECTION.into(), "--socket".into(), self.socket.clone().into()];
             process::spawn_detached(Path::new("/proc/self/exe"), &name, &args, OwnedFd::from(other), log)?;
         }
         if connection.write_all(message.as_bytes()).is_ok() {
             return Ok(());
         }
-        // The keeper was killed: the next one learns all changes.
+        // The undo process was killed: the next one learns all changes.
         self.connection = None;
         let all: String = self.changes.iter().map(|change| change.message('+')).collect();
         if all.is_empty() { Ok(()) } else { self.send(&all) }
     }
 }
 
-/// Runs the keeper, in a process of its own: records the changes until the daemon closes `connection` or dies, and
-/// undoes those that are left.
-pub(crate) fn run_keeper(connection: OwnedFd) -> io::Result<()> {
+/// Runs the undo process: records the changes until the daemon closes `connection` or dies, and undoes those that are
+/// left.
+pub(crate) fn run_undo(connection: OwnedFd) -> io::Result<()> {
     // A service manager that stops the daemon signals this process as well, which ends after the daemon.
     let _blocked = process::signals_as_fd(&[Signal::TERM, Signal::INT])?;
     let mut changes: Vec<Change> = Vec::new();
@@ -224,22 +224,22 @@ pub(crate) fn run_keeper(connection: OwnedFd) -> io::Result<()> {
 /// A change that is undone when this is dropped.
 pub(super) struct UndoOnDrop {
     change: Change,
-    keeper: Arc<Keeper>,
+    log: Arc<UndoLog>,
 }
 
 impl UndoOnDrop {
-    /// Notifies the keeper of a change that is about to be made.
-    pub(super) fn new(change: Change, keeper: &Arc<Keeper>) -> io::Result<UndoOnDrop> {
-        keeper.wait_for_earlier()?;
-        keeper.add(change)?;
-        Ok(UndoOnDrop { change, keeper: keeper.clone() })
+    /// Notifies the undo process of a change that is about to be made.
+    pub(super) fn new(change: Change, log: &Arc<UndoLog>) -> io::Result<UndoOnDrop> {
+        log.wait_for_earlier()?;
+        log.add(change)?;
+        Ok(UndoOnDrop { change, log: log.clone() })
     }
 }
 
 impl Drop for UndoOnDrop {
     fn drop(&mut self) {
         self.change.undo();
-        self.keeper.remove(&self.change);
+        self.log.remove(&self.change);
     }
 }
 
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_survive_the_connection_to_the_keeper() {
+    fn changes_survive_the_connection_to_the_undo_process() {
         let netns = 4_026_531_840;
         for change in [
             Change::Offloads { netns, index: 7, offloads: Offloads(1 << 100 | 5) },

@@ -18,11 +18,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::privileged::Deadline;
-use crate::tuning::nic::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MAX_CONTROL_DELAY};
+use crate::tuning::nic::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, MAX_CONTROL_DELAY};
 
 /// The deadlines that are renewed.
 #[derive(Clone, Default)]
-pub(crate) struct KeepAlive(Arc<Mutex<State>>);
+pub(crate) struct Heartbeat(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -46,15 +46,15 @@ impl ControlThread {
     }
 }
 
-impl KeepAlive {
+impl Heartbeat {
     /// Sets a deadline for the first time, and renews it until it is dropped.
     pub(super) fn add(&self, deadline: &Arc<Deadline>) -> io::Result<()> {
-        deadline.extend(KEEPALIVE_TIMEOUT)?;
+        deadline.extend(HEARTBEAT_TIMEOUT)?;
         let mut state = self.lock();
         state.deadlines.push(Arc::downgrade(deadline));
         if !state.running {
-            let keep_alive = self.clone();
-            thread::Builder::new().name("keep-alive".into()).spawn(move || keep_alive.run())?;
+            let heartbeat = self.clone();
+            thread::Builder::new().name("heartbeat".into()).spawn(move || heartbeat.run())?;
             state.running = true;
         }
         Ok(())
@@ -89,7 +89,7 @@ impl KeepAlive {
             }
             reported = hangs;
             drop(deadlines);
-            thread::sleep(KEEPALIVE_INTERVAL);
+            thread::sleep(HEARTBEAT_INTERVAL);
         }
     }
 
@@ -104,15 +104,15 @@ impl KeepAlive {
 }
 
 fn renew(deadline: &Arc<Deadline>) {
-    if let Err(e) = deadline.extend(KEEPALIVE_TIMEOUT) {
+    if let Err(e) = deadline.extend(HEARTBEAT_TIMEOUT) {
         tracing::error!("the deadline of an interface's programs cannot be renewed: {e}");
     }
 }
 
 /// Reports that deadlines have passed since they were renewed the last time.
 fn report_delay(since: Duration) {
-    if since > KEEPALIVE_TIMEOUT {
-        let late = (since - KEEPALIVE_TIMEOUT).as_millis();
+    if since > HEARTBEAT_TIMEOUT {
+        let late = (since - HEARTBEAT_TIMEOUT).as_millis();
         tracing::warn!("the daemon was delayed: open interfaces were the kernel's for {late} ms");
     }
 }
@@ -133,8 +133,8 @@ mod tests {
 
     #[test]
     fn the_thread_ends_without_deadlines() {
-        let keep_alive = KeepAlive::default();
-        keep_alive.lock().running = true;
-        assert!(keep_alive.due().is_none() && !keep_alive.lock().running);
+        let heartbeat = Heartbeat::default();
+        heartbeat.lock().running = true;
+        assert!(heartbeat.due().is_none() && !heartbeat.lock().running);
     }
 }
