@@ -26,7 +26,7 @@ pub mod port;
 pub mod sync;
 mod tuning;
 
-pub use backend::timed::{SlotTime, TimeSource};
+pub use backend::times::{SlotTime, TimeSource};
 pub use backend::vale::{ProgramData, defer_program_data, with_program_data};
 pub use error::{Error, errno, without_codes};
 pub use port::extmem::Pools;

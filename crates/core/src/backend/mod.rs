@@ -7,17 +7,10 @@
 //! Each back end constructs its side of a ring itself ([`open_ring`]) from the daemon's binding. A new back end is a
 //! file of its own, a line in [`open_ring`], and a number in `control::binding::BackendKind`.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
-
-use unetmap_mem::{ChannelPage, ChannelRef, Geometry, MappedRange, Offsets, Pos, Region, RingView, Slots, Span};
-use unetmap_sys::Doorbell;
-use unetmap_sys::xsk::SocketRings;
-
-use crate::control::binding::{BackendKind, BoundRing, DOORBELL_LATER};
-use peer_doorbell::{LaterDoorbells, PeerDoorbell};
+use crate::control::binding::BackendKind;
 use pipe::{PipeRx, PipeTx};
-use timed::Times;
+pub(crate) use ring::RingBackend;
+pub(crate) use sides::{RingParts, Rx, Tx, WakeupSource};
 
 mod monitor;
 mod nic;
@@ -25,246 +18,19 @@ mod null;
 pub(crate) mod peer_doorbell;
 pub(crate) mod pipe;
 pub(crate) mod region_cache;
+mod ring;
+mod sides;
 mod sink;
-pub(crate) mod timed;
+mod timed;
+pub(crate) mod times;
 pub(crate) mod vale;
-
-/// A position that the peer wrote and that is not valid. The sync ignores and counts it.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct InvalidPeerIndex;
-
-/// Wakes a program that is about to sleep.
-pub(crate) trait WakeupSource {
-    /// Requests a wake-up. The caller checks the ring once more before it sleeps. Returns whether the request is a
-    /// store that a peer reads: then `fence_before_sleep`, once for all rings, must come before that check.
-    fn request_wakeup(&self) -> bool;
-
-    /// Becomes readable when the program is woken.
-    fn doorbell(&self) -> &Doorbell;
-
-    /// Yields this CPU to the peer if the peer needs it, until the peer's position is not `known` any more or for a few
-    /// milliseconds. Called before [`WakeupSource::request_wakeup`]. Returns whether it yielded.
-    fn yield_to_peer(&self, known: Pos) -> bool {
-        let _ = known;
-        false
-    }
-
-    /// Returns the CPU that the peer published last, unless it sleeps and may wake up on any, or publishes none.
-    fn peer_cpu(&self) -> Option<u32> {
-        None
-    }
-
-    /// Another descriptor that is readable while packets are available.
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-}
-
-/// The transmit side of one ring.
-pub(crate) trait Tx: Send + Sync {
-    /// Sends the slots of `span` and wakes a receiver that waits for them. Returns the number of slots that are not
-    /// sent because they are invalid.
-    fn send(&self, span: Span) -> u32;
-
-    /// Whether the last sync could not send everything; the next sync tries again.
-    fn has_unsent(&self) -> bool {
-        false
-    }
-
-    /// Returns the end of the slots of `window` that can be sent now; the next sync sends the others.
-    fn sendable(&self, window: Span) -> Pos {
-        window.to
-    }
-
-    /// Returns the addresses and lengths of the data in the program's memory that slots of `window` refer to.
-    fn indirect_data(&self, window: Span) -> Vec<(u64, u16)> {
-        let _ = window;
-        Vec::new()
-    }
-
-    /// Returns the end of the completed slots: at least `known`, the last result, and at most `sent`.
-    fn completed(&self, known: Pos, sent: Pos) -> Result<Pos, InvalidPeerIndex>;
-
-    /// Returns the peer's position if it is not `known`. Takes no lock and does not validate.
-    fn peer_moved(&self, known: Pos) -> Option<u32>;
-
-    /// Wakes the program when more slots are completed; `None` if that never happens.
-    fn wakeup(&self) -> Option<&dyn WakeupSource>;
-
-    /// The channel, if its words and the ring's pointers alone say whether a sync has something to do.
-    fn channel(&self) -> Option<ChannelRef> {
-        None
-    }
-}
-
-/// The result of [`Rx::deliver`].
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Delivered {
-    /// One past the last slot delivered.
-    pub(crate) to: Pos,
-    /// Slots among them that were delivered empty because they were invalid.
-    pub(crate) bad: u32,
-    /// Bytes of packets in the slots that were delivered now, where the back end counts them.
-    pub(crate) bytes: u64,
-}
-
-/// The receive side of one ring.
-pub(crate) trait Rx: Send + Sync {
-    /// Returns the slots of `span` to the peer and wakes a sender that waits for them. Returns the number of buffers
-    /// that do not exist.
-    fn release(&self, span: Span) -> u32;
-
-    /// Delivers the packets that have arrived: the program holds `[held, received)`, the slots from `received` to
-    /// before `held` are free.
-    fn deliver(&self, held: Pos, received: Pos) -> Result<Delivered, InvalidPeerIndex>;
-
-    /// Whether the kernel delivers the packets, and polling slows it down: then the receiver of a stream sleeps between
-    /// two polls instead of spinning.
-    fn sleeps_between_polls(&self) -> bool {
-        false
-    }
-
-    /// Whether the peer ran on the caller's CPU last: then it sends nothing while the caller runs there.
-    fn peer_on_this_cpu(&self) -> bool {
-        false
-    }
-
-    /// Returns the peer's position if it is not `received`. Takes no lock and does not validate.
-    fn peer_moved(&self, received: Pos) -> Option<u32>;
-
-    /// Whether the program may go on receiving although the port has ended, because packets are left. `unread`: it has
-    /// slots beyond its wake-up point.
-    fn has_packets_left(&self, unread: bool) -> bool {
-        let _ = unread;
-        false
-    }
-
-    /// Records the time of each packet from now on, if packets arrive with a time; else returns `false`.
-    fn record_times(&self, times: &Arc<Times>) -> bool {
-        let _ = times;
-        false
-    }
-
-    /// Wakes the program when packets arrive; `None` if that never happens.
-    fn wakeup(&self) -> Option<&dyn WakeupSource>;
-
-    /// As [`Tx::channel`].
-    fn channel(&self) -> Option<ChannelRef> {
-        None
-    }
-}
-
-/// One side of a ring. Pipes have variants of their own: a call that the compiler can inline costs a small batch half
-/// as much.
-pub(crate) enum RingBackend {
-    PipeTx(Box<PipeTx>),
-    PipeRx(Box<PipeRx>),
-    Tx(Box<dyn Tx>),
-    Rx(Box<dyn Rx>),
-    /// A transmit ring that cannot send.
-    ReadOnly,
-}
-
-impl RingBackend {
-    /// Returns the transmit side, if it is one.
-    #[inline(always)]
-    pub(crate) fn tx(&self) -> Option<&dyn Tx> {
-        match self {
-            RingBackend::PipeTx(tx) => Some(&**tx),
-            RingBackend::Tx(tx) => Some(&**tx),
-            RingBackend::PipeRx(_) | RingBackend::Rx(_) | RingBackend::ReadOnly => None,
-        }
-    }
-
-    /// Returns the receive side, if it is one.
-    #[inline(always)]
-    pub(crate) fn rx(&self) -> Option<&dyn Rx> {
-        match self {
-            RingBackend::PipeRx(rx) => Some(&**rx),
-            RingBackend::Rx(rx) => Some(&**rx),
-            RingBackend::PipeTx(_) | RingBackend::Tx(_) | RingBackend::ReadOnly => None,
-        }
-    }
-
-    /// Returns the channel that [`PolledRings`](unetmap_mem::PolledRings) need of a ring.
-    pub(crate) fn channel(&self) -> Option<ChannelRef> {
-        self.tx().and_then(Tx::channel).or_else(|| self.rx()?.channel())
-    }
-
-    /// Returns the peer's position if it has moved since the sync that set `hwtail`. Takes no lock and does not
-    /// validate.
-    #[inline(always)]
-    pub(crate) fn peer_moved(&self, slots: Slots, hwtail: Pos) -> Option<u32> {
-        match self {
-            RingBackend::PipeTx(tx) => tx.peer_moved(slots.next(hwtail)),
-            RingBackend::PipeRx(rx) => rx.peer_moved(hwtail),
-            RingBackend::Tx(tx) => tx.peer_moved(slots.next(hwtail)),
-            RingBackend::Rx(rx) => rx.peer_moved(hwtail),
-            RingBackend::ReadOnly => None,
-        }
-    }
-}
-
-/// Everything that a back end needs to construct one side of a ring.
-pub(crate) struct RingParts<'a> {
-    /// What the daemon's reply states about the ring.
-    pub(crate) bound: &'a BoundRing,
-    pub(crate) view: &'a RingView,
-    pub(crate) region: &'a Arc<Region>,
-    /// The channel page or, of an interface, the tx-frames page.
-    pub(crate) channels_or_tx_frames: &'a MappedRange,
-    /// The layout of a monitor's mirror.
-    pub(crate) mirror: Geometry,
-    /// Whether pointers in slots are addresses of this process.
-    pub(crate) has_own_pointers: bool,
-    /// Whether nobody notifies the doorbell, see [`NO_WAKEUPS`](crate::control::binding::NO_WAKEUPS).
-    pub(crate) no_wakeups: bool,
-    /// Its number in the binding.
-    pub(crate) number: usize,
-    /// Where doorbells of the other end come from that do not exist yet.
-    pub(crate) later_doorbells: Option<&'a Arc<LaterDoorbells>>,
-    /// The descriptors of the ring: its doorbell; the peer's doorbell, or what the back end has in its place.
-    pub(crate) fds: &'a [OwnedFd; 2],
-    /// The rings of AF_XDP sockets that this process has mapped already.
-    pub(crate) socket_rings: &'a [SocketRings],
-}
-
-impl RingParts<'_> {
-    fn is_tx(&self) -> bool {
-        self.bound.dir == 0
-    }
-
-    fn channels(&self) -> ChannelPage {
-        ChannelPage::new(self.channels_or_tx_frames.clone())
-    }
-
-    fn offsets(&self) -> Offsets {
-        self.view.offsets()
-    }
-
-    /// The doorbell that wakes this side.
-    fn doorbell(&self) -> Option<Doorbell> {
-        Doorbell::from_fd(self.fds[0].try_clone().ok()?).ok()
-    }
-
-    /// The doorbell that wakes the peer.
-    fn peer_doorbell(&self) -> Option<PeerDoorbell> {
-        if self.bound.features & DOORBELL_LATER != 0 {
-            return Some(PeerDoorbell::Later(Arc::clone(self.later_doorbells?), self.number));
-        }
-        Some(PeerDoorbell::Known(Doorbell::from_fd(self.second_fd()?).ok()?))
-    }
-
-    fn second_fd(&self) -> Option<OwnedFd> {
-        self.fds[1].try_clone().ok()
-    }
-}
 
 /// Constructs the side of a ring that the daemon's reply describes; `None` if the description is inconsistent.
 pub(crate) fn open_ring(parts: &RingParts<'_>) -> Option<RingBackend> {
     match BackendKind::from_raw(parts.bound.backend)? {
         BackendKind::Null => null::open(parts),
-        BackendKind::Pipe => pipe::open(parts),
+        BackendKind::Pipe if parts.is_tx() => Some(RingBackend::PipeTx(Box::new(PipeTx::open(parts)?))),
+        BackendKind::Pipe => Some(RingBackend::PipeRx(Box::new(PipeRx::open(parts)?))),
         BackendKind::Nic => nic::open(parts),
         BackendKind::Vale => vale::open(parts),
         BackendKind::Monitor => monitor::open(parts),

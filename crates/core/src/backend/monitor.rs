@@ -12,8 +12,9 @@ use unetmap_mem::{Offsets, Pos, Receiver, Region, RingShape, RingView, SlotRing,
 use unetmap_sys::{Doorbell, clock};
 
 use super::region_cache::map_region;
-use super::timed::Times;
-use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, WakeupSource};
+use super::ring::RingBackend;
+use super::sides::{Delivered, InvalidPeerIndex, RingParts, Rx, WakeupSource};
+use super::times::Times;
 use crate::control::binding::ZERO_COPY;
 
 /// Stands for all invalid positions; not a position of any ring.

@@ -17,7 +17,8 @@ use unetmap_mem::{
 };
 use unetmap_sys::{Doorbell, xsk};
 
-use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
+use super::ring::RingBackend;
+use super::sides::{Delivered, InvalidPeerIndex, RingParts, Rx, Tx, WakeupSource};
 use crate::control::binding::FRAGS;
 use crate::error::errno::EAGAIN;
 use crate::tuning::{MAX_KICKS, SENT_PER_KICK, TX_COMPLETION_POLL};

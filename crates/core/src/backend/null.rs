@@ -3,7 +3,8 @@
 
 use unetmap_mem::{Pos, Span};
 
-use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
+use super::ring::RingBackend;
+use super::sides::{Delivered, InvalidPeerIndex, RingParts, Rx, Tx, WakeupSource};
 
 /// Both sides of a ring.
 pub(crate) struct Null;

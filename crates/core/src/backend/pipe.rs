@@ -8,17 +8,8 @@ use unetmap_mem::{
 use unetmap_sys::Doorbell;
 
 use super::peer_doorbell::PeerDoorbell;
-use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
+use super::sides::{Delivered, InvalidPeerIndex, RingParts, Rx, Tx, WakeupSource};
 use crate::tuning::PEER_POLL;
-
-/// Constructs a side of a ring.
-pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
-    Some(if parts.is_tx() {
-        RingBackend::PipeTx(Box::new(PipeTx::open(parts)?))
-    } else {
-        RingBackend::PipeRx(Box::new(PipeRx::open(parts)?))
-    })
-}
 
 /// The sending end of a channel.
 pub(crate) struct PipeTx {
@@ -134,7 +125,7 @@ pub(crate) struct PipeRx {
 }
 
 impl PipeRx {
-    fn open(parts: &RingParts<'_>) -> Option<PipeRx> {
+    pub(super) fn open(parts: &RingParts<'_>) -> Option<PipeRx> {
         let (bound, slots) = (parts.bound, parts.view.shape().slots);
         let peer = RingShape { offset: bound.peer_offset, slots, id: bound.id, dir: 0 };
         let peer_slots = RingView::new(parts.region, peer)?.slots().clone();

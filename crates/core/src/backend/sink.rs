@@ -14,7 +14,8 @@ use std::time::Duration;
 use unetmap_mem::{Pos, RingView, Slots, Span};
 use unetmap_sys::{Doorbell, clock};
 
-use super::{InvalidPeerIndex, RingBackend, RingParts, Tx, WakeupSource};
+use super::ring::RingBackend;
+use super::sides::{InvalidPeerIndex, RingParts, Tx, WakeupSource};
 use crate::tuning::{SINK_SLEEP_MAX, TX_COMPLETION_POLL};
 
 /// The transmit side.

@@ -18,7 +18,8 @@ use unetmap_sys::thread::current_cpu;
 use unetmap_sys::user_memory::MAX_PIECES;
 
 use super::pipe::PipeTx;
-use super::{Delivered, InvalidPeerIndex, RingBackend, RingParts, Rx, Tx, WakeupSource};
+use super::ring::RingBackend;
+use super::sides::{Delivered, InvalidPeerIndex, RingParts, Rx, Tx, WakeupSource};
 
 /// Constructs a side of a ring.
 pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {

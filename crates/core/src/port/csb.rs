@@ -15,14 +15,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use unetmap_abi::{KloopEventfds, NR_EXCLUSIVE, NmCsbAtok, NmCsbKtoa};
 use unetmap_mem::SyncState;
 use unetmap_sys::event::{self, Epoll};
-use unetmap_sys::user_memory::UserArray;
 use unetmap_sys::{eventfd, process};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -32,6 +30,8 @@ use crate::port::{Interest, Port};
 use crate::sync::SyncError;
 use crate::tuning::{LOOP_END_POLL, LOOP_LIFE_CHECK, MAX_BUSY_ROUNDS, MAX_POINTER_READS, SLEEP_LIMIT};
 
+pub use crate::port::csb_cell::ControlBlocks;
+
 /// Bytes of an entry of either array.
 const ENTRY: usize = size_of::<NmCsbAtok>();
 const _: () = assert!(size_of::<NmCsbKtoa>() == ENTRY);
@@ -40,40 +40,6 @@ const APPL_NEED_KICK: usize = std::mem::offset_of!(NmCsbAtok, appl_need_kick);
 const HWCUR: usize = std::mem::offset_of!(NmCsbKtoa, hwcur);
 const HWTAIL: usize = std::mem::offset_of!(NmCsbKtoa, hwtail);
 const KERN_NEED_KICK: usize = std::mem::offset_of!(NmCsbKtoa, kern_need_kick);
-
-/// The arrays of a port.
-#[derive(Clone, Copy, Debug)]
-pub struct ControlBlocks {
-    /// Written by the program: 64 bytes for each bound ring.
-    pub atok: UserArray,
-    /// Written by the loop, of the same size.
-    pub ktoa: UserArray,
-}
-
-/// The control blocks of a port, if it has any.
-#[derive(Default)]
-pub(crate) struct CsbCell {
-    set: AtomicBool,
-    blocks: Mutex<Option<ControlBlocks>>,
-}
-
-impl CsbCell {
-    #[inline]
-    pub(crate) fn is_set(&self) -> bool {
-        // Acquire: pairs with `store`.
-        self.set.load(Ordering::Acquire)
-    }
-
-    fn get(&self) -> Option<ControlBlocks> {
-        *self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn store(&self, blocks: ControlBlocks) {
-        *self.blocks.lock().unwrap_or_else(PoisonError::into_inner) = Some(blocks);
-        // Release: a thread that reads the flag finds the blocks.
-        self.set.store(true, Ordering::Release);
-    }
-}
 
 /// How a sync loop waits and notifies.
 #[derive(Debug, Default)]

@@ -9,7 +9,6 @@
 //! and exchanges buffers. A program that sends on that ring itself must therefore read its `head` again after each
 //! sync. Packets without room are dropped, and counted on the ring that they came from.
 
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
 use unetmap_abi::{NS_BUF_CHANGED, NS_FORWARD, NS_MOREFRAG, PortSpec, Rings};
@@ -22,11 +21,6 @@ use crate::port::Port;
 use crate::port::ring::Ring;
 use crate::sync::{Effort, ForwardPolicy, SyncError, SyncRing, WallTime, validate};
 use crate::tuning::{FORWARD_LOCK_TRIES, FORWARD_STALLS};
-
-/// The port on the host rings, for a port that has none of its own: opened when it is needed; `None` inside if there is
-/// none.
-#[derive(Default)]
-pub(crate) struct HostRingPeer(OnceLock<Option<Box<Port>>>);
 
 impl SyncRing {
     /// Returns the number of slots of the packet at `at`, if all of them are before `end`.
@@ -164,7 +158,7 @@ impl Port {
         if let Some(to) = pick(&host, id) {
             return NextHop::Ring(self, to);
         }
-        let opened = self.host_ring_peer.0.get_or_init(|| self.open_host_ring());
+        let opened = self.host_ring_peer.get_or_init(|| self.open_host_ring());
         match opened.as_deref().and_then(|port| Some((port, port.tx.first()?))) {
             Some((port, to)) => NextHop::Ring(port, to),
             None => NextHop::None,

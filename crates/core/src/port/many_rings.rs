@@ -7,7 +7,7 @@
 //!                     '-- doorbell of tx 0, tx 1, ..
 //! ```
 //! A set is made by the first sleep that needs it. It is not made again after a fork: the child's doorbells are the
-//! same open files. Event loops ([`Port::wait_fds`]) wait for the doorbells themselves.
+//! same open files. Event loops ([`Port::wait_fds`](super::Port::wait_fds)) wait for the doorbells themselves.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -17,7 +17,7 @@ use unetmap_mem::PolledRings;
 use unetmap_sys::event::{Epoll, EventFlags};
 
 use crate::backend::WakeupSource;
-use crate::port::{Interest, Port, Ring};
+use crate::port::ring::Ring;
 use crate::tuning::MANY_RINGS;
 
 /// See the module. All empty at a port with few rings.
@@ -40,26 +40,12 @@ impl ManyRings {
 
     /// Returns the set of the doorbells of `rings`, which are those of this direction; `None`: they are few, or there
     /// can be no set.
-    fn set(&self, is_tx: bool, rings: &[Ring]) -> Option<&Epoll> {
+    pub(super) fn set(&self, is_tx: bool, rings: &[Ring]) -> Option<&Epoll> {
         let (polled, set) = if is_tx { (&self.tx, &self.tx_set) } else { (&self.rx, &self.rx_set) };
         if polled.is_empty() {
             return None;
         }
         set.get_or_init(|| set_of(rings)).as_ref()
-    }
-}
-
-/// The set of a direction, and its rings.
-pub(crate) type WaitSet<'a> = (&'a Epoll, &'a [Ring]);
-
-impl Port {
-    /// Returns the sets of the wanted directions, and those of these directions that have none.
-    pub(crate) fn wait_sets(&self, want: Interest) -> ([Option<WaitSet<'_>>; 2], Interest) {
-        let set = |wanted, is_tx, rings: &'_ [Ring]| if wanted { self.many.set(is_tx, rings) } else { None };
-        let (tx, rx) = (set(want.tx(), true, &self.tx), set(want.rx(), false, &self.rx));
-        let of = |single, direction| if single { direction } else { Interest::NONE };
-        let single = of(want.tx() && tx.is_none(), Interest::TX) | of(want.rx() && rx.is_none(), Interest::RX);
-        ([tx.map(|set| (set, &self.tx[..])), rx.map(|set| (set, &self.rx[..]))], single)
     }
 }
 

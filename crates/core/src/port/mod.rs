@@ -2,11 +2,13 @@
 //! An open port.
 
 pub mod csb;
+mod csb_cell;
 pub mod device;
 pub mod extmem;
 pub mod file;
 mod forward;
 mod frames;
+mod interest;
 mod link;
 mod lock_holder;
 mod many_rings;
@@ -16,6 +18,7 @@ mod poll;
 mod poll_fast;
 mod ring;
 
+pub use interest::Interest;
 pub use link::{DownCause, LinkDown, link_down};
 pub use open::{InDaemon, NR_SLOT_TIMES, OpenOptions, adopt};
 pub use ring::{Ring, SlotIter, SlotRef};
@@ -30,76 +33,28 @@ use unetmap_abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_ZCOPY_MON, NmreqRegister};
 use unetmap_mem::{BufIdx, Iface, Region, fence_before_sleep};
 use unetmap_sys::{clock, event, process};
 
-use self::forward::HostRingPeer;
+use self::csb_cell::CsbCell;
 use self::lock_holder::{LockHolder, LockHolderCell};
 use self::many_rings::ManyRings;
-use self::monitors::MonitorSource;
 use crate::control::client::Connection;
 use crate::error::Error;
+use crate::sync::mirror::MonitorList;
 use crate::sync::{Effort, SyncError, SyncRing, WallTime};
 use crate::tuning::{LIFE_CHECK_NS, MAX_SYNCS_PER_CHECK};
-
-/// The directions that a program waits for, or that are ready.
-///
-/// ```
-/// use unetmap::Interest;
-///
-/// let want = Interest::RX | Interest::TX;
-/// assert!(want.rx() && want.tx() && want == Interest::BOTH);
-/// assert!(Interest::NONE.is_none());
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Interest(u8);
-
-impl Interest {
-    /// No direction.
-    pub const NONE: Interest = Interest(0);
-    /// Packets to read.
-    pub const RX: Interest = Interest(1);
-    /// Free slots to fill.
-    pub const TX: Interest = Interest(2);
-    /// Both directions.
-    pub const BOTH: Interest = Interest(3);
-
-    /// Whether it includes receiving.
-    #[inline(always)]
-    pub fn rx(self) -> bool {
-        self.0 & 1 != 0
-    }
-
-    /// Whether it includes transmitting.
-    #[inline(always)]
-    pub fn tx(self) -> bool {
-        self.0 & 2 != 0
-    }
-
-    /// Whether it includes no direction.
-    #[inline(always)]
-    pub fn is_none(self) -> bool {
-        self.0 == 0
-    }
-}
-
-impl std::ops::BitOr for Interest {
-    type Output = Interest;
-    #[inline(always)]
-    fn bitor(self, other: Interest) -> Interest {
-        Interest(self.0 | other.0)
-    }
-}
-
-impl std::ops::BitOrAssign for Interest {
-    #[inline(always)]
-    fn bitor_assign(&mut self, other: Interest) {
-        *self = *self | other;
-    }
-}
 
 /// Any of these: the port is a monitor.
 const MONITOR: u64 = NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON;
 
 /// Returns whether the file by which a port was opened was shut down.
 pub(crate) type IsShutDown = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// Where a port gets the list of its monitors.
+pub(crate) struct MonitorSource {
+    pub(crate) session: u64,
+    pub(crate) key: u64,
+    /// Of a port that the daemon runs itself.
+    pub(crate) list: Option<Arc<MonitorList>>,
+}
 
 /// An open port: the rings that it bound, in a region of shared memory, and a connection to the daemon. The daemon
 /// releases everything that the port holds when the connection closes, also if the process is killed. Dropping a `Port`
@@ -123,7 +78,9 @@ pub struct Port {
     pub(crate) monitor_source: MonitorSource,
     /// Whether a switch moves its packets.
     pub(crate) is_switched: bool,
-    pub(crate) host_ring_peer: HostRingPeer,
+    /// The port on the host rings, if this one has none of its own: opened when it is needed; `None` inside if there is
+    /// none.
+    pub(crate) host_ring_peer: OnceLock<Option<Box<Port>>>,
     holder: LockHolderCell,
     /// The holder ID, and in the upper half its number of forks, read by each sync. One word (O4), so that no thread
     /// reads the parent's holder ID with the child's number of forks.
@@ -133,7 +90,7 @@ pub struct Port {
     /// See [`Port::watch_file`], and whether it returned `true`.
     pub(crate) file_is_shut_down: OnceLock<IsShutDown>,
     pub(crate) is_shut_down: AtomicBool,
-    pub(crate) csb: csb::CsbCell,
+    pub(crate) csb: CsbCell,
     /// Syncs until the next check of the daemon; syncs between two checks; time of the last check.
     checks_left: AtomicU32,
     check_every: AtomicU32,
@@ -177,13 +134,13 @@ impl Port {
             many,
             monitor_source,
             is_switched: false,
-            host_ring_peer: HostRingPeer::default(),
+            host_ring_peer: OnceLock::new(),
             holder_word: AtomicU64::new(holder.word()),
             holder: LockHolderCell::new(holder),
             daemon_exited: AtomicBool::new(false),
             file_is_shut_down: OnceLock::new(),
             is_shut_down: AtomicBool::new(false),
-            csb: csb::CsbCell::default(),
+            csb: CsbCell::default(),
             checks_left: AtomicU32::new(0),
             check_every: AtomicU32::new(1),
             last_check: AtomicU64::new(clock::now_ns()),
@@ -200,19 +157,6 @@ impl Port {
     pub(crate) fn record_times(&mut self) {
         self.tx.iter_mut().chain(&mut self.rx).for_each(Ring::record_times);
         self.many = ManyRings::new(&self.tx, &self.rx);
-    }
-
-    /// Opens the port that `spec` names, with default options. See [`OpenOptions::open`].
-    ///
-    /// # Errors
-    /// An invalid name, a refusal of the daemon, or no daemon.
-    pub fn open(spec: &str) -> Result<Port, Error> {
-        Port::options().open(spec)
-    }
-
-    /// Returns default options, to be changed before the port is opened.
-    pub fn options() -> OpenOptions {
-        OpenOptions::default()
     }
 
     /// Returns the name that the port was opened with.

@@ -2,25 +2,16 @@
 //! The monitors of an open port: requests them from the daemon, and assigns their mirror rings to the port's rings.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 
 use unetmap_mem::OWNED_BY_SYNC_LOOP;
 
 use crate::control::monitor::{MonitorReply, NextMonitorRequest};
 use crate::error::Error;
 use crate::port::ring::Ring;
-use crate::port::{Interest, Port};
+use crate::port::{Interest, MonitorSource, Port};
 use crate::sync::SyncError;
-use crate::sync::mirror::{self, Monitor, MonitorList};
+use crate::sync::mirror::{self, Monitor};
 use crate::tuning::MAX_MONITOR_RENEWALS;
-
-/// Where a port gets the list of its monitors.
-pub(crate) struct MonitorSource {
-    pub(crate) session: u64,
-    pub(crate) key: u64,
-    /// Of a port that the daemon runs itself.
-    pub(crate) list: Option<Arc<MonitorList>>,
-}
 
 impl Port {
     /// Renews the list of monitors. Without a reply it is empty: then the daemon has exited, which other calls report.

@@ -27,11 +27,10 @@ use crate::control::binding::{
 use crate::control::client::{self, Connection, interface_exists};
 use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::error::{Error, errno};
-use crate::port::Port;
 use crate::port::extmem::{self, Pools};
 use crate::port::lock_holder::{self, LockHolder};
-use crate::port::monitors::MonitorSource;
 use crate::port::ring::Ring;
+use crate::port::{MonitorSource, Port};
 use crate::sync::mirror::{MirrorSet, MonitorList};
 use crate::sync::{ForwardPolicy, NO_INDEX, SyncRing};
 use crate::tuning::{OPEN_RETRY, OPEN_TRIES};
@@ -140,6 +139,21 @@ impl OpenOptions {
             extmem::fill_from(spec, &port, file)?;
         }
         Ok(Opened { port, register, binding, region })
+    }
+}
+
+impl Port {
+    /// Opens the port that `spec` names, with default options. See [`OpenOptions::open`].
+    ///
+    /// # Errors
+    /// An invalid name, a refusal of the daemon, or no daemon.
+    pub fn open(spec: &str) -> Result<Port, Error> {
+        Port::options().open(spec)
+    }
+
+    /// Returns default options, to be changed before the port is opened.
+    pub fn options() -> OpenOptions {
+        OpenOptions::default()
     }
 }
 

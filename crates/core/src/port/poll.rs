@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use unetmap_abi::NR_NO_TX_POLL;
 use unetmap_sys::clock::{self, spin_hint};
-use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::event::{Epoll, PollFd, PollFlags, wait_readable};
 use unetmap_sys::futex;
 
 use crate::backend::{Rx, WakeupSource};
@@ -34,6 +34,20 @@ enum SleepEnd {
     Doorbell,
     Timeout,
     Signal,
+}
+
+/// The set of a direction, and its rings.
+pub(crate) type WaitSet<'a> = (&'a Epoll, &'a [Ring]);
+
+impl Port {
+    /// Returns the sets of the wanted directions, and those of these directions that have none.
+    pub(crate) fn wait_sets(&self, want: Interest) -> ([Option<WaitSet<'_>>; 2], Interest) {
+        let set = |wanted, is_tx, rings: &'_ [Ring]| if wanted { self.many.set(is_tx, rings) } else { None };
+        let (tx, rx) = (set(want.tx(), true, &self.tx), set(want.rx(), false, &self.rx));
+        let of = |single, direction| if single { direction } else { Interest::NONE };
+        let single = of(want.tx() && tx.is_none(), Interest::TX) | of(want.rx() && rx.is_none(), Interest::RX);
+        ([tx.map(|set| (set, &self.tx[..])), rx.map(|set| (set, &self.rx[..]))], single)
+    }
 }
 
 impl Port {

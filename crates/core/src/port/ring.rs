@@ -7,7 +7,7 @@ use unetmap_abi::{NR_FORWARD, NR_TIMESTAMP, NS_BUF_CHANGED};
 use unetmap_mem::{BufIdx, Frame, Pos, RingView, SlotRing, SlotValue, Slots, Span};
 
 use crate::backend::RingBackend;
-use crate::backend::timed::{SlotTime, Times};
+use crate::backend::times::{SlotTime, Times};
 use crate::sync::SyncRing;
 
 /// One bound ring. The slots in `[head, tail)` belong to the program: free slots of a transmit ring, received packets

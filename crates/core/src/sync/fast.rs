@@ -12,7 +12,7 @@
 //! The lock of a ring that only one thread syncs is biased to that thread, which takes no lock from then on
 //! (`SyncState::enter_biased`).
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{Pos, Span, SyncGuard, SyncState};
@@ -21,13 +21,6 @@ use unetmap_sys::process;
 use super::{NO_INDEX, SyncRing, WallTime, validate};
 use crate::backend::{RingBackend, Rx};
 use crate::tuning::{BATCH_AHEAD, BIAS_AFTER, SLOTS_AHEAD};
-
-/// The thread of this process that took the lock of a ring last, and how often in a row. Written under the lock.
-#[derive(Default)]
-pub(crate) struct LockHistory {
-    thread: AtomicU64,
-    in_a_row: AtomicU32,
-}
 
 impl SyncRing {
     /// Sends one packet, if the lock is biased to the thread and the sync has nothing else to do: the packet is one

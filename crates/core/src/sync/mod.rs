@@ -13,7 +13,7 @@
 //! the copy.
 
 use std::num::NonZeroI64;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use unetmap_abi::{NR_FORWARD, NR_TIMESTAMP, NS_BUF_CHANGED};
 use unetmap_mem::{BufIdx, OWNED_BY_SYNC_LOOP, PORT_REMOVED, Pos, RingView, Slots, Span, SyncState, SyncStateRef};
@@ -125,9 +125,16 @@ pub(crate) struct SyncRing {
     /// Of a receive ring: which released packets are forwarded to another ring.
     pub(crate) forward_policy: ForwardPolicy,
     /// The threads that took the lock.
-    pub(crate) lock_history: fast::LockHistory,
+    pub(crate) lock_history: LockHistory,
     /// Whether the ring gets a timestamp only if the program requests it.
     pub(crate) timestamp_on_request: bool,
+}
+
+/// The thread of this process that took the lock of a ring last, and how often in a row. Written under the lock.
+#[derive(Default)]
+pub(crate) struct LockHistory {
+    thread: AtomicU64,
+    in_a_row: AtomicU32,
 }
 
 /// Not a position of any ring.

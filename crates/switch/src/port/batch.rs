@@ -3,6 +3,7 @@
 
 use unetmap_mem::{BufIdx, Consumer, Frame, Offsets, Pos, Region, SlotRing, SlotValue};
 
+use crate::backpressure::Backpressure;
 use crate::forward::Packet;
 
 /// Slots taken from a transmit ring: validated copies in the daemon's memory, and their position.
@@ -24,6 +25,15 @@ pub(crate) struct Batch<'a> {
     pub(crate) drained: bool,
     /// True if some slots were invalid: they name the reserved buffer 0 now.
     pub(crate) has_invalid: bool,
+}
+
+/// A batch for a receive ring.
+#[derive(Clone, Copy)]
+pub(crate) struct BatchSource<'a> {
+    /// The memory of the port that sent it.
+    pub(crate) region: &'a Region,
+    pub(crate) batch: &'a Batch<'a>,
+    pub(crate) backpressure: &'a Backpressure,
 }
 
 impl<'a> Batch<'a> {

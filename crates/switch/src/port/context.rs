@@ -2,7 +2,7 @@
 //! The context of a batch, which all steps that move its packets share.
 
 use super::SwitchPort;
-use super::batch::Batch;
+use super::batch::{Batch, BatchSource};
 use super::tx_ring::PortTx;
 use crate::backpressure::Backpressure;
 
@@ -19,6 +19,12 @@ pub(crate) struct BatchContext<'a> {
 }
 
 impl<'a> BatchContext<'a> {
+    /// Returns the part of the context that receive rings read.
+    #[inline(always)]
+    pub(crate) fn source(&self) -> BatchSource<'_> {
+        BatchSource { region: &self.port.region, batch: &self.batch, backpressure: self.backpressure }
+    }
+
     /// Returns the context of the batch without its first `n` slots.
     pub(crate) fn skip(&self, n: u32) -> BatchContext<'a> {
         BatchContext { batch: self.batch.skip(n), ..*self }

@@ -10,6 +10,7 @@
 //! buffers. Buffers of free receive slots are exchanged while the receive ring is locked, by threads that serve senders
 //! of any region: the daemon [pauses](SwitchPort::pause_exchanges) that, too.
 //!
+//! * `deliver`: the ways of a batch into a port.
 //! * `tx_ring`: takes batches of slots (`batch`, `context`); `rx_ring`: fills slots; `offsets`: option OFFSETS of both.
 //! * `positions`: what another process needs to go on with the port.
 //! * `rx_wait`, `cpu`: waiting for a receiver without room; `prefault`: memory for receive buffers.
@@ -17,26 +18,27 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use unetmap_core::sync::mirror::{self, Monitor};
-use unetmap_mem::{BufIdx, ChannelPage, ConsWord, MAC_PAIR_BYTES, Offsets, Region, RingView, SlotHead};
+use unetmap_mem::{ChannelPage, ConsWord, Offsets, Region};
 use unetmap_sys::Doorbell;
 
-use crate::forward::Packet;
 use crate::policy::ActivePolicy;
 use crate::policy::DropReason;
-use crate::tuning::{PAUSE_LIMIT, PAUSE_POLL};
+use crate::tuning::PAUSE_LIMIT;
 
 mod batch;
 mod context;
 mod cpu;
+mod deliver;
 mod gather;
 mod offsets;
 mod positions;
 mod prefault;
 mod recent_buffers;
+mod ring;
 mod rx_ring;
 mod rx_wait;
 pub(crate) mod staged;
@@ -45,22 +47,11 @@ mod vnet_hdr;
 
 pub(crate) use context::BatchContext;
 pub use positions::PortPositions;
+pub use ring::RingConfig;
 pub use rx_ring::ExchangePause;
 use rx_ring::PortRx;
 pub use tx_ring::TxPause;
 pub(crate) use tx_ring::{PortTx, TxState};
-
-/// A ring, for [`SwitchPort::new`].
-pub struct RingConfig<'a> {
-    /// The ring.
-    pub view: &'a RingView,
-    /// Index of its channel in the channel page.
-    pub channel: usize,
-    /// Wakes the client that sleeps on the ring.
-    pub doorbell: Doorbell,
-    /// Of a receive ring: the buffer that replaces one that does not exist.
-    pub placeholder: BufIdx,
-}
 
 /// A port as switch threads see it.
 pub struct SwitchPort {
@@ -84,18 +75,6 @@ pub struct SwitchPort {
     futile_yields: AtomicU32,
     /// Whether packets are always copied from and to its buffers: a zero-copy monitor gets those.
     keeps_buffers: AtomicBool,
-}
-
-/// Waits for a ring's lock; `None` if that takes longer than until `end`, as the switch waits for memory of a client.
-fn lock_until<T>(state: &Mutex<T>, end: Instant) -> Option<MutexGuard<'_, T>> {
-    loop {
-        match state.try_lock() {
-            Ok(state) => return Some(state),
-            Err(TryLockError::Poisoned(e)) => return Some(e.into_inner()),
-            Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
-            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE_POLL),
-        }
-    }
 }
 
 impl SwitchPort {
@@ -255,65 +234,6 @@ impl SwitchPort {
         self.rx.get(ring % self.rx.len().max(1))
     }
 
-    /// True if packets from another port's transmit ring `ring` begin at the start of the buffer.
-    #[inline(always)]
-    fn rx_without_offsets(&self, ring: usize) -> bool {
-        self.rx_for(ring).is_some_and(|rx| rx.offsets.none())
-    }
-
-    /// True if same-destination runs of another port's transmit ring `ring` can be delivered: neither a virtio-net
-    /// header nor an offset precedes the packets, and their buffers may be swapped.
-    #[inline(always)]
-    pub(crate) fn accepts_runs(&self, ring: usize) -> bool {
-        self.vnet_hdr_len() == 0 && self.rx_without_offsets(ring) && !self.keeps_buffers.load(Relaxed)
-    }
-
-    /// True if packets of this batch can be copied unchanged into buffers of this port.
-    #[inline]
-    pub(crate) fn accepts_copies(&self, context: &BatchContext<'_>) -> bool {
-        let source_region = &context.port.region;
-        self.accepts_runs(context.ring_index)
-            && !self.region.is_same_mapping(source_region)
-            && self.region.limits().buf_size >= source_region.limits().buf_size
-    }
-
-    /// Delivers a same-destination run: the packets of a batch from slot `at` on that begin with `addresses`, as far as
-    /// there is room. Publishes them, and wakes the client if it sleeps. Returns how many.
-    #[inline]
-    pub(crate) fn deliver_run(&self, context: &BatchContext<'_>, (addresses, at): ([u8; MAC_PAIR_BYTES], u32)) -> u32 {
-        let Some(rx) = self.rx_for(context.ring_index) else { return 0 };
-        context.backpressure.note_delivery(self.index());
-        let mut done = 0;
-        loop {
-            let (packets, full) = rx.fill_run(&self.region, context, addresses, at + done);
-            done += packets;
-            if !full || !rx.wait_for_room(context.backpressure) {
-                return done;
-            }
-        }
-    }
-
-    /// Delivers copies of single-slot packets of a port whose [copies it accepts](SwitchPort::accepts_copies), as
-    /// [`SwitchPort::deliver`] does.
-    #[inline]
-    pub(crate) fn deliver_copies(&self, context: &BatchContext<'_>, packets: &[SlotHead]) -> bool {
-        let Some(rx) = self.rx_for(context.ring_index) else { return true };
-        context.backpressure.note_delivery(self.index());
-        let mut left = packets;
-        loop {
-            let done = rx.fill_copies(&self.region, context, left);
-            left = left.get(done..).unwrap_or_default();
-            if left.is_empty() {
-                return true;
-            }
-            if !rx.wait_for_room(context.backpressure) {
-                break;
-            }
-        }
-        rx.count_drops(left.len() as u64);
-        left.len() < packets.len()
-    }
-
     /// Returns the client's position at which its receive ring for packets of transmit ring `ring` was found full and
     /// is not waited for, and the word in which it moves; `None` otherwise.
     pub(crate) fn full_at(&self, ring: usize) -> Option<(u32, ConsWord)> {
@@ -325,42 +245,5 @@ impl SwitchPort {
         if let Some(rx) = self.rx_for(ring) {
             rx.count_drops(n);
         }
-    }
-
-    /// Delivers packets of a batch to the receive ring that corresponds to their transmit ring, as far as there is
-    /// room; publishes them, and wakes the client if it sleeps. May wait for a client without room; counts what is
-    /// dropped. With `unicast` the packets go to no other port, so that within one region buffers are swapped. Returns
-    /// false if all were dropped.
-    #[inline]
-    pub(crate) fn deliver(
-        &self,
-        context: &BatchContext<'_>,
-        (mut packets, unicast): (impl Iterator<Item = Packet>, bool),
-    ) -> bool {
-        let Some(rx) = self.rx_for(context.ring_index) else { return true };
-        context.backpressure.note_delivery(self.index());
-        if self.vnet_hdr_len() != context.port.vnet_hdr_len() {
-            vnet_hdr::deliver_converted(rx, self, context, packets);
-            return true;
-        }
-        let without_offsets = context.batch.offsets.mask == 0 && rx.offsets.none();
-        let may_swap = [self, context.port].iter().all(|port| !port.keeps_buffers.load(Relaxed));
-        let swap = unicast && without_offsets && may_swap && self.region.is_same_mapping(&context.port.region);
-        let mut next = packets.next();
-        let first = next;
-        let mut any = false;
-        while let Some(packet) = next {
-            next = rx.fill_packets(&self.region, (context, swap), packet, &mut packets);
-            any |= next != first;
-            if next.is_none() {
-                return true;
-            }
-            if !rx.wait_for_room(context.backpressure) {
-                break;
-            }
-        }
-        let dropped = usize::from(next.is_some()) + packets.count();
-        rx.count_drops(dropped as u64);
-        any
     }
 }

@@ -16,13 +16,12 @@ use unetmap_mem::{
 use unetmap_sys::Doorbell;
 use unetmap_sys::thread::current_cpu;
 
-use super::batch::Batch;
-use super::context::BatchContext;
+use super::batch::{Batch, BatchSource};
 use super::gather::{MAX_VNET_HDR, gathered};
 use super::offsets::HeadroomOffsets;
 use super::prefault::Prefault;
 use super::recent_buffers::RecentBuffers;
-use super::{RingConfig, lock_until};
+use super::ring::{RingConfig, lock_until};
 use crate::backpressure::Backpressure;
 use crate::forward::{MAX_FRAGS, Packet};
 use crate::tuning::{BUFFER_PREFETCH_SLOTS, DEFER_WAKEUP_RING_SHARE, KEEPS_UP_RING_SHARE, MAX_FUTILE_WAITS};
@@ -186,11 +185,10 @@ impl PortRx {
     pub(crate) fn fill_run(
         &self,
         region: &Region,
-        &BatchContext { port, ref batch, backpressure, .. }: &BatchContext<'_>,
+        BatchSource { region: source_region, batch, backpressure }: BatchSource<'_>,
         addresses: [u8; MAC_PAIR_BYTES],
         at: u32,
     ) -> (u32, bool) {
-        let source_region = &port.region;
         let n = self.channel.slots().slots();
         let (source, target) =
             (RingRef { slots: batch.slots, region: source_region }, RingRef { slots: self.channel.slots(), region });
@@ -235,8 +233,8 @@ impl PortRx {
 
     /// Delivers copies of single-slot packets, as far as there is room; returns how many.
     #[inline]
-    pub(crate) fn fill_copies(&self, region: &Region, context: &BatchContext<'_>, packets: &[SlotHead]) -> usize {
-        let (source_region, backpressure) = (&context.port.region, context.backpressure);
+    pub(crate) fn fill_copies(&self, region: &Region, from: BatchSource<'_>, packets: &[SlotHead]) -> usize {
+        let (source_region, backpressure) = (from.region, from.backpressure);
         let (ring, n) = (self.channel.slots(), self.channel.slots().slots());
         let target = RingRef { slots: ring, region };
         let mut state = self.lock();
@@ -275,11 +273,10 @@ impl PortRx {
     pub(crate) fn fill_packets(
         &self,
         region: &Region,
-        (&BatchContext { port, ref batch, backpressure, .. }, swap): (&BatchContext<'_>, bool),
+        (BatchSource { region: source_region, batch, backpressure }, swap): (BatchSource<'_>, bool),
         first: Packet,
         packets: &mut impl Iterator<Item = Packet>,
     ) -> Option<Packet> {
-        let source_region = &port.region;
         let (ring, n) = (self.channel.slots(), self.channel.slots().slots());
         let may_not_fit = region.limits().buf_size < source_region.limits().buf_size || !self.offsets.none();
         let mut state = self.lock();

@@ -16,7 +16,7 @@ use unetmap_sys::{Doorbell, Mapping, memfd};
 
 use super::batch::Batch;
 use super::offsets::HeadroomOffsets;
-use super::{RingConfig, lock_until};
+use super::ring::{RingConfig, lock_until};
 use crate::backpressure::Backpressure;
 use crate::forward::{FlowCache, PacketCutter};
 use crate::policy::DropReason;
