@@ -125,6 +125,7 @@ lint-source:
 	@.ci/check-source
 	@.ci/check-imports
 	@.ci/check-decisions
+	@.ci/check-docs
 	@.ci/check-resources
 	@$(CARGO) package --locked -p unetmap-capi --allow-dirty --list | grep -qx preload/hooks.c || \
 		{ echo "lint: the package of unetmap-capi lacks the C files"; exit 1; }
