@@ -38,7 +38,7 @@ pub fn fill_some(ring: &Ring, sender: u64, seq: u64, max: u64) -> u64 {
 /// Sends packets `[from, to)` on transmit ring 0, waiting for room.
 ///
 /// # Errors
-/// Those of the library. Panics if there is no room within [`LIMIT`].
+/// The errors of the library. Panics if there is no room within [`LIMIT`].
 pub fn send(port: &Port, sender: u64, from: u64, to: u64) -> Result<(), Error> {
     let (ring, mut seq) = (&port.tx_rings()[0], from);
     while seq < to {
@@ -53,7 +53,7 @@ pub fn send(port: &Port, sender: u64, from: u64, to: u64) -> Result<(), Error> {
 /// Receives `n` slots of ring 0, waiting for them; returns the packets, including empty ones.
 ///
 /// # Errors
-/// Those of the library.
+/// The errors of the library.
 #[track_caller]
 pub fn receive(port: &Port, n: usize) -> Result<Vec<Vec<u8>>, Error> {
     let ring = &port.rx_rings()[0];

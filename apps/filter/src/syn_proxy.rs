@@ -145,7 +145,7 @@ impl SynOptions {
         found
     }
 
-    /// Those that a cookie has.
+    /// Returns the options that a cookie has.
     fn of_cookie(cookie: u32) -> SynOptions {
         SynOptions { mss: SIZES[cookie as usize % SIZES.len()], sack: cookie & SACK != 0, scale: None, times: None }
     }
@@ -192,7 +192,7 @@ pub(crate) struct Options<'a> {
 }
 
 impl<'a> Options<'a> {
-    /// Those within `bytes`.
+    /// Returns the options within `bytes`.
     pub(crate) fn of(h: &Headers, bytes: &'a [u8]) -> Options<'a> {
         let (at, end) = (usize::from(h.l4) + 20, header_end(h, bytes).unwrap_or(0));
         Options { bytes, at, end: end.min(bytes.len()) }

@@ -54,7 +54,7 @@ pub(crate) struct Totals {
     pub(crate) lost_logs: AtomicU64,
     /// Copies by rules `tee`.
     pub(crate) copies: AtomicU64,
-    /// Those for which a port had no room.
+    /// Copies for which a port had no room.
     pub(crate) lost_copies: AtomicU64,
     pub(crate) states: Mutex<StateCounts>,
     pub(crate) nat: Mutex<NatCounts>,

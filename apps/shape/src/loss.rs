@@ -11,7 +11,7 @@ pub enum Loss {
     None,
     /// Each with this probability.
     Random(f64),
-    /// Those with a wrong bit; each bit is wrong with this probability.
+    /// Packets with a wrong bit are lost; each bit is wrong with this probability.
     BitError(f64),
     /// Gilbert's and Elliott's model: the link is good or bad, and changes before each packet.
     GilbertElliott {

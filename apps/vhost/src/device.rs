@@ -223,7 +223,7 @@ fn retry_after(lost: Duration) -> Duration {
 #[derive(Default)]
 struct Round {
     packets: u64,
-    /// Those that the peer has received.
+    /// Packets that the peer has received.
     received: u64,
     /// A peer's packet waits for free slots of the port.
     is_port_full: bool,

@@ -58,7 +58,7 @@ pub struct Peer {
     /// All words of the region.
     pub words: GuestWords,
     is_client: bool,
-    /// Those by which the peer sends and receives.
+    /// The rings by which the peer sends and receives.
     pub rings: [Ring; 2],
 }
 

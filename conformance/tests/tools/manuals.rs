@@ -4,7 +4,7 @@
 //!
 //! The lines of a page run one after the other, as root in namespaces of their own, with the interfaces eth0, eth1 and
 //! eth2. A line is right if it ends with status 0, or goes on until it is interrupted, and then ends as it should.
-//! Those that go on end at the next sentence of the section. While there are some, a line that fails is tried again for
+//! Lines that go on end at the next sentence of the section. While there are some, a line that fails is tried again for
 //! 30 s, as what it needs may be about to begin; one that was interrupted before it had begun is given ten seconds, and
 //! that is printed. Comments in the page (`.\"`) say what else there is to do:
 //!

@@ -29,13 +29,13 @@ pub enum Error {
         subject: String,
         /// The errno that netmap's ioctl would set.
         errno: i32,
-        /// What is wrong and what to do.
+        /// The fault, and what to do.
         reason: String,
     },
     /// No daemon answers, and none could be started.
     #[non_exhaustive]
     NoDaemon {
-        /// What was tried.
+        /// The attempts.
         reason: String,
         /// The kernel's error.
         source: io::Error,

@@ -41,7 +41,7 @@ pub struct Run {
     pub max: u32,
 }
 
-/// What was copied or swapped.
+/// The result of copying or swapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Packets of one slot each.

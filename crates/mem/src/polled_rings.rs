@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What a poll reads of each of many rings, side by side.
+//! The words that a poll reads of each of many rings, side by side.
 //!
 //! A poll looks at all rings of a port. On the way through a ring's parts each load waits for the one before, and a
 //! dozen cache lines are touched; here it is three pointers, and three lines of shared memory that hardly change.

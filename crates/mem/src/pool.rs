@@ -147,7 +147,7 @@ pub struct BufUsage {
     pub missing: u32,
 }
 
-/// What a [`BufPool`] has allocated, for another process that takes the pool over.
+/// Allocations of a [`BufPool`], for another process that takes the pool over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavedBufs {
     /// The first buffer that was never allocated.

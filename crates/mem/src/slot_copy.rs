@@ -72,7 +72,7 @@ impl SimdLevel {
 
 const LINE_SLOTS: u32 = 64 / SLOT_BYTES as u32;
 
-/// What is known about copied slots.
+/// Properties of copied slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Copied {
     /// Every slot is within the limits.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What a thread does for receivers before it drops their packets, and wake-ups that it defers.
+//! Backpressure: how a thread helps receivers before it drops their packets, and wake-ups that it defers.
 //!
 //! **Waiting for room.** A client without room, on a machine with few CPUs, often waits for the very CPU that the
 //! thread runs on. A futex wait hands the CPU over. A client on another CPU that kept up until now was delayed there,

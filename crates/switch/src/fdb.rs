@@ -134,7 +134,7 @@ pub struct MacEntry {
     pub age: u32,
 }
 
-/// What a table contained at some moment.
+/// The contents of a table at some moment.
 #[derive(Default)]
 pub struct TableMark(Vec<u64>);
 

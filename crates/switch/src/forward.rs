@@ -250,7 +250,7 @@ impl DestinationLists {
     }
 }
 
-/// What [`PacketCutter::cut`] finds in the slots of a batch.
+/// The next piece that [`PacketCutter::cut`] finds in the slots of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cut {
     /// A whole packet.

@@ -112,7 +112,7 @@ pub fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> io::Result<()> {
 /// included.
 ///
 /// # Errors
-/// Those of `fstat`.
+/// The errors of `fstat`.
 pub fn resident_bytes(fd: impl AsFd) -> io::Result<u64> {
     Ok(fstat(fd)?.st_blocks.cast_unsigned() * 512)
 }
@@ -129,7 +129,7 @@ pub fn punch(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<()> {
 /// to it, seal it, or keep it locked while they do so.
 ///
 /// # Errors
-/// Those of opening it again, by `/proc`.
+/// The errors of opening it again, by `/proc`.
 pub fn read_only(fd: impl AsFd) -> io::Result<OwnedFd> {
     let fd = fd.as_fd();
     fchmod(fd, Mode::RUSR)?;

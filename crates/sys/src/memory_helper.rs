@@ -101,7 +101,7 @@ impl MemoryHelper {
     /// Starts `program`, which must call [`serve`] with its descriptor 3. Its error messages go to `log`.
     ///
     /// # Errors
-    /// Those of [`spawn_detached`]; `EMFILE`.
+    /// The errors of [`spawn_detached`]; `EMFILE`.
     pub fn start(program: &Path, name: &OsStr, args: &[OsString], log: File) -> io::Result<(MemoryHelper, Approvals)> {
         let (approvals, other) = socket::pair()?;
         let (connection, served) = socket::pair()?;

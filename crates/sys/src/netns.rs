@@ -93,7 +93,7 @@ impl Netns {
     /// The namespace of a descriptor that another process has opened. What it refers to is checked when it is entered.
     ///
     /// # Errors
-    /// Those of `fstat`.
+    /// The errors of `fstat`.
     pub fn of_fd(fd: OwnedFd) -> io::Result<Netns> {
         Netns::of_file(File::from(fd))
     }

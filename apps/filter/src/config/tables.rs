@@ -29,7 +29,7 @@ pub(super) struct Tables {
     numbers: BTreeMap<String, u16>,
     /// By number; `None` for numbers without a table.
     contents: Vec<Option<Arc<Table>>>,
-    /// Those that were used, and were not created before.
+    /// Tables that were used, and were not created before.
     not_created: BTreeSet<u16>,
 }
 

@@ -139,7 +139,7 @@ pub(crate) trait Rx: Send + Sync {
 
 /// Everything that a back end needs to construct one side of a ring.
 pub(crate) struct RingParts<'a> {
-    /// What the daemon's reply states about the ring.
+    /// The daemon's description of the ring.
     pub(crate) bound: &'a BoundRing,
     pub(crate) view: &'a RingView,
     pub(crate) region: &'a Arc<Region>,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use unetmap_mem::{Pos, Slots, Span};
 
-/// What took the time of a packet.
+/// The sync that took the time of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum TimeSource {
@@ -20,7 +20,7 @@ pub enum TimeSource {
 pub struct SlotTime {
     /// Nanoseconds since 1970, of the machine's wall clock.
     pub ns: u64,
-    /// What took it.
+    /// The sync that took the time.
     pub source: TimeSource,
 }
 

@@ -542,7 +542,7 @@ pub(crate) fn send_netmap(
     Ok((answer, reply.fds))
 }
 
-/// What a lock holder is called in errors.
+/// The name of a lock holder in errors.
 const LOCK_HOLDER: &str = "a holder ID";
 
 /// A request for a holder ID whose reply was not received.

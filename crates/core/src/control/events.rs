@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What has happened in the daemon: the request of `unetmap events`.
+//! Events in the daemon: the request of `unetmap events`.
 //!
 //! ```text
 //! request   8 bytes: the number of the last event that the program has seen; 0: none

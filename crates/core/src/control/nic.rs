@@ -60,7 +60,7 @@ pub enum NicAction {
 pub struct NicRequest {
     /// Its name.
     pub interface: String,
-    /// What to do.
+    /// The action.
     pub action: NicAction,
 }
 

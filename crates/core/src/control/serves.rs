@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What a process serves with the port that its connection has open: the request of `unetmap vm serve` and `unetmap
-//! memif serve`.
+//! The service that a process offers with the port that its connection has open: the request of `unetmap vm serve` and
+//! `unetmap memif serve`.
 //!
 //! ```text
 //! request   1 byte: the service; then the socket and its options, as text

@@ -77,7 +77,7 @@ pub fn send_request(request: &KnobRequest) -> Result<String, Error> {
     client::send(connection.fd.as_fd(), &subject, request)?.into_text(&subject)
 }
 
-/// What a reload is about, in error texts.
+/// The subject of a reload in error texts.
 const RELOADED: &str = "the daemon's configuration and policy";
 
 /// Has this user's own daemon read its configuration and policy again. Returns what that changed, as JSON; `None` if no

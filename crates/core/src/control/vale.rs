@@ -98,7 +98,7 @@ impl ThreadConfig {
 pub struct ValeRequest {
     /// The switch or the port; empty for all.
     pub name: String,
-    /// What to do.
+    /// The action.
     pub action: ValeAction,
 }
 

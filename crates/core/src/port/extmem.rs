@@ -100,7 +100,7 @@ pub fn pools_info(g: &Geometry, mem_id: u16, bytes: u64) -> NmreqPoolsInfo {
 /// offset in the region. Writes netmap's list of extra buffers, which is in some of them, again.
 ///
 /// # Errors
-/// Those of `read`; some buffers have been filled then.
+/// The errors of `read`; some buffers have been filled then.
 pub fn fill(port: &Port, mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>) -> io::Result<()> {
     let extra: Vec<BufIdx> = (0..port.extra_bufs()).map_while(|_| port.take_extra_buf()).collect();
     let bufs = port.region().geometry().bufs;

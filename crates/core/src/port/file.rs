@@ -29,7 +29,7 @@ use crate::port::{Interest, Port, device};
 use crate::sync::SyncError;
 use crate::tuning::{EXIT_LIMIT, REPLY_TIMEOUT, TURN_POLL};
 
-/// What a process needs to use a netmap file, in addition to the descriptor.
+/// Everything that a process needs to use a netmap file, in addition to the descriptor.
 #[derive(Clone, Debug)]
 pub struct File {
     socket: PathBuf,

@@ -166,7 +166,7 @@ pub(super) struct Opened {
     pub(super) region: OwnedFd,
 }
 
-/// What the daemon passes to a port that it runs itself.
+/// State that the daemon passes to a port that it runs itself.
 pub struct InDaemon {
     /// Identifies the daemon in locks.
     pub holder: u32,
@@ -434,7 +434,7 @@ fn apply_conf(register: &mut NmreqRegister, spec: &PortSpec) {
 struct MappedBinding {
     region: Arc<Region>,
     states: EndpointPage,
-    /// What it contains depends on the back end.
+    /// Its contents depend on the back end.
     channels_or_tx_frames: MappedRange,
     /// For each ring: its doorbell, and the peer's doorbell or what the back end has in its place.
     ring_fds: Vec<[OwnedFd; 2]>,

@@ -43,7 +43,7 @@ pub(crate) enum ForwardPolicy {
     /// None: there is no ring to forward to.
     #[default]
     Never,
-    /// Those with `NS_FORWARD`, if the ring has `NR_FORWARD`.
+    /// Packets with `NS_FORWARD`, if the ring has `NR_FORWARD`.
     Marked,
     /// All.
     All,

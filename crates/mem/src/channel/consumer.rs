@@ -36,7 +36,7 @@ impl ProdWord {
     }
 }
 
-/// What was received.
+/// The result of receiving.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
     /// Slots that were replaced, as they were invalid.

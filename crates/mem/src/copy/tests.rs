@@ -29,7 +29,7 @@ fn bytes(region: &Region, idx: BufIdx) -> Vec<u8> {
     out
 }
 
-/// What may be wrong with a packet of a run, or with its receiving slot.
+/// A fault of a packet of a run, or of its receiving slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
     None,

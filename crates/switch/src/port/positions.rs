@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the switch keeps of a port in its own memory from one batch to the next: another process that goes on with the
-//! port needs it.
+//! The switch's own memory of a port from one batch to the next: another process that goes on with the port needs it.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{MutexGuard, PoisonError};

@@ -55,7 +55,7 @@ pub(crate) struct PollSet<W = ProdWord> {
     passes: u32,
     /// Passes in a row without a slot.
     empty_passes: u32,
-    /// What the next pass polls at least.
+    /// The least that the next pass polls.
     next_scope: Scope,
 }
 

@@ -30,7 +30,7 @@ pub fn is_device(fd: impl AsFd) -> bool {
 /// Checks that `/dev/fuse` can be opened.
 ///
 /// # Errors
-/// Those of open(2).
+/// The errors of open(2).
 pub fn check_available() -> io::Result<()> {
     File::options().read(true).write(true).open("/dev/fuse").map(drop)
 }

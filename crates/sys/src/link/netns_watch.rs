@@ -94,7 +94,7 @@ impl NetnsLinkWatch {
     /// Returns whether an interface of this index exists; false if the namespace no longer exists.
     ///
     /// # Errors
-    /// Those of netlink sockets.
+    /// The errors of netlink sockets.
     pub fn exists(&self, nsid: Nsid, index: u32) -> io::Result<bool> {
         let mut body = ifinfomsg(index);
         if let Nsid::Other(nsid) = nsid {

@@ -184,7 +184,7 @@ pub fn set_offloads(name: &str, which: Offloads, enabled: bool) -> io::Result<()
 /// Disables the offloads of `kind` of interface `name`; returns those that were enabled. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
-/// Those of [`changeable_offloads`] and [`set_offloads`].
+/// The errors of [`changeable_offloads`] and [`set_offloads`].
 pub fn disable_offloads(name: &str, kind: OffloadKind) -> io::Result<Offloads> {
     let enabled = changeable_offloads(name, kind)?;
     set_offloads(name, enabled, false).map(|()| enabled)

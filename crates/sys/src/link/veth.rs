@@ -85,7 +85,7 @@ impl Peer {
     /// Whether its namespace is `netns`, another than the calling thread's, which must be that of the other end.
     ///
     /// # Errors
-    /// Those of netlink sockets.
+    /// The errors of netlink sockets.
     pub fn is_in(self, netns: &Netns) -> io::Result<bool> {
         // The kernel has assigned a number to the other namespace in order to report it.
         Ok(self.nsid.is_some() && self.nsid == number_of(&Socket::route(0)?, netns)?)
@@ -96,7 +96,7 @@ impl Peer {
 /// the pair was created.
 ///
 /// # Errors
-/// Those of netlink sockets.
+/// The errors of netlink sockets.
 pub fn peer(index: u32) -> io::Result<Option<Peer>> {
     let mut body = ifinfomsg(index);
     push_attribute(&mut body, libc::IFLA_EXT_MASK, &libc::RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
@@ -120,7 +120,7 @@ pub fn peer(index: u32) -> io::Result<Option<Peer>> {
 /// such interface, or its peer is elsewhere.
 ///
 /// # Errors
-/// Those of netlink sockets.
+/// The errors of netlink sockets.
 pub fn peer_index_in(index: u32, netns: &Netns) -> io::Result<Option<u32>> {
     match peer(index)? {
         Some(peer) if peer.is_in(netns)? => Ok(Some(peer.index)),

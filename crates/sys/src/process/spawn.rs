@@ -40,8 +40,8 @@ struct Launch {
 /// of the new process are the effective ones, so that the caller may not signal it.
 ///
 /// # Errors
-/// Those of exec (`ENOENT`, `EACCES`, `ENOEXEC`) and of clone (`EAGAIN`, `ENOMEM`), `EMFILE`; `EINVAL` for a NUL in
-/// a string.
+/// The errors of exec (`ENOENT`, `EACCES`, `ENOEXEC`) and of clone (`EAGAIN`, `ENOMEM`), `EMFILE`; `EINVAL` for a NUL
+/// in a string.
 pub fn spawn_detached(
     program: &Path,
     name: &OsStr,

@@ -48,7 +48,7 @@ const ALL_THREADS: &[libc::c_long] = &[
     libc::SYS_capget, libc::SYS_capset, libc::SYS_seccomp, libc::SYS_fdatasync, libc::SYS_fsync,
 ];
 
-/// Those that aarch64 does not have.
+/// Calls that aarch64 lacks.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const ALL_THREADS_X86: &[libc::c_long] = &[
@@ -69,7 +69,7 @@ const MAIN_THREAD: &[libc::c_long] = &[
     libc::SYS_statfs, libc::SYS_renameat, libc::SYS_renameat2,
 ];
 
-/// Those that aarch64 does not have.
+/// Calls that aarch64 lacks.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const MAIN_THREAD_X86: &[libc::c_long] = &[
@@ -87,7 +87,7 @@ const PRIVILEGED: &[libc::c_long] = &[
     libc::SYS_setgroups, libc::SYS_utimensat,
 ];
 
-/// Those that aarch64 does not have.
+/// Calls that aarch64 lacks.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const PRIVILEGED_X86: &[libc::c_long] = &[
@@ -106,7 +106,7 @@ const MEMORY: &[libc::c_long] = &[
     libc::SYS_gettid, libc::SYS_tgkill, libc::SYS_exit, libc::SYS_exit_group, libc::SYS_restart_syscall,
 ];
 
-/// Those that aarch64 does not have.
+/// Calls that aarch64 lacks.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const MEMORY_X86: &[libc::c_long] = &[

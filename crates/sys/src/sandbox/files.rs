@@ -26,7 +26,7 @@ const READ_DIR: u64 = 1 << 3;
 const REMOVE_FILE: u64 = 1 << 5;
 const MAKE_REG: u64 = 1 << 8;
 const MAKE_SOCK: u64 = 1 << 9;
-/// Those that a file has; the others are a folder's.
+/// Rights that a file has; the others are a folder's.
 const OF_FILES: u64 = 1 | WRITE_FILE | READ_FILE;
 /// Later versions: REFER (2), TRUNCATE (3), IOCTL_DEV (5).
 const REFER: u64 = 1 << 13;

@@ -33,7 +33,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// Those that are offered. The first one is the default.
+    /// The formats that are offered. The first one is the default.
     const ALL: [Format; 2] = [Format::Text, Format::OpenMetrics];
 
     /// The format for a request: the one that its `Accept` prefers, by RFC 9110; of equals, the one that it names more

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What a hostile process can do to a pipe, and what must hold all the same: the model of the tests and of the fuzz
-//! target `rings`.
+//! A hostile process's possible steps on a pipe, and what must hold all the same: the model of the tests and of the
+//! fuzz target `rings`.
 #![cfg_attr(fuzzing, allow(dead_code, reason = "the tests use all of it"))]
 
 use std::fs::File;
