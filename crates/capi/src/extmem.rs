@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::{fs, io};
 
 use unetmap_core::abi::*;
-use unetmap_core::control::request::NetmapRequest;
+use unetmap_core::control::request::{self, NetmapRequest};
 use unetmap_core::errno::{EFAULT, EINVAL, EIO};
 use unetmap_core::port::extmem;
 use unetmap_core::port::file::BoundPort;
@@ -84,7 +84,7 @@ impl Extmem {
         }
         let mut option = self.option;
         if let Some(info) = pools {
-            (option.nro_info, option.nro_opt.nro_status) = (extmem::completed_info(option.nro_info, &info), 0);
+            (option.nro_info, option.nro_opt.nro_status) = (request::completed_info(option.nro_info, &info), 0);
         }
         let position = request
             .options
@@ -98,7 +98,7 @@ impl Extmem {
 /// Returns the sizes of the region's pools.
 pub(crate) fn pools_info_of(attached: &BoundPort) -> NmreqPoolsInfo {
     let register = attached.port.register();
-    extmem::pools_info(attached.port.region().geometry(), register.nr_mem_id, register.nr_memsize)
+    request::pools_info(attached.port.region().geometry(), register.nr_mem_id, register.nr_memsize)
 }
 
 /// Returns the id of the region that the memory already is; `None` for other memory.

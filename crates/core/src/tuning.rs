@@ -123,10 +123,6 @@ pub(crate) const MAX_MONITOR_RENEWALS: u32 = 4;
 /// program makes that opens a port in one thread and uses it in another (decision 18).
 pub(crate) const BIAS_AFTER: u32 = 1000;
 
-/// How long to try to lock a ring's list of mirror rings. A holder needs only the time to copy a pointer; but a child
-/// that was forked while another thread held the lock finds it locked for ever. Not measured.
-pub(crate) const MIRROR_LOCK_LIMIT: Duration = Duration::from_millis(200);
-
 /// Attempts to lock the ring that packets are forwarded to, while another thread is syncing it. Not measured.
 pub(crate) const FORWARD_LOCK_TRIES: u32 = 20_000;
 

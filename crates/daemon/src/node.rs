@@ -43,10 +43,10 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use serde::Serialize;
 use unetmap_core::control::ControlRequest;
+use unetmap_core::control::monitor::MonitorList;
 use unetmap_core::control::node::NodeRequest;
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::errno::{EBUSY, EIO, ENODEV, EPERM};
-use unetmap_core::sync::mirror::MonitorList;
 use unetmap_sys::Doorbell;
 use unetmap_sys::fuse::{self, Device};
 use unetmap_sys::socket::Peer;

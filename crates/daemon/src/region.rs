@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
+use unetmap_core::control::binding::DEVICE_HEADER_BYTES;
 use unetmap_core::errno::{EINVAL, ENOMEM};
-use unetmap_core::port::device;
 use unetmap_mem::{
     BufIdx, BufPool, BufUsage, Geometry, Iface, IfaceShape, MappedRange, ObjectPool, Pos, Region, RingShape, RingView,
     Slots,
@@ -181,7 +181,7 @@ impl DeviceRest {
     /// Allocates whole pages, before the header at the end of the file; `None` if there are none left.
     fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let (at, end) = (self.next, self.next.checked_add(bytes.next_multiple_of(PAGE))?);
-        self.next = if end <= self.file_bytes - device::HEADER_BYTES { end } else { return None };
+        self.next = if end <= self.file_bytes - DEVICE_HEADER_BYTES { end } else { return None };
         Some(at)
     }
 }

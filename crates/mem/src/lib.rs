@@ -30,6 +30,8 @@ mod frame;
 #[cfg(not(loom))]
 mod guest;
 mod mapped_range;
+#[cfg(not(loom))]
+mod mirror;
 mod polled_rings;
 mod pool;
 mod pos;
@@ -56,6 +58,8 @@ pub use frame::Frame;
 #[cfg(not(loom))]
 pub use guest::{GuestMemory, GuestPlace, GuestWords};
 pub use mapped_range::MappedRange;
+#[cfg(not(loom))]
+pub use mirror::{MirrorSet, MirrorTx};
 pub use polled_rings::{ChannelRef, PolledRings};
 pub use pool::{BufPool, BufUsage, IndexSet, ObjectPool, SavedBufs};
 pub use pos::{BufIdx, Pos, Slots, Span};

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Constants of this crate that were chosen by measurement or estimate. Layout constants stay where they are used.
 
+#[cfg(not(loom))]
+use std::time::Duration;
+
 /// Packets. `copy_run` and `copy_list` prefetch the buffers of the packet that is this far ahead of the one being
 /// copied.
 ///
@@ -38,3 +41,8 @@ pub(crate) const BIAS_EXIT_SPINS: u32 = 1500;
 /// Bounds: above the time that a store buffer takes to drain. An estimate, not measured.
 #[cfg(not(loom))]
 pub(crate) const STORE_DRAIN_US: u64 = 50;
+
+/// How long to try to lock a ring's list of mirror rings. A holder needs only the time to copy a pointer; but a child
+/// that was forked while another thread held the lock finds it locked for ever. Not measured.
+#[cfg(not(loom))]
+pub(crate) const MIRROR_LOCK_LIMIT: Duration = Duration::from_millis(200);

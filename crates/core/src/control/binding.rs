@@ -131,6 +131,9 @@ pub const FORWARD_ALL: u32 = 8;
 /// ([`PeerDoorbellsRequest`](super::PeerDoorbellsRequest)).
 pub const DOORBELL_LATER: u32 = 16;
 
+/// Bytes of the header at the end of a guest's device (see `port::device`).
+pub const DEVICE_HEADER_BYTES: u64 = 16 << 10;
+
 /// Returns the layout of a region with these pools.
 pub(crate) fn geometry(pools: &[BoundPool; 3]) -> Geometry {
     let [ifs, rings, bufs] = pools.map(|p| PoolShape { offset: p.offset, count: p.count, size: p.size });

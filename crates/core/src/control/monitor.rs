@@ -6,11 +6,17 @@
 //! reply     the next monitor: a head, then its mirrored rings; empty after the last.
 //!           Descriptors: the mirror's memory, its ring states, its channels, then each ring's doorbell
 //! ```
-//! See `sync::mirror` for what a program does with them.
+//! See `unetmap_mem::MirrorSet` for what a program does with them. Ports that the daemon runs itself read theirs from a
+//! [`MonitorList`].
 
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use unetmap_mem::{ChannelPage, EndpointPage, MappedRange, MirrorSet, MirrorTx, Region, RingShape, Slots};
+use unetmap_sys::{Doorbell, Mapping};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::control::binding::BoundPool;
+use crate::control::binding::{BoundPool, geometry};
 use crate::control::wire::{ControlRequest, Kind};
 use crate::error::errno;
 
@@ -95,4 +101,64 @@ impl MonitorReply {
         let (head, rest) = MonitorHead::read_from_prefix(bytes).ok()?;
         Some(MonitorReply { head, rings: <[MirroredRing]>::ref_from_bytes(rest).ok()?.to_vec() })
     }
+}
+
+/// The daemon's description of one monitor, with its descriptors.
+pub type Monitor = (MonitorReply, Vec<OwnedFd>);
+
+/// The monitors of a port that the daemon runs itself.
+#[derive(Default)]
+pub struct MonitorList(Mutex<Vec<Monitor>>);
+
+impl MonitorList {
+    /// Sets all monitors. The caller then changes the monitor generations of the monitored rings.
+    pub fn set(&self, monitors: Vec<Monitor>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = monitors;
+    }
+
+    /// Returns a copy, with duplicates of the descriptors.
+    pub(crate) fn copy(&self) -> Vec<Monitor> {
+        let monitors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let duplicate = |(reply, fds): &Monitor| {
+            let fds = fds.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>().ok()?;
+            Some((reply.clone(), fds))
+        };
+        monitors.iter().filter_map(duplicate).collect()
+    }
+}
+
+/// Maps the mirror rings of all these monitors, for a port in the region `own`.
+pub fn map_monitors(monitors: Vec<Monitor>, own: Option<&Arc<Region>>) -> Vec<(MirroredRing, MirrorTx)> {
+    monitors.into_iter().filter_map(|(reply, fds)| map(&reply, fds, own)).flatten().collect()
+}
+
+/// The same for one monitor; `None` if the reply is inconsistent.
+fn map(reply: &MonitorReply, fds: Vec<OwnedFd>, own: Option<&Arc<Region>>) -> Option<Vec<(MirroredRing, MirrorTx)>> {
+    let head = &reply.head;
+    if fds.len() != MonitorReply::FIXED_FDS + reply.rings.len() {
+        return None;
+    }
+    let mut fds = fds.into_iter();
+    let (memory, layout) = (fds.next()?, geometry(&head.pools));
+    let region = match reply.rings.first()?.zero_copy {
+        0 => Arc::new(Region::attach(memory.as_fd(), layout).ok()?),
+        _ => own.filter(|own| *own.geometry() == layout)?.clone(),
+    };
+    let mut page = |bytes: usize| Some(MappedRange::whole(Arc::new(Mapping::new(fds.next()?.as_fd(), bytes).ok()?)));
+    let states = EndpointPage::new(page(EndpointPage::bytes(head.states as usize))?);
+    let channels = ChannelPage::new(page(head.channels_bytes as usize)?);
+    let rings = reply.rings.iter().zip(fds).map(|(ring, doorbell)| {
+        let shape = RingShape { offset: ring.offset, slots: Slots::new(ring.slots)?, id: ring.id, dir: 0 };
+        let words = (&channels, &states, ring.channel as usize);
+        let monitor = (head.monitor, ring.zero_copy != 0);
+        Some((*ring, MirrorTx::new(monitor, (&region, shape), words, Doorbell::from_fd(doorbell).ok()?)?))
+    });
+    rings.collect()
+}
+
+/// Moves the mirror rings of ring `id` of the direction `dir` (0 transmit, 1 receive) from `all` to its set.
+pub fn assign(all: &mut Vec<(MirroredRing, MirrorTx)>, (dir, id): (u16, u16), to: &MirrorSet, status: u32) {
+    let own = all.extract_if(.., |(ring, _)| (ring.dir, ring.id) == (dir, id));
+    let own = own.map(|(_, mirror)| mirror).collect();
+    to.replace(own, status);
 }

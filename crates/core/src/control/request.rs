@@ -5,6 +5,7 @@
 //! body, `nr_options` the number of options, `nro_next` the bytes of this option.
 
 use unetmap_abi::*;
+use unetmap_mem::Geometry;
 use unetmap_sys::process;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -14,6 +15,9 @@ use crate::error::errno;
 /// In [`NmreqRegister::nr_flags`] on the control socket only; not a flag of netmap's: opens the interface even if that
 /// disconnects the host.
 pub const FORCE: u64 = 1 << 63;
+/// The same: a pipe that does not exist yet is created in memory that a hypervisor can give to its guest, before the
+/// [`DEVICE_HEADER_BYTES`](crate::control::binding::DEVICE_HEADER_BYTES) at the end of its file.
+pub const NR_DEVICE: u64 = 1 << 30;
 /// An environment variable; any value but `0` sets [`FORCE`].
 const FORCE_VARIABLE: &str = "UNETMAP_FORCE";
 
@@ -26,6 +30,39 @@ pub struct NetmapRequest {
     pub body: Vec<u8>,
     /// Each option's bytes, beginning with `nmreq_option`.
     pub options: Vec<Vec<u8>>,
+}
+
+/// Returns what the option EXTMEM says after the request, as in netmap: what the program gave, and for the numbers and
+/// sizes that it left at 0 the actual ones.
+pub fn completed_info(given: NmreqPoolsInfo, actual: &NmreqPoolsInfo) -> NmreqPoolsInfo {
+    let or = |given: u32, actual: u32| if given == 0 { actual } else { given };
+    NmreqPoolsInfo {
+        nr_if_pool_objtotal: or(given.nr_if_pool_objtotal, actual.nr_if_pool_objtotal),
+        nr_if_pool_objsize: or(given.nr_if_pool_objsize, actual.nr_if_pool_objsize),
+        nr_ring_pool_objtotal: or(given.nr_ring_pool_objtotal, actual.nr_ring_pool_objtotal),
+        nr_ring_pool_objsize: or(given.nr_ring_pool_objsize, actual.nr_ring_pool_objsize),
+        nr_buf_pool_objtotal: or(given.nr_buf_pool_objtotal, actual.nr_buf_pool_objtotal),
+        nr_buf_pool_objsize: or(given.nr_buf_pool_objsize, actual.nr_buf_pool_objsize),
+        ..given
+    }
+}
+
+/// Returns the reply about the pools of region `mem_id`, which has `bytes` bytes.
+pub fn pools_info(g: &Geometry, mem_id: u16, bytes: u64) -> NmreqPoolsInfo {
+    NmreqPoolsInfo {
+        nr_memsize: bytes,
+        nr_mem_id: mem_id,
+        nr_if_pool_offset: g.ifs.offset,
+        nr_if_pool_objtotal: g.ifs.count,
+        nr_if_pool_objsize: g.ifs.size,
+        nr_ring_pool_offset: g.rings.offset,
+        nr_ring_pool_objtotal: g.rings.count,
+        nr_ring_pool_objsize: g.rings.size,
+        nr_buf_pool_offset: g.bufs.offset,
+        nr_buf_pool_objtotal: g.bufs.count,
+        nr_buf_pool_objsize: g.bufs.size,
+        ..Default::default()
+    }
 }
 
 /// Returns the bytes of a request type's body; `None` for a type that does not exist.

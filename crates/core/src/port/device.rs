@@ -33,18 +33,14 @@ use unetmap_sys::{Mapping, folder, process, socket};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::RingBackend;
-use crate::control::binding::Binding;
+use crate::control::binding::{Binding, DEVICE_HEADER_BYTES};
 use crate::control::client::interface_exists;
+use crate::control::request::NR_DEVICE;
 use crate::error::{Error, errno};
 use crate::port::Port;
 use crate::port::open::{OpenOptions, Opened, assemble_in_device};
 use crate::tuning::{DEVICE_LIMIT, PEER_POLL};
 
-/// Flag of the register request, in addition to netmap's: a pipe that does not exist yet is created in memory that a
-/// hypervisor can give to its guest.
-pub const NR_DEVICE: u64 = 1 << 30;
-/// Bytes of the header, at the end of the file.
-pub const HEADER_BYTES: u64 = 16 << 10;
 /// How often the host's process must call [`DevicePort::look`].
 pub const LOOK_EVERY: Duration = PEER_POLL;
 
@@ -117,10 +113,11 @@ impl DevicePort {
             return Err(refused(errno::EBUSY, why));
         }
         let bytes = File::from(region.try_clone().map_err(host)?).metadata().map_err(host)?.len();
-        let memory = Mapping::part(region.as_fd(), bytes - HEADER_BYTES, HEADER_BYTES as usize).map_err(host)?;
+        let memory =
+            Mapping::part(region.as_fd(), bytes - DEVICE_HEADER_BYTES, DEVICE_HEADER_BYTES as usize).map_err(host)?;
         let header = GuestWords::new(MappedRange::whole(Arc::new(memory)));
         let body = [register.as_bytes(), &binding.encode()].concat();
-        if BODY + body.len() > HEADER_BYTES as usize {
+        if BODY + body.len() > DEVICE_HEADER_BYTES as usize {
             return Err(refused(errno::EINVAL, "the port has too many rings for a guest's device"));
         }
         store_bytes(&header, NAME, parsed.name.as_bytes());
@@ -202,7 +199,9 @@ impl Device {
     fn map(file: File, socket: Option<UnixStream>) -> io::Result<Device> {
         let bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let memory = MappedRange::whole(Arc::new(Mapping::of_guest(file.as_fd(), 0, bytes)?));
-        let header = bytes.checked_sub(HEADER_BYTES as usize).and_then(|at| memory.part(at, HEADER_BYTES as usize));
+        let header = bytes
+            .checked_sub(DEVICE_HEADER_BYTES as usize)
+            .and_then(|at| memory.part(at, DEVICE_HEADER_BYTES as usize));
         let header = GuestWords::new(header.ok_or(io::ErrorKind::InvalidData)?);
         Ok(Device { file, _socket: socket, memory, header })
     }
@@ -297,7 +296,9 @@ fn attach(spec: &str, device: Device, flags: u64) -> Result<(Port, NmreqRegister
     let [word, bytes] = [HOLDER, BINDING_BYTES].map(|at| header.load_u64(at));
     let (holder, register_bytes, binding_bytes) = (word as u32, (word >> 32) as usize, bytes as u32 as usize);
     let malformed = || Error::malformed_reply(spec);
-    if register_bytes != size_of::<NmreqRegister>() || binding_bytes > HEADER_BYTES as usize - BODY - register_bytes {
+    if register_bytes != size_of::<NmreqRegister>()
+        || binding_bytes > DEVICE_HEADER_BYTES as usize - BODY - register_bytes
+    {
         return Err(malformed());
     }
     let body = load_bytes(header, BODY, register_bytes + binding_bytes);

@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use unetmap_abi::{ExtMem, NETMAP_REQ_OPT_EXTMEM, NmreqOptExtmem, NmreqOption, NmreqPoolsInfo};
-use unetmap_mem::{BufIdx, Geometry};
+use unetmap_mem::BufIdx;
 
 use crate::error::{Error, errno};
 use crate::port::Port;
@@ -60,39 +60,6 @@ impl Pools {
             },
             ..Default::default()
         }
-    }
-}
-
-/// Returns what the option EXTMEM says after the request, as in netmap: what the program gave, and for the numbers and
-/// sizes that it left at 0 the actual ones.
-pub fn completed_info(given: NmreqPoolsInfo, actual: &NmreqPoolsInfo) -> NmreqPoolsInfo {
-    let or = |given: u32, actual: u32| if given == 0 { actual } else { given };
-    NmreqPoolsInfo {
-        nr_if_pool_objtotal: or(given.nr_if_pool_objtotal, actual.nr_if_pool_objtotal),
-        nr_if_pool_objsize: or(given.nr_if_pool_objsize, actual.nr_if_pool_objsize),
-        nr_ring_pool_objtotal: or(given.nr_ring_pool_objtotal, actual.nr_ring_pool_objtotal),
-        nr_ring_pool_objsize: or(given.nr_ring_pool_objsize, actual.nr_ring_pool_objsize),
-        nr_buf_pool_objtotal: or(given.nr_buf_pool_objtotal, actual.nr_buf_pool_objtotal),
-        nr_buf_pool_objsize: or(given.nr_buf_pool_objsize, actual.nr_buf_pool_objsize),
-        ..given
-    }
-}
-
-/// Returns the reply about the pools of region `mem_id`, which has `bytes` bytes.
-pub fn pools_info(g: &Geometry, mem_id: u16, bytes: u64) -> NmreqPoolsInfo {
-    NmreqPoolsInfo {
-        nr_memsize: bytes,
-        nr_mem_id: mem_id,
-        nr_if_pool_offset: g.ifs.offset,
-        nr_if_pool_objtotal: g.ifs.count,
-        nr_if_pool_objsize: g.ifs.size,
-        nr_ring_pool_offset: g.rings.offset,
-        nr_ring_pool_objtotal: g.rings.count,
-        nr_ring_pool_objsize: g.rings.size,
-        nr_buf_pool_offset: g.bufs.offset,
-        nr_buf_pool_objtotal: g.bufs.count,
-        nr_buf_pool_objsize: g.bufs.size,
-        ..Default::default()
     }
 }
 

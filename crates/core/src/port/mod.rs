@@ -37,8 +37,8 @@ use self::csb_cell::CsbCell;
 use self::lock_holder::{LockHolder, LockHolderCell};
 use self::many_rings::ManyRings;
 use crate::control::client::Connection;
+use crate::control::monitor::MonitorList;
 use crate::error::Error;
-use crate::sync::mirror::MonitorList;
 use crate::sync::{Effort, SyncError, SyncRing, WallTime};
 use crate::tuning::{LIFE_CHECK_NS, MAX_SYNCS_PER_CHECK};
 

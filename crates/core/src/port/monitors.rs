@@ -5,12 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use unetmap_mem::OWNED_BY_SYNC_LOOP;
 
-use crate::control::monitor::{MonitorReply, NextMonitorRequest};
+use crate::control::monitor::{self, Monitor, MonitorReply, NextMonitorRequest};
 use crate::error::Error;
 use crate::port::ring::Ring;
 use crate::port::{Interest, MonitorSource, Port};
 use crate::sync::SyncError;
-use crate::sync::mirror::{self, Monitor};
 use crate::tuning::MAX_MONITOR_RENEWALS;
 
 impl Port {
@@ -20,9 +19,9 @@ impl Port {
         let rings = || self.tx.iter().map(|ring| (0, ring)).chain(self.rx.iter().map(|ring| (1, ring)));
         // Read before the request: a change after it makes the list stale again.
         let statuses: Vec<u32> = rings().map(|(_, ring)| ring.inner.state().status() & !OWNED_BY_SYNC_LOOP).collect();
-        let mut all = mirror::map_monitors(self.monitors(), Some(self.shared_region()));
+        let mut all = monitor::map_monitors(self.monitors(), Some(self.shared_region()));
         for ((dir, ring), status) in rings().zip(statuses) {
-            mirror::assign(&mut all, (dir, ring.id()), &ring.inner.mirrors, status);
+            monitor::assign(&mut all, (dir, ring.id()), &ring.inner.mirrors, status);
         }
     }
 

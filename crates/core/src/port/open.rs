@@ -10,7 +10,7 @@ use unetmap_abi::{
     NETMAP_REQ_OPT_OFFSETS, NETMAP_REQ_PORT_INFO_GET, NETMAP_REQ_REGISTER, NmreqOptOffsets, NmreqOption,
     NmreqPortInfoGet, NmreqRegister, PortKind, PortSpec,
 };
-use unetmap_mem::{EndpointPage, Geometry, Iface, MappedRange, Offsets, Region, RingShape, RingView, Slots};
+use unetmap_mem::{EndpointPage, Geometry, Iface, MappedRange, MirrorSet, Offsets, Region, RingShape, RingView, Slots};
 use unetmap_sys::event::hung_up;
 use unetmap_sys::xsk::SocketRings;
 use unetmap_sys::{Doorbell, Mapping, process};
@@ -25,13 +25,13 @@ use crate::control::binding::{
     geometry,
 };
 use crate::control::client::{self, Connection, interface_exists};
+use crate::control::monitor::MonitorList;
 use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::error::{Error, errno};
 use crate::port::extmem::{self, Pools};
 use crate::port::lock_holder::{self, LockHolder};
 use crate::port::ring::Ring;
 use crate::port::{MonitorSource, Port};
-use crate::sync::mirror::{MirrorSet, MonitorList};
 use crate::sync::{ForwardPolicy, NO_INDEX, SyncRing};
 use crate::tuning::{OPEN_RETRY, OPEN_TRIES};
 

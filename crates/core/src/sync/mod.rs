@@ -16,11 +16,12 @@ use std::num::NonZeroI64;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use unetmap_abi::{NR_FORWARD, NR_TIMESTAMP, NS_BUF_CHANGED};
-use unetmap_mem::{BufIdx, OWNED_BY_SYNC_LOOP, PORT_REMOVED, Pos, RingView, Slots, Span, SyncState, SyncStateRef};
+use unetmap_mem::{
+    BufIdx, MirrorSet, OWNED_BY_SYNC_LOOP, PORT_REMOVED, Pos, RingView, Slots, Span, SyncState, SyncStateRef,
+};
 use unetmap_sys::{clock, process};
 
 use crate::backend::{RingBackend, Rx, Tx};
-use crate::sync::mirror::MirrorSet;
 
 /// Why a sync did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -482,7 +483,6 @@ impl SyncRing {
 }
 
 pub(crate) mod fast;
-pub mod mirror;
 // Below the tests; the fuzz targets need them without the rest.
 #[cfg(any(test, fuzzing))]
 #[path = "tests/steps.rs"]

@@ -5,8 +5,8 @@
 //! memory. This module lays the region out as the program requested, within the bytes of the memory.
 
 use unetmap_abi::{NmreqOptExtmem, NmreqPoolsInfo};
+use unetmap_core::control::request::pools_info;
 use unetmap_core::errno::{EINVAL, ENOMEM};
-use unetmap_core::port::extmem::pools_info;
 use unetmap_mem::Geometry;
 
 use crate::budget::Amounts;

@@ -2,8 +2,8 @@
 //! REGISTER: opening a port.
 
 use unetmap_abi::*;
+use unetmap_core::control::request::completed_info;
 use unetmap_core::errno::{EBUSY, EOPNOTSUPP};
-use unetmap_core::port::extmem::completed_info;
 
 use super::{Call, extmem};
 use crate::ports::Options;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unetmap_abi::NmreqRegister;
 use unetmap_core::control::binding::Binding;
+use unetmap_core::control::monitor::MonitorList;
 use unetmap_core::errno::{EIO, ENOMEM};
-use unetmap_core::sync::mirror::MonitorList;
 use unetmap_core::{InDaemon, Port};
 use unetmap_sys::fuse::Backing;
 

@@ -2,7 +2,7 @@
 //! Monitors: ports that see the packets which cross the rings of another port.
 //!
 //! A monitor is a port with one session. The watched port's sync copies packets to mirror rings, one for each watched
-//! ring, with a channel and a ring state of the same number (see `unetmap_core::sync::mirror`); the monitor's sync
+//! ring, with a channel and a ring state of the same number (see `unetmap_mem::MirrorSet`); the monitor's sync
 //! moves them on to its receive rings. A monitor that copies has a region of its own, and its mirror rings are in
 //! memory that it shares with the watched programs only. A zero-copy monitor and its mirror rings lie in the watched
 //! port's region.
@@ -18,9 +18,9 @@ use std::sync::atomic::Ordering;
 
 use unetmap_abi::*;
 use unetmap_core::control::binding::{BackendKind, BoundPool, BoundRing, ZERO_COPY};
+use unetmap_core::control::monitor::MonitorList;
 use unetmap_core::control::monitor::{MirroredRing, MonitorHead, MonitorReply, NextMonitorRequest};
 use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP};
-use unetmap_core::sync::mirror::MonitorList;
 use unetmap_mem::{ChannelPage, SyncState};
 
 use super::snapshot::PortSnapshot;

@@ -13,8 +13,8 @@ use std::os::fd::BorrowedFd;
 use serde::{Deserialize, Serialize};
 use unetmap_abi::{NmreqRegister, PipeEnd, PipeRole};
 use unetmap_core::control::binding::BoundRing;
+use unetmap_core::control::request::NR_DEVICE;
 use unetmap_core::errno::{EACCES, EBUSY, EINVAL};
-use unetmap_core::port::device::NR_DEVICE;
 use unetmap_mem::ChannelPage;
 use unetmap_sys::Doorbell;
 

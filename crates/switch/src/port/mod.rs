@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Re
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use unetmap_core::sync::mirror::{self, Monitor};
+use unetmap_core::control::monitor::{self, Monitor};
 use unetmap_mem::{ChannelPage, ConsWord, Offsets, Region};
 use unetmap_sys::Doorbell;
 
@@ -109,10 +109,10 @@ impl SwitchPort {
     /// Sets the monitors that packets of the port are mirrored to from now on. A batch that is being forwarded may
     /// still use the earlier ones: see [`SwitchPort::pause_tx`].
     pub fn set_monitors(&self, monitors: Vec<Monitor>) {
-        let mut all = mirror::map_monitors(monitors, Some(&Arc::new(self.region.clone())));
+        let mut all = monitor::map_monitors(monitors, Some(&Arc::new(self.region.clone())));
         let tx = self.tx.iter().map(|ring| &ring.monitors).zip(0..).map(|(ring, id)| ((0, id), ring));
         let rx = self.rx.iter().map(|ring| &ring.monitors).zip(0..).map(|(ring, id)| ((1, id), ring));
-        tx.chain(rx).for_each(|(which, ring)| mirror::assign(&mut all, which, ring, 0));
+        tx.chain(rx).for_each(|(which, ring)| monitor::assign(&mut all, which, ring, 0));
         // Such a monitor sees both directions.
         self.keeps_buffers.store(self.tx.iter().any(|ring| ring.monitors.any_zero_copy()), Relaxed);
     }

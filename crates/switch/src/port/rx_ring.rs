@@ -8,10 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_core::sync::mirror::MirrorSet;
 use unetmap_mem::{
-    BufIdx, ChannelPage, ConsWord, Frame, MAC_PAIR_BYTES, Moved, Pos, Producer, Region, RingRef, Run, SimdLevel,
-    SlotHead, Slots, Span, copy_list, copy_packet, copy_run, swap_one, swap_run,
+    BufIdx, ChannelPage, ConsWord, Frame, MAC_PAIR_BYTES, MirrorSet, Moved, Pos, Producer, Region, RingRef, Run,
+    SimdLevel, SlotHead, Slots, Span, copy_list, copy_packet, copy_run, swap_one, swap_run,
 };
 use unetmap_sys::Doorbell;
 use unetmap_sys::thread::current_cpu;

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use unetmap_core::sync::mirror::MirrorSet;
 use unetmap_mem::{
-    BufIdx, ChannelPage, Consumer, FutexWaitSet, Limits, MappedRange, Offsets, Pos, ProdWord, Region, RingShape,
-    SimdLevel, SlotRing, SlotValue, Slots, Span,
+    BufIdx, ChannelPage, Consumer, FutexWaitSet, Limits, MappedRange, MirrorSet, Offsets, Pos, ProdWord, Region,
+    RingShape, SimdLevel, SlotRing, SlotValue, Slots, Span,
 };
 use unetmap_sys::thread::current_cpu;
 use unetmap_sys::{Doorbell, Mapping, memfd};

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use unetmap_abi::NetmapRing;
 use unetmap_mem::{
-    BufIdx, BufPool, ChannelPage, Consumer, EndpointPage, Geometry, MappedRange, Offsets, Pos, Producer, Region,
-    RingShape, RingView, SimdLevel, Slots, Span,
+    BufIdx, BufPool, ChannelPage, Consumer, EndpointPage, Geometry, MappedRange, MirrorSet, Offsets, Pos, Producer,
+    Region, RingShape, RingView, SimdLevel, Slots, Span,
 };
 use unetmap_sys::{Doorbell, Mapping, memfd, process};
 
@@ -20,7 +20,6 @@ use crate::backend::RingBackend;
 use crate::backend::peer_doorbell::PeerDoorbell;
 use crate::backend::pipe::{PipeRx, PipeTx};
 use crate::port::Ring;
-use crate::sync::mirror::MirrorSet;
 use crate::sync::{Effort, NO_INDEX, SyncError, SyncRing, WallTime};
 
 /// Bytes of a buffer.

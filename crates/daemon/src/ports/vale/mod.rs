@@ -186,7 +186,7 @@ impl ValePort {
     }
 
     /// Sets the monitors that see its packets.
-    pub(super) fn set_monitors(&self, monitors: Vec<unetmap_core::sync::mirror::Monitor>) {
+    pub(super) fn set_monitors(&self, monitors: Vec<unetmap_core::control::monitor::Monitor>) {
         self.switch_side.set_monitors(monitors);
         // Afterwards no thread uses the earlier ones, unless it waits for memory of a program.
         drop(self.switch_side.pause_tx());

@@ -15,24 +15,19 @@
 //! (`NS_BUF_CHANGED`).
 //!
 //! The daemon decides which monitors a port has. A word that each sync loads anyway, the status, contains the monitor
-//! generation; when it changes, the sync stops until its caller has renewed the list. Ports that the daemon runs itself
-//! read it from a [`MonitorList`].
+//! generation; when it changes, the sync stops until its caller has renewed the list.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
-use unetmap_mem::{
-    ChannelPage, EndpointPage, MappedRange, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue,
-    Slots, Span,
-};
-use unetmap_sys::{Doorbell, Mapping, clock};
+use unetmap_sys::{Doorbell, clock};
 
-use crate::control::binding::geometry;
-use crate::control::monitor::{MirroredRing, MonitorReply};
 use crate::tuning::MIRROR_LOCK_LIMIT;
+use crate::{
+    ChannelPage, EndpointPage, Offsets, Pos, Producer, Region, RingShape, RingView, SlotRing, SlotValue, Span,
+};
 
 /// The producer's end of a mirror ring, used by the sync of the monitored ring.
 pub struct MirrorTx {
@@ -53,45 +48,27 @@ pub struct MirrorTx {
 }
 
 impl MirrorTx {
-    /// Maps the mirror rings of one monitor, for a port in the region `own`; `None` if the reply is inconsistent.
-    fn map(
-        reply: &MonitorReply,
-        fds: Vec<OwnedFd>,
-        own: Option<&Arc<Region>>,
-    ) -> Option<Vec<(MirroredRing, MirrorTx)>> {
-        let head = &reply.head;
-        if fds.len() != MonitorReply::FIXED_FDS + reply.rings.len() {
-            return None;
-        }
-        let mut fds = fds.into_iter();
-        let (memory, layout) = (fds.next()?, geometry(&head.pools));
-        let region = match reply.rings.first()?.zero_copy {
-            0 => Arc::new(Region::attach(memory.as_fd(), layout).ok()?),
-            _ => own.filter(|own| *own.geometry() == layout)?.clone(),
-        };
-        let mut page =
-            |bytes: usize| Some(MappedRange::whole(Arc::new(Mapping::new(fds.next()?.as_fd(), bytes).ok()?)));
-        let states = EndpointPage::new(page(EndpointPage::bytes(head.states as usize))?);
-        let channels = ChannelPage::new(page(head.channels_bytes as usize)?);
-        let rings = reply.rings.iter().zip(fds).map(|(ring, doorbell)| {
-            let shape = RingShape { offset: ring.offset, slots: Slots::new(ring.slots)?, id: ring.id, dir: 0 };
-            let slots = RingView::new(&region, shape)?.slots().clone();
-            let state = ring.channel as usize;
-            states.state(state)?;
-            let mirror = MirrorTx {
-                id: head.monitor,
-                zero_copy: ring.zero_copy != 0,
-                region: region.clone(),
-                channel: Producer::new(&channels, state, slots)?,
-                states: states.clone(),
-                state,
-                doorbell: Doorbell::from_fd(doorbell).ok()?,
-                begun: AtomicU32::new(0),
-                dropping: AtomicBool::new(false),
-            };
-            Some((*ring, mirror))
-        });
-        rings.collect()
+    /// Takes the ring `shape` of `region` as a mirror ring of `monitor` (its identity, and whether it is zero-copy),
+    /// with the channel and the state of an index. `None` if there is no such ring, channel or state.
+    pub fn new(
+        monitor: (u64, bool),
+        (region, shape): (&Arc<Region>, RingShape),
+        (channels, states, index): (&ChannelPage, &EndpointPage, usize),
+        doorbell: Doorbell,
+    ) -> Option<MirrorTx> {
+        let slots = RingView::new(region, shape)?.slots().clone();
+        states.state(index)?;
+        Some(MirrorTx {
+            id: monitor.0,
+            zero_copy: monitor.1,
+            region: region.clone(),
+            channel: Producer::new(channels, index, slots)?,
+            states: states.clone(),
+            state: index,
+            doorbell,
+            begun: AtomicU32::new(0),
+            dropping: AtomicBool::new(false),
+        })
     }
 
     /// Copies the packets of `span`, and drops those without room. The caller holds the lock of the ring `theirs`,
@@ -272,7 +249,7 @@ impl MirrorSet {
     }
 
     /// Replaces the list. Mirror rings of monitors that were in it before are kept, with their state.
-    fn replace(&self, new: Vec<MirrorTx>, status: u32) {
+    pub fn replace(&self, new: Vec<MirrorTx>, status: u32) {
         let old = self.lock().map(|list| list.clone()).unwrap_or_default();
         let kept = |mirror: MirrorTx| {
             let known = old.iter().find(|known| known.id == mirror.id);
@@ -286,40 +263,4 @@ impl MirrorSet {
         }
         self.summary.store(summary, Relaxed);
     }
-}
-
-/// The daemon's description of one monitor, with its descriptors.
-pub type Monitor = (MonitorReply, Vec<OwnedFd>);
-
-/// The monitors of a port that the daemon runs itself.
-#[derive(Default)]
-pub struct MonitorList(Mutex<Vec<Monitor>>);
-
-impl MonitorList {
-    /// Sets all monitors. The caller then changes the monitor generations of the monitored rings.
-    pub fn set(&self, monitors: Vec<Monitor>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = monitors;
-    }
-
-    /// Returns a copy, with duplicates of the descriptors.
-    pub(crate) fn copy(&self) -> Vec<Monitor> {
-        let monitors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let duplicate = |(reply, fds): &Monitor| {
-            let fds = fds.iter().map(OwnedFd::try_clone).collect::<std::io::Result<_>>().ok()?;
-            Some((reply.clone(), fds))
-        };
-        monitors.iter().filter_map(duplicate).collect()
-    }
-}
-
-/// Maps the mirror rings of all these monitors, for a port in the region `own`.
-pub fn map_monitors(monitors: Vec<Monitor>, own: Option<&Arc<Region>>) -> Vec<(MirroredRing, MirrorTx)> {
-    monitors.into_iter().filter_map(|(reply, fds)| MirrorTx::map(&reply, fds, own)).flatten().collect()
-}
-
-/// Moves the mirror rings of ring `id` of the direction `dir` (0 transmit, 1 receive) from `all` to its set.
-pub fn assign(all: &mut Vec<(MirroredRing, MirrorTx)>, (dir, id): (u16, u16), to: &MirrorSet, status: u32) {
-    let own = all.extract_if(.., |(ring, _)| (ring.dir, ring.id) == (dir, id));
-    let own = own.map(|(_, mirror)| mirror).collect();
-    to.replace(own, status);
 }
