@@ -23,9 +23,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use tool_common::forward::{Counts, Direction as Way, check_headers, check_sizes, drain, flush, forward};
-use tool_common::{
-    Failure, flag_on_hangup, fw_socket, link, note, port, print, stop_on_hangup, stop_on_signals, wait_for_link,
-};
+use tool_common::{Failure, flag_on_hangup, link, note, port, print, stop_on_hangup, stop_on_signals, wait_for_link};
 use unetmap::Port;
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE};
 use unetmap_filter::{Config, Direction, Engine, MaybeShared, SyntaxError};
@@ -139,7 +137,7 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     check_sizes(a, b, swap)?;
     let header = check_headers(a, b)? as usize;
     let tees = Tees::open(&options.tees, [a, b])?;
-    let control = options.control.clone().map_or_else(fw_socket, Ok)?;
+    let control = options.control.clone().map_or_else(unetmap_fw_client::socket, Ok)?;
     let (listener, control_file) = control::listen(&control)?;
     let engines = Engine::for_threads(threads, options.states, RandomState::new().hash_one(0));
     let shared = Arc::new(Shared::new(config.compile(), &engines));

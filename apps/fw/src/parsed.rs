@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! A packet of a ring, and a copy of its first bytes.
 
-use tool_common::held::PacketSlots;
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Pos, SlotIter, SlotRef};
 use unetmap_filter::{HEADER_BYTES, Headers, Verdict};
+use unetmap_shape::held::PacketSlots;
 
 /// A packet whose headers are parsed, or whose verdict is known without that.
 pub(crate) struct Parsed {

@@ -2,10 +2,10 @@
 //! Ports that get copies of packets, by rules `tee`.
 
 use tool_common::forward::{check_headers, copy_slot};
-use tool_common::held::PacketSlots;
 use tool_common::{Failure, port};
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_TX_RINGS_ONLY};
 use unetmap::{Port, Ring, SlotRef};
+use unetmap_shape::held::PacketSlots;
 
 /// A port that gets copies.
 struct Tee {

@@ -20,6 +20,7 @@ mod delay;
 mod ecn;
 mod flow;
 mod heap;
+pub mod held;
 mod link;
 mod loss;
 mod pipe;

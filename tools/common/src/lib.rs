@@ -3,10 +3,11 @@
 #![forbid(unsafe_code)]
 
 pub mod forward;
-pub mod held;
 pub mod link;
 pub mod port;
+pub mod reply;
 pub mod rule;
+pub mod served;
 mod suggestions;
 pub mod table;
 #[cfg(feature = "testing")]
@@ -14,7 +15,6 @@ pub mod testing;
 
 use std::fmt;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
@@ -131,15 +131,6 @@ pub fn flag_on_hangup() -> Result<Arc<AtomicBool>, String> {
 fn set_on_hangup(flag: &Arc<AtomicBool>) -> Result<(), String> {
     let registered = signal_hook::flag::register(SIGHUP, Arc::clone(flag));
     registered.map(drop).map_err(|e| format!("cannot catch signal {SIGHUP}: {e}"))
-}
-
-/// Returns the path of the socket at which a firewall of this user listens for `unetmap fw`.
-///
-/// # Errors
-/// The daemon's folder cannot be created, or belongs to another user.
-pub fn fw_socket() -> Result<PathBuf, String> {
-    let daemon = unetmap_core::control::client::own_socket().map_err(|e| e.to_string())?;
-    Ok(daemon.with_file_name("unetmap-fw.sock"))
 }
 
 /// Waits for `wait`, or until the flag is set: some links come up slowly after a port was opened. Then says which are

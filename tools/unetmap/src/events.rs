@@ -12,10 +12,16 @@ use clap::Args;
 use serde_json::{Value, json};
 use tool_common::{note, print, stop_on_signals};
 use unetmap_core::control::events;
+#[cfg(feature = "apps")]
+use unetmap_fw_client::events as firewall_events;
 
-use crate::fw;
 use crate::ls::{NO_DAEMON, cell, members, parse_reply};
 use crate::top::{RingCounters, RingKey, key_before, rates, rings_of};
+
+#[cfg(not(feature = "apps"))]
+fn firewall_events(_after: u64) -> Option<String> {
+    None
+}
 
 /// Time between two questions for events.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -99,7 +105,7 @@ impl Reader {
             let [system, own, firewall] = self.seen.map(|(_, last)| last);
             let answers = events::read([system, own]).map_err(|e| e.to_string())?;
             let mut more = false;
-            for (at, text) in answers.into_iter().chain([fw::events(firewall)]).enumerate() {
+            for (at, text) in answers.into_iter().chain([firewall_events(firewall)]).enumerate() {
                 let Some(text) = text else {
                     self.daemon_is(at, 0);
                     continue;

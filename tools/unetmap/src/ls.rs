@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::process::geteuid;
 use serde_json::Value;
+pub(crate) use tool_common::reply::{members, parse_reply};
 use tool_common::table::align;
 use unetmap::abi::printable::word;
 
@@ -45,16 +46,6 @@ pub(crate) fn run(users: bool, json: bool, wide: bool) -> Result<u8, String> {
         texts.collect::<Result<Vec<String>, String>>()?.join("\n")
     };
     crate::print("ls", &text)
-}
-
-/// Parses a daemon's reply, for the subcommand of this name.
-pub(crate) fn parse_reply(subcommand: &str, json: &str) -> Result<Value, String> {
-    serde_json::from_str(json).map_err(|e| {
-        format!(
-            "{subcommand}: the daemon's reply is not valid JSON ({e}); the daemon may be of another version (--json \
-             prints the reply)"
-        )
-    })
 }
 
 /// Formats what users have, as `used/budget`.
@@ -146,11 +137,6 @@ pub(crate) fn protection(daemon: &Value) -> Option<(bool, String)> {
 
 pub(crate) fn header<const N: usize>(titles: [&str; N]) -> Vec<Vec<String>> {
     vec![titles.map(String::from).to_vec()]
-}
-
-/// Returns the members of an array; none for any other value.
-pub(crate) fn members(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
 }
 
 fn regions(regions: &Value, wide: bool) -> Vec<Vec<String>> {

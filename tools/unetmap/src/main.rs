@@ -2,26 +2,23 @@
 //! `unetmap`: the command-line front end. Each subcommand has a module.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "apps")]
+mod apps;
 mod capture;
 mod config;
 mod doctor;
-mod emulate;
 mod events;
-mod fw;
 mod http;
 mod knobs;
 mod ls;
-mod memif;
 mod metrics;
 mod nic;
 mod node;
 mod replay;
 mod run;
-mod served;
 mod stop;
 mod top;
 mod vale;
-mod vm;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -48,10 +45,9 @@ enum Command {
     Events(events::EventsArgs),
     Nic(NicArgs),
     Vale(vale::ValeArgs),
-    Vm(vm::VmArgs),
-    Memif(memif::MemifArgs),
-    Fw(fw::FwArgs),
-    Emulate(emulate::EmulateArgs),
+    #[cfg(feature = "apps")]
+    #[command(flatten)]
+    App(apps::App),
     Node(NodeArgs),
     Get(GetArgs),
     Set(SetArgs),
@@ -470,10 +466,8 @@ fn execute(command: Command) -> Result<u8, Failure> {
             }
             print("vale", &text)
         }
-        Command::Vm(args) => return vm::run(&args),
-        Command::Memif(args) => memif::run(&args),
-        Command::Fw(args) => print("fw", &fw::run(&args)?),
-        Command::Emulate(args) => return emulate::run(&args),
+        #[cfg(feature = "apps")]
+        Command::App(app) => return apps::run(&app),
         Command::Config(args) => config::run(&args),
         Command::Metrics(args) => metrics::run(args.listen.as_deref(), &args.hosts, args.openmetrics),
         Command::Node(NodeArgs { action, json }) => {
@@ -610,6 +604,7 @@ mod tests {
 
     /// The sections OPTIONS are generated from the flags. After a change of these, run this test with `UPDATE_MAN=1` in
     /// the environment.
+    #[cfg(feature = "apps")]
     #[test]
     fn the_man_pages_are_up_to_date() {
         let mut own = Vec::new();

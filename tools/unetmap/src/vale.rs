@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::Value;
 use tool_common::Failure;
+use tool_common::served::Kind;
 use unetmap_core::control::vale::{Direction, RateLimit, VLAN_IDS, VlanMode, VlanSet};
 use unetmap_core::control::vale::{
     MAX_AGE, MAX_CPUS, MAX_THREADS, ThreadConfig, ValeAction, ValeRequest, send_request,
@@ -14,10 +15,7 @@ use unetmap_core::control::vale::{
 use unetmap_quantity::{Rate, seconds, whole_packet_rate, within};
 
 use crate::ls::{cell, parse_reply};
-use crate::memif::Spec;
 use crate::nic::compile;
-use crate::served::{self, Kind};
-use crate::vm::SocketPath;
 
 mod changed;
 mod show;
@@ -71,20 +69,9 @@ enum Action {
         #[arg(value_name = "S:P", value_parser = port_name)]
         port: String,
 
-        /// Serve a virtual machine on the port: listen on a UNIX socket at this path for its hypervisor (vhost-user),
-        /// in a process in the background (unetmap-vm(7)); off: no longer
-        #[arg(long, value_name = "PATH[,queues=N]|off", value_parser = socket)]
-        vhost_user: Option<OrOff<SocketPath>>,
-
-        /// The same, for a hypervisor that listens at this path
-        #[arg(long, value_name = "PATH[,queues=N]|off", value_parser = socket, conflicts_with = "vhost_user")]
-        vhost_user_client: Option<OrOff<SocketPath>>,
-
-        /// Serve an interface of DPDK, VPP or another program on the port by memif, in a process in the background
-        /// (unetmap-memif(7)); off: no longer
-        #[arg(long, value_name = "PATH[,OPTION]...|off", value_parser = memif,
-            conflicts_with_all = ["vhost_user", "vhost_user_client"])]
-        memif: Option<OrOff<Spec>>,
+        #[cfg(feature = "apps")]
+        #[command(flatten)]
+        service: unetmap_guests::ServiceArgs,
 
         #[command(subcommand)]
         what: Option<Port>,
@@ -107,15 +94,11 @@ enum Action {
 impl Action {
     /// The port that a process is to serve, or no longer, how, and at which socket.
     fn service(&self) -> Option<(&str, Kind, Option<String>)> {
-        let Action::Port { port, vhost_user, vhost_user_client, memif, .. } = self else { return None };
-        let text = |OrOff(path): &OrOff<SocketPath>| path.as_ref().map(SocketPath::to_string);
-        let (kind, socket) = match (vhost_user, vhost_user_client, memif) {
-            (Some(path), ..) => (Kind::VhostUser, text(path)),
-            (_, Some(path), _) => (Kind::VhostUserClient, text(path)),
-            (.., Some(OrOff(spec))) => (Kind::Memif, spec.as_ref().map(Spec::to_string)),
-            _ => return None,
-        };
-        Some((port, kind, socket))
+        match self {
+            #[cfg(feature = "apps")]
+            Action::Port { port, service, .. } => service.setting().map(|(kind, socket)| (port.as_str(), kind, socket)),
+            _ => None,
+        }
     }
 }
 
@@ -219,14 +202,6 @@ fn port_name(text: &str) -> Result<String, String> {
         Some((of, port)) if switch(of).is_ok() && !port.is_empty() => Ok(text.into()),
         _ => Err("the name of a switch port is valeS:P".into()),
     }
-}
-
-fn socket(text: &str) -> Result<OrOff<SocketPath>, String> {
-    if text == "off" { Ok(OrOff(None)) } else { SocketPath::parse(text).map(|path| OrOff(Some(path))) }
-}
-
-fn memif(text: &str) -> Result<OrOff<Spec>, String> {
-    if text == "off" { Ok(OrOff(None)) } else { Spec::parse(text).map(|spec| OrOff(Some(spec))) }
 }
 
 fn age(text: &str) -> Result<u32, String> {
@@ -339,8 +314,9 @@ pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
 /// Performs the action; returns the state after it, as text.
 pub(crate) fn run(args: &ValeArgs) -> Result<String, Failure> {
     check_one_change(args.action.as_ref()).map_err(Failure::Usage)?;
+    #[cfg(feature = "apps")]
     if let Some((port, kind, socket)) = args.action.as_ref().and_then(Action::service) {
-        return Ok(served::set(port, kind, socket.as_deref())?);
+        return Ok(unetmap_guests::set(port, kind, socket.as_deref())?);
     }
     let (name, action) = match &args.action {
         None => (String::new(), ValeAction::List),

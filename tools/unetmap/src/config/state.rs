@@ -2,12 +2,12 @@
 //! The settings that the daemon has now.
 
 use serde_json::Value;
+use tool_common::served::{Kind, socket_of};
 use unetmap_core::control::nic::{self, NicAction, NicRequest};
 use unetmap_core::control::vale::{self, ValeAction, ValeRequest};
 
 use super::Setting;
 use crate::ls::{members, parse_reply};
-use crate::served::{Kind, socket_of};
 use crate::vale::rate;
 
 /// Reads all settings, in order; of interfaces those of `named`, and of all in this network namespace. `None` if no

@@ -5,11 +5,11 @@ use std::io::{IsTerminal as _, stdout};
 use std::time::Duration;
 
 use serde_json::Value;
+use tool_common::served;
 use tool_common::table::align;
 use tool_common::{BOLD, PLAIN, YELLOW};
 
 use crate::ls::{cell, header, members};
-use crate::served;
 
 /// Returns true if standard output is a terminal and `NO_COLOR` is not set.
 pub(super) fn use_colour() -> bool {

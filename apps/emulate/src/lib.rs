@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap emulate`: a link between two ports, with bandwidth, delay and faults.
+#![forbid(unsafe_code)]
 
 mod link;
 mod options;
@@ -17,15 +18,18 @@ use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap_shape::Pool;
 
 use link::Link;
-pub(crate) use options::EmulateArgs;
+pub use options::EmulateArgs;
 use report::Report;
 
 /// Reports that wait to be printed.
 const REPORTS: usize = 16;
 
 /// Performs `unetmap emulate`.
-pub(crate) fn run(args: &EmulateArgs) -> Result<u8, Failure> {
-    emulate(args).map(|()| 0).map_err(|failure| failure.within("emulate"))
+///
+/// # Errors
+/// A sentence that begins with `emulate:`.
+pub fn run(args: &EmulateArgs) -> Result<(), Failure> {
+    emulate(args).map_err(|failure| failure.within("emulate"))
 }
 
 fn emulate(args: &EmulateArgs) -> Result<(), Failure> {

@@ -6,7 +6,7 @@ mod device;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::served::{check_path, listen_error, port_name, server_log};
+use crate::{check_path, listen_error, port_name, server_log};
 use clap::{Args, Subcommand, ValueEnum};
 use tool_common::{Failure, stop_on_signals};
 use unetmap_core::control::serves::{ServesRequest, Service};
@@ -19,7 +19,7 @@ const SOCKET_MODE: u32 = 0o600;
 
 /// Serve a virtual machine's network card as a port, or print the arguments of a hypervisor for it.
 #[derive(Debug, Args)]
-pub(crate) struct VmArgs {
+pub struct VmArgs {
     #[command(subcommand)]
     action: Action,
 }
@@ -171,13 +171,17 @@ fn mac(text: &str) -> Result<String, String> {
     }
 }
 
-pub(crate) fn run(args: &VmArgs) -> Result<u8, Failure> {
+/// Performs `unetmap vm`; returns what it prints.
+///
+/// # Errors
+/// A sentence that begins with `vm:`.
+pub fn run(args: &VmArgs) -> Result<String, Failure> {
     Ok(match &args.action {
         Action::Serve { port, socket, log } => {
-            serve_port(port, socket, log.as_deref()).map(|()| 0).map_err(|why| format!("vm: {why}"))
+            serve_port(port, socket, log.as_deref()).map(|()| String::new()).map_err(|why| format!("vm: {why}"))
         }
         Action::Device { port, socket } => {
-            device::serve(port, Path::new(socket)).map(|()| 0).map_err(|why| format!("vm: {why}"))
+            device::serve(port, Path::new(socket)).map(|()| String::new()).map_err(|why| format!("vm: {why}"))
         }
         Action::Args { hypervisor, socket, memory, mac } => {
             let ArgsSocket { socket, client, device } = socket.clone();
@@ -190,7 +194,7 @@ pub(crate) fn run(args: &VmArgs) -> Result<u8, Failure> {
                 Some(path) => device::arguments(*hypervisor, &path)?,
                 None => arguments(*hypervisor, &SocketArgs { socket, client }, *memory, mac).map_err(Failure::Usage)?,
             };
-            crate::print("vm", &text)
+            Ok(text)
         }
     }?)
 }
@@ -248,7 +252,7 @@ fn arguments(hypervisor: Hypervisor, socket: &SocketArgs, memory: u64, mac: &str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::served::MAX_PATH;
+    use crate::MAX_PATH;
 
     #[test]
     fn sockets_are_parsed_or_refused() {

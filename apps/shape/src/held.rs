@@ -4,7 +4,8 @@
 
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Pos, Ring, SlotIter};
-use unetmap_shape::{Nanos, Packet, Pool};
+
+use crate::{Nanos, Packet, Pool};
 
 /// The slots of one packet.
 pub struct PacketSlots {

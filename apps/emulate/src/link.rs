@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use tool_common::forward::Mover;
-use tool_common::held::{emit, next_packet, slots_needed, store};
 use unetmap::Ring;
 use unetmap_filter::{HEADER_BYTES, Headers};
+use unetmap_shape::held::{emit, next_packet, slots_needed, store};
 use unetmap_shape::{Counts, FlowKey, Kind, Nanos, Packet, Pipe, PipeConfig, Pool, SECOND};
 
 use super::order::Order;

@@ -1,32 +1,28 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Ports of switches that a process in the background serves: `unetmap vm serve`, `unetmap memif serve`.
-//!
-//! The daemon lists them: each tells it what it serves (`unetmap_core::control::serves`), and the daemon knows its
-//! user. Command lines are not asked, as anybody can write what he likes into his own.
+//! `unetmap vale port --vhost-user`, `--memif`: starts and ends a process in the background that serves a port.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
-use serde_json::Value;
-use tool_common::flag_on_hangup;
-use unetmap::abi::PortSpec;
+use clap::Args;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tool_common::served::{Kind, Server, server_of};
 use unetmap::abi::printable::Shown;
 use unetmap_core::control::client::own_socket;
-use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::log::{self, Log, LogFile};
+use unetmap_sys::log;
 use unetmap_sys::place::{Identity, Place};
 use unetmap_sys::process;
 use unetmap_sys::tuning::log::MAX_SERVER_LOG;
 
-use crate::ls::{members, parse_reply};
+use crate::LOG_MODE;
+use crate::memif::Spec;
+use crate::vm::SocketPath;
 
 /// Longest wait for a process that was started, or killed.
 const START_LIMIT: Duration = Duration::from_secs(10);
@@ -34,13 +30,51 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 /// for instance by a file that blocks in place of an eventfd.
 const END_LIMIT: Duration = Duration::from_secs(5);
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// The permissions of a log: the folder's owner may look what is wrong.
-const LOG_MODE: u32 = 0o644;
 /// Most bytes of a log in which a process says how it has started.
 const MAX_START: usize = 1 << 16;
 
-/// How a port is served.
-pub(crate) use unetmap_core::control::serves::Service as Kind;
+/// How a process is to serve a port.
+#[derive(Debug, Args)]
+pub struct ServiceArgs {
+    /// Serve a virtual machine on the port: listen on a UNIX socket at this path for its hypervisor (vhost-user),
+    /// in a process in the background (unetmap-vm(7)); off: no longer
+    #[arg(long, value_name = "PATH[,queues=N]|off", value_parser = socket)]
+    vhost_user: Option<Setting>,
+
+    /// The same, for a hypervisor that listens at this path
+    #[arg(long, value_name = "PATH[,queues=N]|off", value_parser = socket, conflicts_with = "vhost_user")]
+    vhost_user_client: Option<Setting>,
+
+    /// Serve an interface of DPDK, VPP or another program on the port by memif, in a process in the background
+    /// (unetmap-memif(7)); off: no longer
+    #[arg(long, value_name = "PATH[,OPTION]...|off", value_parser = memif,
+        conflicts_with_all = ["vhost_user", "vhost_user_client"])]
+    memif: Option<Setting>,
+}
+
+/// A socket with its options in their normal form; `None`: off.
+#[derive(Clone, Debug)]
+struct Setting(Option<String>);
+
+impl ServiceArgs {
+    /// Returns how the port is to be served, and at which socket (`None`: no longer), if an option says so.
+    pub fn setting(&self) -> Option<(Kind, Option<String>)> {
+        let all = [
+            (Kind::VhostUser, &self.vhost_user),
+            (Kind::VhostUserClient, &self.vhost_user_client),
+            (Kind::Memif, &self.memif),
+        ];
+        all.into_iter().find_map(|(kind, setting)| Some((kind, setting.as_ref()?.0.clone())))
+    }
+}
+
+fn socket(text: &str) -> Result<Setting, String> {
+    if text == "off" { Ok(Setting(None)) } else { SocketPath::parse(text).map(|path| Setting(Some(path.to_string()))) }
+}
+
+fn memif(text: &str) -> Result<Setting, String> {
+    if text == "off" { Ok(Setting(None)) } else { Spec::parse(text).map(|spec| Setting(Some(spec.to_string()))) }
+}
 
 /// The command and its option that serve a port: `unetmap COMMAND serve PORT OPTION SOCKET`.
 fn words(kind: Kind) -> [&'static str; 2] {
@@ -51,89 +85,12 @@ fn words(kind: Kind) -> [&'static str; 2] {
     }
 }
 
-/// Most bytes of a UNIX socket's path (`struct sockaddr_un`, less the NUL).
-pub(crate) const MAX_PATH: usize = 107;
-
-/// Checks the name of a port that is served.
+/// Serves a port in the background, at a socket in its normal form (`None`: no longer). Returns what was done, as a
+/// line. This program must have the command `vm` or `memif`.
 ///
 /// # Errors
-/// A sentence that says how ports are named.
-pub(crate) fn port_name(text: &str) -> Result<String, String> {
-    PortSpec::parse(text).map(|_| text.into()).map_err(|e| e.to_string())
-}
-
-/// Checks the length of a socket's path.
-pub(crate) fn check_path(path: &str) -> Result<(), String> {
-    match path.len() {
-        0..=MAX_PATH => Ok(()),
-        bytes => Err(format!("a socket's path has at most {MAX_PATH} bytes, and this one {bytes}")),
-    }
-}
-
-/// Why nobody can listen at a path, in a sentence.
-pub(crate) fn listen_error(path: &str, e: &io::Error) -> String {
-    match e.kind() {
-        io::ErrorKind::AddrInUse => {
-            format!("{path}: another process listens there, or it is no socket: choose another path, or remove it")
-        }
-        io::ErrorKind::NotFound => format!("{path}: there is no such folder: create it"),
-        _ => format!("{path}: {e}"),
-    }
-}
-
-/// A process that says that it serves a port, and its user, as the daemon knows them.
-struct Server {
-    pid: i32,
-    uid: u32,
-    kind: Kind,
-    socket: String,
-}
-
-impl Server {
-    /// Whether what it says counts as a setting: a process of root or of this user. Any other can say what it likes.
-    fn is_believed(&self) -> bool {
-        self.uid == 0 || self.uid == geteuid().as_raw()
-    }
-}
-
-/// Returns the process that serves a switch port in the daemon's reply; one that is believed, if there is any.
-fn served_by(port: &Value) -> Option<Server> {
-    let servers = members(&port["served"]).filter_map(|server| {
-        let kind = Kind::ALL.into_iter().find(|kind| server["service"] == kind.name())?;
-        let number = |key: &str| u32::try_from(server[key].as_u64()?).ok();
-        let (pid, uid) = (i32::try_from(number("pid")?).ok()?, number("uid")?);
-        Some(Server { pid, uid, kind, socket: server["socket"].as_str()?.into() })
-    });
-    servers.max_by_key(Server::is_believed)
-}
-
-/// Returns how a switch port in the daemon's reply is served, in the words that set it: `vhost-user /run/vm1.sock`.
-/// What a process of another user says is marked as such.
-pub(crate) fn setting_of(port: &Value) -> Option<String> {
-    let server = served_by(port)?;
-    let setting = format!("{} {}", server.kind.name(), Shown(&server.socket));
-    Some(if server.is_believed() { setting } else { format!("user {} says: {setting}", server.uid) })
-}
-
-/// Returns the socket of a switch port in the daemon's reply, if a process that is believed serves it in this way.
-pub(crate) fn socket_of(port: &Value, kind: Kind) -> Option<String> {
-    served_by(port).filter(|server| server.kind == kind && server.is_believed()).map(|server| server.socket)
-}
-
-/// Returns whether this port exists, as far as the caller may know, and the process that serves it.
-fn server_of(port: &str) -> Result<(bool, Option<Server>), String> {
-    let switch = port.split(':').next().unwrap_or(port).to_owned();
-    let request = ValeRequest { name: switch, action: ValeAction::Show };
-    // A switch that does not exist has no ports.
-    let Ok(Some(reply)) = send_request(&request) else { return Ok((false, None)) };
-    let all = parse_reply("vale", &reply)?;
-    let found = members(&all["port"]).find(|other| other["name"] == port);
-    Ok((found.is_some(), found.and_then(served_by)))
-}
-
-/// Serves a port in the background, at a socket in its normal form (`None`: no longer). Returns what was done, as a
-/// line.
-pub(crate) fn set(port: &str, kind: Kind, socket: Option<&str>) -> Result<String, String> {
+/// A sentence: the port does not exist or is served otherwise, or the process does not start or end.
+pub fn set(port: &str, kind: Kind, socket: Option<&str>) -> Result<String, String> {
     let (exists, server) = server_of(port)?;
     match (server, socket) {
         (None, None) if !exists => Err(format!(
@@ -174,25 +131,6 @@ fn log_path(kind: Kind, socket: &str) -> Result<PathBuf, String> {
         }
         None => PathBuf::from(format!("{path}{end}")),
     })
-}
-
-/// The log of a process that serves a port, on standard error or in a file, and SIGHUP has it opened again.
-pub(crate) fn server_log(command: &str, path: Option<&Path>) -> Result<Log, String> {
-    let open = |path: &Path| -> io::Result<Option<LogFile>> {
-        // The process that has started this one may have opened it, and reads it.
-        if let Some(file) = LogFile::of_stderr(path, MAX_SERVER_LOG) {
-            return Ok(Some(file));
-        }
-        log::set_stderr(log::begin(path, MAX_SERVER_LOG, LOG_MODE)?)?;
-        Ok(LogFile::of_stderr(path, MAX_SERVER_LOG))
-    };
-    let file = path.map(|path| open(path).map_err(|e| format!("--log {}: {e}", path.display()))).transpose()?.flatten();
-    let again = if file.is_some() { flag_on_hangup()? } else { Arc::default() };
-    let log = Log::new(&format!("unetmap {command}: "), |line| Shown(line).to_string(), file, again);
-    // A peer that takes over the process must not come by the daemon's socket.
-    let folder = |path: &Path| path.parent().and_then(|folder| fs::canonicalize(folder).ok());
-    let is_beside_daemon = path.is_some_and(|path| own_socket().is_ok_and(|daemon| folder(&daemon) == folder(path)));
-    Ok(if is_beside_daemon { log.never_opened_again() } else { log })
 }
 
 /// Returns the lines that the process serving `port` has written since `from`, and then the lines of one that serves
@@ -275,24 +213,5 @@ impl Process {
     fn ends_within(&self, limit: Duration) -> bool {
         let mut end = [PollFd::new(&self.0, PollFlags::IN)];
         wait_readable(&mut end, Some(limit)).is_ok() && !end[0].revents().is_empty()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn what_processes_of_other_users_say_is_no_setting() {
-        let own = geteuid().as_raw();
-        let served = |uid: u32, socket: &str| json!({"pid": 7, "uid": uid, "service": "memif", "socket": socket});
-        let port = json!({"served": [served(own + 1, "/forged\u{1b}")]});
-        assert_eq!(socket_of(&port, Kind::Memif), None);
-        assert_eq!(setting_of(&port).unwrap(), format!("user {} says: memif /forged\\u001b", own + 1));
-        let port = json!({"served": [served(own + 1, "/forged"), served(own, "/own"), served(own + 1, "/forged")]});
-        assert_eq!(socket_of(&port, Kind::Memif).as_deref(), Some("/own"));
-        assert_eq!((socket_of(&port, Kind::VhostUser), setting_of(&port).as_deref()), (None, Some("memif /own")));
-        assert_eq!(setting_of(&json!({"pids": [7]})), None);
     }
 }

@@ -21,7 +21,7 @@ const MAX: u64 = 1_000_000_000_000_000;
 /// are links of their own with the same options. Each second a line for each direction says how much arrived, its delay
 /// and its loss; SIGINT, SIGTERM and SIGHUP end the program with a summary, after all packets that it holds were sent.
 #[derive(Debug, Args)]
-pub(crate) struct EmulateArgs {
+pub struct EmulateArgs {
     /// The first port: packets from it to the second travel out, the others in. A bare NAME means `netmap:NAME`
     #[arg(value_name = "PORT1")]
     first: String,

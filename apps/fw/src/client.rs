@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap fw`: shows and changes the rules of a firewall that runs.
+#![forbid(unsafe_code)]
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use tool_common::{Failure, fw_socket};
+use tool_common::Failure;
 
 /// Show or change the rules of a running unetmap-fw(1).
 ///
@@ -15,7 +16,7 @@ use tool_common::{Failure, fw_socket};
 /// states, which lists them; graph; or load FILE, which replaces all rules, tables, pipes and NAT instances by those of
 /// a file. A change takes effect between two batches and drops no packet. One with an error changes nothing.
 #[derive(Debug, Args)]
-pub(crate) struct FwArgs {
+pub struct FwArgs {
     /// Path of the firewall's socket [default: unetmap-fw.sock beside the daemon's socket]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -59,10 +60,19 @@ const MAX_EVENTS: u64 = 4 << 20;
 /// Longest wait for them.
 const EVENTS_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Returns the path of the socket at which a firewall of this user listens.
+///
+/// # Errors
+/// The daemon's folder cannot be created, or belongs to another user.
+pub fn socket() -> Result<PathBuf, String> {
+    let daemon = unetmap_core::control::client::own_socket().map_err(|e| e.to_string())?;
+    Ok(daemon.with_file_name("unetmap-fw.sock"))
+}
+
 /// Returns the packets that this user's firewall has logged after a number, as the daemon returns its events; `None` if
 /// none runs, or it does not answer.
-pub(crate) fn events(after: u64) -> Option<String> {
-    let mut stream = UnixStream::connect(fw_socket().ok()?).ok()?;
+pub fn events(after: u64) -> Option<String> {
+    let mut stream = UnixStream::connect(socket().ok()?).ok()?;
     stream.set_read_timeout(Some(EVENTS_TIMEOUT)).ok()?;
     stream.set_write_timeout(Some(EVENTS_TIMEOUT)).ok()?;
     stream.write_all(format!("events\n{after}").as_bytes()).ok()?;
@@ -119,9 +129,12 @@ impl Request {
 }
 
 /// Performs `unetmap fw`; returns what it prints.
-pub(crate) fn run(args: &FwArgs) -> Result<String, Failure> {
+///
+/// # Errors
+/// A sentence that begins with `fw:`.
+pub fn run(args: &FwArgs) -> Result<String, Failure> {
     let Request { format, script, is_quiet } = Request::of(args)?;
-    let path = args.control.clone().map_or_else(fw_socket, Ok)?;
+    let path = args.control.clone().map_or_else(socket, Ok)?;
     let failed = |e: std::io::Error| match e.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
             format!("fw: no firewall listens at {}; start unetmap-fw, or give its socket (--control)", path.display())

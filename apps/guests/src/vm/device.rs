@@ -19,7 +19,7 @@ use unetmap_sys::socket::{FdSender, listen_for_streams, peer, recv, send};
 use unetmap_vhost::{ANSWER_LIMIT, is_passing, why_unsent};
 
 use super::{Hypervisor, SOCKET_MODE};
-use crate::served::server_log;
+use crate::server_log;
 
 /// Of the one guest; the server's own numbers are not used.
 const PEER: i64 = 1;

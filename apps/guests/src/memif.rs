@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::served::{check_path, listen_error, port_name, server_log};
+use crate::{check_path, listen_error, port_name, server_log};
 use clap::{Args, Subcommand};
 use tool_common::stop_on_signals;
 use unetmap_core::control::serves::{ServesRequest, Service};
@@ -22,7 +22,7 @@ const DEFAULT_BUFFER: u32 = 2048;
 
 /// Serve an interface of memif as a port of a switch.
 #[derive(Debug, Args)]
-pub(crate) struct MemifArgs {
+pub struct MemifArgs {
     #[command(subcommand)]
     action: Action,
 }
@@ -177,9 +177,13 @@ fn user_id(text: &str) -> Result<u32, String> {
     uid.ok_or_else(|| format!("peer={text}: {ACCOUNTS} has no such user: give a name from there, or a number"))
 }
 
-pub(crate) fn run(args: &MemifArgs) -> Result<u8, String> {
+/// Performs `unetmap memif`: serves the port until a signal comes.
+///
+/// # Errors
+/// A sentence that begins with `memif:`.
+pub fn run(args: &MemifArgs) -> Result<(), String> {
     let Action::Serve { port, memif, log } = &args.action;
-    serve_port(port, memif, log.as_deref()).map(|()| 0).map_err(|why| format!("memif: {why}"))
+    serve_port(port, memif, log.as_deref()).map_err(|why| format!("memif: {why}"))
 }
 
 fn serve_port(port: &str, spec: &Spec, log: Option<&Path>) -> Result<(), String> {
