@@ -28,12 +28,12 @@ use crate::memif;
 use crate::peers::Peers;
 use crate::placement::Placement;
 use crate::queue::Fault;
-use crate::session::Vring;
 use crate::transfer::{Guest, Moved, PORT_HEADER, Transfer};
 use crate::tuning::{
     ANSWER_POLL, BUFFER_POLL, BUSY_LIMIT, BUSY_POLL, DRAIN_POLLS, IDLE_KICKS, MAX_SLEEP, NAP, POLLED_SLEEP, RETRY,
     ROUNDS_PER_MESSAGE_CHECK, RX_SLOTS, TIME_SLICE, TIMER_SLACK,
 };
+use crate::vring::Vring;
 
 /// The port, and how it is served.
 #[derive(Debug)]

@@ -8,12 +8,13 @@
 //!   virtio-net driver                                   device.rs
 //!     | descriptors        |                              |
 //!     v                    |     UNIX socket              v
-//!   [virtqueues in    <----+---- messages ------> session.rs --- offers, checks, starts and stops queues
+//!   [virtqueues in    <----+---- messages ------> vhost, memif - offers, checks, starts and stops queues
 //!    guest memory] <-------- mapped --------> queue/*.rs -- transfer.rs -- [rings of the port] == channel == switch
 //! ```
-//! * `message.rs` decodes the messages of the socket; `session.rs` is one connection, and carries them out. `memif` has
-//!   the same for memif.
-//! * `queue` walks the queues: `split.rs`, `packed.rs` and `memif.rs` find chains of descriptors and return them.
+//! * `vhost` and `memif`, beside each other: `message.rs` decodes the messages of the socket; `session.rs` is one
+//!   connection, and carries them out.
+//! * `queue` walks the queues of both: `split.rs`, `packed.rs` and `memif.rs` find chains of descriptors and return
+//!   them. A `vring.rs` is a queue with its eventfds.
 //! * `transfer.rs` copies packets between chains and the slots of the port, with a virtio-net header of 12 bytes, or
 //!   none.
 //! * `peers.rs` accepts peers, or connects to them; `descriptors.rs` tells why a descriptor cannot be sent to one.
@@ -32,15 +33,15 @@ mod device;
 mod features;
 mod idle;
 pub mod memif;
-mod message;
 mod peers;
 mod placement;
 mod queue;
-mod session;
 #[cfg(any(test, fuzzing))]
 pub mod steps;
 mod transfer;
 mod tuning;
+mod vhost;
+mod vring;
 
 pub use descriptors::{is_passing, why_unsent};
 pub use device::{Config, Protocol, Socket, serve};

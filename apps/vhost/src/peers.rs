@@ -10,8 +10,8 @@ use unetmap_sys::socket::FdSender;
 
 use crate::device::{Config, Connection, Protocol, Socket};
 use crate::memif::{self, Candidates};
-use crate::session::Session;
 use crate::tuning::RETRY;
+use crate::vhost;
 
 /// The peers to come.
 pub(crate) struct Peers<'a> {
@@ -35,7 +35,7 @@ impl Peers<'_> {
         note: &dyn Fn(&str),
     ) -> Option<io::Result<Box<dyn Connection>>> {
         let pairs = self.config.queue_pairs;
-        let guest = |socket| Ok(Box::new(Session::new(socket, pairs)?) as Box<dyn Connection>);
+        let guest = |socket| Ok(Box::new(vhost::Session::new(socket, pairs)?) as Box<dyn Connection>);
         let next = match (&self.config.socket, &self.config.protocol) {
             (Socket::Listen(_), _) if Instant::now() < self.accept_at => return None,
             (Socket::Listen(listener), Protocol::VhostUser) => listener.accept().and_then(|(socket, _)| guest(socket)),

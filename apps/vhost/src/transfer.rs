@@ -14,7 +14,7 @@ use std::ops::Range;
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{BufIdx, Pos, Ring, SlotRef};
 use unetmap_mem::GuestMemory;
-use unetmap_switch::offload::{self, MAX_PACKET};
+use unetmap_offload::{self as offload, MAX_PACKET};
 
 use crate::features::{
     CSUM, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_UFO, GUEST_USO, HOST_OFFLOADS, HOST_TSO4, HOST_TSO6, HOST_UFO,

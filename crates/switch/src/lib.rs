@@ -29,12 +29,12 @@
 //! 4. [`policy`] applies VLANs, filters and limits (policed path only).
 //! 5. [`port`]`/mod.rs` delivers to a receiver; `port/rx_ring.rs` copies the packets into the receiver's buffers, or
 //!    swaps buffers within one region, publishes them and wakes the client. `port/vnet_hdr.rs` converts between ports
-//!    with different virtio-net headers ([`offload`] segments and computes checksums), `port/staged.rs` delivers
-//!    staged packets.
+//!    with different virtio-net headers (`unetmap_offload` segments and computes checksums), `port/staged.rs`
+//!    delivers staged packets.
 //! 6. If a receiver has no room, `backpressure.rs` decides whether the thread waits for it. A packet without room is
 //!    dropped and counted at the receiver. Transmission always completes: the batch's slots go back to the sender.
 //!
-//! Imports follow the same order: `worker` uses `port`, `port` uses `backpressure`, `offload` and `forward`,
+//! Imports follow the same order: `worker` uses `port`, `port` uses `backpressure` and `forward`,
 //! `forward` uses `policy` and `fdb`, `policy` uses `fdb`. No module imports one that stands before it in this list.
 //!
 //! ## Threads
@@ -54,8 +54,8 @@
 //!   ring's placeholder buffer.
 //! * Packet bytes, at any time: a run compares the header in the registers that it stores; policed packets are copied
 //!   first, and the copy is checked and delivered; segmentation works on a private copy.
-//! * The virtio-net header: read from such a private copy, [`offload`]. A header that does not match its packet drops
-//!   the packet.
+//! * The virtio-net header: read from such a private copy, `unetmap_offload`. A header that does not match its packet
+//!   drops the packet.
 //! * The CPU that the client claims to run on: a hint only. A wrong one costs at most the waiting time that
 //!   `backpressure.rs` budgets.
 //!
@@ -69,7 +69,6 @@
 mod backpressure;
 pub mod fdb;
 pub mod forward;
-pub mod offload;
 pub mod policy;
 pub mod port;
 pub mod tuning;

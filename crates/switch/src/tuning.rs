@@ -51,13 +51,6 @@ pub const BUFFER_PREFETCH_SLOTS: u32 = 8;
 /// Bounds: any; less costs allocations, more memory for each thread. Not measured.
 pub const STAGING_KEEP_BYTES: usize = 4 << 20;
 
-/// Frames that one packet may be segmented into: about what the longest packet becomes with the smallest segments that
-/// IPv4 has to carry.
-///
-/// Bounds: 45 (64 KiB of TCP with 1460 B segments) and more. Upper bound of the delay of other ports: each frame
-/// costs a checksum at each port without a virtio-net header (decision 25).
-pub const MAX_GSO_FRAMES: usize = 128;
-
 /// Nanoseconds for each full port. The clients' positions are compared after this time for each of them.
 ///
 /// Bounds: comparing takes some 3 ns for each port, so it has a twentieth of the time, however many there are; flooded

@@ -29,8 +29,8 @@ use crate::descriptors::{is_passing, why_unsent};
 use crate::device::{Connection, Queues};
 use crate::features::MRG_RXBUF;
 use crate::queue::{Memif, OwnBuffers, Queue};
-use crate::session::Vring;
 use crate::tuning::{MAX_REGIONS, SETUP_LIMIT, SILENCE_LIMIT};
+use crate::vring::Vring;
 
 /// A region's first address: its number in the upper half, as offsets have 32 bits.
 fn region_address(region: u16) -> u64 {

@@ -26,7 +26,6 @@ pub(crate) use memif::{Memif, OwnBuffers};
 pub(crate) use packed::Packed;
 pub(crate) use split::Split;
 
-use crate::message::RingAddresses;
 use crate::tuning::{MAX_CHAIN_BUFFERS, MAX_QUEUE_SIZE};
 
 /// Flags of a descriptor: another one follows; the device writes the buffer; the buffer is a table of descriptors.
@@ -283,6 +282,14 @@ pub(crate) enum Queue {
     Split(Split),
     Packed(Packed),
     Memif(Memif),
+}
+
+/// User addresses of the three parts of a ring. Packed rings: descriptors, driver's events, device's events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RingAddresses {
+    pub(crate) desc: u64,
+    pub(crate) avail: u64,
+    pub(crate) used: u64,
 }
 
 /// The addresses and sizes of a queue.

@@ -16,8 +16,7 @@ use unetmap_sys::{Mapping, memfd, socket};
 
 use crate::device::Connection;
 use crate::memif::{Config, Session};
-use crate::message::RingAddresses;
-use crate::queue::{Chains, Cursor, Memif, OwnBuffers, Queue, Shape};
+use crate::queue::{Chains, Cursor, Memif, OwnBuffers, Queue, RingAddresses, Shape};
 use crate::tuning::MAX_CHAIN_BUFFERS;
 
 const BYTES: u64 = 64 << 10;

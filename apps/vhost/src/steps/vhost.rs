@@ -13,8 +13,9 @@ use super::{BYTES, Input, SLOTS, receive_some, region, step, write};
 use crate::device::{Connection, Queues};
 use crate::features::{self, EVENT_IDX, PROTOCOL_OFFERED, RING_PACKED};
 use crate::queue::Fault;
-use crate::session::{Session, Vring};
 use crate::transfer::{Guest, Moved, PORT_HEADER, Transfer};
+use crate::vhost::Session;
+use crate::vring::Vring;
 
 /// Bytes from one ring to the next; and where its parts begin, before those of the in-flight descriptors.
 const RING: u64 = 0x200;

@@ -7,7 +7,7 @@ use unetmap_mem::Region;
 
 use super::batch::Batch;
 use crate::forward::Packet;
-use crate::offload::{MAX_PACKET, VNET_HDR_LENS};
+use unetmap_offload::{MAX_PACKET, VNET_HDR_LENS};
 
 /// Bytes of the longest virtio-net header.
 pub(crate) const MAX_VNET_HDR: usize = VNET_HDR_LENS[1];

@@ -11,9 +11,9 @@ use super::gather::gather;
 use super::rx_ring::{PortRx, RxState};
 use super::vnet_hdr::convert_vnet_hdr;
 use crate::forward::Packet;
-use crate::offload;
 use crate::policy::DropReason;
 use crate::policy::{Direction, PolicySet, TAG_BYTES, TAG_TYPE, VlanMode};
+use unetmap_offload as offload;
 
 /// Bytes of a frame before its VLAN tag.
 const BEFORE_TAG: usize = 12;

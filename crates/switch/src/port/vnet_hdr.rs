@@ -12,8 +12,8 @@ use super::context::BatchContext;
 use super::gather::{MAX_VNET_HDR, PACKET, gather};
 use super::rx_ring::PortRx;
 use crate::forward::Packet;
-use crate::offload;
 use crate::policy::DropReason;
+use unetmap_offload as offload;
 
 impl SwitchPort {
     /// For a packet with a virtio-net header of `bytes` bytes, returns the length of the first part of the frame and

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_core::Ring;
-use unetmap_switch::offload::{self, MAX_PACKET};
+use unetmap_offload::{self as offload, MAX_PACKET};
 use unetmap_switch::policy::DropReason;
 
 use crate::tuning::mediator::BATCH;

@@ -13,6 +13,7 @@ use std::os::unix::net::UnixStream;
 use unetmap_mem::GuestPlace;
 use unetmap_sys::socket::{FdSender, recv, send};
 
+use crate::queue::RingAddresses;
 use crate::tuning::{MAX_PAYLOAD, MAX_REGIONS};
 
 const HEADER: usize = 12;
@@ -62,14 +63,6 @@ pub(crate) enum Request {
 pub(crate) struct Region {
     pub(crate) place: GuestPlace,
     pub(crate) offset: u64,
-}
-
-/// User addresses of the three parts of a ring. Packed rings: descriptors, driver's events, device's events.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RingAddresses {
-    pub(crate) desc: u64,
-    pub(crate) avail: u64,
-    pub(crate) used: u64,
 }
 
 /// The region of in-flight descriptors, as both of its messages describe it.

@@ -24,53 +24,13 @@ use unetmap_sys::{Mapping, memfd};
 use crate::descriptors::{is_passing, why_unsent};
 use crate::device::{Connection, Queues};
 use crate::features::{self, EVENT_IDX, MRG_RXBUF, PROTOCOL_FEATURES, RING_PACKED, VERSION_1};
-use crate::message::{Incoming, InflightShape, Malformed, Message, Region, Request, RingAddresses, Stream};
 use crate::queue::{NotStarted, Queue, Shape, part_bytes};
-use crate::tuning::{ANSWER_LIMIT, IDLE_KICKS, MAX_QUEUE_PAIRS, MAX_QUEUE_SIZE, MAX_REGIONS, MESSAGES_AT_ONCE};
+use crate::tuning::{ANSWER_LIMIT, MAX_QUEUE_PAIRS, MAX_QUEUE_SIZE, MAX_REGIONS, MESSAGES_AT_ONCE};
+use crate::vhost::message::{Incoming, InflightShape, Malformed, Message, Region, Request, Stream};
+use crate::vring::Vring;
 
 /// Bytes that an MTU can have: IPv4's least, and the most of its length field.
 const MTUS: std::ops::RangeInclusive<u64> = 68..=65535;
-
-/// A queue, running or not.
-#[derive(Default)]
-pub(crate) struct Vring {
-    size: u32,
-    addresses: RingAddresses,
-    base: u32,
-    /// `None` with a running queue: the guest does not kick, the queue is polled.
-    pub(crate) kick: Option<OwnedFd>,
-    pub(crate) call: Option<OwnedFd>,
-    /// Times that the kick has ended a sleep since a packet was moved, up to [`IDLE_KICKS`].
-    pub(crate) idle_kicks: u32,
-    pub(crate) is_enabled: bool,
-    /// While it runs.
-    pub(crate) queue: Option<Queue>,
-}
-
-impl Vring {
-    /// A queue that runs.
-    pub(crate) fn running(queue: Queue, kick: Option<OwnedFd>, call: Option<OwnedFd>) -> Vring {
-        Vring { queue: Some(queue), kick, call, is_enabled: true, ..Vring::default() }
-    }
-
-    pub(crate) fn is_active(&self) -> bool {
-        self.is_enabled && self.queue.is_some()
-    }
-
-    /// The kick, unless it has ended sleep after sleep without a packet: such a queue is polled.
-    pub(crate) fn usable_kick(&self) -> Option<&OwnedFd> {
-        self.kick.as_ref().filter(|_| self.idle_kicks < IDLE_KICKS)
-    }
-
-    /// Stops the queue, and remembers its positions.
-    pub(crate) fn stop(&mut self) {
-        if let Some(queue) = self.queue.take() {
-            queue.close();
-            self.base = queue.base();
-        }
-        self.kick = None;
-    }
-}
 
 /// The reply to a request: a payload of its own and a descriptor beside it, or none.
 type Reply = Option<(Vec<u8>, Option<OwnedFd>)>;
