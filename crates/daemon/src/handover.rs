@@ -20,6 +20,7 @@
 
 pub(crate) mod channel;
 mod crash;
+mod predecessor;
 pub(crate) mod replacement;
 mod state;
 pub(crate) mod store;

@@ -108,8 +108,8 @@ pub(crate) mod store {
     pub(crate) const OWN_FILES: usize = 20;
     /// Time between two messages of the log that the ports are not kept.
     pub(crate) const LOG_PAUSE: Duration = Duration::from_secs(60);
-    /// How long that process waits at most, while it starts a daemon, until it may send descriptors.
-    pub(crate) const RESTART_SEND_LIMIT: Duration = Duration::from_secs(8);
+    /// How long a daemon that this process starts may take to go on, before another one is started.
+    pub(crate) const RESTART_LIMIT: Duration = Duration::from_secs(15);
     /// Most crashes in a period after which the daemon is started again: what it goes on with may be the cause.
     pub(crate) const MAX_CRASHES: usize = 5;
     pub(crate) const CRASH_PERIOD: Duration = Duration::from_secs(10);

@@ -17,31 +17,49 @@ use crate::tuning::handover::SEND_POLL;
 
 /// Sends a message. One that is too long for the socket is sent as a file, the last descriptor; its first byte says so.
 pub(crate) fn send(connection: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut bytes = vec![INLINE];
-    serde_json::to_writer(&mut bytes, message)?;
-    if bytes.len() <= MESSAGE_BYTES {
-        return socket::send(connection, &bytes, fds).map(drop);
-    }
-    let mut file = File::from(memfd::create_unsealed("unetmap-message")?);
-    file.write_all(&bytes[1..])?;
-    let fds: Vec<BorrowedFd<'_>> = fds.iter().copied().chain([file.as_fd()]).collect();
-    socket::send(connection, &[IN_FILE], &fds).map(drop)
+    send_while(connection, message, fds, || false)
 }
 
-/// Sends a message as [`send`] does, and again until `end` while too many descriptors of this process's user are in
-/// flight: those that the store, a successor or others are about to receive.
+/// The same, and again until `end`, as [`send_while`] does.
 pub(crate) fn send_until(
     end: Instant,
     connection: impl AsFd,
     message: &impl Serialize,
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
+    send_while(connection, message, fds, || Instant::now() < end)
+}
+
+/// Sends a message as [`send`] does, and again if the kernel has no room for it ([`has_no_room`]) and `again` has said
+/// just before that it may be sent later.
+pub(crate) fn send_while(
+    connection: impl AsFd,
+    message: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+    mut again: impl FnMut() -> bool,
+) -> io::Result<()> {
+    let mut bytes = vec![INLINE];
+    serde_json::to_writer(&mut bytes, message)?;
+    let mut file = None;
+    if bytes.len() > MESSAGE_BYTES {
+        let mut long = File::from(memfd::create_unsealed("unetmap-message")?);
+        long.write_all(&bytes[1..])?;
+        (file, bytes) = (Some(long), vec![IN_FILE]);
+    }
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().copied().chain(file.as_ref().map(AsFd::as_fd)).collect();
     loop {
-        match send(&connection, message, fds) {
-            Err(e) if e.raw_os_error() == Some(ETOOMANYREFS) && Instant::now() < end => sleep(SEND_POLL),
-            sent => return sent,
+        let may_wait = again();
+        match socket::send(&connection, &bytes, &fds) {
+            Err(e) if may_wait && has_no_room(&e) => sleep(SEND_POLL),
+            sent => return sent.map(drop),
         }
     }
+}
+
+/// Whether a message was not sent as messages before it were not received: too many on the connection or, of all
+/// processes of this user, too many descriptors.
+fn has_no_room(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(ETOOMANYREFS)
 }
 
 /// Decodes a message that is here and not in a file; `None` if it is another one.

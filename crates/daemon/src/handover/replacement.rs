@@ -3,23 +3,21 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use unetmap_core::control::Kind;
-use unetmap_core::errno::{EAGAIN, EIO, EPERM, ETOOMANYREFS};
-use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_core::errno::{EAGAIN, EIO, EPERM};
 use unetmap_sys::process;
-use unetmap_sys::socket::{self, MAX_FDS};
+use unetmap_sys::socket;
 
 use super::crash::{AfterCrash, Kept};
+use super::predecessor::Successor;
 use crate::broker;
 use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot};
 use crate::handover::store::{self, Store};
-use crate::handover::{self, Reply, Request, SavedClient, State, Taken, VERSION, channel};
+use crate::handover::{self, Reply, SavedClient, State, Taken, VERSION, channel};
 use crate::log;
 use crate::ports::{arrival, mediator, monitor};
 use crate::refusal::{Refusal, refuse};
@@ -27,7 +25,7 @@ use crate::requests::LockHolder;
 use crate::server::work::{Task, Waited, Work};
 use crate::server::{Client, Server};
 use crate::service::Service;
-use crate::tuning::handover::{COMMIT_LIMIT, DRAIN_LIMIT, SEND_POLL};
+use crate::tuning::handover::{COMMIT_LIMIT, DRAIN_LIMIT};
 
 /// Work that is kept back so that the daemon can be replaced.
 pub(crate) struct Drain {
@@ -207,7 +205,7 @@ impl Server {
 
     /// Sends everything to the successor, and waits until it has rebuilt it. The switches stop at the end.
     fn hand_over(&mut self, connection: &OwnedFd, service: &Service, start: Instant) -> Result<(), Refusal> {
-        let to = Successor { connection, start };
+        let to = Successor::new(connection, start + COMMIT_LIMIT);
         let tables = self.daemon.vale.table_marks();
         // It keeps what it has made for interfaces, and the devices of the node's mounts.
         let keeps = self.daemon.has_interfaces() || self.nodes.in_use();
@@ -219,21 +217,16 @@ impl Server {
         };
         let mut fds = Outgoing::default();
         let state = self.save(service, &kept, |_| true, &mut fds)?;
-        for some in fds.fds().chunks(MAX_FDS) {
-            to.send(&Reply::Descriptors, some)?;
-        }
-        to.send(&Reply::State(Box::new(state)), &[])?;
-        to.expect(|request| matches!(request, Request::Ready))?;
+        to.give(&state, fds.fds()).map_err(failed)?;
         let stopped = Instant::now();
         let positions = self.daemon.vale.stop_for_successor(&self.daemon.registry, &tables);
         let taken = positions.and_then(|positions| {
-            to.send(&Reply::Positions(Box::new(positions)), &[])?;
-            to.expect(|request| matches!(request, Request::Commit))?;
+            to.finish(&Reply::Positions(Box::new(positions))).map_err(failed)?;
             service.main_process_is(socket::peer(connection).map_err(failed)?.pid);
             // It may have been the main process.
             self.store.iter().for_each(Store::end);
             let requests = broker::pause();
-            to.send(&Reply::Released, &[])?;
+            to.send(&Reply::Released).map_err(failed)?;
             // The broker's answers are the successor's from here on.
             std::mem::forget(requests);
             Ok(())
@@ -408,40 +401,6 @@ impl Server {
             self.leave_in_flight(uid, token, &fd);
         }
         Ok(())
-    }
-}
-
-/// The process that is to take over.
-struct Successor<'a> {
-    connection: &'a OwnedFd,
-    /// When it began.
-    start: Instant,
-}
-
-impl Successor<'_> {
-    /// Sends a message; the successor receives them one after the other.
-    fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Refusal> {
-        loop {
-            match channel::send(self.connection.as_fd(), message, fds) {
-                Err(e)
-                    if (e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(ETOOMANYREFS))
-                        && self.start.elapsed() < COMMIT_LIMIT =>
-                {
-                    sleep(SEND_POLL);
-                }
-                sent => return sent.map_err(failed),
-            }
-        }
-    }
-
-    /// Waits for a request.
-    fn expect(&self, which: impl Fn(&Request) -> bool) -> Result<(), Refusal> {
-        let left = COMMIT_LIMIT.saturating_sub(self.start.elapsed());
-        wait_readable(&mut [PollFd::new(self.connection, PollFlags::IN)], Some(left)).map_err(failed)?;
-        match channel::receive::<Request>(self.connection, 0).map_err(failed)? {
-            Some((request, _)) if which(&request) => Ok(()),
-            _ => refuse(EIO, "the successor has ended"),
-        }
     }
 }
 

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! What the daemon hands to its successor.
 
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use unetmap_sys::socket::MAX_FDS;
 
+use super::channel::send_while;
 use crate::broker::{Handle, SavedBroker};
 use crate::descriptors::FdIndex;
 use crate::node::SavedNodes;
@@ -13,6 +17,28 @@ use crate::ports::mediator::PausedThread;
 use crate::ports::nic::SavedNics;
 use crate::ports::vale::SavedSwitches;
 use crate::service::SavedService;
+
+/// A message with a part of a state, as [`super::Reply`] and the store's messages have it, too.
+#[derive(Serialize)]
+enum Part<'a> {
+    Descriptors,
+    State(&'a State),
+}
+
+impl State {
+    /// Sends the state: its descriptors, in as many messages as they need, and what names them. `again` as for
+    /// [`send_while`].
+    pub(super) fn send(
+        &self,
+        connection: &OwnedFd,
+        fds: &[BorrowedFd<'_>],
+        mut again: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        fds.chunks(MAX_FDS).try_for_each(|some| send_while(connection, &Part::Descriptors, some, &mut again))?;
+        // A long state is a file, and so brings a descriptor, too.
+        send_while(connection, &Part::State(self), &[], again)
+    }
+}
 
 /// Everything.
 #[derive(Serialize, Deserialize)]

@@ -66,8 +66,8 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 /// A message to the store.
 #[derive(Serialize, Deserialize)]
 enum Message {
-    /// The next descriptors of a state, which come with the message; whether they are its first.
-    Descriptors(bool),
+    /// The next descriptors of a state, which come with the message.
+    Descriptors,
     /// What is kept from now on. To be answered.
     State(Box<State>),
     /// No more comes of a state.
@@ -276,7 +276,7 @@ impl Store {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
         };
         let is_unusable = self.is_stale || self.is_obsolete || closed || state.is_err();
-        let sent = state.map_err(Failure::Why).and_then(|(state, fds)| connection.push(state, fds));
+        let sent = state.map_err(Failure::Why).and_then(|(state, fds)| connection.push(&state, fds));
         if sent.is_err() && is_unusable {
             connection.forget()?;
             (self.is_stale, self.is_obsolete) = (false, false);

@@ -6,17 +6,16 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::thread::sleep;
 use std::time::Instant;
 
 use unetmap_core::errno::ETOOMANYREFS;
 use unetmap_sys::event::hung_up;
-use unetmap_sys::socket::{self, MAX_FDS};
+use unetmap_sys::socket;
 
 use super::{Answer, Message};
 use crate::handover::{State, channel};
 use crate::ports::mediator::PausedThread;
-use crate::tuning::handover::{REPLY_LIMIT, SEND_POLL};
+use crate::tuning::handover::REPLY_LIMIT;
 use crate::tuning::store::{OWN_FILES, PUSH_LIMIT, SEND_LIMIT};
 
 /// Why a store was not told something.
@@ -146,14 +145,16 @@ impl Connection {
 
     /// Sends a state, unless the last one is still on its way. What is kept stays so until this one is, if the store
     /// may have both.
-    pub(super) fn push(&mut self, state: State, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+    pub(super) fn push(&mut self, state: &State, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         if self.sent.is_some() {
             self.take_answer()?;
         }
         if self.sent.is_some() || self.has_strays && !socket::all_received(&self.fd)? {
             return Err(Failure::Why(UNREAD.into()));
         }
-        self.has_strays = false;
+        if std::mem::take(&mut self.has_strays) {
+            self.send(&Message::Discard, &[])?;
+        }
         // Answers that were not waited for were sent before it received the last message.
         self.take_answers()?;
         let Some((_, files)) = self.serves else {
@@ -173,7 +174,10 @@ impl Connection {
         }
         let of_clients = state.clients.iter().filter(|client| client.session.is_some()).count();
         let sessions = of_clients + state.mediators.iter().flat_map(PausedThread::sessions).count();
-        if let Err(e) = self.send_all(state, fds) {
+        // Its own descriptors are about to be received; for those of others the next attempt waits.
+        let end = Instant::now() + PUSH_LIMIT;
+        let again = || Instant::now() < end && socket::all_received(&self.fd).is_ok_and(|all| !all);
+        if let Err(e) = state.send(&self.fd, fds, again) {
             self.has_strays = true;
             // What has come of it would be kept open.
             let _ = self.send(&Message::Discard, &[]);
@@ -181,28 +185,6 @@ impl Connection {
         }
         self.sent = Some(Sent { sessions, fds: fds.len(), at: Instant::now() });
         Ok(())
-    }
-
-    fn send_all(&self, state: State, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let end = Instant::now() + PUSH_LIMIT;
-        for (n, some) in fds.chunks(MAX_FDS).enumerate() {
-            self.send_before(end, &Message::Descriptors(n == 0), some)?;
-        }
-        self.send_before(end, &Message::State(Box::new(state)), &[])
-    }
-
-    /// Sends a message. If too many descriptors are on their way, waits until `end` for the store to receive some; not
-    /// for others.
-    fn send_before(&self, end: Instant, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        loop {
-            let waits_for_others = socket::all_received(&self.fd)?;
-            match self.send(message, fds) {
-                Err(e) if e.raw_os_error() == Some(ETOOMANYREFS) && !waits_for_others && Instant::now() < end => {
-                    sleep(SEND_POLL);
-                }
-                sent => return sent,
-            }
-        }
     }
 
     /// Has nothing kept.

@@ -5,29 +5,22 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Instant;
 
-use serde::Serialize;
-use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::process;
-use unetmap_sys::socket::{self, MAX_FDS};
+use unetmap_sys::socket;
 
 use super::{Answer, Message, OWN_PROGRAM};
 use crate::broker;
+use crate::handover::predecessor::Successor;
 use crate::handover::{Reply, Request, State, channel};
 use crate::log;
-use crate::tuning::handover::{MAX_STATE_BYTES, REPLY_LIMIT, SEND_POLL};
+use crate::tuning::handover::{MAX_STATE_BYTES, SEND_POLL};
 use crate::tuning::nic::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
-use crate::tuning::store::{CRASH_PERIOD, MAX_CRASHES, RESTART_SEND_LIMIT, RETRY_PAUSE};
-
-/// [`Reply::State`] of a state that goes on to be kept.
-#[derive(Serialize)]
-enum StateReply<'a> {
-    State(&'a State),
-}
+use crate::tuning::store::{CRASH_PERIOD, MAX_CRASHES, RESTART_LIMIT, RETRY_PAUSE};
 
 /// What the process has.
 #[derive(Default)]
@@ -79,12 +72,7 @@ impl Kept {
         self.is_used = true;
         let answer = |answer| _ = channel::send(connection, &answer, &[]);
         match message {
-            Message::Descriptors(is_first) => {
-                if is_first {
-                    self.discard();
-                }
-                self.fds.extend(fds);
-            }
+            Message::Descriptors => self.fds.extend(fds),
             Message::State(state) => match self.broken.take() {
                 // It was said.
                 Some(_) => self.discard(),
@@ -182,23 +170,10 @@ fn restart(state: &State, fds: &[OwnedFd]) -> io::Result<OwnedFd> {
     args.truncate(args.len().saturating_sub(2));
     args.extend(["--restore".into(), "3".into()]);
     start(&args, its)?;
-    let expect = |is_it: &dyn Fn(&Request) -> bool| {
-        wait_readable(&mut [PollFd::new(&own, PollFlags::IN)], Some(REPLY_LIMIT))?;
-        match channel::receive::<Request>(&own, 0)? {
-            Some((request, _)) if is_it(&request) => Ok(()),
-            _ => Err(io::Error::other("the daemon that was started again has ended")),
-        }
-    };
-    expect(&|request| matches!(request, Request::Begin { .. }))?;
-    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
-    for some in fds.chunks(MAX_FDS) {
-        channel::send_until(Instant::now() + RESTART_SEND_LIMIT, &own, &Reply::Descriptors, some)?;
-    }
-    // A long state is a file, and so brings a descriptor, too.
-    channel::send_until(Instant::now() + RESTART_SEND_LIMIT, &own, &StateReply::State(state), &[])?;
-    expect(&|request| matches!(request, Request::Ready))?;
-    channel::send(&own, &Reply::Recover, &[])?;
-    expect(&|request| matches!(request, Request::Commit))?;
-    channel::send(&own, &Reply::Released, &[])?;
+    let daemon = Successor::new(&own, Instant::now() + RESTART_LIMIT);
+    daemon.expect(|request| matches!(request, Request::Begin { .. }))?;
+    daemon.give(state, &fds.iter().map(|fd| fd.as_fd()).collect::<Vec<_>>())?;
+    daemon.finish(&Reply::Recover)?;
+    daemon.send(&Reply::Released)?;
     Ok(own)
 }
