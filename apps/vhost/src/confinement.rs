@@ -9,7 +9,8 @@ use unetmap_sys::sandbox::{self, Access};
 
 use crate::device::{Config, Socket};
 
-/// Takes away capabilities, other files and system calls. The socket's folder remains: the file is removed at the end.
+/// Takes away capabilities, other files and system calls. The socket can be removed at the end, but
+/// none made: the daemon's may be in the same folder.
 pub(crate) fn confine(config: &Config, log: &Log) {
     let report = |what: &str, result: io::Result<()>| match result {
         Err(e) if !sandbox::is_missing(&e) => log.line(&format!("not confined by {what}: {e}")),
@@ -22,7 +23,7 @@ pub(crate) fn confine(config: &Config, log: &Log) {
     };
     let folder = folder.as_deref().and_then(Path::parent);
     let mut files = vec![(Path::new("/proc"), Access::Read), (Path::new("/sys"), Access::Read)];
-    files.extend(folder.map(|folder| (folder, Access::Write)));
+    files.extend(folder.map(|folder| (folder, Access::Remove)));
     // The log is opened again.
     let of_log = log.folder();
     files.extend(of_log.iter().map(|folder| (&**folder, Access::Write)));

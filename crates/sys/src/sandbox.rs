@@ -142,6 +142,8 @@ pub fn is_missing(e: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
     use crate::process::tests::in_child;
 
@@ -182,21 +184,30 @@ mod tests {
     fn files_that_are_not_allowed_cannot_be_opened() {
         let own = tempfile::tempdir().unwrap();
         let other = tempfile::tempdir().unwrap();
+        let shared = tempfile::tempdir().unwrap();
         let (mine, foreign) = (own.path().join("file"), other.path().join("file"));
+        let (ours, daemons) = (shared.path().join("socket"), shared.path().join("daemon"));
         std::fs::write(&foreign, "x").unwrap();
+        let _listeners = [&ours, &daemons].map(|path| UnixListener::bind(path).unwrap());
         let outcome = in_child(|| {
             no_new_privileges().unwrap();
-            if let Err(e) = allow_files(&[(own.path(), Access::Write), (std::path::Path::new("/proc"), Access::Read)]) {
+            let proc = std::path::Path::new("/proc");
+            let allowed = [(own.path(), Access::Write), (shared.path(), Access::Remove), (proc, Access::Read)];
+            if let Err(e) = allow_files(&allowed) {
                 // Another exit code, as the child's output is not captured.
-                return if is_missing(&e) { 50 } else { 51 };
+                return if is_missing(&e) { 100 } else { 101 };
             }
             let written = std::fs::write(&mine, "x").is_ok() && std::fs::remove_file(&mine).is_ok();
             let read = std::fs::read("/proc/self/stat").is_ok();
             let refused = std::fs::read(&foreign).is_err() && std::fs::write(&foreign, "y").is_err();
-            i32::from(!written) + 2 * i32::from(!read) + 4 * i32::from(!refused)
+            let removed = std::fs::remove_file(&ours).is_ok();
+            let no_socket = [&mine, &ours].iter().all(|path| UnixListener::bind(path).is_err());
+            let no_file = std::fs::write(&ours, "x").is_err() && std::fs::rename(&daemons, &ours).is_err();
+            let outcomes = [written, read, refused, removed, no_socket, no_file];
+            outcomes.iter().enumerate().map(|(i, held)| i32::from(!*held) << i).sum()
         });
         match outcome {
-            50 => eprintln!("skipped: this kernel has no landlock"),
+            100 => eprintln!("skipped: this kernel has no landlock"),
             outcome => assert_eq!(outcome, 0),
         }
     }

@@ -14,7 +14,9 @@ use super::done;
 pub enum Access {
     /// Files are read, and folders are listed.
     Read,
-    /// Files are read, written, created and removed as well, and sockets created.
+    /// Files and sockets are removed, and nothing else: a folder that others use, too.
+    Remove,
+    /// Files are read, written, created and removed. Sockets are not created: they could take a daemon's place.
     Write,
 }
 
@@ -25,7 +27,6 @@ const READ_FILE: u64 = 1 << 2;
 const READ_DIR: u64 = 1 << 3;
 const REMOVE_FILE: u64 = 1 << 5;
 const MAKE_REG: u64 = 1 << 8;
-const MAKE_SOCK: u64 = 1 << 9;
 /// Rights that a file has; the others are a folder's.
 const OF_FILES: u64 = 1 | WRITE_FILE | READ_FILE;
 /// Later versions: REFER (2), TRUNCATE (3), IOCTL_DEV (5).
@@ -63,7 +64,8 @@ pub fn allow_files(paths: &[(&Path, Access)]) -> io::Result<()> {
         let read = READ_FILE | READ_DIR;
         let wanted = match access {
             Access::Read => read,
-            Access::Write => read | WRITE_FILE | REMOVE_FILE | MAKE_REG | MAKE_SOCK | TRUNCATE,
+            Access::Remove => REMOVE_FILE,
+            Access::Write => read | WRITE_FILE | REMOVE_FILE | MAKE_REG | TRUNCATE,
         };
         let of_kind = if is_folder { u64::MAX } else { OF_FILES | TRUNCATE };
         let rule = PathRule { allowed: wanted & of_kind & handled, folder: file.as_raw_fd() };
