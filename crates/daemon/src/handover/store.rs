@@ -96,6 +96,18 @@ enum Answer {
     Synced,
 }
 
+/// Whether a daemon can go on with what is kept: each state less than the one before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Freshness {
+    Current,
+    /// It can, but something may have changed since, of which it would not know.
+    Changed,
+    /// It can, unless what has changed since cannot be kept.
+    Obsolete,
+    /// It cannot: this is replaced at once.
+    Stale,
+}
+
 /// The daemon's side.
 pub(crate) struct Store {
     /// The process that keeps the state; `None`: it has ended, and there was no other.
@@ -106,18 +118,12 @@ pub(crate) struct Store {
     spares: VecDeque<Instant>,
     /// The token of the connection whose message is being answered.
     mark: Arc<File>,
-    /// Whether something may have changed since it was told.
-    changed: bool,
-    /// Whether what is kept must not be used.
-    is_stale: bool,
-    /// Whether what is kept must not be used once it cannot be replaced.
-    is_obsolete: bool,
+    /// Of what is kept.
+    freshness: Freshness,
     /// When it is told next at the earliest.
     due: Instant,
-    /// Pause after the next failure.
-    retry_pause: Duration,
-    /// When the last failure was.
-    failed: Option<Instant>,
+    /// When the last failure was, and the pause after it.
+    failed: Option<(Instant, Duration)>,
     /// Since when it may have duplicates of sockets of queues that were closed.
     closed: Option<Instant>,
     /// Since when nothing is kept, as an interface is being opened or closed.
@@ -147,17 +153,13 @@ impl Store {
         let connection = Connection::started(connection)?;
         let mark = File::from(memfd::create_unsealed("unetmap-mark")?);
         mark.write_all_at(&[0; 8], 0)?;
-        let now = Instant::now();
         Ok(Store {
             connection: Some(connection),
             spare: None,
             spares: VecDeque::new(),
             mark: Arc::new(mark),
-            changed: true,
-            is_stale: false,
-            is_obsolete: false,
-            due: now,
-            retry_pause: RETRY_PAUSE,
+            freshness: Freshness::Changed,
+            due: Instant::now(),
             failed: None,
             closed: None,
             waits: None,
@@ -167,17 +169,17 @@ impl Store {
 
     /// Something may have changed.
     pub(crate) fn changed(&mut self) {
-        self.changed = true;
+        self.freshness = self.freshness.max(Freshness::Changed);
     }
 
     /// The same, and what is kept now must not be used.
     pub(crate) fn changed_now(&mut self) {
-        (self.changed, self.is_stale, self.due) = (true, true, Instant::now());
+        (self.freshness, self.due) = (Freshness::Stale, Instant::now());
     }
 
     /// The same, and what is kept now must not be used, unless it is replaced at the next turn.
     pub(crate) fn set_obsolete(&mut self) {
-        (self.changed, self.is_obsolete) = (true, true);
+        self.freshness = self.freshness.max(Freshness::Obsolete);
     }
 
     /// Whether it is to be told now; else the time until then, or until its answer is overdue.
@@ -185,8 +187,10 @@ impl Store {
         let Some(connection) = &self.connection else { return Err(None) };
         let until = |at: Instant| at.saturating_duration_since(now);
         match connection.sent_at() {
-            Some(sent) if !self.is_stale => Err(Some(until(sent + ANSWER_LIMIT)).filter(|left| !left.is_zero())),
-            _ if !self.changed => Err(None),
+            Some(sent) if self.freshness < Freshness::Stale => {
+                Err(Some(until(sent + ANSWER_LIMIT)).filter(|left| !left.is_zero()))
+            }
+            _ if self.freshness == Freshness::Current => Err(None),
             _ if now < self.due => Err(Some(until(self.due))),
             _ => Ok(()),
         }
@@ -196,8 +200,8 @@ impl Store {
     pub(crate) fn is_overdue(&mut self, now: Instant) -> bool {
         let Some(connection) = &mut self.connection else { return false };
         let is_overdue = connection.sent_at().is_some_and(|sent| now >= sent + ANSWER_LIMIT);
-        if is_overdue && self.is_obsolete {
-            self.is_obsolete = connection.forget().is_err();
+        if is_overdue && self.freshness >= Freshness::Obsolete && connection.forget().is_ok() {
+            self.freshness = Freshness::Changed;
         }
         is_overdue
     }
@@ -259,29 +263,27 @@ impl Store {
         closed: bool,
     ) -> Result<(), String> {
         let start = Instant::now();
-        let closed = closed || self.closed.is_some();
-        if let Err(failure) = self.tell(state, closed) {
-            self.closed = self.closed.or(closed.then_some(start)).filter(|_| self.connection.is_some());
-            return Err(self.fail(failure));
+        if closed {
+            self.closed.get_or_insert(start);
         }
-        (self.changed, self.is_stale, self.is_obsolete) = (false, false, false);
-        (self.closed, self.waits) = (None, None);
+        self.tell(state).map_err(|failure| self.fail(failure))?;
+        (self.freshness, self.waits) = (Freshness::Current, None);
         // A small share of the time, even of many ports.
         self.due = Instant::now() + (start.elapsed() * KEEP_SHARE).clamp(KEEP_PAUSE, MAX_KEEP_PAUSE);
         Ok(())
     }
 
-    fn tell(&mut self, state: Result<(State, &[BorrowedFd<'_>]), String>, closed: bool) -> Result<(), Failure> {
+    fn tell(&mut self, state: Result<(State, &[BorrowedFd<'_>]), String>) -> Result<(), Failure> {
         let Some(connection) = &mut self.connection else {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
         };
-        let is_unusable = self.is_stale || self.is_obsolete || closed || state.is_err();
+        let is_unusable = self.freshness >= Freshness::Obsolete || self.closed.is_some() || state.is_err();
         let sent = state.map_err(Failure::Why).and_then(|(state, fds)| connection.push(&state, fds));
         if sent.is_err() && is_unusable {
             connection.forget()?;
-            (self.is_stale, self.is_obsolete) = (false, false);
+            self.freshness = Freshness::Changed;
         }
-        if closed {
+        if self.closed.is_some() {
             connection.sync()?;
             self.closed = None;
         }
@@ -291,17 +293,18 @@ impl Store {
     /// Something was not kept: it is tried again after a pause, by another process if this one has ended. Returns why.
     fn fail(&mut self, failure: Failure) -> String {
         let now = Instant::now();
-        if self.failed.is_none_or(|last| now >= last + 2 * MAX_RETRY_PAUSE) {
-            self.retry_pause = RETRY_PAUSE;
-        }
-        (self.changed, self.failed, self.due) = (true, Some(now), now + self.retry_pause);
-        self.retry_pause = (2 * self.retry_pause).min(MAX_RETRY_PAUSE);
+        let pause = match self.failed {
+            Some((last, pause)) if now < last + 2 * MAX_RETRY_PAUSE => (2 * pause).min(MAX_RETRY_PAUSE),
+            _ => RETRY_PAUSE,
+        };
+        (self.failed, self.due) = (Some((now, pause)), now + pause);
+        self.changed();
         match failure {
             Failure::Why(why) => why,
             Failure::Ended(e) => {
                 tracing::debug!("the connection to the process that keeps the ports: {e}");
                 (self.connection, self.closed, self.due) = (self.spare.take(), None, now);
-                (self.is_stale, self.is_obsolete) = (false, false);
+                self.freshness = Freshness::Changed;
                 match self.connection {
                     Some(_) => "the process that keeps the ports has ended, and another one takes its place".into(),
                     None => {
@@ -339,23 +342,23 @@ impl Store {
     /// # Errors
     /// As those of [`Store::keep`]; nothing is kept for long.
     pub(crate) fn later(&mut self, closed: bool, is_opening: bool) -> Result<(), String> {
-        self.due = Instant::now() + KEEP_PAUSE;
-        if closed && self.closed.is_none() {
-            self.closed = Some(Instant::now());
+        let now = Instant::now();
+        self.due = now + KEEP_PAUSE;
+        if closed {
+            self.closed.get_or_insert(now);
         }
-        let is_over = self.closed.is_some_and(|since| is_opening && since.elapsed() >= CLOSED_LIMIT);
-        let Some(connection) = self.connection.as_mut().filter(|connection| is_over && connection.has_any()) else {
-            return match self.waits {
-                Some(since) if since.elapsed() > ANSWER_LIMIT => {
-                    Err("nothing can be kept while an interface is being opened, as another one was closed before"
-                        .into())
-                }
-                _ => Ok(()),
-            };
-        };
-        self.waits = Some(Instant::now());
-        let told = connection.forget().and_then(|()| Ok(connection.sync()?));
-        told.map(|()| self.closed = None).map_err(|failure| self.fail(failure))
+        let is_over = self.closed.is_some_and(|since| is_opening && now >= since + CLOSED_LIMIT);
+        if let Some(connection) = self.connection.as_mut().filter(|connection| is_over && connection.has_any()) {
+            self.waits = Some(now);
+            let told = connection.forget().and_then(|()| Ok(connection.sync()?));
+            return told.map(|()| self.closed = None).map_err(|failure| self.fail(failure));
+        }
+        match self.waits {
+            Some(since) if now > since + ANSWER_LIMIT => {
+                Err("nothing can be kept while an interface is being opened, as another one was closed before".into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The daemon exits, or another process has what it had.

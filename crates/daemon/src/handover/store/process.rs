@@ -82,7 +82,10 @@ impl Kept {
                 }
             },
             Message::Discard => self.discard(),
-            Message::Nothing => self.state = None,
+            Message::Nothing => {
+                self.discard();
+                self.state = None;
+            }
             Message::Sync => answer(Answer::Synced),
             Message::Spare => {
                 let started = fds.into_iter().next().ok_or_else(|| io::ErrorKind::InvalidData.into()).and_then(|its| {
