@@ -14,7 +14,6 @@ use unetmap_sys::process;
 use unetmap_sys::socket::{self, Peer};
 use unetmap_sys::thread::RemoteThread;
 
-use crate::awaited::Awaited;
 use crate::owner::owner;
 use crate::policy::{Identity, Policy};
 use crate::ports::nic::surveyed::Survey;
@@ -27,9 +26,7 @@ pub(crate) struct Caller {
     /// All groups of the process.
     pub(crate) groups: Vec<u32>,
     pub(crate) namespace: Namespace,
-    /// What its request has waited for, if it is answered again.
-    pub(crate) resumes: Option<Awaited>,
-    /// What a thread has read of the interface that its request names.
+    /// What is known of the interface that its request names.
     pub(crate) survey: Option<Arc<Survey>>,
 }
 
@@ -60,7 +57,7 @@ impl Caller {
     pub(crate) fn of_connection(connection: &Arc<OwnedFd>, peer: Peer) -> io::Result<Caller> {
         let groups = socket::peer_groups(connection)?;
         let namespace = Namespace { connection: Some(Arc::clone(connection)), known: OnceCell::new() };
-        Ok(Caller { peer, groups, namespace, resumes: None, survey: None })
+        Ok(Caller { peer, groups, namespace, survey: None })
     }
 
     /// The thread that waits for the answer to a request of the node.
@@ -72,13 +69,13 @@ impl Caller {
         let peer = Peer { pid: identity.pid, uid: from.uid, gid: from.gid };
         let groups = [vec![from.gid], identity.groups].concat();
         let namespace = Arc::new(privileged::netns_of_thread(thread)?).into();
-        Ok(Caller { peer, groups, namespace, resumes: None, survey: None })
+        Ok(Caller { peer, groups, namespace, survey: None })
     }
 
     /// The daemon itself.
     pub(crate) fn daemon() -> Caller {
         let peer = Peer { pid: process::pid(), uid: owner(), gid: 0 };
-        Caller { peer, groups: Vec::new(), namespace: Namespace::default(), resumes: None, survey: None }
+        Caller { peer, groups: Vec::new(), namespace: Namespace::default(), survey: None }
     }
 
     /// Whether a process has a connection of its own to the daemon, by the library; else it is at the node, or is the

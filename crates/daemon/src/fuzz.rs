@@ -9,7 +9,7 @@ use unetmap_sys::socket::Peer;
 
 use crate::caller::{Caller, Namespace};
 use crate::knobs::Knobs;
-use crate::netmap_requests;
+use crate::netmap_requests::{self, Got, Step};
 use crate::policy::{Identity, Policy};
 use crate::ports::{Admission, Daemon};
 use crate::region::Sizes;
@@ -53,8 +53,7 @@ pub fn requests(bytes: &[u8]) {
     let admission = Admission { only_user: Some(PEER.uid), policy: None };
     let sizes = Sizes { ifs: (12, 512), rings: (40, 1024), bufs: (400, 64) };
     let mut daemon = Daemon::new(Knobs::of_sizes(sizes), admission, 0x4000);
-    let caller =
-        Caller { peer: PEER, groups: Vec::new(), namespace: Namespace::default(), resumes: None, survey: None };
+    let mut caller = Caller { peer: PEER, groups: Vec::new(), namespace: Namespace::default(), survey: None };
     let mut sessions = Vec::new();
     let mut rest = bytes;
     for _ in 0..MAX_REQUESTS {
@@ -64,7 +63,8 @@ pub fn requests(bytes: &[u8]) {
         rest = after;
         let Ok(request) = NetmapRequest::decode(message) else { continue };
         let session = sessions.last().copied().filter(|_| on & 1 == 1);
-        let outcome = netmap_requests::answer(&mut daemon, request, &caller, session);
+        let step = netmap_requests::answer(&mut daemon, request, &mut caller, session, Got::Nothing);
+        let Step::Done(outcome) = step else { panic!("there are no threads to wait for") };
         assert!(NetmapReply::decode(&outcome.answer.encode()).is_some(), "an answer that cannot be decoded");
         // That of the connection is repeated.
         sessions.extend(outcome.session.filter(|opened| !sessions.contains(opened)));

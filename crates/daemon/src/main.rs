@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(fuzzing, allow(dead_code, reason = "compiled as a library, for fuzz targets"))]
 
-mod awaited;
 mod broker;
 mod budget;
 mod caller;
@@ -22,6 +21,7 @@ mod ledger;
 mod limits;
 mod log;
 mod memory_files;
+mod needs;
 mod netmap_requests;
 mod node;
 mod offsets;

@@ -36,7 +36,8 @@ mod slow;
 mod waker;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -53,9 +54,7 @@ use unetmap_sys::socket::Peer;
 
 use crate::broker;
 use crate::caller::Caller;
-use crate::netmap_requests::Outcome;
-use crate::ports::nic::NicKey;
-use crate::ports::nic::kernel_work;
+use crate::netmap_requests::{Got, Needs, Outcome, Step};
 use crate::ports::{Daemon, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
@@ -71,8 +70,8 @@ pub(crate) enum Job {
     UserArena(u32, SyncSender<Result<Arc<UserArena>, i32>>),
     /// Checks that the policy gives the caller anything.
     Admit(Caller, SyncSender<Result<(), i32>>),
-    /// Answers a request for a port in the user's arena; returns the outcome, and the list of the port's monitors.
-    Request(Box<PortRequest>, SyncSender<(Outcome, Arc<MonitorList>)>),
+    /// Answers a request for a port in the user's arena.
+    Request(Box<PortRequest>),
     /// Closes a session.
     Close(u64),
     /// The node of that number has ended: no file of it is open any more.
@@ -98,10 +97,9 @@ pub(crate) struct PortRequest {
     pub(crate) caller: Caller,
     pub(crate) session: Option<u64>,
     pub(crate) arena: Arc<UserArena>,
+    /// Where the outcome goes, with the list of the port's monitors.
+    pub(crate) reply: SyncSender<(Outcome, Arc<MonitorList>)>,
 }
-
-/// A request that waits for an interface, and where its answer goes.
-type Waiting = (Box<PortRequest>, SyncSender<(Outcome, Arc<MonitorList>)>);
 
 /// The queue of jobs.
 #[derive(Clone)]
@@ -147,7 +145,7 @@ struct Status {
 }
 
 /// Answers a netmap request.
-type RequestHandler = fn(&mut Daemon, NetmapRequest, &Caller, Option<u64>) -> Outcome;
+type RequestHandler = fn(&mut Daemon, NetmapRequest, &mut Caller, Option<u64>, Got) -> Step;
 
 /// The node, if it is on, and earlier nodes with open files.
 pub(crate) struct Nodes {
@@ -158,8 +156,21 @@ pub(crate) struct Nodes {
     folder: PathBuf,
     on: Option<(PathBuf, Arc<Shared>)>,
     ended: Vec<Arc<Shared>>,
-    waiting: Vec<Waiting>,
+    /// Requests that are to wait.
+    waiting: Vec<(Needs, Box<PortRequest>)>,
     last: u64,
+}
+
+/// Charges a user for a session's descriptors, which the node keeps, and refuses ports that it cannot map.
+fn keep(daemon: &mut Daemon, session: u64, arena: &Arc<UserArena>, fds: &[OwnedFd]) -> Result<(), Refusal> {
+    if !daemon.is_in_arena(session, arena) {
+        return refuse(
+            EBUSY,
+            "its region was created before the node was on, or where the node can map it there was no room (close all its \
+             ports, and open it again)",
+        );
+    }
+    daemon.keep_descriptors(session, fds)
 }
 
 impl Nodes {
@@ -205,7 +216,7 @@ impl Nodes {
         let uid = match &job {
             Job::UserArena(uid, _) => *uid,
             Job::Admit(caller, _) => caller.peer.uid,
-            Job::Request(port_request, _) => port_request.caller.peer.uid,
+            Job::Request(request) => request.caller.peer.uid,
             Job::Close(session) => daemon.registry.sessions.get(session).map_or(0, |session| session.uid),
             Job::NodeEnded(_) => 0,
         };
@@ -221,20 +232,7 @@ impl Nodes {
             Job::Admit(caller, reply) => {
                 let _ = reply.send(daemon.check_admission(&caller).map_err(|refusal| refusal.errno));
             }
-            Job::Request(mut port_request, reply) => {
-                kernel_work::begin_request(daemon);
-                let outcome = self.answer(daemon, &port_request);
-                let resumes = port_request.caller.resumes.take();
-                port_request.caller.resumes = kernel_work::end_request(daemon, outcome.errno, resumes);
-                if port_request.caller.resumes.is_some() {
-                    return self.waiting.push((port_request, reply));
-                }
-                let session = outcome.session;
-                let board = session.map(|session| monitor::list_for_session(daemon, session)).unwrap_or_default();
-                if let (Err(_), Some(session)) = (reply.send((outcome, board)), session) {
-                    daemon.close(session);
-                }
-            }
+            Job::Request(request) => self.answer_request_of_program(daemon, request, Got::Nothing),
             Job::Close(session) => daemon.close(session),
             Job::NodeEnded(number) => {
                 self.ended.retain(|node| node.number != number);
@@ -246,36 +244,30 @@ impl Nodes {
         }
     }
 
-    /// Takes the requests that have waited for an interface, with their users.
-    pub(crate) fn take_waiting(&mut self, nic: NicKey) -> Vec<(u32, Job)> {
-        let is_its = |waiting: &mut Waiting| waiting.0.caller.resumes.is_some_and(|awaited| awaited.nic == nic);
-        let ready = self.waiting.extract_if(.., is_its);
-        ready.map(|(request, reply)| (request.caller.peer.uid, Job::Request(request, reply))).collect()
-    }
-
-    /// Answers a request, and refuses ports that the node cannot map.
-    fn answer(&self, daemon: &mut Daemon, port_request: &PortRequest) -> Outcome {
-        let PortRequest { request, caller, session, arena } = port_request;
-        let mut outcome = (self.answer)(daemon, request.clone(), caller, *session);
+    /// Answers a request of a program, or goes on with it.
+    pub(crate) fn answer_request_of_program(&mut self, daemon: &mut Daemon, mut request: Box<PortRequest>, got: Got) {
+        let PortRequest { request: asked, caller, session, .. } = &mut *request;
+        let mut outcome = match (self.answer)(daemon, asked.clone(), caller, *session, got) {
+            Step::Done(outcome) => outcome,
+            Step::Needs(needs) => return self.waiting.push((needs, request)),
+        };
         if let Some(session) = outcome.session
-            && !daemon.is_in_arena(session, arena)
-        {
-            daemon.close(session);
-            outcome.errno = EBUSY;
-            outcome.answer.reason =
-                "its region was created before the node was on, or where the node can map it there was no \
-                                  room (close all its ports, and open it again)"
-                    .into();
-            (outcome.session, outcome.fds) = (None, Vec::new());
-        }
-        if let Some(session) = outcome.session
-            && let Err(refusal) = daemon.keep_descriptors(session, &outcome.fds)
+            && let Err(refusal) = keep(daemon, session, &request.arena, &outcome.fds)
         {
             daemon.close(session);
             (outcome.errno, outcome.answer.reason) = (refusal.errno, refusal.why);
             (outcome.session, outcome.fds) = (None, Vec::new());
         }
-        outcome
+        let session = outcome.session;
+        let board = session.map(|session| monitor::list_for_session(daemon, session)).unwrap_or_default();
+        if let (Err(_), Some(session)) = (request.reply.send((outcome, board)), session) {
+            daemon.close(session);
+        }
+    }
+
+    /// Takes the requests that are to wait.
+    pub(crate) fn take_waiting(&mut self) -> Vec<(Needs, Box<PortRequest>)> {
+        mem::take(&mut self.waiting)
     }
 
     /// Answers `unetmap node` with the node's state, as JSON.

@@ -21,11 +21,10 @@
 mod accept;
 mod answers;
 mod disconnect;
-mod interfaces;
-mod memory;
 mod timers;
 mod unsent;
 mod waiting;
+mod waits;
 pub(crate) mod work;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -48,23 +47,23 @@ use crate::closer::Closer;
 use crate::handover::replacement::Drain;
 use crate::handover::store::{Protection, Store};
 use crate::handover::{self, End, First};
+use crate::log;
+use crate::netmap_requests::{self, Got, Needs};
 use crate::node::{Job, Nodes};
 use crate::owner::owner;
-use crate::ports::nic::survey::Begun;
-use crate::ports::nic::{kernel_work, settle};
+use crate::ports::nic::settle;
 use crate::ports::{Daemon, nic};
-use crate::region_preparer::Preparer;
 use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply};
 use crate::service::Service;
 use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::{WorkClock, WorkTimes};
-use crate::{log, netmap_requests};
 use answers::WaitingAnswers;
 use unsent::send_refusal;
 use waiting::WaitingConnections;
-use work::{FIRST_TOKEN, INTERFACES, LISTENER, NO_MESSAGE, NODE, SIGNALS, Task, WATCHES, Waited, Work, kind_of_event};
+use waits::Waits;
+use work::{FIRST_TOKEN, INTERFACES, LISTENER, NO_MESSAGE, NODE, SIGNALS, Task, WATCHES, Work, kind_of_event};
 
 pub(crate) struct Client {
     pub(crate) fd: Arc<OwnedFd>,
@@ -113,8 +112,6 @@ pub(crate) struct Server {
     pub(crate) epoll: Epoll,
     pub(crate) listener: OwnedFd,
     closer: Closer,
-    /// `None`: it was not needed yet.
-    preparer: Option<Preparer>,
     /// Whether the kernel lets no client send descriptors, whose close could take long.
     fds_are_refused: bool,
     pub(crate) clients: BTreeMap<u64, Client>,
@@ -128,6 +125,8 @@ pub(crate) struct Server {
     /// Connections of users with a budget, and when they were accepted; the oldest first.
     pub(crate) newcomers: VecDeque<(Instant, u64)>,
     pub(crate) lock_holders: LockHolders,
+    /// Requests that wait for threads.
+    pub(crate) waits: Waits,
     /// Messages and answers that wait until clients have received others.
     answers: WaitingAnswers,
     pub(crate) next_token: u64,
@@ -173,7 +172,6 @@ impl Server {
             epoll,
             listener,
             closer: Closer::new()?,
-            preparer: None,
             fds_are_refused,
             clients: BTreeMap::new(),
             waiting: WaitingConnections::new(max_waiting),
@@ -182,6 +180,7 @@ impl Server {
             turns: Turns::new(),
             newcomers: VecDeque::new(),
             lock_holders: LockHolders::default(),
+            waits: Waits::default(),
             answers: WaitingAnswers::default(),
             next_token: FIRST_TOKEN,
             reserve: File::open("/dev/null").ok(),
@@ -243,7 +242,7 @@ impl Server {
                 match token {
                     LISTENER => self.accept_clients(),
                     token if token & WATCHES != 0 => nic::links_changed(&mut self.daemon, token & !WATCHES),
-                    INTERFACES => self.interfaces_are_back(),
+                    INTERFACES => self.threads_have_done(),
                     work::STORE => self.store_answers(),
                     NODE => {
                         self.nodes.clear_doorbell();
@@ -326,10 +325,12 @@ impl Server {
         match work {
             Work::Message(token) => self.next_message(uid, token),
             Work::Continue(token) => self.continue_answer(token),
+            Work::Resume(number) => self.resume(number),
             Work::Admit => admitted = self.admit_some(uid),
             Work::Close(token) => self.disconnect(token),
             Work::Job(job) => {
                 self.nodes.run_job(&mut self.daemon, job);
+                self.wait_for_node();
                 self.add_watches();
             }
         }
@@ -469,42 +470,35 @@ impl Server {
                 if let Some(client) = self.clients.get_mut(&token) {
                     client.tag = head.tag;
                 }
-                self.answer(token, kind, payload, Waited::default())
+                self.answer(token, kind, payload)
             }
             Err(e @ Malformed::Version(_)) => self.reject(token, EPROTONOSUPPORT, &e.to_string()),
             Err(e) => self.reject(token, EPROTO, &e.to_string()),
         }
     }
 
-    /// Answers a message, or has it answered when that is there for which it must wait.
-    fn answer(&mut self, token: u64, kind: Kind, payload: &[u8], waited: Waited) -> bool {
-        let Waited { nic: resumes, survey, memory, had_memory, .. } = waited;
+    /// Answers a message.
+    fn answer(&mut self, token: u64, kind: Kind, payload: &[u8]) -> bool {
         if kind == SnapshotRequest::KIND {
             // It shows what is in flight.
             self.forget_received();
         }
-        // The broker names its namespace once, however often that is asked for.
         let Some(client) = self.clients.get(&token) else { return true };
+        // The broker names its namespace once, however often that is asked for.
         let caller = Caller::of_connection(&client.fd, client.peer);
         let caller =
             caller.inspect_err(|e| tracing::debug!(pid = client.peer.pid, "the client cannot be identified: {e}")).ok();
-        let begun = match (survey, &caller) {
-            (Some(survey), _) => Begun::Known(survey),
-            (None, Some(caller)) => self.begin_survey((token, caller), (kind, payload), resumes),
-            (None, None) => Begun::Unneeded,
-        };
-        let survey = match begun {
-            Begun::Waits => return true,
-            Begun::Known(survey) => Some(survey),
-            Begun::Unneeded => None,
-        };
-        let caller = caller.map(|caller| Caller { resumes, survey: survey.clone(), ..caller });
+        self.go_on(token, (kind, payload), caller, Got::Nothing)
+    }
+
+    /// Answers a message, with what it got if it has waited.
+    fn go_on(&mut self, token: u64, (kind, payload): (Kind, &[u8]), caller: Option<Caller>, got: Got) -> bool {
         let Some(client) = self.clients.get_mut(&token) else { return true };
         self.answered = requests::name(kind, payload);
-        let had_session = client.session.is_some();
-        kernel_work::begin_request(&self.daemon);
-        self.daemon.registry.regions.begin_request(memory, resumes.is_none() && !had_memory);
-        let was_holder = client.holder.is_some();
+        let (had_session, was_holder) = (client.session.is_some(), client.holder.is_some());
+        let can_wait = !matches!(got, Got::Memory(_) | Got::Sockets(..));
+        let (memory, got) = if let Got::Memory(memory) = got { (memory, Got::Nothing) } else { (None, got) };
+        self.daemon.registry.regions.begin_request(memory, can_wait);
         let mut call = Call {
             daemon: &mut self.daemon,
             nodes: &mut self.nodes,
@@ -512,35 +506,32 @@ impl Server {
             connection: &client.fd,
             peer: client.peer,
             caller,
+            got,
             session: &mut client.session,
             holder: &mut client.holder,
             payload,
             owner: self.owner,
             is_service: self.is_managed || self.is_unit,
         };
-        let reply = requests::answer(kind, &mut call);
+        let mut reply = requests::answer(kind, &mut call);
+        let caller = call.caller;
         let errno = if let Reply::Answer(answer) = &reply { answer.errno } else { 0 };
-        let awaited = kernel_work::end_request(&mut self.daemon, errno, resumes);
-        let begun = self.daemon.registry.regions.end_request(errno);
+        if let Some(memory) = self.daemon.registry.regions.end_request(errno) {
+            reply = Reply::Needs(Needs::Memory(Some(memory)));
+        }
         if let Some(holder) = client.holder.as_mut().filter(|_| !was_holder) {
             let epoll = &self.epoll;
             holder.pidfd = holder.pidfd.take().filter(|pidfd| epoll.add(pidfd, token + 1, true, false).is_ok());
         }
         self.add_watches();
-        if let (Some(awaited), Some(client)) = (awaited, self.clients.get_mut(&token)) {
-            // While others open or close the interface, what was read of it grows old.
-            let survey = survey.filter(|_| awaited.work.is_some());
-            let waited = Waited { nic: Some(awaited), survey, ..Waited::default() };
-            client.task = Some((kind, Task::Wait(waited, payload.to_vec())));
-            return true;
-        }
-        if let Some(memory) = begun {
-            return self.prepare_memory(token, (kind, payload), survey, memory);
-        }
         match reply {
             Reply::Answer(answer) => {
                 let has_session = self.clients.get(&token).is_some_and(|client| client.session.is_some());
                 self.send_answer(token, kind, answer, has_session && !had_session)
+            }
+            Reply::Needs(needs) => {
+                self.wait(token, (kind, payload), caller, needs);
+                true
             }
             Reply::Later(task) => {
                 let Some(client) = self.clients.get_mut(&token) else { return true };

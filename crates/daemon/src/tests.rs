@@ -40,7 +40,7 @@ struct Client {
 }
 
 fn caller() -> Caller {
-    Caller { peer: PEER, groups: Vec::new(), namespace: Namespace::default(), resumes: None, survey: None }
+    Caller { peer: PEER, groups: Vec::new(), namespace: Namespace::default(), survey: None }
 }
 
 fn daemon() -> Daemon {
@@ -61,8 +61,8 @@ fn register(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
 
 fn open(daemon: &mut Daemon, name: &str, register: &NmreqRegister) -> Option<Client> {
     daemon.registry.tidy(caller().peer.uid);
-    let Registered { session, register, bound, fds, .. } =
-        daemon.register(name, register, &Options::default(), &caller()).ok()?;
+    let opening = daemon.begin_open(name, register, &Options::default(), &caller()).ok()?;
+    let Registered { session, register, bound, fds, .. } = daemon.finish_open(opening, Ok(()), &caller()).ok()?;
     let mut files = fds.into_iter().map(File::from);
     let files = std::array::from_fn(|_| files.next().expect("region, page, lines"));
     let size = |slots| RingShape::bytes(Slots::new(slots).expect("a valid number of slots")) as u64;
@@ -428,5 +428,18 @@ fn ports_that_close_together_leave_their_buffers_to_the_next() {
         all.iter().for_each(|client| daemon.close(client.session));
         check(&daemon);
         assert_eq!(census(&daemon, keeper.mem_id), before);
+    }
+}
+
+#[test]
+fn an_open_that_is_given_up_leaves_nothing() {
+    let mut daemon = daemon();
+    for name in ["a{1", "a}1", "vale0:x", "nmsink0"] {
+        let begun = daemon.begin_open(name, &register(8, 4, 0), &Options::default(), &caller());
+        let opening = begun.unwrap_or_else(|refusal| panic!("{name}: {}", refusal.why));
+        assert!(daemon.registry.sessions.is_empty() && !is_empty(&daemon), "{name}");
+        daemon.give_up_open(&opening);
+        assert!(is_empty(&daemon), "{name}");
+        daemon.check_charges();
     }
 }

@@ -22,7 +22,7 @@ use crate::log;
 use crate::ports::{arrival, mediator, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::requests::LockHolder;
-use crate::server::work::{Task, Waited, Work};
+use crate::server::work::{Task, Work};
 use crate::server::{Client, Server};
 use crate::service::Service;
 use crate::tuning::handover::{COMMIT_LIMIT, DRAIN_LIMIT};
@@ -177,19 +177,10 @@ impl Server {
             self.continue_answer(token);
         }
         // Memory that a thread prepares is not waited for.
-        let mut prepared = Vec::new();
-        for (token, client) in &mut self.clients {
-            if let Some((_, Task::Wait(waited, _))) = &mut client.task
-                && (waited.is_prepared || waited.memory.is_some())
-            {
-                waited.is_prepared = false;
-                prepared.push(*token);
-            }
-        }
-        prepared.into_iter().for_each(|token| self.continue_answer(token));
+        self.end_memory_waits();
         let is_busy =
             |(token, client): (&u64, &Client)| client.task.is_some() && !self.is_held(client.peer.uid, *token);
-        if self.clients.iter().any(is_busy) {
+        if self.clients.iter().any(is_busy) || self.waits.any_of_node() {
             return refuse(EAGAIN, "a program waits for an interface that is being opened or closed: try again");
         }
         if self.nodes.in_use() && !broker::is_used() {
@@ -197,7 +188,9 @@ impl Server {
         }
         let jobs = self.turns.take_all(|work| matches!(work, Work::Job(_)));
         let jobs = jobs.into_iter().filter_map(|work| if let Work::Job(job) = work { Some(job) } else { None });
-        self.nodes.pause(&mut self.daemon, jobs.collect())?;
+        let paused = self.nodes.pause(&mut self.daemon, jobs.collect());
+        self.wait_for_node();
+        paused?;
         self.add_watches();
         self.daemon.registry.tidy_all();
         self.daemon.check_hand_over()
@@ -253,7 +246,7 @@ impl Server {
             is_answered: client.is_answered,
             in_flight: self.daemon.users.in_flight.count(*token),
             held: match &client.task {
-                Some((Kind(kind), Task::Wait(_, payload))) => Some((*kind, client.tag, payload.clone())),
+                Some((Kind(kind), Task::Held(payload))) => Some((*kind, client.tag, payload.clone())),
                 _ => None,
             },
         };
@@ -370,7 +363,7 @@ impl Server {
                 None => (0, None),
                 Some((kind, tag, payload)) => {
                     self.turns.push(peer.uid, Work::Continue(token));
-                    (tag, Some((Kind(kind), Task::Wait(Waited::default(), payload))))
+                    (tag, Some((Kind(kind), Task::Held(payload))))
                 }
             };
             let (session, has_spoken, is_answered) = (saved.session, saved.has_spoken, saved.is_answered);

@@ -11,7 +11,7 @@ use unetmap_mem::Geometry;
 
 use crate::budget::Amounts;
 use crate::caller::Caller;
-use crate::ports::{Daemon, PortKey};
+use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Sizes};
 
@@ -41,16 +41,6 @@ fn sizes(info: &NmreqPoolsInfo, default: Sizes) -> Result<Sizes, Refusal> {
     Ok(Sizes { ifs, rings, bufs: (fit, bufs.1) })
 }
 
-/// The name of such a region.
-const NAME: &str = "extmem";
-
-/// Returns the region that this request created before it had to wait for the interface in it.
-pub(super) fn region_of_waiting(daemon: &Daemon, caller: &Caller) -> Option<RegionKey> {
-    let interface = PortKey::Nic(caller.resumes?.nic);
-    let record = daemon.registry.regions.get(daemon.registry.port(&interface).ok()?.region())?;
-    (record.name == NAME && record.scope == daemon.scope(caller) && record.sessions == 0).then_some(record.key)
-}
-
 /// Creates the region that the option requests. It ends with its last port.
 pub(super) fn create_region(
     daemon: &mut Daemon,
@@ -61,7 +51,7 @@ pub(super) fn create_region(
     // In a file of its own, so that the program's memory shows nothing else.
     let scope = daemon.scope(caller);
     daemon.check_budget(scope, Amounts::region(sizes.bufs.0))?;
-    daemon.registry.regions.create_alone(scope, NAME, sizes)
+    daemon.registry.regions.create_alone(scope, "extmem", sizes)
 }
 
 /// Returns the offsets and sizes of a region's pools, as programs get them.

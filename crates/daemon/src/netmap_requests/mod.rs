@@ -17,8 +17,12 @@ use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::caller::Caller;
+use crate::needs;
+use crate::ports::nic::survey::{Named, first_need};
 use crate::ports::{Daemon, Registered, parse_port_name};
 use crate::refusal::{Refusal, refuse};
+
+pub(crate) use register::Open;
 
 /// The answer to a request, and what it changed.
 pub(crate) struct Outcome {
@@ -33,13 +37,22 @@ pub(crate) struct Outcome {
 struct Call<'a> {
     daemon: &'a mut Daemon,
     /// The handler completes it.
-    request: &'a mut NetmapRequest,
+    request: NetmapRequest,
     caller: &'a Caller,
     /// The session that the connection has already.
     session: Option<u64>,
     /// The session that REGISTER opened.
     registered: Option<Registered>,
+    /// What it needs before it can go on.
+    needs: Option<Needs>,
 }
+
+/// What a request needs, with REGISTER's state.
+pub(crate) type Needs = needs::Needs<Box<Open>>;
+/// What a request goes on with.
+pub(crate) type Got = needs::Got<Box<Open>>;
+/// How far a request has come.
+pub(crate) type Step = needs::Step<Outcome, Box<Open>>;
 
 type Handler = fn(&mut Call<'_>) -> Result<(), Refusal>;
 
@@ -64,22 +77,37 @@ pub(crate) fn name(number: u16) -> Option<&'static str> {
     HANDLERS.iter().find(|(of, ..)| *of == number).map(|(_, name, _)| *name)
 }
 
-/// Answers a request of a client, which may have a session already.
+/// Answers a request of a client, which may have a session already, with what it got if it has waited.
 pub(crate) fn answer(
     daemon: &mut Daemon,
-    mut request: NetmapRequest,
-    caller: &Caller,
+    request: NetmapRequest,
+    caller: &mut Caller,
     session: Option<u64>,
-) -> Outcome {
-    let mut call = Call { daemon, request: &mut request, caller, session, registered: None };
-    let result = call.answer();
-    let registered = call.registered.filter(|_| result.is_ok());
+    got: Got,
+) -> Step {
+    let (open, first) = match got {
+        Got::Sockets(open, opened) => (Some((open, opened)), Ok(None)),
+        got => (None, first_need(daemon, Named::of_request(&request), caller, got)),
+    };
+    let mut call = Call { daemon, request, caller, session, registered: None, needs: None };
+    let result = first.and_then(|first| {
+        call.needs = first;
+        match open {
+            _ if call.needs.is_some() => Ok(()),
+            Some((open, opened)) => register::go_on(&mut call, *open, opened),
+            None => call.answer(),
+        }
+    });
+    if let Some(needs) = call.needs {
+        return Step::Needs(needs);
+    }
+    let (request, registered) = (call.request, call.registered.filter(|_| result.is_ok()));
     let (errno, why) = result.map_or_else(|refusal| (refusal.errno, refusal.why), |()| (0, String::new()));
     let (bound, fds, session) = match registered {
         Some(registered) => (registered.bound.encode(), registered.fds, Some(registered.session)),
         None => (Vec::new(), Vec::new(), None),
     };
-    Outcome { errno, answer: NetmapReply { request, reason: why, binding: bound }, fds, session }
+    Step::Done(Outcome { errno, answer: NetmapReply { request, reason: why, binding: bound }, fds, session })
 }
 
 /// Repeats the answer to REGISTER, with its descriptors, for a process that was passed the connection.

@@ -2,11 +2,12 @@
 //! REGISTER: opening a port.
 
 use unetmap_abi::*;
+use unetmap_core::control::NetmapRequest;
 use unetmap_core::control::request::completed_info;
 use unetmap_core::errno::{EBUSY, EOPNOTSUPP};
 
-use super::{Call, extmem};
-use crate::ports::Options;
+use super::{Call, Needs, extmem};
+use crate::ports::{Daemon, Opening, Options, nic};
 use crate::refusal::{Refusal, refuse};
 use crate::region::RegionKey;
 
@@ -22,16 +23,40 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<(), Refusal> {
     if let Some(region) = extmem {
         register.nr_mem_id = call.daemon.registry.regions.mem_id(region);
     }
-    let registered = call.daemon.register(&name, &register, &options, call.caller);
-    let registered = registered.inspect_err(|refusal| {
-        if let Some(kind) = refusal.option {
-            call.request.set_status(kind, refusal.errno);
+    let opening = call.daemon.begin_open(&name, &register, &options, call.caller);
+    let opening = opening.inspect_err(|refusal| refused(call, extmem, refusal))?;
+    let needed = call.daemon.needs_sockets(&opening);
+    let open = Open { request: call.request.clone(), opening, extmem, offsets: options.offsets };
+    match needed {
+        Some((nic, work)) => {
+            call.needs = Some(Needs::Sockets(nic, Some(work), Box::new(open)));
+            Ok(())
         }
-        extmem.into_iter().for_each(|region| call.daemon.registry.free_region_if_unused(region));
-    })?;
+        None => complete(call, open, Ok(())),
+    }
+}
+
+/// Goes on with an open whose sockets a thread has opened, or why not.
+pub(super) fn go_on(call: &mut Call<'_>, open: Open, opened: Result<(), Refusal>) -> Result<(), Refusal> {
+    if opened.is_ok()
+        && let Some(nic) = nic::away_behind(call.daemon, &open.opening.at)
+    {
+        // A thread brings it into a new state.
+        call.needs = Some(Needs::Sockets(nic, None, Box::new(open)));
+        return Ok(());
+    }
+    let opened = opened.and_then(|()| nic::check_still_given(call.daemon, &open.opening.at, call.caller));
+    complete(call, open, opened)
+}
+
+fn complete(call: &mut Call<'_>, open: Open, opened: Result<(), Refusal>) -> Result<(), Refusal> {
+    let Open { request, opening, extmem, offsets } = open;
+    call.request = request;
+    let registered = call.daemon.finish_open(opening, opened, call.caller);
+    let registered = registered.inspect_err(|refusal| refused(call, extmem, refusal))?;
     // The program's library serves control blocks: it has the memory that contains them.
     call.request.set_status(NETMAP_REQ_OPT_CSB, 0);
-    if let (Some(layout), Some(option)) = (registered.offsets, options.offsets) {
+    if let (Some(layout), Some(option)) = (registered.offsets, offsets) {
         let granted = NmreqOptOffsets { nro_max_offset: layout.offsets.max.into(), ..option };
         call.request.set_option(NETMAP_REQ_OPT_OFFSETS, &granted);
         call.request.set_status(NETMAP_REQ_OPT_OFFSETS, 0);
@@ -46,13 +71,35 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
+fn refused(call: &mut Call<'_>, extmem: Option<RegionKey>, refusal: &Refusal) {
+    if let Some(kind) = refusal.option {
+        call.request.set_status(kind, refusal.errno);
+    }
+    extmem.into_iter().for_each(|region| call.daemon.registry.free_region_if_unused(region));
+}
+
+/// An open that waits for sockets. Its port exists, and has no session yet.
+pub(crate) struct Open {
+    /// As far as it is completed.
+    request: NetmapRequest,
+    opening: Opening,
+    /// The region that it has created for the option EXTMEM.
+    extmem: Option<RegionKey>,
+    offsets: Option<NmreqOptOffsets>,
+}
+
+impl Open {
+    /// Gives back all that it has taken.
+    pub(crate) fn give_up(self, daemon: &mut Daemon) {
+        daemon.give_up_open(&self.opening);
+        self.extmem.into_iter().for_each(|region| daemon.registry.free_region_if_unused(region));
+    }
+}
+
 /// Creates the region that the option EXTMEM requests, if the request has it.
 fn extmem_region(call: &mut Call<'_>) -> Result<Option<RegionKey>, Refusal> {
     let Some(option) = call.request.option::<NmreqOptExtmem>(NETMAP_REQ_OPT_EXTMEM) else { return Ok(None) };
-    let created = match extmem::region_of_waiting(call.daemon, call.caller) {
-        Some(region) => Ok(region),
-        None => extmem::create_region(call.daemon, &option, call.caller),
-    };
+    let created = extmem::create_region(call.daemon, &option, call.caller);
     let created = created.map_err(|refusal| refusal.of_option(NETMAP_REQ_OPT_EXTMEM)).inspect_err(|refusal| {
         call.request.set_status(NETMAP_REQ_OPT_EXTMEM, refusal.errno);
     })?;

@@ -134,14 +134,16 @@ impl Ioctl<'_> {
             if !self.shared.is_pending(self.id) {
                 return Err(Stop::Errno(EINTR));
             }
-            let port_request = PortRequest {
-                request: request.clone(),
-                caller: self.caller.clone(),
-                session: self.file.session(),
-                arena: self.file.arena.clone(),
+            let job = |reply| {
+                Job::Request(Box::new(PortRequest {
+                    request: request.clone(),
+                    caller: self.caller.clone(),
+                    session: self.file.session(),
+                    arena: self.file.arena.clone(),
+                    reply,
+                }))
             };
-            let (outcome, monitors) =
-                self.shared.jobs.call(|reply| Job::Request(Box::new(port_request), reply)).ok_or(EIO)?;
+            let (outcome, monitors) = self.shared.jobs.call(job).ok_or(EIO)?;
             if outcome.errno != EAGAIN {
                 let name = request.name().unwrap_or_default();
                 let (pid, errno) = (self.caller.peer.pid, outcome.errno);

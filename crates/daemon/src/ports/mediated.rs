@@ -89,24 +89,21 @@ impl SavedMediated {
     }
 }
 
-/// Creates the port, and the interface's, which the daemon opens itself, unless it was `opened` for this port.
+/// Creates the port, and the interface's, which the daemon opens itself.
 pub(super) fn create(
     daemon: &mut Daemon,
-    (link, opened): (&Link, Option<NicKey>),
+    link: &Link,
     request: &NmreqRegister,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
-    let shape = match opened {
-        None => nic::new_shape(daemon, link, request, caller)?,
-        Some(opened) => daemon.registry.endpoint(&PortKey::Nic(opened).into())?.0.shape,
-    };
+    let shape = nic::new_shape(daemon, link, request, caller)?;
     let zero_copy = nic::driver_offers_zero_copy(link, caller);
     let (scope, sizes) = (daemon.interface_scope(caller), daemon.knobs.mediated_sizes(zero_copy).with_pipe(&shape));
     let pipe = Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0));
     let interface = nic::usage_for_daemon(daemon, shape, zero_copy);
     daemon.check_budget(scope, pipe.and(interface).and(thread_usage(shape.pairs())))?;
     let header = nic::header_of_link(daemon, link, caller);
-    let nic = opened.map_or_else(|| nic::create_for_daemon(daemon, link, shape, caller), Ok)?;
+    let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
     let regions = &mut daemon.registry.regions;
     let created = regions.create_private(scope, &link.name, sizes).and_then(|region| {
         let record = daemon.registry.regions.existing_mut(region)?;

@@ -66,7 +66,7 @@ use vale::{ValeKey, ValeState};
 
 pub(crate) use admission::Admission;
 pub(crate) use saved::{SavedPort, SavedRegistry};
-pub(crate) use sessions::{Options, Registered};
+pub(crate) use sessions::{Opening, Options, Registered};
 pub(crate) use usage::{BudgetCheck, TotalSnapshot, UserSnapshot};
 
 pub(crate) type Registry = registry::Registry<PortKey, dyn Port>;
@@ -404,14 +404,14 @@ impl Daemon {
         pipe::region_of_pipes(&self.registry, scope, parent)
     }
 
-    /// Opens a port for a client (REGISTER).
-    pub(crate) fn register(
+    /// Begins to open a port for a client (REGISTER): the port exists.
+    pub(crate) fn begin_open(
         &mut self,
         name: &str,
         request: &NmreqRegister,
         options: &Options,
         caller: &Caller,
-    ) -> Result<Registered, Refusal> {
+    ) -> Result<Opening, Refusal> {
         let spec = parse_port_name(name)?;
         let forced = request.nr_flags & FORCE != 0;
         let request = &NmreqRegister { nr_flags: request.nr_flags & !FORCE, ..*request };
@@ -434,8 +434,8 @@ impl Daemon {
             allowed.inspect_err(|_| self.release_if_unused(&at.port))?;
             at
         };
-        let opened = self.open_session(at.clone(), name, request, options, caller);
-        opened.inspect_err(|_| self.release_if_unused(&at.port))
+        let chosen = self.choose_rings(at.clone(), name, request, options);
+        chosen.inspect_err(|_| self.release_if_unused(&at.port))
     }
 
     /// Finds the pipe, the interface or the switch port, or creates it.
@@ -528,10 +528,10 @@ impl Daemon {
     /// Releases a port that no session has open, and its region, if that was its last port.
     pub(crate) fn release_if_unused(&mut self, key: &PortKey) {
         self.before_release(key);
-        if self.registry.is_open(key) || !self.registry.port(key).is_ok_and(|port| port.is_releasable(self)) {
-            return;
+        let is_in_use = self.registry.is_open(key) || self.nics.work.is_kept(key);
+        if !is_in_use && self.registry.port(key).is_ok_and(|port| port.is_releasable(self)) {
+            self.release(key);
         }
-        self.release(key);
     }
 
     /// Releases a port, and its region, if that was its last port.

@@ -10,6 +10,7 @@ use unetmap_core::errno::{ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_sys::process;
 
 use super::answer::iface_shape;
+use super::nic::NicKey;
 use super::{Daemon, EndpointKey, Session, arrival, monitor, nic};
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::caller::Caller;
@@ -31,6 +32,15 @@ pub(crate) struct Registered {
     pub(crate) offsets: Option<OffsetLayout>,
 }
 
+/// A session that is being opened: its port exists, and its rings are chosen.
+pub(crate) struct Opening {
+    pub(crate) at: EndpointKey,
+    name: String,
+    request: NmreqRegister,
+    selection: RingSelection,
+    offsets: Option<OffsetLayout>,
+}
+
 /// The process of a session, for events.
 fn by(session: &Session) -> By {
     By { pid: session.pid, program: session.program.clone() }
@@ -43,7 +53,7 @@ pub(crate) struct Options {
 }
 
 impl Daemon {
-    /// Opens a session on an endpoint of a port that exists.
+    /// Opens a session of the daemon's own on an endpoint of a port that exists.
     pub(crate) fn open_session(
         &mut self,
         at: EndpointKey,
@@ -52,15 +62,61 @@ impl Daemon {
         options: &Options,
         caller: &Caller,
     ) -> Result<Registered, Refusal> {
+        let opening = self.choose_rings(at, name, request, options)?;
+        self.open(opening, caller)
+    }
+
+    /// Begins to open a session on an endpoint of a port that exists: chooses its rings, and sets their offsets.
+    pub(super) fn choose_rings(
+        &mut self,
+        at: EndpointKey,
+        name: &str,
+        request: &NmreqRegister,
+        options: &Options,
+    ) -> Result<Opening, Refusal> {
+        let (endpoint, region) = self.registry.endpoint(&at)?;
+        let selection = endpoint.select(request)?;
+        let offsets = self.set_offsets(&at, &selection, options).map_err(|r| r.of_option(NETMAP_REQ_OPT_OFFSETS))?;
+        self.extra_buffers(region, request)?;
+        self.registry.endpoint(&at)?.0.open(&selection)?;
+        Ok(Opening { at, name: name.into(), request: *request, selection, offsets })
+    }
+
+    /// Begins to have a thread open the sockets that a session needs, whose port is kept until [`Daemon::finish_open`]
+    /// or [`Daemon::give_up_open`]. Returns the interface, and the number of the work; `None`: none are needed.
+    pub(crate) fn needs_sockets(&mut self, opening: &Opening) -> Option<(NicKey, u64)> {
+        let needed = nic::begin_to_open(self, &opening.at, &opening.selection)?;
+        self.nics.work.opening.insert(opening.at.port.clone());
+        Some(needed)
+    }
+
+    /// Completes an open that has waited for sockets; `result` is that of opening them.
+    pub(crate) fn finish_open(
+        &mut self,
+        opening: Opening,
+        result: Result<(), Refusal>,
+        caller: &Caller,
+    ) -> Result<Registered, Refusal> {
+        let port = opening.at.port.clone();
+        self.nics.work.opening.remove(&port);
+        let opened = result.and_then(|()| self.open(opening, caller));
+        opened.inspect_err(|_| self.release_if_unused(&port))
+    }
+
+    /// An open that waits for sockets ends.
+    pub(crate) fn give_up_open(&mut self, opening: &Opening) {
+        self.nics.work.opening.remove(&opening.at.port);
+        self.release_if_unused(&opening.at.port);
+    }
+
+    /// Opens a session on the rings that were chosen.
+    fn open(&mut self, opening: Opening, caller: &Caller) -> Result<Registered, Refusal> {
+        let Opening { at, name, request, selection, offsets } = opening;
         let key = process::random();
         let key = key.or_else(|e| refuse(ENOMEM, format!("no random number for the session: {e}")))?;
         let (endpoint, region) = self.registry.endpoint(&at)?;
-        let selection = endpoint.select(request)?;
-        let iface_shape = iface_shape(self.registry.port(&at.port)?.own_name().unwrap_or(name), endpoint, &selection);
-        let offsets = self.set_offsets(&at, &selection, options).map_err(|r| r.of_option(NETMAP_REQ_OPT_OFFSETS))?;
-        let extra = self.extra_buffers(region, request)?;
-        self.registry.endpoint(&at)?.0.open(&selection)?;
-        nic::open_queues(self, &at, &selection, caller)?;
+        let iface_shape = iface_shape(self.registry.port(&at.port)?.own_name().unwrap_or(&name), endpoint, &selection);
+        let extra = self.extra_buffers(region, &request)?;
         self.registry.port_mut(&at.port)?.prepare(&selection)?;
         let record = self.registry.regions.existing_mut(region)?;
         let created = record.create_iface(&iface_shape, extra);
@@ -79,14 +135,14 @@ impl Daemon {
         let session = Session {
             port: at.port.clone(),
             endpoint: at.index,
-            name: name.into(),
+            name,
             pid: caller.peer.pid,
             program: process::program_name(caller.peer.pid),
             uid: caller.peer.uid,
             region,
             selection,
             key,
-            request: *request,
+            request,
             iface,
             iface_offset,
             extra,

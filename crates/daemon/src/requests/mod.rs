@@ -13,6 +13,7 @@ mod stop;
 
 use std::fs::File;
 use std::io::Write;
+use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -28,8 +29,9 @@ use unetmap_sys::socket::Peer;
 use zerocopy::FromBytes as _;
 
 use crate::caller::Caller;
-use crate::netmap_requests;
+use crate::netmap_requests::{self, Got, Needs};
 use crate::node::Nodes;
+use crate::ports::nic::survey::{Named, first_need};
 use crate::ports::{Daemon, nic, vale};
 use crate::refusal::Refusal;
 
@@ -45,6 +47,8 @@ pub(crate) struct Call<'a> {
     pub(crate) peer: Peer,
     /// The process at the other end, as the kernel describes it; `None`: it does not.
     pub(crate) caller: Option<Caller>,
+    /// What the request has waited for.
+    pub(crate) got: Got,
     /// The session that the connection has.
     pub(crate) session: &'a mut Option<u64>,
     /// The lock holder that the connection stands for.
@@ -59,6 +63,8 @@ pub(crate) struct Call<'a> {
 /// What becomes of a message.
 pub(crate) enum Reply {
     Answer(Answer),
+    /// The request waits.
+    Needs(Needs),
     /// The answer follows when the snapshot is complete.
     Later(Box<SnapshotTask>),
     /// The message is invalid.
@@ -92,7 +98,7 @@ const HANDLERS: [(Kind, &str, Handler); 15] = [
     (NextMonitorRequest::KIND, "next monitor", port::next_monitor),
     (PeerDoorbellsRequest::KIND, "peer doorbells", port::peer_doorbells),
     (ServesRequest::KIND, "serves", port::serves),
-    (NicRequest::KIND, "nic", |call| call.text(nic::answer_request)),
+    (NicRequest::KIND, "nic", nic),
     (ValeRequest::KIND, "vale", |call| call.text(vale::answer_request)),
     (NodeRequest::KIND, "node", node),
     (KnobRequest::KIND, "knobs", |call| call.text(knobs::answer_request)),
@@ -129,6 +135,17 @@ pub(crate) fn name(kind: Kind, payload: &[u8]) -> &'static str {
     let of_request = || netmap_requests::name(NmreqHeader::read_from_prefix(payload).ok()?.0.nr_reqtype);
     let of_kind = HANDLERS.iter().find(|(of, ..)| *of == kind).map(|(_, name, _)| *name);
     of_request().filter(|_| kind == NetmapRequest::KIND).or(of_kind).unwrap_or("unknown")
+}
+
+/// Nic: state and settings of an interface.
+fn nic(call: &mut Call<'_>) -> Reply {
+    let named = NicRequest::decode(call.payload).ok().map(|request| Named::port(request.interface));
+    let Some(caller) = &mut call.caller else { return Reply::Close };
+    match first_need(call.daemon, named, caller, mem::take(&mut call.got)) {
+        Ok(Some(needs)) => Reply::Needs(needs),
+        Ok(None) => call.text(nic::answer_request),
+        Err(refusal) => Reply::Answer(call.refused(refusal)),
+    }
 }
 
 /// Node: state and settings of `/dev/netmap`.

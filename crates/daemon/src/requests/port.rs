@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Requests about ports: netmap's own, and those that a process sends about the port that its connection has open.
 
+use std::mem;
+
 use unetmap_core::control::{ControlRequest, NetmapRequest, NextMonitorRequest, PeerDoorbellsRequest, ServesRequest};
 use unetmap_core::errno::{ENXIO, EPROTO};
 
 use super::{Answer, Call, Reply};
-use crate::netmap_requests::{self, Outcome};
-use crate::ports::monitor;
+use crate::netmap_requests::{self, Got, Outcome, Step};
+use crate::ports::nic::{self, survey};
+use crate::ports::{EndpointKey, monitor};
 
 /// Ctrl: a netmap request.
 pub(super) fn netmap_request(call: &mut Call<'_>) -> Reply {
@@ -14,9 +17,13 @@ pub(super) fn netmap_request(call: &mut Call<'_>) -> Reply {
         Ok(request) => request,
         Err(errno) => return Reply::Answer(Answer { errno, ..Default::default() }),
     };
-    let Some(caller) = &call.caller else { return Reply::Close };
+    let Some(caller) = &mut call.caller else { return Reply::Close };
     let name = request.name().unwrap_or_default().to_owned();
-    let outcome = netmap_requests::answer(call.daemon, request, caller, *call.session);
+    let got = mem::take(&mut call.got);
+    let outcome = match netmap_requests::answer(call.daemon, request, caller, *call.session, got) {
+        Step::Done(outcome) => outcome,
+        Step::Needs(needs) => return Reply::Needs(needs),
+    };
     let pid = call.peer.pid;
     match outcome.errno {
         0 => tracing::debug!(pid, name, session = outcome.session, "served"),
@@ -28,7 +35,16 @@ pub(super) fn netmap_request(call: &mut Call<'_>) -> Reply {
 
 /// Attach: the answer to REGISTER again, for another process that has the connection.
 pub(super) fn repeat_answer(call: &mut Call<'_>) -> Reply {
-    outcome_reply(netmap_requests::repeat_answer(call.daemon, *call.session))
+    let rounds = if let Got::Interface(rounds) = call.got { rounds } else { 0 };
+    let session = call.session.and_then(|session| call.daemon.registry.sessions.get(&session));
+    let nic = session.and_then(|session| {
+        nic::away_behind(call.daemon, &EndpointKey { port: session.port.clone(), index: session.endpoint })
+    });
+    match nic.map(|nic| survey::wait_for(nic, rounds)) {
+        Some(Ok(needs)) => Reply::Needs(needs),
+        Some(Err(refusal)) => Reply::Answer(call.refused(refusal)),
+        None => outcome_reply(netmap_requests::repeat_answer(call.daemon, *call.session)),
+    }
 }
 
 fn outcome_reply(outcome: Outcome) -> Reply {

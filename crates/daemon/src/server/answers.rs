@@ -25,7 +25,8 @@ use unetmap_sys::process;
 use unetmap_sys::socket;
 
 use super::unsent::Unsent;
-use super::work::{Task, Waited, Work};
+use super::waits::Waiter;
+use super::work::{Task, Work};
 use super::{Client, Server};
 use crate::budget::Resource;
 use crate::handover::store::Store;
@@ -138,10 +139,9 @@ impl Server {
         self.answers.held.get(&uid).is_some_and(|own| own.contains(&token))
     }
 
-    /// Holds a message that has waited for something else, and what it had been given is free for others.
-    pub(super) fn hold_task(&mut self, uid: u32, token: u64, (kind, waited, payload): (Kind, Waited, Vec<u8>)) {
-        self.free_waited(token, waited);
-        self.set_task(token, (kind, Task::Wait(Waited::default(), payload)));
+    /// Holds a message that was read.
+    fn hold_task(&mut self, uid: u32, token: u64, kind: Kind, payload: Vec<u8>) {
+        self.set_task(token, (kind, Task::Held(payload)));
         self.hold(uid, token);
     }
 
@@ -199,21 +199,27 @@ impl Server {
         self.forget_held(uid, token);
         let is_open = match task {
             None => return,
-            // It is answered when the thread is done.
-            Some(waiting @ (_, Task::Wait(Waited { is_surveyed: true, .. } | Waited { is_prepared: true, .. }, _))) => {
-                self.set_task(token, waiting);
-                return;
-            }
+            Some((kind, Task::Wait)) => match self.waits.take_ready(token) {
+                Some((Waiter::Connection(payload, _), got))
+                    if requests::brings_descriptors(kind) && self.must_hold(uid) =>
+                {
+                    // It begins anew.
+                    self.give_back(token, Ok(got));
+                    return self.hold_task(uid, token, kind, payload);
+                }
+                Some((Waiter::Connection(payload, caller), got)) => self.go_on(token, (kind, &payload), caller, got),
+                // It goes on when a thread is done.
+                _ => return self.set_task(token, (kind, Task::Wait)),
+            },
             Some((kind, Task::Snapshot(task))) => {
                 self.answered = "snapshot, a slice";
                 self.continue_snapshot(token, kind, task)
             }
             Some((kind, Task::Send(unsent))) => self.send_rest(token, kind, unsent),
-            Some((kind, Task::Wait(waited, payload))) if requests::brings_descriptors(kind) && self.must_hold(uid) => {
-                self.hold_task(uid, token, (kind, waited, payload));
-                return;
+            Some((kind, Task::Held(payload))) if requests::brings_descriptors(kind) && self.must_hold(uid) => {
+                return self.hold_task(uid, token, kind, payload);
             }
-            Some((kind, Task::Wait(waited, payload))) => self.answer(token, kind, &payload, waited),
+            Some((kind, Task::Held(payload))) => self.answer(token, kind, &payload),
         };
         if !is_open {
             self.end(token);

@@ -7,8 +7,6 @@ use std::sync::Arc;
 use unetmap_sys::socket;
 
 use super::Server;
-use super::work::{Task, Waited};
-use crate::ports::nic::{kernel_work, survey};
 
 impl Server {
     /// Closes a connection, and all that it had.
@@ -22,9 +20,7 @@ impl Server {
             socket::shut_down(&client.fd);
             store.changed();
         }
-        if let Some((_, Task::Wait(waited, _))) = client.task {
-            self.free_waited(token, waited);
-        }
+        self.end_wait(token);
         if let Some(holder) = &client.holder {
             if let Some(pidfd) = &holder.pidfd {
                 let _ = self.epoll.delete(pidfd);
@@ -44,13 +40,6 @@ impl Server {
             self.daemon.close(session);
         }
         self.close_connection(client.peer.uid, client.fd);
-    }
-
-    /// Frees what a message has waited for.
-    pub(super) fn free_waited(&mut self, token: u64, waited: Waited) {
-        waited.nic.into_iter().for_each(|awaited| kernel_work::end_wait(&mut self.daemon, awaited));
-        survey::forget(&mut self.daemon, token);
-        self.free_prepared(waited.memory);
     }
 
     /// Closes the descriptor of a connection: in another thread if there may be descriptors in its queue.

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! What the control thread does: events, and the work that follows from them.
 
-use std::sync::Arc;
-
 use super::unsent::Unsent;
-use crate::awaited::Awaited;
 use crate::node::Job;
-use crate::ports::nic::surveyed::Survey;
-use crate::region::Prepared;
 use crate::requests::SnapshotTask;
 
 /// Tokens of the event loop. Connections have even ones from `FIRST_TOKEN` on, the pidfds of lock holders the odd ones
@@ -30,27 +25,12 @@ pub(crate) const STORE: u64 = 1 << 60;
 pub(crate) enum Task {
     /// It is being made.
     Snapshot(Box<SnapshotTask>),
-    /// The message, which is to be answered when what it waits for is there.
-    Wait(Waited, Vec<u8>),
+    /// The message waits ([`super::waits`]).
+    Wait,
+    /// The message, which waits until its user has received other answers.
+    Held(Vec<u8>),
     /// It is to be sent again.
     Send(Unsent),
-}
-
-/// What a message has waited for.
-#[derive(Default)]
-pub(crate) struct Waited {
-    /// The interface for which it was refused.
-    pub(crate) nic: Option<Awaited>,
-    /// What was read of the interface that it names.
-    pub(crate) survey: Option<Arc<Survey>>,
-    /// Whether a thread reads of it.
-    pub(crate) is_surveyed: bool,
-    /// Memory that was prepared for it.
-    pub(crate) memory: Option<Box<Prepared>>,
-    /// Whether a thread prepares that.
-    pub(crate) is_prepared: bool,
-    /// Whether it has waited for memory: it does so once.
-    pub(crate) had_memory: bool,
 }
 
 /// What is done at a user's turn.
@@ -59,6 +39,8 @@ pub(crate) enum Work {
     Message(u64),
     /// Goes on with the answer to a connection's message.
     Continue(u64),
+    /// Goes on with a request of the node that has waited.
+    Resume(u64),
     /// Admits connections that wait.
     Admit,
     /// Closes a connection.
@@ -71,7 +53,7 @@ impl Work {
     /// Its kind in `work_times`; `None`: that of the message which it answers.
     pub(crate) fn kind(&self) -> Option<&'static str> {
         match self {
-            Work::Message(_) | Work::Continue(_) => None,
+            Work::Message(_) | Work::Continue(_) | Work::Resume(_) => None,
             Work::Admit => Some("admit connections"),
             Work::Close(_) => Some("close connection"),
             Work::Job(job) => Some(job.kind()),

@@ -4,42 +4,35 @@
 //!
 //! ```text
 //! control thread                                thread
-//! a request needs sockets: the interface  --->  opens them
-//!   goes away, the request waits
+//! an open needs sockets: the interface    --->  opens them
+//!   goes away, the open waits
 //! others are served
-//! the interface is back                   <---  done, or why not
-//! the request is answered again, from the
-//!   start, and finds them open
+//! the interface is back: before all else  <---  done, or why not
+//!   the open goes on, and binds them
 //! ```
-//! Closing is the same, without a request. Another request about an interface that is away waits, too, and is answered
-//! again then. What a session needs that is answered again stays open until it was. Requests of the daemon itself, for
-//! root's switches, are not divided: the control thread opens their sockets.
+//! Closing is the same, without an open. Other requests about an interface that is away wait before they do anything.
+//! Opens of the daemon itself, for root's switches, are not divided: the control thread opens their sockets.
 
-use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 
-use unetmap_core::errno::EAGAIN;
+use unetmap_sys::Doorbell;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
-use unetmap_sys::{Doorbell, process};
 
-use super::port::{NicPort, is_away, refuse_away};
+use super::port::NicPort;
 use super::surveyed::Survey;
 use super::{Nic, NicKey};
-use crate::awaited::Awaited;
 use crate::broker;
-use crate::caller::Caller;
 use crate::endpoint::RingSelection;
 use crate::ports::mediated::Mediated;
 use crate::ports::{Daemon, EndpointKey, PortKey};
 use crate::privileged;
 use crate::refusal::Refusal;
 use crate::threads;
-use crate::tuning::nic::MAX_ROUNDS;
 
 /// What is done to an interface.
 pub(super) enum Work {
@@ -59,8 +52,8 @@ pub(super) enum Done {
     Links { netns: u64, links: io::Result<Vec<Link>> },
     /// Which of these namespaces are in use.
     Namespaces { asked: BTreeSet<u64>, used: io::Result<Vec<u64>> },
-    /// What a message of a connection waits for was read, for this user.
-    Survey { uid: u32, connection: u64, survey: Box<Survey> },
+    /// What request `number` of this user needs was read.
+    Survey { uid: u32, number: u64, survey: Box<Survey> },
 }
 
 /// Where a thread leaves what it has done.
@@ -82,8 +75,8 @@ pub(crate) struct KernelWork {
     /// `None`: there are no threads.
     channel: Option<(DoneSender, Receiver<Done>)>,
     last: u64,
-    /// What the request that is being answered must wait for.
-    pub(super) awaited: Cell<Option<Awaited>>,
+    /// Ports that opens which wait will bind: one of an interface, as other requests about it wait until it is back.
+    pub(crate) opening: BTreeSet<PortKey>,
     /// Interfaces of which something may be closed.
     pub(super) unneeded: BTreeSet<NicKey>,
 }
@@ -111,39 +104,14 @@ impl KernelWork {
         self.channel.as_ref().map(|(DoneSender(_, doorbell), _)| doorbell.clone())
     }
 
+    /// Whether an open waits that will bind this port.
+    pub(crate) fn is_kept(&self, port: &PortKey) -> bool {
+        self.opening.contains(port)
+    }
+
     /// Something of the interface may be unneeded now.
     pub(crate) fn check_later(&mut self, nic: NicKey) {
         self.unneeded.insert(nic);
-    }
-}
-
-/// Begins to answer a request.
-pub(crate) fn begin_request(daemon: &Daemon) {
-    daemon.nics.work.awaited.set(None);
-}
-
-/// Ends a request, which `resumes` after it has waited: if it was refused because an interface is away, returns what it
-/// waits for, after which it is to be answered again.
-pub(crate) fn end_request(daemon: &mut Daemon, errno: i32, resumes: Option<Awaited>) -> Option<Awaited> {
-    let rounds = resumes.map_or(0, |before| before.rounds + 1);
-    let awaited = daemon.nics.work.awaited.take().filter(|_| errno == EAGAIN && rounds <= MAX_ROUNDS);
-    let awaited = awaited.map(|awaited| Awaited { rounds, ..awaited });
-    if let Some(awaited) = awaited
-        && let Some(port) = port_mut(daemon, awaited.nic)
-    {
-        port.waiters += 1;
-        port.opener = awaited.work.or(port.opener);
-    }
-    resumes.into_iter().for_each(|before| end_wait(daemon, before));
-    awaited
-}
-
-/// A request does not wait any more.
-pub(crate) fn end_wait(daemon: &mut Daemon, awaited: Awaited) {
-    if let Some(port) = port_mut(daemon, awaited.nic) {
-        port.waiters = port.waiters.saturating_sub(1);
-        port.opener.take_if(|opener| awaited.work == Some(*opener));
-        daemon.nics.work.check_later(awaited.nic);
     }
 }
 
@@ -156,39 +124,30 @@ pub(super) fn any_is_away(daemon: &Daemon, netns: u64) -> bool {
     daemon.registry.all::<NicPort>().any(|port| port.key.netns == netns && port.here().is_none())
 }
 
-/// Has a thread open the sockets that a session on these rings needs, unless they are open, or the daemon itself opens
-/// the session.
-pub(crate) fn open_queues(
-    daemon: &mut Daemon,
-    at: &EndpointKey,
-    selection: &RingSelection,
-    caller: &Caller,
-) -> Result<(), Refusal> {
-    let key = match &at.port {
-        PortKey::Nic(key) => *key,
+/// The interface whose sockets serve a port; `None`: there is none.
+pub(super) fn behind(daemon: &Daemon, at: &EndpointKey) -> Option<NicKey> {
+    match &at.port {
+        PortKey::Nic(key) => Some(*key),
         // Its rings have the numbers of the interface's.
-        PortKey::Mediated(_) if at.index == 0 => match daemon.registry.get::<Mediated>(&at.port) {
-            Some(port) => port.nic(),
-            None => return Ok(()),
-        },
-        _ => return Ok(()),
-    };
-    let Some(port) = port_mut(daemon, key) else { return Ok(()) };
-    let Some(nic) = port.here() else { return is_away(daemon, key) };
-    if nic.has_open(selection) || caller.peer.pid == process::pid() {
-        return Ok(());
+        PortKey::Mediated(_) if at.index == 0 => daemon.registry.get::<Mediated>(&at.port).map(Mediated::nic),
+        _ => None,
     }
-    let begun = caller.resumes.and_then(|awaited| awaited.work);
-    if let Some((_, refusal)) = port.failed.take_if(|(number, _)| Some(*number) == begun) {
-        return Err(refusal);
-    }
-    match start(daemon, key, Work::Open(selection.clone())) {
-        None => Ok(()),
-        Some(number) => {
-            daemon.nics.work.awaited.set(Some(Awaited { nic: key, work: Some(number), rounds: 0 }));
-            refuse_away()
-        }
-    }
+}
+
+/// The interface whose sockets serve a port, while a thread has it.
+pub(crate) fn away_behind(daemon: &Daemon, at: &EndpointKey) -> Option<NicKey> {
+    let is_away =
+        |nic: &NicKey| daemon.registry.get::<NicPort>(&PortKey::Nic(*nic)).is_some_and(|port| port.here().is_none());
+    behind(daemon, at).filter(is_away)
+}
+
+/// Has a thread open the sockets that a session on these rings needs; returns the interface and the number of the work.
+/// `None`: they are open, or no thread can.
+pub(crate) fn begin_to_open(daemon: &mut Daemon, at: &EndpointKey, selection: &RingSelection) -> Option<(NicKey, u64)> {
+    let key = behind(daemon, at)?;
+    let nic = daemon.registry.nic(&PortKey::Nic(key)).filter(|nic| !nic.has_open(selection))?;
+    let key = nic.key;
+    Some((key, start(daemon, key, Work::Open(selection.clone()))?))
 }
 
 /// Returns what a thread has done.
@@ -212,6 +171,7 @@ pub(super) fn read_links(daemon: &Daemon, netns: &Arc<Netns>) -> bool {
 /// Has a thread do work; returns its number, or `None` if no thread can.
 pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<u64> {
     let (sender, number) = (daemon.nics.work.sender()?, daemon.nics.work.last + 1);
+    let is_open = matches!(work, Work::Open(_));
     let (give, take) = sync_channel::<Box<Nic>>(1);
     let run = move || {
         let Ok(mut nic) = take.recv() else { return };
@@ -223,7 +183,7 @@ pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<u64>
         tracing::warn!("no thread opens or closes an interface, so all requests wait for it: {e}");
         return None;
     }
-    let nic = port_mut(daemon, key)?.send_away()?;
+    let nic = port_mut(daemon, key)?.send_away(is_open)?;
     daemon.nics.work.last = number;
     give.send(nic).ok()?;
     Some(number)

@@ -65,16 +65,16 @@ use queue::{OpenQueue, socket_position};
 use queue_count::QueueCounts;
 use relay::Relay;
 use settings::StoredFilter;
+pub(crate) use surveyed::NicKey;
 
-pub(crate) use crate::awaited::NicKey;
 pub(crate) use filter::answer_request;
 pub(super) use header::{end_own_header, refuse_header};
 pub(crate) use header::{header, set_header};
-pub(super) use kernel_work::open_queues;
+pub(crate) use kernel_work::{away_behind, begin_to_open};
 pub(crate) use lookup::{find_link, may_have_interfaces};
 pub(crate) use open::{
-    ALL_NAMESPACES, NicState, admitted, admitted_interface, create_for_daemon, find, find_or_create, in_use,
-    links_changed, new_shape, no_such_interface, not_free, unwatch_if_unused, usage_for_daemon, watch,
+    ALL_NAMESPACES, NicState, admitted, admitted_interface, check_still_given, create_for_daemon, find, find_or_create,
+    in_use, links_changed, new_shape, no_such_interface, unwatch_if_unused, usage_for_daemon, watch,
 };
 pub(super) use open::{check_default_route, header_of_link};
 pub(crate) use port::NicPort;

@@ -13,9 +13,9 @@ use unetmap_sys::netns::Netns;
 
 use super::abandoned::AbandonedNamespaces;
 use super::heartbeat::Heartbeat;
-use super::kernel_work::{self, KernelWork, Work, any_is_away};
+use super::kernel_work::{self, KernelWork, any_is_away};
 use super::lookup::{denied, find_link, find_link_for, may_have_interfaces};
-use super::port::is_away;
+use super::port::refuse_away;
 use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
 use super::survey::Surveys;
@@ -171,6 +171,15 @@ pub(crate) fn admitted(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
     Ok((link, access))
 }
 
+/// Refuses a port of an interface that the policy does not give to the caller any more, after an open has waited.
+pub(crate) fn check_still_given(daemon: &mut Daemon, at: &EndpointKey, caller: &Caller) -> Result<(), Refusal> {
+    let nic = kernel_work::behind(daemon, at).and_then(|nic| daemon.registry.nic(&PortKey::Nic(nic)));
+    let Some(name) = nic.map(|nic| nic.name.clone()) else { return no_such_interface() };
+    let is_direct = matches!(at.port, PortKey::Nic(_));
+    let access = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &name));
+    if access.is_some_and(|access| !is_direct || access == Access::Direct) { Ok(()) } else { denied(caller) }
+}
+
 /// Returns the header of the packets of an interface: 0, 10 or 12 bytes.
 pub(in crate::ports) fn header_of_link(daemon: &mut Daemon, link: &Link, caller: &Caller) -> u8 {
     daemon.nics.settings.header_of(caller.netns_id(), link.index, caller.peer.uid)
@@ -198,8 +207,7 @@ fn find_or_create_direct(
     let scope = daemon.interface_scope(caller);
     if let Some(nic) = find(daemon, caller.netns_id(), link.index)? {
         if nic.scope != scope {
-            let key = nic.key;
-            return not_free(daemon, key);
+            return in_use(daemon, nic);
         }
         daemon.registry.regions.check_number("interface", nic.region, request.nr_mem_id)?;
         return Ok(PortKey::Nic(nic.key).into());
@@ -234,39 +242,11 @@ fn find_or_create_mediated(
         daemon.region_by_number(request.nr_mem_id, caller)?;
     }
     let Some(nic) = find(daemon, caller.netns_id(), link.index)? else {
-        return mediated::create(daemon, (link, None), request, caller);
+        return mediated::create(daemon, link, request, caller);
     };
-    let key = nic.key;
-    match mediated::find(daemon, key, daemon.interface_scope(caller)) {
+    match mediated::find(daemon, nic.key, daemon.interface_scope(caller)) {
         Some(port) => Ok(PortKey::Mediated(port.key()).into()),
-        None if is_opened_for(daemon, key, caller) => mediated::create(daemon, (link, Some(key)), request, caller),
-        None => not_free(daemon, key),
-    }
-}
-
-/// Whether an interface was opened by an earlier part of this caller's request, and is not in use yet.
-fn is_opened_for(daemon: &Daemon, key: NicKey, caller: &Caller) -> bool {
-    let port = daemon.registry.get::<NicPort>(&PortKey::Nic(key));
-    is_free(daemon, key) && port.is_some_and(|port| port.scope.uid == DAEMON_UID && port.opened_for == caller.peer.uid)
-}
-
-/// Whether nobody has an interface open.
-fn is_free(daemon: &Daemon, key: NicKey) -> bool {
-    !daemon.registry.is_open(&PortKey::Nic(key))
-        && !daemon.registry.all::<Mediated>().any(|port| port.nic() == key)
-        && attach_requests::port_of(&daemon.registry, key).is_none()
-}
-
-/// Refuses an interface that someone else has, or waits for. One that was opened for a request that has ended is closed
-/// first, and the request waits.
-pub(crate) fn not_free<T>(daemon: &mut Daemon, key: NicKey) -> Result<T, Refusal> {
-    let has_opener = kernel_work::port_mut(daemon, key).is_some_and(|port| port.opener.is_some());
-    if !has_opener && is_free(daemon, key) && kernel_work::start(daemon, key, Work::Close).is_some() {
-        return is_away(daemon, key);
-    }
-    match daemon.registry.nic(&PortKey::Nic(key)) {
-        Some(nic) => in_use(daemon, nic),
-        None => no_such_interface(),
+        None => in_use(daemon, nic),
     }
 }
 
@@ -326,15 +306,20 @@ fn create(
     Ok(key)
 }
 
-/// Returns the interface, if it is open. While it is away, the request waits.
-pub(crate) fn find(daemon: &Daemon, netns: u64, index: u32) -> Result<Option<&Nic>, Refusal> {
-    let mut ports = daemon.registry.all::<NicPort>();
+fn find_port(daemon: &Daemon, netns: u64, index: u32) -> Option<&NicPort> {
     let is_it =
         |port: &&NicPort| (port.key.netns, port.key.index) == (netns, index) && port.here().is_none_or(|nic| !nic.gone);
-    match ports.find(is_it) {
-        None => Ok(None),
-        Some(port) => port.here().map_or_else(|| is_away(daemon, port.key), |nic| Ok(Some(nic))),
-    }
+    daemon.registry.all::<NicPort>().find(is_it)
+}
+
+/// Returns the interface, if it is open. Requests wait before they look for one that is away.
+pub(crate) fn find(daemon: &Daemon, netns: u64, index: u32) -> Result<Option<&Nic>, Refusal> {
+    find_port(daemon, netns, index).map(|port| port.here().map_or_else(refuse_away, Ok)).transpose()
+}
+
+/// Returns the interface, if a thread has it.
+pub(super) fn find_away(daemon: &Daemon, netns: u64, index: u32) -> Option<NicKey> {
+    find_port(daemon, netns, index).filter(|port| port.here().is_none()).map(|port| port.key)
 }
 
 /// Releases an interface that nobody uses and of which nothing is open.

@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use unetmap_core::control::binding::BoundRing;
 use unetmap_core::errno::EAGAIN;
 
-use super::{Nic, NicKey, other_usage, unwatch_if_unused};
-use crate::awaited::Awaited;
+use super::{Nic, NicKey, no_such_interface, other_usage, unwatch_if_unused};
 use crate::budget::Amounts;
 use crate::descriptors::Outgoing;
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
@@ -31,13 +30,6 @@ pub(crate) struct NicPort {
     /// The user for whom it was opened.
     pub(super) opened_for: u32,
     state: State,
-    /// Requests that wait for it, or are answered again after they did: until then nothing that they may need is
-    /// closed.
-    pub(super) waiters: u32,
-    /// The work that was begun for a request that has not ended: others' are refused meanwhile.
-    pub(super) opener: Option<u64>,
-    /// The work that failed last, and why.
-    pub(super) failed: Option<(u64, Refusal)>,
 }
 
 enum State {
@@ -53,14 +45,11 @@ struct Away {
     unbound: Vec<RingSelection>,
     /// Holder IDs of processes that exited meanwhile.
     exited: Mutex<Vec<u32>>,
+    /// Whether sockets are being opened.
+    is_open: bool,
 }
 
-/// Refuses what concerns an interface that is away: the request waits.
-pub(super) fn is_away<T>(daemon: &Daemon, nic: NicKey) -> Result<T, Refusal> {
-    daemon.nics.work.awaited.set(Some(Awaited { nic, work: None, rounds: 0 }));
-    refuse_away()
-}
-
+/// Refuses what concerns an interface that is away.
 pub(super) fn refuse_away<T>() -> Result<T, Refusal> {
     refuse(EAGAIN, "the interface is being opened or closed for another session: try again")
 }
@@ -69,17 +58,7 @@ impl NicPort {
     /// The interface that user `opened_for` opens; `sent` is the page of its transmitted frames.
     pub(super) fn new(nic: Nic, sent: (OwnedFd, usize), opened_for: u32) -> NicPort {
         let (key, scope, region) = (nic.key, nic.scope, nic.region);
-        NicPort {
-            key,
-            scope,
-            region,
-            sent,
-            opened_for,
-            state: State::Here(Box::new(nic)),
-            waiters: 0,
-            opener: None,
-            failed: None,
-        }
+        NicPort { key, scope, region, sent, opened_for, state: State::Here(Box::new(nic)) }
     }
 
     /// The interface; `None` while it is away.
@@ -90,9 +69,9 @@ impl NicPort {
         }
     }
 
-    /// Whether a thread opens sockets of it for a request.
+    /// Whether a thread opens sockets of it.
     pub(crate) fn is_being_opened(&self) -> bool {
-        self.here().is_none() && self.opener.is_some()
+        matches!(&self.state, State::Away(away) if away.is_open)
     }
 
     /// The same, mutable.
@@ -103,11 +82,11 @@ impl NicPort {
         }
     }
 
-    /// Hands the interface over; `None` if it is away already.
-    pub(super) fn send_away(&mut self) -> Option<Box<Nic>> {
+    /// Hands the interface over, to have sockets opened or for another reason; `None` if it is away already.
+    pub(super) fn send_away(&mut self, is_open: bool) -> Option<Box<Nic>> {
         let nic = self.here()?;
         let (endpoint, name) = (nic.endpoint.clone(), nic.name.clone());
-        let away = Away { endpoint, name, unbound: Vec::new(), exited: Mutex::default() };
+        let away = Away { endpoint, name, unbound: Vec::new(), exited: Mutex::default(), is_open };
         match mem::replace(&mut self.state, State::Away(away)) {
             State::Here(nic) => Some(nic),
             State::Away(_) => None,
@@ -185,7 +164,12 @@ impl Port for NicPort {
 
     /// Opens what no thread has opened: for sessions of the daemon's own.
     fn prepare(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
-        self.here_mut().map_or_else(refuse_away, |nic| nic.open_or_close(selection))
+        match self.here_mut() {
+            None => refuse_away(),
+            // While the open waited.
+            Some(nic) if nic.gone => no_such_interface(),
+            Some(nic) => nic.open_or_close(selection),
+        }
     }
 
     fn bind(&mut self, _index: usize, selection: &RingSelection) {
@@ -199,12 +183,12 @@ impl Port for NicPort {
 
     fn describe_ring<'a>(
         &'a self,
-        daemon: &Daemon,
+        _daemon: &Daemon,
         _index: usize,
         ring: &'a PortRing,
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
-        self.here().map_or_else(|| is_away(daemon, self.key), |nic| nic.describe_ring(ring, bound_ring))
+        self.here().map_or_else(refuse_away, |nic| nic.describe_ring(ring, bound_ring))
     }
 
     /// The sockets are closed afterwards, by a thread.
@@ -215,10 +199,9 @@ impl Port for NicPort {
         }
     }
 
-    /// If nothing of it is open, and no request waits for why that is so.
+    /// If nothing of it is open.
     fn is_releasable(&self, _daemon: &Daemon) -> bool {
-        let is_known = self.waiters == 0 || self.failed.is_none();
-        is_known && self.here().is_some_and(|nic| !nic.has_unneeded())
+        self.here().is_some_and(|nic| !nic.has_unneeded())
     }
 
     fn release(self: Box<Self>, daemon: &mut Daemon) -> Vec<Endpoint> {

@@ -16,9 +16,9 @@ use crate::refusal::Refusal;
 /// What threads have done.
 #[derive(Default)]
 pub(crate) struct Back {
-    /// Interfaces: requests that wait for them are to be answered again.
-    pub(crate) nics: Vec<NicKey>,
-    /// What was read for the message of a connection.
+    /// Interfaces, with the numbers and the results of the work.
+    pub(crate) nics: Vec<(NicKey, u64, Result<(), Refusal>)>,
+    /// What was read for requests of these numbers.
     pub(crate) surveys: Vec<(u64, Arc<Survey>)>,
 }
 
@@ -27,28 +27,29 @@ pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
     let mut back = Back::default();
     while let Some(done) = next_done(daemon) {
         match done {
-            Done::Interface { nic, number, result } => back.nics.extend(take_back_nic(daemon, nic, (number, result))),
+            Done::Interface { nic, number, result } => {
+                back.nics.extend(take_back_nic(daemon, nic).map(|key| (key, number, result)));
+            }
             Done::Links { netns, links: Ok(links) } => compare_links(daemon, netns, &links),
             Done::Links { links: Err(e), .. } => tracing::warn!("changes of interfaces were missed: {e}"),
             Done::Namespaces { asked, used } => {
                 let gone = abandoned::answered(daemon, asked, used);
                 gone.into_iter().for_each(|(netns, index)| link_gone(daemon, netns, index));
             }
-            Done::Survey { uid, connection, survey } => {
+            Done::Survey { uid, number, survey } => {
                 survey::ended(daemon, uid);
-                back.surveys.push((connection, Arc::from(survey)));
+                back.surveys.push((number, Arc::from(survey)));
             }
         }
     }
-    back.nics.iter().for_each(|key| handle_deferred_events(daemon, key.netns));
+    back.nics.iter().for_each(|(key, ..)| handle_deferred_events(daemon, key.netns));
     back
 }
 
-/// Takes back an interface, with the number and the result of the work.
-fn take_back_nic(daemon: &mut Daemon, nic: Box<Nic>, (number, result): (u64, Result<(), Refusal>)) -> Option<NicKey> {
+/// Takes back an interface.
+fn take_back_nic(daemon: &mut Daemon, nic: Box<Nic>) -> Option<NicKey> {
     let key = nic.key;
     let port = port_mut(daemon, key)?;
-    port.failed = result.err().map(|refusal| (number, refusal));
     let some_closed = port.take_back(nic);
     let is_closed = !port.endpoints().iter().any(|endpoint| endpoint.in_use());
     let at = EndpointKey::from(PortKey::Nic(key));
@@ -72,9 +73,8 @@ fn take_back_nic(daemon: &mut Daemon, nic: Box<Nic>, (number, result): (u64, Res
 /// handled.
 pub(crate) fn close_unneeded(daemon: &mut Daemon) {
     for key in mem::take(&mut daemon.nics.work.unneeded) {
-        // One that is away, or waited for, is looked at again afterwards.
-        let Some(port) = port_mut(daemon, key).filter(|port| port.waiters == 0) else { continue };
-        let Some(nic) = port.here() else { continue };
+        // One that is away is looked at again afterwards.
+        let Some(nic) = daemon.registry.nic(&PortKey::Nic(key)) else { continue };
         if nic.has_unneeded() && start(daemon, key, Work::Close).is_none() {
             daemon.registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::close_unused_sockets);
         }

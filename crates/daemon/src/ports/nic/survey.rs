@@ -14,22 +14,25 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use unetmap_abi::{NETMAP_REQ_VALE_LIST, NmreqHeader, PortKind};
-use unetmap_core::control::{ControlRequest, Kind, NetmapRequest, NicRequest};
+use unetmap_abi::{NETMAP_REQ_VALE_ATTACH, NETMAP_REQ_VALE_LIST, PortKind};
+use unetmap_core::control::NetmapRequest;
 use unetmap_sys::link::{Channels, DriverInfo, Link, XdpFeatures};
 use unetmap_sys::netns::Netns;
-use zerocopy::FromBytes as _;
 
 use super::interface_tx_dropped;
 use super::kernel_work::Done;
 use super::lookup::may_have_interfaces;
-use super::surveyed::Survey;
+use super::open::find_away;
+use super::port::refuse_away;
+use super::surveyed::{NicKey, Survey, Wanted};
 use crate::broker;
 use crate::caller::Caller;
+use crate::needs::{Got, Needs};
 use crate::ports::{Daemon, parse_port_name};
 use crate::privileged;
+use crate::refusal::Refusal;
 use crate::threads;
-use crate::tuning::nic::MAX_SURVEYS;
+use crate::tuning::nic::{MAX_ROUNDS, MAX_SURVEYS};
 
 /// That there is no such interface.
 fn absent(name: String) -> Survey {
@@ -85,47 +88,66 @@ impl Caller {
     }
 }
 
-/// A survey that is to be made for a connection.
-struct Wanted {
-    uid: u32,
-    connection: u64,
-    netns: Arc<Netns>,
-    name: String,
-}
-
 /// The surveys.
 #[derive(Default)]
 pub(crate) struct Surveys {
     /// Users for whom one is being made.
     users: BTreeSet<u32>,
-    waiting: VecDeque<Wanted>,
+    /// With the numbers of the requests that need them.
+    waiting: VecDeque<(u64, Wanted)>,
 }
 
-/// Whether a message waits for a survey.
-pub(crate) enum Begun {
-    /// It is not about an interface.
-    Unneeded,
-    /// It is known already.
-    Known(Arc<Survey>),
-    /// The connection's message is to be answered when it is done.
-    Waits,
+/// An interface that a request names.
+pub(crate) struct Named {
+    name: String,
+    /// Whether the request is about its port, too, which must be here.
+    is_port: bool,
 }
 
-/// Begins to read what the message of a caller, on this connection, needs.
-pub(crate) fn begin(daemon: &mut Daemon, message: (Kind, &[u8]), caller: &Caller, connection: u64) -> Begun {
-    if daemon.admission.policy.is_none() || daemon.nics.work.sender().is_none() {
-        return Begun::Unneeded;
-    }
-    let Some(name) = interface_of(message).filter(|_| matches!(may_have_interfaces(daemon, caller), Ok(true))) else {
-        return Begun::Unneeded;
+/// Returns the first need of a request that names an interface, or gives the caller what is known of it.
+pub(crate) fn first_need<S>(
+    daemon: &mut Daemon,
+    named: Option<Named>,
+    caller: &mut Caller,
+    got: Got<S>,
+) -> Result<Option<Needs<S>>, Refusal> {
+    let rounds = match got {
+        Got::Survey(survey, rounds) => {
+            caller.survey = Some(survey);
+            rounds
+        }
+        Got::Interface(rounds) => rounds,
+        _ => 0,
     };
-    if caller.lacks_interface(&name) {
-        return Begun::Known(Arc::new(absent(name)));
+    let is_divided = daemon.admission.policy.is_some() && daemon.nics.work.sender().is_some();
+    let named = named.filter(|_| is_divided && matches!(may_have_interfaces(daemon, caller), Ok(true)));
+    let Some(Named { name, is_port }) = named else { return Ok(None) };
+    if caller.survey.is_none() {
+        if caller.lacks_interface(&name) {
+            caller.survey = Some(Arc::new(absent(name)));
+            return Ok(None);
+        }
+        let wanted = |netns| Needs::Survey(Wanted { uid: caller.peer.uid, netns, name }, rounds);
+        return Ok(caller.netns().cloned().map(wanted));
     }
-    let Some(netns) = caller.netns().cloned() else { return Begun::Unneeded };
-    daemon.nics.surveys.waiting.push_back(Wanted { uid: caller.peer.uid, connection, netns, name });
+    let link = caller.surveyed_link(&name).flatten().filter(|_| is_port);
+    let away = link.and_then(|link| find_away(daemon, caller.netns_id(), link.index));
+    if away.is_some() {
+        // It grows old.
+        caller.survey = None;
+    }
+    away.map(|nic| wait_for(nic, rounds)).transpose()
+}
+
+/// Has a request wait for an interface, unless it has waited so often that others always were faster.
+pub(crate) fn wait_for<S>(nic: NicKey, rounds: u32) -> Result<Needs<S>, Refusal> {
+    if rounds < MAX_ROUNDS { Ok(Needs::Interface(nic, rounds + 1)) } else { refuse_away() }
+}
+
+/// Has a thread read what request `number` needs.
+pub(crate) fn begin(daemon: &mut Daemon, number: u64, wanted: Wanted) {
+    daemon.nics.surveys.waiting.push_back((number, wanted));
     start_some(daemon);
-    Begun::Waits
 }
 
 /// A survey for this user is done: others can be made.
@@ -134,40 +156,70 @@ pub(super) fn ended(daemon: &mut Daemon, uid: u32) {
     start_some(daemon);
 }
 
-/// A connection does not wait any more.
-pub(crate) fn forget(daemon: &mut Daemon, connection: u64) {
-    daemon.nics.surveys.waiting.retain(|wanted| wanted.connection != connection);
+/// A request does not wait any more.
+pub(crate) fn forget(daemon: &mut Daemon, number: u64) {
+    daemon.nics.surveys.waiting.retain(|(of, _)| *of != number);
 }
 
-/// The interface that a message may be about.
-fn interface_of((kind, payload): (Kind, &[u8])) -> Option<String> {
-    if kind == NicRequest::KIND {
-        return NicRequest::decode(payload).ok().map(|request| request.interface);
+impl Named {
+    /// The interface of this name, and its port.
+    pub(crate) fn port(name: String) -> Named {
+        Named { name, is_port: true }
     }
-    let (header, _) = NmreqHeader::read_from_prefix(payload).ok().filter(|_| kind == NetmapRequest::KIND)?;
-    let end = header.nr_name.iter().position(|&byte| byte == 0)?;
-    let spec = parse_port_name(std::str::from_utf8(&header.nr_name[..end]).ok()?).ok()?;
-    let is_listing = header.nr_reqtype == NETMAP_REQ_VALE_LIST;
-    (spec.kind == PortKind::Netmap && !is_listing).then_some(spec.parent)
+
+    /// The interface that a netmap request may be about. Ports that are attached to a switch have its name, too.
+    pub(crate) fn of_request(request: &NetmapRequest) -> Option<Named> {
+        let name = request.name()?;
+        let number = request.header.nr_reqtype;
+        if number == NETMAP_REQ_VALE_ATTACH {
+            return Some(Named::port(name.split_once(':')?.1.into()));
+        }
+        let spec = parse_port_name(name).ok()?;
+        let is_its = spec.kind == PortKind::Netmap && number != NETMAP_REQ_VALE_LIST;
+        is_its.then(|| Named { is_port: spec.pipe.is_none(), name: spec.parent })
+    }
 }
 
 /// Starts threads for those that wait, as far as may be.
 fn start_some(daemon: &mut Daemon) {
     while daemon.nics.surveys.users.len() < MAX_SURVEYS {
         let Surveys { users, waiting } = &mut daemon.nics.surveys;
-        let Some(at) = waiting.iter().position(|wanted| !users.contains(&wanted.uid)) else { return };
-        let Some(Wanted { uid, connection, netns, name }) = waiting.remove(at) else { return };
+        let Some(at) = waiting.iter().position(|(_, wanted)| !users.contains(&wanted.uid)) else { return };
+        let Some((number, Wanted { uid, netns, name })) = waiting.remove(at) else { return };
         let Some(sender) = daemon.nics.work.sender() else { return };
         let again = (sender.clone(), netns.clone(), name.clone());
         let work = move || {
             let survey = broker::beside_control(|| Box::new(read(&netns, name)));
-            sender.send(Done::Survey { uid, connection, survey });
+            sender.send(Done::Survey { uid, number, survey });
         };
         daemon.nics.surveys.users.insert(uid);
         if let Err(e) = threads::start("survey", work) {
             tracing::warn!("no thread reads about an interface, so all requests wait for it: {e}");
             let (sender, netns, name) = again;
-            sender.send(Done::Survey { uid, connection, survey: Box::new(read(&netns, name)) });
+            sender.send(Done::Survey { uid, number, survey: Box::new(read(&netns, name)) });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use unetmap_core::errno::EAGAIN;
+
+    use super::*;
+
+    #[test]
+    fn a_request_waits_for_an_interface_so_often_only() {
+        let (nic, mut rounds) = (NicKey { netns: 1, index: 2, serial: 3 }, 0);
+        let refusal = loop {
+            match wait_for::<()>(nic, rounds) {
+                Ok(Needs::Interface(of, again)) => {
+                    assert_eq!((of, again), (nic, rounds + 1));
+                    rounds = again;
+                }
+                Ok(_) => panic!("it needs the interface"),
+                Err(refusal) => break refusal,
+            }
+        };
+        assert_eq!((rounds, refusal.errno), (MAX_ROUNDS, EAGAIN));
     }
 }

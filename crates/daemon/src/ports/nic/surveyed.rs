@@ -1,7 +1,29 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What was read about an interface for a request (`survey`).
+//! Interfaces as requests need them: what is asked about one, and what was read (`survey`).
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 use unetmap_sys::link::{Channels, DriverInfo, Link, XdpFeatures};
+use unetmap_sys::netns::Netns;
+
+/// Identifies an interface that is open.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub(crate) struct NicKey {
+    /// Its network namespace.
+    pub(crate) netns: u64,
+    pub(crate) index: u32,
+    /// Distinguishes it from an earlier interface of the same index.
+    pub(crate) serial: u64,
+}
+
+/// An interface that is to be read about, for a user.
+#[derive(Clone)]
+pub(crate) struct Wanted {
+    pub(super) uid: u32,
+    pub(super) netns: Arc<Netns>,
+    pub(super) name: String,
+}
 
 /// What was read for a request, and where.
 #[derive(Debug, Default)]

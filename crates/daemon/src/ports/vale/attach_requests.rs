@@ -80,8 +80,7 @@ fn open_interface(
         return refuse(EPERM, "you may not open this interface (the policy says who may: unetmap-policy(5))");
     }
     if let Some(nic) = nic::find(daemon, caller.netns_id(), link.index)? {
-        let key = nic.key;
-        return nic::not_free(daemon, key);
+        return nic::in_use(daemon, nic);
     }
     let shape = nic::new_shape(daemon, link, request, caller)?;
     nic::create_for_daemon(daemon, link, shape, caller).map(PortKey::Nic)

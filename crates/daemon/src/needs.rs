@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Waiting: what a request needs of other threads before it can go on. The control thread serves others meanwhile.
+//!
+//! ```text
+//! needs        provided by                                          the request has taken   and goes on
+//! Survey       a thread that reads about an interface               nothing                 with what was read
+//! Interface    the end of a thread's work on it for someone else    nothing                 from its start
+//! Sockets      a thread that opens them for this request            a port                  with the result
+//! Memory       a thread that makes it resident                      the memory              with the memory
+//! ```
+//! A request that waits is a value, `S`: it owns what it has taken, and gives it back if its client leaves.
+
+use std::sync::Arc;
+
+use crate::ports::nic::surveyed::{NicKey, Survey, Wanted};
+use crate::refusal::Refusal;
+use crate::region::Prepared;
+
+/// What a request needs. The number says how often one that has taken nothing has waited for an interface.
+pub(crate) enum Needs<S> {
+    Survey(Wanted, u32),
+    Interface(NicKey, u32),
+    /// The result of the work of this number; `None`: that the interface is here.
+    Sockets(NicKey, Option<u64>, S),
+    Memory(Option<Box<Prepared>>),
+}
+
+/// What a request goes on with.
+#[derive(Default)]
+pub(crate) enum Got<S> {
+    /// It begins.
+    #[default]
+    Nothing,
+    Survey(Arc<Survey>, u32),
+    Interface(u32),
+    Sockets(S, Result<(), Refusal>),
+    /// `None`: it is touched as the request uses it.
+    Memory(Option<Box<Prepared>>),
+}
+
+/// How far a request has come.
+pub(crate) enum Step<T, S> {
+    Done(T),
+    Needs(Needs<S>),
+}
