@@ -20,17 +20,17 @@ use unetmap_sys::eventfd;
 use unetmap_sys::log::Log;
 use unetmap_sys::socket::{self, FdSender};
 use unetmap_sys::thread::{set_time_slice, set_timer_slack};
+use unetmap_sys::wait::{EXACT_NAP, Pause, Wait};
 
 use crate::confinement::confine;
 use crate::features::OFFLOADS;
-use crate::idle::{Idle, Pause};
 use crate::memif;
 use crate::peers::Peers;
 use crate::placement::Placement;
 use crate::queue::Fault;
 use crate::transfer::{Guest, Moved, PORT_HEADER, Transfer};
 use crate::tuning::{
-    ANSWER_POLL, BUFFER_POLL, BUSY_LIMIT, BUSY_POLL, DRAIN_POLLS, IDLE_KICKS, MAX_SLEEP, NAP, POLLED_SLEEP, RETRY,
+    ANSWER_POLL, BUFFER_POLL, BUSY_LIMIT, BUSY_POLL, DRAIN_POLLS, IDLE_KICKS, MAX_SLEEP, POLLED_SLEEP, RETRY,
     ROUNDS_PER_MESSAGE_CHECK, RX_SLOTS, TIME_SLICE, TIMER_SLACK,
 };
 use crate::vring::Vring;
@@ -143,7 +143,7 @@ pub fn serve(config: &Config, stop: &AtomicBool, log: &Log) -> Result<(), String
     // Without it, a peer that polls all the time on this CPU keeps the process from running for milliseconds.
     let _ = set_time_slice(TIME_SLICE);
     set_timer_slack(TIMER_SLACK);
-    let (mut idle, mut placement, mut rounds) = (Idle::default(), Placement::new(), 0);
+    let (mut wait, mut placement, mut rounds) = (Wait::default(), Placement::new(), 0);
     while !stop.load(Relaxed) {
         if rounds == 0 {
             device.connect();
@@ -156,16 +156,16 @@ pub fn serve(config: &Config, stop: &AtomicBool, log: &Log) -> Result<(), String
         rounds -= 1;
         let round = device.round();
         if round.packets > 0 {
-            idle.moved(round.packets);
+            wait.moved(round.packets);
             placement.moved(round.packets, round.received);
             continue;
         }
         if round.is_port_full && device.yield_to_switch() {
             continue;
         }
-        match idle.next_pause() {
-            Pause::Poll => std::hint::spin_loop(),
-            Pause::Nap => std::thread::sleep(NAP),
+        match wait.next_pause() {
+            Pause::Spin => std::hint::spin_loop(),
+            Pause::Nap => std::thread::sleep(EXACT_NAP),
             Pause::Sleep => {
                 device.sleep(&round);
                 rounds = 0;

@@ -31,7 +31,6 @@ mod confinement;
 mod descriptors;
 mod device;
 mod features;
-mod idle;
 pub mod memif;
 mod peers;
 mod placement;

@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 use unetmap::Interest;
 use unetmap_sys::process::{cpus_allowed, run_on_cpus};
 use unetmap_sys::thread::{current_cpu, run_delay};
+use unetmap_sys::wait::STREAM;
 
-use crate::tuning::{PLACEMENT_INTERVAL, PLACEMENT_REST, PLACEMENT_STAY, PLACEMENT_WAIT_SHARE, STREAM};
+use crate::tuning::{PLACEMENT_INTERVAL, PLACEMENT_REST, PLACEMENT_STAY, PLACEMENT_WAIT_SHARE};
 
 /// Moves the calling thread.
 pub(crate) struct Placement {

@@ -30,15 +30,6 @@ pub(crate) const MAX_IN_FLIGHT_BYTES: u32 = 512 << 10;
 pub(crate) const ROUNDS_PER_MESSAGE_CHECK: u32 = 64;
 /// Most messages of a hypervisor that are carried out before packets are looked at again: more than a set-up has.
 pub(crate) const MESSAGES_AT_ONCE: u32 = 256;
-/// Idle time after which the process sleeps. About the cost of a sleep and a wake-up.
-pub(crate) const SPIN: Duration = Duration::from_micros(50);
-/// Pauses without polling after a time of polling in which nothing came.
-pub(crate) const PAUSES_PER_SPIN: u32 = 64;
-/// Packets between two pauses that are a stream.
-pub(crate) const STREAM: u64 = 64;
-/// A nap. It takes longer than that where the processor has to be woken for it, and a queue of a thousand packets takes
-/// 50 us at 20 Mpps.
-pub(crate) const NAP: Duration = Duration::from_micros(30);
 /// By how much a nap may be longer, so that the kernel can wake several tasks at once.
 pub(crate) const TIMER_SLACK: Duration = Duration::from_micros(1);
 /// Length of the process's turns on a shared CPU: shorter than those of other programs, 0.7 to 2.8 ms, and enough for

@@ -21,16 +21,6 @@ pub(crate) const BATCH_AHEAD: u32 = 256;
 
 // Waiting for packets or slots (`port::poll`).
 
-/// How long a wait polls before it sleeps. Microseconds; about the cost of one sleep and wake-up between two cores.
-pub(crate) const SPIN: Duration = Duration::from_micros(50);
-
-/// The same after a wait that ended with [`SMALL_BATCH`] slots or more, not from an interface. At least [`SPIN`]. A
-/// peer that serves several receivers on one CPU may have to wake one after the other, and serves nobody meanwhile.
-/// Measured with a switch thread that serves four receivers: wake-ups fell from 6,000 to 70 a second; with 1024 slots
-/// the rate rose from 12.9 to 16.3 Mpps, with 4096 slots from 13.1 to 15.7. Costs a program that receives bursts 150 us
-/// of polling.
-pub(crate) const STREAM_SPIN: Duration = Duration::from_micros(200);
-
 /// Polls between two readings of the clock. Together less than a microsecond, the resolution of `ring->ts`.
 pub(crate) const POLLS_PER_CLOCK: u32 = 8;
 
@@ -93,16 +83,6 @@ pub(crate) const LARGE_BATCH: u32 = 256;
 
 /// The longest delay, spin hints: about five microseconds.
 pub(crate) const MAX_COALESCING: u32 = 128;
-
-/// How long the receiver of a fast stream at an interface sleeps between two polls. On veth with 60-byte packets: 1.60
-/// Mpps with spinning, 1.85 to 1.95 with this sleep (decision 15).
-pub(crate) const NIC_SLEEP: Duration = Duration::from_micros(50);
-
-/// How long that sleep may take, nanoseconds: the kernel ends it up to 60 us late (decision 15).
-pub(crate) const NIC_SLEEP_MAX_NS: u64 = 110_000;
-
-/// Packets that must be expected during the sleep; with fewer it saves nothing. At most half of the rings' slots.
-pub(crate) const NIC_SLEEP_MIN_PACKETS: u64 = 32;
 
 // Checks that the daemon is alive (`port`).
 
@@ -200,5 +180,3 @@ pub(crate) const EXIT_LIMIT: Duration = Duration::from_millis(50);
 pub(crate) const FILL_CHUNK: usize = 64 << 10;
 
 const _: () = assert!(SMALL_BATCH < LARGE_BATCH && REPLY_BATCH < SMALL_BATCH);
-const _: () = assert!(SPIN.as_nanos() <= STREAM_SPIN.as_nanos());
-const _: () = assert!(NIC_SLEEP.as_nanos() < NIC_SLEEP_MAX_NS as u128);

@@ -5,8 +5,6 @@
 pub(crate) mod mediator {
     use std::time::Duration;
 
-    /// Time without packets after which a thread sleeps instead of polling.
-    pub(crate) const SPIN: Duration = Duration::from_micros(50);
     /// Longest sleep.
     pub(crate) const MAX_SLEEP: Duration = Duration::from_millis(500);
     /// Longest time that a thread which is stopped waits for the interface to send.
@@ -14,12 +12,6 @@ pub(crate) mod mediator {
     /// Slots moved at once: as many as the kernel sends in one call. Measured on veth, as a fraction of a direct
     /// sender's rate: 0.75 with 64, 0.84 with 256; forwarding 0.41 and 0.87.
     pub(crate) const BATCH: u32 = 256;
-    /// Sleep between polls of a fast stream.
-    pub(crate) const REST: Duration = Duration::from_micros(50);
-    /// How long that sleep may take in fact.
-    pub(crate) const REST_MAX: Duration = Duration::from_micros(110);
-    /// Packets that must be expected during the sleep.
-    pub(crate) const REST_MIN_PACKETS: u128 = 32;
     /// Sleeps that found a port ready although no packet could be moved, after which a thread pauses.
     pub(crate) const MAX_SPURIOUS: u32 = 3;
     /// Pause after a program set invalid ring pointers.

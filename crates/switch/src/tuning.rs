@@ -175,9 +175,6 @@ pub const PREFAULT_MAX_BUF: u32 = 4096;
 
 // --- The worker's loop ---
 
-/// Time that a worker polls without work before it sleeps. Not measured.
-pub const IDLE_POLL_TIME: Duration = Duration::from_micros(50);
-
 /// Sleep of a thread that has no descriptor or memory left to wait with.
 ///
 /// Bounds: it is the longest delay of a packet in that state.
@@ -234,21 +231,17 @@ pub const DOORBELL_AFTER_NS: u64 = 10_000_000;
 
 // --- Many senders ---
 
-/// Busy rings above which a worker sleeps by the clock after a short sleep.
+/// Busy rings above which a worker naps after a short sleep.
 ///
 /// Bounds: at least those of a few programs that exchange requests and replies: each of their packets would wait.
 /// Decision 72.
-pub const CLOCK_SLEEP_RINGS: usize = 8;
+pub const NAP_RINGS: usize = 8;
 
 /// A sleep is short if it ends sooner.
 ///
-/// Bounds: above [`CLOCK_SLEEP`] with the kernel's timer slack, so that the next one finds packets (decision 72).
+/// Bounds: above [`NAP`](unetmap_sys::wait::NAP) with the kernel's timer slack, so that the next one finds packets
+/// (decision 72).
 pub const SHORT_SLEEP: Duration = Duration::from_micros(200);
-
-/// Length of a sleep by the clock; the kernel adds its timer slack of 50 us.
-///
-/// Bounds: the longest delay of a packet; a ring of 1024 slots holds what arrives in it at 10 Mpps. Decision 72.
-pub const CLOCK_SLEEP: Duration = Duration::from_micros(50);
 
 // --- Scheduling policy ---
 

@@ -39,6 +39,7 @@ pub mod tcx;
 pub mod thread;
 pub mod tuning;
 pub mod user_memory;
+pub mod wait;
 pub mod xdp;
 pub mod xsk;
 

@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 
 use unetmap::abi::{NS_BUF_CHANGED, NS_MOREFRAG, PortSpec};
 use unetmap::{Interest, Port, Ring, SlotRef};
+pub use unetmap_sys::wait::Wait;
 
 use crate::port;
 
-/// Idle time after which the process sleeps. About the cost of a sleep and a wake-up.
-const SPIN: Duration = Duration::from_micros(50);
 /// Longest wait at the end for the receivers to release the forwarded packets.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// A program that has packets due wakes up so much earlier, and spins: a timer is late by the time that a sleeper takes
@@ -278,7 +277,7 @@ pub fn forward<M: Mover>(
     ports: &[&Port],
     stop: &AtomicBool,
 ) -> Result<(), String> {
-    let mut idle_since = None;
+    let mut wait = Wait::default();
     while !stop.load(Relaxed) {
         for port in ports {
             // Publishes sent packets, releases forwarded slots and receives new packets. Does not wait.
@@ -289,16 +288,15 @@ pub fn forward<M: Mover>(
             moved |= direction.forward()?;
         }
         if moved {
-            idle_since = None;
+            wait.restart();
             continue;
         }
-        let since = *idle_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < SPIN {
+        if wait.spins() {
             std::hint::spin_loop();
             continue;
         }
         sleep(directions, ports)?;
-        idle_since = None;
+        wait.restart();
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use tool_common::forward::Wait;
 use tool_common::rule::Rule;
 use tool_common::{Failure, link, note, port, stop_on_signals, wait_for_link};
 use unetmap::{Interest, Port};
@@ -20,8 +21,6 @@ use group::{Groups, Packet, Pipe};
 use options::{Cli, Config};
 use report::{Reporter, Totals};
 
-/// Idle time after which the process sleeps. About the cost of a sleep and a wake-up.
-const SPIN: Duration = Duration::from_micros(50);
 /// The shortest poll that is not a busy wait.
 const POLL_TIMEOUT: Duration = Duration::from_micros(1);
 /// Longest wait at the end for the readers to release the forwarded packets.
@@ -97,12 +96,12 @@ impl LoadBalancer {
         let mut reporters: Vec<Reporter> = Vec::new();
         reporters.extend(config.stdout.map(|period| Reporter::stdout(period, config.json)));
         reporters.extend(config.syslog.map(|period| Reporter::syslog(period, config.json)));
-        let (mut idle_since, mut rounds) = (None, 0);
+        let (mut wait, mut rounds) = (Wait::default(), 0);
         while !stop.load(Relaxed) {
             let moved = self.round(&config.steer)?;
             rounds += 1;
             if moved && rounds < ROUNDS_PER_CLOCK_READ {
-                idle_since = None;
+                wait.restart();
                 continue;
             }
             rounds = 0;
@@ -110,14 +109,13 @@ impl LoadBalancer {
             for reporter in &mut reporters {
                 reporter.tick(now, &|| Totals::of(self.received, &self.groups));
             }
-            let since = *idle_since.get_or_insert(now);
             if moved {
-                idle_since = None;
-            } else if config.busy_wait || now.saturating_duration_since(since) < SPIN {
+                wait.restart();
+            } else if config.busy_wait || wait.spins() {
                 std::hint::spin_loop();
             } else {
                 self.sleep()?;
-                idle_since = None;
+                wait.restart();
             }
         }
         Ok(())

@@ -17,15 +17,15 @@ use unetmap_abi::NR_NO_TX_POLL;
 use unetmap_sys::clock::{self, spin_hint};
 use unetmap_sys::event::{Epoll, PollFd, PollFlags, wait_readable};
 use unetmap_sys::futex;
+use unetmap_sys::wait::{NAP, SPIN, STREAM_SPIN, nap_pays};
 
 use crate::backend::{Rx, WakeupSource};
 use crate::error::Error;
 use crate::port::{Interest, Port, Ring, many_rings};
 use crate::sync::{Effort, WallTime};
 use crate::tuning::{
-    BUSY_RING_RETRY, LARGE_BATCH, MAX_COALESCING, NIC_SLEEP, NIC_SLEEP_MAX_NS, NIC_SLEEP_MIN_PACKETS, PEEKS_PER_POLL,
-    POLL_FDS_ON_STACK, POLLS_PER_CLOCK, REPLY_BATCH, SLEEP_LIMIT, SMALL_BATCH, SPIN, SPINS_BEFORE_YIELD, STREAM_SPIN,
-    YIELD_ACCEPTED,
+    BUSY_RING_RETRY, LARGE_BATCH, MAX_COALESCING, PEEKS_PER_POLL, POLL_FDS_ON_STACK, POLLS_PER_CLOCK, REPLY_BATCH,
+    SLEEP_LIMIT, SMALL_BATCH, SPINS_BEFORE_YIELD, YIELD_ACCEPTED,
 };
 
 /// Why a sleep ended.
@@ -181,15 +181,14 @@ impl Port {
     /// the ring could overflow.
     fn poll_after_sleep(&self, want: Interest) -> Result<Interest, Error> {
         if self.rx_coalescing.load(Relaxed) > 0 {
-            std::thread::sleep(NIC_SLEEP);
+            std::thread::sleep(NAP);
         }
         let ready = self.poll_once(want, None)?;
         let now = clock::now_ns();
-        let since = now.saturating_sub(self.last_poll.swap(now, Relaxed)).max(1);
+        let since = now.saturating_sub(self.last_poll.swap(now, Relaxed));
         let arrived: u64 = self.rx.iter().map(|ring| u64::from(ring.space())).sum();
         let room: u64 = self.rx.iter().map(|ring| u64::from(ring.num_slots())).sum();
-        let expected = arrived.saturating_mul(NIC_SLEEP_MAX_NS) / since;
-        self.rx_coalescing.store(u32::from((NIC_SLEEP_MIN_PACKETS..room / 2).contains(&expected)), Relaxed);
+        self.rx_coalescing.store(u32::from(nap_pays(arrived, since, room)), Relaxed);
         Ok(ready)
     }
 

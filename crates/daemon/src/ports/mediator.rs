@@ -26,6 +26,7 @@ use unetmap_core::errno::ENOMEM;
 use unetmap_core::{Error, InDaemon, Interest, Port, Ring};
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::wait::{NAP, Wait, nap_pays};
 use unetmap_sys::xsk::SocketRings;
 use unetmap_sys::{process, socket};
 
@@ -36,9 +37,7 @@ use crate::confinement::confine_packet_thread;
 use crate::refusal::{Refusal, refuse};
 use crate::thread_waits::wait_for_end;
 use crate::threads;
-use crate::tuning::mediator::{
-    BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS, REST, REST_MAX, REST_MIN_PACKETS, SPIN,
-};
+use crate::tuning::mediator::{BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS};
 use crate::tuning::thread_waits::RETIRED_POLL;
 use headers::HeaderConverter;
 pub(super) use headers::{LostPackets, SavedLost};
@@ -279,7 +278,7 @@ struct Mediation {
 impl Mediation {
     /// Moves packets in both directions until the thread is stopped, or either port ends.
     fn run(&mut self, control: &Control) {
-        let mut last_moved = Instant::now();
+        let (mut last_moved, mut wait) = (Instant::now(), Wait::default());
         let (all_cpus, mut current_cpu) = (process::cpus_allowed(), 0);
         let mut spurious = 0;
         while !control.stop.load(Ordering::Acquire) {
@@ -290,23 +289,26 @@ impl Mediation {
             }
             let polling = control.polling.load(Ordering::Acquire);
             let result = self.move_once().and_then(|moved| match moved {
-                Moved { out: 0, back: 0 } if !polling && last_moved.elapsed() >= SPIN => {
+                Moved { out: 0, back: 0 } if !polling && !wait.spins() => {
                     let slept = sleep(&self.program, &self.interface)?;
                     spurious = if slept { 0 } else { spurious + 1 };
                     Ok(moved)
                 }
                 moved => Ok(moved),
             });
+            if matches!(result, Ok(Moved { out, back }) if out + back > 0) {
+                wait.restart();
+            }
             match result {
                 Ok(Moved { out: 0, back }) if back > 0 => {
-                    if should_rest(back, last_moved.elapsed(), &self.interface) {
-                        std::thread::sleep(REST);
+                    if should_nap(back, last_moved.elapsed(), &self.interface) {
+                        std::thread::sleep(NAP);
                     }
                     last_moved = Instant::now();
                 }
                 Ok(Moved { out, .. }) if out > 0 => last_moved = Instant::now(),
                 // A packet of several slots waits for room or for its other slots, which no event reports.
-                Ok(_) if spurious > MAX_SPURIOUS => std::thread::sleep(REST),
+                Ok(_) if spurious > MAX_SPURIOUS => std::thread::sleep(NAP),
                 Ok(_) => (0..8).for_each(|_| spin_hint()),
                 Err(Error::BadPointers { .. }) => std::thread::sleep(BAD_POINTERS_PAUSE),
                 Err(e) => {
@@ -384,12 +386,11 @@ struct Moved {
     back: u32,
 }
 
-/// Whether to sleep before the interface is polled again, as the library does for a program: if packets arrive fast,
-/// but not so fast that the ring could overflow. `back` slots arrived in `time`.
-fn should_rest(back: u32, time: Duration, interface: &Port) -> bool {
-    let expected = u128::from(back) * REST_MAX.as_nanos() / time.as_nanos().max(1);
+/// Whether to nap before the interface is polled again, as the library does for a program. `back` slots arrived in
+/// `time`.
+fn should_nap(back: u32, time: Duration, interface: &Port) -> bool {
     let room = interface.rx_rings().first().map_or(0, Ring::num_slots);
-    back < BATCH && (REST_MIN_PACKETS..u128::from(room / 2)).contains(&expected)
+    back < BATCH && nap_pays(back.into(), time.as_nanos() as u64, room.into())
 }
 
 /// Copies as many packets as there are and as have room; returns the number of slots, and their bytes.

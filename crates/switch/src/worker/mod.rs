@@ -35,13 +35,13 @@ use unetmap_sys::clock::{now_ns, spin_hint};
 use unetmap_sys::event::{Epoll, EventFlags};
 use unetmap_sys::process;
 use unetmap_sys::thread::current_cpu;
+use unetmap_sys::wait::{NAP, Wait};
 
 use crate::backpressure::Backpressure;
 use crate::forward::DestinationLists;
 use crate::port::{PortTx, SwitchPort};
 use crate::tuning::{
-    BATCH_SLOTS, CLOCK_SLEEP, CLOCK_SLEEP_RINGS, EXTRA_PASSES, FALLBACK_SLEEP, FUTEX_WAIT_RINGS, IDLE_POLL_TIME,
-    PASSES_BEFORE_YIELD, SHORT_SLEEP,
+    BATCH_SLOTS, EXTRA_PASSES, FALLBACK_SLEEP, FUTEX_WAIT_RINGS, NAP_RINGS, PASSES_BEFORE_YIELD, SHORT_SLEEP,
 };
 
 mod batch;
@@ -79,31 +79,33 @@ pub fn run(mailbox: &Mailbox) {
 }
 
 fn work(worker: &mut Worker, applied: &mut u64, mailbox: &Mailbox) {
-    let mut idle_since = Instant::now();
+    let mut wait = Wait::default();
     loop {
         if mailbox.published.load(Acquire) != *applied && worker.apply_config(applied, mailbox) {
             return;
         }
         if (0..PASSES_BEFORE_YIELD).any(|_| worker.pass() > 0) || worker.poll_for_reply() {
-            idle_since = Instant::now();
+            wait.restart();
             continue;
         }
         if worker.backpressure.flush_wakeups() {
-            idle_since = Instant::now();
+            wait.restart();
             continue;
         }
-        if worker.clock_sleeps {
-            worker.sleep_by_clock();
-            idle_since = Instant::now();
+        if worker.naps {
+            worker.nap();
+            wait.restart();
             continue;
         }
+        // The time of a yield counts.
+        wait.spins();
         let outcome = worker.yield_to_client();
         match outcome {
-            Yield::Woken => idle_since = Instant::now(),
+            Yield::Woken => wait.restart(),
             Yield::NotNeeded => {
                 // Packets that arrive soon need not wait for a system call.
                 if worker.poll_longer() {
-                    idle_since = Instant::now();
+                    wait.restart();
                     continue;
                 }
                 // Programs other than clients may wait for this CPU.
@@ -111,14 +113,14 @@ fn work(worker: &mut Worker, applied: &mut u64, mailbox: &Mailbox) {
             }
             Yield::TimedOut | Yield::MustSleep => {}
         }
-        if matches!(outcome, Yield::MustSleep) || idle_since.elapsed() >= IDLE_POLL_TIME {
+        if matches!(outcome, Yield::MustSleep) || !wait.spins() {
             if let Err(e) = worker.sleep(mailbox)
                 && e.kind() != io::ErrorKind::Interrupted
             {
                 // No descriptor or memory is left to wait with; other programs may release some.
                 std::thread::sleep(FALLBACK_SLEEP);
             }
-            idle_since = Instant::now();
+            wait.restart();
         }
     }
 }
@@ -143,8 +145,8 @@ struct Worker {
     backpressure: Backpressure,
     sched: SchedBatch,
     poll_set: PollSet,
-    /// Many clients send now and then: the next sleep is one by the clock.
-    clock_sleeps: bool,
+    /// Many clients send now and then: the next sleep is a nap.
+    naps: bool,
     /// The ring that is being served.
     serving: Option<RingId>,
     switches: Arc<Vec<SwitchConfig>>,
@@ -170,7 +172,7 @@ impl Worker {
                 break config;
             }
         };
-        (self.doorbells, self.serving, self.clock_sleeps) = (None, None, false);
+        (self.doorbells, self.serving, self.naps) = (None, None, false);
         self.backpressure.flush_wakeups();
         self.backpressure.forget_ports();
         self.sched.reset();
@@ -312,12 +314,12 @@ impl Worker {
         }
     }
 
-    /// Sleeps by the clock, then polls all rings. The next sleep is of the same kind if any had slots.
-    fn sleep_by_clock(&mut self) {
+    /// Naps, then polls all rings. The next sleep is of the same kind if any had slots.
+    fn nap(&mut self) {
         self.full_ports.settle();
-        std::thread::sleep(CLOCK_SLEEP);
+        std::thread::sleep(NAP);
         self.poll_set.include_idle(true);
-        self.clock_sleeps = self.pass() > 0 && self.poll_set.busy() > CLOCK_SLEEP_RINGS;
+        self.naps = self.pass() > 0 && self.poll_set.busy() > NAP_RINGS;
     }
 
     /// Sleeps until a doorbell is notified.
@@ -334,7 +336,7 @@ impl Worker {
         // Rings with an armed doorbell keep their requests: they are polled only when it fires.
         let polled = self.poll_set.futex_waited().filter_map(|id| ring_of(&self.switches, id));
         polled.for_each(|(_, _, ring)| ring.withdraw_wakeup());
-        self.clock_sleeps = self.poll_set.busy() > CLOCK_SLEEP_RINGS && start.elapsed() < SHORT_SLEEP;
+        self.naps = self.poll_set.busy() > NAP_RINGS && start.elapsed() < SHORT_SLEEP;
         result
     }
 
