@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde_json::Value;
-use unetmap_core::control::vale::VlanMode;
+use unetmap::switch::VlanMode;
 
 use crate::fault::{Code, Fault};
 

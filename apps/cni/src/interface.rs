@@ -7,10 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use tool_common::host::link::{self, Link};
+use tool_common::host::netns::Netns;
 use unetmap::{Error, errno, switch};
-use unetmap_core::control::vale::{ValeAction, ValeRequest, VlanMode, send_request};
-use unetmap_sys::link::{self, Link};
-use unetmap_sys::netns::Netns;
 
 use crate::config::NetConf;
 use crate::fault::{Code, Fault};
@@ -155,7 +154,7 @@ fn by_name(name: &str) -> Result<Option<Link>, Fault> {
 fn configure(conf: &NetConf, (name, port): (&str, &str), assignment: &Assignment) -> Result<Link, Fault> {
     let of_switch = format!("{}:{port}", conf.switch);
     if let Some(mode) = conf.vlan_mode() {
-        set_vlan(&of_switch, Some(mode)).map_err(|e| Fault::refused(&of_switch, e))?;
+        switch::set_vlan(&of_switch, Some(mode)).map_err(|e| Fault::refused(&of_switch, e))?;
     }
     switch::attach(&of_switch, &switch::AttachOptions::default()).map_err(|e| Fault::refused(&of_switch, e))?;
     let mut commands = format!("link set dev {port} name {name}\nlink property add dev {name} altname {port}\n");
@@ -171,10 +170,6 @@ fn configure(conf: &NetConf, (name, port): (&str, &str), assignment: &Assignment
     by_name(name)?.ok_or_else(|| Fault::refused(name, "the interface is gone"))
 }
 
-fn set_vlan(port: &str, mode: Option<VlanMode>) -> Result<(), Error> {
-    send_request(&ValeRequest { name: port.into(), action: ValeAction::Vlan(mode) }).map(drop)
-}
-
 /// Removes a port whose interface, if there is one, is in this namespace.
 fn remove_here(switch: &str, port: &str) -> Result<(), Fault> {
     let of_switch = format!("{switch}:{port}");
@@ -182,7 +177,7 @@ fn remove_here(switch: &str, port: &str) -> Result<(), Fault> {
         Ok(_) | Err(Error::Refused { errno: errno::ENXIO | errno::ENOENT, .. }) => {}
         Err(e) => return Err(Fault::refused(&of_switch, e)),
     }
-    let _ = set_vlan(&of_switch, None);
+    let _ = switch::set_vlan(&of_switch, None);
     let Some(link) = by_name(port)? else { return Ok(()) };
     if switch::remove(&link.name).is_err() {
         // A program has it open.

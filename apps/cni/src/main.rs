@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     };
     let output = output.to_string();
     // Raw: escaped here.
-    match writeln!(std::io::stdout(), "{}", printable::text(&unetmap_core::without_codes(&output))) {
+    match writeln!(std::io::stdout(), "{}", printable::text(&tool_common::without_codes(&output))) {
         Ok(()) => status,
         Err(_) => ExitCode::FAILURE,
     }

@@ -15,7 +15,7 @@ use prost::Message as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use unetmap_sys::socket::{SocketFile, listen_for_streams};
+use tool_common::host::socket::{SocketFile, listen_for_streams};
 
 use crate::api::{DevicePluginOptions, RegisterRequest, VERSION};
 use crate::grpc::{self, CONTENT_TYPE, LIMIT};

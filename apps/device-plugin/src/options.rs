@@ -17,7 +17,7 @@ const MAX_DOMAIN: usize = 253;
 #[command(name = "unetmap-device-plugin", version = unetmap::version(), max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
     /// The daemon's socket. Its folder is what pods get, at the same path
-    #[arg(long, value_name = "PATH", env = "UNETMAP_SOCKET", default_value = unetmap_core::control::client::SYSTEM_SOCKET)]
+    #[arg(long, value_name = "PATH", env = "UNETMAP_SOCKET", default_value = unetmap::daemon::SYSTEM_SOCKET)]
     socket: PathBuf,
 
     /// The resource that pods request

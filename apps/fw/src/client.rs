@@ -65,7 +65,7 @@ const EVENTS_TIMEOUT: Duration = Duration::from_secs(1);
 /// # Errors
 /// The daemon's folder cannot be created, or belongs to another user.
 pub fn socket() -> Result<PathBuf, String> {
-    let daemon = unetmap_core::control::client::own_socket().map_err(|e| e.to_string())?;
+    let daemon = unetmap::daemon::own_socket().map_err(|e| e.to_string())?;
     Ok(daemon.with_file_name("unetmap-fw.sock"))
 }
 

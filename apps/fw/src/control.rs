@@ -19,9 +19,9 @@ use std::time::Duration;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
 use serde_json::{Value, json};
+use tool_common::host::socket::{SocketFile, listen_for_streams};
 use tool_common::note;
 use unetmap_filter::{Config, ProxyCounts, SharedTables};
-use unetmap_sys::socket::{SocketFile, listen_for_streams};
 
 use crate::events::Events;
 use crate::shared::{Shared, Totals};

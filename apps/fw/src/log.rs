@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+use tool_common::host::log::Bounds;
+use tool_common::host::place::{Identity, Place};
 use tool_common::note;
 use unetmap_capture::write::{self, CaptureInfo, Format};
 use unetmap_filter::{Direction, Family, HEADER_BYTES, Headers, proto};
-use unetmap_sys::log::Bounds;
-use unetmap_sys::place::{Identity, Place};
 
 use crate::events::Events;
 use crate::shared::LogEntry;

@@ -9,6 +9,7 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tool_common::forward::{Counts, Mover, copy_slot, count_all, move_all, swap_slot};
+use tool_common::host::memory::prefer_huge_pages;
 use unetmap::{Ring, SlotIter};
 use unetmap_filter::{
     Change, Direction, EXAMINED_PER_CALL, Effect, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared,
@@ -16,7 +17,6 @@ use unetmap_filter::{
 };
 use unetmap_shape::held::{PacketSlots, emit, slots_needed, store};
 use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
-use unetmap_sys::map::prefer_huge_pages;
 
 use crate::parsed::Parsed;
 use crate::shared::{LogEntry, Shared, Totals, add};

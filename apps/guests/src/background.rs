@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tool_common::host::event::{PollFd, PollFlags, wait_readable};
+use tool_common::host::log;
+use tool_common::host::log::MAX_SERVER_LOG;
+use tool_common::host::place::{Identity, Place};
+use tool_common::host::process;
 use tool_common::served::{Kind, Server, server_of};
 use unetmap::abi::printable::Shown;
-use unetmap_core::control::client::own_socket;
-use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::log;
-use unetmap_sys::place::{Identity, Place};
-use unetmap_sys::process;
-use unetmap_sys::tuning::log::MAX_SERVER_LOG;
+use unetmap::daemon::own_socket;
 
 use crate::LOG_MODE;
 use crate::memif::Spec;

@@ -13,11 +13,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tool_common::flag_on_hangup;
+use tool_common::host::log::MAX_SERVER_LOG;
+use tool_common::host::log::{self, Log, LogFile};
 use unetmap::abi::PortSpec;
 use unetmap::abi::printable::Shown;
-use unetmap_core::control::client::own_socket;
-use unetmap_sys::log::{self, Log, LogFile};
-use unetmap_sys::tuning::log::MAX_SERVER_LOG;
+use unetmap::daemon::own_socket;
 
 pub use background::{ServiceArgs, set};
 pub use memif::{MemifArgs, run as run_memif};

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use crate::{check_path, listen_error, port_name, server_log};
 use clap::{Args, Subcommand};
+use tool_common::host::process;
+use tool_common::host::socket::SocketFile;
 use tool_common::stop_on_signals;
-use unetmap_core::control::serves::{ServesRequest, Service};
-use unetmap_sys::process;
-use unetmap_sys::socket::SocketFile;
+use unetmap::serves::{ServesRequest, Service};
 use unetmap_vhost::memif::{self, BUFFER_BYTES, MAX_LOG2_RING, MAX_NAME, MAX_SECRET};
 use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Protocol, Socket, serve};
 

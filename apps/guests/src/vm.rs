@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use crate::{check_path, listen_error, port_name, server_log};
 use clap::{Args, Subcommand, ValueEnum};
+use tool_common::host::process;
+use tool_common::host::socket::{SocketFile, listen_for_streams};
 use tool_common::{Failure, stop_on_signals};
-use unetmap_core::control::serves::{ServesRequest, Service};
-use unetmap_sys::process;
-use unetmap_sys::socket::{SocketFile, listen_for_streams};
+use unetmap::serves::{ServesRequest, Service};
 use unetmap_vhost::{Config, MAX_QUEUE_PAIRS, Protocol, Socket, serve};
 
 /// The socket's permissions: its owner's hypervisors may connect, and root's.

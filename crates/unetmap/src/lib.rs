@@ -114,6 +114,9 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod daemon;
+pub mod guest;
+pub mod serves;
 pub mod switch;
 
 #[doc(inline)]

@@ -16,6 +16,8 @@
 //! ```
 
 use unetmap_core::abi::*;
+pub use unetmap_core::control::vale::{VlanMode, VlanSet};
+use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
 use unetmap_core::port::file::request;
 
 use crate::{Error, errno};
@@ -166,4 +168,23 @@ pub fn set_vnet_header(name: &str, bytes: u32) -> Result<(), Error> {
 /// The daemon's refusal, or no daemon answers and none could be started.
 pub fn vnet_header(name: &str) -> Result<u32, Error> {
     request(NETMAP_REQ_PORT_HDR_GET, name, &NmreqPortHdr::default()).map(|(_, reply)| reply.nr_hdr_len)
+}
+
+/// Sets the VLANs of the port `name`, which need not exist yet; `None`: it is in none, and frames pass as they are. The
+/// setting remains when the port is closed.
+///
+/// # Errors
+/// The daemon's refusal, or no daemon answers and none could be started.
+///
+/// ```
+/// use unetmap::switch::{self, VlanMode};
+///
+/// # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+/// let _port = unetmap::Port::open("vale7:a")?;
+/// switch::set_vlan("vale7:a", Some(VlanMode::Access(10)))?;
+/// switch::set_vlan("vale7:a", None)?;
+/// # Ok::<(), unetmap::Error>(())
+/// ```
+pub fn set_vlan(name: &str, mode: Option<VlanMode>) -> Result<(), Error> {
+    send_request(&ValeRequest { name: name.into(), action: ValeAction::Vlan(mode) }).map(drop)
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod forward;
+pub mod host;
 pub mod link;
 pub mod port;
 pub mod reply;
@@ -25,6 +26,7 @@ use clap::{Parser, ValueEnum as _};
 use clap_complete::Shell;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use unetmap::abi::printable;
+pub use unetmap_core::without_codes;
 
 /// Exit status of a wrong command line, the same as clap's.
 const WRONG_USAGE: u8 = 2;
@@ -227,7 +229,7 @@ pub fn print(text: &str) {
 /// Writes a line to standard error, of which characters that are not printable are escaped. Ignores failures, because
 /// there is nowhere left to report them.
 pub fn note(line: &str) {
-    let _ = writeln!(io::stderr(), "{}", printable::text(&unetmap_core::without_codes(line)));
+    let _ = writeln!(io::stderr(), "{}", printable::text(&without_codes(line)));
 }
 
 /// Writes a part of a line to standard error, as [`note`]: a question, or, after `\r`, a bar of progress.

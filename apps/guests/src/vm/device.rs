@@ -11,11 +11,11 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use tool_common::host::event::{PollFd, PollFlags, wait_readable};
+use tool_common::host::process;
+use tool_common::host::socket::{FdSender, listen_for_streams, peer, recv, send};
 use tool_common::stop_on_signals;
-use unetmap_core::port::device::{DevicePort, IVSHMEM_MEMORY, IVSHMEM_VERSION, LOOK_EVERY};
-use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::process;
-use unetmap_sys::socket::{FdSender, listen_for_streams, peer, recv, send};
+use unetmap::guest::{DevicePort, IVSHMEM_MEMORY, IVSHMEM_VERSION, LOOK_EVERY};
 use unetmap_vhost::{ANSWER_LIMIT, is_passing, why_unsent};
 
 use super::{Hypervisor, SOCKET_MODE};
