@@ -4,8 +4,8 @@
 use std::io;
 use std::path::Path;
 
-use unetmap_sys::log::Log;
-use unetmap_sys::sandbox::{self, Access};
+use tool_common::host::log::Log;
+use tool_common::host::sandbox::{self, Access};
 
 use crate::device::{Config, Socket};
 

@@ -11,16 +11,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use tool_common::host::event::{PollFd, PollFlags, wait_readable};
+use tool_common::host::eventfd;
+use tool_common::host::log::Log;
+use tool_common::host::process::{set_time_slice, set_timer_slack};
+use tool_common::host::socket::{self, FdSender};
+use tool_common::host::wait::{EXACT_NAP, Pause, Wait};
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE, NmreqPortHdr};
+use unetmap::guest::GuestMemory;
+use unetmap::serves::{self, ServesRequest};
 use unetmap::{Error, Interest, Port, Ring, errno};
-use unetmap_core::control::serves::{self, ServesRequest};
-use unetmap_mem::GuestMemory;
-use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::eventfd;
-use unetmap_sys::log::Log;
-use unetmap_sys::socket::{self, FdSender};
-use unetmap_sys::thread::{set_time_slice, set_timer_slack};
-use unetmap_sys::wait::{EXACT_NAP, Pause, Wait};
 
 use crate::confinement::confine;
 use crate::features::OFFLOADS;

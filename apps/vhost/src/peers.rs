@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use unetmap_sys::socket::FdSender;
+use tool_common::host::socket::FdSender;
 
 use crate::device::{Config, Connection, Protocol, Socket};
 use crate::memif::{self, Candidates};

@@ -15,10 +15,10 @@
 
 use std::time::{Duration, Instant};
 
+use tool_common::host::process::{cpus_allowed, run_on_cpus};
+use tool_common::host::process::{current_cpu, run_delay};
+use tool_common::host::wait::STREAM;
 use unetmap::Interest;
-use unetmap_sys::process::{cpus_allowed, run_on_cpus};
-use unetmap_sys::thread::{current_cpu, run_delay};
-use unetmap_sys::wait::STREAM;
 
 use crate::tuning::{PLACEMENT_INTERVAL, PLACEMENT_REST, PLACEMENT_STAY, PLACEMENT_WAIT_SHARE};
 

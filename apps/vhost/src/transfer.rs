@@ -12,8 +12,8 @@
 use std::ops::Range;
 
 use unetmap::abi::NS_MOREFRAG;
+use unetmap::guest::GuestMemory;
 use unetmap::{BufIdx, Pos, Ring, SlotRef};
-use unetmap_mem::GuestMemory;
 use unetmap_offload::{self as offload, MAX_PACKET};
 
 use crate::features::{

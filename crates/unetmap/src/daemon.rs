@@ -7,8 +7,8 @@ pub use unetmap_core::control::client::SYSTEM_SOCKET;
 
 use crate::Error;
 
-/// Returns the path of the socket at which this user's daemon listens, or will: programs put sockets of their own beside
-/// it. Starts no daemon, but creates the folder.
+/// Returns the path of the socket at which this user's daemon listens, or will: programs put sockets of their own
+/// beside it. Starts no daemon, but creates the folder.
 ///
 /// # Errors
 /// The folder cannot be created, or belongs to another user.

@@ -16,8 +16,8 @@
 //! ```
 
 use unetmap_core::abi::*;
-pub use unetmap_core::control::vale::{VlanMode, VlanSet};
 use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
+pub use unetmap_core::control::vale::{VlanMode, VlanSet};
 use unetmap_core::port::file::request;
 
 use crate::{Error, errno};

@@ -2,6 +2,11 @@
 //! The machine, for programs that run for long, as root, and serve others: the parts of `unetmap_sys` that the programs
 //! in `apps` need. Each item says there what it guarantees.
 
+/// Clocks.
+pub mod clock {
+    pub use unetmap_sys::clock::{now_ns, wall_ns};
+}
+
 /// Waiting for descriptors.
 pub mod event {
     pub use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
@@ -36,7 +41,7 @@ pub mod netns {
 
 /// Files in folders of other users.
 pub mod place {
-    pub use unetmap_sys::place::{Identity, Place};
+    pub use unetmap_sys::place::{Identity, Place, create};
 }
 
 /// Processes, and the processors on which they run.
@@ -58,4 +63,9 @@ pub mod socket {
         FdSender, SocketFile, connect, connect_abstract, listen, listen_abstract, listen_again, listen_for_streams,
         pair, peer, recv, send, set_nonblocking,
     };
+}
+
+/// How loops wait.
+pub mod wait {
+    pub use unetmap_sys::wait::{EXACT_NAP, Pause, STREAM, Wait};
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod forward;
+pub mod generator;
 pub mod host;
 pub mod link;
 pub mod port;

@@ -105,6 +105,18 @@ impl CaptureWriter {
     }
 }
 
+/// Reads a packet of a capture, by its number from 1.
+#[cfg(feature = "apps")]
+pub(crate) fn packet(path: &Path, number: usize) -> Result<Vec<u8>, String> {
+    let capture = Capture::read(path)?;
+    let index = number.checked_sub(1).filter(|index| *index < capture.len());
+    let index = index.ok_or_else(|| {
+        let notes: String = capture.notes().iter().map(|what| format!("; {what}")).collect();
+        format!("packet {number} of {}: it has {}{notes}", path.display(), capture.len())
+    })?;
+    Ok(capture.packet(index).to_vec())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,9 +12,6 @@ use unetmap_quantity::{bytes, count, milliseconds, seconds, whole_packet_rate, w
 
 use crate::addr::{Mac, Range};
 use crate::packet;
-use crate::search::{SearchArgs, SearchOptions};
-use crate::streams::StreamOptions;
-use crate::streams::args::StreamArgs;
 
 /// Bytes of the longest packet: the maximum of an IP length field.
 const MAX_LEN: usize = 65_535;
@@ -223,11 +220,9 @@ pub(crate) struct Cli {
     #[arg(long)]
     slot_times: bool,
 
+    #[cfg(feature = "apps")]
     #[command(flatten)]
-    streams: StreamArgs,
-
-    #[command(flatten)]
-    search: SearchArgs,
+    tester: unetmap_tester::TesterArgs,
 
     /// Print JSON objects instead of text, one per line on standard output: a report per interval, then a summary
     #[arg(long)]
@@ -340,8 +335,26 @@ pub(crate) struct Config {
     pub(crate) json: bool,
     pub(crate) write: Option<PathBuf>,
     /// In place of the function.
-    pub(crate) streams: Option<StreamOptions>,
-    pub(crate) search: Option<SearchOptions>,
+    #[cfg(feature = "apps")]
+    pub(crate) task: Option<unetmap_tester::Task>,
+}
+
+#[cfg(feature = "apps")]
+impl Config {
+    /// The options that streams and searches have, too.
+    pub(crate) fn common(&self) -> unetmap_tester::Common<'_> {
+        unetmap_tester::Common {
+            port: &self.port,
+            rings: self.rings,
+            wait: self.wait,
+            interval: self.report,
+            exit_when_idle: self.exit_when_idle,
+            count: self.count,
+            cpus: &self.cpus,
+            json: self.json,
+            packet_of_capture: crate::capture::packet,
+        }
+    }
 }
 
 impl Cli {
@@ -390,8 +403,8 @@ impl Cli {
             copy: option(OPT_COPY),
             slot_times: self.slot_times,
             json: self.json,
-            streams: self.streams.options(),
-            search: self.search.options(&port_spec(&self.port)?, self.streams.options().as_ref())?,
+            #[cfg(feature = "apps")]
+            task: self.tester.task(&port_spec(&self.port)?)?,
             pcap: self.pcap,
             write: self.write,
         })
@@ -454,8 +467,8 @@ impl Cli {
         if self.function == Function::Ping && self.ipv6 {
             return Err("-6: ping supports IPv4 only; leave it out".into());
         }
-        self.streams.check()?;
-        if self.count.is_some() && self.streams.sends() {
+        #[cfg(feature = "apps")]
+        if self.count.is_some() && self.tester.sends() {
             return Err("-n: each stream has its own count; give that instead".into());
         }
         if self.frag_size.is_some() && self.frags == 1 {
@@ -673,7 +686,21 @@ mod tests {
             ("-f tx --write f", &["--write", "tx", "-f rx and -f rxseq"]),
             ("-p 2 --write f", &["--write", "one thread"]),
             ("-f ping -6", &["-6", "IPv4"]),
-            ("--streams f -f tx", &["--streams", "--function"]),
+            ("--nonsense", &["--nonsense"]),
+            ("stray", &["stray"]),
+        ] {
+            let message = parse(args).expect_err(args);
+            for part in parts {
+                assert!(message.contains(part), "{args}: {message:?} lacks {part:?}");
+            }
+        }
+    }
+
+    #[cfg(feature = "apps")]
+    #[test]
+    fn wrong_options_of_streams_and_searches_are_refused() {
+        for (args, parts) in [
+            ("--streams f -f tx", &["--streams", "--function"][..]),
             ("--stream rate=1 -R 5", &["--stream", "--rate"]),
             ("--stream rate=1 -n 5", &["-n", "own count"]),
             ("--receive -l 60", &["--receive", "--len"]),
@@ -687,8 +714,6 @@ mod tests {
             ("--rfc2544 --rfc8219 --receive=q{1", &["give one"]),
             ("--rfc2544 --stream rate=1 --receive=q{1", &["--rfc2544", "--stream"]),
             ("--html f", &["--html", "--rfc2544"]),
-            ("--nonsense", &["--nonsense"]),
-            ("stray", &["stray"]),
         ] {
             let message = parse(args).expect_err(args);
             for part in parts {
@@ -697,10 +722,12 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "apps")]
     const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBpkt\\-gen\\fR \\fB\\-i\\fR \\fIPORT\\fR [\\fB\\-f\\fR \\fIFUNCTION\\fR] [\\fIOPTIONS\\fR]\n";
 
     /// `man/pkt-gen.8` is generated from the flags above and `man.roff`. After a change of either, run this test with
     /// `UPDATE_MAN=1` in the environment.
+    #[cfg(feature = "apps")]
     #[test]
     fn the_man_page_is_up_to_date() {
         use clap::CommandFactory;

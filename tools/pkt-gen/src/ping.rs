@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
+use tool_common::generator::{STOP_CHECK_INTERVAL, print_report};
 use tool_common::print;
 use unetmap::abi::{NS_MOREFRAG, NS_REPORT};
 use unetmap::{Interest, Ring, SlotRef};
@@ -12,7 +13,7 @@ use unetmap::{Interest, Ring, SlotRef};
 use crate::dump;
 use crate::packet::{ETHERNET, Packet, payload_offset, swap_addresses, udp_payload};
 use crate::report::{Reporter, Style};
-use crate::worker::{Outcome, Pacer, PingOutcome, STOP_CHECK_INTERVAL, Worker};
+use crate::worker::{Outcome, Pacer, PingOutcome, Worker};
 
 /// An answer that takes longer counts as lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -248,7 +249,7 @@ impl Pinger<'_> {
             self.interval_start = Instant::now();
             interval.members(&mut members);
             let line = if config.json { Value::Object(members).to_string() } else { interval.line() };
-            crate::print_report(&line, config.json);
+            print_report(&line, config.json);
         }
     }
 }

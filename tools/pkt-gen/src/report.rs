@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use tool_common::generator::{Totals, common_members, per_second, scaled};
 
 use crate::options::Config;
 
@@ -71,30 +72,13 @@ impl IntervalNumber {
     }
 }
 
-/// Sums over all threads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
-    pub(crate) packets: u64,
-    pub(crate) bytes: u64,
-    pub(crate) batches: u64,
-}
-
-impl Totals {
-    pub(crate) fn of(counters: &[Counters]) -> Totals {
-        counters.iter().map(Counters::totals).fold(Totals::default(), |a, b| Totals {
-            packets: a.packets + b.packets,
-            bytes: a.bytes + b.bytes,
-            batches: a.batches + b.batches,
-        })
-    }
-
-    fn since(self, before: Totals) -> Totals {
-        Totals {
-            packets: self.packets - before.packets,
-            bytes: self.bytes - before.bytes,
-            batches: self.batches - before.batches,
-        }
-    }
+/// Returns the sums over all threads.
+pub(crate) fn totals_of(counters: &[Counters]) -> Totals {
+    counters.iter().map(Counters::totals).fold(Totals::default(), |a, b| Totals {
+        packets: a.packets + b.packets,
+        bytes: a.bytes + b.bytes,
+        batches: a.batches + b.batches,
+    })
 }
 
 /// The format of reports.
@@ -110,22 +94,6 @@ impl Style {
     pub(crate) fn of(config: &Config) -> Style {
         Style { raw_units: config.raw_units, framing: config.framing, stats: config.stats, json: config.json }
     }
-}
-
-/// Formats `value` with three decimals and the prefix of a unit, as in `14.881 M`.
-pub(crate) fn scaled(value: f64, raw: bool) -> String {
-    let (divisor, prefix) = match value {
-        _ if raw => (1.0, ""),
-        v if v >= 1e9 => (1e9, "G"),
-        v if v >= 1e6 => (1e6, "M"),
-        v if v >= 1e3 => (1e3, "K"),
-        _ => (1.0, ""),
-    };
-    format!("{:.3} {prefix}", value / divisor)
-}
-
-fn per_second(n: u64, time: Duration) -> f64 {
-    if time.is_zero() { 0.0 } else { n as f64 / time.as_secs_f64() }
 }
 
 fn ratio(n: u64, of: u64) -> f64 {
@@ -175,7 +143,7 @@ impl<'a> Reporter<'a> {
 
     /// Starts the next interval. Returns the counts of the one that ended, and its minimum number of slots.
     fn end_interval(&mut self, time: Duration) -> (Totals, u32) {
-        let totals = Totals::of(self.counters);
+        let totals = totals_of(self.counters);
         let number = self.interval.0.load(Relaxed);
         let fresh = self.counters.iter().filter(|c| c.interval.load(Relaxed) == number);
         let min_space = fresh.map(|c| c.min_space.load(Relaxed)).min().unwrap_or(0);
@@ -245,44 +213,11 @@ pub(crate) fn summary(style: Style, verb: &str, totals: Totals, time: Duration) 
     )
 }
 
-/// Returns the members that all JSON objects have.
-pub(crate) fn common_members(event: &str, function: &str, totals: Totals, time: Duration) -> Map<String, Value> {
-    let object = json!({
-        "event": event,
-        "function": function,
-        "packets": totals.packets,
-        "bytes": totals.bytes,
-        "seconds": time.as_secs_f64(),
-        "pps": per_second(totals.packets, time),
-        "bps": per_second(8 * totals.bytes, time),
-        "batches": totals.batches,
-    });
-    match object {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const STYLE: Style = Style { raw_units: false, framing: false, stats: false, json: false };
-
-    #[test]
-    fn numbers_have_three_decimals_and_a_unit_prefix() {
-        for (value, text) in [
-            (0.0, "0.000 "),
-            (999.0, "999.000 "),
-            (1000.0, "1.000 K"),
-            (14_880_952.0, "14.881 M"),
-            (1e9, "1.000 G"),
-            (2.5e12, "2500.000 G"),
-        ] {
-            assert_eq!(scaled(value, false), text);
-        }
-        assert_eq!(scaled(14_880_952.0, true), "14880952.000 ");
-    }
 
     #[test]
     fn the_interval_line_has_netmaps_format() {
@@ -329,7 +264,7 @@ mod tests {
         counters[1].add(&interval, 1, 60, 90);
         assert!(reporter.line(Duration::from_secs(1)).ends_with(" 1.00 avg_batch 90 min_space"));
         assert!(reporter.line(Duration::from_secs(1)).ends_with(" 0.00 avg_batch 0 min_space"));
-        assert_eq!(Totals::of(&counters), Totals { packets: 26, bytes: 1560, batches: 4 });
+        assert_eq!(totals_of(&counters), Totals { packets: 26, bytes: 1560, batches: 4 });
     }
 
     #[test]

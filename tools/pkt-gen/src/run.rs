@@ -10,23 +10,23 @@ use hdrhistogram::Histogram;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use serde_json::{Value, json};
+use tool_common::generator::{
+    PERCENTILES, Totals, common_members, not_released, note_down, pin, print_report, times_json,
+};
 use tool_common::{Failure, link, note, port, print, stop_on_signals};
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, PortKind, PortSpec};
 use unetmap::{NR_SLOT_TIMES, Port, Ring};
-use unetmap_streams::Summary;
 
 use crate::addr::Mac;
-use crate::affinity::pin;
 use crate::capture::Capture;
 use crate::options::{Config, Function};
 use crate::packet::{Flow, Packet};
-use crate::report::{Counters, IntervalNumber, Reporter, Style, Totals, common_members, summary};
+use crate::report::{Counters, IntervalNumber, Reporter, Style, summary, totals_of};
 use crate::sequence::Gaps;
 use crate::source::{Fixed, Replay, Variation, Varied};
-use crate::streams::percentiles;
 use crate::tx::{Split, TxSource};
 use crate::worker::{Outcome, PingOutcome, Worker};
-use crate::{ping, print_report, rx, tx};
+use crate::{ping, rx, tx};
 
 /// Runs the function of the command line.
 pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
@@ -81,7 +81,7 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
         outcomes.push(Outcome { span: Some((begin, Instant::now())), ..Outcome::default() });
     }
     let interrupted = stop.load(Relaxed);
-    let code = print_summary(config, Totals::of(&counters), outcomes, interrupted);
+    let code = print_summary(config, totals_of(&counters), outcomes, interrupted);
     let damaged = capture.is_some_and(|capture| capture.damage.is_some());
     let code = if damaged { ExitCode::FAILURE } else { code };
     failure.map_or(Ok(code), |message| Err(Failure::Work(message)))
@@ -323,34 +323,11 @@ fn print_summary(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stoppe
     if stopped { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Says that slots of a port were not released, and why that may be.
-pub(crate) fn not_released(port: &str, slots: u64) -> String {
-    match link::of(port) {
-        Some(down) => format!("{port}: {slots} slots are not released: {down}"),
-        None => format!("{port}: the peer has not released {slots} slots (is a receiver running?)"),
-    }
-}
-
-/// Says at the end what a link that is down explains.
-pub(crate) fn note_down(port: &str, what: &str) {
-    if let Some(down) = link::of(port) {
-        note(&format!("pkt-gen: {port}: {what}: {down}"));
-    }
-}
-
 fn gaps_line(gaps: Gaps) -> String {
     format!(
         "Sequence: {} gaps, {} missing, {} late or twice, {} without a number",
         gaps.gaps, gaps.missing, gaps.late, gaps.unnumbered
     )
-}
-
-/// The reported percentiles, and their JSON names.
-pub(crate) const PERCENTILES: [(f64, &str); 4] = [(50.0, "p50"), (90.0, "p90"), (99.0, "p99"), (99.9, "p99.9")];
-
-fn summary_of(times: &Histogram<u64>) -> Summary {
-    let percentiles = PERCENTILES.map(|(percentile, _)| times.value_at_percentile(percentile));
-    Summary { len: times.len(), min: times.min(), max: times.max(), mean: times.mean(), percentiles }
 }
 
 fn rtt_lines(ping: &PingOutcome) -> String {
@@ -391,7 +368,15 @@ fn json_summary(
         put("answers", json!(rtt.len()));
         put("lost", json!(lost));
         if !rtt.is_empty() {
-            put("rtt_ns", percentiles(&summary_of(rtt)));
+            put(
+                "rtt_ns",
+                times_json(
+                    rtt.min(),
+                    rtt.max(),
+                    rtt.mean(),
+                    PERCENTILES.map(|(part, _)| rtt.value_at_percentile(part)),
+                ),
+            );
         }
     }
     let mut object = Value::Object(object);

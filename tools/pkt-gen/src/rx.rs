@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use tool_common::generator::STOP_CHECK_INTERVAL;
 use tool_common::print;
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Interest, Ring, SlotRef};
@@ -11,9 +12,9 @@ use crate::capture::CaptureWriter;
 use crate::dump;
 use crate::options::Function;
 use crate::packet::{payload_offset, sequence_number};
-use crate::report::{Counters, Totals};
+use crate::report::{Counters, totals_of};
 use crate::sequence::{Gaps, SequenceChecker};
-use crate::worker::{Outcome, STOP_CHECK_INTERVAL, Worker};
+use crate::worker::{Outcome, Worker};
 
 /// Longest poll of a thread that received nothing for a long time. A signal ends it.
 const MAX_POLL_TIMEOUT: Duration = Duration::from_millis(500);
@@ -131,7 +132,7 @@ struct IdleDetector {
 impl IdleDetector {
     /// Returns true if packets have arrived, and then none for [`IDLE_EXIT_TIME`].
     fn traffic_ended(&mut self, all: &[Counters], now: Instant) -> bool {
-        let batches = Totals::of(all).batches;
+        let batches = totals_of(all).batches;
         match self.seen {
             Some((before, since)) if before == batches => {
                 batches > 0 && now.saturating_duration_since(since) >= IDLE_EXIT_TIME

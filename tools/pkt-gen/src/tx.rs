@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use tool_common::generator::{STALL_TIMEOUT, STOP_CHECK_INTERVAL, Stall};
 use tool_common::print;
 use unetmap::abi::{NS_BUF_CHANGED, NS_INDIRECT, NS_MOREFRAG, NS_REPORT};
 use unetmap::{Interest, Port, Pos, Ring, SlotRef};
@@ -15,7 +16,7 @@ use unetmap::{Interest, Port, Pos, Ring, SlotRef};
 use crate::dump;
 use crate::options::{Function, MAX_FRAGS};
 use crate::source::{Fixed, Replay, Source, Varied};
-use crate::worker::{Outcome, Pacer, STALL_TIMEOUT, STOP_CHECK_INTERVAL, Stall, Worker};
+use crate::worker::{Outcome, Pacer, Worker};
 
 mod replay;
 use replay::ReplayFill;

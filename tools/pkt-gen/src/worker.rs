@@ -5,49 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use tool_common::{link, note};
+use tool_common::generator::STOP_CHECK_INTERVAL;
 use unetmap::Port;
 
 use crate::options::Config;
 use crate::report::{Counters, IntervalNumber};
 use crate::sequence::Gaps;
-
-/// Longest wait of a loop before it checks the stop flag.
-pub(crate) const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Longest time without a released slot before a sender gives up.
-pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// A sender that waits longer for a receiver says so.
-const NOTE_AFTER: Duration = Duration::from_secs(1);
-
-/// Detects that a receiver which has released slots releases no more. Before the first release there is no time limit:
-/// the receiver may be started later.
-#[derive(Default)]
-pub(crate) struct Stall {
-    since: Option<Instant>,
-    noted: bool,
-}
-
-impl Stall {
-    /// Takes note that packets were sent.
-    #[inline(always)]
-    pub(crate) fn sent(&mut self) {
-        self.since = None;
-    }
-
-    /// Takes note that a ring of the port is full. `has_released` says whether its receiver has released slots. Returns
-    /// true if the sender is to give up.
-    #[cold]
-    pub(crate) fn full(&mut self, port: &str, has_released: impl FnOnce() -> bool) -> bool {
-        let time = self.since.get_or_insert_with(Instant::now).elapsed();
-        if time > NOTE_AFTER && !self.noted {
-            self.noted = true;
-            let why = link::down_or(port, "waiting for a receiver that reads the packets");
-            note(&format!("pkt-gen: {port}: its ring is full: {why}"));
-        }
-        time > STALL_TIMEOUT && has_released()
-    }
-}
 
 /// The input of one thread.
 pub(crate) struct Worker<'a> {

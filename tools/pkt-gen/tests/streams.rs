@@ -10,7 +10,7 @@ use serde_json::Value;
 use tool_common::testing::{TestDaemon, TestProcess};
 use unetmap::{Interest, Port};
 use unetmap_capture::testing::{Pcap, read_file};
-use unetmap_streams::signature;
+use unetmap_tester::signature;
 
 const PKT_GEN: &str = env!("CARGO_BIN_EXE_pkt-gen");
 /// The ports of the forwarder, which is this program again.

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use unetmap_sys::socket::{self, FdSender};
+use tool_common::host::socket::{self, FdSender};
 
 use super::{Config, Session};
 use crate::device::Connection as _;

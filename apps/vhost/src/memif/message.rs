@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use unetmap_sys::socket::{FdSender, recv, send};
+use tool_common::host::socket::{FdSender, recv, send};
 
 const BYTES: usize = 128;
 /// Version 2.0, the only one.

@@ -20,7 +20,7 @@ use std::path::Path;
 pub(crate) use candidates::Candidates;
 pub use message::{MAX_NAME, MAX_SECRET};
 pub(crate) use session::Session;
-use unetmap_sys::socket::{self, SocketFile};
+use tool_common::host::socket::{self, SocketFile};
 
 use crate::queue::Memif;
 use crate::tuning::MAX_CLIENT_REGION;

@@ -14,14 +14,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
-use unetmap_mem::{GuestMemory, GuestPlace, MappedRange};
-use unetmap_sys::eventfd::is_eventfd;
-use unetmap_sys::socket::FdSender;
-use unetmap_sys::{Mapping, memfd};
+use tool_common::host::eventfd::is_eventfd;
+use tool_common::host::memory;
+use tool_common::host::socket::FdSender;
+use unetmap::guest::{self, GuestMemory, GuestPlace, MappedRange};
 
 use super::message::{AddRing, ETHERNET, Hello, Incoming, Init, Message, Stream, VERSION};
 use super::{Config, MAX_LOG2_RING};
@@ -237,15 +236,15 @@ impl Session {
         }
         // No offset reaches further.
         let bytes = bytes.min(1 << 32);
-        let map = Mapping::of_guest(fd.as_fd(), 0, bytes as usize)
+        let map = guest::map(fd.as_fd(), 0, bytes as usize)
             .map_err(|e| format!("{bytes} bytes of region {index} cannot be mapped: {e}"))?;
         self.map(index, bytes, map)
     }
 
-    fn map(&mut self, index: u16, bytes: u64, map: Mapping) -> Result<(), String> {
+    fn map(&mut self, index: u16, bytes: u64, map: MappedRange) -> Result<(), String> {
         let at = region_address(index);
         let place = GuestPlace { guest: at, user: at, bytes };
-        match self.memory.add(place, MappedRange::whole(Arc::new(map))) {
+        match self.memory.add(place, map) {
             true => Ok(()),
             false => Err(format!("region {index} has no bytes")),
         }
@@ -277,8 +276,8 @@ impl Session {
         let counts = [pairs(hello.max_client_ring), pairs(hello.max_server_ring)];
         let bytes = self.config.region_bytes(counts.iter().sum());
         let failed = |e: io::Error| format!("the memory of {bytes} bytes cannot be made: {e}");
-        let file = memfd::create_sealed("memif", bytes).map_err(failed)?;
-        self.map(0, bytes, Mapping::new(file.as_fd(), bytes as usize).map_err(failed)?)?;
+        let file = memory::create_sealed("memif", bytes).map_err(failed)?;
+        self.map(0, bytes, guest::map_sealed(file.as_fd(), bytes as usize).map_err(failed)?)?;
         self.file = Some(file);
         self.pending.push_back(ClientMessage::Region);
         let (mut offset, log2) = (0, self.config.log2_ring);

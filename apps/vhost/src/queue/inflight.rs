@@ -20,7 +20,7 @@
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
-use unetmap_mem::GuestWords;
+use unetmap::guest::GuestWords;
 
 use super::Descriptor;
 

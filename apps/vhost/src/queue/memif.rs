@@ -17,7 +17,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
-use unetmap_mem::{GuestMemory, GuestWords};
+use unetmap::guest::{GuestMemory, GuestWords};
 
 use super::{Chains, DESCRIPTOR, Descriptor, Fault, Mark, NEXT, Taken, WRITE};
 

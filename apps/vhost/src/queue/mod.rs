@@ -19,7 +19,8 @@ mod tests;
 
 use std::ops::Range;
 
-use unetmap_mem::{Frame, GuestMemory, GuestWords};
+use unetmap::Frame;
+use unetmap::guest::{GuestMemory, GuestWords};
 
 pub(crate) use inflight::part_bytes;
 pub(crate) use memif::{Memif, OwnBuffers};

@@ -12,7 +12,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
-use unetmap_mem::{GuestMemory, GuestWords};
+use unetmap::guest::{GuestMemory, GuestWords};
 
 use super::inflight::{PackedInflight, Place};
 use super::{Chains, DESCRIPTOR, Descriptor, Fault, INDIRECT, Mark, NEXT, NotStarted, Shape, Taken, WRITE, push_table};

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
-use unetmap_mem::{GuestMemory, GuestWords};
+use unetmap::guest::{GuestMemory, GuestWords};
 
 use super::inflight::SplitInflight;
 use super::{Chains, DESCRIPTOR, Descriptor, Fault, INDIRECT, Mark, NEXT, NotStarted, Shape, Taken, push_table};

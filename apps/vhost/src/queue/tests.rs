@@ -2,12 +2,11 @@
 //! Queues in memory that a guest has filled, with sense or without.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use proptest::prelude::*;
-use unetmap_mem::{GuestPlace, GuestWords, MappedRange};
-use unetmap_sys::{Mapping, memfd};
+use tool_common::host::memory;
+use unetmap::guest::{self, GuestPlace, GuestWords};
 
 use super::*;
 
@@ -21,8 +20,8 @@ const TABLE: u64 = 0x3000;
 const BUFFER: u64 = 0x8000;
 
 fn memory() -> (GuestMemory, GuestWords) {
-    let fd = memfd::create_sealed("guest", BYTES).unwrap();
-    let range = MappedRange::whole(Arc::new(Mapping::of_guest(fd.as_fd(), 0, BYTES as usize).unwrap()));
+    let fd = memory::create_sealed("guest", BYTES).unwrap();
+    let range = guest::map(fd.as_fd(), 0, BYTES as usize).unwrap();
     let mut memory = GuestMemory::default();
     assert!(memory.add(GuestPlace { guest: 0, user: USER, bytes: BYTES }, range));
     let words = memory.words(USER, BYTES as usize, 1).unwrap();
@@ -42,8 +41,8 @@ fn open(memory: &GuestMemory, packed: bool, base: u32, inflight: Option<&GuestWo
 /// A region of in-flight descriptors.
 fn inflight() -> GuestWords {
     let bytes = part_bytes(true, SIZE as u16);
-    let fd = memfd::create_sealed("inflight", bytes as u64).unwrap();
-    GuestWords::new(MappedRange::whole(Arc::new(Mapping::of_guest(fd.as_fd(), 0, bytes).unwrap())))
+    let fd = memory::create_sealed("inflight", bytes as u64).unwrap();
+    GuestWords::new(guest::map(fd.as_fd(), 0, bytes).unwrap())
 }
 
 /// Offers `count` chains of two descriptors each, the `n`th with the identifier (packed) or head (split) 2 n, and a

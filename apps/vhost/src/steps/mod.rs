@@ -7,12 +7,11 @@ pub mod vhost;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
-use unetmap_mem::{GuestMemory, GuestPlace, GuestWords, MappedRange};
-use unetmap_sys::socket::FdSender;
-use unetmap_sys::{Mapping, memfd, socket};
+use tool_common::host::socket::FdSender;
+use tool_common::host::{memory, socket};
+use unetmap::guest::{self, GuestMemory, GuestPlace, GuestWords};
 
 use crate::device::Connection;
 use crate::memif::{Config, Session};
@@ -48,9 +47,9 @@ pub fn run(bytes: &[u8]) {
 }
 
 fn region() -> (OwnedFd, GuestMemory, GuestWords) {
-    let fd = memfd::create_unsealed("steps").expect("a memory file");
+    let fd = memory::create_unsealed("steps").expect("a memory file");
     rustix::fs::ftruncate(&fd, BYTES).expect("its size");
-    let range = MappedRange::whole(Arc::new(Mapping::of_guest(fd.as_fd(), 0, BYTES as usize).expect("mapped")));
+    let range = guest::map(fd.as_fd(), 0, BYTES as usize).expect("mapped");
     let mut memory = GuestMemory::default();
     assert!(memory.add(GuestPlace { guest: 0, user: 0, bytes: BYTES }, range));
     let words = memory.words(0, BYTES as usize, 1).expect("the whole region");

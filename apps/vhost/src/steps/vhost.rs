@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::event::{EventfdFlags, eventfd};
-use unetmap_mem::GuestWords;
-use unetmap_sys::socket::{self, FdSender};
+use tool_common::host::socket::{self, FdSender};
+use unetmap::guest::GuestWords;
 
 use super::{BYTES, Input, SLOTS, receive_some, region, step, write};
 use crate::device::{Connection, Queues};

@@ -10,8 +10,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use unetmap_mem::GuestPlace;
-use unetmap_sys::socket::{FdSender, recv, send};
+use tool_common::host::socket::{FdSender, recv, send};
+use unetmap::guest::GuestPlace;
 
 use crate::queue::RingAddresses;
 use crate::tuning::{MAX_PAYLOAD, MAX_REGIONS};

@@ -13,13 +13,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Instant;
 
-use unetmap_mem::{GuestMemory, GuestWords, MappedRange};
-use unetmap_sys::eventfd::is_eventfd;
-use unetmap_sys::socket::FdSender;
-use unetmap_sys::{Mapping, memfd};
+use tool_common::host::eventfd::is_eventfd;
+use tool_common::host::memory;
+use tool_common::host::socket::FdSender;
+use unetmap::guest::{self, GuestMemory, GuestWords, MappedRange};
 
 use crate::descriptors::{is_passing, why_unsent};
 use crate::device::{Connection, Queues};
@@ -228,9 +227,9 @@ impl Session {
             return Err(format!("more than {MAX_REGIONS} regions of memory"));
         }
         let bytes = usize::try_from(place.bytes).map_err(|_| "a region of memory is too large")?;
-        let map = Mapping::of_guest(fd.as_fd(), offset, bytes)
+        let map = guest::map(fd.as_fd(), offset, bytes)
             .map_err(|e| format!("{bytes} bytes of guest memory cannot be mapped: {e}"))?;
-        match self.memory.add(place, MappedRange::whole(Arc::new(map))) {
+        match self.memory.add(place, map) {
             true => Ok(()),
             false => Err(format!("the region of memory {place:x?} is invalid, or overlaps another")),
         }
@@ -248,7 +247,7 @@ impl Session {
     /// Creates a region of in-flight descriptors, which the hypervisor keeps, and gives back.
     fn create_inflight(&self, wanted: InflightShape) -> Result<(Vec<u8>, Option<OwnedFd>), String> {
         let bytes = self.inflight_bytes(wanted)? as u64;
-        let fd = memfd::create_sealed("unetmap-inflight", bytes).map_err(|e| format!("in-flight descriptors: {e}"))?;
+        let fd = memory::create_sealed("unetmap-inflight", bytes).map_err(|e| format!("in-flight descriptors: {e}"))?;
         Ok((InflightShape { bytes, offset: 0, ..wanted }.payload(), Some(fd)))
     }
 
@@ -257,9 +256,9 @@ impl Session {
         if shape.bytes < bytes as u64 {
             return Err(format!("{} bytes of in-flight descriptors in place of {bytes}", shape.bytes));
         }
-        let map = Mapping::of_guest(fd.as_fd(), shape.offset, bytes)
+        let map = guest::map(fd.as_fd(), shape.offset, bytes)
             .map_err(|e| format!("{bytes} bytes of in-flight descriptors cannot be mapped: {e}"))?;
-        Ok(Inflight { range: MappedRange::whole(Arc::new(map)), shape })
+        Ok(Inflight { range: map, shape })
     }
 
     /// Returns the part of a queue in the region of in-flight descriptors, if there is a region.
@@ -325,7 +324,7 @@ mod tests {
     use std::fs::File;
     use std::io::{Read as _, Write as _};
 
-    use unetmap_sys::socket::{recv, send};
+    use tool_common::host::socket::{recv, send};
 
     use super::*;
 

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use tool_common::generator::{Totals, common_members, scaled};
 use tool_common::link;
 use unetmap_streams::{IntervalReport, Receiver, Sender, SentCounts, StreamReport, Summary};
 
 use super::engine::{Done, Interval};
-use crate::report::{Totals, common_members, scaled};
-use crate::run::PERCENTILES;
+use super::percentiles;
 
 /// Makes the reports of a run.
 pub(crate) struct Report<'a> {
@@ -174,15 +174,6 @@ fn arrival_members(object: &mut Map<String, Value>, duplicates: u64, reordered: 
     if latency.len > 0 {
         object.insert("latency_ns".into(), percentiles(latency));
     }
-}
-
-/// Returns minimum, mean, maximum and percentiles.
-pub(crate) fn percentiles(times: &Summary) -> Value {
-    let mut values = json!({"min": times.min, "max": times.max, "mean": times.mean});
-    for ((_, name), value) in PERCENTILES.iter().zip(times.percentiles) {
-        values[name] = json!(value);
-    }
-    values
 }
 
 fn microseconds(ns: f64) -> String {

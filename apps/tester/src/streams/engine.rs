@@ -6,13 +6,11 @@ use std::sync::mpsc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tool_common::generator::{STALL_TIMEOUT, STOP_CHECK_INTERVAL, Stall, pin};
+use tool_common::host::clock;
 use unetmap::abi::{NS_MOREFRAG, NS_REPORT};
 use unetmap::{Interest, Port, Pos, Ring};
 use unetmap_streams::{BATCH, IntervalReport, Receiver, Sender, signature};
-use unetmap_sys::clock;
-
-use crate::affinity::pin;
-use crate::worker::{STALL_TIMEOUT, STOP_CHECK_INTERVAL, Stall};
 
 /// A sleep may end this much too late; the rest of a wait is spun.
 const SLEEP_SLACK: u64 = 100_000;

@@ -7,14 +7,13 @@ use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
+use serde_json::Value;
+use tool_common::generator::{not_released, note_down, print_report, times_json};
 use tool_common::{Failure, note, port, stop_on_signals};
 use unetmap::Port;
-use unetmap_streams::{Sender, Stream, parse_file, parse_spec};
+use unetmap_streams::{Sender, Stream, Summary, parse_file, parse_spec};
 
-use crate::capture::Capture;
-use crate::options::Config;
-use crate::print_report;
-use crate::run::{not_released, note_down};
+use crate::Common;
 
 pub(crate) mod args;
 pub(crate) mod engine;
@@ -22,11 +21,10 @@ mod report;
 
 use engine::{Clock, Run};
 use report::Report;
-pub(crate) use report::percentiles;
 
 /// Streams to send and to measure.
 #[derive(Clone, Debug)]
-pub(crate) struct StreamOptions {
+pub struct StreamOptions {
     pub(crate) file: Option<PathBuf>,
     pub(crate) specs: Vec<String>,
     /// The port whose streams are measured; `Some(None)`: that of -i.
@@ -39,12 +37,12 @@ pub(crate) struct StreamOptions {
 }
 
 /// Sends and measures, as the command line has it.
-pub(crate) fn run(config: &Config, options: &StreamOptions) -> Result<ExitCode, Failure> {
-    let streams = read(options)?;
+pub(crate) fn run(config: &Common<'_>, options: &StreamOptions) -> Result<ExitCode, Failure> {
+    let streams = read(options, config.packet_of_capture)?;
     let stop = stop_on_signals()?;
-    let near = port::open(&config.port, config.rings, 0)?;
+    let near = port::open(config.port, config.rings, 0)?;
     let far = match &options.receive {
-        Some(Some(name)) if *name != config.port => Some(port::open(name, config.rings, 0)?),
+        Some(Some(name)) if name != config.port => Some(port::open(name, config.rings, 0)?),
         _ => None,
     };
     let names = streams.iter().map(|stream| (stream.id, stream.name.clone())).collect();
@@ -61,16 +59,16 @@ pub(crate) fn run(config: &Config, options: &StreamOptions) -> Result<ExitCode, 
         stop,
         tx: sender.as_ref().map(|sender| (&near, sender)),
         rx: receiving,
-        interval: config.report,
+        interval: config.interval,
         idle_exit: config.exit_when_idle,
         count: config.count.unwrap_or(u64::MAX),
         drain: engine::DRAIN,
         limit: None,
         pps: None,
         one_thread: options.one_thread,
-        cpus: &config.cpus,
+        cpus: config.cpus,
     };
-    let report = Report::new(names, config.json, &config.port);
+    let report = Report::new(names, config.json, config.port);
     let (lines, printed) = mpsc::channel();
     let done = std::thread::scope(|scope| {
         let work = scope.spawn(|| run.run(Some(lines)));
@@ -90,14 +88,19 @@ pub(crate) fn run(config: &Config, options: &StreamOptions) -> Result<ExitCode, 
         note_down(port.spec(), "no packets arrived");
     }
     if done.unreleased > 0 {
-        note(&format!("pkt-gen: {}", not_released(&config.port, done.unreleased)));
+        note(&format!("pkt-gen: {}", not_released(config.port, done.unreleased)));
         let interrupted = stop.load(std::sync::atomic::Ordering::Relaxed);
         return Ok(if interrupted { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     if sender.is_some() && receiving.is_none_or(|port| port.spec() != config.port) {
-        note_down(&config.port, "packets may be lost");
+        note_down(config.port, "packets may be lost");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns times for JSON.
+pub(crate) fn percentiles(times: &Summary) -> Value {
+    times_json(times.min, times.max, times.mean, times.percentiles)
 }
 
 /// Packets are sent in one slot each.
@@ -109,7 +112,11 @@ pub(crate) fn check_size(port: &Port, largest: usize) -> Result<(), String> {
     Err(format!("{}: a packet of {largest} bytes does not fit a buffer of {most} bytes", port.spec()))
 }
 
-fn read(options: &StreamOptions) -> Result<Vec<Stream>, Failure> {
+/// `packet_of_capture` reads a packet of a capture, whose path is relative to the folder of the streams' file.
+fn read(
+    options: &StreamOptions,
+    packet_of_capture: fn(&Path, usize) -> Result<Vec<u8>, String>,
+) -> Result<Vec<Stream>, Failure> {
     let mut streams = Vec::new();
     if let Some(path) = &options.file {
         let fail = |e: String| Failure::Work(format!("--streams {}: {e}", path.display()));
@@ -118,7 +125,7 @@ fn read(options: &StreamOptions) -> Result<Vec<Stream>, Failure> {
             _ => fail(e.to_string()),
         })?;
         let folder = path.parent().unwrap_or_else(|| Path::new(""));
-        streams = parse_file(&text, options.link, &|capture, number| packet_of_capture(folder, capture, number))
+        streams = parse_file(&text, options.link, &|capture, number| packet_of_capture(&folder.join(capture), number))
             .map_err(fail)?;
     }
     for (spec, id) in options.specs.iter().zip(streams.len() + 1..) {
@@ -129,18 +136,6 @@ fn read(options: &StreamOptions) -> Result<Vec<Stream>, Failure> {
     Ok(streams)
 }
 
-/// Reads a packet of a capture, whose path is relative to the folder of the streams' file.
-fn packet_of_capture(folder: &Path, path: &Path, number: usize) -> Result<Vec<u8>, String> {
-    let path = folder.join(path);
-    let capture = Capture::read(&path)?;
-    let index = number.checked_sub(1).filter(|index| *index < capture.len());
-    let index = index.ok_or_else(|| {
-        let notes: String = capture.notes().iter().map(|what| format!("; {what}")).collect();
-        format!("packet {number} of {}: it has {}{notes}", path.display(), capture.len())
-    })?;
-    Ok(capture.packet(index).to_vec())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,7 +143,7 @@ mod tests {
 
     #[test]
     fn the_example_of_the_manual_is_a_file_of_streams() {
-        let manual = include_str!("../man.roff");
+        let manual = include_str!("../../../tools/pkt-gen/man.roff");
         let examples = manual.split(".nf\n").filter_map(|part| part.split(".fi\n").next());
         let example = examples.filter(|part| part.contains("[[stream]]")).collect::<String>();
         let example = example.replace("\\-", "-");

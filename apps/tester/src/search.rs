@@ -10,15 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tool_common::generator::{not_released, note_down, print_report};
+use tool_common::host::place;
 use tool_common::{Failure, link, note, port, print, stop_on_signals};
 use unetmap::Port;
 use unetmap_streams::search::{self, Offer, Plan, SizeReport, Test, Tester, Trial};
 use unetmap_streams::{BATCH, Pace, Sender, StreamReport};
-use unetmap_sys::place;
 
-use crate::options::Config;
-use crate::print_report;
-use crate::run::{not_released, note_down};
+use crate::Common;
 use crate::streams::engine::{Clock, Run, lock};
 use crate::streams::{check_size, percentiles};
 
@@ -36,7 +35,7 @@ const FCS: usize = 4;
 
 /// A search between two ports.
 #[derive(Clone, Debug)]
-pub(crate) struct SearchOptions {
+pub struct SearchOptions {
     pub(crate) plan: Plan,
     /// The port that receives.
     pub(crate) receive: String,
@@ -48,9 +47,9 @@ pub(crate) struct SearchOptions {
 }
 
 /// Performs the search, as the command line has it.
-pub(crate) fn run(config: &Config, options: &SearchOptions) -> Result<ExitCode, Failure> {
+pub(crate) fn run(config: &Common<'_>, options: &SearchOptions) -> Result<ExitCode, Failure> {
     let stop = stop_on_signals()?;
-    let near = port::open(&config.port, config.rings, 0)?;
+    let near = port::open(config.port, config.rings, 0)?;
     let far = port::open(&options.receive, config.rings, 0)?;
     let plan = &options.plan;
     check_size(&near, plan.sizes.iter().max().copied().unwrap_or(0))?;
@@ -68,7 +67,7 @@ pub(crate) fn run(config: &Config, options: &SearchOptions) -> Result<ExitCode, 
         stop,
         json: config.json,
         one_thread: options.one_thread,
-        cpus: &config.cpus,
+        cpus: config.cpus,
         trials: 0,
         down: BTreeMap::new(),
     };
@@ -90,7 +89,7 @@ pub(crate) fn run(config: &Config, options: &SearchOptions) -> Result<ExitCode, 
         down.iter().for_each(|sentence| print(&format!("{sentence}\n")));
     }
     if reports.iter().all(|report| report.throughput.is_none_or(|found| found.pps == 0.0)) {
-        [&config.port, &options.receive].into_iter().for_each(|port| note_down(port, "packets may be lost"));
+        [config.port, &options.receive].into_iter().for_each(|port| note_down(port, "packets may be lost"));
     }
     if let Some((path, mut file)) = page {
         let html = page::html(plan, &from_to, &reports, &down);
@@ -289,7 +288,7 @@ fn result_json(report: &SizeReport) -> Value {
     object
 }
 
-fn summary_json(config: &Config, options: &SearchOptions, whole: bool) -> Value {
+fn summary_json(config: &Common<'_>, options: &SearchOptions, whole: bool) -> Value {
     let plan = &options.plan;
     let mut object = json!({
         "event": "summary", "function": plan.rfc.name(), "port": config.port, "receive": options.receive,
