@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use serde_json::json;
+use serde_json::{Value, json};
 use tool_common::link;
 use unetmap::abi::printable::word;
 use unetmap::switch::{self, AttachOptions, NewPort};
 
+use crate::vale::{PORT_KEYS, SERVED_KEYS, VLAN_KEYS};
 use store::Locked;
 
 /// Make switches, persistent ports and settings as a file says, or write them to it.
@@ -63,25 +64,35 @@ enum Action {
 const RETRY: Duration = Duration::from_secs(3);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Keys of a port of which it has one at a time.
-pub(crate) const VLAN_KEYS: [&str; 2] = ["access", "trunk"];
-pub(crate) const SERVED_KEYS: [&str; 3] = ["vhost-user", "vhost-user-client", "memif"];
+/// A key of the file: the words of the command that sets it, and its value in the daemon's description of its subject.
+pub(crate) struct Key {
+    pub(crate) name: &'static str,
+    pub(crate) words: &'static str,
+    pub(crate) value: fn(&Value) -> Option<String>,
+}
 
-/// Settings of a switch's port, by the file's keys, and the words of `unetmap vale port` that set them.
-pub(crate) const PORT_KEYS: [(&str, &str); 10] = [
-    ("access", "access"),
-    ("trunk", "trunk"),
-    ("rate-in", "rate in"),
-    ("rate-out", "rate out"),
-    ("storm", "storm"),
-    ("filter-in", "filter in"),
-    ("filter-out", "filter out"),
-    ("vhost-user", "--vhost-user"),
-    ("vhost-user-client", "--vhost-user-client"),
-    ("memif", "--memif"),
+/// Settings of interfaces, for `unetmap nic`.
+const INTERFACE_KEYS: [Key; 3] = [
+    Key { name: "filter", words: "filter", value: |interface| text(&interface["filter"]["expression"]) },
+    Key {
+        name: "busy-poll",
+        words: "busy-poll",
+        value: |interface| {
+            let [usec, budget] = ["usec", "budget"].map(|of| interface["busy_poll"][of].as_u64());
+            Some(format!("{} {}", usec?, budget?))
+        },
+    },
+    Key { name: "header", words: "header", value: |interface| text(&interface["header"]).filter(|bytes| bytes != "0") },
 ];
-/// The same of interfaces, for `unetmap nic`.
-const INTERFACE_KEYS: [(&str, &str); 3] = [("filter", "filter"), ("busy-poll", "busy-poll"), ("header", "header")];
+
+/// Returns a value as text; `None`: there is none.
+pub(crate) fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
+    }
+}
 
 /// One thing that the file can say, in its normal form. The order is that in which they are made: settings before
 /// attachments, so that no packet passes without them.
@@ -140,8 +151,8 @@ impl Setting {
     /// The words after `unetmap` of the command that makes it; none if it is a command of vale-ctl.
     fn words(&self) -> Vec<String> {
         let split = |words: &str| words.split_whitespace().map(String::from).collect::<Vec<_>>();
-        let of_key = |keys: &[(&str, &str)], key: &str, value: &str| {
-            let command = keys.iter().find(|(of_file, _)| *of_file == key).map_or("", |(_, command)| command);
+        let of_key = |keys: &[Key], key: &str, value: &str| {
+            let command = keys.iter().find(|known| known.name == key).map_or("", |known| known.words);
             // Expressions are one word, so that Display shows them quoted.
             let values = if key.starts_with("filter") { vec![value.to_owned()] } else { split(value) };
             [split(command), values].concat()

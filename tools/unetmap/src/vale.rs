@@ -4,25 +4,25 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use serde_json::Value;
 use tool_common::Failure;
 use tool_common::served::Kind;
-use unetmap_core::control::vale::{Direction, RateLimit, VLAN_IDS, VlanMode, VlanSet};
 use unetmap_core::control::vale::{
     MAX_AGE, MAX_CPUS, MAX_THREADS, ThreadConfig, ValeAction, ValeRequest, send_request,
 };
-use unetmap_quantity::{Rate, seconds, whole_packet_rate, within};
+use unetmap_quantity::seconds;
 
 use crate::ls::{cell, parse_reply};
-use crate::nic::compile;
 
 mod changed;
+mod port;
 mod show;
 
 pub(crate) use changed::changed;
-use show::{heading, rate_text, settings, switch_details, switch_list, threads, use_colour};
-pub(crate) use show::{rate, unscaled};
+pub(crate) use port::{PORT_KEYS, SERVED_KEYS, VLAN_KEYS};
+use port::{Port, settings};
+use show::{heading, switch_details, switch_list, threads, use_colour};
 
 /// Show the VALE switches, or change the settings of a switch, a port, or the switch threads.
 ///
@@ -112,9 +112,6 @@ fn check_one_change(action: Option<&Action>) -> Result<(), String> {
     }
 }
 
-/// Most packets, or bits, per second.
-const MAX_RATE: u64 = 1_000_000_000_000_000;
-
 /// Processors to which the threads are pinned in turn; empty: not pinned.
 #[derive(Clone, Debug, PartialEq)]
 struct Cpus(Vec<u16>);
@@ -128,65 +125,6 @@ enum Set {
         seconds: u32,
     },
 }
-
-#[derive(Debug, Subcommand)]
-enum Port {
-    /// Make the port an access port of one VLAN: its frames have no tag
-    Access {
-        /// 1 to 4094; off: unrestricted, frames keep their tags
-        #[arg(value_name = "VLAN|off", value_parser = access)]
-        vlan: OrOff<u16>,
-    },
-    /// Make the port a trunk port of these VLANs: its frames have the VLAN's tag
-    Trunk {
-        /// For instance 10,20-30; off: unrestricted, frames keep their tags
-        #[arg(value_name = "VLANS|off", value_parser = trunk)]
-        vlans: OrOff<VlanSet>,
-    },
-    /// Limit the rate at which the port sends (in) or receives (out)
-    Rate {
-        direction: DirectionArg,
-
-        /// Packets per second, bits per second, or both: 10kpps 100Mbit; off: no limit
-        #[arg(value_name = "RATE|off", required = true, num_args = 1..=2)]
-        rates: Vec<String>,
-    },
-    /// Limit the rate of flooded packets that the port sends: broadcast, multicast, and to unknown addresses
-    Storm {
-        /// Packets per second: 1000, 10kpps; off: no limit
-        #[arg(value_name = "PACKETS|off", value_parser = storm, allow_negative_numbers = true)]
-        packets: u64,
-    },
-    /// Set the filter for frames that the port sends (in) or receives (out)
-    Filter {
-        direction: DirectionArg,
-
-        /// A tcpdump expression (pcap-filter(7)); off: all frames pass
-        #[arg(required = true, value_name = "EXPRESSION|off")]
-        expression: Vec<String>,
-    },
-    /// Remove all settings of the port; a process that serves it goes on (--vhost-user off ends it)
-    Off,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum DirectionArg {
-    In,
-    Out,
-}
-
-impl From<DirectionArg> for Direction {
-    fn from(direction: DirectionArg) -> Direction {
-        match direction {
-            DirectionArg::In => Direction::In,
-            DirectionArg::Out => Direction::Out,
-        }
-    }
-}
-
-/// A setting, or `off`.
-#[derive(Clone, Debug, PartialEq)]
-struct OrOff<T>(Option<T>);
 
 /// Parses the name of a switch.
 fn switch(text: &str) -> Result<String, String> {
@@ -215,34 +153,6 @@ fn age(text: &str) -> Result<u32, String> {
     })
 }
 
-fn vlan(text: &str) -> Option<u16> {
-    text.parse().ok().filter(|vlan| VLAN_IDS.contains(vlan))
-}
-
-fn access(text: &str) -> Result<OrOff<u16>, String> {
-    match vlan(text) {
-        None if text == "off" => Ok(OrOff(None)),
-        None => Err("give a VLAN from 1 to 4094, or off".into()),
-        found => Ok(OrOff(found)),
-    }
-}
-
-fn trunk(text: &str) -> Result<OrOff<VlanSet>, String> {
-    if text == "off" {
-        return Ok(OrOff(None));
-    }
-    let range = |part: &str| -> Option<RangeInclusive<u16>> {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let range = vlan(first)?..=vlan(last)?;
-        (!range.is_empty()).then_some(range)
-    };
-    let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
-    match ranges {
-        Some(ranges) => Ok(OrOff(Some(VlanSet::new(ranges)))),
-        None => Err("give VLANs as in 10,20-30, each from 1 to 4094, or off".into()),
-    }
-}
-
 fn cpus(text: &str) -> Result<Cpus, String> {
     if text == "any" {
         return Ok(Cpus(Vec::new()));
@@ -260,34 +170,6 @@ fn cpus(text: &str) -> Result<Cpus, String> {
     }
 }
 
-fn storm(text: &str) -> Result<u64, String> {
-    if text == "off" {
-        return Ok(0);
-    }
-    within(whole_packet_rate, 1..=MAX_RATE)(text).map_err(|why| format!("{why}; or off"))
-}
-
-/// Parses `10kpps 100Mbit`, in either order, or one of them, or `off`.
-fn limit(rates: &[String]) -> Result<RateLimit, String> {
-    let mut limit = RateLimit::default();
-    if rates == ["off"] {
-        return Ok(limit);
-    }
-    for rate in rates {
-        let wrong = |why: &str| format!("`{rate}` is not a rate: {why}; or off");
-        let (field, number) = match unetmap_quantity::rate(rate).map_err(|why| wrong(&why))? {
-            Rate::Packets(number) => (&mut limit.packets, number),
-            Rate::Bits(number) => (&mut limit.bits, number),
-        };
-        if *field > 0 {
-            return Err(format!("`{rate}`: give at most one limit of packets and one of bits"));
-        }
-        let number = number.whole().filter(|number| (1..=MAX_RATE).contains(number));
-        *field = number.ok_or_else(|| wrong(&format!("give a whole number from 1 to {MAX_RATE}")))?;
-    }
-    Ok(limit)
-}
-
 /// Returns the value of a setting as `state` of the configuration has it, with the checks of its command.
 pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
     check_one_change(args.action.as_ref())?;
@@ -296,17 +178,7 @@ pub(crate) fn normal_form(args: &ValeArgs) -> Result<String, String> {
     }
     Ok(match &args.action {
         Some(Action::Set { what: Set::Age { seconds }, .. }) => seconds.to_string(),
-        Some(Action::Port { what: Some(what), .. }) => match what {
-            Port::Access { vlan } => vlan.0.map(|vlan| vlan.to_string()).unwrap_or_default(),
-            Port::Trunk { vlans } => vlans.0.as_ref().map(VlanSet::to_string).unwrap_or_default(),
-            Port::Rate { rates, .. } => {
-                let RateLimit { packets, bits } = limit(rates)?;
-                rate_text(packets, bits)
-            }
-            Port::Storm { packets } => unscaled(*packets),
-            Port::Filter { expression, .. } => compile(expression.join(" ").trim())?.expression,
-            Port::Off => String::new(),
-        },
+        Some(Action::Port { what: Some(what), .. }) => what.value()?,
         _ => String::new(),
     })
 }
@@ -323,7 +195,7 @@ pub(crate) fn run(args: &ValeArgs) -> Result<String, Failure> {
         Some(Action::Show { switch, .. }) => (switch.clone(), ValeAction::Show),
         Some(Action::Set { switch, what: Set::Age { seconds } }) => (switch.clone(), ValeAction::Age(*seconds)),
         Some(Action::Port { port, what, .. }) => {
-            let action = what.as_ref().map_or(Ok(ValeAction::ShowPort), port_action);
+            let action = what.as_ref().map_or(Ok(ValeAction::ShowPort), Port::action);
             (port.clone(), action.map_err(|why| Failure::Usage(format!("vale port {port}: {why}")))?)
         }
         Some(Action::Threads { threads: None, .. }) => (String::new(), ValeAction::Threads),
@@ -351,24 +223,9 @@ pub(crate) fn run(args: &ValeArgs) -> Result<String, Failure> {
             Some(Action::Threads { .. }) => threads(&parse(&reply)?),
             Some(Action::Set { .. }) => format!("{}\n", heading(&parse(&reply)?)),
             Some(Action::Port { port, .. }) => {
-                format!("{}: {}\n", cell(&Value::String(port.clone())), settings(&parse(&reply)?["rules"]))
+                format!("{}: {}\n", cell(&Value::String(port.clone())), settings(&parse(&reply)?))
             }
         },
-    })
-}
-
-fn port_action(what: &Port) -> Result<ValeAction, String> {
-    Ok(match what {
-        Port::Access { vlan } => ValeAction::Vlan(vlan.0.map(VlanMode::Access)),
-        Port::Trunk { vlans } => ValeAction::Vlan(vlans.0.clone().map(VlanMode::Trunk)),
-        Port::Rate { direction, rates } => ValeAction::Limit((*direction).into(), limit(rates)?),
-        Port::Storm { packets } => ValeAction::Storm(*packets),
-        Port::Filter { direction, expression } => {
-            let text = expression.join(" ");
-            let filter = if text.trim() == "off" { None } else { Some(compile(text.trim())?) };
-            ValeAction::Filter((*direction).into(), filter)
-        }
-        Port::Off => ValeAction::Clear,
     })
 }
 
@@ -379,24 +236,12 @@ mod tests {
     #[test]
     fn settings_are_parsed_or_refused() {
         assert_eq!((age("300"), age("5min"), age("off")), (Ok(300), Ok(300), Ok(0)));
-        assert_eq!(access("10"), Ok(OrOff(Some(10))));
-        assert_eq!(trunk("10,20-30"), Ok(OrOff(Some(VlanSet::new([10..=10, 20..=30])))));
-        assert_eq!((storm("2.5k"), storm("2.5Kpps"), storm("off")), (Ok(2500), Ok(2500), Ok(0)));
         assert_eq!((cpus("3,0-1"), cpus("any")), (Ok(Cpus(vec![3, 0, 1])), Ok(Cpus(vec![]))));
-        let limit = |text: &str| limit(&text.split(' ').map(String::from).collect::<Vec<_>>());
-        assert_eq!(limit("10kpps 1.5Gbit"), Ok(RateLimit { packets: 10_000, bits: 1_500_000_000 }));
-        assert_eq!(limit("off"), Ok(RateLimit::default()));
         for wrong in ["0", "2592001", "1.5", "10Mbit", "x", "-1"] {
             assert!(age(wrong).is_err(), "{wrong}");
         }
-        for wrong in ["0", "4095", "10,", "30-20", "1-", "x", "", "10, 20"] {
-            assert!(access(wrong).is_err() && trunk(wrong).is_err(), "{wrong}");
-        }
         for wrong in ["", "1024", "2-1", "0,", "-1", "all"] {
             assert!(cpus(wrong).is_err(), "{wrong}");
-        }
-        for wrong in ["10", "100M", "pps", "0bit", "1pps 2pps", "1bit off"] {
-            assert!(limit(wrong).is_err(), "{wrong}");
         }
     }
 }

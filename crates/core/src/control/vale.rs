@@ -423,6 +423,19 @@ pub struct PortPolicy {
     pub filters: [Option<Filter>; 2],
 }
 
+impl PortPolicy {
+    /// Returns the actions that set all of it at a port that has nothing set.
+    pub fn actions(&self) -> Vec<ValeAction> {
+        let PortPolicy { vlan, limits, storm, filters } = self;
+        let mut actions = vec![ValeAction::Vlan(vlan.clone()), ValeAction::Storm(*storm)];
+        for direction in [Direction::In, Direction::Out] {
+            actions.push(ValeAction::Limit(direction, limits[direction as usize]));
+            actions.push(ValeAction::Filter(direction, filters[direction as usize].clone()));
+        }
+        actions
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -446,6 +459,15 @@ mod tests {
             ValeAction::Filter(Direction::In, None),
             ValeAction::Clear,
         ]
+    }
+
+    #[test]
+    fn the_actions_of_a_policy_set_all_of_it() {
+        let mut policy = PortPolicy::default();
+        all().into_iter().filter(|action| *action != ValeAction::Clear).for_each(|action| action.apply_to(&mut policy));
+        let mut copy = PortPolicy::default();
+        policy.actions().into_iter().for_each(|action| action.apply_to(&mut copy));
+        assert_eq!(copy, policy);
     }
 
     fn threads(threads: u16, cpus: &[u16]) -> ValeAction {

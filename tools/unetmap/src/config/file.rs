@@ -8,7 +8,8 @@ use unetmap_core::control::trusted_file;
 use unetmap_suggest::did_you_mean;
 
 use super::edit::edit;
-use super::{INTERFACE_KEYS, PORT_KEYS, Setting};
+use super::{INTERFACE_KEYS, Key, Setting};
+use crate::vale::PORT_KEYS;
 
 const SECTIONS: &str = "the sections are [[persistent]], [switch.vale0], [port.\"vale0:a\"] and [interface.eth0]";
 
@@ -170,13 +171,13 @@ fn of_switch(switch: &str, keys: &dyn TableLike) -> Result<Vec<Setting>, Fault> 
 
 fn of_keys(
     table: &dyn TableLike,
-    keys: &[(&'static str, &str)],
+    keys: &[Key],
     setting: impl Fn(&'static str, String) -> Setting,
 ) -> Result<Vec<Setting>, Fault> {
     let mut settings = Vec::new();
     for (key, item) in table.iter() {
-        let Some((key, _)) = keys.iter().find(|(known, _)| *known == key) else {
-            let known: Vec<&str> = keys.iter().map(|(known, _)| *known).collect();
+        let Some(Key { name: key, .. }) = keys.iter().find(|known| known.name == key) else {
+            let known: Vec<&str> = keys.iter().map(|known| known.name).collect();
             let meant = did_you_mean(key, known.iter().copied());
             return fault(item, format!("there is no `{key}` here, but {}{meant}", known.join(", ")));
         };

@@ -2,13 +2,12 @@
 //! The settings that the daemon has now.
 
 use serde_json::Value;
-use tool_common::served::{Kind, socket_of};
 use unetmap_core::control::nic::{self, NicAction, NicRequest};
 use unetmap_core::control::vale::{self, ValeAction, ValeRequest};
 
-use super::Setting;
+use super::{INTERFACE_KEYS, Setting};
 use crate::ls::{members, parse_reply};
-use crate::vale::rate;
+use crate::vale::PORT_KEYS;
 
 /// Reads all settings, in order; of interfaces those of `named`, and of all in this network namespace. `None` if no
 /// daemon runs.
@@ -81,40 +80,13 @@ fn of_switch(switch: &str, details: &Value) -> Vec<Setting> {
             let host = names.contains(&&*format!("{name}^"));
             settings.push(Setting::Attach { switch: switch.into(), interface: interface.into(), host });
         }
-        let rules = &port["rules"];
-        let text = |value: &Value| match value {
-            Value::Null => None,
-            Value::String(text) => Some(text.clone()),
-            other => Some(other.to_string()),
-        };
-        let values = [
-            ("access", text(&rules["access"])),
-            ("trunk", text(&rules["trunk"])),
-            ("rate-in", rate(&rules["limit_in"])),
-            ("rate-out", rate(&rules["limit_out"])),
-            ("storm", rules["storm"].as_u64().map(crate::vale::unscaled)),
-            ("filter-in", text(&rules["filter_in"]["expression"])),
-            ("filter-out", text(&rules["filter_out"]["expression"])),
-            ("vhost-user", socket_of(port, Kind::VhostUser)),
-            ("vhost-user-client", socket_of(port, Kind::VhostUserClient)),
-            ("memif", socket_of(port, Kind::Memif)),
-        ];
-        let set = values.into_iter().filter_map(|(key, value)| Some((key, value?)));
+        let set = PORT_KEYS.iter().filter_map(|key| Some((key.name, (key.value)(port)?)));
         settings.extend(set.map(|(key, value)| Setting::Port { port: name.into(), key, value }));
     }
     settings
 }
 
 fn of_interface(name: &str, reply: &Value) -> Vec<Setting> {
-    let mut values = Vec::new();
-    if let Some(expression) = reply["filter"]["expression"].as_str() {
-        values.push(("filter", expression.to_owned()));
-    }
-    if let (Some(usec), Some(budget)) = (reply["busy_poll"]["usec"].as_u64(), reply["busy_poll"]["budget"].as_u64()) {
-        values.push(("busy-poll", format!("{usec} {budget}")));
-    }
-    if let Some(bytes @ 1..) = reply["header"].as_u64() {
-        values.push(("header", bytes.to_string()));
-    }
-    values.into_iter().map(|(key, value)| Setting::Interface { name: name.into(), key, value }).collect()
+    let set = INTERFACE_KEYS.iter().filter_map(|key| Some((key.name, (key.value)(reply)?)));
+    set.map(|(key, value)| Setting::Interface { name: name.into(), key, value }).collect()
 }

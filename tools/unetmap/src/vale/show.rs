@@ -9,6 +9,7 @@ use tool_common::served;
 use tool_common::table::align;
 use tool_common::{BOLD, PLAIN, YELLOW};
 
+use super::port::settings;
 use crate::ls::{cell, header, members};
 
 /// Returns true if standard output is a terminal and `NO_COLOR` is not set.
@@ -154,57 +155,13 @@ fn reasons(counts: &Value) -> String {
     if shown.is_empty() { "-".into() } else { shown.join(", ") }
 }
 
-pub(super) fn settings(rules: &Value) -> String {
-    let mut parts = Vec::new();
-    for what in ["access", "trunk"] {
-        if !rules[what].is_null() {
-            parts.push(format!("{what} {}", cell(&rules[what])));
-        }
-    }
-    for (what, direction) in [("limit_in", "in"), ("limit_out", "out")] {
-        if let Some(rate) = rate(&rules[what]) {
-            parts.push(format!("rate {direction} {rate}"));
-        }
-    }
-    if let Some(packets) = rules["storm"].as_u64() {
-        parts.push(format!("storm {}", unscaled(packets)));
-    }
-    for (what, direction) in [("filter_in", "in"), ("filter_out", "out")] {
-        if !rules[what].is_null() {
-            parts.push(format!("filter {direction} {}", cell(&rules[what]["expression"])));
-        }
-    }
-    if parts.is_empty() { "-".into() } else { parts.join("; ") }
-}
-
 /// Formats the settings of a port of the daemon's reply, and how a process serves it.
 fn all_settings(port: &Value) -> String {
-    let rules = settings(&port["rules"]);
+    let rules = settings(port);
     match served::setting_of(port) {
         Some(served) if rules == "-" => served,
         Some(served) => format!("{served}; {rules}"),
         None => rules,
-    }
-}
-
-/// Formats a rate limit of the daemon's reply in the syntax of [`limit`]; `None`: there is none.
-pub(crate) fn rate(limit: &Value) -> Option<String> {
-    let [packets, bits] = ["packets", "bits"].map(|of| limit[of].as_u64().unwrap_or(0));
-    Some(rate_text(packets, bits)).filter(|text| !text.is_empty())
-}
-
-pub(super) fn rate_text(packets: u64, bits: u64) -> String {
-    let limits = [(packets, "pps"), (bits, "bit")].into_iter().filter(|(n, _)| *n > 0);
-    limits.map(|(n, unit)| format!("{}{unit}", unscaled(n))).collect::<Vec<_>>().join(" ")
-}
-
-/// Formats a number in the syntax of [`unetmap_quantity::count`].
-pub(crate) fn unscaled(number: u64) -> String {
-    let scale =
-        [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")].into_iter().find(|(n, _)| number.is_multiple_of(*n));
-    match scale {
-        Some((n, name)) if number > 0 => format!("{}{name}", number / n),
-        _ => number.to_string(),
     }
 }
 
@@ -224,13 +181,6 @@ fn addresses(table: &Value) -> Vec<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn formatted_numbers_parse_to_the_same_value() {
-        for number in [1, 999, 1000, 1500, 10_000, 1_000_001, 40_000_000_000] {
-            assert_eq!(unetmap_quantity::count(&unscaled(number)), Ok(number));
-        }
-    }
 
     fn reply(sent: u64, room: u64) -> Value {
         serde_json::from_str(&format!(

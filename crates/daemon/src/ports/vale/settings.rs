@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use unetmap_core::control::vale::{Direction, PortPolicy, ValeAction, ValeRequest};
+use unetmap_core::control::vale::{PortPolicy, ValeAction, ValeRequest};
 use unetmap_core::errno::{EINVAL, ENOMEM};
 use unetmap_switch::fdb::LIFETIME_EPOCHS;
 use unetmap_switch::policy::ActivePolicy;
@@ -93,14 +93,8 @@ impl SwitchSettings {
             if set.age > 0 {
                 add(switch.clone(), ValeAction::Age(set.age));
             }
-            for (port, PortPolicy { vlan, limits, storm, filters }) in &set.ports {
-                let mut of_port = |action| add(format!("{switch}:{port}"), action);
-                of_port(ValeAction::Vlan(vlan.clone()));
-                of_port(ValeAction::Storm(*storm));
-                for direction in [Direction::In, Direction::Out] {
-                    of_port(ValeAction::Limit(direction, limits[direction as usize]));
-                    of_port(ValeAction::Filter(direction, filters[direction as usize].clone()));
-                }
+            for (port, policy) in &set.ports {
+                policy.actions().into_iter().for_each(|action| add(format!("{switch}:{port}"), action));
             }
         }
         requests
