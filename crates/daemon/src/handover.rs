@@ -1,22 +1,37 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Replacing the daemon by a newer one, its *successor*, without closing a port.
+//! Handing all that the daemon has to another process, its *successor*, without closing a port: to a newer daemon that
+//! replaces it (`--replace`), or after a crash (`--keep-ports`) to one that is started with what a third process, the
+//! [`store`], has kept. Both are the same state, written and read in [`state`], sent by the same messages:
 //!
 //! ```text
-//! successor (unetmapd --replace)        daemon
-//!   Begin                       -->     settles what is in progress, and serves nobody from here on
-//!                               <--     Refused: why it goes on as before; or
-//!                               <--     Descriptors, several times
-//!                               <--     State
-//!   rebuilds everything                 (switches forward packets until here)
-//!   Ready                       -->
-//!                               <--     Positions: where the threads of the switches stopped
-//!   Commit                      -->
-//!                               <--     Released, and exits: nothing was closed, as the successor has the descriptors
+//! successor                   daemon, or store
+//!   Begin              -->
+//!                      <--    Refused: why it goes on as before; or
+//!                      <--    Descriptors, several times
+//!                      <--    State
+//!   rebuilds everything       (switches of a daemon forward packets until here)
+//!   Ready              -->
+//!                      <--    Positions: where the threads of the switches stopped; or Recover: it has crashed
+//!   Commit             -->
+//!                      <--    Released: nothing was closed, as the successor has the descriptors
 //! ```
-//! If the successor ends, or does not commit in time, the daemon goes on. The messages are those of the broker, so that
-//! they do not depend on the version of the control protocol. Only the daemon's user and root may begin.
-//!
+//! The messages are those of the broker ([`channel`]), so that they do not depend on the version of the control protocol.
 //! What is handed over are the daemon's private records. Shared memory needs no change: programs notice nothing.
+//!
+//! ```text
+//!                          a replacement                            a crash
+//! the state                is saved when all is settled             is what was kept after the last change
+//! who may begin            the daemon's user and root               only the daemon that the store has started
+//! connections              all, with messages that wait             of sessions and lock holders; one whose message was
+//!                                                                   being answered ends
+//! positions of switches    where their threads stopped              those in the rings, checked
+//! mediators' threads       are paused, and go on                    are started anew: what they had copied and not
+//!                                                                   passed on is copied again; their locks are broken
+//! the node                 its requests are answered later          its files and ports end, and it is on again
+//! the broker               goes on                                  undoes what was made since; drops its answers
+//! if the successor ends    the daemon goes on                       another one is started, at most MAX_CRASHES times
+//! at the end               the daemon exits                         the store keeps what the successor has
+//! ```
 
 pub(crate) mod channel;
 mod crash;
@@ -33,7 +48,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ports::vale::SwitchPositions;
 
-pub(crate) use state::{SavedClient, SavedForCrash, State};
+pub(crate) use state::{SavedForCrash, State};
 pub(crate) use successor::{Predecessor, Taken};
 
 /// The version of [`State`]. It changes with every change of what is in it, and of the broker's requests: a successor

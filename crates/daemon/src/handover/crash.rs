@@ -2,53 +2,24 @@
 //! Keeping the state for the case of a crash ([`crate::handover::store`]).
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unetmap_sys::socket;
 
 use crate::broker;
-use crate::broker::Handle;
-use crate::descriptors::{Incoming, Outgoing};
+use crate::descriptors::Outgoing;
 use crate::events::What;
+use crate::handover::SavedForCrash;
 use crate::handover::store::{self, ProtectionSnapshot, Store};
-use crate::handover::{SavedForCrash, State};
-use crate::node::{PausedNodes, SavedNodes};
 use crate::owner::owner;
-use crate::ports::mediator::{self, DAEMON_HOLDER, PausedThread};
+use crate::ports::mediator::{DAEMON_HOLDER, PausedThread};
 use crate::ports::nic;
-use crate::refusal::Refusal;
+use crate::server::Server;
 use crate::server::work::{INTERFACES, STORE, WATCHES};
-use crate::server::{Client, Server};
 use crate::service::Service;
 use crate::tuning::events::MAX_REASON;
-use crate::user_arena::UserArena;
-
-/// What is kept while the state refers to it.
-pub(crate) struct Kept {
-    pub(super) broker: Option<Arc<broker::Duplicates>>,
-    pub(super) arenas: Vec<(u32, Arc<UserArena>)>,
-    pub(super) nodes: PausedNodes,
-}
-
-/// What was kept for a crash, besides the state.
-pub(crate) struct AfterCrash {
-    /// The file with the token of the connection whose message was being answered.
-    pub(super) mark: File,
-    last_handle: Option<Handle>,
-    /// Where the node was on.
-    pub(super) node: Option<PathBuf>,
-}
-
-impl AfterCrash {
-    pub(crate) fn of(saved: SavedForCrash, fds: &mut Incoming) -> Result<AfterCrash, Refusal> {
-        let SavedForCrash { mark, last_handle, node } = saved;
-        Ok(AfterCrash { mark: File::from(fds.take(mark)?), last_handle, node })
-    }
-}
 
 impl Server {
     /// Keeps the state in this process from now on; an error says why there is none.
@@ -168,19 +139,11 @@ impl Server {
 
     fn keep_in(&mut self, store: &mut Store, service: &Service) -> Result<(), String> {
         let closed = nic::any_was_closed();
-        let keeps = self.daemon.has_interfaces() || self.nodes.in_use();
-        let broker = store.broker().filter(|_| keeps).cloned();
-        let last_handle = broker.as_ref().map(|_| broker::last_handle()).transpose();
-        let mediators = mediator::running(&mut self.daemon);
-        let kept = Kept { broker, arenas: self.daemon.registry.regions.all_arenas(), nodes: PausedNodes::default() };
-        let (mark, mut fds) = (store.mark(), Outgoing::default());
-        let state = match (self.save(service, &kept, is_kept, &mut fds), last_handle) {
-            (Ok(state), Ok(last_handle)) => {
-                let after_crash = SavedForCrash { mark: fds.add(&*mark), last_handle, node: self.nodes.path() };
-                Ok(State { nodes: SavedNodes::default(), mediators, after_crash: Some(after_crash), ..state })
-            }
-            (Err(refusal), _) => Err(refusal.why),
-            (_, Err(e)) => Err(format!("the process with root's privileges does not answer: {e}")),
+        let parts = self.parts_for_crash(store);
+        let mut fds = Outgoing::default();
+        let state = match &parts {
+            Ok(parts) => self.save(service, parts, &mut fds).map_err(|refusal| refusal.why),
+            Err(e) => Err(format!("the process with root's privileges does not answer: {e}")),
         };
         store.keep(state.map(|state| (state, fds.fds())), closed)
     }
@@ -188,7 +151,7 @@ impl Server {
     /// Takes what a daemon has left that has crashed, before its threads' work is continued: their locks, and the
     /// broker. Returns the sessions that belong to no connection and no thread: those of programs at the node, and of
     /// connections that are not kept.
-    pub(crate) fn take_from_crashed(&mut self, crash: &AfterCrash) -> Vec<u64> {
+    pub(crate) fn take_from_crashed(&mut self, crash: &SavedForCrash) -> Vec<u64> {
         let broken = self.daemon.registry.break_locks(DAEMON_HOLDER);
         if broken > 0 {
             tracing::debug!(broken, "the daemon that crashed was copying: its locks are broken");
@@ -223,9 +186,4 @@ impl Server {
         }
         self.daemon.registry.wake_all();
     }
-}
-
-/// Whether a connection can go on after a crash: nothing is being answered.
-fn is_kept(client: &Client) -> bool {
-    (client.session.is_some() || client.holder.is_some()) && client.task.is_none() && !client.is_ended
 }

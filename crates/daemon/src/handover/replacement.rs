@@ -1,27 +1,21 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Handing everything over to a successor ([`crate::handover`]), and taking over from an earlier daemon.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use unetmap_core::control::Kind;
 use unetmap_core::errno::{EAGAIN, EIO, EPERM};
 use unetmap_sys::process;
 use unetmap_sys::socket;
 
-use super::crash::{AfterCrash, Kept};
 use super::predecessor::Successor;
 use crate::broker;
-use crate::descriptors::{FdIndex, Incoming, Outgoing, cannot};
-use crate::handover::store::{self, Store};
-use crate::handover::{self, Reply, SavedClient, State, Taken, VERSION, channel};
-use crate::log;
-use crate::ports::{arrival, mediator, monitor};
+use crate::descriptors::{Outgoing, cannot};
+use crate::handover::store::Store;
+use crate::handover::{self, Reply, VERSION, channel};
+use crate::ports::{arrival, mediator};
 use crate::refusal::{Refusal, refuse};
-use crate::requests::LockHolder;
 use crate::server::work::{Task, Work};
 use crate::server::{Client, Server};
 use crate::service::Service;
@@ -200,16 +194,9 @@ impl Server {
     fn hand_over(&mut self, connection: &OwnedFd, service: &Service, start: Instant) -> Result<(), Refusal> {
         let to = Successor::new(connection, start + COMMIT_LIMIT);
         let tables = self.daemon.vale.table_marks();
-        // It keeps what it has made for interfaces, and the devices of the node's mounts.
-        let keeps = self.daemon.has_interfaces() || self.nodes.in_use();
-        let broker = if keeps { broker::Duplicates::new().map_err(failed)? } else { None };
-        let kept = Kept {
-            broker: broker.map(Arc::new),
-            arenas: self.daemon.registry.regions.all_arenas(),
-            nodes: self.nodes.paused(),
-        };
+        let parts = self.parts_for_successor().map_err(failed)?;
         let mut fds = Outgoing::default();
-        let state = self.save(service, &kept, |_| true, &mut fds)?;
+        let state = self.save(service, &parts, &mut fds)?;
         to.give(&state, fds.fds()).map_err(failed)?;
         let stopped = Instant::now();
         let positions = self.daemon.vale.stop_for_successor(&self.daemon.registry, &tables);
@@ -228,177 +215,12 @@ impl Server {
         taken.or_else(|refusal| self.daemon.vale.publish().and(Err(refusal)))
     }
 
-    /// What the successor needs.
-    pub(crate) fn save<'a>(
-        &'a self,
-        service: &'a Service,
-        kept: &'a Kept,
-        which: impl Fn(&Client) -> bool,
-        fds: &mut Outgoing<'a>,
-    ) -> Result<State, Refusal> {
-        let registry = self.daemon.registry.save(&kept.arenas, fds)?;
-        let save_client = |(token, client): (&u64, &'a Client)| SavedClient {
-            fd: fds.add(&client.fd),
-            token: *token,
-            session: client.session,
-            holder: client.holder.as_ref().map(|holder| (holder.id, holder.pidfd.as_ref().map(|pidfd| fds.add(pidfd)))),
-            has_spoken: client.has_spoken,
-            is_answered: client.is_answered,
-            in_flight: self.daemon.users.in_flight.count(*token),
-            held: match &client.task {
-                Some((Kind(kind), Task::Held(payload))) => Some((*kind, client.tag, payload.clone())),
-                _ => None,
-            },
-        };
-        let clients = self.clients.iter().filter(|(_, client)| which(client)).map(save_client).collect();
-        let left = self.daemon.users.in_flight.left().map(|(fd, count)| (fds.add(fd), count)).collect();
-        Ok(State {
-            version: VERSION,
-            pid: process::pid(),
-            listener: fds.add(&self.listener),
-            service: service.save(self.is_managed, fds),
-            clients,
-            left,
-            after_crash: None,
-            last_holder: self.lock_holders.last(),
-            knobs: self.daemon.knobs.set_since(),
-            broker: kept.broker.as_ref().map(|broker| broker.save(fds)),
-            nodes: self.nodes.save(&kept.nodes, fds),
-            nics: self.daemon.nics.save(fds),
-            mediators: self.daemon.paused_mediators.clone(),
-            last_monitor: self.daemon.last_monitor(),
-            registry,
-            switches: self.daemon.vale.save(fds),
-        })
-    }
-
-    /// Takes over all that another daemon has; returns its service manager. If this fails, the other daemon goes on.
-    pub(crate) fn take_over(&mut self, taken: Taken) -> Result<Service, Refusal> {
-        let Taken { predecessor, state, mut fds } = taken;
-        let daemon = &mut self.daemon;
-        let adopted = state.broker.map(|broker| broker.take(&mut fds)).transpose()?;
-        let arenas = daemon.registry.restore(state.registry, state.pid, &mut fds)?;
-        self.nodes.restore(state.nodes, daemon, &mut fds)?;
-        daemon.paused_mediators = state.mediators;
-        daemon.nics.restore(state.nics, &mut daemon.registry, &mut fds)?;
-        daemon.vale.restore(state.switches, &daemon.registry, &mut fds)?;
-        monitor::check_restored(daemon, state.last_monitor)?;
-        mediator::check_paused(daemon)?;
-        self.daemon.knobs.take_over(&state.knobs);
-        log::set_verbose(self.daemon.knobs.verbose());
-        let crash = state.after_crash.map(|saved| AfterCrash::of(saved, &mut fds)).transpose()?;
-        let mark = crash.as_ref().map(|crash| &crash.mark);
-        let marked = self.take_connections(state.clients, state.last_holder, mark, &mut fds)?;
-        self.take_left(state.left, &mut fds)?;
-        let service = state.service.restore(&mut fds)?;
-        let positions = predecessor.positions()?;
-        let stopped = Instant::now();
-        match positions {
-            Some(positions) => self.daemon.vale.take_positions(positions, &self.daemon.registry)?,
-            None => {
-                self.daemon.vale.recover_positions(&self.daemon.registry);
-                self.daemon.registry.repair_receive_rings();
-            }
-        }
-        let store = predecessor.commit()?;
-        // At once: no packet crosses a switch meanwhile.
-        if let Err(refusal) = self.daemon.vale.publish() {
-            tracing::error!("the switches stand still: {}", refusal.why);
-        }
-        tracing::debug!(took = ?stopped.elapsed(), "the switches' threads go on");
-        adopted.into_iter().for_each(broker::Adopted::adopt);
-        arenas.iter().for_each(|arena| arena.take());
-        let unknown = crash.as_ref().map(|crash| self.take_from_crashed(crash));
-        self.daemon.nics.go_on(&self.daemon.registry);
-        self.resume_threads();
-        self.add_watches();
-        if let Some(store) = store {
-            self.recover(marked, unknown.unwrap_or_default(), crash.and_then(|crash| crash.node));
-            self.set_store(Store::of(store));
-        }
-        Ok(service)
-    }
-
     /// Starts the threads again that were stopped, or those of the daemon that was replaced.
-    fn resume_threads(&mut self) {
+    pub(super) fn resume_threads(&mut self) {
         mediator::resume(&mut self.daemon);
         arrival::resume(&mut self.daemon);
         self.nodes.resume(&mut self.daemon);
     }
-
-    fn take_connections(
-        &mut self,
-        clients: Vec<SavedClient>,
-        last_holder: u32,
-        mark: Option<&File>,
-        fds: &mut Incoming,
-    ) -> Result<Option<u64>, Refusal> {
-        let holders = clients.iter().filter_map(|client| client.holder.as_ref().map(|(id, _)| *id));
-        self.lock_holders.restore(last_holder, holders);
-        let (mut budgets, mut marked, mark) = (None, None, mark.map_or(0, store::marked));
-        for saved in clients {
-            let (fd, token) = (fds.take(saved.fd)?, self.next_token);
-            self.next_token += 2;
-            if saved.token == mark {
-                marked = Some(token);
-            }
-            let peer = socket::peer(&fd).map_err(lacks)?;
-            self.epoll.add_edge(&fd, token).map_err(lacks)?;
-            let holder = match saved.holder {
-                None => None,
-                Some((id, pidfd)) => Some(LockHolder { id, pidfd: pidfd.map(|pidfd| fds.take(pidfd)).transpose()? }),
-            };
-            if let Some(pidfd) = holder.as_ref().and_then(|holder| holder.pidfd.as_ref()) {
-                self.epoll.add(pidfd, token + 1, true, false).map_err(lacks)?;
-            }
-            self.daemon.users.add_connection(peer.uid);
-            let rate = (!self.daemon.has_no_budget(peer.uid))
-                .then(|| budgets.get_or_insert_with(|| self.daemon.budget_check()).request_rate(peer.uid));
-            if rate.is_some() && !saved.has_spoken {
-                self.newcomers.push_back((Instant::now(), token));
-            }
-            let fd = Arc::new(fd);
-            self.take_in_flight(token, peer.uid, &fd, saved.in_flight);
-            let (tag, task) = match saved.held {
-                None => (0, None),
-                Some((kind, tag, payload)) => {
-                    self.turns.push(peer.uid, Work::Continue(token));
-                    (tag, Some((Kind(kind), Task::Held(payload))))
-                }
-            };
-            let (session, has_spoken, is_answered) = (saved.session, saved.has_spoken, saved.is_answered);
-            let client = Client { session, holder, rate, tag, task, has_spoken, is_answered, ..Client::new(fd, peer) };
-            self.clients.insert(token, client);
-        }
-        Ok(marked)
-    }
-
-    /// What is in flight counts on. If this daemon is another user than the former one, it need not, and the user to
-    /// whom it was sent has as much less than it could have.
-    fn take_in_flight(&mut self, token: u64, uid: u32, fd: &Arc<OwnedFd>, count: u64) {
-        if count > 0 {
-            let users = &mut self.daemon.users;
-            users.in_flight.add(token, uid, fd, count, &users.ledger);
-        }
-    }
-
-    /// Takes connections that have ended, but for descriptors in flight.
-    fn take_left(&mut self, left: Vec<(FdIndex, u64)>, fds: &mut Incoming) -> Result<(), Refusal> {
-        for (fd, count) in left {
-            let (fd, token) = (fds.take(fd)?, self.next_token);
-            self.next_token += 2;
-            let uid = socket::peer(&fd).map_err(lacks)?.uid;
-            self.epoll.add_edge(&fd, token).map_err(lacks)?;
-            let fd = Arc::new(fd);
-            self.take_in_flight(token, uid, &fd, count);
-            self.leave_in_flight(uid, token, &fd);
-        }
-        Ok(())
-    }
-}
-
-fn lacks(e: io::Error) -> Refusal {
-    Refusal { errno: EIO, why: format!("a connection cannot be taken over: {e}"), option: None }
 }
 
 fn failed(e: io::Error) -> Refusal {

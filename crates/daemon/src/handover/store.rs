@@ -15,18 +15,15 @@
 //!   Ended                    -->      exits
 //!   (its end is closed)               starts a daemon, to which it is a predecessor that has crashed
 //! ```
-//! The connections of programs stay open, as the store has them: programs notice nothing. What was opened since the
-//! state was kept has the old end: its connection is closed. So is that of the program whose message the daemon was
-//! answering: it would wait for the answer without end, and may be the cause. The node ends, as its requests would have
-//! no answer; the ports of its programs are closed, and it is on again.
+//! What was opened since the state was kept has the old end: its connection is closed. So is that of the program whose
+//! message the daemon was answering: it would wait for the answer without end, and may be the cause. The node ends, as
+//! its requests would have no answer. The broker goes on, as the store has its connections, too. Under a service manager
+//! the store is the main process of the unit, which thus does not end with the daemon.
 //!
 //! A state that cannot be sent is sent again, after a pause that grows. Meanwhile a crash has what was kept before, if
 //! that can be used: a connection that was closed since is found closed, but a queue's socket may have to be closed in
 //! the store, too, and a state with an interface that has changed is of no use. Such a state is dropped. If the store
 //! ends, its spare takes its place: the daemon, which has given up its rights, could not start one.
-//!
-//! The broker goes on, as the store has its connections, too. Under a service manager the store is the main process of
-//! the unit, which thus does not end with the daemon.
 //!
 //! The store reads nothing that a program can write. The daemon takes from shared memory only the positions of switch
 //! ports, which the program that has the port can have written: they are checked as always.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The successor's side.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -10,11 +11,17 @@ use std::time::Instant;
 use unetmap_core::errno::EIO;
 use unetmap_sys::socket;
 
+use super::store::{self, Store};
 use super::{Reply, Request, State, VERSION, channel, own_program};
+use crate::broker;
 use crate::descriptors::Incoming;
+use crate::log;
 use crate::owner::owner;
 use crate::ports::vale::SwitchPositions;
+use crate::ports::{mediator, monitor};
 use crate::refusal::{Refusal, refuse};
+use crate::server::Server;
+use crate::service::Service;
 use crate::tuning::handover::{BUSY_LIMIT, BUSY_POLL, MAX_STATE_BYTES, REPLY_LIMIT};
 
 /// A connection to the daemon that is to be replaced.
@@ -150,6 +157,55 @@ impl Taken {
     /// The daemon's process.
     pub(crate) fn pid(&self) -> u32 {
         self.state.pid
+    }
+}
+
+impl Server {
+    /// Takes over all that another daemon has; returns its service manager. If this fails, the other daemon goes on.
+    pub(crate) fn take_over(&mut self, taken: Taken) -> Result<Service, Refusal> {
+        let Taken { predecessor, state, mut fds } = taken;
+        let daemon = &mut self.daemon;
+        let adopted = state.broker.map(|broker| broker.take(&mut fds)).transpose()?;
+        let arenas = daemon.registry.restore(state.registry, state.pid, &mut fds)?;
+        self.nodes.restore(state.nodes, daemon, &mut fds)?;
+        daemon.paused_mediators = state.mediators;
+        daemon.nics.restore(state.nics, &mut daemon.registry, &mut fds)?;
+        daemon.vale.restore(state.switches, &daemon.registry, &mut fds)?;
+        monitor::check_restored(daemon, state.last_monitor)?;
+        mediator::check_paused(daemon)?;
+        self.daemon.knobs.take_over(&state.knobs);
+        log::set_verbose(self.daemon.knobs.verbose());
+        let mark = state.after_crash.as_ref().map(|crash| fds.take(crash.mark)).transpose()?;
+        let mark = mark.map_or(0, |mark| store::marked(&File::from(mark)));
+        let marked = self.take_connections(state.clients, state.last_holder, mark, &mut fds)?;
+        self.take_left(state.left, &mut fds)?;
+        let service = state.service.restore(&mut fds)?;
+        let positions = predecessor.positions()?;
+        let stopped = Instant::now();
+        match positions {
+            Some(positions) => self.daemon.vale.take_positions(positions, &self.daemon.registry)?,
+            None => {
+                self.daemon.vale.recover_positions(&self.daemon.registry);
+                self.daemon.registry.repair_receive_rings();
+            }
+        }
+        let store = predecessor.commit()?;
+        // At once: no packet crosses a switch meanwhile.
+        if let Err(refusal) = self.daemon.vale.publish() {
+            tracing::error!("the switches stand still: {}", refusal.why);
+        }
+        tracing::debug!(took = ?stopped.elapsed(), "the switches' threads go on");
+        adopted.into_iter().for_each(broker::Adopted::adopt);
+        arenas.iter().for_each(|arena| arena.take());
+        let unknown = state.after_crash.as_ref().map(|crash| self.take_from_crashed(crash));
+        self.daemon.nics.go_on(&self.daemon.registry);
+        self.resume_threads();
+        self.add_watches();
+        if let Some(store) = store {
+            self.recover(marked, unknown.unwrap_or_default(), state.after_crash.and_then(|crash| crash.node));
+            self.set_store(Store::of(store));
+        }
+        Ok(service)
     }
 }
 

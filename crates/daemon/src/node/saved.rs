@@ -88,10 +88,11 @@ impl Nodes {
         PausedNodes(all.map(|node| (node.clone(), node.mounts().all.clone())).collect())
     }
 
-    /// What a successor needs.
+    /// What a successor needs; after a crash no node goes on.
     pub(crate) fn save<'a>(&self, paused: &'a PausedNodes, fds: &mut Outgoing<'a>) -> SavedNodes {
         let all = paused.0.iter().map(|(node, mounts)| SavedNode::of(node, mounts, fds)).collect();
-        SavedNodes { on: self.on.as_ref().map(|(path, _)| path.clone()), all, last: self.last }
+        let on = self.on.as_ref().filter(|_| !paused.0.is_empty()).map(|(path, _)| path.clone());
+        SavedNodes { on, all, last: self.last }
     }
 
     /// Takes over what another daemon has. [`Nodes::resume`] starts the threads.
