@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Handing all that the daemon has to another process, its *successor*, without closing a port: to a newer daemon that
 //! replaces it (`--replace`), or after a crash (`--keep-ports`) to one that is started with what a third process, the
-//! [`store`], has kept. Both are the same state, written and read in [`state`], sent by the same messages:
+//! [`store`], has kept. Both are the same [`State`], sent by the same messages:
 //!
 //! ```text
 //! successor                   daemon, or store
@@ -15,15 +15,15 @@
 //!   Commit             -->
 //!                      <--    Released: nothing was closed, as the successor has the descriptors
 //! ```
-//! The messages are those of the broker ([`channel`]), so that they do not depend on the version of the control protocol.
-//! What is handed over are the daemon's private records. Shared memory needs no change: programs notice nothing.
+//! They are sent as those of the broker ([`channel`]), and depend on no version of the control protocol. What is handed
+//! over are the daemon's private records. Shared memory needs no change: programs notice nothing.
 //!
 //! ```text
 //!                          a replacement                            a crash
 //! the state                is saved when all is settled             is what was kept after the last change
 //! who may begin            the daemon's user and root               only the daemon that the store has started
-//! connections              all, with messages that wait             of sessions and lock holders; one whose message was
-//!                                                                   being answered ends
+//! connections              all, with messages that wait             of sessions and lock holders, but for that whose
+//!                                                                   message was being answered
 //! positions of switches    where their threads stopped              those in the rings, checked
 //! mediators' threads       are paused, and go on                    are started anew: what they had copied and not
 //!                                                                   passed on is copied again; their locks are broken
@@ -35,8 +35,11 @@
 
 pub(crate) mod channel;
 mod crash;
+pub(crate) mod drain;
+mod messages;
 mod predecessor;
-pub(crate) mod replacement;
+mod replacement;
+mod save;
 mod state;
 pub(crate) mod store;
 mod successor;
@@ -44,62 +47,13 @@ mod successor;
 use std::os::unix::fs::MetadataExt as _;
 use std::{fs, io};
 
-use serde::{Deserialize, Serialize};
-
-use crate::ports::vale::SwitchPositions;
-
+pub(crate) use messages::{First, Reply, Request, decode_first};
 pub(crate) use state::{SavedForCrash, State};
 pub(crate) use successor::{Predecessor, Taken};
 
 /// The version of [`State`]. It changes with every change of what is in it, and of the broker's requests: a successor
 /// may have to go on with the broker of an earlier release.
 pub(crate) const VERSION: u32 = 13;
-
-/// From the successor.
-#[derive(Serialize, Deserialize)]
-pub(crate) enum Request {
-    /// The successor reads this version of the state.
-    Begin { version: u32 },
-    /// Which file the daemon runs. Nothing follows.
-    WhichProgram,
-    /// The successor has rebuilt everything, but for positions.
-    Ready,
-    /// The successor has everything.
-    Commit,
-}
-
-/// From the daemon.
-#[derive(Serialize, Deserialize)]
-pub(crate) enum Reply {
-    Refused(String),
-    /// Something is in progress: begin again in a moment.
-    Busy,
-    /// The next descriptors, which come with the message.
-    Descriptors,
-    State(Box<State>),
-    Positions(Box<SwitchPositions>),
-    /// The daemon has crashed: the positions are those in the rings.
-    Recover,
-    Released,
-    /// Device and inode.
-    Program(u64, u64),
-}
-
-/// The first message of a successor.
-pub(crate) enum First {
-    /// It reads this version of the state.
-    Begin(u32),
-    WhichProgram,
-}
-
-/// Decodes the first message of a successor; `None`: it is another message.
-pub(crate) fn decode_first(bytes: &[u8]) -> Option<First> {
-    match channel::decode_inline(bytes)? {
-        Request::Begin { version } => Some(First::Begin(version)),
-        Request::WhichProgram => Some(First::WhichProgram),
-        Request::Ready | Request::Commit => None,
-    }
-}
 
 /// Device and inode of the file that this process runs.
 pub(crate) fn own_program() -> io::Result<(u64, u64)> {

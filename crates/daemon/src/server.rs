@@ -44,7 +44,7 @@ use unetmap_sys::socket::{self, Peer, Received};
 
 use crate::caller::Caller;
 use crate::closer::Closer;
-use crate::handover::replacement::Drain;
+use crate::handover::drain::Drain;
 use crate::handover::store::{Protection, Store};
 use crate::handover::{self, End, First};
 use crate::log;
@@ -294,7 +294,11 @@ impl Server {
     fn do_next(&mut self) -> Option<Duration> {
         match self.turns.next(Instant::now()) {
             Next::Work(uid, work) => {
-                let Some(work) = self.hold_back(uid, work) else { return Some(Duration::ZERO) };
+                let work = match &mut self.drain {
+                    Some(drain) => drain.hold_back(uid, work),
+                    None => Some(work),
+                };
+                let Some(work) = work else { return Some(Duration::ZERO) };
                 let admitted = self.do_work(uid, work);
                 self.answer_admitted(uid, &admitted);
                 (!self.turns.is_empty()).then_some(Duration::ZERO)

@@ -9,6 +9,7 @@ use unetmap_core::errno::{EAGAIN, EIO, EPERM};
 use unetmap_sys::process;
 use unetmap_sys::socket;
 
+use super::drain::Drain;
 use super::predecessor::Successor;
 use crate::broker;
 use crate::descriptors::{Outgoing, cannot};
@@ -20,16 +21,6 @@ use crate::server::work::{Task, Work};
 use crate::server::{Client, Server};
 use crate::service::Service;
 use crate::tuning::handover::{COMMIT_LIMIT, DRAIN_LIMIT};
-
-/// Work that is kept back so that the daemon can be replaced.
-pub(crate) struct Drain {
-    /// The connection of the process that is to replace this one.
-    successor: u64,
-    /// When work is no longer kept back or, if it `is_over`, when it can be again.
-    until: Instant,
-    held: Vec<(u32, Work)>,
-    is_over: bool,
-}
 
 impl Server {
     /// A connection asks to replace the daemon: done when its user's turn is over. Returns `false` when the connection
@@ -121,22 +112,8 @@ impl Server {
     /// long again passes before the next drain.
     fn drain(&mut self, successor: u64) {
         if self.drain.is_none() {
-            let until = Instant::now() + DRAIN_LIMIT;
-            self.drain = Some(Drain { successor, until, held: Vec::new(), is_over: false });
+            self.drain = Some(Drain::new(successor));
             self.nodes.drain();
-        }
-    }
-
-    /// Keeps back work that would begin something while only what is in progress is completed; else returns it.
-    pub(crate) fn hold_back(&mut self, uid: u32, work: Work) -> Option<Work> {
-        let Some(drain) = self.drain.as_mut().filter(|drain| !drain.is_over) else { return Some(work) };
-        match work {
-            Work::Message(token) if token == drain.successor => Some(work),
-            Work::Message(_) | Work::Admit => {
-                drain.held.push((uid, work));
-                None
-            }
-            _ => Some(work),
         }
     }
 

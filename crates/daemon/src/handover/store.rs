@@ -17,7 +17,7 @@
 //! ```
 //! What was opened since the state was kept has the old end: its connection is closed. So is that of the program whose
 //! message the daemon was answering: it would wait for the answer without end, and may be the cause. The node ends, as
-//! its requests would have no answer. The broker goes on, as the store has its connections, too. Under a service manager
+//! its requests would have no answer. The broker goes on, as the store has its connections, too. To a service manager
 //! the store is the main process of the unit, which thus does not end with the daemon.
 //!
 //! A state that cannot be sent is sent again, after a pause that grows. Meanwhile a crash has what was kept before, if
@@ -29,6 +29,7 @@
 //! ports, which the program that has the port can have written: they are checked as always.
 
 mod connection;
+mod messages;
 mod process;
 mod protection;
 
@@ -42,7 +43,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use unetmap_sys::{memfd, process as own_process, socket};
 
 use crate::broker;
@@ -52,6 +52,7 @@ use crate::tuning::store::{
     SPARE_PERIOD,
 };
 use connection::{Connection, Failure};
+use messages::Message;
 
 pub(crate) use connection::UNREAD;
 pub(crate) use process::run;
@@ -59,39 +60,6 @@ pub(crate) use protection::{Protection, ProtectionSnapshot};
 
 /// This program, also if its file was replaced since: the next one may have another state.
 const OWN_PROGRAM: &str = "/proc/self/exe";
-
-/// A message to the store.
-#[derive(Serialize, Deserialize)]
-enum Message {
-    /// The next descriptors of a state, which come with the message.
-    Descriptors,
-    /// What is kept from now on. To be answered.
-    State(Box<State>),
-    /// No more comes of a state.
-    Discard,
-    /// Nothing is kept.
-    Nothing,
-    /// To be answered: all that is not kept any more is closed.
-    Sync,
-    /// Another store is to be started, whose connection comes with the message.
-    Spare,
-    /// The daemon exits as it should.
-    Ended,
-}
-
-/// A message of the store.
-#[derive(Serialize, Deserialize)]
-enum Answer {
-    /// Its first: its process, how many descriptors it may have, and how many it keeps.
-    Serves {
-        pid: u32,
-        files: u64,
-        held: usize,
-    },
-    Kept,
-    Failed(String),
-    Synced,
-}
 
 /// Whether a daemon can go on with what is kept: each state less than the one before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

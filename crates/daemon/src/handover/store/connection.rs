@@ -12,7 +12,7 @@ use unetmap_core::errno::ETOOMANYREFS;
 use unetmap_sys::event::hung_up;
 use unetmap_sys::socket;
 
-use super::{Answer, Message};
+use super::messages::{Answer, Message};
 use crate::handover::{State, channel};
 use crate::ports::mediator::PausedThread;
 use crate::tuning::handover::REPLY_LIMIT;

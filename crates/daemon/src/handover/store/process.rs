@@ -13,7 +13,8 @@ use std::time::Instant;
 use unetmap_sys::process;
 use unetmap_sys::socket;
 
-use super::{Answer, Message, OWN_PROGRAM};
+use super::OWN_PROGRAM;
+use super::messages::{Answer, Message};
 use crate::broker;
 use crate::handover::predecessor::Successor;
 use crate::handover::{Reply, Request, State, channel};

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The messages of successor and predecessor.
+
+use serde::{Deserialize, Serialize};
+
+use super::channel;
+use super::state::State;
+use crate::ports::vale::SwitchPositions;
+
+/// From the successor.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// The successor reads this version of the state.
+    Begin { version: u32 },
+    /// Which file the daemon runs. Nothing follows.
+    WhichProgram,
+    /// The successor has rebuilt everything, but for positions.
+    Ready,
+    /// The successor has everything.
+    Commit,
+}
+
+/// From the daemon.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum Reply {
+    Refused(String),
+    /// Something is in progress: begin again in a moment.
+    Busy,
+    /// The next descriptors, which come with the message.
+    Descriptors,
+    State(Box<State>),
+    Positions(Box<SwitchPositions>),
+    /// The daemon has crashed: the positions are those in the rings.
+    Recover,
+    Released,
+    /// Device and inode.
+    Program(u64, u64),
+}
+
+/// The first message of a successor.
+pub(crate) enum First {
+    /// It reads this version of the state.
+    Begin(u32),
+    WhichProgram,
+}
+
+/// Decodes the first message of a successor; `None`: it is another message.
+pub(crate) fn decode_first(bytes: &[u8]) -> Option<First> {
+    match channel::decode_inline(bytes)? {
+        Request::Begin { version } => Some(First::Begin(version)),
+        Request::WhichProgram => Some(First::WhichProgram),
+        Request::Ready | Request::Commit => None,
+    }
+}
