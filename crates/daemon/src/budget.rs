@@ -120,23 +120,30 @@ impl Amounts {
         Amounts::of(Resource::Connections, 1).and(Amounts::of(Resource::Descriptors, 2))
     }
 
-    /// `count` endpoints of this shape: a doorbell for each ring and a state page for each endpoint, and a page for the
-    /// channels. Those of an end of a pipe that is opened later are counted, too: then it can be opened.
+    /// `count` endpoints of this shape, and the memory of their rings.
     pub(crate) fn endpoints(count: u64, shape: EndpointShape) -> Amounts {
-        let rings = count * u64::from(shape.all_rings());
         let ring_bytes = |slots| (RingShape::bytes(slots) as u64).next_multiple_of(PAGE);
         let of_rings = u64::from(shape.all_tx()) * ring_bytes(shape.tx_slots)
             + u64::from(shape.all_rx()) * ring_bytes(shape.rx_slots);
+        Amounts::endpoints_in_region(count, shape).and(Amounts::of(Resource::Memory, count * of_rings))
+    }
+
+    /// `count` endpoints of this shape, whose rings are charged with their region: a doorbell for each ring and a state
+    /// page for each endpoint, and a page for the channels. Those of an end of a pipe that is opened later are counted,
+    /// too: then it can be opened.
+    pub(crate) fn endpoints_in_region(count: u64, shape: EndpointShape) -> Amounts {
+        let rings = count * u64::from(shape.all_rings());
         let shared_pages =
             |rings: u32| (EndpointPage::bytes(rings as usize) + ChannelPage::bytes(rings as usize)) as u64;
         let mut amounts = Amounts::of(Resource::Descriptors, rings + count + 1);
         amounts[Resource::Rings] = rings;
         amounts[Resource::Slots] = count * u64::from(shape.all_slots());
-        amounts[Resource::Memory] = count * (of_rings + shared_pages(shape.all_rings()));
+        amounts[Resource::Memory] = count * shared_pages(shape.all_rings());
         amounts
     }
 
-    /// A region of these sizes: its file, and the daemon's record of its buffers. Its pages belong to who touches them.
+    /// A region of these sizes: its file, and the daemon's record of its buffers. The pages that the daemon touches are
+    /// charged with the file ([`crate::shared_files`]).
     pub(crate) fn region(bufs: u32) -> Amounts {
         Amounts::of(Resource::Descriptors, 1).and(Amounts::of(Resource::Memory, u64::from(bufs).div_ceil(4)))
     }

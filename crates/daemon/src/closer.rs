@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Closing of connections, in threads of their own: a client may have left descriptors in the queue of its connection
-//! (before Linux 6.16), and closing those takes as long as it wants. The memory of files that clients can have mapped
-//! any number of times is taken back here, too.
+//! (before Linux 6.16), and closing those takes as long as it wants.
 //!
 //! What one user has is closed one after the other, so that a user occupies one thread, and delays itself alone.
 
@@ -10,8 +9,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-
-use unetmap_sys::memfd;
 
 use crate::confinement::confine_packet_thread;
 use crate::threads;
@@ -38,32 +35,15 @@ struct State {
     idle: usize,
 }
 
-/// What is to be closed.
-enum Closing {
-    Connection(OwnedFd),
-    /// A memory file, which is emptied.
-    File(OwnedFd),
-}
-
-impl Closing {
-    fn close(self) {
-        match self {
-            Closing::Connection(fd) => drop(fd),
-            // It is neither sealed nor immutable.
-            Closing::File(fd) => drop(memfd::empty(&fd)),
-        }
-    }
-}
-
 /// What waits to be closed for a user.
 struct Pending {
-    fds: Vec<Closing>,
+    fds: Vec<OwnedFd>,
     /// When the thread began to close others of this user, or when the first of these came.
     since: Instant,
 }
 
 impl Pending {
-    fn new(fds: Vec<Closing>) -> Pending {
+    fn new(fds: Vec<OwnedFd>) -> Pending {
         Pending { fds, since: Instant::now() }
     }
 }
@@ -94,15 +74,6 @@ impl Closer {
 
     /// Closes a connection of the user.
     pub(crate) fn close(&self, uid: u32, fd: OwnedFd) {
-        self.add(uid, Closing::Connection(fd));
-    }
-
-    /// Takes back the memory of a file that the user's programs can have.
-    pub(crate) fn empty(&self, uid: u32, file: OwnedFd) {
-        self.add(uid, Closing::File(file));
-    }
-
-    fn add(&self, uid: u32, fd: Closing) {
         let mut state = self.0.state();
         if let Some(pending) = state.pending.get_mut(&uid) {
             return pending.fds.push(fd);
@@ -135,7 +106,7 @@ impl Shared {
             let Some(uid) = state.ready.pop_front() else { continue };
             while let Some(batch) = state.pending.insert(uid, Pending::new(Vec::new())).filter(|b| !b.fds.is_empty()) {
                 drop(state);
-                batch.fds.into_iter().for_each(Closing::close);
+                drop(batch);
                 state = self.state();
             }
             state.pending.remove(&uid);

@@ -39,9 +39,9 @@ mod requests;
 mod server;
 mod service;
 mod shape;
+mod shared_files;
 #[cfg(test)]
 mod tests;
-mod texts;
 mod thread_waits;
 mod threads;
 mod tuning;

@@ -20,6 +20,7 @@ use crate::budget::Amounts;
 use crate::ledger::Charge;
 use crate::refusal::{Refusal, refuse, refuse_lack};
 use crate::shape::EndpointShape;
+use crate::shared_files::SharedFile;
 use crate::tuning::region::FOUR_PIPES_RINGS;
 use crate::user_arena::{Extent, UserArena};
 
@@ -143,8 +144,10 @@ pub(crate) struct RegionRecord {
     pub(crate) retired_ports: u32,
     /// Extra buffers that those sessions hold.
     pub(crate) extra: u32,
-    /// What its user is charged; `None`: it is the daemon's.
+    /// What its user is charged beside its memory; `None`: it is the daemon's.
     pub(crate) charge: Option<Charge>,
+    /// Its file, or its user's arena, whose touched pages are charged; `None`: it is the daemon's.
+    pub(crate) file: Option<Arc<SharedFile>>,
     /// What a user is charged for all interfaces in it, which lock its buffers in memory.
     pub(crate) locked: Weak<Charge>,
 }
@@ -189,7 +192,7 @@ impl DeviceRest {
 impl RegionRecord {
     /// Creates a region in this memory.
     pub(crate) fn create((key, mem_id): (RegionKey, u16), scope: Scope, name: &str, memory: NewMemory) -> RegionRecord {
-        let NewMemory { region, fd, extent } = memory;
+        let NewMemory { region, fd, extent, file } = memory;
         let geometry = *region.geometry();
         RegionRecord {
             key,
@@ -209,6 +212,7 @@ impl RegionRecord {
             retired_ports: 0,
             extra: 0,
             charge: None,
+            file,
             locked: Weak::new(),
         }
     }
@@ -226,7 +230,8 @@ impl RegionRecord {
         let rest = DeviceRest::after(geometry.bytes());
         let made = Region::create_in(&format!("unetmap-{mem_id}"), geometry, rest.file_bytes);
         let (region, fd) = made.or_else(|e| refuse_lack("no memory for another region", &e))?;
-        let record = RegionRecord::create((key, mem_id), scope, name, NewMemory { region, fd, extent: None });
+        let record =
+            RegionRecord::create((key, mem_id), scope, name, NewMemory { region, fd, extent: None, file: None });
         Ok(RegionRecord { device: Some(rest), ..record })
     }
 
@@ -261,6 +266,11 @@ impl RegionRecord {
         }
     }
 
+    /// Whether its file contains other regions of its user.
+    pub(crate) fn is_in_arena(&self) -> bool {
+        self.extent.is_some()
+    }
+
     /// Whether the region lies in `arena`.
     pub(crate) fn is_in(&self, arena: &Arc<UserArena>) -> bool {
         self.extent.as_ref().is_some_and(|extent| Arc::ptr_eq(extent.arena(), arena))
@@ -293,6 +303,7 @@ impl RegionRecord {
         let Some(view) = view else {
             return self.is_full(&format!("all {} rings are in use", pool.count), "ring_num");
         };
+        self.touch(view.shape().offset, RingShape::bytes(slots) as u64);
         view.format();
         Ok(view)
     }
@@ -342,16 +353,17 @@ impl RegionRecord {
         let Some((iface, offset)) = made else {
             return self.is_full(&format!("all {} sessions are in use", pool.count), "if_num");
         };
+        self.touch(offset, pool.size.into());
         iface.format(shape);
         let mut got = 0;
         for _ in 0..extra {
             let Some(idx) = self.bufs.alloc() else { break };
+            self.touch_buf(idx);
             self.region.frame(idx).write(0, &iface.bufs_head().0.to_ne_bytes());
             iface.set_bufs_head(idx);
             got += 1;
         }
         self.extra += got;
-        self.charge_again();
         Ok((iface, offset, got))
     }
 
@@ -360,21 +372,24 @@ impl RegionRecord {
         let list = self.extra_list(iface);
         self.bufs.leave(list);
         self.extra = self.extra.saturating_sub(extra);
-        self.charge_again();
         if let Some(object) = self.region.geometry().ifs.index_of(offset) {
             self.ifs.free(object);
         }
     }
 
-    /// What its user is charged.
+    /// What its user is charged beside its memory.
     pub(crate) fn amounts(&self) -> Amounts {
-        let bufs = self.region.geometry().bufs;
-        Amounts::region(bufs.count).and(Amounts::extra_buffers(self.extra, bufs.size))
+        Amounts::region(self.region.geometry().bufs.count)
     }
 
-    fn charge_again(&mut self) {
-        let amounts = self.amounts();
-        self.charge.iter_mut().for_each(|charge| charge.set(amounts));
+    /// The daemon touches these bytes of the file.
+    fn touch(&self, offset: u64, bytes: u64) {
+        self.file.iter().for_each(|file| file.touch(offset, bytes));
+    }
+
+    /// The daemon touches the first word of a buffer.
+    fn touch_buf(&self, idx: BufIdx) {
+        self.region.geometry().bufs.object(idx.0).into_iter().for_each(|offset| self.touch(offset, 1));
     }
 
     /// Returns the list as the program left it. It may have a loop or indexes that are no buffer or another port's, so

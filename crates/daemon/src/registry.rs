@@ -7,6 +7,7 @@
 mod regions;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use unetmap_abi::NmreqRegister;
@@ -32,6 +33,11 @@ pub(crate) trait PortRecord {
     /// All endpoints that hold buffers of the region.
     fn buffer_holders(&self) -> Vec<&Endpoint> {
         self.endpoints().iter().collect()
+    }
+
+    /// The memory files that programs may have besides those of the region, the endpoints and the channels.
+    fn other_files(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
     }
 
     /// How [`Registry::repair_buffers`] treats the port's rings.

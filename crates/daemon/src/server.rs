@@ -219,7 +219,7 @@ impl Server {
                 used = now;
             }
             let rest = idle.map(|idle| idle.saturating_sub(now - used));
-            if rest == Some(Duration::ZERO) && next_turn.is_none() && may_end() {
+            if rest == Some(Duration::ZERO) && next_turn.is_none() && self.daemon.forgets_nothing() && may_end() {
                 tracing::info!("exiting, as no client was connected for a while");
                 service.stopping();
                 return Ok(End::Unused);

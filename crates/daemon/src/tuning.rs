@@ -318,16 +318,6 @@ pub(crate) mod confinement {
     pub(crate) const WORKERS: std::ops::Range<u32> = 0x7800_0000..0x8000_0000;
 }
 
-/// Long texts that are sent as files.
-pub(crate) mod texts {
-    use std::time::Duration;
-
-    /// How long a user's programs may read one, and how many the user has at a time: a further one takes the memory of
-    /// the oldest.
-    pub(crate) const LIMIT: Duration = Duration::from_secs(10);
-    pub(crate) const MOST_OF_USER: usize = 8;
-}
-
 /// Closing of connections.
 pub(crate) mod closer {
     use std::time::Duration;

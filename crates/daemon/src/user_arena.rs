@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::shared_files::SharedFile;
 use crate::tuning::region::ALIGN;
 use unetmap_sys::{fuse, memfd};
 
@@ -29,6 +30,8 @@ pub(crate) struct UserArena {
     allocated: Mutex<BTreeMap<u64, u64>>,
     /// Whether another daemon still has it, which is to be replaced: then no page is freed here.
     is_others: AtomicBool,
+    /// What its user is charged for it.
+    file: Option<Arc<SharedFile>>,
 }
 
 /// An allocated part of an arena. It is freed when dropped.
@@ -44,7 +47,17 @@ impl UserArena {
     }
 
     fn of(fd: OwnedFd, is_others: bool) -> UserArena {
-        UserArena { fd, allocated: Mutex::default(), is_others: AtomicBool::new(is_others) }
+        UserArena { fd, allocated: Mutex::default(), is_others: AtomicBool::new(is_others), file: None }
+    }
+
+    /// Has its user pay for all pages that the daemon touches in it, until programs have it no more.
+    pub(crate) fn paid(self, file: Option<Arc<SharedFile>>) -> UserArena {
+        UserArena { file, ..self }
+    }
+
+    /// What its user is charged for it.
+    pub(crate) fn file(&self) -> Option<&Arc<SharedFile>> {
+        self.file.as_ref()
     }
 
     /// The arena of a daemon that is to be replaced.

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use crate::budget::{Amounts, Bounds, Budgets};
 use crate::in_flight::InFlight;
 use crate::ledger::{Charge, Ledger};
-use crate::texts::Texts;
 
 /// What the daemon records about users, besides their ports.
 #[derive(Default)]
@@ -21,8 +20,6 @@ pub(crate) struct Users {
     pub(crate) ledger: Ledger,
     /// What was sent to them and may not have been received.
     pub(crate) in_flight: InFlight,
-    /// Long texts that were sent to them.
-    pub(crate) texts: Texts,
     /// By user: open connections, and refused requests since the first of these was opened.
     pub(crate) connected: BTreeMap<u32, Connected>,
 }

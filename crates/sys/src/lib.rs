@@ -18,6 +18,7 @@ pub mod deadline;
 pub mod doorbell;
 pub mod event;
 pub mod eventfd;
+pub mod file_watch;
 pub mod folder;
 pub mod fuse;
 pub mod futex;

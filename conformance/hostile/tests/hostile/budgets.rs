@@ -445,11 +445,12 @@ fn a_full_region_is_freed_by_a_thread_of_its_own() {
     });
 }
 
-/// A user keeps the files of long lists: their memory counts for the daemon, which takes it back.
+/// A user keeps the files of long lists: it pays for their memory, until it may have no more.
 #[test]
 fn a_user_cannot_keep_the_memory_of_long_lists() {
     isolated(|home| {
-        let Some(_daemon) = daemon_with(home, PIPES) else { return };
+        let budget = "[[budget]]\nusers = [4001]\nmemory = 16\n";
+        let Some(_daemon) = daemon_with(home, &format!("{PIPES}{budget}")) else { return };
         raise_fd_limit();
         let small = NmreqRegister { nr_tx_slots: 64, nr_rx_slots: 64, ..Default::default() };
         let open = |n: u32| {
@@ -462,17 +463,27 @@ fn a_user_cannot_keep_the_memory_of_long_lists() {
         let list = || {
             raw.send(&wire::encode(SnapshotRequest::KIND, 0, 0, 0, &[])).expect("a daemon that listens");
             let reply = raw.receive().expect("an answer");
-            File::from(reply.fds.into_iter().next().expect("a list of more than 64 KiB"))
+            if reply.errno == 0 { Ok(File::from(reply.fds.into_iter().next().expect("a file"))) } else { Err(reply) }
         };
         let bytes = |file: &File| file.metadata().expect("a file").len();
-        let kept: Vec<File> = (0..200).map(|_| list()).collect();
-        let whole = || kept.iter().filter(|file| bytes(file) > 0).count();
-        until("the memory of most was taken back", || whole() <= 8);
-        assert!(bytes(&list()) > 65536, "the last can be read");
-        drop(ports);
-        drop(raw);
-        until("the memory of all was taken back", || whole() == 0);
+        let mut kept = Vec::new();
+        let refusal = loop {
+            match list() {
+                Ok(file) => kept.push(file),
+                Err(refusal) => break refusal,
+            }
+        };
+        assert!(kept.iter().map(bytes).all(|bytes| bytes > 65536), "lists can be read as long as they are kept");
+        let (errno, lists) = (refusal.errno, kept.len());
+        assert_eq!(errno, EDQUOT);
+        let why = refusal.text();
+        assert!(why.contains("is that of ports which are closed"), "{why}");
+        let used = users(home, Some(ALICE)).memory.used;
+        assert!(used > kept.iter().map(bytes).sum() && lists < 200, "{used}, {lists}");
+        drop(kept);
+        assert!(list().is_ok());
+        drop((ports, raw));
         until("nothing is charged", || home.snapshot().users.iter().all(|user| user.uid != Some(ALICE)));
-        summary("200 lists were kept, and have no memory");
+        summary(&format!("a user could keep {lists} lists"));
     });
 }

@@ -6,7 +6,8 @@ use std::fs::{self, File, Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread::sleep;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use conformance::home::{Guard, LIMIT, limit_daemon, program, raise_fd_limit, summary};
@@ -271,5 +272,51 @@ fn a_daemon_in_a_small_control_group_refuses_to_start_or_serves_within_it() {
             let why = refusal(home, &groups.enter(), &[]);
             assert!(why.contains(part) && why.contains("the cgroup's") && why.contains("raise it"), "{why}");
         }
+    });
+}
+
+/// Six users open pipes, keep their descriptors and close them, as fast as they can, beside one who closes all.
+#[test]
+fn memory_of_closed_ports_does_not_fill_a_small_control_group() {
+    isolated(|home| {
+        if !prepare(home, ANYBODY) {
+            return;
+        }
+        let Some(groups) = Groups::new(128 << 20, 200) else {
+            summary("skipped: no control group can be made here");
+            return;
+        };
+        let daemon = start(home, &groups.enter(), &["--keep-ports"]);
+        let (process, stop) = (home.daemon(), AtomicBool::new(false));
+        let open_pipe = |uid: u32, n: u32| {
+            let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_extra_bufs: 500, ..Default::default() };
+            let request = NetmapRequest::new(NETMAP_REQ_REGISTER, &format!("p{n}{{1"), body.as_bytes());
+            let raw = ControlConnection::connect_as(&home.socket(), uid).ok()?;
+            let (errno, _, files) = raw.request(&request.expect("a short name"));
+            (errno == 0).then_some(files)
+        };
+        let (kept, honest) = thread::scope(|scope| {
+            let (open_pipe, stop) = (&open_pipe, &stop);
+            let keep = move |uid: u32| {
+                let mut kept = Vec::new();
+                for n in (0..).take_while(|_| !stop.load(Ordering::Relaxed)) {
+                    kept.extend(open_pipe(uid, n));
+                }
+                kept
+            };
+            let hostile: Vec<_> = USERS.map(|uid| scope.spawn(move || keep(uid))).collect();
+            let until = Instant::now() + Duration::from_secs(8);
+            let honest = (0..).take_while(|_| Instant::now() < until).filter(|n| open_pipe(0, *n).is_some()).count();
+            stop.store(true, Ordering::Relaxed);
+            let kept: Vec<_> = hostile.into_iter().map(|thread| thread.join().expect("a thread").len()).collect();
+            (kept, honest)
+        });
+        let log = fs::read_to_string(home.log()).unwrap_or_default();
+        assert!(groups.killed() == 0 && !log.contains("has crashed"), "{}: {log}", groups.killed());
+        assert_eq!(home.daemon(), process, "the same process");
+        assert!(honest > 20 && kept.iter().sum::<usize>() > 20, "{honest}, {kept:?}");
+        home.assert_serves();
+        summary(&format!("128 MiB: users kept {kept:?} closed pipes beside {honest} of root"));
+        end(home, daemon);
     });
 }

@@ -12,6 +12,7 @@ mod device;
 mod exhaustion;
 mod in_flight;
 mod kept;
+mod left_memory;
 mod limits;
 mod logs;
 mod memif;

@@ -127,10 +127,21 @@ fn a_write_to_a_region_that_never_ends_delays_its_owner_alone() {
         let is_of_region = |call: String| call.split(' ').nth(1) == Some(&format!("{fd:#x}"));
         until("it writes", || fs::read_to_string(&call).is_ok_and(is_of_region));
         // Both regions end, and others begin.
+        let memory = || {
+            let users = home.snapshot().users;
+            users.into_iter().find(|user| user.uid == Some(USER)).map_or(0, |user| user.memory.used)
+        };
+        let before = memory();
         drop((first, second));
         until("their sessions are closed", || home.snapshot().sessions.is_empty());
+        let left = memory();
+        assert!(left > before / 2 && left <= before, "the pages stay, and are charged: {before}, {left}");
         drop(open_as_user("c{1"));
+        until("its session is closed", || home.snapshot().sessions.is_empty());
+        assert_eq!(memory(), left, "it had the pages of the first one");
         home.assert_serves();
+        drop((region, writer));
+        until("nothing is charged", || memory() == 0);
     });
 }
 

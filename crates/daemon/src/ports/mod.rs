@@ -536,7 +536,7 @@ impl Daemon {
 
     /// Releases a port, and its region, if that was its last port.
     fn release(&mut self, key: &PortKey) {
-        let Some(port) = self.registry.remove(key) else { return };
+        let Some(port) = self.registry.take_out(key) else { return };
         let region = port.region();
         let endpoints = port.release(self);
         self.registry.free_endpoints(region, endpoints);

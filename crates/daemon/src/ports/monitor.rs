@@ -463,6 +463,11 @@ impl PortRecord for Monitor {
         BufferRepair::Keep
     }
 
+    fn other_files(&self) -> Vec<BorrowedFd<'_>> {
+        let own = (!self.is_zero_copy()).then(|| self.mirror_fd());
+        self.mirror.state_page_file().map(|(file, _)| file).into_iter().chain(own).collect()
+    }
+
     /// A thread of a switch exchanges the buffers that the watched port sends.
     fn exchanges_buffers(&self) -> bool {
         self.is_zero_copy()

@@ -25,13 +25,15 @@ use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::endpoint::RingSelection;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, SavedRegion};
+use crate::shared_files::{FileKey, SavedFiles};
 use crate::user_arena::UserArena;
 
 /// The registry.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedRegistry {
-    /// Users, and the files with their regions.
-    arenas: Vec<(u32, FdIndex)>,
+    files: SavedFiles,
+    /// Users, the files with their regions, and what is charged for these.
+    arenas: Vec<(u32, FdIndex, Option<FileKey>)>,
     regions: Vec<SavedRegion>,
     next_region: RegionKey,
     ports: Vec<(PortKey, SavedPort)>,
@@ -125,7 +127,9 @@ impl Registry {
         arenas: &'a [(u32, Arc<UserArena>)],
         fds: &mut Outgoing<'a>,
     ) -> Result<SavedRegistry, Refusal> {
-        let arenas = arenas.iter().map(|(uid, arena)| (*uid, fds.add(&**arena))).collect();
+        let files = self.regions.files.save(fds);
+        let key = |arena: &UserArena| arena.file().map(|file| file.key);
+        let arenas = arenas.iter().map(|(uid, arena)| (*uid, fds.add(&**arena), key(arena))).collect();
         let regions = self.regions.iter().map(|record| record.save(fds)).collect();
         let mut ports = Vec::new();
         for (key, port) in self.ports() {
@@ -137,7 +141,7 @@ impl Registry {
         }
         let sessions = self.sessions.iter().map(|(id, session)| (*id, save_session(session))).collect();
         let (next_region, last_session) = (self.regions.next_key(), self.last_session());
-        Ok(SavedRegistry { arenas, regions, next_region, ports, sessions, last_session })
+        Ok(SavedRegistry { files, arenas, regions, next_region, ports, sessions, last_session })
     }
 
     /// Adds all that a daemon, the process `former`, has handed over to an empty registry. Returns the arenas, which
@@ -148,15 +152,18 @@ impl Registry {
         former: u32,
         fds: &mut Incoming,
     ) -> Result<Vec<Arc<UserArena>>, Refusal> {
+        self.regions.files.restore(saved.files, fds)?;
         let mut arenas = Vec::new();
-        for (uid, fd) in saved.arenas {
-            let arena = Arc::new(UserArena::of_another(fds.take(fd)?));
+        for (uid, fd, key) in saved.arenas {
+            let file = key.map(|key| self.regions.files.existing(key)).transpose()?;
+            let arena = Arc::new(UserArena::of_another(fds.take(fd)?).paid(file));
             self.regions.insert_arena(uid, &arena);
             arenas.push(arena);
         }
         for region in saved.regions {
             let arena = region.arena_of().and_then(|uid| self.regions.existing_arena(uid));
-            self.regions.insert(region.restore(arena.as_ref(), fds)?);
+            let record = region.restore(arena.as_ref(), &self.regions.files, fds)?;
+            self.regions.insert(record);
         }
         self.regions.set_next_key(saved.next_region);
         for (key, port) in saved.ports {

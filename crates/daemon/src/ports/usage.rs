@@ -18,6 +18,7 @@ use crate::ledger::{Charge, Ledger};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
 use crate::registry::PortRecord as _;
+use crate::shape::EndpointShape;
 use crate::tuning::budget::LARGEST_PORT;
 
 /// What one user, or all of them, have and may have, for `unetmap ls --users`.
@@ -170,6 +171,7 @@ impl Daemon {
 
     /// Refuses a request that would give a user more than its budget, or all users more than theirs.
     pub(crate) fn check_budget(&mut self, scope: Scope, more: Amounts) -> Result<(), Refusal> {
+        self.registry.regions.files.update();
         if self.has_no_budget(scope.uid) {
             // The policy says nothing about it, and is not read.
             let (bounds, ledger) = (self.users.bounds.clone(), self.users.ledger.clone());
@@ -180,7 +182,30 @@ impl Daemon {
         if self.registry.last_session().is_multiple_of(64) {
             self.check_charges();
         }
-        self.budget_check().check(scope.uid, more).inspect_err(|refusal| self.budget_reached(scope.uid, refusal))
+        let checked = self.budget_check().check(scope.uid, more);
+        checked
+            .map_err(|refusal| self.with_left_memory(scope.uid, refusal))
+            .inspect_err(|refusal| self.budget_reached(scope.uid, refusal))
+    }
+
+    /// Whether no user with a budget would have memory that nobody counts, if the daemon ended.
+    pub(crate) fn forgets_nothing(&mut self) -> bool {
+        self.admission.policy.is_none() || !self.registry.regions.files.are_any_left()
+    }
+
+    /// Adds how much memory of a user is that of ports which it has closed.
+    fn with_left_memory(&self, uid: u32, refusal: Refusal) -> Refusal {
+        let left = self.registry.regions.files.left_by(uid);
+        if refusal.errno != Resource::Memory.errno() || left == 0 {
+            return refusal;
+        }
+        let left = Resource::Memory.text(left);
+        let why = format!(
+            "{}; of user {uid}, {left} is that of ports which are closed, and whose memory programs still have mapped or \
+             open: end these programs, or have them unmap and close it",
+            refusal.why
+        );
+        Refusal { why, ..refusal }
     }
 
     /// Why a request of this user is not begun: as many descriptors as it may have, or all users but root, are in
@@ -225,7 +250,7 @@ impl Daemon {
             let Amounts(one) = Amounts::connection();
             *sum += Amounts(one.map(|amount| amount * user.connections));
         }
-        for (uid, amounts) in self.users.in_flight.amounts().chain(self.users.texts.amounts()) {
+        for (uid, amounts) in self.users.in_flight.amounts().chain(self.registry.regions.files.amounts()) {
             *usage.entry(uid).or_default() += amounts;
         }
         for (key, port) in self.registry.ports() {
@@ -252,6 +277,7 @@ impl Daemon {
 
     /// What users have and may have: user `only`, or each of them and all together.
     pub(crate) fn user_snapshots(&mut self, only: Option<u32>) -> Vec<UserSnapshot> {
+        self.registry.regions.files.update();
         let (budgets, usage, bounds) = (self.budgets(), self.users.ledger.all(), self.users.bounds.clone());
         self.check_charges();
         let row = |uid: Option<u32>, used: Amounts, limit: Option<Amounts>, requests, refused| {
@@ -297,6 +323,17 @@ impl Daemon {
 }
 
 impl Registry {
+    /// Removes a port. Its user is charged for its memory, besides that of the region, as long as programs have it.
+    pub(super) fn take_out(&mut self, key: &PortKey) -> Option<Box<dyn Port>> {
+        let port = self.remove(key)?;
+        if let Some(user) = user_of(key, &*port) {
+            let states = port.endpoints().iter().filter_map(|endpoint| endpoint.state_page_file().ok());
+            let pages = states.map(|(file, _)| file).chain(port.describe(0).page).chain(port.other_files());
+            pages.for_each(|file| self.regions.files.leave(user, file));
+        }
+        Some(port)
+    }
+
     /// Adds a port, which stays in its region, and charges its user.
     pub(crate) fn insert(&mut self, key: PortKey, port: Box<dyn Port>) {
         let mut charges = Vec::new();
@@ -322,7 +359,7 @@ impl Registry {
     /// What an interface takes that the daemon runs for a program: the program's port is charged for it.
     pub(super) fn usage_of_interface(&self, nic: NicKey) -> Amounts {
         let Ok(nic) = self.port(&PortKey::Nic(nic)) else { return Amounts::default() };
-        of_port(nic).and(self.regions.get(nic.region()).map(locked_in).unwrap_or_default())
+        with_endpoints(nic, Amounts::endpoints).and(self.regions.get(nic.region()).map(locked_in).unwrap_or_default())
     }
 }
 
@@ -343,9 +380,13 @@ fn locked_in(record: &RegionRecord) -> Amounts {
     Amounts::locked_buffers((bufs.count, bufs.size))
 }
 
-/// What a port takes, with all endpoints and threads that belong to it.
+/// What a port takes, with all endpoints and threads that belong to it, besides memory of its region.
 fn of_port(port: &dyn Port) -> Amounts {
+    with_endpoints(port, Amounts::endpoints_in_region)
+}
+
+fn with_endpoints(port: &dyn Port, amounts: fn(u64, EndpointShape) -> Amounts) -> Amounts {
     let mut sum = port.other_usage();
-    port.endpoints().iter().for_each(|endpoint| sum += Amounts::endpoints(1, endpoint.shape));
+    port.endpoints().iter().for_each(|endpoint| sum += amounts(1, endpoint.shape));
     sum
 }

@@ -14,15 +14,18 @@ use crate::budget::{Amounts, PAGE, Resource};
 use crate::ledger::Charge;
 use crate::refusal::{Refusal, refuse, refuse_lack};
 use crate::shape::{EndpointShape, MAX_PIPE_RINGS};
+use crate::shared_files::SharedFile;
 use crate::tuning::region::{MAX_EXTRA, MAX_EXTRA_BYTES_OF_USER, PREPARED_FROM, PREPARED_SLICE};
 use crate::user_arena::{Extent, UserArena};
 
 /// The memory of a region that has no record yet.
 pub(crate) struct NewMemory {
     pub(super) region: Region,
-    pub(super) fd: OwnedFd,
+    pub(crate) fd: OwnedFd,
     /// Its part of the user's arena; `None`: it has a file of its own.
     pub(super) extent: Option<Extent>,
+    /// What is charged for it; `None`: nothing yet.
+    pub(crate) file: Option<Arc<SharedFile>>,
 }
 
 impl NewMemory {
@@ -44,7 +47,8 @@ impl NewMemory {
             None => Region::create(name, geometry),
         };
         let (region, fd) = made.or_else(|e| refuse_lack("no memory for another region", &e))?;
-        Ok(NewMemory { region, fd, extent })
+        let file = extent.as_ref().and_then(|extent| extent.arena().file().cloned());
+        Ok(NewMemory { region, fd, extent, file })
     }
 }
 
@@ -132,6 +136,10 @@ pub(crate) struct Prepared {
 impl Prepared {
     pub(crate) fn new(memory: NewMemory, scope: Scope, charge: Charge, need: &Need, counted: &Arc<()>) -> Prepared {
         let mut parts = need.parts(memory.region.geometry());
+        // Whatever becomes of the request, an arena keeps them.
+        if let (Some(file), Some(_)) = (&memory.file, &memory.extent) {
+            parts.iter().for_each(|(at, bytes)| file.touch(*at, *bytes));
+        }
         parts.reverse();
         Prepared { memory, scope, charge: Some(charge), parts, time: Duration::ZERO, _counted: counted.clone() }
     }

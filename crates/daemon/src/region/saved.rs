@@ -10,6 +10,7 @@ use unetmap_mem::{BufPool, Geometry, ObjectPool, PoolShape, Region, SavedBufs};
 use super::{DeviceRest, RegionKey, RegionRecord, Scope};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::refusal::{Refusal, refuse_lack};
+use crate::shared_files::{FileKey, SharedFiles};
 use crate::user_arena::{Extent, UserArena};
 
 /// First indexes, and those after the last.
@@ -41,6 +42,8 @@ pub(crate) struct SavedRegion {
     persistent_ports: u32,
     retired_ports: u32,
     extra: u32,
+    /// Whose touched pages are charged.
+    file: Option<FileKey>,
 }
 
 impl RegionRecord {
@@ -68,6 +71,7 @@ impl RegionRecord {
             persistent_ports: self.persistent_ports,
             retired_ports: self.retired_ports,
             extra: self.extra,
+            file: self.file.as_ref().map(|file| file.key),
         }
     }
 }
@@ -79,7 +83,12 @@ impl SavedRegion {
     }
 
     /// Maps the region, and rebuilds its record. `arena` is that of its user.
-    pub(crate) fn restore(self, arena: Option<&Arc<UserArena>>, fds: &mut Incoming) -> Result<RegionRecord, Refusal> {
+    pub(crate) fn restore(
+        self,
+        arena: Option<&Arc<UserArena>>,
+        files: &SharedFiles,
+        fds: &mut Incoming,
+    ) -> Result<RegionRecord, Refusal> {
         let geometry =
             Geometry::at(self.at.unwrap_or(0), self.ifs, self.rings, self.bufs).or_else(|why| invalid(&why))?;
         let extent = match self.at {
@@ -114,6 +123,7 @@ impl SavedRegion {
             retired_ports: self.retired_ports,
             extra: self.extra,
             charge: None,
+            file: self.file.map(|key| files.existing(key)).transpose()?,
             locked: Weak::new(),
         })
     }

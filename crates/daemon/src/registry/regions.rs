@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, Weak};
 
 use unetmap_core::errno::{EAGAIN, EINVAL, ENOMEM, ENXIO};
@@ -11,6 +12,7 @@ use crate::ledger::Ledger;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, Need, NewMemory, Prepared, RegionKey, RegionRecord, Scope, Sizes};
 use crate::region_freer::Freer;
+use crate::shared_files::{SharedFile, SharedFiles};
 use crate::user_arena::UserArena;
 
 /// All regions.
@@ -21,6 +23,8 @@ pub(crate) struct Regions {
     /// Whether new regions are placed in arenas, where the node can map them.
     pub(crate) use_arenas: bool,
     freer: Freer,
+    /// Those of regions, and others that programs have.
+    pub(crate) files: SharedFiles,
     ledger: Ledger,
     request: RequestMemory,
     /// A reference for each piece of memory that is prepared for a request.
@@ -52,6 +56,7 @@ impl Regions {
             arenas: BTreeMap::new(),
             use_arenas: false,
             freer: Freer::default(),
+            files: SharedFiles::new(ledger.clone()),
             ledger,
             request: RequestMemory::default(),
             prepared: Arc::default(),
@@ -125,7 +130,9 @@ impl Regions {
     pub(crate) fn create_device(&mut self, scope: Scope, name: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
         let mem_id = self.free_number()?;
         let key = RegionKey::from(mem_id);
-        self.insert(RegionRecord::create_device((key, mem_id), scope, name, sizes)?);
+        let mut record = RegionRecord::create_device((key, mem_id), scope, name, sizes)?;
+        record.file = self.pay(scope, record.fd.as_fd())?;
+        self.insert(record);
         Ok(key)
     }
 
@@ -156,7 +163,10 @@ impl Regions {
         if let Some(memory) = prepared.and_then(|memory| memory.into_memory(scope, sizes, arena.is_some())) {
             return Ok(memory);
         }
-        let memory = NewMemory::create(&format!("unetmap-{mem_id}"), sizes, arena)?;
+        let mut memory = NewMemory::create(&format!("unetmap-{mem_id}"), sizes, arena)?;
+        if arena.is_none() {
+            memory.file = self.pay(scope, memory.fd.as_fd())?;
+        }
         match self.request.need.take() {
             Some(need) if scope.uid != DAEMON_UID => {
                 let charge = self.ledger.charge(scope.uid, need.amounts());
@@ -165,6 +175,11 @@ impl Regions {
             }
             _ => Ok(memory),
         }
+    }
+
+    /// Has the owner of a region pay for its file.
+    fn pay(&mut self, scope: Scope, file: BorrowedFd<'_>) -> Result<Option<Arc<SharedFile>>, Refusal> {
+        (scope.uid != DAEMON_UID).then(|| self.files.add(scope.uid, file)).transpose()
     }
 
     /// Begins to answer a request: one that has waited for memory gets it, one that has not `can_wait`.
@@ -233,6 +248,9 @@ impl Regions {
         if let Some(mut record) = self.all.remove(&key) {
             // It may wait to be freed.
             record.charge = None;
+            if let Some(file) = record.file.take().filter(|_| !record.is_in_arena()) {
+                self.files.close(&file, &record.fd);
+            }
             if let Ok(number) = u16::try_from(key) {
                 self.maybe_free = self.maybe_free.min(number.max(self.first_mem_id));
             }
@@ -249,7 +267,8 @@ impl Regions {
         }
         self.arenas.retain(|_, arena| arena.strong_count() > 0);
         let created = UserArena::new().or_else(|e| refuse(ENOMEM, format!("no memory for a user's regions: {e}")))?;
-        let created = Arc::new(created);
+        let file = self.pay(Scope { uid, netns: 0 }, created.as_fd())?;
+        let created = Arc::new(created.paid(file));
         self.arenas.insert(uid, Arc::downgrade(&created));
         Ok(created)
     }

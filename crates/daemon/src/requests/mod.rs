@@ -174,8 +174,8 @@ impl Call<'_> {
     }
 }
 
-/// Returns an answer with a text of any length, in parts. A text that does not fit the answer is sent as a file, whose
-/// memory the daemon can take back from a client that keeps it ([`crate::texts`]).
+/// Returns an answer with a text of any length, in parts. A text that does not fit the answer is sent as a file, for
+/// which its user pays as long as programs have it ([`crate::shared_files`]).
 pub(crate) fn text_answer(parts: &[&str]) -> Answer {
     let bytes: usize = parts.iter().map(|part| part.len()).sum();
     if bytes <= wire::MAX_REPLY - wire::HEAD_BYTES {

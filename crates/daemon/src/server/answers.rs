@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use unetmap_core::control::Kind;
@@ -28,9 +28,11 @@ use super::unsent::Unsent;
 use super::waits::Waiter;
 use super::work::{Task, Work};
 use super::{Client, Server};
-use crate::budget::Resource;
+use crate::budget::{Amounts, Resource};
 use crate::handover::store::Store;
 use crate::in_flight::Received;
+use crate::refusal::{Refusal, refuse_lack};
+use crate::region::Scope;
 use crate::requests::{self, Answer, SnapshotTask, text_answer};
 use crate::tuning::answers::{RESEND_LIMIT, RESEND_PAUSE};
 
@@ -249,38 +251,23 @@ impl Server {
         // A long text, which is in a file.
         if !requests::brings_descriptors(kind)
             && let Some(file) = unsent.answer.text.take()
-            && let Err(why) = self.check_in_flight(uid).and_then(|()| self.keep_text(uid, file))
+            && let Err(Refusal { errno, why, .. }) = self.pay_for_text(uid, file)
         {
-            let errno = Resource::InFlight.errno();
             unsent = Answer { errno, payload: why.into_bytes(), ..Default::default() }.into();
         }
         self.send_rest(token, kind, unsent)
     }
 
-    /// Has the memory of a text taken back later that is sent to a user, if this one has a budget.
-    fn keep_text(&mut self, uid: u32, file: OwnedFd) -> Result<(), String> {
-        if self.daemon.has_no_budget(uid) {
-            return Ok(());
-        }
-        if self.closer.is_blocked(uid) {
-            return Err("taking back the memory of this user's earlier lists takes long".into());
-        }
-        let bytes = memfd::resident_bytes(&file).map_err(|e| format!("the list cannot be sent: {e}"))?;
-        let users = &mut self.daemon.users;
-        if let Some(oldest) = users.texts.add(uid, file, bytes, &users.ledger) {
-            self.closer.empty(uid, oldest);
+    /// Has a user pay for the memory of a text that is sent to it, if it may have that.
+    fn pay_for_text(&mut self, uid: u32, file: OwnedFd) -> Result<(), Refusal> {
+        let in_flight = |why| Refusal { errno: Resource::InFlight.errno(), why, option: None };
+        self.check_in_flight(uid).map_err(in_flight)?;
+        if !self.daemon.has_no_budget(uid) {
+            let bytes = memfd::resident_bytes(&file).or_else(|e| refuse_lack("the list cannot be sent", &e))?;
+            self.daemon.check_budget(Scope { uid, netns: 0 }, Amounts::of(Resource::Memory, bytes))?;
+            self.daemon.registry.regions.files.leave(uid, file.as_fd());
         }
         Ok(())
-    }
-
-    /// Takes back the memory of texts that are old; returns the time until the next one is.
-    pub(super) fn empty_texts(&mut self, now: Instant) -> Option<Duration> {
-        loop {
-            match self.daemon.users.texts.take_due(now) {
-                Ok((uid, file)) => self.closer.empty(uid, file),
-                Err(left) => return left,
-            }
-        }
     }
 
     /// Goes on with an answer; returns `false` when the connection is to be closed.

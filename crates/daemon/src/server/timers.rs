@@ -31,7 +31,6 @@ impl Server {
             self.end_accept_pause(now),
             self.end_drain(now),
             self.resend(now),
-            self.empty_texts(now),
             log::summarize(),
         ];
         timers.into_iter().flatten().min()

@@ -66,7 +66,7 @@ const MAIN_THREAD: &[libc::c_long] = &[
     libc::SYS_fchmodat, libc::SYS_umask, libc::SYS_setsid, libc::SYS_setpriority, libc::SYS_getpriority,
     libc::SYS_prlimit64, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_getgroups, libc::SYS_getcwd,
     libc::SYS_kill, libc::SYS_landlock_create_ruleset, libc::SYS_landlock_add_rule, libc::SYS_landlock_restrict_self,
-    libc::SYS_statfs, libc::SYS_renameat, libc::SYS_renameat2,
+    libc::SYS_statfs, libc::SYS_renameat, libc::SYS_renameat2, libc::SYS_inotify_init1, libc::SYS_inotify_add_watch,
 ];
 
 /// Calls that aarch64 lacks.

@@ -77,7 +77,7 @@ impl SavedMonitor {
         let (range, channels_fd) = fds.take_page(self.channels, 0, channels_bytes)?;
         let (mirror, mirror_memory) = match self.own_memory {
             Some(own) => {
-                let own = Box::new(own.restore(None, fds)?);
+                let own = Box::new(own.restore(None, &registry.regions.files, fds)?);
                 (self.mirror.restore(&own, fds)?, MirrorMemory::Own(own))
             }
             None => {

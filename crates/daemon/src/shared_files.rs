@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Memory files that a user's programs share with the daemon. Their pages count for the daemon's control group if the
+//! daemon touched them first, and live until no program has the file open or mapped any more, which may be long after
+//! the last port in it was closed. So the user is charged for them until then (decision 151).
+//!
+//! ```text
+//! port opened       ports open and close      last port closed                    file ended
+//! |-----------------|-------------------------|-----------------------------------|
+//!   pages that the daemon has touched in it     all pages that it had, at least one   nothing
+//! ```
+//! Nothing keeps a file that its user does not keep: the daemon has a watch of it ([`FileWatch`]), and no descriptor.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use unetmap_core::errno::ENOMEM;
+use unetmap_sys::file_watch::{Ended, FileWatch};
+use unetmap_sys::memfd;
+
+use crate::budget::{Amounts, PAGE, Resource};
+use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
+use crate::ledger::{Charge, Ledger};
+use crate::refusal::{Refusal, refuse};
+
+/// The number of a file. Those below 0 are not watched.
+pub(crate) type FileKey = i32;
+
+/// A memory file that a user's programs share with the daemon.
+pub(crate) struct SharedFile {
+    pub(crate) key: FileKey,
+    uid: u32,
+    pages: Mutex<Pages>,
+}
+
+struct Pages {
+    /// Those that the daemon has touched: the first of each range, and the one after its last.
+    touched: BTreeMap<u64, u64>,
+    charge: Charge,
+}
+
+impl SharedFile {
+    fn pages(&self) -> MutexGuard<'_, Pages> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The daemon touches these bytes.
+    pub(crate) fn touch(&self, offset: u64, bytes: u64) {
+        let mut pages = self.pages();
+        let new = insert(&mut pages.touched, offset / PAGE, (offset + bytes).div_ceil(PAGE));
+        let charged = pages.charge.amounts()[Resource::Memory];
+        pages.charge.set(memory(charged + new * PAGE));
+    }
+
+    /// The daemon has closed the last port in it, and will not see it again: it has so many bytes.
+    fn close(&self, resident: u64) {
+        let mut pages = self.pages();
+        let charged = pages.charge.amounts()[Resource::Memory];
+        pages.charge.set(memory(charged.max(resident).max(PAGE)));
+    }
+}
+
+fn memory(bytes: u64) -> Amounts {
+    Amounts::of(Resource::Memory, bytes)
+}
+
+/// Adds a range, and returns how many numbers are new.
+fn insert(ranges: &mut BTreeMap<u64, u64>, mut first: u64, mut end: u64) -> u64 {
+    let mut new = end.saturating_sub(first);
+    if new == 0 {
+        return 0;
+    }
+    // Those that overlap it or touch it, the last one first.
+    while let Some((&from, &to)) = ranges.range(..=end).next_back().filter(|(_, to)| **to >= first) {
+        ranges.remove(&from);
+        new -= to.min(end).saturating_sub(from.max(first));
+        (first, end) = (first.min(from), end.max(to));
+    }
+    ranges.insert(first, end);
+    new
+}
+
+/// All files of users that have not ended.
+pub(crate) struct SharedFiles {
+    /// `None`: the kernel has none for this user. Then files count until the daemon has closed them.
+    watch: Option<FileWatch>,
+    files: BTreeMap<FileKey, Arc<SharedFile>>,
+    last_unwatched: FileKey,
+    ledger: Ledger,
+}
+
+/// What a successor of the daemon needs of them.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedFiles {
+    watch: Option<FdIndex>,
+    files: Vec<SavedFile>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedFile {
+    key: FileKey,
+    uid: u32,
+    /// The first of each range of pages, and the one after its last.
+    touched: Vec<(u64, u64)>,
+    /// Bytes that are charged.
+    bytes: u64,
+}
+
+impl SharedFiles {
+    pub(crate) fn new(ledger: Ledger) -> SharedFiles {
+        let watch = FileWatch::new().inspect_err(|e| tracing::info!("memory of closed ports does not count: {e}"));
+        SharedFiles { watch: watch.ok(), files: BTreeMap::new(), last_unwatched: 0, ledger }
+    }
+
+    /// Has a user pay for a file until it ends.
+    pub(crate) fn add(&mut self, uid: u32, file: BorrowedFd<'_>) -> Result<Arc<SharedFile>, Refusal> {
+        let key = self.key_of(file).or_else(|e| {
+            refuse(ENOMEM, format!("the end of shared memory cannot be watched (fs.inotify.max_user_watches): {e}"))
+        })?;
+        Ok(self.insert(key, uid, BTreeMap::new(), 0))
+    }
+
+    fn key_of(&mut self, file: BorrowedFd<'_>) -> io::Result<FileKey> {
+        if let Some(watch) = &self.watch {
+            return watch.add(file);
+        }
+        self.last_unwatched -= 1;
+        Ok(self.last_unwatched)
+    }
+
+    fn insert(&mut self, key: FileKey, uid: u32, touched: BTreeMap<u64, u64>, bytes: u64) -> Arc<SharedFile> {
+        let pages = Pages { touched, charge: self.ledger.charge(uid, memory(bytes)) };
+        let file = Arc::new(SharedFile { key, uid, pages: Mutex::new(pages) });
+        self.files.insert(key, file.clone());
+        file
+    }
+
+    /// The daemon closes a file that programs may have.
+    pub(crate) fn close(&self, file: &SharedFile, fd: impl AsFd) {
+        file.close(memfd::resident_bytes(fd).unwrap_or(0));
+    }
+
+    /// The daemon closes a file that a user's programs may have, and which it has counted otherwise until now.
+    pub(crate) fn leave(&mut self, uid: u32, fd: BorrowedFd<'_>) {
+        match self.key_of(fd) {
+            // A part of another one.
+            Ok(key) if self.files.contains_key(&key) => {}
+            Ok(key) => {
+                let file = self.insert(key, uid, BTreeMap::new(), 0);
+                self.close(&file, fd);
+            }
+            Err(e) => tracing::warn!(uid, "memory of a closed port does not count any more: {e}"),
+        }
+    }
+
+    /// Ends the charges of files that have ended.
+    pub(crate) fn update(&mut self) {
+        let SharedFiles { watch, files, .. } = self;
+        // Of files that are not watched only the daemon's own use is known.
+        if files.first_key_value().is_some_and(|(key, _)| *key < 0) {
+            files.retain(|key, file| *key > 0 || Arc::strong_count(file) > 1);
+        }
+        let ended = watch.as_ref().map(|watch| watch.take_ended(|key| _ = files.remove(&key)));
+        match ended {
+            None | Some(Ok(Ended::These)) => {}
+            Some(Ok(Ended::AllBut(left))) => files.retain(|key, _| *key < 0 || left.contains(key)),
+            Some(Err(e)) => tracing::warn!("the ends of shared memory are not known: {e}"),
+        }
+    }
+
+    /// Bytes that a user is charged for files that the daemon has closed.
+    pub(crate) fn left_by(&self, uid: u32) -> u64 {
+        let left = self.files.values().filter(|file| file.uid == uid && Arc::strong_count(file) == 1);
+        left.map(|file| file.pages().charge.amounts()[Resource::Memory]).sum()
+    }
+
+    /// Whether programs have files that the daemon has closed.
+    pub(crate) fn are_any_left(&mut self) -> bool {
+        self.update();
+        self.files.values().any(|file| Arc::strong_count(file) == 1)
+    }
+
+    /// What users are charged.
+    pub(crate) fn amounts(&self) -> impl Iterator<Item = (u32, Amounts)> {
+        self.files.values().map(|file| (file.uid, file.pages().charge.amounts()))
+    }
+
+    /// A file that was restored, and has not ended.
+    pub(crate) fn existing(&self, key: FileKey) -> Result<Arc<SharedFile>, Refusal> {
+        self.files.get(&key).map_or_else(|| invalid("shared memory"), |file| Ok(file.clone()))
+    }
+
+    pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedFiles {
+        let saved = |file: &SharedFile| {
+            let pages = file.pages();
+            let touched = pages.touched.iter().map(|(first, end)| (*first, *end)).collect();
+            SavedFile { key: file.key, uid: file.uid, touched, bytes: pages.charge.amounts()[Resource::Memory] }
+        };
+        let files = self.files.values().map(|file| saved(file)).collect();
+        SavedFiles { watch: self.watch.as_ref().map(|watch| fds.add(watch)), files }
+    }
+
+    /// Adds all files that another daemon had, and that have not ended. It takes no event: that daemon may go on.
+    pub(crate) fn restore(&mut self, saved: SavedFiles, fds: &mut Incoming) -> Result<(), Refusal> {
+        self.watch = saved.watch.map(|watch| fds.take(watch).map(FileWatch::of_fd)).transpose()?;
+        let watched = self.watch.as_ref().map(FileWatch::watched).transpose();
+        let watched = watched.or_else(|e| refuse(ENOMEM, format!("what programs have mapped is not known: {e}")))?;
+        for SavedFile { key, uid, touched, bytes } in saved.files {
+            self.last_unwatched = self.last_unwatched.min(key);
+            if key < 0 || watched.as_ref().is_some_and(|watched| watched.contains(&key)) {
+                self.insert(key, uid, touched.into_iter().collect(), bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(bytes: u64) -> OwnedFd {
+        let fd = memfd::create_sealed("test", 16 * PAGE).unwrap();
+        for page in 0..bytes / PAGE {
+            rustix::io::pwrite(&fd, b"x", page * PAGE).unwrap();
+        }
+        fd
+    }
+
+    fn charged(ledger: &Ledger, uid: u32) -> u64 {
+        ledger.of(uid).0[Resource::Memory] / PAGE
+    }
+
+    #[test]
+    fn a_file_is_charged_until_no_program_has_it() {
+        let ledger = Ledger::default();
+        let mut files = SharedFiles::new(ledger.clone());
+        let fd = file(3 * PAGE);
+        let shared = files.add(7, fd.as_fd()).unwrap();
+        assert_eq!(charged(&ledger, 7), 0);
+        shared.touch(100, PAGE);
+        shared.touch(0, 10);
+        assert_eq!(charged(&ledger, 7), 2);
+        let theirs = fd.try_clone().unwrap();
+        files.close(&shared, &fd);
+        drop((shared, fd));
+        files.update();
+        assert_eq!((charged(&ledger, 7), files.left_by(7)), (3, 3 * PAGE));
+        let page = file(PAGE);
+        files.leave(8, page.as_fd());
+        drop(page);
+        assert_eq!((charged(&ledger, 8), files.are_any_left()), (1, true));
+        files.update();
+        assert_eq!(ledger.all().into_keys().collect::<Vec<_>>(), [7]);
+        drop(theirs);
+        assert!(!files.are_any_left() && ledger.all().is_empty());
+    }
+
+    #[test]
+    fn a_successor_knows_what_has_not_ended() {
+        let (ledger, next) = (Ledger::default(), Ledger::default());
+        let mut files = SharedFiles::new(ledger.clone());
+        let [(kept, kept_file), (ended, ended_file)] = [2, 5].map(|pages| {
+            let fd = file(pages * PAGE);
+            let shared = files.add(pages as u32, fd.as_fd()).unwrap();
+            shared.touch(0, pages * PAGE);
+            (fd, shared)
+        });
+        let mut fds = Outgoing::default();
+        let saved = files.save(&mut fds);
+        let fds = fds.fds().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        let ended_key = ended_file.key;
+        drop((ended, ended_file));
+        let mut restored = SharedFiles::new(next.clone());
+        restored.restore(saved, &mut Incoming::new(fds)).unwrap();
+        assert_eq!((charged(&next, 2), charged(&next, 5)), (2, 0));
+        assert!(restored.existing(ended_key).is_err());
+        let again = restored.existing(kept_file.key).unwrap();
+        again.touch(PAGE, 2 * PAGE);
+        assert_eq!(charged(&next, 2), 3, "a page that was touched before is charged once");
+        drop((kept, kept_file, again));
+        restored.update();
+        assert!(next.all().is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn pages_are_counted_once(ranges in prop::collection::vec((0u64..64, 0u64..16), 0..20)) {
+            let (mut set, mut known) = (BTreeMap::new(), std::collections::BTreeSet::new());
+            for (first, count) in ranges {
+                let new = insert(&mut set, first, first + count);
+                let expected = (first..first + count).filter(|page| known.insert(*page)).count();
+                prop_assert_eq!(new, expected as u64);
+                prop_assert_eq!(set.iter().flat_map(|(from, to)| *from..*to).collect::<Vec<_>>(),
+                    known.iter().copied().collect::<Vec<_>>());
+            }
+        }
+    }
+}
