@@ -441,9 +441,9 @@ fn an_open_that_is_given_up_leaves_nothing() {
     for name in ["a{1", "a}1", "vale0:x", "nmsink0"] {
         let begun = daemon.begin_open(name, &register(8, 4, 0), &Options::default(), &caller());
         let opening = begun.unwrap_or_else(|refusal| panic!("{name}: {}", refusal.why));
-        assert!(daemon.registry.sessions.is_empty() && !is_empty(&daemon), "{name}");
+        assert!(daemon.registry.sessions.is_empty() && !is_empty(&mut daemon), "{name}");
         daemon.give_up_open(&opening);
-        assert!(is_empty(&daemon), "{name}");
+        assert!(is_empty(&mut daemon), "{name}");
         daemon.check_charges();
     }
 }
