@@ -68,7 +68,7 @@ impl Caller {
         }
         let peer = Peer { pid: identity.pid, uid: from.uid, gid: from.gid };
         let groups = [vec![from.gid], identity.groups].concat();
-        let namespace = Arc::new(privileged::netns_of_thread(thread)?).into();
+        let namespace = Arc::new(privileged::netns_of_thread(thread, thread.tid())?).into();
         Ok(Caller { peer, groups, namespace, survey: None })
     }
 

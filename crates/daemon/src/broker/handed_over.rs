@@ -11,13 +11,15 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::EBUSY;
 use unetmap_sys::process;
 
-use super::{ADOPTED, ALIVE, CONNECTIONS, Failure, Handle, LANES, Request, SETUP, Setup, ask};
+use super::connection::{ADOPTED, ALIVE, CONNECTIONS, Failure, LANES, SETUP};
+use super::operations::{Request, forget_since};
+use super::setup::{Handle, Setup};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::handover::channel::{receive, send};
 use crate::refusal::{Refusal, refuse};
@@ -45,7 +47,7 @@ impl Duplicates {
         else {
             return Ok(None);
         };
-        let duplicate = |lane: &super::Mutex<OwnedFd>| lane.lock().unwrap_or_else(PoisonError::into_inner).try_clone();
+        let duplicate = |lane: &Mutex<OwnedFd>| lane.lock().unwrap_or_else(PoisonError::into_inner).try_clone();
         let lanes = lanes.iter().map(duplicate).collect::<io::Result<_>>()?;
         Ok(Some(Duplicates { lanes, alive: alive.try_clone()?, setup: setup.clone() }))
     }
@@ -104,14 +106,6 @@ pub(crate) fn pause() -> Vec<MutexGuard<'static, OwnedFd>> {
     lanes.map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect()
 }
 
-/// The handle that the broker gave out last.
-///
-/// # Errors
-/// Those of [`ask`].
-pub(crate) fn last_handle() -> io::Result<Handle> {
-    ask(Request::LastHandle, &[]).map(|(last, _)| last)
-}
-
 /// Goes on with the broker of a daemon that has crashed: drops the answers to what that one had asked, and has what the
 /// broker made after `last`, of which this process does not know, undone. Waits for requests in progress, which may
 /// take a driver's time.
@@ -130,5 +124,5 @@ pub(crate) fn go_on_after_crash(last: Handle) -> io::Result<()> {
             }
         }
     }
-    ask(Request::ForgetSince(last), &[]).map(|((), _)| ())
+    forget_since(last)
 }

@@ -3,17 +3,17 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use unetmap_core::errno::{EEXIST, EINVAL, EIO, ENODEV, EPERM};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::fuse::{self, Backing, Device, Op};
+use unetmap_sys::fuse::{self, Device, Op};
 use unetmap_sys::kernel;
 use unetmap_sys::memory_helper::{Approvals, MemoryHelper};
 
-use super::{Setup, process_name};
+use super::setup::{Setup, process_name};
 use crate::refusal::{Refusal, refuse};
 use crate::tuning::node::MAX_MOUNTS;
 use crate::user_arena::UserArena;
@@ -179,24 +179,6 @@ pub(super) fn unlink(setup: &Setup, path: &Path) {
         // Path: a link in the folder that `check_folder` has allowed.
         let _ = fs::remove_file(path);
     }
-}
-
-/// Registers a file with a mount.
-pub(super) fn open_backing(device: OwnedFd, file: BorrowedFd<'_>) -> io::Result<i32> {
-    Ok(fuse_device(device)?.open_backing(file)?.number())
-}
-
-pub(super) fn close_backing(device: OwnedFd, number: i32) -> io::Result<()> {
-    fuse_device(device)?.close_backing(Backing::of_number(number));
-    Ok(())
-}
-
-/// The descriptor of a FUSE device: other devices understand the same numbers of requests in other ways.
-fn fuse_device(fd: OwnedFd) -> io::Result<Device> {
-    if !fuse::is_device(&fd) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is not /dev/fuse"));
-    }
-    Ok(Device::of_fd(fd))
 }
 
 /// Starts a process that accesses the memory of programs.

@@ -1,333 +1,455 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The operations of the broker.
+//! The operations of the broker: each is written once, here, in the form that `table` explains. To add one, add it to
+//! the list.
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
-use std::vec;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use unetmap_core::control::trusted_file;
 use unetmap_core::errno::EPERM;
-use unetmap_sys::link::{self, LinkWatch, NetnsLinkWatch, veth};
+use unetmap_sys::fuse::{Backing, Device};
+use unetmap_sys::link::{self, Channels, DriverInfo, Link, LinkWatch, NetnsLinkWatch, Nsid, XdpFeatures, veth};
 use unetmap_sys::netns::Netns;
-use unetmap_sys::tcx::{self, RelayEnds, Tcx};
+use unetmap_sys::place::Place;
+use unetmap_sys::tcx::{self, HostTxAction, RelayEnds, Tcx};
 use unetmap_sys::thread::RemoteThread;
-use unetmap_sys::xdp::{Mode, Xdp, dispatcher};
+use unetmap_sys::xdp::dispatcher::{self, Attached};
+use unetmap_sys::xdp::{ClassicInsn, Mark, Mode, Xdp};
 use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
 use unetmap_sys::{Mapping, memfd, probe, process};
 
-use super::serve::{Broker, Object, fault, lock};
+use super::connection::{self, Lane};
+use super::objects::{Broker, Object, fault, lock};
+use super::setup::{Handle, Setup, TcxId, XdpId, inside};
+use super::table::{Answer, Descriptors, Fd, Reply, With, operations};
 use super::undo::{Change, UndoOnDrop};
-use super::{Answer, Handle, Request, inside, mounts, offloads, veth as pairs};
+use super::{mounts, offloads, veth as pairs};
 use crate::log;
 use crate::owner::owner;
 use crate::policy::{self, Policy};
-use crate::privileged;
+use crate::refusal::Refusal;
 use crate::tuning::broker::{MAX_DEADLINE, MAX_HELPERS};
 
-/// A program that was attached: its handle, and its properties.
-pub(super) type AttachedProgram = (Handle, Mode, bool, bool);
+operations! { broker:
+    // Reading in a namespace.
 
-/// The descriptors of a request, in order.
-struct Descriptors(vec::IntoIter<OwnedFd>);
+    /// The interface with an index; `None` if there is none.
+    fn link[netns: Netns] Link(index: u32) -> Option<Link> { inside(&netns, || link::by_index(index)) }
 
-impl Descriptors {
-    fn next(&mut self) -> io::Result<OwnedFd> {
-        self.0.next().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a descriptor is missing"))
-    }
-
-    fn netns(&mut self) -> io::Result<Netns> {
-        Netns::of_fd(self.next()?)
-    }
-}
-
-fn value(value: impl Serialize) -> io::Result<Answer> {
-    Ok((serde_json::to_value(value)?, Vec::new()))
-}
-
-fn descriptor(of: impl AsFd) -> io::Result<Answer> {
-    Ok((serde_json::Value::Null, vec![of.as_fd().try_clone_to_owned()?]))
-}
-
-fn busy_poll(usec: u32, budget: u32) -> io::Result<BusyPoll> {
-    BusyPoll::new(usec, budget).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))
-}
-
-impl Broker {
-    /// Does an operation. The descriptors are closed afterwards.
-    // Long: one line for each operation.
-    pub(super) fn serve(&self, request: Request, fds: Vec<OwnedFd>) -> io::Result<Answer> {
-        let mut fds = Descriptors(fds.into_iter());
-        match request {
-            Request::Link(index) => value(inside(&fds.netns()?, || link::by_index(index))?),
-            Request::LinkNamed(name) => {
-                let found = inside(&fds.netns()?, || link::by_name(&name))?;
-                if found.is_some() {
-                    fault::wait("network-lock", &self.setup.socket);
-                }
-                value(found)
-            }
-            Request::IsAbsent(name) => value(inside(&fds.netns()?, || Ok(link::is_absent(&name)))?),
-            Request::Links => {
-                fault::wait("network-lock", &self.setup.socket);
-                value(inside(&fds.netns()?, link::all)?)
-            }
-            Request::DefaultRoutes => value(inside(&fds.netns()?, link::default_routes)?),
-            Request::Driver(name) => value(inside(&fds.netns()?, || link::driver(&name))?),
-            Request::XdpFeatures(index) => value(inside(&fds.netns()?, || link::xdp_features(index))?),
-            Request::Channels(name) => {
-                fault::wait("network-lock", &self.setup.socket);
-                value(inside(&fds.netns()?, || link::channels(&name))?)
-            }
-            Request::NumaNode(name) => value(inside(&fds.netns()?, || link::numa_node(&name))?),
-            Request::TxDropped(index) => value(inside(&fds.netns()?, || link::tx_dropped(index))?),
-            Request::ProbeXdpSockets => value(inside(&fds.netns()?, probe::xdp_socket)?),
-            Request::MapsBoundRings(index) => value(inside(&fds.netns()?, || xsk::maps_bound_rings(index))?),
-            Request::AttachedXdp(index) => value(inside(&fds.netns()?, || dispatcher::attached(index))?),
-            Request::VethEndIn(index) => {
-                let (netns, other) = (fds.netns()?, fds.netns()?);
-                value(inside(&netns, || veth::peer_index_in(index, &other))?)
-            }
-            Request::WatchLinks => descriptor(inside(&fds.netns()?, LinkWatch::new)?),
-            Request::WatchNamespaces => descriptor(NetnsLinkWatch::new()?),
-            Request::WatchedNamespace => value(NetnsLinkWatch::new()?.add(&fds.netns()?)?),
-            Request::ExistsIn(nsid, index) => value(NetnsLinkWatch::new()?.exists(nsid, index)?),
-            Request::ProgramName(id) => value(probe::program_name(id)?),
-            Request::DispatchersAreUsed => value(dispatcher::are_used()),
-            Request::UsedNamespaces(ids) => value(self.used_namespaces(ids)),
-            Request::NamespaceAt(path) => value(policy::namespace_at(&path)),
-            Request::TryBusyPoll { usec, budget } => {
-                let busy = busy_poll(usec, budget)?;
-                value(inside(&fds.netns()?, || xsk::try_busy_poll(busy))?)
-            }
-            Request::SetBusyPoll { usec, budget } => {
-                value(xsk::set_busy_poll(xsk::checked(fds.next()?)?, busy_poll(usec, budget)?)?)
-            }
-            Request::OpenXsk { queue, at, bytes, buffer, registers } => {
-                fault::wait("interfaces", &self.setup.socket);
-                open_xsk(&fds.netns()?, &fds.next()?, &queue, (at, bytes, buffer), registers)
-            }
-            Request::TryFilter(program) => value(Xdp::try_filter(&program)?),
-            Request::AttachXdp { index, queues, mode } => {
-                let xdp = inside(&fds.netns()?, || Xdp::attach(index, queues, mode))?;
-                value(self.keep_xdp(xdp, None)?)
-            }
-            Request::JoinXdp { index, queues, mode, extras } => {
-                value(self.join(&fds.netns()?, (index, queues), (mode, extras))?)
-            }
-            Request::XdpInsert(handle, queue) => {
-                let socket = xsk::checked(fds.next()?)?;
-                self.with(handle, Object::xdp, |xdp| xdp.insert(queue, &socket))
-            }
-            Request::XdpRemove(handle, queue) => self.with(handle, Object::xdp, |xdp| xdp.remove(queue)),
-            Request::XdpMark(handle, mark) => self.with(handle, Object::xdp, |xdp| xdp.set_mark(mark)),
-            Request::XdpFilter(handle, filter) => {
-                self.with(handle, Object::xdp, |xdp| xdp.set_filter(filter.as_deref()))
-            }
-            Request::AttachTcx(index) => value(self.keep(Object::Tcx(inside(&fds.netns()?, || Tcx::attach(index))?))?),
-            Request::TcxCompanion(handle, near) => {
-                let netns = fds.netns()?;
-                self.with(handle, Object::tcx, |tcx| match near {
-                    Some(near) => inside(&netns, || tcx.attach_companion(near)),
-                    None => {
-                        tcx.detach_companion();
-                        Ok(())
-                    }
-                })
-            }
-            Request::TcxRelayed(handle, relayed) => self.with(handle, Object::tcx, |tcx| tcx.set_relayed(relayed)),
-            Request::AttachRelay { nic, near, far } => {
-                let (netns, far_netns) = (fds.netns()?, fds.netns()?);
-                let at_far_end = |program: &OwnedFd| inside(&far_netns, || tcx::attach_to_far_end(program, far));
-                let relay = inside(&netns, || tcx::Relay::attach(RelayEnds { nic, near, far }, at_far_end))?;
-                value(self.keep(Object::Relay(relay))?)
-            }
-            Request::TcxMark(handle, mark) => self.with(handle, Object::tcx, |tcx| tcx.set_mark(mark)),
-            Request::TcxHostTx(handle, action) => self.with(handle, Object::tcx, |tcx| tcx.set_host_tx(action)),
-            Request::TcxDropped(handle) => self.with(handle, Object::tcx, |tcx| Ok(tcx.dropped())),
-            Request::Extend(handle, ms) => self.extend(handle, Duration::from_millis(ms.into())),
-            Request::DisableOffloads(index) => self.keep_undo(offloads::disable(&fds.netns()?, index, &self.undo_log)?),
-            Request::DisableMerging { index, name } => {
-                self.keep_undo(offloads::disable_merging(&fds.netns()?, (index, &name), &self.undo_log))
-            }
-            Request::Drop(handle) => self.drop_object(handle),
-            Request::CreateVeth { nic, queues, relay } => {
-                let netns = fds.netns()?;
-                let name = if relay { pairs::relay_name(nic) } else { pairs::near_name(nic) };
-                let pair = pairs::create_pair(&netns, &name, queues)?;
-                let near = pair.near;
-                lock(&self.pairs).extend([(netns.id(), near), (pair.far_netns.id(), pair.far)]);
-                let (far, namespace) = (pair.far, pair.far_netns.as_fd().try_clone_to_owned()?);
-                Ok((serde_json::to_value((near, far, self.keep_xdp(pair.xdp, None)?))?, vec![namespace]))
-            }
-            Request::SetLink(index, up) => {
-                let netns = fds.netns()?;
-                if !lock(&self.pairs).contains(&(netns.id(), index)) {
-                    return Err(io::Error::new(io::ErrorKind::InvalidInput, "the broker has not made this interface"));
-                }
-                value(inside(&netns, || veth::set_state(index, up))?)
-            }
-            Request::HiddenNamespace => descriptor(hidden_namespace()?),
-            Request::CreatePersistentVeth { name, queues } => {
-                let (netns, hidden) = (fds.netns()?, fds.netns()?);
-                let index = pairs::create_persistent(&name, queues, &netns, &hidden)?;
-                lock(&self.pairs).insert((hidden.id(), index));
-                value(index)
-            }
-            Request::DeleteVeth(index) => {
-                let netns = fds.netns()?;
-                if !lock(&self.pairs).remove(&(netns.id(), index)) {
-                    return Err(io::Error::new(io::ErrorKind::InvalidInput, "the broker has not made this interface"));
-                }
-                value(inside(&netns, || veth::delete(index))?)
-            }
-            Request::NamespaceOfPeer => descriptor(Netns::of_socket(fds.next()?)?),
-            Request::NamespaceOfThread(tid) => {
-                let thread = RemoteThread::from_parts(tid, fds.next()?).ok_or(io::ErrorKind::InvalidInput)?;
-                descriptor(thread.netns()?)
-            }
-            Request::MountNode(number) => match mounts::mount(&self.setup, number, &mut lock(&self.devices)) {
-                Ok(device) => Ok((serde_json::to_value(Ok::<(), (i32, String)>(()))?, vec![device.into_fd()])),
-                Err(refusal) => value(Err::<(), (i32, String)>((refusal.errno, refusal.why))),
-            },
-            Request::UnmountNode => {
-                mounts::unmount(&self.setup);
-                value(())
-            }
-            Request::CheckNodeLink(path) => {
-                value(mounts::check(&self.setup, &path).map_err(|refusal| (refusal.errno, refusal.why)))
-            }
-            Request::LinkNode(path) => {
-                value(mounts::link(&self.setup, &path).map_err(|refusal| (refusal.errno, refusal.why)))
-            }
-            Request::UnlinkNode(path) => {
-                mounts::unlink(&self.setup, &path);
-                value(())
-            }
-            Request::OpenBacking => {
-                let (device, file) = (fds.next()?, fds.next()?);
-                value(mounts::open_backing(device, file.as_fd())?)
-            }
-            Request::CloseBacking(number) => {
-                mounts::close_backing(fds.next()?, number)?;
-                value(())
-            }
-            Request::StartMemoryHelper => self.start_helper(),
-            Request::UseMemoryHelper(handle, tid) => {
-                let pidfd = fds.next()?;
-                if !mounts::has_node_open(tid, &lock(&self.devices)) || !mounts::runs(&pidfd) {
-                    return Err(io::Error::from_raw_os_error(EPERM));
-                }
-                let thread = RemoteThread::from_parts(tid, pidfd).ok_or(io::ErrorKind::InvalidInput)?;
-                value(lock(&self.helpers).get(&handle).ok_or(io::ErrorKind::NotFound)?.approve(&thread)?)
-            }
-            Request::KillMemoryHelper(handle) => {
-                let helper = lock(&self.helpers).remove(&handle);
-                value(helper.ok_or(io::ErrorKind::NotFound)?.kill()?)
-            }
-            Request::ProcessId => value(process::pid()),
-            Request::LastHandle => value(self.last_handle()),
-            Request::Echo(text) => value(text),
-            Request::ForgetSince(last) => {
-                self.forget_since(last);
-                value(())
-            }
-            Request::ForbidRemoval => {
-                fault::wait("files", &self.setup.socket);
-                value(fds.0.try_for_each(|fd| memfd::forbid_removal(fd.as_fd()))?)
-            }
-            Request::Policy => value(self.setup.policy.as_deref().map(Policy::load)),
-            Request::Configuration => {
-                let config = self.setup.config.as_ref();
-                value(config.map(|path| trusted_file::read(path, owner(), "configuration")))
-            }
-            Request::OpenLog => {
-                log::tend()?;
-                descriptor(io::stderr().as_fd().try_clone_to_owned()?)
-            }
-            Request::RemoveSocket => match self.setup.socket.as_os_str().is_empty() {
-                // There is no broker.
-                true => value(false),
-                false => value(privileged::remove_own_socket(&self.setup.socket).map(|()| true)?),
-            },
+    /// The interface with a name or an alternative name; `None` if there is none.
+    fn link_named[netns: Netns] LinkNamed(name: String) -> Option<Link> {
+        let found = inside(&netns, || link::by_name(&name))?;
+        if found.is_some() {
+            fault::wait("network-lock", &broker.setup.socket);
         }
+        Ok(found)
     }
 
-    fn keep_xdp(&self, xdp: Xdp, place: Option<UndoOnDrop>) -> io::Result<AttachedProgram> {
-        let (mode, frags, calls_filter) = (xdp.mode(), xdp.frags(), xdp.calls_filter());
-        Ok((self.keep(Object::Xdp(xdp, place))?, mode, frags, calls_filter))
+    /// Whether there surely is no interface of this name. Does not wait for the kernel's lock of the network
+    /// configuration, as [`link_named`] may.
+    fn is_absent[netns: Netns] IsAbsent(name: String) -> bool { inside(&netns, || Ok(link::is_absent(&name))) }
+
+    /// All interfaces.
+    fn links[netns: Netns] Links -> Vec<Link> {
+        fault::wait("network-lock", &broker.setup.socket);
+        inside(&netns, link::all)
     }
 
-    fn keep_undo(&self, undo: Option<UndoOnDrop>) -> io::Result<Answer> {
-        value(undo.map(|undo| self.keep(Object::Undo(undo))).transpose()?)
+    /// The indexes of the interfaces that have a default route.
+    fn default_routes[netns: Netns] DefaultRoutes -> Vec<u32> { inside(&netns, link::default_routes) }
+
+    /// An interface's driver; `None` if it says nothing.
+    fn driver[netns: Netns] Driver(name: String) -> Option<DriverInfo> { inside(&netns, || link::driver(&name)) }
+
+    /// The XDP features that an interface's driver states; `None` if the kernel cannot say.
+    fn xdp_features[netns: Netns] XdpFeatures(index: u32) -> Option<XdpFeatures> {
+        inside(&netns, || link::xdp_features(index))
     }
 
-    fn join(&self, netns: &Netns, place: (u32, u32), mode_and_extras: (Mode, bool)) -> io::Result<AttachedProgram> {
-        let (log, mut membership) = (&self.undo_log, None);
+    /// The numbers of an interface's queues.
+    fn channels[netns: Netns] Channels(name: String) -> Channels {
+        fault::wait("network-lock", &broker.setup.socket);
+        inside(&netns, || link::channels(&name))
+    }
+
+    /// The NUMA node of an interface's device, if it is known.
+    fn numa_node[netns: Netns] NumaNode(name: String) -> Option<u32> { inside(&netns, || link::numa_node(&name)) }
+
+    /// An interface's own count of frames that it did not send; `None` if there is no such interface.
+    fn tx_dropped[netns: Netns] TxDropped(index: u32) -> Option<u64> { inside(&netns, || link::tx_dropped(index)) }
+
+    /// Whether AF_XDP sockets can be created.
+    fn probe_xdp_sockets[netns: Netns] ProbeXdpSockets -> () { inside(&netns, probe::xdp_socket) }
+
+    /// Whether the rings of a bound AF_XDP socket can be mapped (from Linux 6.4 on).
+    fn maps_bound_rings[netns: Netns] MapsBoundRings(index: u32) -> bool {
+        inside(&netns, || xsk::maps_bound_rings(index))
+    }
+
+    /// The XDP programs of an interface.
+    fn attached_xdp[netns: Netns] AttachedXdp(index: u32) -> Attached { inside(&netns, || dispatcher::attached(index)) }
+
+    /// The index that the other end of a veth has in the namespace `other`; `None` if it is not there.
+    fn veth_end_in[netns: Netns, other: Netns] VethEndIn(index: u32) -> Option<u32> {
+        inside(&netns, || veth::peer_index_in(index, &other))
+    }
+
+    /// The messages about changes of interfaces, from now on.
+    fn watch_links[netns: Netns] WatchLinks -> Fd<LinkWatch> { inside(&netns, LinkWatch::new) }
+
+    /// The messages about changes of interfaces of several namespaces, to which [`watch_namespace`] adds.
+    fn watch_namespaces[] WatchNamespaces -> Fd<NetnsLinkWatch> { NetnsLinkWatch::new() }
+
+    /// Adds a namespace to those that are watched; returns its number there.
+    fn watch_namespace[netns: Netns] WatchedNamespace -> Nsid { NetnsLinkWatch::new()?.add(&netns) }
+
+    /// Whether an interface exists in a watched namespace.
+    fn exists_in[] ExistsIn(nsid: Nsid, index: u32) -> bool { NetnsLinkWatch::new()?.exists(nsid, index) }
+
+    /// The name of a loaded BPF program, in whatever namespace.
+    fn program_name[] ProgramName(id: u32) -> String { probe::program_name(id) }
+
+    /// Whether programs of this machine use dispatchers.
+    fn dispatchers_are_used[] DispatchersAreUsed -> bool { Ok(dispatcher::are_used()) }
+
+    /// Of network namespaces, by their inode numbers, those that have a name or a thread.
+    fn used_namespaces[] UsedNamespaces(ids: Vec<u64>) -> Vec<u64> { Ok(broker.used_namespaces(ids)) }
+
+    /// The inode number of the network namespace that a file names; `None` if it names none.
+    fn namespace_at[] NamespaceAt(path: PathBuf) -> Option<u64> { Ok(policy::namespace_at(&path)) }
+
+    // Sockets and programs.
+
+    /// Whether a socket can have these settings of busy polling.
+    fn try_busy_poll[netns: Netns] TryBusyPoll(busy_poll: BusyPoll) -> () {
+        inside(&netns, || xsk::try_busy_poll(busy_poll))
+    }
+
+    /// Lets an AF_XDP socket busy poll.
+    fn set_busy_poll[socket: OwnedFd] SetBusyPoll(busy_poll: BusyPoll) -> () {
+        xsk::set_busy_poll(xsk::checked(socket)?, busy_poll)
+    }
+
+    /// Creates an AF_XDP socket with its rings, not bound yet. Its buffers begin at byte `at` of the region's file.
+    fn create_xsk[netns: Netns, file: OwnedFd]
+        OpenXsk { queue: Queue, at: u64, bytes: u64, buffer: u32, registers: bool } -> Fd<OwnedFd>
+    {
+        fault::wait("interfaces", &broker.setup.socket);
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let before = xsk::pool_offset_in_page(buffer);
+        let start = at.checked_sub(before.into()).ok_or_else(invalid)?;
+        let length = bytes.checked_add(before.into()).and_then(|all| usize::try_from(all).ok()).ok_or_else(invalid)?;
+        // Mapped as long as the kernel needs its address.
+        let map = Arc::new(Mapping::part(file.as_fd(), start, length)?);
+        let umem = Umem { map, offset: before as usize, bytes: length - before as usize, buffer };
+        inside(&netns, || xsk::create(&queue, &umem, registers))
+    }
+
+    /// Loads a filter's program, to see whether the kernel accepts it.
+    fn try_filter[] TryFilter(program: Vec<ClassicInsn>) -> () { Xdp::try_filter(&program) }
+
+    /// Attaches the XDP program.
+    fn attach_xdp[netns: Netns] AttachXdp { index: u32, queues: u32, mode: Mode } -> KeptXdp {
+        broker.keep_xdp(inside(&netns, || Xdp::attach(index, queues, mode))?, None)
+    }
+
+    /// Adds the XDP program to an interface's dispatcher.
+    fn join_xdp[netns: Netns] JoinXdp { index: u32, queues: u32, mode: Mode, extras: bool } -> KeptXdp {
+        let mut membership = None;
         let mut announce = |program| {
-            membership = Some(UndoOnDrop::new(Change::Member { netns: netns.id(), program }, log)?);
+            membership = Some(UndoOnDrop::new(Change::Member { netns: netns.id(), program }, &broker.undo_log)?);
             Ok(())
         };
         // On failure the program leaves the dispatcher, should it be in one.
-        let xdp = inside(netns, || Xdp::join(place.0, place.1, mode_and_extras, &mut announce))?;
-        self.keep_xdp(xdp, membership)
+        let xdp = inside(&netns, || Xdp::join(index, queues, (mode, extras), &mut announce))?;
+        broker.keep_xdp(xdp, membership)
     }
 
-    /// Works with an object of the kind that `select` accepts; requests about others do not wait for it.
-    fn with<O, T: Serialize>(
-        &self,
-        handle: Handle,
-        select: fn(&mut Object) -> Option<&mut O>,
-        work: impl FnOnce(&mut O) -> io::Result<T>,
-    ) -> io::Result<Answer> {
-        let object = lock(&self.objects).get(&handle).cloned().ok_or(io::ErrorKind::NotFound)?;
-        let mut object = lock(&object);
-        value(work(select(&mut object).ok_or(io::ErrorKind::NotFound)?)?)
+    /// Directs the frames of a queue to an AF_XDP socket.
+    fn insert of XdpId [socket: OwnedFd] XdpInsert(xdp: XdpId, queue: u32) -> () {
+        let socket = xsk::checked(socket)?;
+        broker.with(xdp.0, Object::xdp, |xdp| xdp.insert(queue, &socket))
     }
 
-    fn extend(&self, handle: Handle, time: Duration) -> io::Result<Answer> {
-        let deadline = lock(&self.deadlines).get(&handle).cloned().ok_or(io::ErrorKind::NotFound)?;
-        value(deadline.extend(time.min(MAX_DEADLINE))?)
+    /// Directs the frames of a queue to the kernel again.
+    fn remove of XdpId [] XdpRemove(xdp: XdpId, queue: u32) -> () {
+        broker.with(xdp.0, Object::xdp, |xdp| xdp.remove(queue))
     }
 
-    fn start_helper(&self) -> io::Result<Answer> {
-        let mut helpers = lock(&self.helpers);
+    /// Sets the mark of frames.
+    fn set_mark of XdpId [] XdpMark(xdp: XdpId, mark: Mark) -> () {
+        broker.with(xdp.0, Object::xdp, |xdp| xdp.set_mark(mark))
+    }
+
+    /// Replaces the filter.
+    fn set_filter of XdpId [] XdpFilter(xdp: XdpId, filter: Option<Vec<ClassicInsn>>) -> () {
+        broker.with(xdp.0, Object::xdp, |xdp| xdp.set_filter(filter.as_deref()))
+    }
+
+    /// Attaches the tcx program of host rings.
+    fn attach_tcx[netns: Netns] AttachTcx(index: u32) -> TcxId {
+        broker.keep(Object::Tcx(inside(&netns, || Tcx::attach(index))?)).map(TcxId)
+    }
+
+    /// Attaches the programs of the veth pair whose near end is `near`, or detaches them.
+    fn set_companion of TcxId [netns: Netns] TcxCompanion(tcx: TcxId, near: Option<u32>) -> () {
+        broker.with(tcx.0, Object::tcx, |tcx| match near {
+            Some(near) => inside(&netns, || tcx.attach_companion(near)),
+            None => {
+                tcx.detach_companion();
+                Ok(())
+            }
+        })
+    }
+
+    /// Sets whether a companion has the interface's own rings.
+    fn set_relayed of TcxId [] TcxRelayed(tcx: TcxId, relayed: bool) -> () {
+        broker.with(tcx.0, Object::tcx, |tcx| tcx.set_relayed(relayed))
+    }
+
+    /// Attaches the tcx programs between an interface and a companion that has its rings.
+    fn attach_relay[netns: Netns, far_netns: Netns] AttachRelay { nic: u32, near: u32, far: u32 } -> Handle {
+        let at_far_end = |program: &OwnedFd| inside(&far_netns, || tcx::attach_to_far_end(program, far));
+        let relay = inside(&netns, || tcx::Relay::attach(RelayEnds { nic, near, far }, at_far_end))?;
+        broker.keep(Object::Relay(relay))
+    }
+
+    /// Sets the mark of frames.
+    fn set_mark of TcxId [] TcxMark(tcx: TcxId, mark: Mark) -> () {
+        broker.with(tcx.0, Object::tcx, |tcx| tcx.set_mark(mark))
+    }
+
+    /// Sets what becomes of the frames that the host sends.
+    fn set_host_tx of TcxId [] TcxHostTx(tcx: TcxId, action: HostTxAction) -> () {
+        broker.with(tcx.0, Object::tcx, |tcx| tcx.set_host_tx(action))
+    }
+
+    /// The frames that the programs dropped.
+    fn dropped of TcxId [] TcxDropped(tcx: TcxId) -> u64 { broker.with(tcx.0, Object::tcx, |tcx| Ok(tcx.dropped())) }
+
+    /// Sets the deadline of a program to `ms` milliseconds from now.
+    fn extend of Handle [] Extend(program: Handle, ms: u32) in Deadlines -> () {
+        let deadline = lock(&broker.deadlines).get(&program).cloned().ok_or(io::ErrorKind::NotFound)?;
+        deadline.extend(Duration::from_millis(ms.into()).min(MAX_DEADLINE))
+    }
+
+    /// Disables the offloads that would hide parts of the frames of an interface; `None` if none is enabled.
+    fn disable_offloads[netns: Netns] DisableOffloads(index: u32) -> Option<Handle> {
+        broker.keep_undo(offloads::disable(&netns, index, &broker.undo_log)?)
+    }
+
+    /// Disables GRO at an interface; `None` if it is off.
+    fn disable_merging[netns: Netns] DisableMerging { index: u32, name: String } -> Option<Handle> {
+        broker.keep_undo(offloads::disable_merging(&netns, (index, &name), &broker.undo_log))
+    }
+
+    /// Undoes and forgets it.
+    fn undo of Handle [] Drop(object: Handle) -> () { broker.drop_object(object) }
+
+    // Interfaces that the daemon makes.
+
+    /// Creates the veth pair of the host rings of interface `nic`, or of the interface's own rings (`relay`). Returns
+    /// the near end, the far end with its program, and the far end's namespace.
+    fn create_veth[netns: Netns] CreateVeth { nic: u32, queues: u32, relay: bool } -> With<(u32, u32, KeptXdp), Netns> {
+        let name = if relay { pairs::relay_name(nic) } else { pairs::near_name(nic) };
+        let pairs::HostVeth { near, far_netns, far, xdp } = pairs::create_pair(&netns, &name, queues)?;
+        lock(&broker.pairs).extend([(netns.id(), near), (far_netns.id(), far)]);
+        Ok(((near, far, broker.keep_xdp(xdp, None)?), far_netns))
+    }
+
+    /// Sets the far end of such a pair up or down.
+    fn set_link[netns: Netns] SetLink(index: u32, up: bool) -> () {
+        if !lock(&broker.pairs).contains(&(netns.id(), index)) {
+            return Err(not_made_here());
+        }
+        inside(&netns, || veth::set_state(index, up))
+    }
+
+    /// A new namespace for the hidden ends of persistent ports. Its own stack must send nothing to the switches:
+    /// without IPv6 it sends nothing.
+    fn create_hidden_namespace[] HiddenNamespace -> Fd<Netns> {
+        let created = Netns::new()?;
+        let _ = created.run(|| fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1"));
+        Ok(created)
+    }
+
+    /// Creates the veth pair of a persistent port; returns the index of its hidden end.
+    fn create_persistent_veth[netns: Netns, hidden: Netns] CreatePersistentVeth { name: String, queues: u32 } -> u32 {
+        let index = pairs::create_persistent(&name, queues, &netns, &hidden)?;
+        lock(&broker.pairs).insert((hidden.id(), index));
+        Ok(index)
+    }
+
+    /// Deletes a pair of veth, by one of its ends.
+    fn delete_veth[netns: Netns] DeleteVeth(index: u32) -> () {
+        if !lock(&broker.pairs).remove(&(netns.id(), index)) {
+            return Err(not_made_here());
+        }
+        inside(&netns, || veth::delete(index))
+    }
+
+    // Callers.
+
+    /// The network namespace in which the peer of an accepted connection made it.
+    fn netns_of_peer[connection: OwnedFd] NamespaceOfPeer -> Fd<Netns> { Netns::of_socket(connection) }
+
+    /// The network namespace of a thread, whose descriptor is a pidfd.
+    fn netns_of_thread[pidfd: OwnedFd] NamespaceOfThread(tid: u32) in Node -> Fd<Netns> {
+        RemoteThread::from_parts(tid, pidfd).ok_or(io::ErrorKind::InvalidInput)?.netns()
+    }
+
+    // The node.
+
+    /// Mounts one of the node's mounts.
+    fn mount_node[] MountNode(number: usize) -> With<Result<(), Refused>, Option<Device>> {
+        Ok(match mounts::mount(&broker.setup, number, &mut lock(&broker.devices)) {
+            Ok(device) => (Ok(()), Some(device)),
+            Err(refusal) => (Err(refused(refusal)), None),
+        })
+    }
+
+    /// Unmounts the node.
+    fn unmount_node[] UnmountNode -> () {
+        mounts::unmount(&broker.setup);
+        Ok(())
+    }
+
+    /// Checks that the link to the node can be made; returns whether it is there.
+    fn check_node_link[] CheckNodeLink(path: PathBuf) -> Result<bool, Refused> {
+        Ok(mounts::check(&broker.setup, &path).map_err(refused))
+    }
+
+    /// Makes the link to the node, unless it is there.
+    fn link_node[] LinkNode(path: PathBuf) -> Result<(), Refused> {
+        Ok(mounts::link(&broker.setup, &path).map_err(refused))
+    }
+
+    /// Removes the link to the node.
+    fn unlink_node[] UnlinkNode(path: PathBuf) -> () {
+        mounts::unlink(&broker.setup, &path);
+        Ok(())
+    }
+
+    /// Registers a file as a backing file of a mount; returns its number.
+    fn open_backing[device: Device, file: OwnedFd] OpenBacking in Node -> i32 {
+        Ok(device.open_backing(file.as_fd())?.number())
+    }
+
+    /// Unregisters it.
+    fn close_backing[device: Device] CloseBacking(number: i32) in Node -> () {
+        device.close_backing(Backing::of_number(number));
+        Ok(())
+    }
+
+    /// Starts a process that accesses the memory of programs; returns the connection to it, and its pidfd.
+    fn start_memory_helper[] StartMemoryHelper in Node -> With<Handle, (OwnedFd, OwnedFd)> {
+        let mut helpers = lock(&broker.helpers);
         helpers.retain(|_, helper| mounts::runs(helper.pidfd()));
         if helpers.len() >= MAX_HELPERS {
             return Err(io::Error::other("too many processes access the memory of programs"));
         }
-        let (helper, approvals) = mounts::start_helper(&self.setup.socket)?;
-        let (connection, pidfd) = helper.into_parts()?;
-        let handle = self.handle();
+        let (helper, approvals) = mounts::start_helper(&broker.setup.socket)?;
+        let parts = helper.into_parts()?;
+        let handle = broker.handle();
         helpers.insert(handle, approvals);
-        Ok((serde_json::to_value(handle)?, vec![connection, pidfd]))
+        Ok((handle, parts))
+    }
+
+    /// Lets it access the memory of a thread, by its pidfd, of a program that has the node open, and of no other.
+    fn use_memory_helper of Handle [pidfd: OwnedFd] UseMemoryHelper(helper: Handle, tid: u32) in Node -> () {
+        if !mounts::has_node_open(tid, &lock(&broker.devices)) || !mounts::runs(&pidfd) {
+            return Err(io::Error::from_raw_os_error(EPERM));
+        }
+        let thread = RemoteThread::from_parts(tid, pidfd).ok_or(io::ErrorKind::InvalidInput)?;
+        lock(&broker.helpers).get(&helper).ok_or(io::ErrorKind::NotFound)?.approve(&thread)
+    }
+
+    /// Kills it.
+    fn kill_memory_helper of Handle [] KillMemoryHelper(helper: Handle) in Node -> () {
+        let helper = lock(&broker.helpers).remove(&helper);
+        helper.ok_or(io::ErrorKind::NotFound)?.kill()
+    }
+
+    /// The number of the process that keeps the privileges: this one, or its broker.
+    fn process_id[] ProcessId -> u32 { Ok(process::pid()) }
+
+    // After a crash of the worker.
+
+    /// The handle that the broker gave out last.
+    fn last_handle[] LastHandle -> Handle { Ok(broker.last_handle()) }
+
+    /// Returns the text, which no other answer is: those before it were for a worker that has crashed.
+    [] Echo(text: String) -> String { Ok(text) }
+
+    /// Undoes and forgets all that was made after this handle, of which no worker knows.
+    fn forget_since[] ForgetSince(last: Handle) -> () {
+        broker.forget_since(last);
+        Ok(())
+    }
+
+    // Files.
+
+    /// Makes memory files immutable, so that nobody can remove pages of them.
+    fn forbid_removal[] [..files] ForbidRemoval -> () {
+        fault::wait("files", &broker.setup.socket);
+        files.try_for_each(|file| memfd::forbid_removal(file.as_fd()))
+    }
+
+    /// The policy, if the broker was started with its file.
+    fn read_policy[] Policy -> Option<Result<Policy, String>> { Ok(broker.setup.policy.as_deref().map(Policy::load)) }
+
+    /// The contents of the configuration's file, if the broker was started with one.
+    fn read_configuration[] Configuration -> Option<Result<Option<Vec<u8>>, String>> {
+        let config = broker.setup.config.as_ref();
+        Ok(config.map(|path| trusted_file::read(path, owner(), "configuration")))
+    }
+
+    /// Removes the daemon's socket; `false`: there is no broker.
+    fn remove_bound_socket[] RemoveSocket -> bool {
+        let socket = &broker.setup.socket;
+        if socket.as_os_str().is_empty() { Ok(false) } else { remove_own_socket(socket).map(|()| true) }
+    }
+
+    /// Opens the log again if it was moved away, and begins it anew if it is too long.
+    fn reopen_log[] OpenLog -> Fd<OwnedFd> {
+        log::tend()?;
+        io::stderr().as_fd().try_clone_to_owned()
     }
 }
 
-/// Creates a socket for a queue. The file is mapped as long as the kernel needs its address.
-fn open_xsk(
-    netns: &Netns,
-    file: &OwnedFd,
-    queue: &Queue,
-    (at, bytes, buffer): (u64, u64, u32),
-    registers: bool,
-) -> io::Result<Answer> {
-    let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-    let before = xsk::pool_offset_in_page(buffer);
-    let start = at.checked_sub(before.into()).ok_or_else(invalid)?;
-    let length = bytes.checked_add(before.into()).and_then(|all| usize::try_from(all).ok()).ok_or_else(invalid)?;
-    let map = Arc::new(Mapping::part(file.as_fd(), start, length)?);
-    let umem = Umem { map, offset: before as usize, bytes: length - before as usize, buffer };
-    descriptor(inside(netns, || xsk::create(queue, &umem, registers))?)
+/// An XDP program that the broker keeps: its mode, whether it accepts packets of several buffers, and calls a filter.
+pub(crate) type KeptXdp = (XdpId, Mode, bool, bool);
+
+/// A refusal as it is sent.
+pub(crate) type Refused = (i32, String);
+
+fn refused(refusal: Refusal) -> Refused {
+    (refusal.errno, refusal.why)
 }
 
-/// A network namespace for the hidden ends of persistent ports. Its own stack must send nothing to the switches:
-/// without IPv6 it sends nothing.
-fn hidden_namespace() -> io::Result<Netns> {
-    let created = Netns::new()?;
-    let _ = created.run(|| fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1"));
-    Ok(created)
+fn not_made_here() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the broker has not made this interface")
+}
+
+/// Removes the file of the daemon's socket, and nothing that a link of another user leads to.
+pub(crate) fn remove_own_socket(path: &Path) -> io::Result<()> {
+    let place = Place::of(path)?;
+    place.identity().map_or(Ok(()), |socket| place.remove(socket))
+}
+
+/// The operations of a process without broker.
+static OWN: LazyLock<Broker> = LazyLock::new(|| Broker::new(Setup::default()));
+
+/// Has an operation done, by the broker or, without one, here.
+fn call<R: Reply>(request: Request, fds: Vec<BorrowedFd<'_>>) -> io::Result<R::Done> {
+    let answer = match connection::ask(&request, request.lane(), &fds)? {
+        Some(answer) => answer,
+        None => OWN.serve(request, fds.iter().map(|fd| fd.try_clone_to_owned()).collect::<io::Result<_>>()?)?,
+    };
+    R::decode(answer)
 }

@@ -1,138 +1,30 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The broker's process: its connections, and what it keeps.
+//! The broker's process: it serves the connections of the worker.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::mem;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 use unetmap_core::errno::EMFILE;
-use unetmap_sys::deadline::Deadline;
-use unetmap_sys::memory_helper::Approvals;
-use unetmap_sys::netns::NetnsUse;
 use unetmap_sys::place;
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket;
-use unetmap_sys::tcx::{Relay, Tcx};
-use unetmap_sys::xdp::Xdp;
 
-use super::undo::{UndoLog, UndoOnDrop};
-use super::{Answer, Failure, Handle, LANES, Request, Setup};
+use super::connection::{Failure, LANES};
+use super::objects::{Broker, lock};
+use super::operations::Request;
+use super::setup::Setup;
 use crate::confinement;
 use crate::handover::channel::{receive, send};
 use crate::log;
 use crate::threads;
-use crate::tuning::broker::{FORMER_LIMIT, FORMER_POLL, MAX_OBJECTS, REQUEST_BYTES};
-
-/// What is undone when it is dropped.
-#[allow(clippy::large_enum_variant, reason = "there are few of them")]
-pub(super) enum Object {
-    /// A program, and its place in a dispatcher, if it has one, which it leaves afterwards.
-    Xdp(Xdp, #[allow(dead_code, reason = "dropped")] Option<UndoOnDrop>),
-    Tcx(Tcx),
-    Relay(Relay),
-    Undo(#[allow(dead_code, reason = "dropped")] UndoOnDrop),
-}
-
-impl Object {
-    pub(super) fn xdp(&mut self) -> Option<&mut Xdp> {
-        if let Object::Xdp(xdp, _) = self { Some(xdp) } else { None }
-    }
-
-    pub(super) fn tcx(&mut self) -> Option<&mut Tcx> {
-        if let Object::Tcx(tcx) = self { Some(tcx) } else { None }
-    }
-}
-
-/// What serves requests.
-pub(super) struct Broker {
-    pub(super) setup: Setup,
-    pub(super) objects: Mutex<BTreeMap<Handle, Arc<Mutex<Object>>>>,
-    /// Those of programs among the objects. Apart, as an object may be in use for seconds.
-    pub(super) deadlines: Mutex<BTreeMap<Handle, Arc<Deadline>>>,
-    /// Ends of the pairs of veth that it made: their namespace and index.
-    pub(super) pairs: Mutex<BTreeSet<(u64, u32)>>,
-    /// Memory helpers.
-    pub(super) helpers: Mutex<BTreeMap<Handle, Approvals>>,
-    /// The devices of the node's mounts, also of those that were unmounted: files of theirs may be open.
-    pub(super) devices: Mutex<Vec<(u32, u32)>>,
-    /// Names and threads that show that namespaces are in use, by inode number.
-    uses: Mutex<BTreeMap<u64, NetnsUse>>,
-    last: AtomicU64,
-    pub(super) undo_log: Arc<UndoLog>,
-}
-
-pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::tuning::broker::{FORMER_LIMIT, FORMER_POLL, REQUEST_BYTES};
 
 impl Broker {
-    pub(super) fn new(setup: Setup) -> Broker {
-        Broker {
-            undo_log: Arc::new(UndoLog::new(&setup.socket)),
-            setup,
-            objects: Mutex::default(),
-            deadlines: Mutex::default(),
-            pairs: Mutex::default(),
-            helpers: Mutex::default(),
-            devices: Mutex::default(),
-            uses: Mutex::default(),
-            last: AtomicU64::new(0),
-        }
-    }
-
-    /// A handle that was never used.
-    pub(super) fn handle(&self) -> Handle {
-        Handle(self.last.fetch_add(1, Ordering::Relaxed) + 1)
-    }
-
-    /// The handle that was given out last.
-    pub(super) fn last_handle(&self) -> Handle {
-        Handle(self.last.load(Ordering::Relaxed))
-    }
-
-    /// Drops all objects that were made after this handle; the last first, as at the end.
-    pub(super) fn forget_since(&self, last: Handle) {
-        loop {
-            let newest = lock(&self.objects).keys().next_back().copied();
-            let Some(newest) = newest.filter(|newest| *newest > last) else { return };
-            let _ = self.drop_object(newest);
-        }
-    }
-
-    /// Keeps an object until it is dropped by its handle.
-    pub(super) fn keep(&self, object: Object) -> io::Result<Handle> {
-        let (handle, mut objects) = (self.handle(), lock(&self.objects));
-        if objects.len() >= MAX_OBJECTS {
-            return Err(io::Error::other(format!("the broker keeps {MAX_OBJECTS} programs and settings already")));
-        }
-        let deadline = match &object {
-            Object::Xdp(xdp, _) => Some(xdp.deadline().clone()),
-            Object::Tcx(tcx) => Some(tcx.deadline().clone()),
-            Object::Relay(relay) => Some(relay.deadline().clone()),
-            Object::Undo(_) => None,
-        };
-        if let Some(deadline) = deadline {
-            lock(&self.deadlines).insert(handle, deadline);
-        }
-        objects.insert(handle, Arc::new(Mutex::new(object)));
-        Ok(handle)
-    }
-
-    /// Returns those of these namespaces that have a name or a thread. What was found for one is looked at first.
-    pub(super) fn used_namespaces(&self, ids: Vec<u64>) -> Vec<u64> {
-        let mut uses = lock(&self.uses);
-        let mut known = mem::take(&mut *uses);
-        let mut found = |id: u64| known.remove(&id).filter(|known| known.shows(id)).or_else(|| NetnsUse::find(id));
-        *uses = ids.into_iter().take(MAX_OBJECTS).filter_map(|id| Some((id, found(id)?))).collect();
-        uses.keys().copied().collect()
-    }
-
     /// Serves the requests of a connection until its other end is closed.
     pub(super) fn serve_connection(&self, connection: &OwnedFd) {
         loop {
@@ -146,20 +38,11 @@ impl Broker {
                 Ok((value, fds)) => (Ok(value), fds),
                 Err(e) => (Err(Failure::from(&e)), Vec::new()),
             };
-            let fds: Vec<_> = fds.iter().map(std::os::fd::AsFd::as_fd).collect();
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
             if send(connection, &reply, &fds).is_err() {
                 return;
             }
         }
-    }
-
-    /// Drops an object.
-    pub(super) fn drop_object(&self, handle: Handle) -> io::Result<Answer> {
-        fault::wait("interfaces", &self.setup.socket);
-        lock(&self.deadlines).remove(&handle);
-        let object = lock(&self.objects).remove(&handle);
-        drop(object.ok_or(io::ErrorKind::NotFound)?);
-        Ok((serde_json::Value::Null, Vec::new()))
     }
 }
 
@@ -200,24 +83,6 @@ pub(crate) fn run_broker(control: &OwnedFd) -> io::Result<()> {
         lock(&broker.deadlines).remove(&handle);
     }
     Ok(())
-}
-
-/// Fault injection for tests, in debug builds only.
-pub(super) mod fault {
-    use std::path::Path;
-    use std::thread::sleep;
-    use std::time::Duration;
-
-    /// If the daemon was started with this `UNETMAP_FAULT`: waits while there is a file `hold` beside the socket.
-    /// `interfaces`: as for a driver that takes long; `network-lock`: as for the kernel's lock of the network
-    /// configuration; `files`: when it makes memory files immutable.
-    pub(in crate::broker) fn wait(fault: &str, socket: &Path) {
-        if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|set| set == fault) {
-            while socket.with_extension("hold").exists() {
-                sleep(Duration::from_millis(1));
-            }
-        }
-    }
 }
 
 /// Keeps the lock until this process exits, once the broker of the daemon that was replaced has released it.

@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: BSD-2-Clause
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::thread;
 
 use proptest::prelude::*;
+use unetmap_sys::xdp::{ClassicInsn, Mode};
+use unetmap_sys::xsk::BusyPoll;
 use unetmap_sys::{memfd, socket};
 
+use super::connection::Failure;
+use super::objects::Broker;
+use super::operations::Request;
+use super::setup::{Handle, Setup, TcxId, XdpId};
+use super::table::{Answer, Fd, Reply, With};
 use super::*;
-use crate::handover::channel::{IN_FILE, INLINE};
-use crate::tuning::broker::REQUEST_BYTES;
+use crate::handover::channel::{IN_FILE, INLINE, receive, send};
+use crate::tuning::broker::{REPLY_BYTES, REQUEST_BYTES};
 
 fn pair() -> (OwnedFd, OwnedFd) {
     socket::pair().expect("a pair of sockets")
@@ -40,6 +48,38 @@ fn errors_keep_their_number_or_their_kind_and_text() {
         assert_eq!((copy.raw_os_error(), copy.to_string()), (e.raw_os_error(), e.to_string()));
         assert_eq!(copy.kind() == io::ErrorKind::InvalidInput, e.kind() == io::ErrorKind::InvalidInput);
     }
+}
+
+#[test]
+fn brokers_of_earlier_daemons_understand_requests() {
+    let busy = BusyPoll::new(50, 16).expect("in bounds");
+    for (request, sent) in [
+        (Request::Links, r#""Links""#),
+        (Request::Link(1), r#"{"Link":1}"#),
+        (Request::XdpInsert(XdpId(Handle(7)), 2), r#"{"XdpInsert":[7,2]}"#),
+        (Request::TryBusyPoll(busy), r#"{"TryBusyPoll":{"usec":50,"budget":16}}"#),
+        (Request::CreateVeth { nic: 1, queues: 2, relay: true }, r#"{"CreateVeth":{"nic":1,"queues":2,"relay":true}}"#),
+    ] {
+        assert_eq!(serde_json::to_string(&request).expect("it can be sent"), sent);
+    }
+    let out_of_bounds = serde_json::from_str::<Request>(r#"{"TryBusyPoll":{"usec":50,"budget":65}}"#);
+    assert!(out_of_bounds.expect_err("65 is too large").to_string().contains("1 to 64 packets"));
+}
+
+#[test]
+fn replies_are_the_same_on_both_sides() {
+    type Pair = With<(u32, u32), (OwnedFd, OwnedFd)>;
+    type Maybe = With<Result<(), String>, Option<OwnedFd>>;
+    let (one, other) = pair();
+    let (number, fds) = Pair::encode(((1, 2), (one, other))).expect("descriptors are left");
+    assert_eq!(fds.len(), 2);
+    let ((first, second), (one, other)) = Pair::decode((number.clone(), fds)).expect("it is whole");
+    socket::send(&one, b"x", &[]).expect("it is the other's peer");
+    let got = socket::recv(&other, &mut [0; 2], &mut Vec::new()).expect("it has arrived");
+    assert_eq!((first, second, got.bytes), (1, 2, 1));
+    assert!(Pair::decode((number, vec![one])).is_err() && Fd::<OwnedFd>::decode((().into(), vec![])).is_err());
+    let refusal = || Maybe::encode((Err("no".into()), None)).expect("it needs none");
+    assert!(matches!(Maybe::decode(refusal()), Ok((Err(why), None)) if why == "no"));
 }
 
 #[test]
@@ -95,8 +135,8 @@ fn operations_on_what_the_worker_has_not_are_refused() {
     let none = Handle(77);
     for (request, fds) in [
         // Nothing has this handle.
-        (Request::XdpRemove(none, 0), vec![]),
-        (Request::TcxDropped(none), vec![]),
+        (Request::XdpRemove(XdpId(none), 0), vec![]),
+        (Request::TcxDropped(TcxId(none)), vec![]),
         (Request::Extend(none, 1), vec![]),
         (Request::Drop(none), vec![]),
         (Request::KillMemoryHelper(none), vec![]),
@@ -104,7 +144,7 @@ fn operations_on_what_the_worker_has_not_are_refused() {
         (Request::Link(1), vec![]),
         (Request::Link(1), vec![null()]),
         (Request::AttachXdp { index: 1, queues: 1, mode: Mode::Generic }, vec![null()]),
-        (Request::SetBusyPoll { usec: 1, budget: 1 }, vec![null()]),
+        (Request::SetBusyPoll(BusyPoll::new(1, 1).expect("in bounds")), vec![null()]),
         (Request::NamespaceOfPeer, vec![null()]),
         (Request::NamespaceOfThread(1), vec![null()]),
         (Request::OpenBacking, vec![null(), null()]),

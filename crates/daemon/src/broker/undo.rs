@@ -20,7 +20,7 @@ use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket;
 use unetmap_sys::xdp::dispatcher;
 
-use super::{inside, process_name};
+use super::setup::{inside, process_name};
 use crate::tuning::nic::{UNDO_LIMIT, UNDO_POLL};
 
 /// The option of `unetmapd` that starts the undo process, and the descriptor of its connection.

@@ -9,7 +9,7 @@ use unetmap_sys::link::{self, OffloadKind, veth};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::xdp::{Mode, Xdp};
 
-use super::inside;
+use super::setup::inside;
 
 /// The far end's name, in a namespace of its own.
 const FAR: &str = "host";

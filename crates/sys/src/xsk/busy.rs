@@ -9,9 +9,27 @@ use std::os::fd::{AsFd, AsRawFd};
 
 /// Busy polling parameters of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Unchecked"))]
 pub struct BusyPoll {
     usec: u16,
     budget: u16,
+}
+
+/// As another process sent them.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+struct Unchecked {
+    usec: u32,
+    budget: u32,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Unchecked> for BusyPoll {
+    type Error = String;
+
+    fn try_from(sent: Unchecked) -> Result<BusyPoll, String> {
+        BusyPoll::new(sent.usec, sent.budget)
+    }
 }
 
 impl BusyPoll {

@@ -67,7 +67,8 @@ pub(crate) fn ask(daemon: &mut Daemon, now: Instant) -> Option<Duration> {
     state.due = Some(now + ABANDONED_INTERVAL);
     if let Some(sender) = daemon.nics.work.sender().filter(|_| !daemon.nics.abandoned.is_asking) {
         let ask = move || {
-            let used = broker::beside_control(|| privileged::used_namespaces(asked.iter().copied().collect()));
+            let used =
+                broker::beside_control(|| privileged::used_namespaces(asked.iter().copied().collect::<Vec<_>>()));
             sender.send(Done::Namespaces { asked, used });
         };
         // If no thread can be started now, one may be later.

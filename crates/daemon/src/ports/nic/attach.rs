@@ -34,7 +34,7 @@ impl Nic {
         {
             return self.explain(0, &e);
         }
-        let mut xdp = match self.attach_behind_relay() {
+        let xdp = match self.attach_behind_relay() {
             Some(xdp) => xdp,
             None => self.attach_to_interface()?,
         };
@@ -139,7 +139,7 @@ impl Nic {
     /// Attaches again with a filter, which the program in a dispatcher does not support without need. Meanwhile frames
     /// go to the stack.
     fn attach_with_filter(&mut self, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
-        privileged::try_filter(&filter.filter.program).or_else(|e| refuse_filter(&e))?;
+        privileged::try_filter(&filter.filter.program[..]).or_else(|e| refuse_filter(&e))?;
         let before = self.filter.replace(filter);
         self.xdp = None;
         let attached = self.attach();
@@ -150,7 +150,7 @@ impl Nic {
         let own = self.endpoint.shape.nic_pairs();
         for (queue, open) in self.queues[..own].iter().enumerate().filter_map(|(i, open)| Some((i, open.as_ref()?))) {
             if let Some(xdp) = self.xdp.as_mut().filter(|_| open.in_xdp_map) {
-                xdp.insert(queue as u32, &open.socket).or_else(|e| refuse(EINVAL, format!("queue {queue}: {e}")))?;
+                xdp.insert(&open.socket, queue as u32).or_else(|e| refuse(EINVAL, format!("queue {queue}: {e}")))?;
             }
         }
         attached
@@ -163,7 +163,7 @@ impl Nic {
         }
         if let Some(xdp) = self.xdp.as_mut().filter(|xdp| xdp.calls_filter()) {
             let program = filter.as_ref().map(|stored| &stored.filter.program[..]);
-            xdp.set_filter(program).or_else(|e| refuse_filter(&e))?;
+            xdp.set_filter(program.map(<[_]>::to_vec)).or_else(|e| refuse_filter(&e))?;
         }
         self.filter = filter;
         self.update_capture();

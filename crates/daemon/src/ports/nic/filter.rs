@@ -148,7 +148,7 @@ fn set_filter(
     let nic = open.and_then(|key| registry.nic_mut(&key));
     let settings = &mut nics.settings;
     // Also tried where no XDP program is attached yet: a filter that cannot be used is not stored.
-    privileged::try_filter(&filter.program).or_else(|e| refuse_filter(&e))?;
+    privileged::try_filter(&filter.program[..]).or_else(|e| refuse_filter(&e))?;
     let (before, stored) = (settings.filter_of(netns_id, link.index), Arc::new(StoredFilter { filter, uid }));
     settings.store_filter(netns, link.index, stored.clone())?;
     if let Some(nic) = nic

@@ -224,7 +224,7 @@ impl HostRings {
 
     /// Frames that the host sent and that were dropped.
     pub(super) fn dropped(&self) -> u64 {
-        self.tcx.as_ref().map_or(0, Tcx::dropped)
+        self.tcx.as_ref().map_or(0, |tcx| tcx.dropped().unwrap_or(0))
     }
 
     /// Whether interface `index` is the near end of the veth pair.

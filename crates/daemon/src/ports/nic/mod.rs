@@ -260,7 +260,7 @@ impl Nic {
             if let Some(open) = &mut self.queues[pair]
                 && !open.in_xdp_map
             {
-                xdp.insert(queue as u32, &open.socket).or_else(|e| refuse(EINVAL, format!("queue {queue}: {e}")))?;
+                xdp.insert(&open.socket, queue as u32).or_else(|e| refuse(EINVAL, format!("queue {queue}: {e}")))?;
                 open.in_xdp_map = true;
             }
         }

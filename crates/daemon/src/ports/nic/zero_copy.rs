@@ -32,7 +32,7 @@ fn sends_frames(driver: io::Result<Option<DriverInfo>>) -> bool {
 /// Whether the driver of any interface in the caller's namespace does, of the first [`MAX_LINKS`]: a user can create
 /// any number in a namespace of its own.
 pub(crate) fn any_driver_offers_it(caller: &Caller) -> bool {
-    let links = caller.netns().map(|netns| privileged::links(netns));
+    let links = caller.netns().map(privileged::links);
     links
         .and_then(Result::ok)
         .is_some_and(|links| links.iter().take(MAX_LINKS).any(|link| driver_offers_it(link, caller)))

@@ -312,7 +312,7 @@ pub(crate) fn find_or_create(
 pub(crate) fn of_link(daemon: &Daemon, link: &Link, caller: &Caller) -> Result<Option<u32>, Refusal> {
     let state = &daemon.vale.persistent;
     let (Some(hidden_namespace), Some(netns)) = (&state.hidden_namespace, caller.netns()) else { return Ok(None) };
-    let hidden = privileged::veth_end_in(netns, link.index, hidden_namespace);
+    let hidden = privileged::veth_end_in(netns, hidden_namespace, link.index);
     let hidden = hidden.or_else(|e| refuse(ENXIO, format!("looking for the other end of the interface: {e}")))?;
     Ok(hidden.filter(|hidden| state.get(*hidden).is_some()))
 }
@@ -548,7 +548,7 @@ fn create_veth_pair(
     hidden_namespace: &Netns,
 ) -> Result<u32, Refusal> {
     let queues = u32::from(request.nr_tx_rings.max(request.nr_rx_rings)).clamp(1, 16);
-    let hidden = privileged::create_persistent_veth(name, queues, netns, hidden_namespace);
+    let hidden = privileged::create_persistent_veth(netns, hidden_namespace, name, queues);
     hidden.or_else(|e| refuse_veth(&e))
 }
 

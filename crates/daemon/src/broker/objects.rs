@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The objects that the broker keeps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use unetmap_sys::deadline::Deadline;
+use unetmap_sys::memory_helper::Approvals;
+use unetmap_sys::netns::NetnsUse;
+use unetmap_sys::tcx::{Relay, Tcx};
+use unetmap_sys::xdp::{Mode, Xdp};
+
+use super::setup::{Handle, Setup, XdpId};
+use super::undo::{UndoLog, UndoOnDrop};
+use crate::tuning::broker::MAX_OBJECTS;
+
+/// A change that is undone when it is dropped.
+#[allow(clippy::large_enum_variant, reason = "there are few of them")]
+pub(super) enum Object {
+    /// A program, and its place in a dispatcher, if it has one, which it leaves afterwards.
+    Xdp(Xdp, #[allow(dead_code, reason = "dropped")] Option<UndoOnDrop>),
+    Tcx(Tcx),
+    Relay(Relay),
+    Undo(#[allow(dead_code, reason = "dropped")] UndoOnDrop),
+}
+
+impl Object {
+    pub(super) fn xdp(&mut self) -> Option<&mut Xdp> {
+        if let Object::Xdp(xdp, _) = self { Some(xdp) } else { None }
+    }
+
+    pub(super) fn tcx(&mut self) -> Option<&mut Tcx> {
+        if let Object::Tcx(tcx) = self { Some(tcx) } else { None }
+    }
+}
+
+/// The state of the broker's process.
+pub(super) struct Broker {
+    pub(super) setup: Setup,
+    pub(super) objects: Mutex<BTreeMap<Handle, Arc<Mutex<Object>>>>,
+    /// Those of programs among the objects. Apart, as an object may be in use for seconds.
+    pub(super) deadlines: Mutex<BTreeMap<Handle, Arc<Deadline>>>,
+    /// Ends of the pairs of veth that it made: their namespace and index.
+    pub(super) pairs: Mutex<BTreeSet<(u64, u32)>>,
+    /// Memory helpers.
+    pub(super) helpers: Mutex<BTreeMap<Handle, Approvals>>,
+    /// The devices of the node's mounts, also of those that were unmounted: files of theirs may be open.
+    pub(super) devices: Mutex<Vec<(u32, u32)>>,
+    /// Names and threads that show that namespaces are in use, by inode number.
+    uses: Mutex<BTreeMap<u64, NetnsUse>>,
+    last: AtomicU64,
+    pub(super) undo_log: Arc<UndoLog>,
+}
+
+pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Broker {
+    pub(super) fn new(setup: Setup) -> Broker {
+        Broker {
+            undo_log: Arc::new(UndoLog::new(&setup.socket)),
+            setup,
+            objects: Mutex::default(),
+            deadlines: Mutex::default(),
+            pairs: Mutex::default(),
+            helpers: Mutex::default(),
+            devices: Mutex::default(),
+            uses: Mutex::default(),
+            last: AtomicU64::new(0),
+        }
+    }
+
+    /// A handle that was never used.
+    pub(super) fn handle(&self) -> Handle {
+        Handle(self.last.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// The handle that was given out last.
+    pub(super) fn last_handle(&self) -> Handle {
+        Handle(self.last.load(Ordering::Relaxed))
+    }
+
+    /// Drops all objects that were made after this handle; the last first, as at the end.
+    pub(super) fn forget_since(&self, last: Handle) {
+        loop {
+            let newest = lock(&self.objects).keys().next_back().copied();
+            let Some(newest) = newest.filter(|newest| *newest > last) else { return };
+            let _ = self.drop_object(newest);
+        }
+    }
+
+    /// Keeps an object until it is dropped by its handle.
+    pub(super) fn keep(&self, object: Object) -> io::Result<Handle> {
+        let (handle, mut objects) = (self.handle(), lock(&self.objects));
+        if objects.len() >= MAX_OBJECTS {
+            return Err(io::Error::other(format!("the broker keeps {MAX_OBJECTS} programs and settings already")));
+        }
+        let deadline = match &object {
+            Object::Xdp(xdp, _) => Some(xdp.deadline().clone()),
+            Object::Tcx(tcx) => Some(tcx.deadline().clone()),
+            Object::Relay(relay) => Some(relay.deadline().clone()),
+            Object::Undo(_) => None,
+        };
+        if let Some(deadline) = deadline {
+            lock(&self.deadlines).insert(handle, deadline);
+        }
+        objects.insert(handle, Arc::new(Mutex::new(object)));
+        Ok(handle)
+    }
+
+    /// Keeps a program, and its place in a dispatcher.
+    pub(super) fn keep_xdp(&self, xdp: Xdp, place: Option<UndoOnDrop>) -> io::Result<(XdpId, Mode, bool, bool)> {
+        let (mode, frags, calls_filter) = (xdp.mode(), xdp.frags(), xdp.calls_filter());
+        Ok((XdpId(self.keep(Object::Xdp(xdp, place))?), mode, frags, calls_filter))
+    }
+
+    /// Keeps a change.
+    pub(super) fn keep_undo(&self, undo: Option<UndoOnDrop>) -> io::Result<Option<Handle>> {
+        undo.map(|undo| self.keep(Object::Undo(undo))).transpose()
+    }
+
+    /// Works with an object of the kind that `select` accepts; requests about others do not wait for it.
+    pub(super) fn with<O, T>(
+        &self,
+        handle: Handle,
+        select: fn(&mut Object) -> Option<&mut O>,
+        work: impl FnOnce(&mut O) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let object = lock(&self.objects).get(&handle).cloned().ok_or(io::ErrorKind::NotFound)?;
+        let mut object = lock(&object);
+        work(select(&mut object).ok_or(io::ErrorKind::NotFound)?)
+    }
+
+    /// Returns those of these namespaces that have a name or a thread. What was found for one is looked at first.
+    pub(super) fn used_namespaces(&self, ids: Vec<u64>) -> Vec<u64> {
+        let mut uses = lock(&self.uses);
+        let mut known = mem::take(&mut *uses);
+        let mut found = |id: u64| known.remove(&id).filter(|known| known.shows(id)).or_else(|| NetnsUse::find(id));
+        *uses = ids.into_iter().take(MAX_OBJECTS).filter_map(|id| Some((id, found(id)?))).collect();
+        uses.keys().copied().collect()
+    }
+
+    /// Drops an object.
+    pub(super) fn drop_object(&self, handle: Handle) -> io::Result<()> {
+        fault::wait("interfaces", &self.setup.socket);
+        lock(&self.deadlines).remove(&handle);
+        let object = lock(&self.objects).remove(&handle);
+        drop(object.ok_or(io::ErrorKind::NotFound)?);
+        Ok(())
+    }
+}
+
+/// Fault injection for tests, in debug builds only.
+pub(super) mod fault {
+    use std::path::Path;
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    /// If the daemon was started with this `UNETMAP_FAULT`: waits while there is a file `hold` beside the socket.
+    /// `interfaces`: as for a driver that takes long; `network-lock`: as for the kernel's lock of the network
+    /// configuration; `files`: when it makes memory files immutable.
+    pub(in crate::broker) fn wait(fault: &str, socket: &Path) {
+        if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|set| set == fault) {
+            while socket.with_extension("hold").exists() {
+                sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
