@@ -2,6 +2,7 @@
 # make            builds the programs
 # make demo       sends real packets through pipes and prints a table
 # make test       runs all tests
+# make core       builds and tests what is netmap: all but the folder apps, in a folder of its own
 # make soak       MINUTES=60: hostile tenants of every kind beside honest traffic (root)
 # make test-long  fuzz targets (SECONDS=60 each), Miri, sanitizers, oracle; STEPS="fuzz miri c threads oracle upgrades crashes previous reproducible"
 # make host-matrix  host rings: all attachments with all kinds of traffic
@@ -45,7 +46,7 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build debug setup setup-tests demo test test-long soak test-bare test-nic test-vm test-arm64 host-matrix loom
+.PHONY: build debug core setup setup-tests demo test test-long soak test-bare test-nic test-vm test-arm64 host-matrix loom
 .PHONY: deb rpm test-deb test-systemd lint lint-source lint-crates lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
@@ -83,6 +84,18 @@ debug: setup
 
 test: setup-tests loom debug
 	.ci/test --locked --workspace --no-fail-fast
+
+# Everything but these: the crates in apps, and what is made of them and of the core.
+APPS := $(shell grep -hm1 '^name = ' apps/*/Cargo.toml | cut -d '"' -f 2) unetmap-budgets unetmap-examples
+CORE := --locked --workspace $(APPS:%=--exclude %) --no-default-features
+# The Cargo feature `apps` is off, so in a folder of its own.
+core: export CARGO_TARGET_DIR := $(TARGET)/core
+core: setup-tests
+	@echo "core: without $(APPS)"
+	$(CARGO) build $(CORE) --all-targets
+	$(MAKE) -C crates/capi OUT=$(CARGO_TARGET_DIR)/debug
+	$(MAKE) -C pcap OUT=$(CARGO_TARGET_DIR)/debug/pcap
+	.ci/test $(CORE) --no-fail-fast
 
 # The code under test is built another way, so in a folder of its own.
 loom: setup

@@ -10,6 +10,7 @@ pub mod bpf;
 pub mod c;
 pub mod client;
 pub mod ether;
+pub mod forwarder;
 pub mod home;
 pub mod host;
 pub mod kept;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! C programs: compiled with the public headers, linked with the library, preloaded, or built from an installed copy.
+//! C programs: compiled with the public headers, linked with the library, or preloaded.
 #![forbid(unsafe_code)]
 
 mod files;
 mod headers;
-mod install;
 mod preload;

@@ -5,5 +5,4 @@
 mod crashes;
 mod forwarding;
 mod lifecycle;
-mod scrubber;
 mod traffic;

@@ -12,7 +12,7 @@ use lab::VethOptions;
 use serde_json::Value;
 use unetmap::Port;
 
-use crate::forwarder::Forwarder;
+use conformance::forwarder::Forwarder;
 
 const PIPES: usize = 4;
 /// Connections, each with packets in both directions.

@@ -5,7 +5,6 @@
 mod api;
 mod broadcast;
 mod config;
-mod dpdk;
 mod faults;
 mod guests;
 mod headers;

@@ -10,7 +10,6 @@ use conformance::net::set_policy;
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, kept, program, replace, until};
 use conformance_hostile::raw::ControlConnection;
-use conformance_hostile::served::Served;
 use rustix::process::{geteuid, getpid};
 use unetmap::abi::printable::is_printable;
 use unetmap::abi::*;
@@ -155,31 +154,6 @@ fn declare(raw: &ControlConnection, socket: &str) -> i32 {
     let request = ServesRequest { service: Service::Memif, socket: socket.into() };
     raw.send(&wire::encode(ServesRequest::KIND, 0, 0, 0, &request.encode())).expect("it is sent");
     raw.receive().expect("an answer").errno
-}
-
-#[test]
-fn what_is_served_is_what_the_process_told_the_daemon_and_survives_it() {
-    isolated(|home| {
-        let _daemon = kept::start(home, None);
-        let served = Served::start(home, ["memif", "--memif"], "vale0:m1", ",id=7");
-        let setting = format!("memif {},id=7", served.path.display());
-        let check = || {
-            let out = unetmap(&["vale", "show", "vale0"]);
-            let said = String::from_utf8_lossy(&out.stdout).into_owned();
-            assert!(said.contains(&setting) && !said.contains("vhost-user"), "{said}");
-            let out = unetmap(&["config", "show"]);
-            let said = String::from_utf8_lossy(&out.stdout).into_owned();
-            assert!(said.contains("memif = "), "{said}");
-        };
-        until("it is said", || unetmap(&["vale", "show", "vale0"]).stdout.windows(6).any(|part| part == b"memif "));
-        check();
-        kept::wait_until_kept(home);
-        kept::kill(home);
-        check();
-        replace::replace(home);
-        check();
-        assert!(unetmap(&["vale", "port", "vale0:m1", "--memif", "off"]).status.success());
-    });
 }
 
 /// The user of a claim is the one that the kernel reports, and other users do not see it.

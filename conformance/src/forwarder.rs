@@ -5,21 +5,22 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 
-use conformance::home::Guard;
-use conformance::net::take;
-use conformance::until;
 use lab::{Lab, Ns, VethOptions};
 use rustix::process::Signal;
 use serde_json::Value;
 use unetmap::Port;
 
+use crate::home::Guard;
+use crate::net::take;
+use crate::until;
+
 /// Such a program, running.
-pub(crate) struct Forwarder(Guard);
+pub struct Forwarder(Guard);
 
 impl Forwarder {
     /// Starts it; returns when it works.
     #[track_caller]
-    pub(crate) fn start(command: &mut Command) -> Forwarder {
+    pub fn start(command: &mut Command) -> Forwarder {
         let mut guard = Guard::spawn(command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()));
         let lines = BufReader::new(guard.0.stderr.as_mut().expect("piped")).lines();
         let seen: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.starts_with("Ready")).collect();
@@ -28,13 +29,13 @@ impl Forwarder {
     }
 
     /// Returns the process.
-    pub(crate) fn guard(&mut self) -> &mut Guard {
+    pub fn guard(&mut self) -> &mut Guard {
         &mut self.0
     }
 
     /// Stops it by SIGINT; returns its summary.
     #[track_caller]
-    pub(crate) fn summary(mut self) -> Value {
+    pub fn summary(mut self) -> Value {
         self.0.signal(Signal::INT);
         let mut text = String::new();
         self.0.0.stdout.take().expect("piped").read_to_string(&mut text).expect("text");
@@ -45,7 +46,7 @@ impl Forwarder {
 
 /// Receives until `n` packets have come that are wanted.
 #[track_caller]
-pub(crate) fn receive(port: &Port, n: usize, wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+pub fn receive(port: &Port, n: usize, wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = Vec::new();
     until("the packets pass", || {
         port.rxsync().expect("the daemon runs");
@@ -58,21 +59,24 @@ pub(crate) fn receive(port: &Port, n: usize, wanted: impl Fn(&[u8]) -> bool) -> 
 
 /// Two network namespaces, and one between them that a program joins: 10.9.0.1 on `left0`, whose peer is `left1`, and
 /// 10.9.0.2 on `right0`, whose peer is `right1`.
-pub(crate) struct Line {
-    pub(crate) left: Ns,
-    pub(crate) middle: Ns,
-    pub(crate) right: Ns,
+pub struct Line {
+    /// Of 10.9.0.1.
+    pub left: Ns,
+    /// Of the program.
+    pub middle: Ns,
+    /// Of 10.9.0.2.
+    pub right: Ns,
     _lab: Lab,
 }
 
 impl Line {
     /// Makes them. `None` where the machine cannot; the reason is printed.
-    pub(crate) fn new() -> Option<Line> {
+    pub fn new() -> Option<Line> {
         Line::with_queues(1)
     }
 
     /// As [`Line::new`], with as many queues at each interface.
-    pub(crate) fn with_queues(queues: u32) -> Option<Line> {
+    pub fn with_queues(queues: u32) -> Option<Line> {
         let lab = Lab::new().inspect_err(|why| eprintln!("skipped: {why}")).ok()?;
         let [left, middle, right] = ["left", "middle", "right"].map(|name| lab.namespace(name).expect("a namespace"));
         let options = VethOptions { queues, tx_checksum_off: true, ..VethOptions::default() };

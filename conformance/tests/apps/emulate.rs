@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use unetmap::Interest;
 
-use crate::forwarder::{Forwarder, Line};
+use conformance::forwarder::{Forwarder, Line};
 
 fn emulate(mut command: Command, args: &str) -> Forwarder {
     Forwarder::start(command.arg("emulate").args(args.split_whitespace()).args(["-w", "0"]))
@@ -26,7 +26,7 @@ fn packets(n: u32) -> Vec<Vec<u8>> {
 
 #[track_caller]
 fn receive(port: &unetmap::Port, n: usize) -> Vec<Vec<u8>> {
-    crate::forwarder::receive(port, n, |_| true)
+    conformance::forwarder::receive(port, n, |_| true)
 }
 
 #[test]

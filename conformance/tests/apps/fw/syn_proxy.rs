@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, se
 use serde_json::Value;
 
 use super::{fw, start};
-use crate::forwarder::Line;
+use conformance::forwarder::Line;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);

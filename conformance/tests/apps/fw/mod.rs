@@ -16,7 +16,7 @@ use std::process::Command;
 use conformance::{Home, program};
 use unetmap::Port;
 
-use crate::forwarder::Forwarder;
+use conformance::forwarder::Forwarder;
 
 /// Starts a firewall with a file of rules; returns when it works.
 #[track_caller]
@@ -62,5 +62,5 @@ pub(super) fn seq(bytes: &[u8]) -> Option<u32> {
 /// Receives until `n` packets of the test have come.
 #[track_caller]
 pub(super) fn receive(port: &Port, n: usize) -> Vec<Vec<u8>> {
-    crate::forwarder::receive(port, n, |bytes| seq(bytes).is_some())
+    conformance::forwarder::receive(port, n, |bytes| seq(bytes).is_some())
 }

@@ -12,7 +12,7 @@ use conformance::{isolated_with_interfaces, program, until};
 use serde_json::Value;
 
 use super::{fw, packet, seq, start};
-use crate::forwarder::{Forwarder, Line};
+use conformance::forwarder::{Forwarder, Line};
 
 fn start_threads(home: &conformance::Home, mut command: Command, ports: &str, rules: &str) -> Forwarder {
     command.args(["--threads", "3"]);

@@ -224,7 +224,7 @@ fn a_signal_reads_the_rules_again_or_ends_the_program_in_order() {
             }
             let mut command = Command::new(program("unetmap-fw"));
             let mut running =
-                crate::forwarder::Forwarder::start(command.args(["a}1", "a{2", "-w", "0", "--default-accept"]));
+                conformance::forwarder::Forwarder::start(command.args(["a}1", "a{2", "-w", "0", "--default-accept"]));
             pass(packet((1, 2), 53, 0, 9), &near, &far);
             running.guard().signal(signal);
             assert!(running.guard().wait().success(), "{signal:?}");

@@ -17,7 +17,7 @@ use unetmap::Port;
 use unetmap_capture::testing::read_file;
 
 use super::{fw, packet, plain, receive, seq, start};
-use crate::forwarder::Line;
+use conformance::forwarder::Line;
 
 #[test]
 fn rules_decide_between_pipes_and_switch_ports() {
@@ -148,7 +148,7 @@ fn a_list_of_a_million_addresses_is_loaded_and_swapped_under_traffic() {
         {
             listed[26..30].copy_from_slice(&u32::to_be_bytes(address));
             transmit(&near, 0, &[listed.clone(), packet((1, 2), 53, 0, 2)], 2048);
-            let got = crate::forwarder::receive(&far, 1 + usize::from(!is_listed), |bytes| bytes.len() == 60);
+            let got = conformance::forwarder::receive(&far, 1 + usize::from(!is_listed), |bytes| bytes.len() == 60);
             assert_eq!(got[0] == listed, !is_listed, "{address:08x}");
         }
         conformance::home::summary(&format!(
@@ -182,7 +182,7 @@ fn packets_that_rules_change_leave_changed() {
                 bytes
             };
             transmit(&near, 0, &[syn(80, 1), syn(81, 2)], 2048);
-            let got = crate::forwarder::receive(&far, 2, |bytes| bytes[26..29] == [10, 0, 0]);
+            let got = conformance::forwarder::receive(&far, 2, |bytes| bytes[26..29] == [10, 0, 0]);
             let mut expected = [syn(80, 1), syn(81, 2)];
             expected[0][15] = 46 << 2;
             expected[0][56..58].copy_from_slice(&1000_u16.to_be_bytes());
@@ -383,7 +383,7 @@ fn logged_packets_are_in_a_bounded_file() {
 /// Returns the next packet, which is not of the test's own form.
 #[track_caller]
 fn receive_any(port: &Port) -> Vec<u8> {
-    crate::forwarder::receive(port, 1, |_| true).swap_remove(0)
+    conformance::forwarder::receive(port, 1, |_| true).swap_remove(0)
 }
 
 #[test]

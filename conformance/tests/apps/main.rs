@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The programs in the folder `apps`: `unetmap-fw`, `unetmap-cni`, `unetmap-device-plugin`, `unetmap emulate`,
+//! `unetmap memif`, the scrubber; and tables of all programs at once: errors, quantities, manual pages, installation.
+#![forbid(unsafe_code)]
+
+mod cni;
+mod device_plugin;
+mod dpdk;
+mod emulate;
+mod errors;
+mod fw;
+mod install;
+mod links;
+mod manuals;
+mod quantities;
+mod scrubber;
