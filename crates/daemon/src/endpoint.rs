@@ -8,6 +8,7 @@ mod saved;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
@@ -17,7 +18,7 @@ use unetmap_sys::Doorbell;
 
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse, refuse_lack};
-use crate::region::{RegionRecord, SharedPage, shared_page};
+use crate::region::{RegionRecord, SharedPage};
 use crate::shape::EndpointShape;
 
 pub(crate) use saved::SavedEndpoint;
@@ -37,13 +38,22 @@ pub(crate) struct PortRing {
     owns_buffers: bool,
     /// Wakes the clients that wait on this ring.
     pub(crate) doorbell: RingDoorbell,
-    /// Where packets begin in their buffers.
-    pub(crate) offsets: Offsets,
-    /// Bytes of each buffer that received packets leave free.
-    pub(crate) headroom: u32,
+    /// Which sessions have the ring bound, and how: changed by the control thread alone, while a thread that opens or
+    /// closes the interface reads it.
+    binding: RingBinding,
+}
+
+/// See [`PortRing`].
+#[derive(Default)]
+struct RingBinding {
     /// Sessions that have the ring bound.
-    binders: u32,
-    exclusive: bool,
+    binders: AtomicU32,
+    exclusive: AtomicBool,
+    /// Where packets begin in their buffers: bits of a slot's `ptr`, and the largest offset.
+    offset_mask: AtomicU64,
+    max_offset: AtomicU32,
+    /// Bytes of each buffer that received packets leave free.
+    headroom: AtomicU32,
 }
 
 /// How the slots of an endpoint's rings move.
@@ -176,8 +186,8 @@ impl Endpoint {
     /// Makes the endpoint state page, if it does not exist.
     pub(crate) fn make_states(&self) -> Result<(), Refusal> {
         if self.state_page.get().is_none() {
-            let (range, fd) = shared_page("unetmap-state", Endpoint::state_bytes(self.shape))?;
-            let _ = self.state_page.set(SharedPage { range, fd, offset: 0 }.into());
+            let page = SharedPage::create("unetmap-state", Endpoint::state_bytes(self.shape))?;
+            let _ = self.state_page.set(page.into());
         }
         Ok(())
     }
@@ -253,10 +263,7 @@ impl Endpoint {
             placeholder: None,
             owns_buffers: dir == 0,
             doorbell: RingDoorbell::default(),
-            offsets: Offsets::NONE,
-            headroom: 0,
-            binders: 0,
-            exclusive: false,
+            binding: RingBinding::default(),
         })
     }
 
@@ -295,7 +302,7 @@ impl Endpoint {
             found.extend(ring.placeholder);
             if ring.owns_buffers {
                 found.extend(RegionRecord::positions(&ring.view).map(|p| ring.view.slots().buf_idx(p)));
-            } else if ring.binders > 0
+            } else if ring.binders() > 0
                 && let Some(held) = self.held(ring)
             {
                 let slots = ring.view.slots();
@@ -340,7 +347,7 @@ impl Endpoint {
         let exclusive = register.nr_flags & NR_EXCLUSIVE != 0;
         let selection = RingSelection { tx, rx, exclusive };
         for ring in self.bound(&selection) {
-            if ring.exclusive || exclusive && ring.binders > 0 {
+            if ring.binding.exclusive.load(Relaxed) || exclusive && ring.binders() > 0 {
                 let dir = if ring.view.shape().dir == 0 { "transmit" } else { "receive" };
                 let id = ring.view.shape().id;
                 return refuse(
@@ -357,65 +364,42 @@ impl Endpoint {
         selection.tx.iter().map(|&i| &self.tx[i]).chain(selection.rx.iter().map(|&i| &self.rx[i]))
     }
 
-    /// The rings of `selection`, each with whether it is a transmit ring.
-    fn bound_mut(&mut self, selection: &RingSelection) -> impl Iterator<Item = (&mut PortRing, bool)> {
-        let pick = |rings: &[usize], i: usize| rings.contains(&i);
-        let tx = self.tx.iter_mut().enumerate().filter(move |(i, _)| pick(&selection.tx, *i)).map(|(_, r)| (r, true));
-        let rx = self.rx.iter_mut().enumerate().filter(move |(i, _)| pick(&selection.rx, *i)).map(|(_, r)| (r, false));
-        tx.chain(rx)
-    }
-
     /// Binds the rings for one more session. A ring that no session had bound starts at the `(hwcur, hwtail)` that
     /// `start` returns.
-    pub(crate) fn bind(&mut self, selection: &RingSelection, start: impl Fn(&PortRing, bool) -> (Pos, Pos)) {
-        let state_page = self.state_page().cloned();
-        let state = |ring: &PortRing| state_page.as_ref().and_then(|page| page.state(ring.state));
-        for (ring, transmit) in self.bound_mut(selection) {
-            if ring.binders == 0 {
-                let (hwcur, hwtail) = start(ring, transmit);
-                if let Some(state) = state(ring) {
+    pub(crate) fn bind(&self, selection: &RingSelection, start: impl Fn(&PortRing) -> (Pos, Pos)) {
+        for ring in self.bound(selection) {
+            let state = self.state(ring.state);
+            if ring.binders() == 0 {
+                let (hwcur, hwtail) = start(ring);
+                if let Some(state) = state {
                     state.reset(hwcur, hwtail);
                 }
                 ring.view.set_pointers(hwcur, hwtail);
             }
-            ring.binders += 1;
-            ring.exclusive = selection.exclusive;
-            if let Some(state) = state(ring) {
-                state.set_session_count(ring.binders);
-            }
+            ring.set_binders(ring.binders() + 1, selection.exclusive, state);
         }
     }
 
     /// Unbinds the rings of a session. A receive ring that no session has bound any more returns the buffers that its
     /// last session had exchanged.
-    pub(crate) fn unbind(
-        &mut self,
-        selection: &RingSelection,
-        channels: Option<&ChannelPage>,
-        peer: Option<&Endpoint>,
-    ) {
-        let state_page = self.state_page().cloned();
-        let state = |ring: &PortRing| state_page.as_ref().and_then(|page| page.state(ring.state));
-        for (ring, transmit) in self.bound_mut(selection) {
-            ring.binders = ring.binders.saturating_sub(1);
-            ring.exclusive = false;
-            if let Some(state) = state(ring) {
-                state.set_session_count(ring.binders);
-            }
+    pub(crate) fn unbind(&self, selection: &RingSelection, channels: Option<&ChannelPage>, peer: Option<&Endpoint>) {
+        for ring in self.bound(selection) {
+            let state = self.state(ring.state);
+            ring.set_binders(ring.binders().saturating_sub(1), false, state);
             let id = usize::from(ring.view.shape().id);
-            let peer_ring = peer.and_then(|end| if transmit { end.rx.get(id) } else { end.tx.get(id) });
-            if ring.binders == 0
-                && !transmit
+            let peer_ring = peer.and_then(|end| if ring.transmits() { end.rx.get(id) } else { end.tx.get(id) });
+            if ring.binders() == 0
+                && !ring.transmits()
                 && let Some(producer) = peer_ring
             {
-                ring.return_exchanged(state(ring), channels, &producer.view);
+                ring.return_exchanged(state, channels, &producer.view);
             }
             // A process that was killed may have moved slots, or cancelled a wakeup request, without notifying the
             // peer.
             if let Some(peer_ring) = peer_ring {
                 peer_ring.doorbell.notify();
             }
-            if ring.binders > 0 {
+            if ring.binders() > 0 {
                 ring.doorbell.notify();
             }
         }
@@ -443,7 +427,7 @@ impl Endpoint {
 
     /// Whether any session has a ring bound.
     pub(crate) fn in_use(&self) -> bool {
-        self.rings().any(|ring| ring.binders > 0)
+        self.rings().any(|ring| ring.binders() > 0)
     }
 
     /// Frees every ring lock that the exited process with this holder ID held, and returns how many there were. The
@@ -460,33 +444,35 @@ impl Endpoint {
         requested: OffsetLayout,
     ) -> Result<OffsetLayout, Refusal> {
         let mut granted = requested;
-        for ring in self.bound(selection).filter(|ring| ring.binders > 0 && ring.offsets.mask != 0) {
-            let Offsets { mask, max } = ring.offsets;
+        for ring in self.bound(selection).filter(|ring| ring.binders() > 0 && ring.offsets().mask != 0) {
+            let Offsets { mask, max } = ring.offsets();
             if mask & requested.offsets.mask != requested.offsets.mask || max < requested.offsets.max {
                 return refuse(EBUSY, format!("the ring is in use, with offsets of up to {max} (bits {mask:#x})"));
             }
-            granted.offsets = ring.offsets;
+            granted.offsets = ring.offsets();
         }
         Ok(granted)
     }
 
     /// Sets the offsets of the rings of `selection` that no session has bound, and of those in use without offsets.
     pub(crate) fn set_offsets(
-        &mut self,
+        &self,
         selection: &RingSelection,
         layout: Option<OffsetLayout>,
         channels: Option<&ChannelPage>,
     ) {
-        for (ring, transmit) in self.bound_mut(selection) {
-            let unbound = ring.binders == 0;
+        for ring in self.bound(selection) {
+            let unbound = ring.binders() == 0;
             match layout {
                 None if unbound => ring.set_offsets(Offsets::NONE, 0),
-                Some(layout) if unbound || ring.offsets.mask == 0 => ring.set_offsets(layout.offsets, layout.headroom),
+                Some(layout) if unbound || ring.offsets().mask == 0 => {
+                    ring.set_offsets(layout.offsets, layout.headroom)
+                }
                 _ => {}
             }
             if let Some(layout) = layout.filter(|_| unbound) {
                 // Slots of such a ring that were sent hold the offset of their packet.
-                let channels = if transmit || ring.owns_buffers { channels } else { None };
+                let channels = if ring.transmits() || ring.owns_buffers { channels } else { None };
                 ring.set_initial_offset(layout.initial, channels);
             }
         }
@@ -507,7 +493,31 @@ fn one_pair(n: u16, kind: &str, tx: Range<usize>, rx: Range<usize>) -> Result<(V
 impl PortRing {
     /// How many sessions have the ring bound.
     pub(crate) fn binders(&self) -> u32 {
-        self.binders
+        self.binding.binders.load(Relaxed)
+    }
+
+    /// Sets how many sessions have it bound, and whether the only one has it for itself.
+    fn set_binders(&self, binders: u32, exclusive: bool, state: Option<&SyncState>) {
+        self.binding.binders.store(binders, Relaxed);
+        self.binding.exclusive.store(exclusive, Relaxed);
+        if let Some(state) = state {
+            state.set_session_count(binders);
+        }
+    }
+
+    /// Where packets begin in their buffers.
+    pub(crate) fn offsets(&self) -> Offsets {
+        let RingBinding { offset_mask, max_offset, .. } = &self.binding;
+        Offsets { mask: offset_mask.load(Relaxed), max: max_offset.load(Relaxed) }
+    }
+
+    /// Bytes of each buffer that received packets leave free.
+    pub(crate) fn headroom(&self) -> u32 {
+        self.binding.headroom.load(Relaxed)
+    }
+
+    fn transmits(&self) -> bool {
+        self.view.shape().dir == 0
     }
 
     /// The positions of the ring's channel.
@@ -528,10 +538,10 @@ impl PortRing {
     /// Returns the `(hwcur, hwtail)` with which the ring starts for its first session. A transmit ring starts
     /// empty: slots that an earlier session filled and did not publish are dropped. A receive ring starts at the first
     /// slot that was published and not released, so those are delivered (again).
-    pub(crate) fn start_position(&self, channels: Option<&ChannelPage>, transmit: bool) -> (Pos, Pos) {
+    pub(crate) fn start_position(&self, channels: Option<&ChannelPage>) -> (Pos, Pos) {
         let slots = self.view.slots().slots();
         let sent = self.sent(channels).unwrap_or(Span { from: Pos::ZERO, to: Pos::ZERO });
-        if transmit { (sent.to, slots.prev(sent.from)) } else { (sent.from, sent.from) }
+        if self.transmits() { (sent.to, slots.prev(sent.from)) } else { (sent.from, sent.from) }
     }
 
     /// Returns exchanged buffers to the producer. The last session of a receive ring may have exchanged buffers without
@@ -563,20 +573,22 @@ impl PortRing {
         words.release(read);
     }
 
-    fn set_offsets(&mut self, offsets: Offsets, headroom: u32) {
-        (self.offsets, self.headroom) = (offsets, headroom);
+    fn set_offsets(&self, offsets: Offsets, headroom: u32) {
+        self.binding.offset_mask.store(offsets.mask, Relaxed);
+        self.binding.max_offset.store(offsets.max, Relaxed);
+        self.binding.headroom.store(headroom, Relaxed);
         self.view.set_offset_mask(offsets.mask);
     }
 
     /// Writes the offset into all slots except those that were sent and not released.
     fn set_initial_offset(&self, initial: u32, channels: Option<&ChannelPage>) {
         let slots = self.view.slots().slots();
-        let sent = self.sent(channels);
+        let (sent, offsets) = (self.sent(channels), self.offsets());
         let is_sent =
             |p: &Pos| sent.is_some_and(|sent| slots.distance(sent.from, *p) < slots.distance(sent.from, sent.to));
         for p in RegionRecord::positions(&self.view).filter(|p| !is_sent(p)) {
             let ptr = self.view.slots().ptr(p);
-            self.view.slots().set_ptr(p, self.offsets.put(ptr, initial));
+            self.view.slots().set_ptr(p, offsets.put(ptr, initial));
         }
     }
 }

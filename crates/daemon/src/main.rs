@@ -9,6 +9,7 @@ mod budget;
 mod caller;
 mod closer;
 mod confinement;
+mod daemon;
 mod descriptors;
 mod endpoint;
 mod events;

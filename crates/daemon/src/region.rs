@@ -160,11 +160,14 @@ pub(crate) struct SharedPage {
     pub(crate) offset: u64,
 }
 
-/// Returns a new sealed memfd of `bytes` bytes, mapped.
-pub(crate) fn shared_page(name: &str, bytes: usize) -> Result<(MappedRange, OwnedFd), Refusal> {
-    let created = memfd::create_sealed(name, bytes as u64)
-        .and_then(|fd| Ok((MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)), fd)));
-    created.or_else(|e| refuse_lack("no memory for a shared page", &e))
+impl SharedPage {
+    /// Returns a new sealed memfd of `bytes` bytes, mapped.
+    pub(crate) fn create(name: &str, bytes: usize) -> Result<SharedPage, Refusal> {
+        let created = memfd::create_sealed(name, bytes as u64)
+            .and_then(|fd| Ok((MappedRange::whole(Arc::new(Mapping::new(fd.as_fd(), bytes)?)), fd)));
+        let (range, fd) = created.or_else(|e| refuse_lack("no memory for a shared page", &e))?;
+        Ok(SharedPage { range, fd, offset: 0 })
+    }
 }
 
 /// The part of a device's file after the region.
@@ -244,8 +247,7 @@ impl RegionRecord {
     /// where they stay allocated until the region ends.
     pub(crate) fn shared_page(&mut self, name: &str, bytes: usize) -> Result<SharedPage, Refusal> {
         let Some(rest) = &mut self.device else {
-            let (range, fd) = shared_page(name, bytes)?;
-            return Ok(SharedPage { range, fd, offset: 0 });
+            return SharedPage::create(name, bytes);
         };
         let Some(offset) = rest.allocate(bytes as u64) else {
             return refuse(ENOMEM, format!("the device of {} has no room for more ports: close its ports", self.name));
@@ -253,6 +255,12 @@ impl RegionRecord {
         let made = self.fd.try_clone().and_then(|fd| Ok((Mapping::part(fd.as_fd(), offset, bytes)?, fd)));
         let (mapping, fd) = made.or_else(|e| refuse_lack("a shared page cannot be mapped", &e))?;
         Ok(SharedPage { range: MappedRange::whole(Arc::new(mapping)), fd, offset })
+    }
+
+    /// The buffers, if an interface locks them in memory.
+    pub(crate) fn locked_buffers(&self) -> Amounts {
+        let bufs = self.region.geometry().bufs;
+        Amounts::locked_buffers((bufs.count, bufs.size))
     }
 
     /// Lets pages that are allocated from now on come from this NUMA node: that of the first interface in the region.

@@ -2,86 +2,28 @@
 //! The registry: which regions, ports and sessions exist. Only the daemon's main thread uses it, so it has no lock.
 //!
 //! The registry holds all ports in one map and treats them alike: it finds the buffers that they hold, and frees a
-//! region after its last port. The kinds of ports are defined in the module `ports`.
+//! region after its last port. What it needs of a port is in its [`Record`]; the
+//! kinds are defined in the module `ports`.
 
+mod record;
 mod regions;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use unetmap_abi::NmreqRegister;
 use unetmap_core::control::ServesRequest;
 use unetmap_core::errno::{EINVAL, ENXIO};
-use unetmap_mem::{BufIdx, ChannelPage, Iface, IndexSet, Pos, Slots, Span};
+use unetmap_mem::{BufIdx, Iface, IndexSet, Pos, Slots, Span};
+use unetmap_switch::port::{ExchangePause, SwitchPort, TxPause};
 
 use crate::endpoint::{Endpoint, RingSelection};
 use crate::ledger::{Charge, Ledger};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord};
 
+pub(crate) use record::{BufferRepair, Port, Record, SavedRecord};
 pub(crate) use regions::Regions;
-
-/// The part of a port that the registry uses.
-pub(crate) trait PortRecord {
-    /// The region that contains the port's rings.
-    fn region(&self) -> RegionKey;
-
-    /// The endpoints that sessions can bind.
-    fn endpoints(&self) -> &[Endpoint];
-
-    /// All endpoints that hold buffers of the region.
-    fn buffer_holders(&self) -> Vec<&Endpoint> {
-        self.endpoints().iter().collect()
-    }
-
-    /// The memory files that programs may have besides those of the region, the endpoints and the channels.
-    fn other_files(&self) -> Vec<BorrowedFd<'_>> {
-        Vec::new()
-    }
-
-    /// How [`Registry::repair_buffers`] treats the port's rings.
-    fn buffer_repair(&self) -> BufferRepair<'_>;
-
-    /// Whether a thread of the daemon exchanges buffers of this port: between its own receive slots, or with other such
-    /// ports of its region.
-    fn exchanges_buffers(&self) -> bool {
-        false
-    }
-
-    /// Stops those of these exchanges that a thread of the daemon makes, until the result is dropped; `None` if it does
-    /// not pause. `has_others`: there are other such ports in the region.
-    fn pause_exchanges(&self, has_others: bool) -> Option<Box<dyn PauseGuard + '_>> {
-        let _ = has_others;
-        Some(Box::new(()))
-    }
-
-    /// If a switch fills the receive rings: their channels.
-    fn switch_channels(&self) -> Option<&ChannelPage> {
-        None
-    }
-
-    /// Frees every lock that the exited process with this holder ID held, and returns how many there were.
-    fn break_locks(&self, holder: u32) -> usize {
-        self.endpoints().iter().map(|endpoint| endpoint.break_locks(holder)).sum()
-    }
-}
-
-/// Ends a pause when it is dropped.
-pub(crate) trait PauseGuard {}
-
-impl<T> PauseGuard for T {}
-
-/// See [`Registry::repair_buffers`].
-#[derive(Clone, Copy)]
-pub(crate) enum BufferRepair<'a> {
-    /// No program can exchange buffers of the port with another.
-    Skip,
-    /// Slots of unbound rings may be given other buffers. The channels say which slots are sent and not released.
-    Slots(Option<&'a ChannelPage>),
-    /// All buffers of the port stay where they are.
-    Keep,
-}
 
 /// A port that one client has open.
 pub(crate) struct Session<K> {
@@ -112,16 +54,10 @@ pub(crate) struct Session<K> {
     pub(crate) descriptors: Option<Charge>,
 }
 
-/// A port in the registry, and what its user is charged for it.
-struct Held<P: ?Sized> {
-    port: Box<P>,
-    _charges: Vec<Arc<Charge>>,
-}
-
-/// All regions, ports and sessions. `K` identifies a port; `P` is the trait that all kinds of ports implement.
-pub(crate) struct Registry<K, P: ?Sized> {
+/// All regions, ports and sessions. `K` identifies a port; `P` is a port of any kind.
+pub(crate) struct Registry<K, P> {
     pub(crate) regions: Regions,
-    ports: BTreeMap<K, Held<P>>,
+    ports: BTreeMap<K, Box<P>>,
     /// The ports in each region that has any.
     by_region: BTreeMap<RegionKey, BTreeSet<K>>,
     pub(crate) sessions: BTreeMap<u64, Session<K>>,
@@ -131,7 +67,7 @@ pub(crate) struct Registry<K, P: ?Sized> {
     pub(crate) ledger: Ledger,
 }
 
-impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
+impl<K: Ord + Clone, P: AsRef<Record> + AsMut<Record>> Registry<K, P> {
     /// Returns an empty registry. Private regions are numbered from `first_mem_id`.
     pub(crate) fn new(first_mem_id: u16, ledger: Ledger) -> Registry<K, P> {
         Registry {
@@ -145,55 +81,89 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
         }
     }
 
-    /// Adds a port, which stays in its region and is charged for as long as it is here.
-    pub(crate) fn insert_charged(&mut self, key: K, port: Box<P>, charges: Vec<Arc<Charge>>) {
-        self.by_region.entry(port.region()).or_default().insert(key.clone());
-        self.ports.insert(key, Held { port, _charges: charges });
+    /// Adds a port, which stays in its region, and charges its user for as long as it is here.
+    pub(crate) fn insert(&mut self, key: K, mut port: P) {
+        let record = port.as_mut();
+        self.by_region.entry(record.region).or_default().insert(key.clone());
+        if record.scope.uid != DAEMON_UID {
+            record.charges.push(Arc::new(self.ledger.charge(record.scope.uid, record.usage())));
+            if record.locks_buffers {
+                record.charges.extend(self.charge_locked(record.region, record.scope.uid));
+            }
+        }
+        self.ports.insert(key, Box::new(port));
     }
 
-    /// Removes a port. The caller frees its endpoints.
-    pub(crate) fn remove(&mut self, key: &K) -> Option<Box<P>> {
-        let Held { port, .. } = self.ports.remove(key)?;
-        if let Some(keys) = self.by_region.get_mut(&port.region()) {
+    /// Charges the buffers of a region, which are locked once for all interfaces in it.
+    fn charge_locked(&mut self, region: RegionKey, user: u32) -> Option<Arc<Charge>> {
+        let record = self.regions.get_mut(region)?;
+        Some(record.locked.upgrade().unwrap_or_else(|| {
+            let charge = Arc::new(self.ledger.charge(user, record.locked_buffers()));
+            record.locked = Arc::downgrade(&charge);
+            charge
+        }))
+    }
+
+    /// Removes a port, and ends what its user is charged for it. The caller frees its endpoints.
+    pub(crate) fn remove(&mut self, key: &K) -> Option<P> {
+        let mut port = *self.ports.remove(key)?;
+        let record = port.as_mut();
+        record.charges.clear();
+        if let Some(keys) = self.by_region.get_mut(&record.region) {
             keys.remove(key);
             if keys.is_empty() {
-                self.by_region.remove(&port.region());
+                self.by_region.remove(&record.region);
             }
         }
         Some(port)
     }
 
     pub(crate) fn port(&self, key: &K) -> Result<&P, Refusal> {
-        self.ports.get(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |held| Ok(&*held.port))
+        self.ports.get(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |port| Ok(&**port))
     }
 
     pub(crate) fn port_mut(&mut self, key: &K) -> Result<&mut P, Refusal> {
-        self.ports.get_mut(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |held| Ok(&mut *held.port))
+        self.ports.get_mut(key).map_or_else(|| refuse(ENXIO, "the port no longer exists"), |port| Ok(&mut **port))
     }
 
     /// The ports from this key on, in order of their keys.
     pub(crate) fn ports_from<'a>(&'a self, first: &K) -> impl Iterator<Item = (&'a K, &'a P)> + use<'a, K, P> {
-        self.ports.range(first..).map(|(key, held)| (key, &*held.port))
+        self.ports.range(first..).map(|(key, port)| (key, &**port))
     }
 
     /// The same, mutable.
     pub(crate) fn ports_from_mut(&mut self, first: &K) -> impl Iterator<Item = (&K, &mut P)> {
-        self.ports.range_mut(first..).map(|(key, held)| (key, &mut *held.port))
+        self.ports.range_mut(first..).map(|(key, port)| (key, &mut **port))
     }
 
     /// All ports, in order of their keys.
     pub(crate) fn ports(&self) -> impl Iterator<Item = (&K, &P)> {
-        self.ports.iter().map(|(key, held)| (key, &*held.port))
+        self.ports.iter().map(|(key, port)| (key, &**port))
     }
 
     /// The same, mutable.
     pub(crate) fn ports_mut(&mut self) -> impl Iterator<Item = (&K, &mut P)> {
-        self.ports.iter_mut().map(|(key, held)| (key, &mut *held.port))
+        self.ports.iter_mut().map(|(key, port)| (key, &mut **port))
     }
 
-    fn ports_of(&self, region: RegionKey) -> impl Iterator<Item = &P> {
+    /// The records of all ports, in order of their keys.
+    pub(crate) fn records(&self) -> impl Iterator<Item = &Record> {
+        self.ports.values().map(|port| (**port).as_ref())
+    }
+
+    /// The same, mutable, with the keys.
+    pub(crate) fn records_mut(&mut self) -> impl Iterator<Item = (&K, &mut Record)> {
+        self.ports.iter_mut().map(|(key, port)| (key, (**port).as_mut()))
+    }
+
+    /// Returns the record of a port.
+    pub(crate) fn record(&self, key: &K) -> Result<&Record, Refusal> {
+        self.port(key).map(P::as_ref)
+    }
+
+    fn records_of(&self, region: RegionKey) -> impl Iterator<Item = &Record> {
         let keys = self.by_region.get(&region).into_iter().flatten();
-        keys.filter_map(|key| self.ports.get(key).map(|held| &*held.port))
+        keys.filter_map(|key| self.record(key).ok())
     }
 
     /// Records a session, and returns its number.
@@ -220,20 +190,15 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
 
     /// Whether any session has the port open.
     pub(crate) fn is_open(&self, key: &K) -> bool {
-        self.ports.get(key).is_some_and(|held| held.port.endpoints().iter().any(Endpoint::in_use))
-    }
-
-    /// Frees every lock that the exited process with this holder ID held, and returns how many there were.
-    pub(crate) fn break_locks(&self, holder: u32) -> usize {
-        self.ports.values().map(|held| held.port.break_locks(holder)).sum()
+        self.record(key).is_ok_and(Record::is_open)
     }
 
     /// Returns the buffer indexes in all rings of a region; `None` if they cannot be known, as a thread that exchanges
     /// buffers does not pause.
     pub(crate) fn buffers_in_use(&self, region: RegionKey) -> Option<Vec<BufIdx>> {
-        let _paused = pause_exchanges(self.ports_of(region))?;
-        let endpoints = self.ports_of(region).flat_map(PortRecord::buffer_holders);
-        Some(endpoints.flat_map(Endpoint::buffers).collect())
+        let _paused = pause_exchanges(self.records_of(region))?;
+        let endpoints = self.records_of(region).flat_map(Record::buffer_holders);
+        Some(endpoints.flat_map(|endpoint| endpoint.buffers()).collect())
     }
 
     /// Has [`Registry::tidy`] look at a region, because a port of it was removed or process `pid` closed a session.
@@ -282,15 +247,15 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
     /// buffer that is in no slot is not reused until the region ends, because a running program may hold it.
     fn repair_buffers(&mut self, region: RegionKey) {
         let keys = self.by_region.get(&region);
-        let ports = || keys.into_iter().flatten().filter_map(|key| self.ports.get(key).map(|held| &*held.port));
+        let ports = || keys.into_iter().flatten().filter_map(|key| self.ports.get(key).map(|port| (**port).as_ref()));
         let Some(_paused) = pause_exchanges(ports()) else { return };
         let Some(record) = self.regions.get_mut(region) else { return };
         let limits = record.region.limits();
         let mut seen = IndexSet::new(limits.bufs);
         let mut unbound = Vec::new();
         for port in ports() {
-            let BufferRepair::Slots(channels) = port.buffer_repair() else { continue };
-            for endpoint in port.endpoints() {
+            let channels = port.channels_between();
+            for endpoint in port.endpoints.iter().filter(|_| port.repair == BufferRepair::Slots) {
                 for ring in endpoint.rings().filter(|ring| ring.owns_buffers()) {
                     let slots = ring.view.slots().slots();
                     // Slots that were sent and not released are the receiver's to read.
@@ -309,8 +274,8 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
                 }
             }
         }
-        for port in ports().filter(|port| matches!(port.buffer_repair(), BufferRepair::Keep)) {
-            let held = port.buffer_holders().into_iter().flat_map(Endpoint::buffers);
+        for port in ports().filter(|port| port.repair == BufferRepair::Keep) {
+            let held = port.buffer_holders().flat_map(|endpoint| endpoint.buffers());
             held.for_each(|idx| _ = seen.insert(idx));
         }
         for (view, p) in unbound {
@@ -326,11 +291,10 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
     /// After a daemon was killed, before switches go on: gives the slots that a switch is to fill buffers of their own.
     /// A thread that was exchanging the buffers of two such slots leaves one buffer in both, and the other in none.
     pub(crate) fn repair_receive_rings(&mut self) {
-        for held in self.ports.values() {
-            let Some(channels) = held.port.switch_channels() else { continue };
-            let Some(record) = self.regions.get_mut(held.port.region()) else { continue };
-            for ring in held.port.endpoints().iter().flat_map(|endpoint| &endpoint.rx) {
-                let Some(sent) = ring.sent(Some(channels)) else { continue };
+        for port in self.ports.values().map(|port| (**port).as_ref()).filter(|port| !port.switch_sides.is_empty()) {
+            let Some(record) = self.regions.get_mut(port.region) else { continue };
+            for ring in port.endpoints.iter().flat_map(|endpoint| &endpoint.rx) {
+                let Some(sent) = ring.sent(port.channels.as_ref()) else { continue };
                 let (slots, limits) = (ring.view.slots(), record.region.limits());
                 let mut seen = IndexSet::new(limits.bufs);
                 slots.slots().walk(sent).for_each(|p| _ = seen.insert(slots.buf_idx(p)));
@@ -349,10 +313,10 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
 
     /// Frees endpoints of a port that was removed, and the region if nothing else uses it. Their buffers are left to
     /// [`Registry::tidy`].
-    pub(crate) fn free_endpoints(&mut self, region: RegionKey, mut endpoints: Vec<Endpoint>) {
+    pub(crate) fn free_endpoints(&mut self, region: RegionKey, endpoints: Vec<Arc<Endpoint>>) {
         if let Some(record) = self.regions.get_mut(region) {
-            record.leave_bufs(endpoints.iter().flat_map(Endpoint::buffers));
-            endpoints.iter_mut().for_each(|endpoint| endpoint.free_rings(record));
+            record.leave_bufs(endpoints.iter().flat_map(|endpoint| endpoint.buffers()));
+            endpoints.into_iter().filter_map(Arc::into_inner).for_each(|mut endpoint| endpoint.free_rings(record));
         }
         self.tidy_later(region, None);
         self.free_region_if_unused(region);
@@ -362,7 +326,7 @@ impl<K: Ord + Clone, P: PortRecord + ?Sized> Registry<K, P> {
     pub(crate) fn free_region_if_unused(&mut self, region: RegionKey) {
         let is_kept =
             |record: &RegionRecord| record.sessions > 0 || record.persistent_ports > 0 || record.retired_ports > 0;
-        if !self.regions.get(region).is_some_and(is_kept) && self.ports_of(region).next().is_none() {
+        if !self.regions.get(region).is_some_and(is_kept) && self.records_of(region).next().is_none() {
             self.regions.remove(region);
         }
     }
@@ -373,12 +337,17 @@ fn is_within(slots: Slots, span: Span, p: Pos) -> bool {
     slots.distance(span.from, p) < slots.distance(span.from, span.to)
 }
 
-/// Stops the exchange of buffers by threads of the daemon, so that no buffer is found twice, or not at all; `None` if a
-/// thread does not pause.
-fn pause_exchanges<'a, P: PortRecord + ?Sized + 'a>(
-    ports: impl Iterator<Item = &'a P>,
-) -> Option<Vec<Box<dyn PauseGuard + 'a>>> {
-    let ports: Vec<&P> = ports.filter(|port| port.exchanges_buffers()).collect();
+/// What pauses at one side that faces a switch: what it sends, and the buffers of its receive slots.
+type Paused<'a> = (Option<Vec<TxPause<'a>>>, Vec<ExchangePause<'a>>);
+
+/// Stops the exchange of buffers by threads of the daemon until the result is dropped, so that no buffer is found
+/// twice, or not at all; `None` if a thread does not pause. What is sent to ports of other regions is copied.
+fn pause_exchanges<'a>(ports: impl Iterator<Item = &'a Record>) -> Option<Vec<Paused<'a>>> {
+    let ports: Vec<&Record> = ports.filter(|port| port.exchanges_buffers()).collect();
     let has_others = ports.len() > 1;
-    ports.into_iter().map(|port| port.pause_exchanges(has_others)).collect()
+    let pause = |side: &'a Arc<SwitchPort>| {
+        let senders = if has_others { Some(side.pause_tx()?) } else { None };
+        Some((senders, side.pause_exchanges()?))
+    };
+    ports.into_iter().flat_map(|port| &port.switch_sides).map(pause).collect()
 }

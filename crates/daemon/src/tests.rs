@@ -22,7 +22,6 @@ use crate::ports::pipe::{Pipe, PipeKey};
 use crate::ports::vale::ValePort;
 use crate::ports::{Admission, Daemon, Options, PortKey, Registered};
 use crate::region::Sizes;
-use crate::registry::PortRecord;
 use crate::work_times::WorkTimes;
 
 const PEER: Peer = Peer { pid: 1, uid: 1, gid: 1 };
@@ -143,7 +142,7 @@ fn tx_indexes(daemon: &Daemon, parent: &str, id: &str) -> Vec<BufIdx> {
     let scope = daemon.scope(&caller());
     let key = PipeKey { scope, parent: parent.into(), id: id.into() };
     let pipe = daemon.registry.port(&PortKey::Pipe(key)).unwrap();
-    let rings = pipe.endpoints().iter().flat_map(|endpoint| &endpoint.tx);
+    let rings = pipe.record().endpoints.iter().flat_map(|endpoint| &endpoint.tx);
     rings
         .flat_map(|ring| {
             let slots = ring.view.slots();
@@ -306,7 +305,7 @@ fn free_receive_slots_have_buffers_of_their_own_after_a_crash() {
     let client = open(&mut daemon, "vale0:a", &register(8, 0, 0)).unwrap();
     let of_ring = |daemon: &Daemon, change: &dyn Fn(&SlotRing)| {
         let port = daemon.registry.all::<ValePort>().next().unwrap();
-        let ring = port.endpoints()[0].rx[0].view.slots();
+        let ring = port.record.endpoints[0].rx[0].view.slots();
         change(ring);
         let all = (0..8).map(|raw| ring.buf_idx(ring.slots().pos(raw).unwrap()).0);
         all.collect::<Vec<_>>()

@@ -2,11 +2,12 @@
 //! An endpoint as the daemon hands it to its successor.
 
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
 
 use serde::{Deserialize, Serialize};
-use unetmap_mem::{BufIdx, EndpointPage, Offsets, RingShape, RingView};
+use unetmap_mem::{BufIdx, EndpointPage, RingShape, RingView};
 
-use super::{Endpoint, PortRing, RingDoorbell, StatePage};
+use super::{Endpoint, PortRing, RingBinding, RingDoorbell, StatePage};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::refusal::Refusal;
 use crate::region::RegionRecord;
@@ -66,7 +67,7 @@ impl SavedEndpoint {
         let (tx, rx): (Result<_, Refusal>, Result<_, Refusal>) = (restore(tx, 0), restore(rx, 1));
         let endpoint = Endpoint { shape, state_page, tx: tx?, rx: rx? };
         // A ring that a session has bound has both.
-        let lacks = |ring: &PortRing| ring.binders > 0 && ring.doorbell.made().is_none();
+        let lacks = |ring: &PortRing| ring.binders() > 0 && ring.doorbell.made().is_none();
         if endpoint.in_use() && endpoint.state_page().is_none() || endpoint.rings().any(lacks) {
             return invalid("an open endpoint lacks its states or a doorbell");
         }
@@ -82,10 +83,10 @@ impl PortRing {
             placeholder: self.placeholder.map(|BufIdx(idx)| idx),
             owns_buffers: self.owns_buffers,
             doorbell: self.doorbell.made().map(|doorbell| fds.add(doorbell)),
-            offsets: (self.offsets.mask, self.offsets.max),
-            headroom: self.headroom,
-            binders: self.binders,
-            exclusive: self.exclusive,
+            offsets: (self.offsets().mask, self.offsets().max),
+            headroom: self.headroom(),
+            binders: self.binders(),
+            exclusive: self.binding.exclusive.load(Relaxed),
         }
     }
 }
@@ -116,10 +117,13 @@ impl SavedRing {
             placeholder: self.placeholder.map(BufIdx),
             owns_buffers: self.owns_buffers,
             doorbell,
-            offsets: Offsets { mask, max },
-            headroom: self.headroom,
-            binders: self.binders,
-            exclusive: self.exclusive,
+            binding: RingBinding {
+                binders: self.binders.into(),
+                exclusive: self.exclusive.into(),
+                offset_mask: mask.into(),
+                max_offset: max.into(),
+                headroom: self.headroom.into(),
+            },
         })
     }
 }

@@ -14,7 +14,7 @@ use crate::events::What;
 use crate::handover::SavedForCrash;
 use crate::handover::store::{self, ProtectionSnapshot, Store};
 use crate::owner::owner;
-use crate::ports::mediator::{DAEMON_HOLDER, PausedThread};
+use crate::ports::mediators::{DAEMON_HOLDER, PausedThread};
 use crate::ports::nic;
 use crate::server::Server;
 use crate::server::work::{INTERFACES, STORE, WATCHES};
@@ -161,7 +161,7 @@ impl Server {
         {
             tracing::error!("interfaces can be neither opened nor closed: {e}");
         }
-        let of_threads = self.daemon.paused_mediators.iter().flat_map(PausedThread::sessions);
+        let of_threads = self.daemon.mediators.paused.iter().flat_map(PausedThread::sessions);
         let known: BTreeSet<u64> =
             self.clients.values().filter_map(|client| client.session).chain(of_threads).collect();
         self.daemon.registry.sessions.keys().copied().filter(|session| !known.contains(session)).collect()

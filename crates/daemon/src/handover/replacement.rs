@@ -15,7 +15,7 @@ use crate::broker;
 use crate::descriptors::{Outgoing, cannot};
 use crate::handover::store::Store;
 use crate::handover::{self, Reply, VERSION, channel};
-use crate::ports::{arrival, mediator};
+use crate::ports::{arrival, mediators};
 use crate::refusal::{Refusal, refuse};
 use crate::server::work::{Task, Work};
 use crate::server::{Client, Server};
@@ -71,7 +71,7 @@ impl Server {
         let start = Instant::now();
         let handed_over = self
             .settle()
-            .and_then(|()| mediator::pause(&mut self.daemon))
+            .and_then(|()| mediators::pause(&mut self.daemon))
             .and_then(|()| arrival::pause(&mut self.daemon))
             .and_then(|()| self.hand_over(&client.fd, service, start));
         if let Err(Refusal { errno, .. }) = &handed_over {
@@ -194,7 +194,7 @@ impl Server {
 
     /// Starts the threads again that were stopped, or those of the daemon that was replaced.
     pub(super) fn resume_threads(&mut self) {
-        mediator::resume(&mut self.daemon);
+        mediators::resume(&mut self.daemon);
         arrival::resume(&mut self.daemon);
         self.nodes.resume(&mut self.daemon);
     }

@@ -17,7 +17,7 @@ use super::store::Store;
 use crate::broker::{self, Handle};
 use crate::descriptors::{FdIndex, Incoming, Outgoing};
 use crate::node::PausedNodes;
-use crate::ports::mediator::{self, PausedThread};
+use crate::ports::mediators::{self, PausedThread};
 use crate::refusal::Refusal;
 use crate::requests::LockHolder;
 use crate::server::work::{Task, Work};
@@ -42,7 +42,7 @@ impl Server {
             broker: if self.uses_broker() { broker::Duplicates::new()?.map(Arc::new) } else { None },
             arenas: self.daemon.registry.regions.all_arenas(),
             nodes: self.nodes.paused(),
-            mediators: self.daemon.paused_mediators.clone(),
+            mediators: self.daemon.mediators.paused.clone(),
             crash: None,
         })
     }
@@ -55,7 +55,7 @@ impl Server {
             broker,
             arenas: self.daemon.registry.regions.all_arenas(),
             nodes: PausedNodes::default(),
-            mediators: mediator::running(&mut self.daemon),
+            mediators: mediators::running(&self.daemon),
             crash: Some((store.mark(), last_handle)),
         })
     }

@@ -13,7 +13,7 @@ use crate::broker::{Handle, SavedBroker};
 use crate::descriptors::FdIndex;
 use crate::node::SavedNodes;
 use crate::ports::SavedRegistry;
-use crate::ports::mediator::PausedThread;
+use crate::ports::mediators::PausedThread;
 use crate::ports::nic::SavedNics;
 use crate::ports::vale::SavedSwitches;
 use crate::service::SavedService;

@@ -21,7 +21,7 @@ use super::mount::{Mount, RequestId};
 use super::waker::PollWaker;
 use super::{Job, JobQueue};
 use crate::caller::Caller;
-use crate::ports::mediator::DAEMON_HOLDER;
+use crate::ports::mediators::DAEMON_HOLDER;
 use crate::user_arena::UserArena;
 
 /// What the threads of a node share.

@@ -31,20 +31,20 @@ impl Daemon {
     pub(super) fn session_answer(&self, id: u64) -> Result<(NmreqRegister, binding::Binding, Vec<OwnedFd>), Refusal> {
         let Some(session) = self.registry.sessions.get(&id) else { return refuse(ENXIO, "the session is closed") };
         let port = self.registry.port(&session.port)?;
-        let (endpoint, description) = (&port.endpoints()[session.endpoint], port.describe(session.endpoint));
+        let (endpoint, page) = (&port.record().endpoints[session.endpoint], &port.record().page);
         let record = self.registry.regions.existing(session.region)?;
         let geometry = record.region.geometry();
         let pool = |p: &PoolShape| BoundPool { offset: p.offset, count: p.count, size: p.size };
         let (states, states_offset) = endpoint.state_page_file()?;
         // Where there is no second page a client maps none, but there is a descriptor in its place.
-        let mut fds = vec![record.fd.as_fd(), states, description.page.unwrap_or(states)];
+        let mut fds = vec![record.fd.as_fd(), states, page.as_ref().map_or(states, |page| page.fd.as_fd())];
         let mut rings = Vec::new();
         for ring in endpoint.bound(&session.selection) {
             let mut bound_ring = describe_ring(ring);
-            let mut other_side = port.describe_ring(self, session.endpoint, ring, &mut bound_ring)?;
+            let mut other_side = port.describe_ring(self, (session.endpoint, ring), &mut bound_ring)?;
             if bound_ring.features & DOORBELL_LATER != 0 && !session.can_ask {
                 bound_ring.features &= !DOORBELL_LATER;
-                other_side = port.peer_doorbell(session.endpoint, ring)?.as_fd();
+                other_side = port.peer_doorbell((session.endpoint, ring))?.as_fd();
             }
             rings.push(bound_ring);
             fds.extend([ring.doorbell.get()?.as_fd(), other_side]);
@@ -54,12 +54,12 @@ impl Daemon {
             if_offset: session.iface_offset,
             session: id,
             key: session.key,
-            mirror_pools: description.mirror_pools,
+            mirror_pools: port.mirror_pools(),
             rings: rings.len() as u32,
             states: (endpoint.tx.len() + endpoint.rx.len()) as u32,
-            page_bytes: description.page_bytes as u32,
+            page_bytes: page.as_ref().map_or(0, |page| page.range.len()) as u32,
             flags: if self.knobs.no_timestamp() { NO_TIMESTAMP } else { 0 },
-            page_offsets: [states_offset, description.page_offset],
+            page_offsets: [states_offset, page.as_ref().map_or(0, |page| page.offset)],
         };
         let register = NmreqRegister {
             nr_offset: session.iface_offset,
@@ -75,16 +75,16 @@ impl Daemon {
     pub(crate) fn peer_doorbells(&self, request: &PeerDoorbellsRequest) -> Result<Vec<OwnedFd>, Refusal> {
         let session = self.registry.session_of(request.session, request.key)?;
         let port = self.registry.port(&session.port)?;
-        let rings = port.endpoints()[session.endpoint].bound(&session.selection);
+        let rings = port.record().endpoints[session.endpoint].bound(&session.selection);
         let doorbells = rings.map(|ring| {
-            let doorbell = port.peer_doorbell(session.endpoint, ring)?;
+            let doorbell = port.peer_doorbell((session.endpoint, ring))?;
             doorbell.as_fd().try_clone_to_owned().or_else(|e| refuse_lack("no file descriptor for a doorbell", &e))
         });
         doorbells.collect()
     }
 }
 
-/// Returns the description of a ring, as far as it is the same for all kinds of ports. [`Port::describe_ring`]
+/// Returns the description of a ring, as far as it is the same for all kinds of ports. [`super::AnyPort`]
 /// completes it.
 fn describe_ring(ring: &PortRing) -> BoundRing {
     let shape = ring.view.shape();
@@ -97,8 +97,8 @@ fn describe_ring(ring: &PortRing) -> BoundRing {
         placeholder: ring.placeholder.map_or(0, |b| b.0),
         id: shape.id,
         dir: shape.dir,
-        offset_mask: ring.offsets.mask,
-        max_offset: ring.offsets.max,
+        offset_mask: ring.offsets().mask,
+        max_offset: ring.offsets().max,
         ..Default::default()
     }
 }

@@ -10,7 +10,7 @@
 //! Only interfaces that programs open directly need them: what moves the packets of other ports does not wait for the
 //! program that receives them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use unetmap_sys::event::Epoll;
 use unetmap_sys::process;
 
 use super::nic::{Nic, NicPort};
-use super::{Daemon, PortKey, mediator, monitor};
+use super::{Daemon, PortKey, mediators, monitor};
 use crate::confinement::confine_packet_thread;
 use crate::refusal::{Refusal, refuse};
 use crate::region::DAEMON_UID;
@@ -31,8 +31,12 @@ use crate::thread_waits::wait_for_end;
 use crate::threads;
 use crate::tuning::arrival::RETRY;
 
+/// The threads, by session of a program that has a monitored interface open.
+#[derive(Default)]
+pub(crate) struct ArrivalState(BTreeMap<u64, ArrivalThread>);
+
 /// A running thread.
-pub(crate) struct ArrivalThread {
+struct ArrivalThread {
     control: Arc<Control>,
     /// Closing it wakes the thread.
     connection: OwnedFd,
@@ -55,11 +59,11 @@ pub(super) fn update_threads(daemon: &mut Daemon, port: &PortKey) {
         // The same is done when it is back.
         return;
     }
-    let is_direct = nic.is_some_and(|nic| nic.scope.uid != DAEMON_UID);
+    let is_direct = nic.is_some_and(|nic| nic.record.scope.uid != DAEMON_UID);
     let mut unserved = if is_direct { monitor::copied_receive_rings(daemon, port) } else { BTreeSet::new() };
     let (mut needed, mut unneeded) = (Vec::new(), Vec::new());
     for (id, session) in daemon.registry.sessions.iter().filter(|(_, session)| session.port == *port) {
-        let is_running = daemon.arrival_threads.contains_key(id);
+        let is_running = daemon.arrivals.0.contains_key(id);
         let serves = session.selection.rx.iter().filter(|ring| unserved.remove(ring)).count() > 0;
         match (serves, is_running) {
             (true, false) => needed.push(*id),
@@ -79,7 +83,7 @@ pub(super) fn update_threads(daemon: &mut Daemon, port: &PortKey) {
 fn start(daemon: &mut Daemon, session: u64, port: &PortKey) -> Result<(), Refusal> {
     let (name, registered) = daemon.repeat_answer(session)?;
     let rings = daemon.registry.nic(port).map(Nic::socket_rings).unwrap_or_default();
-    let (port, connection) = mediator::adopt(daemon, registered, rings)?;
+    let (port, connection) = mediators::adopt(daemon, registered, rings)?;
     let control = Arc::new(Control::default());
     let of_thread = control.clone();
     let thread = threads::start(format!("{name} arrivals"), move || {
@@ -91,7 +95,7 @@ fn start(daemon: &mut Daemon, session: u64, port: &PortKey) -> Result<(), Refusa
     });
     match thread {
         Ok(thread) => {
-            daemon.arrival_threads.insert(session, ArrivalThread { control, connection, thread });
+            daemon.arrivals.0.insert(session, ArrivalThread { control, connection, thread });
             Ok(())
         }
         Err(e) => refuse(ENOMEM, format!("no thread for the monitors of {name}: {e}")),
@@ -100,7 +104,7 @@ fn start(daemon: &mut Daemon, session: u64, port: &PortKey) -> Result<(), Refusa
 
 /// Stops all threads while the daemon is replaced. [`resume`] is to follow in any case.
 pub(crate) fn pause(daemon: &mut Daemon) -> Result<(), Refusal> {
-    let sessions: Vec<u64> = daemon.arrival_threads.keys().copied().collect();
+    let sessions: Vec<u64> = daemon.arrivals.0.keys().copied().collect();
     match sessions.into_iter().all(|session| stop(daemon, session)) {
         true => Ok(()),
         false => refuse(EBUSY, "a thread that shows packets to monitors waits for memory of a program: try again"),
@@ -115,7 +119,7 @@ pub(crate) fn resume(daemon: &mut Daemon) {
 
 /// Stops the thread of a session, if it has one. Returns `false` if it is held up; then it ends by itself.
 pub(super) fn stop(daemon: &mut Daemon, session: u64) -> bool {
-    let Some(thread) = daemon.arrival_threads.remove(&session) else { return true };
+    let Some(thread) = daemon.arrivals.0.remove(&session) else { return true };
     thread.control.stop.store(true, Ordering::Release);
     drop(thread.connection);
     let has_ended = wait_for_end(&thread.thread, || thread.control.tid.load(Ordering::Relaxed));

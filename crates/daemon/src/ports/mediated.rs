@@ -7,28 +7,24 @@
 //! The port is a pipe whose endpoint 1 the daemon has open. A thread exists for each ring pair that the program has
 //! bound.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::{NR_ACCEPT_VNET_HDR, NR_REG_ONE_NIC, NR_REG_ONE_SW, NmreqRegister, PipeRole};
-use unetmap_core::control::binding::BoundRing;
-use unetmap_mem::ChannelPage;
 use unetmap_sys::link::Link;
 
-use super::mediator::{self, Directions, LostPackets, MediatorThread, PairBytes, Prepared, RingPair, SavedLost};
-use super::nic::{self, Nic, NicKey};
-use super::pipe_rings::{PipeRings, SavedPipeRings};
-use super::snapshot::PortSnapshot;
-use super::{Daemon, Description, EndpointKey, Mediators, Port, PortKey, Registry, SavedPort};
+use super::mediator::{Directions, LostPackets, MediatorThread, PairBytes, Prepared, RingPair, SavedLost};
+use super::nic::{self, NicKey};
+use super::snapshot::{PortSnapshot, RingSnapshot};
+use super::{AnyPort, Daemon, EndpointKey, PortKey, Registry, mediators, pipe_rings};
 use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
-use crate::descriptors::{Incoming, Outgoing, invalid};
-use crate::endpoint::{Endpoint, PortRing, RingSelection};
+use crate::descriptors::invalid;
+use crate::endpoint::{Endpoint, PortRing};
 use crate::refusal::Refusal;
-use crate::region::{RegionKey, Scope};
-use crate::registry::{BufferRepair, PortRecord};
+use crate::region::Scope;
+use crate::registry::{Port, Record};
 
 /// Identifies a mediated interface.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -43,24 +39,18 @@ pub(crate) struct MediatedKey {
 /// A mediated interface.
 pub(crate) struct Mediated {
     pub(super) key: MediatedKey,
-    inner: PipeRings,
     nic: NicKey,
-    /// What the interface takes, which its user is charged with this port.
-    interface: Amounts,
     /// Bytes of the virtio-net header before each packet of the program.
     header: u8,
     /// Packets that were lost because of it.
     lost: Arc<LostPackets>,
     /// By number of the ring pair.
     bytes: Vec<Arc<PairBytes>>,
-    /// By ring pair. Host rings come after the interface's.
-    threads: Vec<MediatorThread>,
 }
 
-/// A mediated interface as the daemon hands it to its successor. Its threads are paused, and have no part here.
+/// A mediated interface as the daemon hands it to its successor.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedMediated {
-    inner: SavedPipeRings,
     nic: NicKey,
     header: u8,
     lost: SavedLost,
@@ -71,21 +61,17 @@ pub(crate) struct SavedMediated {
 impl SavedMediated {
     pub(super) fn restore(
         self,
+        record: Record,
         key: &MediatedKey,
         registry: &Registry,
-        fds: &mut Incoming,
-    ) -> Result<Box<dyn Port>, Refusal> {
-        let inner = self.inner.restore(registry, fds)?;
-        if self.bytes.len() != inner.endpoints[0].shape.pairs() {
+    ) -> Result<Port<Mediated>, Refusal> {
+        let SavedMediated { nic, header, lost, bytes } = self;
+        if bytes.len() != record.endpoints[0].shape.pairs() {
             return invalid("the counters of a mediated interface");
         }
         let counted = |[out, back]: [u64; 2]| Arc::new(PairBytes { out: out.into(), back: back.into() });
-        let bytes = self.bytes.into_iter().map(counted).collect();
-        let (key, lost) = (key.clone(), Arc::new(LostPackets::restore(self.lost)));
-        let SavedMediated { nic, header, .. } = self;
-        // Interfaces are restored before.
-        let interface = registry.usage_of_interface(nic);
-        Ok(Box::new(Mediated { key, inner, nic, interface, header, lost, bytes, threads: Vec::new() }))
+        let (bytes, lost) = (bytes.into_iter().map(counted).collect(), Arc::new(LostPackets::restore(lost)));
+        Ok(Mediated { key: key.clone(), nic, header, lost, bytes }.with(record, registry))
     }
 }
 
@@ -107,15 +93,15 @@ pub(super) fn create(
     let regions = &mut daemon.registry.regions;
     let created = regions.create_private(scope, &link.name, sizes).and_then(|region| {
         let record = daemon.registry.regions.existing_mut(region)?;
-        let created = PipeRings::create(record, shape, PipeRole::Master, true);
+        let created = pipe_rings::create(record, scope, (shape, PipeRole::Master), true);
         created.inspect_err(|_| daemon.registry.free_region_if_unused(region))
     });
-    let inner = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
+    let record = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
     let key = MediatedKey { scope, interface: link.name.clone(), serial: nic.serial };
     let bytes = (0..shape.pairs()).map(|_| Arc::default()).collect();
-    let (lost, interface) = (Arc::default(), daemon.registry.usage_of_interface(nic));
-    let port = Mediated { key: key.clone(), inner, nic, interface, header, lost, bytes, threads: Vec::new() };
-    daemon.registry.insert(PortKey::Mediated(key.clone()), Box::new(port));
+    let port = Mediated { key: key.clone(), nic, header, lost: Arc::default(), bytes };
+    let port = AnyPort::Mediated(port.with(record, &daemon.registry));
+    daemon.registry.insert(PortKey::Mediated(key.clone()), port);
     Ok(PortKey::Mediated(key).into())
 }
 
@@ -129,7 +115,7 @@ pub(super) fn thread_usage(threads: usize) -> Amounts {
 const THREAD_DESCRIPTORS: u64 = 2 * (3 + 4) + 1;
 
 /// Finds the port of an interface that programs of `scope` have open.
-pub(super) fn find(daemon: &Daemon, nic: NicKey, scope: Scope) -> Option<&Mediated> {
+pub(super) fn find(daemon: &Daemon, nic: NicKey, scope: Scope) -> Option<&Port<Mediated>> {
     daemon.registry.all::<Mediated>().find(|port| port.nic == nic && port.key.scope == scope)
 }
 
@@ -137,7 +123,7 @@ pub(super) fn find(daemon: &Daemon, nic: NicKey, scope: Scope) -> Option<&Mediat
 pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(), Refusal> {
     let port_key = PortKey::Mediated(key.clone());
     let Some(port) = daemon.registry.get::<Mediated>(&port_key) else { return Ok(()) };
-    let (endpoint, nic, header, lost) = (&port.inner.endpoints[0], port.nic, port.header, port.lost.clone());
+    let (endpoint, nic, header, lost) = (&port.record.endpoints[0], port.nic, port.header, port.lost.clone());
     let nic_pairs = endpoint.shape.nic_pairs();
     let ring_pair = |pair: usize| match pair.checked_sub(nic_pairs) {
         None => (NR_REG_ONE_NIC, pair as u16),
@@ -149,7 +135,7 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
     for ((pair, bound), bytes) in bound.into_iter().zip(counters) {
         let needed = (bound.tx || bound.rx).then_some(bound);
         let running = daemon.registry.get::<Mediated>(&port_key).and_then(|port| port.thread(pair));
-        if running.map(MediatorThread::directions) == needed {
+        if running.map(|thread| thread.directions) == needed {
             continue;
         }
         // The new sockets are opened before the old ones are closed, so that the queue stays open and no packet is
@@ -157,17 +143,17 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
         let program = EndpointKey { port: port_key.clone(), index: 1 };
         let interface = PortKey::Nic(nic).into();
         let prepared = needed
-            .map(|needed| mediator::prepare(daemon, &program, &key.interface, &interface, (pair, pair.0), needed))
+            .map(|needed| mediators::prepare(daemon, &program, &key.interface, &interface, (pair, pair.0), needed))
             .transpose()?;
         let port = daemon.registry.get_mut::<Mediated>(&port_key);
         let old: Vec<_> =
-            port.into_iter().flat_map(|port| port.threads.extract_if(.., |old| old.pair == pair)).collect();
-        mediator::stop(daemon, old);
+            port.into_iter().flat_map(|port| port.record.mediators.extract_if(.., |old| old.pair == pair)).collect();
+        mediators::stop(daemon, old);
         if let Some(prepared) = prepared {
             let thread =
-                mediator::start(daemon, &key.interface, prepared.with_header(header, lost.clone()).with_bytes(bytes))?;
+                mediators::start(daemon, &key.interface, prepared.with_header(header, lost.clone()).with_bytes(bytes))?;
             if let Some(port) = daemon.registry.get_mut::<Mediated>(&port_key) {
-                port.threads.push(thread);
+                port.record.mediators.push(thread);
             }
         }
     }
@@ -177,7 +163,8 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
 /// The program has closed a session.
 pub(super) fn session_closed(daemon: &mut Daemon, key: &MediatedKey, name: &str) {
     stop_threads_if_unused(daemon, key);
-    let is_open = daemon.registry.get::<Mediated>(&PortKey::Mediated(key.clone())).is_some_and(Mediated::is_open);
+    let is_open =
+        daemon.registry.get::<Mediated>(&PortKey::Mediated(key.clone())).is_some_and(Port::<Mediated>::is_open);
     if is_open && let Err(e) = update_threads(daemon, key) {
         tracing::warn!(name, "the rings that other sessions have bound cannot be served: {}", e.why);
     }
@@ -187,8 +174,8 @@ pub(super) fn session_closed(daemon: &mut Daemon, key: &MediatedKey, name: &str)
 pub(super) fn stop_threads_if_unused(daemon: &mut Daemon, key: &MediatedKey) {
     let port = daemon.registry.get_mut::<Mediated>(&PortKey::Mediated(key.clone()));
     let Some(port) = port.filter(|port| !port.is_open()) else { return };
-    let (nic, threads) = (port.nic, std::mem::take(&mut port.threads));
-    mediator::stop(daemon, threads);
+    let (nic, threads) = (port.nic, std::mem::take(&mut port.record.mediators));
+    mediators::stop(daemon, threads);
     daemon.release_if_unused(&PortKey::Nic(nic));
 }
 
@@ -199,133 +186,75 @@ fn bound_directions(endpoint: &Endpoint, pair: usize) -> Directions {
 }
 
 impl Mediated {
-    pub(super) fn key(&self) -> MediatedKey {
-        self.key.clone()
+    /// Adds it to a record. Its user is charged for the threads, and for the interface, which is in `registry` already.
+    fn with(self, record: Record, registry: &Registry) -> Port<Mediated> {
+        let threads = thread_usage(record.endpoints[0].shape.pairs());
+        let other_usage = threads.and(registry.usage_of_interface(self.nic));
+        Port { record: Record { other_usage, ..record }, kind: self }
     }
 
     /// The interface behind it.
     pub(crate) fn nic(&self) -> NicKey {
         self.nic
     }
+}
+
+impl Port<Mediated> {
+    pub(super) fn key(&self) -> MediatedKey {
+        self.key.clone()
+    }
 
     /// The thread that serves a ring pair.
     fn thread(&self, pair: RingPair) -> Option<&MediatorThread> {
-        self.threads.iter().find(|thread| thread.pair == pair)
+        self.record.mediators.iter().find(|thread| thread.pair == pair)
     }
 
     /// Adds what a thread converts and counts with.
     pub(super) fn equip(&self, prepared: Prepared) -> Prepared {
-        let (mode, number) = prepared.pair();
-        let first = if mode == NR_REG_ONE_SW { self.inner.endpoints[0].shape.nic_pairs() } else { 0 };
+        let (mode, number) = prepared.pair;
+        let first = if mode == NR_REG_ONE_SW { self.record.endpoints[0].shape.nic_pairs() } else { 0 };
         let bytes = self.bytes.get(first + usize::from(number)).cloned().unwrap_or_default();
         prepared.with_header(self.header, self.lost.clone()).with_bytes(bytes)
     }
 
     /// Whether a program has it open.
     fn is_open(&self) -> bool {
-        self.inner.endpoints[0].in_use()
+        self.record.endpoints[0].in_use()
     }
 
     /// The interface has gone: the program's next call fails.
     pub(super) fn end(&self) {
-        self.inner.endpoints[0].end_all();
+        self.record.endpoints[0].end_all();
     }
 }
 
-impl PortRecord for Mediated {
-    fn region(&self) -> RegionKey {
-        self.inner.region
-    }
-
-    fn endpoints(&self) -> &[Endpoint] {
-        &self.inner.endpoints
-    }
-
-    fn buffer_repair(&self) -> BufferRepair<'_> {
-        BufferRepair::Slots(Some(&self.inner.channels))
-    }
-}
-
-impl Port for Mediated {
-    fn endpoint_mut(&mut self, index: usize) -> Option<&mut Endpoint> {
-        self.inner.endpoints.get_mut(index)
-    }
-
-    fn channels(&self) -> Option<&ChannelPage> {
-        Some(&self.inner.channels)
-    }
-
-    fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
+impl Port<Mediated> {
+    /// Refuses a program that does not accept the header.
+    pub(super) fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
         if self.header > 0 && request.nr_flags & NR_ACCEPT_VNET_HDR == 0 {
             return nic::refuse_header(self.header);
         }
         Ok(())
     }
 
-    fn supports_offsets(&self) -> bool {
-        false
-    }
-
-    fn describe(&self, _index: usize) -> Description<'_> {
-        self.inner.describe()
-    }
-
-    fn describe_ring<'a>(
-        &'a self,
-        daemon: &Daemon,
-        index: usize,
-        ring: &'a PortRing,
-        bound_ring: &mut BoundRing,
-    ) -> Result<BorrowedFd<'a>, Refusal> {
-        let nic = daemon.registry.nic(&PortKey::Nic(self.nic));
-        bound_ring.features = nic.filter(|_| index == 0).map_or(0, Nic::forwarding);
-        self.inner.describe_ring(index, ring, bound_ring)
-    }
-
-    fn unbind(&mut self, index: usize, selection: &RingSelection) {
-        self.inner.unbind(index, selection);
-    }
-
-    fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
-        self.inner.endpoints.into()
-    }
-
-    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+    /// As a successor of the daemon needs it. The threads are paused, and have no part here.
+    pub(super) fn save(&self) -> SavedMediated {
         let bytes = self.bytes.iter().map(|bytes| [&bytes.out, &bytes.back].map(|n| n.load(Ordering::Relaxed)));
-        Ok(SavedPort::Mediated(SavedMediated {
-            inner: self.inner.save(fds),
-            nic: self.nic,
-            header: self.header,
-            lost: self.lost.save(),
-            bytes: bytes.collect(),
-        }))
+        SavedMediated { nic: self.nic, header: self.header, lost: self.lost.save(), bytes: bytes.collect() }
     }
 
-    fn mediators(&mut self) -> Option<&mut Mediators> {
-        Some(&mut self.threads)
-    }
-
-    fn owner(&self) -> u32 {
-        self.key.scope.uid
-    }
-
-    fn other_usage(&self) -> Amounts {
-        thread_usage(self.inner.endpoints[0].shape.pairs()).and(self.interface)
-    }
-
-    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
-        let mem_id = daemon.registry.regions.mem_id(self.inner.region);
-        let (name, channels) = (self.key.interface.clone(), Some(&self.inner.channels));
-        let mut port = PortSnapshot::new(name, "mediated", mem_id, &self.inner.endpoints[0], channels);
-        for (ring, of_port) in port.rings.iter_mut().zip(self.inner.endpoints[0].rings()) {
+    /// `of_nic`: how the interface moves packets, and its rings.
+    pub(super) fn snapshot(&self, mem_id: u16, of_nic: Option<(String, Vec<RingSnapshot>)>) -> PortSnapshot {
+        let name = self.key.interface.clone();
+        let mut port = PortSnapshot::new(name, "mediated", mem_id, (&self.record, 0));
+        for (ring, of_port) in port.rings.iter_mut().zip(self.record.endpoints[0].rings()) {
             let bytes =
                 self.bytes.get(of_port.pair).map(|bytes| if ring.dir == "tx" { &bytes.out } else { &bytes.back });
             ring.bytes = bytes.map(|bytes| bytes.load(Ordering::Relaxed));
         }
         // Packets that find no room here wait in the interface's socket, which then has none for others.
-        if let Some(nic) = daemon.registry.nic(&PortKey::Nic(self.nic)) {
-            port.manner = Some(nic.describe_config());
-            let of_nic = nic.ring_snapshots(daemon);
+        if let Some((manner, of_nic)) = of_nic {
+            port.manner = Some(manner);
             port.rings.iter_mut().zip(of_nic).for_each(|(ring, of_nic)| ring.dropped += of_nic.dropped);
         }
         if self.header > 0 {
@@ -333,6 +262,6 @@ impl Port for Mediated {
             let (first, sum) = (port.rings.iter_mut().find(|ring| ring.dir == "tx"), port.lost.values().sum::<u64>());
             first.into_iter().for_each(|ring| ring.dropped += sum);
         }
-        vec![port]
+        port
     }
 }

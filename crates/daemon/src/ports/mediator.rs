@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Mediator threads: each moves packets between an interface or pipe, which the daemon has open, and a port that a
-//! program or a switch uses.
+//! A mediator thread: it moves packets between two ports that the daemon has open.
 //!
 //! ```text
 //! program == mediated port, in a region of the program's == [thread] == interface, in a region of the daemon's
@@ -12,8 +11,8 @@
 //! ports like any other. It validates what the program writes, as every client of a shared region does.
 
 mod headers;
-mod paused;
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,30 +20,19 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use unetmap_abi::{NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NS_MOREFRAG, NmreqRegister};
-use unetmap_core::errno::ENOMEM;
-use unetmap_core::{Error, InDaemon, Interest, Port, Ring};
+use unetmap_abi::NS_MOREFRAG;
+use unetmap_core::{Error, Interest, Port, Ring};
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
+use unetmap_sys::process;
 use unetmap_sys::wait::{NAP, Wait, nap_pays};
-use unetmap_sys::xsk::SocketRings;
-use unetmap_sys::{process, socket};
 
-use super::nic::Nic;
-use super::{Daemon, EndpointKey, Options, Registered, monitor};
-use crate::caller::Caller;
 use crate::confinement::confine_packet_thread;
-use crate::refusal::{Refusal, refuse};
 use crate::thread_waits::wait_for_end;
 use crate::threads;
 use crate::tuning::mediator::{BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS};
-use crate::tuning::thread_waits::RETIRED_POLL;
 use headers::HeaderConverter;
-pub(super) use headers::{LostPackets, SavedLost};
-pub(crate) use paused::{PausedThread, check_paused, pause, resume, running};
-
-/// The daemon's own holder ID, which no client gets.
-pub(crate) const DAEMON_HOLDER: u32 = u32::MAX;
+pub(crate) use headers::{LostPackets, SavedLost};
 
 /// A pair of rings: the REGISTER mode that selects it (`NR_REG_ONE_NIC` or `NR_REG_ONE_SW`), and its number in that
 /// mode.
@@ -53,12 +41,21 @@ pub(crate) type RingPair = (u32, u16);
 /// A running thread.
 pub(crate) struct MediatorThread {
     pub(crate) pair: RingPair,
-    directions: Directions,
-    sessions: [u64; 2],
+    pub(crate) directions: Directions,
+    /// Of the interface, and of the side that faces the program or the switch.
+    pub(crate) sessions: [u64; 2],
     control: Arc<Control>,
     /// Closing them wakes the thread.
     connections: [OwnedFd; 2],
     thread: JoinHandle<()>,
+}
+
+/// A thread that was told to end.
+pub(crate) struct Stopping {
+    queue: u16,
+    control: Arc<Control>,
+    thread: JoinHandle<()>,
+    pub(crate) sessions: [u64; 2],
 }
 
 /// Bytes of the packets that the threads of a ring pair moved, one after the other.
@@ -83,19 +80,11 @@ struct Control {
     tid: AtomicU32,
 }
 
-/// A thread that was stopped, but is held up. Its sessions stay open.
-pub(super) struct Stopping {
-    queue: u16,
-    control: Arc<Control>,
-    thread: JoinHandle<()>,
-    sessions: [u64; 2],
-}
-
 /// Both sides of a ring pair, open, before a thread serves them.
 pub(crate) struct Prepared {
-    pair: RingPair,
+    pub(crate) pair: RingPair,
     directions: Directions,
-    sessions: [u64; 2],
+    pub(crate) sessions: [u64; 2],
     program: Port,
     interface: Port,
     connections: [OwnedFd; 2],
@@ -105,19 +94,39 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    pub(super) fn pair(&self) -> RingPair {
-        self.pair
+    /// The ports and connections are in the order of the sessions: the interface, the program.
+    pub(crate) fn new(
+        (pair, directions): (RingPair, Directions),
+        sessions: [u64; 2],
+        [(interface, of_interface), (program, of_program)]: [(Port, OwnedFd); 2],
+    ) -> Prepared {
+        let (connections, headers, bytes) = ([of_interface, of_program], None, Arc::default());
+        Prepared { pair, directions, sessions, program, interface, connections, headers, bytes }
     }
 
     /// Bytes are counted in `bytes`.
-    pub(super) fn with_bytes(self, bytes: Arc<PairBytes>) -> Prepared {
+    pub(crate) fn with_bytes(self, bytes: Arc<PairBytes>) -> Prepared {
         Prepared { bytes, ..self }
     }
 
     /// The program's packets begin with a virtio-net header of `header` bytes (0: none). Packets that it loses are
     /// counted in `lost`.
-    pub(super) fn with_header(self, header: u8, lost: Arc<LostPackets>) -> Prepared {
+    pub(crate) fn with_header(self, header: u8, lost: Arc<LostPackets>) -> Prepared {
         Prepared { headers: HeaderConverter::new(header, lost), ..self }
+    }
+
+    /// Starts the thread.
+    pub(crate) fn start(self, name: &str) -> io::Result<MediatorThread> {
+        let Prepared { pair, directions, sessions, program, interface, connections, headers, bytes } = self;
+        let control = Arc::new(Control::default());
+        let of_thread = control.clone();
+        let run = move || {
+            confine_packet_thread();
+            of_thread.tid.store(process::tid(), Ordering::Relaxed);
+            Mediation { program, interface, headers, bytes }.run(&of_thread);
+        };
+        let thread = threads::start(format!("{name} {}", pair.1), run)?;
+        Ok(MediatorThread { pair, directions, sessions, control, connections, thread })
     }
 }
 
@@ -140,8 +149,34 @@ impl MediatorThread {
         self.control.cpu.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    pub(super) fn directions(&self) -> Directions {
-        self.directions
+    /// Tells the thread to end, and wakes it.
+    pub(crate) fn stop(self) -> Stopping {
+        let MediatorThread { pair: (_, queue), control, connections, thread, sessions, .. } = self;
+        control.stop.store(true, Ordering::Release);
+        drop(connections);
+        Stopping { queue, control, thread, sessions }
+    }
+
+    /// Tells the thread to end, whose sessions stay open: the caller wakes it.
+    pub(crate) fn pause(&self) {
+        self.control.stop.store(true, Ordering::Release);
+    }
+
+    /// Whether it was told to end, and whether it has.
+    pub(crate) fn is_paused(&self) -> (bool, bool) {
+        (self.control.stop.load(Ordering::Relaxed), self.thread.is_finished())
+    }
+
+    /// Waits until a paused thread has ended; `false`: it is held up.
+    pub(crate) fn has_paused(&self) -> bool {
+        wait_for_end(&self.thread, || self.control.tid.load(Ordering::Relaxed))
+    }
+
+    /// Ends a thread that has paused.
+    pub(crate) fn join(self) {
+        if self.thread.join().is_err() {
+            tracing::error!(queue = self.pair.1, "a mediator thread panicked");
+        }
     }
 
     /// Whether the thread moves packets that the interface receives.
@@ -150,120 +185,23 @@ impl MediatorThread {
     }
 }
 
-/// Stops threads, all at the same time, and closes their sessions: at once, or, of a thread that is held up, when it
-/// has ended.
-pub(crate) fn stop(daemon: &mut Daemon, threads: impl IntoIterator<Item = MediatorThread>) {
-    let mut stopping = Vec::new();
-    for MediatorThread { pair: (_, queue), control, connections, thread, sessions, .. } in threads {
-        control.stop.store(true, Ordering::Release);
-        drop(connections);
-        stopping.push(Stopping { queue, control, thread, sessions });
+impl Stopping {
+    /// Waits until the thread has ended; `false`: it is held up.
+    pub(crate) fn wait(&self) -> bool {
+        wait_for_end(&self.thread, || self.control.tid.load(Ordering::Relaxed))
     }
-    let (ended, waiting): (Vec<_>, Vec<_>) = stopping
-        .into_iter()
-        .partition(|Stopping { control, thread, .. }| wait_for_end(thread, || control.tid.load(Ordering::Relaxed)));
-    daemon.stopping_mediators.extend(waiting);
-    close_all(daemon, ended);
-}
 
-fn close_all(daemon: &mut Daemon, ended: Vec<Stopping>) {
-    let mut sessions = Vec::new();
-    for Stopping { queue, thread, sessions: own, .. } in ended {
-        if thread.join().is_err() {
-            tracing::error!(queue, "a mediator thread panicked");
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Ends a thread that has ended, and returns its sessions.
+    pub(crate) fn join(self) -> [u64; 2] {
+        if self.thread.join().is_err() {
+            tracing::error!(queue = self.queue, "a mediator thread panicked");
         }
-        sessions.extend(own);
+        self.sessions
     }
-    sessions.into_iter().for_each(|session| daemon.close(session));
-}
-
-impl Daemon {
-    /// Closes the sessions of threads that have ended since they were stopped, and starts those again that were to be
-    /// paused; returns the time until the next look, if others have not ended.
-    pub(crate) fn end_stopped_mediators(&mut self) -> Option<Duration> {
-        let has_ended = |stopping: &Stopping| stopping.thread.is_finished();
-        let (ended, waiting) = std::mem::take(&mut self.stopping_mediators).into_iter().partition(has_ended);
-        self.stopping_mediators = waiting;
-        close_all(self, ended);
-        paused::restart_held(self);
-        (!self.stopping_mediators.is_empty() || self.held_mediators).then_some(RETIRED_POLL)
-    }
-}
-
-/// Opens both sides of a ring pair: that of `interface_at`, and that of the endpoint `program` that faces it.
-/// `program_mode` selects the pair there.
-pub(crate) fn prepare(
-    daemon: &mut Daemon,
-    program: &EndpointKey,
-    name: &str,
-    interface_at: &EndpointKey,
-    (pair, program_mode): (RingPair, u32),
-    directions: Directions,
-) -> Result<Prepared, Refusal> {
-    let only = match directions {
-        Directions { tx: true, rx: true } => 0,
-        Directions { rx: true, .. } => NR_RX_RINGS_ONLY,
-        Directions { .. } => NR_TX_RINGS_ONLY,
-    };
-    // What the program sends, the endpoint that faces it receives.
-    let mirrored = match only {
-        NR_RX_RINGS_ONLY => NR_TX_RINGS_ONLY,
-        NR_TX_RINGS_ONLY => NR_RX_RINGS_ONLY,
-        _ => 0,
-    };
-    let ring = |nr_mode, nr_flags| NmreqRegister { nr_mode, nr_ringid: pair.1, nr_flags, ..Default::default() };
-    let (caller, options) = (Caller::daemon(), Options::default());
-    let interface = daemon.open_session(interface_at.clone(), name, &ring(pair.0, only), &options, &caller)?;
-    let mut sessions = [interface.session, 0];
-    let program = daemon.open_session(program.clone(), name, &ring(program_mode, mirrored), &options, &caller);
-    let prepared = program.and_then(|program| {
-        sessions[1] = program.session;
-        let rings = daemon.registry.nic(&interface_at.port).map(Nic::socket_rings).unwrap_or_default();
-        let (interface, interface_connection) = adopt(daemon, interface, rings)?;
-        let (program, program_connection) = adopt(daemon, program, Vec::new())?;
-        let connections = [interface_connection, program_connection];
-        let (headers, bytes) = (None, Arc::default());
-        Ok(Prepared { pair, directions, sessions, program, interface, connections, headers, bytes })
-    });
-    if prepared.is_err() {
-        sessions.into_iter().for_each(|session| daemon.close(session));
-    }
-    prepared
-}
-
-/// Starts the thread. On failure both sides are closed again.
-pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Result<MediatorThread, Refusal> {
-    let Prepared { pair, directions, sessions, program, interface, connections, headers, bytes } = prepared;
-    let control = Arc::new(Control::default());
-    let of_thread = control.clone();
-    let run = move || {
-        confine_packet_thread();
-        of_thread.tid.store(process::tid(), Ordering::Relaxed);
-        Mediation { program, interface, headers, bytes }.run(&of_thread);
-    };
-    match threads::start(format!("{name} {}", pair.1), run) {
-        Ok(thread) => Ok(MediatorThread { pair, directions, sessions, control, connections, thread }),
-        Err(e) => {
-            sessions.into_iter().for_each(|session| daemon.close(session));
-            refuse(ENOMEM, format!("no thread for queue {}: {e}", pair.1))
-        }
-    }
-}
-
-/// Returns the library's port for a session of the daemon's own, and the connection whose closing ends the port.
-pub(super) fn adopt(
-    daemon: &mut Daemon,
-    registered: Registered,
-    socket_rings: Vec<SocketRings>,
-) -> Result<(Port, OwnedFd), Refusal> {
-    let Registered { session, register, bound, fds, .. } = registered;
-    let (own, ports) =
-        socket::pair().or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
-    let monitors = monitor::list_for_session(daemon, session);
-    let in_daemon = InDaemon { holder: DAEMON_HOLDER, monitors, socket_rings };
-    let port = unetmap_core::adopt("the daemon's", register, &bound, fds, ports, in_daemon);
-    let port = port.or_else(|e| refuse(e.errno(), e.to_string()))?;
-    Ok((port, own))
 }
 
 /// Both sides of a ring pair, as a thread serves them.

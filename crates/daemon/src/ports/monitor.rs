@@ -12,7 +12,6 @@ mod shape;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -25,14 +24,14 @@ use unetmap_mem::{ChannelPage, SyncState};
 
 use super::snapshot::PortSnapshot;
 use super::vale::ValePort;
-use super::{Daemon, Description, EndpointKey, Port, PortKey, SavedPort};
+use super::{AnyPort, Daemon, EndpointKey, PortKey, Registry};
 use crate::budget::Amounts;
 use crate::caller::Caller;
-use crate::descriptors::Outgoing;
+use crate::descriptors::invalid;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{NewMemory, RegionKey, RegionRecord, Scope, Sizes, shared_page};
-use crate::registry::{BufferRepair, PortRecord};
+use crate::region::{NewMemory, RegionKey, RegionRecord, Scope, SharedPage, Sizes};
+use crate::registry::{BufferRepair, Port, Record};
 use crate::shape::EndpointShape;
 use crate::tuning::region::MAX_EXTRA;
 
@@ -51,19 +50,14 @@ pub(crate) struct MonitorState {
     pub(super) lists: BTreeMap<u64, Arc<MonitorList>>,
 }
 
-/// A monitor. It exists as long as it is open, and until no sync uses its mirror rings.
+/// A monitor. It exists as long as it is open, and until no sync uses its mirror rings. Its endpoint has a transmit
+/// ring that sends nothing, and the receive rings.
 pub(crate) struct Monitor {
     id: u64,
-    region: RegionKey,
-    scope: Scope,
-    name: String,
-    /// A transmit ring that sends nothing, and the receive rings.
-    endpoint: Endpoint,
-    channels_fd: OwnedFd,
-    channels_bytes: usize,
+    /// Of the mirror rings: clients map them beside the monitor's states.
     channels: ChannelPage,
     /// Its transmit rings are the mirror rings.
-    mirror: Endpoint,
+    mirror: Arc<Endpoint>,
     mirror_memory: MirrorMemory,
     /// The watched ring of each mirror ring.
     watched_rings: Vec<WatchedRing>,
@@ -86,6 +80,16 @@ enum MirrorMemory {
 struct WatchedRing {
     transmit: bool,
     id: usize,
+}
+
+/// By which the packets of a port reach its receive rings.
+#[derive(Clone, Copy)]
+pub(super) enum Mover {
+    /// The program at the other end of a pipe.
+    Peer,
+    Switch,
+    /// The program, or the daemon's thread, that has the port open.
+    Program,
 }
 
 /// What fills the mirror ring of a watched ring: that which moves the packets of this ring.
@@ -111,7 +115,7 @@ impl WatchedRing {
 }
 
 impl Monitor {
-    fn mirror_pools(&self) -> [BoundPool; 3] {
+    pub(super) fn mirror_pools(&self) -> [BoundPool; 3] {
         match &self.mirror_memory {
             MirrorMemory::Own(record) => pools_of(record),
             MirrorMemory::Shared(_, pools) => *pools,
@@ -126,7 +130,7 @@ impl Monitor {
     }
 
     /// Whether it gets the watched port's buffers instead of copies.
-    fn is_zero_copy(&self) -> bool {
+    pub(super) fn is_zero_copy(&self) -> bool {
         matches!(self.mirror_memory, MirrorMemory::Shared(..))
     }
 
@@ -138,13 +142,13 @@ impl Monitor {
     /// Returns what fills the mirror ring of a watched ring.
     fn source_of(&self, ring: WatchedRing) -> Source {
         let index = self.watched.index;
-        match self.watched.port {
+        match self.watched.port.mover() {
             // The program that receives does not see the packets before it syncs; their sender does.
-            PortKey::Pipe(_) if !ring.transmit && !self.is_zero_copy() => {
+            Mover::Peer if !ring.transmit && !self.is_zero_copy() => {
                 Source::Endpoint(1 - index, WatchedRing { transmit: true, ..ring })
             }
-            PortKey::Vale(_) | PortKey::Persistent(_) if ring.transmit || !self.is_zero_copy() => Source::Switch(ring),
-            _ => Source::Endpoint(index, ring),
+            Mover::Switch if ring.transmit || !self.is_zero_copy() => Source::Switch(ring),
+            Mover::Peer | Mover::Switch | Mover::Program => Source::Endpoint(index, ring),
         }
     }
 
@@ -163,10 +167,11 @@ impl Monitor {
         self.watched_rings.iter().any(|ring| self.source_at(*ring, target).is_some())
     }
 
-    /// Returns the mirror rings that `target` fills.
-    fn describe_mirror(&self, target: Target<'_>) -> Result<(MonitorReply, Vec<OwnedFd>), Refusal> {
+    /// Returns the mirror rings that `target` fills. `record` is the monitor's.
+    fn describe_mirror(&self, record: &Record, target: Target<'_>) -> Result<(MonitorReply, Vec<OwnedFd>), Refusal> {
         let mut rings = Vec::new();
-        let mut fds = vec![self.mirror_fd(), self.mirror.state_page_file()?.0, self.channels_fd.as_fd()];
+        let (Some(page), endpoint) = (&record.page, &record.endpoints[0]) else { return invalid("a monitor") };
+        let mut fds = vec![self.mirror_fd(), self.mirror.state_page_file()?.0, page.fd.as_fd()];
         for (channel, watched) in self.watched_rings.iter().enumerate() {
             let Some(source) = self.source_at(*watched, target) else { continue };
             let shape = self.mirror.tx[channel].view.shape();
@@ -178,13 +183,13 @@ impl Monitor {
                 dir: u16::from(!source.transmit),
                 zero_copy: self.is_zero_copy().into(),
             });
-            fds.push(self.endpoint.rx[watched.id].doorbell.get()?.as_fd());
+            fds.push(endpoint.rx[watched.id].doorbell.get()?.as_fd());
         }
         let head = MonitorHead {
             monitor: self.id,
             pools: self.mirror_pools(),
             states: self.watched_rings.len() as u32,
-            channels_bytes: self.channels_bytes as u32,
+            channels_bytes: page.range.len() as u32,
         };
         let fds = fds.into_iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
         let fds = fds.or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
@@ -224,7 +229,7 @@ pub(super) fn create(
     if request.nr_mem_id != 0 && !zero_copy {
         return refuse(EINVAL, "a monitor that copies has a region of its own, whose number cannot be chosen");
     }
-    let watched = super::find_open_port(daemon, spec, caller)?;
+    let watched = super::names::find_open_port(daemon, spec, caller)?;
     if daemon.registry.monitors().filter(|monitor| monitor.watches(&watched)).count() >= MAX_MONITORS {
         return refuse(ENOMEM, format!("the port has {MAX_MONITORS} monitors already"));
     }
@@ -259,7 +264,7 @@ pub(super) fn create(
     let record = daemon.registry.regions.existing_mut(region)?;
     let created = Monitor::create((record, sizes), (id, scope, name, zero_copy), shape, rings, watched);
     let monitor = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
-    daemon.registry.insert(PortKey::Monitor(id), Box::new(monitor));
+    daemon.registry.insert(PortKey::Monitor(id), AnyPort::Monitor(monitor));
     daemon.monitors.last = id;
     Ok(PortKey::Monitor(id).into())
 }
@@ -270,15 +275,16 @@ fn shared_region(daemon: &Daemon, watched: &EndpointKey, request: &NmreqRegister
     if let Some(reason) = port.zero_copy_obstacle() {
         return only_copies(reason);
     }
-    if port.endpoints()[watched.index].rings().any(|ring| ring.offsets.mask != 0) {
+    let record = port.record();
+    if record.endpoints[watched.index].rings().any(|ring| ring.offsets().mask != 0) {
         return only_copies("its packets begin behind the start of their buffers (OFFSETS)");
     }
     let mut monitors = daemon.registry.monitors().filter(|monitor| monitor.watches(watched));
-    if monitors.any(Monitor::is_zero_copy) {
+    if monitors.any(|monitor| monitor.is_zero_copy()) {
         return refuse(EBUSY, "it has a zero-copy monitor already (one that copies can join: flags t and r)");
     }
-    daemon.registry.regions.check_number("port", port.region(), request.nr_mem_id)?;
-    Ok(port.region())
+    daemon.registry.regions.check_number("port", record.region, request.nr_mem_id)?;
+    Ok(record.region)
 }
 
 /// Notifies the programs and threads that fill the mirror rings that the list of monitors has changed. Afterwards the
@@ -294,10 +300,10 @@ pub(super) fn notify_watched(daemon: &Daemon, id: u64) {
             list.set(monitors_of(daemon, port_key, Target::Session(session.endpoint, &session.selection)));
         }
     }
-    let Ok(port) = daemon.registry.port(port_key) else { return };
+    let Ok(watched) = daemon.registry.record(port_key) else { return };
     for ring in monitor.watched_rings.iter().filter(|_| !monitor.watched_ended) {
         if let Source::Endpoint(at, source) = monitor.source_of(*ring)
-            && let Some(state) = ring_state(&port.endpoints()[at], source)
+            && let Some(state) = ring_state(&watched.endpoints[at], source)
         {
             state.monitors_changed();
         }
@@ -318,14 +324,14 @@ pub(super) fn end_monitors(daemon: &mut Daemon, watched: &EndpointKey) {
     for monitor in daemon.registry.monitors_mut().filter(|monitor| monitor.watches(watched)) {
         monitor.watched_ended = true;
         // Not the transmit ring: programs that sync all rings would fail there before they have read what is left.
-        monitor.endpoint.end_receiving();
+        monitor.record.endpoints[0].end_receiving();
     }
 }
 
 /// Takes a monitor that no program has open off its watched port's list.
 pub(super) fn close_if_unused(daemon: &mut Daemon, id: u64) {
     let monitor = daemon.registry.get_mut::<Monitor>(&PortKey::Monitor(id));
-    let Some(monitor) = monitor.filter(|monitor| !monitor.closed && !monitor.endpoint.in_use()) else { return };
+    let Some(monitor) = monitor.filter(|monitor| !monitor.closed && !monitor.record.is_open()) else { return };
     monitor.closed = true;
     notify_watched(daemon, id);
 }
@@ -345,7 +351,7 @@ pub(super) fn copied_receive_rings(daemon: &Daemon, port: &PortKey) -> BTreeSet<
 /// Releases closed monitors whose mirror rings no sync uses any more.
 pub(super) fn release_closed(daemon: &mut Daemon) {
     let closed = daemon.registry.monitors().filter(|monitor| monitor.closed);
-    let releasable = closed.filter(|monitor| monitor.is_releasable(daemon));
+    let releasable = closed.filter(|monitor| monitor.is_releasable(&daemon.registry));
     let keys: Vec<PortKey> = releasable.map(|monitor| PortKey::Monitor(monitor.id)).collect();
     keys.iter().for_each(|key| daemon.release_if_unused(key));
 }
@@ -359,11 +365,11 @@ pub(crate) fn next_monitor(
     let target = Target::Session(session.endpoint, &session.selection);
     let mut monitors = monitors_on(daemon, &session.port);
     let next = monitors.find(|monitor| monitor.id > request.after && monitor.has_mirror_for(target));
-    next.map(|monitor| monitor.describe_mirror(target)).transpose()
+    next.map(|monitor| monitor.describe_mirror(&monitor.record, target)).transpose()
 }
 
 /// Returns the open monitors of a port.
-fn monitors_on<'a>(daemon: &'a Daemon, port: &'a PortKey) -> impl Iterator<Item = &'a Monitor> {
+fn monitors_on<'a>(daemon: &'a Daemon, port: &'a PortKey) -> impl Iterator<Item = &'a Port<Monitor>> {
     daemon.registry.monitors().filter(move |monitor| monitor.watches(&monitor.watched) && monitor.watched.port == *port)
 }
 
@@ -371,8 +377,8 @@ fn monitors_on<'a>(daemon: &'a Daemon, port: &'a PortKey) -> impl Iterator<Item 
 fn monitors_of(daemon: &Daemon, port: &PortKey, target: Target<'_>) -> Vec<(MonitorReply, Vec<OwnedFd>)> {
     let monitors = monitors_on(daemon, port).filter(|monitor| monitor.has_mirror_for(target));
     let described = monitors.filter_map(|monitor| {
-        let described = monitor.describe_mirror(target);
-        described.inspect_err(|e| tracing::warn!(monitor.name, "the monitor sees no packets: {}", e.why)).ok()
+        let described = monitor.describe_mirror(&monitor.record, target);
+        described.inspect_err(|e| tracing::warn!(monitor = monitor.id, "the monitor sees no packets: {}", e.why)).ok()
     });
     described.collect()
 }
@@ -399,10 +405,8 @@ impl Monitor {
         shape: EndpointShape,
         watched_rings: Vec<WatchedRing>,
         watched: EndpointKey,
-    ) -> Result<Monitor, Refusal> {
-        let channels_bytes = ChannelPage::bytes(watched_rings.len());
-        let (range, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
-        let channels = ChannelPage::new(range);
+    ) -> Result<Port<Monitor>, Refusal> {
+        let page = SharedPage::create("unetmap-channels", ChannelPage::bytes(watched_rings.len()))?;
         let count = watched_rings.len() as u32;
         let mirror_shape = mirror_shape(shape, watched_rings.len());
         let (mirror, mirror_memory) = if zero_copy {
@@ -426,76 +430,26 @@ impl Monitor {
                 return Err(refusal);
             }
         };
-        Ok(Monitor {
-            id,
-            region: region.key,
-            scope,
-            name,
-            endpoint,
-            channels_fd,
-            channels_bytes,
-            channels,
-            mirror,
-            mirror_memory,
-            watched_rings,
-            watched,
-            watched_ended: false,
-            closed: false,
-        })
+        let record = Record { name: Some(name), ..Record::new(region.key, scope, [endpoint], BufferRepair::Keep) };
+        let (mirror, channels) = (Arc::new(mirror), ChannelPage::new(page.range.clone()));
+        let (watched_ended, closed) = (false, false);
+        let monitor = Monitor { id, channels, mirror, mirror_memory, watched_rings, watched, watched_ended, closed };
+        Ok(monitor.with(record, page))
+    }
+
+    /// Adds it to a record.
+    fn with(self, record: Record, page: SharedPage) -> Port<Monitor> {
+        let mirror = self.is_zero_copy().then(|| self.mirror.clone());
+        let (page, other_usage) = (Some(page), mirror_usage(self.mirror.shape));
+        Port { record: Record { page, mirror, other_usage, ..record }, kind: self }
     }
 }
 
-impl PortRecord for Monitor {
-    fn region(&self) -> RegionKey {
-        self.region
-    }
-
-    fn endpoints(&self) -> &[Endpoint] {
-        slice::from_ref(&self.endpoint)
-    }
-
-    fn buffer_holders(&self) -> Vec<&Endpoint> {
-        let mirror = self.is_zero_copy().then_some(&self.mirror);
-        std::iter::once(&self.endpoint).chain(mirror).collect()
-    }
-
-    fn buffer_repair(&self) -> BufferRepair<'_> {
-        BufferRepair::Keep
-    }
-
-    fn other_files(&self) -> Vec<BorrowedFd<'_>> {
-        let own = (!self.is_zero_copy()).then(|| self.mirror_fd());
-        self.mirror.state_page_file().map(|(file, _)| file).into_iter().chain(own).collect()
-    }
-
-    /// A thread of a switch exchanges the buffers that the watched port sends.
-    fn exchanges_buffers(&self) -> bool {
-        self.is_zero_copy()
-    }
-}
-
-impl Port for Monitor {
-    fn endpoint_mut(&mut self, _index: usize) -> Option<&mut Endpoint> {
-        Some(&mut self.endpoint)
-    }
-
-    fn own_name(&self) -> Option<&str> {
-        Some(&self.name)
-    }
-
-    fn supports_offsets(&self) -> bool {
-        !self.is_zero_copy()
-    }
-
-    fn describe(&self, _index: usize) -> Description<'_> {
-        let (page, page_bytes) = (Some(self.channels_fd.as_fd()), self.channels_bytes);
-        Description { page, page_offset: 0, page_bytes, mirror_pools: self.mirror_pools() }
-    }
-
-    fn describe_ring<'a>(
+impl Port<Monitor> {
+    /// Completes the description of a ring for a client, and returns the file of its mirror rings, or of a transmit
+    /// ring its own doorbell.
+    pub(super) fn describe_ring<'a>(
         &'a self,
-        _daemon: &Daemon,
-        _index: usize,
         ring: &'a PortRing,
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
@@ -514,14 +468,16 @@ impl Port for Monitor {
         Ok(self.mirror_fd())
     }
 
-    fn unbind(&mut self, _index: usize, selection: &RingSelection) {
-        self.endpoint.unbind(selection, None, None);
+    /// The memory files of the mirror rings, if they are beside the region.
+    pub(super) fn mirror_files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let own = (!self.is_zero_copy()).then(|| self.mirror_fd());
+        self.mirror.state_page_file().map(|(file, _)| file).into_iter().chain(own)
     }
 
     /// A sync that runs may still use mirror rings in the watched port's region: it holds the lock of a watched ring,
     /// and has not observed the new list.
-    fn is_releasable(&self, daemon: &Daemon) -> bool {
-        let Ok((endpoint, _)) = daemon.registry.endpoint(&self.watched) else { return true };
+    pub(super) fn is_releasable(&self, registry: &Registry) -> bool {
+        let Ok((endpoint, _)) = registry.endpoint(&self.watched) else { return true };
         let not_observed = |ring: &WatchedRing| match self.source_of(*ring) {
             Source::Endpoint(_, source) => {
                 ring_state(endpoint, source).is_some_and(|state| !state.status_was_observed())
@@ -532,34 +488,13 @@ impl Port for Monitor {
         !(self.is_zero_copy() && endpoint.in_use() && self.watched_rings.iter().any(not_observed))
     }
 
-    fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
-        match self.mirror_memory {
-            MirrorMemory::Own(_) => vec![self.endpoint],
-            MirrorMemory::Shared(..) => vec![self.endpoint, self.mirror],
-        }
-    }
-
-    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
-        Ok(SavedPort::Monitor(Box::new(self.to_saved(fds))))
-    }
-
-    fn owner(&self) -> u32 {
-        self.scope.uid
-    }
-
-    fn other_usage(&self) -> Amounts {
-        mirror_usage(self.mirror.shape)
-    }
-
-    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
-        if self.closed {
-            return Vec::new();
-        }
-        let mem_id = daemon.registry.regions.mem_id(self.region);
-        let mut port = PortSnapshot::new(self.name.clone(), "monitor", mem_id, &self.endpoint, None);
+    /// Nothing of a monitor that is closed.
+    pub(super) fn snapshot(&self, mem_id: u16) -> Option<PortSnapshot> {
+        let name = self.record.name.clone().unwrap_or_default();
+        let mut port = PortSnapshot::new(name, "monitor", mem_id, (&self.record, 0));
         for ring in port.rings.iter_mut().filter(|ring| ring.dir == "rx") {
             (ring.queued, ring.dropped) = self.ring_counters(ring.id);
         }
-        vec![port]
+        (!self.closed).then_some(port)
     }
 }

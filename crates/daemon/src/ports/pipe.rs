@@ -8,29 +8,21 @@
 
 pub(super) mod copied_end;
 
-use std::os::fd::BorrowedFd;
-
 use serde::{Deserialize, Serialize};
 use unetmap_abi::{NmreqRegister, PipeEnd, PipeRole};
-use unetmap_core::control::binding::BoundRing;
 use unetmap_core::control::request::NR_DEVICE;
 use unetmap_core::errno::{EACCES, EBUSY, EINVAL};
-use unetmap_mem::ChannelPage;
-use unetmap_sys::Doorbell;
 
 use super::mediated::Mediated;
-use super::pipe_rings::{PipeRings, SavedPipeRings};
 use super::snapshot::PortSnapshot;
 use super::vale::{self, persistent};
-use super::{Daemon, Description, EndpointKey, Port, PortKey, Purpose, Registry, SavedPort, nic, sink};
+use super::{AnyPort, Daemon, EndpointKey, PortKey, Registry, nic, pipe_rings, sink};
 use crate::budget::Amounts;
 use crate::caller::Caller;
-use crate::descriptors::{Incoming, Outgoing};
-use crate::endpoint::{Endpoint, PortRing, RingSelection};
 use crate::policy::{Access, PipeOwner};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, Scope, Sizes};
-use crate::registry::{BufferRepair, PortRecord};
+use crate::registry::Port;
 use crate::shape::{EndpointShape, MAX_PIPE_RINGS};
 
 /// Pipes of one parent.
@@ -46,8 +38,16 @@ pub(crate) struct PipeKey {
 
 /// A pipe between two programs. It exists as long as one of its endpoints is open.
 pub(crate) struct Pipe {
-    key: PipeKey,
-    pub(super) inner: PipeRings,
+    pub(super) key: PipeKey,
+}
+
+/// Why a pipe is found or created.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A session is opened on it.
+    Open,
+    /// A question is answered, after which a new pipe is released: it needs no rings for that.
+    Inspect,
 }
 
 /// The index of an endpoint.
@@ -103,11 +103,11 @@ pub(super) fn find_or_create(
     };
     let record = daemon.registry.regions.existing_mut(region)?;
     let created = match purpose {
-        Purpose::Open => PipeRings::create(record, shape, spec.role, false),
-        Purpose::Inspect => PipeRings::without_rings(record, shape, spec.role),
+        Purpose::Open => pipe_rings::create(record, scope, (shape, spec.role), false),
+        Purpose::Inspect => pipe_rings::without_rings(record, scope, (shape, spec.role)),
     };
-    let inner = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
-    daemon.registry.insert(at.port.clone(), Box::new(Pipe { key, inner }));
+    let record = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
+    daemon.registry.insert(at.port.clone(), AnyPort::Pipe(Port { record, kind: Pipe { key } }));
     Ok(at)
 }
 
@@ -159,11 +159,7 @@ pub(super) fn find(daemon: &Daemon, key: &PipeKey, caller: &Caller) -> Option<Pi
 /// A user's pipes whose parents are interfaces, in all network namespaces.
 fn of_namespaces(registry: &Registry, uid: u32) -> impl Iterator<Item = &PipeKey> {
     let first = PipeKey { scope: Scope { uid, netns: 1 }, parent: String::new(), id: String::new() };
-    let keys = registry.ports_from(&PortKey::Pipe(first)).map_while(|(key, _)| match key {
-        PortKey::Pipe(key) => Some(key),
-        _ => None,
-    });
-    keys.take_while(move |key| key.scope.uid == uid)
+    registry.pipes_from(first).map(|pipe| &pipe.kind.key).take_while(move |key| key.scope.uid == uid)
 }
 
 /// Returns the region of a parent that is no interface opened directly. It is created if the parent has no pipe yet,
@@ -171,7 +167,7 @@ fn of_namespaces(registry: &Registry, uid: u32) -> impl Iterator<Item = &PipeKey
 fn region_of_parent(daemon: &mut Daemon, scope: Scope, parent: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
     let registry = &daemon.registry;
     let mediated = registry.all::<Mediated>().filter(|port| port.key.scope == scope && port.key.interface == parent);
-    let mut regions = mediated.map(PortRecord::region).chain(vale::region_of(daemon, scope, parent));
+    let mut regions = mediated.map(|port| port.record.region).chain(vale::region_of(daemon, scope, parent));
     let found = regions.next().or_else(|| region_of_pipes(&daemon.registry, scope, parent));
     drop(regions);
     if let Some(region) = found {
@@ -194,101 +190,26 @@ fn device_of_parent(daemon: &mut Daemon, scope: Scope, parent: &str, sizes: Size
 }
 
 /// Returns the region of the pipes that a parent has, if it has any.
-pub(super) fn region_of_pipes(registry: &Registry, scope: Scope, parent: &str) -> Option<RegionKey> {
+pub(crate) fn region_of_pipes(registry: &Registry, scope: Scope, parent: &str) -> Option<RegionKey> {
     children(registry, scope, parent).next()
 }
 
 /// The regions of a parent's pipes, one for each.
 fn children(registry: &Registry, scope: Scope, parent: &str) -> impl Iterator<Item = RegionKey> {
-    let first = PortKey::Pipe(PipeKey { scope, parent: parent.into(), id: String::new() });
-    let is_child = move |key: &PortKey| matches!(key, PortKey::Pipe(key) if key.scope == scope && key.parent == parent);
-    registry.ports_from(&first).take_while(move |(key, _)| is_child(key)).map(|(_, port)| port.region())
+    let first = PipeKey { scope, parent: parent.into(), id: String::new() };
+    let pipes = registry.pipes_from(first).take_while(move |pipe| pipe.key.scope == scope && pipe.key.parent == parent);
+    pipes.map(|pipe| pipe.record.region)
 }
 
-/// A pipe as the daemon hands it to its successor.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct SavedPipe(SavedPipeRings);
-
-impl SavedPipe {
-    pub(super) fn restore(
-        self,
-        key: &PipeKey,
-        registry: &Registry,
-        fds: &mut Incoming,
-    ) -> Result<Box<dyn Port>, Refusal> {
-        Ok(Box::new(Pipe { key: key.clone(), inner: self.0.restore(registry, fds)? }))
-    }
-}
-
-impl PortRecord for Pipe {
-    fn region(&self) -> RegionKey {
-        self.inner.region
-    }
-
-    fn endpoints(&self) -> &[Endpoint] {
-        &self.inner.endpoints
-    }
-
-    fn buffer_repair(&self) -> BufferRepair<'_> {
-        BufferRepair::Slots(Some(&self.inner.channels))
-    }
-}
-
-impl Port for Pipe {
-    fn endpoint_mut(&mut self, index: usize) -> Option<&mut Endpoint> {
-        self.inner.endpoints.get_mut(index)
-    }
-
-    fn channels(&self) -> Option<&ChannelPage> {
-        Some(&self.inner.channels)
-    }
-
-    fn zero_copy_obstacle(&self) -> Option<&'static str> {
-        None
-    }
-
-    fn describe(&self, _index: usize) -> Description<'_> {
-        self.inner.describe()
-    }
-
-    fn describe_ring<'a>(
-        &'a self,
-        _daemon: &Daemon,
-        index: usize,
-        ring: &'a PortRing,
-        bound_ring: &mut BoundRing,
-    ) -> Result<BorrowedFd<'a>, Refusal> {
-        self.inner.describe_ring(index, ring, bound_ring)
-    }
-
-    fn peer_doorbell(&self, index: usize, ring: &PortRing) -> Result<&Doorbell, Refusal> {
-        self.inner.peer_ring(index, ring)?.doorbell.get()
-    }
-
-    fn unbind(&mut self, index: usize, selection: &RingSelection) {
-        self.inner.unbind(index, selection);
-    }
-
-    fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
-        self.inner.endpoints.into()
-    }
-
-    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
-        Ok(SavedPort::Pipe(SavedPipe(self.inner.save(fds))))
-    }
-
-    fn owner(&self) -> u32 {
-        self.key.scope.uid
-    }
-
-    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
-        let PipeKey { parent, id, .. } = &self.key;
-        let mem_id = daemon.registry.regions.mem_id(self.inner.region);
-        let [master, slave] = &self.inner.endpoints;
-        let snapshot = |name, endpoint| PortSnapshot {
-            uid: Some(self.key.scope.uid),
-            ..PortSnapshot::new(name, "pipe", mem_id, endpoint, Some(&self.inner.channels))
+impl Port<Pipe> {
+    /// Both ends, which people see as two ports.
+    pub(super) fn snapshots(&self, mem_id: u16) -> Vec<PortSnapshot> {
+        let PipeKey { scope, parent, id } = &self.key;
+        let names = [format!("{parent}{{{id}"), format!("{parent}}}{id}")];
+        let snapshot = |(index, name)| PortSnapshot {
+            uid: Some(scope.uid),
+            ..PortSnapshot::new(name, "pipe", mem_id, (&self.record, index))
         };
-        vec![snapshot(format!("{parent}{{{id}"), master), snapshot(format!("{parent}}}{id}"), slave)]
+        names.into_iter().enumerate().map(snapshot).collect()
     }
 }

@@ -11,15 +11,9 @@ use unetmap_mem::Iface;
 use unetmap_sys::process;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-use super::mediated::SavedMediated;
-use super::monitor::SavedMonitor;
-use super::nic::{NicPort, SavedNic};
-use super::null::SavedNull;
-use super::pipe::{SavedPipe, copied_end};
-use super::pipe_rings::SavedPipeRings;
-use super::sink::SavedSink;
-use super::vale::SavedValePort;
-use super::{Daemon, Port, PortKey, Registry, Session};
+use super::lifecycle::SavedPort;
+use super::nic::NicPort;
+use super::{Daemon, PortKey, Registry, Session};
 use crate::budget::{Amounts, Resource};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::endpoint::RingSelection;
@@ -62,38 +56,6 @@ struct SavedSession {
     descriptors: u32,
 }
 
-/// A port.
-#[derive(Serialize, Deserialize)]
-pub(crate) enum SavedPort {
-    Pipe(SavedPipe),
-    Null(SavedNull),
-    Vale(SavedValePort),
-    Sink(SavedSink),
-    Nic(Box<SavedNic>),
-    Mediated(SavedMediated),
-    CopiedEnd(SavedPipeRings),
-    Monitor(Box<SavedMonitor>),
-}
-
-impl SavedPort {
-    /// Rebuilds the port.
-    fn restore(self, key: &PortKey, registry: &Registry, fds: &mut Incoming) -> Result<Box<dyn Port>, Refusal> {
-        match (self, key) {
-            (SavedPort::Pipe(saved), PortKey::Pipe(key)) => saved.restore(key, registry, fds),
-            (SavedPort::Null(saved), PortKey::Null(scope, name)) => saved.restore((*scope, name), registry, fds),
-            (SavedPort::Vale(saved), id @ (PortKey::Vale(_) | PortKey::Persistent(_))) => {
-                saved.restore(id, registry, fds)
-            }
-            (SavedPort::Sink(saved), PortKey::Sink(scope, number)) => saved.restore((*scope, *number), registry, fds),
-            (SavedPort::Nic(saved), PortKey::Nic(key)) => saved.restore(*key, registry, fds),
-            (SavedPort::Mediated(saved), PortKey::Mediated(key)) => saved.restore(key, registry, fds),
-            (SavedPort::CopiedEnd(saved), PortKey::CopiedEnd(key)) => copied_end::restore(saved, key, registry, fds),
-            (SavedPort::Monitor(saved), PortKey::Monitor(id)) => saved.restore(*id, registry, fds),
-            (_, key) => invalid(&format!("{key:?} is of another kind")),
-        }
-    }
-}
-
 impl Daemon {
     /// Whether the broker keeps something for an interface, or knows its namespace by a number.
     pub(crate) fn has_interfaces(&self) -> bool {
@@ -102,12 +64,12 @@ impl Daemon {
 
     /// Whether a thread opens an interface for a request.
     pub(crate) fn is_opening_interface(&self) -> bool {
-        self.registry.all::<NicPort>().any(NicPort::is_being_opened)
+        self.registry.all::<NicPort>().any(|port| port.is_being_opened())
     }
 
     /// Refuses to hand over what a successor cannot take over.
     pub(crate) fn check_hand_over(&self) -> Result<(), Refusal> {
-        if self.registry.all::<NicPort>().any(|port| port.here().is_none()) || !self.stopping_mediators.is_empty() {
+        if self.registry.all::<NicPort>().any(|port| port.here().is_none()) || !self.mediators.stopping.is_empty() {
             return refuse(EAGAIN, "an interface is being opened or closed: try again");
         }
         self.vale.check_hand_over()
@@ -117,7 +79,7 @@ impl Daemon {
 impl Registry {
     /// Wakes all programs.
     pub(crate) fn wake_all(&self) {
-        let endpoints = self.ports().flat_map(|(_, port)| port.endpoints());
+        let endpoints = self.ports().flat_map(|(_, port)| &port.record().endpoints);
         endpoints.flat_map(|endpoint| endpoint.rings()).for_each(|ring| ring.doorbell.notify());
     }
 
@@ -135,7 +97,7 @@ impl Registry {
         for (key, port) in self.ports() {
             let saved = port.save(fds).or_else(|Refusal { errno, why, .. }| {
                 let name = self.sessions.values().find(|session| session.port == *key).map(|session| &*session.name);
-                refuse(errno, format!("{}: {why}", port.own_name().or(name).unwrap_or("a port")))
+                refuse(errno, format!("{}: {why}", port.record().name.as_deref().or(name).unwrap_or("a port")))
             })?;
             ports.push((key.clone(), saved));
         }
@@ -184,7 +146,7 @@ impl Registry {
         };
         let record = self.regions.existing(saved.region)?;
         let Some(iface) = Iface::new(&record.region, saved.iface_offset) else { return invalid("a session's memory") };
-        let endpoint = self.port(&saved.port)?.endpoints().get(saved.endpoint);
+        let endpoint = self.record(&saved.port)?.endpoints.get(saved.endpoint);
         let has = |rings: &[usize], count: usize| rings.iter().all(|ring| *ring < count);
         let selection = &saved.selection;
         if !endpoint.is_some_and(|end| has(&selection.tx, end.tx.len()) && has(&selection.rx, end.rx.len())) {

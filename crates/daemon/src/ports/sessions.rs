@@ -115,7 +115,8 @@ impl Daemon {
         let key = process::random();
         let key = key.or_else(|e| refuse(ENOMEM, format!("no random number for the session: {e}")))?;
         let (endpoint, region) = self.registry.endpoint(&at)?;
-        let iface_shape = iface_shape(self.registry.port(&at.port)?.own_name().unwrap_or(&name), endpoint, &selection);
+        let iface_shape =
+            iface_shape(self.registry.record(&at.port)?.name.as_deref().unwrap_or(&name), endpoint, &selection);
         let extra = self.extra_buffers(region, &request)?;
         self.registry.port_mut(&at.port)?.prepare(&selection)?;
         let record = self.registry.regions.existing_mut(region)?;
@@ -125,10 +126,7 @@ impl Daemon {
                 record.sessions += 1;
                 created
             }
-            Err(refusal) => {
-                self.registry.port_mut(&at.port)?.close_unused();
-                return Err(refusal);
-            }
+            Err(refusal) => return Err(refusal),
         };
         let is_first = !self.registry.endpoint(&at)?.0.in_use();
         self.registry.port_mut(&at.port)?.bind(at.index, &selection);
@@ -165,8 +163,8 @@ impl Daemon {
 
     /// The name of a session's port, as snapshots have it.
     pub(crate) fn port_name<'a>(&'a self, session: &'a Session) -> &'a str {
-        let port = self.registry.port(&session.port);
-        port.ok().and_then(|port| port.own_name()).unwrap_or(&session.name)
+        let port = self.registry.record(&session.port);
+        port.ok().and_then(|port| port.name.as_deref()).unwrap_or(&session.name)
     }
 
     /// Has the memory prepared that REGISTER will touch, if it is much, the user may have it, and the request creates a
@@ -233,9 +231,9 @@ impl Daemon {
                 return refuse(EOPNOTSUPP, "on this kind of port packets begin at the start of their buffers");
             }
             Some(option) => {
-                let buffer = self.registry.regions.get(port.region()).map_or(0, |r| r.region.limits().buf_size);
+                let buffer = self.registry.regions.get(port.record().region).map_or(0, |r| r.region.limits().buf_size);
                 let requested = OffsetLayout::validate(option, buffer)?;
-                let layout = port.endpoints()[at.index].validate_offsets(selection, requested)?;
+                let layout = port.record().endpoints[at.index].validate_offsets(selection, requested)?;
                 port.check_headroom(selection, layout.headroom)?;
                 Some(layout)
             }
@@ -261,7 +259,7 @@ impl Daemon {
         if let Ok(port) = self.registry.port_mut(&at.port) {
             port.unbind(at.index, &session.selection);
         }
-        nic::end_own_header(self, &at.port, session.uid);
+        self.end_own_header(&at.port, session.uid);
         let is_last = !self.registry.endpoint(&at).is_ok_and(|(endpoint, _)| endpoint.in_use());
         if is_last {
             monitor::end_monitors(self, &at);

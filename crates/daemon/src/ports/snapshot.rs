@@ -8,6 +8,7 @@ use serde::Serialize;
 use unetmap_mem::ChannelPage;
 
 use crate::endpoint::{Endpoint, PortRing};
+use crate::registry::Record;
 
 /// A port, or an endpoint of a pipe.
 #[derive(Serialize)]
@@ -76,14 +77,14 @@ pub(crate) struct RingSnapshot {
 }
 
 impl PortSnapshot {
-    /// Returns a snapshot without the fields of any kind.
+    /// Returns a snapshot of an endpoint, without the fields of any kind.
     pub(crate) fn new(
         name: String,
         kind: &'static str,
         mem_id: u16,
-        endpoint: &Endpoint,
-        channels: Option<&ChannelPage>,
+        (record, index): (&Record, usize),
     ) -> PortSnapshot {
+        let (endpoint, channels) = (&record.endpoints[index], record.channels.as_ref());
         PortSnapshot {
             name,
             kind,

@@ -11,14 +11,11 @@ use std::sync::Arc;
 use serde::Serialize;
 use unetmap_core::errno::EDQUOT;
 
-use super::nic::{NicKey, NicPort};
-use super::{Daemon, Port, PortKey, Registry};
+use super::Daemon;
 use crate::budget::{Amounts, Bounds, Budgets, Resource};
-use crate::ledger::{Charge, Ledger};
+use crate::ledger::Ledger;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
-use crate::registry::PortRecord as _;
-use crate::shape::EndpointShape;
+use crate::region::{DAEMON_UID, RegionRecord, Scope};
 use crate::tuning::budget::LARGEST_PORT;
 
 /// What one user, or all of them, have and may have, for `unetmap ls --users`.
@@ -253,19 +250,17 @@ impl Daemon {
         for (uid, amounts) in self.users.in_flight.amounts().chain(self.registry.regions.files.amounts()) {
             *usage.entry(uid).or_default() += amounts;
         }
-        for (key, port) in self.registry.ports() {
-            if let Some(user) = user_of(key, port) {
-                *usage.entry(user).or_default() += of_port(port);
-            }
+        for port in self.registry.records().filter(|port| port.scope.uid != DAEMON_UID) {
+            *usage.entry(port.scope.uid).or_default() += port.usage();
         }
         for record in self.registry.regions.iter().filter(|record| record.scope.uid != DAEMON_UID) {
             *usage.entry(record.scope.uid).or_default() += record.amounts();
         }
         // The buffers of a region are locked once, for all interfaces in it.
-        let nics = self.registry.all::<NicPort>();
-        let locked = nics.filter_map(|nic| Some((nic.region(), user_of(&PortKey::Nic(nic.key), nic)?)));
-        for (region, user) in locked.collect::<BTreeMap<_, _>>() {
-            *usage.entry(user).or_default() += self.registry.regions.get(region).map(locked_in).unwrap_or_default();
+        let locking = self.registry.records().filter(|port| port.locks_buffers && port.scope.uid != DAEMON_UID);
+        for (region, user) in locking.map(|port| (port.region, port.scope.uid)).collect::<BTreeMap<_, _>>() {
+            let region = self.registry.regions.get(region);
+            *usage.entry(user).or_default() += region.map(RegionRecord::locked_buffers).unwrap_or_default();
         }
         for session in self.registry.sessions.values() {
             if let Some(charge) = &session.descriptors {
@@ -320,73 +315,4 @@ impl Daemon {
         };
         Resource::ALL.into_iter().map(row).collect()
     }
-}
-
-impl Registry {
-    /// Removes a port. Its user is charged for its memory, besides that of the region, as long as programs have it.
-    pub(super) fn take_out(&mut self, key: &PortKey) -> Option<Box<dyn Port>> {
-        let port = self.remove(key)?;
-        if let Some(user) = user_of(key, &*port) {
-            let states = port.endpoints().iter().filter_map(|endpoint| endpoint.state_page_file().ok());
-            let pages = states.map(|(file, _)| file).chain(port.describe(0).page).chain(port.other_files());
-            pages.for_each(|file| self.regions.files.leave(user, file));
-        }
-        Some(port)
-    }
-
-    /// Adds a port, which stays in its region, and charges its user.
-    pub(crate) fn insert(&mut self, key: PortKey, port: Box<dyn Port>) {
-        let mut charges = Vec::new();
-        if let Some(user) = user_of(&key, &*port) {
-            charges.push(Arc::new(self.ledger.charge(user, of_port(&*port))));
-            if let PortKey::Nic(_) = key {
-                charges.extend(self.charge_locked(port.region(), user));
-            }
-        }
-        self.insert_charged(key, port, charges);
-    }
-
-    /// Charges the buffers of a region, which are locked once for all interfaces in it.
-    fn charge_locked(&mut self, region: RegionKey, user: u32) -> Option<Arc<Charge>> {
-        let record = self.regions.get_mut(region)?;
-        Some(record.locked.upgrade().unwrap_or_else(|| {
-            let charge = Arc::new(self.ledger.charge(user, locked_in(record)));
-            record.locked = Arc::downgrade(&charge);
-            charge
-        }))
-    }
-
-    /// What an interface takes that the daemon runs for a program: the program's port is charged for it.
-    pub(super) fn usage_of_interface(&self, nic: NicKey) -> Amounts {
-        let Ok(nic) = self.port(&PortKey::Nic(nic)) else { return Amounts::default() };
-        with_endpoints(nic, Amounts::endpoints).and(self.regions.get(nic.region()).map(locked_in).unwrap_or_default())
-    }
-}
-
-/// The user that is charged for a port as long as it exists; `None`: it is the daemon's. So are both ends of a
-/// persistent port, whichever switch and owner they have at a time.
-fn user_of(key: &PortKey, port: &dyn Port) -> Option<u32> {
-    let uid = match key {
-        PortKey::Vale(created) => created.scope.uid,
-        PortKey::Persistent(_) => DAEMON_UID,
-        _ => port.owner(),
-    };
-    (uid != DAEMON_UID).then_some(uid)
-}
-
-/// The buffers of a region, if an interface locks them in memory.
-fn locked_in(record: &RegionRecord) -> Amounts {
-    let bufs = record.region.geometry().bufs;
-    Amounts::locked_buffers((bufs.count, bufs.size))
-}
-
-/// What a port takes, with all endpoints and threads that belong to it, besides memory of its region.
-fn of_port(port: &dyn Port) -> Amounts {
-    with_endpoints(port, Amounts::endpoints_in_region)
-}
-
-fn with_endpoints(port: &dyn Port, amounts: fn(u64, EndpointShape) -> Amounts) -> Amounts {
-    let mut sum = port.other_usage();
-    port.endpoints().iter().for_each(|endpoint| sum += amounts(1, endpoint.shape));
-    sum
 }

@@ -8,7 +8,7 @@ use unetmap_core::errno::EINVAL;
 use unetmap_sys::socket;
 
 use super::{Answer, Call, Reply};
-use crate::ports::mediator::DAEMON_HOLDER;
+use crate::ports::mediators::DAEMON_HOLDER;
 
 /// A process that has a holder ID.
 pub(crate) struct LockHolder {

@@ -14,7 +14,7 @@ use unetmap_sys::socket;
 
 use super::messages::{Answer, Message};
 use crate::handover::{State, channel};
-use crate::ports::mediator::PausedThread;
+use crate::ports::mediators::PausedThread;
 use crate::tuning::handover::REPLY_LIMIT;
 use crate::tuning::store::{OWN_FILES, PUSH_LIMIT, SEND_LIMIT};
 

@@ -2,27 +2,25 @@
 //! Monitors as the daemon hands them to its successor. What fills their mirror rings goes on: programs have mapped
 //! them, and the threads of the daemon and of switches get the list again.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::ENOMEM;
 use unetmap_mem::ChannelPage;
 
 use super::shape::pools_of;
 use super::{MirrorMemory, Monitor, Source, Target, WatchedRing, monitors_of, ring_state};
-use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
+use crate::descriptors::{Incoming, Outgoing, invalid};
 use crate::endpoint::SavedEndpoint;
 use crate::ports::vale::ValePort;
-use crate::ports::{Daemon, EndpointKey, Port, Registry};
+use crate::ports::{Daemon, EndpointKey, Registry};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, SavedRegion, Scope};
+use crate::region::SavedRegion;
+use crate::registry::{Port, Record};
 
 /// A monitor.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedMonitor {
-    region: RegionKey,
-    scope: Scope,
-    name: String,
-    endpoint: SavedEndpoint,
-    channels: FdIndex,
     mirror: SavedEndpoint,
     /// The memory of the mirror rings; `None`: the monitor's region.
     own_memory: Option<SavedRegion>,
@@ -34,13 +32,8 @@ pub(crate) struct SavedMonitor {
 }
 
 impl Monitor {
-    pub(super) fn to_saved<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedMonitor {
+    pub(in crate::ports) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedMonitor {
         SavedMonitor {
-            region: self.region,
-            scope: self.scope,
-            name: self.name.clone(),
-            endpoint: self.endpoint.save(fds),
-            channels: fds.add(&self.channels_fd),
             mirror: self.mirror.save(fds),
             own_memory: match &self.mirror_memory {
                 MirrorMemory::Own(record) => Some(record.save(fds)),
@@ -55,8 +48,8 @@ impl Monitor {
 
     /// Whether the rings that it watches are there, and what fills its mirror rings.
     fn watches_existing_rings(&self, registry: &Registry) -> bool {
-        let Ok(port) = registry.port(&self.watched.port) else { return self.watched_ended };
-        let endpoints = port.endpoints();
+        let Ok(port) = registry.record(&self.watched.port) else { return self.watched_ended };
+        let endpoints = &port.endpoints;
         let is_there = |ring: &WatchedRing| match self.source_of(*ring) {
             Source::Endpoint(at, source) => {
                 endpoints.get(at).is_some_and(|endpoint| ring_state(endpoint, source).is_some())
@@ -70,11 +63,16 @@ impl Monitor {
 
 impl SavedMonitor {
     /// Rebuilds the monitor; [`check_restored`] is to follow.
-    pub(crate) fn restore(self, id: u64, registry: &Registry, fds: &mut Incoming) -> Result<Box<dyn Port>, Refusal> {
-        let region = registry.regions.existing(self.region)?;
-        let endpoint = self.endpoint.restore(region, fds)?;
-        let channels_bytes = ChannelPage::bytes(self.watched_rings.len());
-        let (range, channels_fd) = fds.take_page(self.channels, 0, channels_bytes)?;
+    pub(in crate::ports) fn restore(
+        self,
+        mut record: Record,
+        id: u64,
+        registry: &Registry,
+        fds: &mut Incoming,
+    ) -> Result<Port<Monitor>, Refusal> {
+        let region = registry.regions.existing(record.region)?;
+        let page = record.page.take().filter(|page| page.range.len() == ChannelPage::bytes(self.watched_rings.len()));
+        let Some(page) = page else { return invalid("the channels of a monitor") };
         let (mirror, mirror_memory) = match self.own_memory {
             Some(own) => {
                 let own = Box::new(own.restore(None, &registry.regions.files, fds)?);
@@ -88,26 +86,21 @@ impl SavedMonitor {
         };
         let watched_rings = self.watched_rings.into_iter().map(|(transmit, id)| WatchedRing { transmit, id });
         let watched_rings: Vec<WatchedRing> = watched_rings.collect();
-        let has_ring = |ring: &WatchedRing| ring.id < endpoint.rx.len();
+        let has_ring = |ring: &WatchedRing| ring.id < record.endpoints[0].rx.len();
         if mirror.tx.len() != watched_rings.len() || watched_rings.is_empty() || !watched_rings.iter().all(has_ring) {
             return invalid("the rings of a monitor");
         }
-        Ok(Box::new(Monitor {
+        let monitor = Monitor {
             id,
-            region: self.region,
-            scope: self.scope,
-            name: self.name,
-            endpoint,
-            channels_fd,
-            channels_bytes,
-            channels: ChannelPage::new(range),
-            mirror,
+            channels: ChannelPage::new(page.range.clone()),
+            mirror: Arc::new(mirror),
             mirror_memory,
             watched_rings,
             watched: self.watched,
             watched_ended: self.watched_ended,
             closed: self.closed,
-        }))
+        };
+        Ok(monitor.with(record, page))
     }
 }
 

@@ -8,10 +8,10 @@
 
 use unetmap_core::errno::{EBUSY, EIO, ENXIO, EPERM};
 
+use super::NicKey;
 use super::lookup::find_link;
 use super::open::{admitted, check_may_set, header_of_link};
 use crate::caller::Caller;
-use crate::ports::mediated::Mediated;
 use crate::ports::vale::persistent;
 use crate::ports::{Daemon, PortKey};
 use crate::refusal::{Refusal, refuse};
@@ -54,17 +54,9 @@ pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Ca
     Ok(())
 }
 
-/// A session of a user is closed: a header that the user has set ends with the last one at the interface.
-pub(in crate::ports) fn end_own_header(daemon: &mut Daemon, port: &PortKey, uid: u32) {
-    let key = match port {
-        PortKey::Nic(key) => *key,
-        PortKey::Mediated(_) => match daemon.registry.get::<Mediated>(port) {
-            Some(mediated) => mediated.nic(),
-            None => return,
-        },
-        PortKey::Persistent(hidden) => return persistent::end_own_header(daemon, *hidden),
-        _ => return,
-    };
+/// A session of a user at `port`, by which it has this interface, is closed: a header that the user has set ends with
+/// the last one.
+pub(in crate::ports) fn end_own_header(daemon: &mut Daemon, key: NicKey, port: &PortKey, uid: u32) {
     // Those of the daemon's threads, at the other end of a mediated port, do not count.
     let mut sessions =
         daemon.registry.sessions.values().filter(|session| session.port == *port && session.endpoint == 0);

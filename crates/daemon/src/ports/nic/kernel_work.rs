@@ -28,10 +28,10 @@ use super::surveyed::Survey;
 use super::{Nic, NicKey};
 use crate::broker;
 use crate::endpoint::RingSelection;
-use crate::ports::mediated::Mediated;
 use crate::ports::{Daemon, EndpointKey, PortKey};
 use crate::privileged;
 use crate::refusal::Refusal;
+use crate::registry::Port;
 use crate::threads;
 
 /// What is done to an interface.
@@ -115,7 +115,7 @@ impl KernelWork {
     }
 }
 
-pub(super) fn port_mut(daemon: &mut Daemon, nic: NicKey) -> Option<&mut NicPort> {
+pub(super) fn port_mut(daemon: &mut Daemon, nic: NicKey) -> Option<&mut Port<NicPort>> {
     daemon.registry.get_mut(&PortKey::Nic(nic))
 }
 
@@ -126,12 +126,8 @@ pub(super) fn any_is_away(daemon: &Daemon, netns: u64) -> bool {
 
 /// The interface whose sockets serve a port; `None`: there is none.
 pub(super) fn behind(daemon: &Daemon, at: &EndpointKey) -> Option<NicKey> {
-    match &at.port {
-        PortKey::Nic(key) => Some(*key),
-        // Its rings have the numbers of the interface's.
-        PortKey::Mediated(_) if at.index == 0 => daemon.registry.get::<Mediated>(&at.port).map(Mediated::nic),
-        _ => None,
-    }
+    // The rings of a mediated port have the numbers of the interface's.
+    daemon.registry.interface_of(&at.port).filter(|_| at.index == 0)
 }
 
 /// The interface whose sockets serve a port, while a thread has it.

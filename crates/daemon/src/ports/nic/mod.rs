@@ -46,15 +46,14 @@ use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::{Mark, Mode};
 use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem};
 
-use super::Daemon;
-use super::snapshot::{PortSnapshot, RingSnapshot};
+use super::snapshot::PortSnapshot;
 use crate::broker::near_name;
 use crate::budget::{Amounts, Resource};
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
 use crate::knobs::Admode;
 use crate::privileged::{self, PacketMemory, Undo, Xdp};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, shared_page};
+use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, SharedPage};
 use crate::shape::EndpointShape;
 
 use attach::random_mark;
@@ -167,7 +166,7 @@ impl Nic {
         link: &Link,
         (shape, admode): (EndpointShape, Admode),
         tx_dropped_before: u64,
-    ) -> Result<(Nic, (OwnedFd, usize)), Refusal> {
+    ) -> Result<(Nic, SharedPage), Refusal> {
         let buffer = region.region.limits().buf_size;
         if !BUFFER_BYTES.contains(&buffer) {
             let (least, most) = (BUFFER_BYTES.start(), BUFFER_BYTES.end());
@@ -177,7 +176,7 @@ impl Nic {
             );
         }
         let sent_bytes = TxFramesPage::bytes(usize::from(shape.all_tx()) * shape.tx_slots.get() as usize);
-        let (range, sent_fd) = shared_page("unetmap-sent", sent_bytes)?;
+        let page = SharedPage::create("unetmap-sent", sent_bytes)?;
         let endpoint = Arc::new(Endpoint::create(region, shape, DataPath::Kernel)?);
         let queues = (0..shape.pairs()).map(|_| None).collect();
         let file = region.fd.try_clone();
@@ -193,7 +192,7 @@ impl Nic {
             scope,
             region: region.key,
             endpoint,
-            sent: TxFramesPage::new(range),
+            sent: TxFramesPage::new(page.range.clone()),
             netns,
             umem: region.region.umem(),
             region_file,
@@ -222,7 +221,7 @@ impl Nic {
             behind: false,
             near_gone: NearGone::default(),
         };
-        Ok((nic, (sent_fd, sent_bytes)))
+        Ok((nic, page))
     }
 
     /// Opens the sockets that `selection` needs, and redirects packets to its receive rings.
@@ -470,12 +469,6 @@ impl Nic {
     fn host_dropped(&self) -> u64 {
         self.host.dropped()
     }
-
-    /// Returns the snapshots of all rings.
-    pub(in crate::ports) fn ring_snapshots(&self, daemon: &Daemon) -> Vec<RingSnapshot> {
-        let ports = self.snapshot(daemon);
-        ports.into_iter().flat_map(|port| port.rings).collect()
-    }
 }
 
 /// What an interface takes: its endpoint, for each queue a socket and for its XDP and tcx programs their descriptors.
@@ -499,7 +492,7 @@ impl Nic {
             if let Some(state) = self.endpoint.state(ring.state)
                 && state.is_locked_by(holder)
             {
-                let (hwcur, hwtail) = socket_position(&self.queues, state_page, ring, ring.view.shape().dir == 0);
+                let (hwcur, hwtail) = socket_position(&self.queues, state_page, ring);
                 state.set_hwcur(hwcur);
                 state.set_hwtail(hwtail);
             }
@@ -508,17 +501,12 @@ impl Nic {
     }
 
     fn bind(&mut self, selection: &RingSelection) {
-        let (queues, state_page) = (&self.queues, self.endpoint.state_page().cloned());
-        if let Some(endpoint) = Arc::get_mut(&mut self.endpoint) {
-            endpoint.bind(selection, |ring, transmit| socket_position(queues, state_page.as_ref(), ring, transmit));
-        }
+        self.endpoint.bind(selection, |ring| socket_position(&self.queues, self.endpoint.state_page(), ring));
         self.update_capture();
     }
 
     fn unbind(&mut self, selection: &RingSelection) {
-        if let Some(endpoint) = Arc::get_mut(&mut self.endpoint) {
-            endpoint.unbind(selection, None, None);
-        }
+        self.endpoint.unbind(selection, None, None);
         self.update_capture();
     }
 
@@ -533,9 +521,8 @@ impl Nic {
         Ok(socket)
     }
 
-    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
-        let mem_id = daemon.registry.regions.mem_id(self.region);
-        let mut port = PortSnapshot::new(self.name.clone(), "nic", mem_id, &self.endpoint, None);
+    /// Adds what only the interface knows to its port's snapshot.
+    fn snapshot(&self, mut port: PortSnapshot) -> PortSnapshot {
         let rings = port.rings.iter_mut().zip(self.endpoint.rings()).filter(|(ring, _)| ring.dir == "rx");
         for (snapshot, ring) in rings {
             snapshot.dropped += self.statistics(ring.pair).rx_dropped;
@@ -552,12 +539,7 @@ impl Nic {
             first.dropped += self.tx_dropped();
         }
         let copied = self.copy_reason().map(str::to_owned);
-        vec![PortSnapshot {
-            manner: Some(self.describe_config()),
-            copied,
-            other_queues: self.other_queues.clone(),
-            ..port
-        }]
+        PortSnapshot { manner: Some(self.describe_config()), copied, other_queues: self.other_queues.clone(), ..port }
     }
 }
 

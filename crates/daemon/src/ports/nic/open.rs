@@ -27,10 +27,11 @@ use crate::events::What;
 use crate::policy::Access;
 use crate::ports::mediated::{self, Mediated};
 use crate::ports::vale::{attach_requests, persistent};
-use crate::ports::{Daemon, EndpointKey, Port, PortKey, monitor};
+use crate::ports::{AnyPort, Daemon, EndpointKey, PortKey, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, Scope};
+use crate::registry::Port;
 use crate::shape::EndpointShape;
 use crate::tuning::nic::{DEFAULT_RX_SLOTS, DEFAULT_TX_SLOTS, MAX_DEFERRED};
 
@@ -302,13 +303,14 @@ fn create(
     nic.queue_counts = daemon.nics.queue_counts.clone();
     nic.heartbeat = daemon.nics.heartbeat.clone();
     daemon.nics.last_serial = key.serial;
-    daemon.registry.insert(PortKey::Nic(key), Box::new(NicPort::new(nic, sent, caller.peer.uid)));
+    daemon.registry.insert(PortKey::Nic(key), AnyPort::Nic(NicPort::new(nic, sent, caller.peer.uid)));
     Ok(key)
 }
 
-fn find_port(daemon: &Daemon, netns: u64, index: u32) -> Option<&NicPort> {
-    let is_it =
-        |port: &&NicPort| (port.key.netns, port.key.index) == (netns, index) && port.here().is_none_or(|nic| !nic.gone);
+fn find_port(daemon: &Daemon, netns: u64, index: u32) -> Option<&Port<NicPort>> {
+    let is_it = |port: &&Port<NicPort>| {
+        (port.key.netns, port.key.index) == (netns, index) && port.here().is_none_or(|nic| !nic.gone)
+    };
     daemon.registry.all::<NicPort>().find(is_it)
 }
 
@@ -325,7 +327,9 @@ pub(super) fn find_away(daemon: &Daemon, netns: u64, index: u32) -> Option<NicKe
 /// Releases an interface that nobody uses and of which nothing is open.
 pub(super) fn release_closed(daemon: &mut Daemon, key: NicKey) {
     let key = PortKey::Nic(key);
-    if daemon.registry.port(&key).is_ok_and(|port| port.is_releasable(daemon)) && !daemon.registry.is_open(&key) {
+    if daemon.registry.port(&key).is_ok_and(|port| port.is_releasable(&daemon.registry))
+        && !daemon.registry.is_open(&key)
+    {
         daemon.release(&key);
     }
 }
@@ -395,7 +399,7 @@ fn handle_events(daemon: &mut Daemon, netns: u64, events: Vec<LinkEvent>) {
 
 fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
     let mut changes = Vec::new();
-    let nics = daemon.registry.all_mut::<NicPort>().filter_map(NicPort::here_mut);
+    let nics = daemon.registry.all_mut::<NicPort>().filter_map(|port| port.here_mut());
     for nic in nics.filter(|nic| nic.key.netns == netns && nic.key.index == link.index) {
         let port = || link.name.clone();
         if nic.name != link.name {
@@ -415,16 +419,22 @@ fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
 
 /// Adds an event of an interface, which belongs to its port's user; root attaches interfaces to switches.
 fn log_change(daemon: &mut Daemon, key: NicKey, what: What) {
-    let through_daemon = daemon.registry.all::<Mediated>().find(|port| port.nic() == key).map(Port::owner);
-    let direct =
-        || daemon.registry.get::<NicPort>(&PortKey::Nic(key)).map(Port::owner).filter(|uid| *uid != DAEMON_UID);
+    let through_daemon =
+        daemon.registry.all::<Mediated>().find(|port| port.nic() == key).map(|port| port.record.scope.uid);
+    let direct = || {
+        daemon
+            .registry
+            .get::<NicPort>(&PortKey::Nic(key))
+            .map(|port| port.record.scope.uid)
+            .filter(|uid| *uid != DAEMON_UID)
+    };
     let uid = through_daemon.or_else(direct).unwrap_or(0);
     daemon.events.add(uid, what);
 }
 
 pub(super) fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
     daemon.nics.queue_counts.remove(netns, index);
-    let nics = daemon.registry.all_mut::<NicPort>().filter_map(NicPort::here_mut);
+    let nics = daemon.registry.all_mut::<NicPort>().filter_map(|port| port.here_mut());
     nics.filter(|nic| nic.key.netns == netns).for_each(|nic| {
         nic.host_gone(index);
         nic.relay_gone(index);
@@ -436,7 +446,7 @@ pub(super) fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
         daemon.registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::end);
         daemon.nics.work.check_later(key);
         monitor::end_monitors(daemon, &PortKey::Nic(key).into());
-        daemon.registry.all::<Mediated>().filter(|port| port.nic() == key).for_each(Mediated::end);
+        daemon.registry.all::<Mediated>().filter(|port| port.nic() == key).for_each(|port| port.end());
     }
     attach_requests::interface_gone(daemon, netns, index);
 }
@@ -486,7 +496,8 @@ pub(crate) fn in_use<T>(daemon: &Daemon, nic: &Nic) -> Result<T, Refusal> {
     if let Some(port) = attach_requests::port_of(&daemon.registry, nic.key) {
         return refuse(EBUSY, format!("it is attached to a switch as {port} (vale-ctl -d {port} detaches it)"));
     }
-    let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == nic.key).map(Port::owner);
+    let mediated =
+        daemon.registry.all::<Mediated>().find(|port| port.nic() == nic.key).map(|port| port.record.scope.uid);
     // Before the daemon has made such a port.
     let opener = || Some(daemon.registry.get::<NicPort>(&PortKey::Nic(nic.key))?.opened_for);
     match mediated.or_else(|| opener().filter(|_| nic.scope.uid == DAEMON_UID)) {

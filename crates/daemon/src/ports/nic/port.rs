@@ -3,30 +3,23 @@
 //! then only what is here is known of it, and what concerns it is done when it is back.
 
 use std::mem;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::slice;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, PoisonError};
 
 use unetmap_core::control::binding::BoundRing;
 use unetmap_core::errno::EAGAIN;
 
-use super::{Nic, NicKey, no_such_interface, other_usage, unwatch_if_unused};
-use crate::budget::Amounts;
+use super::{Nic, NicKey, SavedNic, no_such_interface, other_usage};
 use crate::descriptors::Outgoing;
-use crate::endpoint::{Endpoint, PortRing, RingSelection};
-use crate::ports::snapshot::PortSnapshot;
-use crate::ports::{Daemon, Description, Port, PortKey, Registry, SavedPort};
+use crate::endpoint::{PortRing, RingSelection};
+use crate::ports::snapshot::{PortSnapshot, RingSnapshot};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, RegionKey, Scope};
-use crate::registry::{BufferRepair, PortRecord};
+use crate::region::SharedPage;
+use crate::registry::{BufferRepair, Port, Record};
 
 /// An open interface.
 pub(crate) struct NicPort {
     pub(crate) key: NicKey,
-    pub(crate) scope: Scope,
-    region: RegionKey,
-    /// The page of transmitted frames, and its bytes.
-    sent: (OwnedFd, usize),
     /// The user for whom it was opened.
     pub(super) opened_for: u32,
     state: State,
@@ -39,7 +32,6 @@ enum State {
 
 /// An interface that a thread has.
 struct Away {
-    endpoint: Arc<Endpoint>,
     name: String,
     /// What sessions had bound that were closed meanwhile.
     unbound: Vec<RingSelection>,
@@ -56,9 +48,15 @@ pub(super) fn refuse_away<T>() -> Result<T, Refusal> {
 
 impl NicPort {
     /// The interface that user `opened_for` opens; `sent` is the page of its transmitted frames.
-    pub(super) fn new(nic: Nic, sent: (OwnedFd, usize), opened_for: u32) -> NicPort {
-        let (key, scope, region) = (nic.key, nic.scope, nic.region);
-        NicPort { key, scope, region, sent, opened_for, state: State::Here(Box::new(nic)) }
+    pub(super) fn new(nic: Nic, sent: SharedPage, opened_for: u32) -> Port<NicPort> {
+        let record = Record {
+            page: Some(sent),
+            locks_buffers: true,
+            other_usage: other_usage(nic.endpoint.shape),
+            ..Record::new(nic.region, nic.scope, [nic.endpoint.clone()], BufferRepair::Slots)
+        };
+        let (key, state) = (nic.key, State::Here(Box::new(nic)));
+        Port { record, kind: NicPort { key, opened_for, state } }
     }
 
     /// The interface; `None` while it is away.
@@ -85,60 +83,28 @@ impl NicPort {
     /// Hands the interface over, to have sockets opened or for another reason; `None` if it is away already.
     pub(super) fn send_away(&mut self, is_open: bool) -> Option<Box<Nic>> {
         let nic = self.here()?;
-        let (endpoint, name) = (nic.endpoint.clone(), nic.name.clone());
-        let away = Away { endpoint, name, unbound: Vec::new(), exited: Mutex::default(), is_open };
+        let away = Away { name: nic.name.clone(), unbound: Vec::new(), exited: Mutex::default(), is_open };
         match mem::replace(&mut self.state, State::Away(away)) {
             State::Here(nic) => Some(nic),
             State::Away(_) => None,
         }
     }
+}
 
+impl Port<NicPort> {
     /// Takes the interface back, and does what could not be done meanwhile. Returns whether sessions were closed.
     pub(super) fn take_back(&mut self, nic: Box<Nic>) -> bool {
-        let State::Away(away) = mem::replace(&mut self.state, State::Here(nic)) else { return false };
-        let Away { endpoint, unbound, exited, .. } = away;
-        // From here on the interface is the only one that has it.
-        drop(endpoint);
-        unbound.iter().for_each(|selection| self.unbind(0, selection));
+        let State::Away(Away { unbound, exited, .. }) = mem::replace(&mut self.state, State::Here(nic)) else {
+            return false;
+        };
+        unbound.iter().for_each(|selection| self.unbind(selection));
         let exited = exited.into_inner().unwrap_or_else(PoisonError::into_inner);
         exited.into_iter().for_each(|holder| _ = self.break_locks(holder));
         !unbound.is_empty()
     }
 
-    fn endpoint(&self) -> &Endpoint {
-        match &self.state {
-            State::Here(nic) => &nic.endpoint,
-            State::Away(away) => &away.endpoint,
-        }
-    }
-}
-
-impl Registry {
-    /// The interface that is this port, unless it is away.
-    pub(crate) fn nic(&self, key: &PortKey) -> Option<&Nic> {
-        self.get::<NicPort>(key)?.here()
-    }
-
-    /// The same, mutable.
-    pub(crate) fn nic_mut(&mut self, key: &PortKey) -> Option<&mut Nic> {
-        self.get_mut::<NicPort>(key)?.here_mut()
-    }
-}
-
-impl PortRecord for NicPort {
-    fn region(&self) -> RegionKey {
-        self.region
-    }
-
-    fn endpoints(&self) -> &[Endpoint] {
-        slice::from_ref(self.endpoint())
-    }
-
-    fn buffer_repair(&self) -> BufferRepair<'_> {
-        BufferRepair::Slots(None)
-    }
-
-    fn break_locks(&self, holder: u32) -> usize {
+    /// Frees every lock that the exited process with this holder ID held: now, or when the interface is back.
+    pub(in crate::ports) fn break_locks(&self, holder: u32) -> usize {
         match &self.state {
             State::Here(nic) => nic.break_locks(holder),
             State::Away(away) => {
@@ -147,23 +113,13 @@ impl PortRecord for NicPort {
             }
         }
     }
-}
 
-impl Port for NicPort {
-    fn endpoint_mut(&mut self, _index: usize) -> Option<&mut Endpoint> {
-        Arc::get_mut(&mut self.here_mut()?.endpoint)
-    }
-
-    fn check_headroom(&self, selection: &RingSelection, headroom: u32) -> Result<(), Refusal> {
+    pub(in crate::ports) fn check_headroom(&self, selection: &RingSelection, headroom: u32) -> Result<(), Refusal> {
         self.here().map_or(Ok(()), |nic| nic.check_open_headroom(selection, headroom))
     }
 
-    fn zero_copy_obstacle(&self) -> Option<&'static str> {
-        (self.scope.uid == DAEMON_UID).then_some("the daemon runs this interface, in memory that no program shares")
-    }
-
     /// Opens what no thread has opened: for sessions of the daemon's own.
-    fn prepare(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
+    pub(in crate::ports) fn prepare(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
         match self.here_mut() {
             None => refuse_away(),
             // While the open waited.
@@ -172,27 +128,20 @@ impl Port for NicPort {
         }
     }
 
-    fn bind(&mut self, _index: usize, selection: &RingSelection) {
+    pub(in crate::ports) fn bind(&mut self, selection: &RingSelection) {
         self.here_mut().into_iter().for_each(|nic| nic.bind(selection));
     }
 
-    fn describe(&self, _index: usize) -> Description<'_> {
-        let (page, page_bytes) = (Some(self.sent.0.as_fd()), self.sent.1);
-        Description { page, page_offset: 0, page_bytes, mirror_pools: Default::default() }
-    }
-
-    fn describe_ring<'a>(
-        &'a self,
-        _daemon: &Daemon,
-        _index: usize,
-        ring: &'a PortRing,
+    pub(in crate::ports) fn describe_ring(
+        &self,
+        ring: &PortRing,
         bound_ring: &mut BoundRing,
-    ) -> Result<BorrowedFd<'a>, Refusal> {
+    ) -> Result<BorrowedFd<'_>, Refusal> {
         self.here().map_or_else(refuse_away, |nic| nic.describe_ring(ring, bound_ring))
     }
 
     /// The sockets are closed afterwards, by a thread.
-    fn unbind(&mut self, _index: usize, selection: &RingSelection) {
+    pub(in crate::ports) fn unbind(&mut self, selection: &RingSelection) {
         match &mut self.state {
             State::Here(nic) => nic.unbind(selection),
             State::Away(away) => away.unbound.push(selection.clone()),
@@ -200,39 +149,27 @@ impl Port for NicPort {
     }
 
     /// If nothing of it is open.
-    fn is_releasable(&self, _daemon: &Daemon) -> bool {
+    pub(in crate::ports) fn is_releasable(&self) -> bool {
         self.here().is_some_and(|nic| !nic.has_unneeded())
     }
 
-    fn release(self: Box<Self>, daemon: &mut Daemon) -> Vec<Endpoint> {
-        unwatch_if_unused(daemon, self.key.netns);
-        match self.state {
-            State::Here(nic) => Arc::into_inner(nic.endpoint).into_iter().collect(),
-            State::Away(_) => Vec::new(),
-        }
-    }
-
-    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+    pub(in crate::ports) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedNic, Refusal> {
         let nic = self.here().map_or_else(refuse_away, Ok)?;
-        Ok(SavedPort::Nic(Box::new(nic.save((&self.sent.0, self.opened_for), fds))))
+        Ok(nic.save(self.opened_for, fds))
     }
 
-    fn owner(&self) -> u32 {
-        self.scope.uid
-    }
-
-    fn other_usage(&self) -> Amounts {
-        other_usage(self.endpoint().shape)
-    }
-
-    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
-        match &self.state {
-            State::Here(nic) => nic.snapshot(daemon),
-            State::Away(away) => {
-                let mem_id = daemon.registry.regions.mem_id(self.region);
-                let port = PortSnapshot::new(away.name.clone(), "nic", mem_id, &away.endpoint, None);
-                vec![PortSnapshot { manner: Some("being opened or closed".into()), ..port }]
+    pub(in crate::ports) fn snapshot(&self, mem_id: u16) -> PortSnapshot {
+        let (name, manner) = match &self.state {
+            State::Here(nic) => {
+                return nic.snapshot(PortSnapshot::new(nic.name.clone(), "nic", mem_id, (&self.record, 0)));
             }
-        }
+            State::Away(away) => (away.name.clone(), Some("being opened or closed".into())),
+        };
+        PortSnapshot { manner, ..PortSnapshot::new(name, "nic", mem_id, (&self.record, 0)) }
+    }
+
+    /// How the interface moves packets, for people, and the snapshots of its rings; `None` while it is away.
+    pub(in crate::ports) fn describe(&self, mem_id: u16) -> Option<(String, Vec<RingSnapshot>)> {
+        Some((self.here()?.describe_config(), self.snapshot(mem_id).rings))
     }
 }

@@ -61,7 +61,7 @@ impl OpenQueue {
         if let Some((ring, receive)) = rx.zip(receive.as_ref()) {
             for p in RegionRecord::positions(&ring.view) {
                 let slot = ring.view.slots().load(p);
-                receive.write_fill(p, Some((slot.buf_idx, ring.offsets.of(slot.ptr))));
+                receive.write_fill(p, Some((slot.buf_idx, ring.offsets().of(slot.ptr))));
             }
             receive.submit(ring.view.slots().slots().get());
         }
@@ -112,8 +112,8 @@ pub(crate) fn socket_position(
     queues: &[Option<OpenQueue>],
     page: Option<&EndpointPage>,
     ring: &PortRing,
-    transmit: bool,
 ) -> (Pos, Pos) {
+    let transmit = ring.view.shape().dir == 0;
     let slots = ring.view.slots().slots();
     // Only slots behind the last tail can be in transmission; a record of another slot was never handed to the kernel.
     let known = page.and_then(|page| page.state(ring.state)).and_then(|state| state.positions(slots));

@@ -22,22 +22,17 @@ use super::settings::{InterfaceSettings, SavedSettings};
 use super::{Heartbeat, NearGone, Nic, NicKey, NicPort, NicState, XdpConfig};
 use crate::broker::Handle;
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
-use crate::endpoint::SavedEndpoint;
 use crate::knobs::Admode;
-use crate::ports::{Port, Registry};
+use crate::ports::Registry;
 use crate::privileged::{Deadline, KeptXdp, Undo, Xdp};
 use crate::refusal::{Refusal, refuse_lack};
-use crate::region::{RegionKey, Scope};
+use crate::registry::{Port, Record};
 
 /// An interface.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedNic {
     name: String,
-    scope: Scope,
     opened_for: u32,
-    region: RegionKey,
-    endpoint: SavedEndpoint,
-    sent: FdIndex,
     netns: FdIndex,
     forwards: bool,
     queues: Vec<Option<SavedQueue>>,
@@ -79,11 +74,7 @@ pub(crate) struct SavedNics {
 }
 
 impl Nic {
-    pub(super) fn save<'a>(
-        &'a self,
-        (sent, opened_for): (&'a impl std::os::fd::AsFd, u32),
-        fds: &mut Outgoing<'a>,
-    ) -> SavedNic {
+    pub(super) fn save<'a>(&'a self, opened_for: u32, fds: &mut Outgoing<'a>) -> SavedNic {
         let mut save_queue = |queue: &'a OpenQueue| SavedQueue {
             socket: fds.add(&queue.socket),
             headroom: queue.headroom,
@@ -92,11 +83,7 @@ impl Nic {
         let queues = self.queues.iter().map(|queue| queue.as_ref().map(&mut save_queue)).collect();
         SavedNic {
             name: self.name.clone(),
-            scope: self.scope,
             opened_for,
-            region: self.region,
-            endpoint: self.endpoint.save(fds),
-            sent: fds.add(sent),
             netns: fds.add(&*self.netns),
             forwards: self.forwards,
             queues,
@@ -143,14 +130,15 @@ impl Nic {
 
 impl SavedNic {
     /// Rebuilds the interface; its broker is asked for nothing yet.
-    pub(crate) fn restore(
+    pub(in crate::ports) fn restore(
         self,
+        mut record: Record,
         key: NicKey,
         registry: &Registry,
         fds: &mut Incoming,
-    ) -> Result<Box<dyn Port>, Refusal> {
-        let region = registry.regions.existing(self.region)?;
-        let endpoint = self.endpoint.restore(region, fds)?;
+    ) -> Result<Port<NicPort>, Refusal> {
+        let region = registry.regions.existing(record.region)?;
+        let (endpoint, scope) = (record.endpoints.remove(0), record.scope);
         let shape = endpoint.shape;
         let pairs = shape.pairs();
         if self.queues.len() != pairs || endpoint.tx.is_empty() || endpoint.rx.is_empty() {
@@ -161,7 +149,8 @@ impl SavedNic {
             return invalid("the namespace of an interface");
         }
         let sent_bytes = TxFramesPage::bytes(usize::from(shape.all_tx()) * shape.tx_slots.get() as usize);
-        let (range, sent_fd) = fds.take_page(self.sent, 0, sent_bytes)?;
+        let sent = record.page.filter(|page| page.range.len() == sent_bytes);
+        let Some(sent) = sent else { return invalid("the transmitted frames of an interface") };
         let file = region.fd.try_clone().or_else(|e| refuse_lack("no descriptor for a region's file", &e))?;
         let host_queues = (pairs - shape.nic_pairs()) as u32;
         let host = self.host.restore(&netns, (key.index, host_queues), fds)?;
@@ -169,10 +158,10 @@ impl SavedNic {
         let mut nic = Nic {
             key,
             name: self.name,
-            scope: self.scope,
-            region: self.region,
-            endpoint: Arc::new(endpoint),
-            sent: TxFramesPage::new(range),
+            scope,
+            region: record.region,
+            endpoint,
+            sent: TxFramesPage::new(sent.range.clone()),
             netns,
             umem: region.region.umem(),
             region_file: (file, region.region.geometry().ifs.offset),
@@ -206,7 +195,7 @@ impl SavedNic {
                 nic.take_queue(pair, saved, fds)?;
             }
         }
-        Ok(Box::new(NicPort::new(nic, (sent_fd, sent_bytes), self.opened_for)))
+        Ok(NicPort::new(nic, sent, self.opened_for))
     }
 }
 
@@ -236,7 +225,7 @@ impl NicState {
             }
             self.watches.insert(id, NamespaceWatch { watch, netns, in_event_loop: false, deferred: Vec::new() });
         }
-        for nic in registry.all_mut::<NicPort>().filter_map(NicPort::here_mut) {
+        for nic in registry.all_mut::<NicPort>().filter_map(|port| port.here_mut()) {
             if !self.watches.contains_key(&nic.key.netns) {
                 return invalid("nobody watches an interface");
             }
@@ -251,7 +240,7 @@ impl NicState {
     /// process may have been about to close what no session has bound.
     pub(crate) fn go_on(&mut self, registry: &Registry) {
         self.work.unneeded.extend(registry.all::<NicPort>().map(|port| port.key));
-        for nic in registry.all::<NicPort>().filter_map(NicPort::here) {
+        for nic in registry.all::<NicPort>().filter_map(|port| port.here()) {
             for deadline in nic.deadlines() {
                 if let Err(e) = self.heartbeat.add(deadline) {
                     tracing::error!(name = nic.name, "its programs will pass all frames: {e}");

@@ -10,7 +10,7 @@ use super::survey;
 use super::surveyed::Survey;
 use super::{Nic, NicKey, abandoned};
 use crate::ports::mediated::{self, Mediated};
-use crate::ports::{Daemon, EndpointKey, PortKey, PortRecord, arrival, monitor};
+use crate::ports::{Daemon, EndpointKey, PortKey, arrival, monitor};
 use crate::refusal::Refusal;
 
 /// What threads have done.
@@ -51,13 +51,13 @@ fn take_back_nic(daemon: &mut Daemon, nic: Box<Nic>) -> Option<NicKey> {
     let key = nic.key;
     let port = port_mut(daemon, key)?;
     let some_closed = port.take_back(nic);
-    let is_closed = !port.endpoints().iter().any(|endpoint| endpoint.in_use());
+    let is_closed = !port.record.is_open();
     let at = EndpointKey::from(PortKey::Nic(key));
     if some_closed && is_closed {
         monitor::end_monitors(daemon, &at);
     }
     arrival::update_threads(daemon, &at.port);
-    let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == key).map(Mediated::key);
+    let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == key).map(|port| port.key());
     if let Some(mediated) = mediated.filter(|_| some_closed)
         && let Err(refusal) = mediated::update_threads(daemon, &mediated)
     {

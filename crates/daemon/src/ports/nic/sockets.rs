@@ -175,7 +175,7 @@ impl Nic {
     /// Bytes of each buffer that received packets of a ring pair must leave free.
     fn requested_headroom(&self, pair: usize) -> u32 {
         let rings = self.endpoint.tx.iter().chain(&self.endpoint.rx).filter(|ring| ring.pair == pair);
-        rings.map(|ring| ring.headroom).max().unwrap_or(0)
+        rings.map(PortRing::headroom).max().unwrap_or(0)
     }
 
     /// Refuses a headroom larger than that of the queues that are open already.

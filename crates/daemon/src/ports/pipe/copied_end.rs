@@ -9,33 +9,24 @@
 //! regions. The port is a pipe of its own whose other endpoint the daemon has open, as a mediated port is, and the
 //! threads are the same.
 
-use std::os::fd::BorrowedFd;
-
 use serde::{Deserialize, Serialize};
 use unetmap_abi::{NR_REG_ONE_NIC, NmreqRegister, PipeRole};
-use unetmap_core::control::binding::BoundRing;
-use unetmap_mem::ChannelPage;
 
 use super::PipeKey;
 use crate::budget::Amounts;
 use crate::caller::Caller;
-use crate::descriptors::{Incoming, Outgoing, invalid};
-use crate::endpoint::{Endpoint, PortRing, RingSelection};
+use crate::descriptors::invalid;
+use crate::endpoint::Endpoint;
 use crate::ports::mediated::thread_usage;
-use crate::ports::mediator::{self, Directions, MediatorThread};
-use crate::ports::pipe_rings::{PipeRings, SavedPipeRings};
+use crate::ports::mediator::Directions;
 use crate::ports::snapshot::PortSnapshot;
-use crate::ports::{Daemon, Description, EndpointKey, Mediators, Port, PortKey, Registry, SavedPort};
+use crate::ports::{AnyPort, Daemon, EndpointKey, PortKey, mediators, pipe_rings};
 use crate::refusal::Refusal;
-use crate::region::RegionKey;
-use crate::registry::{BufferRepair, PortRecord};
+use crate::registry::{Port, Record};
 
 /// An end of a pipe in another region than the pipe.
 pub(crate) struct CopiedEnd {
     key: CopiedEndKey,
-    inner: PipeRings,
-    /// While a program has it open: one for each ring pair.
-    threads: Vec<MediatorThread>,
 }
 
 /// Identifies a copied end.
@@ -67,18 +58,20 @@ impl CopiedEndKey {
     }
 }
 
-/// Rebuilds an end that another daemon has handed over. Its threads follow.
-pub(in crate::ports) fn restore(
-    saved: SavedPipeRings,
-    key: &CopiedEndKey,
-    registry: &Registry,
-    fds: &mut Incoming,
-) -> Result<Box<dyn Port>, Refusal> {
-    let inner = saved.restore(registry, fds)?;
-    if key.index >= inner.endpoints.len() {
-        return invalid("an end of a pipe");
+impl CopiedEnd {
+    /// Its kind's part of the record.
+    fn new(record: Record, key: CopiedEndKey) -> Port<CopiedEnd> {
+        let other_usage = thread_usage(record.endpoints[key.index].shape.pairs());
+        Port { record: Record { other_usage, ..record }, kind: CopiedEnd { key } }
     }
-    Ok(Box::new(CopiedEnd { key: key.clone(), inner, threads: Vec::new() }))
+
+    /// Rebuilds an end that another daemon has handed over. Its threads follow.
+    pub(in crate::ports) fn restore(record: Record, key: &CopiedEndKey) -> Result<Port<CopiedEnd>, Refusal> {
+        if key.index >= record.endpoints.len() {
+            return invalid("an end of a pipe");
+        }
+        Ok(CopiedEnd::new(record, key.clone()))
+    }
 }
 
 /// Returns the copied end in place of an end of an existing pipe, if there is one.
@@ -98,7 +91,7 @@ pub(in crate::ports) fn find_or_create(
 ) -> Result<EndpointKey, Refusal> {
     let mem_id = request.nr_mem_id;
     if let Some(copied) = find(daemon, &pipe, index) {
-        let region = daemon.registry.port(&copied.port)?.region();
+        let region = daemon.registry.record(&copied.port)?.region;
         daemon.registry.regions.check_number("pipe's end", region, mem_id)?;
         return Ok(copied);
     }
@@ -117,37 +110,37 @@ pub(in crate::ports) fn find_or_create(
     let usage = Amounts::endpoints(2, shape).and(thread_usage(shape.pairs()));
     let created = daemon.check_budget(key.pipe.scope, usage).and_then(|()| {
         let record = daemon.registry.regions.existing_mut(region)?;
-        PipeRings::create(record, shape, key.role(), true)
+        pipe_rings::create(record, key.pipe.scope, (shape, key.role()), true)
     });
-    let inner = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
+    let record = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     let copied = key.copied();
-    daemon.registry.insert(copied.port.clone(), Box::new(CopiedEnd { key, inner, threads: Vec::new() }));
+    daemon.registry.insert(copied.port.clone(), AnyPort::CopiedEnd(CopiedEnd::new(record, key)));
     Ok(copied)
 }
 
 /// A program has opened a session: starts the threads if none run.
 pub(in crate::ports) fn session_opened(daemon: &mut Daemon, key: &CopiedEndKey) -> Result<(), Refusal> {
     let port = PortKey::CopiedEnd(key.clone());
-    let Some(found) = daemon.registry.get::<CopiedEnd>(&port).filter(|found| found.threads.is_empty()) else {
+    let Some(found) = daemon.registry.get::<CopiedEnd>(&port).filter(|found| found.record.mediators.is_empty()) else {
         return Ok(());
     };
-    let shape = found.inner.endpoints[key.index].shape;
+    let shape = found.endpoint().shape;
     let facing = EndpointKey { port: port.clone(), index: 1 - key.index };
     let mut threads = Vec::new();
     for ring in 0..shape.tx_rings.max(shape.rx_rings) {
         let directions = Directions { tx: ring < shape.tx_rings, rx: ring < shape.rx_rings };
         let pair = ((NR_REG_ONE_NIC, ring), NR_REG_ONE_NIC);
-        let prepared = mediator::prepare(daemon, &facing, &key.name(), &key.original(), pair, directions);
-        match prepared.and_then(|prepared| mediator::start(daemon, &key.name(), prepared)) {
+        let prepared = mediators::prepare(daemon, &facing, &key.name(), &key.original(), pair, directions);
+        match prepared.and_then(|prepared| mediators::start(daemon, &key.name(), prepared)) {
             Ok(thread) => threads.push(thread),
             Err(refusal) => {
-                mediator::stop(daemon, threads);
+                mediators::stop(daemon, threads);
                 return Err(refusal);
             }
         }
     }
     if let Some(found) = daemon.registry.get_mut::<CopiedEnd>(&port) {
-        found.threads = threads;
+        found.record.mediators = threads;
     }
     Ok(())
 }
@@ -155,79 +148,18 @@ pub(in crate::ports) fn session_opened(daemon: &mut Daemon, key: &CopiedEndKey) 
 /// Stops the threads if no program has the end open, and closes the pipe's own end.
 pub(in crate::ports) fn stop_if_unused(daemon: &mut Daemon, key: &CopiedEndKey) {
     let found = daemon.registry.get_mut::<CopiedEnd>(&PortKey::CopiedEnd(key.clone()));
-    let Some(found) = found.filter(|found| !found.inner.endpoints[key.index].in_use()) else { return };
-    let threads = std::mem::take(&mut found.threads);
-    mediator::stop(daemon, threads);
+    let Some(found) = found.filter(|found| !found.endpoint().in_use()) else { return };
+    let threads = std::mem::take(&mut found.record.mediators);
+    mediators::stop(daemon, threads);
 }
 
-impl PortRecord for CopiedEnd {
-    fn region(&self) -> RegionKey {
-        self.inner.region
+impl Port<CopiedEnd> {
+    /// The endpoint that programs open.
+    fn endpoint(&self) -> &Endpoint {
+        &self.record.endpoints[self.key.index]
     }
 
-    fn endpoints(&self) -> &[Endpoint] {
-        &self.inner.endpoints
-    }
-
-    fn buffer_repair(&self) -> BufferRepair<'_> {
-        BufferRepair::Slots(Some(&self.inner.channels))
-    }
-}
-
-impl Port for CopiedEnd {
-    fn endpoint_mut(&mut self, index: usize) -> Option<&mut Endpoint> {
-        self.inner.endpoints.get_mut(index)
-    }
-
-    fn channels(&self) -> Option<&ChannelPage> {
-        Some(&self.inner.channels)
-    }
-
-    fn supports_offsets(&self) -> bool {
-        false
-    }
-
-    fn describe(&self, _index: usize) -> Description<'_> {
-        self.inner.describe()
-    }
-
-    fn describe_ring<'a>(
-        &'a self,
-        _daemon: &Daemon,
-        index: usize,
-        ring: &'a PortRing,
-        bound_ring: &mut BoundRing,
-    ) -> Result<BorrowedFd<'a>, Refusal> {
-        self.inner.describe_ring(index, ring, bound_ring)
-    }
-
-    fn unbind(&mut self, index: usize, selection: &RingSelection) {
-        self.inner.unbind(index, selection);
-    }
-
-    fn release(self: Box<Self>, _daemon: &mut Daemon) -> Vec<Endpoint> {
-        self.inner.endpoints.into()
-    }
-
-    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
-        Ok(SavedPort::CopiedEnd(self.inner.save(fds)))
-    }
-
-    fn mediators(&mut self) -> Option<&mut Mediators> {
-        Some(&mut self.threads)
-    }
-
-    fn owner(&self) -> u32 {
-        self.key.pipe.scope.uid
-    }
-
-    fn other_usage(&self) -> Amounts {
-        thread_usage(self.inner.endpoints[self.key.index].shape.pairs())
-    }
-
-    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
-        let mem_id = daemon.registry.regions.mem_id(self.inner.region);
-        let (endpoint, channels) = (&self.inner.endpoints[self.key.index], Some(&self.inner.channels));
-        vec![PortSnapshot::new(self.key.name(), "copied", mem_id, endpoint, channels)]
+    pub(in crate::ports) fn snapshot(&self, mem_id: u16) -> PortSnapshot {
+        PortSnapshot::new(self.key.name(), "copied", mem_id, (&self.record, self.key.index))
     }
 }

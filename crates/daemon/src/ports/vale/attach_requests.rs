@@ -11,9 +11,11 @@ use super::attached::{AttachedInterface, Side, check_root, check_system_daemon, 
 use super::persistent::{self, MAX_NAME};
 use super::{ValeKey, ValePort, find, key_of};
 use crate::caller::Caller;
+use crate::ports::mediator::MediatorThread;
 use crate::ports::nic::{self, NicKey, find_link, no_such_interface};
 use crate::ports::{Daemon, PortKey, Registry, parse_port_name, sink};
 use crate::refusal::{Refusal, refuse};
+use crate::registry::Port;
 
 /// The port of an interface's host rings has the interface's name and this suffix.
 const HOST_SUFFIX: char = '^';
@@ -114,7 +116,7 @@ pub(crate) fn detach(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result
     };
     let (id, index) = (port.id.clone(), port.index());
     let persistent = daemon.vale.persistent.host_end(&key);
-    let attached = persistent.map_or(Some(port), |host_end| daemon.registry.get(host_end));
+    let attached = persistent.map_or(Some(port), |host_end| daemon.registry.get::<ValePort>(host_end));
     match attached.and_then(|port| port.attachment.as_ref()) {
         None => refuse(EBUSY, "a program has it open; the port is removed when the program closes it"),
         Some(attachment) if attachment.polling => {
@@ -147,13 +149,13 @@ pub(crate) fn start_polling(
     request: &NmreqValePolling,
     caller: &Caller,
 ) -> Result<(), Refusal> {
-    let attachment = attachment_named(daemon, name, caller)?;
-    let rings = attachment.threads.iter().filter(|thread| thread.receives()).count();
+    let (attachment, threads) = attachment_named(daemon, name, caller)?;
+    let rings = threads.iter().filter(|thread| thread.receives()).count();
     if attachment.polling {
         return refuse(EFAULT, "processors of its own poll it already (vale-ctl -P ends that)");
     }
     let (first, last, by_queue) = polling_cpus(request, rings)?;
-    for thread in &attachment.threads {
+    for thread in threads {
         let queue = u32::from(thread.pair.1);
         let cpu = if by_queue { queue } else { first };
         thread.set_polling_cpu(Some(cpu).filter(|cpu| (first..=last).contains(cpu)));
@@ -195,11 +197,11 @@ fn polling_cpus(request: &NmreqValePolling, rings: usize) -> Result<(u32, u32, b
 
 /// Ends polling by processors of their own.
 pub(crate) fn stop_polling(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<(), Refusal> {
-    let attachment = attachment_named(daemon, name, caller)?;
+    let (attachment, threads) = attachment_named(daemon, name, caller)?;
     if !attachment.polling {
         return refuse(EFAULT, "no processors of its own poll it");
     }
-    attachment.threads.iter().for_each(|thread| thread.set_polling_cpu(None));
+    threads.iter().for_each(|thread| thread.set_polling_cpu(None));
     attachment.polling = false;
     Ok(())
 }
@@ -208,7 +210,7 @@ fn attachment_named<'a>(
     daemon: &'a mut Daemon,
     name: &str,
     caller: &Caller,
-) -> Result<&'a mut AttachedInterface, Refusal> {
+) -> Result<(&'a mut AttachedInterface, &'a [MediatorThread]), Refusal> {
     check_system_daemon(daemon)?;
     check_root(daemon, caller)?;
     let key = port_key(daemon, name, caller)?;
@@ -216,8 +218,8 @@ fn attachment_named<'a>(
     let Some(port) = daemon.registry.get_mut::<ValePort>(&id) else {
         return refuse(ENXIO, "there is no switch that has this port");
     };
-    match &mut port.attachment {
-        Some(attachment) => Ok(attachment),
+    match &mut port.kind.attachment {
+        Some(attachment) => Ok((attachment, &port.record.mediators)),
         None => refuse(EOPNOTSUPP, "only attached interfaces are polled by processors of their own"),
     }
 }
@@ -247,7 +249,7 @@ fn is_interface_on_switch(name: &str) -> bool {
 /// Returns the name of the switch port of an attached interface.
 pub(crate) fn port_of(registry: &Registry, nic: NicKey) -> Option<String> {
     let interface = PortKey::Nic(nic);
-    let is_its = |port: &&ValePort| {
+    let is_its = |port: &&Port<ValePort>| {
         port.attachment.as_ref().is_some_and(|it| it.interface == interface && it.side == Side::Wire)
     };
     registry.all::<ValePort>().find(is_its).map(|port| port.key.name())

@@ -8,6 +8,7 @@
 //! To the switch such a port is like any other. On its other side is a mediator thread, as for mediated interfaces.
 
 use std::collections::BTreeMap;
+use std::mem;
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
@@ -16,11 +17,12 @@ use unetmap_core::errno::{ENXIO, EPERM};
 use super::{ValeKey, ValePort, create};
 use crate::caller::Caller;
 use crate::events::What;
-use crate::ports::mediator::{self, Directions, MediatorThread};
+use crate::ports::mediator::Directions;
 use crate::ports::nic::{NicKey, no_such_interface};
-use crate::ports::{Daemon, EndpointKey, PortKey};
+use crate::ports::{Daemon, EndpointKey, PortKey, mediators};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, Scope};
+use crate::registry::Port;
 
 /// Which rings of an interface are attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -45,7 +47,6 @@ impl Side {
 pub(super) struct AttachedInterface {
     pub(super) interface: PortKey,
     pub(super) side: Side,
-    pub(super) threads: Vec<MediatorThread>,
     /// Whether threads poll on processors of their own.
     pub(super) polling: bool,
 }
@@ -53,15 +54,14 @@ pub(super) struct AttachedInterface {
 impl AttachedInterface {
     /// Whether this is the interface with an index in a namespace.
     pub(super) fn is_link(&self, netns: u64, index: u32) -> bool {
-        matches!(&self.interface, PortKey::Nic(nic) if (nic.netns, nic.index) == (netns, index))
+        self.interface.as_nic().is_some_and(|nic| (nic.netns, nic.index) == (netns, index))
     }
 }
 
-impl ValePort {
+impl Port<ValePort> {
     /// Of an attached interface: the queues that a processor of their own polls, and which processor.
     pub(super) fn polling_cpus(&self) -> BTreeMap<u16, u32> {
-        let threads = self.attachment.iter().flat_map(|attachment| &attachment.threads);
-        threads.filter_map(|thread| Some((thread.pair.1, thread.polling_cpu()?))).collect()
+        self.record.mediators.iter().filter_map(|thread| Some((thread.pair.1, thread.polling_cpu()?))).collect()
     }
 }
 
@@ -97,11 +97,11 @@ pub(super) fn connect(
         // The switch has a port of its own for the host rings, so they are its ordinary rings.
         let pair = ((side.mode(), queue), NR_REG_ONE_NIC);
         let prepared =
-            mediator::prepare(daemon, &switch_port.clone().into(), &key.port, &interface_at, pair, directions);
-        match prepared.and_then(|prepared| mediator::start(daemon, &key.port, prepared)) {
+            mediators::prepare(daemon, &switch_port.clone().into(), &key.port, &interface_at, pair, directions);
+        match prepared.and_then(|prepared| mediators::start(daemon, &key.port, prepared)) {
             Ok(thread) => threads.push(thread),
             Err(refusal) => {
-                mediator::stop(daemon, threads);
+                mediators::stop(daemon, threads);
                 daemon.release_if_unused(&switch_port);
                 return Err(refusal);
             }
@@ -111,7 +111,8 @@ pub(super) fn connect(
     daemon.nics.abandoned.attached();
     let node = daemon.registry.nic(interface).and_then(|nic| nic.numa_node);
     let Some(port) = daemon.registry.get_mut::<ValePort>(&switch_port) else { return no_such_interface() };
-    port.attachment = Some(AttachedInterface { interface: interface.clone(), side, threads, polling: false });
+    port.attachment = Some(AttachedInterface { interface: interface.clone(), side, polling: false });
+    port.record.mediators = threads;
     let (id, index) = (port.id.clone(), port.index());
     daemon.vale.set_node(key, index, node);
     Ok((id, index.into()))
@@ -121,12 +122,13 @@ pub(super) fn connect(
 pub(super) fn disconnect(daemon: &mut Daemon, id: &PortKey) {
     let Some(port) = daemon.registry.get_mut::<ValePort>(id) else { return };
     let key = port.key.clone();
-    let Some(AttachedInterface { interface, threads, .. }) = port.attachment.take() else { return };
-    mediator::stop(daemon, threads);
+    let Some(AttachedInterface { interface, .. }) = port.attachment.take() else { return };
+    let threads = mem::take(&mut port.record.mediators);
+    mediators::stop(daemon, threads);
     daemon.release_if_unused(id);
     daemon.release_if_unused(&interface);
     // A persistent port is detached, and not its end.
-    if !matches!(&interface, PortKey::Nic(nic) if daemon.vale.persistent.is_hidden_namespace(nic.netns)) {
+    if !interface.as_nic().is_some_and(|nic| daemon.vale.persistent.is_hidden_namespace(nic.netns)) {
         log(daemon, &key, "detached", |port| What::Detached { port });
     }
 }
@@ -149,7 +151,7 @@ pub(crate) fn attached_ports(daemon: &Daemon) -> Vec<String> {
 /// The attached interfaces, each as often as rings of it are attached.
 pub(crate) fn attached_interfaces(daemon: &Daemon) -> impl Iterator<Item = NicKey> {
     let attachments = daemon.registry.all::<ValePort>().filter_map(|port| port.attachment.as_ref());
-    attachments.filter_map(|attachment| if let PortKey::Nic(nic) = attachment.interface { Some(nic) } else { None })
+    attachments.filter_map(|attachment| attachment.interface.as_nic())
 }
 
 /// Detaches all ports to which `interface` is attached.

@@ -15,8 +15,7 @@ mod switches;
 mod workers;
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::slice;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -31,14 +30,13 @@ use unetmap_switch::port::{RingConfig, SwitchPort};
 use unetmap_sys::{Doorbell, link};
 
 use super::snapshot::PortSnapshot;
-use super::{Daemon, Description, EndpointKey, Mediators, Port, PortKey, Registry, SavedPort, nic};
+use super::{AnyPort, Daemon, EndpointKey, PortKey, Registry, nic};
 use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
-use crate::descriptors::Outgoing;
-use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
+use crate::endpoint::{DataPath, Endpoint, PortRing};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionRecord, Scope, shared_page};
-use crate::registry::{BufferRepair, PauseGuard, PortRecord};
+use crate::region::{RegionKey, RegionRecord, Scope, SharedPage};
+use crate::registry::{BufferRepair, Port, Record};
 use crate::shape::EndpointShape;
 
 use attached::AttachedInterface;
@@ -95,11 +93,6 @@ pub(crate) struct ValePort {
     key: ValeKey,
     /// Whether it is a member of that switch, and not only has its name.
     is_member: bool,
-    region: RegionKey,
-    endpoint: Endpoint,
-    channels: ChannelPage,
-    channels_fd: OwnedFd,
-    channels_bytes: usize,
     /// Wakes the thread that serves the port.
     doorbell: Doorbell,
     switch_side: Arc<SwitchPort>,
@@ -118,10 +111,14 @@ struct HostRings {
     switch_side: Arc<SwitchPort>,
 }
 
-impl ValePort {
+impl Port<ValePort> {
+    fn endpoint(&self) -> &Endpoint {
+        &self.record.endpoints[0]
+    }
+
     /// The side of a ring that faces a switch, and the ring's number there.
     fn side_of(&self, transmit: bool, ring: u16) -> (&SwitchPort, usize) {
-        let shape = self.endpoint.shape;
+        let shape = self.endpoint().shape;
         let own = if transmit { shape.tx_rings } else { shape.rx_rings };
         match (ring.checked_sub(own), &self.host_rings) {
             (Some(ring), Some(host)) => (&host.switch_side, ring.into()),
@@ -148,28 +145,30 @@ impl ValePort {
 
     /// Packets for the port that it did not receive, by reason.
     fn not_received(&self) -> BTreeMap<&'static str, u64> {
-        let room = (0..self.endpoint.shape.rx_rings.into()).map(|ring| self.switch_side.rx_drops(ring)).sum();
+        let room = (0..self.endpoint().shape.rx_rings.into()).map(|ring| self.switch_side.rx_drops(ring)).sum();
         let [filter, rate] = self.switch_side.policy_drops();
         [("room", room), (DropReason::Filter.name(), filter), (DropReason::RateLimit.name(), rate)].into()
     }
 
     /// Slots that crossed its rings of one direction, as the program that syncs them counts.
     fn crossed(&self, transmit: bool) -> u64 {
-        let rings = if transmit { &self.endpoint.tx } else { &self.endpoint.rx };
-        let of = |ring: &PortRing| self.endpoint.state(ring.state).map_or(0, |state| state.slots.load(Relaxed));
+        let rings = if transmit { &self.endpoint().tx } else { &self.endpoint().rx };
+        let of = |ring: &PortRing| self.endpoint().state(ring.state).map_or(0, |state| state.slots.load(Relaxed));
         rings.iter().map(of).fold(0, u64::wrapping_add)
     }
 
     /// Tells the switch where packets begin in the buffers of its rings.
-    fn apply_offsets(&self) {
-        for (transmit, rings) in [(true, &self.endpoint.tx), (false, &self.endpoint.rx)] {
+    pub(super) fn apply_offsets(&self) {
+        for (transmit, rings) in [(true, &self.endpoint().tx), (false, &self.endpoint().rx)] {
             for ring in rings {
                 let (side, i) = self.side_of(transmit, ring.view.shape().id);
-                side.set_offsets(transmit, i, ring.offsets);
+                side.set_offsets(transmit, i, ring.offsets());
             }
         }
     }
+}
 
+impl ValePort {
     /// Sets the policy that applies from the next configuration of the switch on.
     fn set_policy(&self, policy: Option<Arc<ActivePolicy>>) {
         self.switch_side.set_policy(policy);
@@ -192,15 +191,15 @@ impl ValePort {
         drop(self.switch_side.pause_tx());
     }
 
+    /// Creates a port for which user `scope` is charged.
     fn create(
         region: &mut RegionRecord,
-        (id, key): (PortKey, ValeKey),
+        (scope, id, key): (Scope, PortKey, ValeKey),
         shape: EndpointShape,
         index: u8,
-    ) -> Result<ValePort, Refusal> {
-        let channels_bytes = ChannelPage::bytes(shape.all_rings() as usize);
-        let (range, channels_fd) = shared_page("unetmap-channels", channels_bytes)?;
-        let channels = ChannelPage::new(range);
+    ) -> Result<Port<ValePort>, Refusal> {
+        let page = SharedPage::create("unetmap-channels", ChannelPage::bytes(shape.all_rings() as usize))?;
+        let channels = ChannelPage::new(page.range.clone());
         let endpoint = Endpoint::create(region, shape, DataPath::Switch { tx: 0, rx: shape.all_tx().into() })?;
         let (tx, host_tx) = endpoint.tx.split_at(shape.tx_rings.into());
         let (rx, host_rx) = endpoint.rx.split_at(shape.rx_rings.into());
@@ -215,23 +214,25 @@ impl ValePort {
             Ok((own, host.map(|(doorbell, switch_side)| HostRings { doorbell, switch_side })))
         });
         match created {
-            Ok(((doorbell, switch_side), host_rings)) => Ok(ValePort {
-                id,
-                key,
-                is_member: false,
-                region: region.key,
-                endpoint,
-                channels,
-                channels_fd,
-                channels_bytes,
-                doorbell,
-                switch_side,
-                host_rings,
-                attachment: None,
-                is_wrapped: false,
-            }),
+            Ok(((doorbell, switch_side), host_rings)) => {
+                let (channels, page) = (Some(channels), Some(page));
+                let record = Record::new(region.key, scope, [endpoint], BufferRepair::Slots);
+                let (is_member, attachment, is_wrapped) = (false, None, false);
+                let port = ValePort { id, key, is_member, doorbell, switch_side, host_rings, attachment, is_wrapped };
+                Ok(port.with(Record { channels, page, ..record }))
+            }
             Err(e) => no_descriptors(region, endpoint, &e),
         }
+    }
+}
+
+impl ValePort {
+    /// Adds it to a record.
+    fn with(self, record: Record) -> Port<ValePort> {
+        let other_usage = switch_descriptors(record.endpoints[0].shape);
+        let host = self.host_rings.as_ref().map(|host| host.switch_side.clone());
+        let switch_sides = [Some(self.switch_side.clone()), host].into_iter().flatten().collect();
+        Port { record: Record { switch_sides, other_usage, ..record }, kind: self }
     }
 }
 
@@ -278,7 +279,7 @@ pub(super) fn find_or_create(
         return persistent::find_or_create(daemon, hidden, request, caller);
     }
     if let Some(port) = find(&daemon.registry, &key) {
-        daemon.registry.regions.check_number("port", port.region, request.nr_mem_id)?;
+        daemon.registry.regions.check_number("port", port.record.region, request.nr_mem_id)?;
         return Ok(port.id.clone().into());
     }
     if is_interface(daemon, &key.port, caller) {
@@ -307,12 +308,12 @@ fn create(
     };
     let record = daemon.registry.regions.existing_mut(region)?;
     let id = PortKey::Vale(key.clone());
-    let created = ValePort::create(record, (id.clone(), key.clone()), shape, index);
+    let created = ValePort::create(record, (key.scope, id.clone(), key.clone()), shape, index);
     let mut port = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     port.set_policy(daemon.vale.settings.active_policy(key));
     daemon.vale.add(key, &port.switch_side);
     port.is_member = true;
-    daemon.registry.insert(id.clone(), Box::new(port));
+    daemon.registry.insert(id.clone(), AnyPort::Vale(port));
     if let Err(refusal) = daemon.vale.publish() {
         daemon.release_if_unused(&id);
         return Err(refusal);
@@ -333,7 +334,7 @@ pub(super) fn region_of(daemon: &Daemon, scope: Scope, name: &str) -> Option<Reg
     let key = ValeKey { scope, switch: switch.into(), port: port.into() };
     let region = match daemon.vale.persistent.attached_as(&key) {
         Some(hidden) => daemon.vale.persistent.region(hidden),
-        None => find(&daemon.registry, &key).map(|port| port.region),
+        None => find(&daemon.registry, &key).map(|port| port.record.region),
     };
     region.filter(|region| daemon.registry.regions.get(*region).is_some_and(|record| record.scope.uid == scope.uid))
 }
@@ -391,16 +392,16 @@ pub(crate) fn list_next(
     let Some(switch) = daemon.vale.switches.get(&key.switch_key()) else {
         return refuse(ENOENT, format!("there is no switch {}", key.switch));
     };
-    let port = find(&daemon.registry, &key).map_or(NO_PORT, ValePort::index);
+    let port = find(&daemon.registry, &key).map_or(NO_PORT, |port| port.index());
     Ok((name.into(), found(switch.number, port)))
 }
 
 /// Returns the member of a switch that has this place. Of a persistent port it is the program's end or the host's.
-fn find<'a>(registry: &'a Registry, key: &ValeKey) -> Option<&'a ValePort> {
+fn find<'a>(registry: &'a Registry, key: &ValeKey) -> Option<&'a Port<ValePort>> {
     registry.all::<ValePort>().find(|port| port.is_member && port.key == *key)
 }
 
-fn find_by_name<'a>(daemon: &'a Daemon, name: &str, caller: &Caller) -> Option<&'a ValePort> {
+fn find_by_name<'a>(daemon: &'a Daemon, name: &str, caller: &Caller) -> Option<&'a Port<ValePort>> {
     let (switch, port) = name.split_once(':')?;
     find(&daemon.registry, &ValeKey { scope: daemon.scope(caller), switch: switch.into(), port: port.into() })
 }
@@ -441,47 +442,9 @@ pub(crate) fn exists(daemon: &Daemon, name: &str, caller: &Caller) -> bool {
     find_by_name(daemon, name, caller).is_some()
 }
 
-impl PortRecord for ValePort {
-    fn region(&self) -> RegionKey {
-        self.region
-    }
-
-    fn endpoints(&self) -> &[Endpoint] {
-        slice::from_ref(&self.endpoint)
-    }
-
-    fn buffer_repair(&self) -> BufferRepair<'_> {
-        BufferRepair::Slots(None)
-    }
-
-    fn exchanges_buffers(&self) -> bool {
-        true
-    }
-
-    fn pause_exchanges(&self, has_others: bool) -> Option<Box<dyn PauseGuard + '_>> {
-        let sides = [Some(&self.switch_side), self.host_rings.as_ref().map(|host| &host.switch_side)];
-        let sides = || sides.iter().flatten();
-        // What is sent to ports of other regions is copied.
-        let senders: Option<Vec<_>> = sides().filter(|_| has_others).map(|side| side.pause_tx()).collect();
-        let receivers: Option<Vec<_>> = sides().map(|side| side.pause_exchanges()).collect();
-        Some(Box::new((senders?, receivers?)))
-    }
-
-    fn switch_channels(&self) -> Option<&ChannelPage> {
-        Some(&self.channels)
-    }
-}
-
-impl Port for ValePort {
-    fn endpoint_mut(&mut self, _index: usize) -> Option<&mut Endpoint> {
-        Some(&mut self.endpoint)
-    }
-
-    fn channels(&self) -> Option<&ChannelPage> {
-        Some(&self.channels)
-    }
-
-    fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
+impl Port<ValePort> {
+    /// Refuses a program that may not open the port, or does not accept its header.
+    pub(super) fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
         if self.is_wrapped {
             return refuse(EBUSY, "the persistent port is attached to a second switch (vale-ctl -d detaches it)");
         }
@@ -495,72 +458,48 @@ impl Port for ValePort {
         Ok(())
     }
 
-    fn zero_copy_obstacle(&self) -> Option<&'static str> {
-        self.attachment.is_some().then_some("the daemon runs this interface, in memory that no program shares")
+    /// Whether the daemon runs it for an interface.
+    pub(super) fn is_attached(&self) -> bool {
+        self.attachment.is_some()
     }
 
-    fn set_offsets(&mut self, _index: usize, selection: &RingSelection, layout: Option<crate::offsets::OffsetLayout>) {
-        self.endpoint.set_offsets(selection, layout, Some(&self.channels));
-        self.apply_offsets();
+    /// The user that the switch belongs to, in which the port is now.
+    pub(super) fn owner(&self) -> u32 {
+        self.key.scope.uid
     }
 
-    fn describe(&self, _index: usize) -> Description<'_> {
-        let (page, page_bytes) = (Some(self.channels_fd.as_fd()), self.channels_bytes);
-        Description { page, page_offset: 0, page_bytes, mirror_pools: Default::default() }
-    }
-
-    fn describe_ring<'a>(
-        &'a self,
-        daemon: &Daemon,
-        _index: usize,
-        ring: &'a PortRing,
-        bound_ring: &mut BoundRing,
-    ) -> Result<BorrowedFd<'a>, Refusal> {
+    /// Completes the description of a ring for a client, and returns the doorbell of the thread that serves it;
+    /// `forwards`: released packets of persistent ports are forwarded.
+    pub(super) fn describe_ring(&self, forwards: bool, ring: &PortRing, bound_ring: &mut BoundRing) -> BorrowedFd<'_> {
         bound_ring.backend = BackendKind::Vale as u32;
-        let Some(host) = &self.host_rings else { return Ok(self.doorbell.as_fd()) };
-        bound_ring.features = FORWARD_MARKED | if daemon.knobs.fwd() { FORWARD_ALL } else { 0 };
-        let is_host_ring = ring.pair >= self.endpoint.shape.nic_pairs();
-        Ok(if is_host_ring { &host.doorbell } else { &self.doorbell }.as_fd())
+        let Some(host) = &self.host_rings else { return self.doorbell.as_fd() };
+        bound_ring.features = FORWARD_MARKED | if forwards { FORWARD_ALL } else { 0 };
+        let is_host_ring = ring.pair >= self.endpoint().shape.nic_pairs();
+        if is_host_ring { &host.doorbell } else { &self.doorbell }.as_fd()
     }
 
-    fn unbind(&mut self, _index: usize, selection: &RingSelection) {
-        self.endpoint.unbind(selection, None, None);
-        // A process that was killed may have sent packets without notifying the switch.
+    /// After a session was closed: a process that was killed may have sent packets without notifying the switch.
+    pub(super) fn notify_switch(&self) {
         self.doorbell.notify();
         self.host_rings.iter().for_each(|host| host.doorbell.notify());
     }
 
-    fn release(self: Box<Self>, daemon: &mut Daemon) -> Vec<Endpoint> {
-        if self.is_member {
-            daemon.vale.remove(&self.key, &self.switch_side);
+    /// Ends the port, which is no longer in the registry. Returns its endpoints, unless a thread may still use them.
+    pub(super) fn release(self, daemon: &mut Daemon) -> Vec<Arc<Endpoint>> {
+        let Port { record, kind } = self;
+        if kind.is_member {
+            daemon.vale.remove(&kind.key, &kind.switch_side);
         }
-        match daemon.registry.regions.get_mut(self.region) {
-            Some(region) => daemon.vale.retire(region, self.endpoint),
-            None => vec![self.endpoint],
+        match daemon.registry.regions.get_mut(record.region) {
+            Some(region) => daemon.vale.retire(region, record.into_endpoints()),
+            None => record.into_endpoints(),
         }
     }
 
-    fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
-        Ok(SavedPort::Vale(self.save_port(fds)))
-    }
-
-    fn mediators(&mut self) -> Option<&mut Mediators> {
-        self.attachment.as_mut().map(|attachment| &mut attachment.threads)
-    }
-
-    fn owner(&self) -> u32 {
-        self.key.scope.uid
-    }
-
-    fn other_usage(&self) -> Amounts {
-        switch_descriptors(self.endpoint.shape)
-    }
-
-    fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
-        let mem_id = daemon.registry.regions.mem_id(self.region);
-        let thread = daemon.vale.thread_of(self);
+    pub(super) fn snapshot(&self, mem_id: u16, vale: &ValeState) -> PortSnapshot {
+        let thread = vale.thread_of(self);
         let name = persistent::display_name(&self.key);
-        let mut port = PortSnapshot::new(name, "vale", mem_id, &self.endpoint, Some(&self.channels));
+        let mut port = PortSnapshot::new(name, "vale", mem_id, (&self.record, 0));
         for ring in &mut port.rings {
             ring.dropped = self.dropped(ring.dir == "tx", ring.id);
             let (side, id) = self.side_of(ring.dir == "tx", ring.id);
@@ -568,13 +507,13 @@ impl Port for ValePort {
             ring.bytes = Some(if ring.dir == "tx" { side.tx_bytes(id) } else { side.rx_bytes(id) });
             ring.wakeups = Some(side.wakeups(ring.dir == "tx", id));
         }
-        vec![PortSnapshot {
-            uid: Some(self.key.scope.uid),
+        PortSnapshot {
+            uid: Some(self.owner()),
             thread,
-            cpu: thread.and_then(|thread| daemon.vale.workers.cpu_of(thread)),
+            cpu: thread.and_then(|thread| vale.workers.cpu_of(thread)),
             polled: self.polling_cpus(),
             lost: self.lost(),
             ..port
-        }]
+        }
     }
 }

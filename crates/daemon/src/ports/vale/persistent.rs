@@ -34,14 +34,12 @@ use super::attached::{self, Side, check_root, check_system_daemon, disconnect};
 use super::{MAX_RINGS, OWN_SWITCH, ValeKey, ValePort, ValeState};
 use crate::caller::Caller;
 use crate::descriptors::{FdIndex, Incoming, Outgoing};
-use crate::endpoint::Endpoint;
 use crate::events::What;
 use crate::ports::nic::{self, find_link, no_such_interface};
-use crate::ports::{Daemon, EndpointKey, PortKey, monitor};
+use crate::ports::{AnyPort, Daemon, EndpointKey, PortKey, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, Scope};
-use crate::registry::PortRecord;
 use crate::shape::EndpointShape;
 use crate::tuning::region::MAX_EXTRA;
 
@@ -50,6 +48,8 @@ pub(super) const MAX_NAME: usize = 15;
 /// The index of the program end's host rings on the wire, and that of the host end.
 pub(super) const WIRE_PROGRAM: u8 = 0;
 const WIRE_HOST: u8 = 1;
+/// Of the ends of a persistent port, whichever switch and owner they have at a time.
+const DAEMON_SCOPE: Scope = Scope { uid: DAEMON_UID, netns: 0 };
 /// The end of the name of the wire.
 const WIRE: char = '^';
 
@@ -93,8 +93,7 @@ struct PersistentPort {
 impl PersistentPort {
     /// Its place while it is attached to no switch.
     fn idle_key(hidden: u32, name: &str) -> ValeKey {
-        let scope = Scope { uid: DAEMON_UID, netns: 0 };
-        ValeKey { scope, switch: format!("{OWN_SWITCH}{hidden}"), port: name.into() }
+        ValeKey { scope: DAEMON_SCOPE, switch: format!("{OWN_SWITCH}{hidden}"), port: name.into() }
     }
 
     /// The place where one of its ends is to be a member.
@@ -301,9 +300,9 @@ pub(crate) fn find_or_create(
     }
     if daemon.registry.port(&id).is_err() {
         let record = daemon.registry.regions.existing_mut(port.region)?;
-        let program = ValePort::create(record, (id.clone(), port.key()), port.shape, 0)?;
+        let program = ValePort::create(record, (DAEMON_SCOPE, id.clone(), port.key()), port.shape, 0)?;
         program.switch_side.set_vnet_hdr_len(port.header_for(caller.peer.uid));
-        daemon.registry.insert(id.clone(), Box::new(program));
+        daemon.registry.insert(id.clone(), AnyPort::Persistent(program));
     }
     Ok(id.into())
 }
@@ -392,7 +391,7 @@ fn end(daemon: &mut Daemon, port: &PersistentPort) {
         attached::log(daemon, key, "detached", |port| What::Detached { port });
     }
     if let Some(program) = daemon.registry.get_mut::<ValePort>(&program_id) {
-        program.endpoints().iter().for_each(Endpoint::end_all);
+        program.record.endpoints.iter().for_each(|endpoint| endpoint.end_all());
         monitor::end_monitors(daemon, &program_id.clone().into());
         daemon.release_if_unused(&program_id);
     }

@@ -19,6 +19,7 @@ use crate::caller::Caller;
 use crate::ports::{Daemon, Session};
 use crate::refusal::{Refusal, refuse};
 use crate::region::Scope;
+use crate::registry::Port;
 
 #[derive(Serialize)]
 pub(crate) struct SwitchSnapshot {
@@ -280,7 +281,7 @@ impl PortDetails {
         PortDetails {
             name: key.name(),
             open: port.is_some(),
-            index: port.map(ValePort::index),
+            index: port.map(|port| port.index()),
             kind: match port {
                 None => "-",
                 Some(_) if is_attached => "interface",
@@ -288,15 +289,15 @@ impl PortDetails {
             },
             pids: sessions.iter().map(|session| session.pid).collect(),
             served: sessions.iter().filter_map(|session| ServedSnapshot::of(session)).collect(),
-            mem_id: port.map_or(0, |port| daemon.registry.regions.mem_id(port.region)),
+            mem_id: port.map_or(0, |port| daemon.registry.regions.mem_id(port.record.region)),
             thread,
             cpu: thread.and_then(|thread| daemon.vale.workers.cpu_of(thread)),
-            polled: port.map(ValePort::polling_cpus).unwrap_or_default(),
-            header: port.map_or(0, ValePort::header),
+            polled: port.map(Port::<ValePort>::polling_cpus).unwrap_or_default(),
+            header: port.map_or(0, |port| port.header()),
             sent: port.map_or(0, |port| port.crossed(true)),
             received: port.map_or(0, |port| port.crossed(false)),
-            lost: port.map(ValePort::lost).unwrap_or_default(),
-            dropped: port.map(ValePort::not_received).unwrap_or_default(),
+            lost: port.map(Port::<ValePort>::lost).unwrap_or_default(),
+            dropped: port.map(Port::<ValePort>::not_received).unwrap_or_default(),
             rules: daemon.vale.settings.of(key).map(RulesSnapshot::of).unwrap_or_default(),
         }
     }

@@ -24,19 +24,16 @@ use super::persistent::{PersistentState, SavedPersistent, WIRE_PROGRAM};
 use super::switches::{Switch, SwitchKey};
 use super::{HostRings, ValeKey, ValePort, ValeState, switch_side};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
-use crate::endpoint::SavedEndpoint;
-use crate::ports::{Port, PortKey, Registry};
+use crate::ports::{PortKey, Registry};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, Scope};
+use crate::region::{Scope, SharedPage};
+use crate::registry::{Port, Record};
 
 /// A switch port.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedValePort {
     key: ValeKey,
     is_member: bool,
-    region: RegionKey,
-    endpoint: SavedEndpoint,
-    channels: FdIndex,
     doorbell: FdIndex,
     /// The doorbell of the host rings, if the port has any.
     host: Option<FdIndex>,
@@ -83,13 +80,10 @@ pub(crate) type TableMarks = BTreeMap<SwitchKey, TableMark>;
 type SavedAddress = ([u8; 6], u16, u8, u32);
 
 impl ValePort {
-    pub(super) fn save_port<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedValePort {
+    pub(in crate::ports) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedValePort {
         SavedValePort {
             key: self.key.clone(),
             is_member: self.is_member,
-            region: self.region,
-            endpoint: self.endpoint.save(fds),
-            channels: fds.add(&self.channels_fd),
             doorbell: fds.add(&self.doorbell),
             host: self.host_rings.as_ref().map(|host| fds.add(&host.doorbell)),
             index: self.index(),
@@ -102,23 +96,24 @@ impl ValePort {
 
 impl SavedValePort {
     /// Rebuilds the port, whose positions follow.
-    pub(crate) fn restore(
+    pub(in crate::ports) fn restore(
         self,
+        record: Record,
         id: &PortKey,
         registry: &Registry,
         fds: &mut Incoming,
-    ) -> Result<Box<dyn Port>, Refusal> {
-        let region = registry.regions.existing(self.region)?;
-        let endpoint = self.endpoint.restore(region, fds)?;
+    ) -> Result<Port<ValePort>, Refusal> {
+        let (region, endpoint) = (registry.regions.existing(record.region)?, &record.endpoints[0]);
         let shape = endpoint.shape;
         if usize::from(self.index) >= MAX_PORTS || endpoint.tx.is_empty() || endpoint.rx.is_empty() {
             return invalid("a switch port");
         }
-        let channels_bytes = ChannelPage::bytes(shape.all_rings() as usize);
-        let (range, channels_fd) = fds.take_page(self.channels, 0, channels_bytes)?;
-        let channels = ChannelPage::new(range);
+        let has_all = |page: &&SharedPage| page.range.len() == ChannelPage::bytes(shape.all_rings() as usize);
+        let (Some(channels), Some(_)) = (&record.channels, record.page.as_ref().filter(has_all)) else {
+            return invalid("the channels of a switch port");
+        };
         let doorbell = fds.take_doorbell(self.doorbell)?;
-        let is_persistent = matches!(id, PortKey::Persistent(_));
+        let is_persistent = id.as_persistent().is_some();
         let own = (usize::from(shape.tx_rings), usize::from(shape.rx_rings));
         let has_host = endpoint.tx.len() > own.0 && endpoint.rx.len() > own.1;
         let has_own = endpoint.tx.len() >= own.0 && endpoint.rx.len() >= own.1;
@@ -127,7 +122,7 @@ impl SavedValePort {
         }
         let ((tx, host_tx), (rx, host_rx)) = (endpoint.tx.split_at(own.0), endpoint.rx.split_at(own.1));
         let side = |index, rings, doorbell: &Doorbell| {
-            let side = switch_side(index, region, &channels, rings, doorbell);
+            let side = switch_side(index, region, channels, rings, doorbell);
             side.or_else(|e| invalid(&format!("a switch port: {e}")))
         };
         let switch_side = side(self.index, (tx, rx), &doorbell)?;
@@ -142,24 +137,19 @@ impl SavedValePort {
             id: id.clone(),
             key: self.key,
             is_member: self.is_member,
-            region: self.region,
-            endpoint,
-            channels,
-            channels_fd,
-            channels_bytes,
             doorbell,
             switch_side,
             host_rings,
             attachment: self.attachment.map(|(interface, side, polling)| AttachedInterface {
                 interface,
                 side,
-                threads: Vec::new(),
                 polling,
             }),
             is_wrapped: self.is_wrapped,
         };
+        let port = port.with(record);
         port.apply_offsets();
-        Ok(Box::new(port))
+        Ok(port)
     }
 }
 
@@ -213,8 +203,8 @@ impl ValeState {
         for port in registry.all::<ValePort>().filter(|port| port.is_member) {
             port.set_policy(self.settings.active_policy(&port.key));
             self.add_restored(&port.key, &port.switch_side)?;
-            if let (PortKey::Persistent(hidden), Some(host)) = (&port.id, &port.host_rings) {
-                let Some(wire) = self.persistent.wire(*hidden) else { return invalid("the host rings of a port") };
+            if let (Some(hidden), Some(host)) = (port.id.as_persistent(), &port.host_rings) {
+                let Some(wire) = self.persistent.wire(hidden) else { return invalid("the host rings of a port") };
                 self.add_restored(&wire, &host.switch_side)?;
             }
             let nic = port.attachment.as_ref().and_then(|attachment| registry.nic(&attachment.interface));
@@ -248,7 +238,7 @@ impl ValeState {
         if !self.stop_threads() {
             return refuse(EBUSY, "a thread of the switches waits for memory of a program: try again, or end it");
         }
-        let of_port = |port: &ValePort| {
+        let of_port = |port: &Port<ValePort>| {
             let host = port.host_rings.as_ref().map(|host| host.switch_side.positions());
             (port.id.clone(), port.switch_side.positions(), host)
         };
@@ -275,7 +265,7 @@ impl ValeState {
             return invalid("positions of a switch port are missing");
         }
         for (id, own, host) in &from.ports {
-            let sets = |port: &ValePort| {
+            let sets = |port: &Port<ValePort>| {
                 let of_host = match (&port.host_rings, host) {
                     (Some(rings), Some(positions)) => rings.switch_side.set_positions(positions),
                     (rings, positions) => rings.is_none() && positions.is_none(),

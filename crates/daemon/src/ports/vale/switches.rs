@@ -42,7 +42,7 @@ pub(crate) struct ValeState {
 struct Retired {
     users: Vec<Behind>,
     region: RegionKey,
-    endpoint: Endpoint,
+    endpoints: Vec<Arc<Endpoint>>,
 }
 
 /// A switch.
@@ -137,14 +137,14 @@ impl ValeState {
 
     /// Returns the rings of a port that was removed if they can be freed now. Else they are kept until no thread uses
     /// them: [`free_retired`].
-    pub(super) fn retire(&mut self, region: &mut RegionRecord, endpoint: Endpoint) -> Vec<Endpoint> {
+    pub(super) fn retire(&mut self, region: &mut RegionRecord, endpoints: Vec<Arc<Endpoint>>) -> Vec<Arc<Endpoint>> {
         self.behind.retain(|behind| !behind.has_caught_up());
         if self.behind.is_empty() {
-            return vec![endpoint];
+            return endpoints;
         }
         tracing::debug!(region.mem_id, "a switch thread waits for memory: the port is freed later");
         region.retired_ports += 1;
-        self.retired.push(Retired { users: self.behind.clone(), region: region.key, endpoint });
+        self.retired.push(Retired { users: self.behind.clone(), region: region.key, endpoints });
         Vec::new()
     }
 
@@ -221,11 +221,11 @@ pub(crate) fn free_retired(daemon: &mut Daemon) -> Option<Duration> {
     let is_used = |retired: &Retired| retired.users.iter().any(|user| !user.has_caught_up());
     let (kept, free): (Vec<_>, Vec<_>) = std::mem::take(&mut daemon.vale.retired).into_iter().partition(is_used);
     daemon.vale.retired = kept;
-    for Retired { region, endpoint, .. } in free {
+    for Retired { region, endpoints, .. } in free {
         if let Some(record) = daemon.registry.regions.get_mut(region) {
             record.retired_ports = record.retired_ports.saturating_sub(1);
         }
-        daemon.registry.free_endpoints(region, vec![endpoint]);
+        daemon.registry.free_endpoints(region, endpoints);
     }
     (!daemon.vale.retired.is_empty()).then_some(RETIRED_POLL)
 }

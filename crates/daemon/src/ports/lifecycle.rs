@@ -1,0 +1,523 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The lifecycle of ports: the one place where kinds are told apart. Each step matches all of them, so that the
+//! compiler names what a new kind lacks.
+//!
+//! ```text
+//! find_or_create         REGISTER names a port: it is found, or created in a region
+//! prepare, bind          a session opens it and binds rings
+//! session_opened         what the kind runs for it begins
+//! describe_ring          the client gets the positions of the rings, and how their slots move
+//! unbind, session_closed the session is closed
+//! before_release         no session has it open: what the kind runs ends
+//! release                it leaves the registry, and its rings and buffers are freed
+//! save, restore          it goes on in another process
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use unetmap_abi::*;
+use unetmap_core::control::binding::{BoundPool, BoundRing};
+use unetmap_core::errno::EINVAL;
+use unetmap_sys::Doorbell;
+
+use super::mediated::{self, Mediated, SavedMediated};
+use super::monitor::{self, Mover, SavedMonitor};
+use super::nic::{self, NicKey, NicPort, SavedNic};
+use super::null::NullPort;
+use super::pipe::Pipe;
+use super::pipe::copied_end::{self, CopiedEnd};
+use super::port::{AnyPort, EndpointKey, Kind as _, PortKey, Registry};
+use super::sink::Sink;
+use super::snapshot::PortSnapshot;
+use super::vale::{self, SavedValePort};
+use super::{arrival, pipe_rings};
+use crate::daemon::Daemon;
+use crate::descriptors::{Incoming, Outgoing, invalid};
+use crate::endpoint::{Endpoint, PortRing, RingSelection};
+use crate::offsets::OffsetLayout;
+use crate::refusal::{Refusal, refuse};
+use crate::region::DAEMON_UID;
+use crate::registry::{Port, SavedRecord};
+
+impl AnyPort {
+    /// Refuses a REGISTER that this port does not allow.
+    pub(super) fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
+        match self {
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.check_request(request),
+            AnyPort::Mediated(port) => port.check_request(request),
+            AnyPort::Sink(port) => port.check_request(),
+            AnyPort::Nic(_) | AnyPort::Pipe(_) | AnyPort::CopiedEnd(_) | AnyPort::Null(_) | AnyPort::Monitor(_) => {
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether packets can begin behind the start of their buffers (the option OFFSETS).
+    pub(super) fn supports_offsets(&self) -> bool {
+        match self {
+            AnyPort::Mediated(_) | AnyPort::CopiedEnd(_) => false,
+            AnyPort::Monitor(port) => !port.is_zero_copy(),
+            AnyPort::Nic(_)
+            | AnyPort::Vale(_)
+            | AnyPort::Persistent(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_) => true,
+        }
+    }
+
+    /// Refuses a headroom that open queues cannot have any more.
+    pub(super) fn check_headroom(&self, selection: &RingSelection, headroom: u32) -> Result<(), Refusal> {
+        match self {
+            AnyPort::Nic(port) => port.check_headroom(selection, headroom),
+            AnyPort::Vale(_)
+            | AnyPort::Persistent(_)
+            | AnyPort::Mediated(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_)
+            | AnyPort::Monitor(_) => Ok(()),
+        }
+    }
+
+    /// Sets the offsets of the rings that a session is to bind.
+    pub(super) fn set_offsets(&self, index: usize, selection: &RingSelection, layout: Option<OffsetLayout>) {
+        match self {
+            // Those of an interface are not changed while a thread has it.
+            AnyPort::Nic(port) if port.here().is_none() => {}
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => {
+                port.record.set_offsets(index, selection, layout);
+                port.apply_offsets();
+            }
+            AnyPort::Nic(_)
+            | AnyPort::Mediated(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_)
+            | AnyPort::Monitor(_) => self.record().set_offsets(index, selection, layout),
+        }
+    }
+
+    /// Why a monitor cannot have this port's buffers instead of copies; `None` if it can.
+    pub(super) fn zero_copy_obstacle(&self) -> Option<&'static str> {
+        let is_of_daemon = match self {
+            AnyPort::Nic(port) => port.record.scope.uid == DAEMON_UID,
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.is_attached(),
+            AnyPort::Pipe(_) => false,
+            AnyPort::Mediated(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_)
+            | AnyPort::Monitor(_) => return Some("the buffers of this kind of port cannot be handed over"),
+        };
+        is_of_daemon.then_some("the daemon runs this interface, in memory that no program shares")
+    }
+
+    /// Opens what the data path of the rings needs. On failure nothing has changed.
+    pub(super) fn prepare(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
+        match self {
+            AnyPort::Nic(port) => port.prepare(selection),
+            AnyPort::Vale(_)
+            | AnyPort::Persistent(_)
+            | AnyPort::Mediated(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_)
+            | AnyPort::Monitor(_) => Ok(()),
+        }
+    }
+
+    /// Binds the rings for one more session.
+    pub(super) fn bind(&mut self, index: usize, selection: &RingSelection) {
+        match self {
+            AnyPort::Nic(port) => port.bind(selection),
+            AnyPort::Vale(_)
+            | AnyPort::Persistent(_)
+            | AnyPort::Mediated(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_)
+            | AnyPort::Monitor(_) => self.record().bind(index, selection),
+        }
+    }
+
+    /// Completes the description of a ring for a client. Returns the descriptor through which the client reaches the
+    /// other side: the peer's doorbell, or the interface's socket.
+    pub(super) fn describe_ring<'a>(
+        &'a self,
+        daemon: &Daemon,
+        (index, ring): (usize, &'a PortRing),
+        bound_ring: &mut BoundRing,
+    ) -> Result<BorrowedFd<'a>, Refusal> {
+        match self {
+            AnyPort::Nic(port) => port.describe_ring(ring, bound_ring),
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => {
+                Ok(port.describe_ring(daemon.knobs.fwd(), ring, bound_ring))
+            }
+            AnyPort::Mediated(port) => {
+                let nic = daemon.registry.nic(&PortKey::Nic(port.nic()));
+                bound_ring.features = nic.filter(|_| index == 0).map_or(0, nic::Nic::forwarding);
+                pipe_rings::describe_ring(&port.record, (index, ring), bound_ring)
+            }
+            AnyPort::Pipe(_) | AnyPort::CopiedEnd(_) => {
+                pipe_rings::describe_ring(self.record(), (index, ring), bound_ring)
+            }
+            AnyPort::Null(_) => Ok(ring.doorbell.get()?.as_fd()),
+            AnyPort::Sink(port) => {
+                port.describe_ring(ring, bound_ring);
+                Ok(ring.doorbell.get()?.as_fd())
+            }
+            AnyPort::Monitor(port) => port.describe_ring(ring, bound_ring),
+        }
+    }
+
+    /// The doorbell of the ring at the other end of a channel, which is made if it does not exist. Called where
+    /// [`AnyPort::describe_ring`] said that it comes later (`DOORBELL_LATER`), and then by the client's request.
+    pub(super) fn peer_doorbell(&self, at: (usize, &PortRing)) -> Result<&Doorbell, Refusal> {
+        match self {
+            AnyPort::Pipe(port) => pipe_rings::peer_doorbell(&port.record, at),
+            AnyPort::Nic(_)
+            | AnyPort::Vale(_)
+            | AnyPort::Persistent(_)
+            | AnyPort::Mediated(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_)
+            | AnyPort::Monitor(_) => refuse(EINVAL, "the port is no pipe"),
+        }
+    }
+
+    /// The pools of a monitor's mirror rings; else 0.
+    pub(super) fn mirror_pools(&self) -> [BoundPool; 3] {
+        monitor::Monitor::of(self).map(|port| port.mirror_pools()).unwrap_or_default()
+    }
+
+    /// Unbinds the rings of a session.
+    pub(super) fn unbind(&mut self, index: usize, selection: &RingSelection) {
+        match self {
+            AnyPort::Nic(port) => port.unbind(selection),
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => {
+                port.record.unbind(index, selection);
+                port.notify_switch();
+            }
+            AnyPort::Mediated(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_)
+            | AnyPort::Monitor(_) => self.record().unbind(index, selection),
+        }
+    }
+
+    /// Frees every lock that the exited process with this holder ID held, and returns how many there were.
+    fn break_locks(&self, holder: u32) -> usize {
+        match self {
+            AnyPort::Nic(port) => port.break_locks(holder),
+            AnyPort::Vale(_)
+            | AnyPort::Persistent(_)
+            | AnyPort::Mediated(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_)
+            | AnyPort::Monitor(_) => self.record().break_locks(holder),
+        }
+    }
+
+    /// Whether the port can be released now. A port that cannot is checked again whenever a session is closed.
+    pub(super) fn is_releasable(&self, registry: &Registry) -> bool {
+        match self {
+            AnyPort::Nic(port) => port.is_releasable(),
+            AnyPort::Monitor(port) => port.is_releasable(registry),
+            AnyPort::Vale(_)
+            | AnyPort::Persistent(_)
+            | AnyPort::Mediated(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_) => true,
+        }
+    }
+
+    /// Ends the port, which is no longer in the registry, and returns its endpoints, whose rings and buffers are still
+    /// allocated.
+    fn release(self, daemon: &mut Daemon) -> Vec<Arc<Endpoint>> {
+        match self {
+            AnyPort::Nic(port) => {
+                nic::unwatch_if_unused(daemon, port.key.netns);
+                AnyPort::Nic(port).into_record().into_endpoints()
+            }
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.release(daemon),
+            AnyPort::Mediated(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_)
+            | AnyPort::Monitor(_) => self.into_record().into_endpoints(),
+        }
+    }
+
+    /// The memory files that programs may have besides those of the region and the record.
+    fn other_files(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            AnyPort::Monitor(port) => port.mirror_files().collect(),
+            AnyPort::Nic(_)
+            | AnyPort::Vale(_)
+            | AnyPort::Persistent(_)
+            | AnyPort::Mediated(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_) => Vec::new(),
+        }
+    }
+
+    /// The user that the port belongs to.
+    pub(crate) fn owner(&self) -> u32 {
+        match self {
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.owner(),
+            AnyPort::Nic(_)
+            | AnyPort::Mediated(_)
+            | AnyPort::Pipe(_)
+            | AnyPort::CopiedEnd(_)
+            | AnyPort::Null(_)
+            | AnyPort::Sink(_)
+            | AnyPort::Monitor(_) => self.record().scope.uid,
+        }
+    }
+
+    /// The port as `unetmap ls` shows it. A pipe is two ports there.
+    pub(crate) fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
+        let mem_id = daemon.registry.regions.mem_id(self.record().region);
+        vec![match self {
+            AnyPort::Nic(port) => port.snapshot(mem_id),
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.snapshot(mem_id, &daemon.vale),
+            AnyPort::Mediated(port) => {
+                let nic = daemon.registry.get::<NicPort>(&PortKey::Nic(port.nic()));
+                port.snapshot(mem_id, nic.and_then(|nic| nic.describe(mem_id)))
+            }
+            AnyPort::Pipe(port) => return port.snapshots(mem_id),
+            AnyPort::CopiedEnd(port) => port.snapshot(mem_id),
+            AnyPort::Null(port) => port.snapshot(mem_id),
+            AnyPort::Sink(port) => port.snapshot(mem_id),
+            AnyPort::Monitor(port) => return port.snapshot(mem_id).into_iter().collect(),
+        }]
+    }
+
+    /// What a successor of the daemon needs of it; a refusal if it cannot be handed over now.
+    pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
+        let record = self.record().save(fds);
+        let kind = match self {
+            AnyPort::Nic(port) => to_value(&port.save(fds)?),
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => to_value(&port.save(fds)),
+            AnyPort::Mediated(port) => to_value(&port.save()),
+            AnyPort::Sink(port) => to_value(&port.kind),
+            AnyPort::Monitor(port) => to_value(&port.save(fds)),
+            AnyPort::Pipe(_) | AnyPort::CopiedEnd(_) | AnyPort::Null(_) => Ok(Value::Null),
+        }?;
+        Ok(SavedPort { record, kind })
+    }
+}
+
+/// A port as the daemon hands it to its successor.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SavedPort {
+    record: SavedRecord,
+    /// What only its kind has.
+    kind: Value,
+}
+
+impl SavedPort {
+    /// Rebuilds the port.
+    pub(super) fn restore(self, key: &PortKey, registry: &Registry, fds: &mut Incoming) -> Result<AnyPort, Refusal> {
+        let endpoints = match key {
+            PortKey::Pipe(_) | PortKey::Mediated(_) | PortKey::CopiedEnd(_) => 2,
+            PortKey::Nic(_)
+            | PortKey::Vale(_)
+            | PortKey::Persistent(_)
+            | PortKey::Null(..)
+            | PortKey::Sink(..)
+            | PortKey::Monitor(_) => 1,
+        };
+        let record = self.record.restore(endpoints, &registry.regions, fds)?;
+        Ok(match key {
+            PortKey::Nic(nic) => AnyPort::Nic(of_value::<SavedNic>(self.kind)?.restore(record, *nic, registry, fds)?),
+            PortKey::Vale(_) => {
+                AnyPort::Vale(of_value::<SavedValePort>(self.kind)?.restore(record, key, registry, fds)?)
+            }
+            PortKey::Persistent(_) => {
+                AnyPort::Persistent(of_value::<SavedValePort>(self.kind)?.restore(record, key, registry, fds)?)
+            }
+            PortKey::Mediated(of) => {
+                AnyPort::Mediated(of_value::<SavedMediated>(self.kind)?.restore(record, of, registry)?)
+            }
+            PortKey::Pipe(pipe) => AnyPort::Pipe(Port { record, kind: Pipe { key: pipe.clone() } }),
+            PortKey::CopiedEnd(end) => AnyPort::CopiedEnd(CopiedEnd::restore(record, end)?),
+            PortKey::Null(..) => AnyPort::Null(Port { record, kind: NullPort }),
+            PortKey::Sink(..) => AnyPort::Sink(Port { record, kind: of_value::<Sink>(self.kind)? }),
+            PortKey::Monitor(id) => {
+                AnyPort::Monitor(of_value::<SavedMonitor>(self.kind)?.restore(record, *id, registry, fds)?)
+            }
+        })
+    }
+}
+
+fn to_value(kind: &impl Serialize) -> Result<Value, Refusal> {
+    serde_json::to_value(kind).or_else(|e| invalid(&e.to_string()))
+}
+
+fn of_value<T: DeserializeOwned>(kind: Value) -> Result<T, Refusal> {
+    serde_json::from_value(kind).or_else(|e| invalid(&format!("a port of its kind: {e}")))
+}
+
+impl PortKey {
+    /// By which packets reach the receive rings of the port.
+    pub(super) fn mover(&self) -> Mover {
+        match self {
+            PortKey::Pipe(_) => Mover::Peer,
+            PortKey::Vale(_) | PortKey::Persistent(_) => Mover::Switch,
+            PortKey::Nic(_)
+            | PortKey::Mediated(_)
+            | PortKey::CopiedEnd(_)
+            | PortKey::Null(..)
+            | PortKey::Sink(..)
+            | PortKey::Monitor(_) => Mover::Program,
+        }
+    }
+}
+
+impl Registry {
+    /// The interface whose sockets move the packets of a port, if any do.
+    pub(super) fn interface_of(&self, key: &PortKey) -> Option<NicKey> {
+        match key {
+            PortKey::Nic(nic) => Some(*nic),
+            PortKey::Mediated(_) => self.get::<Mediated>(key).map(|port| port.nic()),
+            PortKey::Vale(_)
+            | PortKey::Persistent(_)
+            | PortKey::Pipe(_)
+            | PortKey::CopiedEnd(_)
+            | PortKey::Null(..)
+            | PortKey::Sink(..)
+            | PortKey::Monitor(_) => None,
+        }
+    }
+
+    /// Frees every lock that the exited process with this holder ID held, and returns how many there were.
+    pub(crate) fn break_locks(&self, holder: u32) -> usize {
+        self.ports().map(|(_, port)| port.break_locks(holder)).sum()
+    }
+}
+
+impl Daemon {
+    /// Does what a kind does after a session was opened, besides binding.
+    pub(super) fn session_opened(&mut self, at: &EndpointKey) -> Result<(), Refusal> {
+        match &at.port {
+            PortKey::Mediated(key) if at.index == 0 => mediated::update_threads(self, key),
+            PortKey::CopiedEnd(key) if at.index == key.index => copied_end::session_opened(self, key),
+            PortKey::Persistent(hidden) => vale::persistent::connect_ends(self, *hidden),
+            PortKey::Monitor(id) => {
+                monitor::notify_watched(self, *id);
+                if let Some(watched) = monitor::watched_port(self, *id) {
+                    arrival::update_threads(self, &watched);
+                }
+                Ok(())
+            }
+            PortKey::Nic(_) => {
+                arrival::update_threads(self, &at.port);
+                Ok(())
+            }
+            PortKey::Vale(_)
+            | PortKey::Mediated(_)
+            | PortKey::Pipe(_)
+            | PortKey::CopiedEnd(_)
+            | PortKey::Null(..)
+            | PortKey::Sink(..) => Ok(()),
+        }
+    }
+
+    /// A session of a user is closed: a header that it has set for its programs ends with the last one.
+    pub(super) fn end_own_header(&mut self, port: &PortKey, uid: u32) {
+        match port {
+            PortKey::Persistent(hidden) => vale::persistent::end_own_header(self, *hidden),
+            PortKey::Nic(_) | PortKey::Mediated(_) => {
+                let nic = self.registry.interface_of(port);
+                nic.into_iter().for_each(|nic| nic::end_own_header(self, nic, port, uid));
+            }
+            PortKey::Vale(_)
+            | PortKey::Pipe(_)
+            | PortKey::CopiedEnd(_)
+            | PortKey::Null(..)
+            | PortKey::Sink(..)
+            | PortKey::Monitor(_) => {}
+        }
+    }
+
+    /// Does what a kind does after a session was closed, besides unbinding.
+    pub(super) fn session_closed(&mut self, at: &EndpointKey, name: &str) {
+        match &at.port {
+            PortKey::Mediated(key) if at.index == 0 => mediated::session_closed(self, key, name),
+            PortKey::Persistent(hidden) => {
+                if let Err(e) = vale::persistent::connect_ends(self, *hidden) {
+                    tracing::error!(name, "the host is not connected with its switch again: {}", e.why);
+                }
+            }
+            PortKey::Nic(key) => {
+                self.nics.work.check_later(*key);
+                arrival::update_threads(self, &at.port);
+            }
+            PortKey::Vale(_)
+            | PortKey::Mediated(_)
+            | PortKey::Pipe(_)
+            | PortKey::CopiedEnd(_)
+            | PortKey::Null(..)
+            | PortKey::Sink(..)
+            | PortKey::Monitor(_) => {}
+        }
+    }
+
+    /// Ends what a kind runs on a port that no client has open.
+    fn before_release(&mut self, key: &PortKey) {
+        match key {
+            PortKey::Nic(key) => self.nics.work.check_later(*key),
+            PortKey::Mediated(key) => mediated::stop_threads_if_unused(self, key),
+            PortKey::CopiedEnd(key) => copied_end::stop_if_unused(self, key),
+            PortKey::Monitor(id) => {
+                monitor::close_if_unused(self, *id);
+                if let Some(watched) = monitor::watched_port(self, *id) {
+                    arrival::update_threads(self, &watched);
+                }
+            }
+            PortKey::Vale(_) | PortKey::Persistent(_) | PortKey::Pipe(_) | PortKey::Null(..) | PortKey::Sink(..) => {}
+        }
+    }
+
+    /// Releases a port that no session has open, and its region, if that was its last port.
+    pub(crate) fn release_if_unused(&mut self, key: &PortKey) {
+        self.before_release(key);
+        let is_in_use = self.registry.is_open(key) || self.nics.work.is_kept(key);
+        if !is_in_use && self.registry.port(key).is_ok_and(|port| port.is_releasable(&self.registry)) {
+            self.release(key);
+        }
+    }
+
+    /// Releases a port, and its region, if that was its last port. The user is charged for its memory, besides that of
+    /// the region, as long as programs have it.
+    pub(super) fn release(&mut self, key: &PortKey) {
+        let Some(port) = self.registry.remove(key) else { return };
+        let (region, user) = (port.record().region, port.record().scope.uid);
+        if user != DAEMON_UID {
+            let files = port.record().files().chain(port.other_files());
+            files.for_each(|file| self.registry.regions.files.leave(user, file));
+        }
+        let endpoints = port.release(self);
+        self.registry.free_endpoints(region, endpoints);
+    }
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The mediator threads of all ports ([`super::mediator`]): opening both sides, starting, stopping; and pausing while
+//! the daemon is replaced. Then their sessions stay open, and packets wait in the rings; the successor's threads, or
+//! this process's if the successor fails, go on with them. So do those of a daemon that is started again after a crash:
+//! what the threads had copied and not yet passed on is copied again.
+
+use std::collections::BTreeSet;
+use std::mem;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use unetmap_abi::{NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NmreqRegister};
+use unetmap_core::errno::{EBUSY, ENOMEM};
+use unetmap_core::{InDaemon, Port};
+use unetmap_sys::xsk::SocketRings;
+use unetmap_sys::{process, socket};
+
+use super::mediated::Mediated;
+use super::mediator::{Directions, MediatorThread, Prepared, RingPair, Stopping};
+use super::nic::Nic;
+use super::sessions::{Options, Registered};
+use super::{Daemon, EndpointKey, PortKey, Registry, monitor};
+use crate::caller::Caller;
+use crate::descriptors::invalid;
+use crate::refusal::{Refusal, refuse};
+use crate::registry::Record;
+use crate::tuning::thread_waits::RETIRED_POLL;
+
+/// The daemon's own holder ID, which no client gets.
+pub(crate) const DAEMON_HOLDER: u32 = u32::MAX;
+
+/// Threads that the daemon has stopped, or pauses while it is replaced.
+#[derive(Default)]
+pub(crate) struct MediatorState {
+    /// Threads that were stopped and have not ended yet.
+    pub(super) stopping: Vec<Stopping>,
+    /// Threads that are stopped while the daemon is replaced.
+    pub(crate) paused: Vec<PausedThread>,
+    /// Whether threads that were to be paused were held up: each is started again when it has ended.
+    held: bool,
+}
+
+/// Stops threads, all at the same time, and closes their sessions: at once, or, of a thread that is held up, when it
+/// has ended.
+pub(crate) fn stop(daemon: &mut Daemon, threads: impl IntoIterator<Item = MediatorThread>) {
+    let stopping: Vec<Stopping> = threads.into_iter().map(MediatorThread::stop).collect();
+    let (ended, waiting): (Vec<_>, Vec<_>) = stopping.into_iter().partition(Stopping::wait);
+    daemon.mediators.stopping.extend(waiting);
+    close_all(daemon, ended);
+}
+
+fn close_all(daemon: &mut Daemon, ended: Vec<Stopping>) {
+    let sessions: Vec<u64> = ended.into_iter().flat_map(Stopping::join).collect();
+    sessions.into_iter().for_each(|session| daemon.close(session));
+}
+
+impl Daemon {
+    /// Closes the sessions of threads that have ended since they were stopped, and starts those again that were to be
+    /// paused; returns the time until the next look, if others have not ended.
+    pub(crate) fn end_stopped_mediators(&mut self) -> Option<Duration> {
+        let (ended, waiting) = mem::take(&mut self.mediators.stopping).into_iter().partition(Stopping::has_ended);
+        self.mediators.stopping = waiting;
+        close_all(self, ended);
+        restart_held(self);
+        (!self.mediators.stopping.is_empty() || self.mediators.held).then_some(RETIRED_POLL)
+    }
+}
+
+/// Opens both sides of a ring pair: that of `interface_at`, and that of the endpoint `program` that faces it.
+/// `program_mode` selects the pair there.
+pub(crate) fn prepare(
+    daemon: &mut Daemon,
+    program: &EndpointKey,
+    name: &str,
+    interface_at: &EndpointKey,
+    (pair, program_mode): (RingPair, u32),
+    directions: Directions,
+) -> Result<Prepared, Refusal> {
+    let only = match directions {
+        Directions { tx: true, rx: true } => 0,
+        Directions { rx: true, .. } => NR_RX_RINGS_ONLY,
+        Directions { .. } => NR_TX_RINGS_ONLY,
+    };
+    // What the program sends, the endpoint that faces it receives.
+    let mirrored = match only {
+        NR_RX_RINGS_ONLY => NR_TX_RINGS_ONLY,
+        NR_TX_RINGS_ONLY => NR_RX_RINGS_ONLY,
+        _ => 0,
+    };
+    let ring = |nr_mode, nr_flags| NmreqRegister { nr_mode, nr_ringid: pair.1, nr_flags, ..Default::default() };
+    let (caller, options) = (Caller::daemon(), Options::default());
+    let interface = daemon.open_session(interface_at.clone(), name, &ring(pair.0, only), &options, &caller)?;
+    let mut sessions = [interface.session, 0];
+    let program = daemon.open_session(program.clone(), name, &ring(program_mode, mirrored), &options, &caller);
+    let prepared = program.and_then(|program| {
+        sessions[1] = program.session;
+        adopt_both(daemon, &interface_at.port, (pair, directions), [interface, program])
+    });
+    if prepared.is_err() {
+        sessions.into_iter().for_each(|session| daemon.close(session));
+    }
+    prepared
+}
+
+/// Starts the thread. On failure both sides are closed again.
+pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Result<MediatorThread, Refusal> {
+    let (sessions, queue) = (prepared.sessions, prepared.pair.1);
+    prepared.start(name).or_else(|e| {
+        sessions.into_iter().for_each(|session| daemon.close(session));
+        refuse(ENOMEM, format!("no thread for queue {queue}: {e}"))
+    })
+}
+
+/// Returns both sides of a ring pair for a thread: the session of an interface or pipe, `at`, and that of the program's
+/// side.
+fn adopt_both(
+    daemon: &mut Daemon,
+    at: &PortKey,
+    of: (RingPair, Directions),
+    [interface, program]: [Registered; 2],
+) -> Result<Prepared, Refusal> {
+    let sessions = [interface.session, program.session];
+    let rings = daemon.registry.nic(at).map(Nic::socket_rings).unwrap_or_default();
+    let interface = adopt(daemon, interface, rings)?;
+    Ok(Prepared::new(of, sessions, [interface, adopt(daemon, program, Vec::new())?]))
+}
+
+/// Returns the library's port for a session of the daemon's own, and the connection whose closing ends the port.
+pub(super) fn adopt(
+    daemon: &mut Daemon,
+    registered: Registered,
+    socket_rings: Vec<SocketRings>,
+) -> Result<(Port, OwnedFd), Refusal> {
+    let Registered { session, register, bound, fds, .. } = registered;
+    let (own, ports) =
+        socket::pair().or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
+    let monitors = monitor::list_for_session(daemon, session);
+    let in_daemon = InDaemon { holder: DAEMON_HOLDER, monitors, socket_rings };
+    let port = unetmap_core::adopt("the daemon's", register, &bound, fds, ports, in_daemon);
+    let port = port.or_else(|e| refuse(e.errno(), e.to_string()))?;
+    Ok((port, own))
+}
+
+/// What a thread needs to go on.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct PausedThread {
+    /// The port whose thread it is.
+    port: PortKey,
+    pair: RingPair,
+    directions: Directions,
+    /// Of the interface, and of the side that faces the program or the switch.
+    sessions: [u64; 2],
+    /// The processor that it polls on.
+    cpu: Option<u32>,
+}
+
+impl PausedThread {
+    fn of_running(port: &PortKey, thread: &MediatorThread) -> PausedThread {
+        let MediatorThread { pair, directions, sessions, .. } = *thread;
+        PausedThread { port: port.clone(), pair, directions, sessions, cpu: thread.polling_cpu() }
+    }
+
+    pub(crate) fn sessions(&self) -> [u64; 2] {
+        self.sessions
+    }
+
+    /// Of a thread that has ended.
+    fn of_ended(port: &PortKey, thread: MediatorThread) -> PausedThread {
+        let paused = PausedThread::of_running(port, &thread);
+        thread.join();
+        paused
+    }
+}
+
+/// The running threads, for a daemon that goes on with them after a crash of this one.
+pub(crate) fn running(daemon: &Daemon) -> Vec<PausedThread> {
+    let ports =
+        daemon.registry.ports().flat_map(|(key, port)| port.record().mediators.iter().map(move |thread| (key, thread)));
+    ports.map(|(key, thread)| PausedThread::of_running(key, thread)).collect()
+}
+
+impl Registry {
+    /// Takes the threads of all ports.
+    fn take_mediators(&mut self) -> Vec<(PortKey, MediatorThread)> {
+        let of_port = |(key, port): (&PortKey, &mut Record)| {
+            let threads = mem::take(&mut port.mediators);
+            threads.into_iter().map(|thread| (key.clone(), thread)).collect::<Vec<_>>()
+        };
+        self.records_mut().flat_map(of_port).collect()
+    }
+
+    /// Gives a port a thread. One that no port has any more ends.
+    fn give_mediator(&mut self, key: &PortKey, thread: MediatorThread) {
+        if let Ok(port) = self.port_mut(key) {
+            port.record_mut().mediators.push(thread);
+        }
+    }
+
+    /// Wakes the daemon's thread that waits for a session's rings.
+    fn wake(&self, session: u64) {
+        let Some(session) = self.sessions.get(&session) else { return };
+        let endpoint = self.port(&session.port).ok().and_then(|port| port.record().endpoints.get(session.endpoint));
+        let rings = endpoint.into_iter().flat_map(|endpoint| endpoint.bound(&session.selection));
+        rings.for_each(|ring| ring.doorbell.notify());
+    }
+}
+
+/// Stops all threads; their sessions stay open. Refuses if one is held up. [`resume`] is to follow in any case.
+pub(crate) fn pause(daemon: &mut Daemon) -> Result<(), Refusal> {
+    let threads = daemon.registry.take_mediators();
+    for (_, thread) in &threads {
+        thread.pause();
+        thread.sessions.iter().for_each(|session| daemon.registry.wake(*session));
+    }
+    for (port, thread) in threads {
+        if thread.has_paused() {
+            daemon.mediators.paused.push(PausedThread::of_ended(&port, thread));
+        } else {
+            // It may have noticed already that it is to end.
+            daemon.mediators.held = true;
+            daemon.registry.give_mediator(&port, thread);
+        }
+    }
+    if daemon.mediators.held {
+        return refuse(EBUSY, "a thread that copies packets waits for memory of a program: try again, or end it");
+    }
+    Ok(())
+}
+
+/// Checks what another daemon has handed over.
+pub(crate) fn check_paused(daemon: &Daemon) -> Result<(), Refusal> {
+    let (mut used, registry) = (BTreeSet::new(), &daemon.registry);
+    for PausedThread { port, sessions, .. } in &daemon.mediators.paused {
+        registry.port(port)?;
+        for session in sessions {
+            let own = registry.sessions.get(session).is_some_and(|session| session.pid == process::pid());
+            if !own || !used.insert(session) {
+                return invalid("the session of a thread");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Starts the threads that are paused.
+pub(crate) fn resume(daemon: &mut Daemon) {
+    for paused in mem::take(&mut daemon.mediators.paused) {
+        let sessions = paused.sessions;
+        if let Err(refusal) = resume_one(daemon, paused) {
+            tracing::error!("a queue of an interface is not served any more: {}", refusal.why);
+            sessions.into_iter().for_each(|session| daemon.close(session));
+        }
+    }
+}
+
+/// Starts the threads again that were held up when they were to be paused, and have ended since.
+fn restart_held(daemon: &mut Daemon) {
+    if !mem::take(&mut daemon.mediators.held) {
+        return;
+    }
+    for (port, thread) in daemon.registry.take_mediators() {
+        let (stopped, has_ended) = thread.is_paused();
+        if stopped && has_ended {
+            daemon.mediators.paused.push(PausedThread::of_ended(&port, thread));
+        } else {
+            daemon.mediators.held |= stopped;
+            daemon.registry.give_mediator(&port, thread);
+        }
+    }
+    resume(daemon);
+}
+
+fn resume_one(daemon: &mut Daemon, paused: PausedThread) -> Result<(), Refusal> {
+    let PausedThread { port, pair, directions, sessions, cpu } = paused;
+    let Some(at) = daemon.registry.sessions.get(&sessions[0]).map(|session| session.port.clone()) else {
+        return invalid("a thread's session");
+    };
+    let (name, interface) = daemon.repeat_answer(sessions[0])?;
+    let (_, program) = daemon.repeat_answer(sessions[1])?;
+    let prepared = adopt_both(daemon, &at, (pair, directions), [interface, program])?;
+    let prepared = match daemon.registry.get::<Mediated>(&port) {
+        Some(mediated) => mediated.equip(prepared),
+        None => prepared,
+    };
+    let thread = start(daemon, &name, prepared)?;
+    thread.set_polling_cpu(cpu);
+    daemon.registry.give_mediator(&port, thread);
+    Ok(())
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! A port of any kind, how it is named in the registry, and how a port of one kind is found there.
+
+use serde::{Deserialize, Serialize};
+
+use super::mediated::{Mediated, MediatedKey};
+use super::monitor::Monitor;
+use super::nic::{Nic, NicKey, NicPort};
+use super::null::NullPort;
+use super::pipe::copied_end::{CopiedEnd, CopiedEndKey};
+use super::pipe::{Pipe, PipeKey};
+use super::sink::Sink;
+use super::vale::{ValeKey, ValePort};
+use crate::budget::Amounts;
+use crate::endpoint::Endpoint;
+use crate::refusal::Refusal;
+use crate::region::{RegionKey, RegionRecord, Scope};
+use crate::registry::{self, Port, Record};
+
+pub(crate) type Registry = registry::Registry<PortKey, AnyPort>;
+pub(crate) type Session = registry::Session<PortKey>;
+
+/// Identifies a port. Snapshots list ports in this order.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub(crate) enum PortKey {
+    /// A network interface.
+    Nic(NicKey),
+    /// A switch port.
+    Vale(ValeKey),
+    /// The end of a persistent port that programs open, by the index of its hidden end.
+    Persistent(u32),
+    /// A network interface of which the daemon runs the sockets for a program.
+    Mediated(MediatedKey),
+    Pipe(PipeKey),
+    /// An end of a pipe in another region than the pipe.
+    CopiedEnd(CopiedEndKey),
+    /// A port without a data path.
+    Null(Scope, String),
+    /// A sink, by its number.
+    Sink(Scope, u32),
+    /// A monitor, by its number. No key comes after these.
+    Monitor(u64),
+}
+
+impl PortKey {
+    /// The interface, if the port is one.
+    pub(crate) fn as_nic(&self) -> Option<NicKey> {
+        if let PortKey::Nic(nic) = self { Some(*nic) } else { None }
+    }
+
+    /// The hidden end of a persistent port, if the port is its program end.
+    pub(crate) fn as_persistent(&self) -> Option<u32> {
+        if let PortKey::Persistent(hidden) = self { Some(*hidden) } else { None }
+    }
+}
+
+/// A port of any kind. What is done with each is in `lifecycle`.
+pub(crate) enum AnyPort {
+    Nic(Port<NicPort>),
+    Vale(Port<ValePort>),
+    Persistent(Port<ValePort>),
+    Mediated(Port<Mediated>),
+    Pipe(Port<Pipe>),
+    CopiedEnd(Port<CopiedEnd>),
+    Null(Port<NullPort>),
+    Sink(Port<Sink>),
+    Monitor(Port<Monitor>),
+}
+
+/// Evaluates an expression with the port, of whichever kind it is.
+macro_rules! of_any {
+    ($any:expr, $port:ident => $result:expr) => {
+        match $any {
+            AnyPort::Nic($port) => $result,
+            AnyPort::Vale($port) | AnyPort::Persistent($port) => $result,
+            AnyPort::Mediated($port) => $result,
+            AnyPort::Pipe($port) => $result,
+            AnyPort::CopiedEnd($port) => $result,
+            AnyPort::Null($port) => $result,
+            AnyPort::Sink($port) => $result,
+            AnyPort::Monitor($port) => $result,
+        }
+    };
+}
+
+impl AnyPort {
+    pub(crate) fn record(&self) -> &Record {
+        of_any!(self, port => &port.record)
+    }
+
+    pub(crate) fn record_mut(&mut self) -> &mut Record {
+        of_any!(self, port => &mut port.record)
+    }
+
+    /// Ends a port that is no longer in the registry, and returns what all kinds have.
+    pub(super) fn into_record(self) -> Record {
+        of_any!(self, port => port.record)
+    }
+}
+
+impl AsRef<Record> for AnyPort {
+    fn as_ref(&self) -> &Record {
+        self.record()
+    }
+}
+
+impl AsMut<Record> for AnyPort {
+    fn as_mut(&mut self) -> &mut Record {
+        self.record_mut()
+    }
+}
+
+/// A kind of ports that is looked for in the registry.
+pub(crate) trait Kind: Sized + 'static {
+    /// The port, if it is of this kind.
+    fn of(port: &AnyPort) -> Option<&Port<Self>>;
+
+    /// The same, mutable.
+    fn of_mut(port: &mut AnyPort) -> Option<&mut Port<Self>>;
+}
+
+macro_rules! kind {
+    ($kind:ty: $($variant:ident)|+) => {
+        impl Kind for $kind {
+            fn of(port: &AnyPort) -> Option<&Port<Self>> {
+                if let $(AnyPort::$variant(port))|+ = port { Some(port) } else { None }
+            }
+
+            fn of_mut(port: &mut AnyPort) -> Option<&mut Port<Self>> {
+                if let $(AnyPort::$variant(port))|+ = port { Some(port) } else { None }
+            }
+        }
+    };
+}
+
+kind!(NicPort: Nic);
+kind!(ValePort: Vale | Persistent);
+kind!(Mediated: Mediated);
+kind!(Pipe: Pipe);
+kind!(CopiedEnd: CopiedEnd);
+kind!(Sink: Sink);
+kind!(Monitor: Monitor);
+
+impl Registry {
+    /// Returns a port of kind `T`.
+    pub(crate) fn get<T: Kind>(&self, key: &PortKey) -> Option<&Port<T>> {
+        self.port(key).ok().and_then(T::of)
+    }
+
+    /// The same, mutable.
+    pub(crate) fn get_mut<T: Kind>(&mut self, key: &PortKey) -> Option<&mut Port<T>> {
+        self.port_mut(key).ok().and_then(T::of_mut)
+    }
+
+    /// All ports of kind `T`, in order of their keys.
+    pub(crate) fn all<T: Kind>(&self) -> impl Iterator<Item = &Port<T>> {
+        self.ports().filter_map(|(_, port)| T::of(port))
+    }
+
+    /// The same, mutable.
+    pub(crate) fn all_mut<T: Kind>(&mut self) -> impl Iterator<Item = &mut Port<T>> {
+        self.ports_mut().filter_map(|(_, port)| T::of_mut(port))
+    }
+
+    /// All monitors, whose keys are the last ones.
+    pub(super) fn monitors(&self) -> impl Iterator<Item = &Port<Monitor>> {
+        self.ports_from(&PortKey::Monitor(0)).filter_map(|(_, port)| Monitor::of(port))
+    }
+
+    /// The same, mutable.
+    pub(super) fn monitors_mut(&mut self) -> impl Iterator<Item = &mut Port<Monitor>> {
+        self.ports_from_mut(&PortKey::Monitor(0)).filter_map(|(_, port)| Monitor::of_mut(port))
+    }
+
+    /// The pipes from this key on, in order of their keys.
+    pub(super) fn pipes_from(&self, first: PipeKey) -> impl Iterator<Item = &Port<Pipe>> {
+        self.ports_from(&PortKey::Pipe(first)).map_while(|(_, port)| Pipe::of(port))
+    }
+
+    /// The interface that is this port, unless it is away.
+    pub(crate) fn nic(&self, key: &PortKey) -> Option<&Nic> {
+        self.get::<NicPort>(key)?.here()
+    }
+
+    /// The same, mutable.
+    pub(crate) fn nic_mut(&mut self, key: &PortKey) -> Option<&mut Nic> {
+        self.get_mut::<NicPort>(key)?.kind.here_mut()
+    }
+
+    /// Returns an endpoint, and the region of its port.
+    pub(crate) fn endpoint(&self, key: &EndpointKey) -> Result<(&Endpoint, RegionKey), Refusal> {
+        let port = self.record(&key.port)?;
+        Ok((&port.endpoints[key.index], port.region))
+    }
+
+    /// What an interface takes that the daemon runs for a program: the program's port is charged for it.
+    pub(super) fn usage_of_interface(&self, nic: NicKey) -> Amounts {
+        let Ok(nic) = self.record(&PortKey::Nic(nic)) else { return Amounts::default() };
+        nic.usage_with_memory().and(self.regions.get(nic.region).map(RegionRecord::locked_buffers).unwrap_or_default())
+    }
+}
+
+/// Identifies an endpoint of a port.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct EndpointKey {
+    pub(crate) port: PortKey,
+    /// For a pipe 0 is the master and 1 the slave; for a mediated port 0 is the program's and 1 the daemon's; else 0.
+    pub(crate) index: usize,
+}
+
+impl From<PortKey> for EndpointKey {
+    /// The endpoint of a port that has one.
+    fn from(port: PortKey) -> EndpointKey {
+        EndpointKey { port, index: 0 }
+    }
+}
