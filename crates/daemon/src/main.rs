@@ -190,22 +190,38 @@ struct Args {
 }
 
 impl Args {
-    /// Whether this process is a daemon that begins or replaces another, and so may refuse to.
-    fn is_new(&self) -> bool {
-        let others = [self.store, self.restore, self.restore_offloads, self.privileged, self.access_memory];
-        others.iter().all(Option::is_none)
-    }
-
-    /// The name of this process, at most 15 bytes.
-    fn process_name(&self) -> &'static CStr {
-        let parts = [
-            (self.privileged, c"unetmapd-broker"),
-            (self.store, c"unetmapd-store"),
-            (self.restore_offloads, c"unetmapd-undo"),
-            (self.access_memory, c"unetmapd-memory"),
+    /// The process that this one is to be for a daemon, if it is to be none itself.
+    fn helper(&self) -> Option<Helper> {
+        let helpers: [(_, _, _, Run); 4] = [
+            ("--privileged", self.privileged, c"unetmapd-broker", |daemon| broker::run_broker(&daemon)),
+            ("--store", self.store, c"unetmapd-store", |daemon| {
+                confinement::confine_store();
+                store::run(daemon)
+            }),
+            ("--restore-offloads", self.restore_offloads, c"unetmapd-undo", |broker| {
+                // The broker's is another.
+                let _ = set_nice(0);
+                broker::run_undo(broker)
+            }),
+            ("--access-memory", self.access_memory, c"unetmapd-memory", |daemon| {
+                confinement::confine_memory_helper();
+                node::run_memory_helper(&daemon)
+            }),
         ];
-        parts.into_iter().find_map(|(fd, name)| fd.map(|_| name)).unwrap_or(c"unetmapd")
+        helpers.into_iter().find_map(|(option, fd, name, run)| Some(Helper { option, fd: fd?, name, run }))
     }
+}
+
+type Run = fn(OwnedFd) -> io::Result<()>;
+
+/// A process beside the daemon.
+struct Helper {
+    option: &'static str,
+    /// The connection to the daemon.
+    fd: u32,
+    /// At most 15 bytes.
+    name: &'static CStr,
+    run: Run,
 }
 
 /// The section OPTIONS of `man/unetmapd.8` is generated from the flags above. After a change of these, run this test
@@ -218,16 +234,25 @@ fn the_man_page_is_up_to_date() {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    process::set_program_name(args.process_name());
+    let helper = args.helper();
+    process::set_program_name(helper.as_ref().map_or(c"unetmapd", |helper| helper.name));
     log::start(args.log.into());
     process::raise_fd_limit();
-    if args.is_new()
+    // A daemon that begins, or replaces another, may refuse to.
+    if helper.is_none()
+        && args.restore.is_none()
         && let Err(why) = Limits::read(args.keep_ports).check()
     {
         let _ = writeln!(io::stderr(), "unetmapd: {why}");
         return ExitCode::from(LACKS);
     }
-    let served = run(&args);
+    let served = match helper {
+        Some(Helper { option, fd, run, .. }) => {
+            args.socket.iter().for_each(|socket| log::watch_file(socket, true));
+            process::inherit_fd(fd).and_then(run).map_err(|e| format!("{option} {fd}: {e}"))
+        }
+        None => run(&args),
+    };
     log::finish();
     match served {
         Ok(()) => ExitCode::SUCCESS,
@@ -240,28 +265,6 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), String> {
-    if let Some(fd) = args.restore_offloads {
-        let connection = process::inherit_fd(fd).map_err(|e| format!("--restore-offloads {fd}: {e}"))?;
-        args.socket.iter().for_each(|socket| log::watch_file(socket, true));
-        // The broker's is another.
-        let _ = set_nice(0);
-        return broker::run_undo(connection).map_err(|e| format!("--restore-offloads {fd}: {e}"));
-    }
-    if let Some(fd) = args.privileged {
-        let connection = process::inherit_fd(fd).map_err(|e| format!("--privileged {fd}: {e}"))?;
-        return broker::run_broker(&connection).map_err(|e| format!("--privileged {fd}: {e}"));
-    }
-    if let Some(fd) = args.access_memory {
-        let connection = process::inherit_fd(fd).map_err(|e| format!("--access-memory {fd}: {e}"))?;
-        confinement::confine_memory_helper();
-        return node::run_memory_helper(&connection).map_err(|e| format!("--access-memory {fd}: {e}"));
-    }
-    if let Some(fd) = args.store {
-        let connection = process::inherit_fd(fd).map_err(|e| format!("--store {fd}: {e}"))?;
-        args.socket.iter().for_each(|socket| log::watch_file(socket, true));
-        confinement::confine_store();
-        return store::run(connection).map_err(|e| format!("--store {fd}: {e}"));
-    }
     if let Some(fd) = args.listen_fd.or(args.report_fd) {
         leave_namespaces(fd);
     }
@@ -273,12 +276,12 @@ fn run(args: &Args) -> Result<(), String> {
     let knobs = sources.load()?;
     let socket = match &args.socket {
         // The daemon's working directory is another one.
-        Some(path) => std::path::absolute(path).map_err(|e| format!("--socket {}: {e}", path.display()))?,
+        Some(path) => absolute("--socket", path)?,
         None => unetmap_core::control::client::own_socket().map_err(|e| e.to_string())?,
     };
     // An error in the policy is reported now, on standard error, rather than when the first program opens a port.
     if let Some(policy) = args.policy.as_deref().filter(|_| process::uid() == 0) {
-        let policy = absolute_policy(policy)?;
+        let policy = absolute("--policy", policy)?;
         fs::metadata(&policy).map_err(|e| format!("--policy {}: {e}", policy.display()))?;
         PolicyFile::new(&policy)?.current()?;
     }
@@ -458,14 +461,14 @@ fn start_broker(args: &Args, socket: &Path, sources: &KnobSources) -> std::io::R
 
 /// The policy's file.
 fn policy_path(args: &Args) -> Result<PathBuf, String> {
-    absolute_policy(args.policy.as_deref().unwrap_or(Path::new(policy::DEFAULT_PATH)))
+    absolute("--policy", args.policy.as_deref().unwrap_or(Path::new(policy::DEFAULT_PATH)))
 }
 
 /// Returns where the initial knobs come from: the command line and the file.
 fn knob_sources(args: &Args) -> Result<KnobSources, String> {
     let file = match &args.config {
         Some(path) => {
-            let path = absolute_config(path)?;
+            let path = absolute("--config", path)?;
             fs::metadata(&path).map_err(|e| format!("--config {}: {e}", path.display()))?;
             Some(path)
         }
@@ -484,12 +487,8 @@ fn knob_sources(args: &Args) -> Result<KnobSources, String> {
     Ok(KnobSources { file, sizes, admode: args.admode })
 }
 
-fn absolute_config(path: &Path) -> Result<PathBuf, String> {
-    std::path::absolute(path).map_err(|e| format!("--config {}: {e}", path.display()))
-}
-
-fn absolute_policy(path: &Path) -> Result<PathBuf, String> {
-    std::path::absolute(path).map_err(|e| format!("--policy {}: {e}", path.display()))
+fn absolute(option: &str, path: &Path) -> Result<PathBuf, String> {
+    std::path::absolute(path).map_err(|e| format!("{option} {}: {e}", path.display()))
 }
 
 /// Starts a background daemon, which is not a child of this process, with the same arguments.
@@ -497,10 +496,10 @@ fn to_background(socket: &Path, own: &Args) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?;
     let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
     if let Some(policy) = &own.policy {
-        args.extend(["--policy".into(), absolute_policy(policy)?.into_os_string()]);
+        args.extend(["--policy".into(), absolute("--policy", policy)?.into_os_string()]);
     }
     if let Some(config) = &own.config {
-        args.extend(["--config".into(), absolute_config(config)?.into_os_string()]);
+        args.extend(["--config".into(), absolute("--config", config)?.into_os_string()]);
     }
     if own.if_changed && !Predecessor::connect(socket)?.runs_another_file()? {
         let _ = writeln!(io::stdout(), "unetmapd: the daemon at {} runs this program already", socket.display());
