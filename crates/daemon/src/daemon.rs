@@ -12,7 +12,7 @@ use crate::ports::nic::{self, NicState};
 use crate::ports::vale::ValeState;
 use crate::ports::{Admission, Registry, pipe};
 use crate::refusal::Refusal;
-use crate::region::{RegionKey, Scope, Sizes};
+use crate::region::{RegionKey, RegionMemory, Scope, Sizes};
 use crate::users::Users;
 
 /// The state of the daemon, as control requests and events use and change it.
@@ -84,22 +84,28 @@ impl Daemon {
         caller: &Caller,
         slots: u32,
         zero_copy: bool,
+        memory: &mut RegionMemory,
     ) -> Result<RegionKey, Refusal> {
         if let Ok(region) = self.region_by_number(1, caller) {
             return Ok(region);
         }
         let (scope, sizes) = (self.interface_scope(caller), self.knobs.interface_sizes(slots, zero_copy));
-        self.registry.regions.create_for_interfaces(scope, sizes)
+        self.registry.regions.create_for_interfaces(scope, sizes, memory)
     }
 
     /// Returns the region that a request for a port names. Region 1 always exists, so it is created if there is none:
     /// the caller frees it if it creates no port in it.
-    pub(crate) fn requested_region(&mut self, mem_id: u16, caller: &Caller) -> Result<RegionKey, Refusal> {
+    pub(crate) fn requested_region(
+        &mut self,
+        mem_id: u16,
+        caller: &Caller,
+        memory: &mut RegionMemory,
+    ) -> Result<RegionKey, Refusal> {
         match (mem_id, self.region_by_number(mem_id, caller)) {
             (1, Err(_)) => {
                 let sizes = self.sizes_without_interface(caller);
                 let scope = self.interface_scope(caller);
-                self.registry.regions.create_for_interfaces(scope, sizes)
+                self.registry.regions.create_for_interfaces(scope, sizes, memory)
             }
             (_, region) => region,
         }

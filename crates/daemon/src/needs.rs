@@ -20,8 +20,7 @@ use crate::region::Prepared;
 pub(crate) enum Needs<S> {
     Survey(Wanted, u32),
     Interface(NicKey, u32),
-    /// The result of the work of this number; `None`: that the interface is here.
-    Sockets(NicKey, Option<u64>, S),
+    Sockets(NicKey, S),
     Memory(Option<Box<Prepared>>),
 }
 

@@ -24,7 +24,7 @@ use crate::shared_files::SharedFile;
 use crate::tuning::region::FOUR_PIPES_RINGS;
 use crate::user_arena::{Extent, UserArena};
 
-pub(crate) use memory::{Need, NewMemory, Prepared};
+pub(crate) use memory::{Need, NewMemory, Prepared, RegionMemory};
 pub(crate) use saved::SavedRegion;
 
 /// The pools of a region, each as (objects, bytes of one object): `netmap_if` objects, rings and buffers. The names are

@@ -48,7 +48,7 @@ use crate::handover::drain::Drain;
 use crate::handover::store::{Protection, Store};
 use crate::handover::{self, End, First};
 use crate::log;
-use crate::netmap_requests::{self, Got, Needs};
+use crate::netmap_requests::{self, Got};
 use crate::node::{Job, Nodes};
 use crate::owner::owner;
 use crate::ports::nic::settle;
@@ -500,9 +500,6 @@ impl Server {
         let Some(client) = self.clients.get_mut(&token) else { return true };
         self.answered = requests::name(kind, payload);
         let (had_session, was_holder) = (client.session.is_some(), client.holder.is_some());
-        let can_wait = !matches!(got, Got::Memory(_) | Got::Sockets(..));
-        let (memory, got) = if let Got::Memory(memory) = got { (memory, Got::Nothing) } else { (None, got) };
-        self.daemon.registry.regions.begin_request(memory, can_wait);
         let mut call = Call {
             daemon: &mut self.daemon,
             nodes: &mut self.nodes,
@@ -517,12 +514,8 @@ impl Server {
             owner: self.owner,
             is_service: self.is_managed || self.is_unit,
         };
-        let mut reply = requests::answer(kind, &mut call);
+        let reply = requests::answer(kind, &mut call);
         let caller = call.caller;
-        let errno = if let Reply::Answer(answer) = &reply { answer.errno } else { 0 };
-        if let Some(memory) = self.daemon.registry.regions.end_request(errno) {
-            reply = Reply::Needs(Needs::Memory(Some(memory)));
-        }
         if let Some(holder) = client.holder.as_mut().filter(|_| !was_holder) {
             let epoll = &self.epoll;
             holder.pidfd = holder.pidfd.take().filter(|pidfd| epoll.add(pidfd, token + 1, true, false).is_ok());

@@ -21,7 +21,7 @@ use crate::knobs::Knobs;
 use crate::ports::pipe::{Pipe, PipeKey};
 use crate::ports::vale::ValePort;
 use crate::ports::{Admission, Daemon, Options, PortKey, Registered};
-use crate::region::Sizes;
+use crate::region::{RegionMemory, Sizes};
 use crate::work_times::WorkTimes;
 
 const PEER: Peer = Peer { pid: 1, uid: 1, gid: 1 };
@@ -60,7 +60,7 @@ fn register(slots: u32, extra: u32, flags: u64) -> NmreqRegister {
 
 fn open(daemon: &mut Daemon, name: &str, register: &NmreqRegister) -> Option<Client> {
     daemon.registry.tidy(caller().peer.uid);
-    let opening = daemon.begin_open(name, register, &Options::default(), &caller()).ok()?;
+    let opening = daemon.begin_open(name, register, &Options::default(), &mut RegionMemory::AsUsed, &caller()).ok()?;
     let Registered { session, register, bound, fds, .. } = daemon.finish_open(opening, Ok(()), &caller()).ok()?;
     let mut files = fds.into_iter().map(File::from);
     let files = std::array::from_fn(|_| files.next().expect("region, page, lines"));
@@ -438,7 +438,8 @@ fn ports_that_close_together_leave_their_buffers_to_the_next() {
 fn an_open_that_is_given_up_leaves_nothing() {
     let mut daemon = daemon();
     for name in ["a{1", "a}1", "vale0:x", "nmsink0"] {
-        let begun = daemon.begin_open(name, &register(8, 4, 0), &Options::default(), &caller());
+        let begun =
+            daemon.begin_open(name, &register(8, 4, 0), &Options::default(), &mut RegionMemory::AsUsed, &caller());
         let opening = begun.unwrap_or_else(|refusal| panic!("{name}: {}", refusal.why));
         assert!(daemon.registry.sessions.is_empty() && !is_empty(&mut daemon), "{name}");
         daemon.give_up_open(&opening);

@@ -13,7 +13,7 @@ use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, Sizes};
+use crate::region::{RegionKey, RegionMemory, Sizes};
 
 /// Returns the pools that `info` requests; sizes that it leaves at 0 are those of `default`. There may be fewer buffers
 /// than requested, if the memory is not larger.
@@ -46,12 +46,13 @@ pub(super) fn create_region(
     daemon: &mut Daemon,
     option: &NmreqOptExtmem,
     caller: &Caller,
+    memory: &mut RegionMemory,
 ) -> Result<RegionKey, Refusal> {
     let sizes = sizes(&option.nro_info, daemon.knobs.extmem_sizes())?;
     // In a file of its own, so that the program's memory shows nothing else.
     let scope = daemon.scope(caller);
     daemon.check_budget(scope, Amounts::region(sizes.bufs.0))?;
-    daemon.registry.regions.create_alone(scope, "extmem", sizes)
+    daemon.registry.regions.create_alone(scope, "extmem", sizes, memory)
 }
 
 /// Returns the offsets and sizes of a region's pools, as programs get them.

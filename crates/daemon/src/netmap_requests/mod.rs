@@ -9,6 +9,7 @@ mod info;
 mod register;
 mod switch;
 
+use std::mem;
 use std::os::fd::OwnedFd;
 
 use unetmap_abi::*;
@@ -41,6 +42,7 @@ struct Call<'a> {
     caller: &'a Caller,
     /// The session that the connection has already.
     session: Option<u64>,
+    got: Got,
     /// The session that REGISTER opened.
     registered: Option<Registered>,
     /// What it needs before it can go on.
@@ -85,18 +87,14 @@ pub(crate) fn answer(
     session: Option<u64>,
     got: Got,
 ) -> Step {
-    let (open, first) = match got {
-        Got::Sockets(open, opened) => (Some((open, opened)), Ok(None)),
-        got => (None, first_need(daemon, Named::of_request(&request), caller, got)),
+    let first = match got {
+        Got::Sockets(..) => Ok(None),
+        _ => first_need(daemon, Named::of_request(&request), caller, &got),
     };
-    let mut call = Call { daemon, request, caller, session, registered: None, needs: None };
+    let mut call = Call { daemon, request, caller, session, got, registered: None, needs: None };
     let result = first.and_then(|first| {
         call.needs = first;
-        match open {
-            _ if call.needs.is_some() => Ok(()),
-            Some((open, opened)) => register::go_on(&mut call, *open, opened),
-            None => call.answer(),
-        }
+        if call.needs.is_some() { Ok(()) } else { call.answer() }
     });
     if let Some(needs) = call.needs {
         return Step::Needs(needs);
@@ -131,6 +129,10 @@ pub(crate) fn repeat_answer(daemon: &Daemon, session: Option<u64>) -> Outcome {
 
 impl Call<'_> {
     fn answer(&mut self) -> Result<(), Refusal> {
+        self.got = match mem::take(&mut self.got) {
+            Got::Sockets(open, opened) => return register::go_on(self, *open, opened),
+            got => got,
+        };
         self.daemon.check_admission(self.caller)?;
         // Client libraries check this, too.
         let options = self.request.check_options();

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! REGISTER: opening a port.
 
+use std::mem;
+
 use unetmap_abi::*;
 use unetmap_core::control::NetmapRequest;
 use unetmap_core::control::request::completed_info;
 use unetmap_core::errno::{EBUSY, EOPNOTSUPP};
 
-use super::{Call, Needs, extmem};
+use super::{Call, Got, Needs, extmem};
 use crate::ports::{Daemon, Opening, Options, nic};
 use crate::refusal::{Refusal, refuse};
-use crate::region::RegionKey;
+use crate::region::{RegionKey, RegionMemory};
 
 pub(super) fn register(call: &mut Call<'_>) -> Result<(), Refusal> {
     if call.session.is_some() {
@@ -18,18 +20,28 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<(), Refusal> {
     let name = call.name()?;
     let options = Options { offsets: call.request.option(NETMAP_REQ_OPT_OFFSETS) };
     let mut register = call.body::<NmreqRegister>()?;
-    call.daemon.expect_memory(&register, name.contains(['{', '}']), call.caller);
-    let extmem = extmem_region(call)?;
-    if let Some(region) = extmem {
-        register.nr_mem_id = call.daemon.registry.regions.mem_id(region);
+    let is_pipe = name.contains(['{', '}']);
+    let memory = &mut match mem::take(&mut call.got) {
+        Got::Memory(prepared) => prepared.map_or(RegionMemory::AsUsed, RegionMemory::for_its_request),
+        _ => call.daemon.region_memory(&register, is_pipe, call.caller),
+    };
+    let begun = extmem_region(call, memory).and_then(|extmem| {
+        if let Some(region) = extmem {
+            register.nr_mem_id = call.daemon.registry.regions.mem_id(region);
+        }
+        let opening = call.daemon.begin_open(&name, &register, &options, memory, call.caller);
+        Ok((extmem, opening.inspect_err(|refusal| refused(call, extmem, refusal))?))
+    });
+    if let RegionMemory::Wanted(wanted) = mem::take(memory) {
+        call.needs = Some(Needs::Memory(Some(wanted)));
+        return Ok(());
     }
-    let opening = call.daemon.begin_open(&name, &register, &options, call.caller);
-    let opening = opening.inspect_err(|refusal| refused(call, extmem, refusal))?;
-    let needed = call.daemon.needs_sockets(&opening);
+    let (extmem, opening) = begun?;
+    let needed = nic::begin_to_open(call.daemon, &opening.at, &opening.selection);
     let open = Open { request: call.request.clone(), opening, extmem, offsets: options.offsets };
     match needed {
-        Some((nic, work)) => {
-            call.needs = Some(Needs::Sockets(nic, Some(work), Box::new(open)));
+        Some(nic) => {
+            call.needs = Some(Needs::Sockets(nic, Box::new(open)));
             Ok(())
         }
         None => complete(call, open, Ok(())),
@@ -42,7 +54,7 @@ pub(super) fn go_on(call: &mut Call<'_>, open: Open, opened: Result<(), Refusal>
         && let Some(nic) = nic::away_behind(call.daemon, &open.opening.at)
     {
         // A thread brings it into a new state.
-        call.needs = Some(Needs::Sockets(nic, None, Box::new(open)));
+        call.needs = Some(Needs::Sockets(nic, Box::new(open)));
         return Ok(());
     }
     let opened = opened.and_then(|()| nic::check_still_given(call.daemon, &open.opening.at, call.caller));
@@ -97,9 +109,9 @@ impl Open {
 }
 
 /// Creates the region that the option EXTMEM requests, if the request has it.
-fn extmem_region(call: &mut Call<'_>) -> Result<Option<RegionKey>, Refusal> {
+fn extmem_region(call: &mut Call<'_>, memory: &mut RegionMemory) -> Result<Option<RegionKey>, Refusal> {
     let Some(option) = call.request.option::<NmreqOptExtmem>(NETMAP_REQ_OPT_EXTMEM) else { return Ok(None) };
-    let created = extmem::create_region(call.daemon, &option, call.caller);
+    let created = extmem::create_region(call.daemon, &option, call.caller, memory);
     let created = created.map_err(|refusal| refusal.of_option(NETMAP_REQ_OPT_EXTMEM)).inspect_err(|refusal| {
         call.request.set_status(NETMAP_REQ_OPT_EXTMEM, refusal.errno);
     })?;

@@ -502,7 +502,7 @@ impl Daemon {
     /// Releases a port that no session has open, and its region, if that was its last port.
     pub(crate) fn release_if_unused(&mut self, key: &PortKey) {
         self.before_release(key);
-        let is_in_use = self.registry.is_open(key) || self.nics.work.is_kept(key);
+        let is_in_use = self.registry.is_open(key) || self.nics.work.opening.contains(key);
         if !is_in_use && self.registry.port(key).is_ok_and(|port| port.is_releasable(&self.registry)) {
             self.release(key);
         }

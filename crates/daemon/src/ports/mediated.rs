@@ -23,7 +23,7 @@ use crate::caller::Caller;
 use crate::descriptors::invalid;
 use crate::endpoint::{Endpoint, PortRing};
 use crate::refusal::Refusal;
-use crate::region::Scope;
+use crate::region::{RegionMemory, Scope};
 use crate::registry::{Port, Record};
 
 /// Identifies a mediated interface.
@@ -91,7 +91,7 @@ pub(super) fn create(
     let header = nic::header_of_link(daemon, link, caller);
     let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
     let regions = &mut daemon.registry.regions;
-    let created = regions.create_private(scope, &link.name, sizes).and_then(|region| {
+    let created = regions.create_private(scope, &link.name, sizes, &mut RegionMemory::AsUsed).and_then(|region| {
         let record = daemon.registry.regions.existing_mut(region)?;
         let created = pipe_rings::create(record, scope, (shape, PipeRole::Master), true);
         created.inspect_err(|_| daemon.registry.free_region_if_unused(region))

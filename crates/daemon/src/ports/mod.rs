@@ -28,5 +28,5 @@ pub(crate) use admission::Admission;
 pub(crate) use names::parse_port_name;
 pub(crate) use port::{AnyPort, EndpointKey, PortKey, Registry, Session};
 pub(crate) use saved::SavedRegistry;
-pub(crate) use sessions::{Opening, Options, Registered};
+pub(crate) use sessions::{Asked, Opening, Options, Registered};
 pub(crate) use usage::{BudgetCheck, TotalSnapshot, UserSnapshot};

@@ -24,7 +24,7 @@ use unetmap_mem::{ChannelPage, SyncState};
 
 use super::snapshot::PortSnapshot;
 use super::vale::ValePort;
-use super::{AnyPort, Daemon, EndpointKey, PortKey, Registry};
+use super::{AnyPort, Asked, Daemon, EndpointKey, PortKey, Registry};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::descriptors::invalid;
@@ -219,7 +219,7 @@ impl Monitor {
 pub(super) fn create(
     daemon: &mut Daemon,
     spec: &PortSpec,
-    request: &NmreqRegister,
+    request: &mut Asked<'_>,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     if !matches!(request.nr_mode, NR_REG_ALL_NIC | NR_REG_ONE_NIC) {
@@ -259,7 +259,7 @@ pub(super) fn create(
     let sizes = sizes.for_one_interface(1 + u32::from(shape.rx_rings), slots);
     let region = match shared {
         Some(region) => region,
-        None => daemon.registry.regions.create_private(scope, &name, sizes)?,
+        None => daemon.registry.regions.create_private(scope, &name, sizes, request.memory)?,
     };
     let record = daemon.registry.regions.existing_mut(region)?;
     let created = Monitor::create((record, sizes), (id, scope, name, zero_copy), shape, rings, watched);

@@ -8,12 +8,13 @@ use unetmap_core::errno::EINVAL;
 use super::pipe::copied_end;
 use super::pipe::{self, PipeKey, Purpose, endpoint_index};
 use super::port::{EndpointKey, PortKey};
-use super::sessions::{Opening, Options};
+use super::sessions::{Asked, Opening, Options};
 use super::{mediated, monitor, nic, null, sink, vale};
 use crate::caller::Caller;
 use crate::daemon::Daemon;
 use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
+use crate::region::RegionMemory;
 
 impl Daemon {
     /// Begins to open a port for a client (REGISTER): the port exists.
@@ -22,11 +23,13 @@ impl Daemon {
         name: &str,
         request: &NmreqRegister,
         options: &Options,
+        memory: &mut RegionMemory,
         caller: &Caller,
     ) -> Result<Opening, Refusal> {
         let spec = parse_port_name(name)?;
         let forced = request.nr_flags & FORCE != 0;
-        let request = &NmreqRegister { nr_flags: request.nr_flags & !FORCE, ..*request };
+        let register = NmreqRegister { nr_flags: request.nr_flags & !FORCE, ..*request };
+        let request = &mut Asked { register, memory };
         if matches!(request.nr_mode, NR_REG_PIPE_MASTER | NR_REG_PIPE_SLAVE) {
             return refuse(
                 EINVAL,
@@ -54,7 +57,7 @@ impl Daemon {
     fn find_or_create(
         &mut self,
         spec: &PortSpec,
-        request: &NmreqRegister,
+        request: &mut Asked<'_>,
         caller: &Caller,
         purpose: Purpose,
     ) -> Result<EndpointKey, Refusal> {
@@ -77,7 +80,8 @@ impl Daemon {
         caller: &Caller,
         question: impl FnOnce(&Daemon, &NmreqRegister) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let at = self.find_or_create(spec, request, caller, Purpose::Inspect)?;
+        let asked = &mut Asked { register: *request, memory: &mut RegionMemory::AsUsed };
+        let at = self.find_or_create(spec, asked, caller, Purpose::Inspect)?;
         let answer = self.answered_register(&at, request).and_then(|register| question(self, &register));
         self.release_if_unused(&at.port);
         answer

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Ports without a data path: memory and rings only (`NR_REG_NULL`).
 
-use unetmap_abi::{NmreqRegister, PortSpec};
+use unetmap_abi::PortSpec;
 use unetmap_core::errno::EBUSY;
 
 use super::snapshot::PortSnapshot;
-use super::{AnyPort, Daemon, EndpointKey, PortKey};
+use super::{AnyPort, Asked, Daemon, EndpointKey, PortKey};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint};
@@ -20,7 +20,7 @@ pub(crate) struct NullPort;
 pub(super) fn create(
     daemon: &mut Daemon,
     spec: &PortSpec,
-    request: &NmreqRegister,
+    request: &mut Asked<'_>,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let (scope, name) = (daemon.scope(caller), spec.name.clone());
@@ -30,7 +30,7 @@ pub(super) fn create(
     }
     let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
     daemon.check_budget(scope, Amounts::endpoints(1, shape))?;
-    let region = daemon.requested_region(request.nr_mem_id, caller)?;
+    let region = daemon.requested_region(request.nr_mem_id, caller, request.memory)?;
     let record = daemon.registry.regions.existing_mut(region)?;
     let created = Endpoint::create(record, shape, DataPath::None);
     let endpoint = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;

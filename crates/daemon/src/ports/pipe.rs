@@ -9,19 +9,19 @@
 pub(super) mod copied_end;
 
 use serde::{Deserialize, Serialize};
-use unetmap_abi::{NmreqRegister, PipeEnd, PipeRole};
+use unetmap_abi::{PipeEnd, PipeRole};
 use unetmap_core::control::request::NR_DEVICE;
 use unetmap_core::errno::{EACCES, EBUSY, EINVAL};
 
 use super::mediated::Mediated;
 use super::snapshot::PortSnapshot;
 use super::vale::{self, persistent};
-use super::{AnyPort, Daemon, EndpointKey, PortKey, Registry, nic, pipe_rings, sink};
+use super::{AnyPort, Asked, Daemon, EndpointKey, PortKey, Registry, nic, pipe_rings, sink};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::policy::{Access, PipeOwner};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, Scope, Sizes};
+use crate::region::{RegionKey, RegionMemory, Scope, Sizes};
 use crate::registry::Port;
 use crate::shape::{EndpointShape, MAX_PIPE_RINGS};
 
@@ -62,7 +62,7 @@ pub(super) fn endpoint_index(role: PipeRole) -> usize {
 pub(super) fn find_or_create(
     daemon: &mut Daemon,
     (parent, spec): (&str, &PipeEnd),
-    request: &NmreqRegister,
+    request: &mut Asked<'_>,
     caller: &Caller,
     purpose: Purpose,
 ) -> Result<EndpointKey, Refusal> {
@@ -92,14 +92,16 @@ pub(super) fn find_or_create(
             (None, Access::Direct) => {
                 let link = nic::find_link(parent, caller)?;
                 let zero_copy = link.is_some_and(|link| nic::driver_offers_zero_copy(&link, caller));
-                daemon.interface_region(caller, 0, zero_copy)?
+                daemon.interface_region(caller, 0, zero_copy, request.memory)?
             }
-            (None, Access::Mediated) => region_of_parent(daemon, scope, parent, sizes)?,
+            (None, Access::Mediated) => region_of_parent(daemon, (scope, parent), sizes, request.memory)?,
         },
         (0, None) if request.nr_flags & NR_DEVICE != 0 => device_of_parent(daemon, scope, parent, sizes)?,
-        (0, None) if sink::number(daemon, parent, caller)?.is_some() => daemon.requested_region(1, caller)?,
-        (0, _) => region_of_parent(daemon, scope, parent, sizes)?,
-        (mem_id, _) => daemon.requested_region(mem_id, caller)?,
+        (0, None) if sink::number(daemon, parent, caller)?.is_some() => {
+            daemon.requested_region(1, caller, request.memory)?
+        }
+        (0, _) => region_of_parent(daemon, (scope, parent), sizes, request.memory)?,
+        (mem_id, _) => daemon.requested_region(mem_id, caller, request.memory)?,
     };
     let record = daemon.registry.regions.existing_mut(region)?;
     let created = match purpose {
@@ -164,7 +166,12 @@ fn of_namespaces(registry: &Registry, uid: u32) -> impl Iterator<Item = &PipeKey
 
 /// Returns the region of a parent that is no interface opened directly. It is created if the parent has no pipe yet,
 /// of these sizes.
-fn region_of_parent(daemon: &mut Daemon, scope: Scope, parent: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
+fn region_of_parent(
+    daemon: &mut Daemon,
+    (scope, parent): (Scope, &str),
+    sizes: Sizes,
+    memory: &mut RegionMemory,
+) -> Result<RegionKey, Refusal> {
     let registry = &daemon.registry;
     let mediated = registry.all::<Mediated>().filter(|port| port.key.scope == scope && port.key.interface == parent);
     let mut regions = mediated.map(|port| port.record.region).chain(vale::region_of(daemon, scope, parent));
@@ -173,7 +180,7 @@ fn region_of_parent(daemon: &mut Daemon, scope: Scope, parent: &str, sizes: Size
     if let Some(region) = found {
         return Ok(region);
     }
-    daemon.registry.regions.create_private(scope, parent, sizes)
+    daemon.registry.regions.create_private(scope, parent, sizes, memory)
 }
 
 /// As [`region_of_parent`], in the memory of a virtual machine's device.

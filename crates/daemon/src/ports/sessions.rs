@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Sessions: opening one binds rings of a port for a client, closing it frees everything that the client held.
 
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -10,15 +11,14 @@ use unetmap_core::errno::{ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_sys::process;
 
 use super::answer::iface_shape;
-use super::nic::NicKey;
-use super::{Daemon, EndpointKey, Session, arrival, monitor, nic};
+use super::{Daemon, EndpointKey, Session, arrival, monitor};
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::caller::Caller;
 use crate::endpoint::RingSelection;
 use crate::events::{By, What};
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{Need, RegionKey, Scope};
+use crate::region::{Need, RegionKey, RegionMemory, Scope};
 use crate::tuning::region::{MAX_EXTRA, MAX_EXTRA_BYTES_OF_USER};
 use crate::user_arena::UserArena;
 
@@ -37,13 +37,27 @@ pub(crate) struct Opening {
     pub(crate) at: EndpointKey,
     name: String,
     request: NmreqRegister,
-    selection: RingSelection,
+    pub(crate) selection: RingSelection,
     offsets: Option<OffsetLayout>,
 }
 
 /// The process of a session, for events.
 fn by(session: &Session) -> By {
     By { pid: session.pid, program: session.program.clone() }
+}
+
+/// A port as a request asks for it, and the memory of a region that is created for it.
+pub(crate) struct Asked<'a> {
+    pub(crate) register: NmreqRegister,
+    pub(crate) memory: &'a mut RegionMemory,
+}
+
+impl Deref for Asked<'_> {
+    type Target = NmreqRegister;
+
+    fn deref(&self) -> &NmreqRegister {
+        &self.register
+    }
 }
 
 /// The options of REGISTER.
@@ -80,14 +94,6 @@ impl Daemon {
         self.extra_buffers(region, request)?;
         self.registry.endpoint(&at)?.0.open(&selection)?;
         Ok(Opening { at, name: name.into(), request: *request, selection, offsets })
-    }
-
-    /// Begins to have a thread open the sockets that a session needs, whose port is kept until [`Daemon::finish_open`]
-    /// or [`Daemon::give_up_open`]. Returns the interface, and the number of the work; `None`: none are needed.
-    pub(crate) fn needs_sockets(&mut self, opening: &Opening) -> Option<(NicKey, u64)> {
-        let needed = nic::begin_to_open(self, &opening.at, &opening.selection)?;
-        self.nics.work.opening.insert(opening.at.port.clone());
-        Some(needed)
     }
 
     /// Completes an open that has waited for sockets; `result` is that of opening them.
@@ -167,16 +173,19 @@ impl Daemon {
         port.ok().and_then(|port| port.name.as_deref()).unwrap_or(&session.name)
     }
 
-    /// Has the memory prepared that REGISTER will touch, if it is much, the user may have it, and the request creates a
-    /// region.
-    pub(crate) fn expect_memory(&mut self, request: &NmreqRegister, is_pipe: bool, caller: &Caller) {
+    /// How the memory is made of a region that REGISTER creates: prepared, if the request will touch much of it, and
+    /// the user may have that.
+    pub(crate) fn region_memory(&mut self, request: &NmreqRegister, is_pipe: bool, caller: &Caller) -> RegionMemory {
         let scope = self.scope(caller);
         let has_budget = !self.has_no_budget(scope.uid);
-        if let Some(need) = Need::of(request, is_pipe, has_budget).filter(Need::is_large)
-            && self.registry.regions.can_wait()
-            && (!has_budget || self.budget_check().check(scope.uid, need.amounts()).is_ok())
-        {
-            self.registry.regions.expect(need);
+        match Need::of(request, is_pipe, has_budget).filter(Need::is_large) {
+            Some(need)
+                if self.nics.work.doorbell().is_some()
+                    && (!has_budget || self.budget_check().check(scope.uid, need.amounts()).is_ok()) =>
+            {
+                RegionMemory::Large(need)
+            }
+            _ => RegionMemory::AsUsed,
         }
     }
 

@@ -8,11 +8,12 @@ use unetmap_core::control::binding::{BackendKind, BoundRing};
 use unetmap_core::errno::{EACCES, EBUSY, ENXIO};
 
 use super::snapshot::PortSnapshot;
-use super::{AnyPort, Daemon, EndpointKey, PortKey, nic};
+use super::{AnyPort, Asked, Daemon, EndpointKey, PortKey, nic};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing};
 use crate::refusal::{Refusal, refuse};
+use crate::region::RegionMemory;
 use crate::registry::{BufferRepair, Port, Record};
 use crate::shape::EndpointShape;
 
@@ -42,7 +43,7 @@ pub(super) fn number(daemon: &Daemon, name: &str, caller: &Caller) -> Result<Opt
 pub(super) fn find_or_create(
     daemon: &mut Daemon,
     number: u32,
-    request: &NmreqRegister,
+    request: &mut Asked<'_>,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let scope = daemon.scope(caller);
@@ -65,7 +66,7 @@ pub(super) fn find_or_create(
         ..EndpointShape::requested(request, MAX_RINGS)?
     };
     daemon.check_budget(scope, Amounts::endpoints(1, shape))?;
-    let region = daemon.requested_region(request.nr_mem_id.max(1), caller)?;
+    let region = daemon.requested_region(request.nr_mem_id.max(1), caller, request.memory)?;
     let record = daemon.registry.regions.existing_mut(region)?;
     // As on an interface, each slot has a buffer of its own.
     let created = Endpoint::create(record, shape, DataPath::Kernel);
@@ -85,7 +86,8 @@ pub(super) fn open_for_switch(daemon: &mut Daemon, number: u32, caller: &Caller)
         Some(_) => return refuse(EBUSY, "a program has it open"),
         None => {}
     }
-    find_or_create(daemon, number, &NmreqRegister::default(), caller)?;
+    let asked = &mut Asked { register: NmreqRegister::default(), memory: &mut RegionMemory::AsUsed };
+    find_or_create(daemon, number, asked, caller)?;
     if let Some(sink) = daemon.registry.get_mut::<Sink>(&key) {
         sink.is_attached = true;
     }

@@ -119,6 +119,28 @@ fn merged(parts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     merged
 }
 
+/// The memory of a region that a request may create.
+#[derive(Default)]
+pub(crate) enum RegionMemory {
+    /// It is touched as it is used.
+    #[default]
+    AsUsed,
+    /// The request will touch so much of it, which is to be prepared.
+    Large(Need),
+    /// It is ready, and taken if the region has the same owner and sizes.
+    Prepared(Box<Prepared>),
+    /// It must be prepared: creating the region was refused for that reason, and nothing has changed.
+    Wanted(Box<Prepared>),
+}
+
+impl RegionMemory {
+    /// Memory that is ready, when its request goes on.
+    pub(crate) fn for_its_request(mut prepared: Box<Prepared>) -> RegionMemory {
+        prepared.charge = None;
+        RegionMemory::Prepared(prepared)
+    }
+}
+
 /// Memory that is made resident for a request that waits for it.
 pub(crate) struct Prepared {
     memory: NewMemory,
@@ -165,11 +187,6 @@ impl Prepared {
     /// The thread's time, which counts as its user's.
     pub(crate) fn time(&self) -> Duration {
         self.time
-    }
-
-    /// Its request goes on.
-    pub(crate) fn end_charge(&mut self) {
-        self.charge = None;
     }
 
     /// Returns the memory for a region of this owner and these sizes, in an arena or not.

@@ -10,7 +10,7 @@ use unetmap_core::errno::{EAGAIN, EINVAL, ENOMEM, ENXIO};
 
 use crate::ledger::Ledger;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, Need, NewMemory, Prepared, RegionKey, RegionRecord, Scope, Sizes};
+use crate::region::{DAEMON_UID, NewMemory, Prepared, RegionKey, RegionMemory, RegionRecord, Scope, Sizes};
 use crate::region_freer::Freer;
 use crate::shared_files::{SharedFile, SharedFiles};
 use crate::user_arena::UserArena;
@@ -26,7 +26,6 @@ pub(crate) struct Regions {
     /// Those of regions, and others that programs have.
     pub(crate) files: SharedFiles,
     ledger: Ledger,
-    request: RequestMemory,
     /// A reference for each piece of memory that is prepared for a request.
     prepared: Arc<()>,
     /// The first number of private regions.
@@ -35,18 +34,6 @@ pub(crate) struct Regions {
     maybe_free: u16,
     /// The next key of a region that cannot be identified by its number alone.
     next_key: RegionKey,
-}
-
-/// The memory of a region that the request which is being answered may create.
-#[derive(Default)]
-struct RequestMemory {
-    can_wait: bool,
-    /// How much of it will be touched, if that is to be prepared.
-    need: Option<Need>,
-    /// Memory that was prepared.
-    prepared: Option<Box<Prepared>>,
-    /// Memory that is to be prepared.
-    begun: Option<Box<Prepared>>,
 }
 
 impl Regions {
@@ -58,7 +45,6 @@ impl Regions {
             freer: Freer::default(),
             files: SharedFiles::new(ledger.clone()),
             ledger,
-            request: RequestMemory::default(),
             prepared: Arc::default(),
             first_mem_id,
             maybe_free: first_mem_id,
@@ -116,14 +102,26 @@ impl Regions {
     }
 
     /// Creates a region with a number of its own.
-    pub(crate) fn create_private(&mut self, scope: Scope, name: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
+    pub(crate) fn create_private(
+        &mut self,
+        scope: Scope,
+        name: &str,
+        sizes: Sizes,
+        memory: &mut RegionMemory,
+    ) -> Result<RegionKey, Refusal> {
         let arena = self.arena_for(scope);
-        self.create_numbered(scope, name, sizes, arena.as_ref())
+        self.create_numbered((scope, name), sizes, arena.as_ref(), memory)
     }
 
     /// Creates a region with a number of its own, in a file of its own.
-    pub(crate) fn create_alone(&mut self, scope: Scope, name: &str, sizes: Sizes) -> Result<RegionKey, Refusal> {
-        self.create_numbered(scope, name, sizes, None)
+    pub(crate) fn create_alone(
+        &mut self,
+        scope: Scope,
+        name: &str,
+        sizes: Sizes,
+        memory: &mut RegionMemory,
+    ) -> Result<RegionKey, Refusal> {
+        self.create_numbered((scope, name), sizes, None, memory)
     }
 
     /// Creates a region with a number of its own, whose file a hypervisor can give to its guest.
@@ -138,43 +136,43 @@ impl Regions {
 
     fn create_numbered(
         &mut self,
-        scope: Scope,
-        name: &str,
+        (scope, name): (Scope, &str),
         sizes: Sizes,
         arena: Option<&Arc<UserArena>>,
+        memory: &mut RegionMemory,
     ) -> Result<RegionKey, Refusal> {
         let mem_id = self.free_number()?;
         let key = RegionKey::from(mem_id);
-        let memory = self.new_memory(mem_id, scope, sizes, arena)?;
+        let memory = self.new_memory((mem_id, scope), sizes, arena, memory)?;
         self.insert(RegionRecord::create((key, mem_id), scope, name, memory));
         Ok(key)
     }
 
-    /// Returns memory for a new region: that which was prepared for the request, if it fits. Of a region that the
-    /// request will use much of, it is prepared first: the request is refused with EAGAIN, and answered again then.
+    /// Returns memory for a new region: that which was prepared, if it fits. Memory that must be prepared first is
+    /// created, and refused.
     fn new_memory(
         &mut self,
-        mem_id: u16,
-        scope: Scope,
+        (mem_id, scope): (u16, Scope),
         sizes: Sizes,
         arena: Option<&Arc<UserArena>>,
+        memory: &mut RegionMemory,
     ) -> Result<NewMemory, Refusal> {
-        let prepared = self.request.prepared.take();
-        if let Some(memory) = prepared.and_then(|memory| memory.into_memory(scope, sizes, arena.is_some())) {
-            return Ok(memory);
-        }
-        let mut memory = NewMemory::create(&format!("unetmap-{mem_id}"), sizes, arena)?;
+        let need = match mem::take(memory) {
+            RegionMemory::Prepared(prepared) => match prepared.into_memory(scope, sizes, arena.is_some()) {
+                Some(ready) => return Ok(ready),
+                None => None,
+            },
+            RegionMemory::Large(need) => Some(need),
+            _ => None,
+        };
+        let mut created = NewMemory::create(&format!("unetmap-{mem_id}"), sizes, arena)?;
         if arena.is_none() {
-            memory.file = self.pay(scope, memory.fd.as_fd())?;
+            created.file = self.pay(scope, created.fd.as_fd())?;
         }
-        match self.request.need.take() {
-            Some(need) if scope.uid != DAEMON_UID => {
-                let charge = self.ledger.charge(scope.uid, need.amounts());
-                self.request.begun = Some(Box::new(Prepared::new(memory, scope, charge, &need, &self.prepared)));
-                refuse(EAGAIN, "the memory of the port is being prepared: try again")
-            }
-            _ => Ok(memory),
-        }
+        let Some(need) = need else { return Ok(created) };
+        let charge = self.ledger.charge(scope.uid, need.amounts());
+        *memory = RegionMemory::Wanted(Box::new(Prepared::new(created, scope, charge, &need, &self.prepared)));
+        refuse(EAGAIN, "the memory of the port is to be prepared")
     }
 
     /// Has the owner of a region pay for its file.
@@ -182,31 +180,9 @@ impl Regions {
         (scope.uid != DAEMON_UID).then(|| self.files.add(scope.uid, file)).transpose()
     }
 
-    /// Begins to answer a request: one that has waited for memory gets it, one that has not `can_wait`.
-    pub(crate) fn begin_request(&mut self, memory: Option<Box<Prepared>>, can_wait: bool) {
-        let mut prepared = memory;
-        prepared.iter_mut().for_each(|memory| memory.end_charge());
-        self.request = RequestMemory { can_wait: can_wait && prepared.is_none(), need: None, prepared, begun: None };
-    }
-
-    /// Whether the request that is being answered can wait for memory.
-    pub(crate) fn can_wait(&self) -> bool {
-        self.request.can_wait
-    }
-
     /// Whether any request waits for memory.
     pub(crate) fn are_any_prepared(&self) -> bool {
         Arc::strong_count(&self.prepared) > 1
-    }
-
-    /// The request will touch so much of a region that it creates.
-    pub(crate) fn expect(&mut self, need: Need) {
-        self.request.need = Some(need);
-    }
-
-    /// Ends a request: returns the memory that it must wait for, after which it is to be answered again.
-    pub(crate) fn end_request(&mut self, errno: i32) -> Option<Box<Prepared>> {
-        mem::take(&mut self.request).begun.filter(|_| errno == EAGAIN)
     }
 
     fn free_number(&mut self) -> Result<u16, Refusal> {
@@ -219,11 +195,16 @@ impl Regions {
     }
 
     /// Creates the region that all interfaces of `scope` and their pipes share. Its number is 1.
-    pub(crate) fn create_for_interfaces(&mut self, scope: Scope, sizes: Sizes) -> Result<RegionKey, Refusal> {
+    pub(crate) fn create_for_interfaces(
+        &mut self,
+        scope: Scope,
+        sizes: Sizes,
+        memory: &mut RegionMemory,
+    ) -> Result<RegionKey, Refusal> {
         let key = self.next_key;
         self.next_key += 1;
         let arena = self.arena_for(scope);
-        let memory = self.new_memory(1, scope, sizes, arena.as_ref())?;
+        let memory = self.new_memory((1, scope), sizes, arena.as_ref(), memory)?;
         self.insert(RegionRecord::create((key, 1), scope, "interfaces", memory));
         Ok(key)
     }

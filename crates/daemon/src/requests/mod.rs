@@ -13,7 +13,6 @@ mod stop;
 
 use std::fs::File;
 use std::io::Write;
-use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -141,7 +140,7 @@ pub(crate) fn name(kind: Kind, payload: &[u8]) -> &'static str {
 fn nic(call: &mut Call<'_>) -> Reply {
     let named = NicRequest::decode(call.payload).ok().map(|request| Named::port(request.interface));
     let Some(caller) = &mut call.caller else { return Reply::Close };
-    match first_need(call.daemon, named, caller, mem::take(&mut call.got)) {
+    match first_need(call.daemon, named, caller, &call.got) {
         Ok(Some(needs)) => Reply::Needs(needs),
         Ok(None) => call.text(nic::answer_request),
         Err(refusal) => Reply::Answer(call.refused(refusal)),

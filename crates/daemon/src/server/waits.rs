@@ -18,6 +18,7 @@ use crate::netmap_requests::{Got, Needs};
 use crate::node::PortRequest;
 use crate::ports::nic::settle::Back;
 use crate::ports::nic::{self, NicKey, settle, survey};
+use crate::refusal::Refusal;
 use crate::region_preparer::Preparer;
 
 /// Whose request waits.
@@ -145,7 +146,7 @@ impl Server {
     pub(super) fn give_back(&mut self, number: u64, state: Result<Got, Needs>) {
         match state {
             Err(Needs::Survey(..)) => survey::forget(&mut self.daemon, number),
-            Err(Needs::Sockets(.., open)) | Ok(Got::Sockets(open, _)) => open.give_up(&mut self.daemon),
+            Err(Needs::Sockets(_, open)) | Ok(Got::Sockets(open, _)) => open.give_up(&mut self.daemon),
             Ok(Got::Memory(memory)) => {
                 self.waits.preparer.iter().zip(memory).for_each(|(preparer, memory)| preparer.free(memory));
             }
@@ -163,8 +164,8 @@ impl Server {
             });
             ready.into_iter().for_each(|uid| self.turns.push(uid, work(number)));
         }
-        for (nic, done, result) in nics {
-            self.interface_is_back(nic, done, result);
+        for (nic, result) in nics {
+            self.interface_is_back(nic, result);
         }
         let prepared = self.waits.preparer.as_ref().map(Preparer::take_done).unwrap_or_default();
         for (number, memory) in prepared {
@@ -183,17 +184,16 @@ impl Server {
         self.add_watches();
     }
 
-    fn interface_is_back(&mut self, nic: NicKey, done: u64, result: Result<(), crate::refusal::Refusal>) {
+    fn interface_is_back(&mut self, nic: NicKey, result: Result<(), Refusal>) {
         let mut result = Some(result);
         let needs_it = |needs: &Needs| matches!(needs, Needs::Interface(of, _) | Needs::Sockets(of, ..) if *of == nic);
         for number in self.waits.that_need(needs_it) {
             let mut is_open = false;
             let ready = self.waits.provide(number, |needs| match needs {
                 Needs::Interface(_, rounds) => Ok(Got::Interface(rounds)),
-                Needs::Sockets(_, of, open) => {
+                Needs::Sockets(_, open) => {
                     is_open = true;
-                    let own = result.take_if(|_| of == Some(done));
-                    Ok(Got::Sockets(open, own.unwrap_or(Ok(()))))
+                    Ok(Got::Sockets(open, result.take().unwrap_or(Ok(()))))
                 }
                 other => Err(other),
             });

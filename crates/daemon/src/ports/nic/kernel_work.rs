@@ -47,7 +47,7 @@ pub(super) enum Work {
 /// What a thread has done.
 pub(super) enum Done {
     /// An interface is back.
-    Interface { nic: Box<Nic>, number: u64, result: Result<(), Refusal> },
+    Interface(Box<Nic>, Result<(), Refusal>),
     /// The interfaces of a namespace were read.
     Links { netns: u64, links: io::Result<Vec<Link>> },
     /// Which of these namespaces are in use.
@@ -74,7 +74,6 @@ impl DoneSender {
 pub(crate) struct KernelWork {
     /// `None`: there are no threads.
     channel: Option<(DoneSender, Receiver<Done>)>,
-    last: u64,
     /// Ports that opens which wait will bind: one of an interface, as other requests about it wait until it is back.
     pub(crate) opening: BTreeSet<PortKey>,
     /// Interfaces of which something may be closed.
@@ -102,11 +101,6 @@ impl KernelWork {
     /// The same doorbell, for another thread.
     pub(crate) fn shared_doorbell(&self) -> Option<Arc<Doorbell>> {
         self.channel.as_ref().map(|(DoneSender(_, doorbell), _)| doorbell.clone())
-    }
-
-    /// Whether an open waits that will bind this port.
-    pub(crate) fn is_kept(&self, port: &PortKey) -> bool {
-        self.opening.contains(port)
     }
 
     /// Something of the interface may be unneeded now.
@@ -137,13 +131,14 @@ pub(crate) fn away_behind(daemon: &Daemon, at: &EndpointKey) -> Option<NicKey> {
     behind(daemon, at).filter(is_away)
 }
 
-/// Has a thread open the sockets that a session on these rings needs; returns the interface and the number of the work.
-/// `None`: they are open, or no thread can.
-pub(crate) fn begin_to_open(daemon: &mut Daemon, at: &EndpointKey, selection: &RingSelection) -> Option<(NicKey, u64)> {
+/// Has a thread open the sockets that a session on these rings needs, whose port is kept meanwhile. Returns the
+/// interface; `None`: they are open, or no thread can.
+pub(crate) fn begin_to_open(daemon: &mut Daemon, at: &EndpointKey, selection: &RingSelection) -> Option<NicKey> {
     let key = behind(daemon, at)?;
-    let nic = daemon.registry.nic(&PortKey::Nic(key)).filter(|nic| !nic.has_open(selection))?;
-    let key = nic.key;
-    Some((key, start(daemon, key, Work::Open(selection.clone()))?))
+    daemon.registry.nic(&PortKey::Nic(key)).filter(|nic| !nic.has_open(selection))?;
+    start(daemon, key, Work::Open(selection.clone()))?;
+    daemon.nics.work.opening.insert(at.port.clone());
+    Some(key)
 }
 
 /// Returns what a thread has done.
@@ -164,15 +159,15 @@ pub(super) fn read_links(daemon: &Daemon, netns: &Arc<Netns>) -> bool {
     threads::start("interfaces", read).is_ok()
 }
 
-/// Has a thread do work; returns its number, or `None` if no thread can.
-pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<u64> {
-    let (sender, number) = (daemon.nics.work.sender()?, daemon.nics.work.last + 1);
+/// Has a thread do work; returns `None` if no thread can.
+pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<()> {
+    let sender = daemon.nics.work.sender()?;
     let is_open = matches!(work, Work::Open(_));
     let (give, take) = sync_channel::<Box<Nic>>(1);
     let run = move || {
         let Ok(mut nic) = take.recv() else { return };
         let result = broker::beside_control(|| nic.work(&work));
-        sender.send(Done::Interface { nic, number, result });
+        sender.send(Done::Interface(nic, result));
     };
     let thread = threads::start("interface", run);
     if let Err(e) = thread {
@@ -180,9 +175,7 @@ pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<u64>
         return None;
     }
     let nic = port_mut(daemon, key)?.send_away(is_open)?;
-    daemon.nics.work.last = number;
-    give.send(nic).ok()?;
-    Some(number)
+    give.send(nic).ok()
 }
 
 impl Nic {

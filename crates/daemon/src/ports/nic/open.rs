@@ -27,10 +27,10 @@ use crate::events::What;
 use crate::policy::Access;
 use crate::ports::mediated::{self, Mediated};
 use crate::ports::vale::{attach_requests, persistent};
-use crate::ports::{AnyPort, Daemon, EndpointKey, PortKey, monitor};
+use crate::ports::{AnyPort, Asked, Daemon, EndpointKey, PortKey, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, RegionKey, Scope};
+use crate::region::{DAEMON_UID, RegionKey, RegionMemory, Scope};
 use crate::registry::Port;
 use crate::shape::EndpointShape;
 use crate::tuning::nic::{DEFAULT_RX_SLOTS, DEFAULT_TX_SLOTS, MAX_DEFERRED};
@@ -125,7 +125,7 @@ pub(crate) fn check_default_route(
             Some(nic) => nic.host_is_bound() || nic.forwards,
             None => daemon.knobs.fwd(),
         };
-    let surveyed = caller.surveyed_default_routes(link.index);
+    let surveyed = caller.surveyed(link.index).and_then(|survey| survey.default_routes.clone());
     let routes = surveyed.map_or_else(|| privileged::default_routes(netns), Ok);
     if host_is_served || !routes.is_ok_and(|routes| routes.contains(&link.index)) {
         return Ok(());
@@ -145,7 +145,7 @@ pub(crate) fn check_default_route(
 pub(crate) fn find_or_create(
     daemon: &mut Daemon,
     spec: &PortSpec,
-    request: &NmreqRegister,
+    request: &mut Asked<'_>,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let (link, access) = admitted(daemon, &spec.parent, caller)?;
@@ -202,7 +202,7 @@ fn usable_access(daemon: &mut Daemon, access: Access, link: &Link, caller: &Call
 fn find_or_create_direct(
     daemon: &mut Daemon,
     link: &Link,
-    request: &NmreqRegister,
+    request: &mut Asked<'_>,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let scope = daemon.interface_scope(caller);
@@ -226,7 +226,7 @@ fn find_or_create_direct(
     daemon.check_budget(scope, usage)?;
     let region = match region {
         Some(region) => region,
-        None => daemon.interface_region(caller, shape.all_slots(), driver_offers_it(link, caller))?,
+        None => daemon.interface_region(caller, shape.all_slots(), driver_offers_it(link, caller), request.memory)?,
     };
     create(daemon, (region, scope), link, shape, caller).map(|key| PortKey::Nic(key).into())
 }
@@ -269,7 +269,7 @@ pub(crate) fn create_for_daemon(
         .knobs
         .mediated_sizes(driver_offers_it(link, caller))
         .for_one_interface(shape.all_rings(), shape.all_slots());
-    let region = daemon.registry.regions.create_private(scope, &link.name, sizes)?;
+    let region = daemon.registry.regions.create_private(scope, &link.name, sizes, &mut RegionMemory::AsUsed)?;
     create(daemon, (region, scope), link, shape, caller)
 }
 
@@ -285,7 +285,7 @@ fn create(
     let key = NicKey { netns: netns_id, index: link.index, serial: daemon.nics.last_serial + 1 };
     let created = caller.netns().cloned().map_or_else(no_such_interface, |netns| {
         watch(daemon, &netns)?;
-        let surveyed = caller.surveyed_tx_dropped(link.index);
+        let surveyed = caller.surveyed(link.index).and_then(|survey| survey.tx_dropped);
         let dropped = surveyed.unwrap_or_else(|| interface_tx_dropped(&netns, link.index));
         let record = daemon.registry.regions.existing_mut(region)?;
         let node = privileged::numa_node(&netns, &link.name).ok().flatten();
@@ -535,7 +535,10 @@ pub(crate) fn new_shape(
 /// Returns the number of queues of an interface in the caller's namespace.
 pub(super) fn queues(link: &Link, caller: &Caller) -> Result<link::Channels, Refusal> {
     let Some(netns) = caller.netns() else { return no_such_interface() };
-    let found = caller.surveyed_channels(link.index).map_or_else(|| privileged::channels(netns, &link.name), Ok);
+    let found = caller
+        .surveyed(link.index)
+        .and_then(|survey| survey.channels)
+        .map_or_else(|| privileged::channels(netns, &link.name), Ok);
     found.or_else(|e| refuse(ENXIO, format!("reading the number of its queues: {e}")))
 }
 

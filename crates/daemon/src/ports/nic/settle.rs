@@ -16,8 +16,8 @@ use crate::refusal::Refusal;
 /// What threads have done.
 #[derive(Default)]
 pub(crate) struct Back {
-    /// Interfaces, with the numbers and the results of the work.
-    pub(crate) nics: Vec<(NicKey, u64, Result<(), Refusal>)>,
+    /// Interfaces, with the results of the work.
+    pub(crate) nics: Vec<(NicKey, Result<(), Refusal>)>,
     /// What was read for requests of these numbers.
     pub(crate) surveys: Vec<(u64, Arc<Survey>)>,
 }
@@ -27,9 +27,7 @@ pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
     let mut back = Back::default();
     while let Some(done) = next_done(daemon) {
         match done {
-            Done::Interface { nic, number, result } => {
-                back.nics.extend(take_back_nic(daemon, nic).map(|key| (key, number, result)));
-            }
+            Done::Interface(nic, result) => back.nics.extend(take_back_nic(daemon, nic).map(|key| (key, result))),
             Done::Links { netns, links: Ok(links) } => compare_links(daemon, netns, &links),
             Done::Links { links: Err(e), .. } => tracing::warn!("changes of interfaces were missed: {e}"),
             Done::Namespaces { asked, used } => {
@@ -42,7 +40,7 @@ pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
             }
         }
     }
-    back.nics.iter().for_each(|(key, ..)| handle_deferred_events(daemon, key.netns));
+    back.nics.iter().for_each(|(key, _)| handle_deferred_events(daemon, key.netns));
     back
 }
 

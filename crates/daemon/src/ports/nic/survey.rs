@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use unetmap_abi::{NETMAP_REQ_VALE_ATTACH, NETMAP_REQ_VALE_LIST, PortKind};
 use unetmap_core::control::NetmapRequest;
-use unetmap_sys::link::{Channels, DriverInfo, Link, XdpFeatures};
+use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 
 use super::interface_tx_dropped;
@@ -52,39 +52,21 @@ fn read(netns: &Netns, name: String) -> Survey {
     survey
 }
 
-/// What was read for the request of a caller; each is `None` if it must be read.
+/// What is known of the interface that the request of a caller names; of it `None` must be read.
 impl Caller {
-    fn surveyed(&self) -> Option<&Survey> {
-        self.survey.as_deref().filter(|survey| survey.netns.is_none_or(|netns| netns == self.netns_id()))
+    fn surveyed_there(&self, is_it: impl Fn(&Survey) -> bool) -> Option<&Survey> {
+        let is_here = |survey: &&Survey| survey.netns.is_none_or(|netns| netns == self.netns_id());
+        self.survey.as_deref().filter(|survey| is_it(survey)).filter(is_here)
     }
 
     /// The interface of this name; the inner `None`: there is none.
     pub(super) fn surveyed_link(&self, name: &str) -> Option<Option<Link>> {
-        self.surveyed().filter(|survey| survey.name == name)?.link.clone()
+        self.surveyed_there(|survey| survey.name == name)?.link.clone()
     }
 
-    fn surveyed_index(&self, index: u32) -> Option<&Survey> {
-        self.surveyed().filter(|survey| matches!(&survey.link, Some(Some(link)) if link.index == index))
-    }
-
-    pub(super) fn surveyed_channels(&self, index: u32) -> Option<Channels> {
-        self.surveyed_index(index)?.channels
-    }
-
-    pub(super) fn surveyed_features(&self, index: u32) -> Option<Option<XdpFeatures>> {
-        self.surveyed_index(index)?.features
-    }
-
-    pub(super) fn surveyed_driver(&self, index: u32) -> Option<Option<DriverInfo>> {
-        self.surveyed_index(index)?.driver.clone()
-    }
-
-    pub(super) fn surveyed_default_routes(&self, index: u32) -> Option<Vec<u32>> {
-        self.surveyed_index(index)?.default_routes.clone()
-    }
-
-    pub(super) fn surveyed_tx_dropped(&self, index: u32) -> Option<u64> {
-        self.surveyed_index(index)?.tx_dropped
+    /// The interface of this index.
+    pub(super) fn surveyed(&self, index: u32) -> Option<&Survey> {
+        self.surveyed_there(|survey| matches!(&survey.link, Some(Some(link)) if link.index == index))
     }
 }
 
@@ -109,14 +91,14 @@ pub(crate) fn first_need<S>(
     daemon: &mut Daemon,
     named: Option<Named>,
     caller: &mut Caller,
-    got: Got<S>,
+    got: &Got<S>,
 ) -> Result<Option<Needs<S>>, Refusal> {
     let rounds = match got {
         Got::Survey(survey, rounds) => {
-            caller.survey = Some(survey);
-            rounds
+            caller.survey = Some(survey.clone());
+            *rounds
         }
-        Got::Interface(rounds) => rounds,
+        Got::Interface(rounds) => *rounds,
         _ => 0,
     };
     let is_divided = daemon.admission.policy.is_some() && daemon.nics.work.sender().is_some();

@@ -18,9 +18,11 @@ const MAX_LINKS: usize = 64;
 /// say nothing.
 pub(crate) fn driver_offers_it(link: &Link, caller: &Caller) -> bool {
     let Some(netns) = caller.netns() else { return false };
-    let surveyed = caller.surveyed_features(link.index);
-    let features = surveyed.map_or_else(|| privileged::xdp_features(netns, link.index), Ok);
-    let driver = || caller.surveyed_driver(link.index).map_or_else(|| privileged::driver(netns, &link.name), Ok);
+    let surveyed = caller.surveyed(link.index);
+    let features =
+        surveyed.and_then(|survey| survey.features).map_or_else(|| privileged::xdp_features(netns, link.index), Ok);
+    let driver =
+        || surveyed.and_then(|survey| survey.driver.clone()).map_or_else(|| privileged::driver(netns, &link.name), Ok);
     features.is_ok_and(|known| known.is_some_and(|features| features.zerocopy)) && sends_frames(driver())
 }
 

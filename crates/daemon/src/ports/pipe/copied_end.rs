@@ -10,7 +10,7 @@
 //! threads are the same.
 
 use serde::{Deserialize, Serialize};
-use unetmap_abi::{NR_REG_ONE_NIC, NmreqRegister, PipeRole};
+use unetmap_abi::{NR_REG_ONE_NIC, PipeRole};
 
 use super::PipeKey;
 use crate::budget::Amounts;
@@ -20,7 +20,7 @@ use crate::endpoint::Endpoint;
 use crate::ports::mediated::thread_usage;
 use crate::ports::mediator::Directions;
 use crate::ports::snapshot::PortSnapshot;
-use crate::ports::{AnyPort, Daemon, EndpointKey, PortKey, mediators, pipe_rings};
+use crate::ports::{AnyPort, Asked, Daemon, EndpointKey, PortKey, mediators, pipe_rings};
 use crate::refusal::Refusal;
 use crate::registry::{Port, Record};
 
@@ -86,7 +86,7 @@ pub(in crate::ports) fn find_or_create(
     daemon: &mut Daemon,
     pipe: PipeKey,
     index: usize,
-    request: &NmreqRegister,
+    request: &mut Asked<'_>,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let mem_id = request.nr_mem_id;
@@ -103,7 +103,7 @@ pub(in crate::ports) fn find_or_create(
         daemon.registry.regions.check_number("pipe", pipe_region, mem_id)?;
         return Ok(at);
     }
-    let region = daemon.requested_region(mem_id, caller)?;
+    let region = daemon.requested_region(mem_id, caller, request.memory)?;
     if region == pipe_region {
         return Ok(at);
     }

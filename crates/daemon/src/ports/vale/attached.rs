@@ -19,9 +19,9 @@ use crate::caller::Caller;
 use crate::events::What;
 use crate::ports::mediator::Directions;
 use crate::ports::nic::{NicKey, no_such_interface};
-use crate::ports::{Daemon, EndpointKey, PortKey, mediators};
+use crate::ports::{Asked, Daemon, EndpointKey, PortKey, mediators};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, Scope};
+use crate::region::{DAEMON_UID, RegionMemory, Scope};
 use crate::registry::Port;
 
 /// Which rings of an interface are attached.
@@ -90,7 +90,8 @@ pub(super) fn connect(
         ..Default::default()
     };
     let owner = Caller { peer: caller.peer, ..Caller::daemon() };
-    let switch_port = create(daemon, key, &mirrored, Scope { uid: DAEMON_UID, netns: 0 }, &owner)?;
+    let asked = &mut Asked { register: mirrored, memory: &mut RegionMemory::AsUsed };
+    let switch_port = create(daemon, key, asked, Scope { uid: DAEMON_UID, netns: 0 }, &owner)?;
     let mut threads = Vec::new();
     for queue in 0..tx_rings.max(rx_rings) {
         let directions = Directions { tx: queue < tx_rings, rx: queue < rx_rings };

@@ -30,7 +30,7 @@ use unetmap_switch::port::{RingConfig, SwitchPort};
 use unetmap_sys::{Doorbell, link};
 
 use super::snapshot::PortSnapshot;
-use super::{AnyPort, Daemon, EndpointKey, PortKey, Registry, nic};
+use super::{AnyPort, Asked, Daemon, EndpointKey, PortKey, Registry, nic};
 use crate::budget::{Amounts, Resource};
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing};
@@ -271,7 +271,7 @@ fn switch_rings(rings: &[PortRing]) -> std::io::Result<Vec<RingConfig<'_>>> {
 pub(super) fn find_or_create(
     daemon: &mut Daemon,
     spec: &PortSpec,
-    request: &NmreqRegister,
+    request: &mut Asked<'_>,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let key = key_of(daemon, &spec.parent, caller)?;
@@ -292,7 +292,7 @@ pub(super) fn find_or_create(
 fn create(
     daemon: &mut Daemon,
     key: &ValeKey,
-    request: &NmreqRegister,
+    request: &mut Asked<'_>,
     owner: Scope,
     caller: &Caller,
 ) -> Result<PortKey, Refusal> {
@@ -303,8 +303,8 @@ fn create(
     daemon.check_budget(key.scope, port.and(Amounts::region(sizes.bufs.0)))?;
     let region = match (request.nr_mem_id, daemon.region_of_pipes(owner, &key.name())) {
         (0, Some(region)) => region,
-        (0, None) => daemon.registry.regions.create_private(owner, &key.name(), sizes)?,
-        (mem_id, _) => daemon.requested_region(mem_id, caller)?,
+        (0, None) => daemon.registry.regions.create_private(owner, &key.name(), sizes, request.memory)?,
+        (mem_id, _) => daemon.requested_region(mem_id, caller, request.memory)?,
     };
     let record = daemon.registry.regions.existing_mut(region)?;
     let id = PortKey::Vale(key.clone());

@@ -39,7 +39,7 @@ use crate::ports::nic::{self, find_link, no_such_interface};
 use crate::ports::{AnyPort, Daemon, EndpointKey, PortKey, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, RegionKey, Scope};
+use crate::region::{DAEMON_UID, RegionKey, RegionMemory, Scope};
 use crate::shape::EndpointShape;
 use crate::tuning::region::MAX_EXTRA;
 
@@ -425,13 +425,14 @@ pub(crate) fn create(daemon: &mut Daemon, name: &str, request: NmreqValeNewif, c
     };
     let shape = EndpointShape { host_tx_rings: 1, host_rx_rings: 1, ..EndpointShape::requested(&shape, MAX_RINGS)? };
     let scope = daemon.scope(caller);
+    let memory = &mut RegionMemory::AsUsed;
     let region = match (request.nr_mem_id, daemon.region_of_pipes(scope, name)) {
         (0, Some(region)) => region,
         (0, None) => {
             let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, MAX_EXTRA);
-            daemon.registry.regions.create_private(scope, name, sizes)?
+            daemon.registry.regions.create_private(scope, name, sizes, memory)?
         }
-        (mem_id, _) => daemon.requested_region(mem_id, caller)?,
+        (mem_id, _) => daemon.requested_region(mem_id, caller, memory)?,
     };
     let created = create_in(daemon, (name, request, shape), region, caller);
     created.inspect_err(|_| {
