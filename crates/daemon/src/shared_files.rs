@@ -162,10 +162,15 @@ impl SharedFiles {
         if files.first_key_value().is_some_and(|(key, _)| *key < 0) {
             files.retain(|key, file| *key > 0 || Arc::strong_count(file) > 1);
         }
-        let ended = watch.as_ref().map(|watch| watch.take_ended(|key| _ = files.remove(&key)));
+        // An arena's value may live a moment longer than its file, in another thread.
+        let end = |file: &SharedFile| file.pages().charge.set(Amounts::default());
+        let ended = watch.as_ref().map(|watch| watch.take_ended(|key| files.remove(&key).iter().for_each(|f| end(f))));
         match ended {
             None | Some(Ok(Ended::These)) => {}
-            Some(Ok(Ended::AllBut(left))) => files.retain(|key, _| *key < 0 || left.contains(key)),
+            Some(Ok(Ended::AllBut(left))) => {
+                let ended = files.extract_if(.., |key, _| *key > 0 && !left.contains(key));
+                ended.for_each(|(_, file)| end(&file));
+            }
             Some(Err(e)) => tracing::warn!("the ends of shared memory are not known: {e}"),
         }
     }

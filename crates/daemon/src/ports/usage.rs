@@ -267,6 +267,7 @@ impl Daemon {
                 *usage.entry(session.uid).or_default() += charge.amounts();
             }
         }
+        usage.retain(|_, amounts| *amounts != Amounts::default());
         usage
     }
 
