@@ -25,8 +25,8 @@ pub const MIN_RUN_PACKETS: u32 = 8;
 
 /// Slots. Packet headers are prefetched this far ahead of the packet that is being decided (fan-out, packet by packet).
 ///
-/// Bounds: 1 up to the slots of a ring. Measured: 16 or 24, or no prefetch at all, do not differ from 8 beyond the
-/// noise (decision 54).
+/// Bounds: 1 up to the slots of a ring. Measured on AMD's processors only: 16 or 24, or no prefetch at all, do not
+/// differ from 8 beyond the noise (decision 65).
 pub const HEADER_PREFETCH_SLOTS: u32 = 8;
 
 /// Slots. The entries of a large MAC table are prefetched this far ahead of the packet whose addresses they have

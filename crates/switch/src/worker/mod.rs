@@ -84,34 +84,23 @@ fn work(worker: &mut Worker, applied: &mut u64, mailbox: &Mailbox) {
         if mailbox.published.load(Acquire) != *applied && worker.apply_config(applied, mailbox) {
             return;
         }
-        if (0..PASSES_BEFORE_YIELD).any(|_| worker.pass() > 0) || worker.poll_for_reply() {
-            wait.restart();
-            continue;
-        }
-        if worker.backpressure.flush_wakeups() {
-            wait.restart();
-            continue;
-        }
-        if worker.naps {
-            worker.nap();
+        let moved = (0..PASSES_BEFORE_YIELD).any(|_| worker.pass() > 0);
+        if moved || worker.poll_for_reply() || worker.backpressure.flush_wakeups() || worker.nap() {
             wait.restart();
             continue;
         }
         // The time of a yield counts.
         wait.spins();
         let outcome = worker.yield_to_client();
-        match outcome {
-            Yield::Woken => wait.restart(),
-            Yield::NotNeeded => {
-                // Packets that arrive soon need not wait for a system call.
-                if worker.poll_longer() {
-                    wait.restart();
-                    continue;
-                }
-                // Programs other than clients may wait for this CPU.
-                std::thread::yield_now();
-            }
-            Yield::TimedOut | Yield::MustSleep => {}
+        let not_needed = matches!(outcome, Yield::NotNeeded);
+        // Packets that arrive soon need not wait for a system call.
+        if matches!(outcome, Yield::Woken) || not_needed && worker.poll_longer() {
+            wait.restart();
+            continue;
+        }
+        if not_needed {
+            // Programs other than clients may wait for this CPU.
+            std::thread::yield_now();
         }
         if matches!(outcome, Yield::MustSleep) || !wait.spins() {
             if let Err(e) = worker.sleep(mailbox)
@@ -314,12 +303,16 @@ impl Worker {
         }
     }
 
-    /// Naps, then polls all rings. The next sleep is of the same kind if any had slots.
-    fn nap(&mut self) {
+    /// If a nap is due, naps, then polls all rings; true if so. The next sleep is of the same kind if any had slots.
+    fn nap(&mut self) -> bool {
+        if !self.naps {
+            return false;
+        }
         self.full_ports.settle();
         std::thread::sleep(NAP);
         self.poll_set.include_idle(true);
         self.naps = self.pass() > 0 && self.poll_set.busy() > NAP_RINGS;
+        true
     }
 
     /// Sleeps until a doorbell is notified.
