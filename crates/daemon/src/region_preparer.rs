@@ -4,11 +4,10 @@
 //!
 //! ```text
 //! control thread                                   thread
-//! a request creates a region, and will touch  -->  makes these pages resident, a slice
-//!   many pages of it: the request waits              for each user in turn
+//! a request is to create a region, and to   -->  makes these pages resident, a slice
+//!   touch many pages of it: it waits              for each user in turn
 //! others are served
-//! the request is answered again, from the     <--  done
-//!   start, and takes this memory
+//! the request begins, with this memory      <--  done
 //! ```
 //! A request waits at most once. What it touches beside these pages is as before: the control thread faults it in.
 
@@ -25,13 +24,13 @@ use crate::threads;
 
 /// What the thread is to do.
 enum Job {
-    /// For the message of this connection.
+    /// For the request of this number.
     Prepare(u64, Box<Prepared>),
-    /// Its client has left.
+    /// The client has left that it was for.
     Free(Box<Prepared>),
 }
 
-/// Memory that is ready, and the connection whose message waits for it.
+/// Memory that is ready, and the number of the request that waits for it.
 type Done = (u64, Box<Prepared>);
 
 /// The thread, as the control thread sees it.
@@ -57,10 +56,10 @@ impl Preparer {
         Ok(Preparer { jobs, done })
     }
 
-    /// Has the memory prepared for a message of a connection.
-    pub(crate) fn prepare(&self, connection: u64, memory: Box<Prepared>) {
+    /// Has the memory prepared for a request.
+    pub(crate) fn prepare(&self, number: u64, memory: Box<Prepared>) {
         // The thread does not end.
-        let _ = self.jobs.send(Job::Prepare(connection, memory));
+        let _ = self.jobs.send(Job::Prepare(number, memory));
     }
 
     /// Frees memory that nobody waits for any more.
@@ -88,8 +87,8 @@ fn run(jobs: &Receiver<Job>, ready: impl Fn(Done)) {
             jobs.try_recv().ok()
         };
         for job in first.into_iter().chain(jobs.try_iter()) {
-            let (connection, memory) = match job {
-                Job::Prepare(connection, memory) => (connection, memory),
+            let (number, memory) = match job {
+                Job::Prepare(number, memory) => (number, memory),
                 Job::Free(memory) => {
                     drop(memory);
                     continue;
@@ -100,7 +99,7 @@ fn run(jobs: &Receiver<Job>, ready: impl Fn(Done)) {
                 order.push_back(uid);
                 VecDeque::new()
             });
-            queue.push_back((connection, memory));
+            queue.push_back((number, memory));
         }
         let Some(uid) = order.pop_front() else { continue };
         let Some(queue) = users.get_mut(&uid) else { continue };
