@@ -47,7 +47,7 @@ mod successor;
 use std::os::unix::fs::MetadataExt as _;
 use std::{fs, io};
 
-pub(crate) use messages::{First, Reply, Request, decode_first};
+pub(crate) use messages::{Reply, Request};
 pub(crate) use state::{SavedForCrash, State};
 pub(crate) use successor::{Predecessor, Taken};
 

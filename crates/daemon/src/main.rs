@@ -345,11 +345,11 @@ fn serve(
     // From here on the daemon that is replaced waits.
     let mut taken = predecessor.map(Predecessor::take).transpose()?;
     let listener = match &mut taken {
-        Some(taken) => Some(taken.listener().map_err(|refusal| refusal.why)?),
+        Some(taken) => Some(taken.fds.take(taken.state.listener).map_err(|refusal| refusal.why)?),
         None => listener,
     };
     let listener = listener.ok_or("no socket to listen at")?;
-    let is_managed = taken.as_ref().map_or(managed_fd.is_some(), Taken::is_managed);
+    let is_managed = taken.as_ref().map_or(managed_fd.is_some(), |taken| taken.state.service.listens);
     let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
     let mut daemon = Daemon::new(knobs, admission, first_mem_id);
     daemon.users.keeps_ports = args.keep_ports;
@@ -419,7 +419,7 @@ fn predecessor(args: &Args, socket: &Path) -> Result<Option<Predecessor>, String
 
 /// Has the server go on with what another daemon had; returns it with its service manager.
 fn take_over(mut server: Server, taken: Taken) -> Result<(Server, Service), String> {
-    let pid = taken.pid();
+    let pid = taken.state.pid;
     match server.take_over(taken) {
         Ok(service) => {
             tracing::info!(pid, "another daemon was replaced");

@@ -46,7 +46,7 @@ use crate::caller::Caller;
 use crate::closer::Closer;
 use crate::handover::drain::Drain;
 use crate::handover::store::{Protection, Store};
-use crate::handover::{self, End, First};
+use crate::handover::{self, End, channel};
 use crate::log;
 use crate::netmap_requests::{self, Got};
 use crate::node::{Job, Nodes};
@@ -464,10 +464,10 @@ impl Server {
         if received.truncated {
             return self.reject(token, EMSGSIZE, &Malformed::Oversized.to_string());
         }
-        match handover::decode_first(bytes) {
-            Some(First::Begin(version)) => return self.successor_begins(token, version),
-            Some(First::WhichProgram) => return self.tell_program(token),
-            None => {}
+        match channel::decode_inline(bytes) {
+            Some(handover::Request::Begin { version }) => return self.successor_begins(token, version),
+            Some(handover::Request::WhichProgram) => return self.tell_program(token),
+            _ => {}
         }
         match wire::decode(bytes) {
             Ok((kind, head, payload)) => {

@@ -3,7 +3,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::channel;
 use super::state::State;
 use crate::ports::vale::SwitchPositions;
 
@@ -35,20 +34,4 @@ pub(crate) enum Reply {
     Released,
     /// Device and inode.
     Program(u64, u64),
-}
-
-/// The first message of a successor.
-pub(crate) enum First {
-    /// It reads this version of the state.
-    Begin(u32),
-    WhichProgram,
-}
-
-/// Decodes the first message of a successor; `None`: it is another message.
-pub(crate) fn decode_first(bytes: &[u8]) -> Option<First> {
-    match channel::decode_inline(bytes)? {
-        Request::Begin { version } => Some(First::Begin(version)),
-        Request::WhichProgram => Some(First::WhichProgram),
-        Request::Ready | Request::Commit => None,
-    }
 }

@@ -292,12 +292,12 @@ impl Store {
 
     /// Its process, if there is one.
     pub(crate) fn pid(&self) -> Option<u32> {
-        self.connection.as_ref()?.pid()
+        self.connection.as_ref()?.serves.map(|(pid, _)| pid)
     }
 
     /// Sessions that are kept.
     pub(crate) fn kept_sessions(&self) -> usize {
-        self.connection.as_ref().and_then(Connection::kept).unwrap_or(0)
+        self.connection.as_ref().and_then(|connection| connection.kept).unwrap_or(0)
     }
 
     /// The state cannot be kept now, as an interface is being opened or closed: tries again in a moment. `closed`: a

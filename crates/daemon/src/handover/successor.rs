@@ -143,23 +143,6 @@ impl Predecessor {
     }
 }
 
-impl Taken {
-    /// Takes the socket at which the daemon listens.
-    pub(crate) fn listener(&mut self) -> Result<OwnedFd, Refusal> {
-        self.fds.take(self.state.listener)
-    }
-
-    /// Whether a service manager listens for the daemon.
-    pub(crate) fn is_managed(&self) -> bool {
-        self.state.service.listens
-    }
-
-    /// The daemon's process.
-    pub(crate) fn pid(&self) -> u32 {
-        self.state.pid
-    }
-}
-
 impl Server {
     /// Takes over all that another daemon has; returns its service manager. If this fails, the other daemon goes on.
     pub(crate) fn take_over(&mut self, taken: Taken) -> Result<Service, Refusal> {

@@ -55,11 +55,11 @@ pub(super) struct Connection {
     fd: OwnedFd,
     is_watched: bool,
     /// The process, and how many descriptors it may have; `None`: it has not started yet.
-    serves: Option<(u32, usize)>,
+    pub(super) serves: Option<(u32, usize)>,
     /// Descriptors of what it keeps.
     held: usize,
     /// Sessions of what it keeps; `None`: nothing, or what an earlier daemon had.
-    kept: Option<usize>,
+    pub(super) kept: Option<usize>,
     sent: Option<Sent>,
     /// Whether descriptors that are not kept may still be on their way.
     has_strays: bool,
@@ -81,14 +81,6 @@ impl Connection {
         }
         socket::set_timeout(&connection.fd, SEND_LIMIT)?;
         Ok(connection)
-    }
-
-    pub(super) fn pid(&self) -> Option<u32> {
-        self.serves.map(|(pid, _)| pid)
-    }
-
-    pub(super) fn kept(&self) -> Option<usize> {
-        self.kept
     }
 
     /// Whether it keeps anything, or is to.
