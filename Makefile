@@ -47,7 +47,7 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: build debug core setup setup-tests demo test test-long soak test-bare test-nic test-vm test-arm64 host-matrix loom
-.PHONY: deb rpm test-deb test-systemd lint lint-source lint-crates lint-headers lint-man lint-bpf bench install uninstall
+.PHONY: deb rpm test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
 # A release names no folder of the machine that built it, so that any two builds are the same.
@@ -142,6 +142,10 @@ lint-source:
 	@.ci/check-resources
 	@$(CARGO) package --locked -p unetmap-capi --allow-dirty --list | grep -qx preload/hooks.c || \
 		{ echo "lint: the package of unetmap-capi lacks the C files"; exit 1; }
+
+# The patches of docs/adding.md against the source: they apply, and compile.
+lint-adding: setup
+	@.ci/check-adding
 
 # Licences, sources and advisories of the crates that are used.
 lint-crates:
