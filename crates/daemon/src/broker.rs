@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The broker: a process that keeps root's privileges, and does for the daemon, the *worker*, what needs them.
+//! The broker: a process that keeps root's privileges, and does for the daemon, which has none, what needs them.
 //!
 //! ```text
-//! worker: no capability, a user of its own           broker: root
+//! daemon: no capability, a user of its own           broker: root
 //! operations::f --Request, descriptors------------->  Broker::serve   one operation
 //!               <--its result, or an error, desc.---
 //! ```
@@ -11,8 +11,8 @@
 //! request: it decodes with bounds, and does only the operations that stand in [`operations`], with its own programs.
 //!
 //! Each end notices the end of the other one by their connections: then the broker undoes everything and exits, as the
-//! kernel would, and so does the worker. If another process has the worker's state ([`crate::handover::store`]), it has
-//! these connections, too, and the broker goes on with the next worker.
+//! kernel would, and so does the daemon. If another process has the daemon's state ([`crate::handover::store`]), it has
+//! these connections, too, and the broker goes on with the next daemon.
 //!
 //! A user's daemon has no privileges to separate: there, and in unit tests, the same operations are functions of the
 //! process itself.

@@ -10,7 +10,7 @@ use unetmap_sys::thread::set_nice;
 
 use crate::memory_files;
 use crate::owner::owner;
-use crate::tuning::confinement::{CONTROL_NICE, OOM_SCORE, WORKERS};
+use crate::tuning::confinement::{CONTROL_NICE, OOM_SCORE, USERS};
 
 /// What the broker needs: to read the policy and the accounts (1, 2), memory whose pages stay, of another user (3, 9),
 /// interfaces and their sockets (11 to 13), memory that the kernel pins for them (14), the namespaces and the memory of
@@ -65,8 +65,8 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
 /// A user that no other process is, wherever on the machine: the kernel counts descriptors in flight, locked memory and
 /// more by user, and daemons in other containers cannot be seen. By chance, of very many.
 fn unused_user() -> io::Result<u32> {
-    let users = u64::from(WORKERS.end - WORKERS.start);
-    Ok(WORKERS.start + (process::random()? % users) as u32)
+    let users = u64::from(USERS.end - USERS.start);
+    Ok(USERS.start + (process::random()? % users) as u32)
 }
 
 /// Confines the process that keeps the ports of a daemon for the case of a crash: it starts a daemon.

@@ -315,7 +315,7 @@ pub(crate) mod confinement {
     /// The users and groups of which root's daemon becomes one: of no account, also of directory services (their
     /// numbers end at 2,000,200,000), and of no container (0x6fffffff). So many that two of a hundred daemons of a
     /// machine are the same user with a probability of 1 in 27,000.
-    pub(crate) const WORKERS: std::ops::Range<u32> = 0x7800_0000..0x8000_0000;
+    pub(crate) const USERS: std::ops::Range<u32> = 0x7800_0000..0x8000_0000;
 }
 
 /// Closing of connections.

@@ -60,7 +60,7 @@ fn processes_of(home: &Home, option: &[u8]) -> Vec<PathBuf> {
 }
 
 #[test]
-fn neither_of_broker_and_worker_outlives_the_other() {
+fn neither_of_broker_and_daemon_outlives_the_other() {
     isolated(|home| {
         if !rustix::process::geteuid().is_root() {
             return summary("skipped: a user's daemon is one process");

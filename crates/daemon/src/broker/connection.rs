@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The worker's connections to its broker.
+//! The daemon's connections to its broker.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -22,7 +22,7 @@ use crate::tuning::broker::{INTERFACE_LANES, REPLY_BYTES, SEND_LIMIT};
 const OPTION: &str = "--privileged";
 const CONNECTION: &str = "3";
 
-/// A connection between worker and broker. Requests of one wait for each other; those of the others do not.
+/// A connection between daemon and broker. Requests of one wait for each other; those of the others do not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lane {
     /// The control thread's.
@@ -101,7 +101,7 @@ impl From<Failure> for io::Error {
     }
 }
 
-/// The worker's ends of the connections.
+/// The daemon's ends of the connections.
 pub(super) static CONNECTIONS: OnceLock<[Mutex<OwnedFd>; LANES]> = OnceLock::new();
 
 /// Starts the broker. Call it before the first thread is started, and before the process gives up anything.
@@ -124,7 +124,7 @@ pub(crate) fn start(setup: &Setup) -> io::Result<()> {
     send(&own[0], setup, &others.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
     let own = <[OwnedFd; LANES]>::try_from(own).map_err(|_| io::ErrorKind::InvalidData)?;
     let _ = CONNECTIONS.set(own.map(Mutex::new));
-    // Before the worker is confined: it cannot start later.
+    // Before the daemon is confined: it cannot start later.
     let (_, _) = (ALIVE.set(alive), SETUP.set(setup.clone()));
     Ok(())
 }

@@ -378,15 +378,15 @@ operations! { broker:
     /// The number of the process that keeps the privileges: this one, or its broker.
     fn process_id[] ProcessId -> u32 { Ok(process::pid()) }
 
-    // After a crash of the worker.
+    // After a crash of the daemon.
 
     /// The handle that the broker gave out last.
     fn last_handle[] LastHandle -> Handle { Ok(broker.last_handle()) }
 
-    /// Returns the text, which no other answer is: those before it were for a worker that has crashed.
+    /// Returns the text, which no other answer is: those before it were for a daemon that has crashed.
     [] Echo(text: String) -> String { Ok(text) }
 
-    /// Undoes and forgets all that was made after this handle, of which no worker knows.
+    /// Undoes and forgets all that was made after this handle, of which no daemon knows.
     fn forget_since[] ForgetSince(last: Handle) -> () {
         broker.forget_since(last);
         Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The broker's process: it serves the connections of the worker.
+//! The broker's process: it serves the connections of the daemon.
 
 use std::fs::File;
 use std::io;
@@ -46,12 +46,12 @@ impl Broker {
     }
 }
 
-/// Runs the broker, in a process of its own, until the worker exits.
+/// Runs the broker, in a process of its own, until the daemon exits.
 ///
 /// # Errors
-/// The worker does not say what the broker is for.
+/// The daemon does not say what the broker is for.
 pub(crate) fn run_broker(control: &OwnedFd) -> io::Result<()> {
-    // A service manager that stops the daemon signals this process as well, which ends after the worker.
+    // A service manager that stops the daemon signals this process as well, which ends after the daemon.
     let _blocked = process::signals_as_fd(&[Signal::TERM, Signal::INT, Signal::HUP])?;
     let Some((setup, fds)) = receive::<Setup>(control, REQUEST_BYTES)? else { return Ok(()) };
     let Ok([deadlines, node, interfaces @ .., _alive]) = <[OwnedFd; LANES]>::try_from(fds) else {
@@ -93,7 +93,7 @@ fn keep_locked(lock: Option<File>) {
     mem::forget(lock);
 }
 
-/// Waits until the broker of an earlier worker has undone its changes.
+/// Waits until the broker of an earlier daemon has undone its changes.
 fn wait_for_former(lock: Option<&File>) {
     let start = Instant::now();
     while lock.is_some_and(|lock| socket::try_lock(lock).is_ok_and(|locked| !locked)) {

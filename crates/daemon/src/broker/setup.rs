@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use unetmap_sys::netns::Netns;
 
-/// An object that the broker keeps for the worker.
+/// An object that the broker keeps for the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(crate) struct Handle(pub(super) u64);
 
@@ -20,7 +20,7 @@ pub(crate) struct XdpId(pub(crate) Handle);
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct TcxId(pub(crate) Handle);
 
-/// Sent to the broker when it is started, before the worker serves anybody.
+/// Sent to the broker when it is started, before the daemon serves anybody.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Setup {
     /// The policy's file; `None`: a daemon without policy.

@@ -8,9 +8,9 @@
 //!    |    |             |                   '- a [`Reply`]
 //!    |    |             '- the request as it is sent; `in LANE` follows, unless it takes the control thread's
 //!    |    '- the descriptors that come with it; `[] [..files]`: any number of them
-//!    '- the worker's function; `fn insert of XdpId`: a method, whose request begins with the object
+//!    '- the daemon's function; `fn insert of XdpId`: a method, whose request begins with the object
 //! ```
-//! A request keeps its form once there are daemons that know it: after a replacement a worker may ask the broker of the
+//! A request keeps its form once there are daemons that know it: after a replacement a daemon may ask the broker of the
 //! daemon before. An argument is checked where its type is decoded, a descriptor by [`Descriptors::take`], the rest by
 //! the work.
 
@@ -29,7 +29,7 @@ pub(crate) type Answer = (serde_json::Value, Vec<OwnedFd>);
 
 /// The reply of an operation.
 pub(crate) trait Reply {
-    /// The result of its work, in the broker and in the worker.
+    /// The result of its work, in the broker and in the daemon.
     type Done;
 
     fn encode(done: Self::Done) -> io::Result<Answer>;
@@ -144,7 +144,7 @@ impl<A: Descriptors, B: Descriptors> Descriptors for (A, B) {
     }
 }
 
-/// Declares `Request`, `Broker::serve`, and the worker's functions, which `call` sends: see the module.
+/// Declares `Request`, `Broker::serve`, and the daemon's functions, which `call` sends: see the module.
 macro_rules! operations {
     ($broker:ident: $(
         $(#[$doc:meta])*
@@ -183,13 +183,13 @@ macro_rules! operations {
         }
 
         $(operations! {
-            @worker [$($name $(of $object)?)?] [$($fd)* $(..$rest)?] $variant
+            @daemon [$($name $(of $object)?)?] [$($fd)* $(..$rest)?] $variant
             ($($($arg: $type),*)? $($($field: $field_type),*)?) $({ $($field),* })?
             -> $reply, $(#[$doc])*
         })*
     };
-    (@worker [] $($unused:tt)*) => {};
-    (@worker [$name:ident] [$($fd:ident)* $(..$rest:ident)?] $variant:ident
+    (@daemon [] $($unused:tt)*) => {};
+    (@daemon [$name:ident] [$($fd:ident)* $(..$rest:ident)?] $variant:ident
         ($($arg:ident: $type:ty),*) $({ $($field:ident),* })? -> $reply:ty, $(#[$doc:meta])*
     ) => {
         $(#[$doc])*
@@ -201,7 +201,7 @@ macro_rules! operations {
             call::<$reply>(operations!(@request $variant ($($arg),*) $({ $($field),* })?), fds.collect())
         }
     };
-    (@worker [$name:ident of $object:ident] [$($fd:ident)*] $variant:ident
+    (@daemon [$name:ident of $object:ident] [$($fd:ident)*] $variant:ident
         ($this:ident: $this_type:ty $(, $arg:ident: $type:ty)*) -> $reply:ty, $(#[$doc:meta])*
     ) => {
         impl $object {

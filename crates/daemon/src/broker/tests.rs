@@ -28,11 +28,11 @@ fn refused(result: io::Result<Answer>) -> bool {
 
 /// What the broker answers to a message.
 fn answer_to(bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Option<Result<serde_json::Value, Failure>> {
-    let (worker, broker) = pair();
+    let (daemon, broker) = pair();
     let server = thread::spawn(move || Broker::new(Setup::default()).serve_connection(&broker));
-    socket::send(&worker, bytes, fds).expect("it listens");
-    let reply = receive(&worker, REPLY_BYTES).expect("it answers, or has closed its end").map(|(reply, _)| reply);
-    drop(worker);
+    socket::send(&daemon, bytes, fds).expect("it listens");
+    let reply = receive(&daemon, REPLY_BYTES).expect("it answers, or has closed its end").map(|(reply, _)| reply);
+    drop(daemon);
     server.join().expect("it does not panic");
     reply
 }
@@ -129,7 +129,7 @@ proptest! {
 }
 
 #[test]
-fn operations_on_what_the_worker_has_not_are_refused() {
+fn operations_on_what_the_daemon_has_not_are_refused() {
     let broker = Broker::new(Setup::default());
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("it is there"));
     let none = Handle(77);
