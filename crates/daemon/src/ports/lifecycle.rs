@@ -24,12 +24,12 @@ use unetmap_core::control::binding::{BoundPool, BoundRing};
 use unetmap_core::errno::EINVAL;
 use unetmap_sys::Doorbell;
 
+use super::copied_end::{self, CopiedEnd};
 use super::mediated::{self, Mediated, SavedMediated};
 use super::monitor::{self, Mover, SavedMonitor};
 use super::nic::{self, NicKey, NicPort, SavedNic};
 use super::null::NullPort;
 use super::pipe::Pipe;
-use super::pipe::copied_end::{self, CopiedEnd};
 use super::port::{AnyPort, EndpointKey, Kind as _, PortKey, Registry};
 use super::sink::Sink;
 use super::snapshot::PortSnapshot;
@@ -446,7 +446,7 @@ impl Daemon {
     /// A session of a user is closed: a header that it has set for its programs ends with the last one.
     pub(super) fn end_own_header(&mut self, port: &PortKey, uid: u32) {
         match port {
-            PortKey::Persistent(hidden) => vale::persistent::end_own_header(self, *hidden),
+            PortKey::Persistent(hidden) => vale::persistent_header::end_own_header(self, *hidden),
             PortKey::Nic(_) | PortKey::Mediated(_) => {
                 let nic = self.registry.interface_of(port);
                 nic.into_iter().for_each(|nic| nic::end_own_header(self, nic, port, uid));

@@ -4,6 +4,7 @@
 mod admission;
 mod answer;
 pub(crate) mod arrival;
+mod copied_end;
 mod lifecycle;
 pub(crate) mod mediated;
 pub(crate) mod mediator;

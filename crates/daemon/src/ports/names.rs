@@ -5,7 +5,7 @@ use unetmap_abi::*;
 use unetmap_core::control::request::FORCE;
 use unetmap_core::errno::EINVAL;
 
-use super::pipe::copied_end;
+use super::copied_end;
 use super::pipe::{self, PipeKey, Purpose, endpoint_index};
 use super::port::{EndpointKey, PortKey};
 use super::sessions::{Asked, Opening, Options};

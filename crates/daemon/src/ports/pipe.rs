@@ -6,13 +6,12 @@
 //! channel tx_rings + i  slave tx i  --> master rx i
 //! ```
 
-pub(super) mod copied_end;
-
 use serde::{Deserialize, Serialize};
 use unetmap_abi::{PipeEnd, PipeRole};
 use unetmap_core::control::request::NR_DEVICE;
 use unetmap_core::errno::{EACCES, EBUSY, EINVAL};
 
+use super::copied_end;
 use super::mediated::Mediated;
 use super::snapshot::PortSnapshot;
 use super::vale::{self, persistent};

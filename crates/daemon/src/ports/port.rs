@@ -3,11 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::copied_end::{CopiedEnd, CopiedEndKey};
 use super::mediated::{Mediated, MediatedKey};
 use super::monitor::Monitor;
 use super::nic::{Nic, NicKey, NicPort};
 use super::null::NullPort;
-use super::pipe::copied_end::{CopiedEnd, CopiedEndKey};
 use super::pipe::{Pipe, PipeKey};
 use super::sink::Sink;
 use super::vale::{ValeKey, ValePort};

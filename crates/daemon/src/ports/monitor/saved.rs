@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use unetmap_core::errno::ENOMEM;
 use unetmap_mem::ChannelPage;
 
+use super::port::{MirrorMemory, Monitor, Source, Target, WatchedRing, monitors_of, ring_state};
 use super::shape::pools_of;
-use super::{MirrorMemory, Monitor, Source, Target, WatchedRing, monitors_of, ring_state};
 use crate::descriptors::{Incoming, Outgoing, invalid};
 use crate::endpoint::SavedEndpoint;
 use crate::ports::vale::ValePort;

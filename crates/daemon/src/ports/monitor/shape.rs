@@ -5,7 +5,7 @@ use unetmap_abi::*;
 use unetmap_core::control::binding::BoundPool;
 use unetmap_mem::Slots;
 
-use super::WatchedRing;
+use super::port::WatchedRing;
 use crate::budget::{Amounts, Resource};
 use crate::endpoint::Endpoint;
 use crate::region::RegionRecord;

@@ -12,7 +12,7 @@ use super::NicKey;
 use super::lookup::find_link;
 use super::open::{admitted, check_may_set, header_of_link};
 use crate::caller::Caller;
-use crate::ports::vale::persistent;
+use crate::ports::vale::{persistent, persistent_header};
 use crate::ports::{Daemon, PortKey};
 use crate::refusal::{Refusal, refuse};
 
@@ -23,7 +23,7 @@ pub(crate) fn header(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result
     }
     let Ok(Some(link)) = find_link(name, caller) else { return Ok(0) };
     match persistent::of_link(daemon, &link, caller)? {
-        Some(hidden) => Ok(persistent::header_for(daemon, hidden, caller.peer.uid)),
+        Some(hidden) => Ok(persistent_header::header_for(daemon, hidden, caller.peer.uid)),
         None => Ok(header_of_link(daemon, &link, caller)),
     }
 }
@@ -36,10 +36,10 @@ pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Ca
     }
     let (link, access) = admitted(daemon, name, caller)?;
     if let Some(hidden) = persistent::of_link(daemon, &link, caller)? {
-        if !persistent::has_open(daemon, hidden, caller) {
+        if !persistent_header::has_open(daemon, hidden, caller) {
             check_may_set(daemon, "header", &link, Some(access), caller)?;
         }
-        return persistent::set_header(daemon, hidden, bytes, caller);
+        return persistent_header::set_header(daemon, hidden, bytes, caller);
     }
     let open = check_may_set(daemon, "header", &link, Some(access), caller)?;
     if header_of_link(daemon, &link, caller) == bytes {

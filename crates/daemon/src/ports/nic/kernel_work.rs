@@ -218,7 +218,7 @@ impl Nic {
                 |rings: &[crate::endpoint::PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
             (is_bound(&self.endpoint.tx), is_bound(&self.endpoint.rx))
         };
-        let is_unneeded = |(pair, queue): (usize, &Option<super::OpenQueue>)| {
+        let is_unneeded = |(pair, queue): (usize, &Option<super::queue::OpenQueue>)| {
             let (sends, receives) = bound(pair);
             queue.as_ref().is_some_and(|open| self.gone || !sends && !receives || open.in_xdp_map && !receives)
         };

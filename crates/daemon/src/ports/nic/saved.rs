@@ -13,13 +13,15 @@ use unetmap_sys::link::LinkWatch;
 use unetmap_sys::xdp::Mark;
 
 use super::abandoned::AbandonedNamespaces;
+use super::heartbeat::Heartbeat;
 use super::host_rings::SavedHostRings;
 use super::open::NamespaceWatch;
 use super::queue::OpenQueue;
 use super::queue_count::{QueueCounts, SavedCounts};
 use super::relay::{Relay, SavedRelay};
-use super::settings::{InterfaceSettings, SavedSettings};
-use super::{Heartbeat, NearGone, Nic, NicKey, NicPort, NicState, XdpConfig};
+use super::saved_settings::SavedSettings;
+use super::settings::InterfaceSettings;
+use super::{NearGone, Nic, NicKey, NicPort, NicState, XdpConfig};
 use crate::broker::Handle;
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::knobs::Admode;

@@ -16,8 +16,6 @@
 //! The watch of these interfaces does not keep their namespaces alive: perhaps no process is left in them that could
 //! remove the setting.
 
-mod saved;
-
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -31,11 +29,9 @@ use unetmap_sys::xsk::BusyPoll;
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
-pub(super) use saved::SavedSettings;
-
 /// Most interfaces with settings, and users who have headers of their own at one.
-const MAX_INTERFACES: usize = 1024;
-const MAX_USERS: usize = 64;
+pub(super) const MAX_INTERFACES: usize = 1024;
+pub(super) const MAX_USERS: usize = 64;
 
 /// A filter, and the user who set it.
 #[derive(Debug)]
@@ -45,18 +41,18 @@ pub(super) struct StoredFilter {
 }
 
 /// The settings of an interface; at least one of them.
-struct Settings {
-    nsid: Nsid,
-    filter: Option<Arc<StoredFilter>>,
-    busy_poll: Option<BusyPoll>,
+pub(super) struct Settings {
+    pub(super) nsid: Nsid,
+    pub(super) filter: Option<Arc<StoredFilter>>,
+    pub(super) busy_poll: Option<BusyPoll>,
     /// Bytes of the virtio-net header: 10 or 12; 0: none.
-    header: u8,
+    pub(super) header: u8,
     /// In its place for programs of these users, 0 to 12 bytes.
-    own_headers: BTreeMap<u32, u8>,
+    pub(super) own_headers: BTreeMap<u32, u8>,
 }
 
 impl Settings {
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.filter.is_none() && self.busy_poll.is_none() && self.header == 0 && self.own_headers.is_empty()
     }
 }
@@ -64,9 +60,9 @@ impl Settings {
 /// The settings of all interfaces, by namespace and index.
 #[derive(Default)]
 pub(crate) struct InterfaceSettings {
-    all: BTreeMap<(u64, u32), Settings>,
+    pub(super) all: BTreeMap<(u64, u32), Settings>,
     /// Exists while anything is set.
-    watch: Option<NetnsLinkWatch>,
+    pub(super) watch: Option<NetnsLinkWatch>,
     /// Whether the event loop waits for the watch.
     pub(crate) in_event_loop: bool,
 }

@@ -16,8 +16,6 @@
 //! connects the host rings with the host end. While the port is attached to no switch, its place is in a switch of its
 //! own.
 
-mod header;
-
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -27,8 +25,6 @@ use unetmap_switch::fdb::MacTable;
 use unetmap_switch::port::SwitchPort;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
-
-pub(crate) use header::{end_own_header, has_open, header_for, set_header};
 
 use super::attached::{self, Side, check_root, check_system_daemon, disconnect};
 use super::{MAX_RINGS, OWN_SWITCH, ValeKey, ValePort, ValeState};
@@ -70,24 +66,24 @@ pub(super) struct SavedPersistent {
 
 /// A persistent port. Its visible end is the host's, which may rename it, and move it to any namespace.
 #[derive(Clone, Serialize, Deserialize)]
-struct PersistentPort {
+pub(super) struct PersistentPort {
     /// Interface index of the hidden end.
-    hidden: u32,
+    pub(super) hidden: u32,
     /// The name of the visible end when the port was created or last attached.
-    name: String,
-    shape: EndpointShape,
+    pub(super) name: String,
+    pub(super) shape: EndpointShape,
     /// Kept while the port exists.
-    region: RegionKey,
+    pub(super) region: RegionKey,
     /// Bytes of the virtio-net header of packets that programs send and receive.
-    header: u8,
+    pub(super) header: u8,
     /// In its place for programs of this user, until the last of them closes the port.
-    own_header: Option<(u32, u8)>,
+    pub(super) own_header: Option<(u32, u8)>,
     /// The port of a switch that it is.
-    attached: Option<ValeKey>,
+    pub(super) attached: Option<ValeKey>,
     /// Where one of its ends is a member, and the index there.
-    place: (ValeKey, u8),
+    pub(super) place: (ValeKey, u8),
     /// The host end.
-    host_end: PortKey,
+    pub(super) host_end: PortKey,
 }
 
 impl PersistentPort {
@@ -161,11 +157,11 @@ impl PersistentState {
         self.ports.is_empty()
     }
 
-    fn get(&self, hidden: u32) -> Option<&PersistentPort> {
+    pub(super) fn get(&self, hidden: u32) -> Option<&PersistentPort> {
         self.ports.iter().find(|port| port.hidden == hidden)
     }
 
-    fn get_mut(&mut self, hidden: u32) -> Option<&mut PersistentPort> {
+    pub(super) fn get_mut(&mut self, hidden: u32) -> Option<&mut PersistentPort> {
         self.ports.iter_mut().find(|port| port.hidden == hidden)
     }
 

@@ -13,8 +13,9 @@ use unetmap_switch::fdb::LIFETIME_EPOCHS;
 
 use super::attach_requests::port_key;
 use super::settings::{set_age, set_rules};
+use super::switches::{Switch, SwitchKey};
 use super::workers::{set_plan, workers_as_json};
-use super::{Switch, SwitchKey, ValeKey, ValePort, find, key_of};
+use super::{ValeKey, ValePort, find, key_of};
 use crate::caller::Caller;
 use crate::ports::{Daemon, Session};
 use crate::refusal::{Refusal, refuse};

@@ -18,7 +18,8 @@ use unetmap_switch::fdb::LIFETIME_EPOCHS;
 use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::tuning::MAX_FILTER_INSNS;
 
-use super::{SwitchKey, ValeKey, find};
+use super::switches::SwitchKey;
+use super::{ValeKey, find};
 use crate::descriptors::invalid;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};

@@ -3,7 +3,7 @@
 
 use unetmap_core::errno::EBUSY;
 
-use super::PersistentPort;
+use super::persistent::PersistentPort;
 use crate::caller::Caller;
 use crate::ports::vale::ValePort;
 use crate::ports::{Daemon, PortKey};

@@ -12,15 +12,15 @@
 use serde::{Deserialize, Serialize};
 use unetmap_abi::{NR_REG_ONE_NIC, PipeRole};
 
-use super::PipeKey;
+use super::mediated::thread_usage;
+use super::mediator::Directions;
+use super::pipe::PipeKey;
+use super::snapshot::PortSnapshot;
+use super::{AnyPort, Asked, Daemon, EndpointKey, PortKey, mediators, pipe_rings};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::descriptors::invalid;
 use crate::endpoint::Endpoint;
-use crate::ports::mediated::thread_usage;
-use crate::ports::mediator::Directions;
-use crate::ports::snapshot::PortSnapshot;
-use crate::ports::{AnyPort, Asked, Daemon, EndpointKey, PortKey, mediators, pipe_rings};
 use crate::refusal::Refusal;
 use crate::registry::{Port, Record};
 
@@ -66,7 +66,7 @@ impl CopiedEnd {
     }
 
     /// Rebuilds an end that another daemon has handed over. Its threads follow.
-    pub(in crate::ports) fn restore(record: Record, key: &CopiedEndKey) -> Result<Port<CopiedEnd>, Refusal> {
+    pub(super) fn restore(record: Record, key: &CopiedEndKey) -> Result<Port<CopiedEnd>, Refusal> {
         if key.index >= record.endpoints.len() {
             return invalid("an end of a pipe");
         }
@@ -75,14 +75,14 @@ impl CopiedEnd {
 }
 
 /// Returns the copied end in place of an end of an existing pipe, if there is one.
-pub(in crate::ports) fn find(daemon: &Daemon, pipe: &PipeKey, index: usize) -> Option<EndpointKey> {
+pub(super) fn find(daemon: &Daemon, pipe: &PipeKey, index: usize) -> Option<EndpointKey> {
     let at = CopiedEndKey { pipe: pipe.clone(), index }.copied();
     daemon.registry.port(&at.port).is_ok().then_some(at)
 }
 
 /// Returns the end of an existing pipe that a request gets: the pipe's own, or, if it is closed and the request names
 /// another region, a copied one, which is created.
-pub(in crate::ports) fn find_or_create(
+pub(super) fn find_or_create(
     daemon: &mut Daemon,
     pipe: PipeKey,
     index: usize,
@@ -119,7 +119,7 @@ pub(in crate::ports) fn find_or_create(
 }
 
 /// A program has opened a session: starts the threads if none run.
-pub(in crate::ports) fn session_opened(daemon: &mut Daemon, key: &CopiedEndKey) -> Result<(), Refusal> {
+pub(super) fn session_opened(daemon: &mut Daemon, key: &CopiedEndKey) -> Result<(), Refusal> {
     let port = PortKey::CopiedEnd(key.clone());
     let Some(found) = daemon.registry.get::<CopiedEnd>(&port).filter(|found| found.record.mediators.is_empty()) else {
         return Ok(());
@@ -146,7 +146,7 @@ pub(in crate::ports) fn session_opened(daemon: &mut Daemon, key: &CopiedEndKey) 
 }
 
 /// Stops the threads if no program has the end open, and closes the pipe's own end.
-pub(in crate::ports) fn stop_if_unused(daemon: &mut Daemon, key: &CopiedEndKey) {
+pub(super) fn stop_if_unused(daemon: &mut Daemon, key: &CopiedEndKey) {
     let found = daemon.registry.get_mut::<CopiedEnd>(&PortKey::CopiedEnd(key.clone()));
     let Some(found) = found.filter(|found| !found.endpoint().in_use()) else { return };
     let threads = std::mem::take(&mut found.record.mediators);
@@ -159,7 +159,7 @@ impl Port<CopiedEnd> {
         &self.record.endpoints[self.key.index]
     }
 
-    pub(in crate::ports) fn snapshot(&self, mem_id: u16) -> PortSnapshot {
+    pub(super) fn snapshot(&self, mem_id: u16) -> PortSnapshot {
         PortSnapshot::new(self.key.name(), "copied", mem_id, (&self.record, self.key.index))
     }
 }

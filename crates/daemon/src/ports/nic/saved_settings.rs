@@ -9,7 +9,7 @@ use unetmap_core::control::nic::Filter;
 use unetmap_sys::link::{NetnsLinkWatch, Nsid};
 use unetmap_sys::xsk::BusyPoll;
 
-use super::{InterfaceSettings, MAX_INTERFACES, MAX_USERS, Settings, StoredFilter};
+use super::settings::{InterfaceSettings, MAX_INTERFACES, MAX_USERS, Settings, StoredFilter};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::refusal::{Refusal, refuse_lack};
 
