@@ -184,6 +184,7 @@ impl Server {
         self.add_watches();
     }
 
+    /// A thread has given an interface back: an open that waits for its sockets goes on at once.
     fn interface_is_back(&mut self, nic: NicKey, result: Result<(), Refusal>) {
         let mut result = Some(result);
         let needs_it = |needs: &Needs| matches!(needs, Needs::Interface(of, _) | Needs::Sockets(of, ..) if *of == nic);

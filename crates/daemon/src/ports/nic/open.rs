@@ -303,7 +303,7 @@ fn create(
     nic.queue_counts = daemon.nics.queue_counts.clone();
     nic.heartbeat = daemon.nics.heartbeat.clone();
     daemon.nics.last_serial = key.serial;
-    daemon.registry.insert(PortKey::Nic(key), AnyPort::Nic(NicPort::new(nic, sent, caller.peer.uid)));
+    daemon.registry.insert(PortKey::Nic(key), AnyPort::Nic(NicPort::new(nic, sent)));
     Ok(key)
 }
 
@@ -498,9 +498,7 @@ pub(crate) fn in_use<T>(daemon: &Daemon, nic: &Nic) -> Result<T, Refusal> {
     }
     let mediated =
         daemon.registry.all::<Mediated>().find(|port| port.nic() == nic.key).map(|port| port.record.scope.uid);
-    // Before the daemon has made such a port.
-    let opener = || Some(daemon.registry.get::<NicPort>(&PortKey::Nic(nic.key))?.opened_for);
-    match mediated.or_else(|| opener().filter(|_| nic.scope.uid == DAEMON_UID)) {
+    match mediated {
         Some(uid) => refuse(EBUSY, format!("user {uid} has it open, through the daemon")),
         None => refuse(EBUSY, format!("user {} has it open", nic.scope.uid)),
     }

@@ -20,8 +20,6 @@ use crate::registry::{BufferRepair, Port, Record};
 /// An open interface.
 pub(crate) struct NicPort {
     pub(crate) key: NicKey,
-    /// The user for whom it was opened.
-    pub(super) opened_for: u32,
     state: State,
 }
 
@@ -47,8 +45,8 @@ pub(super) fn refuse_away<T>() -> Result<T, Refusal> {
 }
 
 impl NicPort {
-    /// The interface that user `opened_for` opens; `sent` is the page of its transmitted frames.
-    pub(super) fn new(nic: Nic, sent: SharedPage, opened_for: u32) -> Port<NicPort> {
+    /// An open interface; `sent` is the page of its transmitted frames.
+    pub(super) fn new(nic: Nic, sent: SharedPage) -> Port<NicPort> {
         let record = Record {
             page: Some(sent),
             locks_buffers: true,
@@ -56,7 +54,7 @@ impl NicPort {
             ..Record::new(nic.region, nic.scope, [nic.endpoint.clone()], BufferRepair::Slots)
         };
         let (key, state) = (nic.key, State::Here(Box::new(nic)));
-        Port { record, kind: NicPort { key, opened_for, state } }
+        Port { record, kind: NicPort { key, state } }
     }
 
     /// The interface; `None` while it is away.
@@ -155,7 +153,7 @@ impl Port<NicPort> {
 
     pub(in crate::ports) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedNic, Refusal> {
         let nic = self.here().map_or_else(refuse_away, Ok)?;
-        Ok(nic.save(self.opened_for, fds))
+        Ok(nic.save(fds))
     }
 
     pub(in crate::ports) fn snapshot(&self, mem_id: u16) -> PortSnapshot {

@@ -34,7 +34,6 @@ use crate::registry::{Port, Record};
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedNic {
     name: String,
-    opened_for: u32,
     netns: FdIndex,
     forwards: bool,
     queues: Vec<Option<SavedQueue>>,
@@ -76,7 +75,7 @@ pub(crate) struct SavedNics {
 }
 
 impl Nic {
-    pub(super) fn save<'a>(&'a self, opened_for: u32, fds: &mut Outgoing<'a>) -> SavedNic {
+    pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedNic {
         let mut save_queue = |queue: &'a OpenQueue| SavedQueue {
             socket: fds.add(&queue.socket),
             headroom: queue.headroom,
@@ -85,7 +84,6 @@ impl Nic {
         let queues = self.queues.iter().map(|queue| queue.as_ref().map(&mut save_queue)).collect();
         SavedNic {
             name: self.name.clone(),
-            opened_for,
             netns: fds.add(&*self.netns),
             forwards: self.forwards,
             queues,
@@ -197,7 +195,7 @@ impl SavedNic {
                 nic.take_queue(pair, saved, fds)?;
             }
         }
-        Ok(NicPort::new(nic, sent, self.opened_for))
+        Ok(NicPort::new(nic, sent))
     }
 }
 
