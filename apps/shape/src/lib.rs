@@ -11,8 +11,8 @@
 //!                                    DelayLine: when it arrives
 //! Pipe::next_due / Pipe::take_due --Packet--> frame
 //! ```
-//! A pipe handles its events in the order of their times, however late it is called: the time at which a packet arrives
-//! does not depend on how often the caller asks.
+//! A pipe here is a *dummynet pipe*, a link; it is no port. It handles its events in the order of their times, however
+//! late it is called: the time at which a packet arrives does not depend on how often the caller asks.
 #![forbid(unsafe_code)]
 
 pub mod aqm;

@@ -54,7 +54,7 @@ impl Resource {
         }
     }
 
-    /// What people see of an amount.
+    /// Returns an amount as people read it.
     pub(crate) fn text(self, amount: u64) -> String {
         match self {
             Resource::Memory => format!("{} MiB of memory", amount.div_ceil(MIB)),
@@ -178,14 +178,14 @@ pub(crate) struct Budget {
     pub(crate) requests: u32,
 }
 
-/// What users can have of what the machine lets the daemon have ([`crate::limits`]).
+/// The users' bounds, which follow from the machine's limits for the daemon ([`crate::limits`]).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Bounds {
     /// All users together, root included.
     pub(crate) all: Amounts,
     /// All but root.
     pub(crate) others: Amounts,
-    /// What limits each resource.
+    /// The limit that bounds each resource.
     pub(crate) by: [Arc<str>; Resource::ALL.len()],
 }
 
@@ -248,7 +248,7 @@ impl Budgets {
         self.total.or(|r| DEFAULT_TOTAL[r as usize]).at_most(bounds.others)
     }
 
-    /// What limits an amount of all users but root.
+    /// Returns the limit that bounds an amount of all users but root.
     pub(crate) fn total_is_limited_by(&self, r: Resource, bounds: &Bounds) -> String {
         let stated = self.total.0[r as usize];
         if bounds.others[r] < stated.unwrap_or(DEFAULT_TOTAL[r as usize]) {

@@ -26,7 +26,7 @@ pub(crate) struct Caller {
     /// All groups of the process.
     pub(crate) groups: Vec<u32>,
     pub(crate) namespace: Namespace,
-    /// What is known of the interface that its request names.
+    /// Facts about the interface that its request names.
     pub(crate) survey: Option<Arc<Survey>>,
 }
 

@@ -2,7 +2,7 @@
 //! Closing of connections, in threads of their own: a client may have left descriptors in the queue of its connection
 //! (before Linux 6.16), and closing those takes as long as it wants.
 //!
-//! What one user has is closed one after the other, so that a user occupies one thread, and delays itself alone.
+//! Descriptors of one user are closed one after the other, so that a user occupies one thread, and delays itself alone.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -35,7 +35,7 @@ struct State {
     idle: usize,
 }
 
-/// What waits to be closed for a user.
+/// Descriptors that wait to be closed for a user.
 struct Pending {
     fds: Vec<OwnedFd>,
     /// When the thread began to close others of this user, or when the first of these came.

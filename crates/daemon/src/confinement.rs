@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the daemon and its processes give up before they serve anybody (see docs/security.md).
+//! Rights that the daemon and its processes give up before they serve anybody (see docs/security.md).
 
 use std::io;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::memory_files;
 use crate::owner::owner;
 use crate::tuning::confinement::{CONTROL_NICE, OOM_SCORE, USERS};
 
-/// What the broker needs: to read the policy and the accounts (1, 2), memory whose pages stay, of another user (3, 9),
-/// interfaces and their sockets (11 to 13), memory that the kernel pins for them (14), the namespaces and the memory of
-/// the node's programs (19), mounts, namespaces and BPF on old kernels (21), its niceness and limits (23, 24), BPF (38,
-/// 39).
+/// The broker's capabilities: to read the policy and the accounts (1, 2), memory whose pages stay, of another user (3,
+/// 9), interfaces and their sockets (11 to 13), memory that the kernel pins for them (14), the namespaces and the
+/// memory of the node's programs (19), mounts, namespaces and BPF on old kernels (21), its niceness and limits (23,
+/// 24), BPF (38, 39).
 const BROKER: [Capability; 14] = [
     Capability::DacOverride,
     Capability::DacReadSearch,

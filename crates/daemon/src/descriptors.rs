@@ -56,7 +56,7 @@ impl Incoming {
 
     /// Takes a network namespace.
     pub(crate) fn take_netns(&mut self, index: FdIndex) -> Result<Netns, Refusal> {
-        Netns::of_fd(self.take(index)?).or_else(|e| invalid(&e.to_string()))
+        Netns::from_fd(self.take(index)?).or_else(|e| invalid(&e.to_string()))
     }
 
     /// Takes a file of shared memory, and maps its `bytes` bytes.

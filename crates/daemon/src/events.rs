@@ -20,7 +20,7 @@ pub(crate) struct By {
     pub(crate) program: Option<String>,
 }
 
-/// What has happened.
+/// An event.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(crate) enum What {

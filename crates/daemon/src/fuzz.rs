@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the fuzz targets call.
+//! Functions that the fuzz targets call.
 
 use std::path::Path;
 

@@ -15,7 +15,7 @@ use unetmap_sys::socket;
 use crate::budget::{Amounts, Resource};
 use crate::ledger::{Charge, Ledger};
 
-/// What was sent and may not have been received, by the tokens of the connections: the last answer of each.
+/// Answers that were sent and may not have been received, by the tokens of the connections: the last answer of each.
 #[derive(Default)]
 pub(crate) struct InFlight(BTreeMap<u64, Sent>);
 
@@ -90,7 +90,7 @@ impl InFlight {
         left.map(|sent| (&*sent.connection, sent.charge.amounts()[Resource::InFlight]))
     }
 
-    /// What users are charged.
+    /// Returns the amounts that users are charged.
     pub(crate) fn amounts(&self) -> impl Iterator<Item = (u32, Amounts)> {
         self.0.values().map(|sent| (sent.uid, sent.charge.amounts()))
     }

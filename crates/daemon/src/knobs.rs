@@ -165,7 +165,7 @@ static KNOBS: [Knob; 37] = [
 /// The values of all knobs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Knobs {
-    /// Those that were set.
+    /// Knobs that were set.
     values: BTreeMap<&'static str, u64>,
     /// The values with which the daemon was started.
     initial: BTreeMap<&'static str, u64>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What each user has of the daemon. It is charged where it comes into being, and given back when the [`Charge`] that
-//! stands for it is dropped.
+//! Sums of what each user has of the daemon. An amount is charged where it comes into being, and given back when the
+//! [`Charge`] that stands for it is dropped.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::budget::Amounts;
 
-/// What all users have.
+/// The amounts of all users.
 #[derive(Clone, Default)]
 pub(crate) struct Ledger(Arc<Mutex<Totals>>);
 
@@ -39,19 +39,19 @@ impl Ledger {
         charge
     }
 
-    /// What a user has, and what all users but root have.
+    /// Returns the amounts of a user, and of all users but root together.
     pub(crate) fn of(&self, uid: u32) -> (Amounts, Amounts) {
         let totals = self.totals();
         (totals.users.get(&uid).copied().unwrap_or_default(), totals.others)
     }
 
-    /// What all users have, root included.
+    /// Returns the amounts of all users, root included.
     pub(crate) fn everybody(&self) -> Amounts {
         let totals = self.totals();
         totals.others.and(totals.users.get(&0).copied().unwrap_or_default())
     }
 
-    /// What each user has.
+    /// Returns the amounts of each user.
     pub(crate) fn all(&self) -> BTreeMap<u32, Amounts> {
         self.totals().users.clone()
     }

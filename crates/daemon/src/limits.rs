@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the machine lets the daemon have: descriptors, memory, processes and threads. Budgets are bounded by it
+//! The machine's limits for the daemon: descriptors, memory, processes and threads. Budgets are bounded by them
 //! ([`crate::budget::Bounds`]), so that no use within them has the kernel end the daemon, or leave root without.
 
 mod cgroup;
@@ -21,7 +21,7 @@ use cgroup::Controller;
 #[derive(Debug)]
 struct Limit {
     amount: u64,
-    /// What limits it.
+    /// The limit's name.
     by: String,
 }
 
@@ -90,7 +90,7 @@ impl Limits {
         Ok(())
     }
 
-    /// What users can have. `threads`: of the switches, which are everybody's.
+    /// Returns the users' bounds. `threads`: of the switches, which are everybody's.
     pub(crate) fn bounds(&self, threads: u16) -> Bounds {
         let files = self.usable_files().saturating_sub(OWN_FILES);
         let memory = self.memory.amount.saturating_sub(OWN_MEMORY);
@@ -120,7 +120,7 @@ impl Limits {
     }
 }
 
-/// What is left for requests at the node.
+/// Amounts that are left for requests at the node.
 struct Node {
     files: AtomicUsize,
     helpers: AtomicUsize,

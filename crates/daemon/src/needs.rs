@@ -16,7 +16,7 @@ use crate::ports::nic::surveyed::{NicKey, Survey, Wanted};
 use crate::refusal::Refusal;
 use crate::region::Prepared;
 
-/// What a request needs. The number says how often one that has taken nothing has waited for an interface.
+/// A need of a request. The number says how often one that has taken nothing has waited for an interface.
 pub(crate) enum Needs<S> {
     Survey(Wanted, u32),
     Interface(NicKey, u32),
@@ -24,7 +24,7 @@ pub(crate) enum Needs<S> {
     Memory(Option<Box<Prepared>>),
 }
 
-/// What a request goes on with.
+/// The result with which a request goes on.
 #[derive(Default)]
 pub(crate) enum Got<S> {
     /// It begins.

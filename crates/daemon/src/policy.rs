@@ -182,7 +182,7 @@ impl Users {
     }
 }
 
-/// What finds the namespace of a path, if this process may not.
+/// Finds the namespace of a path, if this process may not.
 static NAMESPACE_AT: OnceLock<fn(&Path) -> Option<u64>> = OnceLock::new();
 
 /// Has another function than [`namespace_at`] find the namespaces of rules.

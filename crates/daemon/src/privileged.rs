@@ -44,7 +44,7 @@ pub(crate) fn open_xsk<'a>(
 ) -> io::Result<UnboundXsk<'a>> {
     let (at, bytes) = (base + umem.offset as u64, umem.bytes as u64);
     let fd = operations::create_xsk(netns, file, queue, at, bytes, umem.buffer, shared_with.is_none())?;
-    Ok(UnboundXsk::of_fd(fd, queue, umem, shared_with))
+    Ok(UnboundXsk::from_fd(fd, queue, umem, shared_with))
 }
 
 /// An object that the broker undoes when this is dropped.

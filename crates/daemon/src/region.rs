@@ -144,11 +144,11 @@ pub(crate) struct RegionRecord {
     pub(crate) retired_ports: u32,
     /// Extra buffers that those sessions hold.
     pub(crate) extra: u32,
-    /// What its user is charged beside its memory; `None`: it is the daemon's.
+    /// The user's charge for it beside its memory; `None`: it is the daemon's.
     pub(crate) charge: Option<Charge>,
     /// Its file, or its user's arena, whose touched pages are charged; `None`: it is the daemon's.
     pub(crate) file: Option<Arc<SharedFile>>,
-    /// What a user is charged for all interfaces in it, which lock its buffers in memory.
+    /// The user's charge for all interfaces in it, which lock its buffers in memory.
     pub(crate) locked: Weak<Charge>,
 }
 
@@ -385,7 +385,7 @@ impl RegionRecord {
         }
     }
 
-    /// What its user is charged beside its memory.
+    /// Returns the amounts that its user is charged beside its memory.
     pub(crate) fn amounts(&self) -> Amounts {
         Amounts::region(self.region.geometry().bufs.count)
     }

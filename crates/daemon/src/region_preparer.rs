@@ -22,7 +22,7 @@ use crate::confinement::confine_packet_thread;
 use crate::region::Prepared;
 use crate::threads;
 
-/// What the thread is to do.
+/// A job for the thread.
 enum Job {
     /// For the request of this number.
     Prepare(u64, Box<Prepared>),

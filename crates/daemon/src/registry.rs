@@ -46,7 +46,7 @@ pub(crate) struct Session<K> {
     pub(crate) iface_offset: u64,
     /// Number of extra buffers that the session got.
     pub(crate) extra: u32,
-    /// What its process says that it serves with the port.
+    /// The service that its process says it offers with the port.
     pub(crate) serves: Option<ServesRequest>,
     /// Whether a process has the port that can ask for descriptors later: not the daemon itself.
     pub(crate) can_ask: bool,
@@ -62,7 +62,7 @@ pub(crate) struct Registry<K, P> {
     by_region: BTreeMap<RegionKey, BTreeSet<K>>,
     pub(crate) sessions: BTreeMap<u64, Session<K>>,
     last_session: u64,
-    /// What [`Registry::tidy`] is to look at: regions by owner, and the processes whose sessions there were closed.
+    /// Regions that [`Registry::tidy`] is to look at, by owner, and the processes whose sessions there were closed.
     untidy: BTreeMap<(u32, RegionKey), BTreeSet<u32>>,
     pub(crate) ledger: Ledger,
 }
@@ -337,7 +337,7 @@ fn is_within(slots: Slots, span: Span, p: Pos) -> bool {
     slots.distance(span.from, p) < slots.distance(span.from, span.to)
 }
 
-/// What pauses at one side that faces a switch: what it sends, and the buffers of its receive slots.
+/// The parts that pause at one side that faces a switch: what it sends, and the buffers of its receive slots.
 type Paused<'a> = (Option<Vec<TxPause<'a>>>, Vec<ExchangePause<'a>>);
 
 /// Stops the exchange of buffers by threads of the daemon until the result is dropped, so that no buffer is found

@@ -10,7 +10,7 @@ use crate::log;
 use crate::ports::{Daemon, vale};
 use crate::refusal::{Refusal, refuse};
 
-/// What a reload did, in JSON.
+/// The results of a reload, in JSON.
 #[derive(Serialize)]
 pub(crate) struct Reloaded {
     /// The configuration file, if there is one to read.

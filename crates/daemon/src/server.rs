@@ -74,7 +74,7 @@ pub(crate) struct Client {
     pub(crate) tag: u32,
     /// Messages that its user may send in a second; `None`: any number.
     pub(crate) rate: Option<u32>,
-    /// What becomes of its last message, and the kind of that: the next message is read afterwards.
+    /// The task of its last message, and that message's kind: the next message is read afterwards.
     pub(crate) task: Option<(Kind, Task)>,
     /// Whether it has sent a message.
     pub(crate) has_spoken: bool,
@@ -95,7 +95,7 @@ impl Client {
     }
 }
 
-/// What reading from a connection led to.
+/// The result of reading from a connection.
 enum Read {
     /// A message, which was answered.
     Answered,
@@ -146,7 +146,7 @@ pub(crate) struct Server {
     pub(crate) is_unit: bool,
     /// A connection whose process is to replace this one.
     pub(crate) successor: Option<u64>,
-    /// What waits until that process has replaced this one.
+    /// Work that waits until that process has replaced this one.
     pub(crate) drain: Option<Drain>,
     /// The process that keeps the state for the case of a crash.
     pub(crate) store: Option<Store>,

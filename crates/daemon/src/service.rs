@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::descriptors::{FdIndex, Incoming, Outgoing};
 use crate::refusal::Refusal;
 
-/// What the service manager expects.
+/// Expectations of the service manager.
 pub(crate) struct Service {
     /// Whether a service manager started this daemon. A daemon that a client started may have inherited the variables
     /// of the client's service.
@@ -65,7 +65,7 @@ impl Service {
         }
     }
 
-    /// What a successor needs; `listens`: the manager listens for the daemon.
+    /// Returns the state for a successor; `listens`: the manager listens for the daemon.
     pub(crate) fn save<'a>(&'a self, listens: bool, fds: &mut Outgoing<'a>) -> SavedService {
         let watchdog_us = self.watchdog.map(|(interval, _)| interval.as_micros() as u64);
         SavedService { listens, manager: self.manager.as_ref().map(|manager| fds.add(manager)), watchdog_us }

@@ -36,7 +36,7 @@ pub(crate) struct SharedFile {
 }
 
 struct Pages {
-    /// Those that the daemon has touched: the first of each range, and the one after its last.
+    /// Pages that the daemon has touched: the first of each range, and the one after its last.
     touched: BTreeMap<u64, u64>,
     charge: Charge,
 }
@@ -91,7 +91,7 @@ pub(crate) struct SharedFiles {
     ledger: Ledger,
 }
 
-/// What a successor of the daemon needs of them.
+/// The state for a successor of the daemon.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedFiles {
     watch: Option<FdIndex>,
@@ -187,7 +187,7 @@ impl SharedFiles {
         self.files.values().any(|file| Arc::strong_count(file) == 1)
     }
 
-    /// What users are charged.
+    /// Returns the amounts that users are charged.
     pub(crate) fn amounts(&self) -> impl Iterator<Item = (u32, Amounts)> {
         self.files.values().map(|file| (file.uid, file.pages().charge.amounts()))
     }
@@ -209,7 +209,7 @@ impl SharedFiles {
 
     /// Adds all files that another daemon had, and that have not ended. It takes no event: that daemon may go on.
     pub(crate) fn restore(&mut self, saved: SavedFiles, fds: &mut Incoming) -> Result<(), Refusal> {
-        self.watch = saved.watch.map(|watch| fds.take(watch).map(FileWatch::of_fd)).transpose()?;
+        self.watch = saved.watch.map(|watch| fds.take(watch).map(FileWatch::from_fd)).transpose()?;
         let watched = self.watch.as_ref().map(FileWatch::watched).transpose();
         let watched = watched.or_else(|e| refuse(ENOMEM, format!("what programs have mapped is not known: {e}")))?;
         for SavedFile { key, uid, touched, bytes } in saved.files {

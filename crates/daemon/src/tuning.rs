@@ -169,13 +169,13 @@ pub(crate) mod budget {
     pub(crate) const IN_FLIGHT_USERS: u64 = 16;
 }
 
-/// What the machine lets the daemon have, and how that is divided.
+/// The machine's limits for the daemon, and how they are divided.
 pub(crate) mod limits {
     /// The daemon does not start with less: it could not open a pipe for a user. With a store, twice the descriptors.
     pub(crate) const LEAST_FILES: u64 = 128;
     pub(crate) const LEAST_MEMORY: u64 = 32 << 20;
     pub(crate) const LEAST_TASKS: u64 = 16;
-    /// What the daemon has without any user. Descriptors: 66, of which 32 are files made ahead. Bytes of all its
+    /// The daemon's own amounts, without any user. Descriptors: 65, of which 32 are files made ahead. Bytes of all its
     /// processes: 5.5 MiB, and 1 MiB for each helper of the node. Threads and processes: 12; 16 more for the node, and
     /// as many that close connections or read about interfaces at a time.
     pub(crate) const OWN_FILES: u64 = 72;

@@ -71,7 +71,7 @@ impl<W> Waiting<W> {
     }
 }
 
-/// What [`Turns::next`] found.
+/// The result of [`Turns::next`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next<W> {
     /// The work of a user.

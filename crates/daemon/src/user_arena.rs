@@ -30,7 +30,7 @@ pub(crate) struct UserArena {
     allocated: Mutex<BTreeMap<u64, u64>>,
     /// Whether another daemon still has it, which is to be replaced: then no page is freed here.
     is_others: AtomicBool,
-    /// What its user is charged for it.
+    /// Its user's charge for it.
     file: Option<Arc<SharedFile>>,
 }
 
@@ -55,7 +55,7 @@ impl UserArena {
         UserArena { file, ..self }
     }
 
-    /// What its user is charged for it.
+    /// Its user's charge for it.
     pub(crate) fn file(&self) -> Option<&Arc<SharedFile>> {
         self.file.as_ref()
     }

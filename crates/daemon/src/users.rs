@@ -8,17 +8,17 @@ use crate::budget::{Amounts, Bounds, Budgets};
 use crate::in_flight::InFlight;
 use crate::ledger::{Charge, Ledger};
 
-/// What the daemon records about users, besides their ports.
+/// The daemon's records about users, besides their ports.
 #[derive(Default)]
 pub(crate) struct Users {
     /// Another process keeps the ports for the case of a crash (`--keep-ports`), and needs as much as this one.
     pub(crate) keeps_ports: bool,
-    /// What the machine lets users have.
+    /// The users' bounds by the machine's limits.
     pub(crate) bounds: Arc<Bounds>,
     /// The budgets that were last compared with it.
     pub(crate) compared: Option<Budgets>,
     pub(crate) ledger: Ledger,
-    /// What was sent to them and may not have been received.
+    /// Answers that were sent to them and may not have been received.
     pub(crate) in_flight: InFlight,
     /// By user: open connections, and refused requests since the first of these was opened.
     pub(crate) connected: BTreeMap<u32, Connected>,

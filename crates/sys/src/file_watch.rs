@@ -27,7 +27,7 @@ impl FileWatch {
     }
 
     /// The descriptor of one that another process has created: both have the same files.
-    pub fn of_fd(fd: OwnedFd) -> FileWatch {
+    pub fn from_fd(fd: OwnedFd) -> FileWatch {
         FileWatch(fd)
     }
 

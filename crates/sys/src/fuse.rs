@@ -375,7 +375,7 @@ impl Device {
     }
 
     /// The end of a mount that another process has made.
-    pub fn of_fd(fd: OwnedFd) -> Device {
+    pub fn from_fd(fd: OwnedFd) -> Device {
         Device(fd)
     }
 

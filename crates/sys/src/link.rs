@@ -455,8 +455,8 @@ impl LinkWatch {
     }
 
     /// The watch of a socket that another process has created by [`LinkWatch::new`].
-    pub fn of_fd(fd: OwnedFd) -> LinkWatch {
-        LinkWatch(Socket::of_fd(fd))
+    pub fn from_fd(fd: OwnedFd) -> LinkWatch {
+        LinkWatch(Socket::from_fd(fd))
     }
 
     /// Appends all events since the last call, in order. Never blocks.

@@ -94,7 +94,7 @@ impl Netns {
     ///
     /// # Errors
     /// The errors of `fstat`.
-    pub fn of_fd(fd: OwnedFd) -> io::Result<Netns> {
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Netns> {
         Netns::of_file(File::from(fd))
     }
 

@@ -195,7 +195,7 @@ impl UnboundXsk<'_> {
     }
 
     /// The socket that another process has created by [`create`], with the same arguments.
-    pub fn of_fd(fd: OwnedFd, queue: Queue, umem: Umem, shared_with: Option<BorrowedFd<'_>>) -> UnboundXsk<'_> {
+    pub fn from_fd(fd: OwnedFd, queue: Queue, umem: Umem, shared_with: Option<BorrowedFd<'_>>) -> UnboundXsk<'_> {
         UnboundXsk { fd, queue, umem, shared_with }
     }
 

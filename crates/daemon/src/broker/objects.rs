@@ -41,7 +41,7 @@ impl Object {
 pub(super) struct Broker {
     pub(super) setup: Setup,
     pub(super) objects: Mutex<BTreeMap<Handle, Arc<Mutex<Object>>>>,
-    /// Those of programs among the objects. Apart, as an object may be in use for seconds.
+    /// Deadlines of programs among the objects. Apart, as an object may be in use for seconds.
     pub(super) deadlines: Mutex<BTreeMap<Handle, Arc<Deadline>>>,
     /// Ends of the pairs of veth that it made: their namespace and index.
     pub(super) pairs: Mutex<BTreeSet<(u64, u32)>>,

@@ -113,12 +113,12 @@ macro_rules! descriptors {
 
 descriptors! {
     OwnedFd: Ok;
-    Netns: Netns::of_fd;
-    LinkWatch: |fd| Ok(LinkWatch::of_fd(fd));
-    NetnsLinkWatch: NetnsLinkWatch::of_fd;
+    Netns: Netns::from_fd;
+    LinkWatch: |fd| Ok(LinkWatch::from_fd(fd));
+    NetnsLinkWatch: NetnsLinkWatch::from_fd;
     // Other devices understand the same numbers of requests in other ways.
     Device: |fd| match fuse::is_device(&fd) {
-        true => Ok(Device::of_fd(fd)),
+        true => Ok(Device::from_fd(fd)),
         false => Err(io::Error::new(io::ErrorKind::InvalidInput, "this is not /dev/fuse")),
     };
 }

@@ -26,7 +26,7 @@ fn refused(result: io::Result<Answer>) -> bool {
     result.is_err()
 }
 
-/// What the broker answers to a message.
+/// Returns the broker's answer to a message.
 fn answer_to(bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Option<Result<serde_json::Value, Failure>> {
     let (daemon, broker) = pair();
     let server = thread::spawn(move || Broker::new(Setup::default()).serve_connection(&broker));

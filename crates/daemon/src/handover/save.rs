@@ -25,7 +25,7 @@ use crate::server::{Client, Server};
 use crate::service::Service;
 use crate::user_arena::UserArena;
 
-/// What a state refers to, and what depends on the case for which it is saved.
+/// Parts to which a state refers, and those that depend on the case for which it is saved.
 pub(super) struct Parts {
     broker: Option<Arc<broker::Duplicates>>,
     arenas: Vec<(u32, Arc<UserArena>)>,
@@ -163,8 +163,8 @@ impl Server {
         Ok(marked)
     }
 
-    /// What is in flight counts on. If this daemon is another user than the former one, it need not, and the user to
-    /// whom it was sent has as much less than it could have.
+    /// Counts on the descriptors in flight. If this daemon is another user than the former one, it need not, and the
+    /// user to whom they were sent has as much less than it could have.
     fn take_in_flight(&mut self, token: u64, uid: u32, fd: &Arc<OwnedFd>, count: u64) {
         if count > 0 {
             let users = &mut self.daemon.users;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the daemon hands to its successor.
+//! The state that the daemon hands to its successor.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -67,7 +67,7 @@ pub(crate) struct State {
     pub(crate) switches: SavedSwitches,
 }
 
-/// What is in the state for a crash alone.
+/// The part of the state that is for a crash alone.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedForCrash {
     /// The file with the token of the connection whose message is being answered.

@@ -31,7 +31,7 @@ pub(crate) struct Predecessor {
     is_store: bool,
 }
 
-/// What a daemon has handed over, and still owns.
+/// State that a daemon has handed over, and still owns.
 pub(crate) struct Taken {
     pub(crate) predecessor: Predecessor,
     pub(crate) state: State,

@@ -45,13 +45,13 @@ struct Call<'a> {
     got: Got,
     /// The session that REGISTER opened.
     registered: Option<Registered>,
-    /// What it needs before it can go on.
+    /// The need before it can go on.
     needs: Option<Needs>,
 }
 
-/// What a request needs, with REGISTER's state.
+/// A need of a request, with REGISTER's state.
 pub(crate) type Needs = needs::Needs<Box<Open>>;
-/// What a request goes on with.
+/// The result with which a request goes on.
 pub(crate) type Got = needs::Got<Box<Open>>;
 /// How far a request has come.
 pub(crate) type Step = needs::Step<Outcome, Box<Open>>;

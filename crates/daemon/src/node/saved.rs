@@ -82,13 +82,13 @@ struct SavedPoll {
 pub(crate) struct PausedNodes(Vec<(Arc<Shared>, Vec<Arc<Mount>>)>);
 
 impl Nodes {
-    /// What is to be saved.
+    /// Returns the part that is to be saved.
     pub(crate) fn paused(&self) -> PausedNodes {
         let all = self.on.iter().map(|(_, node)| node).chain(&self.ended);
         PausedNodes(all.map(|node| (node.clone(), node.mounts().all.clone())).collect())
     }
 
-    /// What a successor needs; after a crash no node goes on.
+    /// Returns the state for a successor; after a crash no node goes on.
     pub(crate) fn save<'a>(&self, paused: &'a PausedNodes, fds: &mut Outgoing<'a>) -> SavedNodes {
         let all = paused.0.iter().map(|(node, mounts)| SavedNode::of(node, mounts, fds)).collect();
         let on = self.on.as_ref().filter(|_| !paused.0.is_empty()).map(|(path, _)| path.clone());
@@ -153,7 +153,7 @@ impl SavedNode {
             if number >= MAX_MOUNTS || mounts.contains_key(&number) || !fuse::is_device(&fd) {
                 return invalid("a mount of the node");
             }
-            let mount = Mount::new(number, Device::of_fd(fd));
+            let mount = Mount::new(number, Device::from_fd(fd));
             node.mounts().all.push(mount.clone());
             mounts.insert(number, mount);
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the threads of a node share: its mounts, files, users, and unanswered requests.
+//! State that the threads of a node share: its mounts, files, users, and unanswered requests.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ use crate::caller::Caller;
 use crate::ports::mediators::DAEMON_HOLDER;
 use crate::user_arena::UserArena;
 
-/// What the threads of a node share.
+/// State that the threads of a node share.
 pub(super) struct Shared {
     pub(super) number: u64,
     pub(super) jobs: JobQueue,

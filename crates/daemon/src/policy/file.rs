@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use super::Policy;
 use crate::tuning::policy::SETTLED;
 
-/// What names of accounts mean may change with these.
+/// Files with which the meaning of account names may change.
 const ACCOUNTS: [&str; 2] = ["/etc/passwd", "/etc/group"];
 
 /// A policy that is read again when its file changes.

@@ -566,7 +566,7 @@ fn the_first_budget_that_names_a_user_is_its() {
     assert_eq!(budgets.excessive(&bounds), [""; 0]);
 }
 
-/// What the policy states is at most what there is, and says so; a default is half of that, for one user.
+/// A budget of the policy is cut to the machine's limit, and says so; a default is half of that, for one user.
 #[test]
 fn budgets_are_bounded_by_what_the_machine_has() {
     use crate::budget::{Bounds, Resource};

@@ -43,7 +43,7 @@ struct ArrivalThread {
     thread: JoinHandle<()>,
 }
 
-/// What the main thread and the thread tell each other.
+/// Words between the main thread and the thread.
 #[derive(Default)]
 struct Control {
     stop: AtomicBool,

@@ -312,7 +312,7 @@ impl AnyPort {
         }]
     }
 
-    /// What a successor of the daemon needs of it; a refusal if it cannot be handed over now.
+    /// Returns the state for a successor of the daemon; a refusal if the port cannot be handed over now.
     pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
         let record = self.record().save(fds);
         let kind = match self {
@@ -331,7 +331,7 @@ impl AnyPort {
 #[derive(Serialize, Deserialize)]
 pub(super) struct SavedPort {
     record: SavedRecord,
-    /// What only its kind has.
+    /// The part that only its kind has.
     kind: Value,
 }
 

@@ -105,7 +105,7 @@ pub(super) fn create(
     Ok(PortKey::Mediated(key).into())
 }
 
-/// What threads take, with the descriptors of the rings that they serve.
+/// Returns the amounts of threads, with the descriptors of the rings that they serve.
 pub(super) fn thread_usage(threads: usize) -> Amounts {
     let threads = threads as u64;
     Amounts::of(Resource::Threads, threads).and(Amounts::of(Resource::Descriptors, THREAD_DESCRIPTORS * threads))

@@ -142,7 +142,7 @@ pub(super) fn adopt(
     Ok((port, own))
 }
 
-/// What a thread needs to go on.
+/// The state with which a thread goes on.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct PausedThread {
     /// The port whose thread it is.

@@ -193,7 +193,7 @@ impl Registry {
         Ok((&port.endpoints[key.index], port.region))
     }
 
-    /// What an interface takes that the daemon runs for a program: the program's port is charged for it.
+    /// Returns the amounts of an interface that the daemon runs for a program: the program's port is charged for it.
     pub(super) fn usage_of_interface(&self, nic: NicKey) -> Amounts {
         let Ok(nic) = self.record(&PortKey::Nic(nic)) else { return Amounts::default() };
         nic.usage_with_memory().and(self.regions.get(nic.region).map(RegionRecord::locked_buffers).unwrap_or_default())

@@ -28,7 +28,7 @@ pub(crate) struct Registered {
     pub(crate) register: NmreqRegister,
     pub(crate) bound: binding::Binding,
     pub(crate) fds: Vec<OwnedFd>,
-    /// What the option OFFSETS was granted, if it was requested.
+    /// The grant of the option OFFSETS, if it was requested.
     pub(crate) offsets: Option<OffsetLayout>,
 }
 

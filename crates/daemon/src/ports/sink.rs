@@ -102,7 +102,7 @@ impl Port<Sink> {
         if self.is_attached { refuse(EBUSY, ATTACHED) } else { Ok(()) }
     }
 
-    /// What takes the slots of a ring, and how long it takes for each.
+    /// Writes the back end that takes the slots of a ring, and its time for each.
     pub(super) fn describe_ring(&self, ring: &PortRing, bound_ring: &mut BoundRing) {
         if bound_ring.dir == 0 {
             bound_ring.backend = BackendKind::Sink as u32;

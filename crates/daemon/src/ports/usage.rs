@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What each user has of the daemon, and whether it may have more.
+//! Amounts that each user has of the daemon, and whether it may have more.
 //!
 //! It is charged where it is created (`ledger`), as every request for more needs the sums. A request that would exceed
 //! a budget is refused before anything is created for it. The sizes of what it would create bound the time that it
@@ -18,7 +18,7 @@ use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionRecord, Scope};
 use crate::tuning::budget::LARGEST_PORT;
 
-/// What one user, or all of them, have and may have, for `unetmap ls --users`.
+/// Amounts and bounds of one user, or of all together, for `unetmap ls --users`.
 #[derive(Serialize)]
 pub(crate) struct UserSnapshot {
     /// `None`: all users but root.
@@ -41,7 +41,7 @@ pub(crate) struct TotalSnapshot {
     total: u64,
     /// With root; `None`: it has no limit.
     with_root: Option<u64>,
-    /// What limits the total, in words.
+    /// The limit of the total, in words.
     limited_by: String,
 }
 
@@ -52,7 +52,7 @@ struct Share {
     limit: Option<u64>,
 }
 
-/// What users may have, and have at one time.
+/// Bounds and amounts of users at one time.
 pub(crate) struct BudgetCheck {
     budgets: Budgets,
     bounds: Arc<Bounds>,
@@ -222,7 +222,7 @@ impl Daemon {
         self.events.budget_reached(uid, &refusal.why);
     }
 
-    /// What users may have and have now.
+    /// Returns the bounds and amounts of users now.
     pub(crate) fn budget_check(&mut self) -> BudgetCheck {
         BudgetCheck { budgets: self.budgets(), bounds: self.users.bounds.clone(), ledger: self.users.ledger.clone() }
     }
@@ -239,7 +239,7 @@ impl Daemon {
         }
     }
 
-    /// What each user has, counted.
+    /// Counts the amounts of each user anew.
     fn counted_usage(&self) -> BTreeMap<u32, Amounts> {
         let mut usage = BTreeMap::<u32, Amounts>::new();
         for (uid, user) in &self.users.connected {
@@ -271,7 +271,7 @@ impl Daemon {
         usage
     }
 
-    /// What users have and may have: user `only`, or each of them and all together.
+    /// Returns amounts and bounds: of user `only`, or of each user and all together.
     pub(crate) fn user_snapshots(&mut self, only: Option<u32>) -> Vec<UserSnapshot> {
         self.registry.regions.files.update();
         let (budgets, usage, bounds) = (self.budgets(), self.users.ledger.all(), self.users.bounds.clone());
@@ -300,7 +300,7 @@ impl Daemon {
         rows
     }
 
-    /// What all users but root can have, and what limits it: nothing in a user's own daemon.
+    /// Returns the bounds of all users but root together, and their limits: nothing in a user's own daemon.
     pub(crate) fn total_snapshots(&mut self) -> Vec<TotalSnapshot> {
         if self.admission.policy.is_none() {
             return Vec::new();

@@ -24,7 +24,7 @@ pub(crate) struct NewMemory {
     pub(crate) fd: OwnedFd,
     /// Its part of the user's arena; `None`: it has a file of its own.
     pub(super) extent: Option<Extent>,
-    /// What is charged for it; `None`: nothing yet.
+    /// The charge for it; `None`: nothing yet.
     pub(crate) file: Option<Arc<SharedFile>>,
 }
 
@@ -52,7 +52,7 @@ impl NewMemory {
     }
 }
 
-/// What a request touches in a region that it creates, as far as the request tells.
+/// The memory that a request touches in a region that it creates, as far as the request tells.
 #[derive(Clone, Copy)]
 pub(crate) struct Need {
     rings: u32,
@@ -87,7 +87,7 @@ impl Need {
         self.bytes() >= PREPARED_FROM
     }
 
-    /// What a user is charged meanwhile.
+    /// Returns the amounts that a user is charged meanwhile.
     pub(crate) fn amounts(&self) -> Amounts {
         Amounts::of(Resource::Memory, self.bytes()).and(Amounts::of(Resource::Descriptors, 1))
     }
@@ -147,9 +147,9 @@ pub(crate) struct Prepared {
     pub(crate) scope: Scope,
     /// Until the request goes on, and is checked and charged as any other.
     charge: Option<Charge>,
-    /// What is left to do.
+    /// Parts that are left.
     parts: Vec<(u64, u64)>,
-    /// What it has taken.
+    /// The time that it has taken.
     time: Duration,
     /// Exists as often as there is such memory.
     _counted: Arc<()>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What ports of all kinds have. How rings are bound, unbound, repaired, saved and restored is written here once; no
-//! kind is known here.
+//! The record that ports of all kinds have. Rings are bound, unbound, repaired, saved and restored here, once; no kind
+//! is known here.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,7 +41,7 @@ impl<T> DerefMut for Port<T> {
     }
 }
 
-/// What a port of any kind has.
+/// The part that a port of any kind has.
 pub(crate) struct Record {
     /// The region that contains its rings.
     pub(crate) region: RegionKey,
@@ -56,7 +56,7 @@ pub(crate) struct Record {
     pub(crate) mirror: Option<Arc<Endpoint>>,
     /// The channels of its rings.
     pub(crate) channels: Option<ChannelPage>,
-    /// What clients map beside the state page: the channels, or the frames that an interface has transmitted.
+    /// The page that clients map beside the state page: the channels, or the frames that an interface has transmitted.
     pub(crate) page: Option<SharedPage>,
     pub(crate) repair: BufferRepair,
     /// The sides that face a switch, whose threads exchange the buffers of the port.
@@ -65,9 +65,9 @@ pub(crate) struct Record {
     pub(crate) mediators: Vec<MediatorThread>,
     /// Whether the buffers of the region are locked in memory for it.
     pub(crate) locks_buffers: bool,
-    /// What it takes of its user's budget, besides its endpoints, for as long as it exists.
+    /// Returns its share of its user's budget, besides its endpoints, for as long as it exists.
     pub(crate) other_usage: Amounts,
-    /// What its user is charged for it.
+    /// Its user's charge for it.
     pub(crate) charges: Vec<Arc<Charge>>,
 }
 
@@ -149,7 +149,7 @@ impl Record {
         self.endpoints.iter().map(|endpoint| endpoint.break_locks(holder)).sum()
     }
 
-    /// What the port takes of its user's budget, besides memory of its region.
+    /// Returns the port's share of its user's budget, besides memory of its region.
     pub(crate) fn usage(&self) -> Amounts {
         self.with_endpoints(Amounts::endpoints_in_region)
     }

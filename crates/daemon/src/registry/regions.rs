@@ -23,7 +23,7 @@ pub(crate) struct Regions {
     /// Whether new regions are placed in arenas, where the node can map them.
     pub(crate) use_arenas: bool,
     freer: Freer,
-    /// Those of regions, and others that programs have.
+    /// Files of regions, and others that programs have.
     pub(crate) files: SharedFiles,
     ledger: Ledger,
     /// A reference for each piece of memory that is prepared for a request.

@@ -46,7 +46,7 @@ pub(crate) struct Call<'a> {
     pub(crate) peer: Peer,
     /// The process at the other end, as the kernel describes it; `None`: it does not.
     pub(crate) caller: Option<Caller>,
-    /// What the request has waited for.
+    /// The result for which the request has waited.
     pub(crate) got: Got,
     /// The session that the connection has.
     pub(crate) session: &'a mut Option<u64>,
@@ -59,7 +59,7 @@ pub(crate) struct Call<'a> {
     pub(crate) is_service: bool,
 }
 
-/// What becomes of a message.
+/// The fate of a message.
 pub(crate) enum Reply {
     Answer(Answer),
     /// The request waits.

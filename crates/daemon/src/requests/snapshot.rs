@@ -77,7 +77,7 @@ pub(crate) struct SnapshotTask {
     only: Option<u32>,
     users: Vec<UserSnapshot>,
     totals: Vec<TotalSnapshot>,
-    /// What is left to do, the last first.
+    /// Parts that are left, the last first.
     left: (Vec<RegionKey>, Vec<PortKey>, Vec<u64>),
     /// Regions, ports and sessions so far: JSON, separated by commas.
     regions: String,

@@ -19,7 +19,7 @@ struct Stopped {
     pid: u32,
     /// Whether it ends.
     ends: bool,
-    /// What closes when it ends.
+    /// Ports that close when it ends.
     ports: Vec<OpenPort>,
 }
 

@@ -31,7 +31,7 @@ use crate::tuning::server::{
     MAX_ACCEPTS,
 };
 
-/// What checking a new connection needs, computed for the first one that needs it.
+/// Facts for checking a new connection, computed for the first one that needs them.
 #[derive(Default)]
 struct Checks {
     budgets: Option<BudgetCheck>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the event loop does at certain times.
+//! Timers of the event loop.
 
 use std::time::{Duration, Instant};
 

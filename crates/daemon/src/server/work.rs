@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the control thread does: events, and the work that follows from them.
+//! Work of the control thread: events, and the work that follows from them.
 
 use super::unsent::Unsent;
 use crate::node::Job;
@@ -16,7 +16,7 @@ pub(crate) const NO_MESSAGE: &str = "no message";
 pub(crate) const WATCHES: u64 = 1 << 63;
 /// Jobs of the node's threads.
 pub(crate) const NODE: u64 = 1 << 62;
-/// What threads have done about interfaces, or memory that one has prepared.
+/// Results of threads about interfaces, or memory that one has prepared.
 pub(crate) const INTERFACES: u64 = 1 << 61;
 /// Answers of the processes that keep the state, or their end.
 pub(crate) const STORE: u64 = 1 << 60;
@@ -33,7 +33,7 @@ pub(crate) enum Task {
     Send(Unsent),
 }
 
-/// What is done at a user's turn.
+/// A piece of work at a user's turn.
 pub(crate) enum Work {
     /// Reads and answers a message of a connection.
     Message(u64),

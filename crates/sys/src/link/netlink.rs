@@ -47,7 +47,7 @@ impl Socket {
     }
 
     /// A socket that another process has opened.
-    pub(super) fn of_fd(fd: OwnedFd) -> Socket {
+    pub(super) fn from_fd(fd: OwnedFd) -> Socket {
         Socket(fd)
     }
 

@@ -68,8 +68,8 @@ impl NetnsLinkWatch {
     ///
     /// # Errors
     /// `/proc` is not mounted.
-    pub fn of_fd(fd: OwnedFd) -> io::Result<NetnsLinkWatch> {
-        Ok(NetnsLinkWatch { socket: Socket::of_fd(fd), own: Netns::current()?.id() })
+    pub fn from_fd(fd: OwnedFd) -> io::Result<NetnsLinkWatch> {
+        Ok(NetnsLinkWatch { socket: Socket::from_fd(fd), own: Netns::current()?.id() })
     }
 
     /// Starts to report changes in `netns`. The caller must be in the namespace that the watch was created in.

@@ -10,7 +10,7 @@ use crate::handover::State;
 pub(super) enum Message {
     /// The next descriptors of a state, which come with the message.
     Descriptors,
-    /// What is kept from now on. To be answered.
+    /// The state that is kept from now on. To be answered.
     State(Box<State>),
     /// No more comes of a state.
     Discard,

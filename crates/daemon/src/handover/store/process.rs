@@ -23,10 +23,10 @@ use crate::tuning::handover::{MAX_STATE_BYTES, SEND_POLL};
 use crate::tuning::nic::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
 use crate::tuning::store::{CRASH_PERIOD, MAX_CRASHES, RESTART_LIMIT, RETRY_PAUSE};
 
-/// What the process has.
+/// State of the process.
 #[derive(Default)]
 struct Kept {
-    /// What is kept, with its descriptors.
+    /// The state that is kept, with its descriptors.
     state: Option<(Box<State>, Vec<OwnedFd>)>,
     /// Descriptors of the next state.
     fds: Vec<OwnedFd>,
@@ -100,7 +100,7 @@ impl Kept {
         }
     }
 
-    /// What has come of the next state is dropped.
+    /// Drops the part of the next state that has come.
     fn discard(&mut self) {
         (self.fds, self.broken) = (Vec::new(), None);
     }

@@ -88,7 +88,7 @@ pub(in crate::ports) enum Mover {
     Program,
 }
 
-/// What fills the mirror ring of a watched ring: that which moves the packets of this ring.
+/// The source that fills the mirror ring of a watched ring: it moves the packets of this ring.
 #[derive(Clone, Copy)]
 pub(super) enum Source {
     /// The programs or threads that sync it. The number is that of the watched port's endpoint.

@@ -57,8 +57,8 @@ pub(super) fn mirror_shape(monitor: EndpointShape, count: usize) -> EndpointShap
     EndpointShape { tx_rings: count as u16, rx_rings: 0, tx_slots: monitor.rx_slots, ..monitor }
 }
 
-/// What a monitor takes for mirror rings of this shape: the rings, the file that they are in, and descriptors of the
-/// watched port's side.
+/// Returns the amounts of a monitor with mirror rings of this shape: the rings, the file that they are in, and
+/// descriptors of the watched port's side.
 pub(super) fn mirror_usage(mirror: EndpointShape) -> Amounts {
     Amounts::endpoints(1, mirror).and(Amounts::of(Resource::Descriptors, 1 + u64::from(mirror.all_rings())))
 }

@@ -27,7 +27,7 @@ pub(crate) struct AbandonedNamespaces {
     due: Option<Instant>,
     /// Whether one asks now.
     is_asking: bool,
-    /// Those that were in use, and in how many rounds since then they were not.
+    /// Queues that were in use, and in how many rounds since then they were not.
     unused_for: BTreeMap<u64, u32>,
 }
 

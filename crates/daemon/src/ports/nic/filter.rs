@@ -27,7 +27,7 @@ use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::DAEMON_UID;
 
-/// What `unetmap nic` shows.
+/// State of an interface for `unetmap nic`.
 #[derive(Serialize)]
 struct NicSnapshot<'a> {
     interface: &'a str,

@@ -33,7 +33,7 @@ struct State {
     control: ControlThread,
 }
 
-/// What the control thread does.
+/// State of the control thread.
 #[derive(Default)]
 struct ControlThread {
     /// When it began to handle events; `None`: it waits for some.

@@ -94,7 +94,7 @@ pub(crate) struct Nic {
     pub(in crate::ports) numa_node: Option<u32>,
     /// Whether it is up. Packets move only then.
     pub(super) up: bool,
-    /// What [`link::tx_dropped`] returned when it was opened.
+    /// The value of [`link::tx_dropped`] when it was opened.
     pub(super) tx_dropped_before: u64,
     /// Whether it was deleted, or moved to another namespace.
     pub(super) gone: bool,
@@ -424,7 +424,8 @@ impl Nic {
     }
 }
 
-/// What an interface takes: its endpoint, for each queue a socket and for its XDP and tcx programs their descriptors.
+/// Returns the amounts of an interface: its endpoint, for each queue a socket and for its XDP and tcx programs their
+/// descriptors.
 pub(super) fn usage(shape: EndpointShape) -> Amounts {
     Amounts::endpoints(1, shape).and(other_usage(shape))
 }

@@ -34,7 +34,7 @@ use crate::refusal::Refusal;
 use crate::registry::Port;
 use crate::threads;
 
-/// What is done to an interface.
+/// A piece of work on an interface.
 pub(super) enum Work {
     /// Opens what these rings need.
     Open(RingSelection),
@@ -44,7 +44,7 @@ pub(super) enum Work {
     Follow,
 }
 
-/// What a thread has done.
+/// The result of a thread.
 pub(super) enum Done {
     /// An interface is back.
     Interface(Box<Nic>, Result<(), Refusal>),
@@ -52,7 +52,7 @@ pub(super) enum Done {
     Links { netns: u64, links: io::Result<Vec<Link>> },
     /// Which of these namespaces are in use.
     Namespaces { asked: BTreeSet<u64>, used: io::Result<Vec<u64>> },
-    /// What request `number` of this user needs was read.
+    /// The facts that request `number` of this user needs were read.
     Survey { uid: u32, number: u64, survey: Box<Survey> },
 }
 

@@ -251,7 +251,7 @@ fn find_or_create_mediated(
     }
 }
 
-/// What an interface takes that the daemon uses itself, with its region.
+/// Returns the amounts of an interface that the daemon uses itself, with its region.
 pub(crate) fn usage_for_daemon(daemon: &Daemon, shape: EndpointShape, zero_copy: bool) -> Amounts {
     let sizes = daemon.knobs.mediated_sizes(zero_copy).for_one_interface(shape.all_rings(), shape.all_slots());
     super::usage(shape).and(Amounts::region(sizes.bufs.0)).and(Amounts::locked_buffers(sizes.bufs))

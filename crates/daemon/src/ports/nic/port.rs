@@ -31,7 +31,7 @@ enum State {
 /// An interface that a thread has.
 struct Away {
     name: String,
-    /// What sessions had bound that were closed meanwhile.
+    /// Rings of sessions that were closed meanwhile.
     unbound: Vec<RingSelection>,
     /// Holder IDs of processes that exited meanwhile.
     exited: Mutex<Vec<u32>>,

@@ -62,7 +62,7 @@ struct SavedQueue {
     in_xdp_map: bool,
 }
 
-/// What is known of all interfaces.
+/// State of all interfaces.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedNics {
     last_serial: u64,
@@ -219,7 +219,7 @@ impl NicState {
         self.settings = InterfaceSettings::restore(saved.settings, fds)?;
         self.abandoned = AbandonedNamespaces::restore(saved.used);
         for (id, watch, netns) in saved.watches {
-            let (watch, netns) = (LinkWatch::of_fd(fds.take(watch)?), Arc::new(fds.take_netns(netns)?));
+            let (watch, netns) = (LinkWatch::from_fd(fds.take(watch)?), Arc::new(fds.take_netns(netns)?));
             if netns.id() != id {
                 return invalid("the namespace of a watch");
             }

@@ -82,7 +82,7 @@ impl InterfaceSettings {
         }
         let mut settings = InterfaceSettings::default();
         if let Some(watch) = watch {
-            let watch = NetnsLinkWatch::of_fd(fds.take(watch)?);
+            let watch = NetnsLinkWatch::from_fd(fds.take(watch)?);
             settings.watch = Some(watch.or_else(|e| refuse_lack("changes of interfaces cannot be watched", &e))?);
         }
         for interface in interfaces {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What follows the work of threads on interfaces (`kernel_work`), and what has them begin to close.
+//! Consequences of the work of threads on interfaces (`kernel_work`), and the begin of their closing.
 
 use std::mem;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::ports::mediated::{self, Mediated};
 use crate::ports::{Daemon, EndpointKey, PortKey, arrival, monitor};
 use crate::refusal::Refusal;
 
-/// What threads have done.
+/// The results of threads.
 #[derive(Default)]
 pub(crate) struct Back {
     /// Interfaces, with the results of the work.
     pub(crate) nics: Vec<(NicKey, Result<(), Refusal>)>,
-    /// What was read for requests of these numbers.
+    /// Surveys for requests of these numbers.
     pub(crate) surveys: Vec<(u64, Arc<Survey>)>,
 }
 

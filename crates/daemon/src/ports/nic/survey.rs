@@ -52,7 +52,7 @@ fn read(netns: &Netns, name: String) -> Survey {
     survey
 }
 
-/// What is known of the interface that the request of a caller names; of it `None` must be read.
+/// Facts about the interface that the request of a caller names; those that are `None` must be read.
 impl Caller {
     fn surveyed_there(&self, is_it: impl Fn(&Survey) -> bool) -> Option<&Survey> {
         let is_here = |survey: &&Survey| survey.netns.is_none_or(|netns| netns == self.netns_id());

@@ -25,7 +25,7 @@ pub(crate) struct Wanted {
     pub(super) name: String,
 }
 
-/// What was read for a request, and where.
+/// Facts that were read for a request, and where.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
     /// `None`: that of the caller, for whose request alone it is.

@@ -58,7 +58,7 @@ impl Nic {
         Some(obstacle.to_string())
     }
 
-    /// What it means that a socket could not be bound with zero copy.
+    /// Returns a sentence for a socket that could not be bound with zero copy.
     pub(super) fn zero_copy_refusal(&self, error: &io::Error) -> String {
         let driver = privileged::driver(&self.netns, &self.name).ok().flatten();
         ZeroCopyObstacle::Refused { driver: driver.as_ref().map(|driver| &*driver.name), error }.to_string()

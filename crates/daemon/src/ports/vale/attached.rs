@@ -27,7 +27,7 @@ use crate::registry::Port;
 /// Which rings of an interface are attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Side {
-    /// Those of its queues.
+    /// The rings of its queues.
     Wire,
     /// Its host rings.
     Host,

@@ -60,7 +60,7 @@ struct PortDetails {
     kind: &'static str,
     /// Programs that have it open.
     pids: Vec<u32>,
-    /// What they say that they serve with it, each as its user says.
+    /// Services that they offer with it, each as its user says.
     served: Vec<ServedSnapshot>,
     mem_id: u16,
     /// The thread that forwards what it sends, and the processor on which that thread runs or ran last.

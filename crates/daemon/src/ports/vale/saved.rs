@@ -48,7 +48,7 @@ pub(crate) struct SavedValePort {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedSwitches {
     switches: Vec<SavedSwitch>,
-    /// What is set for switches and ports: by user, as the requests that set it.
+    /// Settings of switches and ports: by user, as the requests that set them.
     settings: Vec<(Scope, Vec<u8>)>,
     /// Number and processors of the threads, if they were set since the daemon was started.
     threads: Option<(u16, Vec<u16>)>,
@@ -64,16 +64,17 @@ struct SavedSwitch {
     addresses: Vec<SavedAddress>,
 }
 
-/// What changes with every packet.
+/// The part that changes with every packet.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SwitchPositions {
     /// Of each port, and of its host rings.
     ports: Vec<(PortKey, PortPositions, Option<PortPositions>)>,
-    /// Those that changed since the switches were saved. Addresses that were removed since are not: they are hints.
+    /// Addresses that changed since the switches were saved. Those that were removed since are not among them: they are
+    /// hints.
     addresses: Vec<(SwitchKey, Vec<SavedAddress>)>,
 }
 
-/// What the MAC tables contained when the switches were saved.
+/// The contents of the MAC tables when the switches were saved.
 pub(crate) type TableMarks = BTreeMap<SwitchKey, TableMark>;
 
 /// Address, VLAN, port and age.

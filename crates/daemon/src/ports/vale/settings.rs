@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! What the owners of switches set: the ageing of addresses, and the rules of ports.
+//! Settings by the owners of switches: the ageing of addresses, and the rules of ports.
 //!
 //! ```text
 //! set by      users who may open ports of the switch: its user, or root in that user's own daemon

@@ -74,7 +74,7 @@ struct Worker {
 enum Place {
     /// All that the daemon may use.
     Anywhere,
-    /// Those of the NUMA node that the thread's interfaces are on.
+    /// The processors of the NUMA node that the thread's interfaces are on.
     Node(u32),
     /// The one of the plan.
     Cpu(u16),
@@ -107,7 +107,7 @@ impl Place {
     }
 }
 
-/// What balancing needs to know of a port.
+/// A port's part in balancing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PortLoad {
     /// Transmit rings.
