@@ -18,12 +18,11 @@ use unetmap_suggest::did_you_mean;
 use unetmap_switch::fdb::{DEFAULT_ENTRIES, MAX_ENTRIES};
 use unetmap_sys::xsk::ZERO_COPY_BUFFER;
 
-use crate::policy;
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::Sizes;
 use crate::tuning::region::INTERFACES_BUFS;
-use crate::written::Written;
+use crate::written::{self, Written, Wrong, wrong};
 
 /// The configuration file of root's daemon, unless the command line names another.
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/unetmapd.toml";
@@ -56,7 +55,7 @@ enum Applies {
 }
 
 pub(crate) struct Knob {
-    name: &'static str,
+    pub(crate) name: &'static str,
     default: u64,
     range: RangeInclusive<u64>,
     applies: Applies,
@@ -102,7 +101,7 @@ const MAX_SINKS: u64 = 64;
 const REGION: Sizes = Sizes::DEFAULT;
 const PRIVATE: Sizes = Sizes::PRIVATE;
 
-static KNOBS: [Knob; 37] = [
+pub(crate) static KNOBS: [Knob; 37] = [
     knob("verbose", 0, ANY, Applies::Now, "log: 0 as --log says, 1 also served and refused requests, above that all"),
     knob("admode", 0, 0..=2, Applies::Open, "interfaces: 0 in the driver, else before the stack, 1 and 2 only so"),
     knob("fwd", 0, YES_NO, Applies::Open, "interfaces: forward released packets, as with NS_FORWARD"),
@@ -248,50 +247,33 @@ impl Knobs {
 
     /// As [`Knobs::load`], of the file's contents.
     pub(crate) fn of_bytes(path: &Path, bytes: &[u8]) -> Result<Knobs, String> {
-        let at_line = |at: usize, why: &str| Err(format!("{}:{}: {why}", path.display(), policy::line_of(bytes, at)));
-        let text = match std::str::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(e) => return at_line(e.valid_up_to(), "this is not UTF-8 text; save the file as such"),
-        };
-        let written: ConfigFile = match toml::from_str(text) {
-            Ok(written) => written,
-            Err(e) => {
-                let why = e.message().trim().replace('\n', ", ");
-                let at = e.span().map_or(0, |span| span.start);
-                return at_line(at, &format!("{why}; unetmapd(8) shows how it is written"));
-            }
-        };
+        written::read(path, bytes, Knobs::of_text)
+    }
+
+    fn of_text(text: &str) -> Result<Knobs, Wrong> {
+        let file: ConfigFile = written::parse(text, "unetmapd(8)")?;
         let mut knobs = Knobs::default();
-        for (name, value) in &written.knobs {
-            let (at, name, Written(text)) = (name.span().start, name.get_ref(), value);
-            let number = match unetmap_quantity::knob(name, text) {
-                Ok(number) => number,
-                Err(why) => {
-                    return at_line(at, &format!("{name} is `{text}`: {why}; unetmapd(8) shows how it is written"));
-                }
-            };
-            if let Err(refusal) = knobs.set(name, number) {
-                return at_line(at, &refusal.why);
-            }
+        for (name, value) in &file.knobs {
+            let (at, name, value) = (name.span(), name.get_ref(), value.to_string());
+            let number = unetmap_quantity::knob(name, &value).or_else(|why| {
+                wrong(&at, format!("{name} is `{value}`: {why}; unetmapd(8) shows how it is written"))
+            })?;
+            knobs.set(name, number).or_else(|refusal| wrong(&at, refusal.why))?;
         }
-        if let Some(vale) = written.vale {
-            let at = vale.span().start;
+        if let Some(vale) = file.vale {
+            let at = vale.span();
             let ValeSection { threads, cpus, addresses } = vale.into_inner();
             if let Some(n) = addresses.filter(|n| !(1..=MAX_ENTRIES).contains(&(*n as usize))) {
-                return at_line(at, &format!("{n} addresses: a switch can learn 1 to {MAX_ENTRIES}"));
+                return wrong(&at, format!("{n} addresses: a switch can learn 1 to {MAX_ENTRIES}"));
             }
             knobs.addresses = addresses;
             // If only processors are listed, there is a thread on each.
             let threads = threads.unwrap_or(u16::try_from(cpus.len().max(1)).unwrap_or(u16::MAX));
             knobs.plan = ThreadConfig { threads, cpus };
-            if let Err(why) = knobs.plan.check() {
-                return at_line(at, &why);
-            }
+            knobs.plan.check().or_else(|why| wrong(&at, why))?;
         }
-        match knobs.check_regions() {
-            Ok(()) => Ok(knobs.into_initial()),
-            Err(refusal) => Err(format!("{}: {}", path.display(), refusal.why)),
-        }
+        knobs.check_regions().map_err(|refusal| Wrong { at: None, why: refusal.why })?;
+        Ok(knobs.into_initial())
     }
 
     /// Returns these knobs with the options of the command line: sizes of all regions, and the mode.
@@ -514,17 +496,6 @@ impl Knobs {
         let Knob { name, default, applies, about, .. } = *knob;
         KnobSnapshot { knob: name, value, default, least, most, applies, about }
     }
-}
-
-impl Knob {
-    pub(crate) fn name(&self) -> &'static str {
-        self.name
-    }
-}
-
-/// All knobs.
-pub(crate) fn all() -> impl Iterator<Item = &'static Knob> {
-    KNOBS.iter()
 }
 
 /// Returns the knob of that name, which may begin as sysctl(8) has it.

@@ -11,19 +11,18 @@ mod budgets;
 mod file;
 mod shares;
 
-use std::fmt;
 use std::fs;
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::budget::Budgets;
 use crate::owner::owner;
+use crate::written::{self, Wrong, wrong};
 use budgets::WrittenBudget;
 pub(crate) use file::PolicyFile;
-use serde::de::{Deserializer, Visitor};
+use nix::unistd::{Group, User};
 use serde::{Deserialize, Serialize};
 pub(crate) use shares::PipeOwner;
 use shares::{Share, WrittenShare};
@@ -79,11 +78,8 @@ struct Rule {
     access: Option<Access>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-enum Users {
-    Anybody,
-    These(Vec<u32>),
-}
+/// Users; `None`: all.
+type Users = Option<Vec<u32>>;
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Netns {
@@ -99,28 +95,14 @@ impl Policy {
     /// # Errors
     /// One sentence that begins with the file, and the line if there is one.
     pub(crate) fn load(path: &Path) -> Result<Policy, String> {
-        let fail = |why: String| Err(format!("{}: {why}", path.display()));
-        let bytes = match trusted_file::read(path, owner(), "policy") {
-            Ok(bytes) => bytes.unwrap_or_default(),
-            Err(why) => return fail(why),
-        };
-        let text = match std::str::from_utf8(&bytes) {
-            Ok(text) => text,
-            Err(e) => {
-                let line = line_of(&bytes, e.valid_up_to());
-                return Err(format!("{}:{line}: this is not UTF-8 text; save the file as such", path.display()));
-            }
-        };
-        parse(text, &SystemAccounts).map_err(|wrong| match wrong.at {
-            Some(at) => format!("{}:{}: {}", path.display(), line_of(&bytes, at), wrong.why),
-            None => format!("{}: {}", path.display(), wrong.why),
-        })
+        let bytes = trusted_file::read(path, owner(), "policy").map_err(|why| format!("{}: {why}", path.display()))?;
+        written::read(path, &bytes.unwrap_or_default(), |text| parse(text, system_account))
     }
 
     /// The policy of a text; `None` if it is refused.
     #[cfg(fuzzing)]
     pub(crate) fn of_text(text: &str) -> Option<Policy> {
-        parse(text, &SystemAccounts).ok()
+        parse(text, system_account).ok()
     }
 
     /// How much of the daemon users can have.
@@ -168,17 +150,14 @@ impl Policy {
 
 impl Rule {
     fn is_for(&self, who: &Identity<'_>) -> bool {
-        self.users.include(&self.groups, who) && self.netns.as_ref().is_none_or(|netns| netns.is(who.netns))
+        who.is_one_of(&self.users, &self.groups) && self.netns.as_ref().is_none_or(|netns| netns.is(who.netns))
     }
 }
 
-impl Users {
-    /// Whether a client is one of them, or in one of these groups.
-    fn include(&self, groups: &[u32], who: &Identity<'_>) -> bool {
-        match self {
-            Users::Anybody => true,
-            Users::These(uids) => uids.contains(&who.uid) || groups.iter().any(|gid| who.groups.contains(gid)),
-        }
+impl Identity<'_> {
+    /// Whether the client is one of these users, or in one of these groups.
+    fn is_one_of(&self, users: &Users, groups: &[u32]) -> bool {
+        users.as_ref().is_none_or(|uids| uids.contains(&self.uid)) || groups.iter().any(|gid| self.groups.contains(gid))
     }
 }
 
@@ -280,9 +259,8 @@ impl Pattern {
 /// The contents of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
-    #[serde(default = "yes")]
-    defaults: bool,
+struct WrittenPolicy {
+    defaults: Option<bool>,
     #[serde(default)]
     rule: Vec<Spanned<WrittenRule>>,
     #[serde(default)]
@@ -290,10 +268,6 @@ struct Written {
     #[serde(default)]
     budget: Vec<WrittenBudget>,
     total: Option<Spanned<WrittenBudget>>,
-}
-
-fn yes() -> bool {
-    true
 }
 
 #[derive(Deserialize)]
@@ -322,97 +296,52 @@ enum WrittenAccess {
 }
 
 /// A name, or the equivalent number.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a name in quotes or a number from 0")]
 enum Word {
     Name(String),
     Number(u64),
 }
 
-impl<'de> Deserialize<'de> for Word {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
-        struct Either;
-        impl Visitor<'_> for Either {
-            type Value = Word;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a name in quotes or a number from 0")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Word, E> {
-                Ok(Word::Name(name.into()))
-            }
-
-            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Word, E> {
-                let wrong = |_| E::invalid_value(serde::de::Unexpected::Signed(number), &self);
-                u64::try_from(number).map(Word::Number).map_err(wrong)
-            }
-        }
-        deserializer.deserialize_any(Either)
-    }
+#[derive(Clone, Copy)]
+enum Account {
+    User,
+    Group,
 }
 
-/// An error in a text, and the byte at which it is.
-#[derive(Debug)]
-struct Wrong {
-    at: Option<usize>,
-    why: String,
+/// Looks up the number of an account of that name.
+type Accounts = fn(Account, &str) -> io::Result<Option<u32>>;
+
+fn system_account(kind: Account, name: &str) -> io::Result<Option<u32>> {
+    Ok(match kind {
+        Account::User => User::from_name(name)?.map(|user| user.uid.as_raw()),
+        Account::Group => Group::from_name(name)?.map(|group| group.gid.as_raw()),
+    })
 }
 
-fn wrong<T>(at: &Range<usize>, why: String) -> Result<T, Wrong> {
-    Err(Wrong { at: Some(at.start), why })
-}
-
-/// Looks up the names of accounts.
-trait Accounts {
-    fn uid(&self, name: &str) -> io::Result<Option<u32>>;
-    fn gid(&self, name: &str) -> io::Result<Option<u32>>;
-}
-
-struct SystemAccounts;
-
-impl Accounts for SystemAccounts {
-    fn uid(&self, name: &str) -> io::Result<Option<u32>> {
-        Ok(nix::unistd::User::from_name(name)?.map(|user| user.uid.as_raw()))
-    }
-
-    fn gid(&self, name: &str) -> io::Result<Option<u32>> {
-        Ok(nix::unistd::Group::from_name(name)?.map(|group| group.gid.as_raw()))
-    }
-}
-
-fn parse(text: &str, accounts: &impl Accounts) -> Result<Policy, Wrong> {
-    let written: Written = toml::from_str(text).map_err(|e| Wrong {
-        at: e.span().map(|span| span.start),
-        why: format!("{}; unetmap-policy(5) shows how it is written", e.message().trim().replace('\n', ", ")),
-    })?;
-    let mut rules = Vec::new();
-    for rule in written.rule {
-        let span = rule.span();
-        rules.push(understand(rule.into_inner(), &span, accounts)?);
-    }
-    if written.defaults {
+fn parse(text: &str, accounts: Accounts) -> Result<Policy, Wrong> {
+    let written: WrittenPolicy = written::parse(text, "unetmap-policy(5)")?;
+    let mut rules: Vec<Rule> =
+        written.rule.into_iter().map(|rule| understand(rule, accounts)).collect::<Result<_, _>>()?;
+    if written.defaults.unwrap_or(true) {
         rules.extend(defaults(accounts));
     }
-    let mut shares = Vec::new();
-    for share in written.share {
-        shares.push(shares::understand(share.get_ref(), &share.span(), accounts)?);
-    }
+    let shares = written.share.iter().map(|share| shares::understand(share, accounts)).collect::<Result<_, _>>()?;
     let budgets = budgets::understand(written.budget, written.total, accounts)?;
     Ok(Policy { rules, shares, budgets })
 }
 
-fn understand(rule: WrittenRule, span: &Range<usize>, accounts: &impl Accounts) -> Result<Rule, Wrong> {
+fn understand(rule: Spanned<WrittenRule>, accounts: Accounts) -> Result<Rule, Wrong> {
+    let (span, rule) = (rule.span(), rule.into_inner());
     if rule.ports.is_empty() && !rule.pipes {
-        return wrong(span, "the rule is about nothing; give it ports = [\"eth0\"], or pipes = true".into());
+        return wrong(&span, "the rule is about nothing; give it ports = [\"eth0\"], or pipes = true");
     }
     if rule.users.is_empty() && rule.groups.is_empty() {
-        return wrong(span, "the rule is for nobody; give it users or groups, users = [\"*\"] for anybody".into());
+        return wrong(&span, "the rule is for nobody; give it users or groups, users = [\"*\"] for anybody");
     }
-    let mut ports = Vec::new();
-    for port in &rule.ports {
-        ports.push(Pattern::new(port.get_ref(), MAX_NAME).or_else(|why| wrong(&port.span(), why))?);
-    }
+    let ports = patterns(&rule.ports, MAX_NAME)?;
     let (users, groups) = (users(&rule.users, accounts)?, groups(&rule.groups, accounts)?);
-    let netns = rule.netns.map(|netns| namespace(netns.get_ref(), &netns.span())).transpose()?;
+    let netns = rule.netns.map(|netns| namespace(&netns)).transpose()?;
     let access = match rule.access {
         WrittenAccess::Direct => Some(Access::Direct),
         WrittenAccess::Mediated => Some(Access::Mediated),
@@ -421,90 +350,71 @@ fn understand(rule: WrittenRule, span: &Range<usize>, accounts: &impl Accounts) 
     Ok(Rule { ports, pipes: rule.pipes, users, groups, netns, access })
 }
 
-/// The users of a list; `*`: anybody.
-fn users(written: &[Spanned<Word>], accounts: &impl Accounts) -> Result<Users, Wrong> {
-    let mut users = Users::These(Vec::new());
-    for user in written {
-        match (user.get_ref(), &mut users) {
-            (Word::Name(name), _) if name == "*" => users = Users::Anybody,
-            (word, Users::These(uids)) => uids.push(id(word, &user.span(), "user", |name| accounts.uid(name))?),
-            // Still looked up, so that a wrong name is reported.
-            (word, Users::Anybody) => drop(id(word, &user.span(), "user", |name| accounts.uid(name))?),
-        }
-    }
-    Ok(users)
+fn patterns(written: &[Spanned<String>], max: usize) -> Result<Vec<Pattern>, Wrong> {
+    let pattern = |text: &Spanned<String>| Pattern::new(text.get_ref(), max).or_else(|why| wrong(&text.span(), why));
+    written.iter().map(pattern).collect()
 }
 
-fn groups(written: &[Spanned<Word>], accounts: &impl Accounts) -> Result<Vec<u32>, Wrong> {
-    written.iter().map(|group| id(group.get_ref(), &group.span(), "group", |name| accounts.gid(name))).collect()
+/// The users of a list; `*`: all. All names are looked up in any case, so that a wrong one is reported.
+fn users(written: &[Spanned<Word>], accounts: Accounts) -> Result<Users, Wrong> {
+    let is_any = |user: &&Spanned<Word>| matches!(user.get_ref(), Word::Name(name) if name == "*");
+    let named = written.iter().filter(|user| !is_any(user)).map(|user| id(user, Account::User, accounts));
+    let named = named.collect::<Result<_, _>>()?;
+    Ok((!written.iter().any(|user| is_any(&user))).then_some(named))
 }
 
-fn id(
-    word: &Word,
-    span: &Range<usize>,
-    kind: &str,
-    find: impl FnOnce(&str) -> io::Result<Option<u32>>,
-) -> Result<u32, Wrong> {
-    match word {
+fn groups(written: &[Spanned<Word>], accounts: Accounts) -> Result<Vec<u32>, Wrong> {
+    written.iter().map(|group| id(group, Account::Group, accounts)).collect()
+}
+
+fn id(word: &Spanned<Word>, account: Account, accounts: Accounts) -> Result<u32, Wrong> {
+    let kind = match account {
+        Account::User => "user",
+        Account::Group => "group",
+    };
+    let wrong = |why| wrong(&word.span(), why);
+    match word.get_ref() {
         // The kernel reserves the last number for "no user".
         Word::Number(number) => match u32::try_from(*number) {
             Ok(id) if id != u32::MAX => Ok(id),
-            _ => wrong(span, format!("{number} is no number of a {kind}; they go from 0 to {}", u32::MAX - 1)),
+            _ => wrong(format!("{number} is no number of a {kind}; they go from 0 to {}", u32::MAX - 1)),
         },
-        Word::Name(name) => match find(name) {
+        Word::Name(name) => match accounts(account, name) {
             Ok(Some(id)) => Ok(id),
-            Ok(None) => wrong(span, format!("there is no {kind} `{name}`; add it to the system or correct the name")),
-            Err(e) => wrong(span, format!("the {kind} `{name}` cannot be looked up ({e}); give its number")),
+            Ok(None) => wrong(format!("there is no {kind} `{name}`; add it to the system or correct the name")),
+            Err(e) => wrong(format!("the {kind} `{name}` cannot be looked up ({e}); give its number")),
         },
     }
 }
 
-fn namespace(word: &Word, span: &Range<usize>) -> Result<Netns, Wrong> {
-    match word {
+fn namespace(word: &Spanned<Word>) -> Result<Netns, Wrong> {
+    let wrong = |why| wrong(&word.span(), why);
+    match word.get_ref() {
         Word::Number(inode) => Ok(Netns::Inode(*inode)),
         Word::Name(name) if name == "host" => match fs::metadata(OWN_NETNS) {
             Ok(own) => Ok(Netns::Inode(own.ino())),
-            Err(e) => wrong(span, format!("{OWN_NETNS} tells which namespace is \"host\", and it cannot be read: {e}")),
+            Err(e) => wrong(format!("{OWN_NETNS} tells which namespace is \"host\", and it cannot be read: {e}")),
         },
         Word::Name(name) if name.starts_with('/') => Ok(Netns::Path(name.into())),
         Word::Name(name) => {
-            let why =
-                format!("`{name}` is no network namespace; write a path such as \"/run/netns/blue\", or \"host\"");
-            wrong(span, why)
+            wrong(format!("`{name}` is no network namespace; write a path such as \"/run/netns/blue\", or \"host\""))
         }
     }
 }
 
 /// The built-in rules.
-fn defaults(accounts: &impl Accounts) -> Vec<Rule> {
-    let all = || vec![Pattern(vec![Symbol::Any])];
-    let root = Users::These(vec![0]);
-    let mut rules = vec![Rule {
-        ports: all(),
-        pipes: true,
-        users: root,
-        groups: vec![],
-        netns: None,
-        access: Some(Access::Direct),
-    }];
-    match accounts.gid(GROUP) {
-        Ok(Some(gid)) => rules.push(Rule {
-            ports: all(),
-            pipes: false,
-            users: Users::These(vec![]),
-            groups: vec![gid],
-            netns: None,
-            access: Some(Access::Mediated),
-        }),
+fn defaults(accounts: Accounts) -> Vec<Rule> {
+    let rule = |pipes, users, groups, access| {
+        let (ports, users, access) = (vec![Pattern(vec![Symbol::Any])], Some(users), Some(access));
+        Rule { ports, pipes, users, groups, netns: None, access }
+    };
+    let mut rules = vec![rule(true, vec![0], vec![], Access::Direct)];
+    match accounts(Account::Group, GROUP) {
+        Ok(Some(gid)) => rules.push(rule(false, vec![], vec![gid], Access::Mediated)),
         Ok(None) => {}
         Err(e) => tracing::warn!("the group {GROUP} cannot be looked up, and so nobody is in it: {e}"),
     }
     rules
-}
-
-/// The line, from 1, of a byte.
-pub(crate) fn line_of(bytes: &[u8], at: usize) -> usize {
-    bytes.iter().take(at).filter(|b| **b == b'\n').count() + 1
 }
 
 #[cfg(test)]

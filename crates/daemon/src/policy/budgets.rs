@@ -7,9 +7,9 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
 
-use super::{Accounts, Word, Wrong, id, wrong};
+use super::{Accounts, Word, users};
 use crate::budget::{Budgets, Resource, Stated};
-use crate::written::Written;
+use crate::written::{Written, Wrong, wrong};
 
 /// A table `[[budget]]`, or `[total]`. Keys that are missing have their default.
 #[derive(Deserialize)]
@@ -29,8 +29,8 @@ pub(super) struct WrittenBudget {
 }
 
 impl WrittenBudget {
-    fn amount(&self, resource: Resource) -> Option<u64> {
-        match resource {
+    fn stated(&self) -> Stated {
+        Stated(Resource::ALL.map(|resource| match resource {
             Resource::Connections => self.connections,
             Resource::Descriptors => self.descriptors,
             Resource::Rings => self.rings,
@@ -38,51 +38,34 @@ impl WrittenBudget {
             Resource::Memory => self.memory,
             Resource::Threads => self.threads,
             Resource::InFlight => self.in_flight,
-        }
-    }
-
-    fn stated(&self) -> Stated {
-        Stated(Resource::ALL.map(|resource| self.amount(resource)))
+        }))
     }
 }
 
 fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    let Written(text) = Written::deserialize(deserializer)?;
+    let text = Written::deserialize(deserializer)?.to_string();
     let wrong = |why| D::Error::custom(format!("memory is `{text}`: {why}"));
     unetmap_quantity::mebibytes(&text).map(Some).map_err(wrong)
 }
 
 pub(super) fn understand(
-    users: Vec<WrittenBudget>,
+    of_users: Vec<WrittenBudget>,
     total: Option<Spanned<WrittenBudget>>,
-    accounts: &impl Accounts,
+    accounts: Accounts,
 ) -> Result<Budgets, Wrong> {
     let mut budgets = Budgets::default();
-    for written in users {
-        let requests = written.requests.map(NonZeroU32::get);
-        budgets.users.push((named(&written, accounts)?, written.stated(), requests));
+    for written in of_users {
+        let named = written.users.as_ref().map(|named| users(named, accounts)).transpose()?.flatten();
+        budgets.users.push((named, written.stated(), written.requests.map(NonZeroU32::get)));
     }
     if let Some(total) = total {
         let written = total.get_ref();
         if written.users.is_some() || written.requests.is_some() {
             let why =
                 "[total] is about all users together, and has neither `users` nor `requests`; [[budget]] has them";
-            return wrong(&total.span(), why.into());
+            return wrong(&total.span(), why);
         }
         budgets.total = written.stated();
     }
     Ok(budgets)
-}
-
-/// The users of a budget; `None`: all.
-fn named(written: &WrittenBudget, accounts: &impl Accounts) -> Result<Option<Vec<u32>>, Wrong> {
-    let Some(users) = &written.users else { return Ok(None) };
-    let (mut named, mut all) = (Vec::new(), false);
-    for user in users {
-        match user.get_ref() {
-            Word::Name(name) if name == "*" => all = true,
-            word => named.push(id(word, &user.span(), "user", |name| accounts.uid(name))?),
-        }
-    }
-    Ok((!all).then_some(named))
 }

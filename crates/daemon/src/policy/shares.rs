@@ -4,13 +4,12 @@
 //! Each user has pipes of its own: the same name of another user is another pipe. A share gives names to one user, so
 //! that the others of its lists open that user's pipes, also if one of these comes first.
 
-use std::ops::Range;
-
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use unetmap_abi::NETMAP_REQ_IFNAMSIZ;
 
-use super::{Accounts, Identity, Pattern, Policy, Users, Word, Wrong, groups, id, users, wrong};
+use super::{Account, Accounts, Identity, Pattern, Policy, Users, Word, groups, id, patterns, users};
+use crate::written::{Wrong, wrong};
 
 /// Bytes of the longest name of a pipe's parent.
 const MAX_PARENT: usize = NETMAP_REQ_IFNAMSIZ - 1;
@@ -54,7 +53,7 @@ impl Policy {
 
 impl Share {
     fn is_for(&self, who: &Identity<'_>) -> bool {
-        who.uid == self.owner || self.users.include(&self.groups, who)
+        who.uid == self.owner || who.is_one_of(&self.users, &self.groups)
     }
 }
 
@@ -71,14 +70,11 @@ pub(super) struct WrittenShare {
     groups: Vec<Spanned<Word>>,
 }
 
-pub(super) fn understand(share: &WrittenShare, span: &Range<usize>, accounts: &impl Accounts) -> Result<Share, Wrong> {
-    if share.pipes.is_empty() {
-        return wrong(span, "the share has no pipes; give it pipes = [\"bus*\"]".into());
+pub(super) fn understand(share: &Spanned<WrittenShare>, accounts: Accounts) -> Result<Share, Wrong> {
+    let WrittenShare { pipes, owner, users: of_users, groups: of_groups } = share.get_ref();
+    if pipes.is_empty() {
+        return wrong(&share.span(), "the share has no pipes; give it pipes = [\"bus*\"]");
     }
-    let mut pipes = Vec::new();
-    for pipe in &share.pipes {
-        pipes.push(Pattern::new(pipe.get_ref(), MAX_PARENT).or_else(|why| wrong(&pipe.span(), why))?);
-    }
-    let owner = id(share.owner.get_ref(), &share.owner.span(), "user", |name| accounts.uid(name))?;
-    Ok(Share { pipes, owner, users: users(&share.users, accounts)?, groups: groups(&share.groups, accounts)? })
+    let (pipes, owner) = (patterns(pipes, MAX_PARENT)?, id(owner, Account::User, accounts)?);
+    Ok(Share { pipes, owner, users: users(of_users, accounts)?, groups: groups(of_groups, accounts)? })
 }

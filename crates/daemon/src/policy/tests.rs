@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::file::{Stamp, is_settled, stamp};
 use super::*;
 use crate::tuning::policy::SETTLED;
+use crate::written::line_of;
 
 const ALICE: u32 = 1000;
 const BOB: u32 = 1001;
@@ -16,39 +17,17 @@ const NETMAP: u32 = 60;
 const HERE: u64 = 4_026_531_840;
 
 /// Accounts of a machine that is always the same.
-struct Fixed;
-
-impl Accounts for Fixed {
-    fn uid(&self, name: &str) -> io::Result<Option<u32>> {
-        match name {
-            "broken" => Err(io::Error::other("the directory does not answer")),
-            _ => Ok([("root", 0), ("alice", ALICE), ("bob", BOB)]
-                .into_iter()
-                .find(|(n, _)| *n == name)
-                .map(|(_, id)| id)),
-        }
-    }
-
-    fn gid(&self, name: &str) -> io::Result<Option<u32>> {
-        Ok([("root", 0), ("staff", STAFF), ("netmap", NETMAP)].into_iter().find(|(n, _)| *n == name).map(|(_, id)| id))
-    }
-}
-
-/// A machine without a group for us.
-struct NoGroup;
-
-impl Accounts for NoGroup {
-    fn uid(&self, _: &str) -> io::Result<Option<u32>> {
-        Ok(None)
-    }
-
-    fn gid(&self, _: &str) -> io::Result<Option<u32>> {
-        Ok(None)
-    }
+fn fixed(kind: Account, name: &str) -> io::Result<Option<u32>> {
+    let known = match kind {
+        Account::User if name == "broken" => return Err(io::Error::other("the directory does not answer")),
+        Account::User => [("root", 0), ("alice", ALICE), ("bob", BOB)],
+        Account::Group => [("root", 0), ("staff", STAFF), ("netmap", NETMAP)],
+    };
+    Ok(known.into_iter().find(|(known, _)| *known == name).map(|(_, id)| id))
 }
 
 fn policy(text: &str) -> Policy {
-    parse(text, &Fixed).unwrap_or_else(|e| panic!("{}\n{text}", e.why))
+    parse(text, fixed).unwrap_or_else(|e| panic!("{}\n{text}", e.why))
 }
 
 fn who(uid: u32, groups: &[u32]) -> Identity<'_> {
@@ -79,7 +58,7 @@ fn built_in_rules() {
     let none = policy("defaults = false");
     assert_eq!(none.nic(&ROOT, "eth0"), None);
     assert!(!none.pipes(&ROOT) && !none.admits_anything(&ROOT));
-    let p = parse("", &NoGroup).unwrap();
+    let p = parse("", |_, _| Ok(None)).unwrap();
     assert_eq!((p.nic(&ROOT, "eth0"), p.nic(&who(ALICE, &[0, NETMAP]), "eth0")), (DIRECT, None));
 }
 
@@ -305,20 +284,20 @@ fn mistakes_are_told_with_their_line() {
         ("defaults = true\ndefaults = true", 2, "duplicate key"),
         ("[[rule]]\nusers = ['*'", 2, "unclosed array"),
     ] {
-        let wrong = parse(text, &Fixed).expect_err(text);
+        let wrong = parse(text, fixed).expect_err(text);
         let at = line_of(text.as_bytes(), wrong.at.expect(text));
         assert!(wrong.why.contains(part) && !wrong.why.contains('\n'), "{text}\n{}", wrong.why);
         assert_eq!(at, line, "{text}\n{}", wrong.why);
     }
     // A name that cannot be passed to the C library.
     let text = "[[rule]]\nports = ['a']\nusers = [\"a\\u0000b\"]";
-    assert!(parse(text, &SystemAccounts).unwrap_err().why.contains("there is no user"));
+    assert!(parse(text, system_account).unwrap_err().why.contains("there is no user"));
     assert!(policy("[[rule]]\nports = ['*abcdefghijklmno*']\nusers = [4294967294]").nic(&ROOT, "eth0").is_some());
 }
 
 #[test]
 fn the_systems_own_accounts() {
-    let p = parse("defaults = false\n[[rule]]\nports = ['a']\nusers = ['root']\ngroups = ['root']", &SystemAccounts);
+    let p = parse("defaults = false\n[[rule]]\nports = ['a']\nusers = ['root']\ngroups = ['root']", system_account);
     let p = p.unwrap();
     assert_eq!(p.nic(&user(0), "a"), MEDIATED);
     assert_eq!(p.nic(&who(ALICE, &[0]), "a"), MEDIATED);
@@ -490,7 +469,7 @@ fn ask_all(p: &Policy, uid: u32, groups: &[u32], interface: &str) -> Result<(), 
 proptest! {
     #[test]
     fn any_bytes_are_a_policy_or_a_mistake(bytes in prop::collection::vec(any::<u8>(), 0..300), uid: u32) {
-        if let Ok(p) = parse(&String::from_utf8_lossy(&bytes), &Fixed) {
+        if let Ok(p) = parse(&String::from_utf8_lossy(&bytes), fixed) {
             ask_all(&p, uid, &[uid], "eth0")?;
         }
     }
@@ -505,7 +484,7 @@ proptest! {
         uid in 0_u32..2000,
     ) {
         let text = words.concat();
-        match parse(&text, &Fixed) {
+        match parse(&text, fixed) {
             Ok(p) => ask_all(&p, uid, &[NETMAP], "eth0")?,
             Err(wrong) => prop_assert!(!wrong.why.contains('\n') && wrong.at.is_none_or(|at| at <= text.len())),
         }
@@ -599,7 +578,7 @@ fn budgets_that_cannot_be_are_refused() {
         ("[total]\nusers = [7]\n", "[total] is about all users together"),
         ("[total]\nrequests = 7\n", "[total] is about all users together"),
     ] {
-        let wrong = parse(text, &Fixed).expect_err(text);
+        let wrong = parse(text, fixed).expect_err(text);
         assert!(wrong.why.contains(part), "{text}: {}", wrong.why);
     }
 }
@@ -629,7 +608,7 @@ fn a_share_gives_names_of_pipes_to_one_user_and_those_that_it_lists() {
         ("[[share]]\npipes = [\"a\"]\nowner = \"nobody-here\"", "no user `nobody-here`"),
         ("[[share]]\npipes = [\"a\"]\nowner = 1\naccess = \"none\"", "unknown field"),
     ] {
-        let why = parse(text, &Fixed).map(drop).unwrap_err().why;
+        let why = parse(text, fixed).map(drop).unwrap_err().why;
         assert!(why.contains(part), "{text}: {why}");
     }
 }

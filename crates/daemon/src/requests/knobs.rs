@@ -6,7 +6,7 @@ use unetmap_core::errno::{EINVAL, EIO, EPERM};
 use unetmap_sys::socket::Peer;
 
 use crate::caller::Caller;
-use crate::knobs::{KnobSnapshot, find};
+use crate::knobs::{KNOBS, find};
 use crate::log;
 use crate::owner::owner;
 use crate::ports::Daemon;
@@ -21,14 +21,12 @@ pub(super) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
     let (Peer { uid, pid, .. }, owner) = (caller.peer, owner());
     let text = match request {
         KnobRequest::Get(None) => {
-            let all = crate::knobs::all();
-            let all: Vec<KnobSnapshot> =
-                all.map(|knob| daemon.knobs.snapshot(knob, current_size(daemon, knob.name(), caller))).collect();
-            serde_json::to_string(&all)
+            let all = KNOBS.iter().map(|knob| daemon.knobs.snapshot(knob, current_size(daemon, knob.name, caller)));
+            serde_json::to_string(&all.collect::<Vec<_>>())
         }
         KnobRequest::Get(Some(name)) => {
             let knob = find(&name)?;
-            serde_json::to_string(&daemon.knobs.snapshot(knob, current_size(daemon, knob.name(), caller)))
+            serde_json::to_string(&daemon.knobs.snapshot(knob, current_size(daemon, knob.name, caller)))
         }
         KnobRequest::Set(..) | KnobRequest::Reload if uid != 0 && uid != owner => {
             return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its knobs"));
