@@ -7,11 +7,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::confinement::confine_packet_thread;
 use crate::threads;
+use crate::threads::lock;
 use crate::tuning::closer::{MAX_PENDING_OF_USER, MAX_THREADS, SLOW};
 
 /// Closes connections without waiting for it.
@@ -55,7 +56,7 @@ impl Closer {
     /// `EAGAIN`, `ENOMEM`.
     pub(crate) fn new() -> io::Result<Closer> {
         let closer = Closer(Arc::default());
-        closer.start(&mut closer.0.state())?;
+        closer.start(&mut lock(&closer.0.state))?;
         Ok(closer)
     }
 
@@ -69,12 +70,12 @@ impl Closer {
     /// Whether many connections of the user are pending because closing one takes long: the user gets no more.
     pub(crate) fn is_blocked(&self, uid: u32) -> bool {
         let is_blocked = |pending: &Pending| pending.fds.len() >= MAX_PENDING_OF_USER && pending.since.elapsed() > SLOW;
-        self.0.state().pending.get(&uid).is_some_and(is_blocked)
+        lock(&self.0.state).pending.get(&uid).is_some_and(is_blocked)
     }
 
     /// Closes a connection of the user.
     pub(crate) fn close(&self, uid: u32, fd: OwnedFd) {
-        let mut state = self.0.state();
+        let mut state = lock(&self.0.state);
         if let Some(pending) = state.pending.get_mut(&uid) {
             return pending.fds.push(fd);
         }
@@ -91,14 +92,10 @@ impl Closer {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn run(&self) {
         confine_packet_thread();
         loop {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             state.idle += 1;
             state =
                 self.ready.wait_while(state, |state| state.ready.is_empty()).unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +104,7 @@ impl Shared {
             while let Some(batch) = state.pending.insert(uid, Pending::new(Vec::new())).filter(|b| !b.fds.is_empty()) {
                 drop(state);
                 drop(batch);
-                state = self.state();
+                state = lock(&self.state);
             }
             state.pending.remove(&uid);
         }

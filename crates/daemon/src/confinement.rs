@@ -8,6 +8,7 @@ use unetmap_sys::process;
 use unetmap_sys::sandbox::{self, Access, Capability};
 use unetmap_sys::thread::set_nice;
 
+use crate::fault;
 use crate::memory_files;
 use crate::owner::owner;
 use crate::tuning::confinement::{CONTROL_NICE, OOM_SCORE, USERS};
@@ -86,8 +87,8 @@ pub(crate) fn confine_broker() {
 /// Has programs keep all pages of the memory that they share with the daemon, which would wait for those that are being
 /// removed.
 pub(crate) fn keep_pages() {
-    // In builds for debugging, UNETMAP_FAULT=removable leaves them removable, as on Linux before 6.0.
-    if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|fault| fault == "removable") {
+    // As on Linux before 6.0.
+    if fault::is("removable") {
         return;
     }
     if let Err(e) = memory_files::start() {

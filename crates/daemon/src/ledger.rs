@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::budget::Amounts;
+use crate::threads::lock;
 
 /// The amounts of all users.
 #[derive(Clone, Default)]
@@ -28,10 +29,6 @@ pub(crate) struct Charge {
 }
 
 impl Ledger {
-    fn totals(&self) -> MutexGuard<'_, Totals> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Charges a user.
     pub(crate) fn charge(&self, uid: u32, amounts: Amounts) -> Charge {
         let mut charge = Charge { ledger: self.clone(), uid, amounts: Amounts::default() };
@@ -41,19 +38,19 @@ impl Ledger {
 
     /// Returns the amounts of a user, and of all users but root together.
     pub(crate) fn of(&self, uid: u32) -> (Amounts, Amounts) {
-        let totals = self.totals();
+        let totals = lock(&self.0);
         (totals.users.get(&uid).copied().unwrap_or_default(), totals.others)
     }
 
     /// Returns the amounts of all users, root included.
     pub(crate) fn everybody(&self) -> Amounts {
-        let totals = self.totals();
+        let totals = lock(&self.0);
         totals.others.and(totals.users.get(&0).copied().unwrap_or_default())
     }
 
     /// Returns the amounts of each user.
     pub(crate) fn all(&self) -> BTreeMap<u32, Amounts> {
-        self.totals().users.clone()
+        lock(&self.0).users.clone()
     }
 }
 
@@ -65,7 +62,7 @@ impl Charge {
     /// Charges another amount instead.
     pub(crate) fn set(&mut self, amounts: Amounts) {
         let before = mem::replace(&mut self.amounts, amounts);
-        let mut totals = self.ledger.totals();
+        let mut totals = lock(&self.ledger.0);
         let change = |sum: &mut Amounts| {
             *sum -= before;
             *sum += amounts;

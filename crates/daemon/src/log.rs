@@ -14,7 +14,6 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
 
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
@@ -29,7 +28,7 @@ use unetmap_sys::tuning::log::MAX_DAEMON_LOG;
 use bounded::Bounded;
 use journal::Journal;
 
-pub(crate) use bounded::Acting;
+pub(crate) use bounded::{Acting, finish, summarize};
 
 /// The level at the start, and the handle that changes it.
 static CHOICE: OnceLock<(Level, reload::Handle<LevelFilter, Registry>)> = OnceLock::new();
@@ -97,16 +96,6 @@ pub(crate) fn tend() -> io::Result<()> {
 /// Whether the file is to be opened again, as it was moved away or is too long; once.
 pub(crate) fn is_over() -> bool {
     OVER.load(Relaxed) && OVER.swap(false, Relaxed)
-}
-
-/// Says what was not logged, if it is time to; returns the time until it is.
-pub(crate) fn summarize() -> Option<Duration> {
-    bounded::summarize()
-}
-
-/// The same, as the process ends.
-pub(crate) fn finish() {
-    bounded::finish();
 }
 
 /// Sets the level to that of the start (0), to requests that are served or refused (1), or to everything.

@@ -13,6 +13,7 @@ mod daemon;
 mod descriptors;
 mod endpoint;
 mod events;
+mod fault;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod handover;
@@ -43,7 +44,6 @@ mod shape;
 mod shared_files;
 #[cfg(test)]
 mod tests;
-mod thread_waits;
 mod threads;
 mod tuning;
 mod turns;
@@ -68,7 +68,7 @@ use unetmap_abi::printable;
 use unetmap_quantity::{bytes, count, seconds, within};
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::thread::set_nice;
-use unetmap_sys::{event, socket};
+use unetmap_sys::{event, memory_helper, socket};
 
 use handover::store::{self, Store};
 use handover::{End, Predecessor, Taken, channel};
@@ -205,7 +205,7 @@ impl Args {
             }),
             ("--access-memory", self.access_memory, c"unetmapd-memory", |daemon| {
                 confinement::confine_memory_helper();
-                node::run_memory_helper(&daemon)
+                memory_helper::serve(&daemon)
             }),
         ];
         helpers.into_iter().find_map(|(option, fd, name, run)| Some(Helper { option, fd: fd?, name, run }))

@@ -60,7 +60,6 @@ use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::user_arena::UserArena;
 
-pub(crate) use memory::run_memory_helper;
 pub(crate) use saved::{PausedNodes, SavedNodes};
 use shared::Shared;
 

@@ -44,6 +44,7 @@ use unetmap_sys::socket::{self, Peer, Received};
 
 use crate::caller::Caller;
 use crate::closer::Closer;
+use crate::fault;
 use crate::handover::drain::Drain;
 use crate::handover::store::{Protection, Store};
 use crate::handover::{self, End, channel};
@@ -157,7 +158,7 @@ impl Server {
     /// Returns a server of `daemon` that listens at `socket`; `is_managed`: a service manager does so for it.
     pub(crate) fn new(listener: OwnedFd, mut daemon: Daemon, socket: &Path, is_managed: bool) -> io::Result<Server> {
         // The kernel refuses descriptors where it can.
-        let fds_are_refused = !fault::takes_fds() && socket::refuse_fds(&listener);
+        let fds_are_refused = !fault::is("descriptors") && socket::refuse_fds(&listener);
         let reserve = daemon.users.bounds.reserve() / 2;
         let max_waiting = usize::try_from(reserve.min(MAX_WAITING)).unwrap_or(usize::MAX);
         let epoll = Epoll::new()?;
@@ -449,7 +450,9 @@ impl Server {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Read::Nothing,
             Err(_) => return Read::End,
         };
-        fault::at_request(client.session.is_some());
+        if client.session.is_some() && fault::is("request") {
+            std::process::abort();
+        }
         (client.has_spoken, client.is_answered) = (true, true);
         if self.answer_bytes(token, &buf[..received.bytes], received) { Read::Answered } else { Read::End }
     }
@@ -557,24 +560,5 @@ impl Server {
         tracing::debug!(pid = client.peer.pid, why, "connection closed");
         send_refusal(&client.fd, client.tag, answer);
         false
-    }
-}
-
-/// Fault injection for tests, in debug builds only.
-mod fault {
-    /// Whether the daemon was started with `UNETMAP_FAULT=descriptors`: clients can send them, as before Linux 6.16.
-    pub(super) fn takes_fds() -> bool {
-        is("descriptors")
-    }
-
-    /// `UNETMAP_FAULT=request`: a request on the connection of a port crashes the daemon.
-    pub(super) fn at_request(is_session: bool) {
-        if is_session && is("request") {
-            std::process::abort();
-        }
-    }
-
-    fn is(fault: &str) -> bool {
-        cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|set| set == fault)
     }
 }

@@ -14,9 +14,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::shared_files::SharedFile;
+use crate::threads::lock;
 use crate::tuning::region::ALIGN;
 use unetmap_sys::{fuse, memfd};
 
@@ -73,7 +74,7 @@ impl UserArena {
     /// Allocates a part that the other daemon has allocated; `None` if it is none of the arena, or is allocated here.
     pub(crate) fn restore(self: &Arc<UserArena>, base: u64, bytes: u64) -> Option<Extent> {
         let end = base.checked_add(bytes).filter(|end| *end <= BYTES && bytes > 0)?;
-        let mut allocated = self.allocated.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut allocated = lock(&self.allocated);
         if allocated.iter().any(|(&from, &to)| from < end && base < to) {
             return None;
         }
@@ -83,7 +84,7 @@ impl UserArena {
 
     /// Allocates the first free part of `bytes` bytes; `None` if there is none.
     pub(crate) fn allocate(self: &Arc<UserArena>, bytes: u64) -> Option<Extent> {
-        let mut allocated = self.allocated.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut allocated = lock(&self.allocated);
         let mut base = 0;
         for (&from, &to) in allocated.iter() {
             if from - base >= bytes {
@@ -120,7 +121,7 @@ impl Extent {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        let mut allocated = self.arena.allocated.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut allocated = lock(&self.arena.allocated);
         // Pages that cannot be freed now are freed with the file.
         if !self.arena.is_others.load(Ordering::Relaxed) {
             let _ = memfd::punch(self.arena.as_fd(), self.base, self.end - self.base);

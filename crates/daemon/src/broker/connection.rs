@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,7 @@ use super::setup::{Setup, process_name};
 use super::table::Answer;
 use crate::handover::channel::{receive, send, send_until};
 use crate::threads;
+use crate::threads::lock;
 use crate::tuning::broker::{INTERFACE_LANES, REPLY_BYTES, SEND_LIMIT};
 
 /// The option of `unetmapd` that starts the broker, and the descriptor of its first connection.
@@ -58,7 +59,7 @@ fn connection_for(connections: &[Mutex<OwnedFd>; LANES], lane: Lane) -> MutexGua
     {
         return free;
     }
-    connections[lane as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&connections[lane as usize])
 }
 
 /// An error of an operation: the parts of an [`io::Error`].

@@ -11,7 +11,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::EBUSY;
@@ -23,6 +23,7 @@ use super::setup::{Handle, Setup};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::handover::channel::{receive, send};
 use crate::refusal::{Refusal, refuse};
+use crate::threads::lock;
 use crate::tuning::broker::REPLY_BYTES;
 
 /// A broker's connections, as the daemon hands them to its successor.
@@ -47,7 +48,7 @@ impl Duplicates {
         else {
             return Ok(None);
         };
-        let duplicate = |lane: &Mutex<OwnedFd>| lane.lock().unwrap_or_else(PoisonError::into_inner).try_clone();
+        let duplicate = |lane: &Mutex<OwnedFd>| lock(lane).try_clone();
         let lanes = lanes.iter().map(duplicate).collect::<io::Result<_>>()?;
         Ok(Some(Duplicates { lanes, alive: alive.try_clone()?, setup: setup.clone() }))
     }
@@ -90,7 +91,7 @@ impl Adopted {
         let Some(own) = CONNECTIONS.get() else { return };
         let _ = ADOPTED.set(self.alive);
         for (own, lane) in own.iter().zip(self.lanes) {
-            *own.lock().unwrap_or_else(PoisonError::into_inner) = lane;
+            *lock(own) = lane;
         }
     }
 }
@@ -103,7 +104,7 @@ pub(crate) fn is_used() -> bool {
 /// Waits for the requests in progress. While the guards exist, no thread of this process asks the broker.
 pub(crate) fn pause() -> Vec<MutexGuard<'static, OwnedFd>> {
     let lanes = CONNECTIONS.get().into_iter().flatten();
-    lanes.map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect()
+    lanes.map(|lane| lock(lane)).collect()
 }
 
 /// Goes on with the broker of a daemon that has crashed: drops the answers to what that one had asked, and has what the

@@ -4,8 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Duration;
 
 use unetmap_sys::deadline::Deadline;
 use unetmap_sys::memory_helper::Approvals;
@@ -15,6 +18,8 @@ use unetmap_sys::xdp::{Mode, Xdp};
 
 use super::setup::{Handle, Setup, XdpId};
 use super::undo::{UndoLog, UndoOnDrop};
+use crate::fault;
+use crate::threads::lock;
 use crate::tuning::broker::MAX_OBJECTS;
 
 /// A change that is undone when it is dropped.
@@ -53,10 +58,6 @@ pub(super) struct Broker {
     uses: Mutex<BTreeMap<u64, NetnsUse>>,
     last: AtomicU64,
     pub(super) undo_log: Arc<UndoLog>,
-}
-
-pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Broker {
@@ -146,7 +147,7 @@ impl Broker {
 
     /// Drops an object.
     pub(super) fn drop_object(&self, handle: Handle) -> io::Result<()> {
-        fault::wait("interfaces", &self.setup.socket);
+        wait_at_fault("interfaces", &self.setup.socket);
         lock(&self.deadlines).remove(&handle);
         let object = lock(&self.objects).remove(&handle);
         drop(object.ok_or(io::ErrorKind::NotFound)?);
@@ -154,20 +155,11 @@ impl Broker {
     }
 }
 
-/// Fault injection for tests, in debug builds only.
-pub(super) mod fault {
-    use std::path::Path;
-    use std::thread::sleep;
-    use std::time::Duration;
-
-    /// If the daemon was started with this `UNETMAP_FAULT`: waits while there is a file `hold` beside the socket.
-    /// `interfaces`: as for a driver that takes long; `network-lock`: as for the kernel's lock of the network
-    /// configuration; `files`: when it makes memory files immutable.
-    pub(in crate::broker) fn wait(fault: &str, socket: &Path) {
-        if cfg!(debug_assertions) && std::env::var_os("UNETMAP_FAULT").is_some_and(|set| set == fault) {
-            while socket.with_extension("hold").exists() {
-                sleep(Duration::from_millis(1));
-            }
-        }
+/// If the daemon was started with this fault: waits while there is a file `hold` beside the socket. `interfaces`: as for
+/// a driver that takes long; `network-lock`: as for the kernel's lock of the network configuration; `files`: when it
+/// makes memory files immutable.
+pub(super) fn wait_at_fault(fault: &str, socket: &Path) {
+    while fault::is(fault) && socket.with_extension("hold").exists() {
+        sleep(Duration::from_millis(1));
     }
 }

@@ -24,7 +24,7 @@ use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
 use unetmap_sys::{Mapping, memfd, probe, process};
 
 use super::connection::{self, Lane};
-use super::objects::{Broker, Object, fault, lock};
+use super::objects::{Broker, Object, wait_at_fault};
 use super::setup::{Handle, Setup, TcxId, XdpId, inside};
 use super::table::{Answer, Descriptors, Fd, Reply, With, operations};
 use super::undo::{Change, UndoOnDrop};
@@ -33,6 +33,7 @@ use crate::log;
 use crate::owner::owner;
 use crate::policy::{self, Policy};
 use crate::refusal::Refusal;
+use crate::threads::lock;
 use crate::tuning::broker::{MAX_DEADLINE, MAX_HELPERS};
 
 operations! { broker:
@@ -45,7 +46,7 @@ operations! { broker:
     fn link_named[netns: Netns] LinkNamed(name: String) -> Option<Link> {
         let found = inside(&netns, || link::by_name(&name))?;
         if found.is_some() {
-            fault::wait("network-lock", &broker.setup.socket);
+            wait_at_fault("network-lock", &broker.setup.socket);
         }
         Ok(found)
     }
@@ -56,7 +57,7 @@ operations! { broker:
 
     /// All interfaces.
     fn links[netns: Netns] Links -> Vec<Link> {
-        fault::wait("network-lock", &broker.setup.socket);
+        wait_at_fault("network-lock", &broker.setup.socket);
         inside(&netns, link::all)
     }
 
@@ -73,7 +74,7 @@ operations! { broker:
 
     /// The numbers of an interface's queues.
     fn channels[netns: Netns] Channels(name: String) -> Channels {
-        fault::wait("network-lock", &broker.setup.socket);
+        wait_at_fault("network-lock", &broker.setup.socket);
         inside(&netns, || link::channels(&name))
     }
 
@@ -139,7 +140,7 @@ operations! { broker:
     fn create_xsk[netns: Netns, file: OwnedFd]
         OpenXsk { queue: Queue, at: u64, bytes: u64, buffer: u32, registers: bool } -> Fd<OwnedFd>
     {
-        fault::wait("interfaces", &broker.setup.socket);
+        wait_at_fault("interfaces", &broker.setup.socket);
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let before = xsk::pool_offset_in_page(buffer);
         let start = at.checked_sub(before.into()).ok_or_else(invalid)?;
@@ -396,7 +397,7 @@ operations! { broker:
 
     /// Makes memory files immutable, so that nobody can remove pages of them.
     fn forbid_removal[] [..files] ForbidRemoval -> () {
-        fault::wait("files", &broker.setup.socket);
+        wait_at_fault("files", &broker.setup.socket);
         files.try_for_each(|file| memfd::forbid_removal(file.as_fd()))
     }
 

@@ -15,13 +15,14 @@ use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket;
 
 use super::connection::{Failure, LANES};
-use super::objects::{Broker, lock};
+use super::objects::Broker;
 use super::operations::Request;
 use super::setup::Setup;
 use crate::confinement;
 use crate::handover::channel::{receive, send};
 use crate::log;
 use crate::threads;
+use crate::threads::lock;
 use crate::tuning::broker::{FORMER_LIMIT, FORMER_POLL, REQUEST_BYTES};
 
 impl Broker {

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
@@ -21,6 +21,7 @@ use unetmap_sys::socket;
 use unetmap_sys::xdp::dispatcher;
 
 use super::setup::{inside, process_name};
+use crate::threads::lock;
 use crate::tuning::nic::{UNDO_LIMIT, UNDO_POLL};
 
 /// The option of `unetmapd` that starts the undo process, and the descriptor of its connection.
@@ -129,7 +130,7 @@ impl UndoLog {
 
     /// Does `work` in the daemon's namespace.
     fn with_state(&self, work: impl FnOnce(&mut UndoState) -> io::Result<()> + Send) -> io::Result<()> {
-        let work = || work(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        let work = || work(&mut lock(&self.state));
         match &self.netns {
             Some(netns) => inside(netns, work),
             None => work(),

@@ -197,14 +197,7 @@ mod fault {
     use serde_json::Value;
 
     use super::State;
-
-    fn value() -> Option<String> {
-        std::env::var("UNETMAP_FAULT").ok().filter(|_| cfg!(debug_assertions))
-    }
-
-    pub(super) fn is(fault: &str) -> bool {
-        value().is_some_and(|set| set == fault)
-    }
+    pub(super) use crate::fault::{is, value};
 
     /// `UNETMAP_FAULT=mutate:N`: the value of the state that is changed.
     pub(super) fn mutation() -> Option<usize> {

@@ -4,7 +4,7 @@
 
 use std::cell::Cell;
 use std::fmt::{Debug, Write as _};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 use tracing::callsite::Identifier;
@@ -14,6 +14,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use unetmap_sys::log::Bounds;
 
+use crate::threads::lock;
 use crate::tuning::log::{TIMES_OF_DETAILS, TIMES_OF_NOBODY};
 
 /// The target of the messages that tell how many were not logged.
@@ -41,23 +42,19 @@ impl Drop for Acting {
     }
 }
 
-fn lock() -> MutexGuard<'static, Bounds<Identifier>> {
-    BOUNDS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Says what was not logged, if it is time to; returns the time until it is.
-pub(super) fn summarize() -> Option<Duration> {
+pub(crate) fn summarize() -> Option<Duration> {
     // Not in the loop: logging takes the lock.
-    let unlogged = lock().end();
+    let unlogged = lock(&BOUNDS).end();
     for unlogged in unlogged {
         tracing::warn!(target: COUNTS, "{unlogged}");
     }
-    lock().ends_in()
+    lock(&BOUNDS).ends_in()
 }
 
 /// Says what was not logged, as the process ends.
-pub(super) fn finish() {
-    let unlogged = lock().take();
+pub(crate) fn finish() {
+    let unlogged = lock(&BOUNDS).take();
     unlogged.iter().for_each(|unlogged| tracing::warn!(target: COUNTS, "{unlogged}"));
 }
 
@@ -80,7 +77,7 @@ impl<S: Subscriber> Layer<S> for Bounded {
             (_, None) => TIMES_OF_NOBODY,
             _ => 1,
         };
-        lock().admit(metadata.callsite(), found.0, times, || {
+        lock(&BOUNDS).admit(metadata.callsite(), found.0, times, || {
             let mut text = Text::default();
             event.record(&mut text);
             text.0 + &text.1

@@ -2,44 +2,43 @@
 //! An open file of the node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use unetmap_core::{Error, Interest, Port};
-
 use unetmap_sys::fuse::Requester;
 
 use super::backoff::Backoff;
 use super::mount::{Mount, RequestId};
 use super::{Job, JobQueue};
+use crate::threads::lock;
 use crate::user_arena::UserArena;
 
 /// A request whose answer may take long.
 pub(super) struct SlowRequest {
     pub(super) id: RequestId,
     pub(super) from: Requester,
-    pub(super) what: SlowOp,
+    pub(super) op: SlowOp<Arc<File>>,
 }
 
-/// The operation of a slow request.
-pub(super) enum SlowOp {
+/// The operation of a slow request; `F` is a file, or its number.
+#[derive(Serialize, Deserialize)]
+pub(super) enum SlowOp<F> {
     /// Opens a file for a user with no open file, or with too many.
     Open,
     /// `NIOCCTRL`, `NIOCREGIF`, `NIOCGINFO`: the file, the request's number and what its argument points to.
-    Control(Arc<File>, u32, Vec<u8>),
+    Control(F, u32, Vec<u8>),
     /// A sync, or a poll, of a port with packets to send whose data is in the program's memory.
-    Indirect(Arc<File>, Option<PollRequest>),
+    Indirect(F, Option<Poll>),
 }
 
 /// A poll.
-pub(super) struct PollRequest {
-    pub(super) id: RequestId,
-    pub(super) tid: u32,
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Poll {
     pub(super) kh: u64,
     pub(super) events: u32,
     pub(super) sleeps: bool,
-    /// Whether the serving thread is pinned to the CPU of the polling program.
-    pub(super) near: bool,
 }
 
 /// `POLLIN`, `POLLOUT` and their twins; `POLLERR`.
@@ -108,7 +107,7 @@ impl File {
 
     /// A file of an earlier daemon, which has no port until [`File::set_port`].
     pub(super) fn restored(self, session: Option<u64>, kh: u64) -> File {
-        self.state().session = session;
+        lock(&self.state).session = session;
         self.polled_with(kh);
         self
     }
@@ -120,7 +119,7 @@ impl File {
 
     /// Takes away the session of a file without a port, which cannot have one.
     pub(super) fn take_session(&self) -> Option<u64> {
-        self.state().session.take()
+        lock(&self.state).session.take()
     }
 
     /// Records the handle of a poll.
@@ -133,10 +132,6 @@ impl File {
         Some(self.kh.load(Ordering::Relaxed)).filter(|kh| *kh != 0)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn port(&self) -> Option<&Port> {
         self.port.get()
     }
@@ -144,7 +139,7 @@ impl File {
     /// Calls `sync` with the port while no other thread of the node syncs its rings. `sync` must not call this.
     pub(super) fn sync<T>(&self, sync: impl FnOnce(&Port) -> T) -> Option<T> {
         let port = self.port()?;
-        let _guard = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = lock(&self.syncing);
         Some(sync(port))
     }
 
@@ -154,12 +149,12 @@ impl File {
     }
 
     pub(super) fn session(&self) -> Option<u64> {
-        self.state().session
+        lock(&self.state).session
     }
 
     /// Binds a port to the file. If the file is closed by now, the session is closed at once.
     pub(super) fn bind(&self, session: u64, port: Port, jobs: &JobQueue) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.closed || self.port.set(port).is_err() {
             jobs.push(Job::Close(session));
         } else {
@@ -169,7 +164,7 @@ impl File {
 
     /// Handles that the last duplicate was closed.
     pub(super) fn close(&self, jobs: &JobQueue) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.closed = true;
         if let Some(session) = state.session.take() {
             jobs.push(Job::Close(session));
@@ -178,7 +173,7 @@ impl File {
 
     /// Returns the request if no other is being answered; otherwise stores it.
     pub(super) fn begin(&self, request: SlowRequest) -> Option<SlowRequest> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.busy {
             state.waiting.push_back(request);
             return None;
@@ -189,7 +184,7 @@ impl File {
 
     /// Returns the next stored request.
     pub(super) fn next(&self) -> Option<SlowRequest> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let next = state.waiting.pop_front();
         state.busy = next.is_some();
         next
@@ -197,15 +192,15 @@ impl File {
 
     /// Records a poll that found something ready; returns whether the file lingered before.
     pub(super) fn linger(&self, poll: Lingering) -> bool {
-        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).replace(poll).is_some()
+        lock(&self.lingering).replace(poll).is_some()
     }
 
     pub(super) fn lingers_since(&self) -> Option<Instant> {
-        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).map(|poll| poll.since)
+        lock(&self.lingering).map(|poll| poll.since)
     }
 
     pub(super) fn stop_lingering(&self) -> Option<Lingering> {
-        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.lingering).take()
     }
 
     /// Whether the two are the endpoints of one pipe, according to their names.
@@ -216,7 +211,7 @@ impl File {
 
     /// As [`File::sync`], unless the file is closed. The session is not closed before this returns.
     pub(super) fn while_open<T>(&self, check: impl FnOnce(&Port) -> T) -> Option<T> {
-        let state = self.state();
+        let state = lock(&self.state);
         if state.closed {
             return None;
         }

@@ -25,13 +25,14 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use unetmap_core::{Error, Interest};
 
 use super::file::{File, revents};
 use super::mount::RequestId;
+use crate::threads::lock;
 use crate::tuning::node::{HOLD, MAX_HELD, MAX_HELD_OF_USER, POLL_SPIN, REMEMBERED_THREADS, SHARED_CPU_YIELD};
 
 /// A poll that waits for its answer.
@@ -104,10 +105,6 @@ impl Default for HeldPolls {
 }
 
 impl HeldPolls {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records that a thread polls a file; returns whether that is the file that it polled last.
     pub(super) fn again(&self, tid: u32, file: &File) -> bool {
         let poll = u64::from(tid) << 32 | file.fh & u64::from(u32::MAX);
@@ -116,7 +113,7 @@ impl HeldPolls {
 
     /// Holds a poll. Returns whether the waker must be notified; `None` if too many are held.
     pub(super) fn hold(&self, poll: HeldPoll) -> Option<bool> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         let of_user = inner.held.iter().filter(|(_, held)| held.file.uid == poll.file.uid).count();
         if of_user >= MAX_HELD_OF_USER || inner.held.len() >= MAX_HELD {
             return None;
@@ -137,7 +134,7 @@ impl HeldPolls {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         let found = inner.held.iter().enumerate().find_map(|(i, (_, poll))| {
             if !Arc::ptr_eq(&poll.file.arena, &file.arena) {
                 return None;
@@ -157,7 +154,7 @@ impl HeldPolls {
 
     /// Takes out the poll of that request.
     pub(super) fn take(&self, id: &RequestId) -> Option<HeldPoll> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         let at = inner.held.iter().position(|(_, held)| held.id.key() == id.key())?;
         let (_, poll) = inner.held.swap_remove(at);
         self.count.store(inner.held.len(), Ordering::Relaxed);
@@ -166,7 +163,7 @@ impl HeldPolls {
 
     /// Takes out all polls.
     pub(super) fn take_all(&self) -> Vec<HeldPoll> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         self.count.store(0, Ordering::Relaxed);
         let Inner { held, .. } = std::mem::take(&mut *inner);
         held.into_iter().map(|(_, poll)| poll).collect()
@@ -174,14 +171,14 @@ impl HeldPolls {
 
     /// Removes the polls of a file that is closed.
     pub(super) fn forget(&self, file: &File) {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.held.retain(|(_, poll)| poll.file.fh != file.fh);
         self.count.store(inner.held.len(), Ordering::Relaxed);
     }
 
     /// Takes out the polls whose time has passed, and returns whether to check again.
     pub(super) fn take_expired(&self, now: Instant) -> (Vec<HeldPoll>, bool) {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         let expired: Vec<HeldPoll> = inner.held.extract_if(.., |(end, _)| *end <= now).map(|(_, poll)| poll).collect();
         expired.iter().for_each(|poll| poll.file.holding.failed());
         self.count.store(inner.held.len(), Ordering::Relaxed);

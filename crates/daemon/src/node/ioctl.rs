@@ -13,17 +13,14 @@ use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, EIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::thread::RemoteThread;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::file::File;
-use super::file::{SlowOp, SlowRequest};
-use super::memory::ProgramMemory;
+use super::file::{File, SlowOp, SlowRequest};
+use super::memory::{ETIMEDOUT, ProgramMemory};
 use super::mount::RequestId;
+use super::serve::EINTR;
 use super::shared::Shared;
 use super::{Job, PortRequest};
 use crate::caller::Caller;
 use crate::tuning::node::{QUEUE_FREE_LIMIT, QUEUE_FREE_PAUSE};
-
-const EINTR: i32 = 4;
-const ETIMEDOUT: i32 = 110;
 
 /// Why a request is not answered with its result.
 enum Stop {
@@ -41,8 +38,8 @@ impl From<i32> for Stop {
 
 /// Answers a request; returns it if it is to begin again later.
 pub(super) fn answer(shared: &Shared, request: SlowRequest) -> Option<SlowRequest> {
-    let SlowRequest { id, from, what } = request;
-    let SlowOp::Control(file, cmd, mut data) = what else { return None };
+    let SlowRequest { id, from, op } = request;
+    let SlowOp::Control(file, cmd, mut data) = op else { return None };
     let thread = RemoteThread::of(from.tid).map_err(|e| {
         tracing::debug!(tid = from.tid, "the requesting thread cannot be inspected: {e}");
         Stop::Errno(EPERM)
@@ -68,7 +65,7 @@ pub(super) fn answer(shared: &Shared, request: SlowRequest) -> Option<SlowReques
     let result = match done {
         Ok(()) => 0,
         Err(Stop::Errno(errno)) => -errno,
-        Err(Stop::Deferred) => return Some(SlowRequest { id, from, what: SlowOp::Control(file, cmd, data) }),
+        Err(Stop::Deferred) => return Some(SlowRequest { id, from, op: SlowOp::Control(file, cmd, data) }),
     };
     let RequestId { mount, unique } = &id;
     shared.finish(&id, || drop(mount.dev.reply_ioctl(*unique, result, &data)));

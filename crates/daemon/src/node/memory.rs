@@ -8,21 +8,21 @@
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use unetmap_core::control::ioctl::UserMemory;
-use unetmap_core::errno::EINVAL;
+use unetmap_core::errno::{EFAULT, EINVAL};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
-use unetmap_sys::memory_helper::{MemoryHelper, Piece, serve};
+use unetmap_sys::memory_helper::{MemoryHelper, Piece};
 use unetmap_sys::thread::RemoteThread;
 
 use crate::limits;
 use crate::privileged::Helper;
+use crate::threads::lock;
 use crate::tuning::node::{CUT_CHECK, HELPER_WAIT_LIMIT, MAX_IDLE_HELPERS, MEMORY_LIMIT};
 
-const EFAULT: i32 = 14;
-const ETIMEDOUT: i32 = 110;
+pub(super) const ETIMEDOUT: i32 = 110;
 
 /// The helpers of a node.
 #[derive(Default)]
@@ -65,19 +65,19 @@ impl State {
 impl MemoryHelpers {
     /// Starts the helpers that are kept, so that the first requests do not wait for them.
     pub(super) fn prepare(&self) -> io::Result<()> {
-        let missing = MAX_IDLE_HELPERS.saturating_sub(self.state().idle.len());
+        let missing = MAX_IDLE_HELPERS.saturating_sub(lock(&self.state).idle.len());
         let helpers = (0..missing).map(|_| Helper::start()).collect::<io::Result<Vec<_>>>()?;
-        self.state().idle.extend(helpers);
+        lock(&self.state).idle.extend(helpers);
         Ok(())
     }
 
     /// Sets when accesses end at the latest, those that have begun included.
     pub(super) fn set_cut(&self, cut: Option<Instant>) {
-        *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = cut;
+        *lock(&self.cut) = cut;
     }
 
     fn cut(&self) -> Option<Instant> {
-        *self.cut.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.cut)
     }
 
     /// Whether accesses were cut off.
@@ -89,13 +89,9 @@ impl MemoryHelpers {
         self.cut().map_or(end, |cut| cut.min(end))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Calls `access` with a helper, for a request of user `uid`.
     fn with_helper<T>(&self, uid: u32, access: impl Fn(&Helper) -> io::Result<T>) -> Result<T, i32> {
-        let (mut state, end) = (self.state(), Instant::now() + HELPER_WAIT_LIMIT);
+        let (mut state, end) = (lock(&self.state), Instant::now() + HELPER_WAIT_LIMIT);
         loop {
             state.forget_exited();
             if state.has_room(uid) {
@@ -112,7 +108,7 @@ impl MemoryHelpers {
         let idle = state.idle.pop();
         drop(state);
         let (result, helper) = run(idle, access);
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if let Some(at) = state.served.iter().position(|user| *user == uid) {
             state.served.swap_remove(at);
         }
@@ -156,11 +152,6 @@ fn run<T>(idle: Option<Helper>, access: impl Fn(&Helper) -> io::Result<T>) -> (i
 /// Whether the error means that the helper had exited: a service manager may have stopped it.
 fn is_exit(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotFound)
-}
-
-/// Runs a helper, in a process of its own, until the daemon closes `connection` or exits.
-pub(crate) fn run_memory_helper(connection: &OwnedFd) -> io::Result<()> {
-    serve(connection)
 }
 
 /// The memory of a program during one request.

@@ -32,6 +32,7 @@ use super::{Job, Nodes};
 use crate::ports::{Daemon, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::threads;
+use crate::threads::lock;
 use crate::tuning::node::{CUT_LIMIT, PAUSE_LIMIT, PAUSE_POLL};
 
 impl Shared {
@@ -47,13 +48,13 @@ impl Shared {
 
     /// Keeps a slow request for the threads that go on.
     pub(super) fn defer(&self, request: SlowRequest) {
-        self.deferred().push(request);
+        lock(&self.deferred).push(request);
     }
 
     /// Keeps a slow request while none may begin; else returns it.
     pub(super) fn hold_back(&self, request: SlowRequest) -> Option<SlowRequest> {
         // Under the lock: what is kept is found by the threads that go on.
-        let mut deferred = self.deferred();
+        let mut deferred = lock(&self.deferred);
         if !self.is_paused() && !self.is_draining() {
             return Some(request);
         }
@@ -63,7 +64,7 @@ impl Shared {
 
     /// Takes a request of a mount that was kept.
     pub(super) fn take_deferred(&self, mount: &Mount) -> Option<SlowRequest> {
-        let mut deferred = self.deferred();
+        let mut deferred = lock(&self.deferred);
         if self.is_paused() || self.is_draining() {
             return None;
         }
@@ -74,14 +75,14 @@ impl Shared {
     /// Tells all threads to end. Requests of the main thread that some wait for are still to be answered.
     fn pause(&self) {
         self.is_paused.store(true, Ordering::SeqCst);
-        self.marks().waiting.clear();
+        lock(&self.marks).waiting.clear();
         self.waker.end();
     }
 
     /// Interrupts the threads that wait for requests. One that has begun a slow request is none of them, and one that
     /// begins one now defers it: no other wait is interrupted.
     fn interrupt_readers(&self) {
-        self.mounts().all.iter().for_each(|mount| mount.interrupt_reader());
+        lock(&self.mounts).all.iter().for_each(|mount| mount.interrupt_reader());
     }
 
     /// Whether all threads have ended.
@@ -106,7 +107,7 @@ impl Shared {
     /// Has the slow requests done that were kept.
     fn end_drain(self: &Arc<Shared>) {
         self.helpers.set_cut(None);
-        let mut deferred = self.deferred();
+        let mut deferred = lock(&self.deferred);
         self.is_draining.store(false, Ordering::SeqCst);
         let kept = std::mem::take(&mut *deferred);
         drop(deferred);
@@ -115,14 +116,14 @@ impl Shared {
 
     /// Starts the threads again, and has all programs that sleep poll again.
     fn go_on(self: &Arc<Shared>) {
-        let deferred = self.deferred();
+        let deferred = lock(&self.deferred);
         self.is_paused.store(false, Ordering::SeqCst);
         drop(deferred);
         let failed = |e: io::Error| tracing::error!("a thread of the node cannot be started: {e}");
         start_waker(self).unwrap_or_else(failed);
-        let mounts = self.mounts().all.clone();
+        let mounts = lock(&self.mounts).all.clone();
         mounts.iter().for_each(|mount| spawn(self, mount).unwrap_or_else(failed));
-        let files: Vec<Arc<File>> = self.files().open.values().cloned().collect();
+        let files: Vec<Arc<File>> = lock(&self.files).open.values().cloned().collect();
         for file in files {
             let _ = file.kh().map(|kh| file.mount.dev.notify_poll(kh));
         }
@@ -189,7 +190,7 @@ impl Nodes {
     /// Goes on. Files that were handed over get their ports.
     pub(crate) fn resume(&mut self, daemon: &mut Daemon) {
         for node in self.all().filter(|node| node.is_paused()) {
-            let files: Vec<Arc<File>> = node.files().open.values().cloned().collect();
+            let files: Vec<Arc<File>> = lock(&node.files).open.values().cloned().collect();
             for file in files.iter().filter(|file| file.port().is_none()) {
                 let Some(session) = file.session() else { continue };
                 if let Err(why) = open_again(daemon, node, file, session) {

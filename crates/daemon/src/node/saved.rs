@@ -10,13 +10,14 @@ use serde::{Deserialize, Serialize};
 use unetmap_core::errno::ENOMEM;
 use unetmap_sys::fuse::{self, Backing, Device, Requester};
 
-use super::file::{File, PollRequest, SlowOp, SlowRequest};
+use super::file::{File, SlowOp, SlowRequest};
 use super::mount::{Mount, RequestId};
 use super::shared::{Shared, User};
 use super::{Nodes, serve};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
+use crate::threads::lock;
 use crate::tuning::node::MAX_MOUNTS;
 
 /// The node, and earlier ones with open files.
@@ -58,23 +59,7 @@ struct SavedRequest {
     uid: u32,
     gid: u32,
     tid: u32,
-    op: SavedOp,
-}
-
-#[derive(Serialize, Deserialize)]
-enum SavedOp {
-    Open,
-    /// The file, the ioctl, and its argument.
-    Control(u64, u32, Vec<u8>),
-    /// A sync of a file, or a poll.
-    Indirect(u64, Option<SavedPoll>),
-}
-
-#[derive(Serialize, Deserialize)]
-struct SavedPoll {
-    kh: u64,
-    events: u32,
-    sleeps: bool,
+    op: SlowOp<u64>,
 }
 
 /// The nodes of this process while they are paused, with the mounts of each.
@@ -85,7 +70,7 @@ impl Nodes {
     /// Returns the part that is to be saved.
     pub(crate) fn paused(&self) -> PausedNodes {
         let all = self.on.iter().map(|(_, node)| node).chain(&self.ended);
-        PausedNodes(all.map(|node| (node.clone(), node.mounts().all.clone())).collect())
+        PausedNodes(all.map(|node| (node.clone(), lock(&node.mounts).all.clone())).collect())
     }
 
     /// Returns the state for a successor; after a crash no node goes on.
@@ -120,7 +105,7 @@ impl Nodes {
 
 impl SavedNode {
     fn of<'a>(node: &Shared, mounts: &'a [Arc<Mount>], fds: &mut Outgoing<'a>) -> SavedNode {
-        let (files, marks) = (node.files(), node.marks());
+        let (files, marks) = (lock(&node.files), lock(&node.marks));
         let save = |file: &Arc<File>| SavedFile {
             fh: file.fh,
             uid: file.uid,
@@ -138,7 +123,7 @@ impl SavedNode {
             files: files.open.values().map(save).collect(),
             last_file: files.last,
             backings: files.users.iter().flat_map(of_user).collect(),
-            deferred: node.deferred().iter().map(SavedRequest::of).collect(),
+            deferred: lock(&node.deferred).iter().map(SavedRequest::of).collect(),
             last_marker: marks.last,
         }
     }
@@ -154,13 +139,13 @@ impl SavedNode {
                 return invalid("a mount of the node");
             }
             let mount = Mount::new(number, Device::from_fd(fd));
-            node.mounts().all.push(mount.clone());
+            lock(&node.mounts).all.push(mount.clone());
             mounts.insert(number, mount);
         }
         for file in self.files {
             add_file(&node, daemon, file, &mounts)?;
         }
-        let mut files = node.files();
+        let mut files = lock(&node.files);
         for (uid, mount, number) in self.backings {
             let Some(user) = files.users.get_mut(&uid).filter(|_| mount < MAX_MOUNTS) else {
                 return invalid("the memory of a user of the node");
@@ -173,11 +158,11 @@ impl SavedNode {
         files.last = self.last_file;
         for request in self.deferred {
             let request = request.restore(&mounts, &files.open)?;
-            node.pending().insert(request.id.key());
+            lock(&node.pending).insert(request.id.key());
             node.defer(request);
         }
         drop(files);
-        node.marks().last = self.last_marker;
+        lock(&node.marks).last = self.last_marker;
         Ok(node)
     }
 }
@@ -191,7 +176,7 @@ fn add_file(
 ) -> Result<(), Refusal> {
     let (mount, arena) = (mounts.get(&mount), daemon.registry.regions.existing_arena(uid));
     let Some((mount, arena)) = mount.zip(arena) else { return invalid("a file of the node") };
-    let mut files = node.files();
+    let mut files = lock(&node.files);
     let is_taken = |session| files.open.values().any(|file| file.session() == Some(session));
     if session.is_some_and(|session| !daemon.is_in_arena(session, &arena) || is_taken(session)) {
         return invalid("the port of a file of the node");
@@ -207,20 +192,13 @@ fn add_file(
 
 impl SavedRequest {
     fn of(request: &SlowRequest) -> SavedRequest {
-        let poll = |poll: &PollRequest| SavedPoll { kh: poll.kh, events: poll.events, sleeps: poll.sleeps };
         let Requester { uid, gid, tid } = request.from;
-        SavedRequest {
-            mount: request.id.mount.number,
-            unique: request.id.unique,
-            uid,
-            gid,
-            tid,
-            op: match &request.what {
-                SlowOp::Open => SavedOp::Open,
-                SlowOp::Control(file, cmd, data) => SavedOp::Control(file.fh, *cmd, data.clone()),
-                SlowOp::Indirect(file, of_poll) => SavedOp::Indirect(file.fh, of_poll.as_ref().map(poll)),
-            },
-        }
+        let op = match &request.op {
+            SlowOp::Open => SlowOp::Open,
+            SlowOp::Control(file, cmd, data) => SlowOp::Control(file.fh, *cmd, data.clone()),
+            SlowOp::Indirect(file, poll) => SlowOp::Indirect(file.fh, *poll),
+        };
+        SavedRequest { mount: request.id.mount.number, unique: request.id.unique, uid, gid, tid, op }
     }
 
     fn restore(
@@ -230,19 +208,12 @@ impl SavedRequest {
     ) -> Result<SlowRequest, Refusal> {
         let SavedRequest { mount, unique, uid, gid, tid, op } = self;
         let Some(mount) = mounts.get(&mount).cloned() else { return invalid("a request of the node") };
-        let id = RequestId { mount, unique };
         let file = |fh: u64| files.get(&fh).cloned().map_or_else(|| invalid("the file of a request"), Ok);
-        let what = match op {
-            SavedOp::Open => SlowOp::Open,
-            SavedOp::Control(fh, cmd, data) => SlowOp::Control(file(fh)?, cmd, data),
-            SavedOp::Indirect(fh, poll) => {
-                let poll = poll.map(|SavedPoll { kh, events, sleeps }| {
-                    let id = id.clone();
-                    PollRequest { id, tid, kh, events, sleeps, near: false }
-                });
-                SlowOp::Indirect(file(fh)?, poll)
-            }
+        let op = match op {
+            SlowOp::Open => SlowOp::Open,
+            SlowOp::Control(fh, cmd, data) => SlowOp::Control(file(fh)?, cmd, data),
+            SlowOp::Indirect(fh, poll) => SlowOp::Indirect(file(fh)?, poll),
         };
-        Ok(SlowRequest { id, from: Requester { uid, gid, tid }, what })
+        Ok(SlowRequest { id: RequestId { mount, unique }, from: Requester { uid, gid, tid }, op })
     }
 }

@@ -19,7 +19,7 @@ use unetmap_sys::fuse::{Device, Op, REQUEST_BYTES, Request};
 use unetmap_sys::socket;
 
 use super::affinity::RequesterAffinity;
-use super::file::{File, PollRequest, SlowOp, SlowRequest, UNBOUND, interest, revents};
+use super::file::{File, Poll, SlowOp, SlowRequest, UNBOUND, interest, revents};
 use super::held_polls::{HeldPoll, HeldPolls, is_none, spin_until_ready};
 use super::memory::MemoryHelpers;
 use super::mount::{Mount, RequestId, file_of, kind};
@@ -30,12 +30,13 @@ use crate::broker::NODE_NAME as NAME;
 use crate::limits;
 use crate::privileged;
 use crate::threads;
+use crate::threads::lock;
 use crate::tuning::node::{CATCH_UP_LIMIT, MAX_IDLE_THREADS};
 
 /// The kernel looks the file up again: another user looked it up first.
 const ESTALE: i32 = 116;
 const ENOSYS: i32 = 38;
-const EINTR: i32 = 4;
+pub(super) const EINTR: i32 = 4;
 const ENOTTY: i32 = 25;
 
 /// Serves the first mount, until all mounts have ended and all files are closed.
@@ -128,7 +129,7 @@ impl Shared {
     pub(super) fn catch_up(&self, mount: &Mount) -> bool {
         // A closed file counts as open until its RELEASE is read. Any file of a mount serves for the marker.
         let mut others: Vec<(Arc<Mount>, u32)> = Vec::new();
-        for file in self.files().open.values().filter(|file| file.mount.number != mount.number) {
+        for file in lock(&self.files).open.values().filter(|file| file.mount.number != mount.number) {
             if !others.iter().any(|(mount, uid)| mount.number == file.mount.number && *uid == file.uid) {
                 others.push((file.mount.clone(), file.uid));
             }
@@ -136,7 +137,7 @@ impl Shared {
         let (met, all_met) = sync_channel(others.len());
         let mut numbers = Vec::with_capacity(others.len());
         for (other, uid) in others {
-            let mut marks = self.marks();
+            let mut marks = lock(&self.marks);
             // Under the lock: those that wait when a pause begins are told so.
             if self.is_paused() {
                 return false;
@@ -148,7 +149,7 @@ impl Shared {
             match other.dev.queue_marker(number, file_of(uid)) {
                 Ok(()) => numbers.push(number),
                 // The file was released meanwhile.
-                Err(_) => drop(self.marks().waiting.remove(&number)),
+                Err(_) => drop(lock(&self.marks).waiting.remove(&number)),
             }
         }
         drop(met);
@@ -156,22 +157,22 @@ impl Shared {
         for _ in &numbers {
             let _ = all_met.recv_timeout(end.saturating_duration_since(Instant::now()));
         }
-        let mut marks = self.marks();
+        let mut marks = lock(&self.marks);
         numbers.iter().for_each(|number| drop(marks.waiting.remove(number)));
         !self.is_paused()
     }
 
     /// The number of open files, and of those with a port.
     pub(super) fn count(&self) -> (usize, usize) {
-        let files = self.files();
+        let files = lock(&self.files);
         (files.open.len(), files.open.values().filter(|file| file.port().is_some()).count())
     }
 
     /// Serves another mount.
     pub(super) fn serve(self: &Arc<Shared>, number: usize, dev: Device) -> io::Result<()> {
         let mount = Mount::new(number, dev);
-        self.mounts().all.push(mount.clone());
-        spawn(self, &mount).inspect_err(|_| self.mounts().all.retain(|other| other.number != number))
+        lock(&self.mounts).all.push(mount.clone());
+        spawn(self, &mount).inspect_err(|_| lock(&self.mounts).all.retain(|other| other.number != number))
     }
 
     /// Reads requests and answers quick ones, until one may take long, which is returned; another thread becomes the
@@ -218,7 +219,7 @@ impl Shared {
                 }
                 continue;
             };
-            self.pending().insert(slow.id.key());
+            lock(&self.pending).insert(slow.id.key());
             if self.has_reader(mount, &slow.id) {
                 drop(reader);
                 return Some(slow);
@@ -248,19 +249,18 @@ impl Shared {
         let _ = match op {
             Op::Poll { fh, kh, events, sleeps } => match self.file(fh) {
                 Some(file) => {
-                    let poll = PollRequest { id: id(), tid: from.tid, kh, events, sleeps, near };
+                    let poll = Poll { kh, events, sleeps };
                     if has_indirect_data(&file) {
-                        let what = SlowOp::Indirect(file, Some(PollRequest { near: false, ..poll }));
-                        return Some(SlowRequest { id: id(), from, what });
+                        return Some(SlowRequest { id: id(), from, op: SlowOp::Indirect(file, Some(poll)) });
                     }
-                    self.poll(poll, &file)
+                    self.poll(id(), poll, &file, from.tid, near)
                 }
                 None => dev.reply_poll(unique, UNBOUND),
             },
             Op::Ioctl { fh, cmd, data, room } => match self.file(fh) {
                 Some(file) => match self.ioctl(unique, &file, cmd, data, room) {
                     Ok(sent) => sent,
-                    Err(what) => return Some(SlowRequest { id: id(), from, what }),
+                    Err(op) => return Some(SlowRequest { id: id(), from, op }),
                 },
                 None => dev.reply_ioctl(unique, -EIO, &[]),
             },
@@ -274,7 +274,7 @@ impl Shared {
             Op::Open { directory: false } if node != file_of(from.uid) => dev.reply_error(unique, ESTALE),
             Op::Open { directory: false } => match self.open_again(&id(), from.uid, false) {
                 true => Ok(()),
-                false => return Some(SlowRequest { id: id(), from, what: SlowOp::Open }),
+                false => return Some(SlowRequest { id: id(), from, op: SlowOp::Open }),
             },
             Op::Release { fh } => {
                 self.release(fh);
@@ -295,7 +295,7 @@ impl Shared {
             Op::ReadOrReleaseDir => dev.reply(unique, &[]),
             Op::ReadWrite => dev.reply_error(unique, EINVAL),
             Op::NotifyReply => {
-                if let Some(met) = self.marks().waiting.remove(&unique) {
+                if let Some(met) = lock(&self.marks).waiting.remove(&unique) {
                     let _ = met.try_send(());
                 }
                 Ok(())
@@ -308,7 +308,7 @@ impl Shared {
 
     /// Returns the mount for a thread that opens a file: one through which the fewest files are open.
     fn assign_mount(&self, tid: u32) -> usize {
-        let mut mounts = self.mounts();
+        let mut mounts = lock(&self.mounts);
         let assigned = mounts.assigned;
         let files = |mount: &&Arc<Mount>| {
             let is_reserved = assigned.is_some_and(|(other, number)| other != tid && number == mount.number);
@@ -320,12 +320,12 @@ impl Shared {
     }
 
     fn file(&self, fh: u64) -> Option<Arc<File>> {
-        self.files().open.get(&fh).cloned()
+        lock(&self.files).open.get(&fh).cloned()
     }
 
-    /// Answers a poll, or holds it.
-    pub(super) fn poll(&self, poll: PollRequest, file: &Arc<File>) -> io::Result<()> {
-        let PollRequest { id, tid, kh, events, sleeps, near } = poll;
+    /// Answers a poll of the thread `tid`, or holds it. `near`: the calling thread is pinned to the CPU of that one.
+    pub(super) fn poll(&self, id: RequestId, poll: Poll, file: &Arc<File>, tid: u32, near: bool) -> io::Result<()> {
+        let Poll { kh, events, sleeps } = poll;
         file.polled_with(kh);
         if file.port().is_none() {
             return id.mount.dev.reply_poll(id.unique, UNBOUND);
@@ -380,7 +380,14 @@ impl Shared {
     }
 
     /// Answers a sync, or returns the operation of another ioctl.
-    fn ioctl(&self, unique: u64, file: &Arc<File>, cmd: u32, data: &[u8], room: u32) -> Result<io::Result<()>, SlowOp> {
+    fn ioctl(
+        &self,
+        unique: u64,
+        file: &Arc<File>,
+        cmd: u32,
+        data: &[u8],
+        room: u32,
+    ) -> Result<io::Result<()>, SlowOp<Arc<File>>> {
         let result = match u64::from(cmd) {
             NIOCTXSYNC if has_indirect_data(file) => return Err(SlowOp::Indirect(file.clone(), None)),
             NIOCTXSYNC => -sync(file, Port::txsync),
@@ -400,7 +407,7 @@ impl Shared {
     /// meanwhile must be counted first, unless that was done (`counted`).
     fn open_again(&self, id: &RequestId, uid: u32, counted: bool) -> bool {
         let RequestId { mount, unique } = id;
-        let mut files = self.files();
+        let mut files = lock(&self.files);
         let Files { last, open, users } = &mut *files;
         let Some(user) = users.get_mut(&uid) else { return false };
         let is_full = user.files >= limits::node_files_of_user();
@@ -423,7 +430,7 @@ impl Shared {
                 open.insert(*last, Arc::new(File::new(*last, uid, mount.clone(), user.arena.clone())));
                 user.files += 1;
                 mount.files.fetch_add(1, Ordering::Relaxed);
-                self.mounts().assigned.take_if(|(_, number)| *number == mount.number);
+                lock(&self.mounts).assigned.take_if(|(_, number)| *number == mount.number);
                 if mount.dev.reply_open(*unique, *last, Some(backing)).is_err() {
                     // The mount is over; with it everything is closed.
                     open.remove(last);
@@ -446,7 +453,7 @@ impl Shared {
         if user.get().files > 0 {
             return;
         }
-        let mounts = self.mounts();
+        let mounts = lock(&self.mounts);
         for (number, backing) in user.remove().backings {
             // The registrations of a mount that has ended ended with it.
             if let Some(mount) = mounts.all.iter().find(|mount| mount.number == number) {
@@ -463,7 +470,7 @@ impl Shared {
             Ok(arena) => {
                 // The user may have opened one through another mount meanwhile.
                 let user = || User { arena, backings: HashMap::new(), files: 0 };
-                self.files().users.entry(uid).or_insert_with(user);
+                lock(&self.files).users.entry(uid).or_insert_with(user);
                 if !self.open_again(id, uid, true) {
                     // That file is closed by now, so the kernel must try again.
                     let _ = mount.dev.reply_error(*unique, ESTALE);
@@ -478,7 +485,7 @@ impl Shared {
         self.waker.forget(&file);
         // Before the file is removed here (see `catch_up`).
         file.close(&self.jobs);
-        let mut files = self.files();
+        let mut files = lock(&self.files);
         files.open.remove(&fh);
         file.mount.files.fetch_sub(1, Ordering::Relaxed);
         if let Some(user) = files.users.get_mut(&file.uid) {
@@ -500,9 +507,9 @@ impl Shared {
     /// Handles the end of a mount.
     fn mount_ended(&self, mount: &Mount) {
         let its = |file: &&Arc<File>| file.mount.number == mount.number;
-        let open: Vec<u64> = self.files().open.values().filter(its).map(|file| file.fh).collect();
+        let open: Vec<u64> = lock(&self.files).open.values().filter(its).map(|file| file.fh).collect();
         open.into_iter().for_each(|fh| self.release(fh));
-        let mut mounts = self.mounts();
+        let mut mounts = lock(&self.mounts);
         mounts.all.retain(|other| other.number != mount.number);
         if mounts.all.is_empty() {
             self.over.store(true, Ordering::Release);

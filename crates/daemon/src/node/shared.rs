@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use unetmap_abi::NmreqRegister;
 use unetmap_core::control::binding::Binding;
@@ -22,6 +22,7 @@ use super::waker::PollWaker;
 use super::{Job, JobQueue};
 use crate::caller::Caller;
 use crate::ports::mediators::DAEMON_HOLDER;
+use crate::threads::lock;
 use crate::user_arena::UserArena;
 
 /// State that the threads of a node share.
@@ -83,26 +84,6 @@ pub(super) struct User {
 }
 
 impl Shared {
-    pub(super) fn files(&self) -> MutexGuard<'_, Files> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn mounts(&self) -> MutexGuard<'_, Mounts> {
-        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn pending(&self) -> MutexGuard<'_, HashSet<(usize, u64)>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn marks(&self) -> MutexGuard<'_, Marks> {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn deferred(&self) -> MutexGuard<'_, Vec<SlowRequest>> {
-        self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Checks that the policy gives the caller anything.
     ///
     /// # Errors
@@ -132,13 +113,13 @@ impl Shared {
 
     /// Answers a slow request, unless it was answered already.
     pub(super) fn finish(&self, id: &RequestId, answer: impl FnOnce()) {
-        if self.pending().remove(&id.key()) {
+        if lock(&self.pending).remove(&id.key()) {
             answer();
         }
     }
 
     /// Whether the program still waits for the answer.
     pub(super) fn is_pending(&self, id: &RequestId) -> bool {
-        self.pending().contains(&id.key())
+        lock(&self.pending).contains(&id.key())
     }
 }

@@ -8,7 +8,7 @@ use std::thread;
 use unetmap_core::errno::{EAGAIN, EIO};
 use unetmap_core::{Interest, Port, defer_program_data, with_program_data};
 
-use super::file::{File, PollRequest, SlowOp, SlowRequest, interest};
+use super::file::{File, Poll, SlowOp, SlowRequest, interest};
 use super::serve::{Running, has_indirect_data, sync};
 use super::shared::Shared;
 use super::{indirect, ioctl};
@@ -40,21 +40,21 @@ impl SlowRequest {
     /// The same; returns it if it is to be run again.
     fn run_once(self, shared: &Shared) -> Option<SlowRequest> {
         let id = self.id.clone();
-        match &self.what {
+        match &self.op {
             SlowOp::Open => {
                 let begun = self.begin(shared)?;
                 shared.finish(&id, || shared.open_slow(&id, begun.from.uid));
             }
             SlowOp::Indirect(..) => {
                 let begun = shared.hold_back(self)?;
-                let SlowOp::Indirect(file, _) = &begun.what else { return None };
+                let SlowOp::Indirect(file, _) = &begun.op else { return None };
                 let Some(data) = indirect::read(&shared.helpers, file, &begun.from) else { return Some(begun) };
-                let SlowOp::Indirect(file, poll) = begun.what else { return None };
+                let SlowOp::Indirect(file, poll) = begun.op else { return None };
                 shared.finish(&id, || {
-                    let result = with_program_data(data, || sync_with_data(&file, poll.as_ref()));
+                    let result = with_program_data(data, || sync_with_data(&file, poll));
                     // The program may send again as soon as it has the answer: syncs from then on have no data.
                     match poll {
-                        Some(poll) => drop(shared.poll(poll, &file)),
+                        Some(poll) => drop(shared.poll(id.clone(), poll, &file, begun.from.tid, false)),
                         None => {
                             let _ = file.mount.dev.reply_ioctl(id.unique, result, &[]);
                             shared.answer_held_polls(&file);
@@ -91,7 +91,7 @@ impl SlowRequest {
 /// Does the sync of a poll, or else of `NIOCTXSYNC`, whose result it returns, with the data of the program's packets.
 /// Not once only: a sync of another thread, which leaves such packets, may be under way, and then this one skips the
 /// ring.
-fn sync_with_data(file: &File, poll: Option<&PollRequest>) -> i32 {
+fn sync_with_data(file: &File, poll: Option<Poll>) -> i32 {
     let want = poll.map(|poll| interest(poll.events));
     let attempt = || match want {
         Some(want) => file.poll_now(want).map_or(-EIO, |_| 0),

@@ -17,7 +17,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use unetmap_core::{Error, Interest, Port, defer_program_data};
@@ -27,6 +27,7 @@ use unetmap_sys::event::{Epoll, EventFlags, PollFd, PollFlags, wait_readable};
 use super::file::{File, Lingering};
 use super::held_polls::{HeldPolls, is_none};
 use super::mount::RequestId;
+use crate::threads::lock;
 use crate::tuning::node::{FINE_TIMEOUT, HOLD, LINGER, RECHECK_INTERVAL, SIGNAL_GRACE};
 
 /// The token of the waker's own doorbell. Files are numbered from 1.
@@ -69,15 +70,11 @@ impl PollWaker {
         Ok(PollWaker { epoll, doorbell, over: AtomicBool::new(false), inner: Mutex::default() })
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Arms a file for a program that is about to sleep until `want` is ready. If something is ready, returns it, and
     /// arms nothing.
     pub(super) fn arm(&self, file: &Arc<File>, kh: u64, want: Interest) -> Result<Interest, Error> {
         let Some(port) = file.port() else { return Ok(Interest::NONE) };
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         let before = inner.armed.remove(&file.fh).map(|armed| armed.want);
         let want = want | before.unwrap_or(Interest::NONE);
         let ready = file.sync(|port| port.arm(want)).unwrap_or(Ok(Interest::NONE));
@@ -86,11 +83,7 @@ impl PollWaker {
         }
         if before != Some(want) {
             self.unwatch(file, before.unwrap_or(Interest::NONE));
-            // A doorbell that cannot be waited for is checked by timer.
-            port.wait_fds(want)
-                .iter()
-                .skip(1)
-                .for_each(|doorbell| drop(self.epoll.add(doorbell, file.fh, true, false)));
+            self.watch(file, port, want);
         }
         let armed = Armed { file: file.clone(), kh, want, more_than: None };
         self.keep(&mut inner, armed);
@@ -111,7 +104,7 @@ impl PollWaker {
         if file.linger(Lingering { kh, want, since: Instant::now(), at: progress(port, want) }) {
             return;
         }
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.lingering.insert(file.fh, file.clone());
         if inner.linger_end.is_none() {
             inner.linger_end = Some(Instant::now() + LINGER);
@@ -122,7 +115,7 @@ impl PollWaker {
     /// Arms the files that lingered long enough.
     fn arm_lingering(&self) {
         let now = Instant::now();
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         if inner.linger_end.is_none_or(|at| now < at) {
             return;
         }
@@ -141,15 +134,12 @@ impl PollWaker {
     }
 
     fn arm_for_more(&self, file: Arc<File>, kh: u64, want: Interest, at: u32) {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         if inner.armed.contains_key(&file.fh) {
             return;
         }
         let moved = file.while_open(|port| {
-            port.wait_fds(want)
-                .iter()
-                .skip(1)
-                .for_each(|doorbell| drop(self.epoll.add(doorbell, file.fh, true, false)));
+            self.watch(&file, port, want);
             has_more(port, want, at)
         });
         match moved {
@@ -163,6 +153,12 @@ impl PollWaker {
         }
     }
 
+    /// Waits for the doorbells of a file. One that cannot be waited for is checked by timer.
+    fn watch(&self, file: &File, port: &Port, want: Interest) {
+        let watch = |doorbell| drop(self.epoll.add(doorbell, file.fh, true, false));
+        port.wait_fds(want).iter().skip(1).for_each(watch);
+    }
+
     fn unwatch(&self, file: &File, want: Interest) {
         let Some(port) = file.port().filter(|_| !want.is_none()) else { return };
         port.wait_fds(want).iter().skip(1).for_each(|doorbell| drop(self.epoll.delete(doorbell)));
@@ -170,7 +166,7 @@ impl PollWaker {
 
     /// Removes a file that is closed.
     pub(super) fn forget(&self, file: &File) {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.lingering.remove(&file.fh);
         if let Some(armed) = inner.armed.remove(&file.fh) {
             self.unwatch(file, armed.want);
@@ -179,27 +175,27 @@ impl PollWaker {
 
     /// Limits the time of a request whose program received a signal.
     pub(super) fn limit_time(&self, id: RequestId) {
-        self.inner().interrupted.push((Instant::now() + SIGNAL_GRACE, id));
+        lock(&self.inner).interrupted.push((Instant::now() + SIGNAL_GRACE, id));
         self.doorbell.notify();
     }
 
     /// Lets the waker check held polls.
     pub(super) fn tick(&self) {
-        self.inner().tick = Some(Instant::now() + HOLD);
+        lock(&self.inner).tick = Some(Instant::now() + HOLD);
         self.doorbell.notify();
     }
 
     /// Arms the files whose polls were held without success.
     fn end_held_polls(&self, held_polls: &HeldPolls) {
         let now = Instant::now();
-        if self.inner().tick.is_none_or(|at| now < at) {
+        if lock(&self.inner).tick.is_none_or(|at| now < at) {
             return;
         }
         // Before the check: a thread that holds a poll after it calls `tick` again.
-        self.inner().tick = None;
+        lock(&self.inner).tick = None;
         let (expired, more) = held_polls.take_expired(now);
         if more {
-            self.inner().tick = Some(now + HOLD);
+            lock(&self.inner).tick = Some(now + HOLD);
         }
         for held in expired {
             let ready = self.arm(&held.file, held.kh, held.want);
@@ -213,7 +209,7 @@ impl PollWaker {
 
     /// Forgets all files, after [`PollWaker::run`] has ended, which can be called again.
     pub(super) fn reset(&self) {
-        let inner = std::mem::take(&mut *self.inner());
+        let inner = std::mem::take(&mut *lock(&self.inner));
         inner.armed.values().for_each(|armed| self.unwatch(&armed.file, armed.want));
         inner.lingering.values().for_each(|file| _ = file.stop_lingering());
         self.over.store(false, Ordering::Release);
@@ -266,7 +262,7 @@ impl PollWaker {
 
     /// The time until the next timer.
     fn limit(&self) -> Option<Duration> {
-        let inner = self.inner();
+        let inner = lock(&self.inner);
         let first = inner
             .interrupted
             .iter()
@@ -280,7 +276,7 @@ impl PollWaker {
 
     /// Returns all armed files, if it is time to check them.
     fn due_files(&self) -> Vec<u64> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         let now = Instant::now();
         if inner.recheck_at.is_none_or(|at| now < at) {
             return Vec::new();
@@ -292,7 +288,7 @@ impl PollWaker {
     /// Checks a file whose doorbell was notified.
     fn check(&self, fh: u64) {
         let armed = |a: &Armed| (a.file.clone(), a.kh, a.want, a.more_than);
-        let Some((file, kh, want, more_than)) = self.inner().armed.get(&fh).map(armed) else { return };
+        let Some((file, kh, want, more_than)) = lock(&self.inner).armed.get(&fh).map(armed) else { return };
         let changed = file.while_open(|port| match more_than {
             Some(at) => has_more(port, want, at),
             None => !is_none(&port.arm_beside_program(want)),
@@ -300,7 +296,7 @@ impl PollWaker {
         if changed != Some(true) {
             return;
         }
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         if let Some(armed) = inner.armed.remove(&fh) {
             self.unwatch(&file, armed.want);
         }
@@ -311,7 +307,7 @@ impl PollWaker {
     /// Answers requests that were interrupted and have not ended since.
     fn interrupt_late(&self, interrupt: impl Fn(&RequestId)) {
         let now = Instant::now();
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         let late: Vec<RequestId> =
             inner.interrupted.extract_if(.., |(at, _)| *at <= now).map(|(_, late)| late).collect();
         drop(inner);

@@ -27,8 +27,8 @@ use super::{Daemon, PortKey, mediators, monitor};
 use crate::confinement::confine_packet_thread;
 use crate::refusal::{Refusal, refuse};
 use crate::region::DAEMON_UID;
-use crate::thread_waits::wait_for_end;
 use crate::threads;
+use crate::threads::wait_for_end;
 use crate::tuning::arrival::RETRY;
 
 /// The threads, by session of a program that has a monitored interface open.

@@ -28,8 +28,8 @@ use unetmap_sys::process;
 use unetmap_sys::wait::{NAP, Wait, nap_pays};
 
 use crate::confinement::confine_packet_thread;
-use crate::thread_waits::wait_for_end;
 use crate::threads;
+use crate::threads::wait_for_end;
 use crate::tuning::mediator::{BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS};
 use headers::HeaderConverter;
 pub(crate) use headers::{LostPackets, SavedLost};

@@ -8,7 +8,7 @@
 //! socket, as the queues leave with the program): so packets are copied.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use unetmap_core::errno::EAGAIN;
 use unetmap_sys::link::Channels;
@@ -16,6 +16,7 @@ use unetmap_sys::link::Channels;
 use super::Nic;
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
+use crate::threads::lock;
 
 /// Most rings of a direction.
 const MAX_RINGS: u32 = 256;
@@ -32,27 +33,27 @@ pub(crate) struct QueueCounts(Arc<Mutex<WithAndWithout>>);
 impl QueueCounts {
     /// Returns the queues that an interface is going to have: it has `now`, and no port is open.
     pub(crate) fn once_attached(&self, netns: u64, index: u32, now: Channels) -> Channels {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.0);
         known.get(&(netns, index)).filter(|(without, _)| *without == now).map_or(now, |(_, with)| *with)
     }
 
     /// All of them, as a successor of the daemon takes them.
     pub(super) fn save(&self) -> SavedCounts {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.0);
         known.iter().map(|(link, counts)| (*link, *counts)).collect()
     }
 
     pub(super) fn restore(&self, saved: SavedCounts) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(saved);
+        lock(&self.0).extend(saved);
     }
 
     fn insert(&self, netns: u64, index: u32, counts: (Channels, Channels)) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((netns, index), counts);
+        lock(&self.0).insert((netns, index), counts);
     }
 
     /// The interface has gone.
     pub(crate) fn remove(&self, netns: u64, index: u32) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(netns, index));
+        lock(&self.0).remove(&(netns, index));
     }
 }
 

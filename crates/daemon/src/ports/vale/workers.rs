@@ -35,8 +35,8 @@ use crate::confinement::confine_packet_thread;
 use crate::owner::owner;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
-use crate::thread_waits::wait_for_thread;
 use crate::threads;
+use crate::threads::wait_for_thread;
 use crate::tuning::server::CPU_AGE;
 
 /// The worker threads that run, and the plan for them.
