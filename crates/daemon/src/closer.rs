@@ -11,8 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::confinement::confine_packet_thread;
-use crate::threads;
-use crate::threads::lock;
+use crate::threads::{self, lock};
 use crate::tuning::closer::{MAX_PENDING_OF_USER, MAX_THREADS, SLOW};
 
 /// Closes connections without waiting for it.

@@ -115,37 +115,32 @@ impl Limits {
         by[Resource::InFlight as usize] = Arc::from(&*self.files.by);
         others[Resource::Descriptors] = others[Resource::Descriptors].min(files.saturating_sub(LEAST_RESERVE));
         // Of the rest, the node has its part.
-        NODE.set(tasks / 4, memory / 8);
+        bound_node(tasks / 4, memory / 8);
         Bounds { all, others, by }
     }
 }
 
-/// Amounts that are left for requests at the node.
-struct Node {
-    files: AtomicUsize,
-    helpers: AtomicUsize,
-}
+/// Files of a user, and helpers, that are left for requests at the node.
+static NODE_FILES: AtomicUsize = AtomicUsize::new(MAX_FILES_OF_USER as usize);
+static NODE_HELPERS: AtomicUsize = AtomicUsize::new(MAX_HELPERS);
 
-static NODE: Node =
-    Node { files: AtomicUsize::new(MAX_FILES_OF_USER as usize), helpers: AtomicUsize::new(MAX_HELPERS) };
-
-impl Node {
-    /// Half of the tasks are threads, as each open file can occupy one; and a quarter helpers, which are processes.
-    fn set(&self, tasks: u64, memory: u64) {
-        let bounded = |most: usize, amount: u64| most.min(usize::try_from(amount).unwrap_or(most));
-        self.files.store(bounded(MAX_FILES_OF_USER as usize, tasks / 2), Ordering::Relaxed);
-        self.helpers.store(bounded(MAX_HELPERS, tasks.min(memory / HELPER_BYTES)), Ordering::Relaxed);
-    }
+/// Half of the tasks are threads, as each open file can occupy one; and a quarter helpers, which are processes.
+fn bound_node(tasks: u64, memory: u64) {
+    let set = |bound: &AtomicUsize, most: usize, amount: u64| {
+        bound.store(most.min(usize::try_from(amount).unwrap_or(most)), Ordering::Relaxed);
+    };
+    set(&NODE_FILES, MAX_FILES_OF_USER as usize, tasks / 2);
+    set(&NODE_HELPERS, MAX_HELPERS, tasks.min(memory / HELPER_BYTES));
 }
 
 /// Most files of a user at the node.
 pub(crate) fn node_files_of_user() -> u32 {
-    NODE.files.load(Ordering::Relaxed) as u32
+    NODE_FILES.load(Ordering::Relaxed) as u32
 }
 
 /// Most helpers that access memory at a time, for one user and for all who are not root.
 pub(crate) fn node_helpers() -> (usize, usize) {
-    let all = NODE.helpers.load(Ordering::Relaxed);
+    let all = NODE_HELPERS.load(Ordering::Relaxed);
     (MAX_HELPERS_OF_USER.min(all.div_ceil(2)), all)
 }
 

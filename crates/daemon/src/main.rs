@@ -62,8 +62,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, Parser, ValueEnum};
+use clap::{CommandFactory as _, Parser};
+use tracing::Level;
 use unetmap_abi::printable;
 use unetmap_quantity::{bytes, count, seconds, within};
 use unetmap_sys::process::{self, Signal};
@@ -87,25 +89,8 @@ const FIRST_PRIVATE_ID: u16 = 0x4000;
 const LACKS: u8 = 78;
 
 /// The least severe messages that are logged.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Level {
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-impl From<Level> for tracing::Level {
-    fn from(level: Level) -> tracing::Level {
-        match level {
-            Level::Error => tracing::Level::ERROR,
-            Level::Warn => tracing::Level::WARN,
-            Level::Info => tracing::Level::INFO,
-            Level::Debug => tracing::Level::DEBUG,
-            Level::Trace => tracing::Level::TRACE,
-        }
-    }
+fn level() -> impl TypedValueParser<Value = Level> {
+    PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]).try_map(|name| name.parse::<Level>())
 }
 
 /// The unetmap daemon. The first program that opens a port starts it; it need not be started by hand.
@@ -159,7 +144,7 @@ struct Args {
     #[arg(long, value_name = "PATH", env = "UNETMAP_POLICY", overrides_with = "policy")]
     policy: Option<PathBuf>,
     /// Least severe messages to log.
-    #[arg(long, value_name = "LEVEL", env = "UNETMAPD_LOG", default_value = "info")]
+    #[arg(long, value_name = "LEVEL", env = "UNETMAPD_LOG", default_value = "info", value_parser = level())]
     log: Level,
     /// Configuration file with initial values of knobs (unetmapd(8)). Root's daemon reads /etc/unetmap/unetmapd.toml by
     /// default.
@@ -236,7 +221,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let helper = args.helper();
     process::set_program_name(helper.as_ref().map_or(c"unetmapd", |helper| helper.name));
-    log::start(args.log.into());
+    log::start(args.log);
     process::raise_fd_limit();
     // A daemon that begins, or replaces another, may refuse to.
     if helper.is_none()
@@ -495,11 +480,10 @@ fn absolute(option: &str, path: &Path) -> Result<PathBuf, String> {
 fn to_background(socket: &Path, own: &Args) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|e| format!("finding this program: {e}"))?;
     let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if let Some(policy) = &own.policy {
-        args.extend(["--policy".into(), absolute("--policy", policy)?.into_os_string()]);
-    }
-    if let Some(config) = &own.config {
-        args.extend(["--config".into(), absolute("--config", config)?.into_os_string()]);
+    for (option, file) in [("--policy", &own.policy), ("--config", &own.config)] {
+        if let Some(file) = file {
+            args.extend([option.into(), absolute(option, file)?.into_os_string()]);
+        }
     }
     if own.if_changed && !Predecessor::connect(socket)?.runs_another_file()? {
         let _ = writeln!(io::stdout(), "unetmapd: the daemon at {} runs this program already", socket.display());
@@ -535,13 +519,10 @@ fn replace_in_background(socket: &Path, program: &Path, mut args: Vec<OsString>)
     process::spawn_detached(program, program.as_os_str(), &args, to, log).map_err(failed)?;
     let pid = match channel::receive::<Result<u32, String>>(&report, 0).map_err(failed)? {
         Some((outcome, _)) => outcome?,
-        None => {
-            return Err(format!("the daemon that was to replace another one has ended: see {place}"));
-        }
+        None => return Err(format!("the daemon that was to replace another one has ended: see {place}")),
     };
-    let written = writeln!(io::stdout(), "unetmapd: process {pid} serves at {}, log in {place}", socket.display());
     // Standard output may not be read.
-    let _ = written;
+    let _ = writeln!(io::stdout(), "unetmapd: process {pid} serves at {}, log in {place}", socket.display());
     Ok(())
 }
 

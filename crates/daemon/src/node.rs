@@ -24,7 +24,6 @@ mod affinity;
 mod backoff;
 mod file;
 mod held_polls;
-mod indirect;
 mod ioctl;
 mod memory;
 mod mount;
@@ -54,7 +53,7 @@ use unetmap_sys::socket::Peer;
 
 use crate::broker;
 use crate::caller::Caller;
-use crate::netmap_requests::{Got, Needs, Outcome, Step};
+use crate::netmap_requests::{self, Got, Needs, Outcome, Step};
 use crate::ports::{Daemon, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
@@ -143,12 +142,8 @@ struct Status {
     left: usize,
 }
 
-/// Answers a netmap request.
-type RequestHandler = fn(&mut Daemon, NetmapRequest, &mut Caller, Option<u64>, Got) -> Step;
-
 /// The node, if it is on, and earlier nodes with open files.
 pub(crate) struct Nodes {
-    answer: RequestHandler,
     jobs: JobQueue,
     receiver: Receiver<Job>,
     /// The directory of the first mount.
@@ -174,11 +169,10 @@ fn keep(daemon: &mut Daemon, session: u64, arena: &Arc<UserArena>, fds: &[OwnedF
 
 impl Nodes {
     /// Returns the state without a node, for the daemon that listens at `socket`.
-    pub(crate) fn new(socket: &Path, answer: RequestHandler) -> io::Result<Nodes> {
+    pub(crate) fn new(socket: &Path) -> io::Result<Nodes> {
         let (sender, receiver) = channel();
         let jobs = JobQueue { sender, doorbell: Arc::new(Doorbell::new()?) };
         Ok(Nodes {
-            answer,
             jobs,
             receiver,
             folder: broker::node_folder(socket),
@@ -246,7 +240,7 @@ impl Nodes {
     /// Answers a request of a program, or goes on with it.
     pub(crate) fn answer_request_of_program(&mut self, daemon: &mut Daemon, mut request: Box<PortRequest>, got: Got) {
         let PortRequest { request: asked, caller, session, .. } = &mut *request;
-        let mut outcome = match (self.answer)(daemon, asked.clone(), caller, *session, got) {
+        let mut outcome = match netmap_requests::answer(daemon, asked.clone(), caller, *session, got) {
             Step::Done(outcome) => outcome,
             Step::Needs(needs) => return self.waiting.push((needs, request)),
         };

@@ -49,7 +49,7 @@ use crate::handover::drain::Drain;
 use crate::handover::store::{Protection, Store};
 use crate::handover::{self, End, channel};
 use crate::log;
-use crate::netmap_requests::{self, Got};
+use crate::netmap_requests::Got;
 use crate::node::{Job, Nodes};
 use crate::owner::owner;
 use crate::ports::nic::settle;
@@ -163,7 +163,7 @@ impl Server {
         let max_waiting = usize::try_from(reserve.min(MAX_WAITING)).unwrap_or(usize::MAX);
         let epoll = Epoll::new()?;
         epoll.add(&listener, LISTENER, true, false)?;
-        let nodes = Nodes::new(socket, netmap_requests::answer)?;
+        let nodes = Nodes::new(socket)?;
         epoll.add(nodes.doorbell(), NODE, true, false)?;
         daemon.nics.work.use_threads()?;
         daemon.nics.work.doorbell().into_iter().try_for_each(|fd| epoll.add(fd, INTERFACES, true, false))?;

@@ -26,7 +26,7 @@ pub(crate) fn start<T: Send + 'static>(
     })
 }
 
-/// Locks what no panic leaves half changed.
+/// Locks a mutex, also after a panic of a thread that had it.
 pub(crate) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -155,9 +155,9 @@ impl Broker {
     }
 }
 
-/// If the daemon was started with this fault: waits while there is a file `hold` beside the socket. `interfaces`: as for
-/// a driver that takes long; `network-lock`: as for the kernel's lock of the network configuration; `files`: when it
-/// makes memory files immutable.
+/// If the daemon was started with this fault: waits while there is a file `hold` beside the socket. `interfaces`: as
+/// for a driver that takes long; `network-lock`: as for the kernel's lock of the network configuration; `files`: when
+/// it makes memory files immutable.
 pub(super) fn wait_at_fault(fault: &str, socket: &Path) {
     while fault::is(fault) && socket.with_extension("hold").exists() {
         sleep(Duration::from_millis(1));

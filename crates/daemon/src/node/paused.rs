@@ -46,11 +46,6 @@ impl Shared {
         self.is_draining.load(Ordering::SeqCst)
     }
 
-    /// Keeps a slow request for the threads that go on.
-    pub(super) fn defer(&self, request: SlowRequest) {
-        lock(&self.deferred).push(request);
-    }
-
     /// Keeps a slow request while none may begin; else returns it.
     pub(super) fn hold_back(&self, request: SlowRequest) -> Option<SlowRequest> {
         // Under the lock: what is kept is found by the threads that go on.
@@ -83,11 +78,6 @@ impl Shared {
     /// begins one now defers it: no other wait is interrupted.
     fn interrupt_readers(&self) {
         lock(&self.mounts).all.iter().for_each(|mount| mount.interrupt_reader());
-    }
-
-    /// Whether all threads have ended.
-    fn is_still(&self) -> bool {
-        self.threads.load(Ordering::Acquire) == 0
     }
 
     /// After all threads have ended: answers the polls that are held.
@@ -159,7 +149,7 @@ impl Nodes {
         let start = Instant::now();
         self.all().for_each(|node| node.pause());
         loop {
-            let is_still = self.all().all(|node| node.is_still());
+            let is_still = self.all().all(|node| node.threads.load(Ordering::Acquire) == 0);
             // After the check: what the last thread has queued is done, too.
             self.run_jobs(daemon);
             if is_still {

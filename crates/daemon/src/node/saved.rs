@@ -159,7 +159,7 @@ impl SavedNode {
         for request in self.deferred {
             let request = request.restore(&mounts, &files.open)?;
             lock(&node.pending).insert(request.id.key());
-            node.defer(request);
+            lock(&node.deferred).push(request);
         }
         drop(files);
         lock(&node.marks).last = self.last_marker;

@@ -6,14 +6,18 @@ use std::sync::Arc;
 use std::thread;
 
 use unetmap_core::errno::{EAGAIN, EIO};
-use unetmap_core::{Interest, Port, defer_program_data, with_program_data};
+use unetmap_core::{Interest, Port, ProgramData, defer_program_data, with_program_data};
+use unetmap_sys::fuse::Requester;
+use unetmap_sys::memory_helper::Piece;
+use unetmap_sys::thread::RemoteThread;
 
 use super::file::{File, Poll, SlowOp, SlowRequest, interest};
+use super::ioctl;
+use super::memory::{MemoryHelpers, ProgramMemory};
 use super::serve::{Running, has_indirect_data, sync};
 use super::shared::Shared;
-use super::{indirect, ioctl};
 use crate::threads;
-use crate::tuning::node::{MAX_TRIES_WITH_DATA, RING_BUSY_RETRY};
+use crate::tuning::node::{MAX_INDIRECT_BYTES, MAX_TRIES_WITH_DATA, RING_BUSY_RETRY};
 
 /// Runs a request that was kept, in a thread of its own. Refuses it if there is none.
 pub(super) fn run_kept(shared: &Arc<Shared>, request: SlowRequest) {
@@ -48,7 +52,7 @@ impl SlowRequest {
             SlowOp::Indirect(..) => {
                 let begun = shared.hold_back(self)?;
                 let SlowOp::Indirect(file, _) = &begun.op else { return None };
-                let Some(data) = indirect::read(&shared.helpers, file, &begun.from) else { return Some(begun) };
+                let Some(data) = read_program_data(&shared.helpers, file, &begun.from) else { return Some(begun) };
                 let SlowOp::Indirect(file, poll) = begun.op else { return None };
                 shared.finish(&id, || {
                     let result = with_program_data(data, || sync_with_data(&file, poll));
@@ -103,4 +107,24 @@ fn sync_with_data(file: &File, poll: Option<Poll>) -> i32 {
         (result, tries) = (attempt(), tries + 1);
     }
     result
+}
+
+/// Reads the data that the file's unsent slots refer to (`NS_INDIRECT`) from the thread that requests the sync: before
+/// it, as reading may block at a page fault of the program, and a sync holds the ring's lock. Slots whose data cannot
+/// be read are missing, and their packets are dropped and counted. `None`: reading was cut off.
+fn read_program_data(helpers: &MemoryHelpers, file: &File, from: &Requester) -> Option<ProgramData> {
+    // Only of the user who opened the file: a process that holds a duplicate may be another user's, whose memory the
+    // program may not send.
+    let thread = (from.uid == file.uid).then(|| RemoteThread::of(from.tid).ok()).flatten();
+    let (Some(thread), Some(port)) = (thread, file.port()) else { return Some(ProgramData::new()) };
+    let mut left = MAX_INDIRECT_BYTES;
+    let mut pieces: Vec<Piece> =
+        port.indirect_data().into_iter().map(|(at, len)| Piece { at, len: len.into() }).collect();
+    pieces.retain(|piece| left.checked_sub(piece.len as usize).inspect(|rest| left = *rest).is_some());
+    let read = ProgramMemory::new(helpers, &thread, file.uid).read_pieces(&pieces);
+    if read.is_err() && helpers.is_cut_off() {
+        return None;
+    }
+    let read = pieces.iter().zip(read.unwrap_or_default());
+    Some(read.filter_map(|(piece, bytes)| Some((piece.at, bytes.ok()?))).collect())
 }
