@@ -10,7 +10,7 @@
 # make test-arm64  builds for arm64; unit tests, make demo and interfaces in emulations (QEMU)
 # make test-bare  make demo and make test in fresh Debian 12 and 13 roots (root; about an hour)
 # make test-nic   IF=eth1 PEER=eth2: real interfaces, joined by a cable and otherwise unused (root)
-# make lint       formatting, clippy, layout and words of the source, decisions, headers, manual pages, licences
+# make lint       formatting, clippy, layout and words of the source, decisions, documents and their patches, headers, manual pages, licences
 # make bench      measures; BENCH="pipe --json" chooses
 # make install    to PREFIX (/usr/local) and LIBDIR (PREFIX/lib), below DESTDIR; make uninstall removes it
 # make deb        Debian packages, in target/deb; root installs the tools; test-deb and test-systemd test them (root)
@@ -128,7 +128,7 @@ test-vm: debug
 test-arm64:
 	@CARGO=$(CARGO) vm/arm64
 
-lint: setup lint-source lint-crates lint-headers lint-man lint-bpf
+lint: setup lint-source lint-crates lint-headers lint-man lint-bpf lint-adding
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
