@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The state of the daemon.
 
+use crate::admission::Admission;
 use crate::caller::Caller;
 use crate::events::EventLog;
 use crate::knobs::{KnobSources, Knobs};
@@ -10,7 +11,7 @@ use crate::ports::mediators::MediatorState;
 use crate::ports::monitor::MonitorState;
 use crate::ports::nic::{self, NicState};
 use crate::ports::vale::ValeState;
-use crate::ports::{Admission, Registry, pipe};
+use crate::ports::{Registry, pipe};
 use crate::refusal::Refusal;
 use crate::region::{RegionKey, RegionMemory, Scope, Sizes};
 use crate::users::Users;
@@ -60,21 +61,11 @@ impl Daemon {
         self.nics.has_settings() || self.vale.has_state(&self.registry) || self.knobs.changed()
     }
 
-    /// The owner of the names and regions that `caller` refers to, where no interface is involved.
-    pub(crate) fn scope(&self, caller: &Caller) -> Scope {
-        Scope { uid: self.admission.only_user.unwrap_or(caller.peer.uid), netns: 0 }
-    }
-
-    /// The same, where an interface of the caller's network namespace is involved.
-    pub(crate) fn interface_scope(&self, caller: &Caller) -> Scope {
-        Scope { netns: caller.netns_id(), ..self.scope(caller) }
-    }
-
     /// Returns the region of this caller that programs call `mem_id`.
     pub(crate) fn region_by_number(&self, mem_id: u16, caller: &Caller) -> Result<RegionKey, Refusal> {
         // Only region 1 is that of a namespace.
         let netns = if mem_id == 1 { caller.netns_id() } else { 0 };
-        self.registry.regions.by_number(mem_id, self.scope(caller), netns)
+        self.registry.regions.by_number(mem_id, self.admission.scope(caller), netns)
     }
 
     /// Returns the region of all interfaces that this caller opens directly, and of their pipes. It is created if there
@@ -89,7 +80,7 @@ impl Daemon {
         if let Ok(region) = self.region_by_number(1, caller) {
             return Ok(region);
         }
-        let (scope, sizes) = (self.interface_scope(caller), self.knobs.interface_sizes(slots, zero_copy));
+        let (scope, sizes) = (self.admission.interface_scope(caller), self.knobs.interface_sizes(slots, zero_copy));
         self.registry.regions.create_for_interfaces(scope, sizes, memory)
     }
 
@@ -104,7 +95,7 @@ impl Daemon {
         match (mem_id, self.region_by_number(mem_id, caller)) {
             (1, Err(_)) => {
                 let sizes = self.sizes_without_interface(caller);
-                let scope = self.interface_scope(caller);
+                let scope = self.admission.interface_scope(caller);
                 self.registry.regions.create_for_interfaces(scope, sizes, memory)
             }
             (_, region) => region,

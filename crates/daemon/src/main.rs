@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(fuzzing, allow(dead_code, reason = "compiled as a library, for fuzz targets"))]
 
+mod admission;
 mod broker;
 mod budget;
 mod caller;

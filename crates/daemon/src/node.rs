@@ -223,7 +223,7 @@ impl Nodes {
                 let _ = reply.send(daemon.registry.regions.arena(uid).map_err(|refusal| refusal.errno));
             }
             Job::Admit(caller, reply) => {
-                let _ = reply.send(daemon.check_admission(&caller).map_err(|refusal| refusal.errno));
+                let _ = reply.send(daemon.admission.check_admission(&caller).map_err(|refusal| refusal.errno));
             }
             Job::Request(request) => self.answer_request_of_program(daemon, request, Got::Nothing),
             Job::Close(session) => daemon.close(session),

@@ -139,7 +139,7 @@ fn census(daemon: &Daemon, mem_id: u16) -> BufUsage {
 
 /// Returns the buffer indexes in the slots of all transmit rings of a pipe.
 fn tx_indexes(daemon: &Daemon, parent: &str, id: &str) -> Vec<BufIdx> {
-    let scope = daemon.scope(&caller());
+    let scope = daemon.admission.scope(&caller());
     let key = PipeKey { scope, parent: parent.into(), id: id.into() };
     let pipe = daemon.registry.port(&PortKey::Pipe(key)).unwrap();
     let rings = pipe.record().endpoints.iter().flat_map(|endpoint| &endpoint.tx);

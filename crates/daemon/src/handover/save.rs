@@ -55,7 +55,7 @@ impl Server {
             broker,
             arenas: self.daemon.registry.regions.all_arenas(),
             nodes: PausedNodes::default(),
-            mediators: mediators::running(&self.daemon),
+            mediators: mediators::running(&self.daemon.registry),
             crash: Some((store.mark(), last_handle)),
         })
     }
@@ -142,7 +142,7 @@ impl Server {
                 self.epoll.add(pidfd, token + 1, true, false).map_err(lacks)?;
             }
             self.daemon.users.add_connection(peer.uid);
-            let rate = (!self.daemon.has_no_budget(peer.uid))
+            let rate = (!self.daemon.admission.has_no_budget(peer.uid))
                 .then(|| budgets.get_or_insert_with(|| self.daemon.budget_check()).request_rate(peer.uid));
             if rate.is_some() && !saved.has_spoken {
                 self.newcomers.push_back((Instant::now(), token));

@@ -50,7 +50,7 @@ pub(super) fn create_region(
 ) -> Result<RegionKey, Refusal> {
     let sizes = sizes(&option.nro_info, daemon.knobs.extmem_sizes())?;
     // In a file of its own, so that the program's memory shows nothing else.
-    let scope = daemon.scope(caller);
+    let scope = daemon.admission.scope(caller);
     daemon.check_budget(scope, Amounts::region(sizes.bufs.0))?;
     daemon.registry.regions.create_alone(scope, "extmem", sizes, memory)
 }

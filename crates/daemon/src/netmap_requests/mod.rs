@@ -133,7 +133,7 @@ impl Call<'_> {
             Got::Sockets(open, opened) => return register::go_on(self, *open, opened),
             got => got,
         };
-        self.daemon.check_admission(self.caller)?;
+        self.daemon.admission.check_admission(self.caller)?;
         // Client libraries check this, too.
         let options = self.request.check_options();
         options.or_else(|errno| refuse(errno, "an option does not exist, or is given twice"))?;

@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use unetmap_abi::{NR_REG_ONE_NIC, PipeRole};
 
 use super::mediated::thread_usage;
-use super::mediator::Directions;
 use super::pipe::PipeKey;
 use super::snapshot::PortSnapshot;
 use super::{AnyPort, Asked, Daemon, EndpointKey, PortKey, mediators, pipe_rings};
@@ -21,6 +20,7 @@ use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::descriptors::invalid;
 use crate::endpoint::Endpoint;
+use crate::ports::Registry;
 use crate::refusal::Refusal;
 use crate::registry::{Port, Record};
 
@@ -75,9 +75,9 @@ impl CopiedEnd {
 }
 
 /// Returns the copied end in place of an end of an existing pipe, if there is one.
-pub(super) fn find(daemon: &Daemon, pipe: &PipeKey, index: usize) -> Option<EndpointKey> {
+pub(super) fn find(registry: &Registry, pipe: &PipeKey, index: usize) -> Option<EndpointKey> {
     let at = CopiedEndKey { pipe: pipe.clone(), index }.copied();
-    daemon.registry.port(&at.port).is_ok().then_some(at)
+    registry.port(&at.port).is_ok().then_some(at)
 }
 
 /// Returns the end of an existing pipe that a request gets: the pipe's own, or, if it is closed and the request names
@@ -90,7 +90,7 @@ pub(super) fn find_or_create(
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let mem_id = request.nr_mem_id;
-    if let Some(copied) = find(daemon, &pipe, index) {
+    if let Some(copied) = find(&daemon.registry, &pipe, index) {
         let region = daemon.registry.record(&copied.port)?.region;
         daemon.registry.regions.check_number("pipe's end", region, mem_id)?;
         return Ok(copied);
@@ -126,19 +126,8 @@ pub(super) fn session_opened(daemon: &mut Daemon, key: &CopiedEndKey) -> Result<
     };
     let shape = found.endpoint().shape;
     let facing = EndpointKey { port: port.clone(), index: 1 - key.index };
-    let mut threads = Vec::new();
-    for ring in 0..shape.tx_rings.max(shape.rx_rings) {
-        let directions = Directions { tx: ring < shape.tx_rings, rx: ring < shape.rx_rings };
-        let pair = ((NR_REG_ONE_NIC, ring), NR_REG_ONE_NIC);
-        let prepared = mediators::prepare(daemon, &facing, &key.name(), &key.original(), pair, directions);
-        match prepared.and_then(|prepared| mediators::start(daemon, &key.name(), prepared)) {
-            Ok(thread) => threads.push(thread),
-            Err(refusal) => {
-                mediators::stop(daemon, threads);
-                return Err(refusal);
-            }
-        }
-    }
+    let (name, original, rings) = (key.name(), key.original(), (shape.tx_rings, shape.rx_rings));
+    let threads = mediators::start_all(daemon, &facing, &name, (&original, NR_REG_ONE_NIC), rings)?;
     if let Some(found) = daemon.registry.get_mut::<CopiedEnd>(&port) {
         found.record.mediators = threads;
     }

@@ -425,7 +425,7 @@ impl Daemon {
             PortKey::Persistent(hidden) => vale::persistent::connect_ends(self, *hidden),
             PortKey::Monitor(id) => {
                 monitor::notify_watched(self, *id);
-                if let Some(watched) = monitor::watched_port(self, *id) {
+                if let Some(watched) = monitor::watched_port(&self.registry, *id) {
                     arrival::update_threads(self, &watched);
                 }
                 Ok(())
@@ -491,7 +491,7 @@ impl Daemon {
             PortKey::CopiedEnd(key) => copied_end::stop_if_unused(self, key),
             PortKey::Monitor(id) => {
                 monitor::close_if_unused(self, *id);
-                if let Some(watched) = monitor::watched_port(self, *id) {
+                if let Some(watched) = monitor::watched_port(&self.registry, *id) {
                     arrival::update_threads(self, &watched);
                 }
             }

@@ -82,13 +82,14 @@ pub(super) fn create(
     request: &NmreqRegister,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
-    let shape = nic::new_shape(daemon, link, request, caller)?;
+    let shape = nic::new_shape(&daemon.nics, link, request, caller)?;
     let zero_copy = nic::driver_offers_zero_copy(link, caller);
-    let (scope, sizes) = (daemon.interface_scope(caller), daemon.knobs.mediated_sizes(zero_copy).with_pipe(&shape));
+    let (scope, sizes) =
+        (daemon.admission.interface_scope(caller), daemon.knobs.mediated_sizes(zero_copy).with_pipe(&shape));
     let pipe = Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0));
-    let interface = nic::usage_for_daemon(daemon, shape, zero_copy);
+    let interface = nic::usage_for_daemon(&daemon.knobs, shape, zero_copy);
     daemon.check_budget(scope, pipe.and(interface).and(thread_usage(shape.pairs())))?;
-    let header = nic::header_of_link(daemon, link, caller);
+    let header = nic::header_of_link(&mut daemon.nics, link, caller);
     let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
     let regions = &mut daemon.registry.regions;
     let created = regions.create_private(scope, &link.name, sizes, &mut RegionMemory::AsUsed).and_then(|region| {
@@ -115,8 +116,8 @@ pub(super) fn thread_usage(threads: usize) -> Amounts {
 const THREAD_DESCRIPTORS: u64 = 2 * (3 + 4) + 1;
 
 /// Finds the port of an interface that programs of `scope` have open.
-pub(super) fn find(daemon: &Daemon, nic: NicKey, scope: Scope) -> Option<&Port<Mediated>> {
-    daemon.registry.all::<Mediated>().find(|port| port.nic == nic && port.key.scope == scope)
+pub(super) fn find(registry: &Registry, nic: NicKey, scope: Scope) -> Option<&Port<Mediated>> {
+    registry.all::<Mediated>().find(|port| port.nic == nic && port.key.scope == scope)
 }
 
 /// Starts and stops threads, so that exactly the ring pairs are served that the program has bound.

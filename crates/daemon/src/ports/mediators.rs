@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use unetmap_abi::{NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NmreqRegister};
+use unetmap_abi::{NR_REG_ONE_NIC, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NmreqRegister};
 use unetmap_core::errno::{EBUSY, ENOMEM};
 use unetmap_core::{InDaemon, Port};
 use unetmap_sys::xsk::SocketRings;
@@ -103,6 +103,31 @@ pub(crate) fn prepare(
     prepared
 }
 
+/// Starts a thread for each of so many transmit and receive rings, by number; `mode` selects them at the interface.
+/// On failure none runs.
+pub(super) fn start_all(
+    daemon: &mut Daemon,
+    program: &EndpointKey,
+    name: &str,
+    (interface_at, mode): (&EndpointKey, u32),
+    (tx_rings, rx_rings): (u16, u16),
+) -> Result<Vec<MediatorThread>, Refusal> {
+    let mut threads = Vec::new();
+    for queue in 0..tx_rings.max(rx_rings) {
+        let directions = Directions { tx: queue < tx_rings, rx: queue < rx_rings };
+        let pair = ((mode, queue), NR_REG_ONE_NIC);
+        let prepared = prepare(daemon, program, name, interface_at, pair, directions);
+        match prepared.and_then(|prepared| start(daemon, name, prepared)) {
+            Ok(thread) => threads.push(thread),
+            Err(refusal) => {
+                stop(daemon, threads);
+                return Err(refusal);
+            }
+        }
+    }
+    Ok(threads)
+}
+
 /// Starts the thread. On failure both sides are closed again.
 pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Result<MediatorThread, Refusal> {
     let (sessions, queue) = (prepared.sessions, prepared.pair.1);
@@ -174,9 +199,9 @@ impl PausedThread {
 }
 
 /// The running threads, for a daemon that goes on with them after a crash of this one.
-pub(crate) fn running(daemon: &Daemon) -> Vec<PausedThread> {
+pub(crate) fn running(registry: &Registry) -> Vec<PausedThread> {
     let ports =
-        daemon.registry.ports().flat_map(|(key, port)| port.record().mediators.iter().map(move |thread| (key, thread)));
+        registry.ports().flat_map(|(key, port)| port.record().mediators.iter().map(move |thread| (key, thread)));
     ports.map(|(key, thread)| PausedThread::of_running(key, thread)).collect()
 }
 

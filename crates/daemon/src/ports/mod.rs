@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Ports: one module for each kind, what concerns the ports of several kinds, and `lifecycle`, which tells them apart.
 
-mod admission;
 mod answer;
 pub(crate) mod arrival;
 mod copied_end;
@@ -25,7 +24,7 @@ pub(crate) mod vale;
 
 pub(crate) use crate::daemon::Daemon;
 
-pub(crate) use admission::Admission;
+pub(crate) use crate::admission::Admission;
 pub(crate) use names::parse_port_name;
 pub(crate) use port::{AnyPort, EndpointKey, PortKey, Registry, Session};
 pub(crate) use saved::SavedRegistry;

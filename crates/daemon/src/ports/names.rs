@@ -64,7 +64,7 @@ impl Daemon {
         match (&spec.pipe, spec.kind) {
             (Some(pipe), _) => pipe::find_or_create(self, (&spec.parent, pipe), request, caller, purpose),
             (None, PortKind::Vale) => vale::find_or_create(self, spec, request, caller),
-            (None, PortKind::Netmap) => match sink::number(self, &spec.parent, caller)? {
+            (None, PortKind::Netmap) => match sink::number(&self.admission, &spec.parent, caller)? {
                 Some(number) => sink::find_or_create(self, number, request, caller),
                 None => nic::find_or_create(self, spec, request, caller),
             },
@@ -109,15 +109,15 @@ pub(super) fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Call
             let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
             let key = pipe::find(daemon, &key, caller).unwrap_or(key);
             let index = endpoint_index(pipe.role);
-            let copied = copied_end::find(daemon, &key, index);
+            let copied = copied_end::find(&daemon.registry, &key, index);
             copied.unwrap_or(EndpointKey { port: PortKey::Pipe(key), index })
         }
         (None, PortKind::Vale) => {
             let key = vale::key_of(daemon, &spec.parent, caller)?;
-            vale::program_port(daemon, key).into()
+            vale::program_port(&daemon.vale, key).into()
         }
-        (None, PortKind::Netmap) => match sink::number(daemon, &spec.parent, caller)? {
-            Some(number) => PortKey::Sink(daemon.scope(caller), number).into(),
+        (None, PortKind::Netmap) => match sink::number(&daemon.admission, &spec.parent, caller)? {
+            Some(number) => PortKey::Sink(daemon.admission.scope(caller), number).into(),
             None => find_open_interface(daemon, &spec.parent, caller)?.into(),
         },
     };
@@ -129,14 +129,14 @@ pub(super) fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Call
 
 fn find_open_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<PortKey, Refusal> {
     let (link, access) = nic::admitted(daemon, name, caller)?;
-    if let Some(hidden) = vale::persistent::of_link(daemon, &link, caller)? {
+    if let Some(hidden) = vale::persistent::of_link(&daemon.vale, &link, caller)? {
         return Ok(PortKey::Persistent(hidden));
     }
-    let scope = daemon.interface_scope(caller);
+    let scope = daemon.admission.interface_scope(caller);
     let Some(nic) = nic::find(daemon, caller.netns_id(), link.index)? else { return not_open() };
     // One that the caller may open directly can be mediated, too: because of its header, or by an old kernel.
     let is_direct = access == Access::Direct && nic.scope == scope;
-    let is_own = is_direct || mediated::find(daemon, nic.key, scope).is_some();
+    let is_own = is_direct || mediated::find(&daemon.registry, nic.key, scope).is_some();
     if is_own { Ok(PortKey::Nic(nic.key)) } else { nic::in_use(daemon, nic) }
 }
 

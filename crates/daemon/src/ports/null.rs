@@ -23,7 +23,7 @@ pub(super) fn create(
     request: &mut Asked<'_>,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
-    let (scope, name) = (daemon.scope(caller), spec.name.clone());
+    let (scope, name) = (daemon.admission.scope(caller), spec.name.clone());
     let key = PortKey::Null(scope, name.clone());
     if daemon.registry.port(&key).is_ok() {
         return refuse(EBUSY, "a port without a data path cannot be opened twice");

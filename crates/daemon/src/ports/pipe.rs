@@ -96,7 +96,7 @@ pub(super) fn find_or_create(
             (None, Access::Mediated) => region_of_parent(daemon, (scope, parent), sizes, request.memory)?,
         },
         (0, None) if request.nr_flags & NR_DEVICE != 0 => device_of_parent(daemon, scope, parent, sizes)?,
-        (0, None) if sink::number(daemon, parent, caller)?.is_some() => {
+        (0, None) if sink::number(&daemon.admission, parent, caller)?.is_some() => {
             daemon.requested_region(1, caller, request.memory)?
         }
         (0, _) => region_of_parent(daemon, (scope, parent), sizes, request.memory)?,
@@ -123,8 +123,8 @@ pub(super) fn owner(
     if let Some((scope, _)) = interface {
         return Ok((scope, false));
     }
-    let is_name = !parent.contains(':') && sink::number(daemon, parent, caller)?.is_none();
-    let policy = if is_name { daemon.policy()? } else { None };
+    let is_name = !parent.contains(':') && sink::number(&daemon.admission, parent, caller)?.is_none();
+    let policy = if is_name { daemon.admission.policy()? } else { None };
     match policy.map_or(PipeOwner::Each, |policy| policy.pipe_owner(&caller.identity(policy), parent)) {
         PipeOwner::Shared(uid) => Ok((Scope { uid, netns: 0 }, true)),
         PipeOwner::Denied(uid) => refuse(
@@ -135,7 +135,7 @@ pub(super) fn owner(
                 caller.peer.uid
             ),
         ),
-        PipeOwner::Each if daemon.may_use_pipes(caller)? => Ok((daemon.scope(caller), false)),
+        PipeOwner::Each if daemon.admission.may_use_pipes(caller)? => Ok((daemon.admission.scope(caller), false)),
         PipeOwner::Each => refuse(EACCES, "this daemon serves pipes to other users only where its policy says so"),
     }
 }
@@ -143,7 +143,7 @@ pub(super) fn owner(
 /// Returns the key of a pipe, if it exists: `key`, or that of another scope if its parent became an interface, or
 /// ceased to be one, since the pipe was opened.
 pub(super) fn find(daemon: &Daemon, key: &PipeKey, caller: &Caller) -> Option<PipeKey> {
-    let own = daemon.scope(caller);
+    let own = daemon.admission.scope(caller);
     let exists = |scope: &Scope| {
         let key = PipeKey { scope: *scope, ..key.clone() };
         daemon.registry.port(&PortKey::Pipe(key)).is_ok()
@@ -152,7 +152,7 @@ pub(super) fn find(daemon: &Daemon, key: &PipeKey, caller: &Caller) -> Option<Pi
         // Most callers have no such pipe in any namespace, so theirs is not asked for.
         let beside =
             of_namespaces(&daemon.registry, own.uid).any(|other| (&other.parent, &other.id) == (&key.parent, &key.id));
-        beside.then(|| daemon.interface_scope(caller)).filter(exists)
+        beside.then(|| daemon.admission.interface_scope(caller)).filter(exists)
     })?;
     Some(PipeKey { scope: found, ..key.clone() })
 }

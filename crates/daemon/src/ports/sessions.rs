@@ -176,8 +176,8 @@ impl Daemon {
     /// How the memory is made of a region that REGISTER creates: prepared, if the request will touch much of it, and
     /// the user may have that.
     pub(crate) fn region_memory(&mut self, request: &NmreqRegister, is_pipe: bool, caller: &Caller) -> RegionMemory {
-        let scope = self.scope(caller);
-        let has_budget = !self.has_no_budget(scope.uid);
+        let scope = self.admission.scope(caller);
+        let has_budget = !self.admission.has_no_budget(scope.uid);
         match Need::of(request, is_pipe, has_budget).filter(Need::is_large) {
             Some(need)
                 if self.nics.work.doorbell().is_some()
@@ -208,7 +208,7 @@ impl Daemon {
         let record = self.registry.regions.existing(region)?;
         let (scope, size) = (record.scope, record.region.limits().buf_size);
         let of_user = (MAX_EXTRA_BYTES_OF_USER / u64::from(size).clamp(1, PAGE)) as u32;
-        let most = if self.has_no_budget(scope.uid) { MAX_EXTRA } else { of_user };
+        let most = if self.admission.has_no_budget(scope.uid) { MAX_EXTRA } else { of_user };
         let extra = request.nr_extra_bufs.min(most);
         self.check_budget(scope, Amounts::extra_buffers(extra, size))?;
         Ok(extra)
@@ -271,7 +271,7 @@ impl Daemon {
         self.end_own_header(&at.port, session.uid);
         let is_last = !self.registry.endpoint(&at).is_ok_and(|(endpoint, _)| endpoint.in_use());
         if is_last {
-            monitor::end_monitors(self, &at);
+            monitor::end_monitors(&mut self.registry, &at);
         }
         if session.pid != process::pid() {
             let by = by(&session);

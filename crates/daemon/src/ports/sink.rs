@@ -9,6 +9,7 @@ use unetmap_core::errno::{EACCES, EBUSY, ENXIO};
 
 use super::snapshot::PortSnapshot;
 use super::{AnyPort, Asked, Daemon, EndpointKey, PortKey, nic};
+use crate::admission::Admission;
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing};
@@ -32,10 +33,10 @@ pub(crate) struct Sink {
 }
 
 /// Returns the number of the sink of that name; `None` if the name is no sink's, or an interface has it.
-pub(super) fn number(daemon: &Daemon, name: &str, caller: &Caller) -> Result<Option<u32>, Refusal> {
+pub(super) fn number(admission: &Admission, name: &str, caller: &Caller) -> Result<Option<u32>, Refusal> {
     let digits = name.strip_prefix(PREFIX).filter(|digits| *digits == "0" || !digits.starts_with(['0', '+']));
     let Some(number) = digits.and_then(|digits| digits.parse().ok()) else { return Ok(None) };
-    let is_interface = daemon.admission.policy.is_some() && nic::find_link(name, caller)?.is_some();
+    let is_interface = admission.policy.is_some() && nic::find_link(name, caller)?.is_some();
     Ok((!is_interface).then_some(number))
 }
 
@@ -46,13 +47,13 @@ pub(super) fn find_or_create(
     request: &mut Asked<'_>,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
-    let scope = daemon.scope(caller);
+    let scope = daemon.admission.scope(caller);
     let key = PortKey::Sink(scope, number);
     if let Ok(port) = daemon.registry.record(&key) {
         daemon.registry.regions.check_number("sink", port.region, request.nr_mem_id)?;
         return Ok(key.into());
     }
-    if !daemon.may_use_pipes(caller)? {
+    if !daemon.admission.may_use_pipes(caller)? {
         return refuse(EACCES, "this daemon serves sinks to other users only where its policy serves them pipes");
     }
     let sinks = daemon.knobs.sink_num();
@@ -80,7 +81,7 @@ pub(super) fn find_or_create(
 
 /// Opens a sink, of one ring pair, that is to be attached to a switch. It is released when it is detached.
 pub(super) fn open_for_switch(daemon: &mut Daemon, number: u32, caller: &Caller) -> Result<PortKey, Refusal> {
-    let key = PortKey::Sink(daemon.scope(caller), number);
+    let key = PortKey::Sink(daemon.admission.scope(caller), number);
     match daemon.registry.get::<Sink>(&key) {
         Some(sink) if sink.is_attached => return refuse(EBUSY, ATTACHED),
         Some(_) => return refuse(EBUSY, "a program has it open"),

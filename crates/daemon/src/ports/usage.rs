@@ -144,14 +144,9 @@ fn exceeded(used: Amounts, more: Amounts, limit: Amounts) -> Option<Resource> {
 }
 
 impl Daemon {
-    /// Whether a user has no budget: root, and each user of a daemon that serves only one.
-    pub(crate) fn has_no_budget(&self, uid: u32) -> bool {
-        uid == 0 || self.admission.policy.is_none()
-    }
-
     /// The policy's budgets. Warns of those that are more than there is, once they were read.
     fn budgets(&mut self) -> Budgets {
-        let budgets = self.policy().ok().flatten().map(|policy| policy.budgets().clone()).unwrap_or_default();
+        let budgets = self.admission.policy().ok().flatten().map(|policy| policy.budgets().clone()).unwrap_or_default();
         if self.users.compared.as_ref() != Some(&budgets) {
             let path = self.admission.policy.as_ref().map(|file| file.path().display().to_string()).unwrap_or_default();
             budgets.excessive(&self.users.bounds).iter().for_each(|why| tracing::warn!("{path}: {why}"));
@@ -169,7 +164,7 @@ impl Daemon {
     /// Refuses a request that would give a user more than its budget, or all users more than theirs.
     pub(crate) fn check_budget(&mut self, scope: Scope, more: Amounts) -> Result<(), Refusal> {
         self.registry.regions.files.update();
-        if self.has_no_budget(scope.uid) {
+        if self.admission.has_no_budget(scope.uid) {
             // The policy says nothing about it, and is not read.
             let (bounds, ledger) = (self.users.bounds.clone(), self.users.ledger.clone());
             let checked = BudgetCheck { budgets: Budgets::default(), bounds, ledger }.check_all(more);
@@ -212,7 +207,7 @@ impl Daemon {
         if own[Resource::InFlight] == 0 && all[Resource::InFlight] == 0 {
             return Ok(());
         }
-        let has_budget = !self.has_no_budget(uid);
+        let has_budget = !self.admission.has_no_budget(uid);
         self.budget_check().check_in_flight(uid, has_budget)
     }
 
@@ -287,7 +282,7 @@ impl Daemon {
         let refused = |uid: &u32| self.users.connected.get(uid).map_or(0, |user| user.refused);
         let mut rows: Vec<UserSnapshot> = shown
             .map(|(uid, used)| {
-                let budget = (!self.has_no_budget(*uid)).then(|| budgets.of(*uid, &bounds));
+                let budget = (!self.admission.has_no_budget(*uid)).then(|| budgets.of(*uid, &bounds));
                 row(Some(*uid), *used, budget.map(|b| b.amounts), budget.map(|b| b.requests), refused(uid))
             })
             .collect();

@@ -150,9 +150,9 @@ impl SnapshotTask {
         };
         let switches = to_json(&switch_snapshots(daemon, only.map(|uid| Scope { uid, netns: 0 })));
         // Persistent ports, of which `ports` has those that are open or attached.
-        let persistent = if only.is_none() { persistent_snapshots(daemon) } else { Vec::new() };
+        let persistent = if only.is_none() { persistent_snapshots(&daemon.vale) } else { Vec::new() };
         let persistent = to_json(&persistent);
-        let (threads, users, general) = (to_json(&worker_snapshots(daemon)), to_json(&users), to_json(&general));
+        let (threads, users, general) = (to_json(&worker_snapshots(&daemon.vale)), to_json(&users), to_json(&general));
         let totals = to_json(&totals);
         let start = format!("{{\"daemon\":{general},\"regions\":[");
         let middle = format!("],\"switches\":{switches},\"threads\":{threads},\"ports\":[");

@@ -83,7 +83,7 @@ fn open_ports(daemon: &Daemon) -> Vec<OpenPort> {
             ports.push(open);
         }
     }
-    ports.extend(attached_ports(daemon).into_iter().map(|port| OpenPort::Attached { port }));
-    ports.extend(persistent_snapshots(daemon).into_iter().map(|port| OpenPort::Persistent { port: port.name }));
+    ports.extend(attached_ports(&daemon.registry).into_iter().map(|port| OpenPort::Attached { port }));
+    ports.extend(persistent_snapshots(&daemon.vale).into_iter().map(|port| OpenPort::Persistent { port: port.name }));
     ports
 }

@@ -193,8 +193,8 @@ impl Server {
         }
         self.next_token += 2;
         self.daemon.users.add_connection(peer.uid);
-        let rate =
-            (!self.daemon.has_no_budget(peer.uid)).then(|| checks.budgets(&mut self.daemon).request_rate(peer.uid));
+        let rate = (!self.daemon.admission.has_no_budget(peer.uid))
+            .then(|| checks.budgets(&mut self.daemon).request_rate(peer.uid));
         if rate.is_some() {
             self.newcomers.push_back((Instant::now(), token));
         }
@@ -218,7 +218,7 @@ impl Server {
         // A user with an open port needs connections for it after a change of the policy, too: a forked child for its
         // holder ID, for example. Each request that opens a port is checked by itself.
         if !checks.has_sessions(&self.daemon, peer.uid) {
-            self.daemon.check_admission(&caller)?;
+            self.daemon.admission.check_admission(&caller)?;
         }
         let budgets = checks.budgets(&mut self.daemon);
         budgets

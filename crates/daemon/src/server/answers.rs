@@ -262,7 +262,7 @@ impl Server {
     fn pay_for_text(&mut self, uid: u32, file: OwnedFd) -> Result<(), Refusal> {
         let in_flight = |why| Refusal { errno: Resource::InFlight.errno(), why, option: None };
         self.check_in_flight(uid).map_err(in_flight)?;
-        if !self.daemon.has_no_budget(uid) {
+        if !self.daemon.admission.has_no_budget(uid) {
             let bytes = memfd::resident_bytes(&file).or_else(|e| refuse_lack("the list cannot be sent", &e))?;
             self.daemon.check_budget(Scope { uid, netns: 0 }, Amounts::of(Resource::Memory, bytes))?;
             self.daemon.registry.regions.files.leave(uid, file.as_fd());

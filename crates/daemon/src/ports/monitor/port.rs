@@ -233,7 +233,7 @@ pub(in crate::ports) fn create(
     if daemon.registry.monitors().filter(|monitor| monitor.watches(&watched)).count() >= MAX_MONITORS {
         return refuse(ENOMEM, format!("the port has {MAX_MONITORS} monitors already"));
     }
-    let shared = zero_copy.then(|| shared_region(daemon, &watched, request)).transpose()?;
+    let shared = zero_copy.then(|| shared_region(&daemon.registry, &watched, request)).transpose()?;
     let (endpoint, watched_region) = daemon.registry.endpoint(&watched)?;
     let (shape, rings) = (monitor_shape(endpoint, request), watched_rings(endpoint, request));
     if rings.is_empty() {
@@ -244,7 +244,7 @@ pub(in crate::ports) fn create(
     let has = |flag| request.nr_flags & flag != 0 || zero_copy;
     let flags: String = flags.iter().filter(|(flag, _)| has(*flag)).map(|(_, name)| *name).collect();
     let name = format!("{}/{flags}#{id}", spec.name);
-    let scope = daemon.scope(caller);
+    let scope = daemon.admission.scope(caller);
     let rx_slots = u32::from(shape.rx_rings) * shape.rx_slots.get();
     let slots = shape.tx_slots.get() + rx_slots + request.nr_extra_bufs.min(MAX_EXTRA);
     let mirror = mirror_shape(shape, rings.len());
@@ -271,11 +271,11 @@ pub(in crate::ports) fn create(
 
 /// Returns the region of a port whose buffers a monitor can have: one that its program syncs itself.
 pub(super) fn shared_region(
-    daemon: &Daemon,
+    registry: &Registry,
     watched: &EndpointKey,
     request: &NmreqRegister,
 ) -> Result<RegionKey, Refusal> {
-    let port = daemon.registry.port(&watched.port)?;
+    let port = registry.port(&watched.port)?;
     if let Some(reason) = port.zero_copy_obstacle() {
         return only_copies(reason);
     }
@@ -283,11 +283,11 @@ pub(super) fn shared_region(
     if record.endpoints[watched.index].rings().any(|ring| ring.offsets().mask != 0) {
         return only_copies("its packets begin behind the start of their buffers (OFFSETS)");
     }
-    let mut monitors = daemon.registry.monitors().filter(|monitor| monitor.watches(watched));
+    let mut monitors = registry.monitors().filter(|monitor| monitor.watches(watched));
     if monitors.any(|monitor| monitor.is_zero_copy()) {
         return refuse(EBUSY, "it has a zero-copy monitor already (one that copies can join: flags t and r)");
     }
-    daemon.registry.regions.check_number("port", record.region, request.nr_mem_id)?;
+    registry.regions.check_number("port", record.region, request.nr_mem_id)?;
     Ok(record.region)
 }
 
@@ -324,8 +324,8 @@ pub(super) fn ring_state(endpoint: &Endpoint, ring: WatchedRing) -> Option<&Sync
 
 /// Ends the monitors of an endpoint that has ended or been closed: they deliver what their mirror rings hold, and then
 /// fail.
-pub(in crate::ports) fn end_monitors(daemon: &mut Daemon, watched: &EndpointKey) {
-    for monitor in daemon.registry.monitors_mut().filter(|monitor| monitor.watches(watched)) {
+pub(in crate::ports) fn end_monitors(registry: &mut Registry, watched: &EndpointKey) {
+    for monitor in registry.monitors_mut().filter(|monitor| monitor.watches(watched)) {
         monitor.watched_ended = true;
         // Not the transmit ring: programs that sync all rings would fail there before they have read what is left.
         monitor.record.endpoints[0].end_receiving();
@@ -341,8 +341,8 @@ pub(in crate::ports) fn close_if_unused(daemon: &mut Daemon, id: u64) {
 }
 
 /// The port that a monitor watches.
-pub(in crate::ports) fn watched_port(daemon: &Daemon, id: u64) -> Option<PortKey> {
-    daemon.registry.get::<Monitor>(&PortKey::Monitor(id)).map(|monitor| monitor.watched.port.clone())
+pub(in crate::ports) fn watched_port(registry: &Registry, id: u64) -> Option<PortKey> {
+    registry.get::<Monitor>(&PortKey::Monitor(id)).map(|monitor| monitor.watched.port.clone())
 }
 
 /// The receive rings of an interface whose packets are copied to monitors.

@@ -56,7 +56,7 @@ pub(crate) fn ask(daemon: &mut Daemon, now: Instant) -> Option<Duration> {
     }
     daemon.nics.abandoned.due = None;
     let own = Netns::current().map_or(0, |netns| netns.id());
-    let attached = vale::attached_interfaces(daemon).map(|nic| nic.netns);
+    let attached = vale::attached_interfaces(&daemon.registry).map(|nic| nic.netns);
     let asked: BTreeSet<u64> =
         attached.filter(|netns| *netns != own && !daemon.vale.persistent.is_hidden_namespace(*netns)).collect();
     let state = &mut daemon.nics.abandoned;
@@ -92,9 +92,9 @@ pub(super) fn answered(daemon: &mut Daemon, asked: BTreeSet<u64>, used: io::Resu
         }
         let Some(rounds) = daemon.nics.abandoned.unused_for.get_mut(&netns) else { continue };
         *rounds += 1;
-        if *rounds >= ABANDONED_ROUNDS && !any_is_away(daemon, netns) {
+        if *rounds >= ABANDONED_ROUNDS && !any_is_away(&daemon.registry, netns) {
             tracing::info!(netns, "a namespace has lost its last name and process: its interfaces are detached");
-            let attached = vale::attached_interfaces(daemon).filter(|nic| nic.netns == netns);
+            let attached = vale::attached_interfaces(&daemon.registry).filter(|nic| nic.netns == netns);
             gone.extend(attached.map(|nic| (netns, nic.index)));
         } else {
             daemon.nics.abandoned.due = Some(Instant::now() + ABANDONED_AGAIN);

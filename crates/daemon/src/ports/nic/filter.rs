@@ -109,7 +109,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
     let Some(link) = find_link_for(daemon, &request.interface, caller)? else {
         return refuse(ENXIO, "no such interface (ip link shows them)");
     };
-    let access = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name));
+    let access = daemon.admission.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name));
     if access.is_none() && caller.peer.uid != 0 {
         return denied(caller);
     }

@@ -22,9 +22,9 @@ pub(crate) fn header(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result
         return Ok(0);
     }
     let Ok(Some(link)) = find_link(name, caller) else { return Ok(0) };
-    match persistent::of_link(daemon, &link, caller)? {
-        Some(hidden) => Ok(persistent_header::header_for(daemon, hidden, caller.peer.uid)),
-        None => Ok(header_of_link(daemon, &link, caller)),
+    match persistent::of_link(&daemon.vale, &link, caller)? {
+        Some(hidden) => Ok(persistent_header::header_for(&daemon.vale, hidden, caller.peer.uid)),
+        None => Ok(header_of_link(&mut daemon.nics, &link, caller)),
     }
 }
 
@@ -35,14 +35,14 @@ pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Ca
         return refuse(ENXIO, "there is no such port in a switch, and a user's own daemon opens no interface");
     }
     let (link, access) = admitted(daemon, name, caller)?;
-    if let Some(hidden) = persistent::of_link(daemon, &link, caller)? {
+    if let Some(hidden) = persistent::of_link(&daemon.vale, &link, caller)? {
         if !persistent_header::has_open(daemon, hidden, caller) {
             check_may_set(daemon, "header", &link, Some(access), caller)?;
         }
         return persistent_header::set_header(daemon, hidden, bytes, caller);
     }
     let open = check_may_set(daemon, "header", &link, Some(access), caller)?;
-    if header_of_link(daemon, &link, caller) == bytes {
+    if header_of_link(&mut daemon.nics, &link, caller) == bytes {
         return Ok(());
     }
     if open.is_some() {

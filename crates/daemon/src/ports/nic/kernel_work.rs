@@ -28,6 +28,8 @@ use super::surveyed::Survey;
 use super::{Nic, NicKey};
 use crate::broker;
 use crate::endpoint::RingSelection;
+use crate::ports::Registry;
+use crate::ports::nic::NicState;
 use crate::ports::{Daemon, EndpointKey, PortKey};
 use crate::privileged;
 use crate::refusal::Refusal;
@@ -109,32 +111,32 @@ impl KernelWork {
     }
 }
 
-pub(super) fn port_mut(daemon: &mut Daemon, nic: NicKey) -> Option<&mut Port<NicPort>> {
-    daemon.registry.get_mut(&PortKey::Nic(nic))
+pub(super) fn port_mut(registry: &mut Registry, nic: NicKey) -> Option<&mut Port<NicPort>> {
+    registry.get_mut(&PortKey::Nic(nic))
 }
 
 /// Whether any interface of a namespace is away.
-pub(super) fn any_is_away(daemon: &Daemon, netns: u64) -> bool {
-    daemon.registry.all::<NicPort>().any(|port| port.key.netns == netns && port.here().is_none())
+pub(super) fn any_is_away(registry: &Registry, netns: u64) -> bool {
+    registry.all::<NicPort>().any(|port| port.key.netns == netns && port.here().is_none())
 }
 
 /// The interface whose sockets serve a port; `None`: there is none.
-pub(super) fn behind(daemon: &Daemon, at: &EndpointKey) -> Option<NicKey> {
+pub(super) fn behind(registry: &Registry, at: &EndpointKey) -> Option<NicKey> {
     // The rings of a mediated port have the numbers of the interface's.
-    daemon.registry.interface_of(&at.port).filter(|_| at.index == 0)
+    registry.interface_of(&at.port).filter(|_| at.index == 0)
 }
 
 /// The interface whose sockets serve a port, while a thread has it.
 pub(crate) fn away_behind(daemon: &Daemon, at: &EndpointKey) -> Option<NicKey> {
     let is_away =
         |nic: &NicKey| daemon.registry.get::<NicPort>(&PortKey::Nic(*nic)).is_some_and(|port| port.here().is_none());
-    behind(daemon, at).filter(is_away)
+    behind(&daemon.registry, at).filter(is_away)
 }
 
 /// Has a thread open the sockets that a session on these rings needs, whose port is kept meanwhile. Returns the
 /// interface; `None`: they are open, or no thread can.
 pub(crate) fn begin_to_open(daemon: &mut Daemon, at: &EndpointKey, selection: &RingSelection) -> Option<NicKey> {
-    let key = behind(daemon, at)?;
+    let key = behind(&daemon.registry, at)?;
     daemon.registry.nic(&PortKey::Nic(key)).filter(|nic| !nic.has_open(selection))?;
     start(daemon, key, Work::Open(selection.clone()))?;
     daemon.nics.work.opening.insert(at.port.clone());
@@ -142,15 +144,15 @@ pub(crate) fn begin_to_open(daemon: &mut Daemon, at: &EndpointKey, selection: &R
 }
 
 /// Returns what a thread has done.
-pub(super) fn next_done(daemon: &Daemon) -> Option<Done> {
-    let (DoneSender(_, doorbell), receiver) = daemon.nics.work.channel.as_ref()?;
+pub(super) fn next_done(nics: &NicState) -> Option<Done> {
+    let (DoneSender(_, doorbell), receiver) = nics.work.channel.as_ref()?;
     doorbell.clear();
     receiver.try_recv().ok()
 }
 
 /// Has a thread read the interfaces of a namespace; returns `false` if no thread can.
-pub(super) fn read_links(daemon: &Daemon, netns: &Arc<Netns>) -> bool {
-    let Some(sender) = daemon.nics.work.sender() else { return false };
+pub(super) fn read_links(nics: &NicState, netns: &Arc<Netns>) -> bool {
+    let Some(sender) = nics.work.sender() else { return false };
     let netns = netns.clone();
     let read = move || {
         let links = broker::beside_control(|| privileged::links(&netns));
@@ -174,7 +176,7 @@ pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<()> 
         tracing::warn!("no thread opens or closes an interface, so all requests wait for it: {e}");
         return None;
     }
-    let nic = port_mut(daemon, key)?.send_away(is_open)?;
+    let nic = port_mut(&mut daemon.registry, key)?.send_away(is_open)?;
     give.send(nic).ok()
 }
 

@@ -11,7 +11,7 @@ use crate::refusal::{Refusal, refuse};
 
 /// Whether there may be an interface that the policy gives to the caller.
 pub(crate) fn may_have_interfaces(daemon: &mut Daemon, caller: &Caller) -> Result<bool, Refusal> {
-    let gives = daemon.policy()?.is_some_and(|policy| policy.may_give_interfaces(&caller.identity(policy)));
+    let gives = daemon.admission.policy()?.is_some_and(|policy| policy.may_give_interfaces(&caller.identity(policy)));
     Ok(gives || caller.peer.uid == 0)
 }
 

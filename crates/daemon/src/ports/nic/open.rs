@@ -24,7 +24,9 @@ use super::{Nic, NicKey, NicPort, interface_tx_dropped};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::events::What;
+use crate::knobs::Knobs;
 use crate::policy::Access;
+use crate::ports::Registry;
 use crate::ports::mediated::{self, Mediated};
 use crate::ports::vale::{attach_requests, persistent};
 use crate::ports::{AnyPort, Asked, Daemon, EndpointKey, PortKey, monitor};
@@ -98,11 +100,12 @@ pub(crate) fn admitted_interface(
         found => found?,
     };
     let Some(link) = found else { return Ok(None) };
-    let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name)) else {
+    let Some(access) = daemon.admission.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name))
+    else {
         return Ok(None);
     };
     let access = usable_access(daemon, access, &link, caller);
-    Ok(Some((daemon.interface_scope(caller), access)))
+    Ok(Some((daemon.admission.interface_scope(caller), access)))
 }
 
 /// Refuses to disconnect the host: to take all received packets from an interface that carries a default route. Allowed
@@ -149,7 +152,7 @@ pub(crate) fn find_or_create(
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let (link, access) = admitted(daemon, &spec.parent, caller)?;
-    if let Some(hidden) = persistent::of_link(daemon, &link, caller)? {
+    if let Some(hidden) = persistent::of_link(&daemon.vale, &link, caller)? {
         return persistent::find_or_create(daemon, hidden, request, caller);
     }
     match usable_access(daemon, access, &link, caller) {
@@ -166,7 +169,8 @@ pub(crate) fn admitted(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
     }
     // The caller may use an alternative name; the policy has the interface's own name.
     let Some(link) = find_link_for(daemon, name, caller)? else { return no_such_interface() };
-    let Some(access) = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name)) else {
+    let Some(access) = daemon.admission.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name))
+    else {
         return denied(caller);
     };
     Ok((link, access))
@@ -174,22 +178,22 @@ pub(crate) fn admitted(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
 
 /// Refuses a port of an interface that the policy does not give to the caller any more, after an open has waited.
 pub(crate) fn check_still_given(daemon: &mut Daemon, at: &EndpointKey, caller: &Caller) -> Result<(), Refusal> {
-    let nic = kernel_work::behind(daemon, at).and_then(|nic| daemon.registry.nic(&PortKey::Nic(nic)));
+    let nic = kernel_work::behind(&daemon.registry, at).and_then(|nic| daemon.registry.nic(&PortKey::Nic(nic)));
     let Some(name) = nic.map(|nic| nic.name.clone()) else { return no_such_interface() };
     let is_direct = matches!(at.port, PortKey::Nic(_));
-    let access = daemon.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &name));
+    let access = daemon.admission.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &name));
     if access.is_some_and(|access| !is_direct || access == Access::Direct) { Ok(()) } else { denied(caller) }
 }
 
 /// Returns the header of the packets of an interface: 0, 10 or 12 bytes.
-pub(in crate::ports) fn header_of_link(daemon: &mut Daemon, link: &Link, caller: &Caller) -> u8 {
-    daemon.nics.settings.header_of(caller.netns_id(), link.index, caller.peer.uid)
+pub(in crate::ports) fn header_of_link(nics: &mut NicState, link: &Link, caller: &Caller) -> u8 {
+    nics.settings.header_of(caller.netns_id(), link.index, caller.peer.uid)
 }
 
 /// Returns the access that this kernel and the interface's settings allow. Before Linux 6.4 only the process that
 /// creates a socket, the daemon, can map its rings; and only the daemon puts virtio-net headers before packets.
 fn usable_access(daemon: &mut Daemon, access: Access, link: &Link, caller: &Caller) -> Access {
-    if header_of_link(daemon, link, caller) > 0 {
+    if header_of_link(&mut daemon.nics, link, caller) > 0 {
         return Access::Mediated;
     }
     let Some(netns) = caller.netns().filter(|_| access == Access::Direct) else { return access };
@@ -205,7 +209,7 @@ fn find_or_create_direct(
     request: &mut Asked<'_>,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
-    let scope = daemon.interface_scope(caller);
+    let scope = daemon.admission.interface_scope(caller);
     if let Some(nic) = find(daemon, caller.netns_id(), link.index)? {
         if nic.scope != scope {
             return in_use(daemon, nic);
@@ -217,7 +221,7 @@ fn find_or_create_direct(
         0 | 1 => None,
         other => Some(daemon.region_by_number(other, caller)?),
     };
-    let shape = new_shape(daemon, link, request, caller)?;
+    let shape = new_shape(&daemon.nics, link, request, caller)?;
     let mut usage = super::usage(shape);
     if daemon.region_by_number(1, caller).is_err() {
         let sizes = daemon.knobs.interface_sizes(shape.all_slots(), driver_offers_it(link, caller));
@@ -245,15 +249,15 @@ fn find_or_create_mediated(
     let Some(nic) = find(daemon, caller.netns_id(), link.index)? else {
         return mediated::create(daemon, link, request, caller);
     };
-    match mediated::find(daemon, nic.key, daemon.interface_scope(caller)) {
+    match mediated::find(&daemon.registry, nic.key, daemon.admission.interface_scope(caller)) {
         Some(port) => Ok(PortKey::Mediated(port.key()).into()),
         None => in_use(daemon, nic),
     }
 }
 
 /// Returns the amounts of an interface that the daemon uses itself, with its region.
-pub(crate) fn usage_for_daemon(daemon: &Daemon, shape: EndpointShape, zero_copy: bool) -> Amounts {
-    let sizes = daemon.knobs.mediated_sizes(zero_copy).for_one_interface(shape.all_rings(), shape.all_slots());
+pub(crate) fn usage_for_daemon(knobs: &Knobs, shape: EndpointShape, zero_copy: bool) -> Amounts {
+    let sizes = knobs.mediated_sizes(zero_copy).for_one_interface(shape.all_rings(), shape.all_slots());
     super::usage(shape).and(Amounts::region(sizes.bufs.0)).and(Amounts::locked_buffers(sizes.bufs))
 }
 
@@ -307,21 +311,21 @@ fn create(
     Ok(key)
 }
 
-fn find_port(daemon: &Daemon, netns: u64, index: u32) -> Option<&Port<NicPort>> {
+fn find_port(registry: &Registry, netns: u64, index: u32) -> Option<&Port<NicPort>> {
     let is_it = |port: &&Port<NicPort>| {
         (port.key.netns, port.key.index) == (netns, index) && port.here().is_none_or(|nic| !nic.gone)
     };
-    daemon.registry.all::<NicPort>().find(is_it)
+    registry.all::<NicPort>().find(is_it)
 }
 
 /// Returns the interface, if it is open. Requests wait before they look for one that is away.
 pub(crate) fn find(daemon: &Daemon, netns: u64, index: u32) -> Result<Option<&Nic>, Refusal> {
-    find_port(daemon, netns, index).map(|port| port.here().map_or_else(refuse_away, Ok)).transpose()
+    find_port(&daemon.registry, netns, index).map(|port| port.here().map_or_else(refuse_away, Ok)).transpose()
 }
 
 /// Returns the interface, if a thread has it.
 pub(super) fn find_away(daemon: &Daemon, netns: u64, index: u32) -> Option<NicKey> {
-    find_port(daemon, netns, index).filter(|port| port.here().is_none()).map(|port| port.key)
+    find_port(&daemon.registry, netns, index).filter(|port| port.here().is_none()).map(|port| port.key)
 }
 
 /// Releases an interface that nobody uses and of which nothing is open.
@@ -366,7 +370,7 @@ pub(crate) fn links_changed(daemon: &mut Daemon, netns: u64) {
     {
         tracing::debug!("reading the changes of interfaces: {e}");
     }
-    let is_deferred = any_is_away(daemon, netns);
+    let is_deferred = any_is_away(&daemon.registry, netns);
     if let Some(watched) = daemon.nics.watches.get_mut(&netns).filter(|_| is_deferred) {
         watched.deferred.extend(events);
         if watched.deferred.len() > MAX_DEFERRED {
@@ -379,7 +383,7 @@ pub(crate) fn links_changed(daemon: &mut Daemon, netns: u64) {
 
 /// Handles the changes that came while an interface of the namespace was away.
 pub(super) fn handle_deferred_events(daemon: &mut Daemon, netns: u64) {
-    if any_is_away(daemon, netns) {
+    if any_is_away(&daemon.registry, netns) {
         return;
     }
     let deferred = daemon.nics.watches.get_mut(&netns).map(|watched| mem::take(&mut watched.deferred));
@@ -445,7 +449,7 @@ pub(super) fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
         log_change(daemon, key, What::LinkGone { port });
         daemon.registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::end);
         daemon.nics.work.check_later(key);
-        monitor::end_monitors(daemon, &PortKey::Nic(key).into());
+        monitor::end_monitors(&mut daemon.registry, &PortKey::Nic(key).into());
         daemon.registry.all::<Mediated>().filter(|port| port.nic() == key).for_each(|port| port.end());
     }
     attach_requests::interface_gone(daemon, netns, index);
@@ -454,7 +458,7 @@ pub(super) fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {
 /// Compares all open interfaces of a namespace with those that exist, after events were lost.
 fn compare_all_links(daemon: &mut Daemon, netns: u64) {
     let Some(watched) = daemon.nics.watches.get(&netns).map(|watched| watched.netns.clone()) else { return };
-    if !kernel_work::read_links(daemon, &watched)
+    if !kernel_work::read_links(&daemon.nics, &watched)
         && let Ok(links) = privileged::links(&watched)
     {
         compare_links(daemon, netns, &links);
@@ -463,7 +467,7 @@ fn compare_all_links(daemon: &mut Daemon, netns: u64) {
 
 /// Compares all open interfaces of a namespace with these.
 pub(super) fn compare_links(daemon: &mut Daemon, netns: u64, links: &[Link]) {
-    if any_is_away(daemon, netns) {
+    if any_is_away(&daemon.registry, netns) {
         let watched = daemon.nics.watches.get_mut(&netns);
         return watched.into_iter().for_each(|watched| watched.deferred = vec![LinkEvent::Lost]);
     }
@@ -506,7 +510,7 @@ pub(crate) fn in_use<T>(daemon: &Daemon, nic: &Nic) -> Result<T, Refusal> {
 
 /// Returns the shape of a port on an interface that is not open yet.
 pub(crate) fn new_shape(
-    daemon: &Daemon,
+    nics: &NicState,
     link: &Link,
     request: &NmreqRegister,
     caller: &Caller,
@@ -514,7 +518,7 @@ pub(crate) fn new_shape(
     if link.mac.is_none() {
         return without_ethernet();
     }
-    let channels = daemon.nics.queue_counts.once_attached(caller.netns_id(), link.index, queues(link, caller)?);
+    let channels = nics.queue_counts.once_attached(caller.netns_id(), link.index, queues(link, caller)?);
     let slots = |requested: u32, default: u32| {
         let n = if requested == 0 { default } else { requested.clamp(2, MAX_SLOTS).next_power_of_two() };
         Slots::new(n).map_or_else(|| refuse(EINVAL, format!("a ring has 2 to {MAX_SLOTS} slots, not {n}")), Ok)
@@ -556,7 +560,7 @@ fn without_ethernet<T>() -> Result<T, Refusal> {
 
 /// Refuses to set `what` of a persistent port: a switch moves its packets, and neither an XDP program nor a socket.
 pub(super) fn refuse_persistent(daemon: &Daemon, what: &str, link: &Link, caller: &Caller) -> Result<(), Refusal> {
-    if persistent::of_link(daemon, link, caller)?.is_none() {
+    if persistent::of_link(&daemon.vale, link, caller)?.is_none() {
         return Ok(());
     }
     refuse(

@@ -25,7 +25,7 @@ pub(crate) struct Back {
 /// Takes back what threads have done.
 pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
     let mut back = Back::default();
-    while let Some(done) = next_done(daemon) {
+    while let Some(done) = next_done(&daemon.nics) {
         match done {
             Done::Interface(nic, result) => back.nics.extend(take_back_nic(daemon, nic).map(|key| (key, result))),
             Done::Links { netns, links: Ok(links) } => compare_links(daemon, netns, &links),
@@ -47,12 +47,12 @@ pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
 /// Takes back an interface.
 fn take_back_nic(daemon: &mut Daemon, nic: Box<Nic>) -> Option<NicKey> {
     let key = nic.key;
-    let port = port_mut(daemon, key)?;
+    let port = port_mut(&mut daemon.registry, key)?;
     let some_closed = port.take_back(nic);
     let is_closed = !port.record.is_open();
     let at = EndpointKey::from(PortKey::Nic(key));
     if some_closed && is_closed {
-        monitor::end_monitors(daemon, &at);
+        monitor::end_monitors(&mut daemon.registry, &at);
     }
     arrival::update_threads(daemon, &at.port);
     let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == key).map(|port| port.key());

@@ -49,10 +49,10 @@ pub(crate) fn attach(
     if with_host && find(&daemon.registry, &host).is_some() {
         return refuse(EBUSY, "the switch has a port of this name for the host already (vale-ctl lists them)");
     }
-    let interface = match (sink::number(daemon, &key.port, caller)?, find_link(&key.port, caller)?) {
+    let interface = match (sink::number(&daemon.admission, &key.port, caller)?, find_link(&key.port, caller)?) {
         (Some(number), _) => sink::open_for_switch(daemon, number, caller)?,
         (None, None) => return no_such_interface(),
-        (None, Some(link)) => match persistent::of_link(daemon, &link, caller)? {
+        (None, Some(link)) => match persistent::of_link(&daemon.vale, &link, caller)? {
             Some(hidden) => match persistent::attach(daemon, hidden, (&key, request), &link)? {
                 Some(index) => return Ok(index),
                 None => open_persistent(daemon, hidden, caller)?,
@@ -78,13 +78,13 @@ fn open_interface(
     request: &NmreqRegister,
     caller: &Caller,
 ) -> Result<PortKey, Refusal> {
-    if daemon.policy()?.is_none_or(|policy| policy.nic(&caller.identity(policy), &link.name).is_none()) {
+    if daemon.admission.policy()?.is_none_or(|policy| policy.nic(&caller.identity(policy), &link.name).is_none()) {
         return refuse(EPERM, "you may not open this interface (the policy says who may: unetmap-policy(5))");
     }
     if let Some(nic) = nic::find(daemon, caller.netns_id(), link.index)? {
         return nic::in_use(daemon, nic);
     }
-    let shape = nic::new_shape(daemon, link, request, caller)?;
+    let shape = nic::new_shape(&daemon.nics, link, request, caller)?;
     nic::create_for_daemon(daemon, link, shape, caller).map(PortKey::Nic)
 }
 

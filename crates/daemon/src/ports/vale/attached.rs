@@ -16,8 +16,9 @@ use unetmap_core::errno::{ENXIO, EPERM};
 
 use super::{ValeKey, ValePort, create};
 use crate::caller::Caller;
+use crate::events::EventLog;
 use crate::events::What;
-use crate::ports::mediator::Directions;
+use crate::ports::Registry;
 use crate::ports::nic::{NicKey, no_such_interface};
 use crate::ports::{Asked, Daemon, EndpointKey, PortKey, mediators};
 use crate::refusal::{Refusal, refuse};
@@ -92,23 +93,11 @@ pub(super) fn connect(
     let owner = Caller { peer: caller.peer, ..Caller::daemon() };
     let asked = &mut Asked { register: mirrored, memory: &mut RegionMemory::AsUsed };
     let switch_port = create(daemon, key, asked, Scope { uid: DAEMON_UID, netns: 0 }, &owner)?;
-    let mut threads = Vec::new();
-    for queue in 0..tx_rings.max(rx_rings) {
-        let directions = Directions { tx: queue < tx_rings, rx: queue < rx_rings };
-        // The switch has a port of its own for the host rings, so they are its ordinary rings.
-        let pair = ((side.mode(), queue), NR_REG_ONE_NIC);
-        let prepared =
-            mediators::prepare(daemon, &switch_port.clone().into(), &key.port, &interface_at, pair, directions);
-        match prepared.and_then(|prepared| mediators::start(daemon, &key.port, prepared)) {
-            Ok(thread) => threads.push(thread),
-            Err(refusal) => {
-                mediators::stop(daemon, threads);
-                daemon.release_if_unused(&switch_port);
-                return Err(refusal);
-            }
-        }
-    }
-    log(daemon, key, "attached", |port| What::Attached { port });
+    // The switch has a port of its own for the host rings, so they are its ordinary rings.
+    let (program, rings) = (switch_port.clone().into(), (tx_rings, rx_rings));
+    let threads = mediators::start_all(daemon, &program, &key.port, (&interface_at, side.mode()), rings);
+    let threads = threads.inspect_err(|_| daemon.release_if_unused(&switch_port))?;
+    log(&mut daemon.events, key, "attached", |port| What::Attached { port });
     daemon.nics.abandoned.attached();
     let node = daemon.registry.nic(interface).and_then(|nic| nic.numa_node);
     let Some(port) = daemon.registry.get_mut::<ValePort>(&switch_port) else { return no_such_interface() };
@@ -130,28 +119,28 @@ pub(super) fn disconnect(daemon: &mut Daemon, id: &PortKey) {
     daemon.release_if_unused(&interface);
     // A persistent port is detached, and not its end.
     if !interface.as_nic().is_some_and(|nic| daemon.vale.persistent.is_hidden_namespace(nic.netns)) {
-        log(daemon, &key, "detached", |port| What::Detached { port });
+        log(&mut daemon.events, &key, "detached", |port| What::Detached { port });
     }
 }
 
 /// Logs that a port of a switch was attached or detached. The host end of a persistent port has places that no program
 /// knows of.
-pub(super) fn log(daemon: &mut Daemon, key: &ValeKey, what: &str, event: fn(String) -> What) {
+pub(super) fn log(events: &mut EventLog, key: &ValeKey, what: &str, event: fn(String) -> What) {
     if !key.is_in_own_switch() {
         tracing::info!(port = key.name(), "{what}");
-        daemon.events.add(key.scope.uid, event(key.name()));
+        events.add(key.scope.uid, event(key.name()));
     }
 }
 
 /// The names of the ports of switches that interfaces are.
-pub(crate) fn attached_ports(daemon: &Daemon) -> Vec<String> {
-    let ports = daemon.registry.all::<ValePort>().filter(|port| port.attachment.is_some());
+pub(crate) fn attached_ports(registry: &Registry) -> Vec<String> {
+    let ports = registry.all::<ValePort>().filter(|port| port.attachment.is_some());
     ports.filter(|port| !port.key.is_in_own_switch()).map(|port| port.key.name()).collect()
 }
 
 /// The attached interfaces, each as often as rings of it are attached.
-pub(crate) fn attached_interfaces(daemon: &Daemon) -> impl Iterator<Item = NicKey> {
-    let attachments = daemon.registry.all::<ValePort>().filter_map(|port| port.attachment.as_ref());
+pub(crate) fn attached_interfaces(registry: &Registry) -> impl Iterator<Item = NicKey> {
+    let attachments = registry.all::<ValePort>().filter_map(|port| port.attachment.as_ref());
     attachments.filter_map(|attachment| attachment.interface.as_nic())
 }
 

@@ -121,7 +121,7 @@ pub(crate) struct PersistentSnapshot {
 }
 
 /// Returns the persistent ports that users who see all ports see.
-pub(crate) fn persistent_snapshots(daemon: &Daemon) -> Vec<PersistentSnapshot> {
+pub(crate) fn persistent_snapshots(vale: &ValeState) -> Vec<PersistentSnapshot> {
     let snapshot = |port: &PersistentPort| PersistentSnapshot {
         name: port.name.clone(),
         tx_rings: port.shape.tx_rings,
@@ -130,7 +130,7 @@ pub(crate) fn persistent_snapshots(daemon: &Daemon) -> Vec<PersistentSnapshot> {
         rx_slots: port.shape.rx_slots.get(),
         attached: port.attached.as_ref().map(ValeKey::name),
     };
-    daemon.vale.persistent.ports.iter().map(snapshot).collect()
+    vale.persistent.ports.iter().map(snapshot).collect()
 }
 
 /// Returns the name by which people know the port with this place.
@@ -304,8 +304,8 @@ pub(crate) fn find_or_create(
 }
 
 /// Returns the persistent port whose visible end is an interface of the caller's namespace, wherever it was created.
-pub(crate) fn of_link(daemon: &Daemon, link: &Link, caller: &Caller) -> Result<Option<u32>, Refusal> {
-    let state = &daemon.vale.persistent;
+pub(crate) fn of_link(vale: &ValeState, link: &Link, caller: &Caller) -> Result<Option<u32>, Refusal> {
+    let state = &vale.persistent;
     let (Some(hidden_namespace), Some(netns)) = (&state.hidden_namespace, caller.netns()) else { return Ok(None) };
     let hidden = privileged::veth_end_in(netns, hidden_namespace, link.index);
     let hidden = hidden.or_else(|e| refuse(ENXIO, format!("looking for the other end of the interface: {e}")))?;
@@ -318,7 +318,7 @@ pub(crate) fn region_of(daemon: &Daemon, name: &str, caller: &Caller) -> Result<
         return Ok(None);
     }
     let Some(link) = find_link(name, caller)? else { return Ok(None) };
-    let hidden = of_link(daemon, &link, caller)?;
+    let hidden = of_link(&daemon.vale, &link, caller)?;
     Ok(hidden.and_then(|hidden| daemon.vale.persistent.region(hidden)))
 }
 
@@ -346,7 +346,7 @@ pub(super) fn attach(
     connect_ends(daemon, hidden).inspect_err(|_| {
         let _ = detach(daemon, key);
     })?;
-    attached::log(daemon, key, "attached", |port| What::Attached { port });
+    attached::log(&mut daemon.events, key, "attached", |port| What::Attached { port });
     Ok(daemon.vale.persistent.get(hidden).map(|port| port.place.1.into()))
 }
 
@@ -357,7 +357,7 @@ pub(super) fn detach(daemon: &mut Daemon, key: &ValeKey) -> Result<u32, Refusal>
     let index = port.place.1;
     port.attached = None;
     connect_ends(daemon, hidden)?;
-    attached::log(daemon, key, "detached", |port| What::Detached { port });
+    attached::log(&mut daemon.events, key, "detached", |port| What::Detached { port });
     Ok(index.into())
 }
 
@@ -384,11 +384,11 @@ fn end(daemon: &mut Daemon, port: &PersistentPort) {
     daemon.vale.leave(&port.place);
     disconnect(daemon, &port.host_end);
     if let Some(key) = &port.attached {
-        attached::log(daemon, key, "detached", |port| What::Detached { port });
+        attached::log(&mut daemon.events, key, "detached", |port| What::Detached { port });
     }
     if let Some(program) = daemon.registry.get_mut::<ValePort>(&program_id) {
         program.record.endpoints.iter().for_each(|endpoint| endpoint.end_all());
-        monitor::end_monitors(daemon, &program_id.clone().into());
+        monitor::end_monitors(&mut daemon.registry, &program_id.clone().into());
         daemon.release_if_unused(&program_id);
     }
     if let Some(record) = daemon.registry.regions.get_mut(port.region) {
@@ -420,7 +420,7 @@ pub(crate) fn create(daemon: &mut Daemon, name: &str, request: NmreqValeNewif, c
         ..Default::default()
     };
     let shape = EndpointShape { host_tx_rings: 1, host_rx_rings: 1, ..EndpointShape::requested(&shape, MAX_RINGS)? };
-    let scope = daemon.scope(caller);
+    let scope = daemon.admission.scope(caller);
     let memory = &mut RegionMemory::AsUsed;
     let region = match (request.nr_mem_id, daemon.region_of_pipes(scope, name)) {
         (0, Some(region)) => region,
@@ -481,7 +481,7 @@ fn create_host_end(
     // What the host sends is received here.
     let mirrored =
         NmreqRegister { nr_tx_slots: request.nr_rx_slots, nr_rx_slots: request.nr_tx_slots, ..Default::default() };
-    let shape = nic::new_shape(daemon, &link, &mirrored, &in_namespace)?;
+    let shape = nic::new_shape(&daemon.nics, &link, &mirrored, &in_namespace)?;
     let nic = PortKey::Nic(nic::create_for_daemon(daemon, &link, shape, &in_namespace)?);
     let connected = attached::connect(daemon, key, (&nic, Side::Wire), request.nr_mem_id, caller);
     connected.inspect_err(|_| daemon.release_if_unused(&nic)).map(|(id, _)| id)
@@ -492,7 +492,7 @@ pub(crate) fn delete(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result
     check_system_daemon(daemon)?;
     check_root(daemon, caller)?;
     let Some(link) = find_link(name, caller)? else { return no_such_interface() };
-    let Some(hidden) = of_link(daemon, &link, caller)? else {
+    let Some(hidden) = of_link(&daemon.vale, &link, caller)? else {
         return refuse(EINVAL, "it is no persistent port (vale-ctl -n creates them)");
     };
     let state = &daemon.vale.persistent;

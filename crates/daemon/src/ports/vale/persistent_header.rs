@@ -6,6 +6,7 @@ use unetmap_core::errno::EBUSY;
 use super::persistent::PersistentPort;
 use crate::caller::Caller;
 use crate::ports::vale::ValePort;
+use crate::ports::vale::ValeState;
 use crate::ports::{Daemon, PortKey};
 use crate::refusal::{Refusal, refuse};
 
@@ -17,8 +18,8 @@ impl PersistentPort {
 }
 
 /// Returns the header of the packets that programs of this user send and receive on the port with this hidden end.
-pub(crate) fn header_for(daemon: &Daemon, hidden: u32, uid: u32) -> u8 {
-    daemon.vale.persistent.get(hidden).map_or(0, |port| port.header_for(uid))
+pub(crate) fn header_for(vale: &ValeState, hidden: u32, uid: u32) -> u8 {
+    vale.persistent.get(hidden).map_or(0, |port| port.header_for(uid))
 }
 
 /// Whether the caller's process has the port open.

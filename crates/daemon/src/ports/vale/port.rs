@@ -339,13 +339,13 @@ pub(super) fn is_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> 
 
 /// Returns the key of a port name that was parsed: valeS:P.
 pub(in crate::ports) fn key_of(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<ValeKey, Refusal> {
-    if !daemon.may_use_pipes(caller)? {
+    if !daemon.admission.may_use_pipes(caller)? {
         return refuse(EACCES, "this daemon serves switches to other users only where its policy says so");
     }
     let Some((switch, port)) = name.split_once(':') else {
         return refuse(EINVAL, "the name of a switch port is valeS:P");
     };
-    Ok(ValeKey { scope: daemon.scope(caller), switch: switch.into(), port: port.into() })
+    Ok(ValeKey { scope: daemon.admission.scope(caller), switch: switch.into(), port: port.into() })
 }
 
 /// Finds a port of a switch: by name, or, without a name, the next one from the numbers in `request` on. The number of
@@ -356,7 +356,7 @@ pub(crate) fn list_next(
     request: &NmreqValeList,
     caller: &Caller,
 ) -> Result<(String, NmreqValeList), Refusal> {
-    let scope = daemon.scope(caller);
+    let scope = daemon.admission.scope(caller);
     let found =
         |switch: u16, port: u8| NmreqValeList { nr_bridge_idx: switch, nr_port_idx: port.into(), ..Default::default() };
     if name.is_empty() {
@@ -389,12 +389,12 @@ pub(super) fn find<'a>(registry: &'a Registry, key: &ValeKey) -> Option<&'a Port
 
 pub(super) fn find_by_name<'a>(daemon: &'a Daemon, name: &str, caller: &Caller) -> Option<&'a Port<ValePort>> {
     let (switch, port) = name.split_once(':')?;
-    find(&daemon.registry, &ValeKey { scope: daemon.scope(caller), switch: switch.into(), port: port.into() })
+    find(&daemon.registry, &ValeKey { scope: daemon.admission.scope(caller), switch: switch.into(), port: port.into() })
 }
 
 /// Returns the port that programs open as this port of a switch.
-pub(in crate::ports) fn program_port(daemon: &Daemon, key: ValeKey) -> PortKey {
-    match daemon.vale.persistent.attached_as(&key) {
+pub(in crate::ports) fn program_port(vale: &ValeState, key: ValeKey) -> PortKey {
+    match vale.persistent.attached_as(&key) {
         Some(hidden) => PortKey::Persistent(hidden),
         None => PortKey::Vale(key),
     }
@@ -404,7 +404,7 @@ pub(in crate::ports) fn program_port(daemon: &Daemon, key: ValeKey) -> PortKey {
 pub(crate) fn header(daemon: &Daemon, name: &str, caller: &Caller) -> u8 {
     let Some(port) = find_by_name(daemon, name, caller) else { return 0 };
     match daemon.vale.persistent.attached_as(&port.key) {
-        Some(hidden) => persistent_header::header_for(daemon, hidden, caller.peer.uid),
+        Some(hidden) => persistent_header::header_for(&daemon.vale, hidden, caller.peer.uid),
         None => port.header(),
     }
 }

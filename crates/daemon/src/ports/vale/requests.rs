@@ -155,7 +155,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
     let text = match action {
         ValeAction::List => {
             check_may_use_switches(daemon, caller)?;
-            serde_json::to_string(&known_switches(daemon, daemon.scope(caller)))
+            serde_json::to_string(&known_switches(daemon, daemon.admission.scope(caller)))
         }
         ValeAction::Threads => {
             check_may_use_switches(daemon, caller)?;

@@ -34,6 +34,7 @@ use crate::caller::Caller;
 use crate::confinement::confine_packet_thread;
 use crate::owner::owner;
 use crate::ports::Daemon;
+use crate::ports::vale::ValeState;
 use crate::refusal::{Refusal, refuse};
 use crate::threads;
 use crate::threads::wait_for_thread;
@@ -291,8 +292,8 @@ pub(crate) struct WorkerSnapshot {
 }
 
 /// Returns the threads that run.
-pub(crate) fn worker_snapshots(daemon: &Daemon) -> Vec<WorkerSnapshot> {
-    let (loads, workers) = (daemon.vale.loads(), &daemon.vale.workers);
+pub(crate) fn worker_snapshots(vale: &ValeState) -> Vec<WorkerSnapshot> {
+    let (loads, workers) = (vale.loads(), &vale.workers);
     let snapshots = workers.running.iter().enumerate().map(|(n, worker)| {
         let own = || loads.iter().filter(|load| load.thread == Some(n));
         WorkerSnapshot {
@@ -311,7 +312,7 @@ pub(crate) fn worker_snapshots(daemon: &Daemon) -> Vec<WorkerSnapshot> {
 /// Returns the plan and the threads, as JSON.
 pub(super) fn workers_as_json(daemon: &Daemon) -> serde_json::Result<String> {
     let ThreadConfig { threads, cpus } = &daemon.vale.workers.plan;
-    serde_json::to_string(&WorkersSnapshot { threads: *threads, cpus, running: worker_snapshots(daemon) })
+    serde_json::to_string(&WorkersSnapshot { threads: *threads, cpus, running: worker_snapshots(&daemon.vale) })
 }
 
 /// Sets the plan, and applies it to the threads that run.

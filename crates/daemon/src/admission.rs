@@ -5,8 +5,8 @@ use unetmap_core::errno::EACCES;
 
 use crate::caller::Caller;
 use crate::policy::{Policy, PolicyFile};
-use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
+use crate::region::Scope;
 
 /// Which users the daemon serves.
 pub(crate) struct Admission {
@@ -27,10 +27,25 @@ impl Admission {
     }
 }
 
-impl Daemon {
+impl Admission {
+    /// The owner of the names and regions that `caller` refers to, where no interface is involved.
+    pub(crate) fn scope(&self, caller: &Caller) -> Scope {
+        Scope { uid: self.only_user.unwrap_or(caller.peer.uid), netns: 0 }
+    }
+
+    /// The same, where an interface of the caller's network namespace is involved.
+    pub(crate) fn interface_scope(&self, caller: &Caller) -> Scope {
+        Scope { netns: caller.netns_id(), ..self.scope(caller) }
+    }
+
+    /// Whether a user has no budget: root, and each user of a daemon that serves only one.
+    pub(crate) fn has_no_budget(&self, uid: u32) -> bool {
+        uid == 0 || self.policy.is_none()
+    }
+
     /// The policy; `None` in a user's own daemon, which opens no interface.
     pub(crate) fn policy(&mut self) -> Result<Option<&Policy>, Refusal> {
-        match &mut self.admission.policy {
+        match &mut self.policy {
             None => Ok(None),
             Some(file) => file.current().map(Some).or_else(|why| refuse(EACCES, why)),
         }
@@ -38,7 +53,7 @@ impl Daemon {
 
     /// Whether the caller may use this daemon for pipes and switches that involve no interface.
     pub(crate) fn may_use_pipes(&mut self, caller: &Caller) -> Result<bool, Refusal> {
-        if self.admission.only_user.is_some() || caller.peer.uid == 0 {
+        if self.only_user.is_some() || caller.peer.uid == 0 {
             return Ok(true);
         }
         Ok(self.policy()?.is_some_and(|policy| policy.pipes(&caller.identity(policy))))
@@ -47,13 +62,13 @@ impl Daemon {
     /// Refuses a caller that may not use this daemon for anything.
     pub(crate) fn check_admission(&mut self, caller: &Caller) -> Result<(), Refusal> {
         let uid = caller.peer.uid;
-        if self.admission.only_user.is_some() || uid == 0 {
+        if self.only_user.is_some() || uid == 0 {
             return Ok(());
         }
         if self.policy()?.is_some_and(|policy| policy.admits_anything(&caller.identity(policy))) {
             return Ok(());
         }
-        let place = self.admission.policy.as_ref().map(|file| format!("root adds one to {}: ", file.path().display()));
+        let place = self.policy.as_ref().map(|file| format!("root adds one to {}: ", file.path().display()));
         let place = place.unwrap_or_default();
         let why = format!("no rule of this daemon's policy lets user {uid} open anything ({place}unetmap-policy(5))");
         refuse(EACCES, why)
