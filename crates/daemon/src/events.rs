@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use unetmap_sys::process;
 
+use crate::refusal::{Refusal, json};
 use crate::tuning::events::{MAX_OF_ANSWER, MAX_OF_USER, MAX_REASON, MAX_USERS};
 
 /// The process of a session, and its program when it opened the session: it may have ended since.
@@ -179,7 +180,7 @@ impl EventLog {
     }
 
     /// Returns the events after number `after`, of a user or of all, the earliest first.
-    pub(crate) fn json(&self, only: Option<u32>, after: u64) -> serde_json::Result<String> {
+    pub(crate) fn json(&self, only: Option<u32>, after: u64) -> Result<String, Refusal> {
         let (count, number): (u64, fn(&Event) -> u64) = match only {
             Some(uid) => (self.users.get(&uid).map_or(0, |events| events.count), |event| event.number_of_user),
             None => (self.count, |event| event.number),
@@ -195,7 +196,7 @@ impl EventLog {
         events.truncate(MAX_OF_ANSWER);
         let last = events.last().filter(|_| !complete).map_or(count, |event| number(event));
         let missed = last - after - events.len() as u64;
-        serde_json::to_string(&Answer { pid: process::pid(), last, missed, events })
+        json(&Answer { pid: process::pid(), last, missed, events })
     }
 }
 

@@ -4,13 +4,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use unetmap_sys::memfd;
 
 use crate::broker::beside_control;
 use crate::privileged;
-use crate::threads;
+use crate::threads::{self, lock};
 use crate::tuning::memory_files::{AT_START, LEAST, MOST};
 
 /// Files that are ready.
@@ -30,20 +30,16 @@ static STOCK: Stock = Stock { files: Mutex::new(Vec::new()), is_low: Condvar::ne
 /// # Errors
 /// Those of [`memfd::forbid_removal`]; no thread can be started.
 pub(crate) fn start() -> io::Result<()> {
-    STOCK.files().extend(make(AT_START)?);
+    lock(&STOCK.files).extend(make(AT_START)?);
     threads::start("memory files", || beside_control(|| STOCK.refill()))?;
     memfd::keep_pages(|| STOCK.take());
     Ok(())
 }
 
 impl Stock {
-    fn files(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns a file: one that is ready, or a new one if there is none.
     fn take(&self) -> io::Result<OwnedFd> {
-        let mut files = self.files();
+        let mut files = lock(&self.files);
         let file = files.pop();
         if files.len() < LEAST {
             self.is_low.notify_one();
@@ -56,7 +52,7 @@ impl Stock {
         // What is missing is tried again at the next take.
         let mut failed = false;
         loop {
-            let mut files = self.files();
+            let mut files = lock(&self.files);
             while failed || files.len() >= LEAST {
                 files = self.is_low.wait(files).unwrap_or_else(PoisonError::into_inner);
                 failed = false;
@@ -64,7 +60,7 @@ impl Stock {
             let missing = MOST - files.len();
             drop(files);
             match make(missing) {
-                Ok(made) => self.files().extend(made),
+                Ok(made) => lock(&self.files).extend(made),
                 Err(e) => {
                     tracing::debug!("no memory files ahead: {e}");
                     failed = true;

@@ -42,7 +42,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use serde::Serialize;
-use unetmap_core::control::ControlRequest;
 use unetmap_core::control::monitor::MonitorList;
 use unetmap_core::control::node::NodeRequest;
 use unetmap_core::control::request::NetmapRequest;
@@ -56,7 +55,7 @@ use crate::caller::Caller;
 use crate::netmap_requests::{self, Got, Needs, Outcome, Step};
 use crate::ports::{Daemon, monitor};
 use crate::privileged;
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, json, refuse};
 use crate::user_arena::UserArena;
 
 pub(crate) use saved::{PausedNodes, SavedNodes};
@@ -268,11 +267,8 @@ impl Nodes {
         &mut self,
         daemon: &mut Daemon,
         peer: Peer,
-        payload: &[u8],
+        request: NodeRequest,
     ) -> Result<String, Refusal> {
-        let Ok(request) = NodeRequest::decode(payload) else {
-            return refuse(unetmap_core::errno::EINVAL, "the request about the node cannot be decoded");
-        };
         if request != NodeRequest::Show && peer.uid != 0 {
             return refuse(EPERM, "only root may change it");
         }
@@ -290,7 +286,7 @@ impl Nodes {
             ports,
             left: self.ended.iter().map(|node| node.count().0).sum(),
         };
-        serde_json::to_string(&status).or_else(|e| refuse(EIO, format!("the answer cannot be written: {e}")))
+        json(&status)
     }
 
     /// Has the node on at `path`.

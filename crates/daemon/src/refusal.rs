@@ -3,7 +3,9 @@
 
 use std::io;
 
-use unetmap_core::errno::{EMFILE, ENFILE, ENOMEM};
+use serde::Serialize;
+use unetmap_core::control::ControlRequest;
+use unetmap_core::errno::{EINVAL, EIO, EMFILE, ENFILE, ENOMEM};
 use unetmap_core::without_codes;
 
 /// Why a request was refused.
@@ -34,4 +36,14 @@ pub(crate) fn refuse_lack<T>(what: &str, e: &io::Error) -> Result<T, Refusal> {
         _ => "",
     };
     refuse(ENOMEM, format!("{what}: {e}{hint}"))
+}
+
+/// Parses a request.
+pub(crate) fn decode<R: ControlRequest>(payload: &[u8]) -> Result<R, Refusal> {
+    R::decode(payload).or_else(|_| refuse(EINVAL, "the request cannot be decoded"))
+}
+
+/// Returns an answer as JSON.
+pub(crate) fn json(answer: &impl Serialize) -> Result<String, Refusal> {
+    serde_json::to_string(answer).or_else(|e| refuse(EIO, format!("the answer cannot be written: {e}")))
 }

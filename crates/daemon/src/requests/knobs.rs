@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Knobs: reading and setting them (`unetmap get`, `unetmap set`), and reading their file again (`unetmap reload`).
 
-use unetmap_core::control::{ControlRequest, KnobRequest};
-use unetmap_core::errno::{EINVAL, EIO, EPERM};
+use unetmap_core::control::KnobRequest;
+use unetmap_core::errno::EPERM;
 use unetmap_sys::socket::Peer;
 
 use crate::caller::Caller;
@@ -10,28 +10,25 @@ use crate::knobs::{KNOBS, find};
 use crate::log;
 use crate::owner::owner;
 use crate::ports::Daemon;
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, json, refuse};
 use crate::reload;
 
 /// Answers with a knob, or all, as JSON. Only root and the daemon's owner may set knobs.
-pub(super) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Caller) -> Result<String, Refusal> {
-    let Ok(request) = KnobRequest::decode(payload) else {
-        return refuse(EINVAL, "the request about knobs cannot be decoded");
-    };
+pub(super) fn answer_request(daemon: &mut Daemon, request: KnobRequest, caller: &Caller) -> Result<String, Refusal> {
     let (Peer { uid, pid, .. }, owner) = (caller.peer, owner());
-    let text = match request {
+    match request {
         KnobRequest::Get(None) => {
             let all = KNOBS.iter().map(|knob| daemon.knobs.snapshot(knob, current_size(daemon, knob.name, caller)));
-            serde_json::to_string(&all.collect::<Vec<_>>())
+            json(&all.collect::<Vec<_>>())
         }
         KnobRequest::Get(Some(name)) => {
             let knob = find(&name)?;
-            serde_json::to_string(&daemon.knobs.snapshot(knob, current_size(daemon, knob.name, caller)))
+            json(&daemon.knobs.snapshot(knob, current_size(daemon, knob.name, caller)))
         }
         KnobRequest::Set(..) | KnobRequest::Reload if uid != 0 && uid != owner => {
-            return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its knobs"));
+            refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its knobs"))
         }
-        KnobRequest::Reload => serde_json::to_string(&reload::reload(daemon)?),
+        KnobRequest::Reload => json(&reload::reload(daemon)?),
         KnobRequest::Set(name, value) => {
             let knob = find(&name)?;
             let before = daemon.knobs.value(knob);
@@ -39,10 +36,9 @@ pub(super) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
             daemon.knobs.set_checked(&name, value)?;
             tracing::info!(uid, pid, knob = name, before, now = value, "knob set");
             log::set_verbose(daemon.knobs.verbose());
-            serde_json::to_string(&daemon.knobs.snapshot(knob, None))
+            json(&daemon.knobs.snapshot(knob, None))
         }
-    };
-    text.or_else(|e| refuse(EIO, format!("the answer cannot be written: {e}")))
+    }
 }
 
 /// Returns the value of a knob `*_curr_*`: of the caller's region of interfaces, 0 if it has none.

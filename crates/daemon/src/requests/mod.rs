@@ -32,7 +32,7 @@ use crate::netmap_requests::{self, Got, Needs};
 use crate::node::Nodes;
 use crate::ports::nic::survey::{Named, first_need};
 use crate::ports::{Daemon, nic, vale};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, decode};
 
 pub(crate) use lock_holder::{LockHolder, LockHolders};
 pub(crate) use snapshot::SnapshotTask;
@@ -149,15 +149,15 @@ fn nic(call: &mut Call<'_>) -> Reply {
 
 /// Node: state and settings of `/dev/netmap`.
 fn node(call: &mut Call<'_>) -> Reply {
-    let answered = call.nodes.answer_request(call.daemon, call.peer, call.payload);
+    let answered = decode(call.payload).and_then(|request| call.nodes.answer_request(call.daemon, call.peer, request));
     call.text_reply(answered)
 }
 
 impl Call<'_> {
     /// Answers with the text that `handler` returns.
-    fn text(&mut self, handler: fn(&mut Daemon, &[u8], &Caller) -> Result<String, Refusal>) -> Reply {
+    fn text<R: ControlRequest>(&mut self, handler: fn(&mut Daemon, R, &Caller) -> Result<String, Refusal>) -> Reply {
         let Some(caller) = &self.caller else { return Reply::Close };
-        let answered = handler(self.daemon, self.payload, caller);
+        let answered = decode(self.payload).and_then(|request| handler(self.daemon, request, caller));
         self.text_reply(answered)
     }
 

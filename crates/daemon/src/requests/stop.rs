@@ -4,14 +4,14 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
-use unetmap_core::control::{ControlRequest, StopRequest};
-use unetmap_core::errno::{EBUSY, EINVAL, EIO, EPERM};
+use unetmap_core::control::StopRequest;
+use unetmap_core::errno::{EBUSY, EPERM};
 use unetmap_sys::process;
 
 use super::{Call, Reply};
 use crate::ports::Daemon;
 use crate::ports::vale::{attached_ports, persistent::persistent_snapshots};
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, decode, json, refuse};
 
 /// The answer.
 #[derive(Serialize)]
@@ -44,9 +44,7 @@ pub(super) fn stop(call: &mut Call<'_>) -> Reply {
 }
 
 fn answer(call: &mut Call<'_>) -> Result<String, Refusal> {
-    let Ok(StopRequest { force }) = StopRequest::decode(call.payload) else {
-        return refuse(EINVAL, "the request cannot be decoded");
-    };
+    let StopRequest { force } = decode(call.payload)?;
     let (uid, owner) = (call.peer.uid, call.owner);
     if uid != 0 && uid != owner {
         return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may stop it"));
@@ -63,8 +61,7 @@ fn answer(call: &mut Call<'_>) -> Result<String, Refusal> {
     let mut ports = open_ports(call.daemon);
     ports.extend(call.nodes.path().map(|path| OpenPort::Node { port: path }));
     let ends = force || ports.is_empty();
-    let text = serde_json::to_string(&Stopped { pid: process::pid(), ends, ports });
-    let text = text.or_else(|e| refuse(EIO, format!("the answer cannot be written: {e}")))?;
+    let text = json(&Stopped { pid: process::pid(), ends, ports })?;
     if ends {
         tracing::info!(uid, pid = call.peer.pid, "the daemon was told to end");
         call.daemon.ends = Some("a request");

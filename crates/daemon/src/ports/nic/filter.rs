@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
-use unetmap_core::control::ControlRequest;
 use unetmap_core::control::nic::{Filter, NicAction, NicRequest};
-use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_core::errno::{EINVAL, ENXIO, EPERM};
 use unetmap_sys::link::Link;
 use unetmap_sys::xsk;
 
@@ -24,7 +23,7 @@ use crate::policy::Access;
 use crate::ports::mediated::Mediated;
 use crate::ports::{Daemon, PortKey, Session};
 use crate::privileged;
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, json, refuse};
 use crate::region::DAEMON_UID;
 
 /// State of an interface for `unetmap nic`.
@@ -99,10 +98,7 @@ struct FilterSnapshot<'a> {
 }
 
 /// Answers a request about an interface with its state, as JSON.
-pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Caller) -> Result<String, Refusal> {
-    let Ok(request) = NicRequest::decode(payload) else {
-        return refuse(EINVAL, "the request about an interface cannot be decoded");
-    };
+pub(crate) fn answer_request(daemon: &mut Daemon, request: NicRequest, caller: &Caller) -> Result<String, Refusal> {
     if daemon.admission.policy.is_none() {
         return not_system_daemon();
     }
@@ -197,7 +193,7 @@ fn interface_as_json(
         busy_poll: busy_poll.map(BusyPollSnapshot::of),
         header,
     };
-    serde_json::to_string(&snapshot).or_else(|e| refuse(EOPNOTSUPP, format!("the answer cannot be written: {e}")))
+    json(&snapshot)
 }
 
 fn open_port(daemon: &Daemon, nic: &Nic, caller: &Caller) -> OpenPort {

@@ -13,11 +13,12 @@
 //! ```
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::privileged::Deadline;
+use crate::threads::lock;
 use crate::tuning::nic::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, MAX_CONTROL_DELAY};
 
 /// The deadlines that are renewed.
@@ -50,7 +51,7 @@ impl Heartbeat {
     /// Sets a deadline for the first time, and renews it until it is dropped.
     pub(super) fn add(&self, deadline: &Arc<Deadline>) -> io::Result<()> {
         deadline.extend(HEARTBEAT_TIMEOUT)?;
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         state.deadlines.push(Arc::downgrade(deadline));
         if !state.running {
             let heartbeat = self.clone();
@@ -62,16 +63,12 @@ impl Heartbeat {
 
     /// The control thread begins to handle an event.
     pub(crate) fn control_begins(&self) {
-        self.lock().control.busy_since = Some(Instant::now());
+        lock(&self.0).control.busy_since = Some(Instant::now());
     }
 
     /// The control thread waits for events.
     pub(crate) fn control_waits(&self) {
-        self.lock().control.busy_since = None;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).control.busy_since = None;
     }
 
     /// Renews the deadlines until none is left.
@@ -95,7 +92,7 @@ impl Heartbeat {
 
     /// The deadlines, and whether the control thread hangs; `None`: no deadline is left, and the thread ends.
     fn due(&self) -> Option<(Vec<Arc<Deadline>>, bool)> {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         let deadlines: Vec<_> = state.deadlines.iter().filter_map(Weak::upgrade).collect();
         state.deadlines.retain(|deadline| deadline.strong_count() > 0);
         state.running = !deadlines.is_empty();
@@ -134,7 +131,7 @@ mod tests {
     #[test]
     fn the_thread_ends_without_deadlines() {
         let heartbeat = Heartbeat::default();
-        heartbeat.lock().running = true;
-        assert!(heartbeat.due().is_none() && !heartbeat.lock().running);
+        lock(&heartbeat.0).running = true;
+        assert!(heartbeat.due().is_none() && !lock(&heartbeat.0).running);
     }
 }

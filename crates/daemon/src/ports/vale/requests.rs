@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use unetmap_abi::NM_BDG_NAME;
+use unetmap_core::control::ServesRequest;
 use unetmap_core::control::vale::{PortPolicy, RateLimit, VlanMode};
 use unetmap_core::control::vale::{ValeAction, ValeRequest};
-use unetmap_core::control::{ControlRequest, ServesRequest};
-use unetmap_core::errno::{EINVAL, ENOENT, EOPNOTSUPP};
+use unetmap_core::errno::{EINVAL, ENOENT};
 use unetmap_switch::fdb::LIFETIME_EPOCHS;
 
 use super::attach_requests::port_key;
@@ -18,7 +18,7 @@ use super::workers::{set_plan, workers_as_json};
 use super::{ValeKey, ValePort, find, key_of};
 use crate::caller::Caller;
 use crate::ports::{Daemon, Session};
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, json, refuse};
 use crate::region::Scope;
 use crate::registry::Port;
 
@@ -147,15 +147,13 @@ impl RulesSnapshot {
 }
 
 /// Answers a request about a switch with its state, as JSON.
-pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Caller) -> Result<String, Refusal> {
-    let Ok(ValeRequest { name, action }) = ValeRequest::decode(payload) else {
-        return refuse(EINVAL, "the request about a switch cannot be decoded");
-    };
+pub(crate) fn answer_request(daemon: &mut Daemon, request: ValeRequest, caller: &Caller) -> Result<String, Refusal> {
+    let ValeRequest { name, action } = request;
     daemon.settings_changed |= !action.shows();
-    let text = match action {
+    match action {
         ValeAction::List => {
             check_may_use_switches(daemon, caller)?;
-            serde_json::to_string(&known_switches(daemon, daemon.admission.scope(caller)))
+            json(&known_switches(daemon, daemon.admission.scope(caller)))
         }
         ValeAction::Threads => {
             check_may_use_switches(daemon, caller)?;
@@ -168,27 +166,26 @@ pub(crate) fn answer_request(daemon: &mut Daemon, payload: &[u8], caller: &Calle
         }
         ValeAction::Show => {
             let switch = switch_named(daemon, &name, caller)?;
-            serde_json::to_string(&switch_details(daemon, &switch)?)
+            json(&switch_details(daemon, &switch)?)
         }
         ValeAction::Age(seconds) => {
             let switch = switch_named(daemon, &name, caller)?;
             set_age(daemon, &switch, seconds)?;
-            serde_json::to_string(&switch_details(daemon, &switch)?)
+            json(&switch_details(daemon, &switch)?)
         }
         ValeAction::ShowPort => {
             let key = port_key(daemon, &name, caller)?;
             if find(&daemon.registry, &key).is_none() && daemon.vale.settings.of(&key).is_none() {
                 return refuse(ENOENT, "there is no such port, and it has no settings");
             }
-            serde_json::to_string(&PortDetails::of(daemon, &key))
+            json(&PortDetails::of(daemon, &key))
         }
         _ => {
             let key = port_key(daemon, &name, caller)?;
             set_rules(daemon, &key, |rules| action.apply_to(rules))?;
-            serde_json::to_string(&PortDetails::of(daemon, &key))
+            json(&PortDetails::of(daemon, &key))
         }
-    };
-    text.or_else(|e| refuse(EOPNOTSUPP, format!("the answer cannot be written: {e}")))
+    }
 }
 
 fn check_may_use_switches(daemon: &mut Daemon, caller: &Caller) -> Result<(), Refusal> {

@@ -35,9 +35,8 @@ use crate::confinement::confine_packet_thread;
 use crate::owner::owner;
 use crate::ports::Daemon;
 use crate::ports::vale::ValeState;
-use crate::refusal::{Refusal, refuse};
-use crate::threads;
-use crate::threads::wait_for_thread;
+use crate::refusal::{Refusal, json, refuse};
+use crate::threads::{self, wait_for_thread};
 use crate::tuning::server::CPU_AGE;
 
 /// The worker threads that run, and the plan for them.
@@ -310,9 +309,9 @@ pub(crate) fn worker_snapshots(vale: &ValeState) -> Vec<WorkerSnapshot> {
 }
 
 /// Returns the plan and the threads, as JSON.
-pub(super) fn workers_as_json(daemon: &Daemon) -> serde_json::Result<String> {
+pub(super) fn workers_as_json(daemon: &Daemon) -> Result<String, Refusal> {
     let ThreadConfig { threads, cpus } = &daemon.vale.workers.plan;
-    serde_json::to_string(&WorkersSnapshot { threads: *threads, cpus, running: worker_snapshots(&daemon.vale) })
+    json(&WorkersSnapshot { threads: *threads, cpus, running: worker_snapshots(&daemon.vale) })
 }
 
 /// Sets the plan, and applies it to the threads that run.
