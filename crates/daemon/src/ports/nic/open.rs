@@ -180,7 +180,7 @@ pub(crate) fn admitted(daemon: &mut Daemon, name: &str, caller: &Caller) -> Resu
 pub(crate) fn check_still_given(daemon: &mut Daemon, at: &EndpointKey, caller: &Caller) -> Result<(), Refusal> {
     let nic = kernel_work::behind(&daemon.registry, at).and_then(|nic| daemon.registry.nic(&PortKey::Nic(nic)));
     let Some(name) = nic.map(|nic| nic.name.clone()) else { return no_such_interface() };
-    let is_direct = matches!(at.port, PortKey::Nic(_));
+    let is_direct = at.port.as_nic().is_some();
     let access = daemon.admission.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &name));
     if access.is_some_and(|access| !is_direct || access == Access::Direct) { Ok(()) } else { denied(caller) }
 }
