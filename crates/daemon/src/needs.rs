@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! needs        provided by                                          the request has taken   and goes on
-//! Survey       a thread that reads about an interface               nothing                 with what was read
+//! Survey       a thread that reads about an interface               nothing                 from its start, with it
 //! Interface    the end of a thread's work on it for someone else    nothing                 from its start
+//! Memory       a thread that makes it resident                      the memory              from its start, with it
 //! Sockets      a thread that opens them for this request            a port                  with the result
-//! Memory       a thread that makes it resident                      the memory              with the memory
 //! ```
 //! A request that waits is a value, `S`: it owns what it has taken, and gives it back if its client leaves.
 
@@ -21,6 +21,7 @@ pub(crate) enum Needs<S> {
     Survey(Wanted, u32),
     Interface(NicKey, u32),
     Sockets(NicKey, S),
+    /// `None`: the thread has it.
     Memory(Option<Box<Prepared>>),
 }
 

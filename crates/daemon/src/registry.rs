@@ -2,8 +2,7 @@
 //! The registry: which regions, ports and sessions exist. Only the daemon's main thread uses it, so it has no lock.
 //!
 //! The registry holds all ports in one map and treats them alike: it finds the buffers that they hold, and frees a
-//! region after its last port. What it needs of a port is in its [`Record`]; the
-//! kinds are defined in the module `ports`.
+//! region after its last port. It uses a port's [`Record`] alone; the kinds are defined in the module `ports`.
 
 mod record;
 mod regions;

@@ -120,8 +120,8 @@ pub(crate) fn start(setup: &Setup) -> io::Result<()> {
         own.push(one);
         others.push(other);
     }
-    let (alive, worker_alive) = socket::pair()?;
-    others.push(worker_alive);
+    let (alive, of_broker) = socket::pair()?;
+    others.push(of_broker);
     send(&own[0], setup, &others.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
     let own = <[OwnedFd; LANES]>::try_from(own).map_err(|_| io::ErrorKind::InvalidData)?;
     let _ = CONNECTIONS.set(own.map(Mutex::new));

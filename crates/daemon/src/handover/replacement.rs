@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Handing everything over to a successor ([`crate::handover`]), and taking over from an earlier daemon.
+//! Handing everything over to a successor ([`crate::handover`]): the daemon completes what is in progress, and stops its
+//! threads.
 
 use std::io;
 use std::os::fd::OwnedFd;
