@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Handing everything over to a successor ([`crate::handover`]): the daemon completes what is in progress, and stops its
-//! threads.
+//! Handing everything over to a successor ([`crate::handover`]): what is in progress is completed, and threads are
+//! paused.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -4,7 +4,8 @@
 use unetmap_abi::*;
 use unetmap_core::errno::{EINVAL, ENXIO};
 
-use super::{Call, extmem};
+use super::call::Call;
+use super::extmem;
 use crate::ports::{nic, vale};
 use crate::refusal::{Refusal, refuse};
 

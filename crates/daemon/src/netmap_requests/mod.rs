@@ -4,6 +4,7 @@
 //! To add a request: write its handler in the file of its subject, and add a row to [`HANDLERS`]. Numbers that are not
 //! in the table are refused as netmap refuses them.
 
+mod call;
 mod extmem;
 mod info;
 mod register;
@@ -15,15 +16,16 @@ use std::os::fd::OwnedFd;
 use unetmap_abi::*;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
 use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::caller::Caller;
 use crate::needs;
+use crate::ports::Daemon;
 use crate::ports::nic::survey::{Named, first_need};
-use crate::ports::{Daemon, Registered, parse_port_name};
 use crate::refusal::{Refusal, refuse};
 
-pub(crate) use register::Open;
+use call::Call;
+pub(crate) use call::{Got, Needs, Open};
 
 /// The answer to a request, and what it changed.
 pub(crate) struct Outcome {
@@ -34,25 +36,6 @@ pub(crate) struct Outcome {
     pub(crate) session: Option<u64>,
 }
 
-/// A request that is being answered.
-struct Call<'a> {
-    daemon: &'a mut Daemon,
-    /// The handler completes it.
-    request: NetmapRequest,
-    caller: &'a Caller,
-    /// The session that the connection has already.
-    session: Option<u64>,
-    got: Got,
-    /// The session that REGISTER opened.
-    registered: Option<Registered>,
-    /// The need before it can go on.
-    needs: Option<Needs>,
-}
-
-/// A need of a request, with REGISTER's state.
-pub(crate) type Needs = needs::Needs<Box<Open>>;
-/// The result with which a request goes on.
-pub(crate) type Got = needs::Got<Box<Open>>;
 /// How far a request has come.
 pub(crate) type Step = needs::Step<Outcome, Box<Open>>;
 
@@ -142,35 +125,6 @@ impl Call<'_> {
             Some((.., handler)) => handler(self),
             None => refuse_unserved(number, self.session),
         }
-    }
-
-    /// The name of the port.
-    fn name(&self) -> Result<String, Refusal> {
-        match self.request.name() {
-            Some(name) => Ok(name.into()),
-            None => refuse(EINVAL, "the name is not text, or not terminated within 64 bytes"),
-        }
-    }
-
-    fn body<T: FromBytes>(&self) -> Result<T, Refusal> {
-        let body = self.request.body_as();
-        body.map_or_else(|| refuse(EINVAL, "the body does not have the size of the request's structure"), Ok)
-    }
-
-    fn set_body(&mut self, body: &(impl IntoBytes + Immutable)) {
-        self.request.body = body.as_bytes().to_vec();
-    }
-
-    /// Answers a question about the port `name`. A port that does not exist is created for the moment, as `request`
-    /// says.
-    fn inspect<T>(
-        &mut self,
-        name: &str,
-        request: NmreqRegister,
-        question: impl FnOnce(&Daemon, &NmreqRegister) -> Result<T, Refusal>,
-    ) -> Result<T, Refusal> {
-        let register = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..request };
-        self.daemon.inspect(&parse_port_name(name)?, &register, self.caller, question)
     }
 }
 

@@ -4,12 +4,12 @@
 use std::mem;
 
 use unetmap_abi::*;
-use unetmap_core::control::NetmapRequest;
 use unetmap_core::control::request::completed_info;
 use unetmap_core::errno::{EBUSY, EOPNOTSUPP};
 
-use super::{Call, Got, Needs, extmem};
-use crate::ports::{Daemon, Opening, Options, nic};
+use super::call::{Call, Got, Needs, Open};
+use super::extmem;
+use crate::ports::{Options, nic};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionMemory};
 
@@ -88,24 +88,6 @@ fn refused(call: &mut Call<'_>, extmem: Option<RegionKey>, refusal: &Refusal) {
         call.request.set_status(kind, refusal.errno);
     }
     extmem.into_iter().for_each(|region| call.daemon.registry.free_region_if_unused(region));
-}
-
-/// An open that waits for sockets. Its port exists, and has no session yet.
-pub(crate) struct Open {
-    /// As far as it is completed.
-    request: NetmapRequest,
-    opening: Opening,
-    /// The region that it has created for the option EXTMEM.
-    extmem: Option<RegionKey>,
-    offsets: Option<NmreqOptOffsets>,
-}
-
-impl Open {
-    /// Gives back all that it has taken.
-    pub(crate) fn give_up(self, daemon: &mut Daemon) {
-        daemon.give_up_open(&self.opening);
-        self.extmem.into_iter().for_each(|region| daemon.registry.free_region_if_unused(region));
-    }
 }
 
 /// Creates the region that the option EXTMEM requests, if the request has it.

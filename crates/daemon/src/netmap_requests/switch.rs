@@ -4,7 +4,7 @@
 use unetmap_abi::*;
 use unetmap_core::control::NetmapRequest;
 
-use super::Call;
+use super::call::Call;
 use crate::ports::vale::{self, attach_requests, persistent};
 use crate::refusal::Refusal;
 

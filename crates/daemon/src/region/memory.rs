@@ -9,7 +9,7 @@ use unetmap_abi::NmreqRegister;
 use unetmap_core::errno::EINVAL;
 use unetmap_mem::{Geometry, PoolShape, Region, RingShape};
 
-use super::{Scope, Sizes};
+use super::sizes::{Scope, Sizes};
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::ledger::Charge;
 use crate::refusal::{Refusal, refuse, refuse_lack};

@@ -4,10 +4,6 @@
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 
-use unetmap_core::errno::EINVAL;
-use unetmap_sys::socket;
-
-use super::{Answer, Call, Reply};
 use crate::ports::mediators::DAEMON_HOLDER;
 
 /// A process that has a holder ID.
@@ -25,7 +21,8 @@ pub(crate) struct LockHolders {
 }
 
 impl LockHolders {
-    fn allocate(&mut self) -> u32 {
+    /// Gives out a holder ID.
+    pub(super) fn allocate(&mut self) -> u32 {
         loop {
             self.last = self.last.wrapping_add(1).max(1);
             if self.last != DAEMON_HOLDER && self.in_use.insert(self.last) {
@@ -49,21 +46,4 @@ impl LockHolders {
     pub(crate) fn free(&mut self, holder: &LockHolder) {
         self.in_use.remove(&holder.id);
     }
-}
-
-/// LockHolder: a holder ID for the process that is connected.
-pub(super) fn lock_holder(call: &mut Call<'_>) -> Reply {
-    if call.holder.is_some() {
-        return Reply::Invalid(EINVAL, "a second holder ID on one connection");
-    }
-    let id = call.lock_holders.allocate();
-    let pidfd = socket::peer_pidfd(call.connection);
-    let pidfd = pidfd.inspect_err(|e| {
-        tracing::debug!(
-            pid = call.peer.pid,
-            "no pidfd; the end of the connection counts as the exit of the process: {e}"
-        );
-    });
-    *call.holder = Some(LockHolder { id, pidfd: pidfd.ok() });
-    Reply::Answer(Answer { holder: id, ..Default::default() })
 }

@@ -4,6 +4,7 @@
 //! To add a kind: write its handler in the file of its subject, and add a row to [`HANDLERS`]. The requests' types,
 //! with their encoding, are in the library that clients use, too.
 
+mod call;
 mod events;
 mod knobs;
 mod lock_holder;
@@ -11,86 +12,31 @@ mod port;
 mod snapshot;
 mod stop;
 
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
 use unetmap_abi::NmreqHeader;
 use unetmap_core::control::{
     AttachRequest, ControlRequest, EventsRequest, HelloRequest, Kind, KnobRequest, LockHolderRequest, NetmapRequest,
     NextMonitorRequest, NicRequest, NodeRequest, PeerDoorbellsRequest, ServesRequest, SnapshotRequest, StopRequest,
     UnbindRequest, ValeRequest, wire,
 };
-use unetmap_core::errno::{ENOMEM, EPROTO};
-use unetmap_sys::memfd;
-use unetmap_sys::socket::Peer;
+use unetmap_core::errno::{EINVAL, EPROTO};
+use unetmap_sys::socket;
 use zerocopy::FromBytes as _;
 
-use crate::caller::Caller;
-use crate::netmap_requests::{self, Got, Needs};
-use crate::node::Nodes;
+use crate::netmap_requests;
 use crate::ports::nic::survey::{Named, first_need};
-use crate::ports::{Daemon, nic, vale};
-use crate::refusal::{Refusal, decode};
+use crate::ports::{nic, vale};
+use crate::refusal::decode;
 
+pub(crate) use call::{Answer, Call, Reply, text_answer};
 pub(crate) use lock_holder::{LockHolder, LockHolders};
 pub(crate) use snapshot::SnapshotTask;
-
-/// A message that is being answered.
-pub(crate) struct Call<'a> {
-    pub(crate) daemon: &'a mut Daemon,
-    pub(crate) nodes: &'a mut Nodes,
-    pub(crate) lock_holders: &'a mut LockHolders,
-    pub(crate) connection: &'a Arc<OwnedFd>,
-    pub(crate) peer: Peer,
-    /// The process at the other end, as the kernel describes it; `None`: it does not.
-    pub(crate) caller: Option<Caller>,
-    /// The result for which the request has waited.
-    pub(crate) got: Got,
-    /// The session that the connection has.
-    pub(crate) session: &'a mut Option<u64>,
-    /// The lock holder that the connection stands for.
-    pub(crate) holder: &'a mut Option<LockHolder>,
-    pub(crate) payload: &'a [u8],
-    /// The user that the daemon runs as.
-    pub(crate) owner: u32,
-    /// Whether a service manager runs the daemon.
-    pub(crate) is_service: bool,
-}
-
-/// The fate of a message.
-pub(crate) enum Reply {
-    Answer(Answer),
-    /// The request waits.
-    Needs(Needs),
-    /// The answer follows when the snapshot is complete.
-    Later(Box<SnapshotTask>),
-    /// The message is invalid.
-    Invalid(i32, &'static str),
-    /// The connection is closed without an answer.
-    Close,
-}
-
-/// An answer.
-#[derive(Default)]
-pub(crate) struct Answer {
-    /// 0, or netmap's error number.
-    pub(crate) errno: i32,
-    /// In the answer to `LockHolder`: the holder ID.
-    pub(crate) holder: u32,
-    pub(crate) payload: Vec<u8>,
-    pub(crate) fds: Vec<OwnedFd>,
-    /// A file among these, as the daemon can empty it: the text.
-    pub(crate) text: Option<OwnedFd>,
-}
 
 type Handler = fn(&mut Call<'_>) -> Reply;
 
 /// The name of each kind of message, and its handler.
 const HANDLERS: [(Kind, &str, Handler); 15] = [
     (HelloRequest::KIND, "hello", |_| Reply::Answer(Answer::default())),
-    (LockHolderRequest::KIND, "lock holder", lock_holder::lock_holder),
+    (LockHolderRequest::KIND, "lock holder", lock_holder),
     (NetmapRequest::KIND, "netmap", port::netmap_request),
     (AttachRequest::KIND, "attach", port::repeat_answer),
     (UnbindRequest::KIND, "unbind", port::unbind),
@@ -101,7 +47,7 @@ const HANDLERS: [(Kind, &str, Handler); 15] = [
     (ValeRequest::KIND, "vale", |call| call.text(vale::answer_request)),
     (NodeRequest::KIND, "node", node),
     (KnobRequest::KIND, "knobs", |call| call.text(knobs::answer_request)),
-    (SnapshotRequest::KIND, "snapshot", snapshot::snapshot),
+    (SnapshotRequest::KIND, "snapshot", snapshot),
     (EventsRequest::KIND, "events", |call| call.text(events::answer_request)),
     (StopRequest::KIND, "stop", stop::stop),
 ];
@@ -153,40 +99,28 @@ fn node(call: &mut Call<'_>) -> Reply {
     call.text_reply(answered)
 }
 
-impl Call<'_> {
-    /// Answers with the text that `handler` returns.
-    fn text<R: ControlRequest>(&mut self, handler: fn(&mut Daemon, R, &Caller) -> Result<String, Refusal>) -> Reply {
-        let Some(caller) = &self.caller else { return Reply::Close };
-        let answered = decode(self.payload).and_then(|request| handler(self.daemon, request, caller));
-        self.text_reply(answered)
+/// LockHolder: a holder ID for the process that is connected.
+fn lock_holder(call: &mut Call<'_>) -> Reply {
+    if call.holder.is_some() {
+        return Reply::Invalid(EINVAL, "a second holder ID on one connection");
     }
-
-    fn text_reply(&self, answered: Result<String, Refusal>) -> Reply {
-        Reply::Answer(answered.map_or_else(|refusal| self.refused(refusal), |text| text_answer(&[&text])))
-    }
-
-    /// Returns the answer to a request that was refused.
-    fn refused(&self, refusal: Refusal) -> Answer {
-        let Refusal { errno, why, .. } = refusal;
-        tracing::debug!(pid = self.peer.pid, errno, why, "refused");
-        Answer { errno, payload: why.into_bytes(), ..Default::default() }
-    }
+    let id = call.lock_holders.allocate();
+    let pidfd = socket::peer_pidfd(call.connection);
+    let pidfd = pidfd.inspect_err(|e| {
+        tracing::debug!(
+            pid = call.peer.pid,
+            "no pidfd; the end of the connection counts as the exit of the process: {e}"
+        );
+    });
+    *call.holder = Some(LockHolder { id, pidfd: pidfd.ok() });
+    Reply::Answer(Answer { holder: id, ..Default::default() })
 }
 
-/// Returns an answer with a text of any length, in parts. A text that does not fit the answer is sent as a file, for
-/// which its user pays as long as programs have it ([`crate::shared_files`]).
-pub(crate) fn text_answer(parts: &[&str]) -> Answer {
-    let bytes: usize = parts.iter().map(|part| part.len()).sum();
-    if bytes <= wire::MAX_REPLY - wire::HEAD_BYTES {
-        return Answer { payload: parts.concat().into(), ..Default::default() };
-    }
-    let file = memfd::create_unsealed("unetmap-text").and_then(|fd| {
-        let mut file = File::from(fd);
-        parts.iter().try_for_each(|part| file.write_all(part.as_bytes()))?;
-        Ok((memfd::read_only(&file)?, file.into()))
-    });
-    match file {
-        Ok((theirs, file)) => Answer { fds: vec![theirs], text: Some(file), ..Default::default() },
-        Err(e) => Answer { errno: e.raw_os_error().unwrap_or(ENOMEM), ..Default::default() },
-    }
+/// Snapshot. Users other than root and the daemon's owner see their own ports only.
+fn snapshot(call: &mut Call<'_>) -> Reply {
+    let uid = call.peer.uid;
+    let only = (uid != 0 && uid != call.owner).then_some(uid);
+    let users = call.daemon.user_snapshots(only);
+    let totals = if only.is_none() { call.daemon.total_snapshots() } else { Vec::new() };
+    Reply::Later(Box::new(SnapshotTask::new(call.daemon, (users, totals), only)))
 }

@@ -6,7 +6,7 @@ use std::mem;
 use unetmap_core::control::{ControlRequest, NetmapRequest, NextMonitorRequest, PeerDoorbellsRequest, ServesRequest};
 use unetmap_core::errno::{ENXIO, EPROTO};
 
-use super::{Answer, Call, Reply};
+use super::call::{Answer, Call, Reply};
 use crate::netmap_requests::{self, Got, Outcome, Step};
 use crate::ports::nic::{self, survey};
 use crate::ports::{EndpointKey, monitor};

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use unetmap_sys::{memfd, process};
 
-use super::{Call, Reply};
 use crate::handover::store::ProtectionSnapshot;
 use crate::owner::owner;
 use crate::ports::vale::persistent::persistent_snapshots;
@@ -172,15 +171,6 @@ fn append(list: &mut String, value: &impl Serialize) {
         list.push(',');
     }
     list.push_str(&to_json(value));
-}
-
-/// Snapshot. Users other than root and the daemon's owner see their own ports only.
-pub(super) fn snapshot(call: &mut Call<'_>) -> Reply {
-    let uid = call.peer.uid;
-    let only = (uid != 0 && uid != call.owner).then_some(uid);
-    let users = call.daemon.user_snapshots(only);
-    let totals = if only.is_none() { call.daemon.total_snapshots() } else { Vec::new() };
-    Reply::Later(Box::new(SnapshotTask::new(call.daemon, (users, totals), only)))
 }
 
 fn session(daemon: &Daemon, id: u64) -> Option<SessionSnapshot> {

@@ -8,7 +8,7 @@ use unetmap_core::control::StopRequest;
 use unetmap_core::errno::{EBUSY, EPERM};
 use unetmap_sys::process;
 
-use super::{Call, Reply};
+use super::call::{Call, Reply};
 use crate::ports::Daemon;
 use crate::ports::vale::{attached_ports, persistent::persistent_snapshots};
 use crate::refusal::{Refusal, decode, json, refuse};
