@@ -25,6 +25,7 @@ mod backoff;
 mod file;
 mod held_polls;
 mod ioctl;
+mod jobs;
 mod memory;
 mod mount;
 mod paused;
@@ -39,93 +40,25 @@ use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::Receiver;
 
 use serde::Serialize;
-use unetmap_core::control::monitor::MonitorList;
 use unetmap_core::control::node::NodeRequest;
-use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::errno::{EBUSY, EIO, ENODEV, EPERM};
-use unetmap_sys::Doorbell;
 use unetmap_sys::fuse::{self, Device};
 use unetmap_sys::socket::Peer;
 
 use crate::broker;
-use crate::caller::Caller;
-use crate::netmap_requests::{self, Got, Needs, Outcome, Step};
+use crate::netmap_requests::{self, Got, Needs, Step};
 use crate::ports::{Daemon, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, json, refuse};
 use crate::user_arena::UserArena;
 
+use jobs::JobQueue;
+pub(crate) use jobs::{Job, PortRequest};
 pub(crate) use saved::{PausedNodes, SavedNodes};
 use shared::Shared;
-
-/// A job that the node's threads have for the main thread.
-pub(crate) enum Job {
-    /// Returns the file with all regions of a user.
-    UserArena(u32, SyncSender<Result<Arc<UserArena>, i32>>),
-    /// Checks that the policy gives the caller anything.
-    Admit(Caller, SyncSender<Result<(), i32>>),
-    /// Answers a request for a port in the user's arena.
-    Request(Box<PortRequest>),
-    /// Closes a session.
-    Close(u64),
-    /// The node of that number has ended: no file of it is open any more.
-    NodeEnded(u64),
-}
-
-impl Job {
-    /// Its kind, for `work_times`.
-    pub(crate) fn kind(&self) -> &'static str {
-        match self {
-            Job::UserArena(..) => "node: arena",
-            Job::Admit(..) => "node: admission",
-            Job::Request(..) => "node: request",
-            Job::Close(_) => "node: close",
-            Job::NodeEnded(_) => "node: end",
-        }
-    }
-}
-
-/// A request, and its caller.
-pub(crate) struct PortRequest {
-    pub(crate) request: NetmapRequest,
-    pub(crate) caller: Caller,
-    pub(crate) session: Option<u64>,
-    pub(crate) arena: Arc<UserArena>,
-    /// Where the outcome goes, with the list of the port's monitors.
-    pub(crate) reply: SyncSender<(Outcome, Arc<MonitorList>)>,
-}
-
-/// The queue of jobs.
-#[derive(Clone)]
-pub(crate) struct JobQueue {
-    sender: Sender<Job>,
-    doorbell: Arc<Doorbell>,
-}
-
-impl JobQueue {
-    /// Queues a job. The main thread does the jobs in order.
-    pub(crate) fn push(&self, job: Job) {
-        // Fails only when the daemon exits.
-        if self.sender.send(job).is_ok() {
-            self.doorbell.notify();
-        }
-    }
-
-    /// Wakes the main thread.
-    fn notify(&self) {
-        self.doorbell.notify();
-    }
-
-    /// Queues a job and waits for its result; `None` when the daemon exits.
-    pub(crate) fn call<T>(&self, job: impl FnOnce(SyncSender<T>) -> Job) -> Option<T> {
-        let (reply, answer) = sync_channel(1);
-        self.push(job(reply));
-        answer.recv().ok()
-    }
-}
 
 /// The state of the node, for `unetmap node status`.
 #[derive(Serialize)]
@@ -169,8 +102,7 @@ fn keep(daemon: &mut Daemon, session: u64, arena: &Arc<UserArena>, fds: &[OwnedF
 impl Nodes {
     /// Returns the state without a node, for the daemon that listens at `socket`.
     pub(crate) fn new(socket: &Path) -> io::Result<Nodes> {
-        let (sender, receiver) = channel();
-        let jobs = JobQueue { sender, doorbell: Arc::new(Doorbell::new()?) };
+        let (jobs, receiver) = JobQueue::new()?;
         Ok(Nodes {
             jobs,
             receiver,

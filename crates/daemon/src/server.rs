@@ -21,6 +21,7 @@
 mod accept;
 mod answers;
 mod disconnect;
+mod resume;
 mod timers;
 mod unsent;
 mod waiting;
@@ -54,14 +55,14 @@ use crate::node::{Job, Nodes};
 use crate::owner::owner;
 use crate::ports::nic::settle;
 use crate::ports::{Daemon, nic};
+use crate::privileged;
 use crate::reload;
 use crate::requests::{self, Answer, Call, LockHolder, LockHolders, Reply};
 use crate::service::Service;
 use crate::tuning::server::{EXIT_RETRY, MAX_WAITING};
 use crate::turns::{Next, Turns};
 use crate::work_times::{WorkClock, WorkTimes};
-use answers::WaitingAnswers;
-use unsent::send_refusal;
+use unsent::{WaitingAnswers, send_refusal};
 use waiting::WaitingConnections;
 use waits::Waits;
 use work::{FIRST_TOKEN, INTERFACES, LISTENER, NO_MESSAGE, NODE, SIGNALS, Task, WATCHES, Work, kind_of_event};
@@ -237,33 +238,8 @@ impl Server {
             }
             // Connections that end no longer count when new ones are accepted.
             events.sort_by_key(|(token, _)| *token == LISTENER);
-            for &(token, flags) in &events {
-                self.daemon.nics.heartbeat.control_begins();
-                let begin = self.clock.begin();
-                match token {
-                    LISTENER => self.accept_clients(),
-                    token if token & WATCHES != 0 => nic::links_changed(&mut self.daemon, token & !WATCHES),
-                    INTERFACES => self.threads_have_done(),
-                    work::STORE => self.store_answers(),
-                    NODE => {
-                        self.nodes.clear_doorbell();
-                        while let Some((uid, job)) = self.nodes.next_job(&self.daemon) {
-                            self.turns.push(uid, Work::Job(job));
-                        }
-                    }
-                    SIGNALS => {
-                        while let Some(signal) = process::next_signal(signals)? {
-                            match signal {
-                                Signal::HUP => self.reload(service),
-                                _ => self.daemon.ends = Some("a signal"),
-                            }
-                        }
-                    }
-                    token if token % 2 == 1 => self.end(token - 1),
-                    token => self.client_event(token, flags),
-                }
-                self.event_changed(service, token);
-                self.work_times.add(0, kind_of_event(token), self.clock.end(&begin));
+            for &event in &events {
+                self.handle_event(event, signals, service)?;
             }
             next_turn = self.do_next();
             if self.release() {
@@ -281,10 +257,46 @@ impl Server {
         }
     }
 
+    /// Handles an event of the event loop.
+    fn handle_event(
+        &mut self,
+        (token, flags): (u64, EventFlags),
+        signals: BorrowedFd<'_>,
+        service: &mut Service,
+    ) -> io::Result<()> {
+        self.daemon.nics.heartbeat.control_begins();
+        let begin = self.clock.begin();
+        match token {
+            LISTENER => self.accept_clients(),
+            token if token & WATCHES != 0 => nic::links_changed(&mut self.daemon, token & !WATCHES),
+            INTERFACES => self.threads_have_done(),
+            work::STORE => self.store_answers(),
+            NODE => {
+                self.nodes.clear_doorbell();
+                while let Some((uid, job)) = self.nodes.next_job(&self.daemon) {
+                    self.turns.push(uid, Work::Job(job));
+                }
+            }
+            SIGNALS => {
+                while let Some(signal) = process::next_signal(signals)? {
+                    match signal {
+                        Signal::HUP => self.reload(service),
+                        _ => self.daemon.ends = Some("a signal"),
+                    }
+                }
+            }
+            token if token % 2 == 1 => self.end(token - 1),
+            token => self.client_event(token, flags),
+        }
+        self.event_changed(service, token);
+        self.work_times.add(0, kind_of_event(token), self.clock.end(&begin));
+        Ok(())
+    }
+
     /// Opens the log again, and reads the configuration and the policy.
     fn reload(&mut self, service: &Service) {
         service.reloading();
-        timers::open_log();
+        open_log();
         if let Err(refusal) = reload::reload(&mut self.daemon) {
             tracing::error!("the daemon goes on with the configuration that it had: {}", refusal.why);
         }
@@ -560,5 +572,12 @@ impl Server {
         tracing::debug!(pid = client.peer.pid, why, "connection closed");
         send_refusal(&client.fd, client.tag, answer);
         false
+    }
+}
+
+/// Opens the log's file again.
+fn open_log() {
+    if let Err(e) = privileged::open_log() {
+        tracing::warn!("the log cannot be opened again: {e}");
     }
 }

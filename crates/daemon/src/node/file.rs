@@ -10,8 +10,8 @@ use unetmap_core::{Error, Interest, Port};
 use unetmap_sys::fuse::Requester;
 
 use super::backoff::Backoff;
+use super::jobs::{Job, JobQueue};
 use super::mount::{Mount, RequestId};
-use super::{Job, JobQueue};
 use crate::threads::lock;
 use crate::user_arena::UserArena;
 

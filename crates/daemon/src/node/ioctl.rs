@@ -14,11 +14,11 @@ use unetmap_sys::thread::RemoteThread;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::file::{File, SlowOp, SlowRequest};
+use super::jobs::{Job, PortRequest};
 use super::memory::{ETIMEDOUT, ProgramMemory};
 use super::mount::RequestId;
 use super::serve::EINTR;
 use super::shared::Shared;
-use super::{Job, PortRequest};
 use crate::caller::Caller;
 use crate::tuning::node::{QUEUE_FREE_LIMIT, QUEUE_FREE_PAUSE};
 

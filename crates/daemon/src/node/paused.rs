@@ -23,12 +23,13 @@ use unetmap_core::Interest;
 use unetmap_core::errno::EAGAIN;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 
+use super::Nodes;
 use super::file::{File, SlowRequest};
+use super::jobs::Job;
 use super::mount::Mount;
 use super::serve::{spawn, start_waker};
 use super::shared::Shared;
 use super::slow::run_kept;
-use super::{Job, Nodes};
 use crate::ports::{Daemon, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::threads;

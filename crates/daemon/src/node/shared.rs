@@ -16,10 +16,10 @@ use unetmap_sys::fuse::Backing;
 
 use super::file::{File, SlowRequest};
 use super::held_polls::HeldPolls;
+use super::jobs::{Job, JobQueue};
 use super::memory::MemoryHelpers;
 use super::mount::{Mount, RequestId};
 use super::waker::PollWaker;
-use super::{Job, JobQueue};
 use crate::caller::Caller;
 use crate::ports::mediators::DAEMON_HOLDER;
 use crate::threads::lock;

@@ -13,7 +13,7 @@
 //! That something was received is looked at when it matters. While anything is held, all connections with something in
 //! flight are *parked*: an event follows when the client has received it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::mem;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
@@ -35,23 +35,6 @@ use crate::refusal::{Refusal, refuse_lack};
 use crate::region::Scope;
 use crate::requests::{self, Answer, SnapshotTask, text_answer};
 use crate::tuning::answers::{RESEND_LIMIT, RESEND_PAUSE};
-
-/// Messages and answers that wait.
-#[derive(Default)]
-pub(super) struct WaitingAnswers {
-    /// By user: connections of which a message waits until something in flight was received.
-    held: BTreeMap<u32, BTreeSet<u64>>,
-    /// Whether one of them may go on.
-    may_release: bool,
-    /// Connections with an answer that the kernel does not send now.
-    unsent: BTreeSet<u64>,
-    /// When those are sent again.
-    resend: Option<Instant>,
-    /// When the kernel refused an answer first, and last, of those that it has refused without a long pause.
-    refused: Option<(Instant, Instant)>,
-    /// Whether the log says that requests fail.
-    is_logged: bool,
-}
 
 impl Server {
     /// Why an answer with descriptors must not be sent to a user now, if so.

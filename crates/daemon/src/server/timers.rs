@@ -3,18 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::Server;
+use super::{Server, open_log};
 use crate::log;
 use crate::ports::nic::abandoned;
 use crate::ports::vale;
-use crate::privileged;
-
-/// Opens the log's file again.
-pub(super) fn open_log() {
-    if let Err(e) = privileged::open_log() {
-        tracing::warn!("the log cannot be opened again: {e}");
-    }
-}
 
 impl Server {
     /// Does what is due; returns the time until more is.

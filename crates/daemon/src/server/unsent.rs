@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! An answer while it is sent.
+//! An answer while it is sent, and those that wait to be.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use unetmap_core::control::{ControlRequest as _, Kind, NetmapRequest, wire};
 use unetmap_core::errno::EIO;
@@ -48,6 +50,23 @@ impl Unsent {
         }
         Ok(())
     }
+}
+
+/// Messages and answers that wait until clients have received others.
+#[derive(Default)]
+pub(super) struct WaitingAnswers {
+    /// By user: connections of which a message waits until something in flight was received.
+    pub(super) held: BTreeMap<u32, BTreeSet<u64>>,
+    /// Whether one of them may go on.
+    pub(super) may_release: bool,
+    /// Connections with an answer that the kernel does not send now.
+    pub(super) unsent: BTreeSet<u64>,
+    /// When those are sent again.
+    pub(super) resend: Option<Instant>,
+    /// When the kernel refused an answer first, and last, of those that it has refused without a long pause.
+    pub(super) refused: Option<(Instant, Instant)>,
+    /// Whether the log says that requests fail.
+    pub(super) is_logged: bool,
 }
 
 /// Sends an answer without descriptors to a client that may be none.

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The waits of requests in the event loop: they begin, threads provide, and requests go on ([`super::waits`]).
+
+use unetmap_core::control::Kind;
+
+use super::Server;
+use super::waits::{Waiter, Waiting};
+use super::work::{Task, WATCHES, Work};
+use crate::caller::Caller;
+use crate::netmap_requests::{Got, Needs};
+use crate::ports::nic::settle::Back;
+use crate::ports::nic::{self, NicKey, settle, survey};
+use crate::refusal::Refusal;
+use crate::region_preparer::Preparer;
+
+/// The work that goes on with a request.
+fn work(number: u64) -> Work {
+    if number.is_multiple_of(2) { Work::Continue(number) } else { Work::Resume(number) }
+}
+
+impl Server {
+    /// Has the message of a connection wait.
+    pub(super) fn wait(&mut self, token: u64, (kind, payload): (Kind, &[u8]), caller: Option<Caller>, needs: Needs) {
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        client.task = Some((kind, Task::Wait));
+        let uid = client.peer.uid;
+        self.begin_wait(token, uid, Waiter::Connection(payload.to_vec(), caller), needs);
+    }
+
+    /// Has the requests of the node wait that need something.
+    pub(crate) fn wait_for_node(&mut self) {
+        for (needs, request) in self.nodes.take_waiting() {
+            self.waits.of_node += 2;
+            self.begin_wait(self.waits.of_node + 1, request.caller.peer.uid, Waiter::Node(request), needs);
+        }
+    }
+
+    fn begin_wait(&mut self, number: u64, uid: u32, waiter: Waiter, needs: Needs) {
+        let state = match needs {
+            Needs::Survey(wanted, rounds) => {
+                survey::begin(&mut self.daemon, number, wanted.clone());
+                Err(Needs::Survey(wanted, rounds))
+            }
+            Needs::Memory(Some(memory)) => {
+                if self.waits.preparer.is_none() {
+                    self.waits.preparer = self.start_preparer();
+                }
+                match &self.waits.preparer {
+                    Some(preparer) => {
+                        preparer.prepare(number, memory);
+                        Err(Needs::Memory(None))
+                    }
+                    // The control thread touches it.
+                    None => Ok(Got::Memory(Some(memory))),
+                }
+            }
+            other => Err(other),
+        };
+        if state.is_ok() {
+            self.turns.push(uid, work(number));
+        }
+        self.waits.all.insert(number, Waiting { uid, waiter, state });
+    }
+
+    fn start_preparer(&self) -> Option<Preparer> {
+        let started = Preparer::new(self.daemon.nics.work.shared_doorbell()?);
+        started.inspect_err(|e| tracing::debug!("no thread that prepares memory: {e}")).ok()
+    }
+
+    /// Goes on with a request of the node, if it can.
+    pub(super) fn resume(&mut self, number: u64) {
+        let Some((Waiter::Node(request), got)) = self.waits.take_ready(number) else { return };
+        self.answered = "node: request";
+        self.nodes.answer_request_of_program(&mut self.daemon, request, got);
+        self.wait_for_node();
+        self.add_watches();
+    }
+
+    /// A request does not wait any more: it gives back what it has.
+    pub(super) fn end_wait(&mut self, number: u64) {
+        if let Some(waiting) = self.waits.all.remove(&number) {
+            self.give_back(number, waiting.state);
+        }
+    }
+
+    /// Gives back what a request has that does not go on.
+    pub(super) fn give_back(&mut self, number: u64, state: Result<Got, Needs>) {
+        match state {
+            Err(Needs::Survey(..)) => survey::forget(&mut self.daemon, number),
+            Err(Needs::Sockets(_, open)) | Ok(Got::Sockets(open, _)) => open.give_up(&mut self.daemon),
+            Ok(Got::Memory(memory)) => {
+                self.waits.preparer.iter().zip(memory).for_each(|(preparer, memory)| preparer.free(memory));
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives requests what threads have done for them.
+    pub(super) fn threads_have_done(&mut self) {
+        let Back { nics, surveys } = settle::take_back(&mut self.daemon);
+        for (number, survey) in surveys {
+            let ready = self.waits.provide(number, |needs| match needs {
+                Needs::Survey(_, rounds) => Ok(Got::Survey(survey, rounds)),
+                other => Err(other),
+            });
+            ready.into_iter().for_each(|uid| self.turns.push(uid, work(number)));
+        }
+        for (nic, result) in nics {
+            self.interface_is_back(nic, result);
+        }
+        let prepared = self.waits.preparer.as_ref().map(Preparer::take_done).unwrap_or_default();
+        for (number, memory) in prepared {
+            self.turns.count_time(memory.scope.uid, memory.time());
+            let mut memory = Some(memory);
+            let ready = self.waits.provide(number, |needs| match needs {
+                Needs::Memory(_) => Ok(Got::Memory(memory.take())),
+                other => Err(other),
+            });
+            match ready.filter(|_| memory.is_none()) {
+                Some(uid) => self.turns.push(uid, work(number)),
+                None => self.give_back(number, Ok(Got::Memory(memory))),
+            }
+        }
+        settle::close_unneeded(&mut self.daemon);
+        self.add_watches();
+    }
+
+    /// A thread has given an interface back: an open that waits for its sockets goes on at once.
+    fn interface_is_back(&mut self, nic: NicKey, result: Result<(), Refusal>) {
+        let mut result = Some(result);
+        let needs_it = |needs: &Needs| matches!(needs, Needs::Interface(of, _) | Needs::Sockets(of, ..) if *of == nic);
+        for number in self.waits.that_need(needs_it) {
+            let mut is_open = false;
+            let ready = self.waits.provide(number, |needs| match needs {
+                Needs::Interface(_, rounds) => Ok(Got::Interface(rounds)),
+                Needs::Sockets(_, open) => {
+                    is_open = true;
+                    Ok(Got::Sockets(open, result.take().unwrap_or(Ok(()))))
+                }
+                other => Err(other),
+            });
+            match ready {
+                Some(uid) if is_open => _ = self.do_work(uid, work(number)),
+                Some(uid) => self.turns.push(uid, work(number)),
+                None => {}
+            }
+        }
+    }
+
+    /// Has requests go on at once that wait for memory: it is touched as they use it.
+    pub(crate) fn end_memory_waits(&mut self) {
+        for number in self.waits.that_need(|needs| matches!(needs, Needs::Memory(_))) {
+            self.waits.provide(number, |_| Ok(Got::Memory(None)));
+        }
+        let ready = self.waits.all.iter().filter(|(_, waiting)| matches!(waiting.state, Ok(Got::Memory(_))));
+        for number in ready.map(|(number, _)| *number).collect::<Vec<_>>() {
+            if number.is_multiple_of(2) { self.continue_answer(number) } else { self.resume(number) }
+        }
+    }
+
+    /// Adds new watches of interfaces to the event loop. A watch that is closed leaves it.
+    pub(crate) fn add_watches(&mut self) {
+        let mut added = Ok(());
+        let state = &mut self.daemon.nics;
+        for (netns, watch) in state.watches.iter_mut().filter(|(_, watch)| !watch.in_event_loop) {
+            watch.in_event_loop = true;
+            added = added.and(self.epoll.add(&watch.watch, WATCHES | *netns, true, false));
+        }
+        if let Some(watch) = state.settings.watch()
+            && !state.settings.in_event_loop
+        {
+            added = added.and(self.epoll.add(watch, WATCHES | nic::ALL_NAMESPACES, true, false));
+            state.settings.in_event_loop = true;
+        }
+        if let Err(e) = added {
+            tracing::warn!("changes of interfaces will not be noticed: {e}");
+        }
+    }
+}
