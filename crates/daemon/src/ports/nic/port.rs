@@ -65,17 +65,17 @@ impl NicPort {
         }
     }
 
-    /// Whether a thread opens sockets of it.
-    pub(crate) fn is_being_opened(&self) -> bool {
-        matches!(&self.state, State::Away(away) if away.is_open)
-    }
-
     /// The same, mutable.
     pub(crate) fn here_mut(&mut self) -> Option<&mut Nic> {
         match &mut self.state {
             State::Here(nic) => Some(nic),
             State::Away(_) => None,
         }
+    }
+
+    /// Whether a thread opens sockets of it.
+    pub(crate) fn is_being_opened(&self) -> bool {
+        matches!(&self.state, State::Away(away) if away.is_open)
     }
 
     /// Hands the interface over, to have sockets opened or for another reason; `None` if it is away already.
