@@ -10,24 +10,27 @@
 mod budgets;
 mod file;
 mod shares;
+mod words;
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+use unetmap_core::control::trusted_file;
 
 use crate::budget::Budgets;
 use crate::owner::owner;
 use crate::written::{self, Wrong, wrong};
 use budgets::WrittenBudget;
-pub(crate) use file::PolicyFile;
-use nix::unistd::{Group, User};
-use serde::{Deserialize, Serialize};
-pub(crate) use shares::PipeOwner;
 use shares::{Share, WrittenShare};
-use toml::Spanned;
-use unetmap_core::control::trusted_file;
+use words::{Account, Accounts, Pattern, Symbol, Users, Word, groups, patterns, system_account, users};
+
+pub(crate) use file::PolicyFile;
+pub(crate) use shares::PipeOwner;
+pub(crate) use words::Identity;
 
 /// The policy file, unless the command line names another.
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/policy.toml";
@@ -38,16 +41,6 @@ const GROUP: &str = "netmap";
 const MAX_NAME: usize = 15;
 /// The daemon's own namespace. All namespaces are on one device.
 const OWN_NETNS: &str = "/proc/self/ns/net";
-
-/// The properties of a client that rules refer to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Identity<'a> {
-    pub(crate) uid: u32,
-    /// The primary one and the supplementary ones, in any order.
-    pub(crate) groups: &'a [u32],
-    /// Inode number of the network namespace.
-    pub(crate) netns: u64,
-}
 
 /// How a client gets an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,9 +70,6 @@ struct Rule {
     /// None: refused.
     access: Option<Access>,
 }
-
-/// Users; `None`: all.
-type Users = Option<Vec<u32>>;
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Netns {
@@ -123,6 +113,20 @@ impl Policy {
         self.rules.iter().find(decides).is_some_and(|rule| rule.access.is_some())
     }
 
+    /// Whose the pipes of a parent are, for this client. The first share that has the name decides; root opens all.
+    pub(crate) fn pipe_owner(&self, who: &Identity<'_>, parent: &str) -> PipeOwner {
+        match self.shares.iter().find(|share| share.pipes.iter().any(|pattern| pattern.fits(parent))) {
+            None => PipeOwner::Each,
+            Some(share) if who.uid == 0 || share.is_for(who) => PipeOwner::Shared(share.owner),
+            Some(share) => PipeOwner::Denied(share.owner),
+        }
+    }
+
+    /// Whether any share is for this client.
+    fn shares_with(&self, who: &Identity<'_>) -> bool {
+        self.shares.iter().any(|share| share.is_for(who))
+    }
+
     /// Whether any rule is for clients in one network namespace.
     pub(crate) fn names_namespaces(&self) -> bool {
         self.rules.iter().any(|rule| rule.netns.is_some())
@@ -154,13 +158,6 @@ impl Rule {
     }
 }
 
-impl Identity<'_> {
-    /// Whether the client is one of these users, or in one of these groups.
-    fn is_one_of(&self, users: &Users, groups: &[u32]) -> bool {
-        users.as_ref().is_none_or(|uids| uids.contains(&self.uid)) || groups.iter().any(|gid| self.groups.contains(gid))
-    }
-}
-
 /// Finds the namespace of a path, if this process may not.
 static NAMESPACE_AT: OnceLock<fn(&Path) -> Option<u64>> = OnceLock::new();
 
@@ -183,76 +180,6 @@ impl Netns {
                 NAMESPACE_AT.get().map_or_else(|| namespace_at(path), |find| find(path)) == Some(inode)
             }
         }
-    }
-}
-
-/// A pattern of interface names: `?` matches any character, `*` any number of characters.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Pattern(Vec<Symbol>);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Symbol {
-    Char(char),
-    One,
-    Any,
-}
-
-impl Pattern {
-    /// A pattern of names of at most `max` bytes.
-    fn new(text: &str, max: usize) -> Result<Pattern, String> {
-        let wrong = |why: &str| Err(format!("`{text}` {why}; write names such as \"eth0\" or \"veth*\""));
-        if text.is_empty() {
-            return wrong("is no name");
-        }
-        if text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control()) {
-            return wrong("has a character that no such name has");
-        }
-        if text.bytes().filter(|b| *b != b'*').count() > max {
-            return wrong(&format!("is longer than such a name, {max} bytes"));
-        }
-        let mut symbols: Vec<Symbol> = text
-            .chars()
-            .map(|c| match c {
-                '*' => Symbol::Any,
-                '?' => Symbol::One,
-                other => Symbol::Char(other),
-            })
-            .collect();
-        symbols.dedup_by(|a, b| (*a, *b) == (Symbol::Any, Symbol::Any));
-        Ok(Pattern(symbols))
-    }
-
-    fn fits(&self, name: &str) -> bool {
-        let name: Vec<Symbol> = name.chars().map(Symbol::Char).collect();
-        self.takes(&name)
-    }
-
-    /// Every name that fits `other` fits this one. Some pairs of which that is true are not seen, such as `?*` and
-    /// `*?`.
-    fn covers(&self, other: &Pattern) -> bool {
-        self.takes(&other.0)
-    }
-
-    /// The usual walk: at a mismatch, the last `*` takes one symbol more.
-    fn takes(&self, word: &[Symbol]) -> bool {
-        let (mut at, mut seen) = (0, 0);
-        let mut star = None;
-        while seen < word.len() {
-            match (self.0.get(at), word[seen]) {
-                (Some(Symbol::Any), _) => {
-                    star = Some((at, seen));
-                    at += 1;
-                }
-                (Some(Symbol::One), Symbol::Char(_) | Symbol::One) => (at, seen) = (at + 1, seen + 1),
-                (Some(Symbol::Char(a)), Symbol::Char(b)) if *a == b => (at, seen) = (at + 1, seen + 1),
-                _ => {
-                    let Some((last, from)) = star else { return false };
-                    star = Some((last, from + 1));
-                    (at, seen) = (last + 1, from + 1);
-                }
-            }
-        }
-        self.0[at..].iter().all(|symbol| *symbol == Symbol::Any)
     }
 }
 
@@ -295,30 +222,6 @@ enum WrittenAccess {
     None,
 }
 
-/// A name, or the equivalent number.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a name in quotes or a number from 0")]
-enum Word {
-    Name(String),
-    Number(u64),
-}
-
-#[derive(Clone, Copy)]
-enum Account {
-    User,
-    Group,
-}
-
-/// Looks up the number of an account of that name.
-type Accounts = fn(Account, &str) -> io::Result<Option<u32>>;
-
-fn system_account(kind: Account, name: &str) -> io::Result<Option<u32>> {
-    Ok(match kind {
-        Account::User => User::from_name(name)?.map(|user| user.uid.as_raw()),
-        Account::Group => Group::from_name(name)?.map(|group| group.gid.as_raw()),
-    })
-}
-
 fn parse(text: &str, accounts: Accounts) -> Result<Policy, Wrong> {
     let written: WrittenPolicy = written::parse(text, "unetmap-policy(5)")?;
     let mut rules: Vec<Rule> =
@@ -348,43 +251,6 @@ fn understand(rule: Spanned<WrittenRule>, accounts: Accounts) -> Result<Rule, Wr
         WrittenAccess::None => None,
     };
     Ok(Rule { ports, pipes: rule.pipes, users, groups, netns, access })
-}
-
-fn patterns(written: &[Spanned<String>], max: usize) -> Result<Vec<Pattern>, Wrong> {
-    let pattern = |text: &Spanned<String>| Pattern::new(text.get_ref(), max).or_else(|why| wrong(&text.span(), why));
-    written.iter().map(pattern).collect()
-}
-
-/// The users of a list; `*`: all. All names are looked up in any case, so that a wrong one is reported.
-fn users(written: &[Spanned<Word>], accounts: Accounts) -> Result<Users, Wrong> {
-    let is_any = |user: &&Spanned<Word>| matches!(user.get_ref(), Word::Name(name) if name == "*");
-    let named = written.iter().filter(|user| !is_any(user)).map(|user| id(user, Account::User, accounts));
-    let named = named.collect::<Result<_, _>>()?;
-    Ok((!written.iter().any(|user| is_any(&user))).then_some(named))
-}
-
-fn groups(written: &[Spanned<Word>], accounts: Accounts) -> Result<Vec<u32>, Wrong> {
-    written.iter().map(|group| id(group, Account::Group, accounts)).collect()
-}
-
-fn id(word: &Spanned<Word>, account: Account, accounts: Accounts) -> Result<u32, Wrong> {
-    let kind = match account {
-        Account::User => "user",
-        Account::Group => "group",
-    };
-    let wrong = |why| wrong(&word.span(), why);
-    match word.get_ref() {
-        // The kernel reserves the last number for "no user".
-        Word::Number(number) => match u32::try_from(*number) {
-            Ok(id) if id != u32::MAX => Ok(id),
-            _ => wrong(format!("{number} is no number of a {kind}; they go from 0 to {}", u32::MAX - 1)),
-        },
-        Word::Name(name) => match accounts(account, name) {
-            Ok(Some(id)) => Ok(id),
-            Ok(None) => wrong(format!("there is no {kind} `{name}`; add it to the system or correct the name")),
-            Err(e) => wrong(format!("the {kind} `{name}` cannot be looked up ({e}); give its number")),
-        },
-    }
 }
 
 fn namespace(word: &Spanned<Word>) -> Result<Netns, Wrong> {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
 
-use super::{Accounts, Word, users};
+use super::words::{Accounts, Word, users};
 use crate::budget::{Budgets, Resource, Stated};
 use crate::written::{Written, Wrong, wrong};
 

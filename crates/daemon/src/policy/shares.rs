@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use unetmap_abi::NETMAP_REQ_IFNAMSIZ;
 
-use super::{Account, Accounts, Identity, Pattern, Policy, Users, Word, groups, id, patterns, users};
+use super::words::{Account, Accounts, Identity, Pattern, Users, Word, groups, id, patterns, users};
 use crate::written::{Wrong, wrong};
 
 /// Bytes of the longest name of a pipe's parent.
@@ -18,8 +18,8 @@ const MAX_PARENT: usize = NETMAP_REQ_IFNAMSIZ - 1;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Share {
     /// Of the names of the pipes' parents.
-    pipes: Vec<Pattern>,
-    owner: u32,
+    pub(super) pipes: Vec<Pattern>,
+    pub(super) owner: u32,
     users: Users,
     groups: Vec<u32>,
 }
@@ -35,24 +35,9 @@ pub(crate) enum PipeOwner {
     Denied(u32),
 }
 
-impl Policy {
-    /// Whose the pipes of a parent are, for this client. The first share that has the name decides; root opens all.
-    pub(crate) fn pipe_owner(&self, who: &Identity<'_>, parent: &str) -> PipeOwner {
-        match self.shares.iter().find(|share| share.pipes.iter().any(|pattern| pattern.fits(parent))) {
-            None => PipeOwner::Each,
-            Some(share) if who.uid == 0 || share.is_for(who) => PipeOwner::Shared(share.owner),
-            Some(share) => PipeOwner::Denied(share.owner),
-        }
-    }
-
-    /// Whether any share is for this client.
-    pub(super) fn shares_with(&self, who: &Identity<'_>) -> bool {
-        self.shares.iter().any(|share| share.is_for(who))
-    }
-}
-
 impl Share {
-    fn is_for(&self, who: &Identity<'_>) -> bool {
+    /// Whether the share is for this client.
+    pub(super) fn is_for(&self, who: &Identity<'_>) -> bool {
         who.uid == self.owner || who.is_one_of(&self.users, &self.groups)
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
+use std::io;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown, symlink};
-
 use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
