@@ -60,20 +60,26 @@ pub struct Common<'a> {
 }
 
 impl TesterArgs {
-    /// Checks the options; `port` is the one that sends. `None`: they are not given.
+    /// Returns what the options ask for, if they are given; `port` is the one that sends.
     ///
     /// # Errors
     /// A sentence: options do not fit together.
     pub fn task(&self, port: &str) -> Result<Option<Task>, String> {
-        self.streams.check()?;
         let streams = self.streams.options();
         let search = self.search.options(port, streams.as_ref())?;
         Ok(search.map(Task::Search).or(streams.map(Task::Streams)))
     }
 
-    /// Whether there are streams to send.
-    pub fn sends(&self) -> bool {
-        self.streams.sends()
+    /// Checks the options of streams; `has_count` says whether the command line has a number of packets, too.
+    ///
+    /// # Errors
+    /// A sentence: options do not fit together.
+    pub fn check(&self, has_count: bool) -> Result<(), String> {
+        self.streams.check()?;
+        if has_count && self.streams.sends() {
+            return Err("-n: each stream has its own count; give that instead".into());
+        }
+        Ok(())
     }
 }
 

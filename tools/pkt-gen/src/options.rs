@@ -468,9 +468,7 @@ impl Cli {
             return Err("-6: ping supports IPv4 only; leave it out".into());
         }
         #[cfg(feature = "apps")]
-        if self.count.is_some() && self.tester.sends() {
-            return Err("-n: each stream has its own count; give that instead".into());
-        }
+        self.tester.check(self.count.is_some())?;
         if self.frag_size.is_some() && self.frags == 1 {
             return Err("-M sets the slot size for -F; give -F too".into());
         }
