@@ -15,8 +15,8 @@
 //!   Commit             -->
 //!                      <--    Released: nothing was closed, as the successor has the descriptors
 //! ```
-//! They are sent as those of the broker ([`channel`]), and depend on no version of the control protocol. What is handed
-//! over are the daemon's private records. Shared memory needs no change: programs notice nothing.
+//! They are sent as those of the broker ([`crate::channel`]), and depend on no version of the control protocol. What is
+//! handed over are the daemon's private records. Shared memory needs no change: programs notice nothing.
 //!
 //! ```text
 //!                          a replacement                            a crash
@@ -33,23 +33,22 @@
 //! at the end               the daemon exits                         the store keeps what the successor has
 //! ```
 
-pub(crate) mod channel;
 mod crash;
 pub(crate) mod drain;
+mod giving;
 mod messages;
-mod predecessor;
 mod replacement;
 mod save;
 mod state;
 pub(crate) mod store;
-mod successor;
+mod taking;
 
 use std::os::unix::fs::MetadataExt as _;
 use std::{fs, io};
 
 pub(crate) use messages::{Reply, Request};
 pub(crate) use state::{SavedForCrash, State};
-pub(crate) use successor::{Predecessor, Taken};
+pub(crate) use taking::{Predecessor, Taken};
 
 /// The version of [`State`]. It changes with every change of what is in it, and of the broker's requests: a successor
 /// may have to go on with the broker of an earlier release.

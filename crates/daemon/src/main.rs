@@ -8,6 +8,7 @@ mod admission;
 mod broker;
 mod budget;
 mod caller;
+mod channel;
 mod closer;
 mod confinement;
 mod daemon;
@@ -74,7 +75,7 @@ use unetmap_sys::thread::set_nice;
 use unetmap_sys::{event, memory_helper, socket};
 
 use handover::store::{self, Store};
-use handover::{End, Predecessor, Taken, channel};
+use handover::{End, Predecessor, Taken};
 use knobs::{Admode, KnobSources, Knobs};
 use limits::Limits;
 use policy::PolicyFile;
@@ -316,18 +317,7 @@ fn serve(
     process::reset_inherited_limits();
     let limits = Limits::read(args.keep_ports);
     let (admission, first_mem_id) = admission(args)?;
-    let failed = |e| format!("starting the process that keeps root's privileges: {e}");
-    let store = start_store(args, socket)?;
-    if process::uid() == 0 {
-        start_broker(args, socket, &sources).map_err(failed)?;
-    }
-    log::watch_file(socket, false);
-    confinement::confine_daemon(socket, sources.file.as_deref());
-    if owner::owner() == 0 {
-        confinement::keep_pages();
-        policy::find_namespaces_by(privileged::namespace_at);
-    }
-    broker::end_with_broker().map_err(failed)?;
+    let store = give_up_rights(args, socket, &sources)?;
     // From here on the daemon that is replaced waits.
     let mut taken = predecessor.map(Predecessor::take).transpose()?;
     let listener = match &mut taken {
@@ -374,6 +364,24 @@ fn serve(
         let _ = privileged::remove_socket(socket);
     }
     Ok(())
+}
+
+/// Starts the processes that keep rights and state, and gives up the rights of this one. Returns the store, if there is
+/// one.
+fn give_up_rights(args: &Args, socket: &Path, sources: &KnobSources) -> Result<Option<Store>, String> {
+    let failed = |e| format!("starting the process that keeps root's privileges: {e}");
+    let store = start_store(args, socket)?;
+    if process::uid() == 0 {
+        start_broker(args, socket, sources).map_err(failed)?;
+    }
+    log::watch_file(socket, false);
+    confinement::confine_daemon(socket, sources.file.as_deref());
+    if owner::owner() == 0 {
+        confinement::keep_pages();
+        policy::find_namespaces_by(privileged::namespace_at);
+    }
+    broker::end_with_broker().map_err(failed)?;
+    Ok(store)
 }
 
 /// Returns the device and inode of the file at a path, which tell whether it was replaced.

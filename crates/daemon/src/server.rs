@@ -44,11 +44,12 @@ use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket::{self, Peer, Received};
 
 use crate::caller::Caller;
+use crate::channel;
 use crate::closer::Closer;
 use crate::fault;
 use crate::handover::drain::Drain;
 use crate::handover::store::{Protection, Store};
-use crate::handover::{self, End, channel};
+use crate::handover::{self, End};
 use crate::log;
 use crate::netmap_requests::Got;
 use crate::node::{Job, Nodes};

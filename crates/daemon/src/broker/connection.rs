@@ -14,7 +14,7 @@ use unetmap_sys::{process, socket};
 
 use super::setup::{Setup, process_name};
 use super::table::Answer;
-use crate::handover::channel::{receive, send, send_until};
+use crate::channel::{receive, send, send_until};
 use crate::threads;
 use crate::threads::lock;
 use crate::tuning::broker::{INTERFACE_LANES, REPLY_BYTES, SEND_LIMIT};

@@ -15,7 +15,7 @@ use super::operations::Request;
 use super::setup::{Handle, Setup, TcxId, XdpId};
 use super::table::{Answer, Fd, Reply, With};
 use super::*;
-use crate::handover::channel::{IN_FILE, INLINE, receive, send};
+use crate::channel::{IN_FILE, INLINE, receive, send};
 use crate::tuning::broker::{REPLY_BYTES, REQUEST_BYTES};
 
 fn pair() -> (OwnedFd, OwnedFd) {

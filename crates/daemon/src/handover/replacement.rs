@@ -11,11 +11,12 @@ use unetmap_sys::process;
 use unetmap_sys::socket;
 
 use super::drain::Drain;
-use super::predecessor::Successor;
+use super::giving::Successor;
 use crate::broker;
+use crate::channel;
 use crate::descriptors::{Outgoing, cannot};
 use crate::handover::store::Store;
-use crate::handover::{self, Reply, VERSION, channel};
+use crate::handover::{self, Reply, VERSION};
 use crate::ports::{arrival, mediators};
 use crate::refusal::{Refusal, refuse};
 use crate::server::work::{Task, Work};

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use unetmap_sys::socket::MAX_FDS;
 
-use super::channel::send_while;
 use crate::broker::{Handle, SavedBroker};
+use crate::channel::send_while;
 use crate::descriptors::FdIndex;
 use crate::node::SavedNodes;
 use crate::ports::SavedRegistry;

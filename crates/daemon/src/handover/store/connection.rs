@@ -13,7 +13,8 @@ use unetmap_sys::event::hung_up;
 use unetmap_sys::socket;
 
 use super::messages::{Answer, Message};
-use crate::handover::{State, channel};
+use crate::channel;
+use crate::handover::State;
 use crate::ports::mediators::PausedThread;
 use crate::tuning::handover::REPLY_LIMIT;
 use crate::tuning::store::{OWN_FILES, PUSH_LIMIT, SEND_LIMIT};

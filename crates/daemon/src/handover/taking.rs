@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The successor's side.
+//! Taking a state over from the daemon that is replaced, or from the store after a crash.
 
 use std::fs::File;
 use std::io;
@@ -12,8 +12,9 @@ use unetmap_core::errno::EIO;
 use unetmap_sys::socket;
 
 use super::store::{self, Store};
-use super::{Reply, Request, State, VERSION, channel, own_program};
+use super::{Reply, Request, State, VERSION, own_program};
 use crate::broker;
+use crate::channel;
 use crate::descriptors::Incoming;
 use crate::log;
 use crate::owner::owner;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The side that has a state: the daemon that is replaced, or the store after a crash.
+//! Giving a state: the daemon that is replaced does so, or the store after a crash.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 
-use super::channel::{receive, send_until};
 use super::{Reply, Request, State};
+use crate::channel::{receive, send_until};
 
 /// The process that takes over. Errors are those of the connection, or that it has ended.
 pub(super) struct Successor<'a> {
