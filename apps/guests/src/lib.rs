@@ -7,7 +7,6 @@ mod background;
 mod memif;
 mod vm;
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +16,6 @@ use tool_common::host::log::MAX_SERVER_LOG;
 use tool_common::host::log::{self, Log, LogFile};
 use unetmap::abi::PortSpec;
 use unetmap::abi::printable::Shown;
-use unetmap::daemon::own_socket;
 
 pub use background::{ServiceArgs, set};
 pub use memif::{MemifArgs, run as run_memif};
@@ -67,9 +65,5 @@ pub(crate) fn server_log(command: &str, path: Option<&Path>) -> Result<Log, Stri
     };
     let file = path.map(|path| open(path).map_err(|e| format!("--log {}: {e}", path.display()))).transpose()?.flatten();
     let again = if file.is_some() { flag_on_hangup()? } else { Arc::default() };
-    let log = Log::new(&format!("unetmap {command}: "), |line| Shown(line).to_string(), file, again);
-    // A peer that takes over the process must not come by the daemon's socket.
-    let folder = |path: &Path| path.parent().and_then(|folder| fs::canonicalize(folder).ok());
-    let is_beside_daemon = path.is_some_and(|path| own_socket().is_ok_and(|daemon| folder(&daemon) == folder(path)));
-    Ok(if is_beside_daemon { log.never_opened_again() } else { log })
+    Ok(Log::new(&format!("unetmap {command}: "), |line| Shown(line).to_string(), file, again))
 }

@@ -222,8 +222,6 @@ pub struct Log {
     file: Option<LogFile>,
     /// Set when the file is to be opened again.
     again: Arc<AtomicBool>,
-    /// Whether it can be, by this process when it is confined.
-    opens: bool,
     /// Kinds are the places in the source.
     bounds: Mutex<Bounds<&'static Location<'static>>>,
 }
@@ -232,20 +230,12 @@ impl Log {
     /// The log on standard error, which is this file if there is one. `printable`: applied to each line. `again`: set
     /// by SIGHUP.
     pub fn new(prefix: &str, printable: fn(&str) -> String, file: Option<LogFile>, again: Arc<AtomicBool>) -> Log {
-        Log { prefix: prefix.into(), printable, file, again, opens: true, bounds: Mutex::default() }
-    }
-
-    /// The same, of a process that gives up the right to open the file: it empties it when it is too long.
-    #[must_use]
-    pub fn never_opened_again(mut self) -> Log {
-        self.opens = false;
-        self
+        Log { prefix: prefix.into(), printable, file, again, bounds: Mutex::default() }
     }
 
     /// The folder in which the file is opened again, by a path for this process only.
     pub fn folder(&self) -> Option<PathBuf> {
-        let file = self.file.as_ref().filter(|_| self.opens)?;
-        Some(file.place.anchored().parent()?.to_owned())
+        Some(self.file.as_ref()?.place.anchored().parent()?.to_owned())
     }
 
     /// Writes a line that others do not cause.
