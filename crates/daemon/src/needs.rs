@@ -22,7 +22,7 @@ pub(crate) enum Needs<S> {
     Interface(NicKey, u32),
     Sockets(NicKey, S),
     /// `None`: the thread has it.
-    Memory(Option<Box<Prepared>>),
+    Memory(Option<Box<Prepared>>, u32),
 }
 
 /// The result with which a request goes on.
@@ -35,7 +35,17 @@ pub(crate) enum Got<S> {
     Interface(u32),
     Sockets(S, Result<(), Refusal>),
     /// `None`: it is touched as the request uses it.
-    Memory(Option<Box<Prepared>>),
+    Memory(Option<Box<Prepared>>, u32),
+}
+
+impl<S> Got<S> {
+    /// How often the request has waited for an interface.
+    pub(crate) fn rounds(&self) -> u32 {
+        match self {
+            Got::Survey(_, rounds) | Got::Interface(rounds) | Got::Memory(_, rounds) => *rounds,
+            Got::Nothing | Got::Sockets(..) => 0,
+        }
+    }
 }
 
 /// How far a request has come.

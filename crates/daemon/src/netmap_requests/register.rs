@@ -21,8 +21,9 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<(), Refusal> {
     let options = Options { offsets: call.request.option(NETMAP_REQ_OPT_OFFSETS) };
     let mut register = call.body::<NmreqRegister>()?;
     let is_pipe = name.contains(['{', '}']);
+    let rounds = call.got.rounds();
     let memory = &mut match mem::take(&mut call.got) {
-        Got::Memory(prepared) => prepared.map_or(RegionMemory::AsUsed, RegionMemory::for_its_request),
+        Got::Memory(prepared, _) => prepared.map_or(RegionMemory::AsUsed, RegionMemory::for_its_request),
         _ => call.daemon.region_memory(&register, is_pipe, call.caller),
     };
     let begun = extmem_region(call, memory).and_then(|extmem| {
@@ -33,7 +34,7 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<(), Refusal> {
         Ok((extmem, opening.inspect_err(|refusal| refused(call, extmem, refusal))?))
     });
     if let RegionMemory::Wanted(wanted) = mem::take(memory) {
-        call.needs = Some(Needs::Memory(Some(wanted)));
+        call.needs = Some(Needs::Memory(Some(wanted), rounds));
         return Ok(());
     }
     let (extmem, opening) = begun?;

@@ -41,17 +41,17 @@ impl Server {
                 survey::begin(&mut self.daemon, number, wanted.clone());
                 Err(Needs::Survey(wanted, rounds))
             }
-            Needs::Memory(Some(memory)) => {
+            Needs::Memory(Some(memory), rounds) => {
                 if self.waits.preparer.is_none() {
                     self.waits.preparer = self.start_preparer();
                 }
                 match &self.waits.preparer {
                     Some(preparer) => {
                         preparer.prepare(number, memory);
-                        Err(Needs::Memory(None))
+                        Err(Needs::Memory(None, rounds))
                     }
                     // The control thread touches it.
-                    None => Ok(Got::Memory(Some(memory))),
+                    None => Ok(Got::Memory(Some(memory), rounds)),
                 }
             }
             other => Err(other),
@@ -88,7 +88,7 @@ impl Server {
         match state {
             Err(Needs::Survey(..)) => survey::forget(&mut self.daemon, number),
             Err(Needs::Sockets(_, open)) | Ok(Got::Sockets(open, _)) => open.give_up(&mut self.daemon),
-            Ok(Got::Memory(memory)) => {
+            Ok(Got::Memory(memory, _)) => {
                 self.waits.preparer.iter().zip(memory).for_each(|(preparer, memory)| preparer.free(memory));
             }
             _ => {}
@@ -113,12 +113,12 @@ impl Server {
             self.turns.count_time(memory.scope.uid, memory.time());
             let mut memory = Some(memory);
             let ready = self.waits.provide(number, |needs| match needs {
-                Needs::Memory(_) => Ok(Got::Memory(memory.take())),
+                Needs::Memory(_, rounds) => Ok(Got::Memory(memory.take(), rounds)),
                 other => Err(other),
             });
             match ready.filter(|_| memory.is_none()) {
                 Some(uid) => self.turns.push(uid, work(number)),
-                None => self.give_back(number, Ok(Got::Memory(memory))),
+                None => self.give_back(number, Ok(Got::Memory(memory, 0))),
             }
         }
         settle::close_unneeded(&mut self.daemon);
@@ -149,10 +149,13 @@ impl Server {
 
     /// Has requests go on at once that wait for memory: it is touched as they use it.
     pub(crate) fn end_memory_waits(&mut self) {
-        for number in self.waits.that_need(|needs| matches!(needs, Needs::Memory(_))) {
-            self.waits.provide(number, |_| Ok(Got::Memory(None)));
+        for number in self.waits.that_need(|needs| matches!(needs, Needs::Memory(..))) {
+            self.waits.provide(number, |needs| match needs {
+                Needs::Memory(_, rounds) => Ok(Got::Memory(None, rounds)),
+                other => Err(other),
+            });
         }
-        let ready = self.waits.all.iter().filter(|(_, waiting)| matches!(waiting.state, Ok(Got::Memory(_))));
+        let ready = self.waits.all.iter().filter(|(_, waiting)| matches!(waiting.state, Ok(Got::Memory(..))));
         for number in ready.map(|(number, _)| *number).collect::<Vec<_>>() {
             if number.is_multiple_of(2) { self.continue_answer(number) } else { self.resume(number) }
         }

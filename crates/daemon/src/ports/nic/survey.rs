@@ -93,14 +93,10 @@ pub(crate) fn first_need<S>(
     caller: &mut Caller,
     got: &Got<S>,
 ) -> Result<Option<Needs<S>>, Refusal> {
-    let rounds = match got {
-        Got::Survey(survey, rounds) => {
-            caller.survey = Some(survey.clone());
-            *rounds
-        }
-        Got::Interface(rounds) => *rounds,
-        _ => 0,
-    };
+    let rounds = got.rounds();
+    if let Got::Survey(survey, _) = got {
+        caller.survey = Some(survey.clone());
+    }
     let is_divided = daemon.admission.policy.is_some() && daemon.nics.work.sender().is_some();
     let named = named.filter(|_| is_divided && matches!(may_have_interfaces(daemon, caller), Ok(true)));
     let Some(Named { name, is_port }) = named else { return Ok(None) };
@@ -196,7 +192,8 @@ mod tests {
             match wait_for::<()>(nic, rounds) {
                 Ok(Needs::Interface(of, again)) => {
                     assert_eq!((of, again), (nic, rounds + 1));
-                    rounds = again;
+                    // Memory that it waits for in between changes nothing.
+                    rounds = Got::<()>::Memory(None, Got::<()>::Interface(again).rounds()).rounds();
                 }
                 Ok(_) => panic!("it needs the interface"),
                 Err(refusal) => break refusal,
