@@ -171,6 +171,7 @@ impl RegionRecord {
         let Some(offset) = rest.allocate(bytes as u64) else {
             return refuse(ENOMEM, format!("the device of {} has no room for more ports: close its ports", self.name));
         };
+        self.touch(offset, bytes as u64);
         let made = self.fd.try_clone().and_then(|fd| Ok((Mapping::part(fd.as_fd(), offset, bytes)?, fd)));
         let (mapping, fd) = made.or_else(|e| refuse_lack("a shared page cannot be mapped", &e))?;
         Ok(SharedPage { range: MappedRange::whole(Arc::new(mapping)), fd, offset })

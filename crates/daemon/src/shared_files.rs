@@ -54,11 +54,12 @@ impl SharedFile {
         pages.charge.set(memory(charged + new * PAGE));
     }
 
-    /// The daemon has closed the last port in it, and will not see it again: it has so many bytes.
-    fn close(&self, resident: u64) {
+    /// The daemon has closed the last port in it, and will not see it again: it has so many bytes, some of them perhaps
+    /// of the user's own programs alone. The charge grows by at most `rest`.
+    fn close(&self, resident: u64, rest: u64) {
         let mut pages = self.pages();
         let charged = pages.charge.amounts()[Resource::Memory];
-        pages.charge.set(memory(charged.max(resident).max(PAGE)));
+        pages.charge.set(memory(charged.max(resident.min(charged.saturating_add(rest))).max(PAGE)));
     }
 }
 
@@ -88,6 +89,8 @@ pub(crate) struct SharedFiles {
     watch: Option<FileWatch>,
     files: BTreeMap<FileKey, Arc<SharedFile>>,
     last_unwatched: FileKey,
+    /// Most bytes of users that have opened something, each alone and with all others but root.
+    bounds: BTreeMap<u32, [u64; 2]>,
     ledger: Ledger,
 }
 
@@ -111,7 +114,7 @@ struct SavedFile {
 impl SharedFiles {
     pub(crate) fn new(ledger: Ledger) -> SharedFiles {
         let watch = FileWatch::new().inspect_err(|e| tracing::info!("memory of closed ports does not count: {e}"));
-        SharedFiles { watch: watch.ok(), files: BTreeMap::new(), last_unwatched: 0, ledger }
+        SharedFiles { watch: watch.ok(), files: BTreeMap::new(), last_unwatched: 0, bounds: BTreeMap::new(), ledger }
     }
 
     /// Has a user pay for a file until it ends.
@@ -137,9 +140,23 @@ impl SharedFiles {
         file
     }
 
-    /// The daemon closes a file that programs may have.
+    /// Sets what a user may have, alone and with all others but root. Of a user without such a bound, pages count that
+    /// the daemon has touched, and no others.
+    pub(crate) fn bound(&mut self, uid: u32, bounds: [u64; 2]) {
+        if self.bounds.insert(uid, bounds).is_none() && self.bounds.len().is_power_of_two() {
+            let ledger = &self.ledger;
+            self.bounds.retain(|of, _| *of == uid || ledger.of(*of).0 != Amounts::default());
+        }
+    }
+
+    /// The daemon closes a file that programs may have. Pages that a program alone has touched count as well, as nobody
+    /// can tell them from others, but not beyond the bounds of its user: it would be refused what it asks for, and
+    /// nobody else.
     pub(crate) fn close(&self, file: &SharedFile, fd: impl AsFd) {
-        file.close(memfd::resident_bytes(fd).unwrap_or(0));
+        let (own, others) = self.ledger.of(file.uid);
+        let [most, most_of_all] = self.bounds.get(&file.uid).copied().unwrap_or_default();
+        let rest = |most: u64, used: Amounts| most.saturating_sub(used[Resource::Memory]);
+        file.close(memfd::resident_bytes(fd).unwrap_or(0), rest(most, own).min(rest(most_of_all, others)));
     }
 
     /// The daemon closes a file that a user's programs may have, and which it has counted otherwise until now.
@@ -246,6 +263,7 @@ mod tests {
     fn a_file_is_charged_until_no_program_has_it() {
         let ledger = Ledger::default();
         let mut files = SharedFiles::new(ledger.clone());
+        files.bound(7, [u64::MAX; 2]);
         let fd = file(3 * PAGE);
         let shared = files.add(7, fd.as_fd()).unwrap();
         assert_eq!(charged(&ledger, 7), 0);
@@ -265,6 +283,30 @@ mod tests {
         assert_eq!(ledger.all().into_keys().collect::<Vec<_>>(), [7]);
         drop(theirs);
         assert!(!files.are_any_left() && ledger.all().is_empty());
+    }
+
+    #[test]
+    fn pages_of_a_program_count_up_to_its_users_bounds() {
+        let (ledger, mut pages) = (Ledger::default(), Vec::new());
+        let mut files = SharedFiles::new(ledger.clone());
+        for (uid, bounds) in [(1, Some([4, 100])), (2, Some([100, 6])), (3, None)] {
+            bounds.into_iter().for_each(|bounds| files.bound(uid, bounds.map(|pages| pages * PAGE)));
+            for _ in 0..2 {
+                let fd = file(3 * PAGE);
+                let shared = files.add(uid, fd.as_fd()).unwrap();
+                shared.touch(0, PAGE);
+                files.close(&shared, &fd);
+                pages.push(fd);
+            }
+        }
+        assert_eq!([1, 2, 3].map(|uid| charged(&ledger, uid)), [4, 2 + 1, 2]);
+    }
+
+    #[test]
+    fn bounds_of_users_without_anything_are_forgotten() {
+        let mut files = SharedFiles::new(Ledger::default());
+        (0..1000).for_each(|uid| files.bound(uid, [1; 2]));
+        assert!(files.bounds.len() < 4, "{}", files.bounds.len());
     }
 
     #[test]

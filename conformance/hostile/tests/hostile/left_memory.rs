@@ -102,6 +102,32 @@ fn memory_of_closed_ports_is_charged_while_programs_have_it() {
     });
 }
 
+/// Of the pages of a closed port, which ones a program alone has touched cannot be known: they count, but never so that
+/// others are refused.
+#[test]
+fn pages_that_a_program_fills_refuse_nobody_else() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, &format!("{POLICY}[total]\nmemory = 12\n")) else { return };
+        let _other = open("netmap:other{1");
+        let fill = |files: Files| -> Kept {
+            let bytes = fstat(&files[0]).expect("a file").st_size as usize;
+            let mapping = Mapping::new(files[0].as_fd(), bytes).expect("memory to map");
+            mapping.populate(0, bytes).expect("memory of the program's own");
+            assert!(bytes > 12 << 20, "more than all users may have: {bytes}");
+            Box::new(mapping)
+        };
+        let filled = open_and_keep(home, 0, fill).expect("within the budget");
+        // Less what the port itself took.
+        until("its pages count", || ((8 << 20) - (64 << 10)..=8 << 20).contains(&memory(home)));
+        let (errno, why) = open_and_keep(home, 1, keep_files).expect_err("its own user pays");
+        assert_eq!(errno, EDQUOT, "{why}");
+        assert_served(home, BOB);
+        drop(filled);
+        until("nothing is charged", || memory(home) == 0);
+        assert_served(home, ALICE);
+    });
+}
+
 /// The daemon has touched pages for a port that is closed, in a region that lives on.
 #[test]
 fn memory_of_closed_ports_in_a_region_that_lives_on_is_charged() {

@@ -65,6 +65,12 @@ impl BudgetCheck {
         self.budgets.of(uid, &self.bounds).requests
     }
 
+    /// Most bytes of a user, and of all users but root.
+    fn memory_bounds(&self, uid: u32) -> [u64; 2] {
+        let budgets = [self.budgets.of(uid, &self.bounds).amounts, self.budgets.total(&self.bounds)];
+        budgets.map(|amounts| amounts[Resource::Memory])
+    }
+
     /// Refuses what would give a user more than its budget, or all users more than theirs.
     pub(crate) fn check(&self, uid: u32, more: Amounts) -> Result<(), Refusal> {
         let (own, all) = self.ledger.of(uid);
@@ -174,8 +180,10 @@ impl Daemon {
         if self.registry.last_session().is_multiple_of(64) {
             self.check_charges();
         }
-        let checked = self.budget_check().check(scope.uid, more);
-        checked
+        let check = self.budget_check();
+        self.registry.regions.files.bound(scope.uid, check.memory_bounds(scope.uid));
+        check
+            .check(scope.uid, more)
             .map_err(|refusal| self.with_left_memory(scope.uid, refusal))
             .inspect_err(|refusal| self.budget_reached(scope.uid, refusal))
     }
