@@ -22,6 +22,7 @@ use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::tuning::log::MAX_DAEMON_LOG;
 use unetmap_sys::{clock, link, log, place, process, socket};
 
+use crate::control::again::again_if_gone;
 use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::control::session::{HelloRequest, LockHolderRequest, SnapshotRequest};
 use crate::control::wire::{self, ControlRequest, Kind};
@@ -382,14 +383,13 @@ pub(crate) fn send_for_text<R: ControlRequest>(
     subject: &str,
     start: bool,
 ) -> Result<Option<String>, Error> {
-    let connection = match connect_system() {
-        Some(connection) => connection,
-        None => match running_or_started(start)? {
-            Some(connection) => connection,
-            None => return Ok(None),
-        },
+    let once = || {
+        let own = || running_or_started(start);
+        let Some(connection) = connect_system().map_or_else(own, |system| Ok(Some(system)))? else { return Ok(None) };
+        send(connection.fd.as_fd(), subject, request)?.into_text(subject).map(Some)
     };
-    send(connection.fd.as_fd(), subject, request)?.into_text(subject).map(Some)
+    // Another one may have been carried out by a daemon that crashed and goes on with its ports.
+    if start { again_if_gone(|_| once()) } else { once() }
 }
 
 /// Connects to this user's own daemon, which is started if none runs and `start`.

@@ -27,6 +27,7 @@
 //! JSON stands in the reply; one that is too long for it, in a memfd. The daemon reads the next request of a connection
 //! when the reply has been received.
 
+pub(crate) mod again;
 pub mod binding;
 pub mod client;
 pub mod events;

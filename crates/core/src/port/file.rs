@@ -18,13 +18,14 @@ use unetmap_sys::{event, process, socket};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::backend::region_cache;
+use crate::control::again::again_if_gone;
 use crate::control::binding::Binding;
 use crate::control::client::{self, Connection, Reply, SYSTEM_SOCKET, interface_exists};
 use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::control::{AttachRequest, ControlRequest, UnbindRequest};
 use crate::error::{Error, errno};
 use crate::port::lock_holder;
-use crate::port::open::{again_if_gone, assemble};
+use crate::port::open::assemble;
 use crate::port::{Interest, Port, device};
 use crate::sync::SyncError;
 use crate::tuning::{EXIT_LIMIT, REPLY_TIMEOUT, TURN_POLL};

@@ -20,6 +20,7 @@ use crate::backend::peer_doorbell::LaterDoorbells;
 use crate::backend::region_cache::map_region;
 use crate::backend::{RingParts, open_ring};
 use crate::control::PeerDoorbellsRequest;
+use crate::control::again::again_if_gone;
 use crate::control::binding::{
     BackendKind, Binding, BoundRing, DOORBELL_LATER, FIXED_FDS, FORWARD_ALL, FORWARD_MARKED, NO_TIMESTAMP, NO_WAKEUPS,
     geometry,
@@ -33,7 +34,6 @@ use crate::port::lock_holder::{self, LockHolder};
 use crate::port::ring::Ring;
 use crate::port::{MonitorSource, Port};
 use crate::sync::{ForwardPolicy, NO_INDEX, SyncRing};
-use crate::tuning::{OPEN_RETRY, OPEN_TRIES};
 
 /// Flag of the register request, in addition to netmap's: the library records when each packet is received and sent.
 /// In C: `include/unetmap.h`.
@@ -299,26 +299,6 @@ fn request_with_holder(
             return Err(Error::DaemonGone { subject: spec.into() });
         }
         Ok((replied, holder))
-    })
-}
-
-/// Makes a request on connections of its own, again if the daemon ends before it has answered: with the connection ends
-/// what it has of the request. It may have exited because it was idle, or crashed and be there again at once. The
-/// closure is told which attempt is the last.
-pub(super) fn again_if_gone<T>(mut request: impl FnMut(bool) -> Result<T, Error>) -> Result<T, Error> {
-    for tries in 1.. {
-        let is_last = tries == OPEN_TRIES;
-        match request(is_last) {
-            Err(Error::DaemonGone { .. }) if !is_last => std::thread::sleep(OPEN_RETRY * (tries - 1)),
-            Err(Error::DaemonGone { .. }) => break,
-            other => return other,
-        }
-    }
-    Err(Error::NoDaemon {
-        reason: format!(
-            "it ended before it answered, {OPEN_TRIES} times in a row (its log is beside its socket, see unetmapd(8))"
-        ),
-        source: io::ErrorKind::ConnectionReset.into(),
     })
 }
 
