@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::ENOMEM;
@@ -24,6 +24,7 @@ use crate::budget::{Amounts, PAGE, Resource};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::ledger::{Charge, Ledger};
 use crate::refusal::{Refusal, refuse};
+use crate::threads::lock;
 
 /// The number of a file. Those below 0 are not watched.
 pub(crate) type FileKey = i32;
@@ -43,7 +44,7 @@ struct Pages {
 
 impl SharedFile {
     fn pages(&self) -> MutexGuard<'_, Pages> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pages)
     }
 
     /// The daemon touches these bytes.
