@@ -28,7 +28,7 @@ static STOCK: Stock = Stock { files: Mutex::new(Vec::new()), is_low: Condvar::ne
 /// daemon serves sooner.
 ///
 /// # Errors
-/// Those of [`memfd::forbid_removal`]; no thread can be started.
+/// Errors of [`memfd::forbid_removal`]; no thread can be started.
 pub(crate) fn start() -> io::Result<()> {
     lock(&STOCK.files).extend(make(AT_START)?);
     threads::start("memory files", || beside_control(|| STOCK.refill()))?;

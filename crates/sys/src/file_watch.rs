@@ -44,7 +44,7 @@ impl FileWatch {
     /// Calls `each` with the numbers of files that have ended since the last call, some of them twice.
     ///
     /// # Errors
-    /// Those of `/proc`, if more have ended than the kernel remembers.
+    /// Errors of `/proc`, if more have ended than the kernel remembers.
     pub fn take_ended(&self, mut each: impl FnMut(i32)) -> io::Result<Ended> {
         let mut buffer = [MaybeUninit::uninit(); EVENTS];
         let mut events = Reader::new(&self.0, &mut buffer);
@@ -63,7 +63,7 @@ impl FileWatch {
     /// The numbers of all files that have not ended.
     ///
     /// # Errors
-    /// Those of `/proc`.
+    /// Errors of `/proc`.
     pub fn watched(&self) -> io::Result<BTreeSet<i32>> {
         let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()))?;
         let number = |line: &str| i32::from_str_radix(line.strip_prefix("inotify wd:")?.split(' ').next()?, 16).ok();

@@ -205,7 +205,7 @@ impl<'a> Words<'a> {
 /// Returns the one of `known` that `word` is, or that alone begins with it.
 ///
 /// # Errors
-/// What it may have been, for the end of a sentence.
+/// The words that may have been meant, for the end of a sentence.
 pub(crate) fn of_beginning(word: &str, known: &[&'static str]) -> Result<&'static str, String> {
     let found: Vec<&str> = known.iter().copied().filter(|known| known.starts_with(word)).collect();
     match (known.iter().find(|known| **known == word), found.as_slice()) {

@@ -132,7 +132,7 @@ pub fn map_monitors(monitors: Vec<Monitor>, own: Option<&Arc<Region>>) -> Vec<(M
     monitors.into_iter().filter_map(|(reply, fds)| map(&reply, fds, own)).flatten().collect()
 }
 
-/// The same for one monitor; `None` if the reply is inconsistent.
+/// Maps the mirror rings of one monitor; `None` if the reply is inconsistent.
 fn map(reply: &MonitorReply, fds: Vec<OwnedFd>, own: Option<&Arc<Region>>) -> Option<Vec<(MirroredRing, MirrorTx)>> {
     let head = &reply.head;
     if fds.len() != MonitorReply::FIXED_FDS + reply.rings.len() {

@@ -108,7 +108,7 @@ pub(super) static CONNECTIONS: OnceLock<[Mutex<OwnedFd>; LANES]> = OnceLock::new
 /// Starts the broker. Call it before the first thread is started, and before the process gives up anything.
 ///
 /// # Errors
-/// Those of starting a process.
+/// Errors of starting a process.
 pub(crate) fn start(setup: &Setup) -> io::Result<()> {
     let (first, other) = socket::pair()?;
     let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
@@ -157,7 +157,7 @@ pub(crate) fn end_with_broker() -> io::Result<()> {
 /// Has an operation done; `None` if this process has no broker.
 ///
 /// # Errors
-/// Those of the operation; that of the connection.
+/// An error of the operation, or of the connection.
 pub(super) fn ask(request: &impl Serialize, lane: Lane, fds: &[BorrowedFd<'_>]) -> io::Result<Option<Answer>> {
     let Some(connections) = CONNECTIONS.get() else { return Ok(None) };
     let connection = connection_for(connections, lane);

@@ -112,7 +112,7 @@ pub(crate) fn pause() -> Vec<MutexGuard<'static, OwnedFd>> {
 /// take a driver's time.
 ///
 /// # Errors
-/// Those of the connections.
+/// Errors of the connections.
 pub(crate) fn go_on_after_crash(last: Handle) -> io::Result<()> {
     let text = format!("process {} goes on", process::pid());
     for connection in pause() {

@@ -15,10 +15,10 @@
 //!   Ended                    -->      exits
 //!   (its end is closed)               starts a daemon, to which it is a predecessor that has crashed
 //! ```
-//! What was opened since the state was kept has the old end: its connection is closed. So is that of the program whose
-//! message the daemon was answering: it would wait for the answer without end, and may be the cause. The node ends, as
-//! its requests would have no answer. The broker goes on, as the store has its connections, too. To a service manager
-//! the store is the main process of the unit, which thus does not end with the daemon.
+//! A port that was opened since the state was kept has the old end: its connection is closed. So is the connection
+//! whose message the daemon was answering: its program would wait for the answer without end, and may be the cause. The
+//! node ends, as its requests would have no answer. The broker goes on, as the store has its connections, too. To a
+//! service manager the store is the main process of the unit, which thus does not end with the daemon.
 //!
 //! A state that cannot be sent is sent again, after a pause that grows. Meanwhile a crash has what was kept before, if
 //! that can be used: a connection that was closed since is found closed, but a queue's socket may have to be closed in
@@ -101,7 +101,7 @@ impl Store {
     /// Starts the process, which is to start a daemon with these arguments.
     ///
     /// # Errors
-    /// Those of starting a process; it does not answer.
+    /// Errors of starting a process; it does not answer.
     pub(crate) fn start(mut args: Vec<OsString>, socket: &Path) -> io::Result<Store> {
         let (own, its) = socket::pair()?;
         args.extend(["--store".into(), "3".into()]);
