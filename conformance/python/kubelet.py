@@ -80,7 +80,7 @@ class Plugin:
 
     def __init__(self, path):
         self.channel = grpc.insecure_channel(f"unix:{path}")
-        self.ended = False
+        self.stopped = False
 
     def call(self, method, message, reply):
         stub = self.channel.unary_unary(
@@ -103,11 +103,12 @@ class Plugin:
             for answer in self.stream():
                 say(event="devices", devices=[[device.ID, device.health] for device in answer.devices])
         except grpc.RpcError as error:
-            if not self.ended:
+            # Not of a kubelet that stops; also of a plugin that another one replaces, whoever notices first.
+            if not self.stopped:
                 say(event="unwatched", code=error.code().name)
 
-    def end(self):
-        self.ended = True
+    def stop(self):
+        self.stopped = True
         self.channel.close()
 
 
@@ -133,7 +134,7 @@ class Kubelet:
 
     def stop(self):
         if self.plugin:
-            self.plugin.end()
+            self.plugin.stop()
         self.server.stop(None).wait()
 
     def register(self, request, context):
@@ -143,7 +144,7 @@ class Kubelet:
         plugin = Plugin(self.folder / request.endpoint)
         options = plugin.call("GetDevicePluginOptions", CLASS["Empty"](), "DevicePluginOptions")
         if self.plugin:
-            self.plugin.end()
+            self.plugin.channel.close()
         self.plugin = plugin
         say(
             event="registered", version=request.version, resource=request.resource_name, endpoint=request.endpoint,
