@@ -105,6 +105,8 @@ struct Progress {
     received: AtomicU64,
     /// The longest time without packets since this was last read, in nanoseconds.
     gap: AtomicU64,
+    /// Packets that were sent in all, once that is known, plus one.
+    end: AtomicU64,
 }
 
 /// Counts of a receiver.
@@ -175,6 +177,7 @@ impl Stream {
     pub fn stop_after_crashes(self) -> (u64, Counts) {
         self.stops.store(true, Relaxed);
         let sent = self.sender.join().expect("a sender that ends");
+        self.progress.end.store(sent + 1, Relaxed);
         (sent, self.receiver.join().expect("a receiver that ends"))
     }
 }
@@ -193,13 +196,18 @@ fn send_all_the_time(port: &Port, sender: u64, stops: &AtomicBool, pause: Durati
     seq
 }
 
+/// Seconds without packets after which the last ones are lost: threads of the daemon wait for a processor, too.
+const QUIET_SECONDS: u32 = 5;
+
 fn receive_all_the_time(port: &Port, sender: u64, stops: &AtomicBool, progress: &Progress) -> Counts {
     let (ring, mut counts, mut next, mut last) = (&port.rx_rings()[0], Counts::default(), 0, None::<Instant>);
-    loop {
+    let mut quiet = 0;
+    while progress.end.load(Relaxed) != next + 1 {
         let stopped = stops.load(Relaxed);
         let ready = port.poll(Interest::RX, Some(Duration::from_secs(1))).unwrap_or_else(|e| panic!("{counts:?}: {e}"));
-        if !ready.rx() && stopped {
-            return counts;
+        quiet = if ready.rx() || !stopped { 0 } else { quiet + 1 };
+        if quiet == QUIET_SECONDS {
+            break;
         }
         let mut n = 0;
         for slot in ring.available() {
@@ -225,6 +233,7 @@ fn receive_all_the_time(port: &Port, sender: u64, stops: &AtomicBool, progress: 
         ring.advance(n);
         progress.received.store(counts.received, Relaxed);
     }
+    counts
 }
 
 /// Longest times without packets, for each of some events: of a switch, which the event stops, and of a pipe beside it,
