@@ -229,8 +229,15 @@ impl Held {
     /// Creates the file, beside the daemon's socket.
     pub fn new(home: &Home) -> Held {
         let path = home.socket().with_extension("hold");
+        let _ = fs::remove_file(path.with_extension("held"));
         fs::write(&path, "").expect("a file to write");
         Held(path)
+    }
+
+    /// Waits until something of the daemon waits for it.
+    #[track_caller]
+    pub fn until_reached(&self) {
+        until("the daemon is held up", || self.0.with_extension("held").exists());
     }
 }
 

@@ -11,7 +11,7 @@ use unetmap_core::errno::{EDQUOT, EMFILE};
 use unetmap_mem::{ChannelPage, EndpointPage, RingShape};
 
 use crate::shape::EndpointShape;
-use crate::tuning::budget::{DEFAULT, DEFAULT_REQUESTS, DEFAULT_TOTAL, IN_FLIGHT_USERS, USER_SHARE};
+use crate::tuning::budget::{DEFAULT, DEFAULT_REQUESTS, DEFAULT_TOTAL, IN_FLIGHT_USERS, MAX_LEFT_FILES, USER_SHARE};
 
 /// Something that a user has at the daemon's cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -187,13 +187,15 @@ pub(crate) struct Bounds {
     pub(crate) others: Amounts,
     /// The limit that bounds each resource.
     pub(crate) by: [Arc<str>; Resource::ALL.len()],
+    /// Files that the daemon can watch for all but root ([`crate::shared_files`]).
+    pub(crate) watches: u64,
 }
 
 impl Default for Bounds {
     /// Nothing is limited.
     fn default() -> Bounds {
         let all = Amounts([u64::MAX; Resource::ALL.len()]);
-        Bounds { all, others: all, by: Resource::ALL.map(|_| Arc::from("")) }
+        Bounds { all, others: all, by: Resource::ALL.map(|_| Arc::from("")), watches: u64::MAX }
     }
 }
 
@@ -246,6 +248,13 @@ impl Budgets {
     /// The budget of all users but root.
     pub(crate) fn total(&self, bounds: &Bounds) -> Amounts {
         self.total.or(|r| DEFAULT_TOTAL[r as usize]).at_most(bounds.others)
+    }
+
+    /// The least charge for a file that the daemon has closed: all but root can pay for as many as can be watched, and
+    /// handed over.
+    pub(crate) fn least_of_file(&self, bounds: &Bounds) -> u64 {
+        let files = bounds.watches.clamp(1, MAX_LEFT_FILES);
+        self.total(bounds)[Resource::Memory].div_ceil(files).next_multiple_of(PAGE)
     }
 
     /// Returns the limit that bounds an amount of all users but root.

@@ -52,7 +52,7 @@ pub(crate) use taking::{Predecessor, Taken};
 
 /// The version of [`State`]. It changes with every change of what is in it, and of the broker's requests: a successor
 /// may have to go on with the broker of an earlier release.
-pub(crate) const VERSION: u32 = 15;
+pub(crate) const VERSION: u32 = 16;
 
 /// Device and inode of the file that this process runs.
 pub(crate) fn own_program() -> io::Result<(u64, u64)> {

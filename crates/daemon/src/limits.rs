@@ -10,12 +10,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use unetmap_sys::file_watch::FileWatch;
 use unetmap_sys::process;
 
 use crate::budget::{Amounts, Bounds, MIB, Resource};
 use crate::tuning::limits::*;
 use crate::tuning::node::{MAX_FILES_OF_USER, MAX_HELPERS, MAX_HELPERS_OF_USER};
 use cgroup::Controller;
+pub(crate) use cgroup::MemoryGroup;
 
 /// Something of which there is so much.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub(crate) struct Limits {
     memory: Limit,
     /// Processes and threads.
     tasks: Limit,
+    /// Files that can be watched until they end.
+    watches: u64,
     /// Another process has duplicates of the daemon's descriptors, those of two states at a time (`--keep-ports`).
     keeps_ports: bool,
 }
@@ -50,6 +54,7 @@ impl Limits {
             },
             memory: memory(),
             tasks: tasks(),
+            watches: FileWatch::limit(),
             keeps_ports,
         };
         tracing::debug!(?limits, "limits");
@@ -116,7 +121,7 @@ impl Limits {
         others[Resource::Descriptors] = others[Resource::Descriptors].min(files.saturating_sub(LEAST_RESERVE));
         // Of the rest, the node has its part.
         bound_node(tasks / 4, memory / 8);
-        Bounds { all, others, by }
+        Bounds { all, others, by, watches: self.watches - self.watches / RESERVE_SHARE }
     }
 }
 
@@ -174,11 +179,18 @@ fn of_group(limit: &cgroup::Limit, amount: &str) -> Limit {
 mod tests {
     use super::*;
     use crate::budget::Budgets;
+    use crate::tuning::budget::MAX_LEFT_FILES;
 
     fn limits(files: u64, memory_mib: u64, tasks: u64, keeps_ports: bool) -> Limits {
         let limit = |amount, by: &str| Limit { amount, by: by.into() };
         let memory = memory_mib.saturating_mul(MIB);
-        Limits { files: limit(files, "F"), memory: limit(memory, "M"), tasks: limit(tasks, "T"), keeps_ports }
+        Limits {
+            files: limit(files, "F"),
+            memory: limit(memory, "M"),
+            tasks: limit(tasks, "T"),
+            watches: 8192,
+            keeps_ports,
+        }
     }
 
     #[test]
@@ -224,6 +236,13 @@ mod tests {
             [of_user, bounds.others[Resource::InFlight], bounds.in_flight_of_root()]
         };
         assert_eq!([1024, 20_000].map(in_flight), [[32, 512, 256], [512, 10_000, 5000]]);
+        // Whatever there is to pay with, it pays for no more files than can be watched, and handed over.
+        for (mib, watches) in [(32, 8192), (1 << 20, 8192), (1 << 20, u64::MAX), (1000, 0)] {
+            let bounds = Limits { watches, ..limits(20_000, mib, 1000, false) }.bounds(1);
+            let (budgets, files) = (Budgets::default(), bounds.watches.clamp(1, MAX_LEFT_FILES));
+            let (least, all) = (budgets.least_of_file(&bounds), budgets.total(&bounds)[Resource::Memory]);
+            assert!(least >= 4096 && all / least <= files && files <= watches.max(1), "{mib}, {watches}: {least}");
+        }
         // A user opens a pipe even with the least that there may be.
         let Bounds { others, .. } = limits(LEAST_FILES, 32, 16, false).bounds(1);
         assert!(others[Resource::Descriptors] / 2 >= 13 && others[Resource::Memory] >= MIB, "{others:?}");

@@ -30,6 +30,7 @@ mod netmap_requests;
 mod node;
 mod offsets;
 mod owner;
+mod pinned;
 mod policy;
 mod ports;
 mod privileged;

@@ -6,13 +6,16 @@
 //! ```text
 //! port opened       ports open and close      last port closed                    file ended
 //! |-----------------|-------------------------|-----------------------------------|
-//!   pages that the daemon has touched in it     all pages that it had, at least one   nothing
+//!   pages that the daemon has touched in it     all pages that it had, at least `least`   nothing
 //! ```
 //! Nothing keeps a file that its user does not keep: the daemon has a watch of it ([`FileWatch`]), and no descriptor.
+//! Watches are bounded, and so is the number of files for which the daemon hands a record to a successor: `least` is
+//! such that users can pay for no more ([`FileBounds`]). If there is no watch all the same, as other programs have
+//! them, the daemon keeps a descriptor, for which the user pays, until there is one.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
@@ -23,7 +26,8 @@ use unetmap_sys::memfd;
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::ledger::{Charge, Ledger};
-use crate::refusal::{Refusal, refuse};
+use crate::pinned::{Pinned, SavedPinned};
+use crate::refusal::{Refusal, refuse, refuse_lack};
 use crate::threads::lock;
 
 /// The number of a file. Those below 0 are not watched.
@@ -31,12 +35,12 @@ pub(crate) type FileKey = i32;
 
 /// A memory file that a user's programs share with the daemon.
 pub(crate) struct SharedFile {
-    pub(crate) key: FileKey,
     uid: u32,
     pages: Mutex<Pages>,
 }
 
 struct Pages {
+    key: FileKey,
     /// Pages that the daemon has touched: the first of each range, and the one after its last.
     touched: BTreeMap<u64, u64>,
     charge: Charge,
@@ -47,25 +51,52 @@ impl SharedFile {
         lock(&self.pages)
     }
 
+    pub(crate) fn key(&self) -> FileKey {
+        self.pages().key
+    }
+
     /// The daemon touches these bytes.
     pub(crate) fn touch(&self, offset: u64, bytes: u64) {
         let mut pages = self.pages();
         let new = insert(&mut pages.touched, offset / PAGE, (offset + bytes).div_ceil(PAGE));
-        let charged = pages.charge.amounts()[Resource::Memory];
-        pages.charge.set(memory(charged + new * PAGE));
+        let charged = pages.bytes();
+        pages.set_bytes(charged + new * PAGE);
     }
 
     /// The daemon has closed the last port in it, and will not see it again: it has so many bytes, some of them perhaps
-    /// of the user's own programs alone. The charge grows by at most `rest`.
-    fn close(&self, resident: u64, rest: u64) {
+    /// of the user's own programs alone. The charge grows by at most `rest`, or to `least`.
+    fn close(&self, resident: u64, rest: u64, least: u64) {
         let mut pages = self.pages();
-        let charged = pages.charge.amounts()[Resource::Memory];
-        pages.charge.set(memory(charged.max(resident.min(charged.saturating_add(rest))).max(PAGE)));
+        let charged = pages.bytes();
+        pages.set_bytes(charged.max(resident.min(charged.saturating_add(rest))).max(least));
     }
 }
 
-fn memory(bytes: u64) -> Amounts {
-    Amounts::of(Resource::Memory, bytes)
+impl Pages {
+    /// Bytes that are charged.
+    fn bytes(&self) -> u64 {
+        self.charge.amounts()[Resource::Memory]
+    }
+
+    fn set_bytes(&mut self, bytes: u64) {
+        self.charge.set(Amounts::of(Resource::Memory, bytes));
+    }
+}
+
+/// Bounds of what is charged to a user for files.
+#[derive(Clone, Copy)]
+pub(crate) struct FileBounds {
+    /// Most bytes, of the user alone and with all others but root.
+    pub(crate) most: [u64; 2],
+    /// Least bytes of a file that the daemon has closed.
+    pub(crate) least: u64,
+}
+
+impl Default for FileBounds {
+    /// Of a user without a budget: pages count that the daemon has touched, and no others.
+    fn default() -> FileBounds {
+        FileBounds { most: [0; 2], least: PAGE }
+    }
 }
 
 /// Adds a range, and returns how many numbers are new.
@@ -90,8 +121,12 @@ pub(crate) struct SharedFiles {
     watch: Option<FileWatch>,
     files: BTreeMap<FileKey, Arc<SharedFile>>,
     last_unwatched: FileKey,
-    /// Most bytes of users that have opened something, each alone and with all others but root.
-    bounds: BTreeMap<u32, [u64; 2]>,
+    /// Descriptors of files that are to be watched, and charges for them.
+    kept: BTreeMap<FileKey, (OwnedFd, Charge)>,
+    /// Pages of files that have ended.
+    pinned: Pinned,
+    /// Of users that have opened something.
+    bounds: BTreeMap<u32, FileBounds>,
     ledger: Ledger,
 }
 
@@ -100,12 +135,16 @@ pub(crate) struct SharedFiles {
 pub(crate) struct SavedFiles {
     watch: Option<FdIndex>,
     files: Vec<SavedFile>,
+    /// By user: numbers and bytes of files that the daemon has closed, of which there may be very many.
+    left: BTreeMap<u32, Vec<(FileKey, u64)>>,
+    pinned: SavedPinned,
 }
 
 #[derive(Serialize, Deserialize)]
 struct SavedFile {
     key: FileKey,
     uid: u32,
+    kept: Option<FdIndex>,
     /// The first of each range of pages, and the one after its last.
     touched: Vec<(u64, u64)>,
     /// Bytes that are charged.
@@ -115,35 +154,63 @@ struct SavedFile {
 impl SharedFiles {
     pub(crate) fn new(ledger: Ledger) -> SharedFiles {
         let watch = FileWatch::new().inspect_err(|e| tracing::info!("memory of closed ports does not count: {e}"));
-        SharedFiles { watch: watch.ok(), files: BTreeMap::new(), last_unwatched: 0, bounds: BTreeMap::new(), ledger }
+        SharedFiles {
+            watch: watch.ok(),
+            files: BTreeMap::new(),
+            last_unwatched: 0,
+            kept: BTreeMap::new(),
+            pinned: Pinned::new(),
+            bounds: BTreeMap::new(),
+            ledger,
+        }
     }
 
     /// Has a user pay for a file until it ends.
     pub(crate) fn add(&mut self, uid: u32, file: BorrowedFd<'_>) -> Result<Arc<SharedFile>, Refusal> {
-        let key = self.key_of(file).or_else(|e| {
-            refuse(ENOMEM, format!("the end of shared memory cannot be watched (fs.inotify.max_user_watches): {e}"))
-        })?;
+        let key = self.key_of(uid, file).or_else(|e| refuse_lack("shared memory cannot be watched", &e))?;
         Ok(self.insert(key, uid, BTreeMap::new(), 0))
     }
 
-    fn key_of(&mut self, file: BorrowedFd<'_>) -> io::Result<FileKey> {
-        if let Some(watch) = &self.watch {
-            return watch.add(file);
+    /// Watches a file, or keeps a descriptor of it if there is no watch for it now.
+    fn key_of(&mut self, uid: u32, file: BorrowedFd<'_>) -> io::Result<FileKey> {
+        let watched = self.watch.as_ref().map(|watch| watch.add(file));
+        if let Some(Ok(key)) = watched {
+            return Ok(key);
         }
         self.last_unwatched -= 1;
+        if let Some(Err(e)) = watched {
+            if !FileWatch::is_lack(&e) {
+                return Err(e);
+            }
+            let kept = (file.try_clone_to_owned()?, self.ledger.charge(uid, Amounts::of(Resource::Descriptors, 1)));
+            self.kept.insert(self.last_unwatched, kept);
+        }
         Ok(self.last_unwatched)
     }
 
     fn insert(&mut self, key: FileKey, uid: u32, touched: BTreeMap<u64, u64>, bytes: u64) -> Arc<SharedFile> {
-        let pages = Pages { touched, charge: self.ledger.charge(uid, memory(bytes)) };
-        let file = Arc::new(SharedFile { key, uid, pages: Mutex::new(pages) });
+        let charge = self.ledger.charge(uid, Amounts::of(Resource::Memory, bytes));
+        let file = Arc::new(SharedFile { uid, pages: Mutex::new(Pages { key, touched, charge }) });
         self.files.insert(key, file.clone());
         file
     }
 
-    /// Sets what a user may have, alone and with all others but root. Of a user without such a bound, pages count that
-    /// the daemon has touched, and no others.
-    pub(crate) fn bound(&mut self, uid: u32, bounds: [u64; 2]) {
+    /// Watches the files that were kept, as far as there are watches now.
+    fn watch_kept(&mut self) {
+        let Some(watch) = &self.watch else { return };
+        while let Some(kept) = self.kept.first_entry() {
+            let Ok(key) = watch.add(kept.get().0.as_fd()) else { return };
+            if let Some(file) = self.files.remove(kept.key()) {
+                file.pages().key = key;
+                // Or it is a part of another one.
+                self.files.entry(key).or_insert(file);
+            }
+            kept.remove();
+        }
+    }
+
+    /// Sets what a user may have.
+    pub(crate) fn bound(&mut self, uid: u32, bounds: FileBounds) {
         if self.bounds.insert(uid, bounds).is_none() && self.bounds.len().is_power_of_two() {
             let ledger = &self.ledger;
             self.bounds.retain(|of, _| *of == uid || ledger.of(*of).0 != Amounts::default());
@@ -155,14 +222,15 @@ impl SharedFiles {
     /// nobody else.
     pub(crate) fn close(&self, file: &SharedFile, fd: impl AsFd) {
         let (own, others) = self.ledger.of(file.uid);
-        let [most, most_of_all] = self.bounds.get(&file.uid).copied().unwrap_or_default();
+        let FileBounds { most: [most, most_of_all], least } = self.bounds.get(&file.uid).copied().unwrap_or_default();
         let rest = |most: u64, used: Amounts| most.saturating_sub(used[Resource::Memory]);
-        file.close(memfd::resident_bytes(fd).unwrap_or(0), rest(most, own).min(rest(most_of_all, others)));
+        let rest = rest(most, own).min(rest(most_of_all, others));
+        file.close(memfd::resident_bytes(fd).unwrap_or(0), rest, least);
     }
 
     /// The daemon closes a file that a user's programs may have, and which it has counted otherwise until now.
     pub(crate) fn leave(&mut self, uid: u32, fd: BorrowedFd<'_>) {
-        match self.key_of(fd) {
+        match self.key_of(uid, fd) {
             // A part of another one.
             Ok(key) if self.files.contains_key(&key) => {}
             Ok(key) => {
@@ -175,14 +243,27 @@ impl SharedFiles {
 
     /// Ends the charges of files that have ended.
     pub(crate) fn update(&mut self) {
-        let SharedFiles { watch, files, .. } = self;
+        self.watch_kept();
+        self.end_ended();
+        self.pinned.update(&self.ledger);
+    }
+
+    fn end_ended(&mut self) {
+        let SharedFiles { watch, files, pinned, bounds, .. } = self;
         // Of files that are not watched only the daemon's own use is known.
-        if files.first_key_value().is_some_and(|(key, _)| *key < 0) {
-            files.retain(|key, file| *key > 0 || Arc::strong_count(file) > 1);
+        if watch.is_none() {
+            files.retain(|_, file| Arc::strong_count(file) > 1);
         }
         // An arena's value may live a moment longer than its file, in another thread.
-        let end = |file: &SharedFile| file.pages().charge.set(Amounts::default());
-        let ended = watch.as_ref().map(|watch| watch.take_ended(|key| files.remove(&key).iter().for_each(|f| end(f))));
+        let mut end = |file: &SharedFile| {
+            let mut pages = file.pages();
+            if bounds.contains_key(&file.uid) {
+                pinned.ended(file.uid, pages.bytes());
+            }
+            pages.set_bytes(0);
+        };
+        let take = |watch: &FileWatch| watch.take_ended(|key| files.remove(&key).iter().for_each(|file| end(file)));
+        let ended = watch.as_ref().map(take);
         match ended {
             None | Some(Ok(Ended::These)) => {}
             Some(Ok(Ended::AllBut(left))) => {
@@ -193,21 +274,26 @@ impl SharedFiles {
         }
     }
 
-    /// Bytes that a user is charged for files that the daemon has closed.
+    /// Bytes that a user is charged for files that the daemon has closed, also for pages of ended ones.
     pub(crate) fn left_by(&self, uid: u32) -> u64 {
         let left = self.files.values().filter(|file| file.uid == uid && Arc::strong_count(file) == 1);
-        left.map(|file| file.pages().charge.amounts()[Resource::Memory]).sum()
+        left.map(|file| file.pages().bytes()).sum::<u64>() + self.pinned.of(uid)
     }
 
     /// Whether programs have files that the daemon has closed.
     pub(crate) fn are_any_left(&mut self) -> bool {
         self.update();
-        self.files.values().any(|file| Arc::strong_count(file) == 1)
+        self.pinned.amounts().next().is_some() || self.files.values().any(|file| Arc::strong_count(file) == 1)
     }
 
     /// Returns the amounts that users are charged.
     pub(crate) fn amounts(&self) -> impl Iterator<Item = (u32, Amounts)> {
-        self.files.values().map(|file| (file.uid, file.pages().charge.amounts()))
+        let kept = self.kept.iter().filter_map(|(key, (_, charge))| Some((self.files.get(key)?.uid, charge.amounts())));
+        self.files
+            .values()
+            .map(|file| (file.uid, file.pages().charge.amounts()))
+            .chain(kept)
+            .chain(self.pinned.amounts())
     }
 
     /// A file that was restored, and has not ended.
@@ -216,13 +302,19 @@ impl SharedFiles {
     }
 
     pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedFiles {
-        let saved = |file: &SharedFile| {
-            let pages = file.pages();
+        let watch = self.watch.as_ref().map(|watch| fds.add(watch));
+        let (mut files, mut left) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
+        for (key, file) in &self.files {
+            let (kept, pages) = (self.kept.get(key), file.pages());
+            if Arc::strong_count(file) == 1 && kept.is_none() {
+                left.entry(file.uid).or_default().push((*key, pages.bytes()));
+                continue;
+            }
             let touched = pages.touched.iter().map(|(first, end)| (*first, *end)).collect();
-            SavedFile { key: file.key, uid: file.uid, touched, bytes: pages.charge.amounts()[Resource::Memory] }
-        };
-        let files = self.files.values().map(|file| saved(file)).collect();
-        SavedFiles { watch: self.watch.as_ref().map(|watch| fds.add(watch)), files }
+            let kept = kept.map(|(fd, _)| fds.add(fd));
+            files.push(SavedFile { key: *key, uid: file.uid, kept, touched, bytes: pages.bytes() });
+        }
+        SavedFiles { watch, files, left, pinned: self.pinned.save() }
     }
 
     /// Adds all files that another daemon had, and that have not ended. It takes no event: that daemon may go on.
@@ -230,10 +322,21 @@ impl SharedFiles {
         self.watch = saved.watch.map(|watch| fds.take(watch).map(FileWatch::from_fd)).transpose()?;
         let watched = self.watch.as_ref().map(FileWatch::watched).transpose();
         let watched = watched.or_else(|e| refuse(ENOMEM, format!("what programs have mapped is not known: {e}")))?;
-        for SavedFile { key, uid, touched, bytes } in saved.files {
+        let exists = |key: &FileKey| *key < 0 || watched.as_ref().is_some_and(|watched| watched.contains(key));
+        for SavedFile { key, uid, kept, touched, bytes } in saved.files {
             self.last_unwatched = self.last_unwatched.min(key);
-            if key < 0 || watched.as_ref().is_some_and(|watched| watched.contains(&key)) {
+            if let Some(kept) = kept {
+                let charge = self.ledger.charge(uid, Amounts::of(Resource::Descriptors, 1));
+                self.kept.insert(key, (fds.take(kept)?, charge));
+            }
+            if exists(&key) {
                 self.insert(key, uid, touched.into_iter().collect(), bytes);
+            }
+        }
+        self.pinned.restore(saved.pinned, &self.ledger);
+        for (uid, files) in saved.left {
+            for (key, bytes) in files.into_iter().filter(|(key, _)| exists(key)) {
+                self.insert(key, uid, BTreeMap::new(), bytes);
             }
         }
         Ok(())
@@ -242,7 +345,9 @@ impl SharedFiles {
 
 #[cfg(test)]
 mod tests {
+    use std::env;
     use std::os::fd::OwnedFd;
+    use std::process::Command;
 
     use proptest::prelude::*;
 
@@ -256,6 +361,10 @@ mod tests {
         fd
     }
 
+    fn bounds(own: u64, all: u64) -> FileBounds {
+        FileBounds { most: [own, all], least: PAGE }
+    }
+
     fn charged(ledger: &Ledger, uid: u32) -> u64 {
         ledger.of(uid).0[Resource::Memory] / PAGE
     }
@@ -264,7 +373,7 @@ mod tests {
     fn a_file_is_charged_until_no_program_has_it() {
         let ledger = Ledger::default();
         let mut files = SharedFiles::new(ledger.clone());
-        files.bound(7, [u64::MAX; 2]);
+        files.bound(7, bounds(u64::MAX, u64::MAX));
         let fd = file(3 * PAGE);
         let shared = files.add(7, fd.as_fd()).unwrap();
         assert_eq!(charged(&ledger, 7), 0);
@@ -290,8 +399,8 @@ mod tests {
     fn pages_of_a_program_count_up_to_its_users_bounds() {
         let (ledger, mut pages) = (Ledger::default(), Vec::new());
         let mut files = SharedFiles::new(ledger.clone());
-        for (uid, bounds) in [(1, Some([4, 100])), (2, Some([100, 6])), (3, None)] {
-            bounds.into_iter().for_each(|bounds| files.bound(uid, bounds.map(|pages| pages * PAGE)));
+        for (uid, most) in [(1, Some((4, 100))), (2, Some((100, 6))), (3, None)] {
+            most.into_iter().for_each(|(own, all)| files.bound(uid, bounds(own * PAGE, all * PAGE)));
             for _ in 0..2 {
                 let fd = file(3 * PAGE);
                 let shared = files.add(uid, fd.as_fd()).unwrap();
@@ -303,10 +412,73 @@ mod tests {
         assert_eq!([1, 2, 3].map(|uid| charged(&ledger, uid)), [4, 2 + 1, 2]);
     }
 
+    /// In a user namespace with so few watches.
+    #[test]
+    fn a_file_without_a_watch_is_kept_until_there_is_one() {
+        if FileWatch::limit() > 2 {
+            let test = "shared_files::tests::a_file_without_a_watch_is_kept_until_there_is_one";
+            let script = "echo 2 >/proc/sys/user/max_inotify_watches || exit 77; exec \"$0\" --exact \"$@\"";
+            let mut unshare = Command::new("unshare");
+            unshare.args(["--user", "--map-root-user", "sh", "-c", script]).arg(env::current_exe().unwrap()).arg(test);
+            let output = unshare.output().unwrap();
+            let printed = String::from_utf8_lossy(&output.stdout);
+            match output.status.success() {
+                true => assert!(printed.contains("1 passed"), "{printed}"),
+                false if printed.is_empty() => eprintln!("skipped: a namespace of users cannot be made: {output:?}"),
+                false => panic!("{printed}"),
+            }
+            return;
+        }
+        let amounts = |ledger: &Ledger| {
+            let of = ledger.of(7).0;
+            (of[Resource::Memory] / PAGE, of[Resource::Descriptors])
+        };
+        let (ledger, next) = (Ledger::default(), Ledger::default());
+        let mut files = SharedFiles::new(ledger.clone());
+        let leave = |files: &mut SharedFiles| {
+            let fd = file(PAGE);
+            files.leave(7, fd.as_fd());
+            fd
+        };
+        let [first, second, third] = [(); 3].map(|()| leave(&mut files));
+        let fd = file(PAGE);
+        let added = files.add(7, fd.as_fd()).unwrap();
+        files.leave(7, fd.as_fd());
+        files.update();
+        assert_eq!(amounts(&ledger), (4, 3), "two are watched, two are kept, one of them twice");
+        let mut fds = Outgoing::default();
+        let saved = files.save(&mut fds);
+        let fds = fds.fds().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        let mut restored = SharedFiles::new(next.clone());
+        restored.restore(saved, &mut Incoming::new(fds)).unwrap();
+        assert_eq!(amounts(&next), (4, 3));
+        drop((files, added, fd));
+        restored.update();
+        assert_eq!(amounts(&next), (4, 3), "there still is no watch");
+        drop((second, third));
+        restored.update();
+        assert_eq!((amounts(&next), restored.are_any_left()), ((1, 0), true), "the watch of one was for the others");
+        drop(first);
+        assert!(!restored.are_any_left() && next.all().is_empty());
+    }
+
+    #[test]
+    fn a_file_that_is_left_counts_so_much_at_least_and_its_record_is_short() {
+        let ledger = Ledger::default();
+        let mut files = SharedFiles::new(ledger.clone());
+        files.bound(7, FileBounds { least: 8 * PAGE, ..bounds(u64::MAX, u64::MAX) });
+        let page = file(PAGE);
+        files.leave(7, page.as_fd());
+        assert_eq!(charged(&ledger, 7), 8);
+        (1000..2000).for_each(|key| drop(files.insert(key, 7, BTreeMap::new(), 8 * PAGE)));
+        let state = serde_json::to_string(&files.save(&mut Outgoing::default())).unwrap();
+        assert!(state.len() < 16 * 1000, "{}", state.len());
+    }
+
     #[test]
     fn bounds_of_users_without_anything_are_forgotten() {
         let mut files = SharedFiles::new(Ledger::default());
-        (0..1000).for_each(|uid| files.bound(uid, [1; 2]));
+        (0..1000).for_each(|uid| files.bound(uid, bounds(1, 1)));
         assert!(files.bounds.len() < 4, "{}", files.bounds.len());
     }
 
@@ -323,13 +495,13 @@ mod tests {
         let mut fds = Outgoing::default();
         let saved = files.save(&mut fds);
         let fds = fds.fds().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
-        let ended_key = ended_file.key;
+        let ended_key = ended_file.key();
         drop((ended, ended_file));
         let mut restored = SharedFiles::new(next.clone());
         restored.restore(saved, &mut Incoming::new(fds)).unwrap();
         assert_eq!((charged(&next, 2), charged(&next, 5)), (2, 0));
         assert!(restored.existing(ended_key).is_err());
-        let again = restored.existing(kept_file.key).unwrap();
+        let again = restored.existing(kept_file.key()).unwrap();
         again.touch(PAGE, 2 * PAGE);
         assert_eq!(charged(&next, 2), 3, "a page that was touched before is charged once");
         drop((kept, kept_file, again));

@@ -41,6 +41,18 @@ impl FileWatch {
         Ok(inotify::add_watch(&self.0, path, WatchFlags::DELETE_SELF)?)
     }
 
+    /// Whether [`FileWatch::add`] failed as there are no more watches now.
+    pub fn is_lack(error: &io::Error) -> bool {
+        matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::NOMEM))
+    }
+
+    /// Files that this process's user can watch, with all of its processes; `u64::MAX` if the kernel does not tell.
+    pub fn limit() -> u64 {
+        let limits = ["fs/inotify/max_user_watches", "user/max_inotify_watches"];
+        let read = |name| fs::read_to_string(format!("/proc/sys/{name}")).ok()?.trim().parse().ok();
+        limits.into_iter().filter_map(read).min().unwrap_or(u64::MAX)
+    }
+
     /// Calls `each` with the numbers of files that have ended since the last call, some of them twice.
     ///
     /// # Errors

@@ -3,7 +3,9 @@
 //! to start, or users take as much as they can get and it serves on.
 
 use std::fs::{self, File, Permissions, set_permissions};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +17,8 @@ use conformance::net::{policy_file, set_policy, start_daemon};
 use conformance::snapshot::Total;
 use conformance::{Home, isolated, until};
 use conformance_hostile::raw::ControlConnection;
+use rustix::fs::{SeekFrom, seek};
+use rustix::pipe::{SpliceFlags, pipe, splice};
 use rustix::process::{Pid, Resource, Signal, geteuid, kill_process};
 use unetmap::abi::*;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
@@ -272,6 +276,66 @@ fn a_daemon_in_a_small_control_group_refuses_to_start_or_serves_within_it() {
             let why = refusal(home, &groups.enter(), &[]);
             assert!(why.contains(part) && why.contains("the cgroup's") && why.contains("raise it"), "{why}");
         }
+    });
+}
+
+/// Puts the pages of a file that are there into a socket, a byte of each. Returns what keeps them.
+fn pin(file: &OwnedFd) -> Vec<OwnedFd> {
+    let (from, to) = pipe().expect("a pipe");
+    let (end, other) = UnixStream::pair().expect("sockets");
+    let mut at = 0;
+    while let Ok(data) = seek(file, SeekFrom::Data(at)) {
+        let hole = seek(file, SeekFrom::Hole(data)).expect("the end");
+        for page in (data..hole).step_by(4096) {
+            let moved = splice(file, Some(&mut { page }), &to, None, 1, SpliceFlags::empty());
+            assert_eq!(moved, Ok(1), "a page at {page}");
+            assert_eq!(splice(&from, None, &end, None, 1, SpliceFlags::empty()), Ok(1));
+        }
+        at = hole;
+    }
+    vec![end.into(), other.into()]
+}
+
+/// A user puts the pages of its ports into sockets, and closes the ports, their files and the pipes.
+#[test]
+fn pages_that_are_pinned_do_not_fill_a_small_control_group() {
+    isolated(|home| {
+        if !prepare(home, ANYBODY) {
+            return;
+        }
+        let Some(groups) = Groups::new(128 << 20, 200) else {
+            summary("skipped: no control group can be made here");
+            return;
+        };
+        let daemon = start(home, &groups.enter(), &["--keep-ports"]);
+        let process = home.daemon();
+        let open_pipe = |uid: u32, n: u32| {
+            let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_extra_bufs: 500, ..Default::default() };
+            let request = NetmapRequest::new(NETMAP_REQ_REGISTER, &format!("p{n}{{1"), body.as_bytes());
+            let raw = ControlConnection::connect_as(&home.socket(), uid).expect("a daemon that listens");
+            let (errno, reply, files) = raw.request(&request.expect("a short name"));
+            if errno == 0 { Ok(files) } else { Err(reply.map_or_else(String::new, |reply| reply.reason)) }
+        };
+        let (mut pinned, mut why) = (Vec::new(), None);
+        for n in 0..200 {
+            match open_pipe(USERS.start, n) {
+                Ok(files) => pinned.push(pin(&files[0])),
+                Err(reason) => {
+                    why = Some(reason);
+                    break;
+                }
+            }
+        }
+        assert!(groups.killed() == 0 && home.daemon() == process, "{}: {why:?}", groups.killed());
+        let why = why.expect("its user is refused more");
+        assert!(why.contains("in pipes and sockets") && why.contains("have them unmap and close it"), "{why}");
+        for uid in [0, USERS.start + 1] {
+            (0..50).for_each(|n| drop(open_pipe(uid, n).expect("others are served")));
+        }
+        summary(&format!("128 MiB: {} closed ports with pinned pages, then: {why}", pinned.len()));
+        drop(pinned);
+        until("its user is served again", || open_pipe(USERS.start, 0).is_ok());
+        end(home, daemon);
     });
 }
 

@@ -248,6 +248,29 @@ fn a_user_who_lost_an_interface_while_it_was_opened_is_refused() {
     });
 }
 
+/// The interface gets another name after it was found, and before the daemon is told of its changes, and another
+/// interface gets its name.
+#[test]
+fn an_interface_is_not_opened_by_a_name_that_it_has_lost() {
+    for access in ["direct", "mediated"] {
+        isolated_with_interfaces(|home| {
+            let Some(net) = net_for_users(home, &policy(&[ALICE], access), "network-lock") else { return };
+            let held = Held::new(home);
+            let alice = open_as(ALICE, &net, home);
+            held.until_reached();
+            net.near.ip(&["link", "set", "va", "down"]).expect("an interface");
+            net.near.ip(&["link", "set", "va", "name", "other"]).expect("an interface");
+            net.near.ip(&["link", "set", "other", "up"]).expect("an interface");
+            net.near.ip(&["link", "add", "va", "type", "veth", "peer", "name", "vc"]).expect("an interface");
+            net.near.ip(&["link", "set", "va", "up"]).expect("an interface");
+            drop(held);
+            assert_eq!(alice.receive().expect("an answer").errno, EACCES, "{access}");
+            drop(alice);
+            nothing_is_left(home);
+        });
+    }
+}
+
 /// The daemon ends on SIGTERM at once, and the next one waits until its broker has undone what was under way.
 #[test]
 fn a_daemon_ends_on_sigterm_while_it_opens_an_interface() {

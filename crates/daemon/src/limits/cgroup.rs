@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 /// A resource that a control group limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Controller {
@@ -34,8 +36,7 @@ impl Controller {
 
     /// Returns the lowest limit that applies to this process; `None`: none is known.
     pub(super) fn limit(self) -> Option<Limit> {
-        let [groups, mounts] =
-            ["cgroup", "mountinfo"].map(|name| fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default());
+        let [groups, mounts] = texts();
         self.lowest(&groups, &mounts)
     }
 
@@ -43,11 +44,7 @@ impl Controller {
     fn lowest(self, groups: &str, mounts: &str) -> Option<Limit> {
         let (controller, old, new) = self.names();
         let mut lowest: Option<Limit> = None;
-        for (root, mount, is_new) in mounts.lines().filter_map(|line| mount_of(line, controller)) {
-            let Some(group) = group_of(groups, if is_new { "" } else { controller }) else { continue };
-            // A group outside of what is mounted here, or of this process's namespace: the mount's own is around it.
-            let inside = group.strip_prefix(&*root).unwrap_or(Path::new(""));
-            let folder = mount.join(inside);
+        for (folder, mount, is_new) in folders(groups, mounts, controller) {
             for folder in folder.ancestors().take_while(|folder| folder.starts_with(&mount)) {
                 let file = folder.join(if is_new { new } else { old });
                 // "max" in version 2.
@@ -61,6 +58,65 @@ impl Controller {
         }
         lowest
     }
+}
+
+/// The control group of this process, whose memory is read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemoryGroup {
+    folder: PathBuf,
+    /// Of version 2.
+    is_new: bool,
+}
+
+impl MemoryGroup {
+    /// `None`: it is not known.
+    pub(crate) fn own() -> Option<MemoryGroup> {
+        let [groups, mounts] = texts();
+        let mut folders = folders(&groups, &mounts, Controller::Memory.names().0);
+        folders.find_map(|(folder, _, is_new)| {
+            let group = MemoryGroup { folder, is_new };
+            group.uncounted_bytes().map(|_| group)
+        })
+    }
+
+    /// Bytes of memory that are of no kind that the kernel counts: neither a file's, a process's own, nor the kernel's.
+    pub(crate) fn uncounted_bytes(&self) -> Option<u64> {
+        let number = |name: &str| fs::read_to_string(self.folder.join(name)).ok()?.trim().parse::<u64>().ok();
+        let kinds = |text: &str, kinds: &[&str]| {
+            let is_one = |line: &&str| line.split_once(' ').is_some_and(|(kind, _)| kinds.contains(&kind));
+            text.lines().filter(is_one).filter_map(|line| line.split_once(' ')?.1.parse::<u64>().ok()).sum::<u64>()
+        };
+        let stat = fs::read_to_string(self.folder.join("memory.stat")).ok()?;
+        let (all, counted) = match self.is_new {
+            true => (number("memory.current")?, kinds(&stat, &["anon", "file", "kernel", "sock"])),
+            false => {
+                let kernel = number("memory.kmem.usage_in_bytes")?;
+                (number("memory.usage_in_bytes")?, kernel + kinds(&stat, &["total_rss", "total_cache"]))
+            }
+        };
+        Some(all.saturating_sub(counted))
+    }
+}
+
+/// `/proc/self/cgroup` and `/proc/self/mountinfo`.
+fn texts() -> [String; 2] {
+    ["cgroup", "mountinfo"].map(|name| fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default())
+}
+
+/// The folders of the process's group in each hierarchy that may have a controller, where it is mounted, and whether it
+/// is of version 2.
+fn folders<'a>(
+    groups: &'a str,
+    mounts: &'a str,
+    controller: &'a str,
+) -> impl Iterator<Item = (PathBuf, PathBuf, bool)> + 'a {
+    mounts.lines().filter_map(move |line| {
+        let (root, mount, is_new) = mount_of(line, controller)?;
+        let group = group_of(groups, if is_new { "" } else { controller })?;
+        // A group outside of what is mounted here, or of this process's namespace: the mount's own is around it.
+        let inside = group.strip_prefix(&*root).unwrap_or(Path::new(""));
+        Some((mount.join(inside), mount, is_new))
+    })
 }
 
 /// The process's group in the hierarchy of a controller; "": in that of version 2.

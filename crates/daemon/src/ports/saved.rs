@@ -90,7 +90,7 @@ impl Registry {
         fds: &mut Outgoing<'a>,
     ) -> Result<SavedRegistry, Refusal> {
         let files = self.regions.files.save(fds);
-        let key = |arena: &UserArena| arena.file().map(|file| file.key);
+        let key = |arena: &UserArena| arena.file().map(|file| file.key());
         let arenas = arenas.iter().map(|(uid, arena)| (*uid, fds.add(&**arena), key(arena))).collect();
         let regions = self.regions.iter().map(|record| record.save(fds)).collect();
         let mut ports = Vec::new();

@@ -16,6 +16,7 @@ use crate::budget::{Amounts, Bounds, Budgets, Resource};
 use crate::ledger::Ledger;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionRecord, Scope};
+use crate::shared_files::FileBounds;
 use crate::tuning::budget::LARGEST_PORT;
 
 /// Amounts and bounds of one user, or of all together, for `unetmap ls --users`.
@@ -65,10 +66,11 @@ impl BudgetCheck {
         self.budgets.of(uid, &self.bounds).requests
     }
 
-    /// Most bytes of a user, and of all users but root.
-    fn memory_bounds(&self, uid: u32) -> [u64; 2] {
+    /// The bounds of a user's files.
+    fn file_bounds(&self, uid: u32) -> FileBounds {
         let budgets = [self.budgets.of(uid, &self.bounds).amounts, self.budgets.total(&self.bounds)];
-        budgets.map(|amounts| amounts[Resource::Memory])
+        let most = budgets.map(|amounts| amounts[Resource::Memory]);
+        FileBounds { most, least: self.budgets.least_of_file(&self.bounds) }
     }
 
     /// Refuses what would give a user more than its budget, or all users more than theirs.
@@ -181,7 +183,7 @@ impl Daemon {
             self.check_charges();
         }
         let check = self.budget_check();
-        self.registry.regions.files.bound(scope.uid, check.memory_bounds(scope.uid));
+        self.registry.regions.files.bound(scope.uid, check.file_bounds(scope.uid));
         check
             .check(scope.uid, more)
             .map_err(|refusal| self.with_left_memory(scope.uid, refusal))
@@ -201,8 +203,8 @@ impl Daemon {
         }
         let left = Resource::Memory.text(left);
         let why = format!(
-            "{}; of user {uid}, {left} is that of ports which are closed, and whose memory programs still have mapped or \
-             open: end these programs, or have them unmap and close it",
+            "{}; of user {uid}, {left} is that of ports which are closed, and whose memory programs still have mapped, \
+             open, or in pipes and sockets: end these programs, or have them unmap and close it",
             refusal.why
         );
         Refusal { why, ..refusal }

@@ -71,7 +71,7 @@ impl RegionRecord {
             persistent_ports: self.persistent_ports,
             retired_ports: self.retired_ports,
             extra: self.extra,
-            file: self.file.as_ref().map(|file| file.key),
+            file: self.file.as_ref().map(|file| file.key()),
         }
     }
 }

@@ -183,7 +183,11 @@ pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<()> 
 impl Nic {
     fn work(&mut self, work: &Work) -> Result<(), Refusal> {
         match work {
-            Work::Open(selection) => self.open_or_close(selection),
+            Work::Open(selection) => {
+                self.open_or_close(selection)?;
+                self.read_name();
+                Ok(())
+            }
             Work::Close => {
                 self.close_unused_sockets();
                 Ok(())
@@ -192,6 +196,16 @@ impl Nic {
                 self.follow();
                 Ok(())
             }
+        }
+    }
+
+    /// Reads its name by its index. It may have been renamed after it was found by its former name, and before its
+    /// changes were watched; the policy is asked about it again.
+    fn read_name(&mut self) {
+        let Ok(Some(link)) = privileged::link(&self.netns, self.key.index) else { return };
+        if link.name != self.name {
+            tracing::info!(from = self.name, to = link.name, "interface renamed while it was opened");
+            self.name = link.name;
         }
     }
 
