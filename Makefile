@@ -5,6 +5,7 @@
 # make core       builds and tests what is netmap: all but the folder apps, in a folder of its own
 # make soak       MINUTES=60: hostile tenants of every kind beside honest traffic (root)
 # make test-long  fuzz targets (SECONDS=60 each), Miri, sanitizers, oracle; STEPS="fuzz miri c threads oracle upgrades crashes previous reproducible"
+# make test-inline faults of programs in the wire (root; some minutes); KILLS=1000 HANGS=200 STARVATIONS=200 repeats those instead
 # make host-matrix  host rings: all attachments with all kinds of traffic
 # make test-vm    all kernels and drivers in QEMU guests; KERNELS="6.1 6.18" and DRIVERS="igb,veth" choose
 # make test-arm64  builds for arm64; unit tests, make demo and interfaces in emulations (QEMU)
@@ -46,7 +47,7 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build debug core setup setup-tests demo test test-long soak test-bare test-nic test-vm test-arm64 host-matrix loom
+.PHONY: build debug core setup setup-tests demo test test-long test-inline soak test-bare test-nic test-vm test-arm64 host-matrix loom
 .PHONY: deb rpm test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf bench install uninstall
 .DEFAULT_GOAL := build
 
@@ -109,6 +110,12 @@ test-long: setup-tests
 soak: setup-tests
 	$(CARGO) build --locked --profile soak -p unetmap-daemon -p unetmap-cli -p bridge -p conformance-hostile --bins
 	SOAK_MINUTES=$(MINUTES) $(CARGO) test --locked --profile soak -p conformance-hostile --test soak
+
+# Writes its tables into the document. Some faults many times in place of all once, into the folder target/inline only.
+INLINE := $(KILLS:%=--kills=%) $(HANGS:%=--hangs=%) $(STARVATIONS:%=--starvations=%)
+test-inline: debug
+	$(CARGO) test --locked -p conformance --test inline -- --whole $(WAYS) $(INLINE) --out=$(TARGET)/inline \
+		$(if $(INLINE)$(WAYS),,--document=$(CURDIR)/docs/inline.md)
 
 # Host rings: each way to attach an interface with each kind of traffic.
 host-matrix: debug
@@ -208,7 +215,9 @@ install:
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/$$unit >$(UNITS)/system/$$unit && \
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/user/$$unit >$(UNITS)/user/$$unit || exit 1; \
 	done
-	sed 's|@BINDIR@|$(PREFIX)/bin|' service/unetmap-metrics.service >$(UNITS)/system/unetmap-metrics.service
+	for unit in unetmap-metrics.service unetmap-bridge@.service unetmap-fw@.service; do \
+		sed 's|@BINDIR@|$(PREFIX)/bin|' service/$$unit >$(UNITS)/system/$$unit || exit 1; \
+	done
 	install -D -m 644 service/grafana.json $(DESTDIR)$(PREFIX)/share/unetmap/grafana.json
 	install -m 644 service/unetmap.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
 	set -e; for name in unetmap netmap libnetmap; do \
@@ -249,7 +258,8 @@ uninstall:
 	rm -rf $(DESTDIR)$(PREFIX)/lib/unetmap
 	rm -f $(DESTDIR)$(PREFIX)/lib/cni/unetmap
 	rm -f $(foreach kind,system user,$(addprefix $(UNITS)/$(kind)/,unetmapd.socket unetmapd.service))
-	rm -f $(UNITS)/system/unetmap-metrics.service $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
+	rm -f $(UNITS)/system/unetmap-metrics.service $(UNITS)/system/unetmap-bridge@.service $(UNITS)/system/unetmap-fw@.service
+	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
 	rm -rf $(DESTDIR)$(PREFIX)/share/unetmap $(DESTDIR)$(PREFIX)/share/doc/unetmap
 	cd $(DESTDIR)$(PREFIX)/share && rm -f $(foreach program,$(filter-out unetmapd,$(PROGRAMS)), \
 		bash-completion/completions/$(program) zsh/site-functions/_$(program) fish/vendor_completions.d/$(program).fish)

@@ -8,7 +8,10 @@
 
 pub mod bpf;
 pub mod c;
+pub mod cgroup;
 pub mod client;
+pub mod connections;
+pub mod datagrams;
 pub mod ether;
 pub mod forwarder;
 pub mod home;

@@ -330,3 +330,36 @@ fn programs_with_the_address_sanitizer_run() {
         }
     });
 }
+
+/// With drop-ins as `docs/inline.md` has them.
+#[test]
+fn systemd_accepts_the_units_and_drop_ins_of_the_document() {
+    isolated(|home| {
+        if Command::new("systemd-analyze").arg("--version").output().is_err() {
+            eprintln!("skipped: systemd-analyze, of systemd, is not installed");
+            return;
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let bin = program("unetmapd").parent().expect("a file in a folder").display().to_string();
+        for unit in ["unetmapd.socket", "unetmapd.service", "unetmap-bridge@.service", "unetmap-fw@.service"] {
+            let text = std::fs::read_to_string(root.join("service").join(unit)).expect("a unit");
+            let name = unit.replace('@', "@lan");
+            std::fs::write(home.folder().join(&name), text.replace("@BINDIR@", &bin)).expect("a file");
+        }
+        let document = std::fs::read_to_string(root.join("docs/inline.md")).expect("a document");
+        let drop_ins: Vec<&str> =
+            document.split("```ini\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        assert!(drop_ins.len() >= 2, "the document has drop-ins");
+        for (name, text) in ["unetmap-bridge@lan.service", "unetmap-fw@lan.service"].iter().cycle().zip(drop_ins) {
+            let folder = home.folder().join(format!("{name}.d"));
+            std::fs::create_dir_all(&folder).expect("a folder");
+            std::fs::write(folder.join("override.conf"), text).expect("a file");
+            let mut command = Command::new("systemd-analyze");
+            command.args(["verify", "--man=no"]).arg(home.folder().join(name));
+            let output = command.env("SYSTEMD_UNIT_PATH", format!("{}:", home.folder().display())).output();
+            let output = output.expect("systemd-analyze");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && !said.contains(*name), "{name} with {text}: {said}");
+        }
+    });
+}

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Where the faults happen: namespaces, a daemon that keeps its ports, and a program in the wire between two hosts.
+//!
+//! ```text
+//!   client                      middle                      server
+//!   [c0 10.9.0.1/24] -------- [m0] program [m1] -------- [s0 10.9.0.2/24]
+//!
+//!   client                      server
+//!   [c0 10.9.0.1/24] -------- [m0 10.9.0.2/24] program [m0^, its stack]
+//! ```
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use conformance::c::compile;
+use conformance::home::{Guard, Home, LIMIT, is_alive};
+use conformance::program;
+use lab::{Lab, Ns, VethOptions};
+use rustix::process::{Pid, Signal};
+
+/// Addresses of the two hosts.
+pub(crate) const CLIENT: &str = "10.9.0.1";
+pub(crate) const SERVER: &str = "10.9.0.2";
+/// The UDP port whose datagrams the firewall's rules deny.
+pub(crate) const DENIED: u16 = 9999;
+/// Queues of each interface.
+const QUEUES: u32 = 2;
+/// Ethernet addresses of `c0` and of the server's interface.
+const MACS: [&str; 2] = ["02:00:00:00:09:01", "02:00:00:00:09:02"];
+/// How long a condition is waited for between two looks.
+const LOOK: Duration = Duration::from_millis(5);
+/// Size of the file system that has the daemon's files.
+pub(crate) const DISK: &str = "size=16m";
+
+/// A program in the wire.
+pub(crate) struct Way {
+    /// Its name in the table, and on the command line.
+    pub name: &'static str,
+    /// The unit of systemd that starts the program.
+    unit: &'static str,
+    /// The ports, and more options, as a drop-in of the unit names them.
+    ports: &'static str,
+    options: &'static str,
+    /// Whether it is between an interface and the host's stack.
+    is_host: bool,
+    /// Whether `make test` has it.
+    pub is_short: bool,
+    /// Whether it denies the datagrams of [`DENIED`].
+    pub denies: bool,
+    /// About the program and its place, for the document.
+    pub about: &'static str,
+}
+
+/// The programs that are tested.
+pub(crate) const WAYS: [Way; 3] = [
+    Way {
+        name: "bridge",
+        unit: "unetmap-bridge@.service",
+        ports: "m0 m1",
+        options: "",
+        is_host: false,
+        is_short: true,
+        denies: false,
+        about: "`bridge m0 m1`, between two interfaces",
+    },
+    Way {
+        name: "fw",
+        unit: "unetmap-fw@.service",
+        ports: "m0 m1",
+        options: "",
+        is_host: false,
+        is_short: false,
+        denies: true,
+        about: "`unetmap-fw m0 m1 --rules FILE`, between two interfaces",
+    },
+    Way {
+        name: "fw-host",
+        unit: "unetmap-fw@.service",
+        ports: "m0 m0^",
+        options: "",
+        is_host: true,
+        is_short: true,
+        denies: true,
+        about: "`unetmap-fw m0 m0^ --rules FILE`, between an interface and the host's stack",
+    },
+];
+
+/// The network, and what runs in it.
+pub(crate) struct Place {
+    // Dropped in this order.
+    program: Option<Guard>,
+    daemon: Option<Guard>,
+    disk: Disk,
+    /// The library that steps the clock of programs.
+    clock: PathBuf,
+    pub home: Home,
+    pub way: &'static Way,
+    pub client: Ns,
+    pub middle: Ns,
+    pub server: Ns,
+    lab: Lab,
+    _folder: tempfile::TempDir,
+}
+
+/// A small file system, for the daemon's files.
+pub(crate) struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(at: &Path) -> Result<Disk, String> {
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", DISK, "tmpfs"]).arg(at))?;
+        Ok(Disk(at.to_owned()))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = run(Command::new("umount").arg("-l").arg(&self.0));
+    }
+}
+
+/// Runs a command that must succeed.
+pub(crate) fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.stdin(Stdio::null()).output().map_err(|e| format!("{command:?}: {e}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}
+
+/// Waits until `done`; says what did not happen within [`LIMIT`].
+pub(crate) fn wait_for(what: &str, done: impl FnMut() -> bool) -> Result<(), String> {
+    wait_within(what, LIMIT, done)
+}
+
+/// The same within another time.
+pub(crate) fn wait_within(what: &str, limit: Duration, mut done: impl FnMut() -> bool) -> Result<(), String> {
+    let end = Instant::now() + limit;
+    while !done() {
+        if Instant::now() > end {
+            return Err(format!("not within {limit:?}: {what}"));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+impl Place {
+    /// Makes the network, and starts the daemon and the program.
+    pub(crate) fn new(way: &'static Way) -> Result<Place, String> {
+        let lab = Lab::new()?;
+        let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().map_err(|e| e.to_string())?;
+        let home = Home::at(&folder.path().join("home")).map_err(|e| e.to_string())?;
+        let disk = Disk::mount(home.folder())?;
+        let [client, server] = [lab.namespace("client")?, lab.namespace("server")?];
+        let middle = if way.is_host { server.clone() } else { lab.namespace("middle")? };
+        let clock = compile(&home, "clock", &["-shared", "-fPIC"]);
+        let (program, daemon) = (None, None);
+        let mut place = Place { program, daemon, disk, clock, home, way, client, middle, server, lab, _folder: folder };
+        place.step_clock(0)?;
+        place.connect_client()?;
+        if !way.is_host {
+            place.veth("s0", "m1")?;
+        }
+        for (ns, interface, address, mac) in place.hosts() {
+            ns.ip(&["link", "set", interface, "address", mac])?;
+            ns.ip(&["address", "add", &format!("{address}/24"), "dev", interface])?;
+            // TCP sends again within a second also after seconds, so that the run takes less time.
+            let _ = ns.tool("sysctl", &["-q", "-w", "net.ipv4.tcp_rto_max_ms=1000", "net.ipv4.tcp_retries2=200"]);
+        }
+        place.know_each_other()?;
+        fs::write(place.rules(), "add deny udp from any to any 9999\nadd allow ip from any to any\n")
+            .map_err(|e| e.to_string())?;
+        place.mend()?;
+        place.wait_until_it_works()?;
+        Ok(place)
+    }
+
+    /// The hosts: namespace, interface, IPv4 and Ethernet address.
+    fn hosts(&self) -> [(&Ns, &'static str, &'static str, &'static str); 2] {
+        let served = if self.way.is_host { "m0" } else { "s0" };
+        [(&self.client, "c0", CLIENT, MACS[0]), (&self.server, served, SERVER, MACS[1])]
+    }
+
+    /// Sets by how much the clock of the daemon and the program differs from the machine's.
+    pub(crate) fn step_clock(&self, seconds: i64) -> Result<(), String> {
+        let file = File::options().write(true).create(true).truncate(false).open(self.home.folder().join("step"));
+        file.and_then(|file| file.write_all_at(&seconds.to_ne_bytes(), 0)).map_err(|e| e.to_string())
+    }
+
+    /// A command whose clock can be stepped, and which logs to a file.
+    fn command_with_log(&self, mut command: Command, log: &str) -> Result<Command, String> {
+        command.env("LD_PRELOAD", &self.clock).env("CLOCK_STEP", self.home.folder().join("step"));
+        command.env("LIBXDP_BPFFS", self.home.folder().join("bpf"));
+        let log = File::options().append(true).create(true).open(self.home.folder().join(log));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.map_err(|e| e.to_string())?);
+        Ok(command)
+    }
+
+    /// Makes the pair of `c0` and `m0`.
+    fn connect_client(&self) -> Result<(), String> {
+        self.veth("c0", "m0")
+    }
+
+    fn veth(&self, host: &str, middle: &str) -> Result<(), String> {
+        let end = if host == "c0" { &self.client } else { &self.server };
+        let options = VethOptions { queues: QUEUES, tx_checksum_off: true, ..VethOptions::default() };
+        self.lab.veth(end, host, &self.middle, middle, options)
+    }
+
+    /// The hosts know the Ethernet address of each other, so that no lost frame of theirs is missing in the counts.
+    fn know_each_other(&self) -> Result<(), String> {
+        let [client, server] = self.hosts();
+        for ((ns, interface, ..), (.., address, mac)) in [(client, server), (server, client)] {
+            ns.ip(&["neighbour", "replace", address, "lladdr", mac, "dev", interface, "nud", "permanent"])?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the pair of `c0` and `m0`, and makes it again with the same addresses.
+    pub(crate) fn delete(&self) -> Result<(), String> {
+        self.middle.ip(&["link", "delete", "m0"]).map(drop)
+    }
+
+    /// Makes it again.
+    pub(crate) fn make_again(&self) -> Result<(), String> {
+        self.connect_client()?;
+        let [client, server] = self.hosts();
+        let lost = if self.way.is_host { &[client, server][..] } else { &[client][..] };
+        for (ns, interface, address, mac) in lost {
+            ns.ip(&["link", "set", interface, "address", mac])?;
+            ns.ip(&["address", "add", &format!("{address}/24"), "dev", interface])?;
+        }
+        self.know_each_other()
+    }
+
+    fn rules(&self) -> PathBuf {
+        self.home.folder().join("rules")
+    }
+
+    /// Starts what has ended, as a service manager does: first the daemon, if its store does not. Returns the names.
+    pub(crate) fn mend(&mut self) -> Result<Vec<&'static str>, String> {
+        let mut started = Vec::new();
+        wait_for("a daemon that serves, or none", || self.home.serves() || self.processes().is_empty())?;
+        if !self.home.serves() {
+            self.daemon = None;
+            self.start_daemon()?;
+            started.push("daemon");
+        }
+        if self.program.as_mut().is_none_or(|program| program.0.try_wait().is_ok_and(|end| end.is_some())) {
+            self.start_program()?;
+            started.push("program");
+        }
+        Ok(started)
+    }
+
+    fn start_daemon(&mut self) -> Result<(), String> {
+        let mut command = Command::new(program("unetmapd"));
+        command.args(["--foreground", "--keep-ports", "--idle-exit", "0", "--socket"]).arg(self.home.socket());
+        let mut command = self.command_with_log(command, "unetmapd.sock.log")?;
+        self.daemon = Some(Guard(command.spawn().map_err(|e| e.to_string())?));
+        wait_for("the daemon serves", || self.home.serves())
+    }
+
+    fn start_program(&mut self) -> Result<(), String> {
+        let words = self.command()?;
+        let (file, args) = words.split_first().ok_or("a unit without a command")?;
+        let mut command = self.middle.command(file);
+        command.args(args).env("UNETMAP_SOCKET", self.home.socket()).env("UNETMAPD", program("unetmapd"));
+        let mut command = self.command_with_log(command, "program.log")?;
+        self.program = Some(Guard(command.spawn().map_err(|e| e.to_string())?));
+        Ok(())
+    }
+
+    /// The command of the program's unit, with what its drop-in says.
+    fn command(&self) -> Result<Vec<PathBuf>, String> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../service").join(self.way.unit);
+        let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=")).ok_or("a unit without a command")?;
+        let of_word = |word: &str| match word {
+            "$PORTS" => self.way.ports.split_whitespace().map(PathBuf::from).collect(),
+            "$OPTIONS" => self.way.options.split_whitespace().map(PathBuf::from).collect(),
+            "/etc/unetmap/%i.rules" => vec![self.rules()],
+            _ => vec![word.strip_prefix("@BINDIR@/").map_or_else(|| word.into(), program)],
+        };
+        Ok(line.split_whitespace().flat_map(of_word).collect())
+    }
+
+    /// Kills the program, and starts it again.
+    pub(crate) fn restart_program(&mut self) -> Result<(), String> {
+        self.program = None;
+        self.mend().map(drop)
+    }
+
+    /// Waits until the program has its ports, and the ports are kept; mends meanwhile.
+    pub(crate) fn wait_until_it_works(&mut self) -> Result<(), String> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            self.mend()?;
+            let pid = self.program().as_raw_pid().cast_unsigned();
+            let now = self.home.try_snapshot();
+            if now.is_some_and(|now| {
+                let open = now.sessions.iter().filter(|session| session.pid == pid).count();
+                open == 2 && now.daemon.kept_sessions == now.sessions.len()
+            }) {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                return Err(format!("the program did not open its ports within {LIMIT:?}: {}", self.last_words()));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// The ends of the two logs.
+    pub(crate) fn last_words(&self) -> String {
+        let end = |name: &str| {
+            let text = fs::read_to_string(self.home.folder().join(name)).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().rev().take(3).collect();
+            lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
+        };
+        format!("program: {}; daemon: {}", end("program.log"), end("unetmapd.sock.log"))
+    }
+
+    /// The program's process.
+    pub(crate) fn program(&self) -> Pid {
+        self.program.as_ref().expect("mended").pid()
+    }
+
+    /// The daemon's processes: the daemon itself, broker, store and others, by the socket that their titles name.
+    pub(crate) fn processes(&self) -> Vec<Pid> {
+        let socket = self.home.socket().display().to_string();
+        let is_ours = |pid: &Pid| {
+            let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            line.split_whitespace().next().is_some_and(|word| word.contains("unetmapd"))
+                && line.contains(&socket)
+                && is_alive(*pid)
+        };
+        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = all.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+        pids.filter(is_ours).collect()
+    }
+
+    /// The daemon, the broker and the store.
+    pub(crate) fn daemons(&self) -> Result<[Pid; 3], String> {
+        let now = self.home.try_snapshot().ok_or("no daemon answers")?.daemon;
+        let pids = [Some(now.pid as i32), Some(now.privileged_pid as i32), now.crash_protection.pid];
+        let pids: Option<Vec<Pid>> = pids.into_iter().map(|pid| Pid::from_raw(pid?)).collect();
+        pids.and_then(|pids| pids.try_into().ok()).ok_or_else(|| "the daemon has no store".into())
+    }
+
+    /// The file system of the daemon's files.
+    pub(crate) fn disk(&self) -> &Path {
+        &self.disk.0
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.program = None;
+        for pid in self.processes() {
+            let _ = rustix::process::kill_process(pid, Signal::CONT);
+        }
+        for pid in self.processes() {
+            let _ = rustix::process::kill_process(pid, Signal::TERM);
+        }
+        let _ = wait_for("the daemon ends", || self.processes().is_empty());
+        for pid in self.processes() {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+}

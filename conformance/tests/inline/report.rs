@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The tables: of the terminal, of the document, and as JSON.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use crate::All;
+use crate::place::WAYS;
+use crate::repeated::Results;
+use crate::scene::Row;
+
+/// The lines of the document between which the tables stand.
+const BEGIN: &str = "<!-- begin: tables of make test-inline -->\n";
+const END: &str = "<!-- end: tables of make test-inline -->\n";
+
+/// A row in one line, for the progress.
+pub(crate) fn line(row: &Row) -> String {
+    if let Some(why) = &row.skipped {
+        return format!("skipped: {why}");
+    }
+    let [out, into] = row.closed_ms;
+    let mut text = format!(
+        "{:6} closed {out:.0}/{into:.0} ms, lost {}/{}, denied seen {} of {}",
+        row.meanwhile, row.lost[0], row.lost[1], row.denied_seen, row.denied_sent,
+    );
+    for (n, what) in [(row.repeated, "repeated"), (row.late, "late"), (row.broken.len() as u64, "broken")] {
+        if n > 0 {
+            let _ = write!(text, ", {n} {what}");
+        }
+    }
+    if let Some(frames) = &row.frames {
+        let counted: Vec<String> = frames.counted.iter().map(|(counter, n)| format!("{counter} {n}")).collect();
+        let _ = write!(text, ", frames lost {}, counted {} ({})", frames.lost, frames.sum(), counted.join(", "));
+        if frames.bypassed > 0 {
+            let _ = write!(text, ", bypassed {}", frames.bypassed);
+        }
+    }
+    if !row.started.is_empty() {
+        let _ = write!(text, ", started again: {}", row.started.join(", "));
+    }
+    if let Some(why) = &row.failure {
+        let _ = write!(text, ", FAILED: {why}");
+    }
+    text
+}
+
+/// A table for each program, and one of what was repeated.
+pub(crate) fn tables(all: &All) -> String {
+    let mut text = String::new();
+    for way in &WAYS {
+        let rows: Vec<&Row> = all.rows.iter().filter(|row| row.way == way.name).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let _ = write!(
+            text,
+            "### {}\n\n| fault | wire meanwhile | closed for, ms | lost of sent | again, late | {} | broken TCP | started \
+             again |\n|---|---|---|---|---|---|---|---|\n",
+            way.about,
+            if way.denies { "denied seen" } else { "frames: lost, counted, bypassed" }
+        );
+        rows.iter().for_each(|row| text += &table_row(row, way.denies));
+        text.push('\n');
+    }
+    if !all.repeated.is_empty() {
+        text += "### Many times\n\n| program | fault | times | closed for, ms: median, 99 %, longest | lost of sent | again, late | \
+                 denied seen | broken TCP |\n|---|---|---|---|---|---|---|---|\n";
+        all.repeated.iter().for_each(|results| text += &repeated_row(results));
+        text.push('\n');
+    }
+    text
+}
+
+fn repeated_row(results: &Results) -> String {
+    let (row, [median, most, longest]) = (&results.row, results.closed_ms);
+    let failed = row.failure.as_ref().map_or("", |_| " (does not go on)");
+    format!(
+        "| {} | {}{failed} | {} | {median:.0}, {most:.0}, {longest:.0} | {} of {}, {} of {} | {}, {} | {} of {} | {} |\n",
+        row.way,
+        row.fault,
+        results.times,
+        row.lost[0],
+        row.sent[0],
+        row.lost[1],
+        row.sent[1],
+        row.repeated,
+        row.late,
+        row.denied_seen,
+        row.denied_sent,
+        row.broken.len(),
+    )
+}
+
+fn table_row(row: &Row, denies: bool) -> String {
+    if let Some(why) = &row.skipped {
+        return format!("| {} | not tried: {why} | | | | | | |\n", row.fault);
+    }
+    let [out, into] = row.closed_ms;
+    let denied = match (denies, &row.frames) {
+        (true, _) => format!("{} of {}", row.denied_seen, row.denied_sent),
+        (false, Some(frames)) => format!("{}, {}, {}", frames.lost, frames.sum(), frames.bypassed),
+        (false, None) => "not compared".into(),
+    };
+    let failed = row.failure.as_ref().map_or("", |_| " (does not go on)");
+    format!(
+        "| {}{failed} | {} | {out:.0}, {into:.0} | {} of {}, {} of {} | {}, {} | {denied} | {} | {} |\n",
+        row.fault,
+        row.meanwhile,
+        row.lost[0],
+        row.sent[0],
+        row.lost[1],
+        row.sent[1],
+        row.repeated,
+        row.late,
+        row.broken.len(),
+        row.started.join(", "),
+    )
+}
+
+/// Writes the tables into a folder, as Markdown and JSON, and into a document, between its two lines.
+pub(crate) fn write(all: &All, out: Option<&Path>, document: Option<&Path>) -> Result<(), String> {
+    let told = |path: &Path, e: std::io::Error| format!("{}: {e}", path.display());
+    let write = |path: &Path, text: &str| fs::write(path, text).map_err(|e| told(path, e));
+    if let Some(out) = out {
+        fs::create_dir_all(out).map_err(|e| told(out, e))?;
+        write(&out.join("inline.md"), &tables(all))?;
+        write(&out.join("inline.json"), &serde_json::to_string_pretty(all).map_err(|e| e.to_string())?)?;
+    }
+    if let Some(path) = document {
+        let text = fs::read_to_string(path).map_err(|e| told(path, e))?;
+        let parts = text.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+        let (before, after) = parts.ok_or_else(|| format!("{} has no place for the tables", path.display()))?;
+        write(path, &format!("{before}{BEGIN}\n{}{END}{after}", tables(all)))?;
+    }
+    Ok(())
+}
