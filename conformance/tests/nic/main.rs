@@ -22,3 +22,4 @@ mod replace;
 mod sharing;
 mod traffic;
 mod unfinished;
+mod way;

@@ -32,6 +32,7 @@ trunk = \"10,20\"
 
 [interface.va]
 busy-poll = \"50 64\"
+way = \"generic\"
 ";
 
 /// Runs `unetmap`; returns its status, and what it printed.
@@ -62,7 +63,7 @@ fn a_daemon_that_starts_gets_what_the_one_before_it_had() {
         fs::write(&path, FILE).expect("a file");
         let file = path.to_str().expect("a path");
         let config = |net: &Net, action: &str| unetmap(&net.near, &["config", action, "--file", file]);
-        assert!(config(&net, "check").1.ends_with("9 settings, no fault\n"), "{:?}", config(&net, "check"));
+        assert!(config(&net, "check").1.ends_with("10 settings, no fault\n"), "{:?}", config(&net, "check"));
         let (status, diff, _) = config(&net, "diff");
         assert!(status == 1 && diff.contains("+ unetmap vale port vale0:a rate in 500kpps\n"), "{diff}");
         for round in 0..3 {
@@ -70,10 +71,10 @@ fn a_daemon_that_starts_gets_what_the_one_before_it_had() {
                 net.restart_daemon(home);
             }
             let (status, made, why) = config(&net, "apply");
-            assert!(status == 0 && made.ends_with("made 9, was so 0, failed 0\n"), "{made}\n{why}");
+            assert!(status == 0 && made.ends_with("made 10, was so 0, failed 0\n"), "{made}\n{why}");
             assert_eq!(config(&net, "diff"), (0, String::new(), String::new()));
             // It is no fault to apply it again.
-            assert!(config(&net, "apply").1.ends_with("made 0, was so 9, failed 0\n"));
+            assert!(config(&net, "apply").1.ends_with("made 0, was so 10, failed 0\n"));
             assert_separated(&net, round);
         }
         // The state of the daemon, written as a file, is the same.
@@ -111,18 +112,19 @@ fn a_setting_that_is_saved_is_made_again() {
         run(&net, &["vale", "set", "vale0", "age", "60", "--save"]);
         run(&net, &["vale", "port", "vale0:b", "storm", "1000", "--save"]);
         run(&net, &["nic", "va", "filter", "arp", "--save"]);
+        run(&net, &["nic", "va", "way", "copy", "--save"]);
         run(&net, &["vale", "port", "vale0:b", "off", "--save"]);
         run(&net, &["vale", "port", "vale0:c", "storm", "1000"]);
         let saved = fs::read_to_string(home.folder().join("saved.toml")).expect("the file");
         assert!(!saved.contains("vale0:b") && !saved.contains("vale0:c"), "{saved}");
         net.restart_daemon(home);
-        assert!(run(&net, &["config", "apply"]).ends_with("made 4, was so 0, failed 0\n"));
+        assert!(run(&net, &["config", "apply"]).ends_with("made 5, was so 0, failed 0\n"));
         until("the settings are back", || {
             run(&net, &["vale", "port", "vale0:a"]) == "vale0:a: trunk 10,20-30; filter in udp port 53\n"
         });
         assert!(run(&net, &["nic", "va"]).contains("filter: arp "));
         // Shown without a port on the interface, and without a file that names it.
-        assert!(run(&net, &["config", "show"]).contains("[interface.va]\nfilter = \"arp\"\n"));
+        assert!(run(&net, &["config", "show"]).contains("[interface.va]\nfilter = \"arp\"\nway = \"copy\"\n"));
         assert!(run(&net, &["vale", "show", "vale0"]).contains("aging 60 s"));
         net.assert_alive();
     });

@@ -277,7 +277,7 @@ fn deleting_the_interface_ends_the_port() {
 
 /// An XDP program and a socket would never see the port's packets.
 #[test]
-fn filters_and_busy_polling_of_a_persistent_port_are_refused() {
+fn filters_busy_polling_and_ways_of_a_persistent_port_are_refused() {
     isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         done(&net.near, "-n v0");
@@ -286,7 +286,7 @@ fn filters_and_busy_polling_of_a_persistent_port_are_refused() {
             let out = out.expect("the front command");
             (out.status.success(), String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned())
         };
-        for args in [&["filter", "udp"][..], &["busy-poll", "20"]] {
+        for args in [&["filter", "udp"][..], &["busy-poll", "20"], &["way", "copy"]] {
             let (success, text) = nic(args);
             assert!(!success && text.contains("persistent port"), "{args:?}: {text}");
         }

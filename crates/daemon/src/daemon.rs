@@ -69,7 +69,7 @@ impl Daemon {
     }
 
     /// Returns the region of all interfaces that this caller opens directly, and of their pipes. It is created if there
-    /// is none, for a first interface with `slots` slots, whose driver supports `zero_copy`.
+    /// is none, for a first interface with `slots` slots, which is to be opened with `zero_copy`.
     pub(crate) fn interface_region(
         &mut self,
         caller: &Caller,
@@ -107,7 +107,7 @@ impl Daemon {
     pub(crate) fn sizes_without_interface(&mut self, caller: &Caller) -> Sizes {
         let has_policy = self.admission.policy.is_some();
         let may = has_policy && matches!(nic::may_have_interfaces(self, caller), Ok(true));
-        let zero_copy = may && nic::any_driver_offers_zero_copy(caller);
+        let zero_copy = may && nic::expects_any_zero_copy(&mut self.nics.settings, caller);
         self.knobs.interface_sizes(0, zero_copy)
     }
 

@@ -27,8 +27,8 @@ pub mod veth;
 #[cfg(feature = "bpf")]
 mod xdp;
 
-pub use ethtool::{ChannelSettings, Channels, DriverInfo, channel_settings, channels, driver};
-pub use hardware::{RingSizes, Timestamping, numa_node, ring_sizes, timestamping};
+pub use ethtool::{ChannelSettings, Channels, DriverInfo, channel_settings, channels, driver, set_combined_channels};
+pub use hardware::{RingSizes, Timestamping, numa_node, renegotiate, ring_sizes, set_ring_sizes, timestamping};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 pub use netns_watch::{NetnsLinkEvent, NetnsLinkWatch, Nsid};
 pub use offloads::{OffloadKind, Offloads, active_offloads, changeable_offloads, disable_offloads, set_offloads};

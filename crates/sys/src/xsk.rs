@@ -33,9 +33,11 @@ use crate::tuning::{QUEUE_RELEASE_LIMIT, QUEUE_RELEASE_POLL, XSK_TX_BUDGET};
 use crate::{Mapping, kernel, memfd};
 
 mod busy;
+mod way;
 mod zero_copy;
 pub use busy::{BusyPoll, busy_poll, set_busy_poll};
-pub use zero_copy::ZeroCopyObstacle;
+pub use way::{DRIVERS, DriverRow, Evidence, Verdict, Way};
+pub use zero_copy::{ZeroCopyObstacle, obstacle_known};
 
 /// Bytes that the kernel leaves free before the data of a received packet (`XDP_PACKET_HEADROOM`).
 pub const HEADROOM: u32 = 256;

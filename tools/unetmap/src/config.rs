@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tool_common::link;
 use unetmap::abi::printable::word;
 use unetmap::switch::{self, AttachOptions, NewPort};
+use unetmap_core::control::nic::Way;
 
 use crate::vale::{PORT_KEYS, SERVED_KEYS, VLAN_KEYS};
 use store::Locked;
@@ -72,7 +73,7 @@ pub(crate) struct Key {
 }
 
 /// Settings of interfaces, for `unetmap nic`.
-const INTERFACE_KEYS: [Key; 3] = [
+const INTERFACE_KEYS: [Key; 4] = [
     Key { name: "filter", words: "filter", value: |interface| text(&interface["filter"]["expression"]) },
     Key {
         name: "busy-poll",
@@ -81,6 +82,11 @@ const INTERFACE_KEYS: [Key; 3] = [
             let [usec, budget] = ["usec", "budget"].map(|of| interface["busy_poll"][of].as_u64());
             Some(format!("{} {}", usec?, budget?))
         },
+    },
+    Key {
+        name: "way",
+        words: "way",
+        value: |interface| text(&interface["way"]).filter(|way| way != Way::Auto.as_str()),
     },
     Key { name: "header", words: "header", value: |interface| text(&interface["header"]).filter(|bytes| bytes != "0") },
 ];

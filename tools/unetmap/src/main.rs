@@ -48,7 +48,7 @@ enum Command {
     #[cfg(feature = "apps")]
     #[command(flatten)]
     App(apps::App),
-    Node(NodeArgs),
+    Node(node::NodeArgs),
     Get(GetArgs),
     Set(SetArgs),
     Reload(ReloadArgs),
@@ -118,7 +118,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     within(seconds, Duration::from_millis(50)..=Duration::from_secs(3600))(text)
 }
 
-/// Show an interface's port, or change its filter, busy polling, RSS or steering rules.
+/// Show an interface's port, or change its filter, busy polling, way, RSS or steering rules.
 ///
 /// Frames that do not match the filter stay with the kernel's network stack, as if no port were open. The filter
 /// remains set until it is removed or the interface is deleted, whether a port is open or not. Root can set it, and
@@ -136,7 +136,7 @@ struct NicArgs {
     #[arg(long, global = true)]
     json: bool,
 
-    /// Also write the interface's filter, busy polling and header to the configuration file (unetmap-switches(5))
+    /// Also write the interface's filter, busy polling, way and header to the configuration file (unetmap-switches(5))
     #[arg(long, global = true)]
     save: bool,
 }
@@ -164,6 +164,13 @@ enum NicAction {
         #[arg(required = true, value_name = "USEC [BUDGET]|off", num_args = 1..=2)]
         words: Vec<String>,
     },
+    /// Choose how packets get into the buffers of programs that open the interface afterwards
+    Way {
+        /// auto: zero copy where the driver is known to do it right on this kernel; copy: never zero copy; zero-copy:
+        /// nothing else; generic: the XDP program is not in the driver. Root chooses
+        #[arg(value_name = "auto|copy|zero-copy|generic", value_parser = nic::way)]
+        way: nic::Way,
+    },
     /// Set the bytes of virtio-net header before each packet of the port, of programs that open it afterwards
     Header {
         /// 0: none; 10 or 12: received frames have an empty header, and of sent ones the daemon computes the checksum
@@ -184,37 +191,6 @@ enum NicAction {
         #[arg(value_name = "RULE QUEUE|off PLACE", num_args = 0..=2)]
         words: Vec<String>,
     },
-}
-
-/// Create or remove a /dev/netmap that any program can open.
-///
-/// For programs that `unetmap run` does not support: statically linked, not using the C library, waiting with io_uring,
-/// or setuid. The daemon serves the file through FUSE, so each request and each poll goes through the daemon; all other
-/// programs are faster with `unetmap run`. Needs Linux 6.9; only root can create or remove it.
-#[derive(Debug, Args)]
-struct NodeArgs {
-    #[command(subcommand)]
-    action: NodeAction,
-
-    /// Print the daemon's reply as JSON
-    #[arg(long, global = true)]
-    json: bool,
-}
-
-#[derive(Debug, Subcommand)]
-enum NodeAction {
-    /// Create it. Starts a daemon if none runs; the daemon then runs until the file is removed
-    On {
-        /// Path of the file [default: /dev/netmap]
-        path: Option<std::path::PathBuf>,
-    },
-    /// Remove it; open files remain usable until they are closed
-    Off {
-        /// Remove it only if it is at this path
-        path: Option<std::path::PathBuf>,
-    },
-    /// Show whether it exists, and how many files are open on it
-    Status,
 }
 
 /// Show the values of netmap's knobs in this user's daemon.
@@ -470,14 +446,7 @@ fn execute(command: Command) -> Result<u8, Failure> {
         Command::App(app) => return apps::run(&app),
         Command::Config(args) => config::run(&args),
         Command::Metrics(args) => metrics::run(args.listen.as_deref(), &args.hosts, args.openmetrics),
-        Command::Node(NodeArgs { action, json }) => {
-            let action = match action {
-                NodeAction::On { path } => node::Action::On(path),
-                NodeAction::Off { path } => node::Action::Off(path),
-                NodeAction::Status => node::Action::Status,
-            };
-            node::run(action, json)
-        }
+        Command::Node(args) => node::run(args.action, args.json),
         Command::Get(args) => return knobs::get(args.knob.as_deref(), args.json),
         Command::Set(SetArgs { knob, value, json }) => {
             let number = unetmap_quantity::knob(&knob, &value).unwrap_or_else(|why| {
@@ -528,6 +497,7 @@ fn nic_command(args: &NicArgs) -> Result<String, Failure> {
             nic::run(interface, Some(&nic::words(*sample, *by_flow, expression)), json)
         }
         Some(NicAction::BusyPoll { words }) => nic::busy::run(interface, words, json),
+        Some(NicAction::Way { way }) => nic::send(interface, Ok(nic::Action::Way(*way)), json),
         Some(NicAction::Header { bytes }) => nic::set_header(interface, *bytes, json),
         Some(NicAction::Rss { change }) => nic::queues::rss(interface, change, json),
         Some(NicAction::Steer { words }) => nic::queues::steer(interface, words, json),
@@ -539,6 +509,7 @@ fn nic_keys(args: &NicArgs) -> &'static [&'static str] {
     match args.action {
         Some(NicAction::Filter { .. }) => &["filter"],
         Some(NicAction::BusyPoll { .. }) => &["busy-poll"],
+        Some(NicAction::Way { .. }) => &["way"],
         Some(NicAction::Header { .. }) => &["header"],
         _ => &[],
     }
@@ -575,6 +546,8 @@ fn normal_form(words: &[String]) -> Result<String, String> {
                 nic::Action::BusyPoll { usec, budget } => Ok(format!("{usec} {budget}")),
                 _ => Err("give microseconds, and packets".into()),
             },
+            NicAction::Way { way: nic::Way::Auto } => Err("without this key it is auto".into()),
+            NicAction::Way { way } => Ok(way.as_str().into()),
             NicAction::Header { bytes: bytes @ (10 | 12) } => Ok(bytes.to_string()),
             NicAction::Header { .. } => Err("a header has 10 or 12 bytes".into()),
             NicAction::Rss { .. } | NicAction::Steer { .. } => Err("this is not stored".into()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! `unetmap nic`: shows an interface's port; sets its filter, busy polling, RSS and steering rules.
+//! `unetmap nic`: shows an interface's port; sets its filter, busy polling, way, RSS and steering rules.
 //!
 //! libpcap compiles the filter in this process. The daemon, which trusts no client, then only has to validate the
 //! instructions instead of parsing expressions.
@@ -9,6 +9,7 @@ use serde_json::Value;
 use tool_common::Failure;
 use tool_common::table::align;
 pub(crate) use unetmap_core::control::nic::NicAction as Action;
+pub(crate) use unetmap_core::control::nic::Way;
 use unetmap_core::control::nic::{Filter, MAX_EXPRESSION, MAX_INSNS, NicAction, NicRequest, send_request};
 use unetmap_sys::link;
 use unetmap_sys::xdp::ClassicInsn;
@@ -38,6 +39,11 @@ pub(crate) fn run(interface: &str, filter: Option<&str>, json: bool) -> Result<S
     send(interface, action, json)
 }
 
+/// Parses a way of packets.
+pub(crate) fn way(word: &str) -> Result<Way, String> {
+    Way::parse(word).ok_or_else(|| format!("give {}", Way::ALL.map(Way::as_str).join(", ")))
+}
+
 /// Parses the bytes of a virtio-net header.
 pub(crate) fn header(text: &str) -> Result<u32, String> {
     text.parse().ok().filter(|bytes| [0, 10, 12].contains(bytes)).ok_or_else(|| "give 0, 10 or 12".into())
@@ -54,7 +60,7 @@ pub(crate) fn set_header(interface: &str, bytes: u32, json: bool) -> Result<Stri
 }
 
 /// Sends a request to the daemon; returns the reply or the change as text.
-fn send(interface: &str, action: Result<NicAction, String>, json: bool) -> Result<String, Failure> {
+pub(crate) fn send(interface: &str, action: Result<NicAction, String>, json: bool) -> Result<String, Failure> {
     let failed = |why: &dyn std::fmt::Display| format!("nic {interface}: {why}");
     let link = link::by_name(interface).map_err(|e| failed(&e))?;
     let Some(link) = link else { return Err(failed(&"no such interface (ip link shows them)").into()) };
@@ -132,6 +138,12 @@ fn change_text(name: &str, action: &NicAction) -> String {
             format!("{name}: ports opened from now on use busy polling, {usec} us, {budget} packets per poll\n")
         }
         NicAction::NoBusyPoll => format!("{name}: ports opened from now on do not use busy polling\n"),
+        NicAction::Way(way) => {
+            format!(
+                "{name}: its way is `{}` from when it is opened again, after all programs have closed it\n",
+                way.as_str()
+            )
+        }
         _ => format!("{name}: no filter, all frames of its bound queues enter its port\n"),
     }
 }
@@ -169,6 +181,9 @@ fn state_text(json: &str) -> Result<String, String> {
             if filter["in_force"] == true { "active" } else { "active once a port is open" },
         ),
     };
+    if let Some(way) = all["way"].as_str().filter(|way| *way != Way::Auto.as_str()) {
+        text += &format!("way: {way}\n");
+    }
     if let Some(bytes @ 1..) = all["header"].as_u64() {
         text += &format!("header: each packet begins with a virtio-net header of {bytes} bytes\n");
     }

@@ -3,15 +3,40 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::{Args, Subcommand};
 use serde_json::Value;
 use unetmap_core::control::node::{NodeRequest, USUAL_PATH, send_request};
 
 use crate::ls::{cell, parse_reply};
 
-/// The action of the command line.
+/// Create or remove a /dev/netmap that any program can open.
+///
+/// For programs that `unetmap run` does not support: statically linked, not using the C library, waiting with io_uring,
+/// or setuid. The daemon serves the file through FUSE, so each request and each poll goes through the daemon; all other
+/// programs are faster with `unetmap run`. Needs Linux 6.9; only root can create or remove it.
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    #[command(subcommand)]
+    pub(crate) action: Action,
+
+    /// Print the daemon's reply as JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum Action {
-    On(Option<PathBuf>),
-    Off(Option<PathBuf>),
+    /// Create it. Starts a daemon if none runs; the daemon then runs until the file is removed
+    On {
+        /// Path of the file [default: /dev/netmap]
+        path: Option<PathBuf>,
+    },
+    /// Remove it; open files remain usable until they are closed
+    Off {
+        /// Remove it only if it is at this path
+        path: Option<PathBuf>,
+    },
+    /// Show whether it exists, and how many files are open on it
     Status,
 }
 
@@ -20,8 +45,8 @@ pub(crate) fn run(action: Action, json: bool) -> Result<u8, String> {
     let absolute =
         |path: &Path| std::path::absolute(path).map_err(|e| format!("node: the path {}: {e}", path.display()));
     let request = match action {
-        Action::On(path) => NodeRequest::On(absolute(path.as_deref().unwrap_or(Path::new(USUAL_PATH)))?),
-        Action::Off(path) => NodeRequest::Off(path.as_deref().map(absolute).transpose()?),
+        Action::On { path } => NodeRequest::On(absolute(path.as_deref().unwrap_or(Path::new(USUAL_PATH)))?),
+        Action::Off { path } => NodeRequest::Off(path.as_deref().map(absolute).transpose()?),
         Action::Status => NodeRequest::Show,
     };
     let reply = send_request(&request).map_err(|e| format!("node: {e}"))?;

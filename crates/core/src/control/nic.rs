@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Requests about an interface: its state, its filter, its busy polling. `unetmap nic` sends them.
+//! Requests about an interface: its state, its filter, its busy polling, its way. `unetmap nic` sends them.
 //!
 //! ```text
 //! request   a head, the interface's name, the filter's expression, the filter's instructions
-//!           or a head, the interface's name, microseconds and packets of busy polling
+//!           or a head, the interface's name, microseconds and packets of busy polling, or the word of a way
 //! reply     the state of the interface, as JSON; or an errno and the reason
 //! ```
 
 use unetmap_sys::xdp::ClassicInsn;
+pub use unetmap_sys::xsk::Way;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::control::client;
@@ -53,6 +54,8 @@ pub enum NicAction {
     },
     /// Disables busy polling for sockets that are bound from now on.
     NoBusyPoll,
+    /// Chooses the way of packets of ports that are opened from now on, until the interface is removed.
+    Way(Way),
 }
 
 /// A request about one interface of the caller's network namespace.
@@ -79,6 +82,7 @@ const FILTER: u32 = 1;
 const NO_FILTER: u32 = 2;
 const BUSY_POLL: u32 = 3;
 const NO_BUSY_POLL: u32 = 4;
+const WAY: u32 = 5;
 
 impl ControlRequest for NicRequest {
     const KIND: Kind = Kind(6);
@@ -94,6 +98,7 @@ impl ControlRequest for NicRequest {
                 (BUSY_POLL, numbers.as_bytes(), &[][..])
             }
             NicAction::NoBusyPoll => (NO_BUSY_POLL, &[][..], &[][..]),
+            NicAction::Way(way) => (WAY, way.as_str().as_bytes(), &[][..]),
         };
         let lengths = [self.interface.len(), expression.len(), program.len()].map(|n| n as u32);
         let [name_bytes, expression_bytes, insns] = lengths;
@@ -125,6 +130,7 @@ fn decode(bytes: &[u8]) -> Option<NicRequest> {
             let [usec, budget] = <[u32; 2]>::read_from_bytes(expression).ok()?;
             NicAction::BusyPoll { usec, budget }
         }
+        WAY if rest.is_empty() => NicAction::Way(Way::parse(std::str::from_utf8(expression).ok()?)?),
         _ if bytes.len() != size_of::<Head>() + name.len() => return None,
         SHOW => NicAction::Show,
         NO_FILTER => NicAction::NoFilter,
@@ -168,7 +174,11 @@ fn insn(bytes: &[u8]) -> Option<ClassicInsn> {
 /// # Errors
 /// The daemon's refusal, or no daemon answers and none could be started.
 pub fn send_request(request: &NicRequest) -> Result<Option<String>, Error> {
-    let sets = matches!(request.action, NicAction::Filter(_) | NicAction::BusyPoll { .. });
+    let sets = match request.action {
+        NicAction::Filter(_) | NicAction::BusyPoll { .. } => true,
+        NicAction::Way(way) => way != Way::Auto,
+        NicAction::Show | NicAction::NoFilter | NicAction::NoBusyPoll => false,
+    };
     client::send_for_text(request, &format!("netmap:{}", request.interface), sets)
 }
 
@@ -186,7 +196,8 @@ mod tests {
     #[test]
     fn a_request_survives_encoding_and_decoding() {
         let busy = NicAction::BusyPoll { usec: 50, budget: u32::MAX };
-        for action in [NicAction::Show, NicAction::NoFilter, busy, NicAction::NoBusyPoll, request().action] {
+        let others = [NicAction::Show, NicAction::NoFilter, busy, NicAction::NoBusyPoll, request().action];
+        for action in others.into_iter().chain(Way::ALL.map(NicAction::Way)) {
             let request = NicRequest { action, ..request() };
             assert_eq!(NicRequest::decode(&request.encode()), Ok(request));
         }
@@ -215,6 +226,9 @@ mod tests {
         assert_eq!(NicRequest::decode(&shown), Err(errno::EINVAL));
         shown[0] = 9;
         assert_eq!(NicRequest::decode(&shown), Err(errno::EINVAL));
+        let mut way = NicRequest { interface: interface.clone(), action: NicAction::Way(Way::Copy) }.encode();
+        way.truncate(way.len() - 1);
+        assert_eq!(NicRequest::decode(&way), Err(errno::EINVAL));
         let action = NicAction::BusyPoll { usec: 1, budget: 1 };
         let mut busy = NicRequest { interface, action }.encode();
         busy.truncate(busy.len() - 1);

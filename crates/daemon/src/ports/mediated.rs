@@ -83,7 +83,7 @@ pub(super) fn create(
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
     let shape = nic::new_shape(&daemon.nics, link, request, caller)?;
-    let zero_copy = nic::driver_offers_zero_copy(link, caller);
+    let zero_copy = nic::expects_zero_copy(&mut daemon.nics.settings, link, caller);
     let (scope, sizes) =
         (daemon.admission.interface_scope(caller), daemon.knobs.mediated_sizes(zero_copy).with_pipe(&shape));
     let pipe = Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0));

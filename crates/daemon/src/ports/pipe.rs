@@ -90,7 +90,8 @@ pub(super) fn find_or_create(
             (Some(region), _) => region,
             (None, Access::Direct) => {
                 let link = nic::find_link(parent, caller)?;
-                let zero_copy = link.is_some_and(|link| nic::driver_offers_zero_copy(&link, caller));
+                let zero_copy =
+                    link.is_some_and(|link| nic::expects_zero_copy(&mut daemon.nics.settings, &link, caller));
                 daemon.interface_region(caller, 0, zero_copy, request.memory)?
             }
             (None, Access::Mediated) => region_of_parent(daemon, (scope, parent), sizes, request.memory)?,

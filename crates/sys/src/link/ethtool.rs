@@ -15,6 +15,7 @@ const SIOCETHTOOL: libc::Ioctl = 0x8946;
 /// Commands and flags of linux/ethtool.h.
 const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
+const ETHTOOL_SCHANNELS: u32 = 0x3d;
 
 /// Number of usable queues: 1 or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,14 +65,6 @@ impl DriverInfo {
     /// vmxnet3 passes all frames to the stack then, and shows the program as attached (Linux 6.12, 6.18 and 7.3).
     pub fn keeps_native_program(&self) -> bool {
         self.name != "vmxnet3"
-    }
-
-    /// Whether frames that are sent by zero copy have the header that the device expects. virtio_net takes the physical
-    /// address of its header, a static variable, as if it were in the kernel's image: of a module's it is wrong, and
-    /// whether the device drops the frames depends on what is there, other in each boot (Linux 6.18 and 7.3,
-    /// `virtnet_xsk_pool_enable`).
-    pub fn sends_zero_copy_frames(&self) -> bool {
-        self.name != "virtio_net" || self.built_in
     }
 }
 
@@ -123,6 +116,21 @@ pub fn channel_settings(name: &str) -> io::Result<Option<ChannelSettings>> {
     let supported = unsafe { ethtool(name, &mut get) }?;
     let GetChannels { max_rx, max_tx, max_combined, rx, tx, combined, .. } = get;
     Ok(supported.then_some(ChannelSettings { rx, tx, combined, max_rx, max_tx, max_combined }))
+}
+
+/// Sets the number of combined queues. `false`: the driver cannot.
+///
+/// # Errors
+/// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`; the driver's.
+pub fn set_combined_channels(name: &str, combined: u32) -> io::Result<bool> {
+    let mut set = GetChannels { command: ETHTOOL_GCHANNELS, ..GetChannels::default() };
+    // SAFETY: K5: ETHTOOL_GCHANNELS writes a `struct ethtool_channels`.
+    if !unsafe { ethtool(name, &mut set) }? {
+        return Ok(false);
+    }
+    (set.command, set.combined) = (ETHTOOL_SCHANNELS, combined);
+    // SAFETY: K5: ETHTOOL_SCHANNELS reads a `struct ethtool_channels`.
+    unsafe { ethtool(name, &mut set) }
 }
 
 /// Returns the interface's driver; `None` if it does not report one.

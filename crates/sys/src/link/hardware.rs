@@ -8,6 +8,8 @@ use super::ethtool::{driver, ethtool};
 
 /// Commands of linux/ethtool.h.
 const ETHTOOL_GRINGPARAM: u32 = 0x10;
+const ETHTOOL_SRINGPARAM: u32 = 0x11;
+const ETHTOOL_NWAY_RST: u32 = 0x9;
 const ETHTOOL_GET_TS_INFO: u32 = 0x41;
 
 /// Sizes of a device's descriptor rings.
@@ -74,6 +76,32 @@ pub fn ring_sizes(name: &str) -> io::Result<Option<RingSizes>> {
     let supported = unsafe { ethtool(name, &mut get) }?;
     let GetRings { max_rx, max_tx, rx, tx, .. } = get;
     Ok(supported.then_some(RingSizes { rx, tx, max_rx, max_tx }))
+}
+
+/// Sets the numbers of descriptors of receive and transmit rings. `false`: the driver cannot.
+///
+/// # Errors
+/// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`; the driver's.
+pub fn set_ring_sizes(name: &str, rx: u32, tx: u32) -> io::Result<bool> {
+    let mut set = GetRings { command: ETHTOOL_GRINGPARAM, ..GetRings::default() };
+    // SAFETY: K5: ETHTOOL_GRINGPARAM writes a `struct ethtool_ringparam`.
+    if !unsafe { ethtool(name, &mut set) }? {
+        return Ok(false);
+    }
+    (set.command, set.rx, set.tx) = (ETHTOOL_SRINGPARAM, rx, tx);
+    // SAFETY: K5: ETHTOOL_SRINGPARAM reads a `struct ethtool_ringparam`.
+    unsafe { ethtool(name, &mut set) }
+}
+
+/// Has the device negotiate its link again. `false`: the driver cannot.
+///
+/// # Errors
+/// As [`set_ring_sizes`].
+pub fn renegotiate(name: &str) -> io::Result<bool> {
+    // `struct ethtool_value`.
+    let mut command = [ETHTOOL_NWAY_RST, 0];
+    // SAFETY: K5: ETHTOOL_NWAY_RST reads no more than the command.
+    unsafe { ethtool(name, &mut command) }
 }
 
 /// Returns how the device stamps packets; `None` if the driver does not report it.

@@ -27,7 +27,7 @@ pub struct QueueTrial {
     pub native: io::Result<()>,
     /// Attaching it before the network stack, if the driver refused it.
     pub generic: Option<io::Result<()>>,
-    /// Binding a socket with zero copy, if the driver supports it and has the program.
+    /// Binding a socket with zero copy, if that was to be tried, and the driver supports it and has the program.
     pub zero_copy: Option<io::Result<()>>,
     /// Binding a socket with the kernel's copy.
     pub copy: Option<io::Result<()>>,
@@ -36,12 +36,12 @@ pub struct QueueTrial {
 }
 
 /// Attaches the XDP program, which passes all frames to the kernel, to interface `ifindex` of the calling thread's
-/// network namespace, and binds a socket to its last receive queue: with zero copy, then with copy. Then undoes all of
-/// it, and waits until the interface has a carrier again, if it had one.
+/// network namespace, and binds a socket to its last receive queue: with zero copy if `zero_copy`, then with copy. Then
+/// undoes all of it, and waits until the interface has a carrier again, if it had one.
 ///
 /// # Errors
 /// The interface cannot be looked up, or no memory can be allocated.
-pub fn try_queue(ifindex: u32) -> io::Result<QueueTrial> {
+pub fn try_queue(ifindex: u32, zero_copy: bool) -> io::Result<QueueTrial> {
     let before = link::by_index(ifindex)?.ok_or(io::ErrorKind::NotFound)?;
     let queues = link::channels(&before.name)?.rx;
     // Buffers that are fit for zero copy are so for copies, too.
@@ -81,7 +81,7 @@ pub fn try_queue(ifindex: u32) -> io::Result<QueueTrial> {
             let queue = Queue { ifindex, queue: trial.queue, tx_entries, rx_entries, mode, frags: false, headroom: 0 };
             UnboundXsk::new(queue, umem, None)?.bind().map(drop)
         };
-        let offered = trial.native.is_ok() && features.is_some_and(|known| known.zerocopy);
+        let offered = zero_copy && trial.native.is_ok() && features.is_some_and(|known| known.zerocopy);
         trial.zero_copy = offered.then(|| bind(BindMode::ZeroCopy));
         trial.copy = Some(bind_after(&trial.zero_copy, || bind(BindMode::Copy)));
     }

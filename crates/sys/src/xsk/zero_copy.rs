@@ -6,8 +6,9 @@ use std::io;
 
 use rustix::io::Errno;
 
-use super::ZERO_COPY_BUFFER;
+use super::{Evidence, Way, ZERO_COPY_BUFFER};
 use crate::kernel;
+use crate::link::{DriverInfo, XdpFeatures};
 
 /// An obstacle to zero copy on an interface.
 #[derive(Clone, Copy, Debug)]
@@ -20,10 +21,17 @@ pub enum ZeroCopyObstacle<'a> {
     Unknown,
     /// The driver of this interface has more queues while an XDP program is attached.
     AddedQueues(&'a str),
-    /// The driver sends frames with a wrong header ([`DriverInfo::sends_zero_copy_frames`]).
-    ///
-    /// [`DriverInfo::sends_zero_copy_frames`]: crate::link::DriverInfo::sends_zero_copy_frames
-    WrongHeader,
+    /// Another way was chosen for this interface.
+    Chosen(&'a str, Way),
+    /// Nothing says that zero copy of this driver works on this kernel, or something says that it does not.
+    NoEvidence {
+        /// The interface.
+        interface: &'a str,
+        /// `None`: it reports no name.
+        driver: Option<&'a str>,
+        /// The evidence that there is.
+        evidence: Evidence,
+    },
     /// Packets begin at an offset in their buffers.
     Offsets,
     /// The region has buffers of this size.
@@ -35,6 +43,29 @@ pub enum ZeroCopyObstacle<'a> {
         /// The kernel's answer.
         error: &'a io::Error,
     },
+}
+
+/// Returns what speaks against zero copy at an interface, of what is known without opening it. `features`: `None` if
+/// the kernel does not report them.
+pub fn obstacle_known<'a>(
+    interface: &'a str,
+    way: Way,
+    driver: Option<&'a DriverInfo>,
+    features: Option<XdpFeatures>,
+) -> Option<ZeroCopyObstacle<'a>> {
+    let evidence = || Evidence::of(driver, &kernel::release());
+    match (way, features) {
+        (Way::Copy | Way::Generic, _) => Some(ZeroCopyObstacle::Chosen(interface, way)),
+        (_, Some(XdpFeatures { zerocopy: false, .. })) => Some(ZeroCopyObstacle::Unsupported),
+        (Way::ZeroCopy, _) => None,
+        (Way::Auto, _) => match evidence() {
+            evidence if evidence.is_for_it() => None,
+            evidence => {
+                let driver = driver.map(|driver| &*driver.name);
+                Some(ZeroCopyObstacle::NoEvidence { interface, driver, evidence })
+            }
+        },
+    }
 }
 
 impl fmt::Display for ZeroCopyObstacle<'_> {
@@ -54,10 +85,19 @@ impl fmt::Display for ZeroCopyObstacle<'_> {
                 "the driver adds queues while an XDP program is attached, whose zero copy can crash the kernel: let it \
                  use all queues at all times (ethtool -L {name} combined MAXIMUM), and open it again"
             ),
-            ZeroCopyObstacle::WrongHeader => f.write_str(
-                "virtio_net, as a module, sends zero-copy frames with a header from a wrong address, and in some boots \
-                 none arrives (a fault of the kernel's driver; not where it is built into the kernel)",
-            ),
+            ZeroCopyObstacle::Chosen(interface, way) => {
+                write!(f, "its way is `{}` (unetmap nic {interface} way auto)", way.as_str())
+            }
+            ZeroCopyObstacle::NoEvidence { interface, driver, evidence } => {
+                let driver = driver.unwrap_or("the driver");
+                match evidence {
+                    Evidence::Row(row) => write!(f, "zero copy of {driver} is not trusted: {}", row.source),
+                    Evidence::None => {
+                        write!(f, "zero copy of {driver} is not known to work on Linux {}", kernel::release())
+                    }
+                }?;
+                write!(f, "; to use it all the same: unetmap nic {interface} way zero-copy")
+            }
             ZeroCopyObstacle::Offsets => {
                 f.write_str("zero copy has packets at the start of their buffers, and offsets are requested")
             }
@@ -97,5 +137,25 @@ mod tests {
         assert!(other.starts_with("igb refuses zero copy (Invalid argument") && !other.contains("iommu"), "{other}");
         let unsupported = says(None, Errno::OPNOTSUPP);
         assert!(unsupported.starts_with("the driver has no zero copy on this queue ("), "{unsupported}");
+    }
+
+    #[test]
+    fn a_chosen_way_needs_no_evidence() {
+        let (name, version) = ("ice".into(), "6.18.0".into());
+        let ice = DriverInfo { name, version, firmware: String::new(), bus: String::new(), built_in: false };
+        let known = |way, features| obstacle_known("eth0", way, Some(&ice), features);
+        let can = Some(XdpFeatures { zerocopy: true, ..XdpFeatures::default() });
+        assert!(known(Way::ZeroCopy, can).is_none() && known(Way::ZeroCopy, None).is_none());
+        let why = known(Way::Auto, can).unwrap().to_string();
+        assert!(
+            why.contains("corrupts the kernel's memory") && why.contains("unetmap nic eth0 way zero-copy"),
+            "{why}"
+        );
+        let cannot = known(Way::ZeroCopy, Some(XdpFeatures::default())).unwrap().to_string();
+        assert_eq!(cannot, "the driver does not support zero copy");
+        for way in [Way::Copy, Way::Generic] {
+            let why = known(way, can).unwrap().to_string();
+            assert!(why.contains(&format!("`{}`", way.as_str())) && why.contains("unetmap nic eth0 way auto"), "{why}");
+        }
     }
 }

@@ -5,10 +5,12 @@ use std::{fs, io};
 
 use serde_json::Value;
 use unetmap::abi::printable::word;
+use unetmap_core::control::nic::{NicAction, NicRequest, send_request};
 use unetmap_sys::link::{self, Channels, Link, OffloadKind, Offloads, veth};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::probe::{self, QueueTrial};
 use unetmap_sys::xdp::dispatcher;
+use unetmap_sys::xsk::{Way, obstacle_known};
 use unetmap_sys::{barrier, kernel, process};
 
 use super::machine::{self, BPF, Daemon, NET_ADMIN, NET_RAW, OpenPort, Privileges, SYS_ADMIN};
@@ -67,26 +69,44 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
         };
         Program { mode: attached.mode, id: attached.prog_id, name, members, holder, ours }
     });
+    let (driver, features) = (link::driver(&link.name).ok().flatten(), link::xdp_features(link.index).ok().flatten());
+    let way = way(&link);
+    let no_zero_copy = obstacle_known(&link.name, way, driver.as_ref(), features).map(|why| why.to_string());
     let trial = match thorough {
-        true => trial(&link, machine, program.is_some(), port.is_some()),
+        true => trial(&link, machine, no_zero_copy.is_none(), (program.is_some(), port.is_some())),
         false => Err("unetmap doctor IF tries it".into()),
     };
     nic::Facts {
-        driver: link::driver(&link.name).ok().flatten(),
         queues: link::channels(&link.name).unwrap_or(Channels { rx: 1, tx: 1 }),
         settings: link::channel_settings(&link.name).ok().flatten(),
-        features: link::xdp_features(link.index).ok().flatten(),
         offloads: offloads(&link).ok(),
         program,
         port,
+        driver,
+        features,
+        way,
+        no_zero_copy,
         trial,
         uid: machine.uid,
         link,
     }
 }
 
+/// Returns the way that root chose for an interface, according to the daemon, if one runs and tells this user.
+fn way(link: &Link) -> Way {
+    let request = NicRequest { interface: link.name.clone(), action: NicAction::Show };
+    let reply = send_request(&request).ok().flatten().unwrap_or_default();
+    let reply: Value = serde_json::from_str(&reply).unwrap_or_default();
+    reply["way"].as_str().and_then(Way::parse).unwrap_or_default()
+}
+
 /// Opens a queue as a port would, if nothing uses the interface; else the reason why not.
-fn trial(link: &Link, machine: &machine::Facts, has_program: bool, has_port: bool) -> Result<QueueTrial, String> {
+fn trial(
+    link: &Link,
+    machine: &machine::Facts,
+    zero_copy: bool,
+    (has_program, has_port): (bool, bool),
+) -> Result<QueueTrial, String> {
     let reason = if has_port {
         Some("a port is open".into())
     } else if has_program {
@@ -102,7 +122,7 @@ fn trial(link: &Link, machine: &machine::Facts, has_program: bool, has_port: boo
     };
     match reason {
         Some(reason) => Err(reason),
-        None => probe::try_queue(link.index).map_err(|e| e.to_string()),
+        None => probe::try_queue(link.index, zero_copy).map_err(|e| e.to_string()),
     }
 }
 

@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use unetmap_sys::kernel::{self, Version};
 use unetmap_sys::link::{AttachedMode, ChannelSettings, Channels, DriverInfo, Link, XdpFeatures};
 use unetmap_sys::probe::QueueTrial;
-use unetmap_sys::xsk::{MAX_PACKET, ZeroCopyObstacle};
+use unetmap_sys::xsk::{MAX_PACKET, Way, ZeroCopyObstacle};
 
 use super::Check;
 use super::machine::OpenPort;
@@ -42,6 +42,10 @@ pub(super) struct Facts {
     pub(super) program: Option<Program>,
     /// The open port of this name.
     pub(super) port: Option<OpenPort>,
+    /// The way that was chosen for its packets.
+    pub(super) way: Way,
+    /// Why a port would not try zero copy, as far as is known without opening the interface.
+    pub(super) no_zero_copy: Option<String>,
     /// The result of opening a queue as a port does, or why that was not tried.
     pub(super) trial: Result<QueueTrial, String>,
     /// Effective user id of this process.
@@ -355,6 +359,10 @@ fn data_path(facts: &Facts, kernel: Option<Version>) -> (Option<&'static str>, C
         let text = format!("{GENERIC}: the driver runs no native program any more after the device was reset");
         return (Some(GENERIC), Check::ok(WHAT, text));
     }
+    if facts.way == Way::Generic {
+        let name = &facts.link.name;
+        return (Some(GENERIC), Check::ok(WHAT, format!("{GENERIC}: {}", ZeroCopyObstacle::Chosen(name, facts.way))));
+    }
     let untested = match &facts.trial {
         Ok(trial) => {
             let (path, check) = tested(WHAT, trial, facts);
@@ -385,10 +393,6 @@ fn tested(what: &'static str, trial: &QueueTrial, facts: &Facts) -> (Option<&'st
             let why = ZeroCopyObstacle::AddedQueues(&facts.link.name);
             (Some(COPY), Check::ok(what, format!("{COPY}: tried on queue {queue}; {why}")))
         }
-        // Zero copy's queue may be busy still when a copy is tried; a port would not try zero copy.
-        (Some(Ok(())), _) | (Some(_), Some(Ok(()))) if !sends_zero_copy_frames(facts) => {
-            (Some(COPY), Check::ok(what, format!("{COPY}: tried on queue {queue}; {}", ZeroCopyObstacle::WrongHeader)))
-        }
         (Some(Ok(())), _) => (Some(ZERO_COPY), Check::ok(what, format!("{ZERO_COPY}: tried on queue {queue}"))),
         (_, Some(Err(e))) if e.kind() == io::ErrorKind::ResourceBusy => {
             (None, Check::unknown(what, format!("untested: another AF_XDP socket holds queue {queue}")).optional())
@@ -401,8 +405,7 @@ fn tested(what: &'static str, trial: &QueueTrial, facts: &Facts) -> (Option<&'st
                     let driver = facts.driver.as_ref().map(|driver| &*driver.name);
                     (COPY, ZeroCopyObstacle::Refused { driver, error }.to_string())
                 }
-                (Ok(()), _) if facts.features.is_none() => (COPY, ZeroCopyObstacle::Unknown.to_string()),
-                (Ok(()), _) => (COPY, ZeroCopyObstacle::Unsupported.to_string()),
+                (Ok(()), _) => (COPY, no_zero_copy(facts)),
             };
             (Some(path), Check::ok(what, format!("{path}: tried on queue {queue}; {why}")))
         }
@@ -411,8 +414,8 @@ fn tested(what: &'static str, trial: &QueueTrial, facts: &Facts) -> (Option<&'st
 
 /// Returns the data path that the driver's features promise, and why. The order is the one in which the daemon tries
 /// the data paths.
-fn expected(facts: &Facts) -> Option<(&'static str, &'static str)> {
-    Some(match facts.features? {
+fn expected(facts: &Facts) -> Option<(&'static str, String)> {
+    let (path, why) = match facts.features? {
         XdpFeatures { basic: false, .. } if facts.link.kind.as_deref() == Some("veth") => {
             (GENERIC, "this end of the veth pair has fewer receive queues than the other end has transmit queues")
         }
@@ -423,17 +426,20 @@ fn expected(facts: &Facts) -> Option<(&'static str, &'static str)> {
         XdpFeatures { rx_sg: false, .. } if facts.link.mtu > NATIVE_MTU => {
             (GENERIC, "the driver does not support XDP programs with this MTU, whose frames need several buffers")
         }
-        XdpFeatures { zerocopy: true, .. } if !sends_zero_copy_frames(facts) => {
-            (COPY, "the driver's zero copy sends frames that may not arrive, so the kernel copies each packet")
+        XdpFeatures { zerocopy: true, .. } if facts.no_zero_copy.is_none() => {
+            (ZERO_COPY, "the driver uses the port's buffers directly")
         }
-        XdpFeatures { zerocopy: true, .. } => (ZERO_COPY, "the driver uses the port's buffers directly"),
-        _ => (COPY, "the driver does not support zero copy, so the kernel copies each packet"),
-    })
+        _ => return Some((COPY, no_zero_copy(facts))),
+    };
+    Some((path, why.into()))
 }
 
-/// Whether frames that the interface sends by zero copy arrive, as far as is known.
-fn sends_zero_copy_frames(facts: &Facts) -> bool {
-    facts.driver.as_ref().is_none_or(DriverInfo::sends_zero_copy_frames)
+/// Why a port copies.
+fn no_zero_copy(facts: &Facts) -> String {
+    facts.no_zero_copy.clone().unwrap_or_else(|| match facts.features {
+        None => ZeroCopyObstacle::Unknown.to_string(),
+        Some(_) => ZeroCopyObstacle::Unsupported.to_string(),
+    })
 }
 
 /// Adds what makes a faster data path possible.

@@ -8,6 +8,7 @@ use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
 use unetmap_sys::link::AttachedXdp;
 use unetmap_sys::xdp::dispatcher::Attached;
 use unetmap_sys::xdp::{Mark, Mode};
+use unetmap_sys::xsk::Way;
 use unetmap_sys::{kernel, process};
 
 use super::filter::refuse_filter;
@@ -26,6 +27,15 @@ impl Nic {
         }
     }
 
+    /// Where the program may be attached: as the interface's way says, else as the knob does.
+    fn attach_mode(&self) -> Admode {
+        match self.way {
+            Way::Auto | Way::Copy => self.admode,
+            Way::ZeroCopy => Admode::Native,
+            Way::Generic => Admode::Generic,
+        }
+    }
+
     /// Attaches the XDP program: in the driver if it supports XDP, else before the stack (generic mode).
     pub(super) fn attach(&mut self) -> Result<(), Refusal> {
         // A kernel without AF_XDP has no map of such sockets either; its error would not name the reason.
@@ -35,6 +45,11 @@ impl Nic {
             return self.explain(0, &e);
         }
         let xdp = match self.attach_behind_relay() {
+            Some(_) if !matches!(self.way, Way::Auto | Way::Copy) => {
+                self.relay = None;
+                return self
+                    .refuse_way("its frames can arrive unfinished, so a veth completes them, where they are copied");
+            }
             Some(xdp) => xdp,
             None => self.attach_to_interface()?,
         };
@@ -66,7 +81,7 @@ impl Nic {
         cannot_redirect |= link.is_ok_and(|link| link.is_some_and(|link| !link.redirects_natively()));
         let driver = privileged::driver(&self.netns, &self.name).ok().flatten();
         let loses_program = driver.is_some_and(|driver| !driver.keeps_native_program());
-        let first = match self.admode {
+        let first = match self.attach_mode() {
             Admode::Best if cannot_redirect || loses_program => Mode::Generic,
             Admode::Best | Admode::Native => Mode::Native,
             Admode::Generic => Mode::Generic,
@@ -94,13 +109,15 @@ impl Nic {
         let attached = privileged::attached_xdp(&self.netns, place.0);
         match attached {
             Ok(Attached::Dispatcher(mode)) => {
-                let wanted = match self.admode {
+                let wanted = match self.attach_mode() {
                     Admode::Best => true,
                     Admode::Native => mode == Mode::Native,
                     Admode::Generic => mode == Mode::Generic,
                 };
                 if !wanted {
-                    return Err(io::Error::other("they run in another mode than the knob admode demands"));
+                    return Err(io::Error::other(
+                        "they run in another mode than the interface's way, or the knob admode, demands",
+                    ));
                 }
                 self.join(mode, place)
             }
@@ -122,7 +139,7 @@ impl Nic {
     ) -> io::Result<T> {
         attach(self, first).or_else(|e| match e.raw_os_error() {
             Some(libc_errno::EBUSY | libc_errno::EEXIST | libc_errno::EPERM) => Err(e),
-            _ if self.admode == Admode::Native || first == Mode::Generic => Err(e),
+            _ if self.attach_mode() == Admode::Native || first == Mode::Generic => Err(e),
             _ => attach(self, Mode::Generic),
         })
     }

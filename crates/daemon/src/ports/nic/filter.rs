@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The request that sets and shows the filter and the busy polling of an interface (`unetmap nic`).
+//! The request that sets and shows the filter, the busy polling and the way of an interface (`unetmap nic`).
 
 use std::io;
 use std::ops::Range;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
-use unetmap_core::control::nic::{Filter, NicAction, NicRequest};
-use unetmap_core::errno::{EINVAL, ENXIO, EPERM};
+use unetmap_core::control::nic::{Filter, NicAction, NicRequest, Way};
+use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::link::Link;
-use unetmap_sys::xsk;
+use unetmap_sys::xsk::{self, obstacle_known};
 
 use super::Nic;
 use super::busy_poll::{BusyPollSnapshot, set_busy_poll};
@@ -40,6 +40,8 @@ struct NicSnapshot<'a> {
     filter: Option<FilterSnapshot<'a>>,
     /// The busy polling of sockets that are opened from now on.
     busy_poll: Option<BusyPollSnapshot>,
+    /// The way that was chosen for ports that are opened from now on.
+    way: &'static str,
     /// Bytes of the virtio-net header of packets; 0: none.
     header: u8,
 }
@@ -116,6 +118,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, request: NicRequest, caller: &
         NicAction::NoFilter => set_filter(daemon, &link, None, access, caller)?,
         NicAction::BusyPoll { usec, budget } => set_busy_poll(daemon, &link, Some((usec, budget)), access, caller)?,
         NicAction::NoBusyPoll => set_busy_poll(daemon, &link, None, access, caller)?,
+        NicAction::Way(way) => set_way(daemon, &link, way, caller)?,
     }
     interface_as_json(daemon, &link, access, caller)
 }
@@ -160,6 +163,29 @@ fn set_filter(
     Ok(())
 }
 
+/// Sets the way of ports that are opened after all programs have closed the interface. A driver whose zero copy is
+/// wrong spoils the memory of everybody: no other user than root chooses it.
+fn set_way(daemon: &mut Daemon, link: &Link, way: Way, caller: &Caller) -> Result<(), Refusal> {
+    let (uid, name) = (caller.peer.uid, &link.name);
+    if uid != 0 {
+        return refuse(EPERM, format!("user {uid} may not choose the way of its packets: root does"));
+    }
+    let Some(netns) = caller.netns() else { return refuse(ENXIO, "no such interface (ip link shows them)") };
+    if way != Way::Auto {
+        refuse_persistent(daemon, "a way", link, caller)?;
+    }
+    if way == Way::ZeroCopy {
+        let features = privileged::xdp_features(netns, link.index).ok().flatten();
+        let driver = privileged::driver(netns, name).ok().flatten();
+        if let Some(obstacle) = obstacle_known(name, way, driver.as_ref(), features) {
+            return refuse(EOPNOTSUPP, format!("its way cannot be `zero-copy`: {obstacle}"));
+        }
+    }
+    daemon.nics.settings.store_way(netns, link.index, way)?;
+    tracing::info!(name, way = way.as_str(), "way set");
+    Ok(())
+}
+
 fn interface_as_json(
     daemon: &mut Daemon,
     link: &Link,
@@ -169,6 +195,7 @@ fn interface_as_json(
     let queues = queues(link, caller)?;
     let stored = daemon.nics.settings.filter_of(caller.netns_id(), link.index);
     let busy_poll = daemon.nics.settings.busy_poll_of(caller.netns_id(), link.index);
+    let way = daemon.nics.settings.way_of(caller.netns_id(), link.index);
     let header = super::header(daemon, &link.name, caller)?;
     let open = find(daemon, caller.netns_id(), link.index)?;
     let attached = open.is_some_and(|nic| nic.xdp_config.is_some());
@@ -191,6 +218,7 @@ fn interface_as_json(
             in_force: attached,
         }),
         busy_poll: busy_poll.map(BusyPollSnapshot::of),
+        way: way.as_str(),
         header,
     };
     json(&snapshot)

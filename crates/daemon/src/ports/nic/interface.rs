@@ -14,7 +14,7 @@ use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::{Mark, Mode};
-use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem};
+use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem, Way};
 
 use crate::broker::near_name;
 use crate::budget::{Amounts, Resource};
@@ -64,6 +64,8 @@ pub(crate) struct Nic {
     pub(super) filter: Option<Arc<StoredFilter>>,
     /// The busy polling of sockets that are opened from now on.
     pub(super) busy_poll: Option<BusyPoll>,
+    /// The way of its packets that was set when it was opened.
+    pub(super) way: Way,
     /// Whether all packets that programs release are forwarded to the other side (the knob `fwd`).
     pub(super) forwards: bool,
     pub(super) queues: Vec<Option<OpenQueue>>,
@@ -151,6 +153,7 @@ impl Nic {
             region_file,
             filter: None,
             busy_poll: None,
+            way: Way::Auto,
             numa_node: None,
             forwards: false,
             queues,

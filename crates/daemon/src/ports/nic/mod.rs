@@ -50,6 +50,4 @@ pub(crate) use port::NicPort;
 pub(crate) use queue::any_was_closed;
 pub(crate) use saved::{SavedNic, SavedNics};
 pub(crate) use surveyed::NicKey;
-pub(crate) use zero_copy::{
-    any_driver_offers_it as any_driver_offers_zero_copy, driver_offers_it as driver_offers_zero_copy,
-};
+pub(crate) use zero_copy::{expects_any as expects_any_zero_copy, is_expected as expects_zero_copy};

@@ -19,7 +19,7 @@ use super::port::refuse_away;
 use super::queue_count::{QueueCounts, rings};
 use super::settings::InterfaceSettings;
 use super::survey::Surveys;
-use super::zero_copy::driver_offers_it;
+use super::zero_copy::is_expected;
 use super::{Nic, NicKey, NicPort, interface_tx_dropped};
 use crate::budget::Amounts;
 use crate::caller::Caller;
@@ -52,7 +52,7 @@ pub(crate) struct NicState {
     /// By namespace: the changes of its interfaces.
     pub(crate) watches: BTreeMap<u64, NamespaceWatch>,
     pub(super) queue_counts: QueueCounts,
-    /// Filters, busy polling, headers.
+    /// Filters, busy polling, headers, ways.
     pub(crate) settings: InterfaceSettings,
     /// Threads that open and close interfaces.
     pub(crate) work: KernelWork,
@@ -222,15 +222,15 @@ fn find_or_create_direct(
         other => Some(daemon.region_by_number(other, caller)?),
     };
     let shape = new_shape(&daemon.nics, link, request, caller)?;
-    let mut usage = super::usage(shape);
+    let (mut usage, zero_copy) = (super::usage(shape), is_expected(&mut daemon.nics.settings, link, caller));
     if daemon.region_by_number(1, caller).is_err() {
-        let sizes = daemon.knobs.interface_sizes(shape.all_slots(), driver_offers_it(link, caller));
+        let sizes = daemon.knobs.interface_sizes(shape.all_slots(), zero_copy);
         usage += Amounts::region(sizes.bufs.0).and(Amounts::locked_buffers(sizes.bufs));
     }
     daemon.check_budget(scope, usage)?;
     let region = match region {
         Some(region) => region,
-        None => daemon.interface_region(caller, shape.all_slots(), driver_offers_it(link, caller), request.memory)?,
+        None => daemon.interface_region(caller, shape.all_slots(), zero_copy, request.memory)?,
     };
     create(daemon, (region, scope), link, shape, caller).map(|key| PortKey::Nic(key).into())
 }
@@ -269,10 +269,8 @@ pub(crate) fn create_for_daemon(
     caller: &Caller,
 ) -> Result<NicKey, Refusal> {
     let scope = Scope { uid: DAEMON_UID, netns: caller.netns_id() };
-    let sizes = daemon
-        .knobs
-        .mediated_sizes(driver_offers_it(link, caller))
-        .for_one_interface(shape.all_rings(), shape.all_slots());
+    let zero_copy = is_expected(&mut daemon.nics.settings, link, caller);
+    let sizes = daemon.knobs.mediated_sizes(zero_copy).for_one_interface(shape.all_rings(), shape.all_slots());
     let region = daemon.registry.regions.create_private(scope, &link.name, sizes, &mut RegionMemory::AsUsed)?;
     create(daemon, (region, scope), link, shape, caller)
 }
@@ -303,6 +301,7 @@ fn create(
     })?;
     nic.filter = daemon.nics.settings.filter_of(netns_id, link.index);
     nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
+    nic.way = daemon.nics.settings.way_of(netns_id, link.index);
     nic.forwards = daemon.knobs.fwd();
     nic.queue_counts = daemon.nics.queue_counts.clone();
     nic.heartbeat = daemon.nics.heartbeat.clone();

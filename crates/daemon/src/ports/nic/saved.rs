@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use unetmap_mem::TxFramesPage;
 use unetmap_sys::link::LinkWatch;
 use unetmap_sys::xdp::Mark;
+use unetmap_sys::xsk::Way;
 
 use super::abandoned::AbandonedNamespaces;
 use super::heartbeat::Heartbeat;
@@ -36,6 +37,7 @@ pub(crate) struct SavedNic {
     name: String,
     netns: FdIndex,
     forwards: bool,
+    way: Way,
     queues: Vec<Option<SavedQueue>>,
     xdp: Option<KeptXdp>,
     offloads: Option<Handle>,
@@ -86,6 +88,7 @@ impl Nic {
             name: self.name.clone(),
             netns: fds.add(&*self.netns),
             forwards: self.forwards,
+            way: self.way,
             queues,
             xdp: self.xdp.as_ref().map(Xdp::kept),
             offloads: self.offloads.as_ref().map(Undo::handle),
@@ -167,6 +170,7 @@ impl SavedNic {
             region_file: (file, region.region.geometry().ifs.offset),
             filter: None,
             busy_poll: None,
+            way: self.way,
             forwards: self.forwards,
             queues: (0..pairs).map(|_| None).collect(),
             xdp: self.xdp.map(Xdp::of),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use unetmap_core::control::nic::Filter;
 use unetmap_sys::link::{NetnsLinkWatch, Nsid};
-use unetmap_sys::xsk::BusyPoll;
+use unetmap_sys::xsk::{BusyPoll, Way};
 
 use super::settings::{InterfaceSettings, MAX_INTERFACES, MAX_USERS, Settings, StoredFilter};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
@@ -28,6 +28,7 @@ struct SavedInterface {
     filter: Option<SavedFilter>,
     /// Microseconds and packets.
     busy_poll: Option<(u32, u32)>,
+    way: Way,
     header: u8,
     /// By user.
     own_headers: Vec<(u32, u8)>,
@@ -63,6 +64,7 @@ impl InterfaceSettings {
             nsid: settings.nsid,
             filter: settings.filter.as_deref().map(SavedFilter::of),
             busy_poll: settings.busy_poll.map(|busy| (busy.usec().into(), busy.budget().into())),
+            way: settings.way,
             header: settings.header,
             own_headers: settings.own_headers.iter().map(|(uid, bytes)| (*uid, *bytes)).collect(),
         };
@@ -86,7 +88,7 @@ impl InterfaceSettings {
             settings.watch = Some(watch.or_else(|e| refuse_lack("changes of interfaces cannot be watched", &e))?);
         }
         for interface in interfaces {
-            let SavedInterface { netns, index, nsid, filter, busy_poll, header, own_headers } = interface;
+            let SavedInterface { netns, index, nsid, filter, busy_poll, way, header, own_headers } = interface;
             let mut headers = own_headers.iter().map(|(_, bytes)| *bytes).chain([header]);
             if own_headers.len() > MAX_USERS || !headers.all(|bytes| [0, 10, 12].contains(&bytes)) {
                 return invalid("the headers of an interface");
@@ -97,7 +99,7 @@ impl InterfaceSettings {
                 Ok(set) => set,
             };
             let own_headers = own_headers.into_iter().collect();
-            let restored = Settings { nsid, filter, busy_poll, header, own_headers };
+            let restored = Settings { nsid, filter, busy_poll, way, header, own_headers };
             if restored.is_empty() {
                 return invalid("the settings of an interface");
             }

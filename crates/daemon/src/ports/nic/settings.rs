@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Settings of interfaces that outlive their ports: filters, which select the frames that enter the port (the others
-//! stay with the kernel), busy polling, and the virtio-net headers of packets (`header`).
+//! stay with the kernel), busy polling, the virtio-net headers of packets (`header`), and their way (`way`).
 //!
 //! ```text
-//! set by      root, or a user who may open the interface directly, unless another user has it open
+//! set by      root, or, but for ways, a user who may open the interface directly, unless another user has it open
 //! stored      for the interface (its namespace and index), whether a port is open or not
 //! in force    filter: while an XDP program is attached; busy polling: for sockets that are opened from then on;
+//!             way: from when the interface is opened again, after all programs have closed it;
 //!             header: for ports that are opened from then on, if another than root has set it by programs of that user
 //! removed     by request, or when the interface is deleted or moved to another namespace; header of another user than
 //!             root: when the user's last program closes the interface
@@ -24,7 +25,7 @@ use unetmap_core::control::nic::Filter;
 use unetmap_core::errno::{ENOMEM, ENXIO, EPERM};
 use unetmap_sys::link::{LinkEvent, NetnsLinkEvent, NetnsLinkWatch, Nsid};
 use unetmap_sys::netns::Netns;
-use unetmap_sys::xsk::BusyPoll;
+use unetmap_sys::xsk::{BusyPoll, Way};
 
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
@@ -45,6 +46,7 @@ pub(super) struct Settings {
     pub(super) nsid: Nsid,
     pub(super) filter: Option<Arc<StoredFilter>>,
     pub(super) busy_poll: Option<BusyPoll>,
+    pub(super) way: Way,
     /// Bytes of the virtio-net header: 10 or 12; 0: none.
     pub(super) header: u8,
     /// In its place for programs of these users, 0 to 12 bytes.
@@ -53,7 +55,11 @@ pub(super) struct Settings {
 
 impl Settings {
     pub(super) fn is_empty(&self) -> bool {
-        self.filter.is_none() && self.busy_poll.is_none() && self.header == 0 && self.own_headers.is_empty()
+        self.filter.is_none()
+            && self.busy_poll.is_none()
+            && self.way == Way::Auto
+            && self.header == 0
+            && self.own_headers.is_empty()
     }
 }
 
@@ -91,6 +97,12 @@ impl InterfaceSettings {
         self.all.get(&(netns, index))?.busy_poll
     }
 
+    /// Returns the way of packets of an interface that exists.
+    pub(super) fn way_of(&mut self, netns: u64, index: u32) -> Way {
+        self.remove_gone();
+        self.all.get(&(netns, index)).map_or(Way::Auto, |settings| settings.way)
+    }
+
     /// Returns the filter and the busy polling of an interface that was open before, in this or another process.
     pub(super) fn kept_of(&self, netns: u64, index: u32) -> (Option<Arc<StoredFilter>>, Option<BusyPoll>) {
         self.all.get(&(netns, index)).map_or((None, None), |settings| (settings.filter.clone(), settings.busy_poll))
@@ -109,6 +121,15 @@ impl InterfaceSettings {
 
     pub(super) fn store_busy_poll(&mut self, netns: &Netns, index: u32, busy_poll: BusyPoll) -> Result<(), Refusal> {
         self.entry(netns, index).map(|settings| settings.busy_poll = Some(busy_poll))
+    }
+
+    /// Stores the way of packets; `Auto` is stored by storing none.
+    pub(super) fn store_way(&mut self, netns: &Netns, index: u32, way: Way) -> Result<(), Refusal> {
+        if way == Way::Auto {
+            self.remove(netns.id(), index, |settings| settings.way = Way::Auto);
+            return Ok(());
+        }
+        self.entry(netns, index).map(|settings| settings.way = way)
     }
 
     /// Stores root's header for all users, and that of another user for this user's programs.
@@ -137,8 +158,8 @@ impl InterfaceSettings {
             return refuse(
                 ENOMEM,
                 format!(
-                    "{MAX_INTERFACES} interfaces have filters, busy polling or headers already (unetmap nic IF filter off, \
-                     unetmap nic IF busy-poll off, unetmap nic IF header 0)"
+                    "{MAX_INTERFACES} interfaces have filters, busy polling, headers or ways already (unetmap nic IF filter \
+                     off, unetmap nic IF busy-poll off, unetmap nic IF header 0, unetmap nic IF way auto)"
                 ),
             );
         }
@@ -156,6 +177,7 @@ impl InterfaceSettings {
             nsid,
             filter: None,
             busy_poll: None,
+            way: Way::Auto,
             header: 0,
             own_headers: BTreeMap::new(),
         });

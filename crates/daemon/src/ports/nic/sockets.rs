@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
-use unetmap_sys::xsk::{BindMode, Queue, SocketRings, UnboundXsk};
+use unetmap_sys::xsk::{self, BindMode, Queue, SocketRings, UnboundXsk, Way};
 
 use super::busy_poll::refuse_busy_poll;
 use super::open::interface_down;
@@ -39,7 +39,12 @@ impl Nic {
             None => {
                 self.copy_reason = self.zero_copy_obstacle(mode, headroom);
                 let all = [BindMode::ZeroCopy, BindMode::Copy];
-                let bind_modes = if self.copy_reason.is_none() { &all[..] } else { &all[1..] };
+                let bind_modes = match (&self.copy_reason, self.way) {
+                    (Some(why), Way::ZeroCopy) => return self.refuse_way(why),
+                    (Some(_), _) => &all[1..],
+                    (None, Way::ZeroCopy) => &all[..1],
+                    (None, _) => &all[..],
+                };
                 let frags: &[bool] = if frags { &[true, false] } else { &[false] };
                 bind_modes
                     .iter()
@@ -79,7 +84,10 @@ impl Nic {
             return Err(refusal);
         }
         let e = last.unwrap_or_else(|| io::ErrorKind::Unsupported.into());
-        self.explain(queue, &e)
+        match (&self.copy_reason, self.way) {
+            (Some(why), Way::ZeroCopy) => self.refuse_way(why),
+            _ => self.explain(queue, &e),
+        }
     }
 
     /// Records how packets are moved, once the first socket is open.
@@ -109,7 +117,13 @@ impl Nic {
         let queue_config = self.queue(index, queue, queue, (config.bind_mode, config.frags));
         let shared = self.shared_with(0..self.endpoint.shape.nic_pairs(), queue_config.headroom);
         let unbound = privileged::open_xsk(netns, queue_config, self.memory(), shared)?;
-        self.start_queue(queue, unbound)
+        let open = self.start_queue(queue, unbound)?;
+        // What was asked for is not always what there is.
+        match (config.bind_mode, xsk::is_zero_copy(&open.socket)?) {
+            (BindMode::ZeroCopy, true) | (BindMode::Copy, false) => Ok(open),
+            (BindMode::ZeroCopy, false) => Err(io::Error::other("the kernel bound the socket with copies")),
+            (BindMode::Copy, true) => Err(io::Error::other("the kernel bound the socket with zero copy")),
+        }
     }
 
     fn queue(&self, ifindex: u32, queue: usize, pair: usize, (bind_mode, frags): (BindMode, bool)) -> Queue {

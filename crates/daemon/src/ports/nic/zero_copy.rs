@@ -3,41 +3,42 @@
 
 use std::io;
 
-use unetmap_sys::link::{DriverInfo, Link};
+use unetmap_core::errno::EOPNOTSUPP;
+use unetmap_sys::link::Link;
 use unetmap_sys::xdp::Mode;
-use unetmap_sys::xsk::{BindMode, ZERO_COPY_BUFFER, ZeroCopyObstacle};
+use unetmap_sys::xsk::{BindMode, Way, ZERO_COPY_BUFFER, ZeroCopyObstacle, obstacle_known};
 
 use super::Nic;
+use super::settings::InterfaceSettings;
 use crate::caller::Caller;
 use crate::privileged;
+use crate::refusal::{Refusal, refuse};
 
 /// Interfaces of a namespace that are asked whether they support zero copy.
 const MAX_LINKS: usize = 64;
 
-/// Whether the driver of an interface says that it supports zero copy, and its frames arrive. Kernels before Linux 6.3
-/// say nothing.
-pub(crate) fn driver_offers_it(link: &Link, caller: &Caller) -> bool {
+/// Whether an interface is to be opened with zero copy, as far as is known before it is tried: the sizes of buffers
+/// depend on it.
+pub(crate) fn is_expected(settings: &mut InterfaceSettings, link: &Link, caller: &Caller) -> bool {
     let Some(netns) = caller.netns() else { return false };
+    let way = settings.way_of(caller.netns_id(), link.index);
     let surveyed = caller.surveyed(link.index);
     let features =
         surveyed.and_then(|survey| survey.features).map_or_else(|| privileged::xdp_features(netns, link.index), Ok);
     let driver =
         || surveyed.and_then(|survey| survey.driver.clone()).map_or_else(|| privileged::driver(netns, &link.name), Ok);
-    features.is_ok_and(|known| known.is_some_and(|features| features.zerocopy)) && sends_frames(driver())
+    // Kernels before Linux 6.3 say nothing.
+    let may = features.is_ok_and(|known| known.map_or(way == Way::ZeroCopy, |features| features.zerocopy));
+    may && obstacle_known(&link.name, way, driver().ok().flatten().as_ref(), None).is_none()
 }
 
-/// Whether frames that are sent by zero copy arrive, as far as is known of the driver.
-fn sends_frames(driver: io::Result<Option<DriverInfo>>) -> bool {
-    driver.ok().flatten().is_none_or(|driver| driver.sends_zero_copy_frames())
-}
-
-/// Whether the driver of any interface in the caller's namespace does, of the first [`MAX_LINKS`]: a user can create
-/// any number in a namespace of its own.
-pub(crate) fn any_driver_offers_it(caller: &Caller) -> bool {
+/// Whether any interface in the caller's namespace is, of the first [`MAX_LINKS`]: a user can create any number in a
+/// namespace of its own.
+pub(crate) fn expects_any(settings: &mut InterfaceSettings, caller: &Caller) -> bool {
     let links = caller.netns().map(privileged::links);
     links
         .and_then(Result::ok)
-        .is_some_and(|links| links.iter().take(MAX_LINKS).any(|link| driver_offers_it(link, caller)))
+        .is_some_and(|links| links.iter().take(MAX_LINKS).any(|link| is_expected(settings, link, caller)))
 }
 
 impl Nic {
@@ -45,17 +46,24 @@ impl Nic {
     pub(super) fn zero_copy_obstacle(&self, mode: Mode, headroom: u32) -> Option<String> {
         let ((netns, index), buffer) = (self.socket_place(), self.umem.buffer);
         let features = privileged::xdp_features(netns, index).ok().flatten();
-        let obstacle = match features {
+        let driver = privileged::driver(netns, &self.name).ok().flatten();
+        let known = obstacle_known(&self.name, self.way, driver.as_ref(), features);
+        let obstacle = match (known, features) {
             _ if mode != Mode::Native => ZeroCopyObstacle::NotNative,
-            Some(features) if !features.zerocopy => ZeroCopyObstacle::Unsupported,
-            _ if !sends_frames(privileged::driver(netns, &self.name)) => ZeroCopyObstacle::WrongHeader,
+            (Some(known), _) => known,
             _ if self.added_queues > 0 => ZeroCopyObstacle::AddedQueues(&self.name),
             _ if headroom > 0 => ZeroCopyObstacle::Offsets,
-            None if buffer != ZERO_COPY_BUFFER => ZeroCopyObstacle::Unknown,
+            (_, None) if buffer != ZERO_COPY_BUFFER => ZeroCopyObstacle::Unknown,
             _ if buffer != ZERO_COPY_BUFFER => ZeroCopyObstacle::Buffers(buffer),
             _ => return None,
         };
         Some(obstacle.to_string())
+    }
+
+    /// Refuses to open the interface in another way than the chosen one.
+    pub(super) fn refuse_way<T>(&self, why: &str) -> Result<T, Refusal> {
+        let (name, way) = (&self.name, self.way.as_str());
+        refuse(EOPNOTSUPP, format!("its way is `{way}`, and {why} (another way: unetmap nic {name} way auto)"))
     }
 
     /// Returns a sentence for a socket that could not be bound with zero copy.

@@ -58,6 +58,8 @@ fn facts() -> Facts {
         offloads: Some(Offloads::Driver { removes_tags: true }),
         program: None,
         port: None,
+        way: Way::Auto,
+        no_zero_copy: None,
         trial: Ok(trial()),
         uid: 0,
     }
@@ -129,10 +131,11 @@ fn the_trial_decides_about_the_data_path() {
         change(&mut trial);
         Facts { trial: Ok(trial), ..facts() }
     };
-    let driver = |name: &str, built_in, facts: Facts| {
-        let info = DriverInfo { name: name.into(), built_in, ..facts.driver.clone().unwrap() };
+    let driver = |name: &str, facts: Facts| {
+        let info = DriverInfo { name: name.into(), ..facts.driver.clone().unwrap() };
         Facts { driver: Some(info), ..facts }
     };
+    let untrusted = || Facts { no_zero_copy: Some("it spoils it".into()), ..with(&|trial| trial.zero_copy = None) };
     let driver_refuses = with(&|trial| trial.zero_copy = Some(refused(22)));
     let generic = with(&|trial| {
         (trial.native, trial.generic, trial.zero_copy) = (refused(95), Some(Ok(())), None);
@@ -141,18 +144,14 @@ fn the_trial_decides_about_the_data_path() {
         (with(&|_| {}), Some(ZERO_COPY), "tried on queue 1"),
         (driver_refuses, Some(COPY), "refuses zero copy (Invalid argument (os error 22))"),
         (
-            driver("virtio_net", true, with(&|trial| trial.zero_copy = Some(refused(22)))),
+            driver("virtio_net", with(&|trial| trial.zero_copy = Some(refused(22)))),
             Some(COPY),
             "QEMU's iommu_platform=on",
         ),
-        (driver("virtio_net", true, with(&|_| {})), Some(ZERO_COPY), "tried on queue 1"),
-        (driver("virtio_net", false, with(&|_| {})), Some(COPY), "a header from a wrong address"),
-        (
-            driver("virtio_net", false, with(&|trial| trial.copy = Some(refused(16)))),
-            Some(COPY),
-            "a header from a wrong address",
-        ),
-        (driver("vmxnet3", false, with(&|_| {})), Some(GENERIC), "after the device was reset"),
+        (untrusted(), Some(COPY), "tried on queue 1; it spoils it"),
+        (untested(untrusted()), Some(COPY), "it spoils it"),
+        (Facts { way: Way::Generic, ..untrusted() }, Some(GENERIC), "its way is `generic` (unetmap nic eth0 way auto)"),
+        (driver("vmxnet3", with(&|_| {})), Some(GENERIC), "after the device was reset"),
         (with(&|trial| trial.zero_copy = None), Some(COPY), "does not support zero copy"),
         (
             with(&|trial| trial.queues_with_program = Some(4)),
