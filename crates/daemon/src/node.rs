@@ -51,7 +51,7 @@ use unetmap_sys::socket::Peer;
 use crate::broker;
 use crate::netmap_requests::{self, Got, Needs, Step};
 use crate::ports::{Daemon, monitor};
-use crate::privileged;
+use crate::privileged::{self, Refused};
 use crate::refusal::{Refusal, json, refuse};
 use crate::user_arena::UserArena;
 
@@ -97,6 +97,26 @@ fn keep(daemon: &mut Daemon, session: u64, arena: &Arc<UserArena>, fds: &[OwnedF
         );
     }
     daemon.keep_descriptors(session, fds)
+}
+
+/// Mounts one of the node's mounts.
+fn mount_part(number: usize) -> Result<Device, Refusal> {
+    let (mounted, device) = done(privileged::mount_node(number).map(Ok))?;
+    done(Ok(mounted))?;
+    done(device.ok_or_else(|| io::ErrorKind::InvalidData.into()).map(Ok))
+}
+
+/// Unmounts all.
+fn unmount() {
+    if let Err(e) = privileged::unmount_node() {
+        tracing::warn!("the node stays mounted: {e}");
+    }
+}
+
+/// The result of an operation of the broker that may be refused.
+fn done<T>(answer: io::Result<Result<T, Refused>>) -> Result<T, Refusal> {
+    let answer = answer.unwrap_or_else(|e| Err((e.raw_os_error().unwrap_or(EIO), e.to_string())));
+    answer.map_err(|(errno, why)| Refusal { errno, why, option: None })
 }
 
 impl Nodes {
@@ -234,10 +254,10 @@ impl Nodes {
                 false => refuse(EBUSY, format!("the node is on at {} (unetmap node off)", at.display())),
             };
         }
-        privileged::check_node_link(&path)?;
-        let dev = privileged::mount_node(0)?;
+        done(privileged::check_node_link(&*path))?;
+        let dev = mount_part(0)?;
         self.last += 1;
-        let started = self.serve(dev).and_then(|shared| privileged::link_node(&path).map(|()| shared));
+        let started = self.serve(dev).and_then(|shared| done(privileged::link_node(&*path)).map(|()| shared));
         match started {
             Ok(shared) => {
                 tracing::info!(path = %path.display(), mount = %self.folder.display(), "the node is on");
@@ -246,7 +266,7 @@ impl Nodes {
                 Ok(())
             }
             Err(refusal) => {
-                privileged::unmount_node();
+                unmount();
                 Err(refusal)
             }
         }
@@ -257,7 +277,7 @@ impl Nodes {
         let failed = |e| Refusal { errno: EIO, why: format!("no threads for the node: {e}"), option: None };
         let shared = serve::start(dev, self.last, self.jobs.clone()).map_err(failed)?;
         for number in 1..mount::count() {
-            shared.serve(number, privileged::mount_node(number)?).map_err(failed)?;
+            shared.serve(number, mount_part(number)?).map_err(failed)?;
         }
         Ok(shared)
     }
@@ -272,8 +292,10 @@ impl Nodes {
             };
         };
         daemon.registry.regions.use_arenas = false;
-        privileged::unlink_node(&at);
-        privileged::unmount_node();
+        if let Err(e) = privileged::unlink_node(&*at) {
+            tracing::warn!("{} stays: {e}", at.display());
+        }
+        unmount();
         tracing::info!(path = %at.display(), "the node is off");
         // Its threads run until its last file is closed.
         if !shared.is_over() {

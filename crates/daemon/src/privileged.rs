@@ -9,22 +9,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use unetmap_core::control::trusted_file;
-use unetmap_core::errno::EIO;
-use unetmap_sys::fuse::{Backing, Device};
 use unetmap_sys::log::set_stderr;
 use unetmap_sys::memory_helper::MemoryHelper;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::process;
-use unetmap_sys::tcx::RelayEnds;
 use unetmap_sys::thread::RemoteThread;
 use unetmap_sys::xdp::Mode;
 use unetmap_sys::xsk::{Queue, Umem, UnboundXsk};
 
-use crate::broker::operations::{self, Refused};
+use crate::broker::operations;
 use crate::broker::{Handle, TcxId, XdpId};
 use crate::owner::owner;
 use crate::policy::Policy;
-use crate::refusal::Refusal;
 
 pub(crate) use crate::broker::operations::*;
 
@@ -128,16 +124,6 @@ impl Deref for Xdp {
     }
 }
 
-/// Attaches the XDP program.
-pub(crate) fn attach_xdp(netns: &Netns, (index, queues): (u32, u32), mode: Mode) -> io::Result<Xdp> {
-    operations::attach_xdp(netns, index, queues, mode).map(Xdp::of)
-}
-
-/// Adds the XDP program to an interface's dispatcher, which it leaves when it is dropped.
-pub(crate) fn join_xdp(netns: &Netns, (index, queues): (u32, u32), (mode, extras): (Mode, bool)) -> io::Result<Xdp> {
-    operations::join_xdp(netns, index, queues, mode, extras).map(Xdp::of)
-}
-
 /// The tcx programs of an interface: see [`unetmap_sys::tcx::Tcx`].
 pub(crate) struct Tcx {
     id: TcxId,
@@ -180,11 +166,6 @@ impl Deref for Tcx {
     }
 }
 
-/// Attaches the tcx program of host rings.
-pub(crate) fn attach_tcx(netns: &Arc<Netns>, index: u32) -> io::Result<Tcx> {
-    operations::attach_tcx(netns, index).map(|id| Tcx::of(id.0, netns))
-}
-
 /// The tcx programs between an interface and a companion that has its rings: see [`unetmap_sys::tcx::Relay`].
 pub(crate) struct RelayPrograms {
     programs: Undo,
@@ -206,11 +187,6 @@ impl RelayPrograms {
     }
 }
 
-/// Attaches the tcx programs between an interface and a companion that has its rings.
-pub(crate) fn attach_relay(netns: &Netns, far_netns: &Netns, ends: RelayEnds) -> io::Result<RelayPrograms> {
-    operations::attach_relay(netns, far_netns, ends.nic, ends.near, ends.far).map(RelayPrograms::of)
-}
-
 /// A veth pair whose far end, in a namespace of its own, represents the host's stack, or the interface.
 pub(crate) struct HostVeth {
     /// Interface index of the near end.
@@ -220,81 +196,11 @@ pub(crate) struct HostVeth {
     pub(crate) xdp: Xdp,
 }
 
-/// Creates the veth pair of the host rings of interface `nic`, or of the interface's own rings (`relay`).
-pub(crate) fn create_veth(netns: &Netns, (nic, queues): (u32, u32), relay: bool) -> io::Result<HostVeth> {
-    let ((near, far, program), far_netns) = operations::create_veth(netns, nic, queues, relay)?;
-    Ok(HostVeth { near, far_netns, far, xdp: Xdp::of(program) })
-}
-
-/// Disables the offloads that would hide parts of the frames of an interface; `None` if none is enabled.
-pub(crate) fn disable_offloads(netns: &Netns, index: u32) -> io::Result<Option<Undo>> {
-    Ok(operations::disable_offloads(netns, index)?.map(Undo))
-}
-
-/// Disables GRO at an interface; `None` if it is off.
-pub(crate) fn disable_merging(netns: &Netns, (index, name): (u32, &str)) -> Option<Undo> {
-    let disabled = operations::disable_merging(netns, index, name);
-    disabled.inspect_err(|e| tracing::warn!("offloads stay as they are: {e}")).ok().flatten().map(Undo)
-}
-
-/// Whether programs of this machine use dispatchers.
-pub(crate) fn dispatchers_are_used() -> bool {
-    operations::dispatchers_are_used().unwrap_or(false)
-}
-
-/// The inode number of the network namespace that a file names; `None` if it names none.
-pub(crate) fn namespace_at(path: &Path) -> Option<u64> {
-    operations::namespace_at(path).ok().flatten()
-}
-
-/// Mounts one of the node's mounts.
-pub(crate) fn mount_node(number: usize) -> Result<Device, Refusal> {
-    let (done, device) = operations::mount_node(number).map_err(failed)?;
-    done.map_err(refusal)?;
-    device.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))
-}
-
-/// Unmounts the node.
-pub(crate) fn unmount_node() {
-    if let Err(e) = operations::unmount_node() {
-        tracing::warn!("the node stays mounted: {e}");
-    }
-}
-
-/// Checks that the link to the node can be made, or is there.
-pub(crate) fn check_node_link(path: &Path) -> Result<(), Refusal> {
-    operations::check_node_link(path).map_err(failed)?.map(drop).map_err(refusal)
-}
-
-/// Makes the link to the node, unless it is there.
-pub(crate) fn link_node(path: &Path) -> Result<(), Refusal> {
-    operations::link_node(path).map_err(failed)?.map_err(refusal)
-}
-
-fn failed(e: io::Error) -> Refusal {
-    refusal((e.raw_os_error().unwrap_or(EIO), e.to_string()))
-}
-
-fn refusal((errno, why): Refused) -> Refusal {
-    Refusal { errno, why, option: None }
-}
-
-/// Removes the link to the node.
-pub(crate) fn unlink_node(path: &Path) {
-    if let Err(e) = operations::unlink_node(path) {
-        tracing::warn!("{} stays: {e}", path.display());
-    }
-}
-
-/// Registers a file as a backing file of a mount.
-pub(crate) fn open_backing(device: &Device, file: BorrowedFd<'_>) -> io::Result<Backing> {
-    operations::open_backing(device, file).map(Backing::of_number)
-}
-
-/// Unregisters it.
-pub(crate) fn close_backing(device: &Device, backing: Backing) {
-    if let Err(e) = operations::close_backing(device, backing.number()) {
-        tracing::debug!("a user's memory stays registered: {e}");
+impl HostVeth {
+    /// Creates the veth pair of the host rings of interface `nic`, or of the interface's own rings (`relay`).
+    pub(crate) fn create(netns: &Netns, (nic, queues): (u32, u32), relay: bool) -> io::Result<HostVeth> {
+        let ((near, far, program), far_netns) = operations::create_veth(netns, nic, queues, relay)?;
+        Ok(HostVeth { near, far_netns, far, xdp: Xdp::of(program) })
     }
 }
 
@@ -324,9 +230,9 @@ impl Helper {
 }
 
 /// The number of the process that keeps the privileges: this one, or its broker.
-pub(crate) fn process_id() -> u32 {
-    static ID: OnceLock<u32> = OnceLock::new();
-    *ID.get_or_init(|| operations::process_id().unwrap_or_else(|_| process::pid()))
+pub(crate) fn pid() -> u32 {
+    static PID: OnceLock<u32> = OnceLock::new();
+    *PID.get_or_init(|| operations::process_id().unwrap_or_else(|_| process::pid()))
 }
 
 /// The policy, as [`Policy::load`] reads it.

@@ -15,7 +15,7 @@ use unetmap_abi::{NIOCCONFIG, NIOCCTRL, NIOCGINFO, NIOCREGIF, NIOCRXSYNC, NIOCTX
 use unetmap_core::Error;
 use unetmap_core::errno::{EAGAIN, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_core::{Port, defer_program_data};
-use unetmap_sys::fuse::{Device, Op, REQUEST_BYTES, Request};
+use unetmap_sys::fuse::{Backing, Device, Op, REQUEST_BYTES, Request};
 use unetmap_sys::socket;
 
 use super::affinity::RequesterAffinity;
@@ -421,7 +421,8 @@ impl Shared {
         let backing = match user.backings.entry(mount.number) {
             Entry::Occupied(known) => Ok(&*known.into_mut()),
             Entry::Vacant(place) => {
-                privileged::open_backing(&mount.dev, user.arena.as_fd()).map(|backing| &*place.insert(backing))
+                let number = privileged::open_backing(&mount.dev, user.arena.as_fd());
+                number.map(|number| &*place.insert(Backing::of_number(number)))
             }
         };
         match backing {
@@ -456,8 +457,10 @@ impl Shared {
         let mounts = lock(&self.mounts);
         for (number, backing) in user.remove().backings {
             // The registrations of a mount that has ended ended with it.
-            if let Some(mount) = mounts.all.iter().find(|mount| mount.number == number) {
-                privileged::close_backing(&mount.dev, backing);
+            if let Some(mount) = mounts.all.iter().find(|mount| mount.number == number)
+                && let Err(e) = privileged::close_backing(&mount.dev, backing.number())
+            {
+                tracing::debug!("a user's memory stays registered: {e}");
             }
         }
     }

@@ -78,6 +78,12 @@ impl Call<'_> {
         self.text_reply(answered)
     }
 
+    /// The user of whom alone the caller may see something; `None`: of all, as root or the daemon's owner.
+    pub(super) fn only_user(&self) -> Option<u32> {
+        let uid = self.peer.uid;
+        (uid != 0 && uid != self.owner).then_some(uid)
+    }
+
     pub(super) fn text_reply(&self, answered: Result<String, Refusal>) -> Reply {
         Reply::Answer(answered.map_or_else(|refusal| self.refused(refusal), |text| text_answer(&[&text])))
     }

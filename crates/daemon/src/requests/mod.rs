@@ -5,7 +5,6 @@
 //! with their encoding, are in the library that clients use, too.
 
 mod call;
-mod events;
 mod knobs;
 mod lock_holder;
 mod port;
@@ -48,7 +47,7 @@ const HANDLERS: [(Kind, &str, Handler); 15] = [
     (NodeRequest::KIND, "node", node),
     (KnobRequest::KIND, "knobs", |call| call.text(knobs::answer_request)),
     (SnapshotRequest::KIND, "snapshot", snapshot),
-    (EventsRequest::KIND, "events", |call| call.text(events::answer_request)),
+    (EventsRequest::KIND, "events", events),
     (StopRequest::KIND, "stop", stop::stop),
 ];
 
@@ -116,10 +115,16 @@ fn lock_holder(call: &mut Call<'_>) -> Reply {
     Reply::Answer(Answer { holder: id, ..Default::default() })
 }
 
+/// Events after a number, as JSON. Users other than root and the daemon's owner see their own only.
+fn events(call: &mut Call<'_>) -> Reply {
+    let only = call.only_user();
+    let answered = decode(call.payload).and_then(|EventsRequest { after }| call.daemon.events.json(only, after));
+    call.text_reply(answered)
+}
+
 /// Snapshot. Users other than root and the daemon's owner see their own ports only.
 fn snapshot(call: &mut Call<'_>) -> Reply {
-    let uid = call.peer.uid;
-    let only = (uid != 0 && uid != call.owner).then_some(uid);
+    let only = call.only_user();
     let users = call.daemon.user_snapshots(only);
     let totals = if only.is_none() { call.daemon.total_snapshots() } else { Vec::new() };
     Reply::Later(Box::new(SnapshotTask::new(call.daemon, (users, totals), only)))

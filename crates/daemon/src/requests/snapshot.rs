@@ -138,7 +138,7 @@ impl SnapshotTask {
         let SnapshotTask { only, users, totals, regions, ports, sessions, .. } = self;
         let general = DaemonSnapshot {
             pid: process::pid(),
-            privileged_pid: privileged::process_id(),
+            privileged_pid: privileged::pid(),
             kept_sessions: kept.0,
             crash_protection: kept.1,
             uid: owner(),

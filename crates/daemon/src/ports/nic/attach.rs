@@ -15,7 +15,7 @@ use super::filter::refuse_filter;
 use super::settings::StoredFilter;
 use super::{Nic, libc_errno};
 use crate::knobs::Admode;
-use crate::privileged::{self, Xdp};
+use crate::privileged::{self, Undo, Xdp};
 use crate::refusal::{Refusal, refuse};
 
 impl Nic {
@@ -56,7 +56,9 @@ impl Nic {
         let (index, name) = (self.key.index, &self.name);
         let mark = if xdp.mode() == Mode::Generic { self.mark } else { Mark::default() };
         if xdp.mode() == Mode::Generic && self.merging.is_none() {
-            self.merging = privileged::disable_merging(&self.netns, (index, name));
+            let disabled = privileged::disable_merging(&self.netns, index, &**name);
+            let disabled = disabled.inspect_err(|e| tracing::warn!("offloads stay as they are: {e}"));
+            self.merging = disabled.ok().flatten().map(Undo::of);
         }
         let kept = xdp.set_mark(mark).and_then(|()| self.heartbeat.add(xdp.deadline()));
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be configured: {e}")))?;
@@ -121,7 +123,7 @@ impl Nic {
                 }
                 self.join(mode, place)
             }
-            Ok(Attached::Nothing) if privileged::dispatchers_are_used() => {
+            Ok(Attached::Nothing) if privileged::dispatchers_are_used().unwrap_or(false) => {
                 let joined = self.in_either_mode(first, |nic, mode| nic.join(mode, place));
                 joined.or_else(|e| {
                     tracing::warn!(name = self.name, "other XDP programs cannot be added while the port is open: {e}");
@@ -144,13 +146,13 @@ impl Nic {
         })
     }
 
-    fn attach_directly(&mut self, mode: Mode, place: (u32, u32)) -> io::Result<Xdp> {
-        privileged::attach_xdp(&self.netns, place, mode)
+    fn attach_directly(&mut self, mode: Mode, (index, queues): (u32, u32)) -> io::Result<Xdp> {
+        privileged::attach_xdp(&self.netns, index, queues, mode).map(Xdp::of)
     }
 
-    fn join(&mut self, mode: Mode, place: (u32, u32)) -> io::Result<Xdp> {
+    fn join(&mut self, mode: Mode, (index, queues): (u32, u32)) -> io::Result<Xdp> {
         let extras = mode == Mode::Generic || self.filter.is_some();
-        privileged::join_xdp(&self.netns, place, (mode, extras))
+        privileged::join_xdp(&self.netns, index, queues, mode, extras).map(Xdp::of)
     }
 
     /// Attaches again with a filter, which the program in a dispatcher does not support without need. Meanwhile frames

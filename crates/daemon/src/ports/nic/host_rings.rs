@@ -111,9 +111,8 @@ impl HostRings {
         if self.tcx.is_some() {
             return Ok(());
         }
-        let nic = self.nic;
-        let attached = privileged::attach_tcx(&self.netns, nic);
-        let tcx = attached.or_else(|e| explain(&e))?;
+        let attached = privileged::attach_tcx(&self.netns, self.nic).or_else(|e| explain(&e))?;
+        let tcx = Tcx::of(attached.0, &self.netns);
         let kept = heartbeat.add(tcx.deadline());
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the host's frames cannot be redirected: {e}")))?;
         (self.tcx, self.capture) = (Some(tcx), HostTxAction::Pass);
@@ -144,7 +143,7 @@ impl HostRings {
             ),
             _ => refuse(ENOMEM, format!("host rings need a pair of interfaces (veth), which cannot be made: {e}")),
         };
-        let pair = privileged::create_veth(&self.netns, (self.nic, self.queues), false).or_else(failed)?;
+        let pair = HostVeth::create(&self.netns, (self.nic, self.queues), false).or_else(failed)?;
         let Some(tcx) = &mut self.tcx else { return Ok(()) };
         let near = pair.near;
         let joined = heartbeat.add(pair.xdp.deadline());

@@ -192,7 +192,7 @@ impl Nic {
             if self.offloads.is_none() {
                 let disabled = privileged::disable_offloads(&self.netns, self.key.index);
                 self.offloads_stay_on = disabled.is_err();
-                self.offloads = disabled.unwrap_or_else(|e| self.offloads_stay(&e));
+                self.offloads = disabled.map_or_else(|e| self.offloads_stay(&e), |undo| undo.map(Undo::of));
             }
             self.attach()?;
             self.check_attached_queues(without)?;

@@ -69,10 +69,11 @@ impl Relay {
         up: bool,
         heartbeat: &Heartbeat,
     ) -> io::Result<(Relay, Xdp)> {
-        let HostVeth { near, far_netns, far, xdp } = privileged::create_veth(netns, (nic, queues), true)?;
+        let HostVeth { near, far_netns, far, xdp } = HostVeth::create(netns, (nic, queues), true)?;
         let ends = RelayEnds { nic, near, far };
         let remove = |_: &io::Error| drop(privileged::delete_veth(netns, near));
-        let tcx = privileged::attach_relay(netns, &far_netns, ends).inspect_err(remove)?;
+        let tcx = privileged::attach_relay(netns, &far_netns, nic, near, far).inspect_err(remove)?;
+        let tcx = RelayPrograms::of(tcx);
         let deadline = tcx.deadline().clone();
         let relay = Relay { netns: netns.clone(), far_netns, ends, tcx: Some(tcx) };
         heartbeat.add(xdp.deadline()).and_then(|()| heartbeat.add(&deadline))?;
