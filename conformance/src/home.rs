@@ -161,7 +161,7 @@ fn attempt(name: &str) -> Attempt {
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
         .env(INSIDE, name)
         .env("UNETMAP_SOCKET", home.socket())
-        .env("UNETMAPD", program("unetmapd"))
+        .env("UNETMAPD", first_daemon())
         // Programs are pinned in no BPF file system of the machine, but in one that the test mounts there, if any.
         .env("LIBXDP_BPFFS", folder.path().join("bpf"))
         .env("RUST_BACKTRACE", "0")
@@ -310,6 +310,12 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "not within {LIMIT:?}: {what}");
         sleep(Duration::from_millis(2));
     }
+}
+
+/// The daemon's program that a test begins with: this build's or, by `make test-long STEPS=previous`, that of an
+/// earlier one, which tests of replacements replace by this build's.
+pub fn first_daemon() -> PathBuf {
+    std::env::var_os("PREVIOUS").map_or_else(|| program("unetmapd"), PathBuf::from)
 }
 
 /// The path of a program of this project, built as this test is.

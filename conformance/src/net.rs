@@ -24,7 +24,7 @@ use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Interest, Port};
 
 use crate::bpf;
-use crate::home::{Guard, Home, LIMIT, program, summary, until};
+use crate::home::{Guard, Home, LIMIT, first_daemon, summary, until};
 use crate::packet::Rng;
 use crate::traffic::{bytes_of, open};
 
@@ -251,7 +251,7 @@ impl Drop for Held {
 fn run_daemon(home: &Home, args: &[&str], fault: Option<&str>) -> Guard {
     let log = File::options().append(true).create(true).open(home.log()).expect("a file for the daemon's log");
     let daemon = Guard::spawn(
-        Command::new(program("unetmapd"))
+        Command::new(first_daemon())
             .args(["--foreground", "--idle-exit", "0", "--socket"])
             .arg(home.socket())
             .arg("--policy")

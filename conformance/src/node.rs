@@ -10,7 +10,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::LIMIT;
-use crate::home::{Guard, Home, program, summary, until, wait_within};
+use crate::home::{Guard, Home, first_daemon, program, summary, until, wait_within};
 
 /// The node of a test's daemon.
 pub struct Node {
@@ -171,7 +171,7 @@ pub fn unetmap_node(home: &Home, args: &[&str]) -> (bool, String) {
 fn node_command(home: &Home, args: &[&str]) -> Command {
     let mut command = Command::new(program("unetmap"));
     command.arg("node").args(args).stdin(Stdio::null());
-    command.env("UNETMAP_SOCKET", home.socket()).env("UNETMAPD", program("unetmapd"));
+    command.env("UNETMAP_SOCKET", home.socket()).env("UNETMAPD", first_daemon());
     command
 }
 

@@ -10,4 +10,5 @@ mod knobs;
 mod namespaces;
 mod replace;
 mod service;
+mod state;
 mod stop;

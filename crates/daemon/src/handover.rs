@@ -15,8 +15,9 @@
 //!   Commit             -->
 //!                      <--    Released: nothing was closed, as the successor has the descriptors
 //! ```
-//! They are sent as those of the broker ([`crate::channel`]), and depend on no version of the control protocol. What is
-//! handed over are the daemon's private records. Shared memory needs no change: programs notice nothing.
+//! They are sent as those of the broker ([`crate::channel`]), and depend on no version of the control protocol. A
+//! successor reads the states of earlier daemons, too ([`OLDEST_VERSION`]), an earlier daemon none of a later one. What
+//! is handed over are the daemon's private records. Shared memory needs no change: programs notice nothing.
 //!
 //! ```text
 //!                          a replacement                            a crash
@@ -50,9 +51,18 @@ pub(crate) use messages::{Reply, Request};
 pub(crate) use state::{SavedForCrash, State};
 pub(crate) use taking::{Predecessor, Taken};
 
-/// The version of [`State`]. It changes with every change of what is in it, and of the broker's requests: a successor
-/// may have to go on with the broker of an earlier release.
+/// The version of [`State`]. It changes with every change of what is in it, of which a test has a list, and of the
+/// broker's requests: a successor may have to go on with the broker of an earlier release, which refuses an operation
+/// that it does not know.
 pub(crate) const VERSION: u32 = 16;
+
+/// The oldest version that this program reads. What was added since has a default (`#[serde(default)]`), what was left
+/// out is not looked at, and a part that has another form now is read from its former one (`#[serde(from)]`). If none
+/// of these is possible, this becomes [`VERSION`]: a successor is refused, and says so, while the running daemon goes
+/// on.
+pub(crate) const OLDEST_VERSION: u32 = 15;
+
+const _: () = assert!(OLDEST_VERSION <= VERSION);
 
 /// Device and inode of the file that this process runs.
 pub(crate) fn own_program() -> io::Result<(u64, u64)> {

@@ -30,7 +30,7 @@ pub(crate) struct Pinned {
 }
 
 /// The state for a successor of the daemon.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub(crate) struct SavedPinned {
     group: Option<MemoryGroup>,
     known: u64,

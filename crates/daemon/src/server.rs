@@ -481,7 +481,9 @@ impl Server {
             return self.reject(token, EMSGSIZE, &Malformed::Oversized.to_string());
         }
         match channel::decode_inline(bytes) {
-            Some(handover::Request::Begin { version }) => return self.successor_begins(token, version),
+            Some(handover::Request::Begin { oldest, newest }) => {
+                return self.successor_begins(token, oldest..=newest.max(oldest));
+            }
             Some(handover::Request::WhichProgram) => return self.tell_program(token),
             _ => {}
         }

@@ -136,7 +136,9 @@ pub(crate) struct SavedFiles {
     watch: Option<FdIndex>,
     files: Vec<SavedFile>,
     /// By user: numbers and bytes of files that the daemon has closed, of which there may be very many.
+    #[serde(default)]
     left: BTreeMap<u32, Vec<(FileKey, u64)>>,
+    #[serde(default)]
     pinned: SavedPinned,
 }
 

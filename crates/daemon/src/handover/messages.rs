@@ -9,8 +9,13 @@ use crate::ports::vale::SwitchPositions;
 /// From the successor.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// The successor reads this version of the state.
-    Begin { version: u32 },
+    /// The successor reads these versions of the state. Until version 15 it named one alone.
+    Begin {
+        #[serde(rename = "version")]
+        oldest: u32,
+        #[serde(default)]
+        newest: u32,
+    },
     /// Which file the daemon runs. Nothing follows.
     WhichProgram,
     /// The successor has rebuilt everything, but for positions.

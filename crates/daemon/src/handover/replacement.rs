@@ -3,6 +3,7 @@
 //! paused.
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ use crate::tuning::handover::{COMMIT_LIMIT, DRAIN_LIMIT};
 impl Server {
     /// A connection asks to replace the daemon: done when its user's turn is over. Returns `false` when the connection
     /// is to be closed.
-    pub(crate) fn successor_begins(&mut self, token: u64, version: u32) -> bool {
+    pub(crate) fn successor_begins(&mut self, token: u64, readable: RangeInclusive<u32>) -> bool {
         let Some(client) = self.clients.get(&token) else { return true };
         let (own, its) = (process::cgroup("self"), process::cgroup(&client.peer.pid.to_string()));
         let checked = if client.peer.uid != self.owner && client.peer.uid != 0 {
@@ -38,13 +39,14 @@ impl Server {
                 "the running daemon is a unit of a service manager, which would lose it: systemctl reload unetmapd replaces \
                  it by the installed program (--user for a user's own)",
             )
-        } else if version != VERSION {
+        } else if !readable.contains(&VERSION) {
             refuse(
                 EPERM,
                 format!(
                     "the running daemon ({}) hands over state of version {VERSION}, and this program reads version \
-                     {version}: stop the daemon, then start this one",
-                    unetmap_core::version()
+                     {}: stop the daemon, then start this one",
+                    unetmap_core::version(),
+                    readable.end()
                 ),
             )
         } else {

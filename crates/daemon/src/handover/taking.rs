@@ -12,7 +12,7 @@ use unetmap_core::errno::EIO;
 use unetmap_sys::socket;
 
 use super::store::{self, Store};
-use super::{Reply, Request, State, VERSION, own_program};
+use super::{OLDEST_VERSION, Reply, Request, State, VERSION, own_program};
 use crate::broker;
 use crate::channel;
 use crate::descriptors::Incoming;
@@ -69,8 +69,10 @@ impl Predecessor {
     /// Has the daemon hand over what it has. It serves nobody until [`Predecessor::commit`], or until this process
     /// ends.
     pub(crate) fn take(self) -> Result<Taken, String> {
-        let version = if fault::is("version") { VERSION + 1 } else { VERSION };
-        self.send(&Request::Begin { version })?;
+        // By the fault of a test what no daemon gives.
+        let oldest = if fault::is("version") { VERSION + 1 } else { OLDEST_VERSION };
+        let begin = Request::Begin { oldest, newest: VERSION.max(oldest) };
+        self.send(&begin)?;
         let (start, mut all) = (Instant::now(), Vec::new());
         loop {
             let (reply, fds) = self.receive()?;
@@ -82,9 +84,10 @@ impl Predecessor {
                 }
                 Reply::Busy => {
                     sleep(BUSY_POLL);
-                    self.send(&Request::Begin { version })?;
+                    self.send(&begin)?;
                 }
-                Reply::State(state) if state.version == VERSION => {
+                Reply::State(state) if (OLDEST_VERSION..=VERSION).contains(&state.version) => {
+                    tracing::debug!(version = state.version, "the running daemon's state");
                     let state = fault::mutated(*state)?;
                     return Ok(Taken { predecessor: self, state, fds: Incoming::new(all) });
                 }
@@ -205,8 +208,12 @@ mod fault {
         value()?.strip_prefix("mutate:")?.parse().ok()
     }
 
-    /// Returns the state, of which the fault changes one value.
+    /// Returns the state, of which the fault changes one value. `UNETMAP_FAULT=state` refuses it, with itself as the
+    /// reason.
     pub(super) fn mutated(state: State) -> Result<State, String> {
+        if is("state") {
+            return Err(serde_json::to_string(&state).unwrap_or_else(|e| e.to_string()));
+        }
         let Some(n) = mutation() else { return Ok(state) };
         let mut json = serde_json::to_value(state).map_err(|e| e.to_string())?;
         let mut leaves = Vec::new();
