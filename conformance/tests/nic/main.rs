@@ -8,6 +8,7 @@ mod containers;
 mod daemon_crash;
 mod dispatcher;
 mod down;
+mod failure;
 mod filter;
 mod headers;
 mod kept;

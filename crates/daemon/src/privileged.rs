@@ -73,15 +73,26 @@ pub(crate) struct Deadline(Handle);
 impl Deadline {
     /// Sets the deadline to `time` from now.
     pub(crate) fn extend(&self, time: Duration) -> io::Result<()> {
-        match self.0.extend(u32::try_from(time.as_millis()).unwrap_or(u32::MAX)) {
-            // The program was detached meanwhile.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
-        }
+        unless_detached(self.0.extend(milliseconds(time)))
+    }
+
+    /// Sets the deadline of a queue to `time` from now.
+    pub(crate) fn extend_queue(&self, queue: u32, time: Duration) -> io::Result<()> {
+        unless_detached(self.0.extend_queue(queue, milliseconds(time)))
     }
 }
 
-/// The XDP program of an interface, which is detached when this is dropped: see [`unetmap_sys::xdp::Xdp`].
+fn milliseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+/// A program may be detached meanwhile.
+fn unless_detached(extended: io::Result<()>) -> io::Result<()> {
+    extended.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
+}
+
+/// The XDP program of an interface, which is detached when this is dropped, unless it stays: see
+/// [`unetmap_sys::xdp::Xdp`].
 #[derive(Debug)]
 pub(crate) struct Xdp {
     kept: KeptXdp,

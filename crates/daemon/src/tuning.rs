@@ -114,6 +114,8 @@ pub(crate) mod nic {
     /// Slots of a transmit ring for which the request says 0: enough to keep a link busy. The buffers of more slots,
     /// which all begin at the same few positions of a CPU cache, evict each other.
     pub(crate) const DEFAULT_TX_SLOTS: u32 = 512;
+    /// Most rings of a direction.
+    pub(crate) const MAX_RINGS: u32 = 256;
     /// Slots of a receive ring for which the request says 0: room for packets that arrive while the program is busy.
     pub(crate) const DEFAULT_RX_SLOTS: u32 = 1024;
     /// Interval at which the deadlines of the kernel's programs are renewed.
@@ -121,6 +123,10 @@ pub(crate) mod nic {
     /// Time after the last renewal for which the kernel's programs still redirect packets. Longer than the interval,
     /// so that a daemon that is delayed keeps its interfaces.
     pub(crate) const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(1750);
+    /// The same for the deadline of a queue of a program that stays, and the time for which a program may leave frames
+    /// in its queue: with the interval less than a second.
+    pub(crate) const QUEUE_TIMEOUT: Duration = Duration::from_millis(950);
+    pub(crate) const QUEUE_STALL: Duration = Duration::from_millis(600);
     /// Longest time that one event may take the control thread before it counts as hung. Drivers reset their devices in
     /// it when a program is attached: up to 5 s in an emulated processor.
     pub(crate) const MAX_CONTROL_DELAY: Duration = Duration::from_secs(30);
@@ -141,6 +147,7 @@ pub(crate) mod nic {
     pub(crate) const UNDO_POLL: Duration = Duration::from_millis(2);
 
     const _: () = assert!(HEARTBEAT_TIMEOUT.as_millis() > HEARTBEAT_INTERVAL.as_millis());
+    const _: () = assert!(QUEUE_TIMEOUT.as_millis() > 2 * HEARTBEAT_INTERVAL.as_millis());
     const _: () = assert!(MAX_CONTROL_DELAY.as_millis() > HEARTBEAT_TIMEOUT.as_millis());
 }
 

@@ -69,4 +69,4 @@ pub use ring::{Iface, IfaceShape, RingShape, RingView};
 pub use slot::{Limits, Offsets, SlotHead, SlotRing, SlotValue};
 pub use slot_copy::SimdLevel;
 pub use swap::{swap_one, swap_run};
-pub use xsk_rings::{TxFramesPage, UmemLayout, XskDesc, XskRxRings, XskTxRings};
+pub use xsk_rings::{RxProgress, TxFramesPage, UmemLayout, XskDesc, XskRxRings, XskTxRings};

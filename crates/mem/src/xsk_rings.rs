@@ -318,6 +318,19 @@ impl XskTxRings {
     }
 }
 
+/// The state of the receiving half of a socket, as the program has left it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RxProgress {
+    /// Frames that the program took, and buffers that it offered, both modulo 2^32.
+    pub taken: u32,
+    /// As `taken`.
+    pub offered: u32,
+    /// Whether frames wait in the rx ring.
+    pub has_frames: bool,
+    /// Whether buffers are in the fill ring: with zero copy the driver may have them all.
+    pub has_buffers: bool,
+}
+
 /// The receiving half of a socket: fill and rx ring.
 #[derive(Clone)]
 pub struct XskRxRings {
@@ -371,6 +384,14 @@ impl XskRxRings {
     #[inline(always)]
     pub fn rx_available(&self) -> u32 {
         self.rx.pending(1).unwrap_or(0)
+    }
+
+    /// How far the program got, for a thread that compares it with what it was.
+    pub fn progress(&self) -> RxProgress {
+        // Relaxed: nothing is accessed by these positions.
+        let [taken, offered] = [(&self.rx, self.rx.consumer), (&self.fill, self.fill.producer)]
+            .map(|(r, at)| r.word(at).load(Ordering::Relaxed));
+        RxProgress { taken, offered, has_frames: self.rx_available() > 0, has_buffers: self.fill.pending(1) != Some(0) }
     }
 
     /// The rx entry `n` entries after the first: buffer and offset, or `None` if there is no such buffer; the length,

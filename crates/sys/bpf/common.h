@@ -8,9 +8,11 @@ typedef unsigned long long __u64;
 
 #define BPF_MAP_TYPE_ARRAY 2
 #define BPF_MAP_TYPE_PROG_ARRAY 3
+#define BPF_MAP_TYPE_PERCPU_ARRAY 6
 #define BPF_MAP_TYPE_XSKMAP 17
 
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static long (*bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static __u64 (*bpf_ktime_get_coarse_ns)(void) = (void *)160;
 
 // The loader reads a map's attributes from the debug information (BTF) of a variable that is never accessed.

@@ -21,20 +21,11 @@
 // As with xdp.c, host.o is in the repository beside this file, and the build of the project embeds it.
 
 #include "common.h"
+#include "sk_buff.h"
 
-struct __sk_buff {
-	__u32 len;
-	__u32 pkt_type;
-	__u32 mark;
-};
-
-// Results of tcx programs: continue with the next program, drop.
-#define TCX_NEXT -1
-#define TCX_DROP 2
 #define BPF_F_INGRESS 1
 
 static long (*bpf_skb_store_bytes)(void *skb, __u32 offset, const void *from, __u32 len, __u64 flags) = (void *)9;
-static long (*bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)23;
 static long (*bpf_skb_change_head)(void *skb, __u32 len, __u64 flags) = (void *)43;
 static long (*bpf_redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //
 // XDP programs that redirect frames from a NIC's receive queues to the sockets of its netmap ports. A frame goes to the
-// socket of its queue if there is one and the filter, if there is one, accepts the frame; every other frame goes to the
-// kernel's network stack unchanged. So do all frames while the daemon is not running (see `alive`), and those that a
-// program sent to the host's stack (host.c).
+// socket of its queue if the filter, if there is one, accepts the frame; a frame that the filter refuses, or that a
+// program sent to the host's stack (host.c), goes to the kernel's network stack unchanged. One that no program takes
+// is treated as the policy says (see `policies`).
 //
 // A filter is a separate program, generated at run time, that ends with its own redirect: the tail call below replaces
 // this program when a filter is set, and does nothing when none is.
@@ -13,11 +13,13 @@
 // verifies that xdp.o is what this file compiles to.
 
 #include "common.h"
+#include "sk_buff.h"
 #include "xdp_md.h"
 
 static void (*bpf_tail_call)(void *ctx, void *prog_array, __u32 index) = (void *)12;
 static long (*bpf_xdp_adjust_head)(void *ctx, int delta) = (void *)44;
 static long (*bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)51;
+static long (*bpf_xdp_adjust_meta)(void *ctx, int delta) = (void *)54;
 
 // The sockets of the queues, by queue number. The loader sets max_entries.
 struct {
@@ -35,6 +37,98 @@ struct {
 	NUMBER(max_entries, 1);
 } filters SECTION(".maps");
 
+// The action for frames that a program should get and none takes.
+//
+//             no program takes a frame if                                        then
+//   OPEN      its queue has no socket, or the daemon's deadline is over          the stack gets it
+//   CLOSED    its queue has no socket                                            it is dropped
+//   BYPASS    its queue has no socket, or the queue's own deadline is over       the partner sends it
+enum failure { FAILURE_OPEN, FAILURE_CLOSED, FAILURE_BYPASS, FAILURES };
+
+struct policy {
+	__u32 failure;
+	// FAILURE_BYPASS: the index of the interface that sends the frames, in the same namespace.
+	__u32 partner;
+	// skb->mark of these frames on their way to the partner, whose own tcx program lets them pass (host.c).
+	__u32 mark;
+	__u32 unused;
+	// For the loader: what the programs that this one replaced had counted.
+	__u64 before[FAILURES];
+};
+
+struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	TYPE(key, __u32);
+	TYPE(value, struct policy);
+	NUMBER(max_entries, 1);
+} policies SECTION(".maps");
+
+// Counts the frames that no program took, by action.
+struct {
+	NUMBER(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	TYPE(key, __u32);
+	TYPE(value, __u64);
+	NUMBER(max_entries, FAILURES);
+} failed SECTION(".maps");
+
+// With FAILURE_BYPASS: the deadline up to which a queue counts as served, by queue number: ns of the monotonic clock.
+// The loader sets max_entries.
+struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	TYPE(key, __u32);
+	TYPE(value, __u64);
+	NUMBER(max_entries, 1);
+} served SECTION(".maps");
+
+// The metadata of a frame that the tcx program is to redirect ("unmb").
+#define BYPASSED 0x756e6d62
+
+INLINE struct policy *get_policy(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&policies, &first);
+}
+
+INLINE int is_served(struct policy *policy, __u32 queue)
+{
+	__u64 *until;
+
+	if (policy->failure == FAILURE_OPEN)
+		return is_alive();
+	if (policy->failure == FAILURE_CLOSED)
+		return 1;
+	until = bpf_map_lookup_elem(&served, &queue);
+	return until && bpf_ktime_get_coarse_ns() < *until;
+}
+
+// Has unetmap_bypass redirect a frame: also one that the kernel has yet to complete or divide, and to any interface. A
+// driver without metadata of frames redirects it here.
+INLINE int bypass(struct xdp_md *ctx, struct policy *policy)
+{
+	__u32 *word;
+
+	if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(*word)))
+		return bpf_redirect(policy->partner, 0);
+	word = (__u32 *)(unsigned long)ctx->data_meta;
+	if ((void *)(word + 1) > (void *)(unsigned long)ctx->data)
+		return XDP_DROP;
+	*word = BYPASSED;
+	return XDP_PASS;
+}
+
+INLINE int fail(struct xdp_md *ctx, struct policy *policy)
+{
+	__u32 failure = policy->failure;
+	__u64 *count = bpf_map_lookup_elem(&failed, &failure);
+
+	if (count)
+		(*count)++;
+	if (failure == FAILURE_CLOSED)
+		return XDP_DROP;
+	return failure == FAILURE_BYPASS ? bypass(ctx, policy) : XDP_PASS;
+}
+
 // Whether the frame begins with the mark.
 INLINE int is_marked(struct xdp_md *ctx)
 {
@@ -45,11 +139,19 @@ INLINE int is_marked(struct xdp_md *ctx)
 	return frame->words[0] == mark->words[0] && frame->words[1] == mark->words[1];
 }
 
-INLINE int redirect(struct xdp_md *ctx)
+INLINE int redirect(struct xdp_md *ctx, int calls_filter)
 {
-	if (!is_alive())
+	struct policy *policy = get_policy();
+
+	if (!policy)
 		return XDP_PASS;
-	return bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
+	if (!is_served(policy, ctx->rx_queue_index))
+		return fail(ctx, policy);
+	if (calls_filter)
+		bpf_tail_call(ctx, &filters, 0);
+	if (bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS) == XDP_REDIRECT)
+		return XDP_REDIRECT;
+	return fail(ctx, policy);
 }
 
 INLINE int unmark_filter_redirect(struct xdp_md *ctx)
@@ -58,10 +160,7 @@ INLINE int unmark_filter_redirect(struct xdp_md *ctx)
 		bpf_xdp_adjust_head(ctx, sizeof(struct mark));
 		return XDP_PASS;
 	}
-	if (!is_alive())
-		return XDP_PASS;
-	bpf_tail_call(ctx, &filters, 0);
-	return bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
+	return redirect(ctx, 1);
 }
 
 // For frames of several buffers, which Linux supports since 5.18.
@@ -80,13 +179,28 @@ SECTION("xdp") int unetmap_plain(struct xdp_md *ctx)
 // packet, as a tail call does, if the stub does not, as in libxdp's own dispatchers: without mark and filter.
 SECTION("freplace/member") int unetmap_member(struct xdp_md *ctx)
 {
-	return redirect(ctx);
+	return redirect(ctx, 0);
 }
 
 // The same with mark and filter, for the dispatchers of this project.
 SECTION("freplace/filters") int unetmap_filters(struct xdp_md *ctx)
 {
 	return unmark_filter_redirect(ctx);
+}
+
+// At the ingress of an interface with FAILURE_BYPASS. The metadata is erased, as the frame may reach another interface
+// with such a program.
+SECTION("classifier") int unetmap_bypass(struct __sk_buff *skb)
+{
+	__u32 *word = (__u32 *)(unsigned long)skb->data_meta;
+	struct policy *policy = get_policy();
+
+	if (!policy || policy->failure != FAILURE_BYPASS || (void *)(word + 1) > (void *)(unsigned long)skb->data ||
+	    *word != BYPASSED)
+		return TCX_NEXT;
+	*word = 0;
+	skb->mark = policy->mark;
+	return bpf_redirect(policy->partner, 0);
 }
 
 char license_text[] SECTION("license") = "Dual BSD/GPL";

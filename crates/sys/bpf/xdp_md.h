@@ -12,4 +12,6 @@ struct xdp_md {
 };
 
 #define XDP_ABORTED 0
+#define XDP_DROP 1
 #define XDP_PASS 2
+#define XDP_REDIRECT 4

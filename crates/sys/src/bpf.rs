@@ -4,12 +4,14 @@
 use std::error::Error;
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use aya::maps::Map;
+use aya::programs::Program;
+use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 
 use crate::tuning::BPF_LOAD_TRIES;
@@ -22,6 +24,8 @@ const MAP_DELETE_ELEM: libc::c_int = 3;
 const PROG_LOAD: libc::c_int = 5;
 const OBJ_PIN: libc::c_int = 6;
 const OBJ_GET: libc::c_int = 7;
+const PROG_ATTACH: libc::c_int = 8;
+const PROG_DETACH: libc::c_int = 9;
 const PROG_TEST_RUN: libc::c_int = 10;
 const PROG_GET_FD_BY_ID: libc::c_int = 13;
 const MAP_GET_FD_BY_ID: libc::c_int = 14;
@@ -47,7 +51,25 @@ pub(crate) enum Hook {
     Egress = 47,
 }
 
+/// `skb->mark` of frames between an interface and the near end of its companion, and of those that bypass an interface.
+pub(crate) const REDIRECT_MARK: u32 = 0x756e_6d68;
+
+/// `BPF_F_REPLACE`: the program takes the place of another one.
+const REPLACE: u32 = 1 << 2;
+
 /// Prefixes of `union bpf_attr`, as far as each call reads them, without padding.
+#[derive(Default)]
+#[repr(C)]
+struct ProgAttach {
+    target_ifindex: u32,
+    attach_bpf_fd: RawFd,
+    attach_type: u32,
+    attach_flags: u32,
+    replace_bpf_fd: RawFd,
+    relative_fd: u32,
+    expected_revision: u64,
+}
+
 #[repr(C)]
 struct LinkCreate {
     prog_fd: RawFd,
@@ -156,6 +178,7 @@ struct RawMapInfo {
     value_size: u32,
     max_entries: u32,
     flags: u32,
+    name: [u8; 16],
 }
 
 /// Most maps of a program whose ids are returned.
@@ -190,6 +213,36 @@ pub(crate) fn link_xdp(program: impl AsFd, ifindex: u32, flags: u32) -> io::Resu
 /// Attaches a tcx program, after those that are already attached, until the last duplicate of the result is closed.
 pub(crate) fn link_tcx(program: impl AsFd, ifindex: u32, hook: Hook) -> io::Result<OwnedFd> {
     link(program, ifindex, hook as u32, 0)
+}
+
+/// Attaches a tcx program until it is detached or the interface is removed: in place of `old`, or after those that are
+/// already attached.
+pub(crate) fn attach_tcx(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    hook: Hook,
+    old: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let mut attr = ProgAttach {
+        attach_flags: if old.is_some() { REPLACE } else { 0 },
+        replace_bpf_fd: old.map_or(0, |fd| fd.as_raw_fd()),
+        ..ProgAttach::of(program, ifindex, hook)
+    };
+    // SAFETY: K5: the structure contains no pointer.
+    unsafe { bpf(PROG_ATTACH, &mut attr) }.map(drop)
+}
+
+/// Detaches a program of [`attach_tcx`].
+pub(crate) fn detach_tcx(program: BorrowedFd<'_>, ifindex: u32, hook: Hook) -> io::Result<()> {
+    // SAFETY: K5: the structure contains no pointer.
+    unsafe { bpf(PROG_DETACH, &mut ProgAttach::of(program, ifindex, hook)) }.map(drop)
+}
+
+impl ProgAttach {
+    fn of(program: BorrowedFd<'_>, target_ifindex: u32, hook: Hook) -> ProgAttach {
+        let attach_bpf_fd = program.as_raw_fd();
+        ProgAttach { target_ifindex, attach_bpf_fd, attach_type: hook as u32, ..ProgAttach::default() }
+    }
 }
 
 /// Returns the ids of the tcx programs that are attached to a hook, at most 64.
@@ -243,8 +296,26 @@ pub(crate) fn program_info(program: impl AsFd) -> io::Result<ProgramInfo> {
     // SAFETY: K1, K5: a prefix of the program's information; the kernel writes at most `map_count` ids.
     unsafe { object_info(program, &mut info) }?;
     ids.truncate(info.map_count as usize);
-    let name = info.name.split(|&byte| byte == 0).next().unwrap_or_default();
-    Ok(ProgramInfo { id: info.id, name: String::from_utf8_lossy(name).into_owned(), maps: ids })
+    Ok(ProgramInfo { id: info.id, name: text(&info.name), maps: ids })
+}
+
+/// Opens the map of this name among those of a program; `None`: it has none.
+pub(crate) fn map_of(program: &ProgramInfo, name: &str) -> io::Result<Option<OwnedFd>> {
+    for &id in &program.maps {
+        let map = map_by_id(id)?;
+        let mut info = RawMapInfo::default();
+        // SAFETY: K1, K5: a prefix of the map's information, without pointers.
+        unsafe { object_info(&map, &mut info) }?;
+        if text(&info.name) == name {
+            return Ok(Some(map));
+        }
+    }
+    Ok(None)
+}
+
+/// The text of a name that ends with a zero.
+fn text(name: &[u8]) -> String {
+    String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
 }
 
 /// Returns the bytes of an array map's elements; `None`: another kind of map.
@@ -339,7 +410,16 @@ pub(crate) fn map_unset(map: impl AsFd, key: u32) -> io::Result<()> {
 /// # Safety
 /// `map` is an array map with elements of type `T` (K5).
 pub(crate) unsafe fn array_set<T: Copy>(map: impl AsFd, value: &T) -> io::Result<()> {
-    let mut attr = element(map, &0, &raw const *value as u64);
+    // SAFETY: K5: the caller's contract.
+    unsafe { array_set_at(map, 0, value) }
+}
+
+/// Writes an element of an array map.
+///
+/// # Safety
+/// `map` is an array map with elements of type `T` (K5).
+pub(crate) unsafe fn array_set_at<T: Copy>(map: impl AsFd, index: u32, value: &T) -> io::Result<()> {
+    let mut attr = element(map, &index, &raw const *value as u64);
     // SAFETY: K1, K5: an array has keys of 4 bytes, and elements of the size that the caller guarantees.
     unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
@@ -364,6 +444,18 @@ pub(crate) unsafe fn array_read<T>(map: impl AsFd, value: &mut T) -> io::Result<
     let mut attr = element(map, &0, &raw mut *value as u64);
     // SAFETY: K1, K5: an array has keys of 4 bytes, and elements of the size of `value`.
     unsafe { bpf(MAP_LOOKUP_ELEM, &mut attr) }.map(drop)
+}
+
+/// Returns the sum over all processors of an element of a map with an array for each.
+///
+/// # Safety
+/// `map` is such a map with elements of type `u64` (K5).
+pub(crate) unsafe fn sum_of_processors(map: impl AsFd, index: u32) -> io::Result<u64> {
+    let mut values = vec![0u64; nr_cpus().map_err(|(_, e)| e)?];
+    let mut attr = element(map, &index, values.as_mut_ptr() as u64);
+    // SAFETY: K1, K5: the kernel writes 8 bytes for each possible processor.
+    unsafe { bpf(MAP_LOOKUP_ELEM, &mut attr) }?;
+    Ok(values.iter().sum())
 }
 
 fn element(map: impl AsFd, key: &u32, value: u64) -> MapElem {
@@ -392,23 +484,31 @@ pub(crate) fn errno_of(error: &(dyn Error + 'static)) -> io::Error {
         .map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }
 
-/// Loads an object file and creates its maps; `sized` sets the number of entries of one map. The objects do not depend
+/// Loads an object file and creates its maps; `sized` sets the number of entries of some. The objects do not depend
 /// on the kernel's types, so the loader needs no list of them (BTF); but it reads that list, megabytes, when it is
 /// created, and is therefore created once.
-pub(crate) fn load(object: &[u8], sized: Option<(&'static str, u32)>) -> io::Result<Ebpf> {
+pub(crate) fn load(object: &[u8], sized: &[(&'static str, u32)]) -> io::Result<Ebpf> {
     static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| Mutex::new(EbpfLoader::new()));
     let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
     let loader = loader.btf(None);
-    if let Some((map, entries)) = sized {
+    for &(map, entries) in sized {
         loader.map_max_entries(map, entries);
     }
     loader.load(object).map_err(|e| errno_of(&e))
 }
 
-/// Returns an array map of a loaded object.
+/// Loads a tcx program of an object.
+pub(crate) fn load_classifier(object: &mut Ebpf, name: &str) -> io::Result<OwnedFd> {
+    let Some(Program::SchedClassifier(program)) = object.program_mut(name) else { return Err(object_mismatch()) };
+    program.load().map_err(|e| errno_of(&e))?;
+    program.fd().map_err(|e| errno_of(&e))?.as_fd().try_clone_to_owned()
+}
+
+/// Returns an array map of a loaded object, or one with an array for each processor.
 pub(crate) fn array(object: &Ebpf, name: &str) -> io::Result<OwnedFd> {
     match object.map(name) {
         Some(Map::Array(map)) => map.fd().as_fd().try_clone_to_owned(),
+        Some(Map::PerCpuArray(map)) => map.fd().as_fd().try_clone_to_owned(),
         _ => Err(object_mismatch()),
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The deadline of attached BPF programs: the time up to which they redirect frames.
+//! The deadlines of attached BPF programs: the time up to which they redirect frames, and that up to which a queue
+//! counts as served.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,12 +15,14 @@ use crate::{bpf, clock};
 #[derive(Debug)]
 pub struct Deadline {
     map: OwnedFd,
+    /// The queues' own: map `served` of `bpf/xdp.c`.
+    queues: Option<OwnedFd>,
 }
 
 impl Deadline {
     /// The deadline of a loaded object's programs: none, until it is extended for the first time.
     pub(crate) fn of(object: &Ebpf) -> io::Result<Arc<Deadline>> {
-        Ok(Arc::new(Deadline { map: bpf::array(object, "alive")? }))
+        Ok(Arc::new(Deadline { map: bpf::array(object, "alive")?, queues: bpf::array(object, "served").ok() }))
     }
 
     /// Sets the deadline to `time` from now. After it the programs pass all frames, until this is called again.
@@ -27,8 +30,22 @@ impl Deadline {
     /// # Errors
     /// Only unexpected errors of the kernel.
     pub fn extend(&self, time: Duration) -> io::Result<()> {
-        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         // SAFETY: K5: the elements of `alive` in common.h are of type u64.
-        unsafe { bpf::array_set(&self.map, &clock::now_ns().saturating_add(ns)) }
+        unsafe { bpf::array_set(&self.map, &from_now(time)) }
     }
+
+    /// Sets the deadline of a queue to `time` from now, which counts if the frames of the interface bypass it
+    /// ([`Failure::Bypass`](crate::xdp::Failure)).
+    ///
+    /// # Errors
+    /// `E2BIG`: there is no such queue. `NotFound`: these programs have no queues.
+    pub fn extend_queue(&self, queue: u32, time: Duration) -> io::Result<()> {
+        let map = self.queues.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        // SAFETY: K5: the elements of `served` in xdp.c are of type u64.
+        unsafe { bpf::array_set_at(map, queue, &from_now(time)) }
+    }
+}
+
+fn from_now(time: Duration) -> u64 {
+    clock::now_ns().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -7,21 +7,15 @@
 //! which are removed when their last descriptor is closed.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use aya::Ebpf;
-use aya::programs::Program;
-
-use crate::bpf::{self, Hook, array, errno_of, object_mismatch};
+use crate::bpf::{self, Hook, REDIRECT_MARK, array, load_classifier};
 use crate::deadline::Deadline;
 use crate::xdp::Mark;
 
 /// `bpf/host.c`, compiled.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/host.o");
-
-/// `skb->mark` of frames between the interface and the companion's near end.
-const REDIRECT_MARK: u32 = 0x756e_6d68;
 
 /// Action for frames that the host sends on the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,10 +63,10 @@ impl Tcx {
     /// # Errors
     /// `EINVAL`: a kernel before 6.6. `EPERM`: needs `CAP_NET_ADMIN` and `CAP_BPF`. `ENODEV`: no such interface.
     pub fn attach(nic: u32) -> io::Result<Tcx> {
-        let mut object = bpf::load(OBJECT, None)?;
-        let capture = load(&mut object, "unetmap_capture")?;
+        let mut object = bpf::load(OBJECT, &[])?;
+        let capture = load_classifier(&mut object, "unetmap_capture")?;
         let (near_egress, near_ingress) =
-            (load(&mut object, "unetmap_near_tx")?, load(&mut object, "unetmap_near_rx")?);
+            (load_classifier(&mut object, "unetmap_near_tx")?, load_classifier(&mut object, "unetmap_near_rx")?);
         let mut tcx = Tcx {
             _capture: bpf::link_tcx(&capture, nic, Hook::Egress)?,
             companion: None,
@@ -189,7 +183,7 @@ impl Relay {
     /// # Errors
     /// As [`Tcx::attach`]; those of `at_far_end`.
     pub fn attach(ends: RelayEnds, at_far_end: impl FnOnce(&OwnedFd) -> io::Result<OwnedFd>) -> io::Result<Relay> {
-        let mut object = bpf::load(OBJECT, None)?;
+        let mut object = bpf::load(OBJECT, &[])?;
         let RelayEnds { nic, near, far } = ends;
         let host_tx = HostTxAction::Pass as u32;
         let config = Config { host_tx, nic, near, mark: REDIRECT_MARK, far, to_stack: REDIRECT_MARK };
@@ -197,10 +191,10 @@ impl Relay {
         // SAFETY: K5: the elements of `configs` in host.c are of type `struct config`.
         unsafe { bpf::array_set(&configs, &config) }?;
         let links = vec![
-            at_far_end(&load(&mut object, "unetmap_give_back")?)?,
-            bpf::link_tcx(&load(&mut object, "unetmap_near_tx")?, near, Hook::Egress)?,
-            bpf::link_tcx(&load(&mut object, "unetmap_depart")?, near, Hook::Ingress)?,
-            bpf::link_tcx(&load(&mut object, "unetmap_arrive")?, nic, Hook::Ingress)?,
+            at_far_end(&load_classifier(&mut object, "unetmap_give_back")?)?,
+            bpf::link_tcx(&load_classifier(&mut object, "unetmap_near_tx")?, near, Hook::Egress)?,
+            bpf::link_tcx(&load_classifier(&mut object, "unetmap_depart")?, near, Hook::Ingress)?,
+            bpf::link_tcx(&load_classifier(&mut object, "unetmap_arrive")?, nic, Hook::Ingress)?,
         ];
         Ok(Relay { _links: links, deadline: Deadline::of(&object)? })
     }
@@ -228,10 +222,4 @@ pub fn programs(index: u32) -> io::Result<Vec<u32>> {
     let mut ids = bpf::attached_tcx(index, Hook::Ingress)?;
     ids.extend(bpf::attached_tcx(index, Hook::Egress)?);
     Ok(ids)
-}
-
-fn load(object: &mut Ebpf, name: &str) -> io::Result<OwnedFd> {
-    let Some(Program::SchedClassifier(program)) = object.program_mut(name) else { return Err(object_mismatch()) };
-    program.load().map_err(|e| errno_of(&e))?;
-    program.fd().map_err(|e| errno_of(&e))?.as_fd().try_clone_to_owned()
 }

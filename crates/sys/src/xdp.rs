@@ -3,7 +3,8 @@
 //!
 //! The program is `bpf/xdp.c`, embedded as a compiled object. It is attached as a BPF link, so that the interface
 //! returns to the kernel as soon as the link's last descriptor is closed, however the process ended; or, beside other
-//! programs, as a member of a [`dispatcher`], which the caller must leave. Attaching needs the feature `bpf`; filters
+//! programs, as a member of a [`dispatcher`], which the caller must leave; or so that it stays
+//! ([`Xdp::attach_to_stay`]). Attaching needs the feature `bpf`; filters
 //! do not.
 
 #[cfg(feature = "bpf")]
@@ -11,6 +12,10 @@ mod attach;
 mod classic;
 #[cfg(feature = "bpf")]
 pub mod dispatcher;
+#[cfg(feature = "bpf")]
+mod failure;
+#[cfg(feature = "bpf")]
+mod policy;
 #[cfg(all(test, feature = "bpf"))]
 mod tests;
 #[cfg(feature = "bpf")]
@@ -19,6 +24,10 @@ pub(crate) mod translate;
 #[cfg(feature = "bpf")]
 pub use attach::{Mark, Mode, Xdp};
 pub use classic::{ClassicInsn, ClassicProgram};
+#[cfg(feature = "bpf")]
+pub use failure::{detach_left, left};
+#[cfg(feature = "bpf")]
+pub use policy::{Failed, Failure};
 
 /// Translates a filter for the fuzz target `filter`: code, registers, offset and constant of each instruction; `None`
 /// if the program is refused. The frame is in several buffers, or in one.

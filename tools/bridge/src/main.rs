@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tool_common::forward::{Counts, Direction, Mover, check_headers, check_sizes, drain, forward, move_all};
-use tool_common::{Failure, link, note, port, print, stop_on_signals, wait_for_link};
+use tool_common::{Failure, failure, link, note, port, print, stop_on_signals, wait_for_link};
 use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap::{Port, Ring};
 
@@ -38,6 +38,9 @@ fn main() -> ExitCode {
 fn run(config: &Config) -> Result<ExitCode, Failure> {
     let stop = stop_on_signals()?;
     let open = |spec: &str| port::open(spec, port::RingConfig::default(), NR_ACCEPT_VNET_HDR);
+    if let Some(b) = config.b.as_deref().filter(|_| config.bypass) {
+        failure::bypass([&config.a, b])?;
+    }
     let a = open(&config.a)?;
     let b = config.b.as_deref().map(open).transpose()?;
     let other = b.as_ref().unwrap_or(&a);

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
+use tool_common::failure::interface_of;
 use tool_common::port::full_name;
 use unetmap::abi::{PortKind, PortSpec, Rings};
 use unetmap_quantity::{count, seconds, within};
@@ -32,6 +33,11 @@ pub(crate) struct Cli {
     /// Send the packets of one port back through the same port
     #[arg(short = 'L', long)]
     loopback: bool,
+
+    /// Have the kernel forward between the two interfaces while no program does: when this one is killed or stopped,
+    /// after its end, and when the daemon has ended (unetmap bypass IF1 IF2 off ends it)
+    #[arg(long)]
+    bypass: bool,
 
     /// Print more details on standard error
     #[arg(short, long)]
@@ -61,6 +67,7 @@ pub(crate) struct Config {
     pub(crate) burst: u32,
     pub(crate) wait: Duration,
     pub(crate) copy: bool,
+    pub(crate) bypass: bool,
     pub(crate) verbose: bool,
     pub(crate) json: bool,
 }
@@ -108,12 +115,16 @@ impl Cli {
             None if !self.loopback => (host_rings_of(&a, twice)?, Some(a)),
             b => (a, b.as_deref().map(full_name)),
         };
+        if self.bypass && !b.as_deref().is_some_and(|b| [&*a, b].iter().all(|port| interface_of(port).is_some())) {
+            return Err("--bypass: give two interfaces, each with all its rings (netmap:IF)".into());
+        }
         Ok(Config {
             a,
             b,
             burst: burst.unwrap_or(1024),
             wait: self.wait,
             copy: self.copy,
+            bypass: self.bypass,
             verbose: self.verbose,
             json: self.json,
         })
@@ -187,6 +198,8 @@ mod tests {
             ("-i a -i b -b 0", "--burst"),
             ("-i a -i b -w x", "--wait"),
             ("-i a -i b -L", "leave out the second port"),
+            ("-i a --bypass", "--bypass: give two interfaces"),
+            ("-i a -i vale0:b --bypass", "--bypass: give two interfaces"),
         ] {
             let message = parse(args).unwrap_err();
             assert!(message.contains(part), "{args}: {message}");

@@ -17,6 +17,7 @@ use unetmap::abi::printable::word;
 use unetmap::switch::{self, AttachOptions, NewPort};
 use unetmap_core::control::nic::Way;
 
+use crate::nic::failure;
 use crate::vale::{PORT_KEYS, SERVED_KEYS, VLAN_KEYS};
 use store::Locked;
 
@@ -73,7 +74,7 @@ pub(crate) struct Key {
 }
 
 /// Settings of interfaces, for `unetmap nic`.
-const INTERFACE_KEYS: [Key; 4] = [
+const INTERFACE_KEYS: [Key; 5] = [
     Key { name: "filter", words: "filter", value: |interface| text(&interface["filter"]["expression"]) },
     Key {
         name: "busy-poll",
@@ -88,6 +89,7 @@ const INTERFACE_KEYS: [Key; 4] = [
         words: "way",
         value: |interface| text(&interface["way"]).filter(|way| way != Way::Auto.as_str()),
     },
+    Key { name: "failure", words: "failure", value: failure::setting },
     Key { name: "header", words: "header", value: |interface| text(&interface["header"]).filter(|bytes| bytes != "0") },
 ];
 

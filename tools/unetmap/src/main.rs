@@ -26,6 +26,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use nic::args::{BypassArgs, NicArgs};
 use tool_common::{Failure, note};
 use unetmap_bench::{Bench, Options, Peer, Report};
 use unetmap_quantity::{seconds, within};
@@ -44,6 +45,7 @@ enum Command {
     Top(TopArgs),
     Events(events::EventsArgs),
     Nic(NicArgs),
+    Bypass(BypassArgs),
     Vale(vale::ValeArgs),
     #[cfg(feature = "apps")]
     #[command(flatten)]
@@ -116,81 +118,6 @@ struct TopArgs {
 /// Parses the time between two refreshes.
 fn interval(text: &str) -> Result<Duration, String> {
     within(seconds, Duration::from_millis(50)..=Duration::from_secs(3600))(text)
-}
-
-/// Show an interface's port, or change its filter, busy polling, way, RSS or steering rules.
-///
-/// Frames that do not match the filter stay with the kernel's network stack, as if no port were open. The filter
-/// remains set until it is removed or the interface is deleted, whether a port is open or not. Root can set it, and
-/// users to whom the policy grants direct access to the interface (unetmap-policy(5)).
-#[derive(Debug, Args)]
-struct NicArgs {
-    /// An interface of this network namespace, or a port on one (netmap:IF)
-    #[arg(value_name = "IF", value_parser = doctor::interface)]
-    interface: String,
-
-    #[command(subcommand)]
-    action: Option<NicAction>,
-
-    /// Print the daemon's reply as JSON
-    #[arg(long, global = true)]
-    json: bool,
-
-    /// Also write the interface's filter, busy polling, way and header to the configuration file (unetmap-switches(5))
-    #[arg(long, global = true)]
-    save: bool,
-}
-
-#[derive(Debug, Subcommand)]
-enum NicAction {
-    /// Set the filter that selects the frames that enter the port
-    Filter {
-        /// Of the frames that match, only one of N enters, by chance
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-        sample: Option<u32>,
-
-        /// Take all frames of one of N flows instead, in both directions
-        #[arg(long, requires = "sample")]
-        by_flow: bool,
-
-        /// A tcpdump expression (pcap-filter(7)); off: all frames enter
-        #[arg(required_unless_present = "sample", value_name = "EXPRESSION|off")]
-        expression: Vec<String>,
-    },
-    /// Set busy polling: syncs process the interface's queues themselves instead of waiting for interrupts
-    BusyPoll {
-        /// USEC: 1 to 1000 microseconds (SO_BUSY_POLL); BUDGET: packets per busy poll, 1 to 64 (default 64); off.
-        /// Applies to ports that are opened afterwards
-        #[arg(required = true, value_name = "USEC [BUDGET]|off", num_args = 1..=2)]
-        words: Vec<String>,
-    },
-    /// Choose how packets get into the buffers of programs that open the interface afterwards
-    Way {
-        /// auto: zero copy where the driver is known to do it right on this kernel; copy: never zero copy; zero-copy:
-        /// nothing else; generic: the XDP program is not in the driver. Root chooses
-        #[arg(value_name = "auto|copy|zero-copy|generic", value_parser = nic::way)]
-        way: nic::Way,
-    },
-    /// Set the bytes of virtio-net header before each packet of the port, of programs that open it afterwards
-    Header {
-        /// 0: none; 10 or 12: received frames have an empty header, and of sent ones the daemon computes the checksum
-        /// and makes the segments that the header requests
-        #[arg(value_name = "0|10|12", value_parser = nic::header)]
-        bytes: u32,
-    },
-    /// Show or change how the driver distributes frames over the receive queues
-    Rss {
-        /// Nothing: show the distribution; symmetric: both directions of a flow to one queue; equal N: the first N
-        /// queues; queues LIST: these queues; key BYTES: the hash key
-        #[arg(value_name = "CHANGE")]
-        change: Vec<String>,
-    },
-    /// Show or change the hardware's rules that steer frames to receive queues
-    Steer {
-        /// Nothing: list the rules; RULE QUEUE: add a rule, for instance 'udp dst port 53' 2; off PLACE: remove a rule
-        #[arg(value_name = "RULE QUEUE|off PLACE", num_args = 0..=2)]
-        words: Vec<String>,
-    },
 }
 
 /// Show the values of netmap's knobs in this user's daemon.
@@ -429,11 +356,18 @@ fn execute(command: Command) -> Result<u8, Failure> {
         Command::Top(args) => top::run(args.interval, args.count, args.json),
         Command::Events(args) => events::run(&args),
         Command::Nic(args) => {
-            let text = nic_command(&args)?;
+            let text = nic::args::run(&args)?;
             if args.save {
-                config::save(&args.interface, nic_keys(&args))?;
+                config::save(&args.interface, nic::args::keys(&args))?;
             }
             print("nic", &text)
+        }
+        Command::Bypass(BypassArgs { first, second, off, json, save }) => {
+            let text = nic::failure::bypass([&first, &second], off.is_some(), json)?;
+            for interface in [&first, &second].into_iter().filter(|_| save) {
+                config::save(interface, &["failure"])?;
+            }
+            print("bypass", &text)
         }
         Command::Vale(args) => {
             let text = vale::run(&args)?;
@@ -488,33 +422,6 @@ fn bench(args: BenchArgs) -> Result<u8, Failure> {
     Ok(unetmap_bench::run(&options)?)
 }
 
-/// Performs `unetmap nic`; returns what it prints.
-fn nic_command(args: &NicArgs) -> Result<String, Failure> {
-    let (interface, json) = (&args.interface, args.json);
-    match &args.action {
-        None => nic::run(interface, None, json),
-        Some(NicAction::Filter { sample, by_flow, expression }) => {
-            nic::run(interface, Some(&nic::words(*sample, *by_flow, expression)), json)
-        }
-        Some(NicAction::BusyPoll { words }) => nic::busy::run(interface, words, json),
-        Some(NicAction::Way { way }) => nic::send(interface, Ok(nic::Action::Way(*way)), json),
-        Some(NicAction::Header { bytes }) => nic::set_header(interface, *bytes, json),
-        Some(NicAction::Rss { change }) => nic::queues::rss(interface, change, json),
-        Some(NicAction::Steer { words }) => nic::queues::steer(interface, words, json),
-    }
-}
-
-/// The keys in the configuration's file of what `unetmap nic` changes.
-fn nic_keys(args: &NicArgs) -> &'static [&'static str] {
-    match args.action {
-        Some(NicAction::Filter { .. }) => &["filter"],
-        Some(NicAction::BusyPoll { .. }) => &["busy-poll"],
-        Some(NicAction::Way { .. }) => &["way"],
-        Some(NicAction::Header { .. }) => &["header"],
-        _ => &[],
-    }
-}
-
 /// Parses the words of a command of this program. The error is the first line of clap's.
 fn command(words: &[String]) -> Result<Command, String> {
     let words = std::iter::once("unetmap").chain(words.iter().map(String::as_str));
@@ -529,7 +436,7 @@ fn command(words: &[String]) -> Result<Command, String> {
 fn perform(words: &[String]) -> Result<(), String> {
     match command(words)? {
         Command::Vale(args) => vale::run(&args).map(drop).map_err(|failure| failure.to_string()),
-        Command::Nic(args) => nic_command(&args).map(drop).map_err(|failure| failure.to_string()),
+        Command::Nic(args) => nic::args::run(&args).map(drop).map_err(|failure| failure.to_string()),
         _ => Err(format!("`unetmap {}` is no setting", words.join(" "))),
     }
 }
@@ -538,20 +445,7 @@ fn perform(words: &[String]) -> Result<(), String> {
 fn normal_form(words: &[String]) -> Result<String, String> {
     match command(words)? {
         Command::Vale(args) => vale::normal_form(&args),
-        Command::Nic(NicArgs { action: Some(action), .. }) => match action {
-            NicAction::Filter { sample, by_flow, expression } => {
-                Ok(nic::compile(&nic::words(sample, by_flow, &expression))?.expression)
-            }
-            NicAction::BusyPoll { words } => match nic::busy::action(&words)? {
-                nic::Action::BusyPoll { usec, budget } => Ok(format!("{usec} {budget}")),
-                _ => Err("give microseconds, and packets".into()),
-            },
-            NicAction::Way { way: nic::Way::Auto } => Err("without this key it is auto".into()),
-            NicAction::Way { way } => Ok(way.as_str().into()),
-            NicAction::Header { bytes: bytes @ (10 | 12) } => Ok(bytes.to_string()),
-            NicAction::Header { .. } => Err("a header has 10 or 12 bytes".into()),
-            NicAction::Rss { .. } | NicAction::Steer { .. } => Err("this is not stored".into()),
-        },
+        Command::Nic(NicArgs { action: Some(action), .. }) => nic::args::normal_form(action),
         _ => Err(format!("`unetmap {}` is no setting", words.join(" "))),
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! `unetmap nic`: shows an interface's port; sets its filter, busy polling, way, RSS and steering rules.
+//! `unetmap nic`: shows an interface's port; sets its filter, busy polling, way, what becomes of frames that no program
+//! takes, RSS and steering rules.
 //!
 //! libpcap compiles the filter in this process. The daemon, which trusts no client, then only has to validate the
 //! instructions instead of parsing expressions.
@@ -17,7 +18,9 @@ use unetmap_sys::xdp::ClassicInsn;
 use crate::ls::{cell, header as titled, members, parse_reply};
 use sample::Sample;
 
+pub(crate) mod args;
 pub(crate) mod busy;
+pub(crate) mod failure;
 mod position;
 pub(crate) mod queues;
 mod sample;
@@ -137,6 +140,7 @@ fn change_text(name: &str, action: &NicAction) -> String {
         NicAction::BusyPoll { usec, budget } => {
             format!("{name}: ports opened from now on use busy polling, {usec} us, {budget} packets per poll\n")
         }
+        NicAction::OnFailure(to) => failure::change_text(name, to),
         NicAction::NoBusyPoll => format!("{name}: ports opened from now on do not use busy polling\n"),
         NicAction::Way(way) => {
             format!(
@@ -184,6 +188,7 @@ fn state_text(json: &str) -> Result<String, String> {
     if let Some(way) = all["way"].as_str().filter(|way| *way != Way::Auto.as_str()) {
         text += &format!("way: {way}\n");
     }
+    text += &failure::state_text(&all["failure"]);
     if let Some(bytes @ 1..) = all["header"].as_u64() {
         text += &format!("header: each packet begins with a virtio-net header of {bytes} bytes\n");
     }

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Requests about an interface: its state, its filter, its busy polling, its way. `unetmap nic` sends them.
+//! Requests about an interface: its state, its filter, its busy polling, its way, what becomes of frames that no
+//! program takes. `unetmap nic` sends them.
 //!
 //! ```text
 //! request   a head, the interface's name, the filter's expression, the filter's instructions
 //!           or a head, the interface's name, microseconds and packets of busy polling, or the word of a way
+//!           or a head, the interface's name, the words of an `OnFailure`
 //! reply     the state of the interface, as JSON; or an errno and the reason
 //! ```
+
+use std::fmt;
 
 use unetmap_sys::xdp::ClassicInsn;
 pub use unetmap_sys::xsk::Way;
@@ -56,6 +60,43 @@ pub enum NicAction {
     NoBusyPoll,
     /// Chooses the way of packets of ports that are opened from now on, until the interface is removed.
     Way(Way),
+    /// Sets what becomes of frames that a program should get and none takes.
+    OnFailure(OnFailure),
+}
+
+/// The fate of frames that a program should get and none takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OnFailure {
+    /// The host's stack gets them.
+    Open,
+    /// They are dropped.
+    Closed,
+    /// The interface of this name, in the same network namespace, sends them: 1 to [`MAX_NAME`] bytes.
+    Bypass(String),
+}
+
+impl OnFailure {
+    /// Parses `open`, `closed`, or `bypass IF`; `None`: other words.
+    pub fn parse(text: &str) -> Option<OnFailure> {
+        match text.split_once(' ') {
+            None if text == "open" => Some(OnFailure::Open),
+            None if text == "closed" => Some(OnFailure::Closed),
+            Some(("bypass", partner)) if (1..=MAX_NAME).contains(&partner.len()) && !partner.contains(' ') => {
+                Some(OnFailure::Bypass(partner.into()))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for OnFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OnFailure::Open => f.write_str("open"),
+            OnFailure::Closed => f.write_str("closed"),
+            OnFailure::Bypass(partner) => write!(f, "bypass {partner}"),
+        }
+    }
 }
 
 /// A request about one interface of the caller's network namespace.
@@ -83,12 +124,13 @@ const NO_FILTER: u32 = 2;
 const BUSY_POLL: u32 = 3;
 const NO_BUSY_POLL: u32 = 4;
 const WAY: u32 = 5;
+const ON_FAILURE: u32 = 6;
 
 impl ControlRequest for NicRequest {
     const KIND: Kind = Kind(6);
 
     fn encode(&self) -> Vec<u8> {
-        let numbers;
+        let (numbers, words);
         let (action, expression, program) = match &self.action {
             NicAction::Show => (SHOW, &[][..], &[][..]),
             NicAction::Filter(filter) => (FILTER, filter.expression.as_bytes(), &filter.program[..]),
@@ -99,6 +141,10 @@ impl ControlRequest for NicRequest {
             }
             NicAction::NoBusyPoll => (NO_BUSY_POLL, &[][..], &[][..]),
             NicAction::Way(way) => (WAY, way.as_str().as_bytes(), &[][..]),
+            NicAction::OnFailure(failure) => {
+                words = failure.to_string();
+                (ON_FAILURE, words.as_bytes(), &[][..])
+            }
         };
         let lengths = [self.interface.len(), expression.len(), program.len()].map(|n| n as u32);
         let [name_bytes, expression_bytes, insns] = lengths;
@@ -131,6 +177,7 @@ fn decode(bytes: &[u8]) -> Option<NicRequest> {
             NicAction::BusyPoll { usec, budget }
         }
         WAY if rest.is_empty() => NicAction::Way(Way::parse(std::str::from_utf8(expression).ok()?)?),
+        ON_FAILURE if rest.is_empty() => NicAction::OnFailure(OnFailure::parse(std::str::from_utf8(expression).ok()?)?),
         _ if bytes.len() != size_of::<Head>() + name.len() => return None,
         SHOW => NicAction::Show,
         NO_FILTER => NicAction::NoFilter,
@@ -177,6 +224,7 @@ pub fn send_request(request: &NicRequest) -> Result<Option<String>, Error> {
     let sets = match request.action {
         NicAction::Filter(_) | NicAction::BusyPoll { .. } => true,
         NicAction::Way(way) => way != Way::Auto,
+        NicAction::OnFailure(ref failure) => *failure != OnFailure::Open,
         NicAction::Show | NicAction::NoFilter | NicAction::NoBusyPoll => false,
     };
     client::send_for_text(request, &format!("netmap:{}", request.interface), sets)
@@ -197,9 +245,17 @@ mod tests {
     fn a_request_survives_encoding_and_decoding() {
         let busy = NicAction::BusyPoll { usec: 50, budget: u32::MAX };
         let others = [NicAction::Show, NicAction::NoFilter, busy, NicAction::NoBusyPoll, request().action];
-        for action in others.into_iter().chain(Way::ALL.map(NicAction::Way)) {
+        let failures = [OnFailure::Open, OnFailure::Closed, OnFailure::Bypass("eth1".into())].map(NicAction::OnFailure);
+        for action in others.into_iter().chain(failures).chain(Way::ALL.map(NicAction::Way)) {
             let request = NicRequest { action, ..request() };
             assert_eq!(NicRequest::decode(&request.encode()), Ok(request));
+        }
+    }
+
+    #[test]
+    fn other_words_are_no_failure_setting() {
+        for words in ["", "opened", "open ", "closed eth1", "bypass", "bypass ", "bypass a b"] {
+            assert_eq!(OnFailure::parse(words), None, "{words:?}");
         }
     }
 

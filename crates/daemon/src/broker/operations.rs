@@ -19,7 +19,7 @@ use unetmap_sys::place::Place;
 use unetmap_sys::tcx::{self, HostTxAction, RelayEnds, Tcx};
 use unetmap_sys::thread::RemoteThread;
 use unetmap_sys::xdp::dispatcher::{self, Attached};
-use unetmap_sys::xdp::{ClassicInsn, Mark, Mode, Xdp};
+use unetmap_sys::xdp::{self, ClassicInsn, Failed, Failure, Mark, Mode, Xdp};
 use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
 use unetmap_sys::{Mapping, memfd, probe, process};
 
@@ -171,6 +171,25 @@ operations! { broker:
         broker.keep_xdp(xdp, membership)
     }
 
+    /// Attaches the XDP program so that it stays, or replaces the one that has stayed.
+    fn attach_to_stay[netns: Netns] AttachToStay { index: u32, queues: u32, mode: Mode, failure: Failure } -> KeptXdp {
+        broker.keep_xdp(inside(&netns, || Xdp::attach_to_stay(index, queues, mode, failure))?, None)
+    }
+
+    /// Sets what becomes of the frames that no program takes, of a program that stays.
+    fn set_failure of XdpId [netns: Netns] XdpFailure(xdp: XdpId, index: u32, failure: Failure) -> () {
+        broker.with(xdp.0, Object::xdp, |xdp| inside(&netns, || xdp.set_failure(index, failure)))
+    }
+
+    /// The counts of such frames.
+    fn failed of XdpId [] XdpFailed(xdp: XdpId) -> Failed { broker.with(xdp.0, Object::xdp, |xdp| xdp.failed()) }
+
+    /// The policy of the program that has stayed at an interface, and its counts.
+    fn left_failure[netns: Netns] LeftFailure(index: u32) -> (Failure, Failed) { inside(&netns, || xdp::left(index)) }
+
+    /// Detaches the program that stays; returns whether there was one.
+    fn detach_left[netns: Netns] DetachLeft(index: u32) -> bool { inside(&netns, || xdp::detach_left(index)) }
+
     /// Directs the frames of a queue to an AF_XDP socket.
     fn insert of XdpId [socket: OwnedFd] XdpInsert(xdp: XdpId, queue: u32) -> () {
         let socket = xsk::checked(socket)?;
@@ -237,6 +256,12 @@ operations! { broker:
     fn extend of Handle [] Extend(program: Handle, ms: u32) in Deadlines -> () {
         let deadline = lock(&broker.deadlines).get(&program).cloned().ok_or(io::ErrorKind::NotFound)?;
         deadline.extend(Duration::from_millis(ms.into()).min(MAX_DEADLINE))
+    }
+
+    /// Sets the deadline of a queue of a program in the same way.
+    fn extend_queue of Handle [] ExtendQueue(program: Handle, queue: u32, ms: u32) in Deadlines -> () {
+        let deadline = lock(&broker.deadlines).get(&program).cloned().ok_or(io::ErrorKind::NotFound)?;
+        deadline.extend_queue(queue, Duration::from_millis(ms.into()).min(MAX_DEADLINE))
     }
 
     /// Disables the offloads that would hide parts of the frames of an interface; `None` if none is enabled.

@@ -185,7 +185,7 @@ impl Server {
         adopted.into_iter().for_each(broker::Adopted::adopt);
         arenas.iter().for_each(|arena| arena.take());
         let unknown = state.after_crash.as_ref().map(|crash| self.take_from_crashed(crash));
-        self.daemon.nics.go_on(&self.daemon.registry);
+        self.daemon.nics.go_on(&mut self.daemon.registry);
         self.resume_threads();
         self.add_watches();
         if let Some(store) = store {

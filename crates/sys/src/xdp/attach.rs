@@ -11,6 +11,7 @@ use aya::programs::Program;
 
 use super::ClassicInsn;
 use super::dispatcher::Joining;
+use super::policy::{Failure, Policy};
 use super::translate::{Access, translate};
 use crate::bpf::{self, Caller, errno_of, object_mismatch};
 use crate::deadline::Deadline;
@@ -47,20 +48,28 @@ impl Mode {
 #[repr(C)]
 pub struct Mark(pub [u64; 2]);
 
-/// An interface whose frames are redirected to sockets. Dropping the value returns the interface to the kernel.
+/// An interface whose frames are redirected to sockets. Dropping the value returns the interface to the kernel, except
+/// after [`Xdp::attach_to_stay`].
 #[derive(Debug)]
 pub struct Xdp {
-    /// `None`: a dispatcher calls the program.
-    link: Option<OwnedFd>,
-    program: OwnedFd,
+    /// `None`: a dispatcher calls the program, or it stays.
+    _link: Option<OwnedFd>,
+    pub(super) program: OwnedFd,
     sockets: OwnedFd,
     filters: OwnedFd,
     deadline: Arc<Deadline>,
     marks: OwnedFd,
+    pub(super) policies: OwnedFd,
+    pub(super) failed: OwnedFd,
+    pub(super) policy: Policy,
+    /// The tcx program that redirects frames to the partner, of a program that stays; `None`: the kernel has no tcx.
+    pub(super) bypass: Option<OwnedFd>,
     mode: Mode,
     frags: bool,
     /// Whether the program calls the filter.
     calls_filter: bool,
+    /// Whether a dispatcher calls it.
+    is_member: bool,
 }
 
 impl Xdp {
@@ -80,17 +89,22 @@ impl Xdp {
     }
 
     pub(super) fn attach_as(ifindex: u32, queues: u32, mode: Mode, frags: bool) -> io::Result<Xdp> {
+        let (xdp, _) = Xdp::load(queues, mode, frags)?;
+        let link = bpf::link_xdp(&xdp.program, ifindex, mode.flags())?;
+        Ok(Xdp { _link: Some(link), ..xdp })
+    }
+
+    /// Loads the program, of an object with others. Attaches nothing.
+    pub(super) fn load(queues: u32, mode: Mode, frags: bool) -> io::Result<(Xdp, Ebpf)> {
         if queues == 0 {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        let mut object = bpf::load(OBJECT, Some(("sockets", queues)))?;
+        let mut object = load(queues)?;
         let name = if frags { "unetmap_frags" } else { "unetmap_plain" };
         let Some(Program::Xdp(program)) = object.program_mut(name) else { return Err(object_mismatch()) };
         program.load().map_err(|e| errno_of(&e))?;
         let program = program.fd().map_err(|e| errno_of(&e))?.as_fd().try_clone_to_owned()?;
-        let xdp = Xdp::new(&object, program, mode, frags)?;
-        let link = bpf::link_xdp(&xdp.program, ifindex, mode.flags())?;
-        Ok(Xdp { link: Some(link), ..xdp })
+        Ok((Xdp::new(&object, program, mode, frags)?, object))
     }
 
     fn new(object: &Ebpf, program: OwnedFd, mode: Mode, frags: bool) -> io::Result<Xdp> {
@@ -102,7 +116,24 @@ impl Xdp {
         let sockets = sockets.fd().as_fd().try_clone_to_owned()?;
         let filters = filters.fd().as_fd().try_clone_to_owned()?;
         let (deadline, marks) = (Deadline::of(object)?, bpf::array(object, "marks")?);
-        Ok(Xdp { link: None, program, sockets, filters, deadline, marks, mode, frags, calls_filter: true })
+        let (policies, failed) = (bpf::array(object, "policies")?, bpf::array(object, "failed")?);
+        let policy = Policy::of(Failure::Open);
+        Ok(Xdp {
+            _link: None,
+            program,
+            sockets,
+            filters,
+            deadline,
+            marks,
+            policies,
+            failed,
+            policy,
+            bypass: None,
+            mode,
+            frags,
+            calls_filter: true,
+            is_member: false,
+        })
     }
 
     /// As [`Xdp::attach`], as a member of the interface's dispatcher, which is created if nothing is attached. The mode
@@ -122,7 +153,7 @@ impl Xdp {
     ) -> io::Result<Xdp> {
         let mut join = |frags| {
             let joining = Joining::new(ifindex, mode, frags)?;
-            let mut object = bpf::load(OBJECT, Some(("sockets", queues)))?;
+            let mut object = load(queues)?;
             let name = if extras { "unetmap_filters" } else { "unetmap_member" };
             let Some(Program::Extension(member)) = object.program_mut(name) else { return Err(object_mismatch()) };
             let (target, stub) = joining.target();
@@ -131,7 +162,7 @@ impl Xdp {
             announce(bpf::program_info(&program)?.id)?;
             let (mode, frags) = joining.mode();
             joining.complete(member)?;
-            Ok(Xdp { calls_filter: extras, ..Xdp::new(&object, program, mode, frags)? })
+            Ok(Xdp { calls_filter: extras, is_member: true, ..Xdp::new(&object, program, mode, frags)? })
         };
         match join(true) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => join(false),
@@ -198,10 +229,7 @@ impl Xdp {
         let access = if self.frags { Access::Buffers } else { Access::Plain };
         let insns = translate(filter, self.sockets.as_raw_fd(), access)
             .map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
-        let caller = match &self.link {
-            Some(_) => Caller::Attached { frags: self.frags },
-            None => Caller::Member,
-        };
+        let caller = if self.is_member { Caller::Member } else { Caller::Attached { frags: self.frags } };
         bpf::map_set(&self.filters, 0, bpf::load_xdp(&insns, caller)?)
     }
 
@@ -210,7 +238,7 @@ impl Xdp {
     /// # Errors
     /// As [`Xdp::set_filter`]; `EPERM`: needs `CAP_BPF` and `CAP_NET_ADMIN`.
     pub fn try_filter(filter: &[ClassicInsn]) -> io::Result<()> {
-        let object = bpf::load(OBJECT, Some(("sockets", 1)))?;
+        let object = load(1)?;
         let Some(Map::XskMap(sockets)) = object.map("sockets") else { return Err(object_mismatch()) };
         let sockets = sockets.fd().as_fd().as_raw_fd();
         let load = |access| {
@@ -232,6 +260,11 @@ impl Xdp {
     pub fn would_redirect(&self, frame: &[u8]) -> io::Result<bool> {
         Ok(bpf::test_run(&self.program, frame)? == XDP_REDIRECT)
     }
+}
+
+/// Loads the object, with room for the sockets of `queues`.
+fn load(queues: u32) -> io::Result<Ebpf> {
+    bpf::load(OBJECT, &[("sockets", queues), ("served", queues)])
 }
 
 /// Deletes an entry of a map, if it exists.

@@ -21,7 +21,7 @@ use crate::refusal::{Refusal, refuse};
 impl Nic {
     /// The mark that frames to the host's stack must begin with.
     pub(super) fn frames_mark(&self) -> Mark {
-        match self.xdp.as_ref().map(Xdp::mode) {
+        match self.xdp.as_ref().map(|xdp| xdp.mode()) {
             Some(Mode::Generic) => self.mark,
             Some(Mode::Native) | None => Mark::default(),
         }
@@ -44,14 +44,15 @@ impl Nic {
         {
             return self.explain(0, &e);
         }
-        let xdp = match self.attach_behind_relay() {
-            Some(_) if !matches!(self.way, Way::Auto | Way::Copy) => {
+        let stays = self.staying_program();
+        let xdp = match stays.map_or_else(|| self.attach_behind_relay().map(Arc::new), Some) {
+            Some(_) if self.relay.is_some() && !matches!(self.way, Way::Auto | Way::Copy) => {
                 self.relay = None;
                 return self
                     .refuse_way("its frames can arrive unfinished, so a veth completes them, where they are copied");
             }
             Some(xdp) => xdp,
-            None => self.attach_to_interface()?,
+            None => Arc::new(self.attach_to_interface()?),
         };
         let (index, name) = (self.key.index, &self.name);
         let mark = if xdp.mode() == Mode::Generic { self.mark } else { Mark::default() };
@@ -168,7 +169,7 @@ impl Nic {
         }
         let own = self.endpoint.shape.nic_pairs();
         for (queue, open) in self.queues[..own].iter().enumerate().filter_map(|(i, open)| Some((i, open.as_ref()?))) {
-            if let Some(xdp) = self.xdp.as_mut().filter(|_| open.in_xdp_map) {
+            if let Some(xdp) = self.xdp.as_ref().filter(|_| open.in_xdp_map) {
                 xdp.insert(&open.socket, queue as u32).or_else(|e| refuse(EINVAL, format!("queue {queue}: {e}")))?;
             }
         }
@@ -180,7 +181,7 @@ impl Nic {
         if let Some(filter) = filter.as_ref().filter(|_| self.xdp.as_ref().is_some_and(|xdp| !xdp.calls_filter())) {
             return self.attach_with_filter(filter.clone());
         }
-        if let Some(xdp) = self.xdp.as_mut().filter(|xdp| xdp.calls_filter()) {
+        if let Some(xdp) = self.xdp.as_ref().filter(|xdp| xdp.calls_filter()) {
             let program = filter.as_ref().map(|stored| &stored.filter.program[..]);
             xdp.set_filter(program.map(<[_]>::to_vec)).or_else(|e| refuse_filter(&e))?;
         }

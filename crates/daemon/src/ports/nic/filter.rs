@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
-use unetmap_core::control::nic::{Filter, NicAction, NicRequest, Way};
+use unetmap_core::control::nic::{Filter, NicAction, NicRequest, OnFailure, Way};
 use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::link::Link;
 use unetmap_sys::xsk::{self, obstacle_known};
 
 use super::Nic;
 use super::busy_poll::{BusyPollSnapshot, set_busy_poll};
+use super::failure::{FailureSnapshot, set_failure};
 use super::lookup::{denied, find_link_for};
 use super::open::{check_may_set, find, not_system_daemon, queues, refuse_persistent};
 use super::settings::StoredFilter;
@@ -42,6 +43,8 @@ struct NicSnapshot<'a> {
     busy_poll: Option<BusyPollSnapshot>,
     /// The way that was chosen for ports that are opened from now on.
     way: &'static str,
+    /// The fate of frames that a program should get and none takes; null while no program is attached.
+    failure: Option<FailureSnapshot>,
     /// Bytes of the virtio-net header of packets; 0: none.
     header: u8,
 }
@@ -119,6 +122,19 @@ pub(crate) fn answer_request(daemon: &mut Daemon, request: NicRequest, caller: &
         NicAction::BusyPoll { usec, budget } => set_busy_poll(daemon, &link, Some((usec, budget)), access, caller)?,
         NicAction::NoBusyPoll => set_busy_poll(daemon, &link, None, access, caller)?,
         NicAction::Way(way) => set_way(daemon, &link, way, caller)?,
+        NicAction::OnFailure(failure) => {
+            refuse_persistent(daemon, "the setting failure", &link, caller)?;
+            let partner = match &failure {
+                OnFailure::Bypass(name) => find_link_for(daemon, name, caller)?,
+                OnFailure::Open | OnFailure::Closed => None,
+            };
+            let open = find(daemon, caller.netns_id(), link.index)?.map(|nic| PortKey::Nic(nic.key));
+            let Daemon { registry, nics, .. } = daemon;
+            let nic = open.and_then(|key| registry.nic_mut(&key));
+            let has_program = nic.as_ref().is_some_and(|nic| nic.xdp.is_some());
+            let stays = set_failure(&mut nics.settings, has_program, (&link, partner), &failure, caller)?;
+            nic.into_iter().for_each(|nic| nic.stays.clone_from(&stays));
+        }
     }
     interface_as_json(daemon, &link, access, caller)
 }
@@ -197,8 +213,12 @@ fn interface_as_json(
     let busy_poll = daemon.nics.settings.busy_poll_of(caller.netns_id(), link.index);
     let way = daemon.nics.settings.way_of(caller.netns_id(), link.index);
     let header = super::header(daemon, &link.name, caller)?;
+    let stays = caller.netns().and_then(|netns| daemon.nics.settings.failure_at(netns, link).ok().flatten());
     let open = find(daemon, caller.netns_id(), link.index)?;
     let attached = open.is_some_and(|nic| nic.xdp_config.is_some());
+    let failure = caller
+        .netns()
+        .and_then(|netns| FailureSnapshot::of(netns, stays.as_deref(), open.and_then(|nic| nic.xdp.as_deref())));
     let snapshot = NicSnapshot {
         interface: &link.name,
         index: link.index,
@@ -219,6 +239,7 @@ fn interface_as_json(
         }),
         busy_poll: busy_poll.map(BusyPollSnapshot::of),
         way: way.as_str(),
+        failure,
         header,
     };
     json(&snapshot)

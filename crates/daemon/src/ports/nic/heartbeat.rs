@@ -11,15 +11,19 @@
 //! the whole process is stopped      pass, as this thread is stopped, too
 //! the control thread hangs          pass after MAX_CONTROL_DELAY
 //! ```
+//! A queue of a program that stays at its interface has a deadline of its own. It is renewed while the queue is served:
+//! its socket has no frames, or someone takes them.
 
 use std::io;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use unetmap_mem::{RxProgress, XskRxRings};
+
 use crate::privileged::Deadline;
 use crate::threads::lock;
-use crate::tuning::nic::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, MAX_CONTROL_DELAY};
+use crate::tuning::nic::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, MAX_CONTROL_DELAY, QUEUE_STALL, QUEUE_TIMEOUT};
 
 /// The deadlines that are renewed.
 #[derive(Clone, Default)]
@@ -29,6 +33,8 @@ pub(crate) struct Heartbeat(Arc<Mutex<State>>);
 struct State {
     /// Dropped with the programs.
     deadlines: Vec<Weak<Deadline>>,
+    /// Dropped with the sockets.
+    queues: Vec<Weak<ServedQueue>>,
     /// Whether the thread runs: while there are deadlines.
     running: bool,
     control: ControlThread,
@@ -47,7 +53,74 @@ impl ControlThread {
     }
 }
 
+/// A queue of a program that stays, with its socket.
+pub(super) struct ServedQueue {
+    deadline: Arc<Deadline>,
+    /// The interface's name, for the log.
+    name: String,
+    queue: u32,
+    rings: XskRxRings,
+    zero_copy: bool,
+    state: Mutex<QueueState>,
+}
+
+struct QueueState {
+    progress: RxProgress,
+    /// When the progress was another one.
+    since: Instant,
+    is_served: bool,
+}
+
+impl QueueState {
+    /// Looks at the progress; returns whether the queue is served.
+    fn look(&mut self, progress: RxProgress, zero_copy: bool, now: Instant) -> bool {
+        let waits = progress.has_frames || !progress.has_buffers && !zero_copy;
+        if !waits || (progress.taken, progress.offered) != (self.progress.taken, self.progress.offered) {
+            self.since = now;
+        }
+        self.progress = progress;
+        now.saturating_duration_since(self.since) < QUEUE_STALL
+    }
+}
+
+impl ServedQueue {
+    /// Renews the deadline, or lets it pass at once.
+    fn renew(&self) {
+        let (now, mut state) = (Instant::now(), lock(&self.state));
+        let is_served = state.look(self.rings.progress(), self.zero_copy, now);
+        let switched = std::mem::replace(&mut state.is_served, is_served) != is_served;
+        drop(state);
+        let (name, queue) = (&self.name, self.queue);
+        if switched && is_served {
+            tracing::info!(name, queue, "frames are taken from the queue again");
+        } else if switched {
+            tracing::warn!(name, queue, "no frame is taken from the queue: no program gets its frames");
+        }
+        if (is_served || switched)
+            && let Err(e) = self.deadline.extend_queue(queue, if is_served { QUEUE_TIMEOUT } else { Duration::ZERO })
+        {
+            tracing::error!(name, queue, "the deadline of the queue cannot be set: {e}");
+        }
+    }
+}
+
 impl Heartbeat {
+    /// Renews the deadline of a queue from now on, until the result is dropped.
+    pub(super) fn add_queue(
+        &self,
+        deadline: &Arc<Deadline>,
+        (name, queue): (&str, u32),
+        rings: XskRxRings,
+        zero_copy: bool,
+    ) -> io::Result<Arc<ServedQueue>> {
+        deadline.extend_queue(queue, QUEUE_TIMEOUT)?;
+        let state = QueueState { progress: rings.progress(), since: Instant::now(), is_served: true };
+        let (deadline, name, state) = (deadline.clone(), name.to_owned(), Mutex::new(state));
+        let served = Arc::new(ServedQueue { deadline, name, queue, rings, zero_copy, state });
+        lock(&self.0).queues.push(Arc::downgrade(&served));
+        Ok(served)
+    }
+
     /// Sets a deadline for the first time, and renews it until it is dropped.
     pub(super) fn add(&self, deadline: &Arc<Deadline>) -> io::Result<()> {
         deadline.extend(HEARTBEAT_TIMEOUT)?;
@@ -75,6 +148,7 @@ impl Heartbeat {
     fn run(&self) {
         let (mut renewed, mut reported) = (Instant::now(), false);
         while let Some((deadlines, hangs)) = self.due() {
+            self.queues().iter().for_each(|queue| queue.renew());
             if !hangs {
                 deadlines.iter().for_each(renew);
                 report_delay(renewed.elapsed());
@@ -88,6 +162,13 @@ impl Heartbeat {
             drop(deadlines);
             thread::sleep(HEARTBEAT_INTERVAL);
         }
+    }
+
+    /// The queues of programs that stay.
+    fn queues(&self) -> Vec<Arc<ServedQueue>> {
+        let mut state = lock(&self.0);
+        state.queues.retain(|queue| queue.strong_count() > 0);
+        state.queues.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The deadlines, and whether the control thread hangs; `None`: no deadline is left, and the thread ends.
@@ -126,6 +207,22 @@ mod tests {
         assert!(!busy.hangs(now) && !busy.hangs(after(MAX_CONTROL_DELAY)));
         assert!(busy.hangs(after(MAX_CONTROL_DELAY + Duration::from_millis(1))));
         assert!(!ControlThread::default().hangs(after(2 * MAX_CONTROL_DELAY)));
+    }
+
+    #[test]
+    fn a_queue_with_frames_is_served_while_some_are_taken() {
+        let now = Instant::now();
+        let quiet = RxProgress { taken: 5, offered: 9, has_frames: false, has_buffers: true };
+        let frames = RxProgress { has_frames: true, ..quiet };
+        let mut state = QueueState { progress: quiet, since: now, is_served: true };
+        assert!(state.look(quiet, false, now + 9 * QUEUE_STALL), "it has no frames");
+        let then = now + 9 * QUEUE_STALL;
+        assert!(state.look(frames, false, then + QUEUE_STALL / 2) && !state.look(frames, false, then + QUEUE_STALL));
+        assert!(state.look(RxProgress { taken: 6, ..frames }, false, then + 2 * QUEUE_STALL), "one was taken");
+        let holds_all = RxProgress { has_buffers: false, ..quiet };
+        let then = then + 3 * QUEUE_STALL;
+        assert!(state.look(holds_all, true, then), "the driver may have all buffers");
+        assert!(!state.look(holds_all, false, then + QUEUE_STALL), "the program has them");
     }
 
     #[test]

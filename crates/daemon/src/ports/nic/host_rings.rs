@@ -175,8 +175,8 @@ impl HostRings {
     }
 
     /// The XDP program of the far end, which redirects frames to its sockets.
-    pub(super) fn xdp(&mut self) -> Option<&mut Xdp> {
-        self.veth.as_mut().map(|veth| &mut veth.xdp)
+    pub(super) fn xdp(&self) -> Option<&Xdp> {
+        self.veth.as_ref().map(|veth| &veth.xdp)
     }
 
     /// Sets where frames that the host sends go.

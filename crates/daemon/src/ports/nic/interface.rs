@@ -33,6 +33,7 @@ use super::queue::{OpenQueue, socket_position};
 use super::queue_count::QueueCounts;
 use super::relay::Relay;
 use super::settings::StoredFilter;
+use super::staying::StayingProgram;
 use super::surveyed::NicKey;
 
 /// Bytes of an Ethernet header with one VLAN tag.
@@ -69,7 +70,9 @@ pub(crate) struct Nic {
     /// Whether all packets that programs release are forwarded to the other side (the knob `fwd`).
     pub(super) forwards: bool,
     pub(super) queues: Vec<Option<OpenQueue>>,
-    pub(super) xdp: Option<Xdp>,
+    pub(super) xdp: Option<Arc<Xdp>>,
+    /// The program that stays at the interface, which [`Self::xdp`] is then.
+    pub(super) stays: Option<Arc<StayingProgram>>,
     /// Disabled while the XDP program is attached.
     pub(super) offloads: Option<Undo>,
     /// GRO, disabled in generic mode.
@@ -158,6 +161,7 @@ impl Nic {
             forwards: false,
             queues,
             xdp: None,
+            stays: None,
             offloads: None,
             merging: None,
             offloads_stay_on: false,
@@ -207,8 +211,9 @@ impl Nic {
         }
         for &ring in &selection.rx {
             let pair = self.endpoint.rx[ring].pair;
+            self.watch_progress(pair).or_else(|e| refuse(EINVAL, format!("queue {pair}: {e}")))?;
             let (xdp, queue) = match pair.checked_sub(own) {
-                None => (self.xdp.as_mut(), pair),
+                None => (self.xdp.as_deref(), pair),
                 Some(host) => (self.host.xdp(), host),
             };
             let Some(xdp) = xdp else { return refuse(ENXIO, "the interface has gone") };
@@ -236,7 +241,7 @@ impl Nic {
             let Some(open) = queue else { continue };
             if open.in_xdp_map && !receives {
                 let (xdp, queue) = match pair.checked_sub(own) {
-                    None => (self.xdp.as_mut(), pair),
+                    None => (self.xdp.as_deref(), pair),
                     Some(host) => (self.host.xdp(), host),
                 };
                 if let Some(xdp) = xdp
@@ -244,7 +249,7 @@ impl Nic {
                 {
                     tracing::debug!(name = self.name, queue, "the socket stays in the XDP program's map: {e}");
                 }
-                open.in_xdp_map = false;
+                (open.in_xdp_map, open.served) = (false, None);
             }
             if !sends && !receives {
                 *queue = None;
@@ -438,7 +443,7 @@ pub(super) fn other_usage(shape: EndpointShape) -> Amounts {
 }
 
 /// Of the XDP program, those of host rings and those of a relay: programs, maps, links, and namespaces.
-pub(super) const PROGRAM_DESCRIPTORS: u64 = 22;
+pub(super) const PROGRAM_DESCRIPTORS: u64 = 31;
 
 impl Nic {
     /// The process may have exited between moving a position of the socket and recording it: the socket's position

@@ -12,6 +12,7 @@
 pub(crate) mod abandoned;
 mod attach;
 mod busy_poll;
+mod failure;
 mod filter;
 mod header;
 mod heartbeat;
@@ -29,6 +30,7 @@ mod saved_settings;
 mod settings;
 pub(crate) mod settle;
 mod sockets;
+mod staying;
 pub(crate) mod survey;
 pub(crate) mod surveyed;
 mod zero_copy;

@@ -282,6 +282,7 @@ fn create(
     shape: EndpointShape,
     caller: &Caller,
 ) -> Result<NicKey, Refusal> {
+    let stays = caller.netns().map_or(Ok(None), |netns| daemon.nics.settings.failure_at(netns, link))?;
     let admode = daemon.knobs.admode();
     let netns_id = caller.netns_id();
     let key = NicKey { netns: netns_id, index: link.index, serial: daemon.nics.last_serial + 1 };
@@ -302,6 +303,7 @@ fn create(
     nic.filter = daemon.nics.settings.filter_of(netns_id, link.index);
     nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
     nic.way = daemon.nics.settings.way_of(netns_id, link.index);
+    nic.stays = stays;
     nic.forwards = daemon.knobs.fwd();
     nic.queue_counts = daemon.nics.queue_counts.clone();
     nic.heartbeat = daemon.nics.heartbeat.clone();

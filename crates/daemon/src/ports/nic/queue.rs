@@ -7,11 +7,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use unetmap_mem::{EndpointPage, Pos, TxFramesPage, UmemLayout, XskRxRings, XskTxRings};
 use unetmap_sys::xsk::{self, SocketRings, Umem, UnboundXsk, Xsk};
 
+use super::heartbeat::ServedQueue;
 use crate::endpoint::PortRing;
 use crate::region::RegionRecord;
 
@@ -20,11 +22,13 @@ pub(crate) struct OpenQueue {
     pub(crate) socket: Xsk,
     pub(crate) rings: SocketRings,
     send: Option<XskTxRings>,
-    receive: Option<XskRxRings>,
+    pub(super) receive: Option<XskRxRings>,
     /// Bytes of each buffer that received packets leave free.
     pub(crate) headroom: u32,
     /// Whether it is in the XDP program's map, so that packets are redirected to it.
     pub(crate) in_xdp_map: bool,
+    /// While it is in the map of a program that stays.
+    pub(super) served: Option<Arc<ServedQueue>>,
 }
 
 /// Whether the socket of a queue was closed since [`any_was_closed`] was asked.
@@ -66,7 +70,7 @@ impl OpenQueue {
             receive.submit(ring.view.slots().slots().get());
         }
         let socket = unbound.bind()?;
-        Ok(OpenQueue { socket, rings, send, receive, headroom, in_xdp_map: false })
+        Ok(OpenQueue { socket, rings, send, receive, headroom, in_xdp_map: false, served: None })
     }
 
     /// The same of a socket that another process has opened. Its rings are used meanwhile, and nothing is written.
@@ -80,7 +84,7 @@ impl OpenQueue {
     ) -> io::Result<OpenQueue> {
         let (socket, rings) = Xsk::of_bound(fd, umem.clone(), entries.0, entries.1)?;
         let (send, receive) = halves(&rings, (umem, headroom), tx, rx, sent);
-        Ok(OpenQueue { socket, rings, send, receive, headroom, in_xdp_map })
+        Ok(OpenQueue { socket, rings, send, receive, headroom, in_xdp_map, served: None })
     }
 
     /// The kernel's counters since the socket was opened.

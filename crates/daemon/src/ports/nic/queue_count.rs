@@ -17,9 +17,7 @@ use super::Nic;
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::threads::lock;
-
-/// Most rings of a direction.
-const MAX_RINGS: u32 = 256;
+use crate::tuning::nic::MAX_RINGS;
 
 /// By namespace and index: the queues of an interface without an XDP program, and with one.
 type WithAndWithout = BTreeMap<(u64, u32), (Channels, Channels)>;
@@ -77,7 +75,10 @@ impl Nic {
     /// before. The caller of a port that was just created tries again, and gets as many rings as there are queues.
     pub(super) fn check_attached_queues(&mut self, without: Option<Channels>) -> Result<(), Refusal> {
         let (Some(without), Some(all)) = (without, self.count_queues()) else { return Ok(()) };
-        self.added_queues = all.tx.saturating_sub(without.tx);
+        self.added_queues = match &self.stays {
+            Some(stays) => stays.added_queues,
+            None => all.tx.saturating_sub(without.tx),
+        };
         let with = usable(all, self.added_queues);
         if self.endpoint.in_use() || self.has_rings_for(with) {
             self.compare_queues();

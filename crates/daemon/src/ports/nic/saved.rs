@@ -90,7 +90,8 @@ impl Nic {
             forwards: self.forwards,
             way: self.way,
             queues,
-            xdp: self.xdp.as_ref().map(Xdp::kept),
+            // A program that stays is a setting.
+            xdp: self.xdp.as_ref().filter(|_| self.stays.is_none()).map(|xdp| xdp.kept()),
             offloads: self.offloads.as_ref().map(Undo::handle),
             merging: self.merging.as_ref().map(Undo::handle),
             offloads_stay_on: self.offloads_stay_on,
@@ -127,7 +128,7 @@ impl Nic {
     /// The deadlines of all programs that are attached for it.
     fn deadlines(&self) -> impl Iterator<Item = &Arc<Deadline>> {
         let relay = self.relay.iter().filter_map(Relay::deadline);
-        self.xdp.iter().map(Xdp::deadline).chain(relay).chain(self.host.deadlines())
+        self.xdp.iter().map(|xdp| xdp.deadline()).chain(relay).chain(self.host.deadlines())
     }
 }
 
@@ -173,7 +174,8 @@ impl SavedNic {
             way: self.way,
             forwards: self.forwards,
             queues: (0..pairs).map(|_| None).collect(),
-            xdp: self.xdp.map(Xdp::of),
+            xdp: self.xdp.map(|kept| Arc::new(Xdp::of(kept))),
+            stays: None,
             offloads: self.offloads.map(Undo::of),
             merging: self.merging.map(Undo::of),
             offloads_stay_on: self.offloads_stay_on,
@@ -235,16 +237,26 @@ impl NicState {
             }
             (nic.heartbeat, nic.queue_counts) = (self.heartbeat.clone(), self.queue_counts.clone());
             // The filter is in the program that is attached, and the kernel's sockets busy poll already.
-            (nic.filter, nic.busy_poll) = self.settings.kept_of(nic.key.netns, nic.key.index);
+            let Some(settings) = self.settings.kept_of(nic.key.netns, nic.key.index) else { continue };
+            (nic.filter, nic.busy_poll) = (settings.filter.clone(), settings.busy_poll);
+            nic.stays = settings.failure.clone();
+            if nic.xdp_config.is_some() && nic.xdp.is_none() {
+                nic.xdp = nic.staying_program();
+            }
         }
         Ok(())
     }
 
     /// Renews the deadlines of the interfaces' programs from now on: the broker is this process's now. The former
     /// process may have been about to close what no session has bound.
-    pub(crate) fn go_on(&mut self, registry: &Registry) {
+    pub(crate) fn go_on(&mut self, registry: &mut Registry) {
         self.work.unneeded.extend(registry.all::<NicPort>().map(|port| port.key));
-        for nic in registry.all::<NicPort>().filter_map(|port| port.here()) {
+        for nic in registry.all_mut::<NicPort>().filter_map(|port| port.here_mut()) {
+            let in_use = |nic: &Nic, pair: usize| nic.queues[pair].as_ref().is_some_and(|open| open.in_xdp_map);
+            let mut pairs = (0..nic.queues.len()).filter(|pair| in_use(nic, *pair)).collect::<Vec<_>>().into_iter();
+            if let Err(e) = pairs.try_for_each(|pair| nic.watch_progress(pair)) {
+                tracing::error!(name = nic.name, "its queues do not count as served: {e}");
+            }
             for deadline in nic.deadlines() {
                 if let Err(e) = self.heartbeat.add(deadline) {
                     tracing::error!(name = nic.name, "its programs will pass all frames: {e}");

@@ -10,6 +10,7 @@ use unetmap_sys::link::{NetnsLinkWatch, Nsid};
 use unetmap_sys::xsk::{BusyPoll, Way};
 
 use super::settings::{InterfaceSettings, MAX_INTERFACES, MAX_USERS, Settings, StoredFilter};
+use super::staying::{SavedProgram, StayingProgram};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::refusal::{Refusal, refuse_lack};
 
@@ -29,6 +30,7 @@ struct SavedInterface {
     /// Microseconds and packets.
     busy_poll: Option<(u32, u32)>,
     way: Way,
+    failure: Option<SavedProgram>,
     header: u8,
     /// By user.
     own_headers: Vec<(u32, u8)>,
@@ -65,6 +67,7 @@ impl InterfaceSettings {
             filter: settings.filter.as_deref().map(SavedFilter::of),
             busy_poll: settings.busy_poll.map(|busy| (busy.usec().into(), busy.budget().into())),
             way: settings.way,
+            failure: settings.failure.as_deref().map(StayingProgram::save),
             header: settings.header,
             own_headers: settings.own_headers.iter().map(|(uid, bytes)| (*uid, *bytes)).collect(),
         };
@@ -88,7 +91,7 @@ impl InterfaceSettings {
             settings.watch = Some(watch.or_else(|e| refuse_lack("changes of interfaces cannot be watched", &e))?);
         }
         for interface in interfaces {
-            let SavedInterface { netns, index, nsid, filter, busy_poll, way, header, own_headers } = interface;
+            let SavedInterface { netns, index, nsid, filter, busy_poll, way, failure, header, own_headers } = interface;
             let mut headers = own_headers.iter().map(|(_, bytes)| *bytes).chain([header]);
             if own_headers.len() > MAX_USERS || !headers.all(|bytes| [0, 10, 12].contains(&bytes)) {
                 return invalid("the headers of an interface");
@@ -99,7 +102,8 @@ impl InterfaceSettings {
                 Ok(set) => set,
             };
             let own_headers = own_headers.into_iter().collect();
-            let restored = Settings { nsid, filter, busy_poll, way, header, own_headers };
+            let failure = failure.map(StayingProgram::restore);
+            let restored = Settings { nsid, filter, busy_poll, way, failure, header, own_headers };
             if restored.is_empty() {
                 return invalid("the settings of an interface");
             }

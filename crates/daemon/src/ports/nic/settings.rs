@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Settings of interfaces that outlive their ports: filters, which select the frames that enter the port (the others
-//! stay with the kernel), busy polling, the virtio-net headers of packets (`header`), and their way (`way`).
+//! stay with the kernel), busy polling, the virtio-net headers of packets (`header`), their way (`way`), and what
+//! becomes of frames that no program takes (`failure`).
 //!
 //! ```text
 //! set by      root, or, but for ways, a user who may open the interface directly, unless another user has it open
@@ -23,10 +24,12 @@ use std::sync::Arc;
 
 use unetmap_core::control::nic::Filter;
 use unetmap_core::errno::{ENOMEM, ENXIO, EPERM};
-use unetmap_sys::link::{LinkEvent, NetnsLinkEvent, NetnsLinkWatch, Nsid};
+use unetmap_sys::link::{Link, LinkEvent, NetnsLinkEvent, NetnsLinkWatch, Nsid};
 use unetmap_sys::netns::Netns;
+use unetmap_sys::xdp::Failure;
 use unetmap_sys::xsk::{BusyPoll, Way};
 
+use super::staying::StayingProgram;
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
@@ -47,6 +50,8 @@ pub(super) struct Settings {
     pub(super) filter: Option<Arc<StoredFilter>>,
     pub(super) busy_poll: Option<BusyPoll>,
     pub(super) way: Way,
+    /// `None`: open.
+    pub(super) failure: Option<Arc<StayingProgram>>,
     /// Bytes of the virtio-net header: 10 or 12; 0: none.
     pub(super) header: u8,
     /// In its place for programs of these users, 0 to 12 bytes.
@@ -58,6 +63,7 @@ impl Settings {
         self.filter.is_none()
             && self.busy_poll.is_none()
             && self.way == Way::Auto
+            && self.failure.is_none()
             && self.header == 0
             && self.own_headers.is_empty()
     }
@@ -103,9 +109,41 @@ impl InterfaceSettings {
         self.all.get(&(netns, index)).map_or(Way::Auto, |settings| settings.way)
     }
 
-    /// Returns the filter and the busy polling of an interface that was open before, in this or another process.
-    pub(super) fn kept_of(&self, netns: u64, index: u32) -> (Option<Arc<StoredFilter>>, Option<BusyPoll>) {
-        self.all.get(&(netns, index)).map_or((None, None), |settings| (settings.filter.clone(), settings.busy_poll))
+    /// Returns the program that stays at an interface, also one that an earlier daemon has left; `None`: there is none.
+    pub(super) fn failure_at(&mut self, netns: &Netns, link: &Link) -> Result<Option<Arc<StayingProgram>>, Refusal> {
+        self.remove_gone();
+        let known = self.all.get(&(netns.id(), link.index)).and_then(|settings| settings.failure.clone());
+        if known.is_some() || link.xdp.is_none() {
+            return Ok(known);
+        }
+        // Without privileges nothing can be known, and nothing be attached.
+        let failure = privileged::left_failure(netns, link.index).map_or(Failure::Open, |(failure, _)| failure);
+        if failure == Failure::Open {
+            return Ok(None);
+        }
+        tracing::info!(name = link.name, ?failure, "the setting of an earlier daemon is in force");
+        self.set_failure(netns, link, None, failure).map(Some)
+    }
+
+    /// Sets what becomes of frames that no program takes, of an interface that has the program `stays`.
+    pub(super) fn set_failure(
+        &mut self,
+        netns: &Netns,
+        link: &Link,
+        stays: Option<Arc<StayingProgram>>,
+        failure: Failure,
+    ) -> Result<Arc<StayingProgram>, Refusal> {
+        let program = Arc::new(match stays {
+            Some(stays) => stays.with(netns, link, failure)?,
+            None => StayingProgram::attach(netns, link, failure)?,
+        });
+        self.entry(netns, link.index)?.failure = Some(program.clone());
+        Ok(program)
+    }
+
+    /// Returns the settings of an interface that was open before, in this or another process.
+    pub(super) fn kept_of(&self, netns: u64, index: u32) -> Option<&Settings> {
+        self.all.get(&(netns, index))
     }
 
     /// Returns the bytes of the virtio-net header of packets of an interface that exists, for a user's programs.
@@ -158,8 +196,8 @@ impl InterfaceSettings {
             return refuse(
                 ENOMEM,
                 format!(
-                    "{MAX_INTERFACES} interfaces have filters, busy polling, headers or ways already (unetmap nic IF filter \
-                     off, unetmap nic IF busy-poll off, unetmap nic IF header 0, unetmap nic IF way auto)"
+                    "{MAX_INTERFACES} interfaces have filters, busy polling, headers, ways or a failure already (unetmap nic IF \
+                     filter off, busy-poll off, header 0, way auto, failure open)"
                 ),
             );
         }
@@ -178,6 +216,7 @@ impl InterfaceSettings {
             filter: None,
             busy_poll: None,
             way: Way::Auto,
+            failure: None,
             header: 0,
             own_headers: BTreeMap::new(),
         });
@@ -210,6 +249,10 @@ impl InterfaceSettings {
 
     pub(super) fn remove_busy_poll(&mut self, netns: u64, index: u32) {
         self.remove(netns, index, |settings| settings.busy_poll = None);
+    }
+
+    pub(super) fn remove_failure(&mut self, netns: u64, index: u32) {
+        self.remove(netns, index, |settings| settings.failure = None);
     }
 
     /// A user's last program has closed the interface.

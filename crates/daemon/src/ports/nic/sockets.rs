@@ -4,6 +4,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
@@ -14,7 +15,7 @@ use super::open::interface_down;
 use super::queue::OpenQueue;
 use super::{HEADER, Nic, XdpConfig, libc_errno};
 use crate::endpoint::{PortRing, RingSelection};
-use crate::privileged;
+use crate::privileged::{self, Xdp};
 use crate::refusal::{Refusal, refuse};
 
 impl Nic {
@@ -226,5 +227,23 @@ impl Nic {
     /// The rings of all open sockets.
     pub(crate) fn socket_rings(&self) -> Vec<SocketRings> {
         self.queues.iter().flatten().map(|open| open.rings.clone()).collect()
+    }
+}
+
+impl Nic {
+    /// The program that stays, in place of one of this port.
+    pub(super) fn staying_program(&self) -> Option<Arc<Xdp>> {
+        self.stays.as_ref().map(|stays| stays.xdp.clone())
+    }
+
+    /// Has the heartbeat watch whether frames of a queue are taken, if a program stays at the interface.
+    pub(super) fn watch_progress(&mut self, pair: usize) -> io::Result<()> {
+        let Some(stays) = self.stays.as_ref().filter(|_| pair < self.endpoint.shape.nic_pairs()) else { return Ok(()) };
+        let zero_copy = self.xdp_config.is_some_and(|config| config.bind_mode == BindMode::ZeroCopy);
+        let Some(open) = self.queues[pair].as_mut().filter(|open| open.served.is_none()) else { return Ok(()) };
+        let Some(rings) = open.receive.clone() else { return Ok(()) };
+        let place = (&*self.name, pair as u32);
+        open.served = Some(self.heartbeat.add_queue(stays.xdp.deadline(), place, rings, zero_copy)?);
+        Ok(())
     }
 }

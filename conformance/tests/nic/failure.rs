@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmap nic IF failure`, `unetmap bypass` and `--bypass`: what becomes of frames that a program should get and none
+//! takes, because it was killed or stopped, or because the daemon has ended.
+
+use std::process::Command;
+
+use conformance::forwarder::{Forwarder, Line};
+use conformance::home::Guard;
+use conformance::net::{DIRECT, pings, set_policy, start_daemon};
+use conformance::tool::{done, nic, refused};
+use conformance::{Home, isolated_with_interfaces, program, until};
+use lab::Ns;
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
+
+/// Two hosts with a program between them: the interfaces `left1` and `right1` of the namespace `middle`.
+struct Wire {
+    line: Line,
+    daemon: Guard,
+}
+
+impl Wire {
+    fn new(home: &Home, queues: u32) -> Option<Wire> {
+        let line = Line::with_queues(queues)?;
+        set_policy(home, DIRECT);
+        Some(Wire { line, daemon: start_daemon(home, &[]) })
+    }
+
+    fn bridge(&self) -> Forwarder {
+        let mut command = self.line.middle.command(program("bridge"));
+        Forwarder::start(command.args(["-w", "0", "--bypass", "-i", "netmap:left1", "-i", "netmap:right1"]))
+    }
+
+    /// Whether the two hosts reach each other.
+    fn carries(&self) -> bool {
+        pings(&self.line.left, "10.9.0.2")
+    }
+
+    fn bypass(&self, args: &[&str]) {
+        let output = command(&self.line.middle).args(["bypass", "left1", "right1"]).args(args).output();
+        let output = output.expect("the program runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// The setting of `left1`, with the counts.
+    fn failure(&self) -> Value {
+        let reply: Value = serde_json::from_str(&done(&self.line.middle, &["left1", "--json"])).expect("JSON");
+        reply["failure"].clone()
+    }
+
+    fn bypassed(&self) -> u64 {
+        self.failure()["bypassed"].as_u64().expect("a count")
+    }
+
+    /// Everything that may be left at the interfaces of `middle`.
+    fn programs(&self) -> String {
+        let text = self.line.middle.ip(&["-d", "link"]).expect("a namespace");
+        text.lines().filter(|line| line.contains("xdp")).collect()
+    }
+}
+
+fn command(ns: &Ns) -> Command {
+    ns.command(program("unetmap"))
+}
+
+/// Frames that crossed the receive rings of `left1`.
+fn received(home: &Home) -> u64 {
+    let ports = home.snapshot().ports;
+    let rings = ports.iter().filter(|port| port.name == "left1").flat_map(|port| &port.rings);
+    rings.filter(|ring| ring.dir == "rx").map(|ring| ring.crossed).sum()
+}
+
+#[test]
+fn the_kernel_forwards_while_the_program_does_not() {
+    isolated_with_interfaces(|home| {
+        let Some(mut wire) = Wire::new(home, 1) else { return };
+        let mut bridge = wire.bridge();
+        until("the bridge forwards", || wire.carries());
+        assert!(received(home) > 0);
+        assert_eq!(
+            (wire.failure()["action"].clone(), wire.failure()["partner"].clone()),
+            (json!("bypass"), json!("right1"))
+        );
+        bridge.guard().kill();
+        until("the kernel forwards", || wire.carries());
+        until("the port is closed", || home.snapshot().ports.is_empty());
+        let before = wire.bypassed();
+        assert!(wire.carries() && wire.bypassed() > before, "by the program that stays");
+
+        let mut bridge = wire.bridge();
+        let (before, crossed) = (wire.bypassed(), received(home));
+        until("the bridge forwards again", || wire.carries() && received(home) > crossed);
+        bridge.guard().signal(Signal::STOP);
+        until("the kernel forwards for a stopped program", || wire.carries());
+        assert!(wire.bypassed() > before);
+        bridge.guard().signal(Signal::CONT);
+        let crossed = received(home);
+        until("the bridge forwards once it goes on", || wire.carries() && received(home) > crossed + 8);
+        drop(bridge);
+
+        wire.daemon.kill();
+        until("the kernel forwards without any process", || wire.carries());
+        wire.bypass(&["off"]);
+        assert!(!wire.programs().contains("prog/xdp"), "{}", wire.programs());
+    });
+}
+
+#[test]
+fn a_setting_outlives_its_daemon() {
+    isolated_with_interfaces(|home| {
+        let Some(mut wire) = Wire::new(home, 1) else { return };
+        wire.bypass(&[]);
+        until("the kernel forwards", || wire.carries());
+        let counted = wire.bypassed();
+        wire.daemon.kill();
+        assert!(wire.carries());
+        wire.daemon = start_daemon(home, &[]);
+        assert_eq!(wire.failure()["action"], json!("bypass"), "the next daemon takes it over");
+        assert!(wire.carries() && wire.bypassed() > counted, "and goes on counting");
+        let bridge = wire.bridge();
+        until("a bridge forwards", || wire.carries() && received(home) > 0);
+        let open = refused(&nic(&wire.line.middle, &["left1", "failure", "open"]));
+        assert!(open.contains("close it everywhere first"), "{open}");
+        drop(bridge);
+        until("the port is closed", || home.snapshot().ports.is_empty());
+        wire.bypass(&["off"]);
+        assert_eq!(wire.failure(), Value::Null);
+        assert!(!wire.programs().contains("prog/xdp"), "{}", wire.programs());
+    });
+}
+
+#[test]
+fn closed_is_closed_also_without_a_daemon() {
+    isolated_with_interfaces(|home| {
+        let Some(mut wire) = Wire::new(home, 1) else { return };
+        let middle = &wire.line.middle;
+        middle.ip(&["address", "add", "10.9.0.3/24", "dev", "left1"]).expect("an address");
+        let reaches = || pings(&wire.line.left, "10.9.0.3");
+        until("the stack answers", reaches);
+        assert_eq!(done(middle, &["left1", "failure", "closed"]), "left1: frames that no program takes are dropped\n");
+        assert!(!reaches() && wire.failure()["dropped"].as_u64() > Some(0));
+        kill_process(home.daemon(), Signal::STOP).expect("our daemon");
+        assert!(!reaches());
+        wire.daemon.kill();
+        assert!(!pings(&wire.line.left, "10.9.0.3"));
+        let output = command(&wire.line.middle).args(["nic", "left1", "failure", "open"]).output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        until("the stack answers again", || pings(&wire.line.left, "10.9.0.3"));
+    });
+}

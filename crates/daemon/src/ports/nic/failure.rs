@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The setting `failure` of an interface: what becomes of frames that a program should get and none takes.
+//!
+//! ```text
+//! open                the host's stack gets them; the daemon's program is attached while a port is open
+//! closed, bypass IF   the kernel drops them, or has IF send them: by a program that stays, from the setting on,
+//!                     whether a port is open or not, and when every process of the daemon has ended
+//! ```
+//! A port that is opened uses the program that stays. A daemon that finds one which it has not attached, since an
+//! earlier one has, takes its setting over: the setting is in the kernel.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use unetmap_core::control::nic::OnFailure;
+use unetmap_core::errno::{EBUSY, EINVAL, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_sys::kernel;
+use unetmap_sys::link::Link;
+use unetmap_sys::netns::Netns;
+use unetmap_sys::xdp::{Failed, Failure};
+
+use super::settings::InterfaceSettings;
+use super::staying::StayingProgram;
+use crate::caller::Caller;
+use crate::privileged::{self, Xdp};
+use crate::refusal::{Refusal, refuse};
+
+/// The setting and what was counted, in JSON.
+#[derive(Serialize)]
+pub(super) struct FailureSnapshot {
+    /// `open`, `closed` or `bypass`.
+    action: &'static str,
+    /// `bypass`: the interface that sends the frames; null if it has gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partner: Option<String>,
+    /// Frames that no program took.
+    #[serde(flatten)]
+    frames: Failed,
+}
+
+impl FailureSnapshot {
+    /// `None`: no program is attached.
+    pub(super) fn of(netns: &Netns, stays: Option<&StayingProgram>, open: Option<&Xdp>) -> Option<FailureSnapshot> {
+        let xdp = stays.map(|stays| &*stays.xdp).or(open)?;
+        let frames = xdp.failed().inspect_err(|e| tracing::debug!("the frames of a program: {e}")).unwrap_or_default();
+        let name_of = |index| privileged::link(netns, index).ok().flatten().map(|link| link.name);
+        let (action, partner) = match stays.map_or(Failure::Open, |stays| stays.failure) {
+            Failure::Open => ("open", None),
+            Failure::Closed => ("closed", None),
+            Failure::Bypass(partner) => ("bypass", name_of(partner)),
+        };
+        Some(FailureSnapshot { action, partner, frames })
+    }
+}
+
+/// Sets what becomes of frames that no program takes at an interface, at which an open port has a program or none.
+/// Returns the program that stays from now on.
+pub(super) fn set_failure(
+    settings: &mut InterfaceSettings,
+    has_program: bool,
+    (link, partner): (&Link, Option<Link>),
+    requested: &OnFailure,
+    caller: &Caller,
+) -> Result<Option<Arc<StayingProgram>>, Refusal> {
+    let uid = caller.peer.uid;
+    if uid != 0 {
+        return refuse(EPERM, "root alone says what becomes of frames that no program takes");
+    }
+    let Some(netns) = caller.netns() else { return refuse(ENXIO, "no such interface (ip link shows them)") };
+    let failure = match requested {
+        OnFailure::Open => Failure::Open,
+        OnFailure::Closed => Failure::Closed,
+        OnFailure::Bypass(name) => Failure::Bypass(partner_index(link, name, partner)?),
+    };
+    let stays = settings.failure_at(netns, link)?;
+    let program = match (stays, failure) {
+        (None, Failure::Open) => None,
+        (Some(_), Failure::Open) | (None, _) if has_program => {
+            return refuse(EBUSY, "it is open: close it everywhere first, as another program has to be attached");
+        }
+        (Some(_), Failure::Open) => {
+            let detached = privileged::detach_left(netns, link.index);
+            detached.or_else(|e| refuse(EOPNOTSUPP, format!("the program that stays cannot be detached: {e}")))?;
+            settings.remove_failure(netns.id(), link.index);
+            None
+        }
+        (None, _) if link.receives_unfinished_frames() => {
+            return refuse(
+                EOPNOTSUPP,
+                "the kernel completes its frames on their way to a program (a tap, a VLAN): only open is possible",
+            );
+        }
+        (stays, _) => Some(settings.set_failure(netns, link, stays, failure)?),
+    };
+    tracing::info!(name = link.name, uid, ?failure, "failure set");
+    Ok(program)
+}
+
+/// The index of the interface that is to send the frames of another one.
+fn partner_index(link: &Link, name: &str, partner: Option<Link>) -> Result<u32, Refusal> {
+    if kernel::HOST_RINGS.is_newer_than_kernel() {
+        return refuse(EOPNOTSUPP, format!("a bypass needs Linux {} or newer", kernel::HOST_RINGS.least));
+    }
+    match partner {
+        None => refuse(ENXIO, format!("there is no interface {name} (ip link shows them)")),
+        Some(partner) if partner.index == link.index || partner.mac.is_none() => {
+            refuse(EINVAL, format!("{name} cannot send its frames: give another interface of Ethernet"))
+        }
+        Some(partner) => Ok(partner.index),
+    }
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The program that carries out what is to become of frames that a program should get and none takes: it stays at its
+//! interface, also when no process of ours is left.
+//!
+//! ```text
+//!          attached by                     ends
+//! XDP      netlink                         when it is detached, or the interface is removed
+//! tcx      BPF_PROG_ATTACH, for a bypass   the same
+//! ```
+//! A later process finds both by their names, and replaces them without a gap. No other program of this crate has a
+//! policy but [`Failure::Open`], so that one with another policy is one that stays.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::attach::{Mode, Xdp};
+use super::policy::{Failed, Failure, Policy};
+use crate::bpf::{self, Hook, load_classifier};
+use crate::kernel;
+use crate::link::{self, AttachedMode, XdpChange};
+
+/// The name of the tcx program of `bpf/xdp.c`.
+pub(super) const BYPASS: &str = "unetmap_bypass";
+/// The names of the XDP programs that stay.
+const PROGRAMS: [&str; 2] = ["unetmap_frags", "unetmap_plain"];
+
+impl Xdp {
+    /// As [`Xdp::attach`], but the program stays when the value is dropped, until [`detach_left`]. It takes the place
+    /// of one that an earlier process has left, in the same mode, whose counts it continues.
+    ///
+    /// # Errors
+    /// As [`Xdp::attach`]; `EOPNOTSUPP`: a bypass on a kernel before 6.6.
+    pub fn attach_to_stay(ifindex: u32, queues: u32, mode: Mode, failure: Failure) -> io::Result<Xdp> {
+        let attach = |frags| -> io::Result<Xdp> {
+            let left = Left::find(ifindex)?;
+            let (mut xdp, mut object) = Xdp::load(queues, left.as_ref().map_or(mode, |left| left.mode), frags)?;
+            if !kernel::HOST_RINGS.is_newer_than_kernel() {
+                xdp.bypass = Some(load_classifier(&mut object, BYPASS)?);
+            }
+            xdp.set_failure(ifindex, failure)?;
+            let expected = left.as_ref().map(|left| left.program.as_fd());
+            let change = XdpChange { program: Some(xdp.program.as_fd()), expected };
+            link::change_xdp(ifindex, xdp.mode() == Mode::Native, change)?;
+            if let Some(left) = left {
+                // It counts no more.
+                xdp.policy.before = left.counts()?;
+                xdp.write_policy()?;
+            }
+            Ok(xdp)
+        };
+        match attach(true) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => attach(false),
+            other => other,
+        }
+    }
+
+    /// Sets what becomes of frames that no program takes, of a program that stays.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: a bypass on a kernel before 6.6.
+    pub fn set_failure(&mut self, ifindex: u32, failure: Failure) -> io::Result<()> {
+        let before = self.policy.before;
+        self.policy = Policy::of(failure);
+        self.policy.before = before;
+        match failure {
+            // Frames that it is to redirect come only afterwards.
+            Failure::Bypass(_) => {
+                let bypass = self.bypass.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))?;
+                let old = attached_bypass(ifindex)?;
+                if old.as_ref().is_none_or(|(_, id)| bpf::program_info(bypass).is_ok_and(|own| own.id != *id)) {
+                    bpf::attach_tcx(bypass.as_fd(), ifindex, Hook::Ingress, old.as_ref().map(|(old, _)| old.as_fd()))?;
+                }
+                self.write_policy()
+            }
+            Failure::Open | Failure::Closed => {
+                self.write_policy()?;
+                detach_bypass(ifindex)
+            }
+        }
+    }
+
+    fn write_policy(&self) -> io::Result<()> {
+        // SAFETY: K5: the elements of `policies` in xdp.c are of type `struct policy`.
+        unsafe { bpf::array_set(&self.policies, &self.policy) }
+    }
+
+    /// Returns the counts of frames that no program took.
+    ///
+    /// # Errors
+    /// Only unexpected errors of the kernel.
+    pub fn failed(&self) -> io::Result<Failed> {
+        counts(&self.failed, &self.policy).map(Failed::of)
+    }
+}
+
+fn counts(failed: &OwnedFd, policy: &Policy) -> io::Result<[u64; 3]> {
+    let mut all = policy.before;
+    for (count, index) in all.iter_mut().zip(0..) {
+        // SAFETY: K5: the elements of `failed` in xdp.c are of type u64, one for each processor.
+        *count += unsafe { bpf::sum_of_processors(failed, index) }?;
+    }
+    Ok(all)
+}
+
+/// A program that stays, and that any process may have attached.
+struct Left {
+    program: OwnedFd,
+    mode: Mode,
+    policy: Policy,
+    failed: OwnedFd,
+}
+
+impl Left {
+    /// `None`: nothing is attached to the interface, or another program.
+    fn find(ifindex: u32) -> io::Result<Option<Left>> {
+        let Some(xdp) = link::by_index(ifindex)?.and_then(|link| link.xdp) else { return Ok(None) };
+        let mode = match xdp.mode {
+            AttachedMode::Native => Mode::Native,
+            AttachedMode::Generic => Mode::Generic,
+            AttachedMode::Hardware | AttachedMode::Several => return Ok(None),
+        };
+        let program = bpf::program_by_id(xdp.prog_id)?;
+        let info = bpf::program_info(&program)?;
+        if !PROGRAMS.contains(&&*info.name) {
+            return Ok(None);
+        }
+        // An earlier version has no policies.
+        let maps = (bpf::map_of(&info, "policies")?, bpf::map_of(&info, "failed")?);
+        let (Some(policies), Some(failed)) = maps else { return Ok(None) };
+        if bpf::array_value_size(&policies)? != Some(size_of::<Policy>() as u32) {
+            return Ok(None);
+        }
+        let mut policy = Policy::default();
+        // SAFETY: K5: an array with elements of this size, all of whose values are valid.
+        unsafe { bpf::array_read(&policies, &mut policy) }?;
+        Ok((policy.failure() != Failure::Open).then_some(Left { program, mode, policy, failed }))
+    }
+
+    fn counts(&self) -> io::Result<[u64; 3]> {
+        counts(&self.failed, &self.policy)
+    }
+}
+
+/// Returns the policy of the program that stays at interface `ifindex` of the calling thread's network namespace,
+/// [`Failure::Open`] without one, and what it has counted.
+///
+/// # Errors
+/// `EPERM`: needs `CAP_SYS_ADMIN`. Those of netlink sockets.
+pub fn left(ifindex: u32) -> io::Result<(Failure, Failed)> {
+    let Some(left) = Left::find(ifindex)? else { return Ok((Failure::Open, Failed::default())) };
+    Ok((left.policy.failure(), Failed::of(left.counts()?)))
+}
+
+/// Detaches the program that stays at interface `ifindex` of the calling thread's network namespace. Returns whether
+/// there was one.
+///
+/// # Errors
+/// As [`left`].
+pub fn detach_left(ifindex: u32) -> io::Result<bool> {
+    let Some(left) = Left::find(ifindex)? else { return Ok(false) };
+    let change = XdpChange { program: None, expected: Some(left.program.as_fd()) };
+    link::change_xdp(ifindex, left.mode == Mode::Native, change)?;
+    detach_bypass(ifindex).map(|()| true)
+}
+
+/// The tcx program that is attached, by any process, and its id.
+fn attached_bypass(ifindex: u32) -> io::Result<Option<(OwnedFd, u32)>> {
+    let ids = match bpf::attached_tcx(ifindex, Hook::Ingress) {
+        // A kernel before 6.6.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
+        ids => ids?,
+    };
+    for id in ids {
+        let program = bpf::program_by_id(id)?;
+        if bpf::program_info(&program)?.name == BYPASS {
+            return Ok(Some((program, id)));
+        }
+    }
+    Ok(None)
+}
+
+fn detach_bypass(ifindex: u32) -> io::Result<()> {
+    attached_bypass(ifindex)?.map_or(Ok(()), |(program, _)| bpf::detach_tcx(program.as_fd(), ifindex, Hook::Ingress))
+}

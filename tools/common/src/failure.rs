@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The fate of frames of interfaces while no program takes them (`unetmap nic IF failure`), set by programs that stand
+//! between two interfaces.
+
+use unetmap::abi::{PortKind, PortSpec, Rings};
+pub use unetmap_core::control::nic::OnFailure;
+use unetmap_core::control::nic::{NicAction, NicRequest, send_request};
+
+use crate::Failure;
+
+/// The name of the interface whose own rings the port `spec` has; `None`: it is another port.
+pub fn interface_of(spec: &str) -> Option<String> {
+    let parsed = PortSpec::parse_with(spec, |_| true).ok()?;
+    let is_whole = parsed.kind == PortKind::Netmap && parsed.pipe.is_none() && parsed.rings == Rings::AllNic;
+    is_whole.then_some(parsed.parent)
+}
+
+/// Has the kernel forward between two ports, which must be interfaces, while no program does. It stays so when the
+/// program ends.
+///
+/// # Errors
+/// [`Failure::Usage`] if a port is no interface; the daemon's refusal.
+pub fn bypass(ports: [&str; 2]) -> Result<(), Failure> {
+    let [a, b] = ports.map(|port| {
+        let refused = || Failure::Usage(format!("--bypass: {port} is not an interface with all its rings (netmap:IF)"));
+        interface_of(port).ok_or_else(refused)
+    });
+    let (a, b) = (a?, b?);
+    set(&a, OnFailure::Bypass(b.clone()))?;
+    set(&b, OnFailure::Bypass(a))
+}
+
+/// Sets what becomes of the frames of an interface.
+///
+/// # Errors
+/// The daemon's refusal.
+pub fn set(interface: &str, failure: OnFailure) -> Result<(), Failure> {
+    let request = NicRequest { interface: interface.to_owned(), action: NicAction::OnFailure(failure) };
+    send_request(&request).map(drop).map_err(|e| Failure::from(e).within("failure"))
+}
