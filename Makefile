@@ -2,7 +2,7 @@
 # make            builds the programs
 # make demo       sends real packets through pipes and prints a table
 # make test       runs all tests
-# make core       builds and tests what is netmap: all but the folder apps, in a folder of its own
+# make core       builds and tests what is netmap: all but the folders apps and bench, in a folder of its own
 # make soak       MINUTES=60: hostile tenants of every kind beside honest traffic (root)
 # make test-long  fuzz targets (SECONDS=60 each), Miri, sanitizers, oracle; STEPS="fuzz miri c threads oracle upgrades crashes previous reproducible"
 # make test-inline faults of programs in the wire (root; some minutes); KILLS=1000 HANGS=200 STARVATIONS=200 repeats those instead
@@ -86,10 +86,10 @@ debug: setup
 test: setup-tests loom debug
 	.ci/test --locked --workspace --no-fail-fast
 
-# Everything but these: the crates in apps, and what is made of them and of the core.
-APPS := $(shell grep -hm1 '^name = ' apps/*/Cargo.toml | cut -d '"' -f 2) unetmap-budgets unetmap-examples
+# Everything but these: the crates in apps and bench, and what is made of them and of the core.
+APPS := $(shell grep -hm1 '^name = ' apps/*/Cargo.toml | cut -d '"' -f 2) unetmap-bench unetmap-budgets unetmap-examples
 CORE := --locked --workspace $(APPS:%=--exclude %) --no-default-features
-# The Cargo feature `apps` is off, so in a folder of its own.
+# The Cargo features `apps` and `bench` are off, so in a folder of its own.
 core: export CARGO_TARGET_DIR := $(TARGET)/core
 core: setup-tests
 	@echo "core: without $(APPS)"
