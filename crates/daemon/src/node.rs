@@ -274,7 +274,7 @@ impl Nodes {
 
     /// Serves the first mount, and creates the others in its directories.
     fn serve(&self, dev: Device) -> Result<Arc<Shared>, Refusal> {
-        let failed = |e| Refusal { errno: EIO, why: format!("no threads for the node: {e}"), option: None };
+        let failed = |e| Refusal::new(EIO, format!("no threads for the node: {e}"));
         let shared = serve::start(dev, self.last, self.jobs.clone()).map_err(failed)?;
         for number in 1..mount::count() {
             shared.serve(number, mount_part(number)?).map_err(failed)?;

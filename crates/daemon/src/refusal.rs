@@ -5,7 +5,7 @@ use std::io;
 
 use serde::Serialize;
 use unetmap_core::control::ControlRequest;
-use unetmap_core::errno::{EINVAL, EIO, EMFILE, ENFILE, ENOMEM};
+use unetmap_core::errno::{EAGAIN, EINVAL, EIO, EMFILE, ENFILE, ENOMEM};
 use unetmap_core::without_codes;
 
 /// Why a request was refused.
@@ -15,9 +15,15 @@ pub(crate) struct Refusal {
     pub(crate) why: String,
     /// The option (`NETMAP_REQ_OPT_*`) that caused it, if one did.
     pub(crate) option: Option<u32>,
+    /// Whether the reason passes by itself within moments, so that the same request is worth another try.
+    pub(crate) passes: bool,
 }
 
 impl Refusal {
+    pub(crate) fn new(errno: i32, why: String) -> Refusal {
+        Refusal { errno, why, option: None, passes: false }
+    }
+
     /// Returns the refusal with the option that caused it.
     pub(crate) fn of_option(self, kind: u32) -> Refusal {
         Refusal { option: Some(kind), ..self }
@@ -26,7 +32,12 @@ impl Refusal {
 
 /// Refuses a request with `errno` and a reason for people.
 pub(crate) fn refuse<T>(errno: i32, why: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal { errno, why: without_codes(&why.into()).into_owned(), option: None })
+    Err(Refusal::new(errno, without_codes(&why.into()).into_owned()))
+}
+
+/// Refuses a request for a reason that passes by itself within moments. A client sees `EAGAIN`.
+pub(crate) fn refuse_for_now<T>(why: impl Into<String>) -> Result<T, Refusal> {
+    refuse(EAGAIN, why).map_err(|refusal| Refusal { passes: true, ..refusal })
 }
 
 /// Refuses a request for which the daemon could not get something from the kernel.

@@ -62,7 +62,7 @@ pub(super) fn has_node_open(tid: u32, devices: &[(u32, u32)]) -> bool {
 /// Creates the directory, and mounts there.
 fn create_first_mount(folder: &Path) -> Result<Device, Refusal> {
     fuse::check_available().map_err(|e| match kernel::NODE.is_newer_than_kernel() {
-        true => Refusal { errno: ENODEV, why: kernel::NODE.refusal(), option: None },
+        true => Refusal::new(ENODEV, kernel::NODE.refusal()),
         false => failed("/dev/fuse (modprobe fuse)", e),
     })?;
     // A mount there was left by a daemon that was killed: no other program mounts beside this socket.
@@ -83,7 +83,7 @@ fn failed(what: &str, e: io::Error) -> Refusal {
         Some(EPERM) => format!("{what}: {e} (the daemon needs CAP_SYS_ADMIN, outside of containers: run it as root)"),
         _ => format!("{what}: {e}"),
     };
-    Refusal { errno: e.raw_os_error().unwrap_or(EIO), why, option: None }
+    Refusal::new(e.raw_os_error().unwrap_or(EIO), why)
 }
 
 /// Mounts at a directory that exists.

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use unetmap_core::errno::{EAGAIN, EIO, EPERM};
+use unetmap_core::errno::{EIO, EPERM};
 use unetmap_sys::process;
 use unetmap_sys::socket;
 
@@ -19,7 +19,7 @@ use crate::descriptors::{Outgoing, cannot};
 use crate::handover::store::Store;
 use crate::handover::{self, Reply, VERSION};
 use crate::ports::{arrival, mediators};
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse, refuse_for_now};
 use crate::server::work::{Task, Work};
 use crate::server::{Client, Server};
 use crate::service::Service;
@@ -78,8 +78,8 @@ impl Server {
             .and_then(|()| mediators::pause(&mut self.daemon))
             .and_then(|()| arrival::pause(&mut self.daemon))
             .and_then(|()| self.hand_over(&client.fd, service, start));
-        if let Err(Refusal { errno, .. }) = &handed_over {
-            if *errno == EAGAIN {
+        if let Err(Refusal { passes, .. }) = &handed_over {
+            if *passes {
                 self.drain(token);
             }
             self.resume_threads();
@@ -91,7 +91,7 @@ impl Server {
                 tracing::info!(pid, ?took, "replaced by another process");
                 true
             }
-            Err(Refusal { errno: EAGAIN, .. }) => {
+            Err(Refusal { passes: true, .. }) => {
                 if let Some(client) = self.clients.get(&token) {
                     let _ = channel::send(&client.fd, &Reply::Busy, &[]);
                 }
@@ -156,7 +156,7 @@ impl Server {
         let is_busy =
             |(token, client): (&u64, &Client)| client.task.is_some() && !self.is_held(client.peer.uid, *token);
         if self.clients.iter().any(is_busy) || self.waits.any_of_node() {
-            return refuse(EAGAIN, "a program waits for an interface that is being opened or closed: try again");
+            return refuse_for_now("a program waits for an interface that is being opened or closed: try again");
         }
         if self.nodes.in_use() && !broker::is_used() {
             return cannot("the node of a daemon that is not root's (unetmap node off)");
@@ -205,5 +205,5 @@ impl Server {
 }
 
 fn failed(e: io::Error) -> Refusal {
-    Refusal { errno: EIO, why: format!("the successor: {e}"), option: None }
+    Refusal::new(EIO, format!("the successor: {e}"))
 }

@@ -193,5 +193,5 @@ fn outlives_crash(client: &Client) -> bool {
 }
 
 fn lacks(e: io::Error) -> Refusal {
-    Refusal { errno: EIO, why: format!("a connection cannot be taken over: {e}"), option: None }
+    Refusal::new(EIO, format!("a connection cannot be taken over: {e}"))
 }

@@ -22,11 +22,10 @@ pub(super) struct Call<'a> {
     /// The session that the connection has already.
     pub(super) session: Option<u64>,
     pub(super) got: Got,
-    /// The session that REGISTER opened.
-    pub(super) registered: Option<Registered>,
-    /// The need before it can go on.
-    pub(super) needs: Option<Needs>,
 }
+
+/// How far a request has come; when it is done, with the session that REGISTER has opened.
+pub(super) type Opened = needs::Step<Option<Registered>, Box<Open>>;
 
 /// A need of a request, with REGISTER's state.
 pub(crate) type Needs = needs::Needs<Box<Open>>;

@@ -24,7 +24,7 @@ use crate::ports::Daemon;
 use crate::ports::nic::survey::{Named, first_need};
 use crate::refusal::{Refusal, refuse};
 
-use call::Call;
+use call::{Call, Opened};
 pub(crate) use call::{Got, Needs, Open};
 
 /// The answer to a request, and what it changed.
@@ -32,6 +32,8 @@ pub(crate) struct Outcome {
     pub(crate) errno: i32,
     pub(crate) answer: NetmapReply,
     pub(crate) fds: Vec<OwnedFd>,
+    /// Whether it was refused for a reason that passes by itself within moments.
+    pub(crate) passes: bool,
     /// The session that the connection has from now on, if the request opened one.
     pub(crate) session: Option<u64>,
 }
@@ -39,22 +41,29 @@ pub(crate) struct Outcome {
 /// How far a request has come.
 pub(crate) type Step = needs::Step<Outcome, Box<Open>>;
 
-type Handler = fn(&mut Call<'_>) -> Result<(), Refusal>;
+/// Answers a request.
+enum Handler {
+    /// Completes the request, or refuses it.
+    Completes(fn(&mut Call<'_>) -> Result<(), Refusal>),
+    /// The same, if it needs nothing before; it opens a session.
+    Opens(fn(&mut Call<'_>) -> Result<Opened, Refusal>),
+}
+use Handler::{Completes, Opens};
 
-/// The name of each request, and its handler, which completes the request or refuses it.
+/// The name of each request, and its handler.
 const HANDLERS: [(u16, &str, Handler); 12] = [
-    (NETMAP_REQ_REGISTER, "REGISTER", register::register),
-    (NETMAP_REQ_PORT_INFO_GET, "PORT_INFO_GET", info::port_info),
-    (NETMAP_REQ_POOLS_INFO_GET, "POOLS_INFO_GET", info::pools_info),
-    (NETMAP_REQ_PORT_HDR_GET, "PORT_HDR_GET", info::port_header),
-    (NETMAP_REQ_PORT_HDR_SET, "PORT_HDR_SET", info::set_port_header),
-    (NETMAP_REQ_VALE_LIST, "VALE_LIST", switch::list),
-    (NETMAP_REQ_VALE_ATTACH, "VALE_ATTACH", switch::attach),
-    (NETMAP_REQ_VALE_DETACH, "VALE_DETACH", switch::detach),
-    (NETMAP_REQ_VALE_NEWIF, "VALE_NEWIF", switch::create_persistent),
-    (NETMAP_REQ_VALE_DELIF, "VALE_DELIF", switch::delete_persistent),
-    (NETMAP_REQ_VALE_POLLING_ENABLE, "VALE_POLLING_ENABLE", switch::start_polling),
-    (NETMAP_REQ_VALE_POLLING_DISABLE, "VALE_POLLING_DISABLE", switch::stop_polling),
+    (NETMAP_REQ_REGISTER, "REGISTER", Opens(register::register)),
+    (NETMAP_REQ_PORT_INFO_GET, "PORT_INFO_GET", Completes(info::port_info)),
+    (NETMAP_REQ_POOLS_INFO_GET, "POOLS_INFO_GET", Completes(info::pools_info)),
+    (NETMAP_REQ_PORT_HDR_GET, "PORT_HDR_GET", Completes(info::port_header)),
+    (NETMAP_REQ_PORT_HDR_SET, "PORT_HDR_SET", Completes(info::set_port_header)),
+    (NETMAP_REQ_VALE_LIST, "VALE_LIST", Completes(switch::list)),
+    (NETMAP_REQ_VALE_ATTACH, "VALE_ATTACH", Completes(switch::attach)),
+    (NETMAP_REQ_VALE_DETACH, "VALE_DETACH", Completes(switch::detach)),
+    (NETMAP_REQ_VALE_NEWIF, "VALE_NEWIF", Completes(switch::create_persistent)),
+    (NETMAP_REQ_VALE_DELIF, "VALE_DELIF", Completes(switch::delete_persistent)),
+    (NETMAP_REQ_VALE_POLLING_ENABLE, "VALE_POLLING_ENABLE", Completes(switch::start_polling)),
+    (NETMAP_REQ_VALE_POLLING_DISABLE, "VALE_POLLING_DISABLE", Completes(switch::stop_polling)),
 ];
 
 /// The name of a request; `None` if it is not served.
@@ -74,21 +83,19 @@ pub(crate) fn answer(
         Got::Sockets(..) => Ok(None),
         _ => first_need(daemon, Named::of_request(&request), caller, &got),
     };
-    let mut call = Call { daemon, request, caller, session, got, registered: None, needs: None };
-    let result = first.and_then(|first| {
-        call.needs = first;
-        if call.needs.is_some() { Ok(()) } else { call.answer() }
-    });
-    if let Some(needs) = call.needs {
-        return Step::Needs(needs);
-    }
-    let (request, registered) = (call.request, call.registered.filter(|_| result.is_ok()));
-    let (errno, why) = result.map_or_else(|refusal| (refusal.errno, refusal.why), |()| (0, String::new()));
-    let (bound, fds, session) = match registered {
+    let mut call = Call { daemon, request, caller, session, got };
+    let opened = first.and_then(|first| first.map_or_else(|| call.answer(), |needs| Ok(Opened::Needs(needs))));
+    let (refusal, registered) = match opened {
+        Ok(Opened::Needs(needs)) => return Step::Needs(needs),
+        Ok(Opened::Done(registered)) => (None, registered),
+        Err(refusal) => (Some(refusal), None),
+    };
+    let (binding, fds, session) = match registered {
         Some(registered) => (registered.bound.encode(), registered.fds, Some(registered.session)),
         None => (Vec::new(), Vec::new(), None),
     };
-    Step::Done(Outcome { errno, answer: NetmapReply { request, reason: why, binding: bound }, fds, session })
+    let (errno, reason, passes) = refusal.map_or((0, String::new(), false), |r| (r.errno, r.why, r.passes));
+    Step::Done(Outcome { errno, answer: NetmapReply { request: call.request, reason, binding }, fds, passes, session })
 }
 
 /// Repeats the answer to REGISTER, with its descriptors, for a process that was passed the connection.
@@ -107,11 +114,11 @@ pub(crate) fn repeat_answer(daemon: &Daemon, session: Option<u64>) -> Outcome {
     let header = NmreqHeader { nr_version: NETMAP_API, nr_reqtype: NETMAP_REQ_REGISTER, ..Default::default() };
     let request = NetmapRequest::new(NETMAP_REQ_REGISTER, &name, &body);
     let request = request.unwrap_or(NetmapRequest { header, body, options: Vec::new() });
-    Outcome { errno, answer: NetmapReply { request, reason: why, binding: bound }, fds, session }
+    Outcome { errno, answer: NetmapReply { request, reason: why, binding: bound }, fds, passes: false, session }
 }
 
 impl Call<'_> {
-    fn answer(&mut self) -> Result<(), Refusal> {
+    fn answer(&mut self) -> Result<Opened, Refusal> {
         self.got = match mem::take(&mut self.got) {
             Got::Sockets(open, opened) => return register::go_on(self, *open, opened),
             got => got,
@@ -122,14 +129,15 @@ impl Call<'_> {
         options.or_else(|errno| refuse(errno, "an option does not exist, or is given twice"))?;
         let number = self.request.header.nr_reqtype;
         match HANDLERS.iter().find(|(of, ..)| *of == number) {
-            Some((.., handler)) => handler(self),
+            Some((.., Completes(handler))) => handler(self).map(|()| Opened::Done(None)),
+            Some((.., Opens(handler))) => handler(self),
             None => refuse_unserved(number, self.session),
         }
     }
 }
 
 /// Refuses a request that has no handler, with netmap's error for a port that has no control blocks.
-fn refuse_unserved(number: u16, session: Option<u64>) -> Result<(), Refusal> {
+fn refuse_unserved<T>(number: u16, session: Option<u64>) -> Result<T, Refusal> {
     match number {
         NETMAP_REQ_SYNC_KLOOP_START | NETMAP_REQ_SYNC_KLOOP_STOP if session.is_none() => {
             refuse(ENXIO, "no port is bound to this file")

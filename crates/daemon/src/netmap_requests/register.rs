@@ -7,13 +7,13 @@ use unetmap_abi::*;
 use unetmap_core::control::request::completed_info;
 use unetmap_core::errno::{EBUSY, EOPNOTSUPP};
 
-use super::call::{Call, Got, Needs, Open};
+use super::call::{Call, Got, Needs, Open, Opened};
 use super::extmem;
 use crate::ports::{Options, nic};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionMemory};
 
-pub(super) fn register(call: &mut Call<'_>) -> Result<(), Refusal> {
+pub(super) fn register(call: &mut Call<'_>) -> Result<Opened, Refusal> {
     if call.session.is_some() {
         return refuse(EBUSY, "this file has a port bound already");
     }
@@ -34,35 +34,30 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<(), Refusal> {
         Ok((extmem, opening.inspect_err(|refusal| refused(call, extmem, refusal))?))
     });
     if let RegionMemory::Wanted(wanted) = mem::take(memory) {
-        call.needs = Some(Needs::Memory(Some(wanted), rounds));
-        return Ok(());
+        return Ok(Opened::Needs(Needs::Memory(Some(wanted), rounds)));
     }
     let (extmem, opening) = begun?;
     let needed = nic::begin_to_open(call.daemon, &opening.at, &opening.selection);
     let open = Open { request: call.request.clone(), opening, extmem, offsets: options.offsets };
     match needed {
-        Some(nic) => {
-            call.needs = Some(Needs::Sockets(nic, Box::new(open)));
-            Ok(())
-        }
+        Some(nic) => Ok(Opened::Needs(Needs::Sockets(nic, Box::new(open)))),
         None => complete(call, open, Ok(())),
     }
 }
 
 /// Goes on with an open whose sockets a thread has opened, or why not.
-pub(super) fn go_on(call: &mut Call<'_>, open: Open, opened: Result<(), Refusal>) -> Result<(), Refusal> {
+pub(super) fn go_on(call: &mut Call<'_>, open: Open, opened: Result<(), Refusal>) -> Result<Opened, Refusal> {
     if opened.is_ok()
         && let Some(nic) = nic::away_behind(call.daemon, &open.opening.at)
     {
         // A thread brings it into a new state.
-        call.needs = Some(Needs::Sockets(nic, Box::new(open)));
-        return Ok(());
+        return Ok(Opened::Needs(Needs::Sockets(nic, Box::new(open))));
     }
     let opened = opened.and_then(|()| nic::check_still_given(call.daemon, &open.opening.at, call.caller));
     complete(call, open, opened)
 }
 
-fn complete(call: &mut Call<'_>, open: Open, opened: Result<(), Refusal>) -> Result<(), Refusal> {
+fn complete(call: &mut Call<'_>, open: Open, opened: Result<(), Refusal>) -> Result<Opened, Refusal> {
     let Open { request, opening, extmem, offsets } = open;
     call.request = request;
     let registered = call.daemon.finish_open(opening, opened, call.caller);
@@ -80,8 +75,7 @@ fn complete(call: &mut Call<'_>, open: Open, opened: Result<(), Refusal>) -> Res
         return refuse(EOPNOTSUPP, format!("option {kind} is not served"));
     }
     call.set_body(&registered.register);
-    call.registered = Some(registered);
-    Ok(())
+    Ok(Opened::Done(Some(registered)))
 }
 
 fn refused(call: &mut Call<'_>, extmem: Option<RegionKey>, refusal: &Refusal) {

@@ -9,7 +9,7 @@ use unetmap_core::control::ioctl::{GatheredRequest, UserMemory, version_mismatch
 use unetmap_core::control::legacy::{self, LegacyIoctl};
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::request::kind_of;
-use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, EIO, EOPNOTSUPP, EPERM};
+use unetmap_core::errno::{EBUSY, EINVAL, EIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::thread::RemoteThread;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -141,15 +141,17 @@ impl Ioctl<'_> {
                 }))
             };
             let (outcome, monitors) = self.shared.jobs.call(job).ok_or(EIO)?;
-            if outcome.errno != EAGAIN {
+            if !outcome.passes {
                 let name = request.name().unwrap_or_default();
                 let (pid, errno) = (self.caller.peer.pid, outcome.errno);
                 tracing::debug!(pid, name, errno, why = outcome.answer.reason, "request through the node");
             }
             match (outcome.errno, outcome.session) {
-                (EAGAIN, _) if start.elapsed() > QUEUE_FREE_LIMIT => return Ok((EBUSY, Some(outcome.answer.request))),
-                (EAGAIN, _) if self.shared.is_draining() => return Err(Stop::Deferred),
-                (EAGAIN, _) => std::thread::sleep(QUEUE_FREE_PAUSE),
+                _ if outcome.passes && start.elapsed() > QUEUE_FREE_LIMIT => {
+                    return Ok((EBUSY, Some(outcome.answer.request)));
+                }
+                _ if outcome.passes && self.shared.is_draining() => return Err(Stop::Deferred),
+                _ if outcome.passes => std::thread::sleep(QUEUE_FREE_PAUSE),
                 (0, Some(session)) => {
                     let register = outcome.answer.request.body_as::<NmreqRegister>().ok_or(EIO);
                     let bound = Binding::decode(&outcome.answer.binding).ok_or(EIO);

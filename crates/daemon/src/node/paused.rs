@@ -20,7 +20,6 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use unetmap_core::Interest;
-use unetmap_core::errno::EAGAIN;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 
 use super::Nodes;
@@ -31,7 +30,7 @@ use super::serve::{spawn, start_waker};
 use super::shared::Shared;
 use super::slow::run_kept;
 use crate::ports::{Daemon, monitor};
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse_for_now};
 use crate::threads;
 use crate::threads::lock;
 use crate::tuning::node::{CUT_LIMIT, PAUSE_LIMIT, PAUSE_POLL};
@@ -196,7 +195,7 @@ impl Nodes {
 }
 
 fn takes_long<T>() -> Result<T, Refusal> {
-    refuse(EAGAIN, "a request of a program at the node takes long: try again")
+    refuse_for_now("a request of a program at the node takes long: try again")
 }
 
 /// Opens the port of a file that another daemon has handed over.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqRegister;
 use unetmap_core::control::{ControlRequest as _, ServesRequest};
-use unetmap_core::errno::EAGAIN;
 use unetmap_mem::Iface;
 use unetmap_sys::process;
 use zerocopy::{FromBytes as _, IntoBytes as _};
@@ -17,7 +16,7 @@ use super::{Daemon, PortKey, Registry, Session};
 use crate::budget::{Amounts, Resource};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::endpoint::RingSelection;
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse_for_now};
 use crate::region::{RegionKey, SavedRegion};
 use crate::shared_files::{FileKey, SavedFiles};
 use crate::user_arena::UserArena;
@@ -70,7 +69,7 @@ impl Daemon {
     /// Refuses to hand over what a successor cannot take over.
     pub(crate) fn check_hand_over(&self) -> Result<(), Refusal> {
         if self.registry.all::<NicPort>().any(|port| port.here().is_none()) || !self.mediators.stopping.is_empty() {
-            return refuse(EAGAIN, "an interface is being opened or closed: try again");
+            return refuse_for_now("an interface is being opened or closed: try again");
         }
         self.vale.check_hand_over()
     }
@@ -95,9 +94,10 @@ impl Registry {
         let regions = self.regions.iter().map(|record| record.save(fds)).collect();
         let mut ports = Vec::new();
         for (key, port) in self.ports() {
-            let saved = port.save(fds).or_else(|Refusal { errno, why, .. }| {
+            let saved = port.save(fds).map_err(|refusal| {
                 let name = self.sessions.values().find(|session| session.port == *key).map(|session| &*session.name);
-                refuse(errno, format!("{}: {why}", port.record().name.as_deref().or(name).unwrap_or("a port")))
+                let name = port.record().name.as_deref().or(name).unwrap_or("a port");
+                Refusal { why: format!("{name}: {}", refusal.why), ..refusal }
             })?;
             ports.push((key.clone(), saved));
         }

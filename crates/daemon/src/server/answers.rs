@@ -243,7 +243,7 @@ impl Server {
 
     /// Has a user pay for the memory of a text that is sent to it, if it may have that.
     fn pay_for_text(&mut self, uid: u32, file: OwnedFd) -> Result<(), Refusal> {
-        let in_flight = |why| Refusal { errno: Resource::InFlight.errno(), why, option: None };
+        let in_flight = |why| Refusal::new(Resource::InFlight.errno(), why);
         self.check_in_flight(uid).map_err(in_flight)?;
         if !self.daemon.admission.has_no_budget(uid) {
             let bytes = memfd::resident_bytes(&file).or_else(|e| refuse_lack("the list cannot be sent", &e))?;

@@ -7,13 +7,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, PoisonError};
 
 use unetmap_core::control::binding::BoundRing;
-use unetmap_core::errno::EAGAIN;
 
 use super::{Nic, NicKey, SavedNic, no_such_interface, other_usage};
 use crate::descriptors::Outgoing;
 use crate::endpoint::{PortRing, RingSelection};
 use crate::ports::snapshot::{PortSnapshot, RingSnapshot};
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse_for_now};
 use crate::region::SharedPage;
 use crate::registry::{BufferRepair, Port, Record};
 
@@ -41,7 +40,7 @@ struct Away {
 
 /// Refuses what concerns an interface that is away.
 pub(super) fn refuse_away<T>() -> Result<T, Refusal> {
-    refuse(EAGAIN, "the interface is being opened or closed for another session: try again")
+    refuse_for_now("the interface is being opened or closed for another session: try again")
 }
 
 impl NicPort {

@@ -10,12 +10,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use unetmap_core::errno::EAGAIN;
 use unetmap_sys::link::Channels;
 
 use super::Nic;
 use crate::privileged;
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse_for_now};
 use crate::threads::lock;
 use crate::tuning::nic::MAX_RINGS;
 
@@ -85,7 +84,7 @@ impl Nic {
             return Ok(());
         }
         self.queue_counts.insert(self.key.netns, self.key.index, (without, with));
-        refuse(EAGAIN, "attaching the XDP program has changed the number of its queues")
+        refuse_for_now("attaching the XDP program has changed the number of its queues")
     }
 
     fn has_rings_for(&self, queues: Channels) -> bool {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use unetmap_core::errno::{EAGAIN, EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
 use unetmap_sys::xsk::{self, BindMode, Queue, SocketRings, UnboundXsk, Way};
 
@@ -16,7 +16,7 @@ use super::queue::OpenQueue;
 use super::{HEADER, Nic, XdpConfig, libc_errno};
 use crate::endpoint::{PortRing, RingSelection};
 use crate::privileged::{self, Xdp};
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse, refuse_for_now};
 
 impl Nic {
     /// Opens the socket of a queue.
@@ -150,12 +150,9 @@ impl Nic {
         let name = &self.name;
         match e.raw_os_error() {
             Some(libc_errno::ENETDOWN) => interface_down(name),
-            Some(libc_errno::EBUSY) => refuse(
-                EAGAIN,
-                format!(
-                    "queue {queue} is held by another AF_XDP socket, perhaps of a program that still has an old port open"
-                ),
-            ),
+            Some(libc_errno::EBUSY) => refuse_for_now(format!(
+                "queue {queue} is held by another AF_XDP socket, perhaps of a program that still has an old port open"
+            )),
             Some(libc_errno::ENOBUFS) => refuse(
                 ENOMEM,
                 "the packet buffers cannot be locked in memory: raise the limit (ulimit -l unlimited), or give the daemon \
