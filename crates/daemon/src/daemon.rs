@@ -6,12 +6,12 @@ use crate::caller::Caller;
 use crate::events::EventLog;
 use crate::knobs::{KnobSources, Knobs};
 use crate::ledger::Ledger;
-use crate::ports::arrival::ArrivalState;
-use crate::ports::mediators::MediatorState;
+use crate::ports::Registry;
+use crate::ports::arrival_thread::ArrivalState;
+use crate::ports::mediator_state::MediatorState;
 use crate::ports::monitor::MonitorState;
 use crate::ports::nic::{self, NicState};
 use crate::ports::vale::ValeState;
-use crate::ports::{Registry, pipe};
 use crate::refusal::Refusal;
 use crate::region::{RegionKey, RegionMemory, Scope, Sizes};
 use crate::users::Users;
@@ -106,7 +106,7 @@ impl Daemon {
     /// opened in it later.
     pub(crate) fn sizes_without_interface(&mut self, caller: &Caller) -> Sizes {
         let has_policy = self.admission.policy.is_some();
-        let may = has_policy && matches!(nic::may_have_interfaces(self, caller), Ok(true));
+        let may = has_policy && matches!(nic::may_have_interfaces(&mut self.admission, caller), Ok(true));
         let zero_copy = may && nic::expects_any_zero_copy(&mut self.nics.settings, caller);
         self.knobs.interface_sizes(0, zero_copy)
     }
@@ -114,6 +114,6 @@ impl Daemon {
     /// Returns the region of the pipes that a parent has, if it has any. A port that is created later as their parent
     /// joins it.
     pub(crate) fn region_of_pipes(&self, scope: Scope, parent: &str) -> Option<RegionKey> {
-        pipe::region_of_pipes(&self.registry, scope, parent)
+        self.registry.region_of_pipes(scope, parent)
     }
 }

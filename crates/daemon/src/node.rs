@@ -116,7 +116,7 @@ fn unmount() {
 /// The result of an operation of the broker that may be refused.
 fn done<T>(answer: io::Result<Result<T, Refused>>) -> Result<T, Refusal> {
     let answer = answer.unwrap_or_else(|e| Err((e.raw_os_error().unwrap_or(EIO), e.to_string())));
-    answer.map_err(|(errno, why)| Refusal { errno, why, option: None })
+    answer.map_err(|(errno, why)| Refusal::new(errno, why))
 }
 
 impl Nodes {
@@ -203,7 +203,9 @@ impl Nodes {
             (outcome.session, outcome.fds) = (None, Vec::new());
         }
         let session = outcome.session;
-        let board = session.map(|session| monitor::list_for_session(daemon, session)).unwrap_or_default();
+        let board = session
+            .map(|session| monitor::list_for_session(&daemon.registry, &mut daemon.monitors, session))
+            .unwrap_or_default();
         if let (Err(_), Some(session)) = (request.reply.send((outcome, board)), session) {
             daemon.close(session);
         }

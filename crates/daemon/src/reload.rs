@@ -7,7 +7,7 @@ use unetmap_core::errno::EINVAL;
 use crate::knobs::KnobChange;
 use crate::limits::Limits;
 use crate::log;
-use crate::ports::{Daemon, vale};
+use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 
 /// The results of a reload, in JSON.
@@ -35,7 +35,7 @@ pub(crate) fn reload(daemon: &mut Daemon) -> Result<Reloaded, Refusal> {
     let plan = fresh.thread_plan().clone();
     let other_plan = plan != *daemon.knobs.thread_plan();
     if other_plan {
-        vale::apply_thread_plan(daemon, plan.clone())?;
+        daemon.vale.apply_configured_plan(plan.clone())?;
     }
     let knobs = daemon.knobs.reload(fresh)?;
     log::set_verbose(daemon.knobs.verbose());

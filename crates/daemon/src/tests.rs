@@ -18,7 +18,8 @@ use unetmap_sys::socket::Peer;
 
 use crate::caller::{Caller, Namespace};
 use crate::knobs::Knobs;
-use crate::ports::pipe::{Pipe, PipeKey};
+use crate::ports::key::PipeKey;
+use crate::ports::pipe::Pipe;
 use crate::ports::vale::ValePort;
 use crate::ports::{Admission, Daemon, Options, PortKey, Registered};
 use crate::region::{RegionMemory, Sizes};

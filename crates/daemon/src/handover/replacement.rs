@@ -75,8 +75,8 @@ impl Server {
         let start = Instant::now();
         let handed_over = self
             .settle()
-            .and_then(|()| mediators::pause(&mut self.daemon))
-            .and_then(|()| arrival::pause(&mut self.daemon))
+            .and_then(|()| mediators::pause(&mut self.daemon.registry, &mut self.daemon.mediators))
+            .and_then(|()| self.daemon.arrivals.pause())
             .and_then(|()| self.hand_over(&client.fd, service, start));
         if let Err(Refusal { passes, .. }) = &handed_over {
             if *passes {

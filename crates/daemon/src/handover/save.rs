@@ -94,7 +94,7 @@ impl Server {
             nics: self.daemon.nics.save(fds),
             nodes: self.nodes.save(&parts.nodes, fds),
             mediators: parts.mediators.clone(),
-            last_monitor: self.daemon.last_monitor(),
+            last_monitor: self.daemon.monitors.last,
             switches: self.daemon.vale.save(fds),
         })
     }

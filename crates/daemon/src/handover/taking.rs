@@ -158,8 +158,8 @@ impl Server {
         daemon.mediators.paused = state.mediators;
         daemon.nics.restore(state.nics, &mut daemon.registry, &mut fds)?;
         daemon.vale.restore(state.switches, &daemon.registry, &mut fds)?;
-        monitor::check_restored(daemon, state.last_monitor)?;
-        mediators::check_paused(daemon)?;
+        monitor::check_restored(&daemon.registry, &mut daemon.monitors, state.last_monitor)?;
+        mediators::check_paused(&daemon.registry, &daemon.mediators)?;
         self.daemon.knobs.take_over(&state.knobs);
         log::set_verbose(self.daemon.knobs.verbose());
         let mark = state.after_crash.as_ref().map(|crash| fds.take(crash.mark)).transpose()?;

@@ -6,6 +6,7 @@ use unetmap_core::errno::{EINVAL, ENXIO};
 
 use super::call::Call;
 use super::extmem;
+use crate::daemon::Daemon;
 use crate::ports::{nic, vale};
 use crate::refusal::{Refusal, refuse};
 
@@ -66,8 +67,10 @@ pub(super) fn pools_info(call: &mut Call<'_>) -> Result<(), Refusal> {
 /// have one.
 pub(super) fn port_header(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, request, caller) = (call.name()?, call.body::<NmreqPortHdr>()?, call.caller);
-    let of_switch_port =
-        call.inspect(&name, Default::default(), |daemon, _| Ok(vale::header(daemon, &name, caller)))?;
+    let of_switch_port = call.inspect(&name, Default::default(), |daemon, _| {
+        let place = (daemon.admission.scope(caller), &*name);
+        Ok(vale::header(&daemon.registry, &daemon.vale, place, caller.peer.uid))
+    })?;
     let bytes = if of_switch_port > 0 { of_switch_port } else { nic::header(call.daemon, &name, caller)? };
     call.set_body(&NmreqPortHdr { nr_hdr_len: bytes.into(), ..request });
     Ok(())
@@ -76,13 +79,17 @@ pub(super) fn port_header(call: &mut Call<'_>) -> Result<(), Refusal> {
 /// PORT_HDR_SET.
 pub(super) fn set_port_header(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, request) = (call.name()?, call.body::<NmreqPortHdr>()?);
-    let of_switch_port = vale::exists(call.daemon, &name, call.caller);
+    let scope = call.daemon.admission.scope(call.caller);
+    let of_switch_port = vale::exists(&call.daemon.registry, scope, &name);
     if !of_switch_port && name.starts_with(NM_BDG_NAME) && name.contains(':') {
         return refuse(ENXIO, "there is no switch that has this port");
     }
     call.daemon.settings_changed = true;
     match request.nr_hdr_len {
-        bytes @ (0 | 10 | 12) if of_switch_port => vale::set_header(call.daemon, &name, bytes as u8, call.caller),
+        bytes @ (0 | 10 | 12) if of_switch_port => {
+            let Daemon { registry, vale, .. } = &mut *call.daemon;
+            vale::set_header(registry, vale, (scope, &name), bytes as u8, call.caller)
+        }
         bytes @ (0 | 10 | 12) => nic::set_header(call.daemon, &name, bytes as u8, call.caller),
         other => refuse(EINVAL, format!("a virtio-net header has 0, 10 or 12 bytes, not {other}")),
     }

@@ -81,7 +81,10 @@ pub(crate) fn answer(
 ) -> Step {
     let first = match got {
         Got::Sockets(..) => Ok(None),
-        _ => first_need(daemon, Named::of_request(&request), caller, &got),
+        _ => {
+            let open = (&daemon.registry, &daemon.nics.work);
+            first_need(&mut daemon.admission, open, Named::of_request(&request), caller, &got)
+        }
     };
     let mut call = Call { daemon, request, caller, session, got };
     let opened = first.and_then(|first| first.map_or_else(|| call.answer(), |needs| Ok(Opened::Needs(needs))));

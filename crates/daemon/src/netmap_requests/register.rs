@@ -9,6 +9,7 @@ use unetmap_core::errno::{EBUSY, EOPNOTSUPP};
 
 use super::call::{Call, Got, Needs, Open, Opened};
 use super::extmem;
+use crate::daemon::Daemon;
 use crate::ports::{Options, nic};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionMemory};
@@ -37,7 +38,10 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<Opened, Refusal> {
         return Ok(Opened::Needs(Needs::Memory(Some(wanted), rounds)));
     }
     let (extmem, opening) = begun?;
-    let needed = nic::begin_to_open(call.daemon, &opening.at, &opening.selection);
+    let needed = {
+        let Daemon { registry, nics, .. } = &mut *call.daemon;
+        nic::begin_to_open(registry, &mut nics.work, &opening.at, &opening.selection)
+    };
     let open = Open { request: call.request.clone(), opening, extmem, offsets: options.offsets };
     match needed {
         Some(nic) => Ok(Opened::Needs(Needs::Sockets(nic, Box::new(open)))),
@@ -48,12 +52,13 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<Opened, Refusal> {
 /// Goes on with an open whose sockets a thread has opened, or why not.
 pub(super) fn go_on(call: &mut Call<'_>, open: Open, opened: Result<(), Refusal>) -> Result<Opened, Refusal> {
     if opened.is_ok()
-        && let Some(nic) = nic::away_behind(call.daemon, &open.opening.at)
+        && let Some(nic) = nic::away_behind(&call.daemon.registry, &open.opening.at)
     {
         // A thread brings it into a new state.
         return Ok(Opened::Needs(Needs::Sockets(nic, Box::new(open))));
     }
-    let opened = opened.and_then(|()| nic::check_still_given(call.daemon, &open.opening.at, call.caller));
+    let Daemon { admission, registry, .. } = &mut *call.daemon;
+    let opened = opened.and_then(|()| nic::check_still_given(admission, registry, &open.opening.at, call.caller));
     complete(call, open, opened)
 }
 

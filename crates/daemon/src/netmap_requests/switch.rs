@@ -5,13 +5,15 @@ use unetmap_abi::*;
 use unetmap_core::control::NetmapRequest;
 
 use super::call::Call;
-use crate::ports::vale::{self, attach_requests, persistent};
+use crate::ports::vale::{self, attach_requests, persistent_requests};
 use crate::refusal::Refusal;
 
 /// VALE_LIST.
 pub(super) fn list(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, request) = (call.name()?, call.body::<NmreqValeList>()?);
-    let (name, found) = vale::list_next(call.daemon, &name, &request, call.caller)?;
+    let daemon = &*call.daemon;
+    let (name, found) =
+        vale::list_next(&daemon.registry, &daemon.vale, daemon.admission.scope(call.caller), &name, &request)?;
     call.set_body(&found);
     if let Ok(named) = NetmapRequest::new(NETMAP_REQ_VALE_LIST, &name, &call.request.body) {
         call.request.header.nr_name = named.header.nr_name;
@@ -38,13 +40,13 @@ pub(super) fn detach(call: &mut Call<'_>) -> Result<(), Refusal> {
 /// VALE_NEWIF.
 pub(super) fn create_persistent(call: &mut Call<'_>) -> Result<(), Refusal> {
     let (name, request) = (call.name()?, call.body()?);
-    persistent::create(call.daemon, &name, request, call.caller)
+    persistent_requests::create(call.daemon, &name, request, call.caller)
 }
 
 /// VALE_DELIF.
 pub(super) fn delete_persistent(call: &mut Call<'_>) -> Result<(), Refusal> {
     let name = call.name()?;
-    persistent::delete(call.daemon, &name, call.caller)
+    persistent_requests::delete(call.daemon, &name, call.caller)
 }
 
 /// VALE_POLLING_ENABLE.

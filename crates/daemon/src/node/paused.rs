@@ -201,7 +201,7 @@ fn takes_long<T>() -> Result<T, Refusal> {
 /// Opens the port of a file that another daemon has handed over.
 fn open_again(daemon: &mut Daemon, node: &Shared, file: &File, session: u64) -> Result<(), String> {
     let (name, registered) = daemon.repeat_answer(session).map_err(|refusal| refusal.why)?;
-    let monitors = monitor::list_for_session(daemon, session);
+    let monitors = monitor::list_for_session(&daemon.registry, &mut daemon.monitors, session);
     let binding = (registered.register, &registered.bound, registered.fds);
     let port =
         node.open_port(&name, binding, monitors).map_err(|errno| io::Error::from_raw_os_error(errno).to_string())?;

@@ -24,17 +24,21 @@ use unetmap_core::control::binding::{BoundPool, BoundRing};
 use unetmap_core::errno::EINVAL;
 use unetmap_sys::Doorbell;
 
-use super::copied_end::{self, CopiedEnd};
-use super::mediated::{self, Mediated, SavedMediated};
-use super::monitor::{self, Mover, SavedMonitor};
+use super::copied_end::CopiedEnd;
+use super::key::{EndpointKey, Mover, PipeKey, PortKey};
+use super::mediated::{Mediated, SavedMediated};
+use super::monitor::{self, SavedMonitor};
 use super::nic::{self, NicKey, NicPort, SavedNic};
 use super::null::NullPort;
-use super::pipe::Pipe;
-use super::port::{AnyPort, EndpointKey, Kind as _, PortKey, Registry};
+use super::pipe::{Pipe, endpoint_index};
+use super::pipes::{self, Purpose};
+use super::port::{AnyPort, Kind as _, Registry};
+use super::register::Asked;
 use super::sink::Sink;
 use super::snapshot::PortSnapshot;
 use super::vale::{self, SavedValePort};
-use super::{arrival, pipe_rings};
+use super::{arrival, copying, interfaces, pipe_rings, sinks};
+use crate::caller::Caller;
 use crate::daemon::Daemon;
 use crate::descriptors::{Incoming, Outgoing, invalid};
 use crate::endpoint::{Endpoint, PortRing, RingSelection};
@@ -236,7 +240,7 @@ impl AnyPort {
     pub(super) fn is_releasable(&self, registry: &Registry) -> bool {
         match self {
             AnyPort::Nic(port) => port.is_releasable(),
-            AnyPort::Monitor(port) => port.is_releasable(registry),
+            AnyPort::Monitor(port) => port.is_releasable(registry.endpoint(port.watched()).ok().map(|(of, _)| of)),
             AnyPort::Vale(_)
             | AnyPort::Persistent(_)
             | AnyPort::Mediated(_)
@@ -252,10 +256,13 @@ impl AnyPort {
     fn release(self, daemon: &mut Daemon) -> Vec<Arc<Endpoint>> {
         match self {
             AnyPort::Nic(port) => {
-                nic::unwatch_if_unused(daemon, port.key.netns);
+                daemon.nics.unwatch_if_unused(&daemon.registry, &daemon.vale.persistent, port.key.netns);
                 AnyPort::Nic(port).into_record().into_endpoints()
             }
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.release(daemon),
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => {
+                let region = daemon.registry.regions.get_mut(port.record.region);
+                daemon.vale.release(port, region)
+            }
             AnyPort::Mediated(_)
             | AnyPort::Pipe(_)
             | AnyPort::CopiedEnd(_)
@@ -299,7 +306,7 @@ impl AnyPort {
         let mem_id = daemon.registry.regions.mem_id(self.record().region);
         vec![match self {
             AnyPort::Nic(port) => port.snapshot(mem_id),
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.snapshot(mem_id, &daemon.vale),
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.snapshot(mem_id, daemon.vale.thread_and_cpu(port)),
             AnyPort::Mediated(port) => {
                 let nic = daemon.registry.get::<NicPort>(&PortKey::Nic(port.nic()));
                 port.snapshot(mem_id, nic.and_then(|nic| nic.describe(mem_id)))
@@ -349,22 +356,30 @@ impl SavedPort {
         };
         let record = self.record.restore(endpoints, &registry.regions, fds)?;
         Ok(match key {
-            PortKey::Nic(nic) => AnyPort::Nic(of_value::<SavedNic>(self.kind)?.restore(record, *nic, registry, fds)?),
+            PortKey::Nic(nic) => {
+                let (nic, sent) = of_value::<SavedNic>(self.kind)?.restore(record, *nic, &registry.regions, fds)?;
+                AnyPort::Nic(NicPort::new(nic, sent))
+            }
             PortKey::Vale(_) => {
-                AnyPort::Vale(of_value::<SavedValePort>(self.kind)?.restore(record, key, registry, fds)?)
+                AnyPort::Vale(of_value::<SavedValePort>(self.kind)?.restore(record, key, &registry.regions, fds)?)
             }
-            PortKey::Persistent(_) => {
-                AnyPort::Persistent(of_value::<SavedValePort>(self.kind)?.restore(record, key, registry, fds)?)
-            }
+            PortKey::Persistent(_) => AnyPort::Persistent(of_value::<SavedValePort>(self.kind)?.restore(
+                record,
+                key,
+                &registry.regions,
+                fds,
+            )?),
             PortKey::Mediated(of) => {
-                AnyPort::Mediated(of_value::<SavedMediated>(self.kind)?.restore(record, of, registry)?)
+                let saved = of_value::<SavedMediated>(self.kind)?;
+                let of_interface = registry.usage_of_interface(saved.nic());
+                AnyPort::Mediated(saved.restore(record, of, of_interface)?)
             }
             PortKey::Pipe(pipe) => AnyPort::Pipe(Port { record, kind: Pipe { key: pipe.clone() } }),
             PortKey::CopiedEnd(end) => AnyPort::CopiedEnd(CopiedEnd::restore(record, end)?),
             PortKey::Null(..) => AnyPort::Null(Port { record, kind: NullPort }),
             PortKey::Sink(..) => AnyPort::Sink(Port { record, kind: of_value::<Sink>(self.kind)? }),
             PortKey::Monitor(id) => {
-                AnyPort::Monitor(of_value::<SavedMonitor>(self.kind)?.restore(record, *id, registry, fds)?)
+                AnyPort::Monitor(of_value::<SavedMonitor>(self.kind)?.restore(record, *id, &registry.regions, fds)?)
             }
         })
     }
@@ -417,14 +432,65 @@ impl Registry {
 }
 
 impl Daemon {
+    /// Finds the pipe, the interface or the switch port, or creates it.
+    pub(super) fn find_or_create(
+        &mut self,
+        spec: &PortSpec,
+        request: &mut Asked<'_>,
+        caller: &Caller,
+        purpose: Purpose,
+    ) -> Result<EndpointKey, Refusal> {
+        match (&spec.pipe, spec.kind) {
+            (Some(pipe), _) => pipes::find_or_create(self, (&spec.parent, pipe), request, caller, purpose),
+            (None, PortKind::Vale) => vale::find_or_create(self, spec, request, caller),
+            (None, PortKind::Netmap) => match sinks::number(&self.admission, &spec.parent, caller)? {
+                Some(number) => sinks::find_or_create(self, number, request, caller),
+                None => interfaces::find_or_create(self, spec, request, caller),
+            },
+        }
+    }
+
+    /// Returns the port that a program has open under the name in `spec`. For a mediated interface it is the daemon's
+    /// port.
+    pub(super) fn find_open_port(&mut self, spec: &PortSpec, caller: &Caller) -> Result<EndpointKey, Refusal> {
+        let at = match (&spec.pipe, spec.kind) {
+            (Some(pipe), _) => {
+                let interface = nic::admitted_interface(&mut self.admission, &mut self.nics, &spec.parent, caller)?;
+                let (scope, _) = pipes::owner(&mut self.admission, &spec.parent, interface, caller)?;
+                let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
+                let key = pipes::find(&self.registry, &self.admission, &key, caller).unwrap_or(key);
+                let index = endpoint_index(pipe.role);
+                let copied = pipes::copied_end(&self.registry, &key, index);
+                copied.unwrap_or(EndpointKey { port: PortKey::Pipe(key), index })
+            }
+            (None, PortKind::Vale) => {
+                let key = vale::key_of(&mut self.admission, &spec.parent, caller)?;
+                vale::program_port(&self.vale, key).into()
+            }
+            (None, PortKind::Netmap) => match sinks::number(&self.admission, &spec.parent, caller)? {
+                Some(number) => PortKey::Sink(self.admission.scope(caller), number).into(),
+                None => match interfaces::find_open_interface(self, &spec.parent, caller)? {
+                    Some(port) => port.into(),
+                    None => return not_open(),
+                },
+            },
+        };
+        match self.registry.endpoint(&at) {
+            Ok((endpoint, _)) if endpoint.in_use() => Ok(at),
+            _ => not_open(),
+        }
+    }
+
     /// Does what a kind does after a session was opened, besides binding.
     pub(super) fn session_opened(&mut self, at: &EndpointKey) -> Result<(), Refusal> {
         match &at.port {
-            PortKey::Mediated(key) if at.index == 0 => mediated::update_threads(self, key),
-            PortKey::CopiedEnd(key) if at.index == key.index => copied_end::session_opened(self, key),
-            PortKey::Persistent(hidden) => vale::persistent::connect_ends(self, *hidden),
+            PortKey::Mediated(key) if at.index == 0 => copying::update_threads(self, key),
+            PortKey::CopiedEnd(key) if at.index == key.index => copying::copied_end_opened(self, key),
+            PortKey::Persistent(hidden) => {
+                vale::persistent_ends::connect_ends(&mut self.registry, &mut self.vale, *hidden)
+            }
             PortKey::Monitor(id) => {
-                monitor::notify_watched(self, *id);
+                monitor::notify_watched(&self.registry, &self.monitors, *id);
                 if let Some(watched) = monitor::watched_port(&self.registry, *id) {
                     arrival::update_threads(self, &watched);
                 }
@@ -446,10 +512,12 @@ impl Daemon {
     /// A session of a user is closed: a header that it has set for its programs ends with the last one.
     pub(super) fn end_own_header(&mut self, port: &PortKey, uid: u32) {
         match port {
-            PortKey::Persistent(hidden) => vale::persistent_header::end_own_header(self, *hidden),
+            PortKey::Persistent(hidden) => {
+                vale::persistent_header::end_own_header(&self.registry, &mut self.vale, *hidden);
+            }
             PortKey::Nic(_) | PortKey::Mediated(_) => {
                 let nic = self.registry.interface_of(port);
-                nic.into_iter().for_each(|nic| nic::end_own_header(self, nic, port, uid));
+                nic.into_iter().for_each(|nic| nic::end_own_header(&self.registry, &mut self.nics, nic, port, uid));
             }
             PortKey::Vale(_)
             | PortKey::Pipe(_)
@@ -463,9 +531,10 @@ impl Daemon {
     /// Does what a kind does after a session was closed, besides unbinding.
     pub(super) fn session_closed(&mut self, at: &EndpointKey, name: &str) {
         match &at.port {
-            PortKey::Mediated(key) if at.index == 0 => mediated::session_closed(self, key, name),
+            PortKey::Mediated(key) if at.index == 0 => copying::program_closed(self, key, name),
             PortKey::Persistent(hidden) => {
-                if let Err(e) = vale::persistent::connect_ends(self, *hidden) {
+                let connected = vale::persistent_ends::connect_ends(&mut self.registry, &mut self.vale, *hidden);
+                if let Err(e) = connected {
                     tracing::error!(name, "the host is not connected with its switch again: {}", e.why);
                 }
             }
@@ -487,10 +556,10 @@ impl Daemon {
     fn before_release(&mut self, key: &PortKey) {
         match key {
             PortKey::Nic(key) => self.nics.work.check_later(*key),
-            PortKey::Mediated(key) => mediated::stop_threads_if_unused(self, key),
-            PortKey::CopiedEnd(key) => copied_end::stop_if_unused(self, key),
+            PortKey::Mediated(key) => copying::stop_mediated_if_unused(self, key),
+            PortKey::CopiedEnd(key) => copying::stop_copied_end_if_unused(self, key),
             PortKey::Monitor(id) => {
-                monitor::close_if_unused(self, *id);
+                monitor::close_if_unused(&mut self.registry, &self.monitors, *id);
                 if let Some(watched) = monitor::watched_port(&self.registry, *id) {
                     arrival::update_threads(self, &watched);
                 }
@@ -520,4 +589,8 @@ impl Daemon {
         let endpoints = port.release(self);
         self.registry.free_endpoints(region, endpoints);
     }
+}
+
+fn not_open<T>() -> Result<T, Refusal> {
+    refuse(EINVAL, "no program has the port open, so there is nothing to monitor (open the port itself first)")
 }

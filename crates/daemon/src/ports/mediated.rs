@@ -11,30 +11,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
-use unetmap_abi::{NR_ACCEPT_VNET_HDR, NR_REG_ONE_NIC, NR_REG_ONE_SW, NmreqRegister, PipeRole};
-use unetmap_sys::link::Link;
+use unetmap_abi::{NR_ACCEPT_VNET_HDR, NR_REG_ONE_SW, NmreqRegister};
 
-use super::mediator::{Directions, LostPackets, MediatorThread, PairBytes, Prepared, RingPair, SavedLost};
-use super::nic::{self, NicKey};
+use super::key::MediatedKey;
+use super::mediator::{LostPackets, MediatorThread, PairBytes, Prepared, RingPair, SavedLost};
+use super::nic::{NicKey, refuse_header};
 use super::snapshot::{PortSnapshot, RingSnapshot};
-use super::{AnyPort, Daemon, EndpointKey, PortKey, Registry, mediators, pipe_rings};
 use crate::budget::{Amounts, Resource};
-use crate::caller::Caller;
 use crate::descriptors::invalid;
-use crate::endpoint::{Endpoint, PortRing};
 use crate::refusal::Refusal;
-use crate::region::{RegionMemory, Scope};
 use crate::registry::{Port, Record};
-
-/// Identifies a mediated interface.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub(crate) struct MediatedKey {
-    pub(crate) scope: Scope,
-    /// Its name when it was opened.
-    pub(crate) interface: String,
-    /// Distinguishes interfaces that had this name one after the other.
-    pub(crate) serial: u64,
-}
 
 /// A mediated interface.
 pub(crate) struct Mediated {
@@ -59,11 +45,16 @@ pub(crate) struct SavedMediated {
 }
 
 impl SavedMediated {
+    /// The interface behind it.
+    pub(super) fn nic(&self) -> NicKey {
+        self.nic
+    }
+
     pub(super) fn restore(
         self,
         record: Record,
         key: &MediatedKey,
-        registry: &Registry,
+        of_interface: Amounts,
     ) -> Result<Port<Mediated>, Refusal> {
         let SavedMediated { nic, header, lost, bytes } = self;
         if bytes.len() != record.endpoints[0].shape.pairs() {
@@ -71,39 +62,8 @@ impl SavedMediated {
         }
         let counted = |[out, back]: [u64; 2]| Arc::new(PairBytes { out: out.into(), back: back.into() });
         let (bytes, lost) = (bytes.into_iter().map(counted).collect(), Arc::new(LostPackets::restore(lost)));
-        Ok(Mediated { key: key.clone(), nic, header, lost, bytes }.with(record, registry))
+        Ok(Mediated { key: key.clone(), nic, header, lost, bytes }.with(record, of_interface))
     }
-}
-
-/// Creates the port, and the interface's, which the daemon opens itself.
-pub(super) fn create(
-    daemon: &mut Daemon,
-    link: &Link,
-    request: &NmreqRegister,
-    caller: &Caller,
-) -> Result<EndpointKey, Refusal> {
-    let shape = nic::new_shape(&daemon.nics, link, request, caller)?;
-    let zero_copy = nic::expects_zero_copy(&mut daemon.nics.settings, link, caller);
-    let (scope, sizes) =
-        (daemon.admission.interface_scope(caller), daemon.knobs.mediated_sizes(zero_copy).with_pipe(&shape));
-    let pipe = Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0));
-    let interface = nic::usage_for_daemon(&daemon.knobs, shape, zero_copy);
-    daemon.check_budget(scope, pipe.and(interface).and(thread_usage(shape.pairs())))?;
-    let header = nic::header_of_link(&mut daemon.nics, link, caller);
-    let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
-    let regions = &mut daemon.registry.regions;
-    let created = regions.create_private(scope, &link.name, sizes, &mut RegionMemory::AsUsed).and_then(|region| {
-        let record = daemon.registry.regions.existing_mut(region)?;
-        let created = pipe_rings::create(record, scope, (shape, PipeRole::Master), true);
-        created.inspect_err(|_| daemon.registry.free_region_if_unused(region))
-    });
-    let record = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
-    let key = MediatedKey { scope, interface: link.name.clone(), serial: nic.serial };
-    let bytes = (0..shape.pairs()).map(|_| Arc::default()).collect();
-    let port = Mediated { key: key.clone(), nic, header, lost: Arc::default(), bytes };
-    let port = AnyPort::Mediated(port.with(record, &daemon.registry));
-    daemon.registry.insert(PortKey::Mediated(key.clone()), port);
-    Ok(PortKey::Mediated(key).into())
 }
 
 /// Returns the amounts of threads, with the descriptors of the rings that they serve.
@@ -115,82 +75,21 @@ pub(super) fn thread_usage(threads: usize) -> Amounts {
 /// Of both sides: region, state page and second page, and two for each of two rings; a doorbell.
 const THREAD_DESCRIPTORS: u64 = 2 * (3 + 4) + 1;
 
-/// Finds the port of an interface that programs of `scope` have open.
-pub(super) fn find(registry: &Registry, nic: NicKey, scope: Scope) -> Option<&Port<Mediated>> {
-    registry.all::<Mediated>().find(|port| port.nic == nic && port.key.scope == scope)
-}
-
-/// Starts and stops threads, so that exactly the ring pairs are served that the program has bound.
-pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(), Refusal> {
-    let port_key = PortKey::Mediated(key.clone());
-    let Some(port) = daemon.registry.get::<Mediated>(&port_key) else { return Ok(()) };
-    let (endpoint, nic, header, lost) = (&port.record.endpoints[0], port.nic, port.header, port.lost.clone());
-    let nic_pairs = endpoint.shape.nic_pairs();
-    let ring_pair = |pair: usize| match pair.checked_sub(nic_pairs) {
-        None => (NR_REG_ONE_NIC, pair as u16),
-        Some(host) => (NR_REG_ONE_SW, host as u16),
-    };
-    let bound: Vec<(RingPair, Directions)> =
-        (0..endpoint.shape.pairs()).map(|pair| (ring_pair(pair), bound_directions(endpoint, pair))).collect();
-    let counters = port.bytes.clone();
-    for ((pair, bound), bytes) in bound.into_iter().zip(counters) {
-        let needed = (bound.tx || bound.rx).then_some(bound);
-        let running = daemon.registry.get::<Mediated>(&port_key).and_then(|port| port.thread(pair));
-        if running.map(|thread| thread.directions) == needed {
-            continue;
-        }
-        // The new sockets are opened before the old ones are closed, so that the queue stays open and no packet is
-        // lost.
-        let program = EndpointKey { port: port_key.clone(), index: 1 };
-        let interface = PortKey::Nic(nic).into();
-        let prepared = needed
-            .map(|needed| mediators::prepare(daemon, &program, &key.interface, &interface, (pair, pair.0), needed))
-            .transpose()?;
-        let port = daemon.registry.get_mut::<Mediated>(&port_key);
-        let old: Vec<_> =
-            port.into_iter().flat_map(|port| port.record.mediators.extract_if(.., |old| old.pair == pair)).collect();
-        mediators::stop(daemon, old);
-        if let Some(prepared) = prepared {
-            let thread =
-                mediators::start(daemon, &key.interface, prepared.with_header(header, lost.clone()).with_bytes(bytes))?;
-            if let Some(port) = daemon.registry.get_mut::<Mediated>(&port_key) {
-                port.record.mediators.push(thread);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The program has closed a session.
-pub(super) fn session_closed(daemon: &mut Daemon, key: &MediatedKey, name: &str) {
-    stop_threads_if_unused(daemon, key);
-    let is_open =
-        daemon.registry.get::<Mediated>(&PortKey::Mediated(key.clone())).is_some_and(Port::<Mediated>::is_open);
-    if is_open && let Err(e) = update_threads(daemon, key) {
-        tracing::warn!(name, "the rings that other sessions have bound cannot be served: {}", e.why);
-    }
-}
-
-/// Stops the threads of a port that no program has open, and closes the interface.
-pub(super) fn stop_threads_if_unused(daemon: &mut Daemon, key: &MediatedKey) {
-    let port = daemon.registry.get_mut::<Mediated>(&PortKey::Mediated(key.clone()));
-    let Some(port) = port.filter(|port| !port.is_open()) else { return };
-    let (nic, threads) = (port.nic, std::mem::take(&mut port.record.mediators));
-    mediators::stop(daemon, threads);
-    daemon.release_if_unused(&PortKey::Nic(nic));
-}
-
-/// Returns which rings of a pair the program has bound.
-fn bound_directions(endpoint: &Endpoint, pair: usize) -> Directions {
-    let is_bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
-    Directions { tx: is_bound(&endpoint.tx), rx: is_bound(&endpoint.rx) }
-}
-
 impl Mediated {
-    /// Adds it to a record. Its user is charged for the threads, and for the interface, which is in `registry` already.
-    fn with(self, record: Record, registry: &Registry) -> Port<Mediated> {
-        let threads = thread_usage(record.endpoints[0].shape.pairs());
-        let other_usage = threads.and(registry.usage_of_interface(self.nic));
+    /// A port without packets yet; see [`Mediated::with`].
+    pub(super) fn new(
+        key: MediatedKey,
+        (nic, header): (NicKey, u8),
+        record: Record,
+        of_interface: Amounts,
+    ) -> Port<Mediated> {
+        let bytes = (0..record.endpoints[0].shape.pairs()).map(|_| Arc::default()).collect();
+        Mediated { key, nic, header, lost: Arc::default(), bytes }.with(record, of_interface)
+    }
+
+    /// Adds it to a record. Its user is charged for the threads, and for the interface.
+    fn with(self, record: Record, of_interface: Amounts) -> Port<Mediated> {
+        let other_usage = thread_usage(record.endpoints[0].shape.pairs()).and(of_interface);
         Port { record: Record { other_usage, ..record }, kind: self }
     }
 
@@ -206,7 +105,7 @@ impl Port<Mediated> {
     }
 
     /// The thread that serves a ring pair.
-    fn thread(&self, pair: RingPair) -> Option<&MediatorThread> {
+    pub(super) fn thread(&self, pair: RingPair) -> Option<&MediatorThread> {
         self.record.mediators.iter().find(|thread| thread.pair == pair)
     }
 
@@ -219,7 +118,7 @@ impl Port<Mediated> {
     }
 
     /// Whether a program has it open.
-    fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.record.endpoints[0].in_use()
     }
 
@@ -233,7 +132,7 @@ impl Port<Mediated> {
     /// Refuses a program that does not accept the header.
     pub(super) fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
         if self.header > 0 && request.nr_flags & NR_ACCEPT_VNET_HDR == 0 {
-            return nic::refuse_header(self.header);
+            return refuse_header(self.header);
         }
         Ok(())
     }

@@ -9,7 +9,6 @@ use std::mem;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use unetmap_abi::{NR_REG_ONE_NIC, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NmreqRegister};
 use unetmap_core::errno::{EBUSY, ENOMEM};
 use unetmap_core::{InDaemon, Port};
@@ -18,8 +17,10 @@ use unetmap_sys::{process, socket};
 
 use super::mediated::Mediated;
 use super::mediator::{Directions, MediatorThread, Prepared, RingPair, Stopping};
+pub(crate) use super::mediator_state::{DAEMON_HOLDER, MediatorState, PausedThread};
+use super::monitor::MonitorState;
 use super::nic::Nic;
-use super::sessions::{Options, Registered};
+use super::register::{Options, Registered};
 use super::{Daemon, EndpointKey, PortKey, Registry, monitor};
 use crate::caller::Caller;
 use crate::descriptors::invalid;
@@ -27,41 +28,24 @@ use crate::refusal::{Refusal, refuse};
 use crate::registry::Record;
 use crate::tuning::thread_waits::RETIRED_POLL;
 
-/// The daemon's own holder ID, which no client gets.
-pub(crate) const DAEMON_HOLDER: u32 = u32::MAX;
-
-/// Threads that the daemon has stopped, or pauses while it is replaced.
-#[derive(Default)]
-pub(crate) struct MediatorState {
-    /// Threads that were stopped and have not ended yet.
-    pub(super) stopping: Vec<Stopping>,
-    /// Threads that are stopped while the daemon is replaced.
-    pub(crate) paused: Vec<PausedThread>,
-    /// Whether threads that were to be paused were held up: each is started again when it has ended.
-    held: bool,
-}
-
-/// Stops threads, all at the same time, and closes their sessions: at once, or, of a thread that is held up, when it
-/// has ended.
-pub(crate) fn stop(daemon: &mut Daemon, threads: impl IntoIterator<Item = MediatorThread>) {
-    let stopping: Vec<Stopping> = threads.into_iter().map(MediatorThread::stop).collect();
-    let (ended, waiting): (Vec<_>, Vec<_>) = stopping.into_iter().partition(Stopping::wait);
-    daemon.mediators.stopping.extend(waiting);
-    close_all(daemon, ended);
-}
-
-fn close_all(daemon: &mut Daemon, ended: Vec<Stopping>) {
-    let sessions: Vec<u64> = ended.into_iter().flat_map(Stopping::join).collect();
-    sessions.into_iter().for_each(|session| daemon.close(session));
-}
-
 impl Daemon {
+    /// Stops threads, and closes their sessions.
+    pub(super) fn stop_mediators(&mut self, threads: impl IntoIterator<Item = MediatorThread>) {
+        let sessions = self.mediators.stop(threads);
+        self.close_all(sessions);
+    }
+
+    fn close_all(&mut self, sessions: impl IntoIterator<Item = u64>) {
+        sessions.into_iter().collect::<Vec<_>>().into_iter().for_each(|session| self.close(session));
+    }
+
     /// Closes the sessions of threads that have ended since they were stopped, and starts those again that were to be
     /// paused; returns the time until the next look, if others have not ended.
     pub(crate) fn end_stopped_mediators(&mut self) -> Option<Duration> {
-        let (ended, waiting) = mem::take(&mut self.mediators.stopping).into_iter().partition(Stopping::has_ended);
+        let (ended, waiting): (Vec<_>, Vec<_>) =
+            mem::take(&mut self.mediators.stopping).into_iter().partition(Stopping::has_ended);
         self.mediators.stopping = waiting;
-        close_all(self, ended);
+        self.close_all(ended.into_iter().flat_map(Stopping::join));
         restart_held(self);
         (!self.mediators.stopping.is_empty() || self.mediators.held).then_some(RETIRED_POLL)
     }
@@ -95,10 +79,10 @@ pub(crate) fn prepare(
     let program = daemon.open_session(program.clone(), name, &ring(program_mode, mirrored), &options, &caller);
     let prepared = program.and_then(|program| {
         sessions[1] = program.session;
-        adopt_both(daemon, &interface_at.port, (pair, directions), [interface, program])
+        adopt_both(&daemon.registry, &mut daemon.monitors, &interface_at.port, (pair, directions), [interface, program])
     });
     if prepared.is_err() {
-        sessions.into_iter().for_each(|session| daemon.close(session));
+        daemon.close_all(sessions);
     }
     prepared
 }
@@ -120,7 +104,7 @@ pub(super) fn start_all(
         match prepared.and_then(|prepared| start(daemon, name, prepared)) {
             Ok(thread) => threads.push(thread),
             Err(refusal) => {
-                stop(daemon, threads);
+                daemon.stop_mediators(threads);
                 return Err(refusal);
             }
         }
@@ -132,7 +116,7 @@ pub(super) fn start_all(
 pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Result<MediatorThread, Refusal> {
     let (sessions, queue) = (prepared.sessions, prepared.pair.1);
     prepared.start(name).or_else(|e| {
-        sessions.into_iter().for_each(|session| daemon.close(session));
+        daemon.close_all(sessions);
         refuse(ENOMEM, format!("no thread for queue {queue}: {e}"))
     })
 }
@@ -140,62 +124,33 @@ pub(crate) fn start(daemon: &mut Daemon, name: &str, prepared: Prepared) -> Resu
 /// Returns both sides of a ring pair for a thread: the session of an interface or pipe, `at`, and that of the program's
 /// side.
 fn adopt_both(
-    daemon: &mut Daemon,
+    registry: &Registry,
+    monitors: &mut MonitorState,
     at: &PortKey,
     of: (RingPair, Directions),
     [interface, program]: [Registered; 2],
 ) -> Result<Prepared, Refusal> {
     let sessions = [interface.session, program.session];
-    let rings = daemon.registry.nic(at).map(Nic::socket_rings).unwrap_or_default();
-    let interface = adopt(daemon, interface, rings)?;
-    Ok(Prepared::new(of, sessions, [interface, adopt(daemon, program, Vec::new())?]))
+    let rings = registry.nic(at).map(Nic::socket_rings).unwrap_or_default();
+    let interface = adopt(registry, monitors, interface, rings)?;
+    Ok(Prepared::new(of, sessions, [interface, adopt(registry, monitors, program, Vec::new())?]))
 }
 
 /// Returns the library's port for a session of the daemon's own, and the connection whose closing ends the port.
 pub(super) fn adopt(
-    daemon: &mut Daemon,
+    registry: &Registry,
+    lists: &mut MonitorState,
     registered: Registered,
     socket_rings: Vec<SocketRings>,
 ) -> Result<(Port, OwnedFd), Refusal> {
     let Registered { session, register, bound, fds, .. } = registered;
     let (own, ports) =
         socket::pair().or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
-    let monitors = monitor::list_for_session(daemon, session);
+    let monitors = monitor::list_for_session(registry, lists, session);
     let in_daemon = InDaemon { holder: DAEMON_HOLDER, monitors, socket_rings };
     let port = unetmap_core::adopt("the daemon's", register, &bound, fds, ports, in_daemon);
     let port = port.or_else(|e| refuse(e.errno(), e.to_string()))?;
     Ok((port, own))
-}
-
-/// The state with which a thread goes on.
-#[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct PausedThread {
-    /// The port whose thread it is.
-    port: PortKey,
-    pair: RingPair,
-    directions: Directions,
-    /// Of the interface, and of the side that faces the program or the switch.
-    sessions: [u64; 2],
-    /// The processor that it polls on.
-    cpu: Option<u32>,
-}
-
-impl PausedThread {
-    fn of_running(port: &PortKey, thread: &MediatorThread) -> PausedThread {
-        let MediatorThread { pair, directions, sessions, .. } = *thread;
-        PausedThread { port: port.clone(), pair, directions, sessions, cpu: thread.polling_cpu() }
-    }
-
-    pub(crate) fn sessions(&self) -> [u64; 2] {
-        self.sessions
-    }
-
-    /// Of a thread that has ended.
-    fn of_ended(port: &PortKey, thread: MediatorThread) -> PausedThread {
-        let paused = PausedThread::of_running(port, &thread);
-        thread.join();
-        paused
-    }
 }
 
 /// The running threads, for a daemon that goes on with them after a crash of this one.
@@ -232,31 +187,31 @@ impl Registry {
 }
 
 /// Stops all threads; their sessions stay open. Refuses if one is held up. [`resume`] is to follow in any case.
-pub(crate) fn pause(daemon: &mut Daemon) -> Result<(), Refusal> {
-    let threads = daemon.registry.take_mediators();
+pub(crate) fn pause(registry: &mut Registry, mediators: &mut MediatorState) -> Result<(), Refusal> {
+    let threads = registry.take_mediators();
     for (_, thread) in &threads {
         thread.pause();
-        thread.sessions.iter().for_each(|session| daemon.registry.wake(*session));
+        thread.sessions.iter().for_each(|session| registry.wake(*session));
     }
     for (port, thread) in threads {
         if thread.has_paused() {
-            daemon.mediators.paused.push(PausedThread::of_ended(&port, thread));
+            mediators.paused.push(PausedThread::of_ended(&port, thread));
         } else {
             // It may have noticed already that it is to end.
-            daemon.mediators.held = true;
-            daemon.registry.give_mediator(&port, thread);
+            mediators.held = true;
+            registry.give_mediator(&port, thread);
         }
     }
-    if daemon.mediators.held {
+    if mediators.held {
         return refuse(EBUSY, "a thread that copies packets waits for memory of a program: try again, or end it");
     }
     Ok(())
 }
 
 /// Checks what another daemon has handed over.
-pub(crate) fn check_paused(daemon: &Daemon) -> Result<(), Refusal> {
-    let (mut used, registry) = (BTreeSet::new(), &daemon.registry);
-    for PausedThread { port, sessions, .. } in &daemon.mediators.paused {
+pub(crate) fn check_paused(registry: &Registry, mediators: &MediatorState) -> Result<(), Refusal> {
+    let mut used = BTreeSet::new();
+    for PausedThread { port, sessions, .. } in &mediators.paused {
         registry.port(port)?;
         for session in sessions {
             let own = registry.sessions.get(session).is_some_and(|session| session.pid == process::pid());
@@ -274,7 +229,7 @@ pub(crate) fn resume(daemon: &mut Daemon) {
         let sessions = paused.sessions;
         if let Err(refusal) = resume_one(daemon, paused) {
             tracing::error!("a queue of an interface is not served any more: {}", refusal.why);
-            sessions.into_iter().for_each(|session| daemon.close(session));
+            daemon.close_all(sessions);
         }
     }
 }
@@ -303,7 +258,7 @@ fn resume_one(daemon: &mut Daemon, paused: PausedThread) -> Result<(), Refusal> 
     };
     let (name, interface) = daemon.repeat_answer(sessions[0])?;
     let (_, program) = daemon.repeat_answer(sessions[1])?;
-    let prepared = adopt_both(daemon, &at, (pair, directions), [interface, program])?;
+    let prepared = adopt_both(&daemon.registry, &mut daemon.monitors, &at, (pair, directions), [interface, program])?;
     let prepared = match daemon.registry.get::<Mediated>(&port) {
         Some(mediated) => mediated.equip(prepared),
         None => prepared,

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Which port a name means: one that exists, or one that is created.
+//! Opening a port by its name, and questions about ports.
 
 use unetmap_abi::*;
 use unetmap_core::control::request::FORCE;
 use unetmap_core::errno::EINVAL;
 
-use super::copied_end;
-use super::pipe::{self, PipeKey, Purpose, endpoint_index};
-use super::port::{EndpointKey, PortKey};
-use super::sessions::{Asked, Opening, Options};
-use super::{mediated, monitor, nic, null, sink, vale};
+use super::key::parse_port_name;
+use super::pipes::Purpose;
+use super::register::{Asked, Opening, Options};
+use super::{monitor, nic, sinks};
 use crate::caller::Caller;
 use crate::daemon::Daemon;
-use crate::policy::Access;
 use crate::refusal::{Refusal, refuse};
 use crate::region::RegionMemory;
 
@@ -37,9 +35,11 @@ impl Daemon {
             );
         }
         let at = if request.nr_flags & (NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON) != 0 {
-            monitor::create(self, &spec, request, caller)?
+            monitor::check_request(request)?;
+            let watched = self.find_open_port(&spec, caller)?;
+            monitor::create(self, (watched, &spec.name), request, caller)?
         } else if request.nr_mode == NR_REG_NULL {
-            null::create(self, &spec, request, caller)?
+            sinks::create_null(self, &spec, request, caller)?
         } else {
             if !forced {
                 nic::check_default_route(self, &spec, request, caller)?;
@@ -51,24 +51,6 @@ impl Daemon {
         };
         let chosen = self.choose_rings(at.clone(), name, request, options);
         chosen.inspect_err(|_| self.release_if_unused(&at.port))
-    }
-
-    /// Finds the pipe, the interface or the switch port, or creates it.
-    fn find_or_create(
-        &mut self,
-        spec: &PortSpec,
-        request: &mut Asked<'_>,
-        caller: &Caller,
-        purpose: Purpose,
-    ) -> Result<EndpointKey, Refusal> {
-        match (&spec.pipe, spec.kind) {
-            (Some(pipe), _) => pipe::find_or_create(self, (&spec.parent, pipe), request, caller, purpose),
-            (None, PortKind::Vale) => vale::find_or_create(self, spec, request, caller),
-            (None, PortKind::Netmap) => match sink::number(&self.admission, &spec.parent, caller)? {
-                Some(number) => sink::find_or_create(self, number, request, caller),
-                None => nic::find_or_create(self, spec, request, caller),
-            },
-        }
     }
 
     /// Answers a question about a port without opening it, even if another session has it exclusively. A port that does
@@ -86,60 +68,4 @@ impl Daemon {
         self.release_if_unused(&at.port);
         answer
     }
-}
-
-/// Parses a name as requests carry it: without ring numbers, flags, region or options.
-pub(crate) fn parse_port_name(name: &str) -> Result<PortSpec, Refusal> {
-    let with_prefix =
-        if name.starts_with(NM_BDG_NAME) && name.contains(':') { name.into() } else { format!("netmap:{name}") };
-    // The client has already interpreted a '-'.
-    match PortSpec::parse_with(&with_prefix, |_| true) {
-        Ok(spec) if spec.name == name => Ok(spec),
-        Ok(_) => refuse(EINVAL, "a request names only the port, without rings, flags or options"),
-        Err(e) => refuse(EINVAL, e.message()),
-    }
-}
-
-/// Returns the port that a program has open under the name in `spec`. For a mediated interface it is the daemon's port.
-pub(super) fn find_open_port(daemon: &mut Daemon, spec: &PortSpec, caller: &Caller) -> Result<EndpointKey, Refusal> {
-    let at = match (&spec.pipe, spec.kind) {
-        (Some(pipe), _) => {
-            let interface = nic::admitted_interface(daemon, &spec.parent, caller)?;
-            let (scope, _) = pipe::owner(daemon, &spec.parent, interface, caller)?;
-            let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
-            let key = pipe::find(daemon, &key, caller).unwrap_or(key);
-            let index = endpoint_index(pipe.role);
-            let copied = copied_end::find(&daemon.registry, &key, index);
-            copied.unwrap_or(EndpointKey { port: PortKey::Pipe(key), index })
-        }
-        (None, PortKind::Vale) => {
-            let key = vale::key_of(daemon, &spec.parent, caller)?;
-            vale::program_port(&daemon.vale, key).into()
-        }
-        (None, PortKind::Netmap) => match sink::number(&daemon.admission, &spec.parent, caller)? {
-            Some(number) => PortKey::Sink(daemon.admission.scope(caller), number).into(),
-            None => find_open_interface(daemon, &spec.parent, caller)?.into(),
-        },
-    };
-    match daemon.registry.endpoint(&at) {
-        Ok((endpoint, _)) if endpoint.in_use() => Ok(at),
-        _ => not_open(),
-    }
-}
-
-fn find_open_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<PortKey, Refusal> {
-    let (link, access) = nic::admitted(daemon, name, caller)?;
-    if let Some(hidden) = vale::persistent::of_link(&daemon.vale, &link, caller)? {
-        return Ok(PortKey::Persistent(hidden));
-    }
-    let scope = daemon.admission.interface_scope(caller);
-    let Some(nic) = nic::find(daemon, caller.netns_id(), link.index)? else { return not_open() };
-    // One that the caller may open directly can be mediated, too: because of its header, or by an old kernel.
-    let is_direct = access == Access::Direct && nic.scope == scope;
-    let is_own = is_direct || mediated::find(&daemon.registry, nic.key, scope).is_some();
-    if is_own { Ok(PortKey::Nic(nic.key)) } else { nic::in_use(daemon, nic) }
-}
-
-fn not_open<T>() -> Result<T, Refusal> {
-    refuse(EINVAL, "no program has the port open, so there is nothing to monitor (open the port itself first)")
 }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! A port of any kind, how it is named in the registry, and how a port of one kind is found there.
+//! A port of any kind, and how a port of one kind is found in the registry.
 
-use serde::{Deserialize, Serialize};
-
-use super::copied_end::{CopiedEnd, CopiedEndKey};
-use super::mediated::{Mediated, MediatedKey};
+use super::copied_end::CopiedEnd;
+use super::key::{EndpointKey, PipeKey, PortKey};
+use super::mediated::Mediated;
 use super::monitor::Monitor;
 use super::nic::{Nic, NicKey, NicPort};
 use super::null::NullPort;
-use super::pipe::{Pipe, PipeKey};
+use super::pipe::Pipe;
 use super::sink::Sink;
 use super::vale::{ValeKey, ValePort};
 use crate::budget::Amounts;
@@ -19,40 +18,6 @@ use crate::registry::{self, Port, Record};
 
 pub(crate) type Registry = registry::Registry<PortKey, AnyPort>;
 pub(crate) type Session = registry::Session<PortKey>;
-
-/// Identifies a port. Snapshots list ports in this order.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub(crate) enum PortKey {
-    /// A network interface.
-    Nic(NicKey),
-    /// A switch port.
-    Vale(ValeKey),
-    /// The end of a persistent port that programs open, by the index of its hidden end.
-    Persistent(u32),
-    /// A network interface of which the daemon runs the sockets for a program.
-    Mediated(MediatedKey),
-    Pipe(PipeKey),
-    /// An end of a pipe in another region than the pipe.
-    CopiedEnd(CopiedEndKey),
-    /// A port without a data path.
-    Null(Scope, String),
-    /// A sink, by its number.
-    Sink(Scope, u32),
-    /// A monitor, by its number. No key comes after these.
-    Monitor(u64),
-}
-
-impl PortKey {
-    /// The interface, if the port is one.
-    pub(crate) fn as_nic(&self) -> Option<NicKey> {
-        if let PortKey::Nic(nic) = self { Some(*nic) } else { None }
-    }
-
-    /// The hidden end of a persistent port, if the port is its program end.
-    pub(crate) fn as_persistent(&self) -> Option<u32> {
-        if let PortKey::Persistent(hidden) = self { Some(*hidden) } else { None }
-    }
-}
 
 /// A port of any kind. What is done with each is in `lifecycle`.
 pub(crate) enum AnyPort {
@@ -177,6 +142,52 @@ impl Registry {
         self.ports_from(&PortKey::Pipe(first)).map_while(|(_, port)| Pipe::of(port))
     }
 
+    /// The attached interfaces, each as often as rings of it are attached.
+    pub(crate) fn attached_interfaces(&self) -> impl Iterator<Item = NicKey> {
+        let attachments = self.all::<ValePort>().filter_map(|port| port.attachment.as_ref());
+        attachments.filter_map(|attachment| attachment.interface.as_nic())
+    }
+
+    /// Returns the region of the pipes that a parent has, if it has any.
+    pub(crate) fn region_of_pipes(&self, scope: Scope, parent: &str) -> Option<RegionKey> {
+        self.pipes_of(scope, parent).next()
+    }
+
+    /// The regions of a parent's pipes, one for each.
+    pub(super) fn pipes_of(&self, scope: Scope, parent: &str) -> impl Iterator<Item = RegionKey> {
+        let first = PipeKey { scope, parent: parent.into(), id: String::new() };
+        let pipes = self.pipes_from(first).take_while(move |pipe| pipe.key.scope == scope && pipe.key.parent == parent);
+        pipes.map(|pipe| pipe.record.region)
+    }
+
+    /// Returns the name of the switch port of an attached interface.
+    pub(crate) fn switch_port_of(&self, nic: NicKey) -> Option<String> {
+        self.all::<ValePort>().find(|port| port.is_wire_of(&PortKey::Nic(nic))).map(|port| port.key.name())
+    }
+
+    /// Returns the member of a switch that has this place.
+    pub(super) fn switch_port(&self, key: &ValeKey) -> Option<&Port<ValePort>> {
+        self.all::<ValePort>().find(|port| port.is_at(key))
+    }
+
+    /// The port through which the daemon gives an interface to a program.
+    pub(super) fn mediated(&self, nic: NicKey) -> Option<&Port<Mediated>> {
+        self.all::<Mediated>().find(|port| port.nic() == nic)
+    }
+
+    /// Adds a port that is created in a region. On failure the region is freed, if it has no other port.
+    pub(super) fn add(
+        &mut self,
+        key: PortKey,
+        region: RegionKey,
+        create: impl FnOnce(&mut RegionRecord) -> Result<AnyPort, Refusal>,
+    ) -> Result<(), Refusal> {
+        let created = self.regions.existing_mut(region).and_then(create);
+        let port = created.inspect_err(|_| self.free_region_if_unused(region))?;
+        self.insert(key, port);
+        Ok(())
+    }
+
     /// The interface that is this port, unless it is away.
     pub(crate) fn nic(&self, key: &PortKey) -> Option<&Nic> {
         self.get::<NicPort>(key)?.here()
@@ -197,20 +208,5 @@ impl Registry {
     pub(super) fn usage_of_interface(&self, nic: NicKey) -> Amounts {
         let Ok(nic) = self.record(&PortKey::Nic(nic)) else { return Amounts::default() };
         nic.usage_with_memory().and(self.regions.get(nic.region).map(RegionRecord::locked_buffers).unwrap_or_default())
-    }
-}
-
-/// Identifies an endpoint of a port.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct EndpointKey {
-    pub(crate) port: PortKey,
-    /// For a pipe 0 is the master and 1 the slave; for a mediated port 0 is the program's and 1 the daemon's; else 0.
-    pub(crate) index: usize,
-}
-
-impl From<PortKey> for EndpointKey {
-    /// The endpoint of a port that has one.
-    fn from(port: PortKey) -> EndpointKey {
-        EndpointKey { port, index: 0 }
     }
 }

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Sessions: opening one binds rings of a port for a client, closing it frees everything that the client held.
 
-use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use unetmap_abi::*;
-use unetmap_core::control::binding;
 use unetmap_core::errno::{ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_sys::process;
 
 use super::answer::iface_shape;
-use super::{Daemon, EndpointKey, Session, arrival, monitor};
+use super::register::{Opening, Options, Registered};
+use super::{Daemon, EndpointKey, Session, monitor};
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::caller::Caller;
 use crate::endpoint::RingSelection;
@@ -22,48 +21,9 @@ use crate::region::{Need, RegionKey, RegionMemory, Scope};
 use crate::tuning::region::{MAX_EXTRA, MAX_EXTRA_BYTES_OF_USER};
 use crate::user_arena::UserArena;
 
-/// The answer to REGISTER.
-pub(crate) struct Registered {
-    pub(crate) session: u64,
-    pub(crate) register: NmreqRegister,
-    pub(crate) bound: binding::Binding,
-    pub(crate) fds: Vec<OwnedFd>,
-    /// The grant of the option OFFSETS, if it was requested.
-    pub(crate) offsets: Option<OffsetLayout>,
-}
-
-/// A session that is being opened: its port exists, and its rings are chosen.
-pub(crate) struct Opening {
-    pub(crate) at: EndpointKey,
-    name: String,
-    request: NmreqRegister,
-    pub(crate) selection: RingSelection,
-    offsets: Option<OffsetLayout>,
-}
-
 /// The process of a session, for events.
 fn by(session: &Session) -> By {
     By { pid: session.pid, program: session.program.clone() }
-}
-
-/// A port as a request asks for it, and the memory of a region that is created for it.
-pub(crate) struct Asked<'a> {
-    pub(crate) register: NmreqRegister,
-    pub(crate) memory: &'a mut RegionMemory,
-}
-
-impl Deref for Asked<'_> {
-    type Target = NmreqRegister;
-
-    fn deref(&self) -> &NmreqRegister {
-        &self.register
-    }
-}
-
-/// The options of REGISTER.
-#[derive(Default)]
-pub(crate) struct Options {
-    pub(crate) offsets: Option<NmreqOptOffsets>,
 }
 
 impl Daemon {
@@ -260,7 +220,7 @@ impl Daemon {
 
     /// Closes a session, for whatever reason it ended, and frees everything that it held.
     pub(crate) fn close(&mut self, id: u64) {
-        arrival::stop(self, id);
+        self.arrivals.stop(id);
         let Some(session) = self.registry.sessions.remove(&id) else { return };
         let port = self.port_name(&session).to_owned();
         let at = EndpointKey { port: session.port.clone(), index: session.endpoint };
@@ -291,7 +251,8 @@ impl Daemon {
         self.registry.tidy_later(session.region, Some(session.pid));
         self.session_closed(&at, &session.name);
         self.release_if_unused(&at.port);
-        monitor::release_closed(self);
+        let closed = monitor::closed_and_unused(&self.registry);
+        closed.iter().for_each(|key| self.release_if_unused(key));
     }
 
     /// Whether a session's region lies in the arena that the node maps for its user.

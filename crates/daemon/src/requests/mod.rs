@@ -85,7 +85,8 @@ pub(crate) fn name(kind: Kind, payload: &[u8]) -> &'static str {
 fn nic(call: &mut Call<'_>) -> Reply {
     let named = NicRequest::decode(call.payload).ok().map(|request| Named::port(request.interface));
     let Some(caller) = &mut call.caller else { return Reply::Close };
-    match first_need(call.daemon, named, caller, &call.got) {
+    let daemon = &mut *call.daemon;
+    match first_need(&mut daemon.admission, (&daemon.registry, &daemon.nics.work), named, caller, &call.got) {
         Ok(Some(needs)) => Reply::Needs(needs),
         Ok(None) => call.text(nic::answer_request),
         Err(refusal) => Reply::Answer(call.refused(refusal)),

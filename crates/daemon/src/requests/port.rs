@@ -38,7 +38,7 @@ pub(super) fn repeat_answer(call: &mut Call<'_>) -> Reply {
     let rounds = if let Got::Interface(rounds) = call.got { rounds } else { 0 };
     let session = call.session.and_then(|session| call.daemon.registry.sessions.get(&session));
     let nic = session.and_then(|session| {
-        nic::away_behind(call.daemon, &EndpointKey { port: session.port.clone(), index: session.endpoint })
+        nic::away_behind(&call.daemon.registry, &EndpointKey { port: session.port.clone(), index: session.endpoint })
     });
     match nic.map(|nic| survey::wait_for(nic, rounds)) {
         Some(Ok(needs)) => Reply::Needs(needs),
@@ -66,7 +66,7 @@ pub(super) fn next_monitor(call: &mut Call<'_>) -> Reply {
     let Ok(request) = NextMonitorRequest::decode(call.payload) else {
         return Reply::Invalid(EPROTO, "the request about monitors cannot be decoded");
     };
-    Reply::Answer(match monitor::next_monitor(call.daemon, &request) {
+    Reply::Answer(match monitor::next_monitor(&call.daemon.registry, &request) {
         Ok(Some((monitor, fds))) => Answer { payload: monitor.encode(), fds, ..Default::default() },
         Ok(None) => Answer::default(),
         Err(refusal) => call.refused(refusal),

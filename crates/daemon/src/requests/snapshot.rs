@@ -9,8 +9,7 @@ use unetmap_sys::{memfd, process};
 
 use crate::handover::store::ProtectionSnapshot;
 use crate::owner::owner;
-use crate::ports::vale::persistent::persistent_snapshots;
-use crate::ports::vale::{switch_snapshots, worker_snapshots};
+use crate::ports::vale::switch_snapshots;
 use crate::ports::{Daemon, PortKey, TotalSnapshot, UserSnapshot};
 use crate::privileged;
 use crate::region::{RegionKey, RegionRecord, Scope};
@@ -147,11 +146,11 @@ impl SnapshotTask {
             connections,
             work,
         };
-        let switches = to_json(&switch_snapshots(daemon, only.map(|uid| Scope { uid, netns: 0 })));
+        let switches = to_json(&switch_snapshots(&daemon.vale, only.map(|uid| Scope { uid, netns: 0 })));
         // Persistent ports, of which `ports` has those that are open or attached.
-        let persistent = if only.is_none() { persistent_snapshots(&daemon.vale) } else { Vec::new() };
+        let persistent = if only.is_none() { daemon.vale.persistent.snapshots() } else { Vec::new() };
         let persistent = to_json(&persistent);
-        let (threads, users, general) = (to_json(&worker_snapshots(&daemon.vale)), to_json(&users), to_json(&general));
+        let (threads, users, general) = (to_json(&daemon.vale.worker_snapshots()), to_json(&users), to_json(&general));
         let totals = to_json(&totals);
         let start = format!("{{\"daemon\":{general},\"regions\":[");
         let middle = format!("],\"switches\":{switches},\"threads\":{threads},\"ports\":[");

@@ -10,7 +10,7 @@ use unetmap_sys::process;
 
 use super::call::{Call, Reply};
 use crate::ports::Daemon;
-use crate::ports::vale::{attached_ports, persistent::persistent_snapshots};
+use crate::ports::vale::attached_ports;
 use crate::refusal::{Refusal, decode, json, refuse};
 
 /// The answer.
@@ -81,6 +81,6 @@ fn open_ports(daemon: &Daemon) -> Vec<OpenPort> {
         }
     }
     ports.extend(attached_ports(&daemon.registry).into_iter().map(|port| OpenPort::Attached { port }));
-    ports.extend(persistent_snapshots(&daemon.vale).into_iter().map(|port| OpenPort::Persistent { port: port.name }));
+    ports.extend(daemon.vale.persistent.snapshots().into_iter().map(|port| OpenPort::Persistent { port: port.name }));
     ports
 }

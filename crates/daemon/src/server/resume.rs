@@ -9,7 +9,7 @@ use super::work::{Task, WATCHES, Work};
 use crate::caller::Caller;
 use crate::netmap_requests::{Got, Needs};
 use crate::ports::nic::settle::Back;
-use crate::ports::nic::{self, NicKey, settle, survey};
+use crate::ports::nic::{self, NicKey, settle};
 use crate::refusal::Refusal;
 use crate::region_preparer::Preparer;
 
@@ -38,7 +38,8 @@ impl Server {
     fn begin_wait(&mut self, number: u64, uid: u32, waiter: Waiter, needs: Needs) {
         let state = match needs {
             Needs::Survey(wanted, rounds) => {
-                survey::begin(&mut self.daemon, number, wanted.clone());
+                let nics = &mut self.daemon.nics;
+                nics.surveys.begin(&nics.work, number, wanted.clone());
                 Err(Needs::Survey(wanted, rounds))
             }
             Needs::Memory(Some(memory), rounds) => {
@@ -86,7 +87,7 @@ impl Server {
     /// Gives back what a request has that does not go on.
     pub(super) fn give_back(&mut self, number: u64, state: Result<Got, Needs>) {
         match state {
-            Err(Needs::Survey(..)) => survey::forget(&mut self.daemon, number),
+            Err(Needs::Survey(..)) => self.daemon.nics.surveys.forget(number),
             Err(Needs::Sockets(_, open)) | Ok(Got::Sockets(open, _)) => open.give_up(&mut self.daemon),
             Ok(Got::Memory(memory, _)) => {
                 self.waits.preparer.iter().zip(memory).for_each(|(preparer, memory)| preparer.free(memory));

@@ -4,9 +4,8 @@
 use std::time::{Duration, Instant};
 
 use super::{Server, open_log};
+use crate::daemon::Daemon;
 use crate::log;
-use crate::ports::nic::abandoned;
-use crate::ports::vale;
 
 impl Server {
     /// Does what is due; returns the time until more is.
@@ -15,10 +14,10 @@ impl Server {
             open_log();
         }
         let timers = [
-            vale::age_tables(&mut self.daemon),
-            vale::free_retired(&mut self.daemon),
+            self.daemon.vale.age_tables(),
+            self.daemon.vale.free_retired(&mut self.daemon.registry),
             self.daemon.end_stopped_mediators(),
-            abandoned::ask(&mut self.daemon, now),
+            self.ask_for_abandoned(now),
             self.end_silent_newcomers(now),
             self.end_accept_pause(now),
             self.end_drain(now),
@@ -26,5 +25,12 @@ impl Server {
             log::summarize(),
         ];
         timers.into_iter().flatten().min()
+    }
+
+    /// Has a thread ask whether the namespaces of attached interfaces are in use, if it is due.
+    fn ask_for_abandoned(&mut self, now: Instant) -> Option<Duration> {
+        let Daemon { registry, nics, vale, .. } = &mut self.daemon;
+        let attached = registry.attached_interfaces().filter(|nic| !vale.persistent.is_hidden_namespace(nic.netns));
+        nics.abandoned.ask(&nics.work, attached, now)
     }
 }

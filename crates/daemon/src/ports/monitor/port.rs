@@ -7,41 +7,32 @@
 //! memory that it shares with the watched programs only. A zero-copy monitor and its mirror rings lie in the watched
 //! port's region.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use unetmap_abi::*;
 use unetmap_core::control::binding::{BackendKind, BoundPool, BoundRing, ZERO_COPY};
-use unetmap_core::control::monitor::MonitorList;
-use unetmap_core::control::monitor::{MirroredRing, MonitorHead, MonitorReply, NextMonitorRequest};
-use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP};
+use unetmap_core::control::monitor::{MirroredRing, MonitorHead, MonitorList, MonitorReply};
+use unetmap_core::errno::ENOMEM;
 use unetmap_mem::{ChannelPage, SyncState};
 
-use crate::budget::Amounts;
-use crate::caller::Caller;
+use super::shape::{WatchedRing, mirror_shape, mirror_usage, pools_of};
 use crate::descriptors::invalid;
 use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
+use crate::ports::EndpointKey;
+use crate::ports::key::Mover;
 use crate::ports::snapshot::PortSnapshot;
-use crate::ports::vale::ValePort;
-use crate::ports::{AnyPort, Asked, Daemon, EndpointKey, PortKey, Registry};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{NewMemory, RegionKey, RegionRecord, Scope, SharedPage, Sizes};
+use crate::region::{NewMemory, RegionRecord, Scope, SharedPage, Sizes};
 use crate::registry::{BufferRepair, Port, Record};
 use crate::shape::EndpointShape;
-use crate::tuning::region::MAX_EXTRA;
-
-use super::shape::{mirror_shape, mirror_usage, monitor_shape, pools_of, watched_rings};
-
-/// Monitors of one port. Each makes the port's syncs longer.
-pub(super) const MAX_MONITORS: usize = 16;
 
 /// The state of all monitors.
 #[derive(Default)]
 pub(crate) struct MonitorState {
     /// The number of the monitor that was created last.
-    pub(super) last: u64,
+    pub(crate) last: u64,
     /// By session: the lists of monitors that ports run by the daemon itself read.
     pub(in crate::ports) lists: BTreeMap<u64, Arc<MonitorList>>,
 }
@@ -72,22 +63,6 @@ pub(super) enum MirrorMemory {
     Shared(OwnedFd, [BoundPool; 3]),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct WatchedRing {
-    pub(super) transmit: bool,
-    pub(super) id: usize,
-}
-
-/// By which the packets of a port reach its receive rings.
-#[derive(Clone, Copy)]
-pub(in crate::ports) enum Mover {
-    /// The program at the other end of a pipe.
-    Peer,
-    Switch,
-    /// The program, or the daemon's thread, that has the port open.
-    Program,
-}
-
 /// The source that fills the mirror ring of a watched ring: it moves the packets of this ring.
 #[derive(Clone, Copy)]
 pub(super) enum Source {
@@ -102,12 +77,6 @@ pub(super) enum Source {
 pub(super) enum Target<'a> {
     Session(usize, &'a RingSelection),
     Switch,
-}
-
-impl WatchedRing {
-    pub(super) fn of<T>(self, tx: T, rx: T) -> T {
-        if self.transmit { tx } else { rx }
-    }
 }
 
 impl Monitor {
@@ -128,6 +97,11 @@ impl Monitor {
     /// Whether it gets the watched port's buffers instead of copies.
     pub(in crate::ports) fn is_zero_copy(&self) -> bool {
         matches!(self.mirror_memory, MirrorMemory::Shared(..))
+    }
+
+    /// The endpoint that it watches.
+    pub(in crate::ports) fn watched(&self) -> &EndpointKey {
+        &self.watched
     }
 
     /// Whether it is open and its watched endpoint, `watched`, is, too.
@@ -215,191 +189,12 @@ impl Monitor {
     }
 }
 
-/// Creates a monitor of the port that `spec` names, which a program must have open.
-pub(in crate::ports) fn create(
-    daemon: &mut Daemon,
-    spec: &PortSpec,
-    request: &mut Asked<'_>,
-    caller: &Caller,
-) -> Result<EndpointKey, Refusal> {
-    if !matches!(request.nr_mode, NR_REG_ALL_NIC | NR_REG_ONE_NIC) {
-        return refuse(EINVAL, "a monitor is opened on all rings or on one; it has no host rings");
-    }
-    let zero_copy = request.nr_flags & NR_ZCOPY_MON != 0;
-    if request.nr_mem_id != 0 && !zero_copy {
-        return refuse(EINVAL, "a monitor that copies has a region of its own, whose number cannot be chosen");
-    }
-    let watched = crate::ports::names::find_open_port(daemon, spec, caller)?;
-    if daemon.registry.monitors().filter(|monitor| monitor.watches(&watched)).count() >= MAX_MONITORS {
-        return refuse(ENOMEM, format!("the port has {MAX_MONITORS} monitors already"));
-    }
-    let shared = zero_copy.then(|| shared_region(&daemon.registry, &watched, request)).transpose()?;
-    let (endpoint, watched_region) = daemon.registry.endpoint(&watched)?;
-    let (shape, rings) = (monitor_shape(endpoint, request), watched_rings(endpoint, request));
-    if rings.is_empty() {
-        return refuse(EINVAL, format!("there is no ring {} in that direction", request.nr_ringid));
-    }
-    let id = daemon.monitors.last + 1;
-    let flags = [(NR_ZCOPY_MON, "z"), (NR_MONITOR_RX, "r"), (NR_MONITOR_TX, "t")];
-    let has = |flag| request.nr_flags & flag != 0 || zero_copy;
-    let flags: String = flags.iter().filter(|(flag, _)| has(*flag)).map(|(_, name)| *name).collect();
-    let name = format!("{}/{flags}#{id}", spec.name);
-    let scope = daemon.admission.scope(caller);
-    let rx_slots = u32::from(shape.rx_rings) * shape.rx_slots.get();
-    let slots = shape.tx_slots.get() + rx_slots + request.nr_extra_bufs.min(MAX_EXTRA);
-    let mirror = mirror_shape(shape, rings.len());
-    let own_regions = if zero_copy { 0 } else { slots + mirror.all_slots() };
-    let usage = Amounts::endpoints(1, shape).and(mirror_usage(mirror)).and(Amounts::region(own_regions));
-    daemon.check_budget(scope, usage)?;
-    // A packet that fits the watched port's buffers must fit the monitor's.
-    let private = daemon.knobs.private_sizes();
-    let watched_record = daemon.registry.regions.get(watched_region);
-    let buf_size = watched_record.map_or(private.bufs.1, |record| record.region.limits().buf_size);
-    let sizes = Sizes { bufs: (private.bufs.0, buf_size), ..private };
-    let sizes = sizes.for_one_interface(1 + u32::from(shape.rx_rings), slots);
-    let region = match shared {
-        Some(region) => region,
-        None => daemon.registry.regions.create_private(scope, &name, sizes, request.memory)?,
-    };
-    let record = daemon.registry.regions.existing_mut(region)?;
-    let created = Monitor::create((record, sizes), (id, scope, name, zero_copy), shape, rings, watched);
-    let monitor = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
-    daemon.registry.insert(PortKey::Monitor(id), AnyPort::Monitor(monitor));
-    daemon.monitors.last = id;
-    Ok(PortKey::Monitor(id).into())
-}
-
-/// Returns the region of a port whose buffers a monitor can have: one that its program syncs itself.
-pub(super) fn shared_region(
-    registry: &Registry,
-    watched: &EndpointKey,
-    request: &NmreqRegister,
-) -> Result<RegionKey, Refusal> {
-    let port = registry.port(&watched.port)?;
-    if let Some(reason) = port.zero_copy_obstacle() {
-        return only_copies(reason);
-    }
-    let record = port.record();
-    if record.endpoints[watched.index].rings().any(|ring| ring.offsets().mask != 0) {
-        return only_copies("its packets begin behind the start of their buffers (OFFSETS)");
-    }
-    let mut monitors = registry.monitors().filter(|monitor| monitor.watches(watched));
-    if monitors.any(|monitor| monitor.is_zero_copy()) {
-        return refuse(EBUSY, "it has a zero-copy monitor already (one that copies can join: flags t and r)");
-    }
-    registry.regions.check_number("port", record.region, request.nr_mem_id)?;
-    Ok(record.region)
-}
-
-/// Notifies the programs and threads that fill the mirror rings that the list of monitors has changed. Afterwards the
-/// switch uses no mirror ring of a monitor that is not on the list.
-pub(in crate::ports) fn notify_watched(daemon: &Daemon, id: u64) {
-    let Some(monitor) = daemon.registry.get::<Monitor>(&PortKey::Monitor(id)) else { return };
-    let port_key = &monitor.watched.port;
-    if let Some(port) = daemon.registry.get::<ValePort>(port_key) {
-        port.set_monitors(monitors_of(daemon, port_key, Target::Switch));
-    }
-    for (session, list) in &daemon.monitors.lists {
-        if let Some(session) = daemon.registry.sessions.get(session).filter(|session| session.port == *port_key) {
-            list.set(monitors_of(daemon, port_key, Target::Session(session.endpoint, &session.selection)));
-        }
-    }
-    let Ok(watched) = daemon.registry.record(port_key) else { return };
-    for ring in monitor.watched_rings.iter().filter(|_| !monitor.watched_ended) {
-        if let Source::Endpoint(at, source) = monitor.source_of(*ring)
-            && let Some(state) = ring_state(&watched.endpoints[at], source)
-        {
-            state.monitors_changed();
-        }
-    }
-}
-
 /// Returns the state of a ring, also of an endpoint that is opened only later.
 pub(super) fn ring_state(endpoint: &Endpoint, ring: WatchedRing) -> Option<&SyncState> {
     let state = ring.of(&endpoint.tx, &endpoint.rx).get(ring.id)?.state;
     let made = endpoint.make_states();
     made.inspect_err(|e| tracing::warn!("the monitor may miss packets: {}", e.why)).ok()?;
     endpoint.state(state)
-}
-
-/// Ends the monitors of an endpoint that has ended or been closed: they deliver what their mirror rings hold, and then
-/// fail.
-pub(in crate::ports) fn end_monitors(registry: &mut Registry, watched: &EndpointKey) {
-    for monitor in registry.monitors_mut().filter(|monitor| monitor.watches(watched)) {
-        monitor.watched_ended = true;
-        // Not the transmit ring: programs that sync all rings would fail there before they have read what is left.
-        monitor.record.endpoints[0].end_receiving();
-    }
-}
-
-/// Takes a monitor that no program has open off its watched port's list.
-pub(in crate::ports) fn close_if_unused(daemon: &mut Daemon, id: u64) {
-    let monitor = daemon.registry.get_mut::<Monitor>(&PortKey::Monitor(id));
-    let Some(monitor) = monitor.filter(|monitor| !monitor.closed && !monitor.record.is_open()) else { return };
-    monitor.closed = true;
-    notify_watched(daemon, id);
-}
-
-/// The port that a monitor watches.
-pub(in crate::ports) fn watched_port(registry: &Registry, id: u64) -> Option<PortKey> {
-    registry.get::<Monitor>(&PortKey::Monitor(id)).map(|monitor| monitor.watched.port.clone())
-}
-
-/// The receive rings of an interface whose packets are copied to monitors.
-pub(in crate::ports) fn copied_receive_rings(daemon: &Daemon, port: &PortKey) -> BTreeSet<usize> {
-    let monitors = monitors_on(daemon, port).filter(|monitor| !monitor.is_zero_copy());
-    let rings = monitors.flat_map(|monitor| &monitor.watched_rings).filter(|ring| !ring.transmit);
-    rings.map(|ring| ring.id).collect()
-}
-
-/// Releases closed monitors whose mirror rings no sync uses any more.
-pub(in crate::ports) fn release_closed(daemon: &mut Daemon) {
-    let closed = daemon.registry.monitors().filter(|monitor| monitor.closed);
-    let releasable = closed.filter(|monitor| monitor.is_releasable(&daemon.registry));
-    let keys: Vec<PortKey> = releasable.map(|monitor| PortKey::Monitor(monitor.id)).collect();
-    keys.iter().for_each(|key| daemon.release_if_unused(key));
-}
-
-/// Returns the next monitor of a program's port; `None` after the last.
-pub(crate) fn next_monitor(
-    daemon: &Daemon,
-    request: &NextMonitorRequest,
-) -> Result<Option<(MonitorReply, Vec<OwnedFd>)>, Refusal> {
-    let session = daemon.registry.session_of(request.session, request.key)?;
-    let target = Target::Session(session.endpoint, &session.selection);
-    let mut monitors = monitors_on(daemon, &session.port);
-    let next = monitors.find(|monitor| monitor.id > request.after && monitor.has_mirror_for(target));
-    next.map(|monitor| monitor.describe_mirror(&monitor.record, target)).transpose()
-}
-
-/// Returns the open monitors of a port.
-pub(super) fn monitors_on<'a>(daemon: &'a Daemon, port: &'a PortKey) -> impl Iterator<Item = &'a Port<Monitor>> {
-    daemon.registry.monitors().filter(move |monitor| monitor.watches(&monitor.watched) && monitor.watched.port == *port)
-}
-
-/// Returns the monitors of a port whose mirror rings `target` fills.
-pub(super) fn monitors_of(daemon: &Daemon, port: &PortKey, target: Target<'_>) -> Vec<(MonitorReply, Vec<OwnedFd>)> {
-    let monitors = monitors_on(daemon, port).filter(|monitor| monitor.has_mirror_for(target));
-    let described = monitors.filter_map(|monitor| {
-        let described = monitor.describe_mirror(&monitor.record, target);
-        described.inspect_err(|e| tracing::warn!(monitor = monitor.id, "the monitor sees no packets: {}", e.why)).ok()
-    });
-    described.collect()
-}
-
-/// Returns the list of monitors for a session of the daemon's own. It is updated as long as the session is open.
-pub(crate) fn list_for_session(daemon: &mut Daemon, session: u64) -> Arc<MonitorList> {
-    let list = Arc::new(MonitorList::default());
-    if let Some(opened) = daemon.registry.sessions.get(&session) {
-        let target = Target::Session(opened.endpoint, &opened.selection);
-        list.set(monitors_of(daemon, &opened.port, target));
-    }
-    daemon.monitors.lists.insert(session, list.clone());
-    list
-}
-
-pub(super) fn only_copies<T>(reason: &str) -> Result<T, Refusal> {
-    refuse(EOPNOTSUPP, format!("{reason}: only a monitor that copies is possible (flags t and r, without z)"))
 }
 
 impl Monitor {
@@ -478,10 +273,11 @@ impl Port<Monitor> {
         self.mirror.state_page_file().map(|(file, _)| file).into_iter().chain(own)
     }
 
-    /// A sync that runs may still use mirror rings in the watched port's region: it holds the lock of a watched ring,
-    /// and has not observed the new list.
-    pub(in crate::ports) fn is_releasable(&self, registry: &Registry) -> bool {
-        let Ok((endpoint, _)) = registry.endpoint(&self.watched) else { return true };
+    /// Whether it can be released; `watched`: the endpoint that it watches, if it exists. A sync that runs may still
+    /// use mirror rings in the watched port's region: it holds the lock of a watched ring, and has not observed the new
+    /// list.
+    pub(in crate::ports) fn is_releasable(&self, watched: Option<&Endpoint>) -> bool {
+        let Some(endpoint) = watched else { return true };
         let not_observed = |ring: &WatchedRing| match self.source_of(*ring) {
             Source::Endpoint(_, source) => {
                 ring_state(endpoint, source).is_some_and(|state| !state.status_was_observed())

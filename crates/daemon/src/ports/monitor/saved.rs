@@ -8,15 +8,14 @@ use serde::{Deserialize, Serialize};
 use unetmap_core::errno::ENOMEM;
 use unetmap_mem::ChannelPage;
 
-use super::port::{MirrorMemory, Monitor, Source, Target, WatchedRing, monitors_of, ring_state};
-use super::shape::pools_of;
+use super::port::{MirrorMemory, Monitor, Source, ring_state};
+use super::shape::{WatchedRing, pools_of};
 use crate::descriptors::{Incoming, Outgoing, invalid};
 use crate::endpoint::SavedEndpoint;
-use crate::ports::vale::ValePort;
-use crate::ports::{Daemon, EndpointKey, Registry};
+use crate::ports::{EndpointKey, Registry};
 use crate::refusal::{Refusal, refuse};
 use crate::region::SavedRegion;
-use crate::registry::{Port, Record};
+use crate::registry::{Port, Record, Regions};
 
 /// A monitor.
 #[derive(Serialize, Deserialize)]
@@ -47,7 +46,7 @@ impl Monitor {
     }
 
     /// Whether the rings that it watches are there, and what fills its mirror rings.
-    fn watches_existing_rings(&self, registry: &Registry) -> bool {
+    pub(super) fn watches_existing_rings(&self, registry: &Registry) -> bool {
         let Ok(port) = registry.record(&self.watched.port) else { return self.watched_ended };
         let endpoints = &port.endpoints;
         let is_there = |ring: &WatchedRing| match self.source_of(*ring) {
@@ -62,20 +61,20 @@ impl Monitor {
 }
 
 impl SavedMonitor {
-    /// Rebuilds the monitor; [`check_restored`] is to follow.
+    /// Rebuilds the monitor; [`super::check_restored`] is to follow.
     pub(in crate::ports) fn restore(
         self,
         mut record: Record,
         id: u64,
-        registry: &Registry,
+        regions: &Regions,
         fds: &mut Incoming,
     ) -> Result<Port<Monitor>, Refusal> {
-        let region = registry.regions.existing(record.region)?;
+        let region = regions.existing(record.region)?;
         let page = record.page.take().filter(|page| page.range.len() == ChannelPage::bytes(self.watched_rings.len()));
         let Some(page) = page else { return invalid("the channels of a monitor") };
         let (mirror, mirror_memory) = match self.own_memory {
             Some(own) => {
-                let own = Box::new(own.restore(None, &registry.regions.files, fds)?);
+                let own = Box::new(own.restore(None, &regions.files, fds)?);
                 (self.mirror.restore(&own, fds)?, MirrorMemory::Own(own))
             }
             None => {
@@ -102,28 +101,4 @@ impl SavedMonitor {
         };
         Ok(monitor.with(record, page))
     }
-}
-
-impl Daemon {
-    /// The number of the monitor that was created last.
-    pub(crate) fn last_monitor(&self) -> u64 {
-        self.monitors.last
-    }
-}
-
-/// Checks the monitors of another daemon when all its ports are restored, and gives switches their lists. `last` is the
-/// number of the one that was created last.
-pub(crate) fn check_restored(daemon: &mut Daemon, last: u64) -> Result<(), Refusal> {
-    daemon.monitors.last = last;
-    let registry = &daemon.registry;
-    if !registry.monitors().all(|monitor| monitor.id <= last && monitor.watches_existing_rings(registry)) {
-        return invalid("the rings that a monitor watches");
-    }
-    for (key, _) in registry.ports() {
-        let monitors = monitors_of(daemon, key, Target::Switch);
-        if let Some(port) = registry.get::<ValePort>(key).filter(|_| !monitors.is_empty()) {
-            port.set_monitors(monitors);
-        }
-    }
-    Ok(())
 }

@@ -5,7 +5,6 @@ use unetmap_abi::*;
 use unetmap_core::control::binding::BoundPool;
 use unetmap_mem::Slots;
 
-use super::port::WatchedRing;
 use crate::budget::{Amounts, Resource};
 use crate::endpoint::Endpoint;
 use crate::region::RegionRecord;
@@ -13,6 +12,18 @@ use crate::shape::EndpointShape;
 
 /// Slots of a ring.
 const MAX_SLOTS: u32 = 4096;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct WatchedRing {
+    pub(super) transmit: bool,
+    pub(super) id: usize,
+}
+
+impl WatchedRing {
+    pub(super) fn of<T>(self, tx: T, rx: T) -> T {
+        if self.transmit { tx } else { rx }
+    }
+}
 
 pub(super) fn pools_of(record: &RegionRecord) -> [BoundPool; 3] {
     let g = record.region.geometry();

@@ -13,9 +13,11 @@ use std::time::{Duration, Instant};
 
 use unetmap_sys::netns::Netns;
 
-use super::kernel_work::{Done, any_is_away};
+use super::NicKey;
+use super::kernel_work::{Done, KernelWork};
+use super::lookup::any_is_away;
 use crate::broker;
-use crate::ports::{Daemon, vale};
+use crate::ports::Registry;
 use crate::privileged;
 use crate::threads;
 use crate::tuning::nic::{ABANDONED_AGAIN, ABANDONED_INTERVAL, ABANDONED_ROUNDS};
@@ -46,59 +48,67 @@ impl AbandonedNamespaces {
         let unused_for = saved.into_iter().map(|netns| (netns, 0)).collect();
         AbandonedNamespaces { due: Some(Instant::now()), is_asking: false, unused_for }
     }
-}
 
-/// Has a thread ask when it is due; returns the time until then.
-pub(crate) fn ask(daemon: &mut Daemon, now: Instant) -> Option<Duration> {
-    let due = daemon.nics.abandoned.due?;
-    if due > now {
-        return Some(due - now);
+    /// Has a thread of `work` ask when it is due about the namespaces of `attached` interfaces; returns the time until
+    /// then.
+    pub(crate) fn ask(
+        &mut self,
+        work: &KernelWork,
+        attached: impl Iterator<Item = NicKey>,
+        now: Instant,
+    ) -> Option<Duration> {
+        let due = self.due?;
+        if due > now {
+            return Some(due - now);
+        }
+        self.due = None;
+        let own = Netns::current().map_or(0, |netns| netns.id());
+        let asked: BTreeSet<u64> = attached.map(|nic| nic.netns).filter(|netns| *netns != own).collect();
+        self.unused_for.retain(|netns, _| asked.contains(netns));
+        if asked.is_empty() {
+            return None;
+        }
+        self.due = Some(now + ABANDONED_INTERVAL);
+        if let Some(sender) = work.sender().filter(|_| !self.is_asking) {
+            let ask = move || {
+                let used =
+                    broker::beside_control(|| privileged::used_namespaces(asked.iter().copied().collect::<Vec<_>>()));
+                sender.send(Done::Namespaces { asked, used });
+            };
+            // If no thread can be started now, one may be later.
+            self.is_asking = threads::start("namespaces", ask).is_ok();
+        }
+        Some(ABANDONED_INTERVAL)
     }
-    daemon.nics.abandoned.due = None;
-    let own = Netns::current().map_or(0, |netns| netns.id());
-    let attached = vale::attached_interfaces(&daemon.registry).map(|nic| nic.netns);
-    let asked: BTreeSet<u64> =
-        attached.filter(|netns| *netns != own && !daemon.vale.persistent.is_hidden_namespace(*netns)).collect();
-    let state = &mut daemon.nics.abandoned;
-    state.unused_for.retain(|netns, _| asked.contains(netns));
-    if asked.is_empty() {
-        return None;
-    }
-    state.due = Some(now + ABANDONED_INTERVAL);
-    if let Some(sender) = daemon.nics.work.sender().filter(|_| !daemon.nics.abandoned.is_asking) {
-        let ask = move || {
-            let used =
-                broker::beside_control(|| privileged::used_namespaces(asked.iter().copied().collect::<Vec<_>>()));
-            sender.send(Done::Namespaces { asked, used });
-        };
-        // If no thread can be started now, one may be later.
-        daemon.nics.abandoned.is_asking = threads::start("namespaces", ask).is_ok();
-    }
-    Some(ABANDONED_INTERVAL)
-}
 
-/// Takes the answer; returns the attached interfaces of namespaces that have ended but for the daemon.
-pub(super) fn answered(daemon: &mut Daemon, asked: BTreeSet<u64>, used: io::Result<Vec<u64>>) -> BTreeSet<(u64, u32)> {
-    daemon.nics.abandoned.is_asking = false;
-    let mut gone = BTreeSet::new();
-    let used = used.unwrap_or_else(|e| {
-        tracing::debug!("whether namespaces are in use is not known: {e}");
-        asked.iter().copied().collect()
-    });
-    for netns in asked {
-        if used.contains(&netns) {
-            daemon.nics.abandoned.unused_for.insert(netns, 0);
-            continue;
+    /// Takes the answer; returns the attached interfaces of namespaces that have ended but for the daemon.
+    pub(super) fn answered(
+        &mut self,
+        registry: &Registry,
+        asked: BTreeSet<u64>,
+        used: io::Result<Vec<u64>>,
+    ) -> BTreeSet<(u64, u32)> {
+        self.is_asking = false;
+        let mut gone = BTreeSet::new();
+        let used = used.unwrap_or_else(|e| {
+            tracing::debug!("whether namespaces are in use is not known: {e}");
+            asked.iter().copied().collect()
+        });
+        for netns in asked {
+            if used.contains(&netns) {
+                self.unused_for.insert(netns, 0);
+                continue;
+            }
+            let Some(rounds) = self.unused_for.get_mut(&netns) else { continue };
+            *rounds += 1;
+            if *rounds >= ABANDONED_ROUNDS && !any_is_away(registry, netns) {
+                tracing::info!(netns, "a namespace has lost its last name and process: its interfaces are detached");
+                let attached = registry.attached_interfaces().filter(|nic| nic.netns == netns);
+                gone.extend(attached.map(|nic| (netns, nic.index)));
+            } else {
+                self.due = Some(Instant::now() + ABANDONED_AGAIN);
+            }
         }
-        let Some(rounds) = daemon.nics.abandoned.unused_for.get_mut(&netns) else { continue };
-        *rounds += 1;
-        if *rounds >= ABANDONED_ROUNDS && !any_is_away(&daemon.registry, netns) {
-            tracing::info!(netns, "a namespace has lost its last name and process: its interfaces are detached");
-            let attached = vale::attached_interfaces(&daemon.registry).filter(|nic| nic.netns == netns);
-            gone.extend(attached.map(|nic| (netns, nic.index)));
-        } else {
-            daemon.nics.abandoned.due = Some(Instant::now() + ABANDONED_AGAIN);
-        }
+        gone
     }
-    gone
 }

@@ -4,19 +4,23 @@
 use std::io;
 use std::sync::Arc;
 
-use unetmap_core::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
-use unetmap_sys::link::AttachedXdp;
+use unetmap_core::errno::{EBUSY, EINVAL, EOPNOTSUPP, EPERM};
+use unetmap_sys::kernel;
+use unetmap_sys::link::{AttachedXdp, Channels};
+use unetmap_sys::netns::Netns;
 use unetmap_sys::xdp::dispatcher::Attached;
 use unetmap_sys::xdp::{Mark, Mode};
 use unetmap_sys::xsk::Way;
-use unetmap_sys::{kernel, process};
 
 use super::filter::refuse_filter;
+use super::queue_count::{rings, usable};
+use super::relay::Relay;
 use super::settings::StoredFilter;
 use super::{Nic, libc_errno};
+use crate::broker::relay_name as near_name;
 use crate::knobs::Admode;
 use crate::privileged::{self, Undo, Xdp};
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse, refuse_for_now};
 
 impl Nic {
     /// The mark that frames to the host's stack must begin with.
@@ -191,13 +195,123 @@ impl Nic {
     }
 }
 
-/// Returns a mark that no other program can guess.
-pub(super) fn random_mark() -> Result<Mark, Refusal> {
-    let random = || process::random().or_else(|e| refuse(ENOMEM, format!("no random numbers: {e}")));
-    let mut second = random()?.to_ne_bytes();
-    // The EtherType: none that frames have, so that the kernel reads it again behind the mark.
-    second[4..6].fill(0);
-    Ok(Mark([random()?, u64::from_ne_bytes(second)]))
+impl Nic {
+    /// Serves an interface behind a companion if frames may arrive unfinished, unless the knob `admode` demands another
+    /// mode. `None`: the XDP program belongs on the interface itself.
+    pub(super) fn attach_behind_relay(&mut self) -> Option<Xdp> {
+        let link = privileged::link(&self.netns, self.key.index).ok().flatten()?;
+        let unfinished = match link.kind.as_deref() {
+            Some("veth") => self.offloads_stay_on,
+            _ => link.receives_unfinished_frames(),
+        };
+        if self.admode != Admode::Best || !unfinished {
+            return None;
+        }
+        let name = &self.name;
+        if kernel::HOST_RINGS.is_newer_than_kernel() {
+            let least = kernel::HOST_RINGS.least;
+            tracing::info!(name, "frames may lack VLAN tags and checksums, or be merged, before Linux {least}");
+            return None;
+        }
+        let place = (self.key.index, u32::from(self.endpoint.shape.rx_rings));
+        match Relay::create(&self.netns, place, link.up, &self.heartbeat) {
+            Ok((relay, xdp)) => {
+                self.relay = Some(relay);
+                Some(xdp)
+            }
+            Err(e) => {
+                tracing::warn!(name, "frames may lack VLAN tags and checksums, or be merged: {e}");
+                None
+            }
+        }
+    }
+
+    /// Tells that the offloads stay enabled: frames may lack tags and checksums, unless a relay completes them.
+    pub(super) fn offloads_stay(&self, e: &io::Error) -> Option<Undo> {
+        let name = &self.name;
+        tracing::warn!(
+            name,
+            "its offloads stay enabled: {e} (disable them by hand: on a veth, ethtool -K PEER tx off txvlan off; else \
+             ethtool -K {name} rxvlan off)"
+        );
+        None
+    }
+
+    /// The namespace and the index of the interface that has the sockets.
+    pub(super) fn socket_place(&self) -> (&Netns, u32) {
+        self.relay.as_ref().map_or((&self.netns, self.key.index), Relay::far)
+    }
+
+    /// Brings the far end into the interface's state.
+    pub(super) fn update_relay(&self) {
+        if let Some(relay) = &self.relay
+            && let Err(e) = relay.set_up(self.up)
+        {
+            tracing::error!(name = self.name, "the state of its companion cannot be changed: {e}");
+        }
+    }
+
+    /// Frames that were lost before they reached a socket.
+    pub(super) fn relay_dropped(&self) -> u64 {
+        self.relay.as_ref().map_or(0, Relay::dropped)
+    }
+
+    /// Ends the rings if interface `index`, which was removed, is the near end.
+    pub(super) fn relay_gone(&mut self, index: u32) {
+        if !self.relay.as_ref().is_some_and(|relay| relay.is_near(index)) {
+            return;
+        }
+        tracing::warn!(name = self.name, "{} was removed: the rings of its interface end", near_name(self.key.index));
+        (self.near_gone.relay, self.behind) = (true, true);
+        let own = self.endpoint.shape.nic_pairs();
+        self.endpoint.end_some(|ring| ring.pair < own);
+    }
+}
+
+impl Nic {
+    /// The interface's queues now; `None` if they cannot be read.
+    pub(super) fn count_queues(&self) -> Option<Channels> {
+        privileged::channels(&self.netns, &self.name).ok()
+    }
+
+    /// Compares the port's rings with the interface's queues, after an XDP program was attached; there were `without`
+    /// before. The caller of a port that was just created tries again, and gets as many rings as there are queues.
+    pub(super) fn check_attached_queues(&mut self, without: Option<Channels>) -> Result<(), Refusal> {
+        let (Some(without), Some(all)) = (without, self.count_queues()) else { return Ok(()) };
+        self.added_queues = match &self.stays {
+            Some(stays) => stays.added_queues,
+            None => all.tx.saturating_sub(without.tx),
+        };
+        let with = usable(all, self.added_queues);
+        if self.endpoint.in_use() || self.has_rings_for(with) {
+            self.compare_queues();
+            return Ok(());
+        }
+        self.queue_counts.insert(self.key.netns, self.key.index, (without, with));
+        refuse_for_now("attaching the XDP program has changed the number of its queues")
+    }
+
+    fn has_rings_for(&self, queues: Channels) -> bool {
+        let shape = self.endpoint.shape;
+        rings(queues.rx) == shape.rx_rings && rings(queues.tx) == shape.tx_rings
+    }
+
+    /// Records whether the interface has other queues than the port has rings.
+    pub(super) fn compare_queues(&mut self) {
+        let Some(now) = self.count_queues().map(|all| usable(all, self.added_queues)) else { return };
+        let shape = self.endpoint.shape;
+        let text = (!self.has_rings_for(now)).then(|| {
+            format!(
+                "the interface has {} receive and {} transmit queues now, and the port has rings for {} and {}: close the \
+                 port everywhere and open it again",
+                now.rx, now.tx, shape.rx_rings, shape.tx_rings
+            )
+        });
+        if let Some(text) = text.as_ref().filter(|_| text != self.other_queues) {
+            tracing::warn!(name = self.name, "{text}");
+        }
+        self.other_queues = text;
+    }
 }
 
 /// Returns which other XDP program is attached, and how to detach it. A program may be detached while it is looked up.

@@ -44,7 +44,7 @@ pub(super) fn set_busy_poll(
     caller: &Caller,
 ) -> Result<(), Refusal> {
     let (uid, netns_id, name) = (caller.peer.uid, caller.netns_id(), &link.name);
-    let open = check_may_set(daemon, "busy polling", link, access, caller)?;
+    let open = check_may_set(&daemon.registry, "busy polling", link, access, caller)?;
     let busy_poll = match requested {
         None => {
             daemon.nics.settings.remove_busy_poll(netns_id, link.index);
@@ -53,7 +53,7 @@ pub(super) fn set_busy_poll(
         }
         Some((usec, budget)) => {
             let busy_poll = BusyPoll::new(usec, budget).or_else(|why| refuse(EINVAL, why))?;
-            refuse_persistent(daemon, "busy polling", link, caller)?;
+            refuse_persistent(&daemon.vale.persistent, "busy polling", link, caller)?;
             let Some(netns) = caller.netns() else { return refuse(ENXIO, "no such interface (ip link shows them)") };
             // Also tried where no socket is open yet: a setting that cannot be used is not stored.
             let tried = privileged::try_busy_poll(netns, busy_poll);

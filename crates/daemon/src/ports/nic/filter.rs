@@ -15,14 +15,15 @@ use unetmap_sys::xsk::{self, obstacle_known};
 use super::Nic;
 use super::busy_poll::{BusyPollSnapshot, set_busy_poll};
 use super::failure::{FailureSnapshot, set_failure};
-use super::lookup::{denied, find_link_for};
-use super::open::{check_may_set, find, not_system_daemon, queues, refuse_persistent};
+use super::lookup::{find, find_link_for};
+use super::open::{check_may_set, queues, refuse_persistent};
+use super::refusals::{denied, not_system_daemon};
 use super::settings::StoredFilter;
 use crate::caller::Caller;
 use crate::endpoint::PortRing;
 use crate::policy::Access;
 use crate::ports::mediated::Mediated;
-use crate::ports::{Daemon, PortKey, Session};
+use crate::ports::{Daemon, PortKey, Registry, Session};
 use crate::privileged;
 use crate::refusal::{Refusal, json, refuse};
 use crate::region::DAEMON_UID;
@@ -107,7 +108,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, request: NicRequest, caller: &
     if daemon.admission.policy.is_none() {
         return not_system_daemon();
     }
-    let Some(link) = find_link_for(daemon, &request.interface, caller)? else {
+    let Some(link) = find_link_for(&mut daemon.admission, &request.interface, caller)? else {
         return refuse(ENXIO, "no such interface (ip link shows them)");
     };
     let access = daemon.admission.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name));
@@ -123,12 +124,12 @@ pub(crate) fn answer_request(daemon: &mut Daemon, request: NicRequest, caller: &
         NicAction::NoBusyPoll => set_busy_poll(daemon, &link, None, access, caller)?,
         NicAction::Way(way) => set_way(daemon, &link, way, caller)?,
         NicAction::OnFailure(failure) => {
-            refuse_persistent(daemon, "the setting failure", &link, caller)?;
+            refuse_persistent(&daemon.vale.persistent, "the setting failure", &link, caller)?;
             let partner = match &failure {
-                OnFailure::Bypass(name) => find_link_for(daemon, name, caller)?,
+                OnFailure::Bypass(name) => find_link_for(&mut daemon.admission, name, caller)?,
                 OnFailure::Open | OnFailure::Closed => None,
             };
-            let open = find(daemon, caller.netns_id(), link.index)?.map(|nic| PortKey::Nic(nic.key));
+            let open = find(&daemon.registry, caller.netns_id(), link.index)?.map(|nic| PortKey::Nic(nic.key));
             let Daemon { registry, nics, .. } = daemon;
             let nic = open.and_then(|key| registry.nic_mut(&key));
             let has_program = nic.as_ref().is_some_and(|nic| nic.xdp.is_some());
@@ -148,7 +149,7 @@ fn set_filter(
     caller: &Caller,
 ) -> Result<(), Refusal> {
     let (uid, netns_id) = (caller.peer.uid, caller.netns_id());
-    let open = check_may_set(daemon, "filter", link, access, caller)?.map(PortKey::Nic);
+    let open = check_may_set(&daemon.registry, "filter", link, access, caller)?.map(PortKey::Nic);
     let Some(netns) = caller.netns() else { return refuse(ENXIO, "no such interface (ip link shows them)") };
     let Some(filter) = filter else {
         if let Some(nic) = open.and_then(|key| daemon.registry.nic_mut(&key)) {
@@ -158,7 +159,7 @@ fn set_filter(
         tracing::info!(name = link.name, uid, "filter removed");
         return Ok(());
     };
-    refuse_persistent(daemon, "a filter", link, caller)?;
+    refuse_persistent(&daemon.vale.persistent, "a filter", link, caller)?;
     let Daemon { registry, nics, .. } = daemon;
     let nic = open.and_then(|key| registry.nic_mut(&key));
     let settings = &mut nics.settings;
@@ -188,7 +189,7 @@ fn set_way(daemon: &mut Daemon, link: &Link, way: Way, caller: &Caller) -> Resul
     }
     let Some(netns) = caller.netns() else { return refuse(ENXIO, "no such interface (ip link shows them)") };
     if way != Way::Auto {
-        refuse_persistent(daemon, "a way", link, caller)?;
+        refuse_persistent(&daemon.vale.persistent, "a way", link, caller)?;
     }
     if way == Way::ZeroCopy {
         let features = privileged::xdp_features(netns, link.index).ok().flatten();
@@ -214,7 +215,7 @@ fn interface_as_json(
     let way = daemon.nics.settings.way_of(caller.netns_id(), link.index);
     let header = super::header(daemon, &link.name, caller)?;
     let stays = caller.netns().and_then(|netns| daemon.nics.settings.failure_at(netns, link).ok().flatten());
-    let open = find(daemon, caller.netns_id(), link.index)?;
+    let open = find(&daemon.registry, caller.netns_id(), link.index)?;
     let attached = open.is_some_and(|nic| nic.xdp_config.is_some());
     let failure = caller
         .netns()
@@ -230,7 +231,7 @@ fn interface_as_json(
             Some(Access::Mediated) => "mediated",
             None => "none",
         },
-        port: open.map(|nic| open_port(daemon, nic, caller)),
+        port: open.map(|nic| open_port(&daemon.registry, nic, caller)),
         filter: stored.as_ref().map(|stored| FilterSnapshot {
             expression: &stored.filter.expression,
             instructions: stored.filter.program.len(),
@@ -245,21 +246,21 @@ fn interface_as_json(
     json(&snapshot)
 }
 
-fn open_port(daemon: &Daemon, nic: &Nic, caller: &Caller) -> OpenPort {
+fn open_port(registry: &Registry, nic: &Nic, caller: &Caller) -> OpenPort {
     let uid = caller.peer.uid;
     let nic_pairs = nic.endpoint.shape.nic_pairs();
     // The daemon's own sessions are those of its threads. The program's is on the mediated port.
-    let is_program = |session: &Session| match daemon.registry.get::<Mediated>(&session.port) {
+    let is_program = |session: &Session| match registry.get::<Mediated>(&session.port) {
         Some(port) => port.nic() == nic.key && session.endpoint == 0,
         None => session.port == PortKey::Nic(nic.key) && nic.scope.uid != DAEMON_UID,
     };
-    let sessions = daemon.registry.sessions.iter().filter(|(_, session)| is_program(session));
+    let sessions = registry.sessions.iter().filter(|(_, session)| is_program(session));
     let sessions = sessions.filter(|(_, session)| uid == 0 || session.uid == uid);
     OpenPort {
         kind: if nic.scope.uid == DAEMON_UID { "mediated" } else { "direct" },
         manner: nic.describe_config(),
         copied: nic.copy_reason().map(str::to_owned),
-        mem_id: daemon.registry.regions.mem_id(nic.region),
+        mem_id: registry.regions.mem_id(nic.region),
         queues: queue_snapshots(nic, 0..nic_pairs),
         host_rings: queue_snapshots(nic, nic_pairs..nic.endpoint.shape.pairs()),
         host_dropped: nic.host_dropped(),

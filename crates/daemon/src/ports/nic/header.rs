@@ -6,14 +6,15 @@
 //! AF_XDP has no place for the header. The daemon therefore moves the packets of such an interface, as for a program
 //! that may not use its sockets (`mediator::headers`).
 
-use unetmap_core::errno::{EBUSY, EIO, ENXIO, EPERM};
+use unetmap_core::errno::{EBUSY, ENXIO, EPERM};
 
 use super::NicKey;
 use super::lookup::find_link;
 use super::open::{admitted, check_may_set, header_of_link};
+use super::state::NicState;
 use crate::caller::Caller;
-use crate::ports::vale::{persistent, persistent_header};
-use crate::ports::{Daemon, PortKey};
+use crate::ports::vale::persistent_header;
+use crate::ports::{Daemon, PortKey, Registry};
 use crate::refusal::{Refusal, refuse};
 
 /// Returns the header of an interface's packets: 0, 10 or 12 bytes; 0 if there is no such interface.
@@ -22,7 +23,7 @@ pub(crate) fn header(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result
         return Ok(0);
     }
     let Ok(Some(link)) = find_link(name, caller) else { return Ok(0) };
-    match persistent::of_link(&daemon.vale, &link, caller)? {
+    match daemon.vale.persistent.of_link(&link, caller)? {
         Some(hidden) => Ok(persistent_header::header_for(&daemon.vale, hidden, caller.peer.uid)),
         None => Ok(header_of_link(&mut daemon.nics, &link, caller)),
     }
@@ -34,14 +35,14 @@ pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Ca
     if daemon.admission.policy.is_none() {
         return refuse(ENXIO, "there is no such port in a switch, and a user's own daemon opens no interface");
     }
-    let (link, access) = admitted(daemon, name, caller)?;
-    if let Some(hidden) = persistent::of_link(&daemon.vale, &link, caller)? {
-        if !persistent_header::has_open(daemon, hidden, caller) {
-            check_may_set(daemon, "header", &link, Some(access), caller)?;
+    let (link, access) = admitted(&mut daemon.admission, name, caller)?;
+    if let Some(hidden) = daemon.vale.persistent.of_link(&link, caller)? {
+        if !persistent_header::has_open(&daemon.registry, hidden, caller) {
+            check_may_set(&daemon.registry, "header", &link, Some(access), caller)?;
         }
-        return persistent_header::set_header(daemon, hidden, bytes, caller);
+        return persistent_header::set_header(&daemon.registry, &mut daemon.vale, hidden, bytes, caller);
     }
-    let open = check_may_set(daemon, "header", &link, Some(access), caller)?;
+    let open = check_may_set(&daemon.registry, "header", &link, Some(access), caller)?;
     if header_of_link(&mut daemon.nics, &link, caller) == bytes {
         return Ok(());
     }
@@ -56,22 +57,16 @@ pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Ca
 
 /// A session of a user at `port`, by which it has this interface, is closed: a header that the user has set ends with
 /// the last one.
-pub(in crate::ports) fn end_own_header(daemon: &mut Daemon, key: NicKey, port: &PortKey, uid: u32) {
+pub(in crate::ports) fn end_own_header(
+    registry: &Registry,
+    nics: &mut NicState,
+    key: NicKey,
+    port: &PortKey,
+    uid: u32,
+) {
     // Those of the daemon's threads, at the other end of a mediated port, do not count.
-    let mut sessions =
-        daemon.registry.sessions.values().filter(|session| session.port == *port && session.endpoint == 0);
+    let mut sessions = registry.sessions.values().filter(|session| session.port == *port && session.endpoint == 0);
     if !sessions.any(|session| session.uid == uid) {
-        daemon.nics.settings.remove_own_header(key.netns, key.index, uid);
+        nics.settings.remove_own_header(key.netns, key.index, uid);
     }
-}
-
-/// Refuses a program that does not accept the header.
-pub(in crate::ports) fn refuse_header<T>(header: u8) -> Result<T, Refusal> {
-    refuse(
-        EIO,
-        format!(
-            "its packets begin with a virtio-net header of {header} bytes, which the program must accept \
-             (NR_ACCEPT_VNET_HDR)"
-        ),
-    )
 }

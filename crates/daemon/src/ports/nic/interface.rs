@@ -12,6 +12,7 @@ use unetmap_core::errno::{EINVAL, ENOMEM, ENXIO};
 use unetmap_mem::TxFramesPage;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
+use unetmap_sys::process;
 use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::{Mark, Mode};
 use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem, Way};
@@ -26,7 +27,6 @@ use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, SharedPage};
 use crate::shape::EndpointShape;
 
-use super::attach::random_mark;
 use super::heartbeat::Heartbeat;
 use super::host_rings::HostRings;
 use super::queue::{OpenQueue, socket_position};
@@ -53,7 +53,7 @@ pub(crate) struct Nic {
     pub(crate) key: NicKey,
     pub(crate) name: String,
     pub(crate) scope: Scope,
-    pub(super) region: RegionKey,
+    pub(in crate::ports) region: RegionKey,
     /// Shared with the registry while the interface is away.
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) sent: TxFramesPage,
@@ -434,7 +434,7 @@ impl Nic {
 
 /// Returns the amounts of an interface: its endpoint, for each queue a socket and for its XDP and tcx programs their
 /// descriptors.
-pub(super) fn usage(shape: EndpointShape) -> Amounts {
+pub(in crate::ports) fn usage(shape: EndpointShape) -> Amounts {
     Amounts::endpoints(1, shape).and(other_usage(shape))
 }
 
@@ -508,6 +508,15 @@ impl Nic {
 /// The interface's own count of frames that it did not send; 0 if it cannot be read.
 pub(super) fn interface_tx_dropped(netns: &Netns, index: u32) -> u64 {
     privileged::tx_dropped(netns, index).ok().flatten().unwrap_or(0)
+}
+
+/// Returns a mark that no other program can guess.
+fn random_mark() -> Result<Mark, Refusal> {
+    let random = || process::random().or_else(|e| refuse(ENOMEM, format!("no random numbers: {e}")));
+    let mut second = random()?.to_ne_bytes();
+    // The EtherType: none that frames have, so that the kernel reads it again behind the mark.
+    second[4..6].fill(0);
+    Ok(Mark([random()?, u64::from_ne_bytes(second)]))
 }
 
 /// Error numbers of the kernel that callers distinguish.

@@ -23,17 +23,15 @@ use unetmap_sys::Doorbell;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 
+use super::lookup::{behind, port_mut};
 use super::port::NicPort;
 use super::surveyed::Survey;
 use super::{Nic, NicKey};
 use crate::broker;
 use crate::endpoint::RingSelection;
-use crate::ports::Registry;
-use crate::ports::nic::NicState;
-use crate::ports::{Daemon, EndpointKey, PortKey};
+use crate::ports::{EndpointKey, PortKey, Registry};
 use crate::privileged;
 use crate::refusal::Refusal;
-use crate::registry::Port;
 use crate::threads;
 
 /// A piece of work on an interface.
@@ -111,48 +109,31 @@ impl KernelWork {
     }
 }
 
-pub(super) fn port_mut(registry: &mut Registry, nic: NicKey) -> Option<&mut Port<NicPort>> {
-    registry.get_mut(&PortKey::Nic(nic))
-}
-
-/// Whether any interface of a namespace is away.
-pub(super) fn any_is_away(registry: &Registry, netns: u64) -> bool {
-    registry.all::<NicPort>().any(|port| port.key.netns == netns && port.here().is_none())
-}
-
-/// The interface whose sockets serve a port; `None`: there is none.
-pub(super) fn behind(registry: &Registry, at: &EndpointKey) -> Option<NicKey> {
-    // The rings of a mediated port have the numbers of the interface's.
-    registry.interface_of(&at.port).filter(|_| at.index == 0)
-}
-
-/// The interface whose sockets serve a port, while a thread has it.
-pub(crate) fn away_behind(daemon: &Daemon, at: &EndpointKey) -> Option<NicKey> {
-    let is_away =
-        |nic: &NicKey| daemon.registry.get::<NicPort>(&PortKey::Nic(*nic)).is_some_and(|port| port.here().is_none());
-    behind(&daemon.registry, at).filter(is_away)
-}
-
 /// Has a thread open the sockets that a session on these rings needs, whose port is kept meanwhile. Returns the
 /// interface; `None`: they are open, or no thread can.
-pub(crate) fn begin_to_open(daemon: &mut Daemon, at: &EndpointKey, selection: &RingSelection) -> Option<NicKey> {
-    let key = behind(&daemon.registry, at)?;
-    daemon.registry.nic(&PortKey::Nic(key)).filter(|nic| !nic.has_open(selection))?;
-    start(daemon, key, Work::Open(selection.clone()))?;
-    daemon.nics.work.opening.insert(at.port.clone());
+pub(crate) fn begin_to_open(
+    registry: &mut Registry,
+    work: &mut KernelWork,
+    at: &EndpointKey,
+    selection: &RingSelection,
+) -> Option<NicKey> {
+    let key = behind(registry, at)?;
+    registry.nic(&PortKey::Nic(key)).filter(|nic| !nic.has_open(selection))?;
+    start(registry, work, key, Work::Open(selection.clone()))?;
+    work.opening.insert(at.port.clone());
     Some(key)
 }
 
 /// Returns what a thread has done.
-pub(super) fn next_done(nics: &NicState) -> Option<Done> {
-    let (DoneSender(_, doorbell), receiver) = nics.work.channel.as_ref()?;
+pub(super) fn next_done(work: &KernelWork) -> Option<Done> {
+    let (DoneSender(_, doorbell), receiver) = work.channel.as_ref()?;
     doorbell.clear();
     receiver.try_recv().ok()
 }
 
 /// Has a thread read the interfaces of a namespace; returns `false` if no thread can.
-pub(super) fn read_links(nics: &NicState, netns: &Arc<Netns>) -> bool {
-    let Some(sender) = nics.work.sender() else { return false };
+pub(super) fn read_links(work: &KernelWork, netns: &Arc<Netns>) -> bool {
+    let Some(sender) = work.sender() else { return false };
     let netns = netns.clone();
     let read = move || {
         let links = broker::beside_control(|| privileged::links(&netns));
@@ -162,8 +143,8 @@ pub(super) fn read_links(nics: &NicState, netns: &Arc<Netns>) -> bool {
 }
 
 /// Has a thread do work; returns `None` if no thread can.
-pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<()> {
-    let sender = daemon.nics.work.sender()?;
+pub(super) fn start(registry: &mut Registry, threads: &KernelWork, key: NicKey, work: Work) -> Option<()> {
+    let sender = threads.sender()?;
     let is_open = matches!(work, Work::Open(_));
     let (give, take) = sync_channel::<Box<Nic>>(1);
     let run = move || {
@@ -171,12 +152,11 @@ pub(super) fn start(daemon: &mut Daemon, key: NicKey, work: Work) -> Option<()> 
         let result = broker::beside_control(|| nic.work(&work));
         sender.send(Done::Interface(nic, result));
     };
-    let thread = threads::start("interface", run);
-    if let Err(e) = thread {
+    if let Err(e) = crate::threads::start("interface", run) {
         tracing::warn!("no thread opens or closes an interface, so all requests wait for it: {e}");
         return None;
     }
-    let nic = port_mut(&mut daemon.registry, key)?.send_away(is_open)?;
+    let nic = port_mut(registry, key)?.send_away(is_open)?;
     give.send(nic).ok()
 }
 
@@ -248,12 +228,12 @@ impl Nic {
 }
 
 /// Has threads bring what belongs to the interfaces of a namespace into their new states.
-pub(super) fn follow(daemon: &mut Daemon, netns: u64) {
-    let ports = daemon.registry.all::<NicPort>().filter(|port| port.key.netns == netns);
+pub(super) fn follow(registry: &mut Registry, work: &KernelWork, netns: u64) {
+    let ports = registry.all::<NicPort>().filter(|port| port.key.netns == netns);
     let behind = ports.filter(|port| port.here().is_some_and(Nic::must_follow)).map(|port| port.key);
     for key in behind.collect::<Vec<_>>() {
-        if start(daemon, key, Work::Follow).is_none() {
-            daemon.registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::follow);
+        if start(registry, work, key, Work::Follow).is_none() {
+            registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::follow);
         }
     }
 }

@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Looking for interfaces by name, in the caller's network namespace.
+//! Looking for interfaces: by name, in the caller's network namespace, and for those that are open.
 
-use unetmap_core::errno::{EACCES, ENXIO, EPERM};
+use unetmap_core::errno::{ENXIO, EPERM};
 use unetmap_sys::link::Link;
 
+use super::refusals::{denied, refuse_away};
+use super::{Nic, NicKey, NicPort};
 use crate::caller::Caller;
-use crate::ports::Daemon;
+use crate::ports::{Admission, EndpointKey, PortKey, Registry};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
+use crate::registry::Port;
 
 /// Whether there may be an interface that the policy gives to the caller.
-pub(crate) fn may_have_interfaces(daemon: &mut Daemon, caller: &Caller) -> Result<bool, Refusal> {
-    let gives = daemon.admission.policy()?.is_some_and(|policy| policy.may_give_interfaces(&caller.identity(policy)));
+pub(crate) fn may_have_interfaces(admission: &mut Admission, caller: &Caller) -> Result<bool, Refusal> {
+    let gives = admission.policy()?.is_some_and(|policy| policy.may_give_interfaces(&caller.identity(policy)));
     Ok(gives || caller.peer.uid == 0)
 }
 
 /// As [`find_link`], for a request that needs the policy's leave. A caller to whom it gives no interface is refused
 /// without a look at any: that would wait for the kernel's lock of the network configuration.
-pub(super) fn find_link_for(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<Option<Link>, Refusal> {
-    if matches!(may_have_interfaces(daemon, caller), Ok(true)) {
+pub(super) fn find_link_for(admission: &mut Admission, name: &str, caller: &Caller) -> Result<Option<Link>, Refusal> {
+    if matches!(may_have_interfaces(admission, caller), Ok(true)) {
         return find_link(name, caller);
     }
     if caller.lacks_interface(name) { Ok(None) } else { denied(caller) }
@@ -41,8 +44,40 @@ pub(crate) fn find_link(name: &str, caller: &Caller) -> Result<Option<Link>, Ref
     })
 }
 
-/// Refuses an interface that the policy does not give to the caller.
-pub(super) fn denied<T>(caller: &Caller) -> Result<T, Refusal> {
-    let uid = caller.peer.uid;
-    refuse(EACCES, format!("user {uid} may not open it (the policy says who may: unetmap-policy(5))"))
+fn find_port(registry: &Registry, netns: u64, index: u32) -> Option<&Port<NicPort>> {
+    let is_it = |port: &&Port<NicPort>| {
+        (port.key.netns, port.key.index) == (netns, index) && port.here().is_none_or(|nic| !nic.gone)
+    };
+    registry.all::<NicPort>().find(is_it)
+}
+
+/// Returns the interface, if it is open. Requests wait before they look for one that is away.
+pub(crate) fn find(registry: &Registry, netns: u64, index: u32) -> Result<Option<&Nic>, Refusal> {
+    find_port(registry, netns, index).map(|port| port.here().map_or_else(refuse_away, Ok)).transpose()
+}
+
+/// Returns the interface, if a thread has it.
+pub(super) fn find_away(registry: &Registry, netns: u64, index: u32) -> Option<NicKey> {
+    find_port(registry, netns, index).filter(|port| port.here().is_none()).map(|port| port.key)
+}
+
+pub(super) fn port_mut(registry: &mut Registry, nic: NicKey) -> Option<&mut Port<NicPort>> {
+    registry.get_mut(&PortKey::Nic(nic))
+}
+
+/// Whether any interface of a namespace is away.
+pub(super) fn any_is_away(registry: &Registry, netns: u64) -> bool {
+    registry.all::<NicPort>().any(|port| port.key.netns == netns && port.here().is_none())
+}
+
+/// The interface whose sockets serve a port; `None`: there is none.
+pub(super) fn behind(registry: &Registry, at: &EndpointKey) -> Option<NicKey> {
+    // The rings of a mediated port have the numbers of the interface's.
+    registry.interface_of(&at.port).filter(|_| at.index == 0)
+}
+
+/// The interface whose sockets serve a port, while a thread has it.
+pub(crate) fn away_behind(registry: &Registry, at: &EndpointKey) -> Option<NicKey> {
+    let is_away = |nic: &NicKey| registry.get::<NicPort>(&PortKey::Nic(*nic)).is_some_and(|port| port.here().is_none());
+    behind(registry, at).filter(is_away)
 }

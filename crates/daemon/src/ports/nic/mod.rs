@@ -12,6 +12,7 @@
 pub(crate) mod abandoned;
 mod attach;
 mod busy_poll;
+mod changes;
 mod failure;
 mod filter;
 mod header;
@@ -24,32 +25,38 @@ mod open;
 mod port;
 mod queue;
 mod queue_count;
+mod refusals;
 mod relay;
 mod saved;
 mod saved_settings;
 mod settings;
 pub(crate) mod settle;
 mod sockets;
+mod state;
 mod staying;
 pub(crate) mod survey;
 pub(crate) mod surveyed;
 mod zero_copy;
 
-use interface::{HEADER, NearGone, XdpConfig, interface_tx_dropped, libc_errno, other_usage, usage};
+pub(super) use interface::usage;
+use interface::{HEADER, NearGone, XdpConfig, interface_tx_dropped, libc_errno, other_usage};
 
+pub(crate) use changes::links_changed;
 pub(crate) use filter::answer_request;
-pub(super) use header::{end_own_header, refuse_header};
+pub(super) use header::end_own_header;
 pub(crate) use header::{header, set_header};
 pub(crate) use interface::Nic;
-pub(crate) use kernel_work::{away_behind, begin_to_open};
-pub(crate) use lookup::{find_link, may_have_interfaces};
+pub(crate) use kernel_work::begin_to_open;
+pub(crate) use lookup::{away_behind, find, find_link, may_have_interfaces};
 pub(crate) use open::{
-    ALL_NAMESPACES, NicState, admitted, admitted_interface, check_still_given, create_for_daemon, find, find_or_create,
-    in_use, links_changed, new_shape, no_such_interface, unwatch_if_unused, usage_for_daemon, watch,
+    admitted, admitted_interface, check_still_given, create_for_daemon, in_use, new_shape, usage_for_daemon,
 };
-pub(super) use open::{check_default_route, header_of_link};
+pub(super) use open::{check_default_route, create, header_of_link, usable_access};
 pub(crate) use port::NicPort;
 pub(crate) use queue::any_was_closed;
-pub(crate) use saved::{SavedNic, SavedNics};
+pub(crate) use refusals::no_such_interface;
+pub(super) use refusals::refuse_header;
+pub(crate) use saved::SavedNic;
+pub(crate) use state::{ALL_NAMESPACES, NicState, SavedNics};
 pub(crate) use surveyed::NicKey;
 pub(crate) use zero_copy::{expects_any as expects_any_zero_copy, is_expected as expects_zero_copy};

@@ -8,11 +8,12 @@ use std::sync::{Mutex, PoisonError};
 
 use unetmap_core::control::binding::BoundRing;
 
-use super::{Nic, NicKey, SavedNic, no_such_interface, other_usage};
+use super::refusals::{no_such_interface, refuse_away};
+use super::{Nic, NicKey, SavedNic, other_usage};
 use crate::descriptors::Outgoing;
 use crate::endpoint::{PortRing, RingSelection};
 use crate::ports::snapshot::{PortSnapshot, RingSnapshot};
-use crate::refusal::{Refusal, refuse_for_now};
+use crate::refusal::Refusal;
 use crate::region::SharedPage;
 use crate::registry::{BufferRepair, Port, Record};
 
@@ -38,14 +39,9 @@ struct Away {
     is_open: bool,
 }
 
-/// Refuses what concerns an interface that is away.
-pub(super) fn refuse_away<T>() -> Result<T, Refusal> {
-    refuse_for_now("the interface is being opened or closed for another session: try again")
-}
-
 impl NicPort {
     /// An open interface; `sent` is the page of its transmitted frames.
-    pub(super) fn new(nic: Nic, sent: SharedPage) -> Port<NicPort> {
+    pub(in crate::ports) fn new(nic: Nic, sent: SharedPage) -> Port<NicPort> {
         let record = Record {
             page: Some(sent),
             locks_buffers: true,

@@ -12,9 +12,6 @@ use std::sync::{Arc, Mutex};
 
 use unetmap_sys::link::Channels;
 
-use super::Nic;
-use crate::privileged;
-use crate::refusal::{Refusal, refuse_for_now};
 use crate::threads::lock;
 use crate::tuning::nic::MAX_RINGS;
 
@@ -44,7 +41,7 @@ impl QueueCounts {
         lock(&self.0).extend(saved);
     }
 
-    fn insert(&self, netns: u64, index: u32, counts: (Channels, Channels)) {
+    pub(super) fn insert(&self, netns: u64, index: u32, counts: (Channels, Channels)) {
         lock(&self.0).insert((netns, index), counts);
     }
 
@@ -55,59 +52,13 @@ impl QueueCounts {
 }
 
 /// Returns the queues that are usable of `all`, where the XDP program's attachment added `added` of them.
-fn usable(all: Channels, added: u32) -> Channels {
+pub(super) fn usable(all: Channels, added: u32) -> Channels {
     Channels { tx: all.tx.saturating_sub(added).max(1), ..all }
 }
 
 /// Returns the rings for a number of queues.
 pub(super) fn rings(queues: u32) -> u16 {
     queues.clamp(1, MAX_RINGS) as u16
-}
-
-impl Nic {
-    /// The interface's queues now; `None` if they cannot be read.
-    pub(super) fn count_queues(&self) -> Option<Channels> {
-        privileged::channels(&self.netns, &self.name).ok()
-    }
-
-    /// Compares the port's rings with the interface's queues, after an XDP program was attached; there were `without`
-    /// before. The caller of a port that was just created tries again, and gets as many rings as there are queues.
-    pub(super) fn check_attached_queues(&mut self, without: Option<Channels>) -> Result<(), Refusal> {
-        let (Some(without), Some(all)) = (without, self.count_queues()) else { return Ok(()) };
-        self.added_queues = match &self.stays {
-            Some(stays) => stays.added_queues,
-            None => all.tx.saturating_sub(without.tx),
-        };
-        let with = usable(all, self.added_queues);
-        if self.endpoint.in_use() || self.has_rings_for(with) {
-            self.compare_queues();
-            return Ok(());
-        }
-        self.queue_counts.insert(self.key.netns, self.key.index, (without, with));
-        refuse_for_now("attaching the XDP program has changed the number of its queues")
-    }
-
-    fn has_rings_for(&self, queues: Channels) -> bool {
-        let shape = self.endpoint.shape;
-        rings(queues.rx) == shape.rx_rings && rings(queues.tx) == shape.tx_rings
-    }
-
-    /// Records whether the interface has other queues than the port has rings.
-    pub(super) fn compare_queues(&mut self) {
-        let Some(now) = self.count_queues().map(|all| usable(all, self.added_queues)) else { return };
-        let shape = self.endpoint.shape;
-        let text = (!self.has_rings_for(now)).then(|| {
-            format!(
-                "the interface has {} receive and {} transmit queues now, and the port has rings for {} and {}: close the \
-                 port everywhere and open it again",
-                now.rx, now.tx, shape.rx_rings, shape.tx_rings
-            )
-        });
-        if let Some(text) = text.as_ref().filter(|_| text != self.other_queues) {
-            tracing::warn!(name = self.name, "{text}");
-        }
-        self.other_queues = text;
-    }
 }
 
 #[cfg(test)]

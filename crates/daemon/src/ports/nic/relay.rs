@@ -15,16 +15,13 @@ use std::io;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use unetmap_sys::kernel;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::RelayEnds;
 
-use super::Nic;
 use super::heartbeat::Heartbeat;
-use crate::broker::{Handle, relay_name as near_name};
+use crate::broker::Handle;
 use crate::descriptors::{FdIndex, Incoming, Outgoing};
-use crate::knobs::Admode;
-use crate::privileged::{self, Deadline, HostVeth, RelayPrograms, Undo, Xdp};
+use crate::privileged::{self, Deadline, HostVeth, RelayPrograms, Xdp};
 use crate::refusal::Refusal;
 
 /// The far end in an interface's place. Dropping it removes the pair.
@@ -63,7 +60,7 @@ impl Relay {
     }
 
     /// Creates the pair for interface `nic`. The XDP program is that of the far end.
-    fn create(
+    pub(super) fn create(
         netns: &Arc<Netns>,
         (nic, queues): (u32, u32),
         up: bool,
@@ -92,12 +89,12 @@ impl Relay {
     }
 
     /// Sets the far end up, or down: what programs send then waits in their rings.
-    fn set_up(&self, up: bool) -> io::Result<()> {
+    pub(super) fn set_up(&self, up: bool) -> io::Result<()> {
         privileged::set_link(&self.far_netns, self.ends.far, up)
     }
 
     /// Frames that found no room in the far end's queues since the pair was created.
-    fn dropped(&self) -> u64 {
+    pub(super) fn dropped(&self) -> u64 {
         privileged::tx_dropped(&self.netns, self.ends.near).ok().flatten().unwrap_or(0)
     }
 }
@@ -110,78 +107,5 @@ impl Drop for Relay {
         if let Err(e) = privileged::delete_veth(&self.netns, self.ends.near) {
             tracing::debug!("the veth pair was removed already: {e}");
         }
-    }
-}
-
-impl Nic {
-    /// Serves an interface behind a companion if frames may arrive unfinished, unless the knob `admode` demands another
-    /// mode. `None`: the XDP program belongs on the interface itself.
-    pub(super) fn attach_behind_relay(&mut self) -> Option<Xdp> {
-        let link = privileged::link(&self.netns, self.key.index).ok().flatten()?;
-        let unfinished = match link.kind.as_deref() {
-            Some("veth") => self.offloads_stay_on,
-            _ => link.receives_unfinished_frames(),
-        };
-        if self.admode != Admode::Best || !unfinished {
-            return None;
-        }
-        let name = &self.name;
-        if kernel::HOST_RINGS.is_newer_than_kernel() {
-            let least = kernel::HOST_RINGS.least;
-            tracing::info!(name, "frames may lack VLAN tags and checksums, or be merged, before Linux {least}");
-            return None;
-        }
-        let place = (self.key.index, u32::from(self.endpoint.shape.rx_rings));
-        match Relay::create(&self.netns, place, link.up, &self.heartbeat) {
-            Ok((relay, xdp)) => {
-                self.relay = Some(relay);
-                Some(xdp)
-            }
-            Err(e) => {
-                tracing::warn!(name, "frames may lack VLAN tags and checksums, or be merged: {e}");
-                None
-            }
-        }
-    }
-
-    /// Tells that the offloads stay enabled: frames may lack tags and checksums, unless a relay completes them.
-    pub(super) fn offloads_stay(&self, e: &io::Error) -> Option<Undo> {
-        let name = &self.name;
-        tracing::warn!(
-            name,
-            "its offloads stay enabled: {e} (disable them by hand: on a veth, ethtool -K PEER tx off txvlan off; else \
-             ethtool -K {name} rxvlan off)"
-        );
-        None
-    }
-
-    /// The namespace and the index of the interface that has the sockets.
-    pub(super) fn socket_place(&self) -> (&Netns, u32) {
-        self.relay.as_ref().map_or((&self.netns, self.key.index), Relay::far)
-    }
-
-    /// Brings the far end into the interface's state.
-    pub(super) fn update_relay(&self) {
-        if let Some(relay) = &self.relay
-            && let Err(e) = relay.set_up(self.up)
-        {
-            tracing::error!(name = self.name, "the state of its companion cannot be changed: {e}");
-        }
-    }
-
-    /// Frames that were lost before they reached a socket.
-    pub(super) fn relay_dropped(&self) -> u64 {
-        self.relay.as_ref().map_or(0, Relay::dropped)
-    }
-
-    /// Ends the rings if interface `index`, which was removed, is the near end.
-    pub(super) fn relay_gone(&mut self, index: u32) {
-        if !self.relay.as_ref().is_some_and(|relay| relay.is_near(index)) {
-            return;
-        }
-        tracing::warn!(name = self.name, "{} was removed: the rings of its interface end", near_name(self.key.index));
-        (self.near_gone.relay, self.behind) = (true, true);
-        let own = self.endpoint.shape.nic_pairs();
-        self.endpoint.end_some(|ring| ring.pair < own);
     }
 }

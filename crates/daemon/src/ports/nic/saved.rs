@@ -9,27 +9,22 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use unetmap_mem::TxFramesPage;
-use unetmap_sys::link::LinkWatch;
 use unetmap_sys::xdp::Mark;
 use unetmap_sys::xsk::Way;
 
-use super::abandoned::AbandonedNamespaces;
 use super::heartbeat::Heartbeat;
 use super::host_rings::SavedHostRings;
-use super::open::NamespaceWatch;
 use super::queue::OpenQueue;
-use super::queue_count::{QueueCounts, SavedCounts};
+use super::queue_count::QueueCounts;
 use super::relay::{Relay, SavedRelay};
-use super::saved_settings::SavedSettings;
-use super::settings::InterfaceSettings;
-use super::{NearGone, Nic, NicKey, NicPort, NicState, XdpConfig};
+use super::{NearGone, Nic, NicKey, XdpConfig};
 use crate::broker::Handle;
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::knobs::Admode;
-use crate::ports::Registry;
 use crate::privileged::{Deadline, KeptXdp, Undo, Xdp};
 use crate::refusal::{Refusal, refuse_lack};
-use crate::registry::{Port, Record};
+use crate::region::SharedPage;
+use crate::registry::{Record, Regions};
 
 /// An interface.
 #[derive(Serialize, Deserialize)]
@@ -62,18 +57,6 @@ struct SavedQueue {
     socket: FdIndex,
     headroom: u32,
     in_xdp_map: bool,
-}
-
-/// State of all interfaces.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct SavedNics {
-    last_serial: u64,
-    /// By namespace: the socket of its changes, and the namespace.
-    watches: Vec<(u64, FdIndex, FdIndex)>,
-    queue_counts: SavedCounts,
-    settings: SavedSettings,
-    /// Namespaces with attached interfaces that were in use.
-    used: Vec<u64>,
 }
 
 impl Nic {
@@ -126,22 +109,22 @@ impl Nic {
     }
 
     /// The deadlines of all programs that are attached for it.
-    fn deadlines(&self) -> impl Iterator<Item = &Arc<Deadline>> {
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = &Arc<Deadline>> {
         let relay = self.relay.iter().filter_map(Relay::deadline);
         self.xdp.iter().map(|xdp| xdp.deadline()).chain(relay).chain(self.host.deadlines())
     }
 }
 
 impl SavedNic {
-    /// Rebuilds the interface; its broker is asked for nothing yet.
+    /// Rebuilds the interface, and the page of its transmitted frames; its broker is asked for nothing yet.
     pub(in crate::ports) fn restore(
         self,
         mut record: Record,
         key: NicKey,
-        registry: &Registry,
+        regions: &Regions,
         fds: &mut Incoming,
-    ) -> Result<Port<NicPort>, Refusal> {
-        let region = registry.regions.existing(record.region)?;
+    ) -> Result<(Nic, SharedPage), Refusal> {
+        let region = regions.existing(record.region)?;
         let (endpoint, scope) = (record.endpoints.remove(0), record.scope);
         let shape = endpoint.shape;
         let pairs = shape.pairs();
@@ -201,67 +184,6 @@ impl SavedNic {
                 nic.take_queue(pair, saved, fds)?;
             }
         }
-        Ok(NicPort::new(nic, sent))
-    }
-}
-
-impl NicState {
-    pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedNics {
-        let watches = self.watches.iter().map(|(id, watch)| (*id, fds.add(&watch.watch), fds.add(&*watch.netns)));
-        let (watches, queue_counts) = (watches.collect(), self.queue_counts.save());
-        let (settings, used) = (self.settings.save(fds), self.abandoned.save());
-        SavedNics { last_serial: self.last_serial, watches, queue_counts, settings, used }
-    }
-
-    /// Takes over what is known of all interfaces, which are in `registry` already.
-    pub(crate) fn restore(
-        &mut self,
-        saved: SavedNics,
-        registry: &mut Registry,
-        fds: &mut Incoming,
-    ) -> Result<(), Refusal> {
-        self.last_serial = saved.last_serial;
-        self.queue_counts.restore(saved.queue_counts);
-        self.settings = InterfaceSettings::restore(saved.settings, fds)?;
-        self.abandoned = AbandonedNamespaces::restore(saved.used);
-        for (id, watch, netns) in saved.watches {
-            let (watch, netns) = (LinkWatch::from_fd(fds.take(watch)?), Arc::new(fds.take_netns(netns)?));
-            if netns.id() != id {
-                return invalid("the namespace of a watch");
-            }
-            self.watches.insert(id, NamespaceWatch { watch, netns, in_event_loop: false, deferred: Vec::new() });
-        }
-        for nic in registry.all_mut::<NicPort>().filter_map(|port| port.here_mut()) {
-            if !self.watches.contains_key(&nic.key.netns) {
-                return invalid("nobody watches an interface");
-            }
-            (nic.heartbeat, nic.queue_counts) = (self.heartbeat.clone(), self.queue_counts.clone());
-            // The filter is in the program that is attached, and the kernel's sockets busy poll already.
-            let Some(settings) = self.settings.kept_of(nic.key.netns, nic.key.index) else { continue };
-            (nic.filter, nic.busy_poll) = (settings.filter.clone(), settings.busy_poll);
-            nic.stays = settings.failure.clone();
-            if nic.xdp_config.is_some() && nic.xdp.is_none() {
-                nic.xdp = nic.staying_program();
-            }
-        }
-        Ok(())
-    }
-
-    /// Renews the deadlines of the interfaces' programs from now on: the broker is this process's now. The former
-    /// process may have been about to close what no session has bound.
-    pub(crate) fn go_on(&mut self, registry: &mut Registry) {
-        self.work.unneeded.extend(registry.all::<NicPort>().map(|port| port.key));
-        for nic in registry.all_mut::<NicPort>().filter_map(|port| port.here_mut()) {
-            let in_use = |nic: &Nic, pair: usize| nic.queues[pair].as_ref().is_some_and(|open| open.in_xdp_map);
-            let mut pairs = (0..nic.queues.len()).filter(|pair| in_use(nic, *pair)).collect::<Vec<_>>().into_iter();
-            if let Err(e) = pairs.try_for_each(|pair| nic.watch_progress(pair)) {
-                tracing::error!(name = nic.name, "its queues do not count as served: {e}");
-            }
-            for deadline in nic.deadlines() {
-                if let Err(e) = self.heartbeat.add(deadline) {
-                    tracing::error!(name = nic.name, "its programs will pass all frames: {e}");
-                }
-            }
-        }
+        Ok((nic, sent))
     }
 }

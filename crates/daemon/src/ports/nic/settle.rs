@@ -4,13 +4,12 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::kernel_work::{Done, Work, next_done, port_mut, start};
-use super::open::{compare_links, handle_deferred_events, link_gone, release_closed};
-use super::survey;
+use super::changes::{compare_links, handle_deferred_events, link_gone};
+use super::kernel_work::{Done, Work, next_done, start};
+use super::lookup::port_mut;
 use super::surveyed::Survey;
-use super::{Nic, NicKey, abandoned};
-use crate::ports::mediated::{self, Mediated};
-use crate::ports::{Daemon, EndpointKey, PortKey, arrival, monitor};
+use super::{Nic, NicKey};
+use crate::ports::{Daemon, EndpointKey, PortKey, arrival, copying, monitor};
 use crate::refusal::Refusal;
 
 /// The results of threads.
@@ -25,17 +24,17 @@ pub(crate) struct Back {
 /// Takes back what threads have done.
 pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
     let mut back = Back::default();
-    while let Some(done) = next_done(&daemon.nics) {
+    while let Some(done) = next_done(&daemon.nics.work) {
         match done {
             Done::Interface(nic, result) => back.nics.extend(take_back_nic(daemon, nic).map(|key| (key, result))),
             Done::Links { netns, links: Ok(links) } => compare_links(daemon, netns, &links),
             Done::Links { links: Err(e), .. } => tracing::warn!("changes of interfaces were missed: {e}"),
             Done::Namespaces { asked, used } => {
-                let gone = abandoned::answered(daemon, asked, used);
+                let gone = daemon.nics.abandoned.answered(&daemon.registry, asked, used);
                 gone.into_iter().for_each(|(netns, index)| link_gone(daemon, netns, index));
             }
             Done::Survey { uid, number, survey } => {
-                survey::ended(daemon, uid);
+                daemon.nics.surveys.ended(&daemon.nics.work, uid);
                 back.surveys.push((number, Arc::from(survey)));
             }
         }
@@ -55,9 +54,9 @@ fn take_back_nic(daemon: &mut Daemon, nic: Box<Nic>) -> Option<NicKey> {
         monitor::end_monitors(&mut daemon.registry, &at);
     }
     arrival::update_threads(daemon, &at.port);
-    let mediated = daemon.registry.all::<Mediated>().find(|port| port.nic() == key).map(|port| port.key());
+    let mediated = daemon.registry.mediated(key).map(|port| port.key());
     if let Some(mediated) = mediated.filter(|_| some_closed)
-        && let Err(refusal) = mediated::update_threads(daemon, &mediated)
+        && let Err(refusal) = copying::update_threads(daemon, &mediated)
     {
         tracing::warn!(name = mediated.interface, "not all of its rings can be served: {}", refusal.why);
     }
@@ -73,9 +72,19 @@ pub(crate) fn close_unneeded(daemon: &mut Daemon) {
     for key in mem::take(&mut daemon.nics.work.unneeded) {
         // One that is away is looked at again afterwards.
         let Some(nic) = daemon.registry.nic(&PortKey::Nic(key)) else { continue };
-        if nic.has_unneeded() && start(daemon, key, Work::Close).is_none() {
+        if nic.has_unneeded() && start(&mut daemon.registry, &daemon.nics.work, key, Work::Close).is_none() {
             daemon.registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::close_unused_sockets);
         }
         release_closed(daemon, key);
+    }
+}
+
+/// Releases an interface that nobody uses and of which nothing is open.
+fn release_closed(daemon: &mut Daemon, key: NicKey) {
+    let key = PortKey::Nic(key);
+    if daemon.registry.port(&key).is_ok_and(|port| port.is_releasable(&daemon.registry))
+        && !daemon.registry.is_open(&key)
+    {
+        daemon.release(&key);
     }
 }

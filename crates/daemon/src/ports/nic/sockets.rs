@@ -11,8 +11,8 @@ use unetmap_sys::kernel;
 use unetmap_sys::xsk::{self, BindMode, Queue, SocketRings, UnboundXsk, Way};
 
 use super::busy_poll::refuse_busy_poll;
-use super::open::interface_down;
 use super::queue::OpenQueue;
+use super::refusals::interface_down;
 use super::{HEADER, Nic, XdpConfig, libc_errno};
 use crate::endpoint::{PortRing, RingSelection};
 use crate::privileged::{self, Xdp};

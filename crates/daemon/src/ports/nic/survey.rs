@@ -20,15 +20,14 @@ use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 
 use super::interface_tx_dropped;
-use super::kernel_work::Done;
-use super::lookup::may_have_interfaces;
-use super::open::find_away;
-use super::port::refuse_away;
+use super::kernel_work::{Done, KernelWork};
+use super::lookup::{find_away, may_have_interfaces};
+use super::refusals::refuse_away;
 use super::surveyed::{NicKey, Survey, Wanted};
 use crate::broker;
 use crate::caller::Caller;
 use crate::needs::{Got, Needs};
-use crate::ports::{Daemon, parse_port_name};
+use crate::ports::{Admission, Registry, parse_port_name};
 use crate::privileged;
 use crate::refusal::Refusal;
 use crate::threads;
@@ -79,6 +78,46 @@ pub(crate) struct Surveys {
     waiting: VecDeque<(u64, Wanted)>,
 }
 
+impl Surveys {
+    /// Has a thread read what request `number` needs.
+    pub(crate) fn begin(&mut self, work: &KernelWork, number: u64, wanted: Wanted) {
+        self.waiting.push_back((number, wanted));
+        self.start_some(work);
+    }
+
+    /// A survey for this user is done: others can be made.
+    pub(super) fn ended(&mut self, work: &KernelWork, uid: u32) {
+        self.users.remove(&uid);
+        self.start_some(work);
+    }
+
+    /// A request does not wait any more.
+    pub(crate) fn forget(&mut self, number: u64) {
+        self.waiting.retain(|(of, _)| *of != number);
+    }
+
+    /// Starts threads for those that wait, as far as may be.
+    fn start_some(&mut self, work: &KernelWork) {
+        while self.users.len() < MAX_SURVEYS {
+            let Surveys { users, waiting } = self;
+            let Some(at) = waiting.iter().position(|(_, wanted)| !users.contains(&wanted.uid)) else { return };
+            let Some((number, Wanted { uid, netns, name })) = waiting.remove(at) else { return };
+            let Some(sender) = work.sender() else { return };
+            let again = (sender.clone(), netns.clone(), name.clone());
+            let read_it = move || {
+                let survey = broker::beside_control(|| Box::new(read(&netns, name)));
+                sender.send(Done::Survey { uid, number, survey });
+            };
+            self.users.insert(uid);
+            if let Err(e) = threads::start("survey", read_it) {
+                tracing::warn!("no thread reads about an interface, so all requests wait for it: {e}");
+                let (sender, netns, name) = again;
+                sender.send(Done::Survey { uid, number, survey: Box::new(read(&netns, name)) });
+            }
+        }
+    }
+}
+
 /// An interface that a request names.
 pub(crate) struct Named {
     name: String,
@@ -88,7 +127,8 @@ pub(crate) struct Named {
 
 /// Returns the first need of a request that names an interface, or gives the caller what is known of it.
 pub(crate) fn first_need<S>(
-    daemon: &mut Daemon,
+    admission: &mut Admission,
+    (registry, work): (&Registry, &KernelWork),
     named: Option<Named>,
     caller: &mut Caller,
     got: &Got<S>,
@@ -97,8 +137,8 @@ pub(crate) fn first_need<S>(
     if let Got::Survey(survey, _) = got {
         caller.survey = Some(survey.clone());
     }
-    let is_divided = daemon.admission.policy.is_some() && daemon.nics.work.sender().is_some();
-    let named = named.filter(|_| is_divided && matches!(may_have_interfaces(daemon, caller), Ok(true)));
+    let is_divided = admission.policy.is_some() && work.sender().is_some();
+    let named = named.filter(|_| is_divided && matches!(may_have_interfaces(admission, caller), Ok(true)));
     let Some(Named { name, is_port }) = named else { return Ok(None) };
     if caller.survey.is_none() {
         if caller.lacks_interface(&name) {
@@ -109,7 +149,7 @@ pub(crate) fn first_need<S>(
         return Ok(caller.netns().cloned().map(wanted));
     }
     let link = caller.surveyed_link(&name).flatten().filter(|_| is_port);
-    let away = link.and_then(|link| find_away(daemon, caller.netns_id(), link.index));
+    let away = link.and_then(|link| find_away(registry, caller.netns_id(), link.index));
     if away.is_some() {
         // It grows old.
         caller.survey = None;
@@ -120,23 +160,6 @@ pub(crate) fn first_need<S>(
 /// Has a request wait for an interface, unless it has waited so often that others always were faster.
 pub(crate) fn wait_for<S>(nic: NicKey, rounds: u32) -> Result<Needs<S>, Refusal> {
     if rounds < MAX_ROUNDS { Ok(Needs::Interface(nic, rounds + 1)) } else { refuse_away() }
-}
-
-/// Has a thread read what request `number` needs.
-pub(crate) fn begin(daemon: &mut Daemon, number: u64, wanted: Wanted) {
-    daemon.nics.surveys.waiting.push_back((number, wanted));
-    start_some(daemon);
-}
-
-/// A survey for this user is done: others can be made.
-pub(super) fn ended(daemon: &mut Daemon, uid: u32) {
-    daemon.nics.surveys.users.remove(&uid);
-    start_some(daemon);
-}
-
-/// A request does not wait any more.
-pub(crate) fn forget(daemon: &mut Daemon, number: u64) {
-    daemon.nics.surveys.waiting.retain(|(of, _)| *of != number);
 }
 
 impl Named {
@@ -155,27 +178,6 @@ impl Named {
         let spec = parse_port_name(name).ok()?;
         let is_its = spec.kind == PortKind::Netmap && number != NETMAP_REQ_VALE_LIST;
         is_its.then(|| Named { is_port: spec.pipe.is_none(), name: spec.parent })
-    }
-}
-
-/// Starts threads for those that wait, as far as may be.
-fn start_some(daemon: &mut Daemon) {
-    while daemon.nics.surveys.users.len() < MAX_SURVEYS {
-        let Surveys { users, waiting } = &mut daemon.nics.surveys;
-        let Some(at) = waiting.iter().position(|(_, wanted)| !users.contains(&wanted.uid)) else { return };
-        let Some((number, Wanted { uid, netns, name })) = waiting.remove(at) else { return };
-        let Some(sender) = daemon.nics.work.sender() else { return };
-        let again = (sender.clone(), netns.clone(), name.clone());
-        let work = move || {
-            let survey = broker::beside_control(|| Box::new(read(&netns, name)));
-            sender.send(Done::Survey { uid, number, survey });
-        };
-        daemon.nics.surveys.users.insert(uid);
-        if let Err(e) = threads::start("survey", work) {
-            tracing::warn!("no thread reads about an interface, so all requests wait for it: {e}");
-            let (sender, netns, name) = again;
-            sender.send(Done::Survey { uid, number, survey: Box::new(read(&netns, name)) });
-        }
     }
 }
 

@@ -7,15 +7,16 @@ use unetmap_core::errno::{EBUSY, EFAULT, EINVAL, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::link::Link;
 use unetmap_sys::process;
 
-use super::attached::{AttachedInterface, Side, check_root, check_system_daemon, connect, disconnect, disconnect_all};
-use super::persistent::{self, MAX_NAME};
-use super::{ValeKey, ValePort, find, key_of};
+use super::attached::{check_root, check_system_daemon, connect, disconnect, disconnect_all};
+use super::open::key_of;
+use super::persistent::MAX_NAME;
+use super::port::{AttachedInterface, Side, ValePort};
+use super::{ValeKey, ValeState, persistent_ends, persistent_requests};
 use crate::caller::Caller;
 use crate::ports::mediator::MediatorThread;
-use crate::ports::nic::{self, NicKey, find_link, no_such_interface};
-use crate::ports::{Daemon, PortKey, Registry, parse_port_name, sink};
+use crate::ports::nic::{self, find_link, no_such_interface};
+use crate::ports::{Admission, Daemon, PortKey, Registry, parse_port_name, sinks};
 use crate::refusal::{Refusal, refuse};
-use crate::registry::Port;
 
 /// The port of an interface's host rings has the interface's name and this suffix.
 const HOST_SUFFIX: char = '^';
@@ -27,9 +28,9 @@ pub(crate) fn attach(
     request: &NmreqRegister,
     caller: &Caller,
 ) -> Result<u32, Refusal> {
-    check_root(daemon, caller)?;
-    let key = port_key(daemon, name, caller)?;
-    if find(&daemon.registry, &key).is_some() {
+    check_root(&daemon.admission, caller)?;
+    let key = port_key(&mut daemon.admission, name, caller)?;
+    if daemon.registry.switch_port(&key).is_some() {
         return refuse(EBUSY, "the switch has this port already (vale-ctl lists them)");
     }
     let with_host = match request.nr_mode {
@@ -46,16 +47,16 @@ pub(crate) fn attach(
         }
     };
     let host = host_key(&key);
-    if with_host && find(&daemon.registry, &host).is_some() {
+    if with_host && daemon.registry.switch_port(&host).is_some() {
         return refuse(EBUSY, "the switch has a port of this name for the host already (vale-ctl lists them)");
     }
-    let interface = match (sink::number(&daemon.admission, &key.port, caller)?, find_link(&key.port, caller)?) {
-        (Some(number), _) => sink::open_for_switch(daemon, number, caller)?,
+    let interface = match (sinks::number(&daemon.admission, &key.port, caller)?, find_link(&key.port, caller)?) {
+        (Some(number), _) => sinks::open_for_switch(daemon, number, caller)?,
         (None, None) => return no_such_interface(),
-        (None, Some(link)) => match persistent::of_link(&daemon.vale, &link, caller)? {
-            Some(hidden) => match persistent::attach(daemon, hidden, (&key, request), &link)? {
+        (None, Some(link)) => match daemon.vale.persistent.of_link(&link, caller)? {
+            Some(hidden) => match persistent_requests::attach(daemon, hidden, (&key, request), &link)? {
                 Some(index) => return Ok(index),
-                None => open_persistent(daemon, hidden, caller)?,
+                None => open_persistent(&mut daemon.registry, &daemon.vale, hidden, caller)?,
             },
             None => open_interface(daemon, &link, request, caller)?,
         },
@@ -81,21 +82,26 @@ fn open_interface(
     if daemon.admission.policy()?.is_none_or(|policy| policy.nic(&caller.identity(policy), &link.name).is_none()) {
         return refuse(EPERM, "you may not open this interface (the policy says who may: unetmap-policy(5))");
     }
-    if let Some(nic) = nic::find(daemon, caller.netns_id(), link.index)? {
-        return nic::in_use(daemon, nic);
+    if let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index)? {
+        return nic::in_use(&daemon.registry, nic);
     }
     let shape = nic::new_shape(&daemon.nics, link, request, caller)?;
     nic::create_for_daemon(daemon, link, shape, caller).map(PortKey::Nic)
 }
 
 /// Opens a persistent port that is attached to one switch and is to be attached to another.
-fn open_persistent(daemon: &mut Daemon, hidden: u32, caller: &Caller) -> Result<PortKey, Refusal> {
+fn open_persistent(
+    registry: &mut Registry,
+    vale: &ValeState,
+    hidden: u32,
+    caller: &Caller,
+) -> Result<PortKey, Refusal> {
     let id = PortKey::Persistent(hidden);
-    if daemon.registry.is_open(&id) {
+    if registry.is_open(&id) {
         return refuse(EBUSY, "a program has it open, or it is attached to a second switch already");
     }
-    persistent::find_or_create(daemon, hidden, &NmreqRegister::default(), caller)?;
-    if let Some(port) = daemon.registry.get_mut::<ValePort>(&id) {
+    persistent_ends::find_or_create(registry, vale, hidden, &NmreqRegister::default(), caller)?;
+    if let Some(port) = registry.get_mut::<ValePort>(&id) {
         port.is_wrapped = true;
     }
     Ok(id)
@@ -108,10 +114,10 @@ fn host_key(key: &ValeKey) -> ValeKey {
 
 /// Detaches an interface from its switch; returns the number that its port had.
 pub(crate) fn detach(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<u32, Refusal> {
-    check_system_daemon(daemon)?;
-    check_root(daemon, caller)?;
-    let key = port_key(daemon, name, caller)?;
-    let Some(port) = find(&daemon.registry, &key) else {
+    check_system_daemon(&daemon.admission)?;
+    check_root(&daemon.admission, caller)?;
+    let key = port_key(&mut daemon.admission, name, caller)?;
+    let Some(port) = daemon.registry.switch_port(&key) else {
         return refuse(ENXIO, "there is no switch that has this port");
     };
     let (id, index) = (port.id.clone(), port.index());
@@ -126,7 +132,7 @@ pub(crate) fn detach(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result
             let interface = key.port.strip_suffix(HOST_SUFFIX).unwrap_or(&key.port);
             refuse(EBUSY, format!("it is detached with its interface (vale-ctl -d {}:{interface})", key.switch))
         }
-        Some(_) if persistent.is_some() => persistent::detach(daemon, &key),
+        Some(_) if persistent.is_some() => persistent_requests::detach(daemon, &key),
         Some(_) => {
             disconnect(daemon, &PortKey::Vale(host_key(&key)));
             disconnect(daemon, &id);
@@ -138,7 +144,7 @@ pub(crate) fn detach(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result
 /// Handles the end of an interface that may have been attached, or the hidden end of a persistent port.
 pub(crate) fn interface_gone(daemon: &mut Daemon, netns: u64, index: u32) {
     disconnect_all(daemon, |attachment| attachment.is_link(netns, index));
-    persistent::interface_gone(daemon, netns, index);
+    persistent_requests::interface_gone(daemon, netns, index);
 }
 
 /// Lets processors of their own poll an attached interface: one processor all queues, or, from the first queue on, each
@@ -211,9 +217,9 @@ fn attachment_named<'a>(
     name: &str,
     caller: &Caller,
 ) -> Result<(&'a mut AttachedInterface, &'a [MediatorThread]), Refusal> {
-    check_system_daemon(daemon)?;
-    check_root(daemon, caller)?;
-    let key = port_key(daemon, name, caller)?;
+    check_system_daemon(&daemon.admission)?;
+    check_root(&daemon.admission, caller)?;
+    let key = port_key(&mut daemon.admission, name, caller)?;
     let id = daemon.vale.persistent.host_end(&key).cloned().unwrap_or(PortKey::Vale(key));
     let Some(port) = daemon.registry.get_mut::<ValePort>(&id) else {
         return refuse(ENXIO, "there is no switch that has this port");
@@ -225,15 +231,15 @@ fn attachment_named<'a>(
 }
 
 /// Returns the key of the port `valeS:P`. P may be any interface name, which allows more than a program's port name.
-pub(super) fn port_key(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<ValeKey, Refusal> {
+pub(super) fn port_key(admission: &mut Admission, name: &str, caller: &Caller) -> Result<ValeKey, Refusal> {
     if is_interface_on_switch(name) {
-        return key_of(daemon, name, caller);
+        return key_of(admission, name, caller);
     }
     let spec = parse_port_name(name)?;
     if spec.kind != PortKind::Vale || spec.pipe.is_some() {
         return refuse(EINVAL, "a switch port is named valeS:P");
     }
-    key_of(daemon, &spec.parent, caller)
+    key_of(admission, &spec.parent, caller)
 }
 
 /// Whether this is `valeS:IF`, where IF is a valid name of an interface without the signs of pipes.
@@ -244,13 +250,4 @@ fn is_interface_on_switch(name: &str) -> bool {
     let ident = switch.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     let named = interface.bytes().all(|b| b.is_ascii_graphic() && !b"/:{}".contains(&b));
     ident && named && (1..=MAX_NAME).contains(&interface.len()) && ![".", ".."].contains(&interface)
-}
-
-/// Returns the name of the switch port of an attached interface.
-pub(crate) fn port_of(registry: &Registry, nic: NicKey) -> Option<String> {
-    let interface = PortKey::Nic(nic);
-    let is_its = |port: &&Port<ValePort>| {
-        port.attachment.as_ref().is_some_and(|it| it.interface == interface && it.side == Side::Wire)
-    };
-    registry.all::<ValePort>().find(is_its).map(|port| port.key.name())
 }

@@ -7,64 +7,22 @@
 //! ```
 //! To the switch such a port is like any other. On its other side is a mediator thread, as for mediated interfaces.
 
-use std::collections::BTreeMap;
 use std::mem;
 
-use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::errno::{ENXIO, EPERM};
 
-use super::{ValeKey, ValePort, create};
+use super::ValeKey;
+use super::open::create;
+use super::port::{AttachedInterface, Side, ValePort};
 use crate::caller::Caller;
 use crate::events::EventLog;
 use crate::events::What;
 use crate::ports::Registry;
-use crate::ports::nic::{NicKey, no_such_interface};
-use crate::ports::{Asked, Daemon, EndpointKey, PortKey, mediators};
+use crate::ports::nic::no_such_interface;
+use crate::ports::{Admission, Asked, Daemon, EndpointKey, PortKey, mediators};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionMemory, Scope};
-use crate::registry::Port;
-
-/// Which rings of an interface are attached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) enum Side {
-    /// The rings of its queues.
-    Wire,
-    /// Its host rings.
-    Host,
-}
-
-impl Side {
-    /// The REGISTER mode that selects a pair of these rings.
-    fn mode(self) -> u32 {
-        match self {
-            Side::Wire => NR_REG_ONE_NIC,
-            Side::Host => NR_REG_ONE_SW,
-        }
-    }
-}
-
-/// An interface, or its host rings, attached to a switch.
-pub(super) struct AttachedInterface {
-    pub(super) interface: PortKey,
-    pub(super) side: Side,
-    /// Whether threads poll on processors of their own.
-    pub(super) polling: bool,
-}
-
-impl AttachedInterface {
-    /// Whether this is the interface with an index in a namespace.
-    pub(super) fn is_link(&self, netns: u64, index: u32) -> bool {
-        self.interface.as_nic().is_some_and(|nic| (nic.netns, nic.index) == (netns, index))
-    }
-}
-
-impl Port<ValePort> {
-    /// Of an attached interface: the queues that a processor of their own polls, and which processor.
-    pub(super) fn polling_cpus(&self) -> BTreeMap<u16, u32> {
-        self.record.mediators.iter().filter_map(|thread| Some((thread.pair.1, thread.polling_cpu()?))).collect()
-    }
-}
 
 /// Creates a switch port for the interface, or for its host rings, in region `mem_id` (0: one of its own), and starts
 /// the threads. Returns the port and its index in the switch.
@@ -114,7 +72,7 @@ pub(super) fn disconnect(daemon: &mut Daemon, id: &PortKey) {
     let key = port.key.clone();
     let Some(AttachedInterface { interface, .. }) = port.attachment.take() else { return };
     let threads = mem::take(&mut port.record.mediators);
-    mediators::stop(daemon, threads);
+    daemon.stop_mediators(threads);
     daemon.release_if_unused(id);
     daemon.release_if_unused(&interface);
     // A persistent port is detached, and not its end.
@@ -138,12 +96,6 @@ pub(crate) fn attached_ports(registry: &Registry) -> Vec<String> {
     ports.filter(|port| !port.key.is_in_own_switch()).map(|port| port.key.name()).collect()
 }
 
-/// The attached interfaces, each as often as rings of it are attached.
-pub(crate) fn attached_interfaces(registry: &Registry) -> impl Iterator<Item = NicKey> {
-    let attachments = registry.all::<ValePort>().filter_map(|port| port.attachment.as_ref());
-    attachments.filter_map(|attachment| attachment.interface.as_nic())
-}
-
 /// Detaches all ports to which `interface` is attached.
 pub(super) fn disconnect_from(daemon: &mut Daemon, interface: &PortKey) {
     disconnect_all(daemon, |attachment| attachment.interface == *interface);
@@ -155,15 +107,15 @@ pub(super) fn disconnect_all(daemon: &mut Daemon, which: impl Fn(&AttachedInterf
     ids.iter().for_each(|id| disconnect(daemon, id));
 }
 
-pub(super) fn check_system_daemon(daemon: &Daemon) -> Result<(), Refusal> {
-    match daemon.admission.policy {
+pub(super) fn check_system_daemon(admission: &Admission) -> Result<(), Refusal> {
+    match admission.policy {
         None => refuse(ENXIO, "there is no such port: only the system's daemon has them, and this is a user's own"),
         Some(_) => Ok(()),
     }
 }
 
-pub(super) fn check_root(daemon: &Daemon, caller: &Caller) -> Result<(), Refusal> {
-    if daemon.admission.policy.is_none() {
+pub(super) fn check_root(admission: &Admission, caller: &Caller) -> Result<(), Refusal> {
+    if admission.policy.is_none() {
         return refuse(
             EPERM,
             "only the system's daemon can do this, and this is a user's own (start one as root: unetmapd)",

@@ -7,8 +7,11 @@
 
 pub(crate) mod attach_requests;
 mod attached;
-pub(crate) mod persistent;
+mod open;
+mod persistent;
+pub(crate) mod persistent_ends;
 pub(crate) mod persistent_header;
+pub(crate) mod persistent_requests;
 mod port;
 mod requests;
 mod saved;
@@ -16,12 +19,12 @@ mod settings;
 mod switches;
 mod workers;
 
-pub(crate) use attached::{attached_interfaces, attached_ports};
-use port::{HostRings, MAX_RINGS, OWN_SWITCH, create, find, switch_side};
-pub(crate) use port::{ValeKey, ValePort, exists, header, list_next, set_header};
-pub(super) use port::{find_or_create, key_of, program_port, region_of};
+pub(crate) use super::key::ValeKey;
+pub(crate) use attached::attached_ports;
+pub(crate) use open::{exists, header, list_next, set_header};
+pub(super) use open::{find_or_create, key_of, program_port, region_of};
+pub(crate) use persistent::PersistentState;
+pub(crate) use port::ValePort;
 pub(crate) use requests::{answer_request, switch_snapshots};
 pub(crate) use saved::{SavedSwitches, SavedValePort, SwitchPositions};
-pub(crate) use settings::age_tables;
-pub(crate) use switches::{ValeState, free_retired};
-pub(crate) use workers::{apply_thread_plan, worker_snapshots};
+pub(crate) use switches::ValeState;

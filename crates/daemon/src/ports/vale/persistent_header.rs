@@ -4,10 +4,10 @@
 use unetmap_core::errno::EBUSY;
 
 use super::persistent::PersistentPort;
+use super::port::ValePort;
+use super::switches::ValeState;
 use crate::caller::Caller;
-use crate::ports::vale::ValePort;
-use crate::ports::vale::ValeState;
-use crate::ports::{Daemon, PortKey};
+use crate::ports::{PortKey, Registry};
 use crate::refusal::{Refusal, refuse};
 
 impl PersistentPort {
@@ -23,42 +23,44 @@ pub(crate) fn header_for(vale: &ValeState, hidden: u32, uid: u32) -> u8 {
 }
 
 /// Whether the caller's process has the port open.
-pub(crate) fn has_open(daemon: &Daemon, hidden: u32, caller: &Caller) -> bool {
+pub(crate) fn has_open(registry: &Registry, hidden: u32, caller: &Caller) -> bool {
     let (port, peer) = (PortKey::Persistent(hidden), caller.peer);
-    daemon
-        .registry
-        .sessions
-        .values()
-        .any(|session| session.port == port && (session.uid, session.pid) == (peer.uid, peer.pid))
+    registry.sessions.values().any(|session| session.port == port && (session.uid, session.pid) == (peer.uid, peer.pid))
 }
 
 /// Sets the header. One that root sets stays, unless the process that sets it has the port open: then, and if it is
 /// another user's, it is in force for programs of this user until the last of them closes the port.
-pub(crate) fn set_header(daemon: &mut Daemon, hidden: u32, bytes: u8, caller: &Caller) -> Result<(), Refusal> {
+pub(crate) fn set_header(
+    registry: &Registry,
+    vale: &mut ValeState,
+    hidden: u32,
+    bytes: u8,
+    caller: &Caller,
+) -> Result<(), Refusal> {
     let (uid, port) = (caller.peer.uid, PortKey::Persistent(hidden));
-    let is_own = uid != 0 || has_open(daemon, hidden, caller);
-    let opened_by = daemon.registry.sessions.values().find(|session| session.port == port).map(|session| session.uid);
+    let is_own = uid != 0 || has_open(registry, hidden, caller);
+    let opened_by = registry.sessions.values().find(|session| session.port == port).map(|session| session.uid);
     if let Some(other) = opened_by.filter(|other| is_own && *other != uid) {
         return refuse(EBUSY, format!("user {other} has it open"));
     }
-    if let Some(port) = daemon.vale.persistent.get_mut(hidden) {
+    if let Some(port) = vale.persistent.get_mut(hidden) {
         match is_own {
             true => port.own_header = Some((uid, bytes)),
             false => (port.header, port.own_header) = (bytes, None),
         }
     }
-    let of_program = daemon.registry.get::<ValePort>(&port);
+    let of_program = registry.get::<ValePort>(&port);
     of_program.into_iter().for_each(|port| port.switch_side.set_vnet_hdr_len(bytes));
     Ok(())
 }
 
 /// A session is closed: after the last one, the header is again that of before.
-pub(crate) fn end_own_header(daemon: &mut Daemon, hidden: u32) {
+pub(crate) fn end_own_header(registry: &Registry, vale: &mut ValeState, hidden: u32) {
     let port = PortKey::Persistent(hidden);
-    let is_open = daemon.registry.sessions.values().any(|session| session.port == port);
-    if let Some(persistent) = daemon.vale.persistent.get_mut(hidden).filter(|_| !is_open) {
+    let is_open = registry.sessions.values().any(|session| session.port == port);
+    if let Some(persistent) = vale.persistent.get_mut(hidden).filter(|_| !is_open) {
         persistent.own_header = None;
-        let of_program = daemon.registry.get::<ValePort>(&port);
+        let of_program = registry.get::<ValePort>(&port);
         let header = persistent.header;
         of_program.into_iter().for_each(|port| port.switch_side.set_vnet_hdr_len(header));
     }

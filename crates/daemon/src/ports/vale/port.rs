@@ -9,43 +9,30 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED};
-use unetmap_core::errno::{EACCES, EBUSY, EINVAL, ENOENT, ENOMEM};
+use unetmap_core::errno::{EBUSY, ENOMEM};
 use unetmap_mem::{BufIdx, ChannelPage};
 use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::policy::DropReason;
 use unetmap_switch::port::{RingConfig, SwitchPort};
-use unetmap_sys::{Doorbell, link};
+use unetmap_sys::Doorbell;
 
 use crate::budget::{Amounts, Resource};
-use crate::caller::Caller;
 use crate::endpoint::{DataPath, Endpoint, PortRing};
+use crate::ports::PortKey;
+use crate::ports::nic::refuse_header;
 use crate::ports::snapshot::PortSnapshot;
-use crate::ports::{AnyPort, Asked, Daemon, EndpointKey, PortKey, Registry, nic};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionRecord, Scope, SharedPage};
+use crate::region::{RegionRecord, Scope, SharedPage};
 use crate::registry::{BufferRepair, Port, Record};
 use crate::shape::EndpointShape;
-use crate::tuning::region::MAX_EXTRA;
 
-use super::attached::AttachedInterface;
-use super::switches::SwitchKey;
-use super::switches::ValeState;
-use super::{persistent, persistent_header};
+use super::ValeKey;
+
+/// Identifies a switch.
+pub(super) type SwitchKey = (Scope, String);
 
 /// Ring pairs of a port.
 pub(super) const MAX_RINGS: u16 = 16;
-/// In place of the number of a port that does not exist.
-pub(super) const NO_PORT: u8 = 255;
-
-/// Identifies a switch port.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub(crate) struct ValeKey {
-    pub(crate) scope: Scope,
-    /// The part of the name before the colon: `vale0`.
-    pub(crate) switch: String,
-    /// The part of the name after the colon.
-    pub(crate) port: String,
-}
 
 impl ValeKey {
     /// The whole name.
@@ -67,12 +54,27 @@ impl ValeKey {
 /// hidden end.
 pub(super) const OWN_SWITCH: char = '#';
 
+/// The index of the program end's host rings on the wire, on the wire.
+pub(super) const WIRE_PROGRAM: u8 = 0;
+
+/// The end of the name of the wire.
+pub(super) const WIRE: char = '^';
+
+/// Returns the name by which people know the port with this place.
+pub(super) fn display_name(key: &ValeKey) -> String {
+    match (key.is_in_own_switch(), key.switch.ends_with(WIRE)) {
+        (true, true) => format!("{}^", key.port),
+        (true, false) => key.port.clone(),
+        (false, _) => key.name(),
+    }
+}
+
 /// A switch port. It exists as long as it is open.
 pub(crate) struct ValePort {
     /// Identifies it in the registry.
     pub(super) id: PortKey,
     /// Its place in a switch. A persistent port can move to another.
-    pub(super) key: ValeKey,
+    pub(in crate::ports) key: ValeKey,
     /// Whether it is a member of that switch, and not only has its name.
     pub(super) is_member: bool,
     /// Wakes the thread that serves the port.
@@ -81,9 +83,43 @@ pub(crate) struct ValePort {
     /// Of a persistent port: its host rings.
     pub(super) host_rings: Option<HostRings>,
     /// The interface that is attached as this port.
-    pub(super) attachment: Option<AttachedInterface>,
+    pub(in crate::ports) attachment: Option<AttachedInterface>,
     /// Whether the daemon has it open, as it is attached to a second switch.
     pub(super) is_wrapped: bool,
+}
+
+/// Which rings of an interface are attached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) enum Side {
+    /// The rings of its queues.
+    Wire,
+    /// Its host rings.
+    Host,
+}
+
+impl Side {
+    /// The REGISTER mode that selects a pair of these rings.
+    pub(super) fn mode(self) -> u32 {
+        match self {
+            Side::Wire => NR_REG_ONE_NIC,
+            Side::Host => NR_REG_ONE_SW,
+        }
+    }
+}
+
+/// An interface, or its host rings, attached to a switch.
+pub(in crate::ports) struct AttachedInterface {
+    pub(in crate::ports) interface: PortKey,
+    pub(super) side: Side,
+    /// Whether threads poll on processors of their own.
+    pub(super) polling: bool,
+}
+
+impl AttachedInterface {
+    /// Whether this is the interface with an index in a namespace.
+    pub(super) fn is_link(&self, netns: u64, index: u32) -> bool {
+        self.interface.as_nic().is_some_and(|nic| (nic.netns, nic.index) == (netns, index))
+    }
 }
 
 /// The host rings of a persistent port: a switch port of their own.
@@ -94,6 +130,11 @@ pub(super) struct HostRings {
 }
 
 impl Port<ValePort> {
+    /// Of an attached interface: the queues that a processor of their own polls, and which processor.
+    pub(super) fn polling_cpus(&self) -> BTreeMap<u16, u32> {
+        self.record.mediators.iter().filter_map(|thread| Some((thread.pair.1, thread.polling_cpu()?))).collect()
+    }
+
     pub(super) fn endpoint(&self) -> &Endpoint {
         &self.record.endpoints[0]
     }
@@ -151,6 +192,17 @@ impl Port<ValePort> {
 }
 
 impl ValePort {
+    /// Whether it is the member of a switch that has this place. Of a persistent port it is the program's end or the
+    /// host's.
+    pub(in crate::ports) fn is_at(&self, key: &ValeKey) -> bool {
+        self.is_member && self.key == *key
+    }
+
+    /// Whether the rings of this interface's queues are attached as this port.
+    pub(in crate::ports) fn is_wire_of(&self, interface: &PortKey) -> bool {
+        self.attachment.as_ref().is_some_and(|it| it.interface == *interface && it.side == Side::Wire)
+    }
+
     /// Sets the policy that applies from the next configuration of the switch on.
     pub(super) fn set_policy(&self, policy: Option<Arc<ActivePolicy>>) {
         self.switch_side.set_policy(policy);
@@ -192,7 +244,7 @@ impl ValePort {
         };
         let created = side(index, tx, rx).and_then(|own| {
             let has_host = !host_tx.is_empty() || !host_rx.is_empty();
-            let host = has_host.then(|| side(persistent::WIRE_PROGRAM, host_tx, host_rx)).transpose()?;
+            let host = has_host.then(|| side(WIRE_PROGRAM, host_tx, host_rx)).transpose()?;
             Ok((own, host.map(|(doorbell, switch_side)| HostRings { doorbell, switch_side })))
         });
         match created {
@@ -253,179 +305,10 @@ pub(super) fn switch_rings(rings: &[PortRing]) -> std::io::Result<Vec<RingConfig
     rings.collect()
 }
 
-/// Finds the port, or creates it, and its switch if it has no other port.
-pub(in crate::ports) fn find_or_create(
-    daemon: &mut Daemon,
-    spec: &PortSpec,
-    request: &mut Asked<'_>,
-    caller: &Caller,
-) -> Result<EndpointKey, Refusal> {
-    let key = key_of(daemon, &spec.parent, caller)?;
-    if let Some(hidden) = daemon.vale.persistent.attached_as(&key) {
-        return persistent::find_or_create(daemon, hidden, request, caller);
-    }
-    if let Some(port) = find(&daemon.registry, &key) {
-        daemon.registry.regions.check_number("port", port.record.region, request.nr_mem_id)?;
-        return Ok(port.id.clone().into());
-    }
-    if is_interface(daemon, &key.port, caller) {
-        return refuse(EINVAL, format!("{} is an interface, which is attached to a switch (vale-ctl -a)", key.port));
-    }
-    create(daemon, &key, request, key.scope, caller).map(EndpointKey::from)
-}
-
-/// Creates the port, in a region of `owner` if the request names none, and its switch if it has no other port.
-pub(super) fn create(
-    daemon: &mut Daemon,
-    key: &ValeKey,
-    request: &mut Asked<'_>,
-    owner: Scope,
-    caller: &Caller,
-) -> Result<PortKey, Refusal> {
-    let index = daemon.vale.free_index(key)?;
-    let shape = EndpointShape::requested(request, MAX_RINGS)?;
-    let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, request.nr_extra_bufs.min(MAX_EXTRA));
-    let port = Amounts::endpoints(1, shape).and(switch_descriptors(shape));
-    daemon.check_budget(key.scope, port.and(Amounts::region(sizes.bufs.0)))?;
-    let region = match (request.nr_mem_id, daemon.region_of_pipes(owner, &key.name())) {
-        (0, Some(region)) => region,
-        (0, None) => daemon.registry.regions.create_private(owner, &key.name(), sizes, request.memory)?,
-        (mem_id, _) => daemon.requested_region(mem_id, caller, request.memory)?,
-    };
-    let record = daemon.registry.regions.existing_mut(region)?;
-    let id = PortKey::Vale(key.clone());
-    let created = ValePort::create(record, (key.scope, id.clone(), key.clone()), shape, index);
-    let mut port = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
-    port.set_policy(daemon.vale.settings.active_policy(key));
-    daemon.vale.add(key, &port.switch_side);
-    port.is_member = true;
-    daemon.registry.insert(id.clone(), AnyPort::Vale(port));
-    if let Err(refusal) = daemon.vale.publish() {
-        daemon.release_if_unused(&id);
-        return Err(refusal);
-    }
-    Ok(id)
-}
-
 /// The descriptors of a port of this shape besides those of its endpoint: the switch's own of each ring's doorbell, and
 /// of those that wake the switch.
 pub(super) fn switch_descriptors(shape: EndpointShape) -> Amounts {
     Amounts::of(Resource::Descriptors, u64::from(shape.all_rings()) + 4)
-}
-
-/// Returns the region of a port of a switch, by its name valeS:P. Programs have no access to that of an attached
-/// interface.
-pub(in crate::ports) fn region_of(daemon: &Daemon, scope: Scope, name: &str) -> Option<RegionKey> {
-    let (switch, port) = name.split_once(':')?;
-    let key = ValeKey { scope, switch: switch.into(), port: port.into() };
-    let region = match daemon.vale.persistent.attached_as(&key) {
-        Some(hidden) => daemon.vale.persistent.region(hidden),
-        None => find(&daemon.registry, &key).map(|port| port.record.region),
-    };
-    region.filter(|region| daemon.registry.regions.get(*region).is_some_and(|record| record.scope.uid == scope.uid))
-}
-
-/// Whether an interface has this name. An alternative name does not count if the caller cannot have interfaces.
-pub(super) fn is_interface(daemon: &mut Daemon, name: &str, caller: &Caller) -> bool {
-    // A user's own daemon looks in its own network namespace, which usually is the caller's.
-    if daemon.admission.policy.is_none() {
-        return link::by_name(name).is_ok_and(|link| link.is_some());
-    }
-    if nic::may_have_interfaces(daemon, caller).unwrap_or(true) {
-        return matches!(nic::find_link(name, caller), Ok(Some(_)));
-    }
-    name.len() <= persistent::MAX_NAME && !caller.lacks_interface(name)
-}
-
-/// Returns the key of a port name that was parsed: valeS:P.
-pub(in crate::ports) fn key_of(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<ValeKey, Refusal> {
-    if !daemon.admission.may_use_pipes(caller)? {
-        return refuse(EACCES, "this daemon serves switches to other users only where its policy says so");
-    }
-    let Some((switch, port)) = name.split_once(':') else {
-        return refuse(EINVAL, "the name of a switch port is valeS:P");
-    };
-    Ok(ValeKey { scope: daemon.admission.scope(caller), switch: switch.into(), port: port.into() })
-}
-
-/// Finds a port of a switch: by name, or, without a name, the next one from the numbers in `request` on. The number of
-/// a port that does not exist is [`NO_PORT`].
-pub(crate) fn list_next(
-    daemon: &Daemon,
-    name: &str,
-    request: &NmreqValeList,
-    caller: &Caller,
-) -> Result<(String, NmreqValeList), Refusal> {
-    let scope = daemon.admission.scope(caller);
-    let found =
-        |switch: u16, port: u8| NmreqValeList { nr_bridge_idx: switch, nr_port_idx: port.into(), ..Default::default() };
-    if name.is_empty() {
-        let from = (request.nr_bridge_idx, request.nr_port_idx);
-        let members = daemon.registry.all::<ValePort>().filter(|port| port.is_member);
-        let own = members.filter(|port| port.key.scope == scope);
-        let numbered = own.filter_map(|port| {
-            let switch = daemon.vale.switches.get(&port.key.switch_key())?;
-            Some(((switch.number, port.index()), &port.key))
-        });
-        let next = numbered.filter(|((switch, port), _)| (*switch, u32::from(*port)) >= from).min_by_key(|n| n.0);
-        let Some(((switch, port), key)) = next else {
-            return refuse(ENOENT, "there are no more switch ports");
-        };
-        return Ok((key.name(), found(switch, port)));
-    }
-    let (switch, port) = name.split_once(':').unwrap_or((name, ""));
-    let key = ValeKey { scope, switch: switch.into(), port: port.into() };
-    let Some(switch) = daemon.vale.switches.get(&key.switch_key()) else {
-        return refuse(ENOENT, format!("there is no switch {}", key.switch));
-    };
-    let port = find(&daemon.registry, &key).map_or(NO_PORT, |port| port.index());
-    Ok((name.into(), found(switch.number, port)))
-}
-
-/// Returns the member of a switch that has this place. Of a persistent port it is the program's end or the host's.
-pub(super) fn find<'a>(registry: &'a Registry, key: &ValeKey) -> Option<&'a Port<ValePort>> {
-    registry.all::<ValePort>().find(|port| port.is_member && port.key == *key)
-}
-
-pub(super) fn find_by_name<'a>(daemon: &'a Daemon, name: &str, caller: &Caller) -> Option<&'a Port<ValePort>> {
-    let (switch, port) = name.split_once(':')?;
-    find(&daemon.registry, &ValeKey { scope: daemon.admission.scope(caller), switch: switch.into(), port: port.into() })
-}
-
-/// Returns the port that programs open as this port of a switch.
-pub(in crate::ports) fn program_port(vale: &ValeState, key: ValeKey) -> PortKey {
-    match vale.persistent.attached_as(&key) {
-        Some(hidden) => PortKey::Persistent(hidden),
-        None => PortKey::Vale(key),
-    }
-}
-
-/// Returns the bytes of the virtio-net header that the port's packets begin with; 0 if there is no such port.
-pub(crate) fn header(daemon: &Daemon, name: &str, caller: &Caller) -> u8 {
-    let Some(port) = find_by_name(daemon, name, caller) else { return 0 };
-    match daemon.vale.persistent.attached_as(&port.key) {
-        Some(hidden) => persistent_header::header_for(&daemon.vale, hidden, caller.peer.uid),
-        None => port.header(),
-    }
-}
-
-/// Sets it. Afterwards no switch thread delivers a packet with the header of before to the port, except one that waits
-/// for memory of a program.
-pub(crate) fn set_header(daemon: &mut Daemon, name: &str, bytes: u8, caller: &Caller) -> Result<(), Refusal> {
-    let Some(port) = find_by_name(daemon, name, caller) else { return Ok(()) };
-    if header(daemon, name, caller) == bytes {
-        return Ok(());
-    }
-    match daemon.vale.persistent.attached_as(&port.key) {
-        Some(hidden) => persistent_header::set_header(daemon, hidden, bytes, caller)?,
-        None => port.switch_side.set_vnet_hdr_len(bytes),
-    }
-    daemon.vale.publish()
-}
-
-/// Whether there is such a port.
-pub(crate) fn exists(daemon: &Daemon, name: &str, caller: &Caller) -> bool {
-    find_by_name(daemon, name, caller).is_some()
 }
 
 impl Port<ValePort> {
@@ -439,7 +322,7 @@ impl Port<ValePort> {
         }
         let header = self.header();
         if header > 0 && request.nr_flags & NR_ACCEPT_VNET_HDR == 0 {
-            return nic::refuse_header(header);
+            return refuse_header(header);
         }
         Ok(())
     }
@@ -475,21 +358,13 @@ impl Port<ValePort> {
         self.host_rings.iter().for_each(|host| host.doorbell.notify());
     }
 
-    /// Ends the port, which is no longer in the registry. Returns its endpoints, unless a thread may still use them.
-    pub(in crate::ports) fn release(self, daemon: &mut Daemon) -> Vec<Arc<Endpoint>> {
-        let Port { record, kind } = self;
-        if kind.is_member {
-            daemon.vale.remove(&kind.key, &kind.switch_side);
-        }
-        match daemon.registry.regions.get_mut(record.region) {
-            Some(region) => daemon.vale.retire(region, record.into_endpoints()),
-            None => record.into_endpoints(),
-        }
-    }
-
-    pub(in crate::ports) fn snapshot(&self, mem_id: u16, vale: &ValeState) -> PortSnapshot {
-        let thread = vale.thread_of(self);
-        let name = persistent::display_name(&self.key);
+    /// `thread`, `cpu`: that serve it.
+    pub(in crate::ports) fn snapshot(
+        &self,
+        mem_id: u16,
+        (thread, cpu): (Option<usize>, Option<usize>),
+    ) -> PortSnapshot {
+        let name = display_name(&self.key);
         let mut port = PortSnapshot::new(name, "vale", mem_id, (&self.record, 0));
         for ring in &mut port.rings {
             ring.dropped = self.dropped(ring.dir == "tx", ring.id);
@@ -498,13 +373,6 @@ impl Port<ValePort> {
             ring.bytes = Some(if ring.dir == "tx" { side.tx_bytes(id) } else { side.rx_bytes(id) });
             ring.wakeups = Some(side.wakeups(ring.dir == "tx", id));
         }
-        PortSnapshot {
-            uid: Some(self.owner()),
-            thread,
-            cpu: thread.and_then(|thread| vale.workers.cpu_of(thread)),
-            polled: self.polling_cpus(),
-            lost: self.lost(),
-            ..port
-        }
+        PortSnapshot { uid: Some(self.owner()), thread, cpu, polled: self.polling_cpus(), lost: self.lost(), ..port }
     }
 }

@@ -8,16 +8,17 @@ use unetmap_abi::NM_BDG_NAME;
 use unetmap_core::control::ServesRequest;
 use unetmap_core::control::vale::{PortPolicy, RateLimit, VlanMode};
 use unetmap_core::control::vale::{ValeAction, ValeRequest};
-use unetmap_core::errno::{EINVAL, ENOENT};
+use unetmap_core::errno::{EINVAL, ENOENT, EPERM};
 use unetmap_switch::fdb::LIFETIME_EPOCHS;
 
+use super::ValeKey;
 use super::attach_requests::port_key;
-use super::settings::{set_age, set_rules};
-use super::switches::{Switch, SwitchKey};
-use super::workers::{set_plan, workers_as_json};
-use super::{ValeKey, ValePort, find, key_of};
+use super::open::key_of;
+use super::port::{SwitchKey, ValePort};
+use super::switches::{Switch, ValeState};
 use crate::caller::Caller;
-use crate::ports::{Daemon, Session};
+use crate::owner::owner;
+use crate::ports::{Admission, Daemon, Registry, Session};
 use crate::refusal::{Refusal, json, refuse};
 use crate::region::Scope;
 use crate::registry::Port;
@@ -150,96 +151,107 @@ impl RulesSnapshot {
 pub(crate) fn answer_request(daemon: &mut Daemon, request: ValeRequest, caller: &Caller) -> Result<String, Refusal> {
     let ValeRequest { name, action } = request;
     daemon.settings_changed |= !action.shows();
+    let Daemon { admission, registry, vale, .. } = daemon;
     match action {
         ValeAction::List => {
-            check_may_use_switches(daemon, caller)?;
-            json(&known_switches(daemon, daemon.admission.scope(caller)))
+            check_may_use_switches(admission, caller)?;
+            json(&known_switches(vale, admission.scope(caller)))
         }
         ValeAction::Threads => {
-            check_may_use_switches(daemon, caller)?;
-            workers_as_json(daemon)
+            check_may_use_switches(admission, caller)?;
+            vale.workers.as_json(&vale.loads())
         }
         ValeAction::SetThreads(config) => {
-            check_may_use_switches(daemon, caller)?;
-            set_plan(daemon, config, caller)?;
-            workers_as_json(daemon)
+            check_may_use_switches(admission, caller)?;
+            check_may_set_threads(caller)?;
+            vale.apply_plan(config)?;
+            vale.workers.as_json(&vale.loads())
         }
         ValeAction::Show => {
-            let switch = switch_named(daemon, &name, caller)?;
-            json(&switch_details(daemon, &switch)?)
+            let switch = switch_named(admission, &name, caller)?;
+            json(&switch_details(registry, vale, &switch)?)
         }
         ValeAction::Age(seconds) => {
-            let switch = switch_named(daemon, &name, caller)?;
-            set_age(daemon, &switch, seconds)?;
-            json(&switch_details(daemon, &switch)?)
+            let switch = switch_named(admission, &name, caller)?;
+            vale.set_age(&switch, seconds)?;
+            json(&switch_details(registry, vale, &switch)?)
         }
         ValeAction::ShowPort => {
-            let key = port_key(daemon, &name, caller)?;
-            if find(&daemon.registry, &key).is_none() && daemon.vale.settings.of(&key).is_none() {
+            let key = port_key(admission, &name, caller)?;
+            if registry.switch_port(&key).is_none() && vale.settings.of(&key).is_none() {
                 return refuse(ENOENT, "there is no such port, and it has no settings");
             }
-            json(&PortDetails::of(daemon, &key))
+            json(&PortDetails::of(registry, vale, &key))
         }
         _ => {
-            let key = port_key(daemon, &name, caller)?;
-            set_rules(daemon, &key, |rules| action.apply_to(rules))?;
-            json(&PortDetails::of(daemon, &key))
+            let key = port_key(admission, &name, caller)?;
+            vale.set_rules(registry, &key, |rules| action.apply_to(rules))?;
+            json(&PortDetails::of(registry, vale, &key))
         }
     }
 }
 
-fn check_may_use_switches(daemon: &mut Daemon, caller: &Caller) -> Result<(), Refusal> {
-    key_of(daemon, "vale0:x", caller).map(drop)
+fn check_may_use_switches(admission: &mut Admission, caller: &Caller) -> Result<(), Refusal> {
+    key_of(admission, "vale0:x", caller).map(drop)
 }
 
-fn switch_named(daemon: &mut Daemon, name: &str, caller: &Caller) -> Result<SwitchKey, Refusal> {
+fn check_may_set_threads(caller: &Caller) -> Result<(), Refusal> {
+    let (uid, owner) = (caller.peer.uid, owner());
+    if uid != 0 && uid != owner {
+        return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its threads"));
+    }
+    tracing::info!(uid, "threads of switches set");
+    Ok(())
+}
+
+fn switch_named(admission: &mut Admission, name: &str, caller: &Caller) -> Result<SwitchKey, Refusal> {
     if name.contains(':') || !name.starts_with(NM_BDG_NAME) {
         return refuse(EINVAL, "a switch is named valeS, without a port");
     }
-    port_key(daemon, &format!("{name}:x"), caller).map(|key| key.switch_key())
+    port_key(admission, &format!("{name}:x"), caller).map(|key| key.switch_key())
 }
 
 /// Returns all switches of a user, or of all users.
-pub(crate) fn switch_snapshots(daemon: &Daemon, only: Option<Scope>) -> Vec<SwitchSnapshot> {
-    let switches = daemon.vale.switches.iter().filter(|((_, name), _)| name.starts_with(NM_BDG_NAME));
+pub(crate) fn switch_snapshots(vale: &ValeState, only: Option<Scope>) -> Vec<SwitchSnapshot> {
+    let switches = vale.switches.iter().filter(|((_, name), _)| name.starts_with(NM_BDG_NAME));
     let switches = switches.filter(|((scope, _), _)| only.is_none_or(|only| only == *scope));
-    switches.map(|(key, switch)| switch_snapshot(daemon, key, Some(switch))).collect()
+    switches.map(|(key, switch)| switch_snapshot(vale, key, Some(switch))).collect()
 }
 
 /// Returns the switches of a user that have ports or settings.
-fn known_switches(daemon: &Daemon, scope: Scope) -> Vec<SwitchSnapshot> {
-    let with_settings = daemon.vale.settings.switches().filter(|key| key.0 == scope);
-    let settings_only = with_settings.filter(|key| !daemon.vale.switches.contains_key(key));
-    let mut all = switch_snapshots(daemon, Some(scope));
-    all.extend(settings_only.map(|key| switch_snapshot(daemon, key, None)));
+fn known_switches(vale: &ValeState, scope: Scope) -> Vec<SwitchSnapshot> {
+    let with_settings = vale.settings.switches().filter(|key| key.0 == scope);
+    let settings_only = with_settings.filter(|key| !vale.switches.contains_key(key));
+    let mut all = switch_snapshots(vale, Some(scope));
+    all.extend(settings_only.map(|key| switch_snapshot(vale, key, None)));
     all.sort_by(|a, b| a.switch.cmp(&b.switch));
     all
 }
 
-fn switch_snapshot(daemon: &Daemon, key: &SwitchKey, switch: Option<&Switch>) -> SwitchSnapshot {
+fn switch_snapshot(vale: &ValeState, key: &SwitchKey, switch: Option<&Switch>) -> SwitchSnapshot {
     SwitchSnapshot {
         switch: key.1.clone(),
         uid: key.0.uid,
         ports: switch.map_or(0, |switch| switch.members.iter().flatten().count()),
         addresses: switch.map_or(0, |switch| switch.table.len()),
-        age: daemon.vale.settings.age(key),
+        age: vale.settings.age(key),
     }
 }
 
-fn switch_details(daemon: &Daemon, of: &SwitchKey) -> Result<SwitchDetails, Refusal> {
-    let (switch, set) = (daemon.vale.switches.get(of), daemon.vale.settings.of_switch(of));
+fn switch_details(registry: &Registry, vale: &ValeState, of: &SwitchKey) -> Result<SwitchDetails, Refusal> {
+    let (switch, set) = (vale.switches.get(of), vale.settings.of_switch(of));
     if switch.is_none() && set.is_none() {
         return refuse(ENOENT, format!("there is no switch {}, and it has no settings", of.1));
     }
     let key = |port: &str| ValeKey { scope: of.0, switch: of.1.clone(), port: port.into() };
-    let members = daemon.registry.all::<ValePort>().filter(|port| port.is_member);
+    let members = registry.all::<ValePort>().filter(|port| port.is_member);
     let open = members.filter(|port| (port.key.scope, &port.key.switch) == (of.0, &of.1));
     let names: BTreeMap<u8, &str> = open.map(|port| (port.index(), &*port.key.port)).collect();
     let mut ports: Vec<&str> = names.values().copied().collect();
     ports.extend(set.iter().flat_map(|set| set.ports.keys().map(String::as_str)));
     ports.sort_unstable();
     ports.dedup();
-    let age = daemon.vale.settings.age(of);
+    let age = vale.settings.age(of);
     let mut table: Vec<AddressSnapshot> = switch.map_or_else(Vec::new, |switch| {
         let address = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
         let entries = switch.table.entries();
@@ -253,9 +265,9 @@ fn switch_details(daemon: &Daemon, of: &SwitchKey) -> Result<SwitchDetails, Refu
     });
     table.sort_unstable_by(|a, b| (&a.address, a.vlan).cmp(&(&b.address, b.vlan)));
     Ok(SwitchDetails {
-        switch: switch_snapshot(daemon, of, switch),
-        most_addresses: switch.map_or(daemon.vale.addresses, |switch| switch.table.capacity()),
-        port: ports.into_iter().map(|port| PortDetails::of(daemon, &key(port))).collect(),
+        switch: switch_snapshot(vale, of, switch),
+        most_addresses: switch.map_or(vale.addresses, |switch| switch.table.capacity()),
+        port: ports.into_iter().map(|port| PortDetails::of(registry, vale, &key(port))).collect(),
         table,
     })
 }
@@ -269,13 +281,13 @@ impl ServedSnapshot {
 }
 
 impl PortDetails {
-    fn of(daemon: &Daemon, key: &ValeKey) -> PortDetails {
-        let port = find(&daemon.registry, key);
+    fn of(registry: &Registry, vale: &ValeState, key: &ValeKey) -> PortDetails {
+        let port = registry.switch_port(key);
         let is_attached = port.is_some_and(|port| port.attachment.is_some());
-        let sessions = daemon.registry.sessions.values();
+        let sessions = registry.sessions.values();
         let sessions: Vec<&Session> =
             sessions.filter(|session| !is_attached && port.is_some_and(|p| p.id == session.port)).collect();
-        let thread = port.and_then(|port| daemon.vale.thread_of(port));
+        let (thread, cpu) = port.map(|port| vale.thread_and_cpu(port)).unwrap_or_default();
         PortDetails {
             name: key.name(),
             open: port.is_some(),
@@ -287,16 +299,16 @@ impl PortDetails {
             },
             pids: sessions.iter().map(|session| session.pid).collect(),
             served: sessions.iter().filter_map(|session| ServedSnapshot::of(session)).collect(),
-            mem_id: port.map_or(0, |port| daemon.registry.regions.mem_id(port.record.region)),
+            mem_id: port.map_or(0, |port| registry.regions.mem_id(port.record.region)),
             thread,
-            cpu: thread.and_then(|thread| daemon.vale.workers.cpu_of(thread)),
+            cpu,
             polled: port.map(Port::<ValePort>::polling_cpus).unwrap_or_default(),
             header: port.map_or(0, |port| port.header()),
             sent: port.map_or(0, |port| port.crossed(true)),
             received: port.map_or(0, |port| port.crossed(false)),
             lost: port.map(Port::<ValePort>::lost).unwrap_or_default(),
             dropped: port.map(Port::<ValePort>::not_received).unwrap_or_default(),
-            rules: daemon.vale.settings.of(key).map(RulesSnapshot::of).unwrap_or_default(),
+            rules: vale.settings.of(key).map(RulesSnapshot::of).unwrap_or_default(),
         }
     }
 }

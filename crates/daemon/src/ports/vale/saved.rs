@@ -19,15 +19,15 @@ use unetmap_switch::fdb::{MAX_PORTS, MacEntry, TableMark};
 use unetmap_switch::port::{PortPositions, SwitchPort};
 use unetmap_sys::Doorbell;
 
-use super::attached::{AttachedInterface, Side};
-use super::persistent::{PersistentState, SavedPersistent, WIRE_PROGRAM};
-use super::switches::{Switch, SwitchKey};
-use super::{HostRings, ValeKey, ValePort, ValeState, switch_side};
+use super::ValeKey;
+use super::persistent::{PersistentState, SavedPersistent};
+use super::port::{AttachedInterface, HostRings, Side, SwitchKey, ValePort, WIRE_PROGRAM, switch_side};
+use super::switches::{Switch, ValeState};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::ports::{PortKey, Registry};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{Scope, SharedPage};
-use crate::registry::{Port, Record};
+use crate::registry::{Port, Record, Regions};
 
 /// A switch port.
 #[derive(Serialize, Deserialize)]
@@ -101,10 +101,10 @@ impl SavedValePort {
         self,
         record: Record,
         id: &PortKey,
-        registry: &Registry,
+        regions: &Regions,
         fds: &mut Incoming,
     ) -> Result<Port<ValePort>, Refusal> {
-        let (region, endpoint) = (registry.regions.existing(record.region)?, &record.endpoints[0]);
+        let (region, endpoint) = (regions.existing(record.region)?, &record.endpoints[0]);
         let shape = endpoint.shape;
         if usize::from(self.index) >= MAX_PORTS || endpoint.tx.is_empty() || endpoint.rx.is_empty() {
             return invalid("a switch port");

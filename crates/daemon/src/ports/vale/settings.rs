@@ -10,18 +10,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use unetmap_core::control::vale::{PortPolicy, ValeAction, ValeRequest};
-use unetmap_core::errno::{EINVAL, ENOMEM};
-use unetmap_switch::fdb::LIFETIME_EPOCHS;
+use unetmap_core::errno::ENOMEM;
 use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::tuning::MAX_FILTER_INSNS;
 
-use super::switches::SwitchKey;
-use super::{ValeKey, find};
+use super::ValeKey;
+use super::port::SwitchKey;
 use crate::descriptors::invalid;
-use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
 use crate::region::Scope;
 
@@ -39,7 +36,7 @@ pub(super) struct SwitchSettings {
 #[derive(Default)]
 pub(super) struct OfSwitch {
     /// Seconds; 0: addresses do not age.
-    age: u32,
+    pub(super) age: u32,
     pub(super) ports: BTreeMap<String, PortPolicy>,
 }
 
@@ -79,7 +76,7 @@ impl SwitchSettings {
     }
 
     /// Changes the settings of a switch, and removes those that are back at their defaults.
-    fn change(&mut self, switch: SwitchKey, how: impl FnOnce(&mut OfSwitch)) {
+    pub(super) fn change(&mut self, switch: SwitchKey, how: impl FnOnce(&mut OfSwitch)) {
         let set = self.switches.entry(switch).or_default();
         how(set);
         set.ports.retain(|_, rules| *rules != PortPolicy::default());
@@ -115,7 +112,7 @@ impl SwitchSettings {
     }
 
     /// Refuses settings beyond the limits of a user: rules of a port, or settings of a switch (`port` is empty).
-    fn check_room(&self, scope: Scope, switch: &str, port: &str, rules: &PortPolicy) -> Result<(), Refusal> {
+    pub(super) fn check_room(&self, scope: Scope, switch: &str, port: &str, rules: &PortPolicy) -> Result<(), Refusal> {
         let mine = || self.switches.iter().filter(|((of, _), _)| *of == scope);
         let settings: usize = mine().map(|(_, set)| 1 + set.ports.len()).sum();
         let set = self.switches.get(&(scope, switch.to_owned()));
@@ -144,81 +141,4 @@ impl SwitchSettings {
         }
         Ok(())
     }
-}
-
-/// Sets the seconds after which an address is removed from a switch's table.
-pub(super) fn set_age(daemon: &mut Daemon, switch: &SwitchKey, seconds: u32) -> Result<(), Refusal> {
-    let state = &mut daemon.vale;
-    if seconds > 0 {
-        state.settings.check_room(switch.0, &switch.1, "", &PortPolicy::default())?;
-    }
-    let before = state.settings.age(switch);
-    state.settings.change(switch.clone(), |set| set.age = seconds);
-    if let Some(switch) = state.switches.get_mut(switch) {
-        switch.next_tick = None;
-        if before == 0 {
-            switch.table.reset_ages();
-        }
-    }
-    tracing::info!(switch = switch.1, seconds, "ageing set");
-    Ok(())
-}
-
-/// Changes the rules of a port.
-pub(super) fn set_rules(
-    daemon: &mut Daemon,
-    key: &ValeKey,
-    change: impl FnOnce(&mut PortPolicy),
-) -> Result<(), Refusal> {
-    let state = &mut daemon.vale;
-    let before = state.settings.of(key).cloned().unwrap_or_default();
-    let mut rules = before.clone();
-    change(&mut rules);
-    let policy = ActivePolicy::new(rules.clone()).or_else(|why| refuse(EINVAL, why))?;
-    let policy = (rules != PortPolicy::default()).then(|| Arc::new(policy));
-    if policy.is_some() {
-        state.settings.check_room(key.scope, &key.switch, &key.port, &rules)?;
-    }
-    let vlan_changed = rules.vlan != before.vlan;
-    state.settings.change(key.switch_key(), |set| {
-        set.ports.insert(key.port.clone(), rules);
-    });
-    tracing::info!(port = key.name(), "rules set");
-    let Some(port) = find(&daemon.registry, key) else { return Ok(()) };
-    port.set_policy(policy);
-    let index = port.index();
-    state.publish()?;
-    if let Some(switch) = state.switches.get(&key.switch_key()) {
-        match vlan_changed {
-            // Its addresses were learned in another VLAN.
-            true => switch.table.remove_port(index),
-            false => switch.table.invalidate_caches(),
-        }
-    }
-    Ok(())
-}
-
-/// Lets the addresses of switches age, if it is time. Returns the time until the next call is due; `None`: none age.
-pub(crate) fn age_tables(daemon: &mut Daemon) -> Option<Duration> {
-    let state = &mut daemon.vale;
-    if state.settings.is_empty() {
-        return None;
-    }
-    let now = Instant::now();
-    let mut next: Option<Instant> = None;
-    for (key, switch) in &mut state.switches {
-        let step = Duration::from_secs(state.settings.age(key).into()) / LIFETIME_EPOCHS;
-        if step.is_zero() {
-            continue;
-        }
-        let mut due = switch.next_tick.unwrap_or(now + step);
-        if due <= now {
-            switch.table.advance_epoch();
-            // A daemon that was delayed does not catch up: no packets were learned from meanwhile either.
-            due = now + step;
-        }
-        switch.next_tick = Some(due);
-        next = Some(next.map_or(due, |next| next.min(due)));
-    }
-    next.map(|next| next - now)
 }

@@ -5,24 +5,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use unetmap_core::control::vale::ThreadConfig;
-use unetmap_core::errno::ENOMEM;
-use unetmap_switch::fdb::{MAX_PORTS, MacTable};
+use unetmap_core::control::vale::{PortPolicy, ThreadConfig};
+use unetmap_core::errno::{EINVAL, ENOMEM};
+use unetmap_switch::fdb::{LIFETIME_EPOCHS, MAX_PORTS, MacTable};
+use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::port::SwitchPort;
 use unetmap_switch::worker::SwitchConfig;
 
+use super::ValeKey;
 use super::persistent::{self, PersistentState};
+use super::port::{SwitchKey, ValePort};
 use super::settings::SwitchSettings;
-use super::workers::{Behind, PortLoad, Workers, balance};
-use super::{ValeKey, ValePort};
+use super::workers::{Behind, PortLoad, WorkerSnapshot, Workers, balance};
 use crate::endpoint::Endpoint;
-use crate::ports::{Daemon, Registry};
+use crate::ports::Registry;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionRecord, Scope};
+use crate::region::{RegionKey, RegionRecord};
+use crate::registry::Port;
 use crate::tuning::thread_waits::RETIRED_POLL;
-
-/// Identifies a switch.
-pub(super) type SwitchKey = (Scope, String);
 
 /// The state of all switches.
 pub(crate) struct ValeState {
@@ -121,7 +121,7 @@ impl ValeState {
         self.workers.place(&nodes);
     }
 
-    pub(super) fn remove(&mut self, key: &ValeKey, port: &SwitchPort) {
+    fn remove(&mut self, key: &ValeKey, port: &SwitchPort) {
         let Some(switch) = self.switches.get_mut(&key.switch_key()) else { return };
         switch.members[usize::from(port.index())] = None;
         switch.nodes[usize::from(port.index())] = None;
@@ -136,8 +136,8 @@ impl ValeState {
     }
 
     /// Returns the rings of a port that was removed if they can be freed now. Else they are kept until no thread uses
-    /// them: [`free_retired`].
-    pub(super) fn retire(&mut self, region: &mut RegionRecord, endpoints: Vec<Arc<Endpoint>>) -> Vec<Arc<Endpoint>> {
+    /// them: [`ValeState::free_retired`].
+    fn retire(&mut self, region: &mut RegionRecord, endpoints: Vec<Arc<Endpoint>>) -> Vec<Arc<Endpoint>> {
         self.behind.retain(|behind| !behind.has_caught_up());
         if self.behind.is_empty() {
             return endpoints;
@@ -180,6 +180,28 @@ impl ValeState {
             .copied()?
     }
 
+    /// The thread that serves a port, and its processor.
+    pub(in crate::ports) fn thread_and_cpu(&self, port: &ValePort) -> (Option<usize>, Option<usize>) {
+        let thread = self.thread_of(port);
+        (thread, thread.and_then(|thread| self.workers.cpu_of(thread)))
+    }
+
+    /// Ends a port, which is no longer in the registry. Returns its endpoints, unless a thread may still use them.
+    pub(in crate::ports) fn release(
+        &mut self,
+        port: Port<ValePort>,
+        region: Option<&mut RegionRecord>,
+    ) -> Vec<Arc<Endpoint>> {
+        let Port { record, kind } = port;
+        if kind.is_member {
+            self.remove(&kind.key, &kind.switch_side);
+        }
+        match region {
+            Some(region) => self.retire(region, record.into_endpoints()),
+            None => record.into_endpoints(),
+        }
+    }
+
     /// Publishes the switches to the threads, and waits until no thread uses an older state, except those that wait for
     /// memory of a program. Starts the threads for the first switch, and stops them after the last.
     pub(crate) fn publish(&mut self) -> Result<(), Refusal> {
@@ -216,18 +238,115 @@ impl ValeState {
     }
 }
 
-/// Frees ports that were removed and that no thread uses any more; returns the time until the next look, if any remain.
-pub(crate) fn free_retired(daemon: &mut Daemon) -> Option<Duration> {
-    let is_used = |retired: &Retired| retired.users.iter().any(|user| !user.has_caught_up());
-    let (kept, free): (Vec<_>, Vec<_>) = std::mem::take(&mut daemon.vale.retired).into_iter().partition(is_used);
-    daemon.vale.retired = kept;
-    for Retired { region, endpoints, .. } in free {
-        if let Some(record) = daemon.registry.regions.get_mut(region) {
-            record.retired_ports = record.retired_ports.saturating_sub(1);
+impl ValeState {
+    /// Sets the seconds after which an address is removed from a switch's table.
+    pub(super) fn set_age(&mut self, switch: &SwitchKey, seconds: u32) -> Result<(), Refusal> {
+        if seconds > 0 {
+            self.settings.check_room(switch.0, &switch.1, "", &PortPolicy::default())?;
         }
-        daemon.registry.free_endpoints(region, endpoints);
+        let before = self.settings.age(switch);
+        self.settings.change(switch.clone(), |set| set.age = seconds);
+        if let Some(switch) = self.switches.get_mut(switch) {
+            switch.next_tick = None;
+            if before == 0 {
+                switch.table.reset_ages();
+            }
+        }
+        tracing::info!(switch = switch.1, seconds, "ageing set");
+        Ok(())
     }
-    (!daemon.vale.retired.is_empty()).then_some(RETIRED_POLL)
+
+    /// Changes the rules of a port.
+    pub(super) fn set_rules(
+        &mut self,
+        registry: &Registry,
+        key: &ValeKey,
+        change: impl FnOnce(&mut PortPolicy),
+    ) -> Result<(), Refusal> {
+        let before = self.settings.of(key).cloned().unwrap_or_default();
+        let mut rules = before.clone();
+        change(&mut rules);
+        let policy = ActivePolicy::new(rules.clone()).or_else(|why| refuse(EINVAL, why))?;
+        let policy = (rules != PortPolicy::default()).then(|| Arc::new(policy));
+        if policy.is_some() {
+            self.settings.check_room(key.scope, &key.switch, &key.port, &rules)?;
+        }
+        let vlan_changed = rules.vlan != before.vlan;
+        self.settings.change(key.switch_key(), |set| {
+            set.ports.insert(key.port.clone(), rules);
+        });
+        tracing::info!(port = key.name(), "rules set");
+        let Some(port) = registry.switch_port(key) else { return Ok(()) };
+        port.set_policy(policy);
+        let index = port.index();
+        self.publish()?;
+        if let Some(switch) = self.switches.get(&key.switch_key()) {
+            match vlan_changed {
+                // Its addresses were learned in another VLAN.
+                true => switch.table.remove_port(index),
+                false => switch.table.invalidate_caches(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the addresses of switches age, if it is time. Returns the time until the next call is due; `None`: none
+    /// age.
+    pub(crate) fn age_tables(&mut self) -> Option<Duration> {
+        if self.settings.is_empty() {
+            return None;
+        }
+        let now = Instant::now();
+        let mut next: Option<Instant> = None;
+        for (key, switch) in &mut self.switches {
+            let step = Duration::from_secs(self.settings.age(key).into()) / LIFETIME_EPOCHS;
+            if step.is_zero() {
+                continue;
+            }
+            let mut due = switch.next_tick.unwrap_or(now + step);
+            if due <= now {
+                switch.table.advance_epoch();
+                // A daemon that was delayed does not catch up: no packets were learned from meanwhile either.
+                due = now + step;
+            }
+            switch.next_tick = Some(due);
+            next = Some(next.map_or(due, |next| next.min(due)));
+        }
+        next.map(|next| next - now)
+    }
+
+    /// Frees ports that were removed and that no thread uses any more; returns the time until the next look, if any
+    /// remain.
+    pub(crate) fn free_retired(&mut self, registry: &mut Registry) -> Option<Duration> {
+        let is_used = |retired: &Retired| retired.users.iter().any(|user| !user.has_caught_up());
+        let (kept, free): (Vec<_>, Vec<_>) = std::mem::take(&mut self.retired).into_iter().partition(is_used);
+        self.retired = kept;
+        for Retired { region, endpoints, .. } in free {
+            if let Some(record) = registry.regions.get_mut(region) {
+                record.retired_ports = record.retired_ports.saturating_sub(1);
+            }
+            registry.free_endpoints(region, endpoints);
+        }
+        (!self.retired.is_empty()).then_some(RETIRED_POLL)
+    }
+
+    /// Sets the plan, and applies it to the threads that run.
+    pub(super) fn apply_plan(&mut self, plan: ThreadConfig) -> Result<(), Refusal> {
+        self.workers.set_plan(plan)?;
+        self.publish()
+    }
+
+    /// Sets the plan of the configuration file, which is applied to the threads that run.
+    pub(crate) fn apply_configured_plan(&mut self, plan: ThreadConfig) -> Result<(), Refusal> {
+        self.apply_plan(plan.clone())?;
+        self.workers.initial_plan = plan;
+        Ok(())
+    }
+
+    /// The threads, as snapshots show them.
+    pub(crate) fn worker_snapshots(&self) -> Vec<WorkerSnapshot> {
+        self.workers.snapshots(&self.loads())
+    }
 }
 
 impl Switch {

@@ -24,17 +24,13 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use unetmap_core::control::vale::ThreadConfig;
-use unetmap_core::errno::{EINVAL, ENOMEM, EPERM};
+use unetmap_core::errno::{EINVAL, ENOMEM};
 use unetmap_switch::worker::{self, Mailbox, SwitchConfig};
 use unetmap_sys::numa::cpus_of_node;
 use unetmap_sys::process;
 use unetmap_sys::thread::cpu_of;
 
-use crate::caller::Caller;
 use crate::confinement::confine_packet_thread;
-use crate::owner::owner;
-use crate::ports::Daemon;
-use crate::ports::vale::ValeState;
 use crate::refusal::{Refusal, json, refuse};
 use crate::threads::{self, wait_for_thread};
 use crate::tuning::server::CPU_AGE;
@@ -43,7 +39,7 @@ use crate::tuning::server::CPU_AGE;
 pub(super) struct Workers {
     plan: ThreadConfig,
     /// The plan with which the daemon was started.
-    initial_plan: ThreadConfig,
+    pub(super) initial_plan: ThreadConfig,
     running: Vec<Worker>,
 }
 
@@ -290,58 +286,43 @@ pub(crate) struct WorkerSnapshot {
     rings: usize,
 }
 
-/// Returns the threads that run.
-pub(crate) fn worker_snapshots(vale: &ValeState) -> Vec<WorkerSnapshot> {
-    let (loads, workers) = (vale.loads(), &vale.workers);
-    let snapshots = workers.running.iter().enumerate().map(|(n, worker)| {
-        let own = || loads.iter().filter(|load| load.thread == Some(n));
-        WorkerSnapshot {
-            thread: n,
-            tid: worker.mailbox.tid(),
-            cpu: workers.cpu_of(n),
-            pinned: if let Place::Cpu(cpu) = worker.place { Some(cpu) } else { None },
-            node: if let Place::Node(node) = worker.place { Some(node) } else { None },
-            ports: own().count(),
-            rings: own().map(|load| load.rings).sum(),
+impl Workers {
+    /// Returns the threads that run.
+    pub(crate) fn snapshots(&self, loads: &[PortLoad]) -> Vec<WorkerSnapshot> {
+        let snapshots = self.running.iter().enumerate().map(|(n, worker)| {
+            let own = || loads.iter().filter(|load| load.thread == Some(n));
+            WorkerSnapshot {
+                thread: n,
+                tid: worker.mailbox.tid(),
+                cpu: self.cpu_of(n),
+                pinned: if let Place::Cpu(cpu) = worker.place { Some(cpu) } else { None },
+                node: if let Place::Node(node) = worker.place { Some(node) } else { None },
+                ports: own().count(),
+                rings: own().map(|load| load.rings).sum(),
+            }
+        });
+        snapshots.collect()
+    }
+
+    /// Returns the plan and the threads, as JSON.
+    pub(super) fn as_json(&self, loads: &[PortLoad]) -> Result<String, Refusal> {
+        let ThreadConfig { threads, cpus } = &self.plan;
+        json(&WorkersSnapshot { threads: *threads, cpus, running: self.snapshots(loads) })
+    }
+
+    /// Sets the plan; the caller publishes the switches.
+    pub(super) fn set_plan(&mut self, plan: ThreadConfig) -> Result<(), Refusal> {
+        let available = process::cpus_allowed();
+        if let Some(cpu) = plan.cpus.iter().find(|cpu| !available.contains(&usize::from(**cpu))) {
+            return refuse(
+                EINVAL,
+                format!("there is no processor {cpu} that the daemon may use (it may use {available:?})"),
+            );
         }
-    });
-    snapshots.collect()
-}
-
-/// Returns the plan and the threads, as JSON.
-pub(super) fn workers_as_json(daemon: &Daemon) -> Result<String, Refusal> {
-    let ThreadConfig { threads, cpus } = &daemon.vale.workers.plan;
-    json(&WorkersSnapshot { threads: *threads, cpus, running: worker_snapshots(&daemon.vale) })
-}
-
-/// Sets the plan, and applies it to the threads that run.
-pub(super) fn set_plan(daemon: &mut Daemon, plan: ThreadConfig, caller: &Caller) -> Result<(), Refusal> {
-    let (uid, owner) = (caller.peer.uid, owner());
-    if uid != 0 && uid != owner {
-        return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its threads"));
+        tracing::info!(threads = plan.threads, cpus = ?plan.cpus, "threads of switches planned");
+        self.plan = plan;
+        Ok(())
     }
-    tracing::info!(uid, "threads of switches set");
-    apply_plan(daemon, plan)
-}
-
-/// Sets the plan of the configuration file, which is applied to the threads that run.
-pub(crate) fn apply_thread_plan(daemon: &mut Daemon, plan: ThreadConfig) -> Result<(), Refusal> {
-    apply_plan(daemon, plan.clone())?;
-    daemon.vale.workers.initial_plan = plan;
-    Ok(())
-}
-
-fn apply_plan(daemon: &mut Daemon, plan: ThreadConfig) -> Result<(), Refusal> {
-    let available = process::cpus_allowed();
-    if let Some(cpu) = plan.cpus.iter().find(|cpu| !available.contains(&usize::from(**cpu))) {
-        return refuse(
-            EINVAL,
-            format!("there is no processor {cpu} that the daemon may use (it may use {available:?})"),
-        );
-    }
-    tracing::info!(threads = plan.threads, cpus = ?plan.cpus, "threads of switches planned");
-    daemon.vale.workers.plan = plan;
-    daemon.vale.publish()
 }
 
 #[cfg(test)]
