@@ -211,6 +211,8 @@ pub struct RawPort {
     pub raw: ControlConnection,
     /// The binding, and its offsets.
     pub bound: Binding,
+    /// The number of the region.
+    pub mem_id: u16,
     /// The region.
     pub region: File,
     /// The endpoint state page: 128 bytes for each ring.
@@ -255,15 +257,28 @@ impl RawPort {
     /// As [`RawPort::open_as`], on a connection, which may be another user's.
     #[track_caller]
     pub fn open_on(raw: ControlConnection, name: &str, fields: NmreqRegister) -> RawPort {
+        RawPort::try_open_on(raw, name, fields).unwrap_or_else(|why| panic!("{name}: {why}"))
+    }
+
+    /// As [`RawPort::open_on`].
+    ///
+    /// # Errors
+    /// Why the daemon refuses it.
+    #[track_caller]
+    pub fn try_open_on(raw: ControlConnection, name: &str, fields: NmreqRegister) -> Result<RawPort, String> {
         let register = NmreqRegister { nr_mode: unetmap::abi::NR_REG_ALL_NIC, ..fields };
         let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, register.as_bytes()).expect("a short name");
         let (errno, answer, fds) = raw.request(&request);
-        assert_eq!(errno, 0, "{name}: {answer:?}");
-        let bound = Binding::decode(&answer.expect("an answer").binding).expect("a well-formed answer");
+        if errno != 0 {
+            return Err(answer.map_or_else(|| format!("errno {errno}"), |answer| answer.reason));
+        }
+        let answer = answer.expect("an answer");
+        let mem_id = answer.request.body_as::<NmreqRegister>().expect("the completed request").nr_mem_id;
+        let bound = Binding::decode(&answer.binding).expect("a well-formed answer");
         let mut fds = fds.into_iter();
         let mut file = || File::from(fds.next().expect("three files and the doorbells"));
         let (region, endpoint_states, channels) = (file(), file(), file());
-        RawPort { raw, bound, region, endpoint_states, channels, doorbells: fds.collect() }
+        Ok(RawPort { raw, bound, mem_id, region, endpoint_states, channels, doorbells: fds.collect() })
     }
 
     /// Writes a word of the header of ring `ring` (transmit rings first).

@@ -153,6 +153,11 @@ impl Amounts {
         Amounts::of(Resource::Memory, u64::from(count) * u64::from(bytes))
     }
 
+    /// Buffers of this size, which the daemon fills.
+    pub(crate) fn buffers(count: u32, size: u32) -> Amounts {
+        Amounts::of(Resource::Memory, u64::from(count) * u64::from(size))
+    }
+
     /// Extra buffers, which the daemon links into a list.
     pub(crate) fn extra_buffers(count: u32, buf_size: u32) -> Amounts {
         Amounts::of(Resource::Memory, u64::from(count) * u64::from(buf_size).min(PAGE))

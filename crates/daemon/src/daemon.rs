@@ -42,7 +42,7 @@ impl Daemon {
         Daemon {
             registry: Registry::new(first_mem_id, ledger.clone()),
             nics: NicState::default(),
-            vale: ValeState::new(knobs.thread_plan().clone(), knobs.switch_addresses()),
+            vale: ValeState::new(knobs.thread_plan().clone(), knobs.switch_addresses(), ledger.clone()),
             monitors: MonitorState::default(),
             arrivals: ArrivalState::default(),
             mediators: MediatorState::default(),

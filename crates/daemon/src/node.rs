@@ -50,7 +50,8 @@ use unetmap_sys::socket::Peer;
 
 use crate::broker;
 use crate::netmap_requests::{self, Got, Needs, Step};
-use crate::ports::{Daemon, monitor};
+use crate::ports::Daemon;
+use crate::ports::mediators::own_port;
 use crate::privileged::{self, Refused};
 use crate::refusal::{Refusal, json, refuse};
 use crate::user_arena::UserArena;
@@ -203,10 +204,8 @@ impl Nodes {
             (outcome.session, outcome.fds) = (None, Vec::new());
         }
         let session = outcome.session;
-        let board = session
-            .map(|session| monitor::list_for_session(&daemon.registry, &mut daemon.monitors, session))
-            .unwrap_or_default();
-        if let (Err(_), Some(session)) = (request.reply.send((outcome, board)), session) {
+        let own = session.map(|session| own_port(&daemon.registry, &mut daemon.monitors, session)).unwrap_or_default();
+        if let (Err(_), Some(session)) = (request.reply.send((outcome, own)), session) {
             daemon.close(session);
         }
     }

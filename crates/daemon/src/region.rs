@@ -55,6 +55,8 @@ pub(crate) struct RegionRecord {
     ifs: ObjectPool,
     rings: ObjectPool,
     bufs: BufPool,
+    /// Whether threads of the daemon read and write packets in its buffers ([`RegionRecord::fill`]).
+    is_filled: bool,
     /// Open sessions in this region.
     pub(crate) sessions: u32,
     /// Persistent ports of this region, open or not.
@@ -129,6 +131,7 @@ impl RegionRecord {
             ifs: ObjectPool::new(geometry.ifs.count),
             rings: ObjectPool::new(geometry.rings.count),
             bufs: BufPool::new(geometry.bufs.count),
+            is_filled: false,
             sessions: 0,
             persistent_ports: 0,
             retired_ports: 0,
@@ -243,6 +246,7 @@ impl RegionRecord {
             let why = format!("{n} more buffers are needed, {} are free", self.bufs.available());
             return self.is_full(&why, "buf_num");
         };
+        self.charge_buffers();
         for (raw, idx) in bufs.into_iter().enumerate() {
             if let Some(p) = view.slots().slots().pos(raw as u32) {
                 view.slots().set_buf_idx(p, idx);
@@ -254,7 +258,10 @@ impl RegionRecord {
     /// Allocates one buffer.
     pub(crate) fn take_buf(&mut self) -> Result<BufIdx, Refusal> {
         match self.bufs.alloc() {
-            Some(idx) => Ok(idx),
+            Some(idx) => {
+                self.charge_buffers();
+                Ok(idx)
+            }
             None => self.is_full("all buffers are in use", "buf_num"),
         }
     }
@@ -287,6 +294,7 @@ impl RegionRecord {
         for _ in 0..extra {
             let Some(idx) = self.bufs.alloc() else { break };
             self.touch_buf(idx);
+            self.charge_buffers();
             self.region.frame(idx).write(0, &iface.bufs_head().0.to_ne_bytes());
             iface.set_bufs_head(idx);
             got += 1;
@@ -310,9 +318,41 @@ impl RegionRecord {
         Amounts::region(self.region.geometry().bufs.count)
     }
 
+    /// Threads of the daemon are to read and write packets in the region's buffers: those of a switch, of a mediated
+    /// interface or of a copied end of a pipe; or syncs of the node. Which buffers, a program decides that writes the
+    /// slots. So from now on all that were ever allocated are charged as if they were filled, and no others are valid.
+    pub(crate) fn fill(&mut self) {
+        self.is_filled = true;
+        self.charge_buffers();
+    }
+
+    /// The amounts of so many further buffers; `fills`: the region is to be filled.
+    pub(crate) fn of_buffers(&self, count: u32, fills: bool) -> Amounts {
+        let before = if self.is_filled { 0 } else { self.bufs.fresh() };
+        let charged = if self.is_filled || fills { before + self.bufs.fresh_of(count) } else { 0 };
+        Amounts::buffers(charged, self.region.limits().buf_size)
+    }
+
+    /// The amounts of so many extra buffers.
+    pub(crate) fn of_extra_buffers(&self, count: u32) -> Amounts {
+        if self.is_filled {
+            return self.of_buffers(count, false);
+        }
+        Amounts::extra_buffers(count, self.region.limits().buf_size)
+    }
+
+    /// Charges the buffers that were allocated, if they can be filled.
+    fn charge_buffers(&self) {
+        if self.is_filled && self.file.is_some() {
+            let (bufs, fresh) = (self.region.geometry().bufs, self.bufs.fresh());
+            self.region.allow_buffers(fresh);
+            self.touch(bufs.offset, u64::from(fresh) * u64::from(bufs.size));
+        }
+    }
+
     /// The daemon touches these bytes of the file.
     fn touch(&self, offset: u64, bytes: u64) {
-        self.file.iter().for_each(|file| file.touch(offset, bytes));
+        self.file.iter().for_each(|file| _ = file.touch(offset, bytes));
     }
 
     /// The daemon touches the first word of a buffer.

@@ -99,6 +99,12 @@ impl EndpointShape {
         u32::from(self.all_tx()) * self.tx_slots.get() + u32::from(self.all_rx()) * self.rx_slots.get()
     }
 
+    /// Most buffers that are allocated for an endpoint, or for both of a pipe: one for each slot, and a placeholder for
+    /// each ring.
+    pub(crate) fn most_buffers(self) -> u32 {
+        self.all_slots() + self.all_rings()
+    }
+
     /// Slots of the longest ring.
     pub(crate) fn longest(self) -> Slots {
         if self.tx_slots.get() > self.rx_slots.get() { self.tx_slots } else { self.rx_slots }

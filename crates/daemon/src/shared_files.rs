@@ -55,20 +55,42 @@ impl SharedFile {
         self.pages().key
     }
 
-    /// The daemon touches these bytes.
-    pub(crate) fn touch(&self, offset: u64, bytes: u64) {
+    /// The daemon touches these bytes. Returns how many are charged that were not before.
+    pub(crate) fn touch(&self, offset: u64, bytes: u64) -> u64 {
         let mut pages = self.pages();
-        let new = insert(&mut pages.touched, offset / PAGE, (offset + bytes).div_ceil(PAGE));
+        let new = PAGE * insert(&mut pages.touched, offset / PAGE, (offset + bytes).div_ceil(PAGE));
         let charged = pages.bytes();
-        pages.set_bytes(charged + new * PAGE);
+        pages.set_bytes(charged + new);
+        new
+    }
+
+    /// The charge is so much less, until the result is dropped: a request is to be checked that takes these bytes.
+    pub(crate) fn without(self: &Arc<Self>, bytes: u64) -> Uncharged {
+        let mut pages = self.pages();
+        let (charged, less) = (pages.bytes(), bytes.min(pages.bytes()));
+        pages.set_bytes(charged - less);
+        Uncharged(self.clone(), less)
     }
 
     /// The daemon has closed the last port in it, and will not see it again: it has so many bytes, some of them perhaps
-    /// of the user's own programs alone. The charge grows by at most `rest`, or to `least`.
-    fn close(&self, resident: u64, rest: u64, least: u64) {
+    /// of the user's own programs alone; fewer than were charged, if buffers were not filled. The charge grows by at
+    /// most `rest`, or to `least`.
+    fn close(&self, resident: Option<u64>, rest: u64, least: u64) {
         let mut pages = self.pages();
         let charged = pages.bytes();
-        pages.set_bytes(charged.max(resident.min(charged.saturating_add(rest))).max(least));
+        let most = charged.saturating_add(rest);
+        pages.set_bytes(resident.map_or(charged, |resident| resident.min(most)).max(least));
+    }
+}
+
+/// See [`SharedFile::without`].
+pub(crate) struct Uncharged(Arc<SharedFile>, u64);
+
+impl Drop for Uncharged {
+    fn drop(&mut self) {
+        let mut pages = self.0.pages();
+        let charged = pages.bytes();
+        pages.set_bytes(charged + self.1);
     }
 }
 
@@ -227,7 +249,7 @@ impl SharedFiles {
         let FileBounds { most: [most, most_of_all], least } = self.bounds.get(&file.uid).copied().unwrap_or_default();
         let rest = |most: u64, used: Amounts| most.saturating_sub(used[Resource::Memory]);
         let rest = rest(most, own).min(rest(most_of_all, others));
-        file.close(memfd::resident_bytes(fd).unwrap_or(0), rest, least);
+        file.close(memfd::resident_bytes(fd).ok(), rest, least);
     }
 
     /// The daemon closes a file that a user's programs may have, and which it has counted otherwise until now.
@@ -382,6 +404,9 @@ mod tests {
         shared.touch(100, PAGE);
         shared.touch(0, 10);
         assert_eq!(charged(&ledger, 7), 2);
+        // A buffer that no packet has filled is charged no more when the file is closed.
+        shared.touch(4 * PAGE, 9 * PAGE);
+        assert_eq!(charged(&ledger, 7), 11);
         let theirs = fd.try_clone().unwrap();
         files.close(&shared, &fd);
         drop((shared, fd));

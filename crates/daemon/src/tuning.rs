@@ -162,14 +162,15 @@ pub(crate) mod policy {
 /// Budgets of users, where the policy file has none. The amounts are in the order of `budget::Resource`.
 pub(crate) mod budget {
     /// Of one user: connections (a session and a lock holder each, so about 256 ports), descriptors, rings, slots (64
-    /// pipes of the default size and as many switch ports), bytes, threads, descriptors in flight (70 answers).
-    pub(crate) const DEFAULT: [u64; 7] = [512, 2048, 1024, 1 << 19, 256 << 20, 64, 512];
+    /// pipes of the default size and as many switch ports), bytes (the buffers of 64 such switch ports are 264 MiB, as
+    /// are those of the largest port), threads, descriptors in flight (70 answers).
+    pub(crate) const DEFAULT: [u64; 7] = [512, 2048, 1024, 1 << 19, 512 << 20, 64, 512];
     /// A port has at most one in so many of its user's slots, so that creating it delays no other user for long.
     pub(crate) const LARGEST_PORT: u64 = 4;
     /// Requests of one user in a second.
     pub(crate) const DEFAULT_REQUESTS: u32 = 2000;
     /// Of all users but root together.
-    pub(crate) const DEFAULT_TOTAL: [u64; 7] = [8192, 1 << 20, 8192, 4 << 20, 1 << 30, 256, 1 << 20];
+    pub(crate) const DEFAULT_TOTAL: [u64; 7] = [8192, 1 << 20, 8192, 4 << 20, 2 << 30, 256, 1 << 20];
     /// One user has at most one in so many of what all but root can have, unless the policy says otherwise.
     pub(crate) const USER_SHARE: u64 = 2;
     /// A user may have at most one in so many of the descriptors in flight that all users may have.
@@ -194,6 +195,8 @@ pub(crate) mod pinned {
 
 /// The machine's limits for the daemon, and how they are divided.
 pub(crate) mod limits {
+    use unetmap_core::control::wire::MAX_REQUEST;
+
     /// The daemon does not start with less: it could not open a pipe for a user. With a store, twice the descriptors.
     pub(crate) const LEAST_FILES: u64 = 128;
     pub(crate) const LEAST_MEMORY: u64 = 32 << 20;
@@ -204,8 +207,8 @@ pub(crate) mod limits {
     pub(crate) const OWN_FILES: u64 = 72;
     pub(crate) const OWN_MEMORY: u64 = 16 << 20;
     pub(crate) const OWN_TASKS: u64 = 48;
-    /// Bytes of the kernel for an answer that a connection does not read.
-    pub(crate) const CONNECTION_BYTES: u64 = 128 << 10;
+    /// Bytes of a connection: the kernel's for an answer that it does not read, and its next message, which waits.
+    pub(crate) const CONNECTION_BYTES: u64 = (128 << 10) + MAX_REQUEST as u64;
     /// Bytes of a helper of the node.
     pub(crate) const HELPER_BYTES: u64 = 1 << 20;
     /// One in so many of what there is is reserved for root; of descriptors at least so many: a port, and `unetmap ls`.

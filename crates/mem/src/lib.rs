@@ -66,7 +66,7 @@ pub use pos::{BufIdx, Pos, Slots, Span};
 pub use prefetch::prefetch_value;
 pub use region::{Geometry, PoolShape, Region};
 pub use ring::{Iface, IfaceShape, RingShape, RingView};
-pub use slot::{Limits, Offsets, SlotHead, SlotRing, SlotValue};
+pub use slot::{Limits, Offsets, SharedLimits, SlotHead, SlotRing, SlotValue};
 pub use slot_copy::SimdLevel;
 pub use swap::{swap_one, swap_run};
 pub use xsk_rings::{RxProgress, TxFramesPage, UmemLayout, XskDesc, XskRxRings, XskTxRings};

@@ -211,6 +211,16 @@ impl BufPool {
         Some(pool)
     }
 
+    /// The first buffer that was never allocated.
+    pub fn fresh(&self) -> u32 {
+        self.fresh
+    }
+
+    /// How many of `n` buffers that are allocated next never were before.
+    pub fn fresh_of(&self, n: u32) -> u32 {
+        n.saturating_sub(self.returned.len() as u32)
+    }
+
     /// The number of free buffers.
     pub fn available(&self) -> u32 {
         self.returned.len() as u32 + (self.count - self.fresh)

@@ -20,7 +20,7 @@ use crate::frame::Frame;
 use crate::mapped_range::MappedRange;
 use crate::pos::BufIdx;
 use crate::prefetch;
-use crate::slot::Limits;
+use crate::slot::{Limits, SharedLimits};
 
 /// One pool: `count` objects of `size` bytes each, the first at `offset`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,6 +152,8 @@ pub struct Region {
     range: MappedRange,
     bufs: *mut u8,
     geometry: Geometry,
+    /// Of slots: all buffers, or fewer.
+    limits: SharedLimits,
 }
 
 // SAFETY: `bufs` points into the mapping that `range` keeps alive (M2); accessed by raw copies only (M1).
@@ -218,7 +220,7 @@ impl Region {
         // SAFETY: the range has the bytes from the base to `geometry.bytes()`, and in a geometry of `at` the buffer
         // pool lies inside them (M2).
         let bufs = unsafe { range.base().add((geometry.bufs.offset - geometry.ifs.offset) as usize) };
-        Region { range, bufs, geometry }
+        Region { range, bufs, geometry, limits: geometry.limits().into() }
     }
 
     /// The layout.
@@ -245,10 +247,10 @@ impl Region {
     #[inline(always)]
     pub fn frame(&self, idx: BufIdx) -> Frame<'_> {
         let bufs = &self.geometry.bufs;
-        if idx.0 >= bufs.count {
+        if idx.0 >= self.limits().bufs {
             return Frame::EMPTY;
         }
-        // SAFETY: buffer idx < count lies inside the pool, which `attach` mapped whole (M2, M6).
+        // SAFETY: buffer idx < limits.bufs <= count lies inside the pool, which `attach` mapped whole (M2, M6).
         unsafe { Frame::new(self.bufs.add(idx.0 as usize * bufs.size as usize), bufs.size as usize) }
     }
 
@@ -270,10 +272,10 @@ impl Region {
     }
 
     /// Allocates the memory of `n` buffers from `first` on, so that writing them later causes no page fault. Returns
-    /// whether it did; `false` also if they do not lie in the pool.
+    /// whether it did; `false` also if they are not within the limits.
     pub fn populate(&self, first: BufIdx, n: u32) -> bool {
         let bufs = &self.geometry.bufs;
-        let in_pool = first.0.checked_add(n).is_some_and(|end| end <= bufs.count);
+        let in_pool = first.0.checked_add(n).is_some_and(|end| end <= self.limits().bufs);
         let (offset, bytes) = (u64::from(first.0) * u64::from(bufs.size), u64::from(n) * u64::from(bufs.size));
         in_pool && self.populate_bytes(bufs.offset + offset, bytes)
     }
@@ -326,8 +328,19 @@ impl Region {
     }
 
     /// The limits of slots that name buffers of this region.
+    #[inline(always)]
     pub fn limits(&self) -> Limits {
-        self.geometry.limits()
+        self.limits.now()
+    }
+
+    /// The same, as [`Region::allow_buffers`] changes them.
+    pub fn shared_limits(&self) -> SharedLimits {
+        self.limits.clone()
+    }
+
+    /// From now on the first `bufs` buffers are valid, here and in all clones: no others are read or written.
+    pub fn allow_buffers(&self, bufs: u32) {
+        self.limits.set_bufs(bufs.min(self.geometry.bufs.count));
     }
 }
 
@@ -424,6 +437,18 @@ mod tests {
             change(&mut bad);
             assert!(Region::attach(fd.as_fd(), bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn buffers_that_are_not_allowed_are_neither_read_nor_written() {
+        let (region, fd) = Region::create("test", Geometry::new((1, 256), (2, 512), (64, 4096)).unwrap()).unwrap();
+        let (other, limits) = (region.clone(), region.shared_limits());
+        region.allow_buffers(4);
+        assert_eq!((other.frame(BufIdx(4)).write(0, b"x"), other.frame(BufIdx(3)).write(0, b"x")), (0, 1));
+        assert!(!other.populate(BufIdx(3), 2) && !limits.now().index_ok(BufIdx(4)) && limits.now().index_ok(BufIdx(3)));
+        assert_eq!(memfd::resident_bytes(&fd).unwrap(), 4096, "of one buffer");
+        other.allow_buffers(u32::MAX);
+        assert!(region.limits() == region.geometry().limits() && region.frame(BufIdx(63)).write(0, b"x") == 1);
     }
 
     #[test]

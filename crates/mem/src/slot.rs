@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Slots, 16 bytes each, in memory that the program, and for some rings its peer, can write.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::frame::Frame;
@@ -84,6 +85,32 @@ impl Limits {
     #[inline(always)]
     pub fn allow(&self, slot: SlotValue) -> bool {
         self.index_ok(slot.buf_idx) && u32::from(slot.len) <= self.buf_size
+    }
+}
+
+/// Limits whose number of buffers another thread of this process can change ([`crate::Region::allow_buffers`]).
+#[derive(Clone, Debug)]
+pub struct SharedLimits {
+    bufs: Arc<AtomicU32>,
+    buf_size: u32,
+}
+
+impl SharedLimits {
+    /// The limits now. Relaxed (O5): a program gets the index of a new buffer after it was allowed.
+    #[inline(always)]
+    pub fn now(&self) -> Limits {
+        Limits { bufs: self.bufs.load(Relaxed), buf_size: self.buf_size }
+    }
+
+    /// From now on so many buffers are allowed.
+    pub(crate) fn set_bufs(&self, bufs: u32) {
+        self.bufs.store(bufs, Relaxed);
+    }
+}
+
+impl From<Limits> for SharedLimits {
+    fn from(limits: Limits) -> SharedLimits {
+        SharedLimits { bufs: Arc::new(AtomicU32::new(limits.bufs)), buf_size: limits.buf_size }
     }
 }
 

@@ -172,7 +172,7 @@ impl MacTable {
     /// [`MAX_ENTRIES`].
     pub fn with_capacity(entries: usize) -> MacTable {
         let bucket = || Bucket(std::array::from_fn(|_| AtomicU64::new(0)));
-        let buckets = entries.clamp(DEFAULT_ENTRIES, MAX_ENTRIES).next_power_of_two() / WAYS;
+        let buckets = MacTable::buckets(entries);
         MacTable {
             buckets: (0..buckets).map(|_| bucket()).collect(),
             bucket_bits: buckets.ilog2(),
@@ -193,6 +193,15 @@ impl MacTable {
     /// Returns the number of addresses that the table holds at most.
     pub fn capacity(&self) -> usize {
         self.buckets.len() * WAYS
+    }
+
+    /// Bytes of a table made for `entries` addresses, with the number of addresses of each port.
+    pub fn bytes(entries: usize) -> usize {
+        MacTable::buckets(entries) * size_of::<Bucket>() + MAX_PORTS * size_of::<AtomicU32>()
+    }
+
+    fn buckets(entries: usize) -> usize {
+        entries.clamp(DEFAULT_ENTRIES, MAX_ENTRIES).next_power_of_two() / WAYS
     }
 
     /// Changes whenever a result of [`MacTable::port_of`] other than `None` may have changed.

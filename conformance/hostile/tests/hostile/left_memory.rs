@@ -42,7 +42,7 @@ fn open_and_keep(home: &Home, n: u32, keep: fn(Files) -> Kept) -> Result<Kept, (
 }
 
 /// Bytes that Alice is charged.
-fn memory(home: &Home) -> u64 {
+pub(crate) fn memory(home: &Home) -> u64 {
     let users = home.snapshot().users;
     users.into_iter().find(|user| user.uid == Some(ALICE)).map_or(0, |user| user.memory.used)
 }

@@ -16,13 +16,14 @@ use conformance::home::{Guard, LIMIT, limit_daemon, program, raise_fd_limit, sum
 use conformance::net::{policy_file, set_policy, start_daemon};
 use conformance::snapshot::Total;
 use conformance::{Home, isolated, until};
-use conformance_hostile::raw::ControlConnection;
+use conformance_hostile::raw::{ControlConnection, RawPort};
 use rustix::fs::{SeekFrom, seek};
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use rustix::process::{Pid, Resource, Signal, geteuid, kill_process};
 use unetmap::abi::*;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
 use unetmap_core::control::{ControlRequest, SnapshotRequest, wire};
+use unetmap_sys::Doorbell;
 use zerocopy::IntoBytes as _;
 
 const USERS: std::ops::Range<u32> = 4001..4007;
@@ -382,5 +383,77 @@ fn memory_of_closed_ports_does_not_fill_a_small_control_group() {
         home.assert_serves();
         summary(&format!("128 MiB: users kept {kept:?} closed pipes beside {honest} of root"));
         end(home, daemon);
+    });
+}
+
+/// A port of a switch of the user's own; `None`: it is refused.
+fn open_switch_port(home: &Home, uid: u32, name: &str, fields: NmreqRegister) -> Option<RawPort> {
+    let raw = ControlConnection::connect_as(&home.socket(), uid).ok()?;
+    RawPort::try_open_on(raw, name, fields).ok()
+}
+
+/// Sends a packet from each buffer of the sender's region that there is, all without contents, and lets the switch fill
+/// each buffer of the receiver's: both say in their slots which buffer it is.
+fn name_all_buffers(sender: &RawPort, receiver: &RawPort) {
+    let (tx, rx) = (0, receiver.bound.rings.iter().position(|ring| ring.dir == 1).expect("a receive ring"));
+    let [of_sender, of_receiver] = [sender, receiver].map(|port| port.bound.head.pools[2].count);
+    let (slots, length) = (sender.bound.rings[tx].slots, 1500);
+    let doorbell = sender.doorbells[1].try_clone().and_then(Doorbell::from_fd).expect("the switch's doorbell");
+    let (mut sent, mut next) = (0, 2);
+    while next < of_sender.max(of_receiver) {
+        for n in 0..slots / 2 {
+            sender.write_slot(tx, (sent + n) % slots, (next + n).min(of_sender - 1), length, 0);
+            let at = (receiver.read_channel(rx, 0) + n) % receiver.bound.rings[rx].slots;
+            receiver.write_slot(rx, at, (next + n).min(of_receiver - 1), 0, 0);
+        }
+        (sent, next) = ((sent + slots / 2) % slots, next + slots / 2);
+        sender.write_channel(tx, 0, sent);
+        doorbell.notify();
+        until("the switch has taken them", || sender.read_channel(tx, 1) == sent);
+        receiver.write_channel(rx, 1, receiver.read_channel(rx, 0));
+    }
+}
+
+/// Six users open switch ports, the largest first, and have the switch fill all buffers that their slots can name.
+#[test]
+fn buffers_that_a_switch_fills_do_not_fill_a_small_control_group() {
+    isolated(|home| {
+        if !prepare(home, ANYBODY) {
+            return;
+        }
+        for mib in [128, 64] {
+            let Some(groups) = Groups::new(mib << 20, 200) else {
+                summary("skipped: no control group can be made here");
+                return;
+            };
+            let daemon = start(home, &groups.enter(), &["--keep-ports"]);
+            let process = home.daemon();
+            let ports_of = |uid: u32| {
+                let mut ports = Vec::new();
+                for (nr_rx_rings, slots) in [(16, 4096), (1, 4096), (1, 1024), (1, 256)] {
+                    let fields =
+                        NmreqRegister { nr_rx_rings, nr_rx_slots: slots, nr_tx_slots: slots, ..Default::default() };
+                    let name = |n| format!("vale{uid}:{nr_rx_rings}x{slots}n{n}");
+                    ports.extend((0..4).map_while(|n| open_switch_port(home, uid, &name(n), fields)));
+                }
+                ports
+            };
+            let ports: Vec<Vec<RawPort>> = USERS.map(ports_of).collect();
+            for ports in &ports {
+                if let [receiver, .., sender] = &ports[..] {
+                    name_all_buffers(sender, receiver);
+                }
+            }
+            // Within the memory that is reserved for root.
+            let small = NmreqRegister { nr_tx_slots: 256, nr_rx_slots: 256, ..Default::default() };
+            let honest = open_switch_port(home, 0, "vale9:honest", small);
+            assert!(honest.is_some() && groups.killed() == 0, "{mib} MiB: {} were killed", groups.killed());
+            assert_eq!(home.daemon(), process, "the same process");
+            let had: Vec<usize> = ports.iter().map(Vec::len).collect();
+            assert!(had.iter().sum::<usize>() >= USERS.len(), "{had:?}");
+            summary(&format!("{mib} MiB: users had {had:?} switch ports, all of whose buffers were filled"));
+            drop((ports, honest));
+            end(home, daemon);
+        }
     });
 }

@@ -9,6 +9,7 @@ mod control;
 mod crashes;
 mod descriptors;
 mod exhaustion;
+mod filled;
 mod in_flight;
 mod kept;
 mod left_memory;

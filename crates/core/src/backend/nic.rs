@@ -30,7 +30,9 @@ const MAX_FRAGS: u32 = 17;
 
 /// Constructs a side of a ring.
 pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
-    let (socket, limits, slots) = (parts.second_fd()?, parts.region.limits(), parts.view.shape().slots);
+    // All buffers are the socket's.
+    let limits = parts.region.geometry().limits();
+    let (socket, slots) = (parts.second_fd()?, parts.view.shape().slots);
     let mapped = parts.socket_rings.iter().find(|rings| rings.are_of(&socket));
     let half = Half {
         slots: parts.view.slots().clone(),

@@ -129,7 +129,7 @@ impl PipeRx {
         let (bound, slots) = (parts.bound, parts.view.shape().slots);
         let peer = RingShape { offset: bound.peer_offset, slots, id: bound.id, dir: 0 };
         let peer_slots = RingView::new(parts.region, peer)?.slots().clone();
-        let (own_slots, limits) = (parts.view.slots().clone(), parts.region.limits());
+        let (own_slots, limits) = (parts.view.slots().clone(), parts.region.shared_limits());
         Some(PipeRx {
             channel: Consumer::new(
                 &parts.channels(),

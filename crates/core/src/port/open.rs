@@ -170,6 +170,8 @@ pub(super) struct Opened {
 pub struct InDaemon {
     /// Identifies the daemon in locks.
     pub holder: u32,
+    /// The port's region, as the daemon has mapped it; `None`: it is mapped.
+    pub region: Option<Region>,
     /// The port's monitors.
     pub monitors: Arc<MonitorList>,
     /// The rings of its sockets, as far as the daemon has mapped them. Linux before 6.4 maps them only once.
@@ -192,8 +194,8 @@ pub fn adopt(
     unetmap_mem::register_publisher();
     let holder = LockHolder::of_daemon(daemon.holder, &connection).map_err(|e| Error::host(spec, e))?;
     let connection = Connection { fd: connection, socket: PathBuf::new() };
-    let mapped =
-        MappedBinding { socket_rings: daemon.socket_rings, ..MappedBinding::map(binding, fds, &register, spec)? };
+    let mapped = MappedBinding::map(binding, fds, (&register, daemon.region), spec)?;
+    let mapped = MappedBinding { socket_rings: daemon.socket_rings, ..mapped };
     let mut port = assemble_mapped(spec, (connection, Arc::new(holder)), register, binding, mapped)?;
     port.monitor_source.list = Some(daemon.monitors);
     Ok(port)
@@ -231,8 +233,11 @@ pub(crate) fn assemble(
     fds: Vec<OwnedFd>,
 ) -> Result<Port, Error> {
     let later_doorbells = later_doorbells(spec, &connection, &holder, binding);
-    let mapped =
-        MappedBinding { for_program: true, later_doorbells, ..MappedBinding::map(binding, fds, &register, spec)? };
+    let mapped = MappedBinding {
+        for_program: true,
+        later_doorbells,
+        ..MappedBinding::map(binding, fds, (&register, None), spec)?
+    };
     let mut port = assemble_mapped(spec, (connection, holder), register, binding, mapped)?;
     if register.nr_flags & NR_SLOT_TIMES != 0 {
         port.record_times();
@@ -431,12 +436,21 @@ struct MappedBinding {
 }
 
 impl MappedBinding {
-    fn map(binding: &Binding, fds: Vec<OwnedFd>, register: &NmreqRegister, spec: &str) -> Result<MappedBinding, Error> {
+    /// `known`: the region, if it is mapped.
+    fn map(
+        binding: &Binding,
+        fds: Vec<OwnedFd>,
+        (register, known): (&NmreqRegister, Option<Region>),
+        spec: &str,
+    ) -> Result<MappedBinding, Error> {
         let host = |e: io::Error| Error::host(spec, e);
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(|| Error::host(spec, io::ErrorKind::UnexpectedEof.into()));
-        let mem_id = Some(register.nr_mem_id);
-        let region = map_region(next()?, geometry(&binding.head.pools), mem_id).map_err(host)?;
+        let (file, layout) = (next()?, geometry(&binding.head.pools));
+        let region = match known.filter(|known| *known.geometry() == layout) {
+            Some(known) => Arc::new(known),
+            None => map_region(file, layout, Some(register.nr_mem_id)).map_err(host)?,
+        };
         let page = |fd: OwnedFd, offset: u64, bytes: usize| {
             Ok(MappedRange::whole(Arc::new(Mapping::part(fd.as_fd(), offset, bytes)?)))
         };

@@ -23,8 +23,13 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<Opened, Refusal> {
     let mut register = call.body::<NmreqRegister>()?;
     let is_pipe = name.contains(['{', '}']);
     let rounds = call.got.rounds();
+    let mut _uncharged = None;
     let memory = &mut match mem::take(&mut call.got) {
-        Got::Memory(prepared, _) => prepared.map_or(RegionMemory::AsUsed, RegionMemory::for_its_request),
+        Got::Memory(None, _) => RegionMemory::AsUsed,
+        Got::Memory(Some(prepared), _) => {
+            _uncharged = prepared.without_charge();
+            RegionMemory::for_its_request(prepared)
+        }
         _ => call.daemon.region_memory(&register, is_pipe, call.caller),
     };
     let begun = extmem_region(call, memory).and_then(|extmem| {

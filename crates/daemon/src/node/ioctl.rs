@@ -140,7 +140,7 @@ impl Ioctl<'_> {
                     reply,
                 }))
             };
-            let (outcome, monitors) = self.shared.jobs.call(job).ok_or(EIO)?;
+            let (outcome, own) = self.shared.jobs.call(job).ok_or(EIO)?;
             if !outcome.passes {
                 let name = request.name().unwrap_or_default();
                 let (pid, errno) = (self.caller.peer.pid, outcome.errno);
@@ -157,7 +157,7 @@ impl Ioctl<'_> {
                     let bound = Binding::decode(&outcome.answer.binding).ok_or(EIO);
                     let port = register.and_then(|register| {
                         let name = request.name().unwrap_or_default();
-                        self.shared.open_port(name, (register, &bound?, outcome.fds), monitors)
+                        self.shared.open_port(name, (register, &bound?, outcome.fds), own)
                     });
                     let port = port.inspect_err(|_| self.shared.jobs.push(Job::Close(session)))?;
                     self.file.bind(session, port, &self.shared.jobs);

@@ -5,12 +5,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-use unetmap_core::control::monitor::MonitorList;
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_sys::Doorbell;
 
 use crate::caller::Caller;
 use crate::netmap_requests::Outcome;
+use crate::ports::OwnPort;
 use crate::user_arena::UserArena;
 
 /// A job that the node's threads have for the main thread.
@@ -46,8 +46,8 @@ pub(crate) struct PortRequest {
     pub(crate) caller: Caller,
     pub(crate) session: Option<u64>,
     pub(crate) arena: Arc<UserArena>,
-    /// Where the outcome goes, with the list of the port's monitors.
-    pub(crate) reply: SyncSender<(Outcome, Arc<MonitorList>)>,
+    /// Where the outcome goes.
+    pub(crate) reply: SyncSender<(Outcome, OwnPort)>,
 }
 
 /// The queue of jobs.

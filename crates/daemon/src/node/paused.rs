@@ -29,7 +29,8 @@ use super::mount::Mount;
 use super::serve::{spawn, start_waker};
 use super::shared::Shared;
 use super::slow::run_kept;
-use crate::ports::{Daemon, monitor};
+use crate::ports::Daemon;
+use crate::ports::mediators::own_port;
 use crate::refusal::{Refusal, refuse_for_now};
 use crate::threads;
 use crate::threads::lock;
@@ -201,10 +202,9 @@ fn takes_long<T>() -> Result<T, Refusal> {
 /// Opens the port of a file that another daemon has handed over.
 fn open_again(daemon: &mut Daemon, node: &Shared, file: &File, session: u64) -> Result<(), String> {
     let (name, registered) = daemon.repeat_answer(session).map_err(|refusal| refusal.why)?;
-    let monitors = monitor::list_for_session(&daemon.registry, &mut daemon.monitors, session);
+    let own = own_port(&daemon.registry, &mut daemon.monitors, session);
     let binding = (registered.register, &registered.bound, registered.fds);
-    let port =
-        node.open_port(&name, binding, monitors).map_err(|errno| io::Error::from_raw_os_error(errno).to_string())?;
+    let port = node.open_port(&name, binding, own).map_err(|errno| io::Error::from_raw_os_error(errno).to_string())?;
     file.set_port(port);
     Ok(())
 }

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 
 use unetmap_abi::NmreqRegister;
 use unetmap_core::control::binding::Binding;
-use unetmap_core::control::monitor::MonitorList;
 use unetmap_core::errno::{EIO, ENOMEM};
 use unetmap_core::{InDaemon, Port};
 use unetmap_sys::fuse::Backing;
@@ -21,6 +20,7 @@ use super::memory::MemoryHelpers;
 use super::mount::{Mount, RequestId};
 use super::waker::PollWaker;
 use crate::caller::Caller;
+use crate::ports::OwnPort;
 use crate::ports::mediators::DAEMON_HOLDER;
 use crate::threads::lock;
 use crate::user_arena::UserArena;
@@ -100,11 +100,11 @@ impl Shared {
         &self,
         name: &str,
         (register, bound, fds): (NmreqRegister, &Binding, Vec<OwnedFd>),
-        monitors: Arc<MonitorList>,
+        OwnPort { monitors, region }: OwnPort,
     ) -> Result<Port, i32> {
         let connection = self.lifeline.try_clone().map_err(|_| ENOMEM)?;
         // The node needs Linux 6.9, which maps the rings of a socket at any time.
-        let own = InDaemon { holder: DAEMON_HOLDER, monitors, socket_rings: Vec::new() };
+        let own = InDaemon { holder: DAEMON_HOLDER, region, monitors, socket_rings: Vec::new() };
         unetmap_core::adopt(name, register, bound, fds, connection, own).map_err(|e| {
             tracing::warn!("a port of the node cannot be opened: {e}");
             ENOMEM

@@ -104,8 +104,10 @@ fn create_mediated(
     let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
     let regions = &mut daemon.registry.regions;
     let created = regions.create_private(scope, &link.name, sizes, &mut RegionMemory::AsUsed).and_then(|region| {
-        let record = daemon.registry.regions.existing_mut(region)?;
-        let created = pipe_rings::create(record, scope, (shape, PipeRole::Master), true);
+        let created = daemon.check_buffers(region, shape.most_buffers(), true).and_then(|()| {
+            let record = daemon.registry.regions.existing_mut(region)?;
+            pipe_rings::create(record, scope, (shape, PipeRole::Master), true)
+        });
         created.inspect_err(|_| daemon.registry.free_region_if_unused(region))
     });
     let record = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;

@@ -20,7 +20,7 @@ use super::mediator::{Directions, MediatorThread, Prepared, RingPair, Stopping};
 pub(crate) use super::mediator_state::{DAEMON_HOLDER, MediatorState, PausedThread};
 use super::monitor::MonitorState;
 use super::nic::Nic;
-use super::register::{Options, Registered};
+use super::register::{Options, OwnPort, Registered};
 use super::{Daemon, EndpointKey, PortKey, Registry, monitor};
 use crate::caller::Caller;
 use crate::descriptors::invalid;
@@ -136,6 +136,13 @@ fn adopt_both(
     Ok(Prepared::new(of, sessions, [interface, adopt(registry, monitors, program, Vec::new())?]))
 }
 
+/// Returns what the port of a session of the daemon's own, or of the node, has besides the answer.
+pub(crate) fn own_port(registry: &Registry, lists: &mut MonitorState, session: u64) -> OwnPort {
+    let region = registry.sessions.get(&session).and_then(|session| registry.regions.get(session.region));
+    let region = region.map(|record| record.region.clone());
+    OwnPort { monitors: monitor::list_for_session(registry, lists, session), region }
+}
+
 /// Returns the library's port for a session of the daemon's own, and the connection whose closing ends the port.
 pub(super) fn adopt(
     registry: &Registry,
@@ -146,8 +153,8 @@ pub(super) fn adopt(
     let Registered { session, register, bound, fds, .. } = registered;
     let (own, ports) =
         socket::pair().or_else(|e| refuse(ENOMEM, format!("the daemon has no file descriptors left: {e}")))?;
-    let monitors = monitor::list_for_session(registry, lists, session);
-    let in_daemon = InDaemon { holder: DAEMON_HOLDER, monitors, socket_rings };
+    let OwnPort { monitors, region } = own_port(registry, lists, session);
+    let in_daemon = InDaemon { holder: DAEMON_HOLDER, region, monitors, socket_rings };
     let port = unetmap_core::adopt("the daemon's", register, &bound, fds, ports, in_daemon);
     let port = port.or_else(|e| refuse(e.errno(), e.to_string()))?;
     Ok((port, own))

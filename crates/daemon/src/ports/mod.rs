@@ -47,6 +47,6 @@ pub(crate) use crate::daemon::Daemon;
 pub(crate) use crate::admission::Admission;
 pub(crate) use key::{EndpointKey, PortKey, parse_port_name};
 pub(crate) use port::{AnyPort, Registry, Session};
-pub(crate) use register::{Asked, Opening, Options, Registered};
+pub(crate) use register::{Asked, Opening, Options, OwnPort, Registered};
 pub(crate) use saved::SavedRegistry;
 pub(crate) use usage::{BudgetCheck, TotalSnapshot, UserSnapshot};

@@ -82,7 +82,9 @@ pub(super) fn find_or_create(
         (0, _) => region_of_parent(&mut daemon.registry, &daemon.vale, (scope, parent), sizes, request.memory)?,
         (mem_id, _) => daemon.requested_region(mem_id, caller, request.memory)?,
     };
+    let checked = daemon.check_buffers(region, shape.most_buffers(), false);
     daemon.registry.add(at.port.clone(), region, |region| {
+        checked?;
         let record = match purpose {
             Purpose::Open => pipe_rings::create(region, scope, (shape, spec.role), false),
             Purpose::Inspect => pipe_rings::without_rings(region, scope, (shape, spec.role)),
@@ -176,7 +178,10 @@ fn end_for_request(
         return Ok(at);
     }
     let usage = Amounts::endpoints(2, shape).and(thread_usage(shape.pairs()));
-    let checked = daemon.check_budget(key.pipe.scope, usage);
+    let checked = daemon.check_budget(key.pipe.scope, usage).and_then(|()| {
+        daemon.check_buffers(pipe_region, 0, true)?;
+        daemon.check_buffers(region, shape.most_buffers(), true)
+    });
     let copied = key.copied();
     daemon.registry.add(copied.port.clone(), region, |region| {
         let record = checked.and_then(|()| pipe_rings::create(region, key.pipe.scope, (shape, key.role()), true));

@@ -3,9 +3,12 @@
 
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use unetmap_abi::{NmreqOptOffsets, NmreqRegister};
 use unetmap_core::control::binding::Binding;
+use unetmap_core::control::monitor::MonitorList;
+use unetmap_mem::Region;
 
 use super::key::EndpointKey;
 use crate::endpoint::RingSelection;
@@ -24,6 +27,14 @@ impl Deref for Asked<'_> {
     fn deref(&self) -> &NmreqRegister {
         &self.register
     }
+}
+
+/// The part of a port that the daemon runs itself which it has besides the answer to REGISTER.
+#[derive(Default)]
+pub(crate) struct OwnPort {
+    pub(crate) monitors: Arc<MonitorList>,
+    /// The region, in which the daemon allows buffers (`RegionRecord::fill`).
+    pub(crate) region: Option<Region>,
 }
 
 /// The options of REGISTER.

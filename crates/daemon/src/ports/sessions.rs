@@ -170,7 +170,8 @@ impl Daemon {
         let of_user = (MAX_EXTRA_BYTES_OF_USER / u64::from(size).clamp(1, PAGE)) as u32;
         let most = if self.admission.has_no_budget(scope.uid) { MAX_EXTRA } else { of_user };
         let extra = request.nr_extra_bufs.min(most);
-        self.check_budget(scope, Amounts::extra_buffers(extra, size))?;
+        let amounts = record.of_extra_buffers(extra);
+        self.check_budget(scope, amounts)?;
         Ok(extra)
     }
 

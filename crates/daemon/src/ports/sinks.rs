@@ -54,7 +54,8 @@ impl Daemon {
         let shape = shape(&self.knobs, request)?;
         self.check_budget(scope, Amounts::endpoints(1, shape))?;
         let region = self.requested_region(request.nr_mem_id.max(1), caller, request.memory)?;
-        self.registry.add(key.clone(), region, |region| create(region, scope, shape))?;
+        let checked = self.check_buffers(region, shape.most_buffers(), false);
+        self.registry.add(key.clone(), region, |region| checked.and_then(|()| create(region, scope, shape)))?;
         Ok(key.into())
     }
 }
@@ -116,8 +117,9 @@ pub(super) fn create_null(
     let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
     daemon.check_budget(scope, Amounts::endpoints(1, shape))?;
     let region = daemon.requested_region(request.nr_mem_id, caller, request.memory)?;
-    daemon
-        .registry
-        .add(key.clone(), region, |region| NullPort::create(region, scope, name, shape).map(AnyPort::Null))?;
+    let checked = daemon.check_buffers(region, shape.most_buffers(), false);
+    daemon.registry.add(key.clone(), region, |region| {
+        checked.and_then(|()| NullPort::create(region, scope, name, shape)).map(AnyPort::Null)
+    })?;
     Ok(key.into())
 }

@@ -15,7 +15,7 @@ use super::Daemon;
 use crate::budget::{Amounts, Bounds, Budgets, Resource};
 use crate::ledger::Ledger;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{DAEMON_UID, RegionRecord, Scope};
+use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
 use crate::shared_files::FileBounds;
 use crate::tuning::budget::LARGEST_PORT;
 
@@ -190,6 +190,20 @@ impl Daemon {
             .inspect_err(|refusal| self.budget_reached(scope.uid, refusal))
     }
 
+    /// Refuses so many buffers for a port that its user may not have; `fills`: the daemon is to move packets in them,
+    /// and in all others of their region.
+    pub(crate) fn check_buffers(&mut self, region: RegionKey, count: u32, fills: bool) -> Result<(), Refusal> {
+        let record = self.registry.regions.existing(region)?;
+        let (scope, amounts) = (record.scope, record.of_buffers(count, fills));
+        if scope.uid != DAEMON_UID && amounts != Amounts::default() {
+            self.check_budget(scope, amounts)?;
+        }
+        if fills {
+            self.registry.regions.existing_mut(region)?.fill();
+        }
+        Ok(())
+    }
+
     /// Whether no user with a budget would have memory that nobody counts, if the daemon ended.
     pub(crate) fn forgets_nothing(&mut self) -> bool {
         self.admission.policy.is_none() || !self.registry.regions.files.are_any_left()
@@ -252,7 +266,8 @@ impl Daemon {
             let Amounts(one) = Amounts::connection();
             *sum += Amounts(one.map(|amount| amount * user.connections));
         }
-        for (uid, amounts) in self.users.in_flight.amounts().chain(self.registry.regions.files.amounts()) {
+        let files = self.registry.regions.files.amounts();
+        for (uid, amounts) in self.users.in_flight.amounts().chain(files).chain(self.vale.amounts()) {
             *usage.entry(uid).or_default() += amounts;
         }
         for port in self.registry.records().filter(|port| port.scope.uid != DAEMON_UID) {

@@ -14,7 +14,7 @@ use crate::budget::{Amounts, PAGE, Resource};
 use crate::ledger::Charge;
 use crate::refusal::{Refusal, refuse, refuse_lack};
 use crate::shape::{EndpointShape, MAX_PIPE_RINGS};
-use crate::shared_files::SharedFile;
+use crate::shared_files::{SharedFile, Uncharged};
 use crate::tuning::region::{MAX_EXTRA, MAX_EXTRA_BYTES_OF_USER, PREPARED_FROM, PREPARED_SLICE};
 use crate::user_arena::{Extent, UserArena};
 
@@ -87,7 +87,7 @@ impl Need {
         self.bytes() >= PREPARED_FROM
     }
 
-    /// Returns the amounts that a user is charged meanwhile.
+    /// Most that a user is charged meanwhile.
     pub(crate) fn amounts(&self) -> Amounts {
         Amounts::of(Resource::Memory, self.bytes()).and(Amounts::of(Resource::Descriptors, 1))
     }
@@ -145,8 +145,10 @@ impl RegionMemory {
 pub(crate) struct Prepared {
     memory: NewMemory,
     pub(crate) scope: Scope,
-    /// Until the request goes on, and is checked and charged as any other.
+    /// For its descriptor, until the request goes on, and is checked and charged as any other.
     charge: Option<Charge>,
+    /// Bytes that are charged with the file for it.
+    charged: u64,
     /// Parts that are left.
     parts: Vec<(u64, u64)>,
     /// The time that it has taken.
@@ -158,12 +160,19 @@ pub(crate) struct Prepared {
 impl Prepared {
     pub(crate) fn new(memory: NewMemory, scope: Scope, charge: Charge, need: &Need, counted: &Arc<()>) -> Prepared {
         let mut parts = need.parts(memory.region.geometry());
-        // Whatever becomes of the request, an arena keeps them.
-        if let (Some(file), Some(_)) = (&memory.file, &memory.extent) {
-            parts.iter().for_each(|(at, bytes)| file.touch(*at, *bytes));
-        }
+        // Whatever the request touches of them, and whatever becomes of it, they are in the file until it ends.
+        let charge_of = |file: &Arc<SharedFile>| parts.iter().map(|(at, bytes)| file.touch(*at, *bytes)).sum();
+        let charged = memory.file.as_ref().map_or(0, charge_of);
         parts.reverse();
-        Prepared { memory, scope, charge: Some(charge), parts, time: Duration::ZERO, _counted: counted.clone() }
+        Prepared {
+            memory,
+            scope,
+            charge: Some(charge),
+            charged,
+            parts,
+            time: Duration::ZERO,
+            _counted: counted.clone(),
+        }
     }
 
     /// Makes some of it resident; returns whether it is complete. What cannot be made so is left to the request.
@@ -182,6 +191,12 @@ impl Prepared {
         }
         self.time += start.elapsed();
         self.parts.is_empty()
+    }
+
+    /// The memory is charged no more until the result is dropped, when its request has taken it: the request is checked
+    /// as any other.
+    pub(crate) fn without_charge(&self) -> Option<Uncharged> {
+        self.memory.file.as_ref().map(|file| file.without(self.charged))
     }
 
     /// The thread's time, which counts as its user's.

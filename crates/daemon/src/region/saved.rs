@@ -38,6 +38,8 @@ pub(crate) struct SavedRegion {
     /// Ranges of buffers that are allocated, and of those among them that are left to be freed.
     used_bufs: Ranges,
     left_bufs: Ranges,
+    #[serde(default)]
+    is_filled: bool,
     sessions: u32,
     persistent_ports: u32,
     retired_ports: u32,
@@ -67,6 +69,7 @@ impl RegionRecord {
             fresh_buf: fresh,
             used_bufs: allocated,
             left_bufs: left,
+            is_filled: self.is_filled,
             sessions: self.sessions,
             persistent_ports: self.persistent_ports,
             retired_ports: self.retired_ports,
@@ -105,7 +108,7 @@ impl SavedRegion {
         let rings = ObjectPool::restore(geometry.rings.count, &self.used_rings);
         let bufs = BufPool::restore(geometry.bufs.count, &saved);
         let Some(((ifs, rings), bufs)) = ifs.zip(rings).zip(bufs) else { return invalid("a region's pools") };
-        Ok(RegionRecord {
+        let record = RegionRecord {
             key: self.key,
             mem_id: self.mem_id,
             scope: self.scope,
@@ -118,6 +121,7 @@ impl SavedRegion {
             ifs,
             rings,
             bufs,
+            is_filled: self.is_filled,
             sessions: self.sessions,
             persistent_ports: self.persistent_ports,
             retired_ports: self.retired_ports,
@@ -125,6 +129,8 @@ impl SavedRegion {
             charge: None,
             file: self.file.map(|key| files.existing(key)).transpose()?,
             locked: Weak::new(),
-        })
+        };
+        record.charge_buffers();
+        Ok(record)
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 
 use unetmap_core::errno::{EAGAIN, EINVAL, ENOMEM, ENXIO};
 
+use crate::budget::{Amounts, Resource};
 use crate::ledger::Ledger;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, NewMemory, Prepared, RegionKey, RegionMemory, RegionRecord, Scope, Sizes};
@@ -170,7 +171,7 @@ impl Regions {
             created.file = self.pay(scope, created.fd.as_fd())?;
         }
         let Some(need) = need else { return Ok(created) };
-        let charge = self.ledger.charge(scope.uid, need.amounts());
+        let charge = self.ledger.charge(scope.uid, Amounts::of(Resource::Descriptors, 1));
         *memory = RegionMemory::Wanted(Box::new(Prepared::new(created, scope, charge, &need, &self.prepared)));
         refuse(EAGAIN, "the memory of the port is to be prepared")
     }

@@ -5,7 +5,7 @@ use super::{ChannelPage, ChannelWords};
 use crate::mapped_range::SharedRef;
 use crate::polled_rings::ChannelRef;
 use crate::pos::{BufIdx, Span};
-use crate::slot::{Limits, SlotRing, SlotValue};
+use crate::slot::{Limits, SharedLimits, SlotRing, SlotValue};
 use crate::slot_copy::{SimdLevel, any_buf_changed, copy_slots};
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG};
 
@@ -18,7 +18,7 @@ pub struct Consumer {
     words: SharedRef<ChannelWords>,
     producer_slots: SlotRing,
     slots: SlotRing,
-    limits: Limits,
+    limits: SharedLimits,
     simd: SimdLevel,
 }
 
@@ -53,10 +53,10 @@ impl Consumer {
         index: usize,
         producer_slots: SlotRing,
         slots: SlotRing,
-        limits: Limits,
+        limits: impl Into<SharedLimits>,
         simd: SimdLevel,
     ) -> Option<Consumer> {
-        let words = page.words_ref(index)?;
+        let (words, limits) = (page.words_ref(index)?, limits.into());
         (producer_slots.slots() == slots.slots()).then_some(Consumer { words, producer_slots, slots, limits, simd })
     }
 
@@ -105,7 +105,7 @@ impl Consumer {
 
     /// The limits that slots are validated against.
     pub fn limits(&self) -> Limits {
-        self.limits
+        self.limits.now()
     }
 
     /// Copies the slots of `span`, which must lie in `[cons, prod)`, into the own ring and claims their cache lines. An
@@ -118,7 +118,7 @@ impl Consumer {
         {
             slot.flags &= !NS_BUF_CHANGED;
             self.slots.store(span.from, slot);
-            return match self.limits.allow(slot) {
+            return match self.limits().allow(slot) {
                 true => Received { invalid: 0, bytes: slot.len.into() },
                 false => self.replace_invalid(span, placeholder),
             };
@@ -129,7 +129,7 @@ impl Consumer {
     /// Not inlined into `receive`: one packet takes a few instructions, this path hundreds.
     #[inline(never)]
     fn receive_run(&self, span: Span, placeholder: BufIdx) -> Received {
-        let copied = copy_slots(self.simd, &self.producer_slots, &self.slots, span, self.limits);
+        let copied = copy_slots(self.simd, &self.producer_slots, &self.slots, span, self.limits());
         if copied.valid {
             Received { invalid: 0, bytes: copied.bytes }
         } else {
@@ -140,10 +140,10 @@ impl Consumer {
     /// Empties the invalid slots of the own ring.
     #[cold]
     fn replace_invalid(&self, span: Span, placeholder: BufIdx) -> Received {
-        let mut received = Received::default();
+        let (mut received, limits) = (Received::default(), self.limits());
         for p in self.slots.slots().walk(span) {
             let slot = self.slots.load(p);
-            if self.limits.allow(slot) {
+            if limits.allow(slot) {
                 received.bytes += u64::from(slot.len);
             } else {
                 self.slots
@@ -165,13 +165,13 @@ impl Consumer {
     /// A second call, by a successor of a process that crashed in between, changes nothing more.
     #[inline(never)]
     fn write_back_exchanged(&self, span: Span) -> u32 {
-        let mut invalid = 0;
+        let (mut invalid, limits) = (0, self.limits());
         for p in self.slots.slots().walk(span) {
             let v = self.slots.load(p);
             if v.flags & NS_BUF_CHANGED == 0 {
                 continue;
             }
-            if self.limits.index_ok(v.buf_idx) {
+            if limits.index_ok(v.buf_idx) {
                 self.producer_slots.set_buf_idx(p, v.buf_idx);
                 self.producer_slots.set_flags(p, v.flags);
             } else {

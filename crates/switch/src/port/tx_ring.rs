@@ -63,7 +63,8 @@ impl PortTx {
     pub(crate) fn new(region: &Region, channels: &ChannelPage, config: RingConfig<'_>) -> io::Result<PortTx> {
         let client_slots = config.view.slots().clone();
         let copies = private_slots(client_slots.slots())?;
-        let channel = Consumer::new(channels, config.channel, client_slots, copies, region.limits(), SimdLevel::best());
+        let channel =
+            Consumer::new(channels, config.channel, client_slots, copies, region.shared_limits(), SimdLevel::best());
         let channel = channel.ok_or(io::ErrorKind::InvalidInput)?;
         let state = TxState { cons: Pos::ZERO, cutter: PacketCutter::default(), cache: FlowCache::default() };
         Ok(PortTx {

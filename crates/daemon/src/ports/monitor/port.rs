@@ -239,7 +239,11 @@ impl Monitor {
     /// Adds it to a record.
     pub(super) fn with(self, record: Record, page: SharedPage) -> Port<Monitor> {
         let mirror = self.is_zero_copy().then(|| self.mirror.clone());
-        let (page, other_usage) = (Some(page), mirror_usage(self.mirror.shape));
+        let buf_size = match &self.mirror_memory {
+            MirrorMemory::Own(record) => record.region.limits().buf_size,
+            MirrorMemory::Shared(..) => 0,
+        };
+        let (page, other_usage) = (Some(page), mirror_usage(self.mirror.shape, buf_size));
         Port { record: Record { page, mirror, other_usage, ..record }, kind: self }
     }
 }

@@ -68,8 +68,12 @@ pub(super) fn mirror_shape(monitor: EndpointShape, count: usize) -> EndpointShap
     EndpointShape { tx_rings: count as u16, rx_rings: 0, tx_slots: monitor.rx_slots, ..monitor }
 }
 
-/// Returns the amounts of a monitor with mirror rings of this shape: the rings, the file that they are in, and
-/// descriptors of the watched port's side.
-pub(super) fn mirror_usage(mirror: EndpointShape) -> Amounts {
-    Amounts::endpoints(1, mirror).and(Amounts::of(Resource::Descriptors, 1 + u64::from(mirror.all_rings())))
+/// Returns the amounts of a monitor with mirror rings of this shape: the rings, the file that they are in with buffers
+/// of so many bytes, which the watched port's side fills, and descriptors of that side. A zero-copy monitor's buffers
+/// have 0 bytes here: they are in the watched port's region.
+pub(super) fn mirror_usage(mirror: EndpointShape, buf_size: u32) -> Amounts {
+    let buffers = Amounts::buffers(mirror.all_slots(), buf_size);
+    Amounts::endpoints(1, mirror)
+        .and(buffers)
+        .and(Amounts::of(Resource::Descriptors, 1 + u64::from(mirror.all_rings())))
 }

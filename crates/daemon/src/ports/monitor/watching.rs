@@ -61,20 +61,26 @@ pub(in crate::ports) fn create(
     let rx_slots = u32::from(shape.rx_rings) * shape.rx_slots.get();
     let slots = shape.tx_slots.get() + rx_slots + request.nr_extra_bufs.min(MAX_EXTRA);
     let mirror = mirror_shape(shape, rings.len());
-    let own_regions = if zero_copy { 0 } else { slots + mirror.all_slots() };
-    let usage = Amounts::endpoints(1, shape).and(mirror_usage(mirror)).and(Amounts::region(own_regions));
-    daemon.check_budget(scope, usage)?;
+    let mirror_slots = mirror.all_slots();
+    let own_regions = if zero_copy { 0 } else { slots + mirror_slots };
     // A packet that fits the watched port's buffers must fit the monitor's.
     let private = daemon.knobs.private_sizes();
     let watched_record = daemon.registry.regions.get(watched_region);
     let buf_size = watched_record.map_or(private.bufs.1, |record| record.region.limits().buf_size);
+    let mirror = mirror_usage(mirror, if zero_copy { 0 } else { buf_size });
+    daemon.check_budget(scope, Amounts::endpoints(1, shape).and(mirror).and(Amounts::region(own_regions)))?;
     let sizes = Sizes { bufs: (private.bufs.0, buf_size), ..private };
     let sizes = sizes.for_one_interface(1 + u32::from(shape.rx_rings), slots);
     let region = match shared {
         Some(region) => region,
         None => daemon.registry.regions.create_private(scope, &name, sizes, request.memory)?,
     };
+    // The monitor's own region is filled by its program, or by the node, in a region that this can map.
+    let is_filled = !zero_copy && daemon.registry.regions.existing(region)?.is_in_arena();
+    let buffers = shape.most_buffers() + if zero_copy { mirror_slots } else { 0 };
+    let checked = daemon.check_buffers(region, buffers, is_filled);
     daemon.registry.add(PortKey::Monitor(id), region, |record| {
+        checked?;
         Monitor::create((record, sizes), (id, scope, name, zero_copy), shape, rings, watched).map(AnyPort::Monitor)
     })?;
     daemon.monitors.last = id;

@@ -58,7 +58,7 @@ pub(super) fn set_busy_poll(
             // Also tried where no socket is open yet: a setting that cannot be used is not stored.
             let tried = privileged::try_busy_poll(netns, busy_poll);
             tried.or_else(|e| refuse_busy_poll(&e))?;
-            daemon.nics.settings.store_busy_poll(netns, link.index, busy_poll)?;
+            daemon.nics.settings.store_busy_poll(netns, link.index, (busy_poll, uid))?;
             tracing::info!(name, uid, usec, budget, "busy polling set");
             Some(busy_poll)
         }

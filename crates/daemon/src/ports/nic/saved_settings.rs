@@ -26,6 +26,8 @@ struct SavedInterface {
     netns: u64,
     index: u32,
     nsid: Nsid,
+    #[serde(default)]
+    uid: u32,
     filter: Option<SavedFilter>,
     /// Microseconds and packets.
     busy_poll: Option<(u32, u32)>,
@@ -64,6 +66,7 @@ impl InterfaceSettings {
             netns,
             index,
             nsid: settings.nsid,
+            uid: settings.uid,
             filter: settings.filter.as_deref().map(SavedFilter::of),
             busy_poll: settings.busy_poll.map(|busy| (busy.usec().into(), busy.budget().into())),
             way: settings.way,
@@ -91,7 +94,8 @@ impl InterfaceSettings {
             settings.watch = Some(watch.or_else(|e| refuse_lack("changes of interfaces cannot be watched", &e))?);
         }
         for interface in interfaces {
-            let SavedInterface { netns, index, nsid, filter, busy_poll, way, failure, header, own_headers } = interface;
+            let SavedInterface { netns, index, nsid, uid, filter, busy_poll, way, failure, header, own_headers } =
+                interface;
             let mut headers = own_headers.iter().map(|(_, bytes)| *bytes).chain([header]);
             if own_headers.len() > MAX_USERS || !headers.all(|bytes| [0, 10, 12].contains(&bytes)) {
                 return invalid("the headers of an interface");
@@ -103,7 +107,7 @@ impl InterfaceSettings {
             };
             let own_headers = own_headers.into_iter().collect();
             let failure = failure.map(StayingProgram::restore);
-            let restored = Settings { nsid, filter, busy_poll, way, failure, header, own_headers };
+            let restored = Settings { nsid, uid, filter, busy_poll, way, failure, header, own_headers };
             if restored.is_empty() {
                 return invalid("the settings of an interface");
             }

@@ -33,8 +33,11 @@ use super::staying::StayingProgram;
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
-/// Most interfaces with settings, and users who have headers of their own at one.
+/// Most interfaces with settings: of all users; of those that others than root gave their first setting; of one of
+/// these users. Then users who have headers of their own at one interface.
 pub(super) const MAX_INTERFACES: usize = 1024;
+const MAX_INTERFACES_OF_OTHERS: usize = 512;
+const MAX_INTERFACES_OF_USER: usize = 32;
 pub(super) const MAX_USERS: usize = 64;
 
 /// A filter, and the user who set it.
@@ -47,6 +50,8 @@ pub(super) struct StoredFilter {
 /// The settings of an interface; at least one of them.
 pub(super) struct Settings {
     pub(super) nsid: Nsid,
+    /// The user who set the first of them.
+    pub(super) uid: u32,
     pub(super) filter: Option<Arc<StoredFilter>>,
     pub(super) busy_poll: Option<BusyPoll>,
     pub(super) way: Way,
@@ -137,7 +142,8 @@ impl InterfaceSettings {
             Some(stays) => stays.with(netns, link, failure)?,
             None => StayingProgram::attach(netns, link, failure)?,
         });
-        self.entry(netns, link.index)?.failure = Some(program.clone());
+        // It is root's.
+        self.entry(netns, link.index, 0)?.failure = Some(program.clone());
         Ok(program)
     }
 
@@ -154,11 +160,16 @@ impl InterfaceSettings {
     }
 
     pub(super) fn store_filter(&mut self, netns: &Netns, index: u32, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
-        self.entry(netns, index).map(|settings| settings.filter = Some(filter))
+        self.entry(netns, index, filter.uid).map(|settings| settings.filter = Some(filter))
     }
 
-    pub(super) fn store_busy_poll(&mut self, netns: &Netns, index: u32, busy_poll: BusyPoll) -> Result<(), Refusal> {
-        self.entry(netns, index).map(|settings| settings.busy_poll = Some(busy_poll))
+    pub(super) fn store_busy_poll(
+        &mut self,
+        netns: &Netns,
+        index: u32,
+        (busy_poll, uid): (BusyPoll, u32),
+    ) -> Result<(), Refusal> {
+        self.entry(netns, index, uid).map(|settings| settings.busy_poll = Some(busy_poll))
     }
 
     /// Stores the way of packets; `Auto` is stored by storing none.
@@ -167,12 +178,13 @@ impl InterfaceSettings {
             self.remove(netns.id(), index, |settings| settings.way = Way::Auto);
             return Ok(());
         }
-        self.entry(netns, index).map(|settings| settings.way = way)
+        // It is root's.
+        self.entry(netns, index, 0).map(|settings| settings.way = way)
     }
 
     /// Stores root's header for all users, and that of another user for this user's programs.
     pub(super) fn store_header(&mut self, netns: &Netns, index: u32, bytes: u8, uid: u32) -> Result<(), Refusal> {
-        let settings = self.entry(netns, index)?;
+        let settings = self.entry(netns, index, uid)?;
         let has_room = settings.own_headers.len() < MAX_USERS || settings.own_headers.contains_key(&uid);
         if uid == 0 {
             settings.header = bytes;
@@ -189,17 +201,32 @@ impl InterfaceSettings {
         Ok(())
     }
 
-    /// Returns the settings of an interface that exists. The caller sets one of them.
-    fn entry(&mut self, netns: &Netns, index: u32) -> Result<&mut Settings, Refusal> {
+    /// Refuses settings of a further interface beyond the bounds of a user.
+    fn check_room(&self, uid: u32) -> Result<(), Refusal> {
+        let count = |counts: &dyn Fn(u32) -> bool| self.all.values().filter(|set| counts(set.uid)).count();
+        let bounds = [
+            (count(&|_| true), MAX_INTERFACES, String::new()),
+            (count(&|of| of != 0), MAX_INTERFACES_OF_OTHERS, " of all users but root".into()),
+            (count(&|of| of == uid), MAX_INTERFACES_OF_USER, format!(" of user {uid}")),
+        ];
+        let checked = if uid == 0 { 1 } else { bounds.len() };
+        let Some((_, most, whose)) = bounds[..checked].iter().find(|(count, most, _)| count >= most) else {
+            return Ok(());
+        };
+        refuse(
+            ENOMEM,
+            format!(
+                "{most} interfaces{whose} have filters, busy polling, headers, ways or a failure already (unetmap nic IF \
+                 filter off, busy-poll off, header 0, way auto, failure open)"
+            ),
+        )
+    }
+
+    /// Returns the settings of an interface that exists. The caller, a program of this user, sets one of them.
+    fn entry(&mut self, netns: &Netns, index: u32, uid: u32) -> Result<&mut Settings, Refusal> {
         let key = (netns.id(), index);
-        if self.all.len() >= MAX_INTERFACES && !self.all.contains_key(&key) {
-            return refuse(
-                ENOMEM,
-                format!(
-                    "{MAX_INTERFACES} interfaces have filters, busy polling, headers, ways or a failure already (unetmap nic IF \
-                     filter off, busy-poll off, header 0, way auto, failure open)"
-                ),
-            );
+        if !self.all.contains_key(&key) {
+            self.check_room(uid)?;
         }
         let nsid = self.add_to_watch(netns, index).or_else(|e| match e.raw_os_error() {
             Some(ENXIO) => refuse(ENXIO, "the interface has gone"),
@@ -213,6 +240,7 @@ impl InterfaceSettings {
         let nsid = nsid.inspect_err(|_| self.close_watch_if_unused())?;
         let settings = self.all.entry(key).or_insert(Settings {
             nsid,
+            uid,
             filter: None,
             busy_poll: None,
             way: Way::Auto,
@@ -301,5 +329,34 @@ impl InterfaceSettings {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Users, root among them, set what they can at ever more interfaces.
+    #[test]
+    fn settings_of_interfaces_are_bounded_for_each_user() {
+        let mut settings = InterfaceSettings::default();
+        let mut fill = |uid: u32| {
+            let mut added = 0;
+            while settings.check_room(uid).is_ok() {
+                let key = (u64::from(uid), added);
+                let (filter, busy_poll, failure, own_headers) = (None, None, None, BTreeMap::new());
+                let (nsid, way, header) = (Nsid::Own, Way::Auto, 10);
+                let set = Settings { nsid, uid, filter, busy_poll, way, failure, header, own_headers };
+                settings.all.insert(key, set);
+                added += 1;
+            }
+            (added as usize, settings.check_room(uid).unwrap_err().why)
+        };
+        let (of_first, why) = fill(1);
+        assert!(of_first == MAX_INTERFACES_OF_USER && why.starts_with("32 interfaces of user 1 have"), "{why}");
+        let of_others: usize = (2..100).map(|uid| fill(uid).0).sum();
+        assert_eq!(of_first + of_others, MAX_INTERFACES_OF_OTHERS);
+        assert!(fill(2).1.contains("of all users but root"));
+        assert_eq!(fill(0).0, MAX_INTERFACES - MAX_INTERFACES_OF_OTHERS);
     }
 }

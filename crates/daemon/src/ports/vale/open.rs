@@ -6,7 +6,7 @@ use unetmap_core::errno::{EACCES, EINVAL, ENOENT};
 use unetmap_sys::link;
 
 use super::persistent::MAX_NAME;
-use super::port::{MAX_RINGS, ValePort, switch_descriptors};
+use super::port::{MAX_RINGS, ValePort, switch_usage};
 use super::switches::ValeState;
 use super::{ValeKey, persistent_ends, persistent_header};
 use crate::budget::Amounts;
@@ -53,16 +53,18 @@ pub(super) fn create(
     let index = daemon.vale.free_index(key)?;
     let shape = EndpointShape::requested(request, MAX_RINGS)?;
     let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, request.nr_extra_bufs.min(MAX_EXTRA));
-    let port = Amounts::endpoints(1, shape).and(switch_descriptors(shape));
+    let port = Amounts::endpoints(1, shape).and(switch_usage(shape)).and(daemon.vale.usage_of_new(key));
     daemon.check_budget(key.scope, port.and(Amounts::region(sizes.bufs.0)))?;
     let region = match (request.nr_mem_id, daemon.region_of_pipes(owner, &key.name())) {
         (0, Some(region)) => region,
         (0, None) => daemon.registry.regions.create_private(owner, &key.name(), sizes, request.memory)?,
         (mem_id, _) => daemon.requested_region(mem_id, caller, request.memory)?,
     };
-    let record = daemon.registry.regions.existing_mut(region)?;
     let id = PortKey::Vale(key.clone());
-    let created = ValePort::create(record, (key.scope, id.clone(), key.clone()), shape, index);
+    let created = daemon.check_buffers(region, shape.most_buffers(), true).and_then(|()| {
+        let record = daemon.registry.regions.existing_mut(region)?;
+        ValePort::create(record, (key.scope, id.clone(), key.clone()), shape, index)
+    });
     let mut port = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     port.set_policy(daemon.vale.settings.active_policy(key));
     daemon.vale.add(key, &port.switch_side);

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED};
 use unetmap_core::errno::{EBUSY, ENOMEM};
-use unetmap_mem::{BufIdx, ChannelPage};
+use unetmap_mem::{BufIdx, ChannelPage, RingShape};
 use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::policy::DropReason;
 use unetmap_switch::port::{RingConfig, SwitchPort};
 use unetmap_sys::Doorbell;
 
-use crate::budget::{Amounts, Resource};
+use crate::budget::{Amounts, PAGE, Resource};
 use crate::endpoint::{DataPath, Endpoint, PortRing};
 use crate::ports::PortKey;
 use crate::ports::nic::refuse_header;
@@ -263,7 +263,7 @@ impl ValePort {
 impl ValePort {
     /// Adds it to a record.
     pub(super) fn with(self, record: Record) -> Port<ValePort> {
-        let other_usage = switch_descriptors(record.endpoints[0].shape);
+        let other_usage = switch_usage(record.endpoints[0].shape);
         let host = self.host_rings.as_ref().map(|host| host.switch_side.clone());
         let switch_sides = [Some(self.switch_side.clone()), host].into_iter().flatten().collect();
         Port { record: Record { switch_sides, other_usage, ..record }, kind: self }
@@ -305,10 +305,11 @@ pub(super) fn switch_rings(rings: &[PortRing]) -> std::io::Result<Vec<RingConfig
     rings.collect()
 }
 
-/// The descriptors of a port of this shape besides those of its endpoint: the switch's own of each ring's doorbell, and
-/// of those that wake the switch.
-pub(super) fn switch_descriptors(shape: EndpointShape) -> Amounts {
-    Amounts::of(Resource::Descriptors, u64::from(shape.all_rings()) + 4)
+/// The amounts of a port of this shape besides those of its endpoint: the switch's own descriptors of each ring's
+/// doorbell, and of those that wake the switch; and its private copies of what transmit rings have.
+pub(super) fn switch_usage(shape: EndpointShape) -> Amounts {
+    let copies = u64::from(shape.all_tx()) * (RingShape::bytes(shape.tx_slots) as u64).next_multiple_of(PAGE);
+    Amounts::of(Resource::Descriptors, u64::from(shape.all_rings()) + 4).and(Amounts::of(Resource::Memory, copies))
 }
 
 impl Port<ValePort> {

@@ -17,10 +17,12 @@ use super::persistent::{self, PersistentState};
 use super::port::{SwitchKey, ValePort};
 use super::settings::SwitchSettings;
 use super::workers::{Behind, PortLoad, WorkerSnapshot, Workers, balance};
+use crate::budget::{Amounts, Resource};
 use crate::endpoint::Endpoint;
+use crate::ledger::{Charge, Ledger};
 use crate::ports::Registry;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionRecord};
+use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
 use crate::registry::Port;
 use crate::tuning::thread_waits::RETIRED_POLL;
 
@@ -31,6 +33,7 @@ pub(crate) struct ValeState {
     pub(super) settings: SwitchSettings,
     /// Addresses that a new switch learns at most.
     pub(super) addresses: usize,
+    ledger: Ledger,
     pub(crate) persistent: PersistentState,
     /// Threads that may still use what was published before.
     behind: Vec<Behind>,
@@ -58,19 +61,33 @@ pub(super) struct Switch {
     nodes: Vec<Option<u32>>,
     /// When the addresses in its table age by a step; `None`: not scheduled yet, or they do not age.
     pub(super) next_tick: Option<Instant>,
+    /// Its user's charge for its tables.
+    charge: Charge,
 }
 
 impl ValeState {
-    pub(crate) fn new(plan: ThreadConfig, addresses: usize) -> ValeState {
+    pub(crate) fn new(plan: ThreadConfig, addresses: usize, ledger: Ledger) -> ValeState {
         ValeState {
             switches: BTreeMap::new(),
             workers: Workers::new(plan),
             settings: SwitchSettings::default(),
             addresses,
+            ledger,
             persistent: PersistentState::default(),
             behind: Vec::new(),
             retired: Vec::new(),
         }
+    }
+
+    /// The amounts of the switch of a port that does not exist; nothing if it does.
+    pub(super) fn usage_of_new(&self, key: &ValeKey) -> Amounts {
+        let exists = self.switches.contains_key(&key.switch_key());
+        if exists { Amounts::default() } else { tables(key.scope, self.addresses) }
+    }
+
+    /// Returns the amounts that users are charged for their switches.
+    pub(crate) fn amounts(&self) -> impl Iterator<Item = (u32, Amounts)> {
+        self.switches.iter().map(|((scope, _), switch)| (scope.uid, switch.charge.amounts()))
     }
 
     /// Whether there are settings or ports that would be lost if the daemon ended.
@@ -99,6 +116,7 @@ impl ValeState {
             threads: vec![None; MAX_PORTS],
             nodes: vec![None; MAX_PORTS],
             next_tick: None,
+            charge: self.ledger.charge(key.scope.uid, tables(key.scope, self.addresses)),
         });
         switch.members[usize::from(port.index())] = Some(port.clone());
         switch.threads[usize::from(port.index())] = None;
@@ -347,6 +365,13 @@ impl ValeState {
     pub(crate) fn worker_snapshots(&self) -> Vec<WorkerSnapshot> {
         self.workers.snapshots(&self.loads())
     }
+}
+
+/// The tables of a switch that learns so many addresses: these, and its ports. Nothing for those of the daemon.
+fn tables(scope: Scope, addresses: usize) -> Amounts {
+    let of_ports = MAX_PORTS * size_of::<(Option<Arc<SwitchPort>>, Option<usize>, Option<u32>)>();
+    let bytes = if scope.uid == DAEMON_UID { 0 } else { MacTable::bytes(addresses) + of_ports };
+    Amounts::of(Resource::Memory, bytes as u64)
 }
 
 impl Switch {
