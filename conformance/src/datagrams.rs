@@ -30,8 +30,8 @@ pub struct Arrivals {
     pub repeated: u64,
     /// Datagrams that arrived after others that had been sent later.
     pub late: u64,
-    /// The longest time that the wire was closed: between the sending of a datagram and its arrival, or between
-    /// the sending of two datagrams when none between them arrived.
+    /// The longest time that the wire was closed: between the sending of a datagram and its arrival, unless it was
+    /// overtaken, or between the sending of two datagrams when none between them arrived.
     pub gap: Duration,
     /// The number of the next datagram, if none is missing.
     next: u64,
@@ -44,7 +44,6 @@ pub struct Arrivals {
 impl Arrivals {
     /// Notes the datagram `number`, sent and arrived at these nanoseconds since 1970.
     pub fn note(&mut self, number: u64, sent: u64, arrived: u64) {
-        self.gap = self.gap.max(Duration::from_nanos(arrived.saturating_sub(sent)));
         if number < self.next {
             match self.missing.remove(&number) {
                 true => (self.received, self.late) = (self.received + 1, self.late + 1),
@@ -52,6 +51,7 @@ impl Arrivals {
             }
             return;
         }
+        self.gap = self.gap.max(Duration::from_nanos(arrived.saturating_sub(sent)));
         if number > self.next {
             let before = self.sent.unwrap_or(sent);
             self.gap = self.gap.max(Duration::from_nanos(sent.saturating_sub(before)));
@@ -191,8 +191,11 @@ mod tests {
             seen.note(number, 0, 0);
         }
         assert_eq!((seen.received, seen.late, seen.repeated), (3, 1, 2));
+        // The wire was open for others while it waited.
+        seen.note(2, 0, 9 * MS);
+        assert_eq!((seen.late, seen.gap), (2, Duration::ZERO));
         // The missing one is not counted in the time that follows.
-        assert_eq!(seen.reset().received, 3);
+        assert_eq!(seen.reset().received, 4);
         seen.note(4, 0, 0);
         assert_eq!((seen.received, seen.late, seen.repeated), (1, 0, 0));
     }

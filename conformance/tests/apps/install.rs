@@ -350,7 +350,8 @@ fn systemd_accepts_the_units_and_drop_ins_of_the_document() {
         let drop_ins: Vec<&str> =
             document.split("```ini\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         assert!(drop_ins.len() >= 2, "the document has drop-ins");
-        for (name, text) in ["unetmap-bridge@lan.service", "unetmap-fw@lan.service"].iter().cycle().zip(drop_ins) {
+        let names = ["unetmap-bridge@lan.service", "unetmap-fw@lan.service"];
+        for (name, text) in names.iter().flat_map(|name| drop_ins.iter().map(move |text| (name, text))) {
             let folder = home.folder().join(format!("{name}.d"));
             std::fs::create_dir_all(&folder).expect("a folder");
             std::fs::write(folder.join("override.conf"), text).expect("a file");

@@ -67,6 +67,7 @@ pub(crate) const FAULTS: &[Fault] = &[
     whole("offloads switched on by someone else", offloads),
     whole("disk full, and the daemon killed", disk_full),
     whole("clock stepped", clock_stepped),
+    whole("rules read again, 20 times", rules_read_again),
 ];
 
 /// Whose process a fault concerns.
@@ -103,23 +104,23 @@ fn lasting(
     end: impl FnOnce() -> Result<(), String>,
 ) -> Result<(), String> {
     begin()?;
-    scene.hold();
-    end()
+    let held = scene.hold();
+    end()?;
+    held
 }
 
 fn killed(scene: &mut Scene, whose: &[Who]) -> Result<(), String> {
     let pids = processes(scene, whose)?;
     signal(&pids, Signal::KILL);
-    scene.hold();
-    Ok(())
+    scene.hold()
 }
 
 fn stopped(scene: &mut Scene, whose: &[Who]) -> Result<(), String> {
     let pids = processes(scene, whose)?;
     signal(&pids, Signal::STOP);
-    scene.hold();
+    let held = scene.hold();
     signal(&pids, Signal::CONT);
-    Ok(())
+    held
 }
 
 /// Kills the program, which a service manager starts again at once.
@@ -154,8 +155,7 @@ fn out_of_memory(scene: &mut Scene, who: Who) -> Result<(), String> {
     let killed = wait_for("the kernel kills the process", || !is_alive(pid));
     hog.kill();
     killed?;
-    scene.hold();
-    Ok(())
+    scene.hold()
 }
 
 fn starved(scene: &mut Scene, with_daemons: bool) -> Result<(), String> {
@@ -163,16 +163,14 @@ fn starved(scene: &mut Scene, with_daemons: bool) -> Result<(), String> {
     let pids = processes(scene, whose)?;
     let group = Group::of_cpu(STARVED).map_err(|why| format!("skipped: {why}"))?;
     pids.iter().try_for_each(|pid| group.add(pid.as_raw_pid().cast_unsigned()))?;
-    scene.hold();
-    Ok(())
+    scene.hold()
 }
 
 fn replaced(scene: &mut Scene) -> Result<(), String> {
     let mut command = Command::new(program("unetmapd"));
     command.args(["--replace", "--keep-ports", "--idle-exit", "0", "--socket"]).arg(scene.place.home.socket());
     run(command.env("LIBXDP_BPFFS", scene.place.home.folder().join("bpf")))?;
-    scene.hold();
-    Ok(())
+    scene.hold()
 }
 
 fn link_down(scene: &mut Scene, of_peer: bool) -> Result<(), String> {
@@ -180,13 +178,13 @@ fn link_down(scene: &mut Scene, of_peer: bool) -> Result<(), String> {
     let (ns, interface) = if of_peer { (place.client.clone(), "c0") } else { (place.middle.clone(), "m0") };
     let set = |state| ns.ip(&["link", "set", interface, state]).map(drop);
     set("down")?;
-    scene.hold();
+    scene.hold_cut();
     set("up")
 }
 
 fn remade(scene: &mut Scene) -> Result<(), String> {
     scene.place.delete()?;
-    scene.hold();
+    scene.hold_cut();
     scene.place.make_again()
 }
 
@@ -197,29 +195,35 @@ fn ethtool(scene: &Scene, args: &str) -> Result<(), String> {
 }
 
 fn queues(scene: &mut Scene) -> Result<(), String> {
-    ethtool(scene, "-L m0 rx 1 tx 1").map_err(|why| format!("skipped: the kernel refuses it: {why}"))?;
-    scene.hold();
-    ethtool(scene, "-L m0 rx 2 tx 2")
+    ethtool(scene, "-L m0 rx 1 tx 1").map_err(|why| {
+        format!("skipped: the kernel refuses it: {}", why.split("netlink error: ").nth(1).unwrap_or(&why))
+    })?;
+    let held = scene.hold();
+    ethtool(scene, "-L m0 rx 2 tx 2")?;
+    held
 }
 
 fn ring_sizes(scene: &mut Scene) -> Result<(), String> {
     ethtool(scene, "-G m0 rx 512").map_err(|_| "skipped: a veth pair has no rings".to_owned())?;
-    scene.hold();
-    ethtool(scene, "-G m0 rx 256")
+    let held = scene.hold();
+    ethtool(scene, "-G m0 rx 256")?;
+    held
 }
 
 fn mtu(scene: &mut Scene) -> Result<(), String> {
     let middle = scene.place.middle.clone();
     middle.ip(&["link", "set", "m0", "mtu", "1400"])?;
-    scene.hold();
-    middle.ip(&["link", "set", "m0", "mtu", "1500"]).map(drop)
+    let held = scene.hold();
+    middle.ip(&["link", "set", "m0", "mtu", "1500"])?;
+    held
 }
 
 fn offloads(scene: &mut Scene) -> Result<(), String> {
     let of = |state: &str| format!("-K m0 tx {state} tso {state} gso {state} gro {state}");
     ethtool(scene, &of("on"))?;
-    scene.hold();
-    ethtool(scene, &of("off"))
+    let held = scene.hold();
+    ethtool(scene, &of("off"))?;
+    held
 }
 
 fn disk_full(scene: &mut Scene) -> Result<(), String> {
@@ -233,10 +237,10 @@ fn disk_full(scene: &mut Scene) -> Result<(), String> {
     let room = fs::write(scene.place.disk().join("one-more"), [0; 8192]);
     let pids = processes(scene, &[Who::Daemon])?;
     signal(&pids, Signal::KILL);
-    scene.hold();
+    let held = scene.hold();
     let removed = fs::remove_file(&filler).and(remove_if_there(&scene.place.disk().join("one-more")));
     removed.map_err(|e| e.to_string())?;
-    if room.is_ok() { Err("the disk was not full".into()) } else { Ok(()) }
+    if room.is_ok() { Err("the disk was not full".into()) } else { held }
 }
 
 fn remove_if_there(path: &Path) -> std::io::Result<()> {
@@ -247,7 +251,21 @@ fn remove_if_there(path: &Path) -> std::io::Result<()> {
 fn clock_stepped(scene: &mut Scene) -> Result<(), String> {
     for seconds in [3600, -3600] {
         scene.place.step_clock(seconds)?;
-        scene.hold();
+        scene.hold()?;
     }
     scene.place.step_clock(0)
+}
+
+/// As by a reload of the unit.
+fn rules_read_again(scene: &mut Scene) -> Result<(), String> {
+    if !scene.place.way.denies {
+        return Err("skipped: it has no rules".into());
+    }
+    for _ in 0..20 {
+        let before = scene.place.times_rules_were_read();
+        signal(&[scene.place.program()], Signal::HUP);
+        scene.wait_until_it_passes()?;
+        wait_for("the rules are read", || scene.place.times_rules_were_read() > before)?;
+    }
+    Ok(())
 }

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use conformance::bpf;
 use conformance::c::compile;
 use conformance::home::{Guard, Home, LIMIT, is_alive};
 use conformance::program;
@@ -35,6 +36,17 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Size of the file system that has the daemon's files.
 pub(crate) const DISK: &str = "size=16m";
 
+/// The operator's choice for frames that a program should get and none takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnFailure {
+    /// They go to the host's stack.
+    Open,
+    /// They are dropped: nothing that the rules deny is ever seen.
+    Closed,
+    /// The kernel forwards them: the wire is open during each fault of a program or of a daemon.
+    Bypass,
+}
+
 /// A program in the wire.
 pub(crate) struct Way {
     /// Its name in the table, and on the command line.
@@ -44,8 +56,12 @@ pub(crate) struct Way {
     /// The ports, and more options, as a drop-in of the unit names them.
     ports: &'static str,
     options: &'static str,
+    /// Arguments of `unetmap`, run before the program.
+    before: &'static str,
     /// Whether it is between an interface and the host's stack.
     is_host: bool,
+    /// The choice that program and options make.
+    pub on_failure: OnFailure,
     /// Whether `make test` has it.
     pub is_short: bool,
     /// Whether it denies the datagrams of [`DENIED`].
@@ -54,37 +70,65 @@ pub(crate) struct Way {
     pub about: &'static str,
 }
 
+/// A bridge between two interfaces.
+const BRIDGE: Way = Way {
+    name: "bridge",
+    unit: "unetmap-bridge@.service",
+    ports: "m0 m1",
+    options: "",
+    before: "",
+    is_host: false,
+    on_failure: OnFailure::Open,
+    is_short: false,
+    denies: false,
+    about: "`bridge m0 m1`, between two interfaces",
+};
+
+/// A firewall between two interfaces.
+const FIREWALL: Way = Way {
+    name: "fw",
+    unit: "unetmap-fw@.service",
+    denies: true,
+    about: "`unetmap-fw m0 m1 --rules FILE`, between two interfaces",
+    ..BRIDGE
+};
+
+/// A firewall between an interface and the host's stack.
+const HOST_FIREWALL: Way = Way {
+    name: "fw-host",
+    ports: "m0 m0^",
+    is_host: true,
+    about: "`unetmap-fw m0 m0^ --rules FILE`, between an interface and the host's stack",
+    ..FIREWALL
+};
+
 /// The programs that are tested.
-pub(crate) const WAYS: [Way; 3] = [
+pub(crate) const WAYS: [Way; 6] = [
+    BRIDGE,
     Way {
-        name: "bridge",
-        unit: "unetmap-bridge@.service",
-        ports: "m0 m1",
-        options: "",
-        is_host: false,
+        name: "bridge-bypass",
+        options: "--bypass",
+        on_failure: OnFailure::Bypass,
         is_short: true,
-        denies: false,
-        about: "`bridge m0 m1`, between two interfaces",
+        about: "`bridge --bypass m0 m1`, between two interfaces",
+        ..BRIDGE
     },
+    FIREWALL,
     Way {
-        name: "fw",
-        unit: "unetmap-fw@.service",
-        ports: "m0 m1",
-        options: "",
-        is_host: false,
-        is_short: false,
-        denies: true,
-        about: "`unetmap-fw m0 m1 --rules FILE`, between two interfaces",
+        name: "fw-bypass",
+        before: "bypass m0 m1",
+        on_failure: OnFailure::Bypass,
+        about: "`unetmap bypass m0 m1`, `unetmap-fw m0 m1 --rules FILE`, between two interfaces",
+        ..FIREWALL
     },
+    HOST_FIREWALL,
     Way {
-        name: "fw-host",
-        unit: "unetmap-fw@.service",
-        ports: "m0 m0^",
-        options: "",
-        is_host: true,
+        name: "fw-host-closed",
+        before: "nic m0 failure closed",
+        on_failure: OnFailure::Closed,
         is_short: true,
-        denies: true,
-        about: "`unetmap-fw m0 m0^ --rules FILE`, between an interface and the host's stack",
+        about: "`unetmap nic m0 failure closed`, `unetmap-fw m0 m0^ --rules FILE`, between an interface and the host's stack",
+        ..HOST_FIREWALL
     },
 ];
 
@@ -147,6 +191,13 @@ pub(crate) fn wait_within(what: &str, limit: Duration, mut done: impl FnMut() ->
     Ok(())
 }
 
+/// Whether this machine can have namespaces and AF_XDP sockets; else why not.
+pub(crate) fn check_machine() -> Result<(), String> {
+    Lab::new()?;
+    bpf::check_xdp_socket().map_err(|e| format!("no AF_XDP sockets can be made here: {e}"))?;
+    bpf::check_xdp_program().map_err(|e| format!("no XDP programs can be loaded here: {e}"))
+}
+
 impl Place {
     /// Makes the network, and starts the daemon and the program.
     pub(crate) fn new(way: &'static Way) -> Result<Place, String> {
@@ -173,7 +224,8 @@ impl Place {
         place.know_each_other()?;
         fs::write(place.rules(), "add deny udp from any to any 9999\nadd allow ip from any to any\n")
             .map_err(|e| e.to_string())?;
-        place.mend()?;
+        place.mend_daemon()?;
+        place.set_up()?;
         place.wait_until_it_works()?;
         Ok(place)
     }
@@ -227,6 +279,7 @@ impl Place {
     /// Makes it again.
     pub(crate) fn make_again(&self) -> Result<(), String> {
         self.connect_client()?;
+        self.set_up()?;
         let [client, server] = self.hosts();
         let lost = if self.way.is_host { &[client, server][..] } else { &[client][..] };
         for (ns, interface, address, mac) in lost {
@@ -242,18 +295,33 @@ impl Place {
 
     /// Starts what has ended, as a service manager does: first the daemon, if its store does not. Returns the names.
     pub(crate) fn mend(&mut self) -> Result<Vec<&'static str>, String> {
-        let mut started = Vec::new();
-        wait_for("a daemon that serves, or none", || self.home.serves() || self.processes().is_empty())?;
-        if !self.home.serves() {
-            self.daemon = None;
-            self.start_daemon()?;
-            started.push("daemon");
-        }
+        let mut started = Vec::from_iter(self.mend_daemon()?.then_some("daemon"));
         if self.program.as_mut().is_none_or(|program| program.0.try_wait().is_ok_and(|end| end.is_some())) {
+            self.program = None;
             self.start_program()?;
             started.push("program");
         }
         Ok(started)
+    }
+
+    /// Starts the daemon, if none serves, and its store does not start one.
+    fn mend_daemon(&mut self) -> Result<bool, String> {
+        wait_for("a daemon that serves, or none", || self.home.serves() || self.processes().is_empty())?;
+        let is_missing = !self.home.serves();
+        if is_missing {
+            self.daemon = None;
+            self.start_daemon()?;
+        }
+        Ok(is_missing)
+    }
+
+    /// Makes the operator's choice, if no option of the program does.
+    fn set_up(&self) -> Result<(), String> {
+        if self.way.before.is_empty() {
+            return Ok(());
+        }
+        let mut command = self.middle.command(program("unetmap"));
+        run(command.args(self.way.before.split(' ')).env("UNETMAP_SOCKET", self.home.socket())).map(drop)
     }
 
     fn start_daemon(&mut self) -> Result<(), String> {
@@ -322,6 +390,12 @@ impl Place {
             lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
         };
         format!("program: {}; daemon: {}", end("program.log"), end("unetmapd.sock.log"))
+    }
+
+    /// How often the program has read its rules again, as it says.
+    pub(crate) fn times_rules_were_read(&self) -> usize {
+        let text = fs::read_to_string(self.home.folder().join("program.log")).unwrap_or_default();
+        text.matches("were read again").count()
     }
 
     /// The program's process.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! One fault many times under the same traffic.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -11,21 +11,26 @@ use crate::scene::{Row, Scene};
 /// Faults between two lines of progress.
 const PROGRESS: usize = 50;
 
+/// How long a program hangs or starves: longer than its deadline.
+const HANG: Duration = Duration::from_millis(1300);
+
 /// A fault that is repeated.
 pub(crate) struct Repeated {
     /// Its name in the table.
     pub name: &'static str,
     /// The option with the number of times.
     pub option: &'static str,
+    /// How long it lasts.
+    pub hold: Duration,
     /// Has it happen once, and ends it.
     run: fn(&mut Scene) -> Result<(), String>,
 }
 
 /// All of them.
 pub(crate) const REPEATED: &[Repeated] = &[
-    Repeated { name: "program killed", option: "--kills", run: |scene| faults::kill_program(scene) },
-    Repeated { name: "program stopped", option: "--hangs", run: |scene| faults::stop_program(scene) },
-    Repeated { name: "all with 2 % of a CPU", option: "--starvations", run: |scene| faults::starve(scene) },
+    Repeated { name: "program killed", option: "--kills", hold: Duration::ZERO, run: faults::kill_program },
+    Repeated { name: "program stopped", option: "--hangs", hold: HANG, run: faults::stop_program },
+    Repeated { name: "all with 2 % of a CPU", option: "--starvations", hold: HANG, run: faults::starve },
 ];
 
 /// The results.
@@ -60,6 +65,7 @@ fn try_repeat(
     gaps: &mut Vec<f64>,
 ) -> Result<(), String> {
     scene.place.wait_until_it_works()?;
+    let before = scene.ledger()?;
     scene.begin(row)?;
     let begin = Instant::now();
     for i in 1..=times {
@@ -74,5 +80,9 @@ fn try_repeat(
         }
     }
     row.lasted_ms = begin.elapsed().as_millis() as u64;
-    scene.end(row)
+    scene.end(row)?;
+    if let (Some(before), Some(after)) = (before, scene.ledger()?) {
+        row.frames = Some(before.until(&after));
+    }
+    Ok(())
 }

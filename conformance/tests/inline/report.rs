@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::All;
+use crate::ledger::Frames;
 use crate::place::WAYS;
 use crate::repeated::Results;
 use crate::scene::Row;
@@ -21,8 +22,11 @@ pub(crate) fn line(row: &Row) -> String {
     }
     let [out, into] = row.closed_ms;
     let mut text = format!(
-        "{:6} closed {out:.0}/{into:.0} ms, lost {}/{}, denied seen {} of {}",
-        row.meanwhile, row.lost[0], row.lost[1], row.denied_seen, row.denied_sent,
+        "{:6} closed {out:.0}/{into:.0} ms, lost {}/{}, denied seen {}",
+        row.meanwhile,
+        row.lost[0],
+        row.lost[1],
+        denied(row),
     );
     for (n, what) in [(row.repeated, "repeated"), (row.late, "late"), (row.broken.len() as u64, "broken")] {
         if n > 0 {
@@ -65,7 +69,7 @@ pub(crate) fn tables(all: &All) -> String {
     }
     if !all.repeated.is_empty() {
         text += "### Many times\n\n| program | fault | times | closed for, ms: median, 99 %, longest | lost of sent | again, late | \
-                 denied seen | broken TCP |\n|---|---|---|---|---|---|---|---|\n";
+                 frames: lost, counted, bypassed | denied seen | broken TCP |\n|---|---|---|---|---|---|---|---|---|\n";
         all.repeated.iter().for_each(|results| text += &repeated_row(results));
         text.push('\n');
     }
@@ -74,9 +78,10 @@ pub(crate) fn tables(all: &All) -> String {
 
 fn repeated_row(results: &Results) -> String {
     let (row, [median, most, longest]) = (&results.row, results.closed_ms);
+    let has_rules = WAYS.iter().any(|way| way.name == row.way && way.denies);
     let failed = row.failure.as_ref().map_or("", |_| " (does not go on)");
     format!(
-        "| {} | {}{failed} | {} | {median:.0}, {most:.0}, {longest:.0} | {} of {}, {} of {} | {}, {} | {} of {} | {} |\n",
+        "| {} | {}{failed} | {} | {median:.0}, {most:.0}, {longest:.0} | {} of {}, {} of {} | {}, {} | {} | {} | {} |\n",
         row.way,
         row.fault,
         results.times,
@@ -86,10 +91,22 @@ fn repeated_row(results: &Results) -> String {
         row.sent[1],
         row.repeated,
         row.late,
-        row.denied_seen,
-        row.denied_sent,
+        frames(row),
+        if has_rules { denied(row) } else { String::new() },
         row.broken.len(),
     )
+}
+
+/// Datagrams that the rules deny and that were seen, of those sent, out and in.
+fn denied(row: &Row) -> String {
+    let ([out, into], [sent_out, sent_in]) = (row.denied_seen, row.denied_sent);
+    format!("{out} of {sent_out}, {into} of {sent_in}")
+}
+
+/// Frames lost, counted and bypassed.
+fn frames(row: &Row) -> String {
+    let of = |frames: &Frames| format!("{}, {}, {}", frames.lost, frames.sum(), frames.bypassed);
+    row.frames.as_ref().map_or_else(|| "not compared".into(), of)
 }
 
 fn table_row(row: &Row, denies: bool) -> String {
@@ -97,14 +114,10 @@ fn table_row(row: &Row, denies: bool) -> String {
         return format!("| {} | not tried: {why} | | | | | | |\n", row.fault);
     }
     let [out, into] = row.closed_ms;
-    let denied = match (denies, &row.frames) {
-        (true, _) => format!("{} of {}", row.denied_seen, row.denied_sent),
-        (false, Some(frames)) => format!("{}, {}, {}", frames.lost, frames.sum(), frames.bypassed),
-        (false, None) => "not compared".into(),
-    };
+    let seen = if denies { denied(row) } else { frames(row) };
     let failed = row.failure.as_ref().map_or("", |_| " (does not go on)");
     format!(
-        "| {}{failed} | {} | {out:.0}, {into:.0} | {} of {}, {} of {} | {}, {} | {denied} | {} | {} |\n",
+        "| {}{failed} | {} | {out:.0}, {into:.0} | {} of {}, {} of {} | {}, {} | {seen} | {} | {} |\n",
         row.fault,
         row.meanwhile,
         row.lost[0],

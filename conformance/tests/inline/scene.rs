@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::faults::Fault;
 use crate::ledger::{Frames, Ledger};
-use crate::place::{CLIENT, DENIED, Place, SERVER, Way, wait_for, wait_within};
+use crate::place::{CLIENT, DENIED, OnFailure, Place, SERVER, Way, wait_for, wait_within};
 
 /// Connections that run all the time.
 const CONNECTIONS: usize = 100;
@@ -140,9 +140,9 @@ pub(crate) struct Row {
     /// Datagrams that arrived again, and after later ones, in both directions.
     pub repeated: u64,
     pub late: u64,
-    /// Datagrams that the rules deny: sent, and seen behind the program.
-    pub denied_sent: u64,
-    pub denied_seen: u64,
+    /// Datagrams that the rules deny, out and in: sent, and seen behind the program.
+    pub denied_sent: [u64; 2],
+    pub denied_seen: [u64; 2],
     /// Frames of all traffic that were lost, and as what they are counted; `None` where they are not compared.
     pub frames: Option<Frames>,
     /// Connections that broke or stand still.
@@ -165,8 +165,17 @@ impl Scene {
         &self.traffic.flows
     }
 
-    /// Lets the fault last, and looks whether traffic passes.
-    pub(crate) fn hold(&mut self) {
+    /// Lets the fault last, and looks whether traffic passes, as it has to in the end where the kernel forwards.
+    pub(crate) fn hold(&mut self) -> Result<(), String> {
+        self.hold_cut();
+        match self.place.way.on_failure {
+            OnFailure::Bypass => self.wait_until_it_passes(),
+            OnFailure::Open | OnFailure::Closed => Ok(()),
+        }
+    }
+
+    /// The same for a fault of the wire itself, through which nothing may pass.
+    pub(crate) fn hold_cut(&mut self) {
         sleep(BEFORE);
         let part = self.hold.saturating_sub(BEFORE) / PARTS;
         let received = || [OUT, IN].map(|i| self.flows().streams[i].received());
@@ -240,9 +249,7 @@ impl Scene {
 
     fn try_run(&mut self, fault: &Fault, row: &mut Row) -> Result<(), String> {
         self.place.wait_until_it_works()?;
-        // Rules deny frames, too, and the interfaces of a host do not show what its stack gets.
-        let counts = !self.place.way.denies && fault.keeps_interfaces;
-        let before = counts.then(|| Ledger::of(&self.place)).transpose()?;
+        let before = if fault.keeps_interfaces { self.ledger()? } else { None };
         self.begin(row)?;
         let begin = Instant::now();
         self.meanwhile = "";
@@ -262,6 +269,12 @@ impl Scene {
         let quiet = self.quiet();
         self.count(row);
         quiet
+    }
+
+    /// The counters of frames, where they can be compared: rules deny frames, too, and the interfaces of a host do not
+    /// show what its stack gets.
+    pub(crate) fn ledger(&self) -> Result<Option<Ledger>, String> {
+        (!self.place.way.denies).then(|| Ledger::of(&self.place)).transpose()
     }
 
     /// Traffic begins, with counts of zero.
@@ -287,8 +300,8 @@ impl Scene {
         row.lost = [&out, &into].map(|counts| counts.lost());
         row.repeated = out.arrivals.repeated + into.arrivals.repeated;
         row.late = out.arrivals.late + into.arrivals.late;
-        row.denied_sent = denied_out.sent + denied_in.sent;
-        row.denied_seen = denied_out.arrivals.received + denied_in.arrivals.received;
+        row.denied_sent = [&denied_out, &denied_in].map(|counts| counts.sent);
+        row.denied_seen = [&denied_out, &denied_in].map(|counts| counts.arrivals.received);
         row.broken = self.flows().connections.broken();
     }
 
