@@ -93,7 +93,7 @@ fn keep(daemon: &mut Daemon, session: u64, arena: &Arc<UserArena>, fds: &[OwnedF
     if !daemon.is_in_arena(session, arena) {
         return refuse(
             EBUSY,
-            "its region was created before the node was on, or where the node can map it there was no room (close all its \
+            "its pipe is shared with other users, or its region was created before the node was on, or where the node can map it there was no room (close all its \
              ports, and open it again)",
         );
     }

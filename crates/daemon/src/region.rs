@@ -42,6 +42,8 @@ pub(crate) struct RegionRecord {
     pub(crate) key: RegionKey,
     pub(crate) mem_id: u16,
     pub(crate) scope: Scope,
+    /// The user that is charged for it.
+    pub(crate) payer: u32,
     /// The name of the parent or port that the region was created for.
     pub(crate) name: String,
     pub(crate) region: Region,
@@ -122,6 +124,7 @@ impl RegionRecord {
             key,
             mem_id,
             scope,
+            payer: scope.uid,
             name: name.into(),
             region,
             fd,

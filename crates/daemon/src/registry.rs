@@ -85,12 +85,21 @@ impl<K: Ord + Clone, P: AsRef<Record> + AsMut<Record>> Registry<K, P> {
         let record = port.as_mut();
         self.by_region.entry(record.region).or_default().insert(key.clone());
         if record.scope.uid != DAEMON_UID {
-            record.charges.push(Arc::new(self.ledger.charge(record.scope.uid, record.usage())));
+            record.charges.push(Arc::new(self.ledger.charge(record.payer, record.usage())));
             if record.locks_buffers {
                 record.charges.extend(self.charge_locked(record.region, record.scope.uid));
             }
         }
         self.ports.insert(key, Box::new(port));
+    }
+
+    /// Has another user pay for a port, and for its region.
+    pub(crate) fn set_payer(&mut self, key: &K, uid: u32) {
+        let Some(port) = self.ports.get_mut(key) else { return };
+        let record = (**port).as_mut();
+        record.payer = uid;
+        record.charges = vec![Arc::new(self.ledger.charge(uid, record.usage()))];
+        self.regions.set_payer(record.region, uid);
     }
 
     /// Charges the buffers of a region, which are locked once for all interfaces in it.

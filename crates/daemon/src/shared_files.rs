@@ -35,12 +35,13 @@ pub(crate) type FileKey = i32;
 
 /// A memory file that a user's programs share with the daemon.
 pub(crate) struct SharedFile {
-    uid: u32,
     pages: Mutex<Pages>,
 }
 
 struct Pages {
     key: FileKey,
+    /// The user that pays for it.
+    uid: u32,
     /// Pages that the daemon has touched: the first of each range, and the one after its last.
     touched: BTreeMap<u64, u64>,
     charge: Charge,
@@ -53,6 +54,10 @@ impl SharedFile {
 
     pub(crate) fn key(&self) -> FileKey {
         self.pages().key
+    }
+
+    fn uid(&self) -> u32 {
+        self.pages().uid
     }
 
     /// The daemon touches these bytes. Returns how many are charged that were not before.
@@ -214,9 +219,19 @@ impl SharedFiles {
 
     fn insert(&mut self, key: FileKey, uid: u32, touched: BTreeMap<u64, u64>, bytes: u64) -> Arc<SharedFile> {
         let charge = self.ledger.charge(uid, Amounts::of(Resource::Memory, bytes));
-        let file = Arc::new(SharedFile { uid, pages: Mutex::new(Pages { key, touched, charge }) });
+        let file = Arc::new(SharedFile { pages: Mutex::new(Pages { key, uid, touched, charge }) });
         self.files.insert(key, file.clone());
         file
+    }
+
+    /// Has another user pay for a file.
+    pub(crate) fn set_payer(&mut self, file: &SharedFile, uid: u32) {
+        let mut pages = file.pages();
+        pages.charge = self.ledger.charge(uid, pages.charge.amounts());
+        pages.uid = uid;
+        if let Some((_, charge)) = self.kept.get_mut(&pages.key) {
+            *charge = self.ledger.charge(uid, charge.amounts());
+        }
     }
 
     /// Watches the files that were kept, as far as there are watches now.
@@ -245,8 +260,9 @@ impl SharedFiles {
     /// can tell them from others, but not beyond the bounds of its user: it would be refused what it asks for, and
     /// nobody else.
     pub(crate) fn close(&self, file: &SharedFile, fd: impl AsFd) {
-        let (own, others) = self.ledger.of(file.uid);
-        let FileBounds { most: [most, most_of_all], least } = self.bounds.get(&file.uid).copied().unwrap_or_default();
+        let uid = file.uid();
+        let (own, others) = self.ledger.of(uid);
+        let FileBounds { most: [most, most_of_all], least } = self.bounds.get(&uid).copied().unwrap_or_default();
         let rest = |most: u64, used: Amounts| most.saturating_sub(used[Resource::Memory]);
         let rest = rest(most, own).min(rest(most_of_all, others));
         file.close(memfd::resident_bytes(fd).ok(), rest, least);
@@ -281,8 +297,8 @@ impl SharedFiles {
         // An arena's value may live a moment longer than its file, in another thread.
         let mut end = |file: &SharedFile| {
             let mut pages = file.pages();
-            if bounds.contains_key(&file.uid) {
-                pinned.ended(file.uid, pages.bytes());
+            if bounds.contains_key(&pages.uid) {
+                pinned.ended(pages.uid, pages.bytes());
             }
             pages.set_bytes(0);
         };
@@ -300,7 +316,7 @@ impl SharedFiles {
 
     /// Bytes that a user is charged for files that the daemon has closed, also for pages of ended ones.
     pub(crate) fn left_by(&self, uid: u32) -> u64 {
-        let left = self.files.values().filter(|file| file.uid == uid && Arc::strong_count(file) == 1);
+        let left = self.files.values().filter(|file| file.uid() == uid && Arc::strong_count(file) == 1);
         left.map(|file| file.pages().bytes()).sum::<u64>() + self.pinned.of(uid)
     }
 
@@ -312,10 +328,12 @@ impl SharedFiles {
 
     /// Returns the amounts that users are charged.
     pub(crate) fn amounts(&self) -> impl Iterator<Item = (u32, Amounts)> {
-        let kept = self.kept.iter().filter_map(|(key, (_, charge))| Some((self.files.get(key)?.uid, charge.amounts())));
+        let kept =
+            self.kept.iter().filter_map(|(key, (_, charge))| Some((self.files.get(key)?.uid(), charge.amounts())));
         self.files
             .values()
-            .map(|file| (file.uid, file.pages().charge.amounts()))
+            .map(|file| file.pages())
+            .map(|pages| (pages.uid, pages.charge.amounts()))
             .chain(kept)
             .chain(self.pinned.amounts())
     }
@@ -331,12 +349,12 @@ impl SharedFiles {
         for (key, file) in &self.files {
             let (kept, pages) = (self.kept.get(key), file.pages());
             if Arc::strong_count(file) == 1 && kept.is_none() {
-                left.entry(file.uid).or_default().push((*key, pages.bytes()));
+                left.entry(pages.uid).or_default().push((*key, pages.bytes()));
                 continue;
             }
             let touched = pages.touched.iter().map(|(first, end)| (*first, *end)).collect();
             let kept = kept.map(|(fd, _)| fds.add(fd));
-            files.push(SavedFile { key: *key, uid: file.uid, kept, touched, bytes: pages.bytes() });
+            files.push(SavedFile { key: *key, uid: pages.uid, kept, touched, bytes: pages.bytes() });
         }
         SavedFiles { watch, files, left, pinned: self.pinned.save() }
     }

@@ -3,17 +3,22 @@
 //! neither reaches another user's packets and settings nor moves its cursor.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
+use conformance::home::summary;
 use conformance::net::set_policy;
+use conformance::node::Node;
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, kept, program, replace, until};
 use conformance_hostile::raw::ControlConnection;
+use rustix::fs::fstat;
 use rustix::process::{geteuid, getpid};
 use unetmap::abi::printable::is_printable;
 use unetmap::abi::*;
-use unetmap::errno::{EACCES, EINVAL};
+use unetmap::errno::{EACCES, EDQUOT, EINVAL};
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::serves::Service;
 use unetmap_core::control::vale::{ValeAction, ValeRequest};
@@ -109,6 +114,75 @@ fn a_shared_pipe_belongs_to_the_user_whom_the_policy_names() {
         set_policy(home, PIPES);
         let _carol = opened(home, CAROL, "bus1{1");
         assert_eq!(ends(home, 0, "bus1{1"), [(CAROL, true)]);
+    });
+}
+
+/// Bytes that a user is charged.
+fn memory(home: &Home, uid: u32) -> u64 {
+    home.snapshot().users.into_iter().find(|user| user.uid == Some(uid)).map_or(0, |user| user.memory.used)
+}
+
+fn inode(file: &OwnedFd) -> u64 {
+    fstat(file).expect("a file").st_ino
+}
+
+/// Opens a port as a user; returns its connection and descriptors, or the errno and the reason.
+fn open_with_files(home: &Home, uid: u32, name: &str) -> Result<(ControlConnection, Vec<OwnedFd>), (i32, String)> {
+    let raw = ControlConnection::connect_as(&home.socket(), uid).expect("a daemon that listens");
+    let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() };
+    let request = NetmapRequest::new(NETMAP_REQ_REGISTER, name, body.as_bytes()).expect("a short name");
+    let (errno, reply, files) = raw.request(&request);
+    if errno == 0 { Ok((raw, files)) } else { Err((errno, reply.map_or_else(String::new, |reply| reply.reason))) }
+}
+
+/// A member that opens pipes and keeps their memory uses up its own budget, whichever end comes first.
+#[test]
+fn what_members_of_a_share_open_counts_for_them() {
+    isolated(|home| {
+        let policy = format!("{PIPES}{SHARE}[[budget]]\nusers = [4001, 4002]\nmemory = 4\n");
+        let Some(_daemon) = daemon_with_args(home, &policy, &["--keep-ports"]) else { return };
+        let _other = open("netmap:other{1");
+        let bob = |name: &str| open_with_files(home, BOB, name);
+        let alice = opened(home, ALICE, "bus0{1");
+        assert!(memory(home, ALICE) > 0 && memory(home, BOB) == 0, "it pays until a member has it open");
+        // Two pipes of a parent have nothing in common, as several members may have them.
+        let both = ["bus0}1", "bus0{2"].map(|name| bob(name).expect("within its budget"));
+        assert_ne!(inode(&both[0].1[0]), inode(&both[1].1[0]), "regions of their own");
+        let before = memory(home, BOB);
+        assert!(memory(home, ALICE) == 0 && before > 0);
+        kept::wait_until_kept(home);
+        kept::kill(home);
+        replace::replace(home);
+        assert_eq!((memory(home, ALICE), memory(home, BOB)), (0, before), "after a crash and a replacement");
+        let mut files = Vec::new();
+        let more = |n| bob(&format!("bus{n}{{1")).map(|(_, more)| files.push(more)).err();
+        let (errno, why) = (1..300).find_map(more).expect("a refusal");
+        assert!(errno == EDQUOT && why.contains("user 4002 has"), "{errno} {why}");
+        assert_eq!(memory(home, ALICE), 0);
+        drop(opened(home, ALICE, "bus1{1"));
+        drop((alice, both, files));
+        until("nothing is charged", || memory(home, BOB) == 0);
+    });
+}
+
+/// With the node, a user's regions are in one file, which no other user may have.
+#[test]
+fn a_member_of_a_share_does_not_get_the_owners_other_memory() {
+    isolated(|home| {
+        let node = match Node::by(home, &format!("{PIPES}{SHARE}")) {
+            Ok(node) => node,
+            Err(why) => return summary(&format!("skipped: {why}")),
+        };
+        fs::set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
+        let region = |uid: u32, name: &str| {
+            let (raw, files) = open_with_files(home, uid, name).expect("within its budget");
+            (inode(&files[0]), raw, files)
+        };
+        let alice = ["own{1", "own2{1", "bus{1"].map(|name| region(ALICE, name));
+        assert_eq!(alice[0].0, alice[1].0, "of a user");
+        let bob = region(BOB, "bus}1");
+        assert!(bob.0 == alice[2].0 && bob.0 != alice[0].0, "the pipe's own");
+        drop(node);
     });
 }
 

@@ -52,7 +52,7 @@ pub(super) fn create_region(
     // In a file of its own, so that the program's memory shows nothing else.
     let scope = daemon.admission.scope(caller);
     daemon.check_budget(scope, Amounts::region(sizes.bufs.0))?;
-    daemon.registry.regions.create_alone(scope, "extmem", sizes, memory)
+    daemon.registry.regions.create_alone((scope, scope.uid), "extmem", sizes, memory)
 }
 
 /// Returns the offsets and sizes of a region's pools, as programs get them.

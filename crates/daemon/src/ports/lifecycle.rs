@@ -581,7 +581,7 @@ impl Daemon {
     /// the region, as long as programs have it.
     pub(super) fn release(&mut self, key: &PortKey) {
         let Some(port) = self.registry.remove(key) else { return };
-        let (region, user) = (port.record().region, port.record().scope.uid);
+        let (region, user) = (port.record().region, port.record().payer);
         if user != DAEMON_UID {
             let files = port.record().files().chain(port.other_files());
             files.for_each(|file| self.registry.regions.files.leave(user, file));

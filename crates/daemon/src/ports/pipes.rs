@@ -17,7 +17,7 @@ use crate::caller::Caller;
 use crate::policy::{Access, PipeOwner};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionMemory, Scope, Sizes};
-use crate::registry::Port;
+use crate::registry::{Port, Record};
 use crate::shape::{EndpointShape, MAX_PIPE_RINGS};
 
 /// Pipes of one parent.
@@ -59,7 +59,9 @@ pub(super) fn find_or_create(
     }
     let shape = EndpointShape::requested(request, MAX_PIPE_RINGS)?;
     let sizes = daemon.knobs.private_sizes().with_pipe(&shape);
-    daemon.check_budget(scope, Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0)))?;
+    let payer = if is_shared { payer(&daemon.admission, scope, caller) } else { scope.uid };
+    let paid = Scope { uid: payer, ..scope };
+    daemon.check_budget(paid, Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0)))?;
     let region = match (request.nr_mem_id, interface) {
         (0, Some((_, access))) => match (daemon.vale.persistent.region_named(parent, caller)?, access) {
             (Some(region), _) => region,
@@ -73,6 +75,10 @@ pub(super) fn find_or_create(
                 region_of_parent(&mut daemon.registry, &daemon.vale, (scope, parent), sizes, request.memory)?
             }
         },
+        // Neither in a file with others of its owner, nor with those that another member has opened.
+        (0, None) if is_shared => {
+            daemon.registry.regions.create_alone((scope, payer), parent, sizes, request.memory)?
+        }
         (0, None) if request.nr_flags & NR_DEVICE != 0 => {
             device_of_parent(&mut daemon.registry, &daemon.vale, (scope, parent), sizes)?
         }
@@ -89,9 +95,30 @@ pub(super) fn find_or_create(
             Purpose::Open => pipe_rings::create(region, scope, (shape, spec.role), false),
             Purpose::Inspect => pipe_rings::without_rings(region, scope, (shape, spec.role)),
         };
-        Ok(AnyPort::Pipe(Port { record: record?, kind: Pipe { key } }))
+        Ok(AnyPort::Pipe(Port { record: Record { payer, ..record? }, kind: Pipe { key } }))
     })?;
     Ok(at)
+}
+
+/// The user that pays for a shared pipe which this caller opens: a member pays for itself, so that its programs, which
+/// may keep the memory, cannot use up the owner's budget. A user without a budget pays for nothing of others.
+fn payer(admission: &Admission, scope: Scope, caller: &Caller) -> u32 {
+    let uid = caller.peer.uid;
+    if admission.has_no_budget(uid) { scope.uid } else { uid }
+}
+
+/// Has a caller pay for a pipe of another user that it opens, for which its owner has paid until now.
+pub(super) fn have_paid(daemon: &mut Daemon, port: &PortKey, caller: &Caller) -> Result<(), Refusal> {
+    let PortKey::Pipe(key) = port else { return Ok(()) };
+    let (payer, record) = (payer(&daemon.admission, key.scope, caller), daemon.registry.port(port)?.record());
+    if record.payer != key.scope.uid || payer == record.payer {
+        return Ok(());
+    }
+    let region = daemon.registry.regions.existing(record.region)?;
+    let amounts = record.usage_with_memory().and(region.amounts());
+    daemon.check_budget(Scope { uid: payer, ..key.scope }, amounts)?;
+    daemon.registry.set_payer(port, payer);
+    Ok(())
 }
 
 /// Returns whose the pipes of a parent are that the caller names: of an interface or a switch port its own; of another

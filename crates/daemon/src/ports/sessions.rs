@@ -10,7 +10,7 @@ use unetmap_sys::process;
 
 use super::answer::iface_shape;
 use super::register::{Opening, Options, Registered};
-use super::{Daemon, EndpointKey, Session, monitor};
+use super::{Daemon, EndpointKey, Session, monitor, pipes};
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::caller::Caller;
 use crate::endpoint::RingSelection;
@@ -83,6 +83,7 @@ impl Daemon {
         let (endpoint, region) = self.registry.endpoint(&at)?;
         let iface_shape =
             iface_shape(self.registry.record(&at.port)?.name.as_deref().unwrap_or(&name), endpoint, &selection);
+        pipes::have_paid(self, &at.port, caller)?;
         let extra = self.extra_buffers(region, &request)?;
         self.registry.port_mut(&at.port)?.prepare(&selection)?;
         let record = self.registry.regions.existing_mut(region)?;
@@ -166,7 +167,8 @@ impl Daemon {
     /// Returns how many extra buffers a session gets: those that it requests, up to a bound.
     fn extra_buffers(&mut self, region: RegionKey, request: &NmreqRegister) -> Result<u32, Refusal> {
         let record = self.registry.regions.existing(region)?;
-        let (scope, size) = (record.scope, record.region.limits().buf_size);
+        let scope = Scope { uid: record.payer, ..record.scope };
+        let size = record.region.limits().buf_size;
         let of_user = (MAX_EXTRA_BYTES_OF_USER / u64::from(size).clamp(1, PAGE)) as u32;
         let most = if self.admission.has_no_budget(scope.uid) { MAX_EXTRA } else { of_user };
         let extra = request.nr_extra_bufs.min(most);

@@ -194,7 +194,8 @@ impl Daemon {
     /// and in all others of their region.
     pub(crate) fn check_buffers(&mut self, region: RegionKey, count: u32, fills: bool) -> Result<(), Refusal> {
         let record = self.registry.regions.existing(region)?;
-        let (scope, amounts) = (record.scope, record.of_buffers(count, fills));
+        let scope = Scope { uid: record.payer, ..record.scope };
+        let amounts = record.of_buffers(count, fills);
         if scope.uid != DAEMON_UID && amounts != Amounts::default() {
             self.check_budget(scope, amounts)?;
         }
@@ -271,10 +272,10 @@ impl Daemon {
             *usage.entry(uid).or_default() += amounts;
         }
         for port in self.registry.records().filter(|port| port.scope.uid != DAEMON_UID) {
-            *usage.entry(port.scope.uid).or_default() += port.usage();
+            *usage.entry(port.payer).or_default() += port.usage();
         }
         for record in self.registry.regions.iter().filter(|record| record.scope.uid != DAEMON_UID) {
-            *usage.entry(record.scope.uid).or_default() += record.amounts();
+            *usage.entry(record.payer).or_default() += record.amounts();
         }
         // The buffers of a region are locked once, for all interfaces in it.
         let locking = self.registry.records().filter(|port| port.locks_buffers && port.scope.uid != DAEMON_UID);

@@ -45,8 +45,10 @@ impl<T> DerefMut for Port<T> {
 pub(crate) struct Record {
     /// The region that contains its rings.
     pub(crate) region: RegionKey,
-    /// The user that is charged for it, and the namespace of its name.
+    /// The user and the namespace of its name.
     pub(crate) scope: Scope,
+    /// The user that is charged for it: another one of a shared pipe that not its owner opened.
+    pub(crate) payer: u32,
     /// The name that clients and snapshots see; `None`: the name in the request.
     pub(crate) name: Option<String>,
     /// The endpoints that sessions can bind. The thread that has an interface shares its endpoint.
@@ -93,6 +95,7 @@ impl Record {
         Record {
             region,
             scope,
+            payer: scope.uid,
             name: None,
             endpoints: endpoints.into_iter().map(E::into).collect(),
             mirror: None,
@@ -183,6 +186,8 @@ impl Record {
 pub(crate) struct SavedRecord {
     region: RegionKey,
     scope: Scope,
+    #[serde(default)]
+    payer: Option<u32>,
     name: Option<String>,
     endpoints: Vec<SavedEndpoint>,
     /// File, offset there, bytes.
@@ -196,6 +201,7 @@ impl Record {
         SavedRecord {
             region: self.region,
             scope: self.scope,
+            payer: Some(self.payer),
             name: self.name.clone(),
             endpoints: self.endpoints.iter().map(|endpoint| endpoint.save(fds)).collect(),
             page: self.page.as_ref().map(|page| (fds.add(&page.fd), page.offset, page.range.len())),
@@ -208,7 +214,7 @@ impl Record {
 impl SavedRecord {
     /// Rebuilds the record of a port with so many endpoints. Its kind adds what follows from its own state.
     pub(crate) fn restore(self, count: usize, regions: &Regions, fds: &mut Incoming) -> Result<Record, Refusal> {
-        let SavedRecord { region, scope, name, endpoints, page, has_channels, repair } = self;
+        let SavedRecord { region, scope, payer, name, endpoints, page, has_channels, repair } = self;
         let of: &RegionRecord = regions.existing(region)?;
         if endpoints.len() != count || has_channels && page.is_none() || count > 1 && !has_channels {
             return invalid("a port lacks an endpoint, or its channels");
@@ -220,6 +226,7 @@ impl SavedRecord {
         });
         let page = page.transpose()?;
         let channels = page.as_ref().filter(|_| has_channels).map(|page| ChannelPage::new(page.range.clone()));
-        Ok(Record { name, page, channels, ..Record::new(region, scope, endpoints?, repair) })
+        let payer = payer.unwrap_or(scope.uid);
+        Ok(Record { payer, name, page, channels, ..Record::new(region, scope, endpoints?, repair) })
     }
 }

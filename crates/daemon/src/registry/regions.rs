@@ -111,18 +111,27 @@ impl Regions {
         memory: &mut RegionMemory,
     ) -> Result<RegionKey, Refusal> {
         let arena = self.arena_for(scope);
-        self.create_numbered((scope, name), sizes, arena.as_ref(), memory)
+        self.create_numbered((scope, scope.uid, name), sizes, arena.as_ref(), memory)
     }
 
-    /// Creates a region with a number of its own, in a file of its own.
+    /// Creates a region with a number of its own, in a file of its own, for which a user pays.
     pub(crate) fn create_alone(
         &mut self,
-        scope: Scope,
+        (scope, payer): (Scope, u32),
         name: &str,
         sizes: Sizes,
         memory: &mut RegionMemory,
     ) -> Result<RegionKey, Refusal> {
-        self.create_numbered((scope, name), sizes, None, memory)
+        self.create_numbered((scope, payer, name), sizes, None, memory)
+    }
+
+    /// Has another user pay for a region and its file.
+    pub(super) fn set_payer(&mut self, key: RegionKey, uid: u32) {
+        let Some(record) = self.all.get_mut(&key) else { return };
+        (record.payer, record.charge) = (uid, Some(self.ledger.charge(uid, record.amounts())));
+        if let Some(file) = record.file.as_ref().filter(|_| !record.is_in_arena()) {
+            self.files.set_payer(file, uid);
+        }
     }
 
     /// Creates a region with a number of its own, whose file a hypervisor can give to its guest.
@@ -130,22 +139,24 @@ impl Regions {
         let mem_id = self.free_number()?;
         let key = RegionKey::from(mem_id);
         let mut record = RegionRecord::create_device((key, mem_id), scope, name, sizes)?;
-        record.file = self.pay(scope, record.fd.as_fd())?;
+        record.file = self.pay(scope.uid, record.fd.as_fd())?;
         self.insert(record);
         Ok(key)
     }
 
     fn create_numbered(
         &mut self,
-        (scope, name): (Scope, &str),
+        (scope, payer, name): (Scope, u32, &str),
         sizes: Sizes,
         arena: Option<&Arc<UserArena>>,
         memory: &mut RegionMemory,
     ) -> Result<RegionKey, Refusal> {
         let mem_id = self.free_number()?;
         let key = RegionKey::from(mem_id);
-        let memory = self.new_memory((mem_id, scope), sizes, arena, memory)?;
-        self.insert(RegionRecord::create((key, mem_id), scope, name, memory));
+        let memory = self.new_memory((mem_id, scope, payer), sizes, arena, memory)?;
+        let mut record = RegionRecord::create((key, mem_id), scope, name, memory);
+        record.payer = payer;
+        self.insert(record);
         Ok(key)
     }
 
@@ -153,7 +164,7 @@ impl Regions {
     /// created, and refused.
     fn new_memory(
         &mut self,
-        (mem_id, scope): (u16, Scope),
+        (mem_id, scope, payer): (u16, Scope, u32),
         sizes: Sizes,
         arena: Option<&Arc<UserArena>>,
         memory: &mut RegionMemory,
@@ -168,17 +179,17 @@ impl Regions {
         };
         let mut created = NewMemory::create(&format!("unetmap-{mem_id}"), sizes, arena)?;
         if arena.is_none() {
-            created.file = self.pay(scope, created.fd.as_fd())?;
+            created.file = self.pay(payer, created.fd.as_fd())?;
         }
         let Some(need) = need else { return Ok(created) };
-        let charge = self.ledger.charge(scope.uid, Amounts::of(Resource::Descriptors, 1));
+        let charge = self.ledger.charge(payer, Amounts::of(Resource::Descriptors, 1));
         *memory = RegionMemory::Wanted(Box::new(Prepared::new(created, scope, charge, &need, &self.prepared)));
         refuse(EAGAIN, "the memory of the port is to be prepared")
     }
 
-    /// Has the owner of a region pay for its file.
-    fn pay(&mut self, scope: Scope, file: BorrowedFd<'_>) -> Result<Option<Arc<SharedFile>>, Refusal> {
-        (scope.uid != DAEMON_UID).then(|| self.files.add(scope.uid, file)).transpose()
+    /// Has a user pay for the file of a region.
+    fn pay(&mut self, uid: u32, file: BorrowedFd<'_>) -> Result<Option<Arc<SharedFile>>, Refusal> {
+        (uid != DAEMON_UID).then(|| self.files.add(uid, file)).transpose()
     }
 
     /// Whether any request waits for memory.
@@ -205,14 +216,14 @@ impl Regions {
         let key = self.next_key;
         self.next_key += 1;
         let arena = self.arena_for(scope);
-        let memory = self.new_memory((1, scope), sizes, arena.as_ref(), memory)?;
+        let memory = self.new_memory((1, scope, scope.uid), sizes, arena.as_ref(), memory)?;
         self.insert(RegionRecord::create((key, 1), scope, "interfaces", memory));
         Ok(key)
     }
 
     /// Adds a region, and charges its user.
     pub(crate) fn insert(&mut self, mut record: RegionRecord) {
-        let uid = record.scope.uid;
+        let uid = record.payer;
         record.charge = (uid != DAEMON_UID).then(|| self.ledger.charge(uid, record.amounts()));
         self.all.insert(record.key, record);
     }
@@ -249,7 +260,7 @@ impl Regions {
         }
         self.arenas.retain(|_, arena| arena.strong_count() > 0);
         let created = UserArena::new().or_else(|e| refuse(ENOMEM, format!("no memory for a user's regions: {e}")))?;
-        let file = self.pay(Scope { uid, netns: 0 }, created.as_fd())?;
+        let file = self.pay(uid, created.as_fd())?;
         let created = Arc::new(created.paid(file));
         self.arenas.insert(uid, Arc::downgrade(&created));
         Ok(created)
