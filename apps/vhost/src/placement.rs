@@ -104,12 +104,12 @@ impl Placement {
         let sample = Sample {
             end,
             took,
-            waited: delay.total.saturating_sub(self.waited),
+            waited: delay.saturating_sub(self.waited),
             packets,
             cpu: current_cpu(),
             switch_cpu: switch_cpu(direction),
         };
-        (self.since, self.waited) = (end, delay.total);
+        (self.since, self.waited) = (end, delay);
         match self.policy.next(sample) {
             Some(Move::To(cpu)) => self.keep_on(cpu),
             Some(Move::Release) => self.release(),

@@ -400,10 +400,6 @@ pub(crate) mod node {
     pub(crate) const LOOKUP_INTERVAL: Duration = Duration::from_millis(1);
     /// As many requests in an interval, or in a longer time between two requests, are fast.
     pub(crate) const FAST_REQUESTS: u32 = 16;
-    /// A thread that waits longer for its CPU on average, in an interval, shares the CPU with other programs.
-    pub(crate) const MAX_CPU_WAIT: Duration = Duration::from_micros(100);
-    /// How long such a thread is not pinned.
-    pub(crate) const UNPINNED_PAUSE: Duration = Duration::from_millis(100);
 
     /// How long a poll is held.
     pub(crate) const HOLD: Duration = Duration::from_micros(300);

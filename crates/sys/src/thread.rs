@@ -198,36 +198,17 @@ fn word_in(stat: &[u8], n: usize) -> Option<&str> {
     std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(n.checked_sub(3)?)
 }
 
-/// Time that the calling thread has spent runnable, waiting for a CPU (`schedstat`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct RunDelay {
-    /// Total waiting time.
-    pub total: Duration,
-    /// Times that it was given a CPU.
-    pub count: u64,
-}
-
-impl RunDelay {
-    /// Returns the mean waiting time since `before`; zero if there was no wait.
-    pub fn mean_since(&self, before: &RunDelay) -> Duration {
-        let count = u32::try_from(self.count.saturating_sub(before.count)).unwrap_or(u32::MAX);
-        self.total.saturating_sub(before.total).checked_div(count).unwrap_or_default()
-    }
-}
-
-/// Returns the run queue delay of the calling thread.
+/// Returns the time that the calling thread has spent runnable, waiting for a CPU.
 ///
 /// # Errors
 /// `ENOENT` from a kernel without schedstat; `InvalidData` if `/proc` has an unknown format.
-pub fn run_delay() -> io::Result<RunDelay> {
+pub fn run_delay() -> io::Result<Duration> {
     let mut text = [0; 128];
     let n = fs::File::open("/proc/thread-self/schedstat")?.read(&mut text)?;
-    let mut words = std::str::from_utf8(&text[..n]).unwrap_or_default().split_ascii_whitespace().skip(1);
-    let mut word = || words.next()?.parse().ok();
-    match (word(), word()) {
-        (Some(total), Some(count)) => Ok(RunDelay { total: Duration::from_nanos(total), count }),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "/proc/thread-self/schedstat has an unknown format")),
-    }
+    let nanos =
+        std::str::from_utf8(&text[..n]).ok().and_then(|text| text.split_ascii_whitespace().nth(1)?.parse().ok());
+    let unknown = || io::Error::new(io::ErrorKind::InvalidData, "/proc/thread-self/schedstat has an unknown format");
+    nanos.map(Duration::from_nanos).ok_or_else(unknown)
 }
 
 fn remote_iovec(at: u64, len: usize) -> io::Result<libc::iovec> {
@@ -310,6 +291,8 @@ fn complete(moved: isize, len: usize) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use crate::process;
     use process::tests::fork;
@@ -414,15 +397,25 @@ mod tests {
     }
 
     #[test]
-    fn run_delay_grows_and_its_mean_is_per_wait() {
-        let Ok(before) = run_delay() else { return eprintln!("skipped: this kernel has no schedstat") };
-        std::thread::sleep(Duration::from_millis(1));
-        let after = run_delay().unwrap();
-        assert!(after.count > before.count && after.total >= before.total, "{before:?} {after:?}");
-        let of = |micros, count| RunDelay { total: Duration::from_micros(micros), count };
-        assert_eq!(of(50, 7).mean_since(&of(20, 4)), Duration::from_micros(10));
-        assert_eq!(of(50, 4).mean_since(&of(20, 4)), Duration::ZERO);
-        assert_eq!(of(0, 0).mean_since(&of(20, 4)), Duration::ZERO);
+    fn run_delay_grows_while_another_thread_has_the_cpu() {
+        if run_delay().is_err() {
+            return eprintln!("skipped: this kernel has no schedstat");
+        }
+        let (cpu, done) = (process::cpus_allowed()[0], AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                process::pin_to_cpu(cpu).unwrap();
+                while !done.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            scope.spawn(|| {
+                process::pin_to_cpu(cpu).unwrap();
+                let before = run_delay().unwrap();
+                while run_delay().unwrap() == before {}
+                done.store(true, Ordering::Relaxed);
+            });
+        });
     }
 
     #[test]

@@ -5,28 +5,21 @@
 //! switches. On another CPU it must be woken there, and wake the program in turn, each time with an interrupt and out
 //! of an idle CPU's sleep state. The scheduler prefers the idle CPU, though. So while requests come fast, the thread is
 //! pinned to the CPU where they come from, which is looked up once per [`LOOKUP_INTERVAL`]. Otherwise it may run
-//! anywhere.
-//!
-//! That is good as long as no other program uses these CPUs. Otherwise each switch between the two may let a third
-//! thread run for milliseconds, and a thread that is not pinned finds a CPU sooner. So a thread that had to wait for
-//! its CPU is not pinned for a [`PAUSE`].
+//! anywhere. It stays pinned also if it has to wait for its CPU, as other programs use that: left to the scheduler it
+//! gets none sooner (note 159).
 
 use std::time::Instant;
 
 use unetmap_sys::process::{cpus_allowed, pin_to_cpu, run_on_cpus};
-use unetmap_sys::thread::{RunDelay, cpu_of, run_delay};
+use unetmap_sys::thread::cpu_of;
 
-use crate::tuning::node::{FAST_REQUESTS, LOOKUP_INTERVAL, MAX_CPU_WAIT, UNPINNED_PAUSE as PAUSE};
+use crate::tuning::node::{FAST_REQUESTS, LOOKUP_INTERVAL};
 
 /// The CPU affinity of the calling thread.
 pub(super) struct RequesterAffinity {
     /// Start of the interval, and requests in it.
     since: Instant,
     requests: u32,
-    /// Its waiting times for the CPU when the interval began.
-    waits: RunDelay,
-    /// It is not pinned until then.
-    pause: Instant,
     home: Option<usize>,
     /// The CPUs that it could use before it was pinned.
     free: Vec<usize>,
@@ -34,15 +27,7 @@ pub(super) struct RequesterAffinity {
 
 impl RequesterAffinity {
     pub(super) fn new() -> RequesterAffinity {
-        let now = Instant::now();
-        RequesterAffinity {
-            since: now,
-            requests: 0,
-            waits: RunDelay::default(),
-            pause: now,
-            home: None,
-            free: Vec::new(),
-        }
+        RequesterAffinity { since: Instant::now(), requests: 0, home: None, free: Vec::new() }
     }
 
     /// Records a request of the thread `tid`.
@@ -54,14 +39,7 @@ impl RequesterAffinity {
         }
         let fast = self.requests >= FAST_REQUESTS;
         (self.since, self.requests) = (now, 0);
-        // Zero on a kernel that does not count them.
-        let waits = run_delay().unwrap_or_default();
-        if waits.mean_since(&self.waits) > MAX_CPU_WAIT {
-            self.pause = now + PAUSE;
-        }
-        self.waits = waits;
-        let pins = fast && now >= self.pause;
-        self.pin(pins.then(|| cpu_of(tid).ok()).flatten());
+        self.pin(fast.then(|| cpu_of(tid).ok()).flatten());
     }
 
     /// Whether it is pinned to a CPU.
@@ -138,8 +116,6 @@ mod tests {
             affinity.request_from(tid);
         }
         affinity.since = Instant::now() - LOOKUP_INTERVAL;
-        // Other programs may use the CPUs.
-        (affinity.waits.count, affinity.pause) = (u64::MAX, Instant::now());
         affinity.request_from(tid);
         assert!(affinity.home.is_some_and(|home| cpus_allowed() == [home]));
         affinity.since = Instant::now() - LOOKUP_INTERVAL;

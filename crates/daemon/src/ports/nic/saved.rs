@@ -32,6 +32,7 @@ pub(crate) struct SavedNic {
     name: String,
     netns: FdIndex,
     forwards: bool,
+    #[serde(default)]
     way: Way,
     queues: Vec<Option<SavedQueue>>,
     xdp: Option<KeptXdp>,
