@@ -218,7 +218,8 @@ install:
 	for unit in unetmap-metrics.service unetmap-bridge@.service unetmap-fw@.service; do \
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/$$unit >$(UNITS)/system/$$unit || exit 1; \
 	done
-	install -D -m 644 service/grafana.json $(DESTDIR)$(PREFIX)/share/unetmap/grafana.json
+	install -d $(DESTDIR)$(PREFIX)/share/unetmap
+	install -m 644 service/grafana.json service/alerts.yml $(DESTDIR)$(PREFIX)/share/unetmap
 	install -m 644 service/unetmap.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
 	set -e; for name in unetmap netmap libnetmap; do \
 		case $$name in unetmap) from=unetmap ;; *) from=netmap ;; esac; \

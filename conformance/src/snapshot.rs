@@ -15,6 +15,8 @@ pub struct Snapshot {
     pub daemon: Daemon,
     /// Its regions.
     pub regions: Vec<Region>,
+    /// Its switches.
+    pub switches: Vec<Switch>,
     /// The threads of its switches.
     pub threads: Vec<Thread>,
     /// Its ports.
@@ -158,6 +160,38 @@ pub struct Buffers {
     pub missing: u32,
 }
 
+/// A switch.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Switch {
+    /// Its name.
+    pub switch: String,
+    /// The packets of its ports.
+    pub packets: Packets,
+    /// Packets that reached no port, by reason.
+    pub lost: BTreeMap<String, u64>,
+    /// Packets that a port did not receive, by reason.
+    pub not_received: BTreeMap<String, u64>,
+}
+
+/// Packets as a switch counts them.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+pub struct Packets {
+    /// Packets that were taken from ports.
+    pub sent: u64,
+    /// Packets that other ports were to get of these.
+    pub copies: u64,
+    /// Packets that were delivered.
+    pub received: u64,
+}
+
+impl Switch {
+    /// Says how its sums differ; `None`: they are equal.
+    pub fn difference(&self) -> Option<String> {
+        let reached = self.packets.received + self.not_received.values().sum::<u64>();
+        (reached != self.packets.copies).then(|| format!("{reached} of {} copies: {self:?}", self.packets.copies))
+    }
+}
+
 /// A switch thread.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Thread {
@@ -203,6 +237,11 @@ pub struct Port {
     /// packets that were lost because of their header or length.
     #[serde(default)]
     pub lost: std::collections::BTreeMap<String, u64>,
+    /// Switch ports: packets for it that it did not receive, by reason.
+    #[serde(default)]
+    pub not_received: BTreeMap<String, u64>,
+    /// Switch ports: its packets.
+    pub packets: Option<Packets>,
     /// Its rings, transmit first.
     pub rings: Vec<Ring>,
 }
@@ -270,6 +309,12 @@ impl Snapshot {
         let buffers = self.region(name).buffers;
         assert_eq!(buffers.unaccounted(), 0, "{buffers:?}");
         buffers
+    }
+
+    /// A port.
+    #[track_caller]
+    pub fn port(&self, name: &str) -> &Port {
+        self.ports.iter().find(|port| port.name == name).unwrap_or_else(|| panic!("no port {name}"))
     }
 
     /// A ring of a port.

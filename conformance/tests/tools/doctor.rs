@@ -9,9 +9,10 @@ use std::process::{Command, Output, Stdio};
 
 use conformance::bpf::{XdpMode, attach_xdp};
 use conformance::home::{Guard, own_snapshot, program, summary};
-use conformance::net::{DIRECT, Net};
-use conformance::{Home, isolated_with_interfaces, until};
+use conformance::net::{BUFFER, DIRECT, Net, frames, public_copy, set_policy, start_daemon, transmit};
+use conformance::{Home, isolated_with_interfaces, traffic, until};
 use lab::{Lab, Ns, VethOptions};
+use rustix::process::Signal;
 use serde_json::Value;
 use unetmap::{Error, Port};
 
@@ -226,6 +227,55 @@ fn a_report_names_what_a_developer_needs_and_nothing_private() {
             let report: Value = serde_json::from_slice(&doctor(ns, &["--report", "--json"]).stdout).expect("JSON");
             assert!(report["interface"].is_null() && report["machine"]["kernel"].is_string(), "{report}");
             drop(port);
+        });
+    });
+}
+
+/// Waits until a report has these words among the likely causes.
+#[track_caller]
+fn until_told(ns: &Ns, words: &str) {
+    let mut causes = Value::Null;
+    until(&format!("{words}: {causes}"), || {
+        let report: Value = serde_json::from_slice(&doctor(ns, &["--report", "--json"]).stdout).expect("JSON");
+        causes = report["likely_causes"].clone();
+        causes.as_array().expect("a list").iter().any(|cause| cause.as_str().is_some_and(|text| text.contains(words)))
+    });
+}
+
+#[test]
+fn a_report_names_the_likely_cause_of_each_fault() {
+    isolated_with_interfaces(|home| {
+        with_cable(|ns| {
+            let policy = "[[rule]]\npipes = true\nusers = [65534]\n[[budget]]\nusers = [65534]\nrings = 2\n";
+            set_policy(home, policy);
+            let mut daemon = start_daemon(home, &[]);
+            let port = open(ns, "vb").expect("nothing uses it");
+            ns.ip(&["link", "set", "vb", "down"]).unwrap();
+            until_told(ns, "vb is down");
+            let (a, _full) = (traffic::open("vale0:a"), traffic::open("vale0:full"));
+            transmit(&a, 0, &frames(&[60; 3000], 0), BUFFER);
+            until_told(ns, "of vale0:full is full");
+            let receiver = Guard::spawn(
+                Command::new(program("pkt-gen")).args(["-i", "vale0:c", "-f", "rx", "-w", "0"]).stdout(Stdio::null()),
+            );
+            until("it is open", || home.snapshot().sessions.iter().any(|session| session.port == "vale0:c"));
+            receiver.signal(Signal::STOP);
+            until_told(ns, "which has vale0:c open, is stopped (kill -CONT ");
+            receiver.signal(Signal::CONT);
+            // Of a user, what the policy does not allow, and more than its budget.
+            fs::set_permissions(home.folder(), fs::Permissions::from_mode(0o755)).expect("our own folder");
+            let pkt_gen = public_copy(home.folder(), &program("pkt-gen").display().to_string());
+            for (spec, words) in
+                [("netmap:vb", "was refused by the policy: "), ("netmap:x}1", "was refused for lack of budget: ")]
+            {
+                let mut command = Command::new(&pkt_gen);
+                command.args(["-i", spec, "-f", "rx", "-w", "0"]).uid(NOBODY).gid(NOBODY);
+                let output = ns.run(|| command.output()).expect("a namespace").expect("it runs");
+                assert!(!output.status.success(), "{output:?}");
+                until_told(ns, words);
+            }
+            drop((port, a));
+            daemon.kill();
         });
     });
 }

@@ -3,6 +3,7 @@
 //! README.
 #![forbid(unsafe_code)]
 
+mod alerts;
 mod dashboard;
 mod demo;
 mod doctor;

@@ -87,7 +87,8 @@ impl Three {
 
 /// Number of invalid packets that ports of the switch sent.
 fn bad(home: &Home) -> u64 {
-    home.snapshot().ports.iter().filter_map(|port| port.lost.get("bad")).sum()
+    let ports = home.snapshot().ports;
+    ports.iter().flat_map(|port| [port.lost.get("bad"), port.not_received.get("bad")]).flatten().sum()
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod api;
 mod broadcast;
 mod config;
+mod counters;
 mod faults;
 mod guests;
 mod headers;

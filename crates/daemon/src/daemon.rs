@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The state of the daemon.
 
+use unetmap_core::errno::EACCES;
+
 use crate::admission::Admission;
 use crate::caller::Caller;
-use crate::events::EventLog;
+use crate::events::{EventLog, What};
+use crate::history::History;
 use crate::knobs::{KnobSources, Knobs};
 use crate::ledger::Ledger;
+use crate::owner::owner;
 use crate::ports::Registry;
 use crate::ports::arrival_thread::ArrivalState;
 use crate::ports::mediator_state::MediatorState;
@@ -24,6 +28,7 @@ pub(crate) struct Daemon {
     pub(crate) admission: Admission,
     pub(crate) users: Users,
     pub(crate) events: EventLog,
+    pub(crate) history: History,
     pub(crate) nics: NicState,
     pub(crate) vale: ValeState,
     pub(crate) monitors: MonitorState,
@@ -53,6 +58,23 @@ impl Daemon {
             admission,
             users: Users { ledger, ..Users::default() },
             events: EventLog::default(),
+            history: History::new(),
+        }
+    }
+
+    /// Goes on after the process `was`, which has crashed or was replaced.
+    pub(crate) fn goes_on_after(&mut self, was: u32, before: History, has_crashed: bool) {
+        self.history.go_on_after(before, has_crashed);
+        let port = "unetmapd";
+        let what = if has_crashed { What::DaemonCrashed { port, was } } else { What::DaemonTookOver { port, was } };
+        self.events.add(owner(), what);
+    }
+
+    /// Counts a request that was refused, if that is since the policy does not allow it.
+    pub(crate) fn count_policy_refusal(&mut self, uid: u32, errno: i32, why: &str) {
+        if errno == EACCES {
+            self.history.refused_by_policy();
+            self.events.policy_refused(uid, why);
         }
     }
 

@@ -83,6 +83,24 @@ pub(crate) enum What {
     CrashProtectionOn {
         off_seconds: f64,
     },
+    /// A request was refused, or a connection, as the policy does not allow it.
+    PolicyRefused {
+        reason: String,
+    },
+    /// This process goes on after another that crashed, or that it has replaced.
+    DaemonCrashed {
+        port: &'static str,
+        was: u32,
+    },
+    DaemonTookOver {
+        port: &'static str,
+        was: u32,
+    },
+    /// Configuration and policy were read again, or could not be.
+    Reloaded,
+    ReloadFailed {
+        reason: String,
+    },
     /// Requests of a user are not begun until its programs have received earlier answers.
     RequestsWait {
         reason: String,
@@ -110,8 +128,8 @@ struct UserEvents {
     /// Number of events so far, of which the last are kept.
     count: u64,
     kept: VecDeque<Event>,
-    /// When a budget was last reached.
-    budget_reached: Option<Instant>,
+    /// When a budget was last reached, and when the policy last refused something.
+    refused: [Option<Instant>; 2],
 }
 
 /// The events of all users.
@@ -163,19 +181,24 @@ impl EventLog {
 
     /// Adds the event that a budget was reached, at most once a second: a user may try again and again.
     pub(crate) fn budget_reached(&mut self, uid: u32, reason: &str) {
-        self.add_limited(uid, reason, |reason| What::BudgetReached { reason });
+        self.add_limited(uid, reason, 0, |reason| What::BudgetReached { reason });
     }
 
     /// Adds the event that requests wait; of this and the former at most one a second.
     pub(crate) fn requests_wait(&mut self, uid: u32, reason: &str) {
-        self.add_limited(uid, reason, |reason| What::RequestsWait { reason });
+        self.add_limited(uid, reason, 0, |reason| What::RequestsWait { reason });
     }
 
-    fn add_limited(&mut self, uid: u32, reason: &str, what: fn(String) -> What) {
-        let last = self.users.get(&uid).and_then(|events| events.budget_reached);
+    /// Adds the event that the policy refused something, at most once a second.
+    pub(crate) fn policy_refused(&mut self, uid: u32, reason: &str) {
+        self.add_limited(uid, reason, 1, |reason| What::PolicyRefused { reason });
+    }
+
+    fn add_limited(&mut self, uid: u32, reason: &str, kind: usize, what: fn(String) -> What) {
+        let last = self.users.get(&uid).and_then(|events| events.refused[kind]);
         if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
             self.add(uid, what(reason.chars().take(MAX_REASON).collect()));
-            self.users.entry(uid).or_default().budget_reached = Some(Instant::now());
+            self.users.entry(uid).or_default().refused[kind] = Some(Instant::now());
         }
     }
 

@@ -19,6 +19,7 @@ mod fault;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod handover;
+mod history;
 mod in_flight;
 mod knobs;
 mod ledger;

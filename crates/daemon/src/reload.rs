@@ -4,11 +4,14 @@
 use serde::Serialize;
 use unetmap_core::errno::EINVAL;
 
+use crate::events::What;
 use crate::knobs::KnobChange;
 use crate::limits::Limits;
 use crate::log;
+use crate::owner::owner;
 use crate::ports::Daemon;
 use crate::refusal::{Refusal, refuse};
+use crate::tuning::events::MAX_REASON;
 
 /// The results of a reload, in JSON.
 #[derive(Serialize)]
@@ -24,11 +27,28 @@ pub(crate) struct Reloaded {
 }
 
 /// Reads both files again, and the limits of this process, and applies what has changed. Open ports stay as they are.
+/// Counts it.
 ///
 /// # Errors
 /// `EINVAL`: a file is invalid; the reason begins with it and the line. The daemon goes on with the configuration that
 /// it had; while the policy is invalid, it opens nothing more.
 pub(crate) fn reload(daemon: &mut Daemon) -> Result<Reloaded, Refusal> {
+    let result = read_again(daemon);
+    match &result {
+        Ok(_) => {
+            daemon.history.reloaded();
+            daemon.events.add(owner(), What::Reloaded);
+        }
+        Err(refusal) => {
+            daemon.history.reload_failed();
+            let reason = refusal.why.chars().take(MAX_REASON).collect();
+            daemon.events.add(owner(), What::ReloadFailed { reason });
+        }
+    }
+    result
+}
+
+fn read_again(daemon: &mut Daemon) -> Result<Reloaded, Refusal> {
     let fresh = daemon.knob_sources.load().or_else(|why| refuse(EINVAL, why))?;
     let policy = daemon.admission.policy.as_mut().map(|policy| policy.reload());
     let policy_rules = policy.transpose().or_else(|why| refuse(EINVAL, why))?;

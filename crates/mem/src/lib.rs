@@ -25,6 +25,7 @@
 mod atomic;
 mod channel;
 mod copy;
+mod counters;
 mod endpoint;
 mod frame;
 #[cfg(not(loom))]
@@ -53,6 +54,7 @@ pub use channel::{
 #[cfg(not(loom))]
 pub use channel::{FutexWaitSet, Waiter};
 pub use copy::{MAC_PAIR_BYTES, Moved, RUN_BREAK_FLAGS, RingRef, Run, copy_list, copy_packet, copy_run};
+pub use counters::{Counter, CounterPage};
 pub use endpoint::{EndpointPage, OWNED_BY_SYNC_LOOP, PORT_REMOVED, SyncGuard, SyncState, SyncStateRef};
 pub use frame::Frame;
 #[cfg(not(loom))]

@@ -226,6 +226,11 @@ impl DestinationLists {
         self.flooded_packets
     }
 
+    /// Returns the number of packets that go to one port each.
+    pub fn unicast_packets(&self) -> u64 {
+        self.packets.len() as u64 - self.flooded_packets
+    }
+
     /// Returns the flooded packets.
     pub fn flooded(&self) -> impl Iterator<Item = Packet> {
         self.merged(END, self.heads[FLOODED].0)

@@ -14,6 +14,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use unetmap_core::control::drops::DropReason;
 use unetmap_core::control::nic::Filter;
 pub(crate) use unetmap_core::control::vale::{Direction, VlanMode};
 use unetmap_core::control::vale::{PortPolicy, RateLimit};
@@ -22,64 +23,6 @@ use unetmap_sys::xdp::ClassicProgram;
 
 use crate::fdb::ETHERNET_HEADER;
 use crate::tuning::{BATCH_INSNS, RATE_BURST};
-
-/// Why a packet that was sent reaches no port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DropReason {
-    /// Its first slot is shorter than an Ethernet header.
-    Runt,
-    /// A slot's buffer does not exist, its length exceeds the buffer, or its virtio-net header does not match the
-    /// packet.
-    InvalidSlot,
-    /// It has more than [`MAX_FRAGS`](crate::forward::MAX_FRAGS) slots, or more bytes than a packet may have.
-    TooManyFragments,
-    /// Its destination is behind the port that sent it.
-    SamePort,
-    /// The destination port does not exist, or there is no other port at all (in its VLAN).
-    NoDestination,
-    /// The sending port's filter refuses it.
-    Filter,
-    /// The sending port, or the destination port, is not in its VLAN.
-    Vlan,
-    /// The sending port exceeds its limit of flooded packets.
-    StormLimit,
-    /// The sending port exceeds its rate limit.
-    RateLimit,
-    /// The switch thread panicked; counted in slots.
-    SwitchFault,
-}
-
-impl DropReason {
-    /// All reasons, in the order of their discriminants.
-    pub const ALL: [DropReason; 10] = [
-        DropReason::Runt,
-        DropReason::InvalidSlot,
-        DropReason::TooManyFragments,
-        DropReason::SamePort,
-        DropReason::NoDestination,
-        DropReason::Filter,
-        DropReason::Vlan,
-        DropReason::StormLimit,
-        DropReason::RateLimit,
-        DropReason::SwitchFault,
-    ];
-
-    /// Returns its key in the daemon's JSON reports, which is part of their documented format.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DropReason::Runt => "short",
-            DropReason::InvalidSlot => "bad",
-            DropReason::TooManyFragments => "long",
-            DropReason::SamePort => "home",
-            DropReason::NoDestination => "nobody",
-            DropReason::Filter => "filter",
-            DropReason::Vlan => "vlan",
-            DropReason::StormLimit => "storm",
-            DropReason::RateLimit => "rate",
-            DropReason::SwitchFault => "fault",
-        }
-    }
-}
 
 /// Femtoseconds: the unit of token buckets, small enough for the time of one bit.
 const FS_PER_NS: u128 = 1_000_000;

@@ -16,6 +16,7 @@ use unetmap::abi::printable::word;
 use unetmap::abi::{PortKind, PortSpec};
 use unetmap_sys::link;
 
+mod causes;
 mod gather;
 mod machine;
 mod nic;

@@ -206,6 +206,11 @@ fn line(event: &Value) -> String {
         "crash-protection-on" => {
             format!("a crash ends no port any more; it would have for {} s", of("off_seconds"))
         }
+        "policy-refused" => format!("request refused by the policy: {}", of("reason")),
+        "daemon-crashed" => format!("goes on after process {}, which crashed", of("was")),
+        "daemon-took-over" => format!("has replaced process {}", of("was")),
+        "reloaded" => "configuration and policy read again".into(),
+        "reload-failed" => format!("configuration or policy cannot be read: {}", of("reason")),
         "requests-wait" => format!("requests wait: {}", of("reason")),
         "drops-began" => {
             format!("drops begin at {} {}: {} packets per second", of("dir"), of("ring"), of("per_second"))

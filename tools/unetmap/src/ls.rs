@@ -176,6 +176,8 @@ fn switches(all: &Value, earlier: &[String]) -> Vec<Vec<String>> {
                 .map(of)
                 .fold(0.0, |a, b| a + b)
         };
+        let by_reason = [&switch["lost"], &switch["not_received"]].into_iter().filter_map(Value::as_object);
+        let lost: u64 = by_reason.flat_map(|reasons| reasons.values()).filter_map(Value::as_u64).sum();
         rows.push(vec![
             cell(&switch["switch"]),
             cell(&switch["uid"]),
@@ -184,7 +186,7 @@ fn switches(all: &Value, earlier: &[String]) -> Vec<Vec<String>> {
             format!("{:.0}", sum("tx", |rate| rate.packets)),
             format!("{:.0}", sum("rx", |rate| rate.packets)),
             format!("{:.0}", sum("", |rate| rate.lost)),
-            format!("{:.0}", sum("", |rate| rate.ring.lost as f64)),
+            lost.to_string(),
         ]);
     }
     rows
@@ -368,7 +370,8 @@ mod tests {
         "daemon": {"pid": 7, "uid": 1000, "version": "0.1.0", "uptime_seconds": 12, "connections": 3},
         "regions": [{"mem_id": 16384, "name": "p", "bytes": 10485760, "resident_bytes": 4096, "sessions": 1,
             "rings_in_use": 4, "buffers": {"total": 4094, "free": 2046, "in_rings": 2048, "extra": 0, "missing": 1}}],
-        "switches": [{"switch": "vale0", "uid": 1000, "ports": 1, "addresses": 9, "age": 0}],
+        "switches": [{"switch": "vale0", "uid": 1000, "ports": 1, "addresses": 9, "age": 0,
+            "lost": {"short": 3, "rate": 0}, "not_received": {"rate": 1}}],
         "ports": [{"name": "p{1", "kind": "pipe", "mem_id": 16384, "open": true, "rings": [
             {"dir": "tx", "id": 0, "slots": 1024, "sessions": 1, "queued": 5, "crossed": 1500, "batches": 3,
              "bad_slots": 0, "bad_pointers": 0, "dropped": 0}]},

@@ -32,12 +32,23 @@ fn definitions() -> Vec<Metric> {
         gauge("daemon_connections", "Connections of clients"),
         gauge("crash_protection", "1: a crash of the daemon ends no port; 0: it would, though --keep-ports was given"),
         counter("crash_protection_off_seconds", "Time that it was 0 since the daemon started"),
+        counter("crashes", "Crashes of daemons from which this one has its ports"),
+        counter("replacements", "Replacements of daemons from which this one has its ports"),
+        counter("reloads", "How often configuration and policy were read again"),
+        counter("failed_reloads", "How often they could not be read"),
+        gauge("config_read_timestamp_seconds", "When they were last read without an error"),
+        counter("policy_refused", "Requests and connections that the policy refused"),
         gauge("sessions", "Open ports, counted once for each program that has them open"),
         gauge("region_bytes", "Size of a region"),
         gauge("region_resident_bytes", "Memory that it uses"),
         gauge("region_buffers", "Buffers of a region by state: free, in_rings, extra, missing"),
         gauge("switch_ports", "Open ports of a switch"),
         gauge("switch_addresses", "Addresses that a switch knows"),
+        counter("switch_sent_packets", "Packets that a switch took from its ports"),
+        counter("switch_lost_packets", "Of these, packets that reached no port, by reason"),
+        counter("switch_copies", "Packets that other ports were to get of these: a flooded one once for each port"),
+        counter("switch_received_packets", "Packets that a switch delivered to its ports"),
+        counter("switch_not_received_packets", "Packets that a port of a switch did not receive, by reason"),
         counter("ring_packets", "Slots that crossed a ring, sent or received"),
         counter("ring_bytes", "Bytes of these packets, where they are counted"),
         counter("ring_batches", "Batches in which they did"),
@@ -46,6 +57,9 @@ fn definitions() -> Vec<Metric> {
         counter("ring_bad_slots", "Slots with an invalid index or length"),
         gauge("ring_queued", "Slots sent and not yet released by the receiver"),
         counter("port_lost", "Packets that a port sent and that reached no port, by reason"),
+        counter("port_not_received", "Packets for a port that it did not receive, by reason"),
+        counter("port_sent_packets", "Packets that a switch took from a port"),
+        counter("port_received_packets", "Packets that a switch delivered to a port"),
         gauge("user_used", "What a user has of a budget"),
         gauge("user_limit", "The budget"),
         counter("user_refused", "Requests refused for lack of budget"),
@@ -84,6 +98,17 @@ fn add_daemon(snapshot: &Value, add: &mut Add<'_>) {
         add("crash_protection", &[], Some(f64::from(u8::from(protection["on"] == true))));
         add("crash_protection_off_seconds", &[], protection["off_seconds"].as_f64());
     }
+    let history = &daemon["history"];
+    for (metric, key) in [
+        ("crashes", "crashes"),
+        ("replacements", "replacements"),
+        ("reloads", "reloads"),
+        ("failed_reloads", "failed_reloads"),
+        ("policy_refused", "policy_refusals"),
+    ] {
+        add(metric, &[], history[key].as_f64());
+    }
+    add("config_read_timestamp_seconds", &[], history["read_ms"].as_f64().map(|ms| ms / 1000.0));
     add("sessions", &[], Some(members(&snapshot["sessions"]).count() as f64));
     for region in members(&snapshot["regions"]) {
         let name = [("region", &region["name"]), ("mem_id", &region["mem_id"])];
@@ -98,6 +123,20 @@ fn add_daemon(snapshot: &Value, add: &mut Add<'_>) {
         let name = [("switch", &switch["switch"]), ("uid", &switch["uid"])];
         add("switch_ports", &name, switch["ports"].as_f64());
         add("switch_addresses", &name, switch["addresses"].as_f64());
+        for (metric, key) in
+            [("switch_sent_packets", "sent"), ("switch_copies", "copies"), ("switch_received_packets", "received")]
+        {
+            add(metric, &name, switch["packets"][key].as_f64());
+        }
+        add_reasons("switch_lost_packets", &name, &switch["lost"], add);
+        add_reasons("switch_not_received_packets", &name, &switch["not_received"], add);
+    }
+}
+
+/// Adds a sample for each reason.
+fn add_reasons(metric: &str, labels: &[Label<'_>], counts: &Value, add: &mut Add<'_>) {
+    for (reason, count) in counts.as_object().into_iter().flatten() {
+        add(metric, &[labels, &[("reason", &reason.as_str().into())]].concat(), count.as_f64());
     }
 }
 
@@ -117,9 +156,10 @@ fn add_port(port: &Value, add: &mut Add<'_>) {
             add(metric, &labels, ring[key].as_f64());
         }
     }
-    for (reason, count) in port["lost"].as_object().into_iter().flatten() {
-        add("port_lost", &[&name[..], &[("reason", &reason.as_str().into())]].concat(), count.as_f64());
-    }
+    add_reasons("port_lost", &name, &port["lost"], add);
+    add_reasons("port_not_received", &name, &port["not_received"], add);
+    add("port_sent_packets", &name, port["packets"]["sent"].as_f64());
+    add("port_received_packets", &name, port["packets"]["received"].as_f64());
 }
 
 fn add_user(user: &Value, add: &mut Add<'_>) {
@@ -196,6 +236,7 @@ fn listener(listen: &str, hosts: &[String]) -> Result<Listener, String> {
 mod tests {
     use super::*;
     use serde_json::json;
+    use unetmap_core::control::drops::DropReason;
 
     #[test]
     fn places_have_a_path_or_a_port() {
@@ -216,13 +257,26 @@ mod tests {
     }
 
     #[test]
+    fn the_manual_page_has_all_reasons() {
+        let page = include_str!("../../../man/unetmap-metrics.7").replace("\\-", "-");
+        for reason in DropReason::ALL {
+            let entry = format!(".TP\n\\fB{}\\fR\n{}\n", reason.name(), reason.meaning());
+            assert!(page.contains(&entry), "{entry}");
+        }
+    }
+
+    #[test]
     fn a_snapshot_is_text_of_both_formats() {
         let ring = json!({"dir": "rx", "id": 0, "queued": 5, "crossed": 7, "bytes": 420, "batches": 2, "dropped": 1, "bad_slots": 0});
         let snapshot = json!({
-            "daemon": {"pid": 7, "uid": 0, "version": "1", "uptime_seconds": 3, "connections": 2},
+            "daemon": {"pid": 7, "uid": 0, "version": "1", "uptime_seconds": 3, "connections": 2,
+                "history": {"crashes": 1, "replacements": 2, "reloads": 3, "failed_reloads": 4, "read_ms": 5500,
+                    "policy_refusals": 6}},
             "regions": [{"name": "r\"\\\n", "mem_id": 2, "bytes": 4096, "buffers": {"free": 3}}],
-            "switches": [{"switch": "vale0", "uid": 0, "ports": 2, "addresses": 9}],
-            "ports": [{"name": "vale0:a", "kind": "vale", "mem_id": 2, "lost": {"vlan": 4}, "rings": [ring]}],
+            "switches": [{"switch": "vale0", "uid": 0, "ports": 2, "addresses": 9, "lost": {"home": 1},
+                "packets": {"sent": 3, "copies": 2, "received": 1}, "not_received": {"room": 1}}],
+            "ports": [{"name": "vale0:a", "kind": "vale", "mem_id": 2, "lost": {"vlan": 4}, "not_received": {"rate": 8},
+                "packets": {"sent": 3, "copies": 2, "received": 7}, "rings": [ring]}],
             "sessions": [{}],
             "users": [{"uid": 1, "rings": {"used": 2, "limit": null}, "refused": 6}, {"rings": {"used": 2, "limit": 9}}],
         });
@@ -233,8 +287,15 @@ mod tests {
                 r#"unetmap_ring_packets_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 7"#,
                 r#"unetmap_ring_bytes_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 420"#,
                 r#"unetmap_port_lost_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="vlan"} 4"#,
+                r#"unetmap_port_not_received_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="rate"} 8"#,
+                r#"unetmap_port_received_packets_total{daemon="0",port="vale0:a",kind="vale",mem_id="2"} 7"#,
+                r#"unetmap_switch_copies_total{daemon="0",switch="vale0",uid="0"} 2"#,
+                r#"unetmap_switch_lost_packets_total{daemon="0",switch="vale0",uid="0",reason="home"} 1"#,
                 r#"unetmap_region_buffers{daemon="0",region="r\"\\\\n",mem_id="2",state="free"} 3"#,
                 r#"unetmap_user_refused_total{daemon="0",uid="1"} 6"#,
+                r#"unetmap_crashes_total{daemon="0"} 1"#,
+                r#"unetmap_config_read_timestamp_seconds{daemon="0"} 5.5"#,
+                r#"unetmap_policy_refused_total{daemon="0"} 6"#,
                 r#"unetmap_user_limit{daemon="0",uid="all but root",resource="rings"} 9"#,
                 "# TYPE unetmap_region_buffers gauge",
             ] {

@@ -19,6 +19,8 @@ pub(crate) type RingKey = (u64, String, String, u64);
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RingCounters {
     kind: String,
+    /// The daemon's number of the interface, which keeps it when it is renamed.
+    serial: Option<u64>,
     /// Direction and number, as `ls` shows them.
     name: String,
     queued: u64,
@@ -103,6 +105,7 @@ pub(crate) fn rings_of(all: &Value) -> BTreeMap<RingKey, RingCounters> {
                     key,
                     RingCounters {
                         kind: cell(&port["kind"]),
+                        serial: port["serial"].as_u64(),
                         name: ring_name(port, ring),
                         queued,
                         crossed,
@@ -118,19 +121,25 @@ pub(crate) fn rings_of(all: &Value) -> BTreeMap<RingKey, RingCounters> {
     members(&all["ports"]).flat_map(of_port).collect()
 }
 
-/// Returns the key that a ring had in an earlier snapshot: another one if its daemon has taken over from one that has
-/// ended, whose counters it goes on with.
+/// Returns the key that a ring had in an earlier snapshot: another one if its interface was renamed, or if its daemon
+/// has taken over from one that has ended, whose counters it goes on with.
 pub(crate) fn key_before(
     key: &RingKey,
     before: &BTreeMap<RingKey, RingCounters>,
     after: &BTreeMap<RingKey, RingCounters>,
 ) -> Option<RingKey> {
-    let runs = |pid: u64, at: &BTreeMap<RingKey, RingCounters>| at.keys().any(|key| key.0 == pid);
-    if before.contains_key(key) || runs(key.0, before) {
-        return before.contains_key(key).then(|| key.clone());
+    let serial = after.get(key).and_then(|ring| ring.serial);
+    if before.get(key).is_some_and(|ring| ring.serial == serial) {
+        return Some(key.clone());
     }
-    let same = |old: &&RingKey| (&old.1, &old.2, old.3) == (&key.1, &key.2, key.3) && !runs(old.0, after);
-    before.keys().find(same).cloned()
+    let runs = |pid: u64, at: &BTreeMap<RingKey, RingCounters>| at.keys().any(|key| key.0 == pid);
+    let is_new = !runs(key.0, before);
+    let is_same = |(old, ring): &(&RingKey, &RingCounters)| {
+        let same_daemon = if is_new { !runs(old.0, after) } else { old.0 == key.0 };
+        let same_port = ring.serial == serial && (serial.is_some() || old.1 == key.1);
+        same_daemon && same_port && (&old.2, old.3) == (&key.2, key.3)
+    };
+    before.iter().find(is_same).map(|(old, _)| old.clone())
 }
 
 /// Computes the rates between two snapshots. The counters of a ring that was created or reset in between start at 0.
@@ -228,6 +237,18 @@ mod tests {
         let ports: Vec<&str> = table.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
         assert_eq!(ports, ["p{1", "vale0:a", "vale0:a"], "{table}");
         assert_eq!(lines(&rates).lines().count(), 3);
+    }
+
+    #[test]
+    fn an_interface_that_is_renamed_goes_on_with_the_counters() {
+        let of = |name: &str, serial: u64, dropped: u64| {
+            rings_of(&json!({"daemon": {"pid": 7}, "ports": [{"name": name, "kind": "nic", "serial": serial, "rings": [
+                {"dir": "rx", "id": 0, "queued": 0, "crossed": dropped, "batches": 1, "dropped": dropped}]}]}))
+        };
+        let lost = |after| rates(&of("eth0", 3, 1000), &after, Duration::from_secs(1)).remove(0).lost;
+        assert_eq!((lost(of("wan", 3, 1005)), lost(of("eth0", 3, 1007))), (5.0, 7.0));
+        // Another interface has its own, also under the name of the first.
+        assert_eq!((lost(of("wan", 4, 2000)), lost(of("eth0", 4, 2000))), (2000.0, 2000.0));
     }
 
     #[test]

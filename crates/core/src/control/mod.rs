@@ -30,6 +30,7 @@
 pub(crate) mod again;
 pub mod binding;
 pub mod client;
+pub mod drops;
 pub mod events;
 pub mod ioctl;
 pub mod legacy;

@@ -96,6 +96,7 @@ impl Server {
             mediators: parts.mediators.clone(),
             last_monitor: self.daemon.monitors.last,
             switches: self.daemon.vale.save(fds),
+            history: self.daemon.history.clone(),
         })
     }
 

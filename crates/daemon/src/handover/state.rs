@@ -11,6 +11,7 @@ use unetmap_sys::socket::MAX_FDS;
 use crate::broker::{Handle, SavedBroker};
 use crate::channel::send_while;
 use crate::descriptors::FdIndex;
+use crate::history::History;
 use crate::node::SavedNodes;
 use crate::ports::SavedRegistry;
 use crate::ports::mediators::PausedThread;
@@ -65,6 +66,9 @@ pub(crate) struct State {
     /// The number of the monitor that was created last.
     pub(crate) last_monitor: u64,
     pub(crate) switches: SavedSwitches,
+    /// Since version 18.
+    #[serde(default = "History::new")]
+    pub(crate) history: History,
 }
 
 /// The part of the state that is for a crash alone.

@@ -177,6 +177,7 @@ impl Server {
             }
         }
         let store = predecessor.commit()?;
+        self.daemon.goes_on_after(state.pid, state.history, state.after_crash.is_some());
         // At once: no packet crosses a switch meanwhile.
         if let Err(refusal) = self.daemon.vale.publish() {
             tracing::error!("the switches stand still: {}", refusal.why);

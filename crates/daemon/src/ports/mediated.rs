@@ -147,6 +147,7 @@ impl Port<Mediated> {
     pub(super) fn snapshot(&self, mem_id: u16, of_nic: Option<(String, Vec<RingSnapshot>)>) -> PortSnapshot {
         let name = self.key.interface.clone();
         let mut port = PortSnapshot::new(name, "mediated", mem_id, (&self.record, 0));
+        port.serial = Some(self.key.serial);
         for (ring, of_port) in port.rings.iter_mut().zip(self.record.endpoints[0].rings()) {
             let bytes =
                 self.bytes.get(of_port.pair).map(|bytes| if ring.dir == "tx" { &bytes.out } else { &bytes.back });

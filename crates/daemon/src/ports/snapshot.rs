@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 use unetmap_mem::ChannelPage;
+use unetmap_switch::port::counters::PacketCounts;
 
 use crate::endpoint::{Endpoint, PortRing};
 use crate::registry::Record;
@@ -16,6 +17,9 @@ pub(crate) struct PortSnapshot {
     pub(crate) name: String,
     pub(crate) kind: &'static str,
     pub(crate) mem_id: u16,
+    /// Interface: its number, which it keeps when it is renamed. A later interface of its name has another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) serial: Option<u64>,
     pub(crate) open: bool,
     /// Switch port or pipe: the user that the switch, or the pipe, belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,7 +46,28 @@ pub(crate) struct PortSnapshot {
     /// packets in both directions that were lost because of their header or length.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) lost: BTreeMap<&'static str, u64>,
+    /// Switch port: packets for it that it did not receive, by reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) not_received: BTreeMap<&'static str, u64>,
+    /// Switch port: its packets, as the switch counts them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) packets: Option<PacketsSnapshot>,
     pub(crate) rings: Vec<RingSnapshot>,
+}
+
+/// Packets that a switch took from a port and delivered to it.
+#[derive(Serialize)]
+pub(crate) struct PacketsSnapshot {
+    sent: u64,
+    /// Packets that other ports were to get of these: a flooded one counts once for each port.
+    copies: u64,
+    received: u64,
+}
+
+impl PacketsSnapshot {
+    pub(crate) fn of(counts: &PacketCounts) -> PacketsSnapshot {
+        PacketsSnapshot { sent: counts.sent, copies: counts.copies, received: counts.received }
+    }
 }
 
 #[derive(Serialize)]
@@ -89,6 +114,7 @@ impl PortSnapshot {
             name,
             kind,
             mem_id,
+            serial: None,
             open: endpoint.in_use(),
             uid: None,
             thread: None,
@@ -98,6 +124,8 @@ impl PortSnapshot {
             copied: None,
             other_queues: None,
             lost: BTreeMap::new(),
+            not_received: BTreeMap::new(),
+            packets: None,
             rings: endpoint.rings().map(|ring| RingSnapshot::new(endpoint, ring, (kind, channels))).collect(),
         }
     }

@@ -60,6 +60,8 @@ pub(crate) struct Record {
     pub(crate) channels: Option<ChannelPage>,
     /// The page that clients map beside the state page: the channels, or the frames that an interface has transmitted.
     pub(crate) page: Option<SharedPage>,
+    /// The page of its counters, which no program maps.
+    pub(crate) counters: Option<SharedPage>,
     pub(crate) repair: BufferRepair,
     /// The sides that face a switch, whose threads exchange the buffers of the port.
     pub(crate) switch_sides: Vec<Arc<SwitchPort>>,
@@ -101,6 +103,7 @@ impl Record {
             mirror: None,
             channels: None,
             page: None,
+            counters: None,
             repair,
             switch_sides: Vec::new(),
             mediators: Vec::new(),
@@ -181,6 +184,9 @@ impl Record {
     }
 }
 
+/// Of a page: its file, its offset there, and its bytes.
+type SavedPage = (FdIndex, u64, usize);
+
 /// A record as the daemon hands it to its successor.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedRecord {
@@ -190,21 +196,26 @@ pub(crate) struct SavedRecord {
     payer: Option<u32>,
     name: Option<String>,
     endpoints: Vec<SavedEndpoint>,
-    /// File, offset there, bytes.
-    page: Option<(FdIndex, u64, usize)>,
+    page: Option<SavedPage>,
+    /// Of a switch port, since version 18.
+    #[serde(default)]
+    counters: Option<SavedPage>,
     has_channels: bool,
     repair: BufferRepair,
 }
 
 impl Record {
     pub(crate) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedRecord {
+        let endpoints = self.endpoints.iter().map(|endpoint| endpoint.save(fds)).collect();
+        let mut save = |page: &'a SharedPage| (fds.add(&page.fd), page.offset, page.range.len());
         SavedRecord {
             region: self.region,
             scope: self.scope,
             payer: Some(self.payer),
             name: self.name.clone(),
-            endpoints: self.endpoints.iter().map(|endpoint| endpoint.save(fds)).collect(),
-            page: self.page.as_ref().map(|page| (fds.add(&page.fd), page.offset, page.range.len())),
+            endpoints,
+            page: self.page.as_ref().map(&mut save),
+            counters: self.counters.as_ref().map(&mut save),
             has_channels: self.channels.is_some(),
             repair: self.repair,
         }
@@ -214,19 +225,19 @@ impl Record {
 impl SavedRecord {
     /// Rebuilds the record of a port with so many endpoints. Its kind adds what follows from its own state.
     pub(crate) fn restore(self, count: usize, regions: &Regions, fds: &mut Incoming) -> Result<Record, Refusal> {
-        let SavedRecord { region, scope, payer, name, endpoints, page, has_channels, repair } = self;
+        let SavedRecord { region, scope, payer, name, endpoints, page, counters, has_channels, repair } = self;
         let of: &RegionRecord = regions.existing(region)?;
         if endpoints.len() != count || has_channels && page.is_none() || count > 1 && !has_channels {
             return invalid("a port lacks an endpoint, or its channels");
         }
         let endpoints: Result<Vec<_>, _> = endpoints.into_iter().map(|saved| saved.restore(of, fds)).collect();
-        let page = page.map(|(file, offset, bytes)| {
+        let mut take = |(file, offset, bytes): SavedPage| {
             let (range, fd) = fds.take_page(file, offset, bytes)?;
             Ok::<_, Refusal>(SharedPage { range, fd, offset })
-        });
-        let page = page.transpose()?;
+        };
+        let (page, counters) = (page.map(&mut take).transpose()?, counters.map(&mut take).transpose()?);
         let channels = page.as_ref().filter(|_| has_channels).map(|page| ChannelPage::new(page.range.clone()));
         let payer = payer.unwrap_or(scope.uid);
-        Ok(Record { payer, name, page, channels, ..Record::new(region, scope, endpoints?, repair) })
+        Ok(Record { payer, name, page, counters, channels, ..Record::new(region, scope, endpoints?, repair) })
     }
 }

@@ -84,13 +84,14 @@ impl Call<'_> {
         (uid != 0 && uid != self.owner).then_some(uid)
     }
 
-    pub(super) fn text_reply(&self, answered: Result<String, Refusal>) -> Reply {
+    pub(super) fn text_reply(&mut self, answered: Result<String, Refusal>) -> Reply {
         Reply::Answer(answered.map_or_else(|refusal| self.refused(refusal), |text| text_answer(&[&text])))
     }
 
     /// Returns the answer to a request that was refused.
-    pub(super) fn refused(&self, refusal: Refusal) -> Answer {
+    pub(super) fn refused(&mut self, refusal: Refusal) -> Answer {
         let Refusal { errno, why, .. } = refusal;
+        self.daemon.count_policy_refusal(self.peer.uid, errno, &why);
         tracing::debug!(pid = self.peer.pid, errno, why, "refused");
         Answer { errno, payload: why.into_bytes(), ..Default::default() }
     }

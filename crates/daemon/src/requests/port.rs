@@ -27,7 +27,10 @@ pub(super) fn netmap_request(call: &mut Call<'_>) -> Reply {
     let pid = call.peer.pid;
     match outcome.errno {
         0 => tracing::debug!(pid, name, session = outcome.session, "served"),
-        errno => tracing::debug!(pid, name, errno, why = outcome.answer.reason, "refused"),
+        errno => {
+            tracing::debug!(pid, name, errno, why = outcome.answer.reason, "refused");
+            call.daemon.count_policy_refusal(call.peer.uid, errno, &outcome.answer.reason);
+        }
     }
     *call.session = call.session.or(outcome.session);
     outcome_reply(outcome)

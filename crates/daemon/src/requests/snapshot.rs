@@ -8,6 +8,7 @@ use serde::Serialize;
 use unetmap_sys::{memfd, process};
 
 use crate::handover::store::ProtectionSnapshot;
+use crate::history::History;
 use crate::owner::owner;
 use crate::ports::vale::switch_snapshots;
 use crate::ports::{Daemon, PortKey, TotalSnapshot, UserSnapshot};
@@ -29,6 +30,7 @@ struct DaemonSnapshot {
     uptime_seconds: u64,
     connections: usize,
     work: WorkTimes,
+    history: History,
 }
 
 #[derive(Serialize)]
@@ -145,6 +147,7 @@ impl SnapshotTask {
             uptime_seconds: uptime.as_secs(),
             connections,
             work,
+            history: daemon.history.clone(),
         };
         let switches = to_json(&switch_snapshots(&daemon.vale, only.map(|uid| Scope { uid, netns: 0 })));
         // Persistent ports, of which `ports` has those that are open or attached.

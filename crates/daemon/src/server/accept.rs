@@ -181,6 +181,10 @@ impl Server {
     fn admit(&mut self, fd: Arc<OwnedFd>, peer: Peer, checks: &mut Checks) -> Option<u64> {
         if let Err(Refusal { errno, why, .. }) = self.check_client(&fd, peer, checks) {
             tracing::debug!(uid = peer.uid, pid = peer.pid, why, "turned away");
+            if errno == EACCES {
+                // No event: nothing is kept for users that are not served.
+                self.daemon.history.refused_by_policy();
+            }
             let answer = Answer { errno, payload: why.into_bytes(), ..Default::default() };
             send_refusal(&fd, 0, answer);
             self.close_connection(peer.uid, fd);

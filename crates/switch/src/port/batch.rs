@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! A batch of slots that were taken from a transmit ring.
 
+use std::ops::AddAssign;
+
 use unetmap_mem::{BufIdx, Consumer, Frame, Offsets, Pos, Region, SlotRing, SlotValue};
 
 use crate::backpressure::Backpressure;
@@ -34,6 +36,28 @@ pub(crate) struct BatchSource<'a> {
     pub(crate) region: &'a Region,
     pub(crate) batch: &'a Batch<'a>,
     pub(crate) backpressure: &'a Backpressure,
+}
+
+/// The part of a batch that was forwarded or dropped.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Served {
+    pub(crate) slots: u32,
+    /// Packets that begin there: of one that is too long, the first piece.
+    pub(crate) packets: u32,
+}
+
+impl Served {
+    /// So many packets of one slot.
+    pub(crate) fn single(packets: u32) -> Served {
+        Served { slots: packets, packets }
+    }
+}
+
+impl AddAssign for Served {
+    fn add_assign(&mut self, other: Served) {
+        self.slots += other.slots;
+        self.packets += other.packets;
+    }
 }
 
 impl<'a> Batch<'a> {

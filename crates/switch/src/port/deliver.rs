@@ -44,6 +44,7 @@ impl SwitchPort {
             let (packets, full) = rx.fill_run(&self.region, context.source(), addresses, at + done);
             done += packets;
             if !full || !rx.wait_for_room(context.backpressure) {
+                context.ring.count_copies(done.into());
                 return done;
             }
         }

@@ -12,25 +12,25 @@
 //!
 //! * `deliver`: the ways of a batch into a port.
 //! * `tx_ring`: takes batches of slots (`batch`, `context`); `rx_ring`: fills slots; `offsets`: option OFFSETS of both.
-//! * `positions`: what another process needs to go on with the port.
+//! * `counters`: what rings and ports count; `positions`: what another process needs to go on with the port.
 //! * `rx_wait`, `cpu`: waiting for a receiver without room; `prefault`: memory for receive buffers.
 //! * `vnet_hdr`: delivery between ports with different virtio-net headers; `staged`: delivery of policed packets.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use unetmap_core::control::monitor::{self, Monitor};
-use unetmap_mem::{ChannelPage, ConsWord, Offsets, Region};
+use unetmap_mem::{ChannelPage, ConsWord, CounterPage, Offsets, Region};
 use unetmap_sys::Doorbell;
 
 use crate::policy::ActivePolicy;
-use crate::policy::DropReason;
 use crate::tuning::PAUSE_LIMIT;
 
 mod batch;
 mod context;
+pub mod counters;
 mod cpu;
 mod deliver;
 mod gather;
@@ -45,7 +45,9 @@ pub(crate) mod staged;
 mod tx_ring;
 mod vnet_hdr;
 
+pub(crate) use batch::Served;
 pub(crate) use context::BatchContext;
+use counters::{PacketCounts, PortCounters, RxCounters, RxCounts, TxCounters, TxCounts};
 pub use positions::PortPositions;
 pub use ring::RingConfig;
 pub use rx_ring::ExchangePause;
@@ -67,8 +69,7 @@ pub struct SwitchPort {
     rx: Vec<PortRx>,
     /// The policy for configurations to come; threads use that of their `SwitchConfig`.
     policy: Mutex<Option<Arc<ActivePolicy>>>,
-    /// Packets for the port that its own filter refused, and those beyond its limits.
-    policy_drops: [AtomicU64; 2],
+    counters: PortCounters,
     /// A hash of the client's positions when a thread last yielded the CPU to it.
     positions_at_yield: AtomicU32,
     /// The yields to the client since its positions last changed.
@@ -79,27 +80,39 @@ pub struct SwitchPort {
 
 impl SwitchPort {
     /// The port with index `index`, whose rings are in `region` and whose channels in `channels`: its transmit rings,
-    /// then its receive rings. The client notifies `doorbell`.
+    /// then its receive rings. The client notifies `doorbell`. It counts in a page of counters, from the index on that
+    /// is beside it, as many as [`counters`](counters::count) says.
     ///
     /// # Errors
-    /// No memory or descriptors are left, or a ring has no channel.
+    /// No memory or descriptors are left, a ring has no channel, or the page is too short.
     pub fn new(
         index: u8,
         region: &Region,
         channels: &ChannelPage,
         (tx, rx): (Vec<RingConfig<'_>>, Vec<RingConfig<'_>>),
         doorbell: Doorbell,
+        (page, first): (&CounterPage, usize),
     ) -> io::Result<SwitchPort> {
-        let buf_size = region.limits().buf_size;
+        let (buf_size, indexes) = (region.limits().buf_size, &mut (first..));
+        let none = || io::Error::from(io::ErrorKind::InvalidInput);
+        let counters = PortCounters::of(page, indexes).ok_or_else(none)?;
+        let tx = tx
+            .into_iter()
+            .map(|config| PortTx::new(region, channels, config, TxCounters::of(page, indexes).ok_or_else(none)?));
+        let tx = tx.collect::<io::Result<_>>()?;
+        let rx = rx
+            .into_iter()
+            .map(|config| PortRx::new(channels, config, buf_size, RxCounters::of(page, indexes).ok_or_else(none)?));
+        let rx = rx.collect::<io::Result<_>>()?;
         Ok(SwitchPort {
             index: AtomicU8::new(index),
             doorbell,
             region: region.clone(),
             vnet_hdr_len: AtomicU8::new(0),
-            tx: tx.into_iter().map(|config| PortTx::new(region, channels, config)).collect::<io::Result<_>>()?,
-            rx: rx.into_iter().map(|config| PortRx::new(channels, config, buf_size)).collect::<io::Result<_>>()?,
+            tx,
+            rx,
             policy: Mutex::default(),
-            policy_drops: Default::default(),
+            counters,
             positions_at_yield: AtomicU32::new(0),
             futile_yields: AtomicU32::new(0),
             keeps_buffers: AtomicBool::new(false),
@@ -170,34 +183,23 @@ impl SwitchPort {
         self.policy.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns how many packets for the port its own filter refused, and how many were beyond its limits.
-    pub fn policy_drops(&self) -> [u64; 2] {
-        [0, 1].map(|i: usize| self.policy_drops[i].load(Relaxed))
+    /// Returns what transmit ring `ring` counted; zeros if there is none.
+    pub fn tx_counts(&self, ring: usize) -> TxCounts {
+        self.tx.get(ring).map(PortTx::counts).unwrap_or_default()
     }
 
-    /// Returns how many packets of transmit ring `ring` reached no port, in the order of [`DropReason::ALL`].
-    pub fn tx_drops(&self, ring: usize) -> [u64; DropReason::ALL.len()] {
-        self.tx.get(ring).map_or([0; DropReason::ALL.len()], PortTx::drops)
+    /// Returns what receive ring `ring` counted; zeros if there is none.
+    pub fn rx_counts(&self, ring: usize) -> RxCounts {
+        self.rx.get(ring).map(PortRx::counts).unwrap_or_default()
     }
 
-    /// Returns how many packets receive ring `ring` had no room for.
-    pub fn rx_drops(&self, ring: usize) -> u64 {
-        self.rx.get(ring).map_or(0, PortRx::drops)
-    }
-
-    /// Returns how many packets receive ring `ring` got by swapping buffers.
-    pub fn swaps(&self, ring: usize) -> u64 {
-        self.rx.get(ring).map_or(0, PortRx::swaps)
-    }
-
-    /// Returns the bytes of packets that were taken from transmit ring `ring`.
-    pub fn tx_bytes(&self, ring: usize) -> u64 {
-        self.tx.get(ring).map_or(0, PortTx::bytes)
-    }
-
-    /// Returns the bytes of packets that were delivered to receive ring `ring`.
-    pub fn rx_bytes(&self, ring: usize) -> u64 {
-        self.rx.get(ring).map_or(0, PortRx::bytes)
+    /// Returns the packets of all its rings.
+    pub fn packets(&self) -> PacketCounts {
+        let mut sum = PacketCounts::default();
+        self.tx.iter().for_each(|ring| sum.add_tx(&ring.counts()));
+        self.rx.iter().for_each(|ring| sum.add_rx(&ring.counts()));
+        sum.refuse(self.counters.counts());
+        sum
     }
 
     /// Returns how often the client was woken by the doorbell of a ring: a transmit ring's when slots came back, a

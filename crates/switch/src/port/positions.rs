@@ -11,14 +11,12 @@ use super::rx_ring::PortRx;
 use super::tx_ring::PortTx;
 use super::{SwitchPort, TxState};
 use crate::forward::PacketCutter;
-use crate::policy::DropReason;
 
-/// Positions and counters of a port, for [`SwitchPort::set_positions`].
+/// Positions of a port, for [`SwitchPort::set_positions`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortPositions {
     tx: Vec<TxPositions>,
     rx: Vec<RxPositions>,
-    policy_drops: [u64; 2],
 }
 
 /// Of a transmit ring.
@@ -27,8 +25,6 @@ pub(crate) struct TxPositions {
     cons: u32,
     /// The next slot continues a packet that has too many slots.
     skipping: bool,
-    /// By [`DropReason`].
-    drops: Vec<u64>,
 }
 
 /// Of a receive ring.
@@ -36,17 +32,14 @@ pub(crate) struct TxPositions {
 pub(crate) struct RxPositions {
     prod: u32,
     cons: u32,
-    dropped: u64,
-    swapped: u64,
 }
 
 impl SwitchPort {
-    /// Returns its positions and counters. No thread may be using the port.
+    /// Returns its positions. No thread may be using the port.
     pub fn positions(&self) -> PortPositions {
         PortPositions {
             tx: self.tx.iter().map(PortTx::positions).collect(),
             rx: self.rx.iter().map(PortRx::positions).collect(),
-            policy_drops: self.policy_drops(),
         }
     }
 
@@ -54,8 +47,6 @@ impl SwitchPort {
     /// the port yet.
     pub fn set_positions(&self, from: &PortPositions) -> bool {
         let fits = from.tx.len() == self.tx.len() && from.rx.len() == self.rx.len();
-        let of_policy = self.policy_drops.iter().zip(from.policy_drops);
-        of_policy.for_each(|(counter, drops)| counter.store(drops, Relaxed));
         fits && self.tx.iter().zip(&from.tx).all(|(ring, from)| ring.set_positions(from).is_some())
             && self.rx.iter().zip(&from.rx).all(|(ring, from)| ring.set_positions(from).is_some())
     }
@@ -86,7 +77,7 @@ impl PortTx {
 
     fn positions(&self) -> TxPositions {
         let state = self.state();
-        TxPositions { cons: state.cons.raw(), skipping: !state.cutter.at_packet_start(), drops: self.drops().to_vec() }
+        TxPositions { cons: state.cons.raw(), skipping: !state.cutter.at_packet_start() }
     }
 
     /// `None` if a position is outside the ring.
@@ -96,9 +87,6 @@ impl PortTx {
         // A new ring takes position 0 for empty, where a full one may be, which then nobody would serve.
         self.empty_at.store(from.cons, Relaxed);
         state.cutter = PacketCutter::at(from.skipping);
-        for (reason, drops) in DropReason::ALL.into_iter().zip(&from.drops) {
-            self.count_drops(reason, *drops);
-        }
         Some(())
     }
 }
@@ -106,6 +94,7 @@ impl PortTx {
 impl PortRx {
     fn recover_positions(&self) {
         let mut state = self.lock();
+        self.read_counters(&mut state);
         if let Some(span) = self.channel.words().positions(self.channel.slots().slots()) {
             (state.prod, state.cons) = (span.to, span.from);
         }
@@ -113,8 +102,7 @@ impl PortRx {
 
     fn positions(&self) -> RxPositions {
         let state = self.lock();
-        let (prod, cons) = (state.prod.raw(), state.cons.raw());
-        RxPositions { prod, cons, dropped: self.drops(), swapped: self.swaps() }
+        RxPositions { prod: state.prod.raw(), cons: state.cons.raw() }
     }
 
     /// `None` if a position is outside the ring.
@@ -122,8 +110,7 @@ impl PortRx {
         let position = |raw| -> Option<Pos> { self.channel.slots().slots().pos(raw) };
         let mut state = self.lock();
         (state.prod, state.cons) = (position(from.prod)?, position(from.cons)?);
-        self.count_drops(from.dropped);
-        self.count_swaps(from.swapped);
+        self.read_counters(&mut state);
         Some(())
     }
 }

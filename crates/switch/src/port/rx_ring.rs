@@ -3,7 +3,7 @@
 //! packet.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ use unetmap_sys::Doorbell;
 use unetmap_sys::thread::current_cpu;
 
 use super::batch::{Batch, BatchSource};
+use super::counters::{RxCounters, RxCounts};
 use super::gather::{MAX_VNET_HDR, gathered};
 use super::offsets::HeadroomOffsets;
 use super::prefault::Prefault;
@@ -50,12 +51,7 @@ pub(crate) struct PortRx {
     state: Mutex<RxState>,
     /// Number of threads outside the switch that read the buffers of free slots: these are not exchanged.
     exchange_pauses: AtomicU32,
-    /// Packets without room.
-    dropped: AtomicU64,
-    /// Packets whose buffers were swapped instead of copied.
-    swapped: AtomicU64,
-    /// Bytes that were delivered, as of the last batch.
-    bytes: AtomicU64,
+    counters: RxCounters,
     pub(crate) offsets: HeadroomOffsets,
     simd: SimdLevel,
     pub(crate) monitors: MirrorSet,
@@ -68,7 +64,8 @@ pub(crate) struct RxState {
     pub(crate) prod: Pos,
     /// The client's position when it was read last: slots `[cons, prod)` are the client's.
     pub(crate) cons: Pos,
-    /// Bytes in the slots that were filled.
+    /// Packets that were delivered, and bytes in their slots.
+    packets: u64,
     bytes: u64,
     /// Waits for the client since it last read anything, weighted.
     pub(crate) futile_waits: u32,
@@ -86,6 +83,13 @@ impl RxState {
     pub(crate) fn room(self, n: Slots) -> u32 {
         n.get() - 1 - n.distance(self.cons, self.prod)
     }
+
+    /// Counts packets that were delivered.
+    #[inline(always)]
+    fn count(&mut self, moved: Moved) {
+        self.packets += u64::from(moved.packets);
+        self.bytes += moved.bytes;
+    }
 }
 
 /// Prefaults buffers, after a delivery.
@@ -99,12 +103,18 @@ fn prefault(region: &Region, buffers: Option<(BufIdx, u32)>, backpressure: &Back
 }
 
 impl PortRx {
-    pub(crate) fn new(channels: &ChannelPage, config: RingConfig<'_>, buf_size: u32) -> io::Result<PortRx> {
+    pub(crate) fn new(
+        channels: &ChannelPage,
+        config: RingConfig<'_>,
+        buf_size: u32,
+        counters: RxCounters,
+    ) -> io::Result<PortRx> {
         let channel = Producer::new(channels, config.channel, config.view.slots().clone());
         let channel = channel.ok_or(io::ErrorKind::InvalidInput)?;
         let state = RxState {
             prod: Pos::ZERO,
             cons: Pos::ZERO,
+            packets: 0,
             bytes: 0,
             futile_waits: 0,
             waited_in_batch: 0,
@@ -118,9 +128,7 @@ impl PortRx {
             client_doorbell: Arc::new(config.doorbell),
             state: Mutex::new(state),
             exchange_pauses: AtomicU32::new(0),
-            dropped: AtomicU64::new(0),
-            swapped: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
+            counters,
             offsets: HeadroomOffsets::default(),
             simd: SimdLevel::best(),
             monitors: MirrorSet::default(),
@@ -148,29 +156,26 @@ impl PortRx {
         is_full.then(|| (state.cons.raw(), self.channel.cons_word()))
     }
 
-    /// Counts `n` packets without room.
-    pub(crate) fn count_drops(&self, n: u64) {
-        self.dropped.fetch_add(n, Relaxed);
+    /// Goes on counting where another process stopped, which may have counted after this ring was made.
+    pub(crate) fn read_counters(&self, state: &mut RxState) {
+        (state.packets, state.bytes) = (self.counters.packets.load(Relaxed), self.counters.bytes.load(Relaxed));
     }
 
-    /// Returns the number of packets without room.
-    pub(crate) fn drops(&self) -> u64 {
-        self.dropped.load(Relaxed)
+    /// Counts `n` packets without room.
+    pub(crate) fn count_drops(&self, n: u64) {
+        self.counters.dropped.fetch_add(n, Relaxed);
     }
 
     /// Counts `n` packets whose buffers were swapped.
     pub(crate) fn count_swaps(&self, n: u64) {
-        self.swapped.fetch_add(n, Relaxed);
+        self.counters.swapped.fetch_add(n, Relaxed);
     }
 
-    /// Returns the number of packets whose buffers were swapped.
-    pub(crate) fn swaps(&self) -> u64 {
-        self.swapped.load(Relaxed)
-    }
-
-    /// Returns the number of bytes that were delivered.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Relaxed)
+    /// Returns what was counted.
+    pub(crate) fn counts(&self) -> RxCounts {
+        let RxCounters { packets, bytes, dropped, swapped } = &self.counters;
+        let [packets, bytes, dropped, swapped] = [packets, bytes, dropped, swapped].map(|n| n.load(Relaxed));
+        RxCounts { packets, bytes, dropped, swapped }
     }
 
     /// Returns how often the client was woken by its doorbell.
@@ -216,7 +221,7 @@ impl PortRx {
             };
             done += moved.packets;
             next.prod = n.add(next.prod, moved.packets);
-            next.bytes += moved.bytes;
+            next.count(moved);
             if moved.packets < contiguous {
                 break;
             }
@@ -258,7 +263,7 @@ impl PortRx {
                 moved = Moved { packets: 1, bytes: len as u64 };
             }
             next.prod = n.add(next.prod, moved.packets);
-            next.bytes += moved.bytes;
+            next.count(moved);
             done += moved.packets as usize;
         }
         let buffers = self.publish(region, &mut state, next, backpressure);
@@ -323,6 +328,7 @@ impl PortRx {
                 next.bytes += len as u64;
                 next.prod = n.next(next.prod);
             }
+            next.packets += 1;
             swapped += u64::from(!copied);
         }
         if swapped > 0 {
@@ -375,6 +381,7 @@ impl PortRx {
             next.prod = n.next(next.prod);
             next.bytes += len as u64;
         }
+        next.packets += 1;
         true
     }
 
@@ -399,7 +406,7 @@ impl PortRx {
         let bytes = header + copy_packet(self.simd, &buffer.skip(header), &frame, len);
         ring.set_len_flags(next.prod, bytes as u16, ONE_SLOT);
         next.prod = n.next(next.prod);
-        next.bytes += bytes as u64;
+        next.count(Moved { packets: 1, bytes: bytes as u64 });
         true
     }
 
@@ -425,7 +432,8 @@ impl PortRx {
         }
         *state = next;
         if moved {
-            self.bytes.store(next.bytes, Relaxed);
+            self.counters.packets.store(next.packets, Relaxed);
+            self.counters.bytes.store(next.bytes, Relaxed);
             let cpu = current_cpu();
             self.channel.words().set_producer_cpu(cpu);
             self.channel.words().publish(next.prod);

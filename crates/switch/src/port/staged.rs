@@ -2,14 +2,13 @@
 //! Packets staged in the switch's own memory, where policies are checked, and their delivery.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 
 use super::SwitchPort;
 use super::batch::Batch;
 use super::context::BatchContext;
 use super::gather::gather;
 use super::rx_ring::{PortRx, RxState};
-use super::vnet_hdr::convert_vnet_hdr;
+use super::vnet_hdr::{Frames, convert_vnet_hdr, put_finished};
 use crate::forward::Packet;
 use crate::policy::DropReason;
 use crate::policy::{Direction, PolicySet, TAG_BYTES, TAG_TYPE, VlanMode};
@@ -47,6 +46,8 @@ struct Drops {
     /// Without room.
     full: u64,
     invalid: u64,
+    /// Frames of packets that were divided, but for the first of each.
+    more: u64,
 }
 
 impl StagingArea {
@@ -137,13 +138,14 @@ impl SwitchPort {
         let mut check = begin_check(policies);
         let capacity = rx.slot_capacity(&self.region);
         let StagingArea { bytes, packets, tagged, finished } = area;
-        let (mut drops, mut policy_drops) = (Drops::default(), [0; 2]);
+        let (mut drops, mut copies, mut filtered, mut over_rate) = (Drops::default(), 0, 0, 0);
         let mut state = rx.lock();
         let mut next = *state;
         for number in listed {
             let packet = packets.get_mut(number).filter(|packet| policies.carries(self.index(), packet.tag & 0xfff));
             let Some(staged) = packet else { continue };
             staged.has_destination = true;
+            copies += 1;
             let header = usize::from(staged.vnet_hdr_len);
             let Some(mut packet) = bytes.get(staged.range.clone()) else { continue };
             if staged.tag != 0 && !untagged {
@@ -153,7 +155,7 @@ impl SwitchPort {
             if let Some(check) = &mut check
                 && let Err(reason) = check.accept_egress(packet.get(header..).unwrap_or_default())
             {
-                policy_drops[usize::from(reason != DropReason::Filter)] += 1;
+                *if reason == DropReason::Filter { &mut filtered } else { &mut over_rate } += 1;
                 continue;
             }
             let slots = match header {
@@ -176,10 +178,8 @@ impl SwitchPort {
         rx.publish(&self.region, &mut state, next, backpressure);
         drop(state);
         rx.count_drops(drops.full);
-        self.policy_drops.iter().zip(policy_drops).for_each(|(total, count)| {
-            total.fetch_add(count, Relaxed);
-        });
-        ring.count_drops(DropReason::InvalidSlot, drops.invalid);
+        ring.count_copies(copies + drops.more);
+        self.counters.count([filtered, over_rate, drops.invalid]);
     }
 
     /// Writes a packet with a virtio-net header of `header` bytes into the next slots, with the header that this port
@@ -199,8 +199,11 @@ impl SwitchPort {
         } else if to_header == 0 {
             finished.clear();
             finished.extend_from_slice(packet);
-            match offload::finish(finished, header, |[headers, payload]| put(&[headers, payload])) {
-                Ok(lost) => drops.full += lost as u64,
+            match put_finished(finished, header, put) {
+                Ok(Frames { all, lost }) => {
+                    drops.full += lost;
+                    drops.more += all.saturating_sub(1);
+                }
                 Err(_) => drops.invalid += 1,
             }
         } else {

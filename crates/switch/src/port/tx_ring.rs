@@ -2,7 +2,7 @@
 //! A client's transmit ring, from which the switch takes batches of slots.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -13,7 +13,8 @@ use unetmap_mem::{
 use unetmap_sys::thread::current_cpu;
 use unetmap_sys::{Doorbell, Mapping, memfd};
 
-use super::batch::Batch;
+use super::batch::{Batch, Served};
+use super::counters::{TxCounters, TxCounts};
 use super::offsets::HeadroomOffsets;
 use super::ring::{RingConfig, lock_until};
 use crate::backpressure::Backpressure;
@@ -31,10 +32,8 @@ pub(crate) struct PortTx {
     /// The client's position word at which the last poll found nothing.
     pub(super) empty_at: AtomicU32,
     pub(crate) offsets: HeadroomOffsets,
-    /// Bytes of the slots that were returned to the client. Written with the lock of `state`.
-    bytes: AtomicU64,
-    /// Dropped packets by [`DropReason`].
-    drops: [AtomicU64; DropReason::ALL.len()],
+    counters: TxCounters,
+    of_batch: OfBatch,
     pub(crate) monitors: MirrorSet,
 }
 
@@ -59,8 +58,29 @@ pub(crate) struct TxState {
     pub(crate) cache: FlowCache,
 }
 
+/// Counts of the batch that is being forwarded. They are added to the counters, which outlive the process, when its
+/// slots are released: after a crash before that the batch is forwarded, and counted, again.
+#[derive(Default)]
+struct OfBatch {
+    copies: AtomicU64,
+    has_drops: AtomicBool,
+    /// By [`DropReason::SENT`].
+    drops: [AtomicU64; DropReason::SENT.len()],
+}
+
+/// Adds to a counter that is written with the lock of the ring only.
+#[inline(always)]
+fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
+}
+
 impl PortTx {
-    pub(crate) fn new(region: &Region, channels: &ChannelPage, config: RingConfig<'_>) -> io::Result<PortTx> {
+    pub(crate) fn new(
+        region: &Region,
+        channels: &ChannelPage,
+        config: RingConfig<'_>,
+        counters: TxCounters,
+    ) -> io::Result<PortTx> {
         let client_slots = config.view.slots().clone();
         let copies = private_slots(client_slots.slots())?;
         let channel =
@@ -74,8 +94,8 @@ impl PortTx {
             pauses: AtomicU32::new(0),
             empty_at: AtomicU32::new(0),
             offsets: HeadroomOffsets::default(),
-            bytes: AtomicU64::new(0),
-            drops: Default::default(),
+            counters,
+            of_batch: OfBatch::default(),
             monitors: MirrorSet::default(),
         })
     }
@@ -103,19 +123,39 @@ impl PortTx {
         self.count_drops(reason, 1);
     }
 
-    /// Counts `n` packets that reach no port.
+    /// Counts `n` packets of the batch that reach no port.
     pub(crate) fn count_drops(&self, reason: DropReason, n: u64) {
-        self.drops[reason as usize].fetch_add(n, Relaxed);
+        add(&self.of_batch.drops[reason as usize], n);
+        self.of_batch.has_drops.store(true, Relaxed);
     }
 
-    /// Returns the dropped packets, in the order of [`DropReason::ALL`].
-    pub(crate) fn drops(&self) -> [u64; DropReason::ALL.len()] {
-        std::array::from_fn(|i| self.drops[i].load(Relaxed))
+    /// Counts `n` packets that another port is to get of the batch: a flooded one once for each port.
+    #[inline(always)]
+    pub(crate) fn count_copies(&self, n: u64) {
+        add(&self.of_batch.copies, n);
     }
 
-    /// Returns the bytes of the slots that were returned to the client.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Relaxed)
+    /// Counts a batch of which so many packets were taken.
+    #[inline(always)]
+    fn count_batch(&self, packets: u32) {
+        let (of_batch, counters) = (&self.of_batch, &self.counters);
+        add(&counters.packets, packets.into());
+        add(&counters.copies, of_batch.copies.load(Relaxed));
+        of_batch.copies.store(0, Relaxed);
+        if of_batch.has_drops.load(Relaxed) {
+            of_batch.has_drops.store(false, Relaxed);
+            for (counter, of_batch) in counters.drops.iter().zip(&of_batch.drops) {
+                add(counter, of_batch.load(Relaxed));
+                of_batch.store(0, Relaxed);
+            }
+        }
+    }
+
+    /// Returns what was counted.
+    pub(crate) fn counts(&self) -> TxCounts {
+        let TxCounters { packets, copies, bytes, drops } = &self.counters;
+        let [packets, copies, bytes] = [packets, copies, bytes].map(|counter| counter.load(Relaxed));
+        TxCounts { packets, copies, bytes, drops: std::array::from_fn(|i| drops[i].load(Relaxed)) }
     }
 
     /// Returns how often the client was woken by its doorbell.
@@ -214,14 +254,22 @@ impl PortTx {
         state.cutter = PacketCutter::default();
         state.cache = FlowCache::default();
         self.count_drops(DropReason::SwitchFault, count.into());
+        self.count_batch(count);
         self.release(&mut state, count, backpressure);
     }
 
-    /// Returns the first `n` slots of a batch to the client, and counts their bytes.
+    /// Returns the slots of a batch that were served to the client, and counts their packets and bytes.
     #[inline]
-    pub(crate) fn release_batch(&self, state: &mut TxState, batch: &Batch<'_>, n: u32, backpressure: &Backpressure) {
-        self.bytes.store(self.bytes.load(Relaxed).wrapping_add(batch.bytes_of(n)), Relaxed);
-        self.release(state, n, backpressure);
+    pub(crate) fn release_batch(
+        &self,
+        state: &mut TxState,
+        batch: &Batch<'_>,
+        served: Served,
+        backpressure: &Backpressure,
+    ) {
+        add(&self.counters.bytes, batch.bytes_of(served.slots));
+        self.count_batch(served.packets);
+        self.release(state, served.slots, backpressure);
     }
 
     /// Returns the next `n` slots to the client. Wakes it if it waits for them; later if it is in a futex wait on

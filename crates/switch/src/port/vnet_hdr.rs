@@ -12,7 +12,6 @@ use super::context::BatchContext;
 use super::gather::{MAX_VNET_HDR, PACKET, gather};
 use super::rx_ring::PortRx;
 use crate::forward::Packet;
-use crate::policy::DropReason;
 use unetmap_offload as offload;
 
 impl SwitchPort {
@@ -67,7 +66,7 @@ pub(crate) fn deliver_converted(
     let capacity = rx.slot_capacity(&to.region);
     let mut bytes = PACKET.take();
     let mut state = rx.lock();
-    let (mut next, mut dropped, mut invalid) = (*state, 0, 0);
+    let (mut next, mut dropped, mut invalid, mut more) = (*state, 0, 0, 0);
     // Headers of both lengths have fields to be converted.
     let may_copy = from_hdr_len == 0 || to_hdr_len == 0;
     let most = if may_copy { capacity.saturating_sub(to_hdr_len) } else { 0 };
@@ -100,8 +99,11 @@ pub(crate) fn deliver_converted(
         }
         let mut put = |pieces: &[&[u8]]| rx.put(&to.region, &mut next, pieces);
         if to_hdr_len == 0 {
-            match offload::finish(&mut bytes, from_hdr_len, |[headers, payload]| put(&[headers, payload])) {
-                Ok(lost) => dropped += lost as u64,
+            match put_finished(&mut bytes, from_hdr_len, put) {
+                Ok(Frames { all, lost }) => {
+                    dropped += lost;
+                    more += all.saturating_sub(1);
+                }
                 Err(_) => invalid += 1,
             }
         } else {
@@ -115,9 +117,32 @@ pub(crate) fn deliver_converted(
     if dropped > 0 {
         rx.count_drops(dropped);
     }
-    if invalid > 0 {
-        ring.count_drops(DropReason::InvalidSlot, invalid);
-    }
+    ring.count_copies(more);
+    to.counters.count([0, 0, invalid]);
+}
+
+/// The frames that a packet was divided into.
+pub(super) struct Frames {
+    /// All of them.
+    pub(super) all: u64,
+    /// Frames without room.
+    pub(super) lost: u64,
+}
+
+/// Makes frames of a packet with a virtio-net header of `header` bytes, and has them put into slots, as long as there
+/// is room.
+pub(super) fn put_finished(
+    packet: &mut [u8],
+    header: usize,
+    mut put: impl FnMut(&[&[u8]]) -> bool,
+) -> Result<Frames, offload::HeaderMismatch> {
+    let mut had_room = 0;
+    let lost = offload::finish(packet, header, |[headers, payload]| {
+        let has_room = put(&[headers, payload]);
+        had_room += u64::from(has_room);
+        has_room
+    })?;
+    Ok(Frames { all: had_room + lost as u64, lost: lost as u64 })
 }
 
 /// Returns the virtio-net header of a packet that begins with one of `len` bytes, in the longest form: fields that the

@@ -12,7 +12,7 @@ use super::resolve::{hand_over, mirror, resolve_target};
 use crate::backpressure::Backpressure;
 use crate::forward::{Cut, DestinationLists, Packet, Target};
 use crate::policy::DropReason;
-use crate::port::{BatchContext, PortTx, SwitchPort, TxState};
+use crate::port::{BatchContext, PortTx, Served, SwitchPort, TxState};
 use crate::tuning::{BATCH_SLOTS, HEADER_PREFETCH_SLOTS, MIN_RUN_PACKETS};
 
 /// Forwards a batch of a port's ring, which has index `ring_index`; returns how many slots that were.
@@ -29,23 +29,23 @@ pub(crate) fn serve(
     let state = &mut *guard;
     let context = BatchContext { port, ring, ring_index, batch, backpressure };
     if switch.policies.applies_to(port.index()) {
-        let done = policed::serve(lists, switch, &context, state);
-        hand_over(&context, done);
-        ring.release_batch(state, &context.batch, done, backpressure);
-        return done;
+        let served = policed::serve(lists, switch, &context, state);
+        hand_over(&context, served.slots);
+        ring.release_batch(state, &context.batch, served, backpressure);
+        return served.slots;
     }
     // Runs and fan-out support no virtio-net headers, offsets or monitors.
     let plain = port.vnet_hdr_len() == 0 && batch.offsets.mask == 0 && !ring.monitors.any();
-    let mut done = if plain { runs(full, switch, &context, state) } else { 0 };
-    if plain && done < batch.len && !batch.has_invalid && state.cutter.at_packet_start() {
-        done += fanout::serve(fanout_lists, switch, &context.skip(done), state);
+    let mut served = Served::single(if plain { runs(full, switch, &context, state) } else { 0 });
+    if plain && served.slots < batch.len && !batch.has_invalid && state.cutter.at_packet_start() {
+        served += Served::single(fanout::serve(fanout_lists, switch, &context.skip(served.slots), state));
     }
-    if done < batch.len {
-        done += packet_by_packet((lists, full), switch, &context.skip(done), state);
+    if served.slots < batch.len {
+        served += packet_by_packet((lists, full), switch, &context.skip(served.slots), state);
     }
-    hand_over(&context, done);
-    ring.release_batch(state, &context.batch, done, backpressure);
-    done
+    hand_over(&context, served.slots);
+    ring.release_batch(state, &context.batch, served, backpressure);
+    served.slots
 }
 
 /// Forwards same-destination runs: consecutive packets with equal addresses. Returns how many slots that were; the next
@@ -57,14 +57,16 @@ fn runs(full: &mut FullPorts, switch: &SwitchConfig, context: &BatchContext<'_>,
     while done < len && state.cutter.at_packet_start() {
         if let Some((addresses, to)) = state.cache.run(&switch.table) {
             let only_open = || full.only_open(rings, switch, source);
-            let (to, is_flooded) = match to {
-                Target::Port(to) => (switch.member(to), false),
-                _ => (switch.only_other(context.port.index()).or_else(only_open), true),
+            let other = || switch.only_other(context.port.index());
+            let (to, left_out) = match to {
+                Target::Port(to) => (switch.member(to), 0),
+                _ => other().map_or_else(|| (only_open(), full.left_out()), |to| (Some(to), 0)),
             };
             let Some(to) = to.filter(|to| to.accepts_runs(context.ring_index)) else { break };
             let packets = to.deliver_run(context, (addresses, done));
-            if is_flooded {
+            if left_out > 0 {
                 full.add_flooded(packets);
+                context.ring.count_copies(u64::from(packets) * left_out);
             }
             done += packets;
             if just_resolved && packets < MIN_RUN_PACKETS {
@@ -89,10 +91,11 @@ fn packet_by_packet(
     switch: &SwitchConfig,
     context: &BatchContext<'_>,
     state: &mut TxState,
-) -> u32 {
+) -> Served {
     let BatchContext { port, ring, batch, .. } = context;
     lists.clear();
-    let done = state.cutter.cut(
+    let mut packets = 0;
+    let slots = state.cutter.cut(
         batch.len,
         batch.drained,
         |i| batch.slots.flags(batch.at(i)),
@@ -105,22 +108,25 @@ fn packet_by_packet(
                     Target::Flood => lists.add(packet, None),
                     Target::Drop(reason) => ring.count_drop(reason),
                 }
+                packets += 1;
             }
             Cut::TooLong { first } => {
                 if first {
                     ring.count_drop(DropReason::TooManyFragments);
+                    packets += 1;
                 }
             }
         },
     );
-    mirror(context, done);
+    mirror(context, slots);
     deliver((lists, full), switch, context);
-    done
+    Served { slots, packets }
 }
 
 /// Delivers the listed packets. If a packet is flooded, the whole batch is copied, unless the switch has two ports
 /// only.
 fn deliver((lists, full): (&DestinationLists, &mut FullPorts), switch: &SwitchConfig, context: &BatchContext<'_>) {
+    context.ring.count_copies(lists.unicast_packets());
     if !lists.any_flooded() {
         for &to in lists.ports() {
             if let Some(to) = switch.member(to) {
@@ -153,6 +159,7 @@ fn deliver((lists, full): (&DestinationLists, &mut FullPorts), switch: &SwitchCo
             full.add(index, to);
         }
     }
+    context.ring.count_copies(others * lists.flooded_packets());
     if others == 0 {
         lists.flooded().for_each(|_| context.ring.count_drop(DropReason::NoDestination));
     }

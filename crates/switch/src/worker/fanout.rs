@@ -88,6 +88,7 @@ pub(crate) fn serve(
     let done = list(lists, switch, context, state);
     for (to, packets) in lists.lists() {
         if let Some(to) = switch.member(to) {
+            context.ring.count_copies(packets.len() as u64);
             to.deliver_copies(context, packets);
         }
     }

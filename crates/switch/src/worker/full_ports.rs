@@ -148,6 +148,12 @@ impl FullPorts {
         others.find_map(|index| switch.members.get(index)?.as_deref())
     }
 
+    /// Returns the number of ports that are left out.
+    #[inline]
+    pub(crate) fn left_out(&self) -> u64 {
+        self.ports.len() as u64
+    }
+
     /// Counts packets that were flooded to [`FullPorts::only_open`].
     #[inline]
     pub(crate) fn add_flooded(&mut self, packets: u32) {

@@ -14,31 +14,33 @@ use crate::forward::{Cut, DestinationLists, FlowCache, Packet, Target, decide};
 use crate::policy::DropReason;
 use crate::policy::{Direction, PolicyCheck, Tag};
 use crate::port::staged::{StagedPacket, StagingArea, remove_tag};
-use crate::port::{BatchContext, SwitchPort, TxState};
+use crate::port::{BatchContext, Served, SwitchPort, TxState};
 use crate::tuning::STAGING_KEEP_BYTES;
 
 thread_local! {
     static STAGING_AREA: RefCell<StagingArea> = RefCell::default();
 }
 
-/// Forwards the packets of a batch, as far as the policies accept them. Returns how many slots that were.
+/// Forwards the packets of a batch, as far as the policies accept them.
 #[cold]
 pub(crate) fn serve(
     lists: &mut DestinationLists,
     switch: &SwitchConfig,
     context: &BatchContext<'_>,
     state: &mut TxState,
-) -> u32 {
+) -> Served {
     let BatchContext { port, ring, batch, .. } = context;
     STAGING_AREA.with_borrow_mut(|area| {
         area.clear();
         lists.clear();
         let mut check = switch.policies.of(port.index()).map(|policy| policy.check(Direction::In));
-        let done = state.cutter.cut(
+        let mut packets = 0;
+        let slots = state.cutter.cut(
             batch.len,
             batch.drained,
             |i| batch.slots.flags(batch.at(i)),
             |cut| {
+                packets += u32::from(cut != Cut::TooLong { first: false });
                 let packet = match cut {
                     Cut::Packet(packet) => packet,
                     Cut::TooLong { first: true } => return ring.count_drop(DropReason::TooManyFragments),
@@ -53,10 +55,10 @@ pub(crate) fn serve(
             },
         );
         drop(check);
-        mirror(context, done);
+        mirror(context, slots);
         deliver(lists, switch, context, area);
         area.shrink(STAGING_KEEP_BYTES);
-        done
+        Served { slots, packets }
     })
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use unetmap::abi::printable::word;
 use unetmap_sys::link::{self, Link};
 
-use super::{Check, Report, gather, machine, nic};
+use super::{Check, Report, causes, gather, machine, nic};
 
 /// The report's own words for the things that it leaves out.
 const LEFT_OUT: &str = "IP addresses, routes, the second half of MAC addresses, names of hosts and users, the commands \
@@ -31,11 +31,13 @@ pub(super) fn build(machine: &machine::Facts, report: &Report, link: Option<&Lin
     let mut all = Map::new();
     all.insert("unetmap".into(), unetmap::version().into());
     all.insert("left_out".into(), LEFT_OUT.into());
+    all.insert("likely_causes".into(), causes::likely(machine.daemons.as_ref().err()).into());
     all.insert("machine".into(), this_machine(machine));
     all.insert("checks".into(), lines(&report.checks));
     all.insert("sysctls".into(), SYSCTLS.iter().map(|name| (name.replace('/', "."), setting(name))).collect());
     all.insert("limits".into(), limits("self"));
-    let snapshots = unetmap::snapshots().unwrap_or_default();
+    // One that does not answer is asked once.
+    let snapshots = if machine.daemons.is_ok() { unetmap::snapshots().unwrap_or_default() } else { Vec::new() };
     all.insert("daemons".into(), snapshots.iter().map(|snapshot| daemon(snapshot)).collect());
     if let (Some(link), Some(found)) = (link, report.interfaces.first()) {
         all.insert("interface".into(), interface(link, found));

@@ -243,7 +243,16 @@ mod tests {
 
     fn rate(port: &str, dir: &str, packets: f64) -> Rate {
         let (kind, name) = ("pipe".into(), format!("{dir} 0"));
-        let ring = RingCounters { kind, name, queued: packets as u64, crossed: 0, batches: 0, bytes: None, lost: 0 };
+        let ring = RingCounters {
+            kind,
+            serial: None,
+            name,
+            queued: packets as u64,
+            crossed: 0,
+            batches: 0,
+            bytes: None,
+            lost: 0,
+        };
         Rate { key: (1, port.into(), dir.into(), 0), ring, packets, bits: None, batch: 1.0, lost: 1000.0 - packets }
     }
 

@@ -152,13 +152,14 @@ impl Port<NicPort> {
     }
 
     pub(in crate::ports) fn snapshot(&self, mem_id: u16) -> PortSnapshot {
-        let (name, manner) = match &self.state {
-            State::Here(nic) => {
-                return nic.snapshot(PortSnapshot::new(nic.name.clone(), "nic", mem_id, (&self.record, 0)));
-            }
-            State::Away(away) => (away.name.clone(), Some("being opened or closed".into())),
+        let of = |name: &str| PortSnapshot {
+            serial: Some(self.key.serial),
+            ..PortSnapshot::new(name.into(), "nic", mem_id, (&self.record, 0))
         };
-        PortSnapshot { manner, ..PortSnapshot::new(name, "nic", mem_id, (&self.record, 0)) }
+        match &self.state {
+            State::Here(nic) => nic.snapshot(of(&nic.name)),
+            State::Away(away) => PortSnapshot { manner: Some("being opened or closed".into()), ..of(&away.name) },
+        }
     }
 
     /// How the interface moves packets, for people, and the snapshots of its rings; `None` while it is away.

@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::control::binding::{BackendKind, BoundRing, FORWARD_ALL, FORWARD_MARKED};
 use unetmap_core::errno::{EBUSY, ENOMEM};
-use unetmap_mem::{BufIdx, ChannelPage, RingShape};
+use unetmap_mem::{BufIdx, ChannelPage, CounterPage, RingShape};
 use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::policy::DropReason;
-use unetmap_switch::port::{RingConfig, SwitchPort};
+use unetmap_switch::port::{RingConfig, SwitchPort, counters};
 use unetmap_sys::Doorbell;
 
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::endpoint::{DataPath, Endpoint, PortRing};
 use crate::ports::PortKey;
 use crate::ports::nic::refuse_header;
-use crate::ports::snapshot::PortSnapshot;
+use crate::ports::snapshot::{PacketsSnapshot, PortSnapshot};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionRecord, Scope, SharedPage};
 use crate::registry::{BufferRepair, Port, Record};
@@ -129,6 +129,29 @@ pub(super) struct HostRings {
     pub(super) switch_side: Arc<SwitchPort>,
 }
 
+/// Counts by the keys of their reasons.
+pub(super) fn by_reason(reasons: &[DropReason], counts: &[u64]) -> BTreeMap<&'static str, u64> {
+    reasons.iter().map(|reason| reason.name()).zip(counts.iter().copied()).collect()
+}
+
+/// The counters of a port of this shape, those of its host rings behind its own.
+pub(super) fn counters(shape: EndpointShape) -> usize {
+    let [own, host] = counters_of_sides(shape);
+    own + host
+}
+
+/// Makes the page of these counters.
+pub(super) fn counter_page(shape: EndpointShape) -> Result<SharedPage, Refusal> {
+    SharedPage::create("unetmap-counters", CounterPage::bytes(counters(shape)))
+}
+
+/// The number of counters of a port's own rings, and of its host rings.
+pub(super) fn counters_of_sides(shape: EndpointShape) -> [usize; 2] {
+    let (tx, rx) = (usize::from(shape.tx_rings), usize::from(shape.rx_rings));
+    let (all_tx, all_rx) = (usize::from(shape.all_tx()), usize::from(shape.all_rx()));
+    [counters::count(tx, rx), counters::count(all_tx - tx, all_rx - rx)]
+}
+
 impl Port<ValePort> {
     /// Of an attached interface: the queues that a processor of their own polls, and which processor.
     pub(super) fn polling_cpus(&self) -> BTreeMap<u16, u32> {
@@ -154,23 +177,19 @@ impl Port<ValePort> {
     pub(super) fn dropped(&self, transmit: bool, ring: u16) -> u64 {
         let (side, ring) = self.side_of(transmit, ring);
         match transmit {
-            true => side.tx_drops(ring).iter().sum(),
-            false => side.rx_drops(ring),
+            true => side.tx_counts(ring).drops.iter().sum(),
+            false => side.rx_counts(ring).dropped,
         }
     }
 
     /// Packets that the port sent and that reached no port, by reason.
     pub(super) fn lost(&self) -> BTreeMap<&'static str, u64> {
-        let rings = || (0..self.switch_side.tx_rings()).map(|ring| self.switch_side.tx_drops(ring));
-        let one = |why: DropReason| (why.name(), rings().map(|lost| lost[why as usize]).sum());
-        DropReason::ALL.into_iter().map(one).collect()
+        by_reason(&DropReason::SENT, &self.switch_side.packets().lost)
     }
 
     /// Packets for the port that it did not receive, by reason.
     pub(super) fn not_received(&self) -> BTreeMap<&'static str, u64> {
-        let room = (0..self.endpoint().shape.rx_rings.into()).map(|ring| self.switch_side.rx_drops(ring)).sum();
-        let [filter, rate] = self.switch_side.policy_drops();
-        [("room", room), (DropReason::Filter.name(), filter), (DropReason::RateLimit.name(), rate)].into()
+        by_reason(&DropReason::RECEIVED, &self.switch_side.packets().not_received)
     }
 
     /// Slots that crossed its rings of one direction, as the program that syncs them counts.
@@ -234,26 +253,30 @@ impl ValePort {
     ) -> Result<Port<ValePort>, Refusal> {
         let page = SharedPage::create("unetmap-channels", ChannelPage::bytes(shape.all_rings() as usize))?;
         let channels = ChannelPage::new(page.range.clone());
+        let counters = counter_page(shape)?;
+        let count_in = CounterPage::new(counters.range.clone());
         let endpoint = Endpoint::create(region, shape, DataPath::Switch { tx: 0, rx: shape.all_tx().into() })?;
         let (tx, host_tx) = endpoint.tx.split_at(shape.tx_rings.into());
         let (rx, host_rx) = endpoint.rx.split_at(shape.rx_rings.into());
-        let side = |index, tx, rx| {
+        let side = |index, tx, rx, first| {
             let doorbell = Doorbell::new()?;
-            let switch_side = switch_side(index, region, &channels, (tx, rx), &doorbell)?;
+            let pages = (&channels, (&count_in, first));
+            let switch_side = switch_side(index, region, pages, (tx, rx), &doorbell)?;
             Ok((doorbell, switch_side))
         };
-        let created = side(index, tx, rx).and_then(|own| {
+        let created = side(index, tx, rx, 0).and_then(|own| {
             let has_host = !host_tx.is_empty() || !host_rx.is_empty();
-            let host = has_host.then(|| side(WIRE_PROGRAM, host_tx, host_rx)).transpose()?;
+            let first = counters_of_sides(shape)[0];
+            let host = has_host.then(|| side(WIRE_PROGRAM, host_tx, host_rx, first)).transpose()?;
             Ok((own, host.map(|(doorbell, switch_side)| HostRings { doorbell, switch_side })))
         });
         match created {
             Ok(((doorbell, switch_side), host_rings)) => {
-                let (channels, page) = (Some(channels), Some(page));
+                let (channels, page, counters) = (Some(channels), Some(page), Some(counters));
                 let record = Record::new(region.key, scope, [endpoint], BufferRepair::Slots);
                 let (is_member, attachment, is_wrapped) = (false, None, false);
                 let port = ValePort { id, key, is_member, doorbell, switch_side, host_rings, attachment, is_wrapped };
-                Ok(port.with(Record { channels, page, ..record }))
+                Ok(port.with(Record { channels, page, counters, ..record }))
             }
             Err(e) => no_descriptors(region, endpoint, &e),
         }
@@ -284,12 +307,12 @@ pub(super) fn no_descriptors<T>(
 pub(super) fn switch_side(
     index: u8,
     region: &RegionRecord,
-    channels: &ChannelPage,
+    (channels, counters): (&ChannelPage, (&CounterPage, usize)),
     (tx, rx): (&[PortRing], &[PortRing]),
     doorbell: &Doorbell,
 ) -> std::io::Result<Arc<SwitchPort>> {
     let rings = (switch_rings(tx)?, switch_rings(rx)?);
-    SwitchPort::new(index, &region.region, channels, rings, doorbell.try_clone()?).map(Arc::new)
+    SwitchPort::new(index, &region.region, channels, rings, doorbell.try_clone()?, counters).map(Arc::new)
 }
 
 /// Returns the rings as the switch needs them.
@@ -306,10 +329,13 @@ pub(super) fn switch_rings(rings: &[PortRing]) -> std::io::Result<Vec<RingConfig
 }
 
 /// The amounts of a port of this shape besides those of its endpoint: the switch's own descriptors of each ring's
-/// doorbell, and of those that wake the switch; and its private copies of what transmit rings have.
+/// doorbell, of those that wake the switch, and of the page of its counters; and this page, and the switch's private
+/// copies of what transmit rings have.
 pub(super) fn switch_usage(shape: EndpointShape) -> Amounts {
     let copies = u64::from(shape.all_tx()) * (RingShape::bytes(shape.tx_slots) as u64).next_multiple_of(PAGE);
-    Amounts::of(Resource::Descriptors, u64::from(shape.all_rings()) + 4).and(Amounts::of(Resource::Memory, copies))
+    let counters = CounterPage::bytes(counters(shape)) as u64;
+    Amounts::of(Resource::Descriptors, u64::from(shape.all_rings()) + 5)
+        .and(Amounts::of(Resource::Memory, copies + counters))
 }
 
 impl Port<ValePort> {
@@ -370,10 +396,25 @@ impl Port<ValePort> {
         for ring in &mut port.rings {
             ring.dropped = self.dropped(ring.dir == "tx", ring.id);
             let (side, id) = self.side_of(ring.dir == "tx", ring.id);
-            ring.swapped = (ring.dir == "rx").then(|| side.swaps(id));
-            ring.bytes = Some(if ring.dir == "tx" { side.tx_bytes(id) } else { side.rx_bytes(id) });
+            let (sent, received) = (side.tx_counts(id), side.rx_counts(id));
+            ring.swapped = (ring.dir == "rx").then_some(received.swapped);
+            ring.bytes = Some(if ring.dir == "tx" { sent.bytes } else { received.bytes });
             ring.wakeups = Some(side.wakeups(ring.dir == "tx", id));
         }
-        PortSnapshot { uid: Some(self.owner()), thread, cpu, polled: self.polling_cpus(), lost: self.lost(), ..port }
+        // Its own policy applies to all its receive rings, so the first one stands for all.
+        let packets = self.switch_side.packets();
+        if let Some(first) = port.rings.iter_mut().find(|ring| ring.dir == "rx") {
+            first.dropped += packets.not_received[1..].iter().sum::<u64>();
+        }
+        PortSnapshot {
+            uid: Some(self.owner()),
+            thread,
+            cpu,
+            polled: self.polling_cpus(),
+            lost: self.lost(),
+            not_received: self.not_received(),
+            packets: Some(PacketsSnapshot::of(&packets)),
+            ..port
+        }
     }
 }

@@ -10,14 +10,16 @@ use unetmap_core::control::vale::{PortPolicy, RateLimit, VlanMode};
 use unetmap_core::control::vale::{ValeAction, ValeRequest};
 use unetmap_core::errno::{EINVAL, ENOENT, EPERM};
 use unetmap_switch::fdb::LIFETIME_EPOCHS;
+use unetmap_switch::policy::DropReason;
 
 use super::ValeKey;
 use super::attach_requests::port_key;
 use super::open::key_of;
-use super::port::{SwitchKey, ValePort};
+use super::port::{SwitchKey, ValePort, by_reason};
 use super::switches::{Switch, ValeState};
 use crate::caller::Caller;
 use crate::owner::owner;
+use crate::ports::snapshot::PacketsSnapshot;
 use crate::ports::{Admission, Daemon, Registry, Session};
 use crate::refusal::{Refusal, json, refuse};
 use crate::region::Scope;
@@ -32,6 +34,12 @@ pub(crate) struct SwitchSnapshot {
     addresses: usize,
     /// Seconds after which an address is removed; 0: never.
     age: u32,
+    /// Packets of all ports that it has or had; `copies` = `received` + the sum of `not_received`.
+    packets: PacketsSnapshot,
+    /// Packets that were sent and reached no port, by reason.
+    lost: BTreeMap<&'static str, u64>,
+    /// Packets that a port did not receive, by reason.
+    not_received: BTreeMap<&'static str, u64>,
 }
 
 #[derive(Serialize)]
@@ -229,12 +237,16 @@ fn known_switches(vale: &ValeState, scope: Scope) -> Vec<SwitchSnapshot> {
 }
 
 fn switch_snapshot(vale: &ValeState, key: &SwitchKey, switch: Option<&Switch>) -> SwitchSnapshot {
+    let packets = switch.map(Switch::packets).unwrap_or_default();
     SwitchSnapshot {
         switch: key.1.clone(),
         uid: key.0.uid,
         ports: switch.map_or(0, |switch| switch.members.iter().flatten().count()),
         addresses: switch.map_or(0, |switch| switch.table.len()),
         age: vale.settings.age(key),
+        packets: PacketsSnapshot::of(&packets),
+        lost: by_reason(&DropReason::SENT, &packets.lost),
+        not_received: by_reason(&DropReason::RECEIVED, &packets.not_received),
     }
 }
 

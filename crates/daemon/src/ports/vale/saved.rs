@@ -14,14 +14,18 @@ use serde::{Deserialize, Serialize};
 use unetmap_core::control::ControlRequest;
 use unetmap_core::control::vale::{ThreadConfig, ValeRequest};
 use unetmap_core::errno::EBUSY;
-use unetmap_mem::ChannelPage;
+use unetmap_mem::{ChannelPage, CounterPage};
 use unetmap_switch::fdb::{MAX_PORTS, MacEntry, TableMark};
+use unetmap_switch::port::counters::PacketCounts;
 use unetmap_switch::port::{PortPositions, SwitchPort};
 use unetmap_sys::Doorbell;
 
 use super::ValeKey;
 use super::persistent::{PersistentState, SavedPersistent};
-use super::port::{AttachedInterface, HostRings, Side, SwitchKey, ValePort, WIRE_PROGRAM, switch_side};
+use super::port::{
+    AttachedInterface, HostRings, Side, SwitchKey, ValePort, WIRE_PROGRAM, counter_page, counters, counters_of_sides,
+    switch_side,
+};
 use super::switches::{Switch, ValeState};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::ports::{PortKey, Registry};
@@ -62,6 +66,9 @@ struct SavedSwitch {
     /// Milliseconds until its addresses age by a step.
     next_tick: Option<u64>,
     addresses: Vec<SavedAddress>,
+    /// The packets of ports that it had, since version 18.
+    #[serde(default)]
+    former: PacketCounts,
 }
 
 /// The part that changes with every packet.
@@ -99,7 +106,7 @@ impl SavedValePort {
     /// Rebuilds the port, whose positions follow.
     pub(in crate::ports) fn restore(
         self,
-        record: Record,
+        mut record: Record,
         id: &PortKey,
         regions: &Regions,
         fds: &mut Incoming,
@@ -113,6 +120,12 @@ impl SavedValePort {
         let (Some(channels), Some(_)) = (&record.channels, record.page.as_ref().filter(has_all)) else {
             return invalid("the channels of a switch port");
         };
+        if record.counters.as_ref().is_some_and(|page| page.range.len() != CounterPage::bytes(counters(shape))) {
+            return invalid("the counters of a switch port");
+        }
+        // A daemon of a former version has none.
+        let page = record.counters.take().map_or_else(|| counter_page(shape), Ok)?;
+        let counters = CounterPage::new(page.range.clone());
         let doorbell = fds.take_doorbell(self.doorbell)?;
         let is_persistent = id.as_persistent().is_some();
         let own = (usize::from(shape.tx_rings), usize::from(shape.rx_rings));
@@ -122,15 +135,16 @@ impl SavedValePort {
             return invalid("the host rings of a switch port");
         }
         let ((tx, host_tx), (rx, host_rx)) = (endpoint.tx.split_at(own.0), endpoint.rx.split_at(own.1));
-        let side = |index, rings, doorbell: &Doorbell| {
-            let side = switch_side(index, region, channels, rings, doorbell);
+        let side = |index, rings, doorbell: &Doorbell, first| {
+            let side = switch_side(index, region, (channels, (&counters, first)), rings, doorbell);
             side.or_else(|e| invalid(&format!("a switch port: {e}")))
         };
-        let switch_side = side(self.index, (tx, rx), &doorbell)?;
+        let switch_side = side(self.index, (tx, rx), &doorbell, 0)?;
         switch_side.set_vnet_hdr_len(self.header);
         let host = self.host.map(|host| {
             let doorbell = fds.take_doorbell(host)?;
-            let switch_side = side(WIRE_PROGRAM, (host_tx, host_rx), &doorbell)?;
+            let first = counters_of_sides(shape)[0];
+            let switch_side = side(WIRE_PROGRAM, (host_tx, host_rx), &doorbell, first)?;
             Ok(HostRings { doorbell, switch_side })
         });
         let host_rings = host.transpose()?;
@@ -148,7 +162,7 @@ impl SavedValePort {
             }),
             is_wrapped: self.is_wrapped,
         };
-        let port = port.with(record);
+        let port = port.with(Record { counters: Some(page), ..record });
         port.apply_offsets();
         Ok(port)
     }
@@ -173,7 +187,7 @@ impl ValeState {
         let save = |(key, switch): (&SwitchKey, &Switch)| {
             let left = switch.next_tick.map(|tick| tick.saturating_duration_since(now).as_millis() as u64);
             let addresses = saved_addresses(switch, &TableMark::default());
-            SavedSwitch { key: key.clone(), number: switch.number, next_tick: left, addresses }
+            SavedSwitch { key: key.clone(), number: switch.number, next_tick: left, addresses, former: switch.former }
         };
         let settings = self.settings.as_requests();
         SavedSwitches {
@@ -211,9 +225,9 @@ impl ValeState {
             let nic = port.attachment.as_ref().and_then(|attachment| registry.nic(&attachment.interface));
             self.set_node(&port.key, port.index(), nic.and_then(|nic| nic.numa_node));
         }
-        for SavedSwitch { key, number, next_tick, addresses } in saved.switches {
+        for SavedSwitch { key, number, next_tick, addresses, former } in saved.switches {
             let Some(switch) = self.switches.get_mut(&key) else { return invalid("a switch has no ports") };
-            switch.number = number;
+            (switch.number, switch.former) = (number, former);
             add_addresses(switch, addresses);
             switch.next_tick = next_tick.map(|left| Instant::now() + Duration::from_millis(left.min(MAX_TICK)));
         }
@@ -252,12 +266,13 @@ impl ValeState {
         Ok(SwitchPositions { ports: ports.collect(), addresses })
     }
 
-    /// Goes on where the rings say that another process stopped.
-    pub(crate) fn recover_positions(&self, registry: &Registry) {
+    /// Goes on where the rings say that another process stopped, before it could count its last batches.
+    pub(crate) fn recover_positions(&mut self, registry: &Registry) {
         for port in registry.all::<ValePort>() {
             let host = port.host_rings.as_ref().map(|host| &host.switch_side);
             [Some(&port.switch_side), host].into_iter().flatten().for_each(|side| side.recover_positions());
         }
+        self.switches.values_mut().for_each(Switch::settle_after_crash);
     }
 
     /// Takes over where another process stopped.

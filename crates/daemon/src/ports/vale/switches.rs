@@ -10,6 +10,7 @@ use unetmap_core::errno::{EINVAL, ENOMEM};
 use unetmap_switch::fdb::{LIFETIME_EPOCHS, MAX_PORTS, MacTable};
 use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::port::SwitchPort;
+use unetmap_switch::port::counters::PacketCounts;
 use unetmap_switch::worker::SwitchConfig;
 
 use super::ValeKey;
@@ -63,6 +64,8 @@ pub(super) struct Switch {
     pub(super) next_tick: Option<Instant>,
     /// Its user's charge for its tables.
     charge: Charge,
+    /// The packets of ports that it had, less those of its ports before they were its own.
+    pub(super) former: PacketCounts,
 }
 
 impl ValeState {
@@ -117,7 +120,9 @@ impl ValeState {
             nodes: vec![None; MAX_PORTS],
             next_tick: None,
             charge: self.ledger.charge(key.scope.uid, tables(key.scope, self.addresses)),
+            former: PacketCounts::default(),
         });
+        switch.former.subtract(&port.packets());
         switch.members[usize::from(port.index())] = Some(port.clone());
         switch.threads[usize::from(port.index())] = None;
         switch.nodes[usize::from(port.index())] = None;
@@ -141,7 +146,7 @@ impl ValeState {
 
     fn remove(&mut self, key: &ValeKey, port: &SwitchPort) {
         let Some(switch) = self.switches.get_mut(&key.switch_key()) else { return };
-        switch.members[usize::from(port.index())] = None;
+        let member = switch.members[usize::from(port.index())].take();
         switch.nodes[usize::from(port.index())] = None;
         let (table, empty) = (switch.table.clone(), switch.members.iter().all(Option::is_none));
         if empty {
@@ -151,6 +156,10 @@ impl ValeState {
             tracing::error!("the switch threads keep a switch port that was removed: {}", refusal.why);
         }
         table.remove_port(port.index());
+        // No thread counts any more, unless it waits for memory of a program.
+        if let Some((switch, member)) = self.switches.get_mut(&key.switch_key()).zip(member) {
+            switch.former.add(&member.packets());
+        }
     }
 
     /// Returns the rings of a port that was removed if they can be freed now. Else they are kept until no thread uses
@@ -375,6 +384,18 @@ fn tables(scope: Scope, addresses: usize) -> Amounts {
 }
 
 impl Switch {
+    /// The packets of all ports that it has or had.
+    pub(super) fn packets(&self) -> PacketCounts {
+        let mut sum = self.former;
+        self.members.iter().flatten().for_each(|port| sum.add(&port.packets()));
+        sum
+    }
+
+    /// Makes the sums equal after a crash.
+    pub(super) fn settle_after_crash(&mut self) {
+        self.former.add(&self.packets().missing_after_crash());
+    }
+
     /// Its ports, each with its load.
     pub(super) fn ports(&self) -> impl Iterator<Item = (PortLoad, &Arc<SwitchPort>)> {
         let ports = self.members.iter().zip(&self.threads);

@@ -2,7 +2,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use unetmap_mem::{Geometry, MappedRange, RingShape, RingView};
+use unetmap_mem::{CounterPage, Geometry, MappedRange, RingShape, RingView};
 use unetmap_sys::{Mapping, memfd};
 
 use super::*;
@@ -18,7 +18,10 @@ fn a_pause_keeps_the_buffers_of_free_slots() {
     let page = memfd::create_sealed("test", 4096).unwrap();
     let page = ChannelPage::new(MappedRange::whole(Arc::new(Mapping::new(page.as_fd(), 4096).unwrap())));
     let config = RingConfig { view: &view, channel: 0, doorbell: Doorbell::new().unwrap(), placeholder: BufIdx(0) };
-    let ring = PortRx::new(&page, config, 2048).unwrap();
+    let counters = memfd::create_sealed("test", 4096).unwrap();
+    let counters = CounterPage::new(MappedRange::whole(Arc::new(Mapping::new(counters.as_fd(), 4096).unwrap())));
+    let counters = RxCounters::of(&counters, &mut (0..)).unwrap();
+    let ring = PortRx::new(&page, config, 2048, counters).unwrap();
     // Ten large packets were delivered and read.
     let read = slots.pos(10).unwrap();
     ring.lock().prod = read;
