@@ -30,6 +30,12 @@ pub(crate) struct Cli {
     #[arg(long)]
     default_accept: bool,
 
+    /// The fate of frames while this program does not take them, as it is killed or stopped or has ended, or the daemon
+    /// has: closed (dropped; the default at host rings), open (passed to the host's stack), bypass (the kernel forwards
+    /// between two interfaces). It stays until `unetmap nic IF failure open`
+    #[arg(long, value_name = "closed|open|bypass", value_parser = fate)]
+    on_failure: Option<String>,
+
     /// Maximum number of states, and of connections that NAT translates
     #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within::<u64, u32>(count, 1..=16_777_216), allow_hyphen_values = true)]
     states: u32,
@@ -77,12 +83,22 @@ pub(crate) struct Cli {
     json: bool,
 }
 
+/// Parses the fate of frames that the program does not take.
+fn fate(text: &str) -> Result<String, String> {
+    if ["closed", "open", "bypass"].contains(&text) {
+        Ok(text.into())
+    } else {
+        Err("give closed, open or bypass".into())
+    }
+}
+
 /// The validated command line.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) ports: [String; 2],
     pub(crate) rules: Option<PathBuf>,
     pub(crate) default_accept: bool,
+    pub(crate) on_failure: Option<String>,
     pub(crate) states: usize,
     pub(crate) threads: u16,
     pub(crate) memory: usize,
@@ -117,6 +133,7 @@ impl Cli {
             tees,
             rules: self.rules,
             default_accept: self.default_accept,
+            on_failure: self.on_failure,
             states: self.states as usize,
             threads: self.threads,
             memory: self.memory,

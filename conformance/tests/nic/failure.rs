@@ -148,3 +148,59 @@ fn closed_is_closed_also_without_a_daemon() {
         until("the stack answers again", || pings(&wire.line.left, "10.9.0.3"));
     });
 }
+
+#[test]
+fn a_filter_decides_before_the_failure() {
+    isolated_with_interfaces(|home| {
+        let Some(wire) = Wire::new(home, 1) else { return };
+        let middle = &wire.line.middle;
+        middle.ip(&["address", "add", "10.9.0.3/24", "dev", "left1"]).expect("an address");
+        done(middle, &["left1", "failure", "closed"]);
+        assert!(!pings(middle, "10.9.0.1"), "the host's frames are dropped");
+        done(middle, &["left1", "filter", "udp"]);
+        until("the stack has what the filter refuses", || pings(&wire.line.left, "10.9.0.3"));
+        let dropped = || wire.failure()["dropped"].as_u64().expect("a count");
+        let before = dropped();
+        until("no program takes what it accepts", || {
+            wire.line.left.tool("bash", &["-c", "echo > /dev/udp/10.9.0.3/9"]).is_ok() && dropped() > before
+        });
+        done(middle, &["left1", "filter", "off"]);
+        assert!(!pings(&wire.line.left, "10.9.0.3"));
+    });
+}
+
+/// Sends pings for longer than any deadline; returns how many are answered.
+fn answered(ns: &Ns) -> u64 {
+    let mut command = ns.command("ping");
+    let output = command.args(["-n", "-q", "-c", "25", "-i", "0.1", "-W", "1", "10.9.0.3"]).output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let words: Vec<&str> = text.split([' ', ',']).collect();
+    let at = words.iter().position(|word| *word == "received").unwrap_or_else(|| panic!("{output:?}"));
+    words[at - 1].parse().expect("a number")
+}
+
+#[test]
+fn a_firewall_on_host_rings_is_closed_while_processes_are_stopped() {
+    isolated_with_interfaces(|home| {
+        let Some(wire) = Wire::new(home, 1) else { return };
+        let (left, middle) = (&wire.line.left, &wire.line.middle);
+        middle.ip(&["address", "add", "10.9.0.3/24", "dev", "left1"]).expect("an address");
+        let rules = home.folder().join("rules");
+        std::fs::write(&rules, "add 10 deny icmp from any to any\nadd 20 allow all from any to any\n").expect("a file");
+        let mut fw = middle.command(program("unetmap-fw"));
+        let mut fw = Forwarder::start(fw.args(["-w", "0", "netmap:left1^", "netmap:left1", "-r"]).arg(&rules));
+        let listens = || left.tool("ip", &["neighbour", "show", "10.9.0.3"]).is_ok_and(|text| text.contains("lladdr"));
+        until("the firewall passes ARP", || answered(left) == 0 && listens());
+        let daemon = home.daemon();
+        let processes = [daemon, fw.guard().pid()];
+        for process in processes {
+            kill_process(process, Signal::STOP).expect("our own");
+            assert_eq!(answered(left), 0);
+            kill_process(process, Signal::CONT).expect("our own");
+        }
+        fw.guard().kill();
+        assert_eq!(answered(left), 0);
+        done(middle, &["left1", "failure", "open"]);
+        until("the stack answers", || pings(left, "10.9.0.3"));
+    });
+}

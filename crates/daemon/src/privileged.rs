@@ -13,6 +13,7 @@ use unetmap_sys::log::set_stderr;
 use unetmap_sys::memory_helper::MemoryHelper;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::process;
+use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::thread::RemoteThread;
 use unetmap_sys::xdp::Mode;
 use unetmap_sys::xsk::{Queue, Umem, UnboundXsk};
@@ -135,27 +136,45 @@ impl Deref for Xdp {
     }
 }
 
-/// The tcx programs of an interface: see [`unetmap_sys::tcx::Tcx`].
-pub(crate) struct Tcx {
+/// The tcx program at an interface's egress, which is detached when this is dropped, unless it stays.
+pub(crate) struct TcxPrograms {
     id: TcxId,
     deadline: Arc<Deadline>,
-    netns: Arc<Netns>,
     _undo: Undo,
 }
 
-impl Tcx {
+impl TcxPrograms {
     /// Owns the programs that the broker keeps under this handle.
-    pub(crate) fn of(handle: Handle, netns: &Arc<Netns>) -> Tcx {
-        let deadline = Arc::new(Deadline(handle));
-        Tcx { id: TcxId(handle), deadline, netns: netns.clone(), _undo: Undo(handle) }
+    pub(crate) fn of(handle: Handle) -> Arc<TcxPrograms> {
+        Arc::new(TcxPrograms { id: TcxId(handle), deadline: Arc::new(Deadline(handle)), _undo: Undo(handle) })
     }
 
     pub(crate) fn handle(&self) -> Handle {
         self.id.0
     }
 
+    pub(crate) fn set_host_tx(&self, action: HostTxAction) -> io::Result<()> {
+        self.id.set_host_tx(action)
+    }
+}
+
+/// The tcx programs of an interface, in its namespace: see [`unetmap_sys::tcx::Tcx`].
+pub(crate) struct Tcx {
+    programs: Arc<TcxPrograms>,
+    netns: Arc<Netns>,
+}
+
+impl Tcx {
+    pub(crate) fn new(programs: Arc<TcxPrograms>, netns: &Arc<Netns>) -> Tcx {
+        Tcx { programs, netns: netns.clone() }
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.programs.handle()
+    }
+
     pub(crate) fn deadline(&self) -> &Arc<Deadline> {
-        &self.deadline
+        &self.programs.deadline
     }
 
     pub(crate) fn attach_companion(&self, near: u32) -> io::Result<()> {
@@ -173,7 +192,7 @@ impl Deref for Tcx {
     type Target = TcxId;
 
     fn deref(&self) -> &TcxId {
-        &self.id
+        &self.programs.id
     }
 }
 

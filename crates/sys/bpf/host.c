@@ -43,6 +43,8 @@ struct config {
 	__u32 far;
 	// skb->mark of frames to the stack: `mark` if unetmap_arrive is attached, else 0.
 	__u32 to_stack;
+	// Whether `host_tx` is in force after the deadline, too.
+	__u32 closed;
 };
 
 struct {
@@ -83,7 +85,7 @@ SECTION("classifier") int unetmap_capture(struct __sk_buff *skb)
 	__u32 first = 0;
 	__u64 *count;
 
-	if (!config || is_of_program(config, skb) || config->host_tx == HOST_TX_PASS || !is_alive())
+	if (!config || is_of_program(config, skb) || config->host_tx == HOST_TX_PASS || (!config->closed && !is_alive()))
 		return TCX_NEXT;
 	if (config->host_tx == HOST_TX_REDIRECT) {
 		skb->mark = config->mark;

@@ -5,8 +5,9 @@
 // program sent to the host's stack (host.c), goes to the kernel's network stack unchanged. One that no program takes
 // is treated as the policy says (see `policies`).
 //
-// A filter is a separate program, generated at run time, that ends with its own redirect: the tail call below replaces
-// this program when a filter is set, and does nothing when none is.
+// A filter is a separate program, generated at run time, that ends with its own redirect, or with deliver_frags: the
+// tail call below replaces this program when a filter is set, and does nothing when none is. The kernel removes the
+// filter when the last process that has the map `filters` ends; then all frames count as accepted.
 //
 // The build of the project never compiles this file: it embeds xdp.o, which is beside it. After a change run `make` in
 // this folder (clang-14 and llvm-strip-14 produce the same bytes on each machine), and commit both. `make check`
@@ -29,12 +30,12 @@ struct {
 	NUMBER(max_entries, 1);
 } sockets SECTION(".maps");
 
-// Slot 0 holds the filter, if one is set.
+// Slot 0 holds the filter, if one is set; slot 1 the end of filters where the policy may be another than OPEN.
 struct {
 	NUMBER(type, BPF_MAP_TYPE_PROG_ARRAY);
 	NUMBER(key_size, sizeof(__u32));
 	NUMBER(value_size, sizeof(__u32));
-	NUMBER(max_entries, 1);
+	NUMBER(max_entries, 2);
 } filters SECTION(".maps");
 
 // The action for frames that a program should get and none takes.
@@ -139,16 +140,18 @@ INLINE int is_marked(struct xdp_md *ctx)
 	return frame->words[0] == mark->words[0] && frame->words[1] == mark->words[1];
 }
 
+// A filter decides first: what it refuses is the stack's also if no program takes what it accepts. With OPEN all frames
+// are the stack's then.
 INLINE int redirect(struct xdp_md *ctx, int calls_filter)
 {
 	struct policy *policy = get_policy();
 
 	if (!policy)
 		return XDP_PASS;
+	if (calls_filter && (policy->failure != FAILURE_OPEN || is_alive()))
+		bpf_tail_call(ctx, &filters, 0);
 	if (!is_served(policy, ctx->rx_queue_index))
 		return fail(ctx, policy);
-	if (calls_filter)
-		bpf_tail_call(ctx, &filters, 0);
 	if (bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS) == XDP_REDIRECT)
 		return XDP_REDIRECT;
 	return fail(ctx, policy);
@@ -173,6 +176,18 @@ SECTION("xdp.frags") int unetmap_frags(struct xdp_md *ctx)
 SECTION("xdp") int unetmap_plain(struct xdp_md *ctx)
 {
 	return unmark_filter_redirect(ctx);
+}
+
+// The end of a filter that accepts a frame.
+SECTION("xdp.frags") int deliver_frags(struct xdp_md *ctx)
+{
+	return redirect(ctx, 0);
+}
+
+// The same for unetmap_plain.
+SECTION("xdp") int deliver_plain(struct xdp_md *ctx)
+{
+	return redirect(ctx, 0);
 }
 
 // For a dispatcher (dispatcher.c), whose stub it replaces. Kernels since 6.13 refuse a replacement that may change the

@@ -7,7 +7,7 @@
 //! which are removed when their last descriptor is closed.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::bpf::{self, Hook, REDIRECT_MARK, array, load_classifier};
@@ -16,6 +16,9 @@ use crate::xdp::Mark;
 
 /// `bpf/host.c`, compiled.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../bpf/host.o");
+
+/// The program at the interface's egress.
+pub(crate) const CAPTURE: &str = "unetmap_capture";
 
 /// Action for frames that the host sends on the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,12 +43,14 @@ struct Config {
     mark: u32,
     far: u32,
     to_stack: u32,
+    closed: u32,
 }
 
 /// The programs of one interface. Dropping it detaches them.
 #[derive(Debug)]
 pub struct Tcx {
-    _capture: OwnedFd,
+    /// `None`: the program stays.
+    _capture: Option<OwnedFd>,
     companion: Option<[OwnedFd; 2]>,
     near_egress: OwnedFd,
     near_ingress: OwnedFd,
@@ -63,12 +68,28 @@ impl Tcx {
     /// # Errors
     /// `EINVAL`: a kernel before 6.6. `EPERM`: needs `CAP_NET_ADMIN` and `CAP_BPF`. `ENODEV`: no such interface.
     pub fn attach(nic: u32) -> io::Result<Tcx> {
+        let (tcx, capture) = Tcx::load(nic, HostTxAction::Pass, false)?;
+        Ok(Tcx { _capture: Some(bpf::link_tcx(&capture, nic, Hook::Egress)?), ..tcx })
+    }
+
+    /// As [`Tcx::attach`], but the program of the interface itself stays when the value is dropped, in place of one
+    /// that has stayed, and its action is in force without a deadline. [`crate::xdp::detach_left`] detaches it.
+    ///
+    /// # Errors
+    /// As [`Tcx::attach`].
+    pub fn attach_to_stay(nic: u32, action: HostTxAction) -> io::Result<Tcx> {
+        let (tcx, capture) = Tcx::load(nic, action, true)?;
+        attach_so_that_it_stays(&capture, (nic, Hook::Egress), CAPTURE)?;
+        Ok(tcx)
+    }
+
+    fn load(nic: u32, action: HostTxAction, closed: bool) -> io::Result<(Tcx, OwnedFd)> {
         let mut object = bpf::load(OBJECT, &[])?;
-        let capture = load_classifier(&mut object, "unetmap_capture")?;
+        let capture = load_classifier(&mut object, CAPTURE)?;
         let (near_egress, near_ingress) =
             (load_classifier(&mut object, "unetmap_near_tx")?, load_classifier(&mut object, "unetmap_near_rx")?);
         let mut tcx = Tcx {
-            _capture: bpf::link_tcx(&capture, nic, Hook::Egress)?,
+            _capture: None,
             companion: None,
             near_egress,
             near_ingress,
@@ -77,16 +98,17 @@ impl Tcx {
             marks: array(&object, "marks")?,
             dropped: array(&object, "dropped")?,
             config: Config {
-                host_tx: HostTxAction::Pass as u32,
+                host_tx: action as u32,
                 nic,
                 near: 0,
                 mark: REDIRECT_MARK,
                 far: 0,
                 to_stack: 0,
+                closed: closed.into(),
             },
         };
         tcx.write_config()?;
-        Ok(tcx)
+        Ok((tcx, capture))
     }
 
     fn write_config(&mut self) -> io::Result<()> {
@@ -186,7 +208,7 @@ impl Relay {
         let mut object = bpf::load(OBJECT, &[])?;
         let RelayEnds { nic, near, far } = ends;
         let host_tx = HostTxAction::Pass as u32;
-        let config = Config { host_tx, nic, near, mark: REDIRECT_MARK, far, to_stack: REDIRECT_MARK };
+        let config = Config { host_tx, nic, near, mark: REDIRECT_MARK, far, to_stack: REDIRECT_MARK, closed: 0 };
         let configs = array(&object, "configs")?;
         // SAFETY: K5: the elements of `configs` in host.c are of type `struct config`.
         unsafe { bpf::array_set(&configs, &config) }?;
@@ -211,6 +233,36 @@ impl Relay {
 /// As [`Tcx::attach`].
 pub fn attach_to_far_end(program: &OwnedFd, far: u32) -> io::Result<OwnedFd> {
     bpf::link_tcx(program, far, Hook::Ingress)
+}
+
+/// Attaches a program to a hook of an interface until it is detached, in place of the one of this name that has stayed.
+pub(crate) fn attach_so_that_it_stays(program: &OwnedFd, (index, hook): (u32, Hook), name: &str) -> io::Result<()> {
+    let old = attached(index, hook, name)?;
+    match &old {
+        Some((_, id)) if bpf::program_info(program)?.id == *id => Ok(()),
+        old => bpf::attach_tcx(program.as_fd(), index, hook, old.as_ref().map(|(old, _)| old.as_fd())),
+    }
+}
+
+/// Detaches the program of this name that has stayed, if there is one.
+pub(crate) fn detach(index: u32, hook: Hook, name: &str) -> io::Result<()> {
+    attached(index, hook, name)?.map_or(Ok(()), |(program, _)| bpf::detach_tcx(program.as_fd(), index, hook))
+}
+
+/// The program of this name, which any process may have attached, and its id.
+fn attached(index: u32, hook: Hook, name: &str) -> io::Result<Option<(OwnedFd, u32)>> {
+    let ids = match bpf::attached_tcx(index, hook) {
+        // A kernel before 6.6.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
+        ids => ids?,
+    };
+    for id in ids {
+        let program = bpf::program_by_id(id)?;
+        if bpf::program_info(&program)?.name == name {
+            return Ok(Some((program, id)));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the ids of all tcx programs that are attached to interface `index` of the calling thread's network

@@ -34,6 +34,6 @@ pub use policy::{Failed, Failure};
 #[cfg(all(fuzzing, feature = "bpf"))]
 pub fn translated(program: &[ClassicInsn], buffers: bool) -> Option<Vec<(u8, u8, i16, i32)>> {
     let access = if buffers { translate::Access::Buffers } else { translate::Access::Plain };
-    let insns = translate::translate(program, 3, access).ok()?;
+    let insns = translate::translate(program, translate::End::Redirect(3), access).ok()?;
     Some(insns.iter().map(|insn| (insn.code, insn.regs, insn.off, insn.imm)).collect())
 }

@@ -15,6 +15,13 @@ pub fn interface_of(spec: &str) -> Option<String> {
     is_whole.then_some(parsed.parent)
 }
 
+/// The name of the interface whose host rings the port `spec` has; `None`: it is another port.
+pub fn host_rings_of(spec: &str) -> Option<String> {
+    let parsed = PortSpec::parse_with(spec, |_| true).ok()?;
+    let has_host_rings = matches!(parsed.rings, Rings::Sw | Rings::NicSw | Rings::OneSw(_));
+    (parsed.kind == PortKind::Netmap && parsed.pipe.is_none() && has_host_rings).then_some(parsed.parent)
+}
+
 /// Has the kernel forward between two ports, which must be interfaces, while no program does. It stays so when the
 /// program ends.
 ///

@@ -216,6 +216,11 @@ operations! { broker:
         broker.keep(Object::Tcx(inside(&netns, || Tcx::attach(index))?)).map(TcxId)
     }
 
+    /// Attaches the tcx program of a closed interface so that it stays, or replaces the one that has stayed.
+    fn attach_tcx_to_stay[netns: Netns] AttachTcxToStay(index: u32, action: HostTxAction) -> TcxId {
+        broker.keep(Object::Tcx(inside(&netns, || Tcx::attach_to_stay(index, action))?)).map(TcxId)
+    }
+
     /// Attaches the programs of the veth pair whose near end is `near`, or detaches them.
     fn set_companion of TcxId [netns: Netns] TcxCompanion(tcx: TcxId, near: Option<u32>) -> () {
         broker.with(tcx.0, Object::tcx, |tcx| match near {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 use unetmap_mem::ChannelPage;
 use unetmap_switch::port::counters::PacketCounts;
+use unetmap_sys::xdp::Failed;
 
 use crate::endpoint::{Endpoint, PortRing};
 use crate::registry::Record;
@@ -52,6 +53,9 @@ pub(crate) struct PortSnapshot {
     /// Switch port: its packets, as the switch counts them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) packets: Option<PacketsSnapshot>,
+    /// Interface: frames that a program should have got and none took, by what became of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) not_taken: Option<Failed>,
     pub(crate) rings: Vec<RingSnapshot>,
 }
 
@@ -126,6 +130,7 @@ impl PortSnapshot {
             lost: BTreeMap::new(),
             not_received: BTreeMap::new(),
             packets: None,
+            not_taken: None,
             rings: endpoint.rings().map(|ring| RingSnapshot::new(endpoint, ring, (kind, channels))).collect(),
         }
     }

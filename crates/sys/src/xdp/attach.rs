@@ -12,7 +12,7 @@ use aya::programs::Program;
 use super::ClassicInsn;
 use super::dispatcher::Joining;
 use super::policy::{Failure, Policy};
-use super::translate::{Access, translate};
+use super::translate::{Access, DELIVER, End, translate};
 use crate::bpf::{self, Caller, errno_of, object_mismatch};
 use crate::deadline::Deadline;
 
@@ -70,6 +70,8 @@ pub struct Xdp {
     calls_filter: bool,
     /// Whether a dispatcher calls it.
     is_member: bool,
+    /// Whether it stays, so that filters end with the policy.
+    stays: bool,
 }
 
 impl Xdp {
@@ -107,6 +109,16 @@ impl Xdp {
         Ok((Xdp::new(&object, program, mode, frags)?, object))
     }
 
+    /// Lets filters end with the policy, by a program of the same object.
+    pub(super) fn let_stay(&mut self, object: &mut Ebpf) -> io::Result<()> {
+        let name = if self.frags { "deliver_frags" } else { "deliver_plain" };
+        let Some(Program::Xdp(program)) = object.program_mut(name) else { return Err(object_mismatch()) };
+        program.load().map_err(|e| errno_of(&e))?;
+        bpf::map_set(&self.filters, DELIVER, program.fd().map_err(|e| errno_of(&e))?)?;
+        self.stays = true;
+        Ok(())
+    }
+
     fn new(object: &Ebpf, program: OwnedFd, mode: Mode, frags: bool) -> io::Result<Xdp> {
         let (Some(Map::XskMap(sockets)), Some(Map::ProgramArray(filters))) =
             (object.map("sockets"), object.map("filters"))
@@ -133,6 +145,7 @@ impl Xdp {
             frags,
             calls_filter: true,
             is_member: false,
+            stays: false,
         })
     }
 
@@ -227,8 +240,12 @@ impl Xdp {
     pub fn set_filter(&mut self, filter: Option<&[ClassicInsn]>) -> io::Result<()> {
         let Some(filter) = filter else { return unset(&self.filters, 0) };
         let access = if self.frags { Access::Buffers } else { Access::Plain };
-        let insns = translate(filter, self.sockets.as_raw_fd(), access)
-            .map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
+        let end = match self.stays {
+            true => End::Call(self.filters.as_raw_fd()),
+            false => End::Redirect(self.sockets.as_raw_fd()),
+        };
+        let insns =
+            translate(filter, end, access).map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
         let caller = if self.is_member { Caller::Member } else { Caller::Attached { frags: self.frags } };
         bpf::map_set(&self.filters, 0, bpf::load_xdp(&insns, caller)?)
     }
@@ -242,7 +259,7 @@ impl Xdp {
         let Some(Map::XskMap(sockets)) = object.map("sockets") else { return Err(object_mismatch()) };
         let sockets = sockets.fd().as_fd().as_raw_fd();
         let load = |access| {
-            let insns = translate(filter, sockets, access)
+            let insns = translate(filter, End::Redirect(sockets), access)
                 .map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
             bpf::load_xdp(&insns, Caller::Attached { frags: access == Access::Buffers }).map(drop)
         };

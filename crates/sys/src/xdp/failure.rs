@@ -5,7 +5,7 @@
 //! ```text
 //!          attached by                     ends
 //! XDP      netlink                         when it is detached, or the interface is removed
-//! tcx      BPF_PROG_ATTACH, for a bypass   the same
+//! tcx      BPF_PROG_ATTACH                 the same
 //! ```
 //! A later process finds both by their names, and replaces them without a gap. No other program of this crate has a
 //! policy but [`Failure::Open`], so that one with another policy is one that stays.
@@ -18,6 +18,7 @@ use super::policy::{Failed, Failure, Policy};
 use crate::bpf::{self, Hook, load_classifier};
 use crate::kernel;
 use crate::link::{self, AttachedMode, XdpChange};
+use crate::tcx::{self, CAPTURE};
 
 /// The name of the tcx program of `bpf/xdp.c`.
 pub(super) const BYPASS: &str = "unetmap_bypass";
@@ -37,6 +38,8 @@ impl Xdp {
             if !kernel::HOST_RINGS.is_newer_than_kernel() {
                 xdp.bypass = Some(load_classifier(&mut object, BYPASS)?);
             }
+            xdp.let_stay(&mut object)?;
+            xdp.policy = left.as_ref().map_or(xdp.policy, |left| Policy { before: [0; 3], ..left.policy });
             xdp.set_failure(ifindex, failure)?;
             let expected = left.as_ref().map(|left| left.program.as_fd());
             let change = XdpChange { program: Some(xdp.program.as_fd()), expected };
@@ -59,22 +62,21 @@ impl Xdp {
     /// # Errors
     /// `EOPNOTSUPP`: a bypass on a kernel before 6.6.
     pub fn set_failure(&mut self, ifindex: u32, failure: Failure) -> io::Result<()> {
-        let before = self.policy.before;
+        let (former, before) = (self.policy.failure(), self.policy.before);
         self.policy = Policy::of(failure);
         self.policy.before = before;
         match failure {
             // Frames that it is to redirect come only afterwards.
             Failure::Bypass(_) => {
                 let bypass = self.bypass.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EOPNOTSUPP))?;
-                let old = attached_bypass(ifindex)?;
-                if old.as_ref().is_none_or(|(_, id)| bpf::program_info(bypass).is_ok_and(|own| own.id != *id)) {
-                    bpf::attach_tcx(bypass.as_fd(), ifindex, Hook::Ingress, old.as_ref().map(|(old, _)| old.as_fd()))?;
-                }
-                self.write_policy()
+                tcx::attach_so_that_it_stays(bypass, (ifindex, Hook::Ingress), BYPASS)?;
+                self.write_policy()?;
+                // That of an interface that was closed drops the host's frames.
+                if former == Failure::Closed { tcx::detach(ifindex, Hook::Egress, CAPTURE) } else { Ok(()) }
             }
             Failure::Open | Failure::Closed => {
                 self.write_policy()?;
-                detach_bypass(ifindex)
+                tcx::detach(ifindex, Hook::Ingress, BYPASS)
             }
         }
     }
@@ -160,25 +162,6 @@ pub fn detach_left(ifindex: u32) -> io::Result<bool> {
     let Some(left) = Left::find(ifindex)? else { return Ok(false) };
     let change = XdpChange { program: None, expected: Some(left.program.as_fd()) };
     link::change_xdp(ifindex, left.mode == Mode::Native, change)?;
-    detach_bypass(ifindex).map(|()| true)
-}
-
-/// The tcx program that is attached, by any process, and its id.
-fn attached_bypass(ifindex: u32) -> io::Result<Option<(OwnedFd, u32)>> {
-    let ids = match bpf::attached_tcx(ifindex, Hook::Ingress) {
-        // A kernel before 6.6.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
-        ids => ids?,
-    };
-    for id in ids {
-        let program = bpf::program_by_id(id)?;
-        if bpf::program_info(&program)?.name == BYPASS {
-            return Ok(Some((program, id)));
-        }
-    }
-    Ok(None)
-}
-
-fn detach_bypass(ifindex: u32) -> io::Result<()> {
-    attached_bypass(ifindex)?.map_or(Ok(()), |(program, _)| bpf::detach_tcx(program.as_fd(), ifindex, Hook::Ingress))
+    tcx::detach(ifindex, Hook::Ingress, BYPASS)?;
+    tcx::detach(ifindex, Hook::Egress, CAPTURE).map(|()| true)
 }

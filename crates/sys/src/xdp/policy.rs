@@ -38,10 +38,10 @@ impl Failed {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Policy {
-    failure: u32,
-    partner: u32,
-    mark: u32,
-    unused: u32,
+    pub(super) failure: u32,
+    pub(super) partner: u32,
+    pub(super) mark: u32,
+    pub(super) unused: u32,
     /// Counts of programs that this one has replaced.
     pub(super) before: [u64; 3],
 }

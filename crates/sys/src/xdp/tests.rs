@@ -10,7 +10,7 @@ use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::translate::{Access, translate};
+use super::translate::{Access, End, translate};
 use super::*;
 
 const fn insn(code: u16, jt: u8, jf: u8, k: u32) -> ClassicInsn {
@@ -429,7 +429,9 @@ fn a_filter_is_replaced_and_removed() {
 fn invalid_classic_programs_are_refused() {
     let (accept, reject) = (insn(RET_K, 0, 0, 1), insn(RET_K, 0, 0, 0));
     let message = |program: &[ClassicInsn]| {
-        [Access::Buffers, Access::Plain].map(|access| translate(program, 3, access).unwrap_err().to_string())[0].clone()
+        [Access::Buffers, Access::Plain]
+            .map(|access| translate(program, End::Redirect(3), access).unwrap_err().to_string())[0]
+            .clone()
     };
     let wrong = |bad: ClassicInsn, why: &str| {
         let text = message(&[insn(LD_IMM, 0, 0, 0), bad, accept, reject]);
@@ -466,7 +468,7 @@ fn invalid_classic_programs_are_refused() {
     assert!(message(&[insn(JEQ, 0, 0, 0)]).contains("instruction 0"));
     assert!(message(&[]).contains("has 0 instructions, not 1 to 4096"));
     assert!(message(&vec![accept; 4097]).contains("has 4097 instructions, not 1 to 4096"));
-    assert!(translate(&vec![accept; 4096], 3, Access::Buffers).is_ok());
+    assert!(translate(&vec![accept; 4096], End::Redirect(3), Access::Buffers).is_ok());
 }
 
 proptest! {

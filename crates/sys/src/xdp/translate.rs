@@ -42,6 +42,18 @@ pub(super) enum Access {
     Plain,
 }
 
+/// The end of a filter that accepts a frame.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum End {
+    /// Redirects it by this map of the queues' sockets, or passes it if its queue has none.
+    Redirect(RawFd),
+    /// Calls the program in slot [`DELIVER`] of this map.
+    Call(RawFd),
+}
+
+/// The slot of the end of filters in the map `filters` of `bpf/xdp.c`.
+pub(super) const DELIVER: u32 = 1;
+
 /// The kernel's registers, by their use here; A and X are 7 and 8.
 const CONTEXT: u8 = 6;
 const LENGTH: u8 = 9;
@@ -86,12 +98,14 @@ const PSEUDO: u8 = 1;
 /// Helper functions of the kernel, and offsets in `struct xdp_md`.
 const GET_RANDOM: i32 = 7;
 const REDIRECT_MAP: i32 = 51;
+const TAIL_CALL: i32 = 12;
 const GET_BUFF_LEN: i32 = 188;
 const LOAD_BYTES: i32 = 189;
 const DATA: i16 = 0;
 const DATA_END: i16 = 4;
 const RX_QUEUE_INDEX: i16 = 16;
 const XDP_PASS: i32 = 2;
+const XDP_DROP: i32 = 1;
 
 /// `r0 = XDP_PASS; exit`: a program that passes every frame.
 #[cfg(feature = "bpf")]
@@ -109,13 +123,13 @@ enum Label {
     Load(u8),
 }
 
-/// Translates `program` to an XDP program for frames that are read by `access`. `sockets` is the xskmap of the queues.
+/// Translates `program` to an XDP program for frames that are read by `access`.
 ///
 /// # Errors
 /// The first instruction that is not allowed, and why.
-pub(super) fn translate(program: &[ClassicInsn], sockets: RawFd, access: Access) -> Result<Vec<Insn>, Refused> {
+pub(super) fn translate(program: &[ClassicInsn], end: End, access: Access) -> Result<Vec<Insn>, Refused> {
     let decoded = decode_all(program)?;
-    Ok(Assembler::new(access, program.len()).assemble(&decoded, sockets))
+    Ok(Assembler::new(access, program.len()).assemble(&decoded, end))
 }
 
 /// Returns for each instruction whether it is reachable: the verifier of old kernels refuses unreachable instructions.
@@ -179,7 +193,7 @@ impl Assembler {
         }
     }
 
-    fn assemble(mut self, program: &[Classic], sockets: RawFd) -> Vec<Insn> {
+    fn assemble(mut self, program: &[Classic], end: End) -> Vec<Insn> {
         self.prologue(program);
         let reachable = reachable(program);
         for (at, insn) in program.iter().enumerate() {
@@ -191,12 +205,7 @@ impl Assembler {
         }
         let accept = self.insns.len();
         if self.is_target(Label::Accept) {
-            self.emit(LOAD_MAP, 1, PSEUDO, 0, sockets);
-            self.emit(0, 0, 0, 0, 0);
-            self.emit(LOAD32, 2, CONTEXT, RX_QUEUE_INDEX, 0);
-            self.constant(MOV64_K, 3, XDP_PASS.cast_unsigned());
-            self.emit(CALL, 0, 0, 0, REDIRECT_MAP);
-            self.emit(EXIT, 0, 0, 0, 0);
+            self.accept(end);
         }
         let reject = self.insns.len();
         if self.is_target(Label::Reject) {
@@ -223,6 +232,28 @@ impl Assembler {
             if insn.code == CALL { insn.imm = skip.into() } else { insn.off = skip }
         }
         self.insns
+    }
+
+    fn accept(&mut self, end: End) {
+        match end {
+            End::Redirect(sockets) => {
+                self.emit(LOAD_MAP, 1, PSEUDO, 0, sockets);
+                self.emit(0, 0, 0, 0, 0);
+                self.emit(LOAD32, 2, CONTEXT, RX_QUEUE_INDEX, 0);
+                self.constant(MOV64_K, 3, XDP_PASS.cast_unsigned());
+                self.emit(CALL, 0, 0, 0, REDIRECT_MAP);
+            }
+            End::Call(programs) => {
+                self.registers(MOV64, 1, CONTEXT);
+                self.emit(LOAD_MAP, 2, PSEUDO, 0, programs);
+                self.emit(0, 0, 0, 0, 0);
+                self.constant(MOV64_K, 3, DELIVER);
+                self.emit(CALL, 0, 0, 0, TAIL_CALL);
+                // Unless the slot is empty, this is not reached.
+                self.constant(MOV64_K, 0, XDP_DROP.cast_unsigned());
+            }
+        }
+        self.emit(EXIT, 0, 0, 0, 0);
     }
 
     fn is_target(&self, label: Label) -> bool {

@@ -63,9 +63,6 @@ pub(super) fn set_failure(
     caller: &Caller,
 ) -> Result<Option<Arc<StayingProgram>>, Refusal> {
     let uid = caller.peer.uid;
-    if uid != 0 {
-        return refuse(EPERM, "root alone says what becomes of frames that no program takes");
-    }
     let Some(netns) = caller.netns() else { return refuse(ENXIO, "no such interface (ip link shows them)") };
     let failure = match requested {
         OnFailure::Open => Failure::Open,
@@ -73,6 +70,12 @@ pub(super) fn set_failure(
         OnFailure::Bypass(name) => Failure::Bypass(partner_index(link, name, partner)?),
     };
     let stays = settings.failure_at(netns, link)?;
+    if stays.as_ref().map_or(Failure::Open, |stays| stays.failure) == failure {
+        return Ok(stays);
+    }
+    if uid != 0 {
+        return refuse(EPERM, "root alone changes what becomes of frames that no program takes");
+    }
     let program = match (stays, failure) {
         (None, Failure::Open) => None,
         (Some(_), Failure::Open) | (None, _) if has_program => {
@@ -83,6 +86,9 @@ pub(super) fn set_failure(
             detached.or_else(|e| refuse(EOPNOTSUPP, format!("the program that stays cannot be detached: {e}")))?;
             settings.remove_failure(netns.id(), link.index);
             None
+        }
+        (Some(stays), _) if has_program && stays.is_closed() != (failure == Failure::Closed) => {
+            return refuse(EBUSY, "it is open: close it everywhere first, as another program has to be attached");
         }
         (None, _) if link.receives_unfinished_frames() => {
             return refuse(

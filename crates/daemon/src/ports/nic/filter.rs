@@ -134,7 +134,7 @@ pub(crate) fn answer_request(daemon: &mut Daemon, request: NicRequest, caller: &
             let nic = open.and_then(|key| registry.nic_mut(&key));
             let has_program = nic.as_ref().is_some_and(|nic| nic.xdp.is_some());
             let stays = set_failure(&mut nics.settings, has_program, (&link, partner), &failure, caller)?;
-            nic.into_iter().for_each(|nic| nic.stays.clone_from(&stays));
+            nic.into_iter().for_each(|nic| nic.set_stays(stays.clone()));
         }
     }
     interface_as_json(daemon, &link, access, caller)
@@ -152,10 +152,12 @@ fn set_filter(
     let open = check_may_set(&daemon.registry, "filter", link, access, caller)?.map(PortKey::Nic);
     let Some(netns) = caller.netns() else { return refuse(ENXIO, "no such interface (ip link shows them)") };
     let Some(filter) = filter else {
-        if let Some(nic) = open.and_then(|key| daemon.registry.nic_mut(&key)) {
-            nic.set_filter(None)?;
-        }
+        let nic = open.and_then(|key| daemon.registry.nic_mut(&key));
+        let is_open = nic.map(|nic| nic.set_filter(None)).transpose()?.is_some();
         daemon.nics.settings.remove_filter(netns_id, link.index);
+        if !is_open {
+            daemon.nics.settings.use_filter(netns_id, link.index).or_else(|e| refuse_filter(&e))?;
+        }
         tracing::info!(name = link.name, uid, "filter removed");
         return Ok(());
     };
@@ -167,9 +169,11 @@ fn set_filter(
     privileged::try_filter(&filter.program[..]).or_else(|e| refuse_filter(&e))?;
     let (before, stored) = (settings.filter_of(netns_id, link.index), Arc::new(StoredFilter { filter, uid }));
     settings.store_filter(netns, link.index, stored.clone())?;
-    if let Some(nic) = nic
-        && let Err(refusal) = nic.set_filter(Some(stored.clone()))
-    {
+    let set = match nic {
+        Some(nic) => nic.set_filter(Some(stored.clone())),
+        None => settings.use_filter(netns_id, link.index).or_else(|e| refuse_filter(&e)),
+    };
+    if let Err(refusal) = set {
         match before {
             Some(before) => settings.store_filter(netns, link.index, before)?,
             None => settings.remove_filter(netns_id, link.index),

@@ -26,19 +26,22 @@ use unetmap_core::errno::{ENOMEM, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::HostTxAction;
-use unetmap_sys::xdp::Mark;
+use unetmap_sys::xdp::{Failure, Mark};
 use unetmap_sys::xsk::{Queue, UnboundXsk};
 
 use super::heartbeat::Heartbeat;
 use crate::broker::Handle;
 use crate::descriptors::{FdIndex, Incoming, Outgoing};
-use crate::privileged::{self, Deadline, HostVeth, KeptXdp, PacketMemory, Tcx, Xdp};
+use crate::privileged::{self, Deadline, HostVeth, KeptXdp, PacketMemory, Tcx, TcxPrograms, Xdp};
 use crate::refusal::{Refusal, refuse};
 
 /// Host rings as the daemon hands them to its successor.
 #[derive(Serialize, Deserialize)]
 pub(super) struct SavedHostRings {
     tcx: Option<Handle>,
+    /// Whether the program that stays was in use.
+    #[serde(default)]
+    uses_staying: bool,
     veth: Option<SavedVeth>,
     capture: HostTxAction,
     relayed: bool,
@@ -60,15 +63,16 @@ impl SavedHostRings {
         (nic, queues): (u32, u32),
         fds: &mut Incoming,
     ) -> Result<HostRings, Refusal> {
-        let SavedHostRings { tcx, veth, capture, relayed } = self;
+        let SavedHostRings { tcx, uses_staying, veth, capture, relayed } = self;
         let veth = match veth {
             None => None,
             Some(SavedVeth { near, far_netns, far, xdp }) => {
                 Some(HostVeth { near, far_netns: fds.take_netns(far_netns)?, far, xdp: Xdp::of(xdp) })
             }
         };
-        let tcx = tcx.map(|handle| Tcx::of(handle, netns));
-        Ok(HostRings { netns: netns.clone(), nic, queues, tcx, veth, capture, relayed })
+        let tcx = tcx.map(|handle| Tcx::new(TcxPrograms::of(handle), netns));
+        let (staying, idle) = (None, HostTxAction::Pass);
+        Ok(HostRings { netns: netns.clone(), nic, queues, tcx, staying, uses_staying, idle, veth, capture, relayed })
     }
 }
 
@@ -78,6 +82,11 @@ pub(super) struct HostRings {
     nic: u32,
     queues: u32,
     tcx: Option<Tcx>,
+    /// That of a closed interface, which stays, to be used in place of one of these rings.
+    staying: Option<Arc<TcxPrograms>>,
+    uses_staying: bool,
+    /// The action without host rings.
+    idle: HostTxAction,
     veth: Option<HostVeth>,
     capture: HostTxAction,
     relayed: bool,
@@ -86,7 +95,9 @@ pub(super) struct HostRings {
 impl HostRings {
     /// Nothing is attached or created yet.
     pub(super) fn new(netns: Arc<Netns>, nic: u32, queues: u32) -> HostRings {
-        HostRings { netns, nic, queues, tcx: None, veth: None, capture: HostTxAction::Pass, relayed: false }
+        let (idle, capture) = (HostTxAction::Pass, HostTxAction::Pass);
+        let (tcx, staying, veth) = (None, None, None);
+        HostRings { netns, nic, queues, tcx, staying, uses_staying: false, idle, veth, capture, relayed: false }
     }
 
     pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedHostRings {
@@ -96,8 +107,8 @@ impl HostRings {
             far: *far,
             xdp: xdp.kept(),
         });
-        let tcx = self.tcx.as_ref().map(Tcx::handle);
-        SavedHostRings { tcx, veth, capture: self.capture, relayed: self.relayed }
+        let tcx = self.tcx.as_ref().filter(|_| !self.uses_staying).map(Tcx::handle);
+        SavedHostRings { tcx, uses_staying: self.uses_staying, veth, capture: self.capture, relayed: self.relayed }
     }
 
     /// The deadlines of its programs.
@@ -111,11 +122,17 @@ impl HostRings {
         if self.tcx.is_some() {
             return Ok(());
         }
-        let attached = privileged::attach_tcx(&self.netns, self.nic).or_else(|e| explain(&e))?;
-        let tcx = Tcx::of(attached.0, &self.netns);
+        self.uses_staying = self.staying.is_some();
+        let tcx = match &self.staying {
+            Some(staying) => Tcx::new(staying.clone(), &self.netns),
+            None => {
+                let attached = privileged::attach_tcx(&self.netns, self.nic).or_else(|e| explain(&e))?;
+                Tcx::new(TcxPrograms::of(attached.0), &self.netns)
+            }
+        };
         let kept = heartbeat.add(tcx.deadline());
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the host's frames cannot be redirected: {e}")))?;
-        (self.tcx, self.capture) = (Some(tcx), HostTxAction::Pass);
+        (self.tcx, self.capture) = (Some(tcx), self.idle);
         self.set_relayed(self.relayed);
         Ok(())
     }
@@ -144,9 +161,14 @@ impl HostRings {
             _ => refuse(ENOMEM, format!("host rings need a pair of interfaces (veth), which cannot be made: {e}")),
         };
         let pair = HostVeth::create(&self.netns, (self.nic, self.queues), false).or_else(failed)?;
+        // The deadline is not in force at its far end either.
+        let closed = match &self.staying {
+            Some(_) => pair.xdp.set_failure(&pair.far_netns, pair.far, Failure::Closed),
+            None => Ok(()),
+        };
         let Some(tcx) = &mut self.tcx else { return Ok(()) };
         let near = pair.near;
-        let joined = heartbeat.add(pair.xdp.deadline());
+        let joined = closed.and_then(|()| heartbeat.add(pair.xdp.deadline()));
         let joined = joined.and_then(|()| tcx.set_mark(frames)).and_then(|()| tcx.attach_companion(near));
         self.veth = Some(pair);
         joined.or_else(|e| explain(&e))
@@ -179,6 +201,19 @@ impl HostRings {
         self.veth.as_ref().map(|veth| &veth.xdp)
     }
 
+    /// Has the program that stays take the place of one of these rings, which are closed or were restored.
+    pub(super) fn use_staying(&mut self, staying: Option<Arc<TcxPrograms>>) {
+        if self.uses_staying && self.tcx.is_none() {
+            self.tcx = staying.as_ref().map(|staying| Tcx::new(staying.clone(), &self.netns));
+        }
+        self.staying = staying;
+    }
+
+    /// Sets the action without host rings.
+    pub(super) fn set_idle(&mut self, idle: HostTxAction) {
+        self.idle = idle;
+    }
+
     /// Sets where frames that the host sends go.
     pub(super) fn set_capture(&mut self, capture: HostTxAction) {
         let Some(tcx) = &mut self.tcx else { return };
@@ -193,7 +228,7 @@ impl HostRings {
 
     /// Removes the veth pair.
     pub(super) fn remove(&mut self) {
-        self.set_capture(HostTxAction::Pass);
+        self.set_capture(self.idle);
         let Some(pair) = self.veth.take() else { return };
         if let Some(tcx) = &mut self.tcx {
             tcx.detach_companion();
@@ -208,7 +243,7 @@ impl HostRings {
     /// Detaches from the interface.
     pub(super) fn detach(&mut self) {
         self.remove();
-        self.tcx = None;
+        (self.tcx, self.uses_staying) = (None, false);
     }
 
     /// Whether the veth pair exists.

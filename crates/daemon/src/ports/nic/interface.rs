@@ -184,6 +184,13 @@ impl Nic {
         Ok((nic, page))
     }
 
+    /// Takes note of the program that stays at the interface, or that none does any more.
+    pub(super) fn set_stays(&mut self, stays: Option<Arc<StayingProgram>>) {
+        self.host.use_staying(stays.as_ref().and_then(|stays| stays.tcx.clone()));
+        self.stays = stays;
+        self.update_capture();
+    }
+
     /// Opens the sockets that `selection` needs, and redirects packets to its receive rings.
     pub(super) fn open_sockets(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
         if self.gone {
@@ -278,9 +285,12 @@ impl Nic {
         let (own_rx, host_rx) = self.endpoint.rx.split_at(shape.rx_rings.into());
         let mut own = self.endpoint.tx.iter().take(shape.tx_rings.into()).chain(own_rx);
         let bound = |ring: &PortRing| ring.binders() > 0;
+        let is_shared = self.filter.is_some() || self.forwards;
+        let is_closed = self.stays.as_ref().is_some_and(|stays| stays.is_closed());
+        self.host.set_idle(if is_closed && !is_shared { HostTxAction::Drop } else { HostTxAction::Pass });
         self.host.set_capture(if host_rx.iter().any(bound) {
             HostTxAction::Redirect
-        } else if own.all(bound) && self.filter.is_none() && !self.forwards {
+        } else if (own.all(bound) || is_closed) && !is_shared {
             HostTxAction::Drop
         } else {
             HostTxAction::Pass
@@ -501,7 +511,14 @@ impl Nic {
             first.dropped += self.tx_dropped();
         }
         let copied = self.copy_reason().map(str::to_owned);
-        PortSnapshot { manner: Some(self.describe_config()), copied, other_queues: self.other_queues.clone(), ..port }
+        let not_taken = self.xdp.as_ref().and_then(|xdp| xdp.failed().ok());
+        PortSnapshot {
+            not_taken,
+            manner: Some(self.describe_config()),
+            copied,
+            other_queues: self.other_queues.clone(),
+            ..port
+        }
     }
 }
 

@@ -183,7 +183,7 @@ pub(in crate::ports) fn create(
     nic.filter = daemon.nics.settings.filter_of(netns_id, link.index);
     nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
     nic.way = daemon.nics.settings.way_of(netns_id, link.index);
-    nic.stays = stays;
+    nic.set_stays(stays);
     nic.forwards = daemon.knobs.fwd();
     nic.queue_counts = daemon.nics.queue_counts.clone();
     nic.heartbeat = daemon.nics.heartbeat.clone();

@@ -26,6 +26,7 @@ use unetmap_core::control::nic::Filter;
 use unetmap_core::errno::{ENOMEM, ENXIO, EPERM};
 use unetmap_sys::link::{Link, LinkEvent, NetnsLinkEvent, NetnsLinkWatch, Nsid};
 use unetmap_sys::netns::Netns;
+use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::Failure;
 use unetmap_sys::xsk::{BusyPoll, Way};
 
@@ -102,6 +103,16 @@ impl InterfaceSettings {
         self.all.get(&(netns, index))?.filter.clone()
     }
 
+    /// Has the program that stays use the filter as long as no port is open.
+    pub(super) fn use_filter(&self, netns: u64, index: u32) -> io::Result<()> {
+        let Some(settings) = self.all.get(&(netns, index)) else { return Ok(()) };
+        let Some(stays) = &settings.failure else { return Ok(()) };
+        let program = settings.filter.as_ref().map(|stored| stored.filter.program.clone());
+        let host_tx = if program.is_some() { HostTxAction::Pass } else { HostTxAction::Drop };
+        stays.xdp.set_filter(program)?;
+        stays.tcx.as_ref().map_or(Ok(()), |tcx| tcx.set_host_tx(host_tx))
+    }
+
     /// Returns the busy polling of sockets of an interface that exists.
     pub(super) fn busy_poll_of(&mut self, netns: u64, index: u32) -> Option<BusyPoll> {
         self.remove_gone();
@@ -138,12 +149,17 @@ impl InterfaceSettings {
         stays: Option<Arc<StayingProgram>>,
         failure: Failure,
     ) -> Result<Arc<StayingProgram>, Refusal> {
+        // With a filter the host shares the interface.
+        let has_filter = self.all.get(&(netns.id(), link.index)).is_some_and(|settings| settings.filter.is_some());
+        let host_tx = if has_filter { HostTxAction::Pass } else { HostTxAction::Drop };
         let program = Arc::new(match stays {
-            Some(stays) => stays.with(netns, link, failure)?,
-            None => StayingProgram::attach(netns, link, failure)?,
+            Some(stays) => stays.with(netns, link, failure, host_tx)?,
+            None => StayingProgram::attach(netns, link, failure, host_tx)?,
         });
         // It is root's.
         self.entry(netns, link.index, 0)?.failure = Some(program.clone());
+        let filtered = self.use_filter(netns.id(), link.index);
+        filtered.or_else(|e| refuse(ENXIO, format!("its filter cannot be set: {e}")))?;
         Ok(program)
     }
 

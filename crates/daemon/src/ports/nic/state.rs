@@ -129,7 +129,7 @@ impl NicState {
             // The filter is in the program that is attached, and the kernel's sockets busy poll already.
             let Some(settings) = self.settings.kept_of(nic.key.netns, nic.key.index) else { continue };
             (nic.filter, nic.busy_poll) = (settings.filter.clone(), settings.busy_poll);
-            nic.stays = settings.failure.clone();
+            nic.set_stays(settings.failure.clone());
             if nic.xdp_config.is_some() && nic.xdp.is_none() {
                 nic.xdp = nic.staying_program();
             }

@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::{EBUSY, EEXIST, EOPNOTSUPP, EPERM};
+use unetmap_sys::kernel;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
+use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::{Failure, Mode};
 
-use crate::privileged::{self, KeptXdp, Xdp};
+use crate::broker::Handle;
+use crate::privileged::{self, KeptXdp, TcxPrograms, Xdp};
 use crate::refusal::{Refusal, refuse};
 use crate::tuning::nic::MAX_RINGS;
 
@@ -18,6 +21,8 @@ use crate::tuning::nic::MAX_RINGS;
 pub(super) struct StayingProgram {
     pub(super) failure: Failure,
     pub(super) xdp: Arc<Xdp>,
+    /// Drops the frames that the host sends while no program takes them, if the interface is closed (Linux 6.6).
+    pub(super) tcx: Option<Arc<TcxPrograms>>,
     /// Queues that the driver has only since the program was attached.
     pub(super) added_queues: u32,
 }
@@ -27,21 +32,29 @@ pub(super) struct StayingProgram {
 pub(super) struct SavedProgram {
     failure: Failure,
     xdp: KeptXdp,
+    tcx: Option<Handle>,
     added_queues: u32,
 }
 
 impl StayingProgram {
     pub(super) fn save(&self) -> SavedProgram {
-        SavedProgram { failure: self.failure, xdp: self.xdp.kept(), added_queues: self.added_queues }
+        let tcx = self.tcx.as_deref().map(TcxPrograms::handle);
+        SavedProgram { failure: self.failure, xdp: self.xdp.kept(), tcx, added_queues: self.added_queues }
     }
 
     pub(super) fn restore(saved: SavedProgram) -> Arc<StayingProgram> {
-        let SavedProgram { failure, xdp, added_queues } = saved;
-        Arc::new(StayingProgram { failure, xdp: Arc::new(Xdp::of(xdp)), added_queues })
+        let SavedProgram { failure, xdp, tcx, added_queues } = saved;
+        let (xdp, tcx) = (Arc::new(Xdp::of(xdp)), tcx.map(TcxPrograms::of));
+        Arc::new(StayingProgram { failure, xdp, tcx, added_queues })
     }
 
     /// Attaches it: in the driver if it supports XDP, else before the stack.
-    pub(super) fn attach(netns: &Netns, link: &Link, failure: Failure) -> Result<StayingProgram, Refusal> {
+    pub(super) fn attach(
+        netns: &Netns,
+        link: &Link,
+        failure: Failure,
+        host_tx: HostTxAction,
+    ) -> Result<StayingProgram, Refusal> {
         let tx_queues = || privileged::channels(netns, &link.name).map_or(0, |channels| channels.tx);
         let before = tx_queues();
         let driver = privileged::driver(netns, &link.name).ok().flatten();
@@ -52,15 +65,49 @@ impl StayingProgram {
             attached => attached,
         };
         let xdp = xdp.or_else(|e| refuse_program(&link.name, &e))?;
-        Ok(StayingProgram { failure, xdp: Arc::new(xdp), added_queues: tx_queues().saturating_sub(before) })
+        let tcx = close_host(netns, link, failure, host_tx)?;
+        Ok(StayingProgram { failure, xdp: Arc::new(xdp), tcx, added_queues: tx_queues().saturating_sub(before) })
     }
 
     /// The same program, with another failure.
-    pub(super) fn with(&self, netns: &Netns, link: &Link, failure: Failure) -> Result<StayingProgram, Refusal> {
+    pub(super) fn with(
+        &self,
+        netns: &Netns,
+        link: &Link,
+        failure: Failure,
+        host_tx: HostTxAction,
+    ) -> Result<StayingProgram, Refusal> {
         let set = self.xdp.set_failure(netns, link.index, failure);
         set.or_else(|e| refuse_program(&link.name, &e))?;
-        Ok(StayingProgram { failure, xdp: self.xdp.clone(), added_queues: self.added_queues })
+        let tcx = match failure {
+            Failure::Closed if self.tcx.is_some() => self.tcx.clone(),
+            _ => close_host(netns, link, failure, host_tx)?,
+        };
+        Ok(StayingProgram { failure, xdp: self.xdp.clone(), tcx, added_queues: self.added_queues })
     }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.failure == Failure::Closed
+    }
+}
+
+/// Attaches the program for the host's frames to an interface that is closed.
+fn close_host(
+    netns: &Netns,
+    link: &Link,
+    failure: Failure,
+    host_tx: HostTxAction,
+) -> Result<Option<Arc<TcxPrograms>>, Refusal> {
+    if failure != Failure::Closed {
+        return Ok(None);
+    }
+    if kernel::HOST_RINGS.is_newer_than_kernel() {
+        let least = kernel::HOST_RINGS.least;
+        tracing::warn!(name = link.name, "before Linux {least} frames that the host sends are not dropped");
+        return Ok(None);
+    }
+    let attached = privileged::attach_tcx_to_stay(netns, link.index, host_tx);
+    attached.map(|id| Some(TcxPrograms::of(id.0))).or_else(|e| refuse_program(&link.name, &e))
 }
 
 fn refuse_program<T>(name: &str, e: &io::Error) -> Result<T, Refusal> {
