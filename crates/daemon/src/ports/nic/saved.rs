@@ -32,6 +32,7 @@ pub(crate) struct SavedNic {
     name: String,
     netns: FdIndex,
     forwards: bool,
+    /// From version 16 on.
     #[serde(default)]
     way: Way,
     queues: Vec<Option<SavedQueue>>,

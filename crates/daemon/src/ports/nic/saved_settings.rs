@@ -31,6 +31,7 @@ struct SavedInterface {
     filter: Option<SavedFilter>,
     /// Microseconds and packets.
     busy_poll: Option<(u32, u32)>,
+    /// From version 16 on.
     #[serde(default)]
     way: Way,
     failure: Option<SavedProgram>,
