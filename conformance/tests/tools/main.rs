@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The command-line programs of the core: `lb`, `unetmap doctor`, `events`, `metrics` and `top`; the commands of the
-//! README.
+//! The command-line programs of the core: `lb`, `unetmap doctor` and its proofs, `events`, `metrics` and `top`; the
+//! commands of the README.
 #![forbid(unsafe_code)]
 
 mod alerts;
@@ -10,6 +10,7 @@ mod doctor;
 mod events;
 mod lb;
 mod metrics;
+mod prove;
 mod readme;
 mod runner;
 mod top;

@@ -20,6 +20,7 @@ mod causes;
 mod gather;
 mod machine;
 mod nic;
+pub(crate) mod prove;
 mod report;
 
 /// The result of a check.

@@ -205,9 +205,12 @@ struct DoctorArgs {
     #[arg(long)]
     report: bool,
 
-    /// Print one JSON object: kernel, ok, checks, interfaces
+    /// Print one JSON object: kernel, ok, checks, interfaces; or that of a proof
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    prove: doctor::prove::ProveArgs,
 }
 
 fn main() -> ExitCode {
@@ -258,6 +261,7 @@ fn execute(command: Command) -> Result<u8, Failure> {
         Command::Reload(args) => knobs::reload(args.json),
         Command::Stop(args) => stop::run(&args),
         Command::Doctor(args) if args.kernels => print("doctor", &unetmap_sys::kernel::table()),
+        Command::Doctor(args) if args.prove.is_asked() => return doctor::prove::run(&args.prove, args.json),
         Command::Doctor(args) => {
             doctor::run(args.interface.as_deref(), doctor::Output { json: args.json, report: args.report })
         }

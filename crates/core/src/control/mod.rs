@@ -37,6 +37,7 @@ pub mod legacy;
 pub mod monitor;
 pub mod nic;
 pub mod node;
+pub mod proofs;
 pub mod request;
 pub mod serves;
 pub mod session;

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use unetmap_core::control::trusted_file;
+use unetmap_core::control::{proofs, trusted_file};
 use unetmap_core::errno::EPERM;
 use unetmap_sys::fuse::{Backing, Device};
 use unetmap_sys::link::{self, Channels, DriverInfo, Link, LinkWatch, NetnsLinkWatch, Nsid, XdpFeatures, veth};
@@ -21,7 +21,7 @@ use unetmap_sys::thread::RemoteThread;
 use unetmap_sys::xdp::dispatcher::{self, Attached};
 use unetmap_sys::xdp::{self, ClassicInsn, Failed, Failure, Mark, Mode, Xdp};
 use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
-use unetmap_sys::{Mapping, memfd, probe, process};
+use unetmap_sys::{Mapping, kernel, memfd, probe, process};
 
 use super::connection::{self, Lane};
 use super::objects::{Broker, Object, wait_at_fault};
@@ -70,6 +70,11 @@ operations! { broker:
     /// The XDP features that an interface's driver states; `None` if the kernel cannot say.
     fn xdp_features[netns: Netns] XdpFeatures(index: u32) -> Option<XdpFeatures> {
         inside(&netns, || link::xdp_features(index))
+    }
+
+    /// Whether zero copy was proved with a driver on this machine and kernel.
+    fn is_proved[] IsProved(driver: DriverInfo) -> bool {
+        proofs::has(&proofs::path(), &driver, &kernel::release()).map_err(io::Error::other)
     }
 
     /// The numbers of an interface's queues.

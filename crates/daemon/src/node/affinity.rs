@@ -6,7 +6,7 @@
 //! of an idle CPU's sleep state. The scheduler prefers the idle CPU, though. So while requests come fast, the thread is
 //! pinned to the CPU where they come from, which is looked up once per [`LOOKUP_INTERVAL`]. Otherwise it may run
 //! anywhere. It stays pinned also if it has to wait for its CPU, as other programs use that: left to the scheduler it
-//! gets none sooner (note 159).
+//! gets none sooner (note 160).
 
 use std::time::Instant;
 

@@ -134,13 +134,15 @@ const STMMAC: &str = "a queue receives nothing any more after a program was slow
 pub enum Evidence {
     /// A row of the table.
     Row(&'static DriverRow),
+    /// A proof on this machine.
+    Proof,
     /// Neither for nor against it.
     None,
 }
 
 impl Evidence {
-    /// The evidence about a driver on a kernel of this release.
-    pub fn of(driver: Option<&DriverInfo>, release: &str) -> Evidence {
+    /// The evidence about a driver on a kernel of this release. `is_proved`: on this machine.
+    pub fn of(driver: Option<&DriverInfo>, release: &str, is_proved: bool) -> Evidence {
         let (Some(driver), Some(version)) = (driver, Version::parse(release)) else { return Evidence::None };
         let fits = |row: &&DriverRow| {
             let is_meant = match row.verdict {
@@ -153,12 +155,16 @@ impl Evidence {
                 && !(row.as_module && driver.built_in)
                 && is_meant
         };
-        DRIVERS.iter().find(fits).map_or(Evidence::None, Evidence::Row)
+        match DRIVERS.iter().find(fits) {
+            Some(row) if row.verdict != Verdict::Reported || !is_proved => Evidence::Row(row),
+            _ if is_proved => Evidence::Proof,
+            _ => Evidence::None,
+        }
     }
 
     /// Whether `auto` uses zero copy.
     pub fn is_for_it(self) -> bool {
-        matches!(self, Evidence::Row(DriverRow { verdict: Verdict::Trusted, .. }))
+        matches!(self, Evidence::Proof | Evidence::Row(DriverRow { verdict: Verdict::Trusted, .. }))
     }
 }
 
@@ -172,9 +178,10 @@ mod tests {
     }
 
     fn verdict(driver: &DriverInfo, release: &str) -> Option<Verdict> {
-        match Evidence::of(Some(driver), release) {
+        match Evidence::of(Some(driver), release, false) {
             Evidence::Row(row) => Some(row.verdict),
             Evidence::None => None,
+            Evidence::Proof => panic!("nothing was proved"),
         }
     }
 
@@ -200,7 +207,16 @@ mod tests {
         // A driver from elsewhere has a version of its own.
         assert_eq!(verdict(&driver("mlx5_core", "24.10-1.1.4", false), "6.8.0"), None);
         assert_eq!(verdict(&driver("ice", "2.2.8", false), "6.8.0"), Some(Verdict::Reported));
-        assert_eq!(Evidence::of(None, "6.18.0"), Evidence::None);
+        assert_eq!(Evidence::of(None, "6.18.0", false), Evidence::None);
+    }
+
+    #[test]
+    fn a_proof_outweighs_reports_but_not_chance() {
+        let proved = |name| Evidence::of(Some(&driver(name, "6.18.0", false)), "6.18.0", true);
+        assert_eq!((proved("ice"), proved("ixgbe")), (Evidence::Proof, Evidence::Proof));
+        assert!(matches!(proved("igb"), Evidence::Row(row) if row.verdict == Verdict::Trusted));
+        assert!(matches!(proved("virtio_net"), Evidence::Row(row) if row.verdict == Verdict::ByChance));
+        assert!(proved("ice").is_for_it() && !proved("virtio_net").is_for_it());
     }
 
     #[test]

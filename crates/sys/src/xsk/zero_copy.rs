@@ -6,7 +6,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-use super::{Evidence, Way, ZERO_COPY_BUFFER};
+use super::{Evidence, Verdict, Way, ZERO_COPY_BUFFER};
 use crate::kernel;
 use crate::link::{DriverInfo, XdpFeatures};
 
@@ -46,14 +46,15 @@ pub enum ZeroCopyObstacle<'a> {
 }
 
 /// Returns what speaks against zero copy at an interface, of what is known without opening it. `features`: `None` if
-/// the kernel does not report them.
+/// the kernel does not report them. `is_proved` tells whether it was proved with a driver on this machine.
 pub fn obstacle_known<'a>(
     interface: &'a str,
     way: Way,
     driver: Option<&'a DriverInfo>,
     features: Option<XdpFeatures>,
+    is_proved: impl FnOnce(&DriverInfo) -> bool,
 ) -> Option<ZeroCopyObstacle<'a>> {
-    let evidence = || Evidence::of(driver, &kernel::release());
+    let evidence = || Evidence::of(driver, &kernel::release(), driver.is_some_and(is_proved));
     match (way, features) {
         (Way::Copy | Way::Generic, _) => Some(ZeroCopyObstacle::Chosen(interface, way)),
         (_, Some(XdpFeatures { zerocopy: false, .. })) => Some(ZeroCopyObstacle::Unsupported),
@@ -92,10 +93,13 @@ impl fmt::Display for ZeroCopyObstacle<'_> {
                 let driver = driver.unwrap_or("the driver");
                 match evidence {
                     Evidence::Row(row) => write!(f, "zero copy of {driver} is not trusted: {}", row.source),
-                    Evidence::None => {
+                    Evidence::None | Evidence::Proof => {
                         write!(f, "zero copy of {driver} is not known to work on Linux {}", kernel::release())
                     }
                 }?;
+                if !matches!(evidence, Evidence::Row(row) if row.verdict == Verdict::ByChance) {
+                    write!(f, "; to prove that it works here: unetmap doctor --prove {interface} IF2")?;
+                }
                 write!(f, "; to use it all the same: unetmap nic {interface} way zero-copy")
             }
             ZeroCopyObstacle::Offsets => {
@@ -143,7 +147,8 @@ mod tests {
     fn a_chosen_way_needs_no_evidence() {
         let (name, version) = ("ice".into(), "6.18.0".into());
         let ice = DriverInfo { name, version, firmware: String::new(), bus: String::new(), built_in: false };
-        let known = |way, features| obstacle_known("eth0", way, Some(&ice), features);
+        let known = |way, features| obstacle_known("eth0", way, Some(&ice), features, |_| false);
+        assert!(obstacle_known("eth0", Way::Auto, Some(&ice), None, |driver| driver.name == "ice").is_none());
         let can = Some(XdpFeatures { zerocopy: true, ..XdpFeatures::default() });
         assert!(known(Way::ZeroCopy, can).is_none() && known(Way::ZeroCopy, None).is_none());
         let why = known(Way::Auto, can).unwrap().to_string();

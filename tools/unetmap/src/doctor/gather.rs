@@ -6,7 +6,8 @@ use std::{fs, io};
 use serde_json::Value;
 use unetmap::abi::printable::word;
 use unetmap_core::control::nic::{NicAction, NicRequest, send_request};
-use unetmap_sys::link::{self, Channels, Link, OffloadKind, Offloads, veth};
+use unetmap_core::control::proofs;
+use unetmap_sys::link::{self, Channels, DriverInfo, Link, OffloadKind, Offloads, veth};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::probe::{self, QueueTrial};
 use unetmap_sys::xdp::dispatcher;
@@ -71,7 +72,7 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
     });
     let (driver, features) = (link::driver(&link.name).ok().flatten(), link::xdp_features(link.index).ok().flatten());
     let way = way(&link);
-    let no_zero_copy = obstacle_known(&link.name, way, driver.as_ref(), features).map(|why| why.to_string());
+    let no_zero_copy = obstacle_known(&link.name, way, driver.as_ref(), features, is_proved).map(|why| why.to_string());
     let trial = match thorough {
         true => trial(&link, machine, no_zero_copy.is_none(), (program.is_some(), port.is_some())),
         false => Err("unetmap doctor IF tries it".into()),
@@ -90,6 +91,11 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
         uid: machine.uid,
         link,
     }
+}
+
+/// Whether zero copy was proved with a driver on this machine, as far as this user may read that.
+fn is_proved(driver: &DriverInfo) -> bool {
+    proofs::has(&proofs::path(), driver, &kernel::release()).unwrap_or(false)
 }
 
 /// Returns the way that root chose for an interface, according to the daemon, if one runs and tells this user.

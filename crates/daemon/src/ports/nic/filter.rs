@@ -19,6 +19,7 @@ use super::lookup::{find, find_link_for};
 use super::open::{check_may_set, queues, refuse_persistent};
 use super::refusals::{denied, not_system_daemon};
 use super::settings::StoredFilter;
+use super::zero_copy::is_proved;
 use crate::caller::Caller;
 use crate::endpoint::PortRing;
 use crate::policy::Access;
@@ -198,7 +199,7 @@ fn set_way(daemon: &mut Daemon, link: &Link, way: Way, caller: &Caller) -> Resul
     if way == Way::ZeroCopy {
         let features = privileged::xdp_features(netns, link.index).ok().flatten();
         let driver = privileged::driver(netns, name).ok().flatten();
-        if let Some(obstacle) = obstacle_known(name, way, driver.as_ref(), features) {
+        if let Some(obstacle) = obstacle_known(name, way, driver.as_ref(), features, is_proved) {
             return refuse(EOPNOTSUPP, format!("its way cannot be `zero-copy`: {obstacle}"));
         }
     }

@@ -4,7 +4,7 @@
 use std::io;
 
 use unetmap_core::errno::EOPNOTSUPP;
-use unetmap_sys::link::Link;
+use unetmap_sys::link::{DriverInfo, Link};
 use unetmap_sys::xdp::Mode;
 use unetmap_sys::xsk::{BindMode, Way, ZERO_COPY_BUFFER, ZeroCopyObstacle, obstacle_known};
 
@@ -29,7 +29,7 @@ pub(crate) fn is_expected(settings: &mut InterfaceSettings, link: &Link, caller:
         || surveyed.and_then(|survey| survey.driver.clone()).map_or_else(|| privileged::driver(netns, &link.name), Ok);
     // Kernels before Linux 6.3 say nothing.
     let may = features.is_ok_and(|known| known.map_or(way == Way::ZeroCopy, |features| features.zerocopy));
-    may && obstacle_known(&link.name, way, driver().ok().flatten().as_ref(), None).is_none()
+    may && obstacle_known(&link.name, way, driver().ok().flatten().as_ref(), None, is_proved).is_none()
 }
 
 /// Whether any interface in the caller's namespace is, of the first [`MAX_LINKS`]: a user can create any number in a
@@ -41,13 +41,21 @@ pub(crate) fn expects_any(settings: &mut InterfaceSettings, caller: &Caller) -> 
         .is_some_and(|links| links.iter().take(MAX_LINKS).any(|link| is_expected(settings, link, caller)))
 }
 
+/// Whether zero copy was proved with a driver on this machine, by root's own file.
+pub(super) fn is_proved(driver: &DriverInfo) -> bool {
+    privileged::is_proved(driver.clone()).unwrap_or_else(|e| {
+        tracing::warn!(driver = driver.name, "proofs of zero copy do not count: {e}");
+        false
+    })
+}
+
 impl Nic {
     /// Why zero copy is not tried, if it is not.
     pub(super) fn zero_copy_obstacle(&self, mode: Mode, headroom: u32) -> Option<String> {
         let ((netns, index), buffer) = (self.socket_place(), self.umem.buffer);
         let features = privileged::xdp_features(netns, index).ok().flatten();
         let driver = privileged::driver(netns, &self.name).ok().flatten();
-        let known = obstacle_known(&self.name, self.way, driver.as_ref(), features);
+        let known = obstacle_known(&self.name, self.way, driver.as_ref(), features, is_proved);
         let obstacle = match (known, features) {
             _ if mode != Mode::Native => ZeroCopyObstacle::NotNative,
             (Some(known), _) => known,
