@@ -232,7 +232,8 @@ mod tests {
 
     #[test]
     fn the_state_of_this_process_is_read() {
-        assert_eq!(state(process::pid()), Some('R'));
+        // That of its first thread, which waits for the tests.
+        assert!(matches!(state(process::pid()), Some('R' | 'S')));
         assert_eq!(state(0), None);
     }
 }
