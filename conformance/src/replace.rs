@@ -233,6 +233,8 @@ fn receive_all_the_time(port: &Port, sender: u64, stops: &AtomicBool, progress: 
         ring.advance(n);
         progress.received.store(counts.received, Relaxed);
     }
+    // The sender gets the last buffers back.
+    port.rxsync().unwrap_or_else(|e| panic!("{counts:?}: {e}"));
     counts
 }
 
