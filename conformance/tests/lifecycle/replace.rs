@@ -99,9 +99,14 @@ pub(crate) fn vale(words: &str) -> String {
 /// addresses, and the processors on which threads are.
 #[track_caller]
 fn settings_of(words: &str) -> Value {
+    const COUNTS: [&str; 2] = ["not_received", "packets"];
     const CHANGES: [&str; 6] = ["sent", "received", "lost", "dropped", "age", "cpu"];
-    let keep = |entry: &mut serde_json::Map<String, Value>| entry.retain(|key, _| !CHANGES.contains(&key.as_str()));
+    let is = |list: &[&str], key: &str| list.contains(&key);
+    let keep = |entry: &mut serde_json::Map<String, Value>| {
+        entry.retain(|key, _| !is(&CHANGES, key) && !is(&COUNTS, key));
+    };
     let mut shown: Value = serde_json::from_str(&vale(&format!("{words} --json"))).expect("JSON");
+    shown.as_object_mut().expect("an object").retain(|key, _| !is(&COUNTS, key));
     for list in ["port", "table"] {
         let entries = shown.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten();
         entries.filter_map(Value::as_object_mut).for_each(keep);
