@@ -20,6 +20,9 @@ const A: u32 = 1;
 const B: u32 = 2;
 const C: u32 = 3;
 
+/// A fault, which is given what waits for more packets.
+type Fault<'a> = dyn Fn(&dyn Fn()) + Sync + 'a;
+
 /// The frames that were sent, in all and of each kind.
 #[derive(Default)]
 struct Sent {
@@ -103,7 +106,7 @@ fn the_counters_of_a_switch_add_up_after_each_fault() {
         let before = home.snapshot();
         received[0] = before.port("vale0:b").packets.expect("packets").received;
         received[1] = before.port("vale0:c").packets.expect("packets").received;
-        let faults: [(&str, &(dyn Fn(&dyn Fn()) + Sync)); 8] = [
+        let faults: [(&str, &Fault<'_>); 8] = [
             ("nothing", &|go_on| go_on()),
             ("a filter of the receiver", &|go_on| {
                 set("port vale0:b filter out ether[30] & 3 = 1");
