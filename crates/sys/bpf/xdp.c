@@ -118,7 +118,7 @@ INLINE int bypass(struct xdp_md *ctx, struct policy *policy)
 	return XDP_PASS;
 }
 
-INLINE int fail(struct xdp_md *ctx, struct policy *policy)
+INLINE int fail(struct xdp_md *ctx, struct policy *policy, int bypasses)
 {
 	__u32 failure = policy->failure;
 	__u64 *count = bpf_map_lookup_elem(&failed, &failure);
@@ -127,7 +127,7 @@ INLINE int fail(struct xdp_md *ctx, struct policy *policy)
 		(*count)++;
 	if (failure == FAILURE_CLOSED)
 		return XDP_DROP;
-	return failure == FAILURE_BYPASS ? bypass(ctx, policy) : XDP_PASS;
+	return bypasses && failure == FAILURE_BYPASS ? bypass(ctx, policy) : XDP_PASS;
 }
 
 // Whether the frame begins with the mark.
@@ -142,7 +142,7 @@ INLINE int is_marked(struct xdp_md *ctx)
 
 // A filter decides first: what it refuses is the stack's also if no program takes what it accepts. With OPEN all frames
 // are the stack's then.
-INLINE int redirect(struct xdp_md *ctx, int calls_filter)
+INLINE int redirect(struct xdp_md *ctx, int calls_filter, int bypasses)
 {
 	struct policy *policy = get_policy();
 
@@ -151,10 +151,10 @@ INLINE int redirect(struct xdp_md *ctx, int calls_filter)
 	if (calls_filter && (policy->failure != FAILURE_OPEN || is_alive()))
 		bpf_tail_call(ctx, &filters, 0);
 	if (!is_served(policy, ctx->rx_queue_index))
-		return fail(ctx, policy);
+		return fail(ctx, policy, bypasses);
 	if (bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS) == XDP_REDIRECT)
 		return XDP_REDIRECT;
-	return fail(ctx, policy);
+	return fail(ctx, policy, bypasses);
 }
 
 INLINE int unmark_filter_redirect(struct xdp_md *ctx)
@@ -163,7 +163,7 @@ INLINE int unmark_filter_redirect(struct xdp_md *ctx)
 		bpf_xdp_adjust_head(ctx, sizeof(struct mark));
 		return XDP_PASS;
 	}
-	return redirect(ctx, 1);
+	return redirect(ctx, 1, 1);
 }
 
 // For frames of several buffers, which Linux supports since 5.18.
@@ -181,20 +181,21 @@ SECTION("xdp") int unetmap_plain(struct xdp_md *ctx)
 // The end of a filter that accepts a frame.
 SECTION("xdp.frags") int deliver_frags(struct xdp_md *ctx)
 {
-	return redirect(ctx, 0);
+	return redirect(ctx, 0, 1);
 }
 
 // The same for unetmap_plain.
 SECTION("xdp") int deliver_plain(struct xdp_md *ctx)
 {
-	return redirect(ctx, 0);
+	return redirect(ctx, 0, 1);
 }
 
 // For a dispatcher (dispatcher.c), whose stub it replaces. Kernels since 6.13 refuse a replacement that may change the
-// packet, as a tail call does, if the stub does not, as in libxdp's own dispatchers: without mark and filter.
+// packet, as a tail call or metadata does, if the stub does not, as in libxdp's own dispatchers: without mark, filter
+// and bypass, which an interface with such a dispatcher cannot have.
 SECTION("freplace/member") int unetmap_member(struct xdp_md *ctx)
 {
-	return redirect(ctx, 0);
+	return redirect(ctx, 0, 0);
 }
 
 // The same with mark and filter, for the dispatchers of this project.
