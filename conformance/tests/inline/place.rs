@@ -179,7 +179,7 @@ pub(crate) fn wait_for(what: &str, done: impl FnMut() -> bool) -> Result<(), Str
     wait_within(what, LIMIT, done)
 }
 
-/// The same within another time.
+/// Waits for a condition within `limit`.
 pub(crate) fn wait_within(what: &str, limit: Duration, mut done: impl FnMut() -> bool) -> Result<(), String> {
     let end = Instant::now() + limit;
     while !done() {

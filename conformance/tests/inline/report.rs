@@ -79,22 +79,27 @@ pub(crate) fn tables(all: &All) -> String {
 fn repeated_row(results: &Results) -> String {
     let (row, [median, most, longest]) = (&results.row, results.closed_ms);
     let has_rules = WAYS.iter().any(|way| way.name == row.way && way.denies);
-    let failed = row.failure.as_ref().map_or("", |_| " (does not go on)");
     format!(
-        "| {} | {}{failed} | {} | {median:.0}, {most:.0}, {longest:.0} | {} of {}, {} of {} | {}, {} | {} | {} | {} |\n",
+        "| {} | {} | {} | {median:.0}, {most:.0}, {longest:.0} | {} | {} | {} | {} |\n",
         row.way,
-        row.fault,
+        fault(row),
         results.times,
-        row.lost[0],
-        row.sent[0],
-        row.lost[1],
-        row.sent[1],
-        row.repeated,
-        row.late,
+        datagrams(row),
         frames(row),
         if has_rules { denied(row) } else { String::new() },
         row.broken.len(),
     )
+}
+
+/// The fault, and whether traffic goes on after it.
+fn fault(row: &Row) -> String {
+    format!("{}{}", row.fault, row.failure.as_ref().map_or("", |_| " (does not go on)"))
+}
+
+/// Two columns: datagrams lost of those sent, out and in; repeated and late ones.
+fn datagrams(row: &Row) -> String {
+    let ([out, into], [sent_out, sent_in]) = (row.lost, row.sent);
+    format!("{out} of {sent_out}, {into} of {sent_in} | {}, {}", row.repeated, row.late)
 }
 
 /// Datagrams that the rules deny and that were seen, of those sent, out and in.
@@ -115,17 +120,11 @@ fn table_row(row: &Row, denies: bool) -> String {
     }
     let [out, into] = row.closed_ms;
     let seen = if denies { denied(row) } else { frames(row) };
-    let failed = row.failure.as_ref().map_or("", |_| " (does not go on)");
     format!(
-        "| {}{failed} | {} | {out:.0}, {into:.0} | {} of {}, {} of {} | {}, {} | {seen} | {} | {} |\n",
-        row.fault,
+        "| {} | {} | {out:.0}, {into:.0} | {} | {seen} | {} | {} |\n",
+        fault(row),
         row.meanwhile,
-        row.lost[0],
-        row.sent[0],
-        row.lost[1],
-        row.sent[1],
-        row.repeated,
-        row.late,
+        datagrams(row),
         row.broken.len(),
         row.started.join(", "),
     )

@@ -174,7 +174,7 @@ impl Scene {
         }
     }
 
-    /// The same for a fault of the wire itself, through which nothing may pass.
+    /// Lets a fault of the wire itself last, through which nothing may pass.
     pub(crate) fn hold_cut(&mut self) {
         sleep(BEFORE);
         let part = self.hold.saturating_sub(BEFORE) / PARTS;

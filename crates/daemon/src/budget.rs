@@ -148,13 +148,8 @@ impl Amounts {
         Amounts::of(Resource::Descriptors, 1).and(Amounts::of(Resource::Memory, u64::from(bufs).div_ceil(4)))
     }
 
-    /// Buffers, as their number and the bytes of one, which an interface locks in memory.
-    pub(crate) fn locked_buffers((count, bytes): (u32, u32)) -> Amounts {
-        Amounts::of(Resource::Memory, u64::from(count) * u64::from(bytes))
-    }
-
-    /// Buffers of this size, which the daemon fills.
-    pub(crate) fn buffers(count: u32, size: u32) -> Amounts {
+    /// Buffers, as their number and the bytes of one, which the daemon fills, or an interface locks in memory.
+    pub(crate) fn buffers((count, size): (u32, u32)) -> Amounts {
         Amounts::of(Resource::Memory, u64::from(count) * u64::from(size))
     }
 

@@ -22,7 +22,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// That of a daemon that has just read its configuration, and has taken over from none.
+    /// The history of a daemon that has just read its configuration, and has taken over from none.
     pub(crate) fn new() -> History {
         History { crashes: 0, replacements: 0, reloads: 0, failed_reloads: 0, read_ms: now_ms(), policy_refusals: 0 }
     }

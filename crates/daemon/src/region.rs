@@ -186,7 +186,7 @@ impl RegionRecord {
     /// The buffers, if an interface locks them in memory.
     pub(crate) fn locked_buffers(&self) -> Amounts {
         let bufs = self.region.geometry().bufs;
-        Amounts::locked_buffers((bufs.count, bufs.size))
+        Amounts::buffers((bufs.count, bufs.size))
     }
 
     /// Lets pages that are allocated from now on come from this NUMA node: that of the first interface in the region.
@@ -333,7 +333,7 @@ impl RegionRecord {
     pub(crate) fn of_buffers(&self, count: u32, fills: bool) -> Amounts {
         let before = if self.is_filled { 0 } else { self.bufs.fresh() };
         let charged = if self.is_filled || fills { before + self.bufs.fresh_of(count) } else { 0 };
-        Amounts::buffers(charged, self.region.limits().buf_size)
+        Amounts::buffers((charged, self.region.limits().buf_size))
     }
 
     /// The amounts of so many extra buffers.

@@ -123,9 +123,10 @@ pub(crate) mod nic {
     /// Time after the last renewal for which the kernel's programs still redirect packets. Longer than the interval,
     /// so that a daemon that is delayed keeps its interfaces.
     pub(crate) const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(1750);
-    /// The same for the deadline of a queue of a program that stays, and the time for which a program may leave frames
-    /// in its queue: with the interval less than a second.
+    /// Time after the last renewal for which a program that stays still redirects the packets of a queue.
     pub(crate) const QUEUE_TIMEOUT: Duration = Duration::from_millis(950);
+    /// Time for which a program may leave frames in its queue before no more are given to it: with the interval less
+    /// than a second.
     pub(crate) const QUEUE_STALL: Duration = Duration::from_millis(600);
     /// Longest time that one event may take the control thread before it counts as hung. Drivers reset their devices in
     /// it when a program is attached: up to 5 s in an emulated processor.

@@ -333,7 +333,7 @@ impl Region {
         self.limits.now()
     }
 
-    /// The same, as [`Region::allow_buffers`] changes them.
+    /// The limits of slots, as [`Region::allow_buffers`] changes them.
     pub fn shared_limits(&self) -> SharedLimits {
         self.limits.clone()
     }

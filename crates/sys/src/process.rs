@@ -46,6 +46,19 @@ pub fn program_name(pid: u32) -> Option<String> {
     Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
 }
 
+/// Returns the state of a process's first thread in a letter, as proc(5) has it; `None`: there is no such process, or
+/// no `/proc`.
+pub fn state(pid: u32) -> Option<char> {
+    stat_field(&pid.to_string(), 0)?.chars().next()
+}
+
+/// A field of `/proc/PID/stat`, by its place after the process's name, which is in parentheses and may contain
+/// anything.
+fn stat_field(process: &str, place: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(place).map(str::to_owned)
+}
+
 /// Returns the control groups of a process, a line each: of a unit's processes, those of the unit. `process` is its
 /// number, or `self`.
 ///

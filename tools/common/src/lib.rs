@@ -30,6 +30,13 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use unetmap::abi::printable;
 pub use unetmap_core::without_codes;
 
+/// Mixes the bits: each bit of the result depends on every bit of `x` (the finalizer of SplitMix64).
+pub fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
 /// Exit status of a wrong command line, the same as clap's.
 const WRONG_USAGE: u8 = 2;
 /// Interval at which a wait checks the stop flag.

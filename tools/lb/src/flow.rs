@@ -11,6 +11,8 @@
 //! All fragments of a packet have the same flow; their ports are ignored, because only the first fragment has them. The
 //! hash has no secret key, so that programs at both ends of a link compute the same flow.
 
+use tool_common::mix;
+
 /// Maximum number of bytes of a frame that are read. If the ports are beyond them, the flow depends on the addresses
 /// alone.
 pub(crate) const HEADERS: usize = 128;
@@ -122,13 +124,6 @@ fn symmetric_hash(a: Endpoint, b: Endpoint, kind: u64) -> u32 {
         mix(mix(high).wrapping_add(low).wrapping_add(u64::from(side.port) << 48))
     };
     (mix(side(a).wrapping_add(side(b)).wrapping_add(kind)) >> 32) as u32
-}
-
-/// Mixes the bits: each bit of the result depends on every bit of `x` (the finalizer of SplitMix64).
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {

@@ -297,6 +297,15 @@ fn pin(file: &OwnedFd) -> Vec<OwnedFd> {
     vec![end.into(), other.into()]
 }
 
+/// Opens an end of pipe `n` with many buffers, as a user: its files, or why not; `None`: no daemon listens.
+fn open_large_pipe(home: &Home, uid: u32, n: u32) -> Option<Result<Vec<OwnedFd>, String>> {
+    let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_extra_bufs: 500, ..Default::default() };
+    let request = NetmapRequest::new(NETMAP_REQ_REGISTER, &format!("p{n}{{1"), body.as_bytes());
+    let raw = ControlConnection::connect_as(&home.socket(), uid).ok()?;
+    let (errno, reply, files) = raw.request(&request.expect("a short name"));
+    Some(if errno == 0 { Ok(files) } else { Err(reply.map_or_else(String::new, |reply| reply.reason)) })
+}
+
 /// A user puts the pages of its ports into sockets, and closes the ports, their files and the pipes.
 #[test]
 fn pages_that_are_pinned_do_not_fill_a_small_control_group() {
@@ -310,13 +319,7 @@ fn pages_that_are_pinned_do_not_fill_a_small_control_group() {
         };
         let daemon = start(home, &groups.enter(), &["--keep-ports"]);
         let process = home.daemon();
-        let open_pipe = |uid: u32, n: u32| {
-            let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_extra_bufs: 500, ..Default::default() };
-            let request = NetmapRequest::new(NETMAP_REQ_REGISTER, &format!("p{n}{{1"), body.as_bytes());
-            let raw = ControlConnection::connect_as(&home.socket(), uid).expect("a daemon that listens");
-            let (errno, reply, files) = raw.request(&request.expect("a short name"));
-            if errno == 0 { Ok(files) } else { Err(reply.map_or_else(String::new, |reply| reply.reason)) }
-        };
+        let open_pipe = |uid, n| open_large_pipe(home, uid, n).expect("a daemon that listens");
         let (mut pinned, mut why) = (Vec::new(), None);
         for n in 0..200 {
             match open_pipe(USERS.start, n) {
@@ -353,13 +356,7 @@ fn memory_of_closed_ports_does_not_fill_a_small_control_group() {
         };
         let daemon = start(home, &groups.enter(), &["--keep-ports"]);
         let (process, stop) = (home.daemon(), AtomicBool::new(false));
-        let open_pipe = |uid: u32, n: u32| {
-            let body = NmreqRegister { nr_mode: NR_REG_ALL_NIC, nr_extra_bufs: 500, ..Default::default() };
-            let request = NetmapRequest::new(NETMAP_REQ_REGISTER, &format!("p{n}{{1"), body.as_bytes());
-            let raw = ControlConnection::connect_as(&home.socket(), uid).ok()?;
-            let (errno, _, files) = raw.request(&request.expect("a short name"));
-            (errno == 0).then_some(files)
-        };
+        let open_pipe = |uid, n| open_large_pipe(home, uid, n)?.ok();
         let (kept, honest) = thread::scope(|scope| {
             let (open_pipe, stop) = (&open_pipe, &stop);
             let keep = move |uid: u32| {

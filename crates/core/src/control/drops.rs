@@ -34,18 +34,7 @@ pub enum DropReason {
 
 impl DropReason {
     /// Reasons for which a packet that a switch port sends reaches no port, in the order of their discriminants.
-    pub const SENT: [DropReason; 10] = [
-        DropReason::Runt,
-        DropReason::InvalidSlot,
-        DropReason::TooManyFragments,
-        DropReason::SamePort,
-        DropReason::NoDestination,
-        DropReason::Filter,
-        DropReason::Vlan,
-        DropReason::StormLimit,
-        DropReason::RateLimit,
-        DropReason::SwitchFault,
-    ];
+    pub const SENT: [DropReason; 10] = *DropReason::ALL.first_chunk().expect("ten reasons");
 
     /// Reasons for which a packet does not reach a switch port that it was for.
     pub const RECEIVED: [DropReason; 5] =

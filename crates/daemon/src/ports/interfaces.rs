@@ -56,7 +56,7 @@ fn find_or_create_direct(
     let mut usage = nic::usage(shape);
     if daemon.region_by_number(1, caller).is_err() {
         let sizes = daemon.knobs.interface_sizes(shape.all_slots(), zero_copy);
-        usage += Amounts::region(sizes.bufs.0).and(Amounts::locked_buffers(sizes.bufs));
+        usage += Amounts::region(sizes.bufs.0).and(Amounts::buffers(sizes.bufs));
     }
     daemon.check_budget(scope, usage)?;
     let region = match region {

@@ -92,11 +92,9 @@ fn is_kernel_thread(process: &str) -> bool {
     field(process, 6).is_some_and(|flags| flags & KERNEL_THREAD != 0)
 }
 
-/// A number of `/proc/PID/stat`, by its place after the process's name, which is in parentheses and may contain
-/// anything.
+/// A number of `/proc/PID/stat`, by its place after the process's name.
 fn field(process: &str, place: usize) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.split(' ').nth(place)?.parse().ok()
+    super::stat_field(process, place)?.parse().ok()
 }
 
 /// Whether the mounts `theirs` include `ours`, other than those of `ip netns exec`. Both as `/proc/PID/mountinfo` has

@@ -40,7 +40,7 @@ pub(super) fn likely(silent: Option<&String>) -> Vec<String> {
         Ok(before.into_iter().zip(read()?).map(|(before, after)| [before, after]).collect())
     });
     let events = if daemons.is_ok() { last_events() } else { Vec::new() };
-    causes(&Seen { daemons, processes: daemon_processes(), events, state_of: &state })
+    causes(&Seen { daemons, processes: daemon_processes(), events, state_of: &process::state })
 }
 
 /// The events that the daemons have kept.
@@ -60,18 +60,11 @@ fn last_events() -> Vec<Value> {
     all
 }
 
-/// The state of a process in a letter, as proc(5) has it.
-fn state(pid: u32) -> Option<char> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses, and may have some itself.
-    text.rsplit_once(')')?.1.trim_start().chars().next()
-}
-
 fn daemon_processes() -> Vec<(u32, char)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let daemons = numbers.filter(|pid| process::program_name(*pid).is_some_and(|name| name == DAEMON));
-    daemons.filter_map(|pid| Some((pid, state(pid)?))).collect()
+    daemons.filter_map(|pid| Some((pid, process::state(pid)?))).collect()
 }
 
 fn is_stopped(state: Option<char>) -> bool {
@@ -233,7 +226,7 @@ mod tests {
     #[test]
     fn the_state_of_this_process_is_read() {
         // That of its first thread, which waits for the tests.
-        assert!(matches!(state(process::pid()), Some('R' | 'S')));
-        assert_eq!(state(0), None);
+        assert!(matches!(process::state(process::pid()), Some('R' | 'S')));
+        assert_eq!(process::state(0), None);
     }
 }

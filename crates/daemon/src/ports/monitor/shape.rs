@@ -72,7 +72,7 @@ pub(super) fn mirror_shape(monitor: EndpointShape, count: usize) -> EndpointShap
 /// of so many bytes, which the watched port's side fills, and descriptors of that side. A zero-copy monitor's buffers
 /// have 0 bytes here: they are in the watched port's region.
 pub(super) fn mirror_usage(mirror: EndpointShape, buf_size: u32) -> Amounts {
-    let buffers = Amounts::buffers(mirror.all_slots(), buf_size);
+    let buffers = Amounts::buffers((mirror.all_slots(), buf_size));
     Amounts::endpoints(1, mirror)
         .and(buffers)
         .and(Amounts::of(Resource::Descriptors, 1 + u64::from(mirror.all_rings())))

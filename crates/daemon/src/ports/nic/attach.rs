@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use unetmap_core::errno::{EBUSY, EINVAL, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
-use unetmap_sys::link::{AttachedXdp, Channels};
+use unetmap_sys::link::Channels;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::xdp::dispatcher::Attached;
 use unetmap_sys::xdp::{Mark, Mode};
@@ -14,8 +14,10 @@ use unetmap_sys::xsk::Way;
 
 use super::filter::refuse_filter;
 use super::queue_count::{rings, usable};
+use super::refusals::{MAY_NOT_ATTACH, conflicting_program};
 use super::relay::Relay;
 use super::settings::StoredFilter;
+use super::staying::needs_generic;
 use super::{Nic, libc_errno};
 use crate::broker::relay_name as near_name;
 use crate::knobs::Admode;
@@ -81,15 +83,10 @@ impl Nic {
     fn attach_to_interface(&mut self) -> Result<Xdp, Refusal> {
         let (index, queues) = (self.key.index, u32::from(self.endpoint.shape.rx_rings));
         let taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc_errno::EBUSY | libc_errno::EEXIST));
-        // Some drivers run XDP programs but cannot redirect frames to sockets.
-        let features = privileged::xdp_features(&self.netns, index);
-        let mut cannot_redirect = features.is_ok_and(|known| known.is_some_and(|f| f.basic && !f.redirect));
-        let link = privileged::link(&self.netns, index);
-        cannot_redirect |= link.is_ok_and(|link| link.is_some_and(|link| !link.redirects_natively()));
-        let driver = privileged::driver(&self.netns, &self.name).ok().flatten();
-        let loses_program = driver.is_some_and(|driver| !driver.keeps_native_program());
+        let link = privileged::link(&self.netns, index).ok().flatten();
+        let needs_generic = needs_generic(&self.netns, (index, &self.name), link.as_ref());
         let first = match self.attach_mode() {
-            Admode::Best if cannot_redirect || loses_program => Mode::Generic,
+            Admode::Best if needs_generic => Mode::Generic,
             Admode::Best | Admode::Native => Mode::Native,
             Admode::Generic => Mode::Generic,
         };
@@ -102,9 +99,7 @@ impl Nic {
             }
             // The error is a sentence about the dispatcher.
             None => refuse(EBUSY, format!("other XDP programs share it, and the daemon's cannot join them: {e}")),
-            Some(libc_errno::EPERM) => {
-                refuse(EPERM, "the daemon may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF")
-            }
+            Some(libc_errno::EPERM) => refuse(EPERM, MAY_NOT_ATTACH),
             _ if kernel::INTERFACES.is_newer_than_kernel() => refuse(EOPNOTSUPP, kernel::INTERFACES.refusal()),
             _ => refuse(EOPNOTSUPP, format!("no XDP program can be attached: {e} (unetmap doctor {name} says more)")),
         })
@@ -312,22 +307,4 @@ impl Nic {
         }
         self.other_queues = text;
     }
-}
-
-/// Returns which other XDP program is attached, and how to detach it. A program may be detached while it is looked up.
-fn conflicting_program(name: &str, attached: Option<AttachedXdp>) -> String {
-    const WHAT: &str = "another XDP program is attached";
-    let Some(AttachedXdp { mode, prog_id }) = attached else {
-        return format!("{WHAT} (unetmap doctor {name} shows whose, and how to detach it)");
-    };
-    // Only a daemon with CAP_SYS_ADMIN may read the name.
-    let called = match privileged::program_name(prog_id) {
-        Ok(called) if !called.is_empty() => format!("{called}, id {prog_id}"),
-        _ => format!("id {prog_id}"),
-    };
-    let (word, option) = (mode.as_str(), mode.ip_option());
-    format!(
-        "{WHAT} ({called}, {word}): end the process that holds it (unetmap doctor {name} shows which), or if none does, \
-         ip link set dev {name} {option} off"
-    )
 }

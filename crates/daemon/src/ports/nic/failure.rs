@@ -76,19 +76,19 @@ pub(super) fn set_failure(
     if uid != 0 {
         return refuse(EPERM, "root alone changes what becomes of frames that no program takes");
     }
+    // The program that stays is another one than that of open ports, and has another one beside it if it is closed.
+    let keeps_program = stays
+        .as_ref()
+        .is_some_and(|stays| failure != Failure::Open && stays.is_closed() == (failure == Failure::Closed));
+    if has_program && !keeps_program {
+        return refuse(EBUSY, "it is open: close it everywhere first, as another program has to be attached");
+    }
     let program = match (stays, failure) {
-        (None, Failure::Open) => None,
-        (Some(_), Failure::Open) | (None, _) if has_program => {
-            return refuse(EBUSY, "it is open: close it everywhere first, as another program has to be attached");
-        }
-        (Some(_), Failure::Open) => {
+        (_, Failure::Open) => {
             let detached = privileged::detach_left(netns, link.index);
             detached.or_else(|e| refuse(EOPNOTSUPP, format!("the program that stays cannot be detached: {e}")))?;
             settings.remove_failure(netns.id(), link.index);
             None
-        }
-        (Some(stays), _) if has_program && stays.is_closed() != (failure == Failure::Closed) => {
-            return refuse(EBUSY, "it is open: close it everywhere first, as another program has to be attached");
         }
         (None, _) if link.receives_unfinished_frames() => {
             return refuse(

@@ -82,7 +82,7 @@ pub(super) struct HostRings {
     nic: u32,
     queues: u32,
     tcx: Option<Tcx>,
-    /// That of a closed interface, which stays, to be used in place of one of these rings.
+    /// The program of a closed interface, which stays, to be used in place of one of these rings.
     staying: Option<Arc<TcxPrograms>>,
     uses_staying: bool,
     /// The action without host rings.

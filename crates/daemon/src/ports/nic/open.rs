@@ -137,7 +137,7 @@ pub(in crate::ports) fn usable_access(nics: &mut NicState, access: Access, link:
 /// Returns the amounts of an interface that the daemon uses itself, with its region.
 pub(crate) fn usage_for_daemon(knobs: &Knobs, shape: EndpointShape, zero_copy: bool) -> Amounts {
     let sizes = knobs.mediated_sizes(zero_copy).for_one_interface(shape.all_rings(), shape.all_slots());
-    super::usage(shape).and(Amounts::region(sizes.bufs.0)).and(Amounts::locked_buffers(sizes.bufs))
+    super::usage(shape).and(Amounts::region(sizes.bufs.0)).and(Amounts::buffers(sizes.bufs))
 }
 
 /// Opens an interface that the daemon uses itself, in a region of its own.

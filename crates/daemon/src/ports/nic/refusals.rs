@@ -2,9 +2,14 @@
 //! Refusals of requests about interfaces.
 
 use unetmap_core::errno::{EACCES, EIO, ENETDOWN, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_sys::link::AttachedXdp;
 
 use crate::caller::Caller;
+use crate::privileged;
 use crate::refusal::{Refusal, refuse, refuse_for_now};
+
+/// Why no XDP program is attached: `EPERM`.
+pub(super) const MAY_NOT_ATTACH: &str = "the daemon may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF";
 
 pub(crate) fn no_such_interface<T>() -> Result<T, Refusal> {
     refuse(ENXIO, "no such interface (ip link shows them; pipes are NAME{ID and NAME}ID, ports of switches valeS:PORT)")
@@ -52,4 +57,22 @@ pub(in crate::ports) fn refuse_header<T>(header: u8) -> Result<T, Refusal> {
 /// Refuses what concerns an interface that is away.
 pub(super) fn refuse_away<T>() -> Result<T, Refusal> {
     refuse_for_now("the interface is being opened or closed for another session: try again")
+}
+
+/// Returns which other XDP program is attached, and how to detach it. A program may be detached while it is looked up.
+pub(super) fn conflicting_program(name: &str, attached: Option<AttachedXdp>) -> String {
+    const WHAT: &str = "another XDP program is attached";
+    let Some(AttachedXdp { mode, prog_id }) = attached else {
+        return format!("{WHAT} (unetmap doctor {name} shows whose, and how to detach it)");
+    };
+    // Only a daemon with CAP_SYS_ADMIN may read the name.
+    let called = match privileged::program_name(prog_id) {
+        Ok(called) if !called.is_empty() => format!("{called}, id {prog_id}"),
+        _ => format!("id {prog_id}"),
+    };
+    let (word, option) = (mode.as_str(), mode.ip_option());
+    format!(
+        "{WHAT} ({called}, {word}): end the process that holds it (unetmap doctor {name} shows which), or if none does, \
+         ip link set dev {name} {option} off"
+    )
 }

@@ -12,6 +12,7 @@ use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::{Failure, Mode};
 
+use super::refusals::{MAY_NOT_ATTACH, conflicting_program};
 use crate::broker::Handle;
 use crate::privileged::{self, KeptXdp, TcxPrograms, Xdp};
 use crate::refusal::{Refusal, refuse};
@@ -57,8 +58,7 @@ impl StayingProgram {
     ) -> Result<StayingProgram, Refusal> {
         let tx_queues = || privileged::channels(netns, &link.name).map_or(0, |channels| channels.tx);
         let before = tx_queues();
-        let driver = privileged::driver(netns, &link.name).ok().flatten();
-        let generic = !link.redirects_natively() || driver.is_some_and(|driver| !driver.keeps_native_program());
+        let generic = needs_generic(netns, (link.index, &link.name), Some(link));
         let attach = |mode| privileged::attach_to_stay(netns, link.index, MAX_RINGS, mode, failure).map(Xdp::of);
         let xdp = match attach(if generic { Mode::Generic } else { Mode::Native }) {
             Err(e) if e.raw_os_error() == Some(EOPNOTSUPP) && !generic => attach(Mode::Generic),
@@ -69,7 +69,7 @@ impl StayingProgram {
         Ok(StayingProgram { failure, xdp: Arc::new(xdp), tcx, added_queues: tx_queues().saturating_sub(before) })
     }
 
-    /// The same program, with another failure.
+    /// Gives the program another failure.
     pub(super) fn with(
         &self,
         netns: &Netns,
@@ -112,12 +112,18 @@ fn close_host(
 
 fn refuse_program<T>(name: &str, e: &io::Error) -> Result<T, Refusal> {
     match e.raw_os_error() {
-        Some(EBUSY | EEXIST) => {
-            refuse(EBUSY, format!("another XDP program is attached (unetmap doctor {name} shows whose)"))
-        }
-        Some(EPERM) => refuse(EPERM, "the daemon may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF"),
+        Some(EBUSY | EEXIST) => refuse(EBUSY, conflicting_program(name, None)),
+        Some(EPERM) => refuse(EPERM, MAY_NOT_ATTACH),
         _ => {
             refuse(EOPNOTSUPP, format!("the kernel does not attach the program: {e} (unetmap doctor {name} says more)"))
         }
     }
+}
+
+/// Whether the driver cannot have the program: it redirects no frames to sockets, or loses the program.
+pub(super) fn needs_generic(netns: &Netns, (index, name): (u32, &str), link: Option<&Link>) -> bool {
+    let features = privileged::xdp_features(netns, index);
+    features.is_ok_and(|known| known.is_some_and(|f| f.basic && !f.redirect))
+        || link.is_some_and(|link| !link.redirects_natively())
+        || privileged::driver(netns, name).ok().flatten().is_some_and(|driver| !driver.keeps_native_program())
 }

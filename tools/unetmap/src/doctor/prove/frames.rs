@@ -23,12 +23,9 @@ pub(super) struct Tag {
     pub(super) number: u64,
 }
 
-/// A well-known mixing function of 64 bits (splitmix64): each output bit depends on all of the input.
+/// A number that follows from another one (SplitMix64).
 pub(super) fn mix(seed: u64) -> u64 {
-    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    tool_common::mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15))
 }
 
 /// Fills bytes with a pattern that no other seed has.
