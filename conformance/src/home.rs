@@ -195,6 +195,16 @@ fn end_with_starter() {
     });
 }
 
+/// The processes of a daemon that were started with an option.
+pub fn processes_of(home: &Home, option: &[u8]) -> Vec<PathBuf> {
+    let has = |process: &PathBuf| {
+        let line = fs::read(process.join("cmdline")).unwrap_or_default();
+        let has = line.split(|byte| *byte == 0).any(|argument| argument == option);
+        has && fs::read_link(process.join("fd/2")).is_ok_and(|log| log == home.log())
+    };
+    fs::read_dir("/proc").expect("proc").flatten().map(|entry| entry.path()).filter(has).collect()
+}
+
 /// Prints a line with the test's figures, which is shown even when the test passes.
 pub fn summary(line: &str) {
     println!("\n{SUMMARY}{line}");

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use conformance::home::{Guard, Home, daemon_listens, summary};
+use conformance::home::{Guard, Home, daemon_listens, processes_of, summary};
 use conformance::net::{set_policy, start_daemon};
 use conformance::replace::replace;
 use conformance::traffic::open;
@@ -47,16 +47,6 @@ impl Status {
             assert_eq!(has & !capabilities, 0, "{set} of {}", self.0);
         }
     }
-}
-
-/// The processes of a daemon that were started with an option.
-fn processes_of(home: &Home, option: &[u8]) -> Vec<PathBuf> {
-    let has = |process: &PathBuf| {
-        let line = fs::read(process.join("cmdline")).unwrap_or_default();
-        let has = line.split(|byte| *byte == 0).any(|argument| argument == option);
-        has && fs::read_link(process.join("fd/2")).is_ok_and(|log| log == home.log())
-    };
-    fs::read_dir("/proc").expect("proc").flatten().map(|entry| entry.path()).filter(has).collect()
 }
 
 #[test]
@@ -151,16 +141,18 @@ fn the_daemon_and_its_threads_have_what_they_need_and_no_more() {
             summary(&format!("broker: CapEff {}, Seccomp {}", broker.field("CapEff"), broker.field("Seccomp")));
         }
         let names = ["switch", "closer"];
-        let (mut seen, mut filters) = ([false; 2], Vec::new());
-        for task in fs::read_dir(process.join("task")).expect("it runs").flatten() {
-            let thread = Status::of(&task.path());
-            let Some(at) = names.iter().position(|name| thread.field("Name").starts_with(name)) else { continue };
-            seen[at] = true;
-            thread.assert_confined(0);
-            filters.push(thread.field("Seccomp_filters").to_owned());
-        }
-        assert_eq!(seen, [true; 2], "threads of these names: {names:?}");
-        assert!(filters.iter().all(|count| count == "2"), "{filters:?}");
+        let threads = || -> Vec<Status> {
+            let tasks = fs::read_dir(process.join("task")).expect("it runs").flatten();
+            let threads = tasks.map(|task| Status::of(&task.path()));
+            threads.filter(|thread| names.iter().any(|name| thread.field("Name").starts_with(name))).collect()
+        };
+        // A thread that was just started has its name, and then its second filter, once it runs.
+        until("threads of both names are confined", || {
+            let threads = threads();
+            let has = |name: &&str| threads.iter().any(|thread| thread.field("Name").starts_with(name));
+            names.iter().all(has) && threads.iter().all(|thread| thread.field("Seccomp_filters") == "2")
+        });
+        threads().iter().for_each(|thread| thread.assert_confined(0));
         let log = fs::read_to_string(home.log()).expect("the daemon's log");
         assert!(!log.contains("not confined"), "{log}");
         summary(&format!("CapEff {}, Seccomp {}", status.field("CapEff"), status.field("Seccomp")));
