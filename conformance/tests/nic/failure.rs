@@ -5,12 +5,12 @@
 use std::process::Command;
 
 use conformance::forwarder::{Forwarder, Line};
-use conformance::home::Guard;
+use conformance::home::{Guard, processes_of};
 use conformance::net::{DIRECT, pings, set_policy, start_daemon};
 use conformance::tool::{done, nic, refused};
 use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::Ns;
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// Two hosts with a program between them: the interfaces `left1` and `right1` of the namespace `middle`.
@@ -102,6 +102,24 @@ fn the_kernel_forwards_while_the_program_does_not() {
         until("the kernel forwards without any process", || wire.carries());
         wire.bypass(&["off"]);
         assert!(!wire.programs().contains("prog/xdp"), "{}", wire.programs());
+    });
+}
+
+/// A process of the daemon that still ends has programs at the interface, by links that end with it.
+#[test]
+fn what_stays_is_detached_before_all_processes_have_ended() {
+    isolated_with_interfaces(|home| {
+        let Some(mut wire) = Wire::new(home, 1) else { return };
+        let _bridge = wire.bridge();
+        until("the bridge forwards", || wire.carries() && received(home) > 0);
+        let broker = processes_of(home, b"--privileged").pop().expect("root's daemon has one");
+        let broker = Pid::from_raw(broker.file_name().expect("a number").to_string_lossy().parse().expect("a number"));
+        let broker = broker.expect("a process");
+        kill_process(broker, Signal::STOP).expect("our own");
+        wire.daemon.kill();
+        wire.bypass(&["off"]);
+        kill_process(broker, Signal::CONT).expect("our own");
+        until("nothing is left", || !wire.programs().contains("prog/xdp"));
     });
 }
 

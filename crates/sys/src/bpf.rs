@@ -131,6 +131,8 @@ struct ProgQuery {
     prog_ids: u64,
     count: u32,
     zero: u32,
+    prog_attach_flags: u64,
+    link_ids: u64,
 }
 
 #[repr(C)]
@@ -245,20 +247,21 @@ impl ProgAttach {
     }
 }
 
-/// Returns the ids of the tcx programs that are attached to a hook, at most 64.
-pub(crate) fn attached_tcx(ifindex: u32, hook: Hook) -> io::Result<Vec<u32>> {
-    let mut ids = vec![0u32; 64];
+/// Returns the ids of the tcx programs that are attached to a hook, at most 64, each with that of its link; 0: it has
+/// none, and stays until it is detached.
+pub(crate) fn attached_tcx(ifindex: u32, hook: Hook) -> io::Result<Vec<(u32, u32)>> {
+    let (mut programs, mut links) = (vec![0u32; 64], vec![0u32; 64]);
     let mut attr = ProgQuery {
         target_ifindex: ifindex,
         attach_type: hook as u32,
-        prog_ids: ids.as_mut_ptr() as u64,
-        count: ids.len() as u32,
+        prog_ids: programs.as_mut_ptr() as u64,
+        link_ids: links.as_mut_ptr() as u64,
+        count: programs.len() as u32,
         ..ProgQuery::default()
     };
-    // SAFETY: K1, K5: the kernel writes at most `count` ids to `ids`.
+    // SAFETY: K1, K5: the kernel writes at most `count` ids to `programs`, and as many to `links`.
     unsafe { bpf(PROG_QUERY, &mut attr) }?;
-    ids.truncate(attr.count as usize);
-    Ok(ids)
+    Ok(programs.into_iter().zip(links).take(attr.count as usize).collect())
 }
 
 fn link(program: impl AsFd, target_ifindex: u32, attach_type: u32, flags: u32) -> io::Result<OwnedFd> {

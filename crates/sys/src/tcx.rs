@@ -249,14 +249,15 @@ pub(crate) fn detach(index: u32, hook: Hook, name: &str) -> io::Result<()> {
     attached(index, hook, name)?.map_or(Ok(()), |(program, _)| bpf::detach_tcx(program.as_fd(), index, hook))
 }
 
-/// The program of this name, which any process may have attached, and its id.
+/// The program of this name that has stayed, which any process may have attached, and its id. One that a process has
+/// attached by a link ends with that process, which alone can detach it.
 fn attached(index: u32, hook: Hook, name: &str) -> io::Result<Option<(OwnedFd, u32)>> {
     let ids = match bpf::attached_tcx(index, hook) {
         // A kernel before 6.6.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
         ids => ids?,
     };
-    for id in ids {
+    for (id, _) in ids.into_iter().filter(|(_, link)| *link == 0) {
         let program = bpf::program_by_id(id)?;
         if bpf::program_info(&program)?.name == name {
             return Ok(Some((program, id)));
@@ -271,7 +272,7 @@ fn attached(index: u32, hook: Hook, name: &str) -> io::Result<Option<(OwnedFd, u
 /// # Errors
 /// `EINVAL`: a kernel before 6.6. `ENODEV`: no such interface. `EPERM`: needs `CAP_NET_ADMIN`.
 pub fn programs(index: u32) -> io::Result<Vec<u32>> {
-    let mut ids = bpf::attached_tcx(index, Hook::Ingress)?;
-    ids.extend(bpf::attached_tcx(index, Hook::Egress)?);
-    Ok(ids)
+    let mut all = bpf::attached_tcx(index, Hook::Ingress)?;
+    all.extend(bpf::attached_tcx(index, Hook::Egress)?);
+    Ok(all.into_iter().map(|(program, _)| program).collect())
 }
