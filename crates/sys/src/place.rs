@@ -19,6 +19,9 @@ use rustix::io::Errno;
 
 use crate::process::{may_be_unmapped_owner, uid};
 
+mod new_file;
+pub use new_file::NewFile;
+
 /// Most symbolic links in a path, as the kernel has it.
 const MAX_LINKS: usize = 40;
 /// `PROC_SUPER_MAGIC`: links there may lead to what has no name.

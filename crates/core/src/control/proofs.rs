@@ -4,14 +4,13 @@
 //!
 //! Root's file, as the policy is: another user's file, or one that others can write, is no proof.
 
-use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use unetmap_sys::link::DriverInfo;
-use unetmap_sys::place::Place;
+use unetmap_sys::place::{NewFile, Place};
 use unetmap_sys::process;
 
 use crate::control::trusted_file;
@@ -76,16 +75,7 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
     let place = Place::of(path)?;
-    let mut name = OsString::from(".new-");
-    name.push(place.name());
-    let new = place.beside(&name);
-    if let Some(left) = new.identity() {
-        new.remove(left)?;
-    }
-    let mut file = new.create_new(MODE)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    new.rename(place.name())
+    NewFile::write(&place, ".new", text.as_bytes(), None, MODE)?.rename_to(place.name())
 }
 
 #[cfg(test)]

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Replacing the file: a reader finds the old one or the new one, whole, and the old one is kept as `FILE~`.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Metadata, Permissions, TryLockError};
-use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use unetmap_sys::place::{Identity, Place};
+use unetmap_sys::place::{Identity, NewFile, Place};
 
 use super::Setting;
 use super::file::{read_text, settings};
@@ -80,12 +78,13 @@ impl Locked {
         former.push("~");
         let replace = || {
             let like = self.before.as_ref().map(|_| fs::symlink_metadata(self.place.anchored())).transpose()?;
-            let new = New::write(&self.place, ".new", text, like.as_ref())?;
+            let write = |suffix, text: &str| NewFile::write(&self.place, suffix, text.as_bytes(), like.as_ref(), MODE);
+            let new = write(".new", text)?;
             if let Some(before) = &self.before {
-                New::write(&self.place, ".old", before, like.as_ref())?.rename_to(&former)?;
+                write(".old", before)?.rename_to(&former)?;
             }
             new.rename_to(self.place.name())?;
-            File::open(self.place.anchored().parent().unwrap_or(Path::new("/")))?.sync_all()
+            self.place.sync_folder()
         };
         replace().map_err(|e: io::Error| format!("{}: it cannot be replaced: {e}", self.name.display()))?;
         let path = fs::canonicalize(&self.name).unwrap_or(self.name);
@@ -105,7 +104,7 @@ struct Lock {
 impl Lock {
     /// Takes the lock of a file, within a limit.
     fn take(of: &Place) -> io::Result<Lock> {
-        let place = hidden(of, ".lock");
+        let place = of.hidden(".lock");
         let end = Instant::now() + LOCK_LIMIT;
         loop {
             let file = place.append(0o600)?;
@@ -125,55 +124,6 @@ impl Lock {
 }
 
 impl Drop for Lock {
-    fn drop(&mut self) {
-        let _ = self.place.remove(self.identity);
-    }
-}
-
-/// A hidden file in the same folder.
-fn hidden(place: &Place, suffix: &str) -> Place {
-    let mut name = OsString::from(".");
-    name.push(place.name());
-    name.push(suffix);
-    place.beside(&name)
-}
-
-/// A file that is to get another name; removed if it did not.
-struct New {
-    place: Place,
-    identity: Identity,
-}
-
-impl New {
-    /// Writes a hidden file beside another one, with the owner and the permissions of `like`.
-    fn write(beside: &Place, suffix: &str, text: &str, like: Option<&Metadata>) -> io::Result<New> {
-        let place = hidden(beside, suffix);
-        // One that was left by a program that was killed: no other writes now.
-        if let Some(left) = place.identity() {
-            let _ = place.remove(left);
-        }
-        let mut file = place.create_new(0o600)?;
-        let new = New { identity: Identity::of(&file)?, place };
-        file.write_all(text.as_bytes())?;
-        let made = file.metadata()?;
-        if let Some(like) = like.filter(|like| (like.uid(), like.gid()) != (made.uid(), made.gid())) {
-            let to = |e: io::Error| {
-                let (user, group) = (like.uid(), like.gid());
-                io::Error::new(e.kind(), format!("the new file cannot be given to user {user} and group {group}: {e}"))
-            };
-            fchown(&file, Some(like.uid()), Some(like.gid())).map_err(to)?;
-        }
-        file.set_permissions(Permissions::from_mode(like.map_or(MODE, |like| like.mode() & 0o777)))?;
-        file.sync_all()?;
-        Ok(new)
-    }
-
-    fn rename_to(self, name: &OsStr) -> io::Result<()> {
-        self.place.rename(name)
-    }
-}
-
-impl Drop for New {
     fn drop(&mut self) {
         let _ = self.place.remove(self.identity);
     }
