@@ -395,17 +395,24 @@ impl Home {
         Pid::from_raw(self.snapshot().daemon.pid as i32).expect("a process id")
     }
 
+    /// Waits until the daemon has no more than `n` of [`files_of`].
+    #[track_caller]
+    pub fn until_fds(&self, n: usize) {
+        until("the daemon has closed what it does not need", || self.daemon_fds() <= n);
+    }
+
     /// Number of [`files_of`] the daemon.
     #[track_caller]
     pub fn daemon_fds(&self) -> usize {
         let pid = self.daemon().as_raw_pid();
         // The daemon may not have closed the connection of the last snapshot yet: wait until the number is stable.
         let count = || files_of(pid).len();
-        let mut last = count();
+        let (mut last, mut same) = (count(), 0);
         until("the daemon's files settle", || {
             sleep(Duration::from_millis(20));
             let now = count();
-            std::mem::replace(&mut last, now) == now
+            same = if std::mem::replace(&mut last, now) == now { same + 1 } else { 0 };
+            same == 3
         });
         last
     }

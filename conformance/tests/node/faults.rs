@@ -83,7 +83,7 @@ fn programs_killed_at_any_moment_leave_nothing() {
         }
         assert_nothing_left(home);
         until("all regions are closed", || home.snapshot().regions.is_empty());
-        until("all descriptors are closed", || home.daemon_fds() <= before);
+        home.until_fds(before);
     });
 }
 

@@ -21,8 +21,8 @@ use crate::worker::{Outcome, Pacer, Worker};
 mod replay;
 use replay::ReplayFill;
 
-/// The longest time without a released slot, after a signal, which must end the program soon. The receiver of `make demo`
-/// at nice 10 beside builds did not run for half a second.
+/// The longest time without a released slot, after a signal, which must end the program soon. Beside builds, the receiver
+/// of `make demo` at nice 10 did not run for half a second.
 const DRAIN_TIMEOUT_STOPPED: Duration = Duration::from_secs(2);
 
 /// Number of slots by which the prefetch of exchanged buffers precedes the write.

@@ -120,7 +120,7 @@ fn a_user_without_a_rule_is_turned_away_before_anything_is_read() {
             assert!(why.contains("user 4003") && why.contains("unetmap-policy(5)"), "{why}");
             assert!(raw.receive().is_none(), "the connection stays open");
         }
-        until("all are closed", || home.daemon_fds() <= fds);
+        home.until_fds(fds);
         set_policy(home, "[[rule]]\npipes = true\nusers = [4003]\n");
         assert_served(home, MALLORY);
         assert_eq!(greet(home, ALICE).err().expect("a refusal").0, EACCES);
@@ -210,7 +210,7 @@ fn rings_of_one_user_leave_descriptors_for_others() {
         home.assert_serves();
         let count = opened.len();
         drop(opened);
-        until("nothing is left of them", || home.daemon_fds() <= fds);
+        home.until_fds(fds);
         summary(&format!("pipes of 64 ring pairs {count}, descriptors {has}, then: {why}"));
     });
 }
@@ -409,7 +409,7 @@ fn the_memory_of_a_large_port_is_prepared_beside_the_control_thread() {
             let now = home.snapshot();
             now.sessions.is_empty() && now.regions.is_empty()
         });
-        until("their files are closed", || home.daemon_fds() <= fds);
+        home.until_fds(fds);
         until("nothing is charged", || home.snapshot().users.iter().all(|user| user.uid != Some(ALICE)));
     });
 }
@@ -438,7 +438,7 @@ fn a_full_region_is_freed_by_a_thread_of_its_own() {
                 region.write_all_at(&[1; 1 << 20], (32 + mib) << 20).expect("room");
             }
             drop((raw, region));
-            until("the region is closed", || home.daemon_fds() <= fds);
+            home.until_fds(fds);
         }
         assert_eq!(freers(), 1);
         assert_served(home, BOB);

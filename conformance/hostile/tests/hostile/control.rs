@@ -79,7 +79,7 @@ fn a_malformed_message_ends_the_connection() {
             exchange(&far, &near, 1, 0, 10);
         }
         assert_eq!(home.snapshot().sessions.len(), 2);
-        assert_eq!(home.daemon_fds(), fds);
+        home.until_fds(fds);
         summary(&format!("malformed messages {}, each answered, each connection closed", cases.len()));
     });
 }
@@ -105,7 +105,7 @@ fn unexpected_file_descriptors_are_closed() {
                 }
             }
         }
-        until("all are closed", || home.daemon_fds() <= fds);
+        home.until_fds(fds);
         home.assert_serves();
     });
 }
@@ -196,7 +196,7 @@ fn random_bytes_of_every_length_are_rejected() {
             }
         }
         until("all of them are gone", || home.snapshot().sessions.len() == 2);
-        assert_eq!(home.daemon_fds(), fds);
+        home.until_fds(fds);
         home.assert_serves();
     });
 }
@@ -249,7 +249,7 @@ fn a_client_that_never_reads_its_replies_has_one_of_them() {
             }
         }
         home.assert_serves();
-        until("its files are closed", || home.daemon_fds() <= fds);
+        home.until_fds(fds);
     });
 }
 
@@ -293,7 +293,7 @@ fn a_thousand_connections_opened_and_dropped() {
             raw.send(&good[..good.len() - i % 2]).expect("a message");
         }
         until("all are gone", || home.snapshot().daemon.connections <= 4 && home.snapshot().sessions.len() == 2);
-        assert_eq!(home.daemon_fds(), fds);
+        home.until_fds(fds);
         home.assert_serves();
         summary(&format!("connections 3000, files of the daemon {fds} before and after"));
     });
@@ -318,7 +318,7 @@ fn a_thousand_ports_opened_and_closed() {
         cycle(1000);
         until("all are closed", || home.snapshot().sessions.len() == 1);
         let grown = home.daemon_kib("RssAnon:").saturating_sub(kib);
-        until("all files are closed", || home.daemon_fds() <= fds);
+        home.until_fds(fds);
         assert_eq!(own_fds(), own, "the library leaks files");
         assert!(grown < 4096, "the daemon grew by {grown} KiB");
         assert_eq!(home.snapshot().buffers("g"), before);
@@ -381,7 +381,7 @@ fn a_snapshot_of_many_ports_is_made_in_order_beside_other_requests() {
             assert_eq!((count("regions"), count("ports"), count("sessions")), (300, 600, 300));
             assert!(raw.receive().is_some_and(|reply| reply.payload.is_empty() && reply.fds.is_empty()));
         }
-        until("their connections are closed", || home.daemon_fds() <= fds);
+        home.until_fds(fds);
         home.assert_serves();
     });
 }

@@ -76,7 +76,7 @@ fn starve(home: &Home, what: Resource, has: impl Fn() -> u64, steps: impl Iterat
     assert!(refused > 0 && served > 0, "{refused} refused, {served} served: no limit was met");
     assert_eq!(ask_for_everything(home), most, "something was not given back");
     all_gone();
-    until("its files are closed", || home.daemon_fds() <= fds);
+    home.until_fds(fds);
     assert_eq!(home.snapshot().buffers("g"), before);
     summary(&format!("limits tried {tried}, requests served {served}, refused {refused}"));
 }

@@ -168,7 +168,7 @@ fn what_was_sent_on_a_connection_that_has_ended_counts_until_it_is_received() {
         assert_eq!(held.receive().expect("the answer").errno, 0);
         drop((ended, held, passed, receiver));
         until("nothing is in flight", || in_flight(home, ALICE).0 == 0);
-        until("all connections are closed", || home.daemon_fds() <= fds);
+        home.until_fds(fds);
     });
 }
 

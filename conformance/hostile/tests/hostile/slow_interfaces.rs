@@ -328,7 +328,7 @@ fn storms_of_opens_by_several_users_leave_nothing() {
         });
         conformance::home::summary(&format!("400 opens by 4 users, {opened} of them answered with a port"));
         nothing_is_left(home);
-        until("all descriptors are closed", || home.daemon_fds() <= before);
+        home.until_fds(before);
         net.assert_given_back();
         drop(net.open("netmap:va"));
     });

@@ -195,7 +195,7 @@ fn other_connections_are_closed(home: &Home, what: &str) {
     for round in 0..20 {
         drop((open(&format!("netmap:c{{{round}")), open(&format!("netmap:c}}{round}"))));
     }
-    until("all their descriptors are closed", || home.daemon_fds() <= before);
+    home.until_fds(before);
     daemon.signal(Signal::KILL);
     until("all threads of the daemon have exited", || threads(daemon.pid()) == 0);
     daemon.kill();

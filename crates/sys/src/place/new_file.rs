@@ -34,8 +34,8 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Writes a file to the disk beside another one, in place of one of that name, which a program left that was killed:
-    /// so only one program may do so at a time. It has the owner and the permissions of `like`, else `mode`.
+    /// Writes a file to the disk beside another one, with the owner and the permissions of `like`, else `mode`. One of
+    /// that name was left by a program that was killed, and is removed: so only one program may do so at a time.
     ///
     /// # Errors
     /// The kernel's; in a sentence if the owner cannot be changed.
