@@ -5,7 +5,6 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -126,14 +125,8 @@ impl Running {
 
     /// Returns what it printed; panics unless it exits with 0 within [`LIMIT`].
     #[track_caller]
-    pub fn output(self) -> String {
-        self.output_within(LIMIT)
-    }
-
-    /// Returns what it printed; panics unless it exits with 0 within `limit`.
-    #[track_caller]
-    pub fn output_within(mut self, limit: Duration) -> String {
-        let status = wait_within(&mut self.child, limit);
+    pub fn output(mut self) -> String {
+        let status = wait_within(&mut self.child, LIMIT);
         if status.is_none() {
             let _ = self.child.kill();
         }

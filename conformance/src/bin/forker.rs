@@ -17,7 +17,7 @@ use conformance::packet;
 use conformance::traffic::bytes_of;
 use unetmap::{Interest, Port};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

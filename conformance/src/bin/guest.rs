@@ -24,7 +24,7 @@ use unetmap::{Interest, Port};
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const NAP: Duration = Duration::from_millis(50);
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 /// Bytes of a header and the longest packet after it.
 const MOST: usize = 12 + 14 + 8 + 65535;
 

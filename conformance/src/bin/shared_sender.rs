@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use conformance::traffic::fill_some;
 use unetmap::Port;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 /// Packets of one turn.
 const TURN: u64 = 32;
 

@@ -14,8 +14,6 @@ use conformance::traffic::open;
 use conformance::{Home, isolated, program, until};
 use rustix::process::{Signal, kill_process};
 
-/// How long 10,000 opens and closes may take: on a quiet machine with two processors they take half a minute.
-const CYCLES_LIMIT: Duration = Duration::from_secs(900);
 /// An unprivileged user.
 const NOBODY: u32 = 65534;
 
@@ -80,7 +78,7 @@ fn hooks_survive_forks_and_changes_during_a_call() {
     isolated(|home| {
         let faults = compile(home, "faults", &[]);
         for what in ["fork-in-register", "changing-arguments", "foreign-process", "shutdown-by-child"] {
-            let output = start(&faults, &[what]).output_within(Duration::from_secs(90));
+            let output = start(&faults, &[what]).output();
             assert_eq!(output, "ok\n", "{what}");
             until("all is given back", || home.snapshot().sessions.is_empty());
             home.assert_serves();
@@ -119,7 +117,7 @@ fn hooks_survive_signals_cancellation_and_concurrent_closes() {
             "clone-children",
             "seccomp",
         ] {
-            assert_eq!(start(&concurrency, &[what]).output_within(Duration::from_secs(90)), "ok\n", "{what}");
+            assert_eq!(start(&concurrency, &[what]).output(), "ok\n", "{what}");
             until("all is given back", || home.snapshot().sessions.is_empty());
             home.assert_serves();
         }
@@ -205,7 +203,7 @@ fn ten_thousand_opens_and_closes_leak_nothing() {
         start(&faults, &["cycles", "500"]).output();
         until("the first ones are closed", || home.snapshot().sessions.len() == 1);
         let before = (home.snapshot().region("g").buffers, home.daemon_fds(), home.daemon_kib("VmRSS"));
-        let printed = start(&faults, &["cycles", "10000"]).output_within(CYCLES_LIMIT);
+        let printed = start(&faults, &["cycles", "10000"]).output();
         assert!(printed.starts_with("10000 cycles"), "{printed}");
         until("all are closed", || home.snapshot().sessions.len() == 1);
         assert_eq!(home.snapshot().region("g").buffers, before.0);

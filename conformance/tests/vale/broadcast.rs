@@ -138,7 +138,7 @@ fn exchange(home: &Home, way: Way) {
     };
     std::thread::scope(|scope| {
         let sender = scope.spawn(send);
-        let (mut turns, end) = (0u64, Instant::now() + 3 * LIMIT);
+        let (mut turns, end) = (0u64, Instant::now() + LIMIT);
         while !sender.is_finished() {
             (0..SLOW).for_each(&mut listen);
             turns += 1;

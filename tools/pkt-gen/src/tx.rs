@@ -21,7 +21,7 @@ use crate::worker::{Outcome, Pacer, Worker};
 mod replay;
 use replay::ReplayFill;
 
-/// The longest time without a released slot, after a signal, which must end the program soon. Beside builds, the receiver
+/// The longest time without a released slot, after a signal, which must end the program soon. Beside builds, receivers
 /// of `make demo` at nice 10 did not run for half a second.
 const DRAIN_TIMEOUT_STOPPED: Duration = Duration::from_secs(2);
 
