@@ -21,13 +21,15 @@ pub(crate) struct Fault {
     pub is_short: bool,
     /// Whether all interfaces are the same ones afterwards, with the kernel's counters.
     pub keeps_interfaces: bool,
+    /// Whether a process is left that counts what the others lose.
+    pub keeps_counts: bool,
     /// Has it happen. An error that begins with `skipped: ` says why it cannot happen here.
     pub run: fn(&mut Scene) -> Result<(), String>,
 }
 
 /// A fault of the short form, too.
 const fn short(name: &'static str, run: fn(&mut Scene) -> Result<(), String>) -> Fault {
-    Fault { name, is_short: true, keeps_interfaces: true, run }
+    Fault { name, is_short: true, keeps_interfaces: true, keeps_counts: true, run }
 }
 
 /// A fault of the whole form.
@@ -50,11 +52,11 @@ pub(crate) const FAULTS: &[Fault] = &[
     short("daemon killed", |scene| killed(scene, &[Who::Daemon])),
     short("daemon stopped", |scene| stopped(scene, &[Who::Daemon])),
     whole("daemon out of memory", |scene| out_of_memory(scene, Who::Daemon)),
-    short("broker killed", |scene| killed(scene, &[Who::Broker])),
+    Fault { keeps_counts: false, ..short("broker killed", |scene| killed(scene, &[Who::Broker])) },
     whole("broker stopped", |scene| stopped(scene, &[Who::Broker])),
     whole("store killed", |scene| killed(scene, &[Who::Store])),
     whole("store stopped", |scene| stopped(scene, &[Who::Store])),
-    short("all killed", |scene| killed(scene, &[Who::Program, Who::AllDaemons])),
+    Fault { keeps_counts: false, ..short("all killed", |scene| killed(scene, &[Who::Program, Who::AllDaemons])) },
     short("all stopped", |scene| stopped(scene, &[Who::Program, Who::AllDaemons])),
     short("all with 2 % of a CPU", |scene| starved(scene, true)),
     short("daemon replaced", replaced),

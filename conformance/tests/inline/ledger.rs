@@ -50,13 +50,16 @@ impl Ledger {
         }
         for interface in ["m0", "m1"] {
             let failure = &nic(place, &place.middle, interface)?["failure"];
-            for key in ["dropped", "to_stack"] {
+            for key in ["dropped", "to_stack", "left_in_rings", "no_room"] {
                 ledger.add(&format!("{interface} {key}"), failure[key].as_u64().unwrap_or(0));
             }
             ledger.bypassed += failure["bypassed"].as_u64().unwrap_or(0);
+            // Those of a port end with it.
+            ledger.add(&format!("{interface} not sent"), place.middle.counters(interface)?.tx_dropped);
         }
         for port in place.home.try_snapshot().ok_or("no daemon answers")?.ports {
-            ledger.add(&format!("{} rings", port.name), port.rings.iter().map(|ring| ring.dropped).sum());
+            let received = port.rings.iter().filter(|ring| ring.dir == "rx");
+            ledger.add(&format!("{} rings", port.name), received.map(|ring| ring.dropped).sum());
         }
         Ok(ledger)
     }

@@ -151,16 +151,22 @@ fn run_way(way: &'static Way, options: &Options, all: &mut All) -> Result<(), St
 }
 
 /// Why a row fails: all connections go on after each fault, and where the wire is closed to a host, it receives nothing
-/// that the rules deny. Frames that the host itself sends are not closed.
+/// that the rules deny. Frames that the host itself sends are not closed. With a bypass each lost frame is counted.
 fn failure(row: &Row) -> Option<String> {
-    let is_closed = WAYS.iter().any(|way| way.name == row.way && way.on_failure == OnFailure::Closed);
+    let has = |on_failure| WAYS.iter().any(|way| way.name == row.way && way.on_failure == on_failure);
+    let is_closed = has(OnFailure::Closed);
+    let is_counted = has(OnFailure::Bypass) && FAULTS.iter().any(|fault| fault.name == row.fault && fault.keeps_counts);
+    let uncounted = row.frames.as_ref().filter(|frames| is_counted && frames.lost != frames.sum());
     let why = match (&row.failure, row.broken.first()) {
         (Some(why), _) => why.clone(),
         (None, Some(why)) => format!("{} broken connections: {why}", row.broken.len()),
         (None, None) if is_closed && row.denied_seen[0] > 0 => {
             format!("{} denied datagrams came in", row.denied_seen[0])
         }
-        (None, None) => return None,
+        (None, None) => match uncounted {
+            Some(frames) => format!("{} frames were lost, and {} are counted", frames.lost, frames.sum()),
+            None => return None,
+        },
     };
     Some(format!("{}, {}: {why}", row.way, row.fault))
 }

@@ -48,6 +48,22 @@ impl Wire {
         reply["failure"].clone()
     }
 
+    /// Frames that the hosts have sent, and those that a host has received or that are counted as lost.
+    fn frames(&self, home: &Home) -> [u64; 2] {
+        let (mut sent, mut found) = (0, 0);
+        for (ns, host) in [(&self.line.left, "left0"), (&self.line.right, "right0")] {
+            let counters = ns.counters(host).expect("a namespace");
+            (sent, found) = (sent + counters.tx_packets, found + counters.rx_packets);
+        }
+        for interface in ["left1", "right1"] {
+            let reply: Value = serde_json::from_str(&done(&self.line.middle, &[interface, "--json"])).expect("JSON");
+            let counts = ["to_stack", "dropped", "left_in_rings", "no_room"].map(|key| reply["failure"][key].as_u64());
+            found += counts.iter().map(|count| count.expect("a count")).sum::<u64>();
+        }
+        let rings = home.snapshot().ports.into_iter().flat_map(|port| port.rings);
+        [sent, found + rings.map(|ring| ring.dropped).sum::<u64>()]
+    }
+
     fn bypassed(&self) -> u64 {
         self.failure()["bypassed"].as_u64().expect("a count")
     }
@@ -102,6 +118,36 @@ fn the_kernel_forwards_while_the_program_does_not() {
         until("the kernel forwards without any process", || wire.carries());
         wire.bypass(&["off"]);
         assert!(!wire.programs().contains("prog/xdp"), "{}", wire.programs());
+    });
+}
+
+#[test]
+fn frames_in_the_rings_of_a_killed_program_are_counted() {
+    isolated_with_interfaces(|home| {
+        let Some(wire) = Wire::new(home, 2) else { return };
+        for _ in 0..3 {
+            let mut bridge = wire.bridge();
+            let crossed = received(home);
+            until("the bridge forwards", || wire.carries() && received(home) > crossed);
+            let before = wire.failure()["left_in_rings"].as_u64().expect("a count");
+            bridge.guard().signal(Signal::STOP);
+            let flood = "for _ in {1..50}; do echo > /dev/udp/10.9.0.2/9; done";
+            wire.line.left.tool("bash", &["-c", flood]).expect("datagrams are sent");
+            bridge.guard().kill();
+            until("the port is closed", || home.snapshot().ports.is_empty());
+            let after = wire.failure()["left_in_rings"].as_u64().expect("a count");
+            assert!(after > before, "{after} after {before}");
+            until("each frame is counted", || {
+                let [sent, found] = wire.frames(home);
+                sent == found
+            });
+        }
+        let events = command(&wire.line.middle).args(["events", "--json"]).output().expect("it runs");
+        let events = String::from_utf8_lossy(&events.stdout).into_owned();
+        let events = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let lost = events.filter(|event| event["event"] == "frames-lost" && event["port"] == "left1");
+        let sum: u64 = lost.map(|event| event["frames"].as_u64().expect("a count")).sum();
+        assert_eq!(json!(sum), wire.failure()["left_in_rings"]);
     });
 }
 

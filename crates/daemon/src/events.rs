@@ -51,6 +51,11 @@ pub(crate) enum What {
         #[serde(flatten)]
         by: By,
     },
+    /// A program that closed an interface, or was killed, left frames in its rings.
+    FramesLost {
+        port: String,
+        frames: u64,
+    },
     /// An interface became a port of a switch, or is no longer one.
     Attached {
         port: String,

@@ -242,6 +242,17 @@ impl XskTxRings {
         self.tx.pending(2).unwrap_or(0)
     }
 
+    /// Whole packets among these entries, which the kernel would send.
+    pub fn unread_packets(&self) -> u32 {
+        let next = self.tx.word(self.tx.producer).load(Ordering::Relaxed);
+        let is_last = |n: &u32| {
+            let at = self.tx.index(self.tx.pos(next.wrapping_sub(*n)));
+            let options = (self.tx.entry(2 * at + 1).load(Ordering::Relaxed) >> 32) as u32;
+            self.tx.entry(2 * at).load(Ordering::Relaxed) != INVALID_ADDR && options & CONTINUED == 0
+        };
+        (1..=self.tx_pending().min(self.tx.slots.get())).filter(is_last).count() as u32
+    }
+
     /// Whether the kernel requires a system call to process new entries.
     #[inline(always)]
     pub fn needs_wakeup(&self) -> bool {
@@ -402,6 +413,11 @@ impl XskRxRings {
         let addr = self.rx.entry(2 * at).load(Ordering::Relaxed);
         let rest = self.rx.entry(2 * at + 1).load(Ordering::Relaxed);
         (self.umem.locate(addr), rest as u32, (rest >> 32) as u32 & CONTINUED != 0)
+    }
+
+    /// Whole packets in the rx ring.
+    pub fn packets_waiting(&self) -> u32 {
+        (0..self.rx_available()).filter(|n| !self.peek_rx(*n).2).count() as u32
     }
 
     /// Releases `n` rx entries to the kernel.

@@ -46,6 +46,9 @@ struct {
 //   BYPASS    its queue has no socket, or the queue's own deadline is over       the partner sends it
 enum failure { FAILURE_OPEN, FAILURE_CLOSED, FAILURE_BYPASS, FAILURES };
 
+// The counts that the daemon keeps here, as they are to outlive it.
+#define NOTED 2
+
 struct policy {
 	__u32 failure;
 	// FAILURE_BYPASS: the index of the interface that sends the frames, in the same namespace.
@@ -53,8 +56,9 @@ struct policy {
 	// skb->mark of these frames on their way to the partner, whose own tcx program lets them pass (host.c).
 	__u32 mark;
 	__u32 unused;
-	// For the loader: what the programs that this one replaced had counted.
+	// For the loader: what the programs that this one replaced had counted, and what the daemon has.
 	__u64 before[FAILURES];
+	__u64 noted[NOTED];
 };
 
 struct {

@@ -24,6 +24,15 @@ pub fn all_cpus() -> io::Result<()> {
     Ok(membarrier(MembarrierCommand::GlobalExpedited)?)
 }
 
+/// Waits until all that the kernel does at this moment under `rcu_read_lock` has ended, as the XDP program's run for a
+/// frame with the redirection that follows: some milliseconds.
+///
+/// # Errors
+/// `EINVAL`: the kernel has processors that it never interrupts (`nohz_full`). `ENOSYS` or `EPERM` as [`all_cpus`].
+pub fn wait_for_readers() -> io::Result<()> {
+    Ok(membarrier(MembarrierCommand::Global)?)
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

@@ -27,7 +27,7 @@ pub use classic::{ClassicInsn, ClassicProgram};
 #[cfg(feature = "bpf")]
 pub use failure::{detach_left, left};
 #[cfg(feature = "bpf")]
-pub use policy::{Failed, Failure};
+pub use policy::{Failed, Failure, Noted};
 
 /// Translates a filter for the fuzz target `filter`: code, registers, offset and constant of each instruction; `None`
 /// if the program is refused. The frame is in several buffers, or in one.

@@ -200,6 +200,7 @@ fn line(event: &Value) -> String {
         "port-opened" => format!("port opened by {}", process()),
         "port-closed" => format!("port closed by {}", process()),
         "link-renamed" => format!("interface renamed, was {}", of("was")),
+        "frames-lost" => format!("{} frames were in the rings of a program that has closed", of("frames")),
         "link-gone" => "interface gone".into(),
         "budget-reached" => format!("request refused: {}", of("reason")),
         "crash-protection-off" => format!("a crash will end ports: {}", of("reason")),

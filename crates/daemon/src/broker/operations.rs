@@ -19,7 +19,7 @@ use unetmap_sys::place::Place;
 use unetmap_sys::tcx::{self, HostTxAction, RelayEnds, Tcx};
 use unetmap_sys::thread::RemoteThread;
 use unetmap_sys::xdp::dispatcher::{self, Attached};
-use unetmap_sys::xdp::{self, ClassicInsn, Failed, Failure, Mark, Mode, Xdp};
+use unetmap_sys::xdp::{self, ClassicInsn, Failed, Failure, Mark, Mode, Noted, Xdp};
 use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
 use unetmap_sys::{Mapping, kernel, memfd, probe, process};
 
@@ -188,6 +188,11 @@ operations! { broker:
 
     /// The counts of such frames.
     fn failed of XdpId [] XdpFailed(xdp: XdpId) -> Failed { broker.with(xdp.0, Object::xdp, |xdp| xdp.failed()) }
+
+    /// Adds frames to these counts.
+    fn note of XdpId [] XdpNote(xdp: XdpId, frames: Noted) -> () {
+        broker.with(xdp.0, Object::xdp, |xdp| xdp.note(frames))
+    }
 
     /// The policy of the program that has stayed at an interface, and its counts.
     fn left_failure[netns: Netns] LeftFailure(index: u32) -> (Failure, Failed) { inside(&netns, || xdp::left(index)) }

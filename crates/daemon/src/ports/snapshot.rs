@@ -53,7 +53,8 @@ pub(crate) struct PortSnapshot {
     /// Switch port: its packets, as the switch counts them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) packets: Option<PacketsSnapshot>,
-    /// Interface: frames that a program should have got and none took, by what became of them.
+    /// Interface: frames that a program should have got and none took, by what became of them, and those that were
+    /// lost with sockets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) not_taken: Option<Failed>,
     pub(crate) rings: Vec<RingSnapshot>,

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::attach::{Mode, Xdp};
-use super::policy::{Failed, Failure, Policy};
+use super::policy::{Failed, Failure, Noted, Policy};
 use crate::bpf::{self, Hook, load_classifier};
 use crate::kernel;
 use crate::link::{self, AttachedMode, XdpChange};
@@ -62,9 +62,8 @@ impl Xdp {
     /// # Errors
     /// `EOPNOTSUPP`: a bypass on a kernel before 6.6.
     pub fn set_failure(&mut self, ifindex: u32, failure: Failure) -> io::Result<()> {
-        let (former, before) = (self.policy.failure(), self.policy.before);
-        self.policy = Policy::of(failure);
-        self.policy.before = before;
+        let former = self.policy.failure();
+        self.policy = Policy { before: self.policy.before, noted: self.policy.noted, ..Policy::of(failure) };
         match failure {
             // Frames that it is to redirect come only afterwards.
             Failure::Bypass(_) => {
@@ -91,8 +90,22 @@ impl Xdp {
     /// # Errors
     /// Only unexpected errors of the kernel.
     pub fn failed(&self) -> io::Result<Failed> {
-        counts(&self.failed, &self.policy).map(Failed::of)
+        failed(&self.failed, &self.policy)
     }
+
+    /// Adds frames to the counts, which last as long as the program.
+    ///
+    /// # Errors
+    /// Only unexpected errors of the kernel.
+    pub fn note(&mut self, frames: Noted) -> io::Result<()> {
+        self.policy.noted = self.policy.noted.plus(frames);
+        self.write_policy()
+    }
+}
+
+fn failed(counted: &OwnedFd, policy: &Policy) -> io::Result<Failed> {
+    let [to_stack, dropped, bypassed] = counts(counted, policy)?;
+    Ok(Failed { to_stack, dropped, bypassed, noted: policy.noted })
 }
 
 fn counts(failed: &OwnedFd, policy: &Policy) -> io::Result<[u64; 3]> {
@@ -150,7 +163,7 @@ impl Left {
 /// `EPERM`: needs `CAP_SYS_ADMIN`. Those of netlink sockets.
 pub fn left(ifindex: u32) -> io::Result<(Failure, Failed)> {
     let Some(left) = Left::find(ifindex)? else { return Ok((Failure::Open, Failed::default())) };
-    Ok((left.policy.failure(), Failed::of(left.counts()?)))
+    Ok((left.policy.failure(), failed(&left.failed, &left.policy)?))
 }
 
 /// Detaches the program that stays at interface `ifindex` of the calling thread's network namespace. Returns whether

@@ -16,7 +16,7 @@ pub enum Failure {
     Bypass(u32),
 }
 
-/// Frames that no program took, by what became of them.
+/// Frames that no program took, or none has finished with, by what became of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Failed {
@@ -26,11 +26,29 @@ pub struct Failed {
     pub dropped: u64,
     /// The partner sent them.
     pub bypassed: u64,
+    /// Frames that were lost elsewhere.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub noted: Noted,
 }
 
-impl Failed {
-    pub(super) fn of([to_stack, dropped, bypassed]: [u64; 3]) -> Failed {
-        Failed { to_stack, dropped, bypassed }
+/// Frames that are lost where the XDP program cannot count them: the daemon adds them to the program's counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[repr(C)]
+pub struct Noted {
+    /// They were in the rings of sockets that were closed: received and not released by the program, or to be sent.
+    pub left_in_rings: u64,
+    /// There was no room for them in the rings of sockets that have been closed since.
+    pub no_room: u64,
+}
+
+impl Noted {
+    /// Returns the sums.
+    pub fn plus(self, other: Noted) -> Noted {
+        Noted {
+            left_in_rings: self.left_in_rings.saturating_add(other.left_in_rings),
+            no_room: self.no_room.saturating_add(other.no_room),
+        }
     }
 }
 
@@ -44,6 +62,8 @@ pub(super) struct Policy {
     pub(super) unused: u32,
     /// Counts of programs that this one has replaced.
     pub(super) before: [u64; 3],
+    /// Counts that no program keeps.
+    pub(super) noted: Noted,
 }
 
 impl Policy {

@@ -73,9 +73,12 @@ pub(super) fn state_text(failure: &Value) -> String {
         Value::String(partner) => format!("{action} {partner}"),
         _ => action.into(),
     };
-    let counts = ["to_stack", "dropped", "bypassed"].map(|key| cell(&failure[key]));
-    let [to_stack, dropped, bypassed] = counts;
-    format!("frames that no program takes: {action}; {to_stack} to the stack, {dropped} dropped, {bypassed} bypassed\n")
+    let [to_stack, dropped, bypassed] = ["to_stack", "dropped", "bypassed"].map(|key| cell(&failure[key]));
+    let [left_in_rings, no_room] = ["left_in_rings", "no_room"].map(|key| cell(&failure[key]));
+    format!(
+        "frames that no program takes: {action}; {to_stack} to the stack, {dropped} dropped, {bypassed} bypassed\n\
+         frames lost with closed sockets: {left_in_rings} left in rings, {no_room} without room\n"
+    )
 }
 
 #[cfg(test)]

@@ -19,10 +19,11 @@ use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::xdp::{Failed, Failure};
 
+use super::Nic;
 use super::settings::InterfaceSettings;
 use super::staying::StayingProgram;
 use crate::caller::Caller;
-use crate::privileged::{self, Xdp};
+use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 
 /// The setting and what was counted, in JSON.
@@ -40,9 +41,11 @@ pub(super) struct FailureSnapshot {
 
 impl FailureSnapshot {
     /// `None`: no program is attached.
-    pub(super) fn of(netns: &Netns, stays: Option<&StayingProgram>, open: Option<&Xdp>) -> Option<FailureSnapshot> {
-        let xdp = stays.map(|stays| &*stays.xdp).or(open)?;
+    pub(super) fn of(netns: &Netns, stays: Option<&StayingProgram>, open: Option<&Nic>) -> Option<FailureSnapshot> {
+        let xdp = stays.map(|stays| &*stays.xdp).or(open.and_then(|nic| nic.xdp.as_deref()))?;
         let frames = xdp.failed().inspect_err(|e| tracing::debug!("the frames of a program: {e}")).unwrap_or_default();
+        let noted = open.map_or(frames.noted, |nic| frames.noted.plus(nic.lost));
+        let frames = Failed { noted, ..frames };
         let name_of = |index| privileged::link(netns, index).ok().flatten().map(|link| link.name);
         let (action, partner) = match stays.map_or(Failure::Open, |stays| stays.failure) {
             Failure::Open => ("open", None),

@@ -222,9 +222,7 @@ fn interface_as_json(
     let stays = caller.netns().and_then(|netns| daemon.nics.settings.failure_at(netns, link).ok().flatten());
     let open = find(&daemon.registry, caller.netns_id(), link.index)?;
     let attached = open.is_some_and(|nic| nic.xdp_config.is_some());
-    let failure = caller
-        .netns()
-        .and_then(|netns| FailureSnapshot::of(netns, stays.as_deref(), open.and_then(|nic| nic.xdp.as_deref())));
+    let failure = caller.netns().and_then(|netns| FailureSnapshot::of(netns, stays.as_deref(), open));
     let snapshot = NicSnapshot {
         interface: &link.name,
         index: link.index,

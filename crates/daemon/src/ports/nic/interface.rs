@@ -14,7 +14,7 @@ use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::process;
 use unetmap_sys::tcx::HostTxAction;
-use unetmap_sys::xdp::{Mark, Mode};
+use unetmap_sys::xdp::{Failed, Mark, Mode, Noted};
 use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem, Way};
 
 use crate::broker::near_name;
@@ -106,6 +106,10 @@ pub(crate) struct Nic {
     /// Whether [`Nic::follow`] is due.
     pub(super) behind: bool,
     pub(super) near_gone: NearGone,
+    /// Frames that are to be added to the counts of the XDP program.
+    pub(super) lost: Noted,
+    /// Frames of which the log of events is to be told.
+    pub(super) left_in_rings: u64,
 }
 
 /// Near ends that were removed from outside, and of which the rest is to be removed.
@@ -180,6 +184,8 @@ impl Nic {
             gone: false,
             behind: false,
             near_gone: NearGone::default(),
+            lost: Noted::default(),
+            left_in_rings: 0,
         };
         Ok((nic, page))
     }
@@ -234,51 +240,6 @@ impl Nic {
         Ok(())
     }
 
-    /// Closes the sockets that no session has bound any more, and detaches from the interface after the last.
-    pub(super) fn close_unused_sockets(&mut self) {
-        if self.gone {
-            return self.close_all();
-        }
-        // Frames that the host sends are redirected elsewhere before the sockets close.
-        self.update_capture();
-        let own = self.endpoint.shape.nic_pairs();
-        for (pair, queue) in self.queues.iter_mut().enumerate() {
-            let bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
-            let (sends, receives) = (bound(&self.endpoint.tx), bound(&self.endpoint.rx));
-            let Some(open) = queue else { continue };
-            if open.in_xdp_map && !receives {
-                let (xdp, queue) = match pair.checked_sub(own) {
-                    None => (self.xdp.as_deref(), pair),
-                    Some(host) => (self.host.xdp(), host),
-                };
-                if let Some(xdp) = xdp
-                    && let Err(e) = xdp.remove(queue as u32)
-                {
-                    tracing::debug!(name = self.name, queue, "the socket stays in the XDP program's map: {e}");
-                }
-                (open.in_xdp_map, open.served) = (false, None);
-            }
-            if !sends && !receives {
-                *queue = None;
-            }
-        }
-        let (nic, host) = self.queues.split_at(own);
-        let (nic_idle, host_idle) = (nic.iter().all(Option::is_none), host.iter().all(Option::is_none));
-        if nic_idle {
-            // Frames lose the mark before the XDP program that accepts it is detached.
-            self.host.set_mark(Mark::default());
-            (self.xdp, self.xdp_config) = (None, None);
-            (self.offloads, self.merging) = (None, None);
-            self.relay = None;
-            self.host.set_relayed(false);
-        }
-        match (nic_idle, host_idle) {
-            (true, true) => self.host.detach(),
-            (false, true) => self.host.remove(),
-            (_, false) => {}
-        }
-    }
-
     /// Sets where frames that the host sends go, according to the rings that are bound now.
     pub(super) fn update_capture(&mut self) {
         let shape = self.endpoint.shape;
@@ -317,15 +278,6 @@ impl Nic {
     pub(super) fn end(&mut self) {
         self.gone = true;
         self.endpoint.end_all();
-    }
-
-    /// Closes everything. In its new namespace the kernel has an interface that has gone at once, even if programs
-    /// still have the port open.
-    pub(super) fn close_all(&mut self) {
-        (self.xdp, self.offloads, self.merging) = (None, None, None);
-        self.relay = None;
-        self.host.detach();
-        self.queues.iter_mut().for_each(|queue| *queue = None);
     }
 
     /// The interface's state or settings changed. Returns whether it was set up or down.
@@ -479,6 +431,7 @@ impl Nic {
 
     pub(super) fn unbind(&mut self, selection: &RingSelection) {
         self.endpoint.unbind(selection, None, None);
+        self.count_unsent(selection);
         self.update_capture();
     }
 
@@ -512,6 +465,7 @@ impl Nic {
         }
         let copied = self.copy_reason().map(str::to_owned);
         let not_taken = self.xdp.as_ref().and_then(|xdp| xdp.failed().ok());
+        let not_taken = not_taken.map(|failed| Failed { noted: failed.noted.plus(self.lost), ..failed });
         PortSnapshot {
             not_taken,
             manner: Some(self.describe_config()),

@@ -13,6 +13,7 @@ pub(crate) mod abandoned;
 mod attach;
 mod busy_poll;
 mod changes;
+mod closing;
 mod failure;
 mod filter;
 mod header;

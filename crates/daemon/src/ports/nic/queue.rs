@@ -21,7 +21,7 @@ use crate::region::RegionRecord;
 pub(crate) struct OpenQueue {
     pub(crate) socket: Xsk,
     pub(crate) rings: SocketRings,
-    send: Option<XskTxRings>,
+    pub(super) send: Option<XskTxRings>,
     pub(super) receive: Option<XskRxRings>,
     /// Bytes of each buffer that received packets leave free.
     pub(crate) headroom: u32,

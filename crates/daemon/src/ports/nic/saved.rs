@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use unetmap_mem::TxFramesPage;
-use unetmap_sys::xdp::Mark;
+use unetmap_sys::xdp::{Mark, Noted};
 use unetmap_sys::xsk::Way;
 
 use super::heartbeat::Heartbeat;
@@ -52,6 +52,9 @@ pub(crate) struct SavedNic {
     up: bool,
     tx_dropped_before: u64,
     gone: bool,
+    /// Missing in states of earlier daemons.
+    #[serde(default)]
+    lost: Noted,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -92,6 +95,7 @@ impl Nic {
             up: self.up,
             tx_dropped_before: self.tx_dropped_before,
             gone: self.gone,
+            lost: self.lost,
         }
     }
 
@@ -180,6 +184,8 @@ impl SavedNic {
             gone: self.gone,
             behind: false,
             near_gone: NearGone::default(),
+            lost: self.lost,
+            left_in_rings: 0,
         };
         for (pair, saved) in self.queues.iter().enumerate() {
             if let Some(saved) = saved {

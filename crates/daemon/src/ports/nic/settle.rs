@@ -9,6 +9,7 @@ use super::kernel_work::{Done, Work, next_done, start};
 use super::lookup::port_mut;
 use super::surveyed::Survey;
 use super::{Nic, NicKey};
+use crate::events::What;
 use crate::ports::{Daemon, EndpointKey, PortKey, arrival, copying, monitor};
 use crate::refusal::Refusal;
 
@@ -82,6 +83,12 @@ pub(crate) fn close_unneeded(daemon: &mut Daemon) {
 /// Releases an interface that nobody uses and of which nothing is open.
 fn release_closed(daemon: &mut Daemon, key: NicKey) {
     let key = PortKey::Nic(key);
+    if let Some(nic) = daemon.registry.nic_mut(&key)
+        && nic.left_in_rings > 0
+    {
+        let (port, frames) = (nic.name.clone(), mem::take(&mut nic.left_in_rings));
+        daemon.events.add(nic.scope.uid, What::FramesLost { port, frames });
+    }
     if daemon.registry.port(&key).is_ok_and(|port| port.is_releasable(&daemon.registry))
         && !daemon.registry.is_open(&key)
     {
