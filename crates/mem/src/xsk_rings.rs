@@ -385,6 +385,13 @@ impl XskRxRings {
         self.fill.needs_wakeup()
     }
 
+    /// Whether entries that were submitted wait for a system call. A driver that found the ring empty says so only
+    /// afterwards, so that it may have missed those that were submitted meanwhile.
+    #[inline]
+    pub fn is_left(&self) -> bool {
+        self.needs_wakeup() && self.fill.pending(1) != Some(0)
+    }
+
     /// The slot of the next received packet.
     #[inline(always)]
     pub fn next_rx(&self) -> Pos {

@@ -277,8 +277,9 @@ impl Rx for NicRx {
         if self.rings.next_rx() != received {
             return Err(InvalidPeerIndex);
         }
-        // With busy polling the kernel delivers the packets of the queue within the call.
-        if self.half.busy && self.rings.rx_available() == 0 {
+        // With busy polling the kernel delivers the packets of the queue within the call. And a driver without a buffer does
+        // not look for one by itself.
+        if self.rings.rx_available() == 0 && (self.half.busy || self.rings.is_left()) {
             let _ = xsk::kick_rx(&self.half.socket);
         }
         // The kernel keeps one slot, so that a full ring and an empty one differ.

@@ -128,6 +128,23 @@ fn fill_addresses_leave_room_for_the_headroom() {
     assert_eq!(kernel.consume(1)[0], 3 * 2048 + 30 - 256 - 100);
 }
 
+#[test]
+fn buffers_that_a_driver_missed_are_noticed() {
+    let (rx, fill) = (ring(), ring());
+    let rings = XskRxRings::new(&rx, &fill, slots(), UMEM).unwrap();
+    let kernel = Kernel::new(&fill, BUFFER_ENTRY);
+    // It finds the ring empty; the program submits, and is asked for no call yet; then the driver says so.
+    assert_eq!(kernel.count(), 0);
+    rings.write_fill(rings.next_fill(), Some((BufIdx(3), 0)));
+    rings.submit(1);
+    assert!(!rings.needs_wakeup() && !rings.is_left());
+    kernel.0.word(FLAGS).store(NEED_WAKEUP, Ordering::Relaxed);
+    assert!(rings.is_left());
+    // Without an entry a call is of no use.
+    kernel.consume(1);
+    assert!(rings.needs_wakeup() && !rings.is_left());
+}
+
 proptest! {
     /// Slots that are submitted, skipped and completed in any order: a slot is complete once its buffer was returned
     /// and all slots before it are complete, and not before.
