@@ -29,7 +29,9 @@ RULES = [
     (EVERY, "dummy", "opens|tx", "yes", ""),
     (EVERY, "dummy", EVERY, "-", "nothing is at the other end of a dummy interface"),
     # The way of packets.
-    ("6.18+", "igb", "way", "zero copy", "the best that there is: the kernel does not copy"),
+    ("7.0+", "igb", "way", "zero copy", "the best that there is: the kernel does not copy"),
+    ("6.14+", "igb", "way", "native, copy",
+     "before Linux 7.0 a queue of igb that once had no buffer may receive nothing any more with zero copy"),
     (EVERY, "igb", "way", "native, copy", "zero copy in igb needs Linux 6.14"),
     ("6.18+", "virtio-net+spare", "way", "native, copy", "zero copy on the queues that XDP adds can crash the kernel"),
     ("6.18+", VIRTIO, "way", "native, copy",
