@@ -277,8 +277,8 @@ impl Rx for NicRx {
         if self.rings.next_rx() != received {
             return Err(InvalidPeerIndex);
         }
-        // With busy polling the kernel delivers the packets of the queue within the call. And a driver without a buffer does
-        // not look for one by itself.
+        // With busy polling the kernel delivers the packets of the queue within the call.
+        // A driver that had no buffer looks for one in such a call alone.
         if self.rings.rx_available() == 0 && (self.half.busy || self.rings.is_left()) {
             let _ = xsk::kick_rx(&self.half.socket);
         }
