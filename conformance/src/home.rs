@@ -179,6 +179,7 @@ fn attempt(name: &str) -> Attempt {
     }
     home.end_daemon();
     crate::node::detach(&crate::node::mount_of(&home));
+    home.forget_lasting();
     let text = fs::read_to_string(&output).unwrap_or_default();
     Attempt { passed, text, log: fs::read_to_string(home.log()).unwrap_or_default() }
 }
@@ -203,6 +204,19 @@ pub fn processes_of(home: &Home, option: &[u8]) -> Vec<PathBuf> {
         has && fs::read_link(process.join("fd/2")).is_ok_and(|log| log == home.log())
     };
     fs::read_dir("/proc").expect("proc").flatten().map(|entry| entry.path()).filter(has).collect()
+}
+
+/// The processes of the test's daemon, with those that help it.
+pub fn daemon_processes(home: &Home) -> Vec<Pid> {
+    let socket = home.socket();
+    let is_of = |process: &PathBuf| {
+        let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+        let line = fs::read(process.join("cmdline")).unwrap_or_default();
+        name.starts_with("unetmapd") && String::from_utf8_lossy(&line).contains(&*socket.to_string_lossy())
+    };
+    let all = fs::read_dir("/proc").expect("proc").flatten().map(|entry| entry.path()).filter(is_of);
+    let number = |process: PathBuf| process.file_name()?.to_str()?.parse().ok().and_then(Pid::from_raw);
+    all.filter_map(number).collect()
 }
 
 /// Prints a line with the test's figures, which is shown even when the test passes.
@@ -477,6 +491,14 @@ impl Home {
         let Some(pid) = Pid::from_raw(snapshot.daemon.pid as i32) else { return };
         let _ = kill_process(pid, Signal::TERM);
         until("the daemon ends on SIGTERM", || !is_alive(pid));
+    }
+
+    /// Lets persistent ports end that would outlast the test's daemons, which have ended.
+    pub fn forget_lasting(&self) {
+        let folders = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        for folder in folders.filter(|path| path.extension().is_some_and(|end| end == "ports")) {
+            while crate::node::detach_once(&folder.join("namespace")).is_ok() {}
+        }
     }
 
     /// Waits until only `n` sessions are left, and no interface is still being closed after the end of others.

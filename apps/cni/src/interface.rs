@@ -141,6 +141,15 @@ pub(crate) fn remove_anywhere(switch: &str, port: &str) -> Result<(), Fault> {
     }
 }
 
+/// Removes an attachment's interface, which a daemon that has ended has left, and its port with it.
+pub(crate) fn remove_left(pod: Option<Pod>, port: &str) -> Result<(), Fault> {
+    let Some(pod) = pod.or_else(|| Pod::with_interface(port)) else { return Ok(()) };
+    pod.run(|| match by_name(port)? {
+        Some(link) => ip(&["link", "delete", "dev", &link.name], "").map(drop),
+        None => Ok(()),
+    })
+}
+
 pub(crate) fn mac_of(link: &Link) -> String {
     let mac = link.mac.unwrap_or_default();
     mac.map(|byte| format!("{byte:02x}")).join(":")

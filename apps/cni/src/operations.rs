@@ -43,9 +43,8 @@ pub(crate) fn delete(conf: &NetConf, environment: &Environment, input: &[u8]) ->
     release_addresses(conf, input)?;
     let port = conf.port_of(&environment.container, &environment.interface);
     let pod = environment.netns.as_deref().map(Pod::open).transpose()?.flatten();
-    // Without a daemon there are no ports.
     match pod {
-        _ if !interface::daemon_runs() => Ok(()),
+        pod if !interface::daemon_runs() => interface::remove_left(pod, &port),
         Some(pod) => pod.remove(&conf.switch, &port),
         None => interface::remove_anywhere(&conf.switch, &port),
     }

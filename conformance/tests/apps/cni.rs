@@ -145,6 +145,36 @@ fn pods_get_ports_of_a_switch() {
     });
 }
 
+/// Pods' interfaces stay when the daemon ends, and one is removed meanwhile.
+#[test]
+fn pods_go_on_after_a_restart_of_the_daemon() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        let runtime = Runtime::new(home);
+        let conf = &runtime.with("vlan", json!(10));
+        let (a, b) = (net.lab.namespace("a").expect("a namespace"), net.lab.namespace("b").expect("a namespace"));
+        let result = runtime.done("ADD", ("a", &a), conf);
+        runtime.done("ADD", ("b", &b), conf);
+        home.end_daemon();
+        a.ip(&["link", "show", "eth0"]).expect("the pod's interface is there");
+        for _ in 0..2 {
+            runtime.done("DEL", ("b", &b), conf);
+        }
+        b.ip(&["link", "show", "eth0"]).expect_err("it is removed without a daemon");
+        net.restart_daemon(home);
+        let mut checked = conf.clone();
+        checked["prevResult"] = result;
+        runtime.done("CHECK", ("a", &a), &checked);
+        assert_eq!(ports(home).len(), 1, "{:?}", ports(home));
+        runtime.done("ADD", ("b", &b), conf);
+        until("the pods reach each other, in their VLAN", || pings(&a, "10.77.0.2"));
+        for (name, pod) in [("a", &a), ("b", &b)] {
+            runtime.done("DEL", (name, pod), conf);
+        }
+        assert!(ports(home).is_empty(), "{:?}", ports(home));
+    });
+}
+
 #[test]
 fn networks_of_one_switch_are_apart_by_their_vlans() {
     isolated_with_interfaces(|home| {

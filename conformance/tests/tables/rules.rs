@@ -216,6 +216,7 @@ fn run_program_once(build: &Build, name: &str, path: &Path, ids: &[String], home
     command.env("RULES_LOG", home.log()).env("LIBXDP_BPFFS", &bpffs).env("PATH", path_with(&unetmap));
     let status = wait_within(&mut Guard::spawn(&mut command).0, LIMIT);
     home.end_daemon();
+    home.forget_lasting();
     if bpffs.exists() {
         // A rule that failed has left its mount.
         let _ = Command::new("umount").args(["--quiet", "--lazy"]).arg(&bpffs).output();

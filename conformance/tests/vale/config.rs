@@ -68,6 +68,8 @@ fn a_daemon_that_starts_gets_what_the_one_before_it_had() {
         assert!(status == 1 && diff.contains("+ unetmap vale port vale0:a rate in 500kpps\n"), "{diff}");
         for round in 0..3 {
             if round > 0 {
+                // Persistent ports and settings of switches would outlast it.
+                assert_eq!(unetmap(&net.near, &["stop", "--force", "--all"]).0, 0);
                 net.restart_daemon(home);
             }
             let (status, made, why) = config(&net, "apply");
@@ -117,6 +119,7 @@ fn a_setting_that_is_saved_is_made_again() {
         run(&net, &["vale", "port", "vale0:c", "storm", "1000"]);
         let saved = fs::read_to_string(home.folder().join("saved.toml")).expect("the file");
         assert!(!saved.contains("vale0:b") && !saved.contains("vale0:c"), "{saved}");
+        run(&net, &["stop", "--force", "--all"]);
         net.restart_daemon(home);
         assert!(run(&net, &["config", "apply"]).ends_with("made 5, was so 0, failed 0\n"));
         until("the settings are back", || {

@@ -19,6 +19,7 @@
 
 mod connection;
 mod handed_over;
+mod lasting;
 mod mounts;
 mod objects;
 mod offloads;

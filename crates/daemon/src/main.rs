@@ -337,6 +337,8 @@ fn serve(
     if let Some(taken) = taken {
         (server, service) = take_over(server, taken)?;
         started(Ok(()));
+    } else {
+        server.daemon.find_lasting();
     }
     if let Some(store) = store {
         // The service manager ends all processes of a unit whose main process has ended.

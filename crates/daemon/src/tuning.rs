@@ -47,6 +47,10 @@ pub(crate) mod broker {
     pub(crate) const MAX_DEADLINE: Duration = Duration::from_secs(5);
     /// Most processes that access the memory of programs.
     pub(crate) const MAX_HELPERS: usize = 256;
+    /// Most bytes of the text about what outlasts the daemon, and most network namespaces that it names: as many as a
+    /// message has.
+    pub(crate) const MAX_TEXT: u64 = 16 << 20;
+    pub(crate) const MAX_NAMESPACES: usize = 250;
     /// Longest wait for the broker of an earlier daemon, which detaches programs, and the interval of its polls.
     pub(crate) const FORMER_LIMIT: Duration = Duration::from_secs(5);
     pub(crate) const FORMER_POLL: Duration = Duration::from_millis(1);

@@ -9,10 +9,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use rustix::fs::fstatfs;
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// `SIOCGSKNS` of linux/sockios.h: returns a descriptor of the namespace that a socket belongs to.
 const SIOCGSKNS: libc::c_ulong = 0x894C;
+
+/// `NSFS_MAGIC` of linux/magic.h: the file system of namespaces.
+const NSFS: u64 = 0x6e73_6673;
 
 /// The calling thread's namespace.
 const CURRENT: &str = "/proc/thread-self/ns/net";
@@ -101,6 +106,38 @@ impl Netns {
     fn of_file(file: File) -> io::Result<Netns> {
         let id = file.metadata()?.ino();
         Ok(Netns { file, id })
+    }
+
+    /// Mounts it at an empty file, where it lasts without a process. Needs `CAP_SYS_ADMIN`.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is no such file; `EPERM`.
+    pub fn keep_at(&self, path: &Path) -> io::Result<()> {
+        Ok(mount_bind(format!("/proc/self/fd/{}", self.file.as_raw_fd()), path)?)
+    }
+
+    /// Returns the namespace that is mounted at `path`, if one is.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn kept_at(path: &Path) -> io::Result<Option<Netns>> {
+        match File::open(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+            Ok(file) if fstatfs(&file)?.f_type as u64 == NSFS => Netns::of_file(file).map(Some),
+            Ok(_) => Ok(None),
+        }
+    }
+
+    /// Unmounts the namespaces that are mounted at `path`.
+    ///
+    /// # Errors
+    /// `EPERM`.
+    pub fn release_at(path: &Path) -> io::Result<()> {
+        while Netns::kept_at(path)?.is_some() {
+            unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
+        }
+        Ok(())
     }
 
     /// Returns the inode number that identifies it, as in `readlink /proc/self/ns/net`. Not reused while this is open.
@@ -208,6 +245,26 @@ mod tests {
         let found = Netns::find(|netns| netns.id() == here.id());
         assert_eq!(found.map(|netns| netns.id()), Some(here.id()));
         assert!(Netns::find(|_| false).is_none());
+    }
+
+    #[test]
+    fn a_namespace_lasts_where_it_is_mounted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kept");
+        assert!(Netns::kept_at(&path).unwrap().is_none());
+        std::fs::write(&path, "").unwrap();
+        assert!(Netns::kept_at(&path).unwrap().is_none());
+        Netns::release_at(&path).unwrap();
+        let kept = Netns::new().and_then(|new| new.keep_at(&path).map(|()| new.id()));
+        let id = match kept {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return eprintln!("skipped: needs CAP_SYS_ADMIN"),
+            kept => kept.unwrap(),
+        };
+        let found = Netns::kept_at(&path).unwrap().expect("it is mounted");
+        assert_eq!((found.id(), found.run(|| Netns::current().unwrap().id()).unwrap()), (id, id));
+        Netns::release_at(&path).unwrap();
+        assert!(Netns::kept_at(&path).unwrap().is_none());
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

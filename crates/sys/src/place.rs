@@ -14,7 +14,9 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, renameat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, readlinkat, renameat, statat, unlinkat,
+};
 use rustix::io::Errno;
 
 use crate::process::{may_be_unmapped_owner, uid};
@@ -130,6 +132,29 @@ impl Place {
     /// The place of another name in the same folder.
     pub fn beside(&self, name: &OsStr) -> Place {
         Place { folder: Arc::clone(&self.folder), name: name.to_owned() }
+    }
+
+    /// The place of `name` in the folder that has this name: one of this user's, which no other user can use, made if
+    /// there is none and `makes`. `None`: there is none.
+    ///
+    /// # Errors
+    /// A sentence for any other folder; or the kernel's.
+    pub fn inside(&self, name: &OsStr, makes: bool) -> io::Result<Option<Place>> {
+        if makes {
+            mkdirat(&self.folder, &self.name, Mode::RWXU)
+                .or_else(|e| if e == Errno::EXIST { Ok(()) } else { Err(e) })?;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = match openat(&self.folder, &self.name, flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            folder => folder?,
+        };
+        let stat = fstat(&folder)?;
+        if stat.st_uid != uid() || stat.st_mode & 0o077 != 0 {
+            let (name, user) = (self.name.display(), stat.st_uid);
+            return Err(io::Error::other(format!("`{name}` is of user {user}, or others may use it: remove it")));
+        }
+        Ok(Some(Place { folder: Arc::new(folder), name: name.to_owned() }))
     }
 
     /// Returns the state of the file that has this name now; a link is not followed.
@@ -387,6 +412,23 @@ mod tests {
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
         assert_eq!(text, "piped");
+    }
+
+    #[test]
+    fn a_folder_of_this_users_alone_is_made_and_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| Place::of(&dir.path().join(name)).unwrap();
+        assert!(at("own").inside(OsStr::new("file"), false).unwrap().is_none());
+        let place = at("own").inside(OsStr::new("file"), true).unwrap().unwrap();
+        place.append(0o600).unwrap().write_all(b"kept").unwrap();
+        assert_eq!(std::fs::read(dir.path().join("own/file")).unwrap(), b"kept");
+        assert_eq!(std::fs::metadata(dir.path().join("own")).unwrap().mode() & 0o777, 0o700);
+        assert!(at("own").inside(OsStr::new("file"), false).unwrap().unwrap().identity().is_some());
+        symlink("own", dir.path().join("link")).unwrap();
+        assert!(at("link").inside(OsStr::new("file"), true).is_err());
+        std::fs::set_permissions(dir.path().join("own"), std::os::unix::fs::PermissionsExt::from_mode(0o750)).unwrap();
+        let error = at("own").inside(OsStr::new("file"), true).unwrap_err().to_string();
+        assert!(error.contains("others may use it"), "{error}");
     }
 
     #[test]

@@ -16,12 +16,17 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// End this user's own daemon.
 ///
 /// If ports are open, which the daemon's end closes, it lists them and asks; if standard input is no terminal, it
-/// refuses. A daemon that a service manager has started is left to that.
+/// refuses. A daemon that a service manager has started is left to that. Persistent ports and settings of switches
+/// last: the next daemon goes on with them.
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
     /// Do not ask: close all open ports
     #[arg(short, long)]
     force: bool,
+
+    /// Remove what outlasts it, too: persistent ports, and settings of switches
+    #[arg(short, long)]
+    all: bool,
 
     /// Print the result as JSON
     #[arg(long)]
@@ -31,11 +36,12 @@ pub(crate) struct StopArgs {
 /// Has the daemon end, and waits until it has.
 pub(crate) fn run(args: &StopArgs) -> Result<u8, String> {
     let failed = |e: unetmap::Error| format!("stop: {e}");
-    let Some(daemon) = RunningDaemon::connect().map_err(failed)? else {
+    let found = if args.all { RunningDaemon::connect_if_lasting() } else { RunningDaemon::connect() };
+    let Some(daemon) = found.map_err(failed)? else {
         let nothing = if args.json { format!("{}\n", json!({"ends": false})) } else { "no daemon is running\n".into() };
         return crate::print("stop", &nothing);
     };
-    let ask = |force| parse_reply("stop", &daemon.stop(force).map_err(failed)?);
+    let ask = |force| parse_reply("stop", &daemon.stop(force, args.all).map_err(failed)?);
     let mut reply = ask(args.force)?;
     if reply["ends"] != true {
         let open = list(&reply);
@@ -55,8 +61,16 @@ pub(crate) fn run(args: &StopArgs) -> Result<u8, String> {
             format!("{reply}\n")
         }
         false => {
-            let closed = if members(&reply["ports"]).next().is_some() { list(&reply) } else { "no ports".into() };
-            format!("the daemon at {socket} (process {}) has ended, and closed {closed}\n", cell(&reply["pid"]))
+            let last = |of: &&Value| of["kind"] == "persistent";
+            let (lasting, closed): (Vec<_>, Vec<_>) = members(&reply["ports"]).partition(last);
+            let closed = if closed.is_empty() { "no ports".into() } else { names(closed) };
+            let pid = cell(&reply["pid"]);
+            let mut text = format!("the daemon at {socket} (process {pid}) has ended, and closed {closed}\n");
+            if !lasting.is_empty() {
+                let what = if args.all { "removed" } else { "left to the next daemon (--all removes them)" };
+                text += &format!("{what}: {}\n", names(lasting));
+            }
+            text
         }
     };
     crate::print("stop", &text)
@@ -72,6 +86,10 @@ fn agrees(open: &str) -> Result<bool, String> {
 
 /// The ports and sessions that close, in words.
 fn list(reply: &Value) -> String {
+    names(members(&reply["ports"]).collect())
+}
+
+fn names(ports: Vec<&Value>) -> String {
     let port = |of: &Value| {
         let name = cell(&of["port"]);
         match of["kind"].as_str().unwrap_or_default() {
@@ -82,5 +100,5 @@ fn list(reply: &Value) -> String {
             _ => name,
         }
     };
-    members(&reply["ports"]).map(port).collect::<Vec<_>>().join(", ")
+    ports.into_iter().map(port).collect::<Vec<_>>().join(", ")
 }

@@ -2,13 +2,13 @@
 //! Ending a daemon: the request of `unetmap stop`.
 //!
 //! ```text
-//! request   one byte: 1 if it is to end even if that closes ports
+//! request   one byte: 1 if it is to end even if that closes ports, plus 2 if what lasts is to be removed first
 //! reply     as JSON: its process, the ports that are open, and whether it ends; or an errno and the reason
 //! ```
 
 use std::io;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use unetmap_sys::socket;
@@ -26,23 +26,32 @@ const SUBJECT: &str = "stopping the daemon";
 pub struct StopRequest {
     /// Also if ports are open, which it closes.
     pub force: bool,
+    /// Persistent ports and settings of switches, which would outlast it, are removed.
+    pub all: bool,
 }
 
 impl ControlRequest for StopRequest {
     const KIND: Kind = Kind(15);
 
     fn encode(&self) -> Vec<u8> {
-        vec![self.force.into()]
+        vec![u8::from(self.force) | u8::from(self.all) << 1]
     }
 
     /// # Errors
-    /// `EINVAL` if it is neither 0 nor 1.
+    /// `EINVAL` if it is more than 3.
     fn decode(payload: &[u8]) -> Result<StopRequest, i32> {
         match payload {
-            [force @ 0..=1] => Ok(StopRequest { force: *force == 1 }),
+            [bits @ 0..=3] => Ok(StopRequest { force: bits & 1 != 0, all: bits & 2 != 0 }),
             _ => Err(errno::EINVAL),
         }
     }
+}
+
+/// The folder of what outlasts the daemon that listens at `socket`.
+pub fn lasting_path(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".ports");
+    path.into()
 }
 
 /// This user's own daemon, which runs.
@@ -57,17 +66,26 @@ impl RunningDaemon {
         Ok(client::running()?.map(RunningDaemon))
     }
 
+    /// The same, but starts one if an earlier daemon has left persistent ports or settings of switches.
+    ///
+    /// # Errors
+    /// As of [`RunningDaemon::connect`]; or it cannot be started.
+    pub fn connect_if_lasting() -> Result<Option<RunningDaemon>, Error> {
+        let is_left = lasting_path(&client::own_socket()?).symlink_metadata().is_ok();
+        Ok(client::running_or_started(is_left)?.map(RunningDaemon))
+    }
+
     /// Where it listens.
     pub fn socket(&self) -> &Path {
         &self.0.socket
     }
 
-    /// Has it end, if no port is open or `force`. Returns its reply, as JSON.
+    /// Has it end, if no port is open or `force`, and remove what would outlast it (`all`). Returns its reply, as JSON.
     ///
     /// # Errors
     /// The daemon's refusal: a service manager has started it, or it is not this user's.
-    pub fn stop(&self, force: bool) -> Result<String, Error> {
-        client::send(self.0.fd.as_fd(), SUBJECT, &StopRequest { force })?.into_text(SUBJECT)
+    pub fn stop(&self, force: bool, all: bool) -> Result<String, Error> {
+        client::send(self.0.fd.as_fd(), SUBJECT, &StopRequest { force, all })?.into_text(SUBJECT)
     }
 
     /// Waits until the daemon that said it ends has ended, with the process that keeps root's privileges for it, which
@@ -102,11 +120,11 @@ mod tests {
 
     #[test]
     fn a_request_survives_encoding_and_decoding_and_malformed_ones_are_rejected() {
-        for force in [true, false] {
-            let request = StopRequest { force };
+        for (force, all) in [(true, false), (false, false), (true, true), (false, true)] {
+            let request = StopRequest { force, all };
             assert_eq!(StopRequest::decode(&request.encode()), Ok(request));
         }
-        for bytes in [&b""[..], b"\x02", b"\x01\x01"] {
+        for bytes in [&b""[..], b"\x04", b"\x01\x01"] {
             assert_eq!(StopRequest::decode(bytes), Err(errno::EINVAL), "{bytes:?}");
         }
     }

@@ -334,6 +334,29 @@ operations! { broker:
         inside(&netns, || veth::delete(index))
     }
 
+    // Persistent ports that outlast the daemon, and a text about them and their switches.
+
+    /// Has a persistent port outlast the daemon, and marks its hidden end with a text about it, of at most 200 bytes.
+    fn make_last[hidden: Netns] MakeLast { index: u32, text: String } -> () {
+        if !lock(&broker.pairs).contains(&(hidden.id(), index)) {
+            return Err(not_made_here());
+        }
+        broker.make_last(&hidden, index, &text)
+    }
+
+    /// The persistent ports that an earlier daemon has left: the index of each hidden end, with its text, and the
+    /// namespace of all.
+    fn find_lasting[] FindLasting -> With<Vec<(u32, String)>, Option<Netns>> { broker.find_lasting() }
+
+    /// Lets the namespace of hidden ends end, of which none is left.
+    fn end_lasting[] EndLasting -> () { broker.end_lasting() }
+
+    /// Replaces the text, which is in a memory file, and names these network namespaces. An empty one is removed.
+    fn write_state[text: OwnedFd] [..namespaces] WriteState -> () { broker.write_state(text, namespaces) }
+
+    /// The text that was written last, and those of its namespaces that still exist.
+    fn read_state[] ReadState -> With<Option<String>, Vec<Netns>> { broker.read_state() }
+
     // Callers.
 
     /// The network namespace in which the peer of an accepted connection made it.

@@ -133,6 +133,20 @@ impl<T: Descriptors> Descriptors for Option<T> {
     }
 }
 
+impl<T: Descriptors> Descriptors for Vec<T> {
+    fn take(fds: &mut vec::IntoIter<OwnedFd>) -> io::Result<Self> {
+        let mut all = Vec::new();
+        while fds.len() > 0 {
+            all.push(T::take(fds)?);
+        }
+        Ok(all)
+    }
+
+    fn put(self, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
+        self.into_iter().try_for_each(|one| one.put(fds))
+    }
+}
+
 impl<A: Descriptors, B: Descriptors> Descriptors for (A, B) {
     fn take(fds: &mut vec::IntoIter<OwnedFd>) -> io::Result<Self> {
         Ok((A::take(fds)?, B::take(fds)?))

@@ -19,6 +19,8 @@ struct Stopped {
     pid: u32,
     /// Whether it ends.
     ends: bool,
+    /// Whether persistent ports and settings of switches are removed. Else they last.
+    removes: bool,
     /// Ports that close when it ends.
     ports: Vec<OpenPort>,
 }
@@ -44,7 +46,7 @@ pub(super) fn stop(call: &mut Call<'_>) -> Reply {
 }
 
 fn answer(call: &mut Call<'_>) -> Result<String, Refusal> {
-    let StopRequest { force } = decode(call.payload)?;
+    let StopRequest { force, all } = decode(call.payload)?;
     let (uid, owner) = (call.peer.uid, call.owner);
     if uid != 0 && uid != owner {
         return refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may stop it"));
@@ -61,8 +63,11 @@ fn answer(call: &mut Call<'_>) -> Result<String, Refusal> {
     let mut ports = open_ports(call.daemon);
     ports.extend(call.nodes.path().map(|path| OpenPort::Node { port: path }));
     let ends = force || ports.is_empty();
-    let text = json(&Stopped { pid: process::pid(), ends, ports })?;
+    let text = json(&Stopped { pid: process::pid(), ends, removes: all, ports })?;
     if ends {
+        if all {
+            call.daemon.remove_lasting();
+        }
         tracing::info!(uid, pid = call.peer.pid, "the daemon was told to end");
         call.daemon.ends = Some("a request");
     }
@@ -80,7 +85,7 @@ fn open_ports(daemon: &Daemon) -> Vec<OpenPort> {
             ports.push(open);
         }
     }
-    ports.extend(attached_ports(&daemon.registry).into_iter().map(|port| OpenPort::Attached { port }));
+    ports.extend(attached_ports(&daemon.registry, &daemon.vale).into_iter().map(|port| OpenPort::Attached { port }));
     ports.extend(daemon.vale.persistent.snapshots().into_iter().map(|port| OpenPort::Persistent { port: port.name }));
     ports
 }

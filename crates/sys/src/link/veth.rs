@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rustix::io::Errno;
 
-use super::netlink::{Socket, attributes, number, push_attribute};
+use super::netlink::{Socket, attributes, number, push_attribute, text};
 use super::netns_watch::{IFLA_TARGET_NETNSID, number_of};
-use super::{IFINFOMSG, NAME_MAX, OffloadKind, disable_offloads, ifinfomsg, ifinfomsg_with_flags};
+use super::{
+    IFINFOMSG, LINK_LIST_TRIES, NAME_MAX, OffloadKind, disable_offloads, header_of, ifinfomsg, ifinfomsg_with_flags,
+};
 use crate::netns::Netns;
 
 /// `VETH_INFO_PEER` of linux/veth.h.
@@ -167,6 +169,50 @@ pub fn delete(index: u32) -> io::Result<()> {
 
 /// How long [`delete`] waits for the end of a namespace that has begun to end; milliseconds, if the kernel is not busy.
 const END_OF_PEER: Duration = Duration::from_secs(5);
+
+/// Gives interface `index` an alias: at most 255 bytes, which only people and programs like this one read.
+///
+/// # Errors
+/// `ENODEV`: no such interface; `EINVAL`: a longer one; `EPERM`: needs `CAP_NET_ADMIN`.
+pub fn set_alias(index: u32, alias: &str) -> io::Result<()> {
+    let mut body = ifinfomsg(index);
+    push_attribute(&mut body, libc::IFLA_IFALIAS, alias.as_bytes());
+    Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, 0, &body)?)
+}
+
+/// Returns the index of each veth of the calling thread's namespace, with its alias, which may be empty.
+///
+/// # Errors
+/// The errors of netlink sockets.
+pub fn all_with_aliases() -> io::Result<Vec<(u32, String)>> {
+    let socket = Socket::route(0)?;
+    let mut found = Vec::new();
+    for _ in 0..LINK_LIST_TRIES {
+        found.clear();
+        let mut body = ifinfomsg(0);
+        push_attribute(&mut body, libc::IFLA_EXT_MASK, &libc::RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
+        if socket.list(libc::RTM_GETLINK, &body, |message| found.extend(alias_of(message.body)))? {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Returns index and alias of the interface in a message, if it is a veth.
+fn alias_of(body: &[u8]) -> Option<(u32, String)> {
+    let (index, _) = header_of(body)?;
+    let (mut alias, mut is_veth) = (String::new(), false);
+    for (attribute, value) in attributes(body.get(IFINFOMSG..)?) {
+        match attribute {
+            libc::IFLA_IFALIAS => alias = text(value),
+            libc::IFLA_LINKINFO => {
+                is_veth = attributes(value).any(|(a, value)| a == libc::IFLA_INFO_KIND && text(value) == "veth");
+            }
+            _ => {}
+        }
+    }
+    is_veth.then_some((index, alias))
+}
 
 /// Sets interface `index` up.
 ///

@@ -12,9 +12,9 @@ use std::mem;
 use unetmap_abi::*;
 use unetmap_core::errno::{ENXIO, EPERM};
 
-use super::ValeKey;
 use super::open::create;
 use super::port::{AttachedInterface, Side, ValePort};
+use super::{ValeKey, ValeState};
 use crate::caller::Caller;
 use crate::events::EventLog;
 use crate::events::What;
@@ -90,10 +90,10 @@ pub(super) fn log(events: &mut EventLog, key: &ValeKey, what: &str, event: fn(St
     }
 }
 
-/// The names of the ports of switches that interfaces are.
-pub(crate) fn attached_ports(registry: &Registry) -> Vec<String> {
-    let ports = registry.all::<ValePort>().filter(|port| port.attachment.is_some());
-    ports.filter(|port| !port.key.is_in_own_switch()).map(|port| port.key.name()).collect()
+/// The names of the ports of switches that interfaces are, persistent ports excepted.
+pub(crate) fn attached_ports(registry: &Registry, vale: &ValeState) -> Vec<String> {
+    let ports = registry.all::<ValePort>().filter(|port| port.attachment.is_some() && !port.key.is_in_own_switch());
+    ports.filter(|port| vale.persistent.host_end(&port.key).is_none()).map(|port| port.key.name()).collect()
 }
 
 /// Detaches all ports to which `interface` is attached.

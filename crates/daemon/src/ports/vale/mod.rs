@@ -7,6 +7,7 @@
 
 pub(crate) mod attach_requests;
 mod attached;
+mod lasting;
 mod open;
 mod persistent;
 pub(crate) mod persistent_ends;

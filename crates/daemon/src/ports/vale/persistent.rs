@@ -6,9 +6,9 @@
 //! a program has it open      switch == program end
 //!                            host rings == wire == host end == [threads] == hidden end ------ v0
 //! ```
-//! The interface is a veth pair. Its hidden end is in the *hidden network namespace*, which only the daemon has open:
-//! the namespace ends with the daemon, and both ends of the pair with it. The *host end* is the switch port to which
-//! the hidden end is attached.
+//! The interface is a veth pair. Its hidden end is in the *hidden network namespace*, which only the daemon has open.
+//! The pair lasts when the daemon ends, and the next one goes on with it ([`super::lasting`]). The *host end* is the
+//! switch port to which the hidden end is attached.
 //!
 //! The *program end* is a switch port like any other, with host rings. It exists while it is open, in a region that
 //! lasts as long as the persistent port. [`super::persistent_ends::connect_ends`] gives the place in the switch (index,
@@ -45,6 +45,8 @@ pub(super) const DAEMON_SCOPE: Scope = Scope { uid: DAEMON_UID, netns: 0 };
 #[derive(Default)]
 pub(crate) struct PersistentState {
     pub(super) ports: Vec<PersistentPort>,
+    /// Ports of an earlier daemon that could not be served again.
+    pub(super) unserved: Vec<LastingPort>,
     /// The namespace of the hidden ends, while there are any.
     pub(super) hidden_namespace: Option<Arc<Netns>>,
 }
@@ -54,6 +56,20 @@ pub(crate) struct PersistentState {
 pub(super) struct SavedPersistent {
     ports: Vec<PersistentPort>,
     hidden_namespace: Option<FdIndex>,
+}
+
+/// A persistent port as the next daemon finds it described. Name and shape are also in its mark ([`super::lasting`]).
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct LastingPort {
+    /// Interface index of the hidden end.
+    pub(super) hidden: u32,
+    pub(super) name: String,
+    /// Who pays for its memory.
+    pub(super) scope: Scope,
+    pub(super) header: u8,
+    pub(super) attached: Option<ValeKey>,
+    /// Its number in the switch.
+    pub(super) index: u8,
 }
 
 /// A persistent port. Its visible end is the host's, which may rename it, and move it to any namespace.
@@ -120,7 +136,8 @@ impl PersistentState {
 
     pub(super) fn restore(saved: SavedPersistent, fds: &mut Incoming) -> Result<PersistentState, Refusal> {
         let hidden_namespace = saved.hidden_namespace.map(|netns| fds.take_netns(netns)).transpose()?;
-        Ok(PersistentState { ports: saved.ports, hidden_namespace: hidden_namespace.map(Arc::new) })
+        let unserved = Vec::new();
+        Ok(PersistentState { ports: saved.ports, unserved, hidden_namespace: hidden_namespace.map(Arc::new) })
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -43,6 +43,7 @@ pub(crate) fn set_header(
     if let Some(other) = opened_by.filter(|other| is_own && *other != uid) {
         return refuse(EBUSY, format!("user {other} has it open"));
     }
+    vale.has_unsaved = true;
     if let Some(port) = vale.persistent.get_mut(hidden) {
         match is_own {
             true => port.own_header = Some((uid, bytes)),

@@ -19,7 +19,7 @@ use crate::ports::nic::{self, NicState, find_link, no_such_interface};
 use crate::ports::{Daemon, PortKey, Registry, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionMemory};
+use crate::region::{RegionKey, RegionMemory, Scope};
 use crate::shape::EndpointShape;
 use crate::tuning::region::MAX_EXTRA;
 
@@ -35,14 +35,7 @@ pub(crate) fn create(daemon: &mut Daemon, name: &str, request: NmreqValeNewif, c
     if find_link(name, caller)?.is_some() {
         return refuse(EEXIST, "there is an interface of this name already");
     }
-    let shape = NmreqRegister {
-        nr_tx_slots: request.nr_tx_slots,
-        nr_rx_slots: request.nr_rx_slots,
-        nr_tx_rings: request.nr_tx_rings,
-        nr_rx_rings: request.nr_rx_rings,
-        ..Default::default()
-    };
-    let shape = EndpointShape { host_tx_rings: 1, host_rx_rings: 1, ..EndpointShape::requested(&shape, MAX_RINGS)? };
+    let shape = shape_of(&request)?;
     let scope = daemon.admission.scope(caller);
     let memory = &mut RegionMemory::AsUsed;
     let region = match (request.nr_mem_id, daemon.region_of_pipes(scope, name)) {
@@ -60,6 +53,31 @@ pub(crate) fn create(daemon: &mut Daemon, name: &str, request: NmreqValeNewif, c
     })
 }
 
+fn shape_of(request: &NmreqValeNewif) -> Result<EndpointShape, Refusal> {
+    let shape = NmreqRegister {
+        nr_tx_slots: request.nr_tx_slots,
+        nr_rx_slots: request.nr_rx_slots,
+        nr_tx_rings: request.nr_tx_rings,
+        nr_rx_rings: request.nr_rx_rings,
+        ..Default::default()
+    };
+    Ok(EndpointShape { host_tx_rings: 1, host_rx_rings: 1, ..EndpointShape::requested(&shape, MAX_RINGS)? })
+}
+
+/// Serves a persistent port that an earlier daemon has left, for which `scope` pays.
+pub(super) fn adopt(
+    daemon: &mut Daemon,
+    hidden: u32,
+    (name, request): (&str, NmreqValeNewif),
+    scope: Scope,
+) -> Result<(), Refusal> {
+    let shape = shape_of(&request)?;
+    let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, MAX_EXTRA);
+    let region = daemon.registry.regions.create_private(scope, name, sizes, &mut RegionMemory::AsUsed)?;
+    let served = serve(daemon, hidden, (name, request, shape), region, &Caller::daemon());
+    served.inspect_err(|_| daemon.registry.free_region_if_unused(region))
+}
+
 /// Creates it in a region that exists.
 fn create_in(
     daemon: &mut Daemon,
@@ -70,11 +88,28 @@ fn create_in(
     let Some(netns) = caller.netns().cloned() else { return no_such_interface() };
     let hidden_namespace = open_hidden_namespace(&mut daemon.nics, &mut daemon.vale)?;
     let hidden = create_veth_pair(name, &request, &netns, &hidden_namespace)?;
-    let key = PersistentPort::idle_key(hidden, name);
-    let host_end = create_host_end(daemon, hidden, (&key, &request), caller);
-    let host_end = host_end.inspect_err(|_| {
+    let served = serve(daemon, hidden, (name, request, shape), region, caller);
+    served.inspect_err(|_| {
         let _ = privileged::delete_veth(&hidden_namespace, hidden);
     })?;
+    let mark = daemon.vale.persistent.get(hidden).map(PersistentPort::mark).unwrap_or_default();
+    if let Err(e) = privileged::make_last(&hidden_namespace, hidden, mark) {
+        tracing::warn!(name, "the persistent port will end with the daemon: {e}");
+    }
+    daemon.vale.has_unsaved = true;
+    Ok(())
+}
+
+/// Serves a pair of veth as a persistent port.
+fn serve(
+    daemon: &mut Daemon,
+    hidden: u32,
+    (name, request, shape): (&str, NmreqValeNewif, EndpointShape),
+    region: RegionKey,
+    caller: &Caller,
+) -> Result<(), Refusal> {
+    let key = PersistentPort::idle_key(hidden, name);
+    let host_end = create_host_end(daemon, hidden, (&key, &request), caller)?;
     daemon.registry.regions.existing_mut(region)?.persistent_ports += 1;
     daemon.vale.persistent.ports.push(PersistentPort {
         hidden,
@@ -159,6 +194,7 @@ pub(super) fn attach(
     daemon.registry.regions.check_number("persistent port", port.region, request.nr_mem_id)?;
     port.attached = Some(key.clone());
     port.name.clone_from(&link.name);
+    daemon.vale.has_unsaved = true;
     connect_ends(&mut daemon.registry, &mut daemon.vale, hidden).inspect_err(|_| {
         let _ = detach(daemon, key);
     })?;
@@ -172,6 +208,7 @@ pub(super) fn detach(daemon: &mut Daemon, key: &ValeKey) -> Result<u32, Refusal>
     let Some(port) = daemon.vale.persistent.get_mut(hidden) else { return no_such_interface() };
     let index = port.place.1;
     port.attached = None;
+    daemon.vale.has_unsaved = true;
     connect_ends(&mut daemon.registry, &mut daemon.vale, hidden)?;
     attached::log(&mut daemon.events, key, "detached", |port| What::Detached { port });
     Ok(index.into())
@@ -185,6 +222,7 @@ pub(super) fn interface_gone(daemon: &mut Daemon, netns: u64, index: u32) {
     let ports = &mut daemon.vale.persistent.ports;
     if let Some(at) = ports.iter().position(|port| port.hidden == index) {
         let port = ports.remove(at);
+        daemon.vale.has_unsaved = true;
         end(daemon, &port);
     }
     close_hidden_namespace_if_unused(&daemon.registry, &mut daemon.nics, &mut daemon.vale);
@@ -234,6 +272,14 @@ fn close_hidden_namespace_if_unused(registry: &Registry, nics: &mut NicState, va
         && let Some(hidden) = vale.persistent.hidden_namespace.take()
     {
         nics.unwatch_if_unused(registry, &vale.persistent, hidden.id());
+        end_namespace();
+    }
+}
+
+/// Lets the hidden namespace end, once nobody has it open.
+pub(super) fn end_namespace() {
+    if let Err(e) = privileged::end_lasting() {
+        tracing::warn!("the namespace of persistent ports is left, without any: {e}");
     }
 }
 

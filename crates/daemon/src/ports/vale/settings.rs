@@ -3,9 +3,10 @@
 //!
 //! ```text
 //! set by      users who may open ports of the switch: its user, or root in that user's own daemon
-//! stored      by the names of switch and port, whether they exist or not; the daemon runs while anything is stored
+//! stored      by the names of switch and port, whether they exist or not; the daemon runs while anything is stored,
+//!             and what root's daemon has stored outlasts it ([`super::lasting`])
 //! in force    from the port's first packet on, or, if it is open, when the request is answered
-//! removed     by request (`unetmap vale port S:P off`), or when the daemon ends
+//! removed     by request (`unetmap vale port S:P off`), or when a user's own daemon ends
 //! ```
 
 use std::collections::BTreeMap;

@@ -36,6 +36,8 @@ pub(crate) struct ValeState {
     pub(super) addresses: usize,
     ledger: Ledger,
     pub(crate) persistent: PersistentState,
+    /// Whether something that lasts has changed ([`super::lasting`]).
+    pub(crate) has_unsaved: bool,
     /// Threads that may still use what was published before.
     behind: Vec<Behind>,
     /// Ports that were removed, but not freed yet.
@@ -77,6 +79,7 @@ impl ValeState {
             addresses,
             ledger,
             persistent: PersistentState::default(),
+            has_unsaved: false,
             behind: Vec::new(),
             retired: Vec::new(),
         }
@@ -272,6 +275,7 @@ impl ValeState {
             self.settings.check_room(switch.0, &switch.1, "", &PortPolicy::default())?;
         }
         let before = self.settings.age(switch);
+        self.has_unsaved = true;
         self.settings.change(switch.clone(), |set| set.age = seconds);
         if let Some(switch) = self.switches.get_mut(switch) {
             switch.next_tick = None;
@@ -302,6 +306,7 @@ impl ValeState {
         self.settings.change(key.switch_key(), |set| {
             set.ports.insert(key.port.clone(), rules);
         });
+        self.has_unsaved = true;
         tracing::info!(port = key.name(), "rules set");
         let Some(port) = registry.switch_port(key) else { return Ok(()) };
         port.set_policy(policy);
@@ -360,6 +365,7 @@ impl ValeState {
     /// Sets the plan, and applies it to the threads that run.
     pub(super) fn apply_plan(&mut self, plan: ThreadConfig) -> Result<(), Refusal> {
         self.workers.set_plan(plan)?;
+        self.has_unsaved = true;
         self.publish()
     }
 

@@ -122,6 +122,11 @@ impl Workers {
         (self.plan != self.initial_plan).then_some(&self.plan)
     }
 
+    /// Forgets what was set. The threads that run are not changed.
+    pub(super) fn forget_plan(&mut self) {
+        self.plan = self.initial_plan.clone();
+    }
+
     /// Sets the plan that an earlier daemon had. No thread runs yet.
     pub(super) fn take_over_plan(&mut self, plan: ThreadConfig) {
         self.plan = plan;

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Persistent ports, and a file about them and their switches, which outlast the daemon and its broker.
+//!
+//! ```text
+//! SOCKET.ports/         a folder that only root can use
+//!     namespace         the namespace of the hidden ends is mounted here; it lasts until the last port is removed
+//!     state             what the daemon last had written, with the namespaces that it names (`Record`)
+//! ```
+//! Each hidden end has a mark, its alias: the word [`MARK`], and the daemon's text about the port. A pair without one
+//! was being made when its daemon ended.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use serde::{Deserialize, Serialize};
+use unetmap_core::control::stop::lasting_path;
+use unetmap_sys::link::veth;
+use unetmap_sys::memfd;
+use unetmap_sys::netns::Netns;
+use unetmap_sys::place::Place;
+
+use super::objects::Broker;
+use super::setup::{Setup, inside};
+use crate::threads::lock;
+use crate::tuning::broker::{MAX_NAMESPACES, MAX_TEXT};
+
+const NAMESPACE: &str = "namespace";
+const STATE: &str = "state";
+/// The file's next contents.
+const NEXT: &str = "state.next";
+
+/// Most bytes of the file: in it a sign of the text may take two.
+const MAX_RECORD: u64 = 2 * MAX_TEXT + (1 << 20);
+
+/// The first word of the aliases of hidden ends.
+const MARK: &str = "unetmap";
+
+/// The contents of the file.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    /// The boot of the machine in which it was written.
+    boot: String,
+    /// Network namespaces that the text names.
+    namespaces: Vec<u64>,
+    /// The daemon's.
+    text: String,
+}
+
+/// The folder's place; `None`: this process has no socket, as it is no broker.
+fn folder(setup: &Setup) -> io::Result<Option<Place>> {
+    if setup.socket.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    Place::of(&lasting_path(&setup.socket)).map(Some)
+}
+
+/// The place of a name in the folder, which is made if there is none and `makes`.
+fn place(setup: &Setup, name: &str, makes: bool) -> io::Result<Option<Place>> {
+    folder(setup)?.map_or(Ok(None), |folder| folder.inside(OsStr::new(name), makes))
+}
+
+/// Removes a file, and the folder if it is empty then.
+fn remove(setup: &Setup, place: &Place) -> io::Result<()> {
+    if let Some(identity) = place.identity() {
+        place.remove(identity)?;
+    }
+    // Path: only an empty folder is removed, of this place.
+    let _ = folder(setup)?.map(|folder| fs::remove_dir(folder.anchored()));
+    Ok(())
+}
+
+fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// The index and the text of each hidden end, and their namespace.
+type LeftPorts = (Vec<(u32, String)>, Option<Netns>);
+
+impl Broker {
+    /// Marks the hidden end of a persistent port, which then lasts, and its namespace with it.
+    pub(super) fn make_last(&self, hidden: &Netns, index: u32, text: &str) -> io::Result<()> {
+        if let Some(place) = place(&self.setup, NAMESPACE, true)? {
+            let at = place.anchored();
+            if Netns::kept_at(&at)?.is_none_or(|kept| kept.id() != hidden.id()) {
+                Netns::release_at(&at)?;
+                place.append(0o600)?;
+                hidden.keep_at(&at)?;
+            }
+        }
+        inside(hidden, || veth::set_alias(index, &format!("{MARK} {text}")))
+    }
+
+    /// Finds the persistent ports that an earlier daemon has left.
+    pub(super) fn find_lasting(&self) -> io::Result<LeftPorts> {
+        let none = || Ok((Vec::new(), None));
+        let Some(place) = place(&self.setup, NAMESPACE, false)? else { return none() };
+        let Some(hidden) = Netns::kept_at(&place.anchored())? else { return none() };
+        let mut found = Vec::new();
+        for (index, alias) in inside(&hidden, veth::all_with_aliases)? {
+            match alias.split_once(' ') {
+                Some((MARK, text)) => {
+                    lock(&self.pairs).insert((hidden.id(), index));
+                    found.push((index, text.to_owned()));
+                }
+                _ => inside(&hidden, || veth::delete(index))?,
+            }
+        }
+        Ok((found, Some(hidden)))
+    }
+
+    /// Ends the namespace of the hidden ends, once no process has it open.
+    pub(super) fn end_lasting(&self) -> io::Result<()> {
+        let Some(place) = place(&self.setup, NAMESPACE, false)? else { return Ok(()) };
+        Netns::release_at(&place.anchored())?;
+        remove(&self.setup, &place)
+    }
+
+    /// Replaces the contents of the file by the daemon's text, about these namespaces. An empty text removes it.
+    pub(super) fn write_state(&self, text: OwnedFd, namespaces: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
+        let namespaces = namespaces.map(|fd| Ok(Netns::from_fd(fd)?.id())).collect::<io::Result<Vec<u64>>>()?;
+        let text = read_memory(text)?;
+        let Some(place) = place(&self.setup, STATE, !text.is_empty())? else { return Ok(()) };
+        if text.is_empty() {
+            return remove(&self.setup, &place);
+        }
+        let next = place.beside(OsStr::new(NEXT));
+        if let Some(left) = next.identity() {
+            next.remove(left)?;
+        }
+        serde_json::to_writer(next.create_new(0o600)?, &Record { boot: boot(), namespaces, text })?;
+        next.rename(place.name())
+    }
+
+    /// Returns the text that was written last since the machine was started, and those of its namespaces that exist.
+    pub(super) fn read_state(&self) -> io::Result<(Option<String>, Vec<Netns>)> {
+        let none = (None, Vec::new());
+        let Some(place) = place(&self.setup, STATE, false)? else { return Ok(none) };
+        let Some(identity) = place.identity() else { return Ok(none) };
+        let mut bytes = Vec::new();
+        place.append(0o600)?.take(MAX_RECORD).read_to_end(&mut bytes)?;
+        let record: Record = match serde_json::from_slice(&bytes) {
+            Ok(record) => record,
+            Err(e) => {
+                place.set_aside()?;
+                let file = place.name().display();
+                return Err(io::Error::other(format!("the file {file} cannot be read: {e}; it is {file}.1 now")));
+            }
+        };
+        if record.boot != boot() {
+            place.remove(identity)?;
+            return Ok(none);
+        }
+        let mut wanted: BTreeSet<u64> = record.namespaces.into_iter().take(MAX_NAMESPACES).collect();
+        let mut found = Vec::new();
+        while !wanted.is_empty()
+            && let Some(netns) = Netns::find(|netns| wanted.contains(&netns.id()))
+        {
+            wanted.remove(&netns.id());
+            found.push(netns);
+        }
+        Ok((Some(record.text), found))
+    }
+}
+
+/// Reads the text that the daemon has sent.
+fn read_memory(text: OwnedFd) -> io::Result<String> {
+    if !memfd::is_memory_file(text.as_fd()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a text is in memory"));
+    }
+    let (mut file, mut bytes) = (File::from(text), String::new());
+    file.rewind()?;
+    file.take(MAX_TEXT + 1).read_to_string(&mut bytes)?;
+    if bytes.len() as u64 > MAX_TEXT {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(bytes)
+}

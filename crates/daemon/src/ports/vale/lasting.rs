@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Persistent ports, and the settings of switches, outlast the daemon, however it ends.
+//!
+//! ```text
+//! the ports       veth pairs whose hidden ends have marks, in a namespace that is mounted     (`crate::broker`)
+//! the rest        a file, written when something of it has changed, before the answer: to which switch each port is
+//!                 attached, its header, settings of switches and ports, the threads
+//! at the start    the next daemon makes a port again for each hidden end that is there, and attaches it
+//! ```
+//! A pair without a record is a port that is attached to nothing, and a record without a pair is dropped: its port was
+//! removed with its namespace, while no daemon ran. A daemon that takes over from another process has the ports already
+//! ([`super::saved`]).
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::mem;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use unetmap_abi::NmreqValeNewif;
+use unetmap_core::control::ControlRequest as _;
+use unetmap_core::control::vale::{ThreadConfig, ValeRequest};
+use unetmap_sys::memfd;
+use unetmap_sys::netns::Netns;
+
+use super::persistent::{LastingPort, PersistentPort, PersistentState};
+use super::persistent_ends::connect_ends;
+use super::persistent_requests::{adopt, end_namespace, interface_gone};
+use super::port::MAX_RINGS;
+use super::settings::SwitchSettings;
+use crate::descriptors::invalid;
+use crate::ports::Daemon;
+use crate::privileged;
+use crate::refusal::Refusal;
+use crate::region::Scope;
+use crate::shape::EndpointShape;
+
+/// The version of the file.
+const VERSION: u32 = 1;
+
+/// The text of the file.
+#[derive(Default, Serialize, Deserialize)]
+struct Lasting {
+    version: u32,
+    /// That of the hidden ends.
+    namespace: u64,
+    ports: Vec<LastingPort>,
+    /// By user, as the requests that set them.
+    settings: Vec<(Scope, Vec<u8>)>,
+    /// Number and processors of the threads, if they were set.
+    threads: Option<(u16, Vec<u16>)>,
+}
+
+impl PersistentPort {
+    /// The text of its mark.
+    pub(super) fn mark(&self) -> String {
+        let EndpointShape { tx_rings, rx_rings, tx_slots, rx_slots, .. } = self.shape;
+        format!("{} {tx_rings} {rx_rings} {} {}", self.name, tx_slots.get(), rx_slots.get())
+    }
+}
+
+/// Returns the name of a persistent port, and the request that made it, from its mark.
+fn read_mark(text: &str) -> Option<(&str, NmreqValeNewif)> {
+    let mut words = text.split(' ');
+    let name = words.next().filter(|name| !name.is_empty())?;
+    let numbers = words.map(str::parse).collect::<Result<Vec<u32>, _>>().ok()?;
+    let [tx_rings, rx_rings, nr_tx_slots, nr_rx_slots] = numbers[..] else { return None };
+    let rings = |rings: u32| u16::try_from(rings).ok().filter(|rings| *rings <= MAX_RINGS);
+    let (nr_tx_rings, nr_rx_rings) = (rings(tx_rings)?, rings(rx_rings)?);
+    Some((name, NmreqValeNewif { nr_tx_rings, nr_rx_rings, nr_tx_slots, nr_rx_slots, ..Default::default() }))
+}
+
+impl Lasting {
+    fn of(daemon: &Daemon) -> Lasting {
+        let vale = &daemon.vale;
+        let port = |port: &PersistentPort| LastingPort {
+            hidden: port.hidden,
+            name: port.name.clone(),
+            scope: daemon.registry.regions.get(port.region).map_or(ROOT, |record| Scope { netns: 0, ..record.scope }),
+            header: port.header,
+            attached: port.attached.clone(),
+            index: port.place.1,
+        };
+        let settings = vale.settings.as_requests();
+        Lasting {
+            version: VERSION,
+            namespace: vale.persistent.hidden_namespace.as_ref().map_or(0, |hidden| hidden.id()),
+            ports: vale.persistent.ports.iter().map(port).chain(vale.persistent.unserved.iter().cloned()).collect(),
+            settings: settings.into_iter().map(|(scope, request)| (scope, request.encode())).collect(),
+            threads: vale.workers.changed_plan().map(|plan| (plan.threads, plan.cpus.clone())),
+        }
+    }
+
+    /// As it is written: empty, if nothing lasts.
+    fn text(&self) -> io::Result<String> {
+        let is_empty = self.ports.is_empty() && self.settings.is_empty() && self.threads.is_none();
+        if is_empty { Ok(String::new()) } else { Ok(serde_json::to_string(self)?) }
+    }
+
+    /// Reads what an earlier daemon has written, if any has.
+    fn read() -> io::Result<Lasting> {
+        let (Some(text), _) = privileged::read_state()? else { return Ok(Lasting::default()) };
+        let lasting: Lasting = serde_json::from_str(&text)?;
+        match lasting.version {
+            VERSION => Ok(lasting),
+            other => Err(io::Error::other(format!("it is of version {other}, and this program reads {VERSION}"))),
+        }
+    }
+}
+
+/// Who pays for a port without a record.
+const ROOT: Scope = Scope { uid: 0, netns: 0 };
+
+impl Daemon {
+    /// Has what lasts written, if it has changed.
+    pub(crate) fn keep_lasting(&mut self) {
+        if !mem::take(&mut self.vale.has_unsaved) || self.admission.policy.is_none() {
+            return;
+        }
+        let text = Lasting::of(self).text();
+        let written = text.and_then(|text| {
+            let mut file = File::from(memfd::create_unsealed("unetmap-state")?);
+            file.write_all(text.as_bytes())?;
+            privileged::write_state(file, &[])
+        });
+        if let Err(e) = written {
+            tracing::warn!("the next daemon will not know what was changed of switches and persistent ports: {e}");
+        }
+    }
+
+    /// Goes on with what an earlier daemon has left, before this one serves.
+    pub(crate) fn find_lasting(&mut self) {
+        if self.admission.policy.is_none() {
+            return;
+        }
+        let began = Instant::now();
+        let lasting = Lasting::read().unwrap_or_else(|e| {
+            tracing::error!("settings of switches are lost, and persistent ports are attached to none: {e}");
+            Lasting::default()
+        });
+        self.take_settings(lasting.settings, lasting.threads);
+        match privileged::find_lasting() {
+            Ok((_, None)) => {}
+            Ok((found, Some(hidden))) => {
+                let mut records = lasting.ports;
+                records.retain(|_| lasting.namespace == hidden.id());
+                let served = self.adopt_all(found, hidden, records);
+                tracing::info!(served, took = ?began.elapsed(), "persistent ports of an earlier daemon");
+            }
+            Err(e) => tracing::error!("persistent ports of an earlier daemon are not served: {e}"),
+        }
+    }
+
+    /// Removes all that would outlast this daemon, which ends.
+    pub(crate) fn remove_lasting(&mut self) {
+        let PersistentState { ports, unserved, hidden_namespace } = &self.vale.persistent;
+        let all = ports.iter().map(|port| port.hidden).chain(unserved.iter().map(|port| port.hidden));
+        let all: Vec<u32> = all.collect();
+        for (hidden, index) in hidden_namespace.clone().iter().flat_map(|hidden| all.iter().map(move |i| (hidden, *i)))
+        {
+            match privileged::delete_veth(hidden, index) {
+                Ok(()) => interface_gone(self, hidden.id(), index),
+                Err(e) => tracing::error!(index, "a persistent port is not removed: {e}"),
+            }
+        }
+        self.vale.persistent.unserved.clear();
+        self.vale.settings = SwitchSettings::default();
+        self.vale.workers.forget_plan();
+        self.vale.has_unsaved = true;
+    }
+
+    fn take_settings(&mut self, settings: Vec<(Scope, Vec<u8>)>, threads: Option<(u16, Vec<u16>)>) {
+        for (scope, bytes) in settings {
+            let request = ValeRequest::decode(&bytes).or_else(|_| invalid("a request"));
+            let taken = request.and_then(|request| self.vale.settings.take_over(scope, request));
+            if let Err(refusal) = taken {
+                tracing::error!(uid = scope.uid, "a setting of a switch is lost: {}", refusal.why);
+            }
+        }
+        if let Some(plan) = threads.map(|(threads, cpus)| ThreadConfig { threads, cpus })
+            && plan.check().is_ok()
+        {
+            self.vale.workers.take_over_plan(plan);
+        }
+    }
+
+    /// Serves these ports again; returns how many.
+    fn adopt_all(&mut self, mut found: Vec<(u32, String)>, hidden: Netns, records: Vec<LastingPort>) -> usize {
+        if found.is_empty() {
+            // All have ended with their namespaces.
+            self.vale.has_unsaved = true;
+            end_namespace();
+            return 0;
+        }
+        let hidden = Arc::new(hidden);
+        if let Err(refusal) = self.nics.watch(&hidden) {
+            tracing::error!("ports that are removed with their namespaces will not be noticed: {}", refusal.why);
+        }
+        self.vale.persistent.hidden_namespace = Some(hidden);
+        let mut records: BTreeMap<u32, LastingPort> = records.into_iter().map(|port| (port.hidden, port)).collect();
+        // In their former order, they have their former numbers.
+        found.sort_by_key(|(hidden, _)| records.get(hidden).map(|port| port.index));
+        let mut served = 0;
+        for (hidden, text) in found {
+            let record = records.remove(&hidden);
+            match self.adopt_one(hidden, &text, record.as_ref()) {
+                Ok(()) => served += 1,
+                Err(refusal) => {
+                    let name = text.split(' ').next().unwrap_or_default().to_owned();
+                    tracing::error!(name, "the persistent port is not served: {}", refusal.why);
+                    let unknown = LastingPort { hidden, name, scope: ROOT, header: 0, attached: None, index: 0 };
+                    self.vale.persistent.unserved.push(record.unwrap_or(unknown));
+                }
+            }
+        }
+        for port in records.into_values() {
+            tracing::info!(name = port.name, "a persistent port was removed with its namespace");
+            self.vale.has_unsaved = true;
+        }
+        served
+    }
+
+    fn adopt_one(&mut self, hidden: u32, text: &str, record: Option<&LastingPort>) -> Result<(), Refusal> {
+        let Some((name, request)) = read_mark(text) else { return invalid("its mark") };
+        let scope = record.map_or(ROOT, |record| record.scope);
+        adopt(self, hidden, (record.map_or(name, |record| &record.name), request), scope)?;
+        let (Some(record), Some(port)) = (record, self.vale.persistent.get_mut(hidden)) else { return Ok(()) };
+        (port.header, port.attached) = (record.header, record.attached.clone());
+        connect_ends(&mut self.registry, &mut self.vale, hidden)
+    }
+}
