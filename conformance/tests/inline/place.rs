@@ -9,6 +9,7 @@
 //!   [c0 10.9.0.1/24] -------- [m0 10.9.0.2/24] program [m0^, its stack]
 //! ```
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -380,6 +381,22 @@ impl Place {
             }
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// Waits until the program moves frames in both directions, which the kernel may have forwarded for it until then.
+    pub(crate) fn wait_until_it_moves_frames(&self) -> Result<(), String> {
+        let crossed = || {
+            let ports = self.home.try_snapshot().map_or(Vec::new(), |now| now.ports);
+            let of = |port: &conformance::snapshot::Port| -> u64 {
+                port.rings.iter().filter(|ring| ring.dir == "rx").map(|ring| ring.crossed).sum()
+            };
+            ports.iter().map(|port| (port.name.clone(), of(port))).collect::<BTreeMap<_, _>>()
+        };
+        let before = crossed();
+        wait_for("the program moves frames", || {
+            let now = crossed();
+            before.iter().all(|(port, before)| now.get(port).is_some_and(|now| now > before))
+        })
     }
 
     /// The ends of the two logs.

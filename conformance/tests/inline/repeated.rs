@@ -73,6 +73,7 @@ fn try_repeat(
         (repeated.run)(scene)?;
         scene.place.wait_until_it_works()?;
         scene.wait_until_it_passes()?;
+        scene.place.wait_until_it_moves_frames()?;
         gaps.push(scene.take_gap().as_secs_f64() * 1e3);
         if i % PROGRESS == 0 {
             let seconds = begin.elapsed().as_secs_f64();

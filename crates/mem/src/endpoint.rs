@@ -53,6 +53,8 @@ pub struct SyncState {
     was_biased: AtomicU32,
     /// Of the receive ring of a pipe: bytes of the packets that crossed it.
     pub bytes: AtomicU64,
+    /// Not 0: the ring was synced since the first session bound it.
+    was_synced: AtomicU32,
 }
 
 /// Bit of [`SyncState::status`]: the port was removed while in use. Written by the daemon.
@@ -98,6 +100,7 @@ impl SyncState {
             inside: word(),
             was_biased: word(),
             bytes: long(),
+            was_synced: word(),
         }
     }
 
@@ -109,7 +112,19 @@ impl SyncState {
         // Acquire: pairs with the release in `SyncGuard::drop` and `break_lock`.
         self.lock.compare_exchange(0, holder, Ordering::Acquire, Ordering::Relaxed).ok()?;
         let guard = SyncGuard(&self.lock);
+        self.was_synced.store(1, Ordering::Relaxed);
         (self.was_biased.load(Ordering::Relaxed) == 0 || self.revoke_bias(holder, thread)).then_some(guard)
+    }
+
+    /// Whether the ring was synced since the first session bound it: the first sync takes the lock. Relaxed: a hint (O3).
+    #[inline(always)]
+    pub fn was_synced(&self) -> bool {
+        self.was_synced.load(Ordering::Relaxed) != 0
+    }
+
+    /// Daemon, when no session has the ring bound any more: the next one has not synced it.
+    pub fn forget_syncs(&self) {
+        self.was_synced.store(0, Ordering::Relaxed);
     }
 
     /// With the lock: revokes the bias to another thread; returns whether that thread is not inside.
@@ -190,6 +205,7 @@ impl SyncState {
         self.biased_thread.store(0, Ordering::Relaxed);
         self.inside.store(0, Ordering::Relaxed);
         self.was_biased.store(0, Ordering::Relaxed);
+        self.was_synced.store(0, Ordering::Relaxed);
         // Release: the first sync sees all of the above.
         self.lock.store(0, Ordering::Release);
     }

@@ -35,14 +35,16 @@ impl Deadline {
     }
 
     /// Sets the deadline of a queue to `time` from now, which counts if the frames of the interface bypass it
-    /// ([`Failure::Bypass`](crate::xdp::Failure)).
+    /// ([`Failure::Bypass`](crate::xdp::Failure)). After no time it has passed also for the clock of the programs, which
+    /// is late by up to a tick.
     ///
     /// # Errors
     /// `E2BIG`: there is no such queue. `NotFound`: these programs have no queues.
     pub fn extend_queue(&self, queue: u32, time: Duration) -> io::Result<()> {
         let map = self.queues.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let until = if time.is_zero() { 0 } else { from_now(time) };
         // SAFETY: K5: the elements of `served` in xdp.c are of type u64.
-        unsafe { bpf::array_set_at(map, queue, &from_now(time)) }
+        unsafe { bpf::array_set_at(map, queue, &until) }
     }
 }
 

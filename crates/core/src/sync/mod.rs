@@ -180,7 +180,9 @@ impl SyncRing {
         let slots = self.view.shape().slots;
         let state = self.state();
         let Some((hwcur, hwtail)) = state.positions(slots) else { return true };
-        if state.is_closed() || hwcur.raw() != self.view.raw_head() {
+        // The daemon waits for the first sync, also if nothing is there.
+        let is_first = matches!(self.backend, RingBackend::Rx(_)) && !state.was_synced();
+        if is_first || state.is_closed() || hwcur.raw() != self.view.raw_head() {
             return true;
         }
         if matches!(&self.backend, RingBackend::Tx(tx) if tx.has_unsent()) {

@@ -2,7 +2,7 @@
 //! The thread that renews the deadlines of the programs that are attached to interfaces.
 //!
 //! The control thread cannot: a driver may hold it up for seconds while a program is attached or a socket is bound, and
-//! so may memory that a client shares. This thread accesses no such memory. Its one lock is held by others for a few
+//! so may memory that a client gave. This thread accesses no such memory. Its one lock is held by others for a few
 //! instructions, except when they start it.
 //!
 //! ```text
@@ -12,18 +12,21 @@
 //! the control thread hangs          pass after MAX_CONTROL_DELAY
 //! ```
 //! A queue of a program that stays at its interface has a deadline of its own. It is renewed while the queue is served:
-//! its socket has no frames, or someone takes them.
+//! from the first sync of its receive ring on, as long as its socket has no frames, or someone takes them. Until then the
+//! kernel does without a program what the setting says: a program that has just been started may take long to begin.
 
 use std::io;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use unetmap_mem::{RxProgress, XskRxRings};
+use unetmap_mem::{RxProgress, SyncStateRef, XskRxRings};
 
 use crate::privileged::Deadline;
 use crate::threads::lock;
-use crate::tuning::nic::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, MAX_CONTROL_DELAY, QUEUE_STALL, QUEUE_TIMEOUT};
+use crate::tuning::nic::{
+    FIRST_SYNC_LIMIT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, MAX_CONTROL_DELAY, QUEUE_STALL, QUEUE_TIMEOUT,
+};
 
 /// The deadlines that are renewed.
 #[derive(Clone, Default)]
@@ -60,11 +63,24 @@ pub(super) struct ServedQueue {
     name: String,
     queue: u32,
     rings: XskRxRings,
+    /// Of the receive ring.
+    sync: SyncStateRef,
     zero_copy: bool,
     state: Mutex<QueueState>,
 }
 
+/// A queue that is to be watched.
+pub(super) struct NewQueue<'a> {
+    pub(super) name: &'a str,
+    pub(super) queue: u32,
+    pub(super) rings: XskRxRings,
+    pub(super) sync: SyncStateRef,
+    pub(super) zero_copy: bool,
+}
+
 struct QueueState {
+    /// Up to when the first sync of the receive ring is waited for.
+    begins_by: Option<Instant>,
     progress: RxProgress,
     /// When the progress was another one.
     since: Instant,
@@ -72,6 +88,15 @@ struct QueueState {
 }
 
 impl QueueState {
+    /// Whether a program still has to begin.
+    fn is_early(&mut self, was_synced: bool, now: Instant) -> bool {
+        self.begins_by = self.begins_by.filter(|limit| !was_synced && now < *limit);
+        if self.begins_by.is_some() {
+            self.since = now;
+        }
+        self.begins_by.is_some()
+    }
+
     /// Looks at the progress; returns whether the queue is served.
     fn look(&mut self, progress: RxProgress, zero_copy: bool, now: Instant) -> bool {
         let waits = progress.has_frames || !progress.has_buffers && !zero_copy;
@@ -86,37 +111,48 @@ impl QueueState {
 impl ServedQueue {
     /// Renews the deadline, or lets it pass at once.
     fn renew(&self) {
+        // Until the deadline is set, so that `begin_again` does not come between.
         let (now, mut state) = (Instant::now(), lock(&self.state));
+        if state.is_early(self.sync.was_synced(), now) {
+            return;
+        }
         let is_served = state.look(self.rings.progress(), self.zero_copy, now);
         let switched = std::mem::replace(&mut state.is_served, is_served) != is_served;
-        drop(state);
         let (name, queue) = (&self.name, self.queue);
         if switched && is_served {
-            tracing::info!(name, queue, "frames are taken from the queue again");
+            tracing::info!(name, queue, "a program takes the frames of the queue");
         } else if switched {
             tracing::warn!(name, queue, "no frame is taken from the queue: no program gets its frames");
         }
-        if (is_served || switched)
-            && let Err(e) = self.deadline.extend_queue(queue, if is_served { QUEUE_TIMEOUT } else { Duration::ZERO })
-        {
-            tracing::error!(name, queue, "the deadline of the queue cannot be set: {e}");
+        if is_served || switched {
+            self.extend(if is_served { QUEUE_TIMEOUT } else { Duration::ZERO });
+        }
+    }
+
+    /// No session has the queue any more. If another one gets its socket, that has to begin first.
+    pub(super) fn begin_again(&self) {
+        let mut state = lock(&self.state);
+        (state.begins_by, state.is_served) = (Some(Instant::now() + FIRST_SYNC_LIMIT), false);
+        self.extend(Duration::ZERO);
+    }
+
+    fn extend(&self, time: Duration) {
+        if let Err(e) = self.deadline.extend_queue(self.queue, time) {
+            tracing::error!(name = self.name, queue = self.queue, "the deadline of the queue cannot be set: {e}");
         }
     }
 }
 
 impl Heartbeat {
-    /// Renews the deadline of a queue from now on, until the result is dropped.
-    pub(super) fn add_queue(
-        &self,
-        deadline: &Arc<Deadline>,
-        (name, queue): (&str, u32),
-        rings: XskRxRings,
-        zero_copy: bool,
-    ) -> io::Result<Arc<ServedQueue>> {
-        deadline.extend_queue(queue, QUEUE_TIMEOUT)?;
-        let state = QueueState { progress: rings.progress(), since: Instant::now(), is_served: true };
-        let (deadline, name, state) = (deadline.clone(), name.to_owned(), Mutex::new(state));
-        let served = Arc::new(ServedQueue { deadline, name, queue, rings, zero_copy, state });
+    /// Renews the deadline of a queue from its first sync on, until the result is dropped.
+    pub(super) fn add_queue(&self, deadline: &Arc<Deadline>, new: NewQueue<'_>) -> io::Result<Arc<ServedQueue>> {
+        let NewQueue { name, queue, rings, sync, zero_copy } = new;
+        let (is_served, now) = (sync.was_synced(), Instant::now());
+        deadline.extend_queue(queue, if is_served { QUEUE_TIMEOUT } else { Duration::ZERO })?;
+        let begins_by = (!is_served).then_some(now + FIRST_SYNC_LIMIT);
+        let state = Mutex::new(QueueState { begins_by, progress: rings.progress(), since: now, is_served });
+        let (deadline, name) = (deadline.clone(), name.to_owned());
+        let served = Arc::new(ServedQueue { deadline, name, queue, rings, sync, zero_copy, state });
         lock(&self.0).queues.push(Arc::downgrade(&served));
         Ok(served)
     }
@@ -214,7 +250,7 @@ mod tests {
         let now = Instant::now();
         let quiet = RxProgress { taken: 5, offered: 9, has_frames: false, has_buffers: true };
         let frames = RxProgress { has_frames: true, ..quiet };
-        let mut state = QueueState { progress: quiet, since: now, is_served: true };
+        let mut state = QueueState { begins_by: None, progress: quiet, since: now, is_served: true };
         assert!(state.look(quiet, false, now + 9 * QUEUE_STALL), "it has no frames");
         let then = now + 9 * QUEUE_STALL;
         assert!(state.look(frames, false, then + QUEUE_STALL / 2) && !state.look(frames, false, then + QUEUE_STALL));
@@ -223,6 +259,19 @@ mod tests {
         let then = then + 3 * QUEUE_STALL;
         assert!(state.look(holds_all, true, then), "the driver may have all buffers");
         assert!(!state.look(holds_all, false, then + QUEUE_STALL), "the program has them");
+    }
+
+    #[test]
+    fn a_queue_is_served_from_its_first_sync_on() {
+        let (now, step) = (Instant::now(), Duration::from_millis(1));
+        let progress = RxProgress { taken: 0, offered: 9, has_frames: true, has_buffers: true };
+        let begins_by = Some(now + FIRST_SYNC_LIMIT);
+        let new = || QueueState { begins_by, progress, since: now, is_served: false };
+        let (mut waits, mut syncs) = (new(), new());
+        let last = now + FIRST_SYNC_LIMIT - step;
+        assert!(waits.is_early(false, last) && !waits.is_early(false, last + step), "a program that only sends");
+        assert!(syncs.is_early(false, last) && !syncs.is_early(true, last) && !syncs.is_early(false, last));
+        assert!(syncs.look(progress, false, last + QUEUE_STALL - step), "its time to take frames begins then");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use unetmap_sys::kernel;
 use unetmap_sys::xsk::{self, BindMode, Queue, SocketRings, UnboundXsk, Way};
 
 use super::busy_poll::refuse_busy_poll;
+use super::heartbeat::NewQueue;
 use super::queue::OpenQueue;
 use super::refusals::interface_down;
 use super::{HEADER, Nic, XdpConfig, libc_errno};
@@ -237,10 +238,15 @@ impl Nic {
     pub(super) fn watch_progress(&mut self, pair: usize) -> io::Result<()> {
         let Some(stays) = self.stays.as_ref().filter(|_| pair < self.endpoint.shape.nic_pairs()) else { return Ok(()) };
         let zero_copy = self.xdp_config.is_some_and(|config| config.bind_mode == BindMode::ZeroCopy);
-        let Some(open) = self.queues[pair].as_mut().filter(|open| open.served.is_none()) else { return Ok(()) };
-        let Some(rings) = open.receive.clone() else { return Ok(()) };
-        let place = (&*self.name, pair as u32);
-        open.served = Some(self.heartbeat.add_queue(stays.xdp.deadline(), place, rings, zero_copy)?);
+        let Some(open) = self.queues[pair].as_ref().filter(|open| open.served.is_none()) else { return Ok(()) };
+        let page = self.rings_of(pair).1.zip(self.endpoint.state_page());
+        let sync = page.and_then(|(ring, page)| page.state_ref(ring.state));
+        let Some((rings, sync)) = open.receive.clone().zip(sync) else { return Ok(()) };
+        let new = NewQueue { name: &self.name, queue: pair as u32, rings, sync, zero_copy };
+        let served = self.heartbeat.add_queue(stays.xdp.deadline(), new)?;
+        if let Some(open) = &mut self.queues[pair] {
+            open.served = Some(served);
+        }
         Ok(())
     }
 }
