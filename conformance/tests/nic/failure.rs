@@ -64,6 +64,14 @@ impl Wire {
         [sent, found + rings.map(|ring| ring.dropped).sum::<u64>()]
     }
 
+    /// Events of a kind at `left1`.
+    fn events(&self, kind: &str) -> Vec<Value> {
+        let output = command(&self.line.middle).args(["events", "--json"]).output().expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        events.filter(|event| event["event"] == kind && event["port"] == "left1").collect()
+    }
+
     fn bypassed(&self) -> u64 {
         self.failure()["bypassed"].as_u64().expect("a count")
     }
@@ -91,8 +99,7 @@ fn the_kernel_forwards_while_the_program_does_not() {
     isolated_with_interfaces(|home| {
         let Some(mut wire) = Wire::new(home, 1) else { return };
         let mut bridge = wire.bridge();
-        until("the bridge forwards", || wire.carries());
-        assert!(received(home) > 0);
+        until("the bridge forwards", || wire.carries() && received(home) > 0);
         assert_eq!(
             (wire.failure()["action"].clone(), wire.failure()["partner"].clone()),
             (json!("bypass"), json!("right1"))
@@ -142,12 +149,42 @@ fn frames_in_the_rings_of_a_killed_program_are_counted() {
                 sent == found
             });
         }
-        let events = command(&wire.line.middle).args(["events", "--json"]).output().expect("it runs");
-        let events = String::from_utf8_lossy(&events.stdout).into_owned();
-        let events = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-        let lost = events.filter(|event| event["event"] == "frames-lost" && event["port"] == "left1");
-        let sum: u64 = lost.map(|event| event["frames"].as_u64().expect("a count")).sum();
+        let lost = wire.events("frames-lost");
+        let sum: u64 = lost.iter().map(|event| event["frames"].as_u64().expect("a count")).sum();
         assert_eq!(json!(sum), wire.failure()["left_in_rings"]);
+    });
+}
+
+#[test]
+fn the_times_of_a_bypass_are_shown_with_their_causes() {
+    isolated_with_interfaces(|home| {
+        let Some(wire) = Wire::new(home, 1) else { return };
+        let mut bridge = wire.bridge();
+        let cause = || wire.failure()["bypass"]["cause"].clone();
+        until("the bridge forwards", || wire.carries() && received(home) > 0 && cause().is_null());
+        let set = command(&wire.line.middle).args(["set", "bypass_stall", "100"]).output().expect("it runs");
+        assert!(set.status.success(), "{set:?}");
+        bridge.guard().signal(Signal::STOP);
+        let flood = "for _ in {1..20}; do echo > /dev/udp/10.9.0.2/9; done";
+        wire.line.left.tool("bash", &["-c", flood]).expect("datagrams are sent");
+        until("the kernel forwards", || cause() == "stalled");
+        bridge.guard().signal(Signal::CONT);
+        until("the bridge forwards again", || cause().is_null());
+        assert!(wire.failure()["overtaken"].as_u64() > Some(0), "{}", wire.failure());
+        drop(bridge);
+        until("no program forwards", || cause() == "no-program");
+        let seconds = wire.failure()["bypass"]["seconds"].as_f64().expect("a time");
+        let of = |kind| wire.events(kind);
+        let is_there = |kind, cause| of(kind).iter().any(|event: &Value| event["cause"] == cause);
+        for cause in ["no-program", "stalled"] {
+            assert!(is_there("bypass-began", cause) && is_there("bypass-ended", cause), "{cause}");
+        }
+        let lasted: f64 = of("bypass-ended").iter().map(|event| event["seconds"].as_f64().expect("a time")).sum();
+        assert!(lasted > 0.0 && lasted <= seconds + 0.1, "{lasted} s and {seconds} s");
+        let metrics = command(&wire.line.middle).arg("metrics").output().expect("it runs");
+        let metrics = String::from_utf8_lossy(&metrics.stdout).into_owned();
+        let active = metrics.lines().find(|line| line.contains("bypass_active{") && line.contains("\"left1\""));
+        assert!(active.is_some_and(|line| line.ends_with("cause=\"no-program\"} 1")), "{metrics}");
     });
 }
 

@@ -386,9 +386,7 @@ impl Endpoint {
         for ring in self.bound(selection) {
             let state = self.state(ring.state);
             ring.set_binders(ring.binders().saturating_sub(1), false, state);
-            if ring.binders() == 0 {
-                state.into_iter().for_each(SyncState::forget_syncs);
-            }
+            state.into_iter().for_each(SyncState::forget_syncs);
             let id = usize::from(ring.view.shape().id);
             let peer_ring = peer.and_then(|end| if ring.transmits() { end.rx.get(id) } else { end.tx.get(id) });
             if ring.binders() == 0

@@ -21,6 +21,18 @@ pub(crate) struct By {
     pub(crate) program: Option<String>,
 }
 
+/// A reason for which the kernel forwards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Cause {
+    /// No program has the interface open, or the program has not begun to receive.
+    NoProgram,
+    /// The program takes nothing from a queue that has frames.
+    Stalled,
+    /// The daemon was stopped.
+    Daemon,
+}
+
 /// An event.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
@@ -55,6 +67,16 @@ pub(crate) enum What {
     FramesLost {
         port: String,
         frames: u64,
+    },
+    /// The kernel began to forward in place of a program, and ended.
+    BypassBegan {
+        port: String,
+        cause: Cause,
+    },
+    BypassEnded {
+        port: String,
+        cause: Cause,
+        seconds: f64,
     },
     /// An interface became a port of a switch, or is no longer one.
     Attached {
@@ -159,6 +181,11 @@ struct Answer<'a> {
 impl EventLog {
     /// Adds an event of a user.
     pub(crate) fn add(&mut self, uid: u32, what: What) {
+        self.add_at(SystemTime::now(), uid, what);
+    }
+
+    /// Adds an event that happened at this time.
+    pub(crate) fn add_at(&mut self, at: SystemTime, uid: u32, what: What) {
         if !self.users.contains_key(&uid) && self.users.len() >= MAX_USERS {
             let last = |events: &UserEvents| events.kept.back().map_or(0, |event| event.number);
             // The user whose last event is the oldest, but root: a user can have many numbers, in a user namespace.
@@ -168,7 +195,7 @@ impl EventLog {
                 self.users.remove(&quiet);
             }
         }
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         self.count += 1;
         let events = self.users.entry(uid).or_default();
         events.count += 1;

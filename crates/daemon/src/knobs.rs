@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
@@ -21,6 +22,7 @@ use unetmap_sys::xsk::ZERO_COPY_BUFFER;
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::Sizes;
+use crate::tuning::nic::QUEUE_STALL;
 use crate::tuning::region::INTERFACES_BUFS;
 use crate::written::{self, Written, Wrong, wrong};
 
@@ -101,11 +103,18 @@ const MAX_SINKS: u64 = 64;
 const REGION: Sizes = Sizes::DEFAULT;
 const PRIVATE: Sizes = Sizes::PRIVATE;
 
-pub(crate) static KNOBS: [Knob; 37] = [
+pub(crate) static KNOBS: [Knob; 38] = [
     knob("verbose", 0, ANY, Applies::Now, "log: 0 as --log says, 1 also served and refused requests, above that all"),
     knob("admode", 0, 0..=2, Applies::Open, "interfaces: 0 in the driver, else before the stack, 1 and 2 only so"),
     knob("fwd", 0, YES_NO, Applies::Open, "interfaces: forward released packets, as with NS_FORWARD"),
     knob("no_timestamp", 0, YES_NO, Applies::Open, "1: ring->ts only of rings with NR_TIMESTAMP"),
+    knob(
+        "bypass_stall",
+        QUEUE_STALL.as_millis() as u64,
+        100..=10_000,
+        Applies::Now,
+        "interfaces with a bypass: milliseconds for which a program may leave frames in a queue",
+    ),
     size("if_num", REGION.ifs.0, &Geometry::IF_COUNT, "interfaces: sessions"),
     size("if_size", REGION.ifs.1, &Geometry::IF_SIZE, "interfaces: bytes of a session's description"),
     size("ring_num", REGION.rings.0, &Geometry::RING_COUNT, "interfaces: rings"),
@@ -382,6 +391,11 @@ impl Knobs {
     /// Whether only receive rings with NR_TIMESTAMP get a timestamp.
     pub(crate) fn no_timestamp(&self) -> bool {
         self.get("no_timestamp") != 0
+    }
+
+    /// Time for which a program may leave frames in a queue of an interface with a bypass.
+    pub(crate) fn bypass_stall(&self) -> Duration {
+        Duration::from_millis(self.get("bypass_stall"))
     }
 
     /// Nanoseconds that a sink which is opened from now on takes for each slot.

@@ -129,12 +129,14 @@ pub(crate) mod nic {
     pub(crate) const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(1750);
     /// Time after the last renewal for which a program that stays still redirects the packets of a queue.
     pub(crate) const QUEUE_TIMEOUT: Duration = Duration::from_millis(950);
-    /// Time for which a program may leave frames in its queue before no more are given to it: with the interval less
-    /// than a second.
+    /// Time for which a program may leave frames in its queue before no more are given to it, unless the knob
+    /// `bypass_stall` has another: with the interval less than a second.
     pub(crate) const QUEUE_STALL: Duration = Duration::from_millis(600);
-    /// Time after which a queue counts as served though its receive ring was not synced, as by a program that only sends
-    /// or has very many rings.
+    /// Time after which a queue counts as served though its receive ring was not synced, as by a program that only
+    /// sends or has very many rings.
     pub(crate) const FIRST_SYNC_LIMIT: Duration = Duration::from_secs(2);
+    /// Most begins and ends of a bypass that are kept until the control thread adds them to the log of events.
+    pub(crate) const MAX_BYPASS_CHANGES: usize = 64;
     /// Longest time that one event may take the control thread before it counts as hung. Drivers reset their devices in
     /// it when a program is attached: up to 5 s in an emulated processor.
     pub(crate) const MAX_CONTROL_DELAY: Duration = Duration::from_secs(30);

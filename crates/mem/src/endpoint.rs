@@ -53,7 +53,7 @@ pub struct SyncState {
     was_biased: AtomicU32,
     /// Of the receive ring of a pipe: bytes of the packets that crossed it.
     pub bytes: AtomicU64,
-    /// Not 0: the ring was synced since the first session bound it.
+    /// Not 0: the ring was synced, see [`SyncState::was_synced`].
     was_synced: AtomicU32,
 }
 
@@ -112,17 +112,24 @@ impl SyncState {
         // Acquire: pairs with the release in `SyncGuard::drop` and `break_lock`.
         self.lock.compare_exchange(0, holder, Ordering::Acquire, Ordering::Relaxed).ok()?;
         let guard = SyncGuard(&self.lock);
-        self.was_synced.store(1, Ordering::Relaxed);
         (self.was_biased.load(Ordering::Relaxed) == 0 || self.revoke_bias(holder, thread)).then_some(guard)
     }
 
-    /// Whether the ring was synced since the first session bound it: the first sync takes the lock. Relaxed: a hint (O3).
+    /// Records that the ring was synced. The daemon waits for that at the receive rings of interfaces.
+    #[inline(always)]
+    pub fn record_sync(&self) {
+        if !self.was_synced() {
+            self.was_synced.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the ring was synced since a session bound it first, or another one closed it. Relaxed: a hint (O3).
     #[inline(always)]
     pub fn was_synced(&self) -> bool {
         self.was_synced.load(Ordering::Relaxed) != 0
     }
 
-    /// Daemon, when no session has the ring bound any more: the next one has not synced it.
+    /// Daemon, when a session that had the ring bound has closed: perhaps no other one syncs it.
     pub fn forget_syncs(&self) {
         self.was_synced.store(0, Ordering::Relaxed);
     }

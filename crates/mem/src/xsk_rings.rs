@@ -427,6 +427,11 @@ impl XskRxRings {
         (0..self.rx_available()).filter(|n| !self.peek_rx(*n).2).count() as u32
     }
 
+    /// Packets that were received and not released: one for each slot that the program has, and those in the rx ring.
+    pub fn packets_unreleased(&self) -> u32 {
+        self.rx.slots.distance(self.next_fill(), self.next_rx()) + self.packets_waiting()
+    }
+
     /// Releases `n` rx entries to the kernel.
     #[inline(always)]
     pub fn release_rx(&self, n: u32) {

@@ -47,7 +47,7 @@ struct {
 enum failure { FAILURE_OPEN, FAILURE_CLOSED, FAILURE_BYPASS, FAILURES };
 
 // The counts that the daemon keeps here, as they are to outlive it.
-#define NOTED 2
+#define NOTED 4
 
 struct policy {
 	__u32 failure;

@@ -35,8 +35,8 @@ impl Deadline {
     }
 
     /// Sets the deadline of a queue to `time` from now, which counts if the frames of the interface bypass it
-    /// ([`Failure::Bypass`](crate::xdp::Failure)). After no time it has passed also for the clock of the programs, which
-    /// is late by up to a tick.
+    /// ([`Failure::Bypass`](crate::xdp::Failure)). After no time it has passed also for the clock of the programs,
+    /// which is late by up to a tick.
     ///
     /// # Errors
     /// `E2BIG`: there is no such queue. `NotFound`: these programs have no queues.

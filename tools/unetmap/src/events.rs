@@ -201,6 +201,11 @@ fn line(event: &Value) -> String {
         "port-closed" => format!("port closed by {}", process()),
         "link-renamed" => format!("interface renamed, was {}", of("was")),
         "frames-lost" => format!("{} frames were in the rings of a program that has closed", of("frames")),
+        "bypass-began" => format!("the kernel forwards in place of a program: {}", cause(event)),
+        "bypass-ended" => {
+            let seconds = event["seconds"].as_f64().unwrap_or_default();
+            format!("a program forwards again; the kernel did for {seconds:.1} s: {}", cause(event))
+        }
         "link-gone" => "interface gone".into(),
         "budget-reached" => format!("request refused: {}", of("reason")),
         "crash-protection-off" => format!("a crash will end ports: {}", of("reason")),
@@ -225,6 +230,15 @@ fn line(event: &Value) -> String {
     };
     let time = event["time_ms"].as_u64().map_or_else(|| "-".into(), utc);
     format!("{time} {:>5} {:<16} {what}\n", of("uid"), of("port"))
+}
+
+/// The cause of a bypass, for people.
+fn cause(event: &Value) -> &'static str {
+    match event["cause"].as_str() {
+        Some("no-program") => "none has the interface open, or it has not begun",
+        Some("stalled") => "it took no frames",
+        _ => "the daemon was stopped",
+    }
 }
 
 /// Formats a time as RFC 3339 has it, in UTC.
@@ -281,6 +295,13 @@ mod tests {
         // A successor of the daemon has its counters.
         assert!(by(2, 16, 11).is_empty() && by(2, 17, 12).is_empty());
         assert!(by(3, 18, 13).is_empty());
+    }
+
+    #[test]
+    fn the_end_of_a_bypass_says_how_long_it_lasted() {
+        let event = json!({"time_ms": 0, "uid": 0, "event": "bypass-ended", "port": "eth0", "cause": "stalled", "seconds": 1.24});
+        let end = "a program forwards again; the kernel did for 1.2 s: it took no frames\n";
+        assert!(line(&event).ends_with(end), "{}", line(&event));
     }
 
     #[test]

@@ -60,6 +60,12 @@ fn definitions() -> Vec<Metric> {
         counter("port_not_received", "Packets for a port that it did not receive, by reason"),
         counter("port_sent_packets", "Packets that a switch took from a port"),
         counter("port_received_packets", "Packets that a switch delivered to a port"),
+        counter(
+            "interface_frames",
+            "Frames of an interface with a failure setting that no program took, or lost, by fate",
+        ),
+        gauge("bypass_active", "1: the kernel forwards in place of a program, by cause; 0: it does not"),
+        counter("bypass_seconds", "For how long it has"),
         gauge("user_used", "What a user has of a budget"),
         gauge("user_limit", "The budget"),
         counter("user_refused", "Requests refused for lack of budget"),
@@ -79,6 +85,7 @@ fn metrics(snapshots: &[Value]) -> Vec<Metric> {
         };
         add_daemon(snapshot, &mut add);
         members(&snapshot["ports"]).for_each(|port| add_port(port, &mut add));
+        members(&snapshot["interfaces"]).for_each(|interface| add_interface(interface, &mut add));
         members(&snapshot["users"]).for_each(|user| add_user(user, &mut add));
     }
     all
@@ -160,6 +167,24 @@ fn add_port(port: &Value, add: &mut Add<'_>) {
     add_reasons("port_not_received", &name, &port["not_received"], add);
     add("port_sent_packets", &name, port["packets"]["sent"].as_f64());
     add("port_received_packets", &name, port["packets"]["received"].as_f64());
+}
+
+/// An interface with the setting `failure`.
+fn add_interface(interface: &Value, add: &mut Add<'_>) {
+    let name = [("interface", &interface["interface"]), ("netns", &interface["netns"])];
+    for fate in ["to_stack", "dropped", "bypassed", "left_in_rings", "no_room", "overtaken"] {
+        add("interface_frames", &[name[0], name[1], ("fate", &fate.into())], interface[fate].as_f64());
+    }
+    let bypass = &interface["bypass"];
+    if let Some(seconds) = bypass["seconds"].as_f64() {
+        let is_active = f64::from(u8::from(bypass["cause"].is_string()));
+        add(
+            "bypass_active",
+            &[name[0], name[1], ("cause", &bypass["cause"].as_str().unwrap_or("none").into())],
+            Some(is_active),
+        );
+        add("bypass_seconds", &name, Some(seconds));
+    }
 }
 
 fn add_user(user: &Value, add: &mut Add<'_>) {
@@ -278,6 +303,8 @@ mod tests {
             "ports": [{"name": "vale0:a", "kind": "vale", "mem_id": 2, "lost": {"vlan": 4}, "not_received": {"rate": 8},
                 "packets": {"sent": 3, "copies": 2, "received": 7}, "rings": [ring]}],
             "sessions": [{}],
+            "interfaces": [{"interface": "eth1", "netns": 4, "bypassed": 9,
+                "bypass": {"cause": "stalled", "seconds": 2.5}}, {"interface": "eth2", "netns": 4, "dropped": 1}],
             "users": [{"uid": 1, "rings": {"used": 2, "limit": null}, "refused": 6}, {"rings": {"used": 2, "limit": 9}}],
         });
         let all = metrics(&[snapshot]);
@@ -292,6 +319,9 @@ mod tests {
                 r#"unetmap_switch_copies_total{daemon="0",switch="vale0",uid="0"} 2"#,
                 r#"unetmap_switch_lost_packets_total{daemon="0",switch="vale0",uid="0",reason="home"} 1"#,
                 r#"unetmap_region_buffers{daemon="0",region="r\"\\\\n",mem_id="2",state="free"} 3"#,
+                r#"unetmap_interface_frames_total{daemon="0",interface="eth1",netns="4",fate="bypassed"} 9"#,
+                r#"unetmap_bypass_active{daemon="0",interface="eth1",netns="4",cause="stalled"} 1"#,
+                r#"unetmap_bypass_seconds_total{daemon="0",interface="eth1",netns="4"} 2.5"#,
                 r#"unetmap_user_refused_total{daemon="0",uid="1"} 6"#,
                 r#"unetmap_crashes_total{daemon="0"} 1"#,
                 r#"unetmap_config_read_timestamp_seconds{daemon="0"} 5.5"#,

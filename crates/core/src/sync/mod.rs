@@ -318,7 +318,10 @@ impl SyncRing {
                 self.rx(rx.as_ref(), state, program, (hwcur, hwtail), (effort, now), status != 0)
             }
             RingBackend::Tx(tx) => self.tx(tx.as_ref(), state, program, (hwcur, hwtail), effort, status != 0),
-            RingBackend::Rx(rx) => self.rx(rx.as_ref(), state, program, (hwcur, hwtail), (effort, now), status != 0),
+            RingBackend::Rx(rx) => {
+                state.record_sync();
+                self.rx(rx.as_ref(), state, program, (hwcur, hwtail), (effort, now), status != 0)
+            }
             RingBackend::ReadOnly => return Err(SyncError::ReadOnly),
         };
         if status != 0 && tail != hwtail && self.mirrors.any_copy() && self.backend.rx().is_some() {

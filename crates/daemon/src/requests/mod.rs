@@ -119,6 +119,7 @@ fn lock_holder(call: &mut Call<'_>) -> Reply {
 /// Events after a number, as JSON. Users other than root and the daemon's owner see their own only.
 fn events(call: &mut Call<'_>) -> Reply {
     let only = call.only_user();
+    nic::settle::report_bypasses(call.daemon);
     let answered = decode(call.payload).and_then(|EventsRequest { after }| call.daemon.events.json(only, after));
     call.text_reply(answered)
 }

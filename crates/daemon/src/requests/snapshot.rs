@@ -10,6 +10,7 @@ use unetmap_sys::{memfd, process};
 use crate::handover::store::ProtectionSnapshot;
 use crate::history::History;
 use crate::owner::owner;
+use crate::ports::nic::setting_snapshots;
 use crate::ports::vale::switch_snapshots;
 use crate::ports::{Daemon, PortKey, TotalSnapshot, UserSnapshot};
 use crate::privileged;
@@ -158,7 +159,9 @@ impl SnapshotTask {
         let start = format!("{{\"daemon\":{general},\"regions\":[");
         let middle = format!("],\"switches\":{switches},\"threads\":{threads},\"ports\":[");
         let after = format!("],\"persistent\":{persistent},\"sessions\":[");
-        let end = format!("],\"users\":{users},\"totals\":{totals}}}");
+        let interfaces = if only.is_none() { setting_snapshots(daemon) } else { Vec::new() };
+        let interfaces = to_json(&interfaces);
+        let end = format!("],\"interfaces\":{interfaces},\"users\":{users},\"totals\":{totals}}}");
         [start, regions, middle, ports, after, sessions, end]
     }
 }

@@ -31,7 +31,7 @@ pub struct Failed {
     pub noted: Noted,
 }
 
-/// Frames that are lost where the XDP program cannot count them: the daemon adds them to the program's counts.
+/// Counts that the XDP program cannot keep: the daemon adds to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(C)]
@@ -40,6 +40,10 @@ pub struct Noted {
     pub left_in_rings: u64,
     /// There was no room for them in the rings of sockets that have been closed since.
     pub no_room: u64,
+    /// They were not lost: a program that had hung took them after the partner had sent later ones.
+    pub overtaken: u64,
+    /// No frames: milliseconds for which the partner has sent the frames of a queue, up to the last end of such a time.
+    pub bypass_ms: u64,
 }
 
 impl Noted {
@@ -48,6 +52,8 @@ impl Noted {
         Noted {
             left_in_rings: self.left_in_rings.saturating_add(other.left_in_rings),
             no_room: self.no_room.saturating_add(other.no_room),
+            overtaken: self.overtaken.saturating_add(other.overtaken),
+            bypass_ms: self.bypass_ms.saturating_add(other.bypass_ms),
         }
     }
 }

@@ -74,11 +74,20 @@ pub(super) fn state_text(failure: &Value) -> String {
         _ => action.into(),
     };
     let [to_stack, dropped, bypassed] = ["to_stack", "dropped", "bypassed"].map(|key| cell(&failure[key]));
-    let [left_in_rings, no_room] = ["left_in_rings", "no_room"].map(|key| cell(&failure[key]));
-    format!(
+    let [left_in_rings, no_room, overtaken] = ["left_in_rings", "no_room", "overtaken"].map(|key| cell(&failure[key]));
+    let mut text = format!(
         "frames that no program takes: {action}; {to_stack} to the stack, {dropped} dropped, {bypassed} bypassed\n\
          frames lost with closed sockets: {left_in_rings} left in rings, {no_room} without room\n"
-    )
+    );
+    if let Some(seconds) = failure["bypass"]["seconds"].as_f64() {
+        let now = match failure["bypass"]["cause"].as_str() {
+            Some("stalled") => ", and does: its program takes no frames",
+            Some(_) => ", and does: no program takes its frames",
+            None => "",
+        };
+        text += &format!("bypass: the kernel has forwarded for {seconds:.1} s{now}; {overtaken} frames came late\n");
+    }
+    text
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ impl OpenQueue {
         });
         let waiting = self.receive.as_ref().map_or(0, |receive| receive.packets_waiting());
         let left_in_rings = u64::from(unread) + held + u64::from(waiting);
-        Noted { left_in_rings, no_room: self.statistics().rx_dropped }
+        Noted { left_in_rings, no_room: self.statistics().rx_dropped, ..Noted::default() }
     }
 }
 

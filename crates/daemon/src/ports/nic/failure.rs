@@ -20,10 +20,13 @@ use unetmap_sys::netns::Netns;
 use unetmap_sys::xdp::{Failed, Failure};
 
 use super::Nic;
+use super::bypass::BypassSnapshot;
+use super::lookup::find;
 use super::settings::InterfaceSettings;
 use super::staying::StayingProgram;
 use crate::caller::Caller;
-use crate::privileged;
+use crate::ports::Daemon;
+use crate::privileged::{self, Xdp};
 use crate::refusal::{Refusal, refuse};
 
 /// The setting and what was counted, in JSON.
@@ -37,22 +40,62 @@ pub(super) struct FailureSnapshot {
     /// Frames that no program took.
     #[serde(flatten)]
     frames: Failed,
+    /// With `bypass`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bypass: Option<BypassSnapshot>,
+}
+
+/// The setting of an interface, in the snapshot of everything.
+#[derive(Serialize)]
+pub(crate) struct SettingSnapshot {
+    interface: String,
+    /// The inode number of its network namespace, and its index there.
+    netns: u64,
+    index: u32,
+    #[serde(flatten)]
+    failure: FailureSnapshot,
+}
+
+/// All settings but `open`.
+pub(crate) fn setting_snapshots(daemon: &Daemon) -> Vec<SettingSnapshot> {
+    let settings = &daemon.nics.settings;
+    let all = settings.staying_programs().map(|(&(netns, index), stays)| {
+        let open = find(&daemon.registry, netns, index).ok().flatten();
+        let name_of = |index| settings.staying_programs().find(|(key, _)| **key == (netns, index));
+        let partner = match stays.failure {
+            Failure::Bypass(partner) => name_of(partner).map(|(_, partner)| partner.name()),
+            Failure::Open | Failure::Closed => None,
+        };
+        let failure = FailureSnapshot::new(Some(stays), &stays.xdp, open, partner);
+        SettingSnapshot { interface: stays.name(), netns, index, failure }
+    });
+    all.collect()
 }
 
 impl FailureSnapshot {
     /// `None`: no program is attached.
     pub(super) fn of(netns: &Netns, stays: Option<&StayingProgram>, open: Option<&Nic>) -> Option<FailureSnapshot> {
         let xdp = stays.map(|stays| &*stays.xdp).or(open.and_then(|nic| nic.xdp.as_deref()))?;
-        let frames = xdp.failed().inspect_err(|e| tracing::debug!("the frames of a program: {e}")).unwrap_or_default();
-        let noted = open.map_or(frames.noted, |nic| frames.noted.plus(nic.lost));
-        let frames = Failed { noted, ..frames };
-        let name_of = |index| privileged::link(netns, index).ok().flatten().map(|link| link.name);
-        let (action, partner) = match stays.map_or(Failure::Open, |stays| stays.failure) {
-            Failure::Open => ("open", None),
-            Failure::Closed => ("closed", None),
-            Failure::Bypass(partner) => ("bypass", name_of(partner)),
+        let partner = match stays.map(|stays| stays.failure) {
+            Some(Failure::Bypass(index)) => privileged::link(netns, index).ok().flatten().map(|link| link.name),
+            _ => None,
         };
-        Some(FailureSnapshot { action, partner, frames })
+        Some(FailureSnapshot::new(stays, xdp, open, partner))
+    }
+
+    fn new(stays: Option<&StayingProgram>, xdp: &Xdp, open: Option<&Nic>, partner: Option<String>) -> FailureSnapshot {
+        let frames = xdp.failed().inspect_err(|e| tracing::debug!("the frames of a program: {e}")).unwrap_or_default();
+        let record = stays.and_then(|stays| stays.bypass.as_deref());
+        let bypass = record.map(|record| record.snapshot(frames.noted.bypass_ms));
+        // What is still to be added to the counts.
+        let noted = open.map_or(frames.noted, |nic| frames.noted.plus(nic.lost));
+        let noted = record.map_or(noted, |record| noted.plus(record.noted()));
+        let action = match stays.map_or(Failure::Open, |stays| stays.failure) {
+            Failure::Open => "open",
+            Failure::Closed => "closed",
+            Failure::Bypass(_) => "bypass",
+        };
+        FailureSnapshot { action, partner, frames: Failed { noted, ..frames }, bypass }
     }
 }
 

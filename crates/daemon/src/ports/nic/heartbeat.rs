@@ -12,8 +12,8 @@
 //! the control thread hangs          pass after MAX_CONTROL_DELAY
 //! ```
 //! A queue of a program that stays at its interface has a deadline of its own. It is renewed while the queue is served:
-//! from the first sync of its receive ring on, as long as its socket has no frames, or someone takes them. Until then the
-//! kernel does without a program what the setting says: a program that has just been started may take long to begin.
+//! from the first sync of its receive ring on, as long as its socket has no frames, or someone takes them. Until then
+//! the kernel does without a program what the setting says: one that has just been started may take long to begin.
 
 use std::io;
 use std::sync::{Arc, Mutex, Weak};
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use unetmap_mem::{RxProgress, SyncStateRef, XskRxRings};
 
+use super::bypass::{BypassRecord, Service};
 use crate::privileged::Deadline;
 use crate::threads::lock;
 use crate::tuning::nic::{
@@ -38,6 +39,8 @@ struct State {
     deadlines: Vec<Weak<Deadline>>,
     /// Dropped with the sockets.
     queues: Vec<Weak<ServedQueue>>,
+    /// Time for which a program may leave frames in them; `None`: [`QUEUE_STALL`].
+    stall: Option<Duration>,
     /// Whether the thread runs: while there are deadlines.
     running: bool,
     control: ControlThread,
@@ -66,7 +69,15 @@ pub(super) struct ServedQueue {
     /// Of the receive ring.
     sync: SyncStateRef,
     zero_copy: bool,
+    /// If the partner gets its frames otherwise, the record, and the queue's place there.
+    bypass: Option<(Arc<BypassRecord>, u64)>,
     state: Mutex<QueueState>,
+}
+
+impl Drop for ServedQueue {
+    fn drop(&mut self) {
+        self.bypass.iter().for_each(|(record, place)| record.remove(*place));
+    }
 }
 
 /// A queue that is to be watched.
@@ -76,6 +87,7 @@ pub(super) struct NewQueue<'a> {
     pub(super) rings: XskRxRings,
     pub(super) sync: SyncStateRef,
     pub(super) zero_copy: bool,
+    pub(super) bypass: Option<Arc<BypassRecord>>,
 }
 
 struct QueueState {
@@ -85,6 +97,10 @@ struct QueueState {
     /// When the progress was another one.
     since: Instant,
     is_served: bool,
+    /// Frames that wait for a program that takes none.
+    waiting: u32,
+    /// Time after which it counts as one.
+    stall: Duration,
 }
 
 impl QueueState {
@@ -104,18 +120,19 @@ impl QueueState {
             self.since = now;
         }
         self.progress = progress;
-        now.saturating_duration_since(self.since) < QUEUE_STALL
+        now.saturating_duration_since(self.since) < self.stall
     }
 }
 
 impl ServedQueue {
     /// Renews the deadline, or lets it pass at once.
-    fn renew(&self) {
+    fn renew(&self, stall: Duration) {
         // Until the deadline is set, so that `begin_again` does not come between.
         let (now, mut state) = (Instant::now(), lock(&self.state));
         if state.is_early(self.sync.was_synced(), now) {
             return;
         }
+        state.stall = stall;
         let is_served = state.look(self.rings.progress(), self.zero_copy, now);
         let switched = std::mem::replace(&mut state.is_served, is_served) != is_served;
         let (name, queue) = (&self.name, self.queue);
@@ -127,13 +144,26 @@ impl ServedQueue {
         if is_served || switched {
             self.extend(if is_served { QUEUE_TIMEOUT } else { Duration::ZERO });
         }
+        let overtaken = if is_served { std::mem::take(&mut state.waiting) } else { 0 };
+        if !is_served {
+            // No more are added from now on.
+            state.waiting = self.rings.packets_unreleased();
+        }
+        drop(state);
+        if let Some((record, place)) = self.bypass.as_ref().filter(|_| switched) {
+            record.were_overtaken(overtaken.into());
+            record.set(*place, if is_served { Service::Served } else { Service::Stalled });
+        }
     }
 
-    /// No session has the queue any more. If another one gets its socket, that has to begin first.
+    /// A session that had the queue has closed. If another one gets the socket, or has it, that has to begin first.
     pub(super) fn begin_again(&self) {
         let mut state = lock(&self.state);
         (state.begins_by, state.is_served) = (Some(Instant::now() + FIRST_SYNC_LIMIT), false);
         self.extend(Duration::ZERO);
+        state.waiting = self.rings.packets_unreleased();
+        drop(state);
+        self.bypass.iter().for_each(|(record, place)| record.set(*place, Service::Early));
     }
 
     fn extend(&self, time: Duration) {
@@ -143,16 +173,27 @@ impl ServedQueue {
     }
 }
 
+/// Records that the deadlines of all queues were over for `late`.
+fn record_delay(queues: &[Arc<ServedQueue>], late: Duration) {
+    let mut records: Vec<_> = queues.iter().filter_map(|queue| Some(&queue.bypass.as_ref()?.0)).collect();
+    records.sort_by_key(|record| Arc::as_ptr(record));
+    records.dedup_by_key(|record| Arc::as_ptr(record));
+    records.into_iter().for_each(|record| record.daemon_was_late(late));
+}
+
 impl Heartbeat {
     /// Renews the deadline of a queue from its first sync on, until the result is dropped.
     pub(super) fn add_queue(&self, deadline: &Arc<Deadline>, new: NewQueue<'_>) -> io::Result<Arc<ServedQueue>> {
-        let NewQueue { name, queue, rings, sync, zero_copy } = new;
+        let NewQueue { name, queue, rings, sync, zero_copy, bypass } = new;
         let (is_served, now) = (sync.was_synced(), Instant::now());
         deadline.extend_queue(queue, if is_served { QUEUE_TIMEOUT } else { Duration::ZERO })?;
         let begins_by = (!is_served).then_some(now + FIRST_SYNC_LIMIT);
-        let state = Mutex::new(QueueState { begins_by, progress: rings.progress(), since: now, is_served });
-        let (deadline, name) = (deadline.clone(), name.to_owned());
-        let served = Arc::new(ServedQueue { deadline, name, queue, rings, sync, zero_copy, state });
+        let state =
+            QueueState { begins_by, progress: rings.progress(), since: now, is_served, waiting: 0, stall: QUEUE_STALL };
+        let (deadline, name, state) = (deadline.clone(), name.to_owned(), Mutex::new(state));
+        let service = if is_served { Service::Served } else { Service::Early };
+        let bypass = bypass.map(|record| (record.clone(), record.add(service)));
+        let served = Arc::new(ServedQueue { deadline, name, queue, rings, sync, zero_copy, bypass, state });
         lock(&self.0).queues.push(Arc::downgrade(&served));
         Ok(served)
     }
@@ -182,9 +223,15 @@ impl Heartbeat {
 
     /// Renews the deadlines until none is left.
     fn run(&self) {
-        let (mut renewed, mut reported) = (Instant::now(), false);
+        let (mut renewed, mut looked, mut reported) = (Instant::now(), Instant::now(), false);
         while let Some((deadlines, hangs)) = self.due() {
-            self.queues().iter().for_each(|queue| queue.renew());
+            let (queues, stall) = self.queues();
+            if let Some(late) = looked.elapsed().checked_sub(QUEUE_TIMEOUT) {
+                record_delay(&queues, late);
+            }
+            looked = Instant::now();
+            queues.iter().for_each(|queue| queue.renew(stall));
+            drop(queues);
             if !hangs {
                 deadlines.iter().for_each(renew);
                 report_delay(renewed.elapsed());
@@ -200,11 +247,16 @@ impl Heartbeat {
         }
     }
 
-    /// The queues of programs that stay.
-    fn queues(&self) -> Vec<Arc<ServedQueue>> {
+    /// Sets for how long a program may leave frames in a queue.
+    pub(super) fn set_stall(&self, stall: Duration) {
+        lock(&self.0).stall = Some(stall);
+    }
+
+    /// The queues of programs that stay, and for how long frames may be left there.
+    fn queues(&self) -> (Vec<Arc<ServedQueue>>, Duration) {
         let mut state = lock(&self.0);
         state.queues.retain(|queue| queue.strong_count() > 0);
-        state.queues.iter().filter_map(Weak::upgrade).collect()
+        (state.queues.iter().filter_map(Weak::upgrade).collect(), state.stall.unwrap_or(QUEUE_STALL))
     }
 
     /// The deadlines, and whether the control thread hangs; `None`: no deadline is left, and the thread ends.
@@ -250,11 +302,22 @@ mod tests {
         let now = Instant::now();
         let quiet = RxProgress { taken: 5, offered: 9, has_frames: false, has_buffers: true };
         let frames = RxProgress { has_frames: true, ..quiet };
-        let mut state = QueueState { begins_by: None, progress: quiet, since: now, is_served: true };
+        let mut state = QueueState {
+            begins_by: None,
+            progress: quiet,
+            since: now,
+            is_served: true,
+            waiting: 0,
+            stall: QUEUE_STALL,
+        };
         assert!(state.look(quiet, false, now + 9 * QUEUE_STALL), "it has no frames");
         let then = now + 9 * QUEUE_STALL;
         assert!(state.look(frames, false, then + QUEUE_STALL / 2) && !state.look(frames, false, then + QUEUE_STALL));
         assert!(state.look(RxProgress { taken: 6, ..frames }, false, then + 2 * QUEUE_STALL), "one was taken");
+        let then = then + 2 * QUEUE_STALL;
+        state.stall = 3 * QUEUE_STALL;
+        assert!(state.look(RxProgress { taken: 6, ..frames }, false, then + 2 * QUEUE_STALL), "it may take longer");
+        state.stall = QUEUE_STALL;
         let holds_all = RxProgress { has_buffers: false, ..quiet };
         let then = then + 3 * QUEUE_STALL;
         assert!(state.look(holds_all, true, then), "the driver may have all buffers");
@@ -266,7 +329,7 @@ mod tests {
         let (now, step) = (Instant::now(), Duration::from_millis(1));
         let progress = RxProgress { taken: 0, offered: 9, has_frames: true, has_buffers: true };
         let begins_by = Some(now + FIRST_SYNC_LIMIT);
-        let new = || QueueState { begins_by, progress, since: now, is_served: false };
+        let new = || QueueState { begins_by, progress, since: now, is_served: false, waiting: 0, stall: QUEUE_STALL };
         let (mut waits, mut syncs) = (new(), new());
         let last = now + FIRST_SYNC_LIMIT - step;
         assert!(waits.is_early(false, last) && !waits.is_early(false, last + step), "a program that only sends");

@@ -431,8 +431,8 @@ impl Nic {
 
     pub(super) fn unbind(&mut self, selection: &RingSelection) {
         self.endpoint.unbind(selection, None, None);
-        let rings = selection.rx.iter().map(|&ring| &self.endpoint.rx[ring]).filter(|ring| ring.binders() == 0);
-        let queues = rings.filter_map(|ring| self.queues[ring.pair].as_ref()?.served.as_ref());
+        let pairs = selection.rx.iter().map(|&ring| self.endpoint.rx[ring].pair);
+        let queues = pairs.filter_map(|pair| self.queues[pair].as_ref()?.served.as_ref());
         queues.for_each(|served| served.begin_again());
         self.count_unsent(selection);
         self.update_capture();

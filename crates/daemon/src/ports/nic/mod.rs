@@ -12,6 +12,7 @@
 pub(crate) mod abandoned;
 mod attach;
 mod busy_poll;
+mod bypass;
 mod changes;
 mod closing;
 mod failure;
@@ -43,6 +44,7 @@ pub(super) use interface::usage;
 use interface::{HEADER, NearGone, XdpConfig, interface_tx_dropped, libc_errno, other_usage};
 
 pub(crate) use changes::links_changed;
+pub(crate) use failure::setting_snapshots;
 pub(crate) use filter::answer_request;
 pub(super) use header::end_own_header;
 pub(crate) use header::{header, set_header};

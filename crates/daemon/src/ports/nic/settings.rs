@@ -129,6 +129,9 @@ impl InterfaceSettings {
     pub(super) fn failure_at(&mut self, netns: &Netns, link: &Link) -> Result<Option<Arc<StayingProgram>>, Refusal> {
         self.remove_gone();
         let known = self.all.get(&(netns.id(), link.index)).and_then(|settings| settings.failure.clone());
+        if let Some(stays) = &known {
+            stays.is_named(&link.name);
+        }
         if known.is_some() || link.xdp.is_none() {
             return Ok(known);
         }
@@ -139,6 +142,11 @@ impl InterfaceSettings {
         }
         tracing::info!(name = link.name, ?failure, "the setting of an earlier daemon is in force");
         self.set_failure(netns, link, None, failure).map(Some)
+    }
+
+    /// The programs that stay, with the namespace and index of their interfaces.
+    pub(super) fn staying_programs(&self) -> impl Iterator<Item = (&(u64, u32), &StayingProgram)> {
+        self.all.iter().filter_map(|(key, settings)| Some((key, settings.failure.as_deref()?)))
     }
 
     /// Sets what becomes of frames that no program takes, of an interface that has the program `stays`.

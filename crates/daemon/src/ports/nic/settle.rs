@@ -4,6 +4,9 @@
 use std::mem;
 use std::sync::Arc;
 
+use unetmap_sys::xdp::Noted;
+
+use super::bypass::Change;
 use super::changes::{compare_links, handle_deferred_events, link_gone};
 use super::kernel_work::{Done, Work, next_done, start};
 use super::lookup::port_mut;
@@ -70,6 +73,7 @@ fn take_back_nic(daemon: &mut Daemon, nic: Box<Nic>) -> Option<NicKey> {
 /// Closes what is not needed any more, and releases ports of which nothing is open. Call it when a request or event was
 /// handled.
 pub(crate) fn close_unneeded(daemon: &mut Daemon) {
+    report_bypasses(daemon);
     for key in mem::take(&mut daemon.nics.work.unneeded) {
         // One that is away is looked at again afterwards.
         let Some(nic) = daemon.registry.nic(&PortKey::Nic(key)) else { continue };
@@ -77,6 +81,30 @@ pub(crate) fn close_unneeded(daemon: &mut Daemon) {
             daemon.registry.nic_mut(&PortKey::Nic(key)).into_iter().for_each(Nic::close_unused_sockets);
         }
         release_closed(daemon, key);
+    }
+}
+
+/// Adds to the log of events and to the counts when the kernel has forwarded in place of programs, and has the knob for
+/// that apply.
+pub(crate) fn report_bypasses(daemon: &mut Daemon) {
+    daemon.nics.heartbeat.set_stall(daemon.knobs.bypass_stall());
+    for (_, stays) in daemon.nics.settings.staying_programs() {
+        let Some((noted, changes)) = stays.bypass.as_ref().map(|record| record.take()) else { continue };
+        let port = stays.name();
+        if noted != Noted::default()
+            && let Err(e) = stays.xdp.note(noted)
+        {
+            tracing::warn!(name = port, "{noted:?} are in no counter: {e}");
+        }
+        for Change { at, cause, lasted } in changes {
+            let port = port.clone();
+            let what = match lasted {
+                None => What::BypassBegan { port, cause },
+                Some(lasted) => What::BypassEnded { port, cause, seconds: lasted.as_secs_f64() },
+            };
+            // The setting is root's.
+            daemon.events.add_at(at, 0, what);
+        }
     }
 }
 

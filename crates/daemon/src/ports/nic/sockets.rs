@@ -242,7 +242,8 @@ impl Nic {
         let page = self.rings_of(pair).1.zip(self.endpoint.state_page());
         let sync = page.and_then(|(ring, page)| page.state_ref(ring.state));
         let Some((rings, sync)) = open.receive.clone().zip(sync) else { return Ok(()) };
-        let new = NewQueue { name: &self.name, queue: pair as u32, rings, sync, zero_copy };
+        let new =
+            NewQueue { name: &self.name, queue: pair as u32, rings, sync, zero_copy, bypass: stays.bypass.clone() };
         let served = self.heartbeat.add_queue(stays.xdp.deadline(), new)?;
         if let Some(open) = &mut self.queues[pair] {
             open.served = Some(served);

@@ -153,5 +153,7 @@ impl NicState {
                 }
             }
         }
+        let records = self.settings.staying_programs().filter_map(|(_, stays)| stays.bypass.as_ref());
+        records.for_each(|record| record.look());
     }
 }

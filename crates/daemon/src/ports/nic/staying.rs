@@ -2,7 +2,7 @@
 //! XDP programs that stay at their interfaces (`failure`).
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::{EBUSY, EEXIST, EOPNOTSUPP, EPERM};
@@ -12,10 +12,12 @@ use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::{Failure, Mode};
 
+use super::bypass::BypassRecord;
 use super::refusals::{MAY_NOT_ATTACH, conflicting_program};
 use crate::broker::Handle;
 use crate::privileged::{self, KeptXdp, TcxPrograms, Xdp};
 use crate::refusal::{Refusal, refuse};
+use crate::threads::lock;
 use crate::tuning::nic::MAX_RINGS;
 
 /// A program that stays at an interface.
@@ -26,6 +28,10 @@ pub(super) struct StayingProgram {
     pub(super) tcx: Option<Arc<TcxPrograms>>,
     /// Queues that the driver has only since the program was attached.
     pub(super) added_queues: u32,
+    /// With a bypass.
+    pub(super) bypass: Option<Arc<BypassRecord>>,
+    /// The interface's name when it was last looked up.
+    name: Mutex<String>,
 }
 
 /// A program that stays as the daemon hands it to its successor.
@@ -35,18 +41,33 @@ pub(super) struct SavedProgram {
     xdp: KeptXdp,
     tcx: Option<Handle>,
     added_queues: u32,
+    /// Missing in states of earlier daemons.
+    #[serde(default)]
+    name: String,
 }
 
 impl StayingProgram {
     pub(super) fn save(&self) -> SavedProgram {
         let tcx = self.tcx.as_deref().map(TcxPrograms::handle);
-        SavedProgram { failure: self.failure, xdp: self.xdp.kept(), tcx, added_queues: self.added_queues }
+        let (xdp, added_queues) = (self.xdp.kept(), self.added_queues);
+        SavedProgram { failure: self.failure, xdp, tcx, added_queues, name: self.name() }
     }
 
     pub(super) fn restore(saved: SavedProgram) -> Arc<StayingProgram> {
-        let SavedProgram { failure, xdp, tcx, added_queues } = saved;
-        let (xdp, tcx) = (Arc::new(Xdp::of(xdp)), tcx.map(TcxPrograms::of));
-        Arc::new(StayingProgram { failure, xdp, tcx, added_queues })
+        let SavedProgram { failure, xdp, tcx, added_queues, name } = saved;
+        let (xdp, tcx, name) = (Arc::new(Xdp::of(xdp)), tcx.map(TcxPrograms::of), Mutex::new(name));
+        // It is looked at when the queues are known.
+        let bypass = matches!(failure, Failure::Bypass(_)).then(Arc::default);
+        Arc::new(StayingProgram { failure, xdp, tcx, added_queues, bypass, name })
+    }
+
+    pub(super) fn name(&self) -> String {
+        lock(&self.name).clone()
+    }
+
+    /// The interface has this name now.
+    pub(super) fn is_named(&self, name: &str) {
+        name.clone_into(&mut lock(&self.name));
     }
 
     /// Attaches it: in the driver if it supports XDP, else before the stack.
@@ -66,7 +87,9 @@ impl StayingProgram {
         };
         let xdp = xdp.or_else(|e| refuse_program(&link.name, &e))?;
         let tcx = close_host(netns, link, failure, host_tx)?;
-        Ok(StayingProgram { failure, xdp: Arc::new(xdp), tcx, added_queues: tx_queues().saturating_sub(before) })
+        let added_queues = tx_queues().saturating_sub(before);
+        let (bypass, name) = (record(failure, None), Mutex::new(link.name.clone()));
+        Ok(StayingProgram { failure, xdp: Arc::new(xdp), tcx, added_queues, bypass, name })
     }
 
     /// Gives the program another failure.
@@ -83,12 +106,20 @@ impl StayingProgram {
             Failure::Closed if self.tcx.is_some() => self.tcx.clone(),
             _ => close_host(netns, link, failure, host_tx)?,
         };
-        Ok(StayingProgram { failure, xdp: self.xdp.clone(), tcx, added_queues: self.added_queues })
+        let (bypass, name) = (record(failure, self.bypass.as_ref()), Mutex::new(link.name.clone()));
+        Ok(StayingProgram { failure, xdp: self.xdp.clone(), tcx, added_queues: self.added_queues, bypass, name })
     }
 
     pub(super) fn is_closed(&self) -> bool {
         self.failure == Failure::Closed
     }
+}
+
+/// The record of a bypass: of one that there was, or a new one of an interface that no program has open.
+fn record(failure: Failure, former: Option<&Arc<BypassRecord>>) -> Option<Arc<BypassRecord>> {
+    let record = matches!(failure, Failure::Bypass(_)).then(|| former.cloned().unwrap_or_default())?;
+    record.look();
+    Some(record)
 }
 
 /// Attaches the program for the host's frames to an interface that is closed.
