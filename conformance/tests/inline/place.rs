@@ -10,6 +10,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,10 @@ use conformance::c::compile;
 use conformance::home::{Guard, Home, LIMIT, is_alive};
 use conformance::program;
 use lab::{Lab, Ns, VethOptions};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal};
+
+use crate::cards::Cards;
 
 /// Addresses of the two hosts.
 pub(crate) const CLIENT: &str = "10.9.0.1";
@@ -35,7 +39,7 @@ const MACS: [&str; 2] = ["02:00:00:00:09:01", "02:00:00:00:09:02"];
 /// How long a condition is waited for between two looks.
 const LOOK: Duration = Duration::from_millis(5);
 /// Size of the file system that has the daemon's files.
-pub(crate) const DISK: &str = "size=16m";
+const DISK: &CStr = c"size=16m";
 
 /// The operator's choice for frames that a program should get and none takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -139,8 +143,10 @@ pub(crate) struct Place {
     program: Option<Guard>,
     daemon: Option<Guard>,
     disk: Disk,
-    /// The library that steps the clock of programs.
-    clock: PathBuf,
+    /// The library that steps the clock of programs; a guest with cards has no compiler.
+    clock: Option<PathBuf>,
+    /// In place of veth pairs.
+    cards: Option<Cards>,
     pub home: Home,
     pub way: &'static Way,
     pub client: Ns,
@@ -155,14 +161,14 @@ pub(crate) struct Disk(PathBuf);
 
 impl Disk {
     fn mount(at: &Path) -> Result<Disk, String> {
-        run(Command::new("mount").args(["-t", "tmpfs", "-o", DISK, "tmpfs"]).arg(at))?;
+        mount("tmpfs", at, "tmpfs", MountFlags::empty(), DISK).map_err(|e| format!("{}: {e}", at.display()))?;
         Ok(Disk(at.to_owned()))
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let _ = run(Command::new("umount").arg("-l").arg(&self.0));
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
 }
 
@@ -201,20 +207,22 @@ pub(crate) fn check_machine() -> Result<(), String> {
 
 impl Place {
     /// Makes the network, and starts the daemon and the program.
-    pub(crate) fn new(way: &'static Way) -> Result<Place, String> {
+    pub(crate) fn new(way: &'static Way, cards: Option<Cards>) -> Result<Place, String> {
         let lab = Lab::new()?;
         let folder = tempfile::Builder::new().prefix("unetmap-").tempdir().map_err(|e| e.to_string())?;
         let home = Home::at(&folder.path().join("home")).map_err(|e| e.to_string())?;
         let disk = Disk::mount(home.folder())?;
         let [client, server] = [lab.namespace("client")?, lab.namespace("server")?];
         let middle = if way.is_host { server.clone() } else { lab.namespace("middle")? };
-        let clock = compile(&home, "clock", &["-shared", "-fPIC"]);
-        let (program, daemon) = (None, None);
-        let mut place = Place { program, daemon, disk, clock, home, way, client, middle, server, lab, _folder: folder };
-        place.step_clock(0)?;
+        let clock = cards.is_none().then(|| compile(&home, "clock", &["-shared", "-fPIC"]));
+        let (program, daemon, _folder) = (None, None, folder);
+        let mut place = Place { program, daemon, disk, clock, cards, home, way, client, middle, server, lab, _folder };
+        if place.clock.is_some() {
+            place.step_clock(0)?;
+        }
         place.connect_client()?;
         if !way.is_host {
-            place.veth("s0", "m1")?;
+            place.connect("s0", "m1")?;
         }
         for (ns, interface, address, mac) in place.hosts() {
             ns.ip(&["link", "set", interface, "address", mac])?;
@@ -232,20 +240,30 @@ impl Place {
     }
 
     /// The hosts: namespace, interface, IPv4 and Ethernet address.
-    fn hosts(&self) -> [(&Ns, &'static str, &'static str, &'static str); 2] {
+    fn hosts(&self) -> [(&Ns, &'static str, &'static str, &str); 2] {
         let served = if self.way.is_host { "m0" } else { "s0" };
-        [(&self.client, "c0", CLIENT, MACS[0]), (&self.server, served, SERVER, MACS[1])]
+        // Cards keep their own addresses.
+        let macs = match &self.cards {
+            Some(cards) => ["c0", served].map(|interface| cards.mac(interface)),
+            None => MACS,
+        };
+        [(&self.client, "c0", CLIENT, macs[0]), (&self.server, served, SERVER, macs[1])]
     }
 
     /// Sets by how much the clock of the daemon and the program differs from the machine's.
     pub(crate) fn step_clock(&self, seconds: i64) -> Result<(), String> {
+        if self.clock.is_none() {
+            return Err("skipped: there is no compiler for the library".into());
+        }
         let file = File::options().write(true).create(true).truncate(false).open(self.home.folder().join("step"));
         file.and_then(|file| file.write_all_at(&seconds.to_ne_bytes(), 0)).map_err(|e| e.to_string())
     }
 
     /// A command whose clock can be stepped, and which logs to a file.
     fn command_with_log(&self, mut command: Command, log: &str) -> Result<Command, String> {
-        command.env("LD_PRELOAD", &self.clock).env("CLOCK_STEP", self.home.folder().join("step"));
+        if let Some(clock) = &self.clock {
+            command.env("LD_PRELOAD", clock).env("CLOCK_STEP", self.home.folder().join("step"));
+        }
         command.env("LIBXDP_BPFFS", self.home.folder().join("bpf"));
         let log = File::options().append(true).create(true).open(self.home.folder().join(log));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.map_err(|e| e.to_string())?);
@@ -254,11 +272,14 @@ impl Place {
 
     /// Makes the pair of `c0` and `m0`.
     fn connect_client(&self) -> Result<(), String> {
-        self.veth("c0", "m0")
+        self.connect("c0", "m0")
     }
 
-    fn veth(&self, host: &str, middle: &str) -> Result<(), String> {
+    fn connect(&self, host: &str, middle: &str) -> Result<(), String> {
         let end = if host == "c0" { &self.client } else { &self.server };
+        if let Some(cards) = &self.cards {
+            return cards.connect([(end, host), (&self.middle, middle)]);
+        }
         let options = VethOptions { queues: QUEUES, tx_checksum_off: true, ..VethOptions::default() };
         self.lab.veth(end, host, &self.middle, middle, options)
     }
@@ -274,6 +295,9 @@ impl Place {
 
     /// Deletes the pair of `c0` and `m0`, and makes it again with the same addresses.
     pub(crate) fn delete(&self) -> Result<(), String> {
+        if self.cards.is_some() {
+            return Err("skipped: a card cannot be deleted".into());
+        }
         self.middle.ip(&["link", "delete", "m0"]).map(drop)
     }
 
@@ -345,7 +369,9 @@ impl Place {
 
     /// The command of the program's unit, with what its drop-in says.
     fn command(&self) -> Result<Vec<PathBuf>, String> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../service").join(self.way.unit);
+        // A guest has the sources in another folder than the machine that built this.
+        let sources = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        let path = Path::new(&sources).join("../service").join(self.way.unit);
         let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=")).ok_or("a unit without a command")?;
         let of_word = |word: &str| match word {

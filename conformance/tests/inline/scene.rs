@@ -10,6 +10,7 @@ use conformance::connections::Connections;
 use conformance::datagrams::Datagrams;
 use serde::Serialize;
 
+use crate::cards::Cards;
 use crate::faults::Fault;
 use crate::ledger::{Frames, Ledger};
 use crate::place::{CLIENT, DENIED, OnFailure, Place, SERVER, Way, wait_for, wait_within};
@@ -155,8 +156,8 @@ pub(crate) struct Row {
 
 impl Scene {
     /// Makes a place and starts the traffic, which pauses.
-    pub(crate) fn new(way: &'static Way, hold: Duration) -> Result<Scene, String> {
-        let place = Place::new(way)?;
+    pub(crate) fn new(way: &'static Way, hold: Duration, cards: Option<Cards>) -> Result<Scene, String> {
+        let place = Place::new(way, cards)?;
         let traffic = Traffic::start(&place)?;
         Ok(Scene { traffic, place, hold, meanwhile: "" })
     }
