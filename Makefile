@@ -4,7 +4,7 @@
 # make test       runs all tests
 # make core       builds and tests what is netmap: all but the folders apps and bench, in a folder of its own
 # make soak       MINUTES=60: hostile tenants of every kind beside honest traffic (root)
-# make test-long  fuzz targets (SECONDS=60 each), Miri, sanitizers, oracle; STEPS="fuzz miri c threads oracle upgrades crashes previous reproducible"
+# make test-long  fuzz targets (SECONDS=60 each), Miri, sanitizers, oracle; STEPS="fuzz miri c threads oracle upgrades crashes restarts previous reproducible"
 # make test-inline faults of programs in the wire (root; some minutes); KILLS=1000 HANGS=200 STARVATIONS=200 repeats those instead
 # make host-matrix  host rings: all attachments with all kinds of traffic
 # make test-vm    all kernels and drivers in QEMU guests; KERNELS="6.1 6.18" and DRIVERS="igb,veth" choose

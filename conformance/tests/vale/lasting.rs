@@ -3,12 +3,13 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use conformance::home::{Home, daemon_processes, program};
+use conformance::home::{Home, daemon_processes, processes_of, program, summary};
 use conformance::net::{CABLE, DIRECT, Net, pings};
-use conformance::switch::{done, host_on_switch, set, shown};
+use conformance::switch::{bring_up, done, host_on_switch, set, shown};
 use conformance::{isolated_with_interfaces, until};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::replace::{hosts_on_switch, remove_hosts};
@@ -17,9 +18,15 @@ use crate::replace::{hosts_on_switch, remove_hosts};
 #[derive(Clone, Copy, Debug)]
 enum End {
     Term,
-    /// All its processes at once, as if the machine's memory were given to others, or a whole control group killed.
+    /// All its processes at once, as when a whole control group is killed.
     Killed,
+    /// The one that serves, alone.
+    Server,
+    /// The one that keeps root's rights, alone.
+    Broker,
 }
+
+const ENDS: [End; 4] = [End::Term, End::Killed, End::Server, End::Broker];
 
 fn end(home: &Home, how: End) {
     match how {
@@ -28,6 +35,12 @@ fn end(home: &Home, how: End) {
             let all = daemon_processes(home);
             assert!(all.len() > 1, "the daemon and its broker");
             all.iter().for_each(|pid| _ = kill_process(*pid, Signal::KILL));
+        }
+        End::Server => kill_process(home.daemon(), Signal::KILL).expect("our own daemon"),
+        End::Broker => {
+            let broker = processes_of(home, b"--privileged").pop().expect("root's daemon has one");
+            let pid = broker.file_name().and_then(|name| name.to_str()?.parse().ok()).and_then(Pid::from_raw);
+            kill_process(pid.expect("a process"), Signal::KILL).expect("our own broker");
         }
     }
     until("all processes of the daemon have ended", || daemon_processes(home).is_empty());
@@ -56,7 +69,7 @@ fn persistent_ports_are_served_by_the_next_daemon() {
         hosts_on_switch(&net);
         assert!(pings(&net.near, "10.8.0.2"));
         let before = state(&net);
-        for how in [End::Term, End::Killed, End::Term] {
+        for how in [End::Term, End::Killed] {
             end(home, how);
             assert_eq!(state(&net)[1], before[1], "{how:?}: the kernel keeps interface and route");
             assert!(!pings(&net.near, "10.8.0.2"), "nobody serves it");
@@ -121,6 +134,125 @@ fn settings_last_and_a_port_ends_with_its_namespace() {
         let text = String::from_utf8_lossy(&stop(&["--force", "--all"]).stdout).into_owned();
         assert!(text.contains("removed: vi0"), "a daemon is started for it: {text}");
         net.near.ip(&["link", "show", "vi0"]).expect_err("it is gone");
+        assert_nothing_left(home);
+    });
+}
+
+/// An interface with its host rings, and processors that poll it: its frames are the host's while no daemon runs.
+#[test]
+fn attached_interfaces_are_attached_again() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
+        done(&net.near, "-h vale0:va");
+        done(&net.near, "-p vale0:va -C 0,1");
+        // Ports of two switches, and a sink.
+        done(&net.near, "-n vi1");
+        for port in ["vale0:vi1", "vale1:vi1", "vale1:nmsink0"] {
+            done(&net.near, &format!("-a {port}"));
+        }
+        bring_up(&net.far, "vb", &["10.8.0.2/24"]);
+        until("it is a port of the switch", || pings(&net.far, "10.8.0.1"));
+        let before = done(&net.near, "");
+        for how in ENDS {
+            end(home, how);
+            net.assert_given_back();
+            net.restart_daemon(home);
+            until("it is a port of the switch again", || pings(&net.far, "10.8.0.1"));
+            assert_eq!(done(&net.near, ""), before, "{how:?}: the numbers of ports, too");
+            assert_eq!(home.polled("vale0:va"), [(0, 1)], "the processor that polls it");
+        }
+        done(&net.near, "-P vale0:va");
+        for port in ["vale0:va", "vale1:nmsink0", "vale1:vi1", "vale0:vi1", "vale0:vi0"] {
+            done(&net.near, &format!("-d {port}"));
+        }
+        end(home, End::Killed);
+        net.restart_daemon(home);
+        assert_eq!(persistent(), ["vi0", "vi1"]);
+        assert_eq!(done(&net.near, ""), "", "what was detached stays so");
+        for name in ["vi0", "vi1"] {
+            done(&net.near, &format!("-r {name}"));
+        }
+        assert_nothing_left(home);
+    });
+}
+
+/// A file that is damaged costs what it says, and no port.
+#[test]
+fn a_damaged_file_is_set_aside() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
+        set("port vale0:vi0 access 7");
+        end(home, End::Term);
+        let state = home.folder().join("unetmapd.sock.ports/state");
+        let whole = fs::read_to_string(&state).expect("the file");
+        fs::write(&state, &whole[..whole.len() / 2]).expect("our own file");
+        net.restart_daemon(home);
+        // It answers when it has read the file.
+        assert_eq!(persistent(), ["vi0"]);
+        let log = fs::read_to_string(home.log()).expect("the log");
+        assert!(log.contains("the file state cannot be used: EOF") && log.contains("it is state.1 now"), "{log}");
+        assert!(!done(&net.near, "").contains("vale0"), "it is attached to nothing");
+        done(&net.near, "-a vale0:vi0");
+        end(home, End::Killed);
+        net.restart_daemon(home);
+        assert!(done(&net.near, "").contains("vale0:vi0"), "the file is written anew");
+        // Daemons that end because of it do not try for ever.
+        end(home, End::Killed);
+        let whole = fs::read_to_string(&state).expect("the file").replace("\"tries\":0", "\"tries\":3");
+        fs::write(&state, whole).expect("our own file");
+        net.restart_daemon(home);
+        assert_eq!(persistent(), ["vi0"]);
+        let log = fs::read_to_string(home.log()).expect("the log");
+        assert!(log.contains("3 daemons have ended while they did what it says"), "{log}");
+        done(&net.near, "-a vale0:vi0");
+        fs::remove_file(home.folder().join("unetmapd.sock.ports/state.1")).expect("the former file");
+        done(&net.near, "-d vale0:vi0");
+        done(&net.near, "-r vi0");
+        assert_nothing_left(home);
+    });
+}
+
+/// `RESTARTS` of each sort (1), `PORTS` (2): `make test-long STEPS=restarts` has more.
+#[test]
+fn many_restarts_lose_no_port() {
+    isolated_with_interfaces(|home| {
+        let number = |name: &str, usual: usize| std::env::var(name).map_or(usual, |n| n.parse().expect("a number"));
+        let (restarts, ports) = (number("RESTARTS", 1), number("PORTS", 2));
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        hosts_on_switch(&net);
+        let names: Vec<String> = (0..ports).map(|n| format!("port{n:03}")).collect();
+        for name in &names {
+            done(&net.near, &format!("-n {name}"));
+            done(&net.near, &format!("-a vale0:{name}"));
+        }
+        set("port vale0:port000 access 7");
+        let (before, rules) = (persistent(), shown("show vale0")["port"].as_array().map_or(0, Vec::len));
+        let mut times = Vec::new();
+        for how in (0..restarts).flat_map(|_| ENDS) {
+            end(home, how);
+            let began = Instant::now();
+            net.restart_daemon(home);
+            // It listens at once, and answers when it has found everything.
+            assert_eq!(persistent(), before, "{how:?}");
+            times.push(began.elapsed());
+            assert_eq!(shown("show vale0")["port"].as_array().map_or(0, Vec::len), rules, "{how:?}");
+            until("packets cross the switch", || pings(&net.near, "10.8.0.2"));
+        }
+        times.sort();
+        let at = |share: usize| times[(times.len() - 1) * share / 100];
+        let text = |time: Duration| format!("{:.0} ms", time.as_secs_f64() * 1e3);
+        summary(&format!(
+            "{} restarts with {} ports: served again after {} in the median, {} in 99 of 100, {} at most",
+            times.len(),
+            before.len(),
+            text(at(50)),
+            text(at(99)),
+            text(at(100))
+        ));
+        let output = Command::new(program("unetmap")).args(["stop", "--force", "--all"]).output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
         assert_nothing_left(home);
     });
 }

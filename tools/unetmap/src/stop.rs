@@ -16,15 +16,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// End this user's own daemon.
 ///
 /// If ports are open, which the daemon's end closes, it lists them and asks; if standard input is no terminal, it
-/// refuses. A daemon that a service manager has started is left to that. Persistent ports and settings of switches
-/// last: the next daemon goes on with them.
+/// refuses. A daemon that a service manager has started is left to that. Persistent ports, attached
+/// interfaces and settings of switches last: the next daemon goes on with them.
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
     /// Do not ask: close all open ports
     #[arg(short, long)]
     force: bool,
 
-    /// Remove what outlasts it, too: persistent ports, and settings of switches
+    /// Remove what outlasts it, too: persistent ports, attached interfaces, and settings of switches
     #[arg(short, long)]
     all: bool,
 
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &StopArgs) -> Result<u8, String> {
             format!("{reply}\n")
         }
         false => {
-            let last = |of: &&Value| of["kind"] == "persistent";
+            let last = |of: &&Value| of["kind"] == "persistent" || of["kind"] == "attached";
             let (lasting, closed): (Vec<_>, Vec<_>) = members(&reply["ports"]).partition(last);
             let closed = if closed.is_empty() { "no ports".into() } else { names(closed) };
             let pid = cell(&reply["pid"]);

@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Read as _, Seek as _};
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use serde::{Deserialize, Serialize};
@@ -35,6 +35,9 @@ const NEXT: &str = "state.next";
 /// Most bytes of the file: in it a sign of the text may take two.
 const MAX_RECORD: u64 = 2 * MAX_TEXT + (1 << 20);
 
+/// Daemons that may end while they do what the file says, before it is set aside.
+const MAX_TRIES: u32 = 3;
+
 /// The first word of the aliases of hidden ends.
 const MARK: &str = "unetmap";
 
@@ -43,6 +46,8 @@ const MARK: &str = "unetmap";
 struct Record {
     /// The boot of the machine in which it was written.
     boot: String,
+    /// Daemons that have read it since it was written: one that has done what it says writes it anew.
+    tries: u32,
     /// Network namespaces that the text names.
     namespaces: Vec<u64>,
     /// The daemon's.
@@ -60,6 +65,16 @@ fn folder(setup: &Setup) -> io::Result<Option<Place>> {
 /// The place of a name in the folder, which is made if there is none and `makes`.
 fn place(setup: &Setup, name: &str, makes: bool) -> io::Result<Option<Place>> {
     folder(setup)?.map_or(Ok(None), |folder| folder.inside(OsStr::new(name), makes))
+}
+
+/// Replaces the file as a whole.
+fn replace(place: &Place, record: &Record) -> io::Result<()> {
+    let next = place.beside(OsStr::new(NEXT));
+    if let Some(left) = next.identity() {
+        next.remove(left)?;
+    }
+    next.create_new(0o600)?.write_all(&serde_json::to_vec(record)?)?;
+    next.rename(place.name())
 }
 
 /// Removes a file, and the folder if it is empty then.
@@ -126,12 +141,7 @@ impl Broker {
         if text.is_empty() {
             return remove(&self.setup, &place);
         }
-        let next = place.beside(OsStr::new(NEXT));
-        if let Some(left) = next.identity() {
-            next.remove(left)?;
-        }
-        serde_json::to_writer(next.create_new(0o600)?, &Record { boot: boot(), namespaces, text })?;
-        next.rename(place.name())
+        replace(&place, &Record { boot: boot(), tries: 0, namespaces, text })
     }
 
     /// Returns the text that was written last since the machine was started, and those of its namespaces that exist.
@@ -141,18 +151,25 @@ impl Broker {
         let Some(identity) = place.identity() else { return Ok(none) };
         let mut bytes = Vec::new();
         place.append(0o600)?.take(MAX_RECORD).read_to_end(&mut bytes)?;
-        let record: Record = match serde_json::from_slice(&bytes) {
+        let record: Result<Record, String> = serde_json::from_slice(&bytes).map_err(|e| e.to_string());
+        let checked = record.and_then(|record| match record.tries {
+            0..MAX_TRIES => Ok(record),
+            tries => Err(format!("{tries} daemons have ended while they did what it says")),
+        });
+        let record = match checked {
             Ok(record) => record,
-            Err(e) => {
+            Err(why) => {
                 place.set_aside()?;
                 let file = place.name().display();
-                return Err(io::Error::other(format!("the file {file} cannot be read: {e}; it is {file}.1 now")));
+                return Err(io::Error::other(format!("the file {file} cannot be used: {why}; it is {file}.1 now")));
             }
         };
         if record.boot != boot() {
             place.remove(identity)?;
             return Ok(none);
         }
+        let record = Record { tries: record.tries + 1, ..record };
+        replace(&place, &record)?;
         let mut wanted: BTreeSet<u64> = record.namespaces.into_iter().take(MAX_NAMESPACES).collect();
         let mut found = Vec::new();
         while !wanted.is_empty()

@@ -57,7 +57,7 @@ pub(crate) struct Nic {
     /// Shared with the registry while the interface is away.
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) sent: TxFramesPage,
-    pub(super) netns: Arc<Netns>,
+    pub(in crate::ports) netns: Arc<Netns>,
     pub(super) umem: Umem,
     /// The region's file, and the byte at which the region begins there.
     pub(super) region_file: (OwnedFd, u64),

@@ -73,7 +73,7 @@ pub(crate) fn attach(
 }
 
 /// Opens an interface that is to be attached.
-fn open_interface(
+pub(super) fn open_interface(
     daemon: &mut Daemon,
     link: &Link,
     request: &NmreqRegister,
@@ -90,7 +90,7 @@ fn open_interface(
 }
 
 /// Opens a persistent port that is attached to one switch and is to be attached to another.
-fn open_persistent(
+pub(super) fn open_persistent(
     registry: &mut Registry,
     vale: &ValeState,
     hidden: u32,
@@ -108,7 +108,7 @@ fn open_persistent(
 }
 
 /// The key of the port of an interface's host rings.
-fn host_key(key: &ValeKey) -> ValeKey {
+pub(super) fn host_key(key: &ValeKey) -> ValeKey {
     ValeKey { port: format!("{}{HOST_SUFFIX}", key.port), ..key.clone() }
 }
 
@@ -167,6 +167,7 @@ pub(crate) fn start_polling(
         thread.set_polling_cpu(Some(cpu).filter(|cpu| (first..=last).contains(cpu)));
     }
     attachment.polling = true;
+    daemon.vale.has_unsaved = true;
     Ok(())
 }
 
@@ -209,6 +210,7 @@ pub(crate) fn stop_polling(daemon: &mut Daemon, name: &str, caller: &Caller) -> 
     }
     threads.iter().for_each(|thread| thread.set_polling_cpu(None));
     attachment.polling = false;
+    daemon.vale.has_unsaved = true;
     Ok(())
 }
 

@@ -57,6 +57,7 @@ pub(super) fn connect(
     let threads = threads.inspect_err(|_| daemon.release_if_unused(&switch_port))?;
     log(&mut daemon.events, key, "attached", |port| What::Attached { port });
     daemon.nics.abandoned.attached();
+    daemon.vale.has_unsaved = true;
     let node = daemon.registry.nic(interface).and_then(|nic| nic.numa_node);
     let Some(port) = daemon.registry.get_mut::<ValePort>(&switch_port) else { return no_such_interface() };
     port.attachment = Some(AttachedInterface { interface: interface.clone(), side, polling: false });
@@ -72,6 +73,7 @@ pub(super) fn disconnect(daemon: &mut Daemon, id: &PortKey) {
     let key = port.key.clone();
     let Some(AttachedInterface { interface, .. }) = port.attachment.take() else { return };
     let threads = mem::take(&mut port.record.mediators);
+    daemon.vale.has_unsaved = true;
     daemon.stop_mediators(threads);
     daemon.release_if_unused(id);
     daemon.release_if_unused(&interface);

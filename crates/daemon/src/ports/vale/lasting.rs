@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::mem;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -25,10 +26,14 @@ use unetmap_core::control::vale::{ThreadConfig, ValeRequest};
 use unetmap_sys::memfd;
 use unetmap_sys::netns::Netns;
 
+use super::ValeKey;
+use super::attach_requests::host_key;
+use super::attached::disconnect_all;
+use super::lasting_attached::{LastingAttachment, poll_again};
 use super::persistent::{LastingPort, PersistentPort, PersistentState};
 use super::persistent_ends::connect_ends;
 use super::persistent_requests::{adopt, end_namespace, interface_gone};
-use super::port::MAX_RINGS;
+use super::port::{MAX_RINGS, ValePort};
 use super::settings::SwitchSettings;
 use crate::descriptors::invalid;
 use crate::ports::Daemon;
@@ -47,6 +52,7 @@ struct Lasting {
     /// That of the hidden ends.
     namespace: u64,
     ports: Vec<LastingPort>,
+    attachments: Vec<LastingAttachment>,
     /// By user, as the requests that set them.
     settings: Vec<(Scope, Vec<u8>)>,
     /// Number and processors of the threads, if they were set.
@@ -73,7 +79,9 @@ fn read_mark(text: &str) -> Option<(&str, NmreqValeNewif)> {
 }
 
 impl Lasting {
-    fn of(daemon: &Daemon) -> Lasting {
+    /// Returns what lasts, and the network namespaces that it names.
+    fn of(daemon: &Daemon) -> (Lasting, Vec<Arc<Netns>>) {
+        let (attachments, namespaces) = LastingAttachment::all(daemon);
         let vale = &daemon.vale;
         let port = |port: &PersistentPort| LastingPort {
             hidden: port.hidden,
@@ -82,29 +90,46 @@ impl Lasting {
             header: port.header,
             attached: port.attached.clone(),
             index: port.place.1,
+            polling: daemon.registry.get::<ValePort>(&port.host_end).and_then(|host| host.polling()),
         };
         let settings = vale.settings.as_requests();
-        Lasting {
+        let lasting = Lasting {
             version: VERSION,
             namespace: vale.persistent.hidden_namespace.as_ref().map_or(0, |hidden| hidden.id()),
             ports: vale.persistent.ports.iter().map(port).chain(vale.persistent.unserved.iter().cloned()).collect(),
+            attachments,
             settings: settings.into_iter().map(|(scope, request)| (scope, request.encode())).collect(),
             threads: vale.workers.changed_plan().map(|plan| (plan.threads, plan.cpus.clone())),
-        }
+        };
+        (lasting, namespaces)
+    }
+
+    /// The numbers of ports of switches.
+    fn numbers(&self) -> BTreeMap<ValeKey, u8> {
+        let persistent = self.ports.iter().filter_map(|port| Some((port.attached.clone()?, port.index)));
+        let attached = self.attachments.iter().flat_map(|one| {
+            let host = one.host_index.map(|index| (host_key(&one.key), index));
+            [Some((one.key.clone(), one.index)), host].into_iter().flatten()
+        });
+        persistent.chain(attached).collect()
     }
 
     /// As it is written: empty, if nothing lasts.
     fn text(&self) -> io::Result<String> {
-        let is_empty = self.ports.is_empty() && self.settings.is_empty() && self.threads.is_none();
-        if is_empty { Ok(String::new()) } else { Ok(serde_json::to_string(self)?) }
+        let has_settings = !self.settings.is_empty() || self.threads.is_some();
+        if self.ports.is_empty() && self.attachments.is_empty() && !has_settings {
+            Ok(String::new())
+        } else {
+            Ok(serde_json::to_string(self)?)
+        }
     }
 
     /// Reads what an earlier daemon has written, if any has.
-    fn read() -> io::Result<Lasting> {
-        let (Some(text), _) = privileged::read_state()? else { return Ok(Lasting::default()) };
+    fn read() -> io::Result<(Lasting, Vec<Arc<Netns>>)> {
+        let (Some(text), namespaces) = privileged::read_state()? else { return Ok(Default::default()) };
         let lasting: Lasting = serde_json::from_str(&text)?;
         match lasting.version {
-            VERSION => Ok(lasting),
+            VERSION => Ok((lasting, namespaces.into_iter().map(Arc::new).collect())),
             other => Err(io::Error::other(format!("it is of version {other}, and this program reads {VERSION}"))),
         }
     }
@@ -119,11 +144,12 @@ impl Daemon {
         if !mem::take(&mut self.vale.has_unsaved) || self.admission.policy.is_none() {
             return;
         }
-        let text = Lasting::of(self).text();
-        let written = text.and_then(|text| {
+        let (lasting, namespaces) = Lasting::of(self);
+        let written = lasting.text().and_then(|text| {
             let mut file = File::from(memfd::create_unsealed("unetmap-state")?);
             file.write_all(text.as_bytes())?;
-            privileged::write_state(file, &[])
+            let namespaces: Vec<_> = namespaces.iter().map(|netns| netns.as_fd()).collect();
+            privileged::write_state(file, &namespaces)
         });
         if let Err(e) = written {
             tracing::warn!("the next daemon will not know what was changed of switches and persistent ports: {e}");
@@ -136,10 +162,11 @@ impl Daemon {
             return;
         }
         let began = Instant::now();
-        let lasting = Lasting::read().unwrap_or_else(|e| {
-            tracing::error!("settings of switches are lost, and persistent ports are attached to none: {e}");
-            Lasting::default()
+        let (lasting, namespaces) = Lasting::read().unwrap_or_else(|e| {
+            tracing::error!("settings of switches are lost, and nothing is attached to them: {e}");
+            Default::default()
         });
+        self.vale.former_numbers = lasting.numbers();
         self.take_settings(lasting.settings, lasting.threads);
         match privileged::find_lasting() {
             Ok((_, None)) => {}
@@ -151,6 +178,16 @@ impl Daemon {
             }
             Err(e) => tracing::error!("persistent ports of an earlier daemon are not served: {e}"),
         }
+        for attachment in lasting.attachments {
+            if let Err(refusal) = attachment.attach_again(self, &namespaces) {
+                tracing::error!(port = attachment.key.name(), "it is not attached again: {}", refusal.why);
+                self.vale.has_unsaved = true;
+            }
+        }
+        self.vale.former_numbers.clear();
+        // What was read is done.
+        self.vale.has_unsaved |= lasting.version == VERSION;
+        self.keep_lasting();
     }
 
     /// Removes all that would outlast this daemon, which ends.
@@ -166,6 +203,7 @@ impl Daemon {
             }
         }
         self.vale.persistent.unserved.clear();
+        disconnect_all(self, |_| true);
         self.vale.settings = SwitchSettings::default();
         self.vale.workers.forget_plan();
         self.vale.has_unsaved = true;
@@ -187,7 +225,7 @@ impl Daemon {
     }
 
     /// Serves these ports again; returns how many.
-    fn adopt_all(&mut self, mut found: Vec<(u32, String)>, hidden: Netns, records: Vec<LastingPort>) -> usize {
+    fn adopt_all(&mut self, found: Vec<(u32, String)>, hidden: Netns, records: Vec<LastingPort>) -> usize {
         if found.is_empty() {
             // All have ended with their namespaces.
             self.vale.has_unsaved = true;
@@ -200,8 +238,6 @@ impl Daemon {
         }
         self.vale.persistent.hidden_namespace = Some(hidden);
         let mut records: BTreeMap<u32, LastingPort> = records.into_iter().map(|port| (port.hidden, port)).collect();
-        // In their former order, they have their former numbers.
-        found.sort_by_key(|(hidden, _)| records.get(hidden).map(|port| port.index));
         let mut served = 0;
         for (hidden, text) in found {
             let record = records.remove(&hidden);
@@ -210,7 +246,8 @@ impl Daemon {
                 Err(refusal) => {
                     let name = text.split(' ').next().unwrap_or_default().to_owned();
                     tracing::error!(name, "the persistent port is not served: {}", refusal.why);
-                    let unknown = LastingPort { hidden, name, scope: ROOT, header: 0, attached: None, index: 0 };
+                    let unknown =
+                        LastingPort { hidden, name, scope: ROOT, header: 0, attached: None, index: 0, polling: None };
                     self.vale.persistent.unserved.push(record.unwrap_or(unknown));
                 }
             }
@@ -228,6 +265,9 @@ impl Daemon {
         adopt(self, hidden, (record.map_or(name, |record| &record.name), request), scope)?;
         let (Some(record), Some(port)) = (record, self.vale.persistent.get_mut(hidden)) else { return Ok(()) };
         (port.header, port.attached) = (record.header, record.attached.clone());
-        connect_ends(&mut self.registry, &mut self.vale, hidden)
+        let host_end = port.host_end.clone();
+        connect_ends(&mut self.registry, &mut self.vale, hidden)?;
+        poll_again(self, &host_end, record.polling.as_ref());
+        Ok(())
     }
 }

@@ -8,6 +8,7 @@
 pub(crate) mod attach_requests;
 mod attached;
 mod lasting;
+mod lasting_attached;
 mod open;
 mod persistent;
 pub(crate) mod persistent_ends;

@@ -16,6 +16,7 @@
 //! addresses, the *wire*, connects the host rings with the host end. While the port is attached to no switch, its place
 //! is in a switch of its own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -70,6 +71,8 @@ pub(super) struct LastingPort {
     pub(super) attached: Option<ValeKey>,
     /// Its number in the switch.
     pub(super) index: u8,
+    /// The processors that poll its queues, if some do.
+    pub(super) polling: Option<BTreeMap<u16, u32>>,
 }
 
 /// A persistent port. Its visible end is the host's, which may rename it, and move it to any namespace.
@@ -141,7 +144,7 @@ impl PersistentState {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.ports.is_empty()
+        self.ports.is_empty() && self.unserved.is_empty()
     }
 
     pub(super) fn get(&self, hidden: u32) -> Option<&PersistentPort> {

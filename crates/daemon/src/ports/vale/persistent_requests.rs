@@ -219,6 +219,7 @@ pub(super) fn interface_gone(daemon: &mut Daemon, netns: u64, index: u32) {
     if !daemon.vale.persistent.is_hidden_namespace(netns) {
         return;
     }
+    daemon.vale.persistent.unserved.retain(|port| port.hidden != index);
     let ports = &mut daemon.vale.persistent.ports;
     if let Some(at) = ports.iter().position(|port| port.hidden == index) {
         let port = ports.remove(at);

@@ -38,6 +38,8 @@ pub(crate) struct ValeState {
     pub(crate) persistent: PersistentState,
     /// Whether something that lasts has changed ([`super::lasting`]).
     pub(crate) has_unsaved: bool,
+    /// The numbers that ports of an earlier daemon had, while this one makes them again.
+    pub(super) former_numbers: BTreeMap<ValeKey, u8>,
     /// Threads that may still use what was published before.
     behind: Vec<Behind>,
     /// Ports that were removed, but not freed yet.
@@ -80,6 +82,7 @@ impl ValeState {
             ledger,
             persistent: PersistentState::default(),
             has_unsaved: false,
+            former_numbers: BTreeMap::new(),
             behind: Vec::new(),
             retired: Vec::new(),
         }
@@ -105,7 +108,9 @@ impl ValeState {
     /// Returns the index for a new port of a switch.
     pub(super) fn free_index(&self, key: &ValeKey) -> Result<u8, Refusal> {
         let switch = self.switches.get(&key.switch_key());
-        let free = switch.map_or(Some(0), |switch| switch.members.iter().position(Option::is_none));
+        let is_free = |index: &usize| switch.is_none_or(|switch| switch.members[*index].is_none());
+        let former = self.former_numbers.get(key).map(|index| usize::from(*index)).filter(|index| *index < MAX_PORTS);
+        let free = former.filter(is_free).or_else(|| (0..MAX_PORTS).find(is_free));
         match free.and_then(|index| u8::try_from(index).ok()) {
             Some(index) => Ok(index),
             None => refuse(ENOMEM, format!("{} has {MAX_PORTS} ports already", key.switch)),
