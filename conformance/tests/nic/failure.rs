@@ -132,23 +132,25 @@ fn the_kernel_forwards_while_the_program_does_not() {
 fn frames_in_the_rings_of_a_killed_program_are_counted() {
     isolated_with_interfaces(|home| {
         let Some(wire) = Wire::new(home, 2) else { return };
-        for _ in 0..3 {
+        let left_in_rings = || wire.failure()["left_in_rings"].as_u64().expect("a count");
+        // While the daemon is late, the kernel forwards, and nothing is left.
+        let mut rounds = 0;
+        while rounds < 3 || left_in_rings() == 0 && rounds < 20 {
+            rounds += 1;
             let mut bridge = wire.bridge();
             let crossed = received(home);
             until("the bridge forwards", || wire.carries() && received(home) > crossed);
-            let before = wire.failure()["left_in_rings"].as_u64().expect("a count");
             bridge.guard().signal(Signal::STOP);
             let flood = "for _ in {1..50}; do echo > /dev/udp/10.9.0.2/9; done";
             wire.line.left.tool("bash", &["-c", flood]).expect("datagrams are sent");
             bridge.guard().kill();
             until("the port is closed", || home.snapshot().ports.is_empty());
-            let after = wire.failure()["left_in_rings"].as_u64().expect("a count");
-            assert!(after > before, "{after} after {before}");
             until("each frame is counted", || {
                 let [sent, found] = wire.frames(home);
                 sent == found
             });
         }
+        assert!(left_in_rings() > 0, "{}", wire.failure());
         let lost = wire.events("frames-lost");
         let sum: u64 = lost.iter().map(|event| event["frames"].as_u64().expect("a count")).sum();
         assert_eq!(json!(sum), wire.failure()["left_in_rings"]);
@@ -165,9 +167,11 @@ fn the_times_of_a_bypass_are_shown_with_their_causes() {
         let set = command(&wire.line.middle).args(["set", "bypass_stall", "100"]).output().expect("it runs");
         assert!(set.status.success(), "{set:?}");
         bridge.guard().signal(Signal::STOP);
-        let flood = "for _ in {1..20}; do echo > /dev/udp/10.9.0.2/9; done";
-        wire.line.left.tool("bash", &["-c", flood]).expect("datagrams are sent");
-        until("the kernel forwards", || cause() == "stalled");
+        until("the kernel forwards", || {
+            // A late daemon may have had the kernel forward the first ones.
+            let _ = wire.line.left.tool("bash", &["-c", "echo > /dev/udp/10.9.0.2/9"]);
+            cause() == "stalled"
+        });
         bridge.guard().signal(Signal::CONT);
         until("the bridge forwards again", || cause().is_null());
         assert!(wire.failure()["overtaken"].as_u64() > Some(0), "{}", wire.failure());
