@@ -4,6 +4,7 @@
 //! ```text
 //! af_xdp   AF_XDP sockets and BPF maps (as those for such sockets) cannot be created
 //! links    BPF links (as those for tcx) cannot be created
+//! bpf      a call of bpf(2) kills the process
 //! ```
 
 use std::os::unix::process::CommandExt;
@@ -20,9 +21,12 @@ fn main() -> ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
     let [what, program, args @ ..] = &args[..] else { return ExitCode::FAILURE };
     // u32::MAX is no address family, so no socket is refused.
-    let (family, command) = match what.to_str() {
-        Some("af_xdp") => (libc::AF_XDP as u32, MAP_CREATE),
-        Some("links") => (u32::MAX, LINK_CREATE),
+    // `of_others`: how many instructions are skipped by other calls of bpf(2).
+    let (family, command, of_others) = match what.to_str() {
+        Some("af_xdp") => (libc::AF_XDP as u32, MAP_CREATE, 0),
+        Some("links") => (u32::MAX, LINK_CREATE, 0),
+        // No command has this number.
+        Some("bpf") => (u32::MAX, u32::MAX, 2),
         _ => return ExitCode::FAILURE,
     };
     let code = |bits: u32| bits as u16;
@@ -38,9 +42,10 @@ fn main() -> ExitCode {
         fails(libc::EAFNOSUPPORT),
         equals(libc::SYS_bpf as u32, 0, 2),
         load(FIRST),
-        equals(command, 1, 0),
+        equals(command, 1, of_others),
         end(libc::SECCOMP_RET_ALLOW),
         fails(libc::EINVAL),
+        end(libc::SECCOMP_RET_KILL_PROCESS),
     ];
     let program_of_calls = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: `filter` has `len` instructions, and the kernel copies them.

@@ -16,6 +16,7 @@ mod lifecycle;
 mod offload_table;
 mod offloads;
 mod offsets;
+mod packets;
 mod policy;
 mod queues;
 mod refusals;

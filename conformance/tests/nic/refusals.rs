@@ -68,7 +68,6 @@ fn a_missing_capability_or_limit_is_named() {
                 FEW,
                 "locked in memory: raise the limit (ulimit -l unlimited), or give the daemon CAP_IPC_LOCK",
             ),
-            (here, "-bpf,-sys_admin", FEW, "may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF"),
             (here, "-net_raw", FEW, "may not open AF_XDP sockets: it needs CAP_NET_RAW"),
             (here, "-net_admin", FEW, "cannot see your network namespace: give it CAP_NET_ADMIN"),
             (&far, "-sys_admin", FEW, "may not enter your network namespace: give it CAP_SYS_ADMIN"),
@@ -98,6 +97,8 @@ fn a_missing_capability_or_limit_is_named() {
                 (&far, "-bpf,-net_broadcast", FEW),
                 (here, "-all,+net_admin,+sys_admin,+net_raw,+ipc_lock", FEW),
                 (here, "-ipc_lock", PLENTY),
+                // By packet sockets.
+                (here, "-bpf,-sys_admin", FEW),
             ];
             for (at, lacks, limit) in enough.into_iter().filter(|row| row.2 == FEW || may_lock(PLENTY)) {
                 let daemon = start(home, at, lacks, limit);
@@ -108,8 +109,18 @@ fn a_missing_capability_or_limit_is_named() {
                 drop(daemon);
             }
         }
-        summary("refused for want of 5 things, opened with just enough: direct and mediated");
+        summary("refused for want of 4 things, opened with just enough: direct and mediated");
     });
+}
+
+/// Starts a daemon without the kernel feature `what`.
+#[track_caller]
+fn start_without(home: &Home, what: &str) -> Guard {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_without_kernel_feature"));
+    command.arg(what).arg(program("unetmapd")).args(["--foreground", "--policy"]).arg(policy_file(home));
+    let daemon = Guard::spawn(command.stderr(Stdio::null()));
+    until("the daemon serves", || home.serves());
+    daemon
 }
 
 /// Checks that opening `spec` is refused with a message that begins so if the daemon runs without the kernel feature
@@ -119,10 +130,7 @@ fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
     let Some((_lab, near, _far)) = cable() else { return };
     for policy in [DIRECT, MEDIATED] {
         set_policy(home, policy);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_without_kernel_feature"));
-        command.arg(what).arg(program("unetmapd")).args(["--foreground", "--policy"]).arg(policy_file(home));
-        let daemon = Guard::spawn(command.stderr(Stdio::null()));
-        until("the daemon serves", || home.serves());
+        let daemon = start_without(home, what);
         let said = refusal(&near, spec);
         assert!(said.starts_with(&format!("{spec}: {wanted}")), "{said}");
         assert!(home.snapshot().regions.is_empty());
@@ -134,12 +142,22 @@ fn lacks(home: &Home, what: &str, spec: &str, wanted: &str) {
     }
 }
 
-/// Simulates a kernel that was built without AF_XDP.
+/// Simulates a kernel that was built without AF_XDP, where packet sockets take its place.
 #[test]
-fn an_error_names_a_kernel_without_af_xdp() {
+fn an_interface_opens_on_a_kernel_without_af_xdp() {
     isolated_with_interfaces(|home| {
-        let wanted = "this kernel has no AF_XDP sockets: interfaces need Linux 5.11 or newer with CONFIG_XDP_SOCKETS, ";
-        lacks(home, "af_xdp", "netmap:va", wanted);
+        let Some((_lab, near, far)) = cable() else { return };
+        for policy in [DIRECT, MEDIATED] {
+            set_policy(home, policy);
+            let mut daemon = start_without(home, "af_xdp");
+            let port = open_in(&near, "netmap:va");
+            assert_works(&port, &Tap::on(&far, "vb"), 0);
+            let why = home.snapshot().ports.into_iter().find_map(|port| port.copied).unwrap_or_default();
+            assert_eq!(why, "this kernel has no AF_XDP sockets (packet sockets)");
+            drop(port);
+            home.end_daemon();
+            daemon.wait();
+        }
     });
 }
 

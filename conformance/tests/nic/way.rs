@@ -10,6 +10,7 @@ use conformance::kept::{self, kill, wait_until_kept};
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, assert_works, public_copy};
 use conformance::replace::replace;
 use conformance::tool::{done, nic, refused};
+use conformance::traffic::open;
 use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::Ns;
 use serde_json::Value;
@@ -90,7 +91,7 @@ fn a_way_that_cannot_be_is_refused() {
         let fast = nic(&net.near, &["va", "way", "fast"]);
         let printed = String::from_utf8_lossy(&fast.stderr);
         assert_eq!(fast.status.code(), Some(2), "{printed}");
-        assert!(printed.contains("give auto, copy, zero-copy, generic"), "{printed}");
+        assert!(printed.contains("give auto, copy, zero-copy, generic, packet"), "{printed}");
         assert!(refused(&nic(&net.near, &["nope", "way", "copy"])).contains("no such interface"));
         assert_eq!(reported(&net.near)["way"], "auto", "a refused setting changes nothing");
     });
@@ -117,8 +118,11 @@ fn a_way_lasts_as_long_as_the_interface_and_outlives_the_daemon() {
         let Some(net) = kept::net(home, DIRECT) else { return };
         let (ns, tap) = (&net.near, net.tap());
         done(ns, &["va", "way", "generic"]);
+        // What is kept with this port was saved after the choice.
+        let later = open("netmap:later{1");
         wait_until_kept(home);
         kill(home);
+        drop(later);
         let port = net.open("netmap:va");
         done(ns, &["va", "way", "copy"]);
         replace(home);

@@ -265,6 +265,12 @@ pub(crate) fn pid() -> u32 {
     *PID.get_or_init(|| operations::process_id().unwrap_or_else(|_| process::pid()))
 }
 
+/// Why AF_XDP sockets and XDP programs cannot be had. Nothing of it changes while the daemon runs.
+pub(crate) fn xdp_obstacle() -> Option<String> {
+    static OBSTACLE: OnceLock<Option<String>> = OnceLock::new();
+    OBSTACLE.get_or_init(|| operations::obstacle_of_xdp().unwrap_or_default()).clone()
+}
+
 /// The policy, as [`Policy::load`] reads it.
 pub(crate) fn policy(path: &Path) -> Result<Policy, String> {
     operations::read_policy().map_err(|e| e.to_string())?.unwrap_or_else(|| Policy::load(path))

@@ -5,7 +5,7 @@
 //! Every function returns [`std::io::Result`] with the kernel's own `errno`, so that callers can report what was
 //! requested. The minimum is Linux 5.10; each newer feature has a fallback beside it.
 //!
-//! `SAFETY` comments cite rules K1 to K9 of ARCHITECTURE.md.
+//! `SAFETY` comments cite rules K1 to K10 of ARCHITECTURE.md.
 
 #![cfg(target_os = "linux")]
 
@@ -30,6 +30,7 @@ pub mod memfd;
 pub mod memory_helper;
 pub mod netns;
 pub mod numa;
+pub mod packet_socket;
 pub mod place;
 pub mod probe;
 pub mod process;

@@ -18,6 +18,7 @@ mod ethtool;
 mod hardware;
 mod netlink;
 mod netns_watch;
+mod nft;
 pub mod ntuple;
 mod offloads;
 mod route;
@@ -31,6 +32,7 @@ pub use ethtool::{ChannelSettings, Channels, DriverInfo, channel_settings, chann
 pub use hardware::{RingSizes, Timestamping, numa_node, renegotiate, ring_sizes, set_ring_sizes, timestamping};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 pub use netns_watch::{NetnsLinkEvent, NetnsLinkWatch, Nsid};
+pub use nft::disconnect;
 pub use offloads::{OffloadKind, Offloads, active_offloads, changeable_offloads, disable_offloads, set_offloads};
 pub use route::default_routes;
 pub use rss::{Rss, rss, set_rss};

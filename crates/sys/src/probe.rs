@@ -10,6 +10,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 #[cfg(feature = "bpf")]
 use crate::bpf::{self, Caller};
+use crate::process;
+use crate::sandbox::{self, Capability};
 #[cfg(feature = "bpf")]
 use crate::tcx::Tcx;
 #[cfg(feature = "bpf")]
@@ -34,6 +36,20 @@ const LO: u32 = 1;
 pub fn xdp_socket() -> io::Result<()> {
     socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     Ok(())
+}
+
+/// Why XDP programs and AF_XDP sockets cannot be had by this process, as far as is known without an attempt; `None`:
+/// they may be.
+pub fn xdp_obstacle() -> Option<String> {
+    let lacks = |capability| sandbox::has_capability(capability).is_ok_and(|has| !has);
+    if !process::is_in_initial_user_namespace() {
+        return Some("bpf(2), which AF_XDP needs, is not for user namespaces".into());
+    }
+    if lacks(Capability::SysAdmin) && lacks(Capability::Bpf) {
+        return Some("the daemon lacks CAP_BPF, which AF_XDP needs".into());
+    }
+    let unknown = |e: io::Error| e.raw_os_error() == Some(libc::EAFNOSUPPORT);
+    xdp_socket().map_or_else(unknown, |()| false).then(|| "this kernel has no AF_XDP sockets".into())
 }
 
 /// Loads and unloads an XDP program that passes every frame.

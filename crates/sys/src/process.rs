@@ -21,7 +21,7 @@ pub use libc::{O_NOFOLLOW, O_NONBLOCK};
 pub use namespaces::{leave_namespaces, outside_netns};
 pub use rustix::process::Signal;
 pub use spawn::spawn_detached;
-pub use user_namespace::{is_unmapped_user, may_be_unmapped_owner};
+pub use user_namespace::{is_in_initial_user_namespace, is_unmapped_user, may_be_unmapped_owner};
 
 /// Returns the effective user id, which the peer of a socket sees.
 pub fn uid() -> u32 {

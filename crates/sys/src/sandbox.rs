@@ -92,6 +92,15 @@ pub fn keep_capabilities(kept: &[Capability]) -> io::Result<()> {
     done(unsafe { libc::syscall(libc::SYS_capset, &raw const header, words.as_ptr()) })
 }
 
+/// Whether the calling thread has a capability, in its own user namespace.
+///
+/// # Errors
+/// A sandbox forbids the question.
+pub fn has_capability(capability: Capability) -> io::Result<bool> {
+    let at = capability as u32;
+    Ok(own_capabilities()?[(at / 32) as usize].effective & 1 << (at % 32) != 0)
+}
+
 fn own_capabilities() -> io::Result<[CapabilityWords; 2]> {
     let header = CapabilityHeader { version: VERSION, pid: 0 };
     let mut words = [CapabilityWords { effective: 0, permitted: 0, inheritable: 0 }; 2];

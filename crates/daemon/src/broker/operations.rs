@@ -21,7 +21,7 @@ use unetmap_sys::thread::RemoteThread;
 use unetmap_sys::xdp::dispatcher::{self, Attached};
 use unetmap_sys::xdp::{self, ClassicInsn, Failed, Failure, Mark, Mode, Noted, Xdp};
 use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
-use unetmap_sys::{Mapping, kernel, memfd, probe, process};
+use unetmap_sys::{Mapping, kernel, memfd, packet_socket, probe, process};
 
 use super::connection::{self, Lane};
 use super::objects::{Broker, Object, wait_at_fault};
@@ -92,6 +92,9 @@ operations! { broker:
     /// Whether AF_XDP sockets can be created.
     fn probe_xdp_sockets[netns: Netns] ProbeXdpSockets -> () { inside(&netns, probe::xdp_socket) }
 
+    /// Why AF_XDP sockets and XDP programs cannot be had, as far as is known without an attempt.
+    fn obstacle_of_xdp[] XdpObstacle -> Option<String> { Ok(probe::xdp_obstacle()) }
+
     /// Whether the rings of a bound AF_XDP socket can be mapped (from Linux 6.4 on).
     fn maps_bound_rings[netns: Netns] MapsBoundRings(index: u32) -> bool {
         inside(&netns, || xsk::maps_bound_rings(index))
@@ -154,6 +157,23 @@ operations! { broker:
         let map = Arc::new(Mapping::part(file.as_fd(), start, length)?);
         let umem = Umem { map, offset: before as usize, bytes: length - before as usize, buffer };
         inside(&netns, || xsk::create(&queue, &umem, registers))
+    }
+
+    /// Opens a packet socket that receives; each slot of its ring has `slot` bytes.
+    fn packet_receiver[netns: Netns] PacketReceiver { index: u32, slot: usize } -> Fd<OwnedFd> {
+        inside(&netns, || packet_socket::receiver(index, slot))
+    }
+
+    /// Opens a packet socket that sends, with a mark.
+    fn packet_sender[netns: Netns] PacketSender { index: u32, mark: u32 } -> Fd<OwnedFd> {
+        inside(&netns, || packet_socket::sender(index, mark))
+    }
+
+    /// Disconnects an interface from the host's stack, but for frames with a mark, until the socket is closed. Returns
+    /// whether the stack's own frames are stopped, too.
+    fn disconnect[netns: Netns] Disconnect { index: u32, name: String, mark: u32 } -> With<bool, OwnedFd> {
+        let (table, stops_host) = inside(&netns, || link::disconnect((index, &name), mark))?;
+        Ok((stops_host, table))
     }
 
     /// Loads a filter's program, to see whether the kernel accepts it.

@@ -26,7 +26,7 @@ pub(super) fn find_or_create(
     if let Some(hidden) = daemon.vale.persistent.of_link(&link, caller)? {
         return vale::persistent_ends::find_or_create(&mut daemon.registry, &daemon.vale, hidden, request, caller);
     }
-    match nic::usable_access(&mut daemon.nics, access, &link, caller) {
+    match nic::usable_access((&daemon.registry, &mut daemon.nics), access, &link, caller) {
         Access::Direct => find_or_create_direct(daemon, &link, request, caller),
         Access::Mediated => find_or_create_mediated(daemon, &link, request, caller),
     }
@@ -51,7 +51,7 @@ fn find_or_create_direct(
         0 | 1 => None,
         other => Some(daemon.region_by_number(other, caller)?),
     };
-    let shape = nic::new_shape(&daemon.nics, link, request, caller)?;
+    let shape = nic::new_shape((&daemon.registry, &daemon.nics), link, request, caller)?;
     let zero_copy = nic::expects_zero_copy(&mut daemon.nics.settings, link, caller);
     let mut usage = nic::usage(shape);
     if daemon.region_by_number(1, caller).is_err() {
@@ -93,12 +93,13 @@ fn create_mediated(
     request: &NmreqRegister,
     caller: &Caller,
 ) -> Result<EndpointKey, Refusal> {
-    let shape = nic::new_shape(&daemon.nics, link, request, caller)?;
+    let shape = nic::new_shape((&daemon.registry, &daemon.nics), link, request, caller)?;
     let zero_copy = nic::expects_zero_copy(&mut daemon.nics.settings, link, caller);
     let (scope, sizes) =
         (daemon.admission.interface_scope(caller), daemon.knobs.mediated_sizes(zero_copy).with_pipe(&shape));
     let pipe = Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0));
-    let interface = nic::usage_for_daemon(&daemon.knobs, shape, zero_copy);
+    let sockets = nic::usage_by_packets(&daemon.registry, &daemon.nics.settings, link, caller);
+    let interface = nic::usage_for_daemon(&daemon.knobs, shape, zero_copy).and(sockets);
     daemon.check_budget(scope, pipe.and(interface).and(thread_usage(shape.pairs())))?;
     let header = nic::header_of_link(&mut daemon.nics, link, caller);
     let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
@@ -131,8 +132,14 @@ pub(super) fn find_open_interface(
     let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index)? else { return Ok(None) };
     // One that the caller may open directly can be mediated, too: because of its header, or by an old kernel.
     let is_direct = access == Access::Direct && nic.scope == scope;
-    let is_own = is_direct || mediated_of(&daemon.registry, nic.key, scope).is_some();
-    if is_own { Ok(Some(PortKey::Nic(nic.key))) } else { nic::in_use(&daemon.registry, nic) }
+    let mediated = mediated_of(&daemon.registry, nic.key, scope);
+    match mediated {
+        // Frames do not pass the interface's own rings then.
+        Some(mediated) if nic.has_packet_sockets() => Ok(Some(PortKey::Mediated(mediated.key()))),
+        Some(_) => Ok(Some(PortKey::Nic(nic.key))),
+        None if is_direct => Ok(Some(PortKey::Nic(nic.key))),
+        None => nic::in_use(&daemon.registry, nic),
+    }
 }
 
 /// Finds the port of an interface that programs of `scope` have open.

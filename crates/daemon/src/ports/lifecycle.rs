@@ -455,7 +455,7 @@ impl Daemon {
     pub(super) fn find_open_port(&mut self, spec: &PortSpec, caller: &Caller) -> Result<EndpointKey, Refusal> {
         let at = match (&spec.pipe, spec.kind) {
             (Some(pipe), _) => {
-                let interface = nic::admitted_interface(&mut self.admission, &mut self.nics, &spec.parent, caller)?;
+                let interface = nic::admitted_interface(self, &spec.parent, caller)?;
                 let (scope, _) = pipes::owner(&mut self.admission, &spec.parent, interface, caller)?;
                 let key = PipeKey { scope, parent: spec.parent.clone(), id: pipe.id.clone() };
                 let key = pipes::find(&self.registry, &self.admission, &key, caller).unwrap_or(key);

@@ -11,6 +11,7 @@
 //! ports like any other. It validates what the program writes, as every client of a shared region does.
 
 mod headers;
+mod packets;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -33,6 +34,7 @@ use crate::threads::wait_for_end;
 use crate::tuning::mediator::{BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS};
 use headers::HeaderConverter;
 pub(crate) use headers::{LostPackets, SavedLost};
+pub(crate) use packets::{PacketCounters, PacketDevice, PacketReceiver};
 
 /// A pair of rings: the REGISTER mode that selects it (`NR_REG_ONE_NIC` or `NR_REG_ONE_SW`), and its number in that
 /// mode.
@@ -88,6 +90,8 @@ pub(crate) struct Prepared {
     program: Port,
     interface: Port,
     connections: [OwnedFd; 2],
+    /// If the interface is served by packet sockets.
+    packets: Option<PacketDevice>,
     /// If the program's packets begin with virtio-net headers.
     headers: Option<HeaderConverter>,
     bytes: Arc<PairBytes>,
@@ -100,8 +104,14 @@ impl Prepared {
         sessions: [u64; 2],
         [(interface, of_interface), (program, of_program)]: [(Port, OwnedFd); 2],
     ) -> Prepared {
-        let (connections, headers, bytes) = ([of_interface, of_program], None, Arc::default());
-        Prepared { pair, directions, sessions, program, interface, connections, headers, bytes }
+        let (connections, packets, headers) = ([of_interface, of_program], None, None);
+        let bytes = Arc::default();
+        Prepared { pair, directions, sessions, program, interface, connections, packets, headers, bytes }
+    }
+
+    /// The interface's packets are those of packet sockets, and not of its rings.
+    pub(crate) fn with_packets(self, packets: Option<PacketDevice>) -> Prepared {
+        Prepared { packets, ..self }
     }
 
     /// Bytes are counted in `bytes`.
@@ -112,18 +122,19 @@ impl Prepared {
     /// The program's packets begin with a virtio-net header of `header` bytes (0: none). Packets that it loses are
     /// counted in `lost`.
     pub(crate) fn with_header(self, header: u8, lost: Arc<LostPackets>) -> Prepared {
-        Prepared { headers: HeaderConverter::new(header, lost), ..self }
+        let packets = self.packets.map(|packets| packets.with_header(header));
+        Prepared { packets, headers: HeaderConverter::new(header, lost), ..self }
     }
 
     /// Starts the thread.
     pub(crate) fn start(self, name: &str) -> io::Result<MediatorThread> {
-        let Prepared { pair, directions, sessions, program, interface, connections, headers, bytes } = self;
+        let Prepared { pair, directions, sessions, program, interface, connections, packets, headers, bytes } = self;
         let control = Arc::new(Control::default());
         let of_thread = control.clone();
         let run = move || {
             confine_packet_thread();
             of_thread.tid.store(process::tid(), Ordering::Relaxed);
-            Mediation { program, interface, headers, bytes }.run(&of_thread);
+            Mediation { program, interface, packets, headers, bytes }.run(&of_thread);
         };
         let thread = threads::start(format!("{name} {}", pair.1), run)?;
         Ok(MediatorThread { pair, directions, sessions, control, connections, thread })
@@ -208,6 +219,8 @@ impl Stopping {
 struct Mediation {
     program: Port,
     interface: Port,
+    /// In place of the interface's rings, which are empty then.
+    packets: Option<PacketDevice>,
     /// If the program's packets begin with virtio-net headers.
     headers: Option<HeaderConverter>,
     bytes: Arc<PairBytes>,
@@ -228,7 +241,7 @@ impl Mediation {
             let polling = control.polling.load(Ordering::Acquire);
             let result = self.move_once().and_then(|moved| match moved {
                 Moved { out: 0, back: 0 } if !polling && !wait.spins() => {
-                    let slept = sleep(&self.program, &self.interface)?;
+                    let slept = self.sleep()?;
                     spurious = if slept { 0 } else { spurious + 1 };
                     Ok(moved)
                 }
@@ -264,9 +277,10 @@ impl Mediation {
         self.interface.poll(Interest::BOTH, Some(Duration::ZERO))?;
         let out = self.copy_out();
         let (from, to) = (self.interface.rx_rings().first(), self.program.tx_rings().first());
-        let (back, bytes) = match &mut self.headers {
-            Some(headers) => headers.move_back(from, to),
-            None => copy(from, to),
+        let (back, bytes) = match (&mut self.packets, &mut self.headers) {
+            (Some(packets), _) => packets.move_back(to),
+            (None, Some(headers)) => headers.move_back(from, to),
+            (None, None) => copy(from, to),
         };
         self.bytes.back.fetch_add(bytes, Ordering::Relaxed);
         // At once: when the program gets its slots back, its packets must be on their way.
@@ -279,12 +293,36 @@ impl Mediation {
     /// Copies what the program sent to the interface; returns the number of slots.
     fn copy_out(&mut self) -> u32 {
         let (from, to) = (self.program.rx_rings().first(), self.interface.tx_rings().first());
-        let (out, bytes) = match &mut self.headers {
-            Some(headers) => headers.move_out(from, to),
-            None => copy(from, to),
+        let (out, bytes) = match (&mut self.packets, &mut self.headers) {
+            (Some(packets), _) => packets.move_out(from),
+            (None, Some(headers)) => headers.move_out(from, to),
+            (None, None) => copy(from, to),
         };
         self.bytes.out.fetch_add(bytes, Ordering::Relaxed);
         out
+    }
+
+    /// Sleeps until a packet can be moved. Returns `false`, at once, if that is so already.
+    fn sleep(&self) -> Result<bool, Error> {
+        let Mediation { program, interface, packets, .. } = self;
+        let (of_program, mut of_interface) = (needed_events(interface), needed_events(program));
+        let receives = of_interface.rx();
+        let packets = packets.as_ref();
+        if packets.is_some() {
+            // Its rings stay as they are.
+            of_interface = Interest::RX;
+        }
+        let ready = program.arm(of_program)? | interface.arm(of_interface)?;
+        if !ready.is_none() || receives && packets.is_some_and(PacketDevice::has_frame) {
+            return Ok(false);
+        }
+        let fds = [program.wait_fds(of_program), interface.wait_fds(of_interface)].concat();
+        let socket = packets.filter(|_| receives).and_then(PacketDevice::wait_fd);
+        let fds = fds.into_iter().chain(socket);
+        let mut fds: Vec<PollFd<'_>> =
+            fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::RDHUP)).collect();
+        let _ = wait_readable(&mut fds, Some(MAX_SLEEP));
+        Ok(true)
     }
 
     /// Sends what the program sent before it closed its port, including packets that this thread has not copied yet.
@@ -293,7 +331,10 @@ impl Mediation {
         loop {
             let _ = self.program.rxsync();
             let out = self.copy_out();
-            let pending = out > 0 || self.interface.tx_rings().iter().any(Ring::pending);
+            // A packet socket has nothing that waits: what it had no room for is in the program's ring.
+            let waits = |rings: &[Ring]| self.packets.is_some() && rings.iter().any(|ring| !ring.is_empty());
+            let pending =
+                out > 0 || waits(self.program.rx_rings()) || self.interface.tx_rings().iter().any(Ring::pending);
             if !pending || self.interface.txsync().is_err() || start.elapsed() >= EXIT_FLUSH_LIMIT {
                 break;
             }
@@ -379,20 +420,6 @@ fn copy_in_parts(from: &Ring, to: &Ring) -> (u32, u64) {
     }
     from.advance(1);
     (1, len as u64)
-}
-
-/// Sleeps until a packet can be moved. Returns `false`, at once, if that is so already.
-fn sleep(program: &Port, interface: &Port) -> Result<bool, Error> {
-    let (of_program, of_interface) = (needed_events(interface), needed_events(program));
-    let ready = program.arm(of_program)? | interface.arm(of_interface)?;
-    if !ready.is_none() {
-        return Ok(false);
-    }
-    let fds = [program.wait_fds(of_program), interface.wait_fds(of_interface)].concat();
-    let mut fds: Vec<PollFd<'_>> =
-        fds.into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::RDHUP)).collect();
-    let _ = wait_readable(&mut fds, Some(MAX_SLEEP));
-    Ok(true)
 }
 
 /// Returns the events of a port that allow a packet to be moved: received packets if the `other` side has room for

@@ -132,8 +132,10 @@ fn adopt_both(
 ) -> Result<Prepared, Refusal> {
     let sessions = [interface.session, program.session];
     let rings = registry.nic(at).map(Nic::socket_rings).unwrap_or_default();
+    let packets = registry.nic(at).and_then(Nic::packet_device);
     let interface = adopt(registry, monitors, interface, rings)?;
-    Ok(Prepared::new(of, sessions, [interface, adopt(registry, monitors, program, Vec::new())?]))
+    let program = adopt(registry, monitors, program, Vec::new())?;
+    Ok(Prepared::new(of, sessions, [interface, program]).with_packets(packets))
 }
 
 /// Returns what the port of a session of the daemon's own, or of the node, has besides the answer.

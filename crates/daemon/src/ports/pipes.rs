@@ -40,7 +40,7 @@ pub(super) fn find_or_create(
     caller: &Caller,
     purpose: Purpose,
 ) -> Result<EndpointKey, Refusal> {
-    let interface = nic::admitted_interface(&mut daemon.admission, &mut daemon.nics, parent, caller)?;
+    let interface = nic::admitted_interface(daemon, parent, caller)?;
     let (scope, is_shared) = owner(&mut daemon.admission, parent, interface, caller)?;
     let key = PipeKey { scope, parent: parent.into(), id: spec.id.clone() };
     let index = endpoint_index(spec.role);

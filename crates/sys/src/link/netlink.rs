@@ -6,7 +6,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NlasIterator,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    NlasIterator,
 };
 use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
@@ -46,6 +47,16 @@ impl Socket {
         Socket::open(Some(netlink::GENERIC), 0)
     }
 
+    /// Opens a socket for nftables.
+    pub(super) fn netfilter() -> io::Result<Socket> {
+        Socket::open(Some(netlink::NETFILTER), 0)
+    }
+
+    /// The descriptor.
+    pub(super) fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+
     /// A socket that another process has opened.
     pub(super) fn from_fd(fd: OwnedFd) -> Socket {
         Socket(fd)
@@ -72,15 +83,29 @@ impl Socket {
         self.transact(kind, NLM_F_DUMP, body, each)
     }
 
-    fn transact(&self, kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(Message)) -> Result<bool, Errno> {
-        let length = HEADER + body.len();
-        let mut bytes = vec![0; length];
-        let mut request = NetlinkBuffer::new(&mut bytes);
-        request.set_length(length as u32);
-        request.set_message_type(kind);
-        request.set_flags(NLM_F_REQUEST | flags);
-        request.payload_mut().copy_from_slice(body);
+    /// Sends messages that are one transaction, each with its kind, and returns the first error.
+    pub(super) fn transaction(&self, messages: &[(u16, Vec<u8>)]) -> Result<(), Errno> {
+        let bytes: Vec<u8> =
+            messages.iter().flat_map(|(kind, body)| request(*kind, NLM_F_ACK | NLM_F_CREATE, body)).collect();
         sendto(&self.0, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        let mut result = Ok(());
+        // The kernel answers within that call.
+        loop {
+            let received = self.datagram(|message| {
+                if message.message_type() == NLMSG_ERROR {
+                    result = result.and(status(message.payload()));
+                }
+            });
+            match received {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => return result,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn transact(&self, kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(Message)) -> Result<bool, Errno> {
+        sendto(&self.0, &request(kind, flags, body), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
         let (mut end, mut consistent) = (None, true);
         while end.is_none() {
             // The kernel processes requests and lists within these calls: there is always a message to receive.
@@ -115,6 +140,18 @@ impl Socket {
         messages(bytes, &mut each);
         Ok(())
     }
+}
+
+/// A request, whose length is a multiple of 4.
+fn request(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
+    let length = HEADER + body.len();
+    let mut bytes = vec![0; length];
+    let mut request = NetlinkBuffer::new(&mut bytes);
+    request.set_length(length as u32);
+    request.set_message_type(kind);
+    request.set_flags(NLM_F_REQUEST | flags);
+    request.payload_mut().copy_from_slice(body);
+    bytes
 }
 
 /// Passes the messages of a datagram to `each`, up to the first malformed one.

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! User namespaces: users that have no number in this process's namespace.
 
+use std::os::unix::fs::MetadataExt as _;
+
 use crate::socket::Peer;
+
+/// The inode number of the initial namespace (`PROC_USER_INIT_INO` of linux/proc_ns.h).
+const INITIAL: u64 = 0xefff_fffd;
 
 /// Returns true if the user of `peer` certainly has no number in this process's user namespace. In the initial
 /// namespace every user has one.
@@ -13,6 +18,12 @@ pub fn is_unmapped_user(peer: &Peer) -> bool {
 /// namespace's own `nobody` looks the same.
 pub fn may_be_unmapped_owner(uid: u32) -> bool {
     is_unmapped(uid, false)
+}
+
+/// Whether this process is in the initial user namespace. Privileges of another one count for what belongs to it, as
+/// its network namespaces do, and not for the machine. Without `/proc` it counts as initial.
+pub fn is_in_initial_user_namespace() -> bool {
+    std::fs::metadata("/proc/self/ns/user").map_or(true, |file| file.ino() == INITIAL)
 }
 
 fn is_unmapped(uid: u32, visible: bool) -> bool {

@@ -30,7 +30,7 @@ const ALL_THREADS: &[libc::c_long] = &[
     libc::SYS_fcntl, libc::SYS_flock, libc::SYS_dup, libc::SYS_dup3, libc::SYS_ioctl, libc::SYS_ppoll,
     libc::SYS_pselect6, libc::SYS_epoll_create1, libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2,
     libc::SYS_eventfd2, libc::SYS_timerfd_create, libc::SYS_timerfd_settime, libc::SYS_timerfd_gettime, libc::SYS_pipe2,
-    libc::SYS_sendto, libc::SYS_recvfrom, libc::SYS_sendmsg, libc::SYS_recvmsg, libc::SYS_getsockopt,
+    libc::SYS_sendto, libc::SYS_recvfrom, libc::SYS_sendmsg, libc::SYS_sendmmsg, libc::SYS_recvmsg, libc::SYS_getsockopt,
     libc::SYS_setsockopt, libc::SYS_getsockname, libc::SYS_getpeername, libc::SYS_shutdown, libc::SYS_memfd_create,
     libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mprotect, libc::SYS_mremap,
     libc::SYS_madvise, libc::SYS_brk, libc::SYS_mincore, libc::SYS_mlock, libc::SYS_mlock2, libc::SYS_munlock,
@@ -62,7 +62,7 @@ const ALL_THREADS_X86: &[libc::c_long] = &[];
 #[rustfmt::skip]
 const MAIN_THREAD: &[libc::c_long] = &[
     libc::SYS_socket, libc::SYS_socketpair, libc::SYS_bind, libc::SYS_listen, libc::SYS_accept4, libc::SYS_accept,
-    libc::SYS_connect, libc::SYS_sendmmsg, libc::SYS_signalfd4, libc::SYS_unlinkat, libc::SYS_mkdirat, libc::SYS_fchmod,
+    libc::SYS_connect, libc::SYS_signalfd4, libc::SYS_unlinkat, libc::SYS_mkdirat, libc::SYS_fchmod,
     libc::SYS_fchmodat, libc::SYS_umask, libc::SYS_setsid, libc::SYS_setpriority, libc::SYS_getpriority,
     libc::SYS_prlimit64, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_getgroups, libc::SYS_getcwd,
     libc::SYS_kill, libc::SYS_landlock_create_ruleset, libc::SYS_landlock_add_rule, libc::SYS_landlock_restrict_self,

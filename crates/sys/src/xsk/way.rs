@@ -21,11 +21,13 @@ pub enum Way {
     ZeroCopy,
     /// The XDP program runs before the network stack, never in the driver.
     Generic,
+    /// No XDP program and no AF_XDP socket: packet sockets, by the daemon.
+    Packet,
 }
 
 impl Way {
     /// All of them, the default first.
-    pub const ALL: [Way; 4] = [Way::Auto, Way::Copy, Way::ZeroCopy, Way::Generic];
+    pub const ALL: [Way; 5] = [Way::Auto, Way::Copy, Way::ZeroCopy, Way::Generic, Way::Packet];
 
     /// Its word in commands, in the file of switches and in JSON.
     pub fn as_str(self) -> &'static str {
@@ -34,6 +36,7 @@ impl Way {
             Way::Copy => "copy",
             Way::ZeroCopy => "zero-copy",
             Way::Generic => "generic",
+            Way::Packet => "packet",
         }
     }
 

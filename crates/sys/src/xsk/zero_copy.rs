@@ -56,7 +56,7 @@ pub fn obstacle_known<'a>(
 ) -> Option<ZeroCopyObstacle<'a>> {
     let evidence = || Evidence::of(driver, &kernel::release(), driver.is_some_and(is_proved));
     match (way, features) {
-        (Way::Copy | Way::Generic, _) => Some(ZeroCopyObstacle::Chosen(interface, way)),
+        (Way::Copy | Way::Generic | Way::Packet, _) => Some(ZeroCopyObstacle::Chosen(interface, way)),
         (_, Some(XdpFeatures { zerocopy: false, .. })) => Some(ZeroCopyObstacle::Unsupported),
         (Way::ZeroCopy, _) => None,
         (Way::Auto, _) => match evidence() {
@@ -158,7 +158,7 @@ mod tests {
         );
         let cannot = known(Way::ZeroCopy, Some(XdpFeatures::default())).unwrap().to_string();
         assert_eq!(cannot, "the driver does not support zero copy");
-        for way in [Way::Copy, Way::Generic] {
+        for way in [Way::Copy, Way::Generic, Way::Packet] {
             let why = known(way, can).unwrap().to_string();
             assert!(why.contains(&format!("`{}`", way.as_str())) && why.contains("unetmap nic eth0 way auto"), "{why}");
         }

@@ -21,6 +21,7 @@ use crate::ls;
 /// Collects the facts about the machine.
 pub(super) fn machine() -> machine::Facts {
     let snapshots = unetmap::snapshots().map_err(|e| e.to_string());
+    let daemons = snapshots.map(|all| all.iter().map(|snapshot| daemon(snapshot)).collect::<Vec<_>>());
     machine::Facts {
         release: kernel::release(),
         barrier: barrier::register(),
@@ -33,8 +34,18 @@ pub(super) fn machine() -> machine::Facts {
         ],
         uid: process::uid(),
         own: privileges("self"),
-        daemons: snapshots.map(|snapshots| snapshots.iter().map(|snapshot| daemon(snapshot)).collect()),
+        in_user_namespace: in_user_namespace(daemons.as_deref().unwrap_or_default()),
+        daemons,
     }
+}
+
+/// Whether the process that would open an interface has the privileges of a user namespace of its own only: this
+/// process, or the system's daemon if that is seen to be in the same one.
+fn in_user_namespace(daemons: &[Daemon]) -> bool {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/user")).ok();
+    let system = daemons.iter().find(|daemon| daemon.uid == 0);
+    let is_here = system.is_none_or(|daemon| namespace(&daemon.privileged_pid.to_string()) == namespace("self"));
+    !process::is_in_initial_user_namespace() && is_here
 }
 
 /// Returns the interface of this name.
@@ -86,6 +97,7 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
         driver,
         features,
         way,
+        in_user_namespace: machine.in_user_namespace,
         no_zero_copy,
         trial,
         uid: machine.uid,
@@ -121,6 +133,8 @@ fn trial(
         Some("the interface is down".into())
     } else if link.mac.is_none() {
         Some("it is no Ethernet interface".into())
+    } else if machine.in_user_namespace {
+        Some("bpf(2) is not for user namespaces".into())
     } else if !machine.own.has(NET_RAW | NET_ADMIN | BPF) {
         Some("this process lacks CAP_NET_RAW, CAP_NET_ADMIN or CAP_BPF".into())
     } else {

@@ -34,6 +34,9 @@ pub(super) struct Facts {
     pub(super) uid: u32,
     /// Privileges of this process.
     pub(super) own: Privileges,
+    /// Whether the privileges of the process that would open an interface are those of a user namespace, and not of the
+    /// machine.
+    pub(super) in_user_namespace: bool,
     /// The daemons that replied, the system's first; or why there is no reply.
     pub(super) daemons: Result<Vec<Daemon>, String>,
 }
@@ -115,6 +118,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Check> {
             Check::missing("membarrier", text).optional()
         }
     });
+    checks.push(user_namespace(facts));
     checks.push(attempt("AF_XDP sockets", "a socket was created", &facts.socket, facts, NET_RAW));
     checks.push(attempt("BPF programs", "a program was loaded", &facts.program, facts, NET_ADMIN | BPF));
     let done = "a program was attached to lo of a temporary network namespace";
@@ -122,10 +126,25 @@ pub(super) fn check(facts: &Facts) -> Vec<Check> {
     checks.push(daemon(facts));
     checks.extend(facts.daemons.iter().flatten().filter_map(crash_protection));
     if let Some(privileges) = facts.opener() {
-        checks.push(capabilities(privileges));
-        checks.push(locked(privileges));
+        checks.push(capabilities(privileges, facts.in_user_namespace));
+        if !facts.in_user_namespace {
+            checks.push(locked(privileges));
+        }
     }
     checks
+}
+
+/// Tells in which user namespace interfaces are opened, and what that means.
+fn user_namespace(facts: &Facts) -> Check {
+    const WHAT: &str = "user namespace";
+    match facts.in_user_namespace {
+        false => Check::ok(WHAT, "the initial one, or that of a daemon elsewhere"),
+        true => Check::ok(
+            WHAT,
+            "not the initial one: bpf(2) is not among root's privileges here, so interfaces are opened by packet sockets, \
+             without host rings and filters",
+        ),
+    }
 }
 
 /// Checks that the kernel has a feature: by the attempt to use it, else by its version.
@@ -133,6 +152,9 @@ fn kernel(feature: &'static Feature, facts: &Facts) -> Check {
     let tried = facts.tried.iter().find(|(tried, ..)| *tried == feature);
     let check = match (tried, facts.kernel()) {
         (Some((.., Ok(()))), _) => Check::ok(feature.key, "tried"),
+        (Some((.., Err(e))), _) if facts.in_user_namespace && e.kind() == io::ErrorKind::PermissionDenied => {
+            Check::missing(feature.key, "not for user namespaces")
+        }
         (Some((_, need, Err(e))), _) if e.kind() != io::ErrorKind::PermissionDenied || facts.own.has(*need) => {
             Check::missing(feature.key, format!("{} ({e})", feature.requirement()))
         }
@@ -149,6 +171,13 @@ fn kernel(feature: &'static Feature, facts: &Facts) -> Check {
 fn attempt(what: &'static str, done: &str, result: &io::Result<()>, facts: &Facts, need: u64) -> Check {
     let Err(error) = result else { return Check::ok(what, done) };
     match error.kind() {
+        io::ErrorKind::PermissionDenied if facts.in_user_namespace => {
+            let why = match need & BPF {
+                0 => "not allowed in this user namespace: the network namespace belongs to another one",
+                _ => "not for user namespaces; packet sockets take their place",
+            };
+            Check::missing(what, why).optional()
+        }
         io::ErrorKind::PermissionDenied if facts.own.has(need) => {
             let why = "refused despite the capabilities: by a seccomp filter of a container, or a security module";
             Check::missing(what, why)
@@ -199,11 +228,14 @@ fn crash_protection(daemon: &Daemon) -> Option<Check> {
 }
 
 /// Checks the capabilities of the process that opens interfaces.
-fn capabilities(privileges: Privileges) -> Check {
+fn capabilities(privileges: Privileges, in_user_namespace: bool) -> Check {
     const WHAT: &str = "capabilities";
     let Some(has) = privileges.capabilities else {
         return Check::unknown(WHAT, "the capabilities of unetmapd cannot be read");
     };
+    if in_user_namespace && has & NET_RAW != 0 && has & NET_ADMIN != 0 {
+        return Check::ok(WHAT, "unetmapd has CAP_NET_RAW and CAP_NET_ADMIN in its user namespace");
+    }
     // CAP_SYS_ADMIN, with which the daemon enters the client's network namespace, includes CAP_BPF.
     let admin = match privileges.is_in_this_netns {
         true => (SYS_ADMIN | BPF, "CAP_BPF"),
@@ -260,6 +292,7 @@ mod tests {
             tried: vec![],
             uid: 0,
             own: privileges(ALL, u64::MAX),
+            in_user_namespace: false,
             daemons: Ok(vec![]),
         }
     }
@@ -334,6 +367,19 @@ mod tests {
         );
         facts.own = Privileges::default();
         assert_eq!(find(&facts, "BPF programs").state, State::Unknown);
+    }
+
+    #[test]
+    fn a_user_namespace_is_named_and_blocks_nothing() {
+        let tried = vec![(&kernel::HOST_RINGS, NET_ADMIN | BPF | SYS_ADMIN, refused(1))];
+        let own = privileges(ALL, 8 << 20);
+        let facts = Facts { in_user_namespace: true, program: refused(1), link: refused(1), tried, own, ..facts() };
+        for what in ["BPF programs", "XDP links", "kernel: host rings"] {
+            let check = find(&facts, what);
+            assert!(check.text.starts_with("not for user namespaces"), "{check:?}");
+        }
+        assert!(find(&facts, "user namespace").text.contains("packet sockets"));
+        assert_eq!(blocking(&facts), [""; 0]);
     }
 
     #[test]

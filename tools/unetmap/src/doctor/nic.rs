@@ -26,6 +26,7 @@ const ZERO_COPY: &str = "native, zero copy";
 const COPY: &str = "native, copy";
 const GENERIC: &str = "generic, copy";
 const RELAY: &str = "by way of a veth, copy";
+const PACKET: &str = "packet socket";
 
 /// Facts about an interface.
 #[derive(Debug)]
@@ -44,6 +45,8 @@ pub(super) struct Facts {
     pub(super) port: Option<OpenPort>,
     /// The way that was chosen for its packets.
     pub(super) way: Way,
+    /// Whether its port would be opened without bpf(2), in a user namespace.
+    pub(super) in_user_namespace: bool,
     /// Why a port would not try zero copy, as far as is known without opening the interface.
     pub(super) no_zero_copy: Option<String>,
     /// The result of opening a queue as a port does, or why that was not tried.
@@ -205,8 +208,12 @@ pub(super) fn check(facts: &Facts, kernel: Option<Version>) -> InterfaceReport {
     let (data_path, path_check) = data_path(facts, kernel);
     let mut checks = vec![identity(facts), state(link), mtu(link, facts.features, data_path, kernel), queues(facts)];
     checks.extend([program(facts), path_check]);
-    checks.extend(facts.offloads.iter().flat_map(|offloads| offloads::checks(offloads, &link.name)));
-    checks.extend(facts.features.and_then(missing_features));
+    if data_path == Some(PACKET) {
+        checks.push(Check::ok("offloads", "stay on: the kernel tells what a frame lacks, and the daemon completes it"));
+    } else {
+        checks.extend(facts.offloads.iter().flat_map(|offloads| offloads::checks(offloads, &link.name)));
+        checks.extend(facts.features.and_then(missing_features));
+    }
     let max = |count: fn(&ChannelSettings) -> u32| facts.settings.as_ref().map(count);
     InterfaceReport {
         name: link.name.clone(),
@@ -339,6 +346,12 @@ fn program(facts: &Facts) -> Check {
 /// Returns the data path and the reason: of the open port, else by trial, else from the driver's features.
 fn data_path(facts: &Facts, kernel: Option<Version>) -> (Option<&'static str>, Check) {
     const WHAT: &str = "data path";
+    if let Some(OpenPort { data_path: Some(current), copied, .. }) = &facts.port
+        && current.starts_with(PACKET)
+    {
+        let why = copied.as_ref().map_or(String::new(), |why| format!("; {why}"));
+        return (Some(PACKET), Check::ok(WHAT, format!("{current}, the data path of the open port{why}")));
+    }
     if let Some(port) = facts.port.as_ref().filter(|_| facts.program.as_ref().is_some_and(|p| p.ours)) {
         let current =
             [ZERO_COPY, COPY, GENERIC, RELAY].into_iter().find(|&path| port.data_path.as_deref() == Some(path));
@@ -346,6 +359,13 @@ fn data_path(facts: &Facts, kernel: Option<Version>) -> (Option<&'static str>, C
             let why = port.copied.as_ref().map_or(String::new(), |why| format!("; {why}"));
             return (Some(current), Check::ok(WHAT, format!("{current}, the data path of the open port{why}")));
         }
+    }
+    if facts.way == Way::Packet || facts.way == Way::Auto && facts.in_user_namespace {
+        let why = match facts.way {
+            Way::Packet => ZeroCopyObstacle::Chosen(&facts.link.name, facts.way).to_string(),
+            _ => "bpf(2), which AF_XDP needs, is not for user namespaces".into(),
+        };
+        return (Some(PACKET), Check::ok(WHAT, format!("{PACKET}: {why}")));
     }
     if facts.offloads == Some(Offloads::Relayed) && kernel.is_none_or(|version| version >= kernel::HOST_RINGS.least) {
         let text = format!("{RELAY}: the kernel completes frames there, which can arrive unfinished at this interface");

@@ -92,8 +92,8 @@ pub(crate) enum NicAction {
     /// Choose how packets get into the buffers of programs that open the interface afterwards
     Way {
         /// auto: zero copy where the driver is known to do it right on this kernel; copy: never zero copy; zero-copy:
-        /// nothing else; generic: the XDP program is not in the driver. Root chooses
-        #[arg(value_name = "auto|copy|zero-copy|generic", value_parser = super::way)]
+        /// nothing else; generic: the XDP program is not in the driver; packet: packet sockets. Root chooses
+        #[arg(value_name = "auto|copy|zero-copy|generic|packet", value_parser = super::way)]
         way: super::Way,
     },
     /// Set the bytes of virtio-net header before each packet of the port, of programs that open it afterwards

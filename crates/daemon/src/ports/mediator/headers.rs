@@ -184,19 +184,19 @@ impl HeaderConverter {
 }
 
 /// Bytes of a slot.
-fn capacity(ring: &Ring) -> usize {
+pub(super) fn capacity(ring: &Ring) -> usize {
     ring.buf_size().min(u32::from(u16::MAX)) as usize
 }
 
 /// Whether `needed` slots are free behind the first `filled`, or the ring could not hold them if it were empty: then
 /// the packet is lost, instead of those behind it being held up.
-fn fits(to: &Ring, filled: u32, needed: u32) -> bool {
+pub(super) fn fits(to: &Ring, filled: u32, needed: u32) -> bool {
     filled + needed <= to.space() || needed >= to.num_slots()
 }
 
 /// Writes the pieces of a frame one behind the other into slots, from `at` slots behind the head on. Returns the number
 /// of slots; 0 if they are not free.
-fn put(to: &Ring, at: u32, pieces: &[&[u8]]) -> u32 {
+pub(super) fn put(to: &Ring, at: u32, pieces: &[&[u8]]) -> u32 {
     let (bytes, capacity) = (pieces.iter().map(|piece| piece.len()).sum::<usize>(), capacity(to));
     let slots = bytes.div_ceil(capacity) as u32;
     if at + slots > to.space() {

@@ -36,7 +36,7 @@ impl Nic {
     /// Where the program may be attached: as the interface's way says, else as the knob does.
     fn attach_mode(&self) -> Admode {
         match self.way {
-            Way::Auto | Way::Copy => self.admode,
+            Way::Auto | Way::Copy | Way::Packet => self.admode,
             Way::ZeroCopy => Admode::Native,
             Way::Generic => Admode::Generic,
         }

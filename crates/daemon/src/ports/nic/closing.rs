@@ -21,6 +21,7 @@ use unetmap_sys::barrier;
 use unetmap_sys::xdp::{Mark, Noted};
 
 use super::Nic;
+use super::packets::Packets;
 use super::queue::OpenQueue;
 use crate::endpoint::{PortRing, RingSelection};
 
@@ -30,6 +31,7 @@ impl Nic {
         if self.gone {
             return self.close_all();
         }
+        self.close_unused_packets();
         // Frames that the host sends are redirected elsewhere before the sockets close.
         self.update_capture();
         let own = self.endpoint.shape.nic_pairs();
@@ -72,6 +74,7 @@ impl Nic {
     /// Closes everything. In its new namespace the kernel has an interface that has gone at once, even if programs
     /// still have the port open.
     pub(super) fn close_all(&mut self) {
+        self.packets.iter_mut().for_each(Packets::close);
         (self.xdp, self.offloads, self.merging) = (None, None, None);
         self.relay = None;
         self.host.detach();

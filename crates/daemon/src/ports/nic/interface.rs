@@ -29,6 +29,7 @@ use crate::shape::EndpointShape;
 
 use super::heartbeat::Heartbeat;
 use super::host_rings::HostRings;
+use super::packets::Packets;
 use super::queue::{OpenQueue, socket_position};
 use super::queue_count::QueueCounts;
 use super::relay::Relay;
@@ -83,6 +84,8 @@ pub(crate) struct Nic {
     pub(super) relay: Option<Relay>,
     pub(super) heartbeat: Heartbeat,
     pub(super) host: HostRings,
+    /// In place of AF_XDP sockets and an XDP program.
+    pub(super) packets: Option<Packets>,
     /// In generic mode: the mark of frames that the XDP program passes to the stack.
     pub(super) mark: Mark,
     /// Known once a socket is open.
@@ -172,6 +175,7 @@ impl Nic {
             relay: None,
             heartbeat: Heartbeat::default(),
             host,
+            packets: None,
             mark: random_mark()?,
             xdp_config: None,
             copy_reason: None,
@@ -201,6 +205,9 @@ impl Nic {
     pub(super) fn open_sockets(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
         if self.gone {
             return refuse(ENXIO, "the interface has gone");
+        }
+        if self.packets.is_some() {
+            return self.open_packets(selection);
         }
         let own = self.endpoint.shape.nic_pairs();
         let pairs: BTreeSet<usize> = self.endpoint.bound(selection).map(|ring| ring.pair).collect();
@@ -348,18 +355,20 @@ impl Nic {
 
     /// Returns how packets are received and sent, and whether the link is down, for people.
     pub(in crate::ports) fn describe_config(&self) -> String {
-        let Some(config) = self.xdp_config else { return (if self.gone { "gone" } else { "not bound" }).into() };
-        let text = match (config.mode, config.bind_mode) {
-            _ if self.relay.is_some() => "by way of a veth, copy",
-            (Mode::Native, BindMode::ZeroCopy) => "native, zero copy",
-            (Mode::Native, BindMode::Copy) => "native, copy",
-            (Mode::Generic, _) => "generic, copy",
+        let by_packets = self.packets.as_ref().filter(|packets| packets.is_open()).map(Packets::describe);
+        let text = match (by_packets, self.xdp_config.map(|config| (config.mode, config.bind_mode))) {
+            (Some(text), _) => text,
+            (None, None) => return (if self.gone { "gone" } else { "not bound" }).into(),
+            (None, Some(_)) if self.relay.is_some() => "by way of a veth, copy".into(),
+            (None, Some((Mode::Native, BindMode::ZeroCopy))) => "native, zero copy".into(),
+            (None, Some((Mode::Native, BindMode::Copy))) => "native, copy".into(),
+            (None, Some((Mode::Generic, _))) => "generic, copy".into(),
         };
         // While the companion still follows, packets are sent to an interface that is down, and lost.
         match (self.gone, self.up || self.behind) {
             (true, _) => format!("gone ({text})"),
             (false, false) => format!("down ({text})"),
-            (false, true) => text.into(),
+            (false, true) => text,
         }
     }
 
@@ -438,7 +447,15 @@ impl Nic {
         self.update_capture();
     }
 
-    pub(super) fn describe_ring(&self, ring: &PortRing, bound_ring: &mut BoundRing) -> Result<BorrowedFd<'_>, Refusal> {
+    pub(super) fn describe_ring<'a>(
+        &'a self,
+        ring: &'a PortRing,
+        bound_ring: &mut BoundRing,
+    ) -> Result<BorrowedFd<'a>, Refusal> {
+        if self.packets.is_some() {
+            bound_ring.backend = BackendKind::Null as u32;
+            return Ok(ring.doorbell.get()?.as_fd());
+        }
         let Some(socket) = self.socket(ring.pair) else { return refuse(ENXIO, "the interface has gone") };
         bound_ring.backend = BackendKind::Nic as u32;
         bound_ring.channel = self.first_sent(bound_ring.id) as u32;
@@ -466,7 +483,15 @@ impl Nic {
         if let Some(first) = port.rings.first_mut().filter(|ring| ring.dir == "tx") {
             first.dropped += self.tx_dropped();
         }
-        let copied = self.copy_reason().map(str::to_owned);
+        let by_packets = self.packets.as_ref();
+        if let Some((received, sent)) = by_packets.map(Packets::lost) {
+            let mut add = |dir, lost| {
+                port.rings.iter_mut().find(|ring| ring.dir == dir).into_iter().for_each(|ring| ring.dropped += lost);
+            };
+            add("rx", received);
+            add("tx", sent);
+        }
+        let copied = by_packets.map(Packets::copy_reason).or_else(|| self.copy_reason().map(str::to_owned));
         let not_taken = self.xdp.as_ref().and_then(|xdp| xdp.failed().ok());
         let not_taken = not_taken.map(|failed| Failed { noted: failed.noted.plus(self.lost), ..failed });
         PortSnapshot {

@@ -197,6 +197,9 @@ impl Nic {
 
     /// Whether all that `selection` needs is open.
     fn has_open(&self, selection: &RingSelection) -> bool {
+        if let Some(packets) = &self.packets {
+            return packets.has_open(selection);
+        }
         let own = self.endpoint.shape.nic_pairs();
         let is_open = |pair: usize, receives: bool| {
             self.queues[pair].as_ref().is_some_and(|queue| queue.in_xdp_map || !receives)
@@ -220,7 +223,8 @@ impl Nic {
         };
         let is_idle = |mut pairs: std::ops::Range<usize>| self.gone || pairs.all(|pair| bound(pair) == (false, false));
         let (nic, host) = (0..own, own..self.queues.len());
-        self.queues.iter().enumerate().any(is_unneeded)
+        self.has_unneeded_packets()
+            || self.queues.iter().enumerate().any(is_unneeded)
             || is_idle(nic.clone()) && (self.xdp.is_some() || self.offloads.is_some() || self.relay.is_some())
             || is_idle(host.clone()) && self.host.has_veth()
             || is_idle(nic) && is_idle(host) && self.host.is_attached()

@@ -24,6 +24,8 @@ mod interface;
 pub(crate) mod kernel_work;
 mod lookup;
 mod open;
+mod open_packets;
+mod packets;
 mod port;
 mod queue;
 mod queue_count;
@@ -55,6 +57,7 @@ pub(crate) use open::{
     admitted, admitted_interface, check_still_given, create_for_daemon, in_use, new_shape, usage_for_daemon,
 };
 pub(super) use open::{check_default_route, create, header_of_link, usable_access};
+pub(crate) use open_packets::usage_by_packets;
 pub(crate) use port::NicPort;
 pub(crate) use queue::any_was_closed;
 pub(crate) use refusals::no_such_interface;

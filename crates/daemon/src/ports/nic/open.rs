@@ -7,6 +7,8 @@ use unetmap_mem::Slots;
 use unetmap_sys::link::{self, Link};
 
 use super::lookup::{behind, find, find_link, find_link_for, may_have_interfaces};
+use super::open_packets;
+use super::packets::Packets;
 use super::queue_count::rings;
 use super::refusals::{denied, no_such_interface, not_system_daemon, without_ethernet};
 use super::state::NicState;
@@ -31,11 +33,11 @@ const MAX_HOST_RINGS: u16 = 64;
 
 /// If `name` is an interface that the caller may open: the scope of its pipes, and the access.
 pub(crate) fn admitted_interface(
-    admission: &mut Admission,
-    nics: &mut NicState,
+    daemon: &mut Daemon,
     name: &str,
     caller: &Caller,
 ) -> Result<Option<(Scope, Access)>, Refusal> {
+    let Daemon { admission, registry, nics, .. } = daemon;
     // A user's own daemon has no policy, and opens no interface.
     if admission.policy.is_none() || !may_have_interfaces(admission, caller)? {
         return Ok(None);
@@ -47,7 +49,7 @@ pub(crate) fn admitted_interface(
     };
     let Some(link) = found else { return Ok(None) };
     let access = admission.policy()?.and_then(|policy| policy.nic(&caller.identity(policy), &link.name));
-    let access = access.map(|access| usable_access(nics, access, &link, caller));
+    let access = access.map(|access| usable_access((registry, nics), access, &link, caller));
     Ok(access.map(|access| (admission.interface_scope(caller), access)))
 }
 
@@ -123,9 +125,16 @@ pub(in crate::ports) fn header_of_link(nics: &mut NicState, link: &Link, caller:
 }
 
 /// Returns the access that this kernel and the interface's settings allow. Before Linux 6.4 only the process that
-/// creates a socket, the daemon, can map its rings; and only the daemon puts virtio-net headers before packets.
-pub(in crate::ports) fn usable_access(nics: &mut NicState, access: Access, link: &Link, caller: &Caller) -> Access {
-    if header_of_link(nics, link, caller) > 0 {
+/// creates a socket, the daemon, can map its rings; and only the daemon puts virtio-net headers before packets, and has
+/// packet sockets.
+pub(in crate::ports) fn usable_access(
+    (registry, nics): (&Registry, &mut NicState),
+    access: Access,
+    link: &Link,
+    caller: &Caller,
+) -> Access {
+    if header_of_link(nics, link, caller) > 0 || open_packets::reason(registry, &nics.settings, link, caller).is_some()
+    {
         return Access::Mediated;
     }
     let Some(netns) = caller.netns().filter(|_| access == Access::Direct) else { return access };
@@ -163,6 +172,8 @@ pub(in crate::ports) fn create(
     caller: &Caller,
 ) -> Result<NicKey, Refusal> {
     let stays = caller.netns().map_or(Ok(None), |netns| daemon.nics.settings.failure_at(netns, link))?;
+    let packets =
+        open_packets::reason(&daemon.registry, &daemon.nics.settings, link, caller).map(Packets::new).transpose()?;
     let admode = daemon.knobs.admode();
     let netns_id = caller.netns_id();
     let key = NicKey { netns: netns_id, index: link.index, serial: daemon.nics.last_serial + 1 };
@@ -183,6 +194,7 @@ pub(in crate::ports) fn create(
     nic.filter = daemon.nics.settings.filter_of(netns_id, link.index);
     nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
     nic.way = daemon.nics.settings.way_of(netns_id, link.index);
+    nic.packets = packets;
     nic.set_stays(stays);
     nic.forwards = daemon.knobs.fwd();
     nic.queue_counts = daemon.nics.queue_counts.clone();
@@ -206,7 +218,7 @@ pub(crate) fn in_use<T>(registry: &Registry, nic: &Nic) -> Result<T, Refusal> {
 
 /// Returns the shape of a port on an interface that is not open yet.
 pub(crate) fn new_shape(
-    nics: &NicState,
+    (registry, nics): (&Registry, &NicState),
     link: &Link,
     request: &NmreqRegister,
     caller: &Caller,
@@ -214,7 +226,10 @@ pub(crate) fn new_shape(
     if link.mac.is_none() {
         return without_ethernet();
     }
-    let channels = nics.queue_counts.once_attached(caller.netns_id(), link.index, queues(link, caller)?);
+    let channels = match open_packets::reason(registry, &nics.settings, link, caller) {
+        Some(_) => link::Channels { rx: 1, tx: 1 },
+        None => nics.queue_counts.once_attached(caller.netns_id(), link.index, queues(link, caller)?),
+    };
     let slots = |requested: u32, default: u32| {
         let n = if requested == 0 { default } else { requested.clamp(2, MAX_SLOTS).next_power_of_two() };
         Slots::new(n).map_or_else(|| refuse(EINVAL, format!("a ring has 2 to {MAX_SLOTS} slots, not {n}")), Ok)

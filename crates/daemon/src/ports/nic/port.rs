@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use unetmap_core::control::binding::BoundRing;
 
+use super::packets::Packets;
 use super::refusals::{no_such_interface, refuse_away};
 use super::{Nic, NicKey, SavedNic, other_usage};
 use crate::descriptors::Outgoing;
@@ -45,7 +46,8 @@ impl NicPort {
         let record = Record {
             page: Some(sent),
             locks_buffers: true,
-            other_usage: other_usage(nic.endpoint.shape),
+            other_usage: other_usage(nic.endpoint.shape)
+                .and(nic.packets.as_ref().map(Packets::usage).unwrap_or_default()),
             ..Record::new(nic.region, nic.scope, [nic.endpoint.clone()], BufferRepair::Slots)
         };
         let (key, state) = (nic.key, State::Here(Box::new(nic)));
@@ -125,11 +127,11 @@ impl Port<NicPort> {
         self.here_mut().into_iter().for_each(|nic| nic.bind(selection));
     }
 
-    pub(in crate::ports) fn describe_ring(
-        &self,
-        ring: &PortRing,
+    pub(in crate::ports) fn describe_ring<'a>(
+        &'a self,
+        ring: &'a PortRing,
         bound_ring: &mut BoundRing,
-    ) -> Result<BorrowedFd<'_>, Refusal> {
+    ) -> Result<BorrowedFd<'a>, Refusal> {
         self.here().map_or_else(refuse_away, |nic| nic.describe_ring(ring, bound_ring))
     }
 

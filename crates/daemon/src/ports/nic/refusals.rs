@@ -9,7 +9,8 @@ use crate::privileged;
 use crate::refusal::{Refusal, refuse, refuse_for_now};
 
 /// Why no XDP program is attached: `EPERM`.
-pub(super) const MAY_NOT_ATTACH: &str = "the daemon may not attach XDP programs: it needs CAP_NET_ADMIN and CAP_BPF";
+pub(super) const MAY_NOT_ATTACH: &str =
+    "the daemon may not attach XDP programs: it needs CAP_NET_ADMIN and, in the initial user namespace, CAP_BPF";
 
 pub(crate) fn no_such_interface<T>() -> Result<T, Refusal> {
     refuse(ENXIO, "no such interface (ip link shows them; pipes are NAME{ID and NAME}ID, ports of switches valeS:PORT)")

@@ -14,6 +14,7 @@ use unetmap_sys::xsk::Way;
 
 use super::heartbeat::Heartbeat;
 use super::host_rings::SavedHostRings;
+use super::packets::SavedPackets;
 use super::queue::OpenQueue;
 use super::queue_count::QueueCounts;
 use super::relay::{Relay, SavedRelay};
@@ -42,6 +43,9 @@ pub(crate) struct SavedNic {
     offloads_stay_on: bool,
     relay: Option<SavedRelay>,
     host: SavedHostRings,
+    /// From version 19 on.
+    #[serde(default)]
+    packets: Option<SavedPackets>,
     mark: Mark,
     xdp_config: Option<XdpConfig>,
     copy_reason: Option<String>,
@@ -85,6 +89,7 @@ impl Nic {
             offloads_stay_on: self.offloads_stay_on,
             relay: self.relay.as_ref().map(|relay| relay.save(fds)),
             host: self.host.save(fds),
+            packets: self.packets.as_ref().map(|packets| packets.save(fds)),
             mark: self.mark,
             xdp_config: self.xdp_config,
             copy_reason: self.copy_reason.clone(),
@@ -148,6 +153,7 @@ impl SavedNic {
         let host_queues = (pairs - shape.nic_pairs()) as u32;
         let host = self.host.restore(&netns, (key.index, host_queues), fds)?;
         let relay = self.relay.map(|relay| relay.restore(&netns, fds)).transpose()?;
+        let packets = self.packets.map(|packets| packets.restore(fds)).transpose()?;
         let mut nic = Nic {
             key,
             name: self.name,
@@ -171,6 +177,7 @@ impl SavedNic {
             relay,
             heartbeat: Heartbeat::default(),
             host,
+            packets,
             mark: self.mark,
             xdp_config: self.xdp_config,
             copy_reason: self.copy_reason,

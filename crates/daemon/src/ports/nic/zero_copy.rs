@@ -22,6 +22,9 @@ const MAX_LINKS: usize = 64;
 pub(crate) fn is_expected(settings: &mut InterfaceSettings, link: &Link, caller: &Caller) -> bool {
     let Some(netns) = caller.netns() else { return false };
     let way = settings.way_of(caller.netns_id(), link.index);
+    if way == Way::Auto && privileged::xdp_obstacle().is_some() {
+        return false;
+    }
     let surveyed = caller.surveyed(link.index);
     let features =
         surveyed.and_then(|survey| survey.features).map_or_else(|| privileged::xdp_features(netns, link.index), Ok);

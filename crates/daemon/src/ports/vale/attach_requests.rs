@@ -85,7 +85,7 @@ pub(super) fn open_interface(
     if let Some(nic) = nic::find(&daemon.registry, caller.netns_id(), link.index)? {
         return nic::in_use(&daemon.registry, nic);
     }
-    let shape = nic::new_shape(&daemon.nics, link, request, caller)?;
+    let shape = nic::new_shape((&daemon.registry, &daemon.nics), link, request, caller)?;
     nic::create_for_daemon(daemon, link, shape, caller).map(PortKey::Nic)
 }
 

@@ -139,7 +139,7 @@ fn create_host_end(
     // What the host sends is received here.
     let mirrored =
         NmreqRegister { nr_tx_slots: request.nr_rx_slots, nr_rx_slots: request.nr_tx_slots, ..Default::default() };
-    let shape = nic::new_shape(&daemon.nics, &link, &mirrored, &in_namespace)?;
+    let shape = nic::new_shape((&daemon.registry, &daemon.nics), &link, &mirrored, &in_namespace)?;
     let nic = PortKey::Nic(nic::create_for_daemon(daemon, &link, shape, &in_namespace)?);
     let connected = attached::connect(daemon, key, (&nic, Side::Wire), request.nr_mem_id, caller);
     connected.inspect_err(|_| daemon.release_if_unused(&nic)).map(|(id, _)| id)

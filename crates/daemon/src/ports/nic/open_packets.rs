@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Opening and closing the packet sockets of an interface (`packets`), and when it has these instead of AF_XDP sockets.
+
+use std::io;
+use std::sync::Arc;
+
+use unetmap_core::errno::{ENXIO, EOPNOTSUPP};
+use unetmap_sys::link::Link;
+use unetmap_sys::packet_socket::slot_bytes;
+use unetmap_sys::xsk::Way;
+
+use super::Nic;
+use super::lookup::find;
+use super::packets::{OpenReceiver, usage};
+use super::settings::InterfaceSettings;
+use crate::budget::Amounts;
+use crate::caller::Caller;
+use crate::endpoint::{PortRing, RingSelection};
+use crate::ports::Registry;
+use crate::ports::mediator::PacketDevice;
+use crate::privileged;
+use crate::refusal::{Refusal, refuse};
+
+/// Returns why an interface's packets are those of packet sockets, or are to be once it is opened, if so.
+pub(in crate::ports) fn reason(
+    registry: &Registry,
+    settings: &InterfaceSettings,
+    link: &Link,
+    caller: &Caller,
+) -> Option<String> {
+    if let Ok(Some(nic)) = find(registry, caller.netns_id(), link.index) {
+        return nic.packets.as_ref().map(|packets| packets.why.clone());
+    }
+    let settings = settings.kept_of(caller.netns_id(), link.index);
+    match settings.map_or(Way::Auto, |settings| settings.way) {
+        Way::Auto => privileged::xdp_obstacle(),
+        Way::Packet => Some(format!("its way is `packet` (unetmap nic {} way auto)", link.name)),
+        Way::Copy | Way::ZeroCopy | Way::Generic => None,
+    }
+}
+
+/// Returns the amounts of the sockets of such an interface; none if it has AF_XDP sockets.
+pub(crate) fn usage_by_packets(
+    registry: &Registry,
+    settings: &InterfaceSettings,
+    link: &Link,
+    caller: &Caller,
+) -> Amounts {
+    reason(registry, settings, link, caller).map_or_else(Amounts::default, |_| usage())
+}
+
+impl Nic {
+    /// Opens the packet sockets that `selection` needs.
+    pub(super) fn open_packets(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
+        let own = self.endpoint.shape.nic_pairs();
+        let Some(why) = self.packets.as_ref().map(|packets| packets.why.clone()) else { return Ok(()) };
+        let needs_xdp = [
+            (self.endpoint.bound(selection).any(|ring| ring.pair >= own), "host rings are"),
+            (self.filter.is_some(), "its filter is"),
+            (self.stays.is_some(), "its setting `failure` is"),
+            (self.forwards, "forwarding of released packets (the knob fwd) is"),
+        ];
+        if let Some((_, what)) = needs_xdp.iter().find(|(is_needed, _)| *is_needed) {
+            return refuse(EOPNOTSUPP, format!("{what} not possible with packet sockets, which it has because {why}"));
+        }
+        let sends = !selection.tx.is_empty();
+        let receives = !selection.rx.is_empty();
+        let Some(packets) = &self.packets else { return Ok(()) };
+        let sender = match &packets.sender {
+            None if sends => {
+                let opened = privileged::packet_sender(&self.netns, self.key.index, packets.mark);
+                Some(Arc::new(opened.or_else(|e| self.explain_packets(&e))?))
+            }
+            open => open.clone(),
+        };
+        let receiver = match &packets.receiver {
+            None if receives => Some(self.open_receiver(packets.mark)?),
+            _ => None,
+        };
+        if let Some(packets) = &mut self.packets {
+            packets.sender = sender;
+            if receiver.is_some() {
+                packets.receiver = receiver;
+            }
+        }
+        Ok(())
+    }
+
+    fn open_receiver(&self, mark: u32) -> Result<OpenReceiver, Refusal> {
+        let (netns, index) = (&self.netns, self.key.index);
+        let mtu = privileged::link(netns, index).ok().flatten().map_or(0, |link| link.mtu);
+        let slot = slot_bytes(mtu);
+        // Before the socket receives: no frame is seen by both.
+        let (table, shared) = match privileged::disconnect(netns, index, self.name.clone(), mark) {
+            Ok((true, table)) => (Some(table), None),
+            Ok((false, table)) => {
+                (Some(table), Some("the host can send (Linux 5.16 with CONFIG_NETFILTER_EGRESS prevents it)".into()))
+            }
+            Err(e) => (None, Some(format!("shared with the stack (no table of nftables: {e})"))),
+        };
+        if let Some(why) = &shared {
+            tracing::warn!(name = self.name, "the interface is not disconnected from the host: {why}");
+        }
+        let fd = privileged::packet_receiver(netns, index, slot).or_else(|e| self.explain_packets(&e))?;
+        OpenReceiver::of(fd, (slot, 0), table, shared).or_else(|e| self.explain_packets(&e))
+    }
+
+    fn explain_packets<T>(&self, e: &io::Error) -> Result<T, Refusal> {
+        let (name, why) = (&self.name, self.packets.as_ref().map_or("", |packets| &packets.why));
+        if e.raw_os_error() == Some(ENXIO) {
+            return refuse(ENXIO, "the interface has gone");
+        }
+        refuse(
+            EOPNOTSUPP,
+            format!("{why}, and a packet socket in its place cannot be opened: {e} (unetmap doctor {name} says more)"),
+        )
+    }
+
+    /// Whether it has packet sockets in place of AF_XDP sockets.
+    pub(in crate::ports) fn has_packet_sockets(&self) -> bool {
+        self.packets.is_some()
+    }
+
+    /// Its packet sockets, for a thread, if it has such.
+    pub(in crate::ports) fn packet_device(&self) -> Option<PacketDevice> {
+        let packets = self.packets.as_ref()?;
+        let receiver = packets.receiver.as_ref().map(|open| open.socket.clone());
+        Some(PacketDevice::new(receiver, packets.sender.clone(), packets.counters.clone()))
+    }
+
+    /// Closes the packet sockets that no session has bound any more.
+    pub(super) fn close_unused_packets(&mut self) {
+        let is_bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.binders() > 0);
+        let (sends, receives) = (is_bound(&self.endpoint.tx), is_bound(&self.endpoint.rx));
+        let Some(packets) = &mut self.packets else { return };
+        if !receives {
+            packets.close_receiver();
+        }
+        if !sends {
+            packets.sender = None;
+        }
+    }
+
+    /// Whether packet sockets are open that no session has bound.
+    pub(super) fn has_unneeded_packets(&self) -> bool {
+        let is_bound = |rings: &[PortRing]| !self.gone && rings.iter().any(|ring| ring.binders() > 0);
+        self.packets.as_ref().is_some_and(|packets| {
+            packets.receiver.is_some() && !is_bound(&self.endpoint.rx)
+                || packets.sender.is_some() && !is_bound(&self.endpoint.tx)
+        })
+    }
+}

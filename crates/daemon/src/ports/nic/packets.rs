@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Packet sockets of an interface, where AF_XDP or BPF cannot be had: in a user namespace of an ordinary user, in a
+//! container without `CAP_BPF`, on a kernel without AF_XDP.
+//!
+//! ```text
+//! wire --> socket's ring --> [thread] == mediated port == program
+//!      \-> table of nftables: drops what is on its way to the stack, and what the stack sends
+//! program == mediated port == [thread] --> socket, with a mark that the table accepts --> wire
+//! ```
+//! All queues are one pair of rings. Sockets and table end with the daemon's descriptors, however it ends.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use unetmap_core::errno::ENOMEM;
+use unetmap_sys::packet_socket::{self, Receiver};
+use unetmap_sys::process;
+
+use crate::budget::{Amounts, Resource};
+use crate::descriptors::{FdIndex, Incoming, Outgoing};
+use crate::endpoint::RingSelection;
+use crate::ports::mediator::{PacketCounters, PacketReceiver};
+use crate::refusal::{Refusal, refuse, refuse_lack};
+
+/// The packet sockets of an interface.
+pub(super) struct Packets {
+    /// Why there are no AF_XDP sockets.
+    pub(super) why: String,
+    /// Of the frames that are sent.
+    pub(super) mark: u32,
+    pub(super) receiver: Option<OpenReceiver>,
+    pub(super) sender: Option<Arc<OwnedFd>>,
+    pub(super) counters: Arc<PacketCounters>,
+    /// Frames that found the ring full, of earlier sockets, too.
+    full: AtomicU64,
+}
+
+/// A socket that receives, and what keeps its frames from the stack.
+pub(super) struct OpenReceiver {
+    pub(super) socket: PacketReceiver,
+    slot: usize,
+    /// Owns the table.
+    table: Option<OwnedFd>,
+    /// Why the stack has frames, too, or sends some.
+    shared: Option<String>,
+}
+
+/// Packet sockets as the daemon hands them to its successor.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SavedPackets {
+    why: String,
+    mark: u32,
+    receiver: Option<SavedReceiver>,
+    sender: Option<FdIndex>,
+    /// Lost of those that arrived, lost of those that were sent, full.
+    counts: [u64; 3],
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedReceiver {
+    socket: FdIndex,
+    slot: usize,
+    next: u32,
+    table: Option<FdIndex>,
+    shared: Option<String>,
+}
+
+/// The ring, and the descriptors of two sockets and a table.
+pub(super) fn usage() -> Amounts {
+    Amounts::of(Resource::Memory, packet_socket::MEMORY as u64).and(Amounts::of(Resource::Descriptors, 3))
+}
+
+impl Packets {
+    pub(super) fn new(why: String) -> Result<Packets, Refusal> {
+        let random = process::random().or_else(|e| refuse(ENOMEM, format!("no random numbers: {e}")))?;
+        let mark = (random as u32).max(1);
+        let (counters, full) = (Arc::default(), AtomicU64::new(0));
+        Ok(Packets { why, mark, receiver: None, sender: None, counters, full })
+    }
+
+    /// For people: why packets are copied.
+    pub(super) fn copy_reason(&self) -> String {
+        format!("{} (packet sockets)", self.why)
+    }
+
+    /// For people: how packets are moved.
+    pub(super) fn describe(&self) -> String {
+        match self.receiver.as_ref().and_then(|receiver| receiver.shared.as_ref()) {
+            None => "packet socket".into(),
+            Some(why) => format!("packet socket, {why}"),
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.receiver.is_some() || self.sender.is_some()
+    }
+
+    /// Whether what a session on these rings needs is open.
+    pub(super) fn has_open(&self, selection: &RingSelection) -> bool {
+        (selection.rx.is_empty() || self.receiver.is_some()) && (selection.tx.is_empty() || self.sender.is_some())
+    }
+
+    /// The amounts that its user is charged for.
+    pub(super) fn usage(&self) -> Amounts {
+        usage()
+    }
+
+    /// Frames that were lost: of those that arrived, and of those that were sent.
+    pub(super) fn lost(&self) -> (u64, u64) {
+        if let Some(OpenReceiver { socket: (fd, _), .. }) = &self.receiver {
+            self.full.fetch_add(packet_socket::take_dropped(fd.as_fd()).unwrap_or(0), Relaxed);
+        }
+        let (received, sent) = (self.counters.received.load(Relaxed), self.counters.sent.load(Relaxed));
+        (received + self.full.load(Relaxed), sent)
+    }
+
+    pub(super) fn close_receiver(&mut self) {
+        self.lost();
+        self.receiver = None;
+    }
+
+    pub(super) fn close(&mut self) {
+        self.close_receiver();
+        self.sender = None;
+    }
+}
+
+impl OpenReceiver {
+    pub(super) fn of(
+        fd: OwnedFd,
+        (slot, next): (usize, u32),
+        table: Option<OwnedFd>,
+        shared: Option<String>,
+    ) -> io::Result<OpenReceiver> {
+        let fd = Arc::new(fd);
+        let ring = Arc::new(Mutex::new(Receiver::new(fd.clone(), slot, next)?));
+        Ok(OpenReceiver { socket: (fd, ring), slot, table, shared })
+    }
+}
+
+impl Packets {
+    pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedPackets {
+        let mut save_receiver = |open: &'a OpenReceiver| {
+            let (fd, ring) = &open.socket;
+            let next = ring.lock().unwrap_or_else(PoisonError::into_inner).position();
+            let table = open.table.as_ref().map(|table| fds.add(table));
+            SavedReceiver { socket: fds.add(&**fd), slot: open.slot, next, table, shared: open.shared.clone() }
+        };
+        let receiver = self.receiver.as_ref().map(&mut save_receiver);
+        let counts = [&self.counters.received, &self.counters.sent, &self.full].map(|count| count.load(Relaxed));
+        let sender = self.sender.as_ref().map(|fd| fds.add(&**fd));
+        SavedPackets { why: self.why.clone(), mark: self.mark, receiver, sender, counts }
+    }
+}
+
+impl SavedPackets {
+    pub(super) fn restore(self, fds: &mut Incoming) -> Result<Packets, Refusal> {
+        let SavedPackets { why, mark, receiver, sender, counts: [received, sent, full] } = self;
+        let receiver = receiver.map(|saved| {
+            let (fd, table) = (fds.take(saved.socket)?, saved.table.map(|table| fds.take(table)).transpose()?);
+            let open = OpenReceiver::of(fd, (saved.slot, saved.next), table, saved.shared);
+            open.or_else(|e| refuse_lack("a socket of an interface cannot be taken over", &e))
+        });
+        let (receiver, sender) = (receiver.transpose()?, sender.map(|fd| fds.take(fd).map(Arc::new)).transpose()?);
+        let counters = Arc::new(PacketCounters { received: received.into(), sent: sent.into() });
+        Ok(Packets { why, mark, receiver, sender, counters, full: full.into() })
+    }
+}

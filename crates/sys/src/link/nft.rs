@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Keeping an interface from the host's stack without BPF: a table of nftables, of the family `netdev`, whose chains
+//! drop what passes. Packet sockets see frames before.
+//!
+//! ```text
+//! table netdev unetmap-INDEX-MARK {  flags owner
+//!     chain in  { type filter hook ingress device "eth0" priority -500; policy drop; }
+//!     chain out { type filter hook egress device "eth0" priority -500; policy drop; meta mark MARK accept; }
+//! }
+//! ```
+//! The table belongs to the socket that makes it (since Linux 5.12), and ends when that is closed, so with its process.
+//! The hook of outgoing frames exists since Linux 5.16.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+
+use super::netlink::{Socket, push_attribute};
+
+/// `NLA_F_NESTED`.
+const NESTED: u16 = 0x8000;
+/// `NFPROTO_NETDEV`.
+const NETDEV: u8 = 5;
+/// Of linux/netfilter/nf_tables.h: `NFT_MSG_NEWTABLE`, `NFT_MSG_NEWCHAIN`, `NFT_MSG_NEWRULE`.
+const NEW_TABLE: u16 = 0;
+const NEW_CHAIN: u16 = 3;
+const NEW_RULE: u16 = 6;
+/// `NFNL_SUBSYS_NFTABLES`, and the messages around a transaction of linux/netfilter/nfnetlink.h.
+const SUBSYSTEM: u16 = 10;
+const BATCH_BEGIN: u16 = 16;
+const BATCH_END: u16 = 17;
+/// `NFT_TABLE_F_OWNER`.
+const OWNER: u32 = 2;
+/// `NF_DROP`, `NF_ACCEPT`.
+const DROP: u32 = 0;
+const ACCEPT: u32 = 1;
+/// `NF_NETDEV_INGRESS`, `NF_NETDEV_EGRESS`.
+const INGRESS: u32 = 0;
+const EGRESS: u32 = 1;
+/// Before the chains of others.
+const PRIORITY: i32 = -500;
+/// `NFT_REG_VERDICT`, `NFT_REG32_00`, `NFT_META_MARK`.
+const VERDICT: u32 = 0;
+const REGISTER: u32 = 8;
+const META_MARK: u32 = 3;
+
+/// Drops what interface `name`, of this index, of the calling thread's namespace passes to the stack, and what the
+/// stack sends by it, except for frames with `mark`. Returns the socket that owns the table, and whether frames that
+/// the stack sends are dropped, too: before Linux 5.16 they are not.
+///
+/// # Errors
+/// `EPERM` without `CAP_NET_ADMIN`; `EPROTONOSUPPORT`, `EOPNOTSUPP`, `ENOENT` or `EINVAL`: the kernel lacks nftables,
+/// its family `netdev`, or owners of tables.
+pub fn disconnect((index, name): (u32, &str), mark: u32) -> io::Result<(OwnedFd, bool)> {
+    let socket = Socket::netfilter()?;
+    let table = format!("unetmap-{index}-{mark:08x}\0");
+    let batch = [new_table(&table), new_chain((&table, "in\0"), INGRESS, name)];
+    transact(&socket, &batch)?;
+    let batch = [new_chain((&table, "out\0"), EGRESS, name), accept_mark((&table, "out\0"), mark)];
+    let stops_host = transact(&socket, &batch).is_ok();
+    Ok((socket.into_fd(), stops_host))
+}
+
+/// A message of a transaction: its number, and its attributes.
+type Message = (u16, Vec<u8>);
+
+fn transact(socket: &Socket, messages: &[Message]) -> Result<(), Errno> {
+    // The address family, version 0, and the subsystem's number for the messages around.
+    let head = |family: u8, resource: u16| [[family, 0], resource.to_be_bytes()].concat();
+    let around = |kind| (kind, head(0, SUBSYSTEM));
+    let inside = messages.iter().map(|(kind, body)| (SUBSYSTEM << 8 | kind, [&head(NETDEV, 0)[..], body].concat()));
+    let all: Vec<Message> = [around(BATCH_BEGIN)].into_iter().chain(inside).chain([around(BATCH_END)]).collect();
+    socket.transaction(&all)
+}
+
+fn new_table(table: &str) -> Message {
+    // NFTA_TABLE_NAME, NFTA_TABLE_FLAGS
+    (NEW_TABLE, attributes(&[(1, table.as_bytes()), (2, &OWNER.to_be_bytes())]))
+}
+
+fn new_chain((table, chain): (&str, &str), hook: u32, device: &str) -> Message {
+    // NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY, NFTA_HOOK_DEV
+    let device = [device.as_bytes(), b"\0"].concat();
+    let hook = attributes(&[(1, &hook.to_be_bytes()), (2, &PRIORITY.to_be_bytes()), (3, &device)]);
+    // NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME, NFTA_CHAIN_HOOK, NFTA_CHAIN_POLICY, NFTA_CHAIN_TYPE
+    let chain = attributes(&[
+        (1, table.as_bytes()),
+        (3, chain.as_bytes()),
+        (4 | NESTED, &hook),
+        (5, &DROP.to_be_bytes()),
+        (7, b"filter\0"),
+    ]);
+    (NEW_CHAIN, chain)
+}
+
+/// The rule `meta mark MARK accept`.
+fn accept_mark((table, chain): (&str, &str), mark: u32) -> Message {
+    // NFTA_META_DREG, NFTA_META_KEY
+    let load = attributes(&[(1, &REGISTER.to_be_bytes()), (2, &META_MARK.to_be_bytes())]);
+    // NFTA_CMP_SREG, NFTA_CMP_OP (equal), NFTA_CMP_DATA with NFTA_DATA_VALUE
+    let value = attributes(&[(1, &mark.to_ne_bytes())]);
+    let compare = attributes(&[(1, &REGISTER.to_be_bytes()), (2, &[0; 4]), (3 | NESTED, &value)]);
+    // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA with NFTA_DATA_VERDICT, with NFTA_VERDICT_CODE
+    let code = attributes(&[(1, &ACCEPT.to_be_bytes())]);
+    let verdict = attributes(&[(2 | NESTED, &code)]);
+    let accept = attributes(&[(1, &VERDICT.to_be_bytes()), (2 | NESTED, &verdict)]);
+    // NFTA_LIST_ELEM with NFTA_EXPR_NAME, NFTA_EXPR_DATA
+    let expression = |name: &[u8], data: &[u8]| attributes(&[(1, name), (2 | NESTED, data)]);
+    let expressions = [
+        (1 | NESTED, &expression(b"meta\0", &load)[..]),
+        (1 | NESTED, &expression(b"cmp\0", &compare)),
+        (1 | NESTED, &expression(b"immediate\0", &accept)),
+    ];
+    // NFTA_RULE_TABLE, NFTA_RULE_CHAIN, NFTA_RULE_EXPRESSIONS
+    let expressions = attributes(&expressions);
+    let rule = [(1, table.as_bytes()), (2, chain.as_bytes()), (4 | NESTED, &expressions)];
+    (NEW_RULE, attributes(&rule))
+}
+
+fn attributes(all: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    all.iter().for_each(|(kind, value)| push_attribute(&mut bytes, *kind, value));
+    bytes
+}

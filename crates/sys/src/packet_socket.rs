@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Packet sockets (`AF_PACKET`): all frames of an interface, by a ring for those that arrive and a call for a batch of
+//! those that are sent. They need `CAP_NET_RAW` of the network namespace's user namespace, and no BPF.
+//!
+//! ```text
+//! ring   [ status | length .. | virtio-net header | frame ]  [ .. ]  ..      TPACKET_V2, slots of equal size
+//! ```
+//! Each frame has a virtio-net header, by which the kernel tells what is missing: a checksum, or that it is several
+//! frames yet. A VLAN tag that the kernel has taken out is beside the frame. A frame longer than a slot is in the
+//! socket's queue.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{mem, ptr};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socket_with};
+
+use crate::Mapping;
+
+/// Bytes of the virtio-net header before each frame.
+pub const HEADER: usize = 10;
+/// Bytes of a ring: 2048 frames of up to 1900 bytes, as long as a thread is delayed for a millisecond at two million
+/// frames a second.
+const RING_BYTES: usize = 4 << 20;
+/// Bytes of the largest slot: jumbo frames. Longer frames are in the socket's queue.
+const MAX_SLOT: usize = 16 << 10;
+/// Bytes that the kernel allocates in one piece.
+const BLOCK: usize = 64 << 10;
+/// Bytes before a frame in its slot at most: `struct tpacket2_hdr` and `struct sockaddr_ll`, the virtio-net header, and
+/// alignment.
+const SLOT_HEADER: usize = 96;
+/// Bytes of the queue of long frames that are asked for; the kernel's own limit (`net.core.rmem_max`) may be lower.
+const QUEUE_BYTES: libc::c_int = 1 << 20;
+/// Bytes of a receiving socket at most: the kernel counts twice what is asked for the queue.
+pub const MEMORY: usize = RING_BYTES + 2 * QUEUE_BYTES as usize;
+/// Bytes of the longest frame, with its header: segments that are to be sent as several frames.
+const LONGEST: usize = HEADER + (64 << 10) + 64;
+/// Frames of one call.
+const BATCH: usize = 64;
+/// Bytes of a VLAN tag.
+const TAG: u16 = 4;
+
+/// Returns the bytes of a slot for an interface with this MTU.
+pub fn slot_bytes(mtu: u32) -> usize {
+    (mtu as usize + 14 + 2 * usize::from(TAG) + SLOT_HEADER).next_power_of_two().clamp(2048, MAX_SLOT)
+}
+
+/// Opens a socket that receives from interface `index` of the calling thread's namespace, with a ring whose slots have
+/// `slot` bytes ([`slot_bytes`]). It does not receive what this machine sends.
+///
+/// # Errors
+/// `EPERM` without `CAP_NET_RAW`; `ENODEV` if there is no such interface; `ENOMEM`; `EINVAL` for another size.
+pub fn receiver(index: u32, slot: usize) -> io::Result<OwnedFd> {
+    // Of no protocol, so that it receives nothing yet.
+    let fd = socket()?;
+    set(&fd, libc::PACKET_VERSION, &(libc::tpacket_versions::TPACKET_V2 as libc::c_int))?;
+    set(&fd, libc::PACKET_VNET_HDR, &1)?;
+    set(&fd, libc::PACKET_IGNORE_OUTGOING, &1)?;
+    set(&fd, libc::PACKET_COPY_THRESH, &1)?;
+    set_at(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &QUEUE_BYTES)?;
+    let frames = frames(slot)?;
+    let ring = libc::tpacket_req {
+        tp_block_size: BLOCK as u32,
+        tp_block_nr: (RING_BYTES / BLOCK) as u32,
+        tp_frame_size: slot as u32,
+        tp_frame_nr: frames,
+    };
+    set(&fd, libc::PACKET_RX_RING, &ring)?;
+    bind(&fd, index, (libc::ETH_P_ALL as u16).to_be())?;
+    Ok(fd)
+}
+
+/// Opens a socket that sends by interface `index` past the queueing discipline. The host's filters know its frames by
+/// `mark`.
+///
+/// # Errors
+/// As [`receiver`].
+pub fn sender(index: u32, mark: u32) -> io::Result<OwnedFd> {
+    let fd = socket()?;
+    set(&fd, libc::PACKET_VNET_HDR, &1)?;
+    set(&fd, libc::PACKET_QDISC_BYPASS, &1)?;
+    set_at(&fd, libc::SOL_SOCKET, libc::SO_MARK, &mark)?;
+    bind(&fd, index, 0)?;
+    Ok(fd)
+}
+
+/// Sends frames, each behind a virtio-net header, in one call. Returns how many of the first were sent; 0: there are
+/// none.
+///
+/// # Errors
+/// The reason why the first was not sent.
+pub fn send<'a>(fd: BorrowedFd<'_>, frames: impl Iterator<Item = &'a [u8]>) -> Result<usize, NotSent> {
+    let mut pieces = [const { libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 } }; BATCH];
+    // SAFETY: K9.
+    let mut messages: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
+    let mut count = 0;
+    for ((frame, piece), message) in frames.zip(&mut pieces).zip(&mut messages) {
+        *piece = libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() };
+        (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (piece, 1);
+        count += 1;
+    }
+    if count == 0 {
+        return Ok(0);
+    }
+    // SAFETY: K1, K5: the messages and the frames outlive the call, which only reads the frames.
+    let sent = unsafe { libc::sendmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _) };
+    usize::try_from(sent).map_err(|_| match io::Error::last_os_error().raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => NotSent::NoRoom,
+        Some(libc::ENETDOWN | libc::ENXIO) => NotSent::Down,
+        _ => NotSent::Invalid,
+    })
+}
+
+/// Why a frame was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotSent {
+    /// The interface has no room now, or dropped it; the kernel does not tell which.
+    NoRoom,
+    /// The interface is down, or has gone.
+    Down,
+    /// It is too short or too long, or its virtio-net header does not match it.
+    Invalid,
+}
+
+/// Returns how many frames found the ring full since the last call.
+///
+/// # Errors
+/// `EBADF`, `ENOTSOCK`.
+pub fn take_dropped(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut statistics = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+    let mut length = size_of_val(&statistics) as libc::socklen_t;
+    // SAFETY: K1, K5: the structure and its length outlive the call.
+    let done = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_STATISTICS,
+            (&raw mut statistics).cast(),
+            &raw mut length,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(u64::from(statistics.tp_drops)) }
+}
+
+/// The receiving side of a socket of [`receiver`].
+#[derive(Debug)]
+pub struct Receiver {
+    fd: Arc<OwnedFd>,
+    map: Mapping,
+    slot: usize,
+    frames: u32,
+    /// The slot that is next.
+    next: u32,
+    /// A long frame that was taken from the queue: its bytes are the first of `space`.
+    long: Option<usize>,
+    space: Vec<u8>,
+}
+
+/// A frame that has arrived.
+#[derive(Debug)]
+pub struct Received<'a> {
+    /// The virtio-net header, which counts from the frame's start with its tag.
+    pub header: [u8; HEADER],
+    /// The frame, without the tag.
+    pub frame: &'a [u8],
+    /// The tag that belongs behind the two addresses.
+    pub tag: Option<[u8; 4]>,
+}
+
+/// The next slot of a ring.
+enum Next<'a> {
+    Frame(Received<'a>),
+    /// It has only the beginning of a frame, which found no room in the queue.
+    Cut,
+}
+
+impl Receiver {
+    /// Maps the ring; `next` is the slot with which an earlier receiver would have gone on.
+    ///
+    /// # Errors
+    /// `EINVAL`: the socket has no such ring; `ENOMEM`.
+    pub fn new(fd: Arc<OwnedFd>, slot: usize, next: u32) -> io::Result<Receiver> {
+        let frames = frames(slot)?;
+        let map = Mapping::of_socket(fd.as_fd(), RING_BYTES, 0)?;
+        Ok(Receiver { fd, map, slot, frames, next: next % frames, long: None, space: Vec::new() })
+    }
+
+    /// The slot that is next.
+    pub fn position(&self) -> u32 {
+        self.next
+    }
+
+    /// Whether a frame has arrived.
+    pub fn has_frame(&self) -> bool {
+        self.status().load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
+    }
+
+    /// Passes the next frame to `take`, and frees its slot unless that returns `None`. Returns what `take` returns;
+    /// `None` if there is no frame. Adds frames that were cut off to `lost`.
+    pub fn receive<R>(&mut self, lost: &mut u64, mut take: impl FnMut(&Received<'_>) -> Option<R>) -> Option<R> {
+        loop {
+            let taken = match self.look()? {
+                Next::Frame(received) => Some(take(&received)?),
+                Next::Cut => None,
+            };
+            self.long = None;
+            self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.next = (self.next + 1) % self.frames;
+            match taken {
+                None => *lost += 1,
+                taken => return taken,
+            }
+        }
+    }
+
+    /// The interface went down or up: forgets what the kernel reports of it.
+    pub fn clear_error(&self) {
+        let _ = rustix::net::sockopt::socket_error(&*self.fd);
+    }
+
+    /// The status word of the next slot.
+    fn status(&self) -> &AtomicU32 {
+        // SAFETY: K3: `next < frames`, and so many slots are mapped; slots are aligned to more than a word.
+        unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(self.next as usize * self.slot).cast()) }
+    }
+
+    /// Looks at the next slot; `None` if it is the kernel's.
+    fn look(&mut self) -> Option<Next<'_>> {
+        let status = self.status().load(Ordering::Acquire);
+        if status & libc::TP_STATUS_USER == 0 {
+            return None;
+        }
+        // SAFETY: K10: the slot is ours until its status word is written, and no other process maps the ring.
+        let slot = unsafe {
+            std::slice::from_raw_parts(self.map.as_ptr().add(self.next as usize * self.slot).cast_const(), self.slot)
+        };
+        let word = |at: usize| u32::from_ne_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]) as usize;
+        let half = |at: usize| u16::from_ne_bytes([slot[at], slot[at + 1]]);
+        // Fields of `struct tpacket2_hdr`.
+        let (length, held, mac) = (word(4), word(8), usize::from(half(12)));
+        let (tci, tpid) = (half(24), half(26));
+        let tag = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
+            let has_kind = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+            let kind = if has_kind { tpid } else { libc::ETH_P_8021Q as u16 };
+            let ([a, b], [c, d]) = (kind.to_be_bytes(), tci.to_be_bytes());
+            [a, b, c, d]
+        });
+        let bytes: &[u8] = if held == length {
+            slot.get(mac.checked_sub(HEADER)?..mac.checked_add(held)?)?
+        } else {
+            if status & libc::TP_STATUS_COPY == 0 {
+                return Some(Next::Cut);
+            }
+            if self.long.is_none() {
+                self.space.resize(LONGEST, 0);
+                let (n, _) = recv(&*self.fd, &mut self.space[..], RecvFlags::DONTWAIT).unwrap_or_default();
+                self.long = Some(n);
+            }
+            match self.space.get(..self.long?) {
+                Some(long) if long.len() >= HEADER => long,
+                _ => return Some(Next::Cut),
+            }
+        };
+        let (header, frame) = bytes.split_first_chunk::<HEADER>()?;
+        Some(Next::Frame(Received { header: with_tag(*header, tag.is_some()), frame, tag }))
+    }
+}
+
+/// Moves the places that a header names behind a tag that is put back.
+fn with_tag(mut header: [u8; HEADER], has_tag: bool) -> [u8; HEADER] {
+    let mut add = |at: usize| {
+        let moved = u16::from_ne_bytes([header[at], header[at + 1]]).wrapping_add(TAG);
+        header[at..at + 2].copy_from_slice(&moved.to_ne_bytes());
+    };
+    if has_tag {
+        // `hdr_len`, and `csum_start` if it is valid.
+        add(2);
+        add(6);
+    }
+    header
+}
+
+/// Returns the slots of a ring.
+fn frames(slot: usize) -> io::Result<u32> {
+    let is_valid = slot.is_power_of_two() && (2048..=MAX_SLOT).contains(&slot);
+    if is_valid { Ok((RING_BYTES / slot) as u32) } else { Err(Errno::INVAL.into()) }
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?)
+}
+
+fn bind(fd: &OwnedFd, index: u32, protocol: u16) -> io::Result<()> {
+    // SAFETY: K9.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    (address.sll_family, address.sll_protocol) = (libc::AF_PACKET as u16, protocol);
+    address.sll_ifindex = index.cast_signed();
+    let length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: K1, K5: the address outlives the call.
+    done(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })
+}
+
+fn set<T>(fd: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+    set_at(fd, libc::SOL_PACKET, option, value)
+}
+
+fn set_at<T>(fd: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+    let length = size_of_val(value) as libc::socklen_t;
+    // SAFETY: K1, K5: the value has the type of its option, and outlives the call.
+    done(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, ptr::from_ref(value).cast(), length) })
+}
+
+fn done(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_hold_the_longest_frame_up_to_jumbo_frames() {
+        assert_eq!([0, 1500, 1830, 1831, 9000, 65_535].map(slot_bytes), [2048, 2048, 2048, 4096, 16_384, 16_384]);
+        for mtu in 0..16_000 {
+            let slot = slot_bytes(mtu);
+            assert!(slot >= mtu as usize + 22 + SLOT_HEADER && BLOCK.is_multiple_of(slot), "{mtu}");
+            assert_eq!(frames(slot).unwrap() as usize * slot, RING_BYTES);
+        }
+        assert!([0, 1024, 3000, 32_768].iter().all(|slot| frames(*slot).is_err()));
+    }
+
+    #[test]
+    fn a_header_counts_with_the_tag_that_is_put_back() {
+        // Its length is 54, and its checksum begins at 34.
+        let header = [1, 1, 54, 0, 0xe8, 3, 34, 0, 16, 0];
+        assert_eq!(with_tag(header, false), header);
+        assert_eq!(with_tag(header, true), [1, 1, 58, 0, 0xe8, 3, 38, 0, 16, 0]);
+        // What the kernel did not fill in may have any value.
+        assert_eq!(with_tag([0xff; HEADER], true)[2..4], [3, 0]);
+    }
+
+    #[test]
+    fn nothing_is_sent_without_a_frame() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(send(file.as_fd(), [].into_iter()), Ok(0));
+        assert_eq!(send(file.as_fd(), [&[0; 24][..]].into_iter()), Err(NotSent::Invalid));
+    }
+}
