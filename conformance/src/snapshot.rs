@@ -242,8 +242,37 @@ pub struct Port {
     pub not_received: BTreeMap<String, u64>,
     /// Switch ports: its packets.
     pub packets: Option<Packets>,
+    /// Interfaces: the frames that it received since a program was attached.
+    pub frames: Option<Frames>,
     /// Its rings, transmit first.
     pub rings: Vec<Ring>,
+}
+
+/// Frames that an interface received, by what became of them.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+pub struct Frames {
+    /// All of them.
+    pub received: u64,
+    /// Frames that went into the receive rings of sockets.
+    pub to_programs: u64,
+    /// Frames that no program took, and that the host's stack got.
+    pub to_stack: u64,
+    /// Frames that the filter refused.
+    pub refused: u64,
+    /// Frames that no program took, and that the partner of a bypass sent.
+    pub bypassed: u64,
+    /// Frames that were dropped, by reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// Besides: frames that the host sent to the wire past a program that was late.
+    pub host_passed: u64,
+}
+
+impl Frames {
+    /// The received frames that are in another count, too.
+    pub fn sum(&self) -> u64 {
+        let known = self.to_programs + self.to_stack + self.refused + self.bypassed;
+        known + self.dropped.values().sum::<u64>()
+    }
 }
 
 /// A ring.

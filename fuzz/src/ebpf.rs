@@ -101,6 +101,8 @@ impl Machine<'_> {
         }
         self.registers[1..6].fill(CLOBBERED);
         self.registers[0] = match imm {
+            // A map without such an element.
+            1 => 0,
             51 => REDIRECT,
             188 => self.frame.len() as u64,
             189 => self.load_bytes(arguments),

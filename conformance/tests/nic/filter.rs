@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use conformance::home::{Guard, snapshot_by, summary};
+use conformance::home::{Guard, LIMIT, snapshot_by, summary};
 use conformance::net::{
     BUFFER, CABLE, DIRECT, MEDIATED, Net, Tap, assert_same, assert_works, collect, empty, frame, frames, open_in,
     pings, policy_file, public_copy, set_policy, take, transmit,
@@ -62,7 +62,7 @@ impl Datagrams {
     /// Sends one; returns whether the port received it.
     fn reaches_port(&self, port: &Port, n: u8) -> bool {
         self.far.send_to(&[n; 30], "10.9.0.1:7777").expect("a route");
-        let end = Instant::now() + Duration::from_millis(300);
+        let end = Instant::now() + LIMIT;
         while Instant::now() < end {
             port.poll(Interest::RX, Some(Duration::from_millis(20))).unwrap_or_else(|e| panic!("{e}"));
             if take(port, 0).iter().any(|frame| frame.len() == 72 && frame[42..] == [n; 30]) {

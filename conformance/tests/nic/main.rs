@@ -10,6 +10,7 @@ mod dispatcher;
 mod down;
 mod failure;
 mod filter;
+mod frames;
 mod headers;
 mod kept;
 mod lifecycle;

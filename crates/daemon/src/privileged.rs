@@ -215,6 +215,11 @@ impl RelayPrograms {
     pub(crate) fn deadline(&self) -> &Arc<Deadline> {
         &self.deadline
     }
+
+    /// Frames that the interface received and that passed the programs because their deadline was over.
+    pub(crate) fn passed(&self) -> io::Result<u64> {
+        self.programs.0.passed()
+    }
 }
 
 /// A veth pair whose far end, in a namespace of its own, represents the host's stack, or the interface.

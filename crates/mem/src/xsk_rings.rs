@@ -412,6 +412,13 @@ impl XskRxRings {
         RxProgress { taken, offered, has_frames: self.rx_available() > 0, has_buffers: self.fill.pending(1) != Some(0) }
     }
 
+    /// The number of entries that the kernel has written to the rx ring since the socket exists, modulo 2^32, unless a
+    /// program has overwritten it.
+    pub fn received(&self) -> u32 {
+        // Relaxed: nothing is accessed by this position.
+        self.rx.word(self.rx.producer).load(Ordering::Relaxed)
+    }
+
     /// The rx entry `n` entries after the first: buffer and offset, or `None` if there is no such buffer; the length,
     /// not validated; whether the packet continues in the next entry.
     #[inline(always)]

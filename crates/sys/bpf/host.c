@@ -62,6 +62,23 @@ struct {
 	NUMBER(max_entries, 1);
 } dropped SECTION(".maps");
 
+// Counts the frames that passed a program because its deadline was over.
+struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	TYPE(key, __u32);
+	TYPE(value, __u64);
+	NUMBER(max_entries, 1);
+} passed SECTION(".maps");
+
+INLINE void count(void *map)
+{
+	__u32 first = 0;
+	__u64 *frames = bpf_map_lookup_elem(map, &first);
+
+	if (frames)
+		__sync_fetch_and_add(frames, 1);
+}
+
 INLINE struct config *get_config(void)
 {
 	__u32 first = 0;
@@ -82,18 +99,18 @@ INLINE int is_of_program(struct config *config, struct __sk_buff *skb)
 SECTION("classifier") int unetmap_capture(struct __sk_buff *skb)
 {
 	struct config *config = get_config();
-	__u32 first = 0;
-	__u64 *count;
 
-	if (!config || is_of_program(config, skb) || config->host_tx == HOST_TX_PASS || (!config->closed && !is_alive()))
+	if (!config || is_of_program(config, skb) || config->host_tx == HOST_TX_PASS)
 		return TCX_NEXT;
+	if (!config->closed && !is_alive()) {
+		count(&passed);
+		return TCX_NEXT;
+	}
 	if (config->host_tx == HOST_TX_REDIRECT) {
 		skb->mark = config->mark;
 		return bpf_redirect(config->near, 0);
 	}
-	count = bpf_map_lookup_elem(&dropped, &first);
-	if (count)
-		__sync_fetch_and_add(count, 1);
+	count(&dropped);
 	return TCX_DROP;
 }
 
@@ -126,8 +143,12 @@ SECTION("classifier") int unetmap_arrive(struct __sk_buff *skb)
 {
 	struct config *config = get_config();
 
-	if (!config || is_of_program(config, skb) || !is_alive())
+	if (!config || is_of_program(config, skb))
 		return TCX_NEXT;
+	if (!is_alive()) {
+		count(&passed);
+		return TCX_NEXT;
+	}
 	skb->mark = config->mark;
 	return bpf_redirect(config->near, 0);
 }

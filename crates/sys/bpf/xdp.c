@@ -44,10 +44,15 @@ struct {
 //   OPEN      its queue has no socket, or the daemon's deadline is over          the stack gets it
 //   CLOSED    its queue has no socket                                            it is dropped
 //   BYPASS    its queue has no socket, or the queue's own deadline is over       the partner sends it
-enum failure { FAILURE_OPEN, FAILURE_CLOSED, FAILURE_BYPASS, FAILURES };
+enum failure { FAILURE_OPEN, FAILURE_CLOSED, FAILURE_BYPASS };
+
+// The counts of frames that no socket got: one for each action, and one of those that the filter refused.
+enum { REFUSED = FAILURE_BYPASS + 1, COUNTS };
 
 // The counts that the daemon keeps here, as they are to outlive it.
 #define NOTED 4
+// Frames of sockets that were closed, by what became of them.
+#define SOCKET_COUNTS 4
 
 struct policy {
 	__u32 failure;
@@ -56,9 +61,12 @@ struct policy {
 	// skb->mark of these frames on their way to the partner, whose own tcx program lets them pass (host.c).
 	__u32 mark;
 	__u32 unused;
-	// For the loader: what the programs that this one replaced had counted, and what the daemon has.
-	__u64 before[FAILURES];
+	// For the loader: the interface's own count of received frames when the first program was attached that this one
+	// goes on for, what the programs that it replaced had counted, and what the daemon has.
+	__u64 received_before;
+	__u64 before[COUNTS];
 	__u64 noted[NOTED];
+	__u64 closed_sockets[SOCKET_COUNTS];
 };
 
 struct {
@@ -68,12 +76,12 @@ struct {
 	NUMBER(max_entries, 1);
 } policies SECTION(".maps");
 
-// Counts the frames that no program took, by action.
+// Counts the frames that no program took, by action, and those that the filter refused, which it counts itself.
 struct {
 	NUMBER(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	TYPE(key, __u32);
 	TYPE(value, __u64);
-	NUMBER(max_entries, FAILURES);
+	NUMBER(max_entries, COUNTS);
 } failed SECTION(".maps");
 
 // With FAILURE_BYPASS: the deadline up to which a queue counts as served, by queue number: ns of the monotonic clock.

@@ -47,7 +47,8 @@ const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 /// Most bytes of an alternative name (`ALTIFNAMSIZ - 1`).
 const ALT_NAME_MAX: usize = 127;
 
-/// Offset of `tx_dropped` in `struct rtnl_link_stats64` (linux/if_link.h).
+/// Offsets of `rx_packets` and `tx_dropped` in `struct rtnl_link_stats64` (linux/if_link.h).
+const STATS64_RX_PACKETS: usize = 0;
 const STATS64_TX_DROPPED: usize = 7 * size_of::<u64>();
 
 /// `IFLA_TUN_VNET_HDR` of linux/if_link.h: one byte.
@@ -247,21 +248,40 @@ pub fn by_index(index: u32) -> io::Result<Option<Link>> {
     one(ifinfomsg(index))
 }
 
-/// Returns how many frames interface `index` was given to send and dropped since it exists, for want of a carrier for
-/// instance; `None` if there is no such interface.
+/// The kernel's counts of an interface's frames since it exists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct FrameCounts {
+    /// Frames that it received.
+    pub received: u64,
+    /// Frames that it was given to send and dropped, for want of a carrier for instance.
+    pub tx_dropped: u64,
+    /// Its MTU at this moment.
+    pub mtu: u32,
+}
+
+/// Returns the counts of interface `index`; `None` if there is no such interface.
 ///
 /// # Errors
 /// As [`by_name`].
-pub fn tx_dropped(index: u32) -> io::Result<Option<u64>> {
-    let mut dropped = None;
+pub fn frame_counts(index: u32) -> io::Result<Option<FrameCounts>> {
+    let mut counts = FrameCounts::default();
     let result = Socket::route(0)?.request(libc::RTM_GETLINK, &ifinfomsg(index), |message| {
-        let stats = attributes(message.body.get(IFINFOMSG..).unwrap_or_default())
-            .find(|&(attribute, _)| attribute == libc::IFLA_STATS64);
-        dropped = stats.and_then(|(_, value)| value.get(STATS64_TX_DROPPED..)?.first_chunk().copied());
+        for (attribute, value) in attributes(message.body.get(IFINFOMSG..).unwrap_or_default()) {
+            let count =
+                |at: usize| value.get(at..).and_then(<[u8]>::first_chunk).copied().map_or(0, u64::from_ne_bytes);
+            match attribute {
+                libc::IFLA_STATS64 => {
+                    (counts.received, counts.tx_dropped) = (count(STATS64_RX_PACKETS), count(STATS64_TX_DROPPED));
+                }
+                libc::IFLA_MTU => counts.mtu = number(value).unwrap_or(0),
+                _ => {}
+            }
+        }
     });
     match result {
         Err(Errno::NODEV) => Ok(None),
-        result => Ok(result.map(|()| dropped.map(u64::from_ne_bytes))?),
+        result => Ok(result.map(|()| Some(counts))?),
     }
 }
 

@@ -58,6 +58,7 @@ pub struct Tcx {
     deadline: Arc<Deadline>,
     marks: OwnedFd,
     dropped: OwnedFd,
+    passed: OwnedFd,
     config: Config,
 }
 
@@ -97,6 +98,7 @@ impl Tcx {
             deadline: Deadline::of(&object)?,
             marks: array(&object, "marks")?,
             dropped: array(&object, "dropped")?,
+            passed: array(&object, "passed")?,
             config: Config {
                 host_tx: action as u32,
                 nic,
@@ -175,6 +177,11 @@ impl Tcx {
         // SAFETY: K5: the elements of `dropped` in host.c are of type u64.
         unsafe { bpf::array_get(&self.dropped) }.unwrap_or(0)
     }
+
+    /// Returns how many of the host's frames went to the wire because the deadline was over.
+    pub fn passed(&self) -> u64 {
+        passed(&self.passed)
+    }
 }
 
 /// The indexes of an interface and of its companion, whose far end is in another namespace.
@@ -195,6 +202,12 @@ pub struct RelayEnds {
 pub struct Relay {
     _links: Vec<OwnedFd>,
     deadline: Arc<Deadline>,
+    passed: OwnedFd,
+}
+
+fn passed(map: &OwnedFd) -> u64 {
+    // SAFETY: K5: the elements of `passed` in host.c are of type u64.
+    unsafe { bpf::array_get(map) }.unwrap_or(0)
 }
 
 impl Relay {
@@ -218,12 +231,17 @@ impl Relay {
             bpf::link_tcx(&load_classifier(&mut object, "unetmap_depart")?, near, Hook::Ingress)?,
             bpf::link_tcx(&load_classifier(&mut object, "unetmap_arrive")?, nic, Hook::Ingress)?,
         ];
-        Ok(Relay { _links: links, deadline: Deadline::of(&object)? })
+        Ok(Relay { _links: links, deadline: Deadline::of(&object)?, passed: array(&object, "passed")? })
     }
 
     /// The programs' deadline. After it received frames are the host's.
     pub fn deadline(&self) -> &Arc<Deadline> {
         &self.deadline
+    }
+
+    /// Returns how many received frames were the host's because the deadline was over.
+    pub fn passed(&self) -> u64 {
+        passed(&self.passed)
     }
 }
 

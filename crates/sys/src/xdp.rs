@@ -8,6 +8,8 @@
 //! do not.
 
 #[cfg(feature = "bpf")]
+mod account;
+#[cfg(feature = "bpf")]
 mod attach;
 mod classic;
 #[cfg(feature = "bpf")]
@@ -27,13 +29,13 @@ pub use classic::{ClassicInsn, ClassicProgram};
 #[cfg(feature = "bpf")]
 pub use failure::{detach_left, left};
 #[cfg(feature = "bpf")]
-pub use policy::{Failed, Failure, Noted};
+pub use policy::{Account, Failed, Failure, Noted, SocketFrames};
 
 /// Translates a filter for the fuzz target `filter`: code, registers, offset and constant of each instruction; `None`
 /// if the program is refused. The frame is in several buffers, or in one.
 #[cfg(all(fuzzing, feature = "bpf"))]
 pub fn translated(program: &[ClassicInsn], buffers: bool) -> Option<Vec<(u8, u8, i16, i32)>> {
     let access = if buffers { translate::Access::Buffers } else { translate::Access::Plain };
-    let insns = translate::translate(program, translate::End::Redirect(3), access).ok()?;
+    let insns = translate::translate(program, (translate::End::Redirect(3), 4), access).ok()?;
     Some(insns.iter().map(|insn| (insn.code, insn.regs, insn.off, insn.imm)).collect())
 }

@@ -148,6 +148,10 @@ pub struct UnboundXsk<'a> {
 pub struct Statistics {
     /// Received packets that were dropped: no buffer was available, or they did not fit.
     pub rx_dropped: u64,
+    /// Of these, packets that found the rx ring full.
+    pub rx_full: u64,
+    /// How often the fill ring was empty. In copy mode that is once for each packet, which is one of `rx_dropped`.
+    pub rx_no_buffer: u64,
     /// Buffers offered for receiving that do not exist.
     pub rx_invalid: u64,
     /// Packets to send outside of all buffers.
@@ -441,8 +445,14 @@ pub fn kick_rx(fd: impl AsFd) -> Result<(), Errno> {
 pub fn statistics(fd: impl AsFd) -> io::Result<Statistics> {
     let s = xdp_statistics(fd)?;
     // A packet without a buffer, or with a full ring, is counted in one of the two, depending on its path.
-    let rx_dropped = s.rx_dropped + s.rx_ring_full.unwrap_or(0);
-    Ok(Statistics { rx_dropped, rx_invalid: s.rx_invalid_descs, tx_invalid: s.tx_invalid_descs })
+    let rx_full = s.rx_ring_full.unwrap_or(0);
+    Ok(Statistics {
+        rx_dropped: s.rx_dropped + rx_full,
+        rx_full,
+        rx_no_buffer: s.rx_fill_ring_empty_descs.unwrap_or(0),
+        rx_invalid: s.rx_invalid_descs,
+        tx_invalid: s.tx_invalid_descs,
+    })
 }
 
 /// Returns whether the socket is bound in zero-copy mode.

@@ -66,6 +66,10 @@ fn definitions() -> Vec<Metric> {
         ),
         gauge("bypass_active", "1: the kernel forwards in place of a program, by cause; 0: it does not"),
         counter("bypass_seconds", "For how long it has"),
+        counter("port_received_frames", "Frames that an interface received since an XDP program was attached"),
+        counter("port_frames", "Of these, frames that were not dropped, by where they went"),
+        counter("port_dropped_frames", "Of these, frames that were dropped, by reason"),
+        counter("port_host_passed_frames", "Frames that the host sent to the wire past a program that was late"),
         gauge("user_used", "What a user has of a budget"),
         gauge("user_limit", "The budget"),
         counter("user_refused", "Requests refused for lack of budget"),
@@ -165,6 +169,15 @@ fn add_port(port: &Value, add: &mut Add<'_>) {
     }
     add_reasons("port_lost", &name, &port["lost"], add);
     add_reasons("port_not_received", &name, &port["not_received"], add);
+    let frames = &port["frames"];
+    add("port_received_frames", &name, frames["received"].as_f64());
+    for (to, key) in
+        [("programs", "to_programs"), ("stack", "to_stack"), ("stack by filter", "refused"), ("bypass", "bypassed")]
+    {
+        add("port_frames", &[&name[..], &[("to", &to.into())]].concat(), frames[key].as_f64());
+    }
+    add_reasons("port_dropped_frames", &name, &frames["dropped"], add);
+    add("port_host_passed_frames", &name, frames["host_passed"].as_f64());
     add("port_sent_packets", &name, port["packets"]["sent"].as_f64());
     add("port_received_packets", &name, port["packets"]["received"].as_f64());
 }
@@ -301,7 +314,9 @@ mod tests {
             "switches": [{"switch": "vale0", "uid": 0, "ports": 2, "addresses": 9, "lost": {"home": 1},
                 "packets": {"sent": 3, "copies": 2, "received": 1}, "not_received": {"room": 1}}],
             "ports": [{"name": "vale0:a", "kind": "vale", "mem_id": 2, "lost": {"vlan": 4}, "not_received": {"rate": 8},
-                "packets": {"sent": 3, "copies": 2, "received": 7}, "rings": [ring]}],
+                "packets": {"sent": 3, "copies": 2, "received": 7}, "rings": [ring]},
+                {"name": "eth1", "kind": "nic", "mem_id": 3, "rings": [], "frames": {"received": 21, "to_programs": 1,
+                "to_stack": 2, "refused": 3, "bypassed": 4, "dropped": {"closed": 5, "room": 6}, "host_passed": 7}}],
             "sessions": [{}],
             "interfaces": [{"interface": "eth1", "netns": 4, "bypassed": 9,
                 "bypass": {"cause": "stalled", "seconds": 2.5}}, {"interface": "eth2", "netns": 4, "dropped": 1}],
@@ -316,6 +331,10 @@ mod tests {
                 r#"unetmap_port_lost_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="vlan"} 4"#,
                 r#"unetmap_port_not_received_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="rate"} 8"#,
                 r#"unetmap_port_received_packets_total{daemon="0",port="vale0:a",kind="vale",mem_id="2"} 7"#,
+                r#"unetmap_port_received_frames_total{daemon="0",port="eth1",kind="nic",mem_id="3"} 21"#,
+                r#"unetmap_port_frames_total{daemon="0",port="eth1",kind="nic",mem_id="3",to="programs"} 1"#,
+                r#"unetmap_port_frames_total{daemon="0",port="eth1",kind="nic",mem_id="3",to="stack by filter"} 3"#,
+                r#"unetmap_port_dropped_frames_total{daemon="0",port="eth1",kind="nic",mem_id="3",reason="room"} 6"#,
                 r#"unetmap_switch_copies_total{daemon="0",switch="vale0",uid="0"} 2"#,
                 r#"unetmap_switch_lost_packets_total{daemon="0",switch="vale0",uid="0",reason="home"} 1"#,
                 r#"unetmap_region_buffers{daemon="0",region="r\"\\\\n",mem_id="2",state="free"} 3"#,

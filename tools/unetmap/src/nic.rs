@@ -189,6 +189,7 @@ fn state_text(json: &str) -> Result<String, String> {
         text += &format!("way: {way}\n");
     }
     text += &failure::state_text(&all["failure"]);
+    text += &frames_text(&all["frames"]);
     if let Some(bytes @ 1..) = all["header"].as_u64() {
         text += &format!("header: each packet begins with a virtio-net header of {bytes} bytes\n");
     }
@@ -208,6 +209,20 @@ fn state_text(json: &str) -> Result<String, String> {
         }
     }
     Ok(text)
+}
+
+/// Formats the frames that the interface received; empty while no program is attached.
+fn frames_text(frames: &Value) -> String {
+    let Some(reasons) = frames["dropped"].as_object() else { return String::new() };
+    let [received, to_programs, to_stack, refused, bypassed] =
+        ["received", "to_programs", "to_stack", "refused", "bypassed"].map(|key| cell(&frames[key]));
+    let reasons = reasons.iter().filter(|(_, frames)| frames.as_u64() > Some(0));
+    let dropped: Vec<String> = reasons.map(|(reason, frames)| format!("{} {reason}", cell(frames))).collect();
+    let dropped = if dropped.is_empty() { "0".into() } else { dropped.join(", ") };
+    format!(
+        "frames received: {received}; {to_programs} to programs, {to_stack} to the stack, {refused} refused by the filter, \
+         {bypassed} bypassed; dropped: {dropped}\n"
+    )
 }
 
 fn queues(queues: &Value) -> Vec<Vec<String>> {

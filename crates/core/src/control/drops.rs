@@ -30,6 +30,12 @@ pub enum DropReason {
     NoRoom,
     /// The daemon crashed before it was counted.
     Crash,
+    /// The interface is closed, and no program took it.
+    Closed,
+    /// The interface has no free buffer: its program returns none, or too slowly.
+    NoBuffer,
+    /// The companion of the interface has no room.
+    Companion,
 }
 
 impl DropReason {
@@ -41,7 +47,7 @@ impl DropReason {
         [DropReason::NoRoom, DropReason::Filter, DropReason::RateLimit, DropReason::InvalidSlot, DropReason::Crash];
 
     /// All reasons, in the order of their discriminants.
-    pub const ALL: [DropReason; 12] = [
+    pub const ALL: [DropReason; 15] = [
         DropReason::Runt,
         DropReason::InvalidSlot,
         DropReason::TooManyFragments,
@@ -54,6 +60,9 @@ impl DropReason {
         DropReason::SwitchFault,
         DropReason::NoRoom,
         DropReason::Crash,
+        DropReason::Closed,
+        DropReason::NoBuffer,
+        DropReason::Companion,
     ];
 
     /// Returns its key in the daemon's JSON reports and in metrics, which is part of their documented format.
@@ -71,6 +80,9 @@ impl DropReason {
             DropReason::SwitchFault => "fault",
             DropReason::NoRoom => "room",
             DropReason::Crash => "crash",
+            DropReason::Closed => "closed",
+            DropReason::NoBuffer => "buffer",
+            DropReason::Companion => "companion",
         }
     }
 
@@ -91,6 +103,9 @@ impl DropReason {
             DropReason::SwitchFault => "The switch failed; counted in slots.",
             DropReason::NoRoom => "The receive ring has no room: its program does not read, or too slowly.",
             DropReason::Crash => "The daemon crashed before it was counted for its port.",
+            DropReason::Closed => "The interface is closed, and no program took it.",
+            DropReason::NoBuffer => "The interface has no free buffer: its program returns none, or too slowly.",
+            DropReason::Companion => "The veth pair beside the interface, which completes its frames, has no room.",
         }
     }
 }

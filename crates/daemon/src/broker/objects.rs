@@ -41,6 +41,10 @@ impl Object {
     pub(super) fn tcx(&mut self) -> Option<&mut Tcx> {
         if let Object::Tcx(tcx) = self { Some(tcx) } else { None }
     }
+
+    pub(super) fn relay(&mut self) -> Option<&mut Relay> {
+        if let Object::Relay(relay) = self { Some(relay) } else { None }
+    }
 }
 
 /// The state of the broker's process.

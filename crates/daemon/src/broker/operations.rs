@@ -13,13 +13,15 @@ use serde::{Deserialize, Serialize};
 use unetmap_core::control::{proofs, trusted_file};
 use unetmap_core::errno::EPERM;
 use unetmap_sys::fuse::{Backing, Device};
-use unetmap_sys::link::{self, Channels, DriverInfo, Link, LinkWatch, NetnsLinkWatch, Nsid, XdpFeatures, veth};
+use unetmap_sys::link::{
+    self, Channels, DriverInfo, FrameCounts, Link, LinkWatch, NetnsLinkWatch, Nsid, XdpFeatures, veth,
+};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::place::Place;
 use unetmap_sys::tcx::{self, HostTxAction, RelayEnds, Tcx};
 use unetmap_sys::thread::RemoteThread;
 use unetmap_sys::xdp::dispatcher::{self, Attached};
-use unetmap_sys::xdp::{self, ClassicInsn, Failed, Failure, Mark, Mode, Noted, Xdp};
+use unetmap_sys::xdp::{self, Account, ClassicInsn, Failed, Failure, Mark, Mode, Noted, SocketFrames, Xdp};
 use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
 use unetmap_sys::{Mapping, kernel, memfd, packet_socket, probe, process};
 
@@ -86,8 +88,10 @@ operations! { broker:
     /// The NUMA node of an interface's device, if it is known.
     fn numa_node[netns: Netns] NumaNode(name: String) -> Option<u32> { inside(&netns, || link::numa_node(&name)) }
 
-    /// An interface's own count of frames that it did not send; `None` if there is no such interface.
-    fn tx_dropped[netns: Netns] TxDropped(index: u32) -> Option<u64> { inside(&netns, || link::tx_dropped(index)) }
+    /// An interface's own counts of frames; `None` if there is no such interface.
+    fn frame_counts[netns: Netns] LinkFrames(index: u32) -> Option<FrameCounts> {
+        inside(&netns, || link::frame_counts(index))
+    }
 
     /// Whether AF_XDP sockets can be created.
     fn probe_xdp_sockets[netns: Netns] ProbeXdpSockets -> () { inside(&netns, probe::xdp_socket) }
@@ -214,6 +218,14 @@ operations! { broker:
         broker.with(xdp.0, Object::xdp, |xdp| xdp.note(frames))
     }
 
+    /// The account of the interface's frames.
+    fn account of XdpId [] XdpAccount(xdp: XdpId) -> Account { broker.with(xdp.0, Object::xdp, |xdp| xdp.account()) }
+
+    /// Adds the frames of sockets that are closed.
+    fn add_closed_sockets of XdpId [] XdpClosedSockets(xdp: XdpId, frames: SocketFrames) -> () {
+        broker.with(xdp.0, Object::xdp, |xdp| xdp.add_closed_sockets(frames))
+    }
+
     /// The policy of the program that has stayed at an interface, and its counts.
     fn left_failure[netns: Netns] LeftFailure(index: u32) -> (Failure, Failed) { inside(&netns, || xdp::left(index)) }
 
@@ -286,6 +298,14 @@ operations! { broker:
 
     /// The frames that the programs dropped.
     fn dropped of TcxId [] TcxDropped(tcx: TcxId) -> u64 { broker.with(tcx.0, Object::tcx, |tcx| Ok(tcx.dropped())) }
+
+    /// The frames that passed the program of host rings because its deadline was over.
+    fn passed of TcxId [] TcxPassed(tcx: TcxId) -> u64 { broker.with(tcx.0, Object::tcx, |tcx| Ok(tcx.passed())) }
+
+    /// The same of the programs between an interface and a companion that has its rings.
+    fn passed of Handle [] RelayPassed(relay: Handle) -> u64 {
+        broker.with(relay, Object::relay, |relay| Ok(relay.passed()))
+    }
 
     /// Sets the deadline of a program to `ms` milliseconds from now.
     fn extend of Handle [] Extend(program: Handle, ms: u32) in Deadlines -> () {

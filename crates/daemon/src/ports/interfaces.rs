@@ -5,7 +5,7 @@ use unetmap_abi::{NmreqRegister, PipeRole, PortSpec};
 use unetmap_sys::link::Link;
 
 use super::key::{EndpointKey, MediatedKey, PortKey};
-use super::mediated::{Mediated, thread_usage};
+use super::mediated::{self, Mediated};
 use super::nic::NicKey;
 use super::{AnyPort, Asked, Daemon, Registry, nic, pipe_rings, vale};
 use crate::budget::Amounts;
@@ -13,7 +13,7 @@ use crate::caller::Caller;
 use crate::policy::Access;
 use crate::refusal::Refusal;
 use crate::region::{RegionMemory, Scope};
-use crate::registry::Port;
+use crate::registry::{Port, Record};
 
 /// Finds the interface, or opens it.
 pub(super) fn find_or_create(
@@ -100,20 +100,22 @@ fn create_mediated(
     let pipe = Amounts::endpoints(2, shape).and(Amounts::region(sizes.bufs.0));
     let sockets = nic::usage_by_packets(&daemon.registry, &daemon.nics.settings, link, caller);
     let interface = nic::usage_for_daemon(&daemon.knobs, shape, zero_copy).and(sockets);
-    daemon.check_budget(scope, pipe.and(interface).and(thread_usage(shape.pairs())))?;
+    daemon.check_budget(scope, pipe.and(interface).and(mediated::usage(shape.pairs())))?;
     let header = nic::header_of_link(&mut daemon.nics, link, caller);
     let nic = nic::create_for_daemon(daemon, link, shape, caller)?;
     let regions = &mut daemon.registry.regions;
     let created = regions.create_private(scope, &link.name, sizes, &mut RegionMemory::AsUsed).and_then(|region| {
         let created = daemon.check_buffers(region, shape.most_buffers(), true).and_then(|()| {
+            let counters = mediated::counter_page(shape.pairs())?;
             let record = daemon.registry.regions.existing_mut(region)?;
-            pipe_rings::create(record, scope, (shape, PipeRole::Master), true)
+            let record = pipe_rings::create(record, scope, (shape, PipeRole::Master), true)?;
+            Ok(Record { counters: Some(counters), ..record })
         });
         created.inspect_err(|_| daemon.registry.free_region_if_unused(region))
     });
     let record = created.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
     let key = MediatedKey { scope, interface: link.name.clone(), serial: nic.serial };
-    let port = Mediated::new(key.clone(), (nic, header), record, daemon.registry.usage_of_interface(nic));
+    let port = Mediated::with(key.clone(), (nic, header), record, daemon.registry.usage_of_interface(nic))?;
     daemon.registry.insert(PortKey::Mediated(key.clone()), AnyPort::Mediated(port));
     Ok(PortKey::Mediated(key).into())
 }

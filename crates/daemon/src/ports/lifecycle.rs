@@ -309,7 +309,7 @@ impl AnyPort {
             AnyPort::Vale(port) | AnyPort::Persistent(port) => port.snapshot(mem_id, daemon.vale.thread_and_cpu(port)),
             AnyPort::Mediated(port) => {
                 let nic = daemon.registry.get::<NicPort>(&PortKey::Nic(port.nic()));
-                port.snapshot(mem_id, nic.and_then(|nic| nic.describe(mem_id)))
+                port.snapshot(mem_id, nic.and_then(|nic| nic.snapshot_if_here(mem_id)))
             }
             AnyPort::Pipe(port) => return port.snapshots(mem_id),
             AnyPort::CopiedEnd(port) => port.snapshot(mem_id),

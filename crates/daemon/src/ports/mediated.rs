@@ -7,19 +7,20 @@
 //! The port is a pipe whose endpoint 1 the daemon has open. A thread exists for each ring pair that the program has
 //! bound.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::{NR_ACCEPT_VNET_HDR, NR_REG_ONE_SW, NmreqRegister};
+use unetmap_mem::{Counter, CounterPage};
 
 use super::key::MediatedKey;
-use super::mediator::{LostPackets, MediatorThread, PairBytes, Prepared, RingPair, SavedLost};
+use super::mediator::{LOST_COUNTERS, LostPackets, MediatorThread, PairBytes, Prepared, RingPair};
 use super::nic::{NicKey, refuse_header};
-use super::snapshot::{PortSnapshot, RingSnapshot};
+use super::snapshot::PortSnapshot;
 use crate::budget::{Amounts, Resource};
 use crate::descriptors::invalid;
 use crate::refusal::Refusal;
+use crate::region::SharedPage;
 use crate::registry::{Port, Record};
 
 /// A mediated interface.
@@ -29,9 +30,9 @@ pub(crate) struct Mediated {
     /// Bytes of the virtio-net header before each packet of the program.
     header: u8,
     /// Packets that were lost because of it.
-    lost: Arc<LostPackets>,
+    lost: LostPackets,
     /// By number of the ring pair.
-    bytes: Vec<Arc<PairBytes>>,
+    bytes: Vec<PairBytes>,
 }
 
 /// A mediated interface as the daemon hands it to its successor.
@@ -39,9 +40,6 @@ pub(crate) struct Mediated {
 pub(crate) struct SavedMediated {
     nic: NicKey,
     header: u8,
-    lost: SavedLost,
-    /// Of the packets of each ring pair: sent, received.
-    bytes: Vec<[u64; 2]>,
 }
 
 impl SavedMediated {
@@ -56,13 +54,7 @@ impl SavedMediated {
         key: &MediatedKey,
         of_interface: Amounts,
     ) -> Result<Port<Mediated>, Refusal> {
-        let SavedMediated { nic, header, lost, bytes } = self;
-        if bytes.len() != record.endpoints[0].shape.pairs() {
-            return invalid("the counters of a mediated interface");
-        }
-        let counted = |[out, back]: [u64; 2]| Arc::new(PairBytes { out: out.into(), back: back.into() });
-        let (bytes, lost) = (bytes.into_iter().map(counted).collect(), Arc::new(LostPackets::restore(lost)));
-        Ok(Mediated { key: key.clone(), nic, header, lost, bytes }.with(record, of_interface))
+        Mediated::with(key.clone(), (self.nic, self.header), record, of_interface)
     }
 }
 
@@ -72,25 +64,48 @@ pub(super) fn thread_usage(threads: usize) -> Amounts {
     Amounts::of(Resource::Threads, threads).and(Amounts::of(Resource::Descriptors, THREAD_DESCRIPTORS * threads))
 }
 
+/// Returns the amounts of a port with so many ring pairs, besides its rings and those of the interface.
+pub(super) fn usage(pairs: usize) -> Amounts {
+    thread_usage(pairs).and(Amounts::of(Resource::Descriptors, 1))
+}
+
+fn counter_bytes(pairs: usize) -> usize {
+    CounterPage::bytes(LOST_COUNTERS + 2 * pairs)
+}
+
+/// Makes the page of the counters of a port with so many ring pairs.
+pub(super) fn counter_page(pairs: usize) -> Result<SharedPage, Refusal> {
+    SharedPage::create("unetmap-counters", counter_bytes(pairs))
+}
+
 /// Of both sides: region, state page and second page, and two for each of two rings; a doorbell.
 const THREAD_DESCRIPTORS: u64 = 2 * (3 + 4) + 1;
 
 impl Mediated {
-    /// A port without packets yet; see [`Mediated::with`].
-    pub(super) fn new(
+    /// A port with this record, which has its counters if the port existed before. Its user is charged for the threads,
+    /// and for the interface.
+    pub(super) fn with(
         key: MediatedKey,
         (nic, header): (NicKey, u8),
         record: Record,
         of_interface: Amounts,
-    ) -> Port<Mediated> {
-        let bytes = (0..record.endpoints[0].shape.pairs()).map(|_| Arc::default()).collect();
-        Mediated { key, nic, header, lost: Arc::default(), bytes }.with(record, of_interface)
-    }
-
-    /// Adds it to a record. Its user is charged for the threads, and for the interface.
-    fn with(self, record: Record, of_interface: Amounts) -> Port<Mediated> {
-        let other_usage = thread_usage(record.endpoints[0].shape.pairs()).and(of_interface);
-        Port { record: Record { other_usage, ..record }, kind: self }
+    ) -> Result<Port<Mediated>, Refusal> {
+        let pairs = record.endpoints[0].shape.pairs();
+        let page = match record.counters {
+            None => counter_page(pairs)?,
+            Some(page) if page.range.len() == counter_bytes(pairs) => page,
+            Some(_) => return invalid("the counters of a mediated interface"),
+        };
+        let counters = CounterPage::new(page.range.clone());
+        let all: Vec<Counter> = (0..LOST_COUNTERS + 2 * pairs).map_while(|index| counters.counter(index)).collect();
+        let Some((lost, bytes)) = all.split_first_chunk() else {
+            return invalid("the counters of a mediated interface");
+        };
+        let bytes =
+            bytes.chunks_exact(2).map(|pair| PairBytes { out: pair[0].clone(), back: pair[1].clone() }).collect();
+        let other_usage = usage(pairs).and(of_interface);
+        let kind = Mediated { key, nic, header, lost: LostPackets::of(lost.clone()), bytes };
+        Ok(Port { record: Record { other_usage, counters: Some(page), ..record }, kind })
     }
 
     /// The interface behind it.
@@ -113,7 +128,7 @@ impl Port<Mediated> {
     pub(super) fn equip(&self, prepared: Prepared) -> Prepared {
         let (mode, number) = prepared.pair;
         let first = if mode == NR_REG_ONE_SW { self.record.endpoints[0].shape.nic_pairs() } else { 0 };
-        let bytes = self.bytes.get(first + usize::from(number)).cloned().unwrap_or_default();
+        let bytes = self.bytes.get(first + usize::from(number)).cloned();
         prepared.with_header(self.header, self.lost.clone()).with_bytes(bytes)
     }
 
@@ -139,12 +154,11 @@ impl Port<Mediated> {
 
     /// As a successor of the daemon needs it. The threads are paused, and have no part here.
     pub(super) fn save(&self) -> SavedMediated {
-        let bytes = self.bytes.iter().map(|bytes| [&bytes.out, &bytes.back].map(|n| n.load(Ordering::Relaxed)));
-        SavedMediated { nic: self.nic, header: self.header, lost: self.lost.save(), bytes: bytes.collect() }
+        SavedMediated { nic: self.nic, header: self.header }
     }
 
-    /// `of_nic`: how the interface moves packets, and its rings.
-    pub(super) fn snapshot(&self, mem_id: u16, of_nic: Option<(String, Vec<RingSnapshot>)>) -> PortSnapshot {
+    /// `of_nic`: that of the interface.
+    pub(super) fn snapshot(&self, mem_id: u16, of_nic: Option<PortSnapshot>) -> PortSnapshot {
         let name = self.key.interface.clone();
         let mut port = PortSnapshot::new(name, "mediated", mem_id, (&self.record, 0));
         port.serial = Some(self.key.serial);
@@ -154,9 +168,9 @@ impl Port<Mediated> {
             ring.bytes = bytes.map(|bytes| bytes.load(Ordering::Relaxed));
         }
         // Packets that find no room here wait in the interface's socket, which then has none for others.
-        if let Some((manner, of_nic)) = of_nic {
-            port.manner = Some(manner);
-            port.rings.iter_mut().zip(of_nic).for_each(|(ring, of_nic)| ring.dropped += of_nic.dropped);
+        if let Some(of_nic) = of_nic {
+            (port.manner, port.not_taken, port.frames) = (of_nic.manner, of_nic.not_taken, of_nic.frames);
+            port.rings.iter_mut().zip(of_nic.rings).for_each(|(ring, of_nic)| ring.dropped += of_nic.dropped);
         }
         if self.header > 0 {
             port.lost = self.lost.by_reason();

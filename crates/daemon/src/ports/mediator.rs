@@ -16,13 +16,14 @@ mod packets;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_core::{Error, Interest, Port, Ring};
+use unetmap_mem::Counter;
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::process;
@@ -33,7 +34,7 @@ use crate::threads;
 use crate::threads::wait_for_end;
 use crate::tuning::mediator::{BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS};
 use headers::HeaderConverter;
-pub(crate) use headers::{LostPackets, SavedLost};
+pub(crate) use headers::{LOST_COUNTERS, LostPackets};
 pub(crate) use packets::{PacketCounters, PacketDevice, PacketReceiver};
 
 /// A pair of rings: the REGISTER mode that selects it (`NR_REG_ONE_NIC` or `NR_REG_ONE_SW`), and its number in that
@@ -61,12 +62,12 @@ pub(crate) struct Stopping {
 }
 
 /// Bytes of the packets that the threads of a ring pair moved, one after the other.
-#[derive(Default)]
+#[derive(Clone)]
 pub(crate) struct PairBytes {
     /// From the program to the interface.
-    pub(crate) out: AtomicU64,
+    pub(crate) out: Counter,
     /// From the interface to the program.
-    pub(crate) back: AtomicU64,
+    pub(crate) back: Counter,
 }
 
 /// Commands of the main thread to a mediator thread.
@@ -94,7 +95,8 @@ pub(crate) struct Prepared {
     packets: Option<PacketDevice>,
     /// If the program's packets begin with virtio-net headers.
     headers: Option<HeaderConverter>,
-    bytes: Arc<PairBytes>,
+    /// Where they are counted.
+    bytes: Option<PairBytes>,
 }
 
 impl Prepared {
@@ -105,7 +107,7 @@ impl Prepared {
         [(interface, of_interface), (program, of_program)]: [(Port, OwnedFd); 2],
     ) -> Prepared {
         let (connections, packets, headers) = ([of_interface, of_program], None, None);
-        let bytes = Arc::default();
+        let bytes = None;
         Prepared { pair, directions, sessions, program, interface, connections, packets, headers, bytes }
     }
 
@@ -115,13 +117,13 @@ impl Prepared {
     }
 
     /// Bytes are counted in `bytes`.
-    pub(crate) fn with_bytes(self, bytes: Arc<PairBytes>) -> Prepared {
+    pub(crate) fn with_bytes(self, bytes: Option<PairBytes>) -> Prepared {
         Prepared { bytes, ..self }
     }
 
     /// The program's packets begin with a virtio-net header of `header` bytes (0: none). Packets that it loses are
     /// counted in `lost`.
-    pub(crate) fn with_header(self, header: u8, lost: Arc<LostPackets>) -> Prepared {
+    pub(crate) fn with_header(self, header: u8, lost: LostPackets) -> Prepared {
         let packets = self.packets.map(|packets| packets.with_header(header));
         Prepared { packets, headers: HeaderConverter::new(header, lost), ..self }
     }
@@ -223,7 +225,8 @@ struct Mediation {
     packets: Option<PacketDevice>,
     /// If the program's packets begin with virtio-net headers.
     headers: Option<HeaderConverter>,
-    bytes: Arc<PairBytes>,
+    /// Where they are counted.
+    bytes: Option<PairBytes>,
 }
 
 impl Mediation {
@@ -282,7 +285,9 @@ impl Mediation {
             (None, Some(headers)) => headers.move_back(from, to),
             (None, None) => copy(from, to),
         };
-        self.bytes.back.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(counted) = &self.bytes {
+            counted.back.fetch_add(bytes, Ordering::Relaxed);
+        }
         // At once: when the program gets its slots back, its packets must be on their way.
         if out > 0 {
             self.interface.txsync()?;
@@ -298,7 +303,9 @@ impl Mediation {
             (None, Some(headers)) => headers.move_out(from, to),
             (None, None) => copy(from, to),
         };
-        self.bytes.out.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(counted) = &self.bytes {
+            counted.out.fetch_add(bytes, Ordering::Relaxed);
+        }
         out
     }
 

@@ -9,6 +9,7 @@ use unetmap_mem::ChannelPage;
 use unetmap_switch::port::counters::PacketCounts;
 use unetmap_sys::xdp::Failed;
 
+use super::nic::account::FramesSnapshot;
 use crate::endpoint::{Endpoint, PortRing};
 use crate::registry::Record;
 
@@ -57,6 +58,9 @@ pub(crate) struct PortSnapshot {
     /// lost with sockets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) not_taken: Option<Failed>,
+    /// Interface: the frames that it received, by what became of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) frames: Option<FramesSnapshot>,
     pub(crate) rings: Vec<RingSnapshot>,
 }
 
@@ -132,6 +136,7 @@ impl PortSnapshot {
             not_received: BTreeMap::new(),
             packets: None,
             not_taken: None,
+            frames: None,
             rings: endpoint.rings().map(|ring| RingSnapshot::new(endpoint, ring, (kind, channels))).collect(),
         }
     }

@@ -197,7 +197,7 @@ pub(crate) struct SavedRecord {
     name: Option<String>,
     endpoints: Vec<SavedEndpoint>,
     page: Option<SavedPage>,
-    /// Of a switch port, since version 18.
+    /// Since version 18.
     #[serde(default)]
     counters: Option<SavedPage>,
     has_channels: bool,

@@ -69,7 +69,7 @@ pub struct Xdp {
     /// Whether the program calls the filter.
     calls_filter: bool,
     /// Whether a dispatcher calls it.
-    is_member: bool,
+    pub(super) is_member: bool,
     /// Whether it stays, so that filters end with the policy.
     stays: bool,
 }
@@ -93,7 +93,9 @@ impl Xdp {
     pub(super) fn attach_as(ifindex: u32, queues: u32, mode: Mode, frags: bool) -> io::Result<Xdp> {
         let (xdp, _) = Xdp::load(queues, mode, frags)?;
         let link = bpf::link_xdp(&xdp.program, ifindex, mode.flags())?;
-        Ok(Xdp { _link: Some(link), ..xdp })
+        let mut xdp = Xdp { _link: Some(link), ..xdp };
+        xdp.begin_account(ifindex)?;
+        Ok(xdp)
     }
 
     /// Loads the program, of an object with others. Attaches nothing.
@@ -244,8 +246,8 @@ impl Xdp {
             true => End::Call(self.filters.as_raw_fd()),
             false => End::Redirect(self.sockets.as_raw_fd()),
         };
-        let insns =
-            translate(filter, end, access).map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
+        let insns = translate(filter, (end, self.failed.as_raw_fd()), access)
+            .map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
         let caller = if self.is_member { Caller::Member } else { Caller::Attached { frags: self.frags } };
         bpf::map_set(&self.filters, 0, bpf::load_xdp(&insns, caller)?)
     }
@@ -257,9 +259,9 @@ impl Xdp {
     pub fn try_filter(filter: &[ClassicInsn]) -> io::Result<()> {
         let object = load(1)?;
         let Some(Map::XskMap(sockets)) = object.map("sockets") else { return Err(object_mismatch()) };
-        let sockets = sockets.fd().as_fd().as_raw_fd();
+        let (sockets, counts) = (sockets.fd().as_fd().as_raw_fd(), bpf::array(&object, "failed")?);
         let load = |access| {
-            let insns = translate(filter, End::Redirect(sockets), access)
+            let insns = translate(filter, (End::Redirect(sockets), counts.as_raw_fd()), access)
                 .map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))?;
             bpf::load_xdp(&insns, Caller::Attached { frags: access == Access::Buffers }).map(drop)
         };

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::attach::{Mode, Xdp};
-use super::policy::{Failed, Failure, Noted, Policy};
+use super::policy::{COUNTS, Failed, Failure, Noted, Policy};
 use crate::bpf::{self, Hook, load_classifier};
 use crate::kernel;
 use crate::link::{self, AttachedMode, XdpChange};
@@ -39,15 +39,18 @@ impl Xdp {
                 xdp.bypass = Some(load_classifier(&mut object, BYPASS)?);
             }
             xdp.let_stay(&mut object)?;
-            xdp.policy = left.as_ref().map_or(xdp.policy, |left| Policy { before: [0; 3], ..left.policy });
+            xdp.policy = left.as_ref().map_or(xdp.policy, |left| Policy { before: [0; COUNTS], ..left.policy });
             xdp.set_failure(ifindex, failure)?;
             let expected = left.as_ref().map(|left| left.program.as_fd());
             let change = XdpChange { program: Some(xdp.program.as_fd()), expected };
             link::change_xdp(ifindex, xdp.mode() == Mode::Native, change)?;
-            if let Some(left) = left {
+            match left {
                 // It counts no more.
-                xdp.policy.before = left.counts()?;
-                xdp.write_policy()?;
+                Some(left) => {
+                    xdp.policy.before = left.counts()?;
+                    xdp.settle_ended_sockets(ifindex)?;
+                }
+                None => xdp.begin_account(ifindex)?,
             }
             Ok(xdp)
         };
@@ -62,8 +65,8 @@ impl Xdp {
     /// # Errors
     /// `EOPNOTSUPP`: a bypass on a kernel before 6.6.
     pub fn set_failure(&mut self, ifindex: u32, failure: Failure) -> io::Result<()> {
-        let former = self.policy.failure();
-        self.policy = Policy { before: self.policy.before, noted: self.policy.noted, ..Policy::of(failure) };
+        let (former, set) = (self.policy.failure(), Policy::of(failure));
+        self.policy = Policy { failure: set.failure, partner: set.partner, mark: set.mark, ..self.policy };
         match failure {
             // Frames that it is to redirect come only afterwards.
             Failure::Bypass(_) => {
@@ -78,11 +81,6 @@ impl Xdp {
                 tcx::detach(ifindex, Hook::Ingress, BYPASS)
             }
         }
-    }
-
-    fn write_policy(&self) -> io::Result<()> {
-        // SAFETY: K5: the elements of `policies` in xdp.c are of type `struct policy`.
-        unsafe { bpf::array_set(&self.policies, &self.policy) }
     }
 
     /// Returns the counts of frames that no program took.
@@ -104,11 +102,10 @@ impl Xdp {
 }
 
 fn failed(counted: &OwnedFd, policy: &Policy) -> io::Result<Failed> {
-    let [to_stack, dropped, bypassed] = counts(counted, policy)?;
-    Ok(Failed { to_stack, dropped, bypassed, noted: policy.noted })
+    counts(counted, policy).map(|counts| Failed::of(counts, policy))
 }
 
-fn counts(failed: &OwnedFd, policy: &Policy) -> io::Result<[u64; 3]> {
+pub(super) fn counts(failed: &OwnedFd, policy: &Policy) -> io::Result<[u64; COUNTS]> {
     let mut all = policy.before;
     for (count, index) in all.iter_mut().zip(0..) {
         // SAFETY: K5: the elements of `failed` in xdp.c are of type u64, one for each processor.
@@ -151,7 +148,7 @@ impl Left {
         Ok((policy.failure() != Failure::Open).then_some(Left { program, mode, policy, failed }))
     }
 
-    fn counts(&self) -> io::Result<[u64; 3]> {
+    fn counts(&self) -> io::Result<[u64; COUNTS]> {
         counts(&self.failed, &self.policy)
     }
 }

@@ -31,6 +31,12 @@ pub struct Failed {
     pub noted: Noted,
 }
 
+impl Failed {
+    pub(super) fn of([to_stack, dropped, bypassed, _]: [u64; COUNTS], policy: &Policy) -> Failed {
+        Failed { to_stack, dropped, bypassed, noted: policy.noted }
+    }
+}
+
 /// Counts that the XDP program cannot keep: the daemon adds to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -58,6 +64,58 @@ impl Noted {
     }
 }
 
+/// Number of counts in the map `failed` of xdp.c: one for each action, and that of refused frames.
+pub(super) const COUNTS: usize = 4;
+
+/// Frames that were given to sockets, by what became of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[repr(C)]
+pub struct SocketFrames {
+    /// They went into the receive ring of a socket.
+    pub to_programs: u64,
+    /// The receive ring was full.
+    pub ring_full: u64,
+    /// There was no free buffer.
+    pub no_buffer: u64,
+    /// They did not fit the buffers.
+    pub too_long: u64,
+}
+
+impl SocketFrames {
+    /// The sums of both.
+    #[must_use]
+    pub fn and(self, other: SocketFrames) -> SocketFrames {
+        SocketFrames {
+            to_programs: self.to_programs.wrapping_add(other.to_programs),
+            ring_full: self.ring_full.wrapping_add(other.ring_full),
+            no_buffer: self.no_buffer.wrapping_add(other.no_buffer),
+            too_long: self.too_long.wrapping_add(other.too_long),
+        }
+    }
+
+    /// All of them.
+    pub fn sum(&self) -> u64 {
+        self.to_programs.wrapping_add(self.ring_full).wrapping_add(self.no_buffer).wrapping_add(self.too_long)
+    }
+}
+
+/// The account of an interface's frames since a program was attached, but for those of open sockets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Account {
+    /// The interface's own count of received frames when the program was attached.
+    pub received_before: u64,
+    /// Frames that no program took.
+    pub failed: Failed,
+    /// Frames that the filter refused, which the host's stack got.
+    pub refused: u64,
+    /// Frames of sockets that were closed.
+    pub closed_sockets: SocketFrames,
+    /// Whether other programs of a dispatcher take frames of the interface, too.
+    pub is_shared: bool,
+}
+
 /// `struct policy` of xdp.c.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -66,10 +124,13 @@ pub(super) struct Policy {
     pub(super) partner: u32,
     pub(super) mark: u32,
     pub(super) unused: u32,
+    /// As [`Account`] has it.
+    pub(super) received_before: u64,
     /// Counts of programs that this one has replaced.
-    pub(super) before: [u64; 3],
+    pub(super) before: [u64; COUNTS],
     /// Counts that no program keeps.
     pub(super) noted: Noted,
+    pub(super) closed_sockets: SocketFrames,
 }
 
 impl Policy {

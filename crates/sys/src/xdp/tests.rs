@@ -430,7 +430,7 @@ fn invalid_classic_programs_are_refused() {
     let (accept, reject) = (insn(RET_K, 0, 0, 1), insn(RET_K, 0, 0, 0));
     let message = |program: &[ClassicInsn]| {
         [Access::Buffers, Access::Plain]
-            .map(|access| translate(program, End::Redirect(3), access).unwrap_err().to_string())[0]
+            .map(|access| translate(program, (End::Redirect(3), 4), access).unwrap_err().to_string())[0]
             .clone()
     };
     let wrong = |bad: ClassicInsn, why: &str| {
@@ -468,7 +468,7 @@ fn invalid_classic_programs_are_refused() {
     assert!(message(&[insn(JEQ, 0, 0, 0)]).contains("instruction 0"));
     assert!(message(&[]).contains("has 0 instructions, not 1 to 4096"));
     assert!(message(&vec![accept; 4097]).contains("has 4097 instructions, not 1 to 4096"));
-    assert!(translate(&vec![accept; 4096], End::Redirect(3), Access::Buffers).is_ok());
+    assert!(translate(&vec![accept; 4096], (End::Redirect(3), 4), Access::Buffers).is_ok());
 }
 
 proptest! {

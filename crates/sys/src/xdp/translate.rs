@@ -4,7 +4,7 @@
 //! ```text
 //!   prologue        r6 = frame's context, r7 = A, r8 = X, r9 = length (if used), words at r10 - 64
 //!   the program     each reachable instruction, at most MAX_PER_INSN for one
-//!   accept, reject  redirect to the queue's socket; pass to the kernel
+//!   accept, reject  redirect to the queue's socket; count, and pass to the kernel
 //!   load 1, 2, 4    functions: r1 = context, r2 = offset; the bytes in r0, negative if they are not all in the frame
 //! ```
 //!
@@ -18,7 +18,7 @@ use super::classic::{A, Classic, ClassicInsn, MAX_INSNS, Operand, Refused, WORDS
 /// Most instructions for one classic instruction.
 const MAX_PER_INSN: usize = 7;
 /// Most instructions for prologue, ends and functions.
-const OVERHEAD: usize = 64;
+const OVERHEAD: usize = 96;
 // A jump has 16 bits, which is enough for every distance.
 const _: () = assert!(MAX_INSNS * MAX_PER_INSN + OVERHEAD <= i16::MAX as usize);
 
@@ -45,7 +45,7 @@ pub(super) enum Access {
 /// The end of a filter that accepts a frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
-    /// Redirects it by this map of the queues' sockets, or passes it if its queue has none.
+    /// Redirects it by this map of the queues' sockets, or counts and passes it if its queue has none.
     Redirect(RawFd),
     /// Calls the program in slot [`DELIVER`] of this map.
     Call(RawFd),
@@ -53,6 +53,12 @@ pub(super) enum End {
 
 /// The slot of the end of filters in the map `filters` of `bpf/xdp.c`.
 pub(super) const DELIVER: u32 = 1;
+
+/// Counts in the map `failed` of `bpf/xdp.c`: of accepted frames that no socket got, and of refused frames.
+const NOT_TAKEN: u32 = 0;
+pub(super) const REFUSED: u32 = 3;
+/// Instructions that count a frame and pass it.
+const PASS_INSNS: i16 = 12;
 
 /// The kernel's registers, by their use here; A and X are 7 and 8.
 const CONTEXT: u8 = 6;
@@ -79,11 +85,15 @@ const LOAD8: u8 = 0x71;
 const LOAD16: u8 = 0x69;
 const LOAD32: u8 = 0x61;
 const STORE32: u8 = 0x63;
+const STORE32_K: u8 = 0x62;
 const STORE64_K: u8 = 0x7A;
+const LOAD64: u8 = 0x79;
+const STORE64: u8 = 0x7B;
 const LOAD_MAP: u8 = 0x18;
 const JA: u8 = 0x05;
 const JMP32: u8 = 0x06;
 const JEQ32_K: u8 = 0x16;
+const JEQ64_K: u8 = 0x15;
 const JLT32_K: u8 = 0xA6;
 const JGT64: u8 = 0x2D;
 const JGT64_K: u8 = 0x25;
@@ -96,6 +106,7 @@ const SOURCE_X: u8 = 0x08;
 const PSEUDO: u8 = 1;
 
 /// Helper functions of the kernel, and offsets in `struct xdp_md`.
+const MAP_LOOKUP: i32 = 1;
 const GET_RANDOM: i32 = 7;
 const REDIRECT_MAP: i32 = 51;
 const TAIL_CALL: i32 = 12;
@@ -106,6 +117,7 @@ const DATA_END: i16 = 4;
 const RX_QUEUE_INDEX: i16 = 16;
 const XDP_PASS: i32 = 2;
 const XDP_DROP: i32 = 1;
+const XDP_REDIRECT: i32 = 4;
 
 /// `r0 = XDP_PASS; exit`: a program that passes every frame.
 #[cfg(feature = "bpf")]
@@ -123,11 +135,12 @@ enum Label {
     Load(u8),
 }
 
-/// Translates `program` to an XDP program for frames that are read by `access`.
+/// Translates `program` to an XDP program for frames that are read by `access`, which counts frames that it passes in
+/// the second map.
 ///
 /// # Errors
 /// The first instruction that is not allowed, and why.
-pub(super) fn translate(program: &[ClassicInsn], end: End, access: Access) -> Result<Vec<Insn>, Refused> {
+pub(super) fn translate(program: &[ClassicInsn], end: (End, RawFd), access: Access) -> Result<Vec<Insn>, Refused> {
     let decoded = decode_all(program)?;
     Ok(Assembler::new(access, program.len()).assemble(&decoded, end))
 }
@@ -193,7 +206,7 @@ impl Assembler {
         }
     }
 
-    fn assemble(mut self, program: &[Classic], end: End) -> Vec<Insn> {
+    fn assemble(mut self, program: &[Classic], (end, counts): (End, RawFd)) -> Vec<Insn> {
         self.prologue(program);
         let reachable = reachable(program);
         for (at, insn) in program.iter().enumerate() {
@@ -205,12 +218,11 @@ impl Assembler {
         }
         let accept = self.insns.len();
         if self.is_target(Label::Accept) {
-            self.accept(end);
+            self.accept(end, counts);
         }
         let reject = self.insns.len();
         if self.is_target(Label::Reject) {
-            self.constant(MOV64_K, 0, XDP_PASS.cast_unsigned());
-            self.emit(EXIT, 0, 0, 0, 0);
+            self.pass(counts, REFUSED);
         }
         let mut functions = [0; 5];
         for size in [1, 2, 4] {
@@ -234,7 +246,7 @@ impl Assembler {
         self.insns
     }
 
-    fn accept(&mut self, end: End) {
+    fn accept(&mut self, end: End, counts: RawFd) {
         match end {
             End::Redirect(sockets) => {
                 self.emit(LOAD_MAP, 1, PSEUDO, 0, sockets);
@@ -242,6 +254,9 @@ impl Assembler {
                 self.emit(LOAD32, 2, CONTEXT, RX_QUEUE_INDEX, 0);
                 self.constant(MOV64_K, 3, XDP_PASS.cast_unsigned());
                 self.emit(CALL, 0, 0, 0, REDIRECT_MAP);
+                self.emit(JEQ64_K, 0, 0, PASS_INSNS, XDP_REDIRECT);
+                self.pass(counts, NOT_TAKEN);
+                self.emit(EXIT, 0, 0, 0, 0);
             }
             End::Call(programs) => {
                 self.registers(MOV64, 1, CONTEXT);
@@ -251,9 +266,28 @@ impl Assembler {
                 self.emit(CALL, 0, 0, 0, TAIL_CALL);
                 // Unless the slot is empty, this is not reached.
                 self.constant(MOV64_K, 0, XDP_DROP.cast_unsigned());
+                self.emit(EXIT, 0, 0, 0, 0);
             }
         }
+    }
+
+    /// Counts a frame of which no program knows, and passes it to the kernel: [`PASS_INSNS`] instructions.
+    fn pass(&mut self, counts: RawFd, index: u32) {
+        let first = self.insns.len();
+        self.emit(STORE32_K, STACK, 0, -4, index.cast_signed());
+        self.emit(LOAD_MAP, 1, PSEUDO, 0, counts);
+        self.emit(0, 0, 0, 0, 0);
+        self.registers(MOV64, 2, STACK);
+        self.constant(ADD64_K, 2, (-4_i32).cast_unsigned());
+        self.emit(CALL, 0, 0, 0, MAP_LOOKUP);
+        self.emit(JEQ64_K, 0, 0, 3, 0);
+        // The count is this processor's own.
+        self.emit(LOAD64, 1, 0, 0, 0);
+        self.constant(ADD64_K, 1, 1);
+        self.emit(STORE64, 0, 1, 0, 0);
+        self.constant(MOV64_K, 0, XDP_PASS.cast_unsigned());
         self.emit(EXIT, 0, 0, 0, 0);
+        debug_assert_eq!(self.insns.len() - first, PASS_INSNS as usize);
     }
 
     fn is_target(&self, label: Label) -> bool {

@@ -8,11 +8,11 @@
 //! AF_XDP carries finished frames only, so that packets which rely on offloads are finished here, by the switch's code.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_core::Ring;
+use unetmap_mem::Counter;
 use unetmap_offload::{self as offload, MAX_PACKET};
 use unetmap_switch::policy::DropReason;
 
@@ -20,22 +20,17 @@ use crate::tuning::mediator::BATCH;
 
 /// Packets that were lost because of their header or their length, by reason. A switch counts the same by the same
 /// names.
-#[derive(Default)]
-pub(crate) struct LostPackets([AtomicU64; REASONS.len()]);
+#[derive(Clone)]
+pub(crate) struct LostPackets([Counter; LOST_COUNTERS]);
 
 /// In the order of the counters.
 const REASONS: [DropReason; 3] = [DropReason::Runt, DropReason::InvalidSlot, DropReason::TooManyFragments];
-
-/// The counters as the daemon hands them to its successor.
-pub(crate) type SavedLost = [u64; REASONS.len()];
+/// Number of the counters.
+pub(crate) const LOST_COUNTERS: usize = REASONS.len();
 
 impl LostPackets {
-    pub(crate) fn save(&self) -> SavedLost {
-        self.0.each_ref().map(|count| count.load(Relaxed))
-    }
-
-    pub(crate) fn restore(saved: SavedLost) -> LostPackets {
-        LostPackets(saved.map(AtomicU64::new))
+    pub(crate) fn of(counters: [Counter; LOST_COUNTERS]) -> LostPackets {
+        LostPackets(counters)
     }
 
     fn count(&self, why: DropReason) {
@@ -57,7 +52,7 @@ pub(super) struct HeaderConverter {
     header: usize,
     /// A private copy of a packet, with its header.
     packet: Vec<u8>,
-    lost: Arc<LostPackets>,
+    lost: LostPackets,
 }
 
 /// A packet that begins at a slot of a ring.
@@ -72,7 +67,7 @@ enum Gathered {
 
 impl HeaderConverter {
     /// `None` if packets have no header.
-    pub(super) fn new(header: u8, lost: Arc<LostPackets>) -> Option<HeaderConverter> {
+    pub(super) fn new(header: u8, lost: LostPackets) -> Option<HeaderConverter> {
         let header = usize::from(header);
         (header > 0).then(|| HeaderConverter { header, packet: Vec::with_capacity(header + MAX_PACKET), lost })
     }

@@ -41,13 +41,21 @@ impl Nic {
         };
         let pairs = 0..self.queues.len();
         let silenced = pairs.clone().filter(|&pair| !bound(self, pair).1 && self.stop_receiving(pair)).count();
-        if silenced > 0 && self.stays.is_some() {
+        let unused: Vec<usize> = pairs.filter(|&pair| bound(self, pair) == (false, false)).collect();
+        let goes_on =
+            self.stays.is_some() || (0..own).any(|pair| self.queues[pair].is_some() && !unused.contains(&pair));
+        if silenced > 0 && goes_on {
             // Only then are all frames that were redirected to a socket in its ring.
             if let Err(e) = barrier::wait_for_readers() {
                 tracing::debug!(name = self.name, "frames on their way to its sockets may be lost uncounted: {e}");
             }
         }
-        for pair in pairs.filter(|&pair| bound(self, pair) == (false, false)).collect::<Vec<_>>() {
+        if goes_on {
+            self.add_to_account(
+                unused.iter().filter(|pair| **pair < own).filter_map(|pair| self.queues[*pair].as_ref()),
+            );
+        }
+        for pair in unused {
             if let Some(open) = self.queues[pair].take() {
                 let rx = self.rings_of(pair).1.filter(|ring| !self.is_synced_by_loop(ring));
                 self.lost = self.lost.plus(open.lost(rx));

@@ -13,8 +13,10 @@ use unetmap_sys::link::Link;
 use unetmap_sys::xsk::{self, obstacle_known};
 
 use super::Nic;
+use super::account::FramesSnapshot;
 use super::busy_poll::{BusyPollSnapshot, set_busy_poll};
 use super::failure::{FailureSnapshot, set_failure};
+use super::frames::of_unopened;
 use super::lookup::{find, find_link_for};
 use super::open::{check_may_set, queues, refuse_persistent};
 use super::refusals::{denied, not_system_daemon};
@@ -47,6 +49,8 @@ struct NicSnapshot<'a> {
     way: &'static str,
     /// The fate of frames that a program should get and none takes; null while no program is attached.
     failure: Option<FailureSnapshot>,
+    /// The frames that it received since a program was attached; null while none is.
+    frames: Option<FramesSnapshot>,
     /// Bytes of the virtio-net header of packets; 0: none.
     header: u8,
 }
@@ -223,6 +227,7 @@ fn interface_as_json(
     let open = find(&daemon.registry, caller.netns_id(), link.index)?;
     let attached = open.is_some_and(|nic| nic.xdp_config.is_some());
     let failure = caller.netns().and_then(|netns| FailureSnapshot::of(netns, stays.as_deref(), open));
+    let unopened = || of_unopened(caller.netns()?, link.index, &stays.as_ref()?.xdp);
     let snapshot = NicSnapshot {
         interface: &link.name,
         index: link.index,
@@ -244,6 +249,7 @@ fn interface_as_json(
         busy_poll: busy_poll.map(BusyPollSnapshot::of),
         way: way.as_str(),
         failure,
+        frames: open.map_or_else(unopened, Nic::frames),
         header,
     };
     json(&snapshot)

@@ -256,6 +256,11 @@ impl HostRings {
         self.tcx.is_some()
     }
 
+    /// Frames that the host sent and that went to the wire, since the deadline was over.
+    pub(super) fn passed(&self) -> u64 {
+        self.tcx.as_ref().map_or(0, |tcx| tcx.passed().unwrap_or(0))
+    }
+
     /// Frames that the host sent and that were dropped.
     pub(super) fn dropped(&self) -> u64 {
         self.tcx.as_ref().map_or(0, |tcx| tcx.dropped().unwrap_or(0))

@@ -102,7 +102,7 @@ pub(crate) struct Nic {
     pub(in crate::ports) numa_node: Option<u32>,
     /// Whether it is up. Packets move only then.
     pub(super) up: bool,
-    /// The value of [`link::tx_dropped`] when it was opened.
+    /// Frames that it had not sent when it was opened.
     pub(super) tx_dropped_before: u64,
     /// Whether it was deleted, or moved to another namespace.
     pub(super) gone: bool,
@@ -496,6 +496,7 @@ impl Nic {
         let not_taken = not_taken.map(|failed| Failed { noted: failed.noted.plus(self.lost), ..failed });
         PortSnapshot {
             not_taken,
+            frames: self.frames(),
             manner: Some(self.describe_config()),
             copied,
             other_queues: self.other_queues.clone(),
@@ -506,7 +507,7 @@ impl Nic {
 
 /// The interface's own count of frames that it did not send; 0 if it cannot be read.
 pub(super) fn interface_tx_dropped(netns: &Netns, index: u32) -> u64 {
-    privileged::tx_dropped(netns, index).ok().flatten().unwrap_or(0)
+    privileged::frame_counts(netns, index).ok().flatten().map_or(0, |counts| counts.tx_dropped)
 }
 
 /// Returns a mark that no other program can guess.

@@ -10,6 +10,7 @@
 //! The host rings are queues of a veth device (`host_rings`). Their numbers follow those of the interface's queues.
 
 pub(crate) mod abandoned;
+pub(in crate::ports) mod account;
 mod attach;
 mod busy_poll;
 mod bypass;
@@ -17,6 +18,7 @@ mod changes;
 mod closing;
 mod failure;
 mod filter;
+mod frames;
 mod header;
 mod heartbeat;
 mod host_rings;

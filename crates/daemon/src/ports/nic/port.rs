@@ -13,7 +13,7 @@ use super::refusals::{no_such_interface, refuse_away};
 use super::{Nic, NicKey, SavedNic, other_usage};
 use crate::descriptors::Outgoing;
 use crate::endpoint::{PortRing, RingSelection};
-use crate::ports::snapshot::{PortSnapshot, RingSnapshot};
+use crate::ports::snapshot::PortSnapshot;
 use crate::refusal::Refusal;
 use crate::region::SharedPage;
 use crate::registry::{BufferRepair, Port, Record};
@@ -164,8 +164,8 @@ impl Port<NicPort> {
         }
     }
 
-    /// How the interface moves packets, for people, and the snapshots of its rings; `None` while it is away.
-    pub(in crate::ports) fn describe(&self, mem_id: u16) -> Option<(String, Vec<RingSnapshot>)> {
-        Some((self.here()?.describe_config(), self.snapshot(mem_id).rings))
+    /// The interface, for the snapshot of a port in front of it; `None` while it is away.
+    pub(in crate::ports) fn snapshot_if_here(&self, mem_id: u16) -> Option<PortSnapshot> {
+        self.here().map(|_| self.snapshot(mem_id))
     }
 }

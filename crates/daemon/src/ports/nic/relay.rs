@@ -95,7 +95,12 @@ impl Relay {
 
     /// Frames that found no room in the far end's queues since the pair was created.
     pub(super) fn dropped(&self) -> u64 {
-        privileged::tx_dropped(&self.netns, self.ends.near).ok().flatten().unwrap_or(0)
+        privileged::frame_counts(&self.netns, self.ends.near).ok().flatten().map_or(0, |counts| counts.tx_dropped)
+    }
+
+    /// Frames that went to the host's stack because the deadline was over.
+    pub(super) fn passed(&self) -> u64 {
+        self.tcx.as_ref().and_then(|tcx| tcx.passed().ok()).unwrap_or(0)
     }
 }
 
