@@ -136,9 +136,23 @@ pub(crate) fn stop_program(scene: &mut Scene) -> Result<(), String> {
     stopped(scene, &[Who::Program])
 }
 
-/// Gives all processes little of a processor for as long as a fault lasts.
-pub(crate) fn starve(scene: &mut Scene) -> Result<(), String> {
-    starved(scene, true)
+/// Gives all processes little of a processor for as long as a fault lasts, and stops one of them, another one each
+/// time, or none.
+pub(crate) fn starve_and_stop(scene: &mut Scene, time: usize) -> Result<(), String> {
+    const STOPPED: [&[Who]; 6] =
+        [&[], &[Who::Program], &[Who::Daemon], &[Who::Broker], &[Who::Store], &[Who::Program, Who::AllDaemons]];
+    let pids = processes(scene, STOPPED[time % STOPPED.len()])?;
+    let _group = starving(scene, true)?;
+    signal(&pids, Signal::STOP);
+    let held = scene.hold();
+    signal(&pids, Signal::CONT);
+    held
+}
+
+/// A process that uses a processor.
+pub(crate) fn busy() -> Guard {
+    let mut command = Command::new("sh");
+    Guard::spawn(command.args(["-c", "while :; do :; done"]).stdin(Stdio::null()))
 }
 
 /// The kernel kills a process of a group whose memory another one has used up.
@@ -161,11 +175,17 @@ fn out_of_memory(scene: &mut Scene, who: Who) -> Result<(), String> {
 }
 
 fn starved(scene: &mut Scene, with_daemons: bool) -> Result<(), String> {
+    let _group = starving(scene, with_daemons)?;
+    scene.hold()
+}
+
+/// Gives processes little of a processor, until the result is dropped.
+fn starving(scene: &Scene, with_daemons: bool) -> Result<Group, String> {
     let whose = if with_daemons { &[Who::Program, Who::AllDaemons][..] } else { &[Who::Program] };
     let pids = processes(scene, whose)?;
     let group = Group::of_cpu(STARVED).map_err(|why| format!("skipped: {why}"))?;
     pids.iter().try_for_each(|pid| group.add(pid.as_raw_pid().cast_unsigned()))?;
-    scene.hold()
+    Ok(group)
 }
 
 fn replaced(scene: &mut Scene) -> Result<(), String> {

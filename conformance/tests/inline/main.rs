@@ -157,21 +157,22 @@ fn run_way(way: &'static Way, options: &Options, all: &mut All) -> Result<(), St
     Ok(())
 }
 
-/// Why a row fails: all connections go on after each fault, and where the wire is closed to a host, it receives nothing
-/// that the rules deny. Frames that the host itself sends are not closed. With a bypass each lost frame is counted.
+/// Why a row fails: all connections go on after each fault, and where the wire is closed, nothing passes that the rules
+/// deny. With a bypass each lost frame is counted.
 fn failure(row: &Row, has_cards: bool) -> Option<String> {
     let has = |on_failure| WAYS.iter().any(|way| way.name == row.way && way.on_failure == on_failure);
-    let is_closed = has(OnFailure::Closed);
+    let fault = FAULTS.iter().find(|fault| fault.name == row.fault);
+    // Another interface has no setting before the program makes it.
+    let is_closed = has(OnFailure::Closed) && fault.is_none_or(|fault| fault.keeps_interfaces);
     // A card drops frames for which it has no buffer, too.
-    let is_counted = !has_cards
-        && has(OnFailure::Bypass)
-        && FAULTS.iter().any(|fault| fault.name == row.fault && fault.keeps_counts);
+    let is_counted = !has_cards && has(OnFailure::Bypass) && fault.is_some_and(|fault| fault.keeps_counts);
     let uncounted = row.frames.as_ref().filter(|frames| is_counted && frames.lost != frames.sum());
     let why = match (&row.failure, row.broken.first()) {
         (Some(why), _) => why.clone(),
         (None, Some(why)) => format!("{} broken connections: {why}", row.broken.len()),
-        (None, None) if is_closed && row.denied_seen[0] > 0 => {
-            format!("{} denied datagrams came in", row.denied_seen[0])
+        (None, None) if is_closed && row.denied_seen != [0, 0] => {
+            let [out, into] = row.denied_seen;
+            format!("{out} denied packets came in, and {into} went out")
         }
         (None, None) => match uncounted {
             Some(frames) => format!("{} frames were lost, and {} are counted", frames.lost, frames.sum()),

@@ -33,7 +33,7 @@ pub(crate) const SERVER: &str = "10.9.0.2";
 /// The UDP port whose datagrams the firewall's rules deny.
 pub(crate) const DENIED: u16 = 9999;
 /// Queues of each interface.
-const QUEUES: u32 = 2;
+pub(crate) const QUEUES: u32 = 2;
 /// Ethernet addresses of `c0` and of the server's interface.
 const MACS: [&str; 2] = ["02:00:00:00:09:01", "02:00:00:00:09:02"];
 /// How long a condition is waited for between two looks.
@@ -102,8 +102,9 @@ const FIREWALL: Way = Way {
 const HOST_FIREWALL: Way = Way {
     name: "fw-host",
     ports: "m0 m0^",
+    options: "--on-failure open",
     is_host: true,
-    about: "`unetmap-fw m0 m0^ --rules FILE`, between an interface and the host's stack",
+    about: "`unetmap-fw m0 m0^ --rules FILE --on-failure open`, between an interface and the host's stack",
     ..FIREWALL
 };
 
@@ -129,10 +130,10 @@ pub(crate) const WAYS: [Way; 6] = [
     HOST_FIREWALL,
     Way {
         name: "fw-host-closed",
-        before: "nic m0 failure closed",
+        options: "",
         on_failure: OnFailure::Closed,
         is_short: true,
-        about: "`unetmap nic m0 failure closed`, `unetmap-fw m0 m0^ --rules FILE`, between an interface and the host's stack",
+        about: "`unetmap-fw m0 m0^ --rules FILE`, between an interface and the host's stack",
         ..HOST_FIREWALL
     },
 ];
@@ -231,8 +232,11 @@ impl Place {
             let _ = ns.tool("sysctl", &["-q", "-w", "net.ipv4.tcp_rto_max_ms=1000", "net.ipv4.tcp_retries2=200"]);
         }
         place.know_each_other()?;
-        fs::write(place.rules(), "add deny udp from any to any 9999\nadd allow ip from any to any\n")
-            .map_err(|e| e.to_string())?;
+        fs::write(
+            place.rules(),
+            "add deny udp from any to any 9999\nadd deny icmp from any to any\nadd allow ip from any to any\n",
+        )
+        .map_err(|e| e.to_string())?;
         place.mend_daemon()?;
         place.set_up()?;
         place.wait_until_it_works()?;

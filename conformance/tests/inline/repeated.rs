@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use conformance::home::Guard;
 use serde::Serialize;
 
 use crate::faults;
@@ -22,15 +23,35 @@ pub(crate) struct Repeated {
     pub option: &'static str,
     /// How long it lasts.
     pub hold: Duration,
-    /// Has it happen once, and ends it.
-    run: fn(&mut Scene) -> Result<(), String>,
+    /// Processes that use all processors meanwhile.
+    load: usize,
+    /// Has it happen for the time of this number, and ends it.
+    run: fn(&mut Scene, usize) -> Result<(), String>,
 }
 
 /// All of them.
 pub(crate) const REPEATED: &[Repeated] = &[
-    Repeated { name: "program killed", option: "--kills", hold: Duration::ZERO, run: faults::kill_program },
-    Repeated { name: "program stopped", option: "--hangs", hold: HANG, run: faults::stop_program },
-    Repeated { name: "all with 2 % of a CPU", option: "--starvations", hold: HANG, run: faults::starve },
+    Repeated {
+        name: "program killed",
+        option: "--kills",
+        hold: Duration::ZERO,
+        load: 0,
+        run: |scene, _| faults::kill_program(scene),
+    },
+    Repeated {
+        name: "program stopped",
+        option: "--hangs",
+        hold: HANG,
+        load: 0,
+        run: |scene, _| faults::stop_program(scene),
+    },
+    Repeated {
+        name: "all with 2 % of a CPU beside a load of 50, one stopped after the other",
+        option: "--starvations",
+        hold: HANG,
+        load: 50,
+        run: faults::starve_and_stop,
+    },
 ];
 
 /// The results.
@@ -65,12 +86,14 @@ fn try_repeat(
     gaps: &mut Vec<f64>,
 ) -> Result<(), String> {
     scene.place.wait_until_it_works()?;
-    let before = scene.ledger()?;
+    let (before, echoes, dropped) = (scene.ledger()?, scene.echoes()?, scene.dropped());
     scene.begin(row)?;
+    let load: Vec<Guard> = (0..repeated.load).map(|_| faults::busy()).collect();
+    let pings = scene.start_denied_pings();
     let begin = Instant::now();
     for i in 1..=times {
         scene.take_gap();
-        (repeated.run)(scene)?;
+        (repeated.run)(scene, i)?;
         scene.place.wait_until_it_works()?;
         scene.wait_until_it_passes()?;
         scene.place.wait_until_it_moves_frames()?;
@@ -81,7 +104,14 @@ fn try_repeat(
         }
     }
     row.lasted_ms = begin.elapsed().as_millis() as u64;
+    drop((load, pings));
     scene.end(row)?;
+    let since = scene.echoes()?;
+    for way in 0..2 {
+        row.denied_sent[way] += since.sent[way] - echoes.sent[way];
+        row.denied_seen[way] += since.seen[way] - echoes.seen[way];
+    }
+    row.kernel_dropped = scene.dropped().zip(dropped).map(|(now, before)| now - before);
     if let (Some(before), Some(after)) = (before, scene.ledger()?) {
         row.frames = Some(before.until(&after));
     }

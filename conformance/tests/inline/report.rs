@@ -69,7 +69,7 @@ pub(crate) fn tables(all: &All) -> String {
     }
     if !all.repeated.is_empty() {
         text += "### Many times\n\n| program | fault | times | closed for, ms: median, 99 %, longest | lost of sent | again, late | \
-                 frames: lost, counted, bypassed | denied seen | broken TCP |\n|---|---|---|---|---|---|---|---|---|\n";
+                 frames: lost, counted, bypassed | denied seen | dropped by the kernel | broken TCP |\n|---|---|---|---|---|---|---|---|---|---|\n";
         all.repeated.iter().for_each(|results| text += &repeated_row(results));
         text.push('\n');
     }
@@ -80,13 +80,14 @@ fn repeated_row(results: &Results) -> String {
     let (row, [median, most, longest]) = (&results.row, results.closed_ms);
     let has_rules = WAYS.iter().any(|way| way.name == row.way && way.denies);
     format!(
-        "| {} | {} | {} | {median:.0}, {most:.0}, {longest:.0} | {} | {} | {} | {} |\n",
+        "| {} | {} | {} | {median:.0}, {most:.0}, {longest:.0} | {} | {} | {} | {} | {} |\n",
         row.way,
         fault(row),
         results.times,
         datagrams(row),
         frames(row),
         if has_rules { denied(row) } else { String::new() },
+        row.kernel_dropped.map_or_else(String::new, |frames| frames.to_string()),
         row.broken.len(),
     )
 }

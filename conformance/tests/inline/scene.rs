@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Traffic through the program while a fault happens, and what was seen of it.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{JoinHandle, sleep, spawn};
@@ -8,12 +11,14 @@ use std::time::{Duration, Instant};
 
 use conformance::connections::Connections;
 use conformance::datagrams::Datagrams;
+use conformance::home::Guard;
+use lab::Ns;
 use serde::Serialize;
 
 use crate::cards::Cards;
 use crate::faults::Fault;
 use crate::ledger::{Frames, Ledger};
-use crate::place::{CLIENT, DENIED, OnFailure, Place, SERVER, Way, wait_for, wait_within};
+use crate::place::{CLIENT, DENIED, OnFailure, Place, QUEUES, SERVER, Way, wait_for, wait_within};
 
 /// Connections that run all the time.
 const CONNECTIONS: usize = 100;
@@ -108,6 +113,23 @@ impl Flows {
     }
 }
 
+/// Echo requests that hosts have sent, and that the other one has seen, out and in.
+pub(crate) struct Echoes {
+    pub sent: [u64; 2],
+    pub seen: [u64; 2],
+}
+
+/// The kernel's counters of ICMP, by name.
+type Icmp = BTreeMap<String, u64>;
+
+fn icmp(ns: &Ns) -> Result<Icmp, String> {
+    let text = ns.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))?.map_err(|e| e.to_string())?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Icmp: "));
+    let (names, values) = lines.next().zip(lines.next()).ok_or("no counters of ICMP")?;
+    let values = values.split(' ').map(|value| value.parse().unwrap_or(0));
+    Ok(names.split(' ').map(String::from).zip(values).collect())
+}
+
 /// A place with traffic.
 pub(crate) struct Scene {
     // Dropped in this order.
@@ -144,6 +166,8 @@ pub(crate) struct Row {
     /// Datagrams that the rules deny, out and in: sent, and seen behind the program.
     pub denied_sent: [u64; 2],
     pub denied_seen: [u64; 2],
+    /// Frames that the kernel dropped at a closed interface, in and out, since no program took them.
+    pub kernel_dropped: Option<u64>,
     /// Frames of all traffic that were lost, and as what they are counted; `None` where they are not compared.
     pub frames: Option<Frames>,
     /// Connections that broke or stand still.
@@ -276,6 +300,37 @@ impl Scene {
     /// show what its stack gets.
     pub(crate) fn ledger(&self) -> Result<Option<Ledger>, String> {
         (!self.place.way.denies).then(|| Ledger::of(&self.place)).transpose()
+    }
+
+    /// Starts pings that the rules deny, in both directions.
+    pub(crate) fn start_denied_pings(&self) -> Vec<Guard> {
+        let (client, server) = (&self.place.client, &self.place.server);
+        let ping = |(from, to): (&Ns, &str)| {
+            let mut command = from.command("ping");
+            Guard::spawn(command.args(["-n", "-q", "-i", "0.05", to]).stdin(Stdio::null()).stdout(Stdio::null()))
+        };
+        let ways = [(client, SERVER), (server, CLIENT)];
+        if self.place.way.denies { ways.into_iter().map(ping).collect() } else { Vec::new() }
+    }
+
+    /// Echo requests, out and in, of the kernel's counters.
+    pub(crate) fn echoes(&self) -> Result<Echoes, String> {
+        let (client, server) = (icmp(&self.place.client)?, icmp(&self.place.server)?);
+        let of = |counters: &Icmp, name: &str| counters.get(name).copied().unwrap_or(0);
+        Ok(Echoes {
+            sent: [of(&client, "OutEchos"), of(&server, "OutEchos")],
+            seen: [of(&server, "InEchos"), of(&client, "InEchos")],
+        })
+    }
+
+    /// Frames that the kernel dropped because no program took them, in and out; `None`: the way is not closed.
+    pub(crate) fn dropped(&self) -> Option<u64> {
+        let is_closed = self.place.way.on_failure == OnFailure::Closed;
+        let snapshot = self.place.home.try_snapshot().filter(|_| is_closed)?;
+        let port = snapshot.ports.iter().find(|port| port.name == "m0")?;
+        let host = port.rings.iter().filter(|ring| ring.dir == "rx" && u32::from(ring.id) >= QUEUES);
+        let into = port.frames.as_ref()?.dropped.values().sum::<u64>();
+        Some(into + host.map(|ring| ring.dropped).sum::<u64>())
     }
 
     /// Traffic begins, with counts of zero.
