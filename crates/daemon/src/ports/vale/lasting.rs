@@ -17,6 +17,7 @@ use std::io::{self, Write as _};
 use std::mem;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,7 @@ use crate::privileged;
 use crate::refusal::Refusal;
 use crate::region::Scope;
 use crate::shape::EndpointShape;
+use crate::tuning::broker::{FORMER_LIMIT, FORMER_POLL};
 
 /// The version of the file.
 const VERSION: u32 = 1;
@@ -238,10 +240,10 @@ impl Daemon {
         }
         self.vale.persistent.hidden_namespace = Some(hidden);
         let mut records: BTreeMap<u32, LastingPort> = records.into_iter().map(|port| (port.hidden, port)).collect();
-        let mut served = 0;
+        let (mut served, end) = (0, Instant::now() + FORMER_LIMIT);
         for (hidden, text) in found {
             let record = records.remove(&hidden);
-            match self.adopt_one(hidden, &text, record.as_ref()) {
+            match self.adopt_one(hidden, &text, record.as_ref(), end) {
                 Ok(()) => served += 1,
                 Err(refusal) => {
                     let name = text.split(' ').next().unwrap_or_default().to_owned();
@@ -259,10 +261,24 @@ impl Daemon {
         served
     }
 
-    fn adopt_one(&mut self, hidden: u32, text: &str, record: Option<&LastingPort>) -> Result<(), Refusal> {
+    /// Serves a port again; `end`: until when what prevents that may end.
+    fn adopt_one(
+        &mut self,
+        hidden: u32,
+        text: &str,
+        record: Option<&LastingPort>,
+        end: Instant,
+    ) -> Result<(), Refusal> {
         let Some((name, request)) = read_mark(text) else { return invalid("its mark") };
         let scope = record.map_or(ROOT, |record| record.scope);
-        adopt(self, hidden, (record.map_or(name, |record| &record.name), request), scope)?;
+        let name = record.map_or(name, |record| &record.name);
+        // The kernel releases what processes had that were killed some time after their end.
+        while let Err(refusal) = adopt(self, hidden, (name, request), scope) {
+            if Instant::now() > end {
+                return Err(refusal);
+            }
+            sleep(FORMER_POLL);
+        }
         let (Some(record), Some(port)) = (record, self.vale.persistent.get_mut(hidden)) else { return Ok(()) };
         (port.header, port.attached) = (record.header, record.attached.clone());
         let host_end = port.host_end.clone();
