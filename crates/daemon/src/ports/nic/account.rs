@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_ring_position_of_32_bits_is_enough() {
-        let many = (5 << 32) + 7;
+        let many = (5 << 32) + 70;
         let all = frames(many + 28, (many as u32).into(), 1500);
         assert_eq!((all.to_programs, sum(&all)), (many, all.received));
         assert_eq!(nearest(1 << 32, u64::from(u32::MAX)), u64::from(u32::MAX));
