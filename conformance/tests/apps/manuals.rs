@@ -99,6 +99,8 @@ finish() {
         [ $status = 0 ] || failed "$where" "status $status after SIGINT" "$file"
     done
     going=()
+    # What would outlast the daemon ends, too.
+    unetmap stop --all --force >stop.out 2>&1 || failed finish "status $?" stop
     kill -TERM -1 2>/dev/null
     for i in {1..600}; do kill -0 -1 2>/dev/null || return 0; sleep 0.05; done
     echo "FAILED: processes that SIGTERM does not end:"; ps ax; exit 1

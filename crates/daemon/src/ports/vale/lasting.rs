@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqValeNewif;
 use unetmap_core::control::ControlRequest as _;
 use unetmap_core::control::vale::{ThreadConfig, ValeRequest};
+use unetmap_core::errno::ENXIO;
 use unetmap_sys::memfd;
 use unetmap_sys::netns::Netns;
 
@@ -137,6 +138,17 @@ impl Lasting {
     }
 }
 
+/// Repeats what the daemon before this one prevents until `end`: what processes had that were killed, the kernel
+/// releases some time after their end. An interface that is gone does not come back.
+fn until_released<T>(end: Instant, mut serve: impl FnMut() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    loop {
+        match serve() {
+            Err(refusal) if refusal.errno != ENXIO && Instant::now() < end => sleep(FORMER_POLL),
+            served => return served,
+        }
+    }
+}
+
 /// Who pays for a port without a record.
 const ROOT: Scope = Scope { uid: 0, netns: 0 };
 
@@ -168,6 +180,7 @@ impl Daemon {
             tracing::error!("settings of switches are lost, and nothing is attached to them: {e}");
             Default::default()
         });
+        let end = began + FORMER_LIMIT;
         self.vale.former_numbers = lasting.numbers();
         self.take_settings(lasting.settings, lasting.threads);
         match privileged::find_lasting() {
@@ -175,13 +188,13 @@ impl Daemon {
             Ok((found, Some(hidden))) => {
                 let mut records = lasting.ports;
                 records.retain(|_| lasting.namespace == hidden.id());
-                let served = self.adopt_all(found, hidden, records);
+                let served = self.adopt_all(found, hidden, records, end);
                 tracing::info!(served, took = ?began.elapsed(), "persistent ports of an earlier daemon");
             }
             Err(e) => tracing::error!("persistent ports of an earlier daemon are not served: {e}"),
         }
         for attachment in lasting.attachments {
-            if let Err(refusal) = attachment.attach_again(self, &namespaces) {
+            if let Err(refusal) = until_released(end, || attachment.attach_again(self, &namespaces)) {
                 tracing::error!(port = attachment.key.name(), "it is not attached again: {}", refusal.why);
                 self.vale.has_unsaved = true;
             }
@@ -227,7 +240,13 @@ impl Daemon {
     }
 
     /// Serves these ports again; returns how many.
-    fn adopt_all(&mut self, found: Vec<(u32, String)>, hidden: Netns, records: Vec<LastingPort>) -> usize {
+    fn adopt_all(
+        &mut self,
+        found: Vec<(u32, String)>,
+        hidden: Netns,
+        records: Vec<LastingPort>,
+        end: Instant,
+    ) -> usize {
         if found.is_empty() {
             // All have ended with their namespaces.
             self.vale.has_unsaved = true;
@@ -240,7 +259,7 @@ impl Daemon {
         }
         self.vale.persistent.hidden_namespace = Some(hidden);
         let mut records: BTreeMap<u32, LastingPort> = records.into_iter().map(|port| (port.hidden, port)).collect();
-        let (mut served, end) = (0, Instant::now() + FORMER_LIMIT);
+        let mut served = 0;
         for (hidden, text) in found {
             let record = records.remove(&hidden);
             match self.adopt_one(hidden, &text, record.as_ref(), end) {
@@ -272,13 +291,7 @@ impl Daemon {
         let Some((name, request)) = read_mark(text) else { return invalid("its mark") };
         let scope = record.map_or(ROOT, |record| record.scope);
         let name = record.map_or(name, |record| &record.name);
-        // The kernel releases what processes had that were killed some time after their end.
-        while let Err(refusal) = adopt(self, hidden, (name, request), scope) {
-            if Instant::now() > end {
-                return Err(refusal);
-            }
-            sleep(FORMER_POLL);
-        }
+        until_released(end, || adopt(self, hidden, (name, request), scope))?;
         let (Some(record), Some(port)) = (record, self.vale.persistent.get_mut(hidden)) else { return Ok(()) };
         (port.header, port.attached) = (record.header, record.attached.clone());
         let host_end = port.host_end.clone();
