@@ -97,7 +97,7 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
         driver,
         features,
         way,
-        in_user_namespace: machine.in_user_namespace,
+        no_bpf: machine.no_bpf(),
         no_zero_copy,
         trial,
         uid: machine.uid,
@@ -133,8 +133,8 @@ fn trial(
         Some("the interface is down".into())
     } else if link.mac.is_none() {
         Some("it is no Ethernet interface".into())
-    } else if machine.in_user_namespace {
-        Some("bpf(2) is not for user namespaces".into())
+    } else if let Some(why) = machine.no_bpf() {
+        Some(why.into())
     } else if !machine.own.has(NET_RAW | NET_ADMIN | BPF) {
         Some("this process lacks CAP_NET_RAW, CAP_NET_ADMIN or CAP_BPF".into())
     } else {

@@ -17,6 +17,8 @@ const IPC_LOCK: u64 = 1 << 14;
 pub(super) const SYS_ADMIN: u64 = 1 << 21;
 pub(super) const BPF: u64 = 1 << 39;
 
+const LACKS_BPF: &str = "unetmapd lacks CAP_BPF, which AF_XDP needs";
+
 /// Facts about the machine.
 #[derive(Debug)]
 pub(super) struct Facts {
@@ -96,6 +98,15 @@ impl Facts {
     /// Returns the daemon that opens interfaces, if it runs: root's.
     pub(super) fn system_daemon(&self) -> Option<&Daemon> {
         self.daemons.iter().flatten().find(|daemon| daemon.uid == 0)
+    }
+
+    /// Why that process may not use bpf(2), as far as is known, so that it opens packet sockets.
+    pub(super) fn no_bpf(&self) -> Option<&'static str> {
+        let lacks = |opener: Privileges| opener.capabilities.is_some() && !opener.has(BPF);
+        match self.in_user_namespace {
+            true => Some("bpf(2), which AF_XDP needs, is not for user namespaces"),
+            false => self.opener().filter(|opener| lacks(*opener)).map(|_| LACKS_BPF),
+        }
     }
 
     /// Returns the privileges of the process that would open an interface: root's daemon, else this process, which can
@@ -243,6 +254,10 @@ fn capabilities(privileges: Privileges, in_user_namespace: bool) -> Check {
     };
     let need = [(NET_RAW, "CAP_NET_RAW"), (NET_ADMIN, "CAP_NET_ADMIN"), admin];
     let lacks: Vec<&str> = need.iter().filter(|(bits, _)| has & bits == 0).map(|&(_, name)| name).collect();
+    if lacks == ["CAP_BPF"] {
+        let text = "unetmapd lacks CAP_BPF, so interfaces are opened by packet sockets";
+        return Check::missing(WHAT, text).fix("start it as root, with all capabilities").optional();
+    }
     if !lacks.is_empty() {
         let text = format!("unetmapd lacks {}", lacks.join(", "));
         return Check::missing(WHAT, text).fix("start it as root, with all capabilities");
@@ -427,7 +442,9 @@ mod tests {
         let in_this_netns = |has| Privileges { is_in_this_netns: true, ..privileges(has, 0) };
         assert!(blocking(&daemon(in_this_netns(ALL & !SYS_ADMIN))).is_empty());
         let without_bpf = daemon(in_this_netns(ALL & !SYS_ADMIN & !BPF));
-        assert_eq!(find(&without_bpf, "capabilities").text, "unetmapd lacks CAP_BPF");
+        assert!(find(&without_bpf, "capabilities").text.starts_with("unetmapd lacks CAP_BPF, so"));
+        assert!(blocking(&without_bpf).is_empty() && without_bpf.no_bpf() == Some(LACKS_BPF));
+        assert_eq!(daemon(privileges(ALL & !BPF, 0)).no_bpf(), None);
         assert_eq!(find(&daemon(Privileges::default()), "capabilities").state, State::Unknown);
         assert!(blocking(&daemon(Privileges::default())).is_empty());
         assert_eq!(blocking(&Facts { own: privileges(0, 0), ..facts() }), ["capabilities", "locked memory"]);

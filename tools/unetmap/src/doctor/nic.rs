@@ -45,8 +45,8 @@ pub(super) struct Facts {
     pub(super) port: Option<OpenPort>,
     /// The way that was chosen for its packets.
     pub(super) way: Way,
-    /// Whether its port would be opened without bpf(2), in a user namespace.
-    pub(super) in_user_namespace: bool,
+    /// Why its port would be opened without bpf(2), if it would.
+    pub(super) no_bpf: Option<&'static str>,
     /// Why a port would not try zero copy, as far as is known without opening the interface.
     pub(super) no_zero_copy: Option<String>,
     /// The result of opening a queue as a port does, or why that was not tried.
@@ -360,11 +360,12 @@ fn data_path(facts: &Facts, kernel: Option<Version>) -> (Option<&'static str>, C
             return (Some(current), Check::ok(WHAT, format!("{current}, the data path of the open port{why}")));
         }
     }
-    if facts.way == Way::Packet || facts.way == Way::Auto && facts.in_user_namespace {
-        let why = match facts.way {
-            Way::Packet => ZeroCopyObstacle::Chosen(&facts.link.name, facts.way).to_string(),
-            _ => "bpf(2), which AF_XDP needs, is not for user namespaces".into(),
-        };
+    let by_packets = match facts.way {
+        Way::Packet => Some(ZeroCopyObstacle::Chosen(&facts.link.name, facts.way).to_string()),
+        Way::Auto => facts.no_bpf.map(str::to_owned),
+        Way::Copy | Way::ZeroCopy | Way::Generic => None,
+    };
+    if let Some(why) = by_packets {
         return (Some(PACKET), Check::ok(WHAT, format!("{PACKET}: {why}")));
     }
     if facts.offloads == Some(Offloads::Relayed) && kernel.is_none_or(|version| version >= kernel::HOST_RINGS.least) {

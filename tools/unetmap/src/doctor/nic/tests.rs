@@ -59,7 +59,7 @@ fn facts() -> Facts {
         program: None,
         port: None,
         way: Way::Auto,
-        in_user_namespace: false,
+        no_bpf: None,
         no_zero_copy: None,
         trial: Ok(trial()),
         uid: 0,
@@ -153,7 +153,7 @@ fn the_trial_decides_about_the_data_path() {
         (untested(untrusted()), Some(COPY), "it spoils it"),
         (Facts { way: Way::Generic, ..untrusted() }, Some(GENERIC), "its way is `generic` (unetmap nic eth0 way auto)"),
         (Facts { way: Way::Packet, ..untrusted() }, Some(PACKET), "its way is `packet` (unetmap nic eth0 way auto)"),
-        (Facts { in_user_namespace: true, ..untrusted() }, Some(PACKET), "is not for user namespaces"),
+        (Facts { no_bpf: Some("it lacks CAP_BPF"), ..untrusted() }, Some(PACKET), "it lacks CAP_BPF"),
         (driver("vmxnet3", with(&|_| {})), Some(GENERIC), "after the device was reset"),
         (with(&|trial| trial.zero_copy = None), Some(COPY), "does not support zero copy"),
         (
