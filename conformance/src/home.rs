@@ -409,6 +409,15 @@ impl Home {
         Pid::from_raw(self.snapshot().daemon.pid as i32).expect("a process id")
     }
 
+    /// Ends the daemon, and all that would outlast it.
+    #[track_caller]
+    pub fn stop_all(&self) {
+        let mut command = Command::new(program("unetmap"));
+        let output = command.env("UNETMAP_SOCKET", self.socket()).args(["stop", "--force", "--all"]).output();
+        let output = output.expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+    }
+
     /// Waits until the daemon has no more than `n` of [`files_of`].
     #[track_caller]
     pub fn until_fds(&self, n: usize) {

@@ -376,12 +376,14 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn a_killed_daemon_leaves_no_interface() {
+fn nothing_is_left_of_a_killed_daemon_after_stop_all() {
     isolated_with_interfaces(|home| {
         let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
         host_on_switch(&net.near, "vi0", &["10.8.0.1/24"]);
         done(&net.near, "-a vale0:va");
         rustix::process::kill_process(home.daemon(), Signal::KILL).expect("it runs");
+        until("it is gone", || home.try_snapshot().is_none());
+        home.stop_all();
         until("the persistent port is gone", || net.near.ip(&["link", "show", "vi0"]).is_err());
         net.assert_given_back();
     });

@@ -452,13 +452,14 @@ fn a_changing_vnet_header_cannot_bypass_a_filter() {
     });
 }
 
-/// Settings are lost with the daemon; a new one starts without any.
+/// Settings outlast a daemon that was killed, and end by `unetmap stop --all`.
 #[test]
-fn a_new_daemon_has_no_settings() {
+fn a_daemon_has_no_settings_after_stop_all() {
     isolated(|home| {
         set("port vale0:a access 7");
         rustix::process::kill_process(home.daemon(), Signal::KILL).expect("it runs");
         until("it is gone", || vale(&["show", "vale0"]).1.contains("No daemon"));
+        home.stop_all();
         let [a, b] = ["a", "b"].map(|name| open(&format!("vale0:{name}")));
         send(&a, &[to_all(0, 0)]);
         assert_eq!(collect(&b, 1), [to_all(0, 0)]);
