@@ -18,7 +18,7 @@ use std::mem;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::thread::sleep;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqValeNewif;
@@ -52,7 +52,7 @@ const VERSION: u32 = 1;
 #[derive(Default, Serialize, Deserialize)]
 struct Lasting {
     version: u32,
-    /// That of the hidden ends.
+    /// The namespace of the hidden ends.
     namespace: u64,
     ports: Vec<LastingPort>,
     attachments: Vec<LastingAttachment>,
@@ -138,13 +138,23 @@ impl Lasting {
     }
 }
 
-/// Repeats what the daemon before this one prevents until `end`: what processes had that were killed, the kernel
-/// releases some time after their end. An interface that is gone does not come back.
-fn until_released<T>(end: Instant, mut serve: impl FnMut() -> Result<T, Refusal>) -> Result<T, Refusal> {
+/// Repeats what the daemon before this one prevents, for as long as `left` lasts, from which it takes what it waits:
+/// what processes had that were killed, the kernel releases some time after their end. An interface that is gone does
+/// not come back.
+fn until_released<T>(left: &mut Duration, mut serve: impl FnMut() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    let mut since: Option<Instant> = None;
     loop {
-        match serve() {
-            Err(refusal) if refusal.errno != ENXIO && Instant::now() < end => sleep(FORMER_POLL),
-            served => return served,
+        let served = serve();
+        let waited = since.map_or(Duration::ZERO, |since| since.elapsed());
+        match served {
+            Err(refusal) if refusal.errno != ENXIO && waited < *left => {
+                since.get_or_insert_with(Instant::now);
+                sleep(FORMER_POLL);
+            }
+            served => {
+                *left = left.saturating_sub(waited);
+                return served;
+            }
         }
     }
 }
@@ -180,7 +190,7 @@ impl Daemon {
             tracing::error!("settings of switches are lost, and nothing is attached to them: {e}");
             Default::default()
         });
-        let end = began + FORMER_LIMIT;
+        let mut waits_left = FORMER_LIMIT;
         self.vale.former_numbers = lasting.numbers();
         self.take_settings(lasting.settings, lasting.threads);
         match privileged::find_lasting() {
@@ -188,13 +198,13 @@ impl Daemon {
             Ok((found, Some(hidden))) => {
                 let mut records = lasting.ports;
                 records.retain(|_| lasting.namespace == hidden.id());
-                let served = self.adopt_all(found, hidden, records, end);
+                let served = self.adopt_all(found, hidden, records, &mut waits_left);
                 tracing::info!(served, took = ?began.elapsed(), "persistent ports of an earlier daemon");
             }
             Err(e) => tracing::error!("persistent ports of an earlier daemon are not served: {e}"),
         }
         for attachment in lasting.attachments {
-            if let Err(refusal) = until_released(end, || attachment.attach_again(self, &namespaces)) {
+            if let Err(refusal) = until_released(&mut waits_left, || attachment.attach_again(self, &namespaces)) {
                 tracing::error!(port = attachment.key.name(), "it is not attached again: {}", refusal.why);
                 self.vale.has_unsaved = true;
             }
@@ -245,7 +255,7 @@ impl Daemon {
         found: Vec<(u32, String)>,
         hidden: Netns,
         records: Vec<LastingPort>,
-        end: Instant,
+        waits_left: &mut Duration,
     ) -> usize {
         if found.is_empty() {
             // All have ended with their namespaces.
@@ -262,7 +272,7 @@ impl Daemon {
         let mut served = 0;
         for (hidden, text) in found {
             let record = records.remove(&hidden);
-            match self.adopt_one(hidden, &text, record.as_ref(), end) {
+            match self.adopt_one(hidden, &text, record.as_ref(), waits_left) {
                 Ok(()) => served += 1,
                 Err(refusal) => {
                     let name = text.split(' ').next().unwrap_or_default().to_owned();
@@ -280,18 +290,18 @@ impl Daemon {
         served
     }
 
-    /// Serves a port again; `end`: until when what prevents that may end.
+    /// Serves a port again.
     fn adopt_one(
         &mut self,
         hidden: u32,
         text: &str,
         record: Option<&LastingPort>,
-        end: Instant,
+        waits_left: &mut Duration,
     ) -> Result<(), Refusal> {
         let Some((name, request)) = read_mark(text) else { return invalid("its mark") };
         let scope = record.map_or(ROOT, |record| record.scope);
         let name = record.map_or(name, |record| &record.name);
-        until_released(end, || adopt(self, hidden, (name, request), scope))?;
+        until_released(waits_left, || adopt(self, hidden, (name, request), scope))?;
         let (Some(record), Some(port)) = (record, self.vale.persistent.get_mut(hidden)) else { return Ok(()) };
         (port.header, port.attached) = (record.header, record.attached.clone());
         let host_end = port.host_end.clone();
