@@ -198,25 +198,28 @@ fn end_with_starter() {
 
 /// The processes of a daemon that were started with an option.
 pub fn processes_of(home: &Home, option: &[u8]) -> Vec<PathBuf> {
-    let has = |process: &PathBuf| {
-        let line = fs::read(process.join("cmdline")).unwrap_or_default();
+    let has = |process: &Path, line: &[u8]| {
         let has = line.split(|byte| *byte == 0).any(|argument| argument == option);
         has && fs::read_link(process.join("fd/2")).is_ok_and(|log| log == home.log())
     };
-    fs::read_dir("/proc").expect("proc").flatten().map(|entry| entry.path()).filter(has).collect()
+    processes(has).collect()
+}
+
+/// The folders in `/proc` of processes for which `is` returns true; it gets their command lines, too.
+fn processes(is: impl Fn(&Path, &[u8]) -> bool) -> impl Iterator<Item = PathBuf> {
+    let all = fs::read_dir("/proc").expect("proc").flatten().map(|entry| entry.path());
+    all.filter(move |process| is(process, &fs::read(process.join("cmdline")).unwrap_or_default()))
 }
 
 /// The processes of the test's daemon, with those that help it.
 pub fn daemon_processes(home: &Home) -> Vec<Pid> {
     let socket = home.socket();
-    let is_of = |process: &PathBuf| {
+    let is_of = |process: &Path, line: &[u8]| {
         let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-        let line = fs::read(process.join("cmdline")).unwrap_or_default();
-        name.starts_with("unetmapd") && String::from_utf8_lossy(&line).contains(&*socket.to_string_lossy())
+        name.starts_with("unetmapd") && String::from_utf8_lossy(line).contains(&*socket.to_string_lossy())
     };
-    let all = fs::read_dir("/proc").expect("proc").flatten().map(|entry| entry.path()).filter(is_of);
     let number = |process: PathBuf| process.file_name()?.to_str()?.parse().ok().and_then(Pid::from_raw);
-    all.filter_map(number).collect()
+    processes(is_of).filter_map(number).collect()
 }
 
 /// Prints a line with the test's figures, which is shown even when the test passes.
@@ -412,9 +415,8 @@ impl Home {
     /// Ends the daemon, and all that would outlast it.
     #[track_caller]
     pub fn stop_all(&self) {
-        let mut command = Command::new(program("unetmap"));
-        let output = command.env("UNETMAP_SOCKET", self.socket()).args(["stop", "--force", "--all"]).output();
-        let output = output.expect("it runs");
+        let (mut command, args) = (Command::new(program("unetmap")), ["stop", "--force", "--all"]);
+        let output = command.env("UNETMAP_SOCKET", self.socket()).args(args).output().expect("it runs");
         assert!(output.status.success(), "{output:?}");
     }
 

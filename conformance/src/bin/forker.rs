@@ -13,11 +13,10 @@ use std::os::unix::fs::FileExt as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use conformance::LIMIT;
 use conformance::packet;
 use conformance::traffic::bytes_of;
 use unetmap::{Interest, Port};
-
-const LIMIT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

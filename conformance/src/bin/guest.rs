@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use conformance::LIMIT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NS_MOREFRAG, NmreqPortHdr};
@@ -24,7 +25,6 @@ use unetmap::{Interest, Port};
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const NAP: Duration = Duration::from_millis(50);
-const LIMIT: Duration = Duration::from_secs(120);
 /// Bytes of a header and the longest packet after it.
 const MOST: usize = 12 + 14 + 8 + 65535;
 

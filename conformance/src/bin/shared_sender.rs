@@ -7,12 +7,12 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use conformance::LIMIT;
 use conformance::traffic::fill_some;
 use unetmap::Port;
 
-const LIMIT: Duration = Duration::from_secs(120);
 /// Packets of one turn.
 const TURN: u64 = 32;
 

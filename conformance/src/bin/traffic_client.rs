@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use conformance::LIMIT;
 use conformance::packet::{self, Rng};
 use conformance::traffic::{bytes_of, fill_some};
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -31,7 +32,6 @@ use unetmap::{Interest, Port};
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 const NAP: Option<Duration> = Some(Duration::from_millis(50));
-const LIMIT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     // The program is killed when the test exits.

@@ -264,6 +264,11 @@ impl Helper {
     }
 }
 
+/// An interface's own count of frames that it did not send; 0 if it cannot be read.
+pub(crate) fn tx_dropped(netns: &Netns, index: u32) -> u64 {
+    operations::frame_counts(netns, index).ok().flatten().map_or(0, |counts| counts.tx_dropped)
+}
+
 /// The number of the process that keeps the privileges: this one, or its broker.
 pub(crate) fn pid() -> u32 {
     static PID: OnceLock<u32> = OnceLock::new();

@@ -290,17 +290,22 @@ pub fn frame_counts(index: u32) -> io::Result<Option<FrameCounts>> {
 /// # Errors
 /// As [`by_name`].
 pub fn all() -> io::Result<Vec<Link>> {
+    list(link_of)
+}
+
+/// Returns what `read` finds in the messages about all interfaces of the calling thread's namespace.
+fn list<T>(mut read: impl FnMut(Message) -> Option<T>) -> io::Result<Vec<T>> {
     let socket = Socket::route(0)?;
-    let mut links = Vec::new();
+    let mut found = Vec::new();
     for _ in 0..LINK_LIST_TRIES {
-        links.clear();
+        found.clear();
         let mut body = ifinfomsg(0);
         push_attribute(&mut body, libc::IFLA_EXT_MASK, &libc::RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
-        if socket.list(libc::RTM_GETLINK, &body, |message| links.extend(link_of(message)))? {
+        if socket.list(libc::RTM_GETLINK, &body, |message| found.extend(read(message)))? {
             break;
         }
     }
-    Ok(links)
+    Ok(found)
 }
 
 /// Sends `RTM_GETLINK` with `body` and returns the interface of the reply.

@@ -82,16 +82,21 @@ impl Netns {
 
     /// Returns the first namespace for which `matches` returns true, of those with a process or a mount that this
     /// process can see. A namespace that only descriptors keep alive is not found.
-    pub fn find(mut matches: impl FnMut(&Netns) -> bool) -> Option<Netns> {
+    pub fn find(matches: impl FnMut(&Netns) -> bool) -> Option<Netns> {
+        Netns::all().find(matches)
+    }
+
+    /// The namespaces among which [`Netns::find`] looks, each once. One is opened when it is its turn.
+    pub fn all() -> impl Iterator<Item = Netns> {
         let mut seen = BTreeSet::new();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let mounted = mounts.lines().filter(|line| line.contains(" - nsfs ")).filter_map(|line| line.split(' ').nth(4));
-        let mut paths = mounted.map(PathBuf::from).chain(processes().map(|process| process.join("ns/net")));
-        paths.find_map(|path| {
+        let mounted: Vec<PathBuf> = mounted.map(PathBuf::from).collect();
+        let paths = mounted.into_iter().chain(processes().map(|process| process.join("ns/net")));
+        paths.filter_map(move |path| {
             // Most processes share a namespace, which is opened once.
             let new = fs::metadata(&path).is_ok_and(|found| seen.insert(found.ino()));
-            let netns = new.then(|| Netns::of_path(&path).ok()).flatten()?;
-            matches(&netns).then_some(netns)
+            new.then(|| Netns::of_path(&path).ok()).flatten()
         })
     }
 

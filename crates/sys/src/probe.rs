@@ -38,12 +38,15 @@ pub fn xdp_socket() -> io::Result<()> {
     Ok(())
 }
 
+/// Why root of a user namespace has no XDP programs.
+pub const NOT_IN_USER_NAMESPACES: &str = "bpf(2), which AF_XDP needs, is not for user namespaces";
+
 /// Why XDP programs and AF_XDP sockets cannot be had by this process, as far as is known without an attempt; `None`:
 /// they may be.
 pub fn xdp_obstacle() -> Option<String> {
     let lacks = |capability| sandbox::has_capability(capability).is_ok_and(|has| !has);
     if !process::is_in_initial_user_namespace() {
-        return Some("bpf(2), which AF_XDP needs, is not for user namespaces".into());
+        return Some(NOT_IN_USER_NAMESPACES.into());
     }
     if lacks(Capability::SysAdmin) && lacks(Capability::Bpf) {
         return Some("the daemon lacks CAP_BPF, which AF_XDP needs".into());

@@ -174,13 +174,12 @@ impl Tcx {
 
     /// Returns how many of the host's frames were dropped.
     pub fn dropped(&self) -> u64 {
-        // SAFETY: K5: the elements of `dropped` in host.c are of type u64.
-        unsafe { bpf::array_get(&self.dropped) }.unwrap_or(0)
+        count(&self.dropped)
     }
 
     /// Returns how many of the host's frames went to the wire because the deadline was over.
     pub fn passed(&self) -> u64 {
-        passed(&self.passed)
+        count(&self.passed)
     }
 }
 
@@ -205,8 +204,9 @@ pub struct Relay {
     passed: OwnedFd,
 }
 
-fn passed(map: &OwnedFd) -> u64 {
-    // SAFETY: K5: the elements of `passed` in host.c are of type u64.
+/// The count in a map of the programs.
+fn count(map: &OwnedFd) -> u64 {
+    // SAFETY: K5: the elements of `dropped` and `passed` in host.c are of type u64.
     unsafe { bpf::array_get(map) }.unwrap_or(0)
 }
 
@@ -241,7 +241,7 @@ impl Relay {
 
     /// Returns how many received frames were the host's because the deadline was over.
     pub fn passed(&self) -> u64 {
-        passed(&self.passed)
+        count(&self.passed)
     }
 }
 

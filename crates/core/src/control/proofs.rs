@@ -75,7 +75,7 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
     let place = Place::of(path)?;
-    NewFile::write(&place, ".new", text.as_bytes(), None, MODE)?.rename_to(place.name())
+    NewFile::write(&place, ".new", text.as_bytes(), None, MODE)?.synced()?.rename_to(place.name())
 }
 
 #[cfg(test)]

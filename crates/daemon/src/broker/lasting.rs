@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Read as _, Seek as _, Write as _};
+use std::io::{self, Read as _, Seek as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ use unetmap_core::control::stop::lasting_path;
 use unetmap_sys::link::veth;
 use unetmap_sys::memfd;
 use unetmap_sys::netns::Netns;
-use unetmap_sys::place::Place;
+use unetmap_sys::place::{NewFile, Place};
 
 use super::objects::Broker;
 use super::setup::{Setup, inside};
@@ -29,8 +29,6 @@ use crate::tuning::broker::{MAX_NAMESPACES, MAX_TEXT};
 
 const NAMESPACE: &str = "namespace";
 const STATE: &str = "state";
-/// The file's next contents.
-const NEXT: &str = "state.next";
 
 /// Most bytes of the file: in it a sign of the text may take two.
 const MAX_RECORD: u64 = 2 * MAX_TEXT + (1 << 20);
@@ -67,14 +65,9 @@ fn place(setup: &Setup, name: &str, makes: bool) -> io::Result<Option<Place>> {
     folder(setup)?.map_or(Ok(None), |folder| folder.inside(OsStr::new(name), makes))
 }
 
-/// Replaces the file as a whole.
+/// Replaces the file as a whole. It need not outlast the boot, so the disk is not waited for.
 fn replace(place: &Place, record: &Record) -> io::Result<()> {
-    let next = place.beside(OsStr::new(NEXT));
-    if let Some(left) = next.identity() {
-        next.remove(left)?;
-    }
-    next.create_new(0o600)?.write_all(&serde_json::to_vec(record)?)?;
-    next.rename(place.name())
+    NewFile::write(place, ".next", &serde_json::to_vec(record)?, None, 0o600)?.rename_to(place.name())
 }
 
 /// Removes a file, and the folder if it is empty then.
@@ -170,15 +163,9 @@ impl Broker {
         }
         let record = Record { tries: record.tries + 1, ..record };
         replace(&place, &record)?;
-        let mut wanted: BTreeSet<u64> = record.namespaces.into_iter().take(MAX_NAMESPACES).collect();
-        let mut found = Vec::new();
-        while !wanted.is_empty()
-            && let Some(netns) = Netns::find(|netns| wanted.contains(&netns.id()))
-        {
-            wanted.remove(&netns.id());
-            found.push(netns);
-        }
-        Ok((Some(record.text), found))
+        let wanted: BTreeSet<u64> = record.namespaces.into_iter().take(MAX_NAMESPACES).collect();
+        let found = Netns::all().filter(|netns| wanted.contains(&netns.id())).take(wanted.len());
+        Ok((Some(record.text), found.collect()))
     }
 }
 

@@ -302,7 +302,7 @@ operations! { broker:
     /// The frames that passed the program of host rings because its deadline was over.
     fn passed of TcxId [] TcxPassed(tcx: TcxId) -> u64 { broker.with(tcx.0, Object::tcx, |tcx| Ok(tcx.passed())) }
 
-    /// The same of the programs between an interface and a companion that has its rings.
+    /// The received frames that passed the programs between an interface and a companion that has its rings.
     fn passed of Handle [] RelayPassed(relay: Handle) -> u64 {
         broker.with(relay, Object::relay, |relay| Ok(relay.passed()))
     }

@@ -106,8 +106,7 @@ impl Prepared {
         sessions: [u64; 2],
         [(interface, of_interface), (program, of_program)]: [(Port, OwnedFd); 2],
     ) -> Prepared {
-        let (connections, packets, headers) = ([of_interface, of_program], None, None);
-        let bytes = None;
+        let (connections, packets, headers, bytes) = ([of_interface, of_program], None, None, None);
         Prepared { pair, directions, sessions, program, interface, connections, packets, headers, bytes }
     }
 

@@ -14,9 +14,7 @@ use rustix::io::Errno;
 
 use super::netlink::{Socket, attributes, number, push_attribute, text};
 use super::netns_watch::{IFLA_TARGET_NETNSID, number_of};
-use super::{
-    IFINFOMSG, LINK_LIST_TRIES, NAME_MAX, OffloadKind, disable_offloads, header_of, ifinfomsg, ifinfomsg_with_flags,
-};
+use super::{IFINFOMSG, NAME_MAX, OffloadKind, disable_offloads, header_of, ifinfomsg, ifinfomsg_with_flags, list};
 use crate::netns::Netns;
 
 /// `VETH_INFO_PEER` of linux/veth.h.
@@ -185,17 +183,7 @@ pub fn set_alias(index: u32, alias: &str) -> io::Result<()> {
 /// # Errors
 /// The errors of netlink sockets.
 pub fn all_with_aliases() -> io::Result<Vec<(u32, String)>> {
-    let socket = Socket::route(0)?;
-    let mut found = Vec::new();
-    for _ in 0..LINK_LIST_TRIES {
-        found.clear();
-        let mut body = ifinfomsg(0);
-        push_attribute(&mut body, libc::IFLA_EXT_MASK, &libc::RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
-        if socket.list(libc::RTM_GETLINK, &body, |message| found.extend(alias_of(message.body)))? {
-            break;
-        }
-    }
-    Ok(found)
+    list(|message| alias_of(message.body))
 }
 
 /// Returns index and alias of the interface in a message, if it is a veth.

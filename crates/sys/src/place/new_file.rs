@@ -30,12 +30,13 @@ impl Place {
 #[derive(Debug)]
 pub struct NewFile {
     place: Place,
+    file: File,
     identity: Identity,
 }
 
 impl NewFile {
-    /// Writes a file to the disk beside another one, with the owner and the permissions of `like`, else `mode`. One of
-    /// that name was left by a program that was killed, and is removed: so only one program may do so at a time.
+    /// Writes a file beside another one, with the owner and the permissions of `like`, else `mode`. One of that name
+    /// was left by a program that was killed, and is removed: so only one program may do so at a time.
     ///
     /// # Errors
     /// The kernel's; in a sentence if the owner cannot be changed.
@@ -50,8 +51,9 @@ impl NewFile {
         if let Some(left) = place.identity() {
             let _ = place.remove(left);
         }
-        let mut file = place.create_new(0o600)?;
-        let new = NewFile { identity: Identity::of(&file)?, place };
+        let file = place.create_new(0o600)?;
+        let new = NewFile { identity: Identity::of(&file)?, file, place };
+        let mut file = &new.file;
         file.write_all(bytes)?;
         let made = file.metadata()?;
         if let Some(like) = like.filter(|like| (like.uid(), like.gid()) != (made.uid(), made.gid())) {
@@ -59,11 +61,19 @@ impl NewFile {
                 let (user, group) = (like.uid(), like.gid());
                 io::Error::new(e.kind(), format!("the new file cannot be given to user {user} and group {group}: {e}"))
             };
-            fchown(&file, Some(like.uid()), Some(like.gid())).map_err(to)?;
+            fchown(file, Some(like.uid()), Some(like.gid())).map_err(to)?;
         }
         file.set_permissions(Permissions::from_mode(like.map_or(mode, |like| like.mode() & 0o777)))?;
-        file.sync_all()?;
         Ok(new)
+    }
+
+    /// Waits until it is on the disk, so that no power cut leaves an empty one under the other's name.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn synced(self) -> io::Result<NewFile> {
+        self.file.sync_all()?;
+        Ok(self)
     }
 
     /// Gives the file the name of another one in its folder, which it replaces.

@@ -78,7 +78,9 @@ impl Locked {
         former.push("~");
         let replace = || {
             let like = self.before.as_ref().map(|_| fs::symlink_metadata(self.place.anchored())).transpose()?;
-            let write = |suffix, text: &str| NewFile::write(&self.place, suffix, text.as_bytes(), like.as_ref(), MODE);
+            let write = |suffix, text: &str| {
+                NewFile::write(&self.place, suffix, text.as_bytes(), like.as_ref(), MODE)?.synced()
+            };
             let new = write(".new", text)?;
             if let Some(before) = &self.before {
                 write(".old", before)?.rename_to(&former)?;

@@ -4,6 +4,7 @@
 use std::io;
 
 use unetmap_sys::kernel::{self, Feature, Version};
+use unetmap_sys::probe;
 
 use super::Check;
 
@@ -104,7 +105,7 @@ impl Facts {
     pub(super) fn no_bpf(&self) -> Option<&'static str> {
         let lacks = |opener: Privileges| opener.capabilities.is_some() && !opener.has(BPF);
         match self.in_user_namespace {
-            true => Some("bpf(2), which AF_XDP needs, is not for user namespaces"),
+            true => Some(probe::NOT_IN_USER_NAMESPACES),
             false => self.opener().filter(|opener| lacks(*opener)).map(|_| LACKS_BPF),
         }
     }

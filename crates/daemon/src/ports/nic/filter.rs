@@ -249,7 +249,7 @@ fn interface_as_json(
         busy_poll: busy_poll.map(BusyPollSnapshot::of),
         way: way.as_str(),
         failure,
-        frames: open.map_or_else(unopened, Nic::frames),
+        frames: open.map_or_else(unopened, |nic| nic.frames(&nic.account()?)),
         header,
     };
     json(&snapshot)

@@ -24,16 +24,20 @@ fn account(xdp: &Xdp) -> Option<Account> {
 }
 
 impl Nic {
-    /// The account of its frames, while a program is attached.
-    pub(super) fn frames(&self) -> Option<FramesSnapshot> {
-        let account = account(self.xdp.as_deref()?)?;
+    /// The counts of its XDP program, while one is attached.
+    pub(super) fn account(&self) -> Option<Account> {
+        account(self.xdp.as_deref()?)
+    }
+
+    /// The account of its frames, with these counts of the program.
+    pub(super) fn frames(&self, account: &Account) -> Option<FramesSnapshot> {
         let (netns, index) = self.socket_place();
         let counts = privileged::frame_counts(netns, index).ok().flatten()?;
         let companion = self.relay.as_ref().map_or([0, 0], |relay| [relay.dropped(), relay.passed()]);
         let own = self.queues[..self.endpoint.shape.nic_pairs()].iter().flatten();
         let open = own.map(|queue| self.frames_of(queue)).fold(SocketFrames::default(), SocketFrames::and);
         let (buffer, host_passed) = (self.umem.receive_bytes(0), self.host.passed());
-        FramesSnapshot::of(&account, counts, &Known { open, companion, buffer, host_passed })
+        FramesSnapshot::of(account, counts, &Known { open, companion, buffer, host_passed })
     }
 
     /// The frames that the kernel gave to the socket of a queue, or had no room for.

@@ -99,8 +99,6 @@ struct QueueState {
     is_served: bool,
     /// Frames that wait for a program that takes none.
     waiting: u32,
-    /// Time after which it counts as one.
-    stall: Duration,
 }
 
 impl QueueState {
@@ -113,14 +111,14 @@ impl QueueState {
         self.begins_by.is_some()
     }
 
-    /// Looks at the progress; returns whether the queue is served.
-    fn look(&mut self, progress: RxProgress, zero_copy: bool, now: Instant) -> bool {
+    /// Looks at the progress; returns whether the queue is served: not by a program that takes nothing for `stall`.
+    fn look(&mut self, progress: RxProgress, zero_copy: bool, stall: Duration, now: Instant) -> bool {
         let waits = progress.has_frames || !progress.has_buffers && !zero_copy;
         if !waits || (progress.taken, progress.offered) != (self.progress.taken, self.progress.offered) {
             self.since = now;
         }
         self.progress = progress;
-        now.saturating_duration_since(self.since) < self.stall
+        now.saturating_duration_since(self.since) < stall
     }
 }
 
@@ -132,8 +130,7 @@ impl ServedQueue {
         if state.is_early(self.sync.was_synced(), now) {
             return;
         }
-        state.stall = stall;
-        let is_served = state.look(self.rings.progress(), self.zero_copy, now);
+        let is_served = state.look(self.rings.progress(), self.zero_copy, stall, now);
         let switched = std::mem::replace(&mut state.is_served, is_served) != is_served;
         let (name, queue) = (&self.name, self.queue);
         if switched && is_served {
@@ -188,8 +185,7 @@ impl Heartbeat {
         let (is_served, now) = (sync.was_synced(), Instant::now());
         deadline.extend_queue(queue, if is_served { QUEUE_TIMEOUT } else { Duration::ZERO })?;
         let begins_by = (!is_served).then_some(now + FIRST_SYNC_LIMIT);
-        let state =
-            QueueState { begins_by, progress: rings.progress(), since: now, is_served, waiting: 0, stall: QUEUE_STALL };
+        let state = QueueState { begins_by, progress: rings.progress(), since: now, is_served, waiting: 0 };
         let (deadline, name, state) = (deadline.clone(), name.to_owned(), Mutex::new(state));
         let service = if is_served { Service::Served } else { Service::Early };
         let bypass = bypass.map(|record| (record.clone(), record.add(service)));
@@ -302,26 +298,20 @@ mod tests {
         let now = Instant::now();
         let quiet = RxProgress { taken: 5, offered: 9, has_frames: false, has_buffers: true };
         let frames = RxProgress { has_frames: true, ..quiet };
-        let mut state = QueueState {
-            begins_by: None,
-            progress: quiet,
-            since: now,
-            is_served: true,
-            waiting: 0,
-            stall: QUEUE_STALL,
-        };
-        assert!(state.look(quiet, false, now + 9 * QUEUE_STALL), "it has no frames");
+        let mut state = QueueState { begins_by: None, progress: quiet, since: now, is_served: true, waiting: 0 };
+        let mut look = |progress, zero_copy, then| state.look(progress, zero_copy, QUEUE_STALL, then);
+        assert!(look(quiet, false, now + 9 * QUEUE_STALL), "it has no frames");
         let then = now + 9 * QUEUE_STALL;
-        assert!(state.look(frames, false, then + QUEUE_STALL / 2) && !state.look(frames, false, then + QUEUE_STALL));
-        assert!(state.look(RxProgress { taken: 6, ..frames }, false, then + 2 * QUEUE_STALL), "one was taken");
+        assert!(look(frames, false, then + QUEUE_STALL / 2) && !look(frames, false, then + QUEUE_STALL));
+        let one_more = RxProgress { taken: 6, ..frames };
+        assert!(look(one_more, false, then + 2 * QUEUE_STALL), "one was taken");
         let then = then + 2 * QUEUE_STALL;
-        state.stall = 3 * QUEUE_STALL;
-        assert!(state.look(RxProgress { taken: 6, ..frames }, false, then + 2 * QUEUE_STALL), "it may take longer");
-        state.stall = QUEUE_STALL;
+        assert!(state.look(one_more, false, 3 * QUEUE_STALL, then + 2 * QUEUE_STALL), "it may take longer");
+        let mut look = |progress, zero_copy, then| state.look(progress, zero_copy, QUEUE_STALL, then);
         let holds_all = RxProgress { has_buffers: false, ..quiet };
         let then = then + 3 * QUEUE_STALL;
-        assert!(state.look(holds_all, true, then), "the driver may have all buffers");
-        assert!(!state.look(holds_all, false, then + QUEUE_STALL), "the program has them");
+        assert!(look(holds_all, true, then), "the driver may have all buffers");
+        assert!(!look(holds_all, false, then + QUEUE_STALL), "the program has them");
     }
 
     #[test]
@@ -329,12 +319,15 @@ mod tests {
         let (now, step) = (Instant::now(), Duration::from_millis(1));
         let progress = RxProgress { taken: 0, offered: 9, has_frames: true, has_buffers: true };
         let begins_by = Some(now + FIRST_SYNC_LIMIT);
-        let new = || QueueState { begins_by, progress, since: now, is_served: false, waiting: 0, stall: QUEUE_STALL };
+        let new = || QueueState { begins_by, progress, since: now, is_served: false, waiting: 0 };
         let (mut waits, mut syncs) = (new(), new());
         let last = now + FIRST_SYNC_LIMIT - step;
         assert!(waits.is_early(false, last) && !waits.is_early(false, last + step), "a program that only sends");
         assert!(syncs.is_early(false, last) && !syncs.is_early(true, last) && !syncs.is_early(false, last));
-        assert!(syncs.look(progress, false, last + QUEUE_STALL - step), "its time to take frames begins then");
+        assert!(
+            syncs.look(progress, false, QUEUE_STALL, last + QUEUE_STALL - step),
+            "its time to take frames begins then"
+        );
     }
 
     #[test]

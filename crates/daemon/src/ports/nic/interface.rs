@@ -14,7 +14,7 @@ use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::process;
 use unetmap_sys::tcx::HostTxAction;
-use unetmap_sys::xdp::{Failed, Mark, Mode, Noted};
+use unetmap_sys::xdp::{Account, Failed, Mark, Mode, Noted};
 use unetmap_sys::xsk::{self, BUFFER_BYTES, BindMode, BusyPoll, Umem, Way};
 
 use crate::broker::near_name;
@@ -389,7 +389,7 @@ impl Nic {
 
     /// Frames that the interface was given to send and dropped since it was opened, by any sender.
     pub(super) fn tx_dropped(&self) -> u64 {
-        interface_tx_dropped(&self.netns, self.key.index).saturating_sub(self.tx_dropped_before)
+        privileged::tx_dropped(&self.netns, self.key.index).saturating_sub(self.tx_dropped_before)
     }
 
     /// Whether any host ring is bound.
@@ -492,22 +492,17 @@ impl Nic {
             add("tx", sent);
         }
         let copied = by_packets.map(Packets::copy_reason).or_else(|| self.copy_reason().map(str::to_owned));
-        let not_taken = self.xdp.as_ref().and_then(|xdp| xdp.failed().ok());
-        let not_taken = not_taken.map(|failed| Failed { noted: failed.noted.plus(self.lost), ..failed });
+        let account = self.account();
+        let not_taken = account.map(|Account { failed, .. }| Failed { noted: failed.noted.plus(self.lost), ..failed });
         PortSnapshot {
             not_taken,
-            frames: self.frames(),
+            frames: account.and_then(|account| self.frames(&account)),
             manner: Some(self.describe_config()),
             copied,
             other_queues: self.other_queues.clone(),
             ..port
         }
     }
-}
-
-/// The interface's own count of frames that it did not send; 0 if it cannot be read.
-pub(super) fn interface_tx_dropped(netns: &Netns, index: u32) -> u64 {
-    privileged::frame_counts(netns, index).ok().flatten().map_or(0, |counts| counts.tx_dropped)
 }
 
 /// Returns a mark that no other program can guess.

@@ -13,7 +13,7 @@ use super::queue_count::rings;
 use super::refusals::{denied, no_such_interface, not_system_daemon, without_ethernet};
 use super::state::NicState;
 use super::zero_copy::is_expected;
-use super::{Nic, NicKey, NicPort, interface_tx_dropped};
+use super::{Nic, NicKey, NicPort};
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::knobs::Knobs;
@@ -180,7 +180,7 @@ pub(in crate::ports) fn create(
     let created = caller.netns().cloned().map_or_else(no_such_interface, |netns| {
         daemon.nics.watch(&netns)?;
         let surveyed = caller.surveyed(link.index).and_then(|survey| survey.tx_dropped);
-        let dropped = surveyed.unwrap_or_else(|| interface_tx_dropped(&netns, link.index));
+        let dropped = surveyed.unwrap_or_else(|| privileged::tx_dropped(&netns, link.index));
         let record = daemon.registry.regions.existing_mut(region)?;
         let node = privileged::numa_node(&netns, &link.name).ok().flatten();
         node.into_iter().for_each(|node| record.prefer_node(node));

@@ -53,7 +53,7 @@ impl Nic {
     /// Opens the packet sockets that `selection` needs.
     pub(super) fn open_packets(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
         let own = self.endpoint.shape.nic_pairs();
-        let Some(why) = self.packets.as_ref().map(|packets| packets.why.clone()) else { return Ok(()) };
+        let Some(packets) = &self.packets else { return Ok(()) };
         let needs_xdp = [
             (self.endpoint.bound(selection).any(|ring| ring.pair >= own), "host rings are"),
             (self.filter.is_some(), "its filter is"),
@@ -61,11 +61,11 @@ impl Nic {
             (self.forwards, "forwarding of released packets (the knob fwd) is"),
         ];
         if let Some((_, what)) = needs_xdp.iter().find(|(is_needed, _)| *is_needed) {
+            let why = &packets.why;
             return refuse(EOPNOTSUPP, format!("{what} not possible with packet sockets, which it has because {why}"));
         }
         let sends = !selection.tx.is_empty();
         let receives = !selection.rx.is_empty();
-        let Some(packets) = &self.packets else { return Ok(()) };
         let sender = match &packets.sender {
             None if sends => {
                 let opened = privileged::packet_sender(&self.netns, self.key.index, packets.mark);
@@ -130,8 +130,7 @@ impl Nic {
 
     /// Closes the packet sockets that no session has bound any more.
     pub(super) fn close_unused_packets(&mut self) {
-        let is_bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.binders() > 0);
-        let (sends, receives) = (is_bound(&self.endpoint.tx), is_bound(&self.endpoint.rx));
+        let (sends, receives) = self.bound_ways();
         let Some(packets) = &mut self.packets else { return };
         if !receives {
             packets.close_receiver();
@@ -143,10 +142,15 @@ impl Nic {
 
     /// Whether packet sockets are open that no session has bound.
     pub(super) fn has_unneeded_packets(&self) -> bool {
+        let (sends, receives) = self.bound_ways();
+        self.packets
+            .as_ref()
+            .is_some_and(|packets| packets.receiver.is_some() && !receives || packets.sender.is_some() && !sends)
+    }
+
+    /// Whether sessions have transmit rings bound, and receive rings.
+    fn bound_ways(&self) -> (bool, bool) {
         let is_bound = |rings: &[PortRing]| !self.gone && rings.iter().any(|ring| ring.binders() > 0);
-        self.packets.as_ref().is_some_and(|packets| {
-            packets.receiver.is_some() && !is_bound(&self.endpoint.rx)
-                || packets.sender.is_some() && !is_bound(&self.endpoint.tx)
-        })
+        (is_bound(&self.endpoint.tx), is_bound(&self.endpoint.rx))
     }
 }

@@ -103,11 +103,6 @@ impl Packets {
         (selection.rx.is_empty() || self.receiver.is_some()) && (selection.tx.is_empty() || self.sender.is_some())
     }
 
-    /// The amounts that its user is charged for.
-    pub(super) fn usage(&self) -> Amounts {
-        usage()
-    }
-
     /// Frames that were lost: of those that arrived, and of those that were sent.
     pub(super) fn lost(&self) -> (u64, u64) {
         if let Some(OpenReceiver { socket: (fd, _), .. }) = &self.receiver {

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use unetmap_core::control::binding::BoundRing;
 
-use super::packets::Packets;
+use super::packets;
 use super::refusals::{no_such_interface, refuse_away};
 use super::{Nic, NicKey, SavedNic, other_usage};
 use crate::descriptors::Outgoing;
@@ -47,7 +47,7 @@ impl NicPort {
             page: Some(sent),
             locks_buffers: true,
             other_usage: other_usage(nic.endpoint.shape)
-                .and(nic.packets.as_ref().map(Packets::usage).unwrap_or_default()),
+                .and(nic.packets.as_ref().map(|_| packets::usage()).unwrap_or_default()),
             ..Record::new(nic.region, nic.scope, [nic.endpoint.clone()], BufferRepair::Slots)
         };
         let (key, state) = (nic.key, State::Here(Box::new(nic)));

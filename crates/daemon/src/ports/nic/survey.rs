@@ -19,7 +19,6 @@ use unetmap_core::control::NetmapRequest;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 
-use super::interface_tx_dropped;
 use super::kernel_work::{Done, KernelWork};
 use super::lookup::{find_away, may_have_interfaces};
 use super::refusals::refuse_away;
@@ -46,7 +45,7 @@ fn read(netns: &Netns, name: String) -> Survey {
         survey.features = privileged::xdp_features(netns, link.index).ok();
         survey.driver = privileged::driver(netns, &link.name).ok();
         survey.default_routes = privileged::default_routes(netns).ok();
-        survey.tx_dropped = Some(interface_tx_dropped(netns, link.index));
+        survey.tx_dropped = Some(privileged::tx_dropped(netns, link.index));
     }
     survey
 }
