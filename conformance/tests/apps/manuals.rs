@@ -234,9 +234,11 @@ fn run(name: &str, examples: &Examples) -> Result<(), String> {
     let to = fs::File::create(&output).expect("a file");
     let bin = program("unetmapd").parent().expect("a file in a folder").to_owned();
     let path = std::env::var("PATH").unwrap_or_default();
-    // All processes end with the first of their namespace.
+    // All processes end with the first of their namespace. None ignores SIGINT because the suite runs in a script's
+    // background.
     let mut child = Command::new("unshare")
-        .args(["--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", &script])
+        .args(["--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"])
+        .args(["env", "--default-signal=INT", "bash", "-c", &script])
         .current_dir(folder)
         .env("UNETMAP_SOCKET", folder.join("unetmapd.sock"))
         .env("SOURCE", root().canonicalize().expect("a folder"))

@@ -275,6 +275,25 @@ fn a_reopened_queue_sends_no_packet_twice_mediated() {
     isolated_with_interfaces(|home| again_and_again(home, MEDIATED));
 }
 
+/// Frames that a program has released, and did not sync any more, do not come again to the next one, while another
+/// keeps the queue open.
+#[test]
+fn released_frames_do_not_come_again() {
+    isolated_with_interfaces(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let (_other, tap) = (net.open("netmap:va-0/T"), net.tap());
+        for part in frames(&[60; 90], 0).chunks(30) {
+            let port = net.open("netmap:va-0/R");
+            tap.send_all(part);
+            until("the frames are in the ring", || {
+                port.rxsync().expect("the daemon runs");
+                port.rx_rings()[0].available().count() >= part.len()
+            });
+            assert_same(&take(&port, 0), part);
+        }
+    });
+}
+
 /// A refused open leaves nothing behind that blocks the next one.
 #[test]
 fn a_refused_open_leaves_nothing_behind() {

@@ -10,19 +10,20 @@
 //! the socket is closed     frames of the receive ring that the program had and has not released; those in the socket's
 //!                          rx ring; those in its tx ring that the kernel has not read
 //! ```
-//! The next session gets what a socket has that was not closed meanwhile. A frame that the program has moved to another
-//! ring counts in the one whose `head` it has not passed.
+//! The next session gets what a socket has that was not closed meanwhile, from the `head` of the last session on, also
+//! if this was not synced any more. A frame that the program has moved to another ring counts in the one whose `head`
+//! it has not passed.
 
 use std::mem;
 
 use unetmap_abi::NS_MOREFRAG;
-use unetmap_mem::{OWNED_BY_SYNC_LOOP, Pos, Span};
+use unetmap_mem::{OWNED_BY_SYNC_LOOP, Pos, Span, XskRxRings};
 use unetmap_sys::barrier;
 use unetmap_sys::xdp::{Mark, Noted};
 
 use super::Nic;
 use super::packets::Packets;
-use super::queue::OpenQueue;
+use super::queue::{OpenQueue, offer};
 use crate::endpoint::{PortRing, RingSelection};
 
 impl Nic {
@@ -116,6 +117,16 @@ impl Nic {
         self.lost.left_in_rings += unsent.sum::<u64>();
     }
 
+    /// Releases what a session has released in receive rings and not synced, if none has these bound any more.
+    pub(super) fn release_read(&self, selection: &RingSelection) {
+        let rings = selection.rx.iter().map(|&ring| &self.endpoint.rx[ring]).filter(|ring| ring.binders() == 0);
+        for ring in rings.filter(|ring| !self.is_synced_by_loop(ring)) {
+            if let Some(receive) = self.queues[ring.pair].as_ref().and_then(|open| open.receive.as_ref()) {
+                offer(receive, ring, Span { from: receive.next_fill(), to: read_by_program(receive, ring) });
+            }
+        }
+    }
+
     /// Whether the positions of a program are in other memory than the ring.
     fn is_synced_by_loop(&self, ring: &PortRing) -> bool {
         self.endpoint.state(ring.state).is_some_and(|state| state.status() & OWNED_BY_SYNC_LOOP != 0)
@@ -147,15 +158,19 @@ impl OpenQueue {
     fn lost(&self, rx: Option<&PortRing>) -> Noted {
         let unread = self.send.as_ref().map_or(0, |send| send.unread_packets());
         let held = rx.zip(self.receive.as_ref()).map_or(0, |(ring, receive)| {
-            let slots = ring.view.slots().slots();
-            let (from, to) = (receive.next_fill(), receive.next_rx());
-            let head = slots.pos(ring.view.raw_head()).filter(|head| slots.between(from, *head, to));
-            packets(ring, Span { from: head.unwrap_or(from), to })
+            packets(ring, Span { from: read_by_program(receive, ring), to: receive.next_rx() })
         });
         let waiting = self.receive.as_ref().map_or(0, |receive| receive.packets_waiting());
         let left_in_rings = u64::from(unread) + held + u64::from(waiting);
         Noted { left_in_rings, no_room: self.statistics().rx_dropped, ..Noted::default() }
     }
+}
+
+/// The program's `head` in a receive ring, or the first slot that it has not synced if its `head` is invalid.
+fn read_by_program(receive: &XskRxRings, ring: &PortRing) -> Pos {
+    let slots = ring.view.slots().slots();
+    let (from, to) = (receive.next_fill(), receive.next_rx());
+    slots.pos(ring.view.raw_head()).filter(|head| slots.between(from, *head, to)).unwrap_or(from)
 }
 
 /// Number of packets that end in these slots.

@@ -444,6 +444,7 @@ impl Nic {
         let queues = pairs.filter_map(|pair| self.queues[pair].as_ref()?.served.as_ref());
         queues.for_each(|served| served.begin_again());
         self.count_unsent(selection);
+        self.release_read(selection);
         self.update_capture();
     }
 

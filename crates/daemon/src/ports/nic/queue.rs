@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use unetmap_mem::{EndpointPage, Pos, TxFramesPage, UmemLayout, XskRxRings, XskTxRings};
+use unetmap_mem::{EndpointPage, Pos, Span, TxFramesPage, UmemLayout, XskRxRings, XskTxRings};
 use unetmap_sys::xsk::{self, SocketRings, Umem, UnboundXsk, Xsk};
 
 use super::heartbeat::ServedQueue;
@@ -63,10 +63,7 @@ impl OpenQueue {
         }
         let (send, receive) = halves(&rings, (umem, headroom), tx, rx, sent);
         if let Some((ring, receive)) = rx.zip(receive.as_ref()) {
-            for p in RegionRecord::positions(&ring.view) {
-                let slot = ring.view.slots().load(p);
-                receive.write_fill(p, Some((slot.buf_idx, ring.offsets().of(slot.ptr))));
-            }
+            RegionRecord::positions(&ring.view).for_each(|p| write_fill(receive, ring, p));
             receive.submit(ring.view.slots().slots().get());
         }
         let socket = unbound.bind()?;
@@ -91,6 +88,18 @@ impl OpenQueue {
     pub(crate) fn statistics(&self) -> xsk::Statistics {
         xsk::statistics(self.socket.as_fd()).unwrap_or_default()
     }
+}
+
+fn write_fill(receive: &XskRxRings, ring: &PortRing, p: Pos) {
+    let slot = ring.view.slots().load(p);
+    receive.write_fill(p, Some((slot.buf_idx, ring.offsets().of(slot.ptr))));
+}
+
+/// Offers the buffers of these slots of `ring` to the kernel, the first of which is the next that it gets.
+pub(super) fn offer(receive: &XskRxRings, ring: &PortRing, span: Span) {
+    let slots = ring.view.slots().slots();
+    slots.walk(span).for_each(|p| write_fill(receive, ring, p));
+    receive.submit(slots.distance(span.from, span.to));
 }
 
 /// The two halves of a socket: for the transmit ring, and for the receive ring.
