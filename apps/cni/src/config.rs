@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde_json::Value;
-use unetmap::switch::VlanMode;
+use unetmap::switch::{Direction, RateLimit, VlanMode};
 
 use crate::fault::{Code, Fault};
 
@@ -14,7 +14,11 @@ pub(crate) const VERSIONS: [&str; 3] = ["0.4.0", "1.0.0", "1.1.0"];
 /// Bytes of the longest name of an interface.
 const MAX_IFNAME: usize = 15;
 /// The MTU of an interface: what IPv4 needs at least, and the most that a persistent port takes.
-const MTU: std::ops::RangeInclusive<u32> = 68..=1500;
+const MTU: std::ops::RangeInclusive<u32> = 68..=9000;
+/// Bits in a second of a rate: as many as `unetmap vale port S:P rate` takes.
+const RATE: std::ops::RangeInclusive<u64> = 1..=1_000_000_000_000_000;
+/// Bytes of the longest name of a switch: a port's has 63.
+const MAX_SWITCH: usize = 63 - 1 - MAX_IFNAME;
 /// VLANs that a port may be in.
 const VLAN: std::ops::RangeInclusive<u16> = 1..=4094;
 
@@ -30,6 +34,16 @@ pub(crate) struct NetConf {
     pub(crate) mtu: Option<u32>,
     /// The VLAN of which the pod's port is an access port.
     pub(crate) vlan: Option<u16>,
+    /// Whether the node has a port of the network, with the gateways' addresses.
+    pub(crate) is_gateway: Option<bool>,
+    /// The same, and the pods' default route leads there.
+    #[serde(default)]
+    pub(crate) is_default_gateway: bool,
+    /// The same, and packets of pods to others get an address of the node.
+    #[serde(default)]
+    pub(crate) ip_masq: bool,
+    #[serde(flatten)]
+    bandwidth: Bandwidth,
     #[serde(default)]
     pub(crate) ipam: Ipam,
     pub(crate) dns: Option<Value>,
@@ -51,6 +65,22 @@ pub(crate) struct Ipam {
 pub(crate) struct RuntimeConfig {
     /// The MAC address, of the capability `mac`.
     pub(crate) mac: Option<String>,
+    /// The addresses with their prefixes, of the capability `ips`. A plugin of addresses reads them itself.
+    #[serde(default)]
+    pub(crate) ips: Vec<String>,
+    /// Of the capability `bandwidth`.
+    bandwidth: Option<Bandwidth>,
+}
+
+/// Rates as the plugin `bandwidth` names them, in bits per second; 0: no limit. Its bursts are not used: a port of a
+/// switch has a burst of its own.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Bandwidth {
+    /// Of packets to the pod.
+    ingress_rate: u64,
+    /// Of packets from the pod.
+    egress_rate: u64,
 }
 
 /// An interface of a container.
@@ -79,14 +109,22 @@ impl NetConf {
         }
         let wrong = |text: String| Err(Fault::new(Code::Config, text));
         let digits = conf.switch.strip_prefix("vale");
-        if !digits.is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')) {
-            return wrong(format!("switch \"{}\": a switch is named vale and letters, digits or _", conf.switch));
+        let is_named = digits.is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'));
+        if !is_named || conf.switch.len() > MAX_SWITCH {
+            let text = "a switch is named vale and letters, digits or _, in all at most";
+            return wrong(format!("switch \"{}\": {text} {MAX_SWITCH}", conf.switch));
         }
         if let Some(mtu) = conf.mtu.filter(|mtu| !MTU.contains(mtu)) {
             return wrong(format!("mtu {mtu}: give {} to {}", MTU.start(), MTU.end()));
         }
         if let Some(vlan) = conf.vlan.filter(|vlan| !VLAN.contains(vlan)) {
             return wrong(format!("vlan {vlan}: give {} to {}", VLAN.start(), VLAN.end()));
+        }
+        if let Some((_, rate)) = conf.rates().find(|(_, rate)| !RATE.contains(&rate.bits)) {
+            return wrong(format!("a rate of {}: give {} to {} bits per second", rate.bits, RATE.start(), RATE.end()));
+        }
+        if conf.is_gateway == Some(false) && conf.ip_masq && !conf.is_default_gateway {
+            return wrong("ipMasq: packets pass the node only with \"isGateway\": true".into());
         }
         if conf.ipam.plugin.contains('/') || conf.ipam.plugin.starts_with('.') {
             return wrong(format!("ipam.type \"{}\": give the name of a plugin, without a folder", conf.ipam.plugin));
@@ -99,6 +137,36 @@ impl NetConf {
 
     pub(crate) fn vlan_mode(&self) -> Option<VlanMode> {
         self.vlan.map(VlanMode::Access)
+    }
+
+    /// The rates of a pod's port, as the switch sees it: what it sends comes in.
+    pub(crate) fn rates(&self) -> impl Iterator<Item = (Direction, RateLimit)> {
+        let Bandwidth { ingress_rate, egress_rate } = self.runtime_config.bandwidth.unwrap_or(self.bandwidth);
+        let all = [(Direction::In, egress_rate), (Direction::Out, ingress_rate)];
+        let all = all.into_iter().filter(|(_, bits)| *bits > 0);
+        all.map(|(direction, bits)| (direction, RateLimit { packets: 0, bits }))
+    }
+
+    /// Whether the configuration says that the node has a port.
+    pub(crate) fn asks_for_gateway(&self) -> bool {
+        self.is_gateway == Some(true) || self.is_default_gateway || self.ip_masq
+    }
+
+    /// Whether the node is to have a port. If nothing is said it has one with `host-local`, whose addresses are of this
+    /// node alone: kubelets reach pods from their nodes.
+    pub(crate) fn wants_gateway(&self) -> bool {
+        self.asks_for_gateway() || self.is_gateway.is_none() && self.ipam.plugin == "host-local"
+    }
+
+    /// Returns the name of the node's port, which is that of its interface, too.
+    pub(crate) fn node_port(&self) -> String {
+        format!("gw{:08x}", hash(&[&self.name, &self.switch]) >> 32)
+    }
+
+    /// Returns the name of a port without its switch, if it is a pod's of this network.
+    pub(crate) fn pods_port<'a>(&self, name: &'a str) -> Option<&'a str> {
+        let port = name.strip_prefix(&self.switch)?.strip_prefix(':')?;
+        port.starts_with(&self.port_prefix()).then_some(port)
     }
 
     /// Returns the beginning of the names of all ports of this network.
@@ -175,8 +243,12 @@ mod tests {
             (r#"{"cniVersion":"9.0.0","name":"n","switch":"vale0"}"#, "known are 0.4.0"),
             (r#"{"cniVersion":"1.1.0","name":"n","switch":"br0"}"#, "switch \\\"br0\\\""),
             (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0:a"}"#, "switch \\\"vale0:a\\\""),
-            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","mtu":9000}"#, "68 to 1500"),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","mtu":9001}"#, "68 to 9000"),
             (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","vlan":0}"#, "1 to 4094"),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","egressRate":2000000000000000}"#, "bits per second"),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","egressRate":-1}"#, "\"code\":6"),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","isGateway":"yes"}"#, "\"code\":6"),
+            (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","isGateway":false,"ipMasq":true}"#, "isGateway"),
             (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","ipam":{"type":"../sh"}}"#, "without a folder"),
             (r#"{"cniVersion":"1.1.0","name":"n","switch":"vale0","runtimeConfig":{"mac":"1"}}"#, "six numbers"),
         ] {
@@ -184,6 +256,36 @@ mod tests {
             assert!(message.contains(part), "{json}: {message}");
         }
         assert!(parse(r#"{"cniVersion":"1.0.0","name":"n","switch":"vale0","more":[1]}"#).is_ok(), "unknown keys pass");
+    }
+
+    #[test]
+    fn the_node_has_a_port_by_default_with_host_local_alone() {
+        for (keys, wanted, asked) in [
+            (r#""ipam":{"type":"host-local"}"#, true, false),
+            (r#""ipam":{"type":"static"}"#, false, false),
+            (r#""ipam":{}"#, false, false),
+            (r#""ipam":{"type":"host-local"},"isGateway":false"#, false, false),
+            (r#""isGateway":true"#, true, true),
+            (r#""isDefaultGateway":true,"isGateway":false"#, true, true),
+            (r#""ipMasq":true,"hairpinMode":true"#, true, true),
+        ] {
+            let json = format!(r#"{{"cniVersion":"1.1.0","name":"n","switch":"vale0",{keys}}}"#);
+            let conf = parse(&json).unwrap();
+            assert_eq!((conf.wants_gateway(), conf.asks_for_gateway()), (wanted, asked), "{json}");
+        }
+    }
+
+    #[test]
+    fn the_runtimes_rates_come_before_those_of_the_network() {
+        let rates = |keys: &str| {
+            let conf = parse(&format!(r#"{{"cniVersion":"1.1.0","name":"n","switch":"vale0"{keys}}}"#)).unwrap();
+            conf.rates().map(|(direction, rate)| (direction, rate.bits)).collect::<Vec<_>>()
+        };
+        let (own, of_runtime) =
+            (r#","ingressRate":5,"ingressBurst":9"#, r#","runtimeConfig":{"bandwidth":{"egressRate":7}}"#);
+        assert_eq!(rates(""), []);
+        assert_eq!(rates(own), [(Direction::Out, 5)]);
+        assert_eq!(rates(&format!("{own}{of_runtime}")), [(Direction::In, 7)]);
     }
 
     #[test]
@@ -197,6 +299,10 @@ mod tests {
         assert!((0..4).all(|a| (0..a).all(|b| names[a] != names[b])), "{names:?}");
         assert!(names[..3].iter().all(|name| name.starts_with(&one.port_prefix())));
         assert!(!names[3].starts_with(&one.port_prefix()));
+        assert_eq!(one.pods_port(&format!("vale0:{}", names[1])), Some(&*names[1]));
+        let others =
+            [format!("vale00:{}", names[0]), format!("vale0:{}", names[3]), format!("vale0:{}", one.node_port())];
+        assert!(others.iter().all(|name| one.pods_port(name).is_none()), "{others:?}");
         // Of an older version's ADD.
         assert_eq!(names[0], "c07155012e71932");
     }

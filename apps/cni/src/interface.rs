@@ -89,17 +89,8 @@ impl Pod {
             if mac.is_some_and(|mac| !mac.eq_ignore_ascii_case(&mac_of(&link))) {
                 return wrong(format!("{name} has the MAC address {}, not {}", mac_of(&link), mac.unwrap_or_default()));
             }
-            let shown = ip(&["-json", "address", "show", "dev", name], "")?;
-            let shown: Value = serde_json::from_str(&shown).map_err(|e| Fault::refused("ip address", e))?;
-            let has = |(address, prefix): (IpAddr, u8)| {
-                let info = shown.as_array().into_iter().flatten();
-                let mut all = info.flat_map(|one| one["addr_info"].as_array().into_iter().flatten());
-                all.any(|one| one["local"] == address.to_string() && one["prefixlen"] == prefix)
-            };
             let assignment = Assignment::of_result(result)?;
-            if let Some(lost) = assignment.addresses.iter().find(|one| !has((one.address, one.prefix))) {
-                return wrong(format!("{name} has no address {}/{}", lost.address, lost.prefix));
-            }
+            has_addresses(name, assignment.addresses.iter().map(|one| (one.address, one.prefix)))?;
             for route in &assignment.routes {
                 let to = format!("{}/{}", route.to.0, route.to.1);
                 if ip(&["route", "show", "exact", &to, "dev", name], "")?.trim().is_empty() {
@@ -120,14 +111,12 @@ pub(crate) fn daemon_runs() -> bool {
     unetmap::snapshots().is_ok_and(|daemons| !daemons.is_empty())
 }
 
-/// Removes the ports of a network that are not in `valid`.
-pub(crate) fn remove_others(switch: &str, prefix: &str, valid: &[String]) -> Result<(), Fault> {
+/// Removes the ports of a network's pods that are not in `valid`.
+pub(crate) fn remove_others(conf: &NetConf, valid: &[String]) -> Result<(), Fault> {
     let ports = switch::list().map_err(|e| Fault::refused("the switches' ports", e))?;
-    for entry in ports {
-        let port = entry.name.strip_prefix(switch).and_then(|rest| rest.strip_prefix(':'));
-        let Some(port) = port.filter(|port| port.starts_with(prefix)) else { continue };
+    for port in ports.iter().filter_map(|entry| conf.pods_port(&entry.name)) {
         if !valid.iter().any(|name| name == port) {
-            remove_anywhere(switch, port)?;
+            remove_anywhere(&conf.switch, port)?;
         }
     }
     Ok(())
@@ -155,8 +144,38 @@ pub(crate) fn mac_of(link: &Link) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-fn by_name(name: &str) -> Result<Option<Link>, Fault> {
+/// Returns the interface of this name in the calling thread's namespace.
+pub(crate) fn by_name(name: &str) -> Result<Option<Link>, Fault> {
     link::by_name(name).map_err(|e| Fault::refused(name, e))
+}
+
+/// Checks that an interface has these addresses, with their prefixes.
+pub(crate) fn has_addresses(name: &str, mut addresses: impl Iterator<Item = (IpAddr, u8)>) -> Result<(), Fault> {
+    let shown = ip(&["-json", "address", "show", "dev", name], "")?;
+    let shown: Value = serde_json::from_str(&shown).map_err(|e| Fault::refused("ip address", e))?;
+    let has = |(address, prefix): (IpAddr, u8)| {
+        let info = shown.as_array().into_iter().flatten();
+        let mut all = info.flat_map(|one| one["addr_info"].as_array().into_iter().flatten());
+        all.any(|one| one["local"] == address.to_string() && one["prefixlen"] == prefix)
+    };
+    match addresses.find(|wanted| !has(*wanted)) {
+        Some((address, prefix)) => Err(Fault::new(Code::Check, format!("{name} has no address {address}/{prefix}"))),
+        None => Ok(()),
+    }
+}
+
+/// Sets what the kernel is to do with an interface before it gets its addresses.
+pub(crate) fn prepare(name: &str, assignment: &Assignment) {
+    let set = |setting: &str, value: &str| {
+        let _ = std::fs::write(format!("/proc/sys/net/{}", setting.replace("NAME", name)), value);
+    };
+    // The others are told the addresses, which another pod may have had before.
+    set("ipv4/conf/NAME/arp_notify", "1");
+    set("ipv6/conf/NAME/ndisc_notify", "1");
+    // Many runtimes disable IPv6 where it is not asked for.
+    if assignment.addresses.iter().any(|one| one.address.is_ipv6()) {
+        set("ipv6/conf/NAME/disable_ipv6", "0");
+    }
 }
 
 /// Attaches a new port, and gives its interface name and addresses.
@@ -165,28 +184,28 @@ fn configure(conf: &NetConf, (name, port): (&str, &str), assignment: &Assignment
     if let Some(mode) = conf.vlan_mode() {
         switch::set_vlan(&of_switch, Some(mode)).map_err(|e| Fault::refused(&of_switch, e))?;
     }
+    for (direction, rate) in conf.rates() {
+        switch::set_rate(&of_switch, direction, rate).map_err(|e| Fault::refused(&of_switch, e))?;
+    }
     switch::attach(&of_switch, &switch::AttachOptions::default()).map_err(|e| Fault::refused(&of_switch, e))?;
     let mut commands = format!("link set dev {port} name {name}\nlink property add dev {name} altname {port}\n");
     for (key, value) in [("mtu", conf.mtu.map(|mtu| mtu.to_string())), ("address", conf.runtime_config.mac.clone())] {
         commands += &value.map(|value| format!("link set dev {name} {key} {value}\n")).unwrap_or_default();
     }
     ip(&["-batch", "-"], &commands)?;
-    // The kernel then tells the others the addresses, which another pod may have had before.
-    for setting in ["ipv4/conf/NAME/arp_notify", "ipv6/conf/NAME/ndisc_notify"] {
-        let _ = std::fs::write(format!("/proc/sys/net/{}", setting.replace("NAME", name)), "1");
-    }
+    prepare(name, assignment);
     ip(&["-batch", "-"], &assignment.commands(name))?;
     by_name(name)?.ok_or_else(|| Fault::refused(name, "the interface is gone"))
 }
 
 /// Removes a port whose interface, if there is one, is in this namespace.
-fn remove_here(switch: &str, port: &str) -> Result<(), Fault> {
+pub(crate) fn remove_here(switch: &str, port: &str) -> Result<(), Fault> {
     let of_switch = format!("{switch}:{port}");
     match switch::detach(&of_switch) {
         Ok(_) | Err(Error::Refused { errno: errno::ENXIO | errno::ENOENT, .. }) => {}
         Err(e) => return Err(Fault::refused(&of_switch, e)),
     }
-    let _ = switch::set_vlan(&of_switch, None);
+    let _ = switch::clear(&of_switch);
     let Some(link) = by_name(port)? else { return Ok(()) };
     if switch::remove(&link.name).is_err() {
         // A program has it open.
@@ -196,9 +215,14 @@ fn remove_here(switch: &str, port: &str) -> Result<(), Fault> {
 }
 
 /// Runs ip(8) in the calling thread's namespace. Returns its output.
-fn ip(args: &[&str], input: &str) -> Result<String, Fault> {
-    let failed = |e: std::io::Error| Fault::refused("ip (package iproute2)", e);
-    let mut command = Command::new("ip");
+pub(crate) fn ip(args: &[&str], input: &str) -> Result<String, Fault> {
+    run(("ip", "iproute2"), args, input)
+}
+
+/// Runs a program of a package in the calling thread's namespace. Returns its output.
+pub(crate) fn run((program, package): (&str, &str), args: &[&str], input: &str) -> Result<String, Fault> {
+    let failed = |e: std::io::Error| Fault::refused(&format!("{program} (package {package})"), e);
+    let mut command = Command::new(program);
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(failed)?;
     if let Some(mut stdin) = child.stdin.take() {
@@ -207,7 +231,7 @@ fn ip(args: &[&str], input: &str) -> Result<String, Fault> {
     let output = child.wait_with_output().map_err(failed)?;
     if !output.status.success() {
         let why = String::from_utf8_lossy(&output.stderr);
-        return Err(Fault::refused(&format!("ip {}", args.join(" ")), why.trim()));
+        return Err(Fault::refused(&format!("{program} {}", args.join(" ")), why.trim()));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

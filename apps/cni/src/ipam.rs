@@ -2,7 +2,7 @@
 //! Addresses: the plugin that assigns them, and what it answers.
 
 use std::io::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
@@ -44,6 +44,47 @@ impl Assignment {
         Ok(Assignment { addresses, routes, printed: json!({ "routes": result["routes"], "dns": result["dns"] }) })
     }
 
+    /// The addresses that the runtime chose, of a network without a plugin of addresses.
+    pub(crate) fn of_addresses(addresses: &[String]) -> Result<Assignment, Fault> {
+        let addresses: Vec<Value> = addresses.iter().map(|address| json!({ "address": address })).collect();
+        Assignment::of_result(&json!({ "ips": addresses }))
+    }
+
+    /// Gives each address a gateway, the first address of its network if it has none, and with `default` a default
+    /// route to each kind of address that has none.
+    pub(crate) fn complete(&mut self, default: bool) {
+        for one in &mut self.addresses {
+            one.gateway =
+                one.gateway.or_else(|| first_of((one.address, one.prefix)).filter(|first| *first != one.address));
+        }
+        for Address { address, gateway, .. } in self.addresses.iter().filter(|_| default) {
+            let to = match address {
+                IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), 0),
+                IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED.into(), 0),
+            };
+            if let Some(via) = *gateway
+                && !self.routes.iter().any(|route| route.to == to)
+            {
+                self.routes.push(Route { to, via: Some(via), options: Vec::new() });
+                let printed = json!({ "dst": format!("{}/{}", to.0, to.1), "gw": via });
+                match &mut self.printed["routes"] {
+                    Value::Array(routes) => routes.push(printed),
+                    none => *none = json!([printed]),
+                }
+            }
+        }
+    }
+
+    /// The gateways, with the prefixes of their networks.
+    pub(crate) fn gateways(&self) -> impl Iterator<Item = (IpAddr, u8)> {
+        self.addresses.iter().filter_map(|one| Some((one.gateway?, one.prefix)))
+    }
+
+    /// The networks of the addresses.
+    pub(crate) fn networks(&self) -> impl Iterator<Item = (IpAddr, u8)> {
+        self.addresses.iter().map(|one| (network_of((one.address, one.prefix)), one.prefix))
+    }
+
     /// Returns the commands for `ip -batch` that give an interface the addresses, set it up, and add the routes. A
     /// route without a gateway goes over that of the first address of its kind.
     pub(crate) fn commands(&self, interface: &str) -> String {
@@ -83,6 +124,29 @@ impl Assignment {
             }
         }
         result
+    }
+}
+
+/// Returns the first address of a network, that of the network itself.
+fn network_of((address, prefix): (IpAddr, u8)) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+            Ipv4Addr::from_bits(v4.to_bits() & mask).into()
+        }
+        IpAddr::V6(v6) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+            Ipv6Addr::from_bits(v6.to_bits() & mask).into()
+        }
+    }
+}
+
+/// Returns the first address of a network that an interface may have; `None`: it has no room for another.
+fn first_of((address, prefix): (IpAddr, u8)) -> Option<IpAddr> {
+    match network_of((address, prefix)) {
+        IpAddr::V4(v4) if prefix < 31 => Some(Ipv4Addr::from_bits(v4.to_bits() + 1).into()),
+        IpAddr::V6(v6) if prefix < 127 => Some(Ipv6Addr::from_bits(v6.to_bits() + 1).into()),
+        _ => None,
     }
 }
 
@@ -175,6 +239,29 @@ mod tests {
             assignment.json("1.1.0")["ips"][0],
             json!({"address": "10.1.0.5/16", "gateway": "10.1.0.1", "interface": 0})
         );
+    }
+
+    #[test]
+    fn addresses_get_gateways_and_default_routes() {
+        let mut assignment = Assignment::of_result(&json!({
+            "ips": [{"address": "10.1.7.5/16"}, {"address": "10.2.0.5/24", "gateway": "10.2.0.9"},
+                    {"address": "fd00::1:5/112"}, {"address": "10.3.0.1/24"}, {"address": "10.4.0.1/32"}],
+            "routes": [{"dst": "::/0", "gw": "fd00::1:9"}],
+        }))
+        .unwrap();
+        assignment.complete(true);
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let gateways = [(ip("10.1.0.1"), 16), (ip("10.2.0.9"), 24), (ip("fd00::1:1"), 112)];
+        assert_eq!(assignment.gateways().collect::<Vec<_>>(), gateways, "10.3.0.1 is the pod's own");
+        let networks = [(ip("10.1.0.0"), 16), (ip("10.2.0.0"), 24), (ip("fd00::1:0"), 112)];
+        assert_eq!(assignment.networks().take(3).collect::<Vec<_>>(), networks);
+        assert_eq!(
+            assignment.json("1.1.0")["routes"],
+            json!([{"dst": "::/0", "gw": "fd00::1:9"}, {"dst": "0.0.0.0/0", "gw": "10.1.0.1"}])
+        );
+        assert!(assignment.commands("eth0").contains("route replace 0.0.0.0/0 via 10.1.0.1 dev eth0\n"));
+        assert_eq!(network_of((ip("255.1.2.3"), 0)), ip("0.0.0.0"));
+        assert_eq!(network_of((ip("ff::1"), 128)), ip("ff::1"));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! runtime --(environment, JSON)--> unetmap-cni --(requests in the pod's namespace)--> unetmapd
-//!                                       '------(environment, JSON)--> the plugin of addresses (IPAM)
+//!                                       |------(environment, JSON)--> the plugin of addresses (IPAM)
+//!                                       '------(requests in the node's namespace)--> unetmapd: the port of gateways
 //! ```
 //! The port is a persistent port: an interface in the pod, whose other end is in the switch. A program in the pod may
 //! also open it as `netmap:IFNAME`.
@@ -11,9 +12,11 @@
 
 mod config;
 mod fault;
+mod gateway;
 mod interface;
 mod ipam;
 mod operations;
+mod state;
 
 use std::io::{Read as _, Write as _};
 use std::process::ExitCode;

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod cni;
+mod cni_node;
 mod device_plugin;
 mod dpdk;
 mod emulate;

@@ -16,11 +16,14 @@
 //! ```
 
 use unetmap_core::abi::*;
+pub use unetmap_core::control::vale::{Direction, RateLimit, VlanMode, VlanSet};
 use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
-pub use unetmap_core::control::vale::{VlanMode, VlanSet};
 use unetmap_core::port::file::request;
 
 use crate::{Error, errno};
+
+/// The number of no port, in the reply to a request with the name of one that its switch does not have.
+const NO_PORT: u32 = 255;
 
 /// A port of a switch, as listed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,7 +69,10 @@ pub fn list() -> Result<Vec<PortEntry>, Error> {
 /// `ENOENT` if there is no such port; no daemon answers and none could be started.
 pub fn find(name: &str) -> Result<PortEntry, Error> {
     let (_, found) = request(NETMAP_REQ_VALE_LIST, name, &NmreqValeList::default())?;
-    Ok(PortEntry::new(name.into(), found))
+    match found.nr_port_idx {
+        NO_PORT => Err(Error::refused(name, errno::ENOENT, "the switch has no such port")),
+        _ => Ok(PortEntry::new(name.into(), found)),
+    }
 }
 
 /// How to attach an interface to a switch.
@@ -187,4 +193,31 @@ pub fn vnet_header(name: &str) -> Result<u32, Error> {
 /// ```
 pub fn set_vlan(name: &str, mode: Option<VlanMode>) -> Result<(), Error> {
     send_request(&ValeRequest { name: name.into(), action: ValeAction::Vlan(mode) }).map(drop)
+}
+
+/// Sets how much the port `name`, which need not exist yet, may send ([`Direction::In`]) or receive
+/// ([`Direction::Out`]) in a second. The setting remains when the port is closed.
+///
+/// # Errors
+/// The daemon's refusal, or no daemon answers and none could be started.
+///
+/// ```
+/// use unetmap::switch::{self, Direction, RateLimit};
+///
+/// # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+/// let _port = unetmap::Port::open("vale7:a")?;
+/// switch::set_rate("vale7:a", Direction::Out, RateLimit { packets: 0, bits: 100_000_000 })?;
+/// switch::clear("vale7:a")?;
+/// # Ok::<(), unetmap::Error>(())
+/// ```
+pub fn set_rate(name: &str, direction: Direction, limit: RateLimit) -> Result<(), Error> {
+    send_request(&ValeRequest { name: name.into(), action: ValeAction::Limit(direction, limit) }).map(drop)
+}
+
+/// Removes all settings of the port `name`, which need not exist. Starts no daemon.
+///
+/// # Errors
+/// The daemon's refusal.
+pub fn clear(name: &str) -> Result<(), Error> {
+    send_request(&ValeRequest { name: name.into(), action: ValeAction::Clear }).map(drop)
 }

@@ -5,11 +5,16 @@ use std::io;
 use std::os::fd::AsFd as _;
 
 use unetmap_core::errno::EEXIST;
+use unetmap_sys::kernel;
 use unetmap_sys::link::{self, OffloadKind, veth};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::xdp::{Mode, Xdp};
 
 use super::setup::inside;
+
+/// The longest MTU with which a persistent port's frames all pass, on kernels whose sockets receive a frame in several
+/// buffers (Linux 6.6); with others it is the kernel's, 1500.
+const MOST_MTU: u32 = 9000;
 
 /// The far end's name, in a namespace of its own.
 const FAR: &str = "host";
@@ -87,6 +92,9 @@ pub(super) fn create_persistent(name: &str, queues: u32, netns: &Netns, hidden: 
     })?;
     inside(hidden, || {
         let index = link::by_name(&peer)?.map_or(0, |link| link.index);
+        if !kernel::LARGE_FRAMES.is_newer_than_kernel() {
+            veth::set_mtu(index, MOST_MTU)?;
+        }
         veth::set_up(index).map(|()| index)
     })
 }

@@ -202,6 +202,16 @@ fn alias_of(body: &[u8]) -> Option<(u32, String)> {
     is_veth.then_some((index, alias))
 }
 
+/// Sets the MTU of interface `index`: its peer's longer frames are dropped.
+///
+/// # Errors
+/// As [`set_up`]; `EINVAL`: more than it can have.
+pub fn set_mtu(index: u32, mtu: u32) -> io::Result<()> {
+    let mut body = ifinfomsg(index);
+    push_attribute(&mut body, libc::IFLA_MTU, &mtu.to_ne_bytes());
+    Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, 0, &body)?)
+}
+
 /// Sets interface `index` up.
 ///
 /// # Errors
@@ -228,10 +238,9 @@ pub fn set_state(index: u32, up: bool) -> io::Result<()> {
 pub fn configure_passthrough(index: u32, name: &str) -> io::Result<()> {
     disable_offloads(name, OffloadKind::Transmit)?;
     let no_arp = libc::IFF_NOARP as u32;
-    let mut body = ifinfomsg_with_flags(index, no_arp, no_arp);
-    push_attribute(&mut body, libc::IFLA_MTU, &u32::from(u16::MAX).to_ne_bytes());
     let socket = Socket::route(0)?;
-    socket.change(libc::RTM_NEWLINK, 0, &body)?;
+    socket.change(libc::RTM_NEWLINK, 0, &ifinfomsg_with_flags(index, no_arp, no_arp))?;
+    set_mtu(index, u16::MAX.into())?;
     let (mut inet6, mut families, mut body) = (Vec::new(), Vec::new(), ifinfomsg(index));
     push_attribute(&mut inet6, INET6_ADDR_GEN_MODE, &[NO_ADDRESSES]);
     push_attribute(&mut families, libc::AF_INET6 as u16, &inet6);
