@@ -200,6 +200,10 @@ impl Net {
     pub fn assert_given_back(&self) {
         until("the XDP program is gone", || !self.has_xdp());
         until("the stack has the interface again", || self.pings());
+        // Seconds later the kernel would ask whether the neighbour is still there, in a frame that nobody expects.
+        for ns in [&self.near, &self.far] {
+            ns.ip(&["neigh", "flush", "all"]).expect("neighbours");
+        }
     }
 
     /// A command that runs a program in `near`.

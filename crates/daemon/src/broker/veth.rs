@@ -49,26 +49,24 @@ pub(super) fn create_pair(netns: &Netns, name: &str, queues: u32) -> io::Result<
         let peer_netns = Some(far_netns.as_fd());
         veth::create(veth::Veth { name, peer: FAR, peer_netns, queues })?;
         let near = link::by_name(name)?.ok_or(io::ErrorKind::NotFound)?.index;
-        prepare(near, name).inspect_err(|_| drop(veth::delete(near)))?;
+        veth::configure_passthrough(near, name).inspect_err(|_| drop(veth::delete(near)))?;
         Ok(near)
     })?;
     let far = inside(&far_netns, || {
         let far = link::by_name(FAR)?.ok_or(io::ErrorKind::NotFound)?.index;
-        prepare(far, FAR)?;
+        veth::configure_passthrough(far, FAR)?;
+        veth::set_up(far)?;
         Ok((far, Xdp::attach(far, queues, Mode::Native)?))
     });
-    match far {
+    // The end that is set up last sends at once. The other one drops what it should send until a thread of the kernel
+    // has seen its carrier; the sockets of the far end send without a queue, which has no part in that.
+    match far.and_then(|far| inside(netns, || veth::set_up(near)).map(|()| far)) {
         Ok((far, xdp)) => Ok(HostVeth { near, far_netns, far, xdp }),
         Err(e) => {
             let _ = inside(netns, || veth::delete(near));
             Err(e)
         }
     }
-}
-
-fn prepare(index: u32, name: &str) -> io::Result<()> {
-    veth::configure_passthrough(index, name)?;
-    veth::set_up(index)
 }
 
 /// Creates the veth pair of a persistent port; returns the index of its hidden end.
