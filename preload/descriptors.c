@@ -26,6 +26,7 @@
 
 #include "hooks.h"
 #include "libc_calls.h"
+#include "parameters.h"
 
 /*
  * ------------------------------------------------- threads and processes
@@ -101,6 +102,8 @@ adopt_inherited(int fd)
 	if (syscall(SYS_getpeername, fd, &peer, &bytes) == 0 && peer.sun_family == AF_UNIX &&
 	    bytes > offsetof(struct sockaddr_un, sun_path))
 		unetmap_fd_adopt(fd);
+	else
+		unetmap_parameter_adopt(fd);
 }
 
 struct entry {		/* as getdents64 writes it */
@@ -151,17 +154,25 @@ initialise(void)
 	unetmap_init();
 	pthread_atfork(NULL, NULL, atfork_child);
 	adopt_all_inherited();
+	unetmap_parameters_init();
 	errno = saved;
 }
 
 /*
  * ------------------------------------------------------------ descriptors
  */
+/* Whether the descriptor is in one of the tables. */
+static int
+is_recorded(int fd)
+{
+	return is_netmap(fd) || is_epoll_related(fd) || is_parameter(fd);
+}
+
 /* Removes a descriptor from the tables, before it is closed. */
 static void
 remove_fd(int fd)
 {
-	if (!is_netmap(fd) && !is_epoll_related(fd))
+	if (!is_recorded(fd))
 		return;
 	if (unetmap_in_vfork_child())
 		return;
@@ -169,6 +180,8 @@ remove_fd(int fd)
 		unetmap_fd_closed(fd);
 	if (is_epoll_related(fd))
 		unetmap_epoll_fd_closed(fd);
+	if (is_parameter(fd))
+		unetmap_parameter_closed(fd);
 }
 
 int
@@ -216,12 +229,14 @@ unetmap_hook_closefrom(int first)
 static int
 record_duplicate(int fd, int copy)
 {
-	if (copy < 0 || copy == fd || (!is_netmap(fd) && !is_epoll_related(fd)) || unetmap_in_vfork_child())
+	if (copy < 0 || copy == fd || !is_recorded(fd) || unetmap_in_vfork_child())
 		return copy;
 	if (is_netmap(fd))
 		unetmap_fd_duplicated(fd, copy);
 	if (is_epoll_related(fd))
 		unetmap_epoll_fd_duplicated(fd, copy);
+	if (is_parameter(fd))
+		unetmap_parameter_duplicated(copy);
 	return copy;
 }
 
@@ -235,7 +250,7 @@ unetmap_hook_dup(int fd)
 static int
 is_replaced(int fd, int to)
 {
-	return fd != to && (is_netmap(to) || is_epoll_related(to)) && syscall(SYS_fcntl, fd, F_GETFD) >= 0;
+	return fd != to && is_recorded(to) && syscall(SYS_fcntl, fd, F_GETFD) >= 0;
 }
 
 int

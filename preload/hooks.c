@@ -21,6 +21,7 @@
 
 #include "hooks.h"
 #include "libc_calls.h"
+#include "parameters.h"
 
 int
 unetmap_result(long result)
@@ -39,35 +40,60 @@ unetmap_is_device(const char *path)
 	return path != NULL && path[0] == '/' && strcmp(path, NETMAP_DEVICE_NAME) == 0;
 }
 
+/* Opens the path, if it is the device's or a parameter's, and stores the result. Returns 0 if it is another's. */
+static int
+opens_ours(int dir, const char *path, int flags, int *fd)
+{
+	char room[UNETMAP_PATH_BYTES];
+
+	if (unetmap_is_device(path))
+		*fd = unetmap_result(unetmap_open(flags));
+	else if (unetmap_is_in_module(path))
+		*fd = unetmap_parameter_open(path, flags);
+	else if ((flags & O_ACCMODE) != O_RDONLY && (path = unetmap_in_open_folder(dir, path, room)) != NULL)
+		*fd = unetmap_parameter_open(path, flags);
+	else
+		return 0;
+	return 1;
+}
+
 int
 unetmap_hook_open(const char *path, int flags, mode_t mode)
 {
-	if (unetmap_is_device(path))
-		return unetmap_result(unetmap_open(flags));
+	int fd;
+
+	if (opens_ours(AT_FDCWD, path, flags, &fd))
+		return fd;
 	return CALL_LIBC(open, (path, flags, mode), (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
 
 int
 unetmap_hook_open64(const char *path, int flags, mode_t mode)
 {
-	if (unetmap_is_device(path))
-		return unetmap_result(unetmap_open(flags));
+	int fd;
+
+	if (opens_ours(AT_FDCWD, path, flags, &fd))
+		return fd;
 	return CALL_LIBC(open64, (path, flags, mode), (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_LARGEFILE, mode));
 }
 
 int
 unetmap_hook_openat(int dir, const char *path, int flags, mode_t mode)
 {
-	if (unetmap_is_device(path))
-		return unetmap_result(unetmap_open(flags));
+	int fd;
+
+	if (opens_ours(dir, path, flags, &fd))
+		return fd;
 	return CALL_LIBC(openat, (dir, path, flags, mode), (int)syscall(SYS_openat, dir, path, flags, mode));
 }
 
 int
 unetmap_hook_openat64(int dir, const char *path, int flags, mode_t mode)
 {
-	if (unetmap_is_device(path))
-		return unetmap_result(unetmap_open(flags));
+	int fd;
+
+	if (opens_ours(dir, path, flags, &fd))
+		return fd;
 	return CALL_LIBC(openat64, (dir, path, flags, mode),
 	    (int)syscall(SYS_openat, dir, path, flags | O_LARGEFILE, mode));
 }
@@ -122,11 +148,23 @@ mmap_netmap(void *address, size_t bytes, int prot, int flags, int fd, off_t at)
 	return MAP_FAILED;
 }
 
+/* Whether mmap is refused, and errno is set. */
+static int
+refuses_mmap(int fd, int flags)
+{
+	if (!is_parameter(fd) || (flags & MAP_ANONYMOUS) || !unetmap_parameter_refuses_mmap(fd))
+		return 0;
+	errno = ENODEV;
+	return 1;
+}
+
 void *
 unetmap_hook_mmap(void *address, size_t bytes, int prot, int flags, int fd, off_t at)
 {
 	if (is_netmap(fd) && !(flags & MAP_ANONYMOUS))
 		return mmap_netmap(address, bytes, prot, flags, fd, at);
+	if (refuses_mmap(fd, flags))
+		return MAP_FAILED;
 	return CALL_LIBC(mmap, (address, bytes, prot, flags, fd, at),
 	    (void *)syscall(SYS_mmap, address, bytes, prot, flags, fd, at));
 }
@@ -136,6 +174,8 @@ unetmap_hook_mmap64(void *address, size_t bytes, int prot, int flags, int fd, of
 {
 	if (is_netmap(fd) && !(flags & MAP_ANONYMOUS))
 		return mmap_netmap(address, bytes, prot, flags, fd, at);
+	if (refuses_mmap(fd, flags))
+		return MAP_FAILED;
 	return CALL_LIBC(mmap64, (address, bytes, prot, flags, fd, at),
 	    (void *)syscall(SYS_mmap, address, bytes, prot, flags, fd, at));
 }

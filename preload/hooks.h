@@ -6,7 +6,8 @@
  *
  *	hooks.c		open, ioctl, mmap, recvmsg: handled here for a netmap file,
  *			else passed to the C library
- *	lookups.c	access, stat: of the device's path
+ *	lookups.c	access, stat: of the device's path, and of parameters
+ *	parameters.c	/sys/module/netmap/parameters
  *	descriptors.c	close, dup, fork: which descriptors are netmap files
  *	poll.c select.c epoll.c		readiness
  *	wait.c		the wait loop of all three

@@ -7,13 +7,16 @@
 #ifndef UNETMAP_REAL_H
 #define UNETMAP_REAL_H
 
+#include <dirent.h>
 #include <ifaddrs.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #define ALL_LIBC_CALLS(do_)	\
@@ -22,7 +25,9 @@
 	do_(close) do_(close_range) do_(dup) do_(dup2) do_(dup3) do_(fcntl) do_(fcntl64)	\
 	do_(poll) do_(ppoll) do_(select) do_(pselect)	\
 	do_(epoll_create) do_(epoll_create1) do_(epoll_ctl) do_(epoll_pwait) do_(epoll_pwait2)	\
-	do_(recvmsg) do_(recvmmsg) do_(getifaddrs) do_(freeifaddrs)
+	do_(recvmsg) do_(recvmmsg) do_(getifaddrs) do_(freeifaddrs)	\
+	do_(write) do_(pwrite) do_(writev) do_(fopen) do_(fopen64) do_(fflush) do_(fclose) do_(opendir) do_(chdir)	\
+	do_(getxattr) do_(lgetxattr) do_(listxattr) do_(llistxattr)
 
 struct libc_calls {
 	int (*open)(const char *, int, ...);
@@ -59,6 +64,19 @@ struct libc_calls {
 	int (*recvmmsg)(int, struct mmsghdr *, unsigned int, int, struct timespec *);
 	int (*getifaddrs)(struct ifaddrs **);
 	void (*freeifaddrs)(struct ifaddrs *);
+	ssize_t (*write)(int, const void *, size_t);
+	ssize_t (*pwrite)(int, const void *, size_t, off_t);
+	ssize_t (*writev)(int, const struct iovec *, int);
+	FILE *(*fopen)(const char *, const char *);
+	FILE *(*fopen64)(const char *, const char *);
+	int (*fflush)(FILE *);
+	int (*fclose)(FILE *);
+	DIR *(*opendir)(const char *);
+	int (*chdir)(const char *);
+	ssize_t (*getxattr)(const char *, const char *, void *, size_t);
+	ssize_t (*lgetxattr)(const char *, const char *, void *, size_t);
+	ssize_t (*listxattr)(const char *, char *, size_t);
+	ssize_t (*llistxattr)(const char *, char *, size_t);
 };
 
 extern struct libc_calls unetmap_libc;

@@ -4,7 +4,8 @@
  *
  * Hooks of access, stat and their variants: programs that look for the device
  * before they open it find one that any user can open, with or without a file
- * of that name. It is described as /dev/null is.
+ * of that name. It is described as /dev/null is; parameters, as the daemon's
+ * files are.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -15,11 +16,14 @@
 
 #include "hooks.h"
 #include "libc_calls.h"
+#include "parameters.h"
 
-/* The file that a call is made for. */
+/* The file that a call is made for; its path may be in room. */
 static const char *
-described(const char *path)
+described(const char *path, char *room)
 {
+	if (unetmap_is_in_module(path))
+		return unetmap_module_file(path, room);
 	return unetmap_is_device(path) ? "/dev/null" : path;
 }
 
@@ -28,23 +32,32 @@ described(const char *path)
 int
 unetmap_hook_faccessat(int dir, const char *path, int mode, int flags)
 {
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
 	/* The system call without flags is older than the one with flags. */
-	return CALL_LIBC(faccessat, (dir, described(path), mode, flags),
-	    (int)(flags == 0 ? syscall(SYS_faccessat, dir, described(path), mode) :
-	    syscall(SYS_faccessat2, dir, described(path), mode, flags)));
+	return CALL_LIBC(faccessat, (dir, path, mode, flags),
+	    (int)(flags == 0 ? syscall(SYS_faccessat, dir, path, mode) :
+	    syscall(SYS_faccessat2, dir, path, mode, flags)));
 }
 
 int
 unetmap_hook_access(const char *path, int mode)
 {
-	return CALL_LIBC(access, (described(path), mode), unetmap_hook_faccessat(AT_FDCWD, path, mode, 0));
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
+	return CALL_LIBC(access, (path, mode), unetmap_hook_faccessat(AT_FDCWD, path, mode, 0));
 }
 
 /* Also eaccess, its other name. */
 int
 unetmap_hook_euidaccess(const char *path, int mode)
 {
-	return CALL_LIBC(euidaccess, (described(path), mode), unetmap_hook_faccessat(AT_FDCWD, path, mode, AT_EACCESS));
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
+	return CALL_LIBC(euidaccess, (path, mode), unetmap_hook_faccessat(AT_FDCWD, path, mode, AT_EACCESS));
 }
 
 /* ---- stat: struct stat is the kernel's, and struct stat64 is the same */
@@ -58,27 +71,39 @@ stat_by_kernel(int dir, const char *path, void *out, int flags)
 int
 unetmap_hook_stat(const char *path, void *out)
 {
-	return CALL_LIBC(stat, (described(path), out), stat_by_kernel(AT_FDCWD, described(path), out, 0));
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
+	return CALL_LIBC(stat, (path, out), stat_by_kernel(AT_FDCWD, path, out, 0));
 }
 
 int
 unetmap_hook_lstat(const char *path, void *out)
 {
-	return CALL_LIBC(lstat, (described(path), out),
-	    stat_by_kernel(AT_FDCWD, described(path), out, AT_SYMLINK_NOFOLLOW));
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
+	return CALL_LIBC(lstat, (path, out),
+	    stat_by_kernel(AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW));
 }
 
 int
 unetmap_hook_fstatat(int dir, const char *path, void *out, int flags)
 {
-	return CALL_LIBC(fstatat, (dir, described(path), out, flags), stat_by_kernel(dir, described(path), out, flags));
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
+	return CALL_LIBC(fstatat, (dir, path, out, flags), stat_by_kernel(dir, path, out, flags));
 }
 
 int
 unetmap_hook_statx(int dir, const char *path, int flags, unsigned int mask, void *out)
 {
-	return CALL_LIBC(statx, (dir, described(path), flags, mask, out),
-	    (int)syscall(SYS_statx, dir, described(path), flags, mask, out));
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
+	return CALL_LIBC(statx, (dir, path, flags, mask, out),
+	    (int)syscall(SYS_statx, dir, path, flags, mask, out));
 }
 
 /* Programs built with a C library before 2.33 call these. The version says which struct stat is meant; there is one. */
@@ -101,4 +126,42 @@ unetmap_hook_fxstatat(int version, int dir, const char *path, void *out, int fla
 {
 	(void)version;
 	return unetmap_hook_fstatat(dir, path, out, flags);
+}
+
+/* ---- extended attributes, which ls(1) looks for */
+
+ssize_t
+unetmap_hook_getxattr(const char *path, const char *name, void *value, size_t bytes)
+{
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
+	return CALL_LIBC(getxattr, (path, name, value, bytes), (ssize_t)syscall(SYS_getxattr, path, name, value, bytes));
+}
+
+ssize_t
+unetmap_hook_lgetxattr(const char *path, const char *name, void *value, size_t bytes)
+{
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
+	return CALL_LIBC(lgetxattr, (path, name, value, bytes), (ssize_t)syscall(SYS_lgetxattr, path, name, value, bytes));
+}
+
+ssize_t
+unetmap_hook_listxattr(const char *path, char *list, size_t bytes)
+{
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
+	return CALL_LIBC(listxattr, (path, list, bytes), (ssize_t)syscall(SYS_listxattr, path, list, bytes));
+}
+
+ssize_t
+unetmap_hook_llistxattr(const char *path, char *list, size_t bytes)
+{
+	char room[UNETMAP_PATH_BYTES];
+
+	path = described(path, room);
+	return CALL_LIBC(llistxattr, (path, list, bytes), (ssize_t)syscall(SYS_llistxattr, path, list, bytes));
 }

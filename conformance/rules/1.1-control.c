@@ -116,7 +116,7 @@ RULE("1.1-name-unended", "a name without a zero byte: EINVAL")
 	CHECK_ERRNO(EINVAL, send_request(&q));
 }
 
-RULE("1.1-too-large", "body and options larger than 4096 bytes: EMSGSIZE")
+RULE("1.1-too-large", "body and options larger than 4144 bytes: EMSGSIZE")
 {
 	struct nmreq_opt_sync_kloop_eventfds option = { .nro_opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS };
 	static const uint64_t sizes[] = { 4096, 1 << 20, 1ULL << 40, ~0ULL - 7, ~0ULL };

@@ -131,13 +131,33 @@ RULE("1.1-EFAULT-status", "an option whose status is not writable: EFAULT")
 	CHECK_ERRNO(EFAULT, send_request(&q));
 }
 
-RULE("1.1-largest", "body and options of 4096 bytes are accepted; 8 bytes more: EMSGSIZE")
+/* netmap allocates body and options, and a pointer to each option. */
+#define LARGEST	4144
+
+RULE("1.1-most", "body, options and 8 bytes for each option: 4144 bytes are accepted; an option more: EMSGSIZE")
+{
+	static struct nmreq_option options[(LARGEST - sizeof(struct nmreq_register)) / 32 + 1];
+	size_t i, n = sizeof(options) / sizeof(options[0]);
+	struct request q;
+
+	for (i = 0; i < n; i++) {
+		options[i].nro_reqtype = NETMAP_REQ_OPT_MAX + i;
+		options[i].nro_next = i + 2 < n ? (uintptr_t)&options[i + 1] : 0;
+	}
+	init_request(&q, NETMAP_REQ_REGISTER, unique_name("{1"));
+	q.hdr.nr_options = (uintptr_t)options;
+	CHECK_ERRNO(EOPNOTSUPP, send_request(&q));
+	options[n - 2].nro_next = (uintptr_t)&options[n - 1];
+	CHECK_ERRNO(EMSGSIZE, send_request(&q));
+}
+
+RULE("1.1-largest", "body, options and 8 bytes for each option: 4144 bytes are accepted; 8 bytes more: EMSGSIZE")
 {
 	static struct {
 		struct nmreq_opt_sync_kloop_eventfds head;
-		char pairs[4096];
+		char pairs[LARGEST];
 	} option;
-	size_t room = NETMAP_REQ_MAXSIZE - sizeof(struct nmreq_register);
+	size_t room = LARGEST - 8 - sizeof(struct nmreq_register);
 	struct request q;
 
 	option.head.nro_opt.nro_reqtype = NETMAP_REQ_OPT_SYNC_KLOOP_EVENTFDS;

@@ -9,9 +9,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Source files in `preload/`.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "hooks.c",
     "lookups.c",
+    "parameters.c",
     "descriptors.c",
     "poll.c",
     "select.c",

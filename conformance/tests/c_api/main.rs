@@ -4,4 +4,5 @@
 
 mod files;
 mod headers;
+mod parameters;
 mod preload;

@@ -6,6 +6,7 @@
 //!   --> is the descriptor a netmap file?    preload/    other descriptors are passed to the C library unchanged
 //!   --> unetmap_open, unetmap_ioctl, ...    calls.rs    system calls on a netmap file
 //!   --> ctrl.rs                                         its control requests
+//!   --> parameters.rs                                   netmap's parameters, which are files, too
 //!   --> ready.rs                                        its readiness
 //!   --> files.rs, threads.rs                            from descriptor numbers to ports
 //! ```
@@ -23,6 +24,7 @@ mod last_error;
 mod libnetmap;
 mod link;
 mod names;
+mod parameters;
 mod ready;
 mod snapshot;
 mod threads;

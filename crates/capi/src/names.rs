@@ -7,8 +7,8 @@
 use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 use libc::{
-    epoll_event, fd_set, ifaddrs, mmsghdr, mode_t, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, ssize_t, timespec,
-    timeval,
+    DIR, FILE, epoll_event, fd_set, ifaddrs, iovec, mmsghdr, mode_t, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t,
+    ssize_t, timespec, timeval,
 };
 
 macro_rules! names {
@@ -92,10 +92,26 @@ names! {
         timeout: *mut timespec) -> c_int;
     getifaddrs => unetmap_hook_getifaddrs(list: *mut *mut ifaddrs) -> c_int;
     freeifaddrs => unetmap_hook_freeifaddrs(list: *mut ifaddrs) -> ();
+    write => unetmap_hook_write(fd: c_int, bytes: *const c_void, n: size_t) -> ssize_t;
+    pwrite => unetmap_hook_pwrite(fd: c_int, bytes: *const c_void, n: size_t, at: off_t) -> ssize_t;
+    writev => unetmap_hook_writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    fopen => unetmap_hook_fopen(path: *const c_char, mode: *const c_char) -> *mut FILE;
+    fopen64 => unetmap_hook_fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE;
+    fflush => unetmap_hook_fflush(stream: *mut FILE) -> c_int;
+    fclose => unetmap_hook_fclose(stream: *mut FILE) -> c_int;
+    opendir => unetmap_hook_opendir(path: *const c_char) -> *mut DIR;
+    chdir => unetmap_hook_chdir(path: *const c_char) -> c_int;
+    getxattr => unetmap_hook_getxattr(path: *const c_char, name: *const c_char, value: *mut c_void, bytes: size_t)
+        -> ssize_t;
+    lgetxattr => unetmap_hook_lgetxattr(path: *const c_char, name: *const c_char, value: *mut c_void, bytes: size_t)
+        -> ssize_t;
+    listxattr => unetmap_hook_listxattr(path: *const c_char, list: *mut c_char, bytes: size_t) -> ssize_t;
+    llistxattr => unetmap_hook_llistxattr(path: *const c_char, list: *mut c_char, bytes: size_t) -> ssize_t;
 }
 
 // Other names of the same functions: struct stat64 is struct stat.
 other_names! {
+    pwrite64 => unetmap_hook_pwrite(fd: c_int, bytes: *const c_void, n: size_t, at: off_t) -> ssize_t;
     eaccess => unetmap_hook_euidaccess(path: *const c_char, mode: c_int) -> c_int;
     stat64 => unetmap_hook_stat(path: *const c_char, out: *mut c_void) -> c_int;
     lstat64 => unetmap_hook_lstat(path: *const c_char, out: *mut c_void) -> c_int;

@@ -125,6 +125,8 @@ pub mod errno {
     pub const ENOMEM: i32 = 12;
     /// Not supported.
     pub const EOPNOTSUPP: i32 = 95;
+    /// A number that does not fit.
+    pub const ERANGE: i32 = 34;
     /// Message too long.
     pub const EMSGSIZE: i32 = 90;
     /// Not a message of this protocol.

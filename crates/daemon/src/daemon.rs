@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The state of the daemon.
 
+use std::path::PathBuf;
+
 use unetmap_core::errno::EACCES;
 
 use crate::admission::Admission;
@@ -25,6 +27,8 @@ pub(crate) struct Daemon {
     pub(crate) registry: Registry,
     pub(crate) knobs: Knobs,
     pub(crate) knob_sources: KnobSources,
+    /// Where the daemon listens.
+    pub(crate) socket: PathBuf,
     pub(crate) admission: Admission,
     pub(crate) users: Users,
     pub(crate) events: EventLog,
@@ -55,6 +59,7 @@ impl Daemon {
             ends: None,
             knobs,
             knob_sources: KnobSources::default(),
+            socket: PathBuf::new(),
             admission,
             users: Users { ledger, ..Users::default() },
             events: EventLog::default(),

@@ -64,6 +64,12 @@ pub(crate) struct Knob {
     about: &'static str,
 }
 
+impl Knob {
+    pub(crate) fn can_be_set(&self) -> bool {
+        self.applies != Applies::ReadOnly
+    }
+}
+
 const fn knob(
     name: &'static str,
     default: u64,

@@ -332,6 +332,7 @@ fn serve(
     let mut daemon = Daemon::new(knobs, admission, first_mem_id);
     daemon.users.keeps_ports = args.keep_ports;
     daemon.knob_sources = sources;
+    daemon.socket = socket.to_owned();
     daemon.set_bounds(limits.bounds(daemon.knobs.thread_plan().threads));
     let mut server = Server::new(listener, daemon, socket, is_managed).map_err(|e| e.to_string())?;
     if let Some(taken) = taken {
@@ -366,6 +367,7 @@ fn serve(
     // manager listens on.
     if !is_managed && file_at(socket) == own_socket {
         let _ = privileged::remove_socket(socket);
+        let _ = privileged::hide_parameters(socket);
     }
     Ok(())
 }

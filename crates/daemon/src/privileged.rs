@@ -19,7 +19,7 @@ use unetmap_sys::xdp::Mode;
 use unetmap_sys::xsk::{Queue, Umem, UnboundXsk};
 
 use crate::broker::operations;
-use crate::broker::{Handle, TcxId, XdpId};
+use crate::broker::{Handle, Parameter, TcxId, XdpId};
 use crate::owner::owner;
 use crate::policy::Policy;
 
@@ -300,4 +300,17 @@ pub(crate) fn open_log() -> io::Result<()> {
 /// Removes the daemon's socket.
 pub(crate) fn remove_socket(path: &Path) -> io::Result<()> {
     if operations::remove_bound_socket()? { Ok(()) } else { operations::remove_own_socket(path) }
+}
+
+/// Writes parameters into files beside the socket, where all users read them; unless `makes` only if there are files.
+pub(crate) fn show_parameters(socket: &Path, all: Vec<Parameter>, makes: bool) -> io::Result<()> {
+    if operations::show_bound_parameters(all.clone(), makes)? {
+        return Ok(());
+    }
+    operations::show_own_parameters(socket, &all, makes)
+}
+
+/// Removes these files.
+pub(crate) fn hide_parameters(socket: &Path) -> io::Result<()> {
+    if operations::hide_bound_parameters()? { Ok(()) } else { operations::hide_own_parameters(socket) }
 }

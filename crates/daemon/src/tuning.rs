@@ -52,6 +52,8 @@ pub(crate) mod broker {
     pub(crate) const MAX_OBJECTS: usize = 4096;
     /// Longest time for which a program redirects frames without renewal.
     pub(crate) const MAX_DEADLINE: Duration = Duration::from_secs(5);
+    /// Most parameters that are shown as files: more than there are knobs.
+    pub(crate) const MAX_PARAMETERS: usize = 128;
     /// Most processes that access the memory of programs.
     pub(crate) const MAX_HELPERS: usize = 256;
     /// Most bytes of the text about what outlasts the daemon, and most network namespaces that it names: as many as a

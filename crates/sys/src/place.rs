@@ -15,9 +15,10 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, fstat, mkdirat, openat, readlinkat, renameat, statat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, Stat, fchmod, fcntl_setfl, fstat, ftruncate, mkdirat, openat, readlinkat,
+    renameat, statat, unlinkat,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, pwrite};
 
 use crate::process::{may_be_unmapped_owner, uid};
 
@@ -140,17 +141,33 @@ impl Place {
     /// # Errors
     /// A sentence for any other folder; or the kernel's.
     pub fn inside(&self, name: &OsStr, makes: bool) -> io::Result<Option<Place>> {
-        if makes {
-            mkdirat(&self.folder, &self.name, Mode::RWXU)
-                .or_else(|e| if e == Errno::EXIST { Ok(()) } else { Err(e) })?;
+        self.inside_of_mode(name, makes, Mode::RWXU)
+    }
+
+    /// The same, of a folder whose files other users can use, and which only this one can change.
+    ///
+    /// # Errors
+    /// As of [`Place::inside`].
+    pub fn inside_readable(&self, name: &OsStr, makes: bool) -> io::Result<Option<Place>> {
+        self.inside_of_mode(name, makes, Mode::from_raw_mode(0o755))
+    }
+
+    fn inside_of_mode(&self, name: &OsStr, makes: bool, mode: Mode) -> io::Result<Option<Place>> {
+        let made = makes.then(|| mkdirat(&self.folder, &self.name, mode));
+        if let Some(Err(e)) = made.filter(|made| *made != Err(Errno::EXIST)) {
+            return Err(e.into());
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = match openat(&self.folder, &self.name, flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(None),
             folder => folder?,
         };
+        if made == Some(Ok(())) {
+            // The umask may have taken some of it.
+            fchmod(&folder, mode)?;
+        }
         let stat = fstat(&folder)?;
-        if stat.st_uid != uid() || stat.st_mode & 0o077 != 0 {
+        if stat.st_uid != uid() || stat.st_mode & 0o777 & !mode.bits() != 0 {
             let (name, user) = (self.name.display(), stat.st_uid);
             return Err(io::Error::other(format!("`{name}` is of user {user}, or others may use it: remove it")));
         }
@@ -245,6 +262,19 @@ impl Place {
         Ok(rustix::fs::open(target, flags, Mode::empty())?.into())
     }
 
+    /// Gives the file these contents in place, with permissions `mode`; a program that has it open reads them next. It
+    /// is made if there is none.
+    ///
+    /// # Errors
+    /// As of [`Place::append`].
+    pub fn overwrite(&self, bytes: &[u8], mode: u32) -> io::Result<()> {
+        let file = self.append(mode)?;
+        fcntl_setfl(&file, OFlags::empty())?;
+        pwrite(&file, bytes, 0)?;
+        ftruncate(&file, bytes.len() as u64)?;
+        Ok(fchmod(&file, Mode::from_raw_mode(mode))?)
+    }
+
     /// Gives the file another name in its folder, in place of the file that has that name.
     ///
     /// # Errors
@@ -272,6 +302,14 @@ impl Place {
             return Ok(());
         }
         Ok(unlinkat(&self.folder, &self.name, AtFlags::empty())?)
+    }
+
+    /// Removes the folder of this name, which is empty.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove_folder(&self) -> io::Result<()> {
+        Ok(unlinkat(&self.folder, &self.name, AtFlags::REMOVEDIR)?)
     }
 }
 

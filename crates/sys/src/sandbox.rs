@@ -207,12 +207,13 @@ mod tests {
                 return if is_missing(&e) { 100 } else { 101 };
             }
             let written = std::fs::write(&mine, "x").is_ok() && std::fs::remove_file(&mine).is_ok();
+            let folder = std::fs::create_dir(&mine).is_ok() && std::fs::remove_dir(&mine).is_ok();
             let read = std::fs::read("/proc/self/stat").is_ok();
             let refused = std::fs::read(&foreign).is_err() && std::fs::write(&foreign, "y").is_err();
             let removed = std::fs::remove_file(&ours).is_ok();
             let no_socket = [&mine, &ours].iter().all(|path| UnixListener::bind(path).is_err());
             let no_file = std::fs::write(&ours, "x").is_err() && std::fs::rename(&daemons, &ours).is_err();
-            let outcomes = [written, read, refused, removed, no_socket, no_file];
+            let outcomes = [written, folder, read, refused, removed, no_socket, no_file];
             outcomes.iter().enumerate().map(|(i, held)| i32::from(!*held) << i).sum()
         });
         match outcome {

@@ -5,7 +5,7 @@
 use unetmap_abi::*;
 use zerocopy::FromBytes;
 
-use crate::control::request::{NetmapRequest, body_bytes, kind_of, option_bytes};
+use crate::control::request::{MAX_REQUEST, NetmapRequest, OPTION_POINTER, body_bytes, kind_of, option_bytes};
 use crate::error::errno;
 
 /// The memory of a program, in which any address may be invalid.
@@ -39,8 +39,8 @@ impl GatheredRequest {
     ///
     /// # Errors
     /// `EINVAL` for a version or type that does not exist, reserved bits, a body that the type does not have or a
-    /// missing body; `EMSGSIZE` if body and options exceed 4096 bytes; `EINVAL` or `EMSGSIZE` if the list of options is
-    /// endless; the errors of `memory`.
+    /// missing body; `EMSGSIZE` if body and options exceed [`MAX_REQUEST`]; `EINVAL` or `EMSGSIZE` if the list of
+    /// options is endless; the errors of `memory`.
     pub fn gather(header: NmreqHeader, memory: &impl UserMemory) -> Result<GatheredRequest, i32> {
         if version_mismatch(&header).is_some() || header.nr_reserved != 0 {
             return Err(errno::EINVAL);
@@ -62,8 +62,8 @@ impl GatheredRequest {
             memory.read(next, &mut option)?;
             let head = NmreqOption::read_from_bytes(&option).map_err(|_| errno::EINVAL)?;
             let size = option_bytes(&head);
-            total = total.saturating_add(size);
-            if total > NETMAP_REQ_MAXSIZE {
+            total = total.saturating_add(size).saturating_add(OPTION_POINTER);
+            if total > MAX_REQUEST {
                 return Err(errno::EMSGSIZE);
             }
             option.resize(size, 0);

@@ -190,6 +190,13 @@ impl NetmapRequest {
     }
 }
 
+/// Most bytes of body and options, and [`OPTION_POINTER`] for each option: what netmap allocates for a request, since
+/// 2025.
+pub const MAX_REQUEST: usize = 4144;
+
+/// Bytes of the pointer to an option in the program, which netmap keeps with it.
+pub const OPTION_POINTER: usize = 8;
+
 impl ControlRequest for NetmapRequest {
     const KIND: Kind = Kind(2);
 
@@ -213,13 +220,15 @@ impl ControlRequest for NetmapRequest {
     ///
     /// # Errors
     /// `EINVAL` for a version outside 14..=15, reserved bits, a body that is missing or does not fit the type, an
-    /// option whose length does not fit its kind, trailing bytes; `EMSGSIZE` if body and options exceed 4096 bytes.
+    /// option whose length does not fit its kind, trailing bytes; `EMSGSIZE` if body and options exceed
+    /// [`MAX_REQUEST`].
     fn decode(bytes: &[u8]) -> Result<NetmapRequest, i32> {
         let (mut header, rest) = NmreqHeader::read_from_prefix(bytes).map_err(|_| errno::EINVAL)?;
         if !(NETMAP_MIN_API..=NETMAP_MAX_API).contains(&header.nr_version) || header.nr_reserved != 0 {
             return Err(errno::EINVAL);
         }
-        if rest.len() > NETMAP_REQ_MAXSIZE {
+        let pointers = usize::try_from(header.nr_options).unwrap_or(usize::MAX).saturating_mul(OPTION_POINTER);
+        if rest.len().saturating_add(pointers) > MAX_REQUEST {
             return Err(errno::EMSGSIZE);
         }
         let expected = body_bytes(header.nr_reqtype).ok_or(errno::EINVAL)?;

@@ -27,6 +27,7 @@ use unetmap_sys::{Mapping, kernel, memfd, packet_socket, probe, process};
 
 use super::connection::{self, Lane};
 use super::objects::{Broker, Object, wait_at_fault};
+use super::parameters::{self, Parameter};
 use super::setup::{Handle, Setup, TcxId, XdpId, inside};
 use super::table::{Answer, Descriptors, Fd, Reply, With, operations};
 use super::undo::{Change, UndoOnDrop};
@@ -519,6 +520,19 @@ operations! { broker:
         if socket.as_os_str().is_empty() { Ok(false) } else { remove_own_socket(socket).map(|()| true) }
     }
 
+    /// Writes parameters into files beside the socket; unless `makes` only if there are files. `false`: there is no
+    /// broker.
+    fn show_bound_parameters[] ShowParameters(all: Vec<Parameter>, makes: bool) -> bool {
+        let socket = &broker.setup.socket;
+        if socket.as_os_str().is_empty() { Ok(false) } else { parameters::show(socket, &all, makes).map(|()| true) }
+    }
+
+    /// Removes these files; `false`: there is no broker.
+    fn hide_bound_parameters[] HideParameters -> bool {
+        let socket = &broker.setup.socket;
+        if socket.as_os_str().is_empty() { Ok(false) } else { parameters::hide(socket).map(|()| true) }
+    }
+
     /// Opens the log again if it was moved away, and begins it anew if it is too long.
     fn reopen_log[] OpenLog -> Fd<OwnedFd> {
         log::tend()?;
@@ -545,6 +559,9 @@ pub(crate) fn remove_own_socket(path: &Path) -> io::Result<()> {
     let place = Place::of(path)?;
     place.identity().map_or(Ok(()), |socket| place.remove(socket))
 }
+
+/// Writes parameters into files, or removes these, without a broker.
+pub(crate) use parameters::{hide as hide_own_parameters, show as show_own_parameters};
 
 /// The operations of a process without broker.
 static OWN: LazyLock<Broker> = LazyLock::new(|| Broker::new(Setup::default()));

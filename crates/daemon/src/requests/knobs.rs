@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Knobs: reading and setting them (`unetmap get`, `unetmap set`), and reading their file again (`unetmap reload`).
+//! Knobs: reading and setting them (`unetmap get`, `unetmap set`), reading their file again (`unetmap reload`), and
+//! showing them as the files of `/sys/module/netmap/parameters`.
 
 use unetmap_core::control::KnobRequest;
-use unetmap_core::errno::EPERM;
+use unetmap_core::errno::{EIO, EPERM};
 use unetmap_sys::socket::Peer;
 
 use crate::caller::Caller;
@@ -10,6 +11,7 @@ use crate::knobs::{KNOBS, find};
 use crate::log;
 use crate::owner::owner;
 use crate::ports::Daemon;
+use crate::privileged;
 use crate::refusal::{Refusal, json, refuse};
 use crate::reload;
 
@@ -28,7 +30,15 @@ pub(super) fn answer_request(daemon: &mut Daemon, request: KnobRequest, caller: 
         KnobRequest::Set(..) | KnobRequest::Reload if uid != 0 && uid != owner => {
             refuse(EPERM, format!("only root and user {owner}, the daemon's owner, may set its knobs"))
         }
-        KnobRequest::Reload => json(&reload::reload(daemon)?),
+        KnobRequest::Reload => {
+            let reloaded = json(&reload::reload(daemon)?);
+            update_files(daemon, caller);
+            reloaded
+        }
+        KnobRequest::Show => {
+            let failed = |e: std::io::Error| Refusal::new(e.raw_os_error().unwrap_or(EIO), e.to_string());
+            show_files(daemon, caller, true).map_err(failed).map(|()| String::new())
+        }
         KnobRequest::Set(name, value) => {
             let knob = find(&name)?;
             let before = daemon.knobs.value(knob);
@@ -36,8 +46,25 @@ pub(super) fn answer_request(daemon: &mut Daemon, request: KnobRequest, caller: 
             daemon.knobs.set_checked(&name, value)?;
             tracing::info!(uid, pid, knob = name, before, now = value, "knob set");
             log::set_verbose(daemon.knobs.verbose());
+            update_files(daemon, caller);
             json(&daemon.knobs.snapshot(knob, None))
         }
+    }
+}
+
+/// Writes the values of all knobs into files; unless `makes` only if some program has looked for them.
+fn show_files(daemon: &Daemon, caller: &Caller, makes: bool) -> std::io::Result<()> {
+    let parameter = |knob: &crate::knobs::Knob| {
+        let value = current_size(daemon, knob.name, caller).unwrap_or_else(|| daemon.knobs.value(knob));
+        (knob.name.to_owned(), value, knob.can_be_set())
+    };
+    privileged::show_parameters(&daemon.socket, KNOBS.iter().map(parameter).collect(), makes)
+}
+
+/// Knobs have other values.
+fn update_files(daemon: &Daemon, caller: &Caller) {
+    if let Err(e) = show_files(daemon, caller, false) {
+        tracing::warn!("the files of netmap's parameters have old values: {e}");
     }
 }
 

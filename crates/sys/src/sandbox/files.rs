@@ -16,7 +16,8 @@ pub enum Access {
     Read,
     /// Files and sockets are removed, and nothing else: a folder that others use, too.
     Remove,
-    /// Files are read, written, created and removed. Sockets are not created: they could take a daemon's place.
+    /// Files and folders are read, written, created and removed. Sockets are not created: they could take a daemon's
+    /// place.
     Write,
 }
 
@@ -25,7 +26,9 @@ const ALL: u64 = (1 << 13) - 1;
 const WRITE_FILE: u64 = 1 << 1;
 const READ_FILE: u64 = 1 << 2;
 const READ_DIR: u64 = 1 << 3;
+const REMOVE_DIR: u64 = 1 << 4;
 const REMOVE_FILE: u64 = 1 << 5;
+const MAKE_DIR: u64 = 1 << 7;
 const MAKE_REG: u64 = 1 << 8;
 /// Rights that a file has; the others are a folder's.
 const OF_FILES: u64 = 1 | WRITE_FILE | READ_FILE;
@@ -65,7 +68,7 @@ pub fn allow_files(paths: &[(&Path, Access)]) -> io::Result<()> {
         let wanted = match access {
             Access::Read => read,
             Access::Remove => REMOVE_FILE,
-            Access::Write => read | WRITE_FILE | REMOVE_FILE | MAKE_REG | TRUNCATE,
+            Access::Write => read | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | TRUNCATE,
         };
         let of_kind = if is_folder { u64::MAX } else { OF_FILES | TRUNCATE };
         let rule = PathRule { allowed: wanted & of_kind & handled, folder: file.as_raw_fd() };
