@@ -10,6 +10,7 @@ pub mod bpf;
 pub mod c;
 pub mod cgroup;
 pub mod client;
+pub mod collector;
 pub mod connections;
 pub mod datagrams;
 pub mod ether;

@@ -29,7 +29,7 @@ const ENDING: [(&str, usize); 7] = [
     ("unetmap replay FOLDER/one.pcap va --json", 2),
 ];
 /// Programs that end at a signal.
-const RUNNING: [(&str, usize); 10] = [
+const RUNNING: [(&str, usize); 11] = [
     ("pkt-gen -i va -f rx -w 0 -T 0", 2),
     ("pkt-gen -i netmap:va* -f rxseq -w 0 -T 0", 2),
     ("pkt-gen -i va -f pong -w 0 -T 0", 2),
@@ -38,6 +38,7 @@ const RUNNING: [(&str, usize); 10] = [
     ("lb -w 0 -i va -p x:2", 1),
     ("unetmap-fw -w 0 va netmap:x{4 --control FOLDER/fw.sock", 1),
     ("unetmap emulate -w 0 netmap:x{5 va", 1),
+    ("unetmap flows va --csv", 2),
     ("unetmap capture va -w FOLDER/x.pcap", 2),
     ("unetmap run -- tcpdump -n -i netmap:va -w FOLDER/y.pcap", 1),
 ];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The programs in the folder `apps`: `unetmap-fw`, `unetmap-cni`, `unetmap-device-plugin`, `unetmap emulate`,
-//! `unetmap memif`, the scrubber; and tables of all programs at once: errors, quantities, manual pages, installation.
+//! The programs in the folder `apps`: `unetmap-fw`, `unetmap-cni`, `unetmap-device-plugin`, `unetmap emulate`, `unetmap
+//! flows`, `unetmap memif`, the scrubber; and tables of all programs at once: errors, quantities, manual pages,
+//! installation.
 #![forbid(unsafe_code)]
 
 mod cni;
@@ -9,6 +10,7 @@ mod device_plugin;
 mod dpdk;
 mod emulate;
 mod errors;
+mod flows;
 mod fw;
 mod install;
 mod links;

@@ -246,17 +246,19 @@ pub fn check_sizes(a: &Port, b: &Port, swap: bool) -> Result<(), String> {
     ))
 }
 
+/// Returns the bytes of virtio-net header before each packet of a port; 0 if the daemon does not say.
+pub fn header_bytes(port: &Port) -> u32 {
+    let spec = PortSpec::parse(port.spec()).ok();
+    spec.and_then(|spec| unetmap::switch::vnet_header(&spec.name).ok()).unwrap_or(0)
+}
+
 /// Returns an error if the packets of only one port, or of both with different lengths, have virtio-net headers: they
 /// would become part of the frames. Returns that length.
 ///
 /// # Errors
 /// A sentence that says what to do.
 pub fn check_headers(a: &Port, b: &Port) -> Result<u32, String> {
-    let header = |port: &Port| {
-        let spec = PortSpec::parse(port.spec()).ok();
-        spec.and_then(|spec| unetmap::switch::vnet_header(&spec.name).ok()).unwrap_or(0)
-    };
-    let (of_a, of_b) = (header(a), header(b));
+    let (of_a, of_b) = (header_bytes(a), header_bytes(b));
     if of_a == of_b {
         return Ok(of_a);
     }

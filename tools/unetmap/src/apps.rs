@@ -12,6 +12,7 @@ pub(crate) enum App {
     Memif(unetmap_guests::MemifArgs),
     Fw(unetmap_fw_client::FwArgs),
     Emulate(unetmap_emulate::EmulateArgs),
+    Flows(unetmap_flows::FlowsArgs),
 }
 
 /// Performs the command. Returns the exit status.
@@ -21,5 +22,6 @@ pub(crate) fn run(app: &App) -> Result<u8, Failure> {
         App::Memif(args) => Ok(unetmap_guests::run_memif(args).map(|()| 0)?),
         App::Fw(args) => Ok(print("fw", &unetmap_fw_client::run(args)?)?),
         App::Emulate(args) => unetmap_emulate::run(args).map(|()| 0),
+        App::Flows(args) => unetmap_flows::run(args).map(|()| 0),
     }
 }

@@ -331,6 +331,7 @@ mod tests {
             let page = match command.get_name() {
                 "run" => "unetmap-run.1",
                 "capture" | "replay" => "unetmap-capture.1",
+                "flows" => "unetmap-flows.1",
                 "vm" => "unetmap-vm.7",
                 "memif" => "unetmap-memif.7",
                 _ => "unetmap.1",
@@ -338,7 +339,9 @@ mod tests {
             own.push((page, command.clone()));
         }
         let path = |page: &str| format!("{}/../../man/{page}", env!("CARGO_MANIFEST_DIR"));
-        for page in ["unetmap.1", "unetmap-capture.1", "unetmap-run.1", "unetmap-vm.7", "unetmap-memif.7"] {
+        let pages =
+            ["unetmap.1", "unetmap-capture.1", "unetmap-flows.1", "unetmap-run.1", "unetmap-vm.7", "unetmap-memif.7"];
+        for page in pages {
             let commands: Vec<_> =
                 own.iter().filter(|(of, _)| *of == page).map(|(_, command)| command.clone()).collect();
             tool_common::testing::check_options(&commands, &path(page));

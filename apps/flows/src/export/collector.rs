@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The socket to a collector. A collector that is gone or slow costs records, which are counted, and no time.
+
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
+use std::time::{Duration, Instant};
+
+/// Messages of a second while no port waits for the program: a tenth of what collectors receive on one core.
+const PACE: u32 = 10_000;
+
+/// Numbers of what was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) messages: u64,
+    pub(crate) records: u64,
+    /// Messages, and the records in them, that the kernel did not take at once.
+    pub(crate) unsent_messages: u64,
+    pub(crate) unsent: u64,
+    /// Errors that say that no collector received an earlier message.
+    pub(crate) refused: u64,
+}
+
+/// A collector.
+pub(crate) struct Collector {
+    socket: UdpSocket,
+    /// When the next message may be sent, if there is a [`PACE`].
+    paced: Option<Instant>,
+    pub(crate) sent: Sent,
+}
+
+impl Collector {
+    /// Finds the collector's address, and makes a socket that never waits.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn connect(to: &str) -> Result<Collector, String> {
+        let failed = |e: io::Error| format!("--to {to}: {}", tool_common::without_codes(&e.to_string()));
+        let addresses = to.to_socket_addrs().map_err(failed)?;
+        let mut last = format!("--to {to}: this name has no address");
+        for address in addresses {
+            let any: SocketAddr = match address {
+                SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+                SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+            };
+            let socket = UdpSocket::bind(any).and_then(|socket| {
+                socket.connect(address)?;
+                socket.set_nonblocking(true)?;
+                Ok(socket)
+            });
+            match socket {
+                Ok(socket) => return Ok(Collector { socket, paced: None, sent: Sent::default() }),
+                Err(e) => last = failed(e),
+            }
+        }
+        Err(last)
+    }
+
+    /// Sends no more than a collector receives from now on, and waits for the time: no port waits for the program.
+    pub(super) fn pace(&mut self) {
+        self.paced.get_or_insert_with(Instant::now);
+    }
+
+    /// Sends a message of so many records.
+    pub(super) fn send(&mut self, message: &[u8], records: u64) {
+        self.keep_pace();
+        let mut result = self.socket.send(message);
+        // The error is of an earlier message: this one was not sent.
+        if matches!(&result, Err(e) if e.kind() == ErrorKind::ConnectionRefused) {
+            self.sent.refused += 1;
+            result = self.socket.send(message);
+        }
+        let (messages, of) = match result {
+            Ok(_) => (&mut self.sent.messages, &mut self.sent.records),
+            Err(_) => (&mut self.sent.unsent_messages, &mut self.sent.unsent),
+        };
+        *messages += 1;
+        *of += records;
+    }
+
+    fn keep_pace(&mut self) {
+        let Some(next) = &mut self.paced else { return };
+        let now = Instant::now();
+        *next = (*next).max(now) + Duration::from_secs(1) / PACE;
+        let early = next.saturating_duration_since(now);
+        // Shorter sleeps last longer than asked.
+        if early > Duration::from_millis(1) {
+            std::thread::sleep(early);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Messages of IPFIX (RFC 7011) and NetFlow version 9 (RFC 3954): a header, and sets of templates and of records.
+
+use super::field::{REVERSE, Record, TEMPLATES, Template, template_of, templates};
+
+/// Most bytes of a message: with the headers of UDP and IPv6 it fits an Ethernet frame.
+const MAX_MESSAGE: usize = 1452;
+/// Numbers of the options templates.
+const SAMPLING: u16 = 512;
+const INTERFACE: u16 = 513;
+/// Bytes of an interface's name in NetFlow, and most in IPFIX.
+const MAX_NAME: usize = 64;
+
+/// The protocol of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Ipfix,
+    Netflow9,
+}
+
+/// Where a stream's records come from.
+#[derive(Clone, Debug)]
+pub(crate) struct Domain {
+    /// Number of the observation domain, and of the interface in its records.
+    pub(crate) number: u32,
+    pub(crate) name: String,
+}
+
+/// The messages of an observation domain. One of them is being written.
+pub(crate) struct Stream {
+    protocol: Protocol,
+    domain: Domain,
+    /// One of so many packets is counted.
+    sampling: u32,
+    templates: [Template; TEMPLATES],
+    /// Empty, or with its header and at least one set.
+    message: Vec<u8>,
+    /// Where the last set begins, if records can be added to it, and the index of its template.
+    set: Option<(usize, usize)>,
+    /// Records and templates in the message.
+    records: u16,
+    /// IPFIX: of records in earlier messages; NetFlow: of messages.
+    sequence: u32,
+    /// Data records of the message, as IPFIX numbers them.
+    data: u32,
+    /// Flows in the message.
+    flows: u64,
+    /// Time in milliseconds since 1970 at which the uptime of NetFlow is 0.
+    began: u64,
+}
+
+impl Stream {
+    pub(crate) fn new(protocol: Protocol, domain: Domain, sampling: u32, both: bool) -> Stream {
+        Stream {
+            protocol,
+            domain,
+            sampling,
+            templates: templates(protocol == Protocol::Ipfix, both),
+            message: Vec::with_capacity(MAX_MESSAGE),
+            set: None,
+            records: 0,
+            sequence: 0,
+            data: 0,
+            flows: 0,
+            began: 0,
+        }
+    }
+
+    /// Sets the time at which the uptime of NetFlow is 0.
+    pub(crate) fn begin(&mut self, now: u64) {
+        self.began = now;
+    }
+
+    /// Whether the message has room for the record.
+    pub(crate) fn has_room(&self, record: Record<'_>) -> bool {
+        // The header of a set, and padding at its end.
+        self.message.len() + self.templates[template_of(record.flow.key.family)].bytes + 8 <= MAX_MESSAGE
+    }
+
+    /// Whether nothing waits to be sent.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.message.is_empty()
+    }
+
+    /// Adds a record, for which there is room.
+    pub(crate) fn add(&mut self, record: Record<'_>) {
+        let index = template_of(record.flow.key.family);
+        if self.set.is_none_or(|(_, template)| template != index) {
+            let start = self.begin_set(self.templates[index].id);
+            self.set = Some((start, index));
+        }
+        for field in &self.templates[index].fields {
+            field.put(record, self.began, &mut self.message);
+        }
+        self.records += 1;
+        self.data += 1;
+        self.flows += 1;
+    }
+
+    /// Begins the message with all templates, the sampling rate and the interface's name. Only in an empty message.
+    pub(crate) fn add_templates(&mut self) {
+        let is_ipfix = self.protocol == Protocol::Ipfix;
+        self.begin_set(if is_ipfix { 2 } else { 0 });
+        for Template { id, fields, .. } in &self.templates {
+            put16(&mut self.message, &[*id, fields.len() as u16]);
+            for spec in fields.iter().map(|field| field.spec()) {
+                let flag = if spec.enterprise.is_some() { 0x8000 } else { 0 };
+                put16(&mut self.message, &[spec.id | flag, spec.bytes]);
+                if spec.enterprise.is_some() {
+                    self.message.extend(REVERSE.to_be_bytes());
+                }
+            }
+        }
+        self.records += TEMPLATES as u16;
+        self.begin_set(if is_ipfix { 3 } else { 1 });
+        if is_ipfix {
+            // Number, fields, fields of the scope; then number and bytes of each.
+            put16(&mut self.message, &[SAMPLING, 7, 1, 149, 4]);
+            put16(&mut self.message, &[302, 2, 304, 2, 309, 4, 310, 4, 34, 4, 35, 1]);
+            put16(&mut self.message, &[INTERFACE, 2, 1, 10, 4, 82, 0xffff]);
+        } else {
+            // Number, bytes of the scope's fields, bytes of the others. The scopes: 1 the system, 2 an interface.
+            put16(&mut self.message, &[SAMPLING, 4, 8, 1, 4, 34, 4, 35, 1]);
+            put16(&mut self.message, &[INTERFACE, 4, 4, 2, 4, 82, MAX_NAME as u16]);
+        }
+        self.records += 2;
+        self.add_options(is_ipfix);
+    }
+
+    /// Appends the records of the options templates.
+    fn add_options(&mut self, is_ipfix: bool) {
+        // Random selection of 1 out of n packets (RFC 5475, 5.2.1); NetFlow's number of random sampling.
+        const RANDOM_N_OF_N: u16 = 3;
+        const RANDOM: u8 = 2;
+        let number = self.domain.number;
+        self.begin_set(SAMPLING);
+        self.message.extend(number.to_be_bytes());
+        if is_ipfix {
+            put16(&mut self.message, &[1, RANDOM_N_OF_N]);
+            self.message.extend(1u32.to_be_bytes());
+            self.message.extend(self.sampling.to_be_bytes());
+        }
+        self.message.extend(self.sampling.to_be_bytes());
+        self.message.push(RANDOM);
+        self.begin_set(INTERFACE);
+        self.message.extend(number.to_be_bytes());
+        let name = shortened(&self.domain.name);
+        if is_ipfix {
+            self.message.push(name.len() as u8);
+        }
+        self.message.extend_from_slice(name.as_bytes());
+        if !is_ipfix {
+            self.message.extend(std::iter::repeat_n(0, MAX_NAME - name.len()));
+        }
+        self.records += 2;
+        self.data += 2;
+        self.end_set();
+    }
+
+    /// Ends the message, which the caller sends. Returns it and the flows in it.
+    pub(crate) fn end(&mut self, now: u64) -> (&[u8], u64) {
+        self.end_set();
+        let (seconds, uptime) = ((now / 1000) as u32, now.wrapping_sub(self.began) as u32);
+        let (domain, sequence) = (self.domain.number, self.sequence);
+        let version: u16 = if self.protocol == Protocol::Ipfix { 10 } else { 9 };
+        let mut header = Vec::with_capacity(HEADER_9);
+        put16(&mut header, &[version]);
+        match self.protocol {
+            Protocol::Ipfix => {
+                put16(&mut header, &[self.message.len() as u16]);
+                [seconds, sequence, domain].iter().for_each(|word| header.extend(word.to_be_bytes()));
+                self.sequence = sequence.wrapping_add(self.data);
+            }
+            Protocol::Netflow9 => {
+                put16(&mut header, &[self.records]);
+                [uptime, seconds, sequence, domain].iter().for_each(|word| header.extend(word.to_be_bytes()));
+                self.sequence = sequence.wrapping_add(1);
+            }
+        }
+        self.message[..header.len()].copy_from_slice(&header);
+        let flows = self.flows;
+        (self.records, self.data, self.flows) = (0, 0, 0);
+        (&self.message, flows)
+    }
+
+    /// Empties the message.
+    pub(crate) fn clear(&mut self) {
+        self.message.clear();
+    }
+
+    /// Begins a set, and ends the one before. Returns where it begins.
+    fn begin_set(&mut self, id: u16) -> usize {
+        self.end_set();
+        if self.message.is_empty() {
+            self.message.resize(if self.protocol == Protocol::Ipfix { HEADER_10 } else { HEADER_9 }, 0);
+        }
+        let start = self.message.len();
+        put16(&mut self.message, &[id, 0]);
+        self.set = Some((start, usize::MAX));
+        start
+    }
+
+    /// Pads the last set to whole words, and writes its length.
+    fn end_set(&mut self) {
+        let Some((start, _)) = self.set.take() else { return };
+        // A record of a template is longer than the padding.
+        self.message.resize(self.message.len().next_multiple_of(4), 0);
+        let bytes = (self.message.len() - start) as u16;
+        self.message[start + 2..start + 4].copy_from_slice(&bytes.to_be_bytes());
+    }
+}
+
+/// Bytes of the headers of messages.
+const HEADER_10: usize = 16;
+const HEADER_9: usize = 20;
+
+fn put16(to: &mut Vec<u8>, numbers: &[u16]) {
+    numbers.iter().for_each(|number| to.extend(number.to_be_bytes()));
+}
+
+/// The beginning of a name that fits.
+fn shortened(name: &str) -> &str {
+    let ends = (0..=name.len().min(MAX_NAME)).rev();
+    ends.into_iter().find_map(|end| name.get(..end)).unwrap_or("")
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmap flows`: records of the flows that the packets of ports or of capture files belong to, for collectors
+//! (IPFIX, NetFlow), for other programs (JSON, CSV), and for people (tables).
+//!
+//! ```text
+//! input --frames--> meter: packet --> cache --records--> export (UDP) | report (lines) | top (tables)
+//! ```
+//! Packets cost no allocation and no system call; records and reports do.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod export;
+mod input;
+mod meter;
+mod options;
+mod packet;
+mod report;
+mod top;
+
+use std::io::{IsTerminal as _, stdout};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crossterm::terminal::{Clear, ClearType};
+use crossterm::{cursor, execute};
+use tool_common::forward::{Wait, header_bytes};
+use tool_common::{Failure, link, note, port, print, stop_on_hangup, stop_on_signals};
+use unetmap::abi::NR_ACCEPT_VNET_HDR;
+use unetmap::{Interest, Port};
+
+use export::{Domain, Exporter};
+use meter::Meter;
+pub use options::FlowsArgs;
+use options::{Settings, TopSettings};
+use report::Lines;
+use top::Top;
+
+/// Longest wait for packets: what is due in this time is sent at once, and a collector has to have room for it.
+const MAX_WAIT: Duration = Duration::from_millis(20);
+
+/// Performs `unetmap flows`.
+///
+/// # Errors
+/// A sentence that begins with `flows:`.
+pub fn run(args: &FlowsArgs) -> Result<(), Failure> {
+    flows(args).map_err(|failure| failure.within("flows"))
+}
+
+fn flows(args: &FlowsArgs) -> Result<(), Failure> {
+    let settings = args.check()?;
+    let stop = stop_on_signals()?;
+    stop_on_hangup()?;
+    let clock = Clock::new();
+    let files = settings.files.iter().map(|file| file.display().to_string());
+    let names: Vec<String> = settings.ports.iter().cloned().chain(files).collect();
+    let mut meter = Meter::new(settings.flows, settings.timeouts, settings.sample, settings.both);
+    if let Some(to) = settings.to {
+        let domains: Vec<_> = (1..).zip(&names).map(|(number, name)| Domain { number, name: name.clone() }).collect();
+        meter.outputs.exporter = Some(Exporter::new(to, settings.protocol, &domains, settings.sample, settings.both)?);
+    }
+    meter.outputs.lines = settings.format.map(|format| Lines::new(format, names));
+    meter.outputs.top = settings.top.map(|top| Top::new(meter.places(), top.rows));
+    let result = if settings.files.is_empty() {
+        observe(&open(&settings)?, &settings, &mut meter, &clock, stop)
+    } else {
+        read_files(&settings, &mut meter, stop)
+    };
+    meter.finish();
+    summarize(&settings, &mut meter);
+    result
+}
+
+/// Prints what came and what became of it.
+fn summarize(settings: &Settings<'_>, meter: &mut Meter) {
+    if !settings.files.is_empty() {
+        meter.tables(None).iter().for_each(|tables| print(tables));
+    }
+    if settings.json {
+        let mut summary = meter.summary();
+        link::add_down(&mut summary);
+        return print(&format!("{summary}\n"));
+    }
+    let down = settings.ports.iter().filter(|_| meter.seen.packets == 0).filter_map(|port| link::of(port));
+    note(&down.fold(meter.summary_text(), |text, down| format!("{text}; {down}")));
+}
+
+/// The time since 1970 by a clock that does not go back.
+struct Clock {
+    began: Instant,
+    since: Duration,
+}
+
+impl Clock {
+    fn new() -> Clock {
+        Clock { began: Instant::now(), since: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() }
+    }
+
+    /// Milliseconds.
+    fn now(&self) -> u64 {
+        (self.since + self.began.elapsed()).as_millis() as u64
+    }
+}
+
+fn read_files(settings: &Settings<'_>, meter: &mut Meter, stop: &AtomicBool) -> Result<(), Failure> {
+    meter.wait_for_readers();
+    for (source, file) in (0..).zip(settings.files) {
+        let skipped = input::read_file(file, source, meter, stop)?;
+        if skipped.other > 0 {
+            note(&format!("{}: {} packets that are not Ethernet are not counted", file.display(), skipped.other));
+        }
+    }
+    Ok(())
+}
+
+/// Opens the ports, each with the bytes of the virtio-net header before its packets.
+fn open(settings: &Settings<'_>) -> Result<Vec<(Port, usize)>, Failure> {
+    let mut ports = Vec::new();
+    for spec in &settings.ports {
+        let port = port::open(spec, port::RingConfig::default(), NR_ACCEPT_VNET_HDR)?;
+        if port.rx_rings().is_empty() {
+            return Err(Failure::Work(format!("{spec} has no receive rings")));
+        }
+        let header = header_bytes(&port) as usize;
+        ports.push((port, header));
+    }
+    Ok(ports)
+}
+
+/// Counts the packets of ports until the stop flag is set.
+fn observe(
+    ports: &[(Port, usize)],
+    settings: &Settings<'_>,
+    meter: &mut Meter,
+    clock: &Clock,
+    stop: &AtomicBool,
+) -> Result<(), Failure> {
+    meter.advance(clock.now());
+    note(&format!("Ready to go, {}", settings.ports.join(", ")));
+    let interests: Vec<(&Port, Interest)> = ports.iter().map(|(port, _)| (port, Interest::RX)).collect();
+    let mut wait = Wait::default();
+    let mut refresh = settings.top.map(Refresh::new);
+    let mut is_last = false;
+    while !is_last {
+        // What has arrived when the program is to end is counted, too.
+        is_last = stop.load(Relaxed) || refresh.as_mut().is_some_and(|refresh| refresh.is_last(meter));
+        meter.advance(clock.now());
+        let mut any = false;
+        for (source, (port, header)) in (0..).zip(ports) {
+            port.poll(Interest::RX, Some(Duration::ZERO)).map_err(|e| e.to_string())?;
+            any |= input::read_port(port, source, *header, meter);
+        }
+        if any || is_last {
+            wait.restart();
+            continue;
+        }
+        if wait.spins() {
+            std::hint::spin_loop();
+            continue;
+        }
+        port::wait_any(&interests, Some(MAX_WAIT))?;
+        wait.restart();
+    }
+    // Releases the slots. This fails if the daemon has exited, and then there is nothing to release.
+    ports.iter().for_each(|(port, _)| drop(port.rxsync()));
+    Ok(())
+}
+
+/// The tables of `--top`.
+struct Refresh {
+    top: TopSettings,
+    last: Instant,
+    shown: u64,
+    is_terminal: bool,
+}
+
+impl Refresh {
+    fn new(top: TopSettings) -> Refresh {
+        Refresh { top, last: Instant::now(), shown: 0, is_terminal: stdout().is_terminal() }
+    }
+
+    /// Shows the tables if they are due; returns whether they were the last ones.
+    fn is_last(&mut self, meter: &mut Meter) -> bool {
+        let passed = self.last.elapsed();
+        if passed < self.top.interval {
+            return false;
+        }
+        self.last = Instant::now();
+        if self.is_terminal {
+            // Raw: clears the screen. An error is that of the tables, which are printed next.
+            let _ = execute!(stdout(), Clear(ClearType::All), cursor::MoveTo(0, 0));
+        }
+        meter.tables(Some(passed)).iter().for_each(|tables| print(tables));
+        self.shown += 1;
+        self.shown == self.top.count
+    }
+}

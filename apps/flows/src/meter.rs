@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Counts packets in the cache, and hands the records that end to the outputs.
+//!
+//! ```text
+//! frame --Sampler--> chosen --Parser--> packet --batch--> Cache --record--> collector, lines, tables
+//! ```
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::cache::{Cache, End, Flow, Timeouts, Watch};
+use crate::export::{Exporter, Record};
+use crate::packet::{Packet, Parser};
+use crate::report::Lines;
+use crate::top::Top;
+
+/// Packets whose flows are looked up together.
+const BATCH: usize = 64;
+/// Milliseconds between two looks at what is due, while packets come.
+const TICK: u64 = 100;
+
+/// Chooses one of n packets at random, among each n of them.
+pub(crate) struct Sampler {
+    n: u32,
+    /// Packets of this n so far, and the chosen one.
+    position: u32,
+    chosen: u32,
+    random: u64,
+}
+
+impl Sampler {
+    pub(crate) fn new(n: u32) -> Sampler {
+        let mut sampler = Sampler { n, position: 0, chosen: 0, random: RandomState::new().hash_one(0) };
+        sampler.choose();
+        sampler
+    }
+
+    fn choose(&mut self) {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.chosen = ((u128::from(tool_common::mix(self.random)) * u128::from(self.n)) >> 64) as u32;
+        self.position = 0;
+    }
+
+    /// Whether the next packet is chosen.
+    #[inline(always)]
+    pub(crate) fn takes(&mut self) -> bool {
+        if self.n == 1 {
+            return true;
+        }
+        let takes = self.position == self.chosen;
+        self.position += 1;
+        if self.position == self.n {
+            self.choose();
+        }
+        takes
+    }
+}
+
+/// Packets, and bytes of their frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Volume {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+}
+
+/// The destinations of records.
+pub(crate) struct Outputs {
+    pub(crate) exporter: Option<Exporter>,
+    pub(crate) lines: Option<Lines>,
+    pub(crate) top: Option<Top>,
+    /// Records by [`End::ALL`].
+    ended: [u64; 4],
+    /// Packets in these records.
+    recorded: Volume,
+    /// Milliseconds since 1970.
+    now: u64,
+}
+
+impl Watch for Outputs {
+    fn ended(&mut self, place: usize, flow: &Flow, end: End) {
+        self.ended[End::ALL.iter().position(|each| *each == end).unwrap_or(0)] += 1;
+        self.recorded.packets += flow.packets.iter().sum::<u64>();
+        self.recorded.bytes += flow.frames.iter().sum::<u64>();
+        let record = Record { flow, end };
+        if let Some(exporter) = &mut self.exporter {
+            exporter.add(record, self.now);
+        }
+        if let Some(lines) = &mut self.lines {
+            lines.add(record);
+        }
+        if let Some(top) = &mut self.top {
+            top.add(place, flow, true);
+        }
+    }
+
+    fn goes_on(&mut self, place: usize, flow: &Flow) {
+        if let Some(top) = &mut self.top {
+            top.add(place, flow, false);
+        }
+    }
+
+    fn sees_live(&self) -> bool {
+        self.top.is_some()
+    }
+}
+
+/// Counts packets.
+pub(crate) struct Meter {
+    pub(crate) sampler: Sampler,
+    parser: Parser,
+    cache: Cache,
+    batch: Vec<Packet>,
+    pub(crate) outputs: Outputs,
+    /// All packets, and the chosen ones.
+    pub(crate) seen: Volume,
+    pub(crate) chosen: Volume,
+    /// Time of the last packet, in milliseconds since 1970: times do not go back.
+    now: u64,
+    /// Times of the first packet, and when something was last done that is due.
+    began: u64,
+    ticked: u64,
+}
+
+impl Meter {
+    pub(crate) fn new(flows: usize, timeouts: Timeouts, sample: u32, both: bool) -> Meter {
+        Meter {
+            sampler: Sampler::new(sample),
+            parser: Parser::new(both),
+            cache: Cache::new(flows, timeouts),
+            batch: Vec::with_capacity(BATCH),
+            outputs: Outputs {
+                exporter: None,
+                lines: None,
+                top: None,
+                ended: [0; 4],
+                recorded: Volume::default(),
+                now: 0,
+            },
+            seen: Volume::default(),
+            chosen: Volume::default(),
+            now: 0,
+            began: 0,
+            ticked: 0,
+        }
+    }
+
+    /// Number of places for flows.
+    pub(crate) fn places(&self) -> usize {
+        self.cache.places()
+    }
+
+    /// Counts a chosen packet at the time of [`Meter::advance`]. `bytes`: its first
+    /// [`HEADER_BYTES`](unetmap_filter::HEADER_BYTES), or all.
+    #[inline]
+    pub(crate) fn count(&mut self, bytes: &[u8], len: usize, source: u16) {
+        let packet = self.parser.parse(bytes, len, source, self.now);
+        self.chosen.packets += 1;
+        self.chosen.bytes += u64::from(packet.frame);
+        self.batch.push(packet);
+        if self.batch.len() >= BATCH {
+            self.count_batch();
+        }
+    }
+
+    fn count_batch(&mut self) {
+        self.cache.fetch(&self.batch);
+        for packet in self.batch.drain(..) {
+            self.cache.count(&packet, &mut self.outputs);
+        }
+    }
+
+    /// Sets the time of the packets that follow, in milliseconds since 1970; ends the records of idle flows, and sends
+    /// what is due.
+    #[inline]
+    pub(crate) fn advance(&mut self, now: u64) {
+        if now <= self.now {
+            return;
+        }
+        self.count_batch();
+        if self.now == 0 {
+            self.began = now;
+            self.outputs.exporter.iter_mut().for_each(|exporter| exporter.begin(now));
+        }
+        (self.now, self.outputs.now) = (now, now);
+        self.cache.sweep(now, &mut self.outputs);
+        if now - self.ticked >= TICK {
+            self.ticked = now;
+            self.send_due();
+        }
+    }
+
+    /// Sends what is due by the clock.
+    fn send_due(&mut self) {
+        let Outputs { exporter, lines, now, .. } = &mut self.outputs;
+        exporter.iter_mut().for_each(|exporter| exporter.tick(*now, Instant::now()));
+        lines.iter_mut().for_each(Lines::flush);
+    }
+
+    /// No port waits for the program any more: the collector and the reader of lines are given time.
+    pub(crate) fn wait_for_readers(&mut self) {
+        self.outputs.exporter.iter_mut().for_each(Exporter::pace);
+        self.outputs.lines.iter_mut().for_each(|lines| lines.waits = true);
+    }
+
+    /// Ends all records.
+    pub(crate) fn finish(&mut self) {
+        self.wait_for_readers();
+        self.count_batch();
+        self.cache.end_all(End::Forced, &mut self.outputs);
+        let now = self.now;
+        self.outputs.exporter.iter_mut().for_each(|exporter| exporter.flush(now));
+        self.outputs.lines.iter_mut().for_each(Lines::finish);
+    }
+
+    /// The tables since the last call, which was `time` ago; `None`: since the first packet.
+    pub(crate) fn tables(&mut self, time: Option<Duration>) -> Option<String> {
+        let time = time.unwrap_or(Duration::from_millis(self.now - self.began));
+        self.outputs.top.as_mut().map(|top| top.tables(self.cache.len, time))
+    }
+
+    /// The summary, as JSON.
+    pub(crate) fn summary(&self) -> Value {
+        let Outputs { exporter, lines, ended, recorded, .. } = &self.outputs;
+        let of = |end: End| ended[End::ALL.iter().position(|each| *each == end).unwrap_or(0)];
+        let records: serde_json::Map<String, Value> =
+            End::ALL.iter().map(|end| (end.name().to_owned(), of(*end).into())).collect();
+        let mut summary = json!({
+            "event": "summary", "packets": self.seen.packets, "bytes": self.seen.bytes,
+            "sampled_packets": self.chosen.packets, "sampled_bytes": self.chosen.bytes,
+            "malformed": self.parser.malformed, "records": records,
+            "recorded_packets": recorded.packets, "recorded_bytes": recorded.bytes,
+        });
+        if let Some(exporter) = exporter {
+            let sent = exporter.sent();
+            summary["collector"] = json!({"messages": sent.messages, "records": sent.records,
+                "unsent_messages": sent.unsent_messages, "unsent_records": sent.unsent, "refused": sent.refused});
+        }
+        if let Some(lines) = lines {
+            summary["unprinted_records"] = lines.lost.into();
+        }
+        summary
+    }
+
+    /// The summary, for people.
+    pub(crate) fn summary_text(&self) -> String {
+        let Outputs { exporter, lines, ended, .. } = &self.outputs;
+        let mut text = format!("{} packets, {} bytes", self.seen.packets, self.seen.bytes);
+        if self.chosen != self.seen {
+            text += &format!(", of which {} packets were chosen", self.chosen.packets);
+        }
+        let [idle, active, forced, evicted] = ended;
+        text += &format!(
+            "; {} records: {idle} idle, {active} by age, {forced} at the end, {evicted} early as the cache was full",
+            ended.iter().sum::<u64>()
+        );
+        if self.parser.malformed > 0 {
+            text += &format!("; {} malformed packets", self.parser.malformed);
+        }
+        if let Some(exporter) = exporter {
+            let sent = exporter.sent();
+            text += &format!("; {} records sent in {} messages", sent.records, sent.messages);
+            if sent.unsent_messages > 0 {
+                text += &format!(", {} in {} messages were not", sent.unsent, sent.unsent_messages);
+            }
+            if sent.refused > 0 {
+                text += &format!("; the collector was not there {} times", sent.refused);
+            }
+        }
+        if let Some(lost) = lines.as_ref().map(|lines| lines.lost).filter(|lost| *lost > 0) {
+            text += &format!("; {lost} records were not printed, as the reader was slow");
+        }
+        text
+    }
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The command line of `unetmap flows`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use tool_common::Failure;
+use tool_common::port::full_name;
+use unetmap_quantity::{count, seconds, within};
+
+use crate::cache::{MAX_IDLE, SWEEP, Timeouts};
+use crate::export::Protocol;
+use crate::report::Format;
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const DAY: Duration = Duration::from_secs(86_400);
+/// Most flows: 32 GiB of records.
+const MAX_FLOWS: u64 = 1 << 28;
+
+/// Tell a collector, a file or a terminal which flows the packets of ports belong to.
+///
+/// A flow is the packets of one VLAN with the same addresses, protocol and ports. Its record has their number and their
+/// bytes, and is sent when no packet came for the idle time-out, at the latest at the first packet after the active
+/// time-out. A port on an interface receives the interface's frames in place of the network stack; to observe a port
+/// that other programs use, give a monitor of it (NAME/r, NAME/t). SIGINT and SIGTERM end the program after all records
+/// were sent, with a summary.
+#[derive(Debug, Args)]
+pub struct FlowsArgs {
+    /// Ports, each an observation domain, numbered from 1: netmap:IF, netmap:NAME}ID/t, vale0:NAME, ...
+    #[arg(value_name = "PORT")]
+    ports: Vec<String>,
+
+    /// Read these capture files in place of ports, each an observation domain, with the times in them
+    #[arg(short, long, value_name = "FILE", conflicts_with = "ports")]
+    read: Vec<PathBuf>,
+
+    /// Send the records to this collector, by UDP
+    #[arg(long, value_name = "HOST:PORT", value_parser = collector)]
+    to: Option<String>,
+
+    /// Protocol of --to
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Ipfix)]
+    protocol: ProtocolArg,
+
+    /// Print each record as a JSON object, and the summary
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+
+    /// Print each record as a line of CSV, after a line with titles
+    #[arg(long)]
+    csv: bool,
+
+    /// Print the addresses, ports, protocols and flows of most bytes: of ports at each refresh, of files once
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
+    top: bool,
+
+    /// Rows of each table of --top
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000), requires = "top")]
+    rows: u16,
+
+    /// Time between two refreshes of --top
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", requires = "top",
+          value_parser = within::<Duration, Duration>(seconds, Duration::from_millis(50)..=Duration::from_secs(3600)), allow_hyphen_values = true)]
+    interval: Duration,
+
+    /// End after so many refreshes of --top (0 = unlimited)
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 0, requires = "top")]
+    count: u64,
+
+    /// Count one packet of N, chosen at random among each N; records say so, and have the counts of the chosen packets
+    #[arg(long, value_name = "N", default_value = "1", value_parser = within::<u64, u32>(count, 1..=u64::from(u32::MAX)), allow_hyphen_values = true)]
+    sample: u32,
+
+    /// Make both directions one record (RFC 5103), which begins with the first packet's; needs IPFIX
+    #[arg(short, long)]
+    both_directions: bool,
+
+    /// Time without packets after which a record ends
+    #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = within::<Duration, Duration>(seconds, MILLISECOND..=Duration::from_millis(MAX_IDLE / 2)), allow_hyphen_values = true)]
+    idle: Duration,
+
+    /// Age of a record after which the next packet begins another one
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = within::<Duration, Duration>(seconds, MILLISECOND..=DAY), allow_hyphen_values = true)]
+    active: Duration,
+
+    /// Flows that have a place at once; 176 bytes for each. More make records end early, which is counted
+    #[arg(long, value_name = "N", default_value = "256k", value_parser = within::<u64, usize>(count, 1..=MAX_FLOWS), allow_hyphen_values = true)]
+    flows: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ProtocolArg {
+    /// RFC 7011
+    Ipfix,
+    /// NetFlow version 9 (RFC 3954)
+    Netflow9,
+}
+
+/// Checks the form of a collector's address.
+fn collector(text: &str) -> Result<String, String> {
+    let port =
+        text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).and_then(|(_, port)| port.parse::<u16>().ok());
+    match port {
+        Some(1..) => Ok(text.into()),
+        _ => Err("give the collector's name or address, and its UDP port, as 192.0.2.1:4739 or [::1]:4739".into()),
+    }
+}
+
+/// The validated command line.
+pub(crate) struct Settings<'a> {
+    pub(crate) ports: Vec<String>,
+    pub(crate) files: &'a [PathBuf],
+    pub(crate) to: Option<&'a str>,
+    pub(crate) protocol: Protocol,
+    /// Records on standard output.
+    pub(crate) format: Option<Format>,
+    pub(crate) json: bool,
+    pub(crate) top: Option<TopSettings>,
+    pub(crate) sample: u32,
+    pub(crate) both: bool,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) flows: usize,
+}
+
+/// Of `--top`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TopSettings {
+    pub(crate) rows: usize,
+    pub(crate) interval: Duration,
+    /// 0: unlimited.
+    pub(crate) count: u64,
+}
+
+impl FlowsArgs {
+    /// Checks what clap does not.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`].
+    pub(crate) fn check(&self) -> Result<Settings<'_>, Failure> {
+        let wrong = |why: &str| Err(Failure::Usage(why.into()));
+        if self.ports.is_empty() && self.read.is_empty() {
+            return wrong("give the ports whose packets are observed, or capture files (--read)");
+        }
+        if self.ports.len() + self.read.len() > usize::from(u16::MAX) {
+            return wrong("give at most 65535 ports and files");
+        }
+        if self.to.is_none() && !self.json && !self.csv && !self.top {
+            return wrong("say where the records go: --to HOST:PORT, --json, --csv, or --top");
+        }
+        if self.both_directions && self.to.is_some() && self.protocol != ProtocolArg::Ipfix {
+            return wrong("--both-directions: NetFlow has no fields for it; use --protocol ipfix");
+        }
+        let millis = |time: Duration| time.as_millis() as u64;
+        let top =
+            self.top.then_some(TopSettings { rows: self.rows.into(), interval: self.interval, count: self.count });
+        let sweep = top.map_or(SWEEP, |top| millis(top.interval).clamp(1, SWEEP));
+        Ok(Settings {
+            ports: self.ports.iter().map(|port| full_name(port)).collect(),
+            files: &self.read,
+            to: self.to.as_deref(),
+            protocol: match self.protocol {
+                ProtocolArg::Ipfix => Protocol::Ipfix,
+                ProtocolArg::Netflow9 => Protocol::Netflow9,
+            },
+            format: match (self.json, self.csv) {
+                (true, _) => Some(Format::Json),
+                (_, true) => Some(Format::Csv),
+                _ => None,
+            },
+            json: self.json,
+            top,
+            sample: self.sample,
+            both: self.both_directions,
+            timeouts: Timeouts { idle: millis(self.idle), active: millis(self.active), sweep },
+            flows: self.flows,
+        })
+    }
+}

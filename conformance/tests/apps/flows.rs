@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmap flows`: records of ports and of capture files, as collectors and readers of lines get them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use conformance::collector::{Collector, Decoder, Record};
+use conformance::home::{Guard, summary, wait_within};
+use conformance::pcap::{pcap_file, udp};
+use conformance::traffic::open;
+use conformance::{isolated, program, until};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use conformance::forwarder::Forwarder;
+use conformance::net::transmit;
+
+/// Numbers of fields.
+const OCTETS: u16 = 1;
+const PACKETS: u16 = 2;
+const FRAME_OCTETS: u16 = 352;
+
+fn flows(args: &str) -> Command {
+    let mut command = Command::new(program("unetmap"));
+    command.arg("flows").args(args.split_whitespace());
+    command
+}
+
+/// Writes a capture of these frames.
+fn capture(folder: &Path, frames: &[Vec<u8>]) -> PathBuf {
+    let path = folder.join("in.pcap");
+    fs::write(&path, pcap_file(frames)).expect("a file");
+    path
+}
+
+#[track_caller]
+fn done(command: &mut Command) -> Output {
+    let output = command.output().expect("it runs");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+/// The objects that a run with `--json` prints: records, and the summary.
+#[track_caller]
+fn objects(command: &mut Command) -> (Vec<Value>, Value) {
+    let output = done(command.arg("--json"));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let mut all: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+    let summary = all.pop().expect("a summary");
+    assert_eq!(summary["event"], "summary");
+    (all, summary)
+}
+
+#[track_caller]
+fn sum(records: &[Value], field: &str) -> u64 {
+    records.iter().map(|record| record[field].as_u64().unwrap_or_else(|| panic!("{field}: {record}"))).sum()
+}
+
+/// Ethernet, IPv6 with the fragment header that is given, and UDP or the rest of it.
+fn ipv6(fragment: Option<[u8; 8]>, payload: &[u8]) -> Vec<u8> {
+    let next = if fragment.is_some() { 44 } else { 17 };
+    let body = [fragment.map(Vec::from).unwrap_or_default(), payload.to_vec()].concat();
+    let head = [vec![2; 6], vec![4; 6], vec![0x86, 0xdd, 0x60, 0, 0, 0]].concat();
+    let length = (body.len() as u16).to_be_bytes();
+    let addresses = [[vec![0x20, 1], vec![0; 13], vec![1]].concat(), [vec![0x20, 1], vec![0; 13], vec![2]].concat()];
+    [head, length.to_vec(), vec![next, 64], addresses.concat(), body].concat()
+}
+
+/// The frame with tags, or other bytes, behind its addresses.
+fn with_tags(frame: &[u8], tags: &[u8]) -> Vec<u8> {
+    [&frame[..12], tags, &frame[12..]].concat()
+}
+
+/// An IPv4 frame of another protocol, with other first bytes of its payload.
+fn of_protocol(protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = udp(0, 0, &[0; 40]);
+    frame[23] = protocol;
+    frame[34..34 + payload.len()].copy_from_slice(payload);
+    frame
+}
+
+/// A frame, the version of its network layer (0: neither), and what tells its flow from others.
+type Kind = (Vec<u8>, u8, Box<dyn Fn(&Record) -> bool>);
+
+/// Frames of many kinds.
+fn kinds() -> Vec<Kind> {
+    let port = |from: u64, to: u64| move |flow: &Record| (flow.number(7), flow.number(11)) == (from, to);
+    let mpls = |frame: &[u8]| [&frame[..12], &[0x88, 0x47, 0, 1, 0, 64, 0, 2, 1, 64], &frame[14..]].concat();
+    let six = [&[0, 53, 0x10, 0, 0, 12, 0, 0][..], b"text"].concat();
+    let mut arp = [vec![0xff; 6], vec![2, 0, 0, 0, 0, 7], vec![8, 6]].concat();
+    arp.resize(60, 0);
+    let is_v6 = |flow: &Record| flow.bytes(27).first() == Some(&0x20) && flow.bytes(28).last() == Some(&2);
+    let tcp = [&[0, 80, 0x30, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x12][..], &[0; 6]].concat();
+    vec![
+        (udp(1000, 2000, &[0; 30]), 4, Box::new(port(1000, 2000))),
+        (of_protocol(6, &tcp), 4, Box::new(move |f| f.number(4) == 6 && f.number(6) == 0x12 && port(80, 0x3000)(f))),
+        (of_protocol(1, &[8, 3, 0, 0]), 4, Box::new(move |f| f.number(4) == 1 && port(0, 0x803)(f))),
+        (ipv6(None, &six), 6, Box::new(move |f| is_v6(f) && port(53, 0x1000)(f))),
+        (
+            with_tags(&udp(1001, 2000, &[0; 30]), &[0x81, 0, 0x20, 5]),
+            4,
+            Box::new(move |f| f.number(58) == 5 && port(1001, 2000)(f)),
+        ),
+        (
+            with_tags(&udp(1002, 2000, &[0; 30]), &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 9]),
+            4,
+            Box::new(move |f| f.number(58) == 7 && port(1002, 2000)(f)),
+        ),
+        (mpls(&udp(1003, 2000, &[0; 30])), 4, Box::new(port(1003, 2000))),
+        (arp, 0, Box::new(|f| f.bytes(56) == [2, 0, 0, 0, 0, 7] && f.number(256) == 0x806)),
+    ]
+}
+
+#[test]
+fn records_of_all_kinds_of_frames_are_decoded() {
+    isolated(|home| {
+        let kinds = kinds();
+        let frames: Vec<Vec<u8>> = kinds.iter().map(|(frame, ..)| frame.clone()).collect();
+        let path = capture(home.folder(), &[frames.clone(), frames.clone()].concat());
+        let bytes: u64 = frames.iter().map(|frame| 2 * frame.len() as u64).sum();
+        for protocol in ["ipfix", "netflow9"] {
+            let collector = Collector::start();
+            let args = format!("--read {} --to {} --protocol {protocol}", path.display(), collector.address());
+            let (records, summary) = objects(&mut flows(&args));
+            assert_eq!(
+                (records.len(), sum(&records, "packets")),
+                (kinds.len(), 2 * kinds.len() as u64),
+                "{records:#?}"
+            );
+            assert_eq!(
+                (&summary["packets"], &summary["malformed"]),
+                (&(2 * kinds.len()).into(), &0.into()),
+                "{summary}"
+            );
+            let decoded = collector.decoded();
+            assert_eq!(decoded.flows().count(), kinds.len());
+            assert_eq!(
+                (decoded.sum(PACKETS), decoded.sum(FRAME_OCTETS)),
+                (2 * kinds.len() as u64, bytes),
+                "{protocol}"
+            );
+            for (i, (frame, version, is)) in kinds.iter().enumerate() {
+                let found: Vec<_> = decoded.flows().filter(|flow| version_of(flow) == *version && is(flow)).collect();
+                let [flow] = found[..] else { panic!("{protocol}: kind {i}: {found:#?}") };
+                assert_eq!((flow.number(PACKETS), flow.number(FRAME_OCTETS)), (2, 2 * frame.len() as u64));
+                assert_eq!((flow.domain, flow.number(10)), (1, 1), "domain and interface");
+                if protocol == "ipfix" {
+                    let (first, last) = (flow.number(152), flow.number(153));
+                    assert_eq!((first, last - first), (1_700_000_000_000 + i as u64, kinds.len() as u64), "times");
+                    assert_eq!(
+                        (flow.number(136), flow.number(245)),
+                        (4, if i == 5 { 9 } else { 0 }),
+                        "reason, inner VLAN"
+                    );
+                } else {
+                    assert_eq!((flow.number(22), flow.number(21)), (i as u64, (i + kinds.len()) as u64), "times");
+                }
+            }
+            let options: Vec<_> = decoded.records.iter().filter(|record| record.is_option).collect();
+            assert!(
+                options.iter().any(|option| !option.bytes(34).is_empty() && option.number(34) == 1),
+                "{options:#?}"
+            );
+            let name = path.display().to_string();
+            assert!(options.iter().any(|option| option.bytes(82).starts_with(&name.as_bytes()[..name.len().min(64)])));
+        }
+    });
+}
+
+/// The version of the network layer of a record; 0: neither.
+fn version_of(flow: &Record) -> u8 {
+    match (flow.bytes(8).len(), flow.bytes(27).len()) {
+        (4, _) => 4,
+        (_, 16) => 6,
+        _ => 0,
+    }
+}
+
+/// Fragments have the ports of the first one, both directions are one record, and what no flow has is counted.
+#[test]
+fn fragments_and_both_directions_are_one_record() {
+    isolated(|home| {
+        let mut first = udp(7, 8, &[0; 24]);
+        (first[20], first[4 + 14], first[5 + 14]) = (0x20, 0, 9);
+        let mut later = udp(0, 0, &[0; 24]);
+        (later[20], later[21], later[4 + 14], later[5 + 14]) = (0, 4, 0, 9);
+        let six = [&[0, 53, 0x10, 0, 0, 12, 0, 0][..], b"text"].concat();
+        let fragments = [ipv6(Some([17, 0, 0, 1, 1, 2, 3, 4]), &six), ipv6(Some([17, 0, 0, 16, 1, 2, 3, 4]), &[9; 12])];
+        let mut back = udp(8, 7, &[0; 40]);
+        back[26..34].rotate_left(4);
+        let mut cut = udp(7, 8, &[0; 24]);
+        cut[14] = 0x41;
+        let frames = [vec![first, later], fragments.to_vec(), vec![back, cut]].concat();
+        let path = capture(home.folder(), &frames);
+        let (records, counted) = objects(&mut flows(&format!("--read {}", path.display())));
+        let of = |records: &[Value], ports: [u64; 2]| -> Vec<u64> {
+            let wanted = records
+                .iter()
+                .filter(|record| record["source_port"] == ports[0] && record["destination_port"] == ports[1]);
+            wanted.map(|record| record["packets"].as_u64().expect("a number")).collect()
+        };
+        assert_eq!((of(&records, [7, 8]), of(&records, [8, 7]), of(&records, [53, 4096])), (vec![2], vec![1], vec![2]));
+        assert_eq!((&counted["packets"], &counted["malformed"], sum(&records, "packets")), (&6.into(), &1.into(), 6));
+
+        let collector = Collector::start();
+        done(&mut flows(&format!("--read {} --both-directions --to {}", path.display(), collector.address())));
+        let decoded = collector.decoded();
+        let both: Vec<_> = decoded.flows().filter(|flow| version_of(flow) == 4).collect();
+        let [flow] = both[..] else { panic!("{both:#?}") };
+        assert_eq!((flow.number(7), flow.number(PACKETS), flow.reverse(PACKETS)), (7, 2, 1), "from the first packet's");
+        assert_eq!((flow.number(OCTETS), flow.reverse(OCTETS)), (2 * 52, 68));
+        assert_eq!(decoded.flows().map(|flow| flow.number(PACKETS) + flow.reverse(PACKETS)).sum::<u64>(), 6);
+    });
+}
+
+/// A cache with few places ends records early, and times that jump end them by time-out: nothing is counted twice or
+/// lost.
+#[test]
+fn sums_are_exact_over_evictions_and_time_outs() {
+    isolated(|home| {
+        // A flow comes again after 500 packets, which are half a second.
+        let frames: Vec<_> = (0..20_000).map(|i| udp(1000 + i % 500, 9, &[0; 18])).collect();
+        let path = capture(home.folder(), &frames);
+        for (args, reason, least) in [
+            ("--flows 16", "evicted", 15_000),
+            ("--idle 0.3", "idle", 15_000),
+            ("--active 2 --flows 600", "active", 2000),
+            ("--active 2 --idle 5 --both-directions", "active", 2000),
+        ] {
+            let collector = Collector::start();
+            let (records, summary) =
+                objects(&mut flows(&format!("--read {} --to {} {args}", path.display(), collector.address())));
+            assert_eq!((sum(&records, "packets"), sum(&records, "frame_octets")), (20_000, 20_000 * 60), "{args}");
+            assert_eq!(sum(&records, "octets"), 20_000 * 46, "{args}");
+            let ended = summary["records"].as_object().expect("by reason");
+            let all: u64 = ended.values().filter_map(Value::as_u64).sum();
+            assert_eq!(all, records.len() as u64, "{args}: {summary}");
+            assert!(ended[reason].as_u64() >= Some(least), "{args}: {summary}");
+            assert_eq!((&summary["recorded_packets"], &summary["collector"]["records"]), (&20_000.into(), &all.into()));
+            let decoded = collector.decoded();
+            assert_eq!((decoded.flows().count() as u64, decoded.sum(PACKETS)), (all, 20_000), "{args}");
+        }
+    });
+}
+
+#[test]
+fn one_packet_of_n_is_chosen_and_the_records_say_so() {
+    isolated(|home| {
+        let frames: Vec<_> = (0..10_050).map(|i| udp(1000 + i % 10, 9, &[0; 18])).collect();
+        let path = capture(home.folder(), &frames);
+        let collector = Collector::start();
+        let (records, summary) =
+            objects(&mut flows(&format!("--read {} --to {} --sample 100", path.display(), collector.address())));
+        let chosen = summary["sampled_packets"].as_u64().expect("a number");
+        assert!((100..=101).contains(&chosen), "one of each hundred: {summary}");
+        assert_eq!((&summary["packets"], sum(&records, "packets")), (&10_050.into(), chosen));
+        // Not always the same one of each hundred: its place among ten flows would be, too.
+        assert!(records.len() > 1, "{records:#?}");
+        let decoded = collector.decoded();
+        assert!(decoded.records.iter().any(|record| record.is_option && record.bytes(310) == [0, 0, 0, 100]));
+    });
+}
+
+/// The packets of two ports, while they flow: an end of a pipe, and a monitor of the other end.
+#[test]
+fn records_add_up_to_what_pkt_gen_sent() {
+    isolated(|_home| {
+        let collector = Collector::start();
+        let _sender = open("netmap:p{1");
+        let args = format!("netmap:p}}1 netmap:p{{1/t --to {} --active 0.2 --idle 0.3", collector.address());
+        let running = Forwarder::start(&mut flows(&args));
+        let n = 30_000;
+        let mut pkt_gen = Command::new(program("pkt-gen"));
+        pkt_gen.args(["-i", "netmap:p{1", "-f", "tx", "-w", "0", "-s", "10.0.0.1-10.0.0.9", "-R", "30000"]);
+        done(pkt_gen.args(["-n", &n.to_string()]));
+        let summary = running.summary();
+        let decoded = collector.decoded();
+        let of = |domain: u32, id: u16| -> u64 {
+            decoded.flows().filter(|flow| flow.domain == domain).map(|flow| flow.number(id)).sum()
+        };
+        for domain in [1, 2] {
+            assert_eq!((of(domain, PACKETS), of(domain, FRAME_OCTETS)), (n, n * 60), "domain {domain}: {summary}");
+            assert_eq!(of(domain, OCTETS), n * 46);
+        }
+        assert_eq!((&summary["packets"], &summary["recorded_packets"]), (&(2 * n).into(), &(2 * n).into()));
+        assert!(summary["records"]["active"].as_u64() > Some(0), "records ended while packets came: {summary}");
+        assert_eq!((&summary["collector"]["unsent_records"], &summary["collector"]["refused"]), (&0.into(), &0.into()));
+    });
+}
+
+#[test]
+fn a_collector_that_is_gone_is_counted_and_blocks_nothing() {
+    isolated(|home| {
+        let gone = Collector::start();
+        let address = gone.address().to_owned();
+        gone.messages();
+        let frames: Vec<_> = (0..2000).map(|i| udp(1000 + i, 9, &[0; 18])).collect();
+        let path = capture(home.folder(), &frames);
+        let (records, summary) = objects(&mut flows(&format!("--read {} --to {address}", path.display())));
+        assert_eq!(records.len(), 2000);
+        assert!(summary["collector"]["refused"].as_u64() > Some(10), "{summary}");
+
+        // The packets of a port are taken from it all the same.
+        let near = open("netmap:p{1");
+        let running = Forwarder::start(&mut flows(&format!("p}}1 --to {address} --idle 0.1 --active 0.1")));
+        for chunk in frames.chunks(200) {
+            transmit(&near, 0, chunk, 2048);
+        }
+        until("the packets are taken", || {
+            near.txsync().expect("the daemon runs");
+            !near.tx_rings()[0].pending()
+        });
+        assert_eq!(running.summary()["recorded_packets"], 2000);
+    });
+}
+
+/// A reader of lines that stops reading costs records and no packets.
+#[test]
+fn a_reader_that_stops_blocks_no_packets() {
+    isolated(|_home| {
+        let near = open("netmap:p{1");
+        let mut running = Guard::spawn(flows("p}1 --csv --flows 16").stdout(Stdio::piped()).stderr(Stdio::null()));
+        let frames: Vec<_> = (0..1000).map(|i| udp(1000 + i, 9, &[0; 18])).collect();
+        for _ in 0..60 {
+            transmit(&near, 0, &frames, 2048);
+        }
+        until("the packets are taken", || {
+            near.txsync().expect("the daemon runs");
+            !near.tx_rings()[0].pending()
+        });
+        running.signal(Signal::INT);
+        let output = std::io::read_to_string(running.0.stdout.take().expect("piped")).expect("text");
+        assert!(running.wait().success());
+        let titles: Vec<_> = output.lines().next().expect("titles").split(',').collect();
+        assert!(titles.contains(&"frame_octets") && output.lines().all(|line| line.split(',').count() == titles.len()));
+    });
+}
+
+#[test]
+fn tables_show_the_most_bytes_first() {
+    isolated(|home| {
+        let frames = [vec![udp(5000, 53, &[0; 1000]); 3], vec![udp(53, 6000, &[0; 10]); 4]].concat();
+        let path = capture(home.folder(), &frames);
+        let output = done(&mut flows(&format!("--read {} --top --rows 1", path.display())));
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(text.starts_with("7 packets, 3334 bytes in 0.0 s; 0 flows now\n"), "{text}");
+        let row = |name: &str| {
+            let row = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+            row.split_whitespace().rev().skip(1).take(2).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(row("udp/53"), ["3334", "7"]);
+        assert_eq!(row("udp 10.9.0.2:5000 > 10.9.0.1:53"), ["3126", "3"]);
+        assert_eq!(row("(others)"), ["3334", "7"], "of addresses");
+        // Of a port: so many refreshes.
+        let near = open("netmap:p{1");
+        let mut running = flows("p}1 --top -n 2 -i 0.2");
+        let mut running = Guard::spawn(running.stdout(Stdio::piped()).stderr(Stdio::null()));
+        transmit(&near, 0, &frames, 2048);
+        let text = std::io::read_to_string(running.0.stdout.take().expect("piped")).expect("text");
+        assert!(running.wait().success() && text.matches(" flows now\n").count() == 2, "{text}");
+    });
+}
+
+/// Decoders of others understand the messages.
+#[test]
+fn tshark_and_nfdump_decode_the_records() {
+    isolated(|home| {
+        let kinds = kinds();
+        let frames: Vec<_> = kinds.iter().map(|(frame, ..)| frame.clone()).cycle().take(4000).collect();
+        let path = capture(home.folder(), &frames);
+        let bytes: usize = frames.iter().map(Vec::len).sum();
+        let mut said = Vec::new();
+        for protocol in ["ipfix", "netflow9"] {
+            said.push(tshark(home.folder(), &path, protocol));
+            said.push(nfdump(home.folder(), &path, protocol, frames.len(), bytes));
+        }
+        summary(&said.join("; "));
+    });
+}
+
+fn has(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).stdout(Stdio::null()).status();
+    found.is_ok_and(|status| status.success())
+}
+
+/// Has tshark look for what is malformed in messages.
+fn tshark(folder: &Path, capture: &Path, protocol: &str) -> String {
+    if !has("tshark") {
+        return "no tshark (apt-get install tshark)".into();
+    }
+    let collector = Collector::start();
+    let args = format!("--read {} --to {} --protocol {protocol} --idle 0.005", capture.display(), collector.address());
+    done(&mut flows(&args));
+    let messages: Vec<_> = collector.messages().iter().map(|message| udp(9, 2055, message)).collect();
+    let path = folder.join("messages.pcap");
+    fs::write(&path, pcap_file(&messages)).expect("a file");
+    let mut tshark = Command::new("tshark");
+    tshark.args(["-d", "udp.port==2055,cflow", "-T", "fields", "-e", "_ws.malformed", "-e", "_ws.expert.message"]);
+    let found = done(tshark.args(["-e", "cflow.packets", "-r"]).arg(&path));
+    let text = String::from_utf8_lossy(&found.stdout);
+    assert!(text.lines().all(|line| line.starts_with("\t\t")), "{protocol}: {text}");
+    let packets = text.split(['\t', ',', '\n']).filter_map(|number| number.parse::<u64>().ok()).sum::<u64>();
+    assert_eq!(packets, 4000, "{protocol}: {text}");
+    format!("tshark: {} messages of {protocol}", messages.len())
+}
+
+/// Has nfcapd receive the records, and nfdump sum them.
+fn nfdump(folder: &Path, capture: &Path, protocol: &str, packets: usize, bytes: usize) -> String {
+    if !has("nfcapd") || !has("nfdump") {
+        return "no nfdump (apt-get install nfdump)".into();
+    }
+    let folder = folder.join(protocol);
+    fs::create_dir(&folder).expect("a folder");
+    let free = Collector::start();
+    let port = free.address().rsplit(':').next().expect("a port").to_owned();
+    free.messages();
+    let mut nfcapd = Command::new("nfcapd");
+    nfcapd.args(["-b", "127.0.0.1", "-p", &port, "-B", "4000000", "-w"]).arg(&folder);
+    let mut nfcapd = Guard::spawn(nfcapd.stdout(Stdio::null()).stderr(Stdio::null()));
+    let wanted = format!(":{:04X} ", port.parse::<u16>().expect("a number"));
+    until("nfcapd listens", || fs::read_to_string("/proc/net/udp").is_ok_and(|list| list.contains(&wanted)));
+    let (_, summary) =
+        objects(&mut flows(&format!("--read {} --to 127.0.0.1:{port} --protocol {protocol}", capture.display())));
+    nfcapd.signal(Signal::TERM);
+    assert!(wait_within(&mut nfcapd.0, std::time::Duration::from_secs(30)).is_some(), "nfcapd ends");
+    let listed = done(Command::new("nfdump").args(["-q", "-N", "-o", "fmt:%pkt %byt", "-R"]).arg(&folder));
+    let text = String::from_utf8_lossy(&listed.stdout);
+    let column = |i: usize| -> usize {
+        text.lines().filter_map(|line| line.split_whitespace().nth(i)?.parse::<usize>().ok()).sum()
+    };
+    assert_eq!(column(0), packets, "{summary}: {text}");
+    assert!(column(1) > packets * 28 && column(1) < bytes, "octets of the network layer: {text}");
+    format!("nfdump: {packets} packets by {protocol}")
+}
+
+/// The commands of docs/flows.md.
+#[test]
+fn the_commands_of_the_document_run() {
+    isolated(|home| {
+        let document =
+            fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/flows.md")).expect("a document");
+        let blocks: Vec<_> = document.split("```sh\n").skip(1).filter_map(|block| block.split("```").next()).collect();
+        assert!(blocks.len() > 2, "{}", blocks.len());
+        capture(home.folder(), &kinds().into_iter().map(|(frame, ..)| frame).collect::<Vec<_>>());
+        let bin = program("unetmap").parent().expect("a file in a folder").to_owned();
+        let path = std::env::var("PATH").unwrap_or_default();
+        for block in blocks {
+            let mut shell = Command::new("bash");
+            shell.args(["-euo", "pipefail", "-c", block]).current_dir(home.folder());
+            done(shell.env("PATH", format!("{}:{path}", bin.display())).stdin(Stdio::null()));
+        }
+    });
+}
+
+/// Messages that the decoder of these tests must refuse.
+#[test]
+fn the_decoder_of_these_tests_refuses_wrong_messages() {
+    let template = [0, 2, 0, 12, 1, 0, 0, 1, 0, 2, 0, 4];
+    let message = |sequence: u8, sets: &[u8]| {
+        let length = 16 + sets.len() as u8;
+        [&[0, 10, 0, length, 0, 0, 0, 1, 0, 0, 0, sequence, 0, 0, 0, 1][..], sets].concat()
+    };
+    let data = [1, 0, 0, 8, 0, 0, 0, 7];
+    let decode = |messages: &[Vec<u8>]| {
+        let mut decoder = Decoder::default();
+        messages.iter().for_each(|message| decoder.message(message));
+        decoder.sum(PACKETS)
+    };
+    let good = message(0, &[&template[..], &data].concat());
+    assert_eq!(decode(&[good.clone(), message(1, &data)]), 14);
+    for wrong in [
+        vec![good.clone(), message(2, &data)],
+        vec![message(0, &data)],
+        vec![[&good[..], &[0]].concat()],
+        vec![good.clone(), message(1, &[1, 0, 0, 9, 0, 0, 0, 7, 1])],
+    ] {
+        assert!(std::panic::catch_unwind(|| decode(&wrong)).is_err(), "{wrong:?}");
+    }
+}
