@@ -70,7 +70,7 @@ impl Daemon {
     /// Goes on after the process `was`, which has crashed or was replaced.
     pub(crate) fn goes_on_after(&mut self, was: u32, before: History, has_crashed: bool) {
         self.history.go_on_after(before, has_crashed);
-        self.vale.has_unsaved = true;
+        self.vale.all_unsaved();
         let port = "unetmapd";
         let what = if has_crashed { What::DaemonCrashed { port, was } } else { What::DaemonTookOver { port, was } };
         self.events.add(owner(), what);

@@ -12,7 +12,7 @@ use serde::Serialize;
 use unetmap_sys::process;
 
 use crate::refusal::{Refusal, json};
-use crate::tuning::events::{MAX_OF_ANSWER, MAX_OF_USER, MAX_REASON, MAX_USERS};
+use crate::tuning::events::{MAX_OF_ANSWER, MAX_OF_INTERFACE, MAX_OF_INTERFACES, MAX_OF_USER, MAX_REASON, MAX_USERS};
 
 /// The process of a session, and its program when it opened the session: it may have ended since.
 #[derive(Clone, Serialize)]
@@ -149,6 +149,22 @@ struct Event {
     what: What,
 }
 
+impl What {
+    /// The port of an event that others than the port's user can cause, as often as they like: root of the interface's
+    /// network namespace, or the program in place of which the kernel forwards.
+    fn of_interface(&self) -> Option<&str> {
+        match self {
+            What::LinkUp { port }
+            | What::LinkDown { port }
+            | What::LinkRenamed { port, .. }
+            | What::LinkGone { port }
+            | What::BypassBegan { port, .. }
+            | What::BypassEnded { port, .. } => Some(port),
+            _ => None,
+        }
+    }
+}
+
 /// The events of a user.
 #[derive(Default)]
 struct UserEvents {
@@ -176,6 +192,27 @@ struct Answer<'a> {
     /// Events that were no longer kept.
     missed: u64,
     events: Vec<&'a Event>,
+}
+
+impl UserEvents {
+    /// Forgets the first event, if there are more than are kept: of an interface, of all interfaces, or of the user.
+    fn forget(&mut self) {
+        let interface = self.kept.back().and_then(|event| event.what.of_interface());
+        let first_of = |most: usize, is_one: &dyn Fn(&str) -> bool| {
+            let of_interface = |event: &Event| event.what.of_interface().is_some_and(is_one);
+            let mut all = self.kept.iter().enumerate().filter(|(_, event)| of_interface(event)).map(|(at, _)| at);
+            let first = all.next();
+            first.filter(|_| all.count() >= most)
+        };
+        let first = interface.and_then(|port| {
+            first_of(MAX_OF_INTERFACE, &|of| of == port).or_else(|| first_of(MAX_OF_INTERFACES, &|_| true))
+        });
+        match first {
+            Some(at) => _ = self.kept.remove(at),
+            None if self.kept.len() > MAX_OF_USER => _ = self.kept.pop_front(),
+            None => {}
+        }
+    }
 }
 
 impl EventLog {
@@ -206,9 +243,7 @@ impl EventLog {
             uid,
             what,
         });
-        if events.kept.len() > MAX_OF_USER {
-            events.kept.pop_front();
-        }
+        events.forget();
     }
 
     /// Adds the event that a budget was reached, at most once a second: a user may try again and again.
@@ -260,7 +295,7 @@ mod tests {
     use super::*;
 
     fn opened(port: &str) -> What {
-        What::LinkUp { port: port.into() }
+        What::Attached { port: port.into() }
     }
 
     /// Reads all events; returns the names of their ports, and how many were missed.
@@ -306,6 +341,24 @@ mod tests {
         assert_eq!(read(&log, Some(0), 0), (vec!["first".into()], 0), "those of root stay");
         assert_eq!(read(&log, Some(1), 1), (vec![], 0), "its number is of the time before");
         let (ports, missed) = read(&log, None, 0);
+        assert_eq!(ports.len() as u64 + missed, log.count);
+    }
+
+    #[test]
+    fn changes_of_interfaces_take_no_other_events() {
+        let mut log = EventLog::default();
+        log.add(0, opened("first"));
+        log.add(0, What::LinkGone { port: "gone".into() });
+        (0..10 * MAX_OF_USER).for_each(|_| log.add(0, What::LinkUp { port: "flaps".into() }));
+        let (ports, missed) = read(&log, None, 0);
+        assert_eq!((&ports[..2], ports.len()), (&["first".into(), "gone".into()][..], 2 + MAX_OF_INTERFACE));
+        assert_eq!(ports.len() as u64 + missed, log.count);
+        // Also if it has another name each time.
+        for n in 0..10 * MAX_OF_USER {
+            log.add(0, What::LinkRenamed { port: n.to_string(), was: "flaps".into() });
+        }
+        let (ports, missed) = read(&log, None, 0);
+        assert_eq!((&*ports[0], ports.len()), ("first", 1 + MAX_OF_INTERFACES));
         assert_eq!(ports.len() as u64 + missed, log.count);
     }
 

@@ -96,6 +96,11 @@ impl Client {
     fn has_message(&self) -> bool {
         self.task.is_none() && socket::has_input(&self.fd)
     }
+
+    /// Whether a process has a port by it.
+    fn has_port(&self) -> bool {
+        self.session.is_some() || self.holder.is_some()
+    }
 }
 
 /// The result of reading from a connection.
@@ -482,7 +487,9 @@ impl Server {
         if received.truncated {
             return self.reject(token, EMSGSIZE, &Malformed::Oversized.to_string());
         }
-        match channel::decode_inline(bytes) {
+        // Of a connection with a port, another process may have the descriptor, which its user would not be given.
+        let has_port = self.clients.get(&token).is_some_and(Client::has_port);
+        match channel::decode_inline(bytes).filter(|_| !has_port) {
             Some(handover::Request::Begin { oldest, newest }) => {
                 return self.successor_begins(token, oldest..=newest.max(oldest));
             }

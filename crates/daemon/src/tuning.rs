@@ -333,6 +333,9 @@ pub(crate) mod events {
     /// its names.
     pub(crate) const MAX_OF_USER: usize = 512;
     pub(crate) const MAX_USERS: usize = 64;
+    /// Of these, events of changes of one interface, which others than its user can cause, and of all of the user's.
+    pub(crate) const MAX_OF_INTERFACE: usize = 64;
+    pub(crate) const MAX_OF_INTERFACES: usize = 256;
     /// Events of an answer: more are asked for again, so that none takes the control thread long.
     pub(crate) const MAX_OF_ANSWER: usize = 1000;
     /// Characters of the reason of a refusal.

@@ -427,10 +427,21 @@ impl PortPolicy {
     /// Returns the actions that set all of it at a port that has nothing set.
     pub fn actions(&self) -> Vec<ValeAction> {
         let PortPolicy { vlan, limits, storm, filters } = self;
-        let mut actions = vec![ValeAction::Vlan(vlan.clone()), ValeAction::Storm(*storm)];
+        let mut actions = Vec::new();
+        if vlan.is_some() {
+            actions.push(ValeAction::Vlan(vlan.clone()));
+        }
+        if *storm > 0 {
+            actions.push(ValeAction::Storm(*storm));
+        }
         for direction in [Direction::In, Direction::Out] {
-            actions.push(ValeAction::Limit(direction, limits[direction as usize]));
-            actions.push(ValeAction::Filter(direction, filters[direction as usize].clone()));
+            let (limit, filter) = (limits[direction as usize], &filters[direction as usize]);
+            if limit != RateLimit::default() {
+                actions.push(ValeAction::Limit(direction, limit));
+            }
+            if filter.is_some() {
+                actions.push(ValeAction::Filter(direction, filter.clone()));
+            }
         }
         actions
     }

@@ -5,6 +5,7 @@
 //! SOCKET.ports/         a folder that only root can use
 //!     namespace         the namespace of the hidden ends is mounted here; it lasts until the last port is removed
 //!     state             what the daemon last had written, with the namespaces that it names (`Record`)
+//!     settings-UID      the same, of what a user has set: a file for each, so that none is written because of another
 //! ```
 //! Each hidden end has a mark, its alias: the word [`MARK`], and the daemon's text about the port. A pair without one
 //! was being made when its daemon ended.
@@ -29,6 +30,8 @@ use crate::tuning::broker::{MAX_NAMESPACES, MAX_TEXT};
 
 const NAMESPACE: &str = "namespace";
 const STATE: &str = "state";
+/// The beginning of the names of users' files.
+const SETTINGS: &str = "settings-";
 
 /// Most bytes of the file: in it a sign of the text may take two.
 const MAX_RECORD: u64 = 2 * MAX_TEXT + (1 << 20);
@@ -65,9 +68,41 @@ fn place(setup: &Setup, name: &str, makes: bool) -> io::Result<Option<Place>> {
     folder(setup)?.map_or(Ok(None), |folder| folder.inside(OsStr::new(name), makes))
 }
 
+/// The name of a user's file; `None`: of that with all else.
+fn file_of(user: Option<u32>) -> String {
+    user.map_or_else(|| STATE.into(), |uid| format!("{SETTINGS}{uid}"))
+}
+
 /// Replaces the file as a whole. It need not outlast the boot, so the disk is not waited for.
 fn replace(place: &Place, record: &Record) -> io::Result<()> {
     NewFile::write(place, ".next", &serde_json::to_vec(record)?, None, 0o600)?.rename_to(place.name())
+}
+
+/// Reads a file that was written since the machine was started, for a daemon that is to do what it says.
+fn read(setup: &Setup, name: &str) -> io::Result<Option<Record>> {
+    let Some(place) = place(setup, name, false)? else { return Ok(None) };
+    let Some(identity) = place.identity() else { return Ok(None) };
+    let mut bytes = Vec::new();
+    place.append(0o600)?.take(MAX_RECORD).read_to_end(&mut bytes)?;
+    let record: Result<Record, String> = serde_json::from_slice(&bytes).map_err(|e| e.to_string());
+    let checked = record.and_then(|record| match record.tries {
+        0..MAX_TRIES => Ok(record),
+        tries => Err(format!("{tries} daemons have ended while they did what it says")),
+    });
+    let record = match checked {
+        Ok(record) => record,
+        Err(why) => {
+            place.set_aside()?;
+            return Err(io::Error::other(format!("the file {name} cannot be used: {why}; it is {name}.1 now")));
+        }
+    };
+    if record.boot != boot() {
+        place.remove(identity)?;
+        return Ok(None);
+    }
+    let record = Record { tries: record.tries + 1, ..record };
+    replace(&place, &record)?;
+    Ok(Some(record))
 }
 
 /// Removes a file, and the folder if it is empty then.
@@ -126,46 +161,44 @@ impl Broker {
         remove(&self.setup, &place)
     }
 
-    /// Replaces the contents of the file by the daemon's text, about these namespaces. An empty text removes it.
-    pub(super) fn write_state(&self, text: OwnedFd, namespaces: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
+    /// Replaces the contents of a user's file, or of that with all else, by the daemon's text, about these namespaces.
+    /// An empty text removes it.
+    pub(super) fn write_state(
+        &self,
+        user: Option<u32>,
+        text: OwnedFd,
+        namespaces: impl Iterator<Item = OwnedFd>,
+    ) -> io::Result<()> {
         let namespaces = namespaces.map(|fd| Ok(Netns::from_fd(fd)?.id())).collect::<io::Result<Vec<u64>>>()?;
         let text = read_memory(text)?;
-        let Some(place) = place(&self.setup, STATE, !text.is_empty())? else { return Ok(()) };
+        let Some(place) = place(&self.setup, &file_of(user), !text.is_empty())? else { return Ok(()) };
         if text.is_empty() {
             return remove(&self.setup, &place);
         }
         replace(&place, &Record { boot: boot(), tries: 0, namespaces, text })
     }
 
-    /// Returns the text that was written last since the machine was started, and those of its namespaces that exist.
+    /// Returns the text of the file that is no user's, and those of its namespaces that exist.
     pub(super) fn read_state(&self) -> io::Result<(Option<String>, Vec<Netns>)> {
-        let none = (None, Vec::new());
-        let Some(place) = place(&self.setup, STATE, false)? else { return Ok(none) };
-        let Some(identity) = place.identity() else { return Ok(none) };
-        let mut bytes = Vec::new();
-        place.append(0o600)?.take(MAX_RECORD).read_to_end(&mut bytes)?;
-        let record: Result<Record, String> = serde_json::from_slice(&bytes).map_err(|e| e.to_string());
-        let checked = record.and_then(|record| match record.tries {
-            0..MAX_TRIES => Ok(record),
-            tries => Err(format!("{tries} daemons have ended while they did what it says")),
-        });
-        let record = match checked {
-            Ok(record) => record,
-            Err(why) => {
-                place.set_aside()?;
-                let file = place.name().display();
-                return Err(io::Error::other(format!("the file {file} cannot be used: {why}; it is {file}.1 now")));
-            }
-        };
-        if record.boot != boot() {
-            place.remove(identity)?;
-            return Ok(none);
-        }
-        let record = Record { tries: record.tries + 1, ..record };
-        replace(&place, &record)?;
+        let Some(record) = read(&self.setup, STATE)? else { return Ok((None, Vec::new())) };
         let wanted: BTreeSet<u64> = record.namespaces.into_iter().take(MAX_NAMESPACES).collect();
         let found = Netns::all().filter(|netns| wanted.contains(&netns.id())).take(wanted.len());
         Ok((Some(record.text), found.collect()))
+    }
+
+    /// Returns the text of each user's file, or why it cannot be used.
+    pub(super) fn read_settings(&self) -> io::Result<Vec<(u32, Result<String, String>)>> {
+        let Some(any) = place(&self.setup, STATE, false)? else { return Ok(Vec::new()) };
+        let anchored = any.anchored();
+        let Some(folder) = anchored.parent() else { return Ok(Vec::new()) };
+        let user_of = |name: &OsStr| name.to_str()?.strip_prefix(SETTINGS)?.parse().ok();
+        let users: BTreeSet<u32> =
+            fs::read_dir(folder)?.flatten().filter_map(|entry| user_of(&entry.file_name())).collect();
+        let read_one = |uid| match read(&self.setup, &file_of(Some(uid))) {
+            Ok(record) => record.map(|record| (uid, Ok(record.text))),
+            Err(e) => Some((uid, Err(e.to_string()))),
+        };
+        Ok(users.into_iter().filter_map(read_one).collect())
     }
 }
 

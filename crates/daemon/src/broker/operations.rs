@@ -392,11 +392,17 @@ operations! { broker:
     /// Lets the namespace of hidden ends end, of which none is left.
     fn end_lasting[] EndLasting -> () { broker.end_lasting() }
 
-    /// Replaces the text, which is in a memory file, and names these network namespaces. An empty one is removed.
-    fn write_state[text: OwnedFd] [..namespaces] WriteState -> () { broker.write_state(text, namespaces) }
+    /// Replaces the text about a user, or all else, which is in a memory file, and names these network namespaces. An
+    /// empty one is removed.
+    fn write_state[text: OwnedFd] [..namespaces] WriteState(user: Option<u32>) -> () {
+        broker.write_state(user, text, namespaces)
+    }
 
-    /// The text that was written last, and those of its namespaces that still exist.
+    /// The text about all else that was written last, and those of its namespaces that still exist.
     fn read_state[] ReadState -> With<Option<String>, Vec<Netns>> { broker.read_state() }
+
+    /// The texts about users, or why one cannot be used.
+    fn read_settings[] ReadSettings -> Vec<(u32, Result<String, String>)> { broker.read_settings() }
 
     // Callers.
 

@@ -17,14 +17,14 @@ use unetmap_core::control::{
     NextMonitorRequest, NicRequest, NodeRequest, PeerDoorbellsRequest, ServesRequest, SnapshotRequest, StopRequest,
     UnbindRequest, ValeRequest, wire,
 };
-use unetmap_core::errno::{EINVAL, EPROTO};
+use unetmap_core::errno::{EINVAL, EPERM, EPROTO};
 use unetmap_sys::socket;
 use zerocopy::FromBytes as _;
 
 use crate::netmap_requests;
 use crate::ports::nic::survey::{Named, first_need};
 use crate::ports::{nic, vale};
-use crate::refusal::decode;
+use crate::refusal::{decode, refuse};
 
 pub(crate) use call::{Answer, Call, Reply, text_answer};
 pub(crate) use lock_holder::{LockHolder, LockHolders};
@@ -66,8 +66,16 @@ pub(crate) fn asks_for_descriptors(message: &[u8]) -> bool {
     wire::decode(message).is_ok_and(|(kind, ..)| brings_descriptors(kind))
 }
 
+/// Kinds of requests about the daemon itself. None is answered on a connection by which a process has ports: programs
+/// open these as root, go on as another user, and start others, which have the descriptor.
+const ABOUT_THE_DAEMON: [Kind; 3] = [NodeRequest::KIND, KnobRequest::KIND, StopRequest::KIND];
+
 /// Answers a message.
 pub(crate) fn answer(kind: Kind, call: &mut Call<'_>) -> Reply {
+    if ABOUT_THE_DAEMON.contains(&kind) && (call.session.is_some() || call.holder.is_some()) {
+        let why = "this is asked on a connection of its own, and not on that of an open port";
+        return call.text_reply(refuse(EPERM, why));
+    }
     match HANDLERS.iter().find(|(of, ..)| *of == kind) {
         Some((.., handler)) => handler(call),
         None => Reply::Invalid(EPROTO, "there is no request of this kind"),

@@ -39,6 +39,10 @@ use crate::refusal::{Refusal, refuse};
 pub(super) const MAX_INTERFACES: usize = 1024;
 const MAX_INTERFACES_OF_OTHERS: usize = 512;
 const MAX_INTERFACES_OF_USER: usize = 32;
+/// Most bytes of the filters that one user other than root has set, and of those of all of these users: each state that
+/// is kept has all of them.
+const MAX_FILTERS_OF_USER: usize = 256 << 10;
+const MAX_FILTERS_OF_OTHERS: usize = 4 << 20;
 pub(super) const MAX_USERS: usize = 64;
 
 /// A filter, and the user who set it.
@@ -184,6 +188,7 @@ impl InterfaceSettings {
     }
 
     pub(super) fn store_filter(&mut self, netns: &Netns, index: u32, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
+        self.check_filters((netns.id(), index), &filter)?;
         self.entry(netns, index, filter.uid).map(|settings| settings.filter = Some(filter))
     }
 
@@ -223,6 +228,23 @@ impl InterfaceSettings {
             return refuse(ENOMEM, format!("{MAX_USERS} users have headers of their own at this interface"));
         }
         Ok(())
+    }
+
+    /// Refuses a filter beyond the bounds of a user.
+    fn check_filters(&self, at: (u64, u32), new: &StoredFilter) -> Result<(), Refusal> {
+        let bytes = |set: &StoredFilter| set.filter.expression.len() + size_of_val(&set.filter.program[..]);
+        let filters =
+            self.all.iter().filter(|(of, _)| **of != at).filter_map(|(_, settings)| settings.filter.as_deref());
+        let sum = |of: &dyn Fn(u32) -> bool| -> usize { filters.clone().filter(|set| of(set.uid)).map(bytes).sum() };
+        let bounds = [
+            (sum(&|uid| uid == new.uid), MAX_FILTERS_OF_USER, format!("user {}", new.uid)),
+            (sum(&|uid| uid != 0), MAX_FILTERS_OF_OTHERS, "all users but root".into()),
+        ];
+        let exceeded = bounds.into_iter().find(|(others, most, _)| new.uid != 0 && others + bytes(new) > *most);
+        let Some((others, most, whose)) = exceeded else { return Ok(()) };
+        let [all, most] = [others + bytes(new), most].map(|bytes| bytes.div_ceil(1024));
+        let why = format!("the filters of {whose} would take {all} KiB, more than {most} (unetmap nic IF filter off)");
+        refuse(ENOMEM, why)
     }
 
     /// Refuses settings of a further interface beyond the bounds of a user.

@@ -4,7 +4,8 @@
 //! ```text
 //! the ports       veth pairs whose hidden ends have marks, in a namespace that is mounted     (`crate::broker`)
 //! the rest        a file, written when something of it has changed, before the answer: to which switch each port is
-//!                 attached, its header, settings of switches and ports, the threads
+//!                 attached, its header, root's settings of switches and ports, the threads; and one for each other
+//!                 user with settings, so that a request of one costs and spoils nothing of another
 //! at the start    the next daemon makes a port again for each hidden end that is there, and attaches it
 //! ```
 //! A pair without a record is a port that is attached to nothing, and a record without a pair is dropped: its port was
@@ -15,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::mem;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -56,10 +57,18 @@ struct Lasting {
     namespace: u64,
     ports: Vec<LastingPort>,
     attachments: Vec<LastingAttachment>,
-    /// By user, as the requests that set them.
+    /// Root's, as the requests that set them, and the scope.
     settings: Vec<(Scope, Vec<u8>)>,
     /// Number and processors of the threads, if they were set.
     threads: Option<(u16, Vec<u16>)>,
+}
+
+/// The text of a user's file.
+#[derive(Serialize, Deserialize)]
+struct LastingSettings {
+    version: u32,
+    /// As the requests that set them, in hexadecimal digits.
+    settings: Vec<String>,
 }
 
 impl PersistentPort {
@@ -95,7 +104,7 @@ impl Lasting {
             index: port.place.1,
             polling: daemon.registry.get::<ValePort>(&port.host_end).and_then(|host| host.polling()),
         };
-        let settings = vale.settings.as_requests();
+        let settings = vale.settings.as_requests(|scope| scope == ROOT);
         let lasting = Lasting {
             version: VERSION,
             namespace: vale.persistent.hidden_namespace.as_ref().map_or(0, |hidden| hidden.id()),
@@ -138,6 +147,51 @@ impl Lasting {
     }
 }
 
+impl LastingSettings {
+    /// As it is written: empty, if the user has set nothing.
+    fn text(settings: &SwitchSettings, uid: u32) -> io::Result<String> {
+        let own = settings.as_requests(|scope| scope.uid == uid);
+        let settings: Vec<String> = own.iter().map(|(_, request)| hexadecimal(&request.encode())).collect();
+        match &settings[..] {
+            [] => Ok(String::new()),
+            _ => Ok(serde_json::to_string(&LastingSettings { version: VERSION, settings })?),
+        }
+    }
+
+    /// Reads what an earlier daemon has written.
+    fn read(text: &str) -> Result<Vec<Vec<u8>>, String> {
+        let LastingSettings { version, settings } = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        if version != VERSION {
+            return Err(format!("it is of version {version}, and this program reads {VERSION}"));
+        }
+        settings.iter().map(|digits| bytes_of(digits).ok_or_else(|| "these are no hexadecimal digits".into())).collect()
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    let digit = |of: u8| char::from_digit(of.into(), 16).unwrap_or_default();
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+fn bytes_of(digits: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    let digit = |of: u8| char::from(of).to_digit(16);
+    let byte = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? << 4 | digit(*low)?).ok();
+    rest.is_empty().then(|| pairs.iter().map(byte).collect())?
+}
+
+/// Has a user's file written, or that with all else.
+fn write(user: Option<u32>, text: io::Result<String>, namespaces: &[BorrowedFd<'_>]) {
+    let written = text.and_then(|text| {
+        let mut file = File::from(memfd::create_unsealed("unetmap-state")?);
+        file.write_all(text.as_bytes())?;
+        privileged::write_state(file, namespaces, user)
+    });
+    if let Err(e) = written {
+        tracing::warn!("the next daemon will not know what was changed of switches and persistent ports: {e}");
+    }
+}
+
 /// Repeats what the daemon before this one prevents, for as long as `left` lasts, from which it takes what it waits:
 /// what processes had that were killed, the kernel releases some time after their end. An interface that is gone does
 /// not come back.
@@ -165,18 +219,17 @@ const ROOT: Scope = Scope { uid: 0, netns: 0 };
 impl Daemon {
     /// Has what lasts written, if it has changed.
     pub(crate) fn keep_lasting(&mut self) {
-        if !mem::take(&mut self.vale.has_unsaved) || self.admission.policy.is_none() {
+        let (has_unsaved, users) = (mem::take(&mut self.vale.has_unsaved), mem::take(&mut self.vale.unsaved_users));
+        if self.admission.policy.is_none() {
             return;
         }
-        let (lasting, namespaces) = Lasting::of(self);
-        let written = lasting.text().and_then(|text| {
-            let mut file = File::from(memfd::create_unsealed("unetmap-state")?);
-            file.write_all(text.as_bytes())?;
+        for uid in users {
+            write(Some(uid), LastingSettings::text(&self.vale.settings, uid), &[]);
+        }
+        if has_unsaved {
+            let (lasting, namespaces) = Lasting::of(self);
             let namespaces: Vec<_> = namespaces.iter().map(|netns| netns.as_fd()).collect();
-            privileged::write_state(file, &namespaces)
-        });
-        if let Err(e) = written {
-            tracing::warn!("the next daemon will not know what was changed of switches and persistent ports: {e}");
+            write(None, lasting.text(), &namespaces);
         }
     }
 
@@ -193,6 +246,8 @@ impl Daemon {
         let mut waits_left = FORMER_LIMIT;
         self.vale.former_numbers = lasting.numbers();
         self.take_settings(lasting.settings, lasting.threads);
+        // A daemon of before had those of all users in one file.
+        self.vale.unsaved_users.extend(self.vale.settings.users());
         match privileged::find_lasting() {
             Ok((_, None)) => {}
             Ok((found, Some(hidden))) => {
@@ -213,6 +268,26 @@ impl Daemon {
         // What was read is done.
         self.vale.has_unsaved |= lasting.version == VERSION;
         self.keep_lasting();
+        self.take_settings_of_users();
+    }
+
+    /// Goes on with what users had set. A file is written anew once that is done.
+    fn take_settings_of_users(&mut self) {
+        let all = privileged::read_settings().unwrap_or_else(|e| {
+            tracing::error!("settings of users' switches are lost: {e}");
+            Vec::new()
+        });
+        for (uid, text) in all {
+            match text.and_then(|text| LastingSettings::read(&text)) {
+                Ok(settings) => {
+                    let scope = Scope { uid, netns: 0 };
+                    self.take_settings(settings.into_iter().map(|bytes| (scope, bytes)).collect(), None);
+                }
+                Err(why) => tracing::error!(uid, "settings of this user's switches are lost: {why}"),
+            }
+            self.vale.unsaved_users.insert(uid);
+            self.keep_lasting();
+        }
     }
 
     /// Removes all that would outlast this daemon, which ends.
@@ -229,9 +304,9 @@ impl Daemon {
         }
         self.vale.persistent.unserved.clear();
         disconnect_all(self, |_| true);
+        self.vale.all_unsaved();
         self.vale.settings = SwitchSettings::default();
         self.vale.workers.forget_plan();
-        self.vale.has_unsaved = true;
     }
 
     fn take_settings(&mut self, settings: Vec<(Scope, Vec<u8>)>, threads: Option<(u16, Vec<u16>)>) {

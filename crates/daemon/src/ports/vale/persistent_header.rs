@@ -43,7 +43,8 @@ pub(crate) fn set_header(
     if let Some(other) = opened_by.filter(|other| is_own && *other != uid) {
         return refuse(EBUSY, format!("user {other} has it open"));
     }
-    vale.has_unsaved = true;
+    // What a program sets for itself does not last.
+    vale.has_unsaved |= !is_own;
     if let Some(port) = vale.persistent.get_mut(hidden) {
         match is_own {
             true => port.own_header = Some((uid, bytes)),

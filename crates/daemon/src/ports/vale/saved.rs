@@ -189,7 +189,7 @@ impl ValeState {
             let addresses = saved_addresses(switch, &TableMark::default());
             SavedSwitch { key: key.clone(), number: switch.number, next_tick: left, addresses, former: switch.former }
         };
-        let settings = self.settings.as_requests();
+        let settings = self.settings.as_requests(|_| true);
         SavedSwitches {
             switches: self.switches.iter().map(save).collect(),
             settings: settings.into_iter().map(|(scope, request)| (scope, request.encode())).collect(),

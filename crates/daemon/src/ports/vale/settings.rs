@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use unetmap_core::control::ControlRequest as _;
 use unetmap_core::control::vale::{PortPolicy, ValeAction, ValeRequest};
 use unetmap_core::errno::ENOMEM;
 use unetmap_switch::policy::ActivePolicy;
@@ -25,13 +26,20 @@ use crate::region::Scope;
 
 /// Most ports and switches of one user for which anything is set.
 const MAX_SETTINGS: usize = 512;
-/// Most instructions of all filters of one user's ports.
-const MAX_INSNS_OF_USER: usize = 4 * MAX_FILTER_INSNS;
+/// Most bytes of all that one user has set, as the requests that set it: with each change the daemon writes all of it.
+/// Then of what root has set, and of what all other users have, each of whom counts for [`LEAST_BYTES`] at least.
+const MAX_BYTES_OF_USER: usize = 256 << 10;
+const MAX_BYTES_OF_ROOT: usize = 1 << 20;
+const MAX_BYTES_OF_OTHERS: usize = 4 << 20;
+/// A page of a file.
+const LEAST_BYTES: usize = 4096;
 
 /// The settings of all switches.
 #[derive(Default)]
 pub(super) struct SwitchSettings {
     switches: BTreeMap<SwitchKey, OfSwitch>,
+    /// By user: bytes of the requests that set all of it.
+    bytes: BTreeMap<Scope, usize>,
 }
 
 #[derive(Default)]
@@ -45,9 +53,43 @@ fn insns(rules: &PortPolicy) -> usize {
     rules.filters.iter().flatten().map(|filter| filter.program.len()).sum()
 }
 
+/// Returns the requests that set the rules of a port.
+fn requests(switch: &str, port: &str, rules: &PortPolicy) -> impl Iterator<Item = ValeRequest> {
+    let name = format!("{switch}:{port}");
+    rules.actions().into_iter().map(move |action| ValeRequest { name: name.clone(), action })
+}
+
+fn age_request(switch: &str, age: u32) -> Option<ValeRequest> {
+    (age > 0).then(|| ValeRequest { name: switch.to_owned(), action: ValeAction::Age(age) })
+}
+
+fn bytes(requests: impl Iterator<Item = ValeRequest>) -> usize {
+    requests.map(|request| request.encode().len()).sum()
+}
+
+impl OfSwitch {
+    /// Returns the requests that set it.
+    fn requests(&self, switch: &str) -> impl Iterator<Item = ValeRequest> {
+        age_request(switch, self.age)
+            .into_iter()
+            .chain(self.ports.iter().flat_map(move |(port, rules)| requests(switch, port, rules)))
+    }
+}
+
 impl SwitchSettings {
     pub(super) fn is_empty(&self) -> bool {
         self.switches.is_empty()
+    }
+
+    /// Users other than root who have set anything.
+    pub(super) fn users(&self) -> impl Iterator<Item = u32> {
+        self.bytes.keys().map(|scope| scope.uid).filter(|uid| *uid != 0)
+    }
+
+    /// The settings of a user's switches.
+    fn of_user(&self, scope: Scope) -> impl Iterator<Item = (&str, &OfSwitch)> {
+        let from_first = self.switches.range((scope, String::new())..);
+        from_first.take_while(move |((of, _), _)| *of == scope).map(|((_, switch), set)| (&**switch, set))
     }
 
     /// The switches for which, or for whose ports, anything is set.
@@ -76,46 +118,58 @@ impl SwitchSettings {
         self.switches.get(switch).map_or(0, |set| set.age)
     }
 
-    /// Changes the settings of a switch, and removes those that are back at their defaults.
-    pub(super) fn change(&mut self, switch: SwitchKey, how: impl FnOnce(&mut OfSwitch)) {
-        let set = self.switches.entry(switch).or_default();
-        how(set);
-        set.ports.retain(|_, rules| *rules != PortPolicy::default());
-        self.switches.retain(|_, set| set.age > 0 || !set.ports.is_empty());
+    /// Sets the ageing of a switch's addresses; 0 removes it.
+    pub(super) fn set_age(&mut self, switch: &SwitchKey, seconds: u32) {
+        let set = self.switches.entry(switch.clone()).or_default();
+        let [before, after] = [set.age, seconds].map(|age| bytes(age_request(&switch.1, age).into_iter()));
+        set.age = seconds;
+        self.has_changed(switch, before, after);
     }
 
-    /// Returns requests that would set all that is set, by user.
-    pub(super) fn as_requests(&self) -> Vec<(Scope, ValeRequest)> {
-        let mut requests = Vec::new();
-        for ((scope, switch), set) in &self.switches {
-            let mut add = |name: String, action| requests.push((*scope, ValeRequest { name, action }));
-            if set.age > 0 {
-                add(switch.clone(), ValeAction::Age(set.age));
-            }
-            for (port, policy) in &set.ports {
-                policy.actions().into_iter().for_each(|action| add(format!("{switch}:{port}"), action));
-            }
+    /// Sets the rules of a port; the default ones remove all that was set.
+    pub(super) fn set_rules(&mut self, key: &ValeKey, rules: PortPolicy) {
+        let (switch, size) = (key.switch_key(), |rules: &_| bytes(requests(&key.switch, &key.port, rules)));
+        let (ports, after) = (&mut self.switches.entry(switch.clone()).or_default().ports, size(&rules));
+        let is_default = rules == PortPolicy::default();
+        let before = if is_default { ports.remove(&key.port) } else { ports.insert(key.port.clone(), rules) };
+        self.has_changed(&switch, before.as_ref().map_or(0, size), after);
+    }
+
+    /// Something of a switch is set in place of something else: bytes of the requests.
+    fn has_changed(&mut self, switch: &SwitchKey, before: usize, after: usize) {
+        if self.switches.get(switch).is_some_and(|set| set.age == 0 && set.ports.is_empty()) {
+            self.switches.remove(switch);
         }
-        requests
+        let all = self.bytes.entry(switch.0).or_default();
+        *all = (*all + after).saturating_sub(before);
+        if *all == 0 {
+            self.bytes.remove(&switch.0);
+        }
+    }
+
+    /// Returns requests that would set all that is set, of the users that are `wanted`.
+    pub(super) fn as_requests(&self, wanted: impl Fn(Scope) -> bool) -> Vec<(Scope, ValeRequest)> {
+        let all = self.switches.iter().filter(|((scope, _), _)| wanted(*scope));
+        all.flat_map(|((scope, switch), set)| set.requests(switch).map(|request| (*scope, request))).collect()
     }
 
     /// Sets what such a request says. No port exists yet.
     pub(super) fn take_over(&mut self, scope: Scope, ValeRequest { name, action }: ValeRequest) -> Result<(), Refusal> {
         if let ValeAction::Age(seconds) = action {
-            self.change((scope, name), |set| set.age = seconds);
+            self.set_age(&(scope, name), seconds);
             return Ok(());
         }
         let Some((switch, port)) = name.split_once(':') else { return invalid("the name of a switch port") };
-        self.change((scope, switch.into()), |set| {
-            action.apply_to(set.ports.entry(port.into()).or_default());
-        });
+        let key = ValeKey { scope, switch: switch.into(), port: port.into() };
+        let mut rules = self.of(&key).cloned().unwrap_or_default();
+        action.apply_to(&mut rules);
+        self.set_rules(&key, rules);
         Ok(())
     }
 
     /// Refuses settings beyond the limits of a user: rules of a port, or settings of a switch (`port` is empty).
     pub(super) fn check_room(&self, scope: Scope, switch: &str, port: &str, rules: &PortPolicy) -> Result<(), Refusal> {
-        let mine = || self.switches.iter().filter(|((of, _), _)| *of == scope);
-        let settings: usize = mine().map(|(_, set)| 1 + set.ports.len()).sum();
+        let settings: usize = self.of_user(scope).map(|(_, set)| 1 + set.ports.len()).sum();
         let set = self.switches.get(&(scope, switch.to_owned()));
         let known = set.is_some_and(|set| port.is_empty() || set.ports.contains_key(port));
         if settings >= MAX_SETTINGS && !known {
@@ -124,22 +178,99 @@ impl SwitchSettings {
                 format!("{MAX_SETTINGS} switches and ports have settings already (off removes them)"),
             );
         }
-        let others = |set: &OfSwitch, own: bool| -> usize {
-            set.ports.iter().filter(|(name, _)| !own || *name != port).map(|(_, rules)| insns(rules)).sum()
-        };
-        let all: usize = mine().map(|((_, name), set)| others(set, name == switch)).sum();
-        let here: usize = mine().filter(|((_, name), _)| name == switch).map(|(_, set)| others(set, true)).sum();
+        let ports = set.iter().flat_map(|set| &set.ports);
+        let here: usize = ports.filter(|(name, _)| *name != port).map(|(_, rules)| insns(rules)).sum();
         let (new, most) = (insns(rules), MAX_FILTER_INSNS);
-        if new > 0 && (here + new > most || all + new > MAX_INSNS_OF_USER) {
+        if new > 0 && here + new > most {
+            let all = here + new;
             return refuse(
                 ENOMEM,
-                format!(
-                    "the filters of the switch would have {} instructions, more than {most} ({MAX_INSNS_OF_USER} for all switches \
-                     of a user); use simpler ones",
-                    here + new
-                ),
+                format!("the filters of the switch would have {all} instructions, more than {most}; use simpler ones"),
             );
         }
-        Ok(())
+        let before = set.and_then(|set| set.ports.get(port)).map_or(0, |rules| bytes(requests(switch, port, rules)));
+        self.check_bytes(scope, before, bytes(requests(switch, port, rules)))
+    }
+
+    /// Refuses `new` bytes in place of those of `before`, beyond the bounds of a user and of all but root.
+    fn check_bytes(&self, scope: Scope, before: usize, new: usize) -> Result<(), Refusal> {
+        let own = self.bytes.get(&scope).copied().unwrap_or(0);
+        let with_new = own.saturating_sub(before) + new;
+        let others = self.bytes.iter().filter(|(of, _)| of.uid != 0 && **of != scope);
+        let others: usize = others.map(|(_, bytes)| (*bytes).max(LEAST_BYTES)).sum();
+        let bounds = match scope.uid {
+            0 => vec![(with_new, MAX_BYTES_OF_ROOT, "root".into())],
+            uid => vec![
+                (with_new, MAX_BYTES_OF_USER, format!("user {uid}")),
+                (others + with_new.max(LEAST_BYTES), MAX_BYTES_OF_OTHERS, "all users but root".into()),
+            ],
+        };
+        let exceeded = bounds.into_iter().find(|(all, most, _)| all > most && with_new > own);
+        let Some((all, most, whose)) = exceeded else { return Ok(()) };
+        let [all, most] = [all, most].map(|bytes| bytes.div_ceil(1024));
+        let why = format!("the settings of {whose} would take {all} KiB, more than {most} (off removes some)");
+        refuse(ENOMEM, why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use unetmap_core::control::nic::Filter;
+    use unetmap_sys::xdp::ClassicInsn;
+
+    use super::*;
+
+    fn key(uid: u32, n: usize) -> ValeKey {
+        ValeKey { scope: Scope { uid, netns: 0 }, switch: format!("vale{}", n / 100), port: format!("p{}", n % 100) }
+    }
+
+    /// The sums that are kept are those of the requests.
+    #[track_caller]
+    fn assert_counted(settings: &SwitchSettings) {
+        let mut counted = BTreeMap::new();
+        for (scope, request) in settings.as_requests(|_| true) {
+            *counted.entry(scope).or_default() += request.encode().len();
+        }
+        assert_eq!(settings.bytes, counted);
+    }
+
+    #[test]
+    fn users_share_what_others_than_root_may_set() {
+        let filter =
+            Filter { expression: "x".repeat(4000), program: vec![ClassicInsn { code: 6, jt: 0, jf: 0, k: 1 }] };
+        let rules = PortPolicy { filters: [Some(filter), None], storm: 7, ..PortPolicy::default() };
+        let mut settings = SwitchSettings::default();
+        let mut fill = |uid: u32| {
+            let mut n = 0;
+            let why = loop {
+                let ValeKey { scope, switch, port } = key(uid, n);
+                match settings.check_room(scope, &switch, &port, &rules) {
+                    Ok(()) => settings.set_rules(&key(uid, n), rules.clone()),
+                    Err(refusal) => break refusal.why,
+                }
+                n += 1;
+            };
+            (n, why)
+        };
+        let (of_first, why) = fill(1);
+        assert!((60..66).contains(&of_first) && why.contains("user 1 would take 26"), "{of_first}: {why}");
+        let of_others: usize = (2..30).map(|uid| fill(uid).0).sum();
+        assert!((900..1040).contains(&(of_first + of_others)), "{of_others} of 4 KiB in 4 MiB");
+        assert!(fill(2).1.contains("user 2 would") && fill(99).1.contains("of all users but root would"));
+        assert!(fill(0).0 > 3 * of_first, "root has a part of its own");
+        assert_counted(&settings);
+        // Less can be set at any time, and gives room to others.
+        let scope = key(1, 0).scope;
+        let less = PortPolicy { storm: 7, ..PortPolicy::default() };
+        settings.check_room(scope, "vale0", "p0", &less).expect("less than there is");
+        settings.set_rules(&key(1, 0), less);
+        settings.set_age(&(scope, "vale0".into()), 300);
+        assert_counted(&settings);
+        for n in 0..of_first {
+            settings.set_rules(&key(1, n), PortPolicy::default());
+        }
+        settings.set_age(&(scope, "vale0".into()), 0);
+        assert_counted(&settings);
+        assert!(!settings.bytes.contains_key(&scope) && settings.of_user(scope).next().is_none());
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The switches: their members, and the threads that serve them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,8 @@ pub(crate) struct ValeState {
     pub(crate) persistent: PersistentState,
     /// Whether something that lasts has changed ([`super::lasting`]).
     pub(crate) has_unsaved: bool,
+    /// Users other than root whose settings have changed.
+    pub(super) unsaved_users: BTreeSet<u32>,
     /// The numbers that ports of an earlier daemon had, while this one makes them again.
     pub(super) former_numbers: BTreeMap<ValeKey, u8>,
     /// Threads that may still use what was published before.
@@ -82,6 +84,7 @@ impl ValeState {
             ledger,
             persistent: PersistentState::default(),
             has_unsaved: false,
+            unsaved_users: BTreeSet::new(),
             former_numbers: BTreeMap::new(),
             behind: Vec::new(),
             retired: Vec::new(),
@@ -274,14 +277,28 @@ impl ValeState {
 }
 
 impl ValeState {
+    /// All that lasts is to be written: this process goes on after another.
+    pub(crate) fn all_unsaved(&mut self) {
+        self.has_unsaved = true;
+        self.unsaved_users.extend(self.settings.users());
+    }
+
+    /// Settings of a user have changed, which last.
+    fn settings_changed(&mut self, scope: Scope) {
+        match scope.uid {
+            0 => self.has_unsaved = true,
+            uid => _ = self.unsaved_users.insert(uid),
+        }
+    }
+
     /// Sets the seconds after which an address is removed from a switch's table.
     pub(super) fn set_age(&mut self, switch: &SwitchKey, seconds: u32) -> Result<(), Refusal> {
         if seconds > 0 {
             self.settings.check_room(switch.0, &switch.1, "", &PortPolicy::default())?;
         }
         let before = self.settings.age(switch);
-        self.has_unsaved = true;
-        self.settings.change(switch.clone(), |set| set.age = seconds);
+        self.settings_changed(switch.0);
+        self.settings.set_age(switch, seconds);
         if let Some(switch) = self.switches.get_mut(switch) {
             switch.next_tick = None;
             if before == 0 {
@@ -308,10 +325,8 @@ impl ValeState {
             self.settings.check_room(key.scope, &key.switch, &key.port, &rules)?;
         }
         let vlan_changed = rules.vlan != before.vlan;
-        self.settings.change(key.switch_key(), |set| {
-            set.ports.insert(key.port.clone(), rules);
-        });
-        self.has_unsaved = true;
+        self.settings.set_rules(key, rules);
+        self.settings_changed(key.scope);
         tracing::info!(port = key.name(), "rules set");
         let Some(port) = registry.switch_port(key) else { return Ok(()) };
         port.set_policy(policy);
