@@ -13,7 +13,7 @@
 # make test-nic   IF=eth1 PEER=eth2: real interfaces, joined by a cable and otherwise unused (root)
 # make lint       formatting, clippy, layout and words of the source, decisions, documents and their patches, headers, manual pages, licences
 # make bench      measures; BENCH="pipe --json" chooses
-# make install    to PREFIX (/usr/local) and LIBDIR (PREFIX/lib), below DESTDIR; make uninstall removes it
+# make install    to PREFIX (/usr/local) and LIBDIR (PREFIX/lib), below DESTDIR; make uninstall removes it; install-c: headers and libraries alone
 # make deb        Debian packages, in target/deb; root installs the tools; test-deb and test-systemd test them (root)
 # make rpm        rpm packages, in target/rpm
 
@@ -48,7 +48,7 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: build debug core setup setup-tests demo test test-long test-inline soak test-bare test-nic test-vm test-arm64 host-matrix loom
-.PHONY: deb rpm test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf bench install uninstall
+.PHONY: deb rpm test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf bench install install-c uninstall
 .DEFAULT_GOAL := build
 
 # A release names no folder of the machine that built it, so that any two builds are the same.
@@ -169,7 +169,9 @@ lint-headers: setup
 		echo "#include \"$$header\"" | $(CC) -std=gnu99 -Wall -Wextra -Werror -fsyntax-only -I. -x c - || exit 1; \
 		command -v c++ >/dev/null || continue; \
 		echo "#include \"$$header\"" | c++ -std=c++11 -Wall -Wextra -Werror -fsyntax-only -I. -x c++ - || exit 1; \
-	done
+	done; \
+	command -v c++ >/dev/null || exit 0; echo "header unetmap.hpp"; \
+	echo "#include \"unetmap.hpp\"" | c++ -std=c++17 -Wall -Wextra -pedantic -Werror -fsyntax-only -I. -x c++ -
 
 lint-man:
 	@command -v groff >/dev/null || { echo "lint: no groff (groff-base), so manual pages were not checked"; exit 0; }; \
@@ -186,14 +188,9 @@ install:
 	@for program in $(PROGRAMS) $(HELPERS) $(CNI); do test -x $(BIN)/$$program || { $(MAKE) build || exit 1; break; }; done
 	@test -e $(BIN)/NOTICES || .ci/notices $(BIN)/NOTICES $(CONTAINED)
 	install -D -m 644 $(BIN)/NOTICES $(DESTDIR)$(PREFIX)/share/doc/unetmap/NOTICES
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(LIBDIR)/pkgconfig
+	install -d $(DESTDIR)$(PREFIX)/bin
 	install -s --strip-program=$(STRIP) $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
-	install -m 644 include/*.h $(DESTDIR)$(PREFIX)/include
-	install -s --strip-program=$(STRIP) -m 644 $(BIN)/c/libunetmap.so $(DESTDIR)$(LIBDIR)/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libunetmap.so
-	install -m 644 $(BIN)/c/libunetmap.a $(BIN)/c/libnetmap.a $(DESTDIR)$(LIBDIR)
-	$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/libunetmap.a $(DESTDIR)$(LIBDIR)/libnetmap.a
+	$(MAKE) --no-print-directory install-c
 	install -d $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -s --strip-program=$(STRIP) -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
 	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap/libpcap.so
@@ -221,11 +218,6 @@ install:
 	install -d $(DESTDIR)$(PREFIX)/share/unetmap
 	install -m 644 service/grafana.json service/alerts.yml $(DESTDIR)$(PREFIX)/share/unetmap
 	install -m 644 service/unetmap.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
-	set -e; for name in unetmap netmap libnetmap; do \
-		case $$name in unetmap) from=unetmap ;; *) from=netmap ;; esac; \
-		sed "s|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|; s|@NAME@|$$name|" \
-			preload/$$from.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc; \
-	done
 	@for section in $(MAN_SECTIONS); do \
 		for page in man/*.$$section; do \
 			test -e "$$page" || continue; \
@@ -237,6 +229,24 @@ install:
 	ln -sf unetmap-capture.1 $(DESTDIR)$(PREFIX)/share/man/man1/unetmap-replay.1
 	# The loader's cache; not for a package.
 	@test -n "$(DESTDIR)" || test "$$(id -u)" -ne 0 || ldconfig
+
+# Headers and libraries for programs in C and C++, and the files by which pkg-config and CMake find them.
+SUBSTITUTED = s|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@SONAME@|$(SONAME)|g
+install-c:
+	install -d $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(LIBDIR)/cmake/unetmap
+	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
+	install -m 644 include/*.h include/*.hpp $(DESTDIR)$(PREFIX)/include
+	install -s --strip-program=$(STRIP) -m 644 $(BIN)/c/libunetmap.so $(DESTDIR)$(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libunetmap.so
+	install -m 644 $(BIN)/c/libunetmap.a $(BIN)/c/libnetmap.a $(DESTDIR)$(LIBDIR)
+	$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/libunetmap.a $(DESTDIR)$(LIBDIR)/libnetmap.a
+	set -e; for name in unetmap netmap libnetmap; do \
+		case $$name in unetmap) from=unetmap ;; *) from=netmap ;; esac; \
+		sed "$(SUBSTITUTED); s|@NAME@|$$name|" preload/$$from.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc; \
+	done
+	set -e; for name in unetmap-config unetmap-config-version; do \
+		sed "$(SUBSTITUTED)" preload/$$name.cmake.in >$(DESTDIR)$(LIBDIR)/cmake/unetmap/$$name.cmake; \
+	done
 
 deb:
 	@.ci/deb
@@ -253,7 +263,8 @@ test-systemd: deb
 
 uninstall:
 	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%)
-	rm -f $(patsubst include/%,$(DESTDIR)$(PREFIX)/include/%,$(wildcard include/*.h include/net/*.h))
+	rm -f $(patsubst include/%,$(DESTDIR)$(PREFIX)/include/%,$(wildcard include/*.h include/*.hpp include/net/*.h))
+	rm -rf $(DESTDIR)$(LIBDIR)/cmake/unetmap
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,libunetmap.so $(SONAME) libunetmap.a libnetmap.a)
 	rm -f $(patsubst %,$(DESTDIR)$(LIBDIR)/pkgconfig/%.pc,unetmap netmap libnetmap)
 	rm -rf $(DESTDIR)$(PREFIX)/lib/unetmap

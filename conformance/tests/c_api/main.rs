@@ -4,5 +4,6 @@
 
 mod files;
 mod headers;
+mod packages;
 mod parameters;
 mod preload;
