@@ -105,7 +105,7 @@ pub(crate) fn percentiles(times: &Summary) -> Value {
 
 /// Packets are sent in one slot each.
 pub(crate) fn check_size(port: &Port, largest: usize) -> Result<(), String> {
-    let most = port.buf_size() as usize;
+    let most = port.tx_rings().first().map_or(0, |ring| ring.slot_size()) as usize;
     if largest <= most {
         return Ok(());
     }

@@ -13,6 +13,7 @@ mod filter;
 mod frames;
 mod headers;
 mod kept;
+mod lengths;
 mod lifecycle;
 mod offload_table;
 mod offloads;

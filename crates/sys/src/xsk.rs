@@ -47,8 +47,12 @@ const MAX_CHUNK: u32 = 4096;
 pub const BUFFER_BYTES: std::ops::RangeInclusive<u32> = 2048 - HEADROOM..=MAX_CHUNK;
 /// Bytes of buffers that devices can use directly.
 pub const ZERO_COPY_BUFFER: u32 = MAX_CHUNK;
-/// Most bytes of a packet in one buffer, whatever the size of the buffer.
+/// Most bytes of a packet that is received in one buffer, or sent from one without a copy, whatever the size of the
+/// buffer.
 pub const MAX_PACKET: u32 = MAX_CHUNK - HEADROOM;
+
+/// Most buffers of one packet. Source: the kernel's `MAX_SKB_FRAGS` by default.
+pub const MAX_FRAGS: u32 = 17;
 
 /// Returns how many bytes a pool of buffers of this size begins after the start of a page.
 pub const fn pool_offset_in_page(buffer: u32) -> u32 {

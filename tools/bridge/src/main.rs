@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tool_common::forward::{Counts, Direction, Mover, check_headers, check_sizes, drain, forward, move_all};
+use tool_common::forward::{
+    Counts, Direction, Mover, check_headers, check_sizes, drain, forward, limit, move_all, move_short,
+};
 use tool_common::{Failure, failure, link, note, port, print, stop_on_signals, wait_for_link};
 use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap::{Port, Ring};
@@ -19,14 +21,24 @@ use options::{Cli, Config};
 struct All {
     /// True to exchange buffers, false to copy.
     swap: bool,
+    /// Most bytes of a packet that the other port sends, if this one may have longer ones.
+    most: Option<u32>,
     total: Counts,
+    /// Packets that the other port cannot send.
+    too_long: u64,
 }
 
 impl Mover for All {
     #[inline]
     fn move_slots(&mut self, from: &Ring, to: &Ring, n: u32) -> Result<u32, String> {
-        self.total.add(move_all(from, to, n, self.swap));
-        Ok(n)
+        let Some(most) = self.most else {
+            self.total.add(move_all(from, to, n, self.swap));
+            return Ok(n);
+        };
+        let moved = move_short(from, to, n, self.swap, most);
+        self.total.add(moved.counts);
+        self.too_long += moved.too_long;
+        Ok(moved.slots)
     }
 }
 
@@ -46,7 +58,7 @@ fn run(config: &Config) -> Result<ExitCode, Failure> {
     let other = b.as_ref().unwrap_or(&a);
     let swap = !config.copy && a.same_region(other);
     check_sizes(&a, other, swap)?;
-    check_headers(&a, other)?;
+    let header = check_headers(&a, other)?;
     if config.verbose {
         for port in std::iter::once(&a).chain(&b) {
             let (tx, rx) = (port.tx_rings().len(), port.rx_rings().len());
@@ -55,8 +67,10 @@ fn run(config: &Config) -> Result<ExitCode, Failure> {
     }
     wait_for_link(config.wait, stop);
 
-    let direction =
-        |from, to| Direction { from, to, burst: config.burst, mover: All { swap, total: Counts::default() } };
+    let direction = |from, to| {
+        let mover = All { swap, most: limit(from, to, header), total: Counts::default(), too_long: 0 };
+        Direction { from, to, burst: config.burst, mover }
+    };
     let mut directions = vec![direction(&a, other)];
     if b.is_some() {
         directions.push(direction(other, &a));
@@ -65,16 +79,34 @@ fn run(config: &Config) -> Result<ExitCode, Failure> {
     let mode = if swap { "zero copy" } else { "copy" };
     note(&format!("Ready to go, {} <-> {}, {mode}, burst {}", config.a, other.spec(), config.burst));
 
-    let begin = Instant::now();
+    let (begin, before) = (Instant::now(), bad_slots(&ports));
     let result = forward(&mut directions, &ports, stop);
     let time = begin.elapsed();
     drain(&ports);
-    print_summary(config, &directions, swap, time);
+    let bad: Vec<u64> = bad_slots(&ports).iter().zip(before).map(|(now, before)| now.saturating_sub(before)).collect();
+    print_summary(config, &directions, (swap, bad.iter().sum()), time);
     result?;
-    Ok(ExitCode::SUCCESS)
+    let mut code = ExitCode::SUCCESS;
+    for Direction { to, mover, .. } in directions.iter().filter(|direction| direction.mover.too_long > 0) {
+        let (name, n, most) = (to.spec(), mover.too_long, mover.most.unwrap_or(0));
+        note(&format!(
+            "bridge: {name}: {n} packets were dropped: it sends frames of at most {most} bytes (ip link set dev IF mtu N)"
+        ));
+        code = ExitCode::FAILURE;
+    }
+    for (port, bad) in ports.iter().zip(bad).filter(|(_, bad)| *bad > 0) {
+        note(&format!("bridge: {}", port::not_sent(port.spec(), bad)));
+        code = ExitCode::FAILURE;
+    }
+    Ok(code)
 }
 
-fn print_summary(config: &Config, directions: &[Direction<'_, All>], swap: bool, time: Duration) {
+/// Slots that each port did not send.
+fn bad_slots(ports: &[&Port]) -> Vec<u64> {
+    ports.iter().map(|port| port::bad_slots(port)).collect()
+}
+
+fn print_summary(config: &Config, directions: &[Direction<'_, All>], (swap, bad): (bool, u64), time: Duration) {
     let mut total = Counts::default();
     directions.iter().for_each(|direction| total.add(direction.mover.total));
     let seconds = time.as_secs_f64();
@@ -82,13 +114,14 @@ fn print_summary(config: &Config, directions: &[Direction<'_, All>], swap: bool,
         let ways: Vec<_> = directions
             .iter()
             .map(|direction| {
-                let Counts { packets, bytes } = direction.mover.total;
-                json!({"from": direction.from.spec(), "to": direction.to.spec(), "packets": packets, "bytes": bytes})
+                let All { total: Counts { packets, bytes }, too_long, .. } = direction.mover;
+                let (from, to) = (direction.from.spec(), direction.to.spec());
+                json!({"from": from, "to": to, "packets": packets, "bytes": bytes, "too_long": too_long})
             })
             .collect();
         let mut object = json!({
             "event": "summary", "packets": total.packets, "bytes": total.bytes, "seconds": seconds,
-            "zero_copy": swap, "ways": ways,
+            "zero_copy": swap, "ways": ways, "bad_slots": bad,
         });
         link::add_down(&mut object);
         object.to_string()

@@ -200,6 +200,56 @@ pub fn move_all(from: &Ring, to: &Ring, n: u32, swap: bool) -> Counts {
     counter.total(n)
 }
 
+/// The result of moving slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Slots of the other ring that have packets now.
+    pub slots: u32,
+    /// The packets there.
+    pub counts: Counts,
+    /// Packets that were too long, and dropped.
+    pub too_long: u64,
+}
+
+/// As [`move_all`], but leaves out packets of more than `most` bytes.
+pub fn move_short(from: &Ring, to: &Ring, n: u32, swap: bool, most: u32) -> Moved {
+    let (mut at, mut left, mut moved) = (from.head(), n, Moved::default());
+    while left > 0 {
+        let (mut slots, mut bytes) = (0, 0);
+        for slot in from.run(at, left) {
+            let (len, flags) = slot.len_flags();
+            (slots, bytes) = (slots + 1, bytes + u64::from(len));
+            if flags & NS_MOREFRAG == 0 {
+                break;
+            }
+        }
+        if bytes > u64::from(most) {
+            moved.too_long += 1;
+        } else {
+            let targets = to.run(to.add(to.head(), moved.slots), slots);
+            for (source, target) in from.run(at, slots).zip(targets) {
+                if swap {
+                    swap_slot(&source, &target)
+                } else {
+                    copy_slot(&source, &target)
+                };
+            }
+            moved.slots += slots;
+            moved.counts.add(Counts { packets: 1, bytes });
+        }
+        // A ring always has the slots that it said it has.
+        (at, left) = (from.add(at, slots.max(1)), left - slots.max(1).min(left));
+    }
+    moved
+}
+
+/// Returns the most bytes of a packet that `to` sends, if `from` may have longer ones; `header`: bytes of the packets'
+/// virtio-net header, with which they may be segments that are to be sent as several frames.
+pub fn limit(from: &Port, to: &Port, header: u32) -> Option<u32> {
+    let most = port::longest_frame(to).filter(|_| header == 0)?;
+    port::longest_frame(from).is_none_or(|longest| longest > most).then_some(most)
+}
+
 /// Counts the packets in the first `n` slots.
 pub fn count_all(ring: &Ring, n: u32) -> Counts {
     let mut counter = SlotCounter::default();

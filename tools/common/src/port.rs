@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use unetmap::abi::{NmreqRegister, PortSpec};
-use unetmap::{Interest, Port};
+use unetmap::{Interest, Port, Ring};
 
 use crate::{Failure, link, note};
 
@@ -47,6 +47,41 @@ pub fn open(spec: &str, config: RingConfig, flags: u64) -> Result<Port, Failure>
         note(&line);
     }
     Ok(port)
+}
+
+/// Returns an error if the port sends no frames of `longest` bytes, without a virtio-net header.
+///
+/// # Errors
+/// A sentence that says what to do.
+pub fn check_longest(port: &Port, longest: usize) -> Result<(), String> {
+    let Some(most) = longest_frame(port).filter(|most| longest > *most as usize) else { return Ok(()) };
+    Err(format!(
+        "{}: it sends frames of at most {most} bytes, as its MTU and its slots allow, and not of {longest}; {}",
+        port.spec(),
+        set_mtu(port, longest)
+    ))
+}
+
+/// Returns the bytes of the longest frame that a port sends; `None`: as many as its slots have room for.
+pub fn longest_frame(port: &Port) -> Option<u32> {
+    port.tx_rings().iter().filter_map(Ring::longest_frame).min()
+}
+
+/// Returns how a port can send frames of `longest` bytes.
+fn set_mtu(port: &Port, longest: usize) -> String {
+    let name = PortSpec::parse(port.spec()).map_or_else(|_| "IF".into(), |spec| spec.name);
+    // An Ethernet header, and a VLAN tag.
+    format!("send shorter ones, or: ip link set dev {name} mtu {}", longest.saturating_sub(18).max(68))
+}
+
+/// Returns how many slots of a port's transmit rings were not sent ([`Ring::bad_slots`]).
+pub fn bad_slots(port: &Port) -> u64 {
+    port.tx_rings().iter().map(Ring::bad_slots).sum()
+}
+
+/// Says that slots were not sent.
+pub fn not_sent(port: &str, slots: u64) -> String {
+    format!("{port}: {slots} slots were not sent: they are too short or too long for it (unetmap ls: bad_slots)")
 }
 
 /// Returns the port's name with `-RING` inserted before its flags and options.

@@ -40,6 +40,7 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
         capture.notes().iter().for_each(|what| note(&format!("pkt-gen: -P {}: {what}", path.display())));
     }
     wait_for_link(config, stop);
+    let bad_before = bad_slots(&ports);
     let counters: Vec<Counters> = ports.iter().map(|_| Counters::default()).collect();
     let interval = IntervalNumber::new();
     // -P without -n sends the file once.
@@ -81,10 +82,16 @@ pub(crate) fn run(config: &Config) -> Result<ExitCode, Failure> {
         outcomes.push(Outcome { span: Some((begin, Instant::now())), ..Outcome::default() });
     }
     let interrupted = stop.load(Relaxed);
-    let code = print_summary(config, totals_of(&counters), outcomes, interrupted);
+    let bad_slots = bad_slots(&ports).saturating_sub(bad_before);
+    let code = print_summary(config, totals_of(&counters), (outcomes, bad_slots), interrupted);
     let damaged = capture.is_some_and(|capture| capture.damage.is_some());
     let code = if damaged { ExitCode::FAILURE } else { code };
     failure.map_or(Ok(code), |message| Err(Failure::Work(message)))
+}
+
+/// Slots of transmit rings that were not sent.
+fn bad_slots(ports: &[Port]) -> u64 {
+    ports.iter().map(port::bad_slots).sum()
 }
 
 /// One port with all its rings, or for several threads a port for each with one ring (pair).
@@ -143,16 +150,17 @@ fn check_port(config: &Config, port: &Port, capture: Option<&Capture>) -> Result
     if !sends {
         return Ok(());
     }
-    let buf_size = port.buf_size() as usize;
+    port::check_longest(port, capture.map_or(config.len.1, Capture::longest))?;
+    let slot_size = tx::slot_size(port);
     let longest = config.vnet_hdr + capture.map_or(config.len.1, Capture::longest);
-    if capture.is_none() && config.frags == 1 && longest > buf_size {
+    if capture.is_none() && config.frags == 1 && longest > slot_size {
         return Err(format!(
-            "-l {}: the packet does not fit a buffer of {buf_size} bytes (-F {} splits it over several)",
+            "-l {}: the packet does not fit a buffer of {slot_size} bytes (-F {} splits it over several)",
             config.len.1,
-            longest.div_ceil(buf_size)
+            longest.div_ceil(slot_size)
         ));
     }
-    let split = Split { frags: config.frags, frag_size: config.frag_size.unwrap_or(usize::MAX), buf_size };
+    let split = Split { frags: config.frags, frag_size: config.frag_size.unwrap_or(usize::MAX), slot_size };
     split.check(longest, ring.num_slots()).map_err(|e| format!("{}: {e}", config.port))
 }
 
@@ -282,7 +290,12 @@ fn report_until_done(
 }
 
 /// Prints the summary of all threads. Returns the exit status.
-fn print_summary(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stopped: bool) -> ExitCode {
+fn print_summary(
+    config: &Config,
+    totals: Totals,
+    (outcomes, bad_slots): (Vec<Outcome>, u64),
+    stopped: bool,
+) -> ExitCode {
     let spans = || outcomes.iter().filter_map(|o| o.span);
     let begin = spans().map(|(begin, _)| begin).min();
     let end = spans().map(|(_, end)| end).max();
@@ -294,7 +307,7 @@ fn print_summary(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stoppe
     });
     let ping = outcomes.into_iter().find_map(|o| o.ping);
     if config.json {
-        print(&format!("{}\n", json_summary(config, totals, time, unreleased, gaps, ping.as_ref())));
+        print(&format!("{}\n", json_summary(config, totals, (time, unreleased, bad_slots), gaps, ping.as_ref())));
     } else {
         print(&format!("{}\n", summary(Style::of(config), config.function.verb(), totals, time)));
         if let Some(gaps) = gaps {
@@ -303,6 +316,10 @@ fn print_summary(config: &Config, totals: Totals, outcomes: Vec<Outcome>, stoppe
         if let Some(ping) = &ping {
             print(&rtt_lines(ping));
         }
+    }
+    if bad_slots > 0 {
+        note(&format!("pkt-gen: {}", port::not_sent(&config.port, bad_slots)));
+        return ExitCode::FAILURE;
     }
     if ping.is_some_and(|ping| ping.rtt.is_empty()) && totals.packets > 0 {
         let (port, n) = (&config.port, totals.packets);
@@ -346,8 +363,7 @@ fn rtt_lines(ping: &PingOutcome) -> String {
 fn json_summary(
     config: &Config,
     totals: Totals,
-    time: Duration,
-    unreleased: u64,
+    (time, unreleased, bad_slots): (Duration, u64, u64),
     gaps: Option<Gaps>,
     ping: Option<&PingOutcome>,
 ) -> String {
@@ -357,6 +373,9 @@ fn json_summary(
     put("threads", json!(config.threads));
     if config.function.generates_packets() && config.function != Function::Ping {
         put("left", json!(unreleased));
+    }
+    if config.function.generates_packets() {
+        put("bad_slots", json!(bad_slots));
     }
     if let Some(gaps) = gaps {
         put("gaps", json!(gaps.gaps));

@@ -40,7 +40,7 @@ pub(crate) fn run(worker: &Worker<'_>, source: TxSource) -> Result<Outcome, Stri
     let config = worker.config;
     let plain = config.frags == 1 && !config.copy && !config.dump;
     // A slot's length has 16 bits.
-    let max_len = (worker.port.buf_size() as usize).min(usize::from(u16::MAX));
+    let max_len = slot_size(worker.port).min(usize::from(u16::MAX));
     match source {
         TxSource::Fixed(fixed) if plain && fixed.bytes.len() <= max_len => match config.indirect {
             true => send_loop(worker, IndirectFill { bytes: fixed.bytes }),
@@ -58,6 +58,11 @@ pub(crate) fn run(worker: &Worker<'_>, source: TxSource) -> Result<Outcome, Stri
         }
         TxSource::Replay(source) => send_loop(worker, PerPacketFill::new(worker, source)),
     }
+}
+
+/// Most bytes of a packet in one slot.
+pub(crate) fn slot_size(port: &Port) -> usize {
+    port.tx_rings().iter().map(Ring::slot_size).min().unwrap_or(0) as usize
 }
 
 /// Counts of one batch in one ring, or of several.
@@ -383,7 +388,7 @@ impl<S: Source> PerPacketFill<S> {
             split: Split {
                 frags: config.frags,
                 frag_size: config.frag_size.unwrap_or(usize::MAX),
-                buf_size: worker.port.buf_size() as usize,
+                slot_size: slot_size(worker.port),
             },
             prefix: config.vnet_hdr,
             copy: config.copy,
@@ -480,7 +485,7 @@ pub(crate) struct Split {
     pub(crate) frags: usize,
     /// Maximum bytes in each part except the last.
     pub(crate) frag_size: usize,
-    pub(crate) buf_size: usize,
+    pub(crate) slot_size: usize,
 }
 
 /// A packet in `count` slots: each except the last has `size` bytes, the last has the remainder.
@@ -491,19 +496,19 @@ pub(crate) struct Parts {
 }
 
 impl Split {
-    /// Returns the parts of a packet of `total` bytes: `frags` parts, or as few as fit the buffers if those do not fit.
+    /// Returns the parts of a packet of `total` bytes: `frags` parts, or as few as fit the slots if those do not fit.
     #[inline]
     pub(crate) fn parts_of(&self, total: usize) -> Parts {
-        if self.frags == 1 && total <= self.buf_size {
+        if self.frags == 1 && total <= self.slot_size {
             return Parts { count: 1, size: total };
         }
-        let size = total.div_ceil(self.frags).min(self.frag_size).min(self.buf_size).max(1);
+        let size = total.div_ceil(self.frags).min(self.frag_size).min(self.slot_size).max(1);
         // A short packet has fewer parts.
         let count = self.frags.min(total.div_ceil(size)).max(1);
-        if total - size * (count - 1) <= self.buf_size {
+        if total - size * (count - 1) <= self.slot_size {
             return Parts { count, size };
         }
-        Parts { count: total.div_ceil(self.buf_size), size: self.buf_size }
+        Parts { count: total.div_ceil(self.slot_size), size: self.slot_size }
     }
 
     /// Returns an error if packets of `total` bytes need more slots than a packet, or a ring of `num_slots`, can have.
@@ -515,7 +520,7 @@ impl Split {
         }
         Err(format!(
             "a packet of {total} bytes needs {count} slots of {} bytes, but can have at most {max}",
-            self.buf_size
+            self.slot_size
         ))
     }
 }
@@ -526,7 +531,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn split(frags: usize, frag_size: usize) -> Split {
-        Split { frags, frag_size, buf_size: 2048 }
+        Split { frags, frag_size, slot_size: 2048 }
     }
 
     #[test]
@@ -560,6 +565,6 @@ mod tests {
     fn packets_that_need_too_many_slots_are_refused() {
         assert!(split(1, usize::MAX).check(60, 4).is_ok());
         assert!(split(4, usize::MAX).check(60, 4).unwrap_err().contains("needs 4 slots"));
-        assert!(Split { frags: 1, frag_size: usize::MAX, buf_size: 512 }.check(65_535, 1024).is_err());
+        assert!(Split { frags: 1, frag_size: usize::MAX, slot_size: 512 }.check(65_535, 1024).is_err());
     }
 }

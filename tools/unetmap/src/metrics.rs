@@ -54,7 +54,7 @@ fn definitions() -> Vec<Metric> {
         counter("ring_batches", "Batches in which they did"),
         counter("ring_wakeups", "How often a switch woke the program of a ring"),
         counter("ring_dropped", "Packets dropped at a ring, by the rules of ls"),
-        counter("ring_bad_slots", "Slots with an invalid index or length"),
+        counter("ring_bad_slots", "Slots with an invalid index or length, or a packet that the port cannot send"),
         gauge("ring_queued", "Slots sent and not yet released by the receiver"),
         counter("port_lost", "Packets that a port sent and that reached no port, by reason"),
         counter("port_not_received", "Packets for a port that it did not receive, by reason"),

@@ -103,7 +103,7 @@ impl Sender<'_> {
 
     /// Writes a packet into as many slots as it needs, once they are free. Returns `false` if a signal arrived first.
     fn put(&mut self, packet: &[u8]) -> Result<bool, String> {
-        let size = self.ring.buf_size() as usize;
+        let size = self.ring.slot_size() as usize;
         let slots = u32::try_from(packet.len().div_ceil(size)).unwrap_or(u32::MAX);
         if slots >= self.ring.num_slots() {
             let (bytes, most) = (packet.len(), (self.ring.num_slots() as usize - 1) * size);

@@ -25,8 +25,6 @@ use crate::tuning::{MAX_KICKS, SENT_PER_KICK, TX_COMPLETION_POLL};
 
 /// The shortest frame that is sent, bytes: an Ethernet header. The driver pads frames as the hardware requires.
 const MIN_FRAME: u16 = 14;
-/// Most buffers of one packet. Source: the kernel's `MAX_SKB_FRAGS` by default.
-const MAX_FRAGS: u32 = 17;
 
 /// Constructs a side of a ring.
 pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
@@ -37,7 +35,11 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
     let half = Half {
         slots: parts.view.slots().clone(),
         limits,
-        max_packet: limits.buf_size.min(xsk::MAX_PACKET),
+        max_packet: match xsk::is_zero_copy(&socket) {
+            // The kernel copies from all of the buffer; a device reads from one page alone.
+            Ok(false) => limits.buf_size,
+            Ok(true) | Err(_) => limits.buf_size.min(xsk::MAX_PACKET),
+        },
         busy: xsk::busy_poll(&socket).is_some(),
         socket: Arc::new(socket),
         doorbell: parts.doorbell()?,
@@ -66,7 +68,7 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
 pub(crate) struct Half {
     pub(crate) slots: SlotRing,
     pub(crate) limits: Limits,
-    /// Most bytes of a packet in one buffer, its offset included.
+    /// Most bytes of a packet in one buffer that is sent, its offset included.
     pub(crate) max_packet: u32,
     pub(crate) socket: Arc<OwnedFd>,
     /// Notified by the daemon when the interface is removed, and by other users of the ring.
@@ -121,7 +123,7 @@ impl NicTx {
                 written += 1;
             } else {
                 let (first, length, all_good) = chain.unwrap_or((p, 0, true));
-                let all_good = all_good && good && self.half.frags && length < MAX_FRAGS;
+                let all_good = all_good && good && self.half.frags && length < xsk::MAX_FRAGS;
                 self.rings.write_tx(p, good.then_some(packet(slot, offset, continued)));
                 if continued {
                     chain = Some((first, length + 1, all_good));
@@ -186,6 +188,10 @@ impl Tx for NicTx {
             self.kick(written);
         }
         bad
+    }
+
+    fn slot_size(&self) -> u32 {
+        self.half.max_packet
     }
 
     #[inline]

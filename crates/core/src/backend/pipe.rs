@@ -139,7 +139,7 @@ impl PipeRx {
                 limits,
                 SimdLevel::best(),
             )?,
-            placeholder: BufIdx(bound.placeholder),
+            placeholder: BufIdx(bound.placeholder_or_longest),
             offsets: parts.offsets(),
             doorbell: parts.doorbell()?,
             peer_doorbell: parts.peer_doorbell()?,

@@ -49,6 +49,11 @@ pub(crate) trait Tx: Send + Sync {
     /// sent because they are invalid.
     fn send(&self, span: Span) -> u32;
 
+    /// Most bytes of a packet in one slot, if these are fewer than those of a buffer.
+    fn slot_size(&self) -> u32 {
+        u32::MAX
+    }
+
     /// Whether the last sync could not send everything; the next sync tries again.
     fn has_unsent(&self) -> bool {
         false

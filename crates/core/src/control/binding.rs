@@ -98,8 +98,9 @@ pub struct BoundRing {
     pub state: u32,
     /// Index of its channel; on a transmit ring of an interface its first word in the transmit frames page.
     pub channel: u32,
-    /// On a receive ring: the buffer of slots that are delivered empty.
-    pub placeholder: u32,
+    /// On a receive ring: the buffer of slots that are delivered empty. On a transmit ring: bytes of the longest frame
+    /// that the port sends, without a virtio-net header; 0: as many as slots have.
+    pub placeholder_or_longest: u32,
     /// Number within its direction.
     pub id: u16,
     /// 0 transmit, 1 receive.

@@ -14,7 +14,7 @@ impl Port {
     /// limit). Returns `false` after the timeout or a signal.
     ///
     /// # Errors
-    /// `EMSGSIZE` if the frame is empty or longer than a buffer ([`Port::buf_size`]); `EINVAL` if the port has no
+    /// `EMSGSIZE` if the frame is empty or longer than a slot's ([`Ring::slot_size`]); `EINVAL` if the port has no
     /// transmit rings; as [`Port::txsync`].
     pub fn send(&self, frame: &[u8], timeout: Option<Duration>) -> Result<bool, Error> {
         Ok(self.send_batch([frame], timeout)? == 1)
@@ -35,12 +35,13 @@ impl Port {
         let mut sent = 0;
         while frames.peek().is_some() {
             let Some(ring) = self.free_ring(timeout)? else { break };
+            let most = ring.slot_size().min(u32::from(u16::MAX)) as usize;
             let mut copied = 0;
             let mut invalid = false;
             for slot in ring.available() {
                 let Some(frame) = frames.next() else { break };
                 let buffer = slot.frame();
-                invalid = frame.is_empty() || frame.len() > buffer.capacity().min(usize::from(u16::MAX));
+                invalid = frame.is_empty() || frame.len() > buffer.capacity().min(most);
                 if invalid {
                     break;
                 }
@@ -52,7 +53,7 @@ impl Port {
             self.poll(Interest::TX, Some(Duration::ZERO))?;
             sent += copied as usize;
             if invalid {
-                let reason = format!("a frame must have 1 to {} bytes", self.buf_size());
+                let reason = format!("a frame must have 1 to {most} bytes");
                 return Err(Error::refused(self.spec(), errno::EMSGSIZE, reason));
             }
         }

@@ -518,7 +518,8 @@ impl MappedBinding {
             fds,
             socket_rings: &self.socket_rings,
         })?;
-        Some(Ring::new(SyncRing {
+        let longest = if bound.dir == 0 { bound.placeholder_or_longest } else { 0 };
+        let ring = Ring::new(SyncRing {
             view,
             state: self.states.state_ref(bound.state as usize)?,
             backend,
@@ -532,6 +533,7 @@ impl MappedBinding {
             },
             lock_history: Default::default(),
             timestamp_on_request: self.timestamp_on_request,
-        }))
+        });
+        Some(ring.with_longest(longest))
     }
 }

@@ -2,6 +2,7 @@
 //! A ring as programs use it: its slots and their buffers.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use unetmap_abi::{NR_FORWARD, NR_TIMESTAMP, NS_BUF_CHANGED};
 use unetmap_mem::{BufIdx, Frame, Pos, RingView, SlotRing, SlotValue, Slots, Span};
@@ -19,11 +20,22 @@ pub struct Ring {
     pub(crate) inner: SyncRing,
     /// The times of the slots, if they were requested.
     times: Option<Arc<Times>>,
+    /// Most bytes of a packet in one slot.
+    slot_size: u32,
+    /// Bytes of the longest frame that the port sends; 0: as many as slots have.
+    longest: u32,
 }
 
 impl Ring {
     pub(crate) fn new(inner: SyncRing) -> Ring {
-        Ring { inner, times: None }
+        let buf_size = inner.view.region().limits().buf_size;
+        let slot_size = inner.backend.tx().map_or(buf_size, |tx| tx.slot_size().min(buf_size));
+        Ring { inner, times: None, slot_size, longest: 0 }
+    }
+
+    /// Takes note of the longest frame that the port sends.
+    pub(crate) fn with_longest(self, longest: u32) -> Ring {
+        Ring { longest, ..self }
     }
 
     /// Records times from now on.
@@ -73,6 +85,31 @@ impl Ring {
     /// Returns the bytes of each buffer.
     pub fn buf_size(&self) -> u32 {
         self.view().region().limits().buf_size
+    }
+
+    /// Returns the most bytes of a packet in one slot: those of a buffer, or fewer on a transmit ring of an interface
+    /// with zero copy. A slot with more is not sent, and counted by [`Ring::bad_slots`].
+    #[inline(always)]
+    pub fn slot_size(&self) -> u32 {
+        self.slot_size
+    }
+
+    /// On a transmit ring: returns the bytes of the longest frame that the port sends, in as many slots as needed and
+    /// without a virtio-net header: with an interface, as its MTU was when the port was opened. `None`: as many as its
+    /// slots hold.
+    pub fn longest_frame(&self) -> Option<u32> {
+        (self.longest > 0).then_some(self.longest)
+    }
+
+    /// Returns how many slots of this ring were not sent, or delivered empty, because they were invalid or their packet
+    /// was longer than the port can send: since the ring was made, of all processes.
+    pub fn bad_slots(&self) -> u64 {
+        self.inner.state().bad_slots.load(Relaxed)
+    }
+
+    /// Adds to [`Ring::bad_slots`]: for programs that pass the slots of others on.
+    pub fn count_bad_slots(&self, n: u32) {
+        self.inner.state().count_bad_slots(n);
     }
 
     /// Returns the first of the program's slots.

@@ -94,7 +94,7 @@ fn describe_ring(ring: &PortRing) -> BoundRing {
         backend: BackendKind::Null as u32,
         state: ring.state as u32,
         channel: ring.channel.unwrap_or(0) as u32,
-        placeholder: ring.placeholder.map_or(0, |b| b.0),
+        placeholder_or_longest: ring.placeholder.map_or(0, |b| b.0),
         id: shape.id,
         dir: shape.dir,
         offset_mask: ring.offsets().mask,

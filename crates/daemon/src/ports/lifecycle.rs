@@ -167,8 +167,8 @@ impl AnyPort {
                 Ok(port.describe_ring(daemon.knobs.fwd(), ring, bound_ring))
             }
             AnyPort::Mediated(port) => {
-                let nic = daemon.registry.nic(&PortKey::Nic(port.nic()));
-                bound_ring.features = nic.filter(|_| index == 0).map_or(0, nic::Nic::forwarding);
+                let nic = daemon.registry.nic(&PortKey::Nic(port.nic())).filter(|_| index == 0);
+                nic.into_iter().for_each(|nic| nic.describe_mediated_ring(ring.pair, bound_ring));
                 pipe_rings::describe_ring(&port.record, (index, ring), bound_ring)
             }
             AnyPort::Pipe(_) | AnyPort::CopiedEnd(_) => {

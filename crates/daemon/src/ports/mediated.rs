@@ -129,7 +129,10 @@ impl Port<Mediated> {
         let (mode, number) = prepared.pair;
         let first = if mode == NR_REG_ONE_SW { self.record.endpoints[0].shape.nic_pairs() } else { 0 };
         let bytes = self.bytes.get(first + usize::from(number)).cloned();
-        prepared.with_header(self.header, self.lost.clone()).with_bytes(bytes)
+        let endpoint = &self.record.endpoints[0];
+        let tx = endpoint.tx.iter().find(|ring| ring.pair == first + usize::from(number));
+        let state = endpoint.state_page().zip(tx).and_then(|(page, ring)| page.state_ref(ring.state));
+        prepared.with_header(self.header, self.lost.clone()).with_bytes(bytes).with_program_tx(state)
     }
 
     /// Whether a program has it open.

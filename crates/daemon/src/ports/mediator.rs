@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_core::{Error, Interest, Port, Ring};
-use unetmap_mem::Counter;
+use unetmap_mem::{Counter, SyncStateRef};
 use unetmap_sys::clock::spin_hint;
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::process;
@@ -33,7 +33,7 @@ use crate::confinement::confine_packet_thread;
 use crate::threads;
 use crate::threads::wait_for_end;
 use crate::tuning::mediator::{BAD_POINTERS_PAUSE, BATCH, EXIT_FLUSH_LIMIT, MAX_SLEEP, MAX_SPURIOUS};
-use headers::HeaderConverter;
+use headers::{HeaderConverter, await_more_room};
 pub(crate) use headers::{LOST_COUNTERS, LostPackets};
 pub(crate) use packets::{PacketCounters, PacketDevice, PacketReceiver};
 
@@ -97,6 +97,8 @@ pub(crate) struct Prepared {
     headers: Option<HeaderConverter>,
     /// Where they are counted.
     bytes: Option<PairBytes>,
+    /// The state of the program's transmit ring, where slots are counted that the interface cannot send.
+    program_tx: Option<SyncStateRef>,
 }
 
 impl Prepared {
@@ -106,8 +108,9 @@ impl Prepared {
         sessions: [u64; 2],
         [(interface, of_interface), (program, of_program)]: [(Port, OwnedFd); 2],
     ) -> Prepared {
-        let (connections, packets, headers, bytes) = ([of_interface, of_program], None, None, None);
-        Prepared { pair, directions, sessions, program, interface, connections, packets, headers, bytes }
+        let (connections, packets, headers) = ([of_interface, of_program], None, None);
+        let (bytes, program_tx) = (None, None);
+        Prepared { pair, directions, sessions, program, interface, connections, packets, headers, bytes, program_tx }
     }
 
     /// The interface's packets are those of packet sockets, and not of its rings.
@@ -120,6 +123,11 @@ impl Prepared {
         Prepared { bytes, ..self }
     }
 
+    /// Slots of the program's that the interface cannot send are counted in `program_tx`.
+    pub(crate) fn with_program_tx(self, program_tx: Option<SyncStateRef>) -> Prepared {
+        Prepared { program_tx, ..self }
+    }
+
     /// The program's packets begin with a virtio-net header of `header` bytes (0: none). Packets that it loses are
     /// counted in `lost`.
     pub(crate) fn with_header(self, header: u8, lost: LostPackets) -> Prepared {
@@ -129,13 +137,15 @@ impl Prepared {
 
     /// Starts the thread.
     pub(crate) fn start(self, name: &str) -> io::Result<MediatorThread> {
-        let Prepared { pair, directions, sessions, program, interface, connections, packets, headers, bytes } = self;
+        let Prepared { pair, directions, sessions, program, interface, connections, .. } = self;
+        let (packets, headers, bytes, program_tx) = (self.packets, self.headers, self.bytes, self.program_tx);
+        let known_bad = bad_slots(&interface);
         let control = Arc::new(Control::default());
         let of_thread = control.clone();
         let run = move || {
             confine_packet_thread();
             of_thread.tid.store(process::tid(), Ordering::Relaxed);
-            Mediation { program, interface, packets, headers, bytes }.run(&of_thread);
+            Mediation { program, interface, packets, headers, bytes, program_tx, known_bad }.run(&of_thread);
         };
         let thread = threads::start(format!("{name} {}", pair.1), run)?;
         Ok(MediatorThread { pair, directions, sessions, control, connections, thread })
@@ -226,6 +236,10 @@ struct Mediation {
     headers: Option<HeaderConverter>,
     /// Where they are counted.
     bytes: Option<PairBytes>,
+    /// As in [`Prepared`].
+    program_tx: Option<SyncStateRef>,
+    /// Slots that the interface's ring has counted, as far as the program's ring has them, too.
+    known_bad: u64,
 }
 
 impl Mediation {
@@ -282,28 +296,44 @@ impl Mediation {
         let (back, bytes) = match (&mut self.packets, &mut self.headers) {
             (Some(packets), _) => packets.move_back(to),
             (None, Some(headers)) => headers.move_back(from, to),
-            (None, None) => copy(from, to),
+            (None, None) => copy(from, to, &mut 0),
         };
         if let Some(counted) = &self.bytes {
             counted.back.fetch_add(bytes, Ordering::Relaxed);
         }
         // At once: when the program gets its slots back, its packets must be on their way.
         if out > 0 {
-            self.interface.txsync()?;
+            let synced = self.interface.txsync();
+            self.pass_bad_slots_on();
+            synced?;
         }
         Ok(Moved { out, back })
+    }
+
+    /// Counts what the interface's ring did not send as the program's, before the program gets its slots back.
+    fn pass_bad_slots_on(&mut self) {
+        let bad = bad_slots(&self.interface);
+        if bad != self.known_bad {
+            let more = bad.wrapping_sub(self.known_bad) as u32;
+            self.known_bad = bad;
+            self.program_tx.iter().for_each(|ring| ring.count_bad_slots(more));
+        }
     }
 
     /// Copies what the program sent to the interface; returns the number of slots.
     fn copy_out(&mut self) -> u32 {
         let (from, to) = (self.program.rx_rings().first(), self.interface.tx_rings().first());
+        let mut bad = 0;
         let (out, bytes) = match (&mut self.packets, &mut self.headers) {
-            (Some(packets), _) => packets.move_out(from),
-            (None, Some(headers)) => headers.move_out(from, to),
-            (None, None) => copy(from, to),
+            (Some(packets), _) => packets.move_out(from, &mut bad),
+            (None, Some(headers)) => headers.move_out(from, to, &mut bad),
+            (None, None) => copy(from, to, &mut bad),
         };
         if let Some(counted) = &self.bytes {
             counted.out.fetch_add(bytes, Ordering::Relaxed);
+        }
+        if bad > 0 {
+            self.program_tx.iter().for_each(|ring| ring.count_bad_slots(bad));
         }
         out
     }
@@ -341,7 +371,9 @@ impl Mediation {
             let waits = |rings: &[Ring]| self.packets.is_some() && rings.iter().any(|ring| !ring.is_empty());
             let pending =
                 out > 0 || waits(self.program.rx_rings()) || self.interface.tx_rings().iter().any(Ring::pending);
-            if !pending || self.interface.txsync().is_err() || start.elapsed() >= EXIT_FLUSH_LIMIT {
+            let synced = self.interface.txsync();
+            self.pass_bad_slots_on();
+            if !pending || synced.is_err() || start.elapsed() >= EXIT_FLUSH_LIMIT {
                 break;
             }
             std::thread::yield_now();
@@ -378,14 +410,20 @@ fn should_nap(back: u32, time: Duration, interface: &Port) -> bool {
     back < BATCH && nap_pays(back.into(), time.as_nanos() as u64, room.into())
 }
 
-/// Copies as many packets as there are and as have room; returns the number of slots, and their bytes.
-fn copy(from: Option<&Ring>, to: Option<&Ring>) -> (u32, u64) {
+/// Slots that the interface's transmit ring did not send.
+fn bad_slots(interface: &Port) -> u64 {
+    interface.tx_rings().first().map_or(0, Ring::bad_slots)
+}
+
+/// Copies as many packets as there are and as have room; returns the number of slots, and their bytes. Adds slots that
+/// can never be sent to `bad`.
+fn copy(from: Option<&Ring>, to: Option<&Ring>, bad: &mut u32) -> (u32, u64) {
     let (Some(from), Some(to)) = (from, to) else { return (0, 0) };
     let n = from.space().min(to.space()).min(BATCH);
     let (mut copied, mut bytes) = (0, 0);
     for (source, target) in from.first(n).zip(to.first(n)) {
         let (len, flags) = source.len_flags();
-        if u32::from(len) > to.buf_size() {
+        if u32::from(len) > to.slot_size() {
             break;
         }
         target.frame().copy_from(&source.frame(), usize::from(len));
@@ -394,7 +432,7 @@ fn copy(from: Option<&Ring>, to: Option<&Ring>) -> (u32, u64) {
         bytes += u64::from(len);
     }
     if copied == 0 && n > 0 {
-        return copy_in_parts(from, to);
+        return copy_in_parts(from, to, bad);
     }
     to.advance(copied);
     from.advance(copied);
@@ -402,17 +440,18 @@ fn copy(from: Option<&Ring>, to: Option<&Ring>) -> (u32, u64) {
 }
 
 /// Copies one slot that is longer than the other ring's buffers into several slots. Returns the number of slots taken
-/// from `from`, 1, or 0 if there is no room yet, and their bytes.
+/// from `from`, 1, or 0 if there is no room yet, and their bytes. Adds a slot that is too long to `bad`.
 #[cold]
-fn copy_in_parts(from: &Ring, to: &Ring) -> (u32, u64) {
+fn copy_in_parts(from: &Ring, to: &Ring, bad: &mut u32) -> (u32, u64) {
     let source = from.slot(from.head());
     let (len, flags) = source.len_flags();
     // A program may have written any length.
-    let (len, capacity) = (usize::from(len).min(source.frame().capacity()), to.buf_size() as usize);
+    let (len, capacity) = (usize::from(len).min(source.frame().capacity()), to.slot_size() as usize);
     let parts = len.div_ceil(capacity) as u32;
     // A ring that can never hold them loses the packet.
     if parts < to.num_slots() {
         if parts > to.space() {
+            await_more_room(to);
             return (0, 0);
         }
         for (part, target) in (0..parts).zip(to.first(parts)) {
@@ -423,6 +462,8 @@ fn copy_in_parts(from: &Ring, to: &Ring) -> (u32, u64) {
             target.set_len_flags(bytes as u16, more);
         }
         to.advance(parts);
+    } else {
+        *bad += 1;
     }
     from.advance(1);
     (1, len as u64)

@@ -40,6 +40,10 @@ impl LostPackets {
         }
     }
 
+    fn sum(&self) -> u64 {
+        self.0.iter().map(|count| count.load(Relaxed)).sum()
+    }
+
     /// Returns the numbers by the names of the reasons.
     pub(crate) fn by_reason(&self) -> BTreeMap<&'static str, u64> {
         REASONS.iter().map(|reason| reason.name()).zip(self.0.iter().map(|count| count.load(Relaxed))).collect()
@@ -73,10 +77,10 @@ impl HeaderConverter {
     }
 
     /// Moves packets that the program sent to the interface. Returns the number of slots of the program, and the bytes
-    /// of their packets, with headers.
-    pub(super) fn move_out(&mut self, from: Option<&Ring>, to: Option<&Ring>) -> (u32, u64) {
-        let (header, lost) = (self.header, self.lost.clone());
-        self.move_packets(from, to, 0, |packet, to, at| {
+    /// of their packets, with headers. Adds packets that cannot be sent to `bad`.
+    pub(super) fn move_out(&mut self, from: Option<&Ring>, to: Option<&Ring>, bad: &mut u32) -> (u32, u64) {
+        let (header, lost, before) = (self.header, self.lost.clone(), self.lost.sum());
+        let moved = self.move_packets(from, to, 0, |packet, to, at| {
             let needed = offload::slots_needed(packet, capacity(to)) as u32;
             if !fits(to, at, needed) {
                 return None;
@@ -93,7 +97,9 @@ impl HeaderConverter {
                 Err(_) => lost.count(DropReason::InvalidSlot),
             }
             Some(filled)
-        })
+        });
+        *bad += self.lost.sum().wrapping_sub(before) as u32;
+        moved
     }
 
     /// Moves packets that the interface received to the program. Returns the number of slots of the interface, and the
@@ -123,7 +129,7 @@ impl HeaderConverter {
     ) -> (u32, u64) {
         let (Some(from), Some(to)) = (from, to) else { return (0, 0) };
         let space = from.space();
-        let (mut taken, mut filled, mut bytes) = (0, 0, 0);
+        let (mut taken, mut filled, mut bytes, mut is_full) = (0, 0, 0, false);
         while taken < space.min(BATCH) {
             match self.gather(from, taken, space - taken, zeros) {
                 Gathered::Complete(slots) => {
@@ -131,7 +137,10 @@ impl HeaderConverter {
                     if self.packet.len() < self.header {
                         self.lost.count(DropReason::Runt);
                     } else {
-                        let Some(more) = deliver(&mut self.packet, to, filled) else { break };
+                        let Some(more) = deliver(&mut self.packet, to, filled) else {
+                            is_full = true;
+                            break;
+                        };
                         filled += more;
                         bytes += self.packet.len() as u64;
                     }
@@ -150,6 +159,9 @@ impl HeaderConverter {
             }
         }
         to.advance(filled);
+        if is_full {
+            await_more_room(to);
+        }
         from.advance(taken);
         (taken, bytes)
     }
@@ -178,9 +190,14 @@ impl HeaderConverter {
     }
 }
 
+/// Has the next sync look for more free slots than there are now, which do not suffice for a packet.
+pub(super) fn await_more_room(to: &Ring) {
+    to.set_cur(to.tail());
+}
+
 /// Bytes of a slot.
 pub(super) fn capacity(ring: &Ring) -> usize {
-    ring.buf_size().min(u32::from(u16::MAX)) as usize
+    ring.slot_size().min(u32::from(u16::MAX)) as usize
 }
 
 /// Whether `needed` slots are free behind the first `filled`, or the ring could not hold them if it were empty: then

@@ -18,7 +18,7 @@ use unetmap_core::Ring;
 use unetmap_offload::{self as offload, MAX_PACKET};
 use unetmap_sys::packet_socket::{self, HEADER, NotSent, Received, Receiver};
 
-use super::headers::{capacity, fits, put};
+use super::headers::{await_more_room, capacity, fits, put};
 use crate::tuning::mediator::{BATCH, STAGED_BYTES, TRIES};
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
@@ -91,8 +91,9 @@ impl PacketDevice {
         PacketDevice { header: header.into(), ..self }
     }
 
-    /// Sends what the program has sent. Returns the number of its slots that this took, and their bytes.
-    pub(super) fn move_out(&mut self, from: Option<&Ring>) -> (u32, u64) {
+    /// Sends what the program has sent. Returns the number of its slots that this took, and their bytes. Adds those
+    /// that can never be sent to `bad`.
+    pub(super) fn move_out(&mut self, from: Option<&Ring>, bad: &mut u32) -> (u32, u64) {
         let (Some(from), Some(sender)) = (from, &self.sender) else { return (0, 0) };
         self.staged.copy(from, self.header);
         let (mut done, mut slots, mut bytes) = (0, 0, 0);
@@ -104,7 +105,11 @@ impl PacketDevice {
                     self.tries += 1;
                     break;
                 }
-                Ok(_) | Err(NotSent::NoRoom | NotSent::Invalid) => (1, false),
+                Err(NotSent::NoRoom) => (1, false),
+                Ok(_) | Err(NotSent::Invalid) => {
+                    *bad += first.slots;
+                    (1, false)
+                }
             };
             if !is_sent {
                 tracing::trace!(length = first.length, "a packet cannot be sent");
@@ -123,10 +128,14 @@ impl PacketDevice {
     /// Copies what has arrived to the program. Returns the number of slots filled, and their bytes.
     pub(super) fn move_back(&mut self, to: Option<&Ring>) -> (u32, u64) {
         let (Some(to), Some(mut receiver)) = (to, lock(self.receiver.as_ref())) else { return (0, 0) };
-        let (mut filled, mut bytes, mut lost) = (0, 0, 0);
+        let (mut filled, mut bytes, mut lost, mut is_full) = (0, 0, 0, false);
         while filled < BATCH {
             let mut cut = 0;
-            let take = |received: &Received<'_>| deliver(received, (to, filled), self.header, &mut self.packet);
+            let take = |received: &Received<'_>| {
+                let delivered = deliver(received, (to, filled), self.header, &mut self.packet);
+                is_full = delivered.is_none();
+                delivered
+            };
             let delivered = receiver.receive(&mut cut, take);
             lost += cut;
             let Some(delivered) = delivered else { break };
@@ -138,6 +147,9 @@ impl PacketDevice {
             self.counters.received.fetch_add(lost, Relaxed);
         }
         to.advance(filled);
+        if is_full {
+            await_more_room(to);
+        }
         (filled, bytes)
     }
 

@@ -102,6 +102,8 @@ pub(crate) struct Nic {
     pub(in crate::ports) numa_node: Option<u32>,
     /// Whether it is up. Packets move only then.
     pub(super) up: bool,
+    /// Bytes of a frame without its header at most; 0: not known.
+    pub(super) mtu: u32,
     /// Frames that it had not sent when it was opened.
     pub(super) tx_dropped_before: u64,
     /// Whether it was deleted, or moved to another namespace.
@@ -184,6 +186,7 @@ impl Nic {
             other_queues: None,
             admode,
             up: link.up,
+            mtu: link.mtu,
             tx_dropped_before,
             gone: false,
             behind: false,
@@ -296,6 +299,7 @@ impl Nic {
             tracing::info!(name = link.name, "the interface is {state}");
             self.up = link.up;
         }
+        self.mtu = link.mtu;
         let frags = self.xdp_config.is_none_or(|xdp_config| xdp_config.frags);
         if !frags && link.mtu + HEADER > self.umem.receive_bytes(0) {
             let (mtu, buffer) = (link.mtu, self.umem.receive_bytes(0));
@@ -375,6 +379,20 @@ impl Nic {
     /// [`FRAGS`] if packets of a ring pair can use several buffers, else 0.
     pub(super) fn features(&self, pair: usize) -> u32 {
         if pair >= self.endpoint.shape.nic_pairs() || self.frags() { FRAGS } else { 0 }
+    }
+
+    /// Bytes of the longest frame that a ring pair sends: what its slots hold and, but to the host, the interface's MTU
+    /// allows; 0: not known.
+    fn longest_frame(&self, pair: usize) -> u32 {
+        let slots = if self.packets.is_some() || self.features(pair) & FRAGS != 0 { xsk::MAX_FRAGS } else { 1 };
+        let zero_copy = self.xdp_config.is_some_and(|config| config.bind_mode == BindMode::ZeroCopy);
+        let slot = if zero_copy { self.umem.receive_bytes(0) } else { self.umem.buffer };
+        let by_mtu = match self.mtu {
+            _ if pair >= self.endpoint.shape.nic_pairs() => u32::MAX,
+            0 => 0,
+            mtu => mtu.saturating_add(HEADER),
+        };
+        by_mtu.min(slots * slot)
     }
 
     /// [`FORWARD_MARKED`], and [`FORWARD_ALL`] if all packets that programs release are forwarded.
@@ -458,6 +476,9 @@ impl Nic {
             return Ok(ring.doorbell.get()?.as_fd());
         }
         let Some(socket) = self.socket(ring.pair) else { return refuse(ENXIO, "the interface has gone") };
+        if bound_ring.dir == 0 {
+            bound_ring.placeholder_or_longest = self.longest_frame(ring.pair);
+        }
         bound_ring.backend = BackendKind::Nic as u32;
         bound_ring.channel = self.first_sent(bound_ring.id) as u32;
         // What the daemon itself releases is forwarded only if the program beyond it requests that.
@@ -465,6 +486,14 @@ impl Nic {
         bound_ring.features = self.features(ring.pair) | forwarding;
         bound_ring.headroom = self.headroom(ring.pair);
         Ok(socket)
+    }
+
+    /// Adds what only the interface knows to the description of a ring of the mediated port.
+    pub(in crate::ports) fn describe_mediated_ring(&self, pair: usize, bound_ring: &mut BoundRing) {
+        bound_ring.features = self.forwarding();
+        if bound_ring.dir == 0 {
+            bound_ring.placeholder_or_longest = self.longest_frame(pair);
+        }
     }
 
     /// Adds what only the interface knows to its port's snapshot.

@@ -54,6 +54,9 @@ pub(crate) struct SavedNic {
     admode: Admode,
     numa_node: Option<u32>,
     up: bool,
+    /// Missing in states of earlier daemons.
+    #[serde(default)]
+    mtu: u32,
     tx_dropped_before: u64,
     gone: bool,
     /// Missing in states of earlier daemons.
@@ -98,6 +101,7 @@ impl Nic {
             admode: self.admode,
             numa_node: self.numa_node,
             up: self.up,
+            mtu: self.mtu,
             tx_dropped_before: self.tx_dropped_before,
             gone: self.gone,
             lost: self.lost,
@@ -187,6 +191,7 @@ impl SavedNic {
             admode: self.admode,
             numa_node: self.numa_node,
             up: self.up,
+            mtu: self.mtu,
             tx_dropped_before: self.tx_dropped_before,
             gone: self.gone,
             behind: false,
