@@ -140,6 +140,9 @@ lint: setup lint-source lint-crates lint-headers lint-man lint-bpf lint-adding
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
+# Crates that are for the registry; cargo publish sends them in the order of their dependencies.
+PUBLISHED := unetmap-abi unetmap-sys unetmap-mem unetmap-core unetmap unetmap-adapters
+
 # Sizes, words; import circles; decisions and the links to them; the table of resources; the C files in the library's package.
 lint-source:
 	@.ci/check-source
@@ -149,6 +152,8 @@ lint-source:
 	@.ci/check-resources
 	@$(CARGO) package --locked -p unetmap-capi --allow-dirty --list | grep -qx preload/hooks.c || \
 		{ echo "lint: the package of unetmap-capi lacks the C files"; exit 1; }
+	@$(CARGO) package --locked --offline --no-verify --allow-dirty $(PUBLISHED:%=-p %) >/dev/null || \
+		{ echo "lint: the crates of the registry cannot be packaged"; exit 1; }
 
 # The patches of docs/adding.md against the source: they apply, and compile.
 lint-adding: setup

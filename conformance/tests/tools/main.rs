@@ -13,4 +13,5 @@ mod metrics;
 mod prove;
 mod readme;
 mod runner;
+mod stack;
 mod top;

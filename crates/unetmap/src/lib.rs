@@ -99,6 +99,10 @@
 //! # Ok::<(), unetmap::Error>(())
 //! ```
 //!
+//! # Other crates
+//! This crate has no Cargo features. `unetmap-adapters` has a port as a device of smoltcp (its feature `smoltcp`), and
+//! a port for tasks of tokio (`tokio`).
+//!
 //! # Event loops
 //! [`Port::arm`] requests a wake-up, after which one of [`Port::wait_fds`] becomes readable:
 //! ```

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! A port as a device of smoltcp: an Ethernet interface of a TCP/IP stack in the program.
+//!
+//! ```text
+//! loop {
+//!     device.sync()                        what was written is sent, and what has arrived is taken
+//!     interface.poll(now, device, sockets)
+//!     ... sockets ...
+//!     device.sync(); device.wait(interface.poll_delay(..))
+//! }
+//! ```
+//! The stack reads and writes copies of frames. What it has written is in the transmit rings until [`Device::sync`], so
+//! that many frames are sent at once.
+
+use std::time::Duration;
+
+use ::smoltcp::phy::{self, DeviceCapabilities, Medium};
+use ::smoltcp::time::Instant;
+use unetmap::{Error, Interest, Port, Ring};
+
+/// Bytes of the longest frame without a VLAN tag on Ethernet: 1500 of payload and 14 of header, FCS excluded.
+pub const ETHERNET_FRAME: usize = 1514;
+
+/// A port, and buffers for a frame each way.
+pub struct Device {
+    port: Port,
+    mtu: usize,
+    received: Vec<u8>,
+    sent: Vec<u8>,
+    is_unsent: bool,
+}
+
+impl Device {
+    /// Returns the device of a port with frames of at most [`ETHERNET_FRAME`] bytes, or of a buffer if that is less.
+    pub fn new(port: Port) -> Device {
+        Device::with_mtu(port, ETHERNET_FRAME)
+    }
+
+    /// Returns the device of a port with frames of at most `mtu` bytes, the Ethernet header included, or of a buffer if
+    /// that is less. Pipes and switches carry what a buffer holds; an interface, its own MTU and 14 bytes.
+    pub fn with_mtu(port: Port, mtu: usize) -> Device {
+        let mtu = mtu.min(port.buf_size() as usize);
+        Device { port, mtu, received: vec![0; mtu], sent: vec![0; mtu], is_unsent: false }
+    }
+
+    /// The port.
+    pub fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// Sends the frames that the stack has written, and takes those that have arrived. Never waits.
+    ///
+    /// # Errors
+    /// As of [`Port::poll`]: the port is closed, since the daemon or the interface has gone.
+    pub fn sync(&mut self) -> Result<(), Error> {
+        self.is_unsent = false;
+        self.port.poll(Interest::TX, Some(Duration::ZERO))?;
+        self.port.poll(Interest::RX, Some(Duration::ZERO)).map(drop)
+    }
+
+    /// Waits until a frame has arrived, at most for `timeout` (`None`: no limit), after it has sent what the stack has
+    /// written.
+    ///
+    /// # Errors
+    /// As of [`Device::sync`].
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
+        if self.is_unsent {
+            self.sync()?;
+        }
+        self.port.poll(Interest::RX, timeout).map(drop)
+    }
+
+    /// Copies the next frame that has arrived; one that is too long for the device is dropped.
+    fn take_frame(&mut self) -> Option<usize> {
+        loop {
+            self.port.rx_rings().iter().find(|ring| !ring.is_empty())?;
+            // A frame has arrived, so this waits for nothing, and no sync is made.
+            let len = self.port.recv(&mut self.received, Some(Duration::ZERO)).ok()??;
+            if len <= self.mtu {
+                return Some(len);
+            }
+        }
+    }
+
+    /// Returns `None` if no transmit ring has room, also after what is in them was sent.
+    fn make_room(&mut self) -> Option<()> {
+        let has_room = |port: &Port| port.tx_rings().iter().any(|ring| !ring.is_empty());
+        if !has_room(&self.port) {
+            // An error is that of the next sync, too.
+            let _ = self.port.poll(Interest::TX, Some(Duration::ZERO));
+        }
+        has_room(&self.port).then_some(())
+    }
+}
+
+impl phy::Device for Device {
+    type RxToken<'a> = RxToken<'a>;
+    type TxToken<'a> = TxToken<'a>;
+
+    fn receive(&mut self, _: Instant) -> Option<(RxToken<'_>, TxToken<'_>)> {
+        // The stack may answer a frame at once: without room for that, the frame waits.
+        self.make_room()?;
+        let len = self.take_frame()?;
+        let Device { port, received, sent, is_unsent, .. } = self;
+        let ring = port.tx_rings().iter().find(|ring| !ring.is_empty())?;
+        Some((RxToken { frame: &received[..len] }, TxToken { ring, frame: sent, is_unsent }))
+    }
+
+    fn transmit(&mut self, _: Instant) -> Option<TxToken<'_>> {
+        self.make_room()?;
+        let Device { port, sent, is_unsent, .. } = self;
+        let ring = port.tx_rings().iter().find(|ring| !ring.is_empty())?;
+        Some(TxToken { ring, frame: sent, is_unsent })
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ethernet;
+        capabilities.max_transmission_unit = self.mtu;
+        capabilities
+    }
+}
+
+/// A frame that has arrived.
+pub struct RxToken<'a> {
+    frame: &'a [u8],
+}
+
+impl phy::RxToken for RxToken<'_> {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, use_frame: F) -> R {
+        use_frame(self.frame)
+    }
+}
+
+/// Room for a frame.
+pub struct TxToken<'a> {
+    ring: &'a Ring,
+    frame: &'a mut Vec<u8>,
+    is_unsent: &'a mut bool,
+}
+
+impl phy::TxToken for TxToken<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, write: F) -> R {
+        let frame = &mut self.frame[..len];
+        let result = write(frame);
+        let slot = self.ring.slot(self.ring.head());
+        slot.frame().write(0, frame);
+        slot.set_len_flags(len as u16, 0);
+        self.ring.advance(1);
+        *self.is_unsent = true;
+        result
+    }
+}
