@@ -188,6 +188,28 @@ lint-man:
 bench: build
 	$(BIN)/unetmap bench $(BENCH)
 
+# Headers and libraries for programs in C and C++, and the files by which pkg-config and CMake find them.
+SUBSTITUTED = s|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@SONAME@|$(SONAME)|g
+define INSTALL_C
+install -d $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(LIBDIR)/cmake/unetmap
+install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
+install -m 644 include/*.h include/*.hpp $(DESTDIR)$(PREFIX)/include
+install -s --strip-program=$(STRIP) -m 644 $(BIN)/c/libunetmap.so $(DESTDIR)$(LIBDIR)/$(SONAME)
+ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libunetmap.so
+install -m 644 $(BIN)/c/libunetmap.a $(BIN)/c/libnetmap.a $(DESTDIR)$(LIBDIR)
+$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/libunetmap.a $(DESTDIR)$(LIBDIR)/libnetmap.a
+set -e; for name in unetmap netmap libnetmap; do \
+	case $$name in unetmap) from=unetmap ;; *) from=netmap ;; esac; \
+	sed "$(SUBSTITUTED); s|@NAME@|$$name|" preload/$$from.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc; \
+done
+set -e; for name in unetmap-config unetmap-config-version; do \
+	sed "$(SUBSTITUTED)" preload/$$name.cmake.in >$(DESTDIR)$(LIBDIR)/cmake/unetmap/$$name.cmake; \
+done
+endef
+
+install-c:
+	$(INSTALL_C)
+
 # Builds only what is missing, so that root needs no Rust.
 install:
 	@for program in $(PROGRAMS) $(HELPERS) $(CNI); do test -x $(BIN)/$$program || { $(MAKE) build || exit 1; break; }; done
@@ -195,7 +217,7 @@ install:
 	install -D -m 644 $(BIN)/NOTICES $(DESTDIR)$(PREFIX)/share/doc/unetmap/NOTICES
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -s --strip-program=$(STRIP) $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
-	$(MAKE) --no-print-directory install-c
+	$(INSTALL_C)
 	install -d $(DESTDIR)$(PREFIX)/lib/unetmap
 	install -s --strip-program=$(STRIP) -m 644 $(BIN)/pcap/libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap
 	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/unetmap/libpcap.so
@@ -234,24 +256,6 @@ install:
 	ln -sf unetmap-capture.1 $(DESTDIR)$(PREFIX)/share/man/man1/unetmap-replay.1
 	# The loader's cache; not for a package.
 	@test -n "$(DESTDIR)" || test "$$(id -u)" -ne 0 || ldconfig
-
-# Headers and libraries for programs in C and C++, and the files by which pkg-config and CMake find them.
-SUBSTITUTED = s|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@SONAME@|$(SONAME)|g
-install-c:
-	install -d $(DESTDIR)$(PREFIX)/include/net $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(LIBDIR)/cmake/unetmap
-	install -m 644 include/net/*.h $(DESTDIR)$(PREFIX)/include/net
-	install -m 644 include/*.h include/*.hpp $(DESTDIR)$(PREFIX)/include
-	install -s --strip-program=$(STRIP) -m 644 $(BIN)/c/libunetmap.so $(DESTDIR)$(LIBDIR)/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libunetmap.so
-	install -m 644 $(BIN)/c/libunetmap.a $(BIN)/c/libnetmap.a $(DESTDIR)$(LIBDIR)
-	$(STRIP) --strip-debug $(DESTDIR)$(LIBDIR)/libunetmap.a $(DESTDIR)$(LIBDIR)/libnetmap.a
-	set -e; for name in unetmap netmap libnetmap; do \
-		case $$name in unetmap) from=unetmap ;; *) from=netmap ;; esac; \
-		sed "$(SUBSTITUTED); s|@NAME@|$$name|" preload/$$from.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$name.pc; \
-	done
-	set -e; for name in unetmap-config unetmap-config-version; do \
-		sed "$(SUBSTITUTED)" preload/$$name.cmake.in >$(DESTDIR)$(LIBDIR)/cmake/unetmap/$$name.cmake; \
-	done
 
 deb:
 	@.ci/deb
