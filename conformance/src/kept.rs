@@ -21,10 +21,13 @@ pub fn start(home: &Home, fault: Option<&str>) -> Guard {
     daemon
 }
 
-/// Waits until all ports that are open are kept.
+/// Waits until all ports that are open are kept, or, if none is, until those would be that are opened.
 #[track_caller]
 pub fn wait_until_kept(home: &Home) {
-    let is_kept = || home.try_snapshot().is_some_and(|now| now.daemon.kept_sessions == now.sessions.len());
+    let is_kept = || {
+        let now = home.try_snapshot();
+        now.is_some_and(|now| now.daemon.crash_protection.on && now.daemon.kept_sessions == now.sessions.len())
+    };
     until("the ports are kept", is_kept);
 }
 

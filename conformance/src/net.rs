@@ -181,11 +181,23 @@ impl Net {
         until("the daemon ends", || self.ended().is_some());
     }
 
-    /// Kills the daemon, and starts another one at its place.
+    /// Kills the daemon, and starts another one at its place; returns when that answers.
     #[track_caller]
     pub fn restart_daemon(&mut self, home: &Home) {
+        self.restart(home, None);
+    }
+
+    /// As [`Net::restart_daemon`], with a fault, as [`start_faulty_daemon`].
+    #[track_caller]
+    pub fn restart_faulty_daemon(&mut self, home: &Home, fault: &str) {
+        self.restart(home, Some(fault));
+    }
+
+    #[track_caller]
+    fn restart(&mut self, home: &Home, fault: Option<&str>) {
         self.daemon.kill();
-        self.daemon = start_daemon(home, &[]);
+        self.daemon = run_daemon(home, &[], fault);
+        until("the daemon answers", || home.try_snapshot().is_some());
     }
 
     /// Whether an XDP program is attached to `va`.

@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use conformance::home::{Home, daemon_processes, processes_of, program, summary};
-use conformance::net::{CABLE, DIRECT, Net, pings};
+use conformance::net::{CABLE, DIRECT, Held, Net, open_in, pings};
 use conformance::switch::{bring_up, done, host_on_switch, set, shown};
 use conformance::{isolated_with_interfaces, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -214,6 +215,82 @@ fn a_damaged_file_is_set_aside() {
     });
 }
 
+fn unetmap(args: &[&str]) -> String {
+    let output = Command::new(program("unetmap")).args(args).output().expect("it runs");
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// A daemon answers before it serves the ports again; a request about one of them waits.
+#[test]
+fn requests_wait_for_ports_that_are_served_again() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        hosts_on_switch(&net);
+        set("port vale0:vi0 access 7");
+        let before = (done(&net.near, ""), shown("port vale0:vi0")["rules"].clone());
+        end(home, End::Killed);
+        let held = Held::new(home);
+        net.restart_faulty_daemon(home, "interfaces");
+        held.until_reached();
+        assert_eq!(persistent(), ["idle0", "vi0", "vi1"]);
+        let text = unetmap(&["ls"]);
+        assert!(text.contains("\nbeing served again: idle0, vi0, vi1\n"), "{text}");
+        let after = thread::scope(|scope| {
+            let opened = scope.spawn(|| drop(open_in(&net.near, "netmap:vi0")));
+            let at_switch = scope.spawn(|| drop(open_in(&net.near, "vale0:vi1")));
+            let list = scope.spawn(|| done(&net.near, ""));
+            let rules = scope.spawn(|| shown("port vale0:vi0")["rules"].clone());
+            until("all have asked", || home.snapshot().daemon.connections > 4);
+            drop(held);
+            opened.join().expect("the port of the interface is opened");
+            at_switch.join().expect("the port of the switch is opened");
+            (list.join().expect("a list"), rules.join().expect("rules"))
+        });
+        assert_eq!(after, before, "no request was answered too early");
+        assert!(!unetmap(&["ls"]).contains("being served again"));
+        home.stop_all();
+        assert_nothing_left(home);
+    });
+}
+
+/// Ports that are not served yet are removed as others are.
+#[test]
+fn all_is_removed_before_it_is_served_again() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        hosts_on_switch(&net);
+        (0..4).for_each(|n| _ = done(&net.near, &format!("-n more{n}")));
+        end(home, End::Term);
+        let held = Held::new(home);
+        net.restart_faulty_daemon(home, "interfaces");
+        held.until_reached();
+        thread::scope(|scope| {
+            let stopped = scope.spawn(|| home.stop_all());
+            until("the interfaces are gone", || net.near.ip(&["link", "show", "vi0"]).is_err());
+            drop(held);
+            stopped.join().expect("it ends");
+        });
+        for name in ["vi0", "idle0", "more0", "more3"] {
+            net.near.ip(&["link", "show", name]).expect_err("it is gone");
+        }
+        assert_nothing_left(home);
+    });
+}
+
+/// Each port of a switch, with its number and its settings.
+fn settings() -> Vec<[Value; 3]> {
+    let shown = shown("show vale0");
+    let ports = shown["port"].as_array().expect("a list");
+    ports.iter().map(|port| ["name", "index", "rules"].map(|of| port[of].clone())).collect()
+}
+
+/// The time, in milliseconds, of which `share` of 100 were at most as long.
+fn share_of(times: &mut [Duration], share: usize) -> String {
+    times.sort();
+    format!("{:.0} ms", times[(times.len() - 1) * share / 100].as_secs_f64() * 1e3)
+}
+
 /// `RESTARTS` of each sort (1), `PORTS` (2): `make test-long STEPS=restarts` has more.
 #[test]
 fn many_restarts_lose_no_port() {
@@ -222,36 +299,36 @@ fn many_restarts_lose_no_port() {
         let (restarts, ports) = (number("RESTARTS", 1), number("PORTS", 2));
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         hosts_on_switch(&net);
-        let names: Vec<String> = (0..ports).map(|n| format!("port{n:03}")).collect();
-        for name in &names {
+        for name in (0..ports).map(|n| format!("port{n:03}")) {
             done(&net.near, &format!("-n {name}"));
             done(&net.near, &format!("-a vale0:{name}"));
         }
         set("port vale0:port000 access 7");
-        let (before, rules) = (persistent(), shown("show vale0")["port"].as_array().map_or(0, Vec::len));
-        let mut times = Vec::new();
+        set("port vale0:vi0 storm 9000");
+        let before = (persistent(), settings());
+        let (mut answered, mut served) = (Vec::new(), Vec::new());
         for how in (0..restarts).flat_map(|_| ENDS) {
             end(home, how);
             let began = Instant::now();
             net.restart_daemon(home);
-            // It listens at once, and answers when it has found everything.
-            assert_eq!(persistent(), before, "{how:?}");
-            times.push(began.elapsed());
-            assert_eq!(shown("show vale0")["port"].as_array().map_or(0, Vec::len), rules, "{how:?}");
+            answered.push(began.elapsed());
+            // It waits until all are served.
+            let after = settings();
+            served.push(began.elapsed());
+            assert_eq!((persistent(), after), before, "{how:?}");
             until("packets cross the switch", || pings(&net.near, "10.8.0.2"));
         }
-        times.sort();
-        let at = |share: usize| times[(times.len() - 1) * share / 100];
-        let text = |time: Duration| format!("{:.0} ms", time.as_secs_f64() * 1e3);
+        let restarts = served.len();
+        let [[answer, slow_answer], [all, slow]] =
+            [&mut answered, &mut served].map(|times| [50, 99].map(|share| share_of(times, share)));
         summary(&format!(
-            "{} restarts with {} ports: served again after {} in the median, {} in 99 of 100, {} at most",
-            times.len(),
-            before.len(),
-            text(at(50)),
-            text(at(99)),
-            text(at(100))
+            "{restarts} restarts with {} ports: the daemon answered after {answer} in the median, {slow_answer} in 99 of \
+             100, and all ports were served again after {all}, {slow}",
+            before.0.len()
         ));
         home.stop_all();
         assert_nothing_left(home);
+        let links = [&net.near, &net.far].map(|ns| ns.ip(&["-br", "link"]).expect("interfaces").lines().count());
+        assert_eq!(links, [2, 2], "lo, and the ends of the cable");
     });
 }

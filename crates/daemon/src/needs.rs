@@ -7,6 +7,7 @@
 //! Interface    the end of a thread's work on it for someone else    nothing                 from its start
 //! Memory       a thread that makes it resident                      the memory              from its start, with it
 //! Sockets      a thread that opens them for this request            a port                  with the result
+//! Returning    serving again what an earlier daemon has left        nothing                 from its start
 //! ```
 //! A request that waits is a value, `S`: it owns what it has taken, and gives it back if its client leaves.
 
@@ -23,6 +24,8 @@ pub(crate) enum Needs<S> {
     Sockets(NicKey, S),
     /// `None`: the thread has it.
     Memory(Option<Box<Prepared>>, u32),
+    /// A persistent port, by its hidden end; `None`: all that is left.
+    Returning(Option<u32>, u32),
 }
 
 /// The result with which a request goes on.
@@ -32,6 +35,7 @@ pub(crate) enum Got<S> {
     #[default]
     Nothing,
     Survey(Arc<Survey>, u32),
+    /// An interface, or a port.
     Interface(u32),
     Sockets(S, Result<(), Refusal>),
     /// `None`: it is touched as the request uses it.

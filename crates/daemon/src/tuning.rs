@@ -63,6 +63,11 @@ pub(crate) mod broker {
     /// Longest wait for the broker of an earlier daemon, which detaches programs, and the interval of its polls.
     pub(crate) const FORMER_LIMIT: Duration = Duration::from_secs(5);
     pub(crate) const FORMER_POLL: Duration = Duration::from_millis(1);
+    /// Pause before a port of an earlier daemon is tried again, of which the kernel still holds something.
+    pub(crate) const FORMER_PAUSE: Duration = Duration::from_millis(5);
+    /// Ports of an earlier daemon whose sockets are opened at the same time: one connection to the broker remains for
+    /// interfaces that programs open.
+    pub(crate) const RETURNS_AT_ONCE: usize = INTERFACE_LANES - 1;
 }
 
 /// Replacing the daemon.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap ls`: shows the daemon's regions, switches, rings and sessions as tables.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -121,7 +122,21 @@ fn tables(json: &str, earlier: &[String], wide: bool) -> Result<String, String> 
             text += &remarks(&all["ports"], wide);
         }
     }
+    text += &returning(&all["persistent"]);
     Ok(text)
+}
+
+/// Persistent ports of an earlier daemon that this one does not serve yet.
+fn returning(persistent: &Value) -> String {
+    let mut by_state = BTreeMap::<String, Vec<String>>::new();
+    for port in members(persistent).filter(|port| port["state"].is_string()) {
+        by_state.entry(cell(&port["state"])).or_default().push(cell(&port["name"]));
+    }
+    let line = |(state, mut names): (String, Vec<String>)| {
+        names.sort();
+        format!("\n{state}: {}\n", names.join(", "))
+    };
+    by_state.into_iter().map(line).collect()
 }
 
 /// Whether a crash of the daemon would end no port, and a text that says so, or since when and why it would; `None`:
@@ -442,6 +457,14 @@ p{1\\u001b  x\\u202e  no               1  4294967295  1000         1         1
                 .unwrap(),
             "crash protection: off: not asked for (unetmapd --keep-ports)"
         );
+    }
+
+    #[test]
+    fn persistent_ports_that_are_not_served_yet_are_named() {
+        let ports = r#"{"daemon": {}, "persistent": [{"name": "b", "state": "being served again"}, {"name": "c"},
+            {"name": "a", "state": "being served again"}]}"#;
+        let text = tables(ports, &[], false).unwrap();
+        assert!(text.ends_with("\n\nbeing served again: a, b\n"), "{text}");
     }
 
     #[test]

@@ -82,8 +82,12 @@ pub(crate) fn answer(
     let first = match got {
         Got::Sockets(..) => Ok(None),
         _ => {
-            let open = (&daemon.registry, &daemon.nics.work);
-            first_need(&mut daemon.admission, open, Named::of_request(&request), caller, &got)
+            let returning = unserved(daemon, &request, caller).map(|of| Needs::Returning(of, got.rounds()));
+            let open = (&daemon.registry, &daemon.nics.work, &daemon.vale);
+            returning.map_or_else(
+                || first_need(&mut daemon.admission, open, Named::of_request(&request), caller, &got),
+                |needs| Ok(Some(needs)),
+            )
         }
     };
     let mut call = Call { daemon, request, caller, session, got };
@@ -99,6 +103,18 @@ pub(crate) fn answer(
     };
     let (errno, reason, passes) = refusal.map_or((0, String::new(), false), |r| (r.errno, r.why, r.passes));
     Step::Done(Outcome { errno, answer: NetmapReply { request: call.request, reason, binding }, fds, passes, session })
+}
+
+/// Returns the port of an earlier daemon that a request about a port of a switch waits for, as
+/// [`Returning::behind_name`]; a list of ports waits for all.
+///
+/// [`Returning::behind_name`]: crate::ports::vale::returning::Returning::behind_name
+fn unserved(daemon: &Daemon, request: &NetmapRequest, caller: &Caller) -> Option<Option<u32>> {
+    let returning = &daemon.vale.returning;
+    if request.header.nr_reqtype == NETMAP_REQ_VALE_LIST {
+        return returning.awaits(None).then_some(None);
+    }
+    returning.behind_name(daemon.admission.scope(caller), request.name()?)
 }
 
 /// Repeats the answer to REGISTER, with its descriptors, for a process that was passed the connection.

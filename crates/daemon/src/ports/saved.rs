@@ -71,6 +71,9 @@ impl Daemon {
         if self.registry.all::<NicPort>().any(|port| port.here().is_none()) || !self.mediators.stopping.is_empty() {
             return refuse_for_now("an interface is being opened or closed: try again");
         }
+        if !self.vale.returning.is_empty() {
+            return refuse_for_now("what an earlier daemon has left is being served again: try again");
+        }
         self.vale.check_hand_over()
     }
 }

@@ -21,7 +21,7 @@ use unetmap_core::errno::{EINVAL, EPERM, EPROTO};
 use unetmap_sys::socket;
 use zerocopy::FromBytes as _;
 
-use crate::netmap_requests;
+use crate::netmap_requests::{self, Needs};
 use crate::ports::nic::survey::{Named, first_need};
 use crate::ports::{nic, vale};
 use crate::refusal::{decode, refuse};
@@ -43,7 +43,7 @@ const HANDLERS: [(Kind, &str, Handler); 15] = [
     (PeerDoorbellsRequest::KIND, "peer doorbells", port::peer_doorbells),
     (ServesRequest::KIND, "serves", port::serves),
     (NicRequest::KIND, "nic", nic),
-    (ValeRequest::KIND, "vale", |call| call.text(vale::answer_request)),
+    (ValeRequest::KIND, "vale", vale),
     (NodeRequest::KIND, "node", node),
     (KnobRequest::KIND, "knobs", |call| call.text(knobs::answer_request)),
     (SnapshotRequest::KIND, "snapshot", snapshot),
@@ -94,11 +94,20 @@ fn nic(call: &mut Call<'_>) -> Reply {
     let named = NicRequest::decode(call.payload).ok().map(|request| Named::port(request.interface));
     let Some(caller) = &mut call.caller else { return Reply::Close };
     let daemon = &mut *call.daemon;
-    match first_need(&mut daemon.admission, (&daemon.registry, &daemon.nics.work), named, caller, &call.got) {
+    let open = (&daemon.registry, &daemon.nics.work, &daemon.vale);
+    match first_need(&mut daemon.admission, open, named, caller, &call.got) {
         Ok(Some(needs)) => Reply::Needs(needs),
         Ok(None) => call.text(nic::answer_request),
         Err(refusal) => Reply::Answer(call.refused(refusal)),
     }
+}
+
+/// Vale: state and settings of switches. Waits until these have all ports that an earlier daemon has left.
+fn vale(call: &mut Call<'_>) -> Reply {
+    if call.daemon.vale.returning.awaits(None) {
+        return Reply::Needs(Needs::Returning(None, call.got.rounds()));
+    }
+    call.text(vale::answer_request)
 }
 
 /// Node: state and settings of `/dev/netmap`.

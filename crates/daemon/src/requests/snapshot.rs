@@ -152,7 +152,7 @@ impl SnapshotTask {
         };
         let switches = to_json(&switch_snapshots(&daemon.vale, only.map(|uid| Scope { uid, netns: 0 })));
         // Persistent ports, of which `ports` has those that are open or attached.
-        let persistent = if only.is_none() { daemon.vale.persistent.snapshots() } else { Vec::new() };
+        let persistent = if only.is_none() { daemon.vale.persistent_snapshots() } else { Vec::new() };
         let persistent = to_json(&persistent);
         let (threads, users, general) = (to_json(&daemon.vale.worker_snapshots()), to_json(&users), to_json(&general));
         let totals = to_json(&totals);

@@ -86,6 +86,6 @@ fn open_ports(daemon: &Daemon) -> Vec<OpenPort> {
         }
     }
     ports.extend(attached_ports(&daemon.registry, &daemon.vale).into_iter().map(|port| OpenPort::Attached { port }));
-    ports.extend(daemon.vale.persistent.snapshots().into_iter().map(|port| OpenPort::Persistent { port: port.name }));
+    ports.extend(daemon.vale.persistent_snapshots().into_iter().map(|port| OpenPort::Persistent { port: port.name }));
     ports
 }

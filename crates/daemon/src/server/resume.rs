@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The waits of requests in the event loop: they begin, threads provide, and requests go on ([`super::waits`]).
 
+use std::time::{Duration, Instant};
+
 use unetmap_core::control::Kind;
 
 use super::Server;
@@ -55,6 +57,10 @@ impl Server {
                     None => Ok(Got::Memory(Some(memory), rounds)),
                 }
             }
+            Needs::Returning(Some(hidden), rounds) => {
+                self.daemon.vale.returning.prefer(hidden);
+                Err(Needs::Returning(Some(hidden), rounds))
+            }
             other => Err(other),
         };
         if state.is_ok() {
@@ -107,8 +113,11 @@ impl Server {
             ready.into_iter().for_each(|uid| self.turns.push(uid, work(number)));
         }
         for (nic, result) in nics {
-            self.interface_is_back(nic, result);
+            if let Some(result) = self.daemon.opened_again(nic, result) {
+                self.interface_is_back(nic, result);
+            }
         }
+        self.provide_returned();
         let prepared = self.waits.preparer.as_ref().map(Preparer::take_done).unwrap_or_default();
         for (number, memory) in prepared {
             self.turns.count_time(memory.scope.uid, memory.time());
@@ -145,6 +154,32 @@ impl Server {
                 Some(uid) => self.turns.push(uid, work(number)),
                 None => {}
             }
+        }
+    }
+
+    /// Has the next served again of what an earlier daemon has left; returns the time until there is more to do.
+    pub(super) fn serve_again(&mut self, now: Instant) -> Option<Duration> {
+        if self.daemon.vale.returning.is_empty() {
+            return None;
+        }
+        self.daemon.nics.heartbeat.control_begins();
+        let due = self.daemon.serve_again(now);
+        self.provide_returned();
+        self.add_watches();
+        self.daemon.keep_lasting();
+        due
+    }
+
+    /// Has requests go on that wait for what is served again by now.
+    fn provide_returned(&mut self) {
+        let Server { waits, daemon, .. } = self;
+        let is_served = |needs: &Needs| matches!(needs, Needs::Returning(of, _) if !daemon.vale.returning.awaits(*of));
+        for number in waits.that_need(is_served) {
+            let ready = waits.provide(number, |needs| match needs {
+                Needs::Returning(_, rounds) => Ok(Got::Interface(rounds)),
+                other => Err(other),
+            });
+            ready.into_iter().for_each(|uid| self.turns.push(uid, work(number)));
         }
     }
 

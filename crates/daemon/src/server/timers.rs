@@ -17,6 +17,7 @@ impl Server {
             self.daemon.vale.age_tables(),
             self.daemon.vale.free_retired(&mut self.daemon.registry),
             self.daemon.end_stopped_mediators(),
+            self.serve_again(now),
             self.ask_for_abandoned(now),
             self.end_silent_newcomers(now),
             self.end_accept_pause(now),

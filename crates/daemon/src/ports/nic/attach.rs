@@ -73,7 +73,10 @@ impl Nic {
         // Only now that the XDP program accepts it.
         self.host.set_mark(mark);
         self.host.set_relayed(self.relay.is_some());
-        if let Err(refusal) = self.host.attach(&self.heartbeat) {
+        // The kernel waits for a grace period of RCU with its lock of all interfaces held, for each tcx program.
+        if !self.is_hidden
+            && let Err(refusal) = self.host.attach(&self.heartbeat)
+        {
             tracing::debug!(name = self.name, "frames that the host sends go to the wire: {}", refusal.why);
         }
         // No socket is open yet, so no frame bypasses the filter.

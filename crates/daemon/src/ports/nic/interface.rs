@@ -104,6 +104,9 @@ pub(crate) struct Nic {
     pub(super) up: bool,
     /// Bytes of a frame without its header at most; 0: not known.
     pub(super) mtu: u32,
+    /// Whether it is the hidden end of a persistent port: nobody configures it, so its stack sends nothing; and the
+    /// offloads of the other end were disabled when the pair was made.
+    pub(super) is_hidden: bool,
     /// Frames that it had not sent when it was opened.
     pub(super) tx_dropped_before: u64,
     /// Whether it was deleted, or moved to another namespace.
@@ -187,6 +190,7 @@ impl Nic {
             admode,
             up: link.up,
             mtu: link.mtu,
+            is_hidden: false,
             tx_dropped_before,
             gone: false,
             behind: false,
@@ -195,6 +199,11 @@ impl Nic {
             left_in_rings: 0,
         };
         Ok((nic, page))
+    }
+
+    /// It is the hidden end of a persistent port.
+    pub(in crate::ports) fn set_hidden(&mut self) {
+        self.is_hidden = true;
     }
 
     /// Takes note of the program that stays at the interface, or that none does any more.
@@ -216,7 +225,7 @@ impl Nic {
         let pairs: BTreeSet<usize> = self.endpoint.bound(selection).map(|ring| ring.pair).collect();
         if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
             let without = self.count_queues();
-            if self.offloads.is_none() {
+            if self.offloads.is_none() && !self.is_hidden {
                 let disabled = privileged::disable_offloads(&self.netns, self.key.index);
                 self.offloads_stay_on = disabled.is_err();
                 self.offloads = disabled.map_or_else(|e| self.offloads_stay(&e), |undo| undo.map(Undo::of));

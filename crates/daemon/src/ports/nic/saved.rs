@@ -59,7 +59,9 @@ pub(crate) struct SavedNic {
     mtu: u32,
     tx_dropped_before: u64,
     gone: bool,
-    /// Missing in states of earlier daemons.
+    /// Missing in states of earlier daemons, as the next one.
+    #[serde(default)]
+    is_hidden: bool,
     #[serde(default)]
     lost: Noted,
 }
@@ -104,6 +106,7 @@ impl Nic {
             mtu: self.mtu,
             tx_dropped_before: self.tx_dropped_before,
             gone: self.gone,
+            is_hidden: self.is_hidden,
             lost: self.lost,
         }
     }
@@ -194,6 +197,7 @@ impl SavedNic {
             mtu: self.mtu,
             tx_dropped_before: self.tx_dropped_before,
             gone: self.gone,
+            is_hidden: self.is_hidden,
             behind: false,
             near_gone: NearGone::default(),
             lost: self.lost,

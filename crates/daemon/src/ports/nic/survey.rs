@@ -26,6 +26,7 @@ use super::surveyed::{NicKey, Survey, Wanted};
 use crate::broker;
 use crate::caller::Caller;
 use crate::needs::{Got, Needs};
+use crate::ports::vale::ValeState;
 use crate::ports::{Admission, Registry, parse_port_name};
 use crate::privileged;
 use crate::refusal::Refusal;
@@ -127,7 +128,7 @@ pub(crate) struct Named {
 /// Returns the first need of a request that names an interface, or gives the caller what is known of it.
 pub(crate) fn first_need<S>(
     admission: &mut Admission,
-    (registry, work): (&Registry, &KernelWork),
+    (registry, work, vale): (&Registry, &KernelWork, &ValeState),
     named: Option<Named>,
     caller: &mut Caller,
     got: &Got<S>,
@@ -147,8 +148,12 @@ pub(crate) fn first_need<S>(
         let wanted = |netns| Needs::Survey(Wanted { uid: caller.peer.uid, netns, name }, rounds);
         return Ok(caller.netns().cloned().map(wanted));
     }
-    let link = caller.surveyed_link(&name).flatten().filter(|_| is_port);
-    let away = link.and_then(|link| find_away(registry, caller.netns_id(), link.index));
+    let link = caller.surveyed_link(&name).flatten();
+    if let Some(hidden) = link.as_ref().and_then(|link| vale.returning.behind_link(&vale.persistent, link, caller)) {
+        caller.survey = None;
+        return Ok(Some(Needs::Returning(Some(hidden), rounds)));
+    }
+    let away = link.filter(|_| is_port).and_then(|link| find_away(registry, caller.netns_id(), link.index));
     if away.is_some() {
         // It grows old.
         caller.survey = None;

@@ -10,16 +10,13 @@ use unetmap_sys::process;
 use super::attached::{check_root, check_system_daemon, connect, disconnect, disconnect_all};
 use super::open::key_of;
 use super::persistent::MAX_NAME;
-use super::port::{AttachedInterface, Side, ValePort};
+use super::port::{AttachedInterface, HOST_SUFFIX, Side, ValePort, host_key};
 use super::{ValeKey, ValeState, persistent_ends, persistent_requests};
 use crate::caller::Caller;
 use crate::ports::mediator::MediatorThread;
 use crate::ports::nic::{self, find_link, no_such_interface};
 use crate::ports::{Admission, Daemon, PortKey, Registry, parse_port_name, sinks};
 use crate::refusal::{Refusal, refuse};
-
-/// The port of an interface's host rings has the interface's name and this suffix.
-const HOST_SUFFIX: char = '^';
 
 /// Attaches an interface or a sink to a switch. Returns the number of its port.
 pub(crate) fn attach(
@@ -105,11 +102,6 @@ pub(super) fn open_persistent(
         port.is_wrapped = true;
     }
     Ok(id)
-}
-
-/// The key of the port of an interface's host rings.
-pub(super) fn host_key(key: &ValeKey) -> ValeKey {
-    ValeKey { port: format!("{}{HOST_SUFFIX}", key.port), ..key.clone() }
 }
 
 /// Detaches an interface from its switch; returns the number that its port had.

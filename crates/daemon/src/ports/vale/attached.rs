@@ -29,6 +29,17 @@ use crate::region::{DAEMON_UID, RegionMemory, Scope};
 pub(super) fn connect(
     daemon: &mut Daemon,
     key: &ValeKey,
+    attached: (&PortKey, Side),
+    mem_id: u16,
+    caller: &Caller,
+) -> Result<(PortKey, u32), Refusal> {
+    connect_as(daemon, (key, key), attached, mem_id, caller)
+}
+
+/// The same. The registry has the port under `name`.
+pub(super) fn connect_as(
+    daemon: &mut Daemon,
+    (name, key): (&ValeKey, &ValeKey),
     (interface, side): (&PortKey, Side),
     mem_id: u16,
     caller: &Caller,
@@ -50,12 +61,12 @@ pub(super) fn connect(
     };
     let owner = Caller { peer: caller.peer, ..Caller::daemon() };
     let asked = &mut Asked { register: mirrored, memory: &mut RegionMemory::AsUsed };
-    let switch_port = create(daemon, key, asked, Scope { uid: DAEMON_UID, netns: 0 }, &owner)?;
+    let switch_port = create(daemon, (name, key), asked, Scope { uid: DAEMON_UID, netns: 0 }, &owner)?;
     // The switch has a port of its own for the host rings, so they are its ordinary rings.
     let (program, rings) = (switch_port.clone().into(), (tx_rings, rx_rings));
     let threads = mediators::start_all(daemon, &program, &key.port, (&interface_at, side.mode()), rings);
     let threads = threads.inspect_err(|_| daemon.release_if_unused(&switch_port))?;
-    log(&mut daemon.events, key, "attached", |port| What::Attached { port });
+    log(&mut daemon.events, name, "attached", |port| What::Attached { port });
     daemon.nics.abandoned.attached();
     daemon.vale.has_unsaved = true;
     let node = daemon.registry.nic(interface).and_then(|nic| nic.numa_node);

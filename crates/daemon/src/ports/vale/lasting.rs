@@ -6,7 +6,8 @@
 //! the rest        a file, written when something of it has changed, before the answer: to which switch each port is
 //!                 attached, its header, root's settings of switches and ports, the threads; and one for each other
 //!                 user with settings, so that a request of one costs and spoils nothing of another
-//! at the start    the next daemon makes a port again for each hidden end that is there, and attaches it
+//! at the start    the next daemon makes a port again for each hidden end that is there, and attaches it, while it
+//!                 answers requests ([`super::serving_again`])
 //! ```
 //! A pair without a record is a port that is attached to nothing, and a record without a pair is dropped: its port was
 //! removed with its namespace, while no daemon ran. A daemon that takes over from another process has the ports already
@@ -18,33 +19,26 @@ use std::io::{self, Write as _};
 use std::mem;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqValeNewif;
 use unetmap_core::control::ControlRequest as _;
 use unetmap_core::control::vale::{ThreadConfig, ValeRequest};
-use unetmap_core::errno::ENXIO;
 use unetmap_sys::memfd;
 use unetmap_sys::netns::Netns;
 
 use super::ValeKey;
-use super::attach_requests::host_key;
 use super::attached::disconnect_all;
-use super::lasting_attached::{LastingAttachment, poll_again};
 use super::persistent::{LastingPort, PersistentPort, PersistentState};
-use super::persistent_ends::connect_ends;
-use super::persistent_requests::{adopt, end_namespace, interface_gone};
-use super::port::{MAX_RINGS, ValePort};
+use super::persistent_requests::{end_namespace, interface_gone, shape_of};
+use super::port::{MAX_RINGS, ValePort, host_key};
+use super::returning::{LastingAttachment, LeftPort, Returning};
 use super::settings::SwitchSettings;
 use crate::descriptors::invalid;
 use crate::ports::Daemon;
 use crate::privileged;
-use crate::refusal::Refusal;
 use crate::region::Scope;
 use crate::shape::EndpointShape;
-use crate::tuning::broker::{FORMER_LIMIT, FORMER_POLL};
 
 /// The version of the file.
 const VERSION: u32 = 1;
@@ -79,21 +73,21 @@ impl PersistentPort {
     }
 }
 
-/// Returns the name of a persistent port, and the request that made it, from its mark.
-fn read_mark(text: &str) -> Option<(&str, NmreqValeNewif)> {
+/// Returns the request that made a persistent port, from its mark.
+fn read_mark(text: &str) -> Option<NmreqValeNewif> {
     let mut words = text.split(' ');
-    let name = words.next().filter(|name| !name.is_empty())?;
+    words.next().filter(|name| !name.is_empty())?;
     let numbers = words.map(str::parse).collect::<Result<Vec<u32>, _>>().ok()?;
     let [tx_rings, rx_rings, nr_tx_slots, nr_rx_slots] = numbers[..] else { return None };
     let rings = |rings: u32| u16::try_from(rings).ok().filter(|rings| *rings <= MAX_RINGS);
     let (nr_tx_rings, nr_rx_rings) = (rings(tx_rings)?, rings(rx_rings)?);
-    Some((name, NmreqValeNewif { nr_tx_rings, nr_rx_rings, nr_tx_slots, nr_rx_slots, ..Default::default() }))
+    Some(NmreqValeNewif { nr_tx_rings, nr_rx_rings, nr_tx_slots, nr_rx_slots, ..Default::default() })
 }
 
 impl Lasting {
     /// Returns what lasts, and the network namespaces that it names.
     fn of(daemon: &Daemon) -> (Lasting, Vec<Arc<Netns>>) {
-        let (attachments, namespaces) = LastingAttachment::all(daemon);
+        let (mut attachments, mut namespaces) = LastingAttachment::all(daemon);
         let vale = &daemon.vale;
         let port = |port: &PersistentPort| LastingPort {
             hidden: port.hidden,
@@ -105,10 +99,14 @@ impl Lasting {
             polling: daemon.registry.get::<ValePort>(&port.host_end).and_then(|host| host.polling()),
         };
         let settings = vale.settings.as_requests(|scope| scope == ROOT);
+        let ports = vale.persistent.ports.iter().map(port).chain(vale.persistent.unserved.iter().cloned());
+        // What is not served yet lasts, too.
+        attachments.extend(vale.returning.attachments().cloned());
+        namespaces.extend(vale.returning.namespaces().cloned());
         let lasting = Lasting {
             version: VERSION,
             namespace: vale.persistent.hidden_namespace.as_ref().map_or(0, |hidden| hidden.id()),
-            ports: vale.persistent.ports.iter().map(port).chain(vale.persistent.unserved.iter().cloned()).collect(),
+            ports: ports.chain(vale.returning.ports().map(|port| port.record.clone())).collect(),
             attachments,
             settings: settings.into_iter().map(|(scope, request)| (scope, request.encode())).collect(),
             threads: vale.workers.changed_plan().map(|plan| (plan.threads, plan.cpus.clone())),
@@ -192,27 +190,6 @@ fn write(user: Option<u32>, text: io::Result<String>, namespaces: &[BorrowedFd<'
     }
 }
 
-/// Repeats what the daemon before this one prevents, for as long as `left` lasts, from which it takes what it waits:
-/// what processes had that were killed, the kernel releases some time after their end. An interface that is gone does
-/// not come back.
-fn until_released<T>(left: &mut Duration, mut serve: impl FnMut() -> Result<T, Refusal>) -> Result<T, Refusal> {
-    let mut since: Option<Instant> = None;
-    loop {
-        let served = serve();
-        let waited = since.map_or(Duration::ZERO, |since| since.elapsed());
-        match served {
-            Err(refusal) if refusal.errno != ENXIO && waited < *left => {
-                since.get_or_insert_with(Instant::now);
-                sleep(FORMER_POLL);
-            }
-            served => {
-                *left = left.saturating_sub(waited);
-                return served;
-            }
-        }
-    }
-}
-
 /// Who pays for a port without a record.
 const ROOT: Scope = Scope { uid: 0, netns: 0 };
 
@@ -233,41 +210,37 @@ impl Daemon {
         }
     }
 
-    /// Goes on with what an earlier daemon has left, before this one serves.
+    /// Finds what an earlier daemon has left, before this one serves: [`Daemon::serve_again`] goes on with it.
     pub(crate) fn find_lasting(&mut self) {
         if self.admission.policy.is_none() {
             return;
         }
-        let began = Instant::now();
         let (lasting, namespaces) = Lasting::read().unwrap_or_else(|e| {
             tracing::error!("settings of switches are lost, and nothing is attached to them: {e}");
             Default::default()
         });
-        let mut waits_left = FORMER_LIMIT;
         self.vale.former_numbers = lasting.numbers();
         self.take_settings(lasting.settings, lasting.threads);
         // A daemon of before had those of all users in one file.
         self.vale.unsaved_users.extend(self.vale.settings.users());
-        match privileged::find_lasting() {
-            Ok((_, None)) => {}
+        let ports = match privileged::find_lasting() {
+            Ok((_, None)) => Vec::new(),
             Ok((found, Some(hidden))) => {
                 let mut records = lasting.ports;
                 records.retain(|_| lasting.namespace == hidden.id());
-                let served = self.adopt_all(found, hidden, records, &mut waits_left);
-                tracing::info!(served, took = ?began.elapsed(), "persistent ports of an earlier daemon");
+                self.take_ports(found, hidden, records)
             }
-            Err(e) => tracing::error!("persistent ports of an earlier daemon are not served: {e}"),
-        }
-        for attachment in lasting.attachments {
-            if let Err(refusal) = until_released(&mut waits_left, || attachment.attach_again(self, &namespaces)) {
-                tracing::error!(port = attachment.key.name(), "it is not attached again: {}", refusal.why);
-                self.vale.has_unsaved = true;
+            Err(e) => {
+                tracing::error!("persistent ports of an earlier daemon are not served: {e}");
+                Vec::new()
             }
+        };
+        // The file is written anew when all of it was tried.
+        if lasting.version == VERSION || !ports.is_empty() {
+            self.vale.returning = Returning::new(ports, lasting.attachments, namespaces);
+            self.end_returning();
+            self.keep_lasting();
         }
-        self.vale.former_numbers.clear();
-        // What was read is done.
-        self.vale.has_unsaved |= lasting.version == VERSION;
-        self.keep_lasting();
         self.take_settings_of_users();
     }
 
@@ -293,8 +266,10 @@ impl Daemon {
     /// Removes all that would outlast this daemon, which ends.
     pub(crate) fn remove_lasting(&mut self) {
         let PersistentState { ports, unserved, hidden_namespace } = &self.vale.persistent;
-        let all = ports.iter().map(|port| port.hidden).chain(unserved.iter().map(|port| port.hidden));
+        let left = self.vale.returning.ports().map(|port| &port.record);
+        let all = unserved.iter().chain(left).map(|port| port.hidden).chain(ports.iter().map(|port| port.hidden));
         let all: Vec<u32> = all.collect();
+        self.vale.returning = Returning::default();
         for (hidden, index) in hidden_namespace.clone().iter().flat_map(|hidden| all.iter().map(move |i| (hidden, *i)))
         {
             match privileged::delete_veth(hidden, index) {
@@ -324,19 +299,12 @@ impl Daemon {
         }
     }
 
-    /// Serves these ports again; returns how many.
-    fn adopt_all(
-        &mut self,
-        found: Vec<(u32, String)>,
-        hidden: Netns,
-        records: Vec<LastingPort>,
-        waits_left: &mut Duration,
-    ) -> usize {
+    /// Returns the persistent ports that are found, with what the file says about each.
+    fn take_ports(&mut self, found: Vec<(u32, String)>, hidden: Netns, records: Vec<LastingPort>) -> Vec<LeftPort> {
         if found.is_empty() {
             // All have ended with their namespaces.
-            self.vale.has_unsaved = true;
             end_namespace();
-            return 0;
+            return Vec::new();
         }
         let hidden = Arc::new(hidden);
         if let Err(refusal) = self.nics.watch(&hidden) {
@@ -344,44 +312,30 @@ impl Daemon {
         }
         self.vale.persistent.hidden_namespace = Some(hidden);
         let mut records: BTreeMap<u32, LastingPort> = records.into_iter().map(|port| (port.hidden, port)).collect();
-        let mut served = 0;
+        let mut ports = Vec::new();
         for (hidden, text) in found {
-            let record = records.remove(&hidden);
-            match self.adopt_one(hidden, &text, record.as_ref(), waits_left) {
-                Ok(()) => served += 1,
+            let name = text.split(' ').next().unwrap_or_default();
+            let unknown = || LastingPort {
+                hidden,
+                name: name.to_owned(),
+                scope: ROOT,
+                header: 0,
+                attached: None,
+                index: 0,
+                polling: None,
+            };
+            let record = records.remove(&hidden).unwrap_or_else(unknown);
+            match read_mark(&text).map_or_else(|| invalid("its mark"), |request| Ok((request, shape_of(&request)?))) {
+                Ok((request, shape)) => ports.push(LeftPort { record, request, shape }),
                 Err(refusal) => {
-                    let name = text.split(' ').next().unwrap_or_default().to_owned();
                     tracing::error!(name, "the persistent port is not served: {}", refusal.why);
-                    let unknown =
-                        LastingPort { hidden, name, scope: ROOT, header: 0, attached: None, index: 0, polling: None };
-                    self.vale.persistent.unserved.push(record.unwrap_or(unknown));
+                    self.vale.persistent.unserved.push(record);
                 }
             }
         }
         for port in records.into_values() {
             tracing::info!(name = port.name, "a persistent port was removed with its namespace");
-            self.vale.has_unsaved = true;
         }
-        served
-    }
-
-    /// Serves a port again.
-    fn adopt_one(
-        &mut self,
-        hidden: u32,
-        text: &str,
-        record: Option<&LastingPort>,
-        waits_left: &mut Duration,
-    ) -> Result<(), Refusal> {
-        let Some((name, request)) = read_mark(text) else { return invalid("its mark") };
-        let scope = record.map_or(ROOT, |record| record.scope);
-        let name = record.map_or(name, |record| &record.name);
-        until_released(waits_left, || adopt(self, hidden, (name, request), scope))?;
-        let (Some(record), Some(port)) = (record, self.vale.persistent.get_mut(hidden)) else { return Ok(()) };
-        (port.header, port.attached) = (record.header, record.attached.clone());
-        let host_end = port.host_end.clone();
-        connect_ends(&mut self.registry, &mut self.vale, hidden)?;
-        poll_again(self, &host_end, record.polling.as_ref());
-        Ok(())
+        ports
     }
 }

@@ -7,49 +7,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqRegister;
 use unetmap_core::errno::ENXIO;
 use unetmap_sys::netns::Netns;
 
-use super::ValeKey;
-use super::attach_requests::{host_key, open_interface, open_persistent};
+use super::attach_requests::{open_interface, open_persistent};
 use super::attached::{connect, disconnect};
-use super::port::{Side, ValePort};
+use super::port::{Side, ValePort, host_key};
+use super::returning::{Attached, LastingAttachment, Polling};
 use crate::caller::Caller;
 use crate::ports::{Daemon, PortKey, sinks};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::registry::Port;
-
-/// The processors that poll the queues of an attached interface, if some do.
-pub(super) type Polling = Option<BTreeMap<u16, u32>>;
-
-/// An interface that is attached to a switch, as the next daemon finds it described.
-#[derive(Clone, Serialize, Deserialize)]
-pub(super) struct LastingAttachment {
-    pub(super) key: ValeKey,
-    /// Its number in the switch.
-    pub(super) index: u8,
-    /// The number of the port of its host rings, if these are attached, too.
-    pub(super) host_index: Option<u8>,
-    interface: Attached,
-    /// Of each of its transmit and receive rings.
-    slots: (u32, u32),
-    polling: Polling,
-}
-
-#[derive(Clone, Serialize, Deserialize)]
-enum Attached {
-    Interface {
-        netns: u64,
-        index: u32,
-        mac: Option<[u8; 6]>,
-    },
-    /// A persistent port that is attached to a second switch, by its hidden end.
-    Persistent(u32),
-    Sink(u32),
-}
 
 impl Port<ValePort> {
     /// Its processors that poll.

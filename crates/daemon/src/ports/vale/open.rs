@@ -39,13 +39,14 @@ pub(in crate::ports) fn find_or_create(
     if is_interface(&mut daemon.admission, &key.port, caller) {
         return refuse(EINVAL, format!("{} is an interface, which is attached to a switch (vale-ctl -a)", key.port));
     }
-    create(daemon, &key, request, key.scope, caller).map(EndpointKey::from)
+    create(daemon, (&key, &key), request, key.scope, caller).map(EndpointKey::from)
 }
 
-/// Creates the port, in a region of `owner` if the request names none, and its switch if it has no other port.
+/// Creates the port, in a region of `owner` if the request names none, and its switch if it has no other port. The
+/// registry has it under `name`, a key that does not change, whose user is charged.
 pub(super) fn create(
     daemon: &mut Daemon,
-    key: &ValeKey,
+    (name, key): (&ValeKey, &ValeKey),
     request: &mut Asked<'_>,
     owner: Scope,
     caller: &Caller,
@@ -54,16 +55,16 @@ pub(super) fn create(
     let shape = EndpointShape::requested(request, MAX_RINGS)?;
     let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, request.nr_extra_bufs.min(MAX_EXTRA));
     let port = Amounts::endpoints(1, shape).and(switch_usage(shape)).and(daemon.vale.usage_of_new(key));
-    daemon.check_budget(key.scope, port.and(Amounts::region(sizes.bufs.0)))?;
-    let region = match (request.nr_mem_id, daemon.region_of_pipes(owner, &key.name())) {
+    daemon.check_budget(name.scope, port.and(Amounts::region(sizes.bufs.0)))?;
+    let region = match (request.nr_mem_id, daemon.region_of_pipes(owner, &name.name())) {
         (0, Some(region)) => region,
-        (0, None) => daemon.registry.regions.create_private(owner, &key.name(), sizes, request.memory)?,
+        (0, None) => daemon.registry.regions.create_private(owner, &name.name(), sizes, request.memory)?,
         (mem_id, _) => daemon.requested_region(mem_id, caller, request.memory)?,
     };
-    let id = PortKey::Vale(key.clone());
+    let id = PortKey::Vale(name.clone());
     let created = daemon.check_buffers(region, shape.most_buffers(), true).and_then(|()| {
         let record = daemon.registry.regions.existing_mut(region)?;
-        ValePort::create(record, (key.scope, id.clone(), key.clone()), shape, index)
+        ValePort::create(record, (name.scope, id.clone(), key.clone()), shape, index)
     });
     let mut port = created.inspect_err(|_| daemon.registry.free_region_if_unused(region))?;
     port.set_policy(daemon.vale.settings.active_policy(key));

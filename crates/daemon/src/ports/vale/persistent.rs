@@ -129,6 +129,29 @@ pub(crate) struct PersistentSnapshot {
     rx_slots: u32,
     /// The port of a switch that it is.
     attached: Option<String>,
+    /// Why it cannot be used, while a daemon that was started serves the ports of the one before again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+}
+
+impl PersistentSnapshot {
+    fn of(name: &str, shape: EndpointShape, attached: Option<&ValeKey>) -> PersistentSnapshot {
+        PersistentSnapshot {
+            name: name.into(),
+            tx_rings: shape.tx_rings,
+            rx_rings: shape.rx_rings,
+            tx_slots: shape.tx_slots.get(),
+            rx_slots: shape.rx_slots.get(),
+            attached: attached.map(ValeKey::name),
+            state: None,
+        }
+    }
+
+    /// Of a port that is not served yet.
+    pub(super) fn of_left(port: &LastingPort, shape: EndpointShape) -> PersistentSnapshot {
+        let state = Some("being served again");
+        PersistentSnapshot { state, ..PersistentSnapshot::of(&port.name, shape, port.attached.as_ref()) }
+    }
 }
 
 impl PersistentState {
@@ -208,16 +231,7 @@ impl PersistentState {
         Ok(hidden.and_then(|hidden| self.region(hidden)))
     }
 
-    /// Returns the persistent ports that users who see all ports see.
-    pub(crate) fn snapshots(&self) -> Vec<PersistentSnapshot> {
-        let snapshot = |port: &PersistentPort| PersistentSnapshot {
-            name: port.name.clone(),
-            tx_rings: port.shape.tx_rings,
-            rx_rings: port.shape.rx_rings,
-            tx_slots: port.shape.tx_slots.get(),
-            rx_slots: port.shape.rx_slots.get(),
-            attached: port.attached.as_ref().map(ValeKey::name),
-        };
-        self.ports.iter().map(snapshot).collect()
+    pub(super) fn snapshots(&self) -> impl Iterator<Item = PersistentSnapshot> {
+        self.ports.iter().map(|port| PersistentSnapshot::of(&port.name, port.shape, port.attached.as_ref()))
     }
 }

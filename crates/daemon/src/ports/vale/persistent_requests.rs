@@ -15,11 +15,11 @@ use super::port::{MAX_RINGS, Side, ValePort};
 use super::{ValeKey, ValeState};
 use crate::caller::Caller;
 use crate::events::What;
-use crate::ports::nic::{self, NicState, find_link, no_such_interface};
+use crate::ports::nic::{self, Nic, NicKey, NicState, find_link, no_such_interface};
 use crate::ports::{Daemon, PortKey, Registry, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionMemory, Scope};
+use crate::region::{RegionKey, RegionMemory};
 use crate::shape::EndpointShape;
 use crate::tuning::region::MAX_EXTRA;
 
@@ -53,7 +53,7 @@ pub(crate) fn create(daemon: &mut Daemon, name: &str, request: NmreqValeNewif, c
     })
 }
 
-fn shape_of(request: &NmreqValeNewif) -> Result<EndpointShape, Refusal> {
+pub(super) fn shape_of(request: &NmreqValeNewif) -> Result<EndpointShape, Refusal> {
     let shape = NmreqRegister {
         nr_tx_slots: request.nr_tx_slots,
         nr_rx_slots: request.nr_rx_slots,
@@ -62,20 +62,6 @@ fn shape_of(request: &NmreqValeNewif) -> Result<EndpointShape, Refusal> {
         ..Default::default()
     };
     Ok(EndpointShape { host_tx_rings: 1, host_rx_rings: 1, ..EndpointShape::requested(&shape, MAX_RINGS)? })
-}
-
-/// Serves a persistent port that an earlier daemon has left, for which `scope` pays.
-pub(super) fn adopt(
-    daemon: &mut Daemon,
-    hidden: u32,
-    (name, request): (&str, NmreqValeNewif),
-    scope: Scope,
-) -> Result<(), Refusal> {
-    let shape = shape_of(&request)?;
-    let sizes = daemon.knobs.private_sizes().for_switch_port(&shape, MAX_EXTRA);
-    let region = daemon.registry.regions.create_private(scope, name, sizes, &mut RegionMemory::AsUsed)?;
-    let served = serve(daemon, hidden, (name, request, shape), region, &Caller::daemon());
-    served.inspect_err(|_| daemon.registry.free_region_if_unused(region))
 }
 
 /// Creates it in a region that exists.
@@ -88,7 +74,8 @@ fn create_in(
     let Some(netns) = caller.netns().cloned() else { return no_such_interface() };
     let hidden_namespace = open_hidden_namespace(&mut daemon.nics, &mut daemon.vale)?;
     let hidden = create_veth_pair(name, &request, &netns, &hidden_namespace)?;
-    let served = serve(daemon, hidden, (name, request, shape), region, caller);
+    let opened = open_hidden_end(daemon, hidden, &request);
+    let served = opened.and_then(|nic| serve(daemon, nic, (name, request, shape, None), region, caller));
     served.inspect_err(|_| {
         let _ = privileged::delete_veth(&hidden_namespace, hidden);
     })?;
@@ -100,16 +87,21 @@ fn create_in(
     Ok(())
 }
 
-/// Serves a pair of veth as a persistent port.
-fn serve(
+/// Serves a pair of veth as a persistent port, of which `nic` is the hidden end, and attaches it to a switch. On
+/// failure the hidden end is released.
+pub(super) fn serve(
     daemon: &mut Daemon,
-    hidden: u32,
-    (name, request, shape): (&str, NmreqValeNewif, EndpointShape),
+    nic: NicKey,
+    (name, request, shape, attached): (&str, NmreqValeNewif, EndpointShape, Option<&ValeKey>),
     region: RegionKey,
     caller: &Caller,
 ) -> Result<(), Refusal> {
-    let key = PersistentPort::idle_key(hidden, name);
-    let host_end = create_host_end(daemon, hidden, (&key, &request), caller)?;
+    let (hidden, nic) = (nic.index, PortKey::Nic(nic));
+    let idle = PersistentPort::idle_key(hidden, name);
+    let key = attached.unwrap_or(&idle);
+    let connected = attached::connect_as(daemon, (&idle, key), (&nic, Side::Wire), request.nr_mem_id, caller);
+    let (host_end, _) = connected.inspect_err(|_| daemon.release_if_unused(&nic))?;
+    let index = daemon.registry.get::<ValePort>(&host_end).map_or(0, |host| host.index());
     daemon.registry.regions.existing_mut(region)?.persistent_ports += 1;
     daemon.vale.persistent.ports.push(PersistentPort {
         hidden,
@@ -118,20 +110,15 @@ fn serve(
         region,
         header: 0,
         own_header: None,
-        attached: None,
-        place: (key, 0),
+        attached: attached.cloned(),
+        place: (key.clone(), index),
         host_end,
     });
     Ok(())
 }
 
-/// Creates the host end, with the place `key`, and opens the hidden end for it.
-fn create_host_end(
-    daemon: &mut Daemon,
-    hidden: u32,
-    (key, request): (&ValeKey, &NmreqValeNewif),
-    caller: &Caller,
-) -> Result<PortKey, Refusal> {
+/// Opens the hidden end of a persistent port. None of its sockets is open yet.
+pub(super) fn open_hidden_end(daemon: &mut Daemon, hidden: u32, request: &NmreqValeNewif) -> Result<NicKey, Refusal> {
     let Some(hidden_namespace) = daemon.vale.persistent.hidden_namespace.clone() else { return no_such_interface() };
     let link = privileged::link(&hidden_namespace, hidden).ok().flatten();
     let Some(link) = link else { return no_such_interface() };
@@ -140,9 +127,9 @@ fn create_host_end(
     let mirrored =
         NmreqRegister { nr_tx_slots: request.nr_rx_slots, nr_rx_slots: request.nr_tx_slots, ..Default::default() };
     let shape = nic::new_shape((&daemon.registry, &daemon.nics), &link, &mirrored, &in_namespace)?;
-    let nic = PortKey::Nic(nic::create_for_daemon(daemon, &link, shape, &in_namespace)?);
-    let connected = attached::connect(daemon, key, (&nic, Side::Wire), request.nr_mem_id, caller);
-    connected.inspect_err(|_| daemon.release_if_unused(&nic)).map(|(id, _)| id)
+    let nic = nic::create_for_daemon(daemon, &link, shape, &in_namespace)?;
+    daemon.registry.nic_mut(&PortKey::Nic(nic)).into_iter().for_each(Nic::set_hidden);
+    Ok(nic)
 }
 
 /// Removes a persistent port.
@@ -268,8 +255,9 @@ fn open_hidden_namespace(nics: &mut NicState, vale: &mut ValeState) -> Result<Ar
     Ok(created)
 }
 
-fn close_hidden_namespace_if_unused(registry: &Registry, nics: &mut NicState, vale: &mut ValeState) {
+pub(super) fn close_hidden_namespace_if_unused(registry: &Registry, nics: &mut NicState, vale: &mut ValeState) {
     if vale.persistent.is_empty()
+        && vale.returning.is_empty()
         && let Some(hidden) = vale.persistent.hidden_namespace.take()
     {
         nics.unwatch_if_unused(registry, &vale.persistent, hidden.id());

@@ -60,6 +60,14 @@ pub(super) const WIRE_PROGRAM: u8 = 0;
 /// The end of the name of the wire.
 pub(super) const WIRE: char = '^';
 
+/// The port of an interface's host rings has the interface's name and this suffix.
+pub(super) const HOST_SUFFIX: char = '^';
+
+/// The key of the port of an interface's host rings.
+pub(super) fn host_key(key: &ValeKey) -> ValeKey {
+    ValeKey { port: format!("{}{HOST_SUFFIX}", key.port), ..key.clone() }
+}
+
 /// Returns the name by which people know the port with this place.
 pub(super) fn display_name(key: &ValeKey) -> String {
     match (key.is_in_own_switch(), key.switch.ends_with(WIRE)) {

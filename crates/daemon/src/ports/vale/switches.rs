@@ -14,8 +14,9 @@ use unetmap_switch::port::counters::PacketCounts;
 use unetmap_switch::worker::SwitchConfig;
 
 use super::ValeKey;
-use super::persistent::{self, PersistentState};
+use super::persistent::{self, PersistentSnapshot, PersistentState};
 use super::port::{SwitchKey, ValePort};
+use super::returning::Returning;
 use super::settings::SwitchSettings;
 use super::workers::{Behind, PortLoad, WorkerSnapshot, Workers, balance};
 use crate::budget::{Amounts, Resource};
@@ -36,6 +37,8 @@ pub(crate) struct ValeState {
     pub(super) addresses: usize,
     ledger: Ledger,
     pub(crate) persistent: PersistentState,
+    /// Ports of an earlier daemon that are not served yet.
+    pub(crate) returning: Returning,
     /// Whether something that lasts has changed ([`super::lasting`]).
     pub(crate) has_unsaved: bool,
     /// Users other than root whose settings have changed.
@@ -83,6 +86,7 @@ impl ValeState {
             addresses,
             ledger,
             persistent: PersistentState::default(),
+            returning: Returning::default(),
             has_unsaved: false,
             unsaved_users: BTreeSet::new(),
             former_numbers: BTreeMap::new(),
@@ -105,7 +109,13 @@ impl ValeState {
     /// Whether there are settings or ports that would be lost if the daemon ended.
     pub(crate) fn has_state(&self, registry: &Registry) -> bool {
         let is_attached = registry.all::<ValePort>().any(|port| port.attachment.is_some());
-        !self.settings.is_empty() || self.workers.changed_plan().is_some() || is_attached || !self.persistent.is_empty()
+        let lasts = !self.persistent.is_empty() || !self.returning.is_empty();
+        !self.settings.is_empty() || self.workers.changed_plan().is_some() || is_attached || lasts
+    }
+
+    /// Returns the persistent ports that users who see all ports see.
+    pub(crate) fn persistent_snapshots(&self) -> Vec<PersistentSnapshot> {
+        self.persistent.snapshots().chain(self.returning.snapshots()).collect()
     }
 
     /// Returns the index for a new port of a switch.
@@ -113,7 +123,16 @@ impl ValeState {
         let switch = self.switches.get(&key.switch_key());
         let is_free = |index: &usize| switch.is_none_or(|switch| switch.members[*index].is_none());
         let former = self.former_numbers.get(key).map(|index| usize::from(*index)).filter(|index| *index < MAX_PORTS);
-        let free = former.filter(is_free).or_else(|| (0..MAX_PORTS).find(is_free));
+        let of_left = || {
+            let of_switch = self.former_numbers.iter().filter(|(left, _)| left.switch_key() == key.switch_key());
+            of_switch.map(|(_, index)| usize::from(*index)).collect::<BTreeSet<usize>>()
+        };
+        let free = former.filter(is_free).or_else(|| {
+            let of_left = of_left();
+            // A number that a port will have again is taken only if there is no other.
+            let others = (0..MAX_PORTS).filter(|index| !of_left.contains(index));
+            others.chain(0..MAX_PORTS).find(is_free)
+        });
         match free.and_then(|index| u8::try_from(index).ok()) {
             Some(index) => Ok(index),
             None => refuse(ENOMEM, format!("{} has {MAX_PORTS} ports already", key.switch)),
