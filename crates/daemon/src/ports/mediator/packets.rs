@@ -128,8 +128,10 @@ impl PacketDevice {
     /// Copies what has arrived to the program. Returns the number of slots filled, and their bytes.
     pub(super) fn move_back(&mut self, to: Option<&Ring>) -> (u32, u64) {
         let (Some(to), Some(mut receiver)) = (to, lock(self.receiver.as_ref())) else { return (0, 0) };
-        let (mut filled, mut bytes, mut lost, mut is_full) = (0, 0, 0, false);
-        while filled < BATCH {
+        let (mut filled, mut bytes, mut lost, mut is_full, mut frames) = (0, 0, 0, false, 0);
+        // Lost frames fill no slots.
+        while filled < BATCH && frames < BATCH {
+            frames += 1;
             let mut cut = 0;
             let take = |received: &Received<'_>| {
                 let delivered = deliver(received, (to, filled), self.header, &mut self.packet);
