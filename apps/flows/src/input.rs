@@ -70,8 +70,7 @@ pub(crate) fn read_port(port: &Port, source: u16, header: usize, meter: &mut Met
 impl Partial {
     #[inline(always)]
     fn end(&mut self, source: u16, header: usize, meter: &mut Meter) {
-        meter.seen.packets += 1;
-        meter.seen.bytes += self.len as u64;
+        meter.see(source, self.len);
         if self.chosen == Some(true) {
             meter.count(&self.head[..self.have], self.len, source);
         }
@@ -106,8 +105,7 @@ pub(crate) fn read_file(path: &Path, source: u16, meter: &mut Meter, stop: &Atom
         if let Some(time) = packet.time {
             meter.advance(time.as_millis() as u64);
         }
-        meter.seen.packets += 1;
-        meter.seen.bytes += packet.original as u64;
+        meter.see(source, packet.original);
         if meter.sampler.takes() {
             meter.count(&packet.bytes[..packet.bytes.len().min(HEADER_BYTES)], packet.original, source);
         }

@@ -38,6 +38,9 @@ use top::Top;
 /// Longest wait for packets: what is due in this time is sent at once, and a collector has to have room for it.
 const MAX_WAIT: Duration = Duration::from_millis(20);
 
+/// Longest time in which the program counts what had arrived when it was to end.
+const MAX_REST: Duration = Duration::from_secs(1);
+
 /// Performs `unetmap flows`.
 ///
 /// # Errors
@@ -53,7 +56,7 @@ fn flows(args: &FlowsArgs) -> Result<(), Failure> {
     let clock = Clock::new();
     let files = settings.files.iter().map(|file| file.display().to_string());
     let names: Vec<String> = settings.ports.iter().cloned().chain(files).collect();
-    let mut meter = Meter::new(settings.flows, settings.timeouts, settings.sample, settings.both);
+    let mut meter = Meter::new(settings.flows, settings.timeouts, settings.sample, settings.both, names.len());
     if let Some(to) = settings.to {
         let domains: Vec<_> = (1..).zip(&names).map(|(number, name)| Domain { number, name: name.clone() }).collect();
         meter.outputs.exporter = Some(Exporter::new(to, settings.protocol, &domains, settings.sample, settings.both)?);
@@ -80,7 +83,7 @@ fn summarize(settings: &Settings<'_>, meter: &mut Meter) {
         link::add_down(&mut summary);
         return print(&format!("{summary}\n"));
     }
-    let down = settings.ports.iter().filter(|_| meter.seen.packets == 0).filter_map(|port| link::of(port));
+    let down = settings.ports.iter().filter(|_| meter.seen().packets == 0).filter_map(|port| link::of(port));
     note(&down.fold(meter.summary_text(), |text, down| format!("{text}; {down}")));
 }
 
@@ -139,17 +142,22 @@ fn observe(
     let interests: Vec<(&Port, Interest)> = ports.iter().map(|(port, _)| (port, Interest::RX)).collect();
     let mut wait = Wait::default();
     let mut refresh = settings.top.map(Refresh::new);
-    let mut is_last = false;
-    while !is_last {
-        // What has arrived when the program is to end is counted, too.
-        is_last = stop.load(Relaxed) || refresh.as_mut().is_some_and(|refresh| refresh.is_last(meter));
+    let mut ends: Option<Instant> = None;
+    loop {
+        if ends.is_none() && (stop.load(Relaxed) || refresh.as_mut().is_some_and(|refresh| refresh.is_last(meter))) {
+            ends = Some(Instant::now());
+        }
         meter.advance(clock.now());
         let mut any = false;
         for (source, (port, header)) in (0..).zip(ports) {
             port.poll(Interest::RX, Some(Duration::ZERO)).map_err(|e| e.to_string())?;
             any |= input::read_port(port, source, *header, meter);
         }
-        if any || is_last {
+        // What had arrived when the program was to end is counted, too.
+        if ends.is_some_and(|since| !any || since.elapsed() > MAX_REST) {
+            break;
+        }
+        if any {
             wait.restart();
             continue;
         }

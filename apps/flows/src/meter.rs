@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::cache::{Cache, End, Flow, Timeouts, Watch};
-use crate::export::{Exporter, Record};
+use crate::export::{Exporter, Record, Sample};
 use crate::packet::{Packet, Parser};
 use crate::report::Lines;
 use crate::top::Top;
@@ -113,9 +113,10 @@ pub(crate) struct Meter {
     cache: Cache,
     batch: Vec<Packet>,
     pub(crate) outputs: Outputs,
-    /// All packets, and the chosen ones.
-    pub(crate) seen: Volume,
-    pub(crate) chosen: Volume,
+    /// All packets, by source.
+    seen: Vec<Volume>,
+    /// The chosen ones.
+    chosen: Volume,
     /// Time of the last packet, in milliseconds since 1970: times do not go back.
     now: u64,
     /// Times of the first packet, and when something was last done that is due.
@@ -124,7 +125,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    pub(crate) fn new(flows: usize, timeouts: Timeouts, sample: u32, both: bool) -> Meter {
+    pub(crate) fn new(flows: usize, timeouts: Timeouts, sample: u32, both: bool, sources: usize) -> Meter {
         Meter {
             sampler: Sampler::new(sample),
             parser: Parser::new(both),
@@ -138,7 +139,7 @@ impl Meter {
                 recorded: Volume::default(),
                 now: 0,
             },
-            seen: Volume::default(),
+            seen: vec![Volume::default(); sources],
             chosen: Volume::default(),
             now: 0,
             began: 0,
@@ -151,6 +152,22 @@ impl Meter {
         self.cache.places()
     }
 
+    /// Takes note of a packet of a source, and of the bytes of its frame.
+    #[inline(always)]
+    pub(crate) fn see(&mut self, source: u16, bytes: usize) {
+        let seen = &mut self.seen[usize::from(source)];
+        seen.packets += 1;
+        seen.bytes += bytes as u64;
+    }
+
+    /// All packets of all sources.
+    pub(crate) fn seen(&self) -> Volume {
+        self.seen.iter().fold(Volume::default(), |sum, source| Volume {
+            packets: sum.packets + source.packets,
+            bytes: sum.bytes + source.bytes,
+        })
+    }
+
     /// Counts a chosen packet at the time of [`Meter::advance`]. `bytes`: its first
     /// [`HEADER_BYTES`](unetmap_filter::HEADER_BYTES), or all.
     #[inline]
@@ -158,6 +175,10 @@ impl Meter {
         let packet = self.parser.parse(bytes, len, source, self.now);
         self.chosen.packets += 1;
         self.chosen.bytes += u64::from(packet.frame);
+        if let Some(exporter) = &mut self.outputs.exporter {
+            let pool = self.seen[usize::from(source)].packets;
+            exporter.sample(Sample { bytes, len: packet.frame, source, pool }, self.now);
+        }
         self.batch.push(packet);
         if self.batch.len() >= BATCH {
             self.count_batch();
@@ -222,12 +243,13 @@ impl Meter {
 
     /// The summary, as JSON.
     pub(crate) fn summary(&self) -> Value {
+        let seen = self.seen();
         let Outputs { exporter, lines, ended, recorded, .. } = &self.outputs;
         let of = |end: End| ended[End::ALL.iter().position(|each| *each == end).unwrap_or(0)];
         let records: serde_json::Map<String, Value> =
             End::ALL.iter().map(|end| (end.name().to_owned(), of(*end).into())).collect();
         let mut summary = json!({
-            "event": "summary", "packets": self.seen.packets, "bytes": self.seen.bytes,
+            "event": "summary", "packets": seen.packets, "bytes": seen.bytes,
             "sampled_packets": self.chosen.packets, "sampled_bytes": self.chosen.bytes,
             "malformed": self.parser.malformed, "records": records,
             "recorded_packets": recorded.packets, "recorded_bytes": recorded.bytes,
@@ -245,9 +267,10 @@ impl Meter {
 
     /// The summary, for people.
     pub(crate) fn summary_text(&self) -> String {
+        let seen = self.seen();
         let Outputs { exporter, lines, ended, .. } = &self.outputs;
-        let mut text = format!("{} packets, {} bytes", self.seen.packets, self.seen.bytes);
-        if self.chosen != self.seen {
+        let mut text = format!("{} packets, {} bytes", seen.packets, seen.bytes);
+        if self.chosen != seen {
             text += &format!(", of which {} packets were chosen", self.chosen.packets);
         }
         let [idle, active, forced, evicted] = ended;

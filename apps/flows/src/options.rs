@@ -35,7 +35,7 @@ pub struct FlowsArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "ports")]
     read: Vec<PathBuf>,
 
-    /// Send the records to this collector, by UDP
+    /// Send the records, or for sFlow the chosen packets, to this collector, by UDP
     #[arg(long, value_name = "HOST:PORT", value_parser = collector)]
     to: Option<String>,
 
@@ -95,6 +95,8 @@ enum ProtocolArg {
     Ipfix,
     /// NetFlow version 9 (RFC 3954)
     Netflow9,
+    /// sFlow version 5: the first 128 bytes of the chosen packets, and no records
+    Sflow5,
 }
 
 /// Checks the form of a collector's address.
@@ -149,7 +151,7 @@ impl FlowsArgs {
             return wrong("say where the records go: --to HOST:PORT, --json, --csv, or --top");
         }
         if self.both_directions && self.to.is_some() && self.protocol != ProtocolArg::Ipfix {
-            return wrong("--both-directions: NetFlow has no fields for it; use --protocol ipfix");
+            return wrong("--both-directions: only IPFIX has fields for it; use --protocol ipfix");
         }
         let millis = |time: Duration| time.as_millis() as u64;
         let top =
@@ -162,6 +164,7 @@ impl FlowsArgs {
             protocol: match self.protocol {
                 ProtocolArg::Ipfix => Protocol::Ipfix,
                 ProtocolArg::Netflow9 => Protocol::Netflow9,
+                ProtocolArg::Sflow5 => Protocol::Sflow,
             },
             format: match (self.json, self.csv) {
                 (true, _) => Some(Format::Json),

@@ -2,6 +2,7 @@
 //! `unetmap flows`: records of ports and of capture files, as collectors and readers of lines get them.
 
 use std::fs;
+use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -262,6 +263,47 @@ fn one_packet_of_n_is_chosen_and_the_records_say_so() {
     });
 }
 
+/// The datagrams of sFlow have the first bytes of the chosen packets, with the numbers that rates are computed from.
+#[test]
+fn sflow_has_the_chosen_packets() {
+    isolated(|home| {
+        let frames: Vec<_> = (0..1000).map(|i| udp(i, 9, &vec![i as u8; 10 + usize::from(i) % 300])).collect();
+        let path = capture(home.folder(), &frames);
+        let collector = Collector::start();
+        let args = format!("--read {} --to {} --protocol sflow5 --sample 10", path.display(), collector.address());
+        let (_, summary) = objects(&mut flows(&args));
+        let (mut samples, mut last) = (0, 0);
+        for (number, datagram) in (0..).zip(collector.messages()) {
+            let words: Vec<u32> =
+                datagram.chunks(4).map(|word| u32::from_be_bytes(word.try_into().expect("whole words"))).collect();
+            assert_eq!(words[..5], [5, 1, 0x7f00_0001, 0, number], "version, agent, number of the datagram");
+            let (count, mut at) = (words[6], 7);
+            for _ in 0..count {
+                let sample = &words[at..];
+                samples += 1;
+                let pool = sample[5] as usize;
+                assert_eq!(sample[..5], [1, sample[1], samples, 1, 10], "a sample, its number, its source, the rate");
+                assert!(
+                    pool > last && pool <= 1000 && pool.div_ceil(10) == samples as usize,
+                    "one of each ten: {pool}"
+                );
+                last = pool;
+                let frame = &frames[pool - 1];
+                let kept = frame.len().min(128);
+                assert_eq!(sample[6..10], [0, 1, 0, 1], "drops, interfaces, records");
+                let raw = [1, sample[11], 1, frame.len() as u32 + 4, 4, kept as u32];
+                assert_eq!(sample[10..16], raw, "a packet of Ethernet and its lengths");
+                assert_eq!(datagram[4 * (at + 16)..][..kept], frame[..kept]);
+                assert_eq!(sample[1] / 4, 14 + kept.div_ceil(4) as u32, "words of the sample");
+                assert_eq!(sample[11] / 4, 4 + kept.div_ceil(4) as u32, "words of the record");
+                at += 2 + sample[1] as usize / 4;
+            }
+            assert_eq!(at, words.len(), "nothing follows");
+        }
+        assert_eq!((samples, &summary["collector"]["records"]), (100, &100.into()), "{summary}");
+    });
+}
+
 /// The packets of two ports, while they flow: an end of a pipe, and a monitor of the other end.
 #[test]
 fn records_add_up_to_what_pkt_gen_sent() {
@@ -292,9 +334,10 @@ fn records_add_up_to_what_pkt_gen_sent() {
 #[test]
 fn a_collector_that_is_gone_is_counted_and_blocks_nothing() {
     isolated(|home| {
-        let gone = Collector::start();
-        let address = gone.address().to_owned();
-        gone.messages();
+        // The port is in use, by a socket that receives from another address alone.
+        let other = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        other.connect("127.0.0.1:9").expect("an address");
+        let address = other.local_addr().expect("bound").to_string();
         let frames: Vec<_> = (0..2000).map(|i| udp(1000 + i, 9, &[0; 18])).collect();
         let path = capture(home.folder(), &frames);
         let (records, summary) = objects(&mut flows(&format!("--read {} --to {address}", path.display())));
@@ -405,6 +448,14 @@ fn tshark(folder: &Path, capture: &Path, protocol: &str) -> String {
     format!("tshark: {} messages of {protocol}", messages.len())
 }
 
+/// The bytes that wait in the UDP socket with this port; `None`: there is none.
+fn bytes_waiting(port: u16) -> Option<u64> {
+    let list = fs::read_to_string("/proc/net/udp").expect("the kernel's list");
+    let wanted = format!(":{port:04X}");
+    let socket = list.lines().find(|line| line.split_whitespace().nth(1).is_some_and(|own| own.ends_with(&wanted)))?;
+    u64::from_str_radix(socket.split_whitespace().nth(4)?.split_once(':')?.1, 16).ok()
+}
+
 /// Has nfcapd receive the records, and nfdump sum them.
 fn nfdump(folder: &Path, capture: &Path, protocol: &str, packets: usize, bytes: usize) -> String {
     if !has("nfcapd") || !has("nfdump") {
@@ -418,10 +469,15 @@ fn nfdump(folder: &Path, capture: &Path, protocol: &str, packets: usize, bytes: 
     let mut nfcapd = Command::new("nfcapd");
     nfcapd.args(["-b", "127.0.0.1", "-p", &port, "-B", "4000000", "-w"]).arg(&folder);
     let mut nfcapd = Guard::spawn(nfcapd.stdout(Stdio::null()).stderr(Stdio::null()));
-    let wanted = format!(":{:04X} ", port.parse::<u16>().expect("a number"));
-    until("nfcapd listens", || fs::read_to_string("/proc/net/udp").is_ok_and(|list| list.contains(&wanted)));
-    let (_, summary) =
-        objects(&mut flows(&format!("--read {} --to 127.0.0.1:{port} --protocol {protocol}", capture.display())));
+    let address = format!("127.0.0.1:{port}");
+    let waiting = || bytes_waiting(port.parse().expect("a number"));
+    until("nfcapd listens", || waiting().is_some());
+    let args = format!("--read {} --to {address} --protocol {protocol}", capture.display());
+    let (_, summary) = objects(&mut flows(&args));
+    // It ends without what it has read and not stored. Once it has read this message, it has stored those before.
+    let last = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    last.send_to(&[0; 4], &address).expect("sent");
+    until("nfcapd has read all", || waiting() == Some(0));
     nfcapd.signal(Signal::TERM);
     assert!(wait_within(&mut nfcapd.0, std::time::Duration::from_secs(30)).is_some(), "nfcapd ends");
     let listed = done(Command::new("nfdump").args(["-q", "-N", "-o", "fmt:%pkt %byt", "-R"]).arg(&folder));
@@ -434,10 +490,15 @@ fn nfdump(folder: &Path, capture: &Path, protocol: &str, packets: usize, bytes: 
     format!("nfdump: {packets} packets by {protocol}")
 }
 
-/// The commands of docs/flows.md.
+/// The commands of docs/flows.md, each block in a network of its own: ports of UDP are in them.
 #[test]
 fn the_commands_of_the_document_run() {
     isolated(|home| {
+        let network = ["--net", "bash", "-euo", "pipefail", "-c"];
+        let can_run = Command::new("unshare").args(network).arg("ip link set lo up").status();
+        if !can_run.is_ok_and(|status| status.success()) {
+            return summary("skipped: no network namespace can be made here");
+        }
         let document =
             fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/flows.md")).expect("a document");
         let blocks: Vec<_> = document.split("```sh\n").skip(1).filter_map(|block| block.split("```").next()).collect();
@@ -446,8 +507,8 @@ fn the_commands_of_the_document_run() {
         let bin = program("unetmap").parent().expect("a file in a folder").to_owned();
         let path = std::env::var("PATH").unwrap_or_default();
         for block in blocks {
-            let mut shell = Command::new("bash");
-            shell.args(["-euo", "pipefail", "-c", block]).current_dir(home.folder());
+            let mut shell = Command::new("unshare");
+            shell.args(network).arg(format!("ip link set lo up\n{block}")).current_dir(home.folder());
             done(shell.env("PATH", format!("{}:{path}", bin.display())).stdin(Stdio::null()));
         }
     });

@@ -2,7 +2,7 @@
 //! The socket to a collector. A collector that is gone or slow costs records, which are counted, and no time.
 
 use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// Messages of a second while no port waits for the program: a tenth of what collectors receive on one core.
@@ -53,6 +53,11 @@ impl Collector {
             }
         }
         Err(last)
+    }
+
+    /// The address of this host from which messages are sent.
+    pub(super) fn own_address(&self) -> IpAddr {
+        self.socket.local_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |address| address.ip())
     }
 
     /// Sends no more than a collector receives from now on, and waits for the time: no port waits for the program.

@@ -13,7 +13,7 @@ const MAX_NAME: usize = 64;
 
 /// The protocol of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Protocol {
+pub(super) enum Version {
     Ipfix,
     Netflow9,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Domain {
 
 /// The messages of an observation domain. One of them is being written.
 pub(crate) struct Stream {
-    protocol: Protocol,
+    protocol: Version,
     domain: Domain,
     /// One of so many packets is counted.
     sampling: u32,
@@ -50,12 +50,12 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(protocol: Protocol, domain: Domain, sampling: u32, both: bool) -> Stream {
+    pub(crate) fn new(protocol: Version, domain: Domain, sampling: u32, both: bool) -> Stream {
         Stream {
             protocol,
             domain,
             sampling,
-            templates: templates(protocol == Protocol::Ipfix, both),
+            templates: templates(protocol == Version::Ipfix, both),
             message: Vec::with_capacity(MAX_MESSAGE),
             set: None,
             records: 0,
@@ -99,7 +99,7 @@ impl Stream {
 
     /// Begins the message with all templates, the sampling rate and the interface's name. Only in an empty message.
     pub(crate) fn add_templates(&mut self) {
-        let is_ipfix = self.protocol == Protocol::Ipfix;
+        let is_ipfix = self.protocol == Version::Ipfix;
         self.begin_set(if is_ipfix { 2 } else { 0 });
         for Template { id, fields, .. } in &self.templates {
             put16(&mut self.message, &[*id, fields.len() as u16]);
@@ -162,16 +162,16 @@ impl Stream {
         self.end_set();
         let (seconds, uptime) = ((now / 1000) as u32, now.wrapping_sub(self.began) as u32);
         let (domain, sequence) = (self.domain.number, self.sequence);
-        let version: u16 = if self.protocol == Protocol::Ipfix { 10 } else { 9 };
+        let version: u16 = if self.protocol == Version::Ipfix { 10 } else { 9 };
         let mut header = Vec::with_capacity(HEADER_9);
         put16(&mut header, &[version]);
         match self.protocol {
-            Protocol::Ipfix => {
+            Version::Ipfix => {
                 put16(&mut header, &[self.message.len() as u16]);
                 [seconds, sequence, domain].iter().for_each(|word| header.extend(word.to_be_bytes()));
                 self.sequence = sequence.wrapping_add(self.data);
             }
-            Protocol::Netflow9 => {
+            Version::Netflow9 => {
                 put16(&mut header, &[self.records]);
                 [uptime, seconds, sequence, domain].iter().for_each(|word| header.extend(word.to_be_bytes()));
                 self.sequence = sequence.wrapping_add(1);
@@ -192,7 +192,7 @@ impl Stream {
     fn begin_set(&mut self, id: u16) -> usize {
         self.end_set();
         if self.message.is_empty() {
-            self.message.resize(if self.protocol == Protocol::Ipfix { HEADER_10 } else { HEADER_9 }, 0);
+            self.message.resize(if self.protocol == Version::Ipfix { HEADER_10 } else { HEADER_9 }, 0);
         }
         let start = self.message.len();
         put16(&mut self.message, &[id, 0]);
