@@ -123,6 +123,12 @@ unetmap_hook_openat64_2(int dir, const char *path, int flags)
 	return unetmap_hook_openat64(dir, path, flags, 0);
 }
 
+int
+unetmap_hook_creat(const char *path, mode_t mode)
+{
+	return unetmap_hook_open(path, O_CREAT | O_WRONLY | O_TRUNC, mode);
+}
+
 /* ---- ioctl, mmap */
 
 int

@@ -27,6 +27,7 @@
 	do_(epoll_create) do_(epoll_create1) do_(epoll_ctl) do_(epoll_pwait) do_(epoll_pwait2)	\
 	do_(recvmsg) do_(recvmmsg) do_(getifaddrs) do_(freeifaddrs)	\
 	do_(write) do_(pwrite) do_(writev) do_(fopen) do_(fopen64) do_(fflush) do_(fclose) do_(opendir) do_(chdir)	\
+	do_(freopen) do_(scandir)	\
 	do_(getxattr) do_(lgetxattr) do_(listxattr) do_(llistxattr)
 
 struct libc_calls {
@@ -72,6 +73,8 @@ struct libc_calls {
 	int (*fflush)(FILE *);
 	int (*fclose)(FILE *);
 	DIR *(*opendir)(const char *);
+	FILE *(*freopen)(const char *, const char *, FILE *);
+	int (*scandir)(const char *, void *, void *, void *);
 	int (*chdir)(const char *);
 	ssize_t (*getxattr)(const char *, const char *, void *, size_t);
 	ssize_t (*lgetxattr)(const char *, const char *, void *, size_t);

@@ -503,6 +503,51 @@ unetmap_hook_fopen64(const char *path, const char *mode)
 	return unetmap_libc.fopen64(path, mode);
 }
 
+/* Opens a parameter's stream anew in place of one: by a link to its descriptor. NULL with errno 0: another path. */
+static FILE *
+reopen_stream(FILE *(*reopen)(const char *, const char *, FILE *), const char *path, const char *mode, FILE *of)
+{
+	char link[LINK_BYTES];
+	FILE *f, *opened;
+
+	if (path == NULL || (opened = open_stream(path, mode)) == NULL)
+		return NULL;
+	/* What is written is read again by apply(). */
+	if (mode[0] != 'r' || strchr(mode, '+') != NULL)
+		mode = strchr(mode, 'e') != NULL ? "r+e" : "r+";
+	f = reopen(link_of(fileno(opened), link), mode, of);
+	unetmap_hook_fclose(opened);
+	if (f != NULL)
+		mark(fileno(f));
+	return f;
+}
+
+FILE *
+unetmap_hook_freopen(const char *path, const char *mode, FILE *of)
+{
+	FILE *f;
+
+	FOUND(freopen);
+	errno = 0;
+	f = reopen_stream(unetmap_libc.freopen, path, mode, of);
+	return f != NULL || errno != 0 ? f : unetmap_libc.freopen(path, mode, of);
+}
+
+FILE *
+unetmap_hook_freopen64(const char *path, const char *mode, FILE *of)
+{
+	return unetmap_hook_freopen(path, mode, of);
+}
+
+int
+unetmap_hook_scandir(const char *path, void *list, void *filter, void *order)
+{
+	char room[UNETMAP_PATH_BYTES];
+
+	FOUND(scandir);
+	return unetmap_libc.scandir(unetmap_is_in_module(path) ? unetmap_module_file(path, room) : path, list, filter, order);
+}
+
 DIR *
 unetmap_hook_opendir(const char *path)
 {

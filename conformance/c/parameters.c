@@ -97,6 +97,7 @@ test_read(void)
 	CHECK(close(fd) == 0 && close(copy) == 0);
 	f = fdopen(openat(AT_FDCWD, SIZE, O_RDONLY | O_CLOEXEC), "r");
 	CHECK(f != NULL && setvbuf(f, NULL, _IONBF, 0) == 0 && fscanf(f, "%d", &n) == 1 && n == 2048 && fclose(f) == 0);
+	CHECK(freopen(SIZE, "r", stdin) == stdin && scanf("%d", &n) == 1 && n == 2048);
 	/* The number of a closed stream, reused. */
 	fd = open("/dev/null", O_WRONLY);
 	CHECK(fd >= 0 && mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED && errno == EACCES);
@@ -166,6 +167,12 @@ test_write(void)
 	memset(text, '1', sizeof(text));
 	text[sizeof(text) - 1] = '\0';
 	rejects(VERBOSE, text, ERANGE);
+	fd = creat(VERBOSE, 0666);
+	put(fd, "23\n");
+	CHECK(close(fd) == 0 && value_of(VERBOSE) == 23);
+	CHECK(freopen(VERBOSE, "w", stdin) == stdin && fputs("24\n", stdin) >= 0 && fflush(stdin) == 0);
+	CHECK(value_of(VERBOSE) == 24 && fputs("x\n", stdin) >= 0 && fflush(stdin) == EOF && errno == EINVAL);
+	CHECK(freopen(CURRENT, "w", stdin) == NULL && errno == EACCES);
 	set(VERBOSE, "0");
 }
 
@@ -250,7 +257,7 @@ test_folder(void)
 {
 	int n = 0, has_size = 0, dir = open(FOLDER, O_RDONLY | O_DIRECTORY | O_CLOEXEC), fd;
 	DIR *d = opendir(MODULE);
-	struct dirent *e;
+	struct dirent *e, **list;
 	struct stat s;
 
 	CHECK(d != NULL && dir >= 0);
@@ -262,6 +269,7 @@ test_folder(void)
 	for (n = 0; (e = readdir(d)) != NULL; n += e->d_name[0] != '.')
 		has_size |= strcmp(e->d_name, "buf_size") == 0;
 	CHECK(n >= 30 && has_size && closedir(d) == 0);
+	CHECK(scandir(FOLDER, &list, NULL, NULL) == n + 2);
 	CHECK(fstatat(dir, "buf_size", &s, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(s.st_mode));
 	fd = openat(dir, "buf_size", O_RDONLY);
 	CHECK(number_at(fd) == 2048 && close(fd) == 0);

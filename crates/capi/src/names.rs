@@ -99,6 +99,11 @@ names! {
     fopen64 => unetmap_hook_fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE;
     fflush => unetmap_hook_fflush(stream: *mut FILE) -> c_int;
     fclose => unetmap_hook_fclose(stream: *mut FILE) -> c_int;
+    freopen => unetmap_hook_freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    freopen64 => unetmap_hook_freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    scandir => unetmap_hook_scandir(path: *const c_char, list: *mut c_void, filter: *mut c_void, order: *mut c_void)
+        -> c_int;
+    creat => unetmap_hook_creat(path: *const c_char, mode: mode_t) -> c_int;
     opendir => unetmap_hook_opendir(path: *const c_char) -> *mut DIR;
     chdir => unetmap_hook_chdir(path: *const c_char) -> c_int;
     getxattr => unetmap_hook_getxattr(path: *const c_char, name: *const c_char, value: *mut c_void, bytes: size_t)
@@ -112,6 +117,9 @@ names! {
 // Other names of the same functions: struct stat64 is struct stat.
 other_names! {
     pwrite64 => unetmap_hook_pwrite(fd: c_int, bytes: *const c_void, n: size_t, at: off_t) -> ssize_t;
+    scandir64 => unetmap_hook_scandir(path: *const c_char, list: *mut c_void, filter: *mut c_void, order: *mut c_void)
+        -> c_int;
+    creat64 => unetmap_hook_creat(path: *const c_char, mode: mode_t) -> c_int;
     eaccess => unetmap_hook_euidaccess(path: *const c_char, mode: c_int) -> c_int;
     stat64 => unetmap_hook_stat(path: *const c_char, out: *mut c_void) -> c_int;
     lstat64 => unetmap_hook_lstat(path: *const c_char, out: *mut c_void) -> c_int;
