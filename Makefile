@@ -7,6 +7,7 @@
 # make test-long  fuzz targets (SECONDS=60 each), Miri, sanitizers, oracle; STEPS="fuzz miri c threads oracle upgrades crashes restarts previous reproducible"
 # make test-inline faults of programs in the wire (root; some minutes); KILLS=1000 HANGS=200 STARVATIONS=200 repeats those instead
 # make host-matrix  host rings: all attachments with all kinds of traffic
+# make test-kubelet  pods of a real kubelet, which is built once, by containerd (root; Go 1.25; minutes the first time, then one or two)
 # make test-vm    all kernels and drivers in QEMU guests; KERNELS="6.1 6.18" and DRIVERS="igb,veth" choose
 # make test-arm64  builds for arm64; unit tests, make demo and interfaces in emulations (QEMU)
 # make test-bare  make demo and make test in fresh Debian 12 and 13 roots (root; about an hour)
@@ -47,7 +48,7 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build debug core setup setup-tests demo test test-long test-inline soak test-bare test-nic test-vm test-arm64 host-matrix loom
+.PHONY: build debug core setup setup-tests demo test test-long test-inline test-kubelet soak test-bare test-nic test-vm test-arm64 host-matrix loom
 .PHONY: deb rpm test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf bench install install-c uninstall
 .DEFAULT_GOAL := build
 
@@ -116,6 +117,10 @@ INLINE := $(KILLS:%=--kills=%) $(HANGS:%=--hangs=%) $(STARVATIONS:%=--starvation
 test-inline: debug
 	$(CARGO) test --locked -p conformance --test inline -- --whole $(WAYS) $(INLINE) --out=$(TARGET)/inline \
 		$(if $(INLINE)$(WAYS),,--document=$(CURDIR)/docs/inline.md)
+
+test-kubelet:
+	$(CARGO) build --locked -p unetmap-daemon -p unetmap-cli -p unetmap-cni --bins
+	.ci/test-kubelet $(TARGET)/debug $(TARGET)/kubelet
 
 # Host rings: each way to attach an interface with each kind of traffic.
 host-matrix: debug

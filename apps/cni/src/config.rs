@@ -73,13 +73,15 @@ pub(crate) struct RuntimeConfig {
 }
 
 /// Rates as the plugin `bandwidth` names them, in bits per second; 0: no limit. Its bursts are not used: a port of a
-/// switch has a burst of its own.
+/// switch has a burst of its own. containerd writes the names with capital letters.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Bandwidth {
     /// Of packets to the pod.
+    #[serde(alias = "IngressRate")]
     ingress_rate: u64,
     /// Of packets from the pod.
+    #[serde(alias = "EgressRate")]
     egress_rate: u64,
 }
 
@@ -286,6 +288,8 @@ mod tests {
         assert_eq!(rates(""), []);
         assert_eq!(rates(own), [(Direction::Out, 5)]);
         assert_eq!(rates(&format!("{own}{of_runtime}")), [(Direction::In, 7)]);
+        let of_containerd = of_runtime.replace("egress", "Egress");
+        assert_eq!(rates(&of_containerd), [(Direction::In, 7)]);
     }
 
     #[test]

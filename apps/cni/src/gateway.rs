@@ -131,7 +131,8 @@ fn forward(assignment: &Assignment) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Commands for nft(8): packets of the pods to others get an address of the node.
+/// Commands for nft(8): packets of the pods to others get an address of the node, and so do those that a service's
+/// address leads to a pod of the same network, which would answer past the node.
 fn masquerade(table: &str, assignment: &Assignment) -> String {
     let mut commands = format!("add table inet {table}\n");
     for (family, kind, name, multicast) in
@@ -145,7 +146,8 @@ fn masquerade(table: &str, assignment: &Assignment) -> String {
         }
         commands += &format!(
             "add chain {own} {{ type nat hook postrouting priority 100; }}\nflush chain {own}\n\
-             add rule {own} {family} saddr @{name} {family} daddr != @{name} {family} daddr != {multicast} masquerade\n"
+             add rule {own} {family} saddr @{name} {family} daddr != @{name} {family} daddr != {multicast} masquerade\n\
+             add rule {own} {family} saddr @{name} ct status dnat masquerade\n"
         );
     }
     commands

@@ -59,6 +59,16 @@ fn pods_and_their_node_reach_each_other_and_others() {
             until(what, || !masquerades || pings(&pods[0].1, "10.9.0.2"));
         };
         reached("the node reaches its pods, and they reach others");
+        if masquerades {
+            // A service's address, which leads a pod to another, and another to itself.
+            let to = "add table ip services; add chain ip services to { type nat hook prerouting priority -100; }; \
+                      add rule ip services to ip daddr 10.96.0.10 dnat to 10.77.0.2";
+            node.tool("nft", &[to]).expect("nft");
+            for pod in &pods {
+                until("a service's address is reached", || pings(&pod.1, "10.96.0.10"));
+            }
+            node.tool("nft", &["delete table ip services"]).expect("nft");
+        }
         assert!(pods[0].1.ip(&["route"]).expect("routes").contains("default via 10.77.0.254"));
 
         let mut checked = conf.clone();
