@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// Messages of a second while no port waits for the program: a tenth of what collectors receive on one core.
 const PACE: u32 = 10_000;
 
+/// Time that collectors have for templates.
+const REST: Duration = Duration::from_millis(100);
+
 /// Numbers of what was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
@@ -63,6 +66,14 @@ impl Collector {
     /// Sends no more than a collector receives from now on, and waits for the time: no port waits for the program.
     pub(super) fn pace(&mut self) {
         self.paced.get_or_insert_with(Instant::now);
+    }
+
+    /// Waits while a collector with several threads learns what was sent, if no port waits for the program: they would
+    /// drop records whose templates another one of them still reads.
+    pub(super) fn rest(&self) {
+        if self.paced.is_some() {
+            std::thread::sleep(REST);
+        }
     }
 
     /// Sends a message of so many records.

@@ -118,13 +118,17 @@ impl Exporter {
 
     /// Sends what is due. `now`: milliseconds since 1970.
     pub(crate) fn tick(&mut self, now: u64, at: Instant) {
-        if at >= self.templates_due {
+        let has_templates = at >= self.templates_due;
+        if has_templates {
             self.templates_due = at + TEMPLATES_AGAIN;
             self.due.fill(true);
         }
-        if at >= self.flush_due {
+        if has_templates || at >= self.flush_due {
             self.flush_due = at + MAX_WAIT;
             self.flush(now);
+        }
+        if has_templates {
+            self.collector.rest();
         }
     }
 
