@@ -33,7 +33,10 @@ pub use hardware::{RingSizes, Timestamping, numa_node, renegotiate, ring_sizes, 
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 pub use netns_watch::{NetnsLinkEvent, NetnsLinkWatch, Nsid};
 pub use nft::disconnect;
-pub use offloads::{OffloadKind, Offloads, active_offloads, changeable_offloads, disable_offloads, set_offloads};
+pub use offloads::{
+    ActiveOffload, OffloadKind, Offloads, active_of, active_offloads, changeable_offloads, disable_offloads,
+    set_offloads, still_active,
+};
 pub use route::default_routes;
 pub use rss::{Rss, rss, set_rss};
 pub use usage::{Usage, usage};

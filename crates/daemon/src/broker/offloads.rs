@@ -62,6 +62,10 @@ fn disable_at(target: &Netns, index: u32, kind: OffloadKind, log: &Arc<UndoLog>)
         }
         let disabled = UndoOnDrop::new(Change::Offloads { netns: target.id(), index, offloads }, log)?;
         link::set_offloads(&link.name, offloads, false)?;
+        let left = link::still_active(&link.name, offloads)?;
+        if !left.is_empty() {
+            return Err(io::Error::other(format!("{} stays on although it was switched off", left.join(", "))));
+        }
         tracing::debug!(name = link.name, "offloads disabled: {:#x}", offloads.0);
         Ok(Some(disabled))
     })?

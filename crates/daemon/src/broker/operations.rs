@@ -14,7 +14,8 @@ use unetmap_core::control::{proofs, trusted_file};
 use unetmap_core::errno::EPERM;
 use unetmap_sys::fuse::{Backing, Device};
 use unetmap_sys::link::{
-    self, Channels, DriverInfo, FrameCounts, Link, LinkWatch, NetnsLinkWatch, Nsid, XdpFeatures, veth,
+    self, ActiveOffload, Channels, DriverInfo, FrameCounts, Link, LinkWatch, NetnsLinkWatch, Nsid, OffloadKind,
+    XdpFeatures, veth,
 };
 use unetmap_sys::netns::Netns;
 use unetmap_sys::place::Place;
@@ -69,6 +70,11 @@ operations! { broker:
 
     /// An interface's driver; `None` if it says nothing.
     fn driver[netns: Netns] Driver(name: String) -> Option<DriverInfo> { inside(&netns, || link::driver(&name)) }
+
+    /// The offloads of an interface that are on, and by which frames can arrive otherwise than they were on the wire.
+    fn received_offloads[netns: Netns] ReceivedOffloads(name: String) -> Vec<ActiveOffload> {
+        inside(&netns, || link::active_of(&name, OffloadKind::Received))
+    }
 
     /// The XDP features that an interface's driver states; `None` if the kernel cannot say.
     fn xdp_features[netns: Netns] XdpFeatures(index: u32) -> Option<XdpFeatures> {

@@ -61,6 +61,12 @@ pub struct DriverInfo {
 }
 
 impl DriverInfo {
+    /// Whether received frames of other guests of the same machine have no checksums yet if the driver has checksums
+    /// on (`rx-checksum`), and no native XDP program runs, with which it asks its device for finished ones.
+    pub fn leaves_checksums(&self) -> bool {
+        self.name == "virtio_net"
+    }
+
     /// Whether a native XDP program still runs after a reset of the device, for instance as the interface was down.
     /// vmxnet3 passes all frames to the stack then, and shows the program as attached (Linux 6.12, 6.18 and 7.3).
     pub fn keeps_native_program(&self) -> bool {

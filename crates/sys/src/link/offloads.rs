@@ -30,6 +30,9 @@ pub enum OffloadKind {
     ReceivedTags,
     /// GRO: the stack merges received TCP segments of a connection before a generic XDP program sees them.
     Merging,
+    /// Everything by which frames arrive otherwise than they were on the wire, or unfinished: removal of tags, merging
+    /// by the stack, the driver or the device, and checksums that are left to the receiver.
+    Received,
     /// VLAN tags, checksums and segmentation of frames that the stack sends: the frames reach the interface without
     /// tags and checksums, and longer than its MTU.
     Transmit,
@@ -40,6 +43,10 @@ impl OffloadKind {
         match self {
             OffloadKind::ReceivedTags => matches!(name, "rx-vlan-hw-parse" | "rx-vlan-stag-hw-parse"),
             OffloadKind::Merging => name == "rx-gro",
+            OffloadKind::Received => {
+                let merges = matches!(name, "rx-lro" | "rx-gro-hw" | "rx-gro-list" | "rx-checksum");
+                merges || OffloadKind::ReceivedTags.includes(name) || OffloadKind::Merging.includes(name)
+            }
             OffloadKind::Transmit => {
                 matches!(name, "tx-vlan-hw-insert" | "tx-vlan-stag-hw-insert" | "tx-gso-list")
                     || name.starts_with("tx-checksum-")
@@ -47,6 +54,16 @@ impl OffloadKind {
             }
         }
     }
+}
+
+/// An offload that is on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ActiveOffload {
+    /// The kernel's name.
+    pub name: String,
+    /// Whether the driver says that it can be switched off.
+    pub changeable: bool,
 }
 
 /// `struct ethtool_sset_info` with one number.
@@ -156,6 +173,31 @@ pub fn active_offloads(name: &str) -> io::Result<Vec<String>> {
     let named = names.into_iter().enumerate();
     let on = named.filter(|(bit, name)| words[bit / 32].active & 1 << (bit % 32) != 0 && !name.is_empty());
     Ok(on.map(|(_, name)| name).collect())
+}
+
+/// Returns the offloads of `kind` that are on at interface `name`; none if they cannot be read.
+///
+/// # Errors
+/// `ENODEV`: no such interface.
+pub fn active_of(name: &str, kind: OffloadKind) -> io::Result<Vec<ActiveOffload>> {
+    let Some((names, words)) = features(name)? else { return Ok(Vec::new()) };
+    let named = names.into_iter().enumerate().filter(|(_, name)| kind.includes(name));
+    Ok(named
+        .map(|(bit, name)| (name, words[bit / 32], 1 << (bit % 32)))
+        .filter(|(_, word, bit)| word.active & bit != 0)
+        .map(|(name, word, bit)| ActiveOffload { name, changeable: word.available & bit != 0 })
+        .collect())
+}
+
+/// Returns the names of those offloads of `which` that are on at interface `name`: a driver may refuse to change some
+/// and report success.
+///
+/// # Errors
+/// `ENODEV`: no such interface.
+pub fn still_active(name: &str, which: Offloads) -> io::Result<Vec<String>> {
+    let Some((names, words)) = features(name)? else { return Ok(Vec::new()) };
+    let named = names.into_iter().enumerate().filter(|(bit, _)| which.0 & 1 << bit != 0);
+    Ok(named.filter(|(bit, _)| words[bit / 32].active & 1 << (bit % 32) != 0).map(|(_, name)| name).collect())
 }
 
 /// Enables or disables offloads of interface `name`. Needs `CAP_NET_ADMIN`.

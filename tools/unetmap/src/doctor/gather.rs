@@ -92,6 +92,7 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
         queues: link::channels(&link.name).unwrap_or(Channels { rx: 1, tx: 1 }),
         settings: link::channel_settings(&link.name).ok().flatten(),
         offloads: offloads(&link).ok(),
+        stays_on: stays_on(&link),
         program,
         port,
         driver,
@@ -133,6 +134,8 @@ fn trial(
         Some("the interface is down".into())
     } else if link.mac.is_none() {
         Some("it is no Ethernet interface".into())
+    } else if let Some(what) = stays_on(link) {
+        Some(format!("a port attaches no program to it, as {what} cannot be switched off"))
     } else if let Some(why) = machine.no_bpf() {
         Some(why.into())
     } else if !machine.own.has(NET_RAW | NET_ADMIN | BPF) {
@@ -151,7 +154,7 @@ fn offloads(link: &Link) -> io::Result<nic::Offloads> {
     let on = |name: &str, kind| Ok::<_, io::Error>(link::changeable_offloads(name, kind)? != Offloads::default());
     let relays = !kernel::HOST_RINGS.is_newer_than_kernel();
     Ok(match link.kind.as_deref() {
-        _ if relays && link.receives_unfinished_frames() => nic::Offloads::Relayed,
+        _ if relays && (link.receives_unfinished_frames() || stays_on(link).is_some()) => nic::Offloads::Relayed,
         None => nic::Offloads::Driver { removes_tags: on(&link.name, OffloadKind::ReceivedTags)? },
         Some("tun") if link.has_vnet_header => nic::Offloads::Tap,
         Some("tun" | "dummy") => nic::Offloads::Driver { removes_tags: false },
@@ -174,6 +177,14 @@ fn offloads(link: &Link) -> io::Result<nic::Offloads> {
         }
         Some(kind) => nic::Offloads::Upper { kind: kind.to_owned() },
     })
+}
+
+/// The offloads of a device that cannot be switched off, and by which its frames arrive merged or without their tags.
+pub(super) fn stays_on(link: &Link) -> Option<String> {
+    let offloads = link::active_of(&link.name, OffloadKind::Received).ok().filter(|_| link.kind.is_none())?;
+    let fixed = offloads.into_iter().filter(|offload| !offload.changeable && offload.name != "rx-checksum");
+    let names: Vec<String> = fixed.map(|offload| offload.name).collect();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 /// Reads a small file as text; empty if it cannot be read.

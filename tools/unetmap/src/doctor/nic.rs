@@ -39,6 +39,8 @@ pub(super) struct Facts {
     pub(super) features: Option<XdpFeatures>,
     /// `None`: they cannot be read.
     pub(super) offloads: Option<Offloads>,
+    /// Offloads of a device by which frames arrive unfinished, and that cannot be switched off.
+    pub(super) stays_on: Option<String>,
     /// The attached XDP program.
     pub(super) program: Option<Program>,
     /// The open port of this name.
@@ -362,14 +364,22 @@ fn data_path(facts: &Facts, kernel: Option<Version>) -> (Option<&'static str>, C
     }
     let by_packets = match facts.way {
         Way::Packet => Some(ZeroCopyObstacle::Chosen(&facts.link.name, facts.way).to_string()),
-        Way::Auto => facts.no_bpf.map(str::to_owned),
+        Way::Auto => {
+            let completed = kernel.is_none_or(|version| version >= kernel::HOST_RINGS.least);
+            let unfinished = facts.stays_on.as_ref().filter(|_| !completed);
+            let unfinished =
+                unfinished.map(|what| format!("{what} cannot be switched off, so frames arrive unfinished"));
+            facts.no_bpf.map(str::to_owned).or(unfinished)
+        }
         Way::Copy | Way::ZeroCopy | Way::Generic => None,
     };
     if let Some(why) = by_packets {
         return (Some(PACKET), Check::ok(WHAT, format!("{PACKET}: {why}")));
     }
     if facts.offloads == Some(Offloads::Relayed) && kernel.is_none_or(|version| version >= kernel::HOST_RINGS.least) {
-        let text = format!("{RELAY}: the kernel completes frames there, which can arrive unfinished at this interface");
+        let why = facts.stays_on.as_ref().map_or(String::new(), |what| format!(", as {what} cannot be switched off"));
+        let text =
+            format!("{RELAY}: the kernel completes frames there, which can arrive unfinished at this interface{why}");
         return (Some(RELAY), Check::ok(WHAT, text));
     }
     if !facts.link.redirects_natively() {

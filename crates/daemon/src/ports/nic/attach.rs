@@ -21,7 +21,7 @@ use super::staying::needs_generic;
 use super::{Nic, libc_errno};
 use crate::broker::relay_name as near_name;
 use crate::knobs::Admode;
-use crate::privileged::{self, Undo, Xdp};
+use crate::privileged::{self, Xdp};
 use crate::refusal::{Refusal, refuse, refuse_for_now};
 
 impl Nic {
@@ -58,14 +58,11 @@ impl Nic {
                     .refuse_way("its frames can arrive unfinished, so a veth completes them, where they are copied");
             }
             Some(xdp) => xdp,
-            None => Arc::new(self.attach_to_interface()?),
+            None => Arc::new(self.attach_and_read_back()?),
         };
-        let (index, name) = (self.key.index, &self.name);
         let mark = if xdp.mode() == Mode::Generic { self.mark } else { Mark::default() };
-        if xdp.mode() == Mode::Generic && self.merging.is_none() {
-            let disabled = privileged::disable_merging(&self.netns, index, &**name);
-            let disabled = disabled.inspect_err(|e| tracing::warn!("offloads stay as they are: {e}"));
-            self.merging = disabled.ok().flatten().map(Undo::of);
+        if xdp.mode() == Mode::Generic {
+            self.disable_merging();
         }
         let kept = xdp.set_mark(mark).and_then(|()| self.heartbeat.add(xdp.deadline()));
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be configured: {e}")))?;
@@ -83,7 +80,7 @@ impl Nic {
         self.set_filter(self.filter.clone())
     }
 
-    fn attach_to_interface(&mut self) -> Result<Xdp, Refusal> {
+    pub(super) fn attach_to_interface(&mut self) -> Result<Xdp, Refusal> {
         let (index, queues) = (self.key.index, u32::from(self.endpoint.shape.rx_rings));
         let taken = |e: &io::Error| matches!(e.raw_os_error(), Some(libc_errno::EBUSY | libc_errno::EEXIST));
         let link = privileged::link(&self.netns, index).ok().flatten();
@@ -200,12 +197,15 @@ impl Nic {
         let link = privileged::link(&self.netns, self.key.index).ok().flatten()?;
         let unfinished = match link.kind.as_deref() {
             Some("veth") => self.offloads_stay_on,
-            _ => link.receives_unfinished_frames(),
+            _ => link.receives_unfinished_frames() || self.unfinished.is_some(),
         };
         if self.admode != Admode::Best || !unfinished {
             return None;
         }
         let name = &self.name;
+        if let Some(why) = &self.unfinished {
+            tracing::warn!(name, "frames arrive unfinished: {why}");
+        }
         if kernel::HOST_RINGS.is_newer_than_kernel() {
             let least = kernel::HOST_RINGS.least;
             tracing::info!(name, "frames may lack VLAN tags and checksums, or be merged, before Linux {least}");
@@ -222,17 +222,6 @@ impl Nic {
                 None
             }
         }
-    }
-
-    /// Tells that the offloads stay enabled: frames may lack tags and checksums, unless a relay completes them.
-    pub(super) fn offloads_stay(&self, e: &io::Error) -> Option<Undo> {
-        let name = &self.name;
-        tracing::warn!(
-            name,
-            "its offloads stay enabled: {e} (disable them by hand: on a veth, ethtool -K PEER tx off txvlan off; else \
-             ethtool -K {name} rxvlan off)"
-        );
-        None
     }
 
     /// The namespace and the index of the interface that has the sockets.

@@ -80,6 +80,8 @@ pub(crate) struct Nic {
     pub(super) merging: Option<Undo>,
     /// Its offloads, or those of its peer, could not be disabled.
     pub(super) offloads_stay_on: bool,
+    /// Why frames arrive unfinished although its offloads were disabled.
+    pub(super) unfinished: Option<String>,
     /// The sockets are those of another interface, on the way to which the kernel completes frames.
     pub(super) relay: Option<Relay>,
     pub(super) heartbeat: Heartbeat,
@@ -177,6 +179,7 @@ impl Nic {
             offloads: None,
             merging: None,
             offloads_stay_on: false,
+            unfinished: None,
             relay: None,
             heartbeat: Heartbeat::default(),
             host,
@@ -225,10 +228,8 @@ impl Nic {
         let pairs: BTreeSet<usize> = self.endpoint.bound(selection).map(|ring| ring.pair).collect();
         if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
             let without = self.count_queues();
-            if self.offloads.is_none() && !self.is_hidden {
-                let disabled = privileged::disable_offloads(&self.netns, self.key.index);
-                self.offloads_stay_on = disabled.is_err();
-                self.offloads = disabled.map_or_else(|e| self.offloads_stay(&e), |undo| undo.map(Undo::of));
+            if !self.is_hidden {
+                self.disable_offloads();
             }
             self.attach()?;
             self.check_attached_queues(without)?;
@@ -530,7 +531,9 @@ impl Nic {
             add("rx", received);
             add("tx", sent);
         }
-        let copied = by_packets.map(Packets::copy_reason).or_else(|| self.copy_reason().map(str::to_owned));
+        let unfinished = self.unfinished.as_ref().filter(|_| self.relay.is_some());
+        let copied = by_packets.map(Packets::copy_reason).or_else(|| unfinished.cloned());
+        let copied = copied.or_else(|| self.copy_reason().map(str::to_owned));
         let account = self.account();
         let not_taken = account.map(|Account { failed, .. }| Failed { noted: failed.noted.plus(self.lost), ..failed });
         PortSnapshot {

@@ -31,6 +31,7 @@ mod packets;
 mod port;
 mod queue;
 mod queue_count;
+mod read_back;
 mod refusals;
 mod relay;
 mod saved;

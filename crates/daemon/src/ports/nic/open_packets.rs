@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use unetmap_core::errno::{ENXIO, EOPNOTSUPP};
+use unetmap_sys::kernel;
 use unetmap_sys::link::Link;
 use unetmap_sys::packet_socket::slot_bytes;
 use unetmap_sys::xsk::Way;
@@ -33,7 +34,11 @@ pub(in crate::ports) fn reason(
     }
     let settings = settings.kept_of(caller.netns_id(), link.index);
     match settings.map_or(Way::Auto, |settings| settings.way) {
-        Way::Auto => privileged::xdp_obstacle(),
+        Way::Auto => privileged::xdp_obstacle().or_else(|| {
+            // A newer kernel completes its frames on a veth.
+            let surveyed = caller.surveyed(link.index).filter(|_| kernel::HOST_RINGS.is_newer_than_kernel())?;
+            surveyed.unfinished.clone()
+        }),
         Way::Packet => Some(format!("its way is `packet` (unetmap nic {} way auto)", link.name)),
         Way::Copy | Way::ZeroCopy | Way::Generic => None,
     }

@@ -41,6 +41,9 @@ pub(crate) struct SavedNic {
     offloads: Option<Handle>,
     merging: Option<Handle>,
     offloads_stay_on: bool,
+    /// Missing in states of earlier daemons.
+    #[serde(default)]
+    unfinished: Option<String>,
     relay: Option<SavedRelay>,
     host: SavedHostRings,
     /// From version 19 on.
@@ -92,6 +95,7 @@ impl Nic {
             offloads: self.offloads.as_ref().map(Undo::handle),
             merging: self.merging.as_ref().map(Undo::handle),
             offloads_stay_on: self.offloads_stay_on,
+            unfinished: self.unfinished.clone(),
             relay: self.relay.as_ref().map(|relay| relay.save(fds)),
             host: self.host.save(fds),
             packets: self.packets.as_ref().map(|packets| packets.save(fds)),
@@ -181,6 +185,7 @@ impl SavedNic {
             offloads: self.offloads.map(Undo::of),
             merging: self.merging.map(Undo::of),
             offloads_stay_on: self.offloads_stay_on,
+            unfinished: self.unfinished,
             relay,
             heartbeat: Heartbeat::default(),
             host,

@@ -21,6 +21,7 @@ use unetmap_sys::netns::Netns;
 
 use super::kernel_work::{Done, KernelWork};
 use super::lookup::{find_away, may_have_interfaces};
+use super::read_back;
 use super::refusals::refuse_away;
 use super::surveyed::{NicKey, Survey, Wanted};
 use crate::broker;
@@ -46,6 +47,7 @@ fn read(netns: &Netns, name: String) -> Survey {
         survey.features = privileged::xdp_features(netns, link.index).ok();
         survey.driver = privileged::driver(netns, &link.name).ok();
         survey.default_routes = privileged::default_routes(netns).ok();
+        survey.unfinished = read_back::lasting(netns, link);
         survey.tx_dropped = Some(privileged::tx_dropped(netns, link.index));
     }
     survey

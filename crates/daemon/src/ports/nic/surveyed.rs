@@ -38,4 +38,6 @@ pub(crate) struct Survey {
     pub(super) driver: Option<Option<DriverInfo>>,
     pub(super) default_routes: Option<Vec<u32>>,
     pub(super) tx_dropped: Option<u64>,
+    /// Why frames arrive unfinished, if they do.
+    pub(super) unfinished: Option<String>,
 }

@@ -56,6 +56,7 @@ fn facts() -> Facts {
         settings: None,
         features: Some(ALL),
         offloads: Some(Offloads::Driver { removes_tags: true }),
+        stays_on: None,
         program: None,
         port: None,
         way: Way::Auto,
@@ -70,6 +71,15 @@ fn with_link(change: impl Fn(&mut Link)) -> Facts {
     let mut facts = facts();
     change(&mut facts.link);
     facts
+}
+
+#[test]
+fn frames_that_arrive_unfinished_are_completed_as_the_kernel_can() {
+    let facts = Facts { stays_on: Some("rx-gro-hw".into()), offloads: Some(Offloads::Relayed), ..untested(facts()) };
+    for (version, way) in [("6.6", RELAY), ("6.1", PACKET)] {
+        let check = find(&facts, Version::parse(version), "data path");
+        assert!(check.text.starts_with(way) && check.text.contains("rx-gro-hw cannot be switched off"), "{check:?}");
+    }
 }
 
 fn find(facts: &Facts, kernel: Option<Version>, what: &str) -> Check {
