@@ -286,14 +286,25 @@ pub fn during_a_stream(stacks: [&Ns; 2], address: &str, work: impl FnOnce(&dyn F
     let (stop, arrived) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let stream = scope.spawn(|| endless(stacks, address, &stop, &arrived));
+        // Also if the work panics: else the stream would be waited for.
+        let end = Stop(&stop);
         work(&|what: &str| {
             let before = arrived.load(Relaxed);
             until(what, || stream.is_finished() || arrived.load(Relaxed) >= before + EACH);
         });
-        stop.store(true, Relaxed);
+        drop(end);
         stream.join().expect("no panic").expect("one connection all the time");
     });
     arrived.load(Relaxed)
+}
+
+/// Sets it when it is dropped.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// A TCP stream to the first stack, at `address`, from the second until `stop` is set; `arrived` counts its bytes, each

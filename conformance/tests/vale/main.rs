@@ -12,6 +12,7 @@ mod headers;
 mod host_stack;
 mod interfaces;
 mod kept;
+mod kernel_path;
 mod lasting;
 mod many;
 mod namespaces;

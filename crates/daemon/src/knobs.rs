@@ -109,7 +109,7 @@ const MAX_SINKS: u64 = 64;
 const REGION: Sizes = Sizes::DEFAULT;
 const PRIVATE: Sizes = Sizes::PRIVATE;
 
-pub(crate) static KNOBS: [Knob; 38] = [
+pub(crate) static KNOBS: [Knob; 39] = [
     knob("verbose", 0, ANY, Applies::Now, "log: 0 as --log says, 1 also served and refused requests, above that all"),
     knob("admode", 0, 0..=2, Applies::Open, "interfaces: 0 in the driver, else before the stack, 1 and 2 only so"),
     knob("fwd", 0, YES_NO, Applies::Open, "interfaces: forward released packets, as with NS_FORWARD"),
@@ -121,6 +121,7 @@ pub(crate) static KNOBS: [Knob; 38] = [
         Applies::Now,
         "interfaces with a bypass: milliseconds for which a program may leave frames in a queue",
     ),
+    knob("vale_kernel", 0, YES_NO, Applies::Now, "persistent ports: the kernel forwards what needs no switch thread"),
     size("if_num", REGION.ifs.0, &Geometry::IF_COUNT, "interfaces: sessions"),
     size("if_size", REGION.ifs.1, &Geometry::IF_SIZE, "interfaces: bytes of a session's description"),
     size("ring_num", REGION.rings.0, &Geometry::RING_COUNT, "interfaces: rings"),
@@ -402,6 +403,11 @@ impl Knobs {
     /// Time for which a program may leave frames in a queue of an interface with a bypass.
     pub(crate) fn bypass_stall(&self) -> Duration {
         Duration::from_millis(self.get("bypass_stall"))
+    }
+
+    /// Whether the kernel may forward packets between persistent ports in place of the switches' threads.
+    pub(crate) fn vale_kernel(&self) -> bool {
+        self.get("vale_kernel") != 0
     }
 
     /// Nanoseconds that a sink which is opened from now on takes for each slot.

@@ -294,7 +294,7 @@ impl Server {
             token if token % 2 == 1 => self.end(token - 1),
             token => self.client_event(token, flags),
         }
-        self.daemon.keep_lasting();
+        self.daemon.after_work();
         self.event_changed(service, token);
         self.work_times.add(0, kind_of_event(token), self.clock.end(&begin));
         Ok(())
@@ -359,7 +359,7 @@ impl Server {
             }
         }
         self.end_mark(token, session);
-        self.daemon.keep_lasting();
+        self.daemon.after_work();
         self.has_worked(uid);
         self.daemon.admission.end_work();
         let time = begin.at.elapsed();
@@ -543,7 +543,7 @@ impl Server {
         };
         let reply = requests::answer(kind, &mut call);
         let caller = call.caller;
-        self.daemon.keep_lasting();
+        self.daemon.after_work();
         if let Some(holder) = client.holder.as_mut().filter(|_| !was_holder) {
             let epoll = &self.epoll;
             holder.pidfd = holder.pidfd.take().filter(|pidfd| epoll.add(pidfd, token + 1, true, false).is_ok());

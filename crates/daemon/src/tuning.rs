@@ -70,6 +70,19 @@ pub(crate) mod broker {
     pub(crate) const RETURNS_AT_ONCE: usize = INTERFACE_LANES - 1;
 }
 
+/// The kernel's path between persistent ports.
+pub(crate) mod kernel_path {
+    use std::time::Duration;
+
+    /// Addresses of a port that the kernel is told: all 254 ports of a switch have room. Packets of others go through
+    /// the switch's thread.
+    pub(crate) const ADDRESSES_OF_PORT: usize = 64;
+    /// How often the switches' tables are compared with what the kernel was told.
+    pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
+    /// How often in the life of an address it is asked whether the kernel has seen it.
+    pub(crate) const LOOKS_PER_AGE: u32 = 8;
+}
+
 /// Replacing the daemon.
 pub(crate) mod handover {
     use std::time::Duration;

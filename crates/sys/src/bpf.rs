@@ -17,6 +17,8 @@ use aya::{Ebpf, EbpfLoader};
 use crate::tuning::BPF_LOAD_TRIES;
 use crate::xdp::translate::Insn;
 
+pub(crate) mod hash;
+
 /// Values of `enum bpf_cmd`.
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
@@ -56,6 +58,8 @@ pub(crate) const REDIRECT_MARK: u32 = 0x756e_6d68;
 
 /// `BPF_F_REPLACE`: the program takes the place of another one.
 const REPLACE: u32 = 1 << 2;
+/// `BPF_F_BEFORE`, without another program: the program is the first.
+const BEFORE: u32 = 1 << 3;
 
 /// Prefixes of `union bpf_attr`, as far as each call reads them, without padding.
 #[derive(Default)]
@@ -162,7 +166,8 @@ struct GetInfo {
 struct RawProgramInfo {
     kind: u32,
     id: u32,
-    code: [u64; 4],
+    tag: u64,
+    code: [u64; 3],
     load_time: u64,
     created_by_uid: u32,
     map_count: u32,
@@ -190,6 +195,8 @@ const MAP_IDS: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) struct ProgramInfo {
     pub(crate) id: u32,
+    /// A hash of its code.
+    pub(crate) tag: u64,
     /// At most 15 bytes.
     pub(crate) name: String,
     /// The ids of its maps, at most [`MAP_IDS`].
@@ -230,6 +237,21 @@ pub(crate) fn attach_tcx(
         replace_bpf_fd: old.map_or(0, |fd| fd.as_raw_fd()),
         ..ProgAttach::of(program, ifindex, hook)
     };
+    // SAFETY: K5: the structure contains no pointer.
+    unsafe { bpf(PROG_ATTACH, &mut attr) }.map(drop)
+}
+
+/// As [`attach_tcx`], but before those that are already attached, unless it takes the place of `old`.
+pub(crate) fn attach_tcx_first(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    hook: Hook,
+    old: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    if old.is_some() {
+        return attach_tcx(program, ifindex, hook, old);
+    }
+    let mut attr = ProgAttach { attach_flags: BEFORE, ..ProgAttach::of(program, ifindex, hook) };
     // SAFETY: K5: the structure contains no pointer.
     unsafe { bpf(PROG_ATTACH, &mut attr) }.map(drop)
 }
@@ -299,7 +321,7 @@ pub(crate) fn program_info(program: impl AsFd) -> io::Result<ProgramInfo> {
     // SAFETY: K1, K5: a prefix of the program's information; the kernel writes at most `map_count` ids.
     unsafe { object_info(program, &mut info) }?;
     ids.truncate(info.map_count as usize);
-    Ok(ProgramInfo { id: info.id, name: text(&info.name), maps: ids })
+    Ok(ProgramInfo { id: info.id, tag: info.tag, name: text(&info.name), maps: ids })
 }
 
 /// Opens the map of this name among those of a program; `None`: it has none.
@@ -462,6 +484,10 @@ pub(crate) unsafe fn sum_of_processors(map: impl AsFd, index: u32) -> io::Result
 }
 
 fn element(map: impl AsFd, key: &u32, value: u64) -> MapElem {
+    element_of(map, key, value)
+}
+
+fn element_of<K>(map: impl AsFd, key: &K, value: u64) -> MapElem {
     MapElem { map_fd: map.as_fd().as_raw_fd(), zero: 0, key: &raw const *key as u64, value, flags: 0 }
 }
 

@@ -104,6 +104,15 @@ pub const HOST_RINGS: Feature = Feature {
     summary: "host rings (`eth0^`, `vale-ctl -h`); complete frames of taps, bridges, bonds",
 };
 
+/// tcx.
+pub const KERNEL_PATH: Feature = Feature {
+    key: "kernel: persistent ports",
+    least: Version(6, 6),
+    subject: "packets between persistent ports that stay in the kernel",
+    config: "CONFIG_NET_XGRESS and CONFIG_VETH",
+    summary: "packets between persistent ports of a switch stay in the kernel",
+};
+
 /// FUSE passthrough: the file's memory is the regions'.
 pub const NODE: Feature = Feature {
     key: "kernel: node",
@@ -114,8 +123,8 @@ pub const NODE: Feature = Feature {
 };
 
 /// All features, the oldest kernel first.
-pub static FEATURES: [&Feature; 8] =
-    [&PIPES, &INTERFACES, &BUSY_POLL, &ZERO_COPY, &DIRECT, &LARGE_FRAMES, &HOST_RINGS, &NODE];
+pub static FEATURES: [&Feature; 9] =
+    [&PIPES, &INTERFACES, &BUSY_POLL, &ZERO_COPY, &DIRECT, &LARGE_FRAMES, &HOST_RINGS, &KERNEL_PATH, &NODE];
 
 impl Feature {
     /// Returns the sentence that says which kernel it needs, without a full stop.

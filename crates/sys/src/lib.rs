@@ -23,6 +23,8 @@ pub mod folder;
 pub mod fuse;
 pub mod futex;
 pub mod kernel;
+#[cfg(feature = "bpf")]
+pub mod kernel_path;
 pub mod link;
 pub mod log;
 pub mod map;

@@ -269,7 +269,7 @@ pub(crate) fn detach(index: u32, hook: Hook, name: &str) -> io::Result<()> {
 
 /// The program of this name that has stayed, which any process may have attached, and its id. One that a process has
 /// attached by a link ends with that process, which alone can detach it.
-fn attached(index: u32, hook: Hook, name: &str) -> io::Result<Option<(OwnedFd, u32)>> {
+pub(crate) fn attached(index: u32, hook: Hook, name: &str) -> io::Result<Option<(OwnedFd, u32)>> {
     let ids = match bpf::attached_tcx(index, hook) {
         // A kernel before 6.6.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),

@@ -18,6 +18,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::control::stop::lasting_path;
+use unetmap_core::errno::ENODEV;
 use unetmap_sys::link::veth;
 use unetmap_sys::memfd;
 use unetmap_sys::netns::Netns;
@@ -148,7 +149,11 @@ impl Broker {
                     lock(&self.pairs).insert((hidden.id(), index));
                     found.push((index, text.to_owned()));
                 }
-                _ => inside(&hidden, || veth::delete(index))?,
+                _ => match inside(&hidden, || veth::delete(index)) {
+                    // A companion of a killed daemon: it ends with the namespace of its other end.
+                    Err(e) if e.raw_os_error() == Some(ENODEV) => {}
+                    deleted => deleted?,
+                },
             }
         }
         Ok((found, Some(hidden)))

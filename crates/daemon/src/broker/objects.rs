@@ -12,13 +12,15 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use unetmap_sys::deadline::Deadline;
+use unetmap_sys::kernel_path::{Found, KernelPath, KnownAddress};
 use unetmap_sys::memory_helper::Approvals;
-use unetmap_sys::netns::NetnsUse;
+use unetmap_sys::netns::{Netns, NetnsUse};
 use unetmap_sys::tcx::{Relay, Tcx};
 use unetmap_sys::xdp::{Mode, Xdp};
 
-use super::setup::{Handle, Setup, XdpId};
+use super::setup::{Handle, Setup, XdpId, inside, not_made_here};
 use super::undo::{UndoLog, UndoOnDrop};
+use super::veth;
 use crate::fault;
 use crate::threads::lock;
 use crate::tuning::broker::MAX_OBJECTS;
@@ -55,6 +57,8 @@ pub(super) struct Broker {
     pub(super) deadlines: Mutex<BTreeMap<Handle, Arc<Deadline>>>,
     /// Ends of the pairs of veth that it made: their namespace and index.
     pub(super) pairs: Mutex<BTreeSet<(u64, u32)>>,
+    /// The kernel's path between persistent ports, once it was needed.
+    kernel_path: Mutex<Option<KernelPath>>,
     /// Memory helpers.
     pub(super) helpers: Mutex<BTreeMap<Handle, Approvals>>,
     /// The devices of the node's mounts, also of those that were unmounted: files of theirs may be open.
@@ -73,6 +77,7 @@ impl Broker {
             objects: Mutex::default(),
             deadlines: Mutex::default(),
             pairs: Mutex::default(),
+            kernel_path: Mutex::default(),
             helpers: Mutex::default(),
             devices: Mutex::default(),
             uses: Mutex::default(),
@@ -148,6 +153,53 @@ impl Broker {
         let mut found = |id: u64| known.remove(&id).filter(|known| known.shows(id)).or_else(|| NetnsUse::find(id));
         *uses = ids.into_iter().take(MAX_OBJECTS).filter_map(|id| Some((id, found(id)?))).collect();
         uses.keys().copied().collect()
+    }
+
+    /// Creates the veth pair of a persistent port: see [`veth::create_persistent`].
+    pub(super) fn create_persistent(
+        &self,
+        name: &str,
+        queues: u32,
+        (netns, hidden): (&Netns, &Netns),
+        whole: bool,
+    ) -> io::Result<u32> {
+        let index = veth::create_persistent(name, queues, (netns, hidden), whole)?;
+        lock(&self.pairs).insert((hidden.id(), index));
+        Ok(index)
+    }
+
+    /// Has the kernel forward packets between these hidden ends, and no others.
+    pub(super) fn forward_in_kernel(
+        &self,
+        hidden: &Netns,
+        ports: &[(u32, u32)],
+        places: &[KnownAddress],
+    ) -> io::Result<Found> {
+        let indexes: Vec<u32> = ports.iter().map(|(index, _)| *index).collect();
+        self.in_kernel_path(hidden, &indexes, |path| path.set(ports, places))
+    }
+
+    /// Works with the kernel's path in the namespace of the hidden ends, all of which the broker has made or found.
+    pub(super) fn in_kernel_path<T: Send>(
+        &self,
+        hidden: &Netns,
+        ends: &[u32],
+        work: impl FnOnce(&KernelPath) -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        let pairs = lock(&self.pairs);
+        if !ends.iter().all(|index| pairs.contains(&(hidden.id(), *index))) {
+            return Err(not_made_here());
+        }
+        drop(pairs);
+        let mut path = lock(&self.kernel_path);
+        let path = &mut *path;
+        inside(hidden, || {
+            let path = match path {
+                Some(path) => path,
+                none => none.insert(KernelPath::open()?),
+            };
+            work(path)
+        })
     }
 
     /// Drops an object.

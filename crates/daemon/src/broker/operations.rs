@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use unetmap_core::control::{proofs, trusted_file};
 use unetmap_core::errno::EPERM;
 use unetmap_sys::fuse::{Backing, Device};
+use unetmap_sys::kernel_path::{Found, KernelPath, KnownAddress};
 use unetmap_sys::link::{
     self, ActiveOffload, Channels, DriverInfo, FrameCounts, Link, LinkWatch, NetnsLinkWatch, Nsid, OffloadKind,
     XdpFeatures, veth,
@@ -29,7 +30,7 @@ use unetmap_sys::{Mapping, kernel, memfd, packet_socket, probe, process};
 use super::connection::{self, Lane};
 use super::objects::{Broker, Object, wait_at_fault};
 use super::parameters::{self, Parameter};
-use super::setup::{Handle, Setup, TcxId, XdpId, inside};
+use super::setup::{Handle, Setup, TcxId, XdpId, inside, not_made_here};
 use super::table::{Answer, Descriptors, Fd, Reply, With, operations};
 use super::undo::{Change, UndoOnDrop};
 use super::{mounts, offloads, veth as pairs};
@@ -368,9 +369,23 @@ operations! { broker:
 
     /// Creates the veth pair of a persistent port; returns the index of its hidden end.
     fn create_persistent_veth[netns: Netns, hidden: Netns] CreatePersistentVeth { name: String, queues: u32 } -> u32 {
-        let index = pairs::create_persistent(&name, queues, &netns, &hidden)?;
-        lock(&broker.pairs).insert((hidden.id(), index));
-        Ok(index)
+        broker.create_persistent(&name, queues, (&netns, &hidden), false)
+    }
+
+    /// The same, but the visible end keeps its offloads.
+    fn create_whole_veth[netns: Netns, hidden: Netns] CreateWholeVeth { name: String, queues: u32 } -> u32 {
+        broker.create_persistent(&name, queues, (&netns, &hidden), true)
+    }
+
+    /// Has the kernel forward packets between these hidden ends, each with the number of its switch, by these
+    /// addresses, and by no others.
+    fn forward_in_kernel[hidden: Netns] ForwardInKernel { ports: Vec<(u32, u32)>, places: Vec<KnownAddress> } -> Found {
+        broker.forward_in_kernel(&hidden, &ports, &places)
+    }
+
+    /// The addresses by which the kernel forwards between these hidden ends, as an earlier daemon has left them.
+    fn places_in_kernel[hidden: Netns] PlacesInKernel(ports: Vec<u32>) -> Vec<KnownAddress> {
+        broker.in_kernel_path(&hidden, &ports, KernelPath::places)
     }
 
     /// Deletes a pair of veth, by one of its ends.
@@ -560,10 +575,6 @@ pub(crate) type Refused = (i32, String);
 
 fn refused(refusal: Refusal) -> Refused {
     (refusal.errno, refusal.why)
-}
-
-fn not_made_here() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "the broker has not made this interface")
 }
 
 /// Removes the file of the daemon's socket, and nothing that a link of another user leads to.

@@ -47,3 +47,7 @@ pub(crate) fn process_name(part: &str, socket: &Path) -> OsString {
 pub(super) fn inside<T: Send>(netns: &Netns, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     netns.run(work).and_then(|done| done)
 }
+
+pub(super) fn not_made_here() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the broker has not made this interface")
+}

@@ -69,8 +69,14 @@ pub(super) fn create_pair(netns: &Netns, name: &str, queues: u32) -> io::Result<
     }
 }
 
-/// Creates the veth pair of a persistent port; returns the index of its hidden end.
-pub(super) fn create_persistent(name: &str, queues: u32, netns: &Netns, hidden: &Netns) -> io::Result<u32> {
+/// Creates the veth pair of a persistent port, with all offloads (`whole`), or such that frames are finished before
+/// they arrive at the hidden end. Returns the index of that.
+pub(super) fn create_persistent(
+    name: &str,
+    queues: u32,
+    (netns, hidden): (&Netns, &Netns),
+    whole: bool,
+) -> io::Result<u32> {
     let peer = inside(netns, || {
         // A persistent port in another namespace may have the same name, so the hidden end may need another one.
         let peers = std::iter::once(name.to_string()).chain((0..u16::MAX).map(|n| format!("vi{n}")));
@@ -81,7 +87,9 @@ pub(super) fn create_persistent(name: &str, queues: u32, netns: &Netns, hidden: 
                 laid => {
                     laid?;
                     // No hardware would complete the stack's frames.
-                    link::disable_offloads(name, OffloadKind::Transmit)?;
+                    if !whole {
+                        link::disable_offloads(name, OffloadKind::Transmit)?;
+                    }
                     return Ok(peer);
                 }
             }

@@ -144,6 +144,7 @@ fn events(call: &mut Call<'_>) -> Reply {
 /// Snapshot. Users other than root and the daemon's owner see their own ports only.
 fn snapshot(call: &mut Call<'_>) -> Reply {
     let only = call.only_user();
+    call.daemon.count_kernel_path();
     let users = call.daemon.user_snapshots(only);
     let totals = if only.is_none() { call.daemon.total_snapshots() } else { Vec::new() };
     Reply::Later(Box::new(SnapshotTask::new(call.daemon, (users, totals), only)))

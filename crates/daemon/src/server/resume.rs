@@ -166,7 +166,7 @@ impl Server {
         let due = self.daemon.serve_again(now);
         self.provide_returned();
         self.add_watches();
-        self.daemon.keep_lasting();
+        self.daemon.after_work();
         due
     }
 

@@ -14,6 +14,7 @@ impl Server {
             open_log();
         }
         let timers = [
+            self.daemon.follow_tables(),
             self.daemon.vale.age_tables(),
             self.daemon.vale.free_retired(&mut self.daemon.registry),
             self.daemon.end_stopped_mediators(),

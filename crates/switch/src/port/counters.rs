@@ -9,7 +9,7 @@
 //! into frames a copy for each frame. Whenever no batch is being forwarded, the sums are equal.
 
 use std::ops::RangeFrom;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
 use unetmap_mem::{Counter, CounterPage};
@@ -75,6 +75,37 @@ pub struct RxCounts {
     pub swapped: u64,
 }
 
+/// Packets of a port that the kernel forwarded in place of the switch, which has counted none of them: each as one that
+/// was sent to one port.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct ByKernel {
+    /// Packets that it sent.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Packets that were delivered to it.
+    pub received: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+}
+
+/// [`ByKernel`], as it is set from time to time.
+#[derive(Default)]
+pub(super) struct KernelCounters([AtomicU64; 4]);
+
+impl KernelCounters {
+    pub(super) fn set(&self, counts: ByKernel) {
+        let ByKernel { sent, sent_bytes, received, received_bytes } = counts;
+        let all = [sent, sent_bytes, received, received_bytes];
+        self.0.iter().zip(all).for_each(|(counter, n)| counter.store(n, Relaxed));
+    }
+
+    pub(super) fn counts(&self) -> ByKernel {
+        let [sent, sent_bytes, received, received_bytes] = std::array::from_fn(|i| self.0[i].load(Relaxed));
+        ByKernel { sent, sent_bytes, received, received_bytes }
+    }
+}
+
 /// The packets of a port, or of all ports of a switch.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PacketCounts {
@@ -119,6 +150,12 @@ impl PacketCounts {
         let [.., crash] = &mut missing.not_received;
         *crash = self.copies.saturating_sub(reached);
         missing
+    }
+
+    pub(super) fn add_by_kernel(&mut self, counts: ByKernel) {
+        self.sent += counts.sent;
+        self.copies += counts.sent;
+        self.received += counts.received;
     }
 
     pub(super) fn add_tx(&mut self, ring: &TxCounts) {

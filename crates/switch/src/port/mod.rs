@@ -47,7 +47,7 @@ mod vnet_hdr;
 
 pub(crate) use batch::Served;
 pub(crate) use context::BatchContext;
-use counters::{PacketCounts, PortCounters, RxCounters, RxCounts, TxCounters, TxCounts};
+use counters::{ByKernel, KernelCounters, PacketCounts, PortCounters, RxCounters, RxCounts, TxCounters, TxCounts};
 pub use positions::PortPositions;
 pub use ring::RingConfig;
 pub use rx_ring::ExchangePause;
@@ -70,6 +70,7 @@ pub struct SwitchPort {
     /// The policy for configurations to come; threads use that of their `SwitchConfig`.
     policy: Mutex<Option<Arc<ActivePolicy>>>,
     counters: PortCounters,
+    by_kernel: KernelCounters,
     /// A hash of the client's positions when a thread last yielded the CPU to it.
     positions_at_yield: AtomicU32,
     /// The yields to the client since its positions last changed.
@@ -113,6 +114,7 @@ impl SwitchPort {
             rx,
             policy: Mutex::default(),
             counters,
+            by_kernel: KernelCounters::default(),
             positions_at_yield: AtomicU32::new(0),
             futile_yields: AtomicU32::new(0),
             keeps_buffers: AtomicBool::new(false),
@@ -128,6 +130,16 @@ impl SwitchPort {
         tx.chain(rx).for_each(|(which, ring)| monitor::assign(&mut all, which, ring, 0));
         // Such a monitor sees both directions.
         self.keeps_buffers.store(self.tx.iter().any(|ring| ring.monitors.any_zero_copy()), Relaxed);
+    }
+
+    /// Sets how many packets the kernel has forwarded for the port, which count as those of its first rings.
+    pub fn set_by_kernel(&self, counts: ByKernel) {
+        self.by_kernel.set(counts);
+    }
+
+    /// Returns how many packets the kernel has forwarded for the port.
+    pub fn by_kernel(&self) -> ByKernel {
+        self.by_kernel.counts()
     }
 
     /// Returns the number of transmit rings.
@@ -185,12 +197,23 @@ impl SwitchPort {
 
     /// Returns what transmit ring `ring` counted; zeros if there is none.
     pub fn tx_counts(&self, ring: usize) -> TxCounts {
-        self.tx.get(ring).map(PortTx::counts).unwrap_or_default()
+        let mut counts = self.tx.get(ring).map(PortTx::counts).unwrap_or_default();
+        if ring == 0 {
+            let ByKernel { sent, sent_bytes, .. } = self.by_kernel();
+            (counts.packets, counts.copies) = (counts.packets + sent, counts.copies + sent);
+            counts.bytes += sent_bytes;
+        }
+        counts
     }
 
     /// Returns what receive ring `ring` counted; zeros if there is none.
     pub fn rx_counts(&self, ring: usize) -> RxCounts {
-        self.rx.get(ring).map(PortRx::counts).unwrap_or_default()
+        let mut counts = self.rx.get(ring).map(PortRx::counts).unwrap_or_default();
+        if ring == 0 {
+            let ByKernel { received, received_bytes, .. } = self.by_kernel();
+            (counts.packets, counts.bytes) = (counts.packets + received, counts.bytes + received_bytes);
+        }
+        counts
     }
 
     /// Returns the packets of all its rings.
@@ -199,6 +222,7 @@ impl SwitchPort {
         self.tx.iter().for_each(|ring| sum.add_tx(&ring.counts()));
         self.rx.iter().for_each(|ring| sum.add_rx(&ring.counts()));
         sum.refuse(self.counters.counts());
+        sum.add_by_kernel(self.by_kernel());
         sum
     }
 

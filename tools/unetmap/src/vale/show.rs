@@ -138,14 +138,16 @@ fn ports(before: &Value, after: &Value, time: Duration) -> (Vec<Vec<String>>, Ve
     (rows, losing)
 }
 
-/// Formats the port's thread and its processor, and the processors that poll an interface's queues.
+/// Formats the port's thread and its processor, and the processors that poll an interface's queues; before them,
+/// whether the kernel forwards what needs no thread.
 fn placement(port: &Value) -> String {
     if port["thread"].is_null() {
         return "-".into();
     }
     let queues = port["polled"].as_object().into_iter().flatten();
     let queues = queues.map(|(queue, cpu)| format!("; queue {queue} on {}", cell(cpu)));
-    format!("{} on {}{}", cell(&port["thread"]), cell(&port["cpu"]), queues.collect::<String>())
+    let kernel = if port["kernel"]["forwards"] == true { "kernel; " } else { "" };
+    format!("{kernel}{} on {}{}", cell(&port["thread"]), cell(&port["cpu"]), queues.collect::<String>())
 }
 
 /// Formats the counters that are not 0.
@@ -170,7 +172,7 @@ fn addresses(table: &Value) -> Vec<Vec<String>> {
     for known in members(table) {
         rows.push(vec![
             cell(&known["address"]),
-            cell(&known["port"]),
+            format!("{}{}", cell(&known["port"]), if known["kernel"] == true { ", kernel" } else { "" }),
             if known["vlan"] == 0 { "-".into() } else { cell(&known["vlan"]) },
             if known["age"].is_null() { "-".into() } else { format!("{} s", cell(&known["age"])) },
         ]);

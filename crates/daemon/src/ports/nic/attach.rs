@@ -224,6 +224,11 @@ impl Nic {
         }
     }
 
+    /// Whether the kernel completes its frames on their way to the rings.
+    pub(in crate::ports) fn is_relayed(&self) -> bool {
+        self.relay.is_some()
+    }
+
     /// The namespace and the index of the interface that has the sockets.
     pub(super) fn socket_place(&self) -> (&Netns, u32) {
         self.relay.as_ref().map_or((&self.netns, self.key.index), Relay::far)

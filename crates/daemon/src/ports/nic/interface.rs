@@ -78,10 +78,13 @@ pub(crate) struct Nic {
     pub(super) offloads: Option<Undo>,
     /// GRO, disabled in generic mode.
     pub(super) merging: Option<Undo>,
-    /// Its offloads, or those of its peer, could not be disabled.
+    /// Its offloads, or those of its peer, could not be disabled, or are to stay.
     pub(super) offloads_stay_on: bool,
     /// Why frames arrive unfinished although its offloads were disabled.
     pub(super) unfinished: Option<String>,
+    /// Whether frames may arrive unfinished, as the kernel forwards them to others whole: a relay completes those that
+    /// come to the rings.
+    pub(super) keeps_offloads: bool,
     /// The sockets are those of another interface, on the way to which the kernel completes frames.
     pub(super) relay: Option<Relay>,
     pub(super) heartbeat: Heartbeat,
@@ -180,6 +183,7 @@ impl Nic {
             merging: None,
             offloads_stay_on: false,
             unfinished: None,
+            keeps_offloads: false,
             relay: None,
             heartbeat: Heartbeat::default(),
             host,
@@ -204,9 +208,9 @@ impl Nic {
         Ok((nic, page))
     }
 
-    /// It is the hidden end of a persistent port.
-    pub(in crate::ports) fn set_hidden(&mut self) {
-        self.is_hidden = true;
+    /// It is the hidden end of a persistent port, whose other end keeps its offloads or not.
+    pub(in crate::ports) fn set_hidden(&mut self, keeps_offloads: bool) {
+        (self.is_hidden, self.keeps_offloads) = (true, keeps_offloads);
     }
 
     /// Takes note of the program that stays at the interface, or that none does any more.
@@ -228,10 +232,15 @@ impl Nic {
         let pairs: BTreeSet<usize> = self.endpoint.bound(selection).map(|ring| ring.pair).collect();
         if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
             let without = self.count_queues();
-            if !self.is_hidden {
+            if self.keeps_offloads {
+                self.offloads_stay_on = true;
+            } else if !self.is_hidden {
                 self.disable_offloads();
             }
             self.attach()?;
+            if self.keeps_offloads && self.relay.is_none() {
+                self.disable_offloads();
+            }
             self.check_attached_queues(without)?;
         }
         if pairs.last().is_some_and(|last| *last >= own) {

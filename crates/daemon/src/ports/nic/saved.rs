@@ -186,6 +186,7 @@ impl SavedNic {
             merging: self.merging.map(Undo::of),
             offloads_stay_on: self.offloads_stay_on,
             unfinished: self.unfinished,
+            keeps_offloads: false,
             relay,
             heartbeat: Heartbeat::default(),
             host,

@@ -96,6 +96,7 @@ impl Lasting {
             header: port.header,
             attached: port.attached.clone(),
             index: port.place.1,
+            whole: port.whole,
             polling: daemon.registry.get::<ValePort>(&port.host_end).and_then(|host| host.polling()),
         };
         let settings = vale.settings.as_requests(|scope| scope == ROOT);
@@ -195,7 +196,7 @@ const ROOT: Scope = Scope { uid: 0, netns: 0 };
 
 impl Daemon {
     /// Has what lasts written, if it has changed.
-    pub(crate) fn keep_lasting(&mut self) {
+    pub(super) fn keep_lasting(&mut self) {
         let (has_unsaved, users) = (mem::take(&mut self.vale.has_unsaved), mem::take(&mut self.vale.unsaved_users));
         if self.admission.policy.is_none() {
             return;
@@ -224,7 +225,10 @@ impl Daemon {
         // A daemon of before had those of all users in one file.
         self.vale.unsaved_users.extend(self.vale.settings.users());
         let ports = match privileged::find_lasting() {
-            Ok((_, None)) => Vec::new(),
+            Ok((_, None)) => {
+                self.vale.kernel_path.is_new();
+                Vec::new()
+            }
             Ok((found, Some(hidden))) => {
                 let mut records = lasting.ports;
                 records.retain(|_| lasting.namespace == hidden.id());
@@ -322,6 +326,7 @@ impl Daemon {
                 header: 0,
                 attached: None,
                 index: 0,
+                whole: true,
                 polling: None,
             };
             let record = records.remove(&hidden).unwrap_or_else(unknown);

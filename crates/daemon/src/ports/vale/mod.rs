@@ -7,6 +7,8 @@
 
 pub(crate) mod attach_requests;
 mod attached;
+mod kernel_forwarding;
+mod kernel_path;
 mod lasting;
 mod lasting_attached;
 mod open;

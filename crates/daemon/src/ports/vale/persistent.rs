@@ -22,6 +22,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::ENXIO;
 use unetmap_switch::fdb::MacTable;
+use unetmap_sys::kernel_path::Forwarded;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 
@@ -71,6 +72,9 @@ pub(super) struct LastingPort {
     pub(super) attached: Option<ValeKey>,
     /// Its number in the switch.
     pub(super) index: u8,
+    /// Whether its visible end was made with its offloads; missing in files of earlier daemons.
+    #[serde(default)]
+    pub(super) whole: bool,
     /// The processors that poll its queues, if some do.
     pub(super) polling: Option<BTreeMap<u16, u32>>,
 }
@@ -95,6 +99,15 @@ pub(super) struct PersistentPort {
     pub(super) place: (ValeKey, u8),
     /// The host end.
     pub(super) host_end: PortKey,
+    /// Whether its visible end was made with its offloads: then its frames are completed on their way to the rings.
+    #[serde(default)]
+    pub(super) whole: bool,
+    /// Its packets that the kernel has forwarded, and the counts of the kernel's program when they were read last;
+    /// `None`: it may have counted for an earlier daemon. Missing in states of earlier daemons.
+    #[serde(default)]
+    pub(super) by_kernel: Forwarded,
+    #[serde(default)]
+    pub(super) seen_by_kernel: Option<Forwarded>,
 }
 
 impl PersistentPort {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use unetmap_abi::*;
 use unetmap_core::errno::{EBUSY, EEXIST, EINVAL, ENOMEM, ENXIO, EOPNOTSUPP, EPERM};
+use unetmap_sys::kernel_path::Forwarded;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 
@@ -15,7 +16,7 @@ use super::port::{MAX_RINGS, Side, ValePort};
 use super::{ValeKey, ValeState};
 use crate::caller::Caller;
 use crate::events::What;
-use crate::ports::nic::{self, Nic, NicKey, NicState, find_link, no_such_interface};
+use crate::ports::nic::{self, NicKey, NicState, find_link, no_such_interface};
 use crate::ports::{Daemon, PortKey, Registry, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
@@ -73,12 +74,14 @@ fn create_in(
 ) -> Result<(), Refusal> {
     let Some(netns) = caller.netns().cloned() else { return no_such_interface() };
     let hidden_namespace = open_hidden_namespace(&mut daemon.nics, &mut daemon.vale)?;
-    let hidden = create_veth_pair(name, &request, &netns, &hidden_namespace)?;
-    let opened = open_hidden_end(daemon, hidden, &request);
+    let whole = daemon.wants_kernel_path();
+    let hidden = create_veth_pair(name, &request, (&netns, &hidden_namespace), whole)?;
+    let opened = open_hidden_end(daemon, hidden, &request, whole);
     let served = opened.and_then(|nic| serve(daemon, nic, (name, request, shape, None), region, caller));
     served.inspect_err(|_| {
         let _ = privileged::delete_veth(&hidden_namespace, hidden);
     })?;
+    daemon.vale.persistent.get_mut(hidden).into_iter().for_each(|port| port.whole = whole);
     let mark = daemon.vale.persistent.get(hidden).map(PersistentPort::mark).unwrap_or_default();
     if let Err(e) = privileged::make_last(&hidden_namespace, hidden, mark) {
         tracing::warn!(name, "the persistent port will end with the daemon: {e}");
@@ -113,12 +116,20 @@ pub(super) fn serve(
         attached: attached.cloned(),
         place: (key.clone(), index),
         host_end,
+        whole: false,
+        by_kernel: Forwarded::default(),
+        seen_by_kernel: None,
     });
     Ok(())
 }
 
 /// Opens the hidden end of a persistent port. None of its sockets is open yet.
-pub(super) fn open_hidden_end(daemon: &mut Daemon, hidden: u32, request: &NmreqValeNewif) -> Result<NicKey, Refusal> {
+pub(super) fn open_hidden_end(
+    daemon: &mut Daemon,
+    hidden: u32,
+    request: &NmreqValeNewif,
+    whole: bool,
+) -> Result<NicKey, Refusal> {
     let Some(hidden_namespace) = daemon.vale.persistent.hidden_namespace.clone() else { return no_such_interface() };
     let link = privileged::link(&hidden_namespace, hidden).ok().flatten();
     let Some(link) = link else { return no_such_interface() };
@@ -128,7 +139,7 @@ pub(super) fn open_hidden_end(daemon: &mut Daemon, hidden: u32, request: &NmreqV
         NmreqRegister { nr_tx_slots: request.nr_rx_slots, nr_rx_slots: request.nr_tx_slots, ..Default::default() };
     let shape = nic::new_shape((&daemon.registry, &daemon.nics), &link, &mirrored, &in_namespace)?;
     let nic = nic::create_for_daemon(daemon, &link, shape, &in_namespace)?;
-    daemon.registry.nic_mut(&PortKey::Nic(nic)).into_iter().for_each(Nic::set_hidden);
+    daemon.registry.nic_mut(&PortKey::Nic(nic)).into_iter().for_each(|nic| nic.set_hidden(whole));
     Ok(nic)
 }
 
@@ -272,15 +283,19 @@ pub(super) fn end_namespace() {
     }
 }
 
-/// Creates the veth pair of a persistent port; returns the index of its hidden end.
+/// Creates the veth pair of a persistent port, for the kernel's path (`whole`) or not; returns the index of its hidden
+/// end.
 fn create_veth_pair(
     name: &str,
     request: &NmreqValeNewif,
-    netns: &Netns,
-    hidden_namespace: &Netns,
+    (netns, hidden_namespace): (&Netns, &Netns),
+    whole: bool,
 ) -> Result<u32, Refusal> {
     let queues = u32::from(request.nr_tx_rings.max(request.nr_rx_rings)).clamp(1, 16);
-    let hidden = privileged::create_persistent_veth(netns, hidden_namespace, name, queues);
+    let hidden = match whole {
+        true => privileged::create_whole_veth(netns, hidden_namespace, name, queues),
+        false => privileged::create_persistent_veth(netns, hidden_namespace, name, queues),
+    };
     hidden.or_else(|e| refuse_veth(&e))
 }
 

@@ -9,7 +9,7 @@ use unetmap_core::control::ServesRequest;
 use unetmap_core::control::vale::{PortPolicy, RateLimit, VlanMode};
 use unetmap_core::control::vale::{ValeAction, ValeRequest};
 use unetmap_core::errno::{EINVAL, ENOENT, EPERM};
-use unetmap_switch::fdb::LIFETIME_EPOCHS;
+use unetmap_switch::fdb::{LIFETIME_EPOCHS, MacEntry};
 use unetmap_switch::policy::DropReason;
 
 use super::ValeKey;
@@ -56,6 +56,8 @@ struct AddressSnapshot {
     address: String,
     vlan: u16,
     port: String,
+    /// Whether the kernel forwards packets from persistent ports to it.
+    kernel: bool,
     /// Seconds since a packet last came from it, rounded down to a step of the table; null: addresses do not age.
     age: Option<u64>,
 }
@@ -78,7 +80,10 @@ struct PortDetails {
     /// Attached interface: the processors that poll its queues and serve nothing else (`vale-ctl -p`).
     polled: BTreeMap<u16, u32>,
     header: u8,
-    /// Slots sent and received, as the port's program counts them.
+    /// Persistent port: what the kernel forwards in place of the thread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kernel: Option<KernelSnapshot>,
+    /// Slots sent and received, as the port's program counts them, and packets that the kernel forwarded.
     sent: u64,
     received: u64,
     /// Packets that it sent and that reached no port, by reason.
@@ -86,6 +91,15 @@ struct PortDetails {
     /// Packets for it that it did not receive, by reason.
     dropped: BTreeMap<&'static str, u64>,
     rules: RulesSnapshot,
+}
+
+#[derive(Serialize)]
+struct KernelSnapshot {
+    /// Whether it forwards what needs no thread.
+    forwards: bool,
+    /// Packets of the port that it has forwarded.
+    sent: u64,
+    received: u64,
 }
 
 #[derive(Serialize)]
@@ -159,6 +173,7 @@ impl RulesSnapshot {
 pub(crate) fn answer_request(daemon: &mut Daemon, request: ValeRequest, caller: &Caller) -> Result<String, Refusal> {
     let ValeRequest { name, action } = request;
     daemon.settings_changed |= !action.shows();
+    daemon.count_kernel_path();
     let Daemon { admission, registry, vale, .. } = daemon;
     match action {
         ValeAction::List => {
@@ -263,6 +278,11 @@ fn switch_details(registry: &Registry, vale: &ValeState, of: &SwitchKey) -> Resu
     ports.extend(set.iter().flat_map(|set| set.ports.keys().map(String::as_str)));
     ports.sort_unstable();
     ports.dedup();
+    let forwards = |entry: &MacEntry| {
+        let name = names.get(&entry.port);
+        let hidden = name.and_then(|name| vale.persistent.attached_as(&key(name)));
+        entry.vlan == 0 && hidden.is_some_and(|hidden| vale.kernel_path.knows(entry.mac, hidden))
+    };
     let age = vale.settings.age(of);
     let mut table: Vec<AddressSnapshot> = switch.map_or_else(Vec::new, |switch| {
         let address = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
@@ -271,6 +291,7 @@ fn switch_details(registry: &Registry, vale: &ValeState, of: &SwitchKey) -> Resu
             address: address(entry.mac),
             vlan: entry.vlan,
             port: names.get(&entry.port).copied().unwrap_or("-").into(),
+            kernel: forwards(entry),
             age: (age > 0).then(|| u64::from(entry.age) * u64::from(age) / u64::from(LIFETIME_EPOCHS)),
         });
         snapshots.collect()
@@ -316,8 +337,13 @@ impl PortDetails {
             cpu,
             polled: port.map(Port::<ValePort>::polling_cpus).unwrap_or_default(),
             header: port.map_or(0, |port| port.header()),
-            sent: port.map_or(0, |port| port.crossed(true)),
-            received: port.map_or(0, |port| port.crossed(false)),
+            sent: port.map_or(0, |port| port.crossed(true).wrapping_add(port.switch_side.by_kernel().sent)),
+            received: port.map_or(0, |port| port.crossed(false).wrapping_add(port.switch_side.by_kernel().received)),
+            kernel: vale.persistent.attached_as(key).map(|hidden| {
+                let by_kernel = port.map(|port| port.switch_side.by_kernel()).unwrap_or_default();
+                let (sent, received) = (by_kernel.sent, by_kernel.received);
+                KernelSnapshot { forwards: vale.kernel_path.has(hidden), sent, received }
+            }),
             lost: port.map(Port::<ValePort>::lost).unwrap_or_default(),
             dropped: port.map(Port::<ValePort>::not_received).unwrap_or_default(),
             rules: vale.settings.of(key).map(RulesSnapshot::of).unwrap_or_default(),

@@ -206,6 +206,9 @@ impl ValeState {
         fds: &mut Incoming,
     ) -> Result<(), Refusal> {
         self.persistent = PersistentState::restore(saved.persistent, fds)?;
+        for port in &self.persistent.ports {
+            port.apply_by_kernel(registry.get::<ValePort>(&port.host_end).map(|host| &**host));
+        }
         for (scope, bytes) in saved.settings {
             let Ok(request) = ValeRequest::decode(&bytes) else { return invalid("a setting of a switch") };
             self.settings.take_over(scope, request)?;

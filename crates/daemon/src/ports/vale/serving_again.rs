@@ -50,10 +50,12 @@ impl Daemon {
         self.vale.former_numbers.clear();
         self.vale.has_unsaved = true;
         close_hidden_namespace_if_unused(&self.registry, &mut self.nics, &mut self.vale);
+        self.learn_from_kernel();
     }
 
     fn begin_port(&mut self, left: Left<LeftPort>) {
-        let begun = open_hidden_end(self, left.what.record.hidden, &left.what.request).and_then(|nic| {
+        let record = &left.what.record;
+        let begun = open_hidden_end(self, record.hidden, &left.what.request, record.whole).and_then(|nic| {
             let at = EndpointKey::from(PortKey::Nic(nic));
             let all = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() };
             let selection = self.registry.endpoint(&at)?.0.select(&all)?;
@@ -97,7 +99,7 @@ impl Daemon {
         let served = serve(self, nic, port, region, &Caller::daemon());
         served.inspect_err(|_| self.registry.free_region_if_unused(region))?;
         let Some(served) = self.vale.persistent.get_mut(record.hidden) else { return Ok(()) };
-        served.header = record.header;
+        (served.header, served.whole) = (record.header, record.whole);
         let host_end = served.host_end.clone();
         poll_again(self, &host_end, record.polling.as_ref());
         Ok(())

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use unetmap_core::control::ControlRequest as _;
 use unetmap_core::control::vale::{PortPolicy, ValeAction, ValeRequest};
@@ -116,6 +117,12 @@ impl SwitchSettings {
     /// Seconds after which an address is removed from the table; 0: never.
     pub(super) fn age(&self, switch: &SwitchKey) -> u32 {
         self.switches.get(switch).map_or(0, |set| set.age)
+    }
+
+    /// The shortest time after which a switch forgets an address; `None`: none does.
+    pub(super) fn least_age(&self) -> Option<Duration> {
+        let ages = self.switches.values().map(|set| set.age).filter(|age| *age > 0);
+        ages.min().map(|seconds| Duration::from_secs(seconds.into()))
     }
 
     /// Sets the ageing of a switch's addresses; 0 removes it.

@@ -14,6 +14,7 @@ use unetmap_switch::port::counters::PacketCounts;
 use unetmap_switch::worker::SwitchConfig;
 
 use super::ValeKey;
+use super::kernel_path::KernelPath;
 use super::persistent::{self, PersistentSnapshot, PersistentState};
 use super::port::{SwitchKey, ValePort};
 use super::returning::Returning;
@@ -39,6 +40,9 @@ pub(crate) struct ValeState {
     pub(crate) persistent: PersistentState,
     /// Ports of an earlier daemon that are not served yet.
     pub(crate) returning: Returning,
+    pub(super) kernel_path: KernelPath,
+    /// Switches that were made.
+    made: u32,
     /// Whether something that lasts has changed ([`super::lasting`]).
     pub(crate) has_unsaved: bool,
     /// Users other than root whose settings have changed.
@@ -62,6 +66,8 @@ struct Retired {
 pub(super) struct Switch {
     /// Its number in requests: the lowest that no other switch of the same scope had when it was created.
     pub(super) number: u16,
+    /// Another one than any switch of this daemon has or had.
+    pub(super) id: u32,
     pub(super) table: Arc<MacTable>,
     /// Its ports, by number.
     pub(super) members: Vec<Option<Arc<SwitchPort>>>,
@@ -87,6 +93,8 @@ impl ValeState {
             ledger,
             persistent: PersistentState::default(),
             returning: Returning::default(),
+            kernel_path: KernelPath::default(),
+            made: 0,
             has_unsaved: false,
             unsaved_users: BTreeSet::new(),
             former_numbers: BTreeMap::new(),
@@ -142,7 +150,9 @@ impl ValeState {
     pub(super) fn add(&mut self, key: &ValeKey, port: &Arc<SwitchPort>) {
         let of_scope = self.switches.iter().filter(|((scope, _), _)| *scope == key.scope);
         let used: Vec<u16> = of_scope.map(|(_, switch)| switch.number).collect();
+        let made = &mut self.made;
         let switch = self.switches.entry(key.switch_key()).or_insert_with(|| Switch {
+            id: next(made),
             number: (0..=u16::MAX).find(|number| !used.contains(number)).unwrap_or(u16::MAX),
             table: Arc::new(persistent::table_of(key, self.addresses)),
             members: vec![None; MAX_PORTS],
@@ -293,6 +303,12 @@ impl ValeState {
         }
         moved
     }
+}
+
+/// The next number.
+fn next(last: &mut u32) -> u32 {
+    *last = last.wrapping_add(1);
+    *last
 }
 
 impl ValeState {
