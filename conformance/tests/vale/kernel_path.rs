@@ -224,7 +224,10 @@ fn a_connection_needs_no_daemon() {
             until_more("the stream goes on without a daemon");
             until_more("and on");
             next = Some(start_daemon(home, &[]));
-            until("the ports are served again", || home.snapshot().ports.iter().any(|port| port.name == "vale0:vi0"));
+            until("the ports are served again", || {
+                let now = home.try_snapshot();
+                now.is_some_and(|now| now.ports.iter().any(|port| port.name == "vale0:vi0"))
+            });
             knob("1");
             until("the next daemon's kernel path", || BOTH.map(forwards) == [true; 2]);
             until_more("the stream goes on");
