@@ -84,7 +84,7 @@ fn sent_slots(home: &Home, policy: &str) {
         }
     }
     tap.assert_quiet();
-    until("all are counted", || bad_slots(home) == bad);
+    until("all are counted", || ring.bad_slots() == bad);
     assert_works(&port, &tap, 1 << 40);
     summary(&format!("slots out of range {bad}, none sent, each counted; frames between them {sent}"));
 }
