@@ -157,7 +157,7 @@ lint-source:
 	@.ci/check-resources
 	@$(CARGO) package --locked -p unetmap-capi --allow-dirty --list | grep -qx preload/hooks.c || \
 		{ echo "lint: the package of unetmap-capi lacks the C files"; exit 1; }
-	@$(CARGO) package --locked --offline --no-verify --allow-dirty $(PUBLISHED:%=-p %) >/dev/null || \
+	@$(CARGO) package --locked --no-verify --allow-dirty $(PUBLISHED:%=-p %) >/dev/null || \
 		{ echo "lint: the crates of the registry cannot be packaged"; exit 1; }
 
 # The patches of docs/adding.md against the source: they apply, and compile.
