@@ -36,10 +36,10 @@ pub(crate) struct NetConf {
     pub(crate) vlan: Option<u16>,
     /// Whether the node has a port of the network, with the gateways' addresses.
     pub(crate) is_gateway: Option<bool>,
-    /// The same, and the pods' default route leads there.
+    /// Whether it has, and the pods' default route leads there.
     #[serde(default)]
     pub(crate) is_default_gateway: bool,
-    /// The same, and packets of pods to others get an address of the node.
+    /// Whether it has, and packets of pods to others get an address of the node.
     #[serde(default)]
     pub(crate) ip_masq: bool,
     #[serde(flatten)]

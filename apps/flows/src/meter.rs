@@ -80,7 +80,7 @@ pub(crate) struct Outputs {
 
 impl Watch for Outputs {
     fn ended(&mut self, place: usize, flow: &Flow, end: End) {
-        self.ended[End::ALL.iter().position(|each| *each == end).unwrap_or(0)] += 1;
+        End::ALL.iter().zip(&mut self.ended).filter(|(each, _)| **each == end).for_each(|(_, records)| *records += 1);
         self.recorded.packets += flow.packets.iter().sum::<u64>();
         self.recorded.bytes += flow.frames.iter().sum::<u64>();
         let record = Record { flow, end };
@@ -245,9 +245,8 @@ impl Meter {
     pub(crate) fn summary(&self) -> Value {
         let seen = self.seen();
         let Outputs { exporter, lines, ended, recorded, .. } = &self.outputs;
-        let of = |end: End| ended[End::ALL.iter().position(|each| *each == end).unwrap_or(0)];
         let records: serde_json::Map<String, Value> =
-            End::ALL.iter().map(|end| (end.name().to_owned(), of(*end).into())).collect();
+            End::ALL.iter().zip(ended).map(|(end, records)| (end.name().to_owned(), (*records).into())).collect();
         let mut summary = json!({
             "event": "summary", "packets": seen.packets, "bytes": seen.bytes,
             "sampled_packets": self.chosen.packets, "sampled_bytes": self.chosen.bytes,

@@ -50,7 +50,7 @@ impl Key {
         Key { src: self.dst, dst: self.src, ports: [dst, src], ..self }
     }
 
-    /// The same for both directions, and whether that is the other direction's key.
+    /// Returns one key for both directions, and whether it is the other direction's.
     fn of_both(self) -> (Key, bool) {
         let is_reversed = (self.src, self.ports[0]) > (self.dst, self.ports[1]);
         (if is_reversed { self.reversed() } else { self }, is_reversed)

@@ -49,6 +49,18 @@ pub(crate) fn refuse_lack<T>(what: &str, e: &io::Error) -> Result<T, Refusal> {
     refuse(ENOMEM, format!("{what}: {e}{hint}"))
 }
 
+/// Refuses a request after which there would be more bytes of something than there may be: `bounds` has the bytes then,
+/// the bound, and whose they are. `what` is there in the plural, and `remedy` says how there are fewer.
+pub(crate) fn check_bytes<const N: usize>(
+    what: &str,
+    bounds: [(usize, usize, String); N],
+    remedy: &str,
+) -> Result<(), Refusal> {
+    let Some((all, most, whose)) = bounds.into_iter().find(|(all, most, _)| all > most) else { return Ok(()) };
+    let [all, most] = [all, most].map(|bytes| bytes.div_ceil(1024));
+    refuse(ENOMEM, format!("the {what} of {whose} would take {all} KiB, more than {most} ({remedy})"))
+}
+
 /// Parses a request.
 pub(crate) fn decode<R: ControlRequest>(payload: &[u8]) -> Result<R, Refusal> {
     R::decode(payload).or_else(|_| refuse(EINVAL, "the request cannot be decoded"))

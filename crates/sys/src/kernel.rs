@@ -7,6 +7,7 @@
 use std::fmt;
 use std::fmt::Write as _;
 use std::fs;
+use std::sync::LazyLock;
 
 /// A kernel version: major and minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,7 +111,7 @@ pub const KERNEL_PATH: Feature = Feature {
     least: Version(6, 6),
     subject: "packets between persistent ports that stay in the kernel",
     config: "CONFIG_NET_XGRESS and CONFIG_VETH",
-    summary: "packets between persistent ports of a switch stay in the kernel",
+    summary: "packets between persistent ports of a switch stay in the kernel (the knob `vale_kernel`)",
 };
 
 /// FUSE passthrough: the file's memory is the regions'.
@@ -156,9 +157,11 @@ impl Feature {
     }
 }
 
-/// Returns the running kernel's release, as printed by `uname -r`; empty if it cannot be read.
+/// Returns the running kernel's release, as printed by `uname -r`; empty if it cannot be read. It is read once.
 pub fn release() -> String {
-    fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
+    static RELEASE: LazyLock<String> =
+        LazyLock::new(|| fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned());
+    RELEASE.clone()
 }
 
 /// Returns README's table: what works from which version on.

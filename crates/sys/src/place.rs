@@ -144,7 +144,7 @@ impl Place {
         self.inside_of_mode(name, makes, Mode::RWXU)
     }
 
-    /// The same, of a folder whose files other users can use, and which only this one can change.
+    /// Returns a place in a folder whose files other users can use, and which only this one can change.
     ///
     /// # Errors
     /// As of [`Place::inside`].

@@ -367,14 +367,12 @@ operations! { broker:
         Ok(created)
     }
 
-    /// Creates the veth pair of a persistent port; returns the index of its hidden end.
-    fn create_persistent_veth[netns: Netns, hidden: Netns] CreatePersistentVeth { name: String, queues: u32 } -> u32 {
-        broker.create_persistent(&name, queues, (&netns, &hidden), false)
-    }
-
-    /// The same, but the visible end keeps its offloads.
-    fn create_whole_veth[netns: Netns, hidden: Netns] CreateWholeVeth { name: String, queues: u32 } -> u32 {
-        broker.create_persistent(&name, queues, (&netns, &hidden), true)
+    /// Creates the veth pair of a persistent port, whose visible end keeps its offloads (`whole`) or not; returns the
+    /// index of its hidden end.
+    fn create_persistent_veth[netns: Netns, hidden: Netns] CreatePersistentVeth {
+        name: String, queues: u32, whole: bool
+    } -> u32 {
+        broker.create_persistent(&name, queues, (&netns, &hidden), whole)
     }
 
     /// Has the kernel forward packets between these hidden ends, each with the number of its switch, by these

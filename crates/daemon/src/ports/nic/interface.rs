@@ -213,6 +213,11 @@ impl Nic {
         (self.is_hidden, self.keeps_offloads) = (true, keeps_offloads);
     }
 
+    /// Whether it is the hidden end of a persistent port, whose other end keeps its offloads.
+    pub(in crate::ports) fn keeps_offloads(&self) -> bool {
+        self.keeps_offloads
+    }
+
     /// Takes note of the program that stays at the interface, or that none does any more.
     pub(super) fn set_stays(&mut self, stays: Option<Arc<StayingProgram>>) {
         self.host.use_staying(stays.as_ref().and_then(|stays| stays.tcx.clone()));

@@ -32,7 +32,7 @@ use unetmap_sys::xsk::{BusyPoll, Way};
 
 use super::staying::StayingProgram;
 use crate::privileged;
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, check_bytes, refuse};
 
 /// Most interfaces with settings: of all users; of those that others than root gave their first setting; of one of
 /// these users. Then users who have headers of their own at one interface.
@@ -235,16 +235,17 @@ impl InterfaceSettings {
         let bytes = |set: &StoredFilter| set.filter.expression.len() + size_of_val(&set.filter.program[..]);
         let filters =
             self.all.iter().filter(|(of, _)| **of != at).filter_map(|(_, settings)| settings.filter.as_deref());
-        let sum = |of: &dyn Fn(u32) -> bool| -> usize { filters.clone().filter(|set| of(set.uid)).map(bytes).sum() };
+        let with_new = |of: &dyn Fn(u32) -> bool| -> usize {
+            filters.clone().filter(|set| of(set.uid)).map(bytes).sum::<usize>() + bytes(new)
+        };
+        if new.uid == 0 {
+            return Ok(());
+        }
         let bounds = [
-            (sum(&|uid| uid == new.uid), MAX_FILTERS_OF_USER, format!("user {}", new.uid)),
-            (sum(&|uid| uid != 0), MAX_FILTERS_OF_OTHERS, "all users but root".into()),
+            (with_new(&|uid| uid == new.uid), MAX_FILTERS_OF_USER, format!("user {}", new.uid)),
+            (with_new(&|uid| uid != 0), MAX_FILTERS_OF_OTHERS, "all users but root".into()),
         ];
-        let exceeded = bounds.into_iter().find(|(others, most, _)| new.uid != 0 && others + bytes(new) > *most);
-        let Some((others, most, whose)) = exceeded else { return Ok(()) };
-        let [all, most] = [others + bytes(new), most].map(|bytes| bytes.div_ceil(1024));
-        let why = format!("the filters of {whose} would take {all} KiB, more than {most} (unetmap nic IF filter off)");
-        refuse(ENOMEM, why)
+        check_bytes("filters", bounds, "unetmap nic IF filter off")
     }
 
     /// Refuses settings of a further interface beyond the bounds of a user.

@@ -36,7 +36,7 @@ pub(super) fn connect(
     connect_as(daemon, (key, key), attached, mem_id, caller)
 }
 
-/// The same. The registry has the port under `name`.
+/// Connects it as [`connect`] does. The registry has the port under `name`.
 pub(super) fn connect_as(
     daemon: &mut Daemon,
     (name, key): (&ValeKey, &ValeKey),

@@ -17,7 +17,7 @@
 //!
 //! [`SwitchPort::set_by_kernel`]: unetmap_switch::port::SwitchPort::set_by_kernel
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -68,9 +68,10 @@ impl KernelPath {
         self.ports.as_deref().unwrap_or_default()
     }
 
-    /// Whether the kernel forwards packets to this address of a port that takes part.
-    pub(super) fn knows(&self, mac: [u8; 6], hidden: u32) -> bool {
-        self.places.iter().any(|place| (place.mac, place.port) == (mac, hidden))
+    /// The addresses of a switch to which the kernel forwards packets, and the hidden ends behind which they are.
+    pub(super) fn known(&self, switch: u32) -> BTreeSet<([u8; 6], u32)> {
+        let of_switch = self.places.iter().filter(|place| place.switch == switch);
+        of_switch.map(|place| (place.mac, place.port)).collect()
     }
 
     /// Whether the table of a switch has changed since its addresses were read.

@@ -81,7 +81,6 @@ fn create_in(
     served.inspect_err(|_| {
         let _ = privileged::delete_veth(&hidden_namespace, hidden);
     })?;
-    daemon.vale.persistent.get_mut(hidden).into_iter().for_each(|port| port.whole = whole);
     let mark = daemon.vale.persistent.get(hidden).map(PersistentPort::mark).unwrap_or_default();
     if let Err(e) = privileged::make_last(&hidden_namespace, hidden, mark) {
         tracing::warn!(name, "the persistent port will end with the daemon: {e}");
@@ -105,6 +104,7 @@ pub(super) fn serve(
     let connected = attached::connect_as(daemon, (&idle, key), (&nic, Side::Wire), request.nr_mem_id, caller);
     let (host_end, _) = connected.inspect_err(|_| daemon.release_if_unused(&nic))?;
     let index = daemon.registry.get::<ValePort>(&host_end).map_or(0, |host| host.index());
+    let whole = daemon.registry.nic(&nic).is_some_and(nic::Nic::keeps_offloads);
     daemon.registry.regions.existing_mut(region)?.persistent_ports += 1;
     daemon.vale.persistent.ports.push(PersistentPort {
         hidden,
@@ -116,7 +116,7 @@ pub(super) fn serve(
         attached: attached.cloned(),
         place: (key.clone(), index),
         host_end,
-        whole: false,
+        whole,
         by_kernel: Forwarded::default(),
         seen_by_kernel: None,
     });
@@ -292,10 +292,7 @@ fn create_veth_pair(
     whole: bool,
 ) -> Result<u32, Refusal> {
     let queues = u32::from(request.nr_tx_rings.max(request.nr_rx_rings)).clamp(1, 16);
-    let hidden = match whole {
-        true => privileged::create_whole_veth(netns, hidden_namespace, name, queues),
-        false => privileged::create_persistent_veth(netns, hidden_namespace, name, queues),
-    };
+    let hidden = privileged::create_persistent_veth(netns, hidden_namespace, name, queues, whole);
     hidden.or_else(|e| refuse_veth(&e))
 }
 

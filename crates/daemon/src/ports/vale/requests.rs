@@ -278,10 +278,12 @@ fn switch_details(registry: &Registry, vale: &ValeState, of: &SwitchKey) -> Resu
     ports.extend(set.iter().flat_map(|set| set.ports.keys().map(String::as_str)));
     ports.sort_unstable();
     ports.dedup();
+    let by_kernel = switch.map(|switch| vale.kernel_path.known(switch.id)).unwrap_or_default();
+    let hidden = |name: &&str| vale.persistent.attached_as(&key(name));
+    let hidden: BTreeMap<u8, u32> = names.iter().filter_map(|(port, name)| Some((*port, hidden(name)?))).collect();
     let forwards = |entry: &MacEntry| {
-        let name = names.get(&entry.port);
-        let hidden = name.and_then(|name| vale.persistent.attached_as(&key(name)));
-        entry.vlan == 0 && hidden.is_some_and(|hidden| vale.kernel_path.knows(entry.mac, hidden))
+        let hidden = hidden.get(&entry.port).filter(|_| entry.vlan == 0);
+        hidden.is_some_and(|hidden| by_kernel.contains(&(entry.mac, *hidden)))
     };
     let age = vale.settings.age(of);
     let mut table: Vec<AddressSnapshot> = switch.map_or_else(Vec::new, |switch| {

@@ -153,7 +153,7 @@ impl Returning {
         of_port.or_else(|| self.attachments().any(attached).then_some(None))
     }
 
-    /// The same about an interface.
+    /// Returns the port that a request about an interface waits for, by its hidden end.
     pub(crate) fn behind_link(&self, persistent: &PersistentState, link: &Link, caller: &Caller) -> Option<u32> {
         let (hidden_namespace, netns) = (persistent.hidden_namespace.as_ref()?, caller.netns()?);
         if self.ports().next().is_none() || link.kind.as_deref() != Some("veth") {

@@ -28,17 +28,21 @@ use crate::tuning::region::MAX_EXTRA;
 impl Daemon {
     /// Begins to serve the next again; returns the time until another is to be begun.
     pub(crate) fn serve_again(&mut self, now: Instant) -> Option<Duration> {
-        // The file says what is served again until all of it was tried.
-        let has_unsaved = self.vale.has_unsaved;
         let due = self.vale.returning.due(now).is_some_and(|due| due.is_zero());
         if due && let Some(left) = take_due(&mut self.vale.returning.ports, now) {
-            self.begin_port(left);
+            self.unsaved(|daemon| daemon.begin_port(left));
         } else if due && let Some(left) = take_due(&mut self.vale.returning.attachments, now) {
-            self.attach_again(left);
+            self.unsaved(|daemon| daemon.attach_again(left));
         }
+        self.vale.returning.due(now)
+    }
+
+    /// Serves something again, which the file has already: it is written anew when all of it was tried.
+    fn unsaved(&mut self, serve: impl FnOnce(&mut Daemon)) {
+        let has_unsaved = self.vale.has_unsaved;
+        serve(self);
         self.vale.has_unsaved = has_unsaved;
         self.end_returning();
-        self.vale.returning.due(now)
     }
 
     /// If nothing is left, the file is written anew.
@@ -72,10 +76,7 @@ impl Daemon {
     /// hidden end of a port that is served again, which is so now.
     pub(crate) fn opened_again(&mut self, nic: NicKey, result: Result<(), Refusal>) -> Option<Result<(), Refusal>> {
         let Some(left) = self.vale.returning.opening.remove(&nic) else { return Some(result) };
-        let has_unsaved = self.vale.has_unsaved;
-        self.finish_port(nic, left, result);
-        self.vale.has_unsaved = has_unsaved;
-        self.end_returning();
+        self.unsaved(|daemon| daemon.finish_port(nic, left, result));
         None
     }
 
@@ -99,7 +100,7 @@ impl Daemon {
         let served = serve(self, nic, port, region, &Caller::daemon());
         served.inspect_err(|_| self.registry.free_region_if_unused(region))?;
         let Some(served) = self.vale.persistent.get_mut(record.hidden) else { return Ok(()) };
-        (served.header, served.whole) = (record.header, record.whole);
+        served.header = record.header;
         let host_end = served.host_end.clone();
         poll_again(self, &host_end, record.polling.as_ref());
         Ok(())

@@ -22,7 +22,7 @@ use unetmap_switch::tuning::MAX_FILTER_INSNS;
 use super::ValeKey;
 use super::port::SwitchKey;
 use crate::descriptors::invalid;
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, check_bytes, refuse};
 use crate::region::Scope;
 
 /// Most ports and switches of one user for which anything is set.
@@ -205,18 +205,19 @@ impl SwitchSettings {
         let with_new = own.saturating_sub(before) + new;
         let others = self.bytes.iter().filter(|(of, _)| of.uid != 0 && **of != scope);
         let others: usize = others.map(|(_, bytes)| (*bytes).max(LEAST_BYTES)).sum();
-        let bounds = match scope.uid {
-            0 => vec![(with_new, MAX_BYTES_OF_ROOT, "root".into())],
-            uid => vec![
-                (with_new, MAX_BYTES_OF_USER, format!("user {uid}")),
-                (others + with_new.max(LEAST_BYTES), MAX_BYTES_OF_OTHERS, "all users but root".into()),
-            ],
-        };
-        let exceeded = bounds.into_iter().find(|(all, most, _)| all > most && with_new > own);
-        let Some((all, most, whose)) = exceeded else { return Ok(()) };
-        let [all, most] = [all, most].map(|bytes| bytes.div_ceil(1024));
-        let why = format!("the settings of {whose} would take {all} KiB, more than {most} (off removes some)");
-        refuse(ENOMEM, why)
+        let (what, remedy) = ("settings", "off removes some");
+        match scope.uid {
+            _ if with_new <= own => Ok(()),
+            0 => check_bytes(what, [(with_new, MAX_BYTES_OF_ROOT, "root".into())], remedy),
+            uid => {
+                let of_all = others + with_new.max(LEAST_BYTES);
+                let bounds = [
+                    (with_new, MAX_BYTES_OF_USER, format!("user {uid}")),
+                    (of_all, MAX_BYTES_OF_OTHERS, "all users but root".into()),
+                ];
+                check_bytes(what, bounds, remedy)
+            }
+        }
     }
 }
 
