@@ -14,4 +14,5 @@ mod prove;
 mod readme;
 mod runner;
 mod stack;
+mod tokio;
 mod top;

@@ -58,6 +58,17 @@ fn tcp_and_udp_by_smoltcp_over_a_pipe_and_a_switch() {
 }
 
 #[test]
+fn thousands_of_connections_of_smoltcp_are_open_at_once() {
+    isolated(|home| {
+        let path = home.folder().join("page");
+        std::fs::write(&path, [7; 3000]).expect("our own folder");
+        let server = serve(Command::new(program("examples/stack")), "netmap:s{1", &path);
+        assert!(client("many", "netmap:s}1", "2000") == [7; 3000], "another page came");
+        server.kill();
+    });
+}
+
+#[test]
 fn the_kernels_stack_fetches_a_page_of_smoltcps() {
     isolated_with_interfaces(|home| {
         if Command::new("curl").arg("--version").output().is_err() {

@@ -3,14 +3,18 @@
 //!
 //! ```text
 //! loop {
-//!     device.sync()                        what was written is sent, and what has arrived is taken
 //!     interface.poll(now, device, sockets)
 //!     ... sockets ...
-//!     device.sync(); device.wait(interface.poll_delay(..))
+//!     interface.poll(now, device, sockets)
+//!     device.wait(interface.poll_delay(..))     what was written is sent, and what arrives is taken
 //! }
 //! ```
-//! The stack reads and writes copies of frames. What it has written is in the transmit rings until [`Device::sync`], so
-//! that many frames are sent at once.
+//! The stack reads and writes copies of frames. What it has written is in the transmit rings until [`Device::sync`] or
+//! [`Device::wait`], or until [`BATCH`] frames are there, so that many frames are sent at once.
+//!
+//! TCP sockets of smoltcp delay acknowledgements by 10 ms and use Nagle's algorithm. Each of a program's sockets that
+//! sends more than its peer answers wants both off: the last frame of a full buffer is not a full one, so it waits for
+//! the acknowledgement of those before, and that waits for the 10 ms.
 
 use std::time::Duration;
 
@@ -21,13 +25,17 @@ use unetmap::{Error, Interest, Port, Ring};
 /// Bytes of the longest frame without a VLAN tag on Ethernet: 1500 of payload and 14 of header, FCS excluded.
 pub const ETHERNET_FRAME: usize = 1514;
 
+/// Frames after which the device sends without being asked, so that the peer works on them while the stack writes more.
+pub const BATCH: u32 = 32;
+
 /// A port, and buffers for a frame each way.
 pub struct Device {
     port: Port,
     mtu: usize,
     received: Vec<u8>,
     sent: Vec<u8>,
-    is_unsent: bool,
+    /// Frames in the transmit rings that no sync has sent.
+    unsent: u32,
 }
 
 impl Device {
@@ -40,7 +48,7 @@ impl Device {
     /// that is less. Pipes and switches carry what a buffer holds; an interface, its own MTU and 14 bytes.
     pub fn with_mtu(port: Port, mtu: usize) -> Device {
         let mtu = mtu.min(port.buf_size() as usize);
-        Device { port, mtu, received: vec![0; mtu], sent: vec![0; mtu], is_unsent: false }
+        Device { port, mtu, received: vec![0; mtu], sent: vec![0; mtu], unsent: 0 }
     }
 
     /// The port.
@@ -53,20 +61,16 @@ impl Device {
     /// # Errors
     /// As of [`Port::poll`]: the port is closed, since the daemon or the interface has gone.
     pub fn sync(&mut self) -> Result<(), Error> {
-        self.is_unsent = false;
-        self.port.poll(Interest::TX, Some(Duration::ZERO))?;
-        self.port.poll(Interest::RX, Some(Duration::ZERO)).map(drop)
+        self.wait(Some(Duration::ZERO))
     }
 
-    /// Waits until a frame has arrived, at most for `timeout` (`None`: no limit), after it has sent what the stack has
-    /// written.
+    /// Sends what the stack has written, and waits until a frame has arrived, at most for `timeout` (`None`: no limit).
     ///
     /// # Errors
     /// As of [`Device::sync`].
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
-        if self.is_unsent {
-            self.sync()?;
-        }
+        self.unsent = 0;
+        // A poll for one direction syncs the rings of both.
         self.port.poll(Interest::RX, timeout).map(drop)
     }
 
@@ -82,10 +86,11 @@ impl Device {
         }
     }
 
-    /// Returns `None` if no transmit ring has room, also after what is in them was sent.
+    /// Sends a full batch, and full rings. Returns `None` if no transmit ring has room then, either.
     fn make_room(&mut self) -> Option<()> {
         let has_room = |port: &Port| port.tx_rings().iter().any(|ring| !ring.is_empty());
-        if !has_room(&self.port) {
+        if self.unsent >= BATCH || !has_room(&self.port) {
+            self.unsent = 0;
             // An error is that of the next sync, too.
             let _ = self.port.poll(Interest::TX, Some(Duration::ZERO));
         }
@@ -98,19 +103,20 @@ impl phy::Device for Device {
     type TxToken<'a> = TxToken<'a>;
 
     fn receive(&mut self, _: Instant) -> Option<(RxToken<'_>, TxToken<'_>)> {
-        // The stack may answer a frame at once: without room for that, the frame waits.
-        self.make_room()?;
         let len = self.take_frame()?;
-        let Device { port, received, sent, is_unsent, .. } = self;
-        let ring = port.tx_rings().iter().find(|ring| !ring.is_empty())?;
-        Some((RxToken { frame: &received[..len] }, TxToken { ring, frame: sent, is_unsent }))
+        // Two stacks whose rings are full must go on to receive: without room, an answer to this very frame is dropped
+        // (a reset, or the repetition of an acknowledgement). The stack's sockets write by `transmit`.
+        self.make_room();
+        let Device { port, received, sent, unsent, .. } = self;
+        let ring = port.tx_rings().iter().find(|ring| !ring.is_empty());
+        Some((RxToken { frame: &received[..len] }, TxToken { ring, frame: sent, unsent }))
     }
 
     fn transmit(&mut self, _: Instant) -> Option<TxToken<'_>> {
         self.make_room()?;
-        let Device { port, sent, is_unsent, .. } = self;
+        let Device { port, sent, unsent, .. } = self;
         let ring = port.tx_rings().iter().find(|ring| !ring.is_empty())?;
-        Some(TxToken { ring, frame: sent, is_unsent })
+        Some(TxToken { ring: Some(ring), frame: sent, unsent })
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
@@ -134,20 +140,23 @@ impl phy::RxToken for RxToken<'_> {
 
 /// Room for a frame.
 pub struct TxToken<'a> {
-    ring: &'a Ring,
+    /// `None`: the frame is dropped.
+    ring: Option<&'a Ring>,
     frame: &'a mut Vec<u8>,
-    is_unsent: &'a mut bool,
+    unsent: &'a mut u32,
 }
 
 impl phy::TxToken for TxToken<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, write: F) -> R {
         let frame = &mut self.frame[..len];
         let result = write(frame);
-        let slot = self.ring.slot(self.ring.head());
-        slot.frame().write(0, frame);
-        slot.set_len_flags(len as u16, 0);
-        self.ring.advance(1);
-        *self.is_unsent = true;
+        if let Some(ring) = self.ring {
+            let slot = ring.slot(ring.head());
+            slot.frame().write(0, frame);
+            slot.set_len_flags(len as u16, 0);
+            ring.advance(1);
+            *self.unsent += 1;
+        }
         result
     }
 }
