@@ -17,6 +17,7 @@
 # make install    to PREFIX (/usr/local) and LIBDIR (PREFIX/lib), below DESTDIR; make uninstall removes it; install-c: headers and libraries alone
 # make deb        Debian packages, in target/deb; root installs the tools; test-deb and test-systemd test them (root)
 # make rpm        rpm packages, in target/rpm
+# make wheel      the Python package, in target/wheel (docs/python.md)
 
 PREFIX ?= /usr/local
 # Of the libraries; Debian's packages have /usr/lib/x86_64-linux-gnu.
@@ -49,7 +50,7 @@ UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: build debug core setup setup-tests demo test test-long test-inline test-kubelet soak test-bare test-nic test-vm test-arm64 host-matrix loom
-.PHONY: deb rpm test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf bench install install-c uninstall
+.PHONY: deb rpm wheel test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf bench install install-c uninstall
 .DEFAULT_GOAL := build
 
 # A release names no folder of the machine that built it, so that any two builds are the same.
@@ -77,12 +78,17 @@ demo: setup
 	$(CARGO) build --locked --profile demo --bins $(DEMO_PACKAGES:%=-p %)
 	@BIN=$(TARGET)/demo demo/run
 
+# For Python 3.11 and later. With cargo's features and lock file of its own, so no program's build needs Python.
+wheel: setup
+	CARGO_TARGET_DIR=$(TARGET) .ci/wheel release $(TARGET)/wheel
+
 # Programs, C libraries and tests, which run them. One build of all: with fewer targets cargo unites other features of
 # the crates, and compiles most of them twice.
 debug: setup
 	$(CARGO) build --locked --workspace --all-targets
 	$(MAKE) -C crates/capi OUT=$(TARGET)/debug
 	$(MAKE) -C pcap OUT=$(TARGET)/debug/pcap
+	FOR_TEST=1 CARGO_TARGET_DIR=$(TARGET) .ci/wheel dev $(TARGET)/debug/wheel
 
 test: setup-tests loom debug
 	.ci/test --locked --workspace --no-fail-fast
@@ -143,7 +149,10 @@ test-arm64:
 lint: setup lint-source lint-crates lint-headers lint-man lint-bpf lint-adding
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --all --check
+	$(CARGO) fmt --manifest-path python/Cargo.toml --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lint: no Python 3.11 for the wheel's crate"; exit 0; }; \
+		CARGO_TARGET_DIR=$(TARGET) $(CARGO) clippy --locked --manifest-path python/Cargo.toml -- -D warnings
 
 # Crates that are for the registry; cargo publish sends them in the order of their dependencies.
 PUBLISHED := unetmap-abi unetmap-sys unetmap-mem unetmap-core unetmap unetmap-adapters

@@ -11,6 +11,7 @@ mod events;
 mod lb;
 mod metrics;
 mod prove;
+mod python;
 mod readme;
 mod runner;
 mod stack;

@@ -281,8 +281,9 @@ impl Port {
         }
     }
 
-    /// Returns the region, shared by all ports of this process.
-    pub(crate) fn shared_region(&self) -> &Arc<Region> {
+    /// Returns the region, shared by all ports of this process: it stays mapped as long as the caller has a clone, also
+    /// when the port is closed.
+    pub fn shared_region(&self) -> &Arc<Region> {
         &self.region
     }
 
