@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -229,11 +230,16 @@ pub fn summary(line: &str) {
 
 /// Whether a daemon listens at `socket`.
 pub fn daemon_listens(socket: &Path) -> bool {
-    let connected = SocketAddrUnix::new(socket).and_then(|address| {
-        let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        connect(&fd, &address)
-    });
-    connected.is_ok()
+    connection(socket).is_some()
+}
+
+/// A connection to the daemon that listens at `socket`, if one does. While a test keeps it, an idle daemon does not
+/// exit.
+pub fn connection(socket: &Path) -> Option<OwnedFd> {
+    let address = SocketAddrUnix::new(socket).ok()?;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).ok()?;
+    connect(&fd, &address).ok()?;
+    Some(fd)
 }
 
 /// The output of `unetmap ls --json` about the daemon at `socket`; else why there is none.
@@ -388,6 +394,16 @@ impl Home {
     /// Whether the test's daemon listens.
     pub fn serves(&self) -> bool {
         daemon_listens(&self.socket())
+    }
+
+    /// Waits for the test's daemon; it does not exit for want of clients while the connection is kept.
+    pub fn connected(&self) -> OwnedFd {
+        let mut kept = None;
+        until("the daemon listens", || {
+            kept = connection(&self.socket());
+            kept.is_some()
+        });
+        kept.expect("a connection")
     }
 
     /// The daemon's log file.

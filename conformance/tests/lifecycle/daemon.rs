@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use conformance::home::{Guard, daemon_listens, is_alive, raise_fd_limit, snapshot_by, summary};
+use conformance::home::{Guard, is_alive, raise_fd_limit, snapshot_by, summary};
 use conformance::traffic::{bytes_of, exchange, open};
 use conformance::{Home, LIMIT, isolated, isolated_alone, program, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -42,9 +42,10 @@ fn an_idle_daemon_exits_and_the_next_program_starts_another() {
                 .arg(&socket)
                 .stderr(Stdio::null()),
         );
-        until("it listens", || daemon_listens(&socket));
+        let connection = home.connected();
         let port = open("netmap:p{1");
         assert_eq!(home.daemon(), daemon.pid());
+        drop(connection);
         sleep(Duration::from_millis(2500));
         assert!(daemon.0.try_wait().expect("our child").is_none(), "it ended under an open port");
         port.txsync().expect("the daemon runs");

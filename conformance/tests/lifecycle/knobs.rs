@@ -2,6 +2,7 @@
 //! netmap's knobs: set by the daemon's owner, readable by every user, and applied where they should be.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,16 @@ use unetmap::Interest;
 /// Starts the test's daemon and waits until it listens.
 #[track_caller]
 fn daemon(home: &Home, args: &[&str]) -> Guard {
+    connected_daemon(home, args).0
+}
+
+/// The same, with a connection, which keeps it from exiting.
+#[track_caller]
+fn connected_daemon(home: &Home, args: &[&str]) -> (Guard, OwnedFd) {
     let mut command = Command::new(program("unetmapd"));
     command.args(["--foreground", "--socket"]).arg(home.socket()).args(args).stdin(Stdio::null()).stderr(Stdio::null());
     let daemon = Guard::spawn(&mut command);
-    until("the daemon serves", || home.serves());
-    daemon
+    (daemon, home.connected())
 }
 
 fn unetmap(args: &[&str]) -> Output {
@@ -228,8 +234,9 @@ fn a_daemon_starts_with_the_knobs_of_its_file() {
 #[test]
 fn a_daemon_with_changed_knobs_does_not_exit_when_idle() {
     isolated(|home| {
-        let daemon = daemon(home, &["--idle-exit", "1"]);
+        let (daemon, connection) = connected_daemon(home, &["--idle-exit", "1"]);
         printed(&["set", "no_timestamp", "1"]);
+        drop(connection);
         std::thread::sleep(std::time::Duration::from_secs(3));
         assert!(is_alive(daemon.pid()), "it ended although a knob was set");
         printed(&["set", "no_timestamp", "0"]);

@@ -280,13 +280,14 @@ fn a_daemon_serves_the_socket_of_the_service_manager() {
         let socket = listener(&home.socket(), SocketType::SEQPACKET);
         for _ in 0..2 {
             let client = std::thread::spawn(|| unetmap(&["ls"]));
+            let connection = home.connected();
             let own = socket.try_clone().expect("a descriptor");
             let mut daemon = manager.start(home, Some(own), &["--idle-exit", "1"]);
             let output = client.join().expect("a thread");
             assert!(output.status.success(), "{}", text(&output));
             let port = open("netmap:p{1");
             assert_eq!(home.daemon(), daemon.pid());
-            drop(port);
+            drop((port, connection));
             assert!(daemon.wait().success(), "an idle daemon exits");
             assert!(home.socket().exists(), "the socket is the manager's");
         }

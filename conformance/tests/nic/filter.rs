@@ -278,17 +278,17 @@ fn a_daemon_with_filters_does_not_exit_when_idle() {
             let mut command = Command::new(program("unetmapd"));
             command.args(["--foreground", "--idle-exit", "2", "--policy"]).arg(policy_file(home));
             let daemon = Guard::spawn(command.stderr(Stdio::null()));
-            until("it serves", || home.serves());
-            daemon
+            (daemon, home.connected())
         };
         // The filter is lost with a killed daemon.
-        let mut daemon = start();
+        let (mut daemon, _connection) = start();
         done(&near, &["va", "filter", "udp"]);
         daemon.kill();
         for end in ["off", "deleted"] {
-            let mut daemon = start();
+            let (mut daemon, connection) = start();
             assert_eq!(filter_of(&near, "va"), Value::Null);
             done(&near, &["va", "filter", "udp"]);
+            drop(connection);
             std::thread::sleep(Duration::from_millis(3500));
             assert!(matches!(daemon.0.try_wait(), Ok(None)), "a daemon with a filter does not exit");
             assert_eq!(filter_of(&near, "va"), "udp");
@@ -296,9 +296,7 @@ fn a_daemon_with_filters_does_not_exit_when_idle() {
                 "off" => drop(done(&near, &["va", "filter", "off"])),
                 _ => drop(near.ip(&["link", "del", "va"]).expect("an interface")),
             }
-            let start = Instant::now();
-            assert!(daemon.wait().success());
-            assert!(start.elapsed() < Duration::from_secs(5), "{end}");
+            assert!(daemon.wait().success(), "{end}");
         }
     });
 }
