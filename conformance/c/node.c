@@ -30,6 +30,8 @@
 #define DEVICE	"/dev/netmap"
 #endif
 #define PAGE	4096
+/* Seconds: `tuning::node::SIGNAL_GRACE` of the daemon. */
+#define SIGNAL_GRACE	1.0
 
 static const char *name = "t{1";
 
@@ -55,15 +57,29 @@ init_register(struct nmreq_header *hdr, struct nmreq_register *reg)
 	reg->nr_mode = NR_REG_ALL_NIC;
 }
 
+static double
+seconds(void)
+{
+	struct timespec now;
+
+	CHECK(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* Only after some time does a signal end a request, so that a program can be interrupted whose daemon is busy. */
 static int
 open_port(void)
 {
 	struct nmreq_header hdr;
 	struct nmreq_register reg;
 	int fd = open_device();
+	double start = seconds();
 
 	init_register(&hdr, &reg);
-	CHECK(ioctl(fd, NIOCCTRL, &hdr) == 0);
+	while (ioctl(fd, NIOCCTRL, &hdr) != 0) {
+		CHECK(errno == EINTR && seconds() - start >= SIGNAL_GRACE);
+		start = seconds();
+	}
 	return fd;
 }
 

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use conformance::home::{Guard, summary};
-use conformance::replace::{Gaps, Stream, drops_of, refused, replace, try_replace};
+use conformance::replace::{Gaps, Stream, drops_of, refused, replace, replace_with, try_replace};
 use conformance::traffic::{assert_pipe_works, exchange, expect, open, send};
 use conformance::{Home, isolated, program, until};
 use rustix::process::{Signal, kill_process};
@@ -350,6 +350,10 @@ fn a_successor_that_fails_leaves_the_daemon_at_work() {
             stream.go_on();
             assert_pipe_works("netmap:other{1", "netmap:other}1");
         }
+        let slow = replace_with(home, None, Some("slow"));
+        let reason = String::from_utf8_lossy(&slow.stderr);
+        assert!(!slow.status.success() && reason.contains("took too long to take over: try again"), "{reason}");
+        stream.go_on();
         replace(home);
         stream.go_on();
         let (sent, counts) = stream.stop();

@@ -42,6 +42,9 @@ impl Successor<'_> {
     pub(super) fn expect(&self, which: impl Fn(&Request) -> bool) -> io::Result<()> {
         let left = self.end.saturating_duration_since(Instant::now());
         wait_readable(&mut [PollFd::new(self.connection, PollFlags::IN)], Some(left))?;
+        if Instant::now() >= self.end {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long to take over: try again"));
+        }
         match receive::<Request>(self.connection, 0)? {
             Some((request, _)) if which(&request) => Ok(()),
             _ => Err(io::Error::other("it has ended")),

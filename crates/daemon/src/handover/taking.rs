@@ -23,7 +23,7 @@ use crate::ports::{mediators, monitor};
 use crate::refusal::{Refusal, refuse};
 use crate::server::Server;
 use crate::service::Service;
-use crate::tuning::handover::{BUSY_LIMIT, BUSY_POLL, MAX_STATE_BYTES, REPLY_LIMIT};
+use crate::tuning::handover::{BUSY_LIMIT, BUSY_POLL, COMMIT_LIMIT, MAX_STATE_BYTES, REPLY_LIMIT};
 
 /// A connection to the daemon that is to be replaced.
 pub(crate) struct Predecessor {
@@ -105,8 +105,7 @@ impl Predecessor {
     /// Tells the daemon that this process has rebuilt everything else. It stops its threads, and returns where; `None`:
     /// it has crashed.
     pub(crate) fn positions(&self) -> Result<Option<SwitchPositions>, Refusal> {
-        let reply = self.send(&Request::Ready).and_then(|()| self.receive());
-        match reply.or_else(|why| refuse(EIO, why))? {
+        match self.ask(&Request::Ready).or_else(|why| refuse(EIO, why))? {
             (Reply::Positions(positions), _) => Ok(Some(*positions)),
             (Reply::Recover, _) => Ok(None),
             (Reply::Refused(why), _) => refuse(EIO, why),
@@ -120,14 +119,25 @@ impl Predecessor {
         if fault::is("abort") {
             std::process::abort();
         }
+        if fault::is("slow") {
+            sleep(COMMIT_LIMIT);
+        }
         if fault::is("successor") || fault::mutation().is_some() {
             return refuse(EIO, "the fault of a test");
         }
-        let reply = self.send(&Request::Commit).and_then(|()| self.receive());
-        match reply.or_else(|why| refuse(EIO, why))? {
+        match self.ask(&Request::Commit).or_else(|why| refuse(EIO, why))? {
             (Reply::Released, _) => Ok(self.is_store.then_some(self.connection)),
             (Reply::Refused(why), _) => refuse(EIO, why),
             _ => refuse(EIO, "the running daemon answers out of order"),
+        }
+    }
+
+    /// Sends a request and returns the reply. A daemon that has given up this process has said why before it closed the
+    /// connection.
+    fn ask(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), String> {
+        match (self.send(request), self.receive()) {
+            (Err(why), Err(_)) => Err(why),
+            (_, reply) => reply,
         }
     }
 
