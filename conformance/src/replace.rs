@@ -19,7 +19,7 @@ use crate::traffic::{bytes_of, fill_some, open};
 /// Packets of a round, in both directions.
 const ROUND: u64 = 600;
 
-/// What a daemon says that has waited too long for its successor, as it does on a machine with much else to do.
+/// A daemon says this that has waited too long for its successor, as it does on a machine with much else to do.
 const TOO_LONG: &str = "took too long to take over: try again";
 
 /// Runs `unetmapd --replace` with the test's policy, if it has one, and with this fault injected, if any: again while
