@@ -3,12 +3,15 @@
 //! them strictly. What no exporter may send panics.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::ErrorKind;
-use std::net::UdpSocket;
+use std::io::{ErrorKind, Read as _};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use crate::home::LIMIT;
+use crate::until;
 
 /// Bytes of messages that wait to be received, where the kernel grants them.
 const BUFFER: usize = 16 << 20;
@@ -190,6 +193,62 @@ impl Decoder {
     pub fn sum(&self, id: u16) -> u64 {
         self.flows().map(|flow| flow.number(id)).sum()
     }
+}
+
+/// The messages of a connection (RFC 7011, 10.4), decoded as they come.
+#[derive(Default)]
+pub struct Stream {
+    /// The messages that came whole.
+    pub decoder: Decoder,
+    rest: Vec<u8>,
+}
+
+impl Stream {
+    /// Takes the bytes that follow.
+    #[track_caller]
+    pub fn take(&mut self, bytes: &[u8]) {
+        self.rest.extend_from_slice(bytes);
+        while let Some(length) = self.rest.get(2..4) {
+            let length = usize::from(length[0]) << 8 | usize::from(length[1]);
+            assert!(length >= 16, "length of a message: {length}");
+            if self.rest.len() < length {
+                break;
+            }
+            let after = self.rest.split_off(length);
+            self.decoder.message(&std::mem::replace(&mut self.rest, after));
+        }
+    }
+
+    /// Receives until `is_enough`, or the exporter ends the connection: then returns true, and the last message is
+    /// whole.
+    #[track_caller]
+    pub fn receive(&mut self, mut from: &TcpStream, is_enough: impl Fn(&Decoder) -> bool) -> bool {
+        from.set_read_timeout(Some(LIMIT)).expect("a limit");
+        let mut buffer = vec![0; 1 << 16];
+        while !is_enough(&self.decoder) {
+            let n = from.read(&mut buffer).expect("messages, or the end");
+            if n == 0 {
+                assert!(self.rest.is_empty(), "the last message is not whole");
+                return true;
+            }
+            self.take(&buffer[..n]);
+        }
+        false
+    }
+}
+
+/// Waits for the next connection of an exporter.
+#[track_caller]
+pub fn accept(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).expect("a socket");
+    let mut stream = None;
+    until("the exporter connects", || {
+        stream = listener.accept().ok();
+        stream.is_some()
+    });
+    let stream = stream.expect("accepted").0;
+    stream.set_nonblocking(false).expect("a socket");
+    stream
 }
 
 /// Receives messages until it is asked for them.

@@ -3,7 +3,7 @@
 //! (IPFIX, NetFlow), for other programs (JSON, CSV), and for people (tables).
 //!
 //! ```text
-//! input --frames--> meter: packet --> cache --records--> export (UDP) | report (lines) | top (tables)
+//! input --frames--> meter: packet --> cache --records--> export (UDP, TCP, TLS) | report (lines) | top (tables)
 //! ```
 //! Packets cost no allocation and no system call; records and reports do.
 #![forbid(unsafe_code)]
@@ -57,9 +57,10 @@ fn flows(args: &FlowsArgs) -> Result<(), Failure> {
     let files = settings.files.iter().map(|file| file.display().to_string());
     let names: Vec<String> = settings.ports.iter().cloned().chain(files).collect();
     let mut meter = Meter::new(settings.flows, settings.timeouts, settings.sample, settings.both, names.len());
-    if let Some(to) = settings.to {
+    if let Some((to, security)) = &settings.to {
         let domains: Vec<_> = (1..).zip(&names).map(|(number, name)| Domain { number, name: name.clone() }).collect();
-        meter.outputs.exporter = Some(Exporter::new(to, settings.protocol, &domains, settings.sample, settings.both)?);
+        meter.outputs.exporter =
+            Some(Exporter::new((to, security), settings.protocol, &domains, settings.sample, settings.both)?);
     }
     meter.outputs.lines = settings.format.map(|format| Lines::new(format, names));
     meter.outputs.top = settings.top.map(|top| Top::new(meter.places(), top.rows));

@@ -231,7 +231,7 @@ impl Meter {
         self.count_batch();
         self.cache.end_all(End::Forced, &mut self.outputs);
         let now = self.now;
-        self.outputs.exporter.iter_mut().for_each(|exporter| exporter.flush(now));
+        self.outputs.exporter.iter_mut().for_each(|exporter| exporter.finish(now));
         self.outputs.lines.iter_mut().for_each(Lines::finish);
     }
 
@@ -256,7 +256,8 @@ impl Meter {
         if let Some(exporter) = exporter {
             let sent = exporter.sent();
             summary["collector"] = json!({"messages": sent.messages, "records": sent.records,
-                "unsent_messages": sent.unsent_messages, "unsent_records": sent.unsent, "refused": sent.refused});
+                "unsent_messages": sent.unsent_messages, "unsent_records": sent.unsent, "refused": sent.refused,
+                "connections": sent.connections});
         }
         if let Some(lines) = lines {
             summary["unprinted_records"] = lines.lost.into();
@@ -288,6 +289,9 @@ impl Meter {
             }
             if sent.refused > 0 {
                 text += &format!("; the collector was not there {} times", sent.refused);
+            }
+            if sent.connections > 1 {
+                text += &format!("; {} connections were made", sent.connections);
             }
         }
         if let Some(lost) = lines.as_ref().map(|lines| lines.lost).filter(|lost| *lost > 0) {

@@ -10,7 +10,7 @@ use tool_common::port::full_name;
 use unetmap_quantity::{count, seconds, within};
 
 use crate::cache::{MAX_IDLE, SWEEP, Timeouts};
-use crate::export::Protocol;
+use crate::export::{Destination, Protocol, Security, Transport};
 use crate::report::Format;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -35,9 +35,21 @@ pub struct FlowsArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "ports")]
     read: Vec<PathBuf>,
 
-    /// Send the records, or for sFlow the chosen packets, to this collector, by UDP
-    #[arg(long, value_name = "HOST:PORT", value_parser = collector)]
-    to: Option<String>,
+    /// Send the records, or for sFlow the chosen packets, to this collector: by UDP, or by tcp:HOST:PORT, tls:HOST:PORT
+    #[arg(long, value_name = "HOST:PORT", value_parser = Destination::parse)]
+    to: Option<Destination>,
+
+    /// TLS: certificates of authorities that the collector's must descend from (PEM) [default: the system's]
+    #[arg(long, value_name = "FILE", requires = "to")]
+    ca: Option<PathBuf>,
+
+    /// TLS: this program's certificate for the collector, and those of its issuers (PEM)
+    #[arg(long, value_name = "FILE", requires = "key")]
+    certificate: Option<PathBuf>,
+
+    /// TLS: the key of --certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    key: Option<PathBuf>,
 
     /// Protocol of --to
     #[arg(long, value_enum, default_value_t = ProtocolArg::Ipfix)]
@@ -99,21 +111,11 @@ enum ProtocolArg {
     Sflow5,
 }
 
-/// Checks the form of a collector's address.
-fn collector(text: &str) -> Result<String, String> {
-    let port =
-        text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).and_then(|(_, port)| port.parse::<u16>().ok());
-    match port {
-        Some(1..) => Ok(text.into()),
-        _ => Err("give the collector's name or address, and its UDP port, as 192.0.2.1:4739 or [::1]:4739".into()),
-    }
-}
-
 /// The validated command line.
 pub(crate) struct Settings<'a> {
     pub(crate) ports: Vec<String>,
     pub(crate) files: &'a [PathBuf],
-    pub(crate) to: Option<&'a str>,
+    pub(crate) to: Option<(&'a Destination, Security)>,
     pub(crate) protocol: Protocol,
     /// Records on standard output.
     pub(crate) format: Option<Format>,
@@ -153,6 +155,15 @@ impl FlowsArgs {
         if self.both_directions && self.to.is_some() && self.protocol != ProtocolArg::Ipfix {
             return wrong("--both-directions: only IPFIX has fields for it; use --protocol ipfix");
         }
+        let transport = self.to.as_ref().map_or(Transport::Udp, |to| to.transport);
+        if transport != Transport::Udp && self.protocol != ProtocolArg::Ipfix {
+            return wrong("--to: only IPFIX is sent by TCP and TLS; use --protocol ipfix, or UDP");
+        }
+        if transport != Transport::Tls && (self.ca.is_some() || self.certificate.is_some()) {
+            return wrong("--ca, --certificate and --key are for --to tls:HOST:PORT");
+        }
+        let identity = self.certificate.clone().zip(self.key.clone());
+        let security = Security { authorities: self.ca.clone(), identity };
         let millis = |time: Duration| time.as_millis() as u64;
         let top =
             self.top.then_some(TopSettings { rows: self.rows.into(), interval: self.interval, count: self.count });
@@ -160,7 +171,7 @@ impl FlowsArgs {
         Ok(Settings {
             ports: self.ports.iter().map(|port| full_name(port)).collect(),
             files: &self.read,
-            to: self.to.as_deref(),
+            to: self.to.as_ref().map(|to| (to, security)),
             protocol: match self.protocol {
                 ProtocolArg::Ipfix => Protocol::Ipfix,
                 ProtocolArg::Netflow9 => Protocol::Netflow9,

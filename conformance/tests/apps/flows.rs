@@ -19,24 +19,24 @@ use conformance::net::transmit;
 
 /// Numbers of fields.
 const OCTETS: u16 = 1;
-const PACKETS: u16 = 2;
+pub(crate) const PACKETS: u16 = 2;
 const FRAME_OCTETS: u16 = 352;
 
-fn flows(args: &str) -> Command {
+pub(crate) fn flows(args: &str) -> Command {
     let mut command = Command::new(program("unetmap"));
     command.arg("flows").args(args.split_whitespace());
     command
 }
 
 /// Writes a capture of these frames.
-fn capture(folder: &Path, frames: &[Vec<u8>]) -> PathBuf {
+pub(crate) fn capture(folder: &Path, frames: &[Vec<u8>]) -> PathBuf {
     let path = folder.join("in.pcap");
     fs::write(&path, pcap_file(frames)).expect("a file");
     path
 }
 
 #[track_caller]
-fn done(command: &mut Command) -> Output {
+pub(crate) fn done(command: &mut Command) -> Output {
     let output = command.output().expect("it runs");
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     output
@@ -44,7 +44,7 @@ fn done(command: &mut Command) -> Output {
 
 /// The objects that a run with `--json` prints: records, and the summary.
 #[track_caller]
-fn objects(command: &mut Command) -> (Vec<Value>, Value) {
+pub(crate) fn objects(command: &mut Command) -> (Vec<Value>, Value) {
     let output = done(command.arg("--json"));
     let text = String::from_utf8(output.stdout).expect("text");
     let mut all: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
@@ -82,10 +82,10 @@ fn of_protocol(protocol: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A frame, the version of its network layer (0: neither), and what tells its flow from others.
-type Kind = (Vec<u8>, u8, Box<dyn Fn(&Record) -> bool>);
+pub(crate) type Kind = (Vec<u8>, u8, Box<dyn Fn(&Record) -> bool>);
 
 /// Frames of many kinds.
-fn kinds() -> Vec<Kind> {
+pub(crate) fn kinds() -> Vec<Kind> {
     let port = |from: u64, to: u64| move |flow: &Record| (flow.number(7), flow.number(11)) == (from, to);
     let mpls = |frame: &[u8]| [&frame[..12], &[0x88, 0x47, 0, 1, 0, 64, 0, 2, 1, 64], &frame[14..]].concat();
     let six = [&[0, 53, 0x10, 0, 0, 12, 0, 0][..], b"text"].concat();
@@ -422,7 +422,7 @@ fn tshark_and_nfdump_decode_the_records() {
     });
 }
 
-fn has(program: &str) -> bool {
+pub(crate) fn has(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).stdout(Stdio::null()).status();
     found.is_ok_and(|status| status.success())
 }

@@ -1,106 +1,177 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The socket to a collector. A collector that is gone or slow costs records, which are counted, and no time.
+//! Where records are sent, and by which transport.
 
-use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
-use std::time::{Duration, Instant};
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
 
-/// Messages of a second while no port waits for the program: a tenth of what collectors receive on one core.
-const PACE: u32 = 10_000;
+use super::message::Ended;
+use super::session::Session;
+use super::udp::Udp;
 
-/// Time that collectors have for templates.
-const REST: Duration = Duration::from_millis(100);
+/// How messages travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Udp,
+    Tcp,
+    Tls,
+}
+
+impl Transport {
+    const ALL: [(&str, Transport); 3] = [("udp:", Transport::Udp), ("tcp:", Transport::Tcp), ("tls:", Transport::Tls)];
+}
+
+/// A collector's address, and how it receives.
+#[derive(Clone, Debug)]
+pub(crate) struct Destination {
+    pub(crate) transport: Transport,
+    /// Name or address, without brackets.
+    pub(super) host: String,
+    port: u16,
+}
+
+impl Destination {
+    /// Parses `HOST:PORT`, for UDP, or `udp:`, `tcp:` or `tls:` and that.
+    ///
+    /// # Errors
+    /// What to give.
+    pub(crate) fn parse(text: &str) -> Result<Destination, String> {
+        let prefix = Transport::ALL.iter().find_map(|(prefix, of)| Some((text.strip_prefix(prefix)?, *of)));
+        let (address, transport) = prefix.unwrap_or((text, Transport::Udp));
+        let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
+        let bare = |host: &str| host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).map(str::to_owned);
+        match parts {
+            Some((host, port @ 1..)) if !host.is_empty() => {
+                Ok(Destination { transport, host: bare(host).unwrap_or_else(|| host.into()), port })
+            }
+            _ => Err("give the collector's name or address, and its port, as 192.0.2.1:4739, [::1]:4739, \
+                      tcp:192.0.2.1:4739 or tls:collector.example:4740"
+                .into()),
+        }
+    }
+
+    /// The collector's addresses now.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
+        let found: Vec<_> = (&*self.host, self.port).to_socket_addrs().map_err(|e| self.failed(&e))?.collect();
+        if found.is_empty() { Err(format!("--to {self}: this name has no address")) } else { Ok(found) }
+    }
+
+    /// Says what failed.
+    pub(super) fn failed(&self, e: &io::Error) -> String {
+        format!("--to {self}: {}", tool_common::without_codes(&e.to_string()))
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prefix = Transport::ALL.iter().find(|(_, of)| *of == self.transport && *of != Transport::Udp);
+        let (prefix, port) = (prefix.map_or("", |(prefix, _)| prefix), self.port);
+        match self.host.contains(':') {
+            true => write!(f, "{prefix}[{}]:{port}", self.host),
+            false => write!(f, "{prefix}{}:{port}", self.host),
+        }
+    }
+}
+
+/// Files of TLS, all in PEM.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Security {
+    /// Certificates that the collector's must descend from; `None`: the system's.
+    pub(crate) authorities: Option<PathBuf>,
+    /// The program's own certificates, and their key.
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
+}
 
 /// Numbers of what was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
     pub(crate) messages: u64,
     pub(crate) records: u64,
-    /// Messages, and the records in them, that the kernel did not take at once.
+    /// Messages, and the records in them, that the kernel did not take, or no connection.
     pub(crate) unsent_messages: u64,
     pub(crate) unsent: u64,
-    /// Errors that say that no collector received an earlier message.
+    /// Errors that say that the collector is not there.
     pub(crate) refused: u64,
+    /// Connections that were made; none by UDP.
+    pub(crate) connections: u64,
+}
+
+impl Sent {
+    /// Counts a message that was not sent.
+    pub(super) fn lose(&mut self, records: u64) {
+        self.unsent_messages += 1;
+        self.unsent += records;
+    }
 }
 
 /// A collector.
-pub(crate) struct Collector {
-    socket: UdpSocket,
-    /// When the next message may be sent, if there is a [`PACE`].
-    paced: Option<Instant>,
-    pub(crate) sent: Sent,
+pub(super) enum Collector {
+    Udp(Udp),
+    Session(Session),
 }
 
 impl Collector {
-    /// Finds the collector's address, and makes a socket that never waits.
-    ///
-    /// # Errors
-    /// A sentence.
-    pub(crate) fn connect(to: &str) -> Result<Collector, String> {
-        let failed = |e: io::Error| format!("--to {to}: {}", tool_common::without_codes(&e.to_string()));
-        let addresses = to.to_socket_addrs().map_err(failed)?;
-        let mut last = format!("--to {to}: this name has no address");
-        for address in addresses {
-            let any: SocketAddr = match address {
-                SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-                SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-            };
-            let socket = UdpSocket::bind(any).and_then(|socket| {
-                socket.connect(address)?;
-                socket.set_nonblocking(true)?;
-                Ok(socket)
-            });
-            match socket {
-                Ok(socket) => return Ok(Collector { socket, paced: None, sent: Sent::default() }),
-                Err(e) => last = failed(e),
-            }
+    /// Sends the message of an observation domain, which is counted if it cannot be sent now.
+    pub(super) fn send(&mut self, domain: usize, message: Ended<'_>) {
+        match self {
+            Collector::Udp(udp) => udp.send(message.bytes, message.flows),
+            Collector::Session(session) => session.send(domain, message),
         }
-        Err(last)
     }
 
-    /// The address of this host from which messages are sent.
-    pub(super) fn own_address(&self) -> IpAddr {
-        self.socket.local_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |address| address.ip())
-    }
-
-    /// Sends no more than a collector receives from now on, and waits for the time: no port waits for the program.
+    /// Gives the collector time from now on: no port waits for the program.
     pub(super) fn pace(&mut self) {
-        self.paced.get_or_insert_with(Instant::now);
+        match self {
+            Collector::Udp(udp) => udp.pace(),
+            Collector::Session(session) => session.waits = true,
+        }
     }
 
-    /// Waits while a collector with several threads learns what was sent, if no port waits for the program: they would
-    /// drop records whose templates another one of them still reads.
+    /// As of [`Udp::rest`].
     pub(super) fn rest(&self) {
-        if self.paced.is_some() {
-            std::thread::sleep(REST);
+        if let Collector::Udp(udp) = self {
+            udp.rest();
         }
     }
 
-    /// Sends a message of so many records.
-    pub(super) fn send(&mut self, message: &[u8], records: u64) {
-        self.keep_pace();
-        let mut result = self.socket.send(message);
-        // The error is of an earlier message: this one was not sent.
-        if matches!(&result, Err(e) if e.kind() == ErrorKind::ConnectionRefused) {
-            self.sent.refused += 1;
-            result = self.socket.send(message);
+    /// Waits until all is sent, or counted.
+    pub(super) fn finish(&mut self) {
+        if let Collector::Session(session) = self {
+            session.finish();
         }
-        let (messages, of) = match result {
-            Ok(_) => (&mut self.sent.messages, &mut self.sent.records),
-            Err(_) => (&mut self.sent.unsent_messages, &mut self.sent.unsent),
-        };
-        *messages += 1;
-        *of += records;
     }
 
-    fn keep_pace(&mut self) {
-        let Some(next) = &mut self.paced else { return };
-        let now = Instant::now();
-        *next = (*next).max(now) + Duration::from_secs(1) / PACE;
-        let early = next.saturating_duration_since(now);
-        // Shorter sleeps last longer than asked.
-        if early > Duration::from_millis(1) {
-            std::thread::sleep(early);
+    /// The numbers so far.
+    pub(super) fn sent(&self) -> Sent {
+        match self {
+            Collector::Udp(udp) => udp.sent,
+            Collector::Session(session) => session.sent(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destinations_are_parsed_or_refused() {
+        for (text, transport, host, shown) in [
+            ("192.0.2.1:4739", Transport::Udp, "192.0.2.1", "192.0.2.1:4739"),
+            ("udp:a:1", Transport::Udp, "a", "a:1"),
+            ("[::1]:4739", Transport::Udp, "::1", "[::1]:4739"),
+            ("tcp:collector.example:4739", Transport::Tcp, "collector.example", "tcp:collector.example:4739"),
+            ("tls:[2001:db8::1]:4740", Transport::Tls, "2001:db8::1", "tls:[2001:db8::1]:4740"),
+        ] {
+            let to = Destination::parse(text).unwrap();
+            assert_eq!((to.transport, &*to.host, &*to.to_string()), (transport, host, shown), "{text}");
+        }
+        for text in ["", "a", "a:", ":1", "a:0", "a:65536", "tcp:4739", "tls::4739", "sctp:a"] {
+            assert!(Destination::parse(text).is_err(), "{text}");
         }
     }
 }

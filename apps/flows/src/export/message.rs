@@ -26,6 +26,15 @@ pub(crate) struct Domain {
     pub(crate) name: String,
 }
 
+/// A message that is to be sent.
+pub(super) struct Ended<'m> {
+    pub(super) bytes: &'m [u8],
+    /// Its data records, as IPFIX numbers them; those of options are some.
+    pub(super) data: u32,
+    /// The flows in it.
+    pub(super) flows: u64,
+}
+
 /// The messages of an observation domain. One of them is being written.
 pub(crate) struct Stream {
     protocol: Version,
@@ -157,8 +166,8 @@ impl Stream {
         self.end_set();
     }
 
-    /// Ends the message, which the caller sends. Returns it and the flows in it.
-    pub(crate) fn end(&mut self, now: u64) -> (&[u8], u64) {
+    /// Ends the message, which the caller sends.
+    pub(super) fn end(&mut self, now: u64) -> Ended<'_> {
         self.end_set();
         let (seconds, uptime) = ((now / 1000) as u32, now.wrapping_sub(self.began) as u32);
         let (domain, sequence) = (self.domain.number, self.sequence);
@@ -178,9 +187,8 @@ impl Stream {
             }
         }
         self.message[..header.len()].copy_from_slice(&header);
-        let flows = self.flows;
-        (self.records, self.data, self.flows) = (0, 0, 0);
-        (&self.message, flows)
+        self.records = 0;
+        Ended { data: std::mem::take(&mut self.data), flows: std::mem::take(&mut self.flows), bytes: &self.message }
     }
 
     /// Empties the message.

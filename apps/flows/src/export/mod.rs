@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Sends records, or samples of packets, to a collector by UDP.
+//! Sends records, or samples of packets, to a collector.
 
 mod collector;
+mod connection;
 mod field;
 mod message;
+mod session;
 mod sflow;
+mod tls;
+mod udp;
 
 use std::time::{Duration, Instant};
 
+pub(crate) use collector::{Destination, Security, Transport};
 pub(crate) use field::Record;
 pub(crate) use message::Domain;
 pub(crate) use sflow::Sample;
 
 use collector::{Collector, Sent};
+use connection::Connector;
 use message::{Stream, Version};
+use session::{Message, Session};
 use sflow::Samples;
+use udp::Udp;
 
 /// Time after which templates are sent again: a collector that began later knows none.
 const TEMPLATES_AGAIN: Duration = Duration::from_secs(20);
@@ -37,19 +45,20 @@ pub(crate) struct Exporter {
     streams: Vec<Stream>,
     /// Of sFlow.
     samples: Option<Samples>,
-    templates_due: Instant,
+    /// `None`: a connection begins with them, and only UDP has them sent again.
+    templates_due: Option<Instant>,
     /// By stream: its next message begins with the templates.
     due: Vec<bool>,
     flush_due: Instant,
 }
 
 impl Exporter {
-    /// Makes an exporter for these sources.
+    /// Makes an exporter for these sources. By TCP, only for IPFIX.
     ///
     /// # Errors
-    /// A sentence: the name of the collector has no address that can be reached.
+    /// A sentence: the name of the collector has no address that can be reached, or a file of TLS is wrong.
     pub(crate) fn new(
-        to: &str,
+        (to, security): (&Destination, &Security),
         protocol: Protocol,
         domains: &[Domain],
         sampling: u32,
@@ -61,14 +70,27 @@ impl Exporter {
             Protocol::Sflow => None,
         };
         let streams = |version| domains.iter().map(move |domain| Stream::new(version, domain.clone(), sampling, both));
-        let collector = Collector::connect(to)?;
-        let samples = version.is_none().then(|| Samples::new(collector.own_address(), domains.len(), sampling));
-        let began = Instant::now();
+        let mut streams: Vec<Stream> = version.into_iter().flat_map(streams).collect();
+        let (began, mut samples) = (Instant::now(), None);
+        let collector = if to.transport == Transport::Udp {
+            let udp = Udp::connect(to)?;
+            samples = version.is_none().then(|| Samples::new(udp.own_address(), domains.len(), sampling));
+            Collector::Udp(udp)
+        } else {
+            let connector = Connector::new(to.clone(), security)?;
+            let templates = streams.iter_mut().enumerate().map(|(domain, stream)| {
+                stream.add_templates();
+                let message = Message::new(domain, &stream.end(0));
+                stream.clear();
+                message
+            });
+            Collector::Session(Session::start(connector, templates.collect())?)
+        };
         Ok(Exporter {
+            templates_due: matches!(collector, Collector::Udp(_)).then_some(began),
             collector,
-            streams: version.into_iter().flat_map(streams).collect(),
+            streams,
             samples,
-            templates_due: began,
             due: vec![false; domains.len()],
             flush_due: began + MAX_WAIT,
         })
@@ -87,7 +109,7 @@ impl Exporter {
 
     /// The numbers of messages and records so far.
     pub(crate) fn sent(&self) -> Sent {
-        self.collector.sent
+        self.collector.sent()
     }
 
     /// Adds a chosen packet, for sFlow alone. `now`: milliseconds since 1970.
@@ -118,9 +140,9 @@ impl Exporter {
 
     /// Sends what is due. `now`: milliseconds since 1970.
     pub(crate) fn tick(&mut self, now: u64, at: Instant) {
-        let has_templates = at >= self.templates_due;
+        let has_templates = self.templates_due.is_some_and(|due| at >= due);
         if has_templates {
-            self.templates_due = at + TEMPLATES_AGAIN;
+            self.templates_due = Some(at + TEMPLATES_AGAIN);
             self.due.fill(true);
         }
         if has_templates || at >= self.flush_due {
@@ -150,14 +172,18 @@ impl Exporter {
         if stream.is_empty() {
             return;
         }
-        let (message, records) = stream.end(now);
-        self.collector.send(message, records);
+        self.collector.send(index, stream.end(now));
         stream.clear();
+    }
+
+    /// Sends all that is left, and waits until a connection has taken it.
+    pub(crate) fn finish(&mut self, now: u64) {
+        self.flush(now);
+        self.collector.finish();
     }
 }
 
 /// Sends the datagram that is being written.
 fn send_samples(samples: &mut Samples, collector: &mut Collector, now: u64) {
-    let (datagram, count) = samples.end(now);
-    collector.send(datagram, count);
+    collector.send(0, samples.end(now));
 }

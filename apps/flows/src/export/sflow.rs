@@ -3,6 +3,8 @@
 
 use std::net::IpAddr;
 
+use super::message::Ended;
+
 /// Most bytes of a datagram: with the headers of UDP and IPv6 it fits an Ethernet frame.
 const MAX_DATAGRAM: usize = 1452;
 /// Most bytes of a packet in a sample.
@@ -105,8 +107,8 @@ impl Samples {
         self.count += 1;
     }
 
-    /// Ends the datagram. Returns it, and the samples in it.
-    pub(super) fn end(&mut self, now: u64) -> (&[u8], u64) {
+    /// Ends the datagram.
+    pub(super) fn end(&mut self, now: u64) -> Ended<'_> {
         self.datagram.clear();
         let mut put = |word: u32| self.datagram.extend(word.to_be_bytes());
         put(5);
@@ -129,6 +131,6 @@ impl Samples {
         self.sequence = self.sequence.wrapping_add(1);
         let count = std::mem::take(&mut self.count);
         self.body.clear();
-        (&self.datagram, count.into())
+        Ended { bytes: &self.datagram, data: 0, flows: count.into() }
     }
 }
