@@ -50,8 +50,9 @@ impl End {
     }
 }
 
-/// A flow's record. Counts are by direction: that of the first packet first, and the other one, which has none unless
-/// both directions are one flow.
+/// A flow's record. It has two counts of each: of the direction of the first packet, and of the other one, which has
+/// none unless both directions are one flow; or, in programs that drop packets, of those that passed and of those that
+/// did not.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct Flow {
@@ -64,8 +65,10 @@ pub(crate) struct Flow {
     /// Times of the first and of the last packet, in milliseconds since 1970.
     pub(crate) first: u64,
     pub(crate) last: u64,
-    /// Union of the packets' TCP flags.
+    /// Union of the packets' TCP flags, of both directions or of all packets.
     pub(crate) tcp_flags: [u8; 2],
+    /// Why the last packet was dropped of those that were: IPFIX's `forwardingStatus`. 0: none was.
+    pub(crate) dropped: u8,
     /// Of the first packet.
     pub(crate) tos: u8,
     /// The first packet's direction is the other one of `key`.
@@ -90,10 +93,14 @@ impl Flow {
     #[inline]
     fn add(&mut self, packet: &Packet) {
         let way = usize::from(packet.is_reversed != self.is_reversed);
-        self.packets[way] += 1;
-        self.octets[way] += u64::from(packet.octets);
-        self.frames[way] += u64::from(packet.frame);
         self.tcp_flags[way] |= packet.tcp_flags;
+        let mut column = way;
+        if packet.dropped != 0 {
+            (column, self.dropped) = (1, packet.dropped);
+        }
+        self.packets[column] += 1;
+        self.octets[column] += u64::from(packet.octets);
+        self.frames[column] += u64::from(packet.frame);
         self.last = packet.time;
     }
 

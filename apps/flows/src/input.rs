@@ -5,8 +5,8 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use unetmap::Port;
 use unetmap::abi::NS_MOREFRAG;
+use unetmap::{Port, Ring};
 use unetmap_capture::{LinkType, Reader};
 use unetmap_filter::HEADER_BYTES;
 
@@ -38,41 +38,60 @@ pub(crate) fn read_port(port: &Port, source: u16, header: usize, meter: &mut Met
             continue;
         }
         any = true;
-        let mut packet = Partial { head: [0; HEADER_BYTES], have: 0, skip: header, len: 0, chosen: None };
-        let mut ahead = ring.first(n).skip(FETCH_AHEAD);
-        for slot in ring.first(n) {
-            if let Some(next) = ahead.next() {
-                next.fetch();
-            }
-            let (len, flags) = slot.len_flags();
-            let chosen = *packet.chosen.get_or_insert_with(|| meter.sampler.takes());
-            let skipped = packet.skip.min(len.into());
-            let len = usize::from(len) - skipped;
-            packet.skip -= skipped;
-            if chosen && packet.have < HEADER_BYTES {
-                let end = HEADER_BYTES.min(packet.have + len);
-                packet.have += slot.frame().read(skipped, &mut packet.head[packet.have..end]);
-            }
-            packet.len += len;
-            if flags & NS_MOREFRAG == 0 {
-                packet.end(source, header, meter);
-            }
-        }
-        // Back ends deliver whole packets: the rest of this one will not come.
-        if packet.chosen.is_some() {
-            packet.end(source, header, meter);
-        }
+        let bytes = read_slots(ring, n, (source, header, 0), meter, |meter| {
+            meter.see(source, 1, 0);
+            meter.sampler.takes()
+        });
+        meter.see(source, 0, bytes);
         ring.advance(n);
     }
     any
 }
 
+/// Counts the packets in the first `n` slots of a ring of which `chooses` says so; `dropped`: as of [`Meter::count`].
+/// Returns the bytes of all frames.
+#[inline]
+pub(crate) fn read_slots(
+    ring: &Ring,
+    n: u32,
+    (source, header, dropped): (u16, usize, u8),
+    meter: &mut Meter,
+    mut chooses: impl FnMut(&mut Meter) -> bool,
+) -> u64 {
+    let mut bytes = 0;
+    let mut packet = Partial { head: [0; HEADER_BYTES], have: 0, skip: header, len: 0, chosen: None };
+    let mut ahead = ring.first(n).skip(FETCH_AHEAD);
+    for slot in ring.first(n) {
+        if let Some(next) = ahead.next() {
+            next.fetch();
+        }
+        let (len, flags) = slot.len_flags();
+        let chosen = *packet.chosen.get_or_insert_with(|| chooses(meter));
+        let skipped = packet.skip.min(len.into());
+        let len = usize::from(len) - skipped;
+        packet.skip -= skipped;
+        if chosen && packet.have < HEADER_BYTES {
+            let end = HEADER_BYTES.min(packet.have + len);
+            packet.have += slot.frame().read(skipped, &mut packet.head[packet.have..end]);
+        }
+        packet.len += len;
+        bytes += len as u64;
+        if flags & NS_MOREFRAG == 0 {
+            packet.end((source, header, dropped), meter);
+        }
+    }
+    // Back ends deliver whole packets: the rest of this one will not come.
+    if packet.chosen.is_some() {
+        packet.end((source, header, dropped), meter);
+    }
+    bytes
+}
+
 impl Partial {
     #[inline(always)]
-    fn end(&mut self, source: u16, header: usize, meter: &mut Meter) {
-        meter.see(source, self.len);
+    fn end(&mut self, (source, header, dropped): (u16, usize, u8), meter: &mut Meter) {
         if self.chosen == Some(true) {
-            meter.count(&self.head[..self.have], self.len, source);
+            meter.count(&self.head[..self.have], self.len, source, dropped);
         }
         (self.have, self.skip, self.len, self.chosen) = (0, header, 0, None);
     }
@@ -105,9 +124,9 @@ pub(crate) fn read_file(path: &Path, source: u16, meter: &mut Meter, stop: &Atom
         if let Some(time) = packet.time {
             meter.advance(time.as_millis() as u64);
         }
-        meter.see(source, packet.original);
+        meter.see(source, 1, packet.original as u64);
         if meter.sampler.takes() {
-            meter.count(&packet.bytes[..packet.bytes.len().min(HEADER_BYTES)], packet.original, source);
+            meter.count(&packet.bytes[..packet.bytes.len().min(HEADER_BYTES)], packet.original, source, 0);
         }
     }
     Ok(skipped)

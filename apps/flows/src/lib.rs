@@ -3,23 +3,27 @@
 //! (IPFIX, NetFlow), for other programs (JSON, CSV), and for people (tables).
 //!
 //! ```text
-//! input --frames--> meter: packet --> cache --records--> export (UDP, TCP, TLS) | report (lines) | top (tables)
+//! input, observer --frames--> meter: packet --> cache --records--> export (UDP, TCP, TLS), report, top
 //! ```
-//! Packets cost no allocation and no system call; records and reports do.
+//! Programs that forward packets have an [`Observer`] count them. Packets cost no allocation and no system call;
+//! records and reports do.
 #![forbid(unsafe_code)]
 
 mod cache;
+mod clock;
 mod export;
 mod input;
 mod meter;
+mod observer;
 mod options;
 mod packet;
 mod report;
+mod sampler;
 mod top;
 
 use std::io::{IsTerminal as _, stdout};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crossterm::terminal::{Clear, ClearType};
 use crossterm::{cursor, execute};
@@ -28,11 +32,14 @@ use tool_common::{Failure, link, note, port, print, stop_on_hangup, stop_on_sign
 use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap::{Interest, Port};
 
-use export::{Domain, Exporter};
+use clock::Clock;
+use export::{Domain, Exporter, Second};
 use meter::Meter;
+pub use observer::{Observer, ObserverArgs, Origin};
 pub use options::FlowsArgs;
 use options::{Settings, TopSettings};
 use report::Lines;
+pub use sampler::Choice;
 use top::Top;
 
 /// Longest wait for packets: what is due in this time is sent at once, and a collector has to have room for it.
@@ -56,11 +63,14 @@ fn flows(args: &FlowsArgs) -> Result<(), Failure> {
     let clock = Clock::new();
     let files = settings.files.iter().map(|file| file.display().to_string());
     let names: Vec<String> = settings.ports.iter().cloned().chain(files).collect();
-    let mut meter = Meter::new(settings.flows, settings.timeouts, settings.sample, settings.both, names.len());
+    let mut meter = Meter::new(settings.flows, settings.timeouts, settings.sampling, settings.both, names.len());
     if let Some((to, security)) = &settings.to {
+        let second = if settings.both { Second::Reverse } else { Second::None };
         let domains: Vec<_> = (1..).zip(&names).map(|(number, name)| Domain { number, name: name.clone() }).collect();
-        meter.outputs.exporter =
-            Some(Exporter::new((to, security), settings.protocol, &domains, settings.sample, settings.both)?);
+        meter.outputs.exporter = Some(
+            Exporter::new((to, security), settings.protocol, &domains, settings.sampling, second)
+                .map_err(|why| format!("--to {why}"))?,
+        );
     }
     meter.outputs.lines = settings.format.map(|format| Lines::new(format, names));
     meter.outputs.top = settings.top.map(|top| Top::new(meter.places(), top.rows));
@@ -86,23 +96,6 @@ fn summarize(settings: &Settings<'_>, meter: &mut Meter) {
     }
     let down = settings.ports.iter().filter(|_| meter.seen().packets == 0).filter_map(|port| link::of(port));
     note(&down.fold(meter.summary_text(), |text, down| format!("{text}; {down}")));
-}
-
-/// The time since 1970 by a clock that does not go back.
-struct Clock {
-    began: Instant,
-    since: Duration,
-}
-
-impl Clock {
-    fn new() -> Clock {
-        Clock { began: Instant::now(), since: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() }
-    }
-
-    /// Milliseconds.
-    fn now(&self) -> u64 {
-        (self.since + self.began.elapsed()).as_millis() as u64
-    }
 }
 
 fn read_files(settings: &Settings<'_>, meter: &mut Meter, stop: &AtomicBool) -> Result<(), Failure> {

@@ -5,7 +5,6 @@
 //! frame --Sampler--> chosen --Parser--> packet --batch--> Cache --record--> collector, lines, tables
 //! ```
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -14,49 +13,13 @@ use crate::cache::{Cache, End, Flow, Timeouts, Watch};
 use crate::export::{Exporter, Record, Sample};
 use crate::packet::{Packet, Parser};
 use crate::report::Lines;
+use crate::sampler::{Choice, Sampler, Sampling};
 use crate::top::Top;
 
 /// Packets whose flows are looked up together.
 const BATCH: usize = 64;
 /// Milliseconds between two looks at what is due, while packets come.
 const TICK: u64 = 100;
-
-/// Chooses one of n packets at random, among each n of them.
-pub(crate) struct Sampler {
-    n: u32,
-    /// Packets of this n so far, and the chosen one.
-    position: u32,
-    chosen: u32,
-    random: u64,
-}
-
-impl Sampler {
-    pub(crate) fn new(n: u32) -> Sampler {
-        let mut sampler = Sampler { n, position: 0, chosen: 0, random: RandomState::new().hash_one(0) };
-        sampler.choose();
-        sampler
-    }
-
-    fn choose(&mut self) {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.chosen = ((u128::from(tool_common::mix(self.random)) * u128::from(self.n)) >> 64) as u32;
-        self.position = 0;
-    }
-
-    /// Whether the next packet is chosen.
-    #[inline(always)]
-    pub(crate) fn takes(&mut self) -> bool {
-        if self.n == 1 {
-            return true;
-        }
-        let takes = self.position == self.chosen;
-        self.position += 1;
-        if self.position == self.n {
-            self.choose();
-        }
-        takes
-    }
-}
 
 /// Packets, and bytes of their frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,9 +88,9 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    pub(crate) fn new(flows: usize, timeouts: Timeouts, sample: u32, both: bool, sources: usize) -> Meter {
+    pub(crate) fn new(flows: usize, timeouts: Timeouts, sampling: Sampling, both: bool, sources: usize) -> Meter {
         Meter {
-            sampler: Sampler::new(sample),
+            sampler: Sampler::new(sampling),
             parser: Parser::new(both),
             cache: Cache::new(flows, timeouts),
             batch: Vec::with_capacity(BATCH),
@@ -152,12 +115,12 @@ impl Meter {
         self.cache.places()
     }
 
-    /// Takes note of a packet of a source, and of the bytes of its frame.
+    /// Takes note of packets of a source, and of the bytes of their frames.
     #[inline(always)]
-    pub(crate) fn see(&mut self, source: u16, bytes: usize) {
+    pub(crate) fn see(&mut self, source: u16, packets: u64, bytes: u64) {
         let seen = &mut self.seen[usize::from(source)];
-        seen.packets += 1;
-        seen.bytes += bytes as u64;
+        seen.packets += packets;
+        seen.bytes += bytes;
     }
 
     /// All packets of all sources.
@@ -169,10 +132,14 @@ impl Meter {
     }
 
     /// Counts a chosen packet at the time of [`Meter::advance`]. `bytes`: its first
-    /// [`HEADER_BYTES`](unetmap_filter::HEADER_BYTES), or all.
+    /// [`HEADER_BYTES`](unetmap_filter::HEADER_BYTES), or all. `dropped`: as of [`Packet`].
     #[inline]
-    pub(crate) fn count(&mut self, bytes: &[u8], len: usize, source: u16) {
-        let packet = self.parser.parse(bytes, len, source, self.now);
+    pub(crate) fn count(&mut self, bytes: &[u8], len: usize, source: u16, dropped: u8) {
+        let mut packet = self.parser.parse(bytes, len, source, self.now);
+        packet.dropped = dropped;
+        if self.sampler.sampling.by == Choice::Flow && !self.sampler.takes_flow(&packet.key) {
+            return;
+        }
         self.chosen.packets += 1;
         self.chosen.bytes += u64::from(packet.frame);
         if let Some(exporter) = &mut self.outputs.exporter {

@@ -12,6 +12,7 @@ use unetmap_quantity::{count, seconds, within};
 use crate::cache::{MAX_IDLE, SWEEP, Timeouts};
 use crate::export::{Destination, Protocol, Security, Transport};
 use crate::report::Format;
+use crate::sampler::{Choice, Sampling};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -80,9 +81,13 @@ pub struct FlowsArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 0, requires = "top")]
     count: u64,
 
-    /// Count one packet of N, chosen at random among each N; records say so, and have the counts of the chosen packets
+    /// Count one packet of N; records say so, and have the counts of the chosen packets
     #[arg(long, value_name = "N", default_value = "1", value_parser = within::<u64, u32>(count, 1..=u64::from(u32::MAX)), allow_hyphen_values = true)]
     sample: u32,
+
+    /// How the packets are chosen that are counted
+    #[arg(long, value_enum, default_value_t = Choice::Random)]
+    sample_by: Choice,
 
     /// Make both directions one record (RFC 5103), which begins with the first packet's; needs IPFIX
     #[arg(short, long)]
@@ -121,7 +126,7 @@ pub(crate) struct Settings<'a> {
     pub(crate) format: Option<Format>,
     pub(crate) json: bool,
     pub(crate) top: Option<TopSettings>,
-    pub(crate) sample: u32,
+    pub(crate) sampling: Sampling,
     pub(crate) both: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) flows: usize,
@@ -184,7 +189,7 @@ impl FlowsArgs {
             },
             json: self.json,
             top,
-            sample: self.sample,
+            sampling: Sampling { n: self.sample, by: self.sample_by },
             both: self.both_directions,
             timeouts: Timeouts { idle: millis(self.idle), active: millis(self.active), sweep },
             flows: self.flows,

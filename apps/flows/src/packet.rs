@@ -51,7 +51,7 @@ impl Key {
     }
 
     /// Returns one key for both directions, and whether it is the other direction's.
-    fn of_both(self) -> (Key, bool) {
+    pub(crate) fn of_both(self) -> (Key, bool) {
         let is_reversed = (self.src, self.ports[0]) > (self.dst, self.ports[1]);
         (if is_reversed { self.reversed() } else { self }, is_reversed)
     }
@@ -105,6 +105,8 @@ pub(crate) struct Packet {
     pub(crate) tos: u8,
     /// The packet's direction is the other one of `key`.
     pub(crate) is_reversed: bool,
+    /// Why it was dropped, as [`Flow::dropped`](crate::cache::Flow::dropped) says it.
+    pub(crate) dropped: u8,
 }
 
 /// The ports of a packet's first fragment.
@@ -185,7 +187,7 @@ impl Parser {
         let key = Key { ports, ..key };
         let (key, is_reversed) = if self.both { key.of_both() } else { (key, false) };
         let hash = self.seed.hash(&key);
-        Packet { key, hash, time, octets: octets as u32, frame: len as u32, tcp_flags, tos, is_reversed }
+        Packet { key, hash, time, octets: octets as u32, frame: len as u32, tcp_flags, tos, is_reversed, dropped: 0 }
     }
 
     /// The ports of the packet whose headers were parsed last; of a later fragment, those of the first one.

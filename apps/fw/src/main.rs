@@ -4,6 +4,7 @@
 
 mod control;
 mod events;
+mod fate;
 mod log;
 mod options;
 mod parsed;
@@ -22,13 +23,14 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tool_common::failure::{self, OnFailure};
 use tool_common::forward::{Counts, Direction as Way, check_headers, check_sizes, drain, flush, forward};
 use tool_common::{Failure, flag_on_hangup, link, note, port, print, stop_on_hangup, stop_on_signals, wait_for_link};
 use unetmap::Port;
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE};
 use unetmap_filter::{Config, Direction, Engine, MaybeShared, SyntaxError};
+use unetmap_flows::Observer;
 
 use events::Events;
 use log::PacketLog;
@@ -166,6 +168,8 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     check_sizes(a, b, swap)?;
     let header = check_headers(a, b)? as usize;
     let tees = Tees::open(&options.tees, [a, b])?;
+    let observer = |first| options.flows.start(&[a.spec(), b.spec()], first, header, true);
+    let observers = (1..).step_by(2).take(threads).map(observer).collect::<Result<Vec<_>, _>>()?;
     let control = options.control.clone().map_or_else(unetmap_fw_client::socket, Ok)?;
     let (listener, control_file) = control::listen(&control)?;
     let engines = Engine::for_threads(threads, options.states, RandomState::new().hash_one(0));
@@ -192,16 +196,12 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     let begin = Instant::now();
     let links = MaybeShared::for_threads(threads, None);
     let tees = MaybeShared::for_threads(threads, tees);
-    let parts = engines.into_iter().zip(links).zip(tees).map(|((engine, links), tees)| Parts {
-        engine,
-        links,
-        log: log.clone(),
-        tees,
-        memory: options.memory,
+    let parts = engines.into_iter().zip(links).zip(tees).zip(observers).map(|(((engine, links), tees), observer)| {
+        Parts { engine, links, log: log.clone(), tees, memory: options.memory, observer }
     });
     let work: Vec<_> = parts.zip(pairs).collect();
     drop(log);
-    let done = std::thread::scope(|scope| {
+    let mut done = std::thread::scope(|scope| {
         let mut work = work.into_iter().map(|(parts, pair)| {
             let shared = &*shared;
             move || move_packets(options, shared, parts, &pair, (swap, header), stop)
@@ -214,10 +214,11 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     });
     let seconds = begin.elapsed().as_secs_f64();
     control_file.remove();
-    print_summary(options, sum(done.iter().map(|(_, done)| done)), swap, seconds);
+    let flows = done.iter_mut().filter_map(|(.., flows)| flows.take()).collect();
+    print_summary(options, sum(done.iter().map(|(_, done, _)| done)), flows, (swap, seconds));
     // The log's senders are gone, so the thread ends after the last line.
     let _ = logger.join();
-    done.into_iter().try_for_each(|(result, _)| result)?;
+    done.into_iter().try_for_each(|(result, ..)| result)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -233,7 +234,11 @@ fn sum<'d>(all: impl Iterator<Item = &'d [Done; 2]>) -> [Done; 2] {
     total
 }
 
-/// Moves packets between two ports until all threads stop. Returns the error that ended it, and what it has done.
+/// The summary of flows, as JSON and for people.
+type Flows = (Value, String);
+
+/// Moves packets between two ports until all threads stop. Returns the error that ended it, what it has done, and the
+/// summary of its flows.
 fn move_packets(
     options: &Options,
     shared: &Shared,
@@ -241,7 +246,7 @@ fn move_packets(
     [a, b]: &[Port; 2],
     (swap, header): (bool, usize),
     stop: &AtomicBool,
-) -> (Result<(), String>, [Done; 2]) {
+) -> (Result<(), String>, [Done; 2], Option<Flows>) {
     let worker = RefCell::new(Worker::new(shared, parts));
     let filter = |direction, to: &Port| Filter {
         worker: &worker,
@@ -251,6 +256,7 @@ fn move_packets(
         buf_size: to.buf_size(),
         total: Counts::default(),
         dropped: 0,
+        reason: 0,
         group: Vec::new(),
     };
     let mut ways = [
@@ -265,10 +271,12 @@ fn move_packets(
     if left > 0 {
         note(&format!("{left} packets of pipes were not taken by their port in time"));
     }
-    (result, ways.map(|way| Done { passed: way.mover.total, dropped: way.mover.dropped }))
+    let done = ways.map(|way| Done { passed: way.mover.total, dropped: way.mover.dropped });
+    let flows = worker.into_inner().observer.map(Observer::finish);
+    (result, done, flows)
 }
 
-fn print_summary(options: &Options, [out, back]: [Done; 2], swap: bool, seconds: f64) {
+fn print_summary(options: &Options, [out, back]: [Done; 2], flows: Vec<Flows>, (swap, seconds): (bool, f64)) {
     let passed = out.passed.packets + back.passed.packets;
     let dropped = out.dropped + back.dropped;
     let line = if options.json {
@@ -279,8 +287,12 @@ fn print_summary(options: &Options, [out, back]: [Done; 2], swap: bool, seconds:
             "threads": options.threads, "out": way(out), "in": way(back),
         });
         link::add_down(&mut object);
+        if !flows.is_empty() {
+            object["flows"] = flows.into_iter().map(|(summary, _)| summary).collect();
+        }
         object.to_string()
     } else {
+        flows.iter().for_each(|(_, text)| note(text));
         format!(
             "Passed {passed} packets and dropped {dropped} in {seconds:.2} seconds: out {} and {}, in {} and {}",
             out.passed.packets, out.dropped, back.passed.packets, back.dropped

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use tool_common::port::full_name;
+use unetmap_flows::ObserverArgs;
 use unetmap_quantity::{count, mebibytes, seconds, within};
 
 const MIB: u64 = 1 << 20;
@@ -66,6 +67,9 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "N=PORT")]
     tee: Vec<String>,
 
+    #[command(flatten)]
+    flows: ObserverArgs,
+
     /// Maximum number of slots in a batch
     #[arg(short, long, value_name = "SLOTS", default_value_t = 512, value_parser = within::<u64, u32>(count, 1..=u32::MAX.into()), allow_hyphen_values = true)]
     burst: u32,
@@ -107,6 +111,8 @@ pub(crate) struct Options {
     pub(crate) tees: Vec<(u16, String)>,
     pub(crate) log: Option<PathBuf>,
     pub(crate) log_bytes: u64,
+    /// Records of the flows that come.
+    pub(crate) flows: ObserverArgs,
     pub(crate) burst: u32,
     pub(crate) wait: Duration,
     pub(crate) copy: bool,
@@ -140,6 +146,7 @@ impl Cli {
             control: self.control,
             log: self.log,
             log_bytes: self.log_size,
+            flows: self.flows,
             burst: self.burst,
             wait: self.wait,
             copy: self.copy,

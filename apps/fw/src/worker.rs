@@ -15,9 +15,11 @@ use unetmap_filter::{
     Change, Direction, EXAMINED_PER_CALL, Effect, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared,
     Now, Ruleset, SWEEP_PER_BATCH, Translated, Verdict, reply,
 };
+use unetmap_flows::{Observer, Origin};
 use unetmap_shape::held::{PacketSlots, emit, slots_needed, store};
 use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
 
+use crate::fate::{CONSUMED, DENIED, DROPPED, Fate, LIMITED, MALFORMED};
 use crate::parsed::Parsed;
 use crate::shared::{LogEntry, Shared, Totals, add};
 use crate::tee::{Tees, write_head};
@@ -50,18 +52,8 @@ pub(crate) struct Parts {
     pub(crate) tees: MaybeShared<Tees>,
     /// Bytes for packets in links.
     pub(crate) memory: usize,
-}
-
-/// The fate of a packet.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Pass,
-    /// It passes, and its first bytes have changed.
-    Changed,
-    /// It has changed, and returns to the port that it came from.
-    Back,
-    Drop,
-    Link(Target, FlowKey),
+    /// Counts packets by flow.
+    pub(crate) observer: Option<Observer>,
 }
 
 /// State that both directions of a thread share.
@@ -83,6 +75,7 @@ pub(crate) struct Worker<'a> {
     /// Whether there were links, so that they are looked at.
     has_links: bool,
     memory: usize,
+    pub(crate) observer: Option<Observer>,
     /// By the direction that they travel in: frames and their lengths.
     replies: [Vec<([u8; MAX_REPLY], usize)>; 2],
 }
@@ -90,7 +83,7 @@ pub(crate) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub(crate) fn new(shared: &'a Shared, parts: Parts) -> Worker<'a> {
         let set = shared.set();
-        let Parts { engine, links, log, tees, memory } = parts;
+        let Parts { engine, links, log, tees, memory, observer } = parts;
         let totals = &shared.totals[engine.thread()];
         let mut worker = Worker {
             shared,
@@ -106,6 +99,7 @@ impl<'a> Worker<'a> {
             links,
             has_links: false,
             memory,
+            observer,
             replies: [Vec::with_capacity(MAX_REPLIES), Vec::with_capacity(MAX_REPLIES)],
         };
         if worker.engine.thread() == 0 {
@@ -245,13 +239,13 @@ impl<'a> Worker<'a> {
         let totals = self.totals;
         match verdict {
             Verdict::Accept => return Fate::Pass,
-            Verdict::Deny => return Fate::Drop,
+            Verdict::Deny => return Fate::Drop(DENIED),
             Verdict::Link(target) => return Fate::Link(target, headers.flow_key()),
             Verdict::Nat(number) => {
                 return match self.engine.translate(&self.set, number, direction, headers, bytes, now) {
                     Translated::Pass => Fate::Changed,
                     Translated::Back => Fate::Back,
-                    Translated::Drop => Fate::Drop,
+                    Translated::Drop => Fate::Drop(DROPPED),
                 };
             }
             Verdict::SynProxy(rule) => {
@@ -259,7 +253,7 @@ impl<'a> Worker<'a> {
                 let passes = self.engine.proxy(&self.set, rule, headers, bytes, now, |back, frame, len| {
                     queue_reply(&mut replies[index(direction) ^ usize::from(back)], frame, len, totals);
                 });
-                return if passes { Fate::Changed } else { Fate::Drop };
+                return if passes { Fate::Changed } else { Fate::Drop(CONSUMED) };
             }
             _ => {}
         }
@@ -267,7 +261,7 @@ impl<'a> Worker<'a> {
         if let Some(len) = reply(verdict, headers, bytes, &mut frame) {
             queue_reply(&mut self.replies[index(direction) ^ 1], &frame, len, totals);
         }
-        Fate::Drop
+        Fate::Drop(DENIED)
     }
 
     /// Copies a packet into memory of its own, as a packet of a direction. `head` are its first bytes, as they were
@@ -322,6 +316,8 @@ pub(crate) struct Filter<'w, 'a> {
     pub(crate) buf_size: u32,
     pub(crate) total: Counts,
     pub(crate) dropped: u64,
+    /// Why the last one was.
+    pub(crate) reason: u8,
     /// Packets of a batch that are parsed, and whose states are fetched, before the first of them is evaluated. The
     /// memory is used again.
     pub(crate) group: Vec<Parsed>,
@@ -369,15 +365,45 @@ impl Filter<'_, '_> {
             let group = &mut group[..parsed];
             worker.engine.fetch(&worker.set, group.iter().map(|packet| &packet.headers));
             for packet in group {
-                sent += self.move_packet(worker, from, packet, &mut targets, now);
+                sent += self.take(worker, from, packet, &mut targets, now);
             }
         }
         self.group = group;
         sent
     }
 
-    /// Moves or drops one packet; returns how many slots of the other ring it takes.
+    /// Counts a packet by its flow, if there are records of flows and it is chosen, and moves or drops it.
     #[inline(always)]
+    fn take(
+        &mut self,
+        worker: &mut Worker<'_>,
+        from: &Ring,
+        packet: &mut Parsed,
+        targets: &mut SlotIter<'_>,
+        now: Now,
+    ) -> u32 {
+        let (len, port) = (packet.slots.bytes.saturating_sub(self.header), self.index() as u16);
+        if !worker.observer.as_mut().is_some_and(|observer| observer.chooses(len, port)) {
+            return self.move_packet(worker, from, packet, targets, now);
+        }
+        // As it came: its addresses may be translated.
+        let (head, before) = (packet.bytes, self.dropped);
+        let sent = self.move_packet(worker, from, packet, targets, now);
+        let dropped = if self.dropped > before { self.reason } else { 0 };
+        if let Some(observer) = &mut worker.observer {
+            observer.count(&head[..packet.read], len, Origin { port, dropped });
+        }
+        sent
+    }
+
+    /// Counts a dropped packet, and keeps why.
+    fn drop(&mut self, reason: u8) {
+        self.dropped += 1;
+        self.reason = reason;
+    }
+
+    /// Moves or drops one packet; returns how many slots of the other ring it takes.
+    #[inline]
     fn move_packet(
         &mut self,
         worker: &mut Worker<'_>,
@@ -390,10 +416,10 @@ impl Filter<'_, '_> {
         let read = *read;
         let fate = match (known, malformed) {
             (Some(Verdict::Accept), _) => Fate::Pass,
-            (Some(Verdict::Deny), _) => Fate::Drop,
+            (Some(Verdict::Deny), _) => Fate::Drop(DENIED),
             (_, true) => {
                 add(&worker.totals.malformed, 1);
-                Fate::Drop
+                Fate::Drop(MALFORMED)
             }
             (_, false) => {
                 let len = slots.bytes.saturating_sub(self.header);
@@ -410,8 +436,8 @@ impl Filter<'_, '_> {
         };
         let keep = match fate {
             Fate::Pass | Fate::Changed => None,
-            Fate::Drop => {
-                self.dropped += 1;
+            Fate::Drop(reason) => {
+                self.drop(reason);
                 return 0;
             }
             Fate::Link(target, key) => {
@@ -424,7 +450,9 @@ impl Filter<'_, '_> {
         };
         if let Some(keep) = keep {
             let kept = worker.keep(from, slots, self.header, &bytes[..read], keep);
-            self.dropped += u64::from(!kept);
+            if !kept {
+                self.drop(LIMITED);
+            }
             return 0;
         }
         // The bytes that were checked, whatever the sender has written meanwhile.
@@ -458,6 +486,10 @@ impl Mover for Filter<'_, '_> {
             let passes = verdict == Verdict::Accept;
             let counts = if passes { move_all(from, to, n, self.swap) } else { count_all(from, n) };
             worker.engine.count_always(&worker.set, counts.packets, counts.bytes, now);
+            if let Some(observer) = &mut worker.observer {
+                let (ring, dropped) = if passes { (to, 0) } else { (from, DENIED) };
+                observer.observe(ring, n, counts, Origin { port: self.index() as u16, dropped });
+            }
             if passes {
                 self.total.add(counts);
             } else {
@@ -489,6 +521,7 @@ impl Mover for Filter<'_, '_> {
     fn own_packets(&mut self, to: &Ring) -> u32 {
         let worker = &mut *self.worker.borrow_mut();
         worker.update();
+        worker.observer.iter_mut().for_each(Observer::tick);
         if self.direction == Direction::Out {
             worker.ask_idle();
         }
@@ -532,21 +565,23 @@ impl Mover for Filter<'_, '_> {
     }
 
     fn next_packet(&mut self) -> Option<Duration> {
-        let worker = &*self.worker.borrow();
+        let worker = &mut *self.worker.borrow_mut();
         if worker.engine.is_asking_idle() || worker.shared.is_listing() {
             return Some(SOON);
         }
+        let look = worker.observer.as_mut().map(Observer::sleeps);
         if !worker.has_links {
-            return None;
+            return look;
         }
         let output = worker.output(self.index());
-        worker.links.read(|links| {
+        let due = worker.links.read(|links| {
             let shaper = &links.as_ref()?.shaper;
             if shaper.first(output).is_some() {
                 return Some(Duration::ZERO);
             }
             // A packet that has become due since does not wait for room.
             shaper.next_due().map(|due| Duration::from_nanos(due.saturating_sub(worker.nanos()).max(1)))
-        })
+        });
+        due.into_iter().chain(look).min()
     }
 }

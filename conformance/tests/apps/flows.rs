@@ -20,7 +20,7 @@ use conformance::net::transmit;
 /// Numbers of fields.
 const OCTETS: u16 = 1;
 pub(crate) const PACKETS: u16 = 2;
-const FRAME_OCTETS: u16 = 352;
+pub(crate) const FRAME_OCTETS: u16 = 352;
 
 pub(crate) fn flows(args: &str) -> Command {
     let mut command = Command::new(program("unetmap"));
@@ -260,6 +260,39 @@ fn one_packet_of_n_is_chosen_and_the_records_say_so() {
         assert!(records.len() > 1, "{records:#?}");
         let decoded = collector.decoded();
         assert!(decoded.records.iter().any(|record| record.is_option && record.bytes(310) == [0, 0, 0, 100]));
+    });
+}
+
+/// By flow, all packets of the chosen ones are counted, in both directions.
+#[test]
+fn one_flow_of_n_is_chosen_with_all_its_packets() {
+    isolated(|home| {
+        let mut frames = Vec::new();
+        for port in 1..=2000 {
+            let mut back = udp(9, 1000 + port, &[0; 18]);
+            back[26..34].rotate_left(4);
+            frames.extend([udp(1000 + port, 9, &[0; 18]), back.clone(), back]);
+        }
+        let path = capture(home.folder(), &frames);
+        let collector = Collector::start();
+        let args = format!("--read {} --to {} --sample 10 --sample-by flow", path.display(), collector.address());
+        let (records, summary) = objects(&mut flows(&args));
+        let of = |field: &str, packets: u64| -> Vec<u64> {
+            let chosen = records.iter().filter(|record| record["packets"] == packets);
+            let mut ports: Vec<u64> = chosen.filter_map(|record| record[field].as_u64()).collect();
+            ports.sort_unstable();
+            ports
+        };
+        let there = of("source_port", 1);
+        // 200 of 2000 are expected; the bounds are 6 standard deviations away.
+        assert!((120..280).contains(&there.len()), "{}", there.len());
+        assert_eq!((&there, 2 * there.len()), (&of("destination_port", 2), records.len()), "{summary}");
+        assert_eq!(summary["sampled_packets"], 3 * there.len());
+        let decoder = collector.decoded();
+        let said =
+            |option: &Record| (option.bytes(390).to_vec(), option.bytes(34).to_vec(), option.bytes(311).to_vec());
+        let wanted = (vec![0, 4], vec![0, 0, 0, 10], 0.1f64.to_be_bytes().to_vec());
+        assert!(decoder.records.iter().any(|record| record.is_option && said(record) == wanted));
     });
 }
 

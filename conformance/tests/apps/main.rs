@@ -11,6 +11,7 @@ mod dpdk;
 mod emulate;
 mod errors;
 mod flows;
+mod flows_beside;
 mod flows_tcp;
 mod fw;
 mod install;

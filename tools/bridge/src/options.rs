@@ -47,6 +47,10 @@ pub(crate) struct Cli {
     #[arg(long)]
     json: bool,
 
+    #[cfg(feature = "apps")]
+    #[command(flatten)]
+    flows: unetmap_flows::ObserverArgs,
+
     /// Ports and burst without flags: PORT_A [PORT_B [BURST]]
     #[arg(value_name = "PORT", num_args = 0..=3)]
     positional: Vec<String>,
@@ -70,6 +74,9 @@ pub(crate) struct Config {
     pub(crate) bypass: bool,
     pub(crate) verbose: bool,
     pub(crate) json: bool,
+    /// Records of the flows that pass.
+    #[cfg(feature = "apps")]
+    pub(crate) flows: unetmap_flows::ObserverArgs,
 }
 
 impl Cli {
@@ -127,6 +134,8 @@ impl Cli {
             bypass: self.bypass,
             verbose: self.verbose,
             json: self.json,
+            #[cfg(feature = "apps")]
+            flows: self.flows,
         })
     }
 }
@@ -212,10 +221,12 @@ mod tests {
         tool_common::testing::check_flags(Cli::command());
     }
 
+    #[cfg(feature = "apps")]
     const SYNOPSIS: &[u8] = b".SH SYNOPSIS\n\\fBbridge\\fR [\\fIOPTIONS\\fR] \\fB\\-i\\fR \\fIPORT_A\\fR \\fB\\-i\\fR \\fIPORT_B\\fR\n.br\n\\fBbridge\\fR [\\fIOPTIONS\\fR] \\fIPORT_A\\fR [\\fIPORT_B\\fR [\\fIBURST\\fR]]\n";
 
     /// `man/bridge.8` is generated from the flags above and `man.roff`. After a change of either, run this test with
     /// `UPDATE_MAN=1` in the environment.
+    #[cfg(feature = "apps")]
     #[test]
     fn the_man_page_is_up_to_date() {
         use clap::CommandFactory;

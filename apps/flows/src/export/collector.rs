@@ -35,7 +35,7 @@ impl Destination {
     /// Parses `HOST:PORT`, for UDP, or `udp:`, `tcp:` or `tls:` and that.
     ///
     /// # Errors
-    /// What to give.
+    /// A sentence that says which form it has.
     pub(crate) fn parse(text: &str) -> Result<Destination, String> {
         let prefix = Transport::ALL.iter().find_map(|(prefix, of)| Some((text.strip_prefix(prefix)?, *of)));
         let (address, transport) = prefix.unwrap_or((text, Transport::Udp));
@@ -57,12 +57,12 @@ impl Destination {
     /// A sentence.
     pub(super) fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
         let found: Vec<_> = (&*self.host, self.port).to_socket_addrs().map_err(|e| self.failed(&e))?.collect();
-        if found.is_empty() { Err(format!("--to {self}: this name has no address")) } else { Ok(found) }
+        if found.is_empty() { Err(format!("{self}: this name has no address")) } else { Ok(found) }
     }
 
     /// Says what failed.
     pub(super) fn failed(&self, e: &io::Error) -> String {
-        format!("--to {self}: {}", tool_common::without_codes(&e.to_string()))
+        format!("{self}: {}", tool_common::without_codes(&e.to_string()))
     }
 }
 

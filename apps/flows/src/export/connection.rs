@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! A TCP connection to a collector, with TLS or without. It never waits in a call: who sends says for how long.
+//! A TCP connection to a collector, with TLS or without. No call waits for long; the sender says for how long.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -31,7 +31,7 @@ impl Connector {
     /// A sentence: a file of TLS cannot be read.
     pub(super) fn new(to: Destination, security: &Security) -> Result<Connector, String> {
         let tls = (to.transport == Transport::Tls).then(|| Client::new(&to.host, security)).transpose();
-        let tls = tls.map_err(|why| format!("--to {to}: {why}"))?;
+        let tls = tls.map_err(|why| format!("{to}: {why}"))?;
         Ok(Connector { to, tls })
     }
 
@@ -141,7 +141,7 @@ impl Connection {
     }
 }
 
-/// What a socket has taken.
+/// How much a socket has taken.
 enum Written {
     All,
     Bytes(usize),

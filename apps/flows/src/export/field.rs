@@ -45,7 +45,28 @@ pub(super) enum Field {
     ReverseOctets,
     ReverseFrameOctets,
     ReverseTcpFlags,
+    /// Of all packets, dropped ones included.
+    AllPackets,
+    AllOctets,
+    AllFrameOctets,
+    DroppedPackets,
+    DroppedOctets,
+    ForwardingStatus,
 }
+
+/// The meaning of the second of a record's counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Second {
+    /// There are none.
+    None,
+    /// Of the other direction, for IPFIX.
+    Reverse,
+    /// Of dropped packets.
+    Dropped,
+}
+
+/// Values of `forwardingStatus`: forwarded.
+const FORWARDED: u8 = 64;
 
 /// Number, bytes and enterprise of a field.
 pub(super) struct Spec {
@@ -72,9 +93,12 @@ impl Field {
             Field::Vlan => (58, 2),
             Field::InnerVlan => (245, 2),
             Field::Interface => (10, 4),
-            Field::Packets | Field::ReversePackets => (2, 8),
-            Field::Octets | Field::ReverseOctets => (1, 8),
-            Field::FrameOctets | Field::ReverseFrameOctets => (352, 8),
+            Field::Packets | Field::ReversePackets | Field::AllPackets => (2, 8),
+            Field::Octets | Field::ReverseOctets | Field::AllOctets => (1, 8),
+            Field::FrameOctets | Field::ReverseFrameOctets | Field::AllFrameOctets => (352, 8),
+            Field::DroppedPackets => (133, 8),
+            Field::DroppedOctets => (132, 8),
+            Field::ForwardingStatus => (89, 1),
             Field::StartMilliseconds => (152, 8),
             Field::EndMilliseconds => (153, 8),
             Field::StartUptime => (22, 4),
@@ -112,10 +136,14 @@ impl Field {
             Field::InnerVlan => to.extend(key.vlans[1].to_be_bytes()),
             Field::Interface => to.extend((u32::from(key.source) + 1).to_be_bytes()),
             Field::Packets => to.extend(flow.packets[0].to_be_bytes()),
-            Field::ReversePackets => to.extend(flow.packets[1].to_be_bytes()),
+            Field::AllPackets => to.extend(flow.packets.iter().sum::<u64>().to_be_bytes()),
+            Field::ReversePackets | Field::DroppedPackets => to.extend(flow.packets[1].to_be_bytes()),
             Field::Octets => to.extend(flow.octets[0].to_be_bytes()),
-            Field::ReverseOctets => to.extend(flow.octets[1].to_be_bytes()),
+            Field::AllOctets => to.extend(flow.octets.iter().sum::<u64>().to_be_bytes()),
+            Field::ReverseOctets | Field::DroppedOctets => to.extend(flow.octets[1].to_be_bytes()),
             Field::FrameOctets => to.extend(flow.frames[0].to_be_bytes()),
+            Field::AllFrameOctets => to.extend(flow.frames.iter().sum::<u64>().to_be_bytes()),
+            Field::ForwardingStatus => to.push(if flow.dropped == 0 { FORWARDED } else { flow.dropped }),
             Field::ReverseFrameOctets => to.extend(flow.frames[1].to_be_bytes()),
             Field::StartMilliseconds => to.extend(flow.first.to_be_bytes()),
             Field::EndMilliseconds => to.extend(flow.last.to_be_bytes()),
@@ -148,28 +176,38 @@ pub(super) fn template_of(family: u8) -> usize {
     }
 }
 
-/// The templates for IPv4, for IPv6, and for other frames. `is_ipfix`: else NetFlow version 9. `both`: with the fields
-/// of the reverse direction, which only IPFIX has.
-pub(super) fn templates(is_ipfix: bool, both: bool) -> [Template; TEMPLATES] {
+/// The templates for IPv4, for IPv6, and for other frames. `is_ipfix`: else NetFlow version 9, which has no fields
+/// of the reverse direction.
+pub(super) fn templates(is_ipfix: bool, second: Second) -> [Template; TEMPLATES] {
     let network: [&[Field]; TEMPLATES] = [
         &[Field::Source4, Field::Destination4],
         &[Field::Source6, Field::Destination6],
         &[Field::SourceMac, Field::DestinationMac, Field::EtherType],
     ];
     let transport = [Field::SourcePort, Field::DestinationPort, Field::Protocol, Field::TypeOfService, Field::TcpFlags];
-    let counts = [Field::Vlan, Field::Interface, Field::Packets, Field::Octets, Field::FrameOctets];
+    let counts = match second {
+        Second::Dropped => [Field::AllPackets, Field::AllOctets, Field::AllFrameOctets],
+        _ => [Field::Packets, Field::Octets, Field::FrameOctets],
+    };
     let ipfix = [Field::InnerVlan, Field::StartMilliseconds, Field::EndMilliseconds, Field::Reason];
     let netflow = [Field::StartUptime, Field::EndUptime];
     let reverse = [Field::ReversePackets, Field::ReverseOctets, Field::ReverseFrameOctets];
-    let mut id = FIRST_TEMPLATE + if both { TEMPLATES as u16 } else { 0 };
+    let dropped = [Field::DroppedPackets, Field::DroppedOctets, Field::ForwardingStatus];
+    let more: &[Field] = match second {
+        Second::None => &[],
+        Second::Reverse => &reverse,
+        Second::Dropped => &dropped,
+    };
+    let mut id = FIRST_TEMPLATE + second as u16 * TEMPLATES as u16;
     network.map(|network| {
         let is_ip = network.len() == 2;
         let mut fields = network.to_vec();
         fields.extend(if is_ip { &transport[..] } else { &[] });
+        fields.extend([Field::Vlan, Field::Interface]);
         fields.extend(counts);
         fields.extend(if is_ipfix { &ipfix[..] } else { &netflow[..] });
-        fields.extend(if both { &reverse[..] } else { &[] });
-        fields.extend((both && is_ip).then_some(Field::ReverseTcpFlags));
+        fields.extend(more);
+        fields.extend((second == Second::Reverse && is_ip).then_some(Field::ReverseTcpFlags));
         let bytes = fields.iter().map(|field| usize::from(field.spec().bytes)).sum();
         id += 1;
         Template { id: id - 1, fields, bytes }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Messages of IPFIX (RFC 7011) and NetFlow version 9 (RFC 3954): a header, and sets of templates and of records.
 
-use super::field::{REVERSE, Record, TEMPLATES, Template, template_of, templates};
+use crate::sampler::{Choice, Sampling};
+
+use super::field::{REVERSE, Record, Second, TEMPLATES, Template, template_of, templates};
 
 /// Most bytes of a message: with the headers of UDP and IPv6 it fits an Ethernet frame.
 const MAX_MESSAGE: usize = 1452;
@@ -39,8 +41,7 @@ pub(super) struct Ended<'m> {
 pub(crate) struct Stream {
     protocol: Version,
     domain: Domain,
-    /// One of so many packets is counted.
-    sampling: u32,
+    sampling: Sampling,
     templates: [Template; TEMPLATES],
     /// Empty, or with its header and at least one set.
     message: Vec<u8>,
@@ -59,12 +60,12 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(protocol: Version, domain: Domain, sampling: u32, both: bool) -> Stream {
+    pub(crate) fn new(protocol: Version, domain: Domain, sampling: Sampling, second: Second) -> Stream {
         Stream {
             protocol,
             domain,
             sampling,
-            templates: templates(protocol == Version::Ipfix, both),
+            templates: templates(protocol == Version::Ipfix, second),
             message: Vec::with_capacity(MAX_MESSAGE),
             set: None,
             records: 0,
@@ -124,8 +125,16 @@ impl Stream {
         self.begin_set(if is_ipfix { 3 } else { 1 });
         if is_ipfix {
             // Number, fields, fields of the scope; then number and bytes of each.
-            put16(&mut self.message, &[SAMPLING, 7, 1, 149, 4]);
-            put16(&mut self.message, &[302, 2, 304, 2, 309, 4, 310, 4, 34, 4, 35, 1]);
+            let selection: &[u16] = match self.sampling.by {
+                // The algorithm, size and population; or the algorithm, interval and space.
+                Choice::Random => &[304, 2, 309, 4, 310, 4],
+                Choice::Count => &[304, 2, 305, 4, 306, 4],
+                // The algorithm for flows, and their probability.
+                Choice::Flow => &[390, 2, 311, 8],
+            };
+            put16(&mut self.message, &[SAMPLING, 4 + selection.len() as u16 / 2, 1, 149, 4, 302, 2]);
+            put16(&mut self.message, selection);
+            put16(&mut self.message, &[34, 4, 35, 1]);
             put16(&mut self.message, &[INTERFACE, 2, 1, 10, 4, 82, 0xffff]);
         } else {
             // Number, bytes of the scope's fields, bytes of the others. The scopes: 1 the system, 2 an interface.
@@ -138,19 +147,31 @@ impl Stream {
 
     /// Appends the records of the options templates.
     fn add_options(&mut self, is_ipfix: bool) {
-        // Random selection of 1 out of n packets (RFC 5475, 5.2.1); NetFlow's number of random sampling.
-        const RANDOM_N_OF_N: u16 = 3;
+        // RFC 5475: by count (5.1), n out of N at random (5.2.1). RFC 7014: flows, each with the same probability.
+        const BY_COUNT: u16 = 1;
+        const N_OUT_OF_N: u16 = 3;
+        const UNIFORM: u16 = 4;
+        // NetFlow's numbers.
+        const DETERMINISTIC: u8 = 1;
         const RANDOM: u8 = 2;
+        let Sampling { n, by } = self.sampling;
         let number = self.domain.number;
         self.begin_set(SAMPLING);
         self.message.extend(number.to_be_bytes());
         if is_ipfix {
-            put16(&mut self.message, &[1, RANDOM_N_OF_N]);
-            self.message.extend(1u32.to_be_bytes());
-            self.message.extend(self.sampling.to_be_bytes());
+            let (algorithm, words) = match by {
+                Choice::Random => (N_OUT_OF_N, [1, n]),
+                Choice::Count => (BY_COUNT, [1, n - 1]),
+                Choice::Flow => {
+                    let bits = (1.0 / f64::from(n)).to_bits();
+                    (UNIFORM, [(bits >> 32) as u32, bits as u32])
+                }
+            };
+            put16(&mut self.message, &[1, algorithm]);
+            words.iter().for_each(|word| self.message.extend(word.to_be_bytes()));
         }
-        self.message.extend(self.sampling.to_be_bytes());
-        self.message.push(RANDOM);
+        self.message.extend(n.to_be_bytes());
+        self.message.push(if by == Choice::Count { DETERMINISTIC } else { RANDOM });
         self.begin_set(INTERFACE);
         self.message.extend(number.to_be_bytes());
         let name = shortened(&self.domain.name);

@@ -13,7 +13,7 @@ mod udp;
 use std::time::{Duration, Instant};
 
 pub(crate) use collector::{Destination, Security, Transport};
-pub(crate) use field::Record;
+pub(crate) use field::{Record, Second};
 pub(crate) use message::Domain;
 pub(crate) use sflow::Sample;
 
@@ -23,6 +23,8 @@ use message::{Stream, Version};
 use session::{Message, Session};
 use sflow::Samples;
 use udp::Udp;
+
+use crate::sampler::Sampling;
 
 /// Time after which templates are sent again: a collector that began later knows none.
 const TEMPLATES_AGAIN: Duration = Duration::from_secs(20);
@@ -61,20 +63,21 @@ impl Exporter {
         (to, security): (&Destination, &Security),
         protocol: Protocol,
         domains: &[Domain],
-        sampling: u32,
-        both: bool,
+        sampling: Sampling,
+        second: Second,
     ) -> Result<Exporter, String> {
         let version = match protocol {
             Protocol::Ipfix => Some(Version::Ipfix),
             Protocol::Netflow9 => Some(Version::Netflow9),
             Protocol::Sflow => None,
         };
-        let streams = |version| domains.iter().map(move |domain| Stream::new(version, domain.clone(), sampling, both));
+        let streams =
+            |version| domains.iter().map(move |domain| Stream::new(version, domain.clone(), sampling, second));
         let mut streams: Vec<Stream> = version.into_iter().flat_map(streams).collect();
         let (began, mut samples) = (Instant::now(), None);
         let collector = if to.transport == Transport::Udp {
             let udp = Udp::connect(to)?;
-            samples = version.is_none().then(|| Samples::new(udp.own_address(), domains.len(), sampling));
+            samples = version.is_none().then(|| Samples::new(udp.own_address(), domains.len(), sampling.n));
             Collector::Udp(udp)
         } else {
             let connector = Connector::new(to.clone(), security)?;

@@ -27,7 +27,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Time between two looks at an idle connection.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// A collector that took nothing for so long is not waited for, neither at the program's end nor while files are read.
-const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 5000 });
+const GIVEN_UP: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 5000 });
 /// A connection that took nothing for so long is given up.
 const STALLED: Duration = Duration::from_secs(30);
 /// Pause of those that wait for the queue.
@@ -60,7 +60,7 @@ impl Message {
 #[derive(Default)]
 struct Shared {
     sent: Mutex<Sent>,
-    /// The collector has taken nothing for [`PATIENCE`].
+    /// The collector has taken nothing for [`GIVEN_UP`].
     is_hopeless: AtomicBool,
     /// The program ends.
     ends: AtomicBool,
@@ -73,7 +73,7 @@ impl Shared {
 
     /// Notes for how long the collector has taken nothing; returns whether it is given up.
     fn is_over(&self, since: Instant) -> bool {
-        let is_hopeless = since.elapsed() >= PATIENCE;
+        let is_hopeless = since.elapsed() >= GIVEN_UP;
         self.is_hopeless.store(is_hopeless, Relaxed);
         is_hopeless && self.ends.load(Relaxed)
     }
@@ -206,7 +206,8 @@ impl Sender {
     /// Whether there is a connection, which the collector has not closed.
     fn has_connection(&mut self) -> bool {
         if self.connection.as_mut().is_some_and(|connection| !connection.is_open()) {
-            self.lose("the collector has closed the connection");
+            let why = format!("{}: the collector has ended the connection", self.connector.to);
+            self.lose(&why);
         }
         self.connection.is_some()
     }
@@ -236,7 +237,7 @@ impl Sender {
         self.shared.sent().connections += 1;
         self.since = Instant::now();
         if std::mem::take(&mut self.has_said) {
-            note(&format!("flows: --to {}: connected", self.connector.to));
+            note(&format!("flows: {}: connected", self.connector.to));
         }
         true
     }
@@ -284,8 +285,7 @@ impl Sender {
     fn lose(&mut self, why: &str) {
         self.connection = None;
         if !std::mem::replace(&mut self.has_said, true) && !self.shared.ends.load(Relaxed) {
-            let why = why.trim_start_matches(&format!("--to {}: ", self.connector.to));
-            note(&format!("flows: --to {}: {why}; tried again each second", self.connector.to));
+            note(&format!("flows: {why}; tried again each second"));
         }
     }
 }

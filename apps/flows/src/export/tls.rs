@@ -21,7 +21,7 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// Pause while a handshake goes on.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What connections to a collector have in common.
+/// The configuration of all connections to a collector.
 pub(super) struct Client {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
