@@ -9,6 +9,7 @@
 //! that of the flow without a packet for the longest time, whose record ends early and says so.
 
 use crate::packet::{Key, Packet};
+use crate::tunnel::Kind;
 
 /// Places of a line.
 const PLACES: usize = 16;
@@ -71,6 +72,8 @@ pub(crate) struct Flow {
     pub(crate) dropped: u8,
     /// Of the first packet.
     pub(crate) tos: u8,
+    /// Of the first packet.
+    pub(crate) tunnel: Kind,
     /// The first packet's direction is the other one of `key`.
     is_reversed: bool,
 }
@@ -84,6 +87,7 @@ impl Flow {
             key: packet.key,
             first: packet.time,
             tos: packet.tos,
+            tunnel: packet.tunnel,
             is_reversed: packet.is_reversed,
             ..Flow::default()
         };

@@ -20,6 +20,7 @@ mod packet;
 mod report;
 mod sampler;
 mod top;
+mod tunnel;
 
 use std::io::{IsTerminal as _, stdout};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -33,7 +34,7 @@ use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap::{Interest, Port};
 
 use clock::Clock;
-use export::{Domain, Exporter, Second};
+use export::{Domain, Exporter, Form, Second};
 use meter::Meter;
 pub use observer::{Observer, ObserverArgs, Origin};
 pub use options::FlowsArgs;
@@ -63,12 +64,13 @@ fn flows(args: &FlowsArgs) -> Result<(), Failure> {
     let clock = Clock::new();
     let files = settings.files.iter().map(|file| file.display().to_string());
     let names: Vec<String> = settings.ports.iter().cloned().chain(files).collect();
-    let mut meter = Meter::new(settings.flows, settings.timeouts, settings.sampling, settings.both, names.len());
+    let mut meter = Meter::new(settings.flows, settings.timeouts, settings.sampling, settings.keys, names.len());
     if let Some((to, security)) = &settings.to {
-        let second = if settings.both { Second::Reverse } else { Second::None };
+        let second = if settings.keys.both { Second::Reverse } else { Second::None };
+        let form = Form { second, inner: settings.keys.inner };
         let domains: Vec<_> = (1..).zip(&names).map(|(number, name)| Domain { number, name: name.clone() }).collect();
         meter.outputs.exporter = Some(
-            Exporter::new((to, security), settings.protocol, &domains, settings.sampling, second)
+            Exporter::new((to, security), settings.protocol, &domains, settings.sampling, form)
                 .map_err(|why| format!("--to {why}"))?,
         );
     }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cache::{Cache, End, Flow, Timeouts, Watch};
 use crate::export::{Exporter, Record, Sample};
-use crate::packet::{Packet, Parser};
+use crate::packet::{Keys, Packet, Parser};
 use crate::report::Lines;
 use crate::sampler::{Choice, Sampler, Sampling};
 use crate::top::Top;
@@ -88,10 +88,10 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    pub(crate) fn new(flows: usize, timeouts: Timeouts, sampling: Sampling, both: bool, sources: usize) -> Meter {
+    pub(crate) fn new(flows: usize, timeouts: Timeouts, sampling: Sampling, keys: Keys, sources: usize) -> Meter {
         Meter {
             sampler: Sampler::new(sampling),
-            parser: Parser::new(both),
+            parser: Parser::new(keys),
             cache: Cache::new(flows, timeouts),
             batch: Vec::with_capacity(BATCH),
             outputs: Outputs {

@@ -13,9 +13,10 @@ use unetmap_quantity::{count, within};
 
 use crate::cache::{SWEEP, Timeouts};
 use crate::clock::Clock;
-use crate::export::{Destination, Domain, Exporter, Protocol, Second, Security};
+use crate::export::{Destination, Domain, Exporter, Form, Protocol, Second, Security};
 use crate::input::read_slots;
 use crate::meter::Meter;
+use crate::packet::Keys;
 use crate::sampler::{Choice, Sampling};
 
 /// Longest time between two looks at what is due, while no packets come.
@@ -43,6 +44,10 @@ pub struct ObserverArgs {
     #[arg(long = "flows-sample-by", value_enum, default_value_t = Choice::Random, requires = "to")]
     sample_by: Choice,
 
+    /// --flows: the flow of a packet in a tunnel is that of the inner packet
+    #[arg(long = "flows-inner", requires = "to")]
+    inner: bool,
+
     /// --flows: flows that have a place at once; 176 bytes for each
     #[arg(long = "flows-cache", value_name = "N", default_value = "256k", requires = "to", value_parser = within::<u64, usize>(count, 1..=1 << 28), allow_hyphen_values = true)]
     flows: usize,
@@ -58,11 +63,12 @@ impl ObserverArgs {
     pub fn start(&self, ports: &[&str], first: u32, header: usize, drops: bool) -> Result<Option<Observer>, Failure> {
         let Some(to) = &self.to else { return Ok(None) };
         let sampling = Sampling { n: self.sample, by: self.sample_by };
-        let mut meter = Meter::new(self.flows, TIMEOUTS, sampling, false, ports.len());
+        let mut meter =
+            Meter::new(self.flows, TIMEOUTS, sampling, Keys { both: false, inner: self.inner }, ports.len());
         let domains: Vec<_> =
             (first..).zip(ports).map(|(number, name)| Domain { number, name: (*name).to_owned() }).collect();
-        let second = if drops { Second::Dropped } else { Second::None };
-        let exporter = Exporter::new((to, &Security::default()), Protocol::Ipfix, &domains, sampling, second);
+        let form = Form { second: if drops { Second::Dropped } else { Second::None }, inner: self.inner };
+        let exporter = Exporter::new((to, &Security::default()), Protocol::Ipfix, &domains, sampling, form);
         meter.outputs.exporter = Some(exporter.map_err(|why| format!("--flows {why}"))?);
         Ok(Some(Observer { meter, clock: Clock::new(), header, ticks: 0 }))
     }

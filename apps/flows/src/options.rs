@@ -11,6 +11,7 @@ use unetmap_quantity::{count, seconds, within};
 
 use crate::cache::{MAX_IDLE, SWEEP, Timeouts};
 use crate::export::{Destination, Protocol, Security, Transport};
+use crate::packet::Keys;
 use crate::report::Format;
 use crate::sampler::{Choice, Sampling};
 
@@ -93,6 +94,10 @@ pub struct FlowsArgs {
     #[arg(short, long)]
     both_directions: bool,
 
+    /// The flow of a packet in a tunnel (VXLAN, GENEVE, GRE, IP in IP, GTP-U) is that of the inner packet
+    #[arg(long)]
+    inner: bool,
+
     /// Time without packets after which a record ends
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = within::<Duration, Duration>(seconds, MILLISECOND..=Duration::from_millis(MAX_IDLE / 2)), allow_hyphen_values = true)]
     idle: Duration,
@@ -127,7 +132,7 @@ pub(crate) struct Settings<'a> {
     pub(crate) json: bool,
     pub(crate) top: Option<TopSettings>,
     pub(crate) sampling: Sampling,
-    pub(crate) both: bool,
+    pub(crate) keys: Keys,
     pub(crate) timeouts: Timeouts,
     pub(crate) flows: usize,
 }
@@ -190,7 +195,7 @@ impl FlowsArgs {
             json: self.json,
             top,
             sampling: Sampling { n: self.sample, by: self.sample_by },
-            both: self.both_directions,
+            keys: Keys { both: self.both_directions, inner: self.inner },
             timeouts: Timeouts { idle: millis(self.idle), active: millis(self.active), sweep },
             flows: self.flows,
         })

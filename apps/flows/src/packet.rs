@@ -5,6 +5,8 @@ use std::hash::{BuildHasher as _, RandomState};
 
 use unetmap_filter::{Family, HEADER_BYTES, Headers, proto};
 
+use crate::tunnel::{Kind, Tunnel, unwrap};
+
 /// Labels of an MPLS stack that are skipped; frames with more belong to a flow of their Ethernet addresses.
 const MAX_LABELS: usize = 8;
 /// Fragmented packets whose ports are known; a power of two. The next first fragment takes the place of an earlier one.
@@ -24,14 +26,15 @@ pub(crate) struct Key {
     /// Addresses: IPv6, IPv4 in the low 32 bits, or the low 48 bits are the MAC address of a frame of another family.
     pub(crate) src: u128,
     pub(crate) dst: u128,
-    /// Source and destination ports. ICMP has type and code in the place of the destination's.
+    /// Source and destination ports. ICMP has type and code in the place of the destination's, and a frame that is
+    /// neither IPv4 nor IPv6 its EtherType.
     pub(crate) ports: [u16; 2],
     /// VLANs, the outer one first; 0: none.
     pub(crate) vlans: [u16; 2],
     /// Index of the source of packets.
     pub(crate) source: u16,
-    /// EtherType of a frame that is neither IPv4 nor IPv6.
-    pub(crate) ethertype: u16,
+    /// Identifier of the tunnel whose inner packet this is; 0: none, or it has none.
+    pub(crate) tunnel: u32,
     pub(crate) proto: u8,
     pub(crate) family: u8,
 }
@@ -47,12 +50,24 @@ impl Key {
     /// The key of the other direction.
     pub(crate) fn reversed(self) -> Key {
         let [src, dst] = self.ports;
-        Key { src: self.dst, dst: self.src, ports: [dst, src], ..self }
+        let ports = if self.family == family::OTHER { self.ports } else { [dst, src] };
+        Key { src: self.dst, dst: self.src, ports, ..self }
+    }
+
+    /// EtherType of a frame that is neither IPv4 nor IPv6; 0: it is one of them.
+    pub(crate) fn ethertype(&self) -> u16 {
+        if self.family == family::OTHER { self.ports[1] } else { 0 }
+    }
+
+    /// The ports; those of a frame that has none are 0.
+    pub(crate) fn transport_ports(&self) -> [u16; 2] {
+        if self.family == family::OTHER { [0; 2] } else { self.ports }
     }
 
     /// Returns one key for both directions, and whether it is the other direction's.
     pub(crate) fn of_both(self) -> (Key, bool) {
-        let is_reversed = (self.src, self.ports[0]) > (self.dst, self.ports[1]);
+        let [source, target] = self.transport_ports();
+        let is_reversed = (self.src, source) > (self.dst, target);
         (if is_reversed { self.reversed() } else { self }, is_reversed)
     }
 }
@@ -81,10 +96,8 @@ impl Seed {
         let [source, target] = key.ports.map(u64::from);
         let [outer, inner] = key.vlans.map(u64::from);
         let ports = source | target << 16 | outer << 32 | inner << 48;
-        let rest = u64::from(key.source)
-            | u64::from(key.ethertype) << 16
-            | u64::from(key.proto) << 32
-            | u64::from(key.family) << 40;
+        let kind = u64::from(key.source) << 16 | u64::from(key.proto) << 8 | u64::from(key.family);
+        let rest = u64::from(key.tunnel) | kind << 32;
         let addresses = Seed::fold(low ^ a, to_low ^ b) ^ Seed::fold(high ^ c, to_high ^ d);
         Seed::fold(addresses ^ ports ^ e, Seed::fold(ports ^ f, rest ^ a) ^ b)
     }
@@ -105,6 +118,7 @@ pub(crate) struct Packet {
     pub(crate) tos: u8,
     /// The packet's direction is the other one of `key`.
     pub(crate) is_reversed: bool,
+    pub(crate) tunnel: Kind,
     /// Why it was dropped, as [`Flow::dropped`](crate::cache::Flow::dropped) says it.
     pub(crate) dropped: u8,
 }
@@ -119,11 +133,19 @@ struct Fragmented {
     time: u64,
 }
 
+/// Packets that have one key.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Keys {
+    /// Both directions.
+    pub(crate) both: bool,
+    /// Packets of tunnels: the inner ones count.
+    pub(crate) inner: bool,
+}
+
 /// Finds the flows of frames.
 pub(crate) struct Parser {
     seed: Seed,
-    /// Both directions are one flow.
-    both: bool,
+    keys: Keys,
     fragmented: Vec<Fragmented>,
     headers: Headers,
     /// Frames with headers that are cut or inconsistent.
@@ -131,10 +153,10 @@ pub(crate) struct Parser {
 }
 
 impl Parser {
-    pub(crate) fn new(both: bool) -> Parser {
+    pub(crate) fn new(keys: Keys) -> Parser {
         Parser {
             seed: Seed::random(),
-            both,
+            keys,
             fragmented: vec![Fragmented::default(); FRAGMENTED],
             headers: Headers::default(),
             malformed: 0,
@@ -151,19 +173,27 @@ impl Parser {
             self.headers = Headers::default();
         }
         let tags = self.headers.tags;
-        let mut unlabelled = [0; HEADER_BYTES];
-        let mut seen = bytes;
+        let mut own = [0; HEADER_BYTES];
+        let (mut seen, mut left, mut tunnel) = (bytes, len, Tunnel::default());
         if valid && matches!(self.headers.ethertype, 0x8847 | 0x8848) {
             let ethertype = self.headers.ethertype;
-            if let Some((count, stack)) = without_labels(bytes, usize::from(self.headers.l3), &mut unlabelled) {
-                seen = &unlabelled[..count];
-                valid = self.headers.set(seen, len - stack).is_ok();
+            if let Some((count, stack)) = without_labels(bytes, usize::from(self.headers.l3), &mut own) {
+                (seen, left) = (&own[..count], len - stack);
+                valid = self.headers.set(seen, left).is_ok();
             }
             if self.headers.family == Family::Other {
                 self.headers.ethertype = ethertype;
             }
         }
         self.malformed += u64::from(!valid);
+        let mut within;
+        if self.keys.inner && valid {
+            within = [0; HEADER_BYTES];
+            within[..seen.len()].copy_from_slice(seen);
+            let count;
+            (tunnel, count, left) = unwrap(&mut self.headers, &mut within, (seen.len(), left));
+            seen = &within[..count];
+        }
         let h = &self.headers;
         let (src, dst, kind) = match h.family {
             Family::V4 => (h.src4.into(), h.dst4.into(), family::V4),
@@ -177,17 +207,28 @@ impl Parser {
             ports: [0; 2],
             vlans: vlans(tags),
             source,
-            ethertype: if is_ip { 0 } else { h.ethertype },
+            tunnel: tunnel.id,
             proto: h.proto,
             family: kind,
         };
-        let octets = if is_ip { h.ip_len.into() } else { len.saturating_sub(h.l3.into()) };
+        let octets = if is_ip { h.ip_len.into() } else { left.saturating_sub(h.l3.into()) };
         let (tcp_flags, tos) = (h.tcp_flags, h.tos);
         let ports = self.ports(&key, seen, time);
         let key = Key { ports, ..key };
-        let (key, is_reversed) = if self.both { key.of_both() } else { (key, false) };
+        let (key, is_reversed) = if self.keys.both { key.of_both() } else { (key, false) };
         let hash = self.seed.hash(&key);
-        Packet { key, hash, time, octets: octets as u32, frame: len as u32, tcp_flags, tos, is_reversed, dropped: 0 }
+        Packet {
+            key,
+            hash,
+            time,
+            octets: octets as u32,
+            frame: len as u32,
+            tcp_flags,
+            tos,
+            is_reversed,
+            tunnel: tunnel.kind,
+            dropped: 0,
+        }
     }
 
     /// The ports of the packet whose headers were parsed last; of a later fragment, those of the first one.
@@ -197,11 +238,12 @@ impl Parser {
         let is_icmp = matches!((h.proto, key.family), (proto::ICMP, family::V4) | (proto::ICMP6, family::V6));
         let ports = match h.has_transport {
             // Both directions have types of their own.
-            true if is_icmp && self.both => [0; 2],
+            true if is_icmp && self.keys.both => [0; 2],
             true if is_icmp => {
                 let code = bytes.get(usize::from(h.l4) + 1).copied().unwrap_or(0);
                 [0, u16::from_be_bytes([h.icmp_type, code])]
             }
+            _ if key.family == family::OTHER => [0, h.ethertype],
             _ => [h.src_port, h.dst_port],
         };
         if key.family == family::OTHER || (!h.more_fragments && h.frag_offset == 0) {
@@ -278,7 +320,7 @@ mod tests {
 
     #[test]
     fn labels_are_skipped_up_to_a_bound() {
-        let mut parser = Parser::new(false);
+        let mut parser = Parser::new(Keys::default());
         for labels in 1..=MAX_LABELS {
             let frame = labelled(labels);
             let packet = parser.parse(&frame, frame.len(), 0, 1);
@@ -287,13 +329,13 @@ mod tests {
         }
         let frame = labelled(MAX_LABELS + 1);
         let key = parser.parse(&frame, frame.len(), 0, 1).key;
-        assert_eq!((key.family, key.ethertype, key.src), (family::OTHER, 0x8847, 0x0404_0404_0404));
+        assert_eq!((key.family, key.ethertype(), key.src), (family::OTHER, 0x8847, 0x0404_0404_0404));
     }
 
     /// Any bytes make a packet, with the bytes that the frame has.
     #[test]
     fn frames_that_are_cut_or_random_are_counted() {
-        let mut parser = Parser::new(true);
+        let mut parser = Parser::new(Keys { both: true, inner: true });
         let mut random = 0u64;
         for i in 0..200_000u64 {
             let mut frame = labelled(1 + i as usize % 10);
@@ -318,7 +360,7 @@ mod tests {
 
     #[test]
     fn both_directions_have_one_key() {
-        let mut parser = Parser::new(true);
+        let mut parser = Parser::new(Keys { both: true, inner: true });
         let mut frame = labelled(1);
         let there = parser.parse(&frame, frame.len(), 0, 1);
         // The addresses and the ports.
@@ -326,7 +368,7 @@ mod tests {
         frame[38..42].rotate_left(2);
         let back = parser.parse(&frame, frame.len(), 0, 1);
         assert!(there.key == back.key && there.hash == back.hash && there.is_reversed != back.is_reversed);
-        let other = Parser::new(true).parse(&frame, frame.len(), 0, 1);
+        let other = Parser::new(Keys { both: true, inner: true }).parse(&frame, frame.len(), 0, 1);
         assert!(other.key == back.key && other.hash != back.hash, "no program has the hashes of another one");
     }
 }

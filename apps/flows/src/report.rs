@@ -11,6 +11,7 @@ use tool_common::print;
 use crate::cache::Flow;
 use crate::export::Record;
 use crate::packet::{Key, family};
+use crate::tunnel::Kind;
 
 /// Records of a batch that is printed at once, and batches that wait to be printed: 4 MB.
 const BATCH: usize = 512;
@@ -26,7 +27,7 @@ pub(crate) enum Format {
 /// The titles of CSV.
 const TITLES: &str = "interface,first,last,source,destination,protocol,source_port,destination_port,vlan,inner_vlan,\
     ethertype,tos,tcp_flags,packets,octets,frame_octets,reverse_packets,reverse_octets,reverse_frame_octets,\
-    reverse_tcp_flags,end\n";
+    reverse_tcp_flags,end,tunnel,tunnel_id\n";
 
 /// An address of the key's family, as people write it.
 pub(crate) fn address(key: &Key, address: u128) -> String {
@@ -48,15 +49,15 @@ impl Copied {
         let (flow, key) = (&self.flow, self.flow.directed());
         let name = names.get(usize::from(key.source)).map_or("", |name| name);
         let (src, dst) = (address(&key, key.src), address(&key, key.dst));
-        let [[sport, dport], [outer, inner]] = [key.ports, key.vlans];
+        let [[sport, dport], [outer, inner]] = [key.transport_ports(), key.vlans];
         if format == Format::Csv {
             // Names of files may have what ends a field.
             let name = name.replace('"', "\"\"");
             let Flow { packets, octets, frames, tcp_flags, tos, first, last, .. } = flow;
             return format!(
-                "\"{name}\",{first},{last},{src},{dst},{},{sport},{dport},{outer},{inner},{},{tos},{},{},{},{},{},{},{},{},{}\n",
+                "\"{name}\",{first},{last},{src},{dst},{},{sport},{dport},{outer},{inner},{},{tos},{},{},{},{},{},{},{},{},{},{},{}\n",
                 key.proto,
-                key.ethertype,
+                key.ethertype(),
                 tcp_flags[0],
                 packets[0],
                 octets[0],
@@ -65,7 +66,9 @@ impl Copied {
                 octets[1],
                 frames[1],
                 tcp_flags[1],
-                self.end
+                self.end,
+                flow.tunnel.name(),
+                key.tunnel
             );
         }
         let mut object = json!({
@@ -75,7 +78,10 @@ impl Copied {
             "packets": flow.packets[0], "octets": flow.octets[0], "frame_octets": flow.frames[0], "end": self.end,
         });
         if key.family == family::OTHER {
-            object["ethertype"] = key.ethertype.into();
+            object["ethertype"] = key.ethertype().into();
+        }
+        if flow.tunnel != Kind::None {
+            object["tunnel"] = json!({"kind": flow.tunnel.name(), "id": key.tunnel});
         }
         if flow.packets[1] > 0 {
             object["reverse"] = json!({"packets": flow.packets[1], "octets": flow.octets[1],

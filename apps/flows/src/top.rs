@@ -118,12 +118,12 @@ impl Top {
         self.addresses.add((key.family, key.src), new);
         self.addresses.add((key.family, key.dst), new);
         // A service mostly has the lower port. ICMP has one.
-        match key.ports {
+        match key.transport_ports() {
             [0, 0] => {}
             [0, port] | [port, 0] => self.ports.add((key.proto, port), new),
             [source, target] => self.ports.add((key.proto, source.min(target)), new),
         }
-        let protocol = if key.family == family::OTHER { key.ethertype } else { key.proto.into() };
+        let protocol = if key.family == family::OTHER { key.ethertype() } else { key.proto.into() };
         self.protocols.add((key.family, protocol), new);
     }
 
@@ -155,7 +155,7 @@ impl Top {
 fn flow_name(key: &Key) -> String {
     let (src, dst) = (address(key, key.src), address(key, key.dst));
     match key.family {
-        family::OTHER => format!("EtherType 0x{:04x} {src} > {dst}", key.ethertype),
+        family::OTHER => format!("EtherType 0x{:04x} {src} > {dst}", key.ethertype()),
         _ if key.ports == [0; 2] => format!("{} {src} > {dst}", protocol(key.proto)),
         family::V6 => format!("{} [{src}]:{} > [{dst}]:{}", protocol(key.proto), key.ports[0], key.ports[1]),
         _ => format!("{} {src}:{} > {dst}:{}", protocol(key.proto), key.ports[0], key.ports[1]),

@@ -2,6 +2,7 @@
 //! The fields of records, as IANA numbers them for IPFIX; NetFlow version 9 has the same numbers below 128.
 
 use crate::cache::{End, Flow};
+use crate::tunnel::Kind;
 
 /// Enterprise number of fields that count the reverse direction (RFC 5103).
 pub(super) const REVERSE: u32 = 29305;
@@ -52,6 +53,8 @@ pub(super) enum Field {
     DroppedPackets,
     DroppedOctets,
     ForwardingStatus,
+    /// The tunnel's kind, as far as there is a number for it, and its identifier.
+    Segment,
 }
 
 /// The meaning of the second of a record's counts.
@@ -63,6 +66,14 @@ pub(crate) enum Second {
     Reverse,
     /// Of dropped packets.
     Dropped,
+}
+
+/// The fields that records have besides those that all have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Form {
+    pub(crate) second: Second,
+    /// Of tunnels.
+    pub(crate) inner: bool,
 }
 
 /// Values of `forwardingStatus`: forwarded.
@@ -99,6 +110,7 @@ impl Field {
             Field::DroppedPackets => (133, 8),
             Field::DroppedOctets => (132, 8),
             Field::ForwardingStatus => (89, 1),
+            Field::Segment => (351, 8),
             Field::StartMilliseconds => (152, 8),
             Field::EndMilliseconds => (153, 8),
             Field::StartUptime => (22, 4),
@@ -125,7 +137,7 @@ impl Field {
             Field::Destination6 => to.extend(key.dst.to_be_bytes()),
             Field::SourceMac => to.extend_from_slice(&(key.src as u64).to_be_bytes()[2..]),
             Field::DestinationMac => to.extend_from_slice(&(key.dst as u64).to_be_bytes()[2..]),
-            Field::EtherType => to.extend(key.ethertype.to_be_bytes()),
+            Field::EtherType => to.extend(key.ethertype().to_be_bytes()),
             Field::SourcePort => to.extend(key.ports[0].to_be_bytes()),
             Field::DestinationPort => to.extend(key.ports[1].to_be_bytes()),
             Field::Protocol => to.push(key.proto),
@@ -138,6 +150,7 @@ impl Field {
             Field::Packets => to.extend(flow.packets[0].to_be_bytes()),
             Field::AllPackets => to.extend(flow.packets.iter().sum::<u64>().to_be_bytes()),
             Field::ReversePackets | Field::DroppedPackets => to.extend(flow.packets[1].to_be_bytes()),
+            Field::Segment => to.extend((segment_kind(flow.tunnel) << 56 | u64::from(key.tunnel)).to_be_bytes()),
             Field::Octets => to.extend(flow.octets[0].to_be_bytes()),
             Field::AllOctets => to.extend(flow.octets.iter().sum::<u64>().to_be_bytes()),
             Field::ReverseOctets | Field::DroppedOctets => to.extend(flow.octets[1].to_be_bytes()),
@@ -152,6 +165,11 @@ impl Field {
             Field::Reason => to.push(end as u8),
         }
     }
+}
+
+/// The number of a tunnel's kind in `layer2SegmentId`; 0: it has none.
+fn segment_kind(kind: Kind) -> u64 {
+    u64::from(kind == Kind::Vxlan)
 }
 
 /// The fields of a family's records.
@@ -178,7 +196,7 @@ pub(super) fn template_of(family: u8) -> usize {
 
 /// The templates for IPv4, for IPv6, and for other frames. `is_ipfix`: else NetFlow version 9, which has no fields
 /// of the reverse direction.
-pub(super) fn templates(is_ipfix: bool, second: Second) -> [Template; TEMPLATES] {
+pub(super) fn templates(is_ipfix: bool, Form { second, inner }: Form) -> [Template; TEMPLATES] {
     let network: [&[Field]; TEMPLATES] = [
         &[Field::Source4, Field::Destination4],
         &[Field::Source6, Field::Destination6],
@@ -198,7 +216,7 @@ pub(super) fn templates(is_ipfix: bool, second: Second) -> [Template; TEMPLATES]
         Second::Reverse => &reverse,
         Second::Dropped => &dropped,
     };
-    let mut id = FIRST_TEMPLATE + second as u16 * TEMPLATES as u16;
+    let mut id = FIRST_TEMPLATE + (second as u16 * 2 + u16::from(inner)) * TEMPLATES as u16;
     network.map(|network| {
         let is_ip = network.len() == 2;
         let mut fields = network.to_vec();
@@ -207,6 +225,7 @@ pub(super) fn templates(is_ipfix: bool, second: Second) -> [Template; TEMPLATES]
         fields.extend(counts);
         fields.extend(if is_ipfix { &ipfix[..] } else { &netflow[..] });
         fields.extend(more);
+        fields.extend((is_ipfix && inner).then_some(Field::Segment));
         fields.extend((second == Second::Reverse && is_ip).then_some(Field::ReverseTcpFlags));
         let bytes = fields.iter().map(|field| usize::from(field.spec().bytes)).sum();
         id += 1;

@@ -3,7 +3,7 @@
 
 use crate::sampler::{Choice, Sampling};
 
-use super::field::{REVERSE, Record, Second, TEMPLATES, Template, template_of, templates};
+use super::field::{Form, REVERSE, Record, TEMPLATES, Template, template_of, templates};
 
 /// Most bytes of a message: with the headers of UDP and IPv6 it fits an Ethernet frame.
 const MAX_MESSAGE: usize = 1452;
@@ -60,12 +60,12 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(protocol: Version, domain: Domain, sampling: Sampling, second: Second) -> Stream {
+    pub(crate) fn new(protocol: Version, domain: Domain, sampling: Sampling, form: Form) -> Stream {
         Stream {
             protocol,
             domain,
             sampling,
-            templates: templates(protocol == Version::Ipfix, second),
+            templates: templates(protocol == Version::Ipfix, form),
             message: Vec::with_capacity(MAX_MESSAGE),
             set: None,
             records: 0,

@@ -13,7 +13,7 @@ mod udp;
 use std::time::{Duration, Instant};
 
 pub(crate) use collector::{Destination, Security, Transport};
-pub(crate) use field::{Record, Second};
+pub(crate) use field::{Form, Record, Second};
 pub(crate) use message::Domain;
 pub(crate) use sflow::Sample;
 
@@ -64,15 +64,14 @@ impl Exporter {
         protocol: Protocol,
         domains: &[Domain],
         sampling: Sampling,
-        second: Second,
+        form: Form,
     ) -> Result<Exporter, String> {
         let version = match protocol {
             Protocol::Ipfix => Some(Version::Ipfix),
             Protocol::Netflow9 => Some(Version::Netflow9),
             Protocol::Sflow => None,
         };
-        let streams =
-            |version| domains.iter().map(move |domain| Stream::new(version, domain.clone(), sampling, second));
+        let streams = |version| domains.iter().map(move |domain| Stream::new(version, domain.clone(), sampling, form));
         let mut streams: Vec<Stream> = version.into_iter().flat_map(streams).collect();
         let (began, mut samples) = (Instant::now(), None);
         let collector = if to.transport == Transport::Udp {
