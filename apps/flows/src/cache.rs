@@ -8,6 +8,8 @@
 //! A lookup reads these two lines and no others, whatever the packets are. A flow that finds no free place there takes
 //! that of the flow without a packet for the longest time, whose record ends early and says so.
 
+use tool_common::host::memory::prefer_huge_pages;
+
 use crate::packet::{Key, Packet};
 use crate::tunnel::Kind;
 
@@ -161,6 +163,15 @@ pub(crate) struct Timeouts {
     pub(crate) sweep: u64,
 }
 
+/// Allocates `n` of them, in huge pages where the kernel has some: they are read at random places.
+fn in_huge_pages<T: Clone + Default>(n: usize) -> Vec<T> {
+    let mut all: Vec<T> = Vec::with_capacity(n);
+    // Before they are touched.
+    prefer_huge_pages(all.as_ptr().cast(), n * size_of::<T>());
+    all.resize(n, T::default());
+    all
+}
+
 /// The cache.
 pub(crate) struct Cache {
     lines: Vec<Line>,
@@ -180,8 +191,8 @@ impl Cache {
     pub(crate) fn new(max: usize, timeouts: Timeouts) -> Cache {
         let lines = max.div_ceil(FILLED).max(2);
         Cache {
-            lines: vec![Line::default(); lines],
-            flows: vec![Flow::default(); lines * PLACES],
+            lines: in_huge_pages(lines),
+            flows: in_huge_pages(lines * PLACES),
             timeouts,
             hand: 0,
             swept: 0,

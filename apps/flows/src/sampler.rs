@@ -113,7 +113,9 @@ mod tests {
             for step in [1, 3, 64, 5000] {
                 let step = |at: u64| step + at % 3;
                 let random = chosen(n, Choice::Random, 100_000, step);
-                assert_eq!(random.len() as u64, 100_000u64.div_ceil(n.into()), "{n}");
+                // The last n may be cut before its chosen one.
+                let most = 100_000u64.div_ceil(n.into());
+                assert!((most - 1..=most).contains(&(random.len() as u64)), "{n}: {}", random.len());
                 assert!(random.iter().zip(0..).all(|(at, i)| at / u64::from(n) == i), "one of each {n}");
                 let counted = chosen(n, Choice::Count, 100_000, step);
                 assert!(counted.iter().zip(0..).all(|(at, i)| *at == i * u64::from(n)), "each {n}th");

@@ -344,6 +344,8 @@ mod tests {
         }
         session.finish();
         let sent = session.sent();
-        assert_eq!((sent.records, sent.unsent, sent.connections), (63, 0, 3), "{sent:?}");
+        assert_eq!((sent.records, sent.unsent), (63, 0), "{sent:?}");
+        // Also one after the last collector has gone, if there was time.
+        assert!((3..=4).contains(&sent.connections), "{sent:?}");
     }
 }
