@@ -55,7 +55,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 # A release names no folder of the machine that built it, so that any two builds are the same.
 CARGO_HOME ?= $(HOME)/.cargo
-build: export RUSTFLAGS := $(RUSTFLAGS) $(join --remap-path-prefix=$(CARGO_HOME)= --remap-path-prefix=$(TARGET)= \
+build wheel: export RUSTFLAGS := $(RUSTFLAGS) $(join --remap-path-prefix=$(CARGO_HOME)= --remap-path-prefix=$(TARGET)= \
 	--remap-path-prefix=$(CURDIR)=,cargo target unetmap)
 build: export UNETMAP_COMMIT ?= $(or $(shell git describe --always --dirty --exclude='*' --abbrev=12 2>/dev/null),no commit)
 build: export CFLAGS := $(or $(CFLAGS),-O2 -g) -ffile-prefix-map=$(CURDIR)=unetmap

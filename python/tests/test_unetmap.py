@@ -265,7 +265,7 @@ class Threads(Case):
         thread.join(LIMIT)
         self.assertEqual([error.errno for error in results], [errno.EBADF])
 
-    def test_threads_and_processes_lose_nothing(self):
+    def test_two_threads_lose_nothing(self):
         count, got = 20000, []
         with pipe("l")[0] as a, Port("netmap:l}1") as b:
 

@@ -26,7 +26,7 @@ from scapy.supersocket import SuperSocket
 
 from . import Port
 
-__all__ = ["UnetmapProvider", "UnetmapSocket", "interface"]
+__all__ = ["PortInterface", "UnetmapProvider", "UnetmapSocket", "interface"]
 
 
 class UnetmapSocket(SuperSocket):
@@ -77,6 +77,20 @@ class UnetmapSocket(SuperSocket):
             self.ins.close()
 
 
+class PortInterface(NetworkInterface):
+    """A port as an interface. Its methods are those that all versions of scapy call; the provider's differ."""
+
+    def l2socket(self) -> type[SuperSocket]:
+        """Returns the class of its sockets."""
+        return UnetmapSocket
+
+    l2listen = l2socket
+
+    def l3socket(self, ipv6: bool = False) -> type[SuperSocket]:
+        """Fails: a port has no routes."""
+        raise NotImplementedError("a port has frames of layer 2: use sendp, srp and sniff")
+
+
 class UnetmapProvider(InterfaceProvider):
     """The ports that ``interface`` was asked for, in ``conf.ifaces``."""
 
@@ -87,14 +101,6 @@ class UnetmapProvider(InterfaceProvider):
     def load(self) -> dict[str, NetworkInterface]:
         """Returns the ports, by name."""
         return dict(self.known)
-
-    def _l2socket(self, dev: NetworkInterface) -> type[SuperSocket]:
-        return UnetmapSocket
-
-    _l2listen = _l2socket
-
-    def _l3socket(self, dev: NetworkInterface, ipv6: bool) -> type[SuperSocket]:
-        raise NotImplementedError("a port has frames of layer 2: use sendp, srp and sniff")
 
     def _is_valid(self, dev: NetworkInterface) -> bool:
         # Scapy chooses its default interface among valid ones.
@@ -110,5 +116,5 @@ def interface(name: str) -> NetworkInterface:
     """
     provider = conf.ifaces.providers[UnetmapProvider]
     data = {"name": name, "network_name": name, "description": name, "index": -1, "ips": [], "dummy": True}
-    conf.ifaces.data[name] = UnetmapProvider.known[name] = NetworkInterface(provider, data)
+    conf.ifaces.data[name] = UnetmapProvider.known[name] = PortInterface(provider, data)
     return conf.ifaces.data[name]
