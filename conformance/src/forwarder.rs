@@ -66,7 +66,8 @@ pub struct Line {
     pub middle: Ns,
     /// Of 10.9.0.2.
     pub right: Ns,
-    _lab: Lab,
+    lab: Lab,
+    queues: u32,
 }
 
 impl Line {
@@ -79,11 +80,21 @@ impl Line {
     pub fn with_queues(queues: u32) -> Option<Line> {
         let lab = Lab::new().inspect_err(|why| eprintln!("skipped: {why}")).ok()?;
         let [left, middle, right] = ["left", "middle", "right"].map(|name| lab.namespace(name).expect("a namespace"));
-        let options = VethOptions { queues, tx_checksum_off: true, ..VethOptions::default() };
-        lab.veth(&left, "left0", &middle, "left1", options).expect("a veth pair");
-        lab.veth(&right, "right0", &middle, "right1", options).expect("a veth pair");
-        left.ip(&["address", "add", "10.9.0.1/24", "dev", "left0"]).expect("an address");
+        lab.veth(&right, "right0", &middle, "right1", wire(queues)).expect("a veth pair");
         right.ip(&["address", "add", "10.9.0.2/24", "dev", "right0"]).expect("an address");
-        Some(Line { left, middle, right, _lab: lab })
+        let line = Line { left, middle, right, lab, queues };
+        line.connect_left();
+        Some(line)
     }
+
+    /// Makes the pair of `left0` and `left1`, again after it was deleted.
+    pub fn connect_left(&self) {
+        self.lab.veth(&self.left, "left0", &self.middle, "left1", wire(self.queues)).expect("a veth pair");
+        self.left.ip(&["address", "add", "10.9.0.1/24", "dev", "left0"]).expect("an address");
+    }
+}
+
+/// Both ends of such a veth pair.
+fn wire(queues: u32) -> VethOptions<'static> {
+    VethOptions { queues, tx_checksum_off: true, ..VethOptions::default() }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Runs `unetmap nic`.
+//! Runs `unetmap nic` and `unetmap doctor`.
 
-use std::process::Output;
+use std::process::{Command, Output};
 
 use lab::Ns;
 
@@ -39,4 +39,13 @@ fn ended(output: &Output, status: i32) -> String {
     let line = text.strip_suffix('\n').unwrap_or_else(|| panic!("{text}"));
     assert!(line.starts_with("unetmap: nic") && !line.contains('\n'), "one sentence: {text}");
     line.into()
+}
+
+/// Why this kernel lacks a feature of `unetmap doctor`, as that says; `None`: it has it.
+#[track_caller]
+pub fn lacks(feature: &str) -> Option<String> {
+    let output = Command::new(program("unetmap")).arg("doctor").output().expect("unetmap runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find(|line| line.contains(feature)).expect("doctor has a line");
+    line.contains("missing").then(|| line.to_owned())
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use conformance::forwarder::{Forwarder, Line};
 use conformance::home::{Guard, processes_of};
 use conformance::net::{DIRECT, pings, set_policy, start_daemon};
-use conformance::tool::{done, nic, refused};
+use conformance::tool::{done, lacks, nic, refused};
 use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::Ns;
 use rustix::process::{Pid, Signal, kill_process};
@@ -251,6 +251,44 @@ fn closed_is_closed_also_without_a_daemon() {
         let output = command(&wire.line.middle).args(["nic", "left1", "failure", "open"]).output().expect("it runs");
         assert!(output.status.success(), "{output:?}");
         until("the stack answers again", || pings(&wire.line.left, "10.9.0.3"));
+    });
+}
+
+/// Another interface gets the name, which nobody of ours looks at.
+#[test]
+fn a_name_that_is_closed_stays_closed() {
+    isolated_with_interfaces(|home| {
+        if let Some(why) = lacks("kernel: closed names") {
+            return eprintln!("skipped: {why}");
+        }
+        let Some(mut wire) = Wire::new(home, 1) else { return };
+        let reaches = |wire: &Wire| pings(&wire.line.left, "10.9.0.3") || pings(&wire.line.middle, "10.9.0.1");
+        let make_again = |wire: &Wire| {
+            wire.line.middle.ip(&["link", "delete", "left1"]).expect("it was there");
+            wire.line.connect_left();
+            wire.line.middle.ip(&["address", "add", "10.9.0.3/24", "dev", "left1"]).expect("an address");
+        };
+        make_again(&wire);
+        until("the stack answers", || reaches(&wire));
+        done(&wire.line.middle, &["left1", "failure", "closed"]);
+        make_again(&wire);
+        assert!(!reaches(&wire) && !wire.programs().contains("prog/xdp"), "{}", wire.programs());
+        assert_eq!(wire.failure()["action"], "closed", "the daemon has attached the program by now");
+        until("the program drops what comes", || !reaches(&wire) && wire.failure()["dropped"].as_u64() > Some(0));
+        wire.daemon.kill();
+        make_again(&wire);
+        assert!(!reaches(&wire));
+        // Renamed, it is another interface's name.
+        wire.line.middle.ip(&["link", "set", "left1", "down"]).expect("it is there");
+        wire.line.middle.ip(&["link", "set", "left1", "name", "other", "up"]).expect("it is down");
+        wire.line.middle.ip(&["address", "replace", "10.9.0.3/24", "dev", "other"]).expect("an address");
+        until("it has another name", || reaches(&wire));
+        wire.line.middle.ip(&["link", "delete", "other"]).expect("it was there");
+        let open = done(&wire.line.middle, &["left1", "failure", "open"]);
+        assert_eq!(open, "left1: frames that no program takes go to the host's stack\n");
+        wire.line.connect_left();
+        wire.line.middle.ip(&["address", "add", "10.9.0.3/24", "dev", "left1"]).expect("an address");
+        until("the stack answers", || reaches(&wire));
     });
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Flows of a port, spread over pipes by `lb`: none is torn apart, and each loss is counted.
 
-use std::collections::BTreeMap;
-use std::process::Command;
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use conformance::home::Guard;
 use conformance::net::{CABLE, DIRECT, MEDIATED, Net, frame, open_in, take, transmit};
 use conformance::traffic::open;
 use conformance::{Home, LIMIT, isolated_with_interfaces, program, until};
@@ -128,6 +129,50 @@ fn each_flow_stays_in_one_pipe_and_in_order() {
         assert_eq!((number(&reported["received"]), number(&reported["drops"])), (seen.total(), 0));
         let pipes: Vec<u64> = (0..PIPES).map(|i| number(&reported["pipes"][i]["packets"])).collect();
         assert_eq!(pipes, seen.packets);
+    });
+}
+
+/// A worker is killed: the others get all of their packets meanwhile, and the next one gets what waited.
+#[test]
+fn a_killed_worker_costs_its_own_flows_alone_some_packets() {
+    isolated_with_interfaces(|home| {
+        let lb = plain(&format!("-w 0 -i p}}feed -p lb:{PIPES}"));
+        let feed = open("netmap:p{feed");
+        let mut readers: Vec<Port> = (0..PIPES).map(|i| open(&format!("netmap:lb}}{i}"))).collect();
+        let (mut seen, end) = (Seen::default(), Instant::now() + LIMIT);
+        // Sends ten packets of each flow, and reads those for the first pipes.
+        let round = |round: u32, readers: &[Port], seen: &mut Seen, due: u64| {
+            send(&feed, &traffic(round * 10, 10));
+            while seen.total() < due {
+                assert!(Instant::now() < end, "{} of {due} packets came", seen.total());
+                readers.iter().enumerate().for_each(|(i, reader)| seen.add(i, &receive(reader)));
+            }
+        };
+        round(0, &readers, &mut seen, 10 * u64::from(FLOWS));
+        let own: Vec<u16> =
+            seen.flows.iter().filter(|(_, (pipe, _))| *pipe == PIPES - 1).map(|(flow, _)| *flow).collect();
+        let of_others = 10 * (u64::from(FLOWS) - own.len() as u64);
+        drop(readers.pop());
+        let mut command = Command::new(program("pkt-gen"));
+        let name = format!("netmap:lb}}{}", PIPES - 1);
+        let mut worker = Guard::spawn(command.args(["-f", "rx", "-w", "0", "-i", &name]).stdout(Stdio::null()));
+        until("the worker reads", || home.snapshot().sessions.iter().any(|session| session.pid == worker.0.id()));
+        for n in 1..4 {
+            round(n, &readers, &mut seen, 10 * u64::from(FLOWS) + u64::from(n) * of_others);
+        }
+        worker.kill();
+        for n in 4..7 {
+            round(n, &readers, &mut seen, 10 * u64::from(FLOWS) + u64::from(n) * of_others);
+        }
+        let (next, mut waited) = (open(&name), BTreeSet::new());
+        let all = |flow: &u16| (40..70).map(|seq| (*flow, seq)).collect::<Vec<_>>();
+        let due: BTreeSet<(u16, u32)> = own.iter().flat_map(all).collect();
+        until("the next worker gets what waited", || {
+            waited.extend(receive(&next).iter().filter_map(|frame| read(frame)));
+            waited.is_superset(&due)
+        });
+        let reported = lb.summary();
+        assert_eq!((number(&reported["received"]), number(&reported["drops"])), (70 * u64::from(FLOWS), 0));
     });
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Pipes and mediated ports have two endpoints, every other port has one.
 
+mod closing;
 mod saved;
 
 use std::ops::Range;
@@ -380,8 +381,8 @@ impl Endpoint {
         }
     }
 
-    /// Unbinds the rings of a session. A receive ring that no session has bound any more returns the buffers that its
-    /// last session had exchanged.
+    /// Unbinds the rings of a session. A receive ring that no session has bound any more releases what its last session
+    /// had read, and returns the buffers that this had exchanged.
     pub(crate) fn unbind(&self, selection: &RingSelection, channels: Option<&ChannelPage>, peer: Option<&Endpoint>) {
         for ring in self.bound(selection) {
             let state = self.state(ring.state);
@@ -389,11 +390,8 @@ impl Endpoint {
             state.into_iter().for_each(SyncState::forget_syncs);
             let id = usize::from(ring.view.shape().id);
             let peer_ring = peer.and_then(|end| if ring.transmits() { end.rx.get(id) } else { end.tx.get(id) });
-            if ring.binders() == 0
-                && !ring.transmits()
-                && let Some(producer) = peer_ring
-            {
-                ring.return_exchanged(state, channels, &producer.view);
+            if ring.binders() == 0 && !ring.transmits() {
+                ring.release_read(state, channels, peer_ring.map(|producer| &producer.view));
             }
             // A process that was killed may have moved slots, or cancelled a wakeup request, without notifying the
             // peer.
@@ -543,35 +541,6 @@ impl PortRing {
         let slots = self.view.slots().slots();
         let sent = self.sent(channels).unwrap_or(Span { from: Pos::ZERO, to: Pos::ZERO });
         if self.transmits() { (sent.to, slots.prev(sent.from)) } else { (sent.from, sent.from) }
-    }
-
-    /// Returns exchanged buffers to the producer. The last session of a receive ring may have exchanged buffers without
-    /// releasing the slots: the slots up to the last exchanged one count as read.
-    fn return_exchanged(&self, state: Option<&SyncState>, channels: Option<&ChannelPage>, producer: &RingView) {
-        let (own, slots) = (self.view.slots(), self.view.slots().slots());
-        let Some(words) = self.channel_words(channels) else { return };
-        let Some(sent) = words.positions(slots) else { return };
-        let Some((_, hwtail)) = state.and_then(|state| state.positions(slots)) else { return };
-        if !slots.between(sent.from, hwtail, sent.to) {
-            return;
-        }
-        let limits = self.view.region().limits();
-        let mut read = sent.from;
-        for p in slots.walk(Span { from: sent.from, to: hwtail }) {
-            let slot = own.load(p);
-            if slot.flags & NS_BUF_CHANGED != 0 {
-                if limits.index_ok(slot.buf_idx) {
-                    producer.slots().set_buf_idx(p, slot.buf_idx);
-                    producer.slots().set_flags(p, slot.flags);
-                }
-                own.set_flags(p, slot.flags & !NS_BUF_CHANGED);
-                read = slots.next(p);
-            } else if producer.slots().flags(p) & NS_BUF_CHANGED != 0 {
-                // The process exited between returning the buffer and releasing the slot.
-                read = slots.next(p);
-            }
-        }
-        words.release(read);
     }
 
     fn set_offsets(&self, offsets: Offsets, headroom: u32) {

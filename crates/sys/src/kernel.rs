@@ -123,9 +123,28 @@ pub const NODE: Feature = Feature {
     summary: "`unetmap node`",
 };
 
+/// Chains of nftables are hooked into interfaces that get a name later.
+pub const CLOSED_NAMES: Feature = Feature {
+    key: "kernel: closed names",
+    least: Version(6, 16),
+    subject: "names of interfaces that stay closed",
+    config: "CONFIG_NF_TABLES_NETDEV and CONFIG_NETFILTER_EGRESS",
+    summary: "`unetmap nic IF failure closed` also for the next interface of that name",
+};
+
 /// All features, the oldest kernel first.
-pub static FEATURES: [&Feature; 9] =
-    [&PIPES, &INTERFACES, &BUSY_POLL, &ZERO_COPY, &DIRECT, &LARGE_FRAMES, &HOST_RINGS, &KERNEL_PATH, &NODE];
+pub static FEATURES: [&Feature; 10] = [
+    &PIPES,
+    &INTERFACES,
+    &BUSY_POLL,
+    &ZERO_COPY,
+    &DIRECT,
+    &LARGE_FRAMES,
+    &HOST_RINGS,
+    &KERNEL_PATH,
+    &NODE,
+    &CLOSED_NAMES,
+];
 
 impl Feature {
     /// Returns the sentence that says which kernel it needs, without a full stop.
@@ -201,7 +220,7 @@ mod tests {
     #[test]
     fn features_are_sorted_by_version() {
         assert!(FEATURES.is_sorted_by_key(|feature| feature.least), "{FEATURES:?}");
-        assert_eq!(table().lines().count(), 2 + 6, "{}", table());
+        assert_eq!(table().lines().count(), 2 + 7, "{}", table());
     }
 
     #[test]

@@ -111,7 +111,7 @@ struct TopArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
     count: u64,
 
-    /// Print one JSON object per ring and refresh
+    /// Print one JSON object per ring, or interface with a failure, and refresh
     #[arg(long)]
     json: bool,
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! `unetmap top`: shows the packet rates of all rings, refreshed periodically.
+//! `unetmap top`: shows the packet rates of all rings, and the interfaces with the setting `failure`, refreshed
+//! periodically.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, IsTerminal as _, stdin, stdout};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tool_common::table::align;
 
+mod interfaces;
 mod screen;
 
 use crate::ls::{NO_DAEMON, cell, header, members, parse_reply, ring_name};
@@ -52,19 +54,23 @@ pub(crate) fn run(interval: Duration, count: u64, json: bool) -> Result<u8, Stri
     if stdin().is_terminal() && stdout().is_terminal() && !json {
         return screen::run(interval, count).map(|()| 0);
     }
-    let rings = || Ok::<_, String>((Instant::now(), read_rings()?));
-    let mut last = rings()?;
+    let counters = || Ok::<_, String>((Instant::now(), read_counters()?));
+    let mut last = counters()?;
     let mut refreshes = 0;
     while count == 0 || refreshes < count {
         std::thread::sleep(interval);
-        let now = rings()?;
+        let now = counters()?;
         let text = match (&last.1, &now.1) {
             (_, None) if json => String::new(),
             (_, None) => format!("{NO_DAEMON}\n"),
             (before, Some(after)) => {
-                let none = BTreeMap::new();
-                let rates = rates(before.as_ref().unwrap_or(&none), after, now.0 - last.0);
-                if json { lines(&rates) } else { format!("{}\n", table(&rates)) }
+                let none = Counters::default();
+                let rates = rates(&before.as_ref().unwrap_or(&none).rings, &after.rings, now.0 - last.0);
+                let interfaces = &after.interfaces;
+                match json {
+                    true => lines(&rates) + &interfaces::lines(interfaces),
+                    false => format!("{}\n{}", table(&rates), interfaces::text(interfaces)),
+                }
             }
         };
         match tool_common::write(&text) {
@@ -77,17 +83,27 @@ pub(crate) fn run(interval: Duration, count: u64, json: bool) -> Result<u8, Stri
     Ok(0)
 }
 
-/// Returns the counters of all rings; `None` if no daemon runs.
-fn read_rings() -> Result<Option<BTreeMap<RingKey, RingCounters>>, String> {
+/// The counters of all daemons.
+#[derive(Default)]
+struct Counters {
+    rings: BTreeMap<RingKey, RingCounters>,
+    /// The interfaces with the setting `failure`, as snapshots have them.
+    interfaces: Vec<Value>,
+}
+
+/// Returns the counters of all daemons; `None` if none runs.
+fn read_counters() -> Result<Option<Counters>, String> {
     let snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
     if snapshots.is_empty() {
         return Ok(None);
     }
-    let mut rings = BTreeMap::new();
+    let mut counters = Counters::default();
     for snapshot in snapshots {
-        rings.extend(rings_of(&parse_reply("top", &snapshot)?));
+        let all = parse_reply("top", &snapshot)?;
+        counters.rings.extend(rings_of(&all));
+        counters.interfaces.extend(members(&all["interfaces"]).cloned());
     }
-    Ok(Some(rings))
+    Ok(Some(counters))
 }
 
 /// Returns the counters of all rings in a daemon's snapshot.

@@ -184,8 +184,12 @@ operations! { broker:
     /// Disconnects an interface from the host's stack, but for frames with a mark, until the socket is closed. Returns
     /// whether the stack's own frames are stopped, too.
     fn disconnect[netns: Netns] Disconnect { index: u32, name: String, mark: u32 } -> With<bool, OwnedFd> {
-        let (table, stops_host) = inside(&netns, || link::disconnect((index, &name), mark))?;
-        Ok((stops_host, table))
+        inside(&netns, || link::disconnect((index, &name), mark)).map(|(table, stops_host)| (stops_host, table))
+    }
+
+    /// Has the kernel drop the frames of every interface of a name but the known one; `None`: of none.
+    fn set_closed_name[netns: Netns] ClosedName(name: String, known: Option<u32>) -> () {
+        inside(&netns, || link::set_closed_name(&name, known))
     }
 
     /// Loads a filter's program, to see whether the kernel accepts it.
@@ -234,8 +238,10 @@ operations! { broker:
         broker.with(xdp.0, Object::xdp, |xdp| xdp.add_closed_sockets(frames))
     }
 
-    /// The policy of the program that has stayed at an interface, and its counts.
-    fn left_failure[netns: Netns] LeftFailure(index: u32) -> (Failure, Failed) { inside(&netns, || xdp::left(index)) }
+    /// The policy of the program that has stayed at an interface, else that of its name.
+    fn left_failure[netns: Netns] LeftFailure(index: u32, name: String) -> Failure {
+        inside(&netns, || xdp::left(index, &name))
+    }
 
     /// Detaches the program that stays; returns whether there was one.
     fn detach_left[netns: Netns] DetachLeft(index: u32) -> bool { inside(&netns, || xdp::detach_left(index)) }
@@ -275,10 +281,7 @@ operations! { broker:
     fn set_companion of TcxId [netns: Netns] TcxCompanion(tcx: TcxId, near: Option<u32>) -> () {
         broker.with(tcx.0, Object::tcx, |tcx| match near {
             Some(near) => inside(&netns, || tcx.attach_companion(near)),
-            None => {
-                tcx.detach_companion();
-                Ok(())
-            }
+            None => { tcx.detach_companion(); Ok(()) }
         })
     }
 

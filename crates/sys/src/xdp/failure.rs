@@ -153,14 +153,18 @@ impl Left {
     }
 }
 
-/// Returns the policy of the program that stays at interface `ifindex` of the calling thread's network namespace,
-/// [`Failure::Open`] without one, and what it has counted.
+/// Returns what becomes of frames at interface `ifindex` of the calling thread's network namespace, which is called
+/// `name`: by the policy of the program that stays, else [`Failure::Closed`] if its name is closed, else
+/// [`Failure::Open`].
 ///
 /// # Errors
 /// `EPERM`: needs `CAP_SYS_ADMIN`. Those of netlink sockets.
-pub fn left(ifindex: u32) -> io::Result<(Failure, Failed)> {
-    let Some(left) = Left::find(ifindex)? else { return Ok((Failure::Open, Failed::default())) };
-    Ok((left.policy.failure(), failed(&left.failed, &left.policy)?))
+pub fn left(ifindex: u32, name: &str) -> io::Result<Failure> {
+    match Left::find(ifindex)? {
+        Some(left) => Ok(left.policy.failure()),
+        None if link::is_closed_name(name)? => Ok(Failure::Closed),
+        None => Ok(Failure::Open),
+    }
 }
 
 /// Detaches the program that stays at interface `ifindex` of the calling thread's network namespace. Returns whether

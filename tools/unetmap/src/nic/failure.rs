@@ -12,6 +12,15 @@ use crate::ls::cell;
 pub(crate) fn run(interface: &str, words: &[String], json: bool) -> Result<String, Failure> {
     let action = action(words);
     let opens = action.as_ref().is_ok_and(|action| *action == NicAction::OnFailure(OnFailure::Open));
+    // There is no such interface now, and the next one of this name would be closed.
+    if opens && link::is_absent(interface) && link::is_closed_name(interface).unwrap_or(false) {
+        open_name(interface)?;
+        return Ok(if json {
+            format!("{}\n", json!({"interface": interface}))
+        } else {
+            change_text(interface, &OnFailure::Open)
+        });
+    }
     match super::send(interface, action, json)? {
         // Without a daemon the program that an earlier one has attached is detached here.
         text if opens => detach_left(interface).map(|()| text),
@@ -29,7 +38,15 @@ pub(crate) fn action(words: &[String]) -> Result<NicAction, String> {
 fn detach_left(interface: &str) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::Work(format!("nic {interface}: the program that stays there: {e}"));
     let link = link::by_name(interface).map_err(failed)?;
-    link.filter(|link| link.xdp.is_some()).map_or(Ok(()), |link| xdp::detach_left(link.index).map(drop).map_err(failed))
+    let attached = link.filter(|link| link.xdp.is_some());
+    attached.map_or(Ok(()), |link| xdp::detach_left(link.index).map(drop).map_err(failed))?;
+    if link::is_closed_name(interface).unwrap_or(false) { open_name(interface) } else { Ok(()) }
+}
+
+/// Ends what keeps another interface of this name closed.
+fn open_name(interface: &str) -> Result<(), Failure> {
+    let failed = |e: std::io::Error| Failure::Work(format!("nic {interface}: its name is still closed: {e}"));
+    link::set_closed_name(interface, None).map_err(failed)
 }
 
 /// `unetmap bypass IF1 IF2`: while no program forwards between the two, the kernel does; `off`: they are open again.

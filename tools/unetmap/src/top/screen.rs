@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap top` on a terminal: a screen of its own, refreshed in place, with keys.
 
-use std::collections::BTreeMap;
 use std::io::{Stdout, Write as _, stdout};
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use crossterm::{cursor, execute, queue};
 use tool_common::table::align;
 use unetmap::abi::printable::word;
 
-use super::{Rate, RingCounters, RingKey, rates, read_rings, rows};
+use super::{Counters, Rate, interfaces, rates, read_counters, rows};
 use crate::ls::NO_DAEMON;
 
 /// The order of the rings, in the sequence in which the key `s` goes through them.
@@ -53,6 +52,8 @@ struct View {
     is_typing: bool,
     has_help: bool,
     is_paused: bool,
+    /// Lines about interfaces, below those of the rings.
+    interfaces: Vec<String>,
 }
 
 const HELP: [&str; 12] = [
@@ -71,6 +72,11 @@ const HELP: [&str; 12] = [
 ];
 
 impl View {
+    fn new() -> View {
+        let (sort, filter, interfaces) = (Sort::Packets, String::new(), Vec::new());
+        View { sort, filter, is_typing: false, has_help: false, is_paused: false, interfaces }
+    }
+
     /// Acts on a key; returns false if it ends the program.
     fn key(&mut self, key: KeyEvent) -> bool {
         let is_control_c = key.modifiers.contains(KeyModifiers::CONTROL) && matches!(key.code, KeyCode::Char('c'));
@@ -111,10 +117,12 @@ impl View {
                 Sort::Name => a.key.cmp(&b.key),
             });
             // Two lines above, one of titles, one below.
-            let room = height.saturating_sub(4);
+            let below = self.interfaces.len().min(height / 2);
+            let room = height.saturating_sub(4 + below);
             let hidden = shown.len().saturating_sub(room);
             shown.truncate(room);
             lines.extend(align(&rows(&shown), 2).lines().map(String::from));
+            lines.extend_from_slice(&self.interfaces[..below]);
             lines.resize(height.saturating_sub(1), String::new());
             if hidden > 0 {
                 lines.push(format!("{hidden} more rings"));
@@ -188,16 +196,16 @@ impl Drop for Screen {
 pub(super) fn run(interval: Duration, count: u64) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("top: the terminal: {e}");
     let mut screen = Screen::open().map_err(failed)?;
-    let mut view =
-        View { sort: Sort::Packets, filter: String::new(), is_typing: false, has_help: false, is_paused: false };
-    let mut last: Option<(Instant, BTreeMap<RingKey, RingCounters>)> = None;
+    let mut view = View::new();
+    let mut last: Option<(Instant, Counters)> = None;
     let mut state = Err("waiting for the first counters".into());
     let (mut due, mut refreshes) = (Instant::now(), 0);
     loop {
         if Instant::now() >= due {
             due = Instant::now() + interval;
             if !view.is_paused {
-                state = match read_rings() {
+                view.interfaces.clear();
+                state = match read_counters() {
                     Err(why) => {
                         last = None;
                         Err(why)
@@ -206,15 +214,19 @@ pub(super) fn run(interval: Duration, count: u64) -> Result<(), String> {
                         last = None;
                         Err(NO_DAEMON.into())
                     }
-                    Ok(Some(rings)) if rings.is_empty() => {
+                    Ok(Some(counters)) if counters.rings.is_empty() && counters.interfaces.is_empty() => {
                         last = None;
                         Err("no port is open".into())
                     }
-                    Ok(Some(rings)) => {
+                    Ok(Some(counters)) => {
                         let now = Instant::now();
-                        let before = last.take().unwrap_or_else(|| (now, rings.clone()));
-                        let rates = rates(&before.1, &rings, now - before.0);
-                        last = Some((now, rings));
+                        let below = interfaces::text(&counters.interfaces);
+                        view.interfaces.extend(below.lines().map(String::from));
+                        // The empty line stands above.
+                        view.interfaces.rotate_right(usize::from(!below.is_empty()));
+                        let (since, before) = last.as_ref().map_or((now, &counters), |(at, last)| (*at, last));
+                        let rates = rates(&before.rings, &counters.rings, now - since);
+                        last = Some((now, counters));
                         Ok(rates)
                     }
                 };
@@ -240,6 +252,7 @@ pub(super) fn run(interval: Duration, count: u64) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::top::RingCounters;
 
     fn rate(port: &str, dir: &str, packets: f64) -> Rate {
         let (kind, name) = ("pipe".into(), format!("{dir} 0"));
@@ -254,10 +267,6 @@ mod tests {
             lost: 0,
         };
         Rate { key: (1, port.into(), dir.into(), 0), ring, packets, bits: None, batch: 1.0, lost: 1000.0 - packets }
-    }
-
-    fn view() -> View {
-        View { sort: Sort::Packets, filter: String::new(), is_typing: false, has_help: false, is_paused: false }
     }
 
     fn press(view: &mut View, keys: &str) -> bool {
@@ -275,21 +284,28 @@ mod tests {
     fn the_busiest_rings_and_the_heading_fit_any_screen() {
         let rates = Ok((0..100).map(|n| rate(&format!("p{n}{{1"), "tx", f64::from(n))).collect::<Vec<_>>());
         for size in [(80, 24), (200, 60), (20, 5), (1, 1), (0, 0)] {
-            let lines = view().lines(&rates, size);
+            let lines = View::new().lines(&rates, size);
             assert!(lines.len() <= size.1 && lines.iter().all(|line| line.chars().count() <= size.0), "{size:?}");
         }
-        let lines = view().lines(&rates, (80, 24));
+        let lines = View::new().lines(&rates, (80, 24));
         assert_eq!(lines.len(), 24);
         assert!(lines[0].starts_with("unetmap top: 100 ports, 100 rings; sent 4950/s"), "{}", lines[0]);
         assert!(lines[2].starts_with("port") && lines[3].starts_with("p99{1"), "{lines:#?}");
         assert_eq!(lines[23], "80 more rings");
+        let interfaces: Vec<String> = ["", "interface", "eth1"].map(String::from).into();
+        for size in [(80, 24), (20, 5), (1, 1), (0, 0)] {
+            let lines = View { interfaces: interfaces.clone(), ..View::new() }.lines(&rates, size);
+            assert!(lines.len() <= size.1, "{size:?}");
+        }
+        let lines = View { interfaces, ..View::new() }.lines(&rates, (80, 24));
+        assert_eq!([&*lines[22], &*lines[23]], ["eth1", "83 more rings"]);
     }
 
     #[test]
     fn keys_sort_filter_help_stop_and_quit() {
         let rates = Ok(vec![rate("b{1", "tx", 5.0), rate("a{1", "tx", 9.0), rate("c\x1b[2J", "rx", 1.0)]);
         let first = |view: &View| view.lines(&rates, (80, 24))[3].split(' ').next().unwrap_or("").to_owned();
-        let mut view = view();
+        let mut view = View::new();
         assert_eq!(first(&view), "a{1");
         assert!(press(&mut view, "s"));
         assert_eq!(first(&view), "c\\u001b[2J", "by loss; the name's control characters escaped");

@@ -23,7 +23,7 @@ use super::Nic;
 use super::bypass::BypassSnapshot;
 use super::lookup::find;
 use super::settings::InterfaceSettings;
-use super::staying::StayingProgram;
+use super::staying::{StayingProgram, keep_name_closed};
 use crate::caller::Caller;
 use crate::ports::Daemon;
 use crate::privileged::{self, Xdp};
@@ -115,7 +115,7 @@ pub(super) fn set_failure(
         OnFailure::Closed => Failure::Closed,
         OnFailure::Bypass(name) => Failure::Bypass(partner_index(link, name, partner)?),
     };
-    let stays = settings.failure_at(netns, link)?;
+    let stays = settings.failure_at(link, caller)?;
     if stays.as_ref().map_or(Failure::Open, |stays| stays.failure) == failure {
         return Ok(stays);
     }
@@ -134,6 +134,7 @@ pub(super) fn set_failure(
             let detached = privileged::detach_left(netns, link.index);
             detached.or_else(|e| refuse(EOPNOTSUPP, format!("the program that stays cannot be detached: {e}")))?;
             settings.remove_failure(netns.id(), link.index);
+            keep_name_closed(netns, link, Failure::Open);
             None
         }
         (None, _) if link.receives_unfinished_frames() => {
@@ -142,7 +143,7 @@ pub(super) fn set_failure(
                 "the kernel completes its frames on their way to a program (a tap, a VLAN): only open is possible",
             );
         }
-        (stays, _) => Some(settings.set_failure(netns, link, stays, failure)?),
+        (stays, _) => Some(settings.set_failure((netns, 0), link, stays, failure)?),
     };
     tracing::info!(name = link.name, uid, ?failure, "failure set");
     Ok(program)

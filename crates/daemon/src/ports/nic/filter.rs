@@ -223,7 +223,7 @@ fn interface_as_json(
     let busy_poll = daemon.nics.settings.busy_poll_of(caller.netns_id(), link.index);
     let way = daemon.nics.settings.way_of(caller.netns_id(), link.index);
     let header = super::header(daemon, &link.name, caller)?;
-    let stays = caller.netns().and_then(|netns| daemon.nics.settings.failure_at(netns, link).ok().flatten());
+    let stays = daemon.nics.settings.failure_at(link, caller).ok().flatten();
     let open = find(&daemon.registry, caller.netns_id(), link.index)?;
     let attached = open.is_some_and(|nic| nic.xdp_config.is_some());
     let failure = caller.netns().and_then(|netns| FailureSnapshot::of(netns, stays.as_deref(), open));

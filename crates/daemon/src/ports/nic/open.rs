@@ -171,7 +171,7 @@ pub(in crate::ports) fn create(
     shape: EndpointShape,
     caller: &Caller,
 ) -> Result<NicKey, Refusal> {
-    let stays = caller.netns().map_or(Ok(None), |netns| daemon.nics.settings.failure_at(netns, link))?;
+    let stays = daemon.nics.settings.failure_at(link, caller)?;
     let packets =
         open_packets::reason(&daemon.registry, &daemon.nics.settings, link, caller).map(Packets::new).transpose()?;
     let admode = daemon.knobs.admode();

@@ -31,6 +31,7 @@ use unetmap_sys::xdp::Failure;
 use unetmap_sys::xsk::{BusyPoll, Way};
 
 use super::staying::StayingProgram;
+use crate::caller::Caller;
 use crate::privileged;
 use crate::refusal::{Refusal, check_bytes, refuse};
 
@@ -130,22 +131,23 @@ impl InterfaceSettings {
     }
 
     /// Returns the program that stays at an interface, also one that an earlier daemon has left; `None`: there is none.
-    pub(super) fn failure_at(&mut self, netns: &Netns, link: &Link) -> Result<Option<Arc<StayingProgram>>, Refusal> {
+    /// An interface whose name is closed gets one, for which the caller pays.
+    pub(super) fn failure_at(&mut self, link: &Link, caller: &Caller) -> Result<Option<Arc<StayingProgram>>, Refusal> {
         self.remove_gone();
+        let Some(netns) = caller.netns() else { return Ok(None) };
         let known = self.all.get(&(netns.id(), link.index)).and_then(|settings| settings.failure.clone());
         if let Some(stays) = &known {
-            stays.is_named(&link.name);
-        }
-        if known.is_some() || link.xdp.is_none() {
+            stays.is_named(netns, link);
             return Ok(known);
         }
         // Without privileges nothing can be known, and nothing be attached.
-        let failure = privileged::left_failure(netns, link.index).map_or(Failure::Open, |(failure, _)| failure);
+        let failure = privileged::left_failure(netns, link.index, link.name.clone()).unwrap_or(Failure::Open);
         if failure == Failure::Open {
             return Ok(None);
         }
-        tracing::info!(name = link.name, ?failure, "the setting of an earlier daemon is in force");
-        self.set_failure(netns, link, None, failure).map(Some)
+        tracing::info!(name = link.name, ?failure, "the setting of an earlier daemon, or of its name, is in force");
+        let payer = if link.xdp.is_some() { 0 } else { caller.peer.uid };
+        self.set_failure((netns, payer), link, None, failure).map(Some)
     }
 
     /// The programs that stay, with the namespace and index of their interfaces.
@@ -153,10 +155,11 @@ impl InterfaceSettings {
         self.all.iter().filter_map(|(key, settings)| Some((key, settings.failure.as_deref()?)))
     }
 
-    /// Sets what becomes of frames that no program takes, of an interface that has the program `stays`.
+    /// Sets what becomes of frames that no program takes, of an interface that has the program `stays`, on behalf of a
+    /// user.
     pub(super) fn set_failure(
         &mut self,
-        netns: &Netns,
+        (netns, uid): (&Netns, u32),
         link: &Link,
         stays: Option<Arc<StayingProgram>>,
         failure: Failure,
@@ -168,8 +171,7 @@ impl InterfaceSettings {
             Some(stays) => stays.with(netns, link, failure, host_tx)?,
             None => StayingProgram::attach(netns, link, failure, host_tx)?,
         });
-        // It is root's.
-        self.entry(netns, link.index, 0)?.failure = Some(program.clone());
+        self.entry(netns, link.index, uid)?.failure = Some(program.clone());
         let filtered = self.use_filter(netns.id(), link.index);
         filtered.or_else(|e| refuse(ENXIO, format!("its filter cannot be set: {e}")))?;
         Ok(program)

@@ -2,6 +2,7 @@
 //! XDP programs that stay at their interfaces (`failure`).
 
 use std::io;
+use std::mem;
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
@@ -65,9 +66,15 @@ impl StayingProgram {
         lock(&self.name).clone()
     }
 
-    /// The interface has this name now.
-    pub(super) fn is_named(&self, name: &str) {
-        name.clone_into(&mut lock(&self.name));
+    /// The interface has this name now. Another one is closed in place of the former.
+    pub(super) fn is_named(&self, netns: &Netns, link: &Link) {
+        let former = mem::replace(&mut *lock(&self.name), link.name.clone());
+        if former != link.name && self.is_closed() {
+            if let Err(e) = privileged::set_closed_name(netns, former.clone(), None) {
+                tracing::warn!(name = link.name, "an interface that is called {former} is still closed: {e}");
+            }
+            keep_name_closed(netns, link, self.failure);
+        }
     }
 
     /// Attaches it: in the driver if it supports XDP, else before the stack.
@@ -87,6 +94,7 @@ impl StayingProgram {
         };
         let xdp = xdp.or_else(|e| refuse_program(&link.name, &e))?;
         let tcx = close_host(netns, link, failure, host_tx)?;
+        keep_name_closed(netns, link, failure);
         let added_queues = tx_queues().saturating_sub(before);
         let (bypass, name) = (record(failure, None), Mutex::new(link.name.clone()));
         Ok(StayingProgram { failure, xdp: Arc::new(xdp), tcx, added_queues, bypass, name })
@@ -106,6 +114,7 @@ impl StayingProgram {
             Failure::Closed if self.tcx.is_some() => self.tcx.clone(),
             _ => close_host(netns, link, failure, host_tx)?,
         };
+        keep_name_closed(netns, link, failure);
         let (bypass, name) = (record(failure, self.bypass.as_ref()), Mutex::new(link.name.clone()));
         Ok(StayingProgram { failure, xdp: self.xdp.clone(), tcx, added_queues: self.added_queues, bypass, name })
     }
@@ -139,6 +148,18 @@ fn close_host(
     }
     let attached = privileged::attach_tcx_to_stay(netns, link.index, host_tx);
     attached.map(|id| Some(TcxPrograms::of(id.0))).or_else(|e| refuse_program(&link.name, &e))
+}
+
+/// Has the kernel drop the frames of an interface that gets this name in place of one that is closed and is deleted,
+/// until it is closed itself: when it is opened, or looked at.
+pub(super) fn keep_name_closed(netns: &Netns, link: &Link, failure: Failure) {
+    let known = (failure == Failure::Closed).then_some(link.index);
+    match privileged::set_closed_name(netns, link.name.clone(), known) {
+        Ok(()) => {}
+        // Without nftables no name was ever closed.
+        Err(e) if known.is_none() => tracing::debug!(name = link.name, "its name stays as it is: {e}"),
+        Err(e) => tracing::warn!(name = link.name, "another interface of this name will be open at first: {e}"),
+    }
 }
 
 fn refuse_program<T>(name: &str, e: &io::Error) -> Result<T, Refusal> {
