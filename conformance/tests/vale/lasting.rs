@@ -215,6 +215,75 @@ fn a_damaged_file_is_set_aside() {
     });
 }
 
+/// Runs ip(8) in the namespace of the hidden ends.
+fn hidden_ip(home: &Home, args: &[&str]) -> String {
+    let namespace = home.folder().join("unetmapd.sock.ports/namespace");
+    let at = format!("--net={}", namespace.display());
+    let output = Command::new("nsenter").arg(at).arg("ip").args(args).output().expect("nsenter runs");
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Name, index, and XDP program of each interface there that has one.
+fn hidden_programs(home: &Home) -> Vec<(String, u64, u64)> {
+    let all: Value = serde_json::from_str(&hidden_ip(home, &["-json", "link"])).expect("JSON");
+    let of = |link: &Value| Some((link["ifname"].as_str()?.to_owned(), link["ifindex"].as_u64()?, program_of(link)?));
+    all.as_array().expect("a list").iter().filter_map(of).collect()
+}
+
+fn program_of(link: &Value) -> Option<u64> {
+    link["xdp"]["prog"]["id"].as_u64()
+}
+
+/// Programs stay at the hidden ends, and at the companions of those whose visible ends have their offloads; the next
+/// daemon uses them as they are, and replaces others.
+#[test]
+fn programs_stay_at_hidden_ends() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        for (kernel, ports) in [("0", ["10.8.0.1/24", "10.8.0.2/24"]), ("1", ["10.7.0.1/24", "10.7.0.2/24"])] {
+            unetmap(&["set", "vale_kernel", kernel]);
+            for (ns, at) in [(&net.near, 0), (&net.far, 1)] {
+                host_on_switch(ns, &format!("vi{kernel}{at}"), &[ports[at]]);
+            }
+        }
+        // Through the threads.
+        set("port vale0:vi10 storm 9000");
+        let reached = |net: &Net| ["10.8.0.2", "10.7.0.2"].iter().all(|address| pings(&net.near, address));
+        until("both are reached", || reached(&net));
+        let before = hidden_programs(home);
+        assert_eq!(before.len(), 4, "{before:?}");
+        for how in [End::Term, End::Killed] {
+            end(home, how);
+            assert_eq!(hidden_programs(home), before, "{how:?}: they stay");
+            net.restart_daemon(home);
+            until("both are reached again", || reached(&net));
+            assert_eq!(hidden_programs(home), before, "{how:?}: the same serve");
+        }
+        end(home, End::Term);
+        let name = |of: usize| before[of].0.as_str();
+        hidden_ip(home, &["link", "set", "dev", name(0), "xdp", "off"]);
+        net.restart_daemon(home);
+        until("both are reached again", || reached(&net));
+        let after = hidden_programs(home);
+        assert_eq!((after.len(), after[1..] == before[1..]), (4, true), "{after:?}");
+        assert_ne!(after[0], before[0], "one was attached anew");
+        // A port that is removed takes its companion along, whether by command or with its namespace.
+        let links = || hidden_ip(home, &["-brief", "link"]).lines().count();
+        let all = links();
+        done(&net.near, "-d vale0:vi10");
+        done(&net.near, "-r vi10");
+        assert_eq!(links(), all - 3, "a hidden end, and both ends of its companion");
+        end(home, End::Term);
+        net.far.ip(&["link", "delete", "vi11"]).expect("it is deleted");
+        net.restart_daemon(home);
+        assert_eq!(persistent(), ["vi00", "vi01"]);
+        assert_eq!(links(), all - 6);
+        home.stop_all();
+        assert_nothing_left(home);
+    });
+}
+
 fn unetmap(args: &[&str]) -> String {
     let output = Command::new(program("unetmap")).args(args).output().expect("it runs");
     assert!(output.status.success(), "{args:?}: {output:?}");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Persistent ports as ports that programs open: before and after they are attached to a switch, by either name.
 
-use conformance::net::{BUFFER, CABLE, DIRECT, Net, Tap, collect, frames, open_in, transmit};
+use conformance::net::{BUFFER, CABLE, DIRECT, Net, Tap, collect, frames, open_in, pings, transmit};
 use conformance::switch::{bring_up, ctl, done, host_on_switch};
 use conformance::{isolated_with_interfaces, program, until};
 use unetmap::abi::{NETMAP_REQ_PORT_HDR_GET, NETMAP_REQ_PORT_HDR_SET, NR_ACCEPT_VNET_HDR, NS_FORWARD, NmreqPortHdr};
@@ -110,6 +110,33 @@ fn the_host_has_the_port_while_no_program_has_it_open() {
         }
         drop(other);
         net.assert_alive();
+    });
+}
+
+/// The sums of a switch keep what a port has sent and received before a program opened it, and after.
+#[test]
+fn a_program_that_opens_a_port_takes_nothing_from_the_sums() {
+    isolated_with_interfaces(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        for (ns, name, address) in [(&net.near, "v0", "10.8.0.1/24"), (&net.far, "v1", "10.8.0.2/24")] {
+            host_on_switch(ns, name, &[address]);
+        }
+        until("they are reached", || pings(&net.near, "10.8.0.2"));
+        let adds_up = |when: &str| {
+            let mut difference = None;
+            until(&format!("the sums are equal {when}"), || {
+                let switches = home.snapshot().switches;
+                difference = switches.iter().find_map(|switch| switch.difference());
+                difference.is_none()
+            });
+        };
+        adds_up("at first");
+        let program = open_in(&net.near, "vale0:v0");
+        transmit(&program, 0, &frames(&[60, 1000, 1514], 1), BUFFER);
+        adds_up("with a program");
+        drop(program);
+        until("they are reached again", || pings(&net.near, "10.8.0.2"));
+        adds_up("without it again");
     });
 }
 

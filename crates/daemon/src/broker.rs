@@ -19,6 +19,7 @@
 
 mod connection;
 mod handed_over;
+mod hidden;
 mod lasting;
 mod mounts;
 mod objects;
@@ -33,6 +34,7 @@ mod veth;
 
 pub(crate) use connection::{beside_control, end_with_broker, start};
 pub(crate) use handed_over::{Adopted, Duplicates, SavedBroker, go_on_after_crash, is_used, pause};
+pub(crate) use hidden::HiddenEnd;
 pub(crate) use mounts::{NAME as NODE_NAME, folder as node_folder};
 pub(crate) use operations::last_handle;
 pub(crate) use parameters::Parameter;

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::ops::Deref;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use unetmap_sys::xdp::Mode;
 use unetmap_sys::xsk::{Queue, Umem, UnboundXsk};
 
 use crate::broker::operations;
-use crate::broker::{Handle, Parameter, TcxId, XdpId};
+use crate::broker::{Handle, HiddenEnd, Parameter, TcxId, XdpId};
 use crate::owner::owner;
 use crate::policy::Policy;
 
@@ -42,6 +42,17 @@ pub(crate) fn open_xsk<'a>(
     let (at, bytes) = (base + umem.offset as u64, umem.bytes as u64);
     let fd = operations::create_xsk(netns, file, queue, at, bytes, umem.buffer, shared_with.is_none())?;
     Ok(UnboundXsk::from_fd(fd, queue, umem, shared_with))
+}
+
+/// Opens a hidden end: its XDP program, and a socket for each of these queues, not bound yet.
+pub(crate) fn open_hidden(
+    hidden: &Netns,
+    (index, whole): (u32, bool),
+    queues: &[Queue],
+    PacketMemory { umem, file, base }: PacketMemory<'_>,
+) -> io::Result<(HiddenEnd, Vec<OwnedFd>)> {
+    let buffers = (base + umem.offset as u64, umem.bytes as u64, umem.buffer);
+    operations::open_hidden_end(hidden, file, index, whole, queues, buffers)
 }
 
 /// An object that the broker undoes when this is dropped.

@@ -50,6 +50,9 @@ pub(crate) mod broker {
     pub(crate) const INTERFACE_LANES: usize = 4;
     /// Most programs and settings that are kept: three for each interface that is open.
     pub(crate) const MAX_OBJECTS: usize = 4096;
+    /// Threads that close the sockets of hidden ends after the end of the daemon: each waits for the kernel nearly all
+    /// the time.
+    pub(crate) const CLOSERS: usize = 64;
     /// Longest time for which a program redirects frames without renewal.
     pub(crate) const MAX_DEADLINE: Duration = Duration::from_secs(5);
     /// Most parameters that are shown as files: more than there are knobs.

@@ -43,7 +43,7 @@ struct config {
 	__u32 far;
 	// skb->mark of frames to the stack: `mark` if unetmap_arrive is attached, else 0.
 	__u32 to_stack;
-	// Whether `host_tx` is in force after the deadline, too.
+	// Whether the programs go on after the deadline, too.
 	__u32 closed;
 };
 
@@ -145,7 +145,7 @@ SECTION("classifier") int unetmap_arrive(struct __sk_buff *skb)
 
 	if (!config || is_of_program(config, skb))
 		return TCX_NEXT;
-	if (!is_alive()) {
+	if (!config->closed && !is_alive()) {
 		count(&passed);
 		return TCX_NEXT;
 	}

@@ -301,7 +301,7 @@ pub(crate) fn program_by_id(id: u32) -> io::Result<OwnedFd> {
 }
 
 /// Opens the map of this id.
-pub(crate) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
+fn map_by_id(id: u32) -> io::Result<OwnedFd> {
     by_id(MAP_GET_FD_BY_ID, id)
 }
 
@@ -326,16 +326,7 @@ pub(crate) fn program_info(program: impl AsFd) -> io::Result<ProgramInfo> {
 
 /// Opens the map of this name among those of a program; `None`: it has none.
 pub(crate) fn map_of(program: &ProgramInfo, name: &str) -> io::Result<Option<OwnedFd>> {
-    for &id in &program.maps {
-        let map = map_by_id(id)?;
-        let mut info = RawMapInfo::default();
-        // SAFETY: K1, K5: a prefix of the map's information, without pointers.
-        unsafe { object_info(&map, &mut info) }?;
-        if text(&info.name) == name {
-            return Ok(Some(map));
-        }
-    }
-    Ok(None)
+    Ok(maps_of(program)?.into_iter().find(|map| map.name == name).map(|map| map.fd))
 }
 
 /// The text of a name that ends with a zero.
@@ -343,13 +334,62 @@ fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
 }
 
-/// Returns the bytes of an array map's elements; `None`: another kind of map.
-pub(crate) fn array_value_size(map: impl AsFd) -> io::Result<Option<u32>> {
-    const ARRAY: u32 = 2;
-    let mut info = RawMapInfo::default();
-    // SAFETY: K1, K5: a prefix of the map's information, without pointers.
-    unsafe { object_info(map, &mut info) }?;
-    Ok((info.kind == ARRAY && info.key_size == 4).then_some(info.value_size))
+/// A map of a loaded program.
+#[derive(Debug)]
+pub(crate) struct FoundMap {
+    pub(crate) fd: OwnedFd,
+    /// At most 15 bytes.
+    pub(crate) name: String,
+    pub(crate) shape: MapShape,
+}
+
+/// The kind of a map (`enum bpf_map_type`), the bytes of its keys and values, and its number of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MapShape {
+    pub(crate) kind: u32,
+    pub(crate) key: u32,
+    pub(crate) value: u32,
+    pub(crate) elements: u32,
+}
+
+/// Values of `enum bpf_map_type`.
+const PROG_ARRAY: u32 = 3;
+const PERCPU_ARRAY: u32 = 6;
+const XSKMAP: u32 = 17;
+
+impl MapShape {
+    /// An array of elements of this type, at `elements` indexes.
+    pub(crate) const fn array<T>(elements: u32) -> MapShape {
+        MapShape { kind: 2, key: 4, value: size_of::<T>() as u32, elements }
+    }
+
+    /// The same, with an array for each processor.
+    pub(crate) const fn per_processor<T>(elements: u32) -> MapShape {
+        MapShape { kind: PERCPU_ARRAY, ..MapShape::array::<T>(elements) }
+    }
+
+    /// A map of programs.
+    pub(crate) const fn programs(elements: u32) -> MapShape {
+        MapShape { kind: PROG_ARRAY, ..MapShape::array::<u32>(elements) }
+    }
+
+    /// A map of AF_XDP sockets.
+    pub(crate) const fn sockets(elements: u32) -> MapShape {
+        MapShape { kind: XSKMAP, ..MapShape::array::<u32>(elements) }
+    }
+}
+
+/// Opens the maps of a program.
+pub(crate) fn maps_of(program: &ProgramInfo) -> io::Result<Vec<FoundMap>> {
+    let open = |&id: &u32| {
+        let fd = map_by_id(id)?;
+        let mut info = RawMapInfo::default();
+        // SAFETY: K1, K5: a prefix of the map's information, without pointers.
+        unsafe { object_info(&fd, &mut info) }?;
+        let RawMapInfo { kind, key_size: key, value_size: value, max_entries: elements, .. } = info;
+        Ok(FoundMap { fd, name: text(&info.name), shape: MapShape { kind, key, value, elements } })
+    };
+    program.maps.iter().map(open).collect()
 }
 
 /// # Safety

@@ -25,6 +25,11 @@ impl Deadline {
         Ok(Arc::new(Deadline { map: bpf::array(object, "alive")?, queues: bpf::array(object, "served").ok() }))
     }
 
+    /// The deadline of programs that have stayed at an interface, by their maps.
+    pub(crate) fn of_maps(map: OwnedFd, queues: OwnedFd) -> Arc<Deadline> {
+        Arc::new(Deadline { map, queues: Some(queues) })
+    }
+
     /// Sets the deadline to `time` from now. After it the programs pass all frames, until this is called again.
     ///
     /// # Errors

@@ -8,7 +8,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use aya::Ebpf;
 
 use crate::bpf::{self, Hook, REDIRECT_MARK, array, load_classifier};
 use crate::deadline::Deadline;
@@ -34,7 +36,7 @@ pub enum HostTxAction {
 }
 
 /// `struct config` of host.c.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 struct Config {
     host_tx: u32,
@@ -219,12 +221,8 @@ impl Relay {
     /// As [`Tcx::attach`]; those of `at_far_end`.
     pub fn attach(ends: RelayEnds, at_far_end: impl FnOnce(&OwnedFd) -> io::Result<OwnedFd>) -> io::Result<Relay> {
         let mut object = bpf::load(OBJECT, &[])?;
-        let RelayEnds { nic, near, far } = ends;
-        let host_tx = HostTxAction::Pass as u32;
-        let config = Config { host_tx, nic, near, mark: REDIRECT_MARK, far, to_stack: REDIRECT_MARK, closed: 0 };
-        let configs = array(&object, "configs")?;
-        // SAFETY: K5: the elements of `configs` in host.c are of type `struct config`.
-        unsafe { bpf::array_set(&configs, &config) }?;
+        let RelayEnds { nic, near, .. } = ends;
+        Relay::configure(&object, &Relay::config(ends, false))?;
         let links = vec![
             at_far_end(&load_classifier(&mut object, "unetmap_give_back")?)?,
             bpf::link_tcx(&load_classifier(&mut object, "unetmap_near_tx")?, near, Hook::Egress)?,
@@ -232,6 +230,67 @@ impl Relay {
             bpf::link_tcx(&load_classifier(&mut object, "unetmap_arrive")?, nic, Hook::Ingress)?,
         ];
         Ok(Relay { _links: links, deadline: Deadline::of(&object)?, passed: array(&object, "passed")? })
+    }
+
+    /// Has the programs at a companion whose both ends are in the namespace of the calling thread, as is the interface,
+    /// which is of this project alone: its stack gets no frames. They stay; those that an earlier process has left are
+    /// used if they are the same.
+    ///
+    /// # Errors
+    /// As [`Tcx::attach`].
+    pub fn keep(ends: RelayEnds) -> io::Result<()> {
+        let config = Relay::config(ends, true);
+        let places = Relay::staying(ends);
+        if Relay::has_stayed(&config, places)? {
+            return Ok(());
+        }
+        let mut object = bpf::load(OBJECT, &[])?;
+        Relay::configure(&object, &config)?;
+        for (name, place) in places {
+            attach_so_that_it_stays(&load_classifier(&mut object, name)?, place, name)?;
+        }
+        match Relay::has_stayed(&config, places)? {
+            true => Ok(()),
+            false => Err(io::Error::other("the kernel does not show the programs that it has attached")),
+        }
+    }
+
+    /// The programs of [`Relay::keep`], and where they are, the last of which receives frames.
+    fn staying(RelayEnds { nic, near, .. }: RelayEnds) -> [(&'static str, (u32, Hook)); 3] {
+        [
+            ("unetmap_near_tx", (near, Hook::Egress)),
+            ("unetmap_depart", (near, Hook::Ingress)),
+            ("unetmap_arrive", (nic, Hook::Ingress)),
+        ]
+    }
+
+    /// Whether these programs are there, of this version, and with this configuration.
+    fn has_stayed(config: &Config, places: [(&'static str, (u32, Hook)); 3]) -> io::Result<bool> {
+        for (at, (name, (index, hook))) in places.into_iter().enumerate() {
+            let Some((program, _)) = attached(index, hook, name)? else { return Ok(false) };
+            let info = bpf::program_info(&program)?;
+            let Some(configs) = bpf::map_of(&info, "configs")? else { return Ok(false) };
+            let mut found = Config::default();
+            if info.tag != own_tags()?[at] {
+                return Ok(false);
+            }
+            // SAFETY: K5: in the map of this program the elements are of type `struct config`, as in host.c.
+            if unsafe { bpf::array_read(&configs, &mut found) }.is_err() || found != *config {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn config(RelayEnds { nic, near, far }: RelayEnds, closed: bool) -> Config {
+        let host_tx = HostTxAction::Pass as u32;
+        let closed = closed.into();
+        Config { host_tx, nic, near, mark: REDIRECT_MARK, far, to_stack: REDIRECT_MARK, closed }
+    }
+
+    fn configure(object: &Ebpf, config: &Config) -> io::Result<()> {
+        // SAFETY: K5: the elements of `configs` in host.c are of type `struct config`.
+        unsafe { bpf::array_set(&array(object, "configs")?, config) }
     }
 
     /// The programs' deadline. After it received frames are the host's.
@@ -243,6 +302,19 @@ impl Relay {
     pub fn passed(&self) -> u64 {
         count(&self.passed)
     }
+}
+
+/// The tags of the programs of [`Relay::keep`], hashes of their code, as this process would attach them.
+fn own_tags() -> io::Result<[u64; 3]> {
+    static TAGS: OnceLock<[u64; 3]> = OnceLock::new();
+    if let Some(tags) = TAGS.get() {
+        return Ok(*tags);
+    }
+    let (mut object, mut tags) = (bpf::load(OBJECT, &[])?, [0; 3]);
+    for (tag, (name, _)) in tags.iter_mut().zip(Relay::staying(RelayEnds { nic: 0, near: 0, far: 0 })) {
+        *tag = bpf::program_info(&load_classifier(&mut object, name)?)?.tag;
+    }
+    Ok(*TAGS.get_or_init(|| tags))
 }
 
 /// Attaches a program of [`Relay::attach`] to the far end, in the namespace of the calling thread.

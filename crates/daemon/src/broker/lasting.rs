@@ -7,8 +7,8 @@
 //!     state             what the daemon last had written, with the namespaces that it names (`Record`)
 //!     settings-UID      the same, of what a user has set: a file for each, so that none is written because of another
 //! ```
-//! Each hidden end has a mark, its alias: the word [`MARK`], and the daemon's text about the port. A pair without one
-//! was being made when its daemon ended.
+//! Each hidden end has a mark, its alias: the word [`MARK`], and the daemon's text about the port. Its companion has
+//! another, with its index. A pair without one was being made when its daemon ended.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -26,6 +26,7 @@ use unetmap_sys::place::{NewFile, Place};
 
 use super::objects::Broker;
 use super::setup::{Setup, inside};
+use super::veth::{delete_companion, hidden_end_of};
 use crate::threads::lock;
 use crate::tuning::broker::{MAX_NAMESPACES, MAX_TEXT};
 
@@ -142,13 +143,14 @@ impl Broker {
         let none = || Ok((Vec::new(), None));
         let Some(place) = place(&self.setup, NAMESPACE, false)? else { return none() };
         let Some(hidden) = Netns::kept_at(&place.anchored())? else { return none() };
-        let mut found = Vec::new();
+        let (mut found, mut companions) = (Vec::new(), Vec::new());
         for (index, alias) in inside(&hidden, veth::all_with_aliases)? {
             match alias.split_once(' ') {
                 Some((MARK, text)) => {
                     lock(&self.pairs).insert((hidden.id(), index));
                     found.push((index, text.to_owned()));
                 }
+                _ if hidden_end_of(&alias).is_some() => companions.extend(hidden_end_of(&alias)),
                 _ => match inside(&hidden, || veth::delete(index)) {
                     // A companion of a killed daemon: it ends with the namespace of its other end.
                     Err(e) if e.raw_os_error() == Some(ENODEV) => {}
@@ -156,6 +158,8 @@ impl Broker {
                 },
             }
         }
+        companions.retain(|of| !found.iter().any(|(index, _)| index == of));
+        inside(&hidden, || companions.into_iter().try_for_each(delete_companion))?;
         Ok((found, Some(hidden)))
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::mem;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use unetmap_sys::deadline::Deadline;
 use unetmap_sys::kernel_path::{Found, KernelPath, KnownAddress};
+use unetmap_sys::link::veth as sys_veth;
 use unetmap_sys::memory_helper::Approvals;
 use unetmap_sys::netns::{Netns, NetnsUse};
 use unetmap_sys::tcx::{Relay, Tcx};
@@ -30,6 +32,8 @@ use crate::tuning::broker::MAX_OBJECTS;
 pub(super) enum Object {
     /// A program, and its place in a dispatcher, if it has one, which it leaves afterwards.
     Xdp(Xdp, #[allow(dead_code, reason = "dropped")] Option<UndoOnDrop>),
+    /// A program that stays, and duplicates of its sockets: see [`Broker::close_sockets`].
+    Hidden(Xdp, Vec<OwnedFd>),
     Tcx(Tcx),
     Relay(Relay),
     Undo(#[allow(dead_code, reason = "dropped")] UndoOnDrop),
@@ -37,7 +41,7 @@ pub(super) enum Object {
 
 impl Object {
     pub(super) fn xdp(&mut self) -> Option<&mut Xdp> {
-        if let Object::Xdp(xdp, _) = self { Some(xdp) } else { None }
+        if let Object::Xdp(xdp, _) | Object::Hidden(xdp, _) = self { Some(xdp) } else { None }
     }
 
     pub(super) fn tcx(&mut self) -> Option<&mut Tcx> {
@@ -114,7 +118,7 @@ impl Broker {
             Object::Xdp(xdp, _) => Some(xdp.deadline().clone()),
             Object::Tcx(tcx) => Some(tcx.deadline().clone()),
             Object::Relay(relay) => Some(relay.deadline().clone()),
-            Object::Undo(_) => None,
+            Object::Hidden(..) | Object::Undo(_) => None,
         };
         if let Some(deadline) = deadline {
             lock(&self.deadlines).insert(handle, deadline);
@@ -200,6 +204,14 @@ impl Broker {
             };
             work(path)
         })
+    }
+
+    /// Deletes a pair of veth, by one of its ends.
+    pub(super) fn delete_pair(&self, netns: &Netns, index: u32) -> io::Result<()> {
+        if !lock(&self.pairs).remove(&(netns.id(), index)) {
+            return Err(not_made_here());
+        }
+        inside(netns, || sys_veth::delete(index))
     }
 
     /// Drops an object.

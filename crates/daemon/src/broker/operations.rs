@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -24,10 +24,11 @@ use unetmap_sys::tcx::{self, HostTxAction, RelayEnds, Tcx};
 use unetmap_sys::thread::RemoteThread;
 use unetmap_sys::xdp::dispatcher::{self, Attached};
 use unetmap_sys::xdp::{self, Account, ClassicInsn, Failed, Failure, Mark, Mode, Noted, SocketFrames, Xdp};
-use unetmap_sys::xsk::{self, BusyPoll, Queue, Umem};
-use unetmap_sys::{Mapping, kernel, memfd, packet_socket, probe, process};
+use unetmap_sys::xsk::{self, BusyPoll, Queue};
+use unetmap_sys::{kernel, memfd, packet_socket, probe, process};
 
 use super::connection::{self, Lane};
+use super::hidden::HiddenEnd;
 use super::objects::{Broker, Object, wait_at_fault};
 use super::parameters::{self, Parameter};
 use super::setup::{Handle, Setup, TcxId, XdpId, inside, not_made_here};
@@ -160,16 +161,15 @@ operations! { broker:
     fn create_xsk[netns: Netns, file: OwnedFd]
         OpenXsk { queue: Queue, at: u64, bytes: u64, buffer: u32, registers: bool } -> Fd<OwnedFd>
     {
-        wait_at_fault("interfaces", &broker.setup.socket);
-        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-        let before = xsk::pool_offset_in_page(buffer);
-        let start = at.checked_sub(before.into()).ok_or_else(invalid)?;
-        let length = bytes.checked_add(before.into()).and_then(|all| usize::try_from(all).ok()).ok_or_else(invalid)?;
-        // Mapped as long as the kernel needs its address.
-        let map = Arc::new(Mapping::part(file.as_fd(), start, length)?);
-        let umem = Umem { map, offset: before as usize, bytes: length - before as usize, buffer };
+        let umem = broker.buffers(&file, (at, bytes), buffer)?;
         inside(&netns, || xsk::create(&queue, &umem, registers))
     }
+
+    /// Opens a hidden end: its XDP program, and a socket for each of these queues, not bound yet; where its
+    /// buffers begin in the region's file, their bytes, and those of one.
+    fn open_hidden_end[hidden: Netns, file: OwnedFd]
+        OpenHidden { index: u32, whole: bool, queues: Vec<Queue>, buffers: (u64, u64, u32) }
+        -> With<HiddenEnd, Vec<OwnedFd>> { broker.open_hidden_end((&hidden, index, whole), &queues, (&file, buffers)) }
 
     /// Opens a packet socket that receives; each slot of its ring has `slot` bytes.
     fn packet_receiver[netns: Netns] PacketReceiver { index: u32, slot: usize } -> Fd<OwnedFd> {
@@ -390,12 +390,10 @@ operations! { broker:
     }
 
     /// Deletes a pair of veth, by one of its ends.
-    fn delete_veth[netns: Netns] DeleteVeth(index: u32) -> () {
-        if !lock(&broker.pairs).remove(&(netns.id(), index)) {
-            return Err(not_made_here());
-        }
-        inside(&netns, || veth::delete(index))
-    }
+    fn delete_veth[netns: Netns] DeleteVeth(index: u32) -> () { broker.delete_pair(&netns, index) }
+
+    /// Deletes the companion of a hidden end that is gone.
+    fn delete_companion[hidden: Netns] DeleteCompanion(index: u32) -> () { broker.delete_companion(&hidden, index) }
 
     // Persistent ports that outlast the daemon, and a text about them and their switches.
 

@@ -79,6 +79,7 @@ pub(crate) fn run_broker(control: &OwnedFd) -> io::Result<()> {
     broker.serve_connection(control);
     // What they have changed is undone below. They end after the request that they serve.
     interfaces.into_iter().for_each(|thread| drop(thread.join()));
+    broker.close_sockets();
     // Before the lock is released; the last first, as offloads can be enabled only when no program is attached.
     while let Some((handle, _)) = lock(&broker.objects).pop_last() {
         lock(&broker.deadlines).remove(&handle);

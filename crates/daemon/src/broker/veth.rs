@@ -8,6 +8,7 @@ use unetmap_core::errno::EEXIST;
 use unetmap_sys::kernel;
 use unetmap_sys::link::{self, OffloadKind, veth};
 use unetmap_sys::netns::Netns;
+use unetmap_sys::tcx::{Relay, RelayEnds};
 use unetmap_sys::xdp::{Mode, Xdp};
 
 use super::setup::inside;
@@ -15,6 +16,9 @@ use super::setup::inside;
 /// The longest MTU with which a persistent port's frames all pass, on kernels whose sockets receive a frame in several
 /// buffers (Linux 6.6); with others it is the kernel's, 1500.
 const MOST_MTU: u32 = 9000;
+
+/// The first word of the aliases of companions of hidden ends.
+const COMPANION: &str = "unetmap-companion";
 
 /// The far end's name, in a namespace of its own.
 const FAR: &str = "host";
@@ -31,6 +35,51 @@ pub(super) struct HostVeth {
 /// Returns the near end's name for interface `nic`, which is in the same namespace.
 pub(crate) fn near_name(nic: u32) -> String {
     format!("nmh{nic}")
+}
+
+/// Returns the far end's name of the companion of hidden end `nic`, in whose namespace both ends are.
+fn far_name(nic: u32) -> String {
+    format!("nmf{nic}")
+}
+
+/// The alias of both ends of the companion of a hidden end.
+fn companion_alias(hidden: u32) -> String {
+    format!("{COMPANION} {hidden}")
+}
+
+/// The hidden end whose companion has this alias at its ends.
+pub(super) fn hidden_end_of(alias: &str) -> Option<u32> {
+    alias.split_once(' ').filter(|(word, _)| *word == COMPANION)?.1.parse().ok()
+}
+
+/// Has the companion of a hidden end, in the namespace of the calling thread, which stays as the hidden end does, with
+/// its programs: as an earlier broker has left it, or made anew. Returns its near and its far end.
+pub(super) fn keep_companion(hidden: u32, queues: u32) -> io::Result<(u32, u32)> {
+    let (name, peer) = (relay_name(hidden), far_name(hidden));
+    let index = |name: &str| Ok::<_, io::Error>(link::by_name(name)?.map(|link| link.index));
+    if index(&name)?.is_none() {
+        veth::create(veth::Veth { name: &name, peer: &peer, peer_netns: None, queues })?;
+        let complete = || {
+            // The near end, which sends at once, is set up last: see `create_pair`.
+            for end in [&peer, &name] {
+                let index = index(end)?.ok_or(io::ErrorKind::NotFound)?;
+                veth::configure_passthrough(index, end)?;
+                veth::set_up(index)?;
+                veth::set_alias(index, &companion_alias(hidden))?;
+            }
+            Ok(())
+        };
+        complete().inspect_err(|_: &io::Error| drop(delete_companion(hidden)))?;
+    }
+    let (near, far) = (index(&name)?, index(&peer)?);
+    let (near, far) = near.zip(far).ok_or(io::ErrorKind::NotFound)?;
+    Relay::keep(RelayEnds { nic: hidden, near, far })?;
+    Ok((near, far))
+}
+
+/// Deletes the companion of a hidden end, if it has one, in the namespace of the calling thread.
+pub(super) fn delete_companion(hidden: u32) -> io::Result<()> {
+    link::by_name(&relay_name(hidden))?.map_or(Ok(()), |near| veth::delete(near.index))
 }
 
 /// Returns the near end's name of the pair behind which interface `nic` has its own rings.

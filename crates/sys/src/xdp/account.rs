@@ -61,7 +61,17 @@ impl Xdp {
 
     /// Takes the frames of sockets that ended with the processes that had them for frames that went to programs.
     pub(super) fn settle_ended_sockets(&mut self, ifindex: u32) -> io::Result<()> {
-        let (received, counted) = self.at_one_time(ifindex)?;
+        let counts = self.at_one_time(ifindex)?;
+        self.settle(ifindex, counts)
+    }
+
+    /// The same, by counts of which frames that come at this time may be in one alone.
+    pub(super) fn settle_at_once(&mut self, ifindex: u32) -> io::Result<()> {
+        let counts = self.received_and_counted(ifindex)?;
+        self.settle(ifindex, counts)
+    }
+
+    fn settle(&mut self, ifindex: u32, (received, counted): (u64, u64)) -> io::Result<()> {
         match received.checked_sub(self.policy.received_before) {
             Some(came) => {
                 let to_programs = came.saturating_sub(counted);
@@ -72,18 +82,20 @@ impl Xdp {
         }
     }
 
-    /// The frames that the interface has received, and those of them that are in the account, while no frame comes.
+    /// The frames that the interface has received, and those of them that are in the account.
+    fn received_and_counted(&self, ifindex: u32) -> io::Result<(u64, u64)> {
+        let received = link::frame_counts(ifindex)?.map_or(0, |counts| counts.received);
+        let counts = counts(&self.failed, &self.policy)?;
+        Ok((received, counts.iter().sum::<u64>().wrapping_add(self.policy.closed_sockets.sum())))
+    }
+
+    /// The same, while no frame comes.
     fn at_one_time(&self, ifindex: u32) -> io::Result<(u64, u64)> {
-        let read = || -> io::Result<(u64, u64)> {
-            let received = link::frame_counts(ifindex)?.map_or(0, |counts| counts.received);
-            let counts = counts(&self.failed, &self.policy)?;
-            Ok((received, counts.iter().sum::<u64>().wrapping_add(self.policy.closed_sockets.sum())))
-        };
-        let mut last = read()?;
+        let mut last = self.received_and_counted(ifindex)?;
         for _ in 0..TRIES {
             // A driver counts a batch of frames when it has handled all of them.
             thread::sleep(BATCH);
-            let now = read()?;
+            let now = self.received_and_counted(ifindex)?;
             if now == last {
                 break;
             }

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use aya::Ebpf;
 use aya::maps::Map;
@@ -11,13 +11,17 @@ use aya::programs::Program;
 
 use super::ClassicInsn;
 use super::dispatcher::Joining;
-use super::policy::{Failure, Policy};
+use super::policy::{COUNTS, Failure, Policy, policy_in};
 use super::translate::{Access, DELIVER, End, translate};
-use crate::bpf::{self, Caller, errno_of, object_mismatch};
+use crate::bpf::{self, Caller, MapShape, errno_of, object_mismatch};
 use crate::deadline::Deadline;
 
 /// `bpf/xdp.c`, compiled.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/xdp.o");
+
+/// The programs of `bpf/xdp.c`, for frames of several buffers or not.
+pub(super) const FRAGS: &str = "unetmap_frags";
+pub(super) const PLAIN: &str = "unetmap_plain";
 
 /// `enum xdp_action` of linux/bpf.h.
 const XDP_REDIRECT: u32 = 4;
@@ -104,7 +108,7 @@ impl Xdp {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let mut object = load(queues)?;
-        let name = if frags { "unetmap_frags" } else { "unetmap_plain" };
+        let name = if frags { FRAGS } else { PLAIN };
         let Some(Program::Xdp(program)) = object.program_mut(name) else { return Err(object_mismatch()) };
         program.load().map_err(|e| errno_of(&e))?;
         let program = program.fd().map_err(|e| errno_of(&e))?.as_fd().try_clone_to_owned()?;
@@ -119,6 +123,55 @@ impl Xdp {
         bpf::map_set(&self.filters, DELIVER, program.fd().map_err(|e| errno_of(&e))?)?;
         self.stays = true;
         Ok(())
+    }
+
+    /// The program that has stayed in the driver of interface `ifindex`, with its maps, for frames of several buffers,
+    /// if it is the one that this process would attach for `queues` queues, and closed. `None`: another program, or one
+    /// of another version.
+    pub(super) fn left(program: &OwnedFd, ifindex: u32, queues: u32) -> io::Result<Option<Xdp>> {
+        let program = program.try_clone()?;
+        let info = bpf::program_info(&program)?;
+        if info.name != FRAGS || info.tag != own_tag()? {
+            return Ok(None);
+        }
+        let mut maps = bpf::maps_of(&info)?;
+        let mut take = |name: &str, shape: MapShape| {
+            let at = maps.iter().position(|map| map.name == name && map.shape == shape);
+            at.map(|at| maps.swap_remove(at))
+        };
+        let (Some(sockets), Some(filters), Some(alive), Some(served), Some(marks), Some(policies), Some(failed)) = (
+            take("sockets", MapShape::sockets(queues)),
+            take("filters", MapShape::programs(2)),
+            take("alive", MapShape::array::<u64>(1)),
+            take("served", MapShape::array::<u64>(queues)),
+            take("marks", MapShape::array::<Mark>(1)),
+            take("policies", MapShape::array::<Policy>(1)),
+            take("failed", MapShape::per_processor::<u64>(COUNTS as u32)),
+        ) else {
+            return Ok(None);
+        };
+        let Some(policy) = policy_in(&policies)?.filter(|policy| policy.failure() == Failure::Closed) else {
+            return Ok(None);
+        };
+        let mut xdp = Xdp {
+            _link: None,
+            program,
+            sockets: sockets.fd,
+            filters: filters.fd,
+            deadline: Deadline::of_maps(alive.fd, served.fd),
+            marks: marks.fd,
+            policies: policies.fd,
+            failed: failed.fd,
+            policy,
+            bypass: None,
+            mode: Mode::Native,
+            frags: true,
+            calls_filter: true,
+            is_member: false,
+            stays: true,
+        };
+        xdp.settle_at_once(ifindex)?;
+        Ok(Some(xdp))
     }
 
     fn new(object: &Ebpf, program: OwnedFd, mode: Mode, frags: bool) -> io::Result<Xdp> {
@@ -279,6 +332,17 @@ impl Xdp {
     pub fn would_redirect(&self, frame: &[u8]) -> io::Result<bool> {
         Ok(bpf::test_run(&self.program, frame)? == XDP_REDIRECT)
     }
+}
+
+/// The tag of the program that this process would attach, for frames of several buffers: a hash of its code.
+fn own_tag() -> io::Result<u64> {
+    static TAG: OnceLock<u64> = OnceLock::new();
+    if let Some(tag) = TAG.get() {
+        return Ok(*tag);
+    }
+    let (xdp, _) = Xdp::load(1, Mode::Native, true)?;
+    let tag = bpf::program_info(&xdp.program)?.tag;
+    Ok(*TAG.get_or_init(|| tag))
 }
 
 /// Loads the object, with room for the sockets of `queues`.

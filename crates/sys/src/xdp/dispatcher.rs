@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::Mode;
-use crate::bpf::{self, HAS_FRAGS, ProgramInfo, errno_of, object_mismatch};
+use crate::bpf::{self, HAS_FRAGS, MapShape, ProgramInfo, errno_of, object_mismatch};
 use crate::link::{self, AttachedMode, AttachedXdp, XdpChange};
 use crate::tuning::{PINS_LOCK_LIMIT, PINS_LOCK_POLL};
 
@@ -154,17 +154,16 @@ pub fn are_used() -> bool {
 
 /// The settings of a dispatcher; `None`: the program is none of this version.
 fn settings(info: &ProgramInfo) -> io::Result<Option<Settings>> {
-    let [map] = info.maps[..] else { return Ok(None) };
     if info.name != NAME {
         return Ok(None);
     }
-    let map = bpf::map_by_id(map)?;
-    if bpf::array_value_size(&map)? != Some(size_of::<Settings>() as u32) {
+    let [map] = &bpf::maps_of(info)?[..] else { return Ok(None) };
+    if map.shape != MapShape::array::<Settings>(1) {
         return Ok(None);
     }
     let mut settings = Settings::default();
     // SAFETY: K5: an array with elements of this size, all of whose values are valid.
-    unsafe { bpf::array_read(&map, &mut settings) }?;
+    unsafe { bpf::array_read(&map.fd, &mut settings) }?;
     Ok((settings.magic == MAGIC && settings.version == VERSION).then_some(settings))
 }
 

@@ -13,8 +13,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::attach::{Mode, Xdp};
-use super::policy::{COUNTS, Failed, Failure, Noted, Policy};
+use super::attach::{FRAGS, Mode, PLAIN, Xdp};
+use super::policy::{COUNTS, Failed, Failure, Noted, Policy, policy_in};
 use crate::bpf::{self, Hook, load_classifier};
 use crate::kernel;
 use crate::link::{self, AttachedMode, XdpChange};
@@ -23,7 +23,7 @@ use crate::tcx::{self, CAPTURE};
 /// The name of the tcx program of `bpf/xdp.c`.
 pub(super) const BYPASS: &str = "unetmap_bypass";
 /// The names of the XDP programs that stay.
-const PROGRAMS: [&str; 2] = ["unetmap_frags", "unetmap_plain"];
+const PROGRAMS: [&str; 2] = [FRAGS, PLAIN];
 
 impl Xdp {
     /// As [`Xdp::attach`], but the program stays when the value is dropped, until [`detach_left`]. It takes the place
@@ -32,6 +32,16 @@ impl Xdp {
     /// # Errors
     /// As [`Xdp::attach`]; `EOPNOTSUPP`: a bypass on a kernel before 6.6.
     pub fn attach_to_stay(ifindex: u32, queues: u32, mode: Mode, failure: Failure) -> io::Result<Xdp> {
+        Xdp::attach_in_place_of(None, ifindex, queues, (mode, failure))
+    }
+
+    /// Attaches it in place of one that an earlier process has left, or of `other`, whose counts it does not continue.
+    fn attach_in_place_of(
+        other: Option<&OwnedFd>,
+        ifindex: u32,
+        queues: u32,
+        (mode, failure): (Mode, Failure),
+    ) -> io::Result<Xdp> {
         let attach = |frags| -> io::Result<Xdp> {
             let left = Left::find(ifindex)?;
             let (mut xdp, mut object) = Xdp::load(queues, left.as_ref().map_or(mode, |left| left.mode), frags)?;
@@ -41,7 +51,7 @@ impl Xdp {
             xdp.let_stay(&mut object)?;
             xdp.policy = left.as_ref().map_or(xdp.policy, |left| Policy { before: [0; COUNTS], ..left.policy });
             xdp.set_failure(ifindex, failure)?;
-            let expected = left.as_ref().map(|left| left.program.as_fd());
+            let expected = left.as_ref().map(|left| &left.program).or(other).map(AsFd::as_fd);
             let change = XdpChange { program: Some(xdp.program.as_fd()), expected };
             link::change_xdp(ifindex, xdp.mode() == Mode::Native, change)?;
             match left {
@@ -58,6 +68,22 @@ impl Xdp {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => attach(false),
             other => other,
         }
+    }
+
+    /// As [`Xdp::attach_to_stay`] in the driver, closed, to an interface that is of this project alone; but a program
+    /// that an earlier process has left is used with its maps, if it is the same: attaching one takes long. Its
+    /// sockets ended with that process. Any other is replaced.
+    ///
+    /// # Errors
+    /// As [`Xdp::attach_to_stay`]; `EBUSY`: a process has attached one by a link, and has not ended yet.
+    pub fn keep(ifindex: u32, queues: u32) -> io::Result<Xdp> {
+        let attached = link::by_index(ifindex)?.and_then(|link| link.xdp).map(|xdp| bpf::program_by_id(xdp.prog_id));
+        let attached = attached.transpose()?;
+        if let Some(left) = attached.as_ref().map(|program| Xdp::left(program, ifindex, queues)).transpose()?.flatten()
+        {
+            return Ok(left);
+        }
+        Xdp::attach_in_place_of(attached.as_ref(), ifindex, queues, (Mode::Native, Failure::Closed))
     }
 
     /// Sets what becomes of frames that no program takes, of a program that stays.
@@ -137,14 +163,11 @@ impl Left {
             return Ok(None);
         }
         // An earlier version has no policies.
-        let maps = (bpf::map_of(&info, "policies")?, bpf::map_of(&info, "failed")?);
-        let (Some(policies), Some(failed)) = maps else { return Ok(None) };
-        if bpf::array_value_size(&policies)? != Some(size_of::<Policy>() as u32) {
-            return Ok(None);
-        }
-        let mut policy = Policy::default();
-        // SAFETY: K5: an array with elements of this size, all of whose values are valid.
-        unsafe { bpf::array_read(&policies, &mut policy) }?;
+        let mut maps = bpf::maps_of(&info)?;
+        let mut take = |name: &str| maps.iter().position(|map| map.name == name).map(|at| maps.swap_remove(at));
+        let (Some(policies), Some(failed)) = (take("policies"), take("failed")) else { return Ok(None) };
+        let Some(policy) = policy_in(&policies)? else { return Ok(None) };
+        let failed = failed.fd;
         Ok((policy.failure() != Failure::Open).then_some(Left { program, mode, policy, failed }))
     }
 

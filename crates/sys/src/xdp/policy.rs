@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The policy of an XDP program about frames that no program takes, and the counts of such frames.
 
-use crate::bpf::REDIRECT_MARK;
+use std::io;
+
+use crate::bpf::{self, FoundMap, MapShape, REDIRECT_MARK};
 
 /// The fate of the frames that a program should get and none takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,4 +152,15 @@ impl Policy {
             _ => Failure::Open,
         }
     }
+}
+
+/// Reads the policy in a map; `None`: it is another version's.
+pub(super) fn policy_in(policies: &FoundMap) -> io::Result<Option<Policy>> {
+    if policies.shape != MapShape::array::<Policy>(1) {
+        return Ok(None);
+    }
+    let mut policy = Policy::default();
+    // SAFETY: K5: an array with elements of this size, all of whose values are valid.
+    unsafe { bpf::array_read(&policies.fd, &mut policy) }?;
+    Ok(Some(policy))
 }

@@ -233,6 +233,9 @@ impl Nic {
         if self.packets.is_some() {
             return self.open_packets(selection);
         }
+        if self.opens_at_once() && self.open_at_once()? {
+            return Ok(());
+        }
         let own = self.endpoint.shape.nic_pairs();
         let pairs: BTreeSet<usize> = self.endpoint.bound(selection).map(|ring| ring.pair).collect();
         if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {

@@ -165,7 +165,9 @@ impl Nic {
         match work {
             Work::Open(selection) => {
                 self.open_or_close(selection)?;
-                self.read_name();
+                if !self.is_hidden {
+                    self.read_name();
+                }
                 Ok(())
             }
             Work::Close => {

@@ -21,6 +21,7 @@ mod filter;
 mod frames;
 mod header;
 mod heartbeat;
+mod hidden;
 mod host_rings;
 mod interface;
 pub(crate) mod kernel_work;

@@ -171,7 +171,9 @@ pub(in crate::ports) fn create(
     shape: EndpointShape,
     caller: &Caller,
 ) -> Result<NicKey, Refusal> {
-    let stays = daemon.nics.settings.failure_at(link, caller)?;
+    // Nobody has settings for a hidden end, at which a program always stays.
+    let is_hidden = daemon.vale.persistent.is_hidden_namespace(caller.netns_id());
+    let stays = if is_hidden { None } else { daemon.nics.settings.failure_at(link, caller)? };
     let packets =
         open_packets::reason(&daemon.registry, &daemon.nics.settings, link, caller).map(Packets::new).transpose()?;
     let admode = daemon.knobs.admode();
@@ -182,7 +184,7 @@ pub(in crate::ports) fn create(
         let surveyed = caller.surveyed(link.index).and_then(|survey| survey.tx_dropped);
         let dropped = surveyed.unwrap_or_else(|| privileged::tx_dropped(&netns, link.index));
         let record = daemon.registry.regions.existing_mut(region)?;
-        let node = privileged::numa_node(&netns, &link.name).ok().flatten();
+        let node = if is_hidden { None } else { privileged::numa_node(&netns, &link.name).ok().flatten() };
         node.into_iter().for_each(|node| record.prefer_node(node));
         let (nic, sent) = Nic::create(record, (key, scope), netns, link, (shape, admode), dropped)?;
         Ok((Nic { numa_node: node, ..nic }, sent))

@@ -10,6 +10,9 @@
 //! The far end takes the interface's place. The kernel completes each frame as it sends it to the near end, which has
 //! no offloads. What the XDP program passes goes back to the interface, and from there to the host's stack; what a
 //! program sends leaves through the interface. The far end is up while the interface is.
+//!
+//! The companion of a hidden end ([`super::hidden`]) is in the namespace of that, with both ends, and stays: it has no
+//! host.
 
 use std::io;
 use std::sync::Arc;
@@ -27,9 +30,9 @@ use crate::refusal::Refusal;
 /// The far end in an interface's place. Dropping it removes the pair.
 pub(super) struct Relay {
     netns: Arc<Netns>,
-    far_netns: Netns,
+    far_netns: Arc<Netns>,
     ends: RelayEnds,
-    /// Until it is dropped.
+    /// Until it is dropped; `None`: they stay, and so does the pair.
     tcx: Option<RelayPrograms>,
 }
 
@@ -43,7 +46,7 @@ pub(super) struct SavedRelay {
 
 impl SavedRelay {
     pub(super) fn restore(self, netns: &Arc<Netns>, fds: &mut Incoming) -> Result<Relay, Refusal> {
-        let far_netns = fds.take_netns(self.far_netns)?;
+        let far_netns = Arc::new(fds.take_netns(self.far_netns)?);
         Ok(Relay { netns: netns.clone(), far_netns, ends: self.ends, tcx: self.tcx.map(RelayPrograms::of) })
     }
 }
@@ -51,7 +54,7 @@ impl SavedRelay {
 impl Relay {
     pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedRelay {
         let tcx = self.tcx.as_ref().map(RelayPrograms::handle);
-        SavedRelay { far_netns: fds.add(&self.far_netns), ends: self.ends, tcx }
+        SavedRelay { far_netns: fds.add(&*self.far_netns), ends: self.ends, tcx }
     }
 
     /// The deadline of its programs, but for the XDP program.
@@ -72,10 +75,15 @@ impl Relay {
         let tcx = privileged::attach_relay(netns, &far_netns, nic, near, far).inspect_err(remove)?;
         let tcx = RelayPrograms::of(tcx);
         let deadline = tcx.deadline().clone();
-        let relay = Relay { netns: netns.clone(), far_netns, ends, tcx: Some(tcx) };
+        let relay = Relay { netns: netns.clone(), far_netns: Arc::new(far_netns), ends, tcx: Some(tcx) };
         heartbeat.add(xdp.deadline()).and_then(|()| heartbeat.add(&deadline))?;
         relay.set_up(up)?;
         Ok((relay, xdp))
+    }
+
+    /// The companion of a hidden end, which stays as this does; it is in the same namespace.
+    pub(super) fn of_hidden_end(hidden: &Arc<Netns>, nic: u32, (near, far): (u32, u32)) -> Relay {
+        Relay { netns: hidden.clone(), far_netns: hidden.clone(), ends: RelayEnds { nic, near, far }, tcx: None }
     }
 
     /// The namespace and the index of the interface that has the rings.
@@ -107,7 +115,8 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         // Frames go to the host before their way to the far end is gone.
-        self.tcx = None;
+        let Some(programs) = self.tcx.take() else { return };
+        drop(programs);
         // The end of the far end's namespace would remove it too, but later.
         if let Err(e) = privileged::delete_veth(&self.netns, self.ends.near) {
             tracing::debug!("the veth pair was removed already: {e}");

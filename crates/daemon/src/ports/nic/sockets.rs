@@ -93,7 +93,7 @@ impl Nic {
     }
 
     /// Records how packets are moved, once the first socket is open.
-    fn set_config(&mut self, config: XdpConfig) {
+    pub(super) fn set_config(&mut self, config: XdpConfig) {
         if self.xdp_config.replace(config).is_none()
             && let Some(why) = self.copy_reason()
         {
@@ -128,7 +128,7 @@ impl Nic {
         }
     }
 
-    fn queue(&self, ifindex: u32, queue: usize, pair: usize, (bind_mode, frags): (BindMode, bool)) -> Queue {
+    pub(super) fn queue(&self, ifindex: u32, queue: usize, pair: usize, (bind_mode, frags): (BindMode, bool)) -> Queue {
         Queue {
             ifindex,
             queue: queue as u32,
@@ -142,7 +142,7 @@ impl Nic {
 
     /// Returns the socket of another queue with the same headroom, whose UMEM registration the new socket shares. Each
     /// registration locks all buffers in memory again, which takes time.
-    fn shared_with(&self, pairs: Range<usize>, headroom: u32) -> Option<BorrowedFd<'_>> {
+    pub(super) fn shared_with(&self, pairs: Range<usize>, headroom: u32) -> Option<BorrowedFd<'_>> {
         let mut same_headroom = self.queues[pairs].iter().flatten().filter(|open| open.headroom == headroom);
         same_headroom.next().map(|open| open.socket.as_fd())
     }
@@ -209,7 +209,7 @@ impl Nic {
     }
 
     /// Maps the rings of a new socket, offers all buffers of the receive ring to the kernel, and binds the socket.
-    fn start_queue(&self, pair: usize, unbound: UnboundXsk<'_>) -> io::Result<OpenQueue> {
+    pub(super) fn start_queue(&self, pair: usize, unbound: UnboundXsk<'_>) -> io::Result<OpenQueue> {
         let (tx, rx) = self.rings_of(pair);
         OpenQueue::open(unbound, (&self.umem, self.requested_headroom(pair)), tx, rx, &self.sent)
     }

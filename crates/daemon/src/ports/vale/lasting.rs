@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqValeNewif;
 use unetmap_core::control::ControlRequest as _;
 use unetmap_core::control::vale::{ThreadConfig, ValeRequest};
+use unetmap_sys::link::Link;
 use unetmap_sys::memfd;
 use unetmap_sys::netns::Netns;
 
@@ -303,6 +304,17 @@ impl Daemon {
         }
     }
 
+    /// The interfaces of the hidden namespace, by index.
+    fn links_of_hidden_ends(&self) -> BTreeMap<u32, Link> {
+        let hidden = self.vale.persistent.hidden_namespace.as_ref();
+        let links = hidden.map_or_else(|| Ok(Vec::new()), privileged::links);
+        let links = links.unwrap_or_else(|e| {
+            tracing::error!("persistent ports of an earlier daemon are not served: {e}");
+            Vec::new()
+        });
+        links.into_iter().map(|link| (link.index, link)).collect()
+    }
+
     /// Returns the persistent ports that are found, with what the file says about each.
     fn take_ports(&mut self, found: Vec<(u32, String)>, hidden: Netns, records: Vec<LastingPort>) -> Vec<LeftPort> {
         if found.is_empty() {
@@ -316,6 +328,7 @@ impl Daemon {
         }
         self.vale.persistent.hidden_namespace = Some(hidden);
         let mut records: BTreeMap<u32, LastingPort> = records.into_iter().map(|port| (port.hidden, port)).collect();
+        let mut links = self.links_of_hidden_ends();
         let mut ports = Vec::new();
         for (hidden, text) in found {
             let name = text.split(' ').next().unwrap_or_default();
@@ -330,8 +343,10 @@ impl Daemon {
                 polling: None,
             };
             let record = records.remove(&hidden).unwrap_or_else(unknown);
+            // It is removed with its namespace at this moment.
+            let Some(link) = links.remove(&hidden) else { continue };
             match read_mark(&text).map_or_else(|| invalid("its mark"), |request| Ok((request, shape_of(&request)?))) {
-                Ok((request, shape)) => ports.push(LeftPort { record, request, shape }),
+                Ok((request, shape)) => ports.push(LeftPort { record, link, request, shape }),
                 Err(refusal) => {
                     tracing::error!(name, "the persistent port is not served: {}", refusal.why);
                     self.vale.persistent.unserved.push(record);

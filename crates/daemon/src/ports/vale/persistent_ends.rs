@@ -9,7 +9,7 @@ use unetmap_switch::port::SwitchPort;
 
 use super::ValeKey;
 use super::persistent::DAEMON_SCOPE;
-use super::port::{ValePort, WIRE_PROGRAM};
+use super::port::{SwitchKey, ValePort, WIRE_PROGRAM};
 use super::switches::ValeState;
 use crate::caller::Caller;
 use crate::ports::nic::no_such_interface;
@@ -20,16 +20,19 @@ use crate::refusal::{Refusal, refuse};
 const WIRE_HOST: u8 = 1;
 
 impl ValeState {
-    /// Takes a port out of the switch of which it is a member, which remains even if it has no other. The caller
-    /// publishes the change.
-    fn vacate(&mut self, side: &Arc<SwitchPort>) {
-        for switch in self.switches.values_mut() {
+    /// Takes a port out of the switch of which it is a member, which remains even if it has no other; returns that
+    /// switch. The caller publishes the change, and has the switch keep the port's packets in its sums.
+    fn vacate(&mut self, side: &Arc<SwitchPort>) -> Option<SwitchKey> {
+        let mut left = None;
+        for (key, switch) in &mut self.switches {
             for (member, thread) in switch.members.iter_mut().zip(&mut switch.threads) {
                 if member.as_ref().is_some_and(|member| Arc::ptr_eq(member, side)) {
                     (*member, *thread) = (None, None);
+                    left = Some(key.clone());
                 }
             }
         }
+        left
     }
 
     /// Forgets the addresses of a port that has left the switch. The caller publishes the change.
@@ -80,13 +83,18 @@ pub(crate) fn connect_ends(registry: &mut Registry, vale: &mut ValeState, hidden
 
 /// Takes both ends out of their switches. Afterwards no thread uses them.
 pub(super) fn take_out(registry: &mut Registry, vale: &mut ValeState, ends: [&PortKey; 2]) -> Result<(), Refusal> {
+    let mut left = Vec::new();
     for id in ends {
         let Some(end) = registry.get_mut::<ValePort>(id) else { continue };
         end.is_member = false;
-        vale.vacate(&end.switch_side);
-        end.host_rings.iter().for_each(|host| vale.vacate(&host.switch_side));
+        let sides = end.host_rings.iter().map(|host| &host.switch_side).chain([&end.switch_side]);
+        left.extend(sides.filter_map(|side| Some((vale.vacate(side)?, side.clone()))));
     }
-    vale.publish()
+    vale.publish()?;
+    for (switch, side) in left {
+        vale.switches.get_mut(&switch).into_iter().for_each(|switch| switch.former.add(&side.packets()));
+    }
+    Ok(())
 }
 
 impl ValePort {

@@ -16,6 +16,7 @@ use super::port::{MAX_RINGS, Side, ValePort};
 use super::{ValeKey, ValeState};
 use crate::caller::Caller;
 use crate::events::What;
+use crate::ports::nic::surveyed::Survey;
 use crate::ports::nic::{self, NicKey, NicState, find_link, no_such_interface};
 use crate::ports::{Daemon, PortKey, Registry, monitor};
 use crate::privileged;
@@ -76,7 +77,8 @@ fn create_in(
     let hidden_namespace = open_hidden_namespace(&mut daemon.nics, &mut daemon.vale)?;
     let whole = daemon.wants_kernel_path();
     let hidden = create_veth_pair(name, &request, (&netns, &hidden_namespace), whole)?;
-    let opened = open_hidden_end(daemon, hidden, &request, whole);
+    let link = privileged::link(&hidden_namespace, hidden).ok().flatten();
+    let opened = link.map_or_else(no_such_interface, |link| open_hidden_end(daemon, &link, &request, whole));
     let served = opened.and_then(|nic| serve(daemon, nic, (name, request, shape, None), region, caller));
     served.inspect_err(|_| {
         let _ = privileged::delete_veth(&hidden_namespace, hidden);
@@ -126,19 +128,20 @@ pub(super) fn serve(
 /// Opens the hidden end of a persistent port. None of its sockets is open yet.
 pub(super) fn open_hidden_end(
     daemon: &mut Daemon,
-    hidden: u32,
+    link: &Link,
     request: &NmreqValeNewif,
     whole: bool,
 ) -> Result<NicKey, Refusal> {
     let Some(hidden_namespace) = daemon.vale.persistent.hidden_namespace.clone() else { return no_such_interface() };
-    let link = privileged::link(&hidden_namespace, hidden).ok().flatten();
-    let Some(link) = link else { return no_such_interface() };
-    let in_namespace = Caller { namespace: hidden_namespace.into(), ..Caller::daemon() };
+    let survey = Some(Arc::new(Survey::of_hidden_end(link.clone(), queues_of(request))));
+    let in_namespace = Caller { namespace: hidden_namespace.into(), survey, ..Caller::daemon() };
     // What the host sends is received here.
     let mirrored =
         NmreqRegister { nr_tx_slots: request.nr_rx_slots, nr_rx_slots: request.nr_tx_slots, ..Default::default() };
-    let shape = nic::new_shape((&daemon.registry, &daemon.nics), &link, &mirrored, &in_namespace)?;
-    let nic = nic::create_for_daemon(daemon, &link, shape, &in_namespace)?;
+    let shape = nic::new_shape((&daemon.registry, &daemon.nics), link, &mirrored, &in_namespace)?;
+    // Its host rings would be those of its own namespace.
+    let shape = EndpointShape { host_tx_rings: 0, host_rx_rings: 0, ..shape };
+    let nic = nic::create_for_daemon(daemon, link, shape, &in_namespace)?;
     daemon.registry.nic_mut(&PortKey::Nic(nic)).into_iter().for_each(|nic| nic.set_hidden(whole));
     Ok(nic)
 }
@@ -236,6 +239,10 @@ fn end(daemon: &mut Daemon, port: &PersistentPort) {
     }
     daemon.vale.leave(&port.place);
     disconnect(daemon, &port.host_end);
+    let hidden = daemon.vale.persistent.hidden_namespace.clone().filter(|_| port.whole);
+    if let Some(Err(e)) = hidden.map(|hidden| privileged::delete_companion(&hidden, port.hidden)) {
+        tracing::warn!(name = port.name, "its companion is left until the daemon is started again: {e}");
+    }
     if let Some(key) = &port.attached {
         attached::log(&mut daemon.events, key, "detached", |port| What::Detached { port });
     }
@@ -283,6 +290,11 @@ pub(super) fn end_namespace() {
     }
 }
 
+/// The queues of a pair.
+fn queues_of(request: &NmreqValeNewif) -> u32 {
+    u32::from(request.nr_tx_rings.max(request.nr_rx_rings)).clamp(1, 16)
+}
+
 /// Creates the veth pair of a persistent port, for the kernel's path (`whole`) or not; returns the index of its hidden
 /// end.
 fn create_veth_pair(
@@ -291,8 +303,7 @@ fn create_veth_pair(
     (netns, hidden_namespace): (&Netns, &Netns),
     whole: bool,
 ) -> Result<u32, Refusal> {
-    let queues = u32::from(request.nr_tx_rings.max(request.nr_rx_rings)).clamp(1, 16);
-    let hidden = privileged::create_persistent_veth(netns, hidden_namespace, name, queues, whole);
+    let hidden = privileged::create_persistent_veth(netns, hidden_namespace, name, queues_of(request), whole);
     hidden.or_else(|e| refuse_veth(&e))
 }
 

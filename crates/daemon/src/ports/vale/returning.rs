@@ -75,6 +75,8 @@ pub(super) struct Left<T> {
 /// A persistent port.
 pub(super) struct LeftPort {
     pub(super) record: LastingPort,
+    /// Its hidden end, when it was found.
+    pub(super) link: Link,
     pub(super) request: NmreqValeNewif,
     pub(super) shape: EndpointShape,
 }

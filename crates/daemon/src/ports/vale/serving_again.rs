@@ -59,7 +59,7 @@ impl Daemon {
 
     fn begin_port(&mut self, left: Left<LeftPort>) {
         let record = &left.what.record;
-        let begun = open_hidden_end(self, record.hidden, &left.what.request, record.whole).and_then(|nic| {
+        let begun = open_hidden_end(self, &left.what.link, &left.what.request, record.whole).and_then(|nic| {
             let at = EndpointKey::from(PortKey::Nic(nic));
             let all = NmreqRegister { nr_mode: NR_REG_ALL_NIC, ..Default::default() };
             let selection = self.registry.endpoint(&at)?.0.select(&all)?;
@@ -92,7 +92,7 @@ impl Daemon {
     }
 
     fn serve_opened(&mut self, nic: NicKey, port: &LeftPort) -> Result<(), Refusal> {
-        let LeftPort { record, request, shape } = port;
+        let LeftPort { record, request, shape, .. } = port;
         let sizes = self.knobs.private_sizes().for_switch_port(shape, MAX_EXTRA);
         let memory = &mut RegionMemory::AsUsed;
         let region = self.registry.regions.create_private(record.scope, &record.name, sizes, memory)?;
