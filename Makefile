@@ -45,6 +45,8 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 SONAME := libunetmap.so.0
 COMPLETIONS := bash-completion/completions zsh/site-functions fish/vendor_completions.d
 UNITS := $(DESTDIR)$(PREFIX)/lib/systemd
+# Of programs in the wire.
+WIRE_UNITS := unetmap-bridge@.service unetmap-fw@.service unetmap-suricata@.service
 
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -120,9 +122,10 @@ soak: setup-tests
 
 # Writes its tables into the document. Some faults many times in place of all once, into the folder target/inline only.
 INLINE := $(KILLS:%=--kills=%) $(HANGS:%=--hangs=%) $(STARVATIONS:%=--starvations=%)
+INLINE_DOCUMENT := $(if $(WAYS),$(filter suricata,$(WAYS)),inline)
 test-inline: debug
 	$(CARGO) test --locked -p conformance --test inline -- --whole $(WAYS) $(INLINE) --out=$(TARGET)/inline \
-		$(if $(INLINE)$(WAYS),,--document=$(CURDIR)/docs/inline.md)
+		$(if $(INLINE),,$(INLINE_DOCUMENT:%=--document=$(CURDIR)/docs/%.md))
 
 test-kubelet:
 	$(CARGO) build --locked -p unetmap-daemon -p unetmap-cli -p unetmap-cni --bins
@@ -253,7 +256,7 @@ install:
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/$$unit >$(UNITS)/system/$$unit && \
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/user/$$unit >$(UNITS)/user/$$unit || exit 1; \
 	done
-	for unit in unetmap-metrics.service unetmap-bridge@.service unetmap-fw@.service; do \
+	for unit in unetmap-metrics.service $(WIRE_UNITS); do \
 		sed 's|@BINDIR@|$(PREFIX)/bin|' service/$$unit >$(UNITS)/system/$$unit || exit 1; \
 	done
 	install -d $(DESTDIR)$(PREFIX)/share/unetmap
@@ -293,7 +296,7 @@ uninstall:
 	rm -rf $(DESTDIR)$(PREFIX)/lib/unetmap
 	rm -f $(DESTDIR)$(PREFIX)/lib/cni/unetmap
 	rm -f $(foreach kind,system user,$(addprefix $(UNITS)/$(kind)/,unetmapd.socket unetmapd.service))
-	rm -f $(UNITS)/system/unetmap-metrics.service $(UNITS)/system/unetmap-bridge@.service $(UNITS)/system/unetmap-fw@.service
+	rm -f $(addprefix $(UNITS)/system/,unetmap-metrics.service $(WIRE_UNITS))
 	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
 	rm -rf $(DESTDIR)$(PREFIX)/share/unetmap $(DESTDIR)$(PREFIX)/share/doc/unetmap
 	cd $(DESTDIR)$(PREFIX)/share && rm -f $(foreach program,$(filter-out unetmapd,$(PROGRAMS)), \

@@ -341,7 +341,8 @@ fn systemd_accepts_the_units_and_drop_ins_of_the_document() {
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let bin = program("unetmapd").parent().expect("a file in a folder").display().to_string();
-        for unit in ["unetmapd.socket", "unetmapd.service", "unetmap-bridge@.service", "unetmap-fw@.service"] {
+        let in_the_wire = ["unetmap-bridge@.service", "unetmap-fw@.service", "unetmap-suricata@.service"];
+        for unit in ["unetmapd.socket", "unetmapd.service"].into_iter().chain(in_the_wire) {
             let text = std::fs::read_to_string(root.join("service").join(unit)).expect("a unit");
             let name = unit.replace('@', "@lan");
             std::fs::write(home.folder().join(&name), text.replace("@BINDIR@", &bin)).expect("a file");
@@ -350,7 +351,7 @@ fn systemd_accepts_the_units_and_drop_ins_of_the_document() {
         let drop_ins: Vec<&str> =
             document.split("```ini\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         assert!(drop_ins.len() >= 2, "the document has drop-ins");
-        let names = ["unetmap-bridge@lan.service", "unetmap-fw@lan.service"];
+        let names = in_the_wire.map(|unit| unit.replace('@', "@lan"));
         for (name, text) in names.iter().flat_map(|name| drop_ins.iter().map(move |text| (name, text))) {
             let folder = home.folder().join(format!("{name}.d"));
             std::fs::create_dir_all(&folder).expect("a folder");
@@ -360,7 +361,7 @@ fn systemd_accepts_the_units_and_drop_ins_of_the_document() {
             let output = command.env("SYSTEMD_UNIT_PATH", format!("{}:", home.folder().display())).output();
             let output = output.expect("systemd-analyze");
             let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success() && !said.contains(*name), "{name} with {text}: {said}");
+            assert!(output.status.success() && !said.contains(&**name), "{name} with {text}: {said}");
         }
     });
 }

@@ -285,7 +285,7 @@ fn rules_read_again(scene: &mut Scene) -> Result<(), String> {
     }
     for _ in 0..20 {
         let before = scene.place.times_rules_were_read();
-        signal(&[scene.place.program()], Signal::HUP);
+        signal(&[scene.place.program()], scene.place.way.reload.0);
         scene.wait_until_it_passes()?;
         wait_for("the rules are read", || scene.place.times_rules_were_read() > before)?;
     }

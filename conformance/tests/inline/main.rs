@@ -7,6 +7,7 @@
 //! cargo test -p conformance --test inline                                the short form, as `make test` runs it
 //! cargo test -p conformance --test inline -- --whole                     all faults, each of which lasts longer
 //! cargo test -p conformance --test inline -- fw-host stopped             one program, faults whose names have a word
+//! cargo test -p conformance --test inline -- --whole suricata            Suricata, of PATH or of the variable SURICATA
 //! cargo test -p conformance --test inline -- --kills=1000 --hangs=200    kills and hangs of programs with a bypass
 //! cargo test -p conformance --test inline -- --cards=MAC,MAC,MAC,MAC     cards in place of veth pairs (cards.rs)
 //! ```
@@ -25,6 +26,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use conformance::tool::lacks;
 use serde::Serialize;
 
 use cards::Cards;
@@ -77,7 +79,7 @@ impl Options {
     fn has_way(&self, way: &Way) -> bool {
         let mut names = self.words.iter().filter(|word| WAYS.iter().any(|way| way.name == **word)).peekable();
         match names.peek() {
-            None => self.is_whole || !self.words.is_empty() || way.is_short,
+            None => !way.is_foreign() && (self.is_whole || !self.words.is_empty() || way.is_short),
             Some(_) => names.any(|name| name == way.name),
         }
     }
@@ -135,6 +137,10 @@ struct All {
 
 /// Runs the faults of a program, and adds their rows. An error: the program does not work without a fault.
 fn run_way(way: &'static Way, options: &Options, all: &mut All) -> Result<(), String> {
+    if let Err(why) = way.check() {
+        println!("inline: {:8} skipped: {why}", way.name);
+        return Ok(());
+    }
     let hold = if options.is_whole { WHOLE } else { SHORT };
     let mut scene = None;
     let is_single = |fault: &&Fault| options.repeated.is_empty() && options.has_fault(fault);
@@ -162,8 +168,9 @@ fn run_way(way: &'static Way, options: &Options, all: &mut All) -> Result<(), St
 fn failure(row: &Row, has_cards: bool) -> Option<String> {
     let has = |on_failure| WAYS.iter().any(|way| way.name == row.way && way.on_failure == on_failure);
     let fault = FAULTS.iter().find(|fault| fault.name == row.fault);
-    // Another interface has no setting before the program makes it.
-    let is_closed = has(OnFailure::Closed) && fault.is_none_or(|fault| fault.keeps_interfaces);
+    // Without nftables another interface has no setting before the program makes it.
+    let is_closed = has(OnFailure::Closed)
+        && (fault.is_none_or(|fault| fault.keeps_interfaces) || lacks("kernel: closed names").is_none());
     // A card drops frames for which it has no buffer, too.
     let is_counted = !has_cards && has(OnFailure::Bypass) && fault.is_some_and(|fault| fault.keeps_counts);
     let uncounted = row.frames.as_ref().filter(|frames| is_counted && frames.lost != frames.sum());

@@ -36,6 +36,8 @@ pub(crate) const DENIED: u16 = 9999;
 pub(crate) const QUEUES: u32 = 2;
 /// Ethernet addresses of `c0` and of the server's interface.
 const MACS: [&str; 2] = ["02:00:00:00:09:01", "02:00:00:00:09:02"];
+/// After this long a program that goes on without its ports is started again.
+const BY_HAND_AFTER: Duration = Duration::from_secs(10);
 /// How long a condition is waited for between two looks.
 const LOOK: Duration = Duration::from_millis(5);
 /// Size of the file system that has the daemon's files.
@@ -71,8 +73,37 @@ pub(crate) struct Way {
     pub is_short: bool,
     /// Whether it denies the datagrams of [`DENIED`].
     pub denies: bool,
+    /// How often it opens a port.
+    sessions: usize,
+    /// The signal of the unit's reload, and what the program says in its log when it has read its rules.
+    pub reload: (Signal, &'static str),
+    /// A program that is not this project's, for which it looks in PATH.
+    needs: Option<Foreign>,
     /// About the program and its place, for the document.
     pub about: &'static str,
+}
+
+/// A program of others.
+struct Foreign {
+    name: &'static str,
+    /// A variable of the environment with its path.
+    variable: &'static str,
+    /// Its option that says how it was built, and what it says then if it was built for netmap.
+    build: [&'static str; 2],
+}
+
+impl Foreign {
+    fn path(&self) -> PathBuf {
+        std::env::var_os(self.variable).map_or_else(|| self.name.into(), PathBuf::from)
+    }
+
+    /// Why it cannot be run here.
+    fn check(&self) -> Result<(), String> {
+        let [option, netmap] = self.build;
+        let text = run(Command::new(self.path()).arg(option))?;
+        let says = text.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") == netmap);
+        if says { Ok(()) } else { Err(format!("{} was built without netmap", self.path().display())) }
+    }
 }
 
 /// A bridge between two interfaces.
@@ -86,6 +117,9 @@ const BRIDGE: Way = Way {
     on_failure: OnFailure::Open,
     is_short: false,
     denies: false,
+    sessions: 2,
+    reload: (Signal::HUP, "were read again"),
+    needs: None,
     about: "`bridge m0 m1`, between two interfaces",
 };
 
@@ -108,8 +142,26 @@ const HOST_FIREWALL: Way = Way {
     ..FIREWALL
 };
 
+/// Suricata between two interfaces. It opens each to receive and to send.
+const SURICATA: Way = Way {
+    name: "suricata",
+    unit: "unetmap-suricata@.service",
+    before: "bypass m0 m1",
+    on_failure: OnFailure::Bypass,
+    denies: true,
+    sessions: 4,
+    reload: (Signal::USR2, "rule reload complete"),
+    needs: Some(Foreign {
+        name: "suricata",
+        variable: "SURICATA",
+        build: ["--build-info", "Netmap support: yes v14+"],
+    }),
+    about: "`unetmap bypass m0 m1`, `unetmap run suricata -c lan.yaml --netmap`, between two interfaces",
+    ..BRIDGE
+};
+
 /// The programs that are tested.
-pub(crate) const WAYS: [Way; 6] = [
+pub(crate) const WAYS: [Way; 7] = [
     BRIDGE,
     Way {
         name: "bridge-bypass",
@@ -136,7 +188,20 @@ pub(crate) const WAYS: [Way; 6] = [
         about: "`unetmap-fw m0 m0^ --rules FILE`, between an interface and the host's stack",
         ..HOST_FIREWALL
     },
+    SURICATA,
 ];
+
+impl Way {
+    /// Whether it is tested only by name, as another machine lacks the program.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.needs.is_some()
+    }
+
+    /// Why its program cannot be run here.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.needs.as_ref().map_or(Ok(()), Foreign::check)
+    }
+}
 
 /// The network, and what runs in it.
 pub(crate) struct Place {
@@ -171,6 +236,12 @@ impl Drop for Disk {
     fn drop(&mut self) {
         let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
+}
+
+/// The folder of the project. A guest has it in another place than the machine that built this.
+fn sources() -> PathBuf {
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&own).join("..")
 }
 
 /// Runs a command that must succeed.
@@ -237,10 +308,35 @@ impl Place {
             "add deny udp from any to any 9999\nadd deny icmp from any to any\nadd allow ip from any to any\n",
         )
         .map_err(|e| e.to_string())?;
+        place.configure_suricata()?;
         place.mend_daemon()?;
         place.set_up()?;
         place.wait_until_it_works()?;
         Ok(place)
+    }
+
+    /// Writes Suricata's configuration and rules, as the document has them.
+    fn configure_suricata(&self) -> Result<(), String> {
+        if !self.way.is_foreign() {
+            return Ok(());
+        }
+        let path = sources().join("docs/suricata.md");
+        let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let folder = self.home.folder().display().to_string();
+        for (language, file) in [("yaml", self.yaml()), ("suricata", self.home.folder().join("lan.rules"))] {
+            let block = text.split_once(&format!("```{language}\n")).and_then(|(_, rest)| rest.split_once("```"));
+            let (block, _) = block.ok_or_else(|| format!("{} has no {language}", path.display()))?;
+            let block = block.replace("eth1", "m0").replace("eth2", "m1").replace("/var/log/suricata", &folder);
+            let block = block.replace("suricata.log", "program.log").replace("/etc/suricata", &folder);
+            // The disk is small, and each denied datagram is a line.
+            let block = block.replace("fast.log", "/dev/null");
+            fs::write(file, block).map_err(|e| e.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn yaml(&self) -> PathBuf {
+        self.home.folder().join("lan.yaml")
     }
 
     /// The hosts: namespace, interface, IPv4 and Ethernet address.
@@ -362,6 +458,11 @@ impl Place {
     }
 
     fn start_program(&mut self) -> Result<(), String> {
+        if self.way.is_foreign() {
+            // It may have filled the disk, as long as it had no ports.
+            let log = File::create(self.home.folder().join("program.log"));
+            log.map_err(|e| e.to_string())?;
+        }
         let words = self.command()?;
         let (file, args) = words.split_first().ok_or("a unit without a command")?;
         let mut command = self.middle.command(file);
@@ -373,15 +474,17 @@ impl Place {
 
     /// The command of the program's unit, with what its drop-in says.
     fn command(&self) -> Result<Vec<PathBuf>, String> {
-        // A guest has the sources in another folder than the machine that built this.
-        let sources = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-        let path = Path::new(&sources).join("../service").join(self.way.unit);
+        let path = sources().join("service").join(self.way.unit);
         let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=")).ok_or("a unit without a command")?;
         let of_word = |word: &str| match word {
             "$PORTS" => self.way.ports.split_whitespace().map(PathBuf::from).collect(),
             "$OPTIONS" => self.way.options.split_whitespace().map(PathBuf::from).collect(),
             "/etc/unetmap/%i.rules" => vec![self.rules()],
+            "/etc/suricata/%i.yaml" => vec![self.yaml()],
+            _ if self.way.needs.as_ref().is_some_and(|needs| needs.name == word) => {
+                self.way.needs.iter().map(Foreign::path).collect()
+            }
             _ => vec![word.strip_prefix("@BINDIR@/").map_or_else(|| word.into(), program)],
         };
         Ok(line.split_whitespace().flat_map(of_word).collect())
@@ -393,16 +496,22 @@ impl Place {
         self.mend().map(drop)
     }
 
-    /// Waits until the program has its ports, and the ports are kept; mends meanwhile.
+    /// Waits until the program has its ports, and the ports are kept; mends meanwhile. One that goes on without its
+    /// ports, and opens them no more, is started again.
     pub(crate) fn wait_until_it_works(&mut self) -> Result<(), String> {
-        let end = Instant::now() + LIMIT;
+        let (end, mut by_hand) =
+            (Instant::now() + LIMIT, self.way.is_foreign().then(|| Instant::now() + BY_HAND_AFTER));
         loop {
+            if by_hand.is_some_and(|at| Instant::now() > at) {
+                by_hand = None;
+                self.restart_program()?;
+            }
             self.mend()?;
             let pid = self.program().as_raw_pid().cast_unsigned();
             let now = self.home.try_snapshot();
             if now.is_some_and(|now| {
                 let open = now.sessions.iter().filter(|session| session.pid == pid).count();
-                open == 2 && now.daemon.kept_sessions == now.sessions.len()
+                open == self.way.sessions && now.daemon.kept_sessions == now.sessions.len()
             }) {
                 return Ok(());
             }
@@ -442,7 +551,7 @@ impl Place {
     /// How often the program has read its rules again, as it says.
     pub(crate) fn times_rules_were_read(&self) -> usize {
         let text = fs::read_to_string(self.home.folder().join("program.log")).unwrap_or_default();
-        text.matches("were read again").count()
+        text.matches(self.way.reload.1).count()
     }
 
     /// The program's process.
