@@ -14,6 +14,7 @@ mod clock;
 mod export;
 mod input;
 mod meter;
+mod metrics;
 mod observer;
 mod options;
 mod packet;
@@ -36,6 +37,7 @@ use unetmap::{Interest, Port};
 use clock::Clock;
 use export::{Domain, Exporter, Form, Second};
 use meter::Meter;
+use metrics::Published;
 pub use observer::{Observer, ObserverArgs, Origin};
 pub use options::FlowsArgs;
 use options::{Settings, TopSettings};
@@ -76,6 +78,10 @@ fn flows(args: &FlowsArgs) -> Result<(), Failure> {
     }
     meter.outputs.lines = settings.format.map(|format| Lines::new(format, names));
     meter.outputs.top = settings.top.map(|top| Top::new(meter.places(), top.rows));
+    let published = Published::default();
+    meter.published = Some(published.clone());
+    let program = format!("unetmap flows {}", settings.ports.join(" "));
+    let _served = settings.metrics.serve(program.trim_end(), move || published.metrics())?;
     let result = if settings.files.is_empty() {
         observe(&open(&settings)?, &settings, &mut meter, &clock, stop)
     } else {

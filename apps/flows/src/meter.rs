@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cache::{Cache, End, Flow, Timeouts, Watch};
 use crate::export::{Exporter, Record, Sample};
+use crate::metrics::Published;
 use crate::packet::{Keys, Packet, Parser};
 use crate::report::Lines;
 use crate::sampler::{Choice, Sampler, Sampling};
@@ -76,6 +77,8 @@ pub(crate) struct Meter {
     cache: Cache,
     batch: Vec<Packet>,
     pub(crate) outputs: Outputs,
+    /// For other threads.
+    pub(crate) published: Option<Published>,
     /// All packets, by source.
     seen: Vec<Volume>,
     /// The chosen ones.
@@ -102,6 +105,7 @@ impl Meter {
                 recorded: Volume::default(),
                 now: 0,
             },
+            published: None,
             seen: vec![Volume::default(); sources],
             chosen: Volume::default(),
             now: 0,
@@ -184,6 +188,9 @@ impl Meter {
         let Outputs { exporter, lines, now, .. } = &mut self.outputs;
         exporter.iter_mut().for_each(|exporter| exporter.tick(*now, Instant::now()));
         lines.iter_mut().for_each(Lines::flush);
+        if let Some(published) = &self.published {
+            published.set(self.summary());
+        }
     }
 
     /// No port waits for the program any more: the collector and the reader of lines are given time.
@@ -217,7 +224,7 @@ impl Meter {
         let mut summary = json!({
             "event": "summary", "packets": seen.packets, "bytes": seen.bytes,
             "sampled_packets": self.chosen.packets, "sampled_bytes": self.chosen.bytes,
-            "malformed": self.parser.malformed, "records": records,
+            "malformed": self.parser.malformed, "flows": self.cache.len, "records": records,
             "recorded_packets": recorded.packets, "recorded_bytes": recorded.bytes,
         });
         if let Some(exporter) = exporter {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use tool_common::Failure;
+use tool_common::metrics::MetricsArgs;
 use tool_common::port::full_name;
 use unetmap_quantity::{count, seconds, within};
 
@@ -90,6 +91,9 @@ pub struct FlowsArgs {
     #[arg(long, value_enum, default_value_t = Choice::Random)]
     sample_by: Choice,
 
+    #[command(flatten)]
+    metrics: MetricsArgs,
+
     /// Make both directions one record (RFC 5103), which begins with the first packet's; needs IPFIX
     #[arg(short, long)]
     both_directions: bool,
@@ -135,6 +139,7 @@ pub(crate) struct Settings<'a> {
     pub(crate) keys: Keys,
     pub(crate) timeouts: Timeouts,
     pub(crate) flows: usize,
+    pub(crate) metrics: &'a MetricsArgs,
 }
 
 /// Of `--top`.
@@ -198,6 +203,7 @@ impl FlowsArgs {
             keys: Keys { both: self.both_directions, inner: self.inner },
             timeouts: Timeouts { idle: millis(self.idle), active: millis(self.active), sweep },
             flows: self.flows,
+            metrics: &self.metrics,
         })
     }
 }

@@ -6,6 +6,7 @@ mod control;
 mod events;
 mod fate;
 mod log;
+mod metrics;
 mod options;
 mod parsed;
 mod shared;
@@ -180,6 +181,7 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
         move || control::follow(&shared, &config, reread.as_ref())
     });
     let events = Arc::new(Events::default());
+    let _served = metrics::serve(&options.metrics, [a.spec(), b.spec()], &shared, &config)?;
     std::thread::spawn({
         let (shared, events) = (Arc::clone(&shared), Arc::clone(&events));
         move || control::serve(&listener, &shared, &config, &events)

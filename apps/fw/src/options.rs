@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use tool_common::metrics::MetricsArgs;
 use tool_common::port::full_name;
 use unetmap_flows::ObserverArgs;
 use unetmap_quantity::{count, mebibytes, seconds, within};
@@ -70,6 +71,9 @@ pub(crate) struct Cli {
     #[command(flatten)]
     flows: ObserverArgs,
 
+    #[command(flatten)]
+    metrics: MetricsArgs,
+
     /// Maximum number of slots in a batch
     #[arg(short, long, value_name = "SLOTS", default_value_t = 512, value_parser = within::<u64, u32>(count, 1..=u32::MAX.into()), allow_hyphen_values = true)]
     burst: u32,
@@ -113,6 +117,7 @@ pub(crate) struct Options {
     pub(crate) log_bytes: u64,
     /// Records of the flows that come.
     pub(crate) flows: ObserverArgs,
+    pub(crate) metrics: MetricsArgs,
     pub(crate) burst: u32,
     pub(crate) wait: Duration,
     pub(crate) copy: bool,
@@ -147,6 +152,7 @@ impl Cli {
             log: self.log,
             log_bytes: self.log_size,
             flows: self.flows,
+            metrics: self.metrics,
             burst: self.burst,
             wait: self.wait,
             copy: self.copy,

@@ -17,5 +17,6 @@ mod fw;
 mod install;
 mod links;
 mod manuals;
+mod metrics;
 mod quantities;
 mod scrubber;

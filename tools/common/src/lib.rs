@@ -7,6 +7,7 @@ pub mod forward;
 pub mod generator;
 pub mod host;
 pub mod link;
+pub mod metrics;
 pub mod port;
 pub mod reply;
 pub mod rule;

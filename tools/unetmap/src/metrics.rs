@@ -10,11 +10,12 @@ use std::path::Path;
 use rustix::fs::Mode;
 use rustix::process::umask;
 use serde_json::Value;
+use tool_common::metrics::Metric;
 use unetmap_sys::socket::listen_for_streams;
 
 use crate::http::{self, Listener};
 use crate::ls::{members, parse_reply};
-use format::{Format, Kind, Metric};
+use format::Format;
 
 mod format;
 
@@ -24,8 +25,7 @@ fn text_of(value: &Value) -> String {
 
 /// All metrics, without samples.
 fn definitions() -> Vec<Metric> {
-    let gauge = |name, help| Metric { name, help, kind: Kind::Gauge, samples: Vec::new() };
-    let counter = |name, help| Metric { name, help, kind: Kind::Counter, samples: Vec::new() };
+    let (gauge, counter) = (Metric::gauge, Metric::counter);
     vec![
         gauge("daemon_info", "A daemon that runs; 1"),
         gauge("daemon_uptime_seconds", "Time since it started"),
@@ -80,10 +80,10 @@ fn definitions() -> Vec<Metric> {
 fn metrics(snapshots: &[Value]) -> Vec<Metric> {
     let mut all = definitions();
     for snapshot in snapshots {
-        let daemon = ("daemon", text_of(&snapshot["daemon"]["uid"]));
+        let daemon = ("daemon".to_owned(), text_of(&snapshot["daemon"]["uid"]));
         let mut add = |name: &str, labels: &[Label<'_>], value: Option<f64>| {
             if let (Some(metric), Some(value)) = (all.iter_mut().find(|metric| metric.name == name), value) {
-                let labels = labels.iter().map(|(name, value)| (*name, text_of(value)));
+                let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), text_of(value)));
                 metric.samples.push((std::iter::once(daemon.clone()).chain(labels).collect(), value));
             }
         };
@@ -211,11 +211,16 @@ fn add_user(user: &Value, add: &mut Add<'_>) {
     }
 }
 
-/// Returns the text of all daemons.
+/// Returns the text of all daemons, and of the programs that answer.
 fn page(format: Format) -> Result<String, String> {
     let snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
     let parsed = snapshots.iter().map(|snapshot| parse_reply("metrics", snapshot)).collect::<Result<Vec<_>, _>>()?;
-    Ok(format.page(&metrics(&parsed)))
+    let mut all = metrics(&parsed);
+    // A program cannot take the name of one of the daemon's.
+    let of_programs = tool_common::metrics::read().into_iter();
+    let own: Vec<_> = of_programs.filter(|metric| all.iter().all(|known| known.name != metric.name)).collect();
+    all.extend(own);
+    Ok(format.page(&all))
 }
 
 /// Prints the metrics, or serves them at `listen`: `unix:PATH`, or ADDRESS:PORT.

@@ -3,26 +3,8 @@
 
 use std::fmt::Write as _;
 
+use tool_common::metrics::Metric;
 use unetmap::abi::printable::word;
-
-/// How a metric is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Counter,
-    Gauge,
-}
-
-/// A sample: its labels, and its value.
-type Sample = (Vec<(&'static str, String)>, f64);
-
-/// A metric: its name without `unetmap_` and without `_total`, what it counts, and its samples.
-#[derive(Debug)]
-pub(super) struct Metric {
-    pub(super) name: &'static str,
-    pub(super) help: &'static str,
-    pub(super) kind: Kind,
-    pub(super) samples: Vec<Sample>,
-}
 
 /// A text format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,11 +51,8 @@ impl Format {
     /// The metrics as text.
     pub(super) fn page(self, metrics: &[Metric]) -> String {
         let mut page = String::new();
-        for Metric { name, help, kind, samples } in metrics {
-            let (kind, suffix) = match kind {
-                Kind::Counter => ("counter", "_total"),
-                Kind::Gauge => ("gauge", ""),
-            };
+        for Metric { name, help, is_counter, samples } in metrics {
+            let (kind, suffix) = if *is_counter { ("counter", "_total") } else { ("gauge", "") };
             // In OpenMetrics the suffix belongs to the sample, in the older format to the name.
             let family = if self == Format::Text { suffix } else { "" };
             let _ = write!(page, "# HELP unetmap_{name}{family} {help}.\n# TYPE unetmap_{name}{family} {kind}\n");

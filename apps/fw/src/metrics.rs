@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The firewall's counters for `unetmap metrics`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::Value;
+use tool_common::metrics::{Metric, MetricsArgs, Served};
+use unetmap_filter::Config;
+
+use crate::control::snapshot;
+use crate::shared::Shared;
+
+/// Shows the counters of a firewall between these ports, if that is asked for.
+///
+/// # Errors
+/// As of [`MetricsArgs::serve`].
+pub(crate) fn serve(
+    args: &MetricsArgs,
+    [first, second]: [&str; 2],
+    shared: &Arc<Shared>,
+    config: &Arc<Mutex<Config>>,
+) -> Result<Option<Served>, String> {
+    let (shared, config) = (Arc::clone(shared), Arc::clone(config));
+    args.serve(&format!("unetmap-fw {first} {second}"), move || {
+        let config = config.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        of(&snapshot(&shared, &config))
+    })
+}
+
+/// The metrics of a snapshot.
+fn of(snapshot: &Value) -> Vec<Metric> {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let mut rules: BTreeMap<(u64, String), [u64; 2]> = BTreeMap::new();
+    for rule in snapshot["rules"].as_array().into_iter().flatten() {
+        // Rules of one number, in one set, that have the same comment count together.
+        let text = rule["rule"].as_str().unwrap_or_default();
+        let comment = text.split_once(" // ").map_or("", |(_, comment)| comment);
+        let sum = rules.entry((number(&rule["number"]), comment.to_owned())).or_default();
+        *sum = [sum[0] + number(&rule["packets"]), sum[1] + number(&rule["bytes"])];
+    }
+    let mut of_rules = [
+        Metric::counter("fw_rule_packets", "Packets that matched rules, by number and comment"),
+        Metric::counter("fw_rule_bytes", "Bytes of these packets"),
+    ];
+    for ((rule, comment), counts) in rules {
+        let rule = rule.to_string();
+        let labels = [("rule", &*rule), ("comment", &*comment)];
+        of_rules.iter_mut().zip(counts).for_each(|(metric, count)| metric.add(&labels, count));
+    }
+    let by_way = |name: &str, help: &str, key: &str| {
+        let value = |way: &str| number(&snapshot[way][key]);
+        Metric::counter(name, help).with(&[("dir", "out")], value("out")).with(&[("dir", "in")], value("in"))
+    };
+    let group = |name: &str, help: &str, label: &str, group: &Value, keys: &[&str]| {
+        let metric = Metric::counter(name, help);
+        keys.iter().fold(metric, |metric, key| metric.with(&[(label, key)], number(&group[*key])))
+    };
+    let (states, nat) = (&snapshot["states"], &snapshot["nat"]);
+    let mut all = of_rules.to_vec();
+    all.extend([
+        by_way("fw_passed_packets", "Packets that passed", "passed"),
+        by_way("fw_dropped_packets", "Packets that did not", "dropped"),
+        Metric::counter("fw_malformed_packets", "Of these, malformed ones").with(&[], number(&snapshot["malformed"])),
+        Metric::gauge("fw_states", "States of connections").with(&[], number(&states["now"])),
+        group(
+            "fw_states_ended",
+            "States, and packets that would have made one, that had no room, by reason",
+            "reason",
+            states,
+            &["dropped_half_open", "full", "limited"],
+        ),
+        Metric::gauge("fw_nat_connections", "Connections that are translated").with(&[], number(&nat["now"])),
+        group(
+            "fw_nat_dropped_packets",
+            "Packets that were not translated, by reason",
+            "reason",
+            nat,
+            &["full", "no_port", "denied_in", "fragments"],
+        ),
+        group(
+            "fw_syn_proxy",
+            "Handshakes of the SYN proxy, by event",
+            "event",
+            &snapshot["syn_proxy"],
+            &["cookies", "accepted", "opened", "refused", "invalid"],
+        ),
+    ]);
+    all
+}
