@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import unittest
 
 import numpy
@@ -224,22 +225,22 @@ class Rings(Case):
 
 class Threads(Case):
     def receive(self, port, results):
-        """Receives a frame in a thread, which waits as soon as nobody else uses the direction."""
+        """Receives a frame in a thread; returns when that has the direction, which it keeps until the frame has come."""
 
         def run():
-            while True:
-                try:
-                    return results.append(port.recv())
-                except OSError as error:
-                    if error.errno != errno.EBUSY:
-                        return results.append(error)
+            try:
+                results.append(port.recv())
+            except OSError as error:
+                results.append(error)
 
         thread = threading.Thread(target=run)
         thread.start()
-        # Another thread waits when this direction is refused to us. It has it without a gap from then on.
+        ring = port.rx_rings[0]
+        # This takes the direction, too, but not while another thread of Python runs: the thread is never refused.
         with self.assertRaises(OSError) as raised:
             while True:
-                port.recv(timeout=0)
+                ring.advance(0)
+                time.sleep(0.001)
         self.assertEqual(raised.exception.errno, errno.EBUSY)
         return thread
 

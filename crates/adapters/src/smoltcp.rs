@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use ::smoltcp::phy::{self, DeviceCapabilities, Medium};
 use ::smoltcp::time::Instant;
+use unetmap::abi::NR_NO_TX_POLL;
 use unetmap::{Error, Interest, Port, Ring};
 
 /// Bytes of the longest frame without a VLAN tag on Ethernet: 1500 of payload and 14 of header, FCS excluded.
@@ -69,9 +70,18 @@ impl Device {
     /// # Errors
     /// As of [`Device::sync`].
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
+        // A poll for frames sends, too, without a look at which slots are free again.
+        if self.unsent > 0 && self.port.register().nr_flags & NR_NO_TX_POLL != 0 {
+            self.send()?;
+        }
         self.unsent = 0;
-        // A poll for one direction syncs the rings of both.
         self.port.poll(Interest::RX, timeout).map(drop)
+    }
+
+    /// Sends what is in the transmit rings, and takes free slots back.
+    fn send(&mut self) -> Result<(), Error> {
+        self.unsent = 0;
+        self.port.poll(Interest::TX, Some(Duration::ZERO)).map(drop)
     }
 
     /// Copies the next frame that has arrived; one that is too long for the device is dropped.
@@ -90,9 +100,8 @@ impl Device {
     fn make_room(&mut self) -> Option<()> {
         let has_room = |port: &Port| port.tx_rings().iter().any(|ring| !ring.is_empty());
         if self.unsent >= BATCH || !has_room(&self.port) {
-            self.unsent = 0;
             // An error is that of the next sync, too.
-            let _ = self.port.poll(Interest::TX, Some(Duration::ZERO));
+            let _ = self.send();
         }
         has_room(&self.port).then_some(())
     }
