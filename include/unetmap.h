@@ -29,6 +29,19 @@ extern "C" {
  */
 uint64_t unetmap_slot_time(int fd, int tx, unsigned int ring, unsigned int slot, int *source);
 
+/*
+ * Has all ports that are registered from now on wait for the next daemon when theirs has ended, as UNETMAP_RECONNECT=1
+ * in the environment does: the descriptor, the memory and the pointers into it stay valid. Until then rings have no
+ * slots, and a wait goes on. Not ports with extra buffers or control blocks, nor monitors.
+ */
+void unetmap_reconnect(void);
+
+/*
+ * Returns how often the port of fd went on with another daemon. lost, unless it is NULL, is set to the slots that were
+ * lost with former ones: filled and not sent, or received and not read.
+ */
+int unetmap_reconnects(int fd, uint64_t *lost);
+
 #ifdef __cplusplus
 }
 #endif

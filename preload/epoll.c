@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stddef.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -242,6 +243,19 @@ record_registration(int set, int op, int fd, const struct epoll_event *event)
 	return error;
 }
 
+/* Whether fd is a member of the set in the table. */
+static int
+is_recorded(int set, int fd)
+{
+	sigset_t before;
+	int found;
+
+	lock(&before);
+	found = set_numbers[set] != 0 && find(set_numbers[set], fd) != NULL;
+	unlock(&before);
+	return found;
+}
+
 int
 unetmap_hook_epoll_ctl(int set, int op, int fd, struct epoll_event *event)
 {
@@ -257,8 +271,13 @@ unetmap_hook_epoll_ctl(int set, int op, int fd, struct epoll_event *event)
 		hang_up.events &= EPOLLET | EPOLLONESHOT | EPOLLWAKEUP | EPOLLEXCLUSIVE;
 		kernel_event = &hang_up;
 	}
-	if (unetmap_libc_epoll_ctl(set, op, fd, kernel_event) != 0)
-		return -1;
+	if (unetmap_libc_epoll_ctl(set, op, fd, kernel_event) != 0) {
+		/* The kernel has lost a member whose port goes on with another daemon, on another file. */
+		if (errno != ENOENT || !is_netmap(fd) || !is_recorded(set, fd))
+			return -1;
+		if (op == EPOLL_CTL_MOD && unetmap_libc_epoll_ctl(set, EPOLL_CTL_ADD, fd, kernel_event) != 0)
+			return -1;
+	}
 	error = record_registration(set, op, fd, event);
 	if (error == 0)
 		return 0;
@@ -444,8 +463,14 @@ report(struct epoll_waiter *e, int from_kernel, enum check how)
 
 		while (i < from_kernel && e->events[i].data.u64 != m.data.u64)
 			i++;
-		if (i < from_kernel && !m.is_set && (e->events[i].events & (EPOLLHUP | EPOLLERR)))
+		if (i < from_kernel && !m.is_set && (e->events[i].events & (EPOLLHUP | EPOLLERR))) {
 			e->events[i].events = EPOLLERR;
+			if (unetmap_hang_up_passes(m.fd)) {
+				memmove(e->events + i, e->events + i + 1, (size_t)(out - i - 1) * sizeof(*e->events));
+				i = --from_kernel;
+				out--;
+			}
+		}
 		/* No room: not stored as reported, so the next call reports it. */
 		if (got != 0 && i == from_kernel && out == e->max) {
 			at++;

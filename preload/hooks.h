@@ -57,6 +57,7 @@ int unetmap_fd_is_netmap(int fd);
 int unetmap_arm(int fd, short events, struct pollfd *wait, unsigned int room, unsigned int *used);
 int unetmap_arm_for_more(int fd, short events, struct pollfd *wait, unsigned int room, unsigned int *used);
 int unetmap_poll_woken(int fd, short events);
+int unetmap_hang_up_passes(int fd);
 unsigned int unetmap_progress(int fd, int which);
 int unetmap_init(void);
 void *unetmap_thread_start(void);

@@ -44,7 +44,9 @@ use worker::{Filter, Parts, Worker};
 const LOG_QUEUE: usize = 1024;
 
 fn main() -> ExitCode {
-    let options = tool_common::parse::<Cli>().check().map_err(Failure::Usage);
+    let cli = tool_common::parse::<Cli>();
+    cli.daemon.apply();
+    let options = cli.check().map_err(Failure::Usage);
     tool_common::exit_code("unetmap-fw", options.and_then(|options| run(&options)))
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use tool_common::daemon::WaitDaemon;
 use tool_common::metrics::MetricsArgs;
 use tool_common::port::full_name;
 use unetmap_flows::ObserverArgs;
@@ -37,6 +38,9 @@ pub(crate) struct Cli {
     /// between two interfaces). It stays until `unetmap nic IF failure open`
     #[arg(long, value_name = "closed|open|bypass", value_parser = fate)]
     on_failure: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) daemon: WaitDaemon,
 
     /// Maximum number of states, and of connections that NAT translates
     #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within::<u64, u32>(count, 1..=16_777_216), allow_hyphen_values = true)]

@@ -7,3 +7,4 @@ mod headers;
 mod packages;
 mod parameters;
 mod preload;
+mod reconnect;

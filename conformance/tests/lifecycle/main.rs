@@ -8,6 +8,7 @@ mod daemon;
 mod kept;
 mod knobs;
 mod namespaces;
+mod reconnect;
 mod replace;
 mod service;
 mod state;

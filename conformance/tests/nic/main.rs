@@ -21,6 +21,7 @@ mod offsets;
 mod packets;
 mod policy;
 mod queues;
+mod reconnect;
 mod refusals;
 mod replace;
 mod sharing;

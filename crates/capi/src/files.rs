@@ -11,15 +11,15 @@
 //! There is one reference for each table entry and one for each call that may wait. Other calls count none
 //! ([`crate::threads`]).
 
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::{Mutex, PoisonError};
 
 use unetmap_core::Error;
 use unetmap_core::port::file::{BoundPort, File};
-
-use unetmap_sys::event;
+use unetmap_sys::{event, socket};
 
 use crate::threads::{self, ReadSection};
 use crate::tuning::REQUEST_POLL;
@@ -114,6 +114,30 @@ impl OpenFile {
                 drop(Box::from_raw(file));
             }
         }
+    }
+
+    /// The daemon has ended (`None`): the file's descriptors get a connection that does not hang up, whose other end is
+    /// `parked`. Or they, and the descriptor of the region, get the files of the next daemon.
+    fn go_on(&self, region: RawFd, next: Option<(OwnedFd, OwnedFd)>, parked: &Mutex<Option<OwnedFd>>) {
+        let mut parked = parked.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = match next {
+            Some((connection, new_region)) => {
+                replace_fd(region, new_region.as_fd());
+                *parked = None;
+                connection
+            }
+            None => {
+                let Ok((connection, other)) = socket::pair() else { return };
+                *parked = Some(other);
+                connection
+            }
+        };
+        let Some(inode) = socket_inode(connection.as_raw_fd()) else { return };
+        let is_ours = |fd: &RawFd| entry(*fd).is_some_and(|entry| ptr::eq(entry.load(Acquire), self));
+        let before = Some(self.inode.load(Relaxed));
+        let all = (0..MAX_FILES as RawFd).filter(is_ours).filter(|fd| socket_inode(*fd) == before);
+        all.for_each(|fd| replace_fd(fd, connection.as_fd()));
+        self.inode.store(inode, Relaxed);
     }
 
     /// Returns whether the file's connection has hung up although it is open here.
@@ -370,6 +394,11 @@ impl RequestGuard {
     pub(crate) fn bind(&self, port: BoundPort) {
         let open = self.open;
         port.port.watch_file(move || open.has_hung_up());
+        if port.port.waits_for_daemons() {
+            unetmap_core::observe_daemons(|name, change| eprintln!("{name}: {change}"));
+            let (region, parked) = (port.region.as_raw_fd(), Mutex::new(None));
+            port.port.keep_file(move |next| open.go_on(region, next, &parked));
+        }
         let port = Box::into_raw(Box::new(port));
         if self.open.port.compare_exchange(ptr::null_mut(), port, AcqRel, Relaxed).is_err() {
             // SAFETY: C3: from Box::into_raw, and never stored.

@@ -26,6 +26,7 @@ mod link;
 mod names;
 mod parameters;
 mod ready;
+mod reconnect;
 mod snapshot;
 mod threads;
 mod times;

@@ -157,7 +157,10 @@ unsafe fn arm(
     };
     let got = on_port(fd, events, |port, want| {
         if event::hung_up(borrowed(fd)) {
-            return Err(port.shut_down());
+            let error = port.shut_down();
+            if !port.awaits_daemon() {
+                return Err(error);
+            }
         }
         let ready = arm_it(port, want)?;
         if ready.is_none() {

@@ -31,8 +31,8 @@ pub use backend::vale::{ProgramData, defer_program_data, with_program_data};
 pub use error::{Error, errno, without_codes};
 pub use port::extmem::Pools;
 pub use port::{
-    DownCause, InDaemon, Interest, LinkDown, NR_SLOT_TIMES, OpenOptions, Port, Ring, SlotIter, SlotRef, adopt,
-    link_down,
+    DaemonChange, DownCause, InDaemon, Interest, LinkDown, NR_SLOT_TIMES, OpenOptions, Port, Ring, SlotIter, SlotRef,
+    adopt, link_down, observe_daemons, reconnect_by_default,
 };
 
 /// Returns the version of this build, as `0.1.0 (2f6c35d9a1b0)`: the commit follows if the environment variable

@@ -160,6 +160,20 @@ pub(crate) const START_TRIES: u32 = 3;
 pub(crate) const OPEN_TRIES: u32 = 5;
 pub(crate) const OPEN_RETRY: Duration = Duration::from_millis(20);
 
+/// How often a port whose daemon has ended looks for the next one, and for its answer. Not measured.
+pub(crate) const DAEMON_POLL: Duration = Duration::from_millis(50);
+pub(crate) const ANSWER_POLL: Duration = Duration::from_millis(2);
+
+/// How long a call waits for the rest of an answer whose first message has come. Not measured.
+pub(crate) const SHORT_REPLY_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long a port whose daemon has ended waits for other ports of its region to notice that, which they do at the next
+/// call after [`LIFE_CHECK_NS`].
+pub(crate) const SIBLINGS_LIMIT: Duration = Duration::from_millis(300);
+
+/// How long a port that goes on with the next daemon waits for threads that sync its rings. Not measured.
+pub(crate) const RING_LOCK_LIMIT: Duration = Duration::from_millis(100);
+
 /// How often to try for the lock that serializes starting a daemon. Not measured.
 pub(crate) const LOCK_POLL: Duration = Duration::from_millis(2);
 

@@ -5,6 +5,7 @@ mod memory;
 mod saved;
 mod sizes;
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
@@ -36,6 +37,20 @@ pub(crate) const DAEMON_UID: u32 = u32::MAX;
 /// The daemon's number of a region. It is unique, unlike `mem_id`, the number that programs see, which is 1 for
 /// several.
 pub(crate) type RegionKey = u32;
+
+thread_local! {
+    /// The ring from which on rings are allocated, as far as they are free, and the next one in a region.
+    static RINGS_FROM: Cell<Option<(u32, RegionKey, u32)>> = const { Cell::new(None) };
+}
+
+/// Runs `create`, which allocates rings from number `first` on in each region, as far as they are free; `None`: the
+/// lowest free ones.
+pub(crate) fn with_rings_from<T>(first: Option<u32>, create: impl FnOnce() -> T) -> T {
+    RINGS_FROM.set(first.map(|first| (first, RegionKey::MAX, first)));
+    let created = create();
+    RINGS_FROM.set(None);
+    created
+}
 
 /// A region, and what is allocated in it.
 pub(crate) struct RegionRecord {
@@ -230,7 +245,11 @@ impl RegionRecord {
             let why = format!("a ring of {} slots does not fit {} bytes of a ring", slots.get(), pool.size);
             return self.is_full(&why, "ring_size");
         }
-        let view = self.rings.alloc().and_then(|object| {
+        let wanted = RINGS_FROM.get();
+        let number = wanted.map(|(first, region, next)| if region == self.key { next } else { first });
+        let object = number.and_then(|number| self.rings.alloc_at(number)).or_else(|| self.rings.alloc());
+        RINGS_FROM.set(wanted.zip(object).map(|((first, ..), object)| (first, self.key, object + 1)));
+        let view = object.and_then(|object| {
             let offset = pool.object(object)?;
             RingView::new(&self.region, RingShape { offset, slots, id, dir })
         });
@@ -276,15 +295,21 @@ impl RegionRecord {
         }
     }
 
-    /// Allocates a session's `netmap_if`, with a list of up to `extra` extra buffers. Returns it, its offset, and the
-    /// number of extra buffers in the list.
-    pub(crate) fn create_iface(&mut self, shape: &IfaceShape, extra: u32) -> Result<(Iface, u64, u32), Refusal> {
+    /// Allocates a session's `netmap_if`, that with the number `wanted` if it is free, with a list of up to `extra`
+    /// extra buffers. Returns it, its offset, and the number of extra buffers in the list.
+    pub(crate) fn create_iface(
+        &mut self,
+        shape: &IfaceShape,
+        extra: u32,
+        wanted: Option<u32>,
+    ) -> Result<(Iface, u64, u32), Refusal> {
         let pool = self.region.geometry().ifs;
         if shape.rings.len() > Iface::max_rings(pool.size) {
             let why = format!("{} rings do not fit {} bytes of a session", shape.rings.len(), pool.size);
             return self.is_full(&why, "if_size");
         }
-        let made = self.ifs.alloc().and_then(|object| {
+        let object = wanted.and_then(|number| self.ifs.alloc_at(number)).or_else(|| self.ifs.alloc());
+        let made = object.and_then(|object| {
             let offset = pool.object(object)?;
             Some((Iface::new(&self.region, offset)?, offset))
         });

@@ -27,6 +27,14 @@ impl ObjectPool {
         u32::try_from(index).ok()
     }
 
+    /// Allocates object `index`; `None` when it is not free.
+    pub fn alloc_at(&mut self, index: u32) -> Option<u32> {
+        let used = self.used.get_mut(index as usize).filter(|used| !**used)?;
+        *used = true;
+        self.allocated += 1;
+        Some(index)
+    }
+
     /// Frees object `index`; one that is not allocated is ignored.
     pub fn free(&mut self, index: u32) {
         if let Some(used) = self.used.get_mut(index as usize).filter(|used| **used) {
@@ -330,6 +338,15 @@ mod tests {
         assert_eq!([(); 5].map(|()| pool.alloc()), [Some(0), Some(1), Some(2), Some(3), None]);
         [2, 0, 2, 9].into_iter().for_each(|index| pool.free(index));
         assert_eq!([(); 3].map(|()| pool.alloc()), [Some(0), Some(2), None]);
+    }
+
+    #[test]
+    fn an_object_is_allocated_by_its_number_if_it_is_free() {
+        let mut pool = ObjectPool::new(4);
+        assert_eq!([2, 2, 4].map(|index| pool.alloc_at(index)), [Some(2), None, None]);
+        assert_eq!([(); 4].map(|()| pool.alloc()), [Some(0), Some(1), Some(3), None]);
+        pool.free(2);
+        assert_eq!((pool.alloc_at(2), pool.allocated()), (Some(2), 4));
     }
 
     #[test]

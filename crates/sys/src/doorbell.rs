@@ -11,6 +11,8 @@ use rustix::time::{
     timerfd_settime,
 };
 
+use crate::in_place;
+
 /// `TFD_IOC_SET_TICKS`: sets the number of expirations that a reader sees.
 const SET_TICKS: libc::Ioctl = rustix::ioctl::opcode::write::<u64>(b'T', 0) as libc::Ioctl;
 
@@ -99,6 +101,14 @@ impl Doorbell {
         let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
         // Cannot fail: the descriptor is a timerfd, and the time is valid.
         let _ = timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &once);
+    }
+
+    /// Has this value be another doorbell from now on, under the same descriptor number.
+    ///
+    /// # Errors
+    /// As [`Doorbell::from_fd`], and those of `dup3`.
+    pub fn replace(&self, new: OwnedFd) -> io::Result<()> {
+        in_place::replace_fd(self.fd.as_fd(), Doorbell::from_fd(new)?.into())
     }
 
     /// Duplicates the descriptor; the duplicate is close-on-exec.

@@ -22,6 +22,7 @@ pub mod file_watch;
 pub mod folder;
 pub mod fuse;
 pub mod futex;
+pub mod in_place;
 pub mod kernel;
 #[cfg(feature = "bpf")]
 pub mod kernel_path;

@@ -125,8 +125,9 @@ pub mod switch;
 
 #[doc(inline)]
 pub use unetmap_core::{
-    BufIdx, DownCause, Error, Frame, Interest, LinkDown, NR_SLOT_TIMES, OpenOptions, Pools, Port, Pos, Region, Ring,
-    Slot, SlotIter, SlotRef, SlotTime, TimeSource, abi, errno, link_down, version,
+    BufIdx, DaemonChange, DownCause, Error, Frame, Interest, LinkDown, NR_SLOT_TIMES, OpenOptions, Pools, Port, Pos,
+    Region, Ring, Slot, SlotIter, SlotRef, SlotTime, TimeSource, abi, errno, link_down, observe_daemons,
+    reconnect_by_default, version,
 };
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};

@@ -68,7 +68,9 @@ impl Forwards for All {
 }
 
 fn main() -> ExitCode {
-    let config = tool_common::parse::<Cli>().check().map_err(Failure::Usage);
+    let cli = tool_common::parse::<Cli>();
+    cli.daemon.apply();
+    let config = cli.check().map_err(Failure::Usage);
     tool_common::exit_code("bridge", config.and_then(|config| run(&config)))
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
+use tool_common::daemon::WaitDaemon;
 use tool_common::failure::interface_of;
 use tool_common::port::full_name;
 use unetmap::abi::{PortKind, PortSpec, Rings};
@@ -38,6 +39,9 @@ pub(crate) struct Cli {
     /// after its end, and when the daemon has ended (unetmap bypass IF1 IF2 off ends it)
     #[arg(long)]
     bypass: bool,
+
+    #[command(flatten)]
+    pub(crate) daemon: WaitDaemon,
 
     /// Print more details on standard error
     #[arg(short, long)]

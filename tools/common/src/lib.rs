@@ -2,6 +2,7 @@
 //! Shared code of the command-line tools: port names, output, signals and exit codes.
 #![forbid(unsafe_code)]
 
+pub mod daemon;
 pub mod failure;
 pub mod forward;
 pub mod generator;

@@ -29,7 +29,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 const ROUNDS_PER_CLOCK_READ: u32 = 64;
 
 fn main() -> ExitCode {
-    let config = tool_common::parse::<Cli>().check().map_err(Failure::Usage);
+    let cli = tool_common::parse::<Cli>();
+    cli.daemon.apply();
+    let config = cli.check().map_err(Failure::Usage);
     tool_common::exit_code("lb", config.and_then(|config| run(&config)))
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
+use tool_common::daemon::WaitDaemon;
 use tool_common::port::full_name;
 use tool_common::rule::{self, Rule};
 use unetmap::abi::{PortKind, PortSpec};
@@ -43,6 +44,9 @@ pub(crate) struct Cli {
     /// Seconds to wait after the port was opened, because some links come up slowly
     #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = seconds, allow_hyphen_values = true)]
     wait: Duration,
+
+    #[command(flatten)]
+    pub(crate) daemon: WaitDaemon,
 
     /// Never sleep: spin while no packets arrive
     #[arg(short = 'W', long)]
@@ -101,6 +105,9 @@ pub(crate) struct Config {
 impl Cli {
     /// Validates the flags together.
     pub(crate) fn check(self) -> Result<Config, String> {
+        if self.daemon.is_given() && self.extra_bufs > 0 {
+            return Err("--wait-daemon: extra buffers (-B) end with the daemon: leave out one of the two".into());
+        }
         let port = full_name(&self.port);
         let parsed = PortSpec::parse_with(&port, |name| Path::new("/sys/class/net").join(name).exists())
             .map_err(|e| e.to_string())?;

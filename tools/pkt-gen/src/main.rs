@@ -28,7 +28,9 @@ use tool_common::generator::allowed_cpus;
 
 fn main() -> ExitCode {
     let allowed = allowed_cpus();
-    let config = tool_common::parse::<options::Cli>().check(&allowed).map_err(Failure::Usage);
+    let cli = tool_common::parse::<options::Cli>();
+    cli.daemon.apply();
+    let config = cli.check(&allowed).map_err(Failure::Usage);
     let run = |config: options::Config| {
         #[cfg(feature = "apps")]
         if let Some(task) = &config.task {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Parser, ValueEnum};
 
+use tool_common::daemon::WaitDaemon;
 use tool_common::port::{RingConfig, full_name};
 use unetmap_quantity::{bytes, count, milliseconds, seconds, whole_packet_rate, within};
 
@@ -138,6 +139,9 @@ pub(crate) struct Cli {
     /// Seconds to wait after the port was opened, because some links come up slowly
     #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = seconds, allow_hyphen_values = true)]
     wait: Duration,
+
+    #[command(flatten)]
+    pub(crate) daemon: WaitDaemon,
 
     /// Receiver: end when no packet has arrived for a second, after the first packet
     #[arg(short = 'W', long)]

@@ -97,7 +97,7 @@ fn send_loop(worker: &Worker<'_>, mut fill: impl Fill) -> Result<Outcome, String
         port.tx_rings()[..rings].iter().map(|ring| TxRing { ring, unfilled: ring.num_slots() }).collect();
     let mut pacer = Pacer::new(worker.rate);
     let mut sent = 0;
-    let mut stall = FullRings::new(&rings, &config.port);
+    let mut stall = FullRings::new(&rings, (port, &config.port));
     let begin = Instant::now();
     while sent < worker.count && !worker.stopped() && !stall.gave_up {
         let left = worker.count - sent;
@@ -198,6 +198,10 @@ fn send_on_one_ring(
             result = Err(e);
             break;
         }
+        // The port waits for the next daemon, or goes on with one in a new ring.
+        if local.ring.head() != head || local.ring.space() < space {
+            break;
+        }
     }
     if batches > 0 {
         worker.counters.add_batches(worker.interval, (sum.packets, sum.bytes, batches), min_space);
@@ -213,6 +217,7 @@ fn unreleased(rings: &[TxRing<'_>]) -> u64 {
 
 /// Detects that a receiver releases no more slots.
 struct FullRings<'a> {
+    opened: &'a Port,
     port: &'a str,
     /// The rings' tails before the first packet, and the number of packets that they hold at least.
     tails: Vec<Pos>,
@@ -222,10 +227,10 @@ struct FullRings<'a> {
 }
 
 impl<'a> FullRings<'a> {
-    fn new(rings: &[TxRing<'_>], port: &'a str) -> FullRings<'a> {
+    fn new(rings: &[TxRing<'_>], (opened, port): (&'a Port, &'a str)) -> FullRings<'a> {
         let tails = rings.iter().map(|to| to.ring.tail()).collect();
         let capacity = rings.iter().map(|to| u64::from(to.ring.num_slots())).sum();
-        FullRings { port, tails, capacity, stall: Stall::default(), gave_up: false }
+        FullRings { opened, port, tails, capacity, stall: Stall::default(), gave_up: false }
     }
 
     /// Takes note of a round that sent `round` packets, after which `sent` were sent altogether.
@@ -240,6 +245,9 @@ impl<'a> FullRings<'a> {
 
     #[cold]
     fn observe_full_rings(&mut self, sent: u64, rings: &[TxRing<'_>]) {
+        if self.opened.awaits_daemon() {
+            return self.stall.sent();
+        }
         let moved = || self.tails.iter().zip(rings).any(|(tail, to)| *tail != to.ring.tail());
         self.gave_up = self.stall.full(self.port, || sent > self.capacity || moved());
     }

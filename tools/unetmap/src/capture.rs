@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::{Args, ValueEnum};
 use pcap::{BpfProgram, Capture, Linktype};
 use serde_json::{Value, json};
+use tool_common::daemon::WaitDaemon;
 use tool_common::{Failure, link, note, note_part, port, stop_on_signals};
 use unetmap::abi::{NR_MONITOR_RX, NR_MONITOR_TX, NR_ZCOPY_MON, NS_MOREFRAG};
 use unetmap::{Interest, Port};
@@ -64,6 +65,9 @@ pub(crate) struct CaptureArgs {
     /// Stop after this time
     #[arg(long, value_name = "SECONDS", value_parser = above_zero, allow_hyphen_values = true)]
     duration: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) daemon: WaitDaemon,
 
     /// Start another file before a file exceeds this size
     #[arg(long, value_name = "BYTES", value_parser = within::<u64, u64>(bytes, 1..=u64::MAX), allow_hyphen_values = true)]
@@ -276,6 +280,7 @@ impl Running<'_> {
 pub(crate) fn run(args: &CaptureArgs) -> Result<u8, Failure> {
     let failed = |why: String| Failure::Work(why).within("capture");
     let wrong = |why: String| Failure::Usage(why).within("capture");
+    args.daemon.apply();
     let stop = stop_on_signals().map_err(failed)?;
     let expression = args.filter.join(" ");
     let filter = compile(&expression).map_err(wrong)?;

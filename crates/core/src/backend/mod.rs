@@ -10,7 +10,7 @@
 use crate::control::binding::BackendKind;
 use pipe::{PipeRx, PipeTx};
 pub(crate) use ring::RingBackend;
-pub(crate) use sides::{RingParts, Rx, Tx, WakeupSource};
+pub(crate) use sides::{NextRing, RingParts, Rx, Tx, WakeupSource};
 
 mod monitor;
 mod nic;

@@ -5,6 +5,7 @@
 //! A mirror ring is trusted no more than the peer of a pipe. A monitor's ring delivers the packets that one transmit
 //! ring sends, that one receive ring receives, or both in the order in which they were copied.
 
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG, NS_TXMON};
@@ -13,7 +14,7 @@ use unetmap_sys::{Doorbell, clock};
 
 use super::region_cache::map_region;
 use super::ring::RingBackend;
-use super::sides::{Delivered, InvalidPeerIndex, RingParts, Rx, WakeupSource};
+use super::sides::{Delivered, InvalidPeerIndex, NextRing, RingParts, Rx, WakeupSource};
 use super::times::Times;
 use crate::control::binding::ZERO_COPY;
 
@@ -203,6 +204,11 @@ impl Rx for MonitorRx {
 
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
+    }
+
+    /// Its mirror is that of a port which another program opens.
+    fn go_on(&self, _next: NextRing<'_>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 }
 

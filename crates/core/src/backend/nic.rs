@@ -7,18 +7,20 @@
 //! It nearly always fills them in the order of the slots; otherwise two slots exchange their buffers, so that the slots
 //! of the ring name all its buffers at every moment.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
     BufIdx, Limits, Offsets, Pos, SlotRing, SlotValue, Slots, Span, TxFramesPage, UmemLayout, XskDesc, XskRxRings,
     XskTxRings,
 };
+use unetmap_sys::in_place::{self, RingPlaces};
 use unetmap_sys::{Doorbell, xsk};
 
 use super::ring::RingBackend;
-use super::sides::{Delivered, InvalidPeerIndex, RingParts, Rx, Tx, WakeupSource};
+use super::sides::{Delivered, InvalidPeerIndex, NextRing, RingParts, Rx, Tx, WakeupSource};
 use crate::control::binding::FRAGS;
 use crate::error::errno::EAGAIN;
 use crate::tuning::{MAX_KICKS, SENT_PER_KICK, TX_COMPLETION_POLL};
@@ -41,6 +43,7 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
             Ok(true) | Err(_) => limits.buf_size.min(xsk::MAX_PACKET),
         },
         busy: xsk::busy_poll(&socket).is_some(),
+        left: Mutex::default(),
         socket: Arc::new(socket),
         doorbell: parts.doorbell()?,
         frags: parts.bound.features & FRAGS != 0,
@@ -80,9 +83,25 @@ pub(crate) struct Half {
     /// Whether the socket busy polls: the kernel processes the queue in system calls on the socket, which are made even
     /// if the kernel does not request a wake-up.
     pub(crate) busy: bool,
+    /// Where the socket's rings were mapped, after its daemon has ended.
+    pub(crate) left: Mutex<RingPlaces>,
 }
 
 impl Half {
+    /// The kernel gives the queue to another socket once this one is neither mapped nor open.
+    fn give_up(&self) -> io::Result<()> {
+        let places = RingPlaces::leave(&self.socket)?;
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = places;
+        // A descriptor of any other kind that can be waited for.
+        in_place::replace_fd(self.socket.as_fd(), Doorbell::new()?.into())
+    }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).take(next.other.as_fd())?;
+        self.doorbell.replace(next.doorbell)?;
+        in_place::replace_fd(self.socket.as_fd(), next.other)
+    }
+
     /// Whether the slot's packet is within a buffer; and its offset there.
     #[inline(always)]
     fn validate(&self, slot: SlotValue) -> (bool, u32) {
@@ -222,6 +241,14 @@ impl Tx for NicTx {
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
     }
+
+    fn give_up(&self) -> io::Result<()> {
+        self.half.give_up()
+    }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        self.half.go_on(next)
+    }
 }
 
 impl WakeupSource for NicTx {
@@ -331,6 +358,18 @@ impl Rx for NicRx {
 
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
+    }
+
+    fn undelivered(&self, _received: Pos) -> u32 {
+        self.rings.rx_available()
+    }
+
+    fn give_up(&self) -> io::Result<()> {
+        self.half.give_up()
+    }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        self.half.go_on(next)
     }
 }
 

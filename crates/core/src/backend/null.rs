@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! A port without a data path: memory, rings, and syncs that move nothing (`NR_REG_NULL`).
 
+use std::io;
+
 use unetmap_mem::{Pos, Span};
 
 use super::ring::RingBackend;
-use super::sides::{Delivered, InvalidPeerIndex, RingParts, Rx, Tx, WakeupSource};
+use super::sides::{Delivered, InvalidPeerIndex, NextRing, RingParts, Rx, Tx, WakeupSource};
 
 /// Both sides of a ring.
 pub(crate) struct Null;
@@ -30,6 +32,10 @@ impl Tx for Null {
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         None
     }
+
+    fn go_on(&self, _next: NextRing<'_>) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl Rx for Null {
@@ -47,5 +53,9 @@ impl Rx for Null {
 
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         None
+    }
+
+    fn go_on(&self, _next: NextRing<'_>) -> io::Result<()> {
+        Ok(())
     }
 }

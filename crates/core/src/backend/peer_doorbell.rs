@@ -27,33 +27,55 @@ impl PeerDoorbell {
             PeerDoorbell::Later(doorbells, ring) => doorbells.get(*ring).into_iter().for_each(Doorbell::notify),
         }
     }
+
+    /// From now on it is that of the peer at the next daemon.
+    pub(crate) fn replace(&self, new: OwnedFd) -> io::Result<()> {
+        match self {
+            PeerDoorbell::Known(doorbell) => doorbell.replace(new),
+            PeerDoorbell::Later(doorbells, ring) => doorbells.replace(*ring, new),
+        }
+    }
 }
 
 /// The doorbells of all rings of a port's peer, once they were asked for.
 pub(crate) struct LaterDoorbells {
     /// `None`: no answer.
     ask: Box<dyn Fn() -> Option<Vec<OwnedFd>> + Send + Sync>,
-    known: OnceLock<Vec<Doorbell>>,
+    /// By the ring's number in the binding.
+    known: Vec<OnceLock<Doorbell>>,
 }
 
 impl LaterDoorbells {
-    /// `ask` returns them, in the order of the binding's rings.
-    pub(crate) fn new(ask: impl Fn() -> Option<Vec<OwnedFd>> + Send + Sync + 'static) -> LaterDoorbells {
-        LaterDoorbells { ask: Box::new(ask), known: OnceLock::new() }
+    /// `ask` returns those of `rings` rings, in the order of the binding.
+    pub(crate) fn new(rings: usize, ask: impl Fn() -> Option<Vec<OwnedFd>> + Send + Sync + 'static) -> LaterDoorbells {
+        LaterDoorbells { ask: Box::new(ask), known: std::iter::repeat_with(OnceLock::new).take(rings).collect() }
     }
 
     #[inline]
     fn get(&self, ring: usize) -> Option<&Doorbell> {
-        self.known.get().or_else(|| self.receive())?.get(ring)
+        let known = self.known.get(ring)?;
+        known.get().or_else(|| {
+            self.receive();
+            known.get()
+        })
+    }
+
+    fn replace(&self, ring: usize, new: OwnedFd) -> io::Result<()> {
+        let Some(known) = self.known.get(ring) else { return Ok(()) };
+        match known.get() {
+            Some(doorbell) => doorbell.replace(new),
+            None => Doorbell::from_fd(new).map(|new| _ = known.set(new)),
+        }
     }
 
     /// Not within the initialization of `known`: a signal handler that syncs another ring would wait for it for ever.
     #[cold]
-    fn receive(&self) -> Option<&Vec<Doorbell>> {
-        let doorbells = (self.ask)()?.into_iter().map(Doorbell::from_fd).collect::<io::Result<Vec<_>>>();
-        // Another thread may have got the same ones.
-        let _ = self.known.set(doorbells.ok()?);
-        self.known.get()
+    fn receive(&self) {
+        let doorbells = (self.ask)().unwrap_or_default().into_iter().map(Doorbell::from_fd);
+        for (known, doorbell) in self.known.iter().zip(doorbells) {
+            // Another thread may have got the same ones.
+            let _ = doorbell.map(|doorbell| known.set(doorbell));
+        }
     }
 }
 
@@ -75,7 +97,7 @@ mod tests {
     fn doorbells_that_come_later_are_asked_for_once() {
         let (first, second, asked) = (Doorbell::new().unwrap(), Doorbell::new().unwrap(), Arc::new(AtomicU32::new(0)));
         let (fds, counter) = ([&first, &second].map(|d| d.try_clone().unwrap()), Arc::clone(&asked));
-        let later = Arc::new(LaterDoorbells::new(move || {
+        let later = Arc::new(LaterDoorbells::new(2, move || {
             // The first request gets no answer.
             let is_answered = counter.fetch_add(1, Ordering::Relaxed) > 0;
             is_answered.then(|| fds.each_ref().map(|d| d.try_clone().unwrap().into()).into())

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Pipes: a channel to the peer process; the daemon takes no part in the data path.
 
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_mem::{
     BufIdx, ChannelRef, Consumer, Offsets, Pos, Producer, Received, RingShape, RingView, SimdLevel, SlotValue, Span,
@@ -8,7 +11,7 @@ use unetmap_mem::{
 use unetmap_sys::Doorbell;
 
 use super::peer_doorbell::PeerDoorbell;
-use super::sides::{Delivered, InvalidPeerIndex, RingParts, Rx, Tx, WakeupSource};
+use super::sides::{Delivered, InvalidPeerIndex, NextRing, RingParts, Rx, Tx, WakeupSource};
 use crate::tuning::PEER_POLL;
 
 /// The sending end of a channel.
@@ -93,6 +96,16 @@ impl Tx for PipeTx {
     fn channel(&self) -> Option<ChannelRef> {
         Some(self.channel.words_ref())
     }
+
+    fn missed_by_receiver(&self, sent: Pos) -> u32 {
+        let slots = self.channel.slots().slots();
+        self.channel.words().left_at(slots).map_or(0, |counted| slots.distance(counted, sent))
+    }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        self.doorbell.replace(next.doorbell)?;
+        self.peer_doorbell.replace(next.other)
+    }
 }
 
 impl WakeupSource for PipeTx {
@@ -113,7 +126,7 @@ impl WakeupSource for PipeTx {
 pub(crate) struct PipeRx {
     pub(crate) channel: Consumer,
     /// Replaces a buffer that does not exist.
-    pub(crate) placeholder: BufIdx,
+    pub(crate) placeholder: AtomicU32,
     /// Where in their buffers the program expects packets.
     pub(crate) offsets: Offsets,
     /// Notified by the producer when it sent slots and this side sleeps.
@@ -139,7 +152,7 @@ impl PipeRx {
                 limits,
                 SimdLevel::best(),
             )?,
-            placeholder: BufIdx(bound.placeholder_or_longest),
+            placeholder: AtomicU32::new(bound.placeholder_or_longest),
             offsets: parts.offsets(),
             doorbell: parts.doorbell()?,
             peer_doorbell: parts.peer_doorbell()?,
@@ -182,7 +195,8 @@ impl Rx for PipeRx {
             .validated_prod(self.channel.slots().slots(), held, received)
             .ok_or(InvalidPeerIndex)?;
         let span = Span { from: received, to };
-        let got = if to == received { Received::default() } else { self.channel.receive(span, self.placeholder) };
+        let placeholder = BufIdx(self.placeholder.load(Relaxed));
+        let got = if to == received { Received::default() } else { self.channel.receive(span, placeholder) };
         let mut bad = got.invalid;
         if self.offsets.mask != 0 {
             bad += self.validate_offsets(span);
@@ -201,6 +215,20 @@ impl Rx for PipeRx {
 
     fn channel(&self) -> Option<ChannelRef> {
         Some(self.channel.words_ref())
+    }
+
+    fn undelivered(&self, received: Pos) -> u32 {
+        let slots = self.channel.slots().slots();
+        let Some(to) = slots.pos(self.channel.words().raw_prod()) else { return 0 };
+        // A sender that has not noticed the end of the daemon may go on.
+        self.channel.words().leave(to);
+        slots.distance(received, to)
+    }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        self.placeholder.store(next.bound.placeholder_or_longest, Relaxed);
+        self.doorbell.replace(next.doorbell)?;
+        self.peer_doorbell.replace(next.other)
     }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The sides of a ring that a back end implements, and the parts that it constructs them from.
 
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -15,6 +16,14 @@ use crate::control::binding::{BoundRing, DOORBELL_LATER};
 /// A position that the peer wrote and that is not valid. The sync ignores and counts it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct InvalidPeerIndex;
+
+/// A ring of the next daemon's port, whose memory has taken the place of that of before.
+pub(crate) struct NextRing<'a> {
+    pub(crate) bound: &'a BoundRing,
+    pub(crate) doorbell: OwnedFd,
+    /// The peer's doorbell, or what the back end has in its place.
+    pub(crate) other: OwnedFd,
+}
 
 /// Wakes a program that is about to sleep.
 pub(crate) trait WakeupSource {
@@ -79,6 +88,21 @@ pub(crate) trait Tx: Send + Sync {
     /// Wakes the program when more slots are completed; `None` if that never happens.
     fn wakeup(&self) -> Option<&dyn WakeupSource>;
 
+    /// The daemon has ended: gives up what would keep the next one from serving the port.
+    fn give_up(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Of a pipe: returns how many of the slots before `sent`, which the last sync sent, came after the receiver had
+    /// left for the next daemon, and had counted what was lost until then.
+    fn missed_by_receiver(&self, sent: Pos) -> u32 {
+        let _ = sent;
+        0
+    }
+
+    /// Goes on with the ring of the next daemon's port.
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()>;
+
     /// The channel, if its words and the ring's pointers alone say whether a sync has something to do.
     fn channel(&self) -> Option<ChannelRef> {
         None
@@ -135,6 +159,20 @@ pub(crate) trait Rx: Send + Sync {
 
     /// Wakes the program when packets arrive; `None` if that never happens.
     fn wakeup(&self) -> Option<&dyn WakeupSource>;
+
+    /// Returns how many slots the peer has sent beyond those `received`, which are lost with the daemon.
+    fn undelivered(&self, received: Pos) -> u32 {
+        let _ = received;
+        0
+    }
+
+    /// As [`Tx::give_up`].
+    fn give_up(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// As [`Tx::go_on`].
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()>;
 
     /// As [`Tx::channel`].
     fn channel(&self) -> Option<ChannelRef> {

@@ -8,6 +8,7 @@
 //! The time at which the ring is idle stays in the process: programs that share a ring each get the whole rate. Receive
 //! rings of a sink are those of `null`.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use unetmap_mem::{Pos, RingView, Slots, Span};
 use unetmap_sys::{Doorbell, clock};
 
 use super::ring::RingBackend;
-use super::sides::{InvalidPeerIndex, RingParts, Tx, WakeupSource};
+use super::sides::{InvalidPeerIndex, NextRing, RingParts, Tx, WakeupSource};
 use crate::tuning::{SINK_SLEEP_MAX, TX_COMPLETION_POLL};
 
 /// The transmit side.
@@ -78,6 +79,10 @@ impl Tx for SinkTx {
 
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         Some(self)
+    }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        self.doorbell.replace(next.doorbell)
     }
 }
 

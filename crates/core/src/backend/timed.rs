@@ -4,13 +4,14 @@
 //!
 //! The times are in the program's own memory. A slot that another process has synced keeps the time before.
 
+use std::io;
 use std::sync::Arc;
 
 use unetmap_mem::{Pos, Slots, Span};
 use unetmap_sys::clock;
 
 use super::ring::RingBackend;
-use super::sides::{Delivered, InvalidPeerIndex, Rx, Tx, WakeupSource};
+use super::sides::{Delivered, InvalidPeerIndex, NextRing, Rx, Tx, WakeupSource};
 use super::times::{TimeSource, Times};
 
 impl RingBackend {
@@ -74,6 +75,18 @@ impl Tx for TimedTx {
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         self.inner.wakeup()
     }
+
+    fn missed_by_receiver(&self, sent: Pos) -> u32 {
+        self.inner.missed_by_receiver(sent)
+    }
+
+    fn give_up(&self) -> io::Result<()> {
+        self.inner.give_up()
+    }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        self.inner.go_on(next)
+    }
 }
 
 /// The receiving side.
@@ -113,5 +126,17 @@ impl Rx for TimedRx {
 
     fn wakeup(&self) -> Option<&dyn WakeupSource> {
         self.inner.wakeup()
+    }
+
+    fn undelivered(&self, received: Pos) -> u32 {
+        self.inner.undelivered(received)
+    }
+
+    fn give_up(&self) -> io::Result<()> {
+        self.inner.give_up()
+    }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        self.inner.go_on(next)
     }
 }

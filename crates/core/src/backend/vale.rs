@@ -9,6 +9,7 @@
 //! later, and drops the packets for which a receiver has no room.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::sync::Arc;
 
 use unetmap_abi::{NS_INDIRECT, NS_MOREFRAG};
@@ -19,7 +20,7 @@ use unetmap_sys::user_memory::MAX_PIECES;
 
 use super::pipe::PipeTx;
 use super::ring::RingBackend;
-use super::sides::{Delivered, InvalidPeerIndex, RingParts, Rx, Tx, WakeupSource};
+use super::sides::{Delivered, InvalidPeerIndex, NextRing, RingParts, Rx, Tx, WakeupSource};
 
 /// Constructs a side of a ring.
 pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
@@ -176,6 +177,10 @@ impl Tx for ValeTx {
     fn channel(&self) -> Option<ChannelRef> {
         self.pipe.channel()
     }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        self.pipe.go_on(next)
+    }
 }
 
 impl WakeupSource for ValeTx {
@@ -250,6 +255,16 @@ impl Rx for ValeRx {
 
     fn channel(&self) -> Option<ChannelRef> {
         Some(self.channel.words_ref())
+    }
+
+    fn undelivered(&self, received: Pos) -> u32 {
+        let slots = self.channel.slots().slots();
+        let sent = self.channel.words().positions(slots);
+        sent.map_or(0, |sent| slots.distance(received, sent.to))
+    }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        self.doorbell.replace(next.doorbell)
     }
 }
 

@@ -81,7 +81,7 @@ pub const NO_TIMESTAMP: u32 = 1;
 pub const NO_WAKEUPS: u32 = 2;
 
 /// One bound ring.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct BoundRing {
     /// The ring, bytes from the start of the region.

@@ -83,7 +83,7 @@ pub(crate) fn running() -> Result<Option<Connection>, Error> {
 /// Connects, if the daemon runs as this user or as root, because clients trust the daemon. In a container with a user
 /// namespace of its own the machine's root is an unmapped user: a daemon outside is trusted there if its socket is at
 /// the system's path or named by `UNETMAP_SOCKET`, where only a deliberate mount can have put it.
-fn connect_to(path: &Path) -> io::Result<OwnedFd> {
+pub(super) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let fd = socket::connect(path)?;
     let peer = socket::peer(&fd)?;
     let deliberate = || path == Path::new(SYSTEM_SOCKET) || chosen_socket().is_some_and(|chosen| chosen == path);
@@ -422,7 +422,7 @@ fn send_encoded(
 }
 
 /// Sends a request; returns its tag.
-fn send_only(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> Result<u32, Error> {
+pub(super) fn send_only(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> Result<u32, Error> {
     let gone = |e| gone_or_host(subject, e);
     socket::set_timeout(fd, REPLY_TIMEOUT).map_err(gone)?;
     let tag = next_tag();
@@ -435,7 +435,7 @@ fn send_only(fd: BorrowedFd<'_>, subject: &str, kind: Kind, payload: &[u8]) -> R
 }
 
 /// Receives the reply to the request with this tag, of which a message has at most `most` bytes.
-fn receive_reply(fd: BorrowedFd<'_>, subject: &str, tag: u32, most: usize) -> Result<Reply, Error> {
+pub(super) fn receive_reply(fd: BorrowedFd<'_>, subject: &str, tag: u32, most: usize) -> Result<Reply, Error> {
     let mut fds = Vec::new();
     let (head, payload) = receive_tagged(fd, subject, (tag, most), &mut fds)?;
     while fds.len() < head.fds as usize {

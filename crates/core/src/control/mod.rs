@@ -28,6 +28,7 @@
 //! when the reply has been received.
 
 pub(crate) mod again;
+pub(crate) mod asked;
 pub mod binding;
 pub mod client;
 pub mod drops;

@@ -18,6 +18,10 @@ pub const FORCE: u64 = 1 << 63;
 /// The same: a pipe that does not exist yet is created in memory that a hypervisor can give to its guest, before the
 /// [`DEVICE_HEADER_BYTES`](crate::control::binding::DEVICE_HEADER_BYTES) at the end of its file.
 pub const NR_DEVICE: u64 = 1 << 30;
+/// Flag of REGISTER by a program that has the memory of the port's former daemon mapped, and goes on at the same
+/// addresses: `nr_offset` is the number of the `netmap_if`, and `nr_memsize` that of the first ring, which a port that
+/// is created gets if they are free.
+pub const NR_AT: u64 = 1 << 29;
 /// An environment variable; any value but `0` sets [`FORCE`].
 const FORCE_VARIABLE: &str = "UNETMAP_FORCE";
 

@@ -26,7 +26,8 @@ use crate::control::{AttachRequest, ControlRequest, UnbindRequest};
 use crate::error::{Error, errno};
 use crate::port::lock_holder;
 use crate::port::open::assemble;
-use crate::port::{Interest, Port, device};
+use crate::port::reconnect::{self, Keeper, Reconnect};
+use crate::port::{Interest, NOT_NOW, Port, device};
 use crate::sync::SyncError;
 use crate::tuning::{EXIT_LIMIT, REPLY_TIMEOUT, TURN_POLL};
 
@@ -103,11 +104,11 @@ impl File {
             if own.socket != self.socket {
                 let file = File { socket: own.socket };
                 let reply = client::send(own.fd.as_fd(), subject, &request)?;
-                let reply = file.decode(subject, reqtype, reply)?;
+                let reply = file.decode(subject, reqtype, reply, Some(&request))?;
                 return Ok(FileReply { moved: Some((own.fd, file)), ..reply });
             }
         }
-        self.decode(subject, reqtype, reply).inspect_err(|_| {
+        self.decode(subject, reqtype, reply, Some(&request)).inspect_err(|_| {
             // A port that cannot be mapped is released.
             let _ = self.unbind(fd);
         })
@@ -152,14 +153,22 @@ impl File {
         if reply.errno == errno::ENXIO {
             return Ok(None);
         }
-        let reply = self.decode("a netmap file", NETMAP_REQ_REGISTER, reply)?;
+        // How it was asked for is not known here, so it does not go on with another daemon.
+        let reply = self.decode("a netmap file", NETMAP_REQ_REGISTER, reply, None)?;
         match reply.errno {
             0 => Ok(reply.bound),
             errno => Err(Error::refused("a netmap file", errno, reply.reason)),
         }
     }
 
-    fn decode(&self, subject: &str, reqtype: u16, reply: Reply) -> Result<FileReply, Error> {
+    /// `asked`: the request that the reply is to.
+    fn decode(
+        &self,
+        subject: &str,
+        reqtype: u16,
+        reply: Reply,
+        asked: Option<&NetmapRequest>,
+    ) -> Result<FileReply, Error> {
         let malformed = || Error::malformed_reply(subject);
         let errno = reply.errno;
         let Some(NetmapReply { request, reason, binding }) = NetmapReply::decode(&reply.payload) else {
@@ -173,7 +182,7 @@ impl File {
             let register = request.body_as::<NmreqRegister>().ok_or_else(malformed)?;
             let binding = Binding::decode(&binding).filter(|b| b.fds() == fds.len()).ok_or_else(malformed)?;
             let name = request.name().ok_or_else(malformed)?;
-            Some(self.assemble(name, register, &binding, fds)?)
+            Some(self.assemble((name, asked), register, &binding, fds)?)
         } else {
             None
         };
@@ -182,7 +191,7 @@ impl File {
 
     fn assemble(
         &self,
-        name: &str,
+        (name, asked): (&str, Option<&NetmapRequest>),
         register: NmreqRegister,
         binding: &Binding,
         fds: Vec<OwnedFd>,
@@ -193,7 +202,11 @@ impl File {
         let region = fds.first().ok_or_else(|| host(io::ErrorKind::UnexpectedEof.into()))?.try_clone().map_err(host)?;
         // The lock holder's connection hangs up, too, when the daemon exits.
         let connection = Connection { fd: holder.connection().map_err(host)?, socket: self.socket.clone() };
-        let port = assemble(name, connection, holder, register, binding, fds)?;
+        // The program's numbers of extra buffers would be those of others.
+        let asked = asked.filter(|_| reconnect::is_default() && register.nr_extra_bufs == 0);
+        let reconnect = asked.map(|asked| Reconnect::new(None, asked, &register, binding, &fds));
+        let mut port = assemble(name, connection, holder, register, binding, fds)?;
+        port.go_on_with(reconnect.transpose().map_err(host)?.flatten());
         Ok(BoundPort { port, region })
     }
 }
@@ -260,6 +273,20 @@ impl Port {
         let _ = self.file_is_shut_down.set(Box::new(is_shut_down));
     }
 
+    /// Whether the port goes on with the next daemon.
+    pub fn waits_for_daemons(&self) -> bool {
+        self.reconnect.is_some()
+    }
+
+    /// Sets what the file by which this port was opened does when the daemon has ended (`None`), and with the
+    /// connection and the region of the next one. Called once, by the opener.
+    pub fn keep_file(&self, keeper: impl Fn(Option<(OwnedFd, OwnedFd)>) + Send + Sync + 'static) {
+        let keeper: Keeper = Box::new(keeper);
+        if let Some(reconnect) = &self.reconnect {
+            let _ = reconnect.keeper.set(keeper);
+        }
+    }
+
     /// Marks the port as unusable after the file's connection has hung up. The error tells whether the daemon has
     /// exited, or a process shut the file down.
     pub fn shut_down(&self) -> Error {
@@ -312,6 +339,9 @@ impl Port {
         self.request_wakeup(want);
         let holder = self.enter()?;
         let mut ready = Interest::NONE;
+        if holder == NOT_NOW {
+            return Ok(ready);
+        }
         for (ring, dir, event) in self.wanted_rings(want) {
             match self.sync_renewing_monitors(ring, || ring.inner.advance_tail(holder)) {
                 // The sync loop shows it.
@@ -335,6 +365,9 @@ impl Port {
 
     /// Calls `each` with each of [`Port::wait_fds`], without allocation.
     pub fn each_wait_fd(&self, want: Interest, mut each: impl FnMut(BorrowedFd<'_>)) {
+        if let Some(reconnect) = self.reconnect.as_ref().filter(|_| self.daemon_has_exited()) {
+            return each(reconnect.timer().as_fd());
+        }
         each(self.connection.fd.as_fd());
         for (_, source) in self.wakeup_sources(want) {
             each(source.doorbell().as_fd());

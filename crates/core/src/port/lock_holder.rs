@@ -103,6 +103,14 @@ impl LockHolderCell {
         self.0.try_lock().ok().filter(|cell| cell.forks == forks).map(|cell| cell.clone())
     }
 
+    /// Stores `holder`, of another daemon than the former one, which has ended.
+    pub(crate) fn replace(&self, holder: Arc<LockHolder>) {
+        match self.0.try_lock() {
+            Ok(mut cell) => *cell = holder,
+            Err(_) => std::mem::forget(holder),
+        }
+    }
+
     /// Stores `holder`. A former one that might still be in use is leaked, which costs a connection until this process
     /// exits: the old one if it belongs to the same process, because another thread may have read its holder ID; the
     /// new one if the lock is held, because the holder may be a thread that does not exist in this process.

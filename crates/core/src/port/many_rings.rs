@@ -47,6 +47,28 @@ impl ManyRings {
         }
         set.get_or_init(|| set_of(rings)).as_ref()
     }
+
+    fn made_sets<'r>(&self, tx: &'r [Ring], rx: &'r [Ring]) -> impl Iterator<Item = (&Epoll, &'r [Ring])> {
+        let sets = [(&self.tx_set, tx), (&self.rx_set, rx)];
+        sets.into_iter().filter_map(|(set, rings)| Some((set.get()?.as_ref()?, rings)))
+    }
+
+    /// Takes the doorbells out of the sets: others are to get their numbers.
+    pub(super) fn clear_sets(&self, tx: &[Ring], rx: &[Ring]) {
+        for (set, rings) in self.made_sets(tx, rx) {
+            rings.iter().filter_map(wakeup_source).for_each(|source| _ = set.delete(source.doorbell()));
+        }
+    }
+
+    /// Adds the doorbells that have their numbers.
+    pub(super) fn fill_sets(&self, tx: &[Ring], rx: &[Ring]) {
+        for (set, rings) in self.made_sets(tx, rx) {
+            for (source, number) in rings.iter().filter_map(wakeup_source).zip(0..) {
+                // One that is missing is found by the longest sleep.
+                let _ = set.add(source.doorbell(), number, true, false);
+            }
+        }
+    }
 }
 
 /// Clears the doorbells of those of `rings` that fired.

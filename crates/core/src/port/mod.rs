@@ -8,6 +8,7 @@ pub mod extmem;
 pub mod file;
 mod forward;
 mod frames;
+mod go_on;
 mod interest;
 mod link;
 mod lock_holder;
@@ -16,11 +17,15 @@ mod monitors;
 mod open;
 mod poll;
 mod poll_fast;
+mod reconnect;
 mod ring;
+mod shape;
+mod wait_sets;
 
 pub use interest::Interest;
 pub use link::{DownCause, LinkDown, link_down};
 pub use open::{InDaemon, NR_SLOT_TIMES, OpenOptions, adopt};
+pub use reconnect::{DaemonChange, observe_daemons, reconnect_by_default};
 pub use ring::{Ring, SlotIter, SlotRef};
 
 use std::fmt;
@@ -36,11 +41,15 @@ use unetmap_sys::{clock, event, process};
 use self::csb_cell::CsbCell;
 use self::lock_holder::{LockHolder, LockHolderCell};
 use self::many_rings::ManyRings;
+use self::reconnect::Reconnect;
 use crate::control::client::Connection;
 use crate::control::monitor::MonitorList;
 use crate::error::Error;
 use crate::sync::{Effort, SyncError, SyncRing, WallTime};
 use crate::tuning::{LIFE_CHECK_NS, MAX_SYNCS_PER_CHECK};
+
+/// In place of a holder ID, which is never 0: nothing can be synced at present, as the port waits for a daemon.
+pub(crate) const NOT_NOW: u32 = 0;
 
 /// Any of these: the port is a monitor.
 const MONITOR: u64 = NR_MONITOR_TX | NR_MONITOR_RX | NR_ZCOPY_MON;
@@ -50,8 +59,8 @@ pub(crate) type IsShutDown = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// Where a port gets the list of its monitors.
 pub(crate) struct MonitorSource {
-    pub(crate) session: u64,
-    pub(crate) key: u64,
+    pub(crate) session: AtomicU64,
+    pub(crate) key: AtomicU64,
     /// Of a port that the daemon runs itself.
     pub(crate) list: Option<Arc<MonitorList>>,
 }
@@ -87,6 +96,8 @@ pub struct Port {
     holder_word: AtomicU64,
     /// Whether the daemon has exited.
     daemon_exited: AtomicBool,
+    /// How it goes on with the next daemon, if it does.
+    pub(crate) reconnect: Option<Box<Reconnect>>,
     /// See [`Port::watch_file`], and whether it returned `true`.
     pub(crate) file_is_shut_down: OnceLock<IsShutDown>,
     pub(crate) is_shut_down: AtomicBool,
@@ -138,6 +149,7 @@ impl Port {
             holder_word: AtomicU64::new(holder.word()),
             holder: LockHolderCell::new(holder),
             daemon_exited: AtomicBool::new(false),
+            reconnect: None,
             file_is_shut_down: OnceLock::new(),
             is_shut_down: AtomicBool::new(false),
             csb: CsbCell::default(),
@@ -171,7 +183,25 @@ impl Port {
 
     /// Returns the number of the region.
     pub fn mem_id(&self) -> u16 {
-        self.register.nr_mem_id
+        self.reconnect.as_ref().map_or(self.register.nr_mem_id, |reconnect| reconnect.mem_id())
+    }
+
+    /// Returns how often the port went on with another daemon ([`OpenOptions::reconnect`]). A program that holds
+    /// buffers outside of the rings, from the list of extra buffers, must take them anew when it has changed.
+    pub fn reconnects(&self) -> u32 {
+        self.reconnect.as_ref().map_or(0, |reconnect| reconnect.count())
+    }
+
+    /// Returns how many slots were lost with former daemons: filled and not sent, or received and not read. Those that
+    /// were sent by a pipe are counted at its receiver. Those that a queue of an interface had, or the daemon, count as
+    /// lost, though their packets may have been sent.
+    pub fn lost_slots(&self) -> u64 {
+        self.reconnect.as_ref().map_or(0, |reconnect| reconnect.lost())
+    }
+
+    /// Whether the port's daemon has ended and the port waits for the next one.
+    pub fn awaits_daemon(&self) -> bool {
+        self.daemon_has_exited() && self.reconnect.is_some() && !self.is_shut_down.load(Relaxed)
     }
 
     /// Whether buffers can be exchanged between the two ports.
@@ -252,6 +282,9 @@ impl Port {
     fn sync_all(&self, rings: &[Ring], dir: &str) -> Result<(), Error> {
         let holder = self.enter()?;
         let mut result = Ok(());
+        if holder == NOT_NOW {
+            return result;
+        }
         for ring in rings {
             if let Err(error) = self.sync_ring(ring, holder, Effort::Full, None) {
                 result = Err(self.explain(error, ring, dir));
@@ -331,7 +364,7 @@ impl Port {
     /// As [`Port::txsync`].
     pub fn arm(&self, want: Interest) -> Result<Interest, Error> {
         let ready = self.poll_once(want, None)?;
-        if !ready.is_none() {
+        if !ready.is_none() || self.awaits_daemon() {
             return Ok(ready);
         }
         self.clear_doorbells(want);
@@ -353,6 +386,9 @@ impl Port {
     /// Returns the descriptors to wait for after [`Port::arm`] found nothing ready. They become readable, or hang up
     /// when the daemon exits.
     pub fn wait_fds(&self, want: Interest) -> Vec<BorrowedFd<'_>> {
+        if let Some(sets) = self.reconnect.as_ref().and_then(|reconnect| self.wait_sets_of(reconnect, want)) {
+            return sets;
+        }
         let mut fds = vec![self.connection.fd.as_fd()];
         for (_, source) in self.wakeup_sources(want) {
             fds.push(source.doorbell().as_fd());
@@ -387,17 +423,24 @@ impl Port {
         }
     }
 
-    /// Begins a sync: checks that the daemon is alive and that this process has a holder ID.
+    /// Begins a sync: checks that the daemon is alive and that this process has a holder ID. Returns that, or
+    /// [`NOT_NOW`].
     #[inline(always)]
     pub(crate) fn enter(&self) -> Result<u32, Error> {
         let mut holder = self.holder_word.load(Relaxed);
         if lock_holder::forks_in(holder) != process::fork_count() {
-            self.renew_lock_holder()?;
+            match self.renew_lock_holder() {
+                Err(Error::DaemonGone { .. }) if self.reconnect.is_some() => self.mark_daemon_exited(),
+                renewed => renewed?,
+            }
             holder = self.holder_word.load(Relaxed);
         }
         let left = self.checks_left.load(Relaxed);
         if left == 0 {
-            self.check_life()?;
+            if !self.check_life()? {
+                return Ok(NOT_NOW);
+            }
+            holder = self.holder_word.load(Relaxed);
         } else {
             self.checks_left.store(left - 1, Relaxed);
         }
@@ -416,15 +459,18 @@ impl Port {
     }
 
     /// Checks the connection about every 100 ms without reading the clock at each sync: the number of syncs between two
-    /// checks follows the rate of the program.
+    /// checks follows the rate of the program. Returns `false` while the port waits for the next daemon.
     #[cold]
-    fn check_life(&self) -> Result<(), Error> {
+    fn check_life(&self) -> Result<bool, Error> {
         if self.is_shut_down.load(Relaxed) {
             return Err(Error::FileShutDown { subject: self.spec.clone() });
         }
-        let gone = || Error::DaemonGone { subject: self.spec.clone() };
-        if self.daemon_exited.load(Relaxed) {
-            return Err(gone());
+        let gone = || match &self.reconnect {
+            Some(reconnect) if !self.csb.is_set() => self.await_daemon(reconnect),
+            _ => Err(Error::DaemonGone { subject: self.spec.clone() }),
+        };
+        if self.daemon_has_exited() {
+            return gone();
         }
         if self.csb.is_set() {
             return Err(Error::OwnedBySyncLoop { subject: self.spec.clone() });
@@ -436,23 +482,42 @@ impl Port {
             let next = if elapsed < LIFE_CHECK_NS / 10 { (every * 2).min(MAX_SYNCS_PER_CHECK) } else { every };
             self.check_every.store(next, Relaxed);
             self.checks_left.store(next, Relaxed);
-            return Ok(());
+            return Ok(true);
         }
         let next = if elapsed > 2 * LIFE_CHECK_NS { 1 } else { every };
         self.check_every.store(next, Relaxed);
         self.last_check.store(now, Relaxed);
         if event::hung_up(self.connection.fd.as_fd()) {
             self.mark_daemon_exited();
-            return Err(gone());
+            return gone();
         }
         if self.file_is_shut_down.get().is_some_and(|is_shut_down| is_shut_down()) {
-            return Err(self.shut_down());
+            let error = self.shut_down();
+            return if self.awaits_daemon() { gone() } else { Err(error) };
         }
         self.checks_left.store(next, Relaxed);
-        Ok(())
+        Ok(true)
     }
 
-    /// Marks the port as unusable after the daemon has exited: every call fails.
+    pub(crate) fn daemon_has_exited(&self) -> bool {
+        self.daemon_exited.load(Relaxed)
+    }
+
+    /// From now on this process is another lock holder, and the port another session.
+    fn serve_again(&self, holder: Arc<LockHolder>, (session, key): (u64, u64)) {
+        self.monitor_source.session.store(session, Relaxed);
+        self.monitor_source.key.store(key, Relaxed);
+        self.holder_word.store(holder.word(), Relaxed);
+        self.holder.replace(holder);
+    }
+
+    /// The port goes on with another daemon.
+    fn daemon_is_back(&self) {
+        self.last_check.store(clock::now_ns(), Relaxed);
+        self.daemon_exited.store(false, Relaxed);
+    }
+
+    /// Marks the port as unusable after the daemon has exited: every call fails, or the port waits for the next daemon.
     pub(crate) fn mark_daemon_exited(&self) {
         self.daemon_exited.store(true, Relaxed);
         self.checks_left.store(0, Relaxed);

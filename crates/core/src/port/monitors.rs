@@ -2,13 +2,14 @@
 //! The monitors of an open port: requests them from the daemon, and assigns their mirror rings to the port's rings.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering::Relaxed;
 
 use unetmap_mem::OWNED_BY_SYNC_LOOP;
 
 use crate::control::monitor::{self, Monitor, MonitorReply, NextMonitorRequest};
 use crate::error::Error;
 use crate::port::ring::Ring;
-use crate::port::{Interest, MonitorSource, Port};
+use crate::port::{Interest, MonitorSource, NOT_NOW, Port};
 use crate::sync::SyncError;
 use crate::tuning::MAX_MONITOR_RENEWALS;
 
@@ -56,6 +57,9 @@ impl Port {
     pub fn deliver_to_monitors(&self) -> Result<bool, Error> {
         let holder = self.enter()?;
         let mut are_left = false;
+        if holder == NOT_NOW {
+            return Ok(are_left);
+        }
         for ring in &self.rx {
             let (inner, before) = (&ring.inner, ring.inner.view.raw_tail());
             if inner.state().status() == 0 {
@@ -87,13 +91,14 @@ impl Port {
     /// Returns the monitors of this port, from the daemon.
     fn monitors(&self) -> Vec<Monitor> {
         let MonitorSource { session, key, list } = &self.monitor_source;
+        let (session, key) = (session.load(Relaxed), key.load(Relaxed));
         if let Some(list) = list {
             return list.copy();
         }
         let mut monitors: Vec<Monitor> = Vec::new();
         loop {
             let after = monitors.last().map_or(0, |(reply, _)| reply.head.monitor);
-            let request = NextMonitorRequest { session: *session, key: *key, after };
+            let request = NextMonitorRequest { session, key, after };
             let reply = self.current_lock_holder().ok().and_then(|holder| holder.next_monitor(self.spec(), &request));
             match reply.and_then(|(bytes, fds)| Some((MonitorReply::decode(&bytes)?, fds))) {
                 Some((reply, fds)) if reply.head.monitor > after => monitors.push((reply, fds)),

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use unetmap_abi::{
     NETMAP_REQ_OPT_OFFSETS, NETMAP_REQ_PORT_INFO_GET, NETMAP_REQ_REGISTER, NmreqOptOffsets, NmreqOption,
@@ -31,6 +32,7 @@ use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::error::{Error, errno};
 use crate::port::extmem::{self, Pools};
 use crate::port::lock_holder::{self, LockHolder};
+use crate::port::reconnect::{self, Reconnect};
 use crate::port::ring::Ring;
 use crate::port::{MonitorSource, Port};
 use crate::sync::{ForwardPolicy, NO_INDEX, SyncRing};
@@ -46,6 +48,9 @@ pub const NR_SLOT_TIMES: u64 = 1 << 31;
 pub struct OpenOptions {
     pub(super) register: NmreqRegister,
     pools: Option<Pools>,
+    /// Whether the port waits for the next daemon, and how long.
+    reconnects: bool,
+    reconnect_limit: Option<Duration>,
 }
 
 impl OpenOptions {
@@ -107,6 +112,19 @@ impl OpenOptions {
         self
     }
 
+    /// Has the port wait for the next daemon when its daemon has ended, for at most `limit` (`None`: for ever), and go
+    /// on with it: the same [`Port`], with the same rings at the same addresses. Until then no ring has slots, and a
+    /// wait goes on. What was in the rings is lost ([`Port::lost_slots`]). A daemon that is replaced, or that goes on
+    /// after a crash, loses nothing and is not noticed (unetmapd(8), `--keep-ports`).
+    ///
+    /// No daemon is started. The port is opened as any other: the next daemon may refuse it, or give it other rings;
+    /// then, and after `limit`, every call fails. The environment variable `UNETMAP_RECONNECT=1` has the same effect,
+    /// without a limit. Monitors do not wait.
+    pub fn reconnect(mut self, limit: Option<Duration>) -> Self {
+        (self.reconnects, self.reconnect_limit) = (true, limit);
+        self
+    }
+
     /// Opens a port of the daemon.
     pub(super) fn open_parsed(&self, spec: &str, parsed: &PortSpec) -> Result<Opened, Error> {
         refuse_unserved(spec, parsed)?;
@@ -134,7 +152,12 @@ impl OpenOptions {
         let register = reply.request.body_as::<NmreqRegister>().ok_or_else(malformed)?;
         let binding = Binding::decode(&reply.binding).filter(|b| b.fds() == fds.len()).ok_or_else(malformed)?;
         let region = fds.first().map(OwnedFd::try_clone).ok_or_else(malformed)?.map_err(|e| Error::host(spec, e))?;
-        let port = assemble(spec, connection, holder, register, &binding, fds)?;
+        let reconnect = match self.reconnects || reconnect::is_default() {
+            true => Reconnect::new(self.reconnect_limit, &request, &register, &binding, &fds),
+            false => Ok(None),
+        };
+        let mut port = assemble(spec, connection, holder, register, &binding, fds)?;
+        port.go_on_with(reconnect.map_err(|e| Error::host(spec, e))?);
         if let Some((file, _)) = &file {
             extmem::fill_from(spec, &port, file)?;
         }
@@ -255,7 +278,7 @@ fn later_doorbells(
     binding.rings.iter().find(|ring| ring.features & DOORBELL_LATER != 0)?;
     let (spec, socket, holder) = (spec.to_owned(), connection.socket.clone(), Arc::downgrade(holder));
     let request = PeerDoorbellsRequest { session: binding.head.session, key: binding.head.key };
-    Some(Arc::new(LaterDoorbells::new(move || {
+    Some(Arc::new(LaterDoorbells::new(binding.rings.len(), move || {
         // A forked child has a connection of its own.
         let of_this_process = holder.upgrade().filter(|holder| holder.forks == process::fork_count());
         let holder = of_this_process.or_else(|| lock_holder::of_this_process(&socket).ok())?;
@@ -278,7 +301,8 @@ fn assemble_mapped(
     };
     let (tx, rx) = (rings(0)?, rings(1)?);
     let iface = Iface::new(&mapped.region, binding.head.if_offset).ok_or_else(malformed)?;
-    let source = MonitorSource { session: binding.head.session, key: binding.head.key, list: None };
+    let (session, key) = (binding.head.session.into(), binding.head.key.into());
+    let source = MonitorSource { session, key, list: None };
     let mut port = Port::new(spec, connection, holder, register, mapped.region, iface, (tx, rx), source);
     port.is_switched = binding.rings.iter().any(|ring| ring.backend == BackendKind::Vale as u32);
     Ok(port)

@@ -21,7 +21,7 @@ use unetmap_sys::wait::{NAP, SPIN, STREAM_SPIN, nap_pays};
 
 use crate::backend::{Rx, WakeupSource};
 use crate::error::Error;
-use crate::port::{Interest, Port, Ring, many_rings};
+use crate::port::{Interest, NOT_NOW, Port, Ring, many_rings};
 use crate::sync::{Effort, WallTime};
 use crate::tuning::{
     BUSY_RING_RETRY, LARGE_BATCH, MAX_COALESCING, PEEKS_PER_POLL, POLL_FDS_ON_STACK, POLLS_PER_CLOCK, REPLY_BATCH,
@@ -85,6 +85,9 @@ impl Port {
     ) -> Result<Interest, Error> {
         let holder = self.enter()?;
         let mut ready = Interest::NONE;
+        if holder == NOT_NOW {
+            return Ok(ready);
+        }
         // A poll also transmits, whatever it waits for, unless the program disabled that.
         if want.tx() || self.register.nr_flags & NR_NO_TX_POLL == 0 {
             for (number, ring) in self.tx.iter().enumerate() {
@@ -298,6 +301,12 @@ impl Port {
                 self.update_stream_state(Interest::NONE);
                 return Ok(Interest::NONE);
             }
+            if self.awaits_daemon() {
+                if self.pause(left)? == SleepEnd::Signal {
+                    return Ok(Interest::NONE);
+                }
+                continue;
+            }
             if self.wakeup_sources(want).any(|(ring, _)| ring.inner.needs_sync(true)) {
                 // Packets arrived, but another thread is syncing the ring and does not notify when it is done.
                 std::thread::sleep(left.map_or(BUSY_RING_RETRY, |left| left.min(BUSY_RING_RETRY)));
@@ -358,6 +367,17 @@ impl Port {
             }
         }
         Ok(Interest::NONE)
+    }
+
+    /// Sleeps until it is time to look for the next daemon, at most for `limit`.
+    #[cold]
+    fn pause(&self, limit: Option<Duration>) -> Result<SleepEnd, Error> {
+        let pause = self.reconnect.as_ref().map_or(Duration::ZERO, |reconnect| reconnect.pause());
+        match wait_readable(&mut [], Some(limit.map_or(pause, |limit| limit.min(pause)))) {
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => Ok(SleepEnd::Signal),
+            Err(e) => Err(Error::host(self.spec(), e)),
+            Ok(_) => Ok(SleepEnd::Timeout),
+        }
     }
 
     /// Sleeps until a doorbell is notified, at most for `limit`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use unetmap_abi::{NR_FORWARD, NR_TIMESTAMP, NS_BUF_CHANGED};
-use unetmap_mem::{BufIdx, Frame, Pos, RingView, SlotRing, SlotValue, Slots, Span};
+use unetmap_mem::{BufIdx, Frame, Pos, RingView, SlotRing, SlotValue, Slots, Span, SyncGuard};
 
 use crate::backend::RingBackend;
 use crate::backend::times::{SlotTime, Times};
@@ -42,6 +42,11 @@ impl Ring {
     pub(crate) fn record_times(&mut self) {
         let backend = std::mem::replace(&mut self.inner.backend, RingBackend::ReadOnly);
         (self.inner.backend, self.times) = backend.timed(self.slots());
+    }
+
+    /// Takes the ring's lock, if it is free.
+    pub(crate) fn try_lock(&self, holder: u32, thread: u64) -> Option<SyncGuard<'_>> {
+        self.inner.state().try_lock(holder, thread)
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use unetmap_abi::*;
+use unetmap_core::control::request::NR_AT;
 use unetmap_core::errno::{ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_sys::process;
 
@@ -24,6 +25,12 @@ use crate::user_arena::UserArena;
 /// The process of a session, for events.
 fn by(session: &Session) -> By {
     By { pid: session.pid, program: session.program.clone() }
+}
+
+/// The numbers of the `netmap_if` and of the first ring that a request asks for ([`NR_AT`]).
+pub(crate) fn wanted_place(request: &NmreqRegister) -> Option<(u32, u32)> {
+    let number = |number: u64| u32::try_from(number).ok();
+    (request.nr_flags & NR_AT != 0).then(|| number(request.nr_offset).zip(number(request.nr_memsize)))?
 }
 
 impl Daemon {
@@ -87,7 +94,7 @@ impl Daemon {
         let extra = self.extra_buffers(region, &request)?;
         self.registry.port_mut(&at.port)?.prepare(&selection)?;
         let record = self.registry.regions.existing_mut(region)?;
-        let created = record.create_iface(&iface_shape, extra);
+        let created = record.create_iface(&iface_shape, extra, wanted_place(&request).map(|(iface, _)| iface));
         let (iface, iface_offset, extra) = match created {
             Ok(created) => {
                 record.sessions += 1;

@@ -47,6 +47,9 @@ struct ConsumerLine {
 /// In place of a CPU number: the side sleeps and may wake up on any CPU.
 const ANY_CPU: u32 = u32::MAX;
 
+/// In `cons`, beside a position: the consumer has left the channel, and counts the slots from there on as lost no more.
+const LEFT: u32 = 1 << 31;
+
 /// Not a position of any ring.
 const NO_INLINE_SLOT: u32 = u32::MAX;
 
@@ -129,6 +132,19 @@ impl ChannelWords {
     pub fn release(&self, to: Pos) {
         // Release: a producer that reads this position sees the indexes written back, and no read of ours comes later.
         self.consumer.cons.store(to.raw(), Ordering::Release);
+    }
+
+    /// Consumer that leaves the channel for good: it has counted all slots before `to`.
+    pub fn leave(&self, to: Pos) {
+        // Release: as in `release`.
+        self.consumer.cons.store(to.raw() | LEFT, Ordering::Release);
+    }
+
+    /// Producer that leaves the channel for good: returns the end of the slots that its consumer has counted; `None`:
+    /// the consumer has not left.
+    pub fn left_at(&self, slots: Slots) -> Option<Pos> {
+        let cons = self.consumer.cons.load(Ordering::Acquire);
+        (cons & LEFT != 0).then(|| slots.pos(cons & !LEFT))?
     }
 
     /// Producer: returns `cons`, validated: it must lie in the walk from `known`, the last value read, to `sent`, the

@@ -100,6 +100,7 @@ impl Fixture {
             frags: true,
             offsets: Offsets::NONE,
             busy: false,
+            left: Mutex::default(),
         };
         Fixture { view, rx: NicRx { half, rings }, packets, offers, kernel: Vec::new() }
     }

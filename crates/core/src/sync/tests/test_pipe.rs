@@ -103,7 +103,7 @@ impl TestRegion {
         }));
         let rx_backend = RingBackend::PipeRx(Box::new(PipeRx {
             channel: consumer,
-            placeholder,
+            placeholder: placeholder.0.into(),
             offsets: Offsets::NONE,
             doorbell: to_rx,
             peer_doorbell: PeerDoorbell::Known(to_tx),
