@@ -120,7 +120,8 @@ struct pcap {
 	/* For programs that poll a descriptor themselves. */
 	int select_fd;		/* an epoll set; -1: not requested yet */
 	int readable_fd;	/* eventfd in select_fd: readable while something is pending that no doorbell announces */
-	int doorbells_added;	/* select_fd contains the port's descriptors */
+	int member[MAX_WAIT_FDS];	/* the port's descriptors that select_fd contains */
+	unsigned int members;
 
 	/* Sending; see send.c. */
 	struct flusher *flusher;	/* NULL: not started */

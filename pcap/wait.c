@@ -67,6 +67,8 @@ refresh_tails(pcap_t *p)
 	for (i = 0; i < p->rx_rings; i++) {
 		struct ring *r = &p->rx[i];
 
+		/* A port that went on with another daemon has new rings. */
+		ring_resync(r);
 		r->end = checked_index(r, &r->ring->tail, r->next);
 		some |= r->next != r->end;
 	}
@@ -237,6 +239,28 @@ add_to_select_fd(pcap_t *p, int fd)
 	(void)syscall(SYS_epoll_ctl, p->select_fd, EPOLL_CTL_ADD, fd, &event);
 }
 
+/*
+ * Has select_fd contain these descriptors. They change while the port waits for the next daemon, and when it goes on:
+ * then the former numbers have other files.
+ */
+static void
+set_members(pcap_t *p, const struct pollfd *wait, unsigned int n)
+{
+	unsigned int i;
+
+	for (i = 0; i < n && n == p->members && p->member[i] == wait[i].fd; i++)
+		;
+	if (i == n && n == p->members)
+		return;
+	for (i = 0; i < p->members; i++)
+		(void)syscall(SYS_epoll_ctl, p->select_fd, EPOLL_CTL_DEL, p->member[i], NULL);
+	for (i = 0; i < n; i++) {
+		add_to_select_fd(p, wait[i].fd);
+		p->member[i] = wait[i].fd;
+	}
+	p->members = n;
+}
+
 /* Requests a wake-up. Returns 0 if a call has something to return now: packets or an error. */
 static int
 arm(pcap_t *p, int is_held)
@@ -244,7 +268,7 @@ arm(pcap_t *p, int is_held)
 	char none[PCAP_ERRBUF_SIZE];
 	const struct libunetmap *lib = load_libunetmap(none);
 	struct pollfd wait[MAX_WAIT_FDS];
-	unsigned int i, tries, used = 0;
+	unsigned int tries, used = 0;
 
 	/* Bounded: in a flood of packets that the filter rejects, the program gets control from time to time. */
 	for (tries = 0; tries < MAX_FILTER_CHECKS; tries++) {
@@ -257,9 +281,7 @@ arm(pcap_t *p, int is_held)
 		if (got < 0 || (got & POLLERR))
 			return 0;
 		if (got == 0) {
-			for (i = 0; i < used && !p->doorbells_added; i++)
-				add_to_select_fd(p, wait[i].fd);
-			p->doorbells_added = 1;
+			set_members(p, wait, used);
 			return 1;
 		}
 		(void)refresh_tails(p);
@@ -315,5 +337,5 @@ wait_close(pcap_t *p)
 	if (p->readable_fd >= 0)
 		close(p->readable_fd);
 	p->select_fd = p->readable_fd = -1;
-	p->doorbells_added = 0;
+	p->members = 0;
 }

@@ -4,4 +4,5 @@
 
 mod api;
 mod faults;
+mod reconnect;
 mod scapy;
