@@ -297,12 +297,12 @@ fn saves_at_the_same_time_lose_nothing() {
         done(&file, "vale port vale0:z storm 1");
         let start =
             |args: &str| unetmap(&file, args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
-        let commands = (1..=12).map(|n| format!("vale port vale0:p{n} access {n} --save"));
-        let all = commands.chain((0..4).map(|_| "config save".into()));
+        let commands = (1..=6).map(|n| format!("vale port vale0:p{n} access {n} --save"));
+        let all = commands.chain((0..3).map(|_| "config save".into()));
         let mut running: Vec<Child> = all.map(|args| start(&args)).collect();
         assert!(running.iter_mut().all(|child| child.wait().expect("it ends").success()));
         let after = text(&file);
-        for n in 1..=12 {
+        for n in 1..=6 {
             assert!(after.contains(&format!("[port.\"vale0:p{n}\"]\naccess = {n}\n")), "{n}:\n{after}");
         }
         assert!(after.starts_with(FILE) && after.contains("vale0:z"), "{after}");
