@@ -128,7 +128,8 @@ fn stopped(scene: &mut Scene, whose: &[Who]) -> Result<(), String> {
 /// Kills the program, which a service manager starts again at once.
 pub(crate) fn kill_program(scene: &mut Scene) -> Result<(), String> {
     signal(&[scene.place.program()], Signal::KILL);
-    wait_for("the program ends", || !is_alive(scene.place.program()))
+    // All of its threads: until then it has its ports.
+    wait_for("the program ends", || scene.place.program_has_ended())
 }
 
 /// Stops the program for as long as a fault lasts.

@@ -421,12 +421,17 @@ impl Place {
     /// Starts what has ended, as a service manager does: first the daemon, if its store does not. Returns the names.
     pub(crate) fn mend(&mut self) -> Result<Vec<&'static str>, String> {
         let mut started = Vec::from_iter(self.mend_daemon()?.then_some("daemon"));
-        if self.program.as_mut().is_none_or(|program| program.0.try_wait().is_ok_and(|end| end.is_some())) {
+        if self.program_has_ended() {
             self.program = None;
             self.start_program()?;
             started.push("program");
         }
         Ok(started)
+    }
+
+    /// Whether there is no process of the program.
+    pub(crate) fn program_has_ended(&mut self) -> bool {
+        self.program.as_mut().is_none_or(|program| program.0.try_wait().is_ok_and(|end| end.is_some()))
     }
 
     /// Starts the daemon, if none serves, and its store does not start one.
