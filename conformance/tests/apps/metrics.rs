@@ -2,10 +2,14 @@
 //! `--metrics` of programs, and the page of `unetmap metrics` with their counters.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::chown;
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
 use conformance::collector::Collector;
 use conformance::forwarder::{Forwarder, receive};
+use conformance::home::summary;
 use conformance::net::transmit;
 use conformance::traffic::open;
 use conformance::{isolated, program, until};
@@ -76,6 +80,25 @@ fn programs_show_their_counters() {
         let names = fs::read_dir(home.folder()).expect("a folder").map(|entry| entry.expect("a name").file_name());
         let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with("metrics-")).collect();
         assert!(left.is_empty(), "{left:?}");
+    });
+}
+
+/// Nobody connects to a socket of another user, who could let the connection wait.
+#[test]
+fn sockets_of_other_users_are_not_asked() {
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return summary("skipped: only root can make a file of another user");
+        }
+        let foreign = home.folder().join("metrics-1.sock");
+        let listener = UnixListener::bind(&foreign).expect("a socket");
+        chown(&foreign, Some(65534), None).expect("our own file");
+        listener.set_nonblocking(true).expect("our own socket");
+        page("");
+        assert!(listener.accept().is_err_and(|e| e.kind() == ErrorKind::WouldBlock), "it was asked");
+        chown(&foreign, Some(0), None).expect("our own file");
+        page("");
+        assert!(listener.accept().is_ok(), "root's own is asked");
     });
 }
 

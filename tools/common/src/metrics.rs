@@ -11,6 +11,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -170,8 +171,16 @@ fn sockets(daemon: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Asks a program. `None`: it does not answer, or is not this user's or root's.
+/// Whether a program is this user's or root's.
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
+}
+
+/// Asks a program. `None`: it does not answer, or is of another user, who could let a connection wait for ever.
 fn ask(path: &Path) -> Option<Vec<Metric>> {
+    if !is_trusted(fs::symlink_metadata(path).ok()?.uid()) {
+        return None;
+    }
     let stream = match UnixStream::connect(path) {
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
             // Its program was killed.
@@ -181,8 +190,7 @@ fn ask(path: &Path) -> Option<Vec<Metric>> {
         }
         stream => stream.ok()?,
     };
-    let uid = peer(&stream).ok()?.uid;
-    if uid != 0 && uid != geteuid().as_raw() {
+    if !is_trusted(peer(&stream).ok()?.uid) {
         return None;
     }
     stream.set_read_timeout(Some(LIMIT)).ok()?;
