@@ -146,7 +146,9 @@ impl Predecessor {
     }
 
     fn receive(&self) -> Result<(Reply, Vec<OwnedFd>), String> {
-        match channel::receive(&self.connection, MAX_STATE_BYTES) {
+        let receive = || channel::receive(&self.connection, MAX_STATE_BYTES);
+        // The kernel tells first that the daemon has closed the connection without reading a request.
+        match receive().or_else(|e| if e.kind() == io::ErrorKind::ConnectionReset { receive() } else { Err(e) }) {
             Ok(Some(reply)) => Ok(reply),
             Ok(None) => Err("the running daemon has closed the connection, and goes on".into()),
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {

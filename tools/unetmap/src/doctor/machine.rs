@@ -327,7 +327,8 @@ mod tests {
 
     #[test]
     fn each_feature_has_a_minimum_kernel() {
-        for (release, missing) in [("5.9.1", 9), ("5.10.1", 8), ("5.11.0", 6), ("6.5.9", 4), ("6.6.0", 1), ("7.0.0", 0)]
+        for (release, missing) in
+            [("5.9.1", 10), ("5.10.1", 9), ("5.11.0", 7), ("6.5.9", 5), ("6.6.0", 2), ("7.0.0", 0)]
         {
             let facts = Facts { release: release.into(), ..facts() };
             let checks = check(&facts);
