@@ -2,11 +2,13 @@
 //! `unetmap nic IF failure`, `unetmap bypass` and `--bypass`: what becomes of frames that a program should get and none
 //! takes, because it was killed or stopped, or because the daemon has ended.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use conformance::forwarder::{Forwarder, Line};
 use conformance::home::{Guard, processes_of};
-use conformance::net::{DIRECT, pings, set_policy, start_daemon};
+use conformance::net::{CABLE, DIRECT, Net, pings, public_copy, set_policy, start_daemon};
 use conformance::tool::{done, lacks, nic, refused};
 use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::Ns;
@@ -289,6 +291,31 @@ fn a_name_that_is_closed_stays_closed() {
         wire.line.connect_left();
         wire.line.middle.ip(&["address", "add", "10.9.0.3/24", "dev", "left1"]).expect("an address");
         until("the stack answers", || reaches(&wire));
+    });
+}
+
+/// Who owns a namespace can close names there. The daemon attaches nothing because of that, until root asks.
+#[test]
+fn a_closed_name_is_a_setting_when_root_asks() {
+    const USER: u32 = 4711;
+    isolated_with_interfaces(|home| {
+        if let Some(why) = lacks("kernel: closed names") {
+            return eprintln!("skipped: {why}");
+        }
+        let policy = format!("[[rule]]\nports = [\"v*\"]\nusers = [\"root\", {USER}]\naccess = \"direct\"\n");
+        let Some(net) = Net::new(home, &policy, CABLE) else { return };
+        std::fs::set_permissions(home.folder(), std::fs::Permissions::from_mode(0o755)).expect("our own folder");
+        let tool = public_copy(home.folder(), &program("unetmap").display().to_string());
+        done(&net.near, &["va", "failure", "closed"]);
+        net.near.ip(&["link", "delete", "va"]).expect("it was there");
+        net.near.ip(&["link", "add", "va", "type", "veth", "peer", "name", "vz"]).expect("an interface");
+        let is_attached = || net.near.ip(&["link", "show", "va"]).expect("it is there").contains("prog/xdp");
+        let run = || Command::new(&tool).args(["nic", "va", "--json"]).uid(USER).gid(USER).output();
+        let output = net.near.run(run).expect("a namespace").expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        assert!(!is_attached(), "{output:?}");
+        assert!(done(&net.near, &["va"]).contains("dropped"), "root's look finds it");
+        assert!(is_attached());
     });
 }
 

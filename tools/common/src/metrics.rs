@@ -10,14 +10,16 @@
 //! process answers.
 
 use std::fs;
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
@@ -30,8 +32,10 @@ const NAME: [&str; 2] = ["metrics-", ".sock"];
 const MODE: u32 = 0o600;
 /// Longest wait for an answer, and for a reader.
 const LIMIT: Duration = Duration::from_secs(1);
+/// After this time no more programs are asked.
+const LIMIT_OF_ALL: Duration = Duration::from_secs(5);
 /// Most bytes of an answer, and most programs that are asked.
-const MAX_ANSWER: u64 = 4 << 20;
+const MAX_ANSWER: usize = 4 << 20;
 const MAX_PROGRAMS: usize = 256;
 
 /// The option of programs that have counters.
@@ -145,8 +149,8 @@ fn answer(listener: &UnixListener, own: &[(String, String)], metrics: impl Fn() 
 /// Returns the metrics of this user's programs. Those of one name are one.
 pub fn read() -> Vec<Metric> {
     let Ok(daemon) = unetmap::daemon::own_socket() else { return Vec::new() };
-    let mut all: Vec<Metric> = Vec::new();
-    for path in sockets(&daemon).into_iter().take(MAX_PROGRAMS) {
+    let (end, mut all) = (Instant::now() + LIMIT_OF_ALL, Vec::<Metric>::new());
+    for path in sockets(&daemon).into_iter().take(MAX_PROGRAMS).take_while(|_| Instant::now() < end) {
         for metric in ask(&path).unwrap_or_default() {
             match all.iter_mut().find(|known| known.name == metric.name) {
                 Some(known) if known.is_counter == metric.is_counter => known.samples.extend(metric.samples),
@@ -162,13 +166,15 @@ pub fn read() -> Vec<Metric> {
 /// The sockets of programs beside the daemon's, in an order that stays.
 fn sockets(daemon: &Path) -> Vec<PathBuf> {
     let names = daemon.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
-    let is_socket = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(NAME[0]));
-        name.and_then(|name| name.strip_suffix(NAME[1])).is_some_and(|pid| pid.parse::<u32>().is_ok())
-    };
-    let mut paths: Vec<_> = names.filter_map(|entry| Some(entry.ok()?.path())).filter(is_socket).collect();
+    let names = names.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<_> = names.filter(|path| pid_of(path).is_some()).collect();
     paths.sort_unstable();
     paths
+}
+
+/// Returns the process that a socket of a program is named after. `None`: another file.
+fn pid_of(path: &Path) -> Option<u32> {
+    path.file_name()?.to_str()?.strip_prefix(NAME[0])?.strip_suffix(NAME[1])?.parse().ok()
 }
 
 /// Whether a program is this user's or root's.
@@ -176,16 +182,14 @@ fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == geteuid().as_raw()
 }
 
-/// Asks a program. `None`: it does not answer, or is of another user, who could let a connection wait for ever.
+/// Asks a program. `None`: it does not answer, or is of another user.
 fn ask(path: &Path) -> Option<Vec<Metric>> {
     if !is_trusted(fs::symlink_metadata(path).ok()?.uid()) {
         return None;
     }
-    let stream = match UnixStream::connect(path) {
-        Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-            // Its program was killed.
-            let place = Place::of(path).ok()?;
-            let _ = place.identity().map(|identity| place.remove(identity));
+    let mut stream = match connect(path) {
+        Err(Errno::CONNREFUSED) => {
+            remove_of_killed(path);
             return None;
         }
         stream => stream.ok()?,
@@ -193,11 +197,34 @@ fn ask(path: &Path) -> Option<Vec<Metric>> {
     if !is_trusted(peer(&stream).ok()?.uid) {
         return None;
     }
-    stream.set_read_timeout(Some(LIMIT)).ok()?;
-    let mut text = Vec::new();
-    stream.take(MAX_ANSWER).read_to_end(&mut text).ok()?;
+    stream.set_nonblocking(false).ok()?;
+    let (end, mut text, mut chunk) = (Instant::now() + LIMIT, Vec::new(), [0; 1 << 16]);
+    while text.len() < MAX_ANSWER {
+        let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+        stream.set_read_timeout(Some(left)).ok()?;
+        match stream.read(&mut chunk).ok()? {
+            0 => break,
+            n => text.extend_from_slice(&chunk[..n]),
+        }
+    }
     let metrics: Vec<Metric> = serde_json::from_slice(&text).ok()?;
     metrics.iter().all(Metric::is_valid).then_some(metrics)
+}
+
+/// Connects without waiting for room in a queue that nobody empties.
+fn connect(path: &Path) -> Result<UnixStream, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+    Ok(fd.into())
+}
+
+/// Removes the socket of a program that was killed. One that has just been started does not listen yet.
+fn remove_of_killed(path: &Path) {
+    let is_alive = pid_of(path).is_some_and(|pid| Path::new("/proc").join(pid.to_string()).exists());
+    if let Some(place) = Place::of(path).ok().filter(|_| !is_alive) {
+        let _ = place.identity().map(|identity| place.remove(identity));
+    }
 }
 
 #[cfg(test)]

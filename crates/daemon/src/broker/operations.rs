@@ -239,8 +239,8 @@ operations! { broker:
     }
 
     /// The policy of the program that has stayed at an interface, else that of its name.
-    fn left_failure[netns: Netns] LeftFailure(index: u32, name: String) -> Failure {
-        inside(&netns, || xdp::left(index, &name))
+    fn left_failure[netns: Netns] LeftFailure(index: u32, name: Option<String>) -> Failure {
+        inside(&netns, || xdp::left(index, name.as_deref()))
     }
 
     /// Detaches the program that stays; returns whether there was one.

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::attach::{FRAGS, Mode, PLAIN, Xdp};
 use super::policy::{COUNTS, Failed, Failure, Noted, Policy, policy_in};
-use crate::bpf::{self, Hook, load_classifier};
+use crate::bpf::{self, Hook, MapShape, load_classifier};
 use crate::kernel;
 use crate::link::{self, AttachedMode, XdpChange};
 use crate::tcx::{self, CAPTURE};
@@ -166,7 +166,9 @@ impl Left {
         let mut maps = bpf::maps_of(&info)?;
         let mut take = |name: &str| maps.iter().position(|map| map.name == name).map(|at| maps.swap_remove(at));
         let (Some(policies), Some(failed)) = (take("policies"), take("failed")) else { return Ok(None) };
-        let Some(policy) = policy_in(&policies)? else { return Ok(None) };
+        // Another process may have chosen the shapes: as many bytes are read for each processor as a value has.
+        let counters = MapShape { elements: failed.shape.elements, ..MapShape::per_processor::<u64>(0) };
+        let Some(policy) = policy_in(&policies)?.filter(|_| failed.shape == counters) else { return Ok(None) };
         let failed = failed.fd;
         Ok((policy.failure() != Failure::Open).then_some(Left { program, mode, policy, failed }))
     }
@@ -176,18 +178,18 @@ impl Left {
     }
 }
 
-/// Returns what becomes of frames at interface `ifindex` of the calling thread's network namespace, which is called
-/// `name`: by the policy of the program that stays, else [`Failure::Closed`] if its name is closed, else
+/// Returns what becomes of frames at interface `ifindex` of the calling thread's network namespace: by the policy of
+/// the program that stays, else [`Failure::Closed`] if it has the name `name` and that is closed, else
 /// [`Failure::Open`].
 ///
 /// # Errors
 /// `EPERM`: needs `CAP_SYS_ADMIN`. Those of netlink sockets.
-pub fn left(ifindex: u32, name: &str) -> io::Result<Failure> {
-    match Left::find(ifindex)? {
-        Some(left) => Ok(left.policy.failure()),
-        None if link::is_closed_name(name)? => Ok(Failure::Closed),
-        None => Ok(Failure::Open),
+pub fn left(ifindex: u32, name: Option<&str>) -> io::Result<Failure> {
+    if let Some(left) = Left::find(ifindex)? {
+        return Ok(left.policy.failure());
     }
+    let is_closed = name.map_or(Ok(false), link::is_closed_name)?;
+    Ok(if is_closed { Failure::Closed } else { Failure::Open })
 }
 
 /// Detaches the program that stays at interface `ifindex` of the calling thread's network namespace. Returns whether

@@ -32,6 +32,7 @@ use unetmap_sys::xsk::{BusyPoll, Way};
 
 use super::staying::StayingProgram;
 use crate::caller::Caller;
+use crate::owner::owner;
 use crate::privileged;
 use crate::refusal::{Refusal, check_bytes, refuse};
 
@@ -131,7 +132,8 @@ impl InterfaceSettings {
     }
 
     /// Returns the program that stays at an interface, also one that an earlier daemon has left; `None`: there is none.
-    /// An interface whose name is closed gets one, for which the caller pays.
+    /// An interface whose name is closed gets one when root asks: others may have closed the name themselves, in a
+    /// namespace of their own, and until then the kernel keeps it closed.
     pub(super) fn failure_at(&mut self, link: &Link, caller: &Caller) -> Result<Option<Arc<StayingProgram>>, Refusal> {
         self.remove_gone();
         let Some(netns) = caller.netns() else { return Ok(None) };
@@ -140,14 +142,17 @@ impl InterfaceSettings {
             stays.is_named(netns, link);
             return Ok(known);
         }
+        let name = (caller.peer.uid == owner()).then(|| link.name.clone());
+        if name.is_none() && link.xdp.is_none() {
+            return Ok(None);
+        }
         // Without privileges nothing can be known, and nothing be attached.
-        let failure = privileged::left_failure(netns, link.index, link.name.clone()).unwrap_or(Failure::Open);
+        let failure = privileged::left_failure(netns, link.index, name).unwrap_or(Failure::Open);
         if failure == Failure::Open {
             return Ok(None);
         }
         tracing::info!(name = link.name, ?failure, "the setting of an earlier daemon, or of its name, is in force");
-        let payer = if link.xdp.is_some() { 0 } else { caller.peer.uid };
-        self.set_failure((netns, payer), link, None, failure).map(Some)
+        self.set_failure((netns, 0), link, None, failure).map(Some)
     }
 
     /// The programs that stay, with the namespace and index of their interfaces.
@@ -164,6 +169,7 @@ impl InterfaceSettings {
         stays: Option<Arc<StayingProgram>>,
         failure: Failure,
     ) -> Result<Arc<StayingProgram>, Refusal> {
+        self.check_new((netns.id(), link.index), uid)?;
         // With a filter the host shares the interface.
         let has_filter = self.all.get(&(netns.id(), link.index)).is_some_and(|settings| settings.filter.is_some());
         let host_tx = if has_filter { HostTxAction::Pass } else { HostTxAction::Drop };
@@ -271,12 +277,15 @@ impl InterfaceSettings {
         )
     }
 
+    /// Checks that there is room for the settings of an interface, if it has none yet.
+    fn check_new(&self, key: (u64, u32), uid: u32) -> Result<(), Refusal> {
+        if self.all.contains_key(&key) { Ok(()) } else { self.check_room(uid) }
+    }
+
     /// Returns the settings of an interface that exists. The caller, a program of this user, sets one of them.
     fn entry(&mut self, netns: &Netns, index: u32, uid: u32) -> Result<&mut Settings, Refusal> {
         let key = (netns.id(), index);
-        if !self.all.contains_key(&key) {
-            self.check_room(uid)?;
-        }
+        self.check_new(key, uid)?;
         let nsid = self.add_to_watch(netns, index).or_else(|e| match e.raw_os_error() {
             Some(ENXIO) => refuse(ENXIO, "the interface has gone"),
             Some(EPERM) => refuse(

@@ -93,7 +93,8 @@ impl StayingProgram {
             attached => attached,
         };
         let xdp = xdp.or_else(|e| refuse_program(&link.name, &e))?;
-        let tcx = close_host(netns, link, failure, host_tx)?;
+        let tcx = close_host(netns, link, failure, host_tx);
+        let tcx = tcx.inspect_err(|_| _ = privileged::detach_left(netns, link.index))?;
         keep_name_closed(netns, link, failure);
         let added_queues = tx_queues().saturating_sub(before);
         let (bypass, name) = (record(failure, None), Mutex::new(link.name.clone()));
