@@ -4,7 +4,7 @@
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread::{JoinHandle, spawn};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,7 @@ struct Count {
     pauses: AtomicBool,
     packets: AtomicU64,
     lost: AtomicU64,
+    reconnects: AtomicU32,
 }
 
 struct Worker(Arc<Count>, JoinHandle<Port>);
@@ -58,6 +59,7 @@ impl Worker {
             while !of_thread.stops.load(Relaxed) {
                 work(&port, &of_thread);
                 of_thread.lost.store(port.lost_slots(), Relaxed);
+                of_thread.reconnects.store(port.reconnects(), Relaxed);
             }
             port
         });
@@ -66,6 +68,10 @@ impl Worker {
 
     fn packets(&self) -> u64 {
         self.0.packets.load(Relaxed)
+    }
+
+    fn reconnects(&self) -> u32 {
+        self.0.reconnects.load(Relaxed)
     }
 
     fn stop(self) -> (u64, Port) {
@@ -121,7 +127,7 @@ fn receiver_by_epoll(port: Port) -> Worker {
 
 /// Has daemons end under numbered packets. Returns how many were sent, received and lost.
 fn restarts(home: &Home, daemons: &mut Vec<Guard>, (sender, receiver): (Worker, Worker), ends: &[Signal]) -> [u64; 3] {
-    for signal in ends {
+    for (done, signal) in (1..).zip(ends) {
         let before = receiver.packets();
         until("packets flow", || receiver.packets() > before + 5000);
         if *signal == Signal::KILL {
@@ -136,8 +142,10 @@ fn restarts(home: &Home, daemons: &mut Vec<Guard>, (sender, receiver): (Worker, 
             until("the receiver has left", || receiver.0.lost.load(Relaxed) > lost_before);
             receiver.0.pauses.store(false, Relaxed);
         }
-        let before = receiver.packets();
         daemons.push(serve(home));
+        // A pipe goes on without a daemon until its ends look for that.
+        until("both ends are back", || [&sender, &receiver].iter().all(|end| end.reconnects() == done));
+        let before = receiver.packets();
         until("packets flow again", || receiver.packets() > before + 5000);
     }
     let (sent, from) = sender.stop();
@@ -173,8 +181,9 @@ fn switch_ports_go_on_with_the_next_daemon() {
         let before = to.packets();
         until("packets flow", || to.packets() > before + 1000);
         end(&mut daemon, Signal::KILL);
-        let before = to.packets();
         let _next = serve(home);
+        until("both ports are back", || [&from, &to].iter().all(|end| end.reconnects() == 1));
+        let before = to.packets();
         until("packets flow again", || to.packets() > before + 1000);
         let ((sent, from), (received, to)) = (from.stop(), to.stop());
         summary(&format!("{sent} sent, {received} received, {} lost", from.lost_slots() + to.lost_slots()));
