@@ -224,6 +224,13 @@ impl Net {
     }
 }
 
+/// Starts a daemon without a policy of its own; returns when it listens.
+#[track_caller]
+pub fn serve(home: &Home) -> Guard {
+    set_policy(home, DIRECT);
+    start_daemon(home, &[])
+}
+
 /// Starts a daemon with the test's policy; returns when it listens.
 #[track_caller]
 pub fn start_daemon(home: &Home, args: &[&str]) -> Guard {

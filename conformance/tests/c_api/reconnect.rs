@@ -4,15 +4,9 @@
 use std::process::{Command, Stdio};
 
 use conformance::c::{Running, compile, linked};
-use conformance::home::Guard;
-use conformance::net::{DIRECT, set_policy, start_daemon};
+use conformance::net::serve;
 use conformance::{Home, isolated};
 use rustix::process::Signal;
-
-fn serve(home: &Home) -> Guard {
-    set_policy(home, DIRECT);
-    start_daemon(home, &[])
-}
 
 fn assert_goes_on(home: &Home, wait: &str) {
     let mut daemons = vec![serve(home)];

@@ -9,7 +9,7 @@ use std::thread::{JoinHandle, spawn};
 use std::time::{Duration, Instant};
 
 use conformance::home::{Guard, summary};
-use conformance::net::{DIRECT, set_policy, start_daemon};
+use conformance::net::serve;
 use conformance::traffic::{bytes_of, exchange, expect, fill_some, open, send};
 use conformance::{Home, LIMIT, isolated, packet, program, until};
 use rustix::event::epoll;
@@ -22,11 +22,6 @@ const WAIT: Duration = Duration::from_millis(50);
 
 /// Slots that a ring can hold at most, at its default size.
 const RING: u64 = 1023;
-
-fn serve(home: &Home) -> Guard {
-    set_policy(home, DIRECT);
-    start_daemon(home, &[])
-}
 
 fn waiting(spec: &str) -> Port {
     Port::options().reconnect(None).open(spec).unwrap_or_else(|e| panic!("{spec}: {e}"))

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use conformance::forwarder::{Forwarder, Line};
 use conformance::home::{Guard, processes_of};
-use conformance::net::{CABLE, DIRECT, Net, pings, public_copy, set_policy, start_daemon};
+use conformance::net::{CABLE, Net, pings, public_copy, serve, start_daemon};
 use conformance::tool::{done, lacks, nic, refused};
 use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::Ns;
@@ -24,8 +24,7 @@ struct Wire {
 impl Wire {
     fn new(home: &Home, queues: u32) -> Option<Wire> {
         let line = Line::with_queues(queues)?;
-        set_policy(home, DIRECT);
-        Some(Wire { line, daemon: start_daemon(home, &[]) })
+        Some(Wire { line, daemon: serve(home) })
     }
 
     fn bridge(&self) -> Forwarder {

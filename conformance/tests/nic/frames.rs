@@ -9,7 +9,7 @@ use std::time::Duration;
 use conformance::forwarder::{Forwarder, Line};
 use conformance::home::Guard;
 use conformance::kept::{kill, wait_until_kept};
-use conformance::net::{CABLE, DIRECT, MEDIATED, Net, Tap, frame, set_policy, start_daemon, take};
+use conformance::net::{CABLE, DIRECT, MEDIATED, Net, Tap, frame, serve, start_daemon, take};
 use conformance::replace::replace;
 use conformance::snapshot::Frames;
 use conformance::tool::done;
@@ -151,8 +151,7 @@ fn the_frames_of_an_interface_add_up_mediated() {
 fn the_frames_of_closed_and_bypassed_interfaces_add_up() {
     isolated_with_interfaces(|home| {
         let Some(line) = Line::new() else { return };
-        set_policy(home, DIRECT);
-        let mut daemon = start_daemon(home, &[]);
+        let mut daemon = serve(home);
         let (middle, sender) = (&line.middle, Sender::new(&line.left, "left0"));
         done(middle, &["left1", "failure", "closed"]);
         let before = sender.sent() - frames_of(middle, "left1").received;

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use conformance::c::{Running, compile_with};
-use conformance::home::Guard;
-use conformance::net::{DIRECT, set_policy, start_daemon};
+use conformance::net::serve;
 use conformance::pcap::overlay;
 use conformance::traffic::fill_some;
 use conformance::{Home, isolated, program, until};
@@ -16,11 +15,6 @@ use unetmap::{Interest, Port};
 
 /// Packets that are sent by the next daemon: more than rings hold, so most of them were received.
 const PACKETS: u64 = 5000;
-
-fn serve(home: &Home) -> Guard {
-    set_policy(home, DIRECT);
-    start_daemon(home, &[])
-}
 
 fn assert_goes_on(home: &Home, wait: &str) {
     let mut daemon = serve(home);

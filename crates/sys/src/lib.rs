@@ -33,6 +33,7 @@ pub mod memfd;
 pub mod memory_helper;
 pub mod netns;
 pub mod numa;
+mod once;
 pub mod packet_socket;
 pub mod place;
 pub mod probe;

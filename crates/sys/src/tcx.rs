@@ -14,6 +14,7 @@ use aya::Ebpf;
 
 use crate::bpf::{self, FoundMap, Hook, MapShape, REDIRECT_MARK, array, load_classifier};
 use crate::deadline::Deadline;
+use crate::once::known_or;
 use crate::xdp::Mark;
 
 /// `bpf/host.c`, compiled.
@@ -308,14 +309,13 @@ impl Relay {
 /// The tags of the programs of [`Relay::keep`], hashes of their code, as this process would attach them.
 fn own_tags() -> io::Result<[u64; 3]> {
     static TAGS: OnceLock<[u64; 3]> = OnceLock::new();
-    if let Some(tags) = TAGS.get() {
-        return Ok(*tags);
-    }
-    let (mut object, mut tags) = (bpf::load(OBJECT, &[])?, [0; 3]);
-    for (tag, (name, _)) in tags.iter_mut().zip(Relay::staying(RelayEnds { nic: 0, near: 0, far: 0 })) {
-        *tag = bpf::program_info(&load_classifier(&mut object, name)?)?.tag;
-    }
-    Ok(*TAGS.get_or_init(|| tags))
+    known_or(&TAGS, || {
+        let (mut object, mut tags) = (bpf::load(OBJECT, &[])?, [0; 3]);
+        for (tag, (name, _)) in tags.iter_mut().zip(Relay::staying(RelayEnds { nic: 0, near: 0, far: 0 })) {
+            *tag = bpf::program_info(&load_classifier(&mut object, name)?)?.tag;
+        }
+        Ok(tags)
+    })
 }
 
 /// Attaches a program of [`Relay::attach`] to the far end, in the namespace of the calling thread.

@@ -29,6 +29,7 @@ use rustix::net::xdp::{
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with};
 
 use crate::map::PAGE;
+use crate::once::known_or;
 use crate::tuning::{QUEUE_RELEASE_LIMIT, QUEUE_RELEASE_POLL, XSK_TX_BUDGET};
 use crate::{Mapping, kernel, memfd};
 
@@ -287,11 +288,7 @@ pub fn try_busy_poll(busy: BusyPoll) -> io::Result<()> {
 /// As [`UnboundXsk::new`] and [`UnboundXsk::bind`].
 pub fn maps_bound_rings(ifindex: u32) -> io::Result<bool> {
     static KNOWN: OnceLock<bool> = OnceLock::new();
-    if let Some(known) = KNOWN.get() {
-        return Ok(*known);
-    }
-    let answer = !kernel::DIRECT.is_newer_than_kernel() || try_bound_rings(ifindex)?;
-    Ok(*KNOWN.get_or_init(|| answer))
+    known_or(&KNOWN, || Ok(!kernel::DIRECT.is_newer_than_kernel() || try_bound_rings(ifindex)?))
 }
 
 fn try_bound_rings(ifindex: u32) -> io::Result<bool> {

@@ -61,7 +61,7 @@ pub mod sandbox {
 pub mod socket {
     pub use unetmap_sys::socket::{
         FdSender, SocketFile, connect, connect_abstract, listen, listen_abstract, listen_again, listen_for_streams,
-        pair, peer, recv, send, set_nonblocking,
+        pair, peer, recv, remove_dead, send, set_nonblocking,
     };
 }
 

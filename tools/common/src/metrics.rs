@@ -23,8 +23,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
-use crate::host::place::Place;
-use crate::host::socket::{SocketFile, listen_for_streams, peer};
+use crate::host::socket::{SocketFile, listen_for_streams, peer, remove_dead};
 
 /// Name of a program's socket, around the number of its process.
 const NAME: [&str; 2] = ["metrics-", ".sock"];
@@ -221,9 +220,8 @@ fn connect(path: &Path) -> Result<UnixStream, Errno> {
 
 /// Removes the socket of a program that was killed. One that has just been started does not listen yet.
 fn remove_of_killed(path: &Path) {
-    let is_alive = pid_of(path).is_some_and(|pid| Path::new("/proc").join(pid.to_string()).exists());
-    if let Some(place) = Place::of(path).ok().filter(|_| !is_alive) {
-        let _ = place.identity().map(|identity| place.remove(identity));
+    if !pid_of(path).is_some_and(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
+        let _ = remove_dead(path);
     }
 }
 

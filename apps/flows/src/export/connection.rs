@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::collector::{Destination, Security, Transport};
-use super::tls::{Client, Tls};
+use super::tls::{Client, Tls, is_passing};
 
 /// Longest time to connect to an address.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -111,7 +111,7 @@ impl Connection {
             match self.read() {
                 Ok(0) => return false,
                 Ok(_) => {}
-                Err(e) => return matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+                Err(e) => return is_passing(&e),
             }
         }
         true
@@ -153,7 +153,7 @@ fn written(result: io::Result<usize>) -> io::Result<Written> {
     match result {
         Ok(0) => Err(ErrorKind::WriteZero.into()),
         Ok(n) => Ok(Written::Bytes(n)),
-        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(Written::Full),
+        Err(e) if is_passing(&e) => Ok(Written::Full),
         Err(e) => Err(e),
     }
 }

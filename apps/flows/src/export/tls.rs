@@ -84,12 +84,17 @@ impl Client {
     }
 }
 
+/// Whether a call on a socket that does not wait has failed only for now.
+pub(super) fn is_passing(e: &io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
 /// Whether a call has read or written something. Waits a little if it has not.
 fn progress(done: io::Result<usize>) -> io::Result<bool> {
     match done {
         Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
         Ok(_) => Ok(true),
-        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+        Err(e) if is_passing(&e) => {
             std::thread::sleep(PAUSE);
             Ok(false)
         }

@@ -366,7 +366,7 @@ impl Port {
     /// Calls `each` with each of [`Port::wait_fds`], without allocation.
     pub fn each_wait_fd(&self, want: Interest, mut each: impl FnMut(BorrowedFd<'_>)) {
         if let Some(reconnect) = self.reconnect.as_ref().filter(|_| self.daemon_has_exited()) {
-            return each(reconnect.timer().as_fd());
+            return each(reconnect.timer.as_fd());
         }
         each(self.connection.fd.as_fd());
         for (_, source) in self.wakeup_sources(want) {

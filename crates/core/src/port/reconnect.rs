@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Ports that wait for the next daemon when theirs has ended, and go on.
 //!
-//! ```text serves -- the connection hangs up --> waits --> asks --> is answered --> serves
-//! ^  nobody listens,   |                                        '-- or not yet ------' ``` What a program has of a
-//! port is addresses and numbers: mappings (region, endpoint state page, channels, rings of sockets) and descriptors
-//! (connection, doorbells, sockets). The port is opened again as any other, at the same place in its region; then the
-//! new files are mapped over the old ones, and their descriptors get the numbers of the old ones (`sys::in_place`).
-//! Nothing on the way of a packet knows of it, and no pointer of the program changes. A daemon that gives the port
-//! another shape is refused.
+//! ```text
+//! serves -- the connection hangs up --> waits --> asks --> is answered --> serves
+//!                                         ^  nobody listens, |
+//!                                         '-- or not yet ----'
+//! ```
+//! What a program has of a port is addresses and numbers: mappings (region, endpoint state page, channels, rings of
+//! sockets) and descriptors (connection, doorbells, sockets). The port is opened again as any other, at the same place
+//! in its region; then the new files are mapped over the old ones, and their descriptors get the numbers of the old
+//! ones (`sys::in_place`). Nothing on the way of a packet knows of it, and no pointer of the program changes. A daemon
+//! that gives the port another shape is refused.
 //!
 //! While a port waits its syncs do nothing. Each call that finds the time come asks, and none waits for the answer. One
 //! thread goes on for all, with the locks of all rings; the endpoint state pages, which contain these, are mapped last.
@@ -199,11 +202,6 @@ impl Reconnect {
         self.lost.load(Relaxed)
     }
 
-    /// The timer by which an event loop tries again.
-    pub(crate) fn timer(&self) -> &Doorbell {
-        &self.timer
-    }
-
     /// How long a thread that waits may sleep before it tries again.
     pub(crate) fn pause(&self) -> Duration {
         let Ok(progress) = self.progress.try_lock() else { return ANSWER_POLL };
@@ -215,11 +213,7 @@ impl Reconnect {
     }
 
     /// Keeps threads from going on meanwhile.
-    pub(crate) fn hold(&self) -> impl Drop + use<'_> {
-        self.lock()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Progress> {
+    pub(super) fn hold(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

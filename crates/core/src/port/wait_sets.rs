@@ -22,7 +22,7 @@ impl Port {
             if set.get().is_none() {
                 let _held = reconnect.hold();
                 let new = Epoll::new().ok()?;
-                new.add(reconnect.timer(), 0, true, false).ok()?;
+                new.add(&reconnect.timer, 0, true, false).ok()?;
                 if !self.daemon_has_exited() {
                     self.add_files(&new, direction).ok()?;
                 }

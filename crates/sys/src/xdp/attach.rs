@@ -15,6 +15,7 @@ use super::policy::{COUNTS, Failure, Policy, policy_in};
 use super::translate::{Access, DELIVER, End, translate};
 use crate::bpf::{self, Caller, MapShape, errno_of, object_mismatch};
 use crate::deadline::Deadline;
+use crate::once::known_or;
 
 /// `bpf/xdp.c`, compiled.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/xdp.o");
@@ -337,12 +338,10 @@ impl Xdp {
 /// The tag of the program that this process would attach, for frames of several buffers: a hash of its code.
 fn own_tag() -> io::Result<u64> {
     static TAG: OnceLock<u64> = OnceLock::new();
-    if let Some(tag) = TAG.get() {
-        return Ok(*tag);
-    }
-    let (xdp, _) = Xdp::load(1, Mode::Native, true)?;
-    let tag = bpf::program_info(&xdp.program)?.tag;
-    Ok(*TAG.get_or_init(|| tag))
+    known_or(&TAG, || {
+        let (xdp, _) = Xdp::load(1, Mode::Native, true)?;
+        Ok(bpf::program_info(&xdp.program)?.tag)
+    })
 }
 
 /// Loads the object, with room for the sockets of `queues`.

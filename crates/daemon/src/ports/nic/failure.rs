@@ -143,7 +143,7 @@ pub(super) fn set_failure(
                 "the kernel completes its frames on their way to a program (a tap, a VLAN): only open is possible",
             );
         }
-        (stays, _) => Some(settings.set_failure((netns, 0), link, stays, failure)?),
+        (stays, _) => Some(settings.set_failure(netns, link, stays, failure)?),
     };
     tracing::info!(name = link.name, uid, ?failure, "failure set");
     Ok(program)

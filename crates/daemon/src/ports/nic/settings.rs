@@ -152,7 +152,7 @@ impl InterfaceSettings {
             return Ok(None);
         }
         tracing::info!(name = link.name, ?failure, "the setting of an earlier daemon, or of its name, is in force");
-        self.set_failure((netns, 0), link, None, failure).map(Some)
+        self.set_failure(netns, link, None, failure).map(Some)
     }
 
     /// The programs that stay, with the namespace and index of their interfaces.
@@ -160,16 +160,15 @@ impl InterfaceSettings {
         self.all.iter().filter_map(|(key, settings)| Some((key, settings.failure.as_deref()?)))
     }
 
-    /// Sets what becomes of frames that no program takes, of an interface that has the program `stays`, on behalf of a
-    /// user.
+    /// Sets what becomes of frames that no program takes, of an interface that has the program `stays`. It is root's.
     pub(super) fn set_failure(
         &mut self,
-        (netns, uid): (&Netns, u32),
+        netns: &Netns,
         link: &Link,
         stays: Option<Arc<StayingProgram>>,
         failure: Failure,
     ) -> Result<Arc<StayingProgram>, Refusal> {
-        self.check_new((netns.id(), link.index), uid)?;
+        self.check_new((netns.id(), link.index), 0)?;
         // With a filter the host shares the interface.
         let has_filter = self.all.get(&(netns.id(), link.index)).is_some_and(|settings| settings.filter.is_some());
         let host_tx = if has_filter { HostTxAction::Pass } else { HostTxAction::Drop };
@@ -177,7 +176,7 @@ impl InterfaceSettings {
             Some(stays) => stays.with(netns, link, failure, host_tx)?,
             None => StayingProgram::attach(netns, link, failure, host_tx)?,
         });
-        self.entry(netns, link.index, uid)?.failure = Some(program.clone());
+        self.entry(netns, link.index, 0)?.failure = Some(program.clone());
         let filtered = self.use_filter(netns.id(), link.index);
         filtered.or_else(|e| refuse(ENXIO, format!("its filter cannot be set: {e}")))?;
         Ok(program)
