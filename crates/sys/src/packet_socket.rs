@@ -3,11 +3,14 @@
 //! those that are sent. They need `CAP_NET_RAW` of the network namespace's user namespace, and no BPF.
 //!
 //! ```text
-//! ring   [ status | length .. | virtio-net header | frame ]  [ .. ]  ..      TPACKET_V2, slots of equal size
+//! ring    [ block ] [ block ] ..                                             TPACKET_V2
+//! block   [ slot ] [ slot ] ..  rest, to which the kernel writes nothing; of the first block: the position
+//! slot    [ status | length .. | virtio-net header | frame ]
 //! ```
 //! Each frame has a virtio-net header, by which the kernel tells what is missing: a checksum, or that it is several
 //! frames yet. A VLAN tag that the kernel has taken out is beside the frame. A frame longer than a slot is in the
-//! socket's queue.
+//! socket's queue. The kernel does not tell in which slot the next frame will be, so the receiver's position is in the
+//! ring's memory, where the process that goes on after a crash finds it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -25,10 +28,14 @@ pub const HEADER: usize = 10;
 /// Bytes of a ring: 2048 frames of up to 1900 bytes, as long as a thread is delayed for a millisecond at two million
 /// frames a second.
 const RING_BYTES: usize = 4 << 20;
-/// Bytes of the largest slot: jumbo frames. Longer frames are in the socket's queue.
-const MAX_SLOT: usize = 16 << 10;
+/// Bytes of the smallest slot, and of the largest: jumbo frames. Longer frames are in the socket's queue.
+const MIN_SLOT: usize = (2 << 10) - ROOM;
+const MAX_SLOT: usize = (16 << 10) - ROOM;
 /// Bytes that the kernel allocates in one piece.
 const BLOCK: usize = 64 << 10;
+/// Bytes by which a slot is less than a power of two, so that slots leave room in a block. The kernel wants a multiple
+/// of this (`TPACKET_ALIGNMENT`).
+const ROOM: usize = 16;
 /// Bytes before a frame in its slot at most: `struct tpacket2_hdr` and `struct sockaddr_ll`, the virtio-net header, and
 /// alignment.
 const SLOT_HEADER: usize = 96;
@@ -45,7 +52,8 @@ const TAG: u16 = 4;
 
 /// Returns the bytes of a slot for an interface with this MTU.
 pub fn slot_bytes(mtu: u32) -> usize {
-    (mtu as usize + 14 + 2 * usize::from(TAG) + SLOT_HEADER).next_power_of_two().clamp(2048, MAX_SLOT)
+    let frame = mtu as usize + 14 + 2 * usize::from(TAG);
+    ((frame + SLOT_HEADER + ROOM).next_power_of_two() - ROOM).clamp(MIN_SLOT, MAX_SLOT)
 }
 
 /// Opens a socket that receives from interface `index` of the calling thread's namespace, with a ring whose slots have
@@ -61,12 +69,12 @@ pub fn receiver(index: u32, slot: usize) -> io::Result<OwnedFd> {
     set(&fd, libc::PACKET_IGNORE_OUTGOING, &1)?;
     set(&fd, libc::PACKET_COPY_THRESH, &1)?;
     set_at(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &QUEUE_BYTES)?;
-    let frames = frames(slot)?;
+    let (block_nr, of_block) = ((RING_BYTES / BLOCK) as u32, slots_of_block(slot)?);
     let ring = libc::tpacket_req {
         tp_block_size: BLOCK as u32,
-        tp_block_nr: (RING_BYTES / BLOCK) as u32,
+        tp_block_nr: block_nr,
         tp_frame_size: slot as u32,
-        tp_frame_nr: frames,
+        tp_frame_nr: block_nr * of_block,
     };
     set(&fd, libc::PACKET_RX_RING, &ring)?;
     bind(&fd, index, (libc::ETH_P_ALL as u16).to_be())?;
@@ -151,8 +159,8 @@ pub struct Receiver {
     fd: Arc<OwnedFd>,
     map: Mapping,
     slot: usize,
-    frames: u32,
-    /// The slot that is next.
+    of_block: u32,
+    /// Number of the slot that is next.
     next: u32,
     /// A long frame that was taken from the queue: its bytes are the first of `space`.
     long: Option<usize>,
@@ -178,19 +186,21 @@ enum Next<'a> {
 }
 
 impl Receiver {
-    /// Maps the ring; `next` is the slot with which an earlier receiver would have gone on.
+    /// Maps the ring, and goes on where an earlier receiver has ended, if there was one.
     ///
     /// # Errors
     /// `EINVAL`: the socket has no such ring; `ENOMEM`.
-    pub fn new(fd: Arc<OwnedFd>, slot: usize, next: u32) -> io::Result<Receiver> {
-        let frames = frames(slot)?;
+    pub fn new(fd: Arc<OwnedFd>, slot: usize) -> io::Result<Receiver> {
+        let of_block = slots_of_block(slot)?;
         let map = Mapping::of_socket(fd.as_fd(), RING_BYTES, 0)?;
-        Ok(Receiver { fd, map, slot, frames, next: next % frames, long: None, space: Vec::new() })
+        let mut receiver = Receiver { fd, map, slot, of_block, next: 0, long: None, space: Vec::new() };
+        receiver.next = receiver.position().load(Ordering::Relaxed) % receiver.slots();
+        Ok(receiver)
     }
 
-    /// The slot that is next.
-    pub fn position(&self) -> u32 {
-        self.next
+    /// Number of slots.
+    fn slots(&self) -> u32 {
+        (RING_BYTES / BLOCK) as u32 * self.of_block
     }
 
     /// Whether a frame has arrived.
@@ -208,8 +218,11 @@ impl Receiver {
                 Next::Cut => None,
             };
             self.long = None;
-            self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
-            self.next = (self.next + 1) % self.frames;
+            // Before the slot is freed: a crash between the two makes one frame arrive again, and loses no position.
+            let (status, next) = (self.status(), (self.next + 1) % self.slots());
+            self.position().store(next, Ordering::Relaxed);
+            status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.next = next;
             match taken {
                 None => *lost += 1,
                 taken => return taken,
@@ -223,10 +236,21 @@ impl Receiver {
         let _ = rustix::net::sockopt::socket_error(&*self.fd);
     }
 
+    /// Where the next slot is, in bytes from the ring's start.
+    fn at(&self) -> usize {
+        (self.next / self.of_block) as usize * BLOCK + (self.next % self.of_block) as usize * self.slot
+    }
+
     /// The status word of the next slot.
     fn status(&self) -> &AtomicU32 {
-        // SAFETY: K3: `next < frames`, and so many slots are mapped; slots are aligned to more than a word.
-        unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(self.next as usize * self.slot).cast()) }
+        // SAFETY: K3: `next < slots()`, and so many slots are mapped; slots are aligned to more than a word.
+        unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(self.at()).cast()) }
+    }
+
+    /// The word behind the slots of the first block: the number of the slot that is next.
+    fn position(&self) -> &AtomicU32 {
+        // SAFETY: K3: slots leave at least `ROOM` bytes of a block, aligned as slots are.
+        unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(self.of_block as usize * self.slot).cast()) }
     }
 
     /// Looks at the next slot; `None` if it is the kernel's.
@@ -236,9 +260,7 @@ impl Receiver {
             return None;
         }
         // SAFETY: K10: the slot is ours until its status word is written, and no other process maps the ring.
-        let slot = unsafe {
-            std::slice::from_raw_parts(self.map.as_ptr().add(self.next as usize * self.slot).cast_const(), self.slot)
-        };
+        let slot = unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.at()).cast_const(), self.slot) };
         let word = |at: usize| u32::from_ne_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]) as usize;
         let half = |at: usize| u16::from_ne_bytes([slot[at], slot[at + 1]]);
         // Fields of `struct tpacket2_hdr`.
@@ -285,10 +307,10 @@ fn with_tag(mut header: [u8; HEADER], has_tag: bool) -> [u8; HEADER] {
     header
 }
 
-/// Returns the slots of a ring.
-fn frames(slot: usize) -> io::Result<u32> {
-    let is_valid = slot.is_power_of_two() && (2048..=MAX_SLOT).contains(&slot);
-    if is_valid { Ok((RING_BYTES / slot) as u32) } else { Err(Errno::INVAL.into()) }
+/// Returns the slots of a block.
+fn slots_of_block(slot: usize) -> io::Result<u32> {
+    let is_valid = (slot + ROOM).is_power_of_two() && (MIN_SLOT..=MAX_SLOT).contains(&slot);
+    if is_valid { Ok((BLOCK / slot) as u32) } else { Err(Errno::INVAL.into()) }
 }
 
 fn socket() -> io::Result<OwnedFd> {
@@ -329,7 +351,7 @@ mod tests {
 
     /// Long frames come, of which most find no room in the queue. `None`: there can be no such socket here.
     fn with_cut_frames(sent: u32) -> Option<Receiver> {
-        const SLOT: usize = 2048;
+        const SLOT: usize = MIN_SLOT;
         const LOOPBACK: u32 = 1;
         let netns = match Netns::new() {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return None,
@@ -340,19 +362,19 @@ mod tests {
             (receiver(LOOPBACK, SLOT).unwrap(), sender(LOOPBACK, 1).unwrap())
         };
         let (receiver, sender) = netns.run(open).unwrap();
-        let receiver = Receiver::new(Arc::new(receiver), SLOT, 0).unwrap();
+        let mut receiver = Receiver::new(Arc::new(receiver), SLOT).unwrap();
         let (frame, end) = ([0; HEADER + 4000], Instant::now() + Duration::from_secs(60));
         for n in 0..sent {
             while send(sender.as_fd(), [&frame[..]].into_iter()) != Ok(1) {
                 assert!(Instant::now() < end, "frame {n} is sent");
             }
-            // SAFETY: K3: as in `Receiver::status`.
-            let status = unsafe { AtomicU32::from_ptr(receiver.map.as_ptr().add(n as usize * SLOT).cast()) };
-            while status.load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+            receiver.next = n;
+            while !receiver.has_frame() {
                 assert!(Instant::now() < end, "frame {n} comes");
                 std::thread::yield_now();
             }
         }
+        receiver.next = 0;
         Some(receiver)
     }
 
@@ -372,14 +394,28 @@ mod tests {
     }
 
     #[test]
+    fn a_receiver_goes_on_where_the_one_before_has_ended() {
+        let Some(mut receiver) = with_cut_frames(40) else { return eprintln!("skipped: needs CAP_SYS_ADMIN") };
+        let (fd, taken) = (receiver.fd.clone(), 35);
+        for _ in 0..taken {
+            let mut lost = 0;
+            assert!(receiver.receive(&mut lost, |_| Some(())).is_some() || lost > 0);
+        }
+        drop(receiver);
+        let next = Receiver::new(fd, MIN_SLOT).unwrap();
+        assert!(next.next >= taken && next.at() > BLOCK, "{}", next.next);
+    }
+
+    #[test]
     fn slots_hold_the_longest_frame_up_to_jumbo_frames() {
-        assert_eq!([0, 1500, 1930, 1931, 9000, 65_535].map(slot_bytes), [2048, 2048, 2048, 4096, 16_384, 16_384]);
+        assert_eq!([0, 1500, 1914, 1915, 9000, 65_535].map(slot_bytes), [2032, 2032, 2032, 4080, 16_368, 16_368]);
         for mtu in 0..16_000 {
             let slot = slot_bytes(mtu);
-            assert!(slot >= mtu as usize + 22 + SLOT_HEADER && BLOCK.is_multiple_of(slot), "{mtu}");
-            assert_eq!(frames(slot).unwrap() as usize * slot, RING_BYTES);
+            assert!(slot >= mtu as usize + 22 + SLOT_HEADER && slot.is_multiple_of(ROOM), "{mtu}");
+            let rest = BLOCK - slots_of_block(slot).unwrap() as usize * slot;
+            assert!(rest < slot && rest >= ROOM, "{mtu}");
         }
-        assert!([0, 1024, 3000, 32_768].iter().all(|slot| frames(*slot).is_err()));
+        assert!([0, 1008, 2048, 3000, 32_752].iter().all(|slot| slots_of_block(*slot).is_err()));
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl Nic {
             tracing::warn!(name = self.name, "the interface is not disconnected from the host: {why}");
         }
         let fd = privileged::packet_receiver(netns, index, slot).or_else(|e| self.explain_packets(&e))?;
-        OpenReceiver::of(fd, (slot, 0), table, shared).or_else(|e| self.explain_packets(&e))
+        OpenReceiver::of(fd, slot, table, shared).or_else(|e| self.explain_packets(&e))
     }
 
     fn explain_packets<T>(&self, e: &io::Error) -> Result<T, Refusal> {

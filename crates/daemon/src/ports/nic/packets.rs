@@ -12,7 +12,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::ENOMEM;
@@ -63,7 +63,6 @@ pub(super) struct SavedPackets {
 struct SavedReceiver {
     socket: FdIndex,
     slot: usize,
-    next: u32,
     table: Option<FdIndex>,
     shared: Option<String>,
 }
@@ -126,12 +125,12 @@ impl Packets {
 impl OpenReceiver {
     pub(super) fn of(
         fd: OwnedFd,
-        (slot, next): (usize, u32),
+        slot: usize,
         table: Option<OwnedFd>,
         shared: Option<String>,
     ) -> io::Result<OpenReceiver> {
         let fd = Arc::new(fd);
-        let ring = Arc::new(Mutex::new(Receiver::new(fd.clone(), slot, next)?));
+        let ring = Arc::new(Mutex::new(Receiver::new(fd.clone(), slot)?));
         Ok(OpenReceiver { socket: (fd, ring), slot, table, shared })
     }
 }
@@ -139,10 +138,9 @@ impl OpenReceiver {
 impl Packets {
     pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedPackets {
         let mut save_receiver = |open: &'a OpenReceiver| {
-            let (fd, ring) = &open.socket;
-            let next = ring.lock().unwrap_or_else(PoisonError::into_inner).position();
+            let (fd, _) = &open.socket;
             let table = open.table.as_ref().map(|table| fds.add(table));
-            SavedReceiver { socket: fds.add(&**fd), slot: open.slot, next, table, shared: open.shared.clone() }
+            SavedReceiver { socket: fds.add(&**fd), slot: open.slot, table, shared: open.shared.clone() }
         };
         let receiver = self.receiver.as_ref().map(&mut save_receiver);
         let counts = [&self.counters.received, &self.counters.sent, &self.full].map(|count| count.load(Relaxed));
@@ -156,7 +154,7 @@ impl SavedPackets {
         let SavedPackets { why, mark, receiver, sender, counts: [received, sent, full] } = self;
         let receiver = receiver.map(|saved| {
             let (fd, table) = (fds.take(saved.socket)?, saved.table.map(|table| fds.take(table)).transpose()?);
-            let open = OpenReceiver::of(fd, (saved.slot, saved.next), table, saved.shared);
+            let open = OpenReceiver::of(fd, saved.slot, table, saved.shared);
             open.or_else(|e| refuse_lack("a socket of an interface cannot be taken over", &e))
         });
         let (receiver, sender) = (receiver.transpose()?, sender.map(|fd| fds.take(fd).map(Arc::new)).transpose()?);
