@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, fstat, major, minor};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 
 use crate::memfd;
@@ -147,11 +148,17 @@ fn place_of(line: &str, part: FilePart) -> Option<Place> {
     })
 }
 
-/// Gives the number of `old` to the file of `new`; it stays, or becomes, close-on-exec.
+/// Gives the number of `old`, a socket or an eventfd, to the file of `new`; it stays, or becomes, close-on-exec. A
+/// program that has closed all descriptors, and these with them, may have other files under their numbers: such a file
+/// stays open, unless it is such a one, too.
 ///
 /// # Errors
-/// The errors of `dup3`.
+/// `EBADF`: the number has no file, or one of another kind; `/proc` is not mounted; the errors of `dup3`.
 pub fn replace_fd(old: BorrowedFd<'_>, new: OwnedFd) -> io::Result<()> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", old.as_raw_fd())).map_err(|_| Errno::BADF)?;
+    if !["socket:", "anon_inode:"].iter().any(|kind| name.as_os_str().as_encoded_bytes().starts_with(kind.as_bytes())) {
+        return Err(Errno::BADF.into());
+    }
     // SAFETY: K2, K7: the number stays open, for another file; `new` is closed by its owner.
     match unsafe { libc::dup3(new.as_raw_fd(), old.as_raw_fd(), libc::O_CLOEXEC) } {
         -1 => Err(io::Error::last_os_error()),
@@ -222,9 +229,18 @@ mod tests {
 
     #[test]
     fn a_number_gets_another_file() {
-        let (old, new) = (file(1, 1), file(1, 2));
+        let (old, _end) = std::os::unix::net::UnixStream::pair().unwrap();
+        let new = file(1, 2);
         let id = FileId::of(&new).unwrap();
         replace_fd(old.as_fd(), new).unwrap();
         assert_eq!(FileId::of(&old).unwrap(), id);
+    }
+
+    #[test]
+    fn a_number_that_the_program_uses_for_a_file_of_its_own_keeps_it() {
+        let (own, new) = (file(1, 1), file(1, 2));
+        let id = FileId::of(&own).unwrap();
+        assert_eq!(replace_fd(own.as_fd(), new).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(FileId::of(&own).unwrap(), id);
     }
 }

@@ -553,7 +553,7 @@ pub(crate) struct RequestedHolder {
 
 /// Requests that this process becomes a lock holder.
 pub(crate) fn request_lock_holder(path: &Path) -> Result<RequestedHolder, Error> {
-    let fd = socket::connect(path).map_err(|e| gone_or_host(LOCK_HOLDER, e))?;
+    let fd = connect_to(path).map_err(|e| gone_or_host(LOCK_HOLDER, e))?;
     let tag = send_only(fd.as_fd(), LOCK_HOLDER, LockHolderRequest::KIND, &LockHolderRequest.encode())?;
     Ok(RequestedHolder { fd, tag })
 }
