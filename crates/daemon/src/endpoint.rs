@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::errno::{EBUSY, EINVAL, ENXIO};
-use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, Offsets, Pos, RingView, Slots, Span, SyncState};
+use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, Offsets, Pos, RingView, Span, SyncState};
 use unetmap_sys::Doorbell;
 
 use crate::offsets::OffsetLayout;
@@ -225,7 +225,7 @@ impl Endpoint {
         for id in 0..shape.all_tx() {
             let channel = channels.map(|(tx, _)| tx + usize::from(id));
             let pair = shape.pair(id, shape.tx_rings);
-            let ring = Self::create_ring(region, shape.tx_slots, id, 0, (usize::from(id), pair), channel)?;
+            let ring = Self::create_ring(region, shape, (id, 0), (usize::from(id), pair), channel)?;
             self.tx.push(ring);
             region.fill_ring(&self.tx[usize::from(id)].view)?;
         }
@@ -233,7 +233,7 @@ impl Endpoint {
             let channel = channels.map(|(_, rx)| rx + usize::from(id));
             let state = usize::from(shape.all_tx()) + usize::from(id);
             let pair = shape.pair(id, shape.rx_rings);
-            let ring = Self::create_ring(region, shape.rx_slots, id, 1, (state, pair), channel)?;
+            let ring = Self::create_ring(region, shape, (id, 1), (state, pair), channel)?;
             self.rx.push(ring);
             let ring = &mut self.rx[usize::from(id)];
             if matches!(data_path, DataPath::Kernel | DataPath::Switch { .. }) {
@@ -249,13 +249,15 @@ impl Endpoint {
 
     fn create_ring(
         region: &mut RegionRecord,
-        slots: Slots,
-        id: u16,
-        dir: u16,
+        shape: EndpointShape,
+        (id, dir): (u16, u16),
         (state, pair): (usize, usize),
         channel: Option<usize>,
     ) -> Result<PortRing, Refusal> {
-        let view = region.create_ring(slots, id, dir)?;
+        let slots = if dir == 0 { shape.tx_slots } else { shape.rx_slots };
+        // All rings have states, in the order in which they are allocated.
+        let wanted = shape.first_ring.map(|first| first.saturating_add(state as u32));
+        let view = region.create_ring(slots, (id, dir), wanted)?;
         Ok(PortRing {
             view,
             pair,

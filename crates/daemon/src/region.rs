@@ -5,7 +5,6 @@ mod memory;
 mod saved;
 mod sizes;
 
-use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
@@ -37,20 +36,6 @@ pub(crate) const DAEMON_UID: u32 = u32::MAX;
 /// The daemon's number of a region. It is unique, unlike `mem_id`, the number that programs see, which is 1 for
 /// several.
 pub(crate) type RegionKey = u32;
-
-thread_local! {
-    /// The ring from which on rings are allocated, as far as they are free, and the next one in a region.
-    static RINGS_FROM: Cell<Option<(u32, RegionKey, u32)>> = const { Cell::new(None) };
-}
-
-/// Runs `create`, which allocates rings from number `first` on in each region, as far as they are free; `None`: the
-/// lowest free ones.
-pub(crate) fn with_rings_from<T>(first: Option<u32>, create: impl FnOnce() -> T) -> T {
-    RINGS_FROM.set(first.map(|first| (first, RegionKey::MAX, first)));
-    let created = create();
-    RINGS_FROM.set(None);
-    created
-}
 
 /// A region, and what is allocated in it.
 pub(crate) struct RegionRecord {
@@ -238,17 +223,19 @@ impl RegionRecord {
         )
     }
 
-    /// Allocates a ring and formats it, without buffers.
-    pub(crate) fn create_ring(&mut self, slots: Slots, id: u16, dir: u16) -> Result<RingView, Refusal> {
+    /// Allocates a ring, that with the number `wanted` if it is free, and formats it, without buffers.
+    pub(crate) fn create_ring(
+        &mut self,
+        slots: Slots,
+        (id, dir): (u16, u16),
+        wanted: Option<u32>,
+    ) -> Result<RingView, Refusal> {
         let pool = self.region.geometry().rings;
         if RingShape::bytes(slots) > pool.size as usize {
             let why = format!("a ring of {} slots does not fit {} bytes of a ring", slots.get(), pool.size);
             return self.is_full(&why, "ring_size");
         }
-        let wanted = RINGS_FROM.get();
-        let number = wanted.map(|(first, region, next)| if region == self.key { next } else { first });
-        let object = number.and_then(|number| self.rings.alloc_at(number)).or_else(|| self.rings.alloc());
-        RINGS_FROM.set(wanted.zip(object).map(|((first, ..), object)| (first, self.key, object + 1)));
+        let object = wanted.and_then(|number| self.rings.alloc_at(number)).or_else(|| self.rings.alloc());
         let view = object.and_then(|object| {
             let offset = pool.object(object)?;
             RingView::new(&self.region, RingShape { offset, slots, id, dir })

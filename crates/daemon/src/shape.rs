@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use unetmap_abi::NmreqRegister;
+use unetmap_core::control::request::NR_AT;
 use unetmap_core::errno::EINVAL;
 use unetmap_mem::Slots;
 
@@ -27,6 +28,16 @@ pub(crate) struct EndpointShape {
     pub(crate) tx_slots: Slots,
     #[serde(with = "slots")]
     pub(crate) rx_slots: Slots,
+    /// The number that its first ring is to have in its region, if it is free; the others follow. Of a pipe: that of
+    /// the master's first ring.
+    #[serde(skip)]
+    pub(crate) first_ring: Option<u32>,
+}
+
+/// The numbers of the `netmap_if` and of the first ring that a request asks for ([`NR_AT`]).
+pub(crate) fn wanted_place(request: &NmreqRegister) -> Option<(u32, u32)> {
+    let number = |number: u64| u32::try_from(number).ok();
+    (request.nr_flags & NR_AT != 0).then(|| number(request.nr_offset).zip(number(request.nr_memsize)))?
 }
 
 /// A number of slots, in a state that is handed over.
@@ -64,6 +75,7 @@ impl EndpointShape {
             host_rx_rings: 0,
             tx_slots: slots(register.nr_tx_slots)?,
             rx_slots: slots(register.nr_rx_slots)?,
+            first_ring: wanted_place(register).map(|(_, ring)| ring),
         })
     }
 
@@ -76,6 +88,7 @@ impl EndpointShape {
             host_rx_rings: self.host_tx_rings,
             tx_slots: self.rx_slots,
             rx_slots: self.tx_slots,
+            first_ring: self.first_ring,
         }
     }
 

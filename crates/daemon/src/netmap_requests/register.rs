@@ -10,9 +10,9 @@ use unetmap_core::errno::{EBUSY, EOPNOTSUPP};
 use super::call::{Call, Got, Needs, Open, Opened};
 use super::extmem;
 use crate::daemon::Daemon;
-use crate::ports::{Options, nic, wanted_place};
+use crate::ports::{Options, nic};
 use crate::refusal::{Refusal, refuse};
-use crate::region::{RegionKey, RegionMemory, with_rings_from};
+use crate::region::{RegionKey, RegionMemory};
 
 pub(super) fn register(call: &mut Call<'_>) -> Result<Opened, Refusal> {
     if call.session.is_some() {
@@ -36,9 +36,7 @@ pub(super) fn register(call: &mut Call<'_>) -> Result<Opened, Refusal> {
         if let Some(region) = extmem {
             register.nr_mem_id = call.daemon.registry.regions.mem_id(region);
         }
-        let first_ring = wanted_place(&register).map(|(_, ring)| ring);
-        let opening =
-            with_rings_from(first_ring, || call.daemon.begin_open(&name, &register, &options, memory, call.caller));
+        let opening = call.daemon.begin_open(&name, &register, &options, memory, call.caller);
         Ok((extmem, opening.inspect_err(|refusal| refused(call, extmem, refusal))?))
     });
     if let RegionMemory::Wanted(wanted) = mem::take(memory) {

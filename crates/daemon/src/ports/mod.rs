@@ -49,5 +49,4 @@ pub(crate) use key::{EndpointKey, PortKey, parse_port_name};
 pub(crate) use port::{AnyPort, Registry, Session};
 pub(crate) use register::{Asked, Opening, Options, OwnPort, Registered};
 pub(crate) use saved::SavedRegistry;
-pub(crate) use sessions::wanted_place;
 pub(crate) use usage::{BudgetCheck, TotalSnapshot, UserSnapshot};

@@ -29,7 +29,9 @@ pub(super) fn create(
     let page = region.shared_page("unetmap-channels", ChannelPage::bytes(master.all_rings() as usize))?;
     let to_master = usize::from(master.all_tx());
     let first = create(region, master, DataPath::Channels { tx: 0, rx: to_master })?;
-    match create(region, master.mirrored(), DataPath::Channels { tx: to_master, rx: 0 }) {
+    let first_ring = master.first_ring.map(|first| first.saturating_add(master.all_rings()));
+    let slave = EndpointShape { first_ring, ..master.mirrored() };
+    match create(region, slave, DataPath::Channels { tx: to_master, rx: 0 }) {
         Ok(second) => Ok(record(region, scope, [first, second], page)),
         Err(e) => {
             first.free(region);

@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use unetmap_abi::*;
-use unetmap_core::control::request::NR_AT;
 use unetmap_core::errno::{ENOMEM, ENXIO, EOPNOTSUPP};
 use unetmap_sys::process;
 
@@ -19,18 +18,13 @@ use crate::events::{By, What};
 use crate::offsets::OffsetLayout;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{Need, RegionKey, RegionMemory, Scope};
+use crate::shape::wanted_place;
 use crate::tuning::region::{MAX_EXTRA, MAX_EXTRA_BYTES_OF_USER};
 use crate::user_arena::UserArena;
 
 /// The process of a session, for events.
 fn by(session: &Session) -> By {
     By { pid: session.pid, program: session.program.clone() }
-}
-
-/// The numbers of the `netmap_if` and of the first ring that a request asks for ([`NR_AT`]).
-pub(crate) fn wanted_place(request: &NmreqRegister) -> Option<(u32, u32)> {
-    let number = |number: u64| u32::try_from(number).ok();
-    (request.nr_flags & NR_AT != 0).then(|| number(request.nr_offset).zip(number(request.nr_memsize)))?
 }
 
 impl Daemon {

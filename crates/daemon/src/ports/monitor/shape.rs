@@ -60,6 +60,7 @@ pub(super) fn monitor_shape(watched: &Endpoint, request: &NmreqRegister) -> Endp
             _ => Slots::new(2).unwrap_or(watched.shape.tx_slots),
         },
         rx_slots: slots(request.nr_rx_slots, watched.shape.longest()),
+        first_ring: None,
     }
 }
 

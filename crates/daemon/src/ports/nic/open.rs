@@ -23,7 +23,7 @@ use crate::ports::{Admission, AnyPort, Daemon, EndpointKey, PortKey, Registry};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionMemory, Scope};
-use crate::shape::EndpointShape;
+use crate::shape::{EndpointShape, wanted_place};
 use crate::tuning::nic::{DEFAULT_RX_SLOTS, DEFAULT_TX_SLOTS};
 
 /// Slots of a ring.
@@ -244,6 +244,7 @@ pub(crate) fn new_shape(
         host_rx_rings: host_rings(request.nr_host_rx_rings),
         tx_slots: slots(request.nr_tx_slots, DEFAULT_TX_SLOTS)?,
         rx_slots: slots(request.nr_rx_slots, DEFAULT_RX_SLOTS)?,
+        first_ring: wanted_place(request).map(|(_, ring)| ring),
     })
 }
 
