@@ -326,7 +326,7 @@ pub(crate) fn program_info(program: impl AsFd) -> io::Result<ProgramInfo> {
 
 /// Opens the map of this name among those of a program; `None`: it has none.
 pub(crate) fn map_of(program: &ProgramInfo, name: &str) -> io::Result<Option<OwnedFd>> {
-    Ok(maps_of(program)?.into_iter().find(|map| map.name == name).map(|map| map.fd))
+    Ok(maps_of(program)?.take_if(name, |_| true))
 }
 
 /// The text of a name that ends with a zero.
@@ -334,13 +334,38 @@ fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
 }
 
-/// A map of a loaded program.
+/// The maps of a loaded program, which any process may have loaded.
 #[derive(Debug)]
-pub(crate) struct FoundMap {
-    pub(crate) fd: OwnedFd,
+pub(crate) struct FoundMaps(Vec<FoundMap>);
+
+#[derive(Debug)]
+struct FoundMap {
+    fd: OwnedFd,
     /// At most 15 bytes.
-    pub(crate) name: String,
-    pub(crate) shape: MapShape,
+    name: String,
+    shape: MapShape,
+}
+
+impl FoundMaps {
+    /// Takes the map of this name and shape.
+    pub(crate) fn take(&mut self, name: &str, shape: MapShape) -> Option<OwnedFd> {
+        self.take_if(name, |found| found == shape)
+    }
+
+    /// Takes the map of this name and shape, with any number of elements.
+    pub(crate) fn take_of_any_length(&mut self, name: &str, shape: MapShape) -> Option<OwnedFd> {
+        self.take_if(name, |found| MapShape { elements: shape.elements, ..found } == shape)
+    }
+
+    /// Takes the only map, if it has this shape.
+    pub(crate) fn take_alone(mut self, shape: MapShape) -> Option<OwnedFd> {
+        self.0.pop().filter(|map| self.0.is_empty() && map.shape == shape).map(|map| map.fd)
+    }
+
+    fn take_if(&mut self, name: &str, fits: impl Fn(MapShape) -> bool) -> Option<OwnedFd> {
+        let at = self.0.iter().position(|map| map.name == name && fits(map.shape))?;
+        Some(self.0.swap_remove(at).fd)
+    }
 }
 
 /// The kind of a map (`enum bpf_map_type`), the bytes of its keys and values, and its number of elements.
@@ -380,7 +405,7 @@ impl MapShape {
 }
 
 /// Opens the maps of a program.
-pub(crate) fn maps_of(program: &ProgramInfo) -> io::Result<Vec<FoundMap>> {
+pub(crate) fn maps_of(program: &ProgramInfo) -> io::Result<FoundMaps> {
     let open = |&id: &u32| {
         let fd = map_by_id(id)?;
         let mut info = RawMapInfo::default();
@@ -389,7 +414,7 @@ pub(crate) fn maps_of(program: &ProgramInfo) -> io::Result<Vec<FoundMap>> {
         let RawMapInfo { kind, key_size: key, value_size: value, max_entries: elements, .. } = info;
         Ok(FoundMap { fd, name: text(&info.name), shape: MapShape { kind, key, value, elements } })
     };
-    program.maps.iter().map(open).collect()
+    program.maps.iter().map(open).collect::<Result<_, _>>().map(FoundMaps)
 }
 
 /// # Safety

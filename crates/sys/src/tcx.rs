@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use aya::Ebpf;
 
-use crate::bpf::{self, FoundMap, Hook, MapShape, REDIRECT_MARK, array, load_classifier};
+use crate::bpf::{self, Hook, MapShape, REDIRECT_MARK, array, load_classifier};
 use crate::deadline::Deadline;
 use crate::once::known_or;
 use crate::xdp::Mark;
@@ -270,14 +270,14 @@ impl Relay {
         for (at, (name, (index, hook))) in places.into_iter().enumerate() {
             let Some((program, _)) = attached(index, hook, name)? else { return Ok(false) };
             let info = bpf::program_info(&program)?;
-            let is_configs = |map: &FoundMap| map.name == "configs" && map.shape == MapShape::array::<Config>(1);
-            let Some(configs) = bpf::maps_of(&info)?.into_iter().find(is_configs) else { return Ok(false) };
+            let configs = bpf::maps_of(&info)?.take("configs", MapShape::array::<Config>(1));
+            let Some(configs) = configs else { return Ok(false) };
             let mut found = Config::default();
             if info.tag != own_tags()?[at] {
                 return Ok(false);
             }
             // SAFETY: K5: in the map of this program the elements are of type `struct config`, as in host.c.
-            if unsafe { bpf::array_read(&configs.fd, &mut found) }.is_err() || found != *config {
+            if unsafe { bpf::array_read(&configs, &mut found) }.is_err() || found != *config {
                 return Ok(false);
             }
         }

@@ -11,7 +11,7 @@ use aya::programs::Program;
 
 use super::ClassicInsn;
 use super::dispatcher::Joining;
-use super::policy::{COUNTS, Failure, Policy, policy_in};
+use super::policy::{COUNTS, Failure, Policy, take_policy};
 use super::translate::{Access, DELIVER, End, translate};
 use crate::bpf::{self, Caller, MapShape, errno_of, object_mismatch};
 use crate::deadline::Deadline;
@@ -136,33 +136,29 @@ impl Xdp {
             return Ok(None);
         }
         let mut maps = bpf::maps_of(&info)?;
-        let mut take = |name: &str, shape: MapShape| {
-            let at = maps.iter().position(|map| map.name == name && map.shape == shape);
-            at.map(|at| maps.swap_remove(at))
-        };
-        let (Some(sockets), Some(filters), Some(alive), Some(served), Some(marks), Some(policies), Some(failed)) = (
-            take("sockets", MapShape::sockets(queues)),
-            take("filters", MapShape::programs(2)),
-            take("alive", MapShape::array::<u64>(1)),
-            take("served", MapShape::array::<u64>(queues)),
-            take("marks", MapShape::array::<Mark>(1)),
-            take("policies", MapShape::array::<Policy>(1)),
-            take("failed", MapShape::per_processor::<u64>(COUNTS as u32)),
-        ) else {
+        let Some((policies, policy)) = take_policy(&mut maps)? else { return Ok(None) };
+        if policy.failure() != Failure::Closed {
             return Ok(None);
-        };
-        let Some(policy) = policy_in(&policies)?.filter(|policy| policy.failure() == Failure::Closed) else {
+        }
+        let (Some(sockets), Some(filters), Some(alive), Some(served), Some(marks), Some(failed)) = (
+            maps.take("sockets", MapShape::sockets(queues)),
+            maps.take("filters", MapShape::programs(2)),
+            maps.take("alive", MapShape::array::<u64>(1)),
+            maps.take("served", MapShape::array::<u64>(queues)),
+            maps.take("marks", MapShape::array::<Mark>(1)),
+            maps.take("failed", MapShape::per_processor::<u64>(COUNTS as u32)),
+        ) else {
             return Ok(None);
         };
         let mut xdp = Xdp {
             _link: None,
             program,
-            sockets: sockets.fd,
-            filters: filters.fd,
-            deadline: Deadline::of_maps(alive.fd, served.fd),
-            marks: marks.fd,
-            policies: policies.fd,
-            failed: failed.fd,
+            sockets,
+            filters,
+            deadline: Deadline::of_maps(alive, served),
+            marks,
+            policies,
+            failed,
             policy,
             bypass: None,
             mode: Mode::Native,

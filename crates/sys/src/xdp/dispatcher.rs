@@ -157,13 +157,10 @@ fn settings(info: &ProgramInfo) -> io::Result<Option<Settings>> {
     if info.name != NAME {
         return Ok(None);
     }
-    let [map] = &bpf::maps_of(info)?[..] else { return Ok(None) };
-    if map.shape != MapShape::array::<Settings>(1) {
-        return Ok(None);
-    }
+    let Some(map) = bpf::maps_of(info)?.take_alone(MapShape::array::<Settings>(1)) else { return Ok(None) };
     let mut settings = Settings::default();
     // SAFETY: K5: an array with elements of this size, all of whose values are valid.
-    unsafe { bpf::array_read(&map.fd, &mut settings) }?;
+    unsafe { bpf::array_read(&map, &mut settings) }?;
     Ok((settings.magic == MAGIC && settings.version == VERSION).then_some(settings))
 }
 

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::attach::{FRAGS, Mode, PLAIN, Xdp};
-use super::policy::{COUNTS, Failed, Failure, Noted, Policy, policy_in};
+use super::policy::{COUNTS, Failed, Failure, Noted, Policy, take_policy};
 use crate::bpf::{self, Hook, MapShape, load_classifier};
 use crate::kernel;
 use crate::link::{self, AttachedMode, XdpChange};
@@ -164,12 +164,10 @@ impl Left {
         }
         // An earlier version has no policies.
         let mut maps = bpf::maps_of(&info)?;
-        let mut take = |name: &str| maps.iter().position(|map| map.name == name).map(|at| maps.swap_remove(at));
-        let (Some(policies), Some(failed)) = (take("policies"), take("failed")) else { return Ok(None) };
-        // Another process may have chosen the shapes: as many bytes are read for each processor as a value has.
-        let counters = MapShape { elements: failed.shape.elements, ..MapShape::per_processor::<u64>(0) };
-        let Some(policy) = policy_in(&policies)?.filter(|_| failed.shape == counters) else { return Ok(None) };
-        let failed = failed.fd;
+        let Some((_, policy)) = take_policy(&mut maps)? else { return Ok(None) };
+        // As many bytes are read for each processor as a value has.
+        let counters = MapShape::per_processor::<u64>(0);
+        let Some(failed) = maps.take_of_any_length("failed", counters) else { return Ok(None) };
         Ok((policy.failure() != Failure::Open).then_some(Left { program, mode, policy, failed }))
     }
 

@@ -2,8 +2,9 @@
 //! The policy of an XDP program about frames that no program takes, and the counts of such frames.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
-use crate::bpf::{self, FoundMap, MapShape, REDIRECT_MARK};
+use crate::bpf::{self, FoundMaps, MapShape, REDIRECT_MARK};
 
 /// The fate of the frames that a program should get and none takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,13 +155,11 @@ impl Policy {
     }
 }
 
-/// Reads the policy in a map; `None`: it is another version's.
-pub(super) fn policy_in(policies: &FoundMap) -> io::Result<Option<Policy>> {
-    if policies.shape != MapShape::array::<Policy>(1) {
-        return Ok(None);
-    }
+/// Takes the map of policies, and reads its policy; `None`: the program is another version's.
+pub(super) fn take_policy(maps: &mut FoundMaps) -> io::Result<Option<(OwnedFd, Policy)>> {
+    let Some(policies) = maps.take("policies", MapShape::array::<Policy>(1)) else { return Ok(None) };
     let mut policy = Policy::default();
     // SAFETY: K5: an array with elements of this size, all of whose values are valid.
-    unsafe { bpf::array_read(&policies.fd, &mut policy) }?;
-    Ok(Some(policy))
+    unsafe { bpf::array_read(&policies, &mut policy) }?;
+    Ok(Some((policies, policy)))
 }
