@@ -17,7 +17,10 @@ use aya::{Ebpf, EbpfLoader};
 use crate::tuning::BPF_LOAD_TRIES;
 use crate::xdp::translate::Insn;
 
+mod found_maps;
 pub(crate) mod hash;
+
+pub(crate) use found_maps::{FoundMaps, MapShape, maps_of};
 
 /// Values of `enum bpf_cmd`.
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
@@ -175,19 +178,6 @@ struct RawProgramInfo {
     name: [u8; 16],
 }
 
-/// A prefix of `struct bpf_map_info`.
-#[derive(Default)]
-#[repr(C)]
-struct RawMapInfo {
-    kind: u32,
-    id: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
-    name: [u8; 16],
-}
-
 /// Most maps of a program whose ids are returned.
 const MAP_IDS: usize = 8;
 
@@ -332,89 +322,6 @@ pub(crate) fn map_of(program: &ProgramInfo, name: &str) -> io::Result<Option<Own
 /// The text of a name that ends with a zero.
 fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
-}
-
-/// The maps of a loaded program, which any process may have loaded.
-#[derive(Debug)]
-pub(crate) struct FoundMaps(Vec<FoundMap>);
-
-#[derive(Debug)]
-struct FoundMap {
-    fd: OwnedFd,
-    /// At most 15 bytes.
-    name: String,
-    shape: MapShape,
-}
-
-impl FoundMaps {
-    /// Takes the map of this name and shape.
-    pub(crate) fn take(&mut self, name: &str, shape: MapShape) -> Option<OwnedFd> {
-        self.take_if(name, |found| found == shape)
-    }
-
-    /// Takes the map of this name and shape, with any number of elements.
-    pub(crate) fn take_of_any_length(&mut self, name: &str, shape: MapShape) -> Option<OwnedFd> {
-        self.take_if(name, |found| MapShape { elements: shape.elements, ..found } == shape)
-    }
-
-    /// Takes the only map, if it has this shape.
-    pub(crate) fn take_alone(mut self, shape: MapShape) -> Option<OwnedFd> {
-        self.0.pop().filter(|map| self.0.is_empty() && map.shape == shape).map(|map| map.fd)
-    }
-
-    fn take_if(&mut self, name: &str, fits: impl Fn(MapShape) -> bool) -> Option<OwnedFd> {
-        let at = self.0.iter().position(|map| map.name == name && fits(map.shape))?;
-        Some(self.0.swap_remove(at).fd)
-    }
-}
-
-/// The kind of a map (`enum bpf_map_type`), the bytes of its keys and values, and its number of elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MapShape {
-    pub(crate) kind: u32,
-    pub(crate) key: u32,
-    pub(crate) value: u32,
-    pub(crate) elements: u32,
-}
-
-/// Values of `enum bpf_map_type`.
-const PROG_ARRAY: u32 = 3;
-const PERCPU_ARRAY: u32 = 6;
-const XSKMAP: u32 = 17;
-
-impl MapShape {
-    /// An array of elements of this type, at `elements` indexes.
-    pub(crate) const fn array<T>(elements: u32) -> MapShape {
-        MapShape { kind: 2, key: 4, value: size_of::<T>() as u32, elements }
-    }
-
-    /// The same, with an array for each processor.
-    pub(crate) const fn per_processor<T>(elements: u32) -> MapShape {
-        MapShape { kind: PERCPU_ARRAY, ..MapShape::array::<T>(elements) }
-    }
-
-    /// A map of programs.
-    pub(crate) const fn programs(elements: u32) -> MapShape {
-        MapShape { kind: PROG_ARRAY, ..MapShape::array::<u32>(elements) }
-    }
-
-    /// A map of AF_XDP sockets.
-    pub(crate) const fn sockets(elements: u32) -> MapShape {
-        MapShape { kind: XSKMAP, ..MapShape::array::<u32>(elements) }
-    }
-}
-
-/// Opens the maps of a program.
-pub(crate) fn maps_of(program: &ProgramInfo) -> io::Result<FoundMaps> {
-    let open = |&id: &u32| {
-        let fd = map_by_id(id)?;
-        let mut info = RawMapInfo::default();
-        // SAFETY: K1, K5: a prefix of the map's information, without pointers.
-        unsafe { object_info(&fd, &mut info) }?;
-        let RawMapInfo { kind, key_size: key, value_size: value, max_entries: elements, .. } = info;
-        Ok(FoundMap { fd, name: text(&info.name), shape: MapShape { kind, key, value, elements } })
-    };
-    program.maps.iter().map(open).collect::<Result<_, _>>().map(FoundMaps)
 }
 
 /// # Safety
