@@ -2,6 +2,7 @@
 //! First inputs of the targets, besides the files in `seeds`: one message of each kind, and short sequences.
 
 use unetmap_abi::*;
+use unetmap_core::control::request::NR_AT;
 use unetmap_core::control::wire;
 use unetmap_core::control::{
     AttachRequest, ControlRequest as _, EventsRequest, HelloRequest, KnobRequest, LockHolderRequest, NetmapRequest,
@@ -80,6 +81,17 @@ fn requests() -> Vec<NetmapRequest> {
         let body = NmreqRegister { nr_mode, nr_flags, nr_extra_bufs: extra, ..Default::default() };
         request(NETMAP_REQ_REGISTER, name, body.as_bytes())
     };
+    // A port that goes on with the next daemon names its place.
+    let place = |iface: u64, ring: u64| {
+        let body = NmreqRegister {
+            nr_mode: NR_REG_ALL_NIC,
+            nr_flags: NR_AT,
+            nr_offset: iface,
+            nr_memsize: ring,
+            ..Default::default()
+        };
+        request(NETMAP_REQ_REGISTER, "w{1", body.as_bytes())
+    };
     let mut all = vec![
         register("x{1", NR_REG_ALL_NIC, 0, 3),
         register("x}1", NR_REG_ALL_NIC, NR_EXCLUSIVE, 0),
@@ -87,6 +99,8 @@ fn requests() -> Vec<NetmapRequest> {
         register("vale0:a", NR_REG_ALL_NIC, NR_ACCEPT_VNET_HDR, 0),
         register("nmsink0", NR_REG_ALL_NIC, 0, 0),
         register("null", NR_REG_NULL, 0, 0),
+        place(7, 2),
+        place(u64::MAX, u64::MAX),
         register("lo", NR_REG_NIC_SW, 0, 0),
         request(NETMAP_REQ_PORT_INFO_GET, "x{1", NmreqPortInfoGet::default().as_bytes()),
         request(NETMAP_REQ_POOLS_INFO_GET, "x{1", NmreqPoolsInfo::default().as_bytes()),
