@@ -20,7 +20,8 @@ use crate::xdp::translate::Insn;
 mod found_maps;
 pub(crate) mod hash;
 
-pub(crate) use found_maps::{FoundMaps, MapShape, maps_of};
+use found_maps::FoundMap;
+pub(crate) use found_maps::{FoundMaps, MapShape};
 
 /// Values of `enum bpf_cmd`.
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
@@ -178,6 +179,19 @@ struct RawProgramInfo {
     name: [u8; 16],
 }
 
+/// A prefix of `struct bpf_map_info`.
+#[derive(Default)]
+#[repr(C)]
+struct RawMapInfo {
+    kind: u32,
+    id: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    name: [u8; 16],
+}
+
 /// Most maps of a program whose ids are returned.
 const MAP_IDS: usize = 8;
 
@@ -322,6 +336,19 @@ pub(crate) fn map_of(program: &ProgramInfo, name: &str) -> io::Result<Option<Own
 /// The text of a name that ends with a zero.
 fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
+}
+
+/// Opens the maps of a program.
+pub(crate) fn maps_of(program: &ProgramInfo) -> io::Result<FoundMaps> {
+    let open = |&id: &u32| {
+        let fd = map_by_id(id)?;
+        let mut info = RawMapInfo::default();
+        // SAFETY: K1, K5: a prefix of the map's information, without pointers.
+        unsafe { object_info(&fd, &mut info) }?;
+        let RawMapInfo { kind, key_size: key, value_size: value, max_entries: elements, .. } = info;
+        Ok(FoundMap { fd, name: text(&info.name), shape: MapShape { kind, key, value, elements } })
+    };
+    program.maps.iter().map(open).collect::<Result<_, _>>().map(FoundMaps)
 }
 
 /// # Safety

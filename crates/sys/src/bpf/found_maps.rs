@@ -1,34 +1,19 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The maps of a loaded program.
 
-use std::io;
 use std::os::fd::OwnedFd;
-
-use super::{ProgramInfo, map_by_id, object_info, text};
-
-/// A prefix of `struct bpf_map_info`.
-#[derive(Default)]
-#[repr(C)]
-struct RawMapInfo {
-    kind: u32,
-    id: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
-    name: [u8; 16],
-}
 
 /// The maps of a loaded program, which any process may have loaded.
 #[derive(Debug)]
-pub(crate) struct FoundMaps(Vec<FoundMap>);
+pub(crate) struct FoundMaps(pub(super) Vec<FoundMap>);
 
+/// One of them.
 #[derive(Debug)]
-struct FoundMap {
-    fd: OwnedFd,
+pub(super) struct FoundMap {
+    pub(super) fd: OwnedFd,
     /// At most 15 bytes.
-    name: String,
-    shape: MapShape,
+    pub(super) name: String,
+    pub(super) shape: MapShape,
 }
 
 impl FoundMaps {
@@ -87,17 +72,4 @@ impl MapShape {
     pub(crate) const fn sockets(elements: u32) -> MapShape {
         MapShape { kind: XSKMAP, ..MapShape::array::<u32>(elements) }
     }
-}
-
-/// Opens the maps of a program.
-pub(crate) fn maps_of(program: &ProgramInfo) -> io::Result<FoundMaps> {
-    let open = |&id: &u32| {
-        let fd = map_by_id(id)?;
-        let mut info = RawMapInfo::default();
-        // SAFETY: K1, K5: a prefix of the map's information, without pointers.
-        unsafe { object_info(&fd, &mut info) }?;
-        let RawMapInfo { kind, key_size: key, value_size: value, max_entries: elements, .. } = info;
-        Ok(FoundMap { fd, name: text(&info.name), shape: MapShape { kind, key, value, elements } })
-    };
-    program.maps.iter().map(open).collect::<Result<_, _>>().map(FoundMaps)
 }
