@@ -270,8 +270,9 @@ install:
 			install -m 644 "$$page" $(DESTDIR)$(PREFIX)/share/man/man$$section || exit 1; \
 		done; \
 	done
-	# The second name of that page.
+	# The other names of that page.
 	ln -sf unetmap-capture.1 $(DESTDIR)$(PREFIX)/share/man/man1/unetmap-replay.1
+	ln -sf unetmap-capture.1 $(DESTDIR)$(PREFIX)/share/man/man1/unetmap-extract.1
 	# The loader's cache; not for a package.
 	@test -n "$(DESTDIR)" || test "$$(id -u)" -ne 0 || ldconfig
 
@@ -303,4 +304,4 @@ uninstall:
 	cd $(DESTDIR)$(PREFIX)/share && rm -f $(foreach program,$(filter-out unetmapd,$(PROGRAMS)), \
 		bash-completion/completions/$(program) zsh/site-functions/_$(program) fish/vendor_completions.d/$(program).fish)
 	rm -f $(foreach page,$(wildcard man/*.[1-9]),$(DESTDIR)$(PREFIX)/share/man/man$(subst .,,$(suffix $(page)))/$(notdir $(page)))
-	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/unetmap-replay.1
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/unetmap-replay.1 $(DESTDIR)$(PREFIX)/share/man/man1/unetmap-extract.1

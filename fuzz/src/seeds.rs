@@ -17,6 +17,9 @@ pub type Seed = (&'static str, Vec<u8>);
 pub fn all() -> Vec<Seed> {
     let mut seeds: Vec<Seed> = Vec::new();
     seeds.extend(unetmap_capture::testing::samples().into_iter().map(|sample| ("capture", sample.bytes)));
+    for file in unetmap_capture::testing::with_index() {
+        seeds.extend([0, 1, 2, 0x41, 0x80].map(|how| ("extract", [&[how], &file[..]].concat())));
+    }
     let requests = requests();
     let encoded: Vec<Vec<u8>> = requests.iter().map(NetmapRequest::encode).collect();
     let message = |kind, payload: &[u8]| ("control", wire::encode(kind, 0, 0, 0, payload));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Reads capture files: pcap and pcapng, as any program wrote them; writes both formats ([`write`](mod@write)).
+//! Reads capture files: pcap and pcapng, as any program wrote them; writes both formats ([`write`](mod@write)). By the
+//! feature `index`, files have an index, by which the packets of a flow or a time are found again.
 //!
 //! ```text
 //! bytes --input--> pcap | pcapng --Reader--> packets of any link type --Frames--> Ethernet frames without FCS
@@ -10,6 +11,8 @@
 #![forbid(unsafe_code)]
 
 mod frames;
+#[cfg(feature = "index")]
+pub mod index;
 mod input;
 mod link;
 mod pcap;

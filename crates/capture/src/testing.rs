@@ -445,3 +445,40 @@ fn incomplete_samples() -> Vec<Sample> {
 fn last_record(name: &str, file: &[u8]) -> usize {
     file.len() - if name == "pcap" { 16 + 102 } else { 32 + 104 }
 }
+
+/// Returns captures with an index: plain, and compressed. Flow: TCP between 10.0.0.1:1 and 10.0.0.2:2.
+#[cfg(feature = "index")]
+pub fn with_index() -> [Vec<u8>; 2] {
+    use crate::index::Builder;
+    use crate::write::{CaptureInfo, Counters, Format, begin, end, packet};
+    use std::time::Duration;
+
+    let info = CaptureInfo { port: "a".into(), filter: String::new(), snaplen: 262_144, times: "" };
+    let mut head = Vec::new();
+    begin(&mut head, Format::Pcapng, &info).expect("memory");
+    let zstd = |bytes: &[u8]| zstd::bulk::compress(bytes, 3).expect("memory");
+    let mut files = [head.clone(), zstd(&head)];
+    let mut builder = Builder::default();
+    for chunk in 0..2u64 {
+        let mut records = Vec::new();
+        for i in 0..3 {
+            let mut bytes = [2; 60];
+            let tcp = [8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, i + 1, 0, 1, 0, 2];
+            bytes[12..12 + tcp.len()].copy_from_slice(&tcp);
+            let time = Duration::from_secs(1_700_000_000 + chunk * 10 + u64::from(i));
+            builder.add(records.len(), time, &bytes);
+            packet(&mut records, Format::Pcapng, time, &bytes, 60).expect("memory");
+        }
+        let mut again = builder.clone();
+        files[0].extend(builder.block(records.len()));
+        files[0].extend(&records);
+        let packed = zstd(&records);
+        files[1].extend(again.frame(records.len(), &[(0, 0)], packed.len()));
+        files[1].extend(packed);
+    }
+    let mut last = Vec::new();
+    end(&mut last, Format::Pcapng, Duration::ZERO, Duration::ZERO, Counters::default()).expect("memory");
+    files[0].extend(&last);
+    files[1].extend(zstd(&last));
+    files
+}

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! `unetmap capture`: writes the packets that a port receives into files.
 
-mod files;
+pub(crate) mod files;
+mod packer;
+mod writers;
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -19,7 +21,8 @@ use unetmap_capture::MAX_PACKET;
 use unetmap_capture::write::{CaptureInfo, Counters, Format};
 use unetmap_quantity::{bytes, count, seconds, within};
 
-use files::{Files, Limits};
+use files::{Limits, Style};
+use writers::{Output, Written};
 
 /// Longest wait for packets before signals and limits are checked.
 const MAX_WAIT: Duration = Duration::from_millis(100);
@@ -81,6 +84,18 @@ pub(crate) struct CaptureArgs {
     #[arg(long, value_name = "FILES", value_parser = clap::value_parser!(u64).range(1..))]
     files: Option<u64>,
 
+    /// Write no index of times, flows and addresses, by which `unetmap extract` finds packets (pcapng only)
+    #[arg(long)]
+    no_index: bool,
+
+    /// Compress by zstd, at this level (pcapng only): 1 is the fastest, 19 the smallest
+    #[arg(long, value_name = "LEVEL", num_args = 0..=1, default_missing_value = "3", require_equals = true, value_parser = clap::value_parser!(i32).range(1..=19))]
+    zstd: Option<i32>,
+
+    /// Write by several threads, each into files of its own (FILE_w1.pcapng), which have all packets of their flows
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    writers: u16,
+
     /// Print one JSON object at the end: port, received, accepted, bytes, dropped, files, seconds
     #[arg(long)]
     json: bool,
@@ -108,12 +123,20 @@ fn above_zero(text: &str) -> Result<Duration, String> {
 }
 
 impl CaptureArgs {
-    fn format(&self) -> Format {
-        match self.format {
+    /// # Errors
+    /// A sentence: options that do not go together.
+    fn style(&self) -> Result<Style, String> {
+        let format = match self.format {
             Some(FormatArg::Pcap) => Format::Pcap,
             None if self.write.extension().is_some_and(|e| e == "pcap") => Format::Pcap,
             Some(FormatArg::Pcapng) | None => Format::Pcapng,
+        };
+        if format == Format::Pcap && self.zstd.is_some() {
+            return Err("--zstd: only pcapng is compressed; use --format pcapng".into());
         }
+        // A program that reads from a pipe cannot skip.
+        let has_index = format == Format::Pcapng && !self.no_index && self.write.as_os_str() != "-";
+        Ok(Style { format, has_index, level: self.zstd })
     }
 
     /// The limits of a file.
@@ -132,12 +155,15 @@ impl CaptureArgs {
         if self.write.as_os_str() == "-" && (limits.bytes.is_some() || limits.time.is_some()) {
             return Err("-w -: standard output cannot be split into files; give a file name".into());
         }
+        if self.write.as_os_str() == "-" && self.writers > 1 {
+            return Err("--writers: standard output is one file; give a file name".into());
+        }
         Ok(limits)
     }
 }
 
 /// Compiles the filter expression; `None` if it is empty.
-fn compile(expression: &str) -> Result<Option<BpfProgram>, String> {
+pub(crate) fn compile(expression: &str) -> Result<Option<BpfProgram>, String> {
     if expression.is_empty() {
         return Ok(None);
     }
@@ -180,7 +206,7 @@ struct Running<'a> {
     args: &'a CaptureArgs,
     port: &'a Port,
     filter: Option<BpfProgram>,
-    files: Files,
+    files: Output,
     counters: Counters,
     /// The port's drops before the capture started.
     dropped_before: u64,
@@ -238,9 +264,8 @@ impl Running<'_> {
         self.counters.accepted += 1;
         let kept = &self.packet[..self.packet.len().min(self.args.snaplen as usize)];
         self.bytes += self.packet.len() as u64;
-        let (port, before, counters) = (self.port, self.dropped_before, self.counters);
-        let counters = || Counters { dropped: dropped_since(port, before), ..counters };
-        self.files.packet(now, kept, self.packet.len() as u32, counters)
+        let (port, before) = (self.port, self.dropped_before);
+        self.files.packet(now, kept, self.packet.len() as u32, self.counters, || dropped_since(port, before))
     }
 
     fn run(&mut self, stop: &AtomicBool) -> Result<(), String> {
@@ -257,7 +282,8 @@ impl Running<'_> {
                 self.read_rings()?;
             }
             if reported.0.elapsed() >= REPORT_INTERVAL {
-                self.files.flush()?;
+                let (port, before) = (self.port, self.dropped_before);
+                self.files.flush(self.counters, || dropped_since(port, before))?;
                 if show_progress {
                     let rate = (self.counters.received - reported.1) as f64 / reported.0.elapsed().as_secs_f64();
                     let Counters { accepted, .. } = self.counters;
@@ -284,7 +310,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<u8, Failure> {
     let stop = stop_on_signals().map_err(failed)?;
     let expression = args.filter.join(" ");
     let filter = compile(&expression).map_err(wrong)?;
-    let limits = args.limits().map_err(wrong)?;
+    let (limits, style) = (args.limits().map_err(wrong)?, args.style().map_err(wrong)?);
     let name = port::full_name(&args.port);
     let port = link::open(&name, &Port::options().slot_times(true)).map_err(|e| Failure::from(e).within("capture"))?;
     if port.rx_rings().is_empty() {
@@ -296,7 +322,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<u8, Failure> {
         false => "times: software, when the port's sync delivered the packet",
     };
     let info = CaptureInfo { port: name.clone(), filter: expression, snaplen: args.snaplen, times };
-    let files = Files::create(&args.write, args.format(), info, limits).map_err(failed)?;
+    let files = Output::create(&args.write, style, &info, limits, args.writers).map_err(failed)?;
     let begin = Instant::now();
     let mut running = Running {
         args,
@@ -310,12 +336,11 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<u8, Failure> {
     };
     let result = running.run(stop);
     let mut counters = Counters { dropped: running.dropped(), ..running.counters };
-    let ended = running.files.finish(wall_clock(), counters);
-    let unwritten = running.files.unwritten();
+    let Running { files, bytes, .. } = running;
+    let Written { files, unwritten, result: ended } = files.finish(wall_clock(), counters);
     counters.accepted -= unwritten.packets;
-    running.bytes -= unwritten.bytes;
-    print_summary(args, &name, counters, &running, begin.elapsed())?;
-    let result = result.and(ended.map(drop));
+    print_summary(args, &name, counters, (bytes - unwritten.bytes, files), begin.elapsed())?;
+    let result = result.and(ended);
     result.map(|()| 0).map_err(|why| match unwritten.packets {
         0 => failed(why),
         lost => failed(format!("{why}; the files end before the last {lost} packets")),
@@ -326,7 +351,7 @@ fn print_summary(
     args: &CaptureArgs,
     name: &str,
     counters: Counters,
-    running: &Running<'_>,
+    (bytes, files): (u64, u32),
     time: Duration,
 ) -> Result<(), String> {
     let Counters { received, accepted, dropped } = counters;
@@ -335,8 +360,8 @@ fn print_summary(
         note(&format!("{name}: {accepted} packets captured, {received} received, {dropped} dropped (ring full){down}"));
         return Ok(());
     }
-    let mut line = json!({"port": name, "received": received, "accepted": accepted, "bytes": running.bytes,
-        "dropped": dropped, "files": running.files.number(), "seconds": time.as_secs_f64()});
+    let mut line = json!({"port": name, "received": received, "accepted": accepted, "bytes": bytes,
+        "dropped": dropped, "files": files, "seconds": time.as_secs_f64()});
     link::add_down(&mut line);
     // The capture itself may be on standard output.
     if args.write.as_os_str() == "-" {

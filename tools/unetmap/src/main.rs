@@ -10,6 +10,7 @@ mod capture;
 mod config;
 mod doctor;
 mod events;
+mod extract;
 mod http;
 mod knobs;
 mod ls;
@@ -62,6 +63,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Run(RunArgs),
     Capture(capture::CaptureArgs),
+    Extract(extract::ExtractArgs),
     Replay(replay::ReplayArgs),
 }
 
@@ -266,6 +268,7 @@ fn execute(command: Command) -> Result<u8, Failure> {
             doctor::run(args.interface.as_deref(), doctor::Output { json: args.json, report: args.report })
         }
         Command::Capture(args) => return capture::run(&args),
+        Command::Extract(args) => return extract::run(&args),
         Command::Replay(args) => return replay::run(&args),
         Command::Run(args) => Ok(run::run(&args.program, args.force)),
         #[cfg(feature = "bench")]
@@ -330,7 +333,7 @@ mod tests {
         for command in Cli::command().get_subcommands() {
             let page = match command.get_name() {
                 "run" => "unetmap-run.1",
-                "capture" | "replay" => "unetmap-capture.1",
+                "capture" | "extract" | "replay" => "unetmap-capture.1",
                 "flows" => "unetmap-flows.1",
                 "vm" => "unetmap-vm.7",
                 "memif" => "unetmap-memif.7",
