@@ -8,6 +8,7 @@
 # make test-inline faults of programs in the wire (root; some minutes); KILLS=1000 HANGS=200 STARVATIONS=200 repeats those instead
 # make host-matrix  host rings: all attachments with all kinds of traffic
 # make test-kubelet  pods of a real kubelet, which is built once, by containerd (root; Go 1.25; minutes the first time, then one or two)
+# make test-evpn  switches of several hosts, joined by VXLAN with FRR's EVPN (root; Debian's FRR is fetched); HOSTS=3 to 8
 # make test-vm    all kernels and drivers in QEMU guests; KERNELS="6.1 6.18" and DRIVERS="igb,veth" choose
 # make test-arm64  builds for arm64; unit tests, make demo and interfaces in emulations (QEMU)
 # make test-bare  make demo and make test in fresh Debian 12 and 13 roots (root; about an hour)
@@ -51,7 +52,7 @@ WIRE_UNITS := unetmap-bridge@.service unetmap-fw@.service unetmap-suricata@.serv
 # The folder of rustup's cargo, for shells that were started before rustup was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: build debug core setup setup-tests demo test test-long test-inline test-kubelet soak test-bare test-nic test-vm test-arm64 host-matrix loom
+.PHONY: build debug core setup setup-tests demo test test-long test-inline test-kubelet test-evpn soak test-bare test-nic test-vm test-arm64 host-matrix loom
 .PHONY: deb rpm wheel test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf bench install install-c uninstall
 .DEFAULT_GOAL := build
 
@@ -130,6 +131,10 @@ test-inline: debug
 test-kubelet:
 	$(CARGO) build --locked -p unetmap-daemon -p unetmap-cli -p unetmap-cni --bins
 	.ci/test-kubelet $(TARGET)/debug $(TARGET)/kubelet
+
+test-evpn:
+	$(CARGO) build --locked -p unetmap-daemon -p unetmap-cli -p vale-ctl --bins
+	.ci/test-evpn $(TARGET)/debug $(TARGET)/evpn $(HOSTS)
 
 # Host rings: each way to attach an interface with each kind of traffic.
 host-matrix: debug
