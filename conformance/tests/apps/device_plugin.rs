@@ -289,23 +289,99 @@ fn what_is_wrong_is_said() {
 }
 
 /// The examples' programs have these options; folders, resources and users agree.
+/// The documents of a file of `examples/kubernetes`; `None`, with a message, if this machine has no parser of YAML.
+fn documents(name: &str) -> Option<Vec<Value>> {
+    let Some(python) = python("yaml") else {
+        summary("skipped: no Python with yaml (apt-get install python3-yaml)");
+        return None;
+    };
+    let script = "import json, sys, yaml; json.dump(list(yaml.safe_load_all(open(sys.argv[1]))), sys.stdout)";
+    let path = source("../examples/kubernetes").join(name);
+    let output = Command::new(python).args(["-c", script]).arg(&path).output().expect("Python");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(serde_json::from_slice(&output.stdout).expect("JSON"))
+}
+
+/// The code with which `unetmap-cni` answers STATUS for a network of which no daemon runs: 50, if it takes the keys.
+fn status_code(network: &Value) -> Value {
+    let mut plugin = Command::new(program("unetmap-cni"));
+    plugin.env("CNI_COMMAND", "STATUS").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut plugin = plugin.spawn().expect("it runs");
+    let written = plugin.stdin.take().expect("a pipe").write_all(network.to_string().as_bytes());
+    written.expect("it reads");
+    let output = plugin.wait_with_output().expect("it ends");
+    serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["code"].clone()
+}
+
+#[test]
+fn the_layout_for_a_cluster_is_whole() {
+    isolated(|_| {
+        let Some(kustomization) = documents("kustomization.yaml").map(|mut all| all.remove(0)) else { return };
+        let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("a text: {value}")).to_owned();
+        let list = |value: &Value| value.as_array().unwrap_or_else(|| panic!("a list: {value}")).clone();
+        let files = list(&kustomization["resources"]);
+        let all: Vec<Value> = files.iter().flat_map(|file| documents(&text(file)).expect("as before")).collect();
+        let named = |kind: &str, name: &str| {
+            let found = all.iter().find(|one| one["kind"] == kind && one["metadata"]["name"] == name);
+            found.unwrap_or_else(|| panic!("{kind} {name}")).clone()
+        };
+        assert!(all.iter().all(|one| one["metadata"]["namespace"] == kustomization["namespace"]));
+        let sets: Vec<&Value> = all.iter().filter(|one| one["kind"] == "DaemonSet").collect();
+        assert_eq!(sets.len(), 2);
+        for set in sets {
+            let pod = &set["spec"]["template"];
+            assert_eq!(set["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"], "{set}");
+            named("ServiceAccount", &text(&pod["spec"]["serviceAccountName"]));
+            assert_eq!(pod["spec"]["nodeSelector"], json!({"unetmap.io/daemon": "yes"}));
+            let volumes = list(&pod["spec"]["volumes"]);
+            let of = |kind: &str| pod["spec"][kind].as_array().cloned().unwrap_or_default();
+            for container in of("initContainers").into_iter().chain(of("containers")) {
+                assert_eq!(container["image"], kustomization["images"][0]["name"]);
+                assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]), "{container}");
+                for mount in container["volumeMounts"].as_array().into_iter().flatten() {
+                    assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
+                }
+            }
+        }
+        // The files that are copied are there, under the names by which a runtime finds them.
+        let pod = &named("DaemonSet", "unetmap-cni")["spec"]["template"]["spec"];
+        let script = text(&pod["initContainers"][0]["args"][0]);
+        let installed = std::fs::read_to_string(source("../Makefile")).expect("a file");
+        assert!(
+            script.contains("/usr/lib/cni/unetmap ") && installed.contains("$(PREFIX)/lib/cni/unetmap\n"),
+            "{script}"
+        );
+        let conf = named("ConfigMap", &text(&list(&pod["volumes"])[2]["configMap"]["name"]));
+        let (file, network) = conf["data"].as_object().and_then(|data| data.iter().next()).expect("a file");
+        assert!(
+            script.contains(&format!("/conf/{file} ")) && script.ends_with(&format!("/net.d/{file}\n")),
+            "{script}"
+        );
+        // The plugin takes each network: all that is missing is a daemon.
+        let network: Value = serde_json::from_str(&text(network)).expect("JSON");
+        let mut pods = network["plugins"][0].clone();
+        (pods["cniVersion"], pods["name"]) = (network["cniVersion"].clone(), network["name"].clone());
+        let second = documents("network.yaml").expect("as before").remove(0);
+        let storage: Value = serde_json::from_str(&text(&second["spec"]["config"])).expect("JSON");
+        assert_eq!(second["metadata"]["name"], storage["name"]);
+        for network in [pods, storage] {
+            assert_eq!(network["type"], "unetmap");
+            assert_eq!(status_code(&network), 50, "{network}");
+            let mut wrong = network.clone();
+            wrong["switch"] = json!("br0");
+            assert_eq!(status_code(&wrong), 7, "{wrong}");
+        }
+    });
+}
+
 #[test]
 fn the_examples_for_kubernetes_agree_with_the_plugin() {
     isolated(|home| {
-        let Some(python) = python("yaml") else {
-            return summary("skipped: no Python with yaml (apt-get install python3-yaml)");
-        };
-        let load = |name: &str| -> Vec<Value> {
-            let script = "import json, sys, yaml; json.dump(list(yaml.safe_load_all(open(sys.argv[1]))), sys.stdout)";
-            let path = source("../examples/kubernetes").join(name);
-            let output = Command::new(python).args(["-c", script]).arg(&path).output().expect("Python");
-            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-            serde_json::from_slice(&output.stdout).expect("JSON")
-        };
+        let Some(device_plugin) = documents("device-plugin.yaml") else { return };
         let texts = |list: &Value| -> Vec<String> {
             list.as_array().into_iter().flatten().map(|one| one.as_str().expect("a text").to_owned()).collect()
         };
-        let set = &load("device-plugin.yaml")[0]["spec"]["template"]["spec"];
+        let set = &device_plugin[0]["spec"]["template"]["spec"];
         let container = &set["containers"][0];
         assert_eq!(texts(&container["command"]), ["unetmap-device-plugin"]);
         let args = texts(&container["args"]);
@@ -335,7 +411,7 @@ fn the_examples_for_kubernetes_agree_with_the_plugin() {
         plugin.signal(Signal::TERM);
         assert_eq!(plugin.wait().code(), Some(0));
 
-        let pods = load("pods.yaml");
+        let pods = documents("pods.yaml").expect("as before");
         assert_eq!(pods.len(), 2);
         for pod in pods {
             let (spec, container) = (&pod["spec"], &pod["spec"]["containers"][0]);
