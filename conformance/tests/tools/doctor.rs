@@ -8,13 +8,17 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use conformance::bpf::{XdpMode, attach_xdp};
-use conformance::home::{Guard, own_snapshot, program, summary};
-use conformance::net::{BUFFER, DIRECT, Net, frames, public_copy, set_policy, start_daemon, transmit};
-use conformance::{Home, isolated_with_interfaces, traffic, until};
+use conformance::cgroup::Group;
+use conformance::home::{Guard, daemon_processes, own_snapshot, program, summary};
+use conformance::net::{BUFFER, CABLE, DIRECT, Net, frames, public_copy, set_policy, start_daemon, transmit};
+use conformance::{Home, isolated_with_interfaces, kept, traffic, until};
 use lab::{Lab, Ns, VethOptions};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use unetmap::{Error, Port};
+
+/// Another cable in the same namespaces.
+const CABLE_AWAY: VethOptions<'_> = VethOptions { addresses: None, ..CABLE };
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
@@ -277,6 +281,72 @@ fn a_report_names_the_likely_cause_of_each_fault() {
             drop((port, a));
             daemon.kill();
         });
+    });
+}
+
+#[test]
+fn a_report_names_what_has_happened_to_interfaces_daemons_and_programs() {
+    isolated_with_interfaces(|home| {
+        let Some(net) = kept::net(home, DIRECT) else { return };
+        let (near, far) = (&net.near, &net.far);
+        let mut receiver = net.start(home, program("pkt-gen"), &["-i", "netmap:va", "-f", "rx", "-w", "0"], 1);
+        kept::wait_until_kept(home);
+        far.ip(&["link", "set", "vb", "down"]).unwrap();
+        until_told(near, "va has no carrier");
+        far.ip(&["link", "set", "vb", "up"]).unwrap();
+        match far.tool("ethtool", &["-K", "vb", "tx", "on"]) {
+            Ok(_) => until_told(near, "offloads were switched on at va"),
+            Err(why) => summary(&format!("skipped in part: {why}")),
+        }
+        for name in ["unetmapd-broker", "unetmapd-store"] {
+            let of_home = daemon_processes(home).into_iter();
+            let mut named = of_home
+                .filter(|pid| unetmap_sys::process::program_name(pid.as_raw_pid() as u32).as_deref() == Some(name));
+            let pid = named.next().unwrap_or_else(|| panic!("{name} runs"));
+            kill_process(pid, Signal::STOP).expect("our own process");
+            until_told(near, &format!("({name}) is stopped (kill -CONT {})", pid.as_raw_pid()));
+            kill_process(pid, Signal::CONT).expect("our own process");
+        }
+        kept::kill(home);
+        until_told(near, "crashed, and goes on with its ports");
+        kept::wait_until_kept(home);
+        match Group::of_cpu(2) {
+            Err(why) => summary(&format!("skipped in part: {why}")),
+            Ok(group) => {
+                let mut busy = net.start(home, program("pkt-gen"), &["-i", "netmap:null{1", "-f", "tx", "-w", "0"], 2);
+                group.add(busy.0.id()).expect("it runs");
+                until_told(near, &format!("pkt-gen ({}) waits, as its control group's share", busy.0.id()));
+                busy.kill();
+            }
+        }
+        receiver.kill();
+        until_told(near, "had va open, and ended or closed it");
+        let port = net.open("netmap:va");
+        near.ip(&["link", "del", "va"]).unwrap();
+        drop(port);
+        until_told(near, "the interface va was deleted or moved");
+    });
+}
+
+#[test]
+fn a_report_names_the_program_in_whose_place_the_kernel_forwards() {
+    isolated_with_interfaces(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        net.lab.veth(&net.near, "vc", &net.far, "vd", CABLE_AWAY).expect("another cable");
+        let bridge = net.start(home, program("bridge"), &["--bypass", "-i", "netmap:va", "-i", "netmap:vc"], 2);
+        net.near.ip(&["link", "set", "va", "mtu", "1400"]).unwrap();
+        until_told(&net.near, "has an MTU of 1400, and");
+        net.near.ip(&["link", "set", "va", "mtu", "1500"]).unwrap();
+        bridge.signal(Signal::STOP);
+        let tap = net.far.clone();
+        until("the kernel forwards", || {
+            // The kernel notices it by a frame that nobody takes.
+            let _ = tap.tool("ping", &["-n", "-c", "1", "-W", "1", "10.9.0.1"]);
+            let report: Value =
+                serde_json::from_slice(&doctor(&net.near, &["--report", "--json"]).stdout).expect("JSON");
+            report["likely_causes"].to_string().contains("the program that has it open takes no frames")
+        });
+        bridge.signal(Signal::CONT);
     });
 }
 

@@ -34,7 +34,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use unetmap_core::control::wire::{self, Malformed};
 use unetmap_core::control::{ControlRequest as _, Kind, SnapshotRequest};
@@ -143,7 +143,8 @@ pub(crate) struct Server {
     /// The daemon's user. Besides root only this user may connect; if it is root, all users whom the socket's mode
     /// admits.
     pub(crate) owner: u32,
-    started: Instant,
+    /// When it was started, also as the machine's clock had it.
+    started: (Instant, SystemTime),
     work_times: WorkTimes,
     clock: WorkClock,
     /// The kind of the message that was answered last.
@@ -193,7 +194,7 @@ impl Server {
             next_token: FIRST_TOKEN,
             reserve: File::open("/dev/null").ok(),
             owner: owner(),
-            started: Instant::now(),
+            started: (Instant::now(), SystemTime::now()),
             work_times: WorkTimes::default(),
             clock: WorkClock::new(),
             answered: NO_MESSAGE,

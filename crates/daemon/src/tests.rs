@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Instant, SystemTime};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -108,7 +108,7 @@ fn check(daemon: &Daemon) {
     }
     daemon.check_charges();
     let kept = (0, crate::handover::store::Protection::default().snapshot(None));
-    let work = (1, kept, Duration::ZERO, WorkTimes::default());
+    let work = (1, kept, (Instant::now(), SystemTime::now()), WorkTimes::default());
     let mut task = crate::requests::SnapshotTask::new(daemon, (Vec::new(), Vec::new()), None);
     while !task.step(daemon) {}
     let json = serde_json::from_str::<serde_json::Value>(&task.json(daemon, work).concat()).unwrap();

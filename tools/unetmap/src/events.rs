@@ -233,7 +233,7 @@ fn line(event: &Value) -> String {
 }
 
 /// The cause of a bypass, for people.
-fn cause(event: &Value) -> &'static str {
+pub(crate) fn cause(event: &Value) -> &'static str {
     match event["cause"].as_str() {
         Some("no-program") => "none has the interface open, or it has not begun",
         Some("stalled") => "it took no frames",

@@ -2,7 +2,7 @@
 //! Snapshot: everything that `unetmap ls` shows, as JSON.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use unetmap_sys::{memfd, process};
@@ -29,6 +29,9 @@ struct DaemonSnapshot {
     uid: u32,
     version: &'static str,
     uptime_seconds: u64,
+    /// The time by the machine's clock when it was started, and now: milliseconds since 1970.
+    started_ms: u64,
+    clock_ms: u64,
     connections: usize,
     work: WorkTimes,
     history: History,
@@ -68,8 +71,8 @@ struct SessionSnapshot {
     exclusive: bool,
 }
 
-/// Connections, sessions that are kept over a crash, the time that the daemon has run, and its work.
-type General = (usize, (usize, ProtectionSnapshot), Duration, WorkTimes);
+/// Connections, sessions that are kept over a crash, when the daemon was started, and its work.
+type General = (usize, (usize, ProtectionSnapshot), (Instant, SystemTime), WorkTimes);
 
 /// A snapshot that is being made, in slices: of many ports it takes long, and other requests are served between them.
 /// What changes meanwhile is in it as it was before or after.
@@ -136,7 +139,7 @@ impl SnapshotTask {
     }
 
     /// Returns the JSON, after the last step, in parts: of many ports it is long, and is copied once.
-    pub(crate) fn json(self, daemon: &Daemon, (connections, kept, uptime, work): General) -> [String; 7] {
+    pub(crate) fn json(self, daemon: &Daemon, (connections, kept, started, work): General) -> [String; 7] {
         let SnapshotTask { only, users, totals, regions, ports, sessions, .. } = self;
         let general = DaemonSnapshot {
             pid: process::pid(),
@@ -145,7 +148,9 @@ impl SnapshotTask {
             crash_protection: kept.1,
             uid: owner(),
             version: unetmap_core::version(),
-            uptime_seconds: uptime.as_secs(),
+            uptime_seconds: started.0.elapsed().as_secs(),
+            started_ms: milliseconds(started.1),
+            clock_ms: milliseconds(SystemTime::now()),
             connections,
             work,
             history: daemon.history.clone(),
@@ -164,6 +169,10 @@ impl SnapshotTask {
         let end = format!("],\"interfaces\":{interfaces},\"users\":{users},\"totals\":{totals}}}");
         [start, regions, middle, ports, after, sessions, end]
     }
+}
+
+fn milliseconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
 }
 
 fn to_json(value: &impl Serialize) -> String {

@@ -215,7 +215,7 @@ impl Server {
 
     /// Goes on with a snapshot, and answers when it is complete; returns `false` when the connection is to be closed.
     fn continue_snapshot(&mut self, token: u64, kind: Kind, mut task: Box<SnapshotTask>) -> bool {
-        let general = (self.clients.len(), self.kept(), self.started.elapsed(), self.work_times.clone());
+        let general = (self.clients.len(), self.kept(), self.started, self.work_times.clone());
         if !task.step(&self.daemon) {
             let Some(client) = self.clients.get_mut(&token) else { return true };
             client.task = Some((kind, Task::Snapshot(task)));

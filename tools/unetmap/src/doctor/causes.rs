@@ -1,31 +1,55 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Likely causes of faults that are seen now, for `unetmap doctor --report`: from two snapshots of the daemons, their
-//! events, and the states of processes.
+//! Likely causes of faults that are seen now, for `unetmap doctor --report`.
+//!
+//! ```text
+//! here     what two snapshots of the daemons, the states of processes and the interfaces say
+//! past     faults of the last minutes, by the daemons' events
+//! strain   what the machine lacks: time of its processors, memory, room on the disk; and its clock
+//! ```
 
 use std::fs;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 use unetmap_core::control::events;
-use unetmap_sys::process;
+use unetmap_sys::link::Link;
+use unetmap_sys::{link, process};
 
+use super::{gather, nic::Offloads};
 use crate::ls::{cell, members};
+use strain::Strain;
+
+mod past;
+mod strain;
 
 /// Time between two snapshots: a ring that drops packets shows in their difference.
 const BETWEEN: Duration = Duration::from_millis(300);
-/// The name of the daemon's processes.
+/// The beginning of the names of the daemon's processes.
 const DAEMON: &str = "unetmapd";
+/// The daemon's clock may be this far from where its start and its age put it: seconds of both are rounded.
+const CLOCK_STEP: i64 = 3000;
 
 /// The facts.
 struct Seen<'a> {
     /// Two snapshots of each daemon that answers; or why none does.
     daemons: Result<Vec<[Value; 2]>, String>,
-    /// The processes of daemons, with their states as /proc tells them.
-    processes: Vec<(u32, char)>,
+    /// The processes of daemons: numbers, names, and states as /proc tells them.
+    processes: Vec<(u32, String, char)>,
     /// Events of the daemons, the last one last.
     events: Vec<Value>,
+    /// Milliseconds since 1970.
+    now_ms: u64,
     state_of: &'a dyn Fn(u32) -> Option<char>,
+    interface_of: &'a dyn Fn(&str) -> Option<Interface>,
+}
+
+/// An interface of this network namespace on which a port is open.
+struct Interface {
+    mtu: u32,
+    has_carrier: bool,
+    /// Whether it, or its peer, was given offloads again that the daemon had switched off.
+    hides_frames: bool,
 }
 
 /// Returns a sentence about each fault that is seen, with its remedy; `silent`: why no daemon answers.
@@ -34,13 +58,36 @@ pub(super) fn likely(silent: Option<&String>) -> Vec<String> {
         let all = unetmap::snapshots().map_err(|e| e.to_string())?;
         Ok::<Vec<Value>, String>(all.iter().filter_map(|text| serde_json::from_str(text).ok()).collect())
     };
+    let processes = daemon_processes();
+    let mut strain = Strain::default();
     let daemons = silent.map_or(Ok(()), |why| Err(why.clone())).and_then(|()| {
         let before = read()?;
+        let sessions = before.iter().flat_map(|all| members(&all["sessions"])).filter_map(pid_of);
+        strain = Strain::begin(processes.iter().map(|(pid, ..)| *pid).chain(sessions));
         thread::sleep(BETWEEN);
         Ok(before.into_iter().zip(read()?).map(|(before, after)| [before, after]).collect())
     });
     let events = if daemons.is_ok() { last_events() } else { Vec::new() };
-    causes(&Seen { daemons, processes: daemon_processes(), events, state_of: &process::state })
+    let programs = events.iter().filter_map(|event| event["program"].as_str()).map(str::to_owned).collect();
+    let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    let (state_of, interface_of) = (&process::state, &interface);
+    let mut found = causes(&Seen { daemons, processes, events, now_ms, state_of, interface_of });
+    found.extend(strain.end(&programs));
+    found
+}
+
+fn pid_of(session: &Value) -> Option<u32> {
+    session["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+}
+
+fn interface(name: &str) -> Option<Interface> {
+    let link = link::by_name(name).ok().flatten()?;
+    let hides_frames = matches!(
+        gather::offloads(&link),
+        Ok(Offloads::Driver { removes_tags: true } | Offloads::Veth { incomplete: Some(true) })
+    );
+    let Link { mtu, up, carrier, .. } = link;
+    Some(Interface { mtu, has_carrier: carrier || !up, hides_frames })
 }
 
 /// The events that the daemons have kept.
@@ -60,11 +107,11 @@ fn last_events() -> Vec<Value> {
     all
 }
 
-fn daemon_processes() -> Vec<(u32, char)> {
+fn daemon_processes() -> Vec<(u32, String, char)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let daemons = numbers.filter(|pid| process::program_name(*pid).is_some_and(|name| name == DAEMON));
-    daemons.filter_map(|pid| Some((pid, process::state(pid)?))).collect()
+    let daemons = numbers.filter_map(|pid| Some((pid, process::program_name(pid)?, process::state(pid)?)));
+    daemons.filter(|(_, name, _)| name.starts_with(DAEMON)).collect()
 }
 
 fn is_stopped(state: Option<char>) -> bool {
@@ -73,14 +120,16 @@ fn is_stopped(state: Option<char>) -> bool {
 
 fn causes(seen: &Seen<'_>) -> Vec<String> {
     let mut found = Vec::new();
-    for (pid, _) in seen.processes.iter().filter(|(_, state)| is_stopped(Some(*state))) {
-        found.push(format!("process {pid} of the daemon is stopped (kill -CONT {pid})"));
+    for (pid, name, _) in seen.processes.iter().filter(|(.., state)| is_stopped(Some(*state))) {
+        found.push(format!("process {pid} of the daemon ({name}) is stopped (kill -CONT {pid})"));
     }
     match &seen.daemons {
         Err(why) => found.push(format!("the daemon does not answer: {why}")),
         Ok(daemons) if daemons.is_empty() => {
             found.push(
-                "no daemon runs: interfaces are the kernel's (the next program that opens a port starts one)".into(),
+                "no daemon runs: interfaces are the kernel's (the next program that opens a port starts one; why the \
+                 last one ended is in its log: journalctl -u unetmapd, or the file beside its socket)"
+                    .into(),
             );
         }
         Ok(daemons) => daemons.iter().for_each(|[before, after]| of_daemon(seen, before, after, &mut found)),
@@ -94,6 +143,11 @@ fn causes(seen: &Seen<'_>) -> Vec<String> {
             ));
         }
     }
+    if let Ok(daemons) = &seen.daemons {
+        let sessions = daemons.iter().flat_map(|[_, after]| members(&after["sessions"]));
+        let open: Vec<String> = sessions.map(|session| cell(&session["port"])).collect();
+        found.extend(past::sentences(&seen.events, &open, seen.now_ms));
+    }
     found
 }
 
@@ -102,6 +156,7 @@ fn of_daemon(seen: &Seen<'_>, before: &Value, after: &Value, found: &mut Vec<Str
     if protection["asked"] == true && protection["on"] == false {
         found.push(format!("a crash of the daemon would end ports: {}", cell(&protection["why"])));
     }
+    found.extend(clock_step(&after["daemon"]));
     let refusals = after["daemon"]["history"]["policy_refusals"].as_u64().unwrap_or(0);
     if refusals > 0 {
         found.push(format!("the policy has refused {refusals} requests and connections (unetmap-policy(5))"));
@@ -117,20 +172,78 @@ fn of_daemon(seen: &Seen<'_>, before: &Value, after: &Value, found: &mut Vec<Str
         }
     }
     for session in members(&after["sessions"]) {
-        let pid = session["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0);
+        let pid = pid_of(session).unwrap_or(0);
         if is_stopped((seen.state_of)(pid)) {
             let (program, port) = (cell(&session["program"]), cell(&session["port"]));
             found.push(format!("{program} ({pid}), which has {port} open, is stopped (kill -CONT {pid})"));
         }
     }
+    found.extend(members(&after["interfaces"]).filter_map(without_program));
     for port in members(&after["ports"]) {
         let name = cell(&port["name"]);
         if port["manner"].as_str().is_some_and(|manner| manner.starts_with("down")) {
             found.push(format!("{name} is down: no packets move (ip link set {name} up)"));
         }
+        if let Some(why) = port["other_queues"].as_str() {
+            found.push(format!("{name}: {why}"));
+        }
         let earlier = members(&before["ports"]).find(|old| old["name"] == port["name"] && old["kind"] == port["kind"]);
         found.extend(members(&port["rings"]).filter_map(|ring| of_ring(&name, earlier, ring)));
     }
+    of_interfaces(seen, after, found);
+}
+
+/// The interfaces of this namespace on which ports are open.
+fn of_interfaces(seen: &Seen<'_>, after: &Value, found: &mut Vec<String>) {
+    let ports = members(&after["ports"]).filter(|port| port["kind"] == "nic" || port["kind"] == "mediated");
+    let known = ports.filter_map(|port| {
+        let name = cell(&port["name"]);
+        (seen.interface_of)(&name).map(|interface| (name, &port["mem_id"], interface))
+    });
+    let known: Vec<(String, &Value, Interface)> = known.collect();
+    for (at, (name, region, interface)) in known.iter().enumerate() {
+        if !interface.has_carrier {
+            found.push(format!("{name} has no carrier: its cable is out, or the other end is down"));
+        }
+        if interface.hides_frames {
+            found.push(format!(
+                "offloads were switched on at {name}, or at the other end of its veth pair, while it is open: frames come \
+                 without tags or checksums, or longer than the MTU (ethtool -K IF tx off tso off rxvlan off)"
+            ));
+        }
+        // Programs move frames between interfaces of one region.
+        let shorter = known[at + 1..].iter().find(|(_, other, with)| other == region && with.mtu != interface.mtu);
+        if let Some((other, _, with)) = shorter {
+            let (mtu, less) = (interface.mtu, with.mtu);
+            found.push(format!(
+                "{name} has an MTU of {mtu}, and {other} one of {less}: longer frames do not pass between the two"
+            ));
+        }
+    }
+}
+
+/// An interface with the setting `failure` whose frames no program takes now.
+fn without_program(interface: &Value) -> Option<String> {
+    let name = cell(&interface["interface"]);
+    let why = match interface["bypass"]["cause"].as_str()? {
+        "no-program" => "no program has it open, or none has begun to take frames",
+        "stalled" => "the program that has it open takes no frames: it hangs, or is stopped or starved",
+        _ => "the daemon is stopped",
+    };
+    Some(format!("the kernel forwards the frames of {name} to {}: {why}", cell(&interface["partner"])))
+}
+
+/// How far the clock is from where the daemon's start puts it.
+fn clock_step(daemon: &Value) -> Option<String> {
+    let [clock, started, age] = ["clock_ms", "started_ms", "uptime_seconds"].map(|key| daemon[key].as_i64());
+    let step = clock? - started? - 1000 * age?;
+    (step.abs() > CLOCK_STEP).then(|| {
+        let way = if step > 0 { "ahead" } else { "back" };
+        format!(
+            "the clock was set {} s {way} since the daemon began, or the machine slept: times of events and logs jump",
+            step.abs() / 1000
+        )
+    })
 }
 
 /// A ring that is full, or drops packets now.
@@ -161,16 +274,25 @@ mod tests {
     /// The sentences about a daemon whose second snapshot has these parts.
     fn found(change: impl FnOnce(&mut Value), events: Vec<Value>) -> Vec<String> {
         let well = json!({
-            "daemon": {"crash_protection": {"asked": true, "on": true}, "history": {"policy_refusals": 0}},
+            "daemon": {"crash_protection": {"asked": true, "on": true}, "history": {"policy_refusals": 0},
+                "clock_ms": 1_000_900, "started_ms": 900_100, "uptime_seconds": 100},
             "users": [{"uid": 7, "rings": {"used": 2, "limit": 3}}],
             "sessions": [{"pid": 70, "program": "fw", "port": "eth0"}],
-            "ports": [{"name": "eth0", "kind": "nic", "manner": "native, copy", "rings": [
+            "interfaces": [{"interface": "eth0", "action": "bypass", "partner": "eth1", "bypass": {"cause": null}}],
+            "ports": [{"name": "eth0", "kind": "nic", "mem_id": 3, "manner": "native, copy", "rings": [
                 {"dir": "rx", "id": 0, "slots": 64, "queued": 5, "crossed": 10, "dropped": 3}]}],
         });
         let mut now = well.clone();
         change(&mut now);
         let state_of = |pid| Some(if pid == 71 { 'T' } else { 'S' });
-        causes(&Seen { daemons: Ok(vec![[well, now]]), processes: vec![(1, 'S')], events, state_of: &state_of })
+        let interface_of = |name: &str| match name {
+            "eth0" => Some(Interface { mtu: 1500, has_carrier: true, hides_frames: false }),
+            "eth1" => Some(Interface { mtu: 1400, has_carrier: false, hides_frames: true }),
+            _ => None,
+        };
+        let processes = vec![(1, "unetmapd".into(), 'S')];
+        let (state_of, interface_of) = (&state_of, &interface_of);
+        causes(&Seen { daemons: Ok(vec![[well, now]]), processes, events, now_ms: 0, state_of, interface_of })
     }
 
     #[test]
@@ -178,7 +300,21 @@ mod tests {
         assert_eq!(found(|_| {}, vec![]), [] as [&str; 0]);
         let ring = |now: &mut Value| now["ports"][0]["rings"][0].take();
         type Case = (fn(&mut Value), &'static str);
-        let cases: [Case; 7] = [
+        let cases: [Case; 12] = [
+            (
+                |now| now["daemon"]["clock_ms"] = json!(4_600_900),
+                "the clock was set 3600 s ahead since the daemon began",
+            ),
+            (|now| now["daemon"]["clock_ms"] = json!(900_000), "the clock was set 100 s back since the daemon began"),
+            (
+                |now| now["interfaces"][0]["bypass"]["cause"] = json!("no-program"),
+                "forwards the frames of eth0 to eth1: no program has it open",
+            ),
+            (
+                |now| now["interfaces"][0]["bypass"]["cause"] = json!("stalled"),
+                "the program that has it open takes no frames",
+            ),
+            (|now| now["ports"][0]["other_queues"] = json!("it has 1 queue now"), "eth0: it has 1 queue now"),
             (
                 |now| now["daemon"]["crash_protection"] = json!({"asked": true, "on": false, "why": "x"}),
                 "would end ports: x",
@@ -193,6 +329,16 @@ mod tests {
         for (fault, sentence) in cases {
             let found = found(fault, vec![]);
             assert!(found.len() == 1 && found[0].contains(sentence), "{sentence}: {found:?}");
+        }
+        // Another interface of the same region.
+        let other = |now: &mut Value| {
+            let port = json!({"name": "eth1", "kind": "nic", "mem_id": 3, "rings": []});
+            now["ports"].as_array_mut().expect("a list").push(port);
+        };
+        let found_there = found(other, vec![]);
+        for sentence in ["eth0 has an MTU of 1500, and eth1 one of 1400", "eth1 has no carrier", "switched on at eth1"]
+        {
+            assert!(found_there.iter().any(|text| text.contains(sentence)), "{sentence}: {found_there:?}");
         }
         // A ring that moves is not full for long; a ring that is gone says nothing.
         assert_eq!(
@@ -215,11 +361,21 @@ mod tests {
 
     #[test]
     fn a_daemon_that_is_stopped_or_gone_is_told() {
-        let of = |daemons, processes| causes(&Seen { daemons, processes, events: vec![], state_of: &|_| None });
+        let of = |daemons, processes| {
+            let (state_of, interface_of) = (&|_| None, &|_: &str| None);
+            causes(&Seen { daemons, processes, events: vec![], now_ms: 0, state_of, interface_of })
+        };
+        let process = |pid, name: &str, state| (pid, name.to_owned(), state);
         assert!(of(Ok(vec![]), vec![])[0].starts_with("no daemon runs"));
-        let stopped = of(Err("no answer within 5 s".into()), vec![(8, 'S'), (9, 'T')]);
+        let stopped = of(
+            Err("no answer within 5 s".into()),
+            vec![process(8, "unetmapd", 'S'), process(9, "unetmapd-broker", 'T')],
+        );
         assert_eq!(stopped.len(), 2, "{stopped:?}");
-        assert!(stopped[0].contains("process 9 of the daemon is stopped (kill -CONT 9)"), "{stopped:?}");
+        assert!(
+            stopped[0].contains("process 9 of the daemon (unetmapd-broker) is stopped (kill -CONT 9)"),
+            "{stopped:?}"
+        );
         assert!(stopped[1].ends_with("does not answer: no answer within 5 s"), "{stopped:?}");
     }
 

@@ -150,7 +150,7 @@ fn trial(
 }
 
 /// Returns which offloads concern an interface's frames.
-fn offloads(link: &Link) -> io::Result<nic::Offloads> {
+pub(super) fn offloads(link: &Link) -> io::Result<nic::Offloads> {
     let on = |name: &str, kind| Ok::<_, io::Error>(link::changeable_offloads(name, kind)? != Offloads::default());
     let relays = !kernel::HOST_RINGS.is_newer_than_kernel();
     Ok(match link.kind.as_deref() {
