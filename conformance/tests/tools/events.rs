@@ -15,6 +15,27 @@ use rustix::process::geteuid;
 use serde_json::Value;
 use unetmap::{Interest, Port};
 
+#[test]
+fn each_open_is_one_line_of_the_log() {
+    isolated(|home| {
+        let mut daemon = Command::new(program("unetmapd"));
+        daemon.args(["--foreground", "--log", "debug", "--idle-exit", "0", "--socket"]).arg(home.socket());
+        let log = home.folder().join("debug.log");
+        let mut daemon = Guard::spawn(daemon.stdin(Stdio::null()).stderr(File::create(&log).expect("a file")));
+        until("the daemon serves", || home.serves());
+        let port = open("netmap:p{1");
+        let text = std::fs::read_to_string(&log).expect("text");
+        let of_open: Vec<&str> = text.lines().filter(|line| line.contains("p{1")).collect();
+        assert_eq!(of_open.len(), 1, "{text}");
+        for part in ["DEBUG", "opened", "port=\"p{1\"", &format!("pid={}", std::process::id()), "tx_rings=1 rx_rings=1"]
+        {
+            assert!(of_open[0].contains(part), "{part}: {}", of_open[0]);
+        }
+        drop(port);
+        daemon.kill();
+    });
+}
+
 fn objects(text: &str) -> Vec<Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }

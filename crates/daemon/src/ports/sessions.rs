@@ -159,6 +159,7 @@ impl Daemon {
         };
         let (uid, by, port) = (session.uid, by(session), self.port_name(session).to_owned());
         let (tx_rings, rx_rings) = (session.selection.tx.len(), session.selection.rx.len());
+        tracing::debug!(port, uid, pid = by.pid, program = by.program, session = id, tx_rings, rx_rings, "opened");
         if is_first {
             self.events.add(uid, What::PortOpened { port: port.clone(), by: by.clone() });
         }

@@ -26,7 +26,9 @@ pub(super) fn netmap_request(call: &mut Call<'_>) -> Reply {
     };
     let pid = call.peer.pid;
     match outcome.errno {
-        0 => tracing::debug!(pid, name, session = outcome.session, "served"),
+        // Its line is that of the open.
+        0 if outcome.session.is_some() => {}
+        0 => tracing::debug!(pid, name, "served"),
         errno => {
             tracing::debug!(pid, name, errno, why = outcome.answer.reason, "refused");
             call.daemon.count_policy_refusal(call.peer.uid, errno, &outcome.answer.reason);
