@@ -18,6 +18,7 @@ use crate::ls::{members, parse_reply};
 use format::Format;
 
 mod format;
+mod histogram;
 
 fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), String::from)
@@ -220,7 +221,7 @@ fn page(format: Format) -> Result<String, String> {
     let of_programs = tool_common::metrics::read().into_iter();
     let own: Vec<_> = of_programs.filter(|metric| all.iter().all(|known| known.name != metric.name)).collect();
     all.extend(own);
-    Ok(format.page(&all))
+    Ok(format.page(&all, &histogram::latency(&parsed)))
 }
 
 /// Prints the metrics, or serves them at `listen`: `unix:PATH`, or ADDRESS:PORT.
@@ -329,7 +330,7 @@ mod tests {
         });
         let all = metrics(&[snapshot]);
         for format in [Format::Text, Format::OpenMetrics] {
-            let page = format.page(&all);
+            let page = format.page(&all, "");
             for line in [
                 r#"unetmap_ring_packets_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 7"#,
                 r#"unetmap_ring_bytes_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 420"#,

@@ -196,6 +196,15 @@ impl PortTx {
         free.then(|| self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Returns how many slots the client has sent that are not taken; 0 if its position is impossible, or the ring is
+    /// paused.
+    pub(crate) fn queued(&self) -> u32 {
+        let Some(state) = self.lock() else { return 0 };
+        let slots = self.channel.slots().slots();
+        let sent = self.channel.words().validated_prod(slots, state.cons, state.cons);
+        sent.map_or(0, |to| slots.distance(state.cons, to))
+    }
+
     /// Takes up to `most` slots, copied and validated; `None` if there are none, or the client's position is
     /// impossible.
     #[inline]

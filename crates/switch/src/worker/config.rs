@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::latency::Latency;
 use crate::fdb::MacTable;
 use crate::forward::MAX_FRAGS;
 use crate::policy::PolicySet;
@@ -12,6 +13,7 @@ use crate::tuning::BATCH_SLOTS;
 /// The ports, the MAC table and the policies of a switch as one thread uses them until the next configuration.
 pub struct SwitchConfig {
     pub(crate) table: Arc<MacTable>,
+    pub(crate) latency: Arc<Latency>,
     /// The ports by index.
     pub(crate) members: Vec<Option<Arc<SwitchPort>>>,
     /// Indexes of the ports whose transmit rings the thread serves.
@@ -24,13 +26,18 @@ pub struct SwitchConfig {
 }
 
 impl SwitchConfig {
-    /// The switch with this MAC table and, by index, these ports; the thread serves those with the indexes `own`.
-    pub fn new(table: Arc<MacTable>, members: Vec<Option<Arc<SwitchPort>>>, own: Vec<u8>) -> SwitchConfig {
+    /// The switch with this MAC table, these samples of its latency and, by index, these ports; the thread serves those
+    /// with the indexes `own`.
+    pub fn new(
+        (table, latency): (Arc<MacTable>, Arc<Latency>),
+        members: Vec<Option<Arc<SwitchPort>>>,
+        own: Vec<u8>,
+    ) -> SwitchConfig {
         let all: Vec<u8> = members.iter().flatten().map(|port| port.index()).collect();
         let policies = members.iter().map(|port| port.as_ref().and_then(|port| port.policy())).collect();
         // A batch must hold a packet with too many fragments.
         let policies = PolicySet::new(policies, (MAX_FRAGS + 1, BATCH_SLOTS as u32));
-        SwitchConfig { table, members, own, ports: all.len(), pair: all.try_into().ok(), policies }
+        SwitchConfig { table, latency, members, own, ports: all.len(), pair: all.try_into().ok(), policies }
     }
 
     pub(crate) fn own(&self) -> impl Iterator<Item = &Arc<SwitchPort>> {

@@ -49,6 +49,7 @@ mod config;
 mod fanout;
 mod full_ports;
 mod idle_listener;
+pub mod latency;
 mod mailbox;
 mod policed;
 mod poll_set;
@@ -61,6 +62,7 @@ pub use mailbox::Mailbox;
 use fanout::FanoutLists;
 use full_ports::FullPorts;
 use idle_listener::IdleListener;
+use latency::Sampler;
 use poll_set::{PollSet, RingId};
 use sched_batch::SchedBatch;
 
@@ -133,6 +135,7 @@ struct Worker {
     full_ports: FullPorts,
     backpressure: Backpressure,
     sched: SchedBatch,
+    sampler: Sampler,
     poll_set: PollSet,
     /// Many clients send now and then: the next sleep is a nap.
     naps: bool,
@@ -165,6 +168,7 @@ impl Worker {
         self.backpressure.flush_wakeups();
         self.backpressure.forget_ports();
         self.sched.reset();
+        self.sampler.reset();
         self.disarm_doorbells();
         let before = std::mem::replace(&mut self.switches, config.switches.clone());
         self.poll_set = poll_set(&self.switches);
@@ -182,8 +186,10 @@ impl Worker {
             let (switch, port, ring) = ring_of(&self.switches, id).filter(|(_, _, ring)| ring.may_have_slots())?;
             self.backpressure.begin_batch(id.0, port.index());
             self.serving = Some(id);
+            self.sampler.before(id, || ring.queued(), now_ns);
             let lists = (&mut self.lists, &mut self.fanout_lists, &mut self.full_ports);
             let moved = batch::serve(lists, switch, (port, id.2, ring), &self.backpressure);
+            self.sampler.after(id, moved, &switch.latency, now_ns);
             self.serving = None;
             Some(moved)
         });

@@ -48,8 +48,8 @@ impl Format {
         }
     }
 
-    /// The metrics as text.
-    pub(super) fn page(self, metrics: &[Metric]) -> String {
+    /// The metrics as text, with those of `histograms`, which are text already.
+    pub(super) fn page(self, metrics: &[Metric], histograms: &str) -> String {
         let mut page = String::new();
         for Metric { name, help, is_counter, samples } in metrics {
             let (kind, suffix) = if *is_counter { ("counter", "_total") } else { ("gauge", "") };
@@ -62,6 +62,7 @@ impl Format {
                 let _ = writeln!(page, "unetmap_{name}{suffix}{{{}}} {value}", labels.join(","));
             }
         }
+        page += histograms;
         if self == Format::OpenMetrics {
             page += "# EOF\n";
         }
@@ -70,7 +71,7 @@ impl Format {
 }
 
 /// The value of a label, which stands in quotes.
-fn escaped(value: &str) -> String {
+pub(super) fn escaped(value: &str) -> String {
     word(value).replace('\\', "\\\\").replace('"', "\\\"")
 }
 

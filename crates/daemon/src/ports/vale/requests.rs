@@ -11,6 +11,7 @@ use unetmap_core::control::vale::{ValeAction, ValeRequest};
 use unetmap_core::errno::{EINVAL, ENOENT, EPERM};
 use unetmap_switch::fdb::{LIFETIME_EPOCHS, MacEntry};
 use unetmap_switch::policy::DropReason;
+use unetmap_switch::worker::latency::{LatencyCounts, bound_ns};
 
 use super::ValeKey;
 use super::attach_requests::port_key;
@@ -40,6 +41,22 @@ pub(crate) struct SwitchSnapshot {
     lost: BTreeMap<&'static str, u64>,
     /// Packets that a port did not receive, by reason.
     not_received: BTreeMap<&'static str, u64>,
+    latency: LatencySnapshot,
+}
+
+/// How long packets were in the switch, by samples since the daemon began.
+#[derive(Serialize)]
+struct LatencySnapshot {
+    sum_ns: u64,
+    /// The samples that took at most so many nanoseconds, and longer than the bucket before; the last has no bound.
+    buckets: Vec<(Option<u64>, u64)>,
+}
+
+impl LatencySnapshot {
+    fn of(LatencyCounts { counts, sum_ns }: LatencyCounts) -> LatencySnapshot {
+        let buckets = counts.iter().enumerate().map(|(bucket, count)| (bound_ns(bucket), *count));
+        LatencySnapshot { sum_ns, buckets: buckets.collect() }
+    }
 }
 
 #[derive(Serialize)]
@@ -265,6 +282,7 @@ fn switch_snapshot(vale: &ValeState, key: &SwitchKey, switch: Option<&Switch>) -
     }
 }
 
+        latency: LatencySnapshot::of(switch.map(|switch| switch.latency.counts()).unwrap_or_default()),
 fn switch_details(registry: &Registry, vale: &ValeState, of: &SwitchKey) -> Result<SwitchDetails, Refusal> {
     let (switch, set) = (vale.switches.get(of), vale.settings.of_switch(of));
     if switch.is_none() && set.is_none() {

@@ -12,6 +12,7 @@ use unetmap_switch::policy::ActivePolicy;
 use unetmap_switch::port::SwitchPort;
 use unetmap_switch::port::counters::PacketCounts;
 use unetmap_switch::worker::SwitchConfig;
+use unetmap_switch::worker::latency::Latency;
 
 use super::ValeKey;
 use super::kernel_path::KernelPath;
@@ -69,6 +70,8 @@ pub(super) struct Switch {
     /// Another one than any switch of this daemon has or had.
     pub(super) id: u32,
     pub(super) table: Arc<MacTable>,
+    /// How long packets were in it, by samples since this daemon began.
+    pub(super) latency: Arc<Latency>,
     /// Its ports, by number.
     pub(super) members: Vec<Option<Arc<SwitchPort>>>,
     /// The thread that serves each port; `None`: none yet.
@@ -155,6 +158,7 @@ impl ValeState {
             id: next(made),
             number: (0..=u16::MAX).find(|number| !used.contains(number)).unwrap_or(u16::MAX),
             table: Arc::new(persistent::table_of(key, self.addresses)),
+            latency: Arc::default(),
             members: vec![None; MAX_PORTS],
             threads: vec![None; MAX_PORTS],
             nodes: vec![None; MAX_PORTS],
@@ -470,6 +474,7 @@ impl Switch {
     pub(super) fn config_for(&self, thread: usize) -> Option<SwitchConfig> {
         let own = self.ports().filter(|(load, _)| load.thread == Some(thread));
         let own: Vec<u8> = own.map(|(_, port)| port.index()).collect();
-        (!own.is_empty()).then(|| SwitchConfig::new(self.table.clone(), self.members.clone(), own))
+        (!own.is_empty())
+            .then(|| SwitchConfig::new((self.table.clone(), self.latency.clone()), self.members.clone(), own))
     }
 }
