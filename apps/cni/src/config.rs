@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde_json::Value;
-use unetmap::switch::{Direction, RateLimit, VlanMode};
+use unetmap::switch::{Direction, RateLimit, VlanMode, is_label};
 
 use crate::fault::{Code, Fault};
 
@@ -201,6 +201,16 @@ pub(crate) struct Environment {
     /// Absent in a DEL whose namespace is gone.
     pub(crate) netns: Option<PathBuf>,
     pub(crate) interface: String,
+    /// The pod's namespace, `/`, and its name, if the runtime says them.
+    pub(crate) pod: Option<String>,
+}
+
+/// Returns the pod of `CNI_ARGS`, which is `KEY=VALUE;KEY=VALUE`: as a kubelet's runtime writes it.
+fn pod_of(args: &str) -> Option<String> {
+    let value = |key: &str| args.split(';').find_map(|arg| arg.split_once('=').filter(|(name, _)| *name == key));
+    let (namespace, name) = (value("K8S_POD_NAMESPACE")?.1, value("K8S_POD_NAME")?.1);
+    let pod = format!("{namespace}/{name}");
+    (!namespace.is_empty() && !name.is_empty() && is_label(&pod)).then_some(pod)
 }
 
 impl Environment {
@@ -224,7 +234,8 @@ impl Environment {
             ));
         }
         let netns = if command == "DEL" { value("CNI_NETNS") } else { Some(needed("CNI_NETNS")?) };
-        Ok(Environment { container, netns: netns.map(PathBuf::from), interface })
+        let pod = value("CNI_ARGS").and_then(|args| pod_of(&args));
+        Ok(Environment { container, netns: netns.map(PathBuf::from), interface, pod })
     }
 }
 
@@ -290,6 +301,17 @@ mod tests {
         assert_eq!(rates(&format!("{own}{of_runtime}")), [(Direction::In, 7)]);
         let of_containerd = of_runtime.replace("egress", "Egress");
         assert_eq!(rates(&of_containerd), [(Direction::In, 7)]);
+    }
+
+    #[test]
+    fn the_runtime_says_whose_interface_it_is() {
+        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=7";
+        assert_eq!(pod_of(args).as_deref(), Some("default/web-0"));
+        let long = format!("K8S_POD_NAMESPACE=a;K8S_POD_NAME={}", "x".repeat(400));
+        for none in ["", "IgnoreUnknown=1", "K8S_POD_NAME=a", "K8S_POD_NAMESPACE=;K8S_POD_NAME=a", &long] {
+            assert_eq!(pod_of(none), None, "{none}");
+        }
+        assert_eq!(pod_of("K8S_POD_NAMESPACE=a;K8S_POD_NAME=b\"\u{1b}[2J"), None, "what no name has");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tool_common::host::link::{self, Link};
 use tool_common::host::netns::Netns;
 use unetmap::{Error, errno, switch};
 
-use crate::config::NetConf;
+use crate::config::{Environment, NetConf};
 use crate::fault::{Code, Fault};
 use crate::ipam::Assignment;
 
@@ -53,7 +53,8 @@ impl Pod {
     pub(crate) fn make(
         &self,
         conf: &NetConf,
-        (name, port): (&str, &str),
+        Environment { interface: name, pod, .. }: &Environment,
+        port: &str,
         assignment: &Assignment,
     ) -> Result<Link, Fault> {
         self.run(|| {
@@ -61,6 +62,8 @@ impl Pod {
                 return Err(Fault::new(Code::Environment, format!("CNI_IFNAME={name}: the pod has this interface")));
             }
             switch::create(port, &switch::NewPort::default()).map_err(|e| Fault::refused(port, e))?;
+            // A pod whose name does not fit among the daemon's settings has an interface all the same.
+            let _ = pod.as_ref().map(|pod| switch::set_label(&format!("{}:{port}", conf.switch), Some(pod)));
             let made = configure(conf, (name, port), assignment);
             made.inspect_err(|_| {
                 let _ = remove_here(&conf.switch, port);

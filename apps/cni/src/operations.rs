@@ -54,7 +54,7 @@ fn make(
     pod: &Pod,
     assignment: &Assignment,
 ) -> Result<(Link, Option<Link>), Fault> {
-    let link = pod.make(conf, (&environment.interface, port), assignment)?;
+    let link = pod.make(conf, environment, port, assignment)?;
     let node = gateway::provide(conf, assignment);
     let node = node.inspect_err(|_| {
         let _ = pod.remove(&conf.switch, port);

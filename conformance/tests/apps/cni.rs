@@ -61,7 +61,8 @@ impl<'a> Runtime<'a> {
         let plugin = program("unetmap-cni");
         let mut process = self.node.as_ref().map_or_else(|| Command::new(&plugin), |node| node.command(&plugin));
         process.env("CNI_COMMAND", command).env("CNI_PATH", self.home.folder()).env("CNI_IFNAME", "eth0");
-        process.env("CNI_CONTAINERID", container).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={container}");
+        process.env("CNI_ARGS", args).env("CNI_CONTAINERID", container).stdin(Stdio::piped()).stdout(Stdio::piped());
         netns.map(|path| process.env("CNI_NETNS", path));
         let mut child = process.spawn().expect("the plugin runs");
         let written = child.stdin.take().expect("a pipe").write_all(conf.to_string().as_bytes());
@@ -150,6 +151,45 @@ fn pods_get_ports_of_a_switch() {
         }
         assert_eq!(runtime.call("DEL", ("c", None), conf).0, 0);
         until("the port is gone", || ports(home).is_empty());
+    });
+}
+
+/// The output of `unetmap` with these words.
+#[track_caller]
+fn shown(words: &str) -> String {
+    let output = Command::new(program("unetmap")).args(words.split(' ')).output().expect("it runs");
+    assert!(output.status.success(), "{words}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn pods_are_called_by_their_names() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        let runtime = Runtime::new(home);
+        let conf = &runtime.conf;
+        let pods = ["a", "b"].map(|name| (name, net.lab.namespace(name).expect("a namespace")));
+        for (name, pod) in &pods {
+            runtime.done("ADD", (name, pod), conf);
+        }
+        let port = ports(home).into_iter().find(|port| shown("ls").contains(&format!("{port}: default/a\n")));
+        let port = port.expect("ls says whose port it is");
+        assert!(shown("top --count 1 --interval 0.1").contains(&format!("{port} (default/a)")));
+        let info = |page: &str| {
+            let named =
+                |line: &&str| line.contains(&format!("port=\"{port}\"")) && line.contains("label=\"default/a\"");
+            page.lines().filter(named).any(|line| line.starts_with("unetmap_port_info{") && line.ends_with(" 1"))
+        };
+        assert!(info(&shown("metrics")), "{}", shown("metrics"));
+        assert!(shown("events").contains("attached: default/a\n"), "{}", shown("events"));
+        assert!(shown(&format!("vale port {port}")).contains("label default/a"));
+        runtime.done("DEL", ("b", &pods[1].1), conf);
+        assert!(shown("events").contains("detached: default/b\n"), "{}", shown("events"));
+        home.end_daemon();
+        net.restart_daemon(home);
+        until("the next daemon knows it", || info(&shown("metrics")));
+        runtime.done("DEL", ("a", &pods[0].1), conf);
+        assert_eq!(conformance::switch::shown(""), json!([]), "no settings are left");
     });
 }
 

@@ -145,6 +145,10 @@ fn what_needs_to_see_packets_sees_them() {
                 assert_eq!(BOTH.map(by_kernel), before, "{on}");
                 set(off);
             }
+            // A name for people is no rule.
+            set("port vale0:vi0 label default/web");
+            assert_eq!(BOTH.map(forwards), [true; 2]);
+            set("port vale0:vi0 off");
             knob("0");
             assert_eq!(BOTH.map(forwards), [false; 2]);
             until_more("the stream goes on through the thread");

@@ -81,9 +81,13 @@ pub(crate) enum What {
     /// An interface became a port of a switch, or is no longer one.
     Attached {
         port: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        label: Option<String>,
     },
     Detached {
         port: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        label: Option<String>,
     },
     /// An interface with an open port was set up or down, was renamed, or was deleted or moved to another namespace.
     LinkUp {
@@ -295,7 +299,7 @@ mod tests {
     use super::*;
 
     fn opened(port: &str) -> What {
-        What::Attached { port: port.into() }
+        What::Attached { port: port.into(), label: None }
     }
 
     /// Reads all events; returns the names of their ports, and how many were missed.

@@ -16,7 +16,7 @@
 //! ```
 
 use unetmap_core::abi::*;
-pub use unetmap_core::control::vale::{Direction, RateLimit, VlanMode, VlanSet};
+pub use unetmap_core::control::vale::{Direction, RateLimit, VlanMode, VlanSet, is_label};
 use unetmap_core::control::vale::{ValeAction, ValeRequest, send_request};
 use unetmap_core::port::file::request;
 
@@ -212,6 +212,26 @@ pub fn set_vlan(name: &str, mode: Option<VlanMode>) -> Result<(), Error> {
 /// ```
 pub fn set_rate(name: &str, direction: Direction, limit: RateLimit) -> Result<(), Error> {
     send_request(&ValeRequest { name: name.into(), action: ValeAction::Limit(direction, limit) }).map(drop)
+}
+
+/// Sets the label of the port `name`, which need not exist yet: a name for people, of 1 to 317 visible characters of
+/// ASCII without quotes, that `unetmap ls`, `top`, `events` and `metrics` show. It remains when the port is closed.
+///
+/// # Errors
+/// The daemon's refusal, or no daemon answers and none could be started.
+///
+/// ```
+/// use unetmap::switch;
+///
+/// # let _daemon = include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doctest_daemon.rs"));
+/// let _port = unetmap::Port::open("vale7:a")?;
+/// switch::set_label("vale7:a", Some("default/web"))?;
+/// switch::clear("vale7:a")?;
+/// # Ok::<(), unetmap::Error>(())
+/// ```
+pub fn set_label(name: &str, label: Option<&str>) -> Result<(), Error> {
+    let action = ValeAction::Label(label.map(str::to_owned));
+    send_request(&ValeRequest { name: name.into(), action }).map(drop)
 }
 
 /// Removes all settings of the port `name`, which need not exist. Starts no daemon.

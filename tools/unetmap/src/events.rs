@@ -168,12 +168,12 @@ impl Drops {
                 self.dropping.extend(was.map(|since| (key.clone(), since)));
             }
             for rate in rates(before, &rings, now - *at).into_iter().filter(|rate| rate.lost > 0.0) {
-                let (_, port, dir, id) = rate.key.clone();
+                let (label, (_, port, dir, id)) = (rate.ring.label.clone(), rate.key.clone());
                 let last = self.dropping.insert(rate.key, now);
                 if last.is_none_or(|last| now - last >= DROPS_END) {
                     let uid = owners.get(&port).cloned().unwrap_or_default();
                     begun.push(json!({"time_ms": now_ms(), "uid": uid, "event": "drops-began", "port": port,
-                        "dir": dir, "ring": id, "per_second": rate.lost.round() as u64}));
+                        "label": label, "dir": dir, "ring": id, "per_second": rate.lost.round() as u64}));
                 }
             }
         }
@@ -199,6 +199,7 @@ fn line(event: &Value) -> String {
         "session-closed" => format!("session of {} closed", process()),
         "port-opened" => format!("port opened by {}", process()),
         "port-closed" => format!("port closed by {}", process()),
+        kind @ ("attached" | "detached") if event["label"].is_string() => format!("{kind}: {}", of("label")),
         "link-renamed" => format!("interface renamed, was {}", of("was")),
         "frames-lost" => format!("{} frames were in the rings of a program that has closed", of("frames")),
         "bypass-began" => format!("the kernel forwards in place of a program: {}", cause(event)),
@@ -219,13 +220,14 @@ fn line(event: &Value) -> String {
         "reload-failed" => format!("configuration or policy cannot be read: {}", of("reason")),
         "requests-wait" => format!("requests wait: {}", of("reason")),
         "drops-began" => {
-            format!("drops begin at {} {}: {} packets per second", of("dir"), of("ring"), of("per_second"))
+            let label = if event["label"].is_string() { format!(" of {}", of("label")) } else { String::new() };
+            format!("drops begin at {} {}{label}: {} packets per second", of("dir"), of("ring"), of("per_second"))
         }
         "packet-logged" => of("line"),
         "daemon-ended" => format!("daemon ended, was process {}", of("was")),
         "daemon-replaced" => format!("daemon is process {}, was {}", of("pid"), of("was")),
         "missed" => format!("{} events missed: the daemon keeps the last ones only", of("events")),
-        // attached, detached, link-up, link-down.
+        // attached and detached without a label, link-up, link-down.
         other => cell(&Value::from(other)).replace('-', " "),
     };
     let time = event["time_ms"].as_u64().map_or_else(|| "-".into(), utc);
@@ -278,8 +280,8 @@ mod tests {
     #[test]
     fn drops_begin_once_and_again_after_a_pause() {
         let of = |pid: u64, dropped: u64| {
-            json!({"daemon": {"pid": pid}, "sessions": [{"port": "p", "uid": 7}], "ports": [{"name": "p", "kind": "pipe",
-                "rings": [{"dir": "rx", "id": 0, "crossed": 10, "batches": 1, "queued": 0, "dropped": dropped}]}]})
+            json!({"daemon": {"pid": pid}, "sessions": [{"port": "p", "uid": 7}], "ports": [{"name": "p", "kind": "vale",
+                "label": "default/web", "rings": [{"dir": "rx", "id": 0, "crossed": 10, "batches": 1, "queued": 0, "dropped": dropped}]}]})
         };
         let (mut drops, start) = (Drops::default(), Instant::now());
         let mut by = |pid, seconds, dropped| drops.next(start + Duration::from_secs(seconds), &[of(pid, dropped)]);
@@ -287,6 +289,7 @@ mod tests {
         assert!(at(0, 5).is_empty(), "what was dropped before is none");
         let begun = at(1, 7);
         assert_eq!((begun.len(), &begun[0]["per_second"], &begun[0]["uid"]), (1, &json!(2), &json!(7)));
+        assert!(line(&begun[0]).contains("drops begin at rx 0 of default/web: 2 packets"), "{}", line(&begun[0]));
         assert!(at(2, 9).is_empty());
         assert!(at(3, 9).is_empty());
         assert!(at(4, 10).is_empty());
@@ -308,6 +311,8 @@ mod tests {
     fn events_are_lines() {
         let event = json!({"time_ms": 0, "uid": 0, "event": "link-down", "port": "eth0"});
         assert_eq!(line(&event), "1970-01-01T00:00:00.000Z     0 eth0             link down\n");
+        let event = json!({"time_ms": 0, "uid": 0, "event": "attached", "port": "vale0:c", "label": "default/web"});
+        assert!(line(&event).ends_with("vale0:c          attached: default/web\n"), "{}", line(&event));
         let event = json!({"time_ms": 0, "uid": 5, "event": "budget-reached", "reason": "x\u{1b}[2J"});
         assert!(line(&event).ends_with("request refused: x\\u001b[2J\n"), "{}", line(&event));
     }

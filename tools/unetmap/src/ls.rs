@@ -300,15 +300,18 @@ fn kind(port: &Value) -> String {
     }
 }
 
-/// Lines about interfaces: how packets move, if the table does not say it; why they are copied; queues without a ring.
+/// Lines about ports: their labels; of interfaces how packets move, if the table does not say it, why they are copied,
+/// and queues without a ring.
 fn remarks(ports: &Value, wide: bool) -> String {
     let of_port = |port: &Value| {
         let manner = (!wide && port["manner"].is_string()).then(|| cell(&port["manner"]));
         let copied = port["copied"].is_string().then(|| format!("packets are copied: {}", cell(&port["copied"])));
         let queues = port["other_queues"].is_string().then(|| cell(&port["other_queues"]));
         let name = cell(&port["name"]);
-        manner
+        let label = port["label"].is_string().then(|| cell(&port["label"]));
+        label
             .into_iter()
+            .chain(manner)
             .chain(copied)
             .chain(queues)
             .map(move |remark| format!("{name}: {remark}\n"))

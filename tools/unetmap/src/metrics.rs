@@ -39,6 +39,7 @@ fn definitions() -> Vec<Metric> {
         counter("failed_reloads", "How often they could not be read"),
         gauge("config_read_timestamp_seconds", "When they were last read without an error"),
         counter("policy_refused", "Requests and connections that the policy refused"),
+        gauge("port_info", "A port of a switch with a label, such as the pod that has it; 1"),
         gauge("sessions", "Open ports, counted once for each program that has them open"),
         gauge("region_bytes", "Size of a region"),
         gauge("region_resident_bytes", "Memory that it uses"),
@@ -154,6 +155,9 @@ fn add_reasons(metric: &str, labels: &[Label<'_>], counts: &Value, add: &mut Add
 
 fn add_port(port: &Value, add: &mut Add<'_>) {
     let name = [("port", &port["name"]), ("kind", &port["kind"]), ("mem_id", &port["mem_id"])];
+    if port["label"].is_string() {
+        add("port_info", &[&name[..], &[("label", &port["label"])]].concat(), Some(1.0));
+    }
     for ring in members(&port["rings"]) {
         let labels = [&name[..], &[("dir", &ring["dir"]), ("ring", &ring["id"])]].concat();
         for (metric, key) in [
@@ -319,7 +323,7 @@ mod tests {
             "regions": [{"name": "r\"\\\n", "mem_id": 2, "bytes": 4096, "buffers": {"free": 3}}],
             "switches": [{"switch": "vale0", "uid": 0, "ports": 2, "addresses": 9, "lost": {"home": 1},
                 "packets": {"sent": 3, "copies": 2, "received": 1}, "not_received": {"room": 1}}],
-            "ports": [{"name": "vale0:a", "kind": "vale", "mem_id": 2, "lost": {"vlan": 4}, "not_received": {"rate": 8},
+            "ports": [{"name": "vale0:a", "kind": "vale", "mem_id": 2, "label": "default/web", "lost": {"vlan": 4}, "not_received": {"rate": 8},
                 "packets": {"sent": 3, "copies": 2, "received": 7}, "rings": [ring]},
                 {"name": "eth1", "kind": "nic", "mem_id": 3, "rings": [], "frames": {"received": 21, "to_programs": 1,
                 "to_stack": 2, "refused": 3, "bypassed": 4, "dropped": {"closed": 5, "room": 6}, "host_passed": 7}}],
@@ -333,6 +337,7 @@ mod tests {
             let page = format.page(&all, "");
             for line in [
                 r#"unetmap_ring_packets_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 7"#,
+                r#"unetmap_port_info{daemon="0",port="vale0:a",kind="vale",mem_id="2",label="default/web"} 1"#,
                 r#"unetmap_ring_bytes_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",dir="rx",ring="0"} 420"#,
                 r#"unetmap_port_lost_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="vlan"} 4"#,
                 r#"unetmap_port_not_received_total{daemon="0",port="vale0:a",kind="vale",mem_id="2",reason="rate"} 8"#,

@@ -23,6 +23,8 @@ pub(crate) struct RingCounters {
     kind: String,
     /// The daemon's number of the interface, which keeps it when it is renamed.
     serial: Option<u64>,
+    /// The port's name for people.
+    pub(crate) label: Option<String>,
     /// Direction and number, as `ls` shows them.
     name: String,
     queued: u64,
@@ -122,6 +124,7 @@ pub(crate) fn rings_of(all: &Value) -> BTreeMap<RingKey, RingCounters> {
                     RingCounters {
                         kind: cell(&port["kind"]),
                         serial: port["serial"].as_u64(),
+                        label: port["label"].is_string().then(|| cell(&port["label"])),
                         name: ring_name(port, ring),
                         queued,
                         crossed,
@@ -195,7 +198,7 @@ fn rows(rates: &[&Rate]) -> Vec<Vec<String>> {
     let mut rows = header(["port", "ring", "packets/s", "Mbit/s", "batch", "lost/s", "queued", "kind"]);
     for Rate { key: (_, port, ..), ring, packets, bits, batch, lost } in rates {
         rows.push(vec![
-            port.clone(),
+            ring.label.as_ref().map_or_else(|| port.clone(), |label| format!("{port} ({label})")),
             ring.name.clone(),
             format!("{packets:.0}"),
             bits.map_or_else(|| "-".into(), |bits| format!("{:.1}", bits / 1e6)),
@@ -212,7 +215,7 @@ fn rows(rates: &[&Rate]) -> Vec<Vec<String>> {
 fn lines(rates: &[Rate]) -> String {
     let line = |Rate { key: (pid, port, dir, id), ring, packets, bits, batch, lost }: &Rate| {
         let object = json!({
-            "daemon": pid, "port": port, "dir": dir, "id": id, "kind": ring.kind, "packets_per_second": packets,
+            "daemon": pid, "port": port, "label": ring.label, "dir": dir, "id": id, "kind": ring.kind, "packets_per_second": packets,
             "bits_per_second": bits, "bytes": ring.bytes, "batch": batch, "lost_per_second": lost, "queued": ring.queued, "crossed": ring.crossed, "lost": ring.lost,
         });
         format!("{object}\n")

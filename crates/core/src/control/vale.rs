@@ -22,6 +22,8 @@ pub const MAX_NAME: usize = 63;
 pub const MAX_THREADS: u16 = 64;
 /// CPU numbers are below this.
 pub const MAX_CPUS: u16 = 1024;
+/// Bytes of the longest label of a port: a pod's namespace, `/`, and its name.
+pub const MAX_LABEL: usize = 63 + 1 + 253;
 /// The longest aging time of a MAC address, seconds: 30 days.
 pub const MAX_AGE: u32 = 30 * 24 * 3600;
 
@@ -44,6 +46,8 @@ pub enum ValeAction {
     Storm(u64),
     /// Sets or removes a filter of a port.
     Filter(Direction, Option<Filter>),
+    /// Sets what a port is called for people, which [`is_label`] takes; `None` removes it.
+    Label(Option<String>),
     /// Removes everything that is set for a port.
     Clear,
     /// Returns the threads that serve all switches; without a name.
@@ -129,6 +133,8 @@ const NO_FILTER: u16 = 10;
 const CLEAR: u16 = 11;
 const THREADS: u16 = 12;
 const SET_THREADS: u16 = 13;
+const LABEL: u16 = 14;
+const NO_LABEL: u16 = 15;
 
 impl ValeAction {
     /// Changes the settings of a port as the action says; an action that concerns no settings changes nothing.
@@ -138,6 +144,7 @@ impl ValeAction {
             ValeAction::Limit(direction, limit) => rules.limits[direction as usize] = limit,
             ValeAction::Storm(packets) => rules.storm = packets,
             ValeAction::Filter(direction, filter) => rules.filters[direction as usize] = filter,
+            ValeAction::Label(label) => rules.label = label,
             ValeAction::Clear => *rules = PortPolicy::default(),
             // Named, so that the compiler reports an action that is forgotten here.
             ValeAction::List
@@ -195,6 +202,11 @@ impl ControlRequest for ValeRequest {
                     None => NO_FILTER,
                 }
             }
+            ValeAction::Label(Some(label)) => {
+                text = label;
+                LABEL
+            }
+            ValeAction::Label(None) => NO_LABEL,
             ValeAction::Clear => CLEAR,
             ValeAction::Threads => THREADS,
             ValeAction::SetThreads(config) => {
@@ -236,6 +248,11 @@ fn decode(bytes: &[u8]) -> Option<ValeRequest> {
         STORM => (ValeAction::Storm(first), body),
         FILTER => (ValeAction::Filter(direction, Some(Filter::decode(text, body)?)), &[][..]),
         NO_FILTER => (ValeAction::Filter(direction, None), body),
+        LABEL => {
+            let label = std::str::from_utf8(text).ok().filter(|label| is_label(label))?;
+            (ValeAction::Label(Some(label.to_owned())), body)
+        }
+        NO_LABEL => (ValeAction::Label(None), body),
         CLEAR => (ValeAction::Clear, body),
         THREADS => (ValeAction::Threads, body),
         SET_THREADS => {
@@ -247,7 +264,7 @@ fn decode(bytes: &[u8]) -> Option<ValeRequest> {
         }
         _ => return None,
     };
-    let valid_size = body.is_empty() && (head.action == FILTER || text.is_empty());
+    let valid_size = body.is_empty() && (matches!(head.action, FILTER | LABEL) || text.is_empty());
     if !valid_size || name.len() > MAX_NAME || name.is_empty() != action.is_of_all() {
         return None;
     }
@@ -269,6 +286,7 @@ impl ValeRequest {
             ValeAction::Age(0),
             ValeAction::Vlan(None),
             ValeAction::Storm(0),
+            ValeAction::Label(None),
             ValeAction::Clear,
             ValeAction::SetThreads(ThreadConfig::default()),
         ];
@@ -294,6 +312,12 @@ pub fn send_request(request: &ValeRequest) -> Result<Option<String>, Error> {
     }
     let Some(connection) = client::running_or_started(request.sets())? else { return Ok(None) };
     client::send(connection.fd.as_fd(), subject, request)?.into_text(subject).map(Some)
+}
+
+/// Whether a text can be the label of a port: 1 to [`MAX_LABEL`] visible characters of ASCII, no quotes or backslashes.
+pub fn is_label(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\'' | b'\\');
+    (1..=MAX_LABEL).contains(&text.len()) && text.bytes().all(is_plain)
 }
 
 /// Valid VLAN numbers: 1..=4094.
@@ -421,18 +445,29 @@ pub struct PortPolicy {
     pub storm: u64,
     /// By [`Direction`]: packets that match pass.
     pub filters: [Option<Filter>; 2],
+    /// A name for people, such as its pod's: no rule for packets.
+    pub label: Option<String>,
 }
 
 impl PortPolicy {
+    /// Returns it without what concerns no packet; `None` if nothing is left.
+    pub fn rules_for_packets(&self) -> Option<PortPolicy> {
+        let rules = PortPolicy { label: None, ..self.clone() };
+        (rules != PortPolicy::default()).then_some(rules)
+    }
+
     /// Returns the actions that set all of it at a port that has nothing set.
     pub fn actions(&self) -> Vec<ValeAction> {
-        let PortPolicy { vlan, limits, storm, filters } = self;
+        let PortPolicy { vlan, limits, storm, filters, label } = self;
         let mut actions = Vec::new();
         if vlan.is_some() {
             actions.push(ValeAction::Vlan(vlan.clone()));
         }
         if *storm > 0 {
             actions.push(ValeAction::Storm(*storm));
+        }
+        if label.is_some() {
+            actions.push(ValeAction::Label(label.clone()));
         }
         for direction in [Direction::In, Direction::Out] {
             let (limit, filter) = (limits[direction as usize], &filters[direction as usize]);
@@ -468,6 +503,8 @@ mod tests {
             ValeAction::Storm(9),
             ValeAction::Filter(Direction::Out, Some(filter)),
             ValeAction::Filter(Direction::In, None),
+            ValeAction::Label(None),
+            ValeAction::Label(Some("default/web".into())),
             ValeAction::Clear,
         ]
     }
@@ -517,6 +554,12 @@ mod tests {
             with("", threads(2, &[1024])),
             with("", threads(2, &[0; 65])),
             with("a", ValeAction::Age(MAX_AGE + 1)),
+            with("a", ValeAction::Label(Some(String::new()))),
+            with("a", ValeAction::Label(Some("x".repeat(MAX_LABEL + 1)))),
+            with("a", ValeAction::Label(Some("a b".into()))),
+            with("a", ValeAction::Label(Some("a\n".into()))),
+            with("a", ValeAction::Label(Some("\u{e9}".into()))),
+            with("a", ValeAction::Label(Some("\"".into()))),
             with("a", ValeAction::Vlan(Some(VlanMode::Access(0)))),
             with("a", ValeAction::Vlan(Some(VlanMode::Access(4095)))),
             with("a", ValeAction::Vlan(Some(VlanMode::Trunk(VlanSet::new([]))))),
@@ -538,7 +581,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn damaged_bytes_never_panic(which in 0..11usize, at in 0usize..600, with: u8, cut in 0usize..60) {
+        fn damaged_bytes_never_panic(which in 0..13usize, at in 0usize..600, with: u8, cut in 0usize..60) {
             let action = all().swap_remove(which);
             let mut bytes = ValeRequest { name: "vale0:a".into(), action }.encode();
             let n = bytes.len();

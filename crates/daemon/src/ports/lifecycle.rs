@@ -306,7 +306,9 @@ impl AnyPort {
         let mem_id = daemon.registry.regions.mem_id(self.record().region);
         vec![match self {
             AnyPort::Nic(port) => port.snapshot(mem_id),
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.snapshot(mem_id, daemon.vale.thread_and_cpu(port)),
+            AnyPort::Vale(port) | AnyPort::Persistent(port) => {
+                port.snapshot(mem_id, daemon.vale.thread_and_cpu(port), daemon.vale.label(port))
+            }
             AnyPort::Mediated(port) => {
                 let nic = daemon.registry.get::<NicPort>(&PortKey::Nic(port.nic()));
                 port.snapshot(mem_id, nic.and_then(|nic| nic.snapshot_if_here(mem_id)))

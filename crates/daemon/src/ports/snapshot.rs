@@ -26,6 +26,9 @@ pub(crate) struct PortSnapshot {
     /// Switch port or pipe: the user that the switch, or the pipe, belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uid: Option<u32>,
+    /// Switch port: what it is called for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) label: Option<String>,
     /// Switch port: the number of the thread that forwards what it sends, and the processor on which that thread is or
     /// was last.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -126,6 +129,7 @@ impl PortSnapshot {
             serial: None,
             open: endpoint.in_use(),
             uid: None,
+            label: None,
             thread: None,
             cpu: None,
             polled: BTreeMap::new(),

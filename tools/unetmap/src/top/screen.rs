@@ -257,6 +257,7 @@ mod tests {
     fn rate(port: &str, dir: &str, packets: f64) -> Rate {
         let (kind, name) = ("pipe".into(), format!("{dir} 0"));
         let ring = RingCounters {
+            label: None,
             kind,
             serial: None,
             name,

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use clap::{Subcommand, ValueEnum};
 use serde_json::Value;
 use tool_common::served::{Kind, socket_of};
-use unetmap_core::control::vale::{Direction, RateLimit, VLAN_IDS, ValeAction, VlanMode, VlanSet};
+use unetmap_core::control::vale::{Direction, MAX_LABEL, RateLimit, VLAN_IDS, ValeAction, VlanMode, VlanSet, is_label};
 use unetmap_quantity::{Rate, whole_packet_rate, within};
 
 use crate::config::{Key, text};
@@ -23,7 +23,7 @@ pub(crate) const VLAN_KEYS: [&str; 2] = ["access", "trunk"];
 pub(crate) const SERVED_KEYS: [&str; 3] = ["vhost-user", "vhost-user-client", "memif"];
 
 /// The settings, in the order in which they are shown.
-pub(crate) const PORT_KEYS: [Key; 10] = [
+pub(crate) const PORT_KEYS: [Key; 11] = [
     Key { name: "access", words: "access", value: |port| text(&port["rules"]["access"]) },
     Key { name: "trunk", words: "trunk", value: |port| text(&port["rules"]["trunk"]) },
     Key { name: "rate-in", words: "rate in", value: |port| rate(&port["rules"]["limit_in"]) },
@@ -31,6 +31,7 @@ pub(crate) const PORT_KEYS: [Key; 10] = [
     Key { name: "storm", words: "storm", value: |port| port["rules"]["storm"].as_u64().map(unscaled) },
     Key { name: "filter-in", words: "filter in", value: |port| text(&port["rules"]["filter_in"]["expression"]) },
     Key { name: "filter-out", words: "filter out", value: |port| text(&port["rules"]["filter_out"]["expression"]) },
+    Key { name: "label", words: "label", value: |port| text(&port["rules"]["label"]) },
     Key { name: "vhost-user", words: "--vhost-user", value: |port| socket_of(port, Kind::VhostUser) },
     Key {
         name: "vhost-user-client",
@@ -88,6 +89,12 @@ pub(super) enum Port {
         #[arg(required = true, value_name = "EXPRESSION|off")]
         expression: Vec<String>,
     },
+    /// Set what ls, top, events and metrics call the port besides its name, such as the pod that has it
+    Label {
+        /// Visible characters of ASCII without quotes: default/web; off: it has none
+        #[arg(value_name = "LABEL|off", value_parser = label)]
+        label: OrOff<String>,
+    },
     /// Remove all settings of the port; a process that serves it goes on (--vhost-user off ends it)
     Off,
 }
@@ -121,6 +128,7 @@ impl Port {
             Port::Storm { .. } => vec!["storm"],
             Port::Filter { direction: DirectionArg::In, .. } => vec!["filter-in"],
             Port::Filter { direction: DirectionArg::Out, .. } => vec!["filter-out"],
+            Port::Label { .. } => vec!["label"],
             Port::Off => own_keys().map(|key| key.name).collect(),
         }
     }
@@ -136,6 +144,7 @@ impl Port {
             }
             Port::Storm { packets } => unscaled(*packets),
             Port::Filter { expression, .. } => compile(expression.join(" ").trim())?.expression,
+            Port::Label { label } => label.0.clone().unwrap_or_default(),
             Port::Off => String::new(),
         })
     }
@@ -152,6 +161,7 @@ impl Port {
                 let filter = if text.trim() == "off" { None } else { Some(compile(text.trim())?) };
                 ValeAction::Filter((*direction).into(), filter)
             }
+            Port::Label { label } => ValeAction::Label(label.0.clone()),
             Port::Off => ValeAction::Clear,
         })
     }
@@ -182,6 +192,14 @@ fn trunk(text: &str) -> Result<OrOff<VlanSet>, String> {
     match ranges {
         Some(ranges) => Ok(OrOff(Some(VlanSet::new(ranges)))),
         None => Err("give VLANs as in 10,20-30, each from 1 to 4094, or off".into()),
+    }
+}
+
+fn label(text: &str) -> Result<OrOff<String>, String> {
+    match text {
+        "off" => Ok(OrOff(None)),
+        text if is_label(text) => Ok(OrOff(Some(text.into()))),
+        _ => Err(format!("give 1 to {MAX_LABEL} visible characters of ASCII, without quotes and backslashes, or off")),
     }
 }
 
@@ -243,6 +261,8 @@ mod tests {
         assert_eq!(access("10"), Ok(OrOff(Some(10))));
         assert_eq!(trunk("10,20-30"), Ok(OrOff(Some(VlanSet::new([10..=10, 20..=30])))));
         assert_eq!((storm("2.5k"), storm("2.5Kpps"), storm("off")), (Ok(2500), Ok(2500), Ok(0)));
+        assert_eq!((label("default/web"), label("off")), (Ok(OrOff(Some("default/web".into()))), Ok(OrOff(None))));
+        assert!(["", "a b", "\u{e9}", "\""].iter().all(|wrong| label(wrong).is_err()));
         let limit = |text: &str| limit(&text.split(' ').map(String::from).collect::<Vec<_>>());
         assert_eq!(limit("10kpps 1.5Gbit"), Ok(RateLimit { packets: 10_000, bits: 1_500_000_000 }));
         assert_eq!(limit("off"), Ok(RateLimit::default()));

@@ -16,7 +16,6 @@ use super::open::create;
 use super::port::{AttachedInterface, Side, ValePort};
 use super::{ValeKey, ValeState};
 use crate::caller::Caller;
-use crate::events::EventLog;
 use crate::events::What;
 use crate::ports::Registry;
 use crate::ports::nic::no_such_interface;
@@ -66,7 +65,7 @@ pub(super) fn connect_as(
     let (program, rings) = (switch_port.clone().into(), (tx_rings, rx_rings));
     let threads = mediators::start_all(daemon, &program, &key.port, (&interface_at, side.mode()), rings);
     let threads = threads.inspect_err(|_| daemon.release_if_unused(&switch_port))?;
-    log(&mut daemon.events, name, "attached", |port| What::Attached { port });
+    log(daemon, name, true);
     daemon.nics.abandoned.attached();
     daemon.vale.has_unsaved = true;
     let node = daemon.registry.nic(interface).and_then(|nic| nic.numa_node);
@@ -90,16 +89,18 @@ pub(super) fn disconnect(daemon: &mut Daemon, id: &PortKey) {
     daemon.release_if_unused(&interface);
     // A persistent port is detached, and not its end.
     if !interface.as_nic().is_some_and(|nic| daemon.vale.persistent.is_hidden_namespace(nic.netns)) {
-        log(&mut daemon.events, &key, "detached", |port| What::Detached { port });
+        log(daemon, &key, false);
     }
 }
 
 /// Logs that a port of a switch was attached or detached. The host end of a persistent port has places that no program
 /// knows of.
-pub(super) fn log(events: &mut EventLog, key: &ValeKey, what: &str, event: fn(String) -> What) {
+pub(super) fn log(daemon: &mut Daemon, key: &ValeKey, is_attached: bool) {
     if !key.is_in_own_switch() {
-        tracing::info!(port = key.name(), "{what}");
-        events.add(key.scope.uid, event(key.name()));
+        let (port, label) = (key.name(), daemon.vale.settings.label(key));
+        tracing::info!(port, label, "{}", if is_attached { "attached" } else { "detached" });
+        let event = if is_attached { What::Attached { port, label } } else { What::Detached { port, label } };
+        daemon.events.add(key.scope.uid, event);
     }
 }
 

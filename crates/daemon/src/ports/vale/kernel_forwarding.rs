@@ -48,7 +48,7 @@ impl Daemon {
         // A thread may have the interface for a moment.
         let nic = self.registry.nic(&host.attachment.as_ref()?.interface);
         let is_relayed = nic.map_or_else(|| vale.kernel_path.has(port.hidden), |nic| nic.is_relayed());
-        let has_rules = vale.settings.of(key).is_some();
+        let has_rules = vale.settings.of(key).is_some_and(|rules| rules.rules_for_packets().is_some());
         let switch = vale.switches.get(&key.switch_key()).filter(|_| is_relayed && !has_rules)?;
         Some(Candidate { hidden: port.hidden, switch: switch.id, index: host.index(), table: switch.table.clone() })
     }

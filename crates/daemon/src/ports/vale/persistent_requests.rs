@@ -15,7 +15,6 @@ use super::persistent_ends::{connect_ends, take_out};
 use super::port::{MAX_RINGS, Side, ValePort};
 use super::{ValeKey, ValeState};
 use crate::caller::Caller;
-use crate::events::What;
 use crate::ports::nic::surveyed::Survey;
 use crate::ports::nic::{self, NicKey, NicState, find_link, no_such_interface};
 use crate::ports::{Daemon, PortKey, Registry, monitor};
@@ -199,7 +198,7 @@ pub(super) fn attach(
     connect_ends(&mut daemon.registry, &mut daemon.vale, hidden).inspect_err(|_| {
         let _ = detach(daemon, key);
     })?;
-    attached::log(&mut daemon.events, key, "attached", |port| What::Attached { port });
+    attached::log(daemon, key, true);
     Ok(daemon.vale.persistent.get(hidden).map(|port| port.place.1.into()))
 }
 
@@ -211,7 +210,7 @@ pub(super) fn detach(daemon: &mut Daemon, key: &ValeKey) -> Result<u32, Refusal>
     port.attached = None;
     daemon.vale.has_unsaved = true;
     connect_ends(&mut daemon.registry, &mut daemon.vale, hidden)?;
-    attached::log(&mut daemon.events, key, "detached", |port| What::Detached { port });
+    attached::log(daemon, key, false);
     Ok(index.into())
 }
 
@@ -244,7 +243,7 @@ fn end(daemon: &mut Daemon, port: &PersistentPort) {
         tracing::warn!(name = port.name, "its companion is left until the daemon is started again: {e}");
     }
     if let Some(key) = &port.attached {
-        attached::log(&mut daemon.events, key, "detached", |port| What::Detached { port });
+        attached::log(daemon, key, false);
     }
     if let Some(program) = daemon.registry.get_mut::<ValePort>(&program_id) {
         program.record.endpoints.iter().for_each(|endpoint| endpoint.end_all());

@@ -398,6 +398,7 @@ impl Port<ValePort> {
         &self,
         mem_id: u16,
         (thread, cpu): (Option<usize>, Option<usize>),
+        label: Option<String>,
     ) -> PortSnapshot {
         let name = display_name(&self.key);
         let mut port = PortSnapshot::new(name, "vale", mem_id, (&self.record, 0));
@@ -416,6 +417,7 @@ impl Port<ValePort> {
         }
         PortSnapshot {
             uid: Some(self.owner()),
+            label,
             thread,
             cpu,
             polled: self.polling_cpus(),

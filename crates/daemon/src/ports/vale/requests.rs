@@ -144,6 +144,8 @@ struct RulesSnapshot {
     filter_in: Option<FilterSnapshot>,
     #[serde(skip_serializing_if = "Option::is_none")]
     filter_out: Option<FilterSnapshot>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<String>,
 }
 
 /// Per second; 0: unlimited.
@@ -182,6 +184,7 @@ impl RulesSnapshot {
             storm: (rules.storm > 0).then_some(rules.storm),
             filter_in: filter(0),
             filter_out: filter(1),
+            label: rules.label.clone(),
         }
     }
 }
@@ -279,10 +282,10 @@ fn switch_snapshot(vale: &ValeState, key: &SwitchKey, switch: Option<&Switch>) -
         packets: PacketsSnapshot::of(&packets),
         lost: by_reason(&DropReason::SENT, &packets.lost),
         not_received: by_reason(&DropReason::RECEIVED, &packets.not_received),
+        latency: LatencySnapshot::of(switch.map(|switch| switch.latency.counts()).unwrap_or_default()),
     }
 }
 
-        latency: LatencySnapshot::of(switch.map(|switch| switch.latency.counts()).unwrap_or_default()),
 fn switch_details(registry: &Registry, vale: &ValeState, of: &SwitchKey) -> Result<SwitchDetails, Refusal> {
     let (switch, set) = (vale.switches.get(of), vale.settings.of_switch(of));
     if switch.is_none() && set.is_none() {

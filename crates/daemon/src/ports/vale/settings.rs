@@ -111,7 +111,12 @@ impl SwitchSettings {
     /// Returns the policy of a port that is created.
     pub(super) fn active_policy(&self, key: &ValeKey) -> Option<Arc<ActivePolicy>> {
         // A policy that cannot be applied is refused when it is set.
-        ActivePolicy::new(self.of(key)?.clone()).ok().map(Arc::new)
+        ActivePolicy::new(self.of(key)?.rules_for_packets()?).ok().map(Arc::new)
+    }
+
+    /// A port's name for people.
+    pub(super) fn label(&self, key: &ValeKey) -> Option<String> {
+        self.of(key)?.label.clone()
     }
 
     /// Seconds after which an address is removed from the table; 0: never.

@@ -251,6 +251,11 @@ impl ValeState {
             .copied()?
     }
 
+    /// The name for people that a port has besides its own.
+    pub(in crate::ports) fn label(&self, port: &ValePort) -> Option<String> {
+        self.settings.label(&port.key)
+    }
+
     /// The thread that serves a port, and its processor.
     pub(in crate::ports) fn thread_and_cpu(&self, port: &ValePort) -> (Option<usize>, Option<usize>) {
         let thread = self.thread_of(port);
@@ -358,17 +363,17 @@ impl ValeState {
         let before = self.settings.of(key).cloned().unwrap_or_default();
         let mut rules = before.clone();
         change(&mut rules);
-        let policy = ActivePolicy::new(rules.clone()).or_else(|why| refuse(EINVAL, why))?;
-        let policy = (rules != PortPolicy::default()).then(|| Arc::new(policy));
-        if policy.is_some() {
+        let (for_packets, former) = (rules.rules_for_packets(), before.rules_for_packets());
+        let policy = for_packets.clone().map(ActivePolicy::new).transpose().or_else(|why| refuse(EINVAL, why))?;
+        if rules != PortPolicy::default() {
             self.settings.check_room(key.scope, &key.switch, &key.port, &rules)?;
         }
         let vlan_changed = rules.vlan != before.vlan;
         self.settings.set_rules(key, rules);
         self.settings_changed(key.scope);
         tracing::info!(port = key.name(), "rules set");
-        let Some(port) = registry.switch_port(key) else { return Ok(()) };
-        port.set_policy(policy);
+        let Some(port) = registry.switch_port(key).filter(|_| for_packets != former) else { return Ok(()) };
+        port.set_policy(policy.map(Arc::new));
         let index = port.index();
         self.publish()?;
         if let Some(switch) = self.switches.get(&key.switch_key()) {
