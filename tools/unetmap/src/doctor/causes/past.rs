@@ -10,13 +10,15 @@ use crate::ls::cell;
 
 /// Milliseconds after which an event is no cause of a fault that is seen now.
 const RECENT: u64 = 15 * 60 * 1000;
+/// Seconds: a shorter time without a link, or without crash protection, belongs to the opening of a port.
+const LONG: f64 = 1.0;
 /// Most sentences.
 const MOST: usize = 16;
 
 /// Returns a sentence for each event, the last one first; `open` are the ports that programs have open.
 pub(super) fn sentences(events: &[Value], open: &[String], now_ms: u64) -> Vec<String> {
     let (mut known, mut found) = (BTreeSet::new(), Vec::new());
-    for event in events.iter().rev() {
+    for (at, event) in events.iter().enumerate().rev() {
         let age = now_ms.saturating_sub(event["time_ms"].as_u64().unwrap_or(0));
         let Some(kind) = event["event"].as_str().filter(|_| age <= RECENT) else { continue };
         // Of events that end each other the last one counts.
@@ -29,7 +31,7 @@ pub(super) fn sentences(events: &[Value], open: &[String], now_ms: u64) -> Vec<S
             kind => kind,
         };
         if known.insert((kind, cell(&event["port"]))) {
-            found.extend(sentence(event, open).map(|text| format!("{text}, {} s ago", age / 1000)));
+            found.extend(sentence(event, &events[..at], open).map(|text| format!("{text}, {} s ago", age / 1000)));
         }
     }
     found.truncate(MOST);
@@ -37,7 +39,7 @@ pub(super) fn sentences(events: &[Value], open: &[String], now_ms: u64) -> Vec<S
 }
 
 /// `None`: it is no fault, or is told otherwise while it lasts.
-fn sentence(event: &Value, open: &[String]) -> Option<String> {
+fn sentence(event: &Value, before: &[Value], open: &[String]) -> Option<String> {
     let of = |key: &str| cell(&event[key]);
     let port = of("port");
     let is_open = open.contains(&port);
@@ -47,13 +49,17 @@ fn sentence(event: &Value, open: &[String]) -> Option<String> {
         "daemon-took-over" => format!("the daemon (process {}) was replaced", of("was")),
         "reload-failed" => format!("configuration or policy could not be read: {}", of("reason")),
         "requests-wait" => format!("requests of user {} waited: {}", of("uid"), of("reason")),
-        "crash-protection-on" => {
+        "crash-protection-on" if seconds("off_seconds") >= LONG => {
             format!("until then a crash would have ended ports, for {:.1} s", seconds("off_seconds"))
         }
         "link-gone" if !is_open => {
             format!("the interface {port} was deleted or moved to another namespace: programs have to open it again")
         }
-        "link-up" => format!("the interface {port} was down, and was set up"),
+        "link-up" => {
+            let down = before.iter().rfind(|down| down["event"] == "link-down" && down["port"] == event["port"])?;
+            let seconds = (event["time_ms"].as_f64()? - down["time_ms"].as_f64()?) / 1000.0;
+            (seconds >= LONG).then(|| format!("the interface {port} was down for {seconds:.1} s"))?
+        }
         "frames-lost" => {
             format!("{} frames were lost in the rings of the program that had {port} open", of("frames"))
         }
@@ -98,7 +104,6 @@ mod tests {
             ("requests-wait", "of user 0 waited: why"),
             ("crash-protection-on", "would have ended ports, for 1.5 s, 7 s ago"),
             ("link-gone", "the interface eth1 was deleted"),
-            ("link-up", "eth1 was down, and was set up"),
             ("frames-lost", "9 frames were lost in the rings of the program that had eth1"),
             ("bypass-ended", "at eth1 for 2.5 s: it took no frames"),
             ("session-closed", "bridge (7) had eth1 open, and ended or closed it"),
@@ -107,6 +112,12 @@ mod tests {
             assert!(found.len() == 1 && found[0].contains(words), "{kind}: {found:?}");
             assert!(told(&[event(901, kind, "eth1")], &[]).is_empty(), "{kind}: long ago");
         }
+        let down_and_up = [event(9, "link-down", "eth1"), event(9, "link-down", "eth2"), event(7, "link-up", "eth1")];
+        assert_eq!(told(&down_and_up, &[]), ["the interface eth1 was down for 2.0 s, 7 s ago"]);
+        assert!(
+            told(&[event(7, "link-down", "eth1"), event(7, "link-up", "eth1")], &[]).is_empty(),
+            "as it was opened"
+        );
         for (kind, then) in [
             ("reload-failed", "reloaded"),
             ("link-up", "link-down"),
@@ -118,7 +129,7 @@ mod tests {
         }
         assert!(told(&[event(1, "session-closed", "eth1"), event(1, "link-gone", "eth1")], &["eth1"]).is_empty());
         assert!(told(&[event(1, "session-closed", "vale0:a"), event(1, "session-closed", "p{1")], &[]).is_empty());
-        let many: Vec<Value> = (0..40).map(|n| event(1, "link-up", &format!("eth{n}"))).collect();
+        let many: Vec<Value> = (0..40).map(|n| event(1, "frames-lost", &format!("eth{n}"))).collect();
         assert_eq!(told(&many, &[]).len(), MOST);
     }
 }
