@@ -300,8 +300,9 @@ fn a_report_names_what_has_happened_to_interfaces_daemons_and_programs() {
         }
         for name in ["unetmapd-broker", "unetmapd-store"] {
             let of_home = daemon_processes(home).into_iter();
-            let mut named = of_home
-                .filter(|pid| unetmap_sys::process::program_name(pid.as_raw_pid() as u32).as_deref() == Some(name));
+            let mut named = of_home.filter(|pid| {
+                fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_pid())).is_ok_and(|comm| comm.trim_end() == name)
+            });
             let pid = named.next().unwrap_or_else(|| panic!("{name} runs"));
             kill_process(pid, Signal::STOP).expect("our own process");
             until_told(near, &format!("({name}) is stopped (kill -CONT {})", pid.as_raw_pid()));
