@@ -314,7 +314,7 @@ fn a_report_names_what_has_happened_to_interfaces_daemons_and_programs() {
         match Group::of_cpu(2) {
             Err(why) => summary(&format!("skipped in part: {why}")),
             Ok(group) => {
-                let mut busy = net.start(home, program("pkt-gen"), &["-i", "netmap:null{1", "-f", "tx", "-w", "0"], 2);
+                let mut busy = net.start(home, program("pkt-gen"), &["-i", "vale0:busy", "-f", "tx", "-w", "0"], 1);
                 group.add(busy.0.id()).expect("it runs");
                 until_told(near, &format!("pkt-gen ({}) waits, as its control group's share", busy.0.id()));
                 busy.kill();
