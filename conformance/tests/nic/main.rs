@@ -24,6 +24,7 @@ mod queues;
 mod reconnect;
 mod refusals;
 mod replace;
+mod segments;
 mod sharing;
 mod traffic;
 mod unfinished;

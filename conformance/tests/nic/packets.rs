@@ -265,6 +265,6 @@ fn the_ring_of_a_packet_socket_is_its_users() {
         let by_xdp = used();
         until("it is closed", || home.snapshot().regions.is_empty());
         done(&net.near, &["va", "way", "packet"]);
-        assert_eq!(used() - by_xdp, (4 << 20) + (2 << 20));
+        assert_eq!(used() - by_xdp, (4 << 20) + (8 << 20));
     });
 }

@@ -84,30 +84,13 @@ fn assert_adds_up(home: &Home) {
 fn streams_stay_in_the_kernel_and_arrive_as_they_were_sent() {
     isolated_with_interfaces(|home| {
         let Some(mut net) = hosts(home) else { return };
-        let mut pairs = vec![ADDRESSES, V6];
-        for (ns, name, address) in [(&net.near, "vi0", TAGGED[0]), (&net.far, "vi1", TAGGED[1])] {
-            match ns.ip(&["link", "add", "link", name, "name", "tagged", "type", "vlan", "id", "7"]) {
-                Ok(_) => bring_up(ns, "tagged", &[&format!("{address}/24")]),
-                Err(why) => summary(&format!("no VLAN: {why}")),
-            }
-        }
-        if net.near.mac("tagged").is_ok() {
-            pairs.push(TAGGED);
-        }
+        let pairs = pairs(&net);
         for (mtu, offloads) in [("1500", "on"), ("9000", "off")] {
-            for (ns, name) in [(&net.near, "vi0"), (&net.far, "vi1")] {
-                ns.ip(&["link", "set", name, "mtu", mtu]).expect("an interface");
-                ns.tool("ethtool", &["-K", name, "tx", offloads, "tso", offloads, "txvlan", offloads])
-                    .expect("ethtool");
-            }
+            configure(&net, mtu, offloads);
             until_known(&net);
             let before = by_kernel("vi0");
-            for addresses in &pairs {
-                tcp(&net.near, &net.far, addresses[1], BYTES);
-                tcp(&net.far, &net.near, addresses[0], BYTES);
-            }
+            let bytes = streams(&net, &pairs);
             let packets = by_kernel("vi0") - before;
-            let bytes = 2 * pairs.len() * BYTES;
             summary(&format!("MTU {mtu}, offloads {offloads}: {packets} packets for {} MB", bytes >> 20));
             // With segmentation offload a packet has up to 64 KB.
             let (least, most) = if offloads == "on" { (65536, 3000) } else { (9000, 100) };
@@ -117,6 +100,65 @@ fn streams_stay_in_the_kernel_and_arrive_as_they_were_sent() {
         assert_adds_up(home);
         let shown = set("show vale0");
         assert!(shown.contains("kernel; ") && shown.contains("vi0, kernel"), "{shown}");
+        net.assert_alive();
+    });
+}
+
+/// The addresses of the two stacks, by IPv4, IPv6 and in a VLAN.
+fn pairs(net: &Net) -> Vec<[&'static str; 2]> {
+    let mut pairs = vec![ADDRESSES, V6];
+    for (ns, name, address) in [(&net.near, "vi0", TAGGED[0]), (&net.far, "vi1", TAGGED[1])] {
+        match ns.ip(&["link", "add", "link", name, "name", "tagged", "type", "vlan", "id", "7"]) {
+            Ok(_) => bring_up(ns, "tagged", &[&format!("{address}/24")]),
+            Err(why) => summary(&format!("no VLAN: {why}")),
+        }
+    }
+    if net.near.mac("tagged").is_ok() {
+        pairs.push(TAGGED);
+    }
+    pairs
+}
+
+fn configure(net: &Net, mtu: &str, offloads: &str) {
+    for (ns, name) in [(&net.near, "vi0"), (&net.far, "vi1")] {
+        ns.ip(&["link", "set", name, "mtu", mtu]).expect("an interface");
+        ns.tool("ethtool", &["-K", name, "tx", offloads, "tso", offloads, "txvlan", offloads]).expect("ethtool");
+    }
+}
+
+/// Sends a stream each way between each pair; returns their bytes.
+#[track_caller]
+fn streams(net: &Net, pairs: &[[&str; 2]]) -> usize {
+    for addresses in pairs {
+        tcp(&net.near, &net.far, addresses[1], BYTES);
+        tcp(&net.far, &net.near, addresses[0], BYTES);
+    }
+    2 * pairs.len() * BYTES
+}
+
+/// Streams that go through the switch's threads, because of a rate, arrive as they were sent, and in packets of up to
+/// 64 KB.
+#[test]
+fn what_the_threads_carry_stays_whole() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = hosts(home) else { return };
+        set("port vale0:vi0 rate in 100Gbps");
+        let pairs = pairs(&net);
+        let received = || {
+            let count = |ns: &lab::Ns, name| ns.counters(name).expect("an interface").rx_packets;
+            count(&net.near, "vi0") + count(&net.far, "vi1")
+        };
+        for (mtu, offloads) in [("1500", "on"), ("9000", "on"), ("1500", "off")] {
+            configure(&net, mtu, offloads);
+            let before = received();
+            let bytes = streams(&net, &pairs);
+            let packets = received() - before;
+            summary(&format!("MTU {mtu}, offloads {offloads}: {packets} packets for {} MB", bytes >> 20));
+            // Acknowledgements are half of them.
+            assert!(offloads == "off" || packets < bytes as u64 / 5000, "MTU {mtu}: {packets} packets");
+        }
+        assert_eq!(by_kernel("vi0"), 0);
+        assert_adds_up(home);
         net.assert_alive();
     });
 }

@@ -47,12 +47,12 @@ pub(crate) fn open_xsk<'a>(
 /// Opens a hidden end: its XDP program, and a socket for each of these queues, not bound yet.
 pub(crate) fn open_hidden(
     hidden: &Netns,
-    (index, whole): (u32, bool),
+    index: u32,
     queues: &[Queue],
     PacketMemory { umem, file, base }: PacketMemory<'_>,
 ) -> io::Result<(HiddenEnd, Vec<OwnedFd>)> {
     let buffers = (base + umem.offset as u64, umem.bytes as u64, umem.buffer);
-    operations::open_hidden_end(hidden, file, index, whole, queues, buffers)
+    operations::open_hidden_end(hidden, file, index, queues, buffers)
 }
 
 /// An object that the broker undoes when this is dropped.

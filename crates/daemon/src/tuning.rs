@@ -12,8 +12,6 @@ pub(crate) mod mediator {
     /// Slots moved at once: as many as the kernel sends in one call. Measured on veth, as a fraction of a direct
     /// sender's rate: 0.75 with 64, 0.84 with 256; forwarding 0.41 and 0.87.
     pub(crate) const BATCH: u32 = 256;
-    /// Bytes of packets that are copied before they are sent by a packet socket: one more packet may follow.
-    pub(crate) const STAGED_BYTES: usize = 256 << 10;
     /// Attempts to send a packet for which a packet socket has no room, before it is lost; a pause of [`NAP`] lies
     /// between most.
     ///

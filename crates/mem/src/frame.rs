@@ -3,6 +3,8 @@
 
 use std::marker::PhantomData;
 
+use unetmap_sys::Piece;
+
 /// One buffer, from its first byte to its capacity. Copies are cut to what fits, so no access leaves the buffer.
 ///
 /// Another process may write the same bytes at the same time; a read then returns any mixture of old and new. Validate
@@ -44,6 +46,12 @@ impl<'a> Frame<'a> {
     #[inline(always)]
     pub fn as_ptr(&self) -> *mut u8 {
         self.base
+    }
+
+    /// The first `len` bytes, or all if there are fewer, for a call of the kernel that reads or writes them.
+    pub fn piece(&self, len: usize) -> Piece<'a> {
+        // SAFETY: so many bytes are inside the buffer during `'a` (M2); the kernel's copy is a raw one (M1).
+        unsafe { Piece::new(self.base, len.min(self.capacity)) }
     }
 
     /// Prefetches the first cache line for reading.

@@ -107,14 +107,15 @@ pub fn requests_nothing(header: &[u8; 16]) -> bool {
 /// A frame in two pieces: its headers, and a part of the packet's payload.
 pub type FramePieces<'a> = [&'a [u8]; 2];
 
-/// Returns an upper bound of the slots of `size` bytes that the frames of a packet with a virtio-net header need.
-pub fn slots_needed(packet: &[u8], size: usize) -> usize {
-    match OffloadRequest::read(packet) {
+/// Returns an upper bound of the slots of `size` bytes that the frames of a packet of `bytes` bytes need, which begins
+/// with this virtio-net header.
+pub fn slots_needed(header: &[u8], bytes: usize, size: usize) -> usize {
+    match OffloadRequest::read(header) {
         Ok(OffloadRequest { gso, gso_size, .. }) if gso != GSO_NONE && gso_size > 0 => {
-            let frames = packet.len().div_ceil(gso_size).min(MAX_GSO_FRAMES);
-            frames * (gso_size.min(packet.len()) + MAX_SEGMENT_HEADERS).div_ceil(size)
+            let frames = bytes.div_ceil(gso_size).min(MAX_GSO_FRAMES);
+            frames * (gso_size.min(bytes) + MAX_SEGMENT_HEADERS).div_ceil(size)
         }
-        _ => packet.len().div_ceil(size),
+        _ => bytes.div_ceil(size),
     }
 }
 

@@ -35,6 +35,7 @@ pub mod netns;
 pub mod numa;
 mod once;
 pub mod packet_socket;
+mod piece;
 pub mod place;
 pub mod probe;
 pub mod process;
@@ -51,3 +52,4 @@ pub mod xsk;
 
 pub use doorbell::Doorbell;
 pub use map::Mapping;
+pub use piece::Piece;

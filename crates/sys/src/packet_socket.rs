@@ -19,9 +19,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::{mem, ptr};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use crate::Mapping;
+use crate::{Mapping, Piece};
+
+mod batch;
+
+pub use batch::{Batch, Frames, MAX_PIECES, NotSent};
 
 /// Bytes of the virtio-net header before each frame.
 pub const HEADER: usize = 10;
@@ -39,12 +43,11 @@ const ROOM: usize = 16;
 /// Bytes before a frame in its slot at most: `struct tpacket2_hdr` and `struct sockaddr_ll`, the virtio-net header, and
 /// alignment.
 const SLOT_HEADER: usize = 96;
-/// Bytes of the queue of long frames that are asked for; the kernel's own limit (`net.core.rmem_max`) may be lower.
-const QUEUE_BYTES: libc::c_int = 1 << 20;
+/// Bytes of the queue of long frames that are asked for: about what a stream of TCP has on its way. Without
+/// `CAP_NET_ADMIN` the kernel's own limit (`net.core.rmem_max`) may be lower.
+const QUEUE_BYTES: libc::c_int = 4 << 20;
 /// Bytes of a receiving socket at most: the kernel counts twice what is asked for the queue.
 pub const MEMORY: usize = RING_BYTES + 2 * QUEUE_BYTES as usize;
-/// Bytes of the longest frame, with its header: segments that are to be sent as several frames.
-const LONGEST: usize = HEADER + (64 << 10) + 64;
 /// Frames of one call.
 const BATCH: usize = 64;
 /// Bytes of a VLAN tag.
@@ -68,7 +71,7 @@ pub fn receiver(index: u32, slot: usize) -> io::Result<OwnedFd> {
     set(&fd, libc::PACKET_VNET_HDR, &1)?;
     set(&fd, libc::PACKET_IGNORE_OUTGOING, &1)?;
     set(&fd, libc::PACKET_COPY_THRESH, &1)?;
-    set_at(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &QUEUE_BYTES)?;
+    set_queue(&fd)?;
     let (block_nr, of_block) = ((RING_BYTES / BLOCK) as u32, slots_of_block(slot)?);
     let ring = libc::tpacket_req {
         tp_block_size: BLOCK as u32,
@@ -89,48 +92,19 @@ pub fn receiver(index: u32, slot: usize) -> io::Result<OwnedFd> {
 pub fn sender(index: u32, mark: u32) -> io::Result<OwnedFd> {
     let fd = socket()?;
     set(&fd, libc::PACKET_VNET_HDR, &1)?;
-    set(&fd, libc::PACKET_QDISC_BYPASS, &1)?;
+    bypass_queue(fd.as_fd(), true)?;
     set_at(&fd, libc::SOL_SOCKET, libc::SO_MARK, &mark)?;
     bind(&fd, index, 0)?;
     Ok(fd)
 }
 
-/// Sends frames, each behind a virtio-net header, in one call. Returns how many of the first were sent; 0: there are
-/// none.
+/// Sets whether frames of a sending socket pass by the queueing discipline. Then the kernel does not cut those that are
+/// several yet: where the interface does not do that itself, it drops them.
 ///
 /// # Errors
-/// The reason why the first was not sent.
-pub fn send<'a>(fd: BorrowedFd<'_>, frames: impl Iterator<Item = &'a [u8]>) -> Result<usize, NotSent> {
-    let mut pieces = [const { libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 } }; BATCH];
-    // SAFETY: K9.
-    let mut messages: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
-    let mut count = 0;
-    for ((frame, piece), message) in frames.zip(&mut pieces).zip(&mut messages) {
-        *piece = libc::iovec { iov_base: frame.as_ptr().cast_mut().cast(), iov_len: frame.len() };
-        (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (piece, 1);
-        count += 1;
-    }
-    if count == 0 {
-        return Ok(0);
-    }
-    // SAFETY: K1, K5: the messages and the frames outlive the call, which only reads the frames.
-    let sent = unsafe { libc::sendmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _) };
-    usize::try_from(sent).map_err(|_| match io::Error::last_os_error().raw_os_error() {
-        Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => NotSent::NoRoom,
-        Some(libc::ENETDOWN | libc::ENXIO) => NotSent::Down,
-        _ => NotSent::Invalid,
-    })
-}
-
-/// Why a frame was not sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotSent {
-    /// The interface has no room now, or dropped it; the kernel does not tell which.
-    NoRoom,
-    /// The interface is down, or has gone.
-    Down,
-    /// It is too short or too long, or its virtio-net header does not match it.
-    Invalid,
+/// `EBADF`, `ENOTSOCK`.
+pub fn bypass_queue(fd: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    set_at(&fd, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &libc::c_int::from(on))
 }
 
 /// Returns how many frames found the ring full since the last call.
@@ -162,20 +136,57 @@ pub struct Receiver {
     of_block: u32,
     /// Number of the slot that is next.
     next: u32,
-    /// A long frame that was taken from the queue: its bytes are the first of `space`.
-    long: Option<usize>,
-    space: Vec<u8>,
+    /// For the pieces of a long frame, to be used again.
+    vectors: Vectors,
 }
+
+/// Vectors of one call, which are filled before it.
+#[derive(Debug, Default)]
+struct Vectors(Vec<libc::iovec>);
+
+// SAFETY: the addresses in it are used by `Received::read` alone, which sets all of them (K1).
+unsafe impl Send for Vectors {}
 
 /// A frame that has arrived.
 #[derive(Debug)]
 pub struct Received<'a> {
     /// The virtio-net header, which counts from the frame's start with its tag.
     pub header: [u8; HEADER],
-    /// The frame, without the tag.
-    pub frame: &'a [u8],
     /// The tag that belongs behind the two addresses.
     pub tag: Option<[u8; 4]>,
+    /// Bytes of the frame, without the tag.
+    pub length: usize,
+    /// The header and the frame without the tag, or the beginning of one that is too long for the ring's slot.
+    bytes: (&'a [u8; HEADER], &'a [u8]),
+    queue: Option<(BorrowedFd<'a>, &'a mut Vectors)>,
+}
+
+impl<'a> Received<'a> {
+    /// The frame, without the tag; `None`: it is in the socket's queue.
+    pub fn in_ring(&self) -> Option<&'a [u8]> {
+        self.queue.is_none().then_some(self.bytes.1)
+    }
+
+    /// Has the kernel write a frame that is in the socket's queue, without its tag, into the pieces, one behind the
+    /// other. Returns `false` if it does not fill them, or has more bytes: then it is lost. So it is if it has another
+    /// header than the slot: then a receiver before has ended between the two.
+    pub fn read<'p>(&mut self, pieces: impl Iterator<Item = Piece<'p>>) -> bool {
+        let Some((fd, vectors)) = &mut self.queue else { return false };
+        let (mut header, mut length) = ([0u8; HEADER], HEADER);
+        vectors.0.clear();
+        vectors.0.push(libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: HEADER });
+        for piece in pieces {
+            length += piece.len();
+            vectors.0.push(piece.vector());
+        }
+        // SAFETY: K9.
+        let mut message: libc::msghdr = unsafe { mem::zeroed() };
+        (message.msg_iov, message.msg_iovlen) = (vectors.0.as_mut_ptr(), vectors.0.len() as _);
+        // SAFETY: K1, K5: the message, the header and the memory of the pieces outlive the call.
+        let n = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        let is_whole = usize::try_from(n).is_ok_and(|n| n == length) && message.msg_flags & libc::MSG_TRUNC == 0;
+        is_whole && header == *self.bytes.0
+    }
 }
 
 /// The next slot of a ring.
@@ -193,7 +204,7 @@ impl Receiver {
     pub fn new(fd: Arc<OwnedFd>, slot: usize) -> io::Result<Receiver> {
         let of_block = slots_of_block(slot)?;
         let map = Mapping::of_socket(fd.as_fd(), RING_BYTES, 0)?;
-        let mut receiver = Receiver { fd, map, slot, of_block, next: 0, long: None, space: Vec::new() };
+        let mut receiver = Receiver { fd, map, slot, of_block, next: 0, vectors: Vectors::default() };
         receiver.next = receiver.position().load(Ordering::Relaxed) % receiver.slots();
         Ok(receiver)
     }
@@ -208,16 +219,15 @@ impl Receiver {
         self.status().load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
     }
 
-    /// Passes the next frame to `take`, and frees its slot unless that returns `None`. Returns what `take` returns;
-    /// `None` if there is no frame, or none of the next 64 is whole: a sender may be faster than the caller, which has
-    /// other things to look at. Adds frames that were cut off to `lost`.
-    pub fn receive<R>(&mut self, lost: &mut u64, mut take: impl FnMut(&Received<'_>) -> Option<R>) -> Option<R> {
+    /// Passes the next frame to `take`, and frees its slot unless that returns `None`, having read nothing from the
+    /// queue. Returns what `take` returns; `None` if there is no frame, or none of the next 64 is whole: a sender may
+    /// be faster than the caller, which has other things to look at. Adds frames that were cut off to `lost`.
+    pub fn receive<R>(&mut self, lost: &mut u64, mut take: impl FnMut(&mut Received<'_>) -> Option<R>) -> Option<R> {
         for _ in 0..BATCH {
             let taken = match self.look()? {
-                Next::Frame(received) => Some(take(&received)?),
+                Next::Frame(mut received) => Some(take(&mut received)?),
                 Next::Cut => None,
             };
-            self.long = None;
             // Before the slot is freed: a crash between the two makes one frame arrive again, and loses no position.
             let (status, next) = (self.status(), (self.next + 1) % self.slots());
             self.position().store(next, Ordering::Relaxed);
@@ -272,24 +282,19 @@ impl Receiver {
             let ([a, b], [c, d]) = (kind.to_be_bytes(), tci.to_be_bytes());
             [a, b, c, d]
         });
-        let bytes: &[u8] = if held == length {
-            slot.get(mac.checked_sub(HEADER)?..mac.checked_add(held)?)?
-        } else {
-            if status & libc::TP_STATUS_COPY == 0 {
-                return Some(Next::Cut);
-            }
-            if self.long.is_none() {
-                self.space.resize(LONGEST, 0);
-                let (n, _) = recv(&*self.fd, &mut self.space[..], RecvFlags::DONTWAIT).unwrap_or_default();
-                self.long = Some(n);
-            }
-            match self.space.get(..self.long?) {
-                Some(long) if long.len() >= HEADER => long,
-                _ => return Some(Next::Cut),
-            }
-        };
-        let (header, frame) = bytes.split_first_chunk::<HEADER>()?;
-        Some(Next::Frame(Received { header: with_tag(*header, tag.is_some()), frame, tag }))
+        let is_whole = held == length;
+        if !is_whole && status & libc::TP_STATUS_COPY == 0 {
+            return Some(Next::Cut);
+        }
+        let (header, bytes) = slot.get(mac.checked_sub(HEADER)?..mac.checked_add(held)?)?.split_first_chunk()?;
+        let queue = (!is_whole).then_some((self.fd.as_fd(), &mut self.vectors));
+        Some(Next::Frame(Received {
+            header: with_tag(*header, tag.is_some()),
+            tag,
+            length,
+            bytes: (header, bytes),
+            queue,
+        }))
     }
 }
 
@@ -327,11 +332,17 @@ fn bind(fd: &OwnedFd, index: u32, protocol: u16) -> io::Result<()> {
     done(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })
 }
 
+/// Sets the bytes of the queue of long frames: by force, or as far as the kernel's limit allows.
+fn set_queue(fd: &OwnedFd) -> io::Result<()> {
+    let set = |option| set_at(fd, libc::SOL_SOCKET, option, &QUEUE_BYTES);
+    set(libc::SO_RCVBUFFORCE).or_else(|_| set(libc::SO_RCVBUF))
+}
+
 fn set<T>(fd: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
     set_at(fd, libc::SOL_PACKET, option, value)
 }
 
-fn set_at<T>(fd: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+fn set_at<T>(fd: &impl AsRawFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
     let length = size_of_val(value) as libc::socklen_t;
     // SAFETY: K1, K5: the value has the type of its option, and outlives the call.
     done(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, ptr::from_ref(value).cast(), length) })
@@ -363,9 +374,13 @@ mod tests {
         };
         let (receiver, sender) = netns.run(open).unwrap();
         let mut receiver = Receiver::new(Arc::new(receiver), SLOT).unwrap();
-        let (frame, end) = ([0; HEADER + 4000], Instant::now() + Duration::from_secs(60));
+        let (mut frame, end) = ([0; 4000], Instant::now() + Duration::from_secs(60));
+        let mut batch = Batch::default();
         for n in 0..sent {
-            while send(sender.as_fd(), [&frame[..]].into_iter()) != Ok(1) {
+            let mut frames = batch.frames();
+            frames.add(Piece::of(&mut frame));
+            assert!(frames.end([0; HEADER]));
+            while frames.send(sender.as_fd(), 0, 1) != Ok(1) {
                 assert!(Instant::now() < end, "frame {n} is sent");
             }
             receiver.next = n;
@@ -385,7 +400,12 @@ mod tests {
         let (mut whole, mut all_lost, mut most) = (0, 0, 0);
         while receiver.has_frame() {
             let mut lost = 0;
-            let length = receiver.receive(&mut lost, |received| Some(received.frame.len()));
+            let length = receiver.receive(&mut lost, |received| {
+                let mut frame = [1; 4000];
+                assert!(received.in_ring().is_none() && received.read(std::iter::once(Piece::of(&mut frame))));
+                assert_eq!(frame, [0; 4000]);
+                Some(received.length)
+            });
             assert!(length.is_none_or(|length| length == 4000));
             (whole, all_lost, most) = (whole + u64::from(length.is_some()), all_lost + lost, most.max(lost));
         }
@@ -431,7 +451,14 @@ mod tests {
     #[test]
     fn nothing_is_sent_without_a_frame() {
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(send(file.as_fd(), [].into_iter()), Ok(0));
-        assert_eq!(send(file.as_fd(), [&[0; 24][..]].into_iter()), Err(NotSent::Invalid));
+        let mut batch = Batch::default();
+        assert_eq!(batch.frames().send(file.as_fd(), 0, 1), Ok(0));
+        let (mut bytes, mut frames) = ([0; 24], batch.frames());
+        assert!(!frames.end([0; HEADER]), "no piece");
+        (0..=MAX_PIECES).for_each(|_| frames.add(Piece::of(&mut [0; 0])));
+        assert!(!frames.end([0; HEADER]), "too many pieces");
+        frames.add(Piece::of(&mut bytes));
+        assert!(frames.end([0; HEADER]));
+        assert_eq!((frames.len(), frames.send(file.as_fd(), 0, 1)), (1, Err(NotSent::Invalid)));
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! XDP program, and its maps    stay at the interface; the broker of the next daemon uses them as they are
-//! companion                    that of a port whose visible end has its offloads: stays, with its tcx programs
+//! companion                    that of a port whose visible end has its offloads, in place of both: stays, with its
+//!                              tcx programs, and has a packet socket
 //! sockets                      end with the daemon, and are made anew
 //! ```
 
@@ -30,8 +31,6 @@ use crate::tuning::broker::CLOSERS;
 pub(crate) struct HiddenEnd {
     /// As the broker keeps it: with its mode, and whether it accepts packets of several buffers, and calls a filter.
     pub(crate) xdp: (XdpId, Mode, bool, bool),
-    /// The near and the far end of its companion, which has the sockets; `None`: it has them itself.
-    pub(crate) companion: Option<(u32, u32)>,
     /// Frames that it did not send until now.
     pub(crate) tx_dropped: u64,
 }
@@ -49,11 +48,21 @@ impl Broker {
         Ok(Umem { map, offset: before as usize, bytes: length - before as usize, buffer })
     }
 
-    /// Has the XDP program at a hidden end, or at the far end of its companion (`whole`), and creates a socket for each
-    /// of these queues, to which the program redirects frames once it is bound.
+    /// Has the companion of a hidden end. Returns its near and its far end.
+    pub(super) fn open_companion(&self, hidden: &Netns, index: u32) -> io::Result<(u32, u32)> {
+        if !lock(&self.pairs).contains(&(hidden.id(), index)) {
+            return Err(not_made_here());
+        }
+        let (near, far) = inside(hidden, || veth::keep_companion(index))?;
+        lock(&self.pairs).extend([near, far].map(|end| (hidden.id(), end)));
+        Ok((near, far))
+    }
+
+    /// Has the XDP program at a hidden end, and creates a socket for each of these queues, to which the program
+    /// redirects frames once it is bound.
     pub(super) fn open_hidden_end(
         &self,
-        (hidden, index, whole): (&Netns, u32, bool),
+        (hidden, index): (&Netns, u32),
         queues: &[Queue],
         (file, (at, bytes, buffer)): (&OwnedFd, (u64, u64, u32)),
     ) -> io::Result<(HiddenEnd, Vec<OwnedFd>)> {
@@ -61,10 +70,8 @@ impl Broker {
             return Err(not_made_here());
         }
         let umem = self.buffers(file, (at, bytes), buffer)?;
-        let (xdp, companion, tx_dropped, sockets) = inside(hidden, || {
-            let number = queues.len() as u32;
-            let companion = whole.then(|| veth::keep_companion(index, number)).transpose()?;
-            let mut xdp = Xdp::keep(companion.map_or(index, |(_, far)| far), number)?;
+        let (xdp, tx_dropped, sockets) = inside(hidden, || {
+            let mut xdp = Xdp::keep(index, queues.len() as u32)?;
             let mut sockets = Vec::with_capacity(queues.len());
             for queue in queues {
                 // One registration of the buffers is enough.
@@ -72,15 +79,13 @@ impl Broker {
                 xdp.insert(queue.queue, &socket)?;
                 sockets.push(socket);
             }
-            Ok((xdp, companion, link::frame_counts(index)?.map_or(0, |counts| counts.tx_dropped), sockets))
+            Ok((xdp, link::frame_counts(index)?.map_or(0, |counts| counts.tx_dropped), sockets))
         })?;
-        let ends = companion.into_iter().flat_map(|(near, far)| [near, far]);
-        lock(&self.pairs).extend(ends.map(|end| (hidden.id(), end)));
         let (mode, frags, calls_filter) = (xdp.mode(), xdp.frags(), xdp.calls_filter());
         let duplicates = sockets.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
         let handle = self.keep(Object::Hidden(xdp, duplicates))?;
         let xdp = (XdpId(handle), mode, frags, calls_filter);
-        Ok((HiddenEnd { xdp, companion, tx_dropped }, sockets))
+        Ok((HiddenEnd { xdp, tx_dropped }, sockets))
     }
 
     /// Closes the sockets of all hidden ends, after the end of the daemon. The kernel waits for a grace period of RCU

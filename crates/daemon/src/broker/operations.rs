@@ -165,11 +165,13 @@ operations! { broker:
         inside(&netns, || xsk::create(&queue, &umem, registers))
     }
 
-    /// Opens a hidden end: its XDP program, and a socket for each of these queues, not bound yet; where its
-    /// buffers begin in the region's file, their bytes, and those of one.
+    /// Opens a hidden end: its XDP program, and a socket for each queue, not bound yet. `buffers`: where, all, each.
     fn open_hidden_end[hidden: Netns, file: OwnedFd]
-        OpenHidden { index: u32, whole: bool, queues: Vec<Queue>, buffers: (u64, u64, u32) }
-        -> With<HiddenEnd, Vec<OwnedFd>> { broker.open_hidden_end((&hidden, index, whole), &queues, (&file, buffers)) }
+        OpenHidden { index: u32, queues: Vec<Queue>, buffers: (u64, u64, u32) }
+        -> With<HiddenEnd, Vec<OwnedFd>> { broker.open_hidden_end((&hidden, index), &queues, (&file, buffers)) }
+
+    /// Has the companion of a hidden end: its near and its far end.
+    fn open_companion[hidden: Netns] OpenCompanion(index: u32) -> (u32, u32) { broker.open_companion(&hidden, index) }
 
     /// Opens a packet socket that receives; each slot of its ring has `slot` bytes.
     fn packet_receiver[netns: Netns] PacketReceiver { index: u32, slot: usize } -> Fd<OwnedFd> {

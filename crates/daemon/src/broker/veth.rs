@@ -53,17 +53,21 @@ pub(super) fn hidden_end_of(alias: &str) -> Option<u32> {
 }
 
 /// Has the companion of a hidden end, in the namespace of the calling thread, which stays as the hidden end does, with
-/// its programs: as an earlier broker has left it, or made anew. Returns its near and its far end.
-pub(super) fn keep_companion(hidden: u32, queues: u32) -> io::Result<(u32, u32)> {
+/// its programs and its offloads: as an earlier broker has left it, or made anew. Returns its near and its far end.
+pub(super) fn keep_companion(hidden: u32) -> io::Result<(u32, u32)> {
     let (name, peer) = (relay_name(hidden), far_name(hidden));
     let index = |name: &str| Ok::<_, io::Error>(link::by_name(name)?.map(|link| link.index));
+    // Brokers before had an XDP program at the far end.
+    if link::by_name(&peer)?.is_some_and(|far| far.xdp.is_some()) {
+        delete_companion(hidden)?;
+    }
     if index(&name)?.is_none() {
-        veth::create(veth::Veth { name: &name, peer: &peer, peer_netns: None, queues })?;
+        veth::create(veth::Veth { name: &name, peer: &peer, peer_netns: None, queues: 1 })?;
         let complete = || {
             // The near end, which sends at once, is set up last: see `create_pair`.
             for end in [&peer, &name] {
                 let index = index(end)?.ok_or(io::ErrorKind::NotFound)?;
-                veth::configure_passthrough(index, end)?;
+                veth::silence(index)?;
                 veth::set_up(index)?;
                 veth::set_alias(index, &companion_alias(hidden))?;
             }

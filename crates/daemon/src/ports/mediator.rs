@@ -131,7 +131,7 @@ impl Prepared {
     /// The program's packets begin with a virtio-net header of `header` bytes (0: none). Packets that it loses are
     /// counted in `lost`.
     pub(crate) fn with_header(self, header: u8, lost: LostPackets) -> Prepared {
-        let packets = self.packets.map(|packets| packets.with_header(header));
+        let packets = self.packets.map(|packets| packets.with_header(header, false));
         Prepared { packets, headers: HeaderConverter::new(header, lost), ..self }
     }
 

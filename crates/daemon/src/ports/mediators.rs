@@ -21,6 +21,7 @@ pub(crate) use super::mediator_state::{DAEMON_HOLDER, MediatorState, PausedThrea
 use super::monitor::MonitorState;
 use super::nic::Nic;
 use super::register::{Options, OwnPort, Registered};
+use super::vale::ValePort;
 use super::{Daemon, EndpointKey, PortKey, Registry, monitor};
 use crate::caller::Caller;
 use crate::descriptors::invalid;
@@ -132,7 +133,11 @@ fn adopt_both(
 ) -> Result<Prepared, Refusal> {
     let sessions = [interface.session, program.session];
     let rings = registry.nic(at).map(Nic::socket_rings).unwrap_or_default();
-    let packets = registry.nic(at).and_then(Nic::packet_device);
+    let of_switch = registry.sessions.get(&program.session).and_then(|session| registry.get::<ValePort>(&session.port));
+    let header = of_switch.map_or(0, |port| port.header());
+    let nic = registry.nic(at);
+    let cuts = nic.is_some_and(Nic::cuts_packets);
+    let packets = nic.and_then(Nic::packet_device).map(|packets| packets.with_header(header, cuts));
     let interface = adopt(registry, monitors, interface, rings)?;
     let program = adopt(registry, monitors, program, Vec::new())?;
     Ok(Prepared::new(of, sessions, [interface, program]).with_packets(packets))

@@ -160,7 +160,7 @@ impl SwitchPort {
             }
             let slots = match header {
                 0 => packet.len().div_ceil(capacity),
-                _ => offload::slots_needed(packet, capacity),
+                _ => offload::slots_needed(packet, packet.len(), capacity),
             };
             while !rx.has_room(&mut next, slots) {
                 rx.publish(&self.region, &mut state, next, backpressure);

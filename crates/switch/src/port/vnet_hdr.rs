@@ -79,7 +79,7 @@ pub(crate) fn deliver_converted(
         }
         let slots = match to_hdr_len {
             _ if finished.is_some() => 1,
-            0 => offload::slots_needed(&bytes, capacity),
+            0 => offload::slots_needed(&bytes, bytes.len(), capacity),
             _ => bytes.len().div_ceil(capacity),
         };
         while !rx.has_room(&mut next, slots) {

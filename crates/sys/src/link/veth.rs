@@ -237,6 +237,14 @@ pub fn set_state(index: u32, up: bool) -> io::Result<()> {
 /// `ENODEV`: no such interface; `EPERM`: needs `CAP_NET_ADMIN`; `EINVAL`: not a veth.
 pub fn configure_passthrough(index: u32, name: &str) -> io::Result<()> {
     disable_offloads(name, OffloadKind::Transmit)?;
+    silence(index)
+}
+
+/// Has an end of a pair pass frames of every length, and its stack send none of its own.
+///
+/// # Errors
+/// As [`configure_passthrough`].
+pub fn silence(index: u32) -> io::Result<()> {
     let no_arp = libc::IFF_NOARP as u32;
     let socket = Socket::route(0)?;
     socket.change(libc::RTM_NEWLINK, 0, &ifinfomsg_with_flags(index, no_arp, no_arp))?;

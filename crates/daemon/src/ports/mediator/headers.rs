@@ -81,7 +81,7 @@ impl HeaderConverter {
     pub(super) fn move_out(&mut self, from: Option<&Ring>, to: Option<&Ring>, bad: &mut u32) -> (u32, u64) {
         let (header, lost, before) = (self.header, self.lost.clone(), self.lost.sum());
         let moved = self.move_packets(from, to, 0, |packet, to, at| {
-            let needed = offload::slots_needed(packet, capacity(to)) as u32;
+            let needed = offload::slots_needed(packet, packet.len(), capacity(to)) as u32;
             if !fits(to, at, needed) {
                 return None;
             }

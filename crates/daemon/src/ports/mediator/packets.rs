@@ -2,13 +2,13 @@
 //! Packet sockets in the place of an interface's rings (`nic::packets`), as a mediator thread serves them.
 //!
 //! ```text
-//! program's slots -> [ header | frame ] [ header | frame ] .. -> sendmmsg
-//! slots of the socket's ring -> program's slots; a frame that is not finished: by way of a private copy
+//! program's slots -> sendmmsg, each frame behind a private copy of its header
+//! slots of the socket's ring, or its queue of long frames -> program's slots
+//! a frame that is not finished, for a program without headers: by way of a private copy
 //! ```
-//! A slot of the program is released once its frame was sent: what finds no room now is copied again later. A program
+//! A slot of the program is released once its frame was sent: what finds no room now is sent again later. A program
 //! whose packets begin with virtio-net headers exchanges these with the kernel, which finishes what it sends.
 
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -16,15 +16,18 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_core::Ring;
 use unetmap_offload::{self as offload, MAX_PACKET};
-use unetmap_sys::packet_socket::{self, HEADER, NotSent, Received, Receiver};
+use unetmap_sys::Piece;
+use unetmap_sys::packet_socket::{self, Batch, Frames, HEADER, NotSent, Received, Receiver};
 
 use super::headers::{await_more_room, capacity, fits, put};
-use crate::tuning::mediator::{BATCH, STAGED_BYTES, TRIES};
+use crate::tuning::mediator::{BATCH, TRIES};
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CHECKSUM: u8 = 1;
 /// Bytes of the two addresses, behind which a VLAN tag is.
 const ADDRESSES: usize = 12;
+/// Bytes of a program's header at most, and more.
+const OWN_HEADER: usize = 16;
 
 /// The sockets of an interface, as its thread uses them.
 pub(crate) struct PacketDevice {
@@ -34,7 +37,10 @@ pub(crate) struct PacketDevice {
     counters: Arc<PacketCounters>,
     /// Bytes of the program's header: 0, 10 or 12.
     header: usize,
-    staged: Staged,
+    /// Frames that are to be sent.
+    batch: Batch,
+    /// Packets of the program that begin its ring.
+    outgoing: Vec<Outgoing>,
     /// Attempts to send the first frame, which found no room.
     tries: u32,
     /// A private copy of a frame that is not finished.
@@ -53,17 +59,10 @@ pub(crate) struct PacketCounters {
     pub(crate) sent: AtomicU64,
 }
 
-/// Copies of packets that are to be sent.
-#[derive(Default)]
-struct Staged {
-    bytes: Vec<u8>,
-    packets: Vec<StagedPacket>,
-}
-
 /// A packet that is to be sent.
-struct StagedPacket {
-    /// Its copy, behind a header of [`HEADER`] bytes; `None`: it cannot be sent.
-    at: Option<Range<usize>>,
+struct Outgoing {
+    /// Whether it is one of the batch; otherwise it cannot be sent.
+    is_frame: bool,
     /// Slots and bytes in the program's ring.
     slots: u32,
     length: u64,
@@ -82,12 +81,18 @@ impl PacketDevice {
         sender: Option<Arc<OwnedFd>>,
         counters: Arc<PacketCounters>,
     ) -> PacketDevice {
-        let (staged, packet) = (Staged::default(), Vec::new());
-        PacketDevice { receiver, sender, counters, header: 0, staged, tries: 0, packet }
+        let (batch, outgoing, packet) = (Batch::default(), Vec::new(), Vec::new());
+        PacketDevice { receiver, sender, counters, header: 0, batch, outgoing, tries: 0, packet }
     }
 
-    /// The program's packets begin with a header of so many bytes.
-    pub(super) fn with_header(self, header: u8) -> PacketDevice {
+    /// The program's packets begin with a header of so many bytes; `cuts`: the interface itself cuts those that are
+    /// several frames yet.
+    pub(crate) fn with_header(self, header: u8, cuts: bool) -> PacketDevice {
+        if let Some(sender) = &self.sender
+            && let Err(e) = packet_socket::bypass_queue(sender.as_fd(), header == 0 || cuts)
+        {
+            tracing::error!("packets of several frames may be lost: {e}");
+        }
         PacketDevice { header: header.into(), ..self }
     }
 
@@ -95,10 +100,12 @@ impl PacketDevice {
     /// that can never be sent to `bad`.
     pub(super) fn move_out(&mut self, from: Option<&Ring>, bad: &mut u32) -> (u32, u64) {
         let (Some(from), Some(sender)) = (from, &self.sender) else { return (0, 0) };
-        self.staged.copy(from, self.header);
-        let (mut done, mut slots, mut bytes) = (0, 0, 0);
-        while let Some(first) = self.staged.packets.get(done) {
-            let (count, is_sent) = match packet_socket::send(sender.as_fd(), self.staged.frames(done)) {
+        let mut frames = self.batch.frames();
+        list(from, self.header, &mut frames, &mut self.outgoing);
+        let (mut done, mut frame, mut slots, mut bytes) = (0, 0, 0, 0);
+        while let Some(first) = self.outgoing.get(done) {
+            let most = self.outgoing[done..].iter().take_while(|packet| packet.is_frame).count();
+            let (count, is_sent) = match frames.send(sender.as_fd(), frame, most) {
                 Ok(count) if count > 0 => (count, true),
                 Err(NotSent::Down) => break,
                 Err(NotSent::NoRoom) if self.tries < TRIES => {
@@ -116,8 +123,9 @@ impl PacketDevice {
                 self.counters.sent.fetch_add(1, Relaxed);
             }
             self.tries = 0;
-            for packet in &self.staged.packets[done..done + count] {
+            for packet in &self.outgoing[done..done + count] {
                 (slots, bytes) = (slots + packet.slots, bytes + packet.length);
+                frame += usize::from(packet.is_frame);
             }
             done += count;
         }
@@ -133,7 +141,7 @@ impl PacketDevice {
         while filled < BATCH && frames < BATCH {
             frames += 1;
             let mut cut = 0;
-            let take = |received: &Received<'_>| {
+            let take = |received: &mut Received<'_>| {
                 let delivered = deliver(received, (to, filled), self.header, &mut self.packet);
                 is_full = delivered.is_none();
                 delivered
@@ -178,83 +186,88 @@ fn lock(receiver: Option<&PacketReceiver>) -> Option<MutexGuard<'_, Receiver>> {
     }
 }
 
-impl Staged {
-    /// Copies the packets at the beginning of a ring.
-    fn copy(&mut self, from: &Ring, header: usize) {
-        self.bytes.clear();
-        self.packets.clear();
-        let space = from.space();
-        let (mut begin, mut slots, mut length, mut all) = (0, 0, 0, 0);
-        for slot in from.first(space) {
-            if slots == 0 {
-                if all >= BATCH || self.bytes.len() >= STAGED_BYTES {
-                    return;
-                }
-                begin = self.bytes.len();
-                let own = if header == 0 { HEADER } else { 0 };
-                self.bytes.resize(begin + own, 0);
-            }
-            let (len, flags) = slot.len_flags();
-            let frame = slot.frame();
-            // A program may have written any length.
-            let len = usize::from(len).min(frame.capacity());
-            (slots, length) = (slots + 1, length + len);
-            if length <= header + MAX_PACKET {
-                let at = self.bytes.len();
-                self.bytes.resize(at + len, 0);
-                frame.read(0, &mut self.bytes[at..]);
-            }
-            if flags & NS_MOREFRAG == 0 {
-                let finished = self.finished(begin, (slots, length), header);
-                self.packets.push(finished);
-                (all, slots, length) = (all + slots, 0, 0);
-            }
+/// Lists the packets at the beginning of a ring, each with a private copy of its header.
+fn list<'a>(from: &'a Ring, header: usize, frames: &mut Frames<'_, 'a>, outgoing: &mut Vec<Outgoing>) {
+    outgoing.clear();
+    let space = from.space();
+    let (mut slots, mut length, mut all, mut own) = (0, 0, 0, [0; OWN_HEADER]);
+    for slot in from.first(space) {
+        if slots == 0 && all >= BATCH {
+            return;
         }
-        // A ring that is full of a packet can never complete it.
-        if self.packets.is_empty() && slots > 0 && space + 1 >= from.num_slots() {
-            self.packets.push(StagedPacket { at: None, slots, length: length as u64 });
+        let (len, flags) = slot.len_flags();
+        let frame = slot.frame();
+        // A program may have written any length.
+        let len = usize::from(len).min(frame.capacity());
+        let of_header = header.saturating_sub(length).min(len);
+        frame.read(0, &mut own[header.min(length)..][..of_header]);
+        (slots, length) = (slots + 1, length + len);
+        if len > of_header && length <= header + MAX_PACKET {
+            frames.add(frame.skip(of_header).piece(len - of_header));
         }
-    }
-
-    /// The packet whose copy begins at `begin` and ends with all bytes.
-    fn finished(&mut self, begin: usize, (slots, length): (u32, usize), header: usize) -> StagedPacket {
-        let mut at = None;
-        if length >= header && length <= header + MAX_PACKET {
+        if flags & NS_MOREFRAG == 0 {
             // The last two bytes of a longer header tell the program something that the kernel does not know.
-            let longer = header.saturating_sub(HEADER);
-            self.bytes.copy_within(begin..begin + HEADER, begin + longer);
-            at = Some(begin + longer..self.bytes.len());
+            let of_kernel = own.first_chunk().copied().unwrap_or_default();
+            let is_frame = length <= header + MAX_PACKET && frames.end(of_kernel);
+            frames.forget();
+            outgoing.push(Outgoing { is_frame, slots, length: length as u64 });
+            (all, slots, length, own) = (all + slots, 0, 0, [0; OWN_HEADER]);
         }
-        StagedPacket { at, slots, length: length as u64 }
     }
-
-    /// The frames from packet number `first` on, up to one that cannot be sent.
-    fn frames(&self, first: usize) -> impl Iterator<Item = &[u8]> {
-        self.packets[first..].iter().map_while(|packet| self.bytes.get(packet.at.clone()?))
+    // A ring that is full of a packet can never complete it.
+    if outgoing.is_empty() && slots > 0 && space + 1 >= from.num_slots() {
+        outgoing.push(Outgoing { is_frame: false, slots, length: length as u64 });
     }
 }
 
 /// Copies a frame into slots, from `at` slots behind the head on, as the program expects it; `None`: there is no room.
-fn deliver(received: &Received<'_>, (to, at): (&Ring, u32), header: usize, packet: &mut Vec<u8>) -> Option<Delivered> {
-    let (addresses, rest) = received.frame.split_at(received.frame.len().min(ADDRESSES));
-    let tag = received.tag.as_ref().map_or(&[][..], |tag| &tag[..]);
-    let mut own = [0; 16];
+fn deliver(
+    received: &mut Received<'_>,
+    (to, at): (&Ring, u32),
+    header: usize,
+    packet: &mut Vec<u8>,
+) -> Option<Delivered> {
+    let mut own = [0; OWN_HEADER];
     own[..HEADER].copy_from_slice(&received.header);
     own[0] &= NEEDS_CHECKSUM;
+    let tag = received.tag.unwrap_or_default();
+    let tag = if received.tag.is_some() { &tag[..] } else { &[] };
+    let lost = Some(Delivered { slots: 0, length: 0, lost: 1 });
+    if received.length < ADDRESSES || received.length + tag.len() > MAX_PACKET {
+        // It is taken out of the queue.
+        received.read(std::iter::empty());
+        return lost;
+    }
     if header > 0 || offload::requests_nothing(&own) {
-        let pieces = [&own[..header], addresses, tag, rest];
-        let length = pieces.iter().map(|piece| piece.len()).sum::<usize>();
+        let length = header + received.length + tag.len();
         if !fits(to, at, length.div_ceil(capacity(to)) as u32) {
             return None;
         }
-        let slots = put(to, at, &pieces);
+        let slots = match received.in_ring() {
+            Some(frame) => {
+                let (addresses, rest) = frame.split_at(ADDRESSES);
+                put(to, at, &[&own[..header], addresses, tag, rest])
+            }
+            None => read(received, (to, at), &own[..header], tag),
+        };
         return Some(Delivered { slots, length: length as u64, lost: u64::from(slots == 0) });
     }
-    packet.clear();
-    [&own[..HEADER], addresses, tag, rest].into_iter().for_each(|piece| packet.extend_from_slice(piece));
-    if !fits(to, at, offload::slots_needed(packet, capacity(to)) as u32) {
+    let needed = offload::slots_needed(&own, HEADER + received.length + tag.len(), capacity(to));
+    if !fits(to, at, needed as u32) {
         return None;
     }
+    packet.clear();
+    packet.extend_from_slice(&own[..HEADER]);
+    match received.in_ring() {
+        Some(frame) => packet.extend_from_slice(frame),
+        None => {
+            packet.resize(HEADER + received.length, 0);
+            if !received.read(std::iter::once(Piece::of(&mut packet[HEADER..]))) {
+                return lost;
+            }
+        }
+    }
+    packet.splice(HEADER + ADDRESSES..HEADER + ADDRESSES, tag.iter().copied());
     let (mut slots, mut length) = (0, 0);
     let finished = offload::finish(packet, HEADER, |pieces| {
         let more = put(to, at + slots, &pieces);
@@ -263,4 +276,34 @@ fn deliver(received: &Received<'_>, (to, at): (&Ring, u32), header: usize, packe
         more > 0
     });
     Some(Delivered { slots, length, lost: finished.map_or(1, |lost| lost as u64) })
+}
+
+/// Has a frame that is in the socket's queue written into slots, from `at` slots behind the head on, behind a header.
+/// Returns the number of slots; 0: it is lost.
+fn read(received: &mut Received<'_>, (to, at): (&Ring, u32), header: &[u8], tag: &[u8]) -> u32 {
+    let (bytes, capacity) = (header.len() + received.length + tag.len(), capacity(to));
+    let slots = bytes.div_ceil(capacity) as u32;
+    if at + slots > to.space() {
+        received.read(std::iter::empty());
+        return 0;
+    }
+    let run = || to.run(to.add(to.head(), at), slots).zip((0..bytes).step_by(capacity));
+    let len = |begin: usize| (bytes - begin).min(capacity);
+    let mut of_kernel = run().flat_map(|(slot, begin)| {
+        let frame = slot.frame();
+        if begin > 0 {
+            return [frame.piece(len(begin)), frame.piece(0)];
+        }
+        frame.write(0, header);
+        frame.write(header.len() + ADDRESSES, tag);
+        let rest = header.len() + ADDRESSES + tag.len();
+        [frame.skip(header.len()).piece(ADDRESSES), frame.skip(rest).piece(len(0) - rest)]
+    });
+    if !received.read(&mut of_kernel) {
+        return 0;
+    }
+    for (slot, begin) in run() {
+        slot.set_len_flags(len(begin) as u16, if begin + capacity < bytes { NS_MOREFRAG } else { 0 });
+    }
+    slots
 }

@@ -70,7 +70,9 @@ impl Nic {
             self.host.set_mark(Mark::default());
             (self.xdp, self.xdp_config) = (None, None);
             (self.offloads, self.merging) = (None, None);
-            self.relay = None;
+            if !self.packets.as_ref().is_some_and(Packets::is_open) {
+                self.relay = None;
+            }
             self.host.set_relayed(false);
         }
         match (nic_idle, host_idle) {

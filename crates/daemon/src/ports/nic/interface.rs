@@ -82,8 +82,7 @@ pub(crate) struct Nic {
     pub(super) offloads_stay_on: bool,
     /// Why frames arrive unfinished although its offloads were disabled.
     pub(super) unfinished: Option<String>,
-    /// Whether frames may arrive unfinished, as the kernel forwards them to others whole: a relay completes those that
-    /// come to the rings.
+    /// Whether it is the hidden end of a persistent port whose frames are whole, and come by way of a companion.
     pub(super) keeps_offloads: bool,
     /// The sockets are those of another interface, on the way to which the kernel completes frames.
     pub(super) relay: Option<Relay>,
@@ -208,11 +207,6 @@ impl Nic {
         Ok((nic, page))
     }
 
-    /// It is the hidden end of a persistent port, whose other end keeps its offloads or not.
-    pub(in crate::ports) fn set_hidden(&mut self, keeps_offloads: bool) {
-        (self.is_hidden, self.keeps_offloads) = (true, keeps_offloads);
-    }
-
     /// Whether it is the hidden end of a persistent port, whose other end keeps its offloads.
     pub(in crate::ports) fn keeps_offloads(&self) -> bool {
         self.keeps_offloads
@@ -240,15 +234,10 @@ impl Nic {
         let pairs: BTreeSet<usize> = self.endpoint.bound(selection).map(|ring| ring.pair).collect();
         if pairs.first().is_some_and(|first| *first < own) && self.xdp.is_none() {
             let without = self.count_queues();
-            if self.keeps_offloads {
-                self.offloads_stay_on = true;
-            } else if !self.is_hidden {
+            if !self.is_hidden {
                 self.disable_offloads();
             }
             self.attach()?;
-            if self.keeps_offloads && self.relay.is_none() {
-                self.disable_offloads();
-            }
             self.check_attached_queues(without)?;
         }
         if pairs.last().is_some_and(|last| *last >= own) {

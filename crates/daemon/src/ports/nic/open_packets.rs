@@ -91,7 +91,15 @@ impl Nic {
         Ok(())
     }
 
-    fn open_receiver(&self, mark: u32) -> Result<OpenReceiver, Refusal> {
+    fn open_receiver(&mut self, mark: u32) -> Result<OpenReceiver, Refusal> {
+        if self.keeps_offloads {
+            // Nobody has addresses in this namespace, so that its stack takes nothing.
+            let far = self.open_companion().or_else(|e| self.explain_packets(&e))?;
+            // Longer frames wait in the queue.
+            let slot = slot_bytes(0);
+            let fd = privileged::packet_receiver(&self.netns, far, slot).or_else(|e| self.explain_packets(&e))?;
+            return OpenReceiver::of(fd, slot, None, None).or_else(|e| self.explain_packets(&e));
+        }
         let (netns, index) = (&self.netns, self.key.index);
         let mtu = privileged::link(netns, index).ok().flatten().map_or(0, |link| link.mtu);
         let slot = slot_bytes(mtu);

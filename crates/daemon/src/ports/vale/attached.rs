@@ -18,10 +18,13 @@ use super::{ValeKey, ValeState};
 use crate::caller::Caller;
 use crate::events::What;
 use crate::ports::Registry;
-use crate::ports::nic::no_such_interface;
+use crate::ports::nic::{Nic, no_such_interface};
 use crate::ports::{Admission, Asked, Daemon, EndpointKey, PortKey, mediators};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionMemory, Scope};
+
+/// Bytes of the virtio-net header of packets of packet sockets: as guests have.
+const HEADER_OF_SEGMENTS: u8 = 12;
 
 /// Creates a switch port for the interface, or for its host rings, in region `mem_id` (0: one of its own), and starts
 /// the threads. Returns the port and its index in the switch.
@@ -61,6 +64,12 @@ pub(super) fn connect_as(
     let owner = Caller { peer: caller.peer, ..Caller::daemon() };
     let asked = &mut Asked { register: mirrored, memory: &mut RegionMemory::AsUsed };
     let switch_port = create(daemon, (name, key), asked, Scope { uid: DAEMON_UID, netns: 0 }, &owner)?;
+    // What packet sockets carry is whole.
+    if daemon.registry.nic(interface).is_some_and(Nic::has_packet_sockets)
+        && let Some(port) = daemon.registry.get::<ValePort>(&switch_port)
+    {
+        port.switch_side.set_vnet_hdr_len(HEADER_OF_SEGMENTS);
+    }
     // The switch has a port of its own for the host rings, so they are its ordinary rings.
     let (program, rings) = (switch_port.clone().into(), (tx_rings, rx_rings));
     let threads = mediators::start_all(daemon, &program, &key.port, (&interface_at, side.mode()), rings);

@@ -4,7 +4,7 @@
 //! ```text
 //! v0 ==== hidden end -- tcx program, by the switch's table ---- hidden end ==== v1      as they are, up to 64 KB
 //!                       | what it does not know, or may not decide
-//!                       relay -- thread -- host end == switch                           finished, cut to the MTU
+//!                       companion -- packet socket, thread -- host end == switch        whole, too
 //! ```
 //! The daemon writes the table from that of the switch, as for a bridge whose forwarding a network card does. A port
 //! takes part while its host end has its place in a switch, with no rules: a monitor is one of a program that has the

@@ -2,7 +2,7 @@
 //! Finding and creating switch ports, and netmap's requests about them.
 
 use unetmap_abi::*;
-use unetmap_core::errno::{EACCES, EINVAL, ENOENT};
+use unetmap_core::errno::{EACCES, EBUSY, EINVAL, ENOENT};
 use unetmap_sys::link;
 
 use super::persistent::MAX_NAME;
@@ -189,6 +189,9 @@ pub(crate) fn set_header(
     }
     match vale.persistent.attached_as(&port.key) {
         Some(hidden) => persistent_header::set_header(registry, vale, hidden, bytes, caller)?,
+        None if port.attachment.is_some() => {
+            return refuse(EBUSY, "an interface is attached there, whose packets are as it has them");
+        }
         None => port.switch_side.set_vnet_hdr_len(bytes),
     }
     vale.publish()

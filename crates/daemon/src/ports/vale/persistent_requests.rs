@@ -132,7 +132,9 @@ pub(super) fn open_hidden_end(
     whole: bool,
 ) -> Result<NicKey, Refusal> {
     let Some(hidden_namespace) = daemon.vale.persistent.hidden_namespace.clone() else { return no_such_interface() };
-    let survey = Some(Arc::new(Survey::of_hidden_end(link.clone(), queues_of(request))));
+    // Packet sockets are one pair of rings.
+    let queues = if whole { 1 } else { queues_of(request) };
+    let survey = Some(Arc::new(Survey::of_hidden_end(link.clone(), queues)));
     let in_namespace = Caller { namespace: hidden_namespace.into(), survey, ..Caller::daemon() };
     // What the host sends is received here.
     let mirrored =
@@ -141,7 +143,8 @@ pub(super) fn open_hidden_end(
     // Its host rings would be those of its own namespace.
     let shape = EndpointShape { host_tx_rings: 0, host_rx_rings: 0, ..shape };
     let nic = nic::create_for_daemon(daemon, link, shape, &in_namespace)?;
-    daemon.registry.nic_mut(&PortKey::Nic(nic)).into_iter().for_each(|nic| nic.set_hidden(whole));
+    let made = daemon.registry.nic_mut(&PortKey::Nic(nic)).map_or(Ok(()), |nic| nic.set_hidden(whole));
+    made.inspect_err(|_| daemon.release_if_unused(&PortKey::Nic(nic)))?;
     Ok(nic)
 }
 

@@ -236,7 +236,7 @@ impl ValePort {
     }
 
     /// Bytes of the virtio-net header that its packets begin with.
-    pub(super) fn header(&self) -> u8 {
+    pub(in crate::ports) fn header(&self) -> u8 {
         self.switch_side.vnet_hdr_len()
     }
 
