@@ -48,9 +48,7 @@ opens_ours(int dir, const char *path, int flags, int *fd)
 
 	if (unetmap_is_device(path))
 		*fd = unetmap_result(unetmap_open(flags));
-	else if (unetmap_is_in_module(path))
-		*fd = unetmap_parameter_open(path, flags);
-	else if ((flags & O_ACCMODE) != O_RDONLY && (path = unetmap_in_open_folder(dir, path, room)) != NULL)
+	else if ((path = unetmap_module_path(dir, path, room)) != NULL)
 		*fd = unetmap_parameter_open(path, flags);
 	else
 		return 0;

@@ -8,6 +8,7 @@
  *			else passed to the C library
  *	lookups.c	access, stat: of the device's path, and of parameters
  *	parameters.c	/sys/module/netmap/parameters
+ *	paths.c		which paths lead there; realpath, glob, nftw and others
  *	descriptors.c	close, dup, fork: which descriptors are netmap files
  *	poll.c select.c epoll.c		readiness
  *	wait.c		the wait loop of all three

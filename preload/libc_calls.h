@@ -27,7 +27,9 @@
 	do_(epoll_create) do_(epoll_create1) do_(epoll_ctl) do_(epoll_pwait) do_(epoll_pwait2)	\
 	do_(recvmsg) do_(recvmmsg) do_(getifaddrs) do_(freeifaddrs)	\
 	do_(write) do_(pwrite) do_(writev) do_(fopen) do_(fopen64) do_(fflush) do_(fclose) do_(opendir) do_(chdir)	\
-	do_(freopen) do_(scandir)	\
+	do_(freopen) do_(scandir) do_(pwritev) do_(pwritev2)	\
+	do_(realpath) do_(getcwd) do_(readlink) do_(readlinkat) do_(statfs) do_(statvfs) do_(pathconf)	\
+	do_(unlinkat) do_(truncate) do_(glob) do_(nftw) do_(ftw)	\
 	do_(getxattr) do_(lgetxattr) do_(listxattr) do_(llistxattr)
 
 struct libc_calls {
@@ -76,6 +78,20 @@ struct libc_calls {
 	FILE *(*freopen)(const char *, const char *, FILE *);
 	int (*scandir)(const char *, void *, void *, void *);
 	int (*chdir)(const char *);
+	ssize_t (*pwritev)(int, const struct iovec *, int, off_t);
+	ssize_t (*pwritev2)(int, const struct iovec *, int, off_t, int);
+	char *(*realpath)(const char *, char *);
+	char *(*getcwd)(char *, size_t);
+	ssize_t (*readlink)(const char *, char *, size_t);
+	ssize_t (*readlinkat)(int, const char *, char *, size_t);
+	int (*statfs)(const char *, void *);
+	int (*statvfs)(const char *, void *);
+	long (*pathconf)(const char *, int);
+	int (*unlinkat)(int, const char *, int);
+	int (*truncate)(const char *, off_t);
+	int (*glob)(const char *, int, int (*)(const char *, int), void *);
+	int (*nftw)(const char *, void *, int, int);
+	int (*ftw)(const char *, void *, int);
 	ssize_t (*getxattr)(const char *, const char *, void *, size_t);
 	ssize_t (*lgetxattr)(const char *, const char *, void *, size_t);
 	ssize_t (*listxattr)(const char *, char *, size_t);

@@ -8,6 +8,7 @@
  * files are.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
 #include <sys/stat.h>
@@ -20,10 +21,13 @@
 
 /* The file that a call is made for; its path may be in room. */
 static const char *
-described(const char *path, char *room)
+described(int dir, const char *path, char *room)
 {
-	if (unetmap_is_in_module(path))
-		return unetmap_module_file(path, room);
+	char clean[UNETMAP_PATH_BYTES];
+	const char *file;
+
+	if (unetmap_module_path(dir, path, clean) != NULL && (file = unetmap_module_file(clean, room)) != clean)
+		return file;
 	return unetmap_is_device(path) ? "/dev/null" : path;
 }
 
@@ -34,7 +38,9 @@ unetmap_hook_faccessat(int dir, const char *path, int mode, int flags)
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(dir, path, room);
+	if (path == room && unetmap_parameter_denies(path, mode))
+		return unetmap_result(-EACCES);
 	/* The system call without flags is older than the one with flags. */
 	return CALL_LIBC(faccessat, (dir, path, mode, flags),
 	    (int)(flags == 0 ? syscall(SYS_faccessat, dir, path, mode) :
@@ -46,7 +52,9 @@ unetmap_hook_access(const char *path, int mode)
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(AT_FDCWD, path, room);
+	if (path == room && unetmap_parameter_denies(path, mode))
+		return unetmap_result(-EACCES);
 	return CALL_LIBC(access, (path, mode), unetmap_hook_faccessat(AT_FDCWD, path, mode, 0));
 }
 
@@ -56,7 +64,9 @@ unetmap_hook_euidaccess(const char *path, int mode)
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(AT_FDCWD, path, room);
+	if (path == room && unetmap_parameter_denies(path, mode))
+		return unetmap_result(-EACCES);
 	return CALL_LIBC(euidaccess, (path, mode), unetmap_hook_faccessat(AT_FDCWD, path, mode, AT_EACCESS));
 }
 
@@ -73,7 +83,7 @@ unetmap_hook_stat(const char *path, void *out)
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(AT_FDCWD, path, room);
 	return CALL_LIBC(stat, (path, out), stat_by_kernel(AT_FDCWD, path, out, 0));
 }
 
@@ -82,7 +92,7 @@ unetmap_hook_lstat(const char *path, void *out)
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(AT_FDCWD, path, room);
 	return CALL_LIBC(lstat, (path, out),
 	    stat_by_kernel(AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW));
 }
@@ -92,7 +102,7 @@ unetmap_hook_fstatat(int dir, const char *path, void *out, int flags)
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(dir, path, room);
 	return CALL_LIBC(fstatat, (dir, path, out, flags), stat_by_kernel(dir, path, out, flags));
 }
 
@@ -101,7 +111,7 @@ unetmap_hook_statx(int dir, const char *path, int flags, unsigned int mask, void
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(dir, path, room);
 	return CALL_LIBC(statx, (dir, path, flags, mask, out),
 	    (int)syscall(SYS_statx, dir, path, flags, mask, out));
 }
@@ -135,7 +145,7 @@ unetmap_hook_getxattr(const char *path, const char *name, void *value, size_t by
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(AT_FDCWD, path, room);
 	return CALL_LIBC(getxattr, (path, name, value, bytes), (ssize_t)syscall(SYS_getxattr, path, name, value, bytes));
 }
 
@@ -144,7 +154,7 @@ unetmap_hook_lgetxattr(const char *path, const char *name, void *value, size_t b
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(AT_FDCWD, path, room);
 	return CALL_LIBC(lgetxattr, (path, name, value, bytes), (ssize_t)syscall(SYS_lgetxattr, path, name, value, bytes));
 }
 
@@ -153,7 +163,7 @@ unetmap_hook_listxattr(const char *path, char *list, size_t bytes)
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(AT_FDCWD, path, room);
 	return CALL_LIBC(listxattr, (path, list, bytes), (ssize_t)syscall(SYS_listxattr, path, list, bytes));
 }
 
@@ -162,6 +172,6 @@ unetmap_hook_llistxattr(const char *path, char *list, size_t bytes)
 {
 	char room[UNETMAP_PATH_BYTES];
 
-	path = described(path, room);
+	path = described(AT_FDCWD, path, room);
 	return CALL_LIBC(llistxattr, (path, list, bytes), (ssize_t)syscall(SYS_llistxattr, path, list, bytes));
 }

@@ -46,8 +46,7 @@ unsigned char unetmap_parameter_fds[UNETMAP_FILES];
 
 /* No descriptor from this on has ever been marked. */
 static int marks_end;
-/* Whether this process may have one of the daemon's folders open, or as its working directory. */
-static int knows_folder;
+int unetmap_knows_folder;
 
 struct parameter {
 	int is_read;		/* the descriptor can be read, too */
@@ -56,28 +55,17 @@ struct parameter {
 
 /* ---- paths */
 
-int
-unetmap_is_in_module(const char *path)
-{
-	size_t n = sizeof(MODULE) - 1;
-
-	return path != NULL && path[0] == '/' && strncmp(path, MODULE, n) == 0 && (path[n] == '\0' || path[n] == '/');
-}
-
 const char *
 unetmap_module_file(const char *path, char *room)
 {
 	const char *rest = path + sizeof(MODULE) - 1;
 	int saved = errno, bytes;
 
-	/* A path that leads out again is the kernel's. */
-	if (strstr(rest, "/..") != NULL)
-		return path;
 	bytes = unetmap_parameter_folder(room, UNETMAP_PATH_BYTES);
 	errno = saved;
 	if (bytes < 0 || (size_t)bytes + strlen(rest) >= UNETMAP_PATH_BYTES)
 		return path;
-	knows_folder = 1;
+	unetmap_knows_folder = 1;
 	strcpy(room + bytes, rest);
 	return room;
 }
@@ -98,9 +86,8 @@ link_of(int fd, char *link)
 	return link;
 }
 
-/* Reads the link of a descriptor. Returns its bytes; 0 if it cannot be read, or is longer. */
-static size_t
-target_of(int fd, char *target)
+size_t
+unetmap_target_of(int fd, char *target)
 {
 	char link[LINK_BYTES];
 	int saved = errno;
@@ -111,23 +98,6 @@ target_of(int fd, char *target)
 		return 0;
 	target[n] = '\0';
 	return (size_t)n;
-}
-
-const char *
-unetmap_in_open_folder(int dir, const char *path, char *room)
-{
-	static const char end[] = SHOWN "/parameters";
-	size_t n;
-
-	if (!knows_folder || path == NULL || path[0] == '/' || (n = target_of(dir, room)) < sizeof(end) ||
-	    strcmp(room + n - (sizeof(end) - 1), end) != 0)
-		return NULL;
-	if (strncmp(path, "./", 2) == 0)
-		path += 2;
-	if (strchr(path, '/') != NULL || strlen(path) >= NAME_BYTES)
-		return NULL;
-	strcpy(stpcpy(room, MODULE PARAMETERS), path);
-	return room;
 }
 
 /* ---- files in memory */
@@ -148,7 +118,7 @@ find(int fd, struct parameter *p)
 {
 	static const char start[] = "/memfd:" LABEL, end[] = " (deleted)";
 	char target[UNETMAP_PATH_BYTES], *at, *name;
-	size_t n = target_of(fd, target);
+	size_t n = unetmap_target_of(fd, target);
 
 	if (n < sizeof(start) + sizeof(end) || strncmp(target, start, sizeof(start) - 1) != 0)
 		return 0;
@@ -209,6 +179,16 @@ open_to_write(const char *name, int flags)
 	return (int)fd;
 }
 
+int
+unetmap_parameter_denies(const char *file, int mode)
+{
+	struct stat s;
+
+	if ((mode & W_OK) && syscall(SYS_newfstatat, AT_FDCWD, file, &s, 0) == 0 && (s.st_mode & 0222) == 0)
+		return EACCES;
+	return 0;
+}
+
 /* The error of an open as it is in sysfs, whose parameters nobody creates, and which root cannot override; 0: none. */
 static int
 refusal(int fd, const char *file, int flags)
@@ -223,7 +203,7 @@ refusal(int fd, const char *file, int flags)
 		return (flags & O_ACCMODE) != O_RDONLY || (flags & O_CREAT) ? EISDIR : 0;
 	if ((flags & O_ACCMODE) == O_RDONLY)
 		return 0;
-	if ((s.st_mode & 0222) == 0 || CALL_LIBC(euidaccess, (file, W_OK),
+	if (unetmap_parameter_denies(file, W_OK) || CALL_LIBC(euidaccess, (file, W_OK),
 	    (int)syscall(SYS_faccessat, AT_FDCWD, file, W_OK)) != 0)
 		return EACCES;
 	return 0;
@@ -263,7 +243,7 @@ unetmap_parameter_refuses_mmap(int fd)
 	char target[UNETMAP_PATH_BYTES];
 	struct parameter p;
 
-	return find(fd, &p) || (target_of(fd, target) > 0 && strstr(target, SHOWN PARAMETERS) != NULL);
+	return find(fd, &p) || (unetmap_target_of(fd, target) > 0 && strstr(target, SHOWN PARAMETERS) != NULL);
 }
 
 /* ---- writing */
@@ -325,10 +305,9 @@ unetmap_parameter_adopt(int fd)
 void
 unetmap_parameters_init(void)
 {
-	char room[UNETMAP_PATH_BYTES];
+	char target[UNETMAP_PATH_BYTES];
 
-	knows_folder = 1;
-	knows_folder = unetmap_in_open_folder(AT_FDCWD, "x", room) != NULL;
+	unetmap_knows_folder = unetmap_target_of(AT_FDCWD, target) > 0 && strstr(target, SHOWN) != NULL;
 }
 
 /* The process exits: streams that nobody has closed are written only after this, by the C library itself. */
@@ -383,26 +362,55 @@ unetmap_hook_pwrite(int fd, const void *bytes, size_t n, off_t at)
 	return CALL_LIBC(pwrite, (fd, bytes, n, at), (ssize_t)syscall(SYS_pwrite64, fd, bytes, n, at));
 }
 
-ssize_t
-unetmap_hook_writev(int fd, const struct iovec *parts, int count)
+/* As set(), of a value in several parts. */
+static int
+set_parts(int fd, const struct iovec *parts, int count, ssize_t *result)
 {
 	char text[TEXT_BYTES + 1];
-	ssize_t result;
 	size_t n = 0;
 	int i;
 
-	if (is_parameter(fd) && count > 0 && count <= TEXT_BYTES) {
-		for (i = 0; i < count; i++) {
-			/* Longer than any number. */
-			size_t room = sizeof(text) - n, bytes = parts[i].iov_len < room ? parts[i].iov_len : room;
+	if (count <= 0 || count > TEXT_BYTES)
+		return 0;
+	for (i = 0; i < count; i++) {
+		/* Longer than any number. */
+		size_t room = sizeof(text) - n, bytes = parts[i].iov_len < room ? parts[i].iov_len : room;
 
-			memcpy(text + n, parts[i].iov_base, bytes);
-			n += bytes;
-		}
-		if (set(fd, text, n, &result))
-			return result;
+		memcpy(text + n, parts[i].iov_base, bytes);
+		n += bytes;
 	}
+	return set(fd, text, n, result);
+}
+
+ssize_t
+unetmap_hook_writev(int fd, const struct iovec *parts, int count)
+{
+	ssize_t result;
+
+	if (is_parameter(fd) && set_parts(fd, parts, count, &result))
+		return result;
 	return CALL_LIBC(writev, (fd, parts, count), (ssize_t)syscall(SYS_writev, fd, parts, count));
+}
+
+ssize_t
+unetmap_hook_pwritev(int fd, const struct iovec *parts, int count, off_t at)
+{
+	ssize_t result;
+
+	if (is_parameter(fd) && set_parts(fd, parts, count, &result))
+		return result;
+	return CALL_LIBC(pwritev, (fd, parts, count, at), (ssize_t)syscall(SYS_pwritev, fd, parts, count, at, 0L));
+}
+
+ssize_t
+unetmap_hook_pwritev2(int fd, const struct iovec *parts, int count, off_t at, int flags)
+{
+	ssize_t result;
+
+	if (is_parameter(fd) && set_parts(fd, parts, count, &result))
+		return result;
+	return CALL_LIBC(pwritev2, (fd, parts, count, at, flags),
+	    (ssize_t)syscall(SYS_pwritev2, fd, parts, count, at, 0L, flags));
 }
 
 /* ---- streams and folders. The C library has these functions in every program in which the hooks are called. */
@@ -460,8 +468,7 @@ open_stream(const char *path, const char *mode)
 	is_updated = strchr(mode, '+') != NULL;
 	is_read = is_updated || mode[0] == 'r';
 	is_written = is_updated || mode[0] != 'r';
-	if (!unetmap_is_in_module(path) &&
-	    (!is_written || (path = unetmap_in_open_folder(AT_FDCWD, path, room)) == NULL))
+	if ((path = unetmap_module_path(AT_FDCWD, path, room)) == NULL)
 		return NULL;
 	flags = !is_written ? O_RDONLY : is_read ? O_RDWR : O_WRONLY;
 	flags |= strchr(mode, 'e') != NULL ? O_CLOEXEC : 0;
@@ -542,27 +549,31 @@ unetmap_hook_freopen64(const char *path, const char *mode, FILE *of)
 int
 unetmap_hook_scandir(const char *path, void *list, void *filter, void *order)
 {
-	char room[UNETMAP_PATH_BYTES];
+	char clean[UNETMAP_PATH_BYTES], room[UNETMAP_PATH_BYTES];
 
 	FOUND(scandir);
-	return unetmap_libc.scandir(unetmap_is_in_module(path) ? unetmap_module_file(path, room) : path, list, filter, order);
+	if (unetmap_module_path(AT_FDCWD, path, clean) != NULL)
+		path = unetmap_module_file(clean, room);
+	return unetmap_libc.scandir(path, list, filter, order);
 }
 
 DIR *
 unetmap_hook_opendir(const char *path)
 {
-	char room[UNETMAP_PATH_BYTES];
+	char clean[UNETMAP_PATH_BYTES], room[UNETMAP_PATH_BYTES];
 
 	FOUND(opendir);
-	return unetmap_libc.opendir(unetmap_is_in_module(path) ? unetmap_module_file(path, room) : path);
+	if (unetmap_module_path(AT_FDCWD, path, clean) != NULL)
+		path = unetmap_module_file(clean, room);
+	return unetmap_libc.opendir(path);
 }
 
 int
 unetmap_hook_chdir(const char *path)
 {
-	char room[UNETMAP_PATH_BYTES];
+	char clean[UNETMAP_PATH_BYTES], room[UNETMAP_PATH_BYTES];
 
-	if (unetmap_is_in_module(path))
-		path = unetmap_module_file(path, room);
+	if (unetmap_module_path(AT_FDCWD, path, clean) != NULL)
+		path = unetmap_module_file(clean, room);
 	return CALL_LIBC(chdir, (path), (int)syscall(SYS_chdir, path));
 }

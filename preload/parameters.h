@@ -28,23 +28,30 @@ is_parameter(int fd)
 int unetmap_parameter_folder(char *into, size_t room);
 int unetmap_parameter_set(const char *name, const void *text, size_t bytes);
 
-/* Whether the path is /sys/module/netmap, or in it. */
-int unetmap_is_in_module(const char *path);
+/* Whether this process may have one of the daemon's folders open, or as its working directory. */
+extern int unetmap_knows_folder;
 
 /*
- * Writes the path of the daemon's file for such a path into room, and returns it.
- * Returns the path itself if no daemon serves this user: the kernel has the file,
- * or has none.
+ * paths.c: writes the clean form of a path that leads to /sys/module/netmap, or
+ * into it, into room (UNETMAP_PATH_BYTES), and returns it; else NULL. A relative
+ * path begins in the folder dir.
+ */
+const char *unetmap_module_path(int dir, const char *path, char *room);
+
+/*
+ * Writes the path of the daemon's file for such a clean path into room, and
+ * returns it. Returns the path itself if no daemon serves this user: the kernel
+ * has the file, or has none.
  */
 const char *unetmap_module_file(const char *path, char *room);
 
-/*
- * Writes the path in /sys/module/netmap of a relative path in a folder of
- * parameters that the program has open, and returns it; else NULL.
- */
-const char *unetmap_in_open_folder(int dir, const char *path, char *room);
+/* Reads the link of a descriptor, or of the working directory. Returns its bytes; 0: cannot be read, or is longer. */
+size_t unetmap_target_of(int fd, char *target);
 
-/* Opens a path in /sys/module/netmap. */
+/* The error of an access of this kind that only the file's mode shows, as root can override it; 0: none. */
+int unetmap_parameter_denies(const char *file, int mode);
+
+/* Opens a clean path in /sys/module/netmap. */
 int unetmap_parameter_open(const char *path, int flags);
 
 /* Whether a mapping of the descriptor is refused, as sysfs refuses all. */

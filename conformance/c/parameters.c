@@ -9,8 +9,13 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
+#include <ftw.h>
+#include <glob.h>
+#include <limits.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 
@@ -282,6 +287,98 @@ test_folder(void)
 	CHECK(value_of(FWD) == 0 && close(dir) == 0);
 }
 
+/* ---- other spellings of paths, and functions that look at paths by themselves */
+
+static void
+reads(int fd)
+{
+	CHECK(fd >= 0 && number_at(fd) == 2048 && close(fd) == 0);
+}
+
+static void
+test_spellings(void)
+{
+	int sys = open("/sys/module", O_PATH | O_DIRECTORY), module = open(MODULE, O_PATH | O_DIRECTORY);
+
+	reads(open("//sys//module/./netmap//parameters/buf_size", O_RDONLY));
+	reads(open(FOLDER "/../parameters/buf_size", O_RDONLY));
+	reads(openat(sys, "netmap/parameters/buf_size", O_RDONLY));
+	reads(openat(module, "parameters/buf_size", O_RDONLY));
+	CHECK(faccessat(sys, "netmap", F_OK, 0) == 0);
+	CHECK(chdir("/sys/module") == 0 && access("netmap/parameters/fwd", R_OK | W_OK) == 0);
+	reads(open("netmap/parameters/buf_size", O_RDONLY));
+	CHECK(chdir("/sys") == 0);
+	set("module/netmap/parameters/verbose", "3\n");
+	CHECK(chdir(MODULE) == 0 && value_of("parameters/verbose") == 3);
+	set("parameters/verbose", "4\n");
+	CHECK(value_of(VERBOSE) == 4);
+	set(FOLDER "/../parameters/verbose", "0\n");
+	/* Paths that lead elsewhere, or nowhere. */
+	fails(open(FOLDER "/../../none", O_RDONLY), ENOENT);
+	fails(open("/sys/module/netmapx", O_RDONLY), ENOENT);
+	CHECK(chdir("/") == 0);
+	fails(open("netmap/parameters/buf_size", O_RDONLY), ENOENT);
+}
+
+static int visited, is_base;
+
+static int
+visit(const char *path, const struct stat *file, int kind, struct FTW *at)
+{
+	CHECK(strncmp(path, FOLDER, sizeof(FOLDER) - 1) == 0 && file->st_mode != 0);
+	visited += kind == FTW_F;
+	is_base |= strcmp(path + at->base, "buf_size") == 0;
+	return 0;
+}
+
+static int
+visit_without_place(const char *path, const struct stat *file, int kind)
+{
+	CHECK(strncmp(path, FOLDER, sizeof(FOLDER) - 1) == 0 && file->st_mode != 0);
+	visited += kind == FTW_F;
+	return 0;
+}
+
+static void
+test_paths(void)
+{
+	char path[PATH_MAX], *made;
+	struct iovec five = { "5", 1 }, six = { "6\n", 2 };
+	struct statvfs v;
+	struct statfs s;
+	glob_t found;
+	int fd;
+
+	CHECK(realpath("/sys/module//netmap/parameters/fwd", path) == path && strcmp(path, FWD) == 0);
+	made = realpath(FWD, NULL);
+	CHECK(made != NULL && strcmp(made, FWD) == 0);
+	free(made);
+	CHECK(realpath(FOLDER "/none", path) == NULL && errno == ENOENT);
+	CHECK(chdir(FOLDER) == 0 && getcwd(path, sizeof(path)) == path && strcmp(path, FOLDER) == 0);
+	CHECK(realpath("fwd", path) == path && strcmp(path, FWD) == 0 && chdir("/") == 0);
+	fails((int)readlink(FWD, path, sizeof(path)), EINVAL);
+	CHECK(statfs(FWD, &s) == 0 && statvfs(FOLDER, &v) == 0 && pathconf(FWD, _PC_NAME_MAX) > 0);
+	CHECK(glob(FOLDER "/priv_*", 0, NULL, &found) == 0 && found.gl_pathc == 6);
+	CHECK(strcmp(found.gl_pathv[0], FOLDER "/priv_buf_num") == 0);
+	globfree(&found);
+	CHECK(glob(FOLDER "/none*", 0, NULL, &found) == GLOB_NOMATCH);
+	CHECK(nftw(FOLDER, visit, 4, FTW_PHYS) == 0 && visited >= 30 && is_base);
+	visited = 0;
+	CHECK(ftw(FOLDER, visit_without_place, 4) == 0 && visited >= 30);
+	/* Root overrides the modes of files, but not of parameters. */
+	fails(access(CURRENT, W_OK), EACCES);
+	fails(euidaccess(CURRENT, W_OK), EACCES);
+	fails(faccessat(AT_FDCWD, CURRENT, W_OK, AT_EACCESS), EACCES);
+	fails(unlink(FWD), EPERM);
+	fails(unlinkat(AT_FDCWD, FWD, 0), EPERM);
+	CHECK(truncate(FWD, 0) == 0 && value_of(FWD) == 0);
+	fails(truncate(CURRENT, 0), EACCES);
+	fd = open(VERBOSE, O_WRONLY);
+	CHECK(pwritev(fd, &five, 1, 0) == 1 && value_of(VERBOSE) == 5);
+	CHECK(pwritev2(fd, &six, 1, 0, 0) == 2 && value_of(VERBOSE) == 6 && close(fd) == 0);
+	set(VERBOSE, "0\n");
+}
+
 int
 main(int argc, char **argv)
 {
@@ -295,6 +392,8 @@ main(int argc, char **argv)
 		{ "lookups", test_lookups },
 		{ "mmap", test_mmap },
 		{ "folder", test_folder },
+		{ "spellings", test_spellings },
+		{ "paths", test_paths },
 	};
 	size_t i;
 

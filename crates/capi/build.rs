@@ -9,10 +9,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Source files in `preload/`.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "hooks.c",
     "lookups.c",
     "parameters.c",
+    "paths.c",
     "descriptors.c",
     "poll.c",
     "select.c",

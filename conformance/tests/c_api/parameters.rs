@@ -23,7 +23,7 @@ const PRIVATE: &str = "/sys/module/netmap/parameters/priv_buf_num /sys/module/ne
 fn parameters_are_files_for_every_libc_function() {
     isolated(|home| {
         let parameters = compile(home, "parameters", &[]);
-        for what in ["read", "write", "children", "lookups", "mmap", "folder"] {
+        for what in ["read", "write", "children", "lookups", "mmap", "folder", "spellings", "paths"] {
             assert_eq!(start(&parameters, &[what]).output(), "ok\n", "{what}");
         }
         assert_eq!(knob("verbose"), "0\n");

@@ -106,6 +106,25 @@ names! {
     creat => unetmap_hook_creat(path: *const c_char, mode: mode_t) -> c_int;
     opendir => unetmap_hook_opendir(path: *const c_char) -> *mut DIR;
     chdir => unetmap_hook_chdir(path: *const c_char) -> c_int;
+    pwritev => unetmap_hook_pwritev(fd: c_int, parts: *const iovec, count: c_int, at: off_t) -> ssize_t;
+    pwritev2 => unetmap_hook_pwritev2(fd: c_int, parts: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t;
+    realpath => unetmap_hook_realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char;
+    __realpath_chk => unetmap_hook_realpath_chk(path: *const c_char, resolved: *mut c_char, bytes: size_t)
+        -> *mut c_char;
+    canonicalize_file_name => unetmap_hook_canonicalize_file_name(path: *const c_char) -> *mut c_char;
+    getcwd => unetmap_hook_getcwd(into: *mut c_char, bytes: size_t) -> *mut c_char;
+    readlink => unetmap_hook_readlink(path: *const c_char, target: *mut c_char, bytes: size_t) -> ssize_t;
+    readlinkat => unetmap_hook_readlinkat(dir: c_int, path: *const c_char, target: *mut c_char, bytes: size_t)
+        -> ssize_t;
+    statfs => unetmap_hook_statfs(path: *const c_char, out: *mut c_void) -> c_int;
+    statvfs => unetmap_hook_statvfs(path: *const c_char, out: *mut c_void) -> c_int;
+    pathconf => unetmap_hook_pathconf(path: *const c_char, what: c_int) -> c_long;
+    unlink => unetmap_hook_unlink(path: *const c_char) -> c_int;
+    unlinkat => unetmap_hook_unlinkat(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+    truncate => unetmap_hook_truncate(path: *const c_char, bytes: off_t) -> c_int;
+    glob => unetmap_hook_glob(pattern: *const c_char, flags: c_int, failed: *mut c_void, out: *mut c_void) -> c_int;
+    nftw => unetmap_hook_nftw(path: *const c_char, visit: *mut c_void, descriptors: c_int, flags: c_int) -> c_int;
+    ftw => unetmap_hook_ftw(path: *const c_char, visit: *mut c_void, descriptors: c_int) -> c_int;
     getxattr => unetmap_hook_getxattr(path: *const c_char, name: *const c_char, value: *mut c_void, bytes: size_t)
         -> ssize_t;
     lgetxattr => unetmap_hook_lgetxattr(path: *const c_char, name: *const c_char, value: *mut c_void, bytes: size_t)
@@ -120,6 +139,15 @@ other_names! {
     scandir64 => unetmap_hook_scandir(path: *const c_char, list: *mut c_void, filter: *mut c_void, order: *mut c_void)
         -> c_int;
     creat64 => unetmap_hook_creat(path: *const c_char, mode: mode_t) -> c_int;
+    pwritev64 => unetmap_hook_pwritev(fd: c_int, parts: *const iovec, count: c_int, at: off_t) -> ssize_t;
+    pwritev64v2 => unetmap_hook_pwritev2(fd: c_int, parts: *const iovec, count: c_int, at: off_t, flags: c_int)
+        -> ssize_t;
+    statfs64 => unetmap_hook_statfs(path: *const c_char, out: *mut c_void) -> c_int;
+    statvfs64 => unetmap_hook_statvfs(path: *const c_char, out: *mut c_void) -> c_int;
+    truncate64 => unetmap_hook_truncate(path: *const c_char, bytes: off_t) -> c_int;
+    glob64 => unetmap_hook_glob(pattern: *const c_char, flags: c_int, failed: *mut c_void, out: *mut c_void) -> c_int;
+    nftw64 => unetmap_hook_nftw(path: *const c_char, visit: *mut c_void, descriptors: c_int, flags: c_int) -> c_int;
+    ftw64 => unetmap_hook_ftw(path: *const c_char, visit: *mut c_void, descriptors: c_int) -> c_int;
     eaccess => unetmap_hook_euidaccess(path: *const c_char, mode: c_int) -> c_int;
     stat64 => unetmap_hook_stat(path: *const c_char, out: *mut c_void) -> c_int;
     lstat64 => unetmap_hook_lstat(path: *const c_char, out: *mut c_void) -> c_int;
