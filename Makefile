@@ -53,7 +53,7 @@ WIRE_UNITS := unetmap-bridge@.service unetmap-fw@.service unetmap-suricata@.serv
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: build debug core setup setup-tests demo test test-long test-inline test-kubelet test-evpn soak test-bare test-nic test-vm test-arm64 host-matrix loom
-.PHONY: deb rpm wheel test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf bench install install-c uninstall
+.PHONY: deb rpm wheel test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf lint-go bench install install-c uninstall
 .DEFAULT_GOAL := build
 
 # A release names no folder of the machine that built it, so that any two builds are the same.
@@ -154,7 +154,7 @@ test-vm: debug
 test-arm64:
 	@CARGO=$(CARGO) vm/arm64
 
-lint: setup lint-source lint-crates lint-headers lint-man lint-bpf lint-adding
+lint: setup lint-source lint-crates lint-headers lint-man lint-bpf lint-adding lint-go
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --all --check
 	$(CARGO) fmt --manifest-path python/Cargo.toml --check
@@ -185,6 +185,11 @@ lint-adding: setup
 # Licences, sources and advisories of the crates that are used.
 lint-crates:
 	@.ci/check-crates
+
+# Layout of the Go sources; says so and passes where there is no Go.
+lint-go:
+	@command -v gofmt >/dev/null || { echo "lint: no gofmt (golang), so the Go sources were not checked"; exit 0; }; \
+	unformatted=$$(gofmt -l go conformance/go) && [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
 
 # The compiled BPF objects against their sources; says so and passes where that version of clang is not installed.
 lint-bpf:
@@ -267,6 +272,12 @@ install:
 	done
 	install -d $(DESTDIR)$(PREFIX)/share/unetmap
 	install -m 644 service/grafana.json service/alerts.yml $(DESTDIR)$(PREFIX)/share/unetmap
+	# The Go module, as source.
+	for folder in . gopacket examples/echo examples/rate; do \
+		install -d $(DESTDIR)$(PREFIX)/share/unetmap/go/$$folder && \
+		install -m 644 $(wildcard go/LICENSE) $$(ls go/$$folder/*.go go/$$folder/go.* 2>/dev/null | sort -u) \
+			$(DESTDIR)$(PREFIX)/share/unetmap/go/$$folder || exit 1; \
+	done
 	install -m 644 service/unetmap.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/unetmap.conf
 	@for section in $(MAN_SECTIONS); do \
 		for page in man/*.$$section; do \

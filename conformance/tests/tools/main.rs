@@ -8,6 +8,7 @@ mod dashboard;
 mod demo;
 mod doctor;
 mod events;
+mod go;
 mod lb;
 mod metrics;
 mod prove;

@@ -22,6 +22,9 @@ pub const NR_DEVICE: u64 = 1 << 30;
 /// addresses: `nr_offset` is the number of the `netmap_if`, and `nr_memsize` that of the first ring, which a port that
 /// is created gets if they are free.
 pub const NR_AT: u64 = 1 << 29;
+/// Flag of REGISTER by a program that runs no AF_XDP sockets: an interface is opened mediated, also for a user who may
+/// have it direct.
+pub const NR_MEDIATED: u64 = 1 << 28;
 /// An environment variable; any value but `0` sets [`FORCE`].
 const FORCE_VARIABLE: &str = "UNETMAP_FORCE";
 

@@ -2,6 +2,7 @@
 //! Interfaces that programs open: the one that is open already, or a new port, direct or mediated.
 
 use unetmap_abi::{NmreqRegister, PipeRole, PortSpec};
+use unetmap_core::control::request::NR_MEDIATED;
 use unetmap_sys::link::Link;
 
 use super::key::{EndpointKey, MediatedKey, PortKey};
@@ -26,6 +27,7 @@ pub(super) fn find_or_create(
     if let Some(hidden) = daemon.vale.persistent.of_link(&link, caller)? {
         return vale::persistent_ends::find_or_create(&mut daemon.registry, &daemon.vale, hidden, request, caller);
     }
+    let access = if request.nr_flags & NR_MEDIATED != 0 { Access::Mediated } else { access };
     match nic::usable_access((&daemon.registry, &mut daemon.nics), access, &link, caller) {
         Access::Direct => find_or_create_direct(daemon, &link, request, caller),
         Access::Mediated => find_or_create_mediated(daemon, &link, request, caller),

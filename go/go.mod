@@ -1,0 +1,3 @@
+module unetmap
+
+go 1.24
