@@ -17,6 +17,7 @@
 # make bench      measures; BENCH="pipe --json" chooses
 # make install    to PREFIX (/usr/local) and LIBDIR (PREFIX/lib), below DESTDIR; make uninstall removes it; install-c: headers and libraries alone
 # make deb        Debian packages, in target/deb; root installs the tools; test-deb and test-systemd test them (root)
+# make repository KEY=ID URL=ADDRESS  a signed archive for apt of the packages of `make deb`, in target/repository
 # make rpm        rpm packages, in target/rpm
 # make wheel      the Python package, in target/wheel (docs/python.md)
 
@@ -53,7 +54,7 @@ WIRE_UNITS := unetmap-bridge@.service unetmap-fw@.service unetmap-suricata@.serv
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: build debug core setup setup-tests demo test test-long test-inline test-kubelet test-evpn soak test-bare test-nic test-vm test-arm64 host-matrix loom
-.PHONY: deb rpm wheel test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf lint-go bench install install-c uninstall
+.PHONY: deb repository rpm wheel test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf lint-go bench install install-c uninstall
 .DEFAULT_GOAL := build
 
 # A release names no folder of the machine that built it, so that any two builds are the same.
@@ -294,6 +295,9 @@ install:
 
 deb:
 	@.ci/deb
+
+repository:
+	@KEY="$(KEY)" URL="$(URL)" .ci/repository
 
 rpm:
 	@.ci/rpm

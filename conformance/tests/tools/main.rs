@@ -14,6 +14,7 @@ mod metrics;
 mod prove;
 mod python;
 mod readme;
+mod repository;
 mod runner;
 mod stack;
 mod tokio;
