@@ -32,8 +32,8 @@ BENCH ?= pipe pipe-batch pipe-1core pipe-rtt
 
 PACKAGES := unetmap-daemon unetmap-cli unetmap-cni unetmap-device-plugin pkt-gen bridge unetmap-fw lb vale-ctl unetmap-examples
 PROGRAMS := unetmapd unetmap pkt-gen bridge unetmap-fw lb vale-ctl unetmap-device-plugin
-# Examples that `unetmap bench` runs; they are not installed into bin.
-HELPERS := collector scrubber
+# An example that `unetmap bench` runs; it is not installed into bin.
+HELPERS := collector
 # Run by container runtimes, which look for it in a folder of plugins.
 CNI := unetmap-cni
 DEMO_PACKAGES := unetmap-daemon unetmap-cli pkt-gen bridge

@@ -84,7 +84,7 @@ pub enum Bench {
     Pcap,
     /// `lb` forwards from an interface to the reader of four pipes.
     Lb,
-    /// The example `scrubber` receives at an interface when nine packets of ten are bad.
+    /// `unetmap scrub` receives at an interface when nine packets of ten are bad.
     Scrub,
     /// `unetmap-fw` between two pipes: a row for each number of rules, for states and for NAT.
     Fw,

@@ -44,13 +44,11 @@ impl NicLab {
                 programs.insert(0, self.receive("collector", |command| command.arg(&interval).args(ports))?);
             }
             _ => {
-                let scrub = |command: &mut Command| {
-                    command.args(["vb", "1", RATE]).env("INTERVAL_MS", &interval);
-                };
-                programs.push(self.receive("scrubber", |command| {
-                    scrub(command);
-                    command
-                })?);
+                let seconds = INTERVAL.as_secs_f64().to_string();
+                // All of this is an attack, whose begin is not an interval.
+                let events = ["--attack", "1G", "--interval", &seconds];
+                let scrub = ["scrub", "vb", "-w", "0", "--json", "--source-rate", RATE];
+                programs.push(self.receive("unetmap", |command| command.args(scrub).args(events))?);
             }
         }
         let sources = if bench == Bench::Lb { FLOWS } else { MOSTLY_BAD };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The programs in the folder `apps`: `unetmap-fw`, `unetmap-cni`, `unetmap-device-plugin`, `unetmap emulate`, `unetmap
-//! flows`, `unetmap memif`, the scrubber; and tables of all programs at once: errors, quantities, manual pages,
+//! flows`, `unetmap memif`, `unetmap scrub`; and tables of all programs at once: errors, quantities, manual pages,
 //! installation.
 #![forbid(unsafe_code)]
 
@@ -19,4 +19,4 @@ mod links;
 mod manuals;
 mod metrics;
 mod quantities;
-mod scrubber;
+mod scrub;

@@ -13,6 +13,7 @@ pub(crate) enum App {
     Fw(unetmap_fw_client::FwArgs),
     Emulate(unetmap_emulate::EmulateArgs),
     Flows(unetmap_flows::FlowsArgs),
+    Scrub(Box<unetmap_scrub::ScrubArgs>),
 }
 
 /// Performs the command. Returns the exit status.
@@ -23,5 +24,6 @@ pub(crate) fn run(app: &App) -> Result<u8, Failure> {
         App::Fw(args) => Ok(print("fw", &unetmap_fw_client::run(args)?)?),
         App::Emulate(args) => unetmap_emulate::run(args).map(|()| 0),
         App::Flows(args) => unetmap_flows::run(args).map(|()| 0),
+        App::Scrub(args) => unetmap_scrub::run(args).map(|()| 0),
     }
 }

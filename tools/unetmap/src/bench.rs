@@ -50,7 +50,7 @@ use unetmap_quantity::{seconds, within};
 /// (`nic-rx-size`): pkt-gen receives while the other end of the veth pair sends as fast as it can. `nic-fwd`:
 /// bridge forwards from one interface to another. `host-tcp`: TCP throughput each way between an interface and the host
 /// stack through bridge. `host-rtt`: the median round trip of a ping there. Peer of both: the same veth pair without
-/// unetmap. `lb`: lb forwards to the reader of four pipes. `scrub`: the example scrubber receives when nine packets of
+/// unetmap. `lb`: lb forwards to the reader of four pipes. `scrub`: `unetmap scrub` receives when nine packets of
 /// ten are bad. Peer of both: a plain receiver.
 ///
 /// `pcap`: a C program that uses libpcap, and tcpdump, with unetmap's libpcap on a switch, a pipe and an interface.

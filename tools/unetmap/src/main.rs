@@ -335,6 +335,7 @@ mod tests {
                 "run" => "unetmap-run.1",
                 "capture" | "extract" | "replay" => "unetmap-capture.1",
                 "flows" => "unetmap-flows.1",
+                "scrub" => "unetmap-scrub.1",
                 "vm" => "unetmap-vm.7",
                 "memif" => "unetmap-memif.7",
                 _ => "unetmap.1",
@@ -342,8 +343,15 @@ mod tests {
             own.push((page, command.clone()));
         }
         let path = |page: &str| format!("{}/../../man/{page}", env!("CARGO_MANIFEST_DIR"));
-        let pages =
-            ["unetmap.1", "unetmap-capture.1", "unetmap-flows.1", "unetmap-run.1", "unetmap-vm.7", "unetmap-memif.7"];
+        let pages = [
+            "unetmap.1",
+            "unetmap-capture.1",
+            "unetmap-flows.1",
+            "unetmap-run.1",
+            "unetmap-scrub.1",
+            "unetmap-vm.7",
+            "unetmap-memif.7",
+        ];
         for page in pages {
             let commands: Vec<_> =
                 own.iter().filter(|(of, _)| *of == page).map(|(_, command)| command.clone()).collect();

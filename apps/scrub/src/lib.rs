@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! `unetmap scrub`: stops attacks between an interface and its host, or between two ports.
+//!
+//! ```text
+//! wire --> malformed? --> rules, lists --> rates --> handshakes --> inside      Scrubber, one thread
+//!      <---------------------------- handshakes <-----------------
+//!              drops, by reason --> sums each second --> attacks: events        this thread
+//!                               \-> one of N --> pcapng
+//! ```
+#![forbid(unsafe_code)]
+
+mod attack;
+mod options;
+mod path;
+mod rate;
+mod reason;
+mod record;
+mod report;
+mod rules;
+mod scrubber;
+mod shared;
+mod top;
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use tool_common::failure::{self, OnFailure};
+use tool_common::forward::{Direction as Way, check_headers, check_sizes, drain, flush, forward};
+use tool_common::{Failure, flag_on_hangup, note, port, stop_on_signals, wait_for_link};
+use unetmap::Port;
+use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE};
+use unetmap_capture::Frames;
+use unetmap_filter::{Direction, HEADER_BYTES, Now};
+
+pub use options::ScrubArgs;
+
+use options::{Input, Settings};
+use path::{Path, Worker};
+use record::{Recorder, Writer};
+use report::Report;
+use rules::Rules;
+use scrubber::Scrubber;
+use shared::Shared;
+
+/// Most slots of a batch.
+const BURST: u32 = 512;
+/// Time between two looks at files, signals and the end of a second.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Scrubs until a signal, or to the end of a file.
+///
+/// # Errors
+/// The reason.
+pub fn run(args: &ScrubArgs) -> Result<(), Failure> {
+    let inner = || {
+        let settings = args.check()?;
+        let shared = Arc::new(Shared::new(Rules::new(settings.sources.clone())?));
+        let (recorder, writer) = match settings.dropped {
+            None => (None, None),
+            Some((path, every, max)) => {
+                let (recorder, writer) = Recorder::create(path, every, max)?;
+                (Some(recorder), Some(writer))
+            }
+        };
+        let scrubber = Scrubber::new(Arc::clone(&shared), settings.limits, settings.states, recorder);
+        match &settings.input {
+            Input::File(path) => read(&settings, path, scrubber, &shared, writer),
+            Input::Ports(ports) => scrub(&settings, ports, scrubber, &shared, writer),
+        }
+    };
+    inner().map_err(|e: Failure| e.within("scrub"))
+}
+
+/// Judges the packets of a file.
+fn read(
+    settings: &Settings<'_>,
+    path: &std::path::Path,
+    mut scrubber: Scrubber,
+    shared: &Arc<Shared>,
+    writer: Option<Writer>,
+) -> Result<(), Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::Work(format!("{}: {e}", path.display()));
+    let file = File::open(path).map_err(|e| failed(&e))?;
+    let mut frames = Frames::new(file).map_err(|e| failed(&e))?;
+    let mut report = Report::new(settings);
+    let (mut first, mut now, mut result) = (None, Now { millis: 0, seconds: 0 }, Ok(()));
+    loop {
+        let frame = match frames.next_frame() {
+            Ok(Some(frame)) => frame,
+            Ok(None) => break,
+            Err(e) => {
+                result = Err(failed(&e));
+                break;
+            }
+        };
+        let time = frame.time.unwrap_or_default();
+        let since = time.saturating_sub(*first.get_or_insert(time)).as_millis() as u64;
+        // A packet that is before the last one is of its time.
+        for second in now.seconds..since.max(now.millis) / 1000 {
+            scrubber.begin(Now { millis: (second + 1) * 1000, seconds: second + 1 });
+            report.second(second, shared);
+        }
+        let millis = since.max(now.millis);
+        now = Now { millis, seconds: millis / 1000 };
+        let mut bytes = [0; HEADER_BYTES];
+        let head = frame.bytes.len().min(HEADER_BYTES);
+        bytes[..head].copy_from_slice(&frame.bytes[..head]);
+        scrubber.judge(&mut bytes[..head], frame.bytes.len(), Direction::Out, now, |_, _, _| {});
+    }
+    scrubber.begin(Now { millis: now.millis + 1000, seconds: now.seconds + 1 });
+    report.second(now.seconds, shared);
+    drop(scrubber);
+    writer.into_iter().for_each(|writer| drop(writer.join()));
+    report.end(shared, now.millis as f64 / 1000.0);
+    result
+}
+
+/// Scrubs what comes in at the first of two ports.
+fn scrub(
+    settings: &Settings<'_>,
+    [first, second]: &[String; 2],
+    scrubber: Scrubber,
+    shared: &Arc<Shared>,
+    writer: Option<Writer>,
+) -> Result<(), Failure> {
+    let (stop, again) = (stop_on_signals()?, flag_on_hangup()?);
+    set_failure([first, second], settings.on_failure)?;
+    let open = |spec: &str| port::open(spec, port::RingConfig::default(), NR_ACCEPT_VNET_HDR | NR_EXCLUSIVE);
+    // A program that has host rings may also open the interface that carries the host's connections.
+    let b = open(second)?;
+    let a = open(first)?;
+    let swap = a.same_region(&b);
+    check_sizes(&a, &b, swap)?;
+    let header = check_headers(&a, &b)? as usize;
+    let state = Arc::new((AtomicU64::new(0), AtomicBool::new(false)));
+    let _served = settings.metrics.serve(&format!("unetmap scrub {first} {second}"), {
+        let (shared, state) = (Arc::clone(shared), Arc::clone(&state));
+        move || shared.metrics(state.0.load(Relaxed), state.1.load(Relaxed))
+    })?;
+    wait_for_link(settings.wait, stop);
+    let mode = if swap { "zero copy" } else { "copy" };
+    note(&format!("Ready to go, {first} <-> {second}, {mode}"));
+    let begin = Instant::now();
+    let mut report = Report::new(settings);
+    let result = std::thread::scope(|scope| {
+        let moving = scope.spawn(|| move_packets([&a, &b], scrubber, (swap, header), stop));
+        let mut seconds = 0;
+        while !moving.is_finished() {
+            std::thread::sleep(settings.interval.unwrap_or(LOOK).min(LOOK));
+            match shared.rules.reload(again.swap(false, Relaxed)) {
+                Ok(true) => note("The rules were read again"),
+                Ok(false) => {}
+                Err(why) => note(&format!("{why}; the old rules stay")),
+            }
+            while seconds < begin.elapsed().as_secs() {
+                report.second(seconds, shared);
+                seconds += 1;
+            }
+            report.tick(begin.elapsed(), shared);
+            state.0.store(report.attacks(), Relaxed);
+            state.1.store(report.is_attacked(), Relaxed);
+        }
+        report.second(seconds, shared);
+        moving.join().expect("no panic")
+    });
+    writer.into_iter().for_each(|writer| drop(writer.join()));
+    report.end(shared, begin.elapsed().as_secs_f64());
+    Ok(result?)
+}
+
+/// Sets what becomes of frames while the scrubber does not take them. At host rings they are dropped, unless the user
+/// says otherwise.
+fn set_failure(ports: [&str; 2], on_failure: Option<&str>) -> Result<(), Failure> {
+    let fate = match on_failure {
+        Some("bypass") => return failure::bypass(ports),
+        Some("open") => OnFailure::Open,
+        _ => OnFailure::Closed,
+    };
+    for port in ports {
+        let interface = failure::interface_of(port).filter(|_| on_failure.is_some());
+        if let Some(interface) = failure::host_rings_of(port).or(interface) {
+            failure::set(&interface, fate.clone())?;
+        }
+    }
+    Ok(())
+}
+
+/// Moves packets until a signal.
+fn move_packets(
+    [a, b]: [&Port; 2],
+    scrubber: Scrubber,
+    (swap, header): (bool, usize),
+    stop: &AtomicBool,
+) -> Result<(), String> {
+    let worker = RefCell::new(Worker::new(scrubber));
+    let path = |direction| Path { worker: &worker, direction, swap, header };
+    let mut ways = [
+        Way { from: a, to: b, burst: BURST, mover: path(Direction::Out) },
+        Way { from: b, to: a, burst: BURST, mover: path(Direction::In) },
+    ];
+    let result = forward(&mut ways, &[a, b], stop);
+    stop.store(true, Relaxed);
+    flush(&mut ways);
+    drain(&[a, b]);
+    result
+}
