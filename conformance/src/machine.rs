@@ -3,11 +3,13 @@
 //! checksums and segmentation to others.
 #![allow(unsafe_code)]
 
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 
 use lab::Ns;
+use rustix::net::{AddressFamily, SocketType};
 
 use crate::until;
 
@@ -16,6 +18,8 @@ const TUNSETIFF: libc::Ioctl = 0x4004_54ca_u32 as libc::Ioctl;
 const IFF_TAP: u16 = 0x0002;
 const IFF_NO_PI: u16 = 0x1000;
 const IFF_VNET_HDR: u16 = 0x4000;
+/// Of linux/if_packet.h.
+const PACKET_VNET_HDR: libc::c_int = 15;
 
 /// Most ms until the next frame.
 const NEXT_FRAME_MS: libc::c_int = 50;
@@ -53,6 +57,38 @@ impl Machine {
         // SAFETY: the kernel reads and writes a `struct ifreq`, which has 40 bytes.
         let result = unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(Machine(file)) }
+    }
+
+    /// The interface `name` as such a machine's, by a packet socket that receives nothing.
+    ///
+    /// # Panics
+    /// If there is no such socket.
+    #[track_caller]
+    pub fn on(ns: &Ns, name: &str) -> Machine {
+        ns.run(|| Machine::socket(name)).expect("a namespace").unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    fn socket(name: &str) -> io::Result<Machine> {
+        let socket = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, None)?;
+        let on: libc::c_int = 1;
+        // SAFETY: the kernel reads one number.
+        let set = unsafe {
+            let value = (&raw const on).cast();
+            libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, PACKET_VNET_HDR, value, size_of_val(&on) as u32)
+        };
+        if set < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let terminated = CString::new(name)?;
+        // SAFETY: a string that ends.
+        let index = unsafe { libc::if_nametoindex(terminated.as_ptr()) };
+        // SAFETY: all bytes may be zero.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        (address.sll_family, address.sll_ifindex) = (libc::AF_PACKET as u16, index as i32);
+        // SAFETY: the kernel reads an address of this size.
+        let bound =
+            unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as u32) };
+        if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(Machine(File::from(socket))) }
     }
 
     /// Sends a frame, which follows its header.

@@ -9,6 +9,7 @@ mod daemon_crash;
 mod dispatcher;
 mod down;
 mod failure;
+mod faults;
 mod filter;
 mod frames;
 mod headers;

@@ -103,6 +103,11 @@ pub(crate) enum What {
     LinkGone {
         port: String,
     },
+    /// An interface has handed on frames that are not those on the wire.
+    FramesFaulty {
+        port: String,
+        reason: String,
+    },
     /// A request was refused, as it exceeded a budget.
     BudgetReached {
         reason: String,
@@ -162,6 +167,7 @@ impl What {
             | What::LinkDown { port }
             | What::LinkRenamed { port, .. }
             | What::LinkGone { port }
+            | What::FramesFaulty { port, .. }
             | What::BypassBegan { port, .. }
             | What::BypassEnded { port, .. } => Some(port),
             _ => None,

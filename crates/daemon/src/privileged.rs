@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use unetmap_core::control::trusted_file;
+use unetmap_sys::deadline::Faults;
 use unetmap_sys::log::set_stderr;
 use unetmap_sys::memory_helper::MemoryHelper;
 use unetmap_sys::netns::Netns;
@@ -86,6 +87,11 @@ impl Deadline {
     /// Sets the deadline to `time` from now.
     pub(crate) fn extend(&self, time: Duration) -> io::Result<()> {
         unless_detached(self.0.extend(milliseconds(time)))
+    }
+
+    /// The faults that the program has found in frames, at which it looks from now on by this MTU.
+    pub(crate) fn look(&self, mtu: u32) -> io::Result<Faults> {
+        self.0.look(mtu)
     }
 
     /// Sets the deadline of a queue to `time` from now.

@@ -173,7 +173,7 @@ impl Server {
         epoll.add(&listener, LISTENER, true, false)?;
         let nodes = Nodes::new(socket)?;
         epoll.add(nodes.doorbell(), NODE, true, false)?;
-        daemon.nics.work.use_threads()?;
+        daemon.nics.use_threads()?;
         daemon.nics.work.doorbell().into_iter().try_for_each(|fd| epoll.add(fd, INTERFACES, true, false))?;
         Ok(Server {
             daemon,

@@ -152,6 +152,10 @@ pub(crate) mod nic {
     pub(crate) const DEFAULT_RX_SLOTS: u32 = 1024;
     /// Interval at which the deadlines of the kernel's programs are renewed.
     pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
+    /// Interval at which the kernel's programs are asked for the faults that they have found in frames, and the number
+    /// of frames that have to be faulty.
+    pub(crate) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+    pub(crate) const FAULTY_FRAMES: u64 = 3;
     /// Time after the last renewal for which the kernel's programs still redirect packets. Longer than the interval,
     /// so that a daemon that is delayed keeps its interfaces.
     pub(crate) const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(1750);

@@ -93,6 +93,60 @@ struct {
 	NUMBER(max_entries, 1);
 } served SECTION(".maps");
 
+// What the frames of the interface are looked at for, as a driver may hand on others than those on the wire: merged
+// ones, or such with unfinished checksums.
+struct looks {
+	// Of the interface; 0: no frame is looked at.
+	__u32 mtu;
+	// TCP and UDP frames whose checksums are still to be looked at. Processors may count the same frame.
+	__u32 left;
+};
+
+struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	TYPE(key, __u32);
+	TYPE(value, struct looks);
+	NUMBER(max_entries, 1);
+} looks_of SECTION(".maps");
+
+// The counts of what was found: TCP packets that are longer than the MTU; frames whose checksum is the sum that
+// a sender leaves there for the hardware to finish.
+enum { MERGED, UNFINISHED, FAULTS };
+
+struct {
+	NUMBER(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	TYPE(key, __u32);
+	TYPE(value, __u64);
+	NUMBER(max_entries, FAULTS);
+} faults SECTION(".maps");
+
+typedef unsigned char __u8;
+typedef unsigned short __u16;
+#define SWAP16(value) __builtin_bswap16(value)
+#define TCP 6
+#define UDP 17
+#define MOST_TAGS 2
+// Bytes before the packet at most: of Ethernet and two VLAN tags.
+#define MOST_HEADER 22
+// More than any MTU.
+#define MTU_MASK 0xfffff
+
+// Headers as they are in a frame, in its byte order.
+struct ipv4 {
+	__u8 version_and_words, service;
+	__u16 bytes, id, fragment;
+	__u8 hops, protocol;
+	__u16 checksum;
+	__u16 addresses[4];
+};
+
+struct ipv6 {
+	__u32 version_and_flow;
+	__u16 bytes;
+	__u8 protocol, hops;
+	__u16 addresses[16];
+};
+
 // The metadata of a frame that the tcx program is to redirect ("unmb").
 #define BYPASSED 0x756e6d62
 
@@ -142,6 +196,88 @@ INLINE int fail(struct xdp_md *ctx, struct policy *policy, int bypasses)
 	return bypasses && failure == FAILURE_BYPASS ? bypass(ctx, policy) : XDP_PASS;
 }
 
+INLINE void count_fault(__u32 fault)
+{
+	__u64 *count = bpf_map_lookup_elem(&faults, &fault);
+
+	if (count)
+		(*count)++;
+}
+
+// A packet, and the sum of its addresses, its protocol and its length.
+struct packet {
+	void *payload;
+	__u32 bytes;
+	__u32 sum;
+	__u8 protocol;
+};
+
+INLINE void look_at_packet(struct looks *looks, struct packet *packet, void *end)
+{
+	__u16 *checksum = packet->payload + (packet->protocol == TCP ? 16 : 6);
+	__u32 sum = (packet->sum & 0xffff) + (packet->sum >> 16);
+
+	if (packet->protocol == TCP && packet->bytes > looks->mtu)
+		count_fault(MERGED);
+	if ((void *)(checksum + 1) > end || !looks->left)
+		return;
+	looks->left--;
+	if (*checksum && *checksum == (__u16)((sum & 0xffff) + (sum >> 16)))
+		count_fault(UNFINISHED);
+}
+
+// Looks at a frame: at its length always, at its checksum if that is due. Fragments, packets with IP options and those
+// with extension headers are passed over.
+INLINE void look(struct xdp_md *ctx)
+{
+	void *data = (void *)(unsigned long)ctx->data, *end = (void *)(unsigned long)ctx->data_end;
+	__u16 *type = data + 12;
+	struct packet packet = {};
+	struct looks *looks;
+	__u32 first = 0;
+	int i;
+
+	looks = bpf_map_lookup_elem(&looks_of, &first);
+	if (!looks || !looks->mtu || (!looks->left && data + (looks->mtu & MTU_MASK) + MOST_HEADER >= end))
+		return;
+	for (i = 0; i < MOST_TAGS; i++) {
+		if ((void *)(type + 1) > end)
+			return;
+		if (*type != SWAP16(0x8100) && *type != SWAP16(0x88a8))
+			break;
+		type += 2;
+	}
+	if ((void *)(type + 1) > end)
+		return;
+	if (*type == SWAP16(0x0800)) {
+		struct ipv4 *ip = (void *)(type + 1);
+
+		if ((void *)(ip + 1) > end || ip->version_and_words != 0x45 || ip->fragment & SWAP16(0x3fff))
+			return;
+		packet.payload = ip + 1;
+		packet.bytes = SWAP16(ip->bytes);
+		packet.protocol = ip->protocol;
+		packet.sum = SWAP16((__u16)(packet.bytes - sizeof(*ip)));
+		for (i = 0; i < 4; i++)
+			packet.sum += ip->addresses[i];
+	} else if (*type == SWAP16(0x86dd)) {
+		struct ipv6 *ip = (void *)(type + 1);
+
+		if ((void *)(ip + 1) > end)
+			return;
+		packet.payload = ip + 1;
+		packet.bytes = SWAP16(ip->bytes) + sizeof(*ip);
+		packet.protocol = ip->protocol;
+		packet.sum = ip->bytes;
+		for (i = 0; i < 16; i++)
+			packet.sum += ip->addresses[i];
+	}
+	if (packet.protocol != TCP && packet.protocol != UDP)
+		return;
+	packet.sum += SWAP16((__u16)packet.protocol);
+	look_at_packet(looks, &packet, end);
+}
+
 // Whether the frame begins with the mark.
 INLINE int is_marked(struct xdp_md *ctx)
 {
@@ -175,6 +311,7 @@ INLINE int unmark_filter_redirect(struct xdp_md *ctx)
 		bpf_xdp_adjust_head(ctx, sizeof(struct mark));
 		return XDP_PASS;
 	}
+	look(ctx);
 	return redirect(ctx, 1, 1);
 }
 
@@ -207,6 +344,7 @@ SECTION("xdp") int deliver_plain(struct xdp_md *ctx)
 // and bypass, which an interface with such a dispatcher cannot have.
 SECTION("freplace/member") int unetmap_member(struct xdp_md *ctx)
 {
+	look(ctx);
 	return redirect(ctx, 0, 0);
 }
 

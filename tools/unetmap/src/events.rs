@@ -207,6 +207,7 @@ fn line(event: &Value) -> String {
             let seconds = event["seconds"].as_f64().unwrap_or_default();
             format!("a program forwards again; the kernel did for {seconds:.1} s: {}", cause(event))
         }
+        "frames-faulty" => of("reason"),
         "link-gone" => "interface gone".into(),
         "budget-reached" => format!("request refused: {}", of("reason")),
         "crash-protection-off" => format!("a crash will end ports: {}", of("reason")),

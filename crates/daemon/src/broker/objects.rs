@@ -150,6 +150,11 @@ impl Broker {
         work(select(&mut object).ok_or(io::ErrorKind::NotFound)?)
     }
 
+    /// The deadline of a program.
+    pub(super) fn deadline(&self, program: Handle) -> io::Result<Arc<Deadline>> {
+        lock(&self.deadlines).get(&program).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     /// Returns those of these namespaces that have a name or a thread. What was found for one is looked at first.
     pub(super) fn used_namespaces(&self, ids: Vec<u64>) -> Vec<u64> {
         let mut uses = lock(&self.uses);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use unetmap_core::control::{proofs, trusted_file};
 use unetmap_core::errno::EPERM;
+use unetmap_sys::deadline::Faults;
 use unetmap_sys::fuse::{Backing, Device};
 use unetmap_sys::kernel_path::{Found, KernelPath, KnownAddress};
 use unetmap_sys::link::{
@@ -322,15 +323,16 @@ operations! { broker:
 
     /// Sets the deadline of a program to `ms` milliseconds from now.
     fn extend of Handle [] Extend(program: Handle, ms: u32) in Deadlines -> () {
-        let deadline = lock(&broker.deadlines).get(&program).cloned().ok_or(io::ErrorKind::NotFound)?;
-        deadline.extend(Duration::from_millis(ms.into()).min(MAX_DEADLINE))
+        broker.deadline(program)?.extend(Duration::from_millis(ms.into()).min(MAX_DEADLINE))
     }
 
     /// Sets the deadline of a queue of a program in the same way.
     fn extend_queue of Handle [] ExtendQueue(program: Handle, queue: u32, ms: u32) in Deadlines -> () {
-        let deadline = lock(&broker.deadlines).get(&program).cloned().ok_or(io::ErrorKind::NotFound)?;
-        deadline.extend_queue(queue, Duration::from_millis(ms.into()).min(MAX_DEADLINE))
+        broker.deadline(program)?.extend_queue(queue, Duration::from_millis(ms.into()).min(MAX_DEADLINE))
     }
+
+    /// The faults that an XDP program has found in frames, at which it looks from now on by this MTU.
+    fn look of Handle [] Look(program: Handle, mtu: u32) in Deadlines -> Faults { broker.deadline(program)?.look(mtu) }
 
     /// Disables the offloads that would hide parts of the frames of an interface; `None` if none is enabled.
     fn disable_offloads[netns: Netns] DisableOffloads(index: u32) -> Option<Handle> {

@@ -14,7 +14,7 @@ use super::dispatcher::Joining;
 use super::policy::{COUNTS, Failure, Policy, take_policy};
 use super::translate::{Access, DELIVER, End, translate};
 use crate::bpf::{self, Caller, MapShape, errno_of, object_mismatch};
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, Looks};
 use crate::once::known_or;
 
 /// `bpf/xdp.c`, compiled.
@@ -140,9 +140,12 @@ impl Xdp {
         if policy.failure() != Failure::Closed {
             return Ok(None);
         }
-        let (Some(sockets), Some(filters), Some(alive), Some(served), Some(marks), Some(failed)) = (
+        let looks = maps.take("looks_of", MapShape::array::<Looks>(1));
+        let looks = looks.zip(maps.take("faults", MapShape::per_processor::<u64>(2)));
+        let (Some(sockets), Some(filters), Some(looks), Some(alive), Some(served), Some(marks), Some(failed)) = (
             maps.take("sockets", MapShape::sockets(queues)),
             maps.take("filters", MapShape::programs(2)),
+            looks,
             maps.take("alive", MapShape::array::<u64>(1)),
             maps.take("served", MapShape::array::<u64>(queues)),
             maps.take("marks", MapShape::array::<Mark>(1)),
@@ -155,7 +158,7 @@ impl Xdp {
             program,
             sockets,
             filters,
-            deadline: Deadline::of_maps(alive, served),
+            deadline: Deadline::of_maps(alive, served, looks),
             marks,
             policies,
             failed,

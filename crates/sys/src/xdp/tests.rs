@@ -492,3 +492,62 @@ proptest! {
         }
     }
 }
+
+/// A packet of this many payload bytes behind two tags, one or none: over IPv4 or IPv6, of TCP or UDP, with the
+/// checksum that a sender leaves to the hardware, or another one.
+fn packet(payload: u16, tags: usize, (v6, protocol): (bool, u8), unfinished: bool) -> Vec<u8> {
+    let (header, at) = if protocol == 6 { (20u16, 16) } else { (8, 6) };
+    let bytes = header + payload;
+    let addresses: Vec<u8> = (1..if v6 { 33 } else { 9 }).map(|i| i * 7).collect();
+    let mut frame =
+        [[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2].as_slice(), &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 8][8 - 4 * tags..]].concat();
+    if v6 {
+        frame.extend([[0x86, 0xdd, 0x60, 0, 0, 0].as_slice(), &bytes.to_be_bytes(), &[protocol, 64]].concat());
+    } else {
+        let total = (20 + bytes).to_be_bytes();
+        frame.extend([[8, 0, 0x45, 0].as_slice(), &total, &[0, 1, 0x40, 0, 64, protocol, 0, 0]].concat());
+    }
+    frame.extend(&addresses);
+    let pseudo = [&addresses[..], &[0, protocol], &bytes.to_be_bytes()].concat();
+    let sum = pseudo.chunks(2).fold(0u32, |sum, word| sum + u32::from(u16::from_be_bytes([word[0], word[1]])));
+    let sum = ((sum >> 16) + (sum & 0xffff)) as u16;
+    let mut rest = vec![0x55; bytes.into()];
+    rest[at..at + 2].copy_from_slice(&(if unfinished { sum } else { !sum }).to_be_bytes());
+    frame.extend(rest);
+    frame
+}
+
+#[test]
+fn faults_of_frames_are_found_in_each_packet() {
+    const MTU: u32 = 500;
+    with_programs(|xdp| {
+        let deadline = xdp.deadline().clone();
+        let first = deadline.look(0).unwrap();
+        assert!(xdp.would_redirect(&packet(900, 0, (false, 6), true)).is_ok());
+        let then = deadline.look(MTU).unwrap();
+        assert_eq!((then.merged, then.unfinished), (first.merged, first.unfinished), "without an MTU");
+        let mut wanted = (0, 0);
+        for v6 in [false, true] {
+            for (tags, protocol) in [(0, 6), (1, 6), (2, 6), (0, 17), (1, 17), (2, 17)] {
+                for (payload, unfinished) in [(100, false), (100, true), (900, false)] {
+                    wanted.0 += u64::from(payload == 900 && protocol == 6);
+                    wanted.1 += u64::from(unfinished);
+                    xdp.would_redirect(&packet(payload, tags, (v6, protocol), unfinished)).unwrap();
+                    let found = deadline.look(MTU).unwrap();
+                    assert_eq!((found.merged, found.unfinished), wanted, "{v6} {tags} {protocol} {payload}");
+                }
+            }
+        }
+        // Frames without a checksum, those that are cut off, and others than TCP and UDP.
+        for frame in [&packet(100, 0, (false, 1), true)[..], &[0; 60], &packet(0, 0, (true, 6), true)[..60]] {
+            xdp.would_redirect(frame).unwrap();
+        }
+        // The checksums of so many frames only, but the length of each.
+        (0..100).for_each(|_| assert!(xdp.would_redirect(&packet(10, 0, (false, 17), false)).is_ok()));
+        xdp.would_redirect(&packet(900, 0, (true, 6), true)).unwrap();
+        let found = deadline.look(MTU).unwrap();
+        assert_eq!((found.merged, found.unfinished, found.in_a_row), (wanted.0 + 1, wanted.1, true));
+        xdp.would_redirect(&packet(10, 0, (false, 17), true)).unwrap();
+        assert_eq!(deadline.look(MTU).unwrap().unfinished, wanted.1 + 1, "they are looked at again");
+    });
+}

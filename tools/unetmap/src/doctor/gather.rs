@@ -82,7 +82,7 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
         Program { mode: attached.mode, id: attached.prog_id, name, members, holder, ours }
     });
     let (driver, features) = (link::driver(&link.name).ok().flatten(), link::xdp_features(link.index).ok().flatten());
-    let way = way(&link);
+    let (way, found) = way(&link);
     let no_zero_copy = obstacle_known(&link.name, way, driver.as_ref(), features, is_proved).map(|why| why.to_string());
     let trial = match thorough {
         true => trial(&link, machine, no_zero_copy.is_none(), (program.is_some(), port.is_some())),
@@ -98,6 +98,7 @@ pub(super) fn nic(link: Link, machine: &machine::Facts, thorough: bool) -> nic::
         driver,
         features,
         way,
+        found,
         no_bpf: machine.no_bpf(),
         no_zero_copy,
         trial,
@@ -111,12 +112,14 @@ fn is_proved(driver: &DriverInfo) -> bool {
     proofs::has(&proofs::path(), driver, &kernel::release()).unwrap_or(false)
 }
 
-/// Returns the way that root chose for an interface, according to the daemon, if one runs and tells this user.
-fn way(link: &Link) -> Way {
+/// Returns the way that root chose for an interface, and the fault that was found in its frames, with the way for which
+/// this is the reason, according to the daemon, if one runs and tells this user.
+fn way(link: &Link) -> (Way, Option<(String, bool)>) {
     let request = NicRequest { interface: link.name.clone(), action: NicAction::Show };
     let reply = send_request(&request).ok().flatten().unwrap_or_default();
     let reply: Value = serde_json::from_str(&reply).unwrap_or_default();
-    reply["way"].as_str().and_then(Way::parse).unwrap_or_default()
+    let found = reply["found"]["why"].as_str().map(|why| (why.to_owned(), reply["found"]["by_packets"] == true));
+    (reply["way"].as_str().and_then(Way::parse).unwrap_or_default(), found)
 }
 
 /// Opens a queue as a port would, if nothing uses the interface; else the reason why not.

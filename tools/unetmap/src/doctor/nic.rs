@@ -47,6 +47,8 @@ pub(super) struct Facts {
     pub(super) port: Option<OpenPort>,
     /// The way that was chosen for its packets.
     pub(super) way: Way,
+    /// The fault that was found in its frames, and whether it has packet sockets for that, else a veth.
+    pub(super) found: Option<(String, bool)>,
     /// Why its port would be opened without bpf(2), if it would.
     pub(super) no_bpf: Option<&'static str>,
     /// Why a port would not try zero copy, as far as is known without opening the interface.
@@ -361,6 +363,11 @@ fn data_path(facts: &Facts, kernel: Option<Version>) -> (Option<&'static str>, C
             let why = port.copied.as_ref().map_or(String::new(), |why| format!("; {why}"));
             return (Some(current), Check::ok(WHAT, format!("{current}, the data path of the open port{why}")));
         }
+    }
+    if let Some((why, by_packets)) = &facts.found {
+        let path = if *by_packets { PACKET } else { RELAY };
+        let name = &facts.link.name;
+        return (Some(path), Check::ok(WHAT, format!("{path}: {why} (unetmap nic {name} way auto: as before)")));
     }
     let by_packets = match facts.way {
         Way::Packet => Some(ZeroCopyObstacle::Chosen(&facts.link.name, facts.way).to_string()),

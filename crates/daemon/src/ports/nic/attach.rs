@@ -17,7 +17,7 @@ use super::queue_count::{rings, usable};
 use super::refusals::{MAY_NOT_ATTACH, conflicting_program};
 use super::relay::Relay;
 use super::settings::StoredFilter;
-use super::staying::needs_generic;
+use super::staying::{check_generic, needs_generic};
 use super::{Nic, libc_errno};
 use crate::broker::relay_name as near_name;
 use crate::knobs::Admode;
@@ -52,7 +52,7 @@ impl Nic {
         }
         let stays = self.staying_program();
         let xdp = match stays.map_or_else(|| self.attach_behind_relay().map(Arc::new), Some) {
-            Some(_) if self.relay.is_some() && !matches!(self.way, Way::Auto | Way::Copy) => {
+            Some(_) if self.relay.is_some() && self.found.is_none() && !matches!(self.way, Way::Auto | Way::Copy) => {
                 self.relay = None;
                 return self
                     .refuse_way("its frames can arrive unfinished, so a veth completes them, where they are copied");
@@ -67,6 +67,7 @@ impl Nic {
         let kept = xdp.set_mark(mark).and_then(|()| self.heartbeat.add(xdp.deadline()));
         kept.or_else(|e| refuse(EOPNOTSUPP, format!("the XDP program cannot be configured: {e}")))?;
         self.xdp = Some(xdp);
+        self.watch_frames();
         // Only now that the XDP program accepts it.
         self.host.set_mark(mark);
         self.host.set_relayed(self.relay.is_some());
@@ -90,7 +91,14 @@ impl Nic {
             Admode::Best | Admode::Native => Mode::Native,
             Admode::Generic => Mode::Generic,
         };
-        let attached = self.attach_in(first, (index, queues));
+        let generic = match check_generic(&self.netns, &self.name) {
+            Err(refusal) if first == Mode::Generic => return Err(refusal),
+            checked => checked,
+        };
+        let attached = self.attach_in((first, generic.is_ok()), (index, queues));
+        if attached.is_err() && self.attach_mode() == Admode::Best {
+            generic?;
+        }
         let name = &self.name;
         attached.or_else(|e| match e.raw_os_error() {
             _ if taken(&e) => {
@@ -105,9 +113,9 @@ impl Nic {
         })
     }
 
-    /// Attaches the XDP program in mode `first`, or before the stack if the driver refuses it: as a member of a
-    /// dispatcher where others share the interface in this way, or may do so later; else directly.
-    fn attach_in(&mut self, first: Mode, place: (u32, u32)) -> io::Result<Xdp> {
+    /// Attaches the XDP program in mode `first`, or before the stack if the driver refuses it and that may be: as a
+    /// member of a dispatcher where others share the interface in this way, or may do so later; else directly.
+    fn attach_in(&mut self, first: (Mode, bool), place: (u32, u32)) -> io::Result<Xdp> {
         let attached = privileged::attached_xdp(&self.netns, place.0);
         match attached {
             Ok(Attached::Dispatcher(mode)) => {
@@ -136,12 +144,12 @@ impl Nic {
 
     fn in_either_mode<T>(
         &mut self,
-        first: Mode,
+        (first, may_be_generic): (Mode, bool),
         mut attach: impl FnMut(&mut Nic, Mode) -> io::Result<T>,
     ) -> io::Result<T> {
         attach(self, first).or_else(|e| match e.raw_os_error() {
             Some(libc_errno::EBUSY | libc_errno::EEXIST | libc_errno::EPERM) => Err(e),
-            _ if self.attach_mode() == Admode::Native || first == Mode::Generic => Err(e),
+            _ if self.attach_mode() == Admode::Native || first == Mode::Generic || !may_be_generic => Err(e),
             _ => attach(self, Mode::Generic),
         })
     }
@@ -196,10 +204,10 @@ impl Nic {
     pub(super) fn attach_behind_relay(&mut self) -> Option<Xdp> {
         let link = privileged::link(&self.netns, self.key.index).ok().flatten()?;
         let unfinished = match link.kind.as_deref() {
-            Some("veth") => self.offloads_stay_on,
+            Some("veth") => self.offloads_stay_on || self.found.is_some(),
             _ => link.receives_unfinished_frames() || self.unfinished.is_some(),
         };
-        if self.admode != Admode::Best || !unfinished {
+        if !unfinished || self.admode != Admode::Best && self.found.is_none() {
             return None;
         }
         let name = &self.name;

@@ -6,14 +6,13 @@ use std::mem;
 use unetmap_sys::link::{Link, LinkEvent};
 
 use super::kernel_work;
-use super::lookup::{any_is_away, find};
+use super::lookup::{any_is_away, find, owner_of};
 use super::state::ALL_NAMESPACES;
 use super::{Nic, NicKey, NicPort};
 use crate::events::{EventLog, What};
 use crate::ports::vale::attach_requests;
 use crate::ports::{Daemon, PortKey, Registry, monitor};
 use crate::privileged;
-use crate::region::DAEMON_UID;
 use crate::tuning::nic::MAX_DEFERRED;
 
 /// Handles the changes of interfaces of a namespace.
@@ -78,12 +77,9 @@ fn link_changed(daemon: &mut Daemon, netns: u64, link: &Link) {
     }
 }
 
-/// Adds an event of an interface, which belongs to its port's user; root attaches interfaces to switches.
-fn log_change(registry: &Registry, events: &mut EventLog, key: NicKey, what: What) {
-    let through_daemon = registry.mediated(key).map(|port| port.record.scope.uid);
-    let direct =
-        || registry.record(&PortKey::Nic(key)).ok().map(|port| port.scope.uid).filter(|uid| *uid != DAEMON_UID);
-    events.add(through_daemon.or_else(direct).unwrap_or(0), what);
+/// Adds an event of an interface.
+pub(super) fn log_change(registry: &Registry, events: &mut EventLog, key: NicKey, what: What) {
+    events.add(owner_of(registry, key), what);
 }
 
 pub(super) fn link_gone(daemon: &mut Daemon, netns: u64, index: u32) {

@@ -68,7 +68,7 @@ impl Nic {
         if nic_idle {
             // Frames lose the mark before the XDP program that accepts it is detached.
             self.host.set_mark(Mark::default());
-            (self.xdp, self.xdp_config) = (None, None);
+            (self.xdp, self.xdp_config, self.frames_watch) = (None, None, None);
             (self.offloads, self.merging) = (None, None);
             if !self.packets.as_ref().is_some_and(Packets::is_open) {
                 self.relay = None;
@@ -87,6 +87,7 @@ impl Nic {
     pub(super) fn close_all(&mut self) {
         self.packets.iter_mut().for_each(Packets::close);
         (self.xdp, self.offloads, self.merging) = (None, None, None);
+        self.frames_watch = None;
         self.relay = None;
         self.host.detach();
         self.queues.iter_mut().for_each(|queue| *queue = None);

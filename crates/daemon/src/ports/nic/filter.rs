@@ -16,6 +16,7 @@ use super::Nic;
 use super::account::FramesSnapshot;
 use super::busy_poll::{BusyPollSnapshot, set_busy_poll};
 use super::failure::{FailureSnapshot, set_failure};
+use super::faults::Found;
 use super::frames::of_unopened;
 use super::lookup::{find, find_link_for};
 use super::open::{check_may_set, queues, refuse_persistent};
@@ -47,6 +48,9 @@ struct NicSnapshot<'a> {
     busy_poll: Option<BusyPollSnapshot>,
     /// The way that was chosen for ports that are opened from now on.
     way: &'static str,
+    /// A fault of its frames, for which it is opened in another way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    found: Option<Found>,
     /// The fate of frames that a program should get and none takes; null while no program is attached.
     failure: Option<FailureSnapshot>,
     /// The frames that it received since a program was attached; null while none is.
@@ -248,6 +252,7 @@ fn interface_as_json(
         }),
         busy_poll: busy_poll.map(BusyPollSnapshot::of),
         way: way.as_str(),
+        found: daemon.nics.settings.found_at(caller.netns_id(), link.index),
         failure,
         frames: open.map_or_else(unopened, |nic| nic.frames(&nic.account()?)),
         header,

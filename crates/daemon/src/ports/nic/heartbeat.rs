@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use unetmap_mem::{RxProgress, SyncStateRef, XskRxRings};
 
 use super::bypass::{BypassRecord, Service};
+use super::faults::{FrameWatch, Report};
 use crate::privileged::Deadline;
 use crate::threads::lock;
 use crate::tuning::nic::{
@@ -39,6 +40,10 @@ struct State {
     deadlines: Vec<Weak<Deadline>>,
     /// Dropped with the sockets.
     queues: Vec<Weak<ServedQueue>>,
+    /// Dropped with the programs.
+    watches: Vec<Weak<FrameWatch>>,
+    /// Where the faults of frames are told; `None`: nowhere.
+    report: Option<Report>,
     /// Time for which a program may leave frames in them; `None`: [`QUEUE_STALL`].
     stall: Option<Duration>,
     /// Whether the thread runs: while there are deadlines.
@@ -207,6 +212,30 @@ impl Heartbeat {
         Ok(())
     }
 
+    /// Has the frames of an interface looked at, until this is dropped.
+    pub(super) fn watch(&self, frames: &Arc<FrameWatch>) {
+        lock(&self.0).watches.push(Arc::downgrade(frames));
+    }
+
+    /// Tells the faults of frames there.
+    pub(super) fn report_to(&self, report: Option<Report>) {
+        lock(&self.0).report = report;
+    }
+
+    /// Looks at the frames of all interfaces.
+    fn look_at_frames(&self) {
+        let mut state = lock(&self.0);
+        state.watches.retain(|watch| watch.strong_count() > 0);
+        let watches: Vec<_> = state.watches.iter().filter_map(Weak::upgrade).collect();
+        let Some(report) = state.report.clone().filter(|_| !watches.is_empty()) else { return };
+        drop(state);
+        for watch in watches {
+            if let Some(fault) = watch.look() {
+                report(watch.key, fault);
+            }
+        }
+    }
+
     /// The control thread begins to handle an event.
     pub(crate) fn control_begins(&self) {
         lock(&self.0).control.busy_since = Some(Instant::now());
@@ -239,6 +268,7 @@ impl Heartbeat {
             }
             reported = hangs;
             drop(deadlines);
+            self.look_at_frames();
             thread::sleep(HEARTBEAT_INTERVAL);
         }
     }

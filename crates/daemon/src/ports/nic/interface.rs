@@ -27,6 +27,7 @@ use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, SharedPage};
 use crate::shape::EndpointShape;
 
+use super::faults::{Found, FrameWatch};
 use super::heartbeat::Heartbeat;
 use super::host_rings::HostRings;
 use super::packets::Packets;
@@ -82,6 +83,10 @@ pub(crate) struct Nic {
     pub(super) offloads_stay_on: bool,
     /// Why frames arrive unfinished although its offloads were disabled.
     pub(super) unfinished: Option<String>,
+    /// A fault that was found in its frames.
+    pub(super) found: Option<Found>,
+    /// While an XDP program is attached.
+    pub(super) frames_watch: Option<Arc<FrameWatch>>,
     /// Whether it is the hidden end of a persistent port whose frames are whole, and come by way of a companion.
     pub(super) keeps_offloads: bool,
     /// The sockets are those of another interface, on the way to which the kernel completes frames.
@@ -182,6 +187,8 @@ impl Nic {
             merging: None,
             offloads_stay_on: false,
             unfinished: None,
+            found: None,
+            frames_watch: None,
             keeps_offloads: false,
             relay: None,
             heartbeat: Heartbeat::default(),
@@ -316,6 +323,7 @@ impl Nic {
             self.up = link.up;
         }
         self.mtu = link.mtu;
+        self.frames_watch.iter().for_each(|watch| watch.set_mtu(link.mtu));
         let frags = self.xdp_config.is_none_or(|xdp_config| xdp_config.frags);
         if !frags && link.mtu + HEADER > self.umem.receive_bytes(0) {
             let (mtu, buffer) = (link.mtu, self.umem.receive_bytes(0));
@@ -538,7 +546,8 @@ impl Nic {
             add("tx", sent);
         }
         let unfinished = self.unfinished.as_ref().filter(|_| self.relay.is_some());
-        let copied = by_packets.map(Packets::copy_reason).or_else(|| unfinished.cloned());
+        let copied =
+            by_packets.map(Packets::copy_reason).or_else(|| unfinished.cloned()).or_else(|| self.found_fault());
         let copied = copied.or_else(|| self.copy_reason().map(str::to_owned));
         let account = self.account();
         let not_taken = account.map(|Account { failed, .. }| Failed { noted: failed.noted.plus(self.lost), ..failed });

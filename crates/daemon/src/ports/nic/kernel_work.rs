@@ -23,6 +23,7 @@ use unetmap_sys::Doorbell;
 use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 
+use super::faults::Fault;
 use super::lookup::{behind, port_mut};
 use super::port::NicPort;
 use super::surveyed::Survey;
@@ -52,6 +53,8 @@ pub(super) enum Done {
     Links { netns: u64, links: io::Result<Vec<Link>> },
     /// Which of these namespaces are in use.
     Namespaces { asked: BTreeSet<u64>, used: io::Result<Vec<u64>> },
+    /// An interface has handed on frames that are not those on the wire.
+    Faulty(NicKey, Fault),
     /// The facts that request `number` of this user needs were read.
     Survey { uid: u32, number: u64, survey: Box<Survey> },
 }
@@ -82,7 +85,7 @@ pub(crate) struct KernelWork {
 
 impl KernelWork {
     /// Has threads do the work from now on.
-    pub(crate) fn use_threads(&mut self) -> io::Result<()> {
+    pub(super) fn use_threads(&mut self) -> io::Result<()> {
         let (sender, receiver) = channel();
         self.channel = Some((DoneSender(sender, Arc::new(Doorbell::new()?)), receiver));
         Ok(())

@@ -10,6 +10,7 @@ use crate::caller::Caller;
 use crate::ports::{Admission, EndpointKey, PortKey, Registry};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
+use crate::region::DAEMON_UID;
 use crate::registry::Port;
 
 /// Whether there may be an interface that the policy gives to the caller.
@@ -68,6 +69,14 @@ pub(super) fn port_mut(registry: &mut Registry, nic: NicKey) -> Option<&mut Port
 /// Whether any interface of a namespace is away.
 pub(super) fn any_is_away(registry: &Registry, netns: u64) -> bool {
     registry.all::<NicPort>().any(|port| port.key.netns == netns && port.here().is_none())
+}
+
+/// The user to whom an interface belongs, as its events do; root attaches interfaces to switches.
+pub(super) fn owner_of(registry: &Registry, key: NicKey) -> u32 {
+    let through_daemon = registry.mediated(key).map(|port| port.record.scope.uid);
+    let direct =
+        || registry.record(&PortKey::Nic(key)).ok().map(|port| port.scope.uid).filter(|uid| *uid != DAEMON_UID);
+    through_daemon.or_else(direct).unwrap_or(0)
 }
 
 /// The interface whose sockets serve a port; `None`: there is none.

@@ -17,6 +17,7 @@ mod bypass;
 mod changes;
 mod closing;
 mod failure;
+mod faults;
 mod filter;
 mod frames;
 mod header;

@@ -196,6 +196,7 @@ pub(in crate::ports) fn create(
     nic.filter = daemon.nics.settings.filter_of(netns_id, link.index);
     nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
     nic.way = daemon.nics.settings.way_of(netns_id, link.index);
+    nic.found = daemon.nics.settings.found_at(netns_id, link.index);
     nic.packets = packets;
     nic.set_stays(stays);
     nic.forwards = daemon.knobs.fwd();

@@ -33,6 +33,9 @@ pub(in crate::ports) fn reason(
         return nic.packets.as_ref().map(|packets| packets.why.clone());
     }
     let settings = settings.kept_of(caller.netns_id(), link.index);
+    if let Some(found) = settings.and_then(|settings| settings.found.as_ref()).filter(|found| found.by_packets) {
+        return Some(found.why.clone());
+    }
     match settings.map_or(Way::Auto, |settings| settings.way) {
         Way::Auto => privileged::xdp_obstacle().or_else(|| {
             // A newer kernel completes its frames on a veth.

@@ -18,6 +18,7 @@ use unetmap_sys::xdp::Mode;
 use unetmap_sys::xsk::Way;
 
 use super::Nic;
+use super::faults::FrameWatch;
 use crate::privileged::{self, Undo, Xdp};
 use crate::refusal::Refusal;
 
@@ -61,8 +62,8 @@ impl Nic {
         self.offloads_stay_on = disabled.is_err();
         let link = privileged::link(&self.netns, self.key.index).ok().flatten();
         let failed = disabled.as_ref().err().map(ToString::to_string);
-        self.unfinished =
-            link.filter(|link| link.kind.is_none()).and_then(|link| lasting(&self.netns, &link).or(failed));
+        let lasts = link.filter(|link| link.kind.is_none()).and_then(|link| lasting(&self.netns, &link).or(failed));
+        self.unfinished = self.found.as_ref().map(|found| found.why.clone()).or(lasts);
         self.offloads = disabled.map_or_else(|e| self.offloads_stay(&e), |undo| undo.map(Undo::of));
     }
 
@@ -111,6 +112,25 @@ impl Nic {
             }
             None => Ok(xdp),
         }
+    }
+}
+
+impl Nic {
+    /// Has the frames of its XDP program looked at from now on, but for those of a hidden end, which are as the other
+    /// end's user wants them.
+    pub(super) fn watch_frames(&mut self) {
+        let Some(xdp) = self.xdp.as_ref().filter(|_| !self.is_hidden) else { return };
+        let watch = FrameWatch::new(self.key, xdp.deadline(), self.mtu);
+        // The first frames count.
+        watch.look();
+        self.heartbeat.watch(&watch);
+        self.frames_watch = Some(watch);
+    }
+
+    /// The fault that was found, and that is still there: it has been opened in no other way since.
+    pub(super) fn found_fault(&self) -> Option<String> {
+        let found = self.found.as_ref().filter(|found| self.unfinished.as_ref() != Some(&found.why))?;
+        Some(format!("{}: it is opened in another way after all programs have closed it", found.why))
     }
 }
 

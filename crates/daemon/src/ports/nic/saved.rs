@@ -186,6 +186,8 @@ impl SavedNic {
             merging: self.merging.map(Undo::of),
             offloads_stay_on: self.offloads_stay_on,
             unfinished: self.unfinished,
+            found: None,
+            frames_watch: None,
             keeps_offloads: false,
             relay,
             heartbeat: Heartbeat::default(),

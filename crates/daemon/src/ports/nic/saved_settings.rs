@@ -9,6 +9,7 @@ use unetmap_core::control::nic::Filter;
 use unetmap_sys::link::{NetnsLinkWatch, Nsid};
 use unetmap_sys::xsk::{BusyPoll, Way};
 
+use super::faults::Found;
 use super::settings::{InterfaceSettings, MAX_INTERFACES, MAX_USERS, Settings, StoredFilter};
 use super::staying::{SavedProgram, StayingProgram};
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
@@ -34,6 +35,9 @@ struct SavedInterface {
     /// From version 16 on.
     #[serde(default)]
     way: Way,
+    /// Missing in states of earlier daemons.
+    #[serde(default)]
+    found: Option<Found>,
     failure: Option<SavedProgram>,
     header: u8,
     /// By user.
@@ -72,6 +76,7 @@ impl InterfaceSettings {
             filter: settings.filter.as_deref().map(SavedFilter::of),
             busy_poll: settings.busy_poll.map(|busy| (busy.usec().into(), busy.budget().into())),
             way: settings.way,
+            found: settings.found.clone(),
             failure: settings.failure.as_deref().map(StayingProgram::save),
             header: settings.header,
             own_headers: settings.own_headers.iter().map(|(uid, bytes)| (*uid, *bytes)).collect(),
@@ -96,7 +101,7 @@ impl InterfaceSettings {
             settings.watch = Some(watch.or_else(|e| refuse_lack("changes of interfaces cannot be watched", &e))?);
         }
         for interface in interfaces {
-            let SavedInterface { netns, index, nsid, uid, filter, busy_poll, way, failure, header, own_headers } =
+            let SavedInterface { netns, index, nsid, uid, filter, busy_poll, way, found, failure, header, own_headers } =
                 interface;
             let mut headers = own_headers.iter().map(|(_, bytes)| *bytes).chain([header]);
             if own_headers.len() > MAX_USERS || !headers.all(|bytes| [0, 10, 12].contains(&bytes)) {
@@ -109,7 +114,7 @@ impl InterfaceSettings {
             };
             let own_headers = own_headers.into_iter().collect();
             let failure = failure.map(StayingProgram::restore);
-            let restored = Settings { nsid, uid, filter, busy_poll, way, failure, header, own_headers };
+            let restored = Settings { nsid, uid, filter, busy_poll, way, found, failure, header, own_headers };
             if restored.is_empty() {
                 return invalid("the settings of an interface");
             }

@@ -30,6 +30,7 @@ use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::Failure;
 use unetmap_sys::xsk::{BusyPoll, Way};
 
+use super::faults::Found;
 use super::staying::StayingProgram;
 use crate::caller::Caller;
 use crate::owner::owner;
@@ -62,6 +63,8 @@ pub(super) struct Settings {
     pub(super) filter: Option<Arc<StoredFilter>>,
     pub(super) busy_poll: Option<BusyPoll>,
     pub(super) way: Way,
+    /// A fault of its frames, for which it is opened in another way.
+    pub(super) found: Option<Found>,
     /// `None`: open.
     pub(super) failure: Option<Arc<StayingProgram>>,
     /// Bytes of the virtio-net header: 10 or 12; 0: none.
@@ -75,6 +78,7 @@ impl Settings {
         self.filter.is_none()
             && self.busy_poll.is_none()
             && self.way == Way::Auto
+            && self.found.is_none()
             && self.failure.is_none()
             && self.header == 0
             && self.own_headers.is_empty()
@@ -208,14 +212,25 @@ impl InterfaceSettings {
         self.entry(netns, index, uid).map(|settings| settings.busy_poll = Some(busy_poll))
     }
 
-    /// Stores the way of packets; `Auto` is stored by storing none.
+    /// Stores the way of packets; `Auto` is stored by storing none. A fault that was found is forgotten.
     pub(super) fn store_way(&mut self, netns: &Netns, index: u32, way: Way) -> Result<(), Refusal> {
         if way == Way::Auto {
-            self.remove(netns.id(), index, |settings| settings.way = Way::Auto);
+            self.remove(netns.id(), index, |settings| (settings.way, settings.found) = (Way::Auto, None));
             return Ok(());
         }
         // It is root's.
-        self.entry(netns, index, 0).map(|settings| settings.way = way)
+        self.entry(netns, index, 0).map(|settings| (settings.way, settings.found) = (way, None))
+    }
+
+    /// Stores a fault of frames, of an interface that this user has open.
+    pub(super) fn store_found(&mut self, netns: &Netns, index: u32, (found, uid): (Found, u32)) -> Result<(), Refusal> {
+        self.entry(netns, index, uid).map(|settings| settings.found = Some(found))
+    }
+
+    /// The fault of an interface that exists, if one was found.
+    pub(super) fn found_at(&mut self, netns: u64, index: u32) -> Option<Found> {
+        self.remove_gone();
+        self.all.get(&(netns, index))?.found.clone()
     }
 
     /// Stores root's header for all users, and that of another user for this user's programs.
@@ -301,6 +316,7 @@ impl InterfaceSettings {
             filter: None,
             busy_poll: None,
             way: Way::Auto,
+            found: None,
             failure: None,
             header: 0,
             own_headers: BTreeMap::new(),
@@ -402,8 +418,8 @@ mod tests {
             while settings.check_room(uid).is_ok() {
                 let key = (u64::from(uid), added);
                 let (filter, busy_poll, failure, own_headers) = (None, None, None, BTreeMap::new());
-                let (nsid, way, header) = (Nsid::Own, Way::Auto, 10);
-                let set = Settings { nsid, uid, filter, busy_poll, way, failure, header, own_headers };
+                let (nsid, way, header, found) = (Nsid::Own, Way::Auto, 10, None);
+                let set = Settings { nsid, uid, filter, busy_poll, way, found, failure, header, own_headers };
                 settings.all.insert(key, set);
                 added += 1;
             }

@@ -4,12 +4,15 @@
 use std::mem;
 use std::sync::Arc;
 
+use unetmap_sys::kernel;
 use unetmap_sys::xdp::Noted;
+use unetmap_sys::xsk::Way;
 
 use super::bypass::Change;
-use super::changes::{compare_links, handle_deferred_events, link_gone};
+use super::changes::{compare_links, handle_deferred_events, link_gone, log_change};
+use super::faults::{Fault, Found};
 use super::kernel_work::{Done, Work, next_done, start};
-use super::lookup::port_mut;
+use super::lookup::{owner_of, port_mut};
 use super::surveyed::Survey;
 use super::{Nic, NicKey};
 use crate::events::What;
@@ -37,6 +40,7 @@ pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
                 let gone = daemon.nics.abandoned.answered(&daemon.registry, asked, used);
                 gone.into_iter().for_each(|(netns, index)| link_gone(daemon, netns, index));
             }
+            Done::Faulty(nic, fault) => faulty(daemon, nic, fault),
             Done::Survey { uid, number, survey } => {
                 daemon.nics.surveys.ended(&daemon.nics.work, uid);
                 back.surveys.push((number, Arc::from(survey)));
@@ -45,6 +49,33 @@ pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
     }
     back.nics.iter().for_each(|(key, _)| handle_deferred_events(daemon, key.netns));
     back
+}
+
+/// The XDP program of an interface has found frames that are not those on the wire.
+fn faulty(daemon: &mut Daemon, key: NicKey, fault: Fault) {
+    let Daemon { registry, nics, events, .. } = daemon;
+    // One that is away is asked again.
+    let Some(nic) = registry.nic_mut(&PortKey::Nic(key)).filter(|nic| nic.frames_watch.is_some()) else { return };
+    nic.frames_watch = None;
+    let (name, way, netns) = (nic.name.clone(), nic.way, nic.netns.clone());
+    let by_packets = nic.relay.is_some() || kernel::HOST_RINGS.is_newer_than_kernel();
+    let found = Found { why: fault.to_string(), by_packets };
+    nic.found = Some(found.clone());
+    let then = match (way, by_packets) {
+        (Way::ZeroCopy | Way::Packet, _) => "it stays so, as root chose its way",
+        (_, false) => {
+            "after all programs have closed it, it is opened by way of a veth, where the kernel completes frames"
+        }
+        (_, true) => "after all programs have closed it, it is opened by packet sockets, which complete frames",
+    };
+    let reason = format!("{fault}: {then} (unetmap nic {name} way auto: as before)");
+    tracing::warn!(name, "{reason}");
+    if !matches!(way, Way::ZeroCopy | Way::Packet)
+        && let Err(refusal) = nics.settings.store_found(&netns, key.index, (found, owner_of(registry, key)))
+    {
+        tracing::warn!(name, "it is opened as before: {}", refusal.why);
+    }
+    log_change(registry, events, key, What::FramesFaulty { port: name, reason });
 }
 
 /// Takes back an interface.

@@ -2,6 +2,7 @@
 //! The state of all interfaces, and as the daemon hands it to its successor ([`crate::handover`]).
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,9 @@ use unetmap_sys::link::{LinkEvent, LinkWatch};
 use unetmap_sys::netns::Netns;
 
 use super::abandoned::AbandonedNamespaces;
+use super::faults::Report;
 use super::heartbeat::Heartbeat;
-use super::kernel_work::KernelWork;
+use super::kernel_work::{Done, DoneSender, KernelWork};
 use super::queue_count::{QueueCounts, SavedCounts};
 use super::saved_settings::SavedSettings;
 use super::settings::InterfaceSettings;
@@ -73,6 +75,15 @@ impl NicState {
         !self.settings.is_empty()
     }
 
+    /// Has threads do work from now on, and tell of faults.
+    pub(crate) fn use_threads(&mut self) -> io::Result<()> {
+        self.work.use_threads()?;
+        let report =
+            |sender: DoneSender| -> Report { Arc::new(move |nic, fault| sender.send(Done::Faulty(nic, fault))) };
+        self.heartbeat.report_to(self.work.sender().map(report));
+        Ok(())
+    }
+
     /// Watches the interfaces of a namespace.
     pub(crate) fn watch(&mut self, netns: &Arc<Netns>) -> Result<(), Refusal> {
         if self.watches.contains_key(&netns.id()) {
@@ -129,6 +140,7 @@ impl NicState {
             // The filter is in the program that is attached, and the kernel's sockets busy poll already.
             let Some(settings) = self.settings.kept_of(nic.key.netns, nic.key.index) else { continue };
             (nic.filter, nic.busy_poll) = (settings.filter.clone(), settings.busy_poll);
+            nic.found = settings.found.clone();
             nic.set_stays(settings.failure.clone());
             if nic.xdp_config.is_some() && nic.xdp.is_none() {
                 nic.xdp = nic.staying_program();
@@ -147,6 +159,7 @@ impl NicState {
             if let Err(e) = pairs.try_for_each(|pair| nic.watch_progress(pair)) {
                 tracing::error!(name = nic.name, "its queues do not count as served: {e}");
             }
+            nic.watch_frames();
             for deadline in nic.deadlines() {
                 if let Err(e) = self.heartbeat.add(deadline) {
                     tracing::error!(name = nic.name, "its programs will pass all frames: {e}");

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::{EBUSY, EEXIST, EOPNOTSUPP, EPERM};
 use unetmap_sys::kernel;
-use unetmap_sys::link::Link;
+use unetmap_sys::link::{ActiveOffload, Link};
 use unetmap_sys::netns::Netns;
 use unetmap_sys::tcx::HostTxAction;
 use unetmap_sys::xdp::{Failure, Mode};
@@ -88,9 +88,13 @@ impl StayingProgram {
         let before = tx_queues();
         let generic = needs_generic(netns, (link.index, &link.name), Some(link));
         let attach = |mode| privileged::attach_to_stay(netns, link.index, MAX_RINGS, mode, failure).map(Xdp::of);
-        let xdp = match attach(if generic { Mode::Generic } else { Mode::Native }) {
-            Err(e) if e.raw_os_error() == Some(EOPNOTSUPP) && !generic => attach(Mode::Generic),
-            attached => attached,
+        let before_stack = || check_generic(netns, &link.name).map(|()| attach(Mode::Generic));
+        let xdp = match generic {
+            true => before_stack()?,
+            false => match attach(Mode::Native) {
+                Err(e) if e.raw_os_error() == Some(EOPNOTSUPP) => before_stack()?,
+                attached => attached,
+            },
         };
         let xdp = xdp.or_else(|e| refuse_program(&link.name, &e))?;
         let tcx = close_host(netns, link, failure, host_tx);
@@ -170,6 +174,24 @@ fn refuse_program<T>(name: &str, e: &io::Error) -> Result<T, Refusal> {
         _ => {
             refuse(EOPNOTSUPP, format!("the kernel does not attach the program: {e} (unetmap doctor {name} says more)"))
         }
+    }
+}
+
+/// Refuses an XDP program in generic mode at a device that goes on merging frames: the kernel fails to switch that off
+/// as it attaches the program, and prints a warning.
+pub(super) fn check_generic(netns: &Netns, name: &str) -> Result<(), Refusal> {
+    let offloads = privileged::received_offloads(netns, name).unwrap_or_default();
+    let merges = |offload: &&ActiveOffload| !offload.changeable && matches!(&*offload.name, "rx-lro" | "rx-gro-hw");
+    match offloads.iter().find(merges) {
+        None => Ok(()),
+        Some(offload) => refuse(
+            EOPNOTSUPP,
+            format!(
+                "no XDP program belongs before the stack, as its device merges frames, and {} cannot be switched off \
+                 (unetmap nic {name} way packet)",
+                offload.name
+            ),
+        ),
     }
 }
 
