@@ -13,7 +13,7 @@ from net import BEYOND, FAR, Failed, PacketSocket, carrier, in_namespace, run, u
 # Rows of QEMU's devices, and the module of each.
 MODULES = {
     "igb": "igb", "igb+second": "igb", "virtio-net": "virtio_net", "virtio-net+iommu": "virtio_net",
-    "virtio-net+spare": "virtio_net", "vmxnet3": "vmxnet3", "e1000e": "e1000e",
+    "virtio-net+spare": "virtio_net", "virtio-net+merging": "virtio_net", "vmxnet3": "vmxnet3", "e1000e": "e1000e",
 }  # fmt: skip
 WITHOUT_ETHERNET = ["wireguard", "tun"]
 TUNSETIFF, IFF_TUN, IFF_TAP, IFF_NO_PI = 0x400454CA, 1, 2, 0x1000

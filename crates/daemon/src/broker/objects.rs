@@ -25,7 +25,7 @@ use super::undo::{UndoLog, UndoOnDrop};
 use super::veth;
 use crate::fault;
 use crate::threads::lock;
-use crate::tuning::broker::MAX_OBJECTS;
+use crate::tuning::broker::{MAX_DEADLINE, MAX_OBJECTS};
 
 /// A change that is undone when it is dropped.
 #[allow(clippy::large_enum_variant, reason = "there are few of them")]
@@ -148,6 +148,11 @@ impl Broker {
         let object = lock(&self.objects).get(&handle).cloned().ok_or(io::ErrorKind::NotFound)?;
         let mut object = lock(&object);
         work(select(&mut object).ok_or(io::ErrorKind::NotFound)?)
+    }
+
+    /// Sets the deadline of a program to `ms` milliseconds from now.
+    pub(super) fn extend(&self, program: Handle, ms: u32) -> io::Result<()> {
+        self.deadline(program)?.extend(Duration::from_millis(ms.into()).min(MAX_DEADLINE))
     }
 
     /// The deadline of a program.

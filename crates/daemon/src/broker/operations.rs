@@ -322,9 +322,7 @@ operations! { broker:
     }
 
     /// Sets the deadline of a program to `ms` milliseconds from now.
-    fn extend of Handle [] Extend(program: Handle, ms: u32) in Deadlines -> () {
-        broker.deadline(program)?.extend(Duration::from_millis(ms.into()).min(MAX_DEADLINE))
-    }
+    fn extend of Handle [] Extend(program: Handle, ms: u32) in Deadlines -> () { broker.extend(program, ms) }
 
     /// Sets the deadline of a queue of a program in the same way.
     fn extend_queue of Handle [] ExtendQueue(program: Handle, queue: u32, ms: u32) in Deadlines -> () {
