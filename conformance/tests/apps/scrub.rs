@@ -314,7 +314,7 @@ fn guards_its_host(home: &Home, which: usize) {
     let Some(net) = net(home, attachment, 1500) else { return };
     let start = |rate: &str| {
         let mut command = net.near.command(program("unetmap"));
-        Forwarder::start(command.args(["scrub", "va", "-w", "0", "--source-rate", rate]))
+        Forwarder::start(command.args(["scrub", "va", "-w", "0", "--on-failure", "open", "--source-rate", rate]))
     };
     let running = start("1M");
     for _ in 0..2 {
