@@ -21,12 +21,12 @@ pub(crate) struct Attack {
 }
 
 /// A change of state.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// An attack begins, of so many packets in its first second.
     Begin(u64),
     /// It has ended, with what was dropped in it.
-    End(Attack, Sums),
+    End(Box<(Attack, Sums)>),
 }
 
 /// Looks at the sums each second.
@@ -86,7 +86,7 @@ impl Watch {
     /// Ends an attack that goes on, as the program ends.
     pub(crate) fn end(&mut self) -> Option<Event> {
         let attack = self.current.take()?;
-        Some(Event::End(attack, since(&self.last, &attack.before)))
+        Some(Event::End(Box::new((attack, since(&self.last, &attack.before)))))
     }
 }
 
@@ -104,7 +104,8 @@ mod tests {
             totals.dropped[Reason::Bogon as usize].add(Sum { packets, bytes: packets * 60 });
             match watch.second(second, &totals) {
                 Some(Event::Begin(packets)) => events.push((second, packets, 0)),
-                Some(Event::End(attack, sums)) => {
+                Some(Event::End(ended)) => {
+                    let (attack, sums) = *ended;
                     assert_eq!((attack.since, attack.until, attack.peak), (3, 6, 900));
                     events.push((second, total(&sums).packets, total(&sums).bytes));
                 }

@@ -90,7 +90,8 @@ impl Report {
                 json!({"event": "attack_begin", "packets_per_second": packets, "sources": sources(top)}),
                 format!("attack begins: {packets} packets dropped in a second{}", first(top)),
             ),
-            Event::End(attack, sums) => {
+            Event::End(ended) => {
+                let (attack, sums) = *ended;
                 let seconds = attack.until - attack.since + 1;
                 // The sources of the next one are counted anew.
                 shared.attack.fetch_add(1, Relaxed);

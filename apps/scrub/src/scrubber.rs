@@ -215,7 +215,7 @@ impl Scrubber {
     /// Takes tokens of the packet's source, prefix and destination; returns the reason if one has none.
     fn exceeds(&mut self, headers: &Headers, millis: u64) -> Option<Reason> {
         let (source, prefix, destination) = match headers.family {
-            Family::V4 => (headers.src4.into(), headers.src4 as u128 >> 8, headers.dst4.into()),
+            Family::V4 => (headers.src4.into(), u128::from(headers.src4 >> 8), headers.dst4.into()),
             // A host has all addresses of its network.
             Family::V6 => (headers.src6 >> 64, headers.src6 >> 80, headers.dst6),
             Family::Other => return None,
