@@ -82,7 +82,11 @@ impl Waits {
             return Some(format!("{who} waits, as its control group's share of the processors is used up (cpu.max)"));
         }
         let is_starved = since(self.runnable, after.runnable) > passed.mul_f64(STARVED);
-        is_starved.then(|| format!("{who} waits for a processor most of the time: too much else runs on this machine"))
+        is_starved.then(|| {
+            format!(
+                "{who} waits for a processor most of the time: too much else runs, or its control group may have little"
+            )
+        })
     }
 }
 
