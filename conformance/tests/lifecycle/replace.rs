@@ -99,7 +99,7 @@ pub(crate) fn vale(words: &str) -> String {
 /// addresses, and the processors on which threads are.
 #[track_caller]
 fn settings_of(words: &str) -> Value {
-    const COUNTS: [&str; 2] = ["not_received", "packets"];
+    const COUNTS: [&str; 3] = ["not_received", "packets", "latency"];
     const CHANGES: [&str; 6] = ["sent", "received", "lost", "dropped", "age", "cpu"];
     let is = |list: &[&str], key: &str| list.contains(&key);
     let keep = |entry: &mut serde_json::Map<String, Value>| {
