@@ -41,7 +41,7 @@ fn counters_are_served_over_http() {
         let mut server = serve(&path);
         // No daemon runs: a page without samples.
         const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-        assert!(asked(&path, GET).ends_with("# TYPE unetmap_user_refused_total counter\n"));
+        assert!(asked(&path, GET).ends_with("# TYPE unetmap_switch_latency_seconds histogram\n"));
         let (a, b) = (open("vale0:a"), open("vale0:b"));
         let (tx, rx) = (open("netmap:p{1"), open("netmap:p}1"));
         exchange(&tx, &rx, 0, 0, 1234);
