@@ -169,6 +169,10 @@ open_to_write(const char *name, int flags)
 	char label[sizeof(LABEL) + 3 + NAME_BYTES];
 	long fd;
 
+	if (strlen(name) >= sizeof(p.name)) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
 	strcpy(p.name, name);
 	strcpy(stpcpy(stpcpy(label, LABEL), p.is_read ? "rw:" : "w:"), name);
 	fd = syscall(SYS_memfd_create, label, flags & O_CLOEXEC ? 1U /* MFD_CLOEXEC */ : 0U);

@@ -47,7 +47,7 @@ impl NicLab {
                 let seconds = INTERVAL.as_secs_f64().to_string();
                 // All of this is an attack, whose begin is not an interval.
                 let events = ["--attack", "1G", "--interval", &seconds];
-                let scrub = ["scrub", "vb", "-w", "0", "--json", "--source-rate", RATE];
+                let scrub = ["scrub", "vb", "--on-failure", "open", "-w", "0", "--json", "--source-rate", RATE];
                 programs.push(self.receive("unetmap", |command| command.args(scrub).args(events))?);
             }
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tool_common::forward::{Counts, Mover, copy_slot, count_all, move_all, swap_slot};
+use tool_common::forward::{Counts, Mover, copy_slot, count_all, move_all, set_more, swap_slot};
 use tool_common::host::memory::prefer_huge_pages;
 use unetmap::{Ring, SlotIter};
 use unetmap_filter::{
@@ -457,9 +457,11 @@ impl Filter<'_, '_> {
         }
         // The bytes that were checked, whatever the sender has written meanwhile.
         let mut head: &[u8] = &bytes[..read];
-        for source in from.run(slots.start, slots.slots) {
+        for (source, n) in from.run(slots.start, slots.slots).zip(1..) {
             let Some(target) = targets.next() else { break };
             let (len, _) = if self.swap { swap_slot(&source, &target) } else { copy_slot(&source, &target) };
+            // As many slots as were checked are one packet.
+            set_more(&target, n < slots.slots);
             if self.swap && fate != Fate::Changed {
                 continue;
             }

@@ -212,12 +212,13 @@ struct packet {
 	__u8 protocol;
 };
 
-INLINE void look_at_packet(struct looks *looks, struct packet *packet, void *end)
+INLINE void look_at_packet(struct looks *looks, struct packet *packet, void *end, int is_long)
 {
 	__u16 *checksum = packet->payload + (packet->protocol == TCP ? 16 : 6);
 	__u32 sum = (packet->sum & 0xffff) + (packet->sum >> 16);
 
-	if (packet->protocol == TCP && packet->bytes > looks->mtu)
+	// A short frame may say any length.
+	if (is_long && packet->protocol == TCP && packet->bytes > looks->mtu)
 		count_fault(MERGED);
 	if ((void *)(checksum + 1) > end || !looks->left)
 		return;
@@ -235,10 +236,13 @@ INLINE void look(struct xdp_md *ctx)
 	struct packet packet = {};
 	struct looks *looks;
 	__u32 first = 0;
-	int i;
+	int is_long, i;
 
 	looks = bpf_map_lookup_elem(&looks_of, &first);
-	if (!looks || !looks->mtu || (!looks->left && data + (looks->mtu & MTU_MASK) + MOST_HEADER >= end))
+	if (!looks || !looks->mtu)
+		return;
+	is_long = data + (looks->mtu & MTU_MASK) + MOST_HEADER < end;
+	if (!looks->left && !is_long)
 		return;
 	for (i = 0; i < MOST_TAGS; i++) {
 		if ((void *)(type + 1) > end)
@@ -275,7 +279,7 @@ INLINE void look(struct xdp_md *ctx)
 	if (packet.protocol != TCP && packet.protocol != UDP)
 		return;
 	packet.sum += SWAP16((__u16)packet.protocol);
-	look_at_packet(looks, &packet, end);
+	look_at_packet(looks, &packet, end, is_long);
 }
 
 // Whether the frame begins with the mark.

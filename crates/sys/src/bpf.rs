@@ -193,7 +193,7 @@ struct RawMapInfo {
 }
 
 /// Most maps of a program whose ids are returned.
-const MAP_IDS: usize = 8;
+const MAP_IDS: usize = 32;
 
 /// The kernel's record of a program.
 #[derive(Clone, Debug)]

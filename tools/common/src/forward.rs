@@ -189,6 +189,13 @@ pub fn copy_slot(source: &SlotRef<'_>, target: &SlotRef<'_>) -> (u16, bool) {
     (len, flags != 0)
 }
 
+/// Sets whether the packet of a slot that was moved goes on in the next one, whatever its sender has written meanwhile.
+#[inline(always)]
+pub fn set_more(target: &SlotRef<'_>, more: bool) {
+    let flags = target.flags() & !NS_MOREFRAG;
+    target.set_flags(if more { flags | NS_MOREFRAG } else { flags });
+}
+
 /// Moves the first `n` slots of `from` to the first of `to`, by exchanging buffers or by copying.
 pub fn move_all(from: &Ring, to: &Ring, n: u32, swap: bool) -> Counts {
     let slots = from.available().zip(to.available()).take(n as usize);

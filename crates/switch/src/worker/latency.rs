@@ -14,6 +14,9 @@ use crate::tuning::LATENCY_BATCHES;
 /// Upper bounds: 1 µs, 2 µs, 4 µs and so on until 0.5 s; and none.
 pub const BUCKETS: usize = 21;
 
+/// A sample that takes longer is given up.
+const MOST_NS: u64 = 1_000_000_000;
+
 /// The samples of a switch, of all its threads.
 #[derive(Debug, Default)]
 pub struct Latency {
@@ -70,15 +73,19 @@ impl Sampler {
     pub(crate) fn before(&mut self, ring: RingId, queued: impl FnOnce() -> u32, now: impl FnOnce() -> u64) {
         if self.batches > 0 {
             self.batches -= 1;
-        } else if self.watched.is_none() {
-            self.begin(ring, queued(), now());
+        } else {
+            self.begin(ring, queued, now());
         }
     }
 
+    /// Begins a sample, unless one is under way: one that takes long may be of a ring that delivers nothing any more.
     #[cold]
-    fn begin(&mut self, ring: RingId, slots: u32, since_ns: u64) {
+    fn begin(&mut self, ring: RingId, queued: impl FnOnce() -> u32, since_ns: u64) {
         self.batches = LATENCY_BATCHES;
-        self.watched = (slots > 0).then_some(Watched { ring, slots, since_ns });
+        if self.watched.as_ref().is_none_or(|watched| since_ns.saturating_sub(watched.since_ns) > MOST_NS) {
+            let slots = queued();
+            self.watched = (slots > 0).then_some(Watched { ring, slots, since_ns });
+        }
     }
 
     /// After a batch, of which so many slots were delivered.
@@ -134,8 +141,19 @@ mod tests {
             sampler.after(other, 1, &latency, || unreachable!("too early"));
         }
         sampler.before(other, || 1, || 0);
+        // It takes too long.
+        for _ in 0..LATENCY_BATCHES {
+            sampler.before(ring, || unreachable!("too early"), || unreachable!("too early"));
+        }
+        sampler.before(ring, || 1, || MOST_NS + 1);
+        sampler.after(ring, 1, &latency, || MOST_NS + 1001);
+        assert_eq!(of(&latency), (2, 6_000));
+        for _ in 0..LATENCY_BATCHES {
+            sampler.before(other, || unreachable!("too early"), || unreachable!("too early"));
+        }
+        sampler.before(other, || 1, || 0);
         sampler.reset();
         sampler.after(other, 1, &latency, || unreachable!("it was forgotten"));
-        assert_eq!(of(&latency), (1, 5_000));
+        assert_eq!(of(&latency), (2, 6_000));
     }
 }

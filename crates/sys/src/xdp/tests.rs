@@ -538,8 +538,11 @@ fn faults_of_frames_are_found_in_each_packet() {
                 }
             }
         }
-        // Frames without a checksum, those that are cut off, and others than TCP and UDP.
-        for frame in [&packet(100, 0, (false, 1), true)[..], &[0; 60], &packet(0, 0, (true, 6), true)[..60]] {
+        // Frames without a checksum, those that are cut off, others than TCP and UDP, and a short one that says that it
+        // is long.
+        let lie = packet(900, 0, (false, 6), false);
+        for frame in [&packet(100, 0, (false, 1), true)[..], &[0; 60], &packet(0, 0, (true, 6), true)[..60], &lie[..60]]
+        {
             xdp.would_redirect(frame).unwrap();
         }
         // The checksums of so many frames only, but the length of each.

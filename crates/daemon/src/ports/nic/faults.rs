@@ -5,12 +5,12 @@
 //!
 //! ```text
 //! the port         goes on as it is; the reason is in its snapshot, the log, and the log of events
-//! the next open    by way of a veth, where the kernel completes frames; by packet sockets before Linux 6.6, and if the
-//!                  frames were those behind such a veth
+//! the next open    by way of a veth, where the kernel completes frames; by packet sockets before Linux 6.6, unless the
+//!                  interface has a filter or `failure`, which need XDP; as before if its way is `zero-copy` or `packet`
 //! forgotten        when root sets a way, or the interface has gone
 //! ```
-//! A peer on the wire can send such frames, too. It gets no more by that than a slower way, which is right for all
-//! frames; a way that root sets again is used until such frames come again.
+//! A peer on the wire can send frames that seem unfinished, too. It gets no more by that than a slower way, which is
+//! right for all frames: behind a veth the kernel has finished what was not, so there it gets nothing.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

@@ -33,7 +33,10 @@ pub(in crate::ports) fn reason(
         return nic.packets.as_ref().map(|packets| packets.why.clone());
     }
     let settings = settings.kept_of(caller.netns_id(), link.index);
-    if let Some(found) = settings.and_then(|settings| settings.found.as_ref()).filter(|found| found.by_packets) {
+    // A filter and `failure` need XDP: such an interface goes on as it is, as a peer can send frames that seem wrong.
+    let needs_xdp = settings.is_some_and(|settings| settings.filter.is_some() || settings.failure.is_some());
+    let found = settings.and_then(|settings| settings.found.as_ref());
+    if let Some(found) = found.filter(|found| found.by_packets && !needs_xdp) {
         return Some(found.why.clone());
     }
     match settings.map_or(Way::Auto, |settings| settings.way) {

@@ -58,22 +58,24 @@ fn faulty(daemon: &mut Daemon, key: NicKey, fault: Fault) {
     let Some(nic) = registry.nic_mut(&PortKey::Nic(key)).filter(|nic| nic.frames_watch.is_some()) else { return };
     nic.frames_watch = None;
     let (name, way, netns) = (nic.name.clone(), nic.way, nic.netns.clone());
-    let by_packets = nic.relay.is_some() || kernel::HOST_RINGS.is_newer_than_kernel();
+    let by_packets = kernel::HOST_RINGS.is_newer_than_kernel();
     let found = Found { why: fault.to_string(), by_packets };
     nic.found = Some(found.clone());
-    let then = match (way, by_packets) {
-        (Way::ZeroCopy | Way::Packet, _) => "it stays so, as root chose its way",
+    // Behind a veth the kernel has finished all that was not: what seems so still is from the wire.
+    let chosen = if by_packets { way != Way::Auto } else { matches!(way, Way::ZeroCopy | Way::Packet) };
+    let stays = chosen || nic.relay.is_some();
+    let then = match (stays, by_packets) {
+        (true, _) => "it stays so, by root's choice or as the kernel has finished its frames",
         (_, false) => {
             "after all programs have closed it, it is opened by way of a veth, where the kernel completes frames"
         }
         (_, true) => "after all programs have closed it, it is opened by packet sockets, which complete frames",
     };
     let reason = format!("{fault}: {then} (unetmap nic {name} way auto: as before)");
-    tracing::warn!(name, "{reason}");
-    if !matches!(way, Way::ZeroCopy | Way::Packet)
-        && let Err(refusal) = nics.settings.store_found(&netns, key.index, (found, owner_of(registry, key)))
-    {
-        tracing::warn!(name, "it is opened as before: {}", refusal.why);
+    let uid = owner_of(registry, key);
+    tracing::warn!(name, uid, "{reason}");
+    if !stays && let Err(refusal) = nics.settings.store_found(&netns, key.index, (found, uid)) {
+        tracing::warn!(name, uid, "it is opened as before: {}", refusal.why);
     }
     log_change(registry, events, key, What::FramesFaulty { port: name, reason });
 }
