@@ -6,7 +6,7 @@
 //! ```text
 //! the port         goes on as it is; the reason is in its snapshot, the log, and the log of events
 //! the next open    by way of a veth, where the kernel completes frames; by packet sockets before Linux 6.6, unless the
-//!                  interface has a filter or `failure`, which need XDP; as before if its way is `zero-copy` or `packet`
+//!                  interface has a filter or `failure`, which need XDP; as before by the ways `zero-copy` and `packet`
 //! forgotten        when root sets a way, or the interface has gone
 //! ```
 //! A peer on the wire can send frames that seem unfinished, too. It gets no more by that than a slower way, which is
