@@ -10,7 +10,8 @@ use unetmap_capture::index::{Extract, Query};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some((&how, file)) = bytes.split_first() else { return };
-    let filter = ["", "host 10.0.0.1", "tcp and host 10.0.0.1 and host 10.0.0.2 and port 1 and port 2"][how as usize % 3];
+    let filter =
+        ["", "host 10.0.0.1", "tcp and host 10.0.0.1 and host 10.0.0.2 and port 1 and port 2"][how as usize % 3];
     let from = (how & 0x40 != 0).then_some(Duration::from_secs(1_700_000_000));
     let Ok(mut extract) = Extract::new(file.to_vec(), Query::of_filter(filter), [from, None], how & 0x80 != 0) else {
         return;
