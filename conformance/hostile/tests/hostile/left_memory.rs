@@ -100,8 +100,9 @@ fn memory_of_closed_ports_is_charged_while_programs_have_it() {
             assert_served(home, BOB);
             let ports = kept.len();
             drop(kept);
-            assert_served(home, ALICE);
+            // Pages may be in pipes for all that the daemon knows, until the machine's memory says otherwise.
             until("nothing is charged", || memory(home) == 0);
+            assert_served(home, ALICE);
             summary(&format!("{what}: {ports} closed ports are a budget of 8 MiB"));
         }
         assert_eq!(home.daemon(), daemon, "the same process");
