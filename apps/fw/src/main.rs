@@ -15,7 +15,6 @@ mod tee;
 mod worker;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 use std::process::ExitCode;
@@ -25,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use tool_common::failure::{self, OnFailure};
+use tool_common::failure;
 use tool_common::forward::{Counts, Direction as Way, check_headers, check_sizes, drain, flush, forward};
 use tool_common::{Failure, flag_on_hangup, link, note, port, print, stop_on_hangup, stop_on_signals, wait_for_link};
 use unetmap::Port;
@@ -103,32 +102,6 @@ fn open(options: &Options) -> Result<Vec<[Port; 2]>, Failure> {
     Ok(pairs)
 }
 
-/// Sets what becomes of frames while the firewall does not take them. At host rings they are dropped, unless the user
-/// says otherwise.
-fn set_failure(options: &Options) -> Result<(), Failure> {
-    let [first, second] = &options.ports;
-    if options.on_failure.as_deref() == Some("bypass") {
-        return failure::bypass([first, second]);
-    }
-    let hosts = options.ports.iter().filter_map(|port| failure::host_rings_of(port));
-    let interfaces = options.ports.iter().filter_map(|port| failure::interface_of(port));
-    let all: BTreeSet<String> = match &options.on_failure {
-        None => hosts.collect(),
-        Some(_) => hosts.chain(interfaces).collect(),
-    };
-    let to = if options.on_failure.as_deref() == Some("open") { OnFailure::Open } else { OnFailure::Closed };
-    for interface in all {
-        let hint = |e: Failure| match e {
-            Failure::Work(why) if options.on_failure.is_none() => {
-                Failure::Work(format!("{why} (or --on-failure open)"))
-            }
-            e => e,
-        };
-        failure::set(&interface, to.clone()).map_err(hint)?;
-    }
-    Ok(())
-}
-
 /// Counts of one direction.
 #[derive(Clone, Copy, Default)]
 struct Done {
@@ -164,7 +137,8 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     if reread.is_none() && log_again.is_none() {
         stop_on_hangup()?;
     }
-    set_failure(options)?;
+    let [first, second] = &options.ports;
+    failure::set_between([first, second], options.on_failure.as_deref())?;
     let pairs = open(options)?;
     let [a, b] = &pairs[0];
     let swap = !options.copy && a.same_region(b);

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use tool_common::failure::{self, OnFailure};
+use tool_common::failure;
 use tool_common::forward::{Direction as Way, check_headers, check_sizes, drain, flush, forward};
 use tool_common::{Failure, flag_on_hangup, note, port, stop_on_signals, wait_for_link};
 use unetmap::Port;
@@ -127,7 +127,7 @@ fn scrub(
     writer: Option<Writer>,
 ) -> Result<(), Failure> {
     let (stop, again) = (stop_on_signals()?, flag_on_hangup()?);
-    set_failure([first, second], settings.on_failure)?;
+    failure::set_between([first, second], settings.on_failure)?;
     let open = |spec: &str| port::open(spec, port::RingConfig::default(), NR_ACCEPT_VNET_HDR | NR_EXCLUSIVE);
     // A program that has host rings may also open the interface that carries the host's connections.
     let b = open(second)?;
@@ -169,23 +169,6 @@ fn scrub(
     writer.into_iter().for_each(|writer| drop(writer.join()));
     report.end(shared, begin.elapsed().as_secs_f64());
     Ok(result?)
-}
-
-/// Sets what becomes of frames while the scrubber does not take them. At host rings they are dropped, unless the user
-/// says otherwise.
-fn set_failure(ports: [&str; 2], on_failure: Option<&str>) -> Result<(), Failure> {
-    let fate = match on_failure {
-        Some("bypass") => return failure::bypass(ports),
-        Some("open") => OnFailure::Open,
-        _ => OnFailure::Closed,
-    };
-    for port in ports {
-        let interface = failure::interface_of(port).filter(|_| on_failure.is_some());
-        if let Some(interface) = failure::host_rings_of(port).or(interface) {
-            failure::set(&interface, fate.clone())?;
-        }
-    }
-    Ok(())
 }
 
 /// Moves packets until a signal.

@@ -2,6 +2,8 @@
 //! The fate of frames of interfaces while no program takes them (`unetmap nic IF failure`), set by programs that stand
 //! between two interfaces.
 
+use std::collections::BTreeSet;
+
 use unetmap::abi::{PortKind, PortSpec, Rings};
 pub use unetmap_core::control::nic::OnFailure;
 use unetmap_core::control::nic::{NicAction, NicRequest, send_request};
@@ -35,6 +37,28 @@ pub fn bypass(ports: [&str; 2]) -> Result<(), Failure> {
     let (a, b) = (a?, b?);
     set(&a, OnFailure::Bypass(b.clone()))?;
     set(&b, OnFailure::Bypass(a))
+}
+
+/// Sets what becomes of frames while a program between two ports does not take them, by its option `--on-failure`. At
+/// host rings they are dropped, unless the user says otherwise.
+///
+/// # Errors
+/// As [`bypass`]; the daemon's refusal.
+pub fn set_between(ports: [&str; 2], on_failure: Option<&str>) -> Result<(), Failure> {
+    let fate = match on_failure {
+        Some("bypass") => return bypass(ports),
+        Some("open") => OnFailure::Open,
+        _ => OnFailure::Closed,
+    };
+    let hosts = ports.into_iter().filter_map(host_rings_of);
+    let own = ports.into_iter().filter_map(interface_of).filter(|_| on_failure.is_some());
+    for interface in hosts.chain(own).collect::<BTreeSet<_>>() {
+        set(&interface, fate.clone()).map_err(|e| match e {
+            Failure::Work(why) if on_failure.is_none() => Failure::Work(format!("{why} (or --on-failure open)")),
+            e => e,
+        })?;
+    }
+    Ok(())
 }
 
 /// Sets what becomes of the frames of an interface.
