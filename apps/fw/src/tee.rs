@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Ports that get copies of packets, by rules `tee`.
 
-use tool_common::forward::{check_headers, copy_slot};
+use tool_common::forward::{check_headers, move_judged};
 use tool_common::{Failure, port};
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_TX_RINGS_ONLY};
-use unetmap::{Port, Ring, SlotRef};
+use unetmap::{Port, Ring};
 use unetmap_shape::held::PacketSlots;
 
 /// A port that gets copies.
@@ -55,11 +55,7 @@ impl Tees {
         if to.space() < packet.slots {
             return false;
         }
-        let mut rest = head;
-        for (source, target) in from.run(packet.start, packet.slots).zip(to.available()) {
-            let (len, _) = copy_slot(&source, &target);
-            rest = write_head(&target, if rest.len() == head.len() { header } else { 0 }, len, rest);
-        }
+        move_judged(from.run(packet.start, packet.slots), &mut to.available(), false, header, Some(head));
         to.advance(packet.slots);
         tee.has_unsent = true;
         true
@@ -79,13 +75,4 @@ impl Tees {
     pub(crate) fn ports(&self) -> Vec<&Port> {
         self.0.iter().map(|tee| &tee.port).collect()
     }
-}
-
-/// Writes the first bytes of a packet over those of a slot of `len` bytes, from `at` on; returns those that are in the
-/// next slot.
-#[inline(always)]
-pub(crate) fn write_head<'h>(target: &SlotRef<'_>, at: usize, len: u16, head: &'h [u8]) -> &'h [u8] {
-    let (part, rest) = head.split_at(head.len().min(usize::from(len).saturating_sub(at)));
-    target.frame().write_changed(at, part);
-    rest
 }

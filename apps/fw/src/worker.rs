@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tool_common::forward::{Counts, Mover, copy_slot, count_all, move_all, set_more, swap_slot};
+use tool_common::forward::{Counts, Mover, count_all, move_all, move_judged};
 use tool_common::host::memory::prefer_huge_pages;
 use unetmap::{Ring, SlotIter};
 use unetmap_filter::{
@@ -22,7 +22,7 @@ use unetmap_shape::{FlowKey, Nanos, Pool, Shaper, Target};
 use crate::fate::{CONSUMED, DENIED, DROPPED, Fate, LIMITED, MALFORMED};
 use crate::parsed::Parsed;
 use crate::shared::{LogEntry, Shared, Totals, add};
-use crate::tee::{Tees, write_head};
+use crate::tee::Tees;
 
 /// Packets whose headers are fetched into the cache before they are needed.
 const FETCH_AHEAD: usize = 8;
@@ -455,18 +455,8 @@ impl Filter<'_, '_> {
             }
             return 0;
         }
-        // The bytes that were checked, whatever the sender has written meanwhile.
-        let mut head: &[u8] = &bytes[..read];
-        for (source, n) in from.run(slots.start, slots.slots).zip(1..) {
-            let Some(target) = targets.next() else { break };
-            let (len, _) = if self.swap { swap_slot(&source, &target) } else { copy_slot(&source, &target) };
-            // As many slots as were checked are one packet.
-            set_more(&target, n < slots.slots);
-            if self.swap && fate != Fate::Changed {
-                continue;
-            }
-            head = write_head(&target, if head.len() == read { self.header } else { 0 }, len, head);
-        }
+        let head = (!self.swap || fate == Fate::Changed).then_some(&bytes[..read]);
+        move_judged(from.run(slots.start, slots.slots), targets, self.swap, self.header, head);
         self.total.add(Counts { packets: 1, bytes: slots.bytes as u64 });
         slots.slots
     }

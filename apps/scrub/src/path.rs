@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use tool_common::forward::{Mover, copy_slot, set_more, swap_slot};
+use tool_common::forward::{Mover, move_judged};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Ring, SlotIter};
 use unetmap_filter::{Direction, HEADER_BYTES, MAX_REPLY, Now};
@@ -91,20 +91,8 @@ impl Path<'_> {
         if let Fate::Drop(_) = fate {
             return Some(0);
         }
-        let mut head: &[u8] = &bytes[..read];
-        for (i, source) in from.run(start, slots).enumerate() {
-            let target = to.next()?;
-            let (len, _) = if self.swap { swap_slot(&source, &target) } else { copy_slot(&source, &target) };
-            // As many slots as were judged are one packet.
-            set_more(&target, i as u32 + 1 < slots);
-            // The bytes that were judged, whatever the sender has written meanwhile.
-            if !self.swap || fate == Fate::Changed {
-                let skip = if i == 0 { self.header } else { 0 };
-                let n = usize::from(len).saturating_sub(skip).min(head.len());
-                target.frame().write(skip, &head[..n]);
-                head = &head[n..];
-            }
-        }
+        let head = (!self.swap || fate == Fate::Changed).then_some(&bytes[..read]);
+        move_judged(from.run(start, slots), to, self.swap, self.header, head);
         Some(slots)
     }
 }

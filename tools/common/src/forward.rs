@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use unetmap::abi::{NS_BUF_CHANGED, NS_MOREFRAG, PortSpec};
-use unetmap::{Interest, Port, Ring, SlotRef};
+use unetmap::{Interest, Port, Ring, SlotIter, SlotRef};
 pub use unetmap_sys::wait::Wait;
 
 use crate::port;
@@ -189,11 +189,28 @@ pub fn copy_slot(source: &SlotRef<'_>, target: &SlotRef<'_>) -> (u16, bool) {
     (len, flags != 0)
 }
 
-/// Sets whether the packet of a slot that was moved goes on in the next one, whatever its sender has written meanwhile.
+/// Moves the slots of a packet that was judged, `head` being its first bytes, which follow `header` bytes in the first
+/// slot. They and the packet's end are as they were judged, whatever its sender has written meanwhile. Without `head` the
+/// bytes stay as they are: buffers of a region that both ports have are the sender's all the same.
 #[inline(always)]
-pub fn set_more(target: &SlotRef<'_>, more: bool) {
-    let flags = target.flags() & !NS_MOREFRAG;
-    target.set_flags(if more { flags | NS_MOREFRAG } else { flags });
+pub fn move_judged(
+    mut sources: SlotIter<'_>,
+    targets: &mut SlotIter<'_>,
+    swap: bool,
+    header: usize,
+    head: Option<&[u8]>,
+) {
+    let (mut head, mut at) = (head.unwrap_or_default(), header);
+    while let Some(source) = sources.next() {
+        let Some(target) = targets.next() else { break };
+        let (len, _) = if swap { swap_slot(&source, &target) } else { copy_slot(&source, &target) };
+        let flags = target.flags() & !NS_MOREFRAG;
+        target.set_flags(if sources.len() > 0 { flags | NS_MOREFRAG } else { flags });
+        let part;
+        (part, head) = head.split_at(head.len().min(usize::from(len).saturating_sub(at)));
+        target.frame().write_changed(at, part);
+        at = 0;
+    }
 }
 
 /// Moves the first `n` slots of `from` to the first of `to`, by exchanging buffers or by copying.
