@@ -6,7 +6,7 @@
 //!                                         ^  nobody listens, |
 //!                                         '-- or not yet ----'
 //! ```
-//! What a program has of a port is addresses and numbers: mappings (region, endpoint state page, channels, rings of
+//! A port is addresses and numbers to its program: mappings (region, endpoint state page, channels, rings of
 //! sockets) and descriptors (connection, doorbells, sockets). The port is opened again as any other, at the same place
 //! in its region; then the new files are mapped over the old ones, and their descriptors get the numbers of the old
 //! ones (`sys::in_place`). Nothing on the way of a packet knows of it, and no pointer of the program changes. A daemon
