@@ -16,6 +16,7 @@ use crate::bpf::tcx_programs;
 use crate::home::{Guard, Home, LIMIT, program, until};
 use crate::net::{DIRECT, Net, Tap, frame};
 use crate::packet::Rng;
+use crate::stop::Stop;
 
 /// A veth pair with the kernel's default offloads.
 pub const CABLE: VethOptions<'_> = VethOptions {
@@ -286,7 +287,6 @@ pub fn during_a_stream(stacks: [&Ns; 2], address: &str, work: impl FnOnce(&dyn F
     let (stop, arrived) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let stream = scope.spawn(|| endless(stacks, address, &stop, &arrived));
-        // Also if the work panics: else the stream would be waited for.
         let end = Stop(&stop);
         work(&|what: &str| {
             let before = arrived.load(Relaxed);
@@ -296,15 +296,6 @@ pub fn during_a_stream(stacks: [&Ns; 2], address: &str, work: impl FnOnce(&dyn F
         stream.join().expect("no panic").expect("one connection all the time");
     });
     arrived.load(Relaxed)
-}
-
-/// Sets it when it is dropped.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 /// A TCP stream to the first stack, at `address`, from the second until `stop` is set; `arrived` counts its bytes, each

@@ -27,6 +27,7 @@ pub mod pcap;
 pub mod replace;
 pub mod request;
 pub mod snapshot;
+pub mod stop;
 pub mod switch;
 pub mod thread;
 pub mod tool;

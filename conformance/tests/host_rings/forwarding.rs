@@ -9,6 +9,7 @@ use conformance::host::{ATTACHMENTS, CABLE, V4, net, stream, until_clean, until_
 use conformance::net::{
     BUFFER, CABLE as QUIET, DIRECT, MEDIATED, Net, Tap, assert_same, collect, frame, frames, transmit,
 };
+use conformance::stop::Stop;
 use conformance::traffic::bytes_of;
 use conformance::{Home, isolated_with_interfaces, until};
 use lab::VethOptions;
@@ -194,13 +195,14 @@ fn two_network_stacks_communicate_through_a_port_that_forwards_everything() {
             let port = net.open("netmap:va*");
             let stop = std::sync::atomic::AtomicBool::new(false);
             std::thread::scope(|scope| {
+                let end = Stop(&stop);
                 scope.spawn(|| {
                     use std::sync::atomic::Ordering::Relaxed;
                     release_all(&port, |_| true, "the end", || stop.load(Relaxed));
                 });
                 until_it_works(attachment.name, &net);
                 let both = stream(&net.far, &net.near, V4[0]).and_then(|()| stream(&net.near, &net.far, V4[1]));
-                stop.store(true, std::sync::atomic::Ordering::Relaxed);
+                drop(end);
                 both.expect("streams");
             });
             drop(port);

@@ -10,6 +10,7 @@ use conformance::home::summary;
 use conformance::host::{ATTACHMENTS, V4, bridge, net, stream, until_clean, until_it_works};
 use conformance::net::{BUFFER, CABLE as QUIET, DIRECT, Net, assert_same, collect, frames, take, transmit};
 use conformance::packet::assert_checksums;
+use conformance::stop::Stop;
 use conformance::{Home, isolated_with_interfaces, until};
 use rustix::process::Signal;
 use unetmap::{Interest, Port};
@@ -83,9 +84,8 @@ fn host_segments_are_split_and_checksums_computed() {
         let (stop, mut segments) = (std::sync::atomic::AtomicBool::new(false), 0u32);
         std::thread::scope(|scope| {
             let sent = scope.spawn(|| {
-                let result = stream(&net.near, &net.far, V4[1]);
-                stop.store(true, std::sync::atomic::Ordering::Relaxed);
-                result
+                let _end = Stop(&stop);
+                stream(&net.near, &net.far, V4[1])
             });
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 port.poll(Interest::RX, Some(Duration::from_millis(10))).expect("the daemon runs");

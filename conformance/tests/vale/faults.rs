@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use conformance::ether::{self, BROADCAST, drain, mac};
 use conformance::home::{Guard, summary};
 use conformance::net::{CABLE, DIRECT, Net, open_in};
+use conformance::stop::Stop;
 use conformance::traffic::open;
 use conformance::{Home, isolated_with_interfaces, program, until};
 use rustix::process::Signal;
@@ -132,6 +133,7 @@ fn persistent_ports_can_be_deleted_under_traffic() {
         };
         let stop = AtomicBool::new(false);
         let sent = std::thread::scope(|scope| {
+            let end = Stop(&stop);
             let traffic = scope.spawn(|| {
                 let mut sent = 0;
                 while !stop.load(Relaxed) {
@@ -152,7 +154,7 @@ fn persistent_ports_can_be_deleted_under_traffic() {
                 net.near.ip(&["link", "del", ["vi1", "vi0"][turn % 2]]).expect("an interface");
                 until("both ports are gone", || home.snapshot().ports.iter().filter(|p| p.kind == "vale").count() == 2);
             }
-            stop.store(true, Relaxed);
+            drop(end);
             traffic.join().expect("the traffic goes on")
         });
         until("nothing is left of them", || home.snapshot().ports.len() == 2);

@@ -7,6 +7,7 @@ use conformance::ether::{self, BROADCAST, drain, drained, mac, make};
 use conformance::home::summary;
 use conformance::net::{BUFFER, collect, transmit};
 use conformance::request::control;
+use conformance::stop::Stop;
 use conformance::switch::{refused, set, shown, vale};
 use conformance::traffic::{open, receive};
 use conformance::{Home, isolated, until};
@@ -343,6 +344,7 @@ fn the_validated_bytes_are_the_delivered_bytes() {
             std::iter::successors(Some(ring.head()), |p| Some(ring.next(*p))).take(ring.num_slots() as usize).collect();
         // Another thread writes to the same buffers: it changes EtherTypes into tags and back.
         std::thread::scope(|scope| {
+            let end = Stop(&stop);
             let scribbler = scope.spawn(|| {
                 let mut n = 0u64;
                 while !stop.load(relaxed) {
@@ -365,7 +367,7 @@ fn the_validated_bytes_are_the_delivered_bytes() {
                     other.rxsync().expect("a switch");
                 }
             }
-            stop.store(true, relaxed);
+            drop(end);
             assert!(scribbler.join().expect("it ends") > 0);
         });
         assert!(drain(&victim).is_empty());
@@ -424,6 +426,7 @@ fn a_changing_vnet_header_cannot_bypass_a_filter() {
         let relaxed = std::sync::atomic::Ordering::Relaxed;
         let (mut whole, mut cut) = (0u64, 0u64);
         std::thread::scope(|scope| {
+            let end = Stop(&stop);
             let changer = scope.spawn(|| {
                 let mut changes = 0u64;
                 while !stop.load(relaxed) {
@@ -440,7 +443,7 @@ fn a_changing_vnet_header_cannot_bypass_a_filter() {
                     if got == packet { whole += 1 } else { cut += 1 }
                 }
             }
-            stop.store(true, relaxed);
+            drop(end);
             let changes = changer.join().expect("it ends");
             summary(&format!(
                 "headers changed {changes} times under traffic: {whole} arrived as they were judged, {cut} not"

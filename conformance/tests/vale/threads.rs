@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use conformance::ether::{self, BROADCAST, mac};
 use conformance::home::{Guard, cpus_allowed, summary};
+use conformance::stop::Stop;
 use conformance::traffic::{bytes_of, open};
 use conformance::{Home, isolated, isolated_alone, program, until};
 use rustix::process::Signal;
@@ -270,6 +271,7 @@ fn a_port_that_never_reads_delays_no_thread() {
         let flooders: Vec<Port> = (0..2).map(|n| open(&format!("vale0:f{n}"))).collect();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let end = Stop(&stop);
             for (n, port) in (50..).zip(&flooders) {
                 let stop = &stop;
                 // To the stopped receiver, and to the one that does not read.
@@ -284,7 +286,7 @@ fn a_port_that_never_reads_delays_no_thread() {
                 ether::send(&a, mac(1), mac(0), 5, (200 * round, 200 * round + 200));
                 ether::expect(&b, 5, (200 * round, 200 * round + 200));
             }
-            stop.store(true, Relaxed);
+            drop(end);
         });
         let books = home.snapshot();
         let dropped = |name: &str| books.ring(name, "rx", 0).dropped;
@@ -363,6 +365,7 @@ mod alone {
             ether::send(&to, BROADCAST, mac(3), 3, (0, 1));
             let (stop, mut shared) = (AtomicBool::new(false), 0);
             std::thread::scope(|scope| {
+                let end = Stop(&stop);
                 // Keeps the thread awake.
                 scope.spawn(|| {
                     while !stop.load(Relaxed) {
@@ -382,7 +385,7 @@ mod alone {
                     shared += u32::from(port.peer_cpu(Interest::TX) == Some(cpu as u32));
                     assert!(!port.yield_to_peer(Interest::TX), "packet {seq}");
                 }
-                stop.store(true, Relaxed);
+                drop(end);
             });
             assert!(shared > 0, "the thread was never seen on processor {cpu}");
         });

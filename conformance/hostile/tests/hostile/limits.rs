@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use conformance::home::{Guard, LIMIT, limit_daemon, program, raise_fd_limit, summary};
 use conformance::net::{policy_file, set_policy, start_daemon};
 use conformance::snapshot::Total;
+use conformance::stop::Stop;
 use conformance::{Home, isolated, until};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 use rustix::fs::{SeekFrom, seek};
@@ -358,6 +359,7 @@ fn memory_of_closed_ports_does_not_fill_a_small_control_group() {
         let (process, stop) = (home.daemon(), AtomicBool::new(false));
         let open_pipe = |uid, n| open_large_pipe(home, uid, n)?.ok();
         let (kept, honest) = thread::scope(|scope| {
+            let end = Stop(&stop);
             let (open_pipe, stop) = (&open_pipe, &stop);
             let keep = move |uid: u32| {
                 let mut kept = Vec::new();
@@ -369,7 +371,7 @@ fn memory_of_closed_ports_does_not_fill_a_small_control_group() {
             let hostile: Vec<_> = USERS.map(|uid| scope.spawn(move || keep(uid))).collect();
             let until = Instant::now() + Duration::from_secs(8);
             let honest = (0..).take_while(|_| Instant::now() < until).filter(|n| open_pipe(0, *n).is_some()).count();
-            stop.store(true, Ordering::Relaxed);
+            drop(end);
             let kept: Vec<_> = hostile.into_iter().map(|thread| thread.join().expect("a thread").len()).collect();
             (kept, honest)
         });

@@ -12,6 +12,7 @@ use conformance::home::until;
 use conformance::net::{CABLE, DIRECT, Held, MEDIATED, Net, set_policy};
 use conformance::packet::Rng;
 use conformance::replace::try_replace;
+use conformance::stop::Stop;
 use conformance::{Home, isolated_with_interfaces};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 use unetmap::abi::*;
@@ -414,11 +415,12 @@ fn a_tenant_that_keeps_asking_does_not_hold_off_a_replacement() {
             }
         };
         thread::scope(|scope| {
+            let end = Stop(&stop);
             scope.spawn(slow_down);
             (0..4).for_each(|_| _ = scope.spawn(ask_on));
             until("requests wait one after the other", || asked.load(Relaxed) > 8);
             let replaced = try_replace(home, None);
-            stop.store(true, Relaxed);
+            drop(end);
             assert!(replaced.status.success(), "{}", String::from_utf8_lossy(&replaced.stderr));
         });
         assert_eq!(open_as(ALICE, &net, home).receive().expect("an answer").errno, 0);
