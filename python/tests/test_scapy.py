@@ -16,7 +16,9 @@ LIMIT = 60
 
 class Scapy(unittest.TestCase):
     def packets(self, count):
-        return [Ether() / IP(dst="10.0.0.1") / UDP(dport=9) / Raw(bytes([n]) * 40) for n in range(count)]
+        # With an address: scapy would ask for it at the machine's own interfaces.
+        ip = Ether(dst="02:00:00:00:00:01") / IP(src="10.0.0.2", dst="10.0.0.1")
+        return [ip / UDP(dport=9) / Raw(bytes([n]) * 40) for n in range(count)]
 
     def test_sendp_and_sniff_open_ports_by_name(self):
         with Port("netmap:sc}1") as port:
@@ -41,7 +43,7 @@ class Scapy(unittest.TestCase):
 
             sniffer = AsyncSniffer(opened_socket=back, prn=note, lfilter=lambda packet: UDP in packet)
             sniffer.start()
-            out.send(Ether() / ARP())
+            out.send(Ether(dst="ff:ff:ff:ff:ff:ff") / ARP())
             sendp(self.packets(3), socket=out, verbose=False)
             self.assertTrue(three.wait(LIMIT))
             sniffer.stop()

@@ -4,7 +4,8 @@
     from scapy.all import Ether, IP, sendp, sniff
     from unetmap.scapy import interface
 
-    sendp(Ether() / IP(dst="10.0.0.1"), iface=interface("netmap:p{1"))
+    frame = Ether(dst="02:00:00:00:00:01") / IP(src="10.0.0.2", dst="10.0.0.1")
+    sendp(frame, iface=interface("netmap:p{1"))
     packets = sniff(iface=interface("netmap:p}1"), count=1, timeout=5)
 
 Each of these calls opens the port and closes it at its end. To keep it open, give them a socket:
