@@ -18,7 +18,7 @@ use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap_shape::Pool;
 
 use link::Link;
-pub use options::EmulateArgs;
+pub use options::{EmulateArgs, check_options, options};
 use report::Report;
 
 /// Reports that wait to be printed.

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Command, FromArgMatches as _, ValueEnum};
 use tool_common::Failure;
 use tool_common::port::full_name;
 use unetmap_quantity::{bit_rate, bytes, mebibytes, seconds, share, within};
@@ -213,6 +213,30 @@ impl EmulateArgs {
         };
         format!("{rate}, {delay}")
     }
+}
+
+/// Options that say what a link does, each with whether it takes a value: of `unetmap emulate`, for programs that start
+/// it.
+pub fn options() -> Vec<(String, bool)> {
+    let command = EmulateArgs::augment_args(Command::new("emulate"));
+    let all = command.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg.get_action().takes_values())));
+    let of_link = all.filter(|(name, _)| !["wait", "json"].contains(name));
+    of_link.map(|(name, takes_value)| (name.to_owned(), takes_value)).collect()
+}
+
+/// Checks words of a command line that are [`options`] and their values.
+///
+/// # Errors
+/// A sentence with the name of the option, as `--delay`.
+pub fn check_options(words: &[String]) -> Result<(), String> {
+    let line = ["emulate", "a", "b"].into_iter().chain(words.iter().map(String::as_str));
+    let matches = EmulateArgs::augment_args(Command::new("emulate")).try_get_matches_from(line);
+    let args = matches.and_then(|matches| EmulateArgs::from_arg_matches(&matches)).map_err(|e| {
+        let text = e.to_string();
+        let lines: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+        lines.join(" ").trim_start_matches("error: ").to_owned()
+    })?;
+    args.check().map(drop).map_err(|failure| failure.to_string())
 }
 
 fn read_trace(path: &Path) -> Result<Trace, String> {

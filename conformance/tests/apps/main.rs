@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The programs in the folder `apps`: `unetmap-fw`, `unetmap-cni`, `unetmap-device-plugin`, `unetmap emulate`, `unetmap
-//! flows`, `unetmap memif`, `unetmap scrub`; and tables of all programs at once: errors, quantities, manual pages,
-//! installation.
+//! flows`, `unetmap lab`, `unetmap memif`, `unetmap scrub`; and tables of all programs at once: errors, quantities,
+//! manual pages, installation.
 #![forbid(unsafe_code)]
 
 mod cni;
@@ -15,6 +15,7 @@ mod flows_beside;
 mod flows_tcp;
 mod fw;
 mod install;
+mod lab;
 mod links;
 mod manuals;
 mod metrics;

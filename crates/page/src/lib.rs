@@ -113,7 +113,7 @@ impl Page {
 }
 
 /// Returns text as it is written in HTML and in SVG.
-fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     printable::text(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

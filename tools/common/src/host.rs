@@ -17,6 +17,20 @@ pub mod eventfd {
     pub use unetmap_sys::eventfd::{clear, is_eventfd, signal};
 }
 
+/// Files that decide what a program of root's does.
+pub mod file {
+    use std::path::Path;
+
+    /// Returns the bytes of a file, a `what`, that only root or this user can write; `None` if there is no file. `path`
+    /// is absolute.
+    ///
+    /// # Errors
+    /// A sentence without the path: as of [`unetmap_core::control::trusted_file::read`].
+    pub fn read_trusted(path: &Path, what: &str) -> Result<Option<Vec<u8>>, String> {
+        unetmap_core::control::trusted_file::read(path, unetmap_sys::process::uid(), what)
+    }
+}
+
 /// Interfaces of the calling thread's network namespace.
 pub mod link {
     pub use unetmap_sys::link::{Link, by_name};
@@ -41,12 +55,12 @@ pub mod netns {
 
 /// Files in folders of other users.
 pub mod place {
-    pub use unetmap_sys::place::{Identity, Place, create};
+    pub use unetmap_sys::place::{Identity, NewFile, Place, create};
 }
 
 /// Processes, and the processors on which they run.
 pub mod process {
-    pub use unetmap_sys::process::{cpus_allowed, run_on_cpus, set_program_name, spawn_detached};
+    pub use unetmap_sys::process::{cpus_allowed, program_name, run_on_cpus, set_program_name, spawn_detached};
     pub use unetmap_sys::thread::{current_cpu, run_delay, set_time_slice, set_timer_slack};
 }
 

@@ -14,6 +14,7 @@ pub(crate) enum App {
     Emulate(unetmap_emulate::EmulateArgs),
     Flows(unetmap_flows::FlowsArgs),
     Scrub(Box<unetmap_scrub::ScrubArgs>),
+    Lab(unetmap_lab::LabArgs),
 }
 
 /// Performs the command. Returns the exit status.
@@ -25,5 +26,6 @@ pub(crate) fn run(app: &App) -> Result<u8, Failure> {
         App::Emulate(args) => unetmap_emulate::run(args).map(|()| 0),
         App::Flows(args) => unetmap_flows::run(args).map(|()| 0),
         App::Scrub(args) => unetmap_scrub::run(args).map(|()| 0),
+        App::Lab(args) => Ok(print("lab", &unetmap_lab::run(args)?)?),
     }
 }

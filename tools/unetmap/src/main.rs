@@ -338,6 +338,7 @@ mod tests {
                 "scrub" => "unetmap-scrub.1",
                 "vm" => "unetmap-vm.7",
                 "memif" => "unetmap-memif.7",
+                "lab" => "unetmap-lab.1",
                 _ => "unetmap.1",
             };
             own.push((page, command.clone()));
@@ -347,6 +348,7 @@ mod tests {
             "unetmap.1",
             "unetmap-capture.1",
             "unetmap-flows.1",
+            "unetmap-lab.1",
             "unetmap-run.1",
             "unetmap-scrub.1",
             "unetmap-vm.7",
