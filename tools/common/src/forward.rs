@@ -190,8 +190,8 @@ pub fn copy_slot(source: &SlotRef<'_>, target: &SlotRef<'_>) -> (u16, bool) {
 }
 
 /// Moves the slots of a packet that was judged, `head` being its first bytes, which follow `header` bytes in the first
-/// slot. They and the packet's end are as they were judged, whatever its sender has written meanwhile. Without `head` the
-/// bytes stay as they are: buffers of a region that both ports have are the sender's all the same.
+/// slot. They and the packet's end are as they were judged, whatever its sender has written meanwhile. Without `head`
+/// the bytes stay as they are: buffers of a region that both ports have are the sender's all the same.
 #[inline(always)]
 pub fn move_judged(
     mut sources: SlotIter<'_>,
