@@ -435,8 +435,8 @@ fn a_changing_vnet_header_cannot_bypass_a_filter() {
                 }
                 changes
             });
-            let (packets, end) = (vec![packet.clone(); 500], Instant::now() + Duration::from_secs(5));
-            while Instant::now() < end {
+            let (packets, limit) = (vec![packet.clone(); 500], Instant::now() + Duration::from_secs(5));
+            while Instant::now() < limit {
                 send(&a, &packets);
                 for got in drain(&b) {
                     // As it was sent, or without the header: then from a permitted source address.
