@@ -2,12 +2,12 @@
 //! Persistent ports, and the settings of switches, outlast the daemon.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use conformance::home::{Home, daemon_processes, processes_of, program, summary};
-use conformance::net::{CABLE, DIRECT, Held, Net, open_in, pings};
+use conformance::home::{Guard, Home, daemon_processes, processes_of, program, summary};
+use conformance::net::{CABLE, DIRECT, Held, Net, open_in, pings, policy_file};
 use conformance::switch::{bring_up, done, host_on_switch, set, shown};
 use conformance::{isolated_with_interfaces, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -49,12 +49,17 @@ fn end(home: &Home, how: End) {
 
 /// The names of the persistent ports.
 fn persistent() -> Vec<String> {
+    let mut names = persistent_as_listed();
+    names.sort();
+    names
+}
+
+/// The same in the order of `unetmap ls`: those that are served, that are opened, and that wait for their turn.
+fn persistent_as_listed() -> Vec<String> {
     let output = Command::new(program("unetmap")).args(["ls", "--json"]).output().expect("it runs");
     let all: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let ports = all["persistent"].as_array().expect("a list");
-    let mut names: Vec<String> = ports.iter().map(|port| port["name"].as_str().expect("a name").to_owned()).collect();
-    names.sort();
-    names
+    ports.iter().map(|port| port["name"].as_str().expect("a name").to_owned()).collect()
 }
 
 /// Names and indexes of a namespace's interfaces, with addresses and routes.
@@ -318,6 +323,61 @@ fn requests_wait_for_ports_that_are_served_again() {
         });
         assert_eq!(after, before, "no request was answered too early");
         assert!(!unetmap(&["ls"]).contains("being served again"));
+        home.stop_all();
+        assert_nothing_left(home);
+    });
+}
+
+/// A daemon first opens the ports that have had frames, though others were made before them.
+#[test]
+fn ports_with_traffic_are_served_first() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        for name in (0..8).map(|n| format!("quiet{n}")) {
+            done(&net.near, &format!("-n {name}"));
+            done(&net.near, &format!("-a vale0:{name}"));
+        }
+        hosts_on_switch(&net);
+        until("packets cross the switch", || pings(&net.near, "10.8.0.2"));
+        end(home, End::Term);
+        let held = Held::new(home);
+        net.restart_faulty_daemon(home, "interfaces");
+        held.until_reached();
+        // It opens three at the same time, and none is complete.
+        let first = persistent_as_listed()[..3].to_vec();
+        assert!(["vi0", "vi1"].iter().all(|name| first.iter().any(|of| of == name)), "{first:?}");
+        drop(held);
+        until("packets cross the switch again", || pings(&net.near, "10.8.0.2"));
+        home.stop_all();
+        assert_nothing_left(home);
+    });
+}
+
+/// `PREVIOUS`: the daemon's program of an earlier build (`make test-long STEPS=previous`). This build serves what that
+/// one has left, with its settings, and that one what this build has left.
+#[test]
+fn ports_of_an_earlier_build_are_served() {
+    isolated_with_interfaces(|home| {
+        let Some(previous) = std::env::var_os("PREVIOUS") else { return summary("skipped: PREVIOUS names no program") };
+        // It starts the earlier one.
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        hosts_on_switch(&net);
+        for setting in ["set vale0 age 300", "port vale0:vi0 access 7", "port vale0:vi1 access 7"] {
+            set(setting);
+        }
+        let shown = || (settings(), shown("show vale0")["age"].clone(), persistent());
+        let before = shown();
+        until("ports of the VLAN reach each other", || pings(&net.near, "10.8.0.2"));
+        let (current, mut daemons) = (program("unetmapd"), Vec::new());
+        for (how, next) in [(End::Killed, &current), (End::Term, &previous.into()), (End::Term, &current)] {
+            end(home, how);
+            let mut daemon = Command::new(next);
+            daemon.args(["--foreground", "--idle-exit", "0", "--socket"]).arg(home.socket());
+            let daemon = Guard::spawn(daemon.arg("--policy").arg(policy_file(home)).stdin(Stdio::null()));
+            until("the next daemon serves both ports", || pings(&net.near, "10.8.0.2"));
+            assert_eq!(shown(), before, "{}", next.display());
+            daemons.push(daemon);
+        }
         home.stop_all();
         assert_nothing_left(home);
     });

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use crate::bpf::{self, Hook, hash, load_classifier};
-use crate::link::veth;
+use crate::link::veth::{self, Aliased};
 use crate::tcx;
 
 /// `bpf/switch.c`, compiled.
@@ -137,7 +137,7 @@ impl KernelPath {
         let program = load_classifier(&mut object, PROGRAM)?;
         let code = bpf::program_info(&program)?.tag;
         let mut found: Option<(KernelPath, u32)> = None;
-        for (index, _) in veth::all_with_aliases()? {
+        for Aliased { index, .. } in veth::all_with_aliases()? {
             let Some((left, id)) = tcx::attached(index, Hook::Ingress, PROGRAM)? else { continue };
             if found.as_ref().is_some_and(|(_, of)| *of == id) {
                 continue;

@@ -50,8 +50,9 @@ const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 /// Most bytes of an alternative name (`ALTIFNAMSIZ - 1`).
 const ALT_NAME_MAX: usize = 127;
 
-/// Offsets of `rx_packets` and `tx_dropped` in `struct rtnl_link_stats64` (linux/if_link.h).
+/// Offsets of `rx_packets`, `tx_packets` and `tx_dropped` in `struct rtnl_link_stats64` (linux/if_link.h).
 const STATS64_RX_PACKETS: usize = 0;
+const STATS64_TX_PACKETS: usize = size_of::<u64>();
 const STATS64_TX_DROPPED: usize = 7 * size_of::<u64>();
 
 /// `IFLA_TUN_VNET_HDR` of linux/if_link.h: one byte.
@@ -271,11 +272,10 @@ pub fn frame_counts(index: u32) -> io::Result<Option<FrameCounts>> {
     let mut counts = FrameCounts::default();
     let result = Socket::route(0)?.request(libc::RTM_GETLINK, &ifinfomsg(index), |message| {
         for (attribute, value) in attributes(message.body.get(IFINFOMSG..).unwrap_or_default()) {
-            let count =
-                |at: usize| value.get(at..).and_then(<[u8]>::first_chunk).copied().map_or(0, u64::from_ne_bytes);
             match attribute {
                 libc::IFLA_STATS64 => {
-                    (counts.received, counts.tx_dropped) = (count(STATS64_RX_PACKETS), count(STATS64_TX_DROPPED));
+                    counts.received = stats64(value, STATS64_RX_PACKETS);
+                    counts.tx_dropped = stats64(value, STATS64_TX_DROPPED);
                 }
                 libc::IFLA_MTU => counts.mtu = number(value).unwrap_or(0),
                 _ => {}
@@ -288,22 +288,28 @@ pub fn frame_counts(index: u32) -> io::Result<Option<FrameCounts>> {
     }
 }
 
+/// Returns a count of `IFLA_STATS64`, by its offset.
+fn stats64(value: &[u8], at: usize) -> u64 {
+    value.get(at..).and_then(<[u8]>::first_chunk).copied().map_or(0, u64::from_ne_bytes)
+}
+
 /// Returns all interfaces, in unspecified order.
 ///
 /// # Errors
 /// As [`by_name`].
 pub fn all() -> io::Result<Vec<Link>> {
-    list(link_of)
+    list(libc::RTEXT_FILTER_SKIP_STATS, link_of)
 }
 
-/// Returns what `read` finds in the messages about all interfaces of the calling thread's namespace.
-fn list<T>(mut read: impl FnMut(Message) -> Option<T>) -> io::Result<Vec<T>> {
+/// Returns what `read` finds in the messages about all interfaces of the calling thread's namespace, without what
+/// `filter` leaves out (`IFLA_EXT_MASK`).
+fn list<T>(filter: libc::c_int, mut read: impl FnMut(Message) -> Option<T>) -> io::Result<Vec<T>> {
     let socket = Socket::route(0)?;
     let mut found = Vec::new();
     for _ in 0..LINK_LIST_TRIES {
         found.clear();
         let mut body = ifinfomsg(0);
-        push_attribute(&mut body, libc::IFLA_EXT_MASK, &libc::RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
+        push_attribute(&mut body, libc::IFLA_EXT_MASK, &filter.to_ne_bytes());
         if socket.list(libc::RTM_GETLINK, &body, |message| found.extend(read(message)))? {
             break;
         }

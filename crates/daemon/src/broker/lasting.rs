@@ -10,6 +10,7 @@
 //! Each hidden end has a mark, its alias: the word [`MARK`], and the daemon's text about the port. Its companion has
 //! another, with its index. A pair without one was being made when its daemon ended.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -19,7 +20,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use serde::{Deserialize, Serialize};
 use unetmap_core::control::stop::lasting_path;
 use unetmap_core::errno::ENODEV;
-use unetmap_sys::link::veth;
+use unetmap_sys::link::veth::{self, Aliased};
 use unetmap_sys::memfd;
 use unetmap_sys::netns::Netns;
 use unetmap_sys::place::{NewFile, Place};
@@ -121,7 +122,7 @@ fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// The index and the text of each hidden end, and their namespace.
+/// The index and the text of each hidden end, the one with most frames first, and their namespace.
 type LeftPorts = (Vec<(u32, String)>, Option<Netns>);
 
 impl Broker {
@@ -138,13 +139,16 @@ impl Broker {
         inside(hidden, || veth::set_alias(index, &format!("{MARK} {text}")))
     }
 
-    /// Finds the persistent ports that an earlier daemon has left.
+    /// Finds the persistent ports that an earlier daemon has left: first those that have had most frames, as somebody
+    /// waits for them.
     pub(super) fn find_lasting(&self) -> io::Result<LeftPorts> {
         let none = || Ok((Vec::new(), None));
         let Some(place) = place(&self.setup, NAMESPACE, false)? else { return none() };
         let Some(hidden) = Netns::kept_at(&place.anchored())? else { return none() };
         let (mut found, mut companions) = (Vec::new(), Vec::new());
-        for (index, alias) in inside(&hidden, veth::all_with_aliases)? {
+        let mut all = inside(&hidden, veth::all_with_aliases)?;
+        all.sort_by_key(|end| Reverse(end.frames));
+        for Aliased { index, alias, .. } in all {
             match alias.split_once(' ') {
                 Some((MARK, text)) => {
                     lock(&self.pairs).insert((hidden.id(), index));

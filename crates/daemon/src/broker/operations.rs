@@ -407,8 +407,8 @@ operations! { broker:
         broker.make_last(&hidden, index, &text)
     }
 
-    /// The persistent ports that an earlier daemon has left: the index of each hidden end, with its text, and the
-    /// namespace of all.
+    /// The persistent ports that an earlier daemon has left: the index of each hidden end, with its text, the one with
+    /// most frames first, and the namespace of all.
     fn find_lasting[] FindLasting -> With<Vec<(u32, String)>, Option<Netns>> { broker.find_lasting() }
 
     /// Lets the namespace of hidden ends end, of which none is left.

@@ -14,7 +14,10 @@ use rustix::io::Errno;
 
 use super::netlink::{Socket, attributes, number, push_attribute, text};
 use super::netns_watch::{IFLA_TARGET_NETNSID, number_of};
-use super::{IFINFOMSG, NAME_MAX, OffloadKind, disable_offloads, header_of, ifinfomsg, ifinfomsg_with_flags, list};
+use super::{
+    IFINFOMSG, NAME_MAX, OffloadKind, STATS64_RX_PACKETS, STATS64_TX_PACKETS, disable_offloads, header_of, ifinfomsg,
+    ifinfomsg_with_flags, list, stats64,
+};
 use crate::netns::Netns;
 
 /// `VETH_INFO_PEER` of linux/veth.h.
@@ -178,28 +181,42 @@ pub fn set_alias(index: u32, alias: &str) -> io::Result<()> {
     Ok(Socket::route(0)?.change(libc::RTM_NEWLINK, 0, &body)?)
 }
 
-/// Returns the index of each veth of the calling thread's namespace, with its alias, which may be empty.
+/// A veth among all of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aliased {
+    /// Its index.
+    pub index: u32,
+    /// Its alias; may be empty.
+    pub alias: String,
+    /// Frames that it has received and sent since it exists.
+    pub frames: u64,
+}
+
+/// Returns all veths of the calling thread's namespace.
 ///
 /// # Errors
 /// The errors of netlink sockets.
-pub fn all_with_aliases() -> io::Result<Vec<(u32, String)>> {
-    list(|message| alias_of(message.body))
+pub fn all_with_aliases() -> io::Result<Vec<Aliased>> {
+    list(0, |message| aliased(message.body))
 }
 
-/// Returns index and alias of the interface in a message, if it is a veth.
-fn alias_of(body: &[u8]) -> Option<(u32, String)> {
+/// Returns the interface in a message, if it is a veth.
+fn aliased(body: &[u8]) -> Option<Aliased> {
     let (index, _) = header_of(body)?;
-    let (mut alias, mut is_veth) = (String::new(), false);
+    let (mut alias, mut frames, mut is_veth) = (String::new(), 0, false);
     for (attribute, value) in attributes(body.get(IFINFOMSG..)?) {
         match attribute {
             libc::IFLA_IFALIAS => alias = text(value),
+            libc::IFLA_STATS64 => {
+                frames = stats64(value, STATS64_RX_PACKETS).saturating_add(stats64(value, STATS64_TX_PACKETS));
+            }
             libc::IFLA_LINKINFO => {
                 is_veth = attributes(value).any(|(a, value)| a == libc::IFLA_INFO_KIND && text(value) == "veth");
             }
             _ => {}
         }
     }
-    is_veth.then_some((index, alias))
+    is_veth.then_some(Aliased { index, alias, frames })
 }
 
 /// Sets the MTU of interface `index`: its peer's longer frames are dropped.
