@@ -186,6 +186,33 @@ fn switch_ports_go_on_with_the_next_daemon() {
     });
 }
 
+/// Monitors that copy wait for the port that they watch, too.
+#[test]
+fn monitors_go_on_with_the_next_daemon() {
+    isolated(|home| {
+        let mut daemon = serve(home);
+        let (from, to, monitor) = (waiting("netmap:p{1"), waiting("netmap:p}1"), waiting("netmap:p{1/t"));
+        send(&from, 1, 0, 100).unwrap_or_else(|e| panic!("{e}"));
+        expect(&to, 1, 0, 100);
+        expect(&monitor, 1, 0, 100);
+        // The monitor reads none of these.
+        send(&from, 1, 100, 150).unwrap_or_else(|e| panic!("{e}"));
+        end(&mut daemon, Signal::KILL);
+        let _next = serve(home);
+        let back = |port: &Port| port.rxsync().map(|()| port.reconnects() == 1).unwrap_or_else(|e| panic!("{e}"));
+        let start = Instant::now();
+        while start.elapsed() < 10 * WAIT {
+            assert!(!back(&monitor), "the port that it watches is not back");
+            let _ = monitor.poll(Interest::RX, Some(WAIT));
+        }
+        assert!(monitor.awaits_daemon());
+        until("both ends serve, and the monitor", || [&from, &to, &monitor].map(back) == [true; 3]);
+        assert_eq!(monitor.lost_slots(), 50);
+        exchange(&from, &to, 2, 0, 50);
+        expect(&monitor, 2, 0, 50);
+    });
+}
+
 #[test]
 fn ports_of_one_region_come_back_in_it() {
     isolated(|home| {

@@ -6,13 +6,14 @@
 //! ring sends, that one receive ring receives, or both in the order in which they were copied.
 
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use unetmap_abi::{NS_BUF_CHANGED, NS_MOREFRAG, NS_TXMON};
-use unetmap_mem::{Offsets, Pos, Receiver, Region, RingShape, RingView, SlotRing, SlotValue, Span};
+use unetmap_mem::{Geometry, Offsets, Pos, Receiver, Region, RingShape, RingView, SlotRing, SlotValue, Span};
+use unetmap_sys::in_place::FileId;
 use unetmap_sys::{Doorbell, clock};
 
-use super::region_cache::map_region;
+use super::region_cache::{map_region, replace};
 use super::ring::RingBackend;
 use super::sides::{Delivered, InvalidPeerIndex, NextRing, RingParts, Rx, WakeupSource};
 use super::times::Times;
@@ -27,7 +28,9 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
         return Some(RingBackend::ReadOnly);
     }
     let bound = parts.bound;
-    let (region, channels) = (map_region(parts.second_fd()?, parts.mirror, None).ok()?, parts.channels());
+    let (fd, channels) = (parts.second_fd()?, parts.channels());
+    let file = FileId::of(&fd).ok()?;
+    let region = map_region(fd, parts.mirror, None).ok()?;
     let mirror = |offset: u64, channel: u32, mark: u16| {
         let shape = RingShape { offset, slots: parts.view.shape().slots, id: bound.id, dir: 0 };
         let slots = RingView::new(&region, shape)?.slots().clone();
@@ -44,6 +47,8 @@ pub(super) fn open(parts: &RingParts<'_>) -> Option<RingBackend> {
     }
     Some(RingBackend::Rx(Box::new(MonitorRx {
         mirrors: [tx, rx],
+        memory: (region, parts.mirror),
+        file: Mutex::new(file),
         ring: parts.view.slots().clone(),
         region: Region::clone(parts.region),
         offsets: parts.offsets(),
@@ -65,6 +70,9 @@ pub(crate) struct MirrorRx {
 pub(crate) struct MonitorRx {
     /// Of the monitored transmit ring, of the monitored receive ring.
     pub(crate) mirrors: [Option<MirrorRx>; 2],
+    /// Their memory, and its file.
+    pub(crate) memory: (Arc<Region>, Geometry),
+    pub(crate) file: Mutex<FileId>,
     pub(crate) ring: SlotRing,
     pub(crate) region: Region,
     /// Where in their buffers the program expects packets.
@@ -206,9 +214,21 @@ impl Rx for MonitorRx {
         Some(self)
     }
 
-    /// Its mirror is that of a port which another program opens.
-    fn go_on(&self, _next: NextRing<'_>) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
+    fn undelivered(&self, _received: Pos) -> u32 {
+        let slots = self.ring.slots();
+        let waiting = self.mirrors.iter().flatten().filter_map(|mirror| mirror.waiting().ok());
+        waiting.map(|span| slots.distance(span.from, span.to)).sum()
+    }
+
+    fn go_on(&self, next: NextRing<'_>) -> io::Result<()> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let (region, layout) = &self.memory;
+        // All rings of a monitor have it: the first replaces it.
+        if !replace(region, *file, (&next.other, *layout), None)? {
+            return Err(io::Error::other("the monitor's mirror is in use"));
+        }
+        *file = FileId::of(&next.other)?;
+        self.doorbell.replace(next.doorbell)
     }
 }
 

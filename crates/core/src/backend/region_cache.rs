@@ -77,7 +77,7 @@ pub(crate) fn replace(
     region: &Arc<Region>,
     last: FileId,
     (fd, layout): (&OwnedFd, Geometry),
-    mem_id: u16,
+    mem_id: Option<u16>,
 ) -> io::Result<bool> {
     let new = (FileId::of(fd)?, layout.ifs.offset);
     with_regions(|regions| {
@@ -90,7 +90,7 @@ pub(crate) fn replace(
         let part = FilePart { file: old.0, from: old.1, bytes: layout.bytes() - layout.ifs.offset };
         in_place::replace_memory(part, fd.as_fd(), layout.ifs.offset)?;
         let serving = regions.remove(&old).map_or(0, |known| known.serving);
-        regions.insert(new, Known { region: Arc::downgrade(region), mem_id: Some(mem_id), serving });
+        regions.insert(new, Known { region: Arc::downgrade(region), mem_id, serving });
         Ok(true)
     })
 }

@@ -166,8 +166,9 @@ impl Port {
         let asks_by_number =
             reconnect.request.body_as::<NmreqRegister>().is_some_and(|register| register.nr_mem_id != 0);
         let (connection, reply, mut fds) = match received {
-            // The port that brings the region may not be back yet.
+            // The port that brings the region may not be back yet, or the one that is watched.
             Err(Error::Refused { .. }) if asks_by_number => return Err(Hindrance::Passing),
+            Err(Error::Refused { errno: errno::EINVAL, .. }) if reconnect.is_monitor => return Err(Hindrance::Passing),
             received => received?,
         };
         let NetmapReply { request: reply, binding, .. } = reply;
@@ -221,7 +222,7 @@ impl Port {
         let layout = geometry(&binding.head.pools);
         let mut files = reconnect.files.lock().unwrap_or_else(PoisonError::into_inner);
         let region = self.shared_region();
-        let is_its_own = region_cache::replace(region, files[0], (&fds[0], layout), register.nr_mem_id);
+        let is_its_own = region_cache::replace(region, files[0], (&fds[0], layout), Some(register.nr_mem_id));
         if !is_its_own.map_err(host)? {
             return Err(Hindrance::Passing);
         }

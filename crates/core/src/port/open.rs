@@ -119,7 +119,7 @@ impl OpenOptions {
     ///
     /// No daemon is started. The port is opened as any other: the next daemon may refuse it, or give it other rings;
     /// then, and after `limit`, every call fails. The environment variable `UNETMAP_RECONNECT=1` has the same effect,
-    /// without a limit. Monitors do not wait.
+    /// without a limit. Monitors without copies do not wait.
     pub fn reconnect(mut self, limit: Option<Duration>) -> Self {
         (self.reconnects, self.reconnect_limit) = (true, limit);
         self

@@ -31,7 +31,7 @@ use unetmap_sys::{Doorbell, process};
 
 use crate::backend::region_cache;
 use crate::control::asked::Asked;
-use crate::control::binding::{BackendKind, Binding, FIXED_FDS};
+use crate::control::binding::{BackendKind, Binding, BoundRing, FIXED_FDS, ZERO_COPY};
 use crate::control::client::interface_exists;
 use crate::control::request::NetmapRequest;
 use crate::port::lock_holder::Requested;
@@ -110,6 +110,8 @@ pub(crate) struct Reconnect {
     /// Whether it is the second of the two ends that were created together.
     pub(super) is_second: bool,
     pub(super) is_pipe: bool,
+    /// Whether it is a monitor, which waits for the port that it watches.
+    pub(super) is_monitor: bool,
     /// The files of the region, the endpoint state page, and the channels.
     pub(super) files: Mutex<[FileId; FIXED_FDS]>,
     pub(super) progress: Mutex<Progress>,
@@ -153,23 +155,29 @@ impl Reconnect {
         binding: &Binding,
         fds: &[OwnedFd],
     ) -> std::io::Result<Option<Box<Reconnect>>> {
-        let is_monitor = binding.rings.iter().any(|ring| ring.backend == BackendKind::Monitor as u32);
+        let monitors = || binding.rings.iter().filter(|ring| ring.backend == BackendKind::Monitor as u32);
+        let is_monitor = monitors().next().is_some();
+        // One without copies has its mirror among the buffers of the port that it watches.
+        let is_zero_copy_monitor = monitors().any(|ring| ring.features & ZERO_COPY != 0);
         // Pages in the file of the region: a virtual machine has that, too.
         let is_device = binding.head.page_offsets != [0; 2];
-        if is_monitor || is_device {
+        if is_zero_copy_monitor || is_device {
             return Ok(None);
         }
         let pipe =
             request.name().and_then(|name| PortSpec::parse_with(&format!("netmap:{name}"), interface_exists).ok());
-        let pipe = pipe.and_then(|spec| spec.pipe);
+        let pipe = pipe.and_then(|spec| spec.pipe).filter(|_| !is_monitor);
         let is_slave = pipe.as_ref().is_some_and(|pipe| pipe.role == PipeRole::Slave);
-        let is_second = binding.rings.iter().any(|ring| ring.peer_offset != 0 && ring.peer_offset < ring.offset);
+        let is_before = |ring: &BoundRing| ring.peer_offset != 0 && ring.peer_offset < ring.offset;
+        // Of a monitor's ring the peer is in another file.
+        let is_second = !is_monitor && binding.rings.iter().any(is_before);
         Ok(Some(Box::new(Reconnect {
             limit,
             request: request.clone(),
             shape: binding.clone(),
             is_second: is_slave || is_second,
             is_pipe: pipe.is_some(),
+            is_monitor,
             files: Mutex::new(files_of(fds)?),
             progress: Mutex::default(),
             region: OnceLock::new(),

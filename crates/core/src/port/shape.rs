@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The shape of a port: all that its program's pointers depend on.
 
-use crate::control::binding::{Binding, BoundPool, BoundRing, DOORBELL_LATER, geometry};
+use crate::control::binding::{BackendKind, Binding, BoundPool, BoundRing, DOORBELL_LATER, geometry};
 
 /// Returns the numbers of the port's `netmap_if` and of the first of the rings that were created with it; `is_second`:
 /// the port is the second of two ends, which have as many rings.
@@ -38,6 +38,9 @@ pub(crate) fn same_shape(old: &Binding, new: &Binding, needs_iface: bool) -> Res
         binding.head.pools.map(|BoundPool { offset, count, size }| (offset.wrapping_sub(base), count, size))
     };
     same("a region of pools", pools(new), pools(old))?;
+    let mirror =
+        |binding: &Binding| binding.head.mirror_pools.map(|BoundPool { offset, count, size }| (offset, count, size));
+    same("a mirror of pools", mirror(new), mirror(old))?;
     let place = |binding: &Binding| binding.head.if_offset.wrapping_sub(binding.head.pools[0].offset);
     if needs_iface {
         same("its netmap_if at byte", place(new), place(old))?;
@@ -52,9 +55,11 @@ fn same<T: PartialEq + std::fmt::Debug>(what: &str, is: T, was: T) -> Result<(),
 /// Returns a ring without what a port does not depend on.
 fn comparable(ring: &BoundRing, binding: &Binding) -> BoundRing {
     let base = binding.head.pools[0].offset;
+    // Of a monitor's ring it is in another file.
+    let is_elsewhere = ring.peer_offset == 0 || ring.backend == BackendKind::Monitor as u32;
     BoundRing {
         offset: ring.offset.wrapping_sub(base),
-        peer_offset: if ring.peer_offset == 0 { 0 } else { ring.peer_offset.wrapping_sub(base) },
+        peer_offset: if is_elsewhere { ring.peer_offset } else { ring.peer_offset.wrapping_sub(base) },
         features: ring.features & !DOORBELL_LATER,
         // On a receive ring a buffer, which is replaced.
         placeholder_or_longest: if ring.dir == 0 { ring.placeholder_or_longest } else { 0 },
