@@ -99,6 +99,24 @@ fn a_daemon_that_starts_gets_what_the_one_before_it_had() {
 }
 
 #[test]
+fn interfaces_of_other_namespaces_are_not_in_the_file_of_this_one() {
+    isolated_with_interfaces(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        for (ns, name) in [(&net.near, "v0"), (&net.far, "v1")] {
+            let attach = format!("vale0:{}", ["va", "vb"][usize::from(name == "v1")]);
+            for args in [["-n", name], ["-a", &attach]] {
+                assert!(ns.command(program("vale-ctl")).args(args).status().expect("vale-ctl").success(), "{args:?}");
+            }
+        }
+        let shown = [&net.near, &net.far].map(|ns| unetmap(ns, &["config", "show"]).1);
+        for (text, own, other) in [(&shown[0], ["v0", "va"], ["v1", "vb"]), (&shown[1], ["v1", "vb"], ["v0", "va"])] {
+            let has = |name: &str| text.contains(&format!("\"{name}\""));
+            assert!(own.iter().all(|name| has(name)) && !other.iter().any(|name| has(name)), "{text}");
+        }
+    });
+}
+
+#[test]
 fn a_setting_that_is_saved_is_made_again() {
     isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };

@@ -13,13 +13,25 @@ use crate::vale::PORT_KEYS;
 /// daemon runs.
 pub(super) fn read_all(named: &[String]) -> Result<Option<Vec<Setting>>, String> {
     // Where they cannot be listed, those that have ports are known all the same.
-    let here = unetmap_sys::link::all().unwrap_or_default().into_iter().map(|link| link.name);
-    read(&named.iter().cloned().chain(here).collect::<Vec<_>>())
+    read(&named.iter().cloned().chain(interfaces_here().unwrap_or_default()).collect::<Vec<_>>())
+}
+
+/// The names of the interfaces of this network namespace, if they can be listed.
+fn interfaces_here() -> Option<Vec<String>> {
+    Some(unetmap_sys::link::all().ok()?.into_iter().map(|link| link.name).collect())
 }
 
 /// Reads all settings, in order; of interfaces those of `named`, and of those that have ports. `None` if no daemon
-/// runs.
+/// runs. Persistent ports and attached interfaces may be in other network namespaces than this, in which a file is
+/// applied: these are left out.
 pub(super) fn read(named: &[String]) -> Result<Option<Vec<Setting>>, String> {
+    let here = interfaces_here();
+    let is_here = |setting: &Setting| match setting {
+        Setting::Persistent { name, .. } | Setting::Attach { interface: name, .. } => {
+            here.as_ref().is_none_or(|here| here.contains(name))
+        }
+        _ => true,
+    };
     let mut settings = Vec::new();
     let mut interfaces = named.to_vec();
     let snapshots = unetmap::snapshots().map_err(|e| e.to_string())?;
@@ -51,6 +63,7 @@ pub(super) fn read(named: &[String]) -> Result<Option<Vec<Setting>>, String> {
             settings.extend(of_interface(&name, &parse_reply("config", &reply)?));
         }
     }
+    settings.retain(is_here);
     settings.sort();
     settings.dedup();
     Ok(Some(settings))
