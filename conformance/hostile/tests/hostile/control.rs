@@ -338,14 +338,14 @@ fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
         let highest = files_of(daemon.as_raw_pid()).into_iter().max().expect("its files");
         limit_daemon(daemon, Resource::Nofile, Some(u64::from(highest) + 10));
         let all: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
-        // Each is answered or its connection is closed, none waits; and of 100 at least 60 find no file free,
-        // whenever the daemon has one free for a moment.
+        // Each is answered or its connection is closed, none waits; and of 100 at least 60 find no file free, whenever
+        // the daemon has one free for a moment. All do if memory files that it makes ahead have taken the few.
         let disconnected = all.iter().filter(|raw| {
             let _ = raw.send(&wire::encode(LockHolderRequest::KIND, 0, 0, 0, &[]));
             raw.receive().is_none()
         });
         let disconnected = disconnected.count();
-        assert!((60..100).contains(&disconnected), "{disconnected} of 100 connections were closed");
+        assert!(disconnected >= 60, "{disconnected} of 100 connections were closed");
         exchange(&far, &near, 1, 0, 100);
         drop(all);
         limit_daemon(daemon, Resource::Nofile, None);
