@@ -66,6 +66,21 @@ pub struct Net {
     pub lab: Lab,
 }
 
+impl Drop for Net {
+    /// A test that fails says where its packets have gone.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for (ns, interface) in [(&self.near, "va"), (&self.far, "vb")] {
+            eprintln!("{}", ns.ip(&["-s", "-s", "link", "show", interface]).unwrap_or_else(|e| e));
+        }
+        match self.near.tool(&crate::program("unetmap").to_string_lossy(), &["ls", "--json"]) {
+            Ok(text) | Err(text) => eprintln!("{text}"),
+        }
+    }
+}
+
 impl Net {
     /// Makes `va` in `near`, `vb` in `far`, and starts a daemon with this policy. Prints why and returns `None` if this
     /// machine cannot have them.
