@@ -162,6 +162,11 @@ fn an_archive_is_signed_by_a_key_that_was_named() {
         let archive = Archive { home };
         let output = archive.script().output().expect("a shell");
         assert!(!output.status.success() && said(&output).contains("KEY=ID must name"), "{}", said(&output));
+        // Anybody on the way could replace the key.
+        for url in ["http://example.org/unetmap", "HTTP://example.org", "https:example.org", "ftp://example.org"] {
+            let output = archive.script().env("KEY", "nobody").env("URL", url).output().expect("a shell");
+            assert!(!output.status.success() && said(&output).contains("https:"), "{url}: {}", said(&output));
+        }
         assert!(!archive.file("archive").exists());
     });
 }
