@@ -8,7 +8,7 @@ use std::process::Command;
 
 use conformance::forwarder::{Forwarder, Line};
 use conformance::home::{Guard, processes_of};
-use conformance::net::{CABLE, Net, pings, public_copy, serve, start_daemon};
+use conformance::net::{CABLE, DIRECT, Net, pings, public_copy, serve, start_daemon};
 use conformance::tool::{done, lacks, nic, refused};
 use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::Ns;
@@ -290,6 +290,34 @@ fn a_name_that_is_closed_stays_closed() {
         wire.line.connect_left();
         wire.line.middle.ip(&["address", "add", "10.9.0.3/24", "dev", "left1"]).expect("an address");
         until("the stack answers", || reaches(&wire));
+    });
+}
+
+/// Two closed interfaces exchange their names: both names stay closed, for whatever interface has them next.
+#[test]
+fn closed_interfaces_that_exchange_their_names_stay_closed() {
+    isolated_with_interfaces(|home| {
+        if let Some(why) = lacks("kernel: closed names") {
+            return eprintln!("skipped: {why}");
+        }
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let ip = |args: &str| net.near.ip(&args.split(' ').collect::<Vec<_>>()).expect("an interface");
+        ip("link add vb type veth peer name vz");
+        let close = |name| done(&net.near, &[name, "failure", "closed"]);
+        let _ = ["va", "vb"].map(close);
+        for (from, to) in [("va", "other"), ("vb", "va"), ("other", "vb")] {
+            ip(&format!("link set {from} down"));
+            ip(&format!("link set {from} name {to}"));
+        }
+        // The daemon learns the names one after the other.
+        for name in ["vb", "va"] {
+            assert!(done(&net.near, &[name]).contains("dropped"), "{name} is closed");
+        }
+        for name in ["vb", "va"] {
+            ip(&format!("link delete {name}"));
+            ip(&format!("link add {name} type veth peer name w{name}"));
+            assert!(done(&net.near, &[name]).contains("dropped"), "another {name} is closed as well");
+        }
     });
 }
 

@@ -135,6 +135,23 @@ impl InterfaceSettings {
         self.all.get(&(netns, index)).map_or(Way::Auto, |settings| settings.way)
     }
 
+    /// A closed interface has lost this name: it stays closed if another closed one has it now, which may have lost
+    /// another name by that. Names are compared with interfaces by their indexes, as two may have exchanged theirs.
+    fn leave_name(&self, netns: &Netns, mut left: Option<String>) {
+        while let Some(name) = left.take() {
+            let now = privileged::link_named(netns, &name).ok().flatten();
+            let stays = now.as_ref().and_then(|link| self.all.get(&(netns.id(), link.index))?.failure.as_ref());
+            match now.as_ref().zip(stays.filter(|stays| stays.is_closed())) {
+                Some((link, stays)) => left = stays.is_named(netns, link),
+                None => {
+                    if let Err(e) = privileged::set_closed_name(netns, name.clone(), None) {
+                        tracing::warn!(name, "an interface of this name is still closed: {e}");
+                    }
+                }
+            }
+        }
+    }
+
     /// Returns the program that stays at an interface, also one that an earlier daemon has left; `None`: there is none.
     /// An interface whose name is closed gets one when root asks: others may have closed the name themselves, in a
     /// namespace of their own, and until then the kernel keeps it closed.
@@ -143,7 +160,7 @@ impl InterfaceSettings {
         let Some(netns) = caller.netns() else { return Ok(None) };
         let known = self.all.get(&(netns.id(), link.index)).and_then(|settings| settings.failure.clone());
         if let Some(stays) = &known {
-            stays.is_named(netns, link);
+            self.leave_name(netns, stays.is_named(netns, link));
             return Ok(known);
         }
         let name = (caller.peer.uid == owner()).then(|| link.name.clone());

@@ -66,15 +66,13 @@ impl StayingProgram {
         lock(&self.name).clone()
     }
 
-    /// The interface has this name now. Another one is closed in place of the former.
-    pub(super) fn is_named(&self, netns: &Netns, link: &Link) {
+    /// The interface has this name now, which is closed in place of the former one. Returns that one.
+    pub(super) fn is_named(&self, netns: &Netns, link: &Link) -> Option<String> {
         let former = mem::replace(&mut *lock(&self.name), link.name.clone());
-        if former != link.name && self.is_closed() {
-            if let Err(e) = privileged::set_closed_name(netns, former.clone(), None) {
-                tracing::warn!(name = link.name, "an interface that is called {former} is still closed: {e}");
-            }
+        (former != link.name && self.is_closed()).then(|| {
             keep_name_closed(netns, link, self.failure);
-        }
+            former
+        })
     }
 
     /// Attaches it: in the driver if it supports XDP, else before the stack.
