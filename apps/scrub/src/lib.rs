@@ -74,6 +74,18 @@ pub fn run(args: &ScrubArgs) -> Result<(), Failure> {
     inner().map_err(|e: Failure| e.within("scrub"))
 }
 
+/// The latest time of a packet after the first one, in milliseconds: a file may have any.
+const LAST: u64 = 1 << 53;
+/// Seconds without packets after which all attacks have ended (`--quiet`).
+const LONGEST_QUIET: u64 = 2 * 3600;
+
+/// The seconds from one packet to the next one that have an end of their own: of a longer time without packets the
+/// first and the last ones.
+fn seconds(from: u64, to: u64) -> impl Iterator<Item = u64> {
+    let rest = from.saturating_add(1).max(to.saturating_sub(LONGEST_QUIET));
+    (from..to).take(1).chain(rest..to)
+}
+
 /// Judges the packets of a file.
 fn read(
     settings: &Settings<'_>,
@@ -96,14 +108,13 @@ fn read(
                 break;
             }
         };
-        let time = frame.time.unwrap_or_default();
-        let since = time.saturating_sub(*first.get_or_insert(time)).as_millis() as u64;
-        // A packet that is before the last one is of its time.
-        for second in now.seconds..since.max(now.millis) / 1000 {
+        // A packet that is before the last one, or has no time, is of its time.
+        let since = frame.time.map_or(0, |time| time.saturating_sub(*first.get_or_insert(time)).as_millis());
+        let millis = (since.min(LAST.into()) as u64).max(now.millis);
+        for second in seconds(now.seconds, millis / 1000) {
             scrubber.begin(Now { millis: (second + 1) * 1000, seconds: second + 1 });
             report.second(second, shared);
         }
-        let millis = since.max(now.millis);
         now = Now { millis, seconds: millis / 1000 };
         let mut bytes = [0; HEADER_BYTES];
         let head = frame.bytes.len().min(HEADER_BYTES);
@@ -189,4 +200,18 @@ fn move_packets(
     flush(&mut ways);
     drain(&[a, b]);
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_time_without_packets_has_few_seconds() {
+        let all = |from, to| seconds(from, to).collect::<Vec<_>>();
+        assert_eq!((all(3, 3), all(3, 4), all(3, 6)), (vec![], vec![3], vec![3, 4, 5]));
+        let long = all(7, LAST / 1000);
+        assert_eq!((long.len() as u64, long[0], *long.last().unwrap()), (1 + LONGEST_QUIET, 7, LAST / 1000 - 1));
+        assert_eq!(all(7, 7 + LONGEST_QUIET).len() as u64, LONGEST_QUIET);
+    }
 }
