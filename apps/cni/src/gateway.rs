@@ -122,6 +122,7 @@ fn forward(assignment: &Assignment) -> Result<(), Fault> {
     for (gateway, _) in assignment.gateways() {
         let setting = if gateway.is_ipv6() { "ipv6/conf/all/forwarding" } else { "ipv4/ip_forward" };
         let path = format!("/proc/sys/net/{setting}");
+        // Path: a file of the kernel's.
         if std::fs::read_to_string(&path).is_ok_and(|value| value.trim() == "1") {
             continue;
         }

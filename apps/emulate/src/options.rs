@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Command, FromArgMatches as _, ValueEnum};
 use tool_common::Failure;
 use tool_common::port::full_name;
+use tool_common::source::{self, MAX_RULES};
 use unetmap_quantity::{bit_rate, bytes, mebibytes, seconds, share, within};
 use unetmap_shape::aqm::{Aqm, Codel, Pie};
 use unetmap_shape::{Class, Delay, Fq, Kind, Limit, Loss, PipeConfig, Rate, Trace, value};
@@ -53,7 +54,7 @@ pub struct EmulateArgs {
 
     /// One-way delay: TIME (20ms), uniform FROM..TO (10ms..30ms), normal MEAN~DEVIATION (20ms~2ms), or @FILE of a
     /// distribution, a probability and a time on each line (0.5 20ms)
-    #[arg(long, value_name = "DELAY", value_parser = value::delay, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DELAY", value_parser = delay, allow_hyphen_values = true)]
     delay: Option<Delay>,
 
     /// Let packets with a shorter delay overtake others; otherwise they wait for them
@@ -240,8 +241,16 @@ pub fn check_options(words: &[String]) -> Result<(), String> {
 }
 
 fn read_trace(path: &Path) -> Result<Trace, String> {
-    let text = std::fs::read_to_string(path).map_err(|e| format!("the trace {}: {e}", path.display()))?;
-    Trace::parse(&text).map_err(|e| format!("the trace {}: {e}", path.display()))
+    let wrong = |why: &dyn std::fmt::Display| format!("the trace {}: {why}", path.display());
+    let text = source::read_text(path, MAX_RULES).map_err(|why| wrong(&why))?;
+    Trace::parse(&text).map_err(|e| wrong(&e))
+}
+
+/// Parses a delay, or reads a distribution: `@FILE`.
+fn delay(text: &str) -> Result<Delay, String> {
+    let Some(path) = text.strip_prefix('@') else { return value::delay(text) };
+    let found = source::read_text(Path::new(path), MAX_RULES).and_then(|text| value::distribution(&text));
+    found.map_err(|why| format!("{path}: {why}"))
 }
 
 #[cfg(test)]
@@ -280,6 +289,8 @@ mod tests {
             ("a b --queue 5k", "give 5kB"),
             ("a b --rate 1M --trace t", "--trace"),
             ("a b --trace /nonexistent", "the trace /nonexistent: "),
+            ("a b --delay @/nonexistent", "/nonexistent: No such file"),
+            ("a b --delay @/dev/zero", "/dev/zero: it is longer"),
             ("a b --reorder 1%", "--delay"),
             ("a b --queue 5KB --aqm fq-pie", "packets, not bytes"),
             ("a b --memory 0", "--memory"),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The packets of ports and of capture files.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -110,7 +109,7 @@ pub(crate) struct Skipped {
 /// A sentence; the packets before are counted.
 pub(crate) fn read_file(path: &Path, source: u16, meter: &mut Meter, stop: &AtomicBool) -> Result<Skipped, String> {
     let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
-    let file = File::open(path).map_err(|e| failed(&tool_common::without_codes(&e.to_string())))?;
+    let file = tool_common::source::open(path).map_err(|e| failed(&tool_common::without_codes(&e.to_string())))?;
     let mut reader = Reader::new(file).map_err(|e| failed(&e))?;
     let mut skipped = Skipped::default();
     while let Some(packet) = reader.next_packet().map_err(|e| failed(&e))? {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tool_common::Failure;
+use tool_common::source::{self, MAX_RULES};
 
 /// Show or change the rules of a running unetmap-fw(1).
 ///
@@ -82,6 +83,9 @@ pub fn events(after: u64) -> Option<String> {
     reply.strip_prefix("ok\n").map(str::to_owned)
 }
 
+/// Most bytes of any other answer.
+const MAX_REPLY: u64 = 1 << 30;
+
 /// A request to the firewall.
 struct Request {
     format: &'static str,
@@ -93,13 +97,11 @@ struct Request {
 impl Request {
     fn of(args: &FwArgs) -> Result<Request, Failure> {
         let read = |path: &Path| {
-            let bytes = if path == Path::new("-") {
-                let mut bytes = Vec::new();
-                std::io::stdin().read_to_end(&mut bytes).map(|_| bytes)
-            } else {
-                std::fs::read(path)
+            let bytes = match path == Path::new("-") {
+                true => source::read_all(std::io::stdin(), MAX_RULES),
+                false => source::read(path, MAX_RULES),
             };
-            bytes.map_err(|e| Failure::Work(format!("fw: {}: {e}", path.display())))
+            bytes.map_err(|why| Failure::Work(format!("fw: {}: {why}", path.display())))
         };
         let of_file = |format, path: &Path| Ok(Request { format, script: read(path)?, is_quiet: args.quiet });
         if let Some(path) = &args.file {
@@ -142,10 +144,11 @@ pub fn run(args: &FwArgs) -> Result<String, Failure> {
         _ => format!("fw: {}: {e}", path.display()),
     };
     let mut stream = UnixStream::connect(&path).map_err(failed)?;
-    let mut reply = String::new();
     stream.write_all(&[format.as_bytes(), b"\n", &script].concat()).map_err(failed)?;
     stream.shutdown(std::net::Shutdown::Write).map_err(failed)?;
-    stream.read_to_string(&mut reply).map_err(failed)?;
+    // Another user's may have no end.
+    let reply = source::read_all(stream, MAX_REPLY).and_then(source::text);
+    let reply = reply.map_err(|why| format!("fw: {}: the answer: {why}", path.display()))?;
     match reply.split_once('\n') {
         Some(("ok", _)) if is_quiet => Ok(String::new()),
         Some(("ok", text)) => Ok(text.to_owned()),

@@ -26,6 +26,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use tool_common::failure;
 use tool_common::forward::{Counts, Direction as Way, check_headers, check_sizes, drain, flush, forward};
+use tool_common::source::{self, MAX_RULES};
 use tool_common::{Failure, flag_on_hangup, link, note, port, print, stop_on_hangup, stop_on_signals, wait_for_link};
 use unetmap::Port;
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE};
@@ -115,7 +116,7 @@ pub(crate) fn read_rules(
     perform: impl FnOnce(&str) -> Result<(Config, String), SyntaxError>,
 ) -> Result<Config, String> {
     let wrong = |e: &dyn std::fmt::Display| format!("the rules {}: {e}", path.display());
-    let script = std::fs::read(path).map_err(|e| wrong(&e))?;
+    let script = source::read(path, MAX_RULES).map_err(|why| wrong(&why))?;
     let performed = unetmap_filter::text(&script).and_then(perform);
     Ok(performed.map_err(|e| wrong(&e))?.0)
 }

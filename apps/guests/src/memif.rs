@@ -170,6 +170,7 @@ fn user_id(text: &str) -> Result<u32, String> {
     if let Ok(uid) = text.parse() {
         return Ok(uid);
     }
+    // Path: root's.
     let accounts = fs::read_to_string(ACCOUNTS).map_err(|e| format!("{ACCOUNTS}: {e}"))?;
     let mut fields = accounts.lines().map(|line| line.split(':'));
     let account = fields.find_map(|mut fields| (fields.next() == Some(text)).then(|| fields.nth(1)));

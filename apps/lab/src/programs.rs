@@ -145,6 +145,7 @@ pub(crate) fn start(
         sleep(CHECK_INTERVAL);
         for (program, child) in &mut started {
             if !matches!(child.try_wait(), Ok(None)) {
+                // Path: in the lab's folder, which this user alone can use.
                 let log = fs::read_to_string(folder.path().join(&program.log)).unwrap_or_default();
                 return Err(at(lab, program.line, &said(&log)));
             }

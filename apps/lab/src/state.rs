@@ -147,6 +147,7 @@ fn labs(name: &str, makes: bool) -> Result<Option<Place>, String> {
 
 fn read(lab: &Place) -> io::Result<Option<State>> {
     let Some(place) = lab.inside(STATE.as_ref(), false)? else { return Ok(None) };
+    // Path: in a folder that this user alone can use.
     match fs::read(place.anchored()) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         bytes => Ok(Some(serde_json::from_slice(&bytes?)?)),

@@ -22,14 +22,13 @@ mod shared;
 mod top;
 
 use std::cell::RefCell;
-use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tool_common::failure;
 use tool_common::forward::{Direction as Way, check_headers, check_sizes, drain, flush, forward};
-use tool_common::{Failure, flag_on_hangup, note, port, stop_on_signals, wait_for_link};
+use tool_common::{Failure, flag_on_hangup, note, port, source, stop_on_signals, wait_for_link};
 use unetmap::Port;
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE};
 use unetmap_capture::Frames;
@@ -95,7 +94,7 @@ fn read(
     writer: Option<Writer>,
 ) -> Result<(), Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::Work(format!("{}: {e}", path.display()));
-    let file = File::open(path).map_err(|e| failed(&e))?;
+    let file = source::open(path).map_err(|e| failed(&tool_common::without_codes(&e.to_string())))?;
     let mut frames = Frames::new(file).map_err(|e| failed(&e))?;
     let mut report = Report::new(settings);
     let (mut first, mut now, mut result) = (None, Now { millis: 0, seconds: 0 }, Ok(()));

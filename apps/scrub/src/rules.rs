@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tool_common::source::{self, MAX_RULES};
 use unetmap_filter::{Config, Prefix, Ruleset};
 
 use crate::reason::Reason;
@@ -18,8 +19,6 @@ const LISTED: u16 = 20;
 const BOGON: u16 = 30;
 const AMPLIFICATION: u16 = 40;
 const PROXY: u16 = 60_000;
-/// Most bytes of a file of rules or a list.
-const MAX_FILE: u64 = 64 << 20;
 
 /// Sources that no host may have: this network, loopback, link-local, documentation, tests, multicast and reserved;
 /// IPv6's loopback, IPv4-mapped, multicast and documentation. Private networks may be those of neighbours. The
@@ -169,12 +168,7 @@ impl Sources {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-    let size = std::fs::metadata(path).map_err(|e| failed(&e))?.len();
-    if size > MAX_FILE {
-        return Err(failed(&format!("it has {size} bytes, and at most {MAX_FILE} are read")));
-    }
-    std::fs::read(path).map_err(|e| failed(&e))
+    source::read(path, MAX_RULES).map_err(|why| format!("{}: {why}", path.display()))
 }
 
 /// Returns the reason of a packet that a rule of this number denies.

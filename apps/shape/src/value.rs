@@ -17,15 +17,11 @@ fn time(text: &str, parse: fn(&str) -> Result<Duration, String>) -> Result<Nanos
     within(parse, Duration::ZERO..=MAX_DELAY)(text).map(|time: Duration| time.as_nanos() as Nanos)
 }
 
-/// Parses a delay: `20ms`, `10ms..30ms`, `20ms~2ms`, or `@FILE`.
+/// Parses a delay: `20ms`, `10ms..30ms` or `20ms~2ms`; a caller reads `@FILE` by [`distribution`].
 ///
 /// # Errors
 /// A sentence that says what is allowed.
 pub fn delay(text: &str) -> Result<Delay, String> {
-    if let Some(path) = text.strip_prefix('@') {
-        let text = std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
-        return distribution(&text).map_err(|e| format!("{path}: {e}"));
-    }
     let more = "or a file of a distribution, @FILE";
     without_file(text, unetmap_quantity::time).map_err(|why| format!("{why}; {more}"))
 }
@@ -56,7 +52,10 @@ fn without_file(text: &str, parse: fn(&str) -> Result<Duration, String>) -> Resu
 }
 
 /// Parses a distribution: a probability and a time on each line.
-fn distribution(text: &str) -> Result<Delay, String> {
+///
+/// # Errors
+/// A sentence that begins with the line.
+pub fn distribution(text: &str) -> Result<Delay, String> {
     let mut points = Vec::new();
     for (at, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or_default();
@@ -125,8 +124,6 @@ mod tests {
         }
         assert_eq!(ipfw_delay("20..1s"), Ok(Delay::Uniform(20 * MILLISECOND, 1000 * MILLISECOND)));
         assert!(ipfw_delay("@f").is_err());
-        let error = delay("@/nonexistent").unwrap_err();
-        assert!(error.contains("/nonexistent: "), "{error}");
         assert_eq!(
             distribution("0 1ms # least\n\n1 9ms"),
             Delay::empirical(vec![(0.0, 1_000_000), (1.0, 9_000_000)]).map_err(|e| e.to_string())

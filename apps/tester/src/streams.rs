@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tool_common::generator::{not_released, note_down, print_report, times_json};
+use tool_common::source::{self, MAX_RULES};
 use tool_common::{Failure, note, port, stop_on_signals};
 use unetmap::Port;
 use unetmap_streams::{Sender, Stream, Summary, parse_file, parse_spec};
@@ -120,10 +121,7 @@ fn read(
     let mut streams = Vec::new();
     if let Some(path) = &options.file {
         let fail = |e: String| Failure::Work(format!("--streams {}: {e}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|e| match e.kind() {
-            std::io::ErrorKind::InvalidData => fail("it is not text in UTF-8".into()),
-            _ => fail(e.to_string()),
-        })?;
+        let text = source::read_text(path, MAX_RULES).map_err(fail)?;
         let folder = path.parent().unwrap_or_else(|| Path::new(""));
         streams = parse_file(&text, options.link, &|capture, number| packet_of_capture(&folder.join(capture), number))
             .map_err(fail)?;

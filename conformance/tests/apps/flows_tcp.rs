@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -147,6 +148,17 @@ fn records_come_by_tls() {
             stream.take(&fs::read(folder.join("received")).expect("a file"));
             let Decoder { records: received, .. } = &stream.decoder;
             assert_eq!(received.iter().filter(|record| !record.is_option).count() as u64, sent, "{summary}");
+        }
+        // The group's right is root's to give.
+        let is_root = rustix::process::geteuid().is_root();
+        for (mode, why) in [(0o604, "can read the key"), (0o620, "can change the key"), (0o640, "can read the key")] {
+            let key = folder.join("client.key");
+            fs::set_permissions(&key, fs::Permissions::from_mode(mode)).expect("our own file");
+            let file = |ending: &str| folder.join(format!("client.{ending}")).display().to_string();
+            let args = format!("--read {} --to tls:{at} --ca {}", path.display(), file("pem"));
+            let run = flows(&args).args(["--certificate", &file("pem"), "--key", &file("key")]).output();
+            let text = String::from_utf8(run.expect("unetmap flows").stderr).expect("UTF-8");
+            assert_eq!(text.contains(why), !(is_root && mode == 0o640), "{mode:o}: {text}");
         }
     });
 }

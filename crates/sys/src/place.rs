@@ -57,6 +57,15 @@ impl From<&Stat> for Identity {
     }
 }
 
+/// A file of a name, without rights to its contents.
+struct Found {
+    file: OwnedFd,
+    stat: Stat,
+    kind: FileType,
+    /// A link of `/proc`, which leads to an open file.
+    of_kernel: bool,
+}
+
 impl Place {
     /// Finds the folder that a path leads to. Symbolic links to folders are followed if they are root's or this user's;
     /// one of the name itself is not.
@@ -238,14 +247,7 @@ impl Place {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             created => return created,
         }
-        let found = self.find()?;
-        let stat = fstat(&found)?;
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        // Links that `of` has not followed: of /proc, which the kernel made; or one that was put there meanwhile.
-        let of_kernel = kind.is_symlink() && is_proc(&found)?;
-        if kind.is_symlink() && !of_kernel {
-            return Err(io::Error::other("it is a symbolic link: remove it, or choose another folder"));
-        }
+        let Found { file, stat, kind, of_kernel } = self.look()?;
         // Only root makes devices, whose owners may be others.
         if !of_kernel && !kind.is_char_device() && !is_trusted(stat.st_uid) {
             return Err(io::Error::other(format!("it belongs to user {}: remove it first", stat.st_uid)));
@@ -253,13 +255,47 @@ impl Place {
         if kind.is_file() && stat.st_nlink > 1 {
             return Err(io::Error::other("the file has other names, too: remove it first"));
         }
-        // The kernel follows this link to the very file that was looked at.
+        self.open_found(&file, of_kernel, OFlags::WRONLY | OFlags::TRUNC)
+    }
+
+    /// Opens the file to read it: a regular file, a device, or, such as a FIFO, what is root's or this user's. The file
+    /// of another user is never waited for.
+    ///
+    /// # Errors
+    /// A sentence for what another user could keep this program waiting with, or for a link; or the kernel's.
+    pub fn open(&self) -> io::Result<File> {
+        let Found { file, stat, kind, of_kernel } = self.look()?;
+        if !of_kernel && !kind.is_file() && !kind.is_char_device() && !is_trusted(stat.st_uid) {
+            return Err(io::Error::other(format!("it is no regular file, and belongs to user {}", stat.st_uid)));
+        }
+        // The holder of a lease would have the kernel wait for it.
+        let flags = if kind.is_file() { OFlags::NONBLOCK } else { OFlags::empty() };
+        self.open_found(&file, of_kernel, OFlags::RDONLY | flags).map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => io::Error::other("another program holds a lease of it: copy it"),
+            _ => e,
+        })
+    }
+
+    /// Finds the file that [`Place::of_target`] led to.
+    fn look(&self) -> io::Result<Found> {
+        let file = self.find()?;
+        let stat = fstat(&file)?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        // Links that `of` has not followed: of /proc, which the kernel made; or one that was put there meanwhile.
+        let of_kernel = kind.is_symlink() && is_proc(&file)?;
+        if kind.is_symlink() && !of_kernel {
+            return Err(io::Error::other("it is a symbolic link: remove it, or choose another folder"));
+        }
+        Ok(Found { file, stat, kind, of_kernel })
+    }
+
+    /// Opens the very file that was looked at.
+    fn open_found(&self, file: &OwnedFd, of_kernel: bool, flags: OFlags) -> io::Result<File> {
         let target = match of_kernel {
             true => self.anchored(),
-            false => PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd())),
+            false => PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
         };
-        let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::NOCTTY | OFlags::CLOEXEC;
-        Ok(rustix::fs::open(target, flags, Mode::empty())?.into())
+        Ok(rustix::fs::open(target, flags | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?.into())
     }
 
     /// Gives the file these contents in place, with permissions `mode`; a program that has it open reads them next. It
@@ -319,6 +355,14 @@ impl Place {
 /// As [`Place::of`] and [`Place::create`].
 pub fn create(path: &Path) -> io::Result<File> {
     Place::of_target(path)?.create(0o666)
+}
+
+/// Opens the file at `path` to read it: see [`Place::open`].
+///
+/// # Errors
+/// As [`Place::of`] and [`Place::open`].
+pub fn open(path: &Path) -> io::Result<File> {
+    Place::of_target(path)?.open()
 }
 
 /// Opens the file at `path`, which only this user may use, to add to it: see [`Place::append`].
@@ -432,6 +476,38 @@ mod tests {
         assert!(why(create(&theirs)).contains("belongs to user 65534"));
         assert!(why(Place::of(&theirs).unwrap().append(0o600)).contains("belongs to user 65534"));
         assert_eq!(std::fs::read(&victim).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn what_is_read_is_waited_for_only_if_this_user_made_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "text").unwrap();
+        let read = |path: &Path| {
+            let mut text = String::new();
+            open(path).and_then(|mut file| file.read_to_string(&mut text)).map(|_| text)
+        };
+        symlink(&path, dir.path().join("link")).unwrap();
+        assert_eq!(read(&dir.path().join("link")).unwrap(), "text");
+        assert_eq!(read(Path::new("/dev/null")).unwrap(), "");
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"piped").unwrap();
+        drop(writer);
+        assert_eq!(read(Path::new(&format!("/proc/self/fd/{}", reader.as_raw_fd()))).unwrap(), "piped");
+        // Replaced by a link after it was found.
+        let place = Place::of_target(&path).unwrap();
+        std::fs::rename(&path, dir.path().join("moved")).unwrap();
+        symlink(dir.path().join("moved"), &path).unwrap();
+        assert!(why(place.open()).contains("symbolic link"));
+        if uid() != 0 {
+            return eprintln!("skipped in part: needs root, to make files of another user");
+        }
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o666), 0).unwrap();
+        std::os::unix::fs::chown(&fifo, Some(65534), Some(65534)).unwrap();
+        assert!(why(open(&fifo)).contains("no regular file, and belongs to user 65534"));
+        std::os::unix::fs::lchown(&path, Some(65534), Some(65534)).unwrap();
+        assert!(why(open(&path)).contains("symbolic link of user 65534"));
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub mod netns {
 
 /// Files in folders of other users.
 pub mod place {
-    pub use unetmap_sys::place::{Identity, NewFile, Place, create};
+    pub use unetmap_sys::place::{Identity, NewFile, Place, create, open};
 }
 
 /// Processes, and the processors on which they run.

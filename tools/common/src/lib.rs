@@ -13,6 +13,7 @@ pub mod port;
 pub mod reply;
 pub mod rule;
 pub mod served;
+pub mod source;
 mod suggestions;
 pub mod table;
 #[cfg(feature = "testing")]

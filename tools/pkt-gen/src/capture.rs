@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tool_common::source;
 use unetmap_capture::write::{self, CaptureInfo, Format};
 use unetmap_capture::{Counts, Error, Frames, MAX_PACKET};
 use unetmap_sys::place;
@@ -29,7 +30,7 @@ impl Capture {
     /// A sentence that begins with the path, if the file cannot be read or has no such packet.
     pub(crate) fn read(path: &Path) -> Result<Capture, String> {
         let fail = |what: String| format!("{}: {what}", path.display());
-        let file = File::open(path).map_err(Error::Io).and_then(Frames::new);
+        let file = source::open(path).map_err(Error::Io).and_then(Frames::new);
         let mut file = file.map_err(|e| fail(e.to_string()))?;
         let mut capture = Capture::default();
         loop {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,8 +11,8 @@ use clap::Args;
 use pcap::BpfProgram;
 use rustix::fs::{Advice, fadvise};
 use serde_json::json;
-use tool_common::{Failure, note};
-use unetmap_capture::index::{Extract, Found, Query};
+use tool_common::{Failure, note, source};
+use unetmap_capture::index::{Extract, Found, Query, ReadAt};
 use unetmap_capture::write::{CaptureInfo, Counters, Format};
 use unetmap_capture::{Error, MAX_PACKET};
 
@@ -70,11 +71,24 @@ fn time(text: &str) -> Result<Duration, String> {
     SystemTime::duration_since(&parsed, UNIX_EPOCH).map_err(|_| "give a time from 1970 on".into())
 }
 
+/// The part of a file that was there when it was opened: it may grow all the time.
+struct Start {
+    file: File,
+    size: u64,
+}
+
+impl ReadAt for Start {
+    fn read_at(&self, to: &mut [u8], at: u64) -> io::Result<usize> {
+        let len = self.size.saturating_sub(at).min(to.len() as u64) as usize;
+        ReadAt::read_at(&self.file, &mut to[..len], at)
+    }
+}
+
 /// A file with its next packet.
 struct Input {
     name: String,
     size: u64,
-    extract: Extract<File>,
+    extract: Extract<Start>,
     packet: Vec<u8>,
     next: Option<Found>,
     /// Why the file is not read to its end.
@@ -85,12 +99,13 @@ impl Input {
     fn open(path: &std::path::Path, args: &ExtractArgs) -> Result<Input, String> {
         let name = path.display().to_string();
         let failed = |e: &dyn std::fmt::Display| format!("{name}: {e}");
-        let file = File::open(path).map_err(|e| failed(&e))?;
+        let file = source::open(path).map_err(|e| failed(&tool_common::without_codes(&e.to_string())))?;
+        let (size, file) = (file.limit(), file.into_inner());
         // The kernel reads no more than is asked for. Fails for a file that is no file of a disk.
         let _ = fadvise(&file, 0, None, Advice::Random);
-        let size = file.metadata().map_err(|e| failed(&e))?.len();
         let query = Query::of_filter(&args.filter);
-        let extract = Extract::new(file, query, [args.from, args.to], args.check).map_err(|e| failed(&e))?;
+        let extract =
+            Extract::new(Start { file, size }, query, [args.from, args.to], args.check).map_err(|e| failed(&e))?;
         Ok(Input { name, size, extract, packet: Vec::new(), next: None, failed: None })
     }
 

@@ -4,7 +4,6 @@
 mod pace;
 mod progress;
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
-use tool_common::{Failure, link, note, port, stop_on_signals};
+use tool_common::{Failure, link, note, port, source, stop_on_signals};
 use unetmap::abi::NS_MOREFRAG;
 use unetmap::{Interest, Port, Ring};
 use unetmap_capture::{Counts, Error, Frames};
@@ -161,7 +160,7 @@ impl Sender<'_> {
 fn open(path: &Path) -> Result<Frames<Box<dyn Read>>, String> {
     let file: Result<Box<dyn Read>, Error> = match path.as_os_str() == "-" {
         true => Ok(Box::new(io::stdin())),
-        false => File::open(path).map(|file| Box::new(file) as _).map_err(Error::Io),
+        false => source::open(path).map(|file| Box::new(file) as _).map_err(Error::Io),
     };
     file.and_then(Frames::new).map_err(|e| format!("{}: {e}", path.display()))
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! TLS to a collector (RFC 7011, 11.3), by rustls.
 
-use std::fs;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, ProtocolVersion, RootCertStore};
+use tool_common::source::{self, MAX_RULES};
 
 use super::collector::Security;
 
@@ -51,7 +51,7 @@ impl Client {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
                 let wrong = |e: &dyn std::fmt::Display| format!("{}: {e}", key.display());
-                let bytes = fs::read(key).map_err(|e| wrong(&tool_common::without_codes(&e.to_string())))?;
+                let bytes = source::read_secret(key).map_err(|why| wrong(&why))?;
                 let secret = PrivateKeyDer::from_pem_slice(&bytes).map_err(|e| wrong(&e))?;
                 builder.with_client_auth_cert(certificates(certificate)?, secret).map_err(|e| wrong(&e))?
             }
@@ -104,7 +104,7 @@ fn progress(done: io::Result<usize>) -> io::Result<bool> {
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let wrong = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-    let bytes = fs::read(path).map_err(|e| wrong(&tool_common::without_codes(&e.to_string())))?;
+    let bytes = source::read(path, MAX_RULES).map_err(|why| wrong(&why))?;
     let all = CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>().map_err(|e| wrong(&e))?;
     if all.is_empty() { Err(wrong(&"no certificate is in it")) } else { Ok(all) }
 }

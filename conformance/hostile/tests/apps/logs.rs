@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use conformance::home::summary;
+use conformance::home::{Guard, summary};
 use conformance::kept::{self, wait_until_kept};
 use conformance::net::{set_policy, start_daemon};
 use conformance::switch::{set, vale};
@@ -216,6 +216,56 @@ fn commands_write_no_file_that_a_link_of_another_user_leads_to() {
             (fs::read(&victim).expect("a file"), meta.permissions().mode() & 0o777),
             (b"untouched".to_vec(), 0o644)
         );
+    });
+}
+
+/// Files that commands read in a folder of another user: its links are not followed, its FIFOs not waited for, and what
+/// has no end is not read to it.
+#[test]
+fn commands_read_no_file_that_another_user_has_put_in_its_place() {
+    isolated(|home| {
+        if !rustix::process::geteuid().is_root() {
+            return summary("skipped: needs root, to make files of another user");
+        }
+        let folder = home.folder().join("theirs");
+        fs::create_dir(&folder).expect("a folder");
+        let at = |name: &str| folder.join(name).to_str().expect("UTF-8").to_owned();
+        let (link, fifo, endless) = (at("link"), at("fifo"), "/dev/zero".to_owned());
+        fs::write(home.folder().join("secret"), "secret-of-root").expect("written");
+        std::os::unix::fs::symlink(home.folder().join("secret"), &link).expect("a link");
+        mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o666), 0).expect("a FIFO");
+        for path in [&folder.to_str().expect("UTF-8").to_owned(), &link, &fifo] {
+            std::os::unix::fs::lchown(path, Some(4001), Some(4001)).expect("root");
+        }
+        let mut firewall = Command::new(program("unetmap-fw"));
+        let _firewall = Guard::spawn(firewall.args(["netmap:f{1", "netmap:g{1", "-w", "0"]));
+        until("the firewall listens", || {
+            Command::new(program("unetmap")).args(["fw", "list"]).output().is_ok_and(|run| run.status.success())
+        });
+        for (path, why) in [(&link, "symbolic link of user 4001"), (&fifo, "belongs to user 4001"), (&endless, "")] {
+            let at = format!("@{path}");
+            for args in [
+                &["unetmap", "scrub", "netmap:x{1", "netmap:y{1", "-w", "0", "--deny-list", path][..],
+                &["unetmap", "scrub", "netmap:x{1", "netmap:y{1", "-w", "0", "--rules", path],
+                &["unetmap", "scrub", "--read", path],
+                &["unetmap", "flows", "--json", "--read", path],
+                &["unetmap", "emulate", "netmap:x{1", "netmap:y{1", "-w", "0", "--trace", path],
+                &["unetmap", "emulate", "netmap:x{1", "netmap:y{1", "-w", "0", "--delay", &at],
+                &["unetmap", "extract", "--write", "-", path],
+                &["unetmap", "replay", path, "netmap:x{1"],
+                &["unetmap", "fw", "load", path],
+                &["unetmap-fw", "netmap:x{1", "netmap:y{1", "-w", "0", "--rules", path],
+                &["pkt-gen", "-i", "netmap:x{1", "-f", "tx", "-w", "0", "-P", path],
+                &["pkt-gen", "-i", "netmap:x{1", "-w", "0", "--streams", path],
+            ] {
+                let run = Command::new("timeout").arg("60").arg(program(args[0])).args(&args[1..]).output();
+                let run = run.expect("timeout (coreutils)");
+                let text = String::from_utf8_lossy(&run.stderr);
+                // 124: it waits for another user, or reads without end.
+                assert!(!matches!(run.status.code(), Some(0 | 124)), "{args:?}: {text}");
+                assert!(text.contains(why) && !text.contains("secret-of-root"), "{args:?}: {text}");
+            }
+        }
     });
 }
 

@@ -192,6 +192,7 @@ pub(super) fn stays_on(link: &Link) -> Option<String> {
 
 /// Reads a small file as text; empty if it cannot be read.
 fn read(path: &str) -> String {
+    // Path: below /proc.
     fs::read_to_string(path).unwrap_or_default()
 }
 

@@ -183,6 +183,7 @@ fn setting(name: &str) -> Value {
 
 /// Reads a small file as text; empty if it cannot be read.
 fn read(path: &str) -> String {
+    // Path: below /proc or /sys.
     fs::read_to_string(path).unwrap_or_default()
 }
 

@@ -47,6 +47,7 @@ pub(super) fn napi(link: &Link, reply: &str) -> String {
 }
 
 fn attributes(folder: &Path, index: u32) -> String {
+    // Path: files of the kernel's.
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     if read("ifindex") != Some(index.into()) {
         return String::new();

@@ -51,6 +51,7 @@ fn gains_privileges(path: &Path) -> Option<&'static str> {
 }
 
 fn is_incompatible(path: &Path) -> Option<&'static str> {
+    // Path: that of the program which is executed next.
     let mut file = File::open(path).ok()?;
     let mut header = [0; HEADER];
     file.read_exact(&mut header).ok()?;

@@ -64,9 +64,11 @@ impl Strain {
 impl Waits {
     fn of(pid: u32) -> Waits {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        // Path: files of the kernel's.
         let texts = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
         let runnable = texts.filter_map(|text| waited(&text)).reduce(|sum, ns| sum + ns);
         let groups = process::cgroup(&pid.to_string()).unwrap_or_default();
+        // Path: as above.
         let stats =
             group_folders(&groups).into_iter().filter_map(|folder| fs::read_to_string(folder.join("cpu.stat")).ok());
         Waits { runnable, throttled: stats.filter_map(|text| throttled(&text)).reduce(|sum, ns| sum + ns) }

@@ -71,6 +71,7 @@ impl Memory {
 
     /// The file of another process's, by its path.
     pub(super) fn open(path: &Path, seed: u64) -> io::Result<Memory> {
+        // Path: below /proc, of this program's own child.
         Ok(Memory { file: File::options().read(true).write(true).open(path)?, seed, image: image(seed) })
     }
 
