@@ -45,6 +45,8 @@ pub struct Total {
 pub struct User {
     /// `None`: all users but root.
     pub uid: Option<u32>,
+    /// The user for whom it counts, if that is another one.
+    pub counts_for: Option<u32>,
     /// File descriptors.
     pub descriptors: Share,
     /// Connections.

@@ -11,6 +11,7 @@ use unetmap_core::errno::{EDQUOT, EMFILE};
 use unetmap_mem::{ChannelPage, EndpointPage, RingShape};
 
 use crate::shape::EndpointShape;
+use crate::subordinates::Subordinates;
 use crate::tuning::budget::{DEFAULT, DEFAULT_REQUESTS, DEFAULT_TOTAL, IN_FLIGHT_USERS, MAX_LEFT_FILES, USER_SHARE};
 
 /// Something that a user has at the daemon's cost.
@@ -229,12 +230,15 @@ pub(crate) struct Budgets {
     pub(crate) users: Vec<(Option<Vec<u32>>, Stated, Option<u32>)>,
     /// Of all users but root together.
     pub(crate) total: Stated,
+    /// Users who have the budget of another one.
+    pub(crate) subordinates: Subordinates,
 }
 
 impl Budgets {
     /// The budget of a user: what the policy states, or the default. It is at most what there is, and a default leaves
     /// some of that to others; of descriptors in flight any budget does.
     pub(crate) fn of(&self, uid: u32, bounds: &Bounds) -> Budget {
+        let uid = self.subordinates.owner(uid);
         let names = |users: &Option<Vec<u32>>| users.as_ref().is_none_or(|users| users.contains(&uid));
         let stated = self.users.iter().find(|(users, ..)| names(users));
         let (stated, requests) = stated.map_or((Stated::default(), None), |(_, stated, requests)| (*stated, *requests));

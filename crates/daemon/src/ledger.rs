@@ -7,6 +7,7 @@ use std::mem;
 use std::sync::{Arc, Mutex};
 
 use crate::budget::Amounts;
+use crate::subordinates::Subordinates;
 use crate::threads::lock;
 
 /// The amounts of all users.
@@ -19,6 +20,7 @@ struct Totals {
     users: BTreeMap<u32, Amounts>,
     /// Of all users but root.
     others: Amounts,
+    subordinates: Subordinates,
 }
 
 /// An amount that a user has for as long as this exists.
@@ -36,10 +38,19 @@ impl Ledger {
         charge
     }
 
-    /// Returns the amounts of a user, and of all users but root together.
+    /// From now on these users count for others.
+    pub(crate) fn set_subordinates(&self, subordinates: Subordinates) {
+        lock(&self.0).subordinates = subordinates;
+    }
+
+    /// Returns the amounts of a user and of all who count for the same one, and of all users but root together.
     pub(crate) fn of(&self, uid: u32) -> (Amounts, Amounts) {
-        let totals = lock(&self.0);
-        (totals.users.get(&uid).copied().unwrap_or_default(), totals.others)
+        let Totals { users, others, subordinates } = &*lock(&self.0);
+        let owner = subordinates.owner(uid);
+        let mut own = users.get(&owner).copied().unwrap_or_default();
+        let ranges = subordinates.of(owner).iter().flat_map(|range| users.range(range.clone()));
+        ranges.filter(|(of, _)| subordinates.owner(**of) == owner).for_each(|(_, amounts)| own += *amounts);
+        (own, *others)
     }
 
     /// Returns the amounts of all users, root included.
@@ -104,5 +115,19 @@ mod tests {
         assert_eq!(ledger.all().into_iter().collect::<Vec<_>>(), [(2, rings(5))]);
         drop(other);
         assert!(ledger.all().is_empty() && ledger.of(2) == Default::default());
+    }
+
+    #[test]
+    fn subordinate_users_count_for_their_owner() {
+        let ledger = Ledger::default();
+        let rings = |n| Amounts::of(Resource::Rings, n);
+        let _charges =
+            [(1000, 1), (100_000, 2), (100_009, 4), (100_010, 8)].map(|(uid, n)| ledger.charge(uid, rings(n)));
+        assert_eq!(ledger.of(100_009).0, rings(4));
+        ledger.set_subordinates(Subordinates::parse("1000:100000:10", |_| None));
+        for uid in [1000, 100_000, 100_009, 100_005] {
+            assert_eq!(ledger.of(uid), (rings(7), rings(15)), "{uid}");
+        }
+        assert_eq!(ledger.of(100_010).0, rings(8));
     }
 }

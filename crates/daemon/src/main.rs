@@ -46,6 +46,7 @@ mod server;
 mod service;
 mod shape;
 mod shared_files;
+mod subordinates;
 #[cfg(test)]
 mod tests;
 mod threads;

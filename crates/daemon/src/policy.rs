@@ -23,6 +23,7 @@ use unetmap_core::control::trusted_file;
 
 use crate::budget::Budgets;
 use crate::owner::owner;
+use crate::subordinates::Subordinates;
 use crate::written::{self, Wrong, wrong};
 use budgets::WrittenBudget;
 use shares::{Share, WrittenShare};
@@ -34,6 +35,9 @@ pub(crate) use words::Identity;
 
 /// The policy file, unless the command line names another.
 pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/policy.toml";
+
+/// The subordinate users that users have, for their user namespaces.
+const SUBORDINATES: &str = "/etc/subuid";
 
 /// The group that the built-in rules admit.
 const GROUP: &str = "netmap";
@@ -86,7 +90,9 @@ impl Policy {
     /// One sentence that begins with the file, and the line if there is one.
     pub(crate) fn load(path: &Path) -> Result<Policy, String> {
         let bytes = trusted_file::read(path, owner(), "policy").map_err(|why| format!("{}: {why}", path.display()))?;
-        written::read(path, &bytes.unwrap_or_default(), |text| parse(text, system_account))
+        let mut policy = written::read(path, &bytes.unwrap_or_default(), |text| parse(text, system_account))?;
+        policy.budgets.subordinates = subordinates(Path::new(SUBORDINATES));
+        Ok(policy)
     }
 
     /// The policy of a text; `None` if it is refused.
@@ -266,6 +272,16 @@ fn namespace(word: &Spanned<Word>) -> Result<Netns, Wrong> {
             wrong(format!("`{name}` is no network namespace; write a path such as \"/run/netns/blue\", or \"host\""))
         }
     }
+}
+
+/// The subordinate users of this system. Without its file, or if another user could have written it, there are none.
+fn subordinates(path: &Path) -> Subordinates {
+    let bytes = trusted_file::read(path, owner(), "list of subordinate users").unwrap_or_else(|why| {
+        tracing::warn!("{}: {why}: each subordinate user has a budget of its own", path.display());
+        None
+    });
+    let number_of = |name: &str| system_account(Account::User, name).ok().flatten();
+    Subordinates::parse(&String::from_utf8_lossy(&bytes.unwrap_or_default()), number_of)
 }
 
 /// The built-in rules.

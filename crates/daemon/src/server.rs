@@ -313,6 +313,7 @@ impl Server {
 
     /// Does the work of the user whose turn it is; returns the time until there is more to do.
     fn do_next(&mut self) -> Option<Duration> {
+        self.turns.set_subordinates(&self.daemon.users.subordinates);
         match self.turns.next(Instant::now()) {
             Next::Work(uid, work) => {
                 let work = match &mut self.drain {

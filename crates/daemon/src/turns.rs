@@ -17,6 +17,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::subordinates::Subordinates;
 use crate::tuning::server::{BETWEEN_SLICES, HEAD_START, LONG_WORK, REMEMBERED_USERS};
 
 /// Requests may arrive in bursts of as many as are allowed in this time.
@@ -33,6 +34,8 @@ pub(crate) struct Turns<W> {
     ends: BTreeMap<u32, Duration>,
     /// When the requests that each user has made would all be due at its rate. In the past: it may make a whole burst.
     due: BTreeMap<u32, Instant>,
+    /// Users who have part of the times and the rates of others.
+    subordinates: Subordinates,
 }
 
 struct Waiting<W> {
@@ -90,6 +93,14 @@ impl<W> Turns<W> {
             clock: HEAD_START,
             ends: BTreeMap::new(),
             due: BTreeMap::new(),
+            subordinates: Subordinates::default(),
+        }
+    }
+
+    /// From now on these users have part of the times and the rates of others.
+    pub(crate) fn set_subordinates(&mut self, subordinates: &Subordinates) {
+        if !self.subordinates.is_same(subordinates) {
+            self.subordinates = subordinates.clone();
         }
     }
 
@@ -140,14 +151,15 @@ impl<W> Turns<W> {
     fn start(&self, uid: u32, is_urgent: bool) -> Duration {
         let earliest = self.clock.saturating_sub(HEAD_START);
         let lead = if is_urgent { HEAD_START } else { Duration::ZERO };
-        self.ends.get(&uid).map_or(earliest, |end| earliest.max(end.saturating_sub(lead)))
+        self.ends.get(&self.subordinates.owner(uid)).map_or(earliest, |end| earliest.max(end.saturating_sub(lead)))
     }
 
     /// Takes the next work: that with the earliest start, of the users whose rates allow any.
     pub(crate) fn next(&mut self, now: Instant) -> Next<W> {
         let (mut least_wait, mut next) = (None::<Duration>, None::<(usize, (Duration, bool))>);
         for (at, uid) in self.order.iter().enumerate() {
-            let wait = self.due.get(uid).map_or(Duration::ZERO, |due| due.saturating_duration_since(now + BURST));
+            let due = self.due.get(&self.subordinates.owner(*uid));
+            let wait = due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now + BURST));
             let is_urgent = self.users.get(uid).is_some_and(|waiting| !waiting.urgent.is_empty());
             if !wait.is_zero() && !is_urgent {
                 least_wait = Some(least_wait.map_or(wait, |least| least.min(wait)));
@@ -174,6 +186,7 @@ impl<W> Turns<W> {
 
     /// Whether the user, after its turn, would still be served before users with much work, and may go on by its rate.
     pub(crate) fn has_head_start(&self, uid: u32, now: Instant) -> bool {
+        let uid = self.subordinates.owner(uid);
         let is_over_rate = self.due.get(&uid).is_some_and(|due| *due > now + BURST);
         !is_over_rate && self.ends.get(&uid).is_none_or(|end| *end < self.clock)
     }
@@ -186,7 +199,7 @@ impl<W> Turns<W> {
             self.ends.retain(|_, end| *end > earliest);
         }
         let end = self.start(uid, false) + time.min(LONG_WORK);
-        self.ends.insert(uid, end);
+        self.ends.insert(self.subordinates.owner(uid), end);
     }
 
     /// Counts a request of a user that may make `rate` in a second.
@@ -194,7 +207,7 @@ impl<W> Turns<W> {
         if self.due.len() >= REMEMBERED_USERS {
             self.due.retain(|_, due| *due > now);
         }
-        let due = self.due.entry(uid).or_insert(now);
+        let due = self.due.entry(self.subordinates.owner(uid)).or_insert(now);
         *due = (*due).max(now) + Duration::from_secs(1) / rate.max(1);
     }
 }
@@ -246,6 +259,20 @@ mod tests {
         let mut turns = Turns::new();
         let shares = shares(&mut turns, &[(1, MS), (2, 2 * MS), (3, 4 * MS)], 700);
         assert!(shares[&1].abs_diff(400) <= 6 && shares[&2].abs_diff(200) <= 6 && shares[&3].abs_diff(100) <= 6);
+    }
+
+    #[test]
+    fn subordinate_users_have_the_time_and_the_rate_of_one() {
+        let mut turns = Turns::new();
+        turns.set_subordinates(&Subordinates::parse("1000:100000:10", |_| None));
+        let users = [(1001, MS), (1000, MS), (100_000, MS), (100_001, MS)];
+        let shares = shares(&mut turns, &users, 800);
+        assert!(shares[&1001].abs_diff(400) <= 6, "{shares:?}");
+        let (mut turns, now) = (Turns::new(), Instant::now());
+        turns.set_subordinates(&Subordinates::parse("1000:100000:10", |_| None));
+        (0..20).for_each(|_| turns.count_request(100_000, now, 10));
+        turns.push(100_001, 1);
+        assert!(matches!(turns.next(now), Next::Wait(_)) && !turns.has_head_start(1000, now));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::budget::{Amounts, Bounds, Budgets};
 use crate::in_flight::InFlight;
 use crate::ledger::{Charge, Ledger};
+use crate::subordinates::Subordinates;
 
 /// The daemon's records about users, besides their ports.
 #[derive(Default)]
@@ -18,6 +19,8 @@ pub(crate) struct Users {
     /// The budgets that were last compared with it.
     pub(crate) compared: Option<Budgets>,
     pub(crate) ledger: Ledger,
+    /// Users who count for others, as the ledger has them.
+    pub(crate) subordinates: Subordinates,
     /// Answers that were sent to them and may not have been received.
     pub(crate) in_flight: InFlight,
     /// By user: open connections, and refused requests since the first of these was opened.

@@ -70,7 +70,11 @@ fn users_table(json: &str) -> Result<String, String> {
             limit => format!("{}/{}", format(&user[key]["used"]), format(limit)),
         };
         rows.push(vec![
-            if user["uid"].is_null() { "all but root".into() } else { cell(&user["uid"]) },
+            match (&user["uid"], &user["counts_for"]) {
+                (Value::Null, _) => "all but root".into(),
+                (uid, Value::Null) => cell(uid),
+                (uid, owner) => format!("{uid} of {owner}"),
+            },
             share("connections", cell),
             share("descriptors", cell),
             share("in_flight", cell),
@@ -492,17 +496,19 @@ p{1\\u001b  x\\u202e  no               1  4294967295  1000         1         1
             {"uid": 0, "connections": {"used": 2, "limit": null}, "memory": {"used": 1536, "limit": null}, "refused": 0},
             {"uid": 1000, "connections": {"used": 3, "limit": 512}, "in_flight": {"used": 67, "limit": 512}, "memory": {"used": 0, "limit": 1048576},
              "requests": 2000, "refused": 1},
-            {"connections": {"used": 3, "limit": 8192}, "refused": 1}],
+            {"uid": 100000, "counts_for": 1000, "connections": {"used": 1, "limit": 512}, "requests": 2000, "refused": 0},
+            {"connections": {"used": 4, "limit": 8192}, "refused": 1}],
             "totals": [{"resource": "descriptors", "total": 56, "limited_by": "the limit of 128 open files"},
             {"resource": "memory", "total": 25165824, "limited_by": "the cgroup's memory.max of 64 MiB"}]}"#;
         assert_eq!(
             users_table(json).unwrap(),
             "\
 Users of the daemon with pid 7
-user          connections  descriptors  in flight  rings  slots       memory  threads  requests/s  refused
-0                       2            -          -      -      -      1.5 KiB        -           -        0
-1000                3/512            -     67/512      -      -  0 B/1.0 MiB        -        2000        1
-all but root       3/8192            -          -      -      -            -        -           -        1
+user            connections  descriptors  in flight  rings  slots       memory  threads  requests/s  refused
+0                         2            -          -      -      -      1.5 KiB        -           -        0
+1000                  3/512            -     67/512      -      -  0 B/1.0 MiB        -        2000        1
+100000 of 1000        1/512            -          -      -      -            -        -        2000        0
+all but root         4/8192            -          -      -      -            -        -           -        1
 
 all but root  at most   limited by
 descriptors   56        the limit of 128 open files

@@ -4,12 +4,14 @@
 
 use std::fs::{self, File, Permissions, set_permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use conformance::home::{Guard, raise_fd_limit, summary};
-use conformance::net::{set_policy, start_daemon};
+use conformance::net::{policy_file, set_policy, start_daemon};
 use conformance::snapshot::User;
 use conformance::traffic::open;
-use conformance::{Home, isolated, until};
+use conformance::{Home, isolated, program, until};
 use conformance_hostile::raw::ControlConnection;
 use rustix::process::geteuid;
 use unetmap::abi::*;
@@ -124,6 +126,69 @@ fn a_user_without_a_rule_is_turned_away_before_anything_is_read() {
         set_policy(home, "[[rule]]\npipes = true\nusers = [4003]\n");
         assert_served(home, MALLORY);
         assert_eq!(greet(home, ALICE).err().expect("a refusal").0, EACCES);
+    });
+}
+
+/// A process of ALICE in a user namespace, in which it is user 5, connects to the daemon, and prints what it is told.
+const IN_A_USER_NAMESPACE: &str = r#"
+import ctypes, os, socket, sys
+(inside, begun), (mapped, go_on) = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    os.setresgid(4001, 4001, 4001)
+    os.setresuid(4001, 4001, 4001)
+    assert ctypes.CDLL(None, use_errno=True).unshare(0x10000000) == 0, os.strerror(ctypes.get_errno())
+    # The files of a process that has changed its user are root's until it is dumpable again.
+    ctypes.CDLL(None).prctl(4, 1)
+    os.write(begun, b"x")
+    os.read(mapped, 1)
+    os.setresuid(5, 5, 5)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(sys.argv[1])
+    print(connection.recv(4096))
+    sys.exit()
+os.read(inside, 1)
+with open(f"/proc/{child}/uid_map", "w") as file:
+    file.write("0 4001 1\n1 200000 100\n")
+os.write(go_on, b"x")
+sys.exit(os.waitpid(child, 0)[1] != 0)
+"#;
+
+/// The numbers that a user has for its user namespaces are this user, where something is paid for.
+#[test]
+fn subordinate_users_have_one_budget_with_their_owner() {
+    isolated(|home| {
+        if !geteuid().is_root() || !Path::new("/etc/subuid").exists() {
+            return summary("skipped: needs root, and /etc/subuid, in whose place a file is mounted");
+        }
+        set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
+        set_policy(home, "[[rule]]\npipes = true\nusers = [\"*\"]\n[[budget]]\nconnections = 4\n");
+        let file = home.folder().join("subuid");
+        fs::write(&file, "4001:200000:100\n").expect("a file");
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/subuid && exec \"$@\""]).arg(&file);
+        unshare.arg(program("unetmapd")).args(["--foreground", "--idle-exit", "0", "--socket"]).arg(home.socket());
+        unshare.arg("--policy").arg(policy_file(home)).stdin(Stdio::null()).stdout(Stdio::null());
+        let log = File::options().append(true).create(true).open(home.log()).expect("the daemon's log");
+        let _daemon = Guard::spawn(unshare.stderr(log));
+        until("the daemon serves", || home.serves());
+        let mut open: Vec<_> = [ALICE, 200_000, 200_050, 200_099].map(|uid| greet(home, uid).expect("served")).into();
+        for (uid, who) in
+            [(ALICE, "user 4001 has 4"), (200_001, "user 4001, whose subordinate user (subuid(5)) 200001")]
+        {
+            let (errno, why) = greet(home, uid).err().expect("refused");
+            assert!(errno == EMFILE && why.contains(who), "{errno}: {why}");
+        }
+        let inside = Command::new("python3").args(["-c", IN_A_USER_NAMESPACE]).arg(home.socket()).output();
+        let inside = inside.expect("python3");
+        let told = String::from_utf8_lossy(&inside.stdout);
+        assert!(told.contains("subordinate user (subuid(5)) 200004 is, has 4"), "{inside:?}");
+        // Others are not concerned.
+        open.extend([199_999, 200_100, BOB].map(|uid| greet(home, uid).expect("served")));
+        let row = |uid| users(home, Some(uid)).counts_for;
+        assert_eq!((row(200_050), row(ALICE), row(200_100)), (Some(ALICE), None, None));
+        fs::write(&file, "").expect("a file");
+        until("the numbers are users of their own", || greet(home, 200_001).is_ok());
     });
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime};
 use super::Policy;
 use crate::tuning::policy::SETTLED;
 
-/// Files with which the meaning of account names may change.
-const ACCOUNTS: [&str; 2] = ["/etc/passwd", "/etc/group"];
+/// Files with which the meaning of account names may change, and who counts for whom.
+const ACCOUNTS: [&str; 3] = ["/etc/passwd", "/etc/group", super::SUBORDINATES];
 
 /// A policy that is read again when its file changes.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl PolicyFile {
     }
 
     /// Returns the policy, which is read again if the file or the system's users and groups changed. To see that takes
-    /// three stat() calls, once in a piece of work.
+    /// four stat() calls, once in a piece of work.
     ///
     /// # Errors
     /// As [`Policy::load`], each time until the file is mended.

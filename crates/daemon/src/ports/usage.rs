@@ -25,6 +25,9 @@ pub(crate) struct UserSnapshot {
     /// `None`: all users but root.
     #[serde(skip_serializing_if = "Option::is_none")]
     uid: Option<u32>,
+    /// The user for whom it counts, if that is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counts_for: Option<u32>,
     #[serde(flatten)]
     resources: BTreeMap<&'static str, Share>,
     /// Requests in a second.
@@ -88,7 +91,7 @@ impl BudgetCheck {
                 ),
             );
         }
-        let whose = format!("user {uid} has");
+        let whose = self.whose(uid);
         let checks = [(own, budget, &whose[..], "[[budget]]"), (all, total, "all users but root have", "[total]")];
         for (used, limit, who, table) in checks {
             let Some(r) = exceeded(used, more, limit) else { continue };
@@ -108,6 +111,14 @@ impl BudgetCheck {
             );
         }
         self.check_all(more)
+    }
+
+    /// The beginning of a sentence about the user whose budget a user has.
+    fn whose(&self, uid: u32) -> String {
+        match self.budgets.subordinates.owner(uid) {
+            owner if owner == uid => format!("user {uid} has"),
+            owner => format!("user {owner}, whose subordinate user (subuid(5)) {uid} is, has"),
+        }
     }
 
     /// Refuses what would be more than there is: nobody's budget, and so the only one that root has.
@@ -134,7 +145,7 @@ impl BudgetCheck {
         let of_user =
             if has_budget { self.budgets.of(uid, &self.bounds).amounts[r] } else { self.bounds.in_flight_of_root() };
         let of_all = if has_budget { self.budgets.total(&self.bounds)[r] } else { u64::MAX };
-        let whose = [(own[r], of_user, format!("user {uid} has")), (all[r], of_all, "all users but root have".into())];
+        let whose = [(own[r], of_user, self.whose(uid)), (all[r], of_all, "all users but root have".into())];
         match whose.into_iter().find(|(used, limit, _)| used >= limit) {
             None => Ok(()),
             Some((used, limit, who)) => Err(format!(
@@ -158,6 +169,8 @@ impl Daemon {
         if self.users.compared.as_ref() != Some(&budgets) {
             let path = self.admission.policy.as_ref().map(|file| file.path().display().to_string()).unwrap_or_default();
             budgets.excessive(&self.users.bounds).iter().for_each(|why| tracing::warn!("{path}: {why}"));
+            self.users.subordinates = budgets.subordinates.clone();
+            self.users.ledger.set_subordinates(budgets.subordinates.clone());
             self.users.compared = Some(budgets.clone());
         }
         budgets
@@ -302,7 +315,8 @@ impl Daemon {
                 |r| limit.map(|limit| limit[r]).or((r == Resource::InFlight).then(|| bounds.in_flight_of_root()));
             let share = |r: Resource| Share { used: used[r], limit: limit(r) };
             let resources = Resource::ALL.into_iter().map(|r| (r.key(), share(r))).collect();
-            UserSnapshot { uid, resources, requests, refused }
+            let counts_for = uid.map(|uid| budgets.subordinates.owner(uid)).filter(|owner| Some(*owner) != uid);
+            UserSnapshot { uid, counts_for, resources, requests, refused }
         };
         let shown = usage.iter().filter(|(uid, _)| only.is_none_or(|only| only == **uid));
         let refused = |uid: &u32| self.users.connected.get(uid).map_or(0, |user| user.refused);

@@ -111,7 +111,7 @@ impl Server {
                 return true;
             }
         };
-        let (is_first, given_up) = self.waiting.push(Arc::new(fd), peer);
+        let (is_first, given_up) = self.waiting.push(Arc::new(fd), peer, &self.daemon.users.subordinates);
         if is_first {
             self.turns.push(peer.uid, Work::Admit);
         }

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! Subordinate users: numbers that the system has given to a user for its user namespaces (subuid(5)). A program can
+//! have each of them by no more than the user's will, in a namespace or by a setuid file that was made there, so all
+//! of them have the user's one budget and turn. What they own stays each one's: the container of a user is trusted less
+//! than the user.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// The least number of a person's account. A system account with a range, such as a container engine's or the
+/// kubelet's, gives the numbers to programs of many.
+const FIRST_USER: u32 = 1000;
+
+/// Consecutive numbers that a user has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Numbers {
+    owner: u32,
+    numbers: Range<u32>,
+}
+
+/// The ranges of all users.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<Numbers>", into = "Vec<Numbers>")]
+pub(crate) struct Subordinates(Arc<Ranges>);
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Ranges {
+    /// In the order of their numbers, of which none is in two.
+    all: Vec<Numbers>,
+    of: BTreeMap<u32, Vec<Range<u32>>>,
+}
+
+impl From<Vec<Numbers>> for Subordinates {
+    fn from(mut all: Vec<Numbers>) -> Subordinates {
+        all.sort_by_key(|range| range.numbers.start);
+        all.dedup_by(|later, before| later.numbers.start < before.numbers.end);
+        let mut of = BTreeMap::<u32, Vec<_>>::new();
+        all.iter().for_each(|range| of.entry(range.owner).or_default().push(range.numbers.clone()));
+        Subordinates(Arc::new(Ranges { all, of }))
+    }
+}
+
+impl From<Subordinates> for Vec<Numbers> {
+    fn from(all: Subordinates) -> Vec<Numbers> {
+        all.0.all.clone()
+    }
+}
+
+impl Subordinates {
+    /// The ranges of a file, by lines `USER:FIRST:COUNT`; others are passed over. `number_of` finds a user by its name.
+    pub(crate) fn parse(text: &str, mut number_of: impl FnMut(&str) -> Option<u32>) -> Subordinates {
+        let mut known = BTreeMap::new();
+        let ranges = text.lines().filter_map(|line| {
+            let mut fields = line.trim().split(':');
+            let (user, first, count) = (fields.next()?, fields.next()?, fields.next()?);
+            let (first, count) = (first.parse::<u32>().ok()?, count.parse::<u32>().ok()?);
+            let owner = user.parse().ok().or_else(|| *known.entry(user).or_insert_with(|| number_of(user)))?;
+            let numbers = first..first.saturating_add(count);
+            let is_persons = owner >= FIRST_USER && first > 0 && !numbers.is_empty();
+            is_persons.then_some(Numbers { owner, numbers })
+        });
+        Subordinates::from(ranges.collect::<Vec<_>>())
+    }
+
+    /// The user whose budget and turn a user has: mostly its own.
+    pub(crate) fn owner(&self, uid: u32) -> u32 {
+        let Ranges { all, of } = &*self.0;
+        let before = all.partition_point(|range| range.numbers.start <= uid);
+        let range = before.checked_sub(1).and_then(|at| all.get(at)).filter(|range| range.numbers.contains(&uid));
+        range.filter(|_| !of.contains_key(&uid)).map_or(uid, |range| range.owner)
+    }
+
+    /// The subordinate users of a user.
+    pub(crate) fn of(&self, owner: u32) -> &[Range<u32>] {
+        self.0.of.get(&owner).map_or(&[], |ranges| ranges)
+    }
+
+    /// Whether these are the very ranges of `other`, without a look at them.
+    pub(crate) fn is_same(&self, other: &Subordinates) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_in_a_range_is_its_owners() {
+        let text = "alice:100000:65536\n1001:165536:65536\nalice:300000:2\n# none\nalice:x:1\nkubelet:400000:9\n\
+                    nobody-knows:500000:9\nbob:165536:9\n1001:1002:1\n1001:0:9\n1002:4294967290:100";
+        let number_of = |name: &str| {
+            [("alice", 1000), ("kubelet", 999), ("bob", 1002)]
+                .into_iter()
+                .find_map(|(of, uid)| (of == name).then_some(uid))
+        };
+        let all = Subordinates::parse(text, number_of);
+        for (uid, owner) in [
+            (0, 0),
+            (1000, 1000),
+            (99_999, 99_999),
+            (100_000, 1000),
+            (165_535, 1000),
+            (165_536, 1001),
+            (300_001, 1000),
+            (300_002, 300_002),
+            // Programs of many.
+            (400_000, 400_000),
+            (500_000, 500_000),
+            // A user with numbers of its own, whatever others were given.
+            (1002, 1002),
+            (4_294_967_294, 1002),
+            (u32::MAX, u32::MAX),
+        ] {
+            assert_eq!(all.owner(uid), owner, "{uid}");
+        }
+        assert_eq!(all.of(1000), [100_000..165_536, 300_000..300_002]);
+        assert!(all.of(100_000).is_empty());
+        let copy: Subordinates = serde_json::from_str(&serde_json::to_string(&all).unwrap()).unwrap();
+        assert!(copy == all && !copy.is_same(&all) && all.clone().is_same(&all));
+    }
+}
