@@ -17,7 +17,7 @@
 # make bench      measures; BENCH="pipe --json" chooses
 # make install    to PREFIX (/usr/local) and LIBDIR (PREFIX/lib), below DESTDIR; make uninstall removes it; install-c: headers and libraries alone
 # make deb        Debian packages, in target/deb; root installs the tools; test-deb and test-systemd test them (root)
-# make repository KEY=ID URL=ADDRESS  a signed archive for apt of the packages of `make deb`, in target/repository
+# make repository KEY=ID URL=ADDRESS  signed archives for apt and dnf of the packages of `make deb` and `make rpm`, in target/repository
 # make rpm        rpm packages, in target/rpm
 # make wheel      the Python package, in target/wheel (docs/python.md)
 
@@ -69,6 +69,7 @@ build: setup
 	$(MAKE) -C crates/capi OUT=$(BIN)
 	$(MAKE) -C pcap OUT=$(BIN)/pcap
 	.ci/notices $(BIN)/NOTICES $(CONTAINED)
+	.ci/sbom $(BIN)/sbom.cdx.json $(CONTAINED)
 
 setup-tests:
 	@.ci/setup tests
@@ -243,7 +244,9 @@ install-c:
 install:
 	@for program in $(PROGRAMS) $(HELPERS) $(CNI); do test -x $(BIN)/$$program || { $(MAKE) build || exit 1; break; }; done
 	@test -e $(BIN)/NOTICES || .ci/notices $(BIN)/NOTICES $(CONTAINED)
+	@test -e $(BIN)/sbom.cdx.json || .ci/sbom $(BIN)/sbom.cdx.json $(CONTAINED)
 	install -D -m 644 $(BIN)/NOTICES $(DESTDIR)$(PREFIX)/share/doc/unetmap/NOTICES
+	install -m 644 $(BIN)/sbom.cdx.json $(DESTDIR)$(PREFIX)/share/doc/unetmap
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -s --strip-program=$(STRIP) $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin
 	$(INSTALL_C)

@@ -2,11 +2,13 @@
 //! `make install`, and programs that use the result as the author of a C program does: by `pkg-config`, without this
 //! source tree.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use conformance::c::{Running, compile_with};
 use conformance::{Home, isolated, program};
+use serde_json::Value;
 
 const PREFIX: &str = "/opt/unetmap";
 
@@ -129,9 +131,50 @@ fn an_installation_has_the_licences_of_what_it_contains() {
         // A few crates have none in their packages.
         assert!(known > 50 && with_text * 20 > known * 19, "{with_text} of {known}");
         assert!(texts.contains("Permission is hereby granted") && texts.contains("Apache License"), "the texts");
+        check_bill(&root, list);
         let here = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
         assert!(!text.contains(&std::fs::canonicalize(here).expect("our own folder").display().to_string()));
     });
+}
+
+/// The bill of materials has the crates of the notices with their checksums, and all that cargo's own list has.
+#[track_caller]
+fn check_bill(root: &Installed, notices: &str) {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let bill = std::fs::read(root.file("share/doc/unetmap/sbom.cdx.json")).expect("the bill of materials");
+    let bill: Value = serde_json::from_slice(&bill).expect("JSON");
+    assert_eq!((&bill["bomFormat"], &bill["specVersion"]), (&"CycloneDX".into(), &"1.5".into()));
+    let all = bill["components"].as_array().expect("components");
+    let text = |component: &Value, key: &str| component[key].as_str().expect("text").to_owned();
+    let refs: BTreeSet<String> = all.iter().map(|component| text(component, "bom-ref")).collect();
+    assert_eq!(refs.len(), all.len(), "each has a name of its own");
+    let lock = std::fs::read_to_string(here.join("Cargo.lock")).expect("the lock file");
+    let mut crates = BTreeSet::new();
+    for component in all.iter().filter(|component| component["purl"].is_string()) {
+        let (name, version) = (text(component, "name"), text(component, "version"));
+        let checksum = text(&component["hashes"][0], "content");
+        let begin =
+            lock.find(&format!("name = \"{name}\"\nversion = \"{version}\"\n")).expect("it is in the lock file");
+        let entry = lock[begin..].split("\n\n").next().unwrap_or_default();
+        assert!(entry.contains(&format!("checksum = \"{checksum}\"")), "{name}: {entry}");
+        crates.insert(format!("{name} {version}"));
+    }
+    let named = notices.lines().skip(3).map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" "));
+    assert_eq!(named.collect::<BTreeSet<_>>(), crates);
+    for link in bill["dependencies"].as_array().expect("dependencies") {
+        let needed = link["dependsOn"].as_array().expect("a list");
+        assert!(needed.iter().all(|to| refs.contains(to.as_str().expect("text"))), "{link}");
+    }
+    let mut tree = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    tree.args(["tree", "--locked", "--offline", "--prefix=none", "--edges=normal", "--format={p}"]);
+    let output = tree.args(["-p", "unetmap-cli", "-p", "unetmap-daemon"]).current_dir(here).output().expect("cargo");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listed = String::from_utf8(output.stdout).expect("text");
+    // Crates of this repository have their folders behind them.
+    let others = listed.lines().filter(|line| !line.is_empty() && !line.contains('('));
+    let missing: BTreeSet<String> =
+        others.map(|line| line.replace(" v", " ")).filter(|name| !crates.contains(name)).collect();
+    assert!(missing.is_empty() && listed.lines().count() > 100, "{missing:?}");
 }
 
 /// The benchmarks find the example programs that they run.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The archive for apt that `make repository` makes: apt takes it by the file beside it, and refuses a changed one.
+//! The archives for apt and dnf that `make repository` makes: these take them by the file beside them, and refuse a
+//! changed one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -64,9 +65,42 @@ impl Archive<'_> {
         done(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(tree).arg(package));
     }
 
+    /// An rpm package of one file.
+    fn rpm(&self, name: &str) {
+        let spec = format!(
+            "Name: {name}\nVersion: 1\nRelease: 1\nSummary: for a test\nLicense: BSD-2-Clause\nBuildArch: noarch\n\
+             %description\nfor a test\n%install\nmkdir -p %{{buildroot}}/usr/share\necho {name} \
+             >%{{buildroot}}/usr/share/{name}\n%files\n/usr/share/{name}\n"
+        );
+        fs::write(self.file("one.spec"), spec).expect("our own folder");
+        let top = format!("_topdir {}", self.file("rpm").display());
+        done(Command::new("rpmbuild").args(["-bb", "--quiet", "--define", &top]).arg(self.file("one.spec")));
+    }
+
+    /// dnf on a machine that has nothing but the file of the archive; `Ok` if it installs the package.
+    fn dnf(&self, name: &str) -> Result<(), String> {
+        let _ = fs::remove_dir_all(self.file("machine"));
+        fs::create_dir_all(self.file("machine/repos")).expect("our own folder");
+        fs::copy(self.file("archive/unetmap.repo"), self.file("machine/repos/unetmap.repo")).expect("the file");
+        let set = |key: &str, name: &str| format!("--setopt={key}={}", self.file(name).display());
+        let mut dnf = Command::new("dnf");
+        dnf.args(["--assumeyes", "--quiet", "--releasever=1", &set("reposdir", "machine/repos")]);
+        dnf.args([set("cachedir", "machine/cache"), set("logdir", "machine"), set("persistdir", "machine/persist")]);
+        dnf.arg(format!("--installroot={}", self.file("machine/root").display())).args(["install", name]);
+        let output = dnf.env("LC_ALL", "C").output().expect("dnf");
+        let is_there = self.file(&format!("machine/root/usr/share/{name}")).exists();
+        assert_eq!(output.status.success(), is_there, "{}", said(&output));
+        if is_there { Ok(()) } else { Err(said(&output)) }
+    }
+
     fn script(&self) -> Command {
         let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/repository"));
-        script.env("DEBS", self.file("debs")).env("OUT", self.file("archive")).env_remove("URL").env_remove("KEY");
+        script
+            .env("DEBS", self.file("debs"))
+            .env("RPMS", self.file("rpm/RPMS"))
+            .env("OUT", self.file("archive"))
+            .env_remove("URL")
+            .env_remove("KEY");
         script
     }
 
@@ -153,6 +187,36 @@ fn apt_takes_the_archive_by_its_file_and_refuses_a_changed_one() {
             let _ =
                 Command::new("gpgconf").args(["--homedir"]).arg(archive.file(person)).args(["--kill", "all"]).output();
         }
+    });
+}
+
+#[test]
+fn dnf_takes_the_archive_by_its_file_and_refuses_a_changed_one() {
+    isolated(|home| {
+        let needed = ["gpg", "dpkg-deb", "dpkg-scanpackages", "createrepo_c", "rpmbuild", "dnf"];
+        if let Some(missing) = needed.iter().find(|name| Command::new(name).arg("--version").output().is_err()) {
+            return summary(&format!("skipped: no {missing}"));
+        }
+        let archive = Archive { home };
+        archive.key("publisher");
+        archive.package("unetmap-one");
+        archive.rpm("unetmap-one");
+        assert!(archive.make("publisher").contains("unetmap.repo in /etc/yum.repos.d"));
+        archive.dnf("unetmap-one").expect("it is signed");
+        // A package, and the list of lists, that are not those of the publisher.
+        let package = archive.file("archive/rpm/unetmap-one-1-1.noarch.rpm");
+        let mut bytes = fs::read(&package).expect("a package");
+        *bytes.last_mut().expect("bytes") ^= 1;
+        fs::write(&package, bytes).expect("our own folder");
+        archive.dnf("unetmap-one").expect_err("another package");
+        archive.make("publisher");
+        archive.dnf("unetmap-one").expect("it is the publisher's again");
+        let list = archive.file("archive/rpm/repodata/repomd.xml");
+        let text = fs::read_to_string(&list).expect("a list");
+        fs::write(&list, text.replace("</repomd>", "<!-- --></repomd>")).expect("our own folder");
+        archive.dnf("unetmap-one").expect_err("another list");
+        let agent = archive.file("publisher");
+        let _ = Command::new("gpgconf").arg("--homedir").arg(agent).args(["--kill", "all"]).output();
     });
 }
 
