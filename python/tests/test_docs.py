@@ -35,7 +35,7 @@ class Documents(unittest.TestCase):
     def test_the_examples_that_the_document_names_exist(self):
         commands = [line for language, text in blocks("docs/python.md") if language == "sh" for line in text.splitlines()]
         named = [word for line in commands for word in line.split() if word.startswith("python/")]
-        self.assertEqual(len(named), 2)
+        self.assertEqual(len(named), 3)
         for name in named:
             self.assertTrue((ROOT / name).exists(), name)
 

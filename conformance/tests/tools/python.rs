@@ -52,9 +52,14 @@ fn the_wheel_passes_its_tests_in_a_fresh_environment() {
         let said = run(Command::new(&python).args(tests).arg(source.join("tests")).current_dir(home.folder()));
         assert!(!said.contains("skipped") && said.contains("\nOK"), "{said}");
         summary(said.lines().find(|line| line.starts_with("Ran ")).expect("a line"));
-        for (example, arguments) in [("count.py", &["0.2"][..]), ("echo.py", &[])] {
-            let example = source.join("examples").join(example);
-            summary(run(Command::new(&python).arg(example).args(arguments)).trim_end());
+        for (example, arguments) in
+            [("count.py", &["0.2"][..]), ("echo.py", &[]), ("latencies.py", &["latencies.svg", "1000"])]
+        {
+            let mut command = Command::new(&python);
+            command.arg(source.join("examples").join(example)).args(arguments).current_dir(home.folder());
+            summary(run(&mut command).trim_end());
         }
+        let picture = std::fs::read_to_string(home.folder().join("latencies.svg")).expect("the picture");
+        assert!(picture.starts_with("<svg ") && picture.matches("<circle").count() == 4, "{picture}");
     });
 }
