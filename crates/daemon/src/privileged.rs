@@ -84,9 +84,9 @@ impl Drop for Undo {
 pub(crate) struct Deadline(Handle);
 
 impl Deadline {
-    /// Sets the deadline to `time` from now.
-    pub(crate) fn extend(&self, time: Duration) -> io::Result<()> {
-        unless_detached(self.0.extend(milliseconds(time)))
+    /// Sets the deadline to `time` from now. Returns for how long it was over.
+    pub(crate) fn extend(&self, time: Duration) -> io::Result<Duration> {
+        unless_detached(self.0.extend(milliseconds(time)).map(|over| Duration::from_millis(over.unwrap_or(0))))
     }
 
     /// The faults that the program has found in frames, at which it looks from now on by this MTU.
@@ -105,8 +105,8 @@ fn milliseconds(time: Duration) -> u32 {
 }
 
 /// A program may be detached meanwhile.
-fn unless_detached(extended: io::Result<()>) -> io::Result<()> {
-    extended.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
+fn unless_detached<T: Default>(extended: io::Result<T>) -> io::Result<T> {
+    extended.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(T::default()) } else { Err(e) })
 }
 
 /// The XDP program of an interface, which is detached when this is dropped, unless it stays: see

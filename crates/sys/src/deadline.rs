@@ -77,13 +77,17 @@ impl Deadline {
         Ok(found)
     }
 
-    /// Sets the deadline to `time` from now. After it the programs pass all frames, until this is called again.
+    /// Sets the deadline to `time` from now. After it the programs pass all frames, until this is called again. Returns
+    /// for how long they have done so; nothing if they had no deadline yet.
     ///
     /// # Errors
     /// Only unexpected errors of the kernel.
-    pub fn extend(&self, time: Duration) -> io::Result<()> {
+    pub fn extend(&self, time: Duration) -> io::Result<Duration> {
         // SAFETY: K5: the elements of `alive` in common.h are of type u64.
-        unsafe { bpf::array_set(&self.map, &from_now(time)) }
+        let (former, now) = (unsafe { bpf::array_get(&self.map) }?, clock::now_ns());
+        // SAFETY: K5: as above.
+        unsafe { bpf::array_set(&self.map, &from_now(time)) }?;
+        Ok(if former == 0 { Duration::ZERO } else { Duration::from_nanos(now.saturating_sub(former)) })
     }
 
     /// Sets the deadline of a queue to `time` from now, which counts if the frames of the interface bypass it

@@ -150,9 +150,10 @@ impl Broker {
         work(select(&mut object).ok_or(io::ErrorKind::NotFound)?)
     }
 
-    /// Sets the deadline of a program to `ms` milliseconds from now.
-    pub(super) fn extend(&self, program: Handle, ms: u32) -> io::Result<()> {
-        self.deadline(program)?.extend(Duration::from_millis(ms.into()).min(MAX_DEADLINE))
+    /// Sets the deadline of a program to `ms` milliseconds from now. Returns for how many it was over.
+    pub(super) fn extend(&self, program: Handle, ms: u32) -> io::Result<Option<u64>> {
+        let over = self.deadline(program)?.extend(Duration::from_millis(ms.into()).min(MAX_DEADLINE))?;
+        Ok(Some(over.as_millis() as u64))
     }
 
     /// The deadline of a program.

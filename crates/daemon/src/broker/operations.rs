@@ -321,8 +321,9 @@ operations! { broker:
         broker.with(relay, Object::relay, |relay| Ok(relay.passed()))
     }
 
-    /// Sets the deadline of a program to `ms` milliseconds from now.
-    fn extend of Handle [] Extend(program: Handle, ms: u32) in Deadlines -> () { broker.extend(program, ms) }
+    /// Sets the deadline of a program to `ms` milliseconds from now. Returns for how many it was over; `None`: the broker
+    /// of an earlier daemon does not say it.
+    fn extend of Handle [] Extend(program: Handle, ms: u32) in Deadlines -> Option<u64> { broker.extend(program, ms) }
 
     /// Sets the deadline of a queue of a program in the same way.
     fn extend_queue of Handle [] ExtendQueue(program: Handle, queue: u32, ms: u32) in Deadlines -> () {

@@ -3,6 +3,7 @@
 //! and of one.
 
 use std::cell::Cell;
+use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use proptest::prelude::*;
@@ -552,5 +553,19 @@ fn faults_of_frames_are_found_in_each_packet() {
         assert_eq!((found.merged, found.unfinished, found.in_a_row), (wanted.0 + 1, wanted.1, true));
         xdp.would_redirect(&packet(10, 0, (false, 17), true)).unwrap();
         assert_eq!(deadline.look(MTU).unwrap().unfinished, wanted.1 + 1, "they are looked at again");
+    });
+}
+
+#[test]
+fn a_deadline_says_for_how_long_it_was_over() {
+    with_programs(|xdp| {
+        let (deadline, long) = (xdp.deadline().clone(), Duration::from_secs(3600));
+        deadline.extend(long).unwrap();
+        let begin = Instant::now();
+        assert_eq!(deadline.extend(Duration::from_millis(1)).unwrap(), Duration::ZERO, "in time");
+        thread::sleep(Duration::from_millis(20));
+        let (over, most) = (deadline.extend(long).unwrap(), begin.elapsed());
+        assert!(over >= Duration::from_millis(19) && over <= most, "{over:?}");
+        assert_eq!(deadline.extend(long).unwrap(), Duration::ZERO);
     });
 }

@@ -21,7 +21,6 @@ use crate::handover::giving::Successor;
 use crate::handover::{Reply, Request, State};
 use crate::log;
 use crate::tuning::handover::{MAX_STATE_BYTES, SEND_POLL};
-use crate::tuning::nic::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
 use crate::tuning::store::{CRASH_PERIOD, MAX_CRASHES, RESTART_LIMIT, RETRY_PAUSE};
 
 /// State of the process.
@@ -142,9 +141,6 @@ impl Kept {
                 Ok(connection) => {
                     let took = first.elapsed();
                     tracing::info!(?took, "the daemon goes on with its ports");
-                    if took + HEARTBEAT_INTERVAL >= HEARTBEAT_TIMEOUT {
-                        tracing::warn!("the daemon was delayed: open interfaces were the kernel's until it went on");
-                    }
                     return Ok(connection);
                 }
                 Err(e) => tracing::error!("the daemon is started once more, as it did not go on: {e}"),

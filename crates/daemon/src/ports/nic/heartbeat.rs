@@ -201,7 +201,12 @@ impl Heartbeat {
 
     /// Sets a deadline for the first time, and renews it until it is dropped.
     pub(super) fn add(&self, deadline: &Arc<Deadline>) -> io::Result<()> {
-        deadline.extend(HEARTBEAT_TIMEOUT)?;
+        self.go_on(deadline).map(drop)
+    }
+
+    /// Goes on with a deadline that an earlier daemon has set, in the same way. Returns for how long it was over.
+    pub(super) fn go_on(&self, deadline: &Arc<Deadline>) -> io::Result<Duration> {
+        let over = deadline.extend(HEARTBEAT_TIMEOUT)?;
         let mut state = lock(&self.0);
         state.deadlines.push(Arc::downgrade(deadline));
         if !state.running {
@@ -209,7 +214,7 @@ impl Heartbeat {
             thread::Builder::new().name("heartbeat".into()).spawn(move || heartbeat.run())?;
             state.running = true;
         }
-        Ok(())
+        Ok(over)
     }
 
     /// Has the frames of an interface looked at, until this is dropped.
@@ -248,7 +253,7 @@ impl Heartbeat {
 
     /// Renews the deadlines until none is left.
     fn run(&self) {
-        let (mut renewed, mut looked, mut reported) = (Instant::now(), Instant::now(), false);
+        let (mut looked, mut reported) = (Instant::now(), false);
         while let Some((deadlines, hangs)) = self.due() {
             let (queues, stall) = self.queues();
             if let Some(late) = looked.elapsed().checked_sub(QUEUE_TIMEOUT) {
@@ -258,9 +263,7 @@ impl Heartbeat {
             queues.iter().for_each(|queue| queue.renew(stall));
             drop(queues);
             if !hangs {
-                deadlines.iter().for_each(renew);
-                report_delay(renewed.elapsed());
-                renewed = Instant::now();
+                report_delay(deadlines.iter().map(renew).max().unwrap_or_default());
             } else if !reported {
                 tracing::error!(
                     "a request has taken {MAX_CONTROL_DELAY:?}: until it ends, open interfaces are the kernel's"
@@ -295,16 +298,18 @@ impl Heartbeat {
     }
 }
 
-fn renew(deadline: &Arc<Deadline>) {
-    if let Err(e) = deadline.extend(HEARTBEAT_TIMEOUT) {
+/// Returns for how long the deadline was over.
+fn renew(deadline: &Arc<Deadline>) -> Duration {
+    deadline.extend(HEARTBEAT_TIMEOUT).unwrap_or_else(|e| {
         tracing::error!("the deadline of an interface's programs cannot be renewed: {e}");
-    }
+        Duration::ZERO
+    })
 }
 
-/// Reports that deadlines have passed since they were renewed the last time.
-fn report_delay(since: Duration) {
-    if since > HEARTBEAT_TIMEOUT {
-        let late = (since - HEARTBEAT_TIMEOUT).as_millis();
+/// Reports that deadlines were over for so long.
+pub(super) fn report_delay(over: Duration) {
+    if !over.is_zero() {
+        let late = over.as_millis();
         tracing::warn!("the daemon was delayed: open interfaces were the kernel's for {late} ms");
     }
 }

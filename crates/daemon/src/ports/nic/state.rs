@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use unetmap_core::errno::ENXIO;
@@ -12,7 +13,7 @@ use unetmap_sys::netns::Netns;
 
 use super::abandoned::AbandonedNamespaces;
 use super::faults::Report;
-use super::heartbeat::Heartbeat;
+use super::heartbeat::{Heartbeat, report_delay};
 use super::kernel_work::{Done, DoneSender, KernelWork};
 use super::queue_count::{QueueCounts, SavedCounts};
 use super::saved_settings::SavedSettings;
@@ -153,6 +154,7 @@ impl NicState {
     /// process may have been about to close what no session has bound.
     pub(crate) fn go_on(&mut self, registry: &mut Registry) {
         self.work.unneeded.extend(registry.all::<NicPort>().map(|port| port.key));
+        let mut over = Duration::ZERO;
         for nic in registry.all_mut::<NicPort>().filter_map(|port| port.here_mut()) {
             let in_use = |nic: &Nic, pair: usize| nic.queues[pair].as_ref().is_some_and(|open| open.in_xdp_map);
             let mut pairs = (0..nic.queues.len()).filter(|pair| in_use(nic, *pair)).collect::<Vec<_>>().into_iter();
@@ -161,11 +163,13 @@ impl NicState {
             }
             nic.watch_frames();
             for deadline in nic.deadlines() {
-                if let Err(e) = self.heartbeat.add(deadline) {
-                    tracing::error!(name = nic.name, "its programs will pass all frames: {e}");
+                match self.heartbeat.go_on(deadline) {
+                    Ok(passed) => over = over.max(passed),
+                    Err(e) => tracing::error!(name = nic.name, "its programs will pass all frames: {e}"),
                 }
             }
         }
+        report_delay(over);
         let records = self.settings.staying_programs().filter_map(|(_, stays)| stays.bypass.as_ref());
         records.for_each(|record| record.look());
     }
