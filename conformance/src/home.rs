@@ -414,7 +414,8 @@ impl Home {
     /// The daemon's snapshot.
     #[track_caller]
     pub fn snapshot(&self) -> Snapshot {
-        snapshot_of(&self.socket()).unwrap_or_else(|why| panic!("{why}"))
+        let failed = |why| panic!("{why}\n{}", crate::thread::stacks_of(&self.folder.to_string_lossy()));
+        snapshot_of(&self.socket()).unwrap_or_else(failed)
     }
 
     /// The daemon's snapshot; `None` if no daemon answers.

@@ -46,3 +46,25 @@ impl Drop for StoppedThread {
         let _ = ptrace::detach(self.0, None);
     }
 }
+
+/// The threads of all processes with `word` in their command lines: the state of each, and where in the kernel it is,
+/// as far as this user may know it. For a daemon that does not answer.
+pub fn stacks_of(word: &str) -> String {
+    let mut text = String::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        if !String::from_utf8_lossy(&line).contains(word) {
+            continue;
+        }
+        for thread in std::fs::read_dir(process.path().join("task")).into_iter().flatten().flatten() {
+            let part = |name: &str| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+            let stat = part("stat");
+            let state = stat.rsplit_once(") ").map_or("?", |(_, rest)| &rest[..1]);
+            let stack: Vec<_> =
+                part("stack").lines().map(|line| line.trim_start_matches("[<0>] ").to_owned()).collect();
+            let (id, name) = (thread.file_name(), part("comm"));
+            text += &format!("{} {} {state}: {}\n", id.display(), name.trim_end(), stack.join(" < "));
+        }
+    }
+    text
+}
