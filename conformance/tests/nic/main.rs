@@ -6,6 +6,7 @@ mod busy_poll;
 mod changes;
 mod containers;
 mod daemon_crash;
+mod direct_packets;
 mod dispatcher;
 mod down;
 mod failure;

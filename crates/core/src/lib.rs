@@ -7,7 +7,7 @@
 //! | floor | modules |
 //! |---|---|
 //! | `port` | what programs use: ports, rings, waiting |
-//! | `sync`, `backend` | what moves slots |
+//! | `sync`, `backend`, [`packets`] | what moves slots |
 //! | [`control`] | the protocol between programs and the daemon, shared by both |
 //!
 //! The way of a packet: [`Port`] → [`Ring`] → `sync` → `backend` → the peer.
@@ -22,6 +22,7 @@ pub use unetmap_sys::user_memory;
 mod backend;
 pub mod control;
 mod error;
+pub mod packets;
 pub mod port;
 pub mod sync;
 mod tuning;

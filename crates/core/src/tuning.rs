@@ -124,6 +124,14 @@ pub(crate) const MAX_KICKS: u32 = 256;
 /// Packets that such a call sends in copy mode: Linux's `TX_BATCH_SIZE`.
 pub(crate) const SENT_PER_KICK: u32 = 32;
 
+// Packet sockets (`packets`).
+
+/// Slots moved at once. The longest packets have 33 slots of 2 KB, so that a batch is eight of them. Not measured.
+pub(crate) const PACKET_BATCH: u32 = 256;
+
+/// Attempts to send a packet for which a packet socket has no room, before it is lost; a nap lies between two of them.
+pub(crate) const SEND_TRIES: u32 = 4096;
+
 // Sync loops by control blocks (`port::csb`).
 
 /// How often a caller that stops a loop checks whether it has ended. Not measured.

@@ -89,6 +89,13 @@ impl Caller {
         self.namespace.get()
     }
 
+    /// Whether it could make packet sockets itself in its network namespace. A process that has one can use it at all
+    /// interfaces there.
+    pub(crate) fn may_have_packet_sockets(&self) -> bool {
+        let connection = self.namespace.connection.as_ref();
+        connection.is_some_and(|connection| privileged::peer_may_have_packets(connection).unwrap_or(false))
+    }
+
     /// The inode of its network namespace, or 0.
     pub(crate) fn netns_id(&self) -> u64 {
         self.netns().map_or(0, |netns| netns.id())

@@ -12,11 +12,6 @@ pub(crate) mod mediator {
     /// Slots moved at once: as many as the kernel sends in one call. Measured on veth, as a fraction of a direct
     /// sender's rate: 0.75 with 64, 0.84 with 256; forwarding 0.41 and 0.87.
     pub(crate) const BATCH: u32 = 256;
-    /// Attempts to send a packet for which a packet socket has no room, before it is lost; a pause of [`NAP`] lies
-    /// between most.
-    ///
-    /// [`NAP`]: unetmap_sys::wait::NAP
-    pub(crate) const TRIES: u32 = 4096;
     /// Sleeps that found a port ready although no packet could be moved, after which a thread pauses.
     pub(crate) const MAX_SPURIOUS: u32 = 3;
     /// Pause after a program set invalid ring pointers.

@@ -10,7 +10,10 @@
 //! Each frame has a virtio-net header, by which the kernel tells what is missing: a checksum, or that it is several
 //! frames yet. A VLAN tag that the kernel has taken out is beside the frame. A frame longer than a slot is in the
 //! socket's queue. The kernel does not tell in which slot the next frame will be, so the receiver's position is in the
-//! ring's memory, where the process that goes on after a crash finds it.
+//! ring's memory, where all processes that have the ring find it, and the one that goes on after a crash.
+//!
+//! A process that has a socket can send and listen by it at all interfaces of its namespace (`bind`, `sendto`). So it
+//! is for those alone that could make one ([`peer_may_make`]).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -24,8 +27,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use crate::{Mapping, Piece};
 
 mod batch;
+mod peer;
 
 pub use batch::{Batch, Frames, MAX_PIECES, NotSent};
+pub use peer::peer_may_make;
 
 /// Bytes of the virtio-net header before each frame.
 pub const HEADER: usize = 10;
@@ -52,6 +57,10 @@ pub const MEMORY: usize = RING_BYTES + 2 * QUEUE_BYTES as usize;
 const BATCH: usize = 64;
 /// Bytes of a VLAN tag.
 const TAG: u16 = 4;
+/// Bytes of `struct tpacket2_hdr`.
+const TPACKET2_HDR: usize = 32;
+/// Bytes of a frame at most: an IP packet with an Ethernet header and two tags.
+pub const MAX_FRAME: usize = 65535 + 14 + 2 * TAG as usize;
 
 /// Returns the bytes of a slot for an interface with this MTU.
 pub fn slot_bytes(mtu: u32) -> usize {
@@ -127,22 +136,18 @@ pub fn take_dropped(fd: BorrowedFd<'_>) -> io::Result<u64> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(u64::from(statistics.tp_drops)) }
 }
 
-/// The receiving side of a socket of [`receiver`].
+/// The receiving side of a socket of [`receiver`]. Threads and processes that receive from the same ring take turns.
 #[derive(Debug)]
 pub struct Receiver {
     fd: Arc<OwnedFd>,
     map: Mapping,
     slot: usize,
     of_block: u32,
-    /// Number of the slot that is next.
-    next: u32,
-    /// For the pieces of a long frame, to be used again.
-    vectors: Vectors,
 }
 
-/// Vectors of one call, which are filled before it.
+/// Vectors of one call, for the pieces of a long frame, to be used again and again.
 #[derive(Debug, Default)]
-struct Vectors(Vec<libc::iovec>);
+pub struct Vectors(Vec<libc::iovec>);
 
 // SAFETY: the addresses in it are used by `Received::read` alone, which sets all of them (K1).
 unsafe impl Send for Vectors {}
@@ -156,22 +161,32 @@ pub struct Received<'a> {
     pub tag: Option<[u8; 4]>,
     /// Bytes of the frame, without the tag.
     pub length: usize,
-    /// The header and the frame without the tag, or the beginning of one that is too long for the ring's slot.
-    bytes: (&'a [u8; HEADER], &'a [u8]),
-    queue: Option<(BorrowedFd<'a>, &'a mut Vectors)>,
+    place: Place<'a>,
 }
 
-impl<'a> Received<'a> {
-    /// The frame, without the tag; `None`: it is in the socket's queue.
-    pub fn in_ring(&self) -> Option<&'a [u8]> {
-        self.queue.is_none().then_some(self.bytes.1)
+/// Where a frame is.
+#[derive(Debug)]
+enum Place<'a> {
+    /// In the ring.
+    Ring(Piece<'a>),
+    /// In the socket's queue, with this header.
+    Queue { fd: BorrowedFd<'a>, vectors: &'a mut Vectors, header: [u8; HEADER] },
+}
+
+impl Received<'_> {
+    /// Bytes of the frame, with its tag.
+    pub fn bytes(&self) -> usize {
+        self.length + self.tag.map_or(0, |tag| tag.len())
     }
 
-    /// Has the kernel write a frame that is in the socket's queue, without its tag, into the pieces, one behind the
-    /// other. Returns `false` if it does not fill them, or has more bytes: then it is lost. So it is if it has another
-    /// header than the slot: then a receiver before has ended between the two.
+    /// Has the frame written, without its tag, into the pieces, one behind the other. Returns `false` if it does not
+    /// fill them, or has more bytes: then it is lost. So is one of the queue that has another header than the slot: a
+    /// receiver before has ended between the two.
     pub fn read<'p>(&mut self, pieces: impl Iterator<Item = Piece<'p>>) -> bool {
-        let Some((fd, vectors)) = &mut self.queue else { return false };
+        let (fd, vectors, of_slot) = match &mut self.place {
+            Place::Ring(frame) => return frame.copy_to(pieces),
+            Place::Queue { fd, vectors, header } => (fd, vectors, *header),
+        };
         let (mut header, mut length) = ([0u8; HEADER], HEADER);
         vectors.0.clear();
         vectors.0.push(libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: HEADER });
@@ -185,7 +200,7 @@ impl<'a> Received<'a> {
         // SAFETY: K1, K5: the message, the header and the memory of the pieces outlive the call.
         let n = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         let is_whole = usize::try_from(n).is_ok_and(|n| n == length) && message.msg_flags & libc::MSG_TRUNC == 0;
-        is_whole && header == *self.bytes.0
+        is_whole && header == of_slot
     }
 }
 
@@ -204,9 +219,12 @@ impl Receiver {
     pub fn new(fd: Arc<OwnedFd>, slot: usize) -> io::Result<Receiver> {
         let of_block = slots_of_block(slot)?;
         let map = Mapping::of_socket(fd.as_fd(), RING_BYTES, 0)?;
-        let mut receiver = Receiver { fd, map, slot, of_block, next: 0, vectors: Vectors::default() };
-        receiver.next = receiver.position().load(Ordering::Relaxed) % receiver.slots();
-        Ok(receiver)
+        Ok(Receiver { fd, map, slot, of_block })
+    }
+
+    /// Bytes of a slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot
     }
 
     /// Number of slots.
@@ -216,23 +234,33 @@ impl Receiver {
 
     /// Whether a frame has arrived.
     pub fn has_frame(&self) -> bool {
-        self.status().load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
+        self.is_ours(self.next())
+    }
+
+    /// Number of the frames that have arrived and were not taken.
+    pub fn waiting(&self) -> u32 {
+        let (next, slots) = (self.next(), self.slots());
+        (0..slots).take_while(|more| self.is_ours((next + more) % slots)).count() as u32
     }
 
     /// Passes the next frame to `take`, and frees its slot unless that returns `None`, having read nothing from the
     /// queue. Returns what `take` returns; `None` if there is no frame, or none of the next 64 is whole: a sender may
     /// be faster than the caller, which has other things to look at. Adds frames that were cut off to `lost`.
-    pub fn receive<R>(&mut self, lost: &mut u64, mut take: impl FnMut(&mut Received<'_>) -> Option<R>) -> Option<R> {
+    pub fn receive<R>(
+        &self,
+        vectors: &mut Vectors,
+        lost: &mut u64,
+        mut take: impl FnMut(&mut Received<'_>) -> Option<R>,
+    ) -> Option<R> {
         for _ in 0..BATCH {
-            let taken = match self.look()? {
+            let next = self.next();
+            let taken = match self.look(next, vectors)? {
                 Next::Frame(mut received) => Some(take(&mut received)?),
                 Next::Cut => None,
             };
             // Before the slot is freed: a crash between the two makes one frame arrive again, and loses no position.
-            let (status, next) = (self.status(), (self.next + 1) % self.slots());
-            self.position().store(next, Ordering::Relaxed);
-            status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
-            self.next = next;
+            self.position().store((next + 1) % self.slots(), Ordering::Relaxed);
+            self.status(next).store(libc::TP_STATUS_KERNEL, Ordering::Release);
             match taken {
                 None => *lost += 1,
                 taken => return taken,
@@ -246,15 +274,27 @@ impl Receiver {
         let _ = rustix::net::sockopt::socket_error(&*self.fd);
     }
 
-    /// Where the next slot is, in bytes from the ring's start.
-    fn at(&self) -> usize {
-        (self.next / self.of_block) as usize * BLOCK + (self.next % self.of_block) as usize * self.slot
+    /// Number of the slot that is next.
+    fn next(&self) -> u32 {
+        // Others who have the ring may write any number.
+        self.position().load(Ordering::Relaxed) % self.slots()
     }
 
-    /// The status word of the next slot.
-    fn status(&self) -> &AtomicU32 {
-        // SAFETY: K3: `next < slots()`, and so many slots are mapped; slots are aligned to more than a word.
-        unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(self.at()).cast()) }
+    fn is_ours(&self, slot: u32) -> bool {
+        self.status(slot).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
+    }
+
+    /// The address of a slot.
+    fn at(&self, slot: u32) -> *mut u8 {
+        let at = (slot / self.of_block) as usize * BLOCK + (slot % self.of_block) as usize * self.slot;
+        // SAFETY: K3: callers pass numbers below `slots()`, and so many slots are mapped.
+        unsafe { self.map.as_ptr().add(at) }
+    }
+
+    /// The status word of a slot.
+    fn status(&self, slot: u32) -> &AtomicU32 {
+        // SAFETY: K3: inside the mapping, as `at` says; slots are aligned to more than a word.
+        unsafe { AtomicU32::from_ptr(self.at(slot).cast()) }
     }
 
     /// The word behind the slots of the first block: the number of the slot that is next.
@@ -263,16 +303,26 @@ impl Receiver {
         unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(self.of_block as usize * self.slot).cast()) }
     }
 
-    /// Looks at the next slot; `None` if it is the kernel's.
-    fn look(&mut self) -> Option<Next<'_>> {
-        let status = self.status().load(Ordering::Acquire);
+    /// A copy of bytes `[from, from + N)` of a slot; `None`: they are not inside.
+    fn copy<const N: usize>(&self, slot: u32, from: usize) -> Option<[u8; N]> {
+        let mut copy = [0; N];
+        if from.checked_add(N)? > self.slot {
+            return None;
+        }
+        // SAFETY: K3, K10: just checked; a raw copy, which others may change meanwhile.
+        unsafe { ptr::copy_nonoverlapping(self.at(slot).add(from), copy.as_mut_ptr(), N) };
+        Some(copy)
+    }
+
+    /// Looks at a slot; `None` if it is the kernel's.
+    fn look<'a>(&'a self, slot: u32, vectors: &'a mut Vectors) -> Option<Next<'a>> {
+        let status = self.status(slot).load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 {
             return None;
         }
-        // SAFETY: K10: the slot is ours until its status word is written, and no other process maps the ring.
-        let slot = unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.at()).cast_const(), self.slot) };
-        let word = |at: usize| u32::from_ne_bytes([slot[at], slot[at + 1], slot[at + 2], slot[at + 3]]) as usize;
-        let half = |at: usize| u16::from_ne_bytes([slot[at], slot[at + 1]]);
+        let head = self.copy::<TPACKET2_HDR>(slot, 0)?;
+        let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
+        let half = |at: usize| u16::from_ne_bytes([head[at], head[at + 1]]);
         // Fields of `struct tpacket2_hdr`.
         let (length, held, mac) = (word(4), word(8), usize::from(half(12)));
         let (tci, tpid) = (half(24), half(26));
@@ -282,19 +332,20 @@ impl Receiver {
             let ([a, b], [c, d]) = (kind.to_be_bytes(), tci.to_be_bytes());
             [a, b, c, d]
         });
+        let header = mac.checked_sub(HEADER).and_then(|from| self.copy::<HEADER>(slot, from));
         let is_whole = held == length;
-        if !is_whole && status & libc::TP_STATUS_COPY == 0 {
-            return Some(Next::Cut);
-        }
-        let (header, bytes) = slot.get(mac.checked_sub(HEADER)?..mac.checked_add(held)?)?.split_first_chunk()?;
-        let queue = (!is_whole).then_some((self.fd.as_fd(), &mut self.vectors));
-        Some(Next::Frame(Received {
-            header: with_tag(*header, tag.is_some()),
-            tag,
-            length,
-            bytes: (header, bytes),
-            queue,
-        }))
+        let place = match header {
+            Some(_) if is_whole && mac.checked_add(held).is_some_and(|end| end <= self.slot) => {
+                // SAFETY: K3, K10: just checked; `'a` borrows the mapping.
+                Place::Ring(unsafe { Piece::new(self.at(slot).add(mac), held) })
+            }
+            Some(header) if !is_whole && status & libc::TP_STATUS_COPY != 0 => {
+                Place::Queue { fd: self.fd.as_fd(), vectors, header }
+            }
+            _ => return Some(Next::Cut),
+        };
+        let header = with_tag(header.unwrap_or_default(), tag.is_some());
+        Some(Next::Frame(Received { header, tag, length, place }))
     }
 }
 
@@ -373,7 +424,7 @@ mod tests {
             (receiver(LOOPBACK, SLOT).unwrap(), sender(LOOPBACK, 1).unwrap())
         };
         let (receiver, sender) = netns.run(open).unwrap();
-        let mut receiver = Receiver::new(Arc::new(receiver), SLOT).unwrap();
+        let receiver = Receiver::new(Arc::new(receiver), SLOT).unwrap();
         let (mut frame, end) = ([0; 4000], Instant::now() + Duration::from_secs(60));
         let mut batch = Batch::default();
         for n in 0..sent {
@@ -383,26 +434,28 @@ mod tests {
             while frames.send(sender.as_fd(), 0, 1) != Ok(1) {
                 assert!(Instant::now() < end, "frame {n} is sent");
             }
-            receiver.next = n;
+            receiver.position().store(n, Ordering::Relaxed);
             while !receiver.has_frame() {
                 assert!(Instant::now() < end, "frame {n} comes");
                 std::thread::yield_now();
             }
         }
-        receiver.next = 0;
+        receiver.position().store(0, Ordering::Relaxed);
         Some(receiver)
     }
 
     #[test]
     fn a_call_ends_among_frames_that_are_cut_off() {
         let sent = 1500;
-        let Some(mut receiver) = with_cut_frames(sent) else { return eprintln!("skipped: needs CAP_SYS_ADMIN") };
-        let (mut whole, mut all_lost, mut most) = (0, 0, 0);
+        let Some(receiver) = with_cut_frames(sent) else { return eprintln!("skipped: needs CAP_SYS_ADMIN") };
+        let (mut whole, mut all_lost, mut most, mut vectors) = (0, 0, 0, Vectors::default());
+        assert!(receiver.waiting() >= 1000, "{}", receiver.waiting());
         while receiver.has_frame() {
             let mut lost = 0;
-            let length = receiver.receive(&mut lost, |received| {
+            let length = receiver.receive(&mut vectors, &mut lost, |received| {
                 let mut frame = [1; 4000];
-                assert!(received.in_ring().is_none() && received.read(std::iter::once(Piece::of(&mut frame))));
+                assert!(matches!(received.place, Place::Queue { .. }));
+                assert!(received.read(std::iter::once(Piece::of(&mut frame))));
                 assert_eq!(frame, [0; 4000]);
                 Some(received.length)
             });
@@ -415,15 +468,15 @@ mod tests {
 
     #[test]
     fn a_receiver_goes_on_where_the_one_before_has_ended() {
-        let Some(mut receiver) = with_cut_frames(40) else { return eprintln!("skipped: needs CAP_SYS_ADMIN") };
-        let (fd, taken) = (receiver.fd.clone(), 35);
+        let Some(receiver) = with_cut_frames(40) else { return eprintln!("skipped: needs CAP_SYS_ADMIN") };
+        let (fd, taken, mut vectors) = (receiver.fd.clone(), 35, Vectors::default());
         for _ in 0..taken {
             let mut lost = 0;
-            assert!(receiver.receive(&mut lost, |_| Some(())).is_some() || lost > 0);
+            assert!(receiver.receive(&mut vectors, &mut lost, |_| Some(())).is_some() || lost > 0);
         }
         drop(receiver);
         let next = Receiver::new(fd, MIN_SLOT).unwrap();
-        assert!(next.next >= taken && next.at() > BLOCK, "{}", next.next);
+        assert!(next.next() >= taken && next.next() > next.of_block, "{}", next.next());
     }
 
     #[test]

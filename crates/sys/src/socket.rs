@@ -447,12 +447,20 @@ pub fn peer_groups(fd: impl AsFd) -> io::Result<Vec<u32>> {
 /// # Errors
 /// `ESRCH` or `EINVAL` if it has exited.
 pub fn peer_pidfd(fd: impl AsFd) -> io::Result<OwnedFd> {
+    peer_process(&fd)?.map_or_else(|| pidfd_of(peer(&fd)?.pid), Ok)
+}
+
+/// The same, surely of the peer's process: `None` before Linux 6.5.
+///
+/// # Errors
+/// As [`peer_pidfd`].
+pub fn peer_process(fd: impl AsFd) -> io::Result<Option<OwnedFd>> {
     // SAFETY: K5, K9: SO_PEERPIDFD writes one int.
     match unsafe { option::<RawFd>(fd.as_fd(), SO_PEERPIDFD, -1) } {
         Ok(-1) => Err(Errno::SRCH.into()),
         // SAFETY: K2: the kernel has just created this descriptor.
-        Ok(raw) => Ok(unsafe { OwnedFd::from_raw_fd(raw) }),
-        Err(Errno::NOPROTOOPT) => pidfd_of(peer(fd)?.pid),
+        Ok(raw) => Ok(Some(unsafe { OwnedFd::from_raw_fd(raw) })),
+        Err(Errno::NOPROTOOPT) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

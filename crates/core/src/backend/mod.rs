@@ -15,6 +15,7 @@ pub(crate) use sides::{NextRing, RingParts, Rx, Tx, WakeupSource};
 mod monitor;
 mod nic;
 mod null;
+mod packet;
 pub(crate) mod peer_doorbell;
 pub(crate) mod pipe;
 pub(crate) mod region_cache;
@@ -35,5 +36,6 @@ pub(crate) fn open_ring(parts: &RingParts<'_>) -> Option<RingBackend> {
         BackendKind::Vale => vale::open(parts),
         BackendKind::Monitor => monitor::open(parts),
         BackendKind::Sink => sink::open(parts),
+        BackendKind::Packet => packet::open(parts),
     }
 }

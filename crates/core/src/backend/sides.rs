@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use unetmap_mem::{ChannelPage, ChannelRef, Geometry, MappedRange, Offsets, Pos, Region, RingView, Span};
+use unetmap_mem::{ChannelPage, ChannelRef, EndpointPage, Geometry, MappedRange, Offsets, Pos, Region, RingView, Span};
 use unetmap_sys::Doorbell;
 use unetmap_sys::xsk::SocketRings;
 
@@ -186,6 +186,8 @@ pub(crate) struct RingParts<'a> {
     pub(crate) bound: &'a BoundRing,
     pub(crate) view: &'a RingView,
     pub(crate) region: &'a Arc<Region>,
+    /// The states of the port's rings.
+    pub(crate) states: &'a EndpointPage,
     /// The channel page or, of an interface, the tx-frames page.
     pub(crate) channels_or_tx_frames: &'a MappedRange,
     /// The layout of a monitor's mirror.

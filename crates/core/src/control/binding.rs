@@ -25,13 +25,15 @@ pub enum BackendKind {
     Monitor = 4,
     /// A transmit ring that discards its slots, at a set rate.
     Sink = 5,
+    /// A packet socket of an interface.
+    Packet = 6,
 }
 
 impl BackendKind {
     /// Returns the back end with that number.
     pub fn from_raw(raw: u32) -> Option<BackendKind> {
-        use BackendKind::{Monitor, Nic, Null, Pipe, Sink, Vale};
-        [Null, Pipe, Nic, Vale, Monitor, Sink].into_iter().find(|kind| *kind as u32 == raw)
+        use BackendKind::{Monitor, Nic, Null, Packet, Pipe, Sink, Vale};
+        [Null, Pipe, Nic, Vale, Monitor, Sink, Packet].into_iter().find(|kind| *kind as u32 == raw)
     }
 }
 
@@ -96,7 +98,8 @@ pub struct BoundRing {
     pub backend: u32,
     /// Index of the ring's state in the endpoint state page.
     pub state: u32,
-    /// Index of its channel; on a transmit ring of an interface its first word in the transmit frames page.
+    /// Index of its channel; on a transmit ring of an interface its first word in the transmit frames page; on a
+    /// receive ring of a packet socket the bytes of a slot of the socket's ring.
     pub channel: u32,
     /// On a receive ring: the buffer of slots that are delivered empty. On a transmit ring: bytes of the longest frame
     /// that the port sends, without a virtio-net header; 0: as many as slots have.
@@ -107,7 +110,8 @@ pub struct BoundRing {
     pub dir: u16,
     /// [`FRAGS`], [`ZERO_COPY`], [`FORWARD_MARKED`], [`FORWARD_ALL`], [`DOORBELL_LATER`].
     pub features: u32,
-    /// On a receive ring of a monitor: index of the second channel.
+    /// On a receive ring of a monitor: index of the second channel. On a ring of a packet socket: bytes of the
+    /// virtio-net header before each packet.
     pub second_channel: u32,
     /// Bytes that may stay free before packets: on an interface, the headroom of its socket.
     pub headroom: u32,

@@ -533,6 +533,7 @@ impl MappedBinding {
             bound,
             view: &view,
             region: &self.region,
+            states: &self.states,
             channels_or_tx_frames: &self.channels_or_tx_frames,
             mirror: self.mirror,
             has_own_pointers: self.for_program,

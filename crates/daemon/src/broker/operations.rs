@@ -321,8 +321,7 @@ operations! { broker:
         broker.with(relay, Object::relay, |relay| Ok(relay.passed()))
     }
 
-    /// Sets the deadline of a program to `ms` milliseconds from now. Returns for how many it was over; `None`: the broker
-    /// of an earlier daemon does not say it.
+    /// Sets the deadline of a program to `ms` from now. Returns for how many it was over; `None`: an earlier broker.
     fn extend of Handle [] Extend(program: Handle, ms: u32) in Deadlines -> Option<u64> { broker.extend(program, ms) }
 
     /// Sets the deadline of a queue of a program in the same way.
@@ -431,6 +430,9 @@ operations! { broker:
 
     /// The network namespace in which the peer of an accepted connection made it.
     fn netns_of_peer[connection: OwnedFd] NamespaceOfPeer -> Fd<Netns> { Netns::of_socket(connection) }
+
+    /// Whether the process that has connected could make packet sockets itself in the namespace in which it did.
+    fn peer_may_have_packets[connection: OwnedFd] PeerMayHavePackets -> bool { packet_socket::peer_may_make(connection) }
 
     /// The network namespace of a thread, whose descriptor is a pidfd.
     fn netns_of_thread[pidfd: OwnedFd] NamespaceOfThread(tid: u32) in Node -> Fd<Netns> {
@@ -563,10 +565,7 @@ operations! { broker:
     }
 
     /// Opens the log again if it was moved away, and begins it anew if it is too long.
-    fn reopen_log[] OpenLog -> Fd<OwnedFd> {
-        log::tend()?;
-        io::stderr().as_fd().try_clone_to_owned()
-    }
+    fn reopen_log[] OpenLog -> Fd<OwnedFd> { log::tend().and_then(|()| io::stderr().as_fd().try_clone_to_owned()) }
 }
 
 /// An XDP program that the broker keeps: its mode, whether it accepts packets of several buffers, and calls a filter.

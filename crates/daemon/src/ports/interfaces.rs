@@ -55,7 +55,7 @@ fn find_or_create_direct(
     };
     let shape = nic::new_shape((&daemon.registry, &daemon.nics), link, request, caller)?;
     let zero_copy = nic::expects_zero_copy(&mut daemon.nics.settings, link, caller);
-    let mut usage = nic::usage(shape);
+    let mut usage = nic::usage(shape).and(nic::usage_by_packets(&daemon.registry, &daemon.nics.settings, link, caller));
     if daemon.region_by_number(1, caller).is_err() {
         let sizes = daemon.knobs.interface_sizes(shape.all_slots(), zero_copy);
         usage += Amounts::region(sizes.bufs.0).and(Amounts::buffers(sizes.bufs));

@@ -54,9 +54,8 @@ impl AnyPort {
             AnyPort::Vale(port) | AnyPort::Persistent(port) => port.check_request(request),
             AnyPort::Mediated(port) => port.check_request(request),
             AnyPort::Sink(port) => port.check_request(),
-            AnyPort::Nic(_) | AnyPort::Pipe(_) | AnyPort::CopiedEnd(_) | AnyPort::Null(_) | AnyPort::Monitor(_) => {
-                Ok(())
-            }
+            AnyPort::Nic(port) => port.check_request(request),
+            AnyPort::Pipe(_) | AnyPort::CopiedEnd(_) | AnyPort::Null(_) | AnyPort::Monitor(_) => Ok(()),
         }
     }
 
@@ -65,12 +64,8 @@ impl AnyPort {
         match self {
             AnyPort::Mediated(_) | AnyPort::CopiedEnd(_) => false,
             AnyPort::Monitor(port) => !port.is_zero_copy(),
-            AnyPort::Nic(_)
-            | AnyPort::Vale(_)
-            | AnyPort::Persistent(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_) => true,
+            AnyPort::Nic(port) => port.supports_offsets(),
+            AnyPort::Vale(_) | AnyPort::Persistent(_) | AnyPort::Pipe(_) | AnyPort::Null(_) | AnyPort::Sink(_) => true,
         }
     }
 

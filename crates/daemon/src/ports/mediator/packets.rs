@@ -2,12 +2,10 @@
 //! Packet sockets in the place of an interface's rings (`nic::packets`), as a mediator thread serves them.
 //!
 //! ```text
-//! program's slots -> sendmmsg, each frame behind a private copy of its header
-//! slots of the socket's ring, or its queue of long frames -> program's slots
+//! program's slots -> socket, socket -> program's slots              `unetmap_core::packets`
 //! a frame that is not finished, for a program without headers: by way of a private copy
 //! ```
-//! A slot of the program is released once its frame was sent: what finds no room now is sent again later. A program
-//! whose packets begin with virtio-net headers exchanges these with the kernel, which finishes what it sends.
+//! A slot of the program is released once its frame was sent: what finds no room now is sent again later.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,19 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use unetmap_abi::NS_MOREFRAG;
 use unetmap_core::Ring;
-use unetmap_offload::{self as offload, MAX_PACKET};
+use unetmap_core::packets::{self, ADDRESSES, Outbox};
+use unetmap_offload as offload;
 use unetmap_sys::Piece;
-use unetmap_sys::packet_socket::{self, Batch, Frames, HEADER, NotSent, Received, Receiver};
+use unetmap_sys::packet_socket::{self, HEADER, Received, Receiver, Vectors};
 
 use super::headers::{await_more_room, capacity, fits, put};
-use crate::tuning::mediator::{BATCH, TRIES};
-
-/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
-const NEEDS_CHECKSUM: u8 = 1;
-/// Bytes of the two addresses, behind which a VLAN tag is.
-const ADDRESSES: usize = 12;
-/// Bytes of a program's header at most, and more.
-const OWN_HEADER: usize = 16;
+use crate::tuning::mediator::BATCH;
 
 /// The sockets of an interface, as its thread uses them.
 pub(crate) struct PacketDevice {
@@ -37,12 +29,8 @@ pub(crate) struct PacketDevice {
     counters: Arc<PacketCounters>,
     /// Bytes of the program's header: 0, 10 or 12.
     header: usize,
-    /// Frames that are to be sent.
-    batch: Batch,
-    /// Packets of the program that begin its ring.
-    outgoing: Vec<Outgoing>,
-    /// Attempts to send the first frame, which found no room.
-    tries: u32,
+    outbox: Outbox,
+    vectors: Vectors,
     /// A private copy of a frame that is not finished.
     packet: Vec<u8>,
 }
@@ -59,15 +47,6 @@ pub(crate) struct PacketCounters {
     pub(crate) sent: AtomicU64,
 }
 
-/// A packet that is to be sent.
-struct Outgoing {
-    /// Whether it is one of the batch; otherwise it cannot be sent.
-    is_frame: bool,
-    /// Slots and bytes in the program's ring.
-    slots: u32,
-    length: u64,
-}
-
 /// A frame that has arrived was delivered, or lost.
 struct Delivered {
     slots: u32,
@@ -81,8 +60,8 @@ impl PacketDevice {
         sender: Option<Arc<OwnedFd>>,
         counters: Arc<PacketCounters>,
     ) -> PacketDevice {
-        let (batch, outgoing, packet) = (Batch::default(), Vec::new(), Vec::new());
-        PacketDevice { receiver, sender, counters, header: 0, batch, outgoing, tries: 0, packet }
+        let (outbox, vectors, packet) = (Outbox::new(0), Vectors::default(), Vec::new());
+        PacketDevice { receiver, sender, counters, header: 0, outbox, vectors, packet }
     }
 
     /// The program's packets begin with a header of so many bytes; `cuts`: the interface itself cuts those that are
@@ -93,49 +72,31 @@ impl PacketDevice {
         {
             tracing::error!("packets of several frames may be lost: {e}");
         }
-        PacketDevice { header: header.into(), ..self }
+        PacketDevice { header: header.into(), outbox: Outbox::new(header.into()), ..self }
     }
 
     /// Sends what the program has sent. Returns the number of its slots that this took, and their bytes. Adds those
     /// that can never be sent to `bad`.
     pub(super) fn move_out(&mut self, from: Option<&Ring>, bad: &mut u32) -> (u32, u64) {
         let (Some(from), Some(sender)) = (from, &self.sender) else { return (0, 0) };
-        let mut frames = self.batch.frames();
-        list(from, self.header, &mut frames, &mut self.outgoing);
-        let (mut done, mut frame, mut slots, mut bytes) = (0, 0, 0, 0);
-        while let Some(first) = self.outgoing.get(done) {
-            let most = self.outgoing[done..].iter().take_while(|packet| packet.is_frame).count();
-            let (count, is_sent) = match frames.send(sender.as_fd(), frame, most) {
-                Ok(count) if count > 0 => (count, true),
-                Err(NotSent::Down) => break,
-                Err(NotSent::NoRoom) if self.tries < TRIES => {
-                    self.tries += 1;
-                    break;
-                }
-                Err(NotSent::NoRoom) => (1, false),
-                Ok(_) | Err(NotSent::Invalid) => {
-                    *bad += first.slots;
-                    (1, false)
-                }
-            };
-            if !is_sent {
-                tracing::trace!(length = first.length, "a packet cannot be sent");
-                self.counters.sent.fetch_add(1, Relaxed);
-            }
-            self.tries = 0;
-            for packet in &self.outgoing[done..done + count] {
-                (slots, bytes) = (slots + packet.slots, bytes + packet.length);
-                frame += usize::from(packet.is_frame);
-            }
-            done += count;
+        let space = from.space();
+        let slots = from.first(space).map(|slot| {
+            let (len, flags) = slot.len_flags();
+            (slot.frame(), len, flags)
+        });
+        let sent = self.outbox.send(sender.as_fd(), slots, space + 1 >= from.num_slots());
+        if sent.lost > 0 {
+            tracing::trace!(?sent, "packets cannot be sent");
+            self.counters.sent.fetch_add(sent.lost, Relaxed);
         }
-        from.advance(slots);
-        (slots, bytes)
+        *bad += sent.bad;
+        from.advance(sent.slots);
+        (sent.slots, sent.bytes)
     }
 
     /// Copies what has arrived to the program. Returns the number of slots filled, and their bytes.
     pub(super) fn move_back(&mut self, to: Option<&Ring>) -> (u32, u64) {
-        let (Some(to), Some(mut receiver)) = (to, lock(self.receiver.as_ref())) else { return (0, 0) };
+        let (Some(to), Some(receiver)) = (to, lock(self.receiver.as_ref())) else { return (0, 0) };
         let (mut filled, mut bytes, mut lost, mut is_full, mut frames) = (0, 0, 0, false, 0);
         // Lost frames fill no slots.
         while filled < BATCH && frames < BATCH {
@@ -146,7 +107,7 @@ impl PacketDevice {
                 is_full = delivered.is_none();
                 delivered
             };
-            let delivered = receiver.receive(&mut cut, take);
+            let delivered = receiver.receive(&mut self.vectors, &mut cut, take);
             lost += cut;
             let Some(delivered) = delivered else { break };
             filled += delivered.slots;
@@ -186,40 +147,6 @@ fn lock(receiver: Option<&PacketReceiver>) -> Option<MutexGuard<'_, Receiver>> {
     }
 }
 
-/// Lists the packets at the beginning of a ring, each with a private copy of its header.
-fn list<'a>(from: &'a Ring, header: usize, frames: &mut Frames<'_, 'a>, outgoing: &mut Vec<Outgoing>) {
-    outgoing.clear();
-    let space = from.space();
-    let (mut slots, mut length, mut all, mut own) = (0, 0, 0, [0; OWN_HEADER]);
-    for slot in from.first(space) {
-        if slots == 0 && all >= BATCH {
-            return;
-        }
-        let (len, flags) = slot.len_flags();
-        let frame = slot.frame();
-        // A program may have written any length.
-        let len = usize::from(len).min(frame.capacity());
-        let of_header = header.saturating_sub(length).min(len);
-        frame.read(0, &mut own[header.min(length)..][..of_header]);
-        (slots, length) = (slots + 1, length + len);
-        if len > of_header && length <= header + MAX_PACKET {
-            frames.add(frame.skip(of_header).piece(len - of_header));
-        }
-        if flags & NS_MOREFRAG == 0 {
-            // The last two bytes of a longer header tell the program something that the kernel does not know.
-            let of_kernel = own.first_chunk().copied().unwrap_or_default();
-            let is_frame = length <= header + MAX_PACKET && frames.end(of_kernel);
-            frames.forget();
-            outgoing.push(Outgoing { is_frame, slots, length: length as u64 });
-            (all, slots, length, own) = (all + slots, 0, 0, [0; OWN_HEADER]);
-        }
-    }
-    // A ring that is full of a packet can never complete it.
-    if outgoing.is_empty() && slots > 0 && space + 1 >= from.num_slots() {
-        outgoing.push(Outgoing { is_frame: false, slots, length: length as u64 });
-    }
-}
-
 /// Copies a frame into slots, from `at` slots behind the head on, as the program expects it; `None`: there is no room.
 fn deliver(
     received: &mut Received<'_>,
@@ -227,47 +154,30 @@ fn deliver(
     header: usize,
     packet: &mut Vec<u8>,
 ) -> Option<Delivered> {
-    let mut own = [0; OWN_HEADER];
-    own[..HEADER].copy_from_slice(&received.header);
-    own[0] &= NEEDS_CHECKSUM;
-    let tag = received.tag.unwrap_or_default();
-    let tag = if received.tag.is_some() { &tag[..] } else { &[] };
+    let own = packets::program_header(received);
     let lost = Some(Delivered { slots: 0, length: 0, lost: 1 });
-    if received.length < ADDRESSES || received.length + tag.len() > MAX_PACKET {
-        // It is taken out of the queue.
-        received.read(std::iter::empty());
+    if !packets::is_deliverable(received) {
         return lost;
     }
     if header > 0 || offload::requests_nothing(&own) {
-        let length = header + received.length + tag.len();
+        let length = header + received.bytes();
         if !fits(to, at, length.div_ceil(capacity(to)) as u32) {
             return None;
         }
-        let slots = match received.in_ring() {
-            Some(frame) => {
-                let (addresses, rest) = frame.split_at(ADDRESSES);
-                put(to, at, &[&own[..header], addresses, tag, rest])
-            }
-            None => read(received, (to, at), &own[..header], tag),
-        };
+        let slots = read(received, (to, at), &own[..header]);
         return Some(Delivered { slots, length: length as u64, lost: u64::from(slots == 0) });
     }
-    let needed = offload::slots_needed(&own, HEADER + received.length + tag.len(), capacity(to));
+    let needed = offload::slots_needed(&own, HEADER + received.bytes(), capacity(to));
     if !fits(to, at, needed as u32) {
         return None;
     }
     packet.clear();
     packet.extend_from_slice(&own[..HEADER]);
-    match received.in_ring() {
-        Some(frame) => packet.extend_from_slice(frame),
-        None => {
-            packet.resize(HEADER + received.length, 0);
-            if !received.read(std::iter::once(Piece::of(&mut packet[HEADER..]))) {
-                return lost;
-            }
-        }
+    packet.resize(HEADER + received.length, 0);
+    if !received.read(std::iter::once(Piece::of(&mut packet[HEADER..]))) {
+        return lost;
     }
-    packet.splice(HEADER + ADDRESSES..HEADER + ADDRESSES, tag.iter().copied());
+    packet.splice(HEADER + ADDRESSES..HEADER + ADDRESSES, received.tag.into_iter().flatten());
     let (mut slots, mut length) = (0, 0);
     let finished = offload::finish(packet, HEADER, |pieces| {
         let more = put(to, at + slots, &pieces);
@@ -278,32 +188,19 @@ fn deliver(
     Some(Delivered { slots, length, lost: finished.map_or(1, |lost| lost as u64) })
 }
 
-/// Has a frame that is in the socket's queue written into slots, from `at` slots behind the head on, behind a header.
-/// Returns the number of slots; 0: it is lost.
-fn read(received: &mut Received<'_>, (to, at): (&Ring, u32), header: &[u8], tag: &[u8]) -> u32 {
-    let (bytes, capacity) = (header.len() + received.length + tag.len(), capacity(to));
+/// Has a frame written into slots, from `at` slots behind the head on, behind a header. Returns the number of slots; 0:
+/// it is lost.
+fn read(received: &mut Received<'_>, (to, at): (&Ring, u32), header: &[u8]) -> u32 {
+    let (bytes, capacity) = (header.len() + received.bytes(), capacity(to));
     let slots = bytes.div_ceil(capacity) as u32;
-    if at + slots > to.space() {
-        received.read(std::iter::empty());
+    // A frame for which the ring is too short is taken out of the socket's queue.
+    let run = || to.run(to.add(to.head(), at), slots.min(to.space().saturating_sub(at)));
+    if !packets::deliver(received, run().map(|slot| slot.frame()), capacity, header) {
         return 0;
     }
-    let run = || to.run(to.add(to.head(), at), slots).zip((0..bytes).step_by(capacity));
-    let len = |begin: usize| (bytes - begin).min(capacity);
-    let mut of_kernel = run().flat_map(|(slot, begin)| {
-        let frame = slot.frame();
-        if begin > 0 {
-            return [frame.piece(len(begin)), frame.piece(0)];
-        }
-        frame.write(0, header);
-        frame.write(header.len() + ADDRESSES, tag);
-        let rest = header.len() + ADDRESSES + tag.len();
-        [frame.skip(header.len()).piece(ADDRESSES), frame.skip(rest).piece(len(0) - rest)]
-    });
-    if !received.read(&mut of_kernel) {
-        return 0;
-    }
-    for (slot, begin) in run() {
-        slot.set_len_flags(len(begin) as u16, if begin + capacity < bytes { NS_MOREFRAG } else { 0 });
+    for (slot, begin) in run().zip((0..bytes).step_by(capacity)) {
+        let flags = if begin + capacity < bytes { NS_MOREFRAG } else { 0 };
+        slot.set_len_flags((bytes - begin).min(capacity) as u16, flags);
     }
     slots
 }

@@ -407,7 +407,7 @@ impl Nic {
 
     /// Bytes of the longest frame that a ring pair sends: what its slots hold and, but to the host, the interface's MTU
     /// allows; 0: not known.
-    fn longest_frame(&self, pair: usize) -> u32 {
+    pub(super) fn longest_frame(&self, pair: usize) -> u32 {
         let slots = if self.packets.is_some() || self.features(pair) & FRAGS != 0 { xsk::MAX_FRAGS } else { 1 };
         let zero_copy = self.xdp_config.is_some_and(|config| config.bind_mode == BindMode::ZeroCopy);
         let slot = if zero_copy { self.umem.receive_bytes(0) } else { self.umem.buffer };
@@ -463,7 +463,8 @@ impl Nic {
     /// counts.
     pub(super) fn break_locks(&self, holder: u32) -> usize {
         let state_page = self.endpoint.state_page();
-        for ring in self.endpoint.rings() {
+        // With packet sockets the positions are nowhere else.
+        for ring in self.endpoint.rings().filter(|_| self.packets.is_none()) {
             if let Some(state) = self.endpoint.state(ring.state)
                 && state.is_locked_by(holder)
             {
@@ -495,9 +496,8 @@ impl Nic {
         ring: &'a PortRing,
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
-        if self.packets.is_some() {
-            bound_ring.backend = BackendKind::Null as u32;
-            return Ok(ring.doorbell.get()?.as_fd());
+        if let Some(packets) = &self.packets {
+            return self.describe_packet_ring(packets, ring, bound_ring);
         }
         let Some(socket) = self.socket(ring.pair) else { return refuse(ENXIO, "the interface has gone") };
         if bound_ring.dir == 0 {

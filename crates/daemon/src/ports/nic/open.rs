@@ -125,17 +125,25 @@ pub(in crate::ports) fn header_of_link(nics: &mut NicState, link: &Link, caller:
 }
 
 /// Returns the access that this kernel and the interface's settings allow. Before Linux 6.4 only the process that
-/// creates a socket, the daemon, can map its rings; and only the daemon puts virtio-net headers before packets, and has
-/// packet sockets.
+/// creates an AF_XDP socket, the daemon, can map its rings; and only the daemon puts virtio-net headers before packets
+/// of such. A program has packet sockets if it could make them itself, and needs no frames finished (decision 182).
 pub(in crate::ports) fn usable_access(
     (registry, nics): (&Registry, &mut NicState),
     access: Access,
     link: &Link,
     caller: &Caller,
 ) -> Access {
-    if header_of_link(nics, link, caller) > 0 || open_packets::reason(registry, &nics.settings, link, caller).is_some()
-    {
-        return Access::Mediated;
+    let header = header_of_link(nics, link, caller);
+    match open_packets::reason(registry, &nics.settings, link, caller) {
+        None if header == 0 => {}
+        Some(_) if header > 0 && access == Access::Direct => {
+            // One that a thread serves already is shared.
+            let by_thread = find(registry, caller.netns_id(), link.index);
+            let by_thread = by_thread.ok().flatten().is_some_and(|nic| nic.scope.uid == DAEMON_UID);
+            let is_direct = !by_thread && caller.may_have_packet_sockets();
+            return if is_direct { Access::Direct } else { Access::Mediated };
+        }
+        _ => return Access::Mediated,
     }
     let Some(netns) = caller.netns().filter(|_| access == Access::Direct) else { return access };
     let shares_rings = privileged::maps_bound_rings(netns, link.index);
@@ -174,8 +182,9 @@ pub(in crate::ports) fn create(
     // Nobody has settings for a hidden end, at which a program always stays.
     let is_hidden = daemon.vale.persistent.is_hidden_namespace(caller.netns_id());
     let stays = if is_hidden { None } else { daemon.nics.settings.failure_at(link, caller)? };
-    let packets =
-        open_packets::reason(&daemon.registry, &daemon.nics.settings, link, caller).map(Packets::new).transpose()?;
+    let header = if scope.uid == DAEMON_UID { 0 } else { header_of_link(&mut daemon.nics, link, caller) };
+    let packets = open_packets::reason(&daemon.registry, &daemon.nics.settings, link, caller);
+    let packets = packets.map(|why| Packets::new(why).map(|packets| packets.for_program(header))).transpose()?;
     let admode = daemon.knobs.admode();
     let netns_id = caller.netns_id();
     let key = NicKey { netns: netns_id, index: link.index, serial: daemon.nics.last_serial + 1 };

@@ -2,17 +2,19 @@
 //! Opening and closing the packet sockets of an interface (`packets`), and when it has these instead of AF_XDP sockets.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use unetmap_core::control::binding::{BackendKind, BoundRing};
 use unetmap_core::errno::{ENXIO, EOPNOTSUPP};
 use unetmap_sys::kernel;
 use unetmap_sys::link::Link;
-use unetmap_sys::packet_socket::slot_bytes;
+use unetmap_sys::packet_socket::{bypass_queue, slot_bytes};
 use unetmap_sys::xsk::Way;
 
 use super::Nic;
 use super::lookup::find;
-use super::packets::{OpenReceiver, usage};
+use super::packets::{OpenReceiver, Packets, usage};
 use super::settings::InterfaceSettings;
 use crate::budget::Amounts;
 use crate::caller::Caller;
@@ -80,6 +82,8 @@ impl Nic {
         let sender = match &packets.sender {
             None if sends => {
                 let opened = privileged::packet_sender(&self.netns, self.key.index, packets.mark);
+                // The kernel cuts a program's large packets. Those of threads: `PacketDevice::with_header`.
+                let opened = opened.and_then(|fd| bypass_queue(fd.as_fd(), packets.header == 0).map(|()| fd));
                 Some(Arc::new(opened.or_else(|e| self.explain_packets(&e))?))
             }
             open => open.clone(),
@@ -138,6 +142,30 @@ impl Nic {
     /// Whether it has packet sockets in place of AF_XDP sockets.
     pub(in crate::ports) fn has_packet_sockets(&self) -> bool {
         self.packets.is_some()
+    }
+
+    /// Describes a ring for a program that has the packet sockets itself, or for the daemon, whose threads have them:
+    /// then the ring is without a data path.
+    pub(super) fn describe_packet_ring<'a>(
+        &'a self,
+        packets: &'a Packets,
+        ring: &'a PortRing,
+        bound_ring: &mut BoundRing,
+    ) -> Result<BorrowedFd<'a>, Refusal> {
+        if packets.header == 0 {
+            bound_ring.backend = BackendKind::Null as u32;
+            return Ok(ring.doorbell.get()?.as_fd());
+        }
+        bound_ring.backend = BackendKind::Packet as u32;
+        bound_ring.second_channel = packets.header.into();
+        let socket = if bound_ring.dir == 0 {
+            bound_ring.placeholder_or_longest = self.longest_frame(ring.pair);
+            packets.sender.as_ref()
+        } else {
+            bound_ring.channel = packets.receiver.as_ref().map_or(0, |open| open.slot) as u32;
+            packets.receiver.as_ref().map(|open| &open.socket.0)
+        };
+        socket.map_or_else(|| refuse(ENXIO, "the interface has gone"), |socket| Ok(socket.as_fd()))
     }
 
     /// Its packet sockets, for a thread, if it has such.

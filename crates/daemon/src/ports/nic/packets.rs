@@ -8,6 +8,9 @@
 //! program == mediated port == [thread] --> socket, with a mark that the table accepts --> wire
 //! ```
 //! All queues are one pair of rings. Sockets and table end with the daemon's descriptors, however it ends.
+//!
+//! A program that could make the sockets itself, and whose packets begin with virtio-net headers, has them in place of
+//! the thread ([decision 182](../../../../../docs/decisions/0182-packet-sockets-of-programs.md)).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,6 +34,8 @@ pub(super) struct Packets {
     pub(super) why: String,
     /// Of the frames that are sent.
     pub(super) mark: u32,
+    /// Bytes of the header before each packet of a program that has the sockets itself; 0: a thread has them.
+    pub(super) header: u8,
     pub(super) receiver: Option<OpenReceiver>,
     pub(super) sender: Option<Arc<OwnedFd>>,
     pub(super) counters: Arc<PacketCounters>,
@@ -41,7 +46,7 @@ pub(super) struct Packets {
 /// A socket that receives, and what keeps its frames from the stack.
 pub(super) struct OpenReceiver {
     pub(super) socket: PacketReceiver,
-    slot: usize,
+    pub(super) slot: usize,
     /// Owns the table.
     table: Option<OwnedFd>,
     /// Why the stack has frames, too, or sends some.
@@ -53,6 +58,9 @@ pub(super) struct OpenReceiver {
 pub(super) struct SavedPackets {
     why: String,
     mark: u32,
+    /// Missing in states of earlier daemons.
+    #[serde(default)]
+    header: u8,
     receiver: Option<SavedReceiver>,
     sender: Option<FdIndex>,
     /// Lost of those that arrived, lost of those that were sent, full.
@@ -77,7 +85,12 @@ impl Packets {
         let random = process::random().or_else(|e| refuse(ENOMEM, format!("no random numbers: {e}")))?;
         let mark = (random as u32).max(1);
         let (counters, full) = (Arc::default(), AtomicU64::new(0));
-        Ok(Packets { why, mark, receiver: None, sender: None, counters, full })
+        Ok(Packets { why, mark, header: 0, receiver: None, sender: None, counters, full })
+    }
+
+    /// A program has the sockets itself, and its packets begin with a header of so many bytes.
+    pub(super) fn for_program(self, header: u8) -> Packets {
+        Packets { header, ..self }
     }
 
     /// For people: why packets are copied.
@@ -145,13 +158,13 @@ impl Packets {
         let receiver = self.receiver.as_ref().map(&mut save_receiver);
         let counts = [&self.counters.received, &self.counters.sent, &self.full].map(|count| count.load(Relaxed));
         let sender = self.sender.as_ref().map(|fd| fds.add(&**fd));
-        SavedPackets { why: self.why.clone(), mark: self.mark, receiver, sender, counts }
+        SavedPackets { why: self.why.clone(), mark: self.mark, header: self.header, receiver, sender, counts }
     }
 }
 
 impl SavedPackets {
     pub(super) fn restore(self, fds: &mut Incoming) -> Result<Packets, Refusal> {
-        let SavedPackets { why, mark, receiver, sender, counts: [received, sent, full] } = self;
+        let SavedPackets { why, mark, header, receiver, sender, counts: [received, sent, full] } = self;
         let receiver = receiver.map(|saved| {
             let (fd, table) = (fds.take(saved.socket)?, saved.table.map(|table| fds.take(table)).transpose()?);
             let open = OpenReceiver::of(fd, saved.slot, table, saved.shared);
@@ -159,6 +172,6 @@ impl SavedPackets {
         });
         let (receiver, sender) = (receiver.transpose()?, sender.map(|fd| fds.take(fd).map(Arc::new)).transpose()?);
         let counters = Arc::new(PacketCounters { received: received.into(), sent: sent.into() });
-        Ok(Packets { why, mark, receiver, sender, counters, full: full.into() })
+        Ok(Packets { why, mark, header, receiver, sender, counters, full: full.into() })
     }
 }

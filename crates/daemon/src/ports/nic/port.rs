@@ -6,10 +6,11 @@ use std::mem;
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, PoisonError};
 
+use unetmap_abi::{NR_ACCEPT_VNET_HDR, NmreqRegister};
 use unetmap_core::control::binding::BoundRing;
 
 use super::packets;
-use super::refusals::{no_such_interface, refuse_away};
+use super::refusals::{no_such_interface, refuse_away, refuse_header};
 use super::{Nic, NicKey, SavedNic, other_usage};
 use crate::descriptors::Outgoing;
 use crate::endpoint::{PortRing, RingSelection};
@@ -21,6 +22,8 @@ use crate::registry::{BufferRepair, Port, Record};
 /// An open interface.
 pub(crate) struct NicPort {
     pub(crate) key: NicKey,
+    /// Bytes of the virtio-net header before each packet of programs that have its packet sockets; else 0.
+    header: u8,
     state: State,
 }
 
@@ -50,8 +53,8 @@ impl NicPort {
                 .and(nic.packets.as_ref().map(|_| packets::usage()).unwrap_or_default()),
             ..Record::new(nic.region, nic.scope, [nic.endpoint.clone()], BufferRepair::Slots)
         };
-        let (key, state) = (nic.key, State::Here(Box::new(nic)));
-        Port { record, kind: NicPort { key, state } }
+        let (key, header) = (nic.key, nic.packets.as_ref().map_or(0, |packets| packets.header));
+        Port { record, kind: NicPort { key, header, state: State::Here(Box::new(nic)) } }
     }
 
     /// The interface; `None` while it is away.
@@ -73,6 +76,19 @@ impl NicPort {
     /// Whether a thread opens sockets of it.
     pub(crate) fn is_being_opened(&self) -> bool {
         matches!(&self.state, State::Away(away) if away.is_open)
+    }
+
+    /// Refuses a program that does not accept the header.
+    pub(in crate::ports) fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
+        if self.header > 0 && request.nr_flags & NR_ACCEPT_VNET_HDR == 0 {
+            return refuse_header(self.header);
+        }
+        Ok(())
+    }
+
+    /// Whether packets can begin behind the start of their buffers.
+    pub(in crate::ports) fn supports_offsets(&self) -> bool {
+        self.header == 0
     }
 
     /// Hands the interface over, to have sockets opened or for another reason; `None` if it is away already.
