@@ -59,7 +59,10 @@ parts = [f'<polyline points="{line}" fill="none" stroke="#2f6db3" stroke-width="
 parts += [
     f'<path d="M{x(t):.1f} 20V{y(0):.1f}" stroke="#ccc"/><text x="{x(t):.1f}" y="{HEIGHT - 28}" text-anchor="middle">{t:g}</text>' for t in ticks
 ]
-parts += [f'<circle cx="{x(v):.1f}" cy="{y(s):.1f}" r="3"/><text x="{x(v) + 7:.1f}" y="{y(s) + 14:.1f}">{s:.1%}: {v:.1f}</text>' for s, v in marks]
+for s, v in marks:
+    # The last ones have no room to their right.
+    place = f'x="{x(v) - 7:.1f}" text-anchor="end"' if x(v) > WIDTH - 110 else f'x="{x(v) + 7:.1f}"'
+    parts.append(f'<circle cx="{x(v):.1f}" cy="{y(s):.1f}" r="3"/><text {place} y="{y(s) + 14:.1f}">{s:.1%}: {v:.1f}</text>')
 parts += [f'<text x="{LEFT - 8}" y="{y(s) + 4:.1f}" text-anchor="end">{s:.0%}</text>' for s in (0, 0.5, 1)]
 parts.append(f'<text x="{WIDTH // 2}" y="{HEIGHT - 8}" text-anchor="middle">us, of {ROUNDS} round trips of 60 bytes</text>')
 TARGET.write_text(

@@ -11,9 +11,9 @@ use crate::model::{End, Lab, Link};
 use crate::show::options;
 
 /// Distance of neighbours on the circle, and of the picture's edge from it, in pixels.
-const SPACING: f64 = 190.0;
+const SPACING: f64 = 230.0;
 const MARGIN: f64 = 110.0;
-const LEAST_RADIUS: f64 = 130.0;
+const LEAST_RADIUS: f64 = 200.0;
 /// Size of a box: its height, and its width for each letter.
 const HEIGHT: f64 = 34.0;
 const LETTER: f64 = 8.5;
