@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,9 @@ struct Numbers {
     owner: u32,
     numbers: Range<u32>,
 }
+
+/// The ranges of this system, for threads without the daemon.
+static OF_SYSTEM: RwLock<Option<Subordinates>> = RwLock::new(None);
 
 /// The ranges of all users.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,6 +81,22 @@ impl Subordinates {
         self.0.of.get(&owner).map_or(&[], |ranges| ranges)
     }
 
+    /// The sum of the numbers of all users who count for the same one as `uid`.
+    pub(crate) fn sum(&self, uid: u32, numbers: impl Iterator<Item = (u32, u32)>) -> u32 {
+        let owner = self.owner(uid);
+        numbers.filter(|(of, _)| self.owner(*of) == owner).map(|(_, number)| number).sum()
+    }
+
+    /// From now on these are the system's.
+    pub(crate) fn set_of_system(&self) {
+        *OF_SYSTEM.write().unwrap_or_else(PoisonError::into_inner) = Some(self.clone());
+    }
+
+    /// The system's.
+    pub(crate) fn of_system() -> Subordinates {
+        OF_SYSTEM.read().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
+    }
+
     /// Whether these are the very ranges of `other`, without a look at them.
     pub(crate) fn is_same(&self, other: &Subordinates) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -119,6 +138,8 @@ mod tests {
         }
         assert_eq!(all.of(1000), [100_000..165_536, 300_000..300_002]);
         assert!(all.of(100_000).is_empty());
+        let numbers = [(1000, 1), (1001, 2), (100_000, 4), (300_001, 8), (300_002, 16)];
+        assert_eq!([100_001, 1000, 1001, 7].map(|uid| all.sum(uid, numbers.into_iter())), [13, 13, 2, 0]);
         let copy: Subordinates = serde_json::from_str(&serde_json::to_string(&all).unwrap()).unwrap();
         assert!(copy == all && !copy.is_same(&all) && all.clone().is_same(&all));
     }

@@ -32,6 +32,7 @@ use unetmap_core::{Error, Interest};
 
 use super::file::{File, revents};
 use super::mount::RequestId;
+use crate::subordinates::Subordinates;
 use crate::threads::lock;
 use crate::tuning::node::{HOLD, MAX_HELD, MAX_HELD_OF_USER, POLL_SPIN, REMEMBERED_THREADS, SHARED_CPU_YIELD};
 
@@ -114,7 +115,8 @@ impl HeldPolls {
     /// Holds a poll. Returns whether the waker must be notified; `None` if too many are held.
     pub(super) fn hold(&self, poll: HeldPoll) -> Option<bool> {
         let mut inner = lock(&self.inner);
-        let of_user = inner.held.iter().filter(|(_, held)| held.file.uid == poll.file.uid).count();
+        let held = inner.held.iter().map(|(_, held)| (held.file.uid, 1));
+        let of_user = Subordinates::of_system().sum(poll.file.uid, held) as usize;
         if of_user >= MAX_HELD_OF_USER || inner.held.len() >= MAX_HELD {
             return None;
         }

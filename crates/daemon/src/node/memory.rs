@@ -19,6 +19,7 @@ use unetmap_sys::thread::RemoteThread;
 
 use crate::limits;
 use crate::privileged::Helper;
+use crate::subordinates::Subordinates;
 use crate::threads::lock;
 use crate::tuning::node::{CUT_CHECK, HELPER_WAIT_LIMIT, MAX_IDLE_HELPERS, MEMORY_LIMIT};
 
@@ -48,8 +49,9 @@ impl State {
     fn has_room(&self, uid: u32) -> bool {
         let users = || self.served.iter().chain(self.killed.iter().map(|(uid, _)| uid));
         let (of_user, all) = limits::node_helpers();
+        let own = Subordinates::of_system().sum(uid, users().map(|user| (*user, 1)));
         // Root is not refused because of other users.
-        users().filter(|user| **user == uid).count() < of_user && (uid == 0 || users().count() < all)
+        (own as usize) < of_user && (uid == 0 || users().count() < all)
     }
 
     /// Forgets the killed helpers that have exited.
@@ -201,5 +203,20 @@ impl UserMemory for ProgramMemory<'_> {
             0 => Ok(()),
             errno => Err(errno),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn helpers_of_subordinate_users_are_their_owners() {
+        const OWNER: u32 = 3_000_000_000;
+        Subordinates::parse("3000000000:3000000001:9", |_| None).set_of_system();
+        let (of_user, _) = limits::node_helpers();
+        let served = (0..of_user as u32).map(|n| OWNER + n).collect();
+        let state = State { served, ..State::default() };
+        assert!(!state.has_room(OWNER) && !state.has_room(OWNER + 9) && state.has_room(OWNER + 10));
     }
 }

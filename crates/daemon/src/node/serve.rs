@@ -24,7 +24,7 @@ use super::held_polls::{HeldPoll, HeldPolls, is_none, spin_until_ready};
 use super::jobs::{Job, JobQueue};
 use super::memory::MemoryHelpers;
 use super::mount::{Mount, RequestId, file_of, kind};
-use super::shared::{Files, Shared, User};
+use super::shared::{Files, Shared, User, files_of_user};
 use super::waker::PollWaker;
 use crate::broker::NODE_NAME as NAME;
 use crate::limits;
@@ -409,8 +409,8 @@ impl Shared {
         let RequestId { mount, unique } = id;
         let mut files = lock(&self.files);
         let Files { last, open, users } = &mut *files;
+        let is_full = files_of_user(users, uid) >= limits::node_files_of_user();
         let Some(user) = users.get_mut(&uid) else { return false };
-        let is_full = user.files >= limits::node_files_of_user();
         if is_full && !counted {
             return false;
         }

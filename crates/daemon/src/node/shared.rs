@@ -22,6 +22,7 @@ use super::waker::PollWaker;
 use crate::caller::Caller;
 use crate::ports::OwnPort;
 use crate::ports::mediators::DAEMON_HOLDER;
+use crate::subordinates::Subordinates;
 use crate::threads::lock;
 use crate::user_arena::UserArena;
 
@@ -81,6 +82,11 @@ pub(super) struct User {
     /// The arena as registered with each mount through which the user opened a file.
     pub(super) backings: HashMap<usize, Backing>,
     pub(super) files: u32,
+}
+
+/// The open files of a user, and of those who count for the same one.
+pub(super) fn files_of_user(users: &HashMap<u32, User>, uid: u32) -> u32 {
+    Subordinates::of_system().sum(uid, users.iter().map(|(of, user)| (*of, user.files)))
 }
 
 impl Shared {

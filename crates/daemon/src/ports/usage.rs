@@ -170,6 +170,7 @@ impl Daemon {
             let path = self.admission.policy.as_ref().map(|file| file.path().display().to_string()).unwrap_or_default();
             budgets.excessive(&self.users.bounds).iter().for_each(|why| tracing::warn!("{path}: {why}"));
             self.users.subordinates = budgets.subordinates.clone();
+            budgets.subordinates.set_of_system();
             self.users.ledger.set_subordinates(budgets.subordinates.clone());
             self.users.compared = Some(budgets.clone());
         }

@@ -36,6 +36,7 @@ use crate::caller::Caller;
 use crate::owner::owner;
 use crate::privileged;
 use crate::refusal::{Refusal, check_bytes, refuse};
+use crate::subordinates::Subordinates;
 
 /// Most interfaces with settings: of all users; of those that others than root gave their first setting; of one of
 /// these users. Then users who have headers of their own at one interface.
@@ -280,8 +281,10 @@ impl InterfaceSettings {
         if new.uid == 0 {
             return Ok(());
         }
+        let subordinates = Subordinates::of_system();
+        let owner = subordinates.owner(new.uid);
         let bounds = [
-            (with_new(&|uid| uid == new.uid), MAX_FILTERS_OF_USER, format!("user {}", new.uid)),
+            (with_new(&|uid| subordinates.owner(uid) == owner), MAX_FILTERS_OF_USER, format!("user {}", new.uid)),
             (with_new(&|uid| uid != 0), MAX_FILTERS_OF_OTHERS, "all users but root".into()),
         ];
         check_bytes("filters", bounds, "unetmap nic IF filter off")
@@ -289,11 +292,13 @@ impl InterfaceSettings {
 
     /// Refuses settings of a further interface beyond the bounds of a user.
     fn check_room(&self, uid: u32) -> Result<(), Refusal> {
+        let subordinates = Subordinates::of_system();
+        let owner = subordinates.owner(uid);
         let count = |counts: &dyn Fn(u32) -> bool| self.all.values().filter(|set| counts(set.uid)).count();
         let bounds = [
             (count(&|_| true), MAX_INTERFACES, String::new()),
             (count(&|of| of != 0), MAX_INTERFACES_OF_OTHERS, " of all users but root".into()),
-            (count(&|of| of == uid), MAX_INTERFACES_OF_USER, format!(" of user {uid}")),
+            (count(&|of| subordinates.owner(of) == owner), MAX_INTERFACES_OF_USER, format!(" of user {uid}")),
         ];
         let checked = if uid == 0 { 1 } else { bounds.len() };
         let Some((_, most, whose)) = bounds[..checked].iter().find(|(count, most, _)| count >= most) else {
@@ -443,9 +448,12 @@ mod tests {
             (added as usize, settings.check_room(uid).unwrap_err().why)
         };
         let (of_first, why) = fill(1);
+        Subordinates::parse("3000000000:3000000001:9", |_| None).set_of_system();
+        let of_one: usize = (3_000_000_000..3_000_000_010).map(|uid| fill(uid).0).sum();
+        assert_eq!(of_one, MAX_INTERFACES_OF_USER);
         assert!(of_first == MAX_INTERFACES_OF_USER && why.starts_with("32 interfaces of user 1 have"), "{why}");
         let of_others: usize = (2..100).map(|uid| fill(uid).0).sum();
-        assert_eq!(of_first + of_others, MAX_INTERFACES_OF_OTHERS);
+        assert_eq!(of_first + of_one + of_others, MAX_INTERFACES_OF_OTHERS);
         assert!(fill(2).1.contains("of all users but root"));
         assert_eq!(fill(0).0, MAX_INTERFACES - MAX_INTERFACES_OF_OTHERS);
     }
