@@ -18,6 +18,7 @@
 # make install    to PREFIX (/usr/local) and LIBDIR (PREFIX/lib), below DESTDIR; make uninstall removes it; install-c: headers and libraries alone
 # make deb        Debian packages, in target/deb; root installs the tools; test-deb and test-systemd test them (root)
 # make repository KEY=ID URL=ADDRESS  signed archives for apt and dnf of the packages of `make deb` and `make rpm`, in target/repository
+# make reproducible  builds the Debian packages twice, in other folders and surroundings, and compares them byte by byte (half an hour)
 # make rpm        rpm packages, in target/rpm
 # make wheel      the Python package, in target/wheel (docs/python.md)
 
@@ -54,7 +55,7 @@ WIRE_UNITS := unetmap-bridge@.service unetmap-fw@.service unetmap-suricata@.serv
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .PHONY: build debug core setup setup-tests demo test test-long test-inline test-kubelet test-evpn soak test-bare test-nic test-vm test-arm64 host-matrix loom
-.PHONY: deb repository rpm wheel test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf lint-go bench install install-c uninstall
+.PHONY: deb repository reproducible rpm wheel test-deb test-systemd lint lint-source lint-adding lint-crates lint-headers lint-man lint-bpf lint-go bench install install-c uninstall
 .DEFAULT_GOAL := build
 
 # A release names no folder of the machine that built it, so that any two builds are the same.
@@ -301,6 +302,9 @@ deb:
 
 repository:
 	@KEY="$(KEY)" URL="$(URL)" .ci/repository
+
+reproducible:
+	@.ci/reproducible
 
 rpm:
 	@.ci/rpm
