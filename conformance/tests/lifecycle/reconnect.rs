@@ -213,6 +213,23 @@ fn monitors_go_on_with_the_next_daemon() {
     });
 }
 
+/// Its mirror is among the buffers of the port that it watches: it does not wait, and says so at once.
+#[test]
+fn a_monitor_without_copies_ends_with_its_daemon() {
+    isolated(|home| {
+        let mut daemon = serve(home);
+        let ports = ["netmap:p{1", "netmap:p}1", "netmap:p{1/z"].map(waiting);
+        end(&mut daemon, Signal::KILL);
+        let _next = serve(home);
+        let [from, to, monitor] = &ports;
+        let error = monitor.poll(Interest::RX, Some(LIMIT)).expect_err("it has no daemon");
+        assert!(matches!(error, Error::DaemonGone { .. }), "{error}");
+        let back = |port: &Port| port.rxsync().map(|()| port.reconnects() == 1).unwrap_or_else(|e| panic!("{e}"));
+        until("both ends serve", || [from, to].map(back) == [true; 2]);
+        exchange(from, to, 1, 0, 3000);
+    });
+}
+
 #[test]
 fn ports_of_one_region_come_back_in_it() {
     isolated(|home| {
