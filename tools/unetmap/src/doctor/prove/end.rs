@@ -129,7 +129,7 @@ impl End {
 
     /// Lets the XDP program go on for so long.
     pub(super) fn extend(&self, time: Duration) -> std::io::Result<()> {
-        self.xdp.deadline().extend(time)
+        self.xdp.deadline().extend(time).map(drop)
     }
 
     /// Sends a frame, by each queue in turn. `false`: its ring is full.
