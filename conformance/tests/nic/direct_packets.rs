@@ -2,9 +2,11 @@
 //! Packet sockets that a program has itself, as its packets begin with virtio-net headers: which programs have them,
 //! and that the port goes on with another daemon.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use conformance::home::{Guard, program, summary};
 use conformance::kept;
-use conformance::net::{BUFFER, CABLE, DIRECT, Net, Tap, assert_same, collect, frames, transmit};
+use conformance::net::{BUFFER, CABLE, DIRECT, Net, Tap, assert_same, collect, frames, public_copy, transmit};
 use conformance::replace::replace;
 use conformance::{Home, isolated_with_interfaces, until};
 use rustix::process::Signal;
@@ -38,15 +40,20 @@ fn assert_passes(port: &Port, tap: &Tap, seq: u64) {
 }
 
 /// A packet socket sends and listens at each interface of its namespace, whatever it was bound to. So a program has it
-/// only if it could make it: root without `CAP_NET_RAW`, and root of another user namespace, have theirs by the daemon.
+/// only if it could make it: root without `CAP_NET_RAW`, and root of another user namespace, have theirs by the daemon. So
+/// has another user with the capability: other processes may have the connection of one that has become privileged.
 #[test]
 fn only_programs_that_could_make_a_packet_socket_have_one() {
     isolated_with_interfaces(|home| {
-        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let policy = "[[rule]]\nports = [\"va\"]\nusers = [\"root\", 4001]\naccess = \"direct\"\n";
+        let Some(net) = Net::new(home, policy, CABLE) else { return };
+        std::fs::set_permissions(home.folder(), std::fs::Permissions::from_mode(0o755)).expect("our own folder");
         with_headers(&net.near, "va", "12");
-        let bridge = program("bridge").display().to_string();
+        let bridge = public_copy(home.folder(), &program("bridge").display().to_string()).display().to_string();
         let own_namespace: &[&str] = &["unshare", "--user", "--map-root-user"];
-        for without in [&["setpriv", "--bounding-set", "-net_raw"][..], own_namespace, &[]] {
+        let privileged = "setpriv --reuid=4001 --regid=4001 --clear-groups --inh-caps=+net_raw --ambient-caps=+net_raw";
+        let privileged: Vec<_> = privileged.split(' ').collect();
+        for without in [&["setpriv", "--bounding-set", "-net_raw"][..], own_namespace, &privileged, &[]] {
             let all: Vec<&str> =
                 without.iter().copied().chain([&*bridge, "-w", "0", "-L", "-i", "netmap:va"]).collect();
             let can_run = |words: &[&str]| net.command(words[0]).args(&words[1..]).arg("true").status();

@@ -13,7 +13,7 @@
 //! ring's memory, where all processes that have the ring find it, and the one that goes on after a crash.
 //!
 //! A process that has a socket can send and listen by it at all interfaces of its namespace (`bind`, `sendto`). So it
-//! is for those alone that could make one ([`peer_may_make`]).
+//! is for root of the namespace alone ([`peer_may_make`]).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

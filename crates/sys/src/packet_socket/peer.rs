@@ -19,18 +19,21 @@ const NS_GET_USERNS: libc::c_ulong = 0xb701;
 /// `CAP_NET_RAW`, as a bit of the sets in `/proc/PID/status`.
 const NET_RAW: u64 = 1 << 13;
 
-/// Whether the process that made a connection could make packet sockets itself in the network namespace in which it
-/// connected: it has `CAP_NET_RAW` in the user namespace that this belongs to. A process with the capability in a
-/// namespace above is not found, and none is before Linux 6.5, where a number may be another process's by now.
+/// Whether the process that made a connection is root, with `CAP_NET_RAW`, of the user namespace to which the network
+/// namespace belongs in which it connected. The user is that of the connection: what the process has become since, by a
+/// setuid program for instance, gives nothing to those who share the connection. None is found before Linux 6.5, where a
+/// number may be another process's by now.
 ///
 /// # Errors
 /// The process has exited; `EPERM` without `CAP_NET_ADMIN` over the namespace, or without `CAP_SYS_PTRACE`.
 pub fn peer_may_make(connection: impl AsFd) -> io::Result<bool> {
     let Some(process) = socket::peer_process(&connection)? else { return Ok(false) };
     let netns = Netns::of_socket(&connection)?;
-    let path = PathBuf::from(format!("/proc/{}", socket::peer(&connection)?.pid));
+    let peer = socket::peer(&connection)?;
+    let path = PathBuf::from(format!("/proc/{}", peer.pid));
     let is_there = fs::metadata(path.join("ns/user"))?.ino() == user_namespace_of(netns.as_fd())?;
-    let may = is_there && has_net_raw(&path)?;
+    let is_root = root_of(&fs::read_to_string(path.join("uid_map"))?) == Some(peer.uid);
+    let may = is_there && is_root && has_net_raw(&path)?;
     // Otherwise what was read is another process's.
     Ok(may && !has_exited(process.as_fd()))
 }
@@ -45,6 +48,15 @@ fn user_namespace_of(namespace: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: K2: the kernel has just created this descriptor.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     Ok(fstat(fd)?.st_ino)
+}
+
+/// The user, as this process's namespace numbers it, who is root in a user namespace with this `uid_map`.
+fn root_of(map: &str) -> Option<u32> {
+    let mut ranges = map.lines().filter_map(|line| {
+        let mut numbers = line.split_whitespace().map(str::parse::<u32>);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?))
+    });
+    ranges.find(|(inside, _, count)| *inside == 0 && *count > 0).map(|(_, outside, _)| outside)
 }
 
 /// Whether a process, whose folder in `/proc` this is, has `CAP_NET_RAW` in its user namespace.
@@ -64,6 +76,14 @@ fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn root_is_the_user_to_which_0_is_mapped() {
+        assert_eq!(root_of("         0          0 4294967295\n"), Some(0));
+        assert_eq!(root_of("         1     100000      65535\n         0       1000          1\n"), Some(1000));
+        assert_eq!(root_of("      1000       1000          1\n"), None);
+        assert_eq!(root_of(""), None);
+    }
 
     #[test]
     fn a_namespace_belongs_to_the_user_namespace_that_made_it() {
