@@ -26,7 +26,7 @@ use crate::budget::{Amounts, Resource};
 use crate::descriptors::{FdIndex, Incoming, Outgoing};
 use crate::endpoint::RingSelection;
 use crate::ports::mediator::{PacketCounters, PacketReceiver};
-use crate::refusal::{Refusal, refuse, refuse_lack};
+use crate::refusal::{Refusal, refuse};
 
 /// The packet sockets of an interface.
 pub(super) struct Packets {
@@ -167,10 +167,12 @@ impl SavedPackets {
         let SavedPackets { why, mark, header, receiver, sender, counts: [received, sent, full] } = self;
         let receiver = receiver.map(|saved| {
             let (fd, table) = (fds.take(saved.socket)?, saved.table.map(|table| fds.take(table)).transpose()?);
-            let open = OpenReceiver::of(fd, saved.slot, table, saved.shared);
-            open.or_else(|e| refuse_lack("a socket of an interface cannot be taken over", &e))
+            // A program that has the socket, too, can have given it other rings while no daemon had them mapped.
+            let failed = |e: &io::Error| tracing::error!("a socket of an interface cannot be taken over: {e}");
+            Ok(OpenReceiver::of(fd, saved.slot, table, saved.shared).inspect_err(failed).ok())
         });
-        let (receiver, sender) = (receiver.transpose()?, sender.map(|fd| fds.take(fd).map(Arc::new)).transpose()?);
+        let receiver = receiver.transpose()?.flatten();
+        let sender = sender.map(|fd| fds.take(fd).map(Arc::new)).transpose()?;
         let counters = Arc::new(PacketCounters { received: received.into(), sent: sent.into() });
         Ok(Packets { why, mark, header, receiver, sender, counters, full: full.into() })
     }
