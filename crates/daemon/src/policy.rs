@@ -15,7 +15,7 @@ mod words;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
@@ -24,6 +24,7 @@ use unetmap_core::control::trusted_file;
 use crate::budget::Budgets;
 use crate::owner::owner;
 use crate::subordinates::Subordinates;
+use crate::threads::lock;
 use crate::written::{self, Wrong, wrong};
 use budgets::WrittenBudget;
 use shares::{Share, WrittenShare};
@@ -38,6 +39,7 @@ pub(crate) const DEFAULT_PATH: &str = "/etc/unetmap/policy.toml";
 
 /// The subordinate users that users have, for their user namespaces.
 const SUBORDINATES: &str = "/etc/subuid";
+const USERS: &str = "/etc/passwd";
 
 /// The group that the built-in rules admit.
 const GROUP: &str = "netmap";
@@ -275,13 +277,23 @@ fn namespace(word: &Spanned<Word>) -> Result<Netns, Wrong> {
 }
 
 /// The subordinate users of this system. Without its file, or if another user could have written it, there are none.
+/// Users are looked up, which may take long, only if the file or the system's users have changed.
 fn subordinates(path: &Path) -> Subordinates {
+    static KNOWN: Mutex<Option<([Option<Vec<u8>>; 2], Subordinates)>> = Mutex::new(None);
     let bytes = trusted_file::read(path, owner(), "list of subordinate users").unwrap_or_else(|why| {
         tracing::warn!("{}: {why}: each subordinate user has a budget of its own", path.display());
         None
     });
+    let files = [bytes, fs::read(USERS).ok()];
+    let mut known = lock(&KNOWN);
+    if let Some((_, same)) = known.as_ref().filter(|(of, _)| *of == files) {
+        return same.clone();
+    }
     let number_of = |name: &str| system_account(Account::User, name).ok().flatten();
-    Subordinates::parse(&String::from_utf8_lossy(&bytes.unwrap_or_default()), number_of)
+    let text = String::from_utf8_lossy(files[0].as_deref().unwrap_or_default());
+    let all = Subordinates::parse(&text, number_of);
+    *known = Some((files, all.clone()));
+    all
 }
 
 /// The built-in rules.

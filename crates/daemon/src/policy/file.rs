@@ -11,7 +11,7 @@ use super::Policy;
 use crate::tuning::policy::SETTLED;
 
 /// Files with which the meaning of account names may change, and who counts for whom.
-const ACCOUNTS: [&str; 3] = ["/etc/passwd", "/etc/group", super::SUBORDINATES];
+const ACCOUNTS: [&str; 3] = [super::USERS, "/etc/group", super::SUBORDINATES];
 
 /// A policy that is read again when its file changes.
 #[derive(Debug)]
