@@ -46,10 +46,10 @@ struct State {
 
 impl State {
     /// Whether another helper may work for this user.
-    fn has_room(&self, uid: u32) -> bool {
+    fn has_room(&self, uid: u32, subordinates: &Subordinates) -> bool {
         let users = || self.served.iter().chain(self.killed.iter().map(|(uid, _)| uid));
         let (of_user, all) = limits::node_helpers();
-        let own = Subordinates::of_system().sum(uid, users().map(|user| (*user, 1)));
+        let own = subordinates.sum(uid, users().map(|user| (*user, 1)));
         // Root is not refused because of other users.
         (own as usize) < of_user && (uid == 0 || users().count() < all)
     }
@@ -96,7 +96,7 @@ impl MemoryHelpers {
         let (mut state, end) = (lock(&self.state), Instant::now() + HELPER_WAIT_LIMIT);
         loop {
             state.forget_exited();
-            if state.has_room(uid) {
+            if state.has_room(uid, &Subordinates::of_system()) {
                 break;
             }
             let left = self.end_by(end).saturating_duration_since(Instant::now());
@@ -213,10 +213,11 @@ mod tests {
     #[test]
     fn helpers_of_subordinate_users_are_their_owners() {
         const OWNER: u32 = 3_000_000_000;
-        Subordinates::parse("3000000000:3000000001:9", |_| None).set_of_system();
+        let all = Subordinates::parse("3000000000:3000000001:9", |_| None);
         let (of_user, _) = limits::node_helpers();
         let served = (0..of_user as u32).map(|n| OWNER + n).collect();
         let state = State { served, ..State::default() };
-        assert!(!state.has_room(OWNER) && !state.has_room(OWNER + 9) && state.has_room(OWNER + 10));
+        let has_room = |uid| state.has_room(uid, &all);
+        assert!(!has_room(OWNER) && !has_room(OWNER + 9) && has_room(OWNER + 10));
     }
 }

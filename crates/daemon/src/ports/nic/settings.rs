@@ -291,8 +291,7 @@ impl InterfaceSettings {
     }
 
     /// Refuses settings of a further interface beyond the bounds of a user.
-    fn check_room(&self, uid: u32) -> Result<(), Refusal> {
-        let subordinates = Subordinates::of_system();
+    fn check_room(&self, uid: u32, subordinates: &Subordinates) -> Result<(), Refusal> {
         let owner = subordinates.owner(uid);
         let count = |counts: &dyn Fn(u32) -> bool| self.all.values().filter(|set| counts(set.uid)).count();
         let bounds = [
@@ -315,7 +314,7 @@ impl InterfaceSettings {
 
     /// Checks that there is room for the settings of an interface, if it has none yet.
     fn check_new(&self, key: (u64, u32), uid: u32) -> Result<(), Refusal> {
-        if self.all.contains_key(&key) { Ok(()) } else { self.check_room(uid) }
+        if self.all.contains_key(&key) { Ok(()) } else { self.check_room(uid, &Subordinates::of_system()) }
     }
 
     /// Returns the settings of an interface that exists. The caller, a program of this user, sets one of them.
@@ -435,9 +434,10 @@ mod tests {
     #[test]
     fn settings_of_interfaces_are_bounded_for_each_user() {
         let mut settings = InterfaceSettings::default();
+        let subordinates = Subordinates::parse("3000000000:3000000001:9", |_| None);
         let mut fill = |uid: u32| {
             let mut added = 0;
-            while settings.check_room(uid).is_ok() {
+            while settings.check_room(uid, &subordinates).is_ok() {
                 let key = (u64::from(uid), added);
                 let (filter, busy_poll, failure, own_headers) = (None, None, None, BTreeMap::new());
                 let (nsid, way, header, found) = (Nsid::Own, Way::Auto, 10, None);
@@ -445,10 +445,9 @@ mod tests {
                 settings.all.insert(key, set);
                 added += 1;
             }
-            (added as usize, settings.check_room(uid).unwrap_err().why)
+            (added as usize, settings.check_room(uid, &subordinates).unwrap_err().why)
         };
         let (of_first, why) = fill(1);
-        Subordinates::parse("3000000000:3000000001:9", |_| None).set_of_system();
         let of_one: usize = (3_000_000_000..3_000_000_010).map(|uid| fill(uid).0).sum();
         assert_eq!(of_one, MAX_INTERFACES_OF_USER);
         assert!(of_first == MAX_INTERFACES_OF_USER && why.starts_with("32 interfaces of user 1 have"), "{why}");
