@@ -259,7 +259,8 @@ impl Place {
     }
 
     /// Opens the file to read it: a regular file, a device, or, such as a FIFO, what is root's or this user's. The file
-    /// of another user is never waited for.
+    /// of another user is not waited for, unless a program of that user is its file system and may be asked by others
+    /// (FUSE's `allow_other`).
     ///
     /// # Errors
     /// A sentence for what another user could keep this program waiting with, or for a link; or the kernel's.
