@@ -21,8 +21,8 @@ const NET_RAW: u64 = 1 << 13;
 
 /// Whether the process that made a connection is root, with `CAP_NET_RAW`, of the user namespace to which the network
 /// namespace belongs in which it connected. The user is that of the connection: what the process has become since, by a
-/// setuid program for instance, gives nothing to those who share the connection. None is found before Linux 6.5, where a
-/// number may be another process's by now.
+/// setuid program for instance, gives nothing to those who share the connection. None is found before Linux 6.5, where
+/// a number may be another process's by now.
 ///
 /// # Errors
 /// The process has exited; `EPERM` without `CAP_NET_ADMIN` over the namespace, or without `CAP_SYS_PTRACE`.
@@ -50,7 +50,7 @@ fn user_namespace_of(namespace: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(fstat(fd)?.st_ino)
 }
 
-/// The user, as this process's namespace numbers it, who is root in a user namespace with this `uid_map`.
+/// Root of a user namespace with this `uid_map`, by the number that it has in this process's namespace.
 fn root_of(map: &str) -> Option<u32> {
     let mut ranges = map.lines().filter_map(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u32>);
