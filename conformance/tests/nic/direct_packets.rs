@@ -40,8 +40,8 @@ fn assert_passes(port: &Port, tap: &Tap, seq: u64) {
 }
 
 /// A packet socket sends and listens at each interface of its namespace, whatever it was bound to. So a program has it
-/// only if it could make it: root without `CAP_NET_RAW`, and root of another user namespace, have theirs by the daemon. So
-/// has another user with the capability: other processes may have the connection of one that has become privileged.
+/// only if it could make it: root without `CAP_NET_RAW`, and root of another user namespace, have theirs by the daemon.
+/// So has another user with the capability: other processes may have the connection of one that has become privileged.
 #[test]
 fn only_programs_that_could_make_a_packet_socket_have_one() {
     isolated_with_interfaces(|home| {
