@@ -276,10 +276,13 @@ fn namespace(word: &Spanned<Word>) -> Result<Netns, Wrong> {
     }
 }
 
+/// The contents of the two files that tell the subordinate users, and what they say.
+type KnownSubordinates = ([Option<Vec<u8>>; 2], Subordinates);
+
 /// The subordinate users of this system. Without its file, or if another user could have written it, there are none.
 /// Users are looked up, which may take long, only if the file or the system's users have changed.
 fn subordinates(path: &Path) -> Subordinates {
-    static KNOWN: Mutex<Option<([Option<Vec<u8>>; 2], Subordinates)>> = Mutex::new(None);
+    static KNOWN: Mutex<Option<KnownSubordinates>> = Mutex::new(None);
     let bytes = trusted_file::read(path, owner(), "list of subordinate users").unwrap_or_else(|why| {
         tracing::warn!("{}: {why}: each subordinate user has a budget of its own", path.display());
         None
