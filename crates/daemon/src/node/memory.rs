@@ -45,10 +45,9 @@ struct State {
 }
 
 impl State {
-    /// Whether another helper may work for this user.
-    fn has_room(&self, uid: u32, subordinates: &Subordinates) -> bool {
+    /// Whether another helper may work for this user: so many may for one user, and for all.
+    fn has_room(&self, uid: u32, subordinates: &Subordinates, (of_user, all): (usize, usize)) -> bool {
         let users = || self.served.iter().chain(self.killed.iter().map(|(uid, _)| uid));
-        let (of_user, all) = limits::node_helpers();
         let own = subordinates.sum(uid, users().map(|user| (*user, 1)));
         // Root is not refused because of other users.
         (own as usize) < of_user && (uid == 0 || users().count() < all)
@@ -96,7 +95,7 @@ impl MemoryHelpers {
         let (mut state, end) = (lock(&self.state), Instant::now() + HELPER_WAIT_LIMIT);
         loop {
             state.forget_exited();
-            if state.has_room(uid, &Subordinates::of_system()) {
+            if state.has_room(uid, &Subordinates::of_system(), limits::node_helpers()) {
                 break;
             }
             let left = self.end_by(end).saturating_duration_since(Instant::now());
@@ -214,10 +213,9 @@ mod tests {
     fn helpers_of_subordinate_users_are_their_owners() {
         const OWNER: u32 = 3_000_000_000;
         let all = Subordinates::parse("3000000000:3000000001:9", |_| None);
-        let (of_user, _) = limits::node_helpers();
-        let served = (0..of_user as u32).map(|n| OWNER + n).collect();
-        let state = State { served, ..State::default() };
-        let has_room = |uid| state.has_room(uid, &all);
-        assert!(!has_room(OWNER) && !has_room(OWNER + 9) && has_room(OWNER + 10));
+        let state = State { served: (0..4).map(|n| OWNER + n).collect(), ..State::default() };
+        let has_room = |uid, most| state.has_room(uid, &all, most);
+        assert!(!has_room(OWNER, (4, 8)) && !has_room(OWNER + 9, (4, 8)) && has_room(OWNER + 10, (4, 8)));
+        assert!(has_room(OWNER, (5, 8)) && !has_room(OWNER + 10, (4, 4)) && has_room(0, (4, 4)));
     }
 }
