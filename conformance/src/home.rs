@@ -414,7 +414,7 @@ impl Home {
     /// The daemon's snapshot.
     #[track_caller]
     pub fn snapshot(&self) -> Snapshot {
-        let failed = |why| panic!("{why}\n{}", crate::thread::stacks_of(&self.folder.to_string_lossy()));
+        let failed = |why| panic!("{why}\n{}", crate::thread::stacks_of(&daemon_processes(self)));
         snapshot_of(&self.socket()).unwrap_or_else(failed)
     }
 

@@ -47,16 +47,13 @@ impl Drop for StoppedThread {
     }
 }
 
-/// The threads of all processes with `word` in their command lines: the state of each, and where in the kernel it is,
-/// as far as this user may know it. For a daemon that does not answer.
-pub fn stacks_of(word: &str) -> String {
+/// The threads of processes: the state of each, and where in the kernel it is, as far as this user may know it. For a
+/// daemon that does not answer.
+pub fn stacks_of(processes: &[rustix::process::Pid]) -> String {
     let mut text = String::new();
-    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-        if !String::from_utf8_lossy(&line).contains(word) {
-            continue;
-        }
-        for thread in std::fs::read_dir(process.path().join("task")).into_iter().flatten().flatten() {
+    for process in processes {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
+        for thread in tasks.into_iter().flatten().flatten() {
             let part = |name: &str| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
             let stat = part("stat");
             let state = stat.rsplit_once(") ").map_or("?", |(_, rest)| &rest[..1]);

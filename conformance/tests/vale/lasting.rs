@@ -54,7 +54,8 @@ fn persistent() -> Vec<String> {
     names
 }
 
-/// The same in the order of `unetmap ls`: those that are served, that are opened, and that wait for their turn.
+/// The names of the persistent ports as `unetmap ls` lists them: served ones, then those that are opened, then those
+/// that wait for their turn.
 fn persistent_as_listed() -> Vec<String> {
     let output = Command::new(program("unetmap")).args(["ls", "--json"]).output().expect("it runs");
     let all: Value = serde_json::from_slice(&output.stdout).expect("JSON");
