@@ -22,6 +22,7 @@ mod offloads;
 mod offsets;
 mod packets;
 mod policy;
+mod precedence;
 mod queues;
 mod reconnect;
 mod refusals;

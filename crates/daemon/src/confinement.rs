@@ -6,7 +6,7 @@ use std::path::Path;
 
 use unetmap_sys::process;
 use unetmap_sys::sandbox::{self, Access, Capability};
-use unetmap_sys::thread::set_nice;
+use unetmap_sys::thread::{set_nice, set_runs_first};
 
 use crate::fault;
 use crate::memory_files;
@@ -35,12 +35,14 @@ const BROKER: [Capability; 14] = [
 ];
 
 /// Confines the daemon that listens at `socket`, and reads `config` again on request. Call it before the first thread
-/// is started.
+/// is started. The calling thread of root's daemon has precedence, which cannot be had later, until it is ended
+/// ([`end_precedence`]).
 pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
     report("no_new_privs", sandbox::no_new_privileges());
     if owner() == 0 {
         report("oom_score_adj", sandbox::set_oom_score(OOM_SCORE));
-        report("priority", set_nice(CONTROL_NICE));
+        prefer();
+        take_precedence();
         report("capabilities", sandbox::keep_capabilities(&[Capability::SetGid, Capability::SetUid]));
         report("another user", unused_user().and_then(sandbox::become_user));
     }
@@ -63,6 +65,23 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
     report("seccomp", sandbox::allow_calls(sandbox::MAIN));
 }
 
+/// Prefers the calling thread to the programs that it serves, and its session to theirs.
+fn prefer() {
+    report("priority", set_nice(CONTROL_NICE));
+    report("niceness by session", process::set_session_nice(CONTROL_NICE));
+}
+
+/// Has the calling thread, and those that it starts, run before all others of the machine. For the two that renew the
+/// deadlines of interfaces, which need little of a processor, but in time.
+pub(crate) fn take_precedence() {
+    report("real-time threads", set_runs_first(true));
+}
+
+/// Has the calling thread share processors with the others of the machine.
+pub(crate) fn end_precedence() {
+    report("threads that are not real-time", set_runs_first(false));
+}
+
 /// A user that no other process is, wherever on the machine: the kernel counts descriptors in flight, locked memory and
 /// more by user, and daemons in other containers cannot be seen. By chance, of very many.
 fn unused_user() -> io::Result<u32> {
@@ -79,7 +98,7 @@ pub(crate) fn confine_store() {
 pub(crate) fn confine_broker() {
     report("no_new_privs", sandbox::no_new_privileges());
     // The control thread waits for it.
-    report("priority", set_nice(CONTROL_NICE));
+    prefer();
     report("capabilities", sandbox::keep_capabilities(&BROKER));
     report("seccomp", sandbox::allow_calls(sandbox::ROOT_MAIN));
 }

@@ -384,6 +384,9 @@ fn give_up_rights(args: &Args, socket: &Path, sources: &KnobSources) -> Result<O
     log::watch_file(socket, false);
     confinement::confine_daemon(socket, sources.file.as_deref());
     if owner::owner() == 0 {
+        let renewing = ports::nic::start_heartbeat();
+        confinement::end_precedence();
+        renewing.map_err(|e| format!("starting the thread that renews deadlines: {e}"))?;
         confinement::keep_pages();
         policy::find_namespaces_by(|path| privileged::namespace_at(path).ok().flatten());
     }

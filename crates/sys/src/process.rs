@@ -8,7 +8,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, setpriority_process, setrlimit, setsid};
+use rustix::process::{
+    Pid, Resource, Rlimit, getpid, getrlimit, setpriority_process, setrlimit, setsid, test_kill_process,
+};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 mod environment;
@@ -218,9 +220,40 @@ pub struct Priority {
 pub fn own_session_high_priority() -> Priority {
     Priority {
         session: setsid().is_ok(),
-        autogroup: std::fs::write("/proc/self/autogroup", "-20").is_ok(),
+        autogroup: set_session_nice(-20).is_ok(),
         nice: setpriority_process(None, -20).is_ok(),
     }
+}
+
+/// Sets the niceness of this process's session among the others, -20 to 19. Where the kernel shares the processors
+/// between sessions (`/proc/sys/kernel/sched_autogroup_enabled`), that of a process or thread counts only among those
+/// of its session.
+///
+/// # Errors
+/// `Unsupported` if the kernel does not, or this process shares its session with the program that started it; `EPERM`
+/// for less than 0 without `CAP_SYS_NICE`; `Other` if the kernel reports another one afterwards.
+pub fn set_session_nice(nice: i32) -> io::Result<()> {
+    let unsupported = |why: &str| Err(io::Error::new(io::ErrorKind::Unsupported, why));
+    if !has_session_of_its_own() {
+        return unsupported("this session has processes of others");
+    }
+    match std::fs::write("/proc/self/autogroup", nice.to_string()) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return unsupported("this kernel groups no sessions"),
+        written => written?,
+    }
+    let text = std::fs::read_to_string("/proc/self/autogroup")?;
+    match text.trim_end().strip_suffix(&format!(" nice {nice}")) {
+        Some(_) => Ok(()),
+        None => Err(io::Error::other(format!("/proc/self/autogroup is {text:?} after {nice} was written"))),
+    }
+}
+
+/// Whether this process leads its session, or who led it has ended, as after [`spawn_detached`]. The number of a
+/// session is not used again while it exists.
+fn has_session_of_its_own() -> bool {
+    // SAFETY: K7. Not rustix's, which does not accept 0: it is outside of this process's PID namespace.
+    let leader = Pid::from_raw(unsafe { libc::getsid(0) });
+    leader.is_some_and(|leader| leader == getpid() || test_kill_process(leader) == Err(Errno::SRCH))
 }
 
 /// Resets settings that a daemon should not inherit from the program that started it: the limit on file sizes (which
@@ -433,7 +466,22 @@ pub(crate) mod tests {
     fn the_session_is_left_once() {
         let outcome = in_child(|| {
             let (first, second) = (own_session_high_priority(), own_session_high_priority());
-            i32::from(!first.session || second.session || first.nice != second.nice)
+            let again = set_session_nice(0).is_ok() == first.autogroup;
+            i32::from(!first.session || second.session || first.nice != second.nice || !again)
+        });
+        assert_eq!(outcome, 0);
+    }
+
+    #[test]
+    fn the_niceness_of_a_session_of_others_is_left() {
+        // This process leads it, and its child does not.
+        let outcome = in_child(|| {
+            setsid().map_or(1, |_| {
+                in_child(|| {
+                    let others = set_session_nice(0).is_err_and(|e| e.kind() == io::ErrorKind::Unsupported);
+                    i32::from(!others)
+                })
+            })
         });
         assert_eq!(outcome, 0);
     }

@@ -146,7 +146,7 @@ pub fn confine_packet_thread() -> io::Result<()> {
 
 /// Whether the error is that of a kernel without the feature.
 pub fn is_missing(e: &io::Error) -> bool {
-    matches!(Errno::from_io_error(e), Some(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL))
+    e.kind() == io::ErrorKind::Unsupported || Errno::from_io_error(e) == Some(Errno::INVAL)
 }
 
 #[cfg(test)]

@@ -227,6 +227,39 @@ pub fn set_wakeup_preemption(allowed: bool) {
     unsafe { libc::sched_setscheduler(0, policy, &raw const none) };
 }
 
+/// Has the calling thread run before all that are not real-time threads (`SCHED_FIFO`, of the lowest priority),
+/// whatever their number, niceness, session or control group, or as all others again. Threads that it starts inherit
+/// it.
+///
+/// # Errors
+/// `EPERM` without `CAP_SYS_NICE` and beyond `RLIMIT_RTPRIO`, or in a control group without real-time threads; `Other`
+/// if the kernel reports another policy afterwards.
+pub fn set_runs_first(first: bool) -> io::Result<()> {
+    let policy = if first { libc::SCHED_FIFO } else { libc::SCHED_OTHER };
+    let priority = libc::sched_param { sched_priority: i32::from(first) };
+    // SAFETY: K1: the kernel reads a struct that outlives the call.
+    if unsafe { libc::sched_setscheduler(0, policy, &raw const priority) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: K7.
+    match unsafe { libc::sched_getscheduler(0) } {
+        now if now == policy => Ok(()),
+        now => Err(io::Error::other(format!("its scheduling policy is {now} after it was set to {policy}"))),
+    }
+}
+
+/// Whether a thread runs before all that are not real-time threads ([`set_runs_first`]).
+///
+/// # Errors
+/// `ESRCH`: there is no such thread.
+pub fn runs_first(tid: u32) -> io::Result<bool> {
+    // SAFETY: K7.
+    match unsafe { libc::sched_getscheduler(i32::try_from(tid).map_err(|_| Errno::SRCH)?) } {
+        -1 => Err(io::Error::last_os_error()),
+        policy => Ok(policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_FIFO),
+    }
+}
+
 /// Asks for turns of this length when the calling thread shares its CPU, 0.1 to 100 ms: a thread with shorter turns
 /// runs sooner after it was woken, also if others with longer ones are running, and gets no larger share of the CPU.
 /// Before Linux 6.12 it changes nothing.

@@ -319,6 +319,7 @@ fn print_summary(
     }
     if bad_slots > 0 {
         note(&format!("pkt-gen: {}", port::not_sent(&config.port, bad_slots)));
+        note_down(&config.port, "packets may be lost");
         return ExitCode::FAILURE;
     }
     if ping.is_some_and(|ping| ping.rtt.is_empty()) && totals.packets > 0 {

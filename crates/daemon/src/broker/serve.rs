@@ -72,7 +72,11 @@ pub(crate) fn run_broker(control: &OwnedFd) -> io::Result<()> {
         let broker = broker.clone();
         threads::start(name, move || broker.serve_connection(&connection))
     };
-    serve("broker deadlines", deadlines)?;
+    let renewer = broker.clone();
+    threads::start("deadlines", move || {
+        confinement::take_precedence();
+        renewer.serve_connection(&deadlines);
+    })?;
     serve("broker node", node)?;
     let interfaces: Vec<_> =
         interfaces.into_iter().map(|lane| serve("broker interfaces", lane)).collect::<io::Result<_>>()?;

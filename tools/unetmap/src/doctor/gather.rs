@@ -12,7 +12,7 @@ use unetmap_sys::netns::Netns;
 use unetmap_sys::probe::{self, QueueTrial};
 use unetmap_sys::xdp::dispatcher;
 use unetmap_sys::xsk::{Way, obstacle_known};
-use unetmap_sys::{barrier, kernel, process};
+use unetmap_sys::{barrier, kernel, process, thread};
 
 use super::machine::{self, BPF, Daemon, NET_ADMIN, NET_RAW, OpenPort, Privileges, SYS_ADMIN};
 use super::nic::{self, Holder, Program};
@@ -221,6 +221,17 @@ fn locked_limit(limits: &str) -> Option<u64> {
     }
 }
 
+/// Whether each of these processes has a thread that runs before all others, or `None` if one is not seen.
+fn has_precedence(processes: &[u32]) -> Option<bool> {
+    let mut all = true;
+    for pid in processes {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+        let mut tids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+        all &= tids.any(|tid| thread::runs_first(tid).unwrap_or(false));
+    }
+    Some(all)
+}
+
 /// Parses a daemon's snapshot; ignores values that are not as expected.
 fn daemon(snapshot: &str) -> Daemon {
     let all: Value = serde_json::from_str(snapshot).unwrap_or_default();
@@ -242,6 +253,7 @@ fn daemon(snapshot: &str) -> Daemon {
     let pid = number(&all["daemon"]["pid"]).unwrap_or_default();
     let privileged_pid = number(&all["daemon"]["privileged_pid"]).unwrap_or(pid);
     Daemon {
+        has_precedence: has_precedence(&[pid, privileged_pid]),
         pid,
         privileged_pid,
         uid: number(&all["daemon"]["uid"]).unwrap_or(u32::MAX),

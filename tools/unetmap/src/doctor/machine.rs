@@ -76,6 +76,8 @@ pub(super) struct Daemon {
     pub(super) ports: Vec<OpenPort>,
     /// Whether a crash would end no port, and a text about it; `None`: the daemon does not say it.
     pub(super) protection: Option<(bool, String)>,
+    /// Whether the threads that keep its interfaces from the kernel run before all others; `None`: they are not seen.
+    pub(super) has_precedence: Option<bool>,
 }
 
 /// An open port on an interface.
@@ -137,6 +139,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Check> {
     checks.push(attempt("XDP links", done, &facts.link, facts, NET_ADMIN | BPF | SYS_ADMIN));
     checks.push(daemon(facts));
     checks.extend(facts.daemons.iter().flatten().filter_map(crash_protection));
+    checks.extend(facts.system_daemon().and_then(precedence));
     if let Some(privileges) = facts.opener() {
         checks.push(capabilities(privileges, facts.in_user_namespace));
         if !facts.in_user_namespace {
@@ -237,6 +240,20 @@ fn crash_protection(daemon: &Daemon) -> Option<Check> {
     let (is_on, text) = daemon.protection.as_ref()?;
     let text = format!("of process {}: {text}", daemon.pid);
     Some(if *is_on { Check::ok(WHAT, text) } else { Check::missing(WHAT, text) }.optional())
+}
+
+/// Checks whether a busy machine can give the interfaces of a daemon to the kernel.
+fn precedence(daemon: &Daemon) -> Option<Check> {
+    const WHAT: &str = "real-time threads";
+    let kept = "by two threads of the daemon that run before all others";
+    let check = match daemon.has_precedence? {
+        true => Check::ok(WHAT, format!("the deadlines of interfaces are kept {kept}")),
+        false => {
+            Check::missing(WHAT, format!("on a busy machine interfaces may be the kernel's: none are kept {kept}"))
+                .fix("give it CAP_SYS_NICE, and no control group without real-time threads (cpu.rt_runtime_us)")
+        }
+    };
+    Some(check.optional())
 }
 
 /// Checks the capabilities of the process that opens interfaces.

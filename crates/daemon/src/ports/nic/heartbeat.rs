@@ -3,7 +3,8 @@
 //!
 //! The control thread cannot: a driver may hold it up for seconds while a program is attached or a socket is bound, and
 //! so may memory that a client gave. This thread accesses no such memory. Its one lock is held by others for a few
-//! instructions, except when they start it.
+//! instructions. Of root's daemon it runs before all other threads of the machine, as does the broker's that it asks: a
+//! machine that is busy is no reason to give interfaces to the kernel.
 //!
 //! ```text
 //! state of the daemon               the deadlines
@@ -16,7 +17,8 @@
 //! the kernel does without a program what the setting says: one that has just been started may take long to begin.
 
 use std::io;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -46,7 +48,7 @@ struct State {
     report: Option<Report>,
     /// Time for which a program may leave frames in them; `None`: [`QUEUE_STALL`].
     stall: Option<Duration>,
-    /// Whether the thread runs: while there are deadlines.
+    /// Whether the thread renews them: while there are some.
     running: bool,
     control: ControlThread,
 }
@@ -183,6 +185,21 @@ fn record_delay(queues: &[Arc<ServedQueue>], late: Duration) {
     records.into_iter().for_each(|record| record.daemon_was_late(late));
 }
 
+/// Where the thread gets what it is to renew.
+static THREAD: OnceLock<Sender<Heartbeat>> = OnceLock::new();
+
+/// Starts the thread, with the priority of the calling one, which the daemon cannot give it later.
+///
+/// # Errors
+/// There are too many threads.
+pub(crate) fn start_heartbeat() -> io::Result<()> {
+    let (sender, heartbeats) = mpsc::channel::<Heartbeat>();
+    let renew = move || heartbeats.iter().for_each(|heartbeat| heartbeat.run());
+    thread::Builder::new().name("heartbeat".into()).spawn(renew)?;
+    let _ = THREAD.set(sender);
+    Ok(())
+}
+
 impl Heartbeat {
     /// Renews the deadline of a queue from its first sync on, until the result is dropped.
     pub(super) fn add_queue(&self, deadline: &Arc<Deadline>, new: NewQueue<'_>) -> io::Result<Arc<ServedQueue>> {
@@ -210,8 +227,8 @@ impl Heartbeat {
         let mut state = lock(&self.0);
         state.deadlines.push(Arc::downgrade(deadline));
         if !state.running {
-            let heartbeat = self.clone();
-            thread::Builder::new().name("heartbeat".into()).spawn(move || heartbeat.run())?;
+            let thread = THREAD.get().ok_or(io::ErrorKind::NotConnected)?;
+            thread.send(self.clone()).map_err(|_| io::ErrorKind::BrokenPipe)?;
             state.running = true;
         }
         Ok(over)
@@ -366,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_ends_without_deadlines() {
+    fn the_thread_waits_without_deadlines() {
         let heartbeat = Heartbeat::default();
         lock(&heartbeat.0).running = true;
         assert!(heartbeat.due().is_none() && !lock(&heartbeat.0).running);

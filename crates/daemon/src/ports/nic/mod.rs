@@ -55,6 +55,7 @@ pub(crate) use failure::setting_snapshots;
 pub(crate) use filter::answer_request;
 pub(super) use header::end_own_header;
 pub(crate) use header::{header, set_header};
+pub(crate) use heartbeat::start_heartbeat;
 pub(crate) use interface::Nic;
 pub(crate) use kernel_work::begin_to_open;
 pub(crate) use lookup::{away_behind, find, find_link, may_have_interfaces};

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSD-2-Clause
+//! The two threads that keep interfaces from the kernel, the daemon's and its broker's, run before all others of the
+//! machine; no other thread of the daemon does. The broker's session counts more than those of programs.
+
+use std::fs::{self, DirEntry};
+use std::process::Command;
+
+use conformance::home::{daemon_processes, summary};
+use conformance::net::{CABLE, DIRECT, Net, open_in};
+use conformance::{isolated_with_interfaces, program, until};
+use rustix::process::Pid;
+
+/// The scheduling policy of a thread that runs before all others (`SCHED_FIFO`).
+const FIRST: &str = "1";
+
+/// The threads of a process, by name, each with its scheduling policy.
+fn threads_of(process: &Pid) -> Vec<(String, String)> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).into_iter().flatten().flatten();
+    let thread = |task: DirEntry| {
+        let part = |name: &str| fs::read_to_string(task.path().join(name)).ok();
+        // The 41st field; the name, which may have spaces, is the second.
+        let policy = part("stat")?.rsplit_once(") ")?.1.split(' ').nth(38)?.to_owned();
+        Some((part("comm")?.trim_end().to_owned(), policy))
+    };
+    tasks.filter_map(thread).collect()
+}
+
+#[test]
+fn two_threads_of_the_daemon_run_before_all_others() {
+    isolated_with_interfaces(|home| {
+        // As the daemon may do.
+        let may = Command::new("chrt").args(["-f", "1", "true"]).output().expect("a program of each system");
+        if !may.status.success() {
+            return summary(&format!("skipped: {}", String::from_utf8_lossy(&may.stderr).trim_end()));
+        }
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let _port = open_in(&net.near, "netmap:va");
+        let processes = daemon_processes(home);
+        until("two threads, and no others, run before all others", || {
+            let all: Vec<_> = processes.iter().flat_map(threads_of).collect();
+            let mut first: Vec<_> = all.iter().filter(|(_, policy)| policy == FIRST).map(|(name, _)| name).collect();
+            first.sort();
+            all.len() > 5 && first == ["deadlines", "heartbeat"]
+        });
+        let said = net.near.tool(&program("unetmap").display().to_string(), &["doctor"]).expect("it runs");
+        let line = said.lines().find(|line| line.contains("real-time threads")).unwrap_or_else(|| panic!("{said}"));
+        assert!(line.contains("are kept by two threads"), "{line}");
+
+        let broker = home.snapshot().daemon.privileged_pid;
+        match fs::read_to_string(format!("/proc/{broker}/autogroup")) {
+            Ok(group) => assert!(group.trim_end().ends_with(" nice -10"), "{group}"),
+            Err(why) => summary(&format!("skipped in part: this kernel groups no sessions: {why}")),
+        }
+    });
+}
