@@ -32,7 +32,8 @@ use super::nic::{self, NicKey, NicPort, SavedNic};
 use super::null::NullPort;
 use super::pipe::{Pipe, endpoint_index};
 use super::pipes::{self, Purpose};
-use super::port::{AnyPort, Kind as _, Registry};
+use super::port::AnyPort::{self, *};
+use super::port::{Kind as _, Registry};
 use super::register::Asked;
 use super::sink::Sink;
 use super::snapshot::PortSnapshot;
@@ -51,36 +52,29 @@ impl AnyPort {
     /// Refuses a REGISTER that this port does not allow.
     pub(super) fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
         match self {
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.check_request(request),
-            AnyPort::Mediated(port) => port.check_request(request),
-            AnyPort::Sink(port) => port.check_request(),
-            AnyPort::Nic(port) => port.check_request(request),
-            AnyPort::Pipe(_) | AnyPort::CopiedEnd(_) | AnyPort::Null(_) | AnyPort::Monitor(_) => Ok(()),
+            Vale(port) => port.check_request(request),
+            Mediated(port) => port.check_request(request),
+            Sink(port) => port.check_request(),
+            Nic(port) => port.check_request(request),
+            Pipe(_) | CopiedEnd(_) | Null(_) | Monitor(_) => Ok(()),
         }
     }
 
     /// Whether packets can begin behind the start of their buffers (the option OFFSETS).
     pub(super) fn supports_offsets(&self) -> bool {
         match self {
-            AnyPort::Mediated(_) | AnyPort::CopiedEnd(_) => false,
-            AnyPort::Monitor(port) => !port.is_zero_copy(),
-            AnyPort::Nic(port) => port.supports_offsets(),
-            AnyPort::Vale(_) | AnyPort::Persistent(_) | AnyPort::Pipe(_) | AnyPort::Null(_) | AnyPort::Sink(_) => true,
+            Mediated(_) | CopiedEnd(_) => false,
+            Monitor(port) => !port.is_zero_copy(),
+            Nic(port) => port.supports_offsets(),
+            Vale(_) | Pipe(_) | Null(_) | Sink(_) => true,
         }
     }
 
     /// Refuses a headroom that open queues cannot have any more.
     pub(super) fn check_headroom(&self, selection: &RingSelection, headroom: u32) -> Result<(), Refusal> {
         match self {
-            AnyPort::Nic(port) => port.check_headroom(selection, headroom),
-            AnyPort::Vale(_)
-            | AnyPort::Persistent(_)
-            | AnyPort::Mediated(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_)
-            | AnyPort::Monitor(_) => Ok(()),
+            Nic(port) => port.check_headroom(selection, headroom),
+            Vale(_) | Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(_) | Sink(_) | Monitor(_) => Ok(()),
         }
     }
 
@@ -88,32 +82,26 @@ impl AnyPort {
     pub(super) fn set_offsets(&self, index: usize, selection: &RingSelection, layout: Option<OffsetLayout>) {
         match self {
             // Those of an interface are not changed while a thread has it.
-            AnyPort::Nic(port) if port.here().is_none() => {}
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => {
+            Nic(port) if port.here().is_none() => {}
+            Vale(port) => {
                 port.record.set_offsets(index, selection, layout);
                 port.apply_offsets();
             }
-            AnyPort::Nic(_)
-            | AnyPort::Mediated(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_)
-            | AnyPort::Monitor(_) => self.record().set_offsets(index, selection, layout),
+            Nic(_) | Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(_) | Sink(_) | Monitor(_) => {
+                self.record().set_offsets(index, selection, layout)
+            }
         }
     }
 
     /// Why a monitor cannot have this port's buffers instead of copies; `None` if it can.
     pub(super) fn zero_copy_obstacle(&self) -> Option<&'static str> {
         let is_of_daemon = match self {
-            AnyPort::Nic(port) => port.record.scope.uid == DAEMON_UID,
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.is_attached(),
-            AnyPort::Pipe(_) => false,
-            AnyPort::Mediated(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_)
-            | AnyPort::Monitor(_) => return Some("the buffers of this kind of port cannot be handed over"),
+            Nic(port) => port.record.scope.uid == DAEMON_UID,
+            Vale(port) => port.is_attached(),
+            Pipe(_) => false,
+            Mediated(_) | CopiedEnd(_) | Null(_) | Sink(_) | Monitor(_) => {
+                return Some("the buffers of this kind of port cannot be handed over");
+            }
         };
         is_of_daemon.then_some("the daemon runs this interface, in memory that no program shares")
     }
@@ -121,30 +109,18 @@ impl AnyPort {
     /// Opens what the data path of the rings needs. On failure nothing has changed.
     pub(super) fn prepare(&mut self, selection: &RingSelection) -> Result<(), Refusal> {
         match self {
-            AnyPort::Nic(port) => port.prepare(selection),
-            AnyPort::Vale(_)
-            | AnyPort::Persistent(_)
-            | AnyPort::Mediated(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_)
-            | AnyPort::Monitor(_) => Ok(()),
+            Nic(port) => port.prepare(selection),
+            Vale(_) | Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(_) | Sink(_) | Monitor(_) => Ok(()),
         }
     }
 
     /// Binds the rings for one more session.
     pub(super) fn bind(&mut self, index: usize, selection: &RingSelection) {
         match self {
-            AnyPort::Nic(port) => port.bind(selection),
-            AnyPort::Vale(_)
-            | AnyPort::Persistent(_)
-            | AnyPort::Mediated(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_)
-            | AnyPort::Monitor(_) => self.record().bind(index, selection),
+            Nic(port) => port.bind(selection),
+            Vale(_) | Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(_) | Sink(_) | Monitor(_) => {
+                self.record().bind(index, selection)
+            }
         }
     }
 
@@ -157,24 +133,20 @@ impl AnyPort {
         bound_ring: &mut BoundRing,
     ) -> Result<BorrowedFd<'a>, Refusal> {
         match self {
-            AnyPort::Nic(port) => port.describe_ring(ring, bound_ring),
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => {
-                Ok(port.describe_ring(daemon.knobs.fwd(), ring, bound_ring))
-            }
-            AnyPort::Mediated(port) => {
+            Nic(port) => port.describe_ring(ring, bound_ring),
+            Vale(port) => Ok(port.describe_ring(daemon.knobs.fwd(), ring, bound_ring)),
+            Mediated(port) => {
                 let nic = daemon.registry.nic(&PortKey::Nic(port.nic())).filter(|_| index == 0);
                 nic.into_iter().for_each(|nic| nic.describe_mediated_ring(ring.pair, bound_ring));
                 pipe_rings::describe_ring(&port.record, (index, ring), bound_ring)
             }
-            AnyPort::Pipe(_) | AnyPort::CopiedEnd(_) => {
-                pipe_rings::describe_ring(self.record(), (index, ring), bound_ring)
-            }
-            AnyPort::Null(_) => Ok(ring.doorbell.get()?.as_fd()),
-            AnyPort::Sink(port) => {
+            Pipe(_) | CopiedEnd(_) => pipe_rings::describe_ring(self.record(), (index, ring), bound_ring),
+            Null(_) => Ok(ring.doorbell.get()?.as_fd()),
+            Sink(port) => {
                 port.describe_ring(ring, bound_ring);
                 Ok(ring.doorbell.get()?.as_fd())
             }
-            AnyPort::Monitor(port) => port.describe_ring(ring, bound_ring),
+            Monitor(port) => port.describe_ring(ring, bound_ring),
         }
     }
 
@@ -182,15 +154,10 @@ impl AnyPort {
     /// [`AnyPort::describe_ring`] said that it comes later (`DOORBELL_LATER`), and then by the client's request.
     pub(super) fn peer_doorbell(&self, at: (usize, &PortRing)) -> Result<&Doorbell, Refusal> {
         match self {
-            AnyPort::Pipe(port) => pipe_rings::peer_doorbell(&port.record, at),
-            AnyPort::Nic(_)
-            | AnyPort::Vale(_)
-            | AnyPort::Persistent(_)
-            | AnyPort::Mediated(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_)
-            | AnyPort::Monitor(_) => refuse(EINVAL, "the port is no pipe"),
+            Pipe(port) => pipe_rings::peer_doorbell(&port.record, at),
+            Nic(_) | Vale(_) | Mediated(_) | CopiedEnd(_) | Null(_) | Sink(_) | Monitor(_) => {
+                refuse(EINVAL, "the port is no pipe")
+            }
         }
     }
 
@@ -202,47 +169,33 @@ impl AnyPort {
     /// Unbinds the rings of a session.
     pub(super) fn unbind(&mut self, index: usize, selection: &RingSelection) {
         match self {
-            AnyPort::Nic(port) => port.unbind(selection),
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => {
+            Nic(port) => port.unbind(selection),
+            Vale(port) => {
                 port.record.unbind(index, selection);
                 port.notify_switch();
             }
-            AnyPort::Mediated(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_)
-            | AnyPort::Monitor(_) => self.record().unbind(index, selection),
+            Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(_) | Sink(_) | Monitor(_) => {
+                self.record().unbind(index, selection)
+            }
         }
     }
 
     /// Frees every lock that the exited process with this holder ID held, and returns how many there were.
     fn break_locks(&self, holder: u32) -> usize {
         match self {
-            AnyPort::Nic(port) => port.break_locks(holder),
-            AnyPort::Vale(_)
-            | AnyPort::Persistent(_)
-            | AnyPort::Mediated(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_)
-            | AnyPort::Monitor(_) => self.record().break_locks(holder),
+            Nic(port) => port.break_locks(holder),
+            Vale(_) | Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(_) | Sink(_) | Monitor(_) => {
+                self.record().break_locks(holder)
+            }
         }
     }
 
     /// Whether the port can be released now. A port that cannot is checked again whenever a session is closed.
     pub(super) fn is_releasable(&self, registry: &Registry) -> bool {
         match self {
-            AnyPort::Nic(port) => port.is_releasable(),
-            AnyPort::Monitor(port) => port.is_releasable(registry.endpoint(port.watched()).ok().map(|(of, _)| of)),
-            AnyPort::Vale(_)
-            | AnyPort::Persistent(_)
-            | AnyPort::Mediated(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_) => true,
+            Nic(port) => port.is_releasable(),
+            Monitor(port) => port.is_releasable(registry.endpoint(port.watched()).ok().map(|(of, _)| of)),
+            Vale(_) | Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(_) | Sink(_) => true,
         }
     }
 
@@ -250,49 +203,33 @@ impl AnyPort {
     /// allocated.
     fn release(self, daemon: &mut Daemon) -> Vec<Arc<Endpoint>> {
         match self {
-            AnyPort::Nic(port) => {
+            Nic(port) => {
                 daemon.nics.unwatch_if_unused(&daemon.registry, &daemon.vale.persistent, port.key.netns);
-                AnyPort::Nic(port).into_record().into_endpoints()
+                Nic(port).into_record().into_endpoints()
             }
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => {
+            Vale(port) => {
                 let region = daemon.registry.regions.get_mut(port.record.region);
                 daemon.vale.release(port, region)
             }
-            AnyPort::Mediated(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_)
-            | AnyPort::Monitor(_) => self.into_record().into_endpoints(),
+            Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(_) | Sink(_) | Monitor(_) => {
+                self.into_record().into_endpoints()
+            }
         }
     }
 
     /// The memory files that programs may have besides those of the region and the record.
     fn other_files(&self) -> Vec<BorrowedFd<'_>> {
         match self {
-            AnyPort::Monitor(port) => port.mirror_files().collect(),
-            AnyPort::Nic(_)
-            | AnyPort::Vale(_)
-            | AnyPort::Persistent(_)
-            | AnyPort::Mediated(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_) => Vec::new(),
+            Monitor(port) => port.mirror_files().collect(),
+            Nic(_) | Vale(_) | Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(_) | Sink(_) => Vec::new(),
         }
     }
 
     /// The user that the port belongs to.
     pub(crate) fn owner(&self) -> u32 {
         match self {
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => port.owner(),
-            AnyPort::Nic(_)
-            | AnyPort::Mediated(_)
-            | AnyPort::Pipe(_)
-            | AnyPort::CopiedEnd(_)
-            | AnyPort::Null(_)
-            | AnyPort::Sink(_)
-            | AnyPort::Monitor(_) => self.record().scope.uid,
+            Vale(port) => port.owner(),
+            Nic(_) | Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(_) | Sink(_) | Monitor(_) => self.record().scope.uid,
         }
     }
 
@@ -300,19 +237,17 @@ impl AnyPort {
     pub(crate) fn snapshot(&self, daemon: &Daemon) -> Vec<PortSnapshot> {
         let mem_id = daemon.registry.regions.mem_id(self.record().region);
         vec![match self {
-            AnyPort::Nic(port) => port.snapshot(mem_id),
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => {
-                port.snapshot(mem_id, daemon.vale.thread_and_cpu(port), daemon.vale.label(port))
-            }
-            AnyPort::Mediated(port) => {
+            Nic(port) => port.snapshot(mem_id),
+            Vale(port) => port.snapshot(mem_id, daemon.vale.thread_and_cpu(port), daemon.vale.label(port)),
+            Mediated(port) => {
                 let nic = daemon.registry.get::<NicPort>(&PortKey::Nic(port.nic()));
                 port.snapshot(mem_id, nic.and_then(|nic| nic.snapshot_if_here(mem_id)))
             }
-            AnyPort::Pipe(port) => return port.snapshots(mem_id),
-            AnyPort::CopiedEnd(port) => port.snapshot(mem_id),
-            AnyPort::Null(port) => port.snapshot(mem_id),
-            AnyPort::Sink(port) => port.snapshot(mem_id),
-            AnyPort::Monitor(port) => return port.snapshot(mem_id).into_iter().collect(),
+            Pipe(port) => return port.snapshots(mem_id),
+            CopiedEnd(port) => port.snapshot(mem_id),
+            Null(port) => port.snapshot(mem_id),
+            Sink(port) => port.snapshot(mem_id),
+            Monitor(port) => return port.snapshot(mem_id).into_iter().collect(),
         }]
     }
 
@@ -320,12 +255,12 @@ impl AnyPort {
     pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> Result<SavedPort, Refusal> {
         let record = self.record().save(fds);
         let kind = match self {
-            AnyPort::Nic(port) => to_value(&port.save(fds)?),
-            AnyPort::Vale(port) | AnyPort::Persistent(port) => to_value(&port.save(fds)),
-            AnyPort::Mediated(port) => to_value(&port.save()),
-            AnyPort::Sink(port) => to_value(&port.kind),
-            AnyPort::Monitor(port) => to_value(&port.save(fds)),
-            AnyPort::Pipe(_) | AnyPort::CopiedEnd(_) | AnyPort::Null(_) => Ok(Value::Null),
+            Nic(port) => to_value(&port.save(fds)?),
+            Vale(port) => to_value(&port.save(fds)),
+            Mediated(port) => to_value(&port.save()),
+            Sink(port) => to_value(&port.kind),
+            Monitor(port) => to_value(&port.save(fds)),
+            Pipe(_) | CopiedEnd(_) | Null(_) => Ok(Value::Null),
         }?;
         Ok(SavedPort { record, kind })
     }
@@ -342,30 +277,15 @@ pub(super) struct SavedPort {
 impl SavedPort {
     /// Rebuilds the port.
     pub(super) fn restore(self, key: &PortKey, registry: &Registry, fds: &mut Incoming) -> Result<AnyPort, Refusal> {
-        let endpoints = match key {
-            PortKey::Pipe(_) | PortKey::Mediated(_) | PortKey::CopiedEnd(_) => 2,
-            PortKey::Nic(_)
-            | PortKey::Vale(_)
-            | PortKey::Persistent(_)
-            | PortKey::Null(..)
-            | PortKey::Sink(..)
-            | PortKey::Monitor(_) => 1,
-        };
-        let record = self.record.restore(endpoints, &registry.regions, fds)?;
+        let record = self.record.restore(key.endpoints(), &registry.regions, fds)?;
         Ok(match key {
             PortKey::Nic(nic) => {
                 let (nic, sent) = of_value::<SavedNic>(self.kind)?.restore(record, *nic, &registry.regions, fds)?;
                 AnyPort::Nic(NicPort::new(nic, sent))
             }
-            PortKey::Vale(_) => {
+            PortKey::Vale(_) | PortKey::Persistent(_) => {
                 AnyPort::Vale(of_value::<SavedValePort>(self.kind)?.restore(record, key, &registry.regions, fds)?)
             }
-            PortKey::Persistent(_) => AnyPort::Persistent(of_value::<SavedValePort>(self.kind)?.restore(
-                record,
-                key,
-                &registry.regions,
-                fds,
-            )?),
             PortKey::Mediated(of) => {
                 let saved = of_value::<SavedMediated>(self.kind)?;
                 let of_interface = registry.usage_of_interface(saved.nic());
@@ -391,17 +311,22 @@ fn of_value<T: DeserializeOwned>(kind: Value) -> Result<T, Refusal> {
 }
 
 impl PortKey {
+    /// How many sides with rings the port has.
+    fn endpoints(&self) -> usize {
+        use PortKey::*;
+        match self {
+            Pipe(_) | Mediated(_) | CopiedEnd(_) => 2,
+            Nic(_) | Vale(_) | Persistent(_) | Null(..) | Sink(..) | Monitor(_) => 1,
+        }
+    }
+
     /// By which packets reach the receive rings of the port.
     pub(super) fn mover(&self) -> Mover {
+        use PortKey::*;
         match self {
-            PortKey::Pipe(_) => Mover::Peer,
-            PortKey::Vale(_) | PortKey::Persistent(_) => Mover::Switch,
-            PortKey::Nic(_)
-            | PortKey::Mediated(_)
-            | PortKey::CopiedEnd(_)
-            | PortKey::Null(..)
-            | PortKey::Sink(..)
-            | PortKey::Monitor(_) => Mover::Program,
+            Pipe(_) => Mover::Peer,
+            Vale(_) | Persistent(_) => Mover::Switch,
+            Nic(_) | Mediated(_) | CopiedEnd(_) | Null(..) | Sink(..) | Monitor(_) => Mover::Program,
         }
     }
 }
@@ -480,88 +405,74 @@ impl Daemon {
 
     /// Does what a kind does after a session was opened, besides binding.
     pub(super) fn session_opened(&mut self, at: &EndpointKey) -> Result<(), Refusal> {
+        use PortKey::*;
         match &at.port {
-            PortKey::Mediated(key) if at.index == 0 => copying::update_threads(self, key),
-            PortKey::CopiedEnd(key) if at.index == key.index => copying::copied_end_opened(self, key),
-            PortKey::Persistent(hidden) => {
-                vale::persistent_ends::connect_ends(&mut self.registry, &mut self.vale, *hidden)
-            }
-            PortKey::Monitor(id) => {
+            Mediated(key) if at.index == 0 => copying::update_threads(self, key),
+            CopiedEnd(key) if at.index == key.index => copying::copied_end_opened(self, key),
+            Persistent(hidden) => vale::persistent_ends::connect_ends(&mut self.registry, &mut self.vale, *hidden),
+            Monitor(id) => {
                 monitor::notify_watched(&self.registry, &self.monitors, *id);
                 if let Some(watched) = monitor::watched_port(&self.registry, *id) {
                     arrival::update_threads(self, &watched);
                 }
                 Ok(())
             }
-            PortKey::Nic(_) => {
+            Nic(_) => {
                 arrival::update_threads(self, &at.port);
                 Ok(())
             }
-            PortKey::Vale(_)
-            | PortKey::Mediated(_)
-            | PortKey::Pipe(_)
-            | PortKey::CopiedEnd(_)
-            | PortKey::Null(..)
-            | PortKey::Sink(..) => Ok(()),
+            Vale(_) | Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(..) | Sink(..) => Ok(()),
         }
     }
 
     /// A session of a user is closed: a header that it has set for its programs ends with the last one.
     pub(super) fn end_own_header(&mut self, port: &PortKey, uid: u32) {
+        use PortKey::*;
         match port {
-            PortKey::Persistent(hidden) => {
+            Persistent(hidden) => {
                 vale::persistent_header::end_own_header(&self.registry, &mut self.vale, *hidden);
             }
-            PortKey::Nic(_) | PortKey::Mediated(_) => {
+            Nic(_) | Mediated(_) => {
                 let nic = self.registry.interface_of(port);
                 nic.into_iter().for_each(|nic| nic::end_own_header(&self.registry, &mut self.nics, nic, port, uid));
             }
-            PortKey::Vale(_)
-            | PortKey::Pipe(_)
-            | PortKey::CopiedEnd(_)
-            | PortKey::Null(..)
-            | PortKey::Sink(..)
-            | PortKey::Monitor(_) => {}
+            Vale(_) | Pipe(_) | CopiedEnd(_) | Null(..) | Sink(..) | Monitor(_) => {}
         }
     }
 
     /// Does what a kind does after a session was closed, besides unbinding.
     pub(super) fn session_closed(&mut self, at: &EndpointKey, name: &str) {
+        use PortKey::*;
         match &at.port {
-            PortKey::Mediated(key) if at.index == 0 => copying::program_closed(self, key, name),
-            PortKey::Persistent(hidden) => {
+            Mediated(key) if at.index == 0 => copying::program_closed(self, key, name),
+            Persistent(hidden) => {
                 let connected = vale::persistent_ends::connect_ends(&mut self.registry, &mut self.vale, *hidden);
                 if let Err(e) = connected {
                     tracing::error!(name, "the host is not connected with its switch again: {}", e.why);
                 }
             }
-            PortKey::Nic(key) => {
+            Nic(key) => {
                 self.nics.work.check_later(*key);
                 arrival::update_threads(self, &at.port);
             }
-            PortKey::Vale(_)
-            | PortKey::Mediated(_)
-            | PortKey::Pipe(_)
-            | PortKey::CopiedEnd(_)
-            | PortKey::Null(..)
-            | PortKey::Sink(..)
-            | PortKey::Monitor(_) => {}
+            Vale(_) | Mediated(_) | Pipe(_) | CopiedEnd(_) | Null(..) | Sink(..) | Monitor(_) => {}
         }
     }
 
     /// Ends what a kind runs on a port that no client has open.
     fn before_release(&mut self, key: &PortKey) {
+        use PortKey::*;
         match key {
-            PortKey::Nic(key) => self.nics.work.check_later(*key),
-            PortKey::Mediated(key) => copying::stop_mediated_if_unused(self, key),
-            PortKey::CopiedEnd(key) => copying::stop_copied_end_if_unused(self, key),
-            PortKey::Monitor(id) => {
+            Nic(key) => self.nics.work.check_later(*key),
+            Mediated(key) => copying::stop_mediated_if_unused(self, key),
+            CopiedEnd(key) => copying::stop_copied_end_if_unused(self, key),
+            Monitor(id) => {
                 monitor::close_if_unused(&mut self.registry, &self.monitors, *id);
                 if let Some(watched) = monitor::watched_port(&self.registry, *id) {
                     arrival::update_threads(self, &watched);
                 }
             }
-            PortKey::Vale(_) | PortKey::Persistent(_) | PortKey::Pipe(_) | PortKey::Null(..) | PortKey::Sink(..) => {}
+            Vale(_) | Persistent(_) | Pipe(_) | Null(..) | Sink(..) => {}
         }
     }
 

@@ -22,8 +22,8 @@ pub(crate) type Session = registry::Session<PortKey>;
 /// A port of any kind. What is done with each is in `lifecycle`.
 pub(crate) enum AnyPort {
     Nic(Port<NicPort>),
+    /// A switch port; also the end of a persistent port that programs open.
     Vale(Port<ValePort>),
-    Persistent(Port<ValePort>),
     Mediated(Port<Mediated>),
     Pipe(Port<Pipe>),
     CopiedEnd(Port<CopiedEnd>),
@@ -37,7 +37,7 @@ macro_rules! of_any {
     ($any:expr, $port:ident => $result:expr) => {
         match $any {
             AnyPort::Nic($port) => $result,
-            AnyPort::Vale($port) | AnyPort::Persistent($port) => $result,
+            AnyPort::Vale($port) => $result,
             AnyPort::Mediated($port) => $result,
             AnyPort::Pipe($port) => $result,
             AnyPort::CopiedEnd($port) => $result,
@@ -85,21 +85,21 @@ pub(crate) trait Kind: Sized + 'static {
 }
 
 macro_rules! kind {
-    ($kind:ty: $($variant:ident)|+) => {
+    ($kind:ty: $variant:ident) => {
         impl Kind for $kind {
             fn of(port: &AnyPort) -> Option<&Port<Self>> {
-                if let $(AnyPort::$variant(port))|+ = port { Some(port) } else { None }
+                if let AnyPort::$variant(port) = port { Some(port) } else { None }
             }
 
             fn of_mut(port: &mut AnyPort) -> Option<&mut Port<Self>> {
-                if let $(AnyPort::$variant(port))|+ = port { Some(port) } else { None }
+                if let AnyPort::$variant(port) = port { Some(port) } else { None }
             }
         }
     };
 }
 
 kind!(NicPort: Nic);
-kind!(ValePort: Vale | Persistent);
+kind!(ValePort: Vale);
 kind!(Mediated: Mediated);
 kind!(Pipe: Pipe);
 kind!(CopiedEnd: CopiedEnd);

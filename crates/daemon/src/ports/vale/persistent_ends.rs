@@ -126,7 +126,7 @@ pub(crate) fn find_or_create(
         let record = registry.regions.existing_mut(port.region)?;
         let program = ValePort::create(record, (DAEMON_SCOPE, id.clone(), port.key()), port.shape, 0)?;
         program.switch_side.set_vnet_hdr_len(port.header_for(caller.peer.uid));
-        registry.insert(id.clone(), AnyPort::Persistent(program));
+        registry.insert(id.clone(), AnyPort::Vale(program));
     }
     Ok(id.into())
 }
