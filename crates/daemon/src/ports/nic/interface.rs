@@ -23,7 +23,7 @@ use crate::endpoint::{DataPath, Endpoint, PortRing, RingSelection};
 use crate::knobs::Admode;
 use crate::ports::snapshot::PortSnapshot;
 use crate::privileged::{self, PacketMemory, Undo, Xdp};
-use crate::refusal::{Refusal, refuse};
+use crate::refusal::{Refusal, refuse, refuse_lack};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope, SharedPage};
 use crate::shape::EndpointShape;
 
@@ -157,21 +157,33 @@ impl Nic {
         let sent_bytes = TxFramesPage::bytes(usize::from(shape.all_tx()) * shape.tx_slots.get() as usize);
         let page = SharedPage::create("unetmap-sent", sent_bytes)?;
         let endpoint = Arc::new(Endpoint::create(region, shape, DataPath::Kernel)?);
-        let queues = (0..shape.pairs()).map(|_| None).collect();
-        let file = region.fd.try_clone();
-        let file = file.or_else(|e| refuse(ENOMEM, format!("no descriptor for the region's file: {e}")))?;
-        let region_file = (file, region.region.geometry().ifs.offset);
-        let host = HostRings::new(netns.clone(), link.index, (shape.pairs() - shape.nic_pairs()) as u32);
         if !link.up {
             tracing::info!(name = link.name, "the interface is down: no packets move before it is up");
         }
-        let nic = Nic {
+        let closed = Nic::closed((key, link.name.clone(), scope), netns, region, endpoint, (&page, random_mark()?))?;
+        let nic = Nic { admode, up: link.up, mtu: link.mtu, tx_dropped_before, ..closed };
+        Ok((nic, page))
+    }
+
+    /// An interface at which nothing is open or attached yet. `sent`: the page of its transmitted frames.
+    pub(super) fn closed(
+        (key, name, scope): (NicKey, String, Scope),
+        netns: Arc<Netns>,
+        region: &RegionRecord,
+        endpoint: Arc<Endpoint>,
+        (sent, mark): (&SharedPage, Mark),
+    ) -> Result<Nic, Refusal> {
+        let shape = endpoint.shape;
+        let file = region.fd.try_clone().or_else(|e| refuse_lack("no descriptor for the region's file", &e))?;
+        let region_file = (file, region.region.geometry().ifs.offset);
+        let host = HostRings::new(netns.clone(), key.index, (shape.pairs() - shape.nic_pairs()) as u32);
+        Ok(Nic {
             key,
-            name: link.name.clone(),
+            name,
             scope,
             region: region.key,
             endpoint,
-            sent: TxFramesPage::new(page.range.clone()),
+            sent: TxFramesPage::new(sent.range.clone()),
             netns,
             umem: region.region.umem(),
             region_file,
@@ -180,7 +192,7 @@ impl Nic {
             way: Way::Auto,
             numa_node: None,
             forwards: false,
-            queues,
+            queues: (0..shape.pairs()).map(|_| None).collect(),
             xdp: None,
             stays: None,
             offloads: None,
@@ -194,24 +206,23 @@ impl Nic {
             heartbeat: Heartbeat::default(),
             host,
             packets: None,
-            mark: random_mark()?,
+            mark,
             xdp_config: None,
             copy_reason: None,
             queue_counts: QueueCounts::default(),
             added_queues: 0,
             other_queues: None,
-            admode,
-            up: link.up,
-            mtu: link.mtu,
+            admode: Admode::Best,
+            up: false,
+            mtu: 0,
             is_hidden: false,
-            tx_dropped_before,
+            tx_dropped_before: 0,
             gone: false,
             behind: false,
             near_gone: NearGone::default(),
             lost: Noted::default(),
             left_in_rings: 0,
-        };
-        Ok((nic, page))
+        })
     }
 
     /// Whether it is the hidden end of a persistent port, whose other end keeps its offloads.

@@ -48,7 +48,7 @@ pub(crate) mod surveyed;
 mod zero_copy;
 
 pub(super) use interface::usage;
-use interface::{HEADER, NearGone, XdpConfig, libc_errno, other_usage};
+use interface::{HEADER, XdpConfig, libc_errno, other_usage};
 
 pub(crate) use changes::links_changed;
 pub(crate) use failure::setting_snapshots;

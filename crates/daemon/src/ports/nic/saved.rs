@@ -12,13 +12,11 @@ use unetmap_mem::TxFramesPage;
 use unetmap_sys::xdp::{Mark, Noted};
 use unetmap_sys::xsk::Way;
 
-use super::heartbeat::Heartbeat;
 use super::host_rings::SavedHostRings;
 use super::packets::SavedPackets;
 use super::queue::OpenQueue;
-use super::queue_count::QueueCounts;
 use super::relay::{Relay, SavedRelay};
-use super::{NearGone, Nic, NicKey, XdpConfig};
+use super::{Nic, NicKey, XdpConfig};
 use crate::broker::Handle;
 use crate::descriptors::{FdIndex, Incoming, Outgoing, invalid};
 use crate::knobs::Admode;
@@ -160,43 +158,24 @@ impl SavedNic {
         let sent_bytes = TxFramesPage::bytes(usize::from(shape.all_tx()) * shape.tx_slots.get() as usize);
         let sent = record.page.filter(|page| page.range.len() == sent_bytes);
         let Some(sent) = sent else { return invalid("the transmitted frames of an interface") };
-        let file = region.fd.try_clone().or_else(|e| refuse_lack("no descriptor for a region's file", &e))?;
         let host_queues = (pairs - shape.nic_pairs()) as u32;
         let host = self.host.restore(&netns, (key.index, host_queues), fds)?;
         let relay = self.relay.map(|relay| relay.restore(&netns, fds)).transpose()?;
         let packets = self.packets.map(|packets| packets.restore(fds)).transpose()?;
+        let closed = Nic::closed((key, self.name, scope), netns, region, endpoint, (&sent, self.mark))?;
         let mut nic = Nic {
-            key,
-            name: self.name,
-            scope,
-            region: record.region,
-            endpoint,
-            sent: TxFramesPage::new(sent.range.clone()),
-            netns,
-            umem: region.region.umem(),
-            region_file: (file, region.region.geometry().ifs.offset),
-            filter: None,
-            busy_poll: None,
             way: self.way,
             forwards: self.forwards,
-            queues: (0..pairs).map(|_| None).collect(),
             xdp: self.xdp.map(|kept| Arc::new(Xdp::of(kept))),
-            stays: None,
             offloads: self.offloads.map(Undo::of),
             merging: self.merging.map(Undo::of),
             offloads_stay_on: self.offloads_stay_on,
             unfinished: self.unfinished,
-            found: None,
-            frames_watch: None,
-            keeps_offloads: false,
             relay,
-            heartbeat: Heartbeat::default(),
             host,
             packets,
-            mark: self.mark,
             xdp_config: self.xdp_config,
             copy_reason: self.copy_reason,
-            queue_counts: QueueCounts::default(),
             added_queues: self.added_queues,
             other_queues: self.other_queues,
             admode: self.admode,
@@ -206,10 +185,8 @@ impl SavedNic {
             tx_dropped_before: self.tx_dropped_before,
             gone: self.gone,
             is_hidden: self.is_hidden,
-            behind: false,
-            near_gone: NearGone::default(),
             lost: self.lost,
-            left_in_rings: 0,
+            ..closed
         };
         for (pair, saved) in self.queues.iter().enumerate() {
             if let Some(saved) = saved {
