@@ -176,7 +176,8 @@ fn set_filter(
     let settings = &mut nics.settings;
     // Also tried where no XDP program is attached yet: a filter that cannot be used is not stored.
     privileged::try_filter(&filter.program[..]).or_else(|e| refuse_filter(&e))?;
-    let (before, stored) = (settings.filter_of(netns_id, link.index), Arc::new(StoredFilter { filter, uid }));
+    let before = settings.of(netns_id, link.index).and_then(|set| set.filter.clone());
+    let stored = Arc::new(StoredFilter { filter, uid });
     settings.store_filter(netns, link.index, stored.clone())?;
     let set = match nic {
         Some(nic) => nic.set_filter(Some(stored.clone())),
@@ -223,9 +224,10 @@ fn interface_as_json(
     caller: &Caller,
 ) -> Result<String, Refusal> {
     let queues = queues(link, caller)?;
-    let stored = daemon.nics.settings.filter_of(caller.netns_id(), link.index);
-    let busy_poll = daemon.nics.settings.busy_poll_of(caller.netns_id(), link.index);
-    let way = daemon.nics.settings.way_of(caller.netns_id(), link.index);
+    let set = daemon.nics.settings.of(caller.netns_id(), link.index);
+    let stored = set.and_then(|set| set.filter.clone());
+    let (busy_poll, found) = (set.and_then(|set| set.busy_poll), set.and_then(|set| set.found.clone()));
+    let way = set.map_or(Way::Auto, |set| set.way);
     let header = super::header(daemon, &link.name, caller)?;
     let stays = daemon.nics.settings.failure_at(link, caller).ok().flatten();
     let open = find(&daemon.registry, caller.netns_id(), link.index)?;
@@ -252,7 +254,7 @@ fn interface_as_json(
         }),
         busy_poll: busy_poll.map(BusyPollSnapshot::of),
         way: way.as_str(),
-        found: daemon.nics.settings.found_at(caller.netns_id(), link.index),
+        found,
         failure,
         frames: open.map_or_else(unopened, |nic| nic.frames(&nic.account()?)),
         header,

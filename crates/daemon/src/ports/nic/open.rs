@@ -72,7 +72,7 @@ pub(crate) fn check_default_route(
         return Ok(());
     }
     let (Some(link), Some(netns)) = (find_link(&spec.parent, caller)?, caller.netns()) else { return Ok(()) };
-    let host_is_served = daemon.nics.settings.filter_of(caller.netns_id(), link.index).is_some()
+    let host_is_served = daemon.nics.settings.of(caller.netns_id(), link.index).is_some_and(|set| set.filter.is_some())
         || match find(&daemon.registry, caller.netns_id(), link.index)? {
             Some(nic) => nic.host_is_bound() || nic.forwards,
             None => daemon.knobs.fwd(),
@@ -121,7 +121,8 @@ pub(crate) fn check_still_given(
 
 /// Returns the header of the packets of an interface: 0, 10 or 12 bytes.
 pub(in crate::ports) fn header_of_link(nics: &mut NicState, link: &Link, caller: &Caller) -> u8 {
-    nics.settings.header_of(caller.netns_id(), link.index, caller.peer.uid)
+    let settings = nics.settings.of(caller.netns_id(), link.index);
+    settings.map_or(0, |set| set.own_headers.get(&caller.peer.uid).copied().unwrap_or(set.header))
 }
 
 /// Returns the access that this kernel and the interface's settings allow. Before Linux 6.4 only the process that
@@ -202,10 +203,10 @@ pub(in crate::ports) fn create(
         daemon.registry.free_region_if_unused(region);
         daemon.nics.unwatch_if_unused(&daemon.registry, &daemon.vale.persistent, netns_id);
     })?;
-    nic.filter = daemon.nics.settings.filter_of(netns_id, link.index);
-    nic.busy_poll = daemon.nics.settings.busy_poll_of(netns_id, link.index);
-    nic.way = daemon.nics.settings.way_of(netns_id, link.index);
-    nic.found = daemon.nics.settings.found_at(netns_id, link.index);
+    if let Some(set) = daemon.nics.settings.of(netns_id, link.index) {
+        (nic.filter, nic.busy_poll) = (set.filter.clone(), set.busy_poll);
+        (nic.way, nic.found) = (set.way, set.found.clone());
+    }
     nic.packets = packets;
     nic.set_stays(stays);
     nic.forwards = daemon.knobs.fwd();

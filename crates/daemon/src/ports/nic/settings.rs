@@ -107,11 +107,11 @@ impl InterfaceSettings {
         self.watch.as_ref()
     }
 
-    /// Returns the filter of an interface that exists.
-    pub(super) fn filter_of(&mut self, netns: u64, index: u32) -> Option<Arc<StoredFilter>> {
+    /// Returns the settings of an interface that exists.
+    pub(super) fn of(&mut self, netns: u64, index: u32) -> Option<&Settings> {
         // The kernel reuses both numbers, so settings of deleted interfaces are removed first.
         self.remove_gone();
-        self.all.get(&(netns, index))?.filter.clone()
+        self.all.get(&(netns, index))
     }
 
     /// Has the program that stays use the filter as long as no port is open.
@@ -122,18 +122,6 @@ impl InterfaceSettings {
         let host_tx = if program.is_some() { HostTxAction::Pass } else { HostTxAction::Drop };
         stays.xdp.set_filter(program)?;
         stays.tcx.as_ref().map_or(Ok(()), |tcx| tcx.set_host_tx(host_tx))
-    }
-
-    /// Returns the busy polling of sockets of an interface that exists.
-    pub(super) fn busy_poll_of(&mut self, netns: u64, index: u32) -> Option<BusyPoll> {
-        self.remove_gone();
-        self.all.get(&(netns, index))?.busy_poll
-    }
-
-    /// Returns the way of packets of an interface that exists.
-    pub(super) fn way_of(&mut self, netns: u64, index: u32) -> Way {
-        self.remove_gone();
-        self.all.get(&(netns, index)).map_or(Way::Auto, |settings| settings.way)
     }
 
     /// A closed interface has lost this name: it stays closed if another closed one has it now, which may have lost
@@ -209,13 +197,6 @@ impl InterfaceSettings {
         self.all.get(&(netns, index))
     }
 
-    /// Returns the bytes of the virtio-net header of packets of an interface that exists, for a user's programs.
-    pub(super) fn header_of(&mut self, netns: u64, index: u32, uid: u32) -> u8 {
-        self.remove_gone();
-        let settings = self.all.get(&(netns, index));
-        settings.map_or(0, |settings| settings.own_headers.get(&uid).copied().unwrap_or(settings.header))
-    }
-
     pub(super) fn store_filter(&mut self, netns: &Netns, index: u32, filter: Arc<StoredFilter>) -> Result<(), Refusal> {
         self.check_filters((netns.id(), index), &filter)?;
         self.entry(netns, index, filter.uid).map(|settings| settings.filter = Some(filter))
@@ -243,12 +224,6 @@ impl InterfaceSettings {
     /// Stores a fault of frames, of an interface that this user has open.
     pub(super) fn store_found(&mut self, netns: &Netns, index: u32, (found, uid): (Found, u32)) -> Result<(), Refusal> {
         self.entry(netns, index, uid).map(|settings| settings.found = Some(found))
-    }
-
-    /// The fault of an interface that exists, if one was found.
-    pub(super) fn found_at(&mut self, netns: u64, index: u32) -> Option<Found> {
-        self.remove_gone();
-        self.all.get(&(netns, index))?.found.clone()
     }
 
     /// Stores root's header for all users, and that of another user for this user's programs.

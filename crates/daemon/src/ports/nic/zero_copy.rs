@@ -21,7 +21,7 @@ const MAX_LINKS: usize = 64;
 /// depend on it.
 pub(crate) fn is_expected(settings: &mut InterfaceSettings, link: &Link, caller: &Caller) -> bool {
     let Some(netns) = caller.netns() else { return false };
-    let way = settings.way_of(caller.netns_id(), link.index);
+    let way = settings.of(caller.netns_id(), link.index).map_or(Way::Auto, |set| set.way);
     if way == Way::Auto && privileged::xdp_obstacle().is_some() {
         return false;
     }
