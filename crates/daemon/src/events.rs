@@ -49,6 +49,7 @@ pub(crate) enum What {
         #[serde(flatten)]
         by: By,
     },
+    /// A session was opened.
     SessionOpened {
         port: String,
         session: u64,
@@ -57,6 +58,7 @@ pub(crate) enum What {
         tx_rings: usize,
         rx_rings: usize,
     },
+    /// A session was closed.
     SessionClosed {
         port: String,
         session: u64,
@@ -64,83 +66,51 @@ pub(crate) enum What {
         by: By,
     },
     /// A program that closed an interface, or was killed, left frames in its rings.
-    FramesLost {
-        port: String,
-        frames: u64,
-    },
-    /// The kernel began to forward in place of a program, and ended.
-    BypassBegan {
-        port: String,
-        cause: Cause,
-    },
-    BypassEnded {
-        port: String,
-        cause: Cause,
-        seconds: f64,
-    },
-    /// An interface became a port of a switch, or is no longer one.
+    FramesLost { port: String, frames: u64 },
+    /// The kernel began to forward in place of a program.
+    BypassBegan { port: String, cause: Cause },
+    /// The kernel no longer forwards in place of a program.
+    BypassEnded { port: String, cause: Cause, seconds: f64 },
+    /// An interface became a port of a switch.
     Attached {
         port: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         label: Option<String>,
     },
+    /// An interface is no longer a port of a switch.
     Detached {
         port: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         label: Option<String>,
     },
-    /// An interface with an open port was set up or down, was renamed, or was deleted or moved to another namespace.
-    LinkUp {
-        port: String,
-    },
-    LinkDown {
-        port: String,
-    },
-    LinkRenamed {
-        port: String,
-        was: String,
-    },
-    LinkGone {
-        port: String,
-    },
+    /// An interface with an open port was set up.
+    LinkUp { port: String },
+    /// An interface with an open port was set down.
+    LinkDown { port: String },
+    /// An interface with an open port was renamed.
+    LinkRenamed { port: String, was: String },
+    /// An interface with an open port was deleted, or moved to another namespace.
+    LinkGone { port: String },
     /// An interface has handed on frames that are not those on the wire.
-    FramesFaulty {
-        port: String,
-        reason: String,
-    },
+    FramesFaulty { port: String, reason: String },
     /// A request was refused, as it exceeded a budget.
-    BudgetReached {
-        reason: String,
-    },
-    /// Ports are no longer kept over a crash (`--keep-ports`), and are again.
-    CrashProtectionOff {
-        reason: String,
-    },
-    CrashProtectionOn {
-        off_seconds: f64,
-    },
+    BudgetReached { reason: String },
+    /// Ports are no longer kept over a crash (`--keep-ports`).
+    CrashProtectionOff { reason: String },
+    /// Ports are kept over a crash again.
+    CrashProtectionOn { off_seconds: f64 },
     /// A request was refused, or a connection, as the policy does not allow it.
-    PolicyRefused {
-        reason: String,
-    },
-    /// This process goes on after another that crashed, or that it has replaced.
-    DaemonCrashed {
-        port: &'static str,
-        was: u32,
-    },
-    DaemonTookOver {
-        port: &'static str,
-        was: u32,
-    },
-    /// Configuration and policy were read again, or could not be.
+    PolicyRefused { reason: String },
+    /// This process goes on after another that crashed.
+    DaemonCrashed { port: &'static str, was: u32 },
+    /// This process has replaced another.
+    DaemonTookOver { port: &'static str, was: u32 },
+    /// Configuration and policy were read again.
     Reloaded,
-    ReloadFailed {
-        reason: String,
-    },
+    /// Configuration and policy could not be read.
+    ReloadFailed { reason: String },
     /// Requests of a user are not begun until its programs have received earlier answers.
-    RequestsWait {
-        reason: String,
-    },
+    RequestsWait { reason: String },
 }
 
 #[derive(Serialize)]

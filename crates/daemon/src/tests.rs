@@ -154,35 +154,18 @@ fn tx_indexes(daemon: &Daemon, parent: &str, id: &str) -> Vec<BufIdx> {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Open {
-        id: u8,
-        master: bool,
-        slots: u32,
-        extra: u32,
-        flags: u64,
-    },
+    /// Opens a pipe.
+    Open { id: u8, master: bool, slots: u32, extra: u32, flags: u64 },
+    /// Closes the session of a client.
     Close(usize),
-    Write {
-        client: usize,
-        file: usize,
-        word: u32,
-        value: u32,
-    },
+    /// Writes a word of a file.
+    Write { client: usize, file: usize, word: u32, value: u32 },
     /// Sets the head of the list of extra buffers, and the links in some buffers.
-    List {
-        client: usize,
-        head: u32,
-        links: Vec<(u32, u32)>,
-    },
-    Punch {
-        client: usize,
-        file: usize,
-        page: u32,
-        all: bool,
-    },
-    Exited {
-        holder: u32,
-    },
+    List { client: usize, head: u32, links: Vec<(u32, u32)> },
+    /// Punches a hole into a file.
+    Punch { client: usize, file: usize, page: u32, all: bool },
+    /// Frees the locks of a process.
+    Exited { holder: u32 },
 }
 
 fn step() -> impl Strategy<Value = Step> {
