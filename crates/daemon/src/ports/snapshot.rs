@@ -14,7 +14,7 @@ use crate::endpoint::{Endpoint, PortRing};
 use crate::registry::Record;
 
 /// A port, or an endpoint of a pipe.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(crate) struct PortSnapshot {
     pub(crate) name: String,
     pub(crate) kind: &'static str,
@@ -126,22 +126,9 @@ impl PortSnapshot {
             name,
             kind,
             mem_id,
-            serial: None,
             open: endpoint.in_use(),
-            uid: None,
-            label: None,
-            thread: None,
-            cpu: None,
-            polled: BTreeMap::new(),
-            manner: None,
-            copied: None,
-            other_queues: None,
-            lost: BTreeMap::new(),
-            not_received: BTreeMap::new(),
-            packets: None,
-            not_taken: None,
-            frames: None,
             rings: endpoint.rings().map(|ring| RingSnapshot::new(endpoint, ring, (kind, channels))).collect(),
+            ..Default::default()
         }
     }
 }
