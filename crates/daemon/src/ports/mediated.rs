@@ -132,7 +132,7 @@ impl Port<Mediated> {
         let endpoint = &self.record.endpoints[0];
         let tx = endpoint.tx.iter().find(|ring| ring.pair == first + usize::from(number));
         let state = endpoint.state_page().zip(tx).and_then(|(page, ring)| page.state_ref(ring.state));
-        prepared.with_header(self.header, self.lost.clone()).with_bytes(bytes).with_program_tx(state)
+        prepared.with_header(self.header, self.lost.clone()).counted_in(bytes, state)
     }
 
     /// Whether a program has it open.

@@ -88,64 +88,49 @@ pub(crate) struct Prepared {
     pub(crate) pair: RingPair,
     directions: Directions,
     pub(crate) sessions: [u64; 2],
-    program: Port,
-    interface: Port,
     connections: [OwnedFd; 2],
-    /// If the interface is served by packet sockets.
-    packets: Option<PacketDevice>,
-    /// If the program's packets begin with virtio-net headers.
-    headers: Option<HeaderConverter>,
-    /// Where they are counted.
-    bytes: Option<PairBytes>,
-    /// The state of the program's transmit ring, where slots are counted that the interface cannot send.
-    program_tx: Option<SyncStateRef>,
+    mediation: Mediation,
 }
 
 impl Prepared {
-    /// The ports and connections are in the order of the sessions: the interface, the program.
+    /// The ports and connections are in the order of the sessions: the interface, the program. `packets`: packet
+    /// sockets whose packets are the interface's, in place of its rings.
     pub(crate) fn new(
         (pair, directions): (RingPair, Directions),
         sessions: [u64; 2],
         [(interface, of_interface), (program, of_program)]: [(Port, OwnedFd); 2],
+        packets: Option<PacketDevice>,
     ) -> Prepared {
-        let (connections, packets, headers) = ([of_interface, of_program], None, None);
-        let (bytes, program_tx) = (None, None);
-        Prepared { pair, directions, sessions, program, interface, connections, packets, headers, bytes, program_tx }
+        let (headers, bytes, program_tx) = (None, None, None);
+        let mediation = Mediation { program, interface, packets, headers, bytes, program_tx, known_bad: 0 };
+        Prepared { pair, directions, sessions, connections: [of_interface, of_program], mediation }
     }
 
-    /// The interface's packets are those of packet sockets, and not of its rings.
-    pub(crate) fn with_packets(self, packets: Option<PacketDevice>) -> Prepared {
-        Prepared { packets, ..self }
-    }
-
-    /// Bytes are counted in `bytes`.
-    pub(crate) fn with_bytes(self, bytes: Option<PairBytes>) -> Prepared {
-        Prepared { bytes, ..self }
-    }
-
-    /// Slots of the program's that the interface cannot send are counted in `program_tx`.
-    pub(crate) fn with_program_tx(self, program_tx: Option<SyncStateRef>) -> Prepared {
-        Prepared { program_tx, ..self }
+    /// Bytes are counted in `bytes`, and slots of the program's that the interface cannot send in `program_tx`.
+    pub(crate) fn counted_in(mut self, bytes: Option<PairBytes>, program_tx: Option<SyncStateRef>) -> Prepared {
+        (self.mediation.bytes, self.mediation.program_tx) = (bytes, program_tx);
+        self
     }
 
     /// The program's packets begin with a virtio-net header of `header` bytes (0: none). Packets that it loses are
     /// counted in `lost`.
-    pub(crate) fn with_header(self, header: u8, lost: LostPackets) -> Prepared {
-        let packets = self.packets.map(|packets| packets.with_header(header, false));
-        Prepared { packets, headers: HeaderConverter::new(header, lost), ..self }
+    pub(crate) fn with_header(mut self, header: u8, lost: LostPackets) -> Prepared {
+        let packets = self.mediation.packets.take();
+        self.mediation.packets = packets.map(|packets| packets.with_header(header, false));
+        self.mediation.headers = HeaderConverter::new(header, lost);
+        self
     }
 
     /// Starts the thread.
     pub(crate) fn start(self, name: &str) -> io::Result<MediatorThread> {
-        let Prepared { pair, directions, sessions, program, interface, connections, .. } = self;
-        let (packets, headers, bytes, program_tx) = (self.packets, self.headers, self.bytes, self.program_tx);
-        let known_bad = bad_slots(&interface);
+        let Prepared { pair, directions, sessions, connections, mut mediation } = self;
+        mediation.known_bad = bad_slots(&mediation.interface);
         let control = Arc::new(Control::default());
         let of_thread = control.clone();
         let run = move || {
             confine_packet_thread();
             of_thread.tid.store(process::tid(), Ordering::Relaxed);
-            Mediation { program, interface, packets, headers, bytes, program_tx, known_bad }.run(&of_thread);
+            mediation.run(&of_thread);
         };
         let thread = threads::start(format!("{name} {}", pair.1), run)?;
         Ok(MediatorThread { pair, directions, sessions, control, connections, thread })
@@ -236,7 +221,7 @@ struct Mediation {
     headers: Option<HeaderConverter>,
     /// Where they are counted.
     bytes: Option<PairBytes>,
-    /// As in [`Prepared`].
+    /// The state of the program's transmit ring, where slots are counted that the interface cannot send.
     program_tx: Option<SyncStateRef>,
     /// Slots that the interface's ring has counted, as far as the program's ring has them, too.
     known_bad: u64,

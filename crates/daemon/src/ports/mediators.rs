@@ -140,7 +140,7 @@ fn adopt_both(
     let packets = nic.and_then(Nic::packet_device).map(|packets| packets.with_header(header, cuts));
     let interface = adopt(registry, monitors, interface, rings)?;
     let program = adopt(registry, monitors, program, Vec::new())?;
-    Ok(Prepared::new(of, sessions, [interface, program]).with_packets(packets))
+    Ok(Prepared::new(of, sessions, [interface, program], packets))
 }
 
 /// Returns what the port of a session of the daemon's own, or of the node, has besides the answer.
