@@ -5,6 +5,7 @@
 //! An event has two numbers: among all, for readers that see everything, and among those of its user. Numbers have no
 //! gaps, so a reader computes from them what it has missed.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,6 +13,7 @@ use serde::Serialize;
 use unetmap_sys::process;
 
 use crate::refusal::{Refusal, json};
+use crate::subordinates::Subordinates;
 use crate::tuning::events::{MAX_OF_ANSWER, MAX_OF_INTERFACE, MAX_OF_INTERFACES, MAX_OF_USER, MAX_REASON, MAX_USERS};
 
 /// The process of a session, and its program when it opened the session: it may have ended since.
@@ -203,15 +205,7 @@ impl EventLog {
 
     /// Adds an event that happened at this time.
     pub(crate) fn add_at(&mut self, at: SystemTime, uid: u32, what: What) {
-        if !self.users.contains_key(&uid) && self.users.len() >= MAX_USERS {
-            let last = |events: &UserEvents| events.kept.back().map_or(0, |event| event.number);
-            // The user whose last event is the oldest, but root: a user can have many numbers, in a user namespace.
-            // Readers that see all users miss these events.
-            let others = self.users.iter().filter(|(uid, _)| **uid != 0);
-            if let Some(quiet) = others.min_by_key(|(_, events)| last(events)).map(|(uid, _)| *uid) {
-                self.users.remove(&quiet);
-            }
-        }
+        self.make_room(uid, &Subordinates::of_system());
         let time = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         self.count += 1;
         let events = self.users.entry(uid).or_default();
@@ -224,6 +218,23 @@ impl EventLog {
             what,
         });
         events.forget();
+    }
+
+    /// Forgets the events of another user but root, if this one has none yet and there are as many users as are kept:
+    /// that with the oldest last event, among the subordinate users of one owner of which there are most. Readers that
+    /// see all users miss these events.
+    fn make_room(&mut self, uid: u32, subordinates: &Subordinates) {
+        if self.users.contains_key(&uid) || self.users.len() < MAX_USERS {
+            return;
+        }
+        let mut numbers = BTreeMap::from([(subordinates.owner(uid), 1)]);
+        self.users.keys().for_each(|of| *numbers.entry(subordinates.owner(*of)).or_insert(0) += 1);
+        let last = |events: &UserEvents| events.kept.back().map_or(0, |event| event.number);
+        let others = self.users.iter().filter(|(of, _)| **of != 0);
+        let quiet = others.min_by_key(|(of, events)| (Reverse(numbers.get(&subordinates.owner(**of))), last(events)));
+        if let Some(quiet) = quiet.map(|(of, _)| *of) {
+            self.users.remove(&quiet);
+        }
     }
 
     /// Adds the event that a budget was reached, at most once a second: a user may try again and again.
@@ -322,6 +333,22 @@ mod tests {
         assert_eq!(read(&log, Some(1), 1), (vec![], 0), "its number is of the time before");
         let (ports, missed) = read(&log, None, 0);
         assert_eq!(ports.len() as u64 + missed, log.count);
+    }
+
+    #[test]
+    fn events_of_subordinate_users_take_none_of_others() {
+        let (mut log, subordinates) = (EventLog::default(), Subordinates::parse("1000:100000:1000", |_| None));
+        let mut add = |uid, port: &str| {
+            log.make_room(uid, &subordinates);
+            log.add(uid, opened(port));
+        };
+        (0..MAX_USERS as u32 - 1).for_each(|uid| add(2000 + uid, "own"));
+        // Of a tenant, with many numbers: of these one is kept.
+        (0..1000).for_each(|n| add(100_000 + n, "flood"));
+        add(1000, "flood");
+        let (ports, _) = read(&log, None, 0);
+        assert_eq!(ports.iter().filter(|port| *port == "own").count(), MAX_USERS - 1);
+        assert_eq!(read(&log, Some(1000), 0).0, ["flood"]);
     }
 
     #[test]

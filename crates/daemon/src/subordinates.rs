@@ -76,6 +76,14 @@ impl Subordinates {
         range.filter(|_| !of.contains_key(&uid)).map_or(uid, |range| range.owner)
     }
 
+    /// A user as the beginning of a sentence about what counts for it.
+    pub(crate) fn whose(&self, uid: u32) -> String {
+        match self.owner(uid) {
+            owner if owner == uid => format!("user {uid}"),
+            owner => format!("user {owner}, whose subordinate user (subuid(5)) {uid} is,"),
+        }
+    }
+
     /// The subordinate users of a user.
     pub(crate) fn of(&self, owner: u32) -> &[Range<u32>] {
         self.0.of.get(&owner).map_or(&[], |ranges| ranges)
@@ -140,6 +148,8 @@ mod tests {
         assert!(all.of(100_000).is_empty());
         let numbers = [(1000, 1), (1001, 2), (100_000, 4), (300_001, 8), (300_002, 16)];
         assert_eq!([100_001, 1000, 1001, 7].map(|uid| all.sum(uid, numbers.into_iter())), [13, 13, 2, 0]);
+        assert_eq!(all.whose(1000) + " has", "user 1000 has");
+        assert_eq!(all.whose(100_001), "user 1000, whose subordinate user (subuid(5)) 100001 is,");
         let copy: Subordinates = serde_json::from_str(&serde_json::to_string(&all).unwrap()).unwrap();
         assert!(copy == all && !copy.is_same(&all) && all.clone().is_same(&all));
     }

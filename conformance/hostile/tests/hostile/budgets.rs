@@ -4,7 +4,7 @@
 
 use std::fs::{self, File, Permissions, set_permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use conformance::home::{Guard, raise_fd_limit, summary};
@@ -14,11 +14,13 @@ use conformance::traffic::open;
 use conformance::{Home, isolated, program, until};
 use conformance_hostile::raw::ControlConnection;
 use rustix::process::geteuid;
+use serde_json::Value;
 use unetmap::abi::*;
 use unetmap::errno::*;
 use unetmap_core::control::request::{NetmapReply, NetmapRequest};
 use unetmap_core::control::vale::ValeAction;
-use unetmap_core::control::{ControlRequest, HelloRequest, SnapshotRequest, ValeRequest, wire};
+use unetmap_core::control::{ControlRequest, EventsRequest, HelloRequest, SnapshotRequest, ValeRequest, wire};
+use unetmap_sys::tuning::log::LINES_OF_USER;
 use zerocopy::IntoBytes as _;
 
 pub(crate) const ALICE: u32 = 4001;
@@ -154,24 +156,33 @@ os.write(go_on, b"x")
 sys.exit(os.waitpid(child, 0)[1] != 0)
 "#;
 
+/// Starts root's daemon with this policy, for which a file beside its socket is `/etc/subuid`: the numbers from 200,000
+/// to 200,099 are ALICE's. Prints why and returns `None` if that cannot be here.
+fn daemon_with_subordinates(home: &Home, policy: &str) -> Option<(Guard, PathBuf)> {
+    if !geteuid().is_root() || !Path::new("/etc/subuid").exists() {
+        summary("skipped: needs root, and /etc/subuid, in whose place a file is mounted");
+        return None;
+    }
+    set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
+    set_policy(home, policy);
+    let file = home.folder().join("subuid");
+    fs::write(&file, "4001:200000:100\n").expect("a file");
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/subuid && exec \"$@\""]).arg(&file);
+    unshare.arg(program("unetmapd")).args(["--foreground", "--idle-exit", "0", "--socket"]).arg(home.socket());
+    unshare.arg("--policy").arg(policy_file(home)).stdin(Stdio::null()).stdout(Stdio::null());
+    let log = File::options().append(true).create(true).open(home.log()).expect("the daemon's log");
+    let daemon = Guard::spawn(unshare.stderr(log));
+    until("the daemon serves", || home.serves());
+    Some((daemon, file))
+}
+
 /// The numbers that a user has for its user namespaces are this user, where something is paid for.
 #[test]
 fn subordinate_users_have_one_budget_with_their_owner() {
     isolated(|home| {
-        if !geteuid().is_root() || !Path::new("/etc/subuid").exists() {
-            return summary("skipped: needs root, and /etc/subuid, in whose place a file is mounted");
-        }
-        set_permissions(home.folder(), Permissions::from_mode(0o755)).expect("our own folder");
-        set_policy(home, "[[rule]]\npipes = true\nusers = [\"*\"]\n[[budget]]\nconnections = 4\n");
-        let file = home.folder().join("subuid");
-        fs::write(&file, "4001:200000:100\n").expect("a file");
-        let mut unshare = Command::new("unshare");
-        unshare.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/subuid && exec \"$@\""]).arg(&file);
-        unshare.arg(program("unetmapd")).args(["--foreground", "--idle-exit", "0", "--socket"]).arg(home.socket());
-        unshare.arg("--policy").arg(policy_file(home)).stdin(Stdio::null()).stdout(Stdio::null());
-        let log = File::options().append(true).create(true).open(home.log()).expect("the daemon's log");
-        let _daemon = Guard::spawn(unshare.stderr(log));
-        until("the daemon serves", || home.serves());
+        let policy = "[[rule]]\npipes = true\nusers = [\"*\"]\n[[budget]]\nconnections = 4\n";
+        let Some((_daemon, file)) = daemon_with_subordinates(home, policy) else { return };
         let mut open: Vec<_> = [ALICE, 200_000, 200_050, 200_099].map(|uid| greet(home, uid).expect("served")).into();
         for (uid, who) in
             [(ALICE, "user 4001 has 4"), (200_001, "user 4001, whose subordinate user (subuid(5)) 200001")]
@@ -189,6 +200,44 @@ fn subordinate_users_have_one_budget_with_their_owner() {
         assert_eq!((row(200_050), row(ALICE), row(200_100)), (Some(ALICE), None, None));
         fs::write(&file, "").expect("a file");
         until("the numbers are users of their own", || greet(home, 200_001).is_ok());
+    });
+}
+
+/// A tenant, as many users, has lines logged, sets what it can, and causes events: of another user a line is logged,
+/// settings are accepted, and events are kept.
+#[test]
+fn subordinate_users_take_no_settings_events_and_lines_of_others() {
+    isolated(|home| {
+        let policy = "[[rule]]\npipes = true\nusers = [\"*\"]\n";
+        let Some(_daemon) = daemon_with_subordinates(home, policy) else { return };
+        let set = |uid, name: &str, action| {
+            let raw = connect_as(home, uid);
+            let request = ValeRequest { name: name.into(), action };
+            raw.send(&wire::encode(ValeRequest::KIND, 0, 0, 0, &request.encode())).expect("an open connection");
+            let reply = raw.receive().expect("an answer");
+            (reply.errno, reply.text())
+        };
+        for uid in 200_000..200_010 {
+            (1..=20).for_each(|seconds| assert_eq!(set(uid, "vale7", ValeAction::Age(seconds)).0, 0));
+        }
+        assert_eq!(set(BOB, "vale8", ValeAction::Age(1)).0, 0);
+        let log = fs::read_to_string(home.log()).expect("the log");
+        let lines = |switch: &str| log.matches(&format!("ageing set switch=\"{switch}\"")).count();
+        assert_eq!((lines("vale7"), lines("vale8")), (LINES_OF_USER as usize, 1), "{log}");
+        assert_served(home, BOB);
+        let settings = (200_000..200_100).map(|uid| set(uid, "vale7:p", ValeAction::Storm(1)));
+        let (granted, refused): (Vec<_>, Vec<_>) = settings.partition(|(errno, _)| *errno == 0);
+        assert_eq!((granted.len(), refused.len()), (64, 36), "a page of 256 KiB for each user");
+        let why = "the settings of user 4001, whose subordinate user (subuid(5)) ";
+        assert!(refused.iter().all(|(errno, text)| *errno == ENOMEM && text.contains(why)), "{refused:?}");
+        assert_eq!(set(BOB, "vale7:p", ValeAction::Storm(1)).0, 0);
+        (200_000..200_100).for_each(|uid| assert_served(home, uid));
+        let root = ControlConnection::connect(&home.socket()).expect("a daemon that listens");
+        let request = EventsRequest { after: 0 }.encode();
+        root.send(&wire::encode(EventsRequest::KIND, 0, 0, 0, &request)).expect("a daemon that listens");
+        let events: Value = serde_json::from_str(&root.receive().expect("an answer").text()).expect("JSON");
+        let is_kept = |event: &Value| event["uid"] == BOB && event["event"] == "session-opened";
+        assert!(events["events"].as_array().expect("a list").iter().any(is_kept), "{events}");
     });
 }
 

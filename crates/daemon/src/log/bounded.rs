@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Bounds of what others can have logged: messages of a kind (a place in the source) and a user, in a period. The rest
-//! is counted, and its number logged when the period is over. What root does is always logged.
+//! Bounds of what others can have logged: messages of a kind (a place in the source) and a user, for whom its
+//! subordinate users count, in a period. The rest is counted, and its number logged when the period is over. What root
+//! does is always logged.
 
 use std::cell::Cell;
 use std::fmt::{Debug, Write as _};
@@ -14,6 +15,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use unetmap_sys::log::Bounds;
 
+use crate::subordinates::Subordinates;
 use crate::threads::lock;
 use crate::tuning::log::{TIMES_OF_DETAILS, TIMES_OF_NOBODY};
 
@@ -71,13 +73,14 @@ impl<S: Subscriber> Layer<S> for Bounded {
         summarize();
         let mut found = User(USER.get());
         event.record(&mut found);
-        let times = match (*metadata.level(), found.0) {
+        let user = found.0.map(|uid| Subordinates::of_system().owner(uid));
+        let times = match (*metadata.level(), user) {
             (_, Some(0)) => return true,
             (Level::DEBUG | Level::TRACE, _) => TIMES_OF_DETAILS,
             (_, None) => TIMES_OF_NOBODY,
             _ => 1,
         };
-        lock(&BOUNDS).admit(metadata.callsite(), found.0, times, || {
+        lock(&BOUNDS).admit(metadata.callsite(), user, times, || {
             let mut text = Text::default();
             event.record(&mut text);
             text.0 + &text.1

@@ -91,7 +91,7 @@ impl BudgetCheck {
                 ),
             );
         }
-        let whose = self.whose(uid);
+        let whose = format!("{} has", self.budgets.subordinates.whose(uid));
         let checks = [(own, budget, &whose[..], "[[budget]]"), (all, total, "all users but root have", "[total]")];
         for (used, limit, who, table) in checks {
             let Some(r) = exceeded(used, more, limit) else { continue };
@@ -111,14 +111,6 @@ impl BudgetCheck {
             );
         }
         self.check_all(more)
-    }
-
-    /// The beginning of a sentence about the user whose budget a user has.
-    fn whose(&self, uid: u32) -> String {
-        match self.budgets.subordinates.owner(uid) {
-            owner if owner == uid => format!("user {uid} has"),
-            owner => format!("user {owner}, whose subordinate user (subuid(5)) {uid} is, has"),
-        }
     }
 
     /// Refuses what would be more than there is: nobody's budget, and so the only one that root has.
@@ -145,7 +137,8 @@ impl BudgetCheck {
         let of_user =
             if has_budget { self.budgets.of(uid, &self.bounds).amounts[r] } else { self.bounds.in_flight_of_root() };
         let of_all = if has_budget { self.budgets.total(&self.bounds)[r] } else { u64::MAX };
-        let whose = [(own[r], of_user, self.whose(uid)), (all[r], of_all, "all users but root have".into())];
+        let whose = format!("{} has", self.budgets.subordinates.whose(uid));
+        let whose = [(own[r], of_user, whose), (all[r], of_all, "all users but root have".into())];
         match whose.into_iter().find(|(used, limit, _)| used >= limit) {
             None => Ok(()),
             Some((used, limit, who)) => Err(format!(

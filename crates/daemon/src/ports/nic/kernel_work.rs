@@ -55,7 +55,7 @@ pub(super) enum Done {
     Namespaces { asked: BTreeSet<u64>, used: io::Result<Vec<u64>> },
     /// An interface has handed on frames that are not those on the wire.
     Faulty(NicKey, Fault),
-    /// The facts that request `number` of this user needs were read.
+    /// The facts that request `number` needs were read; `uid`: the user for whom it counts.
     Survey { uid: u32, number: u64, survey: Box<Survey> },
 }
 

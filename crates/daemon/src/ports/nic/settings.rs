@@ -259,7 +259,7 @@ impl InterfaceSettings {
         let subordinates = Subordinates::of_system();
         let owner = subordinates.owner(new.uid);
         let bounds = [
-            (with_new(&|uid| subordinates.owner(uid) == owner), MAX_FILTERS_OF_USER, format!("user {}", new.uid)),
+            (with_new(&|uid| subordinates.owner(uid) == owner), MAX_FILTERS_OF_USER, subordinates.whose(new.uid)),
             (with_new(&|uid| uid != 0), MAX_FILTERS_OF_OTHERS, "all users but root".into()),
         ];
         check_bytes("filters", bounds, "unetmap nic IF filter off")
@@ -272,7 +272,11 @@ impl InterfaceSettings {
         let bounds = [
             (count(&|_| true), MAX_INTERFACES, String::new()),
             (count(&|of| of != 0), MAX_INTERFACES_OF_OTHERS, " of all users but root".into()),
-            (count(&|of| subordinates.owner(of) == owner), MAX_INTERFACES_OF_USER, format!(" of user {uid}")),
+            (
+                count(&|of| subordinates.owner(of) == owner),
+                MAX_INTERFACES_OF_USER,
+                format!(" of {}", subordinates.whose(uid)),
+            ),
         ];
         let checked = if uid == 0 { 1 } else { bounds.len() };
         let Some((_, most, whose)) = bounds[..checked].iter().find(|(count, most, _)| count >= most) else {

@@ -8,8 +8,8 @@
 //!   and others are served
 //! it is answered by what was read          <------   done
 //! ```
-//! What could not be read is read again by the control thread, whose error explains it. A user has one survey at a
-//! time, so that users with many requests delay nobody else's.
+//! What could not be read is read again by the control thread, whose error explains it. A user, with its subordinate
+//! users, has one survey at a time, so that users with many requests delay nobody else's.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -31,6 +31,7 @@ use crate::ports::vale::ValeState;
 use crate::ports::{Admission, Registry, parse_port_name};
 use crate::privileged;
 use crate::refusal::Refusal;
+use crate::subordinates::Subordinates;
 use crate::threads;
 use crate::tuning::nic::{MAX_ROUNDS, MAX_SURVEYS};
 
@@ -74,7 +75,7 @@ impl Caller {
 /// The surveys.
 #[derive(Default)]
 pub(crate) struct Surveys {
-    /// Users for whom one is being made.
+    /// Users for whom one is being made: the owners of subordinate users in their place.
     users: BTreeSet<u32>,
     /// With the numbers of the requests that need them.
     waiting: VecDeque<(u64, Wanted)>,
@@ -98,19 +99,30 @@ impl Surveys {
         self.waiting.retain(|(of, _)| *of != number);
     }
 
+    /// Takes the first that may be made now, and the user for whom it counts.
+    fn take_next(&mut self, subordinates: &Subordinates) -> Option<(u32, u64, Wanted)> {
+        let Surveys { users, waiting } = self;
+        if users.len() >= MAX_SURVEYS {
+            return None;
+        }
+        let owner = |wanted: &Wanted| subordinates.owner(wanted.uid);
+        let at = waiting.iter().position(|(_, wanted)| !users.contains(&owner(wanted)))?;
+        let (number, wanted) = waiting.remove(at)?;
+        users.insert(owner(&wanted));
+        Some((owner(&wanted), number, wanted))
+    }
+
     /// Starts threads for those that wait, as far as may be.
     fn start_some(&mut self, work: &KernelWork) {
-        while self.users.len() < MAX_SURVEYS {
-            let Surveys { users, waiting } = self;
-            let Some(at) = waiting.iter().position(|(_, wanted)| !users.contains(&wanted.uid)) else { return };
-            let Some((number, Wanted { uid, netns, name })) = waiting.remove(at) else { return };
-            let Some(sender) = work.sender() else { return };
+        let Some(sender) = work.sender() else { return };
+        let subordinates = Subordinates::of_system();
+        while let Some((uid, number, Wanted { netns, name, .. })) = self.take_next(&subordinates) {
+            let sender = sender.clone();
             let again = (sender.clone(), netns.clone(), name.clone());
             let read_it = move || {
                 let survey = broker::beside_control(|| Box::new(read(&netns, name)));
                 sender.send(Done::Survey { uid, number, survey });
             };
-            self.users.insert(uid);
             if let Err(e) = threads::start("survey", read_it) {
                 tracing::warn!("no thread reads about an interface, so all requests wait for it: {e}");
                 let (sender, netns, name) = again;
@@ -192,6 +204,21 @@ mod tests {
     use unetmap_core::errno::EAGAIN;
 
     use super::*;
+
+    #[test]
+    fn subordinate_users_have_one_survey_at_a_time() {
+        let netns = Arc::new(Netns::current().expect("our own namespace"));
+        let subordinates = Subordinates::parse("1000:100000:1000", |_| None);
+        let mut surveys = Surveys::default();
+        for (number, uid) in [1000].into_iter().chain(100_000..100_100).chain([1001, 1002]).enumerate() {
+            let wanted = Wanted { uid, netns: netns.clone(), name: "x".into() };
+            surveys.waiting.push_back((number as u64, wanted));
+        }
+        let mut next = || surveys.take_next(&subordinates).map(|(of, number, _)| (of, number));
+        assert_eq!([(); 4].map(|()| next()), [Some((1000, 0)), Some((1001, 101)), Some((1002, 102)), None]);
+        surveys.users.remove(&1000);
+        assert_eq!(surveys.take_next(&subordinates).map(|(of, number, _)| (of, number)), Some((1000, 1)));
+    }
 
     #[test]
     fn a_request_waits_for_an_interface_so_often_only() {

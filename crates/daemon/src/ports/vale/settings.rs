@@ -24,11 +24,13 @@ use super::port::SwitchKey;
 use crate::descriptors::invalid;
 use crate::refusal::{Refusal, check_bytes, refuse};
 use crate::region::Scope;
+use crate::subordinates::Subordinates;
 
-/// Most ports and switches of one user for which anything is set.
+/// Most ports and switches of one user, its subordinate users with it, for which anything is set.
 const MAX_SETTINGS: usize = 512;
 /// Most bytes of all that one user has set, as the requests that set it: with each change the daemon writes all of it.
-/// Then of what root has set, and of what all other users have, each of whom counts for [`LEAST_BYTES`] at least.
+/// Then of what root has set, and of what all other users have. Each user, subordinate ones too, counts for
+/// [`LEAST_BYTES`] at least.
 const MAX_BYTES_OF_USER: usize = 256 << 10;
 const MAX_BYTES_OF_ROOT: usize = 1 << 20;
 const MAX_BYTES_OF_OTHERS: usize = 4 << 20;
@@ -62,6 +64,11 @@ fn requests(switch: &str, port: &str, rules: &PortPolicy) -> impl Iterator<Item 
 
 fn age_request(switch: &str, age: u32) -> Option<ValeRequest> {
     (age > 0).then(|| ValeRequest { name: switch.to_owned(), action: ValeAction::Age(age) })
+}
+
+/// Bytes of the requests that set these ages.
+fn age_bytes((_, switch): &SwitchKey, ages: [u32; 2]) -> [usize; 2] {
+    ages.map(|age| bytes(age_request(switch, age).into_iter()))
 }
 
 fn bytes(requests: impl Iterator<Item = ValeRequest>) -> usize {
@@ -133,7 +140,7 @@ impl SwitchSettings {
     /// Sets the ageing of a switch's addresses; 0 removes it.
     pub(super) fn set_age(&mut self, switch: &SwitchKey, seconds: u32) {
         let set = self.switches.entry(switch.clone()).or_default();
-        let [before, after] = [set.age, seconds].map(|age| bytes(age_request(&switch.1, age).into_iter()));
+        let [before, after] = age_bytes(switch, [set.age, seconds]);
         set.age = seconds;
         self.has_changed(switch, before, after);
     }
@@ -179,17 +186,17 @@ impl SwitchSettings {
         Ok(())
     }
 
-    /// Refuses settings beyond the limits of a user: rules of a port, or settings of a switch (`port` is empty).
-    pub(super) fn check_room(&self, scope: Scope, switch: &str, port: &str, rules: &PortPolicy) -> Result<(), Refusal> {
-        let settings: usize = self.of_user(scope).map(|(_, set)| 1 + set.ports.len()).sum();
-        let set = self.switches.get(&(scope, switch.to_owned()));
-        let known = set.is_some_and(|set| port.is_empty() || set.ports.contains_key(port));
-        if settings >= MAX_SETTINGS && !known {
-            return refuse(
-                ENOMEM,
-                format!("{MAX_SETTINGS} switches and ports have settings already (off removes them)"),
-            );
-        }
+    /// Refuses rules of a port beyond the limits of a user, for whom its subordinate users count.
+    pub(super) fn check_rules(
+        &self,
+        key: &ValeKey,
+        rules: &PortPolicy,
+        subordinates: &Subordinates,
+    ) -> Result<(), Refusal> {
+        let ValeKey { scope, switch, port } = key;
+        let set = self.switches.get(&key.switch_key());
+        let before = set.and_then(|set| set.ports.get(port));
+        self.check_number(*scope, before.is_some(), subordinates)?;
         let ports = set.iter().flat_map(|set| &set.ports);
         let here: usize = ports.filter(|(name, _)| *name != port).map(|(_, rules)| insns(rules)).sum();
         let (new, most) = (insns(rules), MAX_FILTER_INSNS);
@@ -200,25 +207,51 @@ impl SwitchSettings {
                 format!("the filters of the switch would have {all} instructions, more than {most}; use simpler ones"),
             );
         }
-        let before = set.and_then(|set| set.ports.get(port)).map_or(0, |rules| bytes(requests(switch, port, rules)));
-        self.check_bytes(scope, before, bytes(requests(switch, port, rules)))
+        let size = |rules: &PortPolicy| bytes(requests(switch, port, rules));
+        self.check_bytes(*scope, [before.map_or(0, size), size(rules)], subordinates)
+    }
+
+    /// Refuses the ageing of a switch's addresses likewise.
+    pub(super) fn check_age(
+        &self,
+        switch: &SwitchKey,
+        seconds: u32,
+        subordinates: &Subordinates,
+    ) -> Result<(), Refusal> {
+        self.check_number(switch.0, self.switches.contains_key(switch), subordinates)?;
+        self.check_bytes(switch.0, age_bytes(switch, [self.age(switch), seconds]), subordinates)
+    }
+
+    /// Refuses what a user sets, if it has set as much and this is not `known`.
+    fn check_number(&self, scope: Scope, known: bool, subordinates: &Subordinates) -> Result<(), Refusal> {
+        let owner = subordinates.owner(scope.uid);
+        let counts = |of: &&Scope| subordinates.owner(of.uid) == owner;
+        let all = self.bytes.keys().filter(counts).flat_map(|of| self.of_user(*of));
+        if known || all.map(|(_, set)| 1 + set.ports.len()).sum::<usize>() < MAX_SETTINGS {
+            return Ok(());
+        }
+        let whose = subordinates.whose(scope.uid);
+        refuse(ENOMEM, format!("{MAX_SETTINGS} switches and ports of {whose} have settings already (off removes them)"))
     }
 
     /// Refuses `new` bytes in place of those of `before`, beyond the bounds of a user and of all but root.
-    fn check_bytes(&self, scope: Scope, before: usize, new: usize) -> Result<(), Refusal> {
+    fn check_bytes(&self, scope: Scope, [before, new]: [usize; 2], subordinates: &Subordinates) -> Result<(), Refusal> {
         let own = self.bytes.get(&scope).copied().unwrap_or(0);
         let with_new = own.saturating_sub(before) + new;
-        let others = self.bytes.iter().filter(|(of, _)| of.uid != 0 && **of != scope);
-        let others: usize = others.map(|(_, bytes)| (*bytes).max(LEAST_BYTES)).sum();
+        let owner = subordinates.owner(scope.uid);
+        let with_others = |counts: &dyn Fn(u32) -> bool| {
+            let others = self.bytes.iter().filter(|(of, _)| **of != scope && counts(of.uid));
+            others.map(|(_, bytes)| (*bytes).max(LEAST_BYTES)).sum::<usize>() + with_new.max(LEAST_BYTES)
+        };
         let (what, remedy) = ("settings", "off removes some");
         match scope.uid {
             _ if with_new <= own => Ok(()),
             0 => check_bytes(what, [(with_new, MAX_BYTES_OF_ROOT, "root".into())], remedy),
             uid => {
-                let of_all = others + with_new.max(LEAST_BYTES);
+                let of_owner = with_others(&|of| subordinates.owner(of) == owner);
                 let bounds = [
-                    (with_new, MAX_BYTES_OF_USER, format!("user {uid}")),
-                    (of_all, MAX_BYTES_OF_OTHERS, "all users but root".into()),
+                    (of_owner, MAX_BYTES_OF_USER, subordinates.whose(uid)),
+                    (with_others(&|of| of != 0), MAX_BYTES_OF_OTHERS, "all users but root".into()),
                 ];
                 check_bytes(what, bounds, remedy)
             }
@@ -252,12 +285,11 @@ mod tests {
         let filter =
             Filter { expression: "x".repeat(4000), program: vec![ClassicInsn { code: 6, jt: 0, jf: 0, k: 1 }] };
         let rules = PortPolicy { filters: [Some(filter), None], storm: 7, ..PortPolicy::default() };
-        let mut settings = SwitchSettings::default();
+        let (mut settings, none) = (SwitchSettings::default(), Subordinates::default());
         let mut fill = |uid: u32| {
             let mut n = 0;
             let why = loop {
-                let ValeKey { scope, switch, port } = key(uid, n);
-                match settings.check_room(scope, &switch, &port, &rules) {
+                match settings.check_rules(&key(uid, n), &rules, &none) {
                     Ok(()) => settings.set_rules(&key(uid, n), rules.clone()),
                     Err(refusal) => break refusal.why,
                 }
@@ -275,7 +307,7 @@ mod tests {
         // Less can be set at any time, and gives room to others.
         let scope = key(1, 0).scope;
         let less = PortPolicy { storm: 7, ..PortPolicy::default() };
-        settings.check_room(scope, "vale0", "p0", &less).expect("less than there is");
+        settings.check_rules(&key(1, 0), &less, &none).expect("less than there is");
         settings.set_rules(&key(1, 0), less);
         settings.set_age(&(scope, "vale0".into()), 300);
         assert_counted(&settings);
@@ -285,5 +317,43 @@ mod tests {
         settings.set_age(&(scope, "vale0".into()), 0);
         assert_counted(&settings);
         assert!(!settings.bytes.contains_key(&scope) && settings.of_user(scope).next().is_none());
+    }
+
+    #[test]
+    fn subordinate_users_have_the_settings_of_one() {
+        let subordinates = Subordinates::parse("1000:100000:1000", |_| None);
+        let rules = PortPolicy { storm: 7, ..PortPolicy::default() };
+        // Returns how many settings of each user fit, and why no further one does.
+        let fill = |uids: &mut dyn Iterator<Item = u32>, of_each: usize| {
+            let mut settings = SwitchSettings::default();
+            let all = uids.flat_map(|uid| (0..of_each).map(move |n| key(uid, n)));
+            let refused = all.enumerate().find_map(|(at, key)| {
+                let refusal = settings.check_rules(&key, &rules, &subordinates).err();
+                settings.set_rules(&key, rules.clone());
+                refusal.map(|refusal| (at, refusal.why))
+            });
+            let another = settings.check_rules(&key(1001, 0), &rules, &subordinates);
+            let (fit, why) = refused.expect("a bound");
+            (fit, why, another.is_ok())
+        };
+        let (fit, why, another_may) = fill(&mut (100_000..100_010), 100);
+        // A switch of each hundred counts, too.
+        assert_eq!((fit, another_may), (MAX_SETTINGS - 6, true), "{why}");
+        let whose = "user 1000, whose subordinate user (subuid(5)) 100005 is,";
+        assert!(why.contains(&format!("ports of {whose} have settings already")), "{why}");
+        let (fit, why, another_may) = fill(&mut [1000].into_iter().chain(100_000..101_000), 1);
+        assert_eq!((fit, another_may), (MAX_BYTES_OF_USER / LEAST_BYTES, true), "{why}");
+        assert!(why.contains("the settings of user 1000, whose"), "{why}");
+        // Ages of addresses count as well.
+        let mut settings = SwitchSettings::default();
+        let refused = (100_000..101_000).position(|uid| {
+            let switch = key(uid, 0).switch_key();
+            let refused = settings.check_age(&switch, 7, &subordinates).is_err();
+            settings.set_age(&switch, 7);
+            refused
+        });
+        assert_eq!(refused, Some(MAX_BYTES_OF_USER / LEAST_BYTES));
+        let (fit, why, another_may) = fill(&mut (200_000..), 1);
+        assert_eq!((fit, another_may), (MAX_BYTES_OF_OTHERS / LEAST_BYTES, false), "{why}");
     }
 }

@@ -28,6 +28,7 @@ use crate::ports::Registry;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{DAEMON_UID, RegionKey, RegionRecord, Scope};
 use crate::registry::Port;
+use crate::subordinates::Subordinates;
 use crate::tuning::thread_waits::RETIRED_POLL;
 
 /// The state of all switches.
@@ -338,7 +339,7 @@ impl ValeState {
     /// Sets the seconds after which an address is removed from a switch's table.
     pub(super) fn set_age(&mut self, switch: &SwitchKey, seconds: u32) -> Result<(), Refusal> {
         if seconds > 0 {
-            self.settings.check_room(switch.0, &switch.1, "", &PortPolicy::default())?;
+            self.settings.check_age(switch, seconds, &Subordinates::of_system())?;
         }
         let before = self.settings.age(switch);
         self.settings_changed(switch.0);
@@ -366,7 +367,7 @@ impl ValeState {
         let (for_packets, former) = (rules.rules_for_packets(), before.rules_for_packets());
         let policy = for_packets.clone().map(ActivePolicy::new).transpose().or_else(|why| refuse(EINVAL, why))?;
         if rules != PortPolicy::default() {
-            self.settings.check_room(key.scope, &key.switch, &key.port, &rules)?;
+            self.settings.check_rules(key, &rules, &Subordinates::of_system())?;
         }
         let vlan_changed = rules.vlan != before.vlan;
         self.settings.set_rules(key, rules);
