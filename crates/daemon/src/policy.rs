@@ -28,7 +28,7 @@ use crate::threads::lock;
 use crate::written::{self, Wrong, wrong};
 use budgets::WrittenBudget;
 use shares::{Share, WrittenShare};
-use words::{Account, Accounts, Pattern, Symbol, Users, Word, groups, patterns, system_account, users};
+use words::{Account, Accounts, Pattern, Symbol, Users, Word, accounts_of, patterns, system_account, users};
 
 pub(crate) use file::PolicyFile;
 pub(crate) use shares::PipeOwner;
@@ -64,6 +64,8 @@ pub(crate) struct Policy {
     rules: Vec<Rule>,
     shares: Vec<Share>,
     budgets: Budgets,
+    /// Users who count for themselves, though their numbers are subordinate ones of others.
+    separate_users: Vec<u32>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -93,7 +95,7 @@ impl Policy {
     pub(crate) fn load(path: &Path) -> Result<Policy, String> {
         let bytes = trusted_file::read(path, owner(), "policy").map_err(|why| format!("{}: {why}", path.display()))?;
         let mut policy = written::read(path, &bytes.unwrap_or_default(), |text| parse(text, system_account))?;
-        policy.budgets.subordinates = subordinates(Path::new(SUBORDINATES));
+        policy.budgets.subordinates = subordinates(Path::new(SUBORDINATES)).without(&policy.separate_users);
         Ok(policy)
     }
 
@@ -197,6 +199,8 @@ impl Netns {
 struct WrittenPolicy {
     defaults: Option<bool>,
     #[serde(default)]
+    separate_users: Vec<Spanned<Word>>,
+    #[serde(default)]
     rule: Vec<Spanned<WrittenRule>>,
     #[serde(default)]
     share: Vec<Spanned<WrittenShare>>,
@@ -239,7 +243,8 @@ fn parse(text: &str, accounts: Accounts) -> Result<Policy, Wrong> {
     }
     let shares = written.share.iter().map(|share| shares::understand(share, accounts)).collect::<Result<_, _>>()?;
     let budgets = budgets::understand(written.budget, written.total, accounts)?;
-    Ok(Policy { rules, shares, budgets })
+    let separate_users = accounts_of(&written.separate_users, Account::User, accounts)?;
+    Ok(Policy { rules, shares, budgets, separate_users })
 }
 
 fn understand(rule: Spanned<WrittenRule>, accounts: Accounts) -> Result<Rule, Wrong> {
@@ -251,7 +256,8 @@ fn understand(rule: Spanned<WrittenRule>, accounts: Accounts) -> Result<Rule, Wr
         return wrong(&span, "the rule is for nobody; give it users or groups, users = [\"*\"] for anybody");
     }
     let ports = patterns(&rule.ports, MAX_NAME)?;
-    let (users, groups) = (users(&rule.users, accounts)?, groups(&rule.groups, accounts)?);
+    let groups = accounts_of(&rule.groups, Account::Group, accounts)?;
+    let users = users(&rule.users, accounts)?;
     let netns = rule.netns.map(|netns| namespace(&netns)).transpose()?;
     let access = match rule.access {
         WrittenAccess::Direct => Some(Access::Direct),

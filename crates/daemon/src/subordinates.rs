@@ -76,6 +76,18 @@ impl Subordinates {
         range.filter(|_| !of.contains_key(&uid)).map_or(uid, |range| range.owner)
     }
 
+    /// The same without these users, who count for themselves.
+    pub(crate) fn without(&self, separate: &[u32]) -> Subordinates {
+        let mut all = self.0.all.clone();
+        for uid in separate {
+            let Some(at) = all.iter().position(|range| range.numbers.contains(uid)) else { continue };
+            let Numbers { owner, numbers } = all.remove(at);
+            let parts = [numbers.start..*uid, uid + 1..numbers.end].into_iter().filter(|part| !part.is_empty());
+            all.extend(parts.map(|numbers| Numbers { owner, numbers }));
+        }
+        Subordinates::from(all)
+    }
+
     /// A user as the beginning of a sentence about what counts for it.
     pub(crate) fn whose(&self, uid: u32) -> String {
         match self.owner(uid) {
@@ -148,6 +160,23 @@ mod tests {
         assert!(all.of(100_000).is_empty());
         let numbers = [(1000, 1), (1001, 2), (100_000, 4), (300_001, 8), (300_002, 16)];
         assert_eq!([100_001, 1000, 1001, 7].map(|uid| all.sum(uid, numbers.into_iter())), [13, 13, 2, 0]);
+        // Without the first of a range, one in the middle, the last, one in no range, and one twice.
+        let fewer = all.without(&[100_000, 100_007, 165_535, 99_999, 100_007, 4_294_967_294]);
+        for (uid, owner) in [
+            (100_000, 100_000),
+            (100_001, 1000),
+            (100_006, 1000),
+            (100_007, 100_007),
+            (100_008, 1000),
+            (165_534, 1000),
+            (165_535, 165_535),
+            (165_536, 1001),
+            (4_294_967_293, 1002),
+            (4_294_967_294, 4_294_967_294),
+        ] {
+            assert_eq!(fewer.owner(uid), owner, "{uid}");
+        }
+        assert_eq!(fewer.of(1000), [100_001..100_007, 100_008..165_535, 300_000..300_002]);
         assert_eq!(all.whose(1000) + " has", "user 1000 has");
         assert_eq!(all.whose(100_001), "user 1000, whose subordinate user (subuid(5)) 100001 is,");
         let copy: Subordinates = serde_json::from_str(&serde_json::to_string(&all).unwrap()).unwrap();

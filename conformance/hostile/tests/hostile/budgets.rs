@@ -198,8 +198,17 @@ fn subordinate_users_have_one_budget_with_their_owner() {
         open.extend([199_999, 200_100, BOB].map(|uid| greet(home, uid).expect("served")));
         let row = |uid| users(home, Some(uid)).counts_for;
         assert_eq!((row(200_050), row(ALICE), row(200_100)), (Some(ALICE), None, None));
+        // One of the numbers is the account of someone else, and root says so.
+        set_policy(home, &format!("separate_users = [200001]\n{policy}"));
+        open.extend((0..4).map(|_| greet(home, 200_001).expect("it has a budget of its own")));
+        let (errno, why) = greet(home, 200_001).err().expect("refused");
+        assert!(errno == EMFILE && why.contains("user 200001 has 4"), "{errno}: {why}");
+        assert_eq!((row(200_001), row(200_050)), (None, Some(ALICE)));
+        assert!(greet(home, 200_002).is_err(), "the next number is still ALICE's");
+        set_policy(home, policy);
+        assert!(greet(home, 200_001).is_err_and(|(_, why)| why.contains("user 4001, whose")));
         fs::write(&file, "").expect("a file");
-        until("the numbers are users of their own", || greet(home, 200_001).is_ok());
+        until("the numbers are users of their own", || greet(home, 200_002).is_ok());
     });
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use unetmap_abi::NETMAP_REQ_IFNAMSIZ;
 
-use super::words::{Account, Accounts, Identity, Pattern, Users, Word, groups, id, patterns, users};
+use super::words::{Account, Accounts, Identity, Pattern, Users, Word, accounts_of, id, patterns, users};
 use crate::written::{Wrong, wrong};
 
 /// Bytes of the longest name of a pipe's parent.
@@ -61,5 +61,6 @@ pub(super) fn understand(share: &Spanned<WrittenShare>, accounts: Accounts) -> R
         return wrong(&share.span(), "the share has no pipes; give it pipes = [\"bus*\"]");
     }
     let (pipes, owner) = (patterns(pipes, MAX_PARENT)?, id(owner, Account::User, accounts)?);
-    Ok(Share { pipes, owner, users: users(of_users, accounts)?, groups: groups(of_groups, accounts)? })
+    let groups = accounts_of(of_groups, Account::Group, accounts)?;
+    Ok(Share { pipes, owner, users: users(of_users, accounts)?, groups })
 }

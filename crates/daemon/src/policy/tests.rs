@@ -252,7 +252,8 @@ fn mistakes_are_told_with_their_line() {
         (
             "default = true",
             1,
-            "unknown field `default`, expected one of `defaults`, `rule`, `share`, `budget`, `total`; unetmap-policy(5)",
+            "unknown field `default`, expected one of `defaults`, `separate_users`, `rule`, `share`, `budget`, `total`; \
+             unetmap-policy(5)",
         ),
         ("\n[[allow]]\nports = ['a']", 2, "unknown field `allow`"),
         ("[[rule]]\nports = ['a']\nuser = ['*']", 3, "unknown field `user`"),
@@ -281,6 +282,7 @@ fn mistakes_are_told_with_their_line() {
         ("[[rule]]\nusers = ['*']\nports = ['a']\nnetns = 'blue'", 4, "write a path such as"),
         ("[[rule]]\nusers = ['*']\nports = ['a']\nnetns = true", 4, "a name in quotes or a number from 0"),
         ("[rule]\nusers = ['*']", 1, "expected a sequence"),
+        ("separate_users = ['*']", 1, "there is no user `*`"),
         ("defaults = true\ndefaults = true", 2, "duplicate key"),
         ("[[rule]]\nusers = ['*'", 2, "unclosed array"),
     ] {
@@ -523,6 +525,12 @@ fn slow_fit(pattern: &[u8], name: &[u8]) -> bool {
         (Some((c, rest)), Some((d, tail))) => c == d && slow_fit(rest, tail),
         (Some(_), None) => false,
     }
+}
+
+#[test]
+fn separate_users_are_named_or_numbers() {
+    assert_eq!(policy("separate_users = ['alice', 100500]\n[total]\n").separate_users, [ALICE, 100_500]);
+    assert!(policy("").separate_users.is_empty());
 }
 
 #[test]

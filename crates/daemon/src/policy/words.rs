@@ -138,9 +138,9 @@ pub(super) fn users(written: &[Spanned<Word>], accounts: Accounts) -> Result<Use
     Ok((!written.iter().any(|user| is_any(&user))).then_some(named))
 }
 
-/// The numbers of groups.
-pub(super) fn groups(written: &[Spanned<Word>], accounts: Accounts) -> Result<Vec<u32>, Wrong> {
-    written.iter().map(|group| id(group, Account::Group, accounts)).collect()
+/// The numbers of users, or of groups.
+pub(super) fn accounts_of(written: &[Spanned<Word>], kind: Account, accounts: Accounts) -> Result<Vec<u32>, Wrong> {
+    written.iter().map(|word| id(word, kind, accounts)).collect()
 }
 
 /// The number of an account.
