@@ -81,7 +81,7 @@ setup:
 # Only what the demo runs, by a profile of its own (Cargo.toml): a fifth of the work of `make build`.
 demo: setup
 	@echo "demo: builds $(words $(DEMO_PACKAGES)) programs first, which takes 1 to 3 minutes on two cores the first time; then runs for half a minute"
-	$(CARGO) build --locked --profile demo --bins $(DEMO_PACKAGES:%=-p %)
+	$(CARGO) build --locked --profile demo --no-default-features --bins $(DEMO_PACKAGES:%=-p %)
 	@BIN=$(TARGET)/demo demo/run
 
 # For Python 3.11 and later. With cargo's features and lock file of its own, so no program's build needs Python.

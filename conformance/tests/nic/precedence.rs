@@ -10,17 +10,19 @@ use conformance::net::{CABLE, DIRECT, Net, open_in};
 use conformance::{isolated_with_interfaces, program, until};
 use rustix::process::Pid;
 
-/// The scheduling policy of a thread that runs before all others (`SCHED_FIFO`).
+/// The scheduling policy of a thread that runs before all others, `SCHED_FIFO`.
 const FIRST: &str = "1";
 
-/// The threads of a process, by name, each with its scheduling policy.
-fn threads_of(process: &Pid) -> Vec<(String, String)> {
+/// The threads of a process that run before all others, by name, each with what chrt(1) says of it.
+fn first_threads_of(process: &Pid) -> Vec<(String, String)> {
     let tasks = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).into_iter().flatten().flatten();
     let thread = |task: DirEntry| {
         let part = |name: &str| fs::read_to_string(task.path().join(name)).ok();
         // The 41st field; the name, which may have spaces, is the second.
         let policy = part("stat")?.rsplit_once(") ")?.1.split(' ').nth(38)?.to_owned();
-        Some((part("comm")?.trim_end().to_owned(), policy))
+        let chrt = |_| Command::new("chrt").arg("-p").arg(task.file_name()).output().expect("a program of each system");
+        let said = (policy == FIRST).then_some(()).map(chrt)?;
+        Some((part("comm")?.trim_end().to_owned(), String::from_utf8_lossy(&said.stdout).into_owned()))
     };
     tasks.filter_map(thread).collect()
 }
@@ -37,10 +39,11 @@ fn two_threads_of_the_daemon_run_before_all_others() {
         let _port = open_in(&net.near, "netmap:va");
         let processes = daemon_processes(home);
         until("two threads, and no others, run before all others", || {
-            let all: Vec<_> = processes.iter().flat_map(threads_of).collect();
-            let mut first: Vec<_> = all.iter().filter(|(_, policy)| policy == FIRST).map(|(name, _)| name).collect();
+            let mut first: Vec<_> = processes.iter().flat_map(first_threads_of).collect();
             first.sort();
-            all.len() > 5 && first == ["deadlines", "heartbeat"]
+            // Others that they start do not.
+            let alone = first.iter().all(|(_, said)| said.contains("SCHED_FIFO|SCHED_RESET_ON_FORK"));
+            alone && first.iter().map(|(name, _)| name).eq(["deadlines", "heartbeat"])
         });
         let said = net.near.tool(&program("unetmap").display().to_string(), &["doctor"]).expect("it runs");
         let line = said.lines().find(|line| line.contains("real-time threads")).unwrap_or_else(|| panic!("{said}"));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use unetmap_sys::process;
 use unetmap_sys::sandbox::{self, Access, Capability};
-use unetmap_sys::thread::{set_nice, set_runs_first};
+use unetmap_sys::thread::{Precedence, set_nice, set_precedence};
 
 use crate::fault;
 use crate::memory_files;
@@ -35,14 +35,14 @@ const BROKER: [Capability; 14] = [
 ];
 
 /// Confines the daemon that listens at `socket`, and reads `config` again on request. Call it before the first thread
-/// is started. The calling thread of root's daemon has precedence, which cannot be had later, until it is ended
-/// ([`end_precedence`]).
+/// is started. The calling thread of root's daemon, and those that it starts, have precedence, which cannot be had
+/// later, until it gives it up ([`set_precedence_to`]).
 pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
     report("no_new_privs", sandbox::no_new_privileges());
     if owner() == 0 {
         report("oom_score_adj", sandbox::set_oom_score(OOM_SCORE));
         prefer();
-        take_precedence();
+        set_precedence_to(Precedence::Inherited);
         report("capabilities", sandbox::keep_capabilities(&[Capability::SetGid, Capability::SetUid]));
         report("another user", unused_user().and_then(sandbox::become_user));
     }
@@ -71,15 +71,10 @@ fn prefer() {
     report("niceness by session", process::set_session_nice(CONTROL_NICE));
 }
 
-/// Has the calling thread, and those that it starts, run before all others of the machine. For the two that renew the
-/// deadlines of interfaces, which need little of a processor, but in time.
-pub(crate) fn take_precedence() {
-    report("real-time threads", set_runs_first(true));
-}
-
-/// Has the calling thread share processors with the others of the machine.
-pub(crate) fn end_precedence() {
-    report("threads that are not real-time", set_runs_first(false));
+/// Sets the precedence of the calling thread. The two that renew the deadlines of interfaces have it: they need little
+/// of a processor, but in time.
+pub(crate) fn set_precedence_to(precedence: Precedence) {
+    report("real-time threads", set_precedence(precedence));
 }
 
 /// A user that no other process is, wherever on the machine: the kernel counts descriptors in flight, locked memory and

@@ -74,7 +74,7 @@ use tracing::Level;
 use unetmap_abi::printable;
 use unetmap_quantity::{bytes, count, seconds, within};
 use unetmap_sys::process::{self, Signal};
-use unetmap_sys::thread::set_nice;
+use unetmap_sys::thread::{Precedence, set_nice};
 use unetmap_sys::{event, memory_helper, socket};
 
 use handover::store::{self, Store};
@@ -385,7 +385,7 @@ fn give_up_rights(args: &Args, socket: &Path, sources: &KnobSources) -> Result<O
     confinement::confine_daemon(socket, sources.file.as_deref());
     if owner::owner() == 0 {
         let renewing = ports::nic::start_heartbeat();
-        confinement::end_precedence();
+        confinement::set_precedence_to(Precedence::None);
         renewing.map_err(|e| format!("starting the thread that renews deadlines: {e}"))?;
         confinement::keep_pages();
         policy::find_namespaces_by(|path| privileged::namespace_at(path).ok().flatten());

@@ -227,16 +227,30 @@ pub fn set_wakeup_preemption(allowed: bool) {
     unsafe { libc::sched_setscheduler(0, policy, &raw const none) };
 }
 
-/// Has the calling thread run before all that are not real-time threads (`SCHED_FIFO`, of the lowest priority),
-/// whatever their number, niceness, session or control group, or as all others again. Threads that it starts inherit
-/// it.
+/// Whether a thread runs before all that are not real-time threads, whatever their number, niceness, session or control
+/// group: `SCHED_FIFO`, of the lowest priority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precedence {
+    /// It shares processors with all others.
+    None,
+    /// It does, and so do threads that it starts.
+    Inherited,
+    /// It does. Threads that it starts do not, and without privileges it cannot change that.
+    Own,
+}
+
+/// Sets the precedence of the calling thread.
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_NICE` and beyond `RLIMIT_RTPRIO`, or in a control group without real-time threads; `Other`
 /// if the kernel reports another policy afterwards.
-pub fn set_runs_first(first: bool) -> io::Result<()> {
-    let policy = if first { libc::SCHED_FIFO } else { libc::SCHED_OTHER };
-    let priority = libc::sched_param { sched_priority: i32::from(first) };
+pub fn set_precedence(precedence: Precedence) -> io::Result<()> {
+    let policy = match precedence {
+        Precedence::None => libc::SCHED_OTHER,
+        Precedence::Inherited => libc::SCHED_FIFO,
+        Precedence::Own => libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
+    };
+    let priority = libc::sched_param { sched_priority: i32::from(precedence != Precedence::None) };
     // SAFETY: K1: the kernel reads a struct that outlives the call.
     if unsafe { libc::sched_setscheduler(0, policy, &raw const priority) } < 0 {
         return Err(io::Error::last_os_error());
@@ -248,11 +262,11 @@ pub fn set_runs_first(first: bool) -> io::Result<()> {
     }
 }
 
-/// Whether a thread runs before all that are not real-time threads ([`set_runs_first`]).
+/// Whether a thread has [`Precedence`].
 ///
 /// # Errors
 /// `ESRCH`: there is no such thread.
-pub fn runs_first(tid: u32) -> io::Result<bool> {
+pub fn has_precedence(tid: u32) -> io::Result<bool> {
     // SAFETY: K7.
     match unsafe { libc::sched_getscheduler(i32::try_from(tid).map_err(|_| Errno::SRCH)?) } {
         -1 => Err(io::Error::last_os_error()),

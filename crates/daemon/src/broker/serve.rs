@@ -13,6 +13,7 @@ use unetmap_core::errno::EMFILE;
 use unetmap_sys::place;
 use unetmap_sys::process::{self, Signal};
 use unetmap_sys::socket;
+use unetmap_sys::thread::Precedence;
 
 use super::connection::{Failure, LANES};
 use super::objects::Broker;
@@ -74,7 +75,7 @@ pub(crate) fn run_broker(control: &OwnedFd) -> io::Result<()> {
     };
     let renewer = broker.clone();
     threads::start("deadlines", move || {
-        confinement::take_precedence();
+        confinement::set_precedence_to(Precedence::Own);
         renewer.serve_connection(&deadlines);
     })?;
     serve("broker node", node)?;

@@ -227,7 +227,7 @@ fn has_precedence(processes: &[u32]) -> Option<bool> {
     for pid in processes {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
         let mut tids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
-        all &= tids.any(|tid| thread::runs_first(tid).unwrap_or(false));
+        all &= tids.any(|tid| thread::has_precedence(tid).unwrap_or(false));
     }
     Some(all)
 }

@@ -23,6 +23,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use unetmap_mem::{RxProgress, SyncStateRef, XskRxRings};
+use unetmap_sys::thread::{Precedence, set_precedence};
 
 use super::bypass::{BypassRecord, Service};
 use super::faults::{FrameWatch, Report};
@@ -188,13 +189,17 @@ fn record_delay(queues: &[Arc<ServedQueue>], late: Duration) {
 /// Where the thread gets what it is to renew.
 static THREAD: OnceLock<Sender<Heartbeat>> = OnceLock::new();
 
-/// Starts the thread, with the priority of the calling one, which the daemon cannot give it later.
+/// Starts the thread, with the precedence of the calling one, which the daemon cannot give it later, and no other has.
 ///
 /// # Errors
 /// There are too many threads.
 pub(crate) fn start_heartbeat() -> io::Result<()> {
     let (sender, heartbeats) = mpsc::channel::<Heartbeat>();
-    let renew = move || heartbeats.iter().for_each(|heartbeat| heartbeat.run());
+    let renew = move || {
+        // If the calling one has none, it has said so.
+        let _ = set_precedence(Precedence::Own);
+        heartbeats.iter().for_each(|heartbeat| heartbeat.run());
+    };
     thread::Builder::new().name("heartbeat".into()).spawn(renew)?;
     let _ = THREAD.set(sender);
     Ok(())
