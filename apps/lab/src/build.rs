@@ -79,11 +79,11 @@ fn remove(folder: &Folder, state: &State) -> Result<(), String> {
         programs::end(folder, &wire)?;
     }
     let stay = programs::inside(&state.namespaces);
-    for (name, id) in &state.namespaces {
-        network::remove(name, *id).map_err(|e| format!("{name}: {e}"))?;
-    }
-    for process in stay {
-        note(&format!("{process} is still in the namespace, which ends with it"));
+    for (name, identity) in &state.namespaces {
+        let removed = network::remove(name, identity).map_err(|e| format!("{name}: {e}"))?;
+        for (_, process) in stay.iter().filter(|(of, _)| removed && of == name) {
+            note(&format!("{name}: {process} is still in the namespace, which ends with it"));
+        }
     }
     Netns::release_at(&folder.wire()).map_err(failed)?;
     folder.remove()

@@ -12,7 +12,7 @@ use tool_common::host::netns::Netns;
 use tool_common::host::place::Place;
 
 use crate::model::{End, Lab, Link};
-use crate::state::{Folder, State};
+use crate::state::{Folder, Identity, State};
 
 /// The folder of `ip netns`.
 const NAMES: &str = "/run/netns";
@@ -38,7 +38,8 @@ pub(crate) fn make(lab: &Lab, folder: &Folder, state: &mut State) -> Result<Name
     share_names().map_err(failed)?;
     let hosts = lab.hosts.iter().map(|_| Netns::new()).collect::<io::Result<Vec<_>>>().map_err(failed)?;
     let names: Vec<String> = (0..lab.hosts.len()).map(|host| lab.namespace(host)).collect();
-    state.namespaces = names.iter().cloned().zip(hosts.iter().map(Netns::id)).collect();
+    let identities = hosts.iter().map(Identity::of).collect::<io::Result<Vec<_>>>().map_err(failed)?;
+    state.namespaces = names.iter().cloned().zip(identities).collect();
     folder.write(state)?;
     for ((name, netns), host) in names.iter().zip(&hosts).zip(&lab.hosts) {
         let path = path_of(name);
@@ -72,7 +73,8 @@ pub(crate) fn open(lab: &Lab, folder: &Folder, state: &State) -> Result<Namespac
     let host = |host: usize| {
         let name = lab.namespace(host);
         let found = Netns::kept_at(&path_of(&name)).ok().flatten();
-        let is_own = |netns: &Netns| state.namespaces.get(&name) == Some(&netns.id());
+        let own = state.namespaces.get(&name);
+        let is_own = |netns: &Netns| Identity::of(netns).is_ok_and(|found| own == Some(&found));
         found.filter(is_own).ok_or_else(|| gone(&format!("the namespace {name}")))
     };
     let hosts = (0..lab.hosts.len()).map(host).collect::<Result<Vec<_>, _>>()?;
@@ -83,13 +85,15 @@ pub(crate) fn open(lab: &Lab, folder: &Folder, state: &State) -> Result<Namespac
     Ok(Namespaces { hosts, wire })
 }
 
-/// Removes the name of a namespace, if it still has the number. Returns whether it had.
+/// Removes the name of a namespace, if it still leads there. Returns whether it did.
 ///
 /// # Errors
 /// The kernel's.
-pub(crate) fn remove(name: &str, id: u64) -> io::Result<bool> {
+pub(crate) fn remove(name: &str, of: &Identity) -> io::Result<bool> {
     let path = path_of(name);
-    if Netns::kept_at(&path)?.is_none_or(|found| found.id() != id) {
+    // Held until the name is removed.
+    let found = Netns::kept_at(&path)?;
+    if found.as_ref().map(Identity::of).transpose()?.as_ref() != Some(of) {
         return Ok(false);
     }
     let place = Place::of(&path)?;

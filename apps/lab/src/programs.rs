@@ -26,7 +26,7 @@ use tool_common::reply::members;
 use crate::file::words;
 use crate::model::{End, Lab};
 use crate::network::at;
-use crate::state::Folder;
+use crate::state::{Folder, Identity};
 
 /// Longest time until all programs have their ports.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -248,12 +248,12 @@ fn ends_until(process: &Process, until: Instant) -> bool {
     wait_readable(&mut end, Some(left)).is_ok() && !end[0].revents().is_empty()
 }
 
-/// Returns the processes that are in one of these namespaces, as text.
-pub(crate) fn inside(namespaces: &BTreeMap<String, u64>) -> Vec<String> {
+/// Returns the processes that are in one of these namespaces: its name, and the process as text.
+pub(crate) fn inside(namespaces: &BTreeMap<String, Identity>) -> Vec<(String, String)> {
     let all = pids().filter_map(|pid| {
-        let id = fs::metadata(format!("/proc/{pid}/ns/net")).ok()?.ino();
-        let (name, _) = namespaces.iter().find(|(_, found)| **found == id)?;
-        Some(format!("{name}: process {pid} ({})", program_name(pid).unwrap_or_default()))
+        let inode = fs::metadata(format!("/proc/{pid}/ns/net")).ok()?.ino();
+        let (name, _) = namespaces.iter().find(|(_, found)| found.inode == inode)?;
+        Some((name.clone(), format!("process {pid} ({})", program_name(pid).unwrap_or_default())))
     });
     all.collect()
 }

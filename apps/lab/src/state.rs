@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tool_common::host::netns::Netns;
 use tool_common::host::place::{NewFile, Place};
 
 use crate::file::is_name;
@@ -28,8 +29,25 @@ pub(crate) struct State {
     /// Its file, and the text by which it was built.
     pub(crate) file: PathBuf,
     pub(crate) text: String,
-    /// Names in the folder of `ip netns`, each with the number by which the kernel knows the namespace.
-    pub(crate) namespaces: BTreeMap<String, u64>,
+    /// Names in the folder of `ip netns`, each with its namespace.
+    pub(crate) namespaces: BTreeMap<String, Identity>,
+}
+
+/// The numbers by which a namespace is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// As links in `/proc` show it. The kernel gives it to another one when this one has ended.
+    pub(crate) inode: u64,
+    /// It is given to no other one; `None` before Linux 5.14.
+    cookie: Option<u64>,
+}
+
+impl Identity {
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn of(netns: &Netns) -> io::Result<Identity> {
+        Ok(Identity { inode: netns.id(), cookie: netns.cookie()? })
+    }
 }
 
 /// The folder of a lab, which no other `unetmap lab` uses meanwhile.

@@ -239,6 +239,31 @@ fn a_lab_that_cannot_be_built_leaves_nothing_and_removes_nothing_of_others() {
     });
 }
 
+/// The kernel has given the number of a lab's namespace, which has ended, to another one, whose name is the same.
+#[test]
+fn a_namespace_with_the_number_of_a_labs_one_is_not_removed() {
+    isolated_with_interfaces(|home| {
+        let Some(site) = Site::new(home) else { return };
+        let file = site.write("two.toml", "[host.a]\n[host.b]\n[[link]]\nends = [\"a\", \"b\"]\n");
+        site.done(&["up", text(&file)]);
+        // As if its own one had another cookie.
+        let path = site.path("/run/unetmap-labs/two/state.json");
+        let mut state: Value = serde_json::from_slice(&fs::read(&path).expect("the lab's state")).expect("JSON");
+        let Some(cookie) = state["namespaces"]["two.a"]["cookie"].as_u64() else {
+            site.done(&["down", "two"]);
+            return summary("skipped: cookies of network namespaces need Linux 5.14");
+        };
+        state["namespaces"]["two.a"]["cookie"] = (cookie + (1 << 40)).into();
+        fs::write(&path, state.to_string()).expect("the lab's state");
+        let why = site.refused(&["up", text(&file)]);
+        assert!(why.contains("the namespace two.a is no longer there"), "{why}");
+        site.done(&["down", "two"]);
+        assert_eq!(site.names("/run/netns"), ["two.a"]);
+        assert!(site.command(&["ip", "netns", "del", "two.a"]).status().expect("nsenter").success());
+        site.assert_nothing_is_left();
+    });
+}
+
 #[test]
 fn a_lab_whose_building_was_killed_is_removed_and_built() {
     isolated_with_interfaces(|home| {

@@ -13,6 +13,8 @@ use rustix::fs::fstatfs;
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::socket::netns_cookie;
+
 /// `SIOCGSKNS` of linux/sockios.h: returns a descriptor of the namespace that a socket belongs to.
 const SIOCGSKNS: libc::c_ulong = 0x894C;
 
@@ -145,6 +147,15 @@ impl Netns {
         Ok(())
     }
 
+    /// Returns a number that the kernel gives to no other namespace, also when this one has ended; `None` before Linux
+    /// 5.14.
+    ///
+    /// # Errors
+    /// As [`Netns::run`].
+    pub fn cookie(&self) -> io::Result<Option<u64>> {
+        self.run(netns_cookie)?
+    }
+
     /// Returns the inode number that identifies it, as in `readlink /proc/self/ns/net`. Not reused while this is open.
     pub fn id(&self) -> u64 {
         self.id
@@ -239,6 +250,19 @@ mod tests {
     fn a_new_namespace_differs_from_the_current_one() {
         match Netns::new() {
             Ok(new) => assert_ne!(new.id(), Netns::current().unwrap().id()),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => eprintln!("skipped: needs CAP_SYS_ADMIN"),
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    #[test]
+    fn no_two_namespaces_have_a_cookie() {
+        let here = Netns::current().unwrap();
+        let cookie = here.cookie().unwrap();
+        assert_eq!(cookie, Netns::current().unwrap().cookie().unwrap());
+        let Some(cookie) = cookie else { return eprintln!("skipped: cookies need Linux 5.14") };
+        match Netns::new() {
+            Ok(new) => assert!(new.cookie().unwrap().is_some_and(|of_new| of_new != cookie)),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => eprintln!("skipped: needs CAP_SYS_ADMIN"),
             Err(e) => panic!("{e}"),
         }

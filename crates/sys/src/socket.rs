@@ -474,6 +474,17 @@ fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
+/// Returns the cookie of the calling thread's network namespace, a number that the kernel gives to no other one; `None`
+/// before Linux 5.14.
+pub(crate) fn netns_cookie() -> io::Result<Option<u64>> {
+    let socket = seqpacket(SocketFlags::CLOEXEC)?;
+    // SAFETY: K5, K9: the kernel writes a number of 64 bits.
+    match unsafe { option(socket.as_fd(), libc::SO_NETNS_COOKIE, 0_u64) } {
+        Err(Errno::NOPROTOOPT) => Ok(None),
+        cookie => Ok(cookie.map(Some)?),
+    }
+}
+
 /// Reads one socket-level option; returns `value` if the kernel writes nothing.
 ///
 /// # Safety
