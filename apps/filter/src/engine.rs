@@ -6,7 +6,7 @@ use std::hash::Hasher as _;
 use crate::change::with_dscp;
 use crate::matcher::{Subject, matches};
 use crate::memo::{Key, Memo};
-use crate::nat::{NatCounts, NatTable, Translated};
+use crate::nat::{NatCounts, NatEvent, NatTable, Translated};
 use crate::packet::Headers;
 use crate::reply::MAX_REPLY;
 use crate::rule::{Action, Rule, RuleId, StateOption, Tag, Target};
@@ -156,6 +156,23 @@ impl Engine {
     pub fn sweep(&mut self, states: usize, now: u64) {
         self.states.sweep(states, now);
         self.nat.try_with(|nat| nat.sweep(now));
+    }
+
+    /// Begins a log of the connections that NAT makes and ends.
+    pub fn log_nat(&mut self) {
+        self.nat.with(NatTable::log);
+    }
+
+    /// Moves the events of the log, unless another thread uses the table.
+    #[inline]
+    pub fn take_nat_events(&mut self, to: &mut Vec<NatEvent>) {
+        self.nat.try_with(|nat| nat.take_events(to));
+    }
+
+    /// Ends translated connections, some at a time, and moves the events of the log. Returns whether there may be
+    /// other connections.
+    pub fn end_nat(&mut self, now: u64, to: &mut Vec<NatEvent>) -> bool {
+        self.nat.with(|nat| nat.end_some(now, to))
     }
 
     /// Examines the next [`EXAMINED_PER_CALL`](crate::EXAMINED_PER_CALL) states, at most, of a walk through all that

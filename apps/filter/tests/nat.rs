@@ -2,7 +2,7 @@
 //! Address translation: of each protocol, of errors and fragments, and what a full table keeps. Every translated packet
 //! has right checksums.
 
-use unetmap_filter::{Config, Direction, Engine, Headers, Now, Ruleset, Translated, Verdict, tcp};
+use unetmap_filter::{Config, Direction, Engine, Headers, NatEvent, Now, Ruleset, Translated, Verdict, tcp};
 
 const UDP: u8 = 17;
 const TCP: u8 = 6;
@@ -340,6 +340,67 @@ fn a_full_table_keeps_connections_that_are_up_and_time_ends_all() {
     nat.seconds += 86_400;
     assert!(nat.drops(Direction::In, &packet(TCP, SERVER, alias(199), tcp::ACK)));
     assert_eq!((left(&nat), nat.engine.nat_counts().connections), (0, 0));
+}
+
+/// Events are of connections, not of packets: of each when it begins, and when it ends, for whatever reason.
+#[test]
+fn connections_are_logged_when_they_begin_and_end() {
+    let mut nat = Nat::new("ip 203.0.113.1 redirect_port tcp 10.0.0.9:8080 80", 2);
+    nat.engine.log_nat();
+    let end = |(address, port): End| (u32::from_be_bytes(address), port);
+    let event = |millis, begins, proto, inside, alias, remote| {
+        let (inside, alias, remote) = (end(inside), end(alias), end(remote));
+        NatEvent { millis, begins, number: 1, proto, inside, alias, remote }
+    };
+    let taken = |nat: &mut Nat| {
+        let mut events = Vec::new();
+        nat.engine.take_nat_events(&mut events);
+        events
+    };
+    let first = nat.out(&packet(UDP, HOST, SERVER, 0)).src;
+    nat.out(&packet(UDP, HOST, SERVER, 0));
+    nat.seconds = 2;
+    let asked = (ALIAS, 80);
+    nat.inward(&packet(TCP, SERVER, asked, tcp::SYN));
+    let server = ([10, 0, 0, 9], 8080);
+    let begun = [event(1000, true, UDP, HOST, first, SERVER), event(2000, true, TCP, server, asked, SERVER)];
+    assert_eq!(taken(&mut nat), begun);
+    // The table is full: the oldest makes room.
+    nat.seconds = 3;
+    let other = ([10, 0, 0, 6], 4000);
+    let second = nat.out(&packet(UDP, other, SERVER, 0)).src;
+    let changed = [event(3000, false, UDP, HOST, first, SERVER), event(3000, true, UDP, other, second, SERVER)];
+    assert_eq!(taken(&mut nat), changed);
+    nat.engine.sweep(0, 400_000);
+    let expired =
+        [event(400_000, false, TCP, server, asked, SERVER), event(400_000, false, UDP, other, second, SERVER)];
+    assert_eq!(taken(&mut nat), expired);
+    nat.seconds = 500;
+    let third = nat.out(&packet(UDP, HOST, SERVER, 0)).src;
+    let mut events = Vec::new();
+    assert!(!nat.engine.end_nat(501_000, &mut events), "no connection is left");
+    let both = [event(500_000, true, UDP, HOST, third, SERVER), event(501_000, false, UDP, HOST, third, SERVER)];
+    assert_eq!((events, nat.engine.nat_counts().connections), (both.to_vec(), 0));
+}
+
+/// A log that nobody takes events from grows no further, and counts what it lacks.
+#[test]
+fn a_full_log_counts_what_it_loses() {
+    const N: u64 = 20_000;
+    let mut nat = Nat::new("ip 203.0.113.1", N as usize);
+    nat.engine.log_nat();
+    for i in 0..N as u32 {
+        let [_, high, middle, low] = i.to_be_bytes();
+        nat.out(&packet(UDP, ([10, high, middle, low], 7), ([198, 51, 100, low], 80), 0));
+    }
+    let (mut events, lost) = (Vec::new(), nat.engine.nat_counts().lost_events);
+    assert!(lost > 0 && nat.engine.nat_counts().connections == N, "{:?}", nat.engine.nat_counts());
+    nat.engine.take_nat_events(&mut events);
+    assert_eq!(events.len() as u64 + lost, N);
+    events.clear();
+    while nat.engine.end_nat(9000, &mut events) {}
+    assert!(events.len() as u64 == N && events.iter().all(|event| !event.begins), "{}", events.len());
+    assert_eq!(nat.engine.nat_counts().lost_events, lost);
 }
 
 #[test]

@@ -102,6 +102,7 @@ fn limits_count_the_states_of_all_threads() {
 fn connections_are_translated_back_at_another_thread() {
     let set = rules("nat 1 config ip 192.0.2.1 deny_in\nadd nat 1 ip from any to any");
     let mut engines = Engine::for_threads(2, 1024, 7);
+    engines[0].log_nat();
     for port in 1..100 {
         let mut question = frame(1, port, false, 0);
         let headers = Headers::parse(&question, question.len()).expect("valid");
@@ -115,6 +116,11 @@ fn connections_are_translated_back_at_another_thread() {
         assert_eq!((translated, &answer[30..38]), (Translated::Pass, &frame(1, port, true, 0)[30..38]));
     }
     assert_eq!(engines[1].nat_counts().connections, 99);
+    // The log is that of both.
+    let mut events = Vec::new();
+    engines[1].take_nat_events(&mut events);
+    engines[0].take_nat_events(&mut events);
+    assert_eq!(events.iter().filter(|event| event.begins).count(), 99);
 }
 
 #[test]

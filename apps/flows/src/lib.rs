@@ -38,7 +38,7 @@ use clock::Clock;
 use export::{Domain, Exporter, Form, Second};
 use meter::Meter;
 use metrics::Published;
-pub use observer::{Observer, ObserverArgs, Origin};
+pub use observer::{Observer, ObserverArgs, Origin, Reported};
 pub use options::FlowsArgs;
 use options::{Settings, TopSettings};
 use report::Lines;
@@ -69,7 +69,7 @@ fn flows(args: &FlowsArgs) -> Result<(), Failure> {
     let mut meter = Meter::new(settings.flows, settings.timeouts, settings.sampling, settings.keys, names.len());
     if let Some((to, security)) = &settings.to {
         let second = if settings.keys.both { Second::Reverse } else { Second::None };
-        let form = Form { second, inner: settings.keys.inner };
+        let form = Form { second, inner: settings.keys.inner, nat: false };
         let domains: Vec<_> = (1..).zip(&names).map(|(number, name)| Domain { number, name: name.clone() }).collect();
         meter.outputs.exporter = Some(
             Exporter::new((to, security), settings.protocol, &domains, settings.sampling, form)

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tool_common::Failure;
 use tool_common::forward::Counts;
 use unetmap::Ring;
-use unetmap_filter::HEADER_BYTES;
+use unetmap_filter::{HEADER_BYTES, NatEvent};
 use unetmap_quantity::{count, within};
 
 use crate::cache::{SWEEP, Timeouts};
@@ -53,24 +53,38 @@ pub struct ObserverArgs {
     flows: usize,
 }
 
+/// Events that a program reports besides the packets that come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reported {
+    /// It drops packets, and records say how many, and why.
+    pub drops: bool,
+    /// It translates addresses, and sends a record of each connection when it begins and when it ends.
+    pub nat: bool,
+}
+
 impl ObserverArgs {
     /// Makes an observer, if there is to be one. `ports`: those that packets come from; their observation domains are
-    /// numbered from `first` on. `header`: bytes of virtio-net header before each packet. `drops`: the program drops
-    /// packets, and records say how many, and why.
+    /// numbered from `first` on. `header`: bytes of virtio-net header before each packet.
     ///
     /// # Errors
     /// A sentence: the collector has no address.
-    pub fn start(&self, ports: &[&str], first: u32, header: usize, drops: bool) -> Result<Option<Observer>, Failure> {
+    pub fn start(
+        &self,
+        ports: &[&str],
+        first: u32,
+        header: usize,
+        Reported { drops, nat }: Reported,
+    ) -> Result<Option<Observer>, Failure> {
         let Some(to) = &self.to else { return Ok(None) };
         let sampling = Sampling { n: self.sample, by: self.sample_by };
         let mut meter =
             Meter::new(self.flows, TIMEOUTS, sampling, Keys { both: false, inner: self.inner }, ports.len());
         let domains: Vec<_> =
             (first..).zip(ports).map(|(number, name)| Domain { number, name: (*name).to_owned() }).collect();
-        let form = Form { second: if drops { Second::Dropped } else { Second::None }, inner: self.inner };
+        let form = Form { second: if drops { Second::Dropped } else { Second::None }, inner: self.inner, nat };
         let exporter = Exporter::new((to, &Security::default()), Protocol::Ipfix, &domains, sampling, form);
         meter.outputs.exporter = Some(exporter.map_err(|why| format!("--flows {why}"))?);
-        Ok(Some(Observer { meter, clock: Clock::new(), header, ticks: 0 }))
+        Ok(Some(Observer { meter, clock: Clock::new(), header, ticks: 0, nat: nat.then_some([0; 2]) }))
     }
 }
 
@@ -90,6 +104,8 @@ pub struct Observer {
     header: usize,
     /// Calls of [`Observer::tick`] until it looks at the clock.
     ticks: u32,
+    /// Connections of NAT that have begun, and that have ended. `None`: they are not reported.
+    nat: Option<[u64; 2]>,
 }
 
 impl Observer {
@@ -146,14 +162,30 @@ impl Observer {
         self.meter.count(bytes, len, from.port, from.dropped);
     }
 
-    /// Sends what is due, now and then. Call it in each round, also while no packets come.
+    /// Sends events of NAT. `millis`: the time by the clock that they have.
+    pub fn nat(&mut self, events: &mut Vec<NatEvent>, millis: u64) {
+        let (Some(exporter), Some(counts)) = (&mut self.meter.outputs.exporter, &mut self.nat) else { return };
+        if events.is_empty() {
+            return;
+        }
+        let now = self.clock.now();
+        for event in events.drain(..) {
+            exporter.add_nat(&event, now - millis.saturating_sub(event.millis).min(now), now);
+            counts[usize::from(!event.begins)] += 1;
+        }
+    }
+
+    /// Sends what is due, now and then; returns whether this was such a time. Call it in each round, also while no
+    /// packets come.
     #[inline]
-    pub fn tick(&mut self) {
-        if self.ticks == 0 {
+    pub fn tick(&mut self) -> bool {
+        let is_time = self.ticks == 0;
+        if is_time {
             self.advance();
         } else {
             self.ticks -= 1;
         }
+        is_time
     }
 
     fn advance(&mut self) {
@@ -167,10 +199,20 @@ impl Observer {
         LOOK_EVERY
     }
 
+    /// Gives the collector time from now on: no port waits for the program.
+    pub fn pace(&mut self) {
+        self.meter.wait_for_readers();
+    }
+
     /// Ends all records, sends them, and returns the summary, as JSON and for people.
     pub fn finish(mut self) -> (Value, String) {
         self.meter.advance(self.clock.now());
         self.meter.finish();
-        (self.meter.summary(), format!("flows: {}", self.meter.summary_text()))
+        let (mut summary, mut text) = (self.meter.summary(), format!("flows: {}", self.meter.summary_text()));
+        if let Some([begun, ended]) = self.nat {
+            summary["nat"] = json!({"begun": begun, "ended": ended});
+            text += &format!("; {begun} connections of NAT begun, {ended} ended");
+        }
+        (summary, text)
     }
 }

@@ -208,7 +208,7 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
         "nat": {
             "now": nat.connections, "created": nat.created, "dropped_half_open": nat.dropped_half_open,
             "full": nat.full, "no_port": nat.no_port, "denied_in": nat.denied_in, "fragments": nat.fragments,
-            "turned_back": nat.turned_back,
+            "turned_back": nat.turned_back, "lost_events": nat.lost_events,
         },
     })
 }

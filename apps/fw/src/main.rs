@@ -31,7 +31,7 @@ use tool_common::{Failure, flag_on_hangup, link, note, port, print, stop_on_hang
 use unetmap::Port;
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE};
 use unetmap_filter::{Config, Direction, Engine, MaybeShared, SyntaxError};
-use unetmap_flows::Observer;
+use unetmap_flows::{Observer, Reported};
 
 use events::Events;
 use log::PacketLog;
@@ -121,6 +121,22 @@ pub(crate) fn read_rules(
     Ok(performed.map_err(|e| wrong(&e))?.0)
 }
 
+/// Makes what counts the packets of each thread by flow, if that is asked for.
+fn observers(options: &Options, [a, b]: &[Port; 2], header: usize) -> Result<Vec<Option<Observer>>, Failure> {
+    let reported = Reported { drops: true, nat: options.flows_nat };
+    let observer = |first| options.flows.start(&[a.spec(), b.spec()], first, header, reported);
+    (1..).step_by(2).take(options.threads.into()).map(observer).collect()
+}
+
+/// Makes the engine of each thread.
+fn engines(options: &Options) -> Vec<Engine> {
+    let mut engines = Engine::for_threads(options.threads.into(), options.states, RandomState::new().hash_one(0));
+    if options.flows_nat {
+        engines.iter_mut().for_each(Engine::log_nat);
+    }
+    engines
+}
+
 fn run(options: &Options) -> Result<ExitCode, Failure> {
     let names = options.ports.each_ref().map(|port| rule_name(port));
     let threads = usize::from(options.threads);
@@ -146,11 +162,10 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     check_sizes(a, b, swap)?;
     let header = check_headers(a, b)? as usize;
     let tees = Tees::open(&options.tees, [a, b])?;
-    let observer = |first| options.flows.start(&[a.spec(), b.spec()], first, header, true);
-    let observers = (1..).step_by(2).take(threads).map(observer).collect::<Result<Vec<_>, _>>()?;
+    let observers = observers(options, &pairs[0], header)?;
     let control = options.control.clone().map_or_else(unetmap_fw_client::socket, Ok)?;
     let (listener, control_file) = control::listen(&control)?;
-    let engines = Engine::for_threads(threads, options.states, RandomState::new().hash_one(0));
+    let engines = engines(options);
     let shared = Arc::new(Shared::new(config.compile(), &engines));
     let config = Arc::new(Mutex::new(config));
     std::thread::spawn({
@@ -176,7 +191,8 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     let links = MaybeShared::for_threads(threads, None);
     let tees = MaybeShared::for_threads(threads, tees);
     let parts = engines.into_iter().zip(links).zip(tees).zip(observers).map(|(((engine, links), tees), observer)| {
-        Parts { engine, links, log: log.clone(), tees, memory: options.memory, observer }
+        let (log, logs_nat) = (log.clone(), options.flows_nat);
+        Parts { engine, links, log, tees, memory: options.memory, observer, logs_nat }
     });
     let work: Vec<_> = parts.zip(pairs).collect();
     drop(log);
@@ -251,8 +267,7 @@ fn move_packets(
         note(&format!("{left} packets of pipes were not taken by their port in time"));
     }
     let done = ways.map(|way| Done { passed: way.mover.total, dropped: way.mover.dropped });
-    let flows = worker.into_inner().observer.map(Observer::finish);
-    (result, done, flows)
+    (result, done, worker.into_inner().finish())
 }
 
 fn print_summary(options: &Options, [out, back]: [Done; 2], flows: Vec<Flows>, (swap, seconds): (bool, f64)) {

@@ -75,6 +75,10 @@ pub(crate) struct Cli {
     #[command(flatten)]
     flows: ObserverArgs,
 
+    /// --flows: send a record of each connection that NAT makes when it begins, and when it ends (RFC 8158)
+    #[arg(long, requires = "to")]
+    flows_nat: bool,
+
     #[command(flatten)]
     metrics: MetricsArgs,
 
@@ -121,6 +125,8 @@ pub(crate) struct Options {
     pub(crate) log_bytes: u64,
     /// Records of the flows that come.
     pub(crate) flows: ObserverArgs,
+    /// And of connections that NAT makes.
+    pub(crate) flows_nat: bool,
     pub(crate) metrics: MetricsArgs,
     pub(crate) burst: u32,
     pub(crate) wait: Duration,
@@ -156,6 +162,7 @@ impl Cli {
             log: self.log,
             log_bytes: self.log_size,
             flows: self.flows,
+            flows_nat: self.flows_nat,
             metrics: self.metrics,
             burst: self.burst,
             wait: self.wait,
@@ -200,6 +207,7 @@ mod tests {
             ("a b --tee 1=c --tee 1=d", "the number 1 has a port already"),
             ("a b --tee 1=netmap:b", "used already"),
             ("a b --tee 1=c --tee 2=c", "used already"),
+            ("a b --flows-nat", "--flows <HOST:PORT>"),
         ] {
             let message = parse(args).unwrap_err();
             assert!(message.contains(part), "{args}: {message}");

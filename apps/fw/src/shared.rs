@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! State that the threads that move packets share with the others: rules, counts, packets that are logged.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +27,8 @@ pub(crate) struct Shared {
     /// A list of states that was asked for, of the only worker, which adds to it between two batches.
     listing: Mutex<Option<Listing>>,
     is_listing: AtomicBool,
+    /// Workers that have ended.
+    ended: AtomicUsize,
 }
 
 /// States that are listed.
@@ -72,12 +76,18 @@ impl Shared {
             begin: Instant::now(),
             listing: Mutex::new(None),
             is_listing: AtomicBool::new(false),
+            ended: AtomicUsize::new(0),
         }
     }
 
     /// Returns milliseconds since the workers began.
     pub(crate) fn millis(&self) -> u64 {
         self.begin.elapsed().as_millis() as u64
+    }
+
+    /// Notes that a worker has ended; returns whether it was the last one.
+    pub(crate) fn end_worker(&self) -> bool {
+        self.ended.fetch_add(1, AcqRel) + 1 == self.totals.len()
     }
 
     /// Returns all states that have not expired. One thread calls it at a time.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Evaluates the packets of both directions, and moves those that pass.
 
+mod flows;
+
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use tool_common::host::memory::prefer_huge_pages;
 use unetmap::{Ring, SlotIter};
 use unetmap_filter::{
     Change, Direction, EXAMINED_PER_CALL, Effect, Engine, FETCH_STATES, HEADER_BYTES, Headers, MAX_REPLY, MaybeShared,
-    Now, Ruleset, SWEEP_PER_BATCH, Translated, Verdict, reply,
+    NatEvent, Now, Ruleset, SWEEP_PER_BATCH, Translated, Verdict, reply,
 };
 use unetmap_flows::{Observer, Origin};
 use unetmap_shape::held::{PacketSlots, emit, slots_needed, store};
@@ -54,6 +56,8 @@ pub(crate) struct Parts {
     pub(crate) memory: usize,
     /// Counts packets by flow.
     pub(crate) observer: Option<Observer>,
+    /// The engine has a log of NAT, whose events the observer sends.
+    pub(crate) logs_nat: bool,
 }
 
 /// State that both directions of a thread share.
@@ -75,7 +79,9 @@ pub(crate) struct Worker<'a> {
     /// Whether there were links, so that they are looked at.
     has_links: bool,
     memory: usize,
-    pub(crate) observer: Option<Observer>,
+    observer: Option<Observer>,
+    /// Events of NAT that the observer sends next; `None`: there is no log.
+    nat_events: Option<Vec<NatEvent>>,
     /// By the direction that they travel in: frames and their lengths.
     replies: [Vec<([u8; MAX_REPLY], usize)>; 2],
 }
@@ -83,7 +89,7 @@ pub(crate) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub(crate) fn new(shared: &'a Shared, parts: Parts) -> Worker<'a> {
         let set = shared.set();
-        let Parts { engine, links, log, tees, memory, observer } = parts;
+        let Parts { engine, links, log, tees, memory, observer, logs_nat } = parts;
         let totals = &shared.totals[engine.thread()];
         let mut worker = Worker {
             shared,
@@ -100,6 +106,7 @@ impl<'a> Worker<'a> {
             has_links: false,
             memory,
             observer,
+            nat_events: logs_nat.then(Vec::new),
             replies: [Vec::with_capacity(MAX_REPLIES), Vec::with_capacity(MAX_REPLIES)],
         };
         if worker.engine.thread() == 0 {
@@ -492,6 +499,7 @@ impl Mover for Filter<'_, '_> {
             self.move_packets(worker, from, to, n, now)
         };
         worker.engine.sweep(SWEEP_PER_BATCH, now.millis);
+        worker.send_nat_events();
         if std::mem::take(&mut worker.has_copied) {
             worker.tees.with(Tees::send);
         }
@@ -513,7 +521,7 @@ impl Mover for Filter<'_, '_> {
     fn own_packets(&mut self, to: &Ring) -> u32 {
         let worker = &mut *self.worker.borrow_mut();
         worker.update();
-        worker.observer.iter_mut().for_each(Observer::tick);
+        worker.tick();
         if self.direction == Direction::Out {
             worker.ask_idle();
         }

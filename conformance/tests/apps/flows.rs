@@ -462,23 +462,36 @@ pub(crate) fn has(program: &str) -> bool {
 
 /// Has tshark look for what is malformed in messages.
 fn tshark(folder: &Path, capture: &Path, protocol: &str) -> String {
-    if !has("tshark") {
-        return "no tshark (apt-get install tshark)".into();
-    }
     let collector = Collector::start();
     let args = format!("--read {} --to {} --protocol {protocol} --idle 0.005", capture.display(), collector.address());
     done(&mut flows(&args));
-    let messages: Vec<_> = collector.messages().iter().map(|message| udp(9, 2055, message)).collect();
+    let messages = collector.messages();
+    let Some(text) = tshark_fields(folder, &messages, &["cflow.packets"]) else {
+        return "no tshark (apt-get install tshark)".into();
+    };
+    let packets = text.split(['\t', ',', '\n']).filter_map(|number| number.parse::<u64>().ok()).sum::<u64>();
+    assert_eq!(packets, 4000, "{protocol}: {text}");
+    format!("tshark: {} messages of {protocol}", messages.len())
+}
+
+/// The values that tshark finds in these fields of messages, none of which is malformed. `None`: it is not installed.
+#[track_caller]
+pub(crate) fn tshark_fields(folder: &Path, messages: &[Vec<u8>], fields: &[&str]) -> Option<String> {
+    if !has("tshark") {
+        return None;
+    }
+    let messages: Vec<_> = messages.iter().map(|message| udp(9, 2055, message)).collect();
     let path = folder.join("messages.pcap");
     fs::write(&path, pcap_file(&messages)).expect("a file");
     let mut tshark = Command::new("tshark");
     tshark.args(["-d", "udp.port==2055,cflow", "-T", "fields", "-e", "_ws.malformed", "-e", "_ws.expert.message"]);
-    let found = done(tshark.args(["-e", "cflow.packets", "-r"]).arg(&path));
-    let text = String::from_utf8_lossy(&found.stdout);
-    assert!(text.lines().all(|line| line.starts_with("\t\t")), "{protocol}: {text}");
-    let packets = text.split(['\t', ',', '\n']).filter_map(|number| number.parse::<u64>().ok()).sum::<u64>();
-    assert_eq!(packets, 4000, "{protocol}: {text}");
-    format!("tshark: {} messages of {protocol}", messages.len())
+    for field in fields {
+        tshark.args(["-e", field]);
+    }
+    let found = done(tshark.arg("-r").arg(&path));
+    let text = String::from_utf8_lossy(&found.stdout).into_owned();
+    assert!(text.lines().all(|line| line.starts_with("\t\t")), "{text}");
+    Some(text)
 }
 
 /// The bytes that wait in the UDP socket with this port; `None`: there is none.
@@ -491,36 +504,45 @@ fn bytes_waiting(port: u16) -> Option<u64> {
 
 /// Has nfcapd receive the records, and nfdump sum them.
 fn nfdump(folder: &Path, capture: &Path, protocol: &str, packets: usize, bytes: usize) -> String {
+    let mut counted = Value::Null;
+    let listed = nfdump_lists(&folder.join(protocol), "fmt:%pkt %byt", |address| {
+        let args = format!("--read {} --to {address} --protocol {protocol}", capture.display());
+        counted = objects(&mut flows(&args)).1;
+    });
+    let Some(text) = listed else { return "no nfdump (apt-get install nfdump)".into() };
+    let column = |i: usize| -> usize {
+        text.lines().filter_map(|line| line.split_whitespace().nth(i)?.parse::<usize>().ok()).sum()
+    };
+    assert_eq!(column(0), packets, "{counted}: {text}");
+    assert!(column(1) > packets * 28 && column(1) < bytes, "octets of the network layer: {text}");
+    format!("nfdump: {packets} packets by {protocol}")
+}
+
+/// Has nfcapd receive what `send` sends to its address, and nfdump list it in this form. `None`: it is not installed.
+#[track_caller]
+pub(crate) fn nfdump_lists(folder: &Path, form: &str, send: impl FnOnce(&str)) -> Option<String> {
     if !has("nfcapd") || !has("nfdump") {
-        return "no nfdump (apt-get install nfdump)".into();
+        return None;
     }
-    let folder = folder.join(protocol);
-    fs::create_dir(&folder).expect("a folder");
+    fs::create_dir(folder).expect("a folder");
     let free = Collector::start();
     let port = free.address().rsplit(':').next().expect("a port").to_owned();
     free.messages();
     let mut nfcapd = Command::new("nfcapd");
-    nfcapd.args(["-b", "127.0.0.1", "-p", &port, "-B", "4000000", "-w"]).arg(&folder);
+    nfcapd.args(["-b", "127.0.0.1", "-p", &port, "-B", "4000000", "-w"]).arg(folder);
     let mut nfcapd = Guard::spawn(nfcapd.stdout(Stdio::null()).stderr(Stdio::null()));
     let address = format!("127.0.0.1:{port}");
     let waiting = || bytes_waiting(port.parse().expect("a number"));
     until("nfcapd listens", || waiting().is_some());
-    let args = format!("--read {} --to {address} --protocol {protocol}", capture.display());
-    let (_, summary) = objects(&mut flows(&args));
+    send(&address);
     // It ends without what it has read and not stored. Once it has read this message, it has stored those before.
     let last = UdpSocket::bind("127.0.0.1:0").expect("a port");
     last.send_to(&[0; 4], &address).expect("sent");
     until("nfcapd has read all", || waiting() == Some(0));
     nfcapd.signal(Signal::TERM);
     assert!(wait_within(&mut nfcapd.0, std::time::Duration::from_secs(30)).is_some(), "nfcapd ends");
-    let listed = done(Command::new("nfdump").args(["-q", "-N", "-o", "fmt:%pkt %byt", "-R"]).arg(&folder));
-    let text = String::from_utf8_lossy(&listed.stdout);
-    let column = |i: usize| -> usize {
-        text.lines().filter_map(|line| line.split_whitespace().nth(i)?.parse::<usize>().ok()).sum()
-    };
-    assert_eq!(column(0), packets, "{summary}: {text}");
-    assert!(column(1) > packets * 28 && column(1) < bytes, "octets of the network layer: {text}");
-    format!("nfdump: {packets} packets by {protocol}")
+    let listed = done(Command::new("nfdump").args(["-q", "-N", "-o", form, "-R"]).arg(folder));
+    Some(String::from_utf8_lossy(&listed.stdout).into_owned())
 }
 
 /// The commands of docs/flows.md, each block in a network of its own: ports of UDP are in them.

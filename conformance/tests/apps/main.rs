@@ -12,6 +12,7 @@ mod emulate;
 mod errors;
 mod flows;
 mod flows_beside;
+mod flows_nat;
 mod flows_tcp;
 mod fw;
 mod install;

@@ -98,7 +98,7 @@ fn run(config: &Config) -> Result<ExitCode, Failure> {
     #[cfg(feature = "apps")]
     {
         let names: Vec<&str> = bridge.ports.iter().map(|port| port.spec()).collect();
-        if let Some(observer) = config.flows.start(&names, 1, header as usize, false)? {
+        if let Some(observer) = config.flows.start(&names, 1, header as usize, unetmap_flows::Reported::default())? {
             let observer = std::cell::RefCell::new(observer);
             let done = bridge.forward(stop, |all, source| flows::Observed { all, observer: &observer, source });
             return bridge.end(&done, Some(observer.into_inner().finish()));

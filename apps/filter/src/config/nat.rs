@@ -87,7 +87,7 @@ impl Config {
 
     fn nat_config(&mut self, n: u16, words: &mut Words<'_>) -> Result<()> {
         self.revision += 1;
-        let mut nat = NatSettings { ports: ALIAS_PORTS, ..NatSettings::default() };
+        let mut nat = NatSettings { number: n, ports: ALIAS_PORTS, ..NatSettings::default() };
         let (mut interface, mut reset, mut shown) = (None, false, String::new());
         while let Some(word) = words.next() {
             let _ = write!(shown, " {word}");

@@ -8,11 +8,13 @@
 //! ```
 //! ICMP errors are translated by the packet that they quote; later fragments as their first.
 
+mod log;
 pub(crate) mod rewrite;
 mod table;
 
 use crate::packet::{Family, Headers, proto};
 use crate::table::AddressHasher;
+pub use log::NatEvent;
 use rewrite::{End, Layout};
 use std::hash::Hasher as _;
 pub use table::NatCounts;
@@ -33,6 +35,8 @@ const FRAGMENT_LIFE: u64 = 10_000;
 pub(crate) struct NatSettings {
     /// The instance's number for connections: another one after it was reset.
     pub(crate) identity: u32,
+    /// The instance's number in rules.
+    pub(crate) number: u16,
     /// `None`: the interface has no address now.
     pub(crate) address: Option<u32>,
     pub(crate) ports: (u16, u16),
@@ -125,6 +129,23 @@ impl NatTable {
         self.connections.sweep(now);
     }
 
+    /// Begins the log.
+    pub(crate) fn log(&mut self) {
+        self.connections.log();
+    }
+
+    /// Moves the events of the log.
+    pub(crate) fn take_events(&mut self, to: &mut Vec<NatEvent>) {
+        self.connections.take_events(to);
+    }
+
+    /// Ends connections and moves the events of the log; returns whether there may be other connections.
+    pub(crate) fn end_some(&mut self, now: u64, to: &mut Vec<NatEvent>) -> bool {
+        let may_have_more = self.connections.end_some(now);
+        self.connections.take_events(to);
+        may_have_more
+    }
+
     /// Translates a packet, whose first bytes are `bytes`, from the first port or the second. `now`: milliseconds.
     pub(crate) fn translate(
         &mut self,
@@ -209,7 +230,7 @@ impl NatTable {
             None => {
                 let Some(inside) = nat.redirected(h.proto, near, remote, self.turn) else { return Ok(None) };
                 self.turn = self.turn.wrapping_add(1);
-                let connection = Connection { nat: nat.identity, proto: h.proto, inside, alias: near, remote };
+                let connection = nat.connection(h.proto, inside, near, remote);
                 self.connections.add(connection, now).ok_or(Full)?
             }
         };
@@ -221,7 +242,7 @@ impl NatTable {
 
     /// Makes a connection of a packet from inside. `None`: there is no room, address or port.
     fn connect(&mut self, nat: &NatSettings, proto: u8, inside: End, remote: End, now: u64) -> Option<u32> {
-        let connection = |alias: End| Connection { nat: nat.identity, proto, inside, alias, remote };
+        let connection = |alias: End| nat.connection(proto, inside, alias, remote);
         if let Some(alias) = nat.published(proto, inside, remote)
             && self.is_free(nat, proto, alias, remote, now)
         {
@@ -326,6 +347,11 @@ impl NatTable {
 }
 
 impl NatSettings {
+    /// A connection of this instance.
+    fn connection(&self, proto: u8, inside: End, alias: End, remote: End) -> Connection {
+        Connection { nat: self.identity, number: self.number, proto, inside, alias, remote }
+    }
+
     /// Whether packets to an address are for this instance.
     fn is_public(&self, address: u32) -> bool {
         self.address == Some(address) || self.redirects.iter().any(|redirect| redirect.public == Some(address))

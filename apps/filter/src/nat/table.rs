@@ -4,6 +4,7 @@
 
 use std::hash::Hasher as _;
 
+use super::log::{MAX_EVENTS, NatEvent};
 use super::rewrite::End;
 use crate::buckets::Buckets;
 use crate::packet::{proto, tcp};
@@ -54,6 +55,8 @@ impl Life {
 pub(super) struct Connection {
     /// The instance, and how often it was reset.
     pub(super) nat: u32,
+    /// The instance's number in rules.
+    pub(super) number: u16,
     pub(super) proto: u8,
     pub(super) inside: End,
     pub(super) alias: End,
@@ -112,6 +115,8 @@ pub struct NatCounts {
     pub fragments: u64,
     /// Packets that were turned back to a host inside.
     pub turned_back: u64,
+    /// Connections that were made or ended and are not in the log, which was full.
+    pub lost_events: u64,
 }
 
 /// Connections of one thread.
@@ -126,6 +131,8 @@ pub(super) struct Connections {
     buckets: [Buckets; 2],
     /// Oldest and newest entry of each life.
     lists: [(u32, u32); LIVES.len()],
+    /// Events that were not taken yet; `None`: there is no log.
+    events: Option<Vec<NatEvent>>,
     pub(super) counts: NatCounts,
 }
 
@@ -138,6 +145,7 @@ impl Connections {
             free: NONE,
             buckets: [Buckets::new(max), Buckets::new(max)],
             lists: [(NONE, NONE); LIVES.len()],
+            events: None,
             counts: NatCounts::default(),
         }
     }
@@ -191,7 +199,7 @@ impl Connections {
                 let same = c.near(out) == connection.near(out) && c.remote == connection.remote;
                 same && c.proto == connection.proto && c.nat == connection.nat
             });
-            old.into_iter().for_each(|old| self.remove(old));
+            old.into_iter().for_each(|old| self.remove(old, now));
         }
         let life = life(connection.proto, [0; 2]);
         self.entries[at as usize] =
@@ -202,6 +210,7 @@ impl Connections {
         }
         self.counts.connections += 1;
         self.counts.created += 1;
+        self.note(true, &connection, now);
         Some(at)
     }
 
@@ -213,9 +222,39 @@ impl Connections {
                 if oldest == NONE || self.entries[oldest as usize].last + life.millis() > now {
                     break;
                 }
-                self.remove(oldest);
+                self.remove(oldest, now);
             }
         }
+    }
+
+    /// Begins a log of the connections that are made and that end.
+    pub(super) fn log(&mut self) {
+        self.events.get_or_insert_with(|| Vec::with_capacity(MAX_EVENTS));
+    }
+
+    /// Moves the events of the log.
+    pub(super) fn take_events(&mut self, to: &mut Vec<NatEvent>) {
+        self.events.iter_mut().for_each(|events| to.append(events));
+    }
+
+    /// Ends connections, as many as the log has room for; returns whether there may be others.
+    pub(super) fn end_some(&mut self, now: u64) -> bool {
+        let room = MAX_EVENTS - self.events.as_ref().map_or(0, Vec::len);
+        for _ in 0..room {
+            let Some(at) = self.lists.iter().map(|list| list.0).find(|&at| at != NONE) else { return false };
+            self.remove(at, now);
+        }
+        true
+    }
+
+    fn note(&mut self, begins: bool, connection: &Connection, millis: u64) {
+        let Some(events) = &mut self.events else { return };
+        if events.len() == MAX_EVENTS {
+            self.counts.lost_events += 1;
+            return;
+        }
+        let Connection { number, proto, inside, alias, remote, .. } = *connection;
+        events.push(NatEvent { millis, begins, number, proto, inside, alias, remote });
     }
 
     /// Returns the number of connections that have not expired.
@@ -225,7 +264,7 @@ impl Connections {
 
     fn allocate(&mut self, now: u64) -> Option<u32> {
         if self.free == NONE && self.entries.len() < self.max {
-            let connection = Connection { nat: 0, proto: 0, inside: (0, 0), alias: (0, 0), remote: (0, 0) };
+            let connection = Connection { nat: 0, number: 0, proto: 0, inside: (0, 0), alias: (0, 0), remote: (0, 0) };
             let (life, used) = (Life::Closed, false);
             self.entries.push(Entry { connection, flags: [0; 2], life, used, last: 0, prev: NONE, next: NONE });
             return Some(self.entries.len() as u32 - 1);
@@ -237,7 +276,7 @@ impl Connections {
             let oldest = [Life::Opening, Life::Unanswered].map(|life| self.lists[life as usize].0);
             let oldest =
                 oldest.into_iter().filter(|&at| at != NONE).min_by_key(|&at| self.entries[at as usize].last)?;
-            self.remove(oldest);
+            self.remove(oldest, now);
             self.counts.dropped_half_open += 1;
         }
         let at = self.free;
@@ -245,7 +284,7 @@ impl Connections {
         Some(at)
     }
 
-    fn remove(&mut self, at: u32) {
+    fn remove(&mut self, at: u32, now: u64) {
         self.unlink(at);
         let connection = self.entries[at as usize].connection;
         for out in [false, true] {
@@ -255,6 +294,7 @@ impl Connections {
         (entry.used, entry.next) = (false, self.free);
         self.free = at;
         self.counts.connections -= 1;
+        self.note(false, &connection, now);
     }
 
     fn link(&mut self, at: u32) {

@@ -74,6 +74,8 @@ pub(crate) struct Form {
     pub(crate) second: Second,
     /// Of tunnels.
     pub(crate) inner: bool,
+    /// There are records of NAT as well.
+    pub(crate) nat: bool,
 }
 
 /// Values of `forwardingStatus`: forwarded.
@@ -196,7 +198,7 @@ pub(super) fn template_of(family: u8) -> usize {
 
 /// The templates for IPv4, for IPv6, and for other frames. `is_ipfix`: else NetFlow version 9, which has no fields
 /// of the reverse direction.
-pub(super) fn templates(is_ipfix: bool, Form { second, inner }: Form) -> [Template; TEMPLATES] {
+pub(super) fn templates(is_ipfix: bool, Form { second, inner, .. }: Form) -> [Template; TEMPLATES] {
     let network: [&[Field]; TEMPLATES] = [
         &[Field::Source4, Field::Destination4],
         &[Field::Source6, Field::Destination6],

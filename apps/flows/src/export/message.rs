@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Messages of IPFIX (RFC 7011) and NetFlow version 9 (RFC 3954): a header, and sets of templates and of records.
 
+use unetmap_filter::NatEvent;
+
 use crate::sampler::{Choice, Sampling};
 
 use super::field::{Form, REVERSE, Record, TEMPLATES, Template, template_of, templates};
+use super::nat;
 
 /// Most bytes of a message: with the headers of UDP and IPv6 it fits an Ethernet frame.
 const MAX_MESSAGE: usize = 1452;
@@ -33,7 +36,7 @@ pub(super) struct Ended<'m> {
     pub(super) bytes: &'m [u8],
     /// Its data records, as IPFIX numbers them; those of options are some.
     pub(super) data: u32,
-    /// The flows in it.
+    /// The records of flows and of NAT in it.
     pub(super) flows: u64,
 }
 
@@ -43,17 +46,19 @@ pub(crate) struct Stream {
     domain: Domain,
     sampling: Sampling,
     templates: [Template; TEMPLATES],
+    /// There are records of NAT as well.
+    has_nat: bool,
     /// Empty, or with its header and at least one set.
     message: Vec<u8>,
-    /// Where the last set begins, if records can be added to it, and the index of its template.
-    set: Option<(usize, usize)>,
+    /// Where the last set begins, if records can be added to it, and its number.
+    set: Option<(usize, u16)>,
     /// Records and templates in the message.
     records: u16,
     /// IPFIX: of records in earlier messages; NetFlow: of messages.
     sequence: u32,
     /// Data records of the message, as IPFIX numbers them.
     data: u32,
-    /// Flows in the message.
+    /// Records of flows and of NAT in the message.
     flows: u64,
     /// Time in milliseconds since 1970 at which the uptime of NetFlow is 0.
     began: u64,
@@ -66,6 +71,7 @@ impl Stream {
             domain,
             sampling,
             templates: templates(protocol == Version::Ipfix, form),
+            has_nat: form.nat,
             message: Vec::with_capacity(MAX_MESSAGE),
             set: None,
             records: 0,
@@ -81,10 +87,15 @@ impl Stream {
         self.began = now;
     }
 
-    /// Whether the message has room for the record.
-    pub(crate) fn has_room(&self, record: Record<'_>) -> bool {
+    /// Bytes of a record.
+    pub(crate) fn bytes_of(&self, record: Record<'_>) -> usize {
+        self.templates[template_of(record.flow.key.family)].bytes
+    }
+
+    /// Whether the message has room for a record of these bytes.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
         // The header of a set, and padding at its end.
-        self.message.len() + self.templates[template_of(record.flow.key.family)].bytes + 8 <= MAX_MESSAGE
+        self.message.len() + bytes + 8 <= MAX_MESSAGE
     }
 
     /// Whether nothing waits to be sent.
@@ -95,12 +106,22 @@ impl Stream {
     /// Adds a record, for which there is room.
     pub(crate) fn add(&mut self, record: Record<'_>) {
         let index = template_of(record.flow.key.family);
-        if self.set.is_none_or(|(_, template)| template != index) {
-            let start = self.begin_set(self.templates[index].id);
-            self.set = Some((start, index));
-        }
+        self.begin_record(self.templates[index].id);
         for field in &self.templates[index].fields {
             field.put(record, self.began, &mut self.message);
+        }
+    }
+
+    /// Adds an event of NAT, for which there is room.
+    pub(crate) fn add_nat(&mut self, event: &NatEvent, time: u64) {
+        self.begin_record(nat::TEMPLATE);
+        nat::put(event, time, &mut self.message);
+    }
+
+    /// Counts a record, and begins a set for it unless the last one is of its template.
+    fn begin_record(&mut self, template: u16) {
+        if self.set.is_none_or(|(_, id)| id != template) {
+            self.begin_set(template);
         }
         self.records += 1;
         self.data += 1;
@@ -122,6 +143,11 @@ impl Stream {
             }
         }
         self.records += TEMPLATES as u16;
+        if self.has_nat {
+            put16(&mut self.message, &[nat::TEMPLATE, nat::FIELDS.len() as u16]);
+            nat::FIELDS.iter().for_each(|(id, bytes)| put16(&mut self.message, &[*id, *bytes]));
+            self.records += 1;
+        }
         self.begin_set(if is_ipfix { 3 } else { 1 });
         if is_ipfix {
             // Number, fields, fields of the scope; then number and bytes of each.
@@ -217,16 +243,15 @@ impl Stream {
         self.message.clear();
     }
 
-    /// Begins a set, and ends the one before. Returns where it begins.
-    fn begin_set(&mut self, id: u16) -> usize {
+    /// Begins a set, and ends the one before.
+    fn begin_set(&mut self, id: u16) {
         self.end_set();
         if self.message.is_empty() {
             self.message.resize(if self.protocol == Version::Ipfix { HEADER_10 } else { HEADER_9 }, 0);
         }
         let start = self.message.len();
         put16(&mut self.message, &[id, 0]);
-        self.set = Some((start, usize::MAX));
-        start
+        self.set = Some((start, id));
     }
 
     /// Pads the last set to whole words, and writes its length.

@@ -5,6 +5,7 @@ mod collector;
 mod connection;
 mod field;
 mod message;
+mod nat;
 mod session;
 mod sflow;
 mod tls;
@@ -23,6 +24,7 @@ use message::{Stream, Version};
 use session::{Message, Session};
 use sflow::Samples;
 use udp::Udp;
+use unetmap_filter::NatEvent;
 
 use crate::sampler::Sampling;
 
@@ -130,14 +132,28 @@ impl Exporter {
         if self.samples.is_some() {
             return;
         }
-        if !self.streams[index].has_room(record) {
+        let bytes = self.streams[index].bytes_of(record);
+        self.make_room(index, bytes, now);
+        self.streams[index].add(record);
+    }
+
+    /// Adds an event of NAT, which happened at `time`, to the stream of the first source. `now`: as of
+    /// [`Exporter::add`].
+    pub(crate) fn add_nat(&mut self, event: &NatEvent, time: u64, now: u64) {
+        self.make_room(0, nat::BYTES, now);
+        self.streams[0].add_nat(event, time);
+    }
+
+    /// Sends the message of a stream that has no room for a record of these bytes. One that begins has the templates
+    /// that are due.
+    fn make_room(&mut self, index: usize, bytes: usize, now: u64) {
+        if !self.streams[index].has_room(bytes) {
             self.send(index, now);
         }
         let stream = &mut self.streams[index];
         if stream.is_empty() && std::mem::take(&mut self.due[index]) {
             stream.add_templates();
         }
-        stream.add(record);
     }
 
     /// Sends what is due. `now`: milliseconds since 1970.
