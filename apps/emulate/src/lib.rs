@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod link;
+mod metrics;
 mod options;
 mod order;
 mod report;
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
@@ -53,6 +55,9 @@ fn emulate(args: &EmulateArgs) -> Result<(), Failure> {
         Direction { from: &a, to: &b, burst: settings.burst, mover: link("out", &settings.links[0], &b) },
         Direction { from: &b, to: &a, burst: settings.burst, mover: link("in", &settings.links[1], &a) },
     ];
+    let published = directions.each_ref().map(|direction| Arc::clone(&direction.mover.published));
+    let name = format!("unetmap emulate {} {}", a.spec(), b.spec());
+    let _served = args.metrics.serve(&name, move || metrics::of(&published))?;
     note(&format!("Ready to go, {} <-> {}, {}", a.spec(), b.spec(), settings.text));
     let result = forward(&mut directions, &[&a, &b], stop);
     let seconds = begin.elapsed().as_secs_f64();

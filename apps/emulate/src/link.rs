@@ -2,6 +2,7 @@
 //! One direction of an emulated link.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use unetmap_filter::{HEADER_BYTES, Headers};
 use unetmap_shape::held::{emit, next_packet, slots_needed, store};
 use unetmap_shape::{Counts, FlowKey, Kind, Nanos, Packet, Pipe, PipeConfig, Pool, SECOND};
 
+use super::metrics::Published;
 use super::order::Order;
 use super::report::{Delays, Report, Total};
 
@@ -66,6 +68,8 @@ pub(crate) struct Link<'p> {
     last: (Counts, u64, u64, u64),
     next_report: Nanos,
     reports: SyncSender<Report>,
+    /// For another thread.
+    pub(crate) published: Arc<Published>,
 }
 
 impl<'p> Link<'p> {
@@ -105,7 +109,30 @@ impl<'p> Link<'p> {
             last: (Counts::default(), 0, 0, 0),
             next_report: SECOND,
             reports,
+            published: Arc::default(),
         }
+    }
+
+    /// Shows the numbers to another thread, in the order of `metrics`.
+    #[inline]
+    fn publish(&self) {
+        let c = &self.pipe.counts;
+        self.published.set([
+            c.packets,
+            c.bytes,
+            self.arrived,
+            self.arrived_bytes,
+            c.lost,
+            c.full,
+            c.managed,
+            self.no_memory,
+            self.too_long,
+            c.marked,
+            c.duplicated,
+            c.corrupted,
+            c.reordered,
+            self.packets() as u64,
+        ]);
     }
 
     fn now(&self) -> Nanos {
@@ -220,6 +247,7 @@ impl Mover for Link<'_> {
             // A packet that is dropped is counted by the link.
             let _ = self.pipe.enqueue(pool, stored, 0, &key, now);
         }
+        self.publish();
         Ok(0)
     }
 
@@ -249,6 +277,7 @@ impl Mover for Link<'_> {
         if now >= self.next_report && !self.ended {
             self.report(now);
         }
+        self.publish();
         used
     }
 

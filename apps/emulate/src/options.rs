@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches as _, ValueEnum};
 use tool_common::Failure;
+use tool_common::metrics::MetricsArgs;
 use tool_common::port::full_name;
 use tool_common::source::{self, MAX_RULES};
 use unetmap_quantity::{bit_rate, bytes, mebibytes, seconds, share, within};
@@ -97,6 +98,9 @@ pub struct EmulateArgs {
     /// Seconds to wait after the ports were opened, because some links come up slowly
     #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = seconds, allow_hyphen_values = true)]
     wait: Duration,
+
+    #[command(flatten)]
+    pub(super) metrics: MetricsArgs,
 
     /// Print the lines and the summary as JSON objects
     #[arg(long)]
@@ -221,7 +225,7 @@ impl EmulateArgs {
 pub fn options() -> Vec<(String, bool)> {
     let command = EmulateArgs::augment_args(Command::new("emulate"));
     let all = command.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg.get_action().takes_values())));
-    let of_link = all.filter(|(name, _)| !["wait", "json"].contains(name));
+    let of_link = all.filter(|(name, _)| !["wait", "metrics", "json"].contains(name));
     of_link.map(|(name, takes_value)| (name.to_owned(), takes_value)).collect()
 }
 

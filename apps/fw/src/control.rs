@@ -161,6 +161,11 @@ pub(crate) fn host_addresses() -> Vec<IpAddr> {
     getifaddrs().into_iter().flatten().filter_map(|interface| of(&interface.address?)).collect()
 }
 
+/// The counts of a pipe's link.
+fn link([packets, bytes, dropped, held]: [u64; 4]) -> Value {
+    json!({"packets": packets, "bytes": bytes, "dropped": dropped, "held": held})
+}
+
 /// Returns the rules with their counters, and the counts of packets and states.
 pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
     let rules: Vec<Value> = config
@@ -174,6 +179,9 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
             })
         })
         .collect();
+    let pipes = config.pipe_counts().into_iter();
+    let pipes: Vec<Value> =
+        pipes.map(|(n, own, queues)| json!({"number": n, "own": link(own), "queues": queues.map(link)})).collect();
     let sum = |of: &dyn Fn(&Totals) -> u64| shared.totals.iter().map(of).sum::<u64>();
     let by_way =
         |of: &dyn Fn(&Totals) -> &[AtomicU64; 2]| [0, 1].map(|way| sum(&|totals| of(totals)[way].load(Relaxed)));
@@ -188,6 +196,7 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
     let (states, nat) = shared.tables.as_ref().map_or_else(own, SharedTables::counts);
     json!({
         "rules": rules,
+        "pipes": pipes,
         "out": {"passed": out_passed, "dropped": out_dropped},
         "in": {"passed": in_passed, "dropped": in_dropped},
         "malformed": sum(&|totals| totals.malformed.load(Relaxed)),

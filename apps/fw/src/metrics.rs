@@ -48,6 +48,7 @@ fn of(snapshot: &Value) -> Vec<Metric> {
         let labels = [("rule", &*rule), ("comment", &*comment)];
         of_rules.iter_mut().zip(counts).for_each(|(metric, count)| metric.add(&labels, count));
     }
+    let of_pipes = pipes(&snapshot["pipes"]);
     let by_way = |name: &str, help: &str, key: &str| {
         let value = |way: &str| number(&snapshot[way][key]);
         Metric::counter(name, help).with(&[("dir", "out")], value("out")).with(&[("dir", "in")], value("in"))
@@ -57,7 +58,7 @@ fn of(snapshot: &Value) -> Vec<Metric> {
         keys.iter().fold(metric, |metric, key| metric.with(&[(label, key)], number(&group[*key])))
     };
     let (states, nat) = (&snapshot["states"], &snapshot["nat"]);
-    let mut all = of_rules.to_vec();
+    let mut all = [&of_rules[..], &of_pipes[..]].concat();
     all.extend([
         by_way("fw_passed_packets", "Packets that passed", "passed"),
         by_way("fw_dropped_packets", "Packets that did not", "dropped"),
@@ -87,4 +88,23 @@ fn of(snapshot: &Value) -> Vec<Metric> {
         ),
     ]);
     all
+}
+
+/// The metrics of pipes: of the link that a pipe is, and of that which its queues share.
+fn pipes(pipes: &Value) -> [Metric; 4] {
+    let mut all = [
+        ("packets", Metric::counter("fw_pipe_packets", "Packets that came to pipes, and to their queues")),
+        ("bytes", Metric::counter("fw_pipe_bytes", "Bytes of these packets")),
+        ("dropped", Metric::counter("fw_pipe_dropped_packets", "Of these packets, those that were lost or dropped")),
+        ("held", Metric::gauge("fw_pipe_held_packets", "Packets in the queues of pipes and on their way")),
+    ];
+    for pipe in pipes.as_array().into_iter().flatten() {
+        let number = pipe["number"].to_string();
+        for of in ["own", "queues"].into_iter().filter(|of| pipe[*of].is_object()) {
+            for (key, metric) in &mut all {
+                metric.add(&[("pipe", &*number), ("of", of)], pipe[of][*key].as_u64().unwrap_or(0));
+            }
+        }
+    }
+    all.map(|(_, metric)| metric)
 }

@@ -83,6 +83,57 @@ fn programs_show_their_counters() {
     });
 }
 
+/// The pipes of a firewall, with and without queues, and both directions of an emulated link.
+#[test]
+fn pipes_and_emulated_links_show_their_counters() {
+    isolated(|home| {
+        let (near, far) = (open("netmap:p{1"), open("netmap:q}1"));
+        let rules = "pipe 1 config delay 1\npipe 2 config plr 1\nqueue 1 config pipe 2\n\
+                     add pipe 1 udp from any to any 20 out\nadd pipe 2 udp from any to any 30 out\n\
+                     add queue 1 udp from any to any 40 out\n";
+        let mut command = Command::new(program("unetmap-fw"));
+        command.arg("--metrics");
+        let fw = start(home, command, "netmap:p}1 netmap:q{1", rules);
+        let (left, right) = (open("netmap:r{1"), open("netmap:s}1"));
+        let mut command = Command::new(program("unetmap"));
+        command.args(["emulate", "r}1", "s{1", "--metrics", "--direction", "out", "--loss", "100%", "-w", "0"]);
+        let emulate = Forwarder::start(&mut command);
+
+        let of = |port: u16, n: usize| vec![packet((1, 2), port, 0, 0); n];
+        transmit(&near, 0, &[of(30, 4), of(40, 3), of(20, 7)].concat(), 2048);
+        receive(&far, 7, |_| true);
+        transmit(&right, 0, &of(20, 5), 2048);
+        receive(&left, 5, |_| true);
+        transmit(&left, 0, &of(20, 6), 2048);
+        let lost = ("unetmap_emulate_dropped_packets_total", "dir=\"out\",reason=\"loss\"", 6);
+        until("the link has lost packets", || has(&page(""), lost.0, lost.1, lost.2));
+        let page = page("");
+        for (name, labels, value) in [
+            ("unetmap_fw_pipe_packets_total", "pipe=\"1\",of=\"own\"", 7),
+            ("unetmap_fw_pipe_bytes_total", "pipe=\"1\",of=\"own\"", 420),
+            ("unetmap_fw_pipe_dropped_packets_total", "pipe=\"1\",of=\"own\"", 0),
+            ("unetmap_fw_pipe_held_packets", "pipe=\"1\",of=\"own\"", 0),
+            ("unetmap_fw_pipe_dropped_packets_total", "pipe=\"2\",of=\"own\"", 4),
+            ("unetmap_fw_pipe_packets_total", "pipe=\"2\",of=\"queues\"", 3),
+            ("unetmap_emulate_packets_total", "program=\"unetmap emulate netmap:r}1 netmap:s{1\"", 6),
+            ("unetmap_emulate_packets_total", "dir=\"in\"", 5),
+            ("unetmap_emulate_arrived_packets_total", "dir=\"in\"", 5),
+            ("unetmap_emulate_arrived_bytes_total", "dir=\"in\"", 300),
+            ("unetmap_emulate_arrived_packets_total", "dir=\"out\"", 0),
+            ("unetmap_emulate_dropped_packets_total", "dir=\"in\",reason=\"loss\"", 0),
+            ("unetmap_emulate_held_packets", "dir=\"out\"", 0),
+        ] {
+            assert!(has(&page, name, labels, value), "{name} {labels} {value}\n{page}");
+        }
+        assert!(!page.contains("pipe=\"1\",of=\"queues\""), "a pipe without queues\n{page}");
+        if let Some(wrong) = promtool(&page) {
+            panic!("{wrong}\n{page}");
+        }
+        fw.summary();
+        emulate.summary();
+    });
+}
+
 /// Nobody connects to a socket of another user, who could let the connection wait.
 #[test]
 fn sockets_of_other_users_are_not_asked() {

@@ -348,11 +348,15 @@ impl Config {
         }
     }
 
-    /// Returns the pipes with the counts of their own link and of that of their queues: packets, bytes, drops and held
-    /// packets.
-    pub fn pipe_counts(&self) -> Vec<(u16, [[u64; 4]; 2])> {
-        let counts = |pipe: &PipeSettings| pipe.counters.each_ref().map(|counters| load(counters));
-        self.dummynet.pipes.iter().map(|(n, pipe)| (*n, counts(pipe))).collect()
+    /// Returns the pipes with the counts of their own link, and of that of their queues if they have some: packets,
+    /// bytes, drops and held packets.
+    pub fn pipe_counts(&self) -> Vec<(u16, [u64; 4], Option<[u64; 4]>)> {
+        let has_queues = |n: u16| self.dummynet.queues.values().any(|queue| queue.pipe == n);
+        let counts = |(n, pipe): (&u16, &PipeSettings)| {
+            let [own, shared] = pipe.counters.each_ref().map(|counters| load(counters));
+            (*n, own, has_queues(*n).then_some(shared))
+        };
+        self.dummynet.pipes.iter().map(counts).collect()
     }
 }
 
