@@ -431,6 +431,12 @@ impl Endpoint {
         self.rings().any(|ring| ring.binders() > 0)
     }
 
+    /// Whether sessions have the transmit ring of a pair bound, and its receive ring.
+    pub(crate) fn binds_pair(&self, pair: usize) -> (bool, bool) {
+        let is_bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
+        (is_bound(&self.tx), is_bound(&self.rx))
+    }
+
     /// Frees every ring lock that the exited process with this holder ID held, and returns how many there were. The
     /// other sessions of such a ring are woken, as they may be waiting because it was locked.
     pub(crate) fn break_locks(&self, holder: u32) -> usize {

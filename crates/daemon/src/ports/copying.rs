@@ -9,7 +9,7 @@ use super::mediated::Mediated;
 use super::mediator::{Directions, RingPair};
 use super::mediators;
 use crate::daemon::Daemon;
-use crate::endpoint::{Endpoint, PortRing};
+use crate::endpoint::Endpoint;
 use crate::refusal::Refusal;
 use crate::registry::Port;
 
@@ -75,8 +75,8 @@ pub(super) fn stop_mediated_if_unused(daemon: &mut Daemon, key: &MediatedKey) {
 
 /// Returns which rings of a pair the program has bound.
 fn bound_directions(endpoint: &Endpoint, pair: usize) -> Directions {
-    let is_bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
-    Directions { tx: is_bound(&endpoint.tx), rx: is_bound(&endpoint.rx) }
+    let (tx, rx) = endpoint.binds_pair(pair);
+    Directions { tx, rx }
 }
 
 /// A program has opened a session: starts the threads if none run.

@@ -36,13 +36,10 @@ impl Nic {
         // Frames that the host sends are redirected elsewhere before the sockets close.
         self.update_capture();
         let own = self.endpoint.shape.nic_pairs();
-        let bound = |nic: &Nic, pair: usize| {
-            let is_bound = |rings: &[PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
-            (is_bound(&nic.endpoint.tx), is_bound(&nic.endpoint.rx))
-        };
         let pairs = 0..self.queues.len();
-        let silenced = pairs.clone().filter(|&pair| !bound(self, pair).1 && self.stop_receiving(pair)).count();
-        let unused: Vec<usize> = pairs.filter(|&pair| bound(self, pair) == (false, false)).collect();
+        let silenced =
+            pairs.clone().filter(|&pair| !self.endpoint.binds_pair(pair).1 && self.stop_receiving(pair)).count();
+        let unused: Vec<usize> = pairs.filter(|&pair| self.endpoint.binds_pair(pair) == (false, false)).collect();
         let goes_on =
             self.stays.is_some() || (0..own).any(|pair| self.queues[pair].is_some() && !unused.contains(&pair));
         if silenced > 0 && goes_on {

@@ -217,11 +217,7 @@ impl Nic {
     /// Whether anything is open that no session has bound.
     pub(super) fn has_unneeded(&self) -> bool {
         let own = self.endpoint.shape.nic_pairs();
-        let bound = |pair: usize| {
-            let is_bound =
-                |rings: &[crate::endpoint::PortRing]| rings.iter().any(|ring| ring.pair == pair && ring.binders() > 0);
-            (is_bound(&self.endpoint.tx), is_bound(&self.endpoint.rx))
-        };
+        let bound = |pair: usize| self.endpoint.binds_pair(pair);
         let is_unneeded = |(pair, queue): (usize, &Option<super::queue::OpenQueue>)| {
             let (sends, receives) = bound(pair);
             queue.as_ref().is_some_and(|open| self.gone || !sends && !receives || open.in_xdp_map && !receives)
