@@ -10,12 +10,12 @@
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
-use unetmap_abi::{NR_ACCEPT_VNET_HDR, NR_REG_ONE_SW, NmreqRegister};
+use unetmap_abi::{NR_REG_ONE_SW, NmreqRegister};
 use unetmap_mem::{Counter, CounterPage};
 
 use super::key::MediatedKey;
 use super::mediator::{LOST_COUNTERS, LostPackets, MediatorThread, PairBytes, Prepared, RingPair};
-use super::nic::{NicKey, refuse_header};
+use super::nic::{NicKey, check_header};
 use super::snapshot::PortSnapshot;
 use crate::budget::{Amounts, Resource};
 use crate::descriptors::invalid;
@@ -149,10 +149,7 @@ impl Port<Mediated> {
 impl Port<Mediated> {
     /// Refuses a program that does not accept the header.
     pub(super) fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
-        if self.header > 0 && request.nr_flags & NR_ACCEPT_VNET_HDR == 0 {
-            return refuse_header(self.header);
-        }
-        Ok(())
+        check_header(self.header, request)
     }
 
     /// As a successor of the daemon needs it. The threads are paused, and have no part here.

@@ -66,8 +66,8 @@ pub(super) use open::{check_default_route, create, header_of_link, usable_access
 pub(crate) use open_packets::usage_by_packets;
 pub(crate) use port::NicPort;
 pub(crate) use queue::any_was_closed;
+pub(super) use refusals::check_header;
 pub(crate) use refusals::no_such_interface;
-pub(super) use refusals::refuse_header;
 pub(crate) use saved::SavedNic;
 pub(crate) use state::{ALL_NAMESPACES, NicState, SavedNics};
 pub(crate) use surveyed::NicKey;

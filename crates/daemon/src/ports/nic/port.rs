@@ -6,11 +6,11 @@ use std::mem;
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, PoisonError};
 
-use unetmap_abi::{NR_ACCEPT_VNET_HDR, NmreqRegister};
+use unetmap_abi::NmreqRegister;
 use unetmap_core::control::binding::BoundRing;
 
 use super::packets;
-use super::refusals::{no_such_interface, refuse_away, refuse_header};
+use super::refusals::{check_header, no_such_interface, refuse_away};
 use super::{Nic, NicKey, SavedNic, other_usage};
 use crate::descriptors::Outgoing;
 use crate::endpoint::{PortRing, RingSelection};
@@ -80,10 +80,7 @@ impl NicPort {
 
     /// Refuses a program that does not accept the header.
     pub(in crate::ports) fn check_request(&self, request: &NmreqRegister) -> Result<(), Refusal> {
-        if self.header > 0 && request.nr_flags & NR_ACCEPT_VNET_HDR == 0 {
-            return refuse_header(self.header);
-        }
-        Ok(())
+        check_header(self.header, request)
     }
 
     /// Whether packets can begin behind the start of their buffers.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Refusals of requests about interfaces.
 
+use unetmap_abi::{NR_ACCEPT_VNET_HDR, NmreqRegister};
 use unetmap_core::errno::{EACCES, EIO, ENETDOWN, ENXIO, EOPNOTSUPP, EPERM};
 use unetmap_sys::link::AttachedXdp;
 
@@ -44,8 +45,11 @@ pub(super) fn without_ethernet<T>() -> Result<T, Refusal> {
     )
 }
 
-/// Refuses a program that does not accept the header.
-pub(in crate::ports) fn refuse_header<T>(header: u8) -> Result<T, Refusal> {
+/// Refuses a program that does not accept the header of packets (0 bytes: none).
+pub(in crate::ports) fn check_header(header: u8, request: &NmreqRegister) -> Result<(), Refusal> {
+    if header == 0 || request.nr_flags & NR_ACCEPT_VNET_HDR != 0 {
+        return Ok(());
+    }
     refuse(
         EIO,
         format!(

@@ -19,7 +19,7 @@ use unetmap_sys::Doorbell;
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::endpoint::{DataPath, Endpoint, PortRing};
 use crate::ports::PortKey;
-use crate::ports::nic::refuse_header;
+use crate::ports::nic::check_header;
 use crate::ports::snapshot::{PacketsSnapshot, PortSnapshot};
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionRecord, Scope, SharedPage};
@@ -355,11 +355,7 @@ impl Port<ValePort> {
         if self.attachment.is_some() {
             return refuse(EBUSY, "an interface is attached to the switch as this port (vale-ctl -d detaches it)");
         }
-        let header = self.header();
-        if header > 0 && request.nr_flags & NR_ACCEPT_VNET_HDR == 0 {
-            return refuse_header(header);
-        }
-        Ok(())
+        check_header(self.header(), request)
     }
 
     /// Whether the daemon runs it for an interface.
