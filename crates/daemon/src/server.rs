@@ -459,16 +459,11 @@ impl Server {
                 self.hold(uid, token);
                 return Read::Nothing;
             }
-            Ok(Some(received)) => Ok(received),
-            Err(e) => Err(e),
-        };
-        let received = match received {
             // An empty message, or the end of the connection, which has an event of its own.
-            Ok(received) if received.bytes == 0 && !received.fds_truncated && client.session.is_some() => {
-                return Read::Answered;
+            Ok(Some(received)) if received.bytes == 0 && !received.fds_truncated => {
+                return if client.session.is_some() { Read::Answered } else { Read::End };
             }
-            Ok(received) if received.bytes == 0 && !received.fds_truncated => return Read::End,
-            Ok(received) => received,
+            Ok(Some(received)) => received,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Read::Nothing,
             Err(_) => return Read::End,
         };
