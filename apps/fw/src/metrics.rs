@@ -79,6 +79,8 @@ fn of(snapshot: &Value) -> Vec<Metric> {
             nat,
             &["full", "no_port", "denied_in", "fragments"],
         ),
+        Metric::counter("fw_nat_lost_events", "Connections of NAT that have no record, as too many waited")
+            .with(&[], number(&nat["lost_events"])),
         group(
             "fw_syn_proxy",
             "Handshakes of the SYN proxy, by event",

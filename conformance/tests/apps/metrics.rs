@@ -61,6 +61,7 @@ fn programs_show_their_counters() {
                 ("unetmap_fw_dropped_packets_total", "program=\"unetmap-fw netmap:p}1 netmap:q{1\"", 7),
                 ("unetmap_fw_passed_packets_total", "dir=\"out\"", 5),
                 ("unetmap_fw_states", "pid=", 0),
+                ("unetmap_fw_nat_lost_events_total", "pid=", 0),
                 ("unetmap_flows_packets_total", "program=\"unetmap flows netmap:p{1/t\"", 12),
                 ("unetmap_flows_packets_total", &format!("pid=\"{pid}\""), 12),
                 ("unetmap_flows_unsent_records_total", "", 0),
