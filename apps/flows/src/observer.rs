@@ -188,6 +188,11 @@ impl Observer {
         is_time
     }
 
+    /// Returns how many records the collector did not get.
+    pub fn unsent(&self) -> u64 {
+        self.meter.outputs.exporter.as_ref().map_or(0, |exporter| exporter.sent().unsent)
+    }
+
     fn advance(&mut self) {
         self.ticks = TICKS;
         self.meter.advance(self.clock.now());

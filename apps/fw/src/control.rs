@@ -205,6 +205,7 @@ pub(crate) fn snapshot(shared: &Shared, config: &Config) -> Value {
         "copies": sum(&|totals| totals.copies.load(Relaxed)),
         "lost_copies": sum(&|totals| totals.lost_copies.load(Relaxed)),
         "lost_logs": sum(&|totals| totals.lost_logs.load(Relaxed)),
+        "unsent_records": sum(&|totals| totals.unsent_records.load(Relaxed)),
         "states": {
             "now": states.states, "created": states.created, "dropped_half_open": states.dropped_half_open,
             "full": states.full, "limited": states.limited, "keepalives": states.keepalives,

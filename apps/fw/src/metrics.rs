@@ -79,8 +79,13 @@ fn of(snapshot: &Value) -> Vec<Metric> {
             nat,
             &["full", "no_port", "denied_in", "fragments"],
         ),
-        Metric::counter("fw_nat_lost_events", "Connections of NAT that have no record, as too many waited")
-            .with(&[], number(&nat["lost_events"])),
+        Metric::counter(
+            "fw_nat_lost_events",
+            "Begins and ends of connections of NAT that have no record, as too many waited",
+        )
+        .with(&[], number(&nat["lost_events"])),
+        Metric::counter("fw_unsent_records", "Records of flows and of NAT that the collector did not get")
+            .with(&[], number(&snapshot["unsent_records"])),
         group(
             "fw_syn_proxy",
             "Handshakes of the SYN proxy, by event",

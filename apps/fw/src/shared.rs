@@ -60,6 +60,8 @@ pub(crate) struct Totals {
     pub(crate) copies: AtomicU64,
     /// Copies for which a port had no room.
     pub(crate) lost_copies: AtomicU64,
+    /// Records of flows and of NAT that the collector did not get.
+    pub(crate) unsent_records: AtomicU64,
     pub(crate) states: Mutex<StateCounts>,
     pub(crate) nat: Mutex<NatCounts>,
     pub(crate) handshakes: Mutex<ProxyCounts>,

@@ -116,6 +116,15 @@ impl<'a> Worker<'a> {
         worker
     }
 
+    /// Shows the counts of its tables, of which shared ones are read where they are.
+    fn publish_tables(&self) {
+        if self.shared.tables.is_none()
+            && let (Ok(mut states), Ok(mut nat)) = (self.totals.states.try_lock(), self.totals.nat.try_lock())
+        {
+            (*states, *nat) = (self.engine.states.counts(), self.engine.nat_counts());
+        }
+    }
+
     /// Takes the links of the rules.
     fn update_links(&mut self) {
         let (plan, outputs, memory) = (self.set.plan(), self.shared.totals.len() * 2, self.memory);
@@ -506,12 +515,7 @@ impl Mover for Filter<'_, '_> {
         let totals = worker.totals;
         totals.passed[self.index()].store(self.total.packets, Relaxed);
         totals.dropped[self.index()].store(self.dropped, Relaxed);
-        // Shared tables are read where they are.
-        if worker.shared.tables.is_none()
-            && let (Ok(mut states), Ok(mut nat)) = (totals.states.try_lock(), totals.nat.try_lock())
-        {
-            (*states, *nat) = (worker.engine.states.counts(), worker.engine.nat_counts());
-        }
+        worker.publish_tables();
         if let Ok(mut handshakes) = totals.handshakes.try_lock() {
             *handshakes = worker.engine.handshakes;
         }

@@ -93,7 +93,9 @@ pub(crate) fn remove(name: &str, of: &Identity) -> io::Result<bool> {
     let path = path_of(name);
     // Held until the name is removed.
     let found = Netns::kept_at(&path)?;
-    if found.as_ref().map(Identity::of).transpose()?.as_ref() != Some(of) {
+    // Another one may be one that this user cannot enter.
+    let Some(found) = found.filter(|found| found.id() == of.inode) else { return Ok(false) };
+    if Identity::of(&found)? != *of {
         return Ok(false);
     }
     let place = Place::of(&path)?;

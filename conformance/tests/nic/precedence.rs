@@ -9,6 +9,7 @@ use conformance::home::{daemon_processes, summary};
 use conformance::net::{CABLE, DIRECT, Net, open_in};
 use conformance::{isolated_with_interfaces, program, until};
 use rustix::process::Pid;
+use rustix::thread::gettid;
 
 /// The scheduling policy of a thread that runs before all others, `SCHED_FIFO`.
 const FIRST: &str = "1";
@@ -27,15 +28,23 @@ fn first_threads_of(process: &Pid) -> Vec<(String, String)> {
     tasks.filter_map(thread).collect()
 }
 
+/// Sets the scheduling of the calling thread, and of programs that it starts, by chrt(1); the reason if it may not.
+fn schedule(class: &str, priority: &str) -> Result<(), String> {
+    let tid = gettid().as_raw_nonzero().to_string();
+    let done = Command::new("chrt").args([class, "-p", priority, &tid]).output().expect("a program of each system");
+    if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).trim_end().into()) }
+}
+
 #[test]
 fn two_threads_of_the_daemon_run_before_all_others() {
     isolated_with_interfaces(|home| {
-        // As the daemon may do.
-        let may = Command::new("chrt").args(["-f", "1", "true"]).output().expect("a program of each system");
-        if !may.status.success() {
-            return summary(&format!("skipped: {}", String::from_utf8_lossy(&may.stderr).trim_end()));
+        // Also of a daemon that a real-time program starts.
+        if let Err(why) = schedule("-f", "10") {
+            return summary(&format!("skipped: {why}"));
         }
-        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        let net = Net::new(home, DIRECT, CABLE);
+        schedule("-o", "0").expect("less is always permitted");
+        let Some(net) = net else { return };
         let _port = open_in(&net.near, "netmap:va");
         let processes = daemon_processes(home);
         until("two threads, and no others, run before all others", || {

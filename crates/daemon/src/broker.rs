@@ -32,7 +32,7 @@ mod table;
 mod undo;
 mod veth;
 
-pub(crate) use connection::{beside_control, end_with_broker, start};
+pub(crate) use connection::{beside_control, end_with_broker, renew_deadlines, start};
 pub(crate) use handed_over::{Adopted, Duplicates, SavedBroker, go_on_after_crash, is_used, pause};
 pub(crate) use hidden::HiddenEnd;
 pub(crate) use mounts::{NAME as NODE_NAME, folder as node_folder};

@@ -230,7 +230,8 @@ pub(crate) struct Budgets {
     pub(crate) users: Vec<(Option<Vec<u32>>, Stated, Option<u32>)>,
     /// Of all users but root together.
     pub(crate) total: Stated,
-    /// Users who have the budget of another one.
+    /// Users who have the budget of another one; brokers of earlier daemons know of none.
+    #[serde(default)]
     pub(crate) subordinates: Subordinates,
 }
 

@@ -43,6 +43,7 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
         report("oom_score_adj", sandbox::set_oom_score(OOM_SCORE));
         prefer();
         set_precedence_to(Precedence::Inherited);
+        report("RLIMIT_RTPRIO", process::renounce_real_time());
         report("capabilities", sandbox::keep_capabilities(&[Capability::SetGid, Capability::SetUid]));
         report("another user", unused_user().and_then(sandbox::become_user));
     }
@@ -67,14 +68,14 @@ pub(crate) fn confine_daemon(socket: &Path, config: Option<&Path>) {
 
 /// Prefers the calling thread to the programs that it serves, and its session to theirs.
 fn prefer() {
-    report("priority", set_nice(CONTROL_NICE));
-    report("niceness by session", process::set_session_nice(CONTROL_NICE));
+    tell("a niceness", set_nice(CONTROL_NICE));
+    tell("a niceness of the session", process::set_session_nice(CONTROL_NICE));
 }
 
 /// Sets the precedence of the calling thread. The two that renew the deadlines of interfaces have it: they need little
 /// of a processor, but in time.
 pub(crate) fn set_precedence_to(precedence: Precedence) {
-    report("real-time threads", set_precedence(precedence));
+    tell("real-time threads", set_precedence(precedence));
 }
 
 /// A user that no other process is, wherever on the machine: the kernel counts descriptors in flight, locked memory and
@@ -121,6 +122,13 @@ pub(crate) fn confine_memory_helper() {
 /// Confines a thread that moves packets, before it touches a client's memory.
 pub(crate) fn confine_packet_thread() {
     report("a packet thread", sandbox::confine_packet_thread());
+}
+
+/// Tells of what makes the daemon sooner, and confines it by nothing.
+fn tell(what: &str, result: io::Result<()>) {
+    if let Err(e) = result {
+        tracing::info!("no {what} here, so that a busy machine delays the daemon more: {e}");
+    }
 }
 
 fn report(what: &str, result: io::Result<()>) {

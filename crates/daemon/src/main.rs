@@ -74,7 +74,7 @@ use tracing::Level;
 use unetmap_abi::printable;
 use unetmap_quantity::{bytes, count, seconds, within};
 use unetmap_sys::process::{self, Signal};
-use unetmap_sys::thread::{Precedence, set_nice};
+use unetmap_sys::thread::{Precedence, set_nice, set_precedence};
 use unetmap_sys::{event, memory_helper, socket};
 
 use handover::store::{self, Store};
@@ -318,6 +318,8 @@ fn serve(
     };
     let own_socket = file_at(socket);
     process::reset_inherited_limits();
+    // A program may be a real-time one, and start the daemon.
+    let _ = set_precedence(Precedence::None);
     let limits = Limits::read(args.keep_ports);
     let (admission, first_mem_id) = admission(args)?;
     let store = give_up_rights(args, socket, &sources)?;

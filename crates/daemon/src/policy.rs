@@ -64,7 +64,8 @@ pub(crate) struct Policy {
     rules: Vec<Rule>,
     shares: Vec<Share>,
     budgets: Budgets,
-    /// Users who count for themselves, though their numbers are subordinate ones of others.
+    /// Users who count for themselves, though their numbers are subordinate ones of others. Of the broker alone.
+    #[serde(skip)]
     separate_users: Vec<u32>,
 }
 

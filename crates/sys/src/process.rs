@@ -267,6 +267,14 @@ pub fn reset_inherited_limits() {
     let _ = setpriority_process(None, 0);
 }
 
+/// Gives up the right to make threads real-time threads, where no privilege gives it: those that are stay.
+///
+/// # Errors
+/// None is known.
+pub fn renounce_real_time() -> io::Result<()> {
+    Ok(setrlimit(Resource::Rtprio, Rlimit { current: Some(0), maximum: Some(0) })?)
+}
+
 /// Allows the calling thread to run on every CPU that the system permits.
 pub fn allow_all_cpus() {
     let mut all = CpuSet::new();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Records of flows, and of the connections that NAT makes and ends.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use serde_json::Value;
 use unetmap_flows::Observer;
 
@@ -13,11 +15,16 @@ impl Worker<'_> {
     /// Sends what is due.
     #[inline]
     pub(super) fn tick(&mut self) {
-        let is_time = self.observer.as_mut().is_some_and(Observer::tick);
-        if is_time && self.nat_events.is_some() {
+        let Some(observer) = self.observer.as_mut() else { return };
+        if !observer.tick() {
+            return;
+        }
+        self.totals.unsent_records.store(observer.unsent(), Relaxed);
+        if self.nat_events.is_some() {
             let millis = self.shared.millis();
             (0..SWEEPS).for_each(|_| self.engine.sweep(0, millis));
             self.send_nat_events();
+            self.publish_tables();
         }
     }
 

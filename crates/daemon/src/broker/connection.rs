@@ -28,7 +28,8 @@ const CONNECTION: &str = "3";
 pub(super) enum Lane {
     /// The control thread's.
     Control,
-    /// Renewals of deadlines.
+    /// Renewals of deadlines by the thread that does nothing else. It has precedence, and a thread without it that
+    /// waited for an answer there, and for a processor, would hold it up.
     Deadlines,
     /// Of the node's threads.
     Node,
@@ -41,6 +42,13 @@ pub(super) const LANES: usize = Lane::Interfaces as usize + INTERFACE_LANES;
 thread_local! {
     /// Whether the control lane's requests of this thread take one of the interfaces' lanes.
     static BESIDE_CONTROL: Cell<bool> = const { Cell::new(false) };
+    /// Whether the deadlines' lane is this thread's.
+    static RENEWS_DEADLINES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Gives the calling thread the deadlines' lane. That of others about deadlines is the control thread's.
+pub(crate) fn renew_deadlines() {
+    RENEWS_DEADLINES.set(true);
 }
 
 /// Runs `work`, whose requests to the broker do not delay the control thread's.
@@ -51,9 +59,19 @@ pub(crate) fn beside_control<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
+/// The lane that the calling thread takes for a request of this one.
+pub(super) fn lane_here(lane: Lane) -> Lane {
+    match lane {
+        Lane::Deadlines if RENEWS_DEADLINES.get() => Lane::Deadlines,
+        Lane::Deadlines | Lane::Control if BESIDE_CONTROL.get() => Lane::Interfaces,
+        Lane::Deadlines => Lane::Control,
+        lane => lane,
+    }
+}
+
 /// Waits for a connection on which the request can be sent: of the interfaces' any that is free.
 fn connection_for(connections: &[Mutex<OwnedFd>; LANES], lane: Lane) -> MutexGuard<'_, OwnedFd> {
-    let lane = if lane == Lane::Control && BESIDE_CONTROL.get() { Lane::Interfaces } else { lane };
+    let lane = lane_here(lane);
     if lane == Lane::Interfaces
         && let Some(free) = connections[lane as usize..].iter().find_map(|connection| connection.try_lock().ok())
     {

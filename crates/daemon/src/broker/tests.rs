@@ -9,13 +9,14 @@ use unetmap_sys::xdp::{ClassicInsn, Mode};
 use unetmap_sys::xsk::BusyPoll;
 use unetmap_sys::{memfd, socket};
 
-use super::connection::Failure;
+use super::connection::{Failure, Lane, lane_here};
 use super::objects::Broker;
 use super::operations::Request;
 use super::setup::{Handle, Setup, TcxId, XdpId};
 use super::table::{Answer, Fd, Reply, With};
 use super::*;
 use crate::channel::{IN_FILE, INLINE, receive, send};
+use crate::policy::Policy;
 use crate::tuning::broker::{REPLY_BYTES, REQUEST_BYTES};
 
 fn pair() -> (OwnedFd, OwnedFd) {
@@ -64,6 +65,29 @@ fn brokers_of_earlier_daemons_understand_requests() {
     }
     let out_of_bounds = serde_json::from_str::<Request>(r#"{"TryBusyPoll":{"usec":50,"budget":65}}"#);
     assert!(out_of_bounds.expect_err("65 is too large").to_string().contains("1 to 64 packets"));
+}
+
+#[test]
+fn a_policy_of_an_earlier_broker_can_be_read() {
+    let of_earlier = r#"{"rules":[],"shares":[],"budgets":{"users":[],"total":TOTAL}}"#;
+    let mut now = serde_json::to_value(Policy::default()).expect("it can be sent");
+    let total = now["budgets"]["total"].to_string();
+    let read: Policy = serde_json::from_str(&of_earlier.replace("TOTAL", &total)).expect("it can be read");
+    // Members that it does not know are those that have a default.
+    now["budgets"].as_object_mut().expect("an object").remove("subordinates");
+    assert_eq!(serde_json::from_value::<Policy>(now).expect("it can be read").budgets(), read.budgets());
+}
+
+#[test]
+fn one_thread_alone_takes_the_lane_of_deadlines() {
+    let lanes = || [Lane::Deadlines, Lane::Control, Lane::Node].map(lane_here);
+    assert_eq!(lanes(), [Lane::Control, Lane::Control, Lane::Node]);
+    assert_eq!(beside_control(lanes), [Lane::Interfaces, Lane::Interfaces, Lane::Node]);
+    let renewing = thread::spawn(move || {
+        renew_deadlines();
+        lanes()
+    });
+    assert_eq!(renewing.join().expect("it ends"), [Lane::Deadlines, Lane::Control, Lane::Node]);
 }
 
 #[test]

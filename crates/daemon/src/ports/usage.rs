@@ -158,7 +158,12 @@ fn exceeded(used: Amounts, more: Amounts, limit: Amounts) -> Option<Resource> {
 impl Daemon {
     /// The policy's budgets. Warns of those that are more than there is, once they were read.
     fn budgets(&mut self) -> Budgets {
-        let budgets = self.admission.policy().ok().flatten().map(|policy| policy.budgets().clone()).unwrap_or_default();
+        let budgets = match self.admission.policy() {
+            Ok(policy) => policy.map(|policy| policy.budgets().clone()),
+            // The last ones that could be read.
+            Err(_) => self.users.compared.clone(),
+        };
+        let budgets = budgets.unwrap_or_default();
         if self.users.compared.as_ref() != Some(&budgets) {
             let path = self.admission.policy.as_ref().map(|file| file.path().display().to_string()).unwrap_or_default();
             budgets.excessive(&self.users.bounds).iter().for_each(|why| tracing::warn!("{path}: {why}"));

@@ -250,7 +250,7 @@ fn precedence(daemon: &Daemon) -> Option<Check> {
         true => Check::ok(WHAT, format!("the deadlines of interfaces are kept {kept}")),
         false => {
             Check::missing(WHAT, format!("on a busy machine interfaces may be the kernel's: none are kept {kept}"))
-                .fix("give it CAP_SYS_NICE, and no control group without real-time threads (cpu.rt_runtime_us)")
+                .fix("restart it, with CAP_SYS_NICE, in no control group without real-time threads (cpu.rt_runtime_us)")
         }
     };
     Some(check.optional())

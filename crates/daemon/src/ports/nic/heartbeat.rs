@@ -27,6 +27,7 @@ use unetmap_sys::thread::{Precedence, set_precedence};
 
 use super::bypass::{BypassRecord, Service};
 use super::faults::{FrameWatch, Report};
+use crate::broker;
 use crate::privileged::Deadline;
 use crate::threads::lock;
 use crate::tuning::nic::{
@@ -189,7 +190,7 @@ fn record_delay(queues: &[Arc<ServedQueue>], late: Duration) {
 /// Where the thread gets what it is to renew.
 static THREAD: OnceLock<Sender<Heartbeat>> = OnceLock::new();
 
-/// Starts the thread, with the precedence of the calling one, which the daemon cannot give it later, and no other has.
+/// Starts the thread, with the precedence of the calling one, which the daemon cannot give it later.
 ///
 /// # Errors
 /// There are too many threads.
@@ -198,6 +199,7 @@ pub(crate) fn start_heartbeat() -> io::Result<()> {
     let renew = move || {
         // If the calling one has none, it has said so.
         let _ = set_precedence(Precedence::Own);
+        broker::renew_deadlines();
         heartbeats.iter().for_each(|heartbeat| heartbeat.run());
     };
     thread::Builder::new().name("heartbeat".into()).spawn(renew)?;
