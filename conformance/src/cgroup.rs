@@ -23,6 +23,9 @@ impl Group {
         if group.is_first_version {
             group.write("cpu.cfs_period_us", "100000")?;
             group.write("cpu.cfs_quota_us", &(percent * 1000).to_string())?;
+            // Where the kernel groups real-time threads, too, it lets none in without a share. Elsewhere it has no such
+            // file; and where this process's group has no share, the daemon has no such threads.
+            let _ = group.write("cpu.rt_runtime_us", &(percent * 10_000).to_string());
         } else {
             group.write("cpu.max", &format!("{} 100000", percent * 1000))?;
         }
