@@ -76,7 +76,7 @@ impl Subordinates {
         range.filter(|_| !of.contains_key(&uid)).map_or(uid, |range| range.owner)
     }
 
-    /// The same without these users, who count for themselves.
+    /// Returns the ranges without these users, who count for themselves.
     pub(crate) fn without(&self, separate: &[u32]) -> Subordinates {
         let mut all = self.0.all.clone();
         for uid in separate {

@@ -8,7 +8,7 @@
 //!   and others are served
 //! it is answered by what was read          <------   done
 //! ```
-//! What could not be read is read again by the control thread, whose error explains it. A user, with its subordinate
+//! The control thread reads again what could not be read, and its error explains it. A user, with its subordinate
 //! users, has one survey at a time, so that users with many requests delay nobody else's.
 
 use std::collections::{BTreeSet, VecDeque};
