@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
+use rustix::fs::{FileType, Mode};
 use rustix::mount::{MountPropagationFlags, mount_bind_recursive, mount_change};
 use tool_common::host::netns::Netns;
 use tool_common::host::place::Place;
@@ -85,7 +86,7 @@ pub(crate) fn open(lab: &Lab, folder: &Folder, state: &State) -> Result<Namespac
     Ok(Namespaces { hosts, wire })
 }
 
-/// Removes the name of a namespace, if it still leads there. Returns whether it did.
+/// Removes the name of a namespace, if it still leads there, or nowhere yet. Returns whether it led there.
 ///
 /// # Errors
 /// The kernel's.
@@ -93,6 +94,9 @@ pub(crate) fn remove(name: &str, of: &Identity) -> io::Result<bool> {
     let path = path_of(name);
     // Held until the name is removed.
     let found = Netns::kept_at(&path)?;
+    if found.is_none() {
+        return remove_unmounted(&Place::of(&path)?).map(|()| false);
+    }
     // Another one may be one that this user cannot enter.
     let Some(found) = found.filter(|found| found.id() == of.inode) else { return Ok(false) };
     if Identity::of(&found)? != *of {
@@ -102,6 +106,17 @@ pub(crate) fn remove(name: &str, of: &Identity) -> io::Result<bool> {
     Netns::release_at(&path)?;
     place.identity().map_or(Ok(()), |file| place.remove(file))?;
     Ok(true)
+}
+
+/// Removes a name at which nothing is mounted: a lab's building or removal was killed between the two steps. A name that
+/// `ip netns add` is about to give has no permissions, and stays.
+fn remove_unmounted(name: &Place) -> io::Result<()> {
+    let Ok(file) = name.stat() else { return Ok(()) };
+    let is_file = FileType::from_raw_mode(file.st_mode) == FileType::RegularFile;
+    if !is_file || file.st_size != 0 || Mode::from_raw_mode(file.st_mode).is_empty() {
+        return Ok(());
+    }
+    name.remove((&file).into())
 }
 
 /// Has other mount namespaces see the names, as `ip netns add` does.

@@ -264,6 +264,28 @@ fn a_namespace_with_the_number_of_a_labs_one_is_not_removed() {
     });
 }
 
+/// A name has nothing mounted at it when a program was killed between making or removing the two. `ip netns add` begins
+/// with a file without permissions.
+#[test]
+fn names_without_a_namespace_are_removed_with_their_lab() {
+    isolated_with_interfaces(|home| {
+        let Some(site) = Site::new(home) else { return };
+        let file = site.write("two.toml", "[host.a]\n[host.b]\n[[link]]\nends = [\"a\", \"b\"]\n");
+        let done = |words: &[&str]| assert!(site.command(words).status().expect("nsenter").success(), "{words:?}");
+        for others in [false, true] {
+            site.done(&["up", text(&file)]);
+            done(&["umount", "/run/netns/two.a"]);
+            if others {
+                done(&["chmod", "0", "/run/netns/two.a"]);
+            }
+            site.done(&["down", "two"]);
+            assert_eq!(site.names("/run/netns"), ["two.a"][..usize::from(others)]);
+        }
+        done(&["rm", "/run/netns/two.a"]);
+        site.assert_nothing_is_left();
+    });
+}
+
 #[test]
 fn a_lab_whose_building_was_killed_is_removed_and_built() {
     isolated_with_interfaces(|home| {
