@@ -203,8 +203,11 @@ fn ten_thousand_opens_and_closes_leak_nothing() {
         start(&faults, &["cycles", "500"]).output();
         until("the first ones are closed", || home.snapshot().sessions.len() == 1);
         let before = (home.snapshot().region("g").buffers, home.daemon_fds(), home.daemon_kib("VmRSS"));
-        let printed = start(&faults, &["cycles", "10000"]).output();
-        assert!(printed.starts_with("10000 cycles"), "{printed}");
+        let mut printed = String::new();
+        for _ in 0..10 {
+            printed = start(&faults, &["cycles", "1000"]).output();
+            assert!(printed.starts_with("1000 cycles"), "{printed}");
+        }
         until("all are closed", || home.snapshot().sessions.len() == 1);
         assert_eq!(home.snapshot().region("g").buffers, before.0);
         home.until_fds(before.1);

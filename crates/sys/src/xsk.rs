@@ -13,7 +13,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -218,13 +218,21 @@ impl UnboundXsk<'_> {
         SocketRings::map(&self.fd, self.queue.tx_entries, self.queue.rx_entries)
     }
 
-    /// Binds it. It receives packets once the XDP program redirects them to it. Waits up to [`QUEUE_RELEASE_LIMIT`] for
-    /// a queue whose socket was just closed.
+    /// Binds it, as [`UnboundXsk::bind_within`]: waits up to [`QUEUE_RELEASE_LIMIT`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind(self) -> io::Result<Xsk> {
+        self.bind_within(QUEUE_RELEASE_LIMIT)
+    }
+
+    /// Binds it. It receives packets once the XDP program redirects them to it. Waits up to `limit` for a queue whose
+    /// socket was just closed.
     ///
     /// # Errors
     /// `EBUSY`: another socket is bound to the queue; `EOPNOTSUPP`: the driver does not support the mode; `ENETDOWN`:
     /// the interface is down; `EINVAL`: no such queue, or the device does not support the mode.
-    pub fn bind(self) -> io::Result<Xsk> {
+    pub fn bind_within(self, limit: Duration) -> io::Result<Xsk> {
         let UnboundXsk { fd, queue, umem, shared_with } = self;
         let mut flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
         flags |= match queue.mode {
@@ -245,7 +253,7 @@ impl UnboundXsk<'_> {
         let start = Instant::now();
         loop {
             match bind_once() {
-                Err(Errno::BUSY) if start.elapsed() < QUEUE_RELEASE_LIMIT => std::thread::sleep(QUEUE_RELEASE_POLL),
+                Err(Errno::BUSY) if start.elapsed() < limit => std::thread::sleep(QUEUE_RELEASE_POLL),
                 Err(e) => return Err(e.into()),
                 Ok(()) => break,
             }

@@ -244,7 +244,8 @@ impl Lane {
             rx.write_fill(pos, Some((BufIdx(rx_buffer(slot)), 0)));
         }
         rx.submit(RX);
-        let socket = unbound.bind()?;
+        // The kernel releases the queue of a client that was killed in its own time, too.
+        let socket = unbound.bind_within(RELEASE)?;
         let is_zero_copy = xsk::is_zero_copy(&socket)?;
         if is_zero_copy != (mode == BindMode::ZeroCopy) {
             return Err(Stop::Cannot(format!("queue {queue} was to be bound with {mode:?}, and was not")));
