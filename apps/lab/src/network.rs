@@ -108,8 +108,8 @@ pub(crate) fn remove(name: &str, of: &Identity) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Removes a name at which nothing is mounted: a lab's building or removal was killed between the two steps. A name that
-/// `ip netns add` is about to give has no permissions, and stays.
+/// Removes a name at which nothing is mounted: a lab's building or removal was killed between the two steps. A name
+/// that `ip netns add` is about to give has no permissions, and stays.
 fn remove_unmounted(name: &Place) -> io::Result<()> {
     let Ok(file) = name.stat() else { return Ok(()) };
     let is_file = FileType::from_raw_mode(file.st_mode) == FileType::RegularFile;
