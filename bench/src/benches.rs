@@ -76,6 +76,8 @@ pub enum Bench {
     NicRxSize,
     /// `bridge` forwards from one interface to another.
     NicFwd,
+    /// TCP between two stacks, as iperf3 measures it, over a switch, `bridge` and `unetmap-fw`: a row for each way.
+    Tcp,
     /// TCP throughput through `bridge` between an interface and the host stack, each way.
     HostTcp,
     /// The round trip of a ping there.
@@ -106,7 +108,7 @@ pub enum Bench {
 
 impl Bench {
     /// All benchmarks.
-    pub const ALL: [Bench; 57] = [
+    pub const ALL: [Bench; 58] = [
         Bench::Pipe,
         Bench::PipeBatch,
         Bench::PipeSize,
@@ -139,6 +141,7 @@ impl Bench {
         Bench::NicTxSize,
         Bench::NicRxSize,
         Bench::NicFwd,
+        Bench::Tcp,
         Bench::HostTcp,
         Bench::HostRtt,
         Bench::Pcap,
@@ -201,6 +204,7 @@ impl Bench {
             Bench::NicTxSize => "nic-tx-size",
             Bench::NicRxSize => "nic-rx-size",
             Bench::NicFwd => "nic-fwd",
+            Bench::Tcp => "tcp",
             Bench::HostTcp => "host-tcp",
             Bench::HostRtt => "host-rtt",
             Bench::Pcap => "pcap",
@@ -262,7 +266,7 @@ impl Bench {
 
     /// Returns true if the benchmark needs a daemon for pipes.
     pub(crate) fn is_pipe(self) -> bool {
-        !self.is_nic() && !self.is_vale() && !host::is_host(self) && !matches!(self, Bench::Scale(_))
+        !self.is_nic() && !self.is_vale() && !host::is_host(self) && !matches!(self, Bench::Scale(_) | Bench::Tcp)
     }
 }
 

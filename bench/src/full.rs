@@ -22,7 +22,8 @@ use crate::{Bench, Options, Setup, note};
 use machine::{Absent, Machine};
 
 /// The parts of a report, the most important first: a report that runs out of time lacks the last ones.
-const BENCHES: [Bench; 22] = [
+const BENCHES: [Bench; 23] = [
+    Bench::Tcp,
     Bench::Pipe,
     Bench::PipeRtt,
     Bench::PipePing,
@@ -49,8 +50,15 @@ const BENCHES: [Bench; 22] = [
 /// Points of the figures that a quick report has.
 const QUICK_POINTS: [u32; 7] = [1, 8, 60, 100, 512, 1000, 1514];
 /// Benchmarks that a quick report leaves out.
-const NOT_QUICK: [Bench; 6] =
-    [Bench::PipeOneCore, Bench::Vale60Swap, Bench::Lb, Bench::HostTcp, Bench::PreloadPipe, Bench::PipePing];
+const NOT_QUICK: [Bench; 7] = [
+    Bench::Tcp,
+    Bench::PipeOneCore,
+    Bench::Vale60Swap,
+    Bench::Lb,
+    Bench::HostTcp,
+    Bench::PreloadPipe,
+    Bench::PipePing,
+];
 /// Benchmarks that follow in a report that is not quick.
 const MORE: [Bench; 12] = [
     Bench::Fw,
@@ -181,6 +189,7 @@ impl Report {
         let mut all = Vec::new();
         if self.quick {
             all.push(of("Open vSwitch", "not in a quick report, as it takes a second to start"));
+            all.push(of("rows tcp-*", "not in a quick report, as a sample takes a second"));
         }
         if !self.steady {
             all.push(of("row vale-steady: ten minutes of load", "--steady adds it, and ten minutes"));

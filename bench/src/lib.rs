@@ -38,6 +38,7 @@ mod scale;
 mod seqpacket;
 mod session;
 mod stats;
+mod tcp;
 mod turns;
 mod vale;
 
@@ -160,6 +161,7 @@ impl Setup {
         let failure = self.failures.iter().find(|(failed, _)| kind(*failed) == kind(bench));
         let missing = match bench {
             Bench::NodePipe | Bench::NodePoll if !rustix::process::geteuid().is_root() => Some("it needs root".into()),
+            Bench::Tcp => tcp::lacks(),
             _ if dpdk::Link::of(bench).is_some() => self.dpdk.devices().err(),
             _ => None,
         };
@@ -207,6 +209,7 @@ pub fn check(options: &Options) -> Result<(), String> {
     if options.benches.iter().any(|bench| !firewall::Case::of(*bench).is_empty()) {
         used.extend([firewall::BRIDGE, firewall::NFTABLES, firewall::TC, firewall::NETEM]);
     }
+    used.extend(options.benches.contains(&Bench::Tcp).then(|| tcp::Way::KernelBridge.name()));
     if options.benches.contains(&Bench::Pcap) {
         used.extend(PcapTask::ALL.into_iter().flat_map(PcapTask::contestants).map(|(label, _)| *label));
     }

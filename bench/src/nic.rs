@@ -14,7 +14,7 @@
 //! the sender's core, for all implementations. All send 60 bytes, IPv4 and UDP, to an unused Ethernet address, so that
 //! a stack drops the packets at once. No interface has an IP address, so no other packet is counted.
 
-mod forwarders;
+pub(crate) mod forwarders;
 pub(crate) mod pcap;
 mod pktgen;
 

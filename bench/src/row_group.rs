@@ -22,6 +22,7 @@ use crate::ring::{self, Ring};
 use crate::scale::Subject;
 use crate::seqpacket::{self, MeasureTimes};
 use crate::stats::{PlacementClass, Sample};
+use crate::tcp::{Stacks, Way};
 use crate::turns::{self, Contestant, ContestantSamples, Outcome, RowName, StopCondition, TurnSamples};
 use crate::vale::{Steady, Switch, Traffic};
 use crate::{Options, Setup, cycles, labels, note, one_core, rtt, session};
@@ -79,6 +80,8 @@ pub(crate) struct RowGroup {
     subject: Option<Subject>,
     /// For `fw` and `emulate`.
     case: Option<Case>,
+    /// For `tcp`.
+    way: Option<Way>,
 }
 
 pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
@@ -96,6 +99,7 @@ pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
         task: None,
         subject: None,
         case: None,
+        way: None,
     };
     let second = || RowGroup { slots: second_slots, ..group(format!("{}-{second_slots}", bench.name()), 512) };
     match bench {
@@ -140,6 +144,7 @@ pub(crate) fn row_groups(bench: Bench) -> Vec<RowGroup> {
                 |&case: &Case| RowGroup { case: Some(case), ..group(format!("{}-{}", bench.name(), case.name()), 512) };
             Case::of(bench).iter().map(of).collect()
         }
+        Bench::Tcp => Way::UNETMAP.map(|way| RowGroup { way: Some(way), ..group(way.name().into(), 512) }).into(),
         Bench::Scale(subject) => {
             let of = |subject: Subject| RowGroup { subject: Some(subject), ..group(subject.name().into(), 512) };
             subject.map_or(Subject::ALL.to_vec(), |one| vec![one]).into_iter().map(of).collect()
@@ -152,6 +157,9 @@ impl RowGroup {
     fn rows(&self) -> Vec<RowName> {
         if let Some(subject) = self.subject {
             return subject.rows();
+        }
+        if let Some(way) = self.way {
+            return way.rows();
         }
         let row = |suffix: &str, unit| RowName { name: format!("{}{suffix}", self.name), unit };
         match self.bench {
@@ -206,6 +214,13 @@ impl RowGroup {
                 vec![
                     Builtin::slow(labels::UNETMAP, cores, move || ours.measure(false)),
                     Builtin::slow(label, cores, move || peer.measure(true)),
+                ]
+            }
+            _ if let Some(way) = self.way => {
+                let (mut ours, mut peer) = (Stacks::joined_by(way)?, Stacks::joined_by(Way::KernelBridge)?);
+                vec![
+                    Builtin::slow(labels::UNETMAP, cores, move || ours.measure()),
+                    Builtin::slow(Way::KernelBridge.name(), cores, move || peer.measure()),
                 ]
             }
             (None, Some(hosts)) if host::is_host(self.bench) => self.host_contestants(cores, hosts),
@@ -613,7 +628,7 @@ mod tests {
              preload-pipe, preload-poll, \
              node-pipe, node-poll, vale-60-copy, vale-512-copy, vale-1500-copy, vale-batch, vale-size, vale-60-swap, \
              vale-1core, vale-fan, vale-overload, vale-rtt, vale-idle-ports, vale-steady, nic-tx, nic-rx, nic-tx-batch, \
-             nic-tx-size, nic-rx-size, nic-fwd, host-tcp, host-rtt, pcap, lb, scrub, fw, emulate, fw-nic, emulate-nic, \
+             nic-tx-size, nic-rx-size, nic-fwd, tcp, host-tcp, host-rtt, pcap, lb, scrub, fw, emulate, fw-nic, emulate-nic, \
              memif, vhost, ivshmem, scale, scale-ports, scale-senders, scale-load, scale-addresses, scale-flood, scale-policies, \
              scale-threads, scale-rings, scale-pairs, scale-ls, scale-close, scale-pipes)"
         );

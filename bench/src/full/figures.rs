@@ -155,6 +155,7 @@ pub(super) fn page(findings: &Findings, moved: Option<&(Vec<Moved>, usize)>) -> 
     if let Some((moved, common)) = moved {
         comparison(&mut page, moved, *common);
     }
+    tcp(&mut page, &findings.rows);
     ratios(&mut page, &findings.rows);
     percentiles(&mut page, &findings.rows);
     for (i, (title, text, charts)) in FIGURES.iter().enumerate() {
@@ -217,9 +218,51 @@ pub(super) fn charts(rows: &[RowResult]) -> Vec<Lines> {
     FIGURES.iter().flat_map(|(.., all)| *all).filter_map(|figure| draw(figure, rows)).collect()
 }
 
-/// Rows of single figures; those of series are in charts.
+/// Rows of TCP between two stacks.
+fn is_tcp(row: &RowResult) -> bool {
+    row.name.starts_with("tcp-")
+}
+
+/// The first that a user measures: ratios of the rates, and a table with processor time and packets that were sent again.
+fn tcp(page: &mut Page, rows: &[RowResult]) {
+    let rates: Vec<&RowResult> = rows.iter().filter(|row| is_tcp(row) && row.unit == "Gbit/s").collect();
+    if rates.is_empty() {
+        return;
+    }
+    page.heading("TCP between two stacks, by iperf3");
+    page.text(
+        "One stream, offloads as the kernel has them. tcp-switch: two persistent ports of a switch, as they are made by \
+         default; tcp-switch-kernel: with the knob vale_kernel, the kernel forwards; tcp-switch-worker: the switch's \
+         threads have whole packets. tcp-bridge and tcp-fw: a program between two veth pairs, by packet sockets with \
+         virtio-net headers.",
+    );
+    page.bars(&Bars {
+        title: "How many times as fast as the kernel's bridge between two veth pairs".into(),
+        note: "The line through a bar is the interval.".into(),
+        bars: rates.iter().flat_map(|row| row.peers.keys().filter_map(move |label| advantage(row, label))).collect(),
+    });
+    let mut cells = Vec::new();
+    for row in rates {
+        let more = ["-cpu", "-repeated"].map(|end| {
+            let name = format!("{}{end}", row.name);
+            rows.iter().find(|more| more.name == name && more.class == row.class)
+        });
+        let ours = more.map(|more| more.map_or("-".into(), |more| number(more.median)));
+        let first = words(&[&format!("{} ({})", row.name, row.class), labels::UNETMAP, &number(row.median)]);
+        cells.push([first, ours.to_vec()].concat());
+        for (label, peer) in &row.peers {
+            let of = |more: Option<&RowResult>| Some(number(more?.peers.get(label)?.median));
+            let its = more.map(|more| of(more).unwrap_or("-".into()));
+            cells.push([words(&["", label, &number(peer.median)]), its.to_vec()].concat());
+        }
+    }
+    let header = words(&["row", "contestant", "Gbit/s", "processor time, ms a Gbit", "packets sent again, a Gbit"]);
+    page.table(&Table { header, rows: cells, left: 2 });
+}
+
+/// Rows of single figures; those of series are in charts, and TCP's in their own section.
 fn ratios(page: &mut Page, rows: &[RowResult]) {
-    let singles = rows.iter().filter(|row| !in_series(row));
+    let singles = rows.iter().filter(|row| !in_series(row) && !is_tcp(row));
     let all: Vec<Bar> = singles
         .flat_map(|row| row.peers.keys().filter_map(|label| advantage(row, label)).collect::<Vec<_>>())
         .collect();

@@ -21,6 +21,8 @@ fn rows(scale: f64, peer_scale: f64) -> Vec<RowResult> {
         row("pipe-batch-512", "Mpps", 300.0, &[("seqpacket", 1.5)]),
         row("ports-10", "us", 350.0, &[]),
         row("ports-500", "us", 380.0, &[]),
+        row("tcp-switch", "Gbit/s", 3.0, &[("kernel-bridge", 20.0)]),
+        row("tcp-switch-cpu", "ms/Gbit", 150.0, &[("kernel-bridge", 50.0)]),
     ]
 }
 
@@ -49,6 +51,8 @@ fn a_page_has_ratios_figures_and_what_is_missing() {
         "<td>pipe-rtt (L)</td><td>unetmap</td><td class=\"n\">200 ns</td><td class=\"n\">400 ns</td>",
         "unetmap pipe",
         "Figure 8",
+        "tcp-switch (L) / kernel-bridge",
+        "<td>kernel-bridge</td><td class=\"n\">20</td><td class=\"n\">50</td><td class=\"n\">-</td>",
         "kernel-bridge (L)",
         "Time to open one port",
         "no &lt;permission&gt;",

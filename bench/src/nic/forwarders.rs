@@ -35,22 +35,27 @@ pub(crate) fn no_openvswitch_dpdk() -> Option<String> {
     no_openvswitch().or_else(|| (!Path::new(VSWITCHD_DPDK).is_file()).then(missing))
 }
 
+/// Joins `vb` and `vc` by a bridge of the kernel, `br0`.
+pub(crate) fn add_kernel_bridge(ns: &Ns) -> Result<(), String> {
+    // Without snooping the bridge sends no packets of its own.
+    ns.ip(&["link", "add", "name", "br0", "type", "bridge", "mcast_snooping", "0"])?;
+    // If the host's firewall filters bridged packets, it would also process these, without rules, and cost time.
+    ns.run(|| fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0"))?
+        .or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
+        .map_err(|e| format!("bench: bridge-nf-call-iptables: {e}"))?;
+    for name in ["vb", "vc"] {
+        ns.ip(&["link", "set", name, "master", "br0"])?;
+    }
+    ns.ip(&["link", "set", "br0", "up"]).map(drop)
+}
+
 /// A kernel bridge between `vb` and `vc`.
 pub(super) struct KernelBridge<'a>(&'a Ns);
 
 impl KernelBridge<'_> {
     pub(super) fn make(ns: &Ns) -> Result<KernelBridge<'_>, String> {
-        // Without snooping the bridge sends no packets of its own.
-        ns.ip(&["link", "add", "name", "br0", "type", "bridge", "mcast_snooping", "0"])?;
         let made = KernelBridge(ns);
-        // If the host's firewall filters bridged packets, it would also process these, without rules, and cost time.
-        ns.run(|| fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0"))?
-            .or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
-            .map_err(|e| format!("bench: bridge-nf-call-iptables: {e}"))?;
-        for name in ["vb", "vc"] {
-            ns.ip(&["link", "set", name, "master", "br0"])?;
-        }
-        ns.ip(&["link", "set", "br0", "up"])?;
+        add_kernel_bridge(ns)?;
         Ok(made)
     }
 
