@@ -143,9 +143,14 @@ impl NetConf {
 
     /// The rates of a pod's port, as the switch sees it: what it sends comes in.
     pub(crate) fn rates(&self) -> impl Iterator<Item = (Direction, RateLimit)> {
-        let Bandwidth { ingress_rate, egress_rate } = self.runtime_config.bandwidth.unwrap_or(self.bandwidth);
-        let all = [(Direction::In, egress_rate), (Direction::Out, ingress_rate)];
-        let all = all.into_iter().filter(|(_, bits)| *bits > 0);
+        let (network, pod) = (self.bandwidth, self.runtime_config.bandwidth.unwrap_or_default());
+        // A pod may have less than its network gives, and not more.
+        let least = |one: u64, other: u64| [one, other].into_iter().filter(|bits| *bits > 0).min();
+        let all = [
+            (Direction::In, least(network.egress_rate, pod.egress_rate)),
+            (Direction::Out, least(network.ingress_rate, pod.ingress_rate)),
+        ];
+        let all = all.into_iter().filter_map(|(direction, bits)| Some((direction, bits?)));
         all.map(|(direction, bits)| (direction, RateLimit { packets: 0, bits }))
     }
 
@@ -289,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtimes_rates_come_before_those_of_the_network() {
+    fn a_pod_may_have_less_than_its_network_gives() {
         let rates = |keys: &str| {
             let conf = parse(&format!(r#"{{"cniVersion":"1.1.0","name":"n","switch":"vale0"{keys}}}"#)).unwrap();
             conf.rates().map(|(direction, rate)| (direction, rate.bits)).collect::<Vec<_>>()
@@ -298,7 +303,10 @@ mod tests {
             (r#","ingressRate":5,"ingressBurst":9"#, r#","runtimeConfig":{"bandwidth":{"egressRate":7}}"#);
         assert_eq!(rates(""), []);
         assert_eq!(rates(own), [(Direction::Out, 5)]);
-        assert_eq!(rates(&format!("{own}{of_runtime}")), [(Direction::In, 7)]);
+        assert_eq!(rates(of_runtime), [(Direction::In, 7)]);
+        assert_eq!(rates(&format!("{own}{of_runtime}")), [(Direction::In, 7), (Direction::Out, 5)]);
+        let both = |bits: u64| format!(r#"{own},"runtimeConfig":{{"bandwidth":{{"ingressRate":{bits}}}}}"#);
+        assert_eq!([4, 6].map(|bits| rates(&both(bits))), [[(Direction::Out, 4)], [(Direction::Out, 5)]]);
         let of_containerd = of_runtime.replace("egress", "Egress");
         assert_eq!(rates(&of_containerd), [(Direction::In, 7)]);
     }

@@ -1,48 +1,55 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Files of the plugin, in a folder beside the daemon's socket: a lock, and the ports whose settings a DEL without a
-//! daemon could not remove. Each of these is an empty file of the port's name.
+//! daemon could not remove. Each of these is an empty file of the port's name. Other users cannot open the folder, and
+//! so keep no lock.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::io::{self, ErrorKind};
+use std::path::Path;
 
+use tool_common::host::place::Place;
 use unetmap::switch;
 
 use crate::fault::{Code, Fault};
 
-/// Returns the folder, which is made if there is none.
-fn folder() -> Result<PathBuf, Fault> {
+/// The name of the lock.
+const LOCK: &str = "lock";
+/// Permissions of the files.
+const MODE: u32 = 0o600;
+
+/// Returns the place of the lock in the folder, which is made if there is none, and what the folder is called.
+fn place_of_lock() -> Result<Place, Fault> {
     let mut folder = unetmap::daemon::own_socket().map_err(|e| Fault::refused("the daemon's folder", e))?;
     folder.as_mut_os_string().push(".cni");
-    // Path: it is in the folder of root's daemon, where root alone makes files.
-    fs::create_dir_all(&folder).map_err(|e| Fault::new(Code::Io, format!("{}: {e}", folder.display())))?;
-    Ok(folder)
+    let found = || {
+        // Path: the folder of root's daemon, where root alone makes files.
+        folder.parent().map_or(Ok(()), fs::create_dir_all)?;
+        Place::of(&folder)?.inside(LOCK.as_ref(), true)?.ok_or_else(|| ErrorKind::NotFound.into())
+    };
+    found().map_err(|e: io::Error| Fault::new(Code::Io, format!("{}: {e}", folder.display())))
+}
+
+/// What is wrong with a file of the folder.
+fn failed(name: &str) -> impl Fn(io::Error) -> Fault {
+    move |e| Fault::new(Code::Io, format!("the plugin's file {name}: {e}"))
 }
 
 /// Waits until no other plugin has the lock. It ends with the file.
 pub(crate) fn lock() -> Result<File, Fault> {
-    let path = folder()?.join("lock");
-    // Path: as of the folder.
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
-    let locked = file.and_then(|file| file.lock().map(|()| file));
-    locked.map_err(|e| Fault::new(Code::Io, format!("{}: {e}", path.display())))
+    let file = place_of_lock()?.append(MODE).and_then(|file| file.lock().map(|()| file));
+    file.map_err(failed(LOCK))
 }
 
 /// Keeps in mind that a port's settings are to be removed.
 pub(crate) fn remove_settings_later(port: &str) -> Result<(), Fault> {
-    let path = folder()?.join(port);
-    // Path: as of the folder.
-    let made = File::create(&path);
-    made.map(drop).map_err(|e| Fault::new(Code::Io, format!("{}: {e}", path.display())))
+    place_of_lock()?.beside(port.as_ref()).append(MODE).map(drop).map_err(failed(port))
 }
 
 /// Removes the settings of these ports. A daemon runs.
 pub(crate) fn remove_settings() -> Result<(), Fault> {
-    let is_port = |name: &String| name.starts_with("vale");
-    let ports = || -> Result<Vec<String>, Fault> {
-        let found = fs::read_dir(folder()?).map_err(|e| Fault::new(Code::Io, format!("the plugin's folder: {e}")))?;
-        Ok(found.flatten().filter_map(|entry| entry.file_name().into_string().ok()).filter(is_port).collect())
-    };
+    let place = place_of_lock()?;
+    let path = place.anchored();
+    let ports = || ports(path.parent().unwrap_or(&path)).map_err(failed("list"));
     if ports()?.is_empty() {
         return Ok(());
     }
@@ -50,14 +57,14 @@ pub(crate) fn remove_settings() -> Result<(), Fault> {
     let _lock = lock()?;
     for port in ports()? {
         switch::clear(&port).map_err(|e| Fault::refused(&port, e))?;
-        let path = folder()?.join(&port);
-        // Path: as of the folder.
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != ErrorKind::NotFound => {
-                return Err(Fault::new(Code::Io, format!("{}: {e}", path.display())));
-            }
-            _ => {}
-        }
+        let file = place.beside(port.as_ref());
+        file.identity().map_or(Ok(()), |identity| file.remove(identity)).map_err(failed(&port))?;
     }
     Ok(())
+}
+
+/// The names of ports in an open folder.
+fn ports(folder: &Path) -> io::Result<Vec<String>> {
+    let names = fs::read_dir(folder)?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    Ok(names.filter(|name| name.starts_with("vale")).collect())
 }

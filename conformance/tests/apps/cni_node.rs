@@ -2,6 +2,8 @@
 //! `unetmap-cni` and its node: the gateways' port, what pods reach through it, and what a runtime asks for by its
 //! capabilities.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::thread;
 
@@ -51,6 +53,9 @@ fn pods_and_their_node_reach_each_other_and_others() {
         let gateway = node_port(&results[0]).to_owned();
         assert_eq!(node_port(&results[1]), gateway);
         assert_eq!(ports(home).len(), 3, "{:?}", ports(home));
+        // No other user can hold the plugin's lock.
+        let folder = fs::metadata(home.folder().join("unetmapd.sock.cni")).expect("the plugin's folder");
+        assert_eq!(folder.permissions().mode() & 0o777, 0o700);
         let reached = |what: &str| {
             for address in ["10.77.0.1", "10.77.0.2"] {
                 until(what, || pings(&node, address));
@@ -177,7 +182,7 @@ fn a_runtime_chooses_addresses_rates_and_mtu() {
             .map(|port| ["limit_in", "limit_out"].map(|limit| port["rules"][limit]["bits"].as_u64()))
             .collect();
         rates.sort();
-        let expected = [[None, None], [None, Some(2_000_000_000)], [Some(4_000_000_000), Some(8_000_000_000)]];
+        let expected = [[None, None], [None, Some(2_000_000_000)], [Some(4_000_000_000), Some(2_000_000_000)]];
         assert_eq!(rates, expected, "{switch}");
         for (i, conf) in [conf(5), with_rates].iter().enumerate() {
             runtime.done("DEL", (pods[i].0, &pods[i].1), conf);

@@ -184,6 +184,30 @@ fn attached_interfaces_are_attached_again() {
     });
 }
 
+/// The kernel has given the number of a namespace that has ended to another one, with an interface of the same index and
+/// address.
+#[test]
+fn an_interface_in_a_namespace_with_a_former_ones_number_is_not_attached() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        done(&net.near, "-a vale0:va");
+        end(home, End::Killed);
+        let path = home.folder().join("unetmapd.sock.ports/state");
+        let mut state: Value = serde_json::from_slice(&fs::read(&path).expect("the file")).expect("JSON");
+        let cookies = state["cookies"].as_object_mut().expect("the namespaces' cookies");
+        if cookies.is_empty() {
+            return summary("skipped: cookies of network namespaces need Linux 5.14");
+        }
+        // As if its own one had another cookie.
+        cookies.values_mut().for_each(|cookie| *cookie = (cookie.as_u64().expect("a number") + (1 << 40)).into());
+        fs::write(&path, state.to_string()).expect("our own file");
+        net.restart_daemon(home);
+        assert_eq!(done(&net.near, ""), "", "it is attached to nothing");
+        let log = fs::read_to_string(home.log()).expect("the log");
+        assert!(log.contains("its network namespace has ended"), "{log}");
+    });
+}
+
 /// A file that is damaged costs what it says, and no port.
 #[test]
 fn a_damaged_file_is_set_aside() {

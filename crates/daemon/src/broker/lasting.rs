@@ -11,7 +11,7 @@
 //! another, with its index. A pair without one was being made when its daemon ended.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _};
@@ -54,6 +54,9 @@ struct Record {
     tries: u32,
     /// Network namespaces that the text names.
     namespaces: Vec<u64>,
+    /// Their cookies, from Linux 5.14 on: their numbers are given again when they have ended.
+    #[serde(default)]
+    cookies: BTreeMap<u64, u64>,
     /// The daemon's.
     text: String,
 }
@@ -182,20 +185,30 @@ impl Broker {
         text: OwnedFd,
         namespaces: impl Iterator<Item = OwnedFd>,
     ) -> io::Result<()> {
-        let namespaces = namespaces.map(|fd| Ok(Netns::from_fd(fd)?.id())).collect::<io::Result<Vec<u64>>>()?;
+        let all = namespaces.map(|fd| {
+            let netns = Netns::from_fd(fd)?;
+            Ok((netns.id(), netns.cookie()?))
+        });
+        let all = all.collect::<io::Result<Vec<_>>>()?;
+        let namespaces = all.iter().map(|(id, _)| *id).collect();
+        let cookies = all.into_iter().filter_map(|(id, cookie)| Some((id, cookie?))).collect();
         let text = read_memory(text)?;
         let Some(place) = place(&self.setup, &file_of(user), !text.is_empty())? else { return Ok(()) };
         if text.is_empty() {
             return remove(&self.setup, &place);
         }
-        replace(&place, &Record { boot: boot(), tries: 0, namespaces, text })
+        replace(&place, &Record { boot: boot(), tries: 0, namespaces, cookies, text })
     }
 
     /// Returns the text of the file that is no user's, and those of its namespaces that exist.
     pub(super) fn read_state(&self) -> io::Result<(Option<String>, Vec<Netns>)> {
         let Some(record) = read(&self.setup, STATE)? else { return Ok((None, Vec::new())) };
         let wanted: BTreeSet<u64> = record.namespaces.into_iter().take(MAX_NAMESPACES).collect();
-        let found = Netns::all().filter(|netns| wanted.contains(&netns.id())).take(wanted.len());
+        let is_of_before = |netns: &Netns| {
+            let cookie = record.cookies.get(&netns.id());
+            cookie.is_none_or(|cookie| netns.cookie().is_ok_and(|found| found == Some(*cookie)))
+        };
+        let found = Netns::all().filter(|netns| wanted.contains(&netns.id()) && is_of_before(netns)).take(wanted.len());
         Ok((Some(record.text), found.collect()))
     }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Attached interfaces outlast the daemon ([`super::lasting`]): the next one attaches them again to the same switch.
 //!
-//! An interface is that of before if it has its former index and MAC address in its former network namespace. While no
-//! daemon runs, its frames are the host's.
+//! An interface is that of before if it has its former index and MAC address in its former network namespace, which
+//! the broker knows by a number that no other one gets. While no daemon runs, its frames are the host's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
