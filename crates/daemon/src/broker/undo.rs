@@ -115,6 +115,8 @@ struct UndoState {
     socket: PathBuf,
     /// The name of the process's end of the connection. It is in use while that of an earlier daemon undoes changes.
     name: String,
+    /// The name did not become free in time, as every user can have it: it is not waited for again.
+    is_withheld: bool,
     changes: Vec<Change>,
     /// Our end; the undo process's until it is started.
     connection: Option<(UnixStream, Option<UnixStream>)>,
@@ -174,8 +176,9 @@ impl UndoState {
         while self.connection.is_none() {
             match socket::named_pair(&self.name) {
                 Ok((own, other)) => self.connection = Some((own, Some(other))),
-                Err(e) if e.kind() == io::ErrorKind::AddrInUse && start.elapsed() < UNDO_LIMIT => {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse && !self.is_withheld => {
                     thread::sleep(UNDO_POLL);
+                    self.is_withheld = start.elapsed() >= UNDO_LIMIT;
                 }
                 // The name is too long, or another program has it: the undo process works without.
                 Err(_) => self.connection = UnixStream::pair().map(|(own, other)| Some((own, Some(other))))?,
@@ -259,5 +262,18 @@ mod tests {
             assert_eq!(text.trim_end().strip_prefix("+ ").unwrap().parse::<Change>().unwrap(), change);
         }
         assert!("member 1".parse::<Change>().is_err() && "offloads 1 2".parse::<Change>().is_err());
+    }
+
+    #[test]
+    fn a_name_that_another_user_has_is_waited_for_once() {
+        let name = format!("unetmap-test {}", std::process::id());
+        let _theirs = socket::named_pair(&name).unwrap();
+        let mut state = UndoState { name, ..Default::default() };
+        for withheld in [false, true] {
+            assert_eq!(state.is_withheld, withheld);
+            state.connection = None;
+            state.connect().unwrap();
+            assert!(state.connection.is_some());
+        }
     }
 }

@@ -15,6 +15,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
@@ -180,11 +181,16 @@ impl Root {
     fn open() -> io::Result<Root> {
         let no_bpffs = || io::Error::new(io::ErrorKind::NotFound, format!("{ROOT} is not a BPF file system"));
         let path = Root::path().ok_or_else(no_bpffs)?.join("xdp");
-        match fs::create_dir(&path) {
+        match fs::DirBuilder::new().mode(0o700).create(&path) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
         }
         let (lock, start) = (File::open(&path)?, Instant::now());
+        let stat = rustix::fs::fstat(&lock)?;
+        if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o022 != 0 {
+            let (path, user) = (path.display(), stat.st_uid);
+            return Err(io::Error::other(format!("{path} is of user {user}, or others may write there: remove it")));
+        }
         loop {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) if start.elapsed() < PINS_LOCK_LIMIT => thread::sleep(PINS_LOCK_POLL),
