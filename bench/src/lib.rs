@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod benches;
+mod builtin;
 mod c_peers;
 mod cycles;
 mod daemon;

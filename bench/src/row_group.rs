@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::benches::Bench;
+use crate::builtin::Builtin;
 use crate::c_peers::DpdkPeers;
 use crate::dpdk::{self, Dpdk, Link};
 use crate::firewall::{self, Case, Pipes};
@@ -49,9 +50,6 @@ const STEADY_LIMIT: u32 = 5;
 /// Its samples, a minute each, in place of so many as are enough for other rows, or more.
 const STEADY_SAMPLES: u32 = 10;
 const ENOUGH: u32 = 7;
-/// Turns one after the other that are repeated because the hypervisor took a processor. Where it always does, the next
-/// one counts: that is how the machine is.
-const STOLEN_IN_A_ROW: u32 = 3;
 /// Time that the built-in peer runs for one sample, the same as pkt-gen's.
 const PEER_TIMES: MeasureTimes =
     MeasureTimes { warm_up: Duration::from_millis(20), measure: Duration::from_millis(60) };
@@ -527,51 +525,6 @@ fn progress_line(name: &str, all_samples: &[ContestantSamples], goal: StopCondit
         line += &format!(", {} L {near} R {far}", samples.label);
     }
     line + &format!(" of {}", goal.samples)
-}
-
-/// A contestant that is measured by this process, or by programs that it starts. Probes the distance of the cores
-/// before and after each sample.
-struct Builtin<F> {
-    label: &'static str,
-    cores: Cores,
-    /// Whether samples count although the distance of the cores changed meanwhile.
-    any_distance: bool,
-    /// The last turns, one after the other, in which the hypervisor took a processor.
-    stolen: u32,
-    /// One value for each row.
-    measure: F,
-}
-
-impl<F: FnMut() -> Result<Vec<f64>, String> + 'static> Builtin<F> {
-    fn boxed(label: &'static str, cores: Cores, measure: F) -> Box<dyn Contestant> {
-        Box::new(Builtin { label, cores, any_distance: false, stolen: 0, measure })
-    }
-
-    /// One turn takes so long that the distance nearly always changes meanwhile.
-    fn slow(label: &'static str, cores: Cores, measure: F) -> Box<dyn Contestant> {
-        Box::new(Builtin { label, cores, any_distance: true, stolen: 0, measure })
-    }
-}
-
-impl<F: FnMut() -> Result<Vec<f64>, String>> Contestant for Builtin<F> {
-    fn turn(&mut self) -> Result<TurnSamples, String> {
-        session::check()?;
-        let before = probe::core_distance(self.cores)?;
-        let ticks = probe::stolen(self.cores);
-        let values = (self.measure)()?;
-        if !self.any_distance {
-            let stolen = probe::stolen(self.cores) > ticks;
-            self.stolen = if stolen && self.stolen < STOLEN_IN_A_ROW { self.stolen + 1 } else { 0 };
-            if self.stolen > 0 || probe::core_distance(self.cores)? != before {
-                return Ok(TurnSamples::new());
-            }
-        }
-        Ok(values.into_iter().enumerate().map(|(row, value)| (row, before, Sample::one(value))).collect())
-    }
-
-    fn label(&self) -> &str {
-        self.label
-    }
 }
 
 /// A `--peer` command, which probes the distance of the cores by itself.

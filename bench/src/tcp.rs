@@ -201,8 +201,8 @@ impl Stacks {
     }
 }
 
-/// Reads the rate in Gbit/s from iperf3's report, and divides the busy time (ms) and the packets that were sent again by
-/// the Gbit.
+/// Reads the rate in Gbit/s from iperf3's report, and divides the busy time (ms) and the packets that were sent again
+/// by the Gbit.
 fn figures(report: &Value, busy_seconds: f64) -> Option<Vec<f64>> {
     let of = |end: &str, what: &str| report["end"][end][what].as_f64();
     let (bytes, seconds) = (of("sum_received", "bytes")?, of("sum_received", "seconds")?);

@@ -17,7 +17,7 @@ const LOCK: &str = "lock";
 /// Permissions of the files.
 const MODE: u32 = 0o600;
 
-/// Returns the place of the lock in the folder, which is made if there is none, and what the folder is called.
+/// Returns the place of the lock in the folder, which is made if there is none.
 fn place_of_lock() -> Result<Place, Fault> {
     let mut folder = unetmap::daemon::own_socket().map_err(|e| Fault::refused("the daemon's folder", e))?;
     folder.as_mut_os_string().push(".cni");
@@ -29,7 +29,7 @@ fn place_of_lock() -> Result<Place, Fault> {
     found().map_err(|e: io::Error| Fault::new(Code::Io, format!("{}: {e}", folder.display())))
 }
 
-/// What is wrong with a file of the folder.
+/// The fault of a file of the folder.
 fn failed(name: &str) -> impl Fn(io::Error) -> Fault {
     move |e| Fault::new(Code::Io, format!("the plugin's file {name}: {e}"))
 }

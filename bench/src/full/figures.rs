@@ -223,7 +223,7 @@ fn is_tcp(row: &RowResult) -> bool {
     row.name.starts_with("tcp-")
 }
 
-/// The first that a user measures: ratios of the rates, and a table with processor time and packets that were sent again.
+/// The first that a user measures: ratios of the rates, and a table with processor time and packets sent again.
 fn tcp(page: &mut Page, rows: &[RowResult]) {
     let rates: Vec<&RowResult> = rows.iter().filter(|row| is_tcp(row) && row.unit == "Gbit/s").collect();
     if rates.is_empty() {

@@ -184,8 +184,8 @@ fn attached_interfaces_are_attached_again() {
     });
 }
 
-/// The kernel has given the number of a namespace that has ended to another one, with an interface of the same index and
-/// address.
+/// The kernel has given the number of a namespace that has ended to another one, with an interface of the same index
+/// and address.
 #[test]
 fn an_interface_in_a_namespace_with_a_former_ones_number_is_not_attached() {
     isolated_with_interfaces(|home| {

@@ -48,13 +48,13 @@ use unetmap_quantity::{seconds, within};
 /// Interfaces, in network namespaces that the benchmark creates (needs root): `nic-tx`: pkt-gen sends 60 B frames from
 /// one queue; `nic-tx-batch` and `nic-tx-size` with batches of 1 to 512, and with packets of 60 to 1514 bytes. `nic-rx`
 /// (`nic-rx-size`): pkt-gen receives while the other end of the veth pair sends as fast as it can. `nic-fwd`:
-/// bridge forwards from one interface to another. `tcp`: iperf3 between two stacks, joined by persistent ports of a switch
-/// (tcp-switch; -kernel with the knob `vale_kernel`; -worker: whole packets through the switch's threads), by bridge, and
-/// by unetmap-fw with one rule, with packet sockets and virtio-net headers; also processor time (-cpu) and packets that
-/// were sent again (-repeated). Peer: the kernel's bridge between two veth pairs. `host-tcp`: TCP throughput each way between an interface and the host
-/// stack through bridge. `host-rtt`: the median round trip of a ping there. Peer of both: the same veth pair without
-/// unetmap. `lb`: lb forwards to the reader of four pipes. `scrub`: `unetmap scrub` receives when nine packets of
-/// ten are bad. Peer of both: a plain receiver.
+/// bridge forwards from one interface to another. `tcp`: iperf3 between two stacks, joined by persistent ports of a
+/// switch (tcp-switch; -kernel with the knob `vale_kernel`; -worker: whole packets through the switch's threads), by
+/// bridge, and by unetmap-fw with one rule, with packet sockets and virtio-net headers; also processor time (-cpu) and
+/// packets that were sent again (-repeated). Peer: the kernel's bridge between two veth pairs. `host-tcp`: TCP
+/// throughput each way between an interface and the host stack through bridge. `host-rtt`: the median round trip of a
+/// ping there. Peer of both: the same veth pair without unetmap. `lb`: lb forwards to the reader of four pipes.
+/// `scrub`: `unetmap scrub` receives when nine packets of ten are bad. Peer of both: a plain receiver.
 ///
 /// `pcap`: a C program that uses libpcap, and tcpdump, with unetmap's libpcap on a switch, a pipe and an interface.
 /// Peer: the system's libpcap on the interface. Needs root. Rows: pcap-dispatch (pcap_dispatch counts 60 B packets),
