@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Which users the daemon serves.
 
+use std::os::fd::AsFd;
+
 use unetmap_core::errno::EACCES;
+use unetmap_sys::socket;
 
 use crate::caller::Caller;
 use crate::policy::{Policy, PolicyFile};
@@ -57,6 +60,18 @@ impl Admission {
             return Ok(true);
         }
         Ok(self.policy()?.is_some_and(|policy| policy.pipes(&caller.identity(policy))))
+    }
+
+    /// Refuses root of a container, if the policy says so or cannot be read.
+    pub(crate) fn check_root(&mut self, connection: impl AsFd) -> Result<(), Refusal> {
+        let refuses = |policy: &Policy| policy.refuses_contained_root;
+        let asks = self.only_user.is_none() && self.policy().map_or(true, |policy| policy.is_some_and(refuses));
+        if !asks || socket::peer_is_contained(connection).is_ok_and(|contained| !contained) {
+            return Ok(());
+        }
+        let why = "root of a container is not admitted (`refuse_contained_root`, unetmap-policy(5)): have it run as \
+                   another user, or in a user namespace";
+        refuse(EACCES, why)
     }
 
     /// Refuses a caller that may not use this daemon for anything.

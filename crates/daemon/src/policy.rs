@@ -67,6 +67,9 @@ pub(crate) struct Policy {
     /// Users who count for themselves, though their numbers are subordinate ones of others. Of the broker alone.
     #[serde(skip)]
     separate_users: Vec<u32>,
+    /// Root of containers is not admitted.
+    #[serde(default)]
+    pub(crate) refuses_contained_root: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -202,6 +205,8 @@ struct WrittenPolicy {
     #[serde(default)]
     separate_users: Vec<Spanned<Word>>,
     #[serde(default)]
+    refuse_contained_root: bool,
+    #[serde(default)]
     rule: Vec<Spanned<WrittenRule>>,
     #[serde(default)]
     share: Vec<Spanned<WrittenShare>>,
@@ -245,7 +250,8 @@ fn parse(text: &str, accounts: Accounts) -> Result<Policy, Wrong> {
     let shares = written.share.iter().map(|share| shares::understand(share, accounts)).collect::<Result<_, _>>()?;
     let budgets = budgets::understand(written.budget, written.total, accounts)?;
     let separate_users = accounts_of(&written.separate_users, Account::User, accounts)?;
-    Ok(Policy { rules, shares, budgets, separate_users })
+    let refuses_contained_root = written.refuse_contained_root;
+    Ok(Policy { rules, shares, budgets, separate_users, refuses_contained_root })
 }
 
 fn understand(rule: Spanned<WrittenRule>, accounts: Accounts) -> Result<Rule, Wrong> {

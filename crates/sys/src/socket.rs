@@ -465,6 +465,26 @@ pub fn peer_process(fd: impl AsFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
+/// Whether the peer's process is in a PID namespace other than that of this process's `/proc`, as processes of
+/// containers are. Before Linux 6.5 it is found by its number, which may be another one's by now.
+///
+/// # Errors
+/// As [`peer_pidfd`], also if the process has exited; `EINVAL`: the kernel does not tell.
+pub fn peer_is_contained(fd: impl AsFd) -> io::Result<bool> {
+    let process = peer_pidfd(fd)?;
+    // Path: the kernel's, of this process.
+    let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", process.as_raw_fd()))?;
+    let numbers = told.lines().find_map(|line| line.strip_prefix("NSpid:")).ok_or(Errno::INVAL)?;
+    // The process's number in each namespace, from this one to its own. 0: it is not seen from here; -1: it has exited.
+    let mut numbers = numbers.split_whitespace().map(str::parse::<i32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(1..)), within) => Ok(within.is_some()),
+        (Some(Ok(0)), _) => Ok(true),
+        (Some(Ok(_)), _) => Err(Errno::SRCH.into()),
+        _ => Err(Errno::INVAL.into()),
+    }
+}
+
 fn pidfd_of(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)

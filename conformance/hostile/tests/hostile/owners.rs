@@ -33,6 +33,32 @@ const CAROL: u32 = 4003;
 const PIPES: &str = "[[rule]]\npipes = true\nusers = [4001, 4002, 4003]\n";
 const SHARE: &str = "[[share]]\npipes = [\"bus*\"]\nowner = 4001\nusers = [4002]\n";
 
+/// A container's processes are in a PID namespace of their own, and its root may be root's number.
+#[test]
+fn root_of_a_container_is_refused_if_the_policy_says_so() {
+    isolated(|home| {
+        let Some(_daemon) = daemon_with(home, "") else { return };
+        let unetmap = program("unetmap");
+        let list = |before: &[&str]| {
+            let words = [before, &[unetmap.to_str().expect("UTF-8"), "ls"]].concat();
+            let output = Command::new(words[0]).args(&words[1..]).output().expect("it runs");
+            (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let contained = ["unshare", "--pid", "--fork"];
+        let (is_served, why) = list(&contained);
+        assert!(is_served, "{why}");
+        for policy in ["refuse_contained_root = true", "refuse_contained_root = 7"] {
+            set_policy(home, policy);
+            for container in [&contained[..], &["unshare", "--pid", "--user", "--map-root-user", "--fork"]] {
+                let (is_served, why) = list(container);
+                assert!(!is_served && why.contains("root of a container is not admitted"), "{policy}: {why}");
+            }
+            let (is_served, why) = list(&[]);
+            assert!(is_served, "{policy}: {why}");
+        }
+    });
+}
+
 /// Opens a port as a user; `Err`: the errno and the reason.
 #[track_caller]
 fn open_as(home: &Home, uid: u32, name: &str, flags: u64) -> Result<ControlConnection, (i32, String)> {

@@ -230,7 +230,8 @@ fn mistakes_are_told_with_their_line() {
         (
             "default = true",
             1,
-            "unknown field `default`, expected one of `defaults`, `separate_users`, `rule`, `share`, `budget`, `total`; \
+            "unknown field `default`, expected one of `defaults`, `separate_users`, `refuse_contained_root`, `rule`, \
+             `share`, `budget`, `total`; \
              unetmap-policy(5)",
         ),
         ("\n[[allow]]\nports = ['a']", 2, "unknown field `allow`"),
@@ -509,6 +510,12 @@ fn slow_fit(pattern: &[u8], name: &[u8]) -> bool {
 fn separate_users_are_named_or_numbers() {
     assert_eq!(policy("separate_users = ['alice', 100500]\n[total]\n").separate_users, [ALICE, 100_500]);
     assert!(policy("").separate_users.is_empty());
+}
+
+#[test]
+fn root_of_containers_is_refused_if_the_policy_says_so() {
+    assert!(policy("refuse_contained_root = true").refuses_contained_root);
+    assert!(!policy("").refuses_contained_root && !policy("refuse_contained_root = false").refuses_contained_root);
 }
 
 #[test]

@@ -211,7 +211,10 @@ impl Server {
         if self.closer.is_blocked(peer.uid) {
             return refuse(EMFILE, "closing this user's earlier connections takes long");
         }
-        if peer.uid == self.owner || peer.uid == 0 {
+        if peer.uid == 0 {
+            return self.daemon.admission.check_root(fd);
+        }
+        if peer.uid == self.owner {
             return Ok(());
         }
         if self.owner != 0 {
