@@ -17,7 +17,8 @@ const MIB: u64 = 1 << 20;
 #[derive(Debug, Parser)]
 #[command(name = "unetmap-fw", version = unetmap::version(), max_term_width = 100, args_override_self = true)]
 pub(crate) struct Cli {
-    /// The first port: packets from it to the second travel out, the others in. A bare NAME means `netmap:NAME`
+    /// The first port, that of the inside: packets from it to the second travel out, the others in. A bare NAME means
+    /// `netmap:NAME`
     #[arg(value_name = "PORT1")]
     first: String,
 
