@@ -81,11 +81,11 @@ pub struct ScrubArgs {
     #[arg(long, value_name = "N", default_value_t = 65536, value_parser = within::<u64, u32>(count, 1..=16_777_216), allow_hyphen_values = true)]
     states: u32,
 
-    /// Dropped packets a second from which on it is an attack
+    /// More dropped packets in a second than this are an attack
     #[arg(long, value_name = "PACKETS", default_value = "1000", value_parser = within::<u64, u64>(count, 0..=u64::MAX), allow_hyphen_values = true)]
     attack: u64,
 
-    /// Seconds with fewer after which an attack has ended
+    /// An attack ends when this many seconds had no more drops than --attack
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     quiet: u64,
 
@@ -97,12 +97,13 @@ pub struct ScrubArgs {
     #[arg(long, value_name = "N", default_value = "1000", requires = "dropped", value_parser = within::<u64, u64>(count, 1..=u64::MAX), allow_hyphen_values = true)]
     dropped_sample: u64,
 
-    /// Most space of that file, in MiB
+    /// Largest size of that file, in MiB
     #[arg(long, value_name = "MIB", default_value = "64", requires = "dropped", value_parser = within::<u64, u64>(mebibytes, MIB..=1_048_576 * MIB), allow_hyphen_values = true)]
     dropped_size: u64,
 
     /// The fate of frames while this program does not take them: closed (dropped; the default at host rings), open
-    /// (passed to the host's stack), bypass (the kernel forwards between two interfaces)
+    /// (passed to the host's stack), bypass (the kernel forwards between two interfaces). It stays until `unetmap nic IF
+    /// failure open`
     #[arg(long, value_name = "closed|open|bypass", value_parser = ["closed", "open", "bypass"])]
     on_failure: Option<String>,
 
