@@ -151,8 +151,8 @@ struct Args {
     /// Least severe messages to log.
     #[arg(long, value_name = "LEVEL", env = "UNETMAPD_LOG", default_value = "info", value_parser = level())]
     log: Level,
-    /// Configuration file with initial values of knobs (unetmapd(8)). Root's daemon reads /etc/unetmap/unetmapd.toml by
-    /// default.
+    /// Configuration file with initial values of knobs (KNOBS in unetmapd(8)). Root's daemon reads
+    /// /etc/unetmap/unetmapd.toml by default.
     #[arg(long, value_name = "PATH", env = "UNETMAPD_CONFIG", overrides_with = "config")]
     config: Option<PathBuf>,
     /// Where XDP programs are attached: in the driver if it supports that, else before the stack (best, the default),
