@@ -102,8 +102,8 @@ pub struct ScrubArgs {
     dropped_size: u64,
 
     /// The fate of frames while this program does not take them: closed (dropped; the default at host rings), open
-    /// (passed to the host's stack), bypass (the kernel forwards between two interfaces). It stays until `unetmap nic IF
-    /// failure open`
+    /// (passed to the host's stack), bypass (the kernel forwards between two interfaces). It stays until
+    /// `unetmap nic IF failure open`
     #[arg(long, value_name = "closed|open|bypass", value_parser = ["closed", "open", "bypass"])]
     on_failure: Option<String>,
 

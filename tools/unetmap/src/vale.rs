@@ -26,9 +26,9 @@ use show::{heading, switch_details, switch_list, threads, use_colour};
 
 /// Show the VALE switches, or change the settings of a switch, a port, or the switch threads.
 ///
-/// Without an action: prints a line for each switch. A setting remains until it is removed, of a user's own daemon until
-/// that exits, and applies to a port whenever it is opened. Every user with access to the switch's ports can change its
-/// settings.
+/// Without an action: prints a line for each switch. A setting remains until it is removed, of a user's own daemon
+/// until that exits, and applies to a port whenever it is opened. Every user with access to the switch's ports can
+/// change its settings.
 #[derive(Debug, Args)]
 pub(crate) struct ValeArgs {
     #[command(subcommand)]
