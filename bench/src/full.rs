@@ -50,15 +50,8 @@ const BENCHES: [Bench; 23] = [
 /// Points of the figures that a quick report has.
 const QUICK_POINTS: [u32; 7] = [1, 8, 60, 100, 512, 1000, 1514];
 /// Benchmarks that a quick report leaves out.
-const NOT_QUICK: [Bench; 7] = [
-    Bench::Tcp,
-    Bench::PipeOneCore,
-    Bench::Vale60Swap,
-    Bench::Lb,
-    Bench::HostTcp,
-    Bench::PreloadPipe,
-    Bench::PipePing,
-];
+const NOT_QUICK: [Bench; 7] =
+    [Bench::Tcp, Bench::PipeOneCore, Bench::Vale60Swap, Bench::Lb, Bench::HostTcp, Bench::PreloadPipe, Bench::PipePing];
 /// Benchmarks that follow in a report that is not quick.
 const MORE: [Bench; 12] = [
     Bench::Fw,
