@@ -4,7 +4,7 @@
 //! ```text
 //! needs        provided by                                          the request has taken   and goes on
 //! Survey       a thread that reads about an interface               nothing                 from its start, with it
-//! Interface    the end of a thread's work on it for someone else    nothing                 from its start
+//! Interface    its turn there, while no thread has it               nothing                 from its start
 //! Memory       a thread that makes it resident                      the memory              from its start, with it
 //! Sockets      a thread that opens them for this request            a port                  with the result
 //! Returning    serving again what an earlier daemon has left        nothing                 from its start
@@ -13,14 +13,14 @@
 
 use std::sync::Arc;
 
-use crate::ports::nic::surveyed::{NicKey, Survey, Wanted};
+use crate::ports::nic::surveyed::{NicKey, Place, Survey, Wanted};
 use crate::refusal::Refusal;
 use crate::region::Prepared;
 
 /// A need of a request. The number says how often one that has taken nothing has waited for an interface.
 pub(crate) enum Needs<S> {
     Survey(Wanted, u32),
-    Interface(NicKey, u32),
+    Interface(Place, u32),
     Sockets(NicKey, S),
     /// `None`: the thread has it.
     Memory(Option<Box<Prepared>>, u32),

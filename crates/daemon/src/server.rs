@@ -249,7 +249,7 @@ impl Server {
                 self.handle_event(event, signals, service)?;
             }
             next_turn = self.do_next();
-            if self.release() {
+            if self.release() | self.give_turns() {
                 next_turn = Some(Duration::ZERO);
             }
             if self.is_replaced(service) {

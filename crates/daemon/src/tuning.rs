@@ -167,8 +167,8 @@ pub(crate) mod nic {
     /// Longest time that one event may take the control thread before it counts as hung. Drivers reset their devices in
     /// it when a program is attached: up to 5 s in an emulated processor.
     pub(crate) const MAX_CONTROL_DELAY: Duration = Duration::from_secs(30);
-    /// How often a request waits for an interface that is opened or closed before it is refused: each time others were
-    /// faster.
+    /// How often a request waits for its turn at an interface before it is refused: each time but the first, the
+    /// interface was opened or closed at its turn.
     pub(crate) const MAX_ROUNDS: u32 = 32;
     /// Most users for whom threads read about interfaces at a time.
     pub(crate) const MAX_SURVEYS: usize = 16;

@@ -9,14 +9,14 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use conformance::home::until;
-use conformance::net::{CABLE, DIRECT, Held, MEDIATED, Net, set_policy};
+use conformance::net::{CABLE, DIRECT, HELD, Held, MEDIATED, Net, set_policy};
 use conformance::packet::Rng;
 use conformance::replace::try_replace;
 use conformance::stop::Stop;
 use conformance::{Home, isolated_with_interfaces};
 use conformance_hostile::raw::{ControlConnection, RawPort};
 use unetmap::abi::*;
-use unetmap::errno::{EACCES, EBUSY, EINVAL, ENXIO};
+use unetmap::errno::{EACCES, EAGAIN, EBUSY, EINVAL, ENXIO};
 use unetmap_core::control::request::NetmapRequest;
 use unetmap_core::control::{ControlRequest, wire};
 use zerocopy::IntoBytes as _;
@@ -36,18 +36,34 @@ fn ask(net: &Net, home: &Home, kind: u16, body: &[u8]) -> ControlConnection {
 
 /// Sends a request of a user about a name.
 #[track_caller]
-fn ask_as(uid: u32, (net, home): (&Net, &Home), (kind, name, body): (u16, &str, &[u8])) -> ControlConnection {
+fn ask_as(uid: u32, (net, home): (&Net, &Home), what: (u16, &str, &[u8])) -> ControlConnection {
+    let raw = connect_as(uid, net, home);
+    ask_by(&raw, what);
+    raw
+}
+
+#[track_caller]
+fn connect_as(uid: u32, net: &Net, home: &Home) -> ControlConnection {
     let connected = net.near.run(|| ControlConnection::connect_as(&home.socket(), uid));
-    let raw = connected.expect("a namespace").expect("a daemon");
+    connected.expect("a namespace").expect("a daemon")
+}
+
+/// Sends a request about a name.
+#[track_caller]
+fn ask_by(raw: &ControlConnection, (kind, name, body): (u16, &str, &[u8])) {
     let request = NetmapRequest::new(kind, name, body).expect("a short name");
     raw.send(&wire::encode(NetmapRequest::KIND, 0, 0, 0, &request.encode())).expect("the daemon listens");
-    raw
 }
 
 /// Asks for `va` for a user.
 #[track_caller]
 fn open_as(uid: u32, net: &Net, home: &Home) -> ControlConnection {
     ask_as(uid, (net, home), (NETMAP_REQ_REGISTER, "va", register().as_bytes()))
+}
+
+/// Pieces of work on requests to open a port so far: one that names an interface takes two before it waits for it.
+fn opens(home: &Home) -> u64 {
+    home.snapshot().daemon.work.kinds.get("REGISTER").map_or(0, |kind| kind.pieces)
 }
 
 /// A rule that gives users `va`.
@@ -332,6 +348,77 @@ fn storms_of_opens_by_several_users_leave_nothing() {
         home.until_fds(before);
         net.assert_given_back();
         drop(net.open("netmap:va"));
+    });
+}
+
+/// The errno of an answer, and why.
+#[track_caller]
+fn answer_of(raw: &ControlConnection) -> (i32, String) {
+    let answer = raw.receive().expect("an answer");
+    (answer.errno, String::from_utf8_lossy(&answer.payload).into_owned())
+}
+
+/// Has users ask for an interface one after the other while it is opened for another one, who leaves; returns their
+/// answers.
+fn asked_in_turn(net: &Net, home: &Home, users: &[u32]) -> Vec<(i32, String)> {
+    let held = Held::new(home);
+    let opening = open_as(ALICE, net, home);
+    held.until_reached();
+    // The last to connect is the first to ask.
+    let mut asking: Vec<_> = users.iter().rev().map(|uid| connect_as(*uid, net, home)).collect();
+    asking.reverse();
+    // Connections that say nothing are closed.
+    asking.iter().for_each(|raw| assert!(raw.snapshot().is_some()));
+    let before = opens(home);
+    for (asked, raw) in (1..).zip(&asking) {
+        ask_by(raw, (NETMAP_REQ_REGISTER, "va", register().as_bytes()));
+        until("it waits for the interface", || opens(home) >= before + 2 * asked);
+    }
+    drop((opening, held));
+    asking.iter().map(answer_of).collect()
+}
+
+/// Of users who wait for an interface, the first to ask has it next, and the others are told that.
+#[test]
+fn the_first_user_to_wait_for_an_interface_has_it_next() {
+    isolated_with_interfaces(|home| {
+        let users: Vec<u32> = (ALICE + 1..ALICE + 12).collect();
+        let policy = policy(&[vec![ALICE], users.clone()].concat(), "direct");
+        let Some(net) = net_for_users(home, &policy, "interfaces") else { return };
+        let answers = loop {
+            let answers = asked_in_turn(&net, home, &users);
+            nothing_is_left(home);
+            // A busy kernel may release the queue later than the daemon waits.
+            if !answers.iter().any(|(_, why)| why.contains(HELD)) {
+                break answers;
+            }
+        };
+        assert_eq!(answers[0].0, 0, "{answers:?}");
+        for (errno, why) in &answers[1..] {
+            assert!(*errno == EBUSY && why.contains(&format!("user {} has it open", users[0])), "{errno}: {why}");
+        }
+        net.assert_given_back();
+    });
+}
+
+/// Of many users who open and close an interface as fast as they can, none waits until it is refused for that.
+#[test]
+fn no_request_for_an_interface_is_refused_as_others_were_faster() {
+    isolated_with_interfaces(|home| {
+        let users: Vec<u32> = (ALICE..ALICE + 13).collect();
+        let Some(net) = net_for_users(home, &policy(&users, "direct"), "interfaces") else { return };
+        let storm = |uid: u32| (0..8).map(|_| answer_of(&open_as(uid, &net, home))).collect::<Vec<_>>();
+        let answers = thread::scope(|scope| {
+            let storms: Vec<_> = users.iter().map(|uid| scope.spawn(move || storm(*uid))).collect();
+            storms.into_iter().flat_map(|storm| storm.join().expect("a storm")).collect::<Vec<_>>()
+        });
+        let count = |errno| answers.iter().filter(|(of, _)| *of == errno).count();
+        let (opened, busy) = (count(0), count(EBUSY));
+        conformance::home::summary(&format!("{} opens: {opened} got it, {busy} found it open", answers.len()));
+        let is_refused = |(errno, why): &&(i32, String)| *errno == EAGAIN && !why.contains(HELD);
+        assert_eq!(answers.iter().filter(is_refused).count(), 0, "{answers:?}");
+        nothing_is_left(home);
+        net.assert_given_back();
     });
 }
 

@@ -45,7 +45,7 @@ pub(super) fn repeat_answer(call: &mut Call<'_>) -> Reply {
     let nic = session.and_then(|session| {
         nic::away_behind(&call.daemon.registry, &EndpointKey { port: session.port.clone(), index: session.endpoint })
     });
-    match nic.map(|nic| survey::wait_for(nic, rounds)) {
+    match nic.map(|nic| survey::wait_for(nic.place(), rounds)) {
         Some(Ok(needs)) => Reply::Needs(needs),
         Some(Err(refusal)) => Reply::Answer(call.refused(refusal)),
         None => outcome_reply(netmap_requests::repeat_answer(call.daemon, *call.session)),

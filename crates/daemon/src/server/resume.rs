@@ -9,6 +9,7 @@ use super::Server;
 use super::waits::{Waiter, Waiting};
 use super::work::{Task, WATCHES, Work};
 use crate::caller::Caller;
+use crate::daemon::Daemon;
 use crate::netmap_requests::{Got, Needs};
 use crate::ports::nic::settle::Back;
 use crate::ports::nic::{self, NicKey, settle};
@@ -41,8 +42,13 @@ impl Server {
         let state = match needs {
             Needs::Survey(wanted, rounds) => {
                 let nics = &mut self.daemon.nics;
-                nics.surveys.begin(&nics.work, number, wanted.clone());
+                nics.surveys.begin(&nics.work, (number, rounds > 0), wanted.clone());
                 Err(Needs::Survey(wanted, rounds))
+            }
+            Needs::Interface(place, rounds) => {
+                let user = self.daemon.users.subordinates.owner(uid);
+                self.daemon.nics.work.turns.wait(place, user, number, rounds > 1);
+                Err(Needs::Interface(place, rounds))
             }
             Needs::Memory(Some(memory), rounds) => {
                 if self.waits.preparer.is_none() {
@@ -63,10 +69,18 @@ impl Server {
             }
             other => Err(other),
         };
-        if state.is_ok() {
-            self.turns.push(uid, work(number));
-        }
+        let ready = state.is_ok().then_some(uid);
         self.waits.all.insert(number, Waiting { uid, waiter, state });
+        self.go_on_at_turn(ready, number);
+    }
+
+    /// Has a request go on at its user's turn, if it can: before all else of the user, if others wait for it.
+    fn go_on_at_turn(&mut self, ready: Option<u32>, number: u64) {
+        match ready {
+            Some(uid) if self.waits.has_waited(number) => self.turns.push_urgent(uid, work(number)),
+            Some(uid) => self.turns.push(uid, work(number)),
+            None => {}
+        }
     }
 
     fn start_preparer(&self) -> Option<Preparer> {
@@ -79,7 +93,10 @@ impl Server {
         let Some((Waiter::Node(request), got)) = self.waits.take_ready(number) else { return };
         self.answered = "node: request";
         self.nodes.answer_request_of_program(&mut self.daemon, request, got);
-        self.wait_for_node();
+        // Its number is that of its turn at an interface.
+        for (needs, request) in self.nodes.take_waiting() {
+            self.begin_wait(number, request.caller.peer.uid, Waiter::Node(request), needs);
+        }
         self.add_watches();
     }
 
@@ -94,6 +111,7 @@ impl Server {
     pub(super) fn give_back(&mut self, number: u64, state: Result<Got, Needs>) {
         match state {
             Err(Needs::Survey(..)) => self.daemon.nics.surveys.forget(number),
+            Err(Needs::Interface(place, _)) => self.daemon.nics.work.turns.leave(place, number),
             Err(Needs::Sockets(_, open)) | Ok(Got::Sockets(open, _)) => open.give_up(&mut self.daemon),
             Ok(Got::Memory(memory, _)) => {
                 self.waits.preparer.iter().zip(memory).for_each(|(preparer, memory)| preparer.free(memory));
@@ -110,7 +128,7 @@ impl Server {
                 Needs::Survey(_, rounds) => Ok(Got::Survey(survey, rounds)),
                 other => Err(other),
             });
-            ready.into_iter().for_each(|uid| self.turns.push(uid, work(number)));
+            self.go_on_at_turn(ready, number);
         }
         for (nic, result) in nics {
             if let Some(result) = self.daemon.opened_again(nic, result) {
@@ -126,9 +144,9 @@ impl Server {
                 Needs::Memory(_, rounds) => Ok(Got::Memory(memory.take(), rounds)),
                 other => Err(other),
             });
-            match ready.filter(|_| memory.is_none()) {
-                Some(uid) => self.turns.push(uid, work(number)),
-                None => self.give_back(number, Ok(Got::Memory(memory, 0))),
+            match memory {
+                None => self.go_on_at_turn(ready, number),
+                memory => self.give_back(number, Ok(Got::Memory(memory, 0))),
             }
         }
         settle::close_unneeded(&mut self.daemon);
@@ -138,23 +156,29 @@ impl Server {
     /// A thread has given an interface back: an open that waits for its sockets goes on at once.
     fn interface_is_back(&mut self, nic: NicKey, result: Result<(), Refusal>) {
         let mut result = Some(result);
-        let needs_it = |needs: &Needs| matches!(needs, Needs::Interface(of, _) | Needs::Sockets(of, ..) if *of == nic);
-        for number in self.waits.that_need(needs_it) {
-            let mut is_open = false;
+        for number in self.waits.that_need(|needs| matches!(needs, Needs::Sockets(of, ..) if *of == nic)) {
             let ready = self.waits.provide(number, |needs| match needs {
-                Needs::Interface(_, rounds) => Ok(Got::Interface(rounds)),
-                Needs::Sockets(_, open) => {
-                    is_open = true;
-                    Ok(Got::Sockets(open, result.take().unwrap_or(Ok(()))))
-                }
+                Needs::Sockets(_, open) => Ok(Got::Sockets(open, result.take().unwrap_or(Ok(())))),
                 other => Err(other),
             });
-            match ready {
-                Some(uid) if is_open => _ = self.do_work(uid, work(number)),
-                Some(uid) => self.turns.push(uid, work(number)),
-                None => {}
+            if let Some(uid) = ready {
+                self.do_work(uid, work(number));
             }
         }
+    }
+
+    /// Gives requests their turns at interfaces; returns whether any goes on.
+    pub(super) fn give_turns(&mut self) -> bool {
+        let Server { waits, daemon: Daemon { registry, nics, .. }, .. } = self;
+        let next = nics.work.turns.next(|number| waits.keeps_turn(number), |place| !nic::is_away(registry, place));
+        for &number in &next {
+            let ready = self.waits.provide(number, |needs| match needs {
+                Needs::Interface(_, rounds) => Ok(Got::Interface(rounds)),
+                other => Err(other),
+            });
+            self.go_on_at_turn(ready, number);
+        }
+        !next.is_empty()
     }
 
     /// Has the next served again of what an earlier daemon has left; returns the time until there is more to do.
@@ -172,14 +196,14 @@ impl Server {
 
     /// Has requests go on that wait for what is served again by now.
     fn provide_returned(&mut self) {
-        let Server { waits, daemon, .. } = self;
-        let is_served = |needs: &Needs| matches!(needs, Needs::Returning(of, _) if !daemon.vale.returning.awaits(*of));
-        for number in waits.that_need(is_served) {
-            let ready = waits.provide(number, |needs| match needs {
+        let returning = &self.daemon.vale.returning;
+        let is_served = |needs: &Needs| matches!(needs, Needs::Returning(of, _) if !returning.awaits(*of));
+        for number in self.waits.that_need(is_served) {
+            let ready = self.waits.provide(number, |needs| match needs {
                 Needs::Returning(_, rounds) => Ok(Got::Interface(rounds)),
                 other => Err(other),
             });
-            ready.into_iter().for_each(|uid| self.turns.push(uid, work(number)));
+            self.go_on_at_turn(ready, number);
         }
     }
 

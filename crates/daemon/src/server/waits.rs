@@ -51,6 +51,20 @@ impl Waits {
         self.all.keys().any(|number| number % 2 == 1)
     }
 
+    /// Whether a request that has its turn at an interface still does: it has taken nothing, and was not refused.
+    pub(super) fn keeps_turn(&self, number: u64) -> bool {
+        let state = self.all.get(&number).map(|waiting| &waiting.state);
+        state.is_some_and(|state| match state {
+            Ok(got) => !matches!(got, Got::Sockets(..)),
+            Err(needs) => matches!(needs, Needs::Survey(..) | Needs::Memory(..)),
+        })
+    }
+
+    /// Whether a request can go on that has waited for its turn at an interface.
+    pub(super) fn has_waited(&self, number: u64) -> bool {
+        self.all.get(&number).is_some_and(|waiting| waiting.state.as_ref().is_ok_and(|got| got.rounds() > 0))
+    }
+
     /// The requests that need something.
     pub(super) fn that_need(&self, is_it: impl Fn(&Needs) -> bool) -> Vec<u64> {
         let waiting = self.all.iter().filter(|(_, waiting)| waiting.state.as_ref().is_err_and(&is_it));
@@ -70,18 +84,15 @@ impl Waits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ports::nic::NicKey;
-
-    const NIC: NicKey = NicKey { netns: 1, index: 2, serial: 3 };
 
     #[test]
     fn a_request_goes_on_once_and_with_what_it_needs() {
         let mut waits = Waits::default();
         let waiter = Waiter::Connection(b"message".to_vec(), None);
-        waits.all.insert(2, Waiting { uid: 7, waiter, state: Err(Needs::Interface(NIC, 3)) });
+        waits.all.insert(2, Waiting { uid: 7, waiter, state: Err(Needs::Interface((1, 2), 3)) });
         let needs =
-            |waits: &Waits, nic| waits.that_need(|needs| matches!(needs, Needs::Interface(of, _) if *of == nic));
-        assert_eq!((needs(&waits, NIC), needs(&waits, NicKey { serial: 4, ..NIC })), (vec![2], vec![]));
+            |waits: &Waits, place| waits.that_need(|needs| matches!(needs, Needs::Interface(of, _) if *of == place));
+        assert_eq!((needs(&waits, (1, 2)), needs(&waits, (1, 3))), (vec![2], vec![]));
         // Something else.
         assert_eq!((waits.provide(2, Err), waits.provide(4, Err)), (None, None));
         assert!(waits.take_ready(2).is_none());
@@ -90,9 +101,9 @@ mod tests {
             other => Err(other),
         };
         assert_eq!(waits.provide(2, give), Some(7));
-        assert!(needs(&waits, NIC).is_empty());
+        assert!(needs(&waits, (1, 2)).is_empty() && waits.keeps_turn(2) && waits.has_waited(2));
         let ready = waits.take_ready(2);
         assert!(matches!(ready, Some((Waiter::Connection(message, None), Got::Interface(3))) if message == b"message"));
-        assert!(waits.take_ready(2).is_none() && !waits.any_of_node());
+        assert!(waits.take_ready(2).is_none() && !waits.any_of_node() && !waits.keeps_turn(2));
     }
 }

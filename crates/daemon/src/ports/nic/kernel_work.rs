@@ -27,6 +27,7 @@ use super::faults::Fault;
 use super::lookup::{behind, port_mut};
 use super::port::NicPort;
 use super::surveyed::Survey;
+use super::turns::InterfaceTurns;
 use super::{Nic, NicKey};
 use crate::broker;
 use crate::endpoint::RingSelection;
@@ -79,6 +80,8 @@ pub(crate) struct KernelWork {
     channel: Option<(DoneSender, Receiver<Done>)>,
     /// Ports that opens which wait will bind: one of an interface, as other requests about it wait until it is back.
     pub(crate) opening: BTreeSet<PortKey>,
+    /// The requests that wait for interfaces.
+    pub(crate) turns: InterfaceTurns,
     /// Interfaces of which something may be closed.
     pub(super) unneeded: BTreeSet<NicKey>,
 }

@@ -5,6 +5,7 @@ use unetmap_core::errno::{ENXIO, EPERM};
 use unetmap_sys::link::Link;
 
 use super::refusals::{denied, refuse_away};
+use super::surveyed::Place;
 use super::{Nic, NicKey, NicPort};
 use crate::caller::Caller;
 use crate::ports::{Admission, EndpointKey, PortKey, Registry};
@@ -57,9 +58,9 @@ pub(crate) fn find(registry: &Registry, netns: u64, index: u32) -> Result<Option
     find_port(registry, netns, index).map(|port| port.here().map_or_else(refuse_away, Ok)).transpose()
 }
 
-/// Returns the interface, if a thread has it.
-pub(super) fn find_away(registry: &Registry, netns: u64, index: u32) -> Option<NicKey> {
-    find_port(registry, netns, index).filter(|port| port.here().is_none()).map(|port| port.key)
+/// Whether a thread has the interface.
+pub(crate) fn is_away(registry: &Registry, (netns, index): Place) -> bool {
+    find_port(registry, netns, index).is_some_and(|port| port.here().is_none())
 }
 
 pub(super) fn port_mut(registry: &mut Registry, nic: NicKey) -> Option<&mut Port<NicPort>> {

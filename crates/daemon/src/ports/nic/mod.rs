@@ -45,6 +45,7 @@ mod state;
 mod staying;
 pub(crate) mod survey;
 pub(crate) mod surveyed;
+mod turns;
 mod zero_copy;
 
 pub(super) use interface::usage;
@@ -58,7 +59,7 @@ pub(crate) use header::{header, set_header};
 pub(crate) use heartbeat::start_heartbeat;
 pub(crate) use interface::Nic;
 pub(crate) use kernel_work::begin_to_open;
-pub(crate) use lookup::{away_behind, find, find_link, may_have_interfaces};
+pub(crate) use lookup::{away_behind, find, find_link, is_away, may_have_interfaces};
 pub(crate) use open::{
     admitted, admitted_interface, check_still_given, create_for_daemon, in_use, new_shape, usage_for_daemon,
 };

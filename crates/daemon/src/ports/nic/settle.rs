@@ -33,7 +33,10 @@ pub(crate) fn take_back(daemon: &mut Daemon) -> Back {
     let mut back = Back::default();
     while let Some(done) = next_done(&daemon.nics.work) {
         match done {
-            Done::Interface(nic, result) => back.nics.extend(take_back_nic(daemon, nic).map(|key| (key, result))),
+            Done::Interface(nic, result) => {
+                daemon.nics.work.turns.is_back(nic.key.place());
+                back.nics.extend(take_back_nic(daemon, nic).map(|key| (key, result)));
+            }
             Done::Links { netns, links: Ok(links) } => compare_links(daemon, netns, &links),
             Done::Links { links: Err(e), .. } => tracing::warn!("changes of interfaces were missed: {e}"),
             Done::Namespaces { asked, used } => {

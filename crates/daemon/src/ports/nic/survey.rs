@@ -20,10 +20,10 @@ use unetmap_sys::link::Link;
 use unetmap_sys::netns::Netns;
 
 use super::kernel_work::{Done, KernelWork};
-use super::lookup::{find_away, may_have_interfaces};
+use super::lookup::{is_away, may_have_interfaces};
 use super::read_back;
 use super::refusals::refuse_away;
-use super::surveyed::{NicKey, Survey, Wanted};
+use super::surveyed::{Place, Survey, Wanted};
 use crate::broker;
 use crate::caller::Caller;
 use crate::needs::{Got, Needs};
@@ -82,9 +82,13 @@ pub(crate) struct Surveys {
 }
 
 impl Surveys {
-    /// Has a thread read what request `number` needs.
-    pub(crate) fn begin(&mut self, work: &KernelWork, number: u64, wanted: Wanted) {
-        self.waiting.push_back((number, wanted));
+    /// Has a thread read what request `number` needs: before all that wait, if others wait for it (`is_awaited`).
+    pub(crate) fn begin(&mut self, work: &KernelWork, (number, is_awaited): (u64, bool), wanted: Wanted) {
+        if is_awaited {
+            self.waiting.push_front((number, wanted));
+        } else {
+            self.waiting.push_back((number, wanted));
+        }
         self.start_some(work);
     }
 
@@ -167,17 +171,20 @@ pub(crate) fn first_need<S>(
         caller.survey = None;
         return Ok(Some(Needs::Returning(Some(hidden), rounds)));
     }
-    let away = link.filter(|_| is_port).and_then(|link| find_away(registry, caller.netns_id(), link.index));
-    if away.is_some() {
+    let place = link.filter(|_| is_port).map(|link| (caller.netns_id(), link.index));
+    // One that has waited has the turn.
+    let is_others = |place: Place| rounds == 0 && work.turns.is_wanted(place);
+    let place = place.filter(|place| is_away(registry, *place) || is_others(*place));
+    if place.is_some() {
         // It grows old.
         caller.survey = None;
     }
-    away.map(|nic| wait_for(nic, rounds)).transpose()
+    place.map(|place| wait_for(place, rounds)).transpose()
 }
 
-/// Has a request wait for an interface, unless it has waited so often that others always were faster.
-pub(crate) fn wait_for<S>(nic: NicKey, rounds: u32) -> Result<Needs<S>, Refusal> {
-    if rounds < MAX_ROUNDS { Ok(Needs::Interface(nic, rounds + 1)) } else { refuse_away() }
+/// Has a request wait for its turn at an interface, unless it has found it away at so many turns.
+pub(crate) fn wait_for<S>(place: Place, rounds: u32) -> Result<Needs<S>, Refusal> {
+    if rounds < MAX_ROUNDS { Ok(Needs::Interface(place, rounds + 1)) } else { refuse_away() }
 }
 
 impl Named {
@@ -221,12 +228,23 @@ mod tests {
     }
 
     #[test]
+    fn one_that_others_wait_for_is_read_about_first() {
+        let (mut surveys, work) = (Surveys::default(), KernelWork::default());
+        let netns = Arc::new(Netns::current().expect("our own namespace"));
+        for (number, is_awaited) in [(2, false), (4, false), (6, true)] {
+            surveys.begin(&work, (number, is_awaited), Wanted { uid: 1, netns: netns.clone(), name: "x".into() });
+        }
+        let next = surveys.take_next(&Subordinates::default());
+        assert_eq!(next.map(|(_, number, _)| number), Some(6));
+    }
+
+    #[test]
     fn a_request_waits_for_an_interface_so_often_only() {
-        let (nic, mut rounds) = (NicKey { netns: 1, index: 2, serial: 3 }, 0);
+        let (place, mut rounds) = ((1, 2), 0);
         let refusal = loop {
-            match wait_for::<()>(nic, rounds) {
+            match wait_for::<()>(place, rounds) {
                 Ok(Needs::Interface(of, again)) => {
-                    assert_eq!((of, again), (nic, rounds + 1));
+                    assert_eq!((of, again), (place, rounds + 1));
                     // Memory that it waits for in between changes nothing.
                     rounds = Got::<()>::Memory(None, Got::<()>::Interface(again).rounds()).rounds();
                 }

@@ -17,6 +17,15 @@ pub(crate) struct NicKey {
     pub(crate) serial: u64,
 }
 
+/// An interface, open or not: the number of its network namespace, and its index.
+pub(crate) type Place = (u64, u32);
+
+impl NicKey {
+    pub(crate) fn place(self) -> Place {
+        (self.netns, self.index)
+    }
+}
+
 /// An interface that is to be read about, for a user.
 #[derive(Clone)]
 pub(crate) struct Wanted {
