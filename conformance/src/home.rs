@@ -223,6 +223,23 @@ pub fn daemon_processes(home: &Home) -> Vec<Pid> {
     processes(is_of).filter_map(number).collect()
 }
 
+/// Kills all processes of the test's daemon, as when a whole control group is killed, and waits until they have ended.
+#[track_caller]
+pub fn kill_daemon(home: &Home) {
+    let all = daemon_processes(home);
+    all.iter().for_each(|pid| _ = kill_process(*pid, Signal::KILL));
+    until_ended(home, &all);
+}
+
+/// Waits until the processes of the test's daemon have ended, of which `before` were all: one that still closes its
+/// files has no command line any more by which it could be found.
+#[track_caller]
+pub fn until_ended(home: &Home, before: &[Pid]) {
+    until("all processes of the daemon have ended", || {
+        daemon_processes(home).is_empty() && !before.iter().any(|pid| is_alive(*pid))
+    });
+}
+
 /// Prints a line with the test's figures, which is shown even when the test passes.
 pub fn summary(line: &str) {
     println!("\n{SUMMARY}{line}");
@@ -545,10 +562,12 @@ impl Home {
     }
 }
 
-/// Whether a process runs (a zombie does not).
+/// Whether any thread of a process runs (a zombie does not): the last one closes its files, and need not be the first.
 pub fn is_alive(pid: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+    let threads = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).into_iter().flatten().flatten();
+    threads
+        .map(|thread| fs::read_to_string(thread.path().join("stat")).unwrap_or_default())
+        .any(|stat| stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X'])))
 }
 
 /// A child process that is killed when the guard is dropped.
@@ -599,6 +618,22 @@ mod tests {
     #[should_panic(expected = "--workspace --all-targets")]
     fn a_program_that_was_not_built_is_named_with_its_build() {
         program("no-such-program");
+    }
+
+    #[test]
+    fn a_process_is_alive_until_its_last_thread_has_ended() {
+        let first_thread_ends = format!("ctypes.CDLL(None).syscall({}, 0)", libc::SYS_exit);
+        let code = format!(
+            "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n{first_thread_ends}"
+        );
+        let Ok(python) = Command::new("python3").arg("-c").arg(code).spawn().map(Guard) else {
+            return summary("skipped: there is no python3");
+        };
+        let stat = format!("/proc/{}/stat", python.0.id());
+        until("its first thread has ended", || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z ")));
+        assert!(is_alive(python.pid()));
+        python.signal(Signal::KILL);
+        until("all of it has ended", || !is_alive(python.pid()));
     }
 
     #[test]

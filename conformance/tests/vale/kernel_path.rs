@@ -4,13 +4,12 @@
 use std::process::Command;
 use std::time::Duration;
 
-use conformance::home::{daemon_processes, program, summary};
+use conformance::home::{kill_daemon, program, summary};
 use conformance::host::during_a_stream;
 use conformance::net::{CABLE, DIRECT, Net, Tap, open_in, pings, start_daemon, take};
 use conformance::replace::replace;
 use conformance::switch::{bring_up, done, host_on_switch, set, shown, tcp};
 use conformance::{Home, isolated_with_interfaces, until};
-use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 /// Bytes of a transfer.
@@ -265,8 +264,7 @@ fn a_connection_needs_no_daemon() {
             until("the successor's kernel path", || BOTH.map(forwards) == [true; 2]);
             until_more("the stream goes on");
             until_known(&net);
-            daemon_processes(home).iter().for_each(|pid| _ = kill_process(*pid, Signal::KILL));
-            until("all processes of the daemon have ended", || daemon_processes(home).is_empty());
+            kill_daemon(home);
             until_more("the stream goes on without a daemon");
             until_more("and on");
             next = Some(start_daemon(home, &[]));

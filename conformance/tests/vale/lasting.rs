@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use conformance::home::{Guard, Home, daemon_processes, processes_of, program, summary};
+use conformance::home::{Guard, Home, daemon_processes, kill_daemon, processes_of, program, summary, until_ended};
 use conformance::net::{CABLE, DIRECT, Held, Net, open_in, pings, policy_file};
 use conformance::switch::{bring_up, done, host_on_switch, set, shown};
 use conformance::{isolated_with_interfaces, until};
@@ -30,13 +30,11 @@ enum End {
 const ENDS: [End; 4] = [End::Term, End::Killed, End::Server, End::Broker];
 
 fn end(home: &Home, how: End) {
+    let all = daemon_processes(home);
+    assert!(all.len() > 1, "the daemon and its broker");
     match how {
         End::Term => home.end_daemon(),
-        End::Killed => {
-            let all = daemon_processes(home);
-            assert!(all.len() > 1, "the daemon and its broker");
-            all.iter().for_each(|pid| _ = kill_process(*pid, Signal::KILL));
-        }
+        End::Killed => kill_daemon(home),
         End::Server => kill_process(home.daemon(), Signal::KILL).expect("our own daemon"),
         End::Broker => {
             let broker = processes_of(home, b"--privileged").pop().expect("root's daemon has one");
@@ -44,7 +42,7 @@ fn end(home: &Home, how: End) {
             kill_process(pid.expect("a process"), Signal::KILL).expect("our own broker");
         }
     }
-    until("all processes of the daemon have ended", || daemon_processes(home).is_empty());
+    until_ended(home, &all);
 }
 
 /// The names of the persistent ports.
@@ -466,9 +464,11 @@ fn many_restarts_lose_no_port() {
         set("port vale0:port000 access 7");
         set("port vale0:vi0 storm 9000");
         let before = (persistent(), settings());
-        let (mut answered, mut served) = (Vec::new(), Vec::new());
+        let (mut ended, mut answered, mut served) = (Vec::new(), Vec::new(), Vec::new());
         for how in (0..restarts).flat_map(|_| ENDS) {
+            let ends = Instant::now();
             end(home, how);
+            ended.push(ends.elapsed());
             let began = Instant::now();
             net.restart_daemon(home);
             answered.push(began.elapsed());
@@ -479,11 +479,11 @@ fn many_restarts_lose_no_port() {
             until("packets cross the switch", || pings(&net.near, "10.8.0.2"));
         }
         let restarts = served.len();
-        let [[answer, slow_answer], [all, slow]] =
-            [&mut answered, &mut served].map(|times| [50, 99].map(|share| share_of(times, share)));
+        let [[end, slow_end], [answer, slow_answer], [all, slow]] =
+            [&mut ended, &mut answered, &mut served].map(|times| [50, 99].map(|share| share_of(times, share)));
         summary(&format!(
-            "{restarts} restarts with {} ports: the daemon answered after {answer} in the median, {slow_answer} in 99 of \
-             100, and all ports were served again after {all}, {slow}",
+            "{restarts} restarts with {} ports: the former daemon had ended after {end} in the median, {slow_end} in 99 of \
+             100; the next one answered after {answer}, {slow_answer}, and all ports were served again after {all}, {slow}",
             before.0.len()
         ));
         home.stop_all();

@@ -7,11 +7,10 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use conformance::home::{Guard, daemon_processes};
+use conformance::home::{Guard, kill_daemon};
 use conformance::net::{CABLE, DIRECT, Net};
 use conformance::{Home, isolated, isolated_with_interfaces, until};
 use conformance_hostile::raw::ControlConnection;
-use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use unetmap::errno::ENOMEM;
 use unetmap_core::control::nic::{Filter, MAX_EXPRESSION, MAX_INSNS, NicAction, NicRequest};
@@ -59,8 +58,7 @@ fn written(home: &Home, name: &str) -> (u64, SystemTime) {
 
 /// Kills all processes of a daemon, and starts the next one.
 fn next_daemon(home: &Home, daemon: Guard) -> Guard {
-    daemon_processes(home).iter().for_each(|pid| _ = kill_process(*pid, Signal::KILL));
-    until("they have ended", || daemon_processes(home).is_empty());
+    kill_daemon(home);
     drop(daemon);
     daemon_with(home, PIPES).expect("this process could be several users before")
 }
