@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Persistent ports, and the settings of switches, outlast the daemon.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -67,13 +68,19 @@ fn state(net: &Net) -> [String; 2] {
     [brief(&["-o", "address", "show", "dev", "vi0"]), brief(&["route"])]
 }
 
+/// The slots of the rings of each port.
+fn slots(home: &Home) -> BTreeMap<String, Vec<u32>> {
+    let ports = home.snapshot().ports.into_iter();
+    ports.map(|port| (port.name, port.rings.iter().map(|ring| ring.slots).collect())).collect()
+}
+
 #[test]
 fn persistent_ports_are_served_by_the_next_daemon() {
     isolated_with_interfaces(|home| {
         let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
         hosts_on_switch(&net);
         assert!(pings(&net.near, "10.8.0.2"));
-        let before = state(&net);
+        let (before, rings) = (state(&net), slots(home));
         for how in [End::Term, End::Killed] {
             end(home, how);
             assert_eq!(state(&net)[1], before[1], "{how:?}: the kernel keeps interface and route");
@@ -81,6 +88,9 @@ fn persistent_ports_are_served_by_the_next_daemon() {
             net.restart_daemon(home);
             until("the next daemon serves both ports", || pings(&net.near, "10.8.0.2"));
             assert_eq!(state(&net), before, "{how:?}");
+            // It waits until all are served.
+            settings();
+            assert_eq!(slots(home), rings, "{how:?}");
         }
         remove_hosts(home, &net);
         assert_nothing_left(home);

@@ -12,7 +12,7 @@ use crate::refusal::{Refusal, refuse};
 /// Ring pairs of a pipe or of a port without a data path.
 pub(crate) const MAX_PIPE_RINGS: u16 = 256;
 /// Slots of a ring that the request leaves at 0.
-const DEFAULT_SLOTS: u32 = 1024;
+pub(crate) const DEFAULT_SLOTS: u32 = 1024;
 /// Slots of a ring.
 const MAX_SLOTS: u32 = 4096;
 

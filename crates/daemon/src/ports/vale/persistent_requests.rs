@@ -21,7 +21,7 @@ use crate::ports::{Daemon, PortKey, Registry, monitor};
 use crate::privileged;
 use crate::refusal::{Refusal, refuse};
 use crate::region::{RegionKey, RegionMemory};
-use crate::shape::EndpointShape;
+use crate::shape::{DEFAULT_SLOTS, EndpointShape};
 use crate::tuning::region::MAX_EXTRA;
 
 /// Creates a persistent port.
@@ -136,9 +136,11 @@ pub(super) fn open_hidden_end(
     let queues = if whole { 1 } else { queues_of(request) };
     let survey = Some(Arc::new(Survey::of_hidden_end(link.clone(), queues)));
     let in_namespace = Caller { namespace: hidden_namespace.into(), survey, ..Caller::daemon() };
+    // Rings of the usual length are as those of other interfaces. The next daemon has the length from the mark.
+    let slots = |of: u32| if of == DEFAULT_SLOTS { 0 } else { of };
     // What the host sends is received here.
-    let mirrored =
-        NmreqRegister { nr_tx_slots: request.nr_rx_slots, nr_rx_slots: request.nr_tx_slots, ..Default::default() };
+    let (nr_tx_slots, nr_rx_slots) = (slots(request.nr_rx_slots), slots(request.nr_tx_slots));
+    let mirrored = NmreqRegister { nr_tx_slots, nr_rx_slots, ..Default::default() };
     let shape = nic::new_shape((&daemon.registry, &daemon.nics), link, &mirrored, &in_namespace)?;
     // Its host rings would be those of its own namespace.
     let shape = EndpointShape { host_tx_rings: 0, host_rx_rings: 0, ..shape };
