@@ -41,7 +41,7 @@ pub use engine::{Direction, Engine, Now, SharedTables};
 pub use nat::{NatCounts, NatEvent, Translated};
 pub use packet::{Family, HEADER_BYTES, Headers, Malformed, proto, tcp};
 pub use parse::words::{SyntaxError, text};
-pub use reply::{MAX_REPLY, reply};
+pub use reply::{MAX_REPLY, checksum, reply, too_big};
 pub use rule::{DEFAULT_RULE, Rule, RuleId};
 pub use ruleset::Ruleset;
 pub use shared::MaybeShared;

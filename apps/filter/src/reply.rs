@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Errors and resets that are sent back for packets that a rule refuses. The program has no address of its own: they
-//! come from the address that the packet was sent to.
+//! Errors and resets that are sent back for packets that a rule refuses, or that are too long. The program has no
+//! address of its own: they come from the address that the packet was sent to.
 
 use crate::packet::{Family, Headers, proto, tcp};
 use crate::verdict::Verdict;
@@ -11,27 +11,50 @@ pub const MAX_REPLY: usize = 128;
 const TTL: u8 = 64;
 /// Bytes of an IPv4 packet after its header that an ICMP error repeats.
 const QUOTED: usize = 8;
+/// Types of ICMPv6, and a code of ICMP.
+const UNREACHABLE: u8 = 1;
+const TOO_BIG: u8 = 2;
+const FRAGMENTATION_NEEDED: u8 = 4;
 
 /// Writes the reply to a refused packet into `out` and returns its length; `None` if there is none: the verdict asks
 /// for none, it is for the other family, or the packet is a later fragment, an ICMP message that is no query, a reset,
 /// or not from and to single hosts. `bytes` are the first bytes of the frame, which were parsed.
 pub fn reply(verdict: Verdict, h: &Headers, bytes: &[u8], out: &mut [u8; MAX_REPLY]) -> Option<usize> {
+    let (proto, (body, end)) = match (verdict, h.family) {
+        (Verdict::Unreach(code), Family::V4) => (proto::ICMP, error4(code, 0, h, bytes, out)?),
+        (Verdict::Unreach6(code), Family::V6) => (proto::ICMP6, error6([UNREACHABLE, code], 0, h, bytes, out)?),
+        (Verdict::Reset, Family::V4) | (Verdict::Reset6, Family::V6) if h.is_tcp() => (proto::TCP, reset(h, out)?),
+        _ => return None,
+    };
+    address(h, bytes, out)?;
+    ip_header(h, proto, out, body, end);
+    Some(end)
+}
+
+/// Writes the ICMP error for a packet that is too long for the way on, where one of `most` bytes has room, into `out`
+/// and returns its length; `None` if there is none: IPv4 that may be fragmented, and as of [`reply`].
+pub fn too_big(most: u16, h: &Headers, bytes: &[u8], out: &mut [u8; MAX_REPLY]) -> Option<usize> {
+    let (proto, (body, end)) = match h.family {
+        Family::V4 if h.dont_fragment => (proto::ICMP, error4(FRAGMENTATION_NEEDED, most.into(), h, bytes, out)?),
+        Family::V6 => (proto::ICMP6, error6([TOO_BIG, 0], most.into(), h, bytes, out)?),
+        _ => return None,
+    };
+    address(h, bytes, out)?;
+    ip_header(h, proto, out, body, end);
+    Some(end)
+}
+
+/// Writes the Ethernet header of what goes back: the addresses exchanged, and the tags. `None`: nothing answers the
+/// packet.
+fn address(h: &Headers, bytes: &[u8], out: &mut [u8; MAX_REPLY]) -> Option<()> {
     if h.frag_offset != 0 || !is_between_hosts(h) {
         return None;
     }
     let l3 = usize::from(h.l3);
-    // Ethernet, with the addresses exchanged, and its tags.
     out[..6].copy_from_slice(bytes.get(6..12)?);
     out[6..12].copy_from_slice(bytes.get(..6)?);
     out[12..l3].copy_from_slice(bytes.get(12..l3)?);
-    let (proto, (body, end)) = match (verdict, h.family) {
-        (Verdict::Unreach(code), Family::V4) if is_query(h) => (proto::ICMP, unreach4(code, h, bytes, out)?),
-        (Verdict::Unreach6(code), Family::V6) if is_query(h) => (proto::ICMP6, unreach6(code, h, bytes, out)?),
-        (Verdict::Reset, Family::V4) | (Verdict::Reset6, Family::V6) if h.is_tcp() => (proto::TCP, reset(h, out)?),
-        _ => return None,
-    };
-    ip_header(h, proto, out, body, end);
-    Some(end)
+    Some(())
 }
 
 fn is_between_hosts(h: &Headers) -> bool {
@@ -55,29 +78,46 @@ fn is_query(h: &Headers) -> bool {
     }
 }
 
-/// Writes an ICMP error; returns where it begins and ends.
-fn unreach4(code: u8, h: &Headers, bytes: &[u8], out: &mut [u8; MAX_REPLY]) -> Option<(usize, usize)> {
+/// Writes an ICMP error "destination unreachable", with its second word, if one may answer the packet; returns where it
+/// begins and ends.
+fn error4(code: u8, word: u32, h: &Headers, bytes: &[u8], out: &mut [u8; MAX_REPLY]) -> Option<(usize, usize)> {
     let (l3, body) = (usize::from(h.l3), usize::from(h.l3) + 20);
     let packet_end = l3 + usize::from(h.ip_len);
     let quoted = bytes.get(l3..packet_end.min(usize::from(h.l4) + QUOTED).min(bytes.len()))?;
-    let end = body + 8 + quoted.len();
-    out.get_mut(body + 8..end)?.copy_from_slice(quoted);
-    out[body..body + 8].copy_from_slice(&[3, code, 0, 0, 0, 0, 0, 0]);
+    let end = write_error([3, code], word, quoted, h, body, out)?;
     let sum = checksum(&out[body..end], 0);
     out[body + 2..body + 4].copy_from_slice(&sum.to_be_bytes());
     Some((body, end))
 }
 
-fn unreach6(code: u8, h: &Headers, bytes: &[u8], out: &mut [u8; MAX_REPLY]) -> Option<(usize, usize)> {
+/// As [`error4`], of this type and code.
+fn error6(kind: [u8; 2], word: u32, h: &Headers, bytes: &[u8], out: &mut [u8; MAX_REPLY]) -> Option<(usize, usize)> {
     let (l3, body) = (usize::from(h.l3), usize::from(h.l3) + 40);
     let quoted = bytes.get(l3..bytes.len().min(l3 + usize::from(h.ip_len)))?;
     let quoted = &quoted[..quoted.len().min(MAX_REPLY - body - 8)];
-    let end = body + 8 + quoted.len();
-    out[body + 8..end].copy_from_slice(quoted);
-    out[body..body + 8].copy_from_slice(&[1, code, 0, 0, 0, 0, 0, 0]);
+    let end = write_error(kind, word, quoted, h, body, out)?;
     let sum = checksum(&out[body..end], pseudo_header(h, proto::ICMP6, end - body));
     out[body + 2..body + 4].copy_from_slice(&sum.to_be_bytes());
     Some((body, end))
+}
+
+/// Writes an error from `body` on, without its checksum; returns its end.
+fn write_error(
+    [kind, code]: [u8; 2],
+    word: u32,
+    quoted: &[u8],
+    h: &Headers,
+    body: usize,
+    out: &mut [u8; MAX_REPLY],
+) -> Option<usize> {
+    if !is_query(h) {
+        return None;
+    }
+    let end = body + 8 + quoted.len();
+    out.get_mut(body + 8..end)?.copy_from_slice(quoted);
+    out[body..body + 4].copy_from_slice(&[kind, code, 0, 0]);
+    out[body + 4..body + 8].copy_from_slice(&word.to_be_bytes());
+    Some(end)
 }
 
 /// Writes a TCP reset.
@@ -186,9 +226,11 @@ fn pseudo_header(h: &Headers, proto: u8, len: usize) -> u32 {
     addresses + u32::from(proto) + len as u32
 }
 
-fn checksum(bytes: &[u8], initial: u32) -> u16 {
-    let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
-    let mut sum = initial + bytes.chunks(2).map(word).sum::<u32>();
+/// Returns the Internet checksum (RFC 1071) of bytes, on top of a sum: 0 of bytes that have theirs.
+pub fn checksum(bytes: &[u8], initial: u32) -> u16 {
+    let (pairs, rest) = bytes.as_chunks::<2>();
+    let last = rest.first().map_or(0, |byte| u32::from(*byte) << 8);
+    let mut sum = initial + last + pairs.iter().map(|pair| u32::from(u16::from_be_bytes(*pair))).sum::<u32>();
     while sum >> 16 != 0 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
@@ -246,6 +288,38 @@ mod tests {
         broadcast[0] = 0xff;
         assert_eq!(reply_to(Verdict::Unreach(3), &broadcast), None);
         assert_eq!(reply_to(Verdict::Unreach(3), &out), None, "no error answers an error");
+    }
+
+    /// A packet that may be fragmented, a later fragment and an error get none.
+    #[test]
+    fn a_packet_that_is_too_long_is_told_what_fits() {
+        let mut frame = segment(tcp::ACK);
+        let told = |frame: &[u8]| {
+            let headers = Headers::parse(frame, frame.len()).unwrap();
+            let mut out = [0xff; MAX_REPLY];
+            too_big(1476, &headers, frame, &mut out).map(|len| out[..len].to_vec())
+        };
+        assert_eq!(told(&frame), None);
+        frame[20] = 0x40;
+        let out = told(&frame).unwrap();
+        assert_eq!((out[34..36].to_vec(), out[38..42].to_vec()), (vec![3, 4], vec![0, 0, 5, 196]));
+        assert_eq!((&out[..6], &out[26..30], &out[42..]), (&frame[6..12], &frame[30..34], &frame[14..42]));
+        verify(&out[14..34], 0);
+        verify(&out[34..], 0);
+        let mut error = out;
+        error[20] = 0x40;
+        assert_eq!(told(&error), None);
+        frame[21] = 9;
+        assert_eq!(told(&frame), None);
+
+        let mut frame = [vec![2; 6], vec![4; 6], vec![0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, 17, 64]].concat();
+        frame.extend([[0x20; 16], [0x21; 16], [0; 16]].concat());
+        frame.extend([0; 4]);
+        let out = told(&frame).unwrap();
+        let headers = Headers::parse(&out, out.len()).unwrap();
+        assert_eq!((out[54..56].to_vec(), out[58..62].to_vec()), (vec![2, 0], vec![0, 0, 5, 196]));
+        assert_eq!((headers.src6, headers.dst6), (u128::from_be_bytes([0x21; 16]), u128::from_be_bytes([0x20; 16])));
+        verify(&out[54..], pseudo_header(&headers, proto::ICMP6, out.len() - 54));
     }
 
     #[test]

@@ -65,7 +65,9 @@ impl Watch {
     pub(crate) fn second(&mut self, number: u64, totals: &Totals) -> Option<Event> {
         let now = totals.dropped();
         let before = std::mem::replace(&mut self.last, now);
-        let packets = total(&since(&now, &before)).packets;
+        let new = since(&now, &before);
+        // A packet that is too big is of no attack.
+        let packets = total(&new).packets - new[Reason::TooBig as usize].packets;
         let is_above = packets > self.threshold;
         match &mut self.current {
             None if is_above => {
@@ -102,6 +104,7 @@ mod tests {
             [(1, 5), (2, 100), (3, 500), (4, 900), (5, 0), (6, 200), (7, 1), (8, 1), (9, 1), (10, 0)]
         {
             totals.dropped[Reason::Bogon as usize].add(Sum { packets, bytes: packets * 60 });
+            totals.dropped[Reason::TooBig as usize].add(Sum { packets: 200, bytes: 0 });
             match watch.second(second, &totals) {
                 Some(Event::Begin(packets)) => events.push((second, packets, 0)),
                 Some(Event::End(ended)) => {
@@ -112,7 +115,7 @@ mod tests {
                 None => {}
             }
         }
-        assert_eq!(events, [(3, 500, 0), (9, 1603, 1603 * 60)]);
+        assert_eq!(events, [(3, 500, 0), (9, 1603 + 7 * 200, 1603 * 60)]);
         assert!(watch.end().is_none() && watch.attacks == 1);
     }
 }

@@ -2,8 +2,8 @@
 //! `unetmap scrub`: stops attacks between an interface and its host, or between two ports.
 //!
 //! ```text
-//! wire --> malformed? --> rules, lists --> rates --> handshakes --> inside      Scrubber, one thread
-//!      <---------------------------- handshakes <-----------------
+//! wire --> malformed? --> rules, lists --> rates --> handshakes --> GRE, VLAN --> inside      Scrubber, one thread
+//!      <---------------------------- handshakes <-------------------- VLAN <---
 //!              drops, by reason --> sums each second --> attacks: events        this thread
 //!                               \-> one of N --> pcapng
 //! ```
@@ -11,6 +11,7 @@
 
 mod attack;
 mod options;
+mod pack;
 mod path;
 mod rate;
 mod reason;
@@ -20,6 +21,7 @@ mod rules;
 mod scrubber;
 mod shared;
 mod top;
+mod tunnel;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -32,7 +34,7 @@ use tool_common::{Failure, flag_on_hangup, note, port, source, stop_on_signals, 
 use unetmap::Port;
 use unetmap::abi::{NR_ACCEPT_VNET_HDR, NR_EXCLUSIVE};
 use unetmap_capture::Frames;
-use unetmap_filter::{Direction, HEADER_BYTES, Now};
+use unetmap_filter::{Direction, HEADER_BYTES, MAX_REPLY, Now};
 
 pub use options::ScrubArgs;
 
@@ -41,9 +43,15 @@ use path::{Path, Worker};
 use record::{Recorder, Writer};
 use report::Report;
 use rules::Rules;
-use scrubber::Scrubber;
+use scrubber::{Scrubber, secret};
 use shared::Shared;
+use tunnel::{ETHERNET, Returns, Tunnel};
 
+/// MTU of the port, of which a file says nothing.
+const USUAL_MTU: usize = 1500;
+/// Least bytes of a buffer: the first one of a packet has room for each head, and for what was judged.
+const LEAST_BUFFER: u32 = 256;
+const _: () = assert!(LEAST_BUFFER as usize >= tunnel::MAX_HEAD + HEADER_BYTES && HEADER_BYTES >= MAX_REPLY);
 /// Most slots of a batch.
 const BURST: u32 = 512;
 /// Time between two looks at files, signals and the end of a second.
@@ -64,9 +72,13 @@ pub fn run(args: &ScrubArgs) -> Result<(), Failure> {
                 (Some(recorder), Some(writer))
             }
         };
-        let scrubber = Scrubber::new(Arc::clone(&shared), settings.limits, settings.states, recorder);
+        let mut scrubber = Scrubber::new(Arc::clone(&shared), settings.limits, settings.states, recorder);
         match &settings.input {
-            Input::File(path) => read(&settings, path, scrubber, &shared, writer),
+            Input::File(path) => {
+                let of_file = |way: &Returns| Tunnel::new(way, way.mtu.unwrap_or(USUAL_MTU), secret());
+                scrubber.tunnel = settings.returns.as_ref().map(of_file);
+                read(&settings, path, scrubber, &shared, writer)
+            }
             Input::Ports(ports) => scrub(&settings, ports, scrubber, &shared, writer),
         }
     };
@@ -132,7 +144,7 @@ fn read(
 fn scrub(
     settings: &Settings<'_>,
     [first, second]: &[String; 2],
-    scrubber: Scrubber,
+    mut scrubber: Scrubber,
     shared: &Arc<Shared>,
     writer: Option<Writer>,
 ) -> Result<(), Failure> {
@@ -145,6 +157,7 @@ fn scrub(
     let swap = a.same_region(&b);
     check_sizes(&a, &b, swap)?;
     let header = check_headers(&a, &b)? as usize;
+    scrubber.tunnel = tunnel(settings, [&a, &b], header)?;
     let state = Arc::new((AtomicU64::new(0), AtomicBool::new(false)));
     let _served = settings.metrics.serve(&format!("unetmap scrub {first} {second}"), {
         let (shared, state) = (Arc::clone(shared), Arc::clone(&state));
@@ -179,6 +192,23 @@ fn scrub(
     writer.into_iter().for_each(|writer| drop(writer.join()));
     report.end(shared, begin.elapsed().as_secs_f64());
     Ok(result?)
+}
+
+/// Returns the way on which packets leave by the second port, if the command line has one.
+fn tunnel(settings: &Settings<'_>, [a, b]: [&Port; 2], header: usize) -> Result<Option<Tunnel>, String> {
+    let Some(returns) = &settings.returns else { return Ok(None) };
+    let name = b.spec();
+    if header > 0 {
+        return Err(format!("--return: {name} has virtio-net headers, which say nothing of a packet within a packet"));
+    }
+    let slot = b.tx_rings().iter().map(unetmap::Ring::slot_size).min().unwrap_or(0);
+    if slot < LEAST_BUFFER {
+        return Err(format!("--return: {name} has buffers of {slot} bytes; give it {LEAST_BUFFER} or more"));
+    }
+    // A host takes what its interface would receive.
+    let sender = if name.contains('^') { a } else { b };
+    let longest = port::longest_frame(sender).map_or(usize::MAX, |longest| longest as usize);
+    Ok(Some(Tunnel::new(returns, longest.saturating_sub(ETHERNET), secret())))
 }
 
 /// Moves packets until a signal.

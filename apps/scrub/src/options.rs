@@ -10,10 +10,12 @@ use tool_common::daemon::WaitDaemon;
 use tool_common::failure::interface_of;
 use tool_common::metrics::MetricsArgs;
 use tool_common::port::full_name;
+use unetmap_filter::Prefix;
 use unetmap_quantity::{count, mebibytes, seconds, within};
 
 use crate::rules::{AMPLIFIERS, Sources};
 use crate::scrubber::Limits;
+use crate::tunnel::{Returns, Way};
 
 const MIB: u64 = 1 << 20;
 
@@ -77,6 +79,18 @@ pub struct ScrubArgs {
     #[arg(long, value_name = "TO")]
     syn_cookies: Option<String>,
 
+    /// Send packets that pass to the second port within GRE, or with a VLAN tag, and not as they came
+    #[arg(long = "return", value_name = "gre:LOCAL,REMOTE|vlan:ID", value_parser = Way::parse)]
+    way: Option<Way>,
+
+    /// Of packets that pass those to these addresses and prefixes alone; all others leave as they came
+    #[arg(long, value_name = "PREFIX,...", requires = "way", value_delimiter = ',', value_parser = prefix)]
+    return_to: Vec<Prefix>,
+
+    /// Most bytes of an IP packet there [default: the MTU of the second port]
+    #[arg(long, value_name = "BYTES", requires = "way", value_parser = within::<u64, u64>(count, 576..=65_535), allow_hyphen_values = true)]
+    return_mtu: Option<u64>,
+
     /// Connections of --syn-cookies and of rules that keep state
     #[arg(long, value_name = "N", default_value_t = 65536, value_parser = within::<u64, u32>(count, 1..=16_777_216), allow_hyphen_values = true)]
     states: u32,
@@ -127,6 +141,11 @@ pub struct ScrubArgs {
     json: bool,
 }
 
+/// Parses an address, or a prefix.
+fn prefix(text: &str) -> Result<Prefix, String> {
+    Prefix::parse(text).ok_or_else(|| "give an address or a prefix, such as 10.2.0.0/16".into())
+}
+
 /// Parses packets a second.
 fn rate() -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync {
     within::<u64, u32>(count, 1..=1_000_000_000)
@@ -144,6 +163,8 @@ pub(crate) struct Settings<'a> {
     pub(crate) input: Input,
     pub(crate) sources: Sources,
     pub(crate) limits: Limits,
+    /// How packets leave that pass.
+    pub(crate) returns: Option<Returns>,
     pub(crate) states: usize,
     pub(crate) attack: u64,
     pub(crate) quiet: u64,
@@ -186,6 +207,11 @@ impl ScrubArgs {
                 proxy: self.syn_cookies.clone(),
             },
             limits: Limits { source: self.source_rate, prefix: self.prefix_rate, destination: self.destination_rate },
+            returns: self.way.map(|way| Returns {
+                way,
+                to: self.return_to.clone(),
+                mtu: self.return_mtu.map(|bytes| bytes as usize),
+            }),
             states: self.states as usize,
             attack: self.attack,
             quiet: self.quiet,

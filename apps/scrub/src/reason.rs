@@ -25,11 +25,13 @@ pub(crate) enum Reason {
     Destination,
     /// A segment of a TCP handshake that was answered, or that belongs to no connection.
     Handshake,
+    /// It has no room within GRE, or with a tag.
+    TooBig,
 }
 
 impl Reason {
     /// All of them, in their order.
-    pub(crate) const ALL: [Reason; 9] = [
+    pub(crate) const ALL: [Reason; 10] = [
         Reason::Malformed,
         Reason::Bogon,
         Reason::Listed,
@@ -39,6 +41,7 @@ impl Reason {
         Reason::Prefix,
         Reason::Destination,
         Reason::Handshake,
+        Reason::TooBig,
     ];
 
     /// Its name in reports.
@@ -53,7 +56,13 @@ impl Reason {
             Reason::Prefix => "prefix",
             Reason::Destination => "destination",
             Reason::Handshake => "handshake",
+            Reason::TooBig => "too-big",
         }
+    }
+
+    /// Whether connections that harm nobody have such packets, too: their sources are none of an attack.
+    pub(crate) fn is_usual(self) -> bool {
+        matches!(self, Reason::Handshake | Reason::TooBig)
     }
 }
 
@@ -104,11 +113,13 @@ pub(crate) struct Totals {
     /// From the first port.
     pub(crate) received: Counter,
     pub(crate) passed: Counter,
+    /// Passed packets that left within GRE or with a tag, with the bytes of frames as they left.
+    pub(crate) returned: Counter,
     pub(crate) dropped: [Counter; Reason::ALL.len()],
     /// From the second port, and those of them that belong to no connection of the proxy.
     pub(crate) back: Counter,
     pub(crate) back_dropped: Counter,
-    /// Segments that the proxy sent, and those for which there was no room.
+    /// Segments of the proxy and ICMP errors that were sent, and those for which there was no room.
     pub(crate) replies: AtomicU64,
     pub(crate) lost_replies: AtomicU64,
     /// Sources, prefixes and destinations whose places others took.

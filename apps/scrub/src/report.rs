@@ -116,9 +116,11 @@ impl Report {
         }
         let totals = &shared.totals;
         let (received, passed, dropped) = (totals.received.get(), totals.passed.get(), totals.dropped());
+        let returned = totals.returned.get();
         let mut json = json!({"event": "summary", "seconds": seconds, "dry_run": self.is_file,
             "received": {"packets": received.packets, "bytes": received.bytes},
-            "passed": {"packets": passed.packets, "bytes": passed.bytes}, "dropped": by_reason(&dropped),
+            "passed": {"packets": passed.packets, "bytes": passed.bytes},
+            "returned": {"packets": returned.packets, "bytes": returned.bytes}, "dropped": by_reason(&dropped),
             "back": totals.back.get().packets, "back_dropped": totals.back_dropped.get().packets,
             "replies": totals.replies.load(Relaxed), "lost_replies": totals.lost_replies.load(Relaxed),
             "evicted": totals.evicted.load(Relaxed), "unrecorded": totals.unrecorded.load(Relaxed),

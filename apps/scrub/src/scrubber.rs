@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Decides about packets, wherever they come from: malformed, rules and lists, rates, handshakes, in this order.
+//! Decides about packets, wherever they come from: malformed, rules and lists, rates, handshakes, the way back, in this
+//! order.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use unetmap_filter::{
-    Change, Direction, Effect, Engine, Family, Headers, MAX_REPLY, Now, Ruleset, SWEEP_PER_BATCH, Verdict, proto, tcp,
+    Change, Direction, Effect, Engine, Family, Headers, MAX_REPLY, Now, Ruleset, SWEEP_PER_BATCH, Verdict, checksum,
+    proto, tcp,
 };
 
 use crate::rate::Rates;
@@ -15,6 +17,7 @@ use crate::record::Recorder;
 use crate::rules::{ALLOWED, reason_of};
 use crate::shared::Shared;
 use crate::top::{Top, source};
+use crate::tunnel::{Exit, Tunnel};
 
 /// Sources, prefixes and destinations that have a place each.
 const KEYS: usize = 1 << 16;
@@ -27,6 +30,8 @@ pub(crate) enum Fate {
     Pass,
     /// It passes, and its first bytes have changed.
     Changed,
+    /// It passes behind the head of [`Scrubber::tunnel`].
+    Behind,
     Drop(Reason),
 }
 
@@ -36,6 +41,11 @@ pub(crate) struct Limits {
     pub(crate) source: Option<u32>,
     pub(crate) prefix: Option<u32>,
     pub(crate) destination: Option<u32>,
+}
+
+/// Returns a number that nobody outside knows, for keys of tables.
+pub(crate) fn secret() -> u64 {
+    RandomState::new().hash_one(0)
 }
 
 /// The state of the thread that decides.
@@ -51,11 +61,12 @@ pub(crate) struct Scrubber {
     published: u64,
     recorder: Option<Recorder>,
     changes: Vec<Change>,
+    /// The way of what passes.
+    pub(crate) tunnel: Option<Tunnel>,
 }
 
 impl Scrubber {
     pub(crate) fn new(shared: Arc<Shared>, limits: Limits, states: usize, recorder: Option<Recorder>) -> Scrubber {
-        let secret = || RandomState::new().hash_one(0);
         let kinds = [
             (limits.source, Reason::Source),
             (limits.prefix, Reason::Prefix),
@@ -72,6 +83,7 @@ impl Scrubber {
             published: 0,
             recorder,
             changes: Vec::new(),
+            tunnel: None,
             shared,
         }
     }
@@ -101,14 +113,14 @@ impl Scrubber {
     }
 
     /// Decides about a packet of `len` bytes that begins with `bytes`, counts it, and may change its first bytes. `Out`
-    /// is from the wire. `send` gets the segments of the proxy, and whether each goes back.
+    /// is from the wire. `send` gets the segments of the proxy and ICMP errors, and whether each goes back.
     pub(crate) fn judge(
         &mut self,
         bytes: &mut [u8],
         len: usize,
         direction: Direction,
         now: Now,
-        send: impl FnMut(bool, &[u8; MAX_REPLY], usize),
+        mut send: impl FnMut(bool, &[u8; MAX_REPLY], usize),
     ) -> Fate {
         let sum = Sum { packets: 1, bytes: len as u64 };
         if direction == Direction::In {
@@ -121,8 +133,12 @@ impl Scrubber {
         self.shared.totals.received.add(sum);
         let mut headers = Headers::default();
         let fate = match headers.set(bytes, len) {
-            Ok(()) if is_possible(&headers, bytes) => self.decide(&headers, bytes, len, now, send),
+            Ok(()) if is_possible(&headers, bytes) => self.decide(&headers, bytes, len, now, &mut send),
             _ => Fate::Drop(Reason::Malformed),
+        };
+        let fate = match fate {
+            Fate::Drop(_) => fate,
+            _ => self.exit(&headers, bytes, len, now.millis, send).unwrap_or(fate),
         };
         match fate {
             Fate::Drop(reason) => self.drop(reason, &headers, bytes, sum),
@@ -133,13 +149,39 @@ impl Scrubber {
 
     fn drop(&mut self, reason: Reason, headers: &Headers, bytes: &[u8], sum: Sum) {
         self.shared.totals.dropped[reason as usize].add(sum);
-        if reason != Reason::Handshake
+        if !reason.is_usual()
             && let Some(source) = source(headers)
         {
             self.top.count(source, sum.bytes);
         }
         if let Some(recorder) = &mut self.recorder {
             recorder.dropped(reason, bytes, sum.bytes as u32, &self.shared.totals.unrecorded);
+        }
+    }
+
+    /// Decides how a packet that passes leaves; `None`: as it is.
+    fn exit(
+        &mut self,
+        headers: &Headers,
+        bytes: &[u8],
+        len: usize,
+        millis: u64,
+        mut send: impl FnMut(bool, &[u8; MAX_REPLY], usize),
+    ) -> Option<Fate> {
+        let tunnel = self.tunnel.as_mut()?;
+        match tunnel.exit(headers, bytes, len) {
+            Exit::AsItIs => None,
+            Exit::Behind(bytes) => {
+                self.shared.totals.returned.add(Sum { packets: 1, bytes: bytes as u64 });
+                Some(Fate::Behind)
+            }
+            Exit::TooBig(most) => {
+                let mut error = [0; MAX_REPLY];
+                if let Some(len) = tunnel.refuse(most, headers, bytes, millis, &mut error) {
+                    send(true, &error, len);
+                }
+                Some(Fate::Drop(Reason::TooBig))
+            }
         }
     }
 
@@ -254,7 +296,5 @@ fn has_checksum(headers: &Headers, bytes: &[u8]) -> bool {
     else {
         return false;
     };
-    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    (sum & 0xffff) + (sum >> 16) == 0xffff
+    checksum(header, 0) == 0
 }

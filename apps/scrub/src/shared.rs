@@ -46,7 +46,12 @@ impl Shared {
     pub(crate) fn metrics(&self, attacks: u64, is_attacked: bool) -> Vec<Metric> {
         use std::sync::atomic::Ordering::Relaxed;
         let totals = &self.totals;
-        let ways = [("received", totals.received.get()), ("passed", totals.passed.get()), ("back", totals.back.get())];
+        let ways = [
+            ("received", totals.received.get()),
+            ("passed", totals.passed.get()),
+            ("returned", totals.returned.get()),
+            ("back", totals.back.get()),
+        ];
         let by = |name: &str, help: &str, label: &str, sums: &[(&str, u64)]| {
             sums.iter().fold(Metric::counter(name, help), |metric, (value, n)| metric.with(&[(label, value)], *n))
         };
@@ -59,9 +64,9 @@ impl Shared {
             by("scrub_bytes", "Bytes of these packets", "kind", &ways.map(|(kind, sum)| (kind, sum.bytes))),
             by("scrub_dropped_packets", "Packets that did not pass", "reason", &reasons(|sum| sum.packets)),
             by("scrub_dropped_bytes", "Bytes of these packets", "reason", &reasons(|sum| sum.bytes)),
-            Metric::counter("scrub_replies", "Segments of handshakes that were sent")
+            Metric::counter("scrub_replies", "Segments of handshakes and ICMP errors that were sent")
                 .with(&[], totals.replies.load(Relaxed)),
-            Metric::counter("scrub_lost_replies", "Segments for which there was no room")
+            Metric::counter("scrub_lost_replies", "Those for which there was no room")
                 .with(&[], totals.lost_replies.load(Relaxed)),
             Metric::counter("scrub_evicted", "Sources, prefixes and destinations whose places others took")
                 .with(&[], totals.evicted.load(Relaxed)),

@@ -22,3 +22,4 @@ mod manuals;
 mod metrics;
 mod quantities;
 mod scrub;
+mod scrub_return;

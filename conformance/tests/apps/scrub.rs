@@ -19,7 +19,7 @@ use serde_json::Value;
 use unetmap::Port;
 
 /// A frame to 10.9.0.`host`: UDP, or TCP with these flags.
-fn frame(macs: [[u8; 6]; 2], source: [u8; 4], host: u8, ports: [u16; 2], flags: Option<u8>) -> Vec<u8> {
+pub(crate) fn frame(macs: [[u8; 6]; 2], source: [u8; 4], host: u8, ports: [u16; 2], flags: Option<u8>) -> Vec<u8> {
     let mut bytes = macs.concat();
     bytes.extend([8, 0]);
     let mut ip = vec![0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, if flags.is_some() { 6 } else { 17 }, 0, 0];
@@ -38,10 +38,10 @@ fn frame(macs: [[u8; 6]; 2], source: [u8; 4], host: u8, ports: [u16; 2], flags: 
     bytes
 }
 
-const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+pub(crate) const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 const SYN: u8 = 2;
 
-fn scrub(args: &[&str]) -> Command {
+pub(crate) fn scrub(args: &[&str]) -> Command {
     let mut command = Command::new(program("unetmap"));
     command.arg("scrub").args(args);
     command
@@ -65,7 +65,7 @@ fn split(text: &str) -> (Vec<Value>, Value) {
 }
 
 #[track_caller]
-fn dropped(summary: &Value, reason: &str) -> u64 {
+pub(crate) fn dropped(summary: &Value, reason: &str) -> u64 {
     summary["dropped"][reason]["packets"].as_u64().unwrap_or(0)
 }
 
@@ -164,6 +164,9 @@ fn wrong_rules_and_lists_are_refused_with_their_place() {
             (&["netmap:a}1"][..], "is not an interface; give the second port"),
             (&[][..], "<IF|PORT>"),
             (&["--read", "none", "--source-rate", "0"][..], "give a number"),
+            (&["--read", "none", "--return", "gre:10.0.0.1,fd00::1"][..], "two addresses of hosts, of one family"),
+            (&["--read", "none", "--return", "vlan:4095"][..], "a number from 1 to 4094"),
+            (&["--read", "none", "--return-to", "10.0.0.0/8"][..], "--return <gre:LOCAL,REMOTE|vlan:ID>"),
         ] {
             let output = scrub(args).output().expect("it runs");
             let said = String::from_utf8_lossy(&output.stderr);
@@ -173,7 +176,7 @@ fn wrong_rules_and_lists_are_refused_with_their_place() {
 }
 
 /// Frames that have arrived.
-fn taken(port: &Port) -> Vec<Vec<u8>> {
+pub(crate) fn taken(port: &Port) -> Vec<Vec<u8>> {
     port.rxsync().expect("the daemon runs");
     let frames = take(port, 0);
     port.rxsync().expect("the daemon runs");

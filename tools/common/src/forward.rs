@@ -46,7 +46,8 @@ impl Counts {
 /// Moves the packets of one direction.
 pub trait Mover {
     /// Handles the packets in the first `n` slots of `from`, which end with a complete packet. Returns how many slots
-    /// of `to`, from its first on, have packets to send; `to` has at least `n` free slots. The caller moves both rings.
+    /// of `to`, from its first on, have packets to send; unless packets are kept, `to` has [`Mover::slots_for_one`]
+    /// times `n` free slots at least. The caller moves both rings.
     ///
     /// # Errors
     /// A sentence that ends the program.
@@ -61,6 +62,11 @@ pub trait Mover {
     /// Whether packets are received whatever room the other port has: the mover keeps them.
     fn keeps_packets(&self) -> bool {
         false
+    }
+
+    /// How many slots of the other port the slots of a packet may become, for each of them.
+    fn slots_for_one(&self) -> u32 {
+        1
     }
 
     /// Makes all packets due that the mover keeps, because the program ends. Returns their number.
@@ -98,7 +104,10 @@ impl<M: Mover> Direction<'_, M> {
                 to.advance(own);
                 moved = true;
             }
-            let room = if self.mover.keeps_packets() { from.space() } else { from.space().min(to.space()) };
+            let room = match self.mover.keeps_packets() {
+                true => from.space(),
+                false => from.space().min(to.space() / self.mover.slots_for_one()),
+            };
             let n = match whole_packets(from, room.min(self.burst)) {
                 0 => whole_packets(from, room.min(MAX_FRAGS)), // a packet may have more slots than a burst
                 n => n,
@@ -133,8 +142,8 @@ impl<M: Mover> Direction<'_, M> {
 
     /// Returns an error if a packet has more slots than the other port's whole ring, because it would wait forever.
     fn check_stuck(&self, from: &Ring, to: &Ring) -> Result<(), String> {
-        let room = to.space();
-        if room < to.num_slots() - 1 || from.space() <= room {
+        let room = to.space() / self.mover.slots_for_one();
+        if to.space() < to.num_slots() - 1 || from.space() <= room {
             return Ok(());
         }
         Err(format!(
