@@ -12,6 +12,7 @@
 mod cache;
 mod clock;
 mod export;
+mod history;
 mod input;
 mod meter;
 mod metrics;
@@ -23,19 +24,23 @@ mod sampler;
 mod top;
 mod tunnel;
 
-use std::io::{IsTerminal as _, stdout};
+use std::fs::File;
+use std::io::{IsTerminal as _, Write as _, stdout};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crossterm::terminal::{Clear, ClearType};
 use crossterm::{cursor, execute};
 use tool_common::forward::{Wait, header_bytes};
+use tool_common::host::place::Place;
 use tool_common::{Failure, link, note, port, print, stop_on_hangup, stop_on_signals};
 use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap::{Interest, Port};
 
 use clock::Clock;
 use export::{Domain, Exporter, Form, Second};
+use history::History;
 use meter::Meter;
 use metrics::Published;
 pub use observer::{Observer, ObserverArgs, Origin, Reported};
@@ -76,8 +81,10 @@ fn flows(args: &FlowsArgs) -> Result<(), Failure> {
                 .map_err(|why| format!("--to {why}"))?,
         );
     }
+    let page = settings.html.map(create).transpose()?.map(|file| (file, names.join(", ")));
     meter.outputs.lines = settings.format.map(|format| Lines::new(format, names));
     meter.outputs.top = settings.top.map(|top| Top::new(meter.places(), top.rows));
+    meter.outputs.history = page.as_ref().map(|_| History::new(settings.tables.interval, settings.tables.rows));
     let published = Published::default();
     meter.published = Some(published.clone());
     let program = format!("unetmap flows {}", settings.ports.join(" "));
@@ -89,7 +96,17 @@ fn flows(args: &FlowsArgs) -> Result<(), Failure> {
     };
     meter.finish();
     summarize(&settings, &mut meter);
+    if let Some(((mut file, path), names)) = page {
+        let html = meter.page(&names).unwrap_or_default();
+        file.write_all(html.as_bytes()).map_err(|e| format!("--html {}: {e}", path.display()))?;
+    }
     result
+}
+
+/// Creates the file of the page, before packets are counted that may not get into it.
+fn create(path: &Path) -> Result<(File, &Path), String> {
+    let file = Place::of_target(path).and_then(|place| place.create(0o666));
+    Ok((file.map_err(|e| format!("--html {}: {e}", path.display()))?, path))
 }
 
 /// Prints what came and what became of it.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cache::{Cache, End, Flow, Timeouts, Watch};
 use crate::export::{Exporter, Record, Sample};
+use crate::history::History;
 use crate::metrics::Published;
 use crate::packet::{Keys, Packet, Parser};
 use crate::report::Lines;
@@ -29,11 +30,28 @@ pub(crate) struct Volume {
     pub(crate) bytes: u64,
 }
 
+impl Volume {
+    pub(crate) fn add(&mut self, other: Volume) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+    }
+
+    pub(crate) fn since(self, before: Volume) -> Volume {
+        Volume { packets: self.packets - before.packets, bytes: self.bytes - before.bytes }
+    }
+
+    /// All of a flow.
+    pub(crate) fn of(flow: &Flow) -> Volume {
+        Volume { packets: flow.packets.iter().sum(), bytes: flow.frames.iter().sum() }
+    }
+}
+
 /// The destinations of records.
 pub(crate) struct Outputs {
     pub(crate) exporter: Option<Exporter>,
     pub(crate) lines: Option<Lines>,
     pub(crate) top: Option<Top>,
+    pub(crate) history: Option<History>,
     /// Records by [`End::ALL`].
     ended: [u64; 4],
     /// Packets in these records.
@@ -45,8 +63,7 @@ pub(crate) struct Outputs {
 impl Watch for Outputs {
     fn ended(&mut self, place: usize, flow: &Flow, end: End) {
         End::ALL.iter().zip(&mut self.ended).filter(|(each, _)| **each == end).for_each(|(_, records)| *records += 1);
-        self.recorded.packets += flow.packets.iter().sum::<u64>();
-        self.recorded.bytes += flow.frames.iter().sum::<u64>();
+        self.recorded.add(Volume::of(flow));
         let record = Record { flow, end };
         if let Some(exporter) = &mut self.exporter {
             exporter.add(record, self.now);
@@ -56,6 +73,9 @@ impl Watch for Outputs {
         }
         if let Some(top) = &mut self.top {
             top.add(place, flow, true);
+        }
+        if let Some(history) = &mut self.history {
+            history.add(flow);
         }
     }
 
@@ -101,6 +121,7 @@ impl Meter {
                 exporter: None,
                 lines: None,
                 top: None,
+                history: None,
                 ended: [0; 4],
                 recorded: Volume::default(),
                 now: 0,
@@ -129,9 +150,9 @@ impl Meter {
 
     /// All packets of all sources.
     pub(crate) fn seen(&self) -> Volume {
-        self.seen.iter().fold(Volume::default(), |sum, source| Volume {
-            packets: sum.packets + source.packets,
-            bytes: sum.bytes + source.bytes,
+        self.seen.iter().fold(Volume::default(), |mut sum, source| {
+            sum.add(*source);
+            sum
         })
     }
 
@@ -171,6 +192,7 @@ impl Meter {
             return;
         }
         self.count_batch();
+        self.note_rates();
         if self.now == 0 {
             self.began = now;
             self.outputs.exporter.iter_mut().for_each(|exporter| exporter.begin(now));
@@ -180,6 +202,14 @@ impl Meter {
         if now - self.ticked >= TICK {
             self.ticked = now;
             self.send_due();
+        }
+    }
+
+    /// The packets since the last call came at the time of the last [`Meter::advance`].
+    fn note_rates(&mut self) {
+        if self.outputs.history.is_some() && self.now > 0 {
+            let (now, seen) = (self.now, self.seen());
+            self.outputs.history.iter_mut().for_each(|history| history.note(now, seen));
         }
     }
 
@@ -203,6 +233,7 @@ impl Meter {
     pub(crate) fn finish(&mut self) {
         self.wait_for_readers();
         self.count_batch();
+        self.note_rates();
         self.cache.end_all(End::Forced, &mut self.outputs);
         let now = self.now;
         self.outputs.exporter.iter_mut().for_each(|exporter| exporter.finish(now));
@@ -213,6 +244,16 @@ impl Meter {
     pub(crate) fn tables(&mut self, time: Option<Duration>) -> Option<String> {
         let time = time.unwrap_or(Duration::from_millis(self.now - self.began));
         self.outputs.top.as_mut().map(|top| top.tables(self.cache.len, time))
+    }
+
+    /// The page about packets of these ports or files, if one is wanted.
+    pub(crate) fn page(&mut self, names: &str) -> Option<String> {
+        let (seen, chosen) = (self.seen(), self.chosen);
+        let note = match self.sampler.sampling.n {
+            1 => String::new(),
+            n => format!("One of {n} was chosen: the tables are of {} packets.", chosen.packets),
+        };
+        self.outputs.history.as_mut().map(|history| history.page(names, seen, &note))
     }
 
     /// The summary, as JSON.

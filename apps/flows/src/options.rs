@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! The command line of `unetmap flows`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use tool_common::Failure;
 use tool_common::metrics::MetricsArgs;
 use tool_common::port::full_name;
@@ -29,6 +29,7 @@ const MAX_FLOWS: u64 = 1 << 28;
 /// that other programs use, give a monitor of it (NAME/r, NAME/t). SIGINT and SIGTERM end the program after all records
 /// were sent, with a summary.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("tables").args(["top", "html"]).multiple(true)))]
 pub struct FlowsArgs {
     /// Ports, each an observation domain, numbered from 1: netmap:IF, netmap:NAME}ID/t, vale0:NAME, ...
     #[arg(value_name = "PORT")]
@@ -70,12 +71,17 @@ pub struct FlowsArgs {
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     top: bool,
 
-    /// Rows of each table of --top
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000), requires = "top")]
+    /// At the end write a page to this file: the rates over time, and the addresses, ports, protocols and flows of most
+    /// bytes of the whole time
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Rows of each table of --top and --html
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000), requires = "tables")]
     rows: u16,
 
-    /// Time between two refreshes of --top
-    #[arg(short, long, value_name = "SECONDS", default_value = "1", requires = "top",
+    /// Time between two refreshes of --top, and between two points in the charts of --html
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", requires = "tables",
           value_parser = within::<Duration, Duration>(seconds, Duration::from_millis(50)..=Duration::from_secs(3600)), allow_hyphen_values = true)]
     interval: Duration,
 
@@ -134,7 +140,11 @@ pub(crate) struct Settings<'a> {
     /// Records on standard output.
     pub(crate) format: Option<Format>,
     pub(crate) json: bool,
+    /// Of the tables, and whether they are printed.
+    pub(crate) tables: TopSettings,
     pub(crate) top: Option<TopSettings>,
+    /// The file of the page.
+    pub(crate) html: Option<&'a Path>,
     pub(crate) sampling: Sampling,
     pub(crate) keys: Keys,
     pub(crate) timeouts: Timeouts,
@@ -142,7 +152,7 @@ pub(crate) struct Settings<'a> {
     pub(crate) metrics: &'a MetricsArgs,
 }
 
-/// Of `--top`.
+/// Of `--top` and `--html`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TopSettings {
     pub(crate) rows: usize,
@@ -164,8 +174,8 @@ impl FlowsArgs {
         if self.ports.len() + self.read.len() > usize::from(u16::MAX) {
             return wrong("give at most 65535 ports and files");
         }
-        if self.to.is_none() && !self.json && !self.csv && !self.top {
-            return wrong("say where the records go: --to HOST:PORT, --json, --csv, or --top");
+        if self.to.is_none() && !self.json && !self.csv && !self.top && self.html.is_none() {
+            return wrong("say where the records go: --to HOST:PORT, --json, --csv, --top, or --html FILE");
         }
         if self.both_directions && self.to.is_some() && self.protocol != ProtocolArg::Ipfix {
             return wrong("--both-directions: only IPFIX has fields for it; use --protocol ipfix");
@@ -180,8 +190,8 @@ impl FlowsArgs {
         let identity = self.certificate.clone().zip(self.key.clone());
         let security = Security { authorities: self.ca.clone(), identity };
         let millis = |time: Duration| time.as_millis() as u64;
-        let top =
-            self.top.then_some(TopSettings { rows: self.rows.into(), interval: self.interval, count: self.count });
+        let tables = TopSettings { rows: self.rows.into(), interval: self.interval, count: self.count };
+        let top = self.top.then_some(tables);
         let sweep = top.map_or(SWEEP, |top| millis(top.interval).clamp(1, SWEEP));
         Ok(Settings {
             ports: self.ports.iter().map(|port| full_name(port)).collect(),
@@ -198,7 +208,9 @@ impl FlowsArgs {
                 _ => None,
             },
             json: self.json,
+            tables,
             top,
+            html: self.html.as_deref(),
             sampling: Sampling { n: self.sample, by: self.sample_by },
             keys: Keys { both: self.both_directions, inner: self.inner },
             timeouts: Timeouts { idle: millis(self.idle), active: millis(self.active), sweep },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! The addresses, ports, protocols and flows of most bytes since the last table.
+//! The addresses, ports, protocols and flows of most bytes, and tables of them.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -9,30 +9,12 @@ use std::time::Duration;
 use tool_common::table::align;
 
 use crate::cache::Flow;
+use crate::meter::Volume;
 use crate::packet::{Key, family};
 use crate::report::address;
 
 /// Things that are told apart between two tables; bytes of others are one row.
 const MAX_NAMES: usize = 1 << 16;
-
-/// Packets and bytes of frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Volume {
-    packets: u64,
-    bytes: u64,
-}
-
-impl Volume {
-    fn add(&mut self, other: Volume) {
-        self.packets += other.packets;
-        self.bytes += other.bytes;
-    }
-
-    /// All of a flow.
-    fn of(flow: &Flow) -> Volume {
-        Volume { packets: flow.packets.iter().sum(), bytes: flow.frames.iter().sum() }
-    }
-}
 
 /// The volumes of things.
 struct Volumes<K> {
@@ -54,31 +36,46 @@ impl<K: Copy + Eq + Hash> Volumes<K> {
         }
     }
 
-    /// A table of the `rows` with most bytes, and empties the volumes.
-    fn table(&mut self, title: &str, rows: usize, time: Duration, show: impl Fn(&K) -> String) -> String {
+    /// Returns the `rows` with most bytes, and empties the volumes.
+    fn take(&mut self, title: &'static str, rows: usize, show: impl Fn(&K) -> String) -> Ranking {
         let mut all: Vec<(K, Volume)> = self.known.drain().collect();
         all.sort_unstable_by_key(|(_, volume)| std::cmp::Reverse(volume.bytes));
-        let others = std::mem::take(&mut self.others);
-        let rest = all.iter().skip(rows).fold(others, |mut sum, (_, volume)| {
-            sum.add(*volume);
-            sum
-        });
-        let seconds = time.as_secs_f64().max(1e-3);
-        let row = |name: String, volume: Volume| {
-            let mbit = volume.bytes as f64 * 8.0 / seconds / 1e6;
-            vec![name, volume.packets.to_string(), volume.bytes.to_string(), format!("{mbit:.3}")]
-        };
-        let titles = [title, "packets", "bytes", "Mbit/s"].map(String::from).to_vec();
-        let shown = all.iter().take(rows).map(|(name, volume)| row(show(name), *volume));
-        let rest = (rest.packets > 0).then(|| row("(others)".into(), rest));
-        align(&[titles].into_iter().chain(shown).chain(rest).collect::<Vec<_>>(), 1)
+        let mut others = std::mem::take(&mut self.others);
+        all.iter().skip(rows).for_each(|(_, volume)| others.add(*volume));
+        Ranking { title, rows: all.iter().take(rows).map(|(name, volume)| (show(name), *volume)).collect(), others }
     }
 }
 
-/// The tables.
-pub(crate) struct Top {
-    /// The volume of the flow at each place that is in the tables.
-    seen: Vec<Volume>,
+/// The things of most bytes.
+pub(crate) struct Ranking {
+    /// Their kind.
+    pub(crate) title: &'static str,
+    pub(crate) rows: Vec<(String, Volume)>,
+    /// All that are in no row.
+    pub(crate) others: Volume,
+}
+
+impl Ranking {
+    /// All rows, with one for all others if there are any.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, Volume)> {
+        let others = (self.others.packets > 0).then_some(("(others)", self.others));
+        self.rows.iter().map(|(name, volume)| (&**name, *volume)).chain(others)
+    }
+
+    /// A table of volumes in this time.
+    fn table(&self, time: Duration) -> String {
+        let seconds = time.as_secs_f64().max(1e-3);
+        let row = |(name, volume): (&str, Volume)| {
+            let mbit = volume.bytes as f64 * 8.0 / seconds / 1e6;
+            vec![name.into(), volume.packets.to_string(), volume.bytes.to_string(), format!("{mbit:.3}")]
+        };
+        let titles = [self.title, "packets", "bytes", "Mbit/s"].map(String::from).to_vec();
+        align(&[titles].into_iter().chain(self.all().map(row)).collect::<Vec<_>>(), 1)
+    }
+}
+
+/// The volumes of addresses, ports, protocols and flows.
+pub(crate) struct Ranks {
     flows: Volumes<Key>,
     /// By family and address.
     addresses: Volumes<(u8, u128)>,
@@ -90,11 +87,10 @@ pub(crate) struct Top {
     rows: usize,
 }
 
-impl Top {
-    /// For a cache with so many places.
-    pub(crate) fn new(places: usize, rows: usize) -> Top {
-        Top {
-            seen: vec![Volume::default(); places],
+impl Ranks {
+    /// Of each kind so many are told apart in the end.
+    pub(crate) fn new(rows: usize) -> Ranks {
+        Ranks {
             flows: Volumes::new(),
             addresses: Volumes::new(),
             ports: Volumes::new(),
@@ -104,15 +100,8 @@ impl Top {
         }
     }
 
-    /// Adds what is new of a flow; `has_ended`: the place is another flow's from now on.
-    pub(crate) fn add(&mut self, place: usize, flow: &Flow, has_ended: bool) {
-        let all = Volume::of(flow);
-        let seen = std::mem::replace(&mut self.seen[place], if has_ended { Volume::default() } else { all });
-        let new = Volume { packets: all.packets - seen.packets, bytes: all.bytes - seen.bytes };
-        if new.packets == 0 {
-            return;
-        }
-        let key = flow.directed();
+    /// Adds what is new of a flow.
+    pub(crate) fn add(&mut self, key: Key, new: Volume) {
         self.total.add(new);
         self.flows.add(key, new);
         self.addresses.add((key.family, key.src), new);
@@ -127,26 +116,55 @@ impl Top {
         self.protocols.add((key.family, protocol), new);
     }
 
-    /// The tables since the last call, which was `time` ago.
-    pub(crate) fn tables(&mut self, flows: usize, time: Duration) -> String {
+    /// Returns the total, and the things of most bytes, since the last call.
+    pub(crate) fn take(&mut self) -> (Volume, [Ranking; 4]) {
         let rows = self.rows;
-        let Volume { packets, bytes } = std::mem::take(&mut self.total);
-        let mut text =
-            format!("{packets} packets, {bytes} bytes in {:.1} s; {flows} flows now\n\n", time.as_secs_f64());
         let of = |family: u8, bits: &u128| address(&Key { family, ..Key::default() }, *bits);
-        let tables = [
-            self.addresses.table("address", rows, time, |(family, bits)| of(*family, bits)),
-            self.ports.table("port", rows, time, |(proto, port)| format!("{}/{port}", protocol(*proto))),
-            self.protocols.table("protocol", rows, time, |(family, number)| match *family {
+        let rankings = [
+            self.addresses.take("address", rows, |(family, bits)| of(*family, bits)),
+            self.ports.take("port", rows, |(proto, port)| format!("{}/{port}", protocol(*proto))),
+            self.protocols.take("protocol", rows, |(family, number)| match *family {
                 family::V4 => protocol(*number as u8),
                 family::V6 => format!("{} over IPv6", protocol(*number as u8)),
                 _ => format!("EtherType 0x{number:04x}"),
             }),
-            self.flows.table("flow", rows, time, flow_name),
+            self.flows.take("flow", rows, flow_name),
         ];
-        for table in tables {
+        (std::mem::take(&mut self.total), rankings)
+    }
+}
+
+/// The tables.
+pub(crate) struct Top {
+    /// The volume of the flow at each place that is in the tables.
+    seen: Vec<Volume>,
+    ranks: Ranks,
+}
+
+impl Top {
+    /// For a cache with so many places.
+    pub(crate) fn new(places: usize, rows: usize) -> Top {
+        Top { seen: vec![Volume::default(); places], ranks: Ranks::new(rows) }
+    }
+
+    /// Adds what is new of a flow; `has_ended`: the place is another flow's from now on.
+    pub(crate) fn add(&mut self, place: usize, flow: &Flow, has_ended: bool) {
+        let all = Volume::of(flow);
+        let seen = std::mem::replace(&mut self.seen[place], if has_ended { Volume::default() } else { all });
+        let new = all.since(seen);
+        if new.packets > 0 {
+            self.ranks.add(flow.directed(), new);
+        }
+    }
+
+    /// The tables since the last call, which was `time` ago.
+    pub(crate) fn tables(&mut self, flows: usize, time: Duration) -> String {
+        let (Volume { packets, bytes }, rankings) = self.ranks.take();
+        let mut text =
+            format!("{packets} packets, {bytes} bytes in {:.1} s; {flows} flows now\n\n", time.as_secs_f64());
+        for ranking in rankings {
             // Writes to a String cannot fail.
-            let _ = writeln!(text, "{table}");
+            let _ = writeln!(text, "{}", ranking.table(time));
         }
         text
     }

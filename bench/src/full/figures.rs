@@ -273,6 +273,7 @@ fn ratios(page: &mut Page, rows: &[RowResult]) {
                interval. \"mediated\" is unetmap through its daemon, as users without privileges have it."
             .into(),
         bars: all,
+        unit: None,
     });
 }
 

@@ -438,6 +438,54 @@ fn tables_show_the_most_bytes_first() {
     });
 }
 
+/// A capture of 200 packets at intervals of 1 ms, whose name is that of an attack.
+#[test]
+fn a_page_has_the_rates_and_the_most_bytes_of_the_whole_time() {
+    isolated(|home| {
+        let frames = [vec![udp(5000, 53, &[0; 1000]); 150], vec![udp(53, 6000, &[0; 10]); 50]].concat();
+        let path = home.folder().join("<script>in&.pcap");
+        fs::write(&path, pcap_file(&frames)).expect("a file");
+        let page = home.folder().join("page.html");
+        let run = |command: &mut Command| {
+            done(command.arg("--html").arg(&page));
+            fs::read_to_string(&page).expect("a page")
+        };
+        let html = run(flows("-i 0.05 --rows 1 --read").arg(&path));
+        let (bytes, most) = (150 * 1042 + 50 * 52, 150 * 1042);
+        assert!(html.contains("200 packets, 159k bytes in 0.199 s"), "{html}");
+        assert!(html.contains("&lt;script&gt;in&amp;.pcap") && !html.contains("<script") && !html.contains("http"));
+        // Four intervals of 50 packets, in a chart for wide screens and one for narrow ones.
+        assert_eq!(html.matches("<title>all: 1000 at ").count(), 8, "{html}");
+        // Two charts of rates, and those of addresses, ports and protocols.
+        assert_eq!(html.matches("<svg ").count(), 10);
+        let row = |name: &str, packets: usize, bytes: usize, share: &str| {
+            let cell = |text: &str| format!("<td class=\"n\">{text}</td>");
+            let row =
+                format!("<td>{name}</td>{}{}{}", cell(&packets.to_string()), cell(&bytes.to_string()), cell(share));
+            assert!(html.contains(&row), "{row}: {html}");
+        };
+        row("udp/53", 200, bytes, "100.00");
+        row("udp", 200, bytes, "100.00");
+        row("udp 10.9.0.2:5000 &gt; 10.9.0.1:53", 150, most, "98.36");
+        row("(others)", 50, bytes - most, "1.64");
+        // Of a port, beside records; and the page says what was chosen.
+        let near = open("netmap:p{1");
+        let mut command = flows("p}1 --sample 2 --sample-by count --html");
+        let running = Forwarder::start(command.arg(&page));
+        transmit(&near, 0, &frames, 2048);
+        let seen = running.summary();
+        assert_eq!(seen["packets"], 200, "{seen}");
+        let html = fs::read_to_string(&page).expect("a page");
+        assert!(html.contains("netmap:p}1") && html.contains("the tables are of 100 packets"), "{html}");
+        assert!(html.contains("<td>udp/53</td><td class=\"n\">100</td>"), "{html}");
+        // A file that has other names is not written: they may be in a folder of another user.
+        fs::hard_link(&page, home.folder().join("other")).expect("a name");
+        let output = flows("--read").arg(&path).arg("--html").arg(&page).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("has other names"), "{said}");
+    });
+}
+
 /// Decoders of others understand the messages.
 #[test]
 fn tshark_and_nfdump_decode_the_records() {

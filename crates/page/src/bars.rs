@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Charts of ratios: bars that begin at 1, to the right where a ratio is above it.
+//! Charts of ratios: bars that begin at 1, to the right where a ratio is above it. And of amounts: bars that begin at
+//! 0.
 
 use std::fmt::Write as _;
 
 use crate::axis::{Axis, Scale};
 use crate::layout::{Layout, wrap};
-use crate::{escape, number};
+use crate::{escape, number, quantity};
 
 /// Room for the names beside the bars, and for the values.
 const NAMES: f64 = 270.0;
@@ -16,18 +17,18 @@ const ROW: f64 = 21.0;
 /// Room that a label of the axis needs.
 const TICK_ROOM: f64 = 36.0;
 
-/// A ratio.
+/// A ratio, or an amount.
 #[derive(Clone, Debug)]
 pub struct Bar {
     /// The name of the thing compared.
     pub label: String,
-    /// The ratio, above 0.
+    /// The ratio, above 0; or the amount.
     pub ratio: f64,
     /// The interval in which the ratio may be: [low, high].
     pub interval: Option<(f64, f64)>,
 }
 
-/// A chart of ratios.
+/// A chart of ratios or amounts.
 #[derive(Clone, Debug, Default)]
 pub struct Bars {
     /// The title of the chart.
@@ -36,6 +37,8 @@ pub struct Bars {
     pub note: String,
     /// The bars, from the top.
     pub bars: Vec<Bar>,
+    /// Whether they are amounts of this unit; else they are ratios.
+    pub unit: Option<&'static str>,
 }
 
 impl Bars {
@@ -51,17 +54,21 @@ impl Bars {
         };
         let above = |bar: &Bar| if layout.beside { 0.0 } else { layout.line * names(bar).len() as f64 };
         let height = TOP + self.bars.iter().map(|bar| ROW + above(bar)).sum::<f64>() + 8.0;
-        let values = self.bars.iter().flat_map(|bar| [bar.ratio, bar.interval.map_or(1.0, |(low, _)| low)]);
-        let ends = self.bars.iter().filter_map(|bar| bar.interval.map(|(_, high)| high));
-        let axis = Axis::new(Scale::Log, values.chain(ends).chain([0.8, 1.25]), (left, right));
+        let values = self.bars.iter().map(|bar| bar.ratio);
+        let intervals = self.bars.iter().filter_map(|bar| bar.interval).flat_map(|(low, high)| [low, high]);
+        let (scale, least, base): (_, &[f64], _) = match self.unit {
+            None => (Scale::Log, &[0.8, 1.25], 1.0),
+            Some(_) => (Scale::Linear, &[], 0.0),
+        };
+        let axis = Axis::new(scale, values.chain(intervals).chain(least.iter().copied()), (left, right));
         let mut svg = format!(
             "<svg class=\"{}\" viewBox=\"0 0 {} {height}\" role=\"img\" aria-label=\"{}\">\n",
             layout.class,
             layout.width,
-            escape(&format!("{}: ratios", self.title))
+            escape(&format!("{}: {}", self.title, self.unit.unwrap_or("ratios")))
         );
         put_grid(&mut svg, &axis, height);
-        let one = axis.at(1.0);
+        let one = axis.at(base);
         // Above the lines that cross them.
         let mut texts = String::new();
         let mut y = TOP + 3.0;
@@ -73,7 +80,7 @@ impl Bars {
                     writeln!(texts, "<text class=\"{class}\" x=\"{x}\" y=\"{:.1}\">{}</text>", y + 11.0, escape(&name));
                 y += if layout.beside { 0.0 } else { layout.line };
             }
-            let (end, class) = (axis.at(bar.ratio), if bar.ratio < 1.0 { "worse c1" } else { "bar c0" });
+            let (end, class) = (axis.at(bar.ratio), if bar.ratio < base { "worse c1" } else { "bar c0" });
             let _ = writeln!(
                 svg,
                 "<rect class=\"{class}\" x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"14\"/>\
@@ -82,7 +89,7 @@ impl Bars {
                 (end - one).abs().max(1.0),
                 right + 10.0,
                 y + 11.0,
-                times(bar.ratio)
+                self.unit.map_or_else(|| times(bar.ratio), |unit| quantity(bar.ratio, unit))
             );
             if let Some((low, high)) = bar.interval {
                 let (low, high, middle) = (axis.at(low), axis.at(high), y + 7.0);

@@ -53,8 +53,18 @@ fn a_page_is_whole_and_loads_nothing() {
         ],
         ..Bars::default()
     });
+    page.bars(&Bars {
+        title: "Amounts".into(),
+        bars: vec![
+            Bar { label: "<most>".into(), ratio: 5e6, interval: None },
+            Bar { label: "least".into(), ratio: 0.5e6, interval: None },
+        ],
+        unit: Some("B"),
+        ..Bars::default()
+    });
     let html = page.finish();
     check_nesting(&html);
+    assert!(html.contains(">5M B<") && html.contains(">500k B<") && html.contains("&lt;most&gt;"));
     assert!(html.contains("<title>A &lt;page&gt;</title>") && html.contains("a &amp; b"));
     assert!(!html.contains("http") && !html.contains("<script"), "it loads nothing");
     assert!(html.contains("\u{d7} 200") && html.contains("\u{d7} 0.5"));
