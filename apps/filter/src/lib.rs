@@ -38,7 +38,7 @@ mod verdict;
 pub use config::Config;
 pub use counters::{Counts, RuleCounters};
 pub use engine::{Direction, Engine, Now, SharedTables};
-pub use nat::{NatCounts, NatEvent, Translated};
+pub use nat::{NatChange, NatCounts, NatEvent, Translated};
 pub use packet::{Family, HEADER_BYTES, Headers, Malformed, proto, tcp};
 pub use parse::words::{SyntaxError, text};
 pub use reply::{MAX_REPLY, checksum, reply, too_big};

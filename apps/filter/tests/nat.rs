@@ -2,7 +2,7 @@
 //! Address translation: of each protocol, of errors and fragments, and what a full table keeps. Every translated packet
 //! has right checksums.
 
-use unetmap_filter::{Config, Direction, Engine, Headers, NatEvent, Now, Ruleset, Translated, Verdict, tcp};
+use unetmap_filter::{Config, Direction, Engine, Headers, NatChange, NatEvent, Now, Ruleset, Translated, Verdict, tcp};
 
 const UDP: u8 = 17;
 const TCP: u8 = 6;
@@ -350,7 +350,8 @@ fn connections_are_logged_when_they_begin_and_end() {
     let end = |(address, port): End| (u32::from_be_bytes(address), port);
     let event = |millis, begins, proto, inside, alias, remote| {
         let (inside, alias, remote) = (end(inside), end(alias), end(remote));
-        NatEvent { millis, begins, number: 1, proto, inside, alias, remote }
+        let change = if begins { NatChange::Begins } else { NatChange::Ends };
+        NatEvent { millis, change, number: 1, proto, inside, alias, remote }
     };
     let taken = |nat: &mut Nat| {
         let mut events = Vec::new();
@@ -383,6 +384,37 @@ fn connections_are_logged_when_they_begin_and_end() {
     assert_eq!((events, nat.engine.nat_counts().connections), (both.to_vec(), 0));
 }
 
+/// A connection that cannot be made is an event, once a second for each reason.
+#[test]
+fn connections_without_port_or_room_are_logged_once_a_second() {
+    let mut nat = Nat::new("ip 203.0.113.1 port_range 50000-50001", 3);
+    nat.engine.log_nat();
+    let failures = |nat: &mut Nat| {
+        let mut events = Vec::new();
+        nat.engine.take_nat_events(&mut events);
+        let failed = events.iter().filter(|event| !matches!(event.change, NatChange::Begins | NatChange::Ends));
+        failed.map(|event| (event.millis, event.change, event.proto, event.alias.0)).collect::<Vec<_>>()
+    };
+    let other = ([10, 0, 0, 6], 4000);
+    let alias = u32::from_be_bytes(ALIAS);
+    for host in [HOST, ([10, 0, 0, 7], 4000)] {
+        let alias = nat.out(&packet(UDP, host, SERVER, 0)).src;
+        nat.inward(&packet(UDP, SERVER, alias, 0));
+    }
+    (0..5).for_each(|_| assert!(nat.drops(Direction::Out, &packet(UDP, other, SERVER, 0))));
+    nat.seconds = 2;
+    (0..5).for_each(|_| assert!(nat.drops(Direction::Out, &packet(UDP, other, SERVER, 0))));
+    assert_eq!(failures(&mut nat), [1000, 2000].map(|millis| (millis, NatChange::NoPort, UDP, alias)));
+    assert_eq!(nat.engine.nat_counts().no_port, 10);
+    // Another server: a third connection, and then the table is full of those that were answered.
+    let second = ([198, 51, 100, 8], 80);
+    let public = nat.out(&packet(UDP, other, second, 0)).src;
+    nat.inward(&packet(UDP, second, public, 0));
+    (0..5).for_each(|_| assert!(nat.drops(Direction::Out, &packet(TCP, other, SERVER, tcp::SYN))));
+    assert_eq!(failures(&mut nat), [(2000, NatChange::Full(3), TCP, alias)]);
+    assert_eq!(nat.engine.nat_counts().full, 5);
+}
+
 /// A log that nobody takes events from grows no further, and counts what it lacks.
 #[test]
 fn a_full_log_counts_what_it_loses() {
@@ -399,7 +431,7 @@ fn a_full_log_counts_what_it_loses() {
     assert_eq!(events.len() as u64 + lost, N);
     events.clear();
     while nat.engine.end_nat(9000, &mut events) {}
-    assert!(events.len() as u64 == N && events.iter().all(|event| !event.begins), "{}", events.len());
+    assert!(events.len() as u64 == N && events.iter().all(|event| event.change == NatChange::Ends), "{}", events.len());
     assert_eq!(nat.engine.nat_counts().lost_events, lost);
 }
 

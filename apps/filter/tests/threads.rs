@@ -120,7 +120,7 @@ fn connections_are_translated_back_at_another_thread() {
     let mut events = Vec::new();
     engines[1].take_nat_events(&mut events);
     engines[0].take_nat_events(&mut events);
-    assert_eq!(events.iter().filter(|event| event.begins).count(), 99);
+    assert_eq!(events.iter().filter(|event| event.change == unetmap_filter::NatChange::Begins).count(), 99);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tool_common::Failure;
 use tool_common::forward::Counts;
 use unetmap::Ring;
-use unetmap_filter::{HEADER_BYTES, NatEvent};
+use unetmap_filter::{HEADER_BYTES, NatChange, NatEvent};
 use unetmap_quantity::{count, within};
 
 use crate::cache::{SWEEP, Timeouts};
@@ -84,7 +84,7 @@ impl ObserverArgs {
         let form = Form { second: if drops { Second::Dropped } else { Second::None }, inner: self.inner, nat };
         let exporter = Exporter::new((to, &Security::default()), Protocol::Ipfix, &domains, sampling, form);
         meter.outputs.exporter = Some(exporter.map_err(|why| format!("--flows {why}"))?);
-        Ok(Some(Observer { meter, clock: Clock::new(), header, ticks: 0, nat: nat.then_some([0; 2]) }))
+        Ok(Some(Observer { meter, clock: Clock::new(), header, ticks: 0, nat: nat.then_some([0; 3]) }))
     }
 }
 
@@ -104,8 +104,9 @@ pub struct Observer {
     header: usize,
     /// Calls of [`Observer::tick`] until it looks at the clock.
     ticks: u32,
-    /// Connections of NAT that have begun, and that have ended. `None`: they are not reported.
-    nat: Option<[u64; 2]>,
+    /// Connections of NAT that have begun, and that have ended, and reports of some that were not made. `None`: these
+    /// are not reported.
+    nat: Option<[u64; 3]>,
 }
 
 impl Observer {
@@ -171,7 +172,12 @@ impl Observer {
         let now = self.clock.now();
         for event in events.drain(..) {
             exporter.add_nat(&event, now - millis.saturating_sub(event.millis).min(now), now);
-            counts[usize::from(!event.begins)] += 1;
+            let count = match event.change {
+                NatChange::Begins => 0,
+                NatChange::Ends => 1,
+                NatChange::NoPort | NatChange::Full(_) => 2,
+            };
+            counts[count] += 1;
         }
     }
 
@@ -214,9 +220,9 @@ impl Observer {
         self.meter.advance(self.clock.now());
         self.meter.finish();
         let (mut summary, mut text) = (self.meter.summary(), format!("flows: {}", self.meter.summary_text()));
-        if let Some([begun, ended]) = self.nat {
-            summary["nat"] = json!({"begun": begun, "ended": ended});
-            text += &format!("; {begun} connections of NAT begun, {ended} ended");
+        if let Some([begun, ended, refused]) = self.nat {
+            summary["nat"] = json!({"begun": begun, "ended": ended, "refused": refused});
+            text += &format!("; {begun} connections of NAT begun, {ended} ended, {refused} reports of some refused");
         }
         (summary, text)
     }

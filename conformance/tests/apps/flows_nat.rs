@@ -22,6 +22,7 @@ use crate::fw::{packet, seq, start};
 const EVENT: u16 = 230;
 const CREATED: u64 = 4;
 const DELETED: u64 = 5;
+const PORTS_EXHAUSTED: u64 = 12;
 const TIME: u16 = 323;
 
 /// The records of an event.
@@ -148,6 +149,39 @@ fn decode_by_others(folder: &std::path::Path, messages: &[Vec<u8>], aliases: &Ha
     summary(&format!("{tshark}; {nfdump}"));
 }
 
+/// An address with two ports: the third connection to a server gets none, which has a record.
+#[test]
+fn a_connection_without_a_port_has_a_record() {
+    isolated(|home| {
+        let (near, far) = (open("netmap:p{1"), open("netmap:q}1"));
+        let collector = Collector::start();
+        let mut fw = Command::new(program("unetmap-fw"));
+        fw.args(["--flows", collector.address(), "--flows-nat"]);
+        let rules = "nat 7 config ip 10.0.0.77 port_range 50000-50001\nadd nat 7 ip from any to any\n";
+        let fw = start(home, fw, "netmap:p}1 netmap:q{1", rules);
+        // The last one is to another server, and passes.
+        let ends = [(1, 2), (3, 2), (5, 2), (5, 2), (5, 4)];
+        let sent: Vec<_> = (1..).zip(ends).map(|(seq, ends)| packet(ends, 40, 0, seq)).collect();
+        transmit(&near, 0, &sent, 2048);
+        assert_eq!(receive_all(&far, 3).iter().filter_map(|bytes| seq(bytes)).collect::<Vec<_>>(), [1, 2, 5]);
+        let ended = fw.summary();
+        let messages = collector.messages();
+        let mut decoder = Decoder::default();
+        messages.iter().for_each(|message| decoder.message(message));
+        let refused = of(&decoder, PORTS_EXHAUSTED);
+        assert_eq!((refused.len(), &ended["flows"][0]["nat"]["refused"]), (1, &1.into()), "{ended}");
+        assert_eq!((refused[0].bytes(225), refused[0].number(4), refused[0].number(463)), (&[10, 0, 0, 77][..], 17, 7));
+        assert_eq!((of(&decoder, CREATED).len(), of(&decoder, DELETED).len()), (3, 3));
+        let fields = ["cflow.nat_event", "cflow.post_natsource_ipv4_address"];
+        let said = tshark_fields(home.folder(), &messages, &fields).map_or("no tshark".to_owned(), |text| {
+            let found = text.split(['\t', ',', '\n']).filter(|found| *found == "12").count();
+            assert_eq!(found, 1, "{text}");
+            "tshark: event 12".into()
+        });
+        summary(&said);
+    });
+}
+
 /// A connection that is closed ends 10 seconds later, also if no packet comes any more.
 #[test]
 fn an_idle_firewall_tells_of_connections_that_end() {
@@ -175,7 +209,7 @@ fn an_idle_firewall_tells_of_connections_that_end() {
         std::thread::scope(|scope| {
             // The firewall's end, also that of a panic, is that of the connection.
             scope.spawn(move || stream.receive(&connection, |_| false));
-            assert_eq!(fw.summary()["flows"][0]["nat"], serde_json::json!({"begun": 1, "ended": 1}));
+            assert_eq!(fw.summary()["flows"][0]["nat"], serde_json::json!({"begun": 1, "ended": 1, "refused": 0}));
         });
     });
 }

@@ -14,7 +14,7 @@ mod table;
 
 use crate::packet::{Family, Headers, proto};
 use crate::table::AddressHasher;
-pub use log::NatEvent;
+pub use log::{NatChange, NatEvent};
 use rewrite::{End, Layout};
 use std::hash::Hasher as _;
 pub use table::NatCounts;
@@ -261,7 +261,7 @@ impl NatTable {
                 return self.connections.add(connection((address, port)), now);
             }
         }
-        self.connections.counts.no_port += 1;
+        self.connections.no_port(&connection((address, 0)), now);
         None
     }
 

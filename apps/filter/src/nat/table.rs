@@ -4,7 +4,7 @@
 
 use std::hash::Hasher as _;
 
-use super::log::{MAX_EVENTS, NatEvent};
+use super::log::{FAILURES_EVERY, MAX_EVENTS, NatChange, NatEvent};
 use super::rewrite::End;
 use crate::buckets::Buckets;
 use crate::packet::{proto, tcp};
@@ -115,7 +115,7 @@ pub struct NatCounts {
     pub fragments: u64,
     /// Packets that were turned back to a host inside.
     pub turned_back: u64,
-    /// Connections that were made or ended and are not in the log, which was full.
+    /// Events that are not in the log, which was full.
     pub lost_events: u64,
 }
 
@@ -133,6 +133,8 @@ pub(super) struct Connections {
     lists: [(u32, u32); LIVES.len()],
     /// Events that were not taken yet; `None`: there is no log.
     events: Option<Vec<NatEvent>>,
+    /// From when on the log takes one that was not made: for want of a port, of room.
+    failures_due: [u64; 2],
     pub(super) counts: NatCounts,
 }
 
@@ -146,6 +148,7 @@ impl Connections {
             buckets: [Buckets::new(max), Buckets::new(max)],
             lists: [(NONE, NONE); LIVES.len()],
             events: None,
+            failures_due: [0; 2],
             counts: NatCounts::default(),
         }
     }
@@ -190,6 +193,7 @@ impl Connections {
     pub(super) fn add(&mut self, connection: Connection, now: u64) -> Option<u32> {
         let Some(at) = self.allocate(now) else {
             self.counts.full += 1;
+            self.fail(NatChange::Full(self.max as u32), &connection, now);
             return None;
         };
         // Expired ones that were not found are still in the way.
@@ -210,7 +214,7 @@ impl Connections {
         }
         self.counts.connections += 1;
         self.counts.created += 1;
-        self.note(true, &connection, now);
+        self.note(NatChange::Begins, &connection, now);
         Some(at)
     }
 
@@ -247,14 +251,29 @@ impl Connections {
         true
     }
 
-    fn note(&mut self, begins: bool, connection: &Connection, millis: u64) {
+    /// A connection cannot be made, as no port is free.
+    pub(super) fn no_port(&mut self, connection: &Connection, now: u64) {
+        self.counts.no_port += 1;
+        self.fail(NatChange::NoPort, connection, now);
+    }
+
+    /// Notes a connection that cannot be made, now and then: each of its packets would be one.
+    fn fail(&mut self, change: NatChange, connection: &Connection, now: u64) {
+        let due = &mut self.failures_due[usize::from(change != NatChange::NoPort)];
+        if now >= *due {
+            *due = now + FAILURES_EVERY;
+            self.note(change, connection, now);
+        }
+    }
+
+    fn note(&mut self, change: NatChange, connection: &Connection, millis: u64) {
         let Some(events) = &mut self.events else { return };
         if events.len() == MAX_EVENTS {
             self.counts.lost_events += 1;
             return;
         }
         let Connection { number, proto, inside, alias, remote, .. } = *connection;
-        events.push(NatEvent { millis, begins, number, proto, inside, alias, remote });
+        events.push(NatEvent { millis, change, number, proto, inside, alias, remote });
     }
 
     /// Returns the number of connections that have not expired.
@@ -294,7 +313,7 @@ impl Connections {
         (entry.used, entry.next) = (false, self.free);
         self.free = at;
         self.counts.connections -= 1;
-        self.note(false, &connection, now);
+        self.note(NatChange::Ends, &connection, now);
     }
 
     fn link(&mut self, at: u32) {

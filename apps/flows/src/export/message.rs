@@ -114,7 +114,7 @@ impl Stream {
 
     /// Adds an event of NAT, for which there is room.
     pub(crate) fn add_nat(&mut self, event: &NatEvent, time: u64) {
-        self.begin_record(nat::TEMPLATE);
+        self.begin_record(nat::template_of(event));
         nat::put(event, time, &mut self.message);
     }
 
@@ -143,9 +143,9 @@ impl Stream {
             }
         }
         self.records += TEMPLATES as u16;
-        if self.has_nat {
-            put16(&mut self.message, &[nat::TEMPLATE, nat::FIELDS.len() as u16]);
-            nat::FIELDS.iter().for_each(|(id, bytes)| put16(&mut self.message, &[*id, *bytes]));
+        for (id, fields) in nat::TEMPLATES.iter().filter(|_| self.has_nat) {
+            put16(&mut self.message, &[*id, fields.len() as u16]);
+            fields.iter().for_each(|(id, bytes)| put16(&mut self.message, &[*id, *bytes]));
             self.records += 1;
         }
         self.begin_set(if is_ipfix { 3 } else { 1 });
