@@ -59,7 +59,8 @@ pub(crate) fn read_slots(
 ) -> u64 {
     let mut bytes = 0;
     let mut packet = Partial { head: [0; HEADER_BYTES], have: 0, skip: header, len: 0, chosen: None };
-    let mut ahead = ring.first(n).skip(FETCH_AHEAD);
+    let fetched = if meter.sampler.sampling.reads_many() { n } else { 0 };
+    let mut ahead = ring.first(fetched).skip(FETCH_AHEAD);
     for slot in ring.first(n) {
         if let Some(next) = ahead.next() {
             next.fetch();

@@ -23,8 +23,6 @@ use crate::sampler::{Choice, Sampling};
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Calls of [`Observer::tick`] of which one looks at the clock, while packets come.
 const TICKS: u32 = 64;
-/// With fewer packets for a chosen one, all slots are walked through, and what is read next is fetched.
-const WALKED: u32 = 8;
 /// Time-outs of records, as the defaults of `unetmap flows`.
 const TIMEOUTS: Timeouts = Timeouts { idle: 15_000, active: 60_000, sweep: SWEEP };
 
@@ -125,7 +123,7 @@ impl Observer {
     fn read(&mut self, ring: &Ring, slots: u32, (packets, skipped): (u64, u64), Origin { port, dropped }: Origin) {
         self.advance();
         let (meter, header, mut at, mut next) = (&mut self.meter, self.header, 0, Some(skipped));
-        if u64::from(slots) != packets || meter.sampler.sampling.n < WALKED {
+        if u64::from(slots) != packets || meter.sampler.sampling.reads_many() {
             read_slots(ring, slots, (port, header, dropped), meter, |meter| {
                 let is_chosen = next == Some(at);
                 at += 1;

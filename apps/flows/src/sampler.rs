@@ -7,6 +7,9 @@ use clap::ValueEnum;
 
 use crate::packet::{Key, Seed};
 
+/// With fewer packets for a chosen one, many are read.
+const READ: u32 = 8;
+
 /// How one of n packets is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Choice {
@@ -23,6 +26,13 @@ pub enum Choice {
 pub(crate) struct Sampling {
     pub(crate) n: u32,
     pub(crate) by: Choice,
+}
+
+impl Sampling {
+    /// Whether so many packets are read that all slots are walked through, and what is read next is fetched.
+    pub(crate) fn reads_many(self) -> bool {
+        self.n < READ || self.by == Choice::Flow
+    }
 }
 
 /// Chooses packets.
