@@ -116,6 +116,7 @@ func TestNamesMeanWhatTheGrammarSays(t *testing.T) {
 			flags: rxRingsOnly, txSlots: 256, rxSlots: 256},
 		"netmap:dmz^1":          {name: "dmz", parent: "dmz", mode: regOneSW, ring: 1},
 		"netmap:lan*/x":         {name: "lan", parent: "lan", mode: regNICSW, flags: exclusive},
+		"netmap:lan/d":          {name: "lan", parent: "lan", mode: regAllNIC, flags: disconnected},
 		"netmap:lan{left-3/T@7": {name: "lan{left", parent: "lan", mode: regOneNIC, ring: 3, flags: txRingsOnly, memID: 7},
 		"vale7:probe/rt":        {name: "vale7:probe", parent: "vale7:probe", mode: regAllNIC, flags: monitorRx | monitorTx},
 		"vale:a@share=vale:b":   {name: "vale:a", parent: "vale:a", mode: regAllNIC, share: "vale:b"},

@@ -26,6 +26,9 @@ const (
 	rxRingsOnly = 0x2000
 	txRingsOnly = 0x4000
 
+	// disconnected asks for an interface that the host's stack does not use: else the open is refused.
+	disconnected = 1 << 27
+
 	// mediated asks for a port whose sockets the daemon has (crates/core/src/control/request.rs).
 	mediated = 1 << 28
 
@@ -190,8 +193,8 @@ func (p *parser) mode(name *portName) {
 }
 
 func (p *parser) flags(name *portName) {
-	letters := map[byte]uint64{'x': exclusive, 'z': zcopyMon, 't': monitorTx, 'r': monitorRx, 'R': rxRingsOnly,
-		'T': txRingsOnly}
+	letters := map[byte]uint64{'x': exclusive, 'd': disconnected, 'z': zcopyMon, 't': monitorTx, 'r': monitorRx,
+		'R': rxRingsOnly, 'T': txRingsOnly}
 	p.eat("/")
 	before := p.rest
 	for p.rest != "" && letters[p.rest[0]] != 0 {
@@ -199,7 +202,7 @@ func (p *parser) flags(name *portName) {
 		p.rest = p.rest[1:]
 	}
 	if p.rest == before {
-		p.fail("a flag is missing (x z t r R T)")
+		p.fail("a flag is missing (x d z t r R T)")
 	}
 }
 

@@ -18,6 +18,12 @@ extern "C" {
  */
 #define NR_SLOT_TIMES 0x80000000U
 
+/*
+ * Another one, by which an interface is refused unless the host's stack is disconnected from it: it neither receives
+ * frames of the interface nor sends any, but by host rings. In a port's name: /d.
+ */
+#define NR_DISCONNECTED 0x08000000U
+
 /* What took a time. */
 #define UNETMAP_TIME_SYNC 1 /* the sync of this port that delivered or sent the packet */
 #define UNETMAP_TIME_MONITORED_SYNC 2 /* at a monitor: the sync of the monitored port */

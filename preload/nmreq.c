@@ -9,7 +9,7 @@
  *	port     = "netmap:" name | "vale" [ ident ] ":" ident
  *	pipe     = ( "{" | "}" ) ident
  *	mode     = "^" [ number ] | "*" | "-" number
- *	flags    = 1*( "x" | "z" | "t" | "r" | "R" | "T" )
+ *	flags    = 1*( "x" | "d" | "z" | "t" | "r" | "R" | "T" )
  *	options  = 1*( "@" key [ ":" kv *( "," kv ) | "=" value ] )
  *	kv       = key "=" value
  */
@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include <libnetmap.h>
+#include <unetmap.h>
 
 #include "nmreq.h"
 
@@ -229,6 +230,9 @@ flags_decode(const char **s, struct nmreq_register *reg)
 		case 'x':
 			reg->nr_flags |= NR_EXCLUSIVE;
 			break;
+		case 'd':
+			reg->nr_flags |= NR_DISCONNECTED;
+			break;
 		case 'z':
 			reg->nr_flags |= NR_ZCOPY_MON;
 			break;
@@ -266,7 +270,7 @@ nmreq_register_decode(const char **mode, struct nmreq_register *reg, struct nmct
 
 		if (sign == '/') {
 			if (flags++ > 0 || flags_decode(&at, reg) != 0)
-				return invalid(ctx, *mode, "give / once, followed by flags out of xztrRT");
+				return invalid(ctx, *mode, "give / once, followed by flags out of xdztrRT");
 		} else if (sign == '@') {
 			n = number(&at, 1, 65535);
 			if (n < 0 || (reg->nr_mem_id != 0 && reg->nr_mem_id != n))

@@ -8,6 +8,7 @@
 #include "port.h"
 
 #include <libnetmap.h>
+#include <unetmap.h>
 
 static char last_error[256];
 
@@ -180,9 +181,10 @@ RULE("5-dash", "a - is part of the name, except the last one if only digits foll
 
 /* ---- flags, region */
 
-RULE("5-flags", "after /: x exclusive; z, t, r monitors; R, T one direction; in any order")
+RULE("5-flags", "after /: x exclusive; d disconnected; z, t, r monitors; R, T one direction; in any order")
 {
 	parses_to("netmap:lan/x", "lan", REG(.nr_flags = NR_EXCLUSIVE));
+	parses_to("netmap:lan/d", "lan", REG(.nr_flags = NR_DISCONNECTED));
 	parses_to("netmap:lan/z", "lan", REG(.nr_flags = NR_ZCOPY_MON));
 	parses_to("netmap:lan/t", "lan", REG(.nr_flags = NR_MONITOR_TX));
 	parses_to("netmap:lan/r", "lan", REG(.nr_flags = NR_MONITOR_RX));

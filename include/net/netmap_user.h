@@ -330,7 +330,8 @@ nm_suffix_(const char *s, struct nmreq *req)
 		uint32_t flag;
 	} flags[] = {
 		{ 'x', NR_EXCLUSIVE }, { 'z', NR_ZCOPY_MON }, { 't', NR_MONITOR_TX },
-		{ 'r', NR_MONITOR_RX }, { 'R', NR_RX_RINGS_ONLY }, { 'T', NR_TX_RINGS_ONLY }
+		{ 'r', NR_MONITOR_RX }, { 'R', NR_RX_RINGS_ONLY }, { 'T', NR_TX_RINGS_ONLY },
+		{ 'd', 0x08000000U } /* NR_DISCONNECTED of unetmap.h */
 	};
 	uint32_t mode = NR_REG_ALL_NIC;
 	int have_mode = 0, have_flags = 0;

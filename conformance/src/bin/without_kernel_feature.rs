@@ -2,17 +2,19 @@
 //! Runs a program as on a kernel without a feature: `without_kernel_feature WHAT PROGRAM ARGS...`.
 //!
 //! ```text
-//! af_xdp   AF_XDP sockets and BPF maps (as those for such sockets) cannot be created
-//! links    BPF links (as those for tcx) cannot be created
-//! bpf      a call of bpf(2) kills the process
+//! af_xdp     AF_XDP sockets and BPF maps (as those for such sockets) cannot be created
+//! links      BPF links (as those for tcx) cannot be created
+//! bpf        a call of bpf(2) kills the process
+//! nftables   sockets for nftables cannot be created
 //! ```
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
-/// Offsets of the system call's number and of its first argument in `struct seccomp_data` (linux/seccomp.h).
+/// Offsets of the system call's number, and of its first and third argument, in `struct seccomp_data`.
 const NUMBER: u32 = 0;
 const FIRST: u32 = if cfg!(target_endian = "little") { 16 } else { 20 };
+const THIRD: u32 = FIRST + 16;
 /// `BPF_MAP_CREATE` and `BPF_LINK_CREATE` of linux/bpf.h.
 const MAP_CREATE: u32 = 0;
 const LINK_CREATE: u32 = 28;
@@ -20,13 +22,15 @@ const LINK_CREATE: u32 = 28;
 fn main() -> ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
     let [what, program, args @ ..] = &args[..] else { return ExitCode::FAILURE };
-    // u32::MAX is no address family, so no socket is refused.
-    // `of_others`: how many instructions are skipped by other calls of bpf(2).
-    let (family, command, of_others) = match what.to_str() {
-        Some("af_xdp") => (libc::AF_XDP as u32, MAP_CREATE, 0),
-        Some("links") => (u32::MAX, LINK_CREATE, 0),
-        // No command has this number.
-        Some("bpf") => (u32::MAX, u32::MAX, 2),
+    // u32::MAX is no address family and no command.
+    let any_socket = (FIRST, u32::MAX, libc::EAFNOSUPPORT);
+    // The argument of refused sockets, the error, the refused command, and how many instructions other calls of bpf(2)
+    // skip. No other family has a protocol of the number of NETLINK_NETFILTER that is used.
+    let ((argument, refused, errno), command, of_others) = match what.to_str() {
+        Some("af_xdp") => ((FIRST, libc::AF_XDP as u32, libc::EAFNOSUPPORT), MAP_CREATE, 0),
+        Some("links") => (any_socket, LINK_CREATE, 0),
+        Some("bpf") => (any_socket, u32::MAX, 2),
+        Some("nftables") => ((THIRD, libc::NETLINK_NETFILTER as u32, libc::EPROTONOSUPPORT), u32::MAX, 0),
         _ => return ExitCode::FAILURE,
     };
     let code = |bits: u32| bits as u16;
@@ -37,9 +41,9 @@ fn main() -> ExitCode {
     let mut filter = [
         load(NUMBER),
         equals(libc::SYS_socket as u32, 0, 3),
-        load(FIRST),
-        equals(family, 0, 4),
-        fails(libc::EAFNOSUPPORT),
+        load(argument),
+        equals(refused, 0, 4),
+        fails(errno),
         equals(libc::SYS_bpf as u32, 0, 2),
         load(FIRST),
         equals(command, 1, of_others),

@@ -7,6 +7,7 @@ mod changes;
 mod containers;
 mod daemon_crash;
 mod direct_packets;
+mod disconnected;
 mod dispatcher;
 mod down;
 mod failure;

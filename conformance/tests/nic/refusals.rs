@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 use conformance::bpf::check_xdp_socket;
 use conformance::home::{Guard, summary};
-use conformance::net::{CABLE, DIRECT, MEDIATED, Tap, assert_works, open_in, policy_file, set_policy};
+use conformance::net::{CABLE, DIRECT, MEDIATED, Tap, assert_works, open_in, pings, policy_file, set_policy};
+use conformance::tool::done;
 use conformance::{Home, isolated_with_interfaces, program, until};
 use lab::{Lab, Ns};
 use unetmap::Port;
@@ -158,6 +159,37 @@ fn an_interface_opens_on_a_kernel_without_af_xdp() {
             home.end_daemon();
             daemon.wait();
         }
+    });
+}
+
+/// Simulates a kernel without nftables: by packet sockets the host's stack has the frames, too, which a program can
+/// refuse.
+#[test]
+fn an_interface_is_shared_with_the_stack_unless_the_program_refuses_that() {
+    isolated_with_interfaces(|home| {
+        let Some((_lab, near, far)) = cable() else { return };
+        set_policy(home, DIRECT);
+        let mut daemon = start_without(home, "nftables");
+        let insists = || {
+            let said = refusal(&near, "netmap:va/d");
+            assert!(said.starts_with("netmap:va/d: it cannot be disconnected from the host's stack"), "{said}");
+            assert!(said.contains("shared with the stack (no table of nftables"), "{said}");
+            assert!(said.ends_with("without that it can be opened") && !said.contains('\n'), "{said}");
+        };
+        done(&near, &["va", "way", "packet"]);
+        insists();
+        until("nothing is left", || home.snapshot().regions.is_empty());
+        let port = open_in(&near, "netmap:va");
+        assert_works(&port, &Tap::on(&far, "vb"), 0);
+        let manner = home.snapshot().ports.into_iter().find_map(|port| port.manner).unwrap_or_default();
+        assert!(manner.starts_with("packet socket, shared with the stack"), "{manner}");
+        assert!(pings(&near, "10.9.0.2"), "the stack has the interface, too");
+        // A program that has it open already goes on.
+        insists();
+        port.txsync().expect("it is open");
+        drop(port);
+        home.end_daemon();
+        daemon.wait();
     });
 }
 

@@ -143,6 +143,9 @@ pub const NR_ACCEPT_VNET_HDR: u64 = 0x8000;
 pub const NR_DO_RX_POLL: u64 = 0x1_0000;
 /// `poll` transmits only if `POLLOUT` is requested.
 pub const NR_NO_TX_POLL: u64 = 0x2_0000;
+/// Not a flag of netmap's (in C: `include/unetmap.h`): refused unless the host's stack neither receives frames of the
+/// interface nor sends any.
+pub const NR_DISCONNECTED: u64 = 1 << 27;
 
 /// `NmreqValePolling::nr_mode`: one CPU for all queues.
 pub const NETMAP_POLLING_MODE_SINGLE_CPU: u32 = 1;

@@ -8,7 +8,7 @@
 //! ident    = 1*( letter | digit | "_" )
 //! pipe     = ( "{" | "}" ) ident                     master | slave
 //! mode     = "^" [ number ] | "*" | "-" number       host rings | port and host rings | one pair of rings
-//! flags    = 1*( "x" | "z" | "t" | "r" | "R" | "T" )
+//! flags    = 1*( "x" | "d" | "z" | "t" | "r" | "R" | "T" )
 //! options  = 1*( "@" key ( ":" kv *( "," kv ) | "=" value ) )
 //! kv       = key "=" value                           "-" and "_" are the same in a key
 //! ```
@@ -22,8 +22,8 @@ mod options;
 mod parse;
 
 use crate::constants::{
-    NR_EXCLUSIVE, NR_MONITOR_RX, NR_MONITOR_TX, NR_REG_ALL_NIC, NR_REG_NIC_SW, NR_REG_ONE_NIC, NR_REG_ONE_SW,
-    NR_REG_SW, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NR_ZCOPY_MON,
+    NR_DISCONNECTED, NR_EXCLUSIVE, NR_MONITOR_RX, NR_MONITOR_TX, NR_REG_ALL_NIC, NR_REG_NIC_SW, NR_REG_ONE_NIC,
+    NR_REG_ONE_SW, NR_REG_SW, NR_RX_RINGS_ONLY, NR_TX_RINGS_ONLY, NR_ZCOPY_MON,
 };
 use crate::printable::word;
 pub use options::{Conf, ExtMem, Offset, PortOptions};
@@ -32,8 +32,9 @@ pub use options::{Conf, ExtMem, Offset, PortOptions};
 const EINVAL: i32 = 22;
 
 /// The flag letters and their `NR_*` bits, in canonical order.
-const FLAGS: [(char, u64); 6] = [
+const FLAGS: [(char, u64); 7] = [
     ('x', NR_EXCLUSIVE),
+    ('d', NR_DISCONNECTED),
     ('z', NR_ZCOPY_MON),
     ('t', NR_MONITOR_TX),
     ('r', NR_MONITOR_RX),

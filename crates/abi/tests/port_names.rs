@@ -40,6 +40,7 @@ fn more_names() {
     means("netmap:eth0-4094", "eth0", NR_REG_ONE_NIC, 4094, 0, 0);
     means("netmap:eth0-007", "eth0", NR_REG_ONE_NIC, 7, 0, 0);
     means("netmap:eth0/xx", "eth0", NR_REG_ALL_NIC, 0, NR_EXCLUSIVE, 0);
+    means("netmap:eth0*/d", "eth0", NR_REG_NIC_SW, 0, NR_DISCONNECTED, 0);
     let all = NR_EXCLUSIVE | NR_ZCOPY_MON | NR_MONITOR_TX | NR_MONITOR_RX | NR_RX_RINGS_ONLY | NR_TX_RINGS_ONLY;
     means("netmap:eth0/TRrtzx", "eth0", NR_REG_ALL_NIC, 0, all, 0);
     // Ring suffix, flags and region in any order; the region twice if it is the same.
@@ -378,7 +379,7 @@ fn empty_and_long_names() {
 #[test]
 fn messages() {
     let message = |spec: &str| PortSpec::parse(spec).unwrap_err().to_string();
-    let want = "netmap:lan/q: unknown flag 'q' (flags are x z t r R T)\n  netmap:lan/q\n             ^";
+    let want = "netmap:lan/q: unknown flag 'q' (flags are x d z t r R T)\n  netmap:lan/q\n             ^";
     assert_eq!(message("netmap:lan/q"), want);
     let want = "netmap:a\\u0007b: unexpected '\\u0007'\n  netmap:a\\u0007b\n          ^";
     assert_eq!(message("netmap:a\u{7}b"), want);
@@ -406,7 +407,7 @@ fn spec() -> impl Strategy<Value = String> {
         number.clone().prop_map(|n| format!("-{n}")),
         number.prop_map(|n| format!("^{n}")),
     ];
-    let flags = proptest::option::of("/[xztrRT]{1,7}");
+    let flags = proptest::option::of("/[xdztrRT]{1,8}");
     let mem_id = proptest::option::of((1..=65535u32).prop_map(|n| format!("@{n}")));
     let options = prop_oneof![
         Just(String::new()),

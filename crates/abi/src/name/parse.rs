@@ -232,9 +232,9 @@ impl<'a> Parser<'a> {
                     flags |= bit;
                 }
                 (Some(c), None) if c.is_alphanumeric() => {
-                    return self.error(format!("unknown flag '{c}' (flags are x z t r R T)"));
+                    return self.error(format!("unknown flag '{c}' (flags are x d z t r R T)"));
                 }
-                _ if flags == 0 => return self.error("a flag is missing (x z t r R T)"),
+                _ if flags == 0 => return self.error("a flag is missing (x d z t r R T)"),
                 _ => return Ok(flags),
             }
         }

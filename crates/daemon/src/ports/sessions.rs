@@ -10,7 +10,7 @@ use unetmap_sys::process;
 
 use super::answer::iface_shape;
 use super::register::{Opening, Options, Registered};
-use super::{Daemon, EndpointKey, Session, monitor, pipes};
+use super::{Daemon, EndpointKey, Session, monitor, nic, pipes};
 use crate::budget::{Amounts, PAGE, Resource};
 use crate::caller::Caller;
 use crate::endpoint::RingSelection;
@@ -120,7 +120,9 @@ impl Daemon {
         let id = self.registry.add_session(session);
         self.log_opened(id, is_first);
         let answer = self.session_answer(id);
-        match self.session_opened(&at).and(answer) {
+        let opened = self.session_opened(&at);
+        let opened = opened.and_then(|()| nic::check_disconnected(&self.registry, &at, &request));
+        match opened.and(answer) {
             Ok((register, bound, fds)) => Ok(Registered { session: id, register, bound, fds, offsets }),
             Err(e) => {
                 self.close(id);

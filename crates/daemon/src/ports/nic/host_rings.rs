@@ -226,6 +226,11 @@ impl HostRings {
         }
     }
 
+    /// Whether frames that the host sends go to host rings, or are dropped.
+    pub(super) fn takes_host_frames(&self) -> bool {
+        self.tcx.is_some() && self.capture != HostTxAction::Pass
+    }
+
     /// Removes the veth pair.
     pub(super) fn remove(&mut self) {
         self.set_capture(self.idle);

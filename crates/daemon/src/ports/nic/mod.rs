@@ -16,6 +16,7 @@ mod busy_poll;
 mod bypass;
 mod changes;
 mod closing;
+mod disconnected;
 mod failure;
 mod faults;
 mod filter;
@@ -52,6 +53,7 @@ pub(super) use interface::usage;
 use interface::{HEADER, XdpConfig, libc_errno, other_usage};
 
 pub(crate) use changes::links_changed;
+pub(super) use disconnected::check_disconnected;
 pub(crate) use failure::setting_snapshots;
 pub(crate) use filter::answer_request;
 pub(super) use header::end_own_header;

@@ -106,6 +106,14 @@ impl Packets {
         }
     }
 
+    /// Why the host's stack receives frames of the interface, or can send; `None`: it does neither.
+    pub(super) fn why_connected(&self) -> Option<String> {
+        match &self.receiver {
+            None => Some("the stack has what arrives, as no program receives (open its receive rings)".into()),
+            Some(receiver) => receiver.shared.clone(),
+        }
+    }
+
     pub(super) fn is_open(&self) -> bool {
         self.receiver.is_some() || self.sender.is_some()
     }
