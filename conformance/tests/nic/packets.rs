@@ -252,6 +252,36 @@ fn the_stack_has_the_interface_again_when_the_daemon_is_killed() {
     });
 }
 
+/// Before Linux 5.12 no socket can own the table: the broker removes it, and the undo process if both are killed.
+#[test]
+fn the_stack_has_the_interface_again_where_tables_have_no_owners() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::with_fault(home, DIRECT, CABLE, "no-table-owners") else { return };
+        done(&net.near, &["va", "way", "packet"]);
+        let again = |net: &Net| until("the stack has the interface again", || net.pings());
+        let open = |net: &Net| {
+            let port = net.open("netmap:va/d");
+            assert!(!net.pings());
+            port
+        };
+        let port = net.open("netmap:va/d");
+        assert_works(&port, &net.tap(), 0);
+        assert!(!net.pings());
+        drop(port);
+        again(&net);
+        let port = open(&net);
+        net.restart_faulty_daemon(home, "no-table-owners");
+        again(&net);
+        drop(port);
+        done(&net.near, &["va", "way", "packet"]);
+        let port = open(&net);
+        replace(home);
+        assert!(!net.pings(), "the stack stays disconnected");
+        drop(port);
+        again(&net);
+    });
+}
+
 /// Its memory is charged as the socket's buffers are: the ring, and the queue of long frames.
 #[test]
 fn the_ring_of_a_packet_socket_is_its_users() {

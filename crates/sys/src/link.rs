@@ -32,7 +32,7 @@ pub use ethtool::{ChannelSettings, Channels, DriverInfo, channel_settings, chann
 pub use hardware::{RingSizes, Timestamping, numa_node, renegotiate, ring_sizes, set_ring_sizes, timestamping};
 use netlink::{Message, Socket, attributes, number, push_attribute, text};
 pub use netns_watch::{NetnsLinkEvent, NetnsLinkWatch, Nsid};
-pub use nft::{disconnect, is_closed_name, set_closed_name};
+pub use nft::{disconnect, disconnect_until_undone, is_closed_name, set_closed_name, undo_disconnect};
 pub use offloads::{
     ActiveOffload, OffloadKind, Offloads, active_of, active_offloads, changeable_offloads, disable_offloads,
     set_offloads, still_active,

@@ -11,10 +11,13 @@ use unetmap_core::errno::{EEXIST, EINVAL, EIO, ENODEV, EPERM};
 use unetmap_sys::event::{PollFd, PollFlags, wait_readable};
 use unetmap_sys::fuse::{self, Device, Op};
 use unetmap_sys::kernel;
-use unetmap_sys::memory_helper::{Approvals, MemoryHelper};
+use unetmap_sys::memory_helper::MemoryHelper;
 
-use super::setup::{Setup, process_name};
+use super::objects::Broker;
+use super::setup::{Handle, Setup, process_name};
 use crate::refusal::{Refusal, refuse};
+use crate::threads::lock;
+use crate::tuning::broker::MAX_HELPERS;
 use crate::tuning::node::MAX_MOUNTS;
 use crate::user_arena::UserArena;
 
@@ -181,11 +184,20 @@ pub(super) fn unlink(setup: &Setup, path: &Path) {
     }
 }
 
-/// Starts a process that accesses the memory of programs.
-pub(super) fn start_helper(socket: &Path) -> io::Result<(MemoryHelper, Approvals)> {
+/// Starts a process that accesses the memory of programs; returns the connection to it, and its pidfd.
+pub(super) fn start_helper(broker: &Broker) -> io::Result<(Handle, (OwnedFd, OwnedFd))> {
+    let mut helpers = lock(&broker.helpers);
+    helpers.retain(|_, helper| runs(helper.pidfd()));
+    if helpers.len() >= MAX_HELPERS {
+        return Err(io::Error::other("too many processes access the memory of programs"));
+    }
     let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-    let name = process_name("memory helper", socket);
-    MemoryHelper::start(Path::new("/proc/self/exe"), &name, &[OPTION.into(), CONNECTION.into()], log)
+    let name = process_name("memory helper", &broker.setup.socket);
+    let args = [OPTION.into(), CONNECTION.into()];
+    let (helper, approvals) = MemoryHelper::start(Path::new("/proc/self/exe"), &name, &args, log)?;
+    let (parts, handle) = (helper.into_parts()?, broker.handle());
+    helpers.insert(handle, approvals);
+    Ok((handle, parts))
 }
 
 /// Whether a process runs.

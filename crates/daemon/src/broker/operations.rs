@@ -41,7 +41,7 @@ use crate::owner::owner;
 use crate::policy::{self, Policy};
 use crate::refusal::Refusal;
 use crate::threads::lock;
-use crate::tuning::broker::{MAX_DEADLINE, MAX_HELPERS};
+use crate::tuning::broker::MAX_DEADLINE;
 
 operations! { broker:
     // Reading in a namespace.
@@ -188,6 +188,15 @@ operations! { broker:
     /// whether the stack's own frames are stopped, too.
     fn disconnect[netns: Netns] Disconnect { index: u32, name: String, mark: u32 } -> With<bool, OwnedFd> {
         inside(&netns, || link::disconnect((index, &name), mark)).map(|(table, stops_host)| (stops_host, table))
+    }
+
+    /// As [`disconnect`], until it is undone: where a table cannot belong to a socket (before Linux 5.12).
+    fn disconnect_until_undone[netns: Netns]
+        DisconnectUntilUndone { index: u32, name: String, mark: u32 } -> (bool, Handle)
+    {
+        let undo = UndoOnDrop::new(Change::Disconnected { netns: netns.id(), index, mark }, &broker.undo_log)?;
+        let stops_host = inside(&netns, || link::disconnect_until_undone((index, &name), mark))?;
+        Ok((stops_host, broker.keep(Object::Undo(undo))?))
     }
 
     /// Has the kernel drop the frames of every interface of a name but the known one; `None`: of none.
@@ -484,16 +493,7 @@ operations! { broker:
 
     /// Starts a process that accesses the memory of programs; returns the connection to it, and its pidfd.
     fn start_memory_helper[] StartMemoryHelper in Node -> With<Handle, (OwnedFd, OwnedFd)> {
-        let mut helpers = lock(&broker.helpers);
-        helpers.retain(|_, helper| mounts::runs(helper.pidfd()));
-        if helpers.len() >= MAX_HELPERS {
-            return Err(io::Error::other("too many processes access the memory of programs"));
-        }
-        let (helper, approvals) = mounts::start_helper(&broker.setup.socket)?;
-        let parts = helper.into_parts()?;
-        let handle = broker.handle();
-        helpers.insert(handle, approvals);
-        Ok((handle, parts))
+        mounts::start_helper(broker)
     }
 
     /// Lets it access the memory of a thread, by its pidfd, of a program that has the node open, and of no other.

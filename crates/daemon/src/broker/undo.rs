@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
-//! Changes of interfaces that do not end with the daemon: disabled offloads, and its programs in dispatchers. They are
-//! undone when the port closes or, if the daemon is killed, by the *undo process*, which exists while there is such a
-//! change. It learns each change before the change is made, and undoes what is left when the connection to the daemon
-//! ends.
+//! Changes of interfaces that do not end with the daemon: disabled offloads, its programs in dispatchers, and tables
+//! without owner that disconnect them from the host's stack. They are undone when the port closes or, if the daemon is
+//! killed, by the *undo process*, which exists while there is such a change. It learns each change before the change is
+//! made, and undoes what is left when the connection to the daemon ends.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -35,6 +35,8 @@ pub(super) enum Change {
     Offloads { netns: u64, index: u32, offloads: Offloads },
     /// The program of this id is in a dispatcher.
     Member { netns: u64, program: u32 },
+    /// A table without owner disconnects it from the host's stack, but for frames with this mark.
+    Disconnected { netns: u64, index: u32, mark: u32 },
 }
 
 impl Change {
@@ -43,6 +45,7 @@ impl Change {
         match self {
             Change::Offloads { netns, index, offloads } => format!("{sign} offloads {netns} {index} {}\n", offloads.0),
             Change::Member { netns, program } => format!("{sign} member {netns} {program}\n"),
+            Change::Disconnected { netns, index, mark } => format!("{sign} disconnected {netns} {index} {mark}\n"),
         }
     }
 
@@ -50,6 +53,9 @@ impl Change {
         let (undone, fix) = match *self {
             Change::Offloads { netns, index, offloads } => (enable(netns, index, offloads), "ethtool -K"),
             Change::Member { netns, program } => (leave(netns, program), "xdp-loader clean"),
+            Change::Disconnected { netns, index, mark } => {
+                (connect_again(netns, index, mark), "nft delete table netdev")
+            }
         };
         if let Err(e) = undone {
             tracing::warn!("a change of an interface cannot be undone ({fix}): {self:?}: {e}");
@@ -64,6 +70,12 @@ fn enable(netns: u64, index: u32, offloads: Offloads) -> io::Result<()> {
         Some(link) => link::set_offloads(&link.name, offloads, true),
         None => Ok(()),
     })?
+}
+
+fn connect_again(netns: u64, index: u32, mark: u32) -> io::Result<()> {
+    // The table of a namespace that is not found has ended with it, or is in nobody's way.
+    let Some(netns) = Netns::find(|found| found.id() == netns) else { return Ok(()) };
+    netns.run(|| link::undo_disconnect(index, mark))?
 }
 
 fn leave(netns: u64, program: u32) -> io::Result<()> {
@@ -97,6 +109,9 @@ impl FromStr for Change {
                 offloads: Offloads(offloads.parse()?),
             }),
             ["member", netns, program] => Ok(Change::Member { netns: netns.parse()?, program: program.parse()? }),
+            ["disconnected", netns, index, mark] => {
+                Ok(Change::Disconnected { netns: netns.parse()?, index: index.parse()?, mark: mark.parse()? })
+            }
             _ => Err("no change".into()),
         }
     }
@@ -257,6 +272,7 @@ mod tests {
         for change in [
             Change::Offloads { netns, index: 7, offloads: Offloads(1 << 100 | 5) },
             Change::Member { netns, program: 12 },
+            Change::Disconnected { netns, index: 7, mark: u32::MAX },
         ] {
             let text = change.message('+');
             assert_eq!(text.trim_end().strip_prefix("+ ").unwrap().parse::<Change>().unwrap(), change);

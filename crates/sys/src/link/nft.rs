@@ -13,7 +13,8 @@
 //! }
 //! ```
 //! The first table belongs to the socket that makes it (since Linux 5.12), and ends when that is closed, so with its
-//! process. The hook of outgoing frames exists since Linux 5.16.
+//! process; before, it belongs to nobody ([`disconnect_until_undone`]). The hook of outgoing frames exists since Linux
+//! 5.16.
 //!
 //! The second one ([`set_closed_name`]) belongs to nobody and stays. The kernel hooks its chains into every interface
 //! that gets the name, before that is up (since Linux 6.16; before, a chain ends with its interface).
@@ -62,16 +63,45 @@ const META_OIF: u32 = 5;
 /// the stack sends are dropped, too: before Linux 5.16 they are not.
 ///
 /// # Errors
-/// `EPERM` without `CAP_NET_ADMIN`; `EPROTONOSUPPORT`, `EOPNOTSUPP`, `ENOENT` or `EINVAL`: the kernel lacks nftables,
-/// its family `netdev`, or owners of tables.
-pub fn disconnect((index, name): (u32, &str), mark: u32) -> io::Result<(OwnedFd, bool)> {
+/// `EPERM` without `CAP_NET_ADMIN`; `EPROTONOSUPPORT`, `EOPNOTSUPP` or `ENOENT`: the kernel lacks nftables, or its
+/// family `netdev`; `EINVAL`: it lacks owners of tables.
+pub fn disconnect(place: (u32, &str), mark: u32) -> io::Result<(OwnedFd, bool)> {
     let socket = Socket::netfilter()?;
-    let table = format!("unetmap-{index}-{mark:08x}\0");
-    let batch = [new_table(&table, OWNER), new_chain((&table, "in\0"), INGRESS, name)];
-    transact(&socket, &batch)?;
-    let batch = [new_chain((&table, "out\0"), EGRESS, name), accept((&table, "out\0"), META_MARK, mark)];
-    let stops_host = transact(&socket, &batch).is_ok();
+    let stops_host = add_table(&socket, place, mark, OWNER)?;
     Ok((socket.into_fd(), stops_host))
+}
+
+/// As [`disconnect`], by a table that belongs to nobody and stays until [`undo_disconnect`], or the end of the
+/// namespace.
+///
+/// # Errors
+/// As of [`disconnect`].
+pub fn disconnect_until_undone(place: (u32, &str), mark: u32) -> io::Result<bool> {
+    Ok(add_table(&Socket::netfilter()?, place, mark, 0)?)
+}
+
+/// Removes the table of [`disconnect_until_undone`] from the calling thread's namespace, if it is there.
+///
+/// # Errors
+/// As of [`disconnect`].
+pub fn undo_disconnect(index: u32, mark: u32) -> io::Result<()> {
+    match transact(&Socket::netfilter()?, &[delete_table(&table_name(index, mark))]) {
+        Err(Errno::NOENT) => Ok(()),
+        removed => Ok(removed?),
+    }
+}
+
+/// Adds the table that disconnects an interface. Returns whether it also stops what the host sends.
+fn add_table(socket: &Socket, (index, name): (u32, &str), mark: u32, flags: u32) -> Result<bool, Errno> {
+    let table = table_name(index, mark);
+    transact(socket, &[new_table(&table, flags), new_chain((&table, "in\0"), INGRESS, name)])?;
+    let batch = [new_chain((&table, "out\0"), EGRESS, name), accept((&table, "out\0"), META_MARK, mark)];
+    Ok(transact(socket, &batch).is_ok())
+}
+
+/// The name of a table of [`disconnect`].
+fn table_name(index: u32, mark: u32) -> String {
+    format!("unetmap-{index}-{mark:08x}\0")
 }
 
 /// Has the kernel drop all frames of every interface that is called `name` in the calling thread's namespace but the

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use unetmap_core::control::binding::{BackendKind, BoundRing};
-use unetmap_core::errno::{ENXIO, EOPNOTSUPP};
+use unetmap_core::errno::{EINVAL, ENXIO, EOPNOTSUPP};
 use unetmap_sys::kernel;
 use unetmap_sys::link::Link;
 use unetmap_sys::packet_socket::{bypass_queue, slot_bytes};
@@ -14,14 +14,15 @@ use unetmap_sys::xsk::Way;
 
 use super::Nic;
 use super::lookup::find;
-use super::packets::{OpenReceiver, Packets, usage};
+use super::packets::{OpenReceiver, Packets, Table, usage};
 use super::settings::InterfaceSettings;
 use crate::budget::Amounts;
 use crate::caller::Caller;
 use crate::endpoint::{PortRing, RingSelection};
+use crate::fault;
 use crate::ports::Registry;
 use crate::ports::mediator::PacketDevice;
-use crate::privileged;
+use crate::privileged::{self, Undo};
 use crate::refusal::{Refusal, refuse};
 
 /// Returns why an interface's packets are those of packet sockets, or are to be once it is opened, if so.
@@ -114,18 +115,38 @@ impl Nic {
         let mtu = privileged::link(netns, index).ok().flatten().map_or(0, |link| link.mtu);
         let slot = slot_bytes(mtu);
         // Before the socket receives: no frame is seen by both.
-        let (table, shared) = match privileged::disconnect(netns, index, self.name.clone(), mark) {
-            Ok((true, table)) => (Some(table), None),
-            Ok((false, table)) => {
+        let (table, shared) = match self.disconnect(mark) {
+            Ok((table, true)) => (Some(table), None),
+            Ok((table, false)) => {
                 (Some(table), Some("the host can send (Linux 5.16 with CONFIG_NETFILTER_EGRESS prevents it)".into()))
             }
-            Err(e) => (None, Some(format!("shared with the stack (no table of nftables: {e})"))),
+            Err(e) => {
+                let why = "no table of nftables, for which the kernel needs CONFIG_NF_TABLES_NETDEV";
+                (None, Some(format!("shared with the stack ({why}: {e})")))
+            }
         };
         if let Some(why) = &shared {
             tracing::warn!(name = self.name, "the interface is not disconnected from the host: {why}");
         }
         let fd = privileged::packet_receiver(netns, index, slot).or_else(|e| self.explain_packets(&e))?;
         OpenReceiver::of(fd, slot, table, shared).or_else(|e| self.explain_packets(&e))
+    }
+
+    /// Keeps its frames from the host's stack. Returns by what, and whether this also stops what the stack sends.
+    fn disconnect(&self, mark: u32) -> io::Result<(Table, bool)> {
+        let (netns, index) = (&self.netns, self.key.index);
+        let disconnected = match fault::is("no-table-owners") {
+            true => Err(io::Error::from_raw_os_error(EINVAL)),
+            false => privileged::disconnect(netns, index, self.name.clone(), mark),
+        };
+        match disconnected {
+            // A table cannot have an owner.
+            Err(e) if e.raw_os_error() == Some(EINVAL) => {
+                let (stops_host, undo) = privileged::disconnect_until_undone(netns, index, self.name.clone(), mark)?;
+                Ok((Table::Undone(Undo::of(undo)), stops_host))
+            }
+            disconnected => disconnected.map(|(stops_host, socket)| (Table::Owned(socket), stops_host)),
+        }
     }
 
     fn explain_packets<T>(&self, e: &io::Error) -> Result<T, Refusal> {

@@ -7,7 +7,8 @@
 //!      \-> table of nftables: drops what is on its way to the stack, and what the stack sends
 //! program == mediated port == [thread] --> socket, with a mark that the table accepts --> wire
 //! ```
-//! All queues are one pair of rings. Sockets and table end with the daemon's descriptors, however it ends.
+//! All queues are one pair of rings. Sockets and table end with the daemon's descriptors, however it ends; before Linux
+//! 5.12 the undo process removes the table.
 //!
 //! A program that could make the sockets itself, and whose packets begin with virtio-net headers, has them in place of
 //! the thread ([decision 182](../../../../../docs/decisions/0182-packet-sockets-of-programs.md)).
@@ -22,10 +23,12 @@ use unetmap_core::errno::ENOMEM;
 use unetmap_sys::packet_socket::{self, Receiver};
 use unetmap_sys::process;
 
+use crate::broker::Handle;
 use crate::budget::{Amounts, Resource};
 use crate::descriptors::{FdIndex, Incoming, Outgoing};
 use crate::endpoint::RingSelection;
 use crate::ports::mediator::{PacketCounters, PacketReceiver};
+use crate::privileged::Undo;
 use crate::refusal::{Refusal, refuse};
 
 /// The packet sockets of an interface.
@@ -47,10 +50,17 @@ pub(super) struct Packets {
 pub(super) struct OpenReceiver {
     pub(super) socket: PacketReceiver,
     pub(super) slot: usize,
-    /// Owns the table.
-    table: Option<OwnedFd>,
+    table: Option<Table>,
     /// Why the stack has frames, too, or sends some.
     shared: Option<String>,
+}
+
+/// The table of nftables by which an interface is disconnected from the host's stack.
+pub(super) enum Table {
+    /// It ends with this socket.
+    Owned(OwnedFd),
+    /// The broker removes it, or the undo process does.
+    Undone(Undo),
 }
 
 /// Packet sockets as the daemon hands them to its successor.
@@ -72,6 +82,9 @@ struct SavedReceiver {
     socket: FdIndex,
     slot: usize,
     table: Option<FdIndex>,
+    /// Missing in states of earlier daemons.
+    #[serde(default)]
+    undo: Option<Handle>,
     shared: Option<String>,
 }
 
@@ -147,7 +160,7 @@ impl OpenReceiver {
     pub(super) fn of(
         fd: OwnedFd,
         slot: usize,
-        table: Option<OwnedFd>,
+        table: Option<Table>,
         shared: Option<String>,
     ) -> io::Result<OpenReceiver> {
         let fd = Arc::new(fd);
@@ -160,8 +173,12 @@ impl Packets {
     pub(super) fn save<'a>(&'a self, fds: &mut Outgoing<'a>) -> SavedPackets {
         let mut save_receiver = |open: &'a OpenReceiver| {
             let (fd, _) = &open.socket;
-            let table = open.table.as_ref().map(|table| fds.add(table));
-            SavedReceiver { socket: fds.add(&**fd), slot: open.slot, table, shared: open.shared.clone() }
+            let (table, undo) = match &open.table {
+                Some(Table::Owned(socket)) => (Some(fds.add(socket)), None),
+                Some(Table::Undone(undo)) => (None, Some(undo.handle())),
+                None => (None, None),
+            };
+            SavedReceiver { socket: fds.add(&**fd), slot: open.slot, table, undo, shared: open.shared.clone() }
         };
         let receiver = self.receiver.as_ref().map(&mut save_receiver);
         let counts = [&self.counters.received, &self.counters.sent, &self.full].map(|count| count.load(Relaxed));
@@ -175,6 +192,7 @@ impl SavedPackets {
         let SavedPackets { why, mark, header, receiver, sender, counts: [received, sent, full] } = self;
         let receiver = receiver.map(|saved| {
             let (fd, table) = (fds.take(saved.socket)?, saved.table.map(|table| fds.take(table)).transpose()?);
+            let table = table.map(Table::Owned).or_else(|| saved.undo.map(|undo| Table::Undone(Undo::of(undo))));
             // A program that has the socket, too, can have given it other rings while no daemon had them mapped.
             let failed = |e: &io::Error| tracing::error!("a socket of an interface cannot be taken over: {e}");
             Ok(OpenReceiver::of(fd, saved.slot, table, saved.shared).inspect_err(failed).ok())
