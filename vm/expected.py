@@ -22,9 +22,13 @@ RULES = [
     (EVERY, "pipe|VALE", EVERY, "-", "not asked of a port without an interface"),
     (EVERY, "wireguard|tun", "opens", "refused", "its packets have no Ethernet header; a port carries Ethernet frames"),
     (EVERY, "wireguard|tun", EVERY, "-", "no port is open"),
-    # Before Linux 5.11.
-    ("5.10-", EVERY, "opens", "refused", "interfaces need Linux 5.11 or newer, as `unetmap doctor` says"),
-    ("5.10-", EVERY, EVERY, "-", "no port is open"),
+    # By packet sockets, without AF_XDP.
+    ("5.10-", EVERY, "way", "packet socket, the host can send",
+     "AF_XDP as ports use it needs Linux 5.11, and a table that stops what the host sends Linux 5.16"),
+    ("5.10-", EVERY, "xdp-filter", "-", "no XDP program is attached"),
+    ("5.10-", "vmxnet3", "every queue", "yes", ""),
+    ("5.10-", "veth|bridge port", "queue count", "-", "a veth cannot change it before Linux 5.15"),
+    ("5.10-", "igb", "queue count", "more only", "the kernel takes away no queue that the table of RSS names"),
     (EVERY, "dummy", "way", "generic, copy", "the driver has no native XDP"),
     (EVERY, "dummy", "opens|tx", "yes", ""),
     (EVERY, "dummy", EVERY, "-", "nothing is at the other end of a dummy interface"),

@@ -61,6 +61,12 @@ def says_other_queues(name):
     return any(port["name"] == name and port.get("other_queues") for port in ports)
 
 
+def has_packet_sockets(name):
+    """Whether all queues of the interface are one pair of rings, however many there are."""
+    ports = json.loads(run(["unetmap", "ls", "--json"]))["ports"]
+    return any(port["name"] == name and (port.get("manner") or "").startswith("packet socket") for port in ports)
+
+
 def requeue(receiver, works):
     """Fewer and more queues while the port is open: the kernel refuses, or the port works on and says it."""
     device = receiver.device
@@ -77,7 +83,8 @@ def requeue(receiver, works):
         if refusals[-1]:
             works(receiver)
             continue
-        until(lambda: says_other_queues(device.name), f"the port of {device.name} says that it has other queues")
+        if not has_packet_sockets(device.name):
+            until(lambda: says_other_queues(device.name), f"the port of {device.name} says that it has other queues")
         # Queues that the table of RSS names cannot be taken away.
         tried(["unetmap", "nic", device.name, "rss", "equal", str(now)])
         run(["ethtool", "-L", device.name, kind, str(now)])

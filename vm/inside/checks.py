@@ -107,6 +107,9 @@ class Receiver:
 
 
 def way(device):
+    manner = json.loads(run(["unetmap", "nic", device.name, "--json"]))["port"]["manner"]
+    if manner.startswith("packet socket"):
+        return manner.split(" (")[0]
     mode = "by way of a veth" if is_relayed(device.name) else attached_program(device.name)
     if mode is None:
         raise Failed("the kernel shows no XDP program on the interface")

@@ -48,16 +48,16 @@ pub const PIPES: Feature = Feature {
     least: Version(5, 10),
     subject: "pipes and switches",
     config: "",
-    summary: "pipes, VALE switches between programs, monitors of these, `unetmap run`",
+    summary: "pipes, VALE switches between programs, monitors of these, `unetmap run`; interfaces by packet sockets",
 };
 
 /// The XDP program calls `bpf_ktime_get_coarse_ns`; sockets of one buffer pool are on several queues (5.10).
 pub const INTERFACES: Feature = Feature {
     key: "kernel: interfaces",
     least: Version(5, 11),
-    subject: "interfaces",
+    subject: "interfaces by AF_XDP",
     config: "CONFIG_XDP_SOCKETS, CONFIG_BPF_SYSCALL and CONFIG_BPF_JIT",
-    summary: "interfaces through the daemon (mediated, attached to switches), persistent ports",
+    summary: "interfaces by AF_XDP, through the daemon (mediated, attached to switches), persistent ports",
 };
 
 /// A process that did not create a socket can map its rings.
@@ -226,6 +226,11 @@ mod tests {
     #[test]
     fn a_refusal_names_the_version_or_the_build_option() {
         for (feature, release, says) in [
+            (
+                &INTERFACES,
+                "5.10.0-32-amd64",
+                "interfaces by AF_XDP need Linux 5.11 or newer, and this is Linux 5.10.0-32-amd64",
+            ),
             (&HOST_RINGS, "6.1.0-50-amd64", "host rings need Linux 6.6 or newer, and this is Linux 6.1.0-50-amd64"),
             (
                 &BUSY_POLL,

@@ -10,6 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 #[cfg(feature = "bpf")]
 use crate::bpf::{self, Caller};
+use crate::kernel;
 use crate::process;
 use crate::sandbox::{self, Capability};
 #[cfg(feature = "bpf")]
@@ -50,6 +51,10 @@ pub fn xdp_obstacle() -> Option<String> {
     }
     if lacks(Capability::SysAdmin) && lacks(Capability::Bpf) {
         return Some("the daemon lacks CAP_BPF, which AF_XDP needs".into());
+    }
+    // A port would be refused when its program is loaded, which is too late for another way.
+    if kernel::INTERFACES.is_newer_than_kernel() {
+        return Some(kernel::INTERFACES.refusal());
     }
     let unknown = |e: io::Error| e.raw_os_error() == Some(libc::EAFNOSUPPORT);
     xdp_socket().map_or_else(unknown, |()| false).then(|| "this kernel has no AF_XDP sockets".into())
@@ -114,7 +119,6 @@ pub fn program_name(id: u32) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel;
 
     #[test]
     fn probes_succeed_or_lack_a_privilege() {

@@ -140,7 +140,7 @@ fn trial(
     } else if let Some(what) = stays_on(link) {
         Some(format!("a port attaches no program to it, as {what} cannot be switched off"))
     } else if let Some(why) = machine.no_bpf() {
-        Some(why.into())
+        Some(why)
     } else if !machine.own.has(NET_RAW | NET_ADMIN | BPF) {
         Some("this process lacks CAP_NET_RAW, CAP_NET_ADMIN or CAP_BPF".into())
     } else {

@@ -103,13 +103,19 @@ impl Facts {
         self.daemons.iter().flatten().find(|daemon| daemon.uid == 0)
     }
 
-    /// Why that process may not use bpf(2), as far as is known, so that it opens packet sockets.
-    pub(super) fn no_bpf(&self) -> Option<&'static str> {
+    /// Why that process cannot have AF_XDP, as far as is known, so that it opens packet sockets.
+    pub(super) fn no_bpf(&self) -> Option<String> {
         let lacks = |opener: Privileges| opener.capabilities.is_some() && !opener.has(BPF);
         match self.in_user_namespace {
-            true => Some(probe::NOT_IN_USER_NAMESPACES),
-            false => self.opener().filter(|opener| lacks(*opener)).map(|_| LACKS_BPF),
+            true => Some(probe::NOT_IN_USER_NAMESPACES.into()),
+            false if self.opener().is_some_and(lacks) => Some(LACKS_BPF.into()),
+            false => self.is_too_old().then(|| kernel::INTERFACES.requirement()),
         }
+    }
+
+    /// Whether the kernel is too old for AF_XDP as ports use it.
+    fn is_too_old(&self) -> bool {
+        self.kernel().is_some_and(|version| version < kernel::INTERFACES.least)
     }
 
     /// Returns the privileges of the process that would open an interface: root's daemon, else this process, which can
@@ -179,7 +185,8 @@ fn kernel(feature: &'static Feature, facts: &Facts) -> Check {
         (_, Some(_)) => Check::missing(feature.key, feature.requirement()),
         (_, None) => Check::unknown(feature.key, format!("{}; the version cannot be read", feature.requirement())),
     };
-    if [&kernel::PIPES, &kernel::INTERFACES].contains(&feature) { check } else { check.optional() }
+    // In place of AF_XDP there are packet sockets.
+    if feature == &kernel::PIPES { check } else { check.optional() }
 }
 
 /// Evaluates an attempt that needs all the capabilities `need`.
@@ -200,8 +207,9 @@ fn attempt(what: &'static str, done: &str, result: &io::Result<()>, facts: &Fact
         io::ErrorKind::PermissionDenied => {
             Check::unknown(what, "this process has no permission to test it").fix("run unetmap doctor as root")
         }
-        _ if facts.kernel().is_some_and(|version| version < kernel::INTERFACES.least) => {
-            Check::missing(what, format!("this kernel is too old ({error})"))
+        _ if facts.is_too_old() => {
+            let text = format!("this kernel is too old ({error}); packet sockets take their place");
+            Check::missing(what, text).optional()
         }
         _ => {
             let config = match what {
@@ -352,7 +360,7 @@ mod tests {
             let count = checks.iter().filter(|check| check.state == State::Missing).count();
             assert_eq!(count, missing, "{release}");
             let blocked = checks.iter().any(Check::blocks);
-            assert_eq!(blocked, Version::parse(release) < Some(Version(5, 11)), "{release}");
+            assert_eq!(blocked, Version::parse(release) < Some(Version(5, 10)), "{release}");
         }
         let unreadable = Facts { release: "?".into(), ..facts() };
         assert_eq!(find(&unreadable, "kernel: interfaces").state, State::Unknown);
@@ -379,6 +387,8 @@ mod tests {
         let old = Facts { release: "5.10.0-32-amd64".into(), link: refused(22), ..facts() };
         let check = find(&old, "XDP links");
         assert!(check.fix.is_none() && check.text.starts_with("this kernel is too old"), "{check:?}");
+        assert_eq!(blocking(&old), [""; 0], "packet sockets take the place of AF_XDP");
+        assert!(old.no_bpf().is_some_and(|why| why.starts_with("interfaces by AF_XDP need Linux 5.11")));
     }
 
     #[test]
@@ -462,7 +472,7 @@ mod tests {
         assert!(blocking(&daemon(in_this_netns(ALL & !SYS_ADMIN))).is_empty());
         let without_bpf = daemon(in_this_netns(ALL & !SYS_ADMIN & !BPF));
         assert!(find(&without_bpf, "capabilities").text.starts_with("unetmapd lacks CAP_BPF, so"));
-        assert!(blocking(&without_bpf).is_empty() && without_bpf.no_bpf() == Some(LACKS_BPF));
+        assert!(blocking(&without_bpf).is_empty() && without_bpf.no_bpf().as_deref() == Some(LACKS_BPF));
         assert_eq!(daemon(privileges(ALL & !BPF, 0)).no_bpf(), None);
         assert_eq!(find(&daemon(Privileges::default()), "capabilities").state, State::Unknown);
         assert!(blocking(&daemon(Privileges::default())).is_empty());

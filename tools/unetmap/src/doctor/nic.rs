@@ -49,8 +49,8 @@ pub(super) struct Facts {
     pub(super) way: Way,
     /// The fault that was found in its frames, and whether it has packet sockets for that, else a veth.
     pub(super) found: Option<(String, bool)>,
-    /// Why its port would be opened without bpf(2), if it would.
-    pub(super) no_bpf: Option<&'static str>,
+    /// Why its port would be opened without AF_XDP, if it would.
+    pub(super) no_bpf: Option<String>,
     /// Why a port would not try zero copy, as far as is known without opening the interface.
     pub(super) no_zero_copy: Option<String>,
     /// The result of opening a queue as a port does, or why that was not tried.
@@ -376,7 +376,7 @@ fn data_path(facts: &Facts, kernel: Option<Version>) -> (Option<&'static str>, C
             let unfinished = facts.stays_on.as_ref().filter(|_| !completed);
             let unfinished =
                 unfinished.map(|what| format!("{what} cannot be switched off, so frames arrive unfinished"));
-            facts.no_bpf.map(str::to_owned).or(unfinished)
+            facts.no_bpf.clone().or(unfinished)
         }
         Way::Copy | Way::ZeroCopy | Way::Generic => None,
     };

@@ -108,7 +108,10 @@ impl Nic {
             // The error is a sentence about the dispatcher.
             None => refuse(EBUSY, format!("other XDP programs share it, and the daemon's cannot join them: {e}")),
             Some(libc_errno::EPERM) => refuse(EPERM, MAY_NOT_ATTACH),
-            _ if kernel::INTERFACES.is_newer_than_kernel() => refuse(EOPNOTSUPP, kernel::INTERFACES.refusal()),
+            _ if kernel::INTERFACES.is_newer_than_kernel() => {
+                let why = kernel::INTERFACES.refusal();
+                refuse(EOPNOTSUPP, format!("{why} (unetmap nic {name} way auto: by packet sockets)"))
+            }
             _ => refuse(EOPNOTSUPP, format!("no XDP program can be attached: {e} (unetmap doctor {name} says more)")),
         })
     }

@@ -166,7 +166,7 @@ fn the_trial_decides_about_the_data_path() {
         (Facts { found: Some(("why".into(), false)), ..untrusted() }, Some(RELAY), "why"),
         (Facts { found: Some(("why".into(), true)), ..untrusted() }, Some(PACKET), "why"),
         (Facts { way: Way::Packet, ..untrusted() }, Some(PACKET), "its way is `packet` (unetmap nic eth0 way auto)"),
-        (Facts { no_bpf: Some("it lacks CAP_BPF"), ..untrusted() }, Some(PACKET), "it lacks CAP_BPF"),
+        (Facts { no_bpf: Some("it lacks CAP_BPF".into()), ..untrusted() }, Some(PACKET), "it lacks CAP_BPF"),
         (driver("vmxnet3", with(&|_| {})), Some(GENERIC), "after the device was reset"),
         (with(&|trial| trial.zero_copy = None), Some(COPY), "does not support zero copy"),
         (
