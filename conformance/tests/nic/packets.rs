@@ -21,6 +21,7 @@ use conformance::replace::replace;
 use conformance::tool::done;
 use conformance::{Home, LIMIT, isolated_with_interfaces, program, until};
 use lab::VethOptions;
+use serde_json::Value;
 use unetmap::{Interest, Port};
 
 /// The user `nobody` on every system, or at least a user without privileges.
@@ -65,6 +66,11 @@ fn frames_of_all_lengths_cross_and_the_stack_sees_none() {
         assert_eq!(listed.manner.as_deref(), Some("packet socket"));
         assert!(!net.has_xdp());
         assert_unchanged(&port, &tap, &frames(&LENGTHS.collect::<Vec<_>>(), 0));
+        let shown: Value = serde_json::from_str(&done(&net.near, &["va", "--json"])).expect("JSON");
+        let shown = &shown["port"];
+        assert_eq!(shown["copied"], "its way is `packet` (unetmap nic va way auto) (packet sockets)");
+        let crossed = |dir: &str| shown["queues"][0][dir]["crossed"].as_u64() >= Some(LENGTHS.count() as u64);
+        assert!(crossed("tx") && crossed("rx"), "{shown}");
         // The kernel takes a tag out of a frame that it receives, also out of those of the tap; it drops those that
         // have nothing behind the tag.
         for (kind, longest) in [(0x8100, 1514), (0x88a8, 1510)] {

@@ -20,11 +20,12 @@ use super::faults::Found;
 use super::frames::of_unopened;
 use super::lookup::{find, find_link_for};
 use super::open::{check_may_set, queues, refuse_persistent};
+use super::packets::Packets;
 use super::refusals::{denied, not_system_daemon};
 use super::settings::StoredFilter;
 use super::zero_copy::is_proved;
 use crate::caller::Caller;
-use crate::endpoint::PortRing;
+use crate::endpoint::{Endpoint, PortRing};
 use crate::policy::Access;
 use crate::ports::mediated::Mediated;
 use crate::ports::{Daemon, PortKey, Registry, Session};
@@ -264,7 +265,13 @@ fn interface_as_json(
 
 fn open_port(registry: &Registry, nic: &Nic, caller: &Caller) -> OpenPort {
     let uid = caller.peer.uid;
-    let nic_pairs = nic.endpoint.shape.nic_pairs();
+    let by_packets = nic.packets.as_ref();
+    // Threads that serve packet sockets move packets past the interface's own rings.
+    let endpoint: &Endpoint = match by_packets.and_then(|_| registry.mediated(nic.key)) {
+        Some(port) => &port.record.endpoints[0],
+        None => &nic.endpoint,
+    };
+    let nic_pairs = endpoint.shape.nic_pairs();
     // The daemon's own sessions are those of its threads. The program's is on the mediated port.
     let is_program = |session: &Session| match registry.get::<Mediated>(&session.port) {
         Some(port) => port.nic() == nic.key && session.endpoint == 0,
@@ -275,10 +282,10 @@ fn open_port(registry: &Registry, nic: &Nic, caller: &Caller) -> OpenPort {
     OpenPort {
         kind: if nic.scope.uid == DAEMON_UID { "mediated" } else { "direct" },
         manner: nic.describe_config(),
-        copied: nic.copy_reason().map(str::to_owned),
+        copied: by_packets.map(Packets::copy_reason).or_else(|| nic.copy_reason().map(str::to_owned)),
         mem_id: registry.regions.mem_id(nic.region),
-        queues: queue_snapshots(nic, 0..nic_pairs),
-        host_rings: queue_snapshots(nic, nic_pairs..nic.endpoint.shape.pairs()),
+        queues: queue_snapshots(nic, endpoint, 0..nic_pairs),
+        host_rings: queue_snapshots(nic, endpoint, nic_pairs..endpoint.shape.pairs()),
         host_dropped: nic.host_dropped(),
         sessions: sessions
             .map(|(id, session)| SessionSnapshot {
@@ -293,10 +300,10 @@ fn open_port(registry: &Registry, nic: &Nic, caller: &Caller) -> OpenPort {
     }
 }
 
-fn queue_snapshots(nic: &Nic, pairs: Range<usize>) -> Vec<QueueSnapshot> {
+fn queue_snapshots(nic: &Nic, endpoint: &Endpoint, pairs: Range<usize>) -> Vec<QueueSnapshot> {
     let ring = |rings: &[PortRing], pair: usize| {
         let ring = rings.iter().find(|ring| ring.pair == pair)?;
-        let state = nic.endpoint.state(ring.state)?;
+        let state = endpoint.state(ring.state)?;
         let dropped = if ring.view.shape().dir == 0 { 0 } else { nic.statistics(pair).rx_dropped };
         Some(QueueRing {
             slots: ring.view.shape().slots.get(),
@@ -309,8 +316,8 @@ fn queue_snapshots(nic: &Nic, pairs: Range<usize>) -> Vec<QueueSnapshot> {
     let queues = pairs.zip(0u16..).map(|(pair, id)| QueueSnapshot {
         id,
         busy_usec: nic.socket(pair).and_then(xsk::busy_poll),
-        tx: ring(&nic.endpoint.tx, pair),
-        rx: ring(&nic.endpoint.rx, pair),
+        tx: ring(&endpoint.tx, pair),
+        rx: ring(&endpoint.rx, pair),
     });
     queues.collect()
 }
