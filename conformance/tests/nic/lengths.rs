@@ -18,7 +18,7 @@ use lab::VethOptions;
 use rustix::process::Signal;
 use unetmap::abi::NR_ACCEPT_VNET_HDR;
 use unetmap::errno::EBUSY;
-use unetmap::{Interest, Port};
+use unetmap::{Interest, Pools, Port};
 
 /// Bytes of the shortest and the longest frame.
 const LENGTHS: std::ops::RangeInclusive<usize> = 14..=9216;
@@ -212,6 +212,32 @@ fn each_length_crosses_a_switch() {
             });
             all_lengths(&a, &Far::Port(&b), begin);
         }
+    });
+}
+
+/// An end of a pipe that lies in a region with other buffers: a packet for which the rings are too short is counted, by
+/// its sender or at its receiver, and those behind it cross.
+#[test]
+fn a_packet_that_a_copied_end_cannot_pass_on_is_counted() {
+    isolated(|home| {
+        let mut pools = Pools::default();
+        (pools.bytes, pools.bufs) = (4 << 20, (4096, 256));
+        (pools.ifs, pools.rings) = ((8, 0), (16, 0));
+        let short = Port::options().pools(pools).open("netmap:short{1@conf:slots=4").expect("a region");
+        let long = open("netmap:long{1@conf:slots=4");
+        let frames = Frames::new();
+        let sent = [200, 2048, 60].map(|length| frames.of(length));
+        let arrive = [sent[0].clone(), sent[2].clone()];
+        let receiver = open(&format!("netmap:long}}1@{}", short.mem_id()));
+        transmit(&long, 0, &sent, 2048);
+        assert_same(&arrived(&receiver, &[200, 60]), &arrive);
+        let copied = home.snapshot().ports.into_iter().find(|port| port.kind == "copied").expect("the copied end");
+        let dropped: Vec<u64> = copied.rings.iter().filter(|ring| ring.dir == "rx").map(|ring| ring.dropped).collect();
+        assert_eq!(dropped, [1]);
+        let sender = open(&format!("netmap:short}}1@{}", long.mem_id()));
+        transmit(&sender, 0, &sent, 2048);
+        assert_same(&arrived(&short, &[200, 60]), &arrive);
+        assert_eq!((sender.tx_rings()[0].bad_slots(), receiver.tx_rings()[0].bad_slots()), (1, 0));
     });
 }
 

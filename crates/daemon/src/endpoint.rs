@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use serde::{Deserialize, Serialize};
 use unetmap_abi::*;
 use unetmap_core::errno::{EBUSY, EINVAL, ENXIO};
-use unetmap_mem::{BufIdx, ChannelPage, ChannelWords, EndpointPage, Offsets, Pos, RingView, Span, SyncState};
+use unetmap_mem::{
+    BufIdx, ChannelPage, ChannelWords, EndpointPage, Offsets, Pos, RingView, Span, SyncState, SyncStateRef,
+};
 use unetmap_sys::Doorbell;
 
 use crate::offsets::OffsetLayout;
@@ -207,6 +209,14 @@ impl Endpoint {
     /// The state of a ring, by [`PortRing::state`]; `None` if the endpoint was never open.
     pub(crate) fn state(&self, index: usize) -> Option<&SyncState> {
         self.state_page()?.state(index)
+    }
+
+    /// The states of the transmit and of the receive ring of a pair, as far as there are such.
+    pub(crate) fn states_of(&self, pair: usize) -> [Option<SyncStateRef>; 2] {
+        [&self.tx, &self.rx].map(|rings| {
+            let ring = rings.iter().find(|ring| ring.pair == pair)?;
+            self.state_page()?.state_ref(ring.state)
+        })
     }
 
     /// Frees the rings and their buffers. No other port of the region may hold any of these buffers.

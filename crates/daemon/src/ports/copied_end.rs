@@ -13,6 +13,7 @@ use unetmap_abi::PipeRole;
 
 use super::key::{CopiedEndKey, EndpointKey, PortKey};
 use super::mediated::thread_usage;
+use super::mediator::Prepared;
 use super::snapshot::PortSnapshot;
 use crate::descriptors::invalid;
 use crate::endpoint::Endpoint;
@@ -65,6 +66,12 @@ impl Port<CopiedEnd> {
     /// The endpoint that programs open.
     pub(super) fn endpoint(&self) -> &Endpoint {
         &self.record.endpoints[self.key.index]
+    }
+
+    /// Adds what a thread counts with.
+    pub(super) fn equip(&self, prepared: Prepared) -> Prepared {
+        let states = self.endpoint().states_of(prepared.pair.1.into());
+        prepared.counted_in(None, states)
     }
 
     pub(super) fn snapshot(&self, mem_id: u16) -> PortSnapshot {

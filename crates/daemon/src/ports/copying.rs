@@ -43,8 +43,7 @@ pub(super) fn update_threads(daemon: &mut Daemon, key: &MediatedKey) -> Result<(
             port.into_iter().flat_map(|port| port.record.mediators.extract_if(.., |old| old.pair == pair)).collect();
         daemon.stop_mediators(old);
         if let Some(prepared) = prepared {
-            let port = daemon.registry.get::<Mediated>(&port_key);
-            let prepared = if let Some(port) = port { port.equip(prepared) } else { prepared };
+            let prepared = mediators::equip(&daemon.registry, &port_key, prepared);
             let thread = mediators::start(daemon, &key.interface, prepared)?;
             if let Some(port) = daemon.registry.get_mut::<Mediated>(&port_key) {
                 port.record.mediators.push(thread);

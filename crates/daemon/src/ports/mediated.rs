@@ -129,10 +129,8 @@ impl Port<Mediated> {
         let (mode, number) = prepared.pair;
         let first = if mode == NR_REG_ONE_SW { self.record.endpoints[0].shape.nic_pairs() } else { 0 };
         let bytes = self.bytes.get(first + usize::from(number)).cloned();
-        let endpoint = &self.record.endpoints[0];
-        let tx = endpoint.tx.iter().find(|ring| ring.pair == first + usize::from(number));
-        let state = endpoint.state_page().zip(tx).and_then(|(page, ring)| page.state_ref(ring.state));
-        prepared.with_header(self.header, self.lost.clone()).counted_in(bytes, state)
+        let states = self.record.endpoints[0].states_of(first + usize::from(number));
+        prepared.with_header(self.header, self.lost.clone()).counted_in(bytes, states)
     }
 
     /// Whether a program has it open.

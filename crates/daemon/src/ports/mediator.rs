@@ -101,14 +101,15 @@ impl Prepared {
         [(interface, of_interface), (program, of_program)]: [(Port, OwnedFd); 2],
         packets: Option<PacketDevice>,
     ) -> Prepared {
-        let (headers, bytes, program_tx) = (None, None, None);
-        let mediation = Mediation { program, interface, packets, headers, bytes, program_tx, known_bad: 0 };
+        let (headers, bytes, states) = (None, None, [None, None]);
+        let mediation = Mediation { program, interface, packets, headers, bytes, states, known_bad: 0 };
         Prepared { pair, directions, sessions, connections: [of_interface, of_program], mediation }
     }
 
-    /// Bytes are counted in `bytes`, and slots of the program's that the interface cannot send in `program_tx`.
-    pub(crate) fn counted_in(mut self, bytes: Option<PairBytes>, program_tx: Option<SyncStateRef>) -> Prepared {
-        (self.mediation.bytes, self.mediation.program_tx) = (bytes, program_tx);
+    /// Bytes are counted in `bytes`, and slots that cannot be passed on in the states of the program's rings
+    /// (`Endpoint::states_of`).
+    pub(crate) fn counted_in(mut self, bytes: Option<PairBytes>, states: [Option<SyncStateRef>; 2]) -> Prepared {
+        (self.mediation.bytes, self.mediation.states) = (bytes, states);
         self
     }
 
@@ -221,8 +222,9 @@ struct Mediation {
     headers: Option<HeaderConverter>,
     /// Where they are counted.
     bytes: Option<PairBytes>,
-    /// The state of the program's transmit ring, where slots are counted that the interface cannot send.
-    program_tx: Option<SyncStateRef>,
+    /// The states of the program's transmit ring, where slots are counted that the interface cannot send, and of its
+    /// receive ring, where packets are counted for which that is too short.
+    states: [Option<SyncStateRef>; 2],
     /// Slots that the interface's ring has counted, as far as the program's ring has them, too.
     known_bad: u64,
 }
@@ -278,13 +280,17 @@ impl Mediation {
         self.interface.poll(Interest::BOTH, Some(Duration::ZERO))?;
         let out = self.copy_out();
         let (from, to) = (self.interface.rx_rings().first(), self.program.tx_rings().first());
+        let mut lost = 0;
         let (back, bytes) = match (&mut self.packets, &mut self.headers) {
             (Some(packets), _) => packets.move_back(to),
             (None, Some(headers)) => headers.move_back(from, to),
-            (None, None) => copy(from, to, &mut 0),
+            (None, None) => copy(from, to, &mut lost),
         };
         if let Some(counted) = &self.bytes {
             counted.back.fetch_add(bytes, Ordering::Relaxed);
+        }
+        if let Some(state) = self.states[1].as_ref().filter(|_| lost > 0) {
+            state.dropped.fetch_add(u64::from(lost), Ordering::Relaxed);
         }
         // At once: when the program gets its slots back, its packets must be on their way.
         if out > 0 {
@@ -301,8 +307,12 @@ impl Mediation {
         if bad != self.known_bad {
             let more = bad.wrapping_sub(self.known_bad) as u32;
             self.known_bad = bad;
-            self.program_tx.iter().for_each(|ring| ring.count_bad_slots(more));
+            self.count_bad_slots(more);
         }
+    }
+
+    fn count_bad_slots(&self, more: u32) {
+        self.states[0].iter().for_each(|ring| ring.count_bad_slots(more));
     }
 
     /// Copies what the program sent to the interface; returns the number of slots.
@@ -318,7 +328,7 @@ impl Mediation {
             counted.out.fetch_add(bytes, Ordering::Relaxed);
         }
         if bad > 0 {
-            self.program_tx.iter().for_each(|ring| ring.count_bad_slots(bad));
+            self.count_bad_slots(bad);
         }
         out
     }

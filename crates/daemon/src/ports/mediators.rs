@@ -15,6 +15,7 @@ use unetmap_core::{InDaemon, Port};
 use unetmap_sys::xsk::SocketRings;
 use unetmap_sys::{process, socket};
 
+use super::copied_end::CopiedEnd;
 use super::mediated::Mediated;
 use super::mediator::{Directions, MediatorThread, Prepared, RingPair, Stopping};
 pub(crate) use super::mediator_state::{DAEMON_HOLDER, MediatorState, PausedThread};
@@ -102,6 +103,7 @@ pub(super) fn start_all(
         let directions = Directions { tx: queue < tx_rings, rx: queue < rx_rings };
         let pair = ((mode, queue), NR_REG_ONE_NIC);
         let prepared = prepare(daemon, program, name, interface_at, pair, directions);
+        let prepared = prepared.map(|prepared| equip(&daemon.registry, &program.port, prepared));
         match prepared.and_then(|prepared| start(daemon, name, prepared)) {
             Ok(thread) => threads.push(thread),
             Err(refusal) => {
@@ -111,6 +113,17 @@ pub(super) fn start_all(
         }
     }
     Ok(threads)
+}
+
+/// Adds what a thread of this port converts and counts with.
+pub(super) fn equip(registry: &Registry, port: &PortKey, prepared: Prepared) -> Prepared {
+    if let Some(mediated) = registry.get::<Mediated>(port) {
+        return mediated.equip(prepared);
+    }
+    match registry.get::<CopiedEnd>(port) {
+        Some(end) => end.equip(prepared),
+        None => prepared,
+    }
 }
 
 /// Starts the thread. On failure both sides are closed again.
@@ -273,10 +286,7 @@ fn resume_one(daemon: &mut Daemon, paused: PausedThread) -> Result<(), Refusal> 
     let (name, interface) = daemon.repeat_answer(sessions[0])?;
     let (_, program) = daemon.repeat_answer(sessions[1])?;
     let prepared = adopt_both(&daemon.registry, &mut daemon.monitors, &at, (pair, directions), [interface, program])?;
-    let prepared = match daemon.registry.get::<Mediated>(&port) {
-        Some(mediated) => mediated.equip(prepared),
-        None => prepared,
-    };
+    let prepared = equip(&daemon.registry, &port, prepared);
     let thread = start(daemon, &name, prepared)?;
     thread.set_polling_cpu(cpu);
     daemon.registry.give_mediator(&port, thread);

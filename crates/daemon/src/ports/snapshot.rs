@@ -106,7 +106,8 @@ pub(crate) struct RingSnapshot {
     /// Receive ring of an interface or of a switch port: packets dropped for lack of room, here or, for packets to be
     /// forwarded, on the other side. Transmit ring of a switch port: packets that reached no port. First transmit
     /// ring of an interface: frames that the interface dropped since it was opened, and the sum of `lost`.
-    /// Ring of a monitor: slots that were not mirrored because the monitor was too slow.
+    /// Ring of a monitor: slots that were not mirrored because the monitor was too slow. Receive ring to which the
+    /// daemon copies: also packets for which it has too few slots.
     pub(crate) dropped: u64,
     /// Receive ring of a switch port: packets that came without a copy, from ports of the same region.
     #[serde(skip_serializing_if = "Option::is_none")]
