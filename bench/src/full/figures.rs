@@ -240,6 +240,7 @@ fn tcp(page: &mut Page, rows: &[RowResult]) {
         title: "How many times as fast as the kernel's bridge between two veth pairs".into(),
         note: "The line through a bar is the interval.".into(),
         bars: rates.iter().flat_map(|row| row.peers.keys().filter_map(move |label| advantage(row, label))).collect(),
+        ..Bars::default()
     });
     let mut cells = Vec::new();
     for row in rates {
@@ -273,7 +274,7 @@ fn ratios(page: &mut Page, rows: &[RowResult]) {
                interval. \"mediated\" is unetmap through its daemon, as users without privileges have it."
             .into(),
         bars: all,
-        unit: None,
+        ..Bars::default()
     });
 }
 
