@@ -155,7 +155,7 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
         stop_on_hangup()?;
     }
     let [first, second] = &options.ports;
-    failure::set_between([first, second], options.on_failure.as_deref())?;
+    let closed = failure::set_between([first, second], options.on_failure.as_deref())?;
     let pairs = open(options)?;
     let [a, b] = &pairs[0];
     let swap = !options.copy && a.same_region(b);
@@ -211,6 +211,7 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     control_file.remove();
     let flows = done.iter_mut().filter_map(|(.., flows)| flows.take()).collect();
     print_summary(options, sum(done.iter().map(|(_, done, _)| done)), flows, (swap, seconds));
+    failure::note_closed(&closed);
     // The log's senders are gone, so the thread ends after the last line.
     let _ = logger.join();
     done.into_iter().try_for_each(|(result, ..)| result)?;

@@ -149,7 +149,7 @@ fn scrub(
     writer: Option<Writer>,
 ) -> Result<(), Failure> {
     let (stop, again) = (stop_on_signals()?, flag_on_hangup()?);
-    failure::set_between([first, second], settings.on_failure)?;
+    let closed = failure::set_between([first, second], settings.on_failure)?;
     let open = |spec: &str| port::open(spec, port::RingConfig::default(), NR_ACCEPT_VNET_HDR | NR_EXCLUSIVE);
     // A program that has host rings may also open the interface that carries the host's connections.
     let b = open(second)?;
@@ -191,6 +191,7 @@ fn scrub(
     });
     writer.into_iter().for_each(|writer| drop(writer.join()));
     report.end(shared, begin.elapsed().as_secs_f64());
+    failure::note_closed(&closed);
     Ok(result?)
 }
 

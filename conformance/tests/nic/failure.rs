@@ -4,7 +4,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use conformance::forwarder::{Forwarder, Line};
 use conformance::home::{Guard, processes_of};
@@ -256,6 +256,37 @@ fn closed_is_closed_also_without_a_daemon() {
 }
 
 /// Another interface gets the name, which nobody of ours looks at.
+/// A firewall at a host's rings closes the interface, which stays so: it says so when it ends, and so does what is asked
+/// later, also without a daemon.
+#[test]
+fn what_stays_closed_is_said() {
+    isolated_with_interfaces(|home| {
+        let Some(wire) = Wire::new(home, 1) else { return };
+        let ns = &wire.line.middle;
+        let mut firewall = ns.command(program("unetmap-fw"));
+        firewall.args(["-w", "0", "left1^", "left1"]).stderr(Stdio::piped());
+        let firewall = firewall.spawn().expect("it runs");
+        until("the firewall has the interface, which is closed", || {
+            wire.failure()["action"] == "closed" && done(ns, &["left1"]).contains("left1: open, ")
+        });
+        kill_process(Pid::from_child(&firewall), Signal::INT).expect("our child");
+        let output = firewall.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.contains("left1 stays closed"), "{said}");
+        let unetmap = |args: &[&str]| {
+            let output = command(ns).args(args).output().expect("the program runs");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let stopped = unetmap(&["stop", "--force"]);
+        assert!(stopped.contains("failure open): left1 (closed)\n"), "{stopped}");
+        let shown = unetmap(&["nic", "left1"]);
+        assert!(shown.contains("no daemon is running\n") && shown.contains("dropped: failure closed"), "{shown}");
+        done(ns, &["left1", "failure", "open"]);
+        assert!(!unetmap(&["nic", "left1"]).contains("failure"));
+        drop(wire.daemon);
+    });
+}
+
 #[test]
 fn a_name_that_is_closed_stays_closed() {
     isolated_with_interfaces(|home| {

@@ -216,6 +216,21 @@ fn an_interface_in_a_namespace_with_a_former_ones_number_is_not_attached() {
     });
 }
 
+/// A setting that a daemon has left is removed by the command that removes one, though no daemon runs.
+#[test]
+fn what_a_daemon_has_left_is_removed_without_one() {
+    isolated_with_interfaces(|home| {
+        let Some(mut net) = Net::new(home, DIRECT, CABLE) else { return };
+        set("port vale0:a storm 9");
+        end(home, End::Term);
+        set("port vale0:a off");
+        end(home, End::Term);
+        net.restart_daemon(home);
+        assert_eq!(shown("port vale0:a")["rules"]["storm"], Value::Null);
+        assert_nothing_left(home);
+    });
+}
+
 /// A file that is damaged costs what it says, and no port.
 #[test]
 fn a_damaged_file_is_set_aside() {

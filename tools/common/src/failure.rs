@@ -8,7 +8,7 @@ use unetmap::abi::{PortKind, PortSpec, Rings};
 pub use unetmap_core::control::nic::OnFailure;
 use unetmap_core::control::nic::{NicAction, NicRequest, send_request};
 
-use crate::Failure;
+use crate::{Failure, note};
 
 /// The name of the interface whose own rings the port `spec` has; `None`: it is another port.
 pub fn interface_of(spec: &str) -> Option<String> {
@@ -40,25 +40,37 @@ pub fn bypass(ports: [&str; 2]) -> Result<(), Failure> {
 }
 
 /// Sets what becomes of frames while a program between two ports does not take them, by its option `--on-failure`. At
-/// host rings they are dropped, unless the user says otherwise.
+/// host rings they are dropped, unless the user says otherwise. Returns the interfaces that stay closed so.
 ///
 /// # Errors
 /// As [`bypass`]; the daemon's refusal.
-pub fn set_between(ports: [&str; 2], on_failure: Option<&str>) -> Result<(), Failure> {
+pub fn set_between(ports: [&str; 2], on_failure: Option<&str>) -> Result<BTreeSet<String>, Failure> {
     let fate = match on_failure {
-        Some("bypass") => return bypass(ports),
+        Some("bypass") => return bypass(ports).map(|()| BTreeSet::new()),
         Some("open") => OnFailure::Open,
         _ => OnFailure::Closed,
     };
     let hosts = ports.into_iter().filter_map(host_rings_of);
     let own = ports.into_iter().filter_map(interface_of).filter(|_| on_failure.is_some());
-    for interface in hosts.chain(own).collect::<BTreeSet<_>>() {
-        set(&interface, fate.clone()).map_err(|e| match e {
+    let mut all: BTreeSet<_> = hosts.chain(own).collect();
+    for interface in &all {
+        set(interface, fate.clone()).map_err(|e| match e {
             Failure::Work(why) if on_failure.is_none() => Failure::Work(format!("{why} (or --on-failure open)")),
             e => e,
         })?;
     }
-    Ok(())
+    all.retain(|_| fate == OnFailure::Closed);
+    Ok(all)
+}
+
+/// Says at a program's end that interfaces stay closed.
+pub fn note_closed(interfaces: &BTreeSet<String>) {
+    for interface in interfaces {
+        note(&format!(
+            "{interface} stays closed, so that its host has no traffic, until a program takes its frames again or \
+             `unetmap nic {interface} failure open`"
+        ));
+    }
 }
 
 /// Sets what becomes of the frames of an interface.

@@ -75,7 +75,7 @@ pub(crate) fn send(interface: &str, action: Result<NicAction, String>, json: boo
         Some(reply) if json => format!("{reply}\n"),
         Some(reply) => state_text(&reply)? + &busy::napi(&link, &reply),
         None if json => "null\n".into(),
-        None => format!("{}: not open, no filter: no daemon is running\n", link.name),
+        None => failure::text_without_daemon(&link),
     })
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use unetmap_core::control::stop::RunningDaemon;
 
 use crate::ls::{cell, members, parse_reply};
+use crate::nic::failure;
 
 /// Time within which the daemon has closed everything. Drivers may take seconds for each interface.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -55,9 +56,11 @@ pub(crate) fn run(args: &StopArgs) -> Result<u8, String> {
     }
     let socket = daemon.socket().display().to_string();
     daemon.wait(LIMIT).map_err(failed)?;
+    let kept = failure::kept_by_kernel();
     let text = match args.json {
         true => {
             reply["socket"] = socket.into();
+            reply["kept_by_kernel"] = kept.into();
             format!("{reply}\n")
         }
         false => {
@@ -69,6 +72,9 @@ pub(crate) fn run(args: &StopArgs) -> Result<u8, String> {
             if !lasting.is_empty() {
                 let what = if args.all { "removed" } else { "left to the next daemon (--all removes them)" };
                 text += &format!("{what}: {}\n", names(lasting));
+            }
+            if !kept.is_empty() {
+                text += &format!("left to the kernel (unetmap nic IF failure open): {}\n", kept.join(", "));
             }
             text
         }

@@ -54,6 +54,11 @@ pub fn lasting_path(socket: &Path) -> PathBuf {
     path.into()
 }
 
+/// Whether a daemon of this user's, which has ended, has left persistent ports or settings.
+pub(crate) fn is_anything_left() -> Result<bool, Error> {
+    Ok(lasting_path(&client::own_socket()?).symlink_metadata().is_ok())
+}
+
 /// This user's own daemon, which runs.
 pub struct RunningDaemon(Connection);
 
@@ -71,8 +76,7 @@ impl RunningDaemon {
     /// # Errors
     /// As of [`RunningDaemon::connect`]; or it cannot be started.
     pub fn connect_if_lasting() -> Result<Option<RunningDaemon>, Error> {
-        let is_left = lasting_path(&client::own_socket()?).symlink_metadata().is_ok();
-        Ok(client::running_or_started(is_left)?.map(RunningDaemon))
+        Ok(client::running_or_started(is_anything_left()?)?.map(RunningDaemon))
     }
 
     /// Where it listens.

@@ -13,6 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::control::client;
 use crate::control::nic::Filter;
+use crate::control::stop::is_anything_left;
 use crate::control::wire::{ControlRequest, Kind};
 use crate::error::{Error, errno};
 
@@ -297,7 +298,8 @@ impl ValeRequest {
 }
 
 /// Sends the request to the daemon that serves this user's switches, and returns the state after it, as JSON. Starts a
-/// daemon only to set something; `None` if no daemon runs, and so nothing is set.
+/// daemon only to set something, or to remove what an earlier one may have left; `None` if no daemon runs, and so
+/// nothing is set.
 ///
 /// # Errors
 /// The daemon's refusal, or no daemon answers and none could be started.
@@ -310,7 +312,8 @@ pub fn send_request(request: &ValeRequest) -> Result<Option<String>, Error> {
             return reply.into_text(subject).map(Some);
         }
     }
-    let Some(connection) = client::running_or_started(request.sets())? else { return Ok(None) };
+    let starts = request.sets() || !request.action.shows() && is_anything_left()?;
+    let Some(connection) = client::running_or_started(starts)? else { return Ok(None) };
     client::send(connection.fd.as_fd(), subject, request)?.into_text(subject).map(Some)
 }
 

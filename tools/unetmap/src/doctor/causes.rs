@@ -127,7 +127,8 @@ fn causes(seen: &Seen<'_>) -> Vec<String> {
         Err(why) => found.push(format!("the daemon does not answer: {why}")),
         Ok(daemons) if daemons.is_empty() => {
             found.push(
-                "no daemon runs: interfaces are the kernel's (the next program that opens a port starts one; why the \
+                "no daemon runs: interfaces are the kernel's, which also goes on with `failure closed` and `bypass` \
+                 (unetmap nic IF says whether IF has one; the next program that opens a port starts a daemon; why the \
                  last one ended is in its log: journalctl -u unetmapd, or the file beside its socket)"
                     .into(),
             );

@@ -4,7 +4,8 @@
 use serde_json::{Value, json};
 use tool_common::Failure;
 use unetmap_core::control::nic::{NicAction, OnFailure};
-use unetmap_sys::{link, xdp};
+use unetmap_sys::link::{self, Link};
+use unetmap_sys::xdp;
 
 use crate::ls::cell;
 
@@ -61,6 +62,31 @@ pub(crate) fn bypass(pair: [&str; 2], off: bool, json: bool) -> Result<String, F
         (false, true) => format!("{a}, {b}: while no program forwards between them, frames go to the host's stack\n"),
         (false, false) => format!("{a}, {b}: while no program forwards between them, the kernel does\n"),
     })
+}
+
+/// The interfaces of this network namespace that the kernel keeps closed, or forwards from; users other than root are
+/// told of none.
+pub(crate) fn kept_by_kernel() -> Vec<String> {
+    let of = |link: Link| match xdp::left(link.index, Some(&link.name)).ok()? {
+        xdp::Failure::Open => None,
+        xdp::Failure::Closed => Some(format!("{} (closed)", link.name)),
+        xdp::Failure::Bypass(_) => Some(format!("{} (bypass)", link.name)),
+    };
+    link::all().unwrap_or_default().into_iter().filter_map(of).collect()
+}
+
+/// Describes an interface while no daemon runs, and what the kernel goes on with there.
+pub(super) fn text_without_daemon(link: &Link) -> String {
+    let name = &link.name;
+    // Users other than root are not told.
+    let left = match xdp::left(link.index, Some(name)).unwrap_or(xdp::Failure::Open) {
+        xdp::Failure::Open => String::new(),
+        xdp::Failure::Closed => format!("its frames are dropped: failure closed (unetmap nic {name} failure open)\n"),
+        xdp::Failure::Bypass(_) => {
+            format!("the kernel forwards its frames: failure bypass (unetmap nic {name} failure open)\n")
+        }
+    };
+    format!("{name}: not open, no filter: no daemon is running\n{left}")
 }
 
 /// Describes the setting that was made.
