@@ -338,6 +338,12 @@ pub fn files_of(pid: i32) -> Vec<u32> {
     counted.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The highest number of [`files_of`] a daemon, but for its listening socket, which is far above all others.
+#[track_caller]
+pub fn highest_file(daemon: Pid) -> u32 {
+    files_of(daemon.as_raw_pid()).into_iter().filter(|number| *number < 10_000).max().expect("its files")
+}
+
 /// Waits for the exit of `child`; returns `None` if it has not exited within `limit`.
 pub fn wait_within(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> {
     let end = Instant::now() + limit;

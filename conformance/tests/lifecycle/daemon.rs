@@ -57,6 +57,29 @@ fn an_idle_daemon_exits_and_the_next_program_starts_another() {
     });
 }
 
+/// The kernel closes the files of a process that was killed from the highest number down, which may take seconds: the
+/// next daemon can be started as soon as this one listens no more.
+#[test]
+fn a_daemon_that_is_killed_first_stops_to_listen() {
+    isolated(|home| {
+        // It was started by this program, which has left it the socket.
+        let _port = open("netmap:p{1");
+        let sockets = fs::read_to_string("/proc/net/unix").expect("a list");
+        let path = home.socket().display().to_string();
+        let listening = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let listening = listening.filter(|words| words.get(3) == Some(&"00010000") && words.last() == Some(&&*path));
+        let links: Vec<String> = listening.map(|words| format!("socket:[{}]", words[6])).collect();
+        assert_eq!(links.len(), 1, "{sockets}");
+        let files = fs::read_dir(format!("/proc/{}/fd", home.daemon().as_raw_pid())).expect("a process").flatten();
+        let of_listener = |path: &Path| fs::read_link(path).is_ok_and(|to| to == Path::new(&links[0]));
+        let number = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
+        let (own, others): (Vec<_>, Vec<_>) = files.map(|file| file.path()).partition(|path| of_listener(path));
+        let numbers = |of: Vec<PathBuf>| of.iter().filter_map(|path| number(path)).collect::<Vec<_>>();
+        let (own, others) = (numbers(own), numbers(others));
+        assert!(!own.is_empty() && own.iter().min() > others.iter().max(), "{own:?} {others:?}");
+    });
+}
+
 /// Half of the rounds find the socket of a killed daemon.
 #[test]
 fn two_programs_that_start_together_start_one_daemon() {

@@ -7,8 +7,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use conformance::home::{Guard, Home, daemon_processes, kill_daemon, processes_of, program, summary, until_ended};
-use conformance::net::{CABLE, DIRECT, Held, Net, open_in, pings, policy_file};
+use conformance::home::{
+    Guard, Home, daemon_processes, is_alive, kill_daemon, processes_of, program, summary, until_ended,
+};
+use conformance::net::{CABLE, DIRECT, Held, Net, open_in, pings, policy_file, start_daemon};
 use conformance::switch::{bring_up, done, host_on_switch, set, shown};
 use conformance::{isolated_with_interfaces, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -467,6 +469,32 @@ fn settings() -> Vec<[Value; 3]> {
     ports.iter().map(|port| ["name", "index", "rules"].map(|of| port[of].clone())).collect()
 }
 
+/// The kernel closes the sockets of a daemon that was killed one after the other; the next one serves meanwhile.
+#[test]
+fn the_next_daemon_does_not_wait_for_the_end_of_the_former() {
+    isolated_with_interfaces(|home| {
+        let Some(net) = Net::new(home, DIRECT, CABLE) else { return };
+        hosts_on_switch(&net);
+        for name in (0..16).map(|n| format!("port{n:02}")) {
+            done(&net.near, &format!("-n {name}"));
+            done(&net.near, &format!("-a vale0:{name}"));
+        }
+        let before = (persistent(), settings());
+        let former = daemon_processes(home);
+        former.iter().for_each(|pid| _ = kill_process(*pid, Signal::KILL));
+        until("it listens no more", || !home.serves());
+        let next = start_daemon(home, &[]);
+        let left = former.iter().filter(|pid| is_alive(**pid)).count();
+        summary(&format!("{left} processes of the former daemon had not ended when the next one served"));
+        assert_eq!((settings(), persistent()), (before.1, before.0));
+        until("packets cross the switch", || pings(&net.near, "10.8.0.2"));
+        drop(open_in(&net.near, "netmap:va"));
+        home.stop_all();
+        assert_nothing_left(home);
+        drop(next);
+    });
+}
+
 /// The time, in milliseconds, of which `share` of 100 were at most as long.
 fn share_of(times: &mut [Duration], share: usize) -> String {
     times.sort();
@@ -507,8 +535,9 @@ fn many_restarts_lose_no_port() {
         let [[end, slow_end], [answer, slow_answer], [all, slow]] =
             [&mut ended, &mut answered, &mut served].map(|times| [50, 99].map(|share| share_of(times, share)));
         summary(&format!(
-            "{restarts} restarts with {} ports: the former daemon had ended after {end} in the median, {slow_end} in 99 of \
-             100; the next one answered after {answer}, {slow_answer}, and all ports were served again after {all}, {slow}",
+            "{restarts} restarts with {} ports: the former daemon had ended after {end} in the median, {slow_end} in 99 \
+             of 100; the next one answered after {answer}, {slow_answer}, and all ports were served again after {all}, \
+             {slow}",
             before.0.len()
         ));
         home.stop_all();

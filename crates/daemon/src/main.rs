@@ -281,6 +281,7 @@ fn run(args: &Args) -> Result<(), String> {
         return to_background(&socket, args);
     }
     let report_to = args.report_fd.map(process::inherit_fd).transpose().map_err(|e| format!("--report-fd: {e}"))?;
+    args.report_fd.into_iter().for_each(process::close_inherited);
     let report_to = Cell::new(report_to);
     let report = |outcome: Result<(), &String>| {
         let outcome = outcome.map(|()| process::pid()).map_err(String::clone);
@@ -313,7 +314,11 @@ fn serve(
     let predecessor = predecessor(args, socket)?;
     let listener = match args.listen_fd.or(managed_fd) {
         _ if predecessor.is_some() => None,
-        Some(fd) => Some(inherited(fd)?),
+        Some(fd) => {
+            let listener = inherited(fd)?;
+            process::close_inherited(fd);
+            Some(listener)
+        }
         None => Some(listen_here(socket, &lock)?),
     };
     let own_socket = file_at(socket);
@@ -329,9 +334,11 @@ fn serve(
         Some(taken) => Some(taken.fds.take(taken.state.listener).map_err(|refusal| refusal.why)?),
         None => listener,
     };
-    let listener = listener.ok_or("no socket to listen at")?;
+    // The kernel may take seconds to close the sockets of interfaces of a daemon that was killed. If it listened until
+    // then, no other daemon could be started.
+    let listener = process::move_up(listener.ok_or("no socket to listen at")?);
     let is_managed = taken.as_ref().map_or(managed_fd.is_some(), |taken| taken.state.service.listens);
-    let listener_again = listener.try_clone().map_err(|e| e.to_string())?;
+    let listener_again = process::move_up(listener.try_clone().map_err(|e| e.to_string())?);
     let mut daemon = Daemon::new(knobs, admission, first_mem_id);
     daemon.users.keeps_ports = args.keep_ports;
     daemon.knob_sources = sources;

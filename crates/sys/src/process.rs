@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{
     Pid, Resource, Rlimit, getpid, getrlimit, setpriority_process, setrlimit, setsid, test_kill_process,
 };
@@ -24,6 +24,11 @@ pub use namespaces::{leave_namespaces, outside_netns};
 pub use rustix::process::Signal;
 pub use spawn::spawn_detached;
 pub use user_namespace::{is_in_initial_user_namespace, is_unmapped_user, may_be_unmapped_owner};
+
+/// The number from which on [`move_up`] looks for a free one, or so far below the limit. The kernel's table of files
+/// has 8 bytes for each lower one.
+const FIRST_UP: u64 = 1 << 15;
+const ROOM_UP: u64 = 8;
 
 /// Returns the effective user id, which the peer of a socket sees.
 pub fn uid() -> u32 {
@@ -296,6 +301,20 @@ pub fn inherit_fd(number: u32) -> io::Result<OwnedFd> {
     }
     // SAFETY: K2: the kernel has just created this descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Closes a descriptor that this process was started with, by its number, and that nothing else in it uses.
+pub fn close_inherited(number: u32) {
+    // SAFETY: K7: no other part of the program has this number; the kernel answers EBADF if it is not open.
+    i32::try_from(number).into_iter().for_each(|number| _ = unsafe { libc::close(number) });
+}
+
+/// Moves a descriptor to a number above those of others, if there are fewer than [`FIRST_UP`] of these: the kernel
+/// closes the files of a process that ends from the highest number down. Leaves it where it is if that is impossible.
+pub fn move_up(fd: OwnedFd) -> OwnedFd {
+    let number = FIRST_UP.min(fd_limit().saturating_sub(ROOM_UP));
+    let moved = i32::try_from(number).ok().and_then(|number| fcntl_dupfd_cloexec(&fd, number).ok());
+    moved.unwrap_or(fd)
 }
 
 /// Blocks `signals` in the calling thread and in those it starts later, and returns a non-blocking descriptor that

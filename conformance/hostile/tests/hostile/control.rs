@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread::sleep;
 use std::time::Duration;
 
-use conformance::home::{files_of, limit_daemon, raise_fd_limit, summary};
+use conformance::home::{highest_file, limit_daemon, raise_fd_limit, summary};
 use conformance::packet::Rng;
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, until};
@@ -335,7 +335,7 @@ fn a_daemon_without_file_descriptors_refuses_clients_and_keeps_running() {
         let (far, near) = (open("netmap:g{1"), open("netmap:g}1"));
         let daemon = home.daemon();
         // The files that it has, and a few more.
-        let highest = files_of(daemon.as_raw_pid()).into_iter().max().expect("its files");
+        let highest = highest_file(daemon);
         limit_daemon(daemon, Resource::Nofile, Some(u64::from(highest) + 10));
         let all: Vec<ControlConnection> = (0..100).map(|_| connect(home)).collect();
         // Each is answered or its connection is closed, none waits; and of 100 at least 60 find no file free, whenever

@@ -4,7 +4,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use conformance::home::{files_of, limit_daemon, summary};
+use conformance::home::{highest_file, limit_daemon, summary};
 use conformance::net::{BUFFER, CABLE, MEDIATED, Net, assert_same, collect, frames, transmit};
 use conformance::traffic::{exchange, open};
 use conformance::{Home, isolated, until};
@@ -84,8 +84,7 @@ fn starve(home: &Home, what: Resource, has: impl Fn() -> u64, steps: impl Iterat
 #[test]
 fn the_daemon_survives_running_out_of_descriptors_at_every_point() {
     // Numbers of files are limited: those that it has made ahead have some.
-    let first_free = |home: &Home| files_of(home.daemon().as_raw_pid()).into_iter().max().expect("its files") + 1;
-    isolated(|home| starve(home, Resource::Nofile, || first_free(home).into(), 0..80));
+    isolated(|home| starve(home, Resource::Nofile, || (highest_file(home.daemon()) + 1).into(), 0..80));
 }
 
 /// The time of the daemon's control thread on a CPU.

@@ -63,6 +63,8 @@ pub(crate) struct Returning {
     /// When the first was found; `None`: nothing was.
     pub(super) since: Option<Instant>,
     pub(super) served: usize,
+    /// When the last was served again.
+    pub(super) progress: Option<Instant>,
 }
 
 /// A port, or an attached interface.
@@ -91,11 +93,12 @@ impl<T> Left<T> {
     }
 
     /// Whether it is tried again after a failure, for as long as what processes had that were killed may be held: the
-    /// kernel releases it some time after their end. An interface that is gone does not come back.
-    pub(super) fn is_tried_again(&mut self, refusal: &Refusal, now: Instant) -> bool {
+    /// kernel releases it some time after their end, one after the other; the last was served again at `progress`. An
+    /// interface that is gone does not come back.
+    pub(super) fn is_tried_again(&mut self, refusal: &Refusal, progress: Option<Instant>, now: Instant) -> bool {
         let (first, _) = self.failed.unwrap_or((now, now));
         self.failed = Some((first, now + FORMER_PAUSE));
-        refusal.errno != ENXIO && now - first < FORMER_LIMIT
+        refusal.errno != ENXIO && now - progress.map_or(first, |progress| first.max(progress)) < FORMER_LIMIT
     }
 }
 
@@ -110,6 +113,11 @@ impl Returning {
         let ports = ports.into_iter().map(Left::new).collect();
         let attachments = attachments.into_iter().map(Left::new).collect();
         Returning { ports, attachments, namespaces, since: Some(Instant::now()), ..Default::default() }
+    }
+
+    /// One more is served.
+    pub(super) fn has_served(&mut self) {
+        (self.served, self.progress) = (self.served + 1, Some(Instant::now()));
     }
 
     /// Whether all is served that can be.
@@ -176,5 +184,21 @@ impl Returning {
             return self.ports.iter().map(|left| left.due(now)).min().filter(|_| has_room);
         }
         self.attachments.iter().map(|left| left.due(now)).min().filter(|_| self.opening.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use unetmap_core::errno::EAGAIN;
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_tried_again_as_long_as_others_are_served() {
+        let (mut left, now) = (Left::new(()), Instant::now());
+        let (refusal, late) = (Refusal::new(EAGAIN, "it is held".into()), now + FORMER_LIMIT);
+        assert!(left.is_tried_again(&refusal, None, now) && !left.is_tried_again(&refusal, None, late));
+        assert!(left.is_tried_again(&refusal, Some(late), late));
+        assert!(!left.is_tried_again(&Refusal::new(ENXIO, "it is gone".into()), Some(late), late));
     }
 }

@@ -83,7 +83,7 @@ impl Daemon {
     fn finish_port(&mut self, nic: NicKey, left: Left<LeftPort>, result: Result<(), Refusal>) {
         self.nics.work.opening.remove(&PortKey::Nic(nic));
         match result.and_then(|()| self.serve_opened(nic, &left.what)) {
-            Ok(()) => self.vale.returning.served += 1,
+            Ok(()) => self.vale.returning.has_served(),
             Err(refusal) => {
                 self.release_if_unused(&PortKey::Nic(nic));
                 self.port_failed(left, &refusal);
@@ -107,7 +107,7 @@ impl Daemon {
     }
 
     fn port_failed(&mut self, mut left: Left<LeftPort>, refusal: &Refusal) {
-        if left.is_tried_again(refusal, Instant::now()) {
+        if left.is_tried_again(refusal, self.vale.returning.progress, Instant::now()) {
             return self.vale.returning.ports.push_back(left);
         }
         let LeftPort { record, .. } = left.what;
@@ -126,8 +126,8 @@ impl Daemon {
         let attached = left.what.attach_again(self, &namespaces);
         self.vale.returning.namespaces = namespaces;
         match attached {
-            Ok(()) => self.vale.returning.served += 1,
-            Err(refusal) if left.is_tried_again(&refusal, Instant::now()) => {
+            Ok(()) => self.vale.returning.has_served(),
+            Err(refusal) if left.is_tried_again(&refusal, self.vale.returning.progress, Instant::now()) => {
                 self.vale.returning.attachments.push_back(left);
             }
             Err(refusal) => {
