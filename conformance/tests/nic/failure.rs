@@ -256,8 +256,8 @@ fn closed_is_closed_also_without_a_daemon() {
 }
 
 /// Another interface gets the name, which nobody of ours looks at.
-/// A firewall at a host's rings closes the interface, which stays so: it says so when it ends, and so does what is asked
-/// later, also without a daemon.
+/// A firewall at a host's rings closes the interface, which stays so: it says so when it ends, and so does what is
+/// asked later, also without a daemon.
 #[test]
 fn what_stays_closed_is_said() {
     isolated_with_interfaces(|home| {
