@@ -255,7 +255,6 @@ fn closed_is_closed_also_without_a_daemon() {
     });
 }
 
-/// Another interface gets the name, which nobody of ours looks at.
 /// A firewall at a host's rings closes the interface, which stays so: it says so when it ends, and so does what is
 /// asked later, also without a daemon.
 #[test]
@@ -287,6 +286,7 @@ fn what_stays_closed_is_said() {
     });
 }
 
+/// Another interface gets the name, which nobody of ours looks at.
 #[test]
 fn a_name_that_is_closed_stays_closed() {
     isolated_with_interfaces(|home| {
