@@ -11,7 +11,7 @@ use tool_common::failure::interface_of;
 use tool_common::metrics::MetricsArgs;
 use tool_common::port::full_name;
 use unetmap_filter::Prefix;
-use unetmap_quantity::{count, mebibytes, seconds, within};
+use unetmap_quantity::{count, mebibytes, seconds, whole_packet_rate, within};
 
 use crate::rules::{AMPLIFIERS, Sources};
 use crate::scrubber::Limits;
@@ -96,7 +96,7 @@ pub struct ScrubArgs {
     states: u32,
 
     /// More dropped packets in a second than this are an attack
-    #[arg(long, value_name = "PACKETS", default_value = "1000", value_parser = within::<u64, u64>(count, 0..=u64::MAX), allow_hyphen_values = true)]
+    #[arg(long, value_name = "PACKETS", default_value = "1000", value_parser = within::<u64, u64>(whole_packet_rate, 0..=u64::MAX), allow_hyphen_values = true)]
     attack: u64,
 
     /// An attack ends when this many seconds had no more drops than --attack
@@ -148,7 +148,7 @@ fn prefix(text: &str) -> Result<Prefix, String> {
 
 /// Parses packets a second.
 fn rate() -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync {
-    within::<u64, u32>(count, 1..=1_000_000_000)
+    within::<u64, u32>(whole_packet_rate, 1..=1_000_000_000)
 }
 
 /// Where the packets are.
@@ -222,5 +222,35 @@ impl ScrubArgs {
             interval: self.interval,
             json: self.json,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: ScrubArgs,
+    }
+
+    fn parsed(line: &str) -> Result<ScrubArgs, clap::Error> {
+        Cli::try_parse_from(["scrub", "--read", "a.pcap"].into_iter().chain(line.split(' '))).map(|cli| cli.args)
+    }
+
+    #[test]
+    fn rates_are_packets_per_second_with_or_without_a_unit() {
+        for text in ["10kpps", "10k", "10000"] {
+            let args = parsed(&format!("--source-rate {text} --prefix-rate {text} --destination-rate {text}")).unwrap();
+            let rates = [args.source_rate, args.prefix_rate, args.destination_rate];
+            assert_eq!(rates, [Some(10_000); 3], "{text}");
+            assert_eq!(parsed(&format!("--attack {text}")).unwrap().attack, 10_000, "{text}");
+        }
+        for option in ["--source-rate", "--prefix-rate", "--destination-rate", "--attack"] {
+            let said = parsed(&format!("{option} 5Mbit")).unwrap_err().to_string();
+            assert!(said.contains("give packets per second, as in 10kpps"), "{option}: {said}");
+        }
     }
 }

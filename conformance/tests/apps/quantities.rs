@@ -233,6 +233,7 @@ fn an_ambiguous_number_is_refused_with_the_alternatives() {
             ("unetmap emulate a b --queue {}", "10k", ["10kB", "packets"]),
             ("pkt-gen -i p --stream rate=1pps,start={}", "10", ["10ms", "10s"]),
             ("pkt-gen -i p -R {}", "100Mbit", ["packets per second", "10kpps"]),
+            ("unetmap scrub a b --attack {}", "5Mbit", ["packets per second", "10kpps"]),
             ("unetmap emulate a b --rate {}", "10kpps", ["bits per second", "100Mbit"]),
         ] {
             let (status, printed) = run(home, line, text);
