@@ -3,7 +3,7 @@
 //! takes no exchanged letters in short words for a slip.
 
 use clap::Command;
-use clap::error::{ContextKind, ContextValue, Error};
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 
 /// Puts the words that the wrong one resembles into clap's error, in the place of those that clap found, if there are
 /// any. `command` is one that is built; `args` are those of the command line.
@@ -19,7 +19,9 @@ pub(crate) fn add(error: &mut Error, command: &Command, args: impl Iterator<Item
         && let Some(ContextValue::Strings(valid)) = error.get(ContextKind::ValidValue)
     {
         (ContextKind::SuggestedValue, value, valid.clone())
-    } else if let Some(option) = text(error, ContextKind::InvalidArg).filter(|arg| arg.starts_with("--")) {
+    } else if error.kind() == ErrorKind::UnknownArgument
+        && let Some(option) = text(error, ContextKind::InvalidArg).filter(|arg| arg.starts_with("--"))
+    {
         let known = reached(command, args, &option).get_arguments().filter(|arg| !arg.is_hide_set());
         let names = known.filter_map(|arg| Some(format!("--{}", arg.get_long()?))).collect();
         (ContextKind::SuggestedArg, option, names)
@@ -54,6 +56,8 @@ mod tests {
             all: bool,
             #[arg(long, value_parser = ["tx", "rx", "fwd"])]
             mode: Option<String>,
+            #[arg(long, value_name = "PPS")]
+            rate: Option<u32>,
         },
         Stop,
         Nic {
@@ -90,7 +94,7 @@ mod tests {
             let said = said(line);
             assert!(said.contains(tip), "{line}: {said}");
         }
-        for line in ["any zzz", "any top --zzzz", "any top --mode zzz", "any top more"] {
+        for line in ["any zzz", "any top --zzzz", "any top --mode zzz", "any top more", "any top --rate ten"] {
             assert!(!said(line).contains("similar"), "{line}");
         }
     }
