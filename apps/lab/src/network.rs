@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //! Namespaces, veth pairs, addresses and routes.
 
+use std::env;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -17,6 +19,8 @@ use crate::state::{Folder, Identity, State};
 
 /// The folder of `ip netns`.
 const NAMES: &str = "/run/netns";
+/// The folders of system programs, and then those of all.
+const SYSTEM_FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// The namespaces of a lab.
 pub(crate) struct Namespaces {
@@ -202,7 +206,7 @@ fn set_host(lab: &Lab, host: usize, netns: &Netns) -> Result<(), String> {
     for (link, _, interface, addresses) in lab.interfaces(host) {
         if link.is_in_wire() {
             // What a program sends and receives has its checksums.
-            let mut ethtool = Command::new("ethtool");
+            let mut ethtool = program("ethtool");
             ethtool.args(["-K", interface, "tx", "off"]);
             netns.run(|| output(&mut ethtool, "")).map_err(failed)?.map_err(|(_, why)| at(lab, link.line, &why))?;
         }
@@ -239,13 +243,27 @@ fn set_ipv6(path: &str) -> io::Result<()> {
 /// Has `ip` run commands in a namespace, each with its line in the lab's file.
 fn batch(lab: &Lab, netns: &Netns, commands: &[(usize, String)]) -> Result<(), String> {
     let text: String = commands.iter().map(|(_, command)| format!("{command}\n")).collect();
-    let mut ip = Command::new("ip");
+    let mut ip = program("ip");
     ip.args(["-batch", "-"]);
     let done = netns.run(|| output(&mut ip, &text)).map_err(|e| format!("network namespaces: {e}"))?;
     done.map_err(|(number, why)| match number.checked_sub(1).and_then(|i| commands.get(i)) {
         Some((line, command)) => at(lab, *line, &format!("ip {command}: {why}")),
         None => why,
     })
+}
+
+/// A program of the system's, also if the user's `PATH` lacks its folders: Debian's lacks those of ethtool.
+fn program(name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.env("PATH", search_path(&env::var_os("PATH").unwrap_or_default()));
+    command
+}
+
+/// The folders in which programs are looked for: those of `path`, then the system's.
+fn search_path(path: &OsStr) -> OsString {
+    let given = env::split_paths(path).filter(|folder| !folder.as_os_str().is_empty());
+    let folders: Vec<PathBuf> = given.chain(SYSTEM_FOLDERS.map(PathBuf::from)).collect();
+    env::join_paths(folders).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Runs a program with this input. An error is the number of the command that failed, 0 if none is known, and what the
@@ -268,4 +286,23 @@ fn output(command: &mut Command, input: &str) -> Result<(), (usize, String)> {
     let lines = text.lines().filter(|line| !line.starts_with("Command failed"));
     let why = lines.map(|line| line.trim_start_matches("RTNETLINK answers: ").trim_start_matches("Error: "));
     Err((number.unwrap_or(0), why.collect::<Vec<_>>().join(", ").trim_end_matches('.').to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_the_system_are_found_without_its_path() {
+        for (given, wanted) in [
+            ("/usr/local/bin:/usr/bin:/bin", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/usr/bin:/bin"),
+            ("", "/usr/sbin:/sbin:/usr/bin:/bin"),
+        ] {
+            assert_eq!(search_path(given.as_ref()), wanted);
+        }
+        let path = |command: &Command| {
+            command.get_envs().find(|(name, _)| *name == "PATH").and_then(|(_, path)| path?.to_str().map(str::to_owned))
+        };
+        assert!(path(&program("ethtool")).is_some_and(|path| path.ends_with("/usr/sbin:/sbin:/usr/bin:/bin")));
+    }
 }
