@@ -249,6 +249,16 @@ impl From<NameError> for Error {
     }
 }
 
+/// Says what root of a user namespace can do, whose `/run` is the machine's.
+pub(crate) fn run_remedy(kind: io::ErrorKind, uid: u32) -> &'static str {
+    match kind {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if uid == 0 => {
+            " (in a user namespace mount a tmpfs at /run first, by unshare -Urnm, or set UNETMAP_SOCKET)"
+        }
+        _ => "",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,5 +276,17 @@ mod tests {
             assert_eq!(without_codes(text), text);
         }
         assert_eq!(without_codes("a (os error 1), b (os error 22)"), "a, b");
+    }
+
+    #[test]
+    fn root_without_a_run_of_its_own_is_told_what_to_do() {
+        for (kind, uid, is_told) in [
+            (io::ErrorKind::PermissionDenied, 0, true),
+            (io::ErrorKind::ReadOnlyFilesystem, 0, true),
+            (io::ErrorKind::PermissionDenied, 1000, false),
+            (io::ErrorKind::StorageFull, 0, false),
+        ] {
+            assert_eq!(run_remedy(kind, uid).contains("unshare -Urnm"), is_told, "{kind:?} {uid}");
+        }
     }
 }

@@ -26,7 +26,7 @@ use crate::control::again::again_if_gone;
 use crate::control::request::{NetmapReply, NetmapRequest};
 use crate::control::session::{HelloRequest, LockHolderRequest, SnapshotRequest};
 use crate::control::wire::{self, ControlRequest, Kind};
-use crate::error::{Error, errno};
+use crate::error::{Error, errno, run_remedy};
 use crate::tuning::{LOCK_POLL, QUEUE_BUSY_LIMIT, QUEUE_BUSY_RETRY, REPLY_TIMEOUT, SHORT_REPLY, START_TRIES};
 
 /// The system daemon's socket.
@@ -151,7 +151,7 @@ fn private_folder(folder: &Path, mode: u32) -> Result<(), Error> {
     match DirBuilder::new().mode(mode).create(folder) {
         Ok(()) => return Ok(()),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(e) => return Err(Error::host(subject(), e)),
+        Err(e) => return Err(Error::host(subject() + run_remedy(e.kind(), process::uid()), e)),
     }
     let meta = fs::symlink_metadata(folder).map_err(|e| Error::host(subject(), e))?;
     if meta.is_dir() && meta.uid() == process::uid() && meta.mode() & 0o022 == 0 {
