@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use unetmap::abi::{PortKind, PortSpec, Rings};
+use unetmap::{Error, errno};
 pub use unetmap_core::control::nic::OnFailure;
 use unetmap_core::control::nic::{NicAction, NicRequest, send_request};
 
@@ -54,9 +55,13 @@ pub fn set_between(ports: [&str; 2], on_failure: Option<&str>) -> Result<BTreeSe
     let own = ports.into_iter().filter_map(interface_of).filter(|_| on_failure.is_some());
     let mut all: BTreeSet<_> = hosts.chain(own).collect();
     for interface in &all {
-        set(interface, fate.clone()).map_err(|e| match e {
-            Failure::Work(why) if on_failure.is_none() => Failure::Work(format!("{why} (or --on-failure open)")),
-            e => e,
+        send(interface, fate.clone()).map_err(|e| {
+            let helps = on_failure.is_none() && is_remedied_by_open(e.errno(), &e.to_string());
+            let remedy = if helps { " (or --on-failure open)" } else { "" };
+            match refused(e) {
+                Failure::Work(why) => Failure::Work(why + remedy),
+                e => e,
+            }
         })?;
     }
     all.retain(|_| fate == OnFailure::Closed);
@@ -78,6 +83,39 @@ pub fn note_closed(interfaces: &BTreeSet<String>) {
 /// # Errors
 /// The daemon's refusal.
 pub fn set(interface: &str, failure: OnFailure) -> Result<(), Failure> {
+    send(interface, failure).map_err(refused)
+}
+
+fn send(interface: &str, failure: OnFailure) -> Result<(), Error> {
     let request = NicRequest { interface: interface.to_owned(), action: NicAction::OnFailure(failure) };
-    send_request(&request).map(drop).map_err(|e| Failure::from(e).within("failure"))
+    send_request(&request).map(drop)
+}
+
+fn refused(error: Error) -> Failure {
+    Failure::from(error).within("failure")
+}
+
+/// Whether the interface may be opened although its setting was refused: not if there is none, the policy does not give
+/// it to this user, or the daemon is a user's own.
+fn is_remedied_by_open(number: i32, text: &str) -> bool {
+    let is_of_user = number == errno::EPERM && text.contains("this is a user's own");
+    !is_of_user && ![errno::ENXIO, errno::EACCES].contains(&number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_setting_is_named_only_where_it_helps() {
+        for (number, text, helps) in [
+            (errno::EPERM, "the daemon may not attach XDP programs", true),
+            (errno::EPERM, "interfaces are opened by the system's daemon, and this is a user's own", false),
+            (errno::EOPNOTSUPP, "the kernel is too old", true),
+            (errno::ENXIO, "no such interface", false),
+            (errno::EACCES, "user 1000 may not open it", false),
+        ] {
+            assert_eq!(is_remedied_by_open(number, text), helps, "{text}");
+        }
+    }
 }

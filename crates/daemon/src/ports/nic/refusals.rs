@@ -21,7 +21,8 @@ pub(crate) fn no_such_interface<T>() -> Result<T, Refusal> {
 pub(super) fn not_system_daemon<T>() -> Result<T, Refusal> {
     refuse(
         EPERM,
-        "interfaces are opened by the system's daemon, and this is a user's own (start one as root: unetmapd)",
+        "interfaces are opened by the system's daemon, and this is a user's own (start one as root: unetmapd; or \
+         without root: unshare -Urnm, and a tmpfs at /run)",
     )
 }
 

@@ -141,7 +141,8 @@ pub(super) fn check_root(admission: &Admission, caller: &Caller) -> Result<(), R
     if admission.policy.is_none() {
         return refuse(
             EPERM,
-            "only the system's daemon can do this, and this is a user's own (start one as root: unetmapd)",
+            "only the system's daemon can do this, and this is a user's own (start one as root: unetmapd; or without \
+             root: unshare -Urnm, and a tmpfs at /run)",
         );
     }
     match caller.peer.uid {
