@@ -131,6 +131,20 @@ pub fn whole_records(format: Format, records: &[u8], bytes: usize) -> (usize, Vo
     (whole, left)
 }
 
+/// Writes as many of the bytes as can be; returns their number.
+pub fn write_some(out: &mut impl Write, bytes: &[u8]) -> (usize, io::Result<()>) {
+    let mut done = 0;
+    while done < bytes.len() {
+        match out.write(&bytes[done..]) {
+            Ok(0) => return (done, Err(io::ErrorKind::WriteZero.into())),
+            Ok(n) => done += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return (done, Err(e)),
+        }
+    }
+    (done, Ok(()))
+}
+
 /// Returns the size of the end of a file, in bytes.
 pub fn end_size(format: Format) -> u64 {
     match format {

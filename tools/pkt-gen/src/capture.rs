@@ -2,7 +2,7 @@
 //! Reads the packets of a capture file to send them, and writes received packets to a pcap file.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -73,36 +73,58 @@ impl Capture {
     }
 }
 
-/// Writes a pcap file with timestamps in nanoseconds.
+/// Bytes of records that are written at once.
+const BUFFER: usize = 1 << 20;
+
+/// Writes a pcap file with timestamps in nanoseconds. If it cannot be written any longer, as on a full disk, it ends
+/// with its last whole packet.
 pub(crate) struct CaptureWriter {
     path: PathBuf,
-    out: BufWriter<File>,
+    file: File,
+    /// Whole records that are not in the file yet.
+    buffer: Vec<u8>,
+    /// Bytes of the file.
+    written: u64,
+    /// Packets in the file and the buffer.
+    packets: u64,
 }
 
 impl CaptureWriter {
     pub(crate) fn create(path: &Path) -> Result<CaptureWriter, String> {
-        let file = place::create(path).map_err(|e| format!("--write {}: {e}", path.display()))?;
-        let mut writer = CaptureWriter { path: path.into(), out: BufWriter::with_capacity(1 << 20, file) };
+        let failed = |e: io::Error| format!("--write {}: {e}", path.display());
+        let mut file = place::create(path).map_err(failed)?;
         let info = CaptureInfo { port: String::new(), filter: String::new(), snaplen: MAX_PACKET, times: "" };
-        let begun = write::begin(&mut writer.out, Format::Pcap, &info);
-        begun.map_err(|e| writer.failed(&e))?;
-        Ok(writer)
+        let written = write::begin(&mut file, Format::Pcap, &info).map_err(failed)?;
+        Ok(CaptureWriter { path: path.into(), file, buffer: Vec::with_capacity(BUFFER), written, packets: 0 })
     }
 
     /// Appends one packet. `time` counts from 1970.
     pub(crate) fn packet(&mut self, time: Duration, bytes: &[u8]) -> Result<(), String> {
+        if self.buffer.len() + write::packet_size(Format::Pcap, bytes) as usize > BUFFER {
+            self.flush()?;
+        }
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let written = write::packet(&mut self.out, Format::Pcap, time, bytes, len);
-        written.map(drop).map_err(|e| self.failed(&e))
+        self.packets += 1;
+        let added = write::packet(&mut self.buffer, Format::Pcap, time, bytes, len);
+        added.map(drop).map_err(|e| format!("--write {}: {e}", self.path.display()))
     }
 
-    /// Flushes the buffered packets to the file.
+    /// Writes the buffered packets to the file.
     pub(crate) fn finish(mut self) -> Result<(), String> {
-        self.out.flush().map_err(|e| self.failed(&e))
+        self.flush()
     }
 
-    fn failed(&self, error: &io::Error) -> String {
-        format!("--write {}: {error}", self.path.display())
+    fn flush(&mut self) -> Result<(), String> {
+        let (done, result) = write::write_some(&mut self.file, &self.buffer);
+        let (whole, left) = write::whole_records(Format::Pcap, &self.buffer, done);
+        self.written += whole as u64;
+        self.packets -= left.packets;
+        self.buffer.clear();
+        result.map_err(|e| {
+            // Fails for a file that has no size, such as a device.
+            let _ = self.file.set_len(self.written);
+            format!("--write {}: {e}; {} packets are in the file", self.path.display(), self.packets)
+        })
     }
 }
 
@@ -143,6 +165,23 @@ mod tests {
             prop_assert_eq!(capture.longest(), packets.iter().map(Vec::len).max().unwrap());
             prop_assert_eq!(capture.notes(), Vec::<String>::new());
         }
+    }
+
+    /// `/dev/full` takes nothing, as a full disk.
+    #[test]
+    fn a_full_disk_is_reported_with_the_packets_in_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.pcap");
+        let mut writer = CaptureWriter::create(&path).unwrap();
+        writer.packet(Duration::ZERO, &[1; 60]).unwrap();
+        writer.flush().unwrap();
+        let file = std::mem::replace(&mut writer.file, File::options().write(true).open("/dev/full").unwrap());
+        writer.packet(Duration::ZERO, &[2; 60]).unwrap();
+        let said = writer.flush().unwrap_err();
+        assert!(said.contains("No space left") && said.ends_with("; 1 packets are in the file"), "{said}");
+        writer.file = file;
+        writer.finish().unwrap();
+        assert_eq!(Capture::read(&path).unwrap().len(), 1);
     }
 
     fn read(bytes: &[u8]) -> Result<Capture, String> {

@@ -343,8 +343,14 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<u8, Failure> {
     let result = result.and(ended);
     result.map(|()| 0).map_err(|why| match unwritten.packets {
         0 => failed(why),
-        lost => failed(format!("{why}; the files end before the last {lost} packets")),
+        lost => failed(format!("{why}; {} packets are in the files, the last {lost} are not", counters.accepted)),
     })
+}
+
+/// Why packets were dropped, for the summary. The kernel counts frames without a free buffer and those that do not fit
+/// as one: no ring need have been full.
+fn why_dropped(dropped: u64) -> &'static str {
+    if dropped == 0 { "" } else { " (no buffer was free, or they did not fit)" }
 }
 
 fn print_summary(
@@ -357,7 +363,8 @@ fn print_summary(
     let Counters { received, accepted, dropped } = counters;
     if !args.json {
         let down = link::of(name).filter(|_| received == 0).map_or(String::new(), |down| format!("; {down}"));
-        note(&format!("{name}: {accepted} packets captured, {received} received, {dropped} dropped (ring full){down}"));
+        let why = why_dropped(dropped);
+        note(&format!("{name}: {accepted} packets captured, {received} received, {dropped} dropped{why}{down}"));
         return Ok(());
     }
     let mut line = json!({"port": name, "received": received, "accepted": accepted, "bytes": bytes,
@@ -369,4 +376,15 @@ fn print_summary(
         return Ok(());
     }
     crate::print("capture", &format!("{line}\n")).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_given_for_dropped_packets_alone() {
+        assert_eq!(why_dropped(0), "");
+        assert!(why_dropped(1).contains("no buffer was free") && !why_dropped(1).contains("ring full"));
+    }
 }

@@ -176,7 +176,9 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<u8, Failure> {
 
 fn report(args: &ExtractArgs, inputs: &[Input], packets: u64, bytes: u64) -> Result<u8, String> {
     let sum = |of: &dyn Fn(&Input) -> u64| inputs.iter().map(of).sum::<u64>();
-    let (read, size) = (sum(&|input| input.extract.bytes_read()), sum(&|input| input.size));
+    // Bytes that are read twice, such as those of a file's end, count once.
+    let read = sum(&|input| input.extract.bytes_read().min(input.size));
+    let size = sum(&|input| input.size);
     let [chunks, skipped] = [0, 1].map(|i| sum(&|input| input.extract.chunks[i]));
     let unindexed = sum(&|input| input.extract.unindexed().0);
     let notes: Vec<String> = inputs.iter().flat_map(Input::notes).collect();

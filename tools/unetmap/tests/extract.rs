@@ -138,6 +138,47 @@ fn indexed(folder: &Path, source: &Path) -> [PathBuf; 2] {
 
 const RARE: &str = "tcp and host 10.9.9.9 and host 10.1.0.1 and port 43981 and port 443";
 
+/// The disk has 64 KiB, of which the index of these packets needs more.
+#[test]
+fn a_full_disk_has_packets_without_an_index() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, disk, kept) = (source(folder.path()), folder.path().join("disk"), folder.path().join("kept.pcapng"));
+    fs::create_dir(&disk).unwrap();
+    let shell = |script: &str| {
+        Command::new("unshare").args(["--map-root-user", "--mount", "sh", "-c", script]).output().expect("util-linux")
+    };
+    let mount = format!("mount -t tmpfs -o size=64k none {}", disk.display());
+    let tried = shell(&mount);
+    if !tried.status.success() {
+        return eprintln!("skipped: no file system of its own: {}", String::from_utf8_lossy(&tried.stderr));
+    }
+    let file = disk.join("full.pcapng");
+    let [program, from, file, to] = [env!("CARGO_BIN_EXE_unetmap"), text(&source), text(&file), text(&kept)];
+    let output =
+        shell(&format!("{mount} && {program} extract {from} -w {file}; status=$?; cp {file} {to}; exit $status"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("No space left"), "{said}");
+    let (all, written) = (filtered(&source, ""), filtered(&kept, ""));
+    assert!(written.len() > 50 && written == all[..written.len()], "{}", written.len());
+    let (status, said) = extract(&[to, "--check"]);
+    assert_eq!((status, &said["packets"]), (0, &written.len().into()), "{said}");
+}
+
+#[test]
+fn no_more_is_read_than_the_files_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = source(folder.path());
+    let empty = folder.path().join("empty.pcap");
+    fs::write(&empty, &fs::read(&source).unwrap()[..24]).unwrap();
+    let none = folder.path().join("none.pcapng");
+    assert_eq!(extract(&[text(&empty), "-w", text(&none)]).0, 0);
+    let [plain, packed] = indexed(folder.path(), &source);
+    for file in [&none, &plain, &packed] {
+        let (_, said) = extract(&[text(file), "-w", text(&folder.path().join("out"))]);
+        assert!(said["read"].as_u64() <= said["size"].as_u64() && said["read"].as_u64() > Some(0), "{said}");
+    }
+}
+
 #[test]
 fn the_index_finds_what_reading_all_finds() {
     let folder = tempfile::tempdir().unwrap();

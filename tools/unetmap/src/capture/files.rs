@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use unetmap_capture::index::{Builder, CHUNK};
-use unetmap_capture::write::{self, CaptureInfo, Counters, Format, Volume};
+use unetmap_capture::write::{self, CaptureInfo, Counters, Format, Volume, write_some};
 use unetmap_sys::place::{Identity, Place};
 
 use super::packer::Packer;
@@ -137,7 +137,8 @@ impl Files {
         Ok(())
     }
 
-    /// Writes the buffer after its index. If not all of it can be written, cuts the file after its last whole record.
+    /// Writes the buffer after its index. If not all of it can be written, writes what has room without the index, and
+    /// cuts the file after its last whole record.
     fn write_buffer(&mut self) -> io::Result<()> {
         let packed = self.packer.as_mut().map_or(Ok(()), |packer| packer.pack(&self.buffer));
         let records = self.packer.as_ref().map_or(&self.buffer, |packer| &packer.packed);
@@ -160,6 +161,11 @@ impl Files {
             self.buffer.clear();
             return Ok(());
         }
+        // The index may be longer than the room that is left.
+        if !index.is_empty() && self.packer.is_none() && cut(&mut self.out, self.flushed).is_ok() {
+            index = &[];
+            done = write_some(&mut self.out, records).0;
+        }
         // A compressed chunk ends nowhere before its end.
         let of_records = if self.packer.is_some() { 0 } else { done.saturating_sub(index.len()) };
         let (whole, left) = write::whole_records(self.style.format, &self.buffer, of_records);
@@ -171,7 +177,7 @@ impl Files {
         // Standard output may be a pipe, or a file with other contents.
         if self.path != Path::new("-") {
             // Fails for a file that has no size, such as a device.
-            let _ = self.out.set_len(self.flushed).and_then(|()| self.out.seek(SeekFrom::End(0)));
+            let _ = cut(&mut self.out, self.flushed);
         }
         written
     }
@@ -251,18 +257,9 @@ pub(crate) fn numbered(path: &Path, mark: &str) -> PathBuf {
     path.with_file_name(format!("{}{mark}{}", &name[..at], &name[at..]))
 }
 
-/// Writes as many of the bytes as can be; returns their number.
-fn write_some(out: &mut File, bytes: &[u8]) -> (usize, io::Result<()>) {
-    let mut done = 0;
-    while done < bytes.len() {
-        match out.write(&bytes[done..]) {
-            Ok(0) => return (done, Err(io::ErrorKind::WriteZero.into())),
-            Ok(n) => done += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return (done, Err(e)),
-        }
-    }
-    (done, Ok(()))
+/// Has the file end after `len` bytes, where the next write begins.
+fn cut(out: &mut File, len: u64) -> io::Result<()> {
+    out.set_len(len).and_then(|()| out.seek(SeekFrom::End(0))).map(drop)
 }
 
 #[cfg(test)]
