@@ -185,6 +185,9 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     wait_for_link(options.wait, stop);
     let mode = if swap { "zero copy" } else { "copy" };
     let [first, second] = &options.ports;
+    if options.rules.is_none() && !options.default_accept {
+        note("No rules: everything is denied until some are given (--rules, unetmap fw, --default-accept)");
+    }
     note(&format!("Ready to go, {first} <-> {second}, {mode}, control {}", control.display()));
 
     let begin = Instant::now();
