@@ -183,12 +183,7 @@ fn run(options: &Options) -> Result<ExitCode, Failure> {
     let logger =
         std::thread::spawn(move || log::run(&entries, &ports, &events, packet_log, &log_again.unwrap_or_default()));
     wait_for_link(options.wait, stop);
-    let mode = if swap { "zero copy" } else { "copy" };
-    let [first, second] = &options.ports;
-    if options.rules.is_none() && !options.default_accept {
-        note("No rules: everything is denied until some are given (--rules, unetmap fw, --default-accept)");
-    }
-    note(&format!("Ready to go, {first} <-> {second}, {mode}, control {}", control.display()));
+    note_ready(options, swap, &control);
 
     let begin = Instant::now();
     let links = MaybeShared::for_threads(threads, None);
@@ -272,6 +267,16 @@ fn move_packets(
     }
     let done = ways.map(|way| Done { passed: way.mover.total, dropped: way.mover.dropped });
     (result, done, worker.into_inner().finish())
+}
+
+/// Says that packets are moved from now on.
+fn note_ready(options: &Options, swap: bool, control: &Path) {
+    if options.rules.is_none() && !options.default_accept {
+        note("No rules: everything is denied until some are given (--rules, unetmap fw, --default-accept)");
+    }
+    let mode = if swap { "zero copy" } else { "copy" };
+    let [first, second] = &options.ports;
+    note(&format!("Ready to go, {first} <-> {second}, {mode}, control {}", control.display()));
 }
 
 fn print_summary(options: &Options, [out, back]: [Done; 2], flows: Vec<Flows>, (swap, seconds): (bool, f64)) {
