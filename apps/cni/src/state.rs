@@ -20,7 +20,7 @@ const MODE: u32 = 0o600;
 /// Returns the place of the lock in the folder, which is made if there is none.
 fn place_of_lock() -> Result<Place, Fault> {
     let mut folder = unetmap::daemon::own_socket().map_err(|e| Fault::refused("the daemon's folder", e))?;
-    folder.as_mut_os_string().push(".cni");
+    folder.as_mut_os_string().push(".pods");
     let found = || {
         // Path: the folder of root's daemon, where root alone makes files.
         folder.parent().map_or(Ok(()), fs::create_dir_all)?;

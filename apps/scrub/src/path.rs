@@ -76,8 +76,8 @@ impl Path<'_> {
             let skip = if slots == 0 { self.header } else { 0 };
             let n = usize::from(part).saturating_sub(skip).min(HEADER_BYTES - read);
             read += this.frame().read(skip, &mut bytes[read..read + n]);
-            // A slot has no more bytes than its buffer, whatever it says.
-            (slots, len) = (slots + 1, len + usize::from(part).min(this.frame().capacity()));
+            // A slot has no more bytes than its buffer, whatever it says; so as many were read at most.
+            (slots, len) = (slots + 1, len + usize::from(part).min(this.frame().capacity()).saturating_sub(skip));
             if flags & NS_MOREFRAG != 0 {
                 slot = sources.next();
             }
@@ -86,7 +86,7 @@ impl Path<'_> {
             Some(tunnel) if self.direction == Direction::In => tunnel.untag(&mut bytes[..read]),
             _ => 0,
         };
-        let (known, read, len) = (read, read - untagged, len.saturating_sub(self.header + untagged));
+        let (known, read, len) = (read, read - untagged, len - untagged);
         let own = index(self.direction);
         let shared = std::sync::Arc::clone(&scrubber.shared);
         let fate = scrubber.judge(&mut bytes[..read], len, self.direction, now, |back, frame, len| {

@@ -54,7 +54,7 @@ fn pods_and_their_node_reach_each_other_and_others() {
         assert_eq!(node_port(&results[1]), gateway);
         assert_eq!(ports(home).len(), 3, "{:?}", ports(home));
         // No other user can hold the plugin's lock.
-        let folder = fs::metadata(home.folder().join("unetmapd.sock.cni")).expect("the plugin's folder");
+        let folder = fs::metadata(home.folder().join("unetmapd.sock.pods")).expect("the plugin's folder");
         assert_eq!(folder.permissions().mode() & 0o777, 0o700);
         let reached = |what: &str| {
             for address in ["10.77.0.1", "10.77.0.2"] {

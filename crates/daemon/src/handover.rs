@@ -54,7 +54,7 @@ pub(crate) use taking::{Predecessor, Taken};
 /// The version of [`State`]. It changes with every change of what is in it, of which a test has a list, and of the
 /// broker's requests: a successor may have to go on with the broker of an earlier release, which refuses an operation
 /// that it does not know.
-pub(crate) const VERSION: u32 = 21;
+pub(crate) const VERSION: u32 = 22;
 
 /// The oldest version that this program reads. What was added since has a default (`#[serde(default)]`), what was left
 /// out is not looked at, and a part that has another form now is read from its former one (`#[serde(from)]`). If none

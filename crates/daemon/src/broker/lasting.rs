@@ -187,7 +187,8 @@ impl Broker {
     ) -> io::Result<()> {
         let all = namespaces.map(|fd| {
             let netns = Netns::from_fd(fd)?;
-            Ok((netns.id(), netns.cookie()?))
+            // One that cannot be entered is known by its number alone.
+            Ok((netns.id(), netns.cookie().ok().flatten()))
         });
         let all = all.collect::<io::Result<Vec<_>>>()?;
         let namespaces = all.iter().map(|(id, _)| *id).collect();
